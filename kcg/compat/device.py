@@ -1,0 +1,120 @@
+"""Which tinygrad device is used, and opening it where plain tinygrad 0.14.0 cannot.
+
+tinygrad's CPU device compiles four helper programs with `clang` when it opens, even when the X86 assembler of the
+wheel compiles every kernel (`CPUDevice.__init__`). The helpers serve only the queue mode `HCQ2=1`. Without clang,
+`prepare` puts a trap instruction in their place, so that `DEV=CPU:X86` works, and refuses `HCQ2=1`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from kcg.errors import DeviceError
+
+TRAP = b"\x0f\x0b"  # ud2: an illegal instruction on purpose; a helper that is called by mistake stops at once
+
+GPU_DEVICES = ("CUDA", "NV", "AMD", "METAL", "QCOM", "CL", "WEBGPU")
+
+
+@dataclass(frozen=True)
+class DeviceChoice:
+    """What `DEV=` will be, and why."""
+
+    dev: str  # e.g. "CPU:X86", "CUDA"
+    why: str  # one line for the user
+
+    @property
+    def device(self) -> str:
+        """The device without its renderer: `CPU`."""
+        return self.dev.split(":")[0]
+
+
+def clang_path() -> str | None:
+    """The C compiler that tinygrad would call for the CPU (`CC`, else `clang`), if it is there."""
+    return shutil.which(os.environ.get("CC") or "clang")
+
+
+def has_cuda() -> bool:
+    """Whether the CUDA driver finds a GPU. Opens no context."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    count = ctypes.c_int(0)
+    return driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value > 0
+
+
+def choose_cpu() -> DeviceChoice:
+    """The CPU with clang where it is found, else with tinygrad's own X86 assembler."""
+    if (clang := clang_path()) is not None:
+        return DeviceChoice("CPU:CLANG", f"the CPU, compiled by {clang}")
+    if platform.machine().lower() in ("x86_64", "amd64"):
+        return DeviceChoice("CPU:X86", "no clang found: the CPU through tinygrad's own X86 assembler (slower kernels)")
+    raise DeviceError(
+        f"no clang found, and tinygrad's own assembler is for x86-64, not {platform.machine()}: install clang "
+        "(Debian: apt install clang)"
+    )
+
+
+def choose_device(requested: str = "auto") -> DeviceChoice:
+    """What `--device` means here: `auto` is `DEV` if it is set, else a GPU if there is one, else the CPU.
+
+    Raises DeviceError where the device cannot be used; nothing is opened.
+    """
+    if requested == "auto":
+        if os.environ.get("DEV"):
+            return choose_device(os.environ["DEV"])
+        if has_cuda():
+            return DeviceChoice("CUDA", "an NVIDIA GPU was found")
+        if sys.platform == "darwin" and platform.machine() == "arm64":
+            return DeviceChoice("METAL", "an Apple GPU was found")
+        return choose_cpu()
+    dev = requested.upper()
+    device, _, renderer = dev.partition(":")
+    if device == "CPU":
+        if renderer == "":
+            return choose_cpu()
+        if renderer == "CLANG" and clang_path() is None:
+            raise DeviceError("--device CPU:CLANG needs clang: install it (Debian: apt install clang) or use CPU:X86")
+        if renderer not in ("X86", "CLANG"):
+            raise DeviceError(f"unknown CPU renderer {renderer!r}: use CPU, CPU:CLANG or CPU:X86")
+        return DeviceChoice(dev, f"asked for {dev}")
+    if device in ("CUDA", "NV") and not has_cuda():
+        raise DeviceError(f"--device {requested}: the NVIDIA driver finds no GPU here; use --device CPU")
+    if device == "AMD" and not Path("/dev/kfd").exists():
+        raise DeviceError(f"--device {requested}: there is no AMD GPU here (/dev/kfd is missing); use --device CPU")
+    if device == "METAL" and sys.platform != "darwin":
+        raise DeviceError(f"--device {requested}: METAL needs macOS; use --device CPU")
+    if device not in GPU_DEVICES:
+        raise DeviceError(f"unknown device {requested!r}: use auto, CPU, {', '.join(GPU_DEVICES)}")
+    return DeviceChoice(dev, f"asked for {dev}")
+
+
+def prepare(dev: str) -> None:
+    """Make `dev` tinygrad's device in this process and its children; must precede the first use of a device."""
+    os.environ["DEV"] = dev
+    from kcg.compat.tiny import DEV
+
+    DEV.value = dev
+    if dev.startswith("CPU") and clang_path() is None:
+        _open_cpu_without_clang()
+
+
+def _open_cpu_without_clang() -> None:
+    if os.environ.get("HCQ2", "0") not in ("", "0"):
+        raise DeviceError("HCQ2=1 needs clang on the CPU: install clang or unset HCQ2")
+    import tinygrad.runtime.ops_cpu as ops_cpu
+
+    from kcg.compat.tiny import Ops, ProgramInfo, UOp
+
+    def trap(ast: UOp, renderer: object) -> UOp:
+        parts = (ast, UOp(Ops.LINEAR, src=()), UOp(Ops.SOURCE, arg=""), UOp(Ops.BINARY, arg=TRAP))
+        return UOp(Ops.PROGRAM, src=parts, arg=ProgramInfo(name=ast.arg.name))
+
+    ops_cpu.do_to_program = trap

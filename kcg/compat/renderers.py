@@ -1,0 +1,98 @@
+"""tinygrad renderers for a `Target`: one that compiles on this machine, or one that only schedules and renders.
+
+`CUDARenderer`, `HIPRenderer` and `MetalRenderer` load their compiler in the constructor, so a machine without that
+compiler could not even enumerate legal actions. The planning twins skip it: scheduling and rendering need none.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tinygrad.codegen.opt import tc
+from tinygrad.renderer.cstyle import ClangRenderer, CUDARenderer, HIPRenderer, MetalRenderer
+from tinygrad.renderer.isa.x86 import X86Renderer
+
+from kcg.compat.tiny import Compiler, Renderer, TinyTarget
+from kcg.errors import DeviceError
+from kcg.types import Target
+
+
+class PlanningCuda(CUDARenderer):  # type: ignore[misc]
+    def __init__(self, target: Any) -> None:
+        Renderer.__init__(self, target)
+        self.compiler, self.tensor_cores = Compiler(), tc.get_cuda(target.arch)
+
+
+class PlanningHip(HIPRenderer):  # type: ignore[misc]
+    def __init__(self, target: Any) -> None:
+        # the constructor of HIPRenderer also picks rewrites by architecture: run it whole, with a compiler that loads nothing
+        from tinygrad.runtime.support import compiler_amd
+
+        real = compiler_amd.HIPCompiler
+        compiler_amd.HIPCompiler = lambda arch: Compiler()
+        try:
+            super().__init__(target)
+        finally:
+            compiler_amd.HIPCompiler = real
+
+
+class PlanningMetal(MetalRenderer):  # type: ignore[misc]
+    def __init__(self, target: Any) -> None:
+        Renderer.__init__(self, target)
+        apple = target.arch.startswith("Apple") and int(target.arch[5:]) >= 7
+        self.compiler, self.tensor_cores = Compiler(), tc.metal if apple else []
+
+
+class PlanningClang(ClangRenderer):  # type: ignore[misc]
+    max_threads = 1
+
+    def __init__(self, target: Any) -> None:
+        Renderer.__init__(self, target)
+        self.compiler = Compiler()
+
+    @property
+    def global_max(self) -> tuple[int, int, int]:
+        return (self.max_threads, 0, 0)
+
+
+class PlanningX86(X86Renderer):  # type: ignore[misc]
+    max_threads = 1
+
+    @property
+    def global_max(self) -> tuple[int, int, int]:
+        return (self.max_threads, 0, 0)
+
+
+_PLANNING = {
+    ("CPU", "X86"): PlanningX86,
+    ("CPU", "CLANG"): PlanningClang,
+    ("CUDA", "CUDA"): PlanningCuda,
+    ("NV", "CUDA"): PlanningCuda,
+    ("AMD", "HIP"): PlanningHip,
+    ("METAL", "METAL"): PlanningMetal,
+}
+
+
+def tiny_target(target: Target) -> Any:
+    """tinygrad's own target of a kcg `Target`."""
+    return TinyTarget(target.device, target.renderer, target.arch)
+
+
+def planning_renderer(target: Target) -> Any:
+    """A renderer that schedules and renders for `target` on any machine, and cannot compile."""
+    try:
+        cls = _PLANNING[(target.device, target.renderer)]
+    except KeyError:
+        raise DeviceError(f"kcg cannot plan for {target.device}:{target.renderer}") from None
+    renderer = cls(tiny_target(target))
+    if hasattr(renderer, "max_threads"):
+        renderer.max_threads = target.max_threads
+    return renderer
+
+
+def compiling_renderer(target: Target) -> Any:
+    """The renderer that tinygrad itself would use for `target`; its compiler must be on this machine."""
+    if (target.device, target.renderer) == ("CPU", "X86"):
+        return X86Renderer(tiny_target(target))
+    cls = {"CLANG": ClangRenderer, "CUDA": CUDARenderer, "HIP": HIPRenderer, "METAL": MetalRenderer}[target.renderer]
+    return cls(tiny_target(target))

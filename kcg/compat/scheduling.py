@@ -1,0 +1,106 @@
+"""tinygrad's schedule state for a normalised AST: from the AST to a `Scheduler`, and from Opts to a scheduled AST."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+from tinygrad.codegen.simplify import pm_flatten_range, pm_load_collapse, pm_simplify_ranges, pm_split_ranges
+from tinygrad.helpers import ansistrip
+from tinygrad.schedule.multi import multi_pm
+from tinygrad.schedule.rangeify import pm_mops
+from tinygrad.uop.symbolic import sym
+
+from kcg.compat.tiny import (
+    KernelInfo,
+    KernelOptError,
+    Ops,
+    OptOps,
+    Scheduler,
+    TinyOpt,
+    UOp,
+    graph_rewrite,
+    hand_coded_optimizations,
+)
+from kcg.errors import ScheduleError
+from kcg.types import Opt, Schedule
+
+
+def to_tiny(opt: Opt) -> Any:
+    """tinygrad's `Opt` of a kcg `Opt`. Raises ScheduleError for an op that this tinygrad does not have."""
+    try:
+        return TinyOpt(OptOps[opt.op], opt.axis, opt.arg)
+    except KeyError:
+        raise ScheduleError(f"tinygrad has no Opt named {opt.op!r}") from None
+
+
+def from_tiny(opt: Any) -> Opt:
+    """kcg's `Opt` of a tinygrad `Opt`."""
+    return Opt(opt.op.name, opt.axis, tuple(opt.arg) if isinstance(opt.arg, tuple) else opt.arg)
+
+
+def with_device(ast: UOp, device: str | None) -> UOp:
+    """The AST with every buffer on `device`; tinygrad's caches and its code generation ask for one."""
+    params = {
+        p: p.replace(arg=replace(p.arg, device=device))
+        for p in ast.toposort()
+        if p.op is Ops.PARAM and p.arg.slot >= 0 and p.arg.device != device
+    }
+    return ast.substitute(params, walk=True) if params else ast
+
+
+def initial_state(ast: UOp, renderer: Any) -> Scheduler:
+    """The schedule state from which tinygrad's search and its hand-coded Opts start.
+
+    The same passes in the same order as `codegen.full_rewrite_to_sink` runs before `apply_opts`; a test compares.
+    """
+    sink = graph_rewrite(ast, multi_pm, name="multi_pm")
+    sink = graph_rewrite(sink, pm_mops, name="early movement ops", bottom_up=True)
+    sink = graph_rewrite(sink, pm_load_collapse, name="load collapse")
+    sink = graph_rewrite(sink, pm_split_ranges + pm_flatten_range, ctx={}, name="split ranges")
+    sink = graph_rewrite(sink, sym + pm_flatten_range, name="initial symbolic")
+    sink = graph_rewrite(sink, pm_flatten_range + pm_simplify_ranges, ctx={}, name="simplify ranges")
+    state = Scheduler(sink, renderer)
+    state.convert_loop_to_global()
+    return state
+
+
+def hand_coded(state: Scheduler) -> Schedule:
+    """tinygrad's own choice of Opts for the kernel of `state`."""
+    if any(u.op is Ops.STAGE for u in state.ast.backward_slice):
+        return Schedule.from_opts(())
+    done = hand_coded_optimizations(state.copy())
+    return Schedule.from_opts([from_tiny(o) for o in done.applied_opts])
+
+
+def apply(state: Scheduler, opts: tuple[Opt, ...]) -> Scheduler:
+    """A copy of `state` after `opts`. Raises ScheduleError where one is not legal."""
+    copy = state.copy()
+    for opt in opts:
+        try:
+            copy.apply_opt(to_tiny(opt))
+        except (KernelOptError, IndexError, AssertionError, ValueError) as error:
+            raise ScheduleError(f"{opt} is not legal here: {error or 'refused by tinygrad'}") from error
+    return copy
+
+
+def kernel_name(state: Scheduler) -> str:
+    """tinygrad's name of the scheduled kernel, without colours: `r_40_2_8_256`."""
+    return re.sub(r"\s", "", ansistrip(state.copy().get_optimized_ast().arg.name))
+
+
+def scheduled_ast(state: Scheduler) -> UOp:
+    """The AST after the Opts, before expansion, with a neutral name and no record of the Opts that led to it."""
+    return state.copy().get_optimized_ast(name_override="kernel").replace(arg=KernelInfo(name="kernel"), tag=None)
+
+
+def canonical_key(state: Scheduler) -> str:
+    """Identity of the scheduled AST (hex): the same kernel reached by another order of Opts has the same key.
+
+    Range numbers depend on the order in which Opts created them; they are renumbered by their place.
+    """
+    ranges = state.rngs
+    renumbered = {r: r.replace(arg=(i, r.arg[-1])) for i, r in enumerate(ranges)}
+    sink = state.ast.substitute(renumbered).replace(arg=KernelInfo(name="kernel"), tag=None)
+    return str(sink.key.hex())

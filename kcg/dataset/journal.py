@@ -1,0 +1,537 @@
+"""The journal: everything kcg has measured, in one SQLite file. One transaction per measurement, safe under `kill -9`.
+
+The file is in WAL mode with `synchronous=FULL`: what `record` acknowledged is on disk, and several processes may write.
+Resume is `known()` or `has()`: neither looks at run or trial. A query of measurements always names one protocol.
+Nothing foreign is decoded here: ids are recomputed as the SHA-256 of their text when a row is read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import math
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+from kcg.errors import DataError, JournalError, UsageError
+from kcg.types import (
+    CacheState,
+    Kernel,
+    Measurement,
+    Region,
+    Schedule,
+    Status,
+    Target,
+    Toolchain,
+    Workload,
+    WorkloadCall,
+    canonical_json,
+    content_id,
+)
+
+APPLICATION_ID = 0x6B63676A  # "kcgj", in the header of the file: what tells a journal from any other SQLite file
+SCHEMA_VERSION = 1
+BUSY_TIMEOUT_S = 60.0
+CHECK_AT_OPEN_BYTES = 64 << 20  # SQLite checks about 500 MB/s: larger journals are checked by `check()` only
+PAGE_ROWS = 1000
+ROW_ERRORS = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)  # of a foreign row
+
+_TEXT, _INTEGER, _REAL = "TEXT NOT NULL", "INTEGER NOT NULL", "REAL NOT NULL"
+MEASUREMENT_COLUMNS = {
+    "region_id": _TEXT, "schedule_kind": _TEXT, "schedule_body": _TEXT, "target": _TEXT, "toolchain": _TEXT,
+    "protocol": _INTEGER, "status": _TEXT, "cache_state": _TEXT, "variables": _TEXT, "input_recipe": _TEXT,
+    "samples_s": _TEXT, "reason": _TEXT, "binary_hash": _TEXT, "checked": _INTEGER, "early_stop": _INTEGER,
+    "sampler": _TEXT, "compile_s": _REAL, "launch": _TEXT, "run_id": _TEXT, "trial": _INTEGER, "clocks": _TEXT,
+}  # fmt: skip
+_NAMES = ", ".join(MEASUREMENT_COLUMNS)
+
+_SCHEMA = f"""
+CREATE TABLE meta(key TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE kernels(id TEXT PRIMARY KEY, ast_json TEXT NOT NULL, first_seen_workload TEXT NOT NULL);
+CREATE TABLE regions(id TEXT PRIMARY KEY, kernel_ids TEXT NOT NULL, wiring TEXT NOT NULL);
+CREATE TABLE workload_calls(workload TEXT NOT NULL, preset TEXT NOT NULL, position INTEGER NOT NULL,
+  region_id TEXT NOT NULL, variables TEXT NOT NULL, calls INTEGER NOT NULL, origin TEXT NOT NULL,
+  PRIMARY KEY(workload, preset, position));
+CREATE TABLE targets(fingerprint TEXT PRIMARY KEY, json TEXT NOT NULL);
+CREATE TABLE toolchains(fingerprint TEXT PRIMARY KEY, json TEXT NOT NULL);
+CREATE TABLE runs(run_id TEXT PRIMARY KEY, json TEXT NOT NULL, started TEXT NOT NULL, command TEXT NOT NULL);
+CREATE TABLE measurements(row INTEGER PRIMARY KEY, identity BLOB NOT NULL, recorded_unix_s REAL NOT NULL,
+  {", ".join(f"{name} {kind}" for name, kind in MEASUREMENT_COLUMNS.items())});
+CREATE UNIQUE INDEX measurements_identity ON measurements(identity, run_id, trial);
+CREATE INDEX measurements_region ON measurements(region_id, target, toolchain, protocol);
+INSERT INTO meta VALUES('format', 'kcg journal'), ('schema', '{SCHEMA_VERSION}');
+PRAGMA application_id = {APPLICATION_ID};
+PRAGMA user_version = {SCHEMA_VERSION};
+"""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Record:
+    """A measurement and when it was recorded, in Unix seconds."""
+
+    measurement: Measurement
+    recorded_unix_s: float
+
+
+@dataclass(frozen=True)
+class Run:
+    """A host, a device and its clocks on one occasion, described without naming the host."""
+
+    run_id: str
+    started: str  # ISO date and time
+    command: str
+    description: Mapping[str, Any]
+
+
+def is_disk_full(error: OSError) -> bool:
+    """Whether writing failed for want of space: a full disk, a quota, or the largest file that is allowed."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def disk_full(path: Path) -> JournalError:
+    """The error for a write to `path` that found no space."""
+    return JournalError(f"disk full: {path}: free some space and resume; what was acknowledged is kept")
+
+
+def measurement_row(m: Measurement) -> tuple[Any, ...]:
+    """The values of `MEASUREMENT_COLUMNS`. Raises DataError for a sample that is no time, or `ok` without samples."""
+    if not _has_times(m):
+        raise DataError(f"status {m.status} with samples {m.samples_s} is no timing: record the failure as a status")
+    reason = m.reason.encode("utf-8", "replace").decode()  # a compiler's output may not be text
+    return (
+        m.region_id, str(m.schedule.kind), m.schedule.body, m.target, m.toolchain, m.protocol, str(m.status),
+        str(m.cache_state), canonical_json(m.variables), m.input_recipe, canonical_json(m.samples_s), reason,
+        m.binary_hash, int(m.checked), int(m.early_stop), m.sampler, float(m.compile_s), canonical_json(m.launch),
+        m.run_id, m.trial, canonical_json(m.clocks),
+    )  # fmt: skip
+
+
+def measurement_from_row(row: Sequence[Any]) -> Measurement:
+    """The inverse of `measurement_row`. Raises one of `ROW_ERRORS` where the row is not one."""
+    types = {_TEXT: str, _INTEGER: int, _REAL: float}
+    for (name, kind), value in zip(MEASUREMENT_COLUMNS.items(), row, strict=True):
+        if not isinstance(value, types[kind]):  # SQLite keeps any type in any column
+            raise TypeError(f"{name} is a {type(value).__name__}")
+    v = dict(zip(MEASUREMENT_COLUMNS, row, strict=True))
+    v["schedule"] = Schedule(v.pop("schedule_kind"), v.pop("schedule_body"))
+    v["status"], v["cache_state"] = Status(v["status"]), CacheState(v["cache_state"])
+    v["checked"], v["early_stop"] = bool(v["checked"]), bool(v["early_stop"])
+    v["variables"] = tuple((str(name), int(value)) for name, value in json.loads(v["variables"]))
+    v["clocks"] = tuple((str(name), float(value)) for name, value in json.loads(v["clocks"]))
+    v["samples_s"] = tuple(float(s) for s in json.loads(v["samples_s"]))
+    grid, local = json.loads(v["launch"])
+    v["launch"] = (tuple(int(x) for x in grid), tuple(int(x) for x in local))
+    if not _has_times(made := Measurement(**v)):
+        raise ValueError("its samples are no times")
+    return made
+
+
+def _has_times(m: Measurement) -> bool:
+    return all(math.isfinite(s) and s >= 0 for s in m.samples_s) and (m.status != Status.OK or bool(m.samples_s))
+
+
+_FIELD_CHECKS: dict[str, Callable[[Any], bool]] = {
+    "str": lambda v: isinstance(v, str),
+    "int": lambda v: isinstance(v, int) and not isinstance(v, bool),
+    "bool": lambda v: isinstance(v, bool),
+    "float | None": lambda v: v is None or (isinstance(v, int | float) and not isinstance(v, bool)),
+    "tuple[str, ...]": lambda v: isinstance(v, tuple) and all(isinstance(x, str) for x in v),
+}
+
+
+def record_from_json(cls: type[T], text: str) -> T:
+    """A Target or a Toolchain from its canonical JSON, every field checked. Raises one of `ROW_ERRORS`."""
+    values = {k: tuple(v) if isinstance(v, list) else v for k, v in json.loads(text).items()}
+    for f in fields(cls):  # type: ignore[arg-type]
+        if f.name not in values or not _FIELD_CHECKS[str(f.type)](values[f.name]):
+            raise ValueError(f"field {f.name!r} is missing or of the wrong type")
+    return cls(**values)
+
+
+def region_from_json(kernel_ids: list[str], wiring: list[list[int]], kernels: Mapping[str, Kernel]) -> Region:
+    """A region from its stored JSON values. Raises one of `ROW_ERRORS`."""
+    wires = tuple((int(a), int(b), int(c), int(d)) for a, b, c, d in wiring)
+    return Region(tuple(kernels[k] for k in kernel_ids), wires)
+
+
+def identity_of(key: Sequence[Any]) -> bytes:
+    """The SHA-256 by which a `Measurement.key` is stored."""
+    return bytes.fromhex(content_id(list(key)))
+
+
+def _text_id(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+class Journal:
+    """One open journal; use `Journal.open`, and `close` it or use it in a `with`.
+
+    It may be shared by threads, not by forked processes: each process opens its own.
+    """
+
+    def __init__(self, path: Path, connection: sqlite3.Connection, *, read_only: bool) -> None:
+        self.path = path
+        self.read_only = read_only
+        self._connection = connection
+        self._lock = threading.RLock()
+
+    @classmethod
+    def open(cls, path: Path | str, *, create: bool = True, read_only: bool = False) -> Journal:
+        """Opens a journal, and creates it and its folder where `create` allows and nothing is there.
+
+        `read_only` needs an existing journal and works in a folder that cannot be written.
+        Raises JournalError (missing, corrupt, foreign, another schema; the file is left as it is) or UsageError.
+        """
+        path, create = Path(path), create and not read_only
+        exists = _check_header(path, create=create)
+        mode = "rwc" if create else "rw"
+        if not exists:
+            _make_folder(path.parent)
+        elif not (os.access(path.parent, os.W_OK) and os.access(path, os.W_OK)):
+            if not read_only:
+                raise UsageError(f"{path} cannot be written: copy it to a folder of yours, or open it read-only")
+            # SQLite cannot read a WAL without writing its index beside it; without a WAL nobody is writing either
+            wal = path.with_name(path.name + "-wal")
+            if wal.exists() and wal.stat().st_size:
+                raise JournalError(f"{path} has rows in {wal.name}, in a read-only folder: copy both elsewhere")
+            mode = "ro&immutable=1"
+        uri = f"{path.absolute().as_uri()}?mode={mode}"
+        with _translated(path):
+            connection = sqlite3.connect(
+                uri, uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
+            )
+        journal = cls(path, connection, read_only=read_only)
+        try:
+            with _translated(path):
+                journal._prepare(create=create, immutable="immutable" in mode)
+        except BaseException:
+            connection.close()
+            raise
+        return journal
+
+    def _prepare(self, *, create: bool, immutable: bool) -> None:
+        has_tables = "SELECT 1 FROM sqlite_master LIMIT 1"
+        if create and not self._rows(has_tables):
+            with self._transaction() as connection:
+                if not self._rows(has_tables):  # another process may have been faster
+                    for statement in _SCHEMA.split(";\n"):
+                        connection.execute(statement)
+        _check_ids(self.path, *(self._rows(f"PRAGMA {name}")[0][0] for name in ("application_id", "user_version")))
+        if self.path.stat().st_size <= CHECK_AT_OPEN_BYTES:
+            self.check()
+        if immutable:
+            return
+        # the schema was written before WAL began, so that the file's own header always tells what it is
+        deadline = time.monotonic() + BUSY_TIMEOUT_S
+        while True:
+            try:
+                self._connection.execute("PRAGMA journal_mode=WAL").fetchone()
+                break
+            except sqlite3.OperationalError as e:  # two processes that create it: the busy timeout does not cover this
+                if "locked" not in str(e) or time.monotonic() > deadline:
+                    raise
+                time.sleep(0.01)
+        self._connection.execute("PRAGMA synchronous=FULL")
+        if self.read_only:
+            self._connection.execute("PRAGMA query_only=ON")
+
+    def check(self) -> None:
+        """Reads the whole file and raises JournalError where its structure is damaged."""
+        with self._lock, _translated(self.path):
+            found = self._connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+        if found != "ok":
+            raise _corrupt(self.path, str(found).splitlines()[-1])
+
+    def close(self) -> None:
+        """Closes the file; safe to call twice."""
+        with self._lock:
+            self._connection.close()
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @contextlib.contextmanager
+    def _transaction(self, begin: str = "BEGIN IMMEDIATE") -> Iterator[sqlite3.Connection]:
+        with self._lock, _translated(self.path):
+            if self._connection.in_transaction:  # inside a snapshot or a larger transaction
+                yield self._connection
+                return
+            self._connection.execute(begin)
+            try:
+                yield self._connection
+                self._connection.execute("COMMIT")
+            except BaseException:
+                if self._connection.in_transaction:  # SQLite itself rolls back when the disk is full
+                    self._connection.execute("ROLLBACK")
+                raise
+
+    @contextlib.contextmanager
+    def snapshot(self) -> Iterator[None]:
+        """Everything read inside is of one moment, whatever other processes write meanwhile. Do not write inside."""
+        with self._transaction("BEGIN"):
+            yield
+
+    @contextlib.contextmanager
+    def bulk(self) -> Iterator[None]:
+        """One transaction for all that is written inside: for copying, where a row need not be safe on its own."""
+        with self._transaction():
+            yield
+
+    # -- writing: each is idempotent, and on disk when it returns; each returns whether something was new
+
+    def record(self, measurement: Measurement, *, recorded_unix_s: float | None = None) -> bool:
+        """Stores one measurement in one transaction; False where that identity, run and trial are already there."""
+        recorded = time.time() if recorded_unix_s is None else recorded_unix_s
+        return self._insert(
+            f"INSERT INTO measurements(identity, recorded_unix_s, {_NAMES}) "
+            f"VALUES(?, ?{', ?' * len(MEASUREMENT_COLUMNS)}) ON CONFLICT(identity, run_id, trial) DO NOTHING",
+            (identity_of(measurement.key), recorded, *measurement_row(measurement)),
+        )
+
+    def add_kernel(self, kernel: Kernel, *, workload: str = "") -> bool:
+        """`workload` is where it was first seen, as `name/preset`."""
+        return self._insert("INSERT OR IGNORE INTO kernels VALUES(?, ?, ?)", (kernel.id, kernel.ast_json, workload))
+
+    def add_region(self, region: Region, *, workload: str = "") -> bool:
+        with self._transaction():
+            for kernel in region.kernels:
+                self.add_kernel(kernel, workload=workload)
+            values = (region.id, canonical_json([k.id for k in region.kernels]), canonical_json(region.wiring))
+            return self._insert("INSERT OR IGNORE INTO regions VALUES(?, ?, ?)", values)
+
+    def add_workload(self, workload: Workload) -> bool:
+        """Stores its regions and calls; a changed definition replaces the old calls, and no kernel is ever removed."""
+        rows = [
+            (workload.name, workload.preset, i, c.region.id, canonical_json(c.variables), c.calls, c.origin)
+            for i, c in enumerate(workload.calls)
+        ]
+        query = "SELECT * FROM workload_calls WHERE workload=? AND preset=? ORDER BY position"
+        with self._transaction() as connection:
+            for call in workload.calls:
+                self.add_region(call.region, workload=f"{workload.name}/{workload.preset}")
+            if connection.execute(query, (workload.name, workload.preset)).fetchall() == rows:
+                return False
+            values = (workload.name, workload.preset)
+            connection.execute("DELETE FROM workload_calls WHERE workload=? AND preset=?", values)
+            connection.executemany("INSERT INTO workload_calls VALUES(?, ?, ?, ?, ?, ?, ?)", rows)
+            return True
+
+    def add_target(self, target: Target) -> bool:
+        values = (target.fingerprint, canonical_json(asdict(target)))
+        return self._insert("INSERT OR IGNORE INTO targets VALUES(?, ?)", values)
+
+    def add_toolchain(self, toolchain: Toolchain) -> bool:
+        values = (toolchain.fingerprint, canonical_json(asdict(toolchain)))
+        return self._insert("INSERT OR IGNORE INTO toolchains VALUES(?, ?)", values)
+
+    def add_run(self, run: Run) -> bool:
+        """The description must not name the host, its user or a device's serial number: journals are published."""
+        values = (run.run_id, canonical_json(dict(run.description)), run.started, run.command)
+        return self._insert("INSERT OR IGNORE INTO runs VALUES(?, ?, ?, ?)", values)
+
+    def _insert(self, statement: str, values: tuple[Any, ...]) -> bool:
+        with self._transaction() as connection:
+            return connection.execute(statement, values).rowcount == 1
+
+    # -- reading
+
+    def has(self, key: Sequence[Any]) -> bool:
+        """Whether a measurement of this `Measurement.key` was recorded, in any run and trial."""
+        return bool(self._rows("SELECT 1 FROM measurements WHERE identity=? LIMIT 1", (identity_of(key),)))
+
+    def known(
+        self, target: str, toolchain: str, protocol: int, *, region_id: str | None = None, status: Status | None = None
+    ) -> Iterator[Measurement]:
+        """Every measurement of a target and toolchain (by fingerprint) under one protocol, oldest first."""
+        where, values = "target=? AND toolchain=?", [target, toolchain]
+        for column, value in (("region_id", region_id), ("status", status)):
+            if value is not None:
+                where, values = f"{where} AND {column}=?", [*values, str(value)]
+        return (r.measurement for r in self._records(protocol, where, values))
+
+    def measurements(self, protocol: int) -> Iterator[Measurement]:
+        """Every measurement under one protocol, oldest first."""
+        return (r.measurement for r in self._records(protocol, "1", []))
+
+    def records(self, protocol: int) -> Iterator[Record]:
+        """Like `measurements`, with the time at which each was recorded."""
+        return self._records(protocol, "1", [])
+
+    def _records(self, protocol: int, where: str, values: list[str]) -> Iterator[Record]:
+        # Page by page: a cursor left open would hold a snapshot, and this connection's next write would fail as stale.
+        after = 0
+        query = f"""SELECT row, identity, recorded_unix_s, {_NAMES} FROM measurements
+          WHERE protocol=? AND {where} AND row>? ORDER BY row LIMIT {PAGE_ROWS}"""
+        while page := self._rows(query, (protocol, *values, after)):
+            yield from map(self._record, page)
+            after = page[-1][0]
+
+    def sorted_records(self) -> Iterator[Record]:
+        """Everything, of every protocol, in an order that does not depend on when it was recorded: for an export.
+
+        Read it inside a `snapshot`, which the open cursor needs.
+        """
+        order = "region_id, target, toolchain, protocol, schedule_kind, schedule_body, identity, run_id, trial"
+        query = f"SELECT row, identity, recorded_unix_s, {_NAMES} FROM measurements ORDER BY {order}"
+        with self._lock, _translated(self.path):
+            yield from map(self._record, self._connection.execute(query))
+
+    def _record(self, row: Sequence[Any]) -> Record:
+        number, identity, recorded, *rest = row
+        with self._row("measurements", number):
+            record = Record(measurement_from_row(rest), float(recorded))
+            if identity_of(record.measurement.key) != identity:
+                raise ValueError("it does not hash to its identity")
+        return record
+
+    def protocols(self) -> list[int]:
+        """The versions of the protocol that have measurements."""
+        return [row[0] for row in self._rows("SELECT DISTINCT protocol FROM measurements ORDER BY protocol")]
+
+    def kernels(self) -> dict[str, Kernel]:
+        """Every kernel by id, in the order in which they were added."""
+        return self._by_id("kernels", "SELECT id, ast_json FROM kernels ORDER BY rowid", Kernel)
+
+    def targets(self) -> dict[str, Target]:
+        """Every target by fingerprint."""
+        return self._by_id("targets", "SELECT * FROM targets ORDER BY 1", lambda text: record_from_json(Target, text))
+
+    def toolchains(self) -> dict[str, Toolchain]:
+        """Every toolchain by fingerprint."""
+        query = "SELECT * FROM toolchains ORDER BY 1"
+        return self._by_id("toolchains", query, lambda text: record_from_json(Toolchain, text))
+
+    def _by_id(self, table: str, query: str, build: Callable[[str], T]) -> dict[str, T]:
+        found = {}
+        for row_id, text in self._rows(query):
+            with self._row(table, row_id):
+                if _text_id(text) != row_id:
+                    raise ValueError("its content does not hash to its id")
+                found[row_id] = build(text)
+        return found
+
+    def regions(self) -> dict[str, Region]:
+        """Every region by id."""
+        kernels, found = self.kernels(), {}
+        for row_id, kernel_ids, wiring in self._rows("SELECT * FROM regions ORDER BY rowid"):
+            with self._row("regions", row_id):
+                found[row_id] = region_from_json(json.loads(kernel_ids), json.loads(wiring), kernels)
+                if found[row_id].id != row_id:
+                    raise ValueError("its content does not hash to its id")
+        return found
+
+    def workloads(self) -> list[Workload]:
+        """Every workload, by name and preset, its calls in their order."""
+        regions = self.regions()
+        calls: dict[tuple[str, str], list[WorkloadCall]] = {}
+        query = "SELECT * FROM workload_calls ORDER BY workload, preset, position"
+        for name, preset, position, region_id, variables, count, origin in self._rows(query):
+            with self._row("workload_calls", f"{name}/{preset} {position}"):
+                pairs = tuple((str(n), int(v)) for n, v in json.loads(variables))
+                calls.setdefault((name, preset), []).append(WorkloadCall(regions[region_id], int(count), pairs, origin))
+        return [Workload(name, preset, tuple(rows)) for (name, preset), rows in calls.items()]
+
+    def first_seen(self) -> dict[str, str]:
+        """Kernel id -> the workload (`name/preset`) in which it was first seen, empty where none was named."""
+        return dict(self._rows("SELECT id, first_seen_workload FROM kernels ORDER BY rowid"))
+
+    def runs(self) -> dict[str, Run]:
+        """Every run by id."""
+        found = {}
+        for run_id, text, started, command in self._rows("SELECT * FROM runs ORDER BY run_id"):
+            with self._row("runs", run_id):
+                found[run_id] = Run(run_id, started, command, dict(json.loads(text)))
+        return found
+
+    def counts(self) -> dict[str, int]:
+        """Rows of each table."""
+        tables = ("kernels", "regions", "workload_calls", "targets", "toolchains", "runs", "measurements")
+        return {table: self._rows(f"SELECT count(*) FROM {table}")[0][0] for table in tables}
+
+    def _rows(self, query: str, values: tuple[Any, ...] = ()) -> list[Any]:
+        with self._lock, _translated(self.path):
+            return self._connection.execute(query, values).fetchall()
+
+    @contextlib.contextmanager
+    def _row(self, table: str, row: object) -> Iterator[None]:
+        try:
+            yield
+        except ROW_ERRORS as e:
+            raise JournalError(f"{self.path}: row {row} of {table} cannot be trusted ({e}): restore a copy") from e
+
+
+def _check_header(path: Path, *, create: bool) -> bool:
+    """Whether the file exists and has content. Looks only, so that a file that is not ours is left as it is."""
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder: name a file for the journal")
+    try:
+        with path.open("rb") as file:
+            header = file.read(100)
+    except (FileNotFoundError, NotADirectoryError) as e:
+        if create:
+            return False
+        raise JournalError(f"there is no journal at {path}: check the path, or record something first") from e
+    except OSError as e:
+        raise UsageError(f"{path} cannot be read: {e.strerror}") from e
+    if not header and create:
+        return False
+    if len(header) < 100 or not header.startswith(b"SQLite format 3\0"):
+        raise JournalError(f"{path} is no journal, or it is corrupt (no SQLite header): name another file")
+    _check_ids(path, int.from_bytes(header[68:72], "big"), int.from_bytes(header[60:64], "big"))
+    return True
+
+
+def _check_ids(path: Path, application_id: int, user_version: int) -> None:
+    if application_id != APPLICATION_ID:
+        raise JournalError(f"{path} is another program's SQLite file, not a journal of kcg: name another file")
+    if user_version != SCHEMA_VERSION:
+        wanted = f"this kcg reads schema {SCHEMA_VERSION}"
+        raise JournalError(f"{path} has schema {user_version}, {wanted}: use the kcg that wrote it, or start a new one")
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise UsageError(f"no journal can be created in {folder}: {e.strerror}") from e
+    if not os.access(folder, os.W_OK):
+        raise UsageError(f"no journal can be created in {folder}: the folder cannot be written")
+
+
+def _corrupt(path: Path, detail: object) -> JournalError:
+    return JournalError(f"{path} is corrupt ({detail}): restore a copy, or start a new one")
+
+
+@contextlib.contextmanager
+def _translated(path: Path) -> Iterator[None]:
+    """SQLite's errors as one line of ours."""
+    try:
+        yield
+    except sqlite3.Error as e:
+        match getattr(e, "sqlite_errorcode", 0) & 0xFF:  # without the extended part
+            case sqlite3.SQLITE_FULL:
+                raise disk_full(path) from e
+            case sqlite3.SQLITE_CORRUPT | sqlite3.SQLITE_NOTADB:
+                raise _corrupt(path, e) from e
+            case sqlite3.SQLITE_BUSY:
+                raise JournalError(f"{path} was locked for {BUSY_TIMEOUT_S:.0f} s: end whoever holds it") from e
+            case sqlite3.SQLITE_READONLY | sqlite3.SQLITE_CANTOPEN:
+                raise JournalError(f"{path} cannot be written ({e}): open it read-only, or copy it") from e
+        raise JournalError(f"{path} cannot be used ({e}): what was acknowledged is kept") from e
+    except OSError as e:
+        if is_disk_full(e):
+            raise disk_full(path) from e
+        raise

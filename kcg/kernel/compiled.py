@@ -1,0 +1,27 @@
+"""A compiled kernel as plain data that can cross a process boundary."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """One compiled kernel. `signature` lists `(name, slot, dtype name)` of its parameters, buffers first."""
+
+    binary: bytes
+    source: str
+    function_name: str
+    signature: tuple[tuple[str | None, int, str], ...]
+    slots: tuple[int, ...]  # which buffer each pointer parameter takes
+    outputs: tuple[int, ...]
+    inputs: tuple[int, ...]
+    global_size: tuple[int, ...]
+    local_size: tuple[int, ...]
+    values: tuple[int | None, ...]  # of symbolic variables; None is the thread number, which the runtime fills in
+    uops: int
+
+    @property
+    def binary_hash(self) -> str:
+        return hashlib.sha256(self.binary).hexdigest()

@@ -1,0 +1,290 @@
+"""What a kernel computes: its contractions, arithmetic and least traffic, and contractions computed more than once.
+
+tinygrad fuses across matmuls where the result is joined with something else (`cat`, `pad`, `stack`) or, in older
+schedules, used inside another reduction. Such a kernel computes the same product many times, and no schedule of that
+kernel can mend it: the model needs a `.contiguous()`. `find_recompute` says where.
+
+All functions take the SINK AST of a kernel before optimisation. A symbolic extent counts with its largest value.
+Ranges over devices do not count: what is said is said of one device.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from kcg.compat.tiny import AxisType, GroupOp, Ops, UOp, dtypes
+from kcg.types import Recompute
+
+NOTABLE = 1.05
+"""A kernel is reported from this ratio of contraction operations in scope to those needed."""
+
+Box = dict[UOp, tuple[int, int]]
+"""For some ranges of a kernel the half-open interval in which a value is used; ranges not named are used in full."""
+
+
+@dataclass(frozen=True)
+class Contraction:
+    """One multiply-add reduction of a kernel: a matmul, a convolution, a sum of squares.
+
+    `value_shape` holds the extents of the ranges that the value depends on and where it is used; `reduce_shape` those
+    that it sums over; `repeat_shape` those of the further ranges in scope, over which the same value is made again.
+    """
+
+    operations: int  # 2 x the product of the extents of all ranges in scope
+    needed: int  # 2 x the product of the extents of the ranges its value depends on, as far as it is used
+    value_shape: tuple[int, ...]
+    reduce_shape: tuple[int, ...]
+    repeat_shape: tuple[int, ...]
+    scope_shape: tuple[int, ...]  # extents in scope without the contraction's own
+    inside: tuple[int, ...] = ()  # extents summed over by the reductions it is nested in
+
+    @property
+    def factor(self) -> float:
+        """How many times each value is computed; 1 is right."""
+        return self.operations / self.needed
+
+
+def contractions(ast: UOp) -> list[Contraction]:
+    """The multiply-add reductions of a kernel: REDUCEs with ADD of a MUL, possibly through CASTs.
+
+    In scope of one are the ranges of the store it feeds, its own, and those of the reductions around it if its value
+    depends on one of theirs (otherwise tinygrad computes it before their loops).
+    """
+    found: list[Contraction] = []
+    seen: set[tuple[UOp, frozenset[UOp]]] = set()
+    for top, scopes in _stores(ast):
+        boxes = _used(top)
+        for node in top.toposort():
+            if not _is_contraction(node):
+                continue
+            outer = [r for r in scopes[node] if r not in node.ended_ranges]
+            if (node, frozenset(outer)) in seen:
+                continue
+            seen.add((node, frozenset(outer)))
+            own, value = _extents(node.ended_ranges), [r for r in outer if r in node.ranges]
+            box = boxes.get(node, {})
+            value_shape = tuple(_extent(r, box) for r in value)
+            around = [r for r in outer if r not in scopes[top]]
+            found.append(
+                Contraction(
+                    operations=2 * math.prod(own) * math.prod(_extents(outer)),
+                    needed=2 * math.prod(own) * max(1, math.prod(value_shape)),
+                    value_shape=value_shape,
+                    reduce_shape=own,
+                    repeat_shape=_extents(r for r in outer if r not in node.ranges),
+                    scope_shape=_extents(outer),
+                    inside=_extents(around),
+                )
+            )
+    return found
+
+
+def operations(ast: UOp) -> int:
+    """Operations of the kernel's contractions, everything that is computed again included."""
+    return sum(c.operations for c in contractions(ast))
+
+
+def arithmetic(ast: UOp) -> float:
+    """All arithmetic of a kernel on values (not on addresses), each operation times the extents of its scope.
+
+    For a roofline: a multiply-add is two operations, an `exp2` or a `where` is one, a cast none.
+    """
+    total = 0
+    for top, scopes in _stores(ast):
+        for node in _values(top):
+            if node.op is Ops.REDUCE:
+                total += math.prod(_extents(scopes[node]))
+            elif node.op in GroupOp.ALU and not _is_address(node):
+                total += math.prod(_extents(scopes[node]))
+    return float(total)
+
+
+def least_bytes(ast: UOp) -> int:
+    """Least traffic of a kernel in bytes: each touched element of a buffer is read once and written once."""
+    written: dict[UOp, int] = {}
+    read: dict[UOp, int] = {}
+    nodes = list(ast.toposort())
+    targets = {node.src[0] for node in nodes if node.op is Ops.STORE}
+    loaded = {s for node in nodes for i, s in enumerate(node.src) if not (node.op is Ops.STORE and i == 0)}
+    for node in nodes:
+        if node.op is not Ops.INDEX or (buffer := _buffer(node)) is None:
+            continue
+        box: Box = {}
+        for index in node.src[1:]:
+            if index.op is Ops.WHERE:
+                box = _both(box, _condition(index.src[0], True))
+        touched = math.prod(_extent(r, box) for r in UOp.sink(*node.src[1:]).ranges if _counts(r))
+        for counts, members in ((written, targets), (read, loaded)):
+            if node in members:
+                counts[buffer] = counts.get(buffer, 0) + touched
+    return sum(
+        min(count, buffer.max_numel()) * buffer.dtype.itemsize
+        for counts in (written, read)
+        for buffer, count in counts.items()
+    )
+
+
+def find_recompute(ast: UOp, kernel_id: str, calls: int) -> Recompute | None:
+    """A contraction of the kernel that is computed more than once, and what would help; None if there is none.
+
+    `calls` is how often a workload calls the kernel. Reported is the contraction that wastes most; the waste is that of
+    all of them. Padding wastes below 5 % are not reported.
+    """
+    found = contractions(ast)
+    wasted = sum(c.operations - c.needed for c in found)
+    if wasted <= 0 or wasted < (NOTABLE - 1) * sum(c.needed for c in found):
+        return None
+    worst = max(found, key=lambda c: c.operations - c.needed)
+    product = f"the product over range K={_times(worst.reduce_shape)} with value shape {_times(worst.value_shape)}"
+    remedy = f"call .contiguous() on that intermediate (shape {_times(worst.value_shape)}) before it is "
+    if worst.inside:
+        advice = f"{product} is recomputed {worst.factor:g} times inside a contraction over {_times(worst.inside)}: "
+        advice += f"{remedy}used"
+    elif worst.repeat_shape:
+        advice = f"{product} is recomputed {worst.factor:g} times, once per element of {_times(worst.repeat_shape)}: "
+        advice += f"{remedy}broadcast"
+    else:
+        advice = f"{product} is computed at shape {_times(worst.scope_shape)}, {worst.factor:g} times what is used, "
+        advice += f"because it is joined with something else (cat, pad or stack): {remedy}joined"
+    return Recompute(
+        kernel_id=kernel_id, factor=worst.factor, wasted_operations=float(wasted), calls=calls, advice=advice
+    )
+
+
+def _times(shape: Iterable[int]) -> str:
+    return "x".join(str(n) for n in shape) or "1"
+
+
+def _counts(axis: UOp) -> bool:
+    """Whether an axis multiplies the work of one device."""
+    return axis.op is Ops.RANGE and axis.arg[-1] is not AxisType.DEVICE
+
+
+def _extent(axis: UOp, box: Box) -> int:
+    low, high = box.get(axis, (0, int(axis.vmax) + 1))
+    return max(0, min(high, int(axis.vmax) + 1) - max(low, 0))
+
+
+def _extents(axes: Iterable[UOp]) -> tuple[int, ...]:
+    return tuple(_extent(r, {}) for r in axes if _counts(r))
+
+
+def _is_contraction(node: UOp) -> bool:
+    if node.op is not Ops.REDUCE or node.arg[0] is not Ops.ADD or not node.ended_ranges:
+        return False
+    source = node.src[0]
+    while source.op is Ops.CAST:
+        source = source.src[0]
+    return bool(source.op is Ops.MUL)
+
+
+def _stores(ast: UOp) -> list[tuple[UOp, dict[UOp, list[UOp]]]]:
+    """Each thing that the kernel stores, and for every node under it the ranges in its scope, ordered as stored.
+
+    A value that depends on no reduction's range is in the scope of its own ranges only, but a reduction is always in
+    the scope of its store: tinygrad spreads the store's ranges over threads, each of which reduces for itself.
+    """
+    out = []
+    for top in ast.src:
+        nodes = list(top.toposort())
+        store_ranges: dict[UOp, None] = {}
+        for node in nodes:
+            if node.op is Ops.END:
+                store_ranges.update(dict.fromkeys(r for e in node.ended_ranges for r in e.ranges))
+            elif node.op is Ops.STORE:
+                store_ranges.update(node.ranges)
+        owners: dict[UOp, list[UOp]] = {}
+        for node in nodes:
+            if node.op is Ops.REDUCE:
+                for axis in node.ended_ranges:
+                    owners.setdefault(axis, []).append(node)
+        scopes: dict[UOp, list[UOp]] = {}
+        for node in reversed(nodes):  # a reduction's scope is known before that of what it sums
+            scope = dict.fromkeys(node.ranges)
+            enclosing = [owner for axis in node.ranges for owner in owners.get(axis, ()) if owner is not node]
+            if node.op is Ops.REDUCE:
+                scope.update(dict.fromkeys(node.ended_ranges))
+            if node.op is Ops.REDUCE or enclosing:
+                scope.update(store_ranges)
+            for owner in enclosing:
+                scope.update(dict.fromkeys(scopes.get(owner, ())))
+            order = {r: i for i, r in enumerate(store_ranges)}
+            scopes[node] = sorted((r for r in scope if _counts(r)), key=lambda r: order.get(r, len(order)))
+        scopes[top] = [r for r in store_ranges if _counts(r)]
+        out.append((top, scopes))
+    return out
+
+
+def _used(top: UOp) -> dict[UOp, Box]:
+    """For every node under a store, where its value is used, as far as `where` conditions on single ranges tell."""
+    boxes: dict[UOp, Box] = {top: {}}
+    for node in reversed(list(top.toposort())):
+        box = boxes.get(node, {})
+        for i, source in enumerate(node.src):
+            narrowed = box
+            if node.op is Ops.WHERE and i > 0:
+                narrowed = _both(box, _condition(node.src[0], i == 1))
+            boxes[source] = _hull(boxes[source], narrowed) if source in boxes else narrowed
+    return boxes
+
+
+def _condition(node: UOp, truth: bool) -> Box:
+    """Where a condition holds (or does not): exact for comparisons of one range with a constant, else everywhere."""
+    if node.op is Ops.CMPNE and node.src[1].op is Ops.CONST and node.src[1].dtype == dtypes.bool:
+        return _condition(node.src[0], truth != bool(node.src[1].vmax))
+    if node.op is Ops.AND and truth:
+        return _both(_condition(node.src[0], True), _condition(node.src[1], True))
+    if node.op is Ops.CMPLT and node.src[0].op is Ops.RANGE and node.src[1].op is Ops.CONST:
+        axis, bound = node.src[0], int(node.src[1].vmax)
+        return {axis: (0, bound) if truth else (bound, int(axis.vmax) + 1)}
+    return {}
+
+
+def _both(a: Box, b: Box) -> Box:
+    out = dict(a)
+    for axis, (low, high) in b.items():
+        known = out.get(axis, (low, high))
+        out[axis] = (max(low, known[0]), min(high, known[1]))
+    return out
+
+
+def _hull(a: Box, b: Box) -> Box:
+    """The smallest box around two; a range that one of them uses in full is used in full."""
+    return {axis: (min(a[axis][0], b[axis][0]), max(a[axis][1], b[axis][1])) for axis in a if axis in b}
+
+
+def _values(top: UOp) -> list[UOp]:
+    """The nodes under a store that compute values: addresses, extents and ranges are left out."""
+    seen: dict[UOp, None] = {}
+    stack = [top]
+    while stack:
+        node = stack.pop()
+        if node in seen:
+            continue
+        seen[node] = None
+        if node.op in (Ops.INDEX, Ops.RANGE, Ops.PARAM):
+            continue
+        if node.op in (Ops.END, Ops.REDUCE, Ops.AFTER):
+            stack.append(node.src[0])
+        else:
+            stack.extend(node.src)
+    return list(seen)
+
+
+def _is_address(node: UOp) -> bool:
+    """Whether an operation only compares or combines positions: it belongs to control, not to arithmetic."""
+    if node.dtype == dtypes.weakint:
+        return True
+    return node.dtype == dtypes.bool and all(s.op is Ops.CONST or _is_address(s) for s in node.src)
+
+
+def _buffer(index: UOp) -> UOp | None:
+    """The buffer that an INDEX reads or writes."""
+    node = index.src[0]
+    while node.op is not Ops.PARAM:
+        if not node.src:
+            return None
+        node = node.src[0]
+    return node

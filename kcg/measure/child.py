@@ -1,0 +1,145 @@
+"""What runs inside a child process: compiling, timing, verifying. Module-level functions, since a pool calls them by name.
+
+A child keeps the workbench of the last kernel, so that timing its next schedule costs no new inputs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import time
+from typing import Any
+
+
+from kcg.measure.jobs import (
+    CompileJob,
+    CompileOutcome,
+    DuelJob,
+    DuelOutcome,
+    TimeJob,
+    TimeOutcome,
+)
+from kcg.measure.protocol import MIN_SAMPLES, samples_for
+from kcg.types import CacheState, Region, Target, Toolchain, Verification
+
+PR_SET_PDEATHSIG = 1
+
+_benches: dict[tuple[str, str], Any] = {}
+_flushers: dict[str, Any] = {}
+
+
+def start(dev: str, parent_pid: int, cache_db: str) -> None:
+    """Initialise a child: dies with its parent, leaves Ctrl-C to it, never touches the user's tinygrad cache."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(ctypes.CDLL(None), "prctl"):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent_pid:  # the parent died before prctl was called
+            os._exit(1)
+    os.environ["CACHEDB"] = cache_db
+    os.environ.pop("BEAM", None)
+    os.environ["DEBUG"] = "0"
+    from kcg.compat.device import prepare
+
+    prepare(dev)
+
+
+def detect_job(dev: str) -> tuple[Target, Toolchain]:
+    """Open the device and describe it. The device library and the compiler are loaded on the way."""
+    from kcg.kernel.actions import ACTION_SPACE_VERSION
+    from kcg.measure.target import detect
+
+    return detect(dev, ACTION_SPACE_VERSION)
+
+
+def compile_job(job: CompileJob) -> CompileOutcome:
+    from kcg.kernel.compiler import compile_schedule
+
+    begin = time.perf_counter()
+    compiled = compile_schedule(job.region, job.schedule, job.target, variables=job.variables)
+    return CompileOutcome(compiled, time.perf_counter() - begin)
+
+
+def bench_for(region: Region, target: Target) -> Any:
+    """The workbench of a region; only the last one is kept, so that memory is that of one kernel."""
+    key = (region.id, target.fingerprint)
+    if key not in _benches:
+        from kcg.kernel.codec import ast_of
+        from kcg.measure.verify import CheckedBench
+
+        _benches.clear()
+        _benches[key] = CheckedBench(ast_of(region.kernel), target)
+    return _benches[key]
+
+
+def _flusher(target: Target) -> Any:
+    if target.fingerprint not in _flushers:
+        from kcg.measure.workbench import CacheFlusher
+
+        _flushers[target.fingerprint] = CacheFlusher(target)
+    return _flushers[target.fingerprint]
+
+
+def time_job(job: TimeJob) -> TimeOutcome:
+    """Check one seed, then time. The check's first launch is the warm-up."""
+    bench = bench_for(job.region, job.target)
+    recipe = bench.choose_recipe(job.variables)
+    launch = bench.launcher(job.compiled)
+    checked = job.check_seed is not None
+    if job.check_seed is not None:
+        verdict = bench.check(launch, job.compiled, job.variables, seeds=(job.check_seed,))
+        if not verdict.passed:
+            return TimeOutcome((), recipe, wrong=verdict.reason, checked=True)
+    else:
+        bench.fill(0, recipe)
+        launch()
+    flush = _flusher(job.target).flush if job.cache_state == CacheState.COLD else None
+    samples: list[float] = []
+    wanted = job.samples or MIN_SAMPLES
+    while len(samples) < wanted:
+        if flush is not None:
+            flush()
+        samples.append(launch())
+        if len(samples) == 1:
+            if job.samples is None:
+                wanted = samples_for(samples[0])
+            if job.stop_above_s is not None and samples[0] > job.stop_above_s:
+                break
+    return TimeOutcome(tuple(samples), f"{recipe}:seed={bench.seed}", checked=checked)
+
+
+def duel_job(job: DuelJob) -> DuelOutcome:
+    """Verify both, then time them in turns: baseline, finalist, baseline, … so that a drift hits both alike."""
+    bench = bench_for(job.region, job.target)
+    recipe = bench.choose_recipe(job.variables)
+    sides = [job.baseline] + ([job.finalist] if job.finalist is not None else [])
+    launches = [bench.launcher(c) for c in sides]
+    verdicts: list[Verification] = [
+        bench.check(launch, compiled, job.variables, seeds=job.seeds)
+        for launch, compiled in zip(launches, sides, strict=True)
+    ]
+    bench.fill(0, recipe)
+    flush = _flusher(job.target).flush
+    cold: list[list[float]] = [[] for _ in sides]
+    warm: list[list[float]] = [[] for _ in sides]
+    wanted = job.samples or samples_for(max(launch() for launch in launches))
+    for _ in range(wanted):
+        for i, launch in enumerate(launches):
+            flush()
+            cold[i].append(launch())
+    for i, launch in enumerate(launches):
+        launch()
+        warm[i].extend(launch() for _ in range(min(wanted, MIN_SAMPLES)))
+    return DuelOutcome(
+        baseline_cold_s=tuple(cold[0]),
+        baseline_warm_s=tuple(warm[0]),
+        baseline_verification=verdicts[0],
+        finalist_cold_s=tuple(cold[1]) if len(sides) > 1 else (),
+        finalist_warm_s=tuple(warm[1]) if len(sides) > 1 else (),
+        finalist_verification=verdicts[1] if len(sides) > 1 else None,
+    )
+
+
+def ping() -> int:
+    """The child's process id; the cheapest proof that it runs."""
+    return os.getpid()

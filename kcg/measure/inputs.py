@@ -1,0 +1,151 @@
+"""Random inputs for one kernel: finite, signed, of mixed scale; integers from the range of what they index.
+
+Everything is a function of the AST and a seed, so that any process makes the same inputs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from kcg.compat.tiny import Ops, UOp, dtypes
+from kcg.errors import KcgError
+from kcg.types import content_id
+
+RECIPE = "normal-v1"
+POSITIVE_RECIPE = "positive-v1"
+SMALL_INTEGERS = 8  # integers that index nothing are drawn from [-8, 8)
+
+_NUMPY: dict[str, Any] = {
+    "bool": np.bool_, "signed char": np.int8, "unsigned char": np.uint8, "short": np.int16, "unsigned short": np.uint16,
+    "int": np.int32, "unsigned int": np.uint32, "long": np.int64, "unsigned long": np.uint64, "half": np.float16, "float": np.float32,
+    "double": np.float64,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class BufferInfo:
+    """One buffer of a kernel."""
+
+    slot: int
+    size: int  # elements
+    dtype: str  # tinygrad's name of the dtype, e.g. "float", "__bf16"
+    itemsize: int
+    is_output: bool
+    is_input: bool
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * self.itemsize
+
+
+def buffers_of(ast: UOp) -> tuple[BufferInfo, ...]:
+    """The buffers of a normalised AST in slot order; symbolic sizes at their maximum."""
+    nodes = list(ast.toposort())
+    stored = {_buffer_slot(u.src[0]) for u in nodes if u.op is Ops.STORE}
+    targets = {u.src[0] for u in nodes if u.op is Ops.STORE}
+    read = {
+        _buffer_slot(u)
+        for u in nodes
+        if u.op is Ops.INDEX and u.src[0].op is Ops.PARAM and (u not in targets or _is_read(u, nodes))
+    }
+    params = sorted((u for u in nodes if u.op is Ops.PARAM and u.arg.slot >= 0), key=lambda u: u.arg.slot)
+    return tuple(
+        BufferInfo(
+            slot=u.arg.slot, size=int(u.max_numel()), dtype=u.dtype.name, itemsize=u.dtype.itemsize,
+            is_output=u.arg.slot in stored, is_input=u.arg.slot in read,
+        )
+        for u in params
+    )  # fmt: skip
+
+
+def _buffer_slot(index: UOp) -> int:
+    node = index
+    while node.op is not Ops.PARAM:
+        node = node.src[0]
+    return int(node.arg.slot)
+
+
+def _is_read(index: UOp, nodes: list[UOp]) -> bool:
+    return any(index in (u.src[1:] if u.op is Ops.STORE else u.src) for u in nodes)
+
+
+def integer_bounds(ast: UOp) -> dict[int, int]:
+    """For integer buffers whose values select something: slot -> how many there are to select from.
+
+    A value selects where it is compared with a range (tinygrad's gather before its loads collapse) or is part of an
+    index. Out of range, a gather is gated off and an empty kernel would verify.
+    """
+    bounds: dict[int, int] = {}
+
+    def note(expression: UOp, extent: int) -> None:
+        for u in expression.toposort():
+            if u.op is Ops.INDEX and u.src[0].op is Ops.PARAM and dtypes.is_int(u.src[0].dtype):
+                slot = int(u.src[0].arg.slot)
+                bounds[slot] = min(bounds.get(slot, extent), extent)
+
+    for u in ast.toposort():
+        if u.op in (Ops.CMPNE, Ops.CMPEQ):
+            for ours, other in (u.src, u.src[::-1]):
+                plain = other.src[0] if other.op is Ops.CAST else other
+                if plain.op is Ops.RANGE:
+                    note(ours, int(plain.vmax) + 1)
+        elif u.op is Ops.INDEX and u.src[0].op is Ops.PARAM:
+            for position in u.src[1:]:
+                note(position, int(u.src[0].max_numel()))
+    return bounds
+
+
+def numpy_dtype(dtype: str) -> Any:
+    """The NumPy dtype that holds a tinygrad dtype's bits; bfloat16 is held in uint16."""
+    if dtype == "__bf16":
+        return np.uint16
+    try:
+        return _NUMPY[dtype]
+    except KeyError:
+        raise KcgError(f"kcg cannot make inputs of dtype {dtype}") from None
+
+
+def to_bits(values: np.ndarray[Any, Any], dtype: str) -> np.ndarray[Any, Any]:
+    """float32 values as the device stores them."""
+    if dtype == "__bf16":
+        bits = values.astype(np.float32).view(np.uint32)
+        rounded = bits + 0x7FFF + ((bits >> 16) & 1)
+        return (rounded >> 16).astype(np.uint16)
+    return values.astype(numpy_dtype(dtype))
+
+
+def to_values(bits: np.ndarray[Any, Any], dtype: str) -> np.ndarray[Any, Any]:
+    """What the device stored, as numbers NumPy can compute with (bfloat16 becomes float32)."""
+    if dtype == "__bf16":
+        return (bits.astype(np.uint32) << 16).view(np.float32)
+    return bits
+
+
+def make_inputs(ast: UOp, seed: int, *, recipe: str = RECIPE) -> dict[int, np.ndarray[Any, Any]]:
+    """Slot -> array of stored bits, for every buffer that the kernel reads."""
+    bounds = integer_bounds(ast)
+    made: dict[int, np.ndarray[Any, Any]] = {}
+    for info in buffers_of(ast):
+        if not info.is_input:
+            continue
+        # the seed depends on the slot but not on the process
+        rng = np.random.default_rng([seed, info.slot, int(content_id(recipe)[:8], 16)])
+        if info.dtype in ("half", "float", "double", "__bf16"):
+            values = rng.standard_normal(info.size, dtype=np.float32)
+            values[rng.random(info.size, dtype=np.float32) < 0.125] *= 0.0625
+            made[info.slot] = to_bits(np.abs(values) + 0.0625 if recipe == POSITIVE_RECIPE else values, info.dtype)
+        elif info.dtype == "bool":
+            made[info.slot] = rng.random(info.size) < 0.5
+        else:
+            numpy_type = np.dtype(numpy_dtype(info.dtype))
+            low, high = -SMALL_INTEGERS, SMALL_INTEGERS
+            if info.slot in bounds:
+                low, high = 0, bounds[info.slot]
+            elif numpy_type.kind == "u":
+                low = 0
+            high = min(high, int(np.iinfo(numpy_type).max))
+            made[info.slot] = rng.integers(low, max(high, low + 1), info.size, dtype=numpy_type)
+    return made

@@ -1,0 +1,131 @@
+"""The buffers of one kernel on the device, with guard bytes around each, and launching binaries on them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from kcg.compat.tiny import Buffer, Device, UOp, dtypes
+from kcg.kernel.compiled import Compiled
+from kcg.kernel.compiler import to_elf
+from kcg.measure.inputs import BufferInfo, buffers_of, make_inputs, numpy_dtype
+from kcg.measure.protocol import flush_bytes
+from kcg.types import Target
+
+GUARD_BYTES = 4096  # before and after each buffer; a multiple of every device's alignment
+GUARD_BYTE = 0xA5
+NAN_POISON = 0xFF  # all bits set: NaN for every float, -1 for integers
+FINITE_POISON = 0x3C  # a finite pattern for every float
+
+
+class Workbench:
+    """Buffers of one kernel, filled from one seed. A second kernel needs a second workbench."""
+
+    def __init__(self, ast: UOp, target: Target) -> None:
+        self.ast, self.target = ast, target
+        self.device = target.device
+        self.buffers: tuple[BufferInfo, ...] = buffers_of(ast)
+        self.by_slot = {info.slot: info for info in self.buffers}
+        self._bases: dict[int, Any] = {}
+        self._views: dict[int, Any] = {}
+        for info in self.buffers:
+            base = Buffer(self.device, info.nbytes + 2 * GUARD_BYTES, dtypes.uint8).allocate()
+            self._bases[info.slot] = base
+            self._views[info.slot] = base.view(info.nbytes, dtypes.uint8, GUARD_BYTES).ensure_allocated()
+            self._write(base, np.full(info.nbytes + 2 * GUARD_BYTES, GUARD_BYTE, np.uint8))
+        self.inputs: dict[int, np.ndarray[Any, Any]] = {}
+        self.seed: int | None = None
+        self.recipe = ""
+
+    def fill(self, seed: int, recipe: str) -> None:
+        """Put the inputs of `seed` on the device, unless they are there."""
+        if (self.seed, self.recipe) != (seed, recipe):
+            self.inputs = make_inputs(self.ast, seed, recipe=recipe)
+            self.seed, self.recipe = seed, recipe
+            self.restore_inputs()
+
+    def restore_inputs(self, *, only_outputs: bool = False) -> None:
+        """Write the inputs again; `only_outputs` writes just those that the kernel overwrites."""
+        for slot, values in self.inputs.items():
+            if not only_outputs or self.by_slot[slot].is_output:
+                self._write(self._views[slot], values)
+
+    def poison(self, byte: int) -> None:
+        """Fill every buffer that is only written with `byte`, and put back what in-place kernels read."""
+        for info in self.buffers:
+            if info.is_output and not info.is_input:
+                self._write(self._views[info.slot], np.full(info.nbytes, byte, np.uint8))
+        self.restore_inputs(only_outputs=True)
+
+    def read(self, slot: int) -> np.ndarray[Any, Any]:
+        """The stored bits of one buffer, in its own dtype."""
+        info = self.by_slot[slot]
+        return np.frombuffer(bytearray(self._views[slot].as_memoryview()), dtype=numpy_dtype(info.dtype))
+
+    def guards_intact(self) -> int | None:
+        """The slot of a buffer whose guard bytes were written, or None."""
+        for slot, base in self._bases.items():
+            head = base.view(GUARD_BYTES, dtypes.uint8, 0).ensure_allocated()
+            tail = base.view(GUARD_BYTES, dtypes.uint8, GUARD_BYTES + self.by_slot[slot].nbytes).ensure_allocated()
+            for guard in (head, tail):
+                if (np.frombuffer(bytearray(guard.as_memoryview()), np.uint8) != GUARD_BYTE).any():
+                    self._write(base, np.full(self.by_slot[slot].nbytes + 2 * GUARD_BYTES, GUARD_BYTE, np.uint8))
+                    self.seed = None  # the inputs were overwritten with the repair
+                    return slot
+        return None
+
+    def launcher(self, compiled: Compiled) -> Callable[[], float]:
+        """Load a binary; the callable launches it once on the whole grid and gives the device's seconds."""
+        runtime = Device[self.device].runtime(to_elf(compiled, self.target))
+        pointers = [self._views[slot].get_buf(self.device) for slot in compiled.slots]
+
+        def launch() -> float:
+            seconds = runtime(
+                *pointers, global_size=compiled.global_size, local_size=compiled.local_size, vals=compiled.values,
+                wait=True,
+            )  # fmt: skip
+            return float(seconds)
+
+        return launch
+
+    def _write(self, buffer: Any, values: np.ndarray[Any, Any]) -> None:
+        raw = np.ascontiguousarray(values).view(np.uint8).reshape(-1)
+        buffer.allocator._copyin(buffer._buf, memoryview(raw))
+        Device[self.device].synchronize()
+
+
+class CacheFlusher:
+    """Empties the last-level cache by writing well over its size. Allocates once."""
+
+    def __init__(self, target: Target) -> None:
+        self.size = flush_bytes(target.device, target.cache_bytes)
+        self.device = target.device
+        self._host: np.ndarray[Any, Any] | None = None
+        self._fill: Callable[[], float] | None = None
+        if target.device == "CPU":
+            self._host = np.zeros(self.size // 8, np.int64)
+        else:
+            self._fill = self._device_fill(target)
+
+    def _device_fill(self, target: Target) -> Callable[[], float]:
+        # a kernel of tinygrad's own that writes the whole buffer: a driver's memset may bypass the cache
+        from tinygrad import Tensor
+
+        from kcg.kernel.codec import kernel_of
+        from kcg.kernel.compiler import compile_schedule
+        from kcg.kernel.space import KernelSpace
+        from kcg.types import Region
+
+        elements = self.size // 4
+        ast = (Tensor.empty(elements, device=target.device) + 1).schedule_linear().src[0].src[0]
+        region = Region((kernel_of(ast),))
+        bench = Workbench(ast, target)
+        return bench.launcher(compile_schedule(region, KernelSpace(region, target).baseline(), target))
+
+    def flush(self) -> None:
+        if self._host is not None:
+            self._host += 1
+        elif self._fill is not None:
+            self._fill()

@@ -1,0 +1,260 @@
+"""What `python -m kcg.optimize` shows while it works and when it is done.
+
+Progress goes to stderr: a bar on a terminal, plain lines elsewhere. The table of kernels goes to the console it is given.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections import Counter
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TextIO
+
+from kcg.types import Result
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+LINE_INTERVAL_S = 2.0
+"""Where there is no terminal, the least time between two lines of progress within a phase."""
+
+MAX_WIDTH = 100
+MAX_ROWS = 40
+
+_UNITS = ((1e-9, "ns"), (1e-6, "µs"), (1e-3, "ms"), (1.0, "s"))
+_ASCII = str.maketrans({"µ": "u", "×": "x", "→": ">", "–": "-", "…": "~"})
+
+
+def format_seconds(seconds: float | None) -> str:
+    """A time for reading, three digits and a unit: `411 µs`, `12.3 ms`, `5 min 12 s`; `–` where there is none."""
+    if seconds is None or not math.isfinite(seconds):
+        return "–"
+    if seconds < 0:
+        return "-" + format_seconds(-seconds)
+    if seconds == 0:
+        return "0 s"
+    for scale, unit in _UNITS:
+        value = seconds / scale
+        if value < (999.5 if unit != "s" else 99.95):
+            return f"{value:.{2 if value < 9.995 else 1 if value < 99.95 else 0}f} {unit}"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def format_speedup(before_s: float, after_s: float) -> str:
+    """`1.52×`: how many times faster; `–` where one of the times is missing."""
+    if not (math.isfinite(before_s) and math.isfinite(after_s)) or before_s < 0 or after_s <= 0:
+        return "–"
+    ratio = before_s / after_s
+    return f"{ratio:.2f}×" if ratio < 99.95 else f"{ratio:,.0f}×"
+
+
+class Progress:
+    """Phases and counts of a run, on stderr; use it as a context manager, made by `progress`.
+
+    On a terminal it is one line with a bar that is redrawn; elsewhere plain lines, at most one every two seconds
+    within a phase. It never writes to stdout.
+    """
+
+    def __init__(self, *, quiet: bool, plain: bool, stream: TextIO | None) -> None:
+        self._quiet = quiet
+        self._stream = sys.stderr if stream is None else stream
+        self._phase = ""
+        self._next_line = -math.inf  # when a plain line may be written again, on time.monotonic
+        self._bar: Any = None
+        self._task: Any = None
+        if not quiet and not plain and self._stream.isatty():
+            self._bar = _bar(self._stream)
+
+    def __enter__(self) -> Self:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def phase(self, name: str) -> None:
+        """A new part of the work begins, e.g. `capturing flux mini`; said at once."""
+        self._phase = name
+        self._next_line = -math.inf
+        self.line(f"{name} ...")
+        if self._bar is not None:
+            if self._task is not None:
+                self._bar.remove_task(self._task)
+            self._task = self._bar.add_task("", total=None, details="")
+
+    def update(
+        self,
+        *,
+        done_s: float,
+        budget_s: float | None = None,
+        measurements: int | None = None,
+        total_s: float | None = None,
+        kernels: tuple[int, int] | None = None,
+        note: str = "",
+    ) -> None:
+        """Where the phase stands.
+
+        Args:
+            done_s, budget_s: seconds spent in this phase, and allowed; without a limit there is no time left to tell.
+            measurements: binaries timed so far.
+            total_s: the best total of the workload so far.
+            kernels: how many are done, of how many.
+            note: a few words, e.g. which kernel is being searched.
+        """
+        if self._quiet:
+            return
+        parts = []
+        if kernels is not None:
+            parts.append(f"{kernels[0]}/{kernels[1]} kernels")
+        if measurements is not None:
+            parts.append(f"{measurements} measured")
+        if total_s is not None:
+            parts.append(f"best {format_seconds(total_s)}")
+        if budget_s is not None:
+            parts.append(f"{_clock(max(budget_s - done_s, 0))} left")
+        if note:
+            parts.append(note)
+        if self._bar is not None:
+            if self._task is None:
+                self.phase(self._phase or "working")
+            done = None if budget_s is None else min(done_s, budget_s)
+            self._bar.update(self._task, completed=done, total=budget_s, details=_escape(", ".join(parts)))
+            return
+        now = time.monotonic()
+        if now >= self._next_line:
+            self._next_line = now + LINE_INTERVAL_S
+            self.line(f"{self._phase or 'working'}: {', '.join([_clock(done_s), *parts])}")
+
+    def line(self, text: str, *, important: bool = False) -> None:
+        """A line that stays, e.g. that a worker was replaced. `important` is shown in spite of `--quiet`."""
+        if self._quiet and not important:
+            return
+        if self._bar is not None:
+            self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        else:
+            self._stream.write(_fit(text, self._stream.encoding) + "\n")
+            self._stream.flush()
+
+
+def progress(*, quiet: bool = False, json_mode: bool = False, stream: TextIO | None = None) -> Progress:
+    """The progress of a run, on stderr (or on `stream`).
+
+    With `json_mode` there is no bar even on a terminal: the object on stdout would be printed across it.
+    """
+    return Progress(quiet=quiet, plain=json_mode, stream=stream)
+
+
+def print_result(result: Result, console: Console) -> None:
+    """The kernels by time before, the slowest first; then totals, failures and warnings. At most 100 columns wide."""
+    from rich.table import Table
+    from rich.text import Text
+
+    def text(content: str, style: str = "") -> Text:
+        return Text(_fit(content, console.encoding), style="" if console.no_color else style)
+
+    width = min(console.width, MAX_WIDTH)
+    rows = sorted(result.regions, key=lambda r: -r.before_s if math.isfinite(r.before_s) else math.inf)
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), width=width, header_style="")
+    for title, right in _COLUMNS:
+        wide = title in ("kernel", "schedule")
+        table.add_column(
+            text(title, "bold"), justify="right" if right else "left", no_wrap=True, overflow="ellipsis",
+            ratio={"kernel": 3, "schedule": 4}.get(title), min_width=8 if wide else None,
+        )  # fmt: skip
+    styles = {"improved": "green", "quarantined": "red"}
+    for row in rows[:MAX_ROWS]:
+        style = styles.get(row.outcome, "")
+        table.add_row(
+            text(row.chosen.name or row.region.id[:12]), text(str(row.calls)), text(format_seconds(row.before_s)),
+            text(format_seconds(row.after_s)), text(format_speedup(row.before_s, row.after_s), style),
+            text(row.outcome, style), text(str(row.chosen.schedule), "dim"),
+        )  # fmt: skip
+    console.print(table)
+    if rest := rows[MAX_ROWS:]:
+        before, after = (sum(getattr(r, name) for r in rest) for name in ("before_s", "after_s"))
+        console.print(text(f"... and {len(rest)} more kernels: {format_seconds(before)} → {format_seconds(after)}"))
+    console.print()
+    for line, style in _summary(result):
+        console.print(text(line, style), width=width)
+
+
+_COLUMNS = (
+    ("kernel", False), ("calls", True), ("before", True), ("after", True), ("speed-up", True), ("outcome", False),
+    ("schedule", False),
+)  # fmt: skip
+
+
+def _summary(result: Result) -> list[tuple[str, str]]:
+    """The lines below the table, each with its style."""
+    before, after = result.total_before_s, result.total_after_s
+    outcomes = Counter(row.outcome for row in result.regions)
+    counts = ", ".join(f"{outcomes[name]} {name}" for name in ("improved", "kept", "quarantined") if outcomes[name])
+    lines = [
+        (
+            f"{result.workload} {result.preset}: {format_seconds(before)} → {format_seconds(after)}, "
+            f"{format_speedup(before, after)} as fast",
+            "bold",
+        ),
+        (f"{len(result.regions)} kernels: {counts or 'none'}", ""),
+        (
+            f"{result.measurements} measurements, {result.compilations} compilations, "
+            f"{format_seconds(result.search_s)} ({result.search}, seed {result.seed})",
+            "",
+        ),
+    ]
+    if result.failures:
+        lines.append(("failed: " + ", ".join(f"{count} {status}" for status, count in result.failures), "dim"))
+    if not result.complete:
+        lines.append(("incomplete: it ended before everything was tried", "yellow"))
+    return lines + [(f"warning: {warning}", "yellow") for warning in result.warnings]
+
+
+def _bar(stream: TextIO) -> Any:
+    """rich's progress display on `stream`."""
+    from rich.console import Console
+    from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Display
+    from rich.table import Column
+
+    console = Console(file=stream, highlight=False)
+    if console.is_dumb_terminal:
+        return None
+    return Display(
+        SpinnerColumn(),
+        BarColumn(bar_width=16),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[details]}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)),
+        console=console,
+        expand=True,
+        transient=True,
+        redirect_stdout=sys.stdout.isatty(),  # a file behind stdout must keep what is printed to it
+    )
+
+
+def _clock(seconds: float) -> str:
+    """`4:18` or `1:02:03`."""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}:{rest:02d}" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
+
+
+def _escape(content: str) -> str:
+    """`content` with nothing that rich would take for its markup."""
+    from rich.markup import escape
+
+    return escape(" ".join(content.split()))
+
+
+def _fit(content: str, encoding: str | None) -> str:
+    """`content` in characters that the stream can take: an old locale must not end a search with UnicodeEncodeError."""
+    if (encoding or "utf-8").lower().replace("-", "").startswith("utf"):
+        return content
+    return content.translate(_ASCII).encode("ascii", "replace").decode()

@@ -1,0 +1,310 @@
+"""RESULT.json: a `Result` as a file, written whole or not at all, and read back with every field checked.
+
+Beside all fields of the `Result` the object holds what a reader of `--json` wants at hand (`total_before_s`,
+`total_after_s`, and `kernels`: one short entry per region); reading recomputes these and compares. AST texts are kept
+once per kernel under `asts`, and regions name them by id, which is recomputed from the text as well.
+Floats are exact. NaN and the infinities, which JSON lacks, are the strings `"nan"`, `"inf"` and `"-inf"`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import types
+from contextlib import suppress
+from dataclasses import fields, is_dataclass
+from datetime import datetime
+from functools import cache
+from pathlib import Path
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+from kcg.errors import ResultError, UsageError
+from kcg.types import Kernel, Region, RegionResult, Result, Schedule, ScheduleKind
+
+SCHEMA = 1
+"""The version of the file. A change of any field is a new number, never a silent one."""
+
+MAX_BYTES = 512 * 1024 * 1024
+"""Larger files are refused before they are read; a result of a thousand kernels takes about 30 MB."""
+
+OUTCOMES = ("improved", "kept", "quarantined")
+
+_NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+_ADVICE = "use an intact copy or run the search again"
+
+
+class _Malformed(Exception):
+    """What is wrong at which place of the document."""
+
+    def __init__(self, where: str, what: str) -> None:
+        super().__init__(f"{where or 'the document'}: {what}")
+
+
+def to_dict(result: Result) -> dict[str, Any]:
+    """The object that is stored and that `--json` prints: JSON values only, `from_dict` gives an equal `Result` back."""
+    body: dict[str, Any] = {"schema": SCHEMA, **_derived(result), **_encode(result)}
+    body["asts"] = {kernel.id: kernel.ast_json for row in result.regions for kernel in row.region.kernels}
+    return body
+
+
+def from_dict(document: Any) -> Result:
+    """The `Result` of a document of `to_dict`.
+
+    Raises:
+        ResultError: another schema, a missing, unknown or ill-typed field, an id that its text does not have, or
+            numbers that contradict each other.
+    """
+    try:
+        return _read(document)
+    except _Malformed as error:
+        raise ResultError(f"not a result that kcg can trust: {error}: {_ADVICE}") from None
+
+
+def write_result(result: Result, path: Path) -> None:
+    """Write `result` to `path`; its folder is made where it does not exist. An older file stays whole until the end.
+
+    Raises:
+        UsageError: the folder or the file cannot be written.
+    """
+    text = json.dumps(to_dict(result), indent=1, allow_nan=False) + "\n"
+    write_whole(path, text.encode())
+
+
+def read_result(path: Path) -> Result:
+    """The `Result` of a file that `write_result` wrote.
+
+    Raises:
+        ResultError: no such file, truncated, corrupt, of another schema, or not a result at all.
+    """
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise ResultError(f"{path} is larger than {MAX_BYTES >> 20} MiB and no result: give the RESULT.json of a run")
+        data = path.read_bytes()
+    except OSError as error:
+        raise ResultError(f"cannot read {path}: {error.strerror}: give the RESULT.json of a run") from error
+    try:
+        document = json.loads(data.decode(), object_pairs_hook=_unique, parse_constant=_no_constant)
+    except _Malformed as error:
+        raise ResultError(f"{path} is not a result: {error}: {_ADVICE}") from None
+    except (ValueError, RecursionError) as error:
+        reason = "nested too deeply" if isinstance(error, RecursionError) else " ".join(str(error).split())[:100]
+        raise ResultError(f"{path} is truncated or not JSON ({reason}): {_ADVICE}") from None
+    try:
+        return _read(document)
+    except _Malformed as error:
+        raise ResultError(f"{path} is not a result that kcg can trust: {error}: {_ADVICE}") from None
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write `data` under a temporary name, fsync it and rename it, so that `path` is never seen half-written.
+
+    Raises:
+        UsageError: the folder cannot be made or written.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with temporary.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        except BaseException:
+            with suppress(OSError):
+                temporary.unlink()
+            raise
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)  # the rename itself must survive a power cut too
+        finally:
+            os.close(folder)
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}: choose a folder that can be written") from error
+
+
+def _derived(result: Result) -> dict[str, Any]:
+    """What follows from the fields, for those who read the file without kcg. `before_s` and `after_s` are of all calls."""
+    return {
+        "total_before_s": _encode(float(result.total_before_s)),
+        "total_after_s": _encode(float(result.total_after_s)),
+        "kernels": [_kernel_entry(row) for row in result.regions],
+    }
+
+
+def _kernel_entry(row: RegionResult) -> dict[str, Any]:
+    return {
+        "id": row.region.id,
+        "name": row.chosen.name,
+        "calls": int(row.calls),
+        "before_s": _encode(float(row.before_s)),
+        "after_s": _encode(float(row.after_s)),
+        "outcome": row.outcome,
+        "schedule": _encode(row.chosen.schedule),
+        "verified": row.chosen.verification.passed,
+    }
+
+
+def _encode(value: Any) -> Any:
+    """JSON of a noun: dataclasses are objects, tuples lists, a region names its kernels by id."""
+    if isinstance(value, Kernel):
+        return value.id
+    if is_dataclass(value) and not isinstance(value, type):
+        return {f.name: _encode(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, tuple | list):
+        return [_encode(v) for v in value]
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else str(float(value))
+    return str(value) if isinstance(value, str) else int(value)
+
+
+@cache
+def _hints(noun: type) -> dict[str, Any]:
+    return get_type_hints(noun)
+
+
+def _decode(value: Any, hint: Any, where: str, *, kernels: dict[str, Kernel]) -> Any:
+    """`value` as the type that `hint` annotates. `where` is the path in the document, for the message."""
+    origin = get_origin(hint)
+    if hint is Kernel:
+        if not isinstance(value, str) or value not in kernels:
+            raise _Malformed(where, f"no kernel {_shown(value)} under asts")
+        return kernels[value]
+    if is_dataclass(hint) and isinstance(hint, type):
+        hints = _hints(hint)
+        if not isinstance(value, dict):
+            raise _Malformed(where, f"an object is expected, not {_shown(value)}")
+        _same_names(set(value), set(hints), where)
+        return hint(**{n: _decode(value[n], h, f"{where}.{n}".lstrip("."), kernels=kernels) for n, h in hints.items()})
+    if origin is tuple:
+        if not isinstance(value, list):
+            raise _Malformed(where, f"a list is expected, not {_shown(value)}")
+        inner = get_args(hint)
+        wanted = [inner[0]] * len(value) if len(inner) == 2 and inner[1] is Ellipsis else list(inner)
+        if len(wanted) != len(value):
+            raise _Malformed(where, f"{len(wanted)} entries are expected, not {len(value)}")
+        return tuple(_decode(v, h, f"{where}[{i}]", kernels=kernels) for i, (v, h) in enumerate(zip(value, wanted, strict=True)))
+    if origin in (Union, types.UnionType):
+        if value is None and type(None) in get_args(hint):
+            return None
+        (hint,) = (h for h in get_args(hint) if h is not type(None))
+    if hint is float:
+        if isinstance(value, str) and value in _NON_FINITE:
+            return _NON_FINITE[value]
+        if type(value) in (int, float):
+            return _float(value, where)
+        raise _Malformed(where, f"a number is expected, not {_shown(value)}")
+    if type(value) is not hint:  # not isinstance: True is no number of calls
+        raise _Malformed(where, f"{hint.__name__} is expected, not {_shown(value)}")
+    return value
+
+
+def _float(value: float, where: str) -> float:
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):  # such as 1e999
+        raise _Malformed(where, "the number is too large")
+    return number
+
+
+def _read(document: Any) -> Result:
+    if not isinstance(document, dict) or "schema" not in document:
+        raise _Malformed("", "it has no schema number")
+    schema = document["schema"]
+    if type(schema) is not int or schema != SCHEMA:
+        raise _Malformed("schema", f"{_shown(schema)} is not {SCHEMA}, the only one that this kcg reads")
+    derived = ("total_before_s", "total_after_s", "kernels")
+    _same_names(set(document), {"schema", "asts", *derived, *_hints(Result)}, "")
+    asts = document["asts"]
+    if not isinstance(asts, dict) or not all(isinstance(text, str) for text in asts.values()):
+        raise _Malformed("asts", "an object of texts is expected")
+    kernels = {name: Kernel(text) for name, text in asts.items()}
+    for name, kernel in kernels.items():
+        try:
+            same = kernel.id == name
+        except UnicodeEncodeError:  # lone surrogates
+            same = False
+        if not same:
+            raise _Malformed(f"asts.{_shown(name)}", "the text of the kernel was changed")
+    result: Result = _decode({n: document[n] for n in _hints(Result)}, Result, "", kernels=kernels)
+    for i, row in enumerate(result.regions):
+        _check_region(row, f"regions[{i}]")
+    try:
+        datetime.fromisoformat(result.created)
+    except ValueError:
+        raise _Malformed("created", f"{_shown(result.created)} is not an ISO date and time") from None
+    expected = _derived(result)
+    for name in derived:
+        if document[name] != expected[name]:
+            raise _Malformed(name, "it contradicts the regions")
+    return result
+
+
+def _check_region(row: RegionResult, where: str) -> None:
+    region: Region = row.region
+    if not region.kernels:
+        raise _Malformed(f"{where}.region", "it has no kernels")
+    for wire in region.wiring:
+        if not (0 <= wire[0] < len(region.kernels) and 0 <= wire[2] < len(region.kernels)):
+            raise _Malformed(f"{where}.region.wiring", "it names a kernel that the region lacks")
+    if row.outcome not in OUTCOMES:
+        raise _Malformed(f"{where}.outcome", f"{_shown(row.outcome)} is none of {', '.join(OUTCOMES)}")
+    if row.calls < 0 or row.measurements < 0:
+        raise _Malformed(where, "a count is negative")
+    for name, finalist in (("baseline", row.baseline), ("chosen", row.chosen)):
+        if any(time_s < 0 for time_s in (finalist.cold_s, finalist.warm_s, *finalist.interval_s)):
+            raise _Malformed(f"{where}.{name}", "a time is negative")
+        _check_schedule(finalist.schedule, f"{where}.{name}.schedule")
+
+
+def _check_schedule(schedule: Schedule, where: str) -> None:
+    if schedule.kind not in list(ScheduleKind):
+        raise _Malformed(where, f"unknown kind {_shown(schedule.kind)}")
+    try:
+        body = json.loads(schedule.body)
+    except (ValueError, RecursionError):
+        raise _Malformed(where, "its body is not JSON") from None
+    if schedule.kind == ScheduleKind.OPTS and not (isinstance(body, list) and all(_is_opt(row) for row in body)):
+        raise _Malformed(where, "its body is not a list of [op, axis, argument]")
+
+
+def _is_opt(row: Any) -> bool:
+    def integer(value: Any) -> bool:
+        return type(value) is int
+
+    if not isinstance(row, list) or len(row) != 3 or not isinstance(row[0], str):
+        return False
+    argument = row[2]
+    listed = isinstance(argument, list) and all(integer(v) for v in argument)
+    return (row[1] is None or integer(row[1])) and (argument is None or integer(argument) or listed)
+
+
+def _same_names(found: set[str], wanted: set[str], where: str) -> None:
+    if missing := sorted(wanted - found):
+        raise _Malformed(where, f"the field {missing[0]!r} is missing")
+    if unknown := sorted(found - wanted):
+        raise _Malformed(where, f"the field {_shown(unknown[0])} is unknown")
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise _Malformed("", "a field appears twice")
+    return found
+
+
+def _no_constant(name: str) -> Any:
+    raise _Malformed("", f"{name} is not JSON")
+
+
+def _shown(value: Any) -> str:
+    """A foreign value in an error message: ASCII, one line, short."""
+    if isinstance(value, dict | list):
+        return "an object" if isinstance(value, dict) else "a list"
+    text = ascii(value) if not isinstance(value, int) or abs(value) < 10**40 else "a huge number"
+    return text if len(text) <= 60 else text[:57] + "..."

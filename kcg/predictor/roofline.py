@@ -1,0 +1,170 @@
+"""The analytic predictor: a roofline over instructions, memory traffic and occupancy, read off the axis table.
+
+It needs no data and no training. Its absolute times are rough; within a kernel it ranks by what an engineer would count:
+loads saved by keeping values in registers, vector width, loop overhead, register pressure, coalescing, full waves.
+The roofline model: Williams, Waterman and Patterson, CACM 52(4), 2009.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from kcg.errors import ScheduleError
+from kcg.kernel.axes import INNER, REDUCING, Access, AxisTable, axis_table
+from kcg.types import Prediction, Schedule, Target
+
+if TYPE_CHECKING:
+    from kcg.kernel.space import KernelSpace
+
+LINE_BYTES = 64
+WARP = 32
+
+# seconds per event on one core of a CPU of about 3 GHz; fitted by evaluation/fit_roofline.py, which also gives the error
+CPU_LOAD_S = 0.35e-9  # one load or store instruction
+CPU_ALU_S = 0.30e-9  # one scalar arithmetic operation
+CPU_LOOP_S = 0.9e-9  # one trip of the innermost loop
+CPU_LINE_S = 2.0e-9  # one cache line that is not in the first-level cache
+CPU_SPILL_S = 0.5e-9  # one value that does not fit in registers, per trip
+CPU_REGISTERS = 16
+CPU_L1_BYTES = 32 << 10
+
+GPU_PEAK_FLOPS_PER_CORE = 256 * 1.7e9  # one multiprocessor, plain float32
+GPU_TENSOR_CORE_GAIN = 8.0
+GPU_BYTES_S = 4.0e12
+GPU_L2_BYTES_S = 8.0e12
+GPU_LAUNCH_S = 5e-6
+GPU_THREADS_PER_CORE = 2048
+GPU_REGISTERS = 128
+
+
+class Roofline:
+    """The analytic predictor for CPUs and GPUs."""
+
+    name = "roofline"
+
+    def predict(self, space: KernelSpace, schedules: Sequence[Schedule]) -> list[Prediction]:
+        predictions = []
+        for schedule in schedules:
+            try:
+                table = axis_table(space.state(schedule))
+            except ScheduleError:
+                predictions.append(Prediction(0.0, uncertainty=10.0, failure_probability=1.0))
+                continue
+            seconds = estimate(table, space.target)
+            predictions.append(Prediction(math.log(seconds), uncertainty=0.7))
+        return predictions
+
+
+def estimate(table: AxisTable, target: Target) -> float:
+    """Expected seconds of one run."""
+    return _gpu_seconds(table, target) if target.has_local else _cpu_seconds(table)
+
+
+def _vector_width(table: AxisTable, access: Access, widest_bytes: int) -> int:
+    """How many elements one instruction moves: the contiguous run along the inner axes, in powers of two."""
+    widest = max(1, widest_bytes // access.itemsize)
+    for extent, kind, stride in zip(table.extents, table.kinds, access.strides, strict=True):
+        if kind in INNER and stride == 1:
+            width = 1
+            while width * 2 <= widest and extent % (width * 2) == 0:
+                width *= 2
+            return width
+    return 1
+
+
+def _scope(table: AxisTable, access: Access) -> tuple[bool, ...]:
+    """The axes over which an access is executed: all it varies with, and every loop around it."""
+    reduces = any(u and k in REDUCING for u, k in zip(access.used, table.kinds, strict=True))
+    return tuple(
+        u or (k not in INNER and (reduces or k not in REDUCING))
+        for u, k in zip(access.used, table.kinds, strict=True)
+    )
+
+
+def cpu_counts(table: AxisTable) -> tuple[float, float, float, float, float]:
+    """Loads and stores, arithmetic, loop trips, cache lines missed, spills: the terms of the CPU's estimate."""
+    loads = lines = 0.0
+    for access in table.accesses:
+        executed = table.span(_scope(table, access))
+        loads += executed / _vector_width(table, access, 16)
+        lines += _missed_lines(table, access)
+    arithmetic = sum(float(table.span(used)) for _, used in table.operations)
+    trips = math.prod(e for e, k in zip(table.extents, table.kinds, strict=True) if k not in INNER)
+    held = table.product("UPCAST") + sum(
+        table.span(a.used, skip=tuple(k for k in table.kinds if k not in INNER)) / _vector_width(table, a, 16)
+        for a in table.accesses
+    )
+    spills = max(0.0, held / 4 - CPU_REGISTERS) * trips
+    return loads, arithmetic, float(trips), lines, spills
+
+
+def _missed_lines(table: AxisTable, access: Access) -> float:
+    """Cache lines brought in: compulsory ones, times how often the loops outside push them out again."""
+    unique = min(access.elements, table.span(access.used))
+    order = [i for i, k in enumerate(table.kinds) if k not in INNER]
+    footprint = float(access.itemsize * table.span(access.used, skip=tuple(k for k in table.kinds if k not in INNER)))
+    lines = 1.0
+    # from the innermost loop outwards: once the footprint passes the first-level cache, an outer loop reloads it
+    for i in reversed(order):
+        extent, stride = table.extents[i], abs(access.strides[i]) * access.itemsize
+        if access.used[i]:
+            lines *= extent * min(1.0, max(stride, 1) / LINE_BYTES) if stride < LINE_BYTES else extent
+            footprint *= extent
+        elif footprint > CPU_L1_BYTES:
+            lines *= extent
+    return max(lines, unique * access.itemsize / LINE_BYTES)
+
+
+def _cpu_seconds(table: AxisTable) -> float:
+    loads, arithmetic, trips, lines, spills = cpu_counts(table)
+    compute = loads * CPU_LOAD_S + arithmetic * CPU_ALU_S + trips * CPU_LOOP_S + spills * CPU_SPILL_S
+    # memory overlaps with arithmetic only in part on one core
+    return max(compute, lines * CPU_LINE_S) + 0.5 * min(compute, lines * CPU_LINE_S) + 1e-6
+
+
+def _gpu_seconds(table: AxisTable, target: Target) -> float:
+    blocks = table.product("GLOBAL")
+    threads = table.product("LOCAL", "WARP", "GROUP_REDUCE")
+    warps = math.ceil(threads / WARP)
+    lanes_idle = warps * WARP / max(threads, 1)
+    per_core = max(1, min(32, GPU_THREADS_PER_CORE // (warps * WARP)))
+    held = table.product("UPCAST")
+    per_core = max(1, min(per_core, (65536 // (warps * WARP)) // max(16, min(255, held + 16))))
+    waves = math.ceil(blocks / (target.cores * per_core))
+    wave_loss = waves * target.cores * per_core / max(blocks, 1) if blocks >= target.cores else target.cores / blocks
+    # latency is hidden by threads in flight and by independent work in each
+    in_flight = per_core * warps * min(8, max(1, held // 2))
+    hiding = min(1.0, in_flight / 32)
+    spill = max(1.0, held / GPU_REGISTERS) ** 2
+
+    operations = sum(float(table.span(used)) for _, used in table.operations)
+    peak = GPU_PEAK_FLOPS_PER_CORE * max(target.cores, 1) * (GPU_TENSOR_CORE_GAIN if table.tensor_core else 1.0)
+    compute = operations / peak
+
+    device_bytes = l2_bytes = instructions = 0.0
+    for access in table.accesses:
+        executed = float(table.span(_scope(table, access)))
+        width = _vector_width(table, access, 16)
+        instructions += executed / width
+        l2_bytes += executed * access.itemsize * _coalescing_loss(table, access, width)
+        device_bytes += min(access.elements, table.span(access.used)) * access.itemsize
+    issue = instructions / (32 * 1.7e9 * max(target.cores, 1))
+    traffic = max(device_bytes / GPU_BYTES_S, l2_bytes / 16 / GPU_L2_BYTES_S)
+    loops = table.product("REDUCE", "WEAK", "LOOP") * 20e-9 * waves
+    busy = max(compute, traffic, issue) + 0.3 * (compute + traffic + issue)
+    return busy * lanes_idle * min(wave_loss, 8.0) / hiding * spill + loops * 0.05 + GPU_LAUNCH_S
+
+
+def _coalescing_loss(table: AxisTable, access: Access, width: int) -> float:
+    """Bytes moved over bytes used by one warp: 1 when neighbouring threads read neighbouring elements."""
+    for kind_wanted in ("LOCAL", "WARP"):
+        for extent, kind, stride in zip(table.extents, table.kinds, access.strides, strict=True):
+            if kind == kind_wanted and extent > 1:
+                if stride == 0:
+                    return 1.0 / min(extent, WARP)
+                if stride <= width:
+                    return 1.0
+                return min(32.0 / (access.itemsize * width), float(stride) / width)
+    return 32.0 / (access.itemsize * width)

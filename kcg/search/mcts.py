@@ -1,0 +1,279 @@
+"""Monte Carlo tree search over schedules: draft many with the predictor, measure a few, correct the predictor, again.
+
+The tree is a graph: schedules that are the same kernel (`space.key`) share a node, whatever the order of their steps.
+A simulation walks down from the root by PUCT (Rosin 2011; AlphaZero's form, as in mctx) until it either stops at a
+schedule, which drafts it for measuring, or meets a node that was never expanded, which it expands: the legal steps are
+asked for once and all children are predicted in one batch. Values are log-speedups over the baseline:
+
+    own     of stopping here: measured, else predicted and corrected by what was measured (see `calibration`)
+    value   the best `own` within reach, since one schedule is kept in the end (a mean would punish good ones for
+            their bad siblings)
+
+A node with 60 children does not need 60 visits: each child has a value and a prior from its prediction at once.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from kcg.search.calibration import Calibration, Evidence, Trial, distance
+from kcg.search.interface import Observation, Problem, best
+from kcg.search.trials import Trials
+from kcg.types import Prediction, Schedule, ScheduleKind
+
+
+@dataclass(frozen=True)
+class MctsSettings:
+    """How to search. The defaults suit real kernels, where an expansion costs about as much as a measurement."""
+
+    exploration: float = 2.0  # weight of PUCT's bonus against values in 0..1
+    temperature: float = 0.3  # of the prior over children, in log-seconds
+    uniform: float = 0.25  # share of the prior that is spread evenly, for where the predictor is wrong
+    expansions: int = 8  # at most so many between two batches of measurements
+    simulations: int = 64  # likewise; most end in an expansion or a draft
+    optimism: float = 1.0  # standard deviations of doubt added to a candidate for measuring
+    draft_bonus: float = 0.05  # log-speedup added to a candidate that simulations stopped at
+    twin_penalty: float = 0.1  # log-speedup taken from a candidate one step from another of its batch
+    failure_value: float = -2.0  # log-speedup of a schedule that fails
+    entries: int = 3  # so many of the best known schedules are roots too when a search is resumed
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """One kernel of the graph. `children`, `visits` and `actions`' schedules have the same order."""
+
+    schedule: Schedule
+    steps: int  # the set of its steps, one bit a step
+    prediction: Prediction
+    evidence: Evidence
+    jitter: float  # breaks ties
+    observation: Observation | None = None
+    parents: list[Node] = field(default_factory=list)
+    children: list[Node] | None = None  # None: never expanded
+    visits: list[int] = field(default_factory=list)  # simulations through each child
+    stops: int = 0  # simulations that stopped here
+    own: float = -math.inf  # log-speedup of stopping here
+    doubt: float = 0.0  # its standard deviation; 0 where measured
+    value: float = -math.inf  # best `own` within reach
+    closed: bool = False  # all within reach is measured
+
+
+class Graph:
+    """The nodes of one search. The root stands for no schedule; its children are where a search may begin."""
+
+    def __init__(self, trials: Trials, settings: MctsSettings) -> None:
+        self.trials = trials
+        self.settings = settings
+        self.rng: random.Random = trials.problem.rng
+        self.calibration = Calibration()
+        self.nodes: dict[str, Node] = {}
+        self.drafts: set[str] = set()
+        self._bits: dict[tuple[str, int], int] = {}
+        self.root = Node(Schedule("", ""), 0, Prediction(0.0), Evidence(), 0.0, children=[])
+        self._baseline = trials.problem.space.baseline()
+        known = [o for o in trials.observations.values() if o.schedule != self._baseline]
+        roots = [trials.problem.space.start(), self._baseline]
+        roots += [o.schedule for o in sorted(known, key=lambda o: o.time_s)[: settings.entries] if best([o])]
+        self._add(roots + [o.schedule for o in known])
+        for node in dict.fromkeys(self.nodes[trials.key(s)] for s in roots):
+            self._link(self.root, node)
+        self.learn()
+
+    # growing
+
+    def _add(self, schedules: Sequence[Schedule]) -> None:
+        """Makes the missing nodes, predicted in one batch."""
+        for schedule, prediction in zip(schedules, self.trials.predict(schedules), strict=True):
+            key = self.trials.key(schedule)
+            if key not in self.nodes:
+                steps = self._steps(schedule)
+                evidence = self.calibration.evidence(steps)
+                node = self.nodes[key] = Node(schedule, steps, prediction, evidence, 1e-6 * self.rng.random())
+                self._appraise(node)
+                node.value = node.own
+
+    def _steps(self, schedule: Schedule) -> int:
+        names = [str(o) for o in schedule.opts] if schedule.kind == ScheduleKind.OPTS else [schedule.id]
+        bits = 0
+        for i, name in enumerate(names):
+            bits |= 1 << self._bits.setdefault((name, names[:i].count(name)), len(self._bits))
+        return bits
+
+    def _link(self, parent: Node, child: Node) -> None:
+        assert parent.children is not None
+        parent.children.append(child)
+        parent.visits.append(0)
+        child.parents.append(parent)
+        rising = [parent]
+        while rising:
+            node = rising.pop()
+            if node.value < child.value:
+                node.value = child.value
+                rising.extend(node.parents)
+
+    def expand(self, node: Node) -> None:
+        """Asks for the legal steps from a node and predicts where they lead."""
+        children = self.trials.children(node.schedule)
+        self._add(children)
+        node.children = []
+        for child in children:
+            self._link(node, self.nodes[self.trials.key(child)])
+        self._close(node)
+
+    # learning
+
+    def learn(self) -> None:
+        """Takes in what was measured since the last call: corrects every prediction and every value."""
+        fresh = []
+        for key, observation in self.trials.observations.items():
+            node = self.nodes.get(key)
+            if node is not None and node.observation is None:
+                node.observation = observation
+                time_s = observation.time_s
+                measured = math.log(time_s) if 0 < time_s < math.inf else None
+                fresh.append(Trial(node.steps, node.prediction.log_runtime, measured))
+                self.calibration.add(fresh[-1])
+                self._close(node)
+        for node in self.nodes.values():
+            for trial in fresh:
+                self.calibration.extend(node.evidence, node.steps, trial)
+            self._appraise(node)
+        self._settle()
+
+    def _appraise(self, node: Node) -> None:
+        """Sets the value of stopping at a node."""
+        bad, reference = self.settings.failure_value, self._reference()
+        if node.observation is not None:
+            time_s = node.observation.time_s
+            node.own, node.doubt = (reference - math.log(time_s) if 0 < time_s < math.inf else bad), 0.0
+            return
+        expected = self.calibration.expected(node.prediction, node.evidence)
+        chance = 1.0 - expected.failure_probability
+        node.own = chance * (reference - expected.log_runtime) + (1.0 - chance) * bad
+        node.doubt = expected.uncertainty
+
+    def _reference(self) -> float:
+        """Log-seconds of the baseline: measured, else (it failed) as predicted."""
+        time_s = self.trials.time_s(self._baseline)
+        return math.log(time_s) if 0 < time_s < math.inf else self.trials.predict([self._baseline])[0].log_runtime
+
+    def _settle(self) -> None:
+        """Gives every node the best `own` within reach: the best first, each flooding upwards (there may be cycles)."""
+        for node in (self.root, *self.nodes.values()):
+            node.value = -math.inf
+        for source in sorted(self.nodes.values(), key=lambda n: -n.own):
+            rising = [source]
+            while rising:
+                node = rising.pop()
+                if node.value < source.own:
+                    node.value = source.own
+                    rising.extend(node.parents)
+
+    def _close(self, node: Node) -> None:
+        """Marks a node below which all is measured, and then its parents: simulations need not go there."""
+        rising = [node]
+        while rising:
+            node = rising.pop()
+            done = node.observation is not None and node.children is not None and all(c.closed for c in node.children)
+            if done and not node.closed:
+                node.closed = True
+                rising.extend(p for p in node.parents if p is not self.root)
+
+    # simulating
+
+    def simulate(self) -> bool:
+        """One walk from the root; True if it expanded a node. Otherwise it drafted one, or met a dead end."""
+        node, path = self.root, {self.root}
+        while True:
+            if node.children is None:
+                self.expand(node)
+                return True
+            choice = self._select(node, path)
+            if choice is None:
+                return False
+            if choice < 0:
+                node.stops += 1
+                self.drafts.add(self.trials.key(node.schedule))
+                return False
+            node.visits[choice] += 1
+            node = node.children[choice]
+            path.add(node)
+
+    def _select(self, node: Node, path: set[Node]) -> int | None:
+        """The index of a child, -1 to stop here, None for a dead end: the highest value plus PUCT's bonus."""
+        assert node.children is not None
+        options = [(i, c.own, c.value, n) for i, (c, n) in enumerate(zip(node.children, node.visits, strict=True))
+                   if not c.closed and c not in path]  # fmt: skip
+        if node is not self.root and node.observation is None and self.trials.key(node.schedule) not in self.drafts:
+            options.append((-1, node.own, node.own, node.stops))
+        if not options:
+            return None
+        settings, top = self.settings, max(own for _, own, _, _ in options)
+        weights = [math.exp((own - top) / settings.temperature) for _, own, _, _ in options]
+        total, even = sum(weights), settings.uniform / len(options)
+        reach = settings.exploration * math.sqrt(1 + node.stops + sum(node.visits))
+        chosen, highest = None, -math.inf
+        for (index, _, value, visits), weight in zip(options, weights, strict=True):
+            prior = (1.0 - settings.uniform) * weight / total + even
+            jitter = node.jitter if index < 0 else node.children[index].jitter
+            # how fast the best below is, relative to the best anywhere: 0..1 whatever the kernel
+            score = math.exp(min(value - self.root.value, 0.0)) + reach * prior / (1 + visits) + jitter
+            if score > highest:
+                chosen, highest = index, score
+        return chosen
+
+    # choosing
+
+    def candidates(self, count: int) -> list[Schedule]:
+        """The best unmeasured nodes, drafts preferred and near twins kept apart; clears the drafts."""
+        settings = self.settings
+        pool = [(node.own + settings.optimism * node.doubt + node.jitter
+                 + (settings.draft_bonus if key in self.drafts else 0.0), node)
+                for key, node in self.nodes.items() if node.observation is None]  # fmt: skip
+        self.drafts.clear()
+        pool.sort(key=lambda scored: -scored[0])
+        chosen: list[Node] = []
+        while pool and len(chosen) < count:
+            # a twin loses at most twin_penalty for each already chosen: nothing further down the pool can win
+            reach = pool[0][0] - settings.twin_penalty * len(chosen)
+            near = [(score - settings.twin_penalty * sum(_twins(node, c) for c in chosen), i)
+                    for i, (score, node) in enumerate(pool) if score >= reach]  # fmt: skip
+            chosen.append(pool.pop(max(near, key=lambda scored: (scored[0], -scored[1]))[1])[1])
+        return [node.schedule for node in chosen]
+
+    def frontier(self) -> Node | None:
+        """The most promising node that was never expanded; None where the space is exhausted."""
+        return max((n for n in self.nodes.values() if n.children is None), key=lambda n: n.own + n.jitter, default=None)
+
+
+def _twins(one: Node, other: Node) -> bool:
+    """Whether two schedules share all but one step (one more, or one replaced)."""
+    return distance(one.steps, other.steps) <= 2
+
+
+def mcts(problem: Problem, *, settings: MctsSettings = MctsSettings()) -> Iterator[Observation]:
+    """Searches until the budget is spent or every schedule within reach is measured."""
+    trials = Trials(problem)
+    yield from trials.baseline()
+    if trials.out_of_budget:
+        return
+    graph = Graph(trials, settings)
+    while not trials.out_of_budget:
+        expansions = 0
+        for _ in range(settings.simulations):
+            expansions += graph.simulate()
+            if trials.out_of_budget:
+                return
+            if expansions >= settings.expansions:
+                break
+        batch = graph.candidates(problem.batch_size)
+        if batch:
+            yield from trials.measure(batch)
+            graph.learn()
+        elif (node := graph.frontier()) is not None:
+            graph.expand(node)
+        else:
+            return

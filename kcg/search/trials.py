@@ -1,0 +1,126 @@
+"""What one strategy has seen of one problem: actions, keys and predictions asked for once, and every observation.
+
+`actions` costs 5 to 200 ms on a real kernel and `predict` 1 to 10 ms a batch, so nothing is asked for twice. All is
+remembered by `space.key`: schedules that are the same kernel share one entry.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from kcg.errors import ScheduleError
+from kcg.search.interface import Action, Observation, Problem
+from kcg.types import Prediction, Schedule
+
+FAILURE_COST = 2.0
+"""What a certain failure weighs when candidates are ranked, in log-runtime: as bad as being e² = 7.4 times slower."""
+
+
+class Trials:
+    """A problem and the memory of a search over it.
+
+    Every new observation is also added to `problem.known`, so that a search begun later on the same problem goes on
+    from there. Of the observations known beforehand, those whose schedule no longer applies are left aside.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.observations: dict[str, Observation] = {}  # by key
+        self._keys: dict[Schedule, str] = {}
+        self._actions: dict[str, list[Action]] = {}
+        self._predictions: dict[str, Prediction] = {}
+        for schedule, observation in problem.known.items():
+            try:
+                self.observations.setdefault(self.key(schedule), observation)
+            except ScheduleError:
+                continue  # measured under another action space; this search cannot meet it
+
+    @property
+    def out_of_budget(self) -> bool:
+        return self.problem.ledger.exhausted
+
+    def key(self, schedule: Schedule) -> str:
+        found = self._keys.get(schedule)
+        if found is None:
+            found = self._keys[schedule] = self.problem.space.key(schedule)
+        return found
+
+    def actions(self, schedule: Schedule) -> list[Action]:
+        key = self.key(schedule)
+        found = self._actions.get(key)
+        if found is None:
+            found = self._actions[key] = list(self.problem.space.actions(schedule))
+        return found
+
+    def children(self, schedule: Schedule) -> list[Schedule]:
+        """The schedules one step away that are another kernel, each kernel once, in the order of the actions."""
+        seen = {self.key(schedule)}
+        found = []
+        for action in self.actions(schedule):
+            key = self.key(action.schedule)
+            if key not in seen:
+                seen.add(key)
+                found.append(action.schedule)
+        return found
+
+    def predict(self, schedules: Sequence[Schedule]) -> list[Prediction]:
+        """One prediction for each schedule; those not asked for before go to the predictor in one batch."""
+        missing = {self.key(s): s for s in schedules if self.key(s) not in self._predictions}
+        if missing:
+            answers = self.problem.predict(list(missing.values()))
+            self._predictions.update(zip(missing, answers, strict=True))
+        return [self._predictions[self.key(s)] for s in schedules]
+
+    def ranked(self, schedules: Sequence[Schedule]) -> list[Schedule]:
+        """`schedules`, the best expected first; equals keep their order."""
+        costs = [p.log_runtime + FAILURE_COST * p.failure_probability for p in self.predict(schedules)]
+        order = sorted(range(len(schedules)), key=costs.__getitem__)
+        return [schedules[i] for i in order]
+
+    def observed(self, schedule: Schedule) -> Observation | None:
+        return self.observations.get(self.key(schedule))
+
+    def time_s(self, schedule: Schedule) -> float:
+        """The measured runtime; infinite where the schedule failed or was not measured."""
+        observation = self.observed(schedule)
+        return math.inf if observation is None else observation.time_s
+
+    def measure(self, schedules: Sequence[Schedule]) -> Iterator[Observation]:
+        """Measures those that were not yet, a batch at a time while the budget lasts; yields each as it is made.
+
+        Observations come in the order asked for, whichever finished first: a search repeats itself under its seed.
+        """
+        fresh = {self.key(s): s for s in reversed(schedules) if self.key(s) not in self.observations}
+        queue = list(reversed(fresh.values()))
+        while queue:
+            count = self.problem.ledger.remaining(min(len(queue), self.problem.batch_size))
+            if count < 1:
+                return
+            batch, queue = queue[:count], queue[count:]
+            for schedule, future in zip(batch, self.problem.measure(batch), strict=True):
+                observation = future.result()
+                self.observations[self.key(schedule)] = observation
+                self.problem.known[schedule] = observation
+                yield observation
+
+    def baseline(self) -> Iterator[Observation]:
+        """Measures tinygrad's own choice, unless it is known: every strategy begins with it."""
+        yield from self.measure([self.problem.space.baseline()])
+
+    def unmeasured(self) -> Iterator[Schedule]:
+        """Every schedule within reach that was not measured, nearest first: the end of a search that ran out of ideas.
+
+        Lazy, and it stops with the budget: the space may be far too large to be walked.
+        """
+        queue = [self.problem.space.start(), self.problem.space.baseline()]
+        seen = {self.key(s) for s in queue}
+        for schedule in queue:
+            if self.observed(schedule) is None:
+                yield schedule
+            if self.out_of_budget:
+                return
+            for child in self.children(schedule):
+                if (key := self.key(child)) not in seen:
+                    seen.add(key)
+                    queue.append(child)

@@ -1,0 +1,370 @@
+"""The nouns of kcg: frozen dataclasses of the standard library only, passed between all rooms.
+
+Every noun that is stored has an identity that is the same on every machine: a SHA-256 of canonical JSON
+(sorted keys, no spaces). Times are seconds, sizes are bytes, unless a name says otherwise.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import statistics
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+def canonical_json(value: Any) -> str:
+    """The one JSON text of a value: sorted keys, no spaces, no NaN."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def content_id(value: Any) -> str:
+    """SHA-256 (hex) of the canonical JSON of a value."""
+    return hashlib.sha256(canonical_json(value).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One tinygrad `SINK` AST before optimisation, normalised: no device name, no kernel name.
+
+    `ast_json` is the canonical JSON that `kcg.kernel.codec` writes and reads; `id` is its SHA-256.
+    """
+
+    ast_json: str
+
+    @property
+    def id(self) -> str:
+        return hashlib.sha256(self.ast_json.encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Region:
+    """What one schedule is for: wired kernels, for now exactly one.
+
+    `wiring` lists `(producer, output slot, consumer, input slot)` by index into `kernels`.
+    """
+
+    kernels: tuple[Kernel, ...]
+    wiring: tuple[tuple[int, int, int, int], ...] = ()
+
+    @property
+    def id(self) -> str:
+        if len(self.kernels) == 1:
+            return self.kernels[0].id
+        return content_id([[k.id for k in self.kernels], [list(w) for w in self.wiring]])
+
+    @property
+    def kernel(self) -> Kernel:
+        """The only kernel of a region of one."""
+        (only,) = self.kernels
+        return only
+
+
+@dataclass(frozen=True, order=True)
+class Opt:
+    """One tinygrad `Opt` by name: `op` is the name of an `OptOps` member."""
+
+    op: str
+    axis: int | None = None
+    arg: int | tuple[int, ...] | None = None
+
+    def __str__(self) -> str:
+        inner = ",".join(str(x) for x in (self.axis, self.arg) if x is not None)
+        return f"{self.op}({inner})"
+
+
+class ScheduleKind(StrEnum):
+    OPTS = "opts"
+    SOURCE = "source"
+    TILE = "tile"
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What is done to a region: a kind and its canonical JSON. Its identity is the pair."""
+
+    kind: str
+    body: str
+
+    @staticmethod
+    def from_opts(opts: tuple[Opt, ...] | list[Opt]) -> Schedule:
+        """The schedule that applies `opts` in order; `()` is the unoptimised kernel."""
+        rows = [[o.op, o.axis, list(o.arg) if isinstance(o.arg, tuple) else o.arg] for o in opts]
+        return Schedule(ScheduleKind.OPTS, canonical_json(rows))
+
+    @property
+    def opts(self) -> tuple[Opt, ...]:
+        """The Opts of an `opts` schedule, in the order in which they apply."""
+        if self.kind != ScheduleKind.OPTS:
+            raise ValueError(f"a schedule of kind {self.kind!r} has no opts")
+        return tuple(Opt(op, axis, tuple(arg) if isinstance(arg, list) else arg) for op, axis, arg in json.loads(self.body))
+
+    @property
+    def id(self) -> str:
+        return content_id([self.kind, self.body])
+
+    def __str__(self) -> str:
+        if self.kind != ScheduleKind.OPTS:
+            return f"{self.kind}:{self.id[:8]}"
+        return " ".join(str(o) for o in self.opts) or "(none)"
+
+
+RAW = Schedule.from_opts(())
+"""The unoptimised schedule."""
+
+
+@dataclass(frozen=True)
+class Action:
+    """One legal step from a schedule: what it is, and the schedule that it leads to."""
+
+    label: str  # e.g. "UPCAST(0,4)"
+    schedule: Schedule  # the schedule after the step
+
+
+@dataclass(frozen=True)
+class Target:
+    """The hardware as compiler and clock see it. Never a UUID, a host name or a current clock: those belong to a run."""
+
+    device: str  # tinygrad's device, e.g. "CPU", "CUDA"
+    renderer: str  # which renderer compiles for it, e.g. "X86", "CLANG", "CUDA"
+    arch: str  # e.g. "x86_64,native", "sm_90"
+    model: str  # e.g. "AMD EPYC", "NVIDIA H200"
+    cores: int  # CPU cores or multiprocessors
+    has_local: bool
+    has_threads: bool
+    max_threads: int  # THREAD opts on a CPU; 0 on a GPU
+    shared_bytes: int
+    memory_bytes: int
+    cache_bytes: int  # last-level cache (L2 of a GPU, L3 of a CPU)
+    tensor_cores: tuple[str, ...] = ()  # e.g. "8x16x16 bf16->f32"
+    power_limit_w: float | None = None
+    clock_limit_mhz: float | None = None
+
+    @property
+    def fingerprint(self) -> str:
+        return content_id(asdict(self))
+
+    @property
+    def tinygrad_device(self) -> str:
+        """What `DEV=` selects this target: `CPU:X86`, `CUDA`."""
+        return f"{self.device}:{self.renderer}" if self.device == "CPU" else self.device
+
+
+@dataclass(frozen=True)
+class Toolchain:
+    """What turned a schedule into a binary: versions of tinygrad, compilers, driver, Triton, and kcg's action space."""
+
+    tinygrad: str
+    compiler: str  # e.g. "clang 14.0.6", "tinygrad X86 assembler", "NVRTC 12.4"
+    driver: str
+    triton: str
+    action_space: int  # version of kcg's own list of actions
+
+    @property
+    def fingerprint(self) -> str:
+        return content_id(asdict(self))
+
+
+class Status(StrEnum):
+    """How a measurement ended. A failure has a status and a reason, never a magic time."""
+
+    OK = "ok"
+    COMPILE_ERROR = "compile_error"
+    COMPILE_TIMEOUT = "compile_timeout"
+    RESOURCE = "resource"
+    LAUNCH_ERROR = "launch_error"
+    TIMEOUT = "timeout"
+    WRONG = "wrong"
+    WORKER_DIED = "worker_died"
+    NOISY = "noisy"
+
+
+class CacheState(StrEnum):
+    COLD = "cold"  # the last-level cache is flushed before every sample
+    WARM = "warm"  # samples follow each other
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One schedule timed once.
+
+    Its identity (`key`) is what resume and deduplication go by; `run_id` and `trial` tell occasions apart.
+    """
+
+    region_id: str
+    schedule: Schedule
+    target: str  # Target.fingerprint
+    toolchain: str  # Toolchain.fingerprint
+    protocol: int
+    status: Status
+    cache_state: CacheState = CacheState.COLD
+    variables: tuple[tuple[str, int], ...] = ()  # values of symbolic variables, sorted by name
+    input_recipe: str = ""  # how the inputs were made, e.g. "normal-v1:seed=0"
+    samples_s: tuple[float, ...] = ()
+    reason: str = ""  # first line of the cause of a failure
+    binary_hash: str = ""
+    checked: bool = False  # one seed, poison and guards passed
+    early_stop: bool = False  # fewer samples than the protocol asks, allowed during search
+    sampler: str = ""  # which strategy asked for it
+    compile_s: float = 0.0
+    launch: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())  # global and local size
+    run_id: str = ""
+    trial: int = 0
+    clocks: tuple[tuple[str, float], ...] = ()  # what the device tells: SM clock, temperature, power
+
+    @property
+    def median_s(self) -> float:
+        """Median of the samples in seconds; NaN where there are none."""
+        return statistics.median(self.samples_s) if self.samples_s else math.nan
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Everything of the identity but run and trial."""
+        return (
+            self.region_id, self.variables, self.input_recipe, self.schedule.kind, self.schedule.body,
+            self.target, self.toolchain, self.protocol, str(self.cache_state), self.early_stop,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class WorkloadCall:
+    """A region of a workload and how often one execution calls it."""
+
+    region: Region
+    calls: int
+    variables: tuple[tuple[str, int], ...] = ()
+    origin: str = ""  # where it comes from, e.g. a line of the model, for the reader only
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A named program that yields regions, each with how often it is called."""
+
+    name: str
+    preset: str
+    calls: tuple[WorkloadCall, ...]
+
+    @property
+    def id(self) -> str:
+        return content_id([self.name, self.preset])
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What is expected of a schedule: log of the runtime in seconds, its standard deviation, probability of failure."""
+
+    log_runtime: float
+    uncertainty: float = 0.0
+    failure_probability: float = 0.0
+
+    @property
+    def runtime_s(self) -> float:
+        return math.exp(self.log_runtime)
+
+
+@dataclass(frozen=True)
+class Verification:
+    """The verdict on one finalist: which rules were run and what they found."""
+
+    passed: bool
+    rules: tuple[str, ...] = ()  # names of the rules that ran
+    max_error: float = 0.0  # largest error over its tolerance; at most 1 passes
+    seeds: int = 0
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Finalist:
+    """One way to run a region, re-timed in full beside the baseline."""
+
+    schedule: Schedule
+    cold_s: float
+    warm_s: float
+    interval_s: tuple[float, float]  # 95 % interval of the cold median
+    verification: Verification
+    binary_hash: str = ""
+    name: str = ""  # tinygrad's kernel name, without colours
+    legend: str = ""  # what the name says, in words
+    source: str = ""
+    launch: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+
+
+@dataclass(frozen=True)
+class RegionResult:
+    """What became of one region: its baseline and what was chosen, which may be the baseline itself."""
+
+    region: Region
+    calls: int
+    baseline: Finalist
+    chosen: Finalist
+    measurements: int
+    outcome: str  # "improved", "kept", "quarantined"; with `note` in words
+    variables: tuple[tuple[str, int], ...] = ()
+    note: str = ""
+    operations: float = 0.0  # arithmetic of one call
+    bytes: float = 0.0  # least traffic of one call
+
+    @property
+    def before_s(self) -> float:
+        """Time of all its calls with the baseline."""
+        return self.calls * self.baseline.cold_s
+
+    @property
+    def after_s(self) -> float:
+        return self.calls * self.chosen.cold_s
+
+
+@dataclass(frozen=True)
+class ProgressPoint:
+    """The search so far: after `elapsed_s` and `measurements`, the estimated total of the workload."""
+
+    elapsed_s: float
+    measurements: int
+    total_s: float
+
+
+@dataclass(frozen=True)
+class Recompute:
+    """A kernel that computes a contraction more often than its operands need."""
+
+    kernel_id: str
+    factor: float  # how many times each value is computed
+    wasted_operations: float  # per call of the kernel
+    calls: int
+    advice: str  # where a `.contiguous()` would help
+
+
+@dataclass(frozen=True)
+class Result:
+    """A Plan, the baselines, verification, and what the search cost. `kcg.optimize.result` reads and writes it as JSON."""
+
+    workload: str
+    preset: str
+    target: Target
+    toolchain: Toolchain
+    regions: tuple[RegionResult, ...]
+    search: str  # name of the strategy
+    seed: int
+    measurements: int  # unique binaries timed, the baselines included, finalists' re-timing not
+    compilations: int
+    search_s: float  # from start to result
+    budget: str
+    protocol: int
+    created: str  # ISO date and time
+    command: str
+    kcg_version: str
+    complete: bool = True  # False: interrupted or out of budget before all was tried
+    failures: tuple[tuple[str, int], ...] = ()  # status -> count
+    progress: tuple[ProgressPoint, ...] = ()
+    recomputes: tuple[Recompute, ...] = ()
+    warnings: tuple[str, ...] = field(default_factory=tuple)
+
+    @property
+    def total_before_s(self) -> float:
+        return sum(r.before_s for r in self.regions)
+
+    @property
+    def total_after_s(self) -> float:
+        return sum(r.after_s for r in self.regions)

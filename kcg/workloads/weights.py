@@ -1,0 +1,121 @@
+"""Weights and inputs for Flux: the published ones, a local safetensors file, or random ones that stay in range."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from tinygrad import Tensor, dtypes
+from tinygrad.nn.state import safe_load
+
+from kcg.errors import WeightsError
+from kcg.workloads.flux import Flux, FluxConfig, input_shapes
+
+REPOSITORIES = {
+    "black-forest-labs/FLUX.1-dev": "flux1-dev.safetensors",
+    "black-forest-labs/FLUX.1-schnell": "flux1-schnell.safetensors",
+}
+"""The repositories on the Hugging Face Hub that hold weights under these names, and the file in each."""
+
+SHOWN = 3  # names per kind of fault in an error
+
+
+def load_weights(model: Flux, path_or_repo: str) -> None:
+    """Assign published weights to a model, from a local safetensors file or from one of `REPOSITORIES`.
+
+    Every name and shape is checked before anything is assigned. Values are converted to the model's dtype.
+    Raises `WeightsError` where the file cannot be had or read, or where its tensors are not exactly the model's.
+    """
+    path = _download(path_or_repo) if path_or_repo in REPOSITORIES else Path(path_or_repo)
+    if not path.is_file():
+        known = " or ".join(REPOSITORIES)
+        raise WeightsError(f"no weights at {path_or_repo}: give a safetensors file, or {known}")
+    try:
+        tensors = safe_load(path)
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError, RuntimeError, AssertionError, OSError) as error:
+        raise WeightsError(f"{path} is not a readable safetensors file: {_first_line(error)}") from error
+    _check(model, tensors, path)
+    for name, parameter in model.parameters.items():
+        value = tensors[name].to(parameter.device).cast(parameter.dtype)
+        parameter.assign(value.contiguous()).realize()
+
+
+def _check(model: Flux, tensors: dict[str, Tensor], path: Path) -> None:
+    wanted = {name: tuple(p.shape) for name, p in model.parameters.items()}
+    found = {name: tuple(t.shape) for name, t in tensors.items()}
+    faults = {
+        "missing": [name for name in wanted if name not in found],
+        "extra": [name for name in found if name not in wanted],
+        "misshapen": [
+            f"{name} {list(found[name])} instead of {list(shape)}"
+            for name, shape in wanted.items()
+            if name in found and found[name] != shape
+        ],
+    }
+    parts = [
+        f"{len(names)} {fault} ({', '.join(names[:SHOWN])}{', ...' if len(names) > SHOWN else ''})"
+        for fault, names in faults.items()
+        if names
+    ]
+    if parts:
+        raise WeightsError(f"{path} does not hold the tensors of Flux.1 {model.config.variant}: {'; '.join(parts)}")
+
+
+def _download(repository: str) -> Path:
+    """The file of a repository from the Hub or its local cache."""
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        return Path(hf_hub_download(repository, REPOSITORIES[repository]))
+    except GatedRepoError as error:
+        raise WeightsError(
+            f"{repository} is gated: accept its licence at https://huggingface.co/{repository} and set HF_TOKEN"
+        ) from error
+    except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
+        raise WeightsError(
+            f"cannot download {repository} (offline, or no access?) and it is not in the local cache: "
+            f"{_first_line(error)}"
+        ) from error
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def random_weights(model: Flux, seed: int = 0) -> None:
+    """Assign random weights that keep every activation near unit size: uniform with variance 1/inputs.
+
+    Others overflow bfloat16 after a few blocks. Biases are small, the scales of norms lie around 1.
+    """
+    Tensor.manual_seed(seed)
+    for name, parameter in model.parameters.items():
+        shape, device = parameter.shape, parameter.device
+        if name.endswith(".scale"):
+            value = Tensor.uniform(*shape, low=0.8, high=1.2, device=device, dtype=dtypes.float32)
+        else:
+            bound = math.sqrt(3 / shape[1]) if len(shape) == 2 else 0.05
+            value = Tensor.uniform(*shape, low=-bound, high=bound, device=device, dtype=dtypes.float32)
+        parameter.assign(value.cast(parameter.dtype).contiguous()).realize()
+
+
+def random_inputs(config: FluxConfig, seed: int = 0) -> dict[str, Tensor]:
+    """Realised inputs of one step: normal tokens, positions of a square image, a timestep and a guidance.
+
+    The image is as near to square as its number of tokens allows.
+    """
+    Tensor.manual_seed(seed)
+    width = next(w for w in range(math.isqrt(config.image_tokens), 0, -1) if config.image_tokens % w == 0)
+    inputs: dict[str, Tensor] = {}
+    for name, (shape, dtype) in input_shapes(config).items():
+        if name == "img_ids":
+            value = Tensor([[0, i // width, i % width] for i in range(shape[1])]).unsqueeze(0)
+        elif name == "txt_ids":
+            value = Tensor.zeros(*shape)
+        elif name in ("timestep", "guidance"):
+            # the guidance is what the model was distilled on, 3.5; the timestep one in the middle of a run
+            value = Tensor([0.6 if name == "timestep" else 3.5])
+        else:
+            value = Tensor.randn(*shape)
+        inputs[name] = value.cast(getattr(dtypes, dtype)).contiguous().realize()
+    return inputs

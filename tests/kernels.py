@@ -1,0 +1,173 @@
+"""Example kernel ASTs shared by the tests: scheduled from lazy tensors, so no device is opened and no data exists.
+
+`example_asts()` covers each op family that tinygrad's scheduler puts into a kernel: contractions in three float
+formats, reductions, gathers, padding, symbolic shapes, integers, bools, special floats and random numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import cache
+
+from tinygrad import Tensor, Variable, dtypes
+
+from kcg.compat.tiny import Ops, UOp
+
+
+def kernels_of(*tensors: Tensor) -> list[UOp]:
+    """The kernel ASTs that realising `tensors` would run, in order."""
+    linear, _variables = tensors[0].linear_with_vars(*tensors[1:])
+    return [call.src[0] for call in linear.src if call.src[0].op is Ops.SINK]
+
+
+def empty(*shape: int, dtype: str = "float32", device: str = "CPU") -> Tensor:
+    """A lazy tensor that holds nothing."""
+    return Tensor.empty(*shape, dtype=dtype, device=device)
+
+
+def _matmul(dtype: str, device: str = "CPU") -> Tensor:
+    return empty(24, 40, dtype=dtype, device=device) @ empty(40, 32, dtype=dtype, device=device)
+
+
+def _special_floats(device: str) -> Tensor:
+    x = empty(64, device=device)
+    inner = (x > 1).where(-0.0, (x > 0).where(math.inf, (x > -1).where(-math.inf, math.nan)))
+    return (x > 2).where(inner, 1 / inner).cast("float32")
+
+
+def _assign(device: str) -> Tensor:
+    x = empty(8, 8, device=device)
+    return x.assign(x * 2 + 1)
+
+
+def _symbolic(device: str) -> Tensor:
+    length = Variable("length", 1, 32).bind(20)
+    return (empty(32, 16, device=device)[:length] * 3).sum(0)
+
+
+def _symbolic_elementwise(device: str) -> Tensor:
+    length = Variable("length", 1, 32).bind(20)
+    return (empty(32, 16, device=device)[:length] + 1).contiguous()
+
+
+def _cache_update(device: str) -> Tensor:
+    """One step of a key-value cache: a store at a symbolic position, then a sum of symbolic length."""
+    position = Variable("position", 0, 30).bind(3)
+    cache = empty(1, 32, 2, 8, device=device)
+    cache[:, position : position + 1].assign(empty(1, 1, 2, 8, device=device) + 1)
+    return cache[:, : position + 1].sum(1)
+
+
+def _attention(device: str) -> Tensor:
+    q, k, v = (empty(2, 3, 16, 8, device=device) for _ in range(3))
+    return q.scaled_dot_product_attention(k, v, is_causal=True)
+
+
+def _rms_norm(x: Tensor) -> Tensor:
+    return x * x.square().mean(1, keepdim=True).rsqrt()
+
+
+def _set_item(device: str) -> Tensor:
+    x = empty(8, 4, device=device)
+    x[1:3] = empty(2, 4, device=device) + 1
+    return x
+
+
+def _sharded(device: str) -> Tensor:
+    devices = (device, f"{device}:1")
+    return (
+        Tensor.arange(16).float().shard(devices, axis=0) + empty(16, device=device).shard(devices, axis=0)
+    ).contiguous()
+
+
+def _all_reduce(device: str) -> Tensor:
+    devices = (device, f"{device}:1")
+    a, b = empty(8, 16, device=device), empty(16, 8, device=device)
+    return a.shard(devices, axis=1) @ b.shard(devices, axis=0)
+
+
+def _tensors(device: str) -> dict[str, Callable[[], Tensor | tuple[Tensor, ...]]]:
+    def new(*shape: int, dtype: str = "float32") -> Tensor:
+        return empty(*shape, dtype=dtype, device=device)
+
+    return {
+        "matmul_f16": lambda: _matmul("float16", device),
+        "matmul_f32": lambda: _matmul("float32", device),
+        "matmul_bf16": lambda: _matmul("bfloat16", device),
+        "matmul_int8": lambda: new(16, 24, dtype="int8").dot(new(24, 8, dtype="int8"), dtype=dtypes.int32),
+        "softmax": lambda: new(12, 50).softmax(),
+        "layernorm": lambda: new(6, 48).layernorm(),
+        "conv2d": lambda: new(2, 4, 9, 9).conv2d(new(6, 4, 3, 3), new(6), padding=1),
+        "embedding": lambda: new(20, 8)[new(5, dtype="int32")],
+        "take_along": lambda: new(6, 10).gather(1, new(6, 4, dtype="int32")),
+        "cat": lambda: new(4, 6).cat(new(4, 5), dim=1),
+        "pad": lambda: new(5, 6).pad(((1, 2), (0, 3)), value=2.5),
+        "argmax": lambda: new(5, 17).argmax(1),
+        "cumsum": lambda: new(4, 300).cumsum(1),
+        "causal_mask": lambda: (Tensor.arange(16).reshape(16, 1) >= Tensor.arange(16)).where(new(16, 16), -math.inf),
+        "assign": lambda: _assign(device),
+        "symbolic": lambda: _symbolic(device),
+        "symbolic_elementwise": lambda: _symbolic_elementwise(device),
+        "cache_update": lambda: _cache_update(device),
+        "attention": lambda: _attention(device),
+        "set_item": lambda: _set_item(device),
+        "sharded": lambda: _sharded(device),
+        "all_reduce": lambda: _all_reduce(device),
+        "int_math": lambda: (new(40, dtype="int32") // 7) * (new(40, dtype="int32") % 5) - (new(40, dtype="int32") ^ 3),
+        "int_negative_div": lambda: new(40, dtype="int8").div(new(40, dtype="int8"), rounding_mode="trunc"),
+        "shift": lambda: (new(40, dtype="uint32") << 5) | (new(40, dtype="uint32") >> 27),
+        "bool_logic": lambda: (new(30) > 0) & (new(30, dtype="bool") | (new(30) != 1)),
+        "special_floats": lambda: _special_floats(device),
+        "rand": lambda: Tensor.rand(7, 9, device=device),
+        "randn": lambda: Tensor.randn(64, device=device),
+        "max_pool": lambda: new(1, 3, 8, 8).max_pool2d((2, 2)),
+        "avg_pool": lambda: new(1, 3, 9, 9).avg_pool2d((3, 3), padding=1),
+        "sort": lambda: new(4, 8).sort(1),
+        "one_hot": lambda: new(9, dtype="int32").one_hot(6).cast("int32"),
+        "gelu": lambda: new(33, 5).gelu(),
+        "trigonometry": lambda: new(50).sin() + (new(50).abs() + 1).log() + new(50).sigmoid().sqrt(),
+        "power": lambda: (new(20).abs() + 0.5) ** 1.5,
+        "float_to_int": lambda: (new(40) * 20).cast(dtypes.int32),
+        "bitcast": lambda: new(16).bitcast(dtypes.int32) + 1,
+        "bitcast_size": lambda: new(16, dtype="uint8").bitcast("float32") + 1,
+        "float64": lambda: new(10, 10, dtype="float64").sum(0).cast("float32"),
+        "product": lambda: new(6, 5).prod(1),
+        "integer_sum": lambda: new(6, 50, dtype="uint8").sum(1),
+        "any": lambda: (new(6, 50) > 2.5).any(1),
+        "round": lambda: (new(60) * 10).round(),
+        "group_norm_style": lambda: (new(4, 8, 6) - new(4, 8, 6).mean((1, 2), keepdim=True)).square().mean((1, 2)),
+        "two_outputs": lambda: (new(8, 8) + 1, new(8, 8) * 2),
+        "scalar": lambda: new(1000).mean(),
+        "bf16_norm": lambda: _rms_norm(new(8, 64, dtype="bfloat16")),
+        "f16_norm": lambda: _rms_norm(new(8, 64, dtype="float16")),
+        "f16_softmax": lambda: new(8, 64, dtype="float16").softmax(),
+        "flip_stride": lambda: new(12, 6).flip(0)[::2].contiguous(),
+        "tril": lambda: new(10, 10).tril(),
+        "nested_reduce": lambda: (new(6, 7).sum(1, keepdim=True).expand(6, 7) * new(6, 7)).sum(),
+        "logsumexp": lambda: new(6, 40).logsumexp(1),
+        "std": lambda: new(9, 40).std(1),
+        "erf": lambda: new(40).erf(),
+        "conv_transpose": lambda: new(1, 4, 5, 5).conv_transpose2d(new(4, 3, 3, 3), stride=2),
+        "interpolate": lambda: new(1, 3, 8, 8).interpolate((13, 13), mode="linear"),
+        "cross_entropy": lambda: new(5, 10).sparse_categorical_crossentropy(new(5, dtype="int32")),
+        "bool_reduce": lambda: new(9, 30, dtype="bool").sum(1),
+        "int_min": lambda: new(9, 30, dtype="int32").min(1),
+        "scatter": lambda: new(5, 6).scatter(1, new(5, 2, dtype="int32"), new(5, 2)),
+    }
+
+
+@cache
+def _asts(device: str) -> dict[str, UOp]:
+    asts: dict[str, UOp] = {}
+    for name, build in _tensors(device).items():
+        out = build()
+        kernels = kernels_of(*(out if isinstance(out, tuple) else (out,)))
+        for i, ast in enumerate(kernels):
+            asts[name if len(kernels) == 1 else f"{name}.{i}"] = ast
+    return asts
+
+
+def example_asts(device: str = "CPU") -> dict[str, UOp]:
+    """Name -> kernel AST (SINK). A name has a suffix `.i` where its tensor takes several kernels."""
+    return dict(_asts(device))

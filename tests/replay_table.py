@@ -1,0 +1,89 @@
+"""A tiny space of schedules with a valley, for tests of search without a device.
+
+Two axes and a reduction. Each of five steps is taken at most once, at most four in all: UPCAST and LOCAL on both
+axes, UNROLL of the reduction. That makes 276 kernels reached by 3,420 orders of steps. The runtime is a formula in
+which steps interact:
+
+- Fewer than 256 threads make it up to 1.8 times slower, 256 make it 5 times faster, and these take two steps: the
+  valley. A search that goes on only from what is fastest so far ends on its near side.
+- UPCAST and UNROLL help a little alone and more together.
+- Too large a register tile fails to compile; too many threads with it fails to launch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from functools import cache
+
+from kcg.search.interface import Action, Observation
+from kcg.search.replay import Record, ReplayTable
+from kcg.types import Opt, Schedule, Status
+
+STEPS = [
+    *(Opt("UPCAST", 0, n) for n in (2, 4, 8)),
+    *(Opt("UPCAST", 1, n) for n in (2, 4)),
+    *(Opt("LOCAL", 0, n) for n in (4, 16)),
+    *(Opt("LOCAL", 1, n) for n in (4, 16)),
+    *(Opt("UNROLL", 0, n) for n in (4, 8)),
+]
+DEPTH = 4
+KERNELS = 276
+BASELINE = Schedule.from_opts([Opt("UPCAST", 0, 4), Opt("UNROLL", 0, 4)])
+"""Like a hand-coded schedule: better than nothing, and on the near side of the valley."""
+
+
+def _observe(opts: tuple[Opt, ...]) -> Observation:
+    """The formula: 100 µs for the unoptimised kernel, with a spread of 2 % that depends on the kernel only."""
+    schedule = Schedule.from_opts(opts)
+    sizes = {(o.op, o.axis): o.arg for o in opts if isinstance(o.arg, int)}
+
+    def size(op: str, axis: int) -> int:
+        return sizes.get((op, axis), 1)
+
+    tile = size("UPCAST", 0) * size("UPCAST", 1)
+    threads = size("LOCAL", 0) * size("LOCAL", 1)
+    unroll = size("UNROLL", 0)
+    if tile * unroll > 128:
+        return Observation(schedule, Status.COMPILE_ERROR, None, "", "out of registers")
+    if tile == 1:  # unrolling by 4 or 8 gives the same binary where nothing is upcast
+        unroll = min(unroll, 4)
+    binary = hashlib.sha256(repr((sorted((k, v) for k, v in sizes.items() if k != ("UNROLL", 0)), unroll)).encode())
+    if threads * tile > 2048:
+        return Observation(schedule, Status.LAUNCH_ERROR, None, binary.hexdigest(), "too many resources requested")
+    microseconds = 100.0
+    microseconds *= {1: 1.0, 4: 1.3, 16: 1.8, 64: 1.4, 256: 0.2}[threads]
+    microseconds *= {1: 1.0, 2: 0.85, 4: 0.7, 8: 0.6, 16: 0.75, 32: 1.1}[tile]
+    if unroll > 1:
+        microseconds *= {1: 0.98, 2: 0.92, 4: 0.85, 8: 0.75 if unroll == 4 else 0.7}.get(tile, 1.1)
+    if threads == 256:
+        microseconds *= 2.0 if tile < 8 else 0.9
+    microseconds *= 1.0 + 0.02 * binary.digest()[0] / 255
+    return Observation(schedule, Status.OK, microseconds * 1e-6, binary.hexdigest())
+
+
+@cache
+def synthetic_table() -> ReplayTable:
+    """The whole space, every order of steps recorded."""
+    records = []
+    for depth in range(DEPTH + 1):
+        for opts in itertools.permutations(STEPS, depth):
+            taken = {(o.op, o.axis) for o in opts}
+            if len(taken) < depth:
+                continue
+            following = [o for o in STEPS if depth < DEPTH and (o.op, o.axis) not in taken]
+            actions = tuple(Action(str(o), Schedule.from_opts([*opts, o])) for o in following)
+            key = " ".join(sorted(str(o) for o in opts))
+            records.append(Record(key, _observe(opts), actions))
+    return ReplayTable(records, start=Schedule.from_opts(()), baseline=BASELINE)
+
+
+def chain_table(runtimes_s: list[float | None], *, baseline: int = 0) -> ReplayTable:
+    """A space that is a single road: one action from each schedule to the next; None is a failure."""
+    schedules = [Schedule.from_opts([Opt("UNROLL", 0, 2)] * i) for i in range(len(runtimes_s))]
+    records = []
+    for i, (schedule, runtime_s) in enumerate(zip(schedules, runtimes_s, strict=True)):
+        status = Status.OK if runtime_s is not None else Status.COMPILE_ERROR
+        actions = tuple(Action("UNROLL(0,2)", s) for s in schedules[i + 1 : i + 2])
+        records.append(Record(str(i), Observation(schedule, status, runtime_s, f"b{i}" if runtime_s else ""), actions))
+    return ReplayTable(records, start=schedules[0], baseline=schedules[baseline])

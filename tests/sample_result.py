@@ -1,0 +1,147 @@
+"""A realistic `Result` for the tests of the file, the report and the console: 16 regions, each kind of outcome."""
+
+from __future__ import annotations
+
+from kcg.types import (
+    RAW,
+    Finalist,
+    Kernel,
+    Opt,
+    ProgressPoint,
+    Recompute,
+    Region,
+    RegionResult,
+    Result,
+    Schedule,
+    Target,
+    Toolchain,
+    Verification,
+    canonical_json,
+)
+
+RULES = ("reference", "fresh seeds", "integers in range", "poison", "guards", "repeats", "roofline", "fresh process")
+
+# baseline name, chosen name, legend, calls, baseline µs, chosen µs, operations, bytes
+_ROWS = (
+    ("r_40_2_8_16_256_4", "r_80_32_4_4_64_4_4", "matmul 320×3072 · 3072×12288, bfloat16", 38, 412.7, 171.3, 2.4e10, 8.4e7),
+    ("r_24_16_512_4_4", "r_24_8_16_32_4_4_4", "attention scores, 24 heads", 57, 188.04, 93.11, 9.7e9, 2.2e7),
+    ("r_512_24_128_4_4_96", "r_512_24_128_4_4_96", "matmul 512×3072 · 3072×3072, bfloat16", 152, 61.9, 61.9, 9.66e9, 2.5e7),
+    ("r_2_32_3072_4", "r_64_16_192_4_2", "layer norm: mean over 3072", 76, 38.25, 12.06, 5.9e5, 3.1e6),
+    ("r_2_32_3072_4n1", "r_64_16_192_4_2n1", "layer norm: variance over 3072", 76, 41.5, 12.98, 1.2e6, 3.1e6),
+    ("E_1536_32_4", "E_1536_32_4", "gelu, 196608 elements", 38, 9.81, 9.81, 3.9e6, 7.8e5),
+    ("E_512_64_3_8_4", "E_2048_64_3_2_4", "rotary embedding", 114, 7.9, 6.2, 1.1e6, 1.5e6),
+    ("r_8_32_4_24_128_4_4", "r_8_32_4_24_128_4_4", "attention · V", 57, 122.6, 122.6, 9.7e9, 2.2e7),
+    ("r_256_4_1024_4", "r_256_16_256_4_4", "matmul 256×4096 · 4096×64", 4, 1843.0, 402.2, 1.3e8, 3.3e6),
+    ("E_64_32_4", "E_64_32_4", "residual add", 190, 2.31, 2.31, 8.2e3, 9.8e4),
+    ("r_3_1024_1024_9_64", "r_64_8_8_16_3_9_16_4", "conv2d 3×3, 64 → 3 channels", 1, 9120.4, 2210.9, 3.6e9, 6.0e7),
+    ("r_16_16_16_16_512", "r_16_16_16_16_512", "group norm", 12, 55.1, 55.1, 3.3e7, 1.3e8),
+    ("E_16_16_256_4", "E_16_16_256_4", "upsample ×2, nearest", 3, 18.2, 18.2, 0.0, 2.1e6),
+    ("r_4096_512", "r_128_32_64_8", "softmax: max over 512", 57, 26.4, 9.9, 2.1e6, 8.4e6),
+    ("r_5_77", "r_5_77", "embedding of 77 tokens", 1, 3.05, 3.05, 3.0e2, 4.7e5),
+    ("copy_<x>&\"y\"_très", "copy_<x>&\"y\"_très", "a \"strange\" <b>name</b> & unicode ✓ 漢字", 2, 1.27, 1.27, 0.0, 4096.0),
+)  # fmt: skip
+
+_OPTS = (
+    (Opt("TC", 0, (-1, 2, 1)), Opt("UPCAST", 0, 4), Opt("UPCAST", 1, 4), Opt("LOCAL", 0, 2), Opt("UNROLL", 0, 4)),
+    (Opt("GROUPTOP", 0, 16), Opt("UPCAST", 0, 4), Opt("LOCAL", 1, 32)),
+    (Opt("UPCAST", 0, 4), Opt("UPCAST", 1, 2), Opt("NOLOCALS")),
+)
+
+
+def _source(name: str, steps: int) -> str:
+    body = "\n".join(
+        f"  float acc{i} = (lidx0 < {i + 3} && gidx0 >= 0) ? (data1[(gidx0*{i + 7})+lidx0] & 0xff) : 0.0f; /* \"{i}\" 'µ' */"
+        for i in range(steps)
+    )
+    return (
+        '#include <cuda_bf16.h>\nextern "C" __global__ void __launch_bounds__(256)\n'
+        f"{name}(float* data0, const float* data1) {{\n  // naïve → <b>tiled</b> & </pre></script>\n{body}\n"
+        "  *(data0+gidx0) = acc0;\n}\n"
+    )
+
+
+def _finalist(name: str, legend: str, cold_s: float, schedule: Schedule, *, passed: bool = True) -> Finalist:
+    return Finalist(
+        schedule=schedule,
+        cold_s=cold_s,
+        warm_s=cold_s * 0.83,
+        interval_s=(cold_s * 0.991, cold_s * 1.013),
+        verification=Verification(
+            passed=passed,
+            rules=RULES if passed else RULES[:1],
+            max_error=0.0371 if passed else float("inf"),
+            seeds=3 if passed else 1,
+            reason="" if passed else "the references disagree: 0.21 against 0.37 at output 17",
+        ),
+        binary_hash="9f" * 32,
+        name=name,
+        legend=legend,
+        source=_source(name, 24),
+        launch=((40, 2, 8), (16, 4, 1)),
+    )
+
+
+def _region(i: int) -> RegionResult:
+    before, after, legend, calls, before_us, after_us, operations, traffic = _ROWS[i]
+    hand_coded = Schedule.from_opts((Opt("UPCAST", 0, 4), Opt("LOCAL", 0, 16)))
+    baseline = _finalist(before, legend, before_us * 1e-6, RAW if i == 12 else hand_coded)
+    chosen, outcome, note = baseline, "kept", "nothing verified was faster than tinygrad's own schedule"
+    if i == 11:
+        broken = _finalist(before, legend, before_us * 1e-6, hand_coded, passed=False)
+        baseline = chosen = broken
+        outcome, note = "quarantined", "the references disagree, so nothing about it can be trusted <see rule 1>"
+    elif after_us < before_us:
+        chosen = _finalist(after, legend, after_us * 1e-6, Schedule.from_opts(_OPTS[i % len(_OPTS)]))
+        outcome, note = "improved", ""
+    kernel = Kernel(canonical_json({"op": "SINK", "name": legend, "index": i}))
+    return RegionResult(
+        region=Region((kernel,)),
+        calls=calls,
+        baseline=baseline,
+        chosen=chosen,
+        measurements=24 + i,
+        outcome=outcome,
+        variables=(("start_pos", 17),) if i == 1 else (),
+        note=note,
+        operations=operations,
+        bytes=traffic,
+    )
+
+
+def sample_result() -> Result:
+    """Sixteen regions of an image model on one GPU: eight improved, seven kept, one quarantined."""
+    regions = tuple(_region(i) for i in range(len(_ROWS)))
+    before, after = (sum(getattr(r, name) for r in regions) for name in ("before_s", "after_s"))
+    return Result(
+        workload="flux",
+        preset="mini",
+        target=Target(
+            device="CUDA", renderer="CUDA", arch="sm_90", model="NVIDIA H200", cores=132, has_local=True,
+            has_threads=False, max_threads=0, shared_bytes=232448, memory_bytes=150754820096, cache_bytes=62914560,
+            tensor_cores=("8x16x16 bf16->f32", "8x16x16 f16->f32"), power_limit_w=700.0, clock_limit_mhz=1980.0,
+        ),
+        toolchain=Toolchain(tinygrad="0.14.0", compiler="NVRTC 12.4", driver="550.54.15", triton="", action_space=1),
+        regions=regions,
+        search="guided",
+        seed=7,
+        measurements=504,
+        compilations=1311,
+        search_s=312.418,
+        budget="300 s",
+        protocol=1,
+        created="2026-03-14T15:09:26+00:00",
+        command="python -m kcg.optimize flux --preset mini --budget 300s --seed 7 --output 'out <1> & \"2\"'",
+        kcg_version="0.1.0",
+        failures=(("compile_error", 41), ("resource", 17), ("wrong", 2), ("worker_died", 1)),
+        progress=tuple(
+            ProgressPoint(elapsed_s=6.0 * k, measurements=10 * k, total_s=after + (before - after) * 0.88**k)
+            for k in range(52)
+        ),
+        recomputes=(
+            Recompute(
+                regions[8].region.id, factor=16.0, wasted_operations=1.2e8, calls=4,
+                advice="call .contiguous() on the left operand of the matmul at model.py:88 <before the reshape>",
+            ),
+        ),
+        warnings=("the GPU ran at its power cap for 12 % of the samples", "no clang: <CPU> kernels were not compared"),
+    )  # fmt: skip

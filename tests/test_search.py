@@ -1,0 +1,402 @@
+"""Search strategies on replayed tables: they find, they stop, they respect the budget, and they repeat themselves."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import random
+import statistics
+from typing import Any
+
+import pytest
+from replay_table import BASELINE, KERNELS, chain_table, synthetic_table
+
+from kcg.errors import UnknownName
+from kcg.search.calibration import Calibration, Trial
+from kcg.search.interface import Action, Ledger, Observation, Predict, Problem, best
+from kcg.search.mcts import Graph, MctsSettings, mcts
+from kcg.search.replay import (
+    ReplayTable,
+    constant_predict,
+    inverted_predict,
+    noisy_predict,
+    oracle_predict,
+)
+from kcg.search.strategies import STRATEGIES, strategy
+from kcg.search.trials import Trials
+from kcg.types import Opt, Prediction, Schedule
+
+NAMES = [*STRATEGIES, "beam:1", "beam:8"]
+SEARCHES = [n for n in NAMES if n != "hand-coded"]
+BASELINE_S = synthetic_table().records[BASELINE].observation.time_s
+
+
+def run(name: str, problem: Problem) -> list[Observation]:
+    return list(strategy(name)(problem))
+
+
+def best_s(observations: list[Observation]) -> float:
+    found = best(observations)
+    assert found is not None
+    return found.time_s
+
+
+# What they find
+
+
+def test_the_synthetic_space_has_the_size_it_claims() -> None:
+    table = synthetic_table()
+    assert len(table.records) == 3420
+    assert len({r.key for r in table.records.values()}) == KERNELS
+    assert table.best_s < BASELINE_S / 5
+
+
+@pytest.mark.parametrize("name", ["greedy", "beam", "beam:1", "beam:8"])
+def test_beam_and_greedy_stop_before_the_valley(name: str) -> None:
+    table = synthetic_table()
+    problem = table.problem(oracle_predict(table))  # without a limit: they stop by themselves
+    found = best_s(run(name, problem))
+    assert 40e-6 < found < BASELINE_S
+
+
+@pytest.mark.parametrize("sigma", [0.0, 0.2, 0.5])
+def test_mcts_crosses_the_valley(sigma: float) -> None:
+    table = synthetic_table()
+    for seed in range(3):
+        problem = table.problem(noisy_predict(table, sigma=sigma, seed=seed), seed=seed, max_measurements=60)
+        assert best_s(run("mcts", problem)) == table.best_s
+
+
+@pytest.mark.parametrize("name", SEARCHES)
+@pytest.mark.parametrize("predictor", ["constant", "inverted"])
+def test_a_useless_predictor_does_not_keep_a_search_from_improving(name: str, predictor: str) -> None:
+    table = synthetic_table()
+    predict = constant_predict() if predictor == "constant" else inverted_predict(table)
+    for seed in range(5):
+        found = run(name, table.problem(predict, seed=seed, max_measurements=60))
+        assert found[0].schedule == BASELINE
+        assert best_s(found) < 0.8 * BASELINE_S
+
+
+def test_mcts_needs_fewer_measurements_than_random() -> None:
+    table = synthetic_table()
+
+    def needed(name: str, seed: int) -> int:
+        problem = table.problem(noisy_predict(table, sigma=0.2, seed=seed), seed=seed, max_measurements=150)
+        for observation in strategy(name)(problem):
+            if observation.time_s <= 1.2 * table.best_s:
+                break
+        return problem.ledger.measurements
+
+    mean = {name: statistics.mean(needed(name, seed) for seed in range(20)) for name in ("mcts", "random")}
+    assert mean["mcts"] < 0.5 * mean["random"]
+
+
+def test_mcts_asks_for_few_expansions() -> None:
+    table = synthetic_table()
+    asked: list[Schedule] = []
+
+    class Counting(Wrapped):
+        def actions(self, schedule: Schedule) -> list[Action]:
+            asked.append(schedule)
+            return super().actions(schedule)
+
+    problem = table.problem(noisy_predict(table, sigma=0.3, seed=0), max_measurements=60)
+    problem.space = Counting(table)
+    run("mcts", problem)
+    assert len({table.key(s) for s in asked}) == len(asked)  # none twice, by whatever order of steps
+    assert len(asked) / (problem.ledger.measurements / problem.batch_size) <= 10
+
+
+def test_hand_coded_measures_the_baseline_and_nothing_else() -> None:
+    table = synthetic_table()
+    assert [o.schedule for o in run("hand-coded", table.problem(constant_predict()))] == [BASELINE]
+
+
+# Budgets and ends
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("budget", [0, 1, 2, 7, 33])
+def test_the_budget_is_never_exceeded(name: str, budget: int) -> None:
+    table = synthetic_table()
+    problem = table.problem(oracle_predict(table), max_measurements=budget)
+    found = run(name, problem)
+    binaries = {o.binary_hash for o in found if o.binary_hash}
+    assert len(binaries) == problem.ledger.measurements <= budget
+    assert [o.schedule for o in found[:1]] == [BASELINE][:budget]
+    assert len({table.key(o.schedule) for o in found}) == len(found)  # no kernel twice
+    if name in ("mcts", "random"):
+        assert problem.ledger.measurements == budget
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_compilations_are_a_budget_too(name: str) -> None:
+    table = synthetic_table()
+    problem = table.problem(oracle_predict(table), ledger=Ledger(max_compilations=10))
+    run(name, problem)
+    assert problem.ledger.compilations <= 10
+
+
+@pytest.mark.parametrize("name", ["mcts", "random"])
+def test_an_exhausted_space_ends_the_search(name: str) -> None:
+    table = synthetic_table()
+    found = run(name, table.problem(inverted_predict(table)))
+    assert {table.key(o.schedule) for o in found} == {r.key for r in table.records.values()}
+    assert len(found) == KERNELS
+
+
+@pytest.mark.parametrize("name", SEARCHES)
+def test_one_action_or_none(name: str) -> None:
+    for runtimes in ([2e-6], [2e-6, 1e-6]):
+        table = chain_table(list(runtimes))
+        assert best_s(run(name, table.problem(oracle_predict(table)))) == min(runtimes)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_space_where_everything_fails_ends(name: str) -> None:
+    table = chain_table([None] * 6, baseline=3)
+    found = run(name, table.problem(constant_predict()))
+    assert best(found) is None
+    assert len({o.schedule for o in found}) == len(found)
+    if name in ("mcts", "random"):
+        assert len(found) == 6
+
+
+def test_mcts_goes_on_where_the_baseline_fails() -> None:
+    table = chain_table([4e-6, 3e-6, None, 1e-6, None], baseline=2)
+    assert best_s(run("mcts", table.problem(noisy_predict(table, sigma=0.1, seed=0)))) == 1e-6
+
+
+class Wrapped:
+    """A table behind another action space."""
+
+    def __init__(self, table: ReplayTable) -> None:
+        self.table = table
+
+    def start(self) -> Schedule:
+        return self.table.start()
+
+    def baseline(self) -> Schedule:
+        return self.table.baseline()
+
+    def actions(self, schedule: Schedule) -> list[Action]:
+        return self.table.actions(schedule)
+
+    def key(self, schedule: Schedule) -> str:
+        return self.table.key(schedule)
+
+
+def test_a_space_with_cycles_ends() -> None:
+    """SWAP twice is the kernel that it began with."""
+    ring = [Schedule.from_opts([Opt("SWAP", 0, 1)] * i) for i in range(4)]
+
+    class Ring(Wrapped):
+        def actions(self, schedule: Schedule) -> list[Action]:
+            i = int(self.key(schedule))
+            return [Action("next", ring[(i + 1) % 4]), Action("back", ring[i - 1]), Action("stay", ring[i])]
+
+        def key(self, schedule: Schedule) -> str:
+            return str(len(schedule.opts) % 4)
+
+    records = chain_table([5e-6, 9e-6, 8e-6, 2e-6]).records.values()
+    seen = {ring[i]: dataclasses.replace(r.observation, schedule=ring[i]) for i, r in enumerate(records)}
+    table = ReplayTable(
+        (dataclasses.replace(r, observation=seen[s], actions=()) for r, s in zip(records, ring, strict=True)),
+        start=ring[0], baseline=ring[1],
+    )  # fmt: skip
+    for name in SEARCHES:
+        problem = table.problem(oracle_predict(table))
+        problem.space = Ring(table)
+        assert best_s(run(name, problem)) == 2e-6
+
+
+@pytest.mark.parametrize("name", SEARCHES)
+def test_a_deadline_is_respected_within_one_step(name: str) -> None:
+    """Every call costs fake seconds; after the deadline at most the step in progress and its batch are finished."""
+    table = synthetic_table()
+    now = [0.0]
+    late: list[str] = []
+
+    def spend(seconds: float, what: str) -> None:
+        if now[0] >= 20.0:
+            late.append(what)
+        now[0] += seconds
+
+    class Slow(Wrapped):
+        def actions(self, schedule: Schedule) -> list[Action]:
+            spend(0.2, "actions")
+            return super().actions(schedule)
+
+    ledger = Ledger(deadline=20.0, clock=lambda: now[0])
+    problem = table.problem(oracle_predict(table), ledger=ledger)
+    predict, measure = problem.predict, problem.measure
+    problem.space = Slow(table)
+
+    def slow_predict(schedules: Any) -> list[Prediction]:
+        spend(0.01, "predict")
+        return predict(schedules)
+
+    def slow_measure(schedules: Any) -> Any:
+        spend(0.5 * len(schedules), "measure")
+        return measure(schedules)
+
+    problem.predict, problem.measure = slow_predict, slow_measure
+    observations = run(name, problem)
+    assert best(observations) is not None
+    assert now[0] < 20.0 + 0.5 * problem.batch_size + 0.2 * 8  # a batch, or one walk of at most 8 steps
+    assert "measure" not in late
+    assert late.count("actions") <= 8
+
+
+# The same again
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_search_repeats_itself_under_its_seed(name: str) -> None:
+    table = synthetic_table()
+
+    def once(seed: int, predict: Predict) -> list[Observation]:
+        return run(name, table.problem(predict, seed=seed, max_measurements=40))
+
+    for predict in (noisy_predict(table, sigma=0.5, seed=1), constant_predict()):
+        assert once(3, predict) == once(3, predict)
+    if name in ("mcts", "random"):  # where the predictor does not tell schedules apart, the seed does
+        assert once(3, constant_predict()) != once(4, constant_predict())
+
+
+@pytest.mark.parametrize("name", SEARCHES)
+def test_a_search_can_be_suspended(name: str) -> None:
+    """Two searches taking turns find what each finds alone."""
+    table = synthetic_table()
+
+    def problem(seed: int) -> Problem:
+        return table.problem(noisy_predict(table, sigma=0.5, seed=1), seed=seed, max_measurements=30)
+
+    alone = [run(name, problem(seed)) for seed in (0, 1)]
+    turns: list[list[Observation]] = [[], []]
+    searches = [strategy(name)(problem(seed)) for seed in (0, 1)]
+    for first, second in itertools.zip_longest(*searches):
+        for turn, observation in zip(turns, (first, second), strict=True):
+            if observation is not None:
+                turn.append(observation)
+    assert turns == alone
+
+
+@pytest.mark.parametrize("name", SEARCHES)
+def test_what_is_known_is_used_and_never_measured_again(name: str) -> None:
+    table = synthetic_table()
+    first = table.problem(noisy_predict(table, sigma=0.5, seed=1), max_measurements=30)
+    before = run(name, first)
+    assert list(first.known) == [o.schedule for o in before]
+
+    second = table.problem(noisy_predict(table, sigma=0.5, seed=1), max_measurements=30, seed=9)
+    second.known = dict(first.known)
+    second.known[Schedule.from_opts([Opt("TC", 0, 1)])] = before[0]  # no longer in the space
+    after = run(name, second)
+    assert not {table.key(o.schedule) for o in before} & {table.key(o.schedule) for o in after}
+    if name == "mcts":
+        assert min(best_s(before), best_s(after)) == table.best_s
+
+
+def test_the_registry_knows_its_names() -> None:
+    assert list(STRATEGIES) == ["hand-coded", "random", "greedy", "beam", "mcts"]
+    for bad in ("bogus", "beam:0", "beam:", "beam:x", "beam:-1", "beam:²", "beam:99999999999", "mcts:4", ""):
+        with pytest.raises(UnknownName, match="unknown search strategy"):
+            strategy(bad)
+
+
+# The graph
+
+
+def test_transpositions_share_a_node() -> None:
+    table = synthetic_table()
+    trials = Trials(table.problem(oracle_predict(table)))
+    graph = Graph(trials, MctsSettings())
+    while (node := graph.frontier()) is not None:
+        graph.expand(node)
+    assert len(graph.nodes) == KERNELS < len(table.records)
+    top = graph.nodes[table.key(Schedule.from_opts([Opt("LOCAL", 0, 16), Opt("UPCAST", 0, 8)]))]
+    assert len(top.parents) == 2
+    # a perfect predictor sees the best within reach from the root, whatever the order of steps
+    reference = math.log(trials.predict([BASELINE])[0].runtime_s)
+    assert graph.root.value == pytest.approx(reference - math.log(table.best_s), abs=1e-9)
+
+
+def test_measured_values_replace_predicted_ones_up_to_the_root() -> None:
+    table = chain_table([4e-6, 3e-6, 2e-6, 1e-6])
+
+    def predict(schedules: Any) -> list[Prediction]:
+        return [Prediction(math.log(1e-6 if len(s.opts) == 2 else 4e-6)) for s in schedules]
+
+    trials = Trials(table.problem(predict))
+    list(trials.baseline())
+    graph = Graph(trials, MctsSettings())
+    while (node := graph.frontier()) is not None:
+        graph.expand(node)
+    promise = graph.root.value
+    liar = Schedule.from_opts([Opt("UNROLL", 0, 2)] * 2)
+    list(trials.measure([liar]))
+    graph.learn()
+    assert graph.nodes["2"].own == pytest.approx(math.log(2)) and graph.nodes["2"].doubt == 0
+    assert graph.root.value < promise
+
+
+def test_a_failure_is_a_bad_value_and_closes_when_nothing_is_left() -> None:
+    table = chain_table([4e-6, None])
+    trials = Trials(table.problem(constant_predict()))
+    graph = Graph(trials, MctsSettings())
+    while (node := graph.frontier()) is not None:
+        graph.expand(node)
+    list(trials.measure([table.start(), Schedule.from_opts([Opt("UNROLL", 0, 2)])]))
+    graph.learn()
+    assert graph.nodes["1"].own == MctsSettings().failure_value
+    assert all(n.closed for n in graph.nodes.values())
+    assert graph.candidates(4) == []
+    assert graph.simulate() is False
+
+
+def test_a_batch_holds_no_near_twins_where_others_are_as_good() -> None:
+    table = synthetic_table()
+    trials = Trials(table.problem(constant_predict()))
+    graph = Graph(trials, MctsSettings())
+    while (node := graph.frontier()) is not None:
+        graph.expand(node)
+    chosen = [graph.nodes[table.key(s)].steps for s in graph.candidates(4)]
+    assert all((a ^ b).bit_count() > 2 for a, b in itertools.combinations(chosen, 2))
+
+
+def test_mcts_with_other_settings() -> None:
+    table = synthetic_table()
+    problem = table.problem(oracle_predict(table), max_measurements=20)
+    assert len(list(mcts(problem, settings=MctsSettings(expansions=1, simulations=2)))) >= 20
+
+
+def test_calibration_corrects_offset_neighbours_and_a_backward_predictor() -> None:
+    calibration = Calibration()
+    assert calibration.expected(Prediction(-3.0), calibration.evidence(1)).log_runtime == -3.0
+    calibration.add(Trial(0b1, predicted=-3.0, measured=-5.0))
+    assert calibration.expected(Prediction(-4.0), calibration.evidence(0)).log_runtime == pytest.approx(-6.0)
+    before = calibration.variance
+    for i in range(2, 6):
+        calibration.add(Trial(1 << i, predicted=-3.0 - i, measured=-5.0 - i))
+    assert calibration.slope == pytest.approx(1.0) and calibration.variance < before
+    calibration.add(Trial(0b11 << 60, predicted=-5.0, measured=None))
+    near, far = (calibration.evidence(s) for s in (0b1 << 60, 0b1111 << 20))
+    sure, unsure = (calibration.expected(Prediction(-5.0), e) for e in (near, far))
+    assert sure.failure_probability > 0.2 > unsure.failure_probability
+
+    backward = Calibration()
+    for i in range(8):
+        backward.add(Trial(1 << i, predicted=float(i), measured=float(-i)))
+    assert backward.slope == 0.0
+
+
+def test_no_strategy_uses_the_global_random_state() -> None:
+    table = synthetic_table()
+    random.seed(0)
+    state = random.getstate()
+    for name in NAMES:
+        run(name, table.problem(oracle_predict(table), max_measurements=10))
+    assert random.getstate() == state
