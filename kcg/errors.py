@@ -1,18 +1,18 @@
 """The one exception tree of kcg. Every error that a user can cause carries one line that says what is wrong and what to do.
 
-    KcgError                    anything kcg raises on purpose            exit code 1
-    ├── UsageError              a wrong argument, name, preset, budget    exit code 2
-    │   ├── UnknownName         no such workload, preset, strategy
-    │   └── ScriptError         the user's own script raised
-    ├── DataError               a file that cannot be trusted or read     exit code 2
-    │   ├── CodecError          an AST that does not decode
-    │   ├── JournalError        a corrupt or foreign journal
-    │   ├── ResultError         a truncated or foreign RESULT.json
-    │   └── WeightsError        missing, extra or misshapen tensors
-    ├── ScheduleError           a schedule that does not apply to its region
-    ├── MismatchError           result, target and toolchain do not fit   exit code 2
-    ├── DeviceError             the device is absent or unusable          exit code 5
-    └── VerificationError       the chosen schedules do not verify        exit code 4
+KcgError                    anything kcg raises on purpose            exit code 1
+├── UsageError              a wrong argument, name, preset, budget    exit code 2
+│   ├── UnknownName         no such workload, preset, strategy
+│   └── ScriptError         the user's own script raised
+├── DataError               a file that cannot be trusted or read     exit code 2
+│   ├── CodecError          an AST that does not decode
+│   ├── JournalError        a corrupt or foreign journal
+│   ├── ResultError         a truncated or foreign RESULT.json
+│   └── WeightsError        missing, extra or misshapen tensors
+├── ScheduleError           a schedule that does not apply to its region
+├── MismatchError           result, target and toolchain do not fit   exit code 2
+├── DeviceError             the device is absent or unusable          exit code 5
+└── VerificationError       the chosen schedules do not verify        exit code 4
 """
 
 from __future__ import annotations

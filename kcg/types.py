@@ -99,7 +99,9 @@ class Schedule:
         """The Opts of an `opts` schedule, in the order in which they apply."""
         if self.kind != ScheduleKind.OPTS:
             raise ValueError(f"a schedule of kind {self.kind!r} has no opts")
-        return tuple(Opt(op, axis, tuple(arg) if isinstance(arg, list) else arg) for op, axis, arg in json.loads(self.body))
+        return tuple(
+            Opt(op, axis, tuple(arg) if isinstance(arg, list) else arg) for op, axis, arg in json.loads(self.body)
+        )
 
     @property
     def id(self) -> str:

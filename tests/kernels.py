@@ -12,6 +12,7 @@ from functools import cache
 
 from tinygrad import Tensor, Variable, dtypes
 
+from kcg.compat.device import choose_cpu, prepare
 from kcg.compat.tiny import Ops, UOp
 
 
@@ -159,6 +160,7 @@ def _tensors(device: str) -> dict[str, Callable[[], Tensor | tuple[Tensor, ...]]
 
 @cache
 def _asts(device: str) -> dict[str, UOp]:
+    prepare(choose_cpu().dev)  # only a name: tinygrad asks for the default device even where every tensor has one
     asts: dict[str, UOp] = {}
     for name, build in _tensors(device).items():
         out = build()

@@ -154,4 +154,3 @@ def _strides(expression: UOp, place: dict[UOp, int], count: int) -> tuple[tuple[
 
 def _is_invalid(node: UOp) -> bool:
     return node.op is Ops.CONST and isinstance(node.arg, InvalidType)
-

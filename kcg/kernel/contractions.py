@@ -94,9 +94,7 @@ def arithmetic(ast: UOp) -> float:
     total = 0
     for top, scopes in _stores(ast):
         for node in _values(top):
-            if node.op is Ops.REDUCE:
-                total += math.prod(_extents(scopes[node]))
-            elif node.op in GroupOp.ALU and not _is_address(node):
+            if node.op is Ops.REDUCE or (node.op in GroupOp.ALU and not _is_address(node)):
                 total += math.prod(_extents(scopes[node]))
     return float(total)
 

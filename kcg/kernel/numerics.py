@@ -22,17 +22,20 @@ TIPPING = 8.0
 
 LOG_2 = math.log(2.0)
 
-# significant bits, largest finite value, floor of errors: the smallest normal number, as subnormals may be flushed
+# the low bits of the result depend on the low bits of the operands only
+_WRAPPING = frozenset({Ops.ADD, Ops.SUB, Ops.MUL, Ops.MULACC, Ops.NEG, Ops.SHL, Ops.AND, Ops.OR, Ops.XOR})
+
+# significant bits, largest finite value, smallest normal number
 _FLOATS: dict[DType, tuple[int, float, float]] = {
     dtypes.float64: (53, float(np.finfo(np.float64).max), 2.0**-1022),
     dtypes.float32: (24, float(np.finfo(np.float32).max), 2.0**-126),
     dtypes.weakfloat: (24, float(np.finfo(np.float32).max), 2.0**-126),
     dtypes.bfloat16: (8, 3.3895313892515355e38, 2.0**-126),
-    dtypes.float16: (11, 65504.0, 2.0**-25),  # nobody flushes those: half a subnormal
-    dtypes.fp8e4m3: (4, 448.0, 2.0**-10),
-    dtypes.fp8e4m3fnuz: (4, 240.0, 2.0**-11),
-    dtypes.fp8e5m2: (3, 57344.0, 2.0**-17),
-    dtypes.fp8e5m2fnuz: (3, 57344.0, 2.0**-18),
+    dtypes.float16: (11, 65504.0, 2.0**-14),
+    dtypes.fp8e4m3: (4, 448.0, 2.0**-6),
+    dtypes.fp8e4m3fnuz: (4, 240.0, 2.0**-7),
+    dtypes.fp8e5m2: (3, 57344.0, 2.0**-14),
+    dtypes.fp8e5m2fnuz: (3, 57344.0, 2.0**-15),
 }
 
 
@@ -42,6 +45,18 @@ class Value(NamedTuple):
     data: Array  # float64 for floats, else the node's own integer or bool type (weak integers: int64)
     error: Array | None = None  # float64; None: exact
     valid: Array | None = None  # bool; None: everywhere
+    wrapped: Array | None = None  # bool: an 8- or 16-bit result that overflowed; None: nowhere
+
+
+def settled(value: Value) -> Value:
+    """The value for anybody but wrapping arithmetic and a store of its own width.
+
+    C computes 8- and 16-bit integers in 32 bits, an interpreter in their own width: after an overflow, a wider cast, a
+    comparison or a division may see either. So what overflowed is uncertain from here on.
+    """
+    if value.wrapped is None:
+        return value
+    return value._replace(error=np.where(value.wrapped, np.inf, _some(value.error)), wrapped=None)
 
 
 def numpy_dtype(dtype: DType) -> np.dtype[Any]:
@@ -76,8 +91,10 @@ def rounded(data: Array, error: Array | None, dtype: DType, ulps: float = 0.5) -
 
     `ulps` 0.5 is an operation that rounds correctly, hence is exact where it can be; a larger one never is.
     """
-    _bits, largest, floor = _FLOATS[dtype]
+    bits, largest, floor = _FLOATS[dtype]
     size = np.abs(data)
+    if ulps == 0.5 and bits < 24 and dtype is not dtypes.bfloat16:
+        floor *= 2.0**-bits  # half a subnormal: arithmetic flushes those of float32's exponents only
     own = 2.0 * ulps * unit_roundoff(dtype) * size + floor * (size > 0)
     if ulps == 0.5:
         own = np.where(_representable(data, dtype), 0.0, own)
@@ -99,8 +116,10 @@ def cast(value: Value, source: DType, target: DType) -> Value:
     """CAST, as C converts: to an integer by truncation, to a narrower integer by wrapping."""
     if source is target:
         return value
-    data, error, valid = value
     wanted = numpy_dtype(target)
+    if wanted.kind in "iu" and value.wrapped is not None and wanted.itemsize <= value.data.itemsize:
+        value = value._replace(wrapped=None)  # truncates explicitly: all agree
+    data, error, valid, _ = settled(value)
     if target is dtypes.bool:
         unsure = None if error is None else np.where(np.abs(data) <= TIPPING * error, 1.0, 0.0)
         return Value(data != 0, unsure, valid)
@@ -122,7 +141,7 @@ def cast(value: Value, source: DType, target: DType) -> Value:
 
 def bit_cast(value: Value, source: DType, target: DType) -> Value:
     """BITCAST between types of one size. Raises VerificationError for 8-bit floats."""
-    data, error, valid = value
+    data, error, valid, _ = settled(value)
     for dtype in (source, target):
         if dtype in dtypes.fp8s or dtype in dtypes.weaks:
             raise VerificationError(f"no reference for a bitcast of {dtype.name}")
@@ -146,6 +165,8 @@ def alu(op: Ops, dtype: DType, operands: Sequence[Value], types: Sequence[DType]
     for operand in operands:
         if operand.valid is not None:
             valid = operand.valid if valid is None else valid & operand.valid
+    if op not in _WRAPPING:
+        operands = [settled(operand) for operand in operands]
     if op is Ops.WHERE:
         result = _where(dtype, operands, types)
     elif op in GroupOp.Comparison:
@@ -155,8 +176,23 @@ def alu(op: Ops, dtype: DType, operands: Sequence[Value], types: Sequence[DType]
         result = _compare(op, *(cast(v, t, common) for v, t in zip(operands, types, strict=True)))
     else:
         values = [cast(v, t, dtype) for v, t in zip(operands, types, strict=True)]
-        result = _float_alu(op, dtype, values) if dtypes.is_float(dtype) else _int_alu(op, dtype, values)
+        if dtypes.is_float(dtype):
+            result = _float_alu(op, dtype, values)
+        else:
+            result = _int_alu(op, dtype, values)
+            if op in _WRAPPING and numpy_dtype(dtype).kind in "iu" and numpy_dtype(dtype).itemsize <= 2:
+                result = result._replace(wrapped=_overflow(op, values, result.data))
     return result if op is Ops.WHERE else result._replace(valid=valid)
+
+
+def _overflow(op: Ops, values: Sequence[Value], narrow: Array) -> Array | None:
+    """Where a narrow integer result, or an operand already, is not the integer that 32 bits would hold."""
+    wide = _int_alu(op, dtypes.int32, [v._replace(data=v.data.astype(np.int32)) for v in values]).data
+    over = np.asarray(wide != narrow)
+    for value in values:
+        if value.wrapped is not None:
+            over = over | value.wrapped
+    return over if over.any() else None
 
 
 def _all_or_nothing(errors: Sequence[Array | None]) -> Array | None:
@@ -175,7 +211,8 @@ def _times(weight: Array, error: Array | None) -> Array | None:
     if error is None:
         return None
     passed = np.abs(weight) * error
-    return np.where(error == 0, 0.0, np.where(np.isnan(passed), np.inf, passed))
+    # where the derivative is NaN so is the value, and that is certain; 0 · inf is not
+    return np.where((error == 0) | np.isnan(weight), 0.0, np.where(np.isnan(passed), np.inf, passed))
 
 
 def _where(dtype: DType, operands: Sequence[Value], types: Sequence[DType]) -> Value:
@@ -183,22 +220,17 @@ def _where(dtype: DType, operands: Sequence[Value], types: Sequence[DType]) -> V
     yes, no = (cast(v, t, dtype) for v, t in zip(operands[1:], types[1:], strict=True))
     error: Array | None = None
     if yes.error is not None or no.error is not None:
-        zero = np.zeros(())
-        error = np.where(
-            condition.data, zero if yes.error is None else yes.error, zero if no.error is None else no.error
-        )
+        error = np.where(condition.data, _some(yes.error), _some(no.error))
     if condition.error is not None:
         gap = np.abs(yes.data.astype(np.float64) - no.data.astype(np.float64))
         gap = np.where((yes.data == no.data) | np.isnan(gap), 0.0, gap)
-        both = _plus(gap, yes.error, no.error)
-        error = np.where(condition.error > 0, both, np.zeros(()) if error is None else error)
+        both = gap + _some(yes.error) + _some(no.error)
+        error = np.where(condition.error > 0, both, _some(error))
     valid: Array | None = None
     if yes.valid is not None or no.valid is not None or condition.valid is not None:
-        true = np.ones((), bool)
-        valid = np.where(
-            condition.data, true if yes.valid is None else yes.valid, true if no.valid is None else no.valid
-        )
-        valid = valid if condition.valid is None else valid & condition.valid
+        everywhere = np.ones((), bool)
+        parts = [everywhere if v.valid is None else v.valid for v in (condition, yes, no)]
+        valid = parts[0] & np.where(condition.data, parts[1], parts[2])
     data = np.where(condition.data, yes.data, no.data)
     return Value(data, error, valid)
 
@@ -225,10 +257,8 @@ def _float_alu(op: Ops, dtype: DType, values: Sequence[Value]) -> Value:
             return Value(np.trunc(x), np.where(np.isnan(spread), np.inf, spread))
         case Ops.MAX:  # tinygrad compares and selects: with NaN the result depends on the order
             unsure = np.where(np.isnan(x) | np.isnan(y), np.inf, 0.0)
-            either = None if a.error is None and b.error is None else np.maximum(
-                np.zeros(()) if a.error is None else a.error, np.zeros(()) if b.error is None else b.error
-            )  # fmt: skip
-            return Value(np.maximum(x, y), _plus(either, unsure if unsure.any() else None))
+            either = np.maximum(_some(a.error), _some(b.error)) + unsure
+            return Value(np.maximum(x, y), either if either.any() else None)
         case Ops.ADD:
             return rounded(x + y, _plus(a.error, b.error), dtype)
         case Ops.SUB:
@@ -290,10 +320,8 @@ def _int_alu(op: Ops, dtype: DType, values: Sequence[Value]) -> Value:
             return Value(x - y, _plus(a.error, b.error))
         case Ops.MUL:
             cross = None if a.error is None or b.error is None else _times(a.error, b.error)
-            wide = x.astype(np.float64), y.astype(np.float64)
-            return Value(
-                x * y, _plus(_times(wide[0], b.error), _times(wide[1], a.error), cross) if unsure is not None else None
-            )
+            x_size, y_size = np.abs(x.astype(np.float64)), np.abs(y.astype(np.float64))
+            return Value(x * y, _plus(_times(x_size, b.error), _times(y_size, a.error), cross))
         case Ops.NEG if dtype is not dtypes.bool:
             return Value(np.negative(x), a.error)
         case Ops.MAX:

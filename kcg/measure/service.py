@@ -140,12 +140,13 @@ class MeasureService:
         self._device = DevicePool(initargs)
         self._detecting = self._device.submit(child.detect_job, dev, timeout_s=DETECT_TIMEOUT_S)
         self._compilers: Any = None
-        self._compile_workers = compile_workers or max(1, os.cpu_count() or 1)
+        self.compile_workers = compile_workers or max(1, os.cpu_count() or 1)
         self._initargs = initargs
         self._facts: tuple[Target, Toolchain] | None = None
         self.on_measurement: Callable[[Measurement], None] = lambda m: None
         self._lock = threading.Lock()
         self._by_binary: dict[tuple[Any, ...], Future[Measurement]] = {}
+        self._kept: dict[tuple[str, tuple[tuple[str, int], ...], Schedule], CompileOutcome] = {}
         self.compilations = 0
         self.binaries_timed = 0
 
@@ -204,7 +205,7 @@ class MeasureService:
                 from pebble import ProcessPool
 
                 self._compilers = ProcessPool(
-                    max_workers=self._compile_workers, initializer=child.start, initargs=self._initargs,
+                    max_workers=self.compile_workers, initializer=child.start, initargs=self._initargs,
                     context=multiprocessing.get_context("spawn"),
                 )  # fmt: skip
             self.compilations += 1
@@ -212,7 +213,24 @@ class MeasureService:
             future: Future[Any] = self._compilers.schedule(child.compile_job, args=(job,), timeout=COMPILE_TIMEOUT_S)
         return future
 
+    def compiled(self, region: Region, schedule: Schedule, variables: tuple[tuple[str, int], ...] = ()) -> Future[Any]:
+        """A future of CompileOutcome; what this service compiled before is not compiled again."""
+        kept = self._kept.get((region.id, variables, schedule))
+        if kept is None:
+            return self.compile(region, schedule, variables)
+        future: Future[CompileOutcome] = Future()
+        future.set_result(kept)
+        return future
+
     # ---- measuring ----
+
+    def remember(self, row: Measurement) -> None:
+        """Take a measurement of an earlier run as made: its binary is not timed again."""
+        if row.binary_hash:
+            future: Future[Measurement] = Future()
+            future.set_result(row)
+            key = (row.region_id, row.variables, row.cache_state, row.early_stop, row.binary_hash)
+            self._by_binary.setdefault(key, future)
 
     def measure(self, requests: Sequence[Request]) -> list[Future[Measurement]]:
         """Compile and time. A failure is a Measurement with a status; the futures themselves do not raise.
@@ -248,6 +266,7 @@ class MeasureService:
         error = CancelledError() if done.cancelled() else done.exception()
         if error is None:
             outcome: CompileOutcome = done.result()
+            self._kept[request.region.id, request.variables, request.schedule] = outcome
             return outcome
         status = Status.COMPILE_ERROR
         if isinstance(error, FutureTimeout):
@@ -260,7 +279,13 @@ class MeasureService:
         return None
 
     def _time(self, request: Request, outcome: CompileOutcome, future: Future[Measurement]) -> None:
-        key = (request.region.id, request.variables, request.cache_state, request.early_stop, outcome.compiled.binary_hash)
+        key = (
+            request.region.id,
+            request.variables,
+            request.cache_state,
+            request.early_stop,
+            outcome.compiled.binary_hash,
+        )
         with self._lock:
             earlier = self._by_binary.get(key)
             if earlier is None:
@@ -270,7 +295,9 @@ class MeasureService:
             earlier.add_done_callback(
                 lambda done: self._resolve(
                     future,
-                    replace(done.result(), schedule=request.schedule, sampler=request.sampler, compile_s=outcome.compile_s),
+                    replace(
+                        done.result(), schedule=request.schedule, sampler=request.sampler, compile_s=outcome.compile_s
+                    ),
                 )
             )
             return
@@ -281,9 +308,7 @@ class MeasureService:
         timing = self._device.submit(child.time_job, job, timeout_s=TIMING_TIMEOUT_S)
         timing.add_done_callback(lambda done: self._timed(request, outcome, future, done))
 
-    def _timed(
-        self, request: Request, outcome: CompileOutcome, future: Future[Measurement], done: Future[Any]
-    ) -> None:
+    def _timed(self, request: Request, outcome: CompileOutcome, future: Future[Measurement], done: Future[Any]) -> None:
         compiled = outcome.compiled
         known = {
             "binary_hash": compiled.binary_hash,

@@ -27,7 +27,9 @@ def detect(dev: str, action_space: int) -> tuple[Target, Toolchain]:
         # tinygrad raises many kinds here, from ctypes errors to assertions; each means that the device is unusable
         raise DeviceError(f"{dev} does not open: {first_line(error)}") from error
     name = type(renderer).__name__.removesuffix("Renderer")
-    renderer_name = {"Clang": "CLANG", "X86": "X86", "CUDA": "CUDA", "HIP": "HIP", "Metal": "METAL"}.get(name, name.upper())
+    renderer_name = {"Clang": "CLANG", "X86": "X86", "CUDA": "CUDA", "HIP": "HIP", "Metal": "METAL"}.get(
+        name, name.upper()
+    )
     common: dict[str, Any] = {
         "device": device,
         "renderer": renderer_name,
@@ -71,7 +73,9 @@ def _compiler(renderer: str) -> str:
     if renderer == "CLANG":
         from kcg.compat.device import clang_path
 
-        text = subprocess.run([clang_path() or "clang", "--version"], capture_output=True, text=True, check=False).stdout
+        text = subprocess.run(
+            [clang_path() or "clang", "--version"], capture_output=True, text=True, check=False
+        ).stdout
         return text.splitlines()[0].strip() if text else "clang"
     if renderer == "CUDA":
         import ctypes

@@ -60,7 +60,9 @@ class CheckedBench(Workbench):
         if variables not in self._recipes:
             shares = {}
             for recipe in (RECIPE, POSITIVE_RECIPE):
-                shares[recipe] = self._evaluate(make_inputs(self.ast, 0, recipe=recipe), 0, PROBE_POINTS, variables).judged()
+                shares[recipe] = self._evaluate(
+                    make_inputs(self.ast, 0, recipe=recipe), 0, PROBE_POINTS, variables
+                ).judged()
                 if shares[recipe] > 1 - JUDGED:
                     break
             self._recipes[variables] = max(shares, key=lambda r: shares[r])
@@ -78,7 +80,11 @@ class CheckedBench(Workbench):
         """The reference of one seed, computed once."""
         key = (seed, recipe, variables)
         if key not in self._references:
-            bits = self.inputs if (self.seed, self.recipe) == (seed, recipe) else make_inputs(self.ast, seed, recipe=recipe)
+            bits = (
+                self.inputs
+                if (self.seed, self.recipe) == (seed, recipe)
+                else make_inputs(self.ast, seed, recipe=recipe)
+            )
             self._references[key] = self._evaluate(bits, seed, POINTS, variables)
         return self._references[key]
 
@@ -104,9 +110,7 @@ class CheckedBench(Workbench):
                 return Verification(False, RULES, largest, count, f"{reason} (seed {seed})")
         return Verification(True, RULES, largest, count)
 
-    def _check_seed(
-        self, launch: Callable[[], float], compiled: Compiled, reference: Reference
-    ) -> tuple[str, float]:
+    def _check_seed(self, launch: Callable[[], float], compiled: Compiled, reference: Reference) -> tuple[str, float]:
         outputs = sorted({store.slot for store in reference.stores})
         runs = []
         for poison in (NAN_POISON, FINITE_POISON):
@@ -146,7 +150,9 @@ class CheckedBench(Workbench):
         if differ.any():
             return f"two runs differ at element {int(differ.argmax())} of buffer {slot}"
         if unwritten.any() and self._covered(slot) and not self.by_slot[slot].is_input:
-            return f"never wrote element {int(unwritten.argmax())} of buffer {slot} and {int(unwritten.sum()) - 1} others"
+            return (
+                f"never wrote element {int(unwritten.argmax())} of buffer {slot} and {int(unwritten.sum()) - 1} others"
+            )
         return ""
 
     def _covered(self, slot: int) -> bool:

@@ -1,6 +1,7 @@
 """What `python -m kcg.optimize` shows while it works and when it is done.
 
-Progress goes to stderr: a bar on a terminal, plain lines elsewhere. The table of kernels goes to the console it is given.
+Progress goes to stderr: a bar on a terminal, plain lines elsewhere. The table of kernels goes to the console that the
+caller gives.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import sys
 import time
 from collections import Counter
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TextIO
+from typing import TYPE_CHECKING, Any, Literal, Self, TextIO
 
 from kcg.types import Result
 
@@ -24,7 +25,7 @@ MAX_WIDTH = 100
 MAX_ROWS = 40
 
 _UNITS = ((1e-9, "ns"), (1e-6, "µs"), (1e-3, "ms"), (1.0, "s"))
-_ASCII = str.maketrans({"µ": "u", "×": "x", "→": ">", "–": "-", "…": "~"})
+_ASCII = str.maketrans({"µ": "u", "×": "x", "→": ">", "–": "-", "…": "."})
 
 
 def format_seconds(seconds: float | None) -> str:
@@ -162,12 +163,13 @@ def print_result(result: Result, console: Console) -> None:
         return Text(_fit(content, console.encoding), style="" if console.no_color else style)
 
     width = min(console.width, MAX_WIDTH)
+    overflow: Literal["ellipsis", "crop"] = "ellipsis" if _is_unicode(console.encoding) else "crop"
     rows = sorted(result.regions, key=lambda r: -r.before_s if math.isfinite(r.before_s) else math.inf)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), width=width, header_style="")
     for title, right in _COLUMNS:
         wide = title in ("kernel", "schedule")
         table.add_column(
-            text(title, "bold"), justify="right" if right else "left", no_wrap=True, overflow="ellipsis",
+            text(title, "bold"), justify="right" if right else "left", no_wrap=True, overflow=overflow,
             ratio={"kernel": 3, "schedule": 4}.get(title), min_width=8 if wide else None,
         )  # fmt: skip
     styles = {"improved": "green", "quarantined": "red"}
@@ -255,6 +257,10 @@ def _escape(content: str) -> str:
 
 def _fit(content: str, encoding: str | None) -> str:
     """`content` in characters that the stream can take: an old locale must not end a search with UnicodeEncodeError."""
-    if (encoding or "utf-8").lower().replace("-", "").startswith("utf"):
+    if _is_unicode(encoding):
         return content
     return content.translate(_ASCII).encode("ascii", "replace").decode()
+
+
+def _is_unicode(encoding: str | None) -> bool:
+    return (encoding or "utf-8").lower().startswith("utf")

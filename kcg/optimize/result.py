@@ -42,7 +42,7 @@ class _Malformed(Exception):
 
 
 def to_dict(result: Result) -> dict[str, Any]:
-    """The object that is stored and that `--json` prints: JSON values only, `from_dict` gives an equal `Result` back."""
+    """The object that is stored and that `--json` prints: JSON values only; `from_dict` reads it back."""
     body: dict[str, Any] = {"schema": SCHEMA, **_derived(result), **_encode(result)}
     body["asts"] = {kernel.id: kernel.ast_json for row in result.regions for kernel in row.region.kernels}
     return body
@@ -79,7 +79,9 @@ def read_result(path: Path) -> Result:
     """
     try:
         if path.stat().st_size > MAX_BYTES:
-            raise ResultError(f"{path} is larger than {MAX_BYTES >> 20} MiB and no result: give the RESULT.json of a run")
+            raise ResultError(
+                f"{path} is larger than {MAX_BYTES >> 20} MiB and no result: give the RESULT.json of a run"
+            )
         data = path.read_bytes()
     except OSError as error:
         raise ResultError(f"cannot read {path}: {error.strerror}: give the RESULT.json of a run") from error
@@ -125,7 +127,7 @@ def write_whole(path: Path, data: bytes) -> None:
 
 
 def _derived(result: Result) -> dict[str, Any]:
-    """What follows from the fields, for those who read the file without kcg. `before_s` and `after_s` are of all calls."""
+    """What follows from the fields, for readers without kcg. `before_s` and `after_s` are of all calls."""
     return {
         "total_before_s": _encode(float(result.total_before_s)),
         "total_after_s": _encode(float(result.total_after_s)),
@@ -186,7 +188,9 @@ def _decode(value: Any, hint: Any, where: str, *, kernels: dict[str, Kernel]) ->
         wanted = [inner[0]] * len(value) if len(inner) == 2 and inner[1] is Ellipsis else list(inner)
         if len(wanted) != len(value):
             raise _Malformed(where, f"{len(wanted)} entries are expected, not {len(value)}")
-        return tuple(_decode(v, h, f"{where}[{i}]", kernels=kernels) for i, (v, h) in enumerate(zip(value, wanted, strict=True)))
+        return tuple(
+            _decode(v, h, f"{where}[{i}]", kernels=kernels) for i, (v, h) in enumerate(zip(value, wanted, strict=True))
+        )
     if origin in (Union, types.UnionType):
         if value is None and type(None) in get_args(hint):
             return None

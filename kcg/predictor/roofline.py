@@ -78,8 +78,7 @@ def _scope(table: AxisTable, access: Access) -> tuple[bool, ...]:
     """The axes over which an access is executed: all it varies with, and every loop around it."""
     reduces = any(u and k in REDUCING for u, k in zip(access.used, table.kinds, strict=True))
     return tuple(
-        u or (k not in INNER and (reduces or k not in REDUCING))
-        for u, k in zip(access.used, table.kinds, strict=True)
+        u or (k not in INNER and (reduces or k not in REDUCING)) for u, k in zip(access.used, table.kinds, strict=True)
     )
 
 

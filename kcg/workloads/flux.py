@@ -14,7 +14,7 @@ after its own epilogue (bias, activation, gate, residual: no pass over memory of
 - Softmax keeps `exp(score - max)` unnormalised and divides the product with V, a pass over L×D instead of L×L.
 
 Numbers: matmuls accumulate in float32, and norms, epilogues and softmax are float32. In bfloat16 models the scores are
-kept as float16: the same bytes with three more bits, and since queries and keys are RMS-normalised they cannot overflow.
+kept as float16: the same bytes with three more bits, in a range that RMS-normalised queries and keys do not leave.
 """
 
 from __future__ import annotations
@@ -252,7 +252,7 @@ class Flux:
             steps = Tensor.arange(dim // 2, dtype=dtypes.float32)
             omega = (steps * (-2 * math.log(self.config.theta) / dim)).exp()
             angles.append(ids[:, axis : axis + 1].cast(dtypes.float32) * omega.reshape(1, -1))
-        angle = angles[0].cat(*angles[1:], dim=1).contiguous().reshape(len_(ids), 1, -1, 1)
+        angle = angles[0].cat(*angles[1:], dim=1).contiguous().reshape(_rows(ids), 1, -1, 1)
         sign = Tensor.arange(2, dtype=dtypes.float32) * 2 - 1
         return _Rotation(angle.cos().contiguous(), (angle.sin() * sign).contiguous())
 
@@ -269,7 +269,7 @@ class Flux:
     def _attention(self, qkv: list[Tensor], norms: list[str], rotation: _Rotation) -> Tensor:
         """Joint attention of streams given by their (n, 3·hidden) and the names of their norms: (L, hidden)."""
         heads, dim, hidden = self.config.heads, self.config.head_dim, self.config.hidden
-        length = sum(len_(x) for x in qkv)
+        length = sum(_rows(x) for x in qkv)
 
         def joined(part: Callable[[Tensor, str], Tensor]) -> Tensor:
             parts = [part(x, norm) for x, norm in zip(qkv, norms, strict=True)]
@@ -342,7 +342,7 @@ class Flux:
         return self._store(x + gate * (second + first + bias))
 
 
-def len_(x: Tensor) -> int:
+def _rows(x: Tensor) -> int:
     """Length of the first axis as an int (shapes here are never symbolic)."""
     return int(x.shape[0])
 

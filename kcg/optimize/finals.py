@@ -1,0 +1,228 @@
+"""The last word on every region: finalists re-timed beside the baseline in a fresh process, and verified.
+
+Search timings are never reported. A finalist is chosen only if it verifies and its paired speed-up over the baseline is
+above 1 with its whole confidence interval; otherwise tinygrad's own schedule is kept, and it is said why.
+"""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import Future
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from kcg import __version__
+from kcg.errors import KcgError
+from kcg.measure.jobs import DuelJob, DuelOutcome
+from kcg.measure.protocol import PROTOCOL, median, median_interval
+from kcg.types import Finalist, RegionResult, Result, Schedule, Verification
+
+if TYPE_CHECKING:
+    from kcg.kernel.compiled import Compiled
+    from kcg.optimize.session import RegionWork, Session
+
+FINAL_SEEDS = (1, 2, 3)
+TRIES = 2  # finalists per region, the second only if the first is wrong
+DUEL_TIMEOUT_S = 120.0
+UNVERIFIED = Verification(False, reason="the run ended before it was verified")
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What a duel showed of one finalist."""
+
+    outcome: DuelOutcome | None
+    reason: str = ""  # why there is no outcome
+
+
+def judge_all(session: Session) -> tuple[RegionResult, ...]:
+    """Judge every region, those with the largest share first."""
+    session.service.fresh_child()
+    order = sorted(session.works, key=lambda w: -w.call.calls * w.baseline_s)
+    results: dict[str, RegionResult] = {}
+    _precompile(session)
+    for count, work in enumerate(order, 1):
+        results[work.id] = _judge(session, work)
+        elapsed = time.monotonic() - session.started
+        session.progress.update(
+            done_s=elapsed, budget_s=session.settings.budget_s, measurements=session.ledger.measurements,
+            kernels=(count, len(order)), total_s=sum(r.after_s for r in results.values()),
+        )  # fmt: skip
+    return tuple(results[w.id] for w in session.works)
+
+
+def _candidates(work: RegionWork) -> list[Schedule]:
+    """The schedules that a search found faster than the baseline, fastest first."""
+    baseline = work.space.baseline()
+    limit = work.baseline_s or float("inf")
+    faster = [s for s in work.ranked() if s != baseline and work.known[s].time_s < limit]
+    return faster[:TRIES]
+
+
+def _precompile(session: Session) -> None:
+    """Compile every baseline and first finalist before the first duel: on a CPU nothing may compile while one runs."""
+    wanted: list[Future[Any]] = []
+    for work in session.works:
+        for schedule in (work.space.baseline(), *_candidates(work)[:1]):
+            wanted.append(session.service.compiled(work.call.region, schedule, work.call.variables))
+    for future in wanted:
+        future.exception()
+
+
+def _compiled(session: Session, work: RegionWork, schedule: Schedule) -> Compiled:
+    outcome = session.service.compiled(work.call.region, schedule, work.call.variables).result()
+    compiled: Compiled = outcome.compiled
+    return compiled
+
+
+def _judge(session: Session, work: RegionWork) -> RegionResult:
+    baseline_schedule = work.space.baseline()
+    try:
+        baseline = _compiled(session, work, baseline_schedule)
+    except Exception as error:  # whatever the compiler raised, the region is reported, not the run ended
+        return _quarantined(session, work, f"tinygrad's own schedule does not compile: {_line(error)}")
+    notes: list[str] = []
+    for schedule in [*_candidates(work), None]:
+        finalist: Compiled | None = None
+        if schedule is not None:
+            try:
+                finalist = _compiled(session, work, schedule)
+            except Exception as error:
+                notes.append(f"{schedule} does not compile: {_line(error)}")
+                continue
+        judged = _duel(session, work, baseline, finalist)
+        if judged.outcome is None:
+            if schedule is None:
+                return _quarantined(session, work, f"tinygrad's own schedule fails: {judged.reason}")
+            notes.append(f"{schedule}: {judged.reason}")
+            continue
+        if (result := _decide(session, work, baseline, finalist, schedule, judged.outcome, notes)) is not None:
+            return result
+    raise AssertionError("the baseline alone always decides")
+
+
+def _duel(session: Session, work: RegionWork, baseline: Compiled, finalist: Compiled | None) -> Judged:
+    job = DuelJob(work.call.region, baseline, finalist, session.service.target, work.call.variables, seeds=FINAL_SEEDS)
+    try:
+        return Judged(session.service.duel(job, timeout_s=DUEL_TIMEOUT_S).result())
+    except KcgError:
+        raise
+    except Exception as error:  # a crash or a hang of the child is the finalist's, not the run's
+        return Judged(None, f"{type(error).__name__}: {_line(error)}")
+
+
+def _decide(
+    session: Session,
+    work: RegionWork,
+    baseline: Compiled,
+    finalist: Compiled | None,
+    schedule: Schedule | None,
+    duel: DuelOutcome,
+    notes: list[str],
+) -> RegionResult | None:
+    """The region's result, or None where this finalist is wrong and the next one gets its turn."""
+    base = _finalist(
+        work, work.space.baseline(), baseline, duel.baseline_cold_s, duel.baseline_warm_s, duel.baseline_verification
+    )
+    if not base.verification.passed:
+        return _result(session, work, base, base, "quarantined", base.verification.reason)
+    if schedule is None or finalist is None:
+        note = "; ".join(notes) or _why_kept(work)
+        return _result(session, work, base, base, "kept", note)
+    assert duel.finalist_verification is not None
+    if not duel.finalist_verification.passed:
+        notes.append(f"{schedule} is wrong: {duel.finalist_verification.reason}")
+        return None
+    chosen = _finalist(work, schedule, finalist, duel.finalist_cold_s, duel.finalist_warm_s, duel.finalist_verification)
+    ratios = [a / b for a, b in zip(duel.baseline_cold_s, duel.finalist_cold_s, strict=True)]
+    low, high = median_interval(ratios)
+    text = f"{median(ratios):.2f}× as fast, 95 % interval {low:.2f} to {high:.2f}"
+    if low > 1.0:
+        return _result(session, work, base, chosen, "improved", "; ".join([text, *notes]))
+    return _result(session, work, base, base, "kept", "; ".join([f"{schedule} is a tie ({text})", *notes]))
+
+
+def _why_kept(work: RegionWork) -> str:
+    tried = len(work.binaries) - 1
+    return f"nothing faster among {tried} others" if tried > 0 else "not searched: its share of the total is small"
+
+
+def _finalist(
+    work: RegionWork,
+    schedule: Schedule,
+    compiled: Compiled,
+    cold_s: tuple[float, ...],
+    warm_s: tuple[float, ...],
+    verification: Verification,
+) -> Finalist:
+    return Finalist(
+        schedule=schedule, cold_s=median(cold_s), warm_s=median(warm_s), interval_s=median_interval(cold_s),
+        verification=verification, binary_hash=compiled.binary_hash, name=work.space.name(schedule),
+        legend=work.space.legend(schedule), source=compiled.source,
+        launch=(compiled.global_size, compiled.local_size),
+    )  # fmt: skip
+
+
+def unverified(work: RegionWork, schedule: Schedule) -> Finalist:
+    """A schedule as the search left it, when there was no time to judge it."""
+    observation = work.known.get(schedule)
+    seconds = observation.runtime_s if observation is not None and observation.runtime_s else 0.0
+    return Finalist(
+        schedule=schedule, cold_s=seconds, warm_s=seconds, interval_s=(seconds, seconds), verification=UNVERIFIED,
+        binary_hash=observation.binary_hash if observation is not None else "", name=work.space.name(schedule),
+        legend=work.space.legend(schedule),
+    )  # fmt: skip
+
+
+def as_searched(session: Session) -> tuple[RegionResult, ...]:
+    """The best so far of an interrupted run, none of it verified."""
+    results = []
+    for work in session.works:
+        base = unverified(work, work.space.baseline())
+        faster = _candidates(work)
+        chosen = unverified(work, faster[0]) if faster and work.baseline_s else base
+        outcome = "improved" if faster and work.baseline_s else "kept"
+        results.append(_result(session, work, base, chosen, outcome, "interrupted: not verified"))
+    return tuple(results)
+
+
+def _quarantined(session: Session, work: RegionWork, reason: str) -> RegionResult:
+    base = unverified(work, work.space.baseline())
+    return _result(session, work, base, base, "quarantined", reason)
+
+
+def _result(
+    session: Session, work: RegionWork, base: Finalist, chosen: Finalist, outcome: str, note: str
+) -> RegionResult:
+    from kcg.kernel.contractions import arithmetic, least_bytes
+
+    return RegionResult(
+        region=work.call.region, calls=work.call.calls, baseline=base, chosen=chosen,
+        measurements=len(work.binaries), outcome=outcome, variables=work.call.variables, note=note,
+        operations=float(arithmetic(work.space.ast)), bytes=float(least_bytes(work.space.ast)),
+    )  # fmt: skip
+
+
+def build_result(session: Session, regions: tuple[RegionResult, ...], *, complete: bool) -> Result:
+    """Everything of the run as one `Result`."""
+    from kcg.kernel.contractions import find_recompute
+
+    target, toolchain = session.service.facts
+    recomputes = (find_recompute(w.space.ast, w.call.region.id, w.call.calls) for w in session.works)
+    return Result(
+        workload=session.workload.name, preset=session.workload.preset, target=target, toolchain=toolchain,
+        regions=regions, search=session.settings.search, seed=session.settings.seed,
+        measurements=session.ledger.measurements, compilations=session.ledger.compilations,
+        search_s=time.monotonic() - session.started, budget=session.settings.budget_text, protocol=PROTOCOL,
+        created=datetime.now(UTC).isoformat(timespec="seconds"), command=session.settings.command,
+        kcg_version=__version__, complete=complete, failures=tuple(sorted(session.failures.items())),
+        progress=tuple(session.history), recomputes=tuple(r for r in recomputes if r is not None),
+        warnings=tuple(session.warnings),
+    )  # fmt: skip
+
+
+def _line(error: BaseException) -> str:
+    from kcg.measure.target import first_line
+
+    return first_line(error)

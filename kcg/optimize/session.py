@@ -1,0 +1,373 @@
+"""One optimisation from its settings to measured candidates: capture, baselines, search. What follows is in `finals`."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+import uuid
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kcg.compat.device import choose_device, prepare
+from kcg.errors import UnknownName, UsageError
+from kcg.measure.jobs import TinyBeamJob
+from kcg.measure.protocol import PROTOCOL, SEARCH_SAMPLES
+from kcg.measure.service import MeasureService, Request
+from kcg.optimize.settings import Settings, writable_folder
+from kcg.search.budget import Allocator, RegionState
+from kcg.search.interface import Ledger, Observation, Problem, best
+from kcg.types import Measurement, ProgressPoint, Schedule, Status, Workload, WorkloadCall
+
+if TYPE_CHECKING:
+    from kcg.dataset.journal import Journal
+    from kcg.kernel.space import KernelSpace
+    from kcg.optimize.console import Progress
+    from kcg.predictor.interface import Predictor
+
+HOPELESS = 2.5  # a candidate this much slower than the best so far gets one sample only
+TINY_BEAM = "tinygrad-beam"
+FINAL_OVERHEAD_S = {"CPU": 0.12}  # verifying three seeds of one small kernel, apart from its runs
+
+
+@dataclass
+class RegionWork:
+    """What a session knows of one region of the workload."""
+
+    call: WorkloadCall
+    space: KernelSpace
+    known: dict[Schedule, Observation] = field(default_factory=dict)
+    binaries: set[str] = field(default_factory=set)
+    search: Iterator[Observation] | None = None
+
+    @property
+    def id(self) -> str:
+        values = ",".join(f"{name}={value}" for name, value in self.call.variables)
+        return f"{self.call.region.id}|{values}"
+
+    @property
+    def baseline_s(self) -> float:
+        """Measured time of the hand-coded schedule; 0 where it is not known."""
+        seen = self.known.get(self.space.baseline())
+        return seen.runtime_s or 0.0 if seen is not None else 0.0
+
+    @property
+    def best_s(self) -> float:
+        found = best(self.known.values())
+        return found.time_s if found is not None else 0.0
+
+    def ranked(self) -> list[Schedule]:
+        """Schedules that ran, fastest first; one of each binary."""
+        seen: set[str] = set()
+        ordered = []
+        for observation in sorted(self.known.values(), key=lambda o: o.time_s):
+            if observation.status == Status.OK and observation.binary_hash not in seen:
+                seen.add(observation.binary_hash)
+                ordered.append(observation.schedule)
+        return ordered
+
+
+class Session:
+    """Runs one optimisation. Use as a context manager: leaving it kills every child and closes the journal."""
+
+    def __init__(self, settings: Settings, progress: Progress, *, started: float | None = None) -> None:
+        self.settings, self.progress = settings, progress
+        self.started = time.monotonic() if started is None else started
+        self.created = datetime.now(UTC)
+        self.run_id = uuid.uuid4().hex
+        self.history: list[ProgressPoint] = []
+        self.failures: Counter[str] = Counter()
+        self.warnings: list[str] = []
+        self.interrupted = False
+        self.works: list[RegionWork] = []
+        self._lock = threading.Lock()
+        self._journal_error: BaseException | None = None
+        self.journal: Journal | None = None
+
+        self.choice = choose_device(settings.device)
+        self._check_names()
+        prepare(self.choice.dev)
+        self.folder = writable_folder(settings.folder)
+        self.service = MeasureService(self.choice.dev, run_id=self.run_id)
+        self.ledger = Ledger(max_measurements=settings.measurements)
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.service.close()
+        if self.journal is not None:
+            self.journal.close()
+
+    def _check_names(self) -> None:
+        """Refuse unknown names before any child is started."""
+        from kcg.search.strategies import STRATEGIES, strategy
+        from kcg.workloads.registry import find
+
+        name = self.settings.search
+        if name.partition(":")[0] == TINY_BEAM:
+            if not (name.partition(":")[2] or "2").isdigit():
+                raise UsageError(f"--search {name}: write a width, for example {TINY_BEAM}:2")
+        else:
+            try:
+                strategy(name)
+            except UnknownName:
+                raise UnknownName("search strategy", name, [*STRATEGIES, f"{TINY_BEAM}:2"]) from None
+        if not self.settings.is_script:
+            find(self.settings.workload, self.settings.preset, self.choice.device)
+        elif not Path(self.settings.workload).is_file():
+            raise UsageError(f"there is no script {self.settings.workload}")
+
+    # ---- the steps ----
+
+    def capture(self) -> Workload:
+        """The workload's kernels; those of a script by running it once."""
+        from kcg.workloads.registry import find
+
+        if self.settings.is_script:
+            from kcg.workloads.script import capture_script
+
+            self.progress.phase(f"running {self.settings.workload} to record its kernels")
+            self.workload = capture_script(Path(self.settings.workload), self.settings.script_args, dev=self.choice.dev)
+        else:
+            spec, preset = find(self.settings.workload, self.settings.preset, self.choice.device)
+            self.progress.phase(f"capturing {spec.name} {preset} ({spec.about})")
+            self.workload = spec.capture(preset)
+        return self.workload
+
+    def open_journal(self) -> Journal:
+        """The journal of this output folder. Without `--resume` an earlier one is set aside, never deleted."""
+        from kcg.dataset.journal import Journal, Run
+
+        path = self.folder / "journal.sqlite"
+        if path.exists() and not self.settings.resume:
+            stamp = self.created.strftime("%Y%m%d-%H%M%S")
+            for suffix in ("", "-wal", "-shm"):
+                old = path.with_name(path.name + suffix)
+                if old.exists():
+                    old.rename(path.with_name(f"journal-{stamp}.sqlite{suffix}"))
+        self.journal = Journal.open(path)
+        target, toolchain = self.service.facts
+        self.journal.add_target(target)
+        self.journal.add_toolchain(toolchain)
+        self.journal.add_workload(self.workload)
+        self.journal.add_run(
+            Run(self.run_id, self.created.isoformat(), self.settings.command, {"device": self.choice.dev})
+        )
+        self.service.on_measurement = self._record
+        return self.journal
+
+    def _record(self, measurement: Measurement) -> None:
+        """Journal one measurement. Called from the service's threads, so an error waits for the main one."""
+        with self._lock:
+            if measurement.status != Status.OK:
+                self.failures[str(measurement.status)] += 1
+            try:
+                if self.journal is not None:
+                    self.journal.record(measurement)
+            except Exception as error:
+                self._journal_error = self._journal_error or error
+
+    def check_journal(self) -> None:
+        """Raise what went wrong when a measurement was recorded."""
+        if self._journal_error is not None:
+            raise self._journal_error
+
+    def plan(self) -> list[RegionWork]:
+        """One `RegionWork` per call, with what the journal already knows of it."""
+        from kcg.kernel.space import KernelSpace
+
+        target, toolchain = self.service.facts
+        self.works = [RegionWork(c, KernelSpace(c.region, target)) for c in self.workload.calls]
+        if self.settings.resume and self.journal is not None:
+            by_region = {(w.call.region.id, w.call.variables): w for w in self.works}
+            for row in self.journal.known(target.fingerprint, toolchain.fingerprint, PROTOCOL):
+                work = by_region.get((row.region_id, row.variables))
+                if work is not None and row.early_stop:
+                    work.known[row.schedule] = _observation(row)
+                    self.service.remember(row)
+                    self._charge(work, row)
+            self.ledger.compilations = 0
+        return self.works
+
+    def problem(self, work: RegionWork, predictor: Predictor, index: int) -> Problem:
+        """The search problem of one region: its space, this session's predictor, device and ledger."""
+
+        def measure(batch: Sequence[Schedule]) -> list[Future[Observation]]:
+            best_s = work.best_s
+            return self.measure(work, batch, stop_above_s=HOPELESS * best_s if best_s else None)
+
+        return Problem(
+            space=work.space,
+            predict=lambda batch: predictor.predict(work.space, batch),
+            measure=measure,
+            ledger=self.ledger,
+            rng=random.Random(f"{self.settings.seed}:{index}"),
+            batch_size=max(4, 2 * self.service.compile_workers if self.choice.device != "CPU" else 4),
+            known=work.known,
+        )
+
+    def measure(
+        self, work: RegionWork, batch: Sequence[Schedule], *, stop_above_s: float | None = None, sampler: str = ""
+    ) -> list[Future[Observation]]:
+        """Measure a batch of one region."""
+        sampler = sampler or self.settings.search
+        return self._measure([(work, schedule, sampler) for schedule in batch], stop_above_s=stop_above_s)
+
+    def _measure(
+        self, wanted: Sequence[tuple[RegionWork, Schedule, str]], *, stop_above_s: float | None = None
+    ) -> list[Future[Observation]]:
+        """Measure `(region, schedule, sampler)`; each is journalled and charged before its future is done."""
+        requests = [
+            Request(
+                work.call.region, schedule, work.call.variables, sampler,
+                samples=SEARCH_SAMPLES, stop_above_s=stop_above_s,
+            )
+            for work, schedule, sampler in wanted
+        ]  # fmt: skip
+        futures: list[Future[Observation]] = []
+        for (work, _, _), measured in zip(wanted, self.service.measure(requests), strict=True):
+            future: Future[Observation] = Future()
+
+            def done(m: Future[Measurement], work: RegionWork = work, future: Future[Observation] = future) -> None:
+                self._charge(work, m.result())
+                future.set_result(_observation(m.result()))
+
+            measured.add_done_callback(done)
+            futures.append(future)
+        return futures
+
+    def _charge(self, work: RegionWork, row: Measurement) -> None:
+        """One compilation, and one measurement where the binary is new."""
+        with self._lock:
+            self.ledger.compilations += 1
+            if row.binary_hash and row.binary_hash not in work.binaries:
+                work.binaries.add(row.binary_hash)
+                self.ledger.measurements += 1
+
+    def measure_baselines(self) -> None:
+        """Time the hand-coded schedule of every region: all else is compared with it."""
+        self.progress.phase(f"timing {len(self.works)} kernels as tinygrad schedules them")
+        chunk = max(4, 2 * self.service.compile_workers)
+        waiting = [w for w in self.works if w.space.baseline() not in w.known]
+        for begin in range(0, len(waiting), chunk):
+            part = waiting[begin : begin + chunk]
+            # one call of the service, so that the compilers work on the whole chunk before the first sample
+            futures = self._measure([(w, w.space.baseline(), "hand-coded") for w in part])
+            for work, future in zip(part, futures, strict=True):
+                observation = future.result()
+                work.known[observation.schedule] = observation
+            self.check_journal()
+            self._show(kernels=(min(begin + chunk, len(waiting)), len(waiting)))
+
+    def final_cost_s(self) -> float:
+        """What re-timing and verifying every finalist is expected to take, in seconds."""
+        flush_s = 0.02 if self.choice.device == "CPU" else 0.001
+        overhead_s = FINAL_OVERHEAD_S.get(self.choice.device, 0.3)
+        from kcg.measure.protocol import samples_for
+
+        cost = 3.0  # a fresh child
+        for work in self.works:
+            seconds = work.baseline_s
+            sides = 2 if work.best_s < seconds or not work.known else 1
+            cost += overhead_s + sides * (samples_for(seconds + flush_s) * (seconds + flush_s) + 11 * seconds)
+        return cost
+
+    def search(self, predictor: Predictor) -> None:
+        """Spend the rest of the budget where it is expected to save the most."""
+        name = self.settings.search
+        if self.settings.budget_s is not None:
+            self.ledger.deadline = self.started + self.settings.budget_s - self.final_cost_s()
+        if self.settings.measurements == 0:
+            self._predict_only(predictor)
+        elif name.partition(":")[0] == TINY_BEAM:
+            self._tiny_beam(int(name.partition(":")[2] or "2"))
+        else:
+            self._search_with(name, predictor)
+
+    def _search_with(self, name: str, predictor: Predictor) -> None:
+        from kcg.search.strategies import strategy
+
+        self.progress.phase(f"searching with {name}")
+        by_id = {w.id: w for w in self.works}
+        allocator = Allocator([RegionState(w.id, w.call.calls, best_s=w.best_s or None) for w in self.works])
+        for index, work in enumerate(self.works):
+            work.search = strategy(name)(self.problem(work, predictor, index))
+            if not work.baseline_s:
+                allocator.finish(work.id)  # its baseline failed: there is nothing to compare with
+        while not self.ledger.exhausted and (region_id := allocator.next()) is not None:
+            work = by_id[region_id]
+            if self.settings.budget_s is not None:  # more improved regions mean more finalists to be judged
+                self.ledger.deadline = self.started + self.settings.budget_s - self.final_cost_s()
+            assert work.search is not None
+            count = 0
+            for observation in work.search:
+                work.known[observation.schedule] = observation
+                count += 1
+                self._show(note=work.space.name(work.space.baseline()))
+                if count >= 4:
+                    break
+            else:
+                allocator.finish(region_id)
+            self.check_journal()
+            allocator.observe(region_id, count, work.best_s or None)
+
+    def _tiny_beam(self, width: int) -> None:
+        """tinygrad's own BEAM, region by region, the largest first."""
+        self.progress.phase(f"searching with tinygrad's own BEAM={width}")
+        for work in sorted(self.works, key=lambda w: -w.call.calls * w.baseline_s):
+            if self.ledger.exhausted:
+                break
+            left = 3600.0 if self.ledger.deadline is None else self.ledger.deadline - time.monotonic()
+            job = TinyBeamJob(work.call.region, self.service.target, width)
+            try:
+                found = self.service.tiny_beam(job, timeout_s=max(left, 1.0)).result()
+            except TimeoutError as error:
+                self.progress.line(str(error))
+                break
+            with self._lock:
+                self.ledger.measurements += max(found.binaries - 1, 0)
+                self.ledger.compilations += found.binaries
+            for future in self.measure(work, [found.schedule], sampler=f"{TINY_BEAM}:{width}"):
+                observation = future.result()
+                work.known[observation.schedule] = observation
+            self._show(note=work.space.name(work.space.baseline()))
+
+    def _predict_only(self, predictor: Predictor) -> None:
+        """Choose by prediction alone. The chosen schedule is still verified and timed against the baseline at the end."""
+        from kcg.search.draft import draft
+
+        self.progress.phase("choosing by prediction, without measuring")
+        for index, work in enumerate(self.works):
+            if self.ledger.deadline is not None and time.monotonic() >= self.ledger.deadline:
+                self.warnings.append("the budget ended before a schedule was predicted for every kernel")
+                break
+            drafted = draft(self.problem(work, predictor, index))
+            work.known = {
+                schedule: Observation(schedule, Status.OK, prediction.runtime_s, binary_hash=f"predicted:{i}")
+                for i, (schedule, prediction) in enumerate(
+                    zip(drafted[:2], predictor.predict(work.space, drafted[:2]), strict=True)
+                )
+            }
+            self._show(kernels=(index + 1, len(self.works)))
+
+    def _show(self, *, note: str = "", kernels: tuple[int, int] | None = None) -> None:
+        elapsed = time.monotonic() - self.started
+        total = sum(w.call.calls * w.best_s for w in self.works)
+        complete = all(w.best_s for w in self.works)
+        if complete and self.settings.measurements != 0:
+            self.history.append(ProgressPoint(elapsed, self.ledger.measurements, total))
+        self.progress.update(
+            done_s=elapsed, budget_s=self.settings.budget_s, measurements=self.ledger.measurements,
+            total_s=total if complete else None, kernels=kernels, note=note,
+        )  # fmt: skip
+
+
+def _observation(row: Measurement) -> Observation:
+    runtime = row.median_s if row.status == Status.OK else None
+    return Observation(row.schedule, row.status, runtime, row.binary_hash, row.reason)

@@ -1,0 +1,70 @@
+"""What one optimisation is asked to do: the command line as data, checked before anything starts."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from kcg.errors import UsageError
+
+DEFAULT_BUDGET_S = 120.0
+
+_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings of one run of `python -m kcg.optimize`."""
+
+    workload: str  # a name, or the path of a tinygrad script
+    preset: str = "auto"
+    device: str = "auto"
+    search: str = "mcts"
+    budget_s: float | None = DEFAULT_BUDGET_S  # from start to result
+    measurements: int | None = None  # unique binaries; 0 predicts only
+    seed: int = 0
+    resume: bool = False
+    folder: Path = Path("kcg-out")
+    script_args: tuple[str, ...] = ()
+    command: str = ""
+
+    @property
+    def is_script(self) -> bool:
+        return self.workload.endswith(".py")
+
+    @property
+    def budget_text(self) -> str:
+        """The budget in words, for the result."""
+        parts = [f"{self.budget_s:g} s"] if self.budget_s is not None else []
+        if self.measurements is not None:
+            parts.append(f"{self.measurements} measurements")
+        return ", ".join(parts)
+
+
+def parse_budget(text: str) -> float:
+    """Seconds of `120`, `120s`, `2m`, `1.5h`. Raises UsageError unless positive."""
+    match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+(?:e[0-9]+)?)\s*(s|m|min|h)?\s*", text.lower())
+    if match is None or float(match[1]) <= 0:
+        raise UsageError(f"--budget {text!r} is not a positive time: write for example 120s, 2m or 1h")
+    return float(match[1]) * _UNITS[match[2] or ""]
+
+
+def check_measurements(count: int | None) -> int | None:
+    """A count of measurements. Raises UsageError where it is negative."""
+    if count is not None and count < 0:
+        raise UsageError(f"--measurements {count} is negative: 0 predicts only, more allows that many")
+    return count
+
+
+def writable_folder(folder: Path) -> Path:
+    """Make `folder` and check that a file can be written there. Raises UsageError with what to do."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / ".kcg-write-test"
+        probe.write_bytes(b"")
+        probe.unlink()
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise UsageError(f"cannot write to {folder}: {reason}; choose another folder with --report DIR") from None
+    return folder

@@ -1,0 +1,302 @@
+"""The report is one page that loads nothing and says everything; the console says the same, briefly."""
+
+from __future__ import annotations
+
+import html
+import io
+import json
+import math
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from sample_result import sample_result
+
+from kcg.errors import UsageError
+from kcg.optimize.console import format_seconds, format_speedup, print_result, progress
+from kcg.optimize.report import TOP, render_report, write_report
+from kcg.types import Result
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
+VOID = {"meta", "link", "br"}
+
+
+class Page(HTMLParser):
+    """What the tests ask of a page: tags, attributes, text, and that tags close."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text: list[str] = []
+        self.scripts: dict[str, str] = {}
+        self._open: list[str] = []
+        self._script = ""
+        self.feed(text)
+        self.close()
+        assert not self._open, f"not closed: {self._open}"
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self._open.append(tag)
+        if tag in ("script", "style"):
+            self._script = dict(attrs).get("id") or tag
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop() == tag
+        self._script = ""
+
+    def handle_data(self, data: str) -> None:
+        if self._script:
+            self.scripts[self._script] = self.scripts.get(self._script, "") + data
+        else:
+            self.text.append(data)
+
+
+@pytest.fixture(scope="module")
+def page_text() -> str:
+    return render_report(sample_result())
+
+
+@pytest.fixture(scope="module")
+def page(page_text: str) -> Page:
+    return Page(page_text)
+
+
+def test_page_loads_nothing(page: Page, page_text: str) -> None:
+    for tag, attributes in page.tags:
+        assert tag not in ("a", "iframe", "object", "embed", "base", "form", "img")
+        for name in ("src", "srcset", "href", "action", "data", "poster"):
+            assert (attributes.get(name) or "data:").startswith("data:")
+        assert not any(name.startswith("on") for name in attributes)
+    without_plotly = page_text.replace(page.scripts["plotly"], "")
+    assert not re.search(r"(https?:)?//[a-z]|@import|url\(", without_plotly, re.IGNORECASE)
+    policies = [a["content"] for t, a in page.tags if t == "meta" and a.get("http-equiv") == "Content-Security-Policy"]
+    assert policies and "default-src 'none'" in (policies[0] or "")
+
+
+def test_page_is_small(page_text: str) -> None:
+    assert len(page_text.encode()) < 3_000_000
+
+
+def test_page_stays_small_with_hundreds_of_kernels() -> None:
+    sample = sample_result()
+    rows = [replace(r, chosen=replace(r.chosen, source=r.chosen.source * 9)) for r in sample.regions]
+    text = render_report(replace(sample, regions=tuple(rows * 20)))
+    assert len(text.encode()) < 4_000_000
+    assert "more characters are in the result file" in text
+    assert f"The {TOP} slowest are shown." in text
+
+
+def test_page_says_everything(page: Page) -> None:
+    sample = sample_result()
+    text = " ".join(" ".join(page.text).split())
+    for row in sample.regions:
+        for finalist in (row.baseline, row.chosen):
+            assert finalist.name in text
+            assert finalist.legend in text
+            assert str(finalist.schedule) in text
+            assert " ".join(finalist.source.split()) in text
+        assert row.region.id in text
+        assert row.note in text
+    for word in (*sample.warnings, *dict(sample.failures), sample.command, "seed 7", "guided", "1,311 compilations",
+                 "NVIDIA H200", "14 March 2026", "69.3 ms", "36.7 ms", "1.89×", "504", "5 min 12 s", "fresh process",
+                 sample.recomputes[0].advice, "the references disagree", "start_pos = 17"):  # fmt: skip
+        assert word in text, word
+
+
+def test_foreign_text_is_escaped(page: Page, page_text: str) -> None:
+    assert "<b>tiled</b>" not in page_text and "<b>name</b>" not in page_text
+    assert "&lt;b&gt;tiled&lt;/b&gt;" in page_text
+    assert {t for t, _ in page.tags} <= {
+        "html", "head", "meta", "title", "link", "style", "body", "main", "header", "h1", "h2", "h3", "p", "div", "b",
+        "span", "section", "table", "thead", "tbody", "tr", "th", "td", "details", "summary", "dl", "dt", "dd", "ul",
+        "li", "code", "pre", "script", "noscript",
+    }  # fmt: skip
+    figures = json.loads(page.scripts["figures"])
+    assert 'copy_&lt;x&gt;&amp;"y"_très' in figures["kernels-chart"]["layout"]["yaxis"]["ticktext"]
+
+
+def test_picture_has_the_slowest_kernels(page: Page) -> None:
+    after, before = json.loads(page.scripts["figures"])["kernels-chart"]["data"]
+    assert before["x"] == sorted(before["x"])  # plotly draws the last on top
+    assert len(before["x"]) == len(after["x"]) == 16
+    assert sum(before["x"]) == pytest.approx(sample_result().total_before_s * 1e3)
+    assert sum(after["x"]) == pytest.approx(sample_result().total_after_s * 1e3)
+
+
+def test_page_of_odd_results() -> None:
+    sample = sample_result()
+    unmeasured = replace(sample.regions[0].baseline, cold_s=math.nan, source="", legend="\ud800")
+    row = replace(sample.regions[0], baseline=unmeasured, chosen=unmeasured, outcome="quarantined")
+    bare = replace(sample, regions=(), progress=(), recomputes=(), failures=(), warnings=(), complete=False)
+    for result in (bare, replace(bare, regions=(row,)), replace(sample, regions=(row, *sample.regions))):
+        Page(render_report(result))
+
+
+def test_report_is_written_whole(tmp_path: Path, page_text: str) -> None:
+    path = write_report(sample_result(), tmp_path / "new")
+    assert path == tmp_path / "new" / "report.html"
+    assert path.read_text() == page_text
+    assert [p.name for p in path.parent.iterdir()] == ["report.html"]
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="cannot write") as caught:
+        write_report(sample_result(), tmp_path / "file")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on the path")
+def test_browser_draws_both_pictures_without_errors(tmp_path: Path) -> None:
+    path = write_report(sample_result(), tmp_path)
+    command = [
+        str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+        "--disable-background-networking", "--disable-component-update", "--disable-sync", "--window-size=1200,2000",
+        f"--user-data-dir={tmp_path / 'profile'}", "--enable-logging=stderr", "--v=0", "--virtual-time-budget=10000",
+        "--dump-dom", path.as_uri(),
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert "CONSOLE" not in done.stderr, done.stderr
+    assert re.search(r'<html[^>]* data-charts="drawn"', done.stdout)
+    kernels, rest = done.stdout.split('id="progress-chart"')
+    progress_chart = rest.split("</section>")[0]
+    for chart in (kernels, progress_chart):
+        assert 'class="main-svg"' in chart
+    assert kernels.count('class="point"') == 32
+    for row in sample_result().regions[:4]:
+        assert html.escape(row.chosen.name) in kernels
+
+
+# --- console ---
+
+
+def printed(result: Result, **options: object) -> str:
+    stream = io.StringIO()
+    print_result(result, Console(file=stream, **options))  # type: ignore[arg-type]
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize("width", [80, 100, 120])
+def test_table_fits_and_is_plain_when_piped(width: int) -> None:
+    text = printed(sample_result(), width=width)
+    assert "\x1b" not in text
+    assert max(len(line) for line in text.splitlines()) <= min(width, 100)
+    lines = text.splitlines()
+    assert len([line for line in lines if "µs" in line or "ms" in line]) >= 16
+    assert lines[1].startswith("r_80_32") and "15.7 ms" in lines[1]  # the slowest before comes first
+    assert "69.3 ms → 36.7 ms, 1.89×" in text
+    assert "failed: 41 compile_error, 17 resource, 2 wrong, 1 worker_died" in text
+    assert "8 improved, 7 kept, 1 quarantined" in text
+    assert "no clang: <CPU>" in text
+
+
+def test_no_color_is_honoured_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert "\x1b" in printed(sample_result(), width=100, force_terminal=True)
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b" not in printed(sample_result(), width=100, force_terminal=True)
+
+
+def test_long_tables_end_with_a_sum() -> None:
+    sample = sample_result()
+    text = printed(replace(sample, regions=sample.regions * 4), width=80)
+    assert "and 24 more kernels" in text and len(text.splitlines()) < 60
+
+
+def test_old_locales_get_ascii() -> None:
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding="ascii", write_through=True)
+    print_result(sample_result(), Console(file=stream, width=100))
+    with progress(stream=stream) as p:
+        p.phase("très")
+        p.update(done_s=1.0, total_s=3e-6)
+    assert b"3.05 us" in raw.getvalue() and b"1.89x" in raw.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0 s"), (3e-10, "0.30 ns"), (9.996e-9, "10.0 ns"), (411.2e-6, "411 µs"), (999.6e-6, "1.00 ms"),
+     (0.0123, "12.3 ms"), (1, "1.00 s"), (99.96, "1 min 40 s"), (312.4, "5 min 12 s"), (3599.7, "1 h 00 min"),
+     (7500, "2 h 05 min"),
+     (-2e-3, "-2.00 ms"), (math.nan, "–"), (math.inf, "–"), (None, "–")],
+)  # fmt: skip
+def test_times_have_sensible_units(seconds: float | None, text: str) -> None:
+    assert format_seconds(seconds) == text
+
+
+def test_speedups() -> None:
+    assert format_speedup(3.0, 2.0) == "1.50×"
+    assert format_speedup(1.0, 0.0) == format_speedup(math.nan, 1.0) == "–"
+
+
+def test_progress_is_plain_and_rare_when_piped() -> None:
+    stream = io.StringIO()
+    with progress(stream=stream) as p:
+        p.phase("capturing [bold]flux mini")
+        for i in range(1000):
+            p.update(done_s=i / 1000, budget_s=300, measurements=i, total_s=0.0123, kernels=(1, 16), note="r_40 [x]")
+        p.phase("verifying")
+        p.update(done_s=2.0)
+        p.line("a worker was replaced [1]")
+    assert stream.getvalue().splitlines() == [
+        "capturing [bold]flux mini ...",
+        "capturing [bold]flux mini: 0:00, 1/16 kernels, 0 measured, best 12.3 ms, 5:00 left, r_40 [x]",
+        "verifying ...",
+        "verifying: 0:02",
+        "a worker was replaced [1]",
+    ]
+
+
+def test_quiet_is_quiet() -> None:
+    stream = io.StringIO()
+    with progress(quiet=True, stream=stream) as p:
+        p.phase("searching")
+        p.update(done_s=1.0)
+        p.line("a detail")
+        p.line("the device was lost", important=True)
+    assert stream.getvalue() == "the device was lost\n"
+
+
+@pytest.mark.parametrize("json_mode", [False, True])
+def test_progress_on_a_terminal_stays_on_stderr(json_mode: bool) -> None:
+    script = (
+        "from kcg.optimize.console import progress\n"
+        f"with progress(json_mode={json_mode}) as p:\n"
+        "    p.phase('searching')\n"
+        "    for i in range(3): p.update(done_s=i, budget_s=9, measurements=7, note='[/x] <y>')\n"
+        "    print('on stdout')\n    p.line('said [b]')\n"
+    )
+    leader, follower = os.openpty()
+    environment = {
+        **os.environ,
+        "TERM": "xterm",
+        "NO_COLOR": "1",
+        "COLUMNS": "90",
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=follower, env=environment, timeout=60, check=True
+    )
+    os.close(follower)
+    seen = os.read(leader, 1 << 16).decode()
+    os.close(leader)
+    assert done.stdout == b"on stdout\n"
+    assert "said [b]" in seen and "searching ..." in seen and "7 measured" in seen
+    assert ("\x1b[" in seen) is not json_mode  # the bar is redrawn in place
+    assert not re.search(r"\x1b\[[0-9;]*m", seen), "no colours with NO_COLOR"
+
+
+def test_console_is_cheap_to_import() -> None:
+    script = "import sys, kcg.optimize.console, kcg.optimize.result, kcg.optimize.report; print(*sys.modules)"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=True)
+    loaded = {name.split(".")[0] for name in done.stdout.split()}
+    assert not loaded & {"rich", "plotly", "jinja2", "numpy", "tinygrad"}

@@ -1,0 +1,250 @@
+"""RESULT.json comes back exactly as it was written, or not at all."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sample_result import sample_result
+
+from kcg.errors import ExitCode, ResultError, UsageError
+from kcg.optimize.result import from_dict, read_result, to_dict, write_result
+from kcg.types import Kernel, Region, Result, Schedule, Verification
+
+UNPRIVILEGED = 65534  # nobody
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> Path:
+    path = tmp_path / "RESULT.json"
+    write_result(sample_result(), path)
+    return path
+
+
+@pytest.fixture
+def read_only() -> Iterator[Path]:
+    """A folder that may not be written, also where the tests run as root."""
+    folder = Path(tempfile.mkdtemp())
+    folder.chmod(0o555)
+    root = os.geteuid() == 0
+    if root:
+        os.seteuid(UNPRIVILEGED)
+    try:
+        yield folder
+    finally:
+        if root:
+            os.seteuid(0)
+        folder.chmod(0o755)
+        shutil.rmtree(folder)
+
+
+def test_round_trip_is_exact(stored: Path) -> None:
+    assert read_result(stored) == sample_result()
+    assert from_dict(json.loads(json.dumps(to_dict(sample_result())))) == sample_result()
+
+
+def test_every_float_and_text_survives(tmp_path: Path) -> None:
+    sample = sample_result()
+    first = replace(sample.regions[0], operations=0.1 + 0.2, bytes=5e-324, note='\ud800 \x00 \u2028 " \\ 漢')
+    wrong = replace(sample.regions[1].baseline, verification=Verification(False, ("poison",), math.inf, 1, "NaN"))
+    second = replace(sample.regions[1], baseline=wrong, chosen=wrong, outcome="quarantined")
+    third = replace(sample.regions[2].chosen, schedule=Schedule("source", '{"lang":"cu","text":"x < 1 && \\"q\\""}'))
+    result = replace(
+        sample,
+        regions=(first, second, replace(sample.regions[2], chosen=third)),
+        search_s=1e308,
+        target=replace(sample.target, power_limit_w=None, clock_limit_mhz=None),
+        complete=False,
+    )
+    write_result(result, tmp_path / "r.json")
+    assert read_result(tmp_path / "r.json") == result
+
+
+def test_times_that_are_not_numbers_survive(tmp_path: Path) -> None:
+    sample = sample_result()
+    unmeasured = replace(sample.regions[0].baseline, cold_s=math.nan, warm_s=math.nan, interval_s=(-0.0, math.inf))
+    row = replace(sample.regions[0], baseline=unmeasured, chosen=unmeasured, outcome="quarantined")
+    write_result(replace(sample, regions=(row,)), tmp_path / "r.json")
+    back = read_result(tmp_path / "r.json").regions[0].baseline
+    assert math.isnan(back.cold_s) and math.isnan(back.warm_s) and back.interval_s == (0.0, math.inf)
+
+
+def test_region_of_several_wired_kernels_survives(tmp_path: Path) -> None:
+    sample = sample_result()
+    region = Region((Kernel("[1]"), Kernel("[2]"), Kernel("[1]")), ((0, 0, 1, 2), (1, 0, 2, 1)))
+    result = replace(sample, regions=(replace(sample.regions[0], region=region),))
+    write_result(result, tmp_path / "r.json")
+    assert read_result(tmp_path / "r.json") == result
+    assert len(to_dict(result)["asts"]) == 2
+
+
+def test_empty_result_survives(tmp_path: Path) -> None:
+    result = replace(sample_result(), regions=(), progress=(), recomputes=(), failures=(), warnings=())
+    write_result(result, tmp_path / "new" / "folder" / "r.json")
+    assert read_result(tmp_path / "new" / "folder" / "r.json") == result
+
+
+def test_what_json_mode_prints(stored: Path) -> None:
+    sample = sample_result()
+    document = json.loads(stored.read_text())
+    assert document["schema"] == 1
+    assert document["total_before_s"] == sample.total_before_s
+    assert document["total_after_s"] == sample.total_after_s
+    assert (document["measurements"], document["search_s"]) == (504, 312.418)
+    assert document["target"]["model"] == "NVIDIA H200"
+    for entry, row in zip(document["kernels"], sample.regions, strict=True):
+        assert entry["id"] == row.region.id and entry["calls"] == row.calls
+        assert entry["name"] == row.chosen.name
+        assert (entry["before_s"], entry["after_s"]) == (row.before_s, row.after_s)
+        assert entry["schedule"] == {"kind": row.chosen.schedule.kind, "body": row.chosen.schedule.body}
+        assert entry["verified"] is row.chosen.verification.passed
+        assert document["asts"][entry["id"]] == row.region.kernel.ast_json
+
+
+@pytest.mark.parametrize("tenths", range(10))
+def test_truncated_file_is_refused(stored: Path, tenths: int) -> None:
+    data = stored.read_bytes()
+    stored.write_bytes(data[: len(data) * tenths // 10])
+    refuse(stored, "truncated")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"\x00\xff\x93NUMPY", b"null", b"[]", b"3", b'{"a": 1}', b"[" * 200_000, b'{"schema": 1}', b'{"schema": NaN}',
+     b'{"schema": 2, "regions": []}', b'{"schema": true}', b'{"schema": 1, "schema": 1}', b"9" * 5000],
+)  # fmt: skip
+def test_foreign_file_is_refused(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "r.json").write_bytes(data)
+    refuse(tmp_path / "r.json", "is (not a result|truncated or not JSON)")
+
+
+def test_missing_file_and_folder_are_refused(tmp_path: Path) -> None:
+    refuse(tmp_path / "none.json", "No such file")
+    refuse(tmp_path, "directory")
+
+
+def leaves(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    """The path of each value below `value`, only the first two of a list."""
+    if path:
+        yield path
+    items: list[tuple[str | int, Any]] = []
+    if isinstance(value, dict):
+        items = list(value.items())
+    elif isinstance(value, list):
+        items = list(enumerate(value[:2]))
+    for key, inner in items:
+        yield from leaves(inner, (*path, key))
+
+
+def changed(document: Any, path: tuple[str | int, ...], value: Any) -> Any:
+    copy = dict(document) if isinstance(document, dict) else list(document)
+    copy[path[0]] = value if len(path) == 1 else changed(copy[path[0]], path[1:], value)
+    return copy
+
+
+def test_every_field_is_type_checked() -> None:
+    document = json.loads(json.dumps(to_dict(sample_result())))
+    paths = list(leaves(document))
+    assert len(paths) > 200
+    for path in paths:
+        for wrong in ([[[]]], {"x": 1}, "☃", 1.5, True):
+            value = document
+            for key in path:
+                value = value[key]
+            if type(value) is type(wrong) or (isinstance(value, int | float) and wrong == 1.5):
+                continue  # of the right type
+            with pytest.raises(ResultError) as caught:
+                from_dict(changed(document, path, wrong))
+            assert "\n" not in str(caught.value) and len(str(caught.value)) < 300
+
+
+def test_missing_and_unknown_fields_are_refused() -> None:
+    document = to_dict(sample_result())
+    for name in document:
+        with pytest.raises(ResultError):
+            from_dict({k: v for k, v in document.items() if k != name})
+    with pytest.raises(ResultError, match="'extra' is unknown"):
+        from_dict({**document, "extra": 1})
+    region = {k: v for k, v in document["regions"][0].items() if k != "calls"}
+    with pytest.raises(ResultError, match=r"regions\[0\].*'calls' is missing"):
+        from_dict({**document, "regions": [region]})
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        (("total_after_s",), 1e-9, "total_after_s: it contradicts"),
+        (("kernels", 0, "verified"), False, "kernels: it contradicts"),
+        (("regions", 0, "calls"), -1, "negative"),
+        (("regions", 0, "chosen", "cold_s"), -1e-6, "negative"),
+        (("regions", 0, "chosen", "cold_s"), 10**400, "too large"),
+        (("regions", 0, "outcome"), "great", "none of improved, kept, quarantined"),
+        (("regions", 0, "region", "kernels"), [], "no kernels"),
+        (("regions", 0, "region", "kernels"), ["00"], "no kernel '00'"),
+        (("regions", 0, "region", "wiring"), [[0, 0, 1, 0]], "lacks"),
+        (("regions", 0, "chosen", "schedule", "kind"), "magic", "unknown kind"),
+        (("regions", 0, "chosen", "schedule", "body"), "[", "not JSON"),
+        (("regions", 0, "chosen", "schedule", "body"), '[["UPCAST",0,"x"]]', "not a list of"),
+        (("created",), "yesterday", "not an ISO date"),
+    ],
+)
+def test_values_that_cannot_be_are_refused(path: tuple[str | int, ...], value: Any, message: str) -> None:
+    with pytest.raises(ResultError, match=message):
+        from_dict(changed(to_dict(sample_result()), path, value))
+
+
+def test_changed_kernel_is_noticed(stored: Path) -> None:
+    document = json.loads(stored.read_text())
+    name = next(iter(document["asts"]))
+    document["asts"][name] = document["asts"][name].replace("SINK", "SINC")
+    stored.write_text(json.dumps(document))
+    refuse(stored, "the text of the kernel was changed")
+
+
+def refuse(path: Path, message: str) -> None:
+    with pytest.raises(ResultError, match=message) as caught:
+        read_result(path)
+    text = str(caught.value)
+    assert "\n" not in text and text.isprintable()
+    assert "run" in text, "it says what to do"
+    assert caught.value.exit_code == ExitCode.USAGE
+
+
+def test_older_file_stays_whole_when_writing_fails(stored: Path) -> None:
+    before = stored.read_bytes()
+    row = sample_result().regions[0]
+    impossible = replace(row, calls="many")  # type: ignore[arg-type]
+    with pytest.raises((TypeError, ValueError)):
+        write_result(replace(sample_result(), regions=(impossible,)), stored)
+    assert stored.read_bytes() == before
+    assert [p.name for p in stored.parent.iterdir()] == ["RESULT.json"]
+
+
+def test_read_only_folder_is_one_line(read_only: Path) -> None:
+    with pytest.raises(UsageError, match=r"cannot write .*: Permission denied: choose a folder") as caught:
+        write_result(sample_result(), read_only / "RESULT.json")
+    assert "\n" not in str(caught.value)
+
+
+def test_folder_that_is_a_file_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="cannot write"):
+        write_result(sample_result(), tmp_path / "file" / "RESULT.json")
+    with pytest.raises(UsageError, match="cannot write"):
+        write_result(sample_result(), tmp_path)
+    assert [p.name for p in tmp_path.parent.iterdir() if p.name.endswith(".tmp")] == []
+
+
+def test_sample_is_what_the_other_tests_need() -> None:
+    sample: Result = sample_result()
+    assert len(sample.regions) >= 15
+    assert {r.outcome for r in sample.regions} == {"improved", "kept", "quarantined"}
+    assert sample.total_after_s < sample.total_before_s
