@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from kcg.compat.tiny import AddrSpace, AxisType, DType, Invalid, Ops, UOp, dtypes
 from kcg.errors import VerificationError
 from kcg.kernel.numerics import Value, alu, bit_cast, cast, numpy_dtype, settled, unit_roundoff
+from kcg.kernel.reduction import Fold
 
 CONFIDENT = 4.0
 """How many errors away a correct kernel may be: the largest seen over the tests' kernels and seeds is below 1.5."""
@@ -331,7 +332,7 @@ class _Run:
         total = math.prod(extents)
         outer = np.broadcast_shapes(*(values[i].data.shape for i in scope.inputs))
         block = max(1, MAX_ELEMENTS // max(1, math.prod(outer)))
-        fold = _Fold(node.arg[0], node.dtype, total)
+        fold = Fold(node.arg[0], node.dtype, total)
         inside = {i: values[i] for i in scope.inputs}
         for start in range(0, total, block):
             flat = np.arange(start, min(total, start + block), dtype=np.int64)
@@ -342,76 +343,6 @@ class _Run:
             result = self._compute(scope.order, (body,), inside)[body]
             fold.add(result, min(block, total - start), len(outer))
         return fold.value()
-
-
-class _Fold:
-    """A reduction in blocks along the first axis: ADD, MUL or MAX of `count` terms, with its error."""
-
-    def __init__(self, op: Ops, dtype: DType, count: int) -> None:
-        self.op, self.dtype, self.count = op, dtype, count
-        self.is_float = dtypes.is_float(dtype)
-        self.parts: list[Array] = []
-        self.squares: list[Array] = []
-        self.error_squares: list[Array] = []
-        self.error_signed: list[Array] = []
-        self.integral = True
-
-    def add(self, term: Value, terms: int, outer_axes: int) -> None:
-        term = settled(term)
-        if term.valid is not None:
-            raise VerificationError("a reduction over values that are partly invalid")
-
-        def whole(array: Array) -> Array:  # a term that does not depend on the ranges is there `terms` times
-            return np.broadcast_to(array, (terms, *array.shape)) if array.ndim <= outer_axes else array
-
-        data, error = whole(term.data), None if term.error is None else whole(term.error)
-        match self.op:
-            case Ops.ADD:
-                self.parts.append(np.asarray(data.any(0) if data.dtype == bool else data.sum(0, dtype=data.dtype)))
-            case Ops.MUL:
-                self.parts.append(np.asarray(data.all(0) if data.dtype == bool else data.prod(0, dtype=data.dtype)))
-            case Ops.MAX:
-                self.parts.append(data.max(0))
-            case _:
-                raise VerificationError(f"no reference for a reduction by {self.op.name}")
-        if self.is_float and self.op is Ops.ADD:
-            self.squares.append((data * data).sum(0))
-            self.integral = self.integral and error is None and bool((data == np.rint(data)).all())
-        if error is None:
-            return
-        if self.op is Ops.MAX or not self.is_float:
-            self.error_squares.append(np.square(error.max(0) if self.op is Ops.MAX else error.sum(0)))
-        elif self.op is Ops.ADD:
-            self.error_squares.append(np.square(error).sum(0))
-            self.error_signed.append((np.sign(data) * error).sum(0))
-        else:
-            relative = np.where(error == 0, 0.0, error / np.abs(data))
-            self.error_squares.append(np.square(relative).sum(0))
-
-    def value(self) -> Value:
-        stacked = np.stack(np.broadcast_arrays(*self.parts))
-        combine = {Ops.ADD: np.add, Ops.MUL: np.multiply, Ops.MAX: np.maximum}[self.op]
-        result = np.asarray(combine.reduce(stacked, axis=0))
-        squared = sum(self.error_squares, np.zeros(())) if self.op is not Ops.MAX else _largest(self.error_squares)
-        error = np.sqrt(squared)
-        if self.is_float and self.op is Ops.ADD:
-            squares = sum(self.squares, np.zeros(()))
-            error = error + np.abs(sum(self.error_signed, np.zeros(())))
-            eps = unit_roundoff(self.dtype)
-            # sums of integers are exact in any order while they and all their parts (at most Σ term²) are small
-            if not (self.integral and squares.size and squares.max() * eps <= 0.5):
-                error = error + eps * math.sqrt(self.count) * np.maximum(np.abs(result), np.sqrt(squares))
-        elif self.is_float and self.op is Ops.MUL:
-            error = np.abs(result) * (error + unit_roundoff(self.dtype) * math.sqrt(self.count))
-        if self.is_float:
-            unsure = np.isnan(error) | (np.isnan(result) if self.op is Ops.MAX else False)
-            error = np.where(unsure, np.where(np.isfinite(result) | (self.op is Ops.MAX), np.inf, 0.0), error)
-            error = np.where(np.isinf(result) & np.isfinite(squared), 0.0, error)
-        return Value(result, np.asarray(error) if np.any(error) else None)
-
-
-def _largest(arrays: Sequence[Array]) -> Array:
-    return np.max(np.stack(np.broadcast_arrays(*arrays)), axis=0) if arrays else np.zeros(())
 
 
 def _constant(node: UOp) -> Value:

@@ -1,0 +1,82 @@
+"""Reductions in blocks with running error bounds; the rules are in `kcg.kernel.evaluate`, which drives this module."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kcg.compat.tiny import DType, Ops, dtypes
+from kcg.errors import VerificationError
+from kcg.kernel.numerics import Value, settled, unit_roundoff
+
+Array = NDArray[Any]
+
+_COMBINE = {Ops.ADD: np.add, Ops.MUL: np.multiply, Ops.MAX: np.maximum}
+
+
+class Fold:
+    """A reduction along the first axis, block after block: ADD, MUL or MAX of `count` terms."""
+
+    def __init__(self, op: Ops, dtype: DType, count: int) -> None:
+        if op not in _COMBINE:
+            raise VerificationError(f"no reference for a reduction by {op.name}")
+        self._op, self._dtype, self._count = op, dtype, count
+        self._is_float = dtypes.is_float(dtype)
+        self._result: Array | None = None
+        # running over the terms: Σ term²; Σ error² (of MUL relative; of MAX and integers the plain maximum or sum);
+        # Σ sign(term) · error; whether all terms are exact integers
+        self._squares: Array = np.zeros(())
+        self._spread: Array = np.zeros(())
+        self._shift: Array = np.zeros(())
+        self._integral = True
+
+    def add(self, term: Value, terms: int, outer_axes: int) -> None:
+        """One block of `terms` terms along the first of `outer_axes` + 1 axes; fewer axes: the same term every time."""
+        term = settled(term)
+        if term.valid is not None:
+            raise VerificationError("a reduction over values that are partly invalid")
+
+        def whole(array: Array) -> Array:
+            return np.broadcast_to(array, (terms, *array.shape)) if array.ndim <= outer_axes else array
+
+        data, error = whole(term.data), None if term.error is None else whole(term.error)
+        combine = _COMBINE[self._op]
+        block = np.asarray(combine.reduce(data, axis=0, dtype=data.dtype))
+        self._result = block if self._result is None else np.asarray(combine(self._result, block))
+        if self._is_float and self._op is Ops.ADD:
+            self._squares = self._squares + np.square(data).sum(0)
+            self._integral = self._integral and error is None and bool((data == np.rint(data)).all())
+        if error is None:
+            return
+        if self._op is Ops.MAX:
+            self._spread = np.maximum(self._spread, error.max(0))
+        elif not self._is_float:
+            self._spread = self._spread + error.sum(0)
+        elif self._op is Ops.ADD:
+            self._spread = self._spread + np.square(error).sum(0)
+            self._shift = self._shift + (np.sign(data) * error).sum(0)
+        else:
+            self._spread = self._spread + np.square(np.where(error == 0, 0.0, error / np.abs(data))).sum(0)
+
+    def value(self) -> Value:
+        """The reduction of all blocks."""
+        assert self._result is not None, "a range has at least one value"
+        result, spread = self._result, self._spread
+        if not self._is_float or self._op is Ops.MAX:
+            if self._is_float:  # tinygrad compares and selects: with NaN the result depends on the order
+                spread = np.where(np.isnan(result) | np.isnan(spread), np.inf, spread)
+            return Value(result, spread if np.any(spread) else None)
+        accumulated = unit_roundoff(self._dtype) * math.sqrt(self._count)
+        if self._op is Ops.MUL:
+            error = np.abs(result) * (np.sqrt(spread) + accumulated)
+        else:
+            error = np.sqrt(spread) + np.abs(self._shift)
+            # a sum of integers is exact in any order while every partial sum is small: none is above Σ term²
+            if not (self._integral and (self._squares * unit_roundoff(self._dtype) <= 0.5).all()):
+                error = error + accumulated * np.maximum(np.abs(result), np.sqrt(self._squares))
+        certain = np.isfinite(spread)  # an infinite or NaN result of certain terms is certain
+        error = np.where(np.isfinite(result), np.where(np.isnan(error), np.inf, error), np.where(certain, 0.0, np.inf))
+        return Value(result, error if np.any(error) else None)

@@ -1,0 +1,134 @@
+"""python -m kcg.optimize flux | path/to/script.py -- args | apply RESULT.json | undo"""
+
+from __future__ import annotations
+
+import time
+
+STARTED = time.monotonic()
+
+import sys  # noqa: E402
+from pathlib import Path  # noqa: E402
+from typing import Annotated  # noqa: E402
+
+import typer  # noqa: E402
+
+from kcg.commandline import command_text, guarded  # noqa: E402
+from kcg.errors import ExitCode, UsageError  # noqa: E402
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
+apply_app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": False})
+def optimize(
+    context: typer.Context,
+    workload: Annotated[str, typer.Argument(help="flux, or the path of a tinygrad script")],
+    script_args: Annotated[list[str] | None, typer.Argument(help="after --: the script's own arguments")] = None,
+    preset: Annotated[str, typer.Option(help="mini, 768, 1024; auto takes what fits the device")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, CPU, CPU:X86, CPU:CLANG, CUDA, AMD, METAL …")] = "auto",
+    search: Annotated[
+        str, typer.Option(help="mcts, greedy, beam, beam:8, random, hand-coded, tinygrad-beam:2")
+    ] = "mcts",
+    budget: Annotated[str, typer.Option(help="time from start to result, e.g. 120s, 2m, 1h")] = "120s",
+    measurements: Annotated[
+        int | None, typer.Option(help="at most so many binaries timed; 0 predicts only, then verifies", min=None)
+    ] = None,
+    seed: Annotated[int, typer.Option(help="seed of the search")] = 0,
+    resume: Annotated[bool, typer.Option("--resume", help="go on from the journal of the same output folder")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="say what would be done, measure nothing")] = False,
+    json_mode: Annotated[bool, typer.Option("--json", help="print one JSON object on stdout")] = False,
+    report: Annotated[Path | None, typer.Option(help="folder for RESULT.json, report.html and the journal")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="no progress")] = False,
+) -> None:
+    """Find faster kernel schedules for a workload, verify them, and write RESULT.json and report.html."""
+    from kcg.optimize.settings import Settings, check_measurements, parse_budget
+
+    settings = Settings(
+        workload=workload, preset=preset, device=device, search=search, budget_s=parse_budget(budget),
+        measurements=check_measurements(measurements), seed=seed, resume=resume,
+        folder=report or Path("kcg-out") / (Path(workload).stem or "out"), script_args=tuple(script_args or ()),
+        command=command_text("kcg.optimize"),
+    )  # fmt: skip
+    if script_args and not settings.is_script:
+        raise UsageError(f"arguments after the workload are for scripts; {workload} is not a .py file")
+    raise typer.Exit(int(run(settings, dry_run=dry_run, json_mode=json_mode, quiet=quiet)))
+
+
+def run(settings: object, *, dry_run: bool, json_mode: bool, quiet: bool) -> ExitCode:
+    """Run and print; everything but the result goes to stderr."""
+    from kcg.optimize.console import print_result, progress
+    from kcg.optimize.settings import Settings
+
+    assert isinstance(settings, Settings)
+    with progress(quiet=quiet, json_mode=json_mode) as shown:
+        from kcg import __version__
+        from kcg.compat.device import choose_device
+
+        choice = choose_device(settings.device)
+        shown.line(f"kcg {__version__}: {settings.workload} on {choice.dev} ({choice.why})")
+        if dry_run:
+            from kcg.optimize.dry_run import describe
+
+            describe(settings, shown, json_mode=json_mode)
+            return ExitCode.OK
+        from kcg.optimize.run import optimize as optimize_now
+
+        finished = optimize_now(settings, shown, started=STARTED)
+    if json_mode:
+        from kcg.optimize.result import to_dict
+        from kcg.types import canonical_json
+
+        sys.stdout.write(canonical_json(to_dict(finished.result)) + "\n")
+    else:
+        from rich.console import Console
+
+        print_result(finished.result, Console(highlight=False))
+        sys.stdout.write(f"result: {finished.result_path}\nreport: {finished.report_path}\n")
+    if finished.exit_code == ExitCode.INTERRUPTED:
+        shown.line(f"interrupted; to go on: {resume_command(settings)}", important=True)
+    elif finished.exit_code == ExitCode.NOTHING_IMPROVED:
+        shown.line("nothing was faster than tinygrad's own schedules, which are kept; try a larger --budget")
+    return finished.exit_code
+
+
+def resume_command(settings: object) -> str:
+    """The command that continues an interrupted run."""
+    from kcg.optimize.settings import Settings
+
+    assert isinstance(settings, Settings)
+    if " --resume" in settings.command:
+        return settings.command
+    head, separator, tail = settings.command.partition(" -- ")
+    return f"{head} --resume{separator}{tail}"
+
+
+@apply_app.command()
+def apply(
+    result: Annotated[Path | None, typer.Argument(help="RESULT.json; not needed with --undo")] = None,
+    beam: Annotated[list[int] | None, typer.Option(help="the BEAM widths to serve; may be repeated")] = None,
+    undo: Annotated[bool, typer.Option("--undo", help="put back what the cache held before")] = False,
+    cachedb: Annotated[Path | None, typer.Option(help="tinygrad's cache file; its own by default")] = None,
+) -> None:
+    """Write a result into tinygrad's own BEAM cache, so that unchanged programs with BEAM=N use it; or undo that."""
+    from kcg.optimize import deploy
+
+    if undo:
+        restored = deploy.undo(cachedb)
+        typer.echo(str(restored))
+        return
+    if result is None:
+        raise UsageError("which result? write: python -m kcg.optimize apply RESULT.json --beam 2")
+    typer.echo(str(deploy.apply(result, widths=tuple(beam or (2,)), cache_db=cachedb)))
+
+
+def main() -> ExitCode:
+    """Dispatch: `apply` is a command of its own, everything else names a workload."""
+    arguments = sys.argv[1:]
+    chosen, name = (apply_app, "kcg.optimize apply") if arguments[:1] == ["apply"] else (app, "kcg.optimize")
+    rest = arguments[1:] if chosen is apply_app else arguments
+    code = chosen(args=rest, prog_name=f"python -m {name}", standalone_mode=False)
+    return ExitCode(code) if isinstance(code, int) else ExitCode.OK
+
+
+if __name__ == "__main__":
+    guarded(main)
