@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pickle
+from pathlib import Path
 from typing import Any
 
-from kcg.compat.scheduling import from_tiny, initial_state, with_device
+from kcg.compat.scheduling import from_tiny, initial_state, to_tiny, with_device
 from kcg.compat.tiny import Context, Device, KernelInfo, UOp, args_from_ast
-from kcg.types import Schedule
+from kcg.types import Opt, Schedule
 
 
 def run_beam(ast: UOp, width: int) -> tuple[Schedule, int]:
@@ -47,3 +49,39 @@ def cache_key(ast: UOp, width: int, device: str, renderer: Any) -> dict[str, Any
         "ast": state.ast.key, "amt": width, "allow_test_size": True, "device": renderer.target.device,
         "suffix": renderer.suffix,
     }  # fmt: skip
+
+
+KEY_COLUMNS = (
+    ("ast", "blob"),
+    ("amt", "integer"),
+    ("allow_test_size", "integer"),
+    ("device", "text"),
+    ("suffix", "text"),
+)
+"""The columns of the cache's primary key with their types, in the order of `cache_key`."""
+
+
+def cache_table() -> str:
+    """The table of tinygrad's disk cache that holds what BEAM found: `beam_search_22`."""
+    from tinygrad.helpers import VERSION
+
+    return f"beam_search_{VERSION}"
+
+
+def create_table_sql(table: str) -> str:
+    """The statement with which `diskcache_put` makes the table of BEAM."""
+    columns = ", ".join(f"{name} {kind}" for name, kind in KEY_COLUMNS)
+    names = ", ".join(name for name, _ in KEY_COLUMNS)
+    return f"CREATE TABLE IF NOT EXISTS '{table}' ({columns}, val blob, PRIMARY KEY ({names}))"
+
+
+def default_cache_db() -> Path:
+    """tinygrad's own disk cache: `CACHEDB`, else a file in the user's cache folder."""
+    from tinygrad.helpers import CACHEDB
+
+    return Path(CACHEDB)
+
+
+def cache_value(opts: tuple[Opt, ...]) -> bytes:
+    """What BEAM's cache keeps for a kernel that takes `opts`. kcg only ever writes such pickles, it never reads one."""
+    return pickle.dumps([to_tiny(o) for o in opts])

@@ -15,10 +15,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from kcg.dataset.journal import (
+from kcg.dataset.journal import Journal
+from kcg.dataset.records import (
     MEASUREMENT_COLUMNS,
     ROW_ERRORS,
-    Journal,
     Record,
     Run,
     disk_full,

@@ -8,165 +8,50 @@ Nothing foreign is decoded here: ids are recomputed as the SHA-256 of their text
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import json
-import math
 import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
-from kcg.errors import DataError, JournalError, UsageError
-from kcg.types import (
-    CacheState,
-    Kernel,
-    Measurement,
-    Region,
-    Schedule,
-    Status,
-    Target,
-    Toolchain,
-    Workload,
-    WorkloadCall,
-    canonical_json,
-    content_id,
+from kcg.dataset.records import (
+    MEASUREMENT_COLUMNS,
+    ROW_ERRORS,
+    Record,
+    Run,
+    identity_of,
+    measurement_from_row,
+    measurement_row,
+    record_from_json,
+    region_from_json,
 )
+from kcg.dataset.schema import (
+    APPLICATION_ID,
+    BUSY_TIMEOUT_S,
+    SCHEMA,
+    SCHEMA_VERSION,
+    check_header,
+    check_ids,
+    corrupt,
+    make_folder,
+    translated,
+)
+from kcg.errors import JournalError, UsageError
+from kcg.types import Kernel, Measurement, Region, Status, Target, Toolchain, Workload, WorkloadCall, canonical_json
 
-APPLICATION_ID = 0x6B63676A  # "kcgj", in the header of the file: what tells a journal from any other SQLite file
-SCHEMA_VERSION = 1
-BUSY_TIMEOUT_S = 60.0
+__all__ = ["APPLICATION_ID", "SCHEMA_VERSION", "Journal", "Record", "Run"]
+
 CHECK_AT_OPEN_BYTES = 64 << 20  # SQLite checks about 500 MB/s: larger journals are checked by `check()` only
 PAGE_ROWS = 1000
-ROW_ERRORS = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)  # of a foreign row
 
-_TEXT, _INTEGER, _REAL = "TEXT NOT NULL", "INTEGER NOT NULL", "REAL NOT NULL"
-MEASUREMENT_COLUMNS = {
-    "region_id": _TEXT, "schedule_kind": _TEXT, "schedule_body": _TEXT, "target": _TEXT, "toolchain": _TEXT,
-    "protocol": _INTEGER, "status": _TEXT, "cache_state": _TEXT, "variables": _TEXT, "input_recipe": _TEXT,
-    "samples_s": _TEXT, "reason": _TEXT, "binary_hash": _TEXT, "checked": _INTEGER, "early_stop": _INTEGER,
-    "sampler": _TEXT, "compile_s": _REAL, "launch": _TEXT, "run_id": _TEXT, "trial": _INTEGER, "clocks": _TEXT,
-}  # fmt: skip
 _NAMES = ", ".join(MEASUREMENT_COLUMNS)
 
-_SCHEMA = f"""
-CREATE TABLE meta(key TEXT PRIMARY KEY, value TEXT NOT NULL);
-CREATE TABLE kernels(id TEXT PRIMARY KEY, ast_json TEXT NOT NULL, first_seen_workload TEXT NOT NULL);
-CREATE TABLE regions(id TEXT PRIMARY KEY, kernel_ids TEXT NOT NULL, wiring TEXT NOT NULL);
-CREATE TABLE workload_calls(workload TEXT NOT NULL, preset TEXT NOT NULL, position INTEGER NOT NULL,
-  region_id TEXT NOT NULL, variables TEXT NOT NULL, calls INTEGER NOT NULL, origin TEXT NOT NULL,
-  PRIMARY KEY(workload, preset, position));
-CREATE TABLE targets(fingerprint TEXT PRIMARY KEY, json TEXT NOT NULL);
-CREATE TABLE toolchains(fingerprint TEXT PRIMARY KEY, json TEXT NOT NULL);
-CREATE TABLE runs(run_id TEXT PRIMARY KEY, json TEXT NOT NULL, started TEXT NOT NULL, command TEXT NOT NULL);
-CREATE TABLE measurements(row INTEGER PRIMARY KEY, identity BLOB NOT NULL, recorded_unix_s REAL NOT NULL,
-  {", ".join(f"{name} {kind}" for name, kind in MEASUREMENT_COLUMNS.items())});
-CREATE UNIQUE INDEX measurements_identity ON measurements(identity, run_id, trial);
-CREATE INDEX measurements_region ON measurements(region_id, target, toolchain, protocol);
-INSERT INTO meta VALUES('format', 'kcg journal'), ('schema', '{SCHEMA_VERSION}');
-PRAGMA application_id = {APPLICATION_ID};
-PRAGMA user_version = {SCHEMA_VERSION};
-"""
-
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Record:
-    """A measurement and when it was recorded, in Unix seconds."""
-
-    measurement: Measurement
-    recorded_unix_s: float
-
-
-@dataclass(frozen=True)
-class Run:
-    """A host, a device and its clocks on one occasion, described without naming the host."""
-
-    run_id: str
-    started: str  # ISO date and time
-    command: str
-    description: Mapping[str, Any]
-
-
-def is_disk_full(error: OSError) -> bool:
-    """Whether writing failed for want of space: a full disk, a quota, or the largest file that is allowed."""
-    return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
-
-def disk_full(path: Path) -> JournalError:
-    """The error for a write to `path` that found no space."""
-    return JournalError(f"disk full: {path}: free some space and resume; what was acknowledged is kept")
-
-
-def measurement_row(m: Measurement) -> tuple[Any, ...]:
-    """The values of `MEASUREMENT_COLUMNS`. Raises DataError for a sample that is no time, or `ok` without samples."""
-    if not _has_times(m):
-        raise DataError(f"status {m.status} with samples {m.samples_s} is no timing: record the failure as a status")
-    reason = m.reason.encode("utf-8", "replace").decode()  # a compiler's output may not be text
-    return (
-        m.region_id, str(m.schedule.kind), m.schedule.body, m.target, m.toolchain, m.protocol, str(m.status),
-        str(m.cache_state), canonical_json(m.variables), m.input_recipe, canonical_json(m.samples_s), reason,
-        m.binary_hash, int(m.checked), int(m.early_stop), m.sampler, float(m.compile_s), canonical_json(m.launch),
-        m.run_id, m.trial, canonical_json(m.clocks),
-    )  # fmt: skip
-
-
-def measurement_from_row(row: Sequence[Any]) -> Measurement:
-    """The inverse of `measurement_row`. Raises one of `ROW_ERRORS` where the row is not one."""
-    types = {_TEXT: str, _INTEGER: int, _REAL: float}
-    for (name, kind), value in zip(MEASUREMENT_COLUMNS.items(), row, strict=True):
-        if not isinstance(value, types[kind]):  # SQLite keeps any type in any column
-            raise TypeError(f"{name} is a {type(value).__name__}")
-    v = dict(zip(MEASUREMENT_COLUMNS, row, strict=True))
-    v["schedule"] = Schedule(v.pop("schedule_kind"), v.pop("schedule_body"))
-    v["status"], v["cache_state"] = Status(v["status"]), CacheState(v["cache_state"])
-    v["checked"], v["early_stop"] = bool(v["checked"]), bool(v["early_stop"])
-    v["variables"] = tuple((str(name), int(value)) for name, value in json.loads(v["variables"]))
-    v["clocks"] = tuple((str(name), float(value)) for name, value in json.loads(v["clocks"]))
-    v["samples_s"] = tuple(float(s) for s in json.loads(v["samples_s"]))
-    grid, local = json.loads(v["launch"])
-    v["launch"] = (tuple(int(x) for x in grid), tuple(int(x) for x in local))
-    if not _has_times(made := Measurement(**v)):
-        raise ValueError("its samples are no times")
-    return made
-
-
-def _has_times(m: Measurement) -> bool:
-    return all(math.isfinite(s) and s >= 0 for s in m.samples_s) and (m.status != Status.OK or bool(m.samples_s))
-
-
-_FIELD_CHECKS: dict[str, Callable[[Any], bool]] = {
-    "str": lambda v: isinstance(v, str),
-    "int": lambda v: isinstance(v, int) and not isinstance(v, bool),
-    "bool": lambda v: isinstance(v, bool),
-    "float | None": lambda v: v is None or (isinstance(v, int | float) and not isinstance(v, bool)),
-    "tuple[str, ...]": lambda v: isinstance(v, tuple) and all(isinstance(x, str) for x in v),
-}
-
-
-def record_from_json(cls: type[T], text: str) -> T:
-    """A Target or a Toolchain from its canonical JSON, every field checked. Raises one of `ROW_ERRORS`."""
-    values = {k: tuple(v) if isinstance(v, list) else v for k, v in json.loads(text).items()}
-    for f in fields(cls):  # type: ignore[arg-type]
-        if f.name not in values or not _FIELD_CHECKS[str(f.type)](values[f.name]):
-            raise ValueError(f"field {f.name!r} is missing or of the wrong type")
-    return cls(**values)
-
-
-def region_from_json(kernel_ids: list[str], wiring: list[list[int]], kernels: Mapping[str, Kernel]) -> Region:
-    """A region from its stored JSON values. Raises one of `ROW_ERRORS`."""
-    wires = tuple((int(a), int(b), int(c), int(d)) for a, b, c, d in wiring)
-    return Region(tuple(kernels[k] for k in kernel_ids), wires)
-
-
-def identity_of(key: Sequence[Any]) -> bytes:
-    """The SHA-256 by which a `Measurement.key` is stored."""
-    return bytes.fromhex(content_id(list(key)))
 
 
 def _text_id(text: str) -> str:
@@ -193,10 +78,10 @@ class Journal:
         Raises JournalError (missing, corrupt, foreign, another schema; the file is left as it is) or UsageError.
         """
         path, create = Path(path), create and not read_only
-        exists = _check_header(path, create=create)
+        exists = check_header(path, create=create)
         mode = "rwc" if create else "rw"
         if not exists:
-            _make_folder(path.parent)
+            make_folder(path.parent)
         elif not (os.access(path.parent, os.W_OK) and os.access(path, os.W_OK)):
             if not read_only:
                 raise UsageError(f"{path} cannot be written: copy it to a folder of yours, or open it read-only")
@@ -206,13 +91,13 @@ class Journal:
                 raise JournalError(f"{path} has rows in {wal.name}, in a read-only folder: copy both elsewhere")
             mode = "ro&immutable=1"
         uri = f"{path.absolute().as_uri()}?mode={mode}"
-        with _translated(path):
+        with translated(path):
             connection = sqlite3.connect(
                 uri, uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
             )
         journal = cls(path, connection, read_only=read_only)
         try:
-            with _translated(path):
+            with translated(path):
                 journal._prepare(create=create, immutable="immutable" in mode)
         except BaseException:
             connection.close()
@@ -224,9 +109,9 @@ class Journal:
         if create and not self._rows(has_tables):
             with self._transaction() as connection:
                 if not self._rows(has_tables):  # another process may have been faster
-                    for statement in _SCHEMA.split(";\n"):
+                    for statement in SCHEMA.split(";\n"):
                         connection.execute(statement)
-        _check_ids(self.path, *(self._rows(f"PRAGMA {name}")[0][0] for name in ("application_id", "user_version")))
+        check_ids(self.path, *(self._rows(f"PRAGMA {name}")[0][0] for name in ("application_id", "user_version")))
         if self.path.stat().st_size <= CHECK_AT_OPEN_BYTES:
             self.check()
         if immutable:
@@ -247,10 +132,10 @@ class Journal:
 
     def check(self) -> None:
         """Reads the whole file and raises JournalError where its structure is damaged."""
-        with self._lock, _translated(self.path):
+        with self._lock, translated(self.path):
             found = self._connection.execute("PRAGMA quick_check(1)").fetchone()[0]
         if found != "ok":
-            raise _corrupt(self.path, str(found).splitlines()[-1])
+            raise corrupt(self.path, str(found).splitlines()[-1])
 
     def close(self) -> None:
         """Closes the file; safe to call twice."""
@@ -265,7 +150,7 @@ class Journal:
 
     @contextlib.contextmanager
     def _transaction(self, begin: str = "BEGIN IMMEDIATE") -> Iterator[sqlite3.Connection]:
-        with self._lock, _translated(self.path):
+        with self._lock, translated(self.path):
             if self._connection.in_transaction:  # inside a snapshot or a larger transaction
                 yield self._connection
                 return
@@ -386,7 +271,7 @@ class Journal:
         """
         order = "region_id, target, toolchain, protocol, schedule_kind, schedule_body, identity, run_id, trial"
         query = f"SELECT row, identity, recorded_unix_s, {_NAMES} FROM measurements ORDER BY {order}"
-        with self._lock, _translated(self.path):
+        with self._lock, translated(self.path):
             yield from map(self._record, self._connection.execute(query))
 
     def _record(self, row: Sequence[Any]) -> Record:
@@ -462,7 +347,7 @@ class Journal:
         return {table: self._rows(f"SELECT count(*) FROM {table}")[0][0] for table in tables}
 
     def _rows(self, query: str, values: tuple[Any, ...] = ()) -> list[Any]:
-        with self._lock, _translated(self.path):
+        with self._lock, translated(self.path):
             return self._connection.execute(query, values).fetchall()
 
     @contextlib.contextmanager
@@ -471,67 +356,3 @@ class Journal:
             yield
         except ROW_ERRORS as e:
             raise JournalError(f"{self.path}: row {row} of {table} cannot be trusted ({e}): restore a copy") from e
-
-
-def _check_header(path: Path, *, create: bool) -> bool:
-    """Whether the file exists and has content. Looks only, so that a file that is not ours is left as it is."""
-    if path.is_dir():
-        raise UsageError(f"{path} is a folder: name a file for the journal")
-    try:
-        with path.open("rb") as file:
-            header = file.read(100)
-    except (FileNotFoundError, NotADirectoryError) as e:
-        if create:
-            return False
-        raise JournalError(f"there is no journal at {path}: check the path, or record something first") from e
-    except OSError as e:
-        raise UsageError(f"{path} cannot be read: {e.strerror}") from e
-    if not header and create:
-        return False
-    if len(header) < 100 or not header.startswith(b"SQLite format 3\0"):
-        raise JournalError(f"{path} is no journal, or it is corrupt (no SQLite header): name another file")
-    _check_ids(path, int.from_bytes(header[68:72], "big"), int.from_bytes(header[60:64], "big"))
-    return True
-
-
-def _check_ids(path: Path, application_id: int, user_version: int) -> None:
-    if application_id != APPLICATION_ID:
-        raise JournalError(f"{path} is another program's SQLite file, not a journal of kcg: name another file")
-    if user_version != SCHEMA_VERSION:
-        wanted = f"this kcg reads schema {SCHEMA_VERSION}"
-        raise JournalError(f"{path} has schema {user_version}, {wanted}: use the kcg that wrote it, or start a new one")
-
-
-def _make_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as e:
-        raise UsageError(f"no journal can be created in {folder}: {e.strerror}") from e
-    if not os.access(folder, os.W_OK):
-        raise UsageError(f"no journal can be created in {folder}: the folder cannot be written")
-
-
-def _corrupt(path: Path, detail: object) -> JournalError:
-    return JournalError(f"{path} is corrupt ({detail}): restore a copy, or start a new one")
-
-
-@contextlib.contextmanager
-def _translated(path: Path) -> Iterator[None]:
-    """SQLite's errors as one line of ours."""
-    try:
-        yield
-    except sqlite3.Error as e:
-        match getattr(e, "sqlite_errorcode", 0) & 0xFF:  # without the extended part
-            case sqlite3.SQLITE_FULL:
-                raise disk_full(path) from e
-            case sqlite3.SQLITE_CORRUPT | sqlite3.SQLITE_NOTADB:
-                raise _corrupt(path, e) from e
-            case sqlite3.SQLITE_BUSY:
-                raise JournalError(f"{path} was locked for {BUSY_TIMEOUT_S:.0f} s: end whoever holds it") from e
-            case sqlite3.SQLITE_READONLY | sqlite3.SQLITE_CANTOPEN:
-                raise JournalError(f"{path} cannot be written ({e}): open it read-only, or copy it") from e
-        raise JournalError(f"{path} cannot be used ({e}): what was acknowledged is kept") from e
-    except OSError as e:
-        if is_disk_full(e):
-            raise disk_full(path) from e
-        raise

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from kcg.dataset.journal import Record
+from kcg.dataset.records import Record
 from kcg.errors import DataError
 from kcg.types import Kernel, Measurement, ScheduleKind, Status, Workload
 

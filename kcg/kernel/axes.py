@@ -19,6 +19,9 @@ from kcg.compat.tiny import GroupOp, InvalidType, Ops, Scheduler, UOp
 INNER = ("UPCAST", "UNROLL")
 REDUCING = ("REDUCE", "UNROLL", "GROUP_REDUCE")
 
+OPERATIONS_IN = {"EXP2": 20, "LOG2": 20, "SIN": 60, "POW": 45, "THREEFRY": 120}
+"""Operations that tinygrad takes a function apart into where the target has no instruction for it (counted on CPU:X86)."""
+
 
 @dataclass(frozen=True)
 class Access:
@@ -45,6 +48,12 @@ class AxisTable:
     def product(self, *kinds: str) -> int:
         """Product of the extents of all axes of these kinds."""
         return math.prod(e for e, k in zip(self.extents, self.kinds, strict=True) if k in kinds)
+
+    def expanded(self) -> int:
+        """About how many operations one thread's code holds, after unrolling and after functions are taken apart."""
+        inner = tuple(k for k in self.kinds if k not in INNER)
+        size = sum(OPERATIONS_IN.get(op, 1) * self.span(used, skip=inner) for op, used in self.operations)
+        return size + sum(self.span(a.used, skip=inner) for a in self.accesses)
 
     def span(self, used: tuple[bool, ...], *, skip: tuple[str, ...] = ()) -> int:
         """Product of the extents of the marked axes, without those of kinds in `skip`."""

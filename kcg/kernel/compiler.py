@@ -13,8 +13,8 @@ from kcg.kernel.codec import ast_of
 from kcg.kernel.compiled import Compiled
 from kcg.types import Region, Schedule, ScheduleKind, Target
 
-UOPS_MAX = 6000
-"""Kernels of more micro-operations are refused: BEAM refuses 3,000 (compilers and the X86 register allocator slow down)."""
+UOPS_MAX = 3000
+"""Kernels of more micro-operations are refused, as BEAM refuses them: compilers take seconds and the code is slow."""
 
 
 def _program(region: Region, schedule: Schedule, renderer: Any, *, name: str) -> Any:

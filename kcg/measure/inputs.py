@@ -17,11 +17,12 @@ from kcg.types import content_id
 RECIPE = "normal-v1"
 POSITIVE_RECIPE = "positive-v1"
 SMALL_INTEGERS = 8  # integers that index nothing are drawn from [-8, 8)
+BLOCK = 4_194_301  # random elements drawn for one buffer; a longer one repeats them, and a prime length fits no tile
 
 _NUMPY: dict[str, Any] = {
     "bool": np.bool_, "signed char": np.int8, "unsigned char": np.uint8, "short": np.int16, "unsigned short": np.uint16,
-    "int": np.int32, "unsigned int": np.uint32, "long": np.int64, "unsigned long": np.uint64, "half": np.float16, "float": np.float32,
-    "double": np.float64,
+    "int": np.int32, "unsigned int": np.uint32, "long": np.int64, "unsigned long": np.uint64, "half": np.float16,
+    "float": np.float32, "double": np.float64,
 }  # fmt: skip
 
 
@@ -46,11 +47,7 @@ def buffers_of(ast: UOp) -> tuple[BufferInfo, ...]:
     nodes = list(ast.toposort())
     stored = {_buffer_slot(u.src[0]) for u in nodes if u.op is Ops.STORE}
     targets = {u.src[0] for u in nodes if u.op is Ops.STORE}
-    read = {
-        _buffer_slot(u)
-        for u in nodes
-        if u.op is Ops.INDEX and u.src[0].op is Ops.PARAM and (u not in targets or _is_read(u, nodes))
-    }
+    read = {_buffer_slot(u) for u in nodes if u.op is Ops.INDEX and (u not in targets or _is_read(u, nodes))}
     params = sorted((u for u in nodes if u.op is Ops.PARAM and u.arg.slot >= 0), key=lambda u: u.arg.slot)
     return tuple(
         BufferInfo(
@@ -82,8 +79,8 @@ def integer_bounds(ast: UOp) -> dict[int, int]:
 
     def note(expression: UOp, extent: int) -> None:
         for u in expression.toposort():
-            if u.op is Ops.INDEX and u.src[0].op is Ops.PARAM and dtypes.is_int(u.src[0].dtype):
-                slot = int(u.src[0].arg.slot)
+            if u.op is Ops.INDEX and dtypes.is_int(u.src[0].dtype):
+                slot = _buffer_slot(u)
                 bounds[slot] = min(bounds.get(slot, extent), extent)
 
     for u in ast.toposort():
@@ -92,10 +89,17 @@ def integer_bounds(ast: UOp) -> dict[int, int]:
                 plain = other.src[0] if other.op is Ops.CAST else other
                 if plain.op is Ops.RANGE:
                     note(ours, int(plain.vmax) + 1)
-        elif u.op is Ops.INDEX and u.src[0].op is Ops.PARAM:
-            for position in u.src[1:]:
-                note(position, int(u.src[0].max_numel()))
+        elif u.op is Ops.INDEX:
+            for position, extent in zip(u.src[1:], _extents(u.src[0]), strict=True):
+                note(position, extent)
     return bounds
+
+
+def _extents(source: UOp) -> list[int]:
+    """The extent of each index into a buffer: flat, or in the shape that it is given for the access."""
+    if source.op is Ops.RESHAPE:
+        return [int(s.vmax) for s in (source.src[1].src if source.src[1].op is Ops.STACK else source.src[1:])]
+    return [int(source.max_numel())]
 
 
 def numpy_dtype(dtype: str) -> Any:
@@ -133,12 +137,13 @@ def make_inputs(ast: UOp, seed: int, *, recipe: str = RECIPE) -> dict[int, np.nd
             continue
         # the seed depends on the slot but not on the process
         rng = np.random.default_rng([seed, info.slot, int(content_id(recipe)[:8], 16)])
+        drawn = min(info.size, BLOCK)
         if info.dtype in ("half", "float", "double", "__bf16"):
-            values = rng.standard_normal(info.size, dtype=np.float32)
-            values[rng.random(info.size, dtype=np.float32) < 0.125] *= 0.0625
-            made[info.slot] = to_bits(np.abs(values) + 0.0625 if recipe == POSITIVE_RECIPE else values, info.dtype)
+            values = rng.standard_normal(drawn, dtype=np.float32)
+            values[rng.random(drawn, dtype=np.float32) < 0.125] *= 0.0625
+            block = to_bits(np.abs(values) + 0.0625 if recipe == POSITIVE_RECIPE else values, info.dtype)
         elif info.dtype == "bool":
-            made[info.slot] = rng.random(info.size) < 0.5
+            block = rng.random(drawn) < 0.5
         else:
             numpy_type = np.dtype(numpy_dtype(info.dtype))
             low, high = -SMALL_INTEGERS, SMALL_INTEGERS
@@ -147,5 +152,6 @@ def make_inputs(ast: UOp, seed: int, *, recipe: str = RECIPE) -> dict[int, np.nd
             elif numpy_type.kind == "u":
                 low = 0
             high = min(high, int(np.iinfo(numpy_type).max))
-            made[info.slot] = rng.integers(low, max(high, low + 1), info.size, dtype=numpy_type)
+            block = rng.integers(low, max(high, low + 1), drawn, dtype=numpy_type)
+        made[info.slot] = np.resize(block, info.size)
     return made

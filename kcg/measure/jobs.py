@@ -44,6 +44,7 @@ class TimeOutcome:
     quarantined: str = ""  # why the kernel itself cannot be judged, if it cannot
     checked: bool = False
     clocks: tuple[tuple[str, float], ...] = ()
+    tainted: bool = False  # the kernel wrote outside its buffers: nothing more of this child is to be trusted
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,7 @@ class DuelOutcome:
     finalist_cold_s: tuple[float, ...] = ()
     finalist_warm_s: tuple[float, ...] = ()
     finalist_verification: Verification | None = None
+    tainted: bool = False  # see TimeOutcome
 
 
 @dataclass(frozen=True)

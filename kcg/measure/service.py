@@ -7,33 +7,35 @@ the child can be replaced before anything else is trusted. On a CPU target compi
 from __future__ import annotations
 
 import logging
-import multiprocessing
 import os
-import queue
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import CancelledError, Future
-from concurrent.futures import TimeoutError as FutureTimeout
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from kcg.errors import DeviceError, KcgError, ScheduleError
+from kcg.errors import DeviceError
+from kcg.kernel.compiled import Compiled
 from kcg.measure import child
 from kcg.measure.jobs import CompileJob, CompileOutcome, DuelJob, DuelOutcome, TimeJob, TimeOutcome, TinyBeamJob
 from kcg.measure.jobs import TinyBeamOutcome as TinyBeamOutcome
+from kcg.measure.pools import ChildDied, CompilePool, DevicePool, ServiceClosed
 from kcg.measure.protocol import PROTOCOL
+from kcg.measure.target import first_line
 from kcg.types import CacheState, Measurement, Region, Schedule, Status, Target, Toolchain
 
 log = logging.getLogger(__name__)
 
 COMPILE_TIMEOUT_S = 30.0
 TIMING_TIMEOUT_S = 20.0  # beyond what the samples are expected to take
-DETECT_TIMEOUT_S = 120.0
+OPEN_TIMEOUT_S = 120.0
 
-STICKY_FAULTS = ("700", "710", "714", "715", "716", "717", "718", "719")
-"""CUDA error codes after which the context is lost (illegal address, misaligned, illegal instruction, launch failure …)."""
+KEPT_BINARIES = 2000  # so that a campaign of a hundred thousand schedules does not hold all their code
+
+OUT_OF_RESOURCES = ("out of memory", "micro-operations", "shared memory", "shared data", "too many resources")
+"""What the errors say that mean: legal, but more than this device or this machine has."""
 
 
 @dataclass(frozen=True)
@@ -53,99 +55,39 @@ class Request:
         return self.samples is not None
 
 
-class DevicePool:
-    """One child for one device, and the jobs sent to it one at a time by a thread of their own."""
-
-    def __init__(self, initargs: tuple[Any, ...]) -> None:
-        self._initargs = initargs
-        self._jobs: queue.SimpleQueue[tuple[Callable[..., Any], tuple[Any, ...], float, Future[Any]] | None] = (
-            queue.SimpleQueue()
-        )
-        self._pool: Any = None
-        self._busy: Any = None
-        self.replaced = 0
-        self._closed = False
-        self._thread = threading.Thread(target=self._loop, name="kcg-device", daemon=True)
-        self._thread.start()
-
-    def submit(self, function: Callable[..., Any], *args: Any, timeout_s: float) -> Future[Any]:
-        """Run `function(*args)` in the child; the future fails with TimeoutError after the child was killed."""
-        future: Future[Any] = Future()
-        self._jobs.put((function, args, timeout_s, future))
-        return future
-
-    def submit_here(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
-        """Run `function(*args)` in the device's thread of this process: its turn on the device, without the child."""
-        future: Future[Any] = Future()
-        self._jobs.put((function, args, -1.0, future))
-        return future
-
-    def replace_child(self) -> None:
-        """Kill the child; the next job starts a fresh one. Called from the device's thread."""
-        if self._pool is not None:
-            self._pool.stop()
-            self._pool.join()
-            self._pool = None
-            self.replaced += 1
-
-    def _loop(self) -> None:
-        while (item := self._jobs.get()) is not None:
-            function, args, timeout_s, future = item
-            if self._closed or not future.set_running_or_notify_cancel():
-                continue
-            try:
-                if timeout_s < 0:
-                    future.set_result(function(*args))
-                    continue
-                if self._pool is None:
-                    from pebble import ProcessPool
-
-                    self._pool = ProcessPool(
-                        max_workers=1, initializer=child.start, initargs=self._initargs,
-                        context=multiprocessing.get_context("spawn"),
-                    )  # fmt: skip
-                self._busy = self._pool.schedule(function, args=args, timeout=timeout_s)
-                future.set_result(self._busy.result())
-            except CancelledError:
-                future.set_exception(KcgError("cancelled"))
-            except BaseException as error:
-                if any(f"CUDA Error {code}" in str(error) for code in STICKY_FAULTS):
-                    self.replace_child()
-                future.set_exception(error)
-        if self._pool is not None:
-            self._pool.stop()
-            self._pool.join()
-
-    def close(self) -> None:
-        """Kill the child and end the thread."""
-        self._closed = True
-        self._jobs.put(None)
-        busy = self._busy
-        if busy is not None and not busy.done():
-            busy.cancel()
-        self._thread.join(timeout=10)
-
-
 class MeasureService:
     """Compiles, times and verifies schedules on one device. Use as a context manager."""
 
     def __init__(
-        self, dev: str, *, run_id: str, compile_workers: int | None = None, cache_dir: Path | None = None
+        self,
+        dev: str,
+        *,
+        run_id: str,
+        compile_workers: int | None = None,
+        cache_dir: Path | None = None,
+        compile_timeout_s: float = COMPILE_TIMEOUT_S,
+        timing_timeout_s: float = TIMING_TIMEOUT_S,
+        open_timeout_s: float = OPEN_TIMEOUT_S,
     ) -> None:
         self._temporary = tempfile.TemporaryDirectory(prefix="kcg-") if cache_dir is None else None
         folder = Path(self._temporary.name) if self._temporary is not None else cache_dir
         assert folder is not None
         self.dev, self.run_id = dev, run_id
-        initargs = (dev, os.getpid(), str(folder / "tinygrad-cache.db"))
-        self._device = DevicePool(initargs)
-        self._detecting = self._device.submit(child.detect_job, dev, timeout_s=DETECT_TIMEOUT_S)
-        self._compilers: Any = None
+        self.compile_timeout_s, self.timing_timeout_s = compile_timeout_s, timing_timeout_s
         self.compile_workers = compile_workers or max(1, os.cpu_count() or 1)
-        self._initargs = initargs
+        initargs = (dev, os.getpid(), str(folder / "tinygrad-cache.db"))
+        self._device = DevicePool(dev, initargs, open_timeout_s=open_timeout_s)
+        self._detecting = self._device.submit(child.detect_job, dev, timeout_s=open_timeout_s)
+        self._on_cpu = dev.startswith("CPU")  # there, compilers and samples take turns
+        self._compilers = CompilePool(
+            initargs, workers=self.compile_workers, before=self._device.wait_idle if self._on_cpu else lambda: None
+        )
         self._facts: tuple[Target, Toolchain] | None = None
         self.on_measurement: Callable[[Measurement], None] = lambda m: None
         self._lock = threading.Lock()
-        self._by_binary: dict[tuple[Any, ...], Future[Measurement]] = {}
+        self._compiling = 0
+        self._ready: list[tuple[Request, CompileOutcome, Future[Measurement]]] = []
+        self._by_binary: dict[tuple[Any, ...], Future[TimeOutcome] | Measurement] = {}
         self._kept: dict[tuple[str, tuple[tuple[str, int], ...], Schedule], CompileOutcome] = {}
         self.compilations = 0
         self.binaries_timed = 0
@@ -157,13 +99,9 @@ class MeasureService:
         self.close()
 
     def close(self) -> None:
-        """Kill all children."""
+        """Kill all children. What is not done by then ends as a failure that is not recorded."""
         self._device.close()
-        with self._lock:
-            if self._compilers is not None:
-                self._compilers.stop()
-                self._compilers.join()
-                self._compilers = None
+        self._compilers.close()
         if self._temporary is not None:
             self._temporary.cleanup()
             self._temporary = None
@@ -176,12 +114,12 @@ class MeasureService:
         if self._facts is None:
             try:
                 self._facts = self._detecting.result()
-            except DeviceError:
+            except (DeviceError, ServiceClosed):
                 raise
-            except FutureTimeout:
-                raise DeviceError(f"{self.dev} did not open within {DETECT_TIMEOUT_S:.0f} s") from None
+            except TimeoutError as error:
+                raise DeviceError(f"{self.dev} does not open: {error}") from None
             except Exception as error:
-                raise DeviceError(f"{self.dev} cannot be used: {_first_line(error)}") from error
+                raise DeviceError(f"{self.dev} cannot be used: {first_line(error)}") from error
         return self._facts
 
     @property
@@ -200,18 +138,25 @@ class MeasureService:
 
     def compile(self, region: Region, schedule: Schedule, variables: tuple[tuple[str, int], ...] = ()) -> Future[Any]:
         """Compile in the pool: a future of CompileOutcome."""
-        with self._lock:
-            if self._compilers is None:
-                from pebble import ProcessPool
+        return self._compile(child.compile_job, CompileJob(region, schedule, self.target, variables))
 
-                self._compilers = ProcessPool(
-                    max_workers=self.compile_workers, initializer=child.start, initargs=self._initargs,
-                    context=multiprocessing.get_context("spawn"),
-                )  # fmt: skip
+    def _compile(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
+        with self._lock:
             self.compilations += 1
-            job = CompileJob(region, schedule, self.target, variables)
-            future: Future[Any] = self._compilers.schedule(child.compile_job, args=(job,), timeout=COMPILE_TIMEOUT_S)
+            self._compiling += 1
+        future = self._compilers.submit(function, *args, timeout_s=self.compile_timeout_s)
+        future.add_done_callback(lambda done: self._release(compiled=1))
         return future
+
+    def _release(self, *, compiled: int = 0) -> None:
+        """Send to the device what is compiled; on a CPU only when no compiler runs any more."""
+        with self._lock:
+            self._compiling -= compiled
+            if self._on_cpu and self._compiling:
+                return
+            now, self._ready = self._ready, []
+        for request, outcome, future in now:
+            self._time(request, outcome, future)
 
     def compiled(self, region: Region, schedule: Schedule, variables: tuple[tuple[str, int], ...] = ()) -> Future[Any]:
         """A future of CompileOutcome; what this service compiled before is not compiled again."""
@@ -227,105 +172,98 @@ class MeasureService:
     def remember(self, row: Measurement) -> None:
         """Take a measurement of an earlier run as made: its binary is not timed again."""
         if row.binary_hash:
-            future: Future[Measurement] = Future()
-            future.set_result(row)
             key = (row.region_id, row.variables, row.cache_state, row.early_stop, row.binary_hash)
-            self._by_binary.setdefault(key, future)
+            self._by_binary.setdefault(key, row)
 
     def measure(self, requests: Sequence[Request]) -> list[Future[Measurement]]:
         """Compile and time. A failure is a Measurement with a status; the futures themselves do not raise.
 
         A schedule whose binary was timed before in this service shares that timing and costs none.
         """
-        futures: list[Future[Measurement]] = [Future() for _ in requests]
-        ready: list[tuple[Request, CompileOutcome, Future[Measurement]]] = []
-        left = len(requests)
+        jobs = [self._job(request) for request in requests]
+        with self._lock:
+            self._compiling += 1  # the batch itself: on a CPU no sample is taken before its last job is sent
+        try:
+            return [self._measure(request, child.compile_job, job) for request, job in zip(requests, jobs, strict=True)]
+        finally:
+            self._release(compiled=1)
 
-        def compiled(request: Request, future: Future[Measurement], done: Future[Any]) -> None:
-            nonlocal left
+    def measure_compiled(self, request: Request, compiled: Compiled) -> Future[Measurement]:
+        """Time a binary that is compiled already, as `measure` does."""
+        future = _new_future()
+        self._time(request, CompileOutcome(compiled, 0.0), future)
+        return future
+
+    def _job(self, request: Request) -> CompileJob:
+        return CompileJob(request.region, request.schedule, self.target, request.variables)
+
+    def _measure(self, request: Request, function: Callable[..., Any], *args: Any) -> Future[Measurement]:
+        future = _new_future()
+
+        def compiled(done: Future[Any]) -> None:
             outcome = self._compile_result(request, done, future)
-            with self._lock:
-                left -= 1
-                if outcome is not None:
-                    ready.append((request, outcome, future))
-                if self.target.device != "CPU":
-                    now, ready[:] = ready[:], []
-                else:  # samples are taken only when no compiler of the batch runs any more
-                    now = ready[:] if left == 0 else []
-            for item in now:
-                self._time(*item)
+            if outcome is not None:
+                with self._lock:
+                    self._ready.append((request, outcome, future))
+                self._release()
 
-        for request, future in zip(requests, futures, strict=True):
-            compiling = self.compile(request.region, request.schedule, request.variables)
-            compiling.add_done_callback(lambda done, r=request, f=future: compiled(r, f, done))
-        return futures
+        self._compile(function, *args).add_done_callback(compiled)
+        return future
 
     def _compile_result(
         self, request: Request, done: Future[Any], future: Future[Measurement]
     ) -> CompileOutcome | None:
-        error = CancelledError() if done.cancelled() else done.exception()
+        error = done.exception()
         if error is None:
             outcome: CompileOutcome = done.result()
+            while len(self._kept) >= KEPT_BINARIES:
+                self._kept.pop(next(iter(self._kept)), None)
             self._kept[request.region.id, request.variables, request.schedule] = outcome
             return outcome
-        status = Status.COMPILE_ERROR
-        if isinstance(error, FutureTimeout):
-            status = Status.COMPILE_TIMEOUT
-        elif _is_expired(error):
-            status = Status.WORKER_DIED
-        elif isinstance(error, ScheduleError) and "micro-operations" in str(error) or "shared" in str(error):
-            status = Status.RESOURCE
-        self._resolve(future, self._measurement(request, status, reason=_first_line(error)))
+        self._fail(request, future, error, timeout=Status.COMPILE_TIMEOUT, other=Status.COMPILE_ERROR)
         return None
 
     def _time(self, request: Request, outcome: CompileOutcome, future: Future[Measurement]) -> None:
-        key = (
-            request.region.id,
-            request.variables,
-            request.cache_state,
-            request.early_stop,
-            outcome.compiled.binary_hash,
-        )
+        compiled = outcome.compiled
+        key = (request.region.id, request.variables, request.cache_state, request.early_stop, compiled.binary_hash)
         with self._lock:
-            earlier = self._by_binary.get(key)
-            if earlier is None:
-                self._by_binary[key] = future
+            timing = self._by_binary.get(key)
+            if timing is None:
+                job = TimeJob(
+                    request.region, compiled, self.target, request.variables, samples=request.samples,
+                    cache_state=request.cache_state, stop_above_s=request.stop_above_s,
+                )  # fmt: skip
+                timing = self._device.submit(child.time_job, job, timeout_s=self.timing_timeout_s)
+                self._by_binary[key] = timing
                 self.binaries_timed += 1
-        if earlier is not None:
-            earlier.add_done_callback(
-                lambda done: self._resolve(
-                    future,
-                    replace(
-                        done.result(), schedule=request.schedule, sampler=request.sampler, compile_s=outcome.compile_s
-                    ),
-                )
+        if isinstance(timing, Measurement):
+            row = replace(
+                timing, schedule=request.schedule, sampler=request.sampler, compile_s=outcome.compile_s, trial=0
             )
-            return
-        job = TimeJob(
-            request.region, outcome.compiled, self.target, request.variables, samples=request.samples,
-            cache_state=request.cache_state, stop_above_s=request.stop_above_s,
-        )  # fmt: skip
-        timing = self._device.submit(child.time_job, job, timeout_s=TIMING_TIMEOUT_S)
-        timing.add_done_callback(lambda done: self._timed(request, outcome, future, done))
+            self._resolve(future, row)
+        else:
+            timing.add_done_callback(lambda done: self._timed(request, outcome, future, done, key))
 
-    def _timed(self, request: Request, outcome: CompileOutcome, future: Future[Measurement], done: Future[Any]) -> None:
+    def _timed(
+        self,
+        request: Request,
+        outcome: CompileOutcome,
+        future: Future[Measurement],
+        done: Future[TimeOutcome],
+        key: tuple[Any, ...],
+    ) -> None:
         compiled = outcome.compiled
         known = {
             "binary_hash": compiled.binary_hash,
             "compile_s": outcome.compile_s,
             "launch": (compiled.global_size, compiled.local_size),
         }
-        error = CancelledError() if done.cancelled() else done.exception()
-        if error is not None:
-            status = (
-                Status.TIMEOUT if isinstance(error, FutureTimeout)
-                else Status.WORKER_DIED if _is_expired(error)
-                else Status.RESOURCE if isinstance(error, MemoryError) or "out of memory" in str(error).lower()
-                else Status.LAUNCH_ERROR
-            )  # fmt: skip
-            self._resolve(future, self._measurement(request, status, reason=_first_line(error), **known))
+        if (error := done.exception()) is not None:
+            if _not_its_fault(error):
+                self._by_binary.pop(key, None)
+            self._fail(request, future, error, timeout=Status.TIMEOUT, other=Status.LAUNCH_ERROR, **known)
             return
-        timed: TimeOutcome = done.result()
+        timed = done.result()
         status = Status.WRONG if timed.wrong else Status.OK
         self._resolve(
             future,
@@ -335,6 +273,29 @@ class MeasureService:
             ),
         )  # fmt: skip
 
+    def _fail(
+        self,
+        request: Request,
+        future: Future[Measurement],
+        error: BaseException,
+        *,
+        timeout: Status,
+        other: Status,
+        **known: Any,
+    ) -> None:
+        """End a measurement with the status that its error means."""
+        text = str(error).lower()
+        if isinstance(error, TimeoutError):
+            status = timeout
+        elif isinstance(error, ChildDied) or _not_its_fault(error):
+            status = Status.WORKER_DIED
+        elif isinstance(error, MemoryError) or any(words in text for words in OUT_OF_RESOURCES):
+            status = Status.RESOURCE
+        else:
+            status = other
+        row = self._measurement(request, status, reason=first_line(error), **known)
+        self._resolve(future, row, record=not _not_its_fault(error))
+
     def _measurement(self, request: Request, status: Status, **fields: Any) -> Measurement:
         return Measurement(
             region_id=request.region.id, schedule=request.schedule, target=self.target.fingerprint,
@@ -343,11 +304,14 @@ class MeasureService:
             **fields,
         )  # fmt: skip
 
-    def _resolve(self, future: Future[Measurement], measurement: Measurement) -> None:
+    def _resolve(self, future: Future[Measurement], measurement: Measurement, *, record: bool = True) -> None:
         if measurement.status != Status.OK:
             log.debug("%s %s: %s", measurement.status, measurement.schedule, measurement.reason)
-        self.on_measurement(measurement)
-        future.set_result(measurement)
+        try:
+            if record:
+                self.on_measurement(measurement)
+        finally:  # whoever waits is not to wait for ever because the listener failed
+            future.set_result(measurement)
 
     # ---- finalists and baselines ----
 
@@ -363,16 +327,16 @@ class MeasureService:
         """tinygrad's own BEAM, in its turn on the device."""
         from kcg.measure import tiny_beam
 
-        return self._device.submit_here(lambda: tiny_beam.run(job, timeout_s=timeout_s))
+        stop = self._device.closed
+        return self._device.submit_here(lambda: tiny_beam.run(job, timeout_s=timeout_s, stop=stop))
 
 
-def _is_expired(error: BaseException) -> bool:
-    from pebble import ProcessExpired
+def _new_future() -> Future[Measurement]:
+    future: Future[Measurement] = Future()
+    future.set_running_or_notify_cancel()  # not to be cancelled by whom it is given to
+    return future
 
-    return isinstance(error, ProcessExpired)
 
-
-def _first_line(error: BaseException) -> str:
-    from kcg.measure.target import first_line
-
-    return first_line(error)
+def _not_its_fault(error: BaseException) -> bool:
+    """Whether an error says nothing about the schedule: the run ended, or the device is gone."""
+    return isinstance(error, ServiceClosed | DeviceError)

@@ -78,13 +78,9 @@ def _compiler(renderer: str) -> str:
         ).stdout
         return text.splitlines()[0].strip() if text else "clang"
     if renderer == "CUDA":
-        import ctypes
+        from kcg.compat.hardware import nvrtc_version
 
-        from tinygrad.runtime.autogen import nvrtc
-
-        major, minor = ctypes.c_int(), ctypes.c_int()
-        nvrtc.nvrtcVersion(major, minor)
-        return f"NVRTC {major.value}.{minor.value}"
+        return f"NVRTC {nvrtc_version()}"
     return renderer
 
 
@@ -110,29 +106,10 @@ def _last_level_cache() -> int:
 
 
 def _cuda_facts() -> dict[str, Any]:
-    import ctypes
+    from kcg.compat.hardware import cuda_properties
 
-    from tinygrad.runtime.autogen import cuda
-
-    def attribute(which: int) -> int:
-        value = ctypes.c_int()
-        cuda.cuDeviceGetAttribute(ctypes.byref(value), which, 0)
-        return value.value
-
-    name = ctypes.create_string_buffer(128)
-    cuda.cuDeviceGetName(name, 128, 0)
-    total = ctypes.c_size_t()
-    cuda.cuDeviceTotalMem_v2(ctypes.byref(total), 0)
     driver, power, clock = _nvidia_smi()
-    return {
-        "model": name.value.decode(),
-        "cores": attribute(cuda.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT),
-        "cache_bytes": attribute(cuda.CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE),
-        "memory_bytes": total.value,
-        "driver": driver,
-        "power_limit_w": power,
-        "clock_limit_mhz": clock,
-    }
+    return {**cuda_properties(), "driver": driver, "power_limit_w": power, "clock_limit_mhz": clock}
 
 
 def _nvidia_smi() -> tuple[str, float | None, float | None]:

@@ -1,4 +1,4 @@
-"""tinygrad's own BEAM on one region, in a process of its own that can be killed: the baseline that kcg is compared with.
+"""tinygrad's own BEAM on one region, in a process of its own that can be killed: what kcg is compared with.
 
 A plain subprocess and not a pool's worker, because BEAM starts compile processes of its own, which a daemon may not.
 The job and the outcome travel as JSON: `python -m kcg.measure.tiny_beam < job.json`.
@@ -12,42 +12,87 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 from dataclasses import asdict
+from pathlib import Path
 
 from kcg.errors import DeviceError
 from kcg.measure.jobs import TinyBeamJob, TinyBeamOutcome
+from kcg.measure.pools import ServiceClosed
 from kcg.types import Kernel, Region, Schedule, Target
 
+POLL_S = 0.05
 
-def run(job: TinyBeamJob, *, timeout_s: float) -> TinyBeamOutcome:
-    """Search with BEAM of `job.width`. Raises TimeoutError after killing all of it, DeviceError if it fails."""
-    text = json.dumps(
-        {"asts": [k.ast_json for k in job.region.kernels], "target": asdict(job.target), "width": job.width}
-    )
-    environment = {**os.environ, "DEV": job.target.tinygrad_device, "DEBUG": "0"}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "kcg.measure.tiny_beam"], env=environment, text=True, start_new_session=True,
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
-    try:
-        out, err = process.communicate(text, timeout=timeout_s)
-    except BaseException as error:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
-        if isinstance(error, subprocess.TimeoutExpired):
-            raise TimeoutError(f"tinygrad's BEAM={job.width} did not finish in {timeout_s:.0f} s") from None
-        raise
+
+def run(job: TinyBeamJob, *, timeout_s: float, stop: threading.Event | None = None) -> TinyBeamOutcome:
+    """Search with BEAM of `job.width`.
+
+    Raises TimeoutError after killing all of it, ServiceClosed if `stop` was set meanwhile, DeviceError if it fails.
+    """
+    row = {"asts": [k.ast_json for k in job.region.kernels], "target": asdict(job.target), "width": job.width}
+    with tempfile.TemporaryDirectory(prefix="kcg-beam-") as folder:
+        environment = {**os.environ, "DEV": job.target.tinygrad_device, "DEBUG": "0"}
+        environment["CACHEDB"] = str(Path(folder) / "tinygrad-cache.db")  # never the user's own
+        environment.pop("BEAM", None)
+        # files and not pipes: a process that BEAM leaves behind would hold a pipe open, and the reader with it
+        with (Path(folder) / "out").open("w+") as out, (Path(folder) / "err").open("w+") as err:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "kcg.measure.tiny_beam"], env=environment, start_new_session=True,
+                stdin=subprocess.PIPE, stdout=out, stderr=err,
+            )  # fmt: skip
+            try:
+                _wait(process, json.dumps(row) + "\n", job.width, timeout_s, stop)
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)  # its compilers too
+                process.wait()
+                assert process.stdin is not None
+                with contextlib.suppress(BrokenPipeError):
+                    process.stdin.close()
+            texts = []
+            for stream in (out, err):
+                stream.seek(0)
+                texts.append(stream.read().strip().splitlines() or ["no message"])
     if process.returncode != 0:
-        raise DeviceError(f"tinygrad's BEAM={job.width} failed: {(err.strip().splitlines() or ['no message'])[-1]}")
-    row = json.loads(out.splitlines()[-1])
-    return TinyBeamOutcome(Schedule(row["kind"], row["body"]), row["binaries"], row["wall_s"])
+        raise DeviceError(f"tinygrad's BEAM={job.width} failed: {texts[1][-1]}")
+    found = json.loads(texts[0][-1])
+    return TinyBeamOutcome(Schedule(found["kind"], found["body"]), found["binaries"], found["wall_s"])
+
+
+def _wait(
+    process: subprocess.Popen[bytes], line: str, width: int, timeout_s: float, stop: threading.Event | None
+) -> None:
+    """Send the job and wait. Its pipe stays open: its end tells the process that this one is gone."""
+    deadline = time.monotonic() + timeout_s
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError):  # it died at once: its exit code and its last words say more
+        process.stdin.write(line.encode())
+        process.stdin.flush()
+    while process.poll() is None:
+        if stop is not None and stop.is_set():
+            raise ServiceClosed
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"tinygrad's BEAM={width} did not finish in {timeout_s:g} s")
+        time.sleep(POLL_S)
+
+
+def _die_with_parent() -> None:
+    """Kill this process and the compilers of its BEAM when the parent's end of standard input closes."""
+
+    def watch() -> None:
+        while os.read(0, 1):
+            pass
+        os.killpg(0, signal.SIGKILL)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def main() -> None:
-    """Read a job from standard input, write the outcome as the last line of standard output."""
-    row = json.load(sys.stdin)
+    """Read a job, one line of standard input; write the outcome as the last line of standard output."""
+    row = json.loads(sys.stdin.readline())
+    _die_with_parent()
     row["target"]["tensor_cores"] = tuple(row["target"]["tensor_cores"])
     target = Target(**row["target"])
     from kcg.compat.device import prepare

@@ -65,23 +65,26 @@ class Workbench:
         return np.frombuffer(bytearray(self._views[slot].as_memoryview()), dtype=numpy_dtype(info.dtype))
 
     def guards_intact(self) -> int | None:
-        """The slot of a buffer whose guard bytes were written, or None."""
+        """The first slot whose guard bytes were written, or None. Repairs all guards, for the next binary's sake."""
+        broken: int | None = None
         for slot, base in self._bases.items():
             head = base.view(GUARD_BYTES, dtypes.uint8, 0).ensure_allocated()
             tail = base.view(GUARD_BYTES, dtypes.uint8, GUARD_BYTES + self.by_slot[slot].nbytes).ensure_allocated()
             for guard in (head, tail):
-                if (np.frombuffer(bytearray(guard.as_memoryview()), np.uint8) != GUARD_BYTE).any():
-                    self._write(base, np.full(self.by_slot[slot].nbytes + 2 * GUARD_BYTES, GUARD_BYTE, np.uint8))
-                    self.seed = None  # the inputs were overwritten with the repair
-                    return slot
-        return None
+                if (np.frombuffer(guard.as_memoryview(), np.uint8) != GUARD_BYTE).any():
+                    self._write(guard, np.full(GUARD_BYTES, GUARD_BYTE, np.uint8))
+                    self.seed = None  # what wrote here may have written into the inputs too
+                    broken = slot if broken is None else broken
+        return broken
 
     def launcher(self, compiled: Compiled) -> Callable[[], float]:
         """Load a binary; the callable launches it once on the whole grid and gives the device's seconds."""
         runtime = Device[self.device].runtime(to_elf(compiled, self.target))
-        pointers = [self._views[slot].get_buf(self.device) for slot in compiled.slots]
+        # the buffers themselves, and not their addresses: whoever holds the callable keeps their memory
+        views = [self._views[slot] for slot in compiled.slots]
 
         def launch() -> float:
+            pointers = [view.get_buf(self.device) for view in views]
             seconds = runtime(
                 *pointers, global_size=compiled.global_size, local_size=compiled.local_size, vals=compiled.values,
                 wait=True,
@@ -92,8 +95,18 @@ class Workbench:
 
     def _write(self, buffer: Any, values: np.ndarray[Any, Any]) -> None:
         raw = np.ascontiguousarray(values).view(np.uint8).reshape(-1)
-        buffer.allocator._copyin(buffer._buf, memoryview(raw))
+        buffer.allocator._copyin(buffer._buf, raw.data)
         Device[self.device].synchronize()
+
+
+def free_cached_memory(target: Target) -> None:
+    """Give back what tinygrad keeps of freed buffers for the next of their size, on the device and pinned on the host.
+
+    The next kernel's buffers have other sizes: without this a child grows by every kernel that it has measured.
+    """
+    allocator = Device[target.device].allocator
+    if hasattr(allocator, "free_cache"):
+        allocator.free_cache()
 
 
 class CacheFlusher:
@@ -121,7 +134,7 @@ class CacheFlusher:
         elements = self.size // 4
         ast = (Tensor.empty(elements, device=target.device) + 1).schedule_linear().src[0].src[0]
         region = Region((kernel_of(ast),))
-        bench = Workbench(ast, target)
+        self._bench = bench = Workbench(ast, target)  # kept: the launcher holds only addresses of its buffers
         return bench.launcher(compile_schedule(region, KernelSpace(region, target).baseline(), target))
 
     def flush(self) -> None:

@@ -75,7 +75,9 @@ class RegionWork:
 class Session:
     """Runs one optimisation. Use as a context manager: leaving it kills every child and closes the journal."""
 
-    def __init__(self, settings: Settings, progress: Progress, *, started: float | None = None) -> None:
+    def __init__(
+        self, settings: Settings, progress: Progress, *, started: float | None = None, writes: bool = True
+    ) -> None:
         self.settings, self.progress = settings, progress
         self.started = time.monotonic() if started is None else started
         self.created = datetime.now(UTC)
@@ -92,7 +94,7 @@ class Session:
         self.choice = choose_device(settings.device)
         self._check_names()
         prepare(self.choice.dev)
-        self.folder = writable_folder(settings.folder)
+        self.folder = writable_folder(settings.folder) if writes else settings.folder
         self.service = MeasureService(self.choice.dev, run_id=self.run_id)
         self.ledger = Ledger(max_measurements=settings.measurements)
 

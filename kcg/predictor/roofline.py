@@ -30,6 +30,9 @@ CPU_SPILL_S = 0.5e-9  # one value that does not fit in registers, per trip
 CPU_REGISTERS = 16
 CPU_L1_BYTES = 32 << 10
 
+CPU_CODE_LIMIT = 800  # expanded operations beyond which a kernel passes the limit of micro-operations
+GPU_CODE_LIMIT = 2000
+
 GPU_PEAK_FLOPS_PER_CORE = 256 * 1.7e9  # one multiprocessor, plain float32
 GPU_TENSOR_CORE_GAIN = 8.0
 GPU_BYTES_S = 4.0e12
@@ -52,8 +55,14 @@ class Roofline:
             except ScheduleError:
                 predictions.append(Prediction(0.0, uncertainty=10.0, failure_probability=1.0))
                 continue
-            seconds = estimate(table, space.target)
-            predictions.append(Prediction(math.log(seconds), uncertainty=0.7))
+            too_long = table.expanded() > (GPU_CODE_LIMIT if space.target.has_local else CPU_CODE_LIMIT)
+            predictions.append(
+                Prediction(
+                    math.log(estimate(table, space.target)),
+                    uncertainty=0.7,
+                    failure_probability=0.95 if too_long else 0.02,
+                )
+            )
         return predictions
 
 

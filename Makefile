@@ -1,0 +1,58 @@
+# make            what there is to make
+# make optimize   install what is needed, then search faster schedules for Flux on this machine (a few minutes)
+# make test       install, then every check: ruff, mypy, pytest, the README's own commands
+#
+# Both install into .venv at the pinned versions of constraints.txt, once: a second `make` goes straight to the work.
+# Variables: PYTHON (an interpreter, 3.11 or newer), ARGS (for kcg.optimize, e.g. ARGS="--budget 60s"),
+# WORKERS (processes of pytest; 0 is one, without pytest-xdist).
+
+SHELL := /bin/sh
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet --quiet
+WORKERS ?= 2
+ARGS ?=
+
+.PHONY: help optimize test lint types tests clean
+.DELETE_ON_ERROR:
+
+help:
+	@sed -n 's/^# make/make/p' Makefile
+
+optimize: $(VENV)/.installed-core
+	@$(BIN)/python -m kcg.optimize flux $(ARGS)
+
+test: lint types tests
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.installed-dev
+	$(BIN)/mypy
+
+tests: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -n $(WORKERS)
+
+$(VENV)/.installed-core: pyproject.toml constraints.txt | $(VENV)/.created
+	@echo 'kcg: installing into $(VENV), a few minutes the first time'
+	@$(PIP) install -c constraints.txt -e .
+	@touch $@
+
+$(VENV)/.installed-dev: pyproject.toml constraints.txt | $(VENV)/.created
+	@echo 'kcg: installing into $(VENV) with what the tests need, a few minutes the first time'
+	@$(PIP) install -c constraints.txt -e '.[dev]'
+	@touch $(VENV)/.installed-core $@
+
+# the first of these interpreters that is 3.11 or newer makes the environment; an older one is never used silently
+$(VENV)/.created:
+	@for python in $(PYTHON) python3 python3.13 python3.12 python3.11 python3.14 python; do \
+	  if $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+	    $$python -m venv $(VENV) && touch $@ && exit 0; \
+	    echo "kcg: $$python cannot make a virtual environment (Debian: apt install python3-venv)" >&2; exit 1; \
+	  fi; \
+	done; \
+	echo 'kcg: no Python 3.11 or newer found; install one, or name it: make PYTHON=/path/to/python3 ...' >&2; exit 1
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache build kcg.egg-info

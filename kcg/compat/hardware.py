@@ -1,0 +1,36 @@
+"""What the CUDA driver and NVRTC tell about themselves, through tinygrad's own bindings."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+
+def nvrtc_version() -> str:
+    """The version of the CUDA compiler that tinygrad loads, e.g. `12.4`."""
+    from tinygrad.runtime.autogen import nvrtc
+
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    nvrtc.nvrtcVersion(major, minor)
+    return f"{major.value}.{minor.value}"
+
+
+def cuda_properties() -> dict[str, Any]:
+    """Model, multiprocessors, L2 and memory (bytes) of the first GPU; the driver must have been initialised."""
+    from tinygrad.runtime.autogen import cuda
+
+    def attribute(which: int) -> int:
+        value = ctypes.c_int()
+        cuda.cuDeviceGetAttribute(ctypes.byref(value), which, 0)
+        return value.value
+
+    name = ctypes.create_string_buffer(128)
+    cuda.cuDeviceGetName(name, 128, 0)
+    total = ctypes.c_size_t()
+    cuda.cuDeviceTotalMem_v2(ctypes.byref(total), 0)
+    return {
+        "model": name.value.decode(),
+        "cores": attribute(cuda.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT),
+        "cache_bytes": attribute(cuda.CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE),
+        "memory_bytes": total.value,
+    }

@@ -1,0 +1,123 @@
+"""What the journal and the export hold, as rows and as nouns: the columns of a measurement, and the way there and back.
+
+Nothing foreign is decoded here: a row's types, its times and every field of a stored target are checked one by one.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+from kcg.errors import DataError, JournalError
+from kcg.types import CacheState, Kernel, Measurement, Region, Schedule, Status, canonical_json, content_id
+
+ROW_ERRORS = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)  # of a foreign row
+
+_TEXT, _INTEGER, _REAL = "TEXT NOT NULL", "INTEGER NOT NULL", "REAL NOT NULL"
+MEASUREMENT_COLUMNS = {
+    "region_id": _TEXT, "schedule_kind": _TEXT, "schedule_body": _TEXT, "target": _TEXT, "toolchain": _TEXT,
+    "protocol": _INTEGER, "status": _TEXT, "cache_state": _TEXT, "variables": _TEXT, "input_recipe": _TEXT,
+    "samples_s": _TEXT, "reason": _TEXT, "binary_hash": _TEXT, "checked": _INTEGER, "early_stop": _INTEGER,
+    "sampler": _TEXT, "compile_s": _REAL, "launch": _TEXT, "run_id": _TEXT, "trial": _INTEGER, "clocks": _TEXT,
+}  # fmt: skip
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Record:
+    """A measurement and when it was recorded, in Unix seconds."""
+
+    measurement: Measurement
+    recorded_unix_s: float
+
+
+@dataclass(frozen=True)
+class Run:
+    """A host, a device and its clocks on one occasion, described without naming the host."""
+
+    run_id: str
+    started: str  # ISO date and time
+    command: str
+    description: Mapping[str, Any]
+
+
+def is_disk_full(error: OSError) -> bool:
+    """Whether writing failed for want of space: a full disk, a quota, or the largest file that is allowed."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def disk_full(path: Path) -> JournalError:
+    """The error for a write to `path` that found no space."""
+    return JournalError(f"disk full: {path}: free some space and resume; what was acknowledged is kept")
+
+
+def measurement_row(m: Measurement) -> tuple[Any, ...]:
+    """The values of `MEASUREMENT_COLUMNS`. Raises DataError for a sample that is no time, or `ok` without samples."""
+    if not _has_times(m):
+        raise DataError(f"status {m.status} with samples {m.samples_s} is no timing: record the failure as a status")
+    reason = m.reason.encode("utf-8", "replace").decode()  # a compiler's output may not be text
+    return (
+        m.region_id, str(m.schedule.kind), m.schedule.body, m.target, m.toolchain, m.protocol, str(m.status),
+        str(m.cache_state), canonical_json(m.variables), m.input_recipe, canonical_json(m.samples_s), reason,
+        m.binary_hash, int(m.checked), int(m.early_stop), m.sampler, float(m.compile_s), canonical_json(m.launch),
+        m.run_id, m.trial, canonical_json(m.clocks),
+    )  # fmt: skip
+
+
+def measurement_from_row(row: Sequence[Any]) -> Measurement:
+    """The inverse of `measurement_row`. Raises one of `ROW_ERRORS` where the row is not one."""
+    types = {_TEXT: str, _INTEGER: int, _REAL: float}
+    for (name, kind), value in zip(MEASUREMENT_COLUMNS.items(), row, strict=True):
+        if not isinstance(value, types[kind]):  # SQLite keeps any type in any column
+            raise TypeError(f"{name} is a {type(value).__name__}")
+    v = dict(zip(MEASUREMENT_COLUMNS, row, strict=True))
+    v["schedule"] = Schedule(v.pop("schedule_kind"), v.pop("schedule_body"))
+    v["status"], v["cache_state"] = Status(v["status"]), CacheState(v["cache_state"])
+    v["checked"], v["early_stop"] = bool(v["checked"]), bool(v["early_stop"])
+    v["variables"] = tuple((str(name), int(value)) for name, value in json.loads(v["variables"]))
+    v["clocks"] = tuple((str(name), float(value)) for name, value in json.loads(v["clocks"]))
+    v["samples_s"] = tuple(float(s) for s in json.loads(v["samples_s"]))
+    grid, local = json.loads(v["launch"])
+    v["launch"] = (tuple(int(x) for x in grid), tuple(int(x) for x in local))
+    if not _has_times(made := Measurement(**v)):
+        raise ValueError("its samples are no times")
+    return made
+
+
+def _has_times(m: Measurement) -> bool:
+    return all(math.isfinite(s) and s >= 0 for s in m.samples_s) and (m.status != Status.OK or bool(m.samples_s))
+
+
+_FIELD_CHECKS: dict[str, Callable[[Any], bool]] = {
+    "str": lambda v: isinstance(v, str),
+    "int": lambda v: isinstance(v, int) and not isinstance(v, bool),
+    "bool": lambda v: isinstance(v, bool),
+    "float | None": lambda v: v is None or (isinstance(v, int | float) and not isinstance(v, bool)),
+    "tuple[str, ...]": lambda v: isinstance(v, tuple) and all(isinstance(x, str) for x in v),
+}
+
+
+def record_from_json(cls: type[T], text: str) -> T:
+    """A Target or a Toolchain from its canonical JSON, every field checked. Raises one of `ROW_ERRORS`."""
+    values = {k: tuple(v) if isinstance(v, list) else v for k, v in json.loads(text).items()}
+    for f in fields(cls):  # type: ignore[arg-type]
+        if f.name not in values or not _FIELD_CHECKS[str(f.type)](values[f.name]):
+            raise ValueError(f"field {f.name!r} is missing or of the wrong type")
+    return cls(**values)
+
+
+def region_from_json(kernel_ids: list[str], wiring: list[list[int]], kernels: Mapping[str, Kernel]) -> Region:
+    """A region from its stored JSON values. Raises one of `ROW_ERRORS`."""
+    wires = tuple((int(a), int(b), int(c), int(d)) for a, b, c, d in wiring)
+    return Region(tuple(kernels[k] for k in kernel_ids), wires)
+
+
+def identity_of(key: Sequence[Any]) -> bytes:
+    """The SHA-256 by which a `Measurement.key` is stored."""
+    return bytes.fromhex(content_id(list(key)))

@@ -1,0 +1,125 @@
+"""python -m kcg.doctor: which device and compiler will be used, what is missing, and how to get it."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+
+from kcg.commandline import guarded
+from kcg.errors import ExitCode, KcgError
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+
+CORE = ("tinygrad", "numpy", "torch", "torch_geometric", "gymnasium", "safetensors", "huggingface_hub", "pyarrow",
+        "pebble", "scipy", "lightgbm", "typer", "rich", "jinja2", "plotly")  # fmt: skip
+EXTRAS = {"train": ("stable_baselines3", "sb3_contrib", "wandb", "optuna"), "gpu": ("triton",)}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the diagnosis. `ok` False means that something does not work without it."""
+
+    what: str
+    found: str
+    ok: bool = True
+    advice: str = ""
+
+
+def examine(device: str) -> list[Finding]:
+    """Everything the doctor looks at, in the order in which a run needs it."""
+    found = [_python(), *_packages(), *_compilers()]
+    from kcg.compat.device import choose_device, prepare
+
+    try:
+        choice = choose_device(device)
+    except KcgError as error:
+        found.append(Finding("device", f"{device} cannot be used", ok=False, advice=str(error)))
+        return found
+    found.append(Finding("device", f"{choice.dev}: {choice.why}"))
+    prepare(choice.dev)
+    from kcg.measure.service import MeasureService
+
+    try:
+        with MeasureService(choice.dev, run_id="doctor") as service:
+            target, toolchain = service.facts
+    except KcgError as error:
+        found.append(Finding("opens", "no", ok=False, advice=str(error)))
+        return found
+    cores = f"{target.cores} cores" if target.device == "CPU" else f"{target.cores} multiprocessors"
+    memory = f", {target.memory_bytes / 2**30:.0f} GiB" if target.device != "CPU" else ""
+    found.append(Finding("opens", f"yes: {target.model}, {target.arch}, {cores}{memory}"))
+    found.append(Finding("compiler", toolchain.compiler + (f", driver {toolchain.driver}" if toolchain.driver else "")))
+    if target.tensor_cores:
+        found.append(Finding("tensor cores", f"{len(target.tensor_cores)} kinds, e.g. {target.tensor_cores[0]}"))
+    return found
+
+
+def _python() -> Finding:
+    version = ".".join(map(str, sys.version_info[:3]))
+    ok = sys.version_info >= (3, 11)
+    return Finding("python", version, ok, "" if ok else "kcg needs Python 3.11 or later")
+
+
+def _packages() -> list[Finding]:
+    from importlib import metadata
+
+    found = []
+    missing = [name for name in CORE if importlib.util.find_spec(name) is None]
+    found.append(
+        Finding("packages", f"missing: {', '.join(missing)}" if missing else "all of the core", not missing,
+                "pip install -c constraints.txt -e ." if missing else "")
+    )  # fmt: skip
+    if "tinygrad" not in missing:
+        version = metadata.version("tinygrad")
+        ok = version == "0.14.0"
+        found.append(Finding("tinygrad", version, ok, "" if ok else "pip install tinygrad==0.14.0"))
+    for extra, names in EXTRAS.items():
+        absent = [name for name in names if importlib.util.find_spec(name) is None]
+        text = f"not installed: {', '.join(absent)}" if absent else "installed"
+        found.append(Finding(f"extra {extra}", text, True, f"pip install -e '.[{extra}]'" if absent else ""))
+    return found
+
+
+def _compilers() -> list[Finding]:
+    from kcg.compat.device import clang_path, has_cuda
+
+    clang = clang_path()
+    if clang is not None:
+        found = [Finding("clang", clang)]
+    else:
+        advice = (
+            "kcg runs without it, through tinygrad's X86 assembler; plain tinygrad 0.14.0 cannot open its CPU device "
+            "without it: apt install clang, or set CC"
+        )
+        found = [Finding("clang", "not found", True, advice)]
+    found.append(Finding("NVIDIA GPU", "found" if has_cuda() else "none"))
+    return found
+
+
+@app.command()
+def doctor(
+    device: Annotated[str, typer.Option(help="auto, CPU, CUDA …")] = "auto",
+) -> None:
+    """Say what device and compiler kcg will use here, what is missing, and how to get it."""
+    found = examine(device)
+    width = max(len(f.what) for f in found)
+    for finding in found:
+        mark = "ok  " if finding.ok and not finding.advice else "note" if finding.ok else "FAIL"
+        typer.echo(f"{mark}  {finding.what:{width}}  {finding.found}")
+        if finding.advice:
+            typer.echo(f"      {'':{width}}  {finding.advice}")
+    if not all(f.ok for f in found):
+        raise typer.Exit(int(ExitCode.DEVICE_UNUSABLE))
+
+
+def main() -> ExitCode:
+    code = app(prog_name="python -m kcg.doctor", standalone_mode=False)
+    return ExitCode(code) if isinstance(code, int) else ExitCode.OK
+
+
+if __name__ == "__main__":
+    guarded(main)

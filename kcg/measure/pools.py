@@ -1,0 +1,296 @@
+"""Children that can be killed: one for the device, several for compiling. Each pool belongs to one thread of its own.
+
+`pebble` gives timeouts, kill and respawn. What it leaves open is closed here: futures that stay unresolved when a pool
+stops, a pool that breaks for good when an idle child dies, and children that outlive this process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import multiprocessing
+import queue
+import signal
+import threading
+from collections.abc import Callable
+from concurrent.futures import CancelledError, Future, InvalidStateError, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeout
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from multiprocessing import resource_tracker
+from typing import Any
+
+from pebble import ProcessExpired, ProcessPool
+
+from kcg.errors import DeviceError, KcgError
+from kcg.measure import child
+
+log = logging.getLogger(__name__)
+
+STUCK_S = 30.0  # how long after a job's own timeout its pool itself is taken for dead
+
+STICKY_FAULTS = ("700", "710", "714", "715", "716", "717", "718", "719")
+"""CUDA error codes after which the context is lost: illegal address, misalignment, illegal instruction …"""
+
+
+class ServiceClosed(KcgError):
+    """The service was closed before this was done. Says nothing about the job."""
+
+    def __init__(self) -> None:
+        super().__init__("the service was closed before this was done")
+
+
+class ChildDied(KcgError):
+    """The child that ran the job died of it."""
+
+
+def _start_pool(workers: int, initializer: Callable[..., None], initargs: tuple[Any, ...]) -> Any:
+    return ProcessPool(
+        max_workers=workers, initializer=initializer, initargs=initargs, context=multiprocessing.get_context("spawn")
+    )
+
+
+def _stop_pool(pool: Any) -> None:
+    pool.stop()
+    try:
+        pool.join()
+    except RuntimeError:  # pebble's word for a process that even SIGKILL does not end, e.g. in a driver's call
+        log.warning("a child process could not be ended")
+
+
+def _block_interrupts() -> None:
+    """Let Ctrl-C go to the main thread alone; children started by this thread begin with it blocked.
+
+    They ignore it later, but until Python has started in them it would print a traceback each.
+    """
+    if hasattr(signal, "pthread_sigmask"):
+        resource_tracker.ensure_running()  # the first call of this unblocks the signal on its way out
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+
+
+def _why_died(error: BaseException) -> str:
+    code = getattr(error, "exitcode", None)
+    if code is None or code >= 0:
+        return "its process died" + (f" with exit code {code}" if code else "")
+    try:
+        return f"its process died of {signal.Signals(-code).name}"
+    except ValueError:
+        return f"its process died of signal {-code}"
+
+
+def _settle(future: Future[Any], result: Any, error: BaseException | None) -> None:
+    with contextlib.suppress(InvalidStateError):  # settled already, by `close`
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(result)
+
+
+@dataclass(frozen=True, eq=False)
+class _Job:
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    timeout_s: float
+    here: bool  # in the device's thread of this process, not in the child
+    future: Future[Any]
+
+
+class DevicePool:
+    """One child for one device, and the jobs sent to it one at a time.
+
+    After a timeout, a death, a fault that spoils the device's context, or a result with a true `tainted`, the child is
+    replaced, and the new one opens the device before the next job's time begins to run.
+    """
+
+    def __init__(self, dev: str, initargs: tuple[Any, ...], *, open_timeout_s: float) -> None:
+        self._dev, self._initargs, self._open_timeout_s = dev, initargs, open_timeout_s
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._changed = threading.Condition()
+        self._unfinished = 0
+        self._pool: Any = None
+        self._busy: Any = None
+        self.closed = threading.Event()
+        self.replaced = 0
+        self._thread = threading.Thread(target=self._loop, name="kcg-device", daemon=True)
+        self._thread.start()
+
+    def submit(self, function: Callable[..., Any], *args: Any, timeout_s: float) -> Future[Any]:
+        """Run `function(*args)` in the child; the future fails with TimeoutError after the child was killed."""
+        return self._put(function, args, timeout_s, here=False)
+
+    def submit_here(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
+        """Run `function(*args)` in the device's thread of this process: its turn on the device, without the child."""
+        return self._put(function, args, 0.0, here=True)
+
+    def _put(self, function: Callable[..., Any], args: tuple[Any, ...], timeout_s: float, *, here: bool) -> Future[Any]:
+        future: Future[Any] = Future()
+        future.set_running_or_notify_cancel()  # not to be cancelled by whom it is given to
+        with self._changed:
+            if not self.closed.is_set():
+                self._unfinished += 1
+                self._jobs.put(_Job(function, args, timeout_s, here, future))
+                return future
+        future.set_exception(ServiceClosed())
+        return future
+
+    def wait_idle(self) -> None:
+        """Return when no job is running or waiting, or the pool is closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._unfinished == 0 or self.closed.is_set())
+
+    def replace_child(self) -> None:
+        """Kill the child; the next job starts a fresh one. Called from the device's thread."""
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            self.replaced += 1
+            _stop_pool(pool)
+
+    def _loop(self) -> None:
+        _block_interrupts()
+        while (job := self._jobs.get()) is not None:
+            result, failure = None, None
+            try:
+                result = self._run(job)
+                if getattr(result, "tainted", False):
+                    self.replace_child()
+            except BaseException as error:
+                failure = error
+                if any(f"CUDA Error {code}" in str(error) for code in STICKY_FAULTS):
+                    self.replace_child()
+            _settle(job.future, result, failure)
+            with self._changed:
+                self._unfinished -= 1
+                self._changed.notify_all()
+        self.replace_child()
+
+    def _run(self, job: _Job) -> Any:
+        if self.closed.is_set():
+            raise ServiceClosed
+        if job.here:
+            return job.function(*job.args)
+        try:
+            return self._in_child(job)
+        except BrokenProcessPool:  # the child died before it took the job: not of it, so once more
+            self.replace_child()
+        try:
+            return self._in_child(job)
+        except BrokenProcessPool as error:
+            self.replace_child()
+            raise ChildDied(_why_died(error)) from error
+
+    def _in_child(self, job: _Job) -> Any:
+        if self._pool is None or not self._pool.active:
+            self.replace_child()
+            self._pool = _start_pool(1, child.start, self._initargs)
+            try:
+                self._call(child.open_job, (self._dev,), self._open_timeout_s)
+            except FutureTimeout:
+                raise DeviceError(f"{self._dev} did not open within {self._open_timeout_s:g} s") from None
+            except ChildDied as error:
+                raise DeviceError(f"{self._dev} does not open: {error}") from None
+        return self._call(job.function, job.args, job.timeout_s)
+
+    def _call(self, function: Callable[..., Any], args: tuple[Any, ...], timeout_s: float) -> Any:
+        with self._changed:  # so that `close` sees either the running job or that none will start
+            if self.closed.is_set():
+                raise ServiceClosed
+            self._busy = self._pool.schedule(child.call, args=(function, args), timeout=timeout_s)
+        try:
+            return self._busy.result(timeout=timeout_s + STUCK_S)
+        except CancelledError:
+            raise ServiceClosed from None
+        except FutureTimeout:
+            self.replace_child()
+            raise TimeoutError(f"no result within {timeout_s:g} s: its process was killed") from None
+        except ProcessExpired as error:
+            self.replace_child()
+            raise ChildDied(_why_died(error)) from error
+
+    def close(self) -> None:
+        """Kill the child and end the thread. Every future that is not done fails with ServiceClosed."""
+        with self._changed:
+            self.closed.set()
+            busy = self._busy
+            self._jobs.put(None)
+            self._changed.notify_all()
+        if busy is not None:
+            busy.cancel()
+        self._thread.join(timeout=STUCK_S)
+
+
+class CompilePool:
+    """Several children for compiling. `before` is called ahead of each job and may wait, e.g. until the device is idle.
+
+    All that touches the pool happens in one thread; callbacks of futures only hand it work, so none waits for another.
+    """
+
+    def __init__(self, initargs: tuple[Any, ...], *, workers: int, before: Callable[[], None]) -> None:
+        self._initargs, self._workers, self._before = initargs, workers, before
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="kcg-compilers", initializer=_block_interrupts)
+        self._lock = threading.Lock()
+        self._unfinished: set[Future[Any]] = set()
+        self._closed = False
+        self._pool: Any = None
+
+    def submit(self, function: Callable[..., Any], *args: Any, timeout_s: float) -> Future[Any]:
+        """Run `function(*args)` in a child; the future fails with TimeoutError after the child was killed."""
+        future: Future[Any] = Future()
+        future.set_running_or_notify_cancel()
+        self._hand_over(future, (function, args), timeout_s, retry=True)
+        return future
+
+    def _hand_over(self, future: Future[Any], call: tuple[Any, ...], timeout_s: float, *, retry: bool) -> None:
+        with self._lock:
+            if not self._closed:
+                self._unfinished.add(future)
+                self._thread.submit(self._schedule, future, call, timeout_s, retry)
+                return
+        _settle(future, None, ServiceClosed())
+
+    def _schedule(self, future: Future[Any], call: tuple[Any, ...], timeout_s: float, retry: bool) -> None:
+        self._before()
+        if self._closed:
+            return  # `close` settles it
+        broken = None
+        try:
+            if self._pool is None or not self._pool.active:
+                broken = self._pool
+                self._pool = _start_pool(self._workers, child.start_compiler, self._initargs)
+            inner = self._pool.schedule(child.call, args=call, timeout=timeout_s)
+        except Exception as error:  # no process can be started: that is this job's end, and not this thread's
+            self._end(future, None, ChildDied(f"no process could be started: {error}"))
+            return
+        inner.add_done_callback(lambda done: self._done(future, call, timeout_s, retry, done))
+        if broken is not None:
+            _stop_pool(broken)
+
+    def _done(
+        self, future: Future[Any], call: tuple[Any, ...], timeout_s: float, retry: bool, done: Future[Any]
+    ) -> None:
+        error = ServiceClosed() if done.cancelled() else done.exception()
+        if isinstance(error, BrokenProcessPool):  # an idle child died; this job was only in the queue
+            if retry:
+                self._hand_over(future, call, timeout_s, retry=False)
+                return
+            error = ChildDied(_why_died(error))
+        elif isinstance(error, ProcessExpired):
+            error = ChildDied(_why_died(error))
+        elif isinstance(error, FutureTimeout):
+            error = TimeoutError(f"no result within {timeout_s:g} s: its process was killed")
+        self._end(future, None if error is not None else done.result(), error)
+
+    def _end(self, future: Future[Any], result: Any, error: BaseException | None) -> None:
+        with self._lock:
+            self._unfinished.discard(future)
+        _settle(future, result, error)
+
+    def close(self) -> None:
+        """Kill the children. Every future that is not done fails with ServiceClosed."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        self._thread.submit(lambda: _stop_pool(self._pool) if self._pool is not None else None)
+        self._thread.shutdown(wait=True)
+        for future in list(self._unfinished):
+            self._end(future, None, ServiceClosed())

@@ -1,0 +1,288 @@
+"""A `Result` in plain tinygrad: written into its BEAM cache (`apply`, `undo`), or inside one process (`tuned`).
+
+tinygrad's BEAM looks into its disk cache before it searches. `apply` puts the chosen schedule of every kernel there,
+tinygrad's own where nothing better was verified, so that an unchanged program with `BEAM=N` searches nothing. Both ways
+first check that the result was made on this hardware with this tinygrad.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import shlex
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kcg.errors import CodecError, DeviceError, MismatchError, ResultError, UsageError
+from kcg.optimize.result import read_result
+from kcg.types import Kernel, Region, RegionResult, Result, Schedule, ScheduleKind, Target, Toolchain
+
+if TYPE_CHECKING:
+    from kcg.optimize.cache_rows import Undone
+
+COMMAND = "python -m kcg.optimize apply"
+MAX_WIDTH = 1000
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What one kernel gets."""
+
+    kernel: Kernel
+    schedule: Schedule  # of kind `opts`
+    searched: bool  # False: tinygrad's own schedule
+    sharded: bool  # it runs on several devices at once
+
+
+@dataclass(frozen=True)
+class Applied:
+    """What `apply` did; `str()` is the summary for the user."""
+
+    cache_db: Path
+    widths: tuple[int, ...]  # the values of BEAM that are served
+    kernels: int
+    searched: int  # kernels with a schedule that the search found; the others have tinygrad's own
+    rows: int  # kernels × widths
+    replaced: int  # rows that held another value before
+    dev: str  # what DEV= selects the device, e.g. "CUDA"
+    own_cache: bool = True  # whether `cache_db` is what tinygrad uses without being told
+    notes: tuple[str, ...] = ()
+
+    @property
+    def undo_command(self) -> str:
+        """The command that takes it back."""
+        where = "" if self.own_cache else f" --cachedb {shlex.quote(str(self.cache_db))}"
+        return f"{COMMAND} --undo{where}"
+
+    @property
+    def use_command(self) -> str:
+        """How the user's program is started."""
+        where = "" if self.own_cache else f"CACHEDB={shlex.quote(str(self.cache_db.absolute()))} "
+        return f"{where}DEV={self.dev} BEAM={self.widths[0]} python your_program.py"
+
+    def __str__(self) -> str:
+        widths = ", ".join(f"BEAM={width}" for width in self.widths)
+        lines = [
+            f"{self.kernels} kernels: {self.searched} with a schedule that was found, {self.kernels - self.searched} "
+            "with tinygrad's own",
+            f"{self.rows} rows for {widths} in {self.cache_db} ({self.replaced} held another schedule)",
+            *(f"note: {note}" for note in self.notes),
+            f"use:  {self.use_command}",
+            f"undo: {self.undo_command}",
+        ]
+        return "\n".join(lines)
+
+
+def apply(
+    result_path: Path,
+    *,
+    widths: Sequence[int],
+    cache_db: Path | None = None,
+    facts: tuple[Target, Toolchain] | None = None,
+) -> Applied:
+    """Write the schedules of a result into tinygrad's BEAM cache, one row per kernel and beam width.
+
+    `cache_db` is tinygrad's own cache by default. `facts` describe this machine; without them the result's device is
+    opened in a child to read them. What the rows held before is saved first: `undo` puts it back.
+
+    Raises:
+        ResultError: no result, a damaged one, or one whose schedules do not apply to its kernels.
+        MismatchError: it was made for other hardware or another tinygrad; nothing was written.
+        UsageError, DataError: no such width, or the cache cannot be written, is locked or damaged.
+    """
+    served = _checked_widths(widths)
+    result = read_result(result_path)
+    check_tinygrad(result, metadata.version("tinygrad") if facts is None else facts[1].tinygrad)
+    target, toolchain = _detect(result.target) if facts is None else facts
+    check_target(result.target, target)
+    chosen, skipped = choices(result)
+
+    from kcg.compat.beam import cache_key, cache_table, cache_value, default_cache_db
+    from kcg.compat.renderers import planning_renderer
+    from kcg.kernel.codec import ast_of
+    from kcg.optimize.cache_rows import Key, write_rows
+
+    renderer = planning_renderer(result.target)
+    rows: dict[Key, bytes] = {}
+    for choice in chosen:
+        ast, value = ast_of(choice.kernel), cache_value(choice.schedule.opts)
+        for width in served:
+            key = cache_key(ast, width, result.target.device, renderer)
+            place = (key["ast"], key["amt"], int(key["allow_test_size"]), key["device"], key["suffix"])
+            rows[place] = value
+    own = default_cache_db()
+    written = write_rows(cache_db or own, cache_table(), rows)
+    return Applied(
+        cache_db=cache_db or own, widths=served, kernels=len(chosen), searched=sum(c.searched for c in chosen),
+        rows=written.rows, replaced=written.replaced, dev=target.tinygrad_device,
+        own_cache=cache_db is None or cache_db.absolute() == own.absolute(),
+        notes=_notes(result, toolchain, chosen, skipped),
+    )  # fmt: skip
+
+
+def undo(cache_db: Path | None = None) -> Undone:
+    """Put back, byte for byte, what the rows of every `apply` since the last undo held before.
+
+    Rows that another program changed since are left alone and counted.
+
+    Raises:
+        UsageError: nothing was applied to this cache.
+        DataError: the cache is locked, or it or the undo file is damaged.
+    """
+    from kcg.optimize.cache_rows import restore_rows
+
+    if cache_db is None:
+        from kcg.compat.beam import default_cache_db
+
+        cache_db = default_cache_db()
+    return restore_rows(cache_db)
+
+
+@contextlib.contextmanager
+def tuned(result_path: Path | str) -> Iterator[None]:
+    """Inside the block, every kernel of the result that this process compiles takes its schedule; others are untouched.
+
+    A kernel is recognised by what it computes, whatever the values of its variables. A program that `TinyJit` captured
+    in the block keeps its schedules after it. The default device is opened.
+
+    Raises:
+        ResultError: no result, a damaged one, or one whose schedules do not apply to its kernels.
+        MismatchError: it was made for other hardware, another device or another tinygrad.
+        DeviceError: the default device does not open.
+    """
+    result = read_result(Path(result_path))
+    check_tinygrad(result, metadata.version("tinygrad"))
+    from kcg.compat.capture import choosing_opts
+    from kcg.compat.opened import devices_of, open_default, opts_to_tiny
+    from kcg.kernel.codec import kernel_of
+
+    opened = open_default()
+    for field in fields(opened):
+        _check_field(field.name, getattr(result.target, field.name), getattr(opened, field.name), result.target)
+    by_id = {c.kernel.id: opts_to_tiny(c.schedule.opts) for c in choices(result)[0]}
+    known: dict[bytes, tuple[Any, ...] | None] = {}
+
+    def choose(ast: Any) -> tuple[Any, ...] | None:
+        if ast.key not in known:
+            known[ast.key] = None
+            if devices_of(ast) <= {result.target.device}:
+                with contextlib.suppress(CodecError):  # hand-written or custom: no kernel that a result can hold
+                    known[ast.key] = by_id.get(kernel_of(ast).id)
+        return known[ast.key]
+
+    with choosing_opts(choose):
+        yield
+
+
+def choices(result: Result) -> tuple[list[Choice], int]:
+    """What every kernel of a result gets, and how many regions cannot be served because they hold several kernels.
+
+    A schedule that was not verified, or that is not made of Opts, gives way to the baseline's. BEAM's cache does not
+    know the values of variables: of several regions of one kernel, the one that takes the most time decides.
+
+    Raises ResultError where a schedule does not apply to its kernel.
+    """
+    rows: dict[str, RegionResult] = {}
+    skipped = 0
+    for row in result.regions:
+        if len(row.region.kernels) != 1:
+            skipped += 1
+        elif row.region.id not in rows or _weight(row) > _weight(rows[row.region.id]):
+            rows[row.region.id] = row
+    return [_choice(row, result.target) for row in rows.values()], skipped
+
+
+def _weight(row: RegionResult) -> float:
+    return row.before_s if math.isfinite(row.before_s) else 0.0
+
+
+def _choice(row: RegionResult, target: Target) -> Choice:
+    from kcg.kernel.space import KernelSpace
+
+    verified = row.chosen.verification.passed and row.chosen.schedule.kind == ScheduleKind.OPTS
+    schedule = row.chosen.schedule if verified else row.baseline.schedule
+    searched = schedule != row.baseline.schedule
+    kernel = row.region.kernel
+    try:
+        space = KernelSpace(Region((kernel,)), target)
+        space.state(schedule)  # one that does not apply would stop the user's program
+    except CodecError as error:
+        raise ResultError(f"kernel {kernel.id[:12]} of the result cannot be read: {error}") from None
+    except Exception as error:
+        # tinygrad raises more than ScheduleError knows on Opts that no search would write, such as a tuple for a size
+        line = " ".join(str(error).split())[:200] or type(error).__name__
+        raise ResultError(
+            f"the schedule of kernel {kernel.id[:12]} in the result does not apply ({line}): run the search again"
+        ) from error
+    sharded = any(r.arg[-1].name == "DEVICE" for r in space.ast.toposort() if r.op.name == "RANGE")
+    return Choice(kernel, schedule, searched, sharded)
+
+
+def check_tinygrad(result: Result, installed: str) -> None:
+    """Raises MismatchError where the result was made with another tinygrad."""
+    if result.toolchain.tinygrad != installed:
+        raise MismatchError(
+            f"tinygrad: the result was made with {result.toolchain.tinygrad!r}, installed is {installed!r}: install "
+            "that version, or run the search again with this one"
+        )
+
+
+def check_target(wanted: Target, here: Target) -> None:
+    """Compare all that makes a target's fingerprint. Raises MismatchError with the first field that differs."""
+    for field in fields(Target):
+        _check_field(field.name, getattr(wanted, field.name), getattr(here, field.name), wanted)
+
+
+def _check_field(name: str, wanted: object, here: object, target: Target) -> None:
+    if wanted == here:
+        return
+    what = f"set DEV={target.tinygrad_device}" if name in ("device", "renderer") else "run the search on this machine"
+    raise MismatchError(f"{name}: the result was made for {wanted!r}, here it is {here!r}: {what}")
+
+
+def _detect(wanted: Target) -> tuple[Target, Toolchain]:
+    """Target and toolchain of this machine's device of the same name, read in a child that is killed after."""
+    from kcg.compat.device import choose_device
+    from kcg.measure.service import MeasureService
+
+    dev = wanted.tinygrad_device
+    try:
+        choose_device(dev)
+        with MeasureService(dev, run_id=uuid.uuid4().hex) as service:
+            return service.facts
+    except DeviceError as error:
+        raise MismatchError(
+            f"device: the result was made for {dev} ({wanted.model}), which cannot be used here: {error}"
+        ) from error
+
+
+def _checked_widths(widths: Sequence[int]) -> tuple[int, ...]:
+    if not widths or any(not 1 <= width <= MAX_WIDTH for width in widths):
+        raise UsageError(f"a beam width is a whole number from 1 to {MAX_WIDTH}, such as 2 for BEAM=2")
+    return tuple(dict.fromkeys(widths))
+
+
+def _notes(result: Result, toolchain: Toolchain, chosen: list[Choice], skipped: int) -> tuple[str, ...]:
+    """What the user should know, though nothing is wrong."""
+    from kcg.compat.device import clang_path
+
+    notes = []
+    if skipped:
+        notes.append(f"{skipped} regions of several kernels cannot be served by BEAM's cache and were left out")
+    if sharded := sum(c.sharded for c in chosen):
+        notes.append(
+            f"{sharded} kernels run on several devices at once; BEAM's cache serves them on one, kcg.tuned on all"
+        )
+    for name in ("compiler", "driver"):
+        before, now = getattr(result.toolchain, name), getattr(toolchain, name)
+        if before != now:
+            notes.append(f"the {name} was {before!r} in the search and is {now!r} now: times may differ")
+    if not result.complete:
+        notes.append("the search was interrupted: what it had not verified has tinygrad's own schedule")
+    if result.target.device == "CPU" and clang_path() is None:
+        notes.append("plain tinygrad opens the CPU only where clang is installed; without it, use kcg.tuned")
+    return tuple(notes)

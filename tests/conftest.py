@@ -1,0 +1,66 @@
+"""What every test runs under: the CPU without a compiler, a tinygrad cache of its own, nothing from the user's shell.
+
+All of it is set while this file is imported, which pytest does before any test module imports tinygrad.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import platform
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from kcg.compat.device import choose_cpu, has_cuda, prepare
+
+ROOT = Path(__file__).parent.parent
+
+# settings of tinygrad that a developer's shell may hold and that would change which kernels exist or how they compile
+FOREIGN = (
+    "BEAM", "DEBUG", "NOOPT", "JIT", "SPEC", "VIZ", "IMAGE", "PROFILE", "HCQ2", "TC", "TC_OPT", "USE_TC", "NOLOCALS",
+    "EMULATED_DTYPES", "DEFAULT_FLOAT", "CACHELEVEL", "IGNORE_BEAM_CACHE", "BEAM_PADTO", "BEAM_ESTIMATE",
+    "KCG_TRACEBACK",
+)  # fmt: skip
+
+
+def _cpu() -> str:
+    """The X86 assembler where it works, even beside clang: the same kernels on every x86-64 machine."""
+    return "CPU:X86" if platform.machine().lower() in ("x86_64", "amd64") else choose_cpu().dev
+
+
+def _isolate() -> None:
+    for name in FOREIGN:
+        os.environ.pop(name, None)
+    folder = tempfile.mkdtemp(prefix="kcg-tests-")  # each worker of pytest-xdist has one of its own
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    os.environ["CACHEDB"] = str(Path(folder) / "cache.db")
+    os.environ["WANDB_MODE"] = "disabled"
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    # `python -m kcg...` in a subprocess finds this checkout, installed or not
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH", ""))))
+    prepare(_cpu())
+
+
+_isolate()
+
+
+def _chromium() -> str | None:
+    return next(
+        (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
+    )
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip by name what this machine cannot run."""
+    missing = {}
+    if not has_cuda():
+        missing["gpu"] = "needs an NVIDIA GPU: the CUDA driver finds none"
+    if _chromium() is None:
+        missing["browser"] = "needs headless Chromium: none is on the path"
+    for item in items:
+        for marker, reason in missing.items():
+            if marker in item.keywords:
+                item.add_marker(pytest.mark.skip(reason=reason))

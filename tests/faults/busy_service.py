@@ -1,0 +1,57 @@
+"""A process that measures, to be killed or interrupted from outside: `python -m tests.faults.busy_service MODE`.
+
+It writes the process ids of its children once all are busy. Modes: `busy` has a kernel that never ends on the device and
+two compilers that never end; `starting` interrupts its own group while its children start; `beam` runs tinygrad's BEAM.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from kcg.compat.device import prepare
+from kcg.kernel.codec import kernel_of
+from kcg.measure.jobs import TinyBeamJob
+from kcg.measure.service import MeasureService
+from kcg.types import Region
+from tests.faults import bad_jobs, machine_code
+from tests.faults.processes import descendants, wait_until
+from tests.faults.relu import DEV, REQUEST, binary, compiled_relu
+from tests.kernels import empty, kernels_of
+
+
+def main(mode: str) -> int:
+    prepare(DEV)
+    with MeasureService(DEV, run_id="busy", compile_workers=2) as service:
+        try:
+            if mode == "starting":
+                service._compile(bad_jobs.loop_in_python, None)
+                time.sleep(0.12)
+                os.killpg(0, signal.SIGINT)
+            elif mode == "beam":
+                (ast,) = kernels_of(empty(64, 96) @ empty(96, 64))
+                service.tiny_beam(TinyBeamJob(Region((kernel_of(ast),)), service.target, 4), timeout_s=60)
+                wait_until(lambda: len(descendants(os.getpid())) >= 4, seconds=20)
+            else:
+                compiled = compiled_relu(service)
+                with tempfile.TemporaryDirectory() as folder:
+                    pid_file = Path(folder) / "pid"
+                    service._compile(bad_jobs.wait_for_compiler, str(pid_file))
+                    service._compile(bad_jobs.loop_in_python, None)
+                    wait_until(pid_file.exists, seconds=20)
+                    service.measure_compiled(REQUEST, binary(machine_code.HANG, compiled))
+                    time.sleep(0.3)
+            print(json.dumps(sorted(descendants(os.getpid()))), flush=True)
+            time.sleep(60)
+        except KeyboardInterrupt:
+            return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

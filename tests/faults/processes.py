@@ -1,0 +1,64 @@
+"""Which processes exist, read from /proc: who descends from whom, and who still lives."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+
+def _parents() -> dict[int, int]:
+    """Process id -> parent's, of all that are no zombies."""
+    found = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, parent = stat.read_text().rpartition(")")[2].split()[:2]
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if state != "Z":
+            found[int(stat.parent.name)] = int(parent)
+    return found
+
+
+def descendants(pid: int) -> set[int]:
+    """All processes below `pid`, but for multiprocessing's resource tracker, which ends with the last that uses it."""
+    parents = _parents()
+    found: set[int] = set()
+    level = {pid}
+    while level:
+        level = {child for child, parent in parents.items() if parent in level}
+        found |= level
+    return {child for child in found if b"resource_tracker" not in command_line(child)}
+
+
+def command_line(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return b""
+
+
+def alive(pids: set[int]) -> set[int]:
+    return pids & set(_parents())
+
+
+def holding(text: bytes) -> set[int]:
+    """Processes with `text` in their environment."""
+    found = set()
+    for pid in _parents():
+        try:
+            if text in Path(f"/proc/{pid}/environ").read_bytes():
+                found.add(pid)
+        except OSError:
+            continue
+    return found
+
+
+def wait_until(condition: Callable[[], bool], *, seconds: float) -> bool:
+    """Whether `condition` came true within `seconds`."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True

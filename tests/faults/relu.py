@@ -1,0 +1,51 @@
+"""The kernel whose machine code the fault tests replace, and a service that measures it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from kcg.kernel.codec import kernel_of
+from kcg.kernel.compiled import Compiled
+from kcg.kernel.evaluate import sample_points
+from kcg.measure.service import MeasureService, Request
+from kcg.measure.verify import POINTS
+from kcg.types import RAW, Measurement, Region, Schedule
+from tests.kernels import empty, kernels_of
+
+COUNT = 4096
+DEV = "CPU:X86"
+
+(AST,) = kernels_of(empty(COUNT).relu())
+REGION = Region((kernel_of(AST),))
+REQUEST = Request(REGION, RAW, sampler="test", samples=3)
+
+
+def request(region: Region = REGION, schedule: Schedule = RAW, **fields: Any) -> Request:
+    return replace(REQUEST, region=region, schedule=schedule, **fields)
+
+
+def binary(code: bytes, like: Compiled) -> Compiled:
+    """The compiled kernel with other machine code, which stands for what a compiler got wrong."""
+    return replace(like, binary=code)
+
+
+def compiled_relu(service: MeasureService) -> Compiled:
+    compiled: Compiled = service.compile(REGION, RAW).result(timeout=60).compiled
+    return compiled
+
+
+def time_code(service: MeasureService, code: bytes, like: Compiled) -> Measurement:
+    return service.measure_compiled(REQUEST, binary(code, like)).result(timeout=60)
+
+
+def sampled_elements(seed: int = 0) -> set[int]:
+    """The outputs that the reference looks at under `seed`."""
+    (points,) = sample_points(AST, POINTS, np.random.default_rng(seed))
+    return {int(p) for p in points[:, 0]}
+
+
+def unsampled_element(seed: int = 0) -> int:
+    return next(i for i in range(1, COUNT - 1) if i not in sampled_elements(seed))

@@ -1,0 +1,130 @@
+"""A compiler that hangs, crashes or eats the memory ends with the right status, and the next schedule is measured."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+
+from kcg.kernel.codec import kernel_of
+from kcg.measure.jobs import CompileJob
+from kcg.measure.service import MeasureService
+from kcg.types import RAW, Measurement, Opt, Region, Schedule, Status
+from tests.faults import bad_jobs
+from tests.faults.processes import alive, descendants, wait_until
+from tests.faults.relu import DEV, REGION, request
+from tests.kernels import empty, kernels_of
+
+TIMEOUT_S = 2.0
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[MeasureService]:
+    with MeasureService(DEV, run_id="faults", compile_workers=2, compile_timeout_s=TIMEOUT_S) as opened:
+        yield opened
+
+
+def compile_with(service: MeasureService, function: Callable[..., Any], *args: Any) -> Measurement:
+    """The measurement of a schedule for whose compiling `function` stands."""
+    return service._measure(request(), function, *(args or (None,))).result(timeout=30)
+
+
+def assert_goes_on(service: MeasureService) -> None:
+    (future,) = service.measure([request()])
+    row = future.result(timeout=30)
+    assert (row.status, row.reason) == (Status.OK, "")
+
+
+@pytest.mark.parametrize(
+    ("function", "status", "words"),
+    [
+        (bad_jobs.loop_in_python, Status.COMPILE_TIMEOUT, "no result within 2 s"),
+        (bad_jobs.wait_in_native_code, Status.COMPILE_TIMEOUT, "no result within 2 s"),
+        (bad_jobs.segfault, Status.WORKER_DIED, "SIGSEGV"),
+        (bad_jobs.kill_itself, Status.WORKER_DIED, "SIGKILL"),
+        (bad_jobs.leave, Status.WORKER_DIED, "exit code 3"),
+        (bad_jobs.exit_politely, Status.COMPILE_ERROR, "SystemExit"),
+        (bad_jobs.allocate, Status.RESOURCE, "out of memory"),
+        (bad_jobs.map_memory, Status.RESOURCE, "Cannot allocate memory"),
+        (bad_jobs.recurse, Status.COMPILE_ERROR, "RecursionError"),
+        (bad_jobs.raise_two_arguments, Status.COMPILE_ERROR, "TwoArguments: bad register in line 3"),
+        (bad_jobs.raise_unpicklable, Status.COMPILE_ERROR, "HoldsFunction: holds a function"),
+        (bad_jobs.raise_long_text, Status.COMPILE_ERROR, "ValueError: first line"),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_compiler_that_fails(
+    service: MeasureService, function: Callable[..., Any], status: Status, words: str
+) -> None:
+    begin = time.monotonic()
+    row = compile_with(service, function)
+    assert time.monotonic() - begin < TIMEOUT_S + 8
+    assert row.status is status and words in row.reason, row.reason
+    assert "\n" not in row.reason and len(row.reason) <= 320
+    assert row.samples_s == () and row.binary_hash == ""
+    assert_goes_on(service)
+
+
+def test_compiler_that_is_a_process_of_its_own_ends_too(service: MeasureService, tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
+    assert compile_with(service, bad_jobs.wait_for_compiler, str(pid_file)).status is Status.COMPILE_TIMEOUT
+    pid = int(pid_file.read_text())
+    assert wait_until(lambda: not alive({pid}), seconds=3)
+
+
+def test_idle_children_may_die(service: MeasureService) -> None:
+    assert_goes_on(service)
+    for pid in descendants(os.getpid()):
+        os.kill(pid, signal.SIGKILL)
+    assert_goes_on(service)  # at once: the pools have not even noticed
+    for pid in descendants(os.getpid()):
+        os.kill(pid, signal.SIGKILL)
+    time.sleep(0.5)
+    assert_goes_on(service)
+
+
+def test_pool_outlives_the_thread_that_first_used_it() -> None:
+    with MeasureService(DEV, run_id="thread", compile_workers=1) as service:
+        assert service.target
+        thread = Thread(target=lambda: service.compile(REGION, RAW).result(timeout=60))
+        thread.start()
+        thread.join()
+        time.sleep(0.2)
+        children = descendants(os.getpid())
+        assert service.compile(REGION, RAW).result(timeout=60)
+        assert children <= descendants(os.getpid()), "a child ended with the thread"
+
+
+def test_schedules_that_do_not_compile(service: MeasureService) -> None:
+    illegal = Schedule.from_opts([Opt("UPCAST", 7, 4)])
+    unknown = Schedule("tile", "{}")
+    rows = [f.result(timeout=60) for f in service.measure([request(schedule=s) for s in (illegal, unknown)])]
+    job = CompileJob(REGION, RAW, service.target)
+    rows.append(compile_with(service, bad_jobs.compile_too_long_a_kernel, job))
+    assert [r.status for r in rows] == [Status.COMPILE_ERROR, Status.COMPILE_ERROR, Status.RESOURCE]
+    assert "micro-operations" in rows[2].reason
+    assert all(r.reason and "\n" not in r.reason for r in rows)
+    assert_goes_on(service)
+
+
+def test_schedule_that_compiles_for_too_long() -> None:
+    (ast,) = kernels_of(empty(64, 96) @ empty(96, 64))
+    unrolled = Schedule.from_opts([Opt("UPCAST", 0, 8), Opt("UPCAST", 1, 8), Opt("UNROLL", 0, 32)])
+    with MeasureService(DEV, run_id="slow", compile_workers=1, compile_timeout_s=0.5) as service:
+        begin = time.monotonic()
+        (future,) = service.measure([request(Region((kernel_of(ast),)), unrolled)])
+        assert future.result(timeout=30).status is Status.COMPILE_TIMEOUT
+        assert time.monotonic() - begin < 8
+        assert_goes_on(service)
+
+
+def test_nothing_compiles_while_the_device_of_a_cpu_is_timed(service: MeasureService) -> None:
+    timing = service._device.submit(bad_jobs.nap, 1.0, timeout_s=10)
+    compiling = service._compile(bad_jobs.nap, 0.0)
+    assert compiling.result(timeout=30) > timing.result(timeout=0)

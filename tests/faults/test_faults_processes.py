@@ -1,0 +1,138 @@
+"""No child outlives its service, however that ends, and no child prints on Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import Future
+
+import pytest
+
+from kcg.errors import DeviceError
+from kcg.kernel.codec import kernel_of
+from kcg.measure.jobs import TinyBeamJob
+from kcg.measure.pools import ServiceClosed
+from kcg.measure.service import MeasureService
+from kcg.types import Measurement, Region, Status
+from tests.faults import bad_jobs, machine_code
+from tests.faults.processes import alive, descendants, holding, wait_until
+from tests.faults.relu import COUNT, DEV, REGION, REQUEST, binary, compiled_relu, request
+from tests.kernels import empty, kernels_of
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+
+
+def start(mode: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.faults.busy_service", mode],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+
+
+def first_line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline()
+
+
+@pytest.mark.parametrize("mode", ["busy", "beam"])
+def test_killed_parent_leaves_no_child(mode: str) -> None:
+    process = start(mode)
+    children = set(json.loads(first_line(process)))
+    assert len(children) >= 4 and alive(children) == children
+    process.kill()
+    assert wait_until(lambda: not alive(children), seconds=5), alive(children)
+    process.communicate()
+
+
+def test_interrupt_ends_it_quietly() -> None:
+    process = start("busy")
+    children = set(json.loads(first_line(process)))
+    os.killpg(process.pid, signal.SIGINT)
+    _, printed = process.communicate(timeout=20)
+    assert (process.returncode, printed) == (130, "")
+    assert not alive(children)
+
+
+def test_interrupt_while_children_start_prints_nothing() -> None:
+    process = start("starting")
+    _, printed = process.communicate(timeout=30)
+    assert (process.returncode, printed) == (130, "")
+
+
+def test_close_in_the_middle_ends_every_future_and_child() -> None:
+    before = descendants(os.getpid())
+    recorded: list[Measurement] = []
+    with MeasureService(DEV, run_id="close", compile_workers=1) as service:
+        relu = compiled_relu(service)
+        service.on_measurement = recorded.append
+        device = [
+            service.measure_compiled(REQUEST, binary(code, relu))
+            for code in (machine_code.HANG, machine_code.right(COUNT), machine_code.HANG)
+        ]
+        compiling = [service._measure(request(), bad_jobs.loop_in_python, None) for _ in range(3)]
+        duel: Future[object] = service._device.submit(bad_jobs.nap, 0.0, timeout_s=5)
+        wait_until(lambda: service._device._busy is not None and service._device._busy.running(), seconds=10)
+        time.sleep(0.2)
+        begin = time.monotonic()
+    assert time.monotonic() - begin < 5
+    for future in device + compiling:
+        row = future.result(timeout=1)
+        assert row.status is Status.WORKER_DIED and "closed" in row.reason
+    assert recorded == [], "what was never measured is not a failure of the schedule"
+    with pytest.raises(ServiceClosed):
+        duel.result(timeout=1)
+    assert not descendants(os.getpid()) - before
+
+    (late,) = service.measure([request()])
+    assert "closed" in late.result(timeout=1).reason
+    service.close()
+
+
+def test_close_at_once() -> None:
+    service = MeasureService(DEV, run_id="close", compile_workers=1)
+    begin = time.monotonic()
+    service.close()
+    assert time.monotonic() - begin < 5
+    with pytest.raises(ServiceClosed):
+        _ = service.target
+
+
+def test_device_that_does_not_open() -> None:
+    begin = time.monotonic()
+    with MeasureService("METAL", run_id="absent") as service, pytest.raises(DeviceError, match="^METAL does not open: "):
+        _ = service.target
+    assert time.monotonic() - begin < 10
+
+
+@pytest.fixture
+def compilers_of_beam(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let tinygrad's BEAM compile in processes of its own here too."""
+    monkeypatch.setenv("PARALLEL", "2")
+
+
+@pytest.mark.usefixtures("compilers_of_beam")
+def test_beam_ends_in_time_with_all_its_processes() -> None:
+    with MeasureService(DEV, run_id="beam", compile_workers=1) as service:
+        small = service.tiny_beam(TinyBeamJob(REGION, service.target, 1), timeout_s=30).result(timeout=40)
+        assert small.binaries >= 1 and small.schedule.opts is not None and 0 < small.wall_s < 30
+        assert not holding(b"kcg-beam-")
+        (row,) = (f.result(timeout=30) for f in service.measure([request(schedule=small.schedule)]))
+        assert row.status is Status.OK
+
+        (ast,) = kernels_of(empty(64, 96) @ empty(96, 64))
+        job = TinyBeamJob(Region((kernel_of(ast),)), service.target, 4)
+        late = service.tiny_beam(job, timeout_s=3.5)
+        assert wait_until(lambda: len(holding(b"kcg-beam-")) >= 3, seconds=10), "BEAM starts compilers"
+        with pytest.raises(TimeoutError, match=r"BEAM=2 did not finish in 3.5 s"):
+            late.result(timeout=20)
+        assert wait_until(lambda: not holding(b"kcg-beam-"), seconds=3)
+
+        stopped = service.tiny_beam(job, timeout_s=60)
+        assert wait_until(lambda: bool(holding(b"kcg-beam-")), seconds=10)
+    with pytest.raises(ServiceClosed):
+        stopped.result(timeout=1)
+    assert wait_until(lambda: not holding(b"kcg-beam-"), seconds=3)

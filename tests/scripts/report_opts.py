@@ -1,0 +1,28 @@
+"""Run a tinygrad script, unchanged, then say as JSON which Opts its programs have and how often BEAM compiled.
+
+`python report_opts.py SCRIPT [--stop-at-candidate]`. The last line of the output is the report.
+"""
+
+import json
+import runpy
+import sys
+
+from tinygrad.codegen import to_program_cache
+from tinygrad.codegen.opt import search
+
+compiled = 0
+try_compile = search._try_compile
+
+
+def counted(candidate):
+    global compiled
+    compiled += 1
+    if "--stop-at-candidate" in sys.argv:
+        raise SystemExit(f"BEAM compiles {compiled}")
+    return try_compile(candidate)
+
+
+search._try_compile = counted
+runpy.run_path(sys.argv[1], run_name="__main__")
+opts = [[[o.op.name, o.axis, o.arg] for o in p.src[0].arg.applied_opts] for p in to_program_cache.values()]
+print(json.dumps({"compiled": compiled, "opts": opts}))

@@ -1,0 +1,210 @@
+"""The promise of `python -m kcg.optimize`: faster or the same, verified, resumable, and one clear line for bad input."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from kcg.errors import ExitCode
+from kcg.optimize.result import read_result
+
+SCRIPT = Path(__file__).parent / "scripts" / "two_layers.py"
+
+
+def command(*arguments: str | Path) -> list[str]:
+    return [sys.executable, "-m", "kcg.optimize", *map(str, arguments)]
+
+
+def run(*arguments: str | Path, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command(*arguments), capture_output=True, text=True, timeout=timeout, check=False)
+
+
+@pytest.fixture(scope="module")
+def optimised(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], Path]:
+    folder = tmp_path_factory.mktemp("out")
+    done = run(SCRIPT, "--budget", "60s", "--measurements", "40", "--json", "--report", folder, "--", "48")
+    return done, folder
+
+
+def test_json_reports_verified_kernels_and_never_a_slower_total(
+    optimised: tuple[subprocess.CompletedProcess[str], Path],
+) -> None:
+    done, folder = optimised
+    assert done.returncode in (ExitCode.OK, ExitCode.NOTHING_IMPROVED), done.stderr
+    answer = json.loads(done.stdout)
+    assert answer["total_after_s"] <= answer["total_before_s"]
+    assert 0 < answer["measurements"] <= 40
+    assert answer["search_s"] < 66
+    assert answer["target"]["device"] == "CPU"
+    for kernel in answer["kernels"]:
+        assert kernel["verified"] is True
+        assert kernel["after_s"] <= kernel["before_s"]
+        assert {"id", "name", "calls", "schedule"} <= set(kernel)
+    assert answer == json.loads((folder / "RESULT.json").read_text())
+
+
+def test_the_script_ran_unchanged_and_its_replays_are_counted(
+    optimised: tuple[subprocess.CompletedProcess[str], Path],
+) -> None:
+    done, folder = optimised
+    assert "sum 48.000" in done.stderr  # what the script prints does not mix with the JSON
+    calls = sorted(r.calls for r in read_result(folder / "RESULT.json").regions)
+    assert calls[-1] >= 4, "each of the four runs of the jitted function counts"
+
+
+def test_the_report_is_beside_the_result(optimised: tuple[subprocess.CompletedProcess[str], Path]) -> None:
+    _, folder = optimised
+    assert "two_layers" in (folder / "report.html").read_text()
+
+
+def test_nothing_is_measured_with_zero_measurements_but_the_choice_is_verified(tmp_path: Path) -> None:
+    done = run(SCRIPT, "--budget", "60s", "--measurements", "0", "--json", "--report", tmp_path, "--", "32")
+    assert done.returncode in (ExitCode.OK, ExitCode.NOTHING_IMPROVED), done.stderr
+    answer = json.loads(done.stdout)
+    assert answer["measurements"] == 0
+    assert all(k["verified"] for k in answer["kernels"])
+    assert answer["total_after_s"] <= answer["total_before_s"]
+
+
+def _rows(journal: Path) -> list[tuple[Any, ...]]:
+    if not journal.exists():
+        return []
+    connection = sqlite3.connect(f"file:{journal}?mode=ro", uri=True, timeout=10)
+    try:
+        return connection.execute(
+            "SELECT region_id, schedule_body, binary_hash, samples_s, run_id FROM measurements"
+        ).fetchall()
+    except sqlite3.OperationalError:
+        return []  # the tables are not there yet
+    finally:
+        connection.close()
+
+
+def _wait_for_rows(journal: Path, count: int, process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 60
+    while len(_rows(journal)) < count:
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_kill_9_in_the_middle_then_resume_measures_nothing_twice(tmp_path: Path) -> None:
+    arguments = (SCRIPT, "--budget", "60s", "--measurements", "30", "--report", tmp_path)
+    process = subprocess.Popen(command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    journal = tmp_path / "journal.sqlite"
+    _wait_for_rows(journal, 12, process)
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.kill()
+    process.communicate()
+    gone, alive = psutil.wait_procs(children, timeout=20)
+    assert not alive, "no child survives its parent"
+    before = _rows(journal)
+    done = run(*arguments, "--resume", "--json")
+    assert done.returncode in (ExitCode.OK, ExitCode.NOTHING_IMPROVED), done.stderr
+    after = _rows(journal)
+    assert after[: len(before)] == before, "nothing acknowledged is lost"
+    schedules = [(row[0], row[1]) for row in after]
+    assert len(set(schedules)) == len(schedules), "no schedule is measured twice"
+    timings: dict[tuple[str, str], set[str]] = {}
+    for region, _, binary, samples, _ in after:
+        if binary:
+            timings.setdefault((region, binary), set()).add(samples)
+    assert all(len(found) == 1 for found in timings.values()), "no binary is timed twice"
+    assert json.loads(done.stdout)["measurements"] == len(timings)
+
+
+def test_ctrl_c_writes_the_best_so_far_and_says_how_to_resume(tmp_path: Path) -> None:
+    arguments = (SCRIPT, "--budget", "300s", "--report", tmp_path)
+    process = subprocess.Popen(
+        command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    _wait_for_rows(tmp_path / "journal.sqlite", 14, process)
+    children = psutil.Process(process.pid).children(recursive=True)
+    os.killpg(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == ExitCode.INTERRUPTED, err
+    assert "Traceback" not in err
+    assert "--resume" in err
+    _, alive = psutil.wait_procs(children, timeout=20)
+    assert not alive
+    result = read_result(tmp_path / "RESULT.json")
+    assert not result.complete
+    assert (tmp_path / "report.html").exists()
+    assert not any(r.chosen.verification.passed for r in result.regions), "what was not verified is not called so"
+
+
+def test_an_earlier_journal_is_set_aside_not_deleted(tmp_path: Path) -> None:
+    old = tmp_path / "journal.sqlite"
+    old.write_bytes(b"something precious")
+    done = run(SCRIPT, "--budget", "30s", "--measurements", "1", "--report", tmp_path, "--quiet", "--", "16")
+    assert done.returncode != ExitCode.INTERNAL, done.stderr
+    kept = list(tmp_path.glob("journal-*.sqlite"))
+    assert [p.read_bytes() for p in kept] == [b"something precious"]
+
+
+def test_dry_run_measures_and_writes_nothing(tmp_path: Path) -> None:
+    done = run("flux", "--preset", "mini", "--device", "CPU", "--dry-run", "--json", "--report", tmp_path / "none")
+    assert done.returncode == ExitCode.OK, done.stderr
+    plan = json.loads(done.stdout)
+    assert len(plan["kernels"]) > 40
+    assert not (tmp_path / "none").exists()
+
+
+RAISING = "raise ValueError('boom')\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["fluxx"], ExitCode.USAGE, "unknown workload 'fluxx': choose one of flux"),
+        (["flux", "--preset", "huge"], ExitCode.USAGE, "unknown preset"),
+        (["flux", "--search", "magic"], ExitCode.USAGE, "unknown search strategy 'magic'"),
+        (["flux", "--budget", "0"], ExitCode.USAGE, "not a positive time"),
+        (["flux", "--budget", "soon"], ExitCode.USAGE, "not a positive time"),
+        (["flux", "--measurements", "-1"], ExitCode.USAGE, "negative"),
+        (["flux", "--device", "CUDA"], ExitCode.DEVICE_UNUSABLE, "no GPU"),
+        (["flux", "--device", "TPU"], ExitCode.DEVICE_UNUSABLE, "unknown device"),
+        (["flux", "--report", "/proc/kcg-cannot-write-here"], ExitCode.USAGE, "cannot write to"),
+        (["missing.py"], ExitCode.USAGE, "there is no script missing.py"),
+        (["raising.py"], ExitCode.USAGE, "raised ValueError: boom (line 1)"),
+        (["exits.py"], ExitCode.USAGE, "exit code 3"),
+        (["idle.py"], ExitCode.USAGE, "ran no tinygrad kernel"),
+        (["flux", "--no-such-option"], ExitCode.USAGE, "--no-such-option"),
+        (["apply", "truncated.json"], ExitCode.USAGE, "truncated.json"),
+        (["apply", "absent.json"], ExitCode.USAGE, "absent.json"),
+    ],
+)
+def test_bad_input_is_one_line_and_an_exit_code(
+    arguments: list[str], code: ExitCode, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("raising.py").write_text(RAISING)
+    Path("exits.py").write_text("import sys; sys.exit(3)\n")
+    Path("idle.py").write_text("x = 1\n")
+    Path("truncated.json").write_text('{"schema": 1, "total_before')
+    done = run(*arguments)
+    assert done.returncode == code, done.stderr
+    complaints = [line for line in done.stderr.splitlines() if line.startswith("kcg: ")]
+    assert len(complaints) == 1 and says in complaints[0], done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+    assert not list(tmp_path.rglob("RESULT.json"))
+
+
+def test_resuming_from_a_corrupt_journal_is_refused_and_it_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "journal.sqlite").write_bytes(b"SQLite format 3\x00" + b"garbage" * 500)
+    before = (tmp_path / "journal.sqlite").read_bytes()
+    done = run(SCRIPT, "--resume", "--report", tmp_path, "--budget", "20s")
+    assert done.returncode == ExitCode.USAGE, done.stderr
+    assert "Traceback" not in done.stderr
+    assert (tmp_path / "journal.sqlite").read_bytes() == before

@@ -1,0 +1,322 @@
+"""What README and docs show works: marked blocks run, commands exist with their options, links lead somewhere.
+
+`<!-- run -->` on the line before a bash or python block marks it for running; `<!-- run: exit 0 3 -->` allows those
+exit codes. The marked blocks of one document run in their order in one empty folder, as a reader would run them.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shlex
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+DOCUMENTS = [
+    path.relative_to(ROOT).as_posix()
+    for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("**/*.md")))
+    if path.exists()
+]
+BLOCK_TIMEOUT_S = 240
+
+SHELLS = ("bash", "sh", "shell", "console")
+MARK = re.compile(r"^<!--\s*run(?::\s*exit\s+(\d+(?:\s+\d+)*))?\s*-->$")
+FENCE = re.compile(r"^(\s*)(`{3,}|~{3,})\s*([\w+-]*).*$")
+PLACEHOLDER = re.compile(r"\.\.\.|…|<\w|\[-|\[\w+\]|\|")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block of a document."""
+
+    language: str
+    text: str
+    line: int  # of its fence
+    run: bool
+    exit_codes: tuple[int, ...] = (0,)
+
+
+def blocks(text: str) -> list[Block]:
+    """Every fenced block. Raises ValueError for a block that does not end, or a mark before anything else."""
+    found: list[Block] = []
+    lines = iter(enumerate(text.splitlines(), 1))
+    mark: re.Match[str] | None = None
+    for number, line in lines:
+        if (fence := FENCE.match(line)) is None:
+            if mark is not None and line.strip():
+                raise ValueError(f"line {number}: a mark for running must stand right before a block")
+            mark = MARK.match(line.strip()) or (mark if not line.strip() else None)
+            continue
+        indent, ticks, language = fence.groups()
+        body = []
+        for _, inner in lines:
+            if inner.strip() == ticks:
+                break
+            body.append(inner.removeprefix(indent))
+        else:
+            raise ValueError(f"line {number}: the block does not end")
+        codes = tuple(map(int, mark[1].split())) if mark and mark[1] else (0,)
+        found.append(Block(language, "\n".join(body) + "\n", number, mark is not None, codes))
+        mark = None
+    return found
+
+
+def commands(block: Block) -> list[list[str]]:
+    """The words of each simple command of a shell block, without prompts, comments and variables set before it."""
+    found = []
+    for line in block.text.replace("\\\n", " ").splitlines():
+        line = line.strip()
+        if block.language == "console" and not line.startswith("$ "):
+            continue  # what the command printed
+        lexer = shlex.shlex(line.removeprefix("$ "), posix=True, punctuation_chars="&|;<>")
+        lexer.whitespace_split, lexer.commenters = True, "#"
+        words: list[str] = []
+        for word in [*lexer, ";"]:
+            if not set(word) <= set("&|;<>"):
+                words.append(word)
+                continue
+            while words and re.match(r"^\w+=", words[0]):
+                words.pop(0)
+            if words:
+                found.append(words)
+            words = []
+    return found
+
+
+def inline_commands(text: str) -> list[list[str]]:
+    """Commands between single backticks, outside of blocks, that name kcg's modules or make."""
+    outside = re.sub(r"(?ms)^\s*(`{3,}).*?^\s*\1\s*$", "", text)
+    spans = re.findall(r"`((?:python -m kcg|make )[^`]*)`", outside)
+    return [words for span in spans for words in commands(Block("bash", " ".join(span.split()), 0, False))]
+
+
+def problem(words: list[str]) -> str:
+    """What is wrong with a command as it is shown, empty where nothing is. Only kcg's own commands are looked at."""
+    shown = shlex.join(words)
+    program = Path(words[0]).name
+    if program == "make":
+        targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+        unknown = [w for w in words[1:] if "=" not in w and not w.startswith("-") and w not in targets]
+        return f"{shown}: no such target in the Makefile" if unknown else ""
+    if not re.fullmatch(r"python[\d.]*", program) or len(words) < 2:
+        return ""
+    if words[1] == "-m" and len(words) > 2 and words[2].split(".")[0] == "kcg":
+        return module_problem(words[2], words[3:])
+    if re.match(r"^(training|evaluation|tests)/", words[1]) and not (ROOT / words[1]).is_file():
+        return f"{shown}: no such file"
+    return ""
+
+
+def module_problem(module: str, arguments: list[str]) -> str:
+    """What `python -m module arguments --help` says against the arguments: unknown options fail before the help."""
+    shown = shlex.join(["python", "-m", module, *arguments])
+    try:
+        spec = importlib.util.find_spec(module)
+    except ModuleNotFoundError:
+        spec = None
+    if spec is None:
+        return f"{shown}: no such module"
+    if any(PLACEHOLDER.search(a) for a in arguments):
+        return ""
+    if spec.submodule_search_locations is None and module.count(".") > 1:
+        return ""  # a module inside a room, started by kcg itself
+    own = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    command = [sys.executable, "-m", module, *own]
+    done = subprocess.run(
+        command if "--help" in own else [*command, "--help"],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=60,
+        check=False,
+    )
+    if done.returncode != 0:
+        return f"{shown}: {(done.stderr.strip().splitlines() or ['it fails'])[-1]}"
+    return ""
+
+
+def run_block(block: Block, folder: Path) -> None:
+    """Run one block in `folder`. Raises AssertionError with its output where the exit code is another one."""
+    bin_folder = folder.parent / f"{folder.name}-bin"
+    bin_folder.mkdir(exist_ok=True)
+    if not (python := bin_folder / "python").exists():
+        python.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n', encoding="utf-8")
+        python.chmod(0o755)
+    environment = {
+        **os.environ,
+        "PATH": f"{bin_folder}{os.pathsep}{os.environ.get('PATH', '')}",
+        "CACHEDB": str(bin_folder / "cache.db"),
+    }
+    if block.language in SHELLS:
+        text = "\n".join(shlex.join(words) for words in commands(block)) if block.language == "console" else block.text
+        command = ["bash", "-euo", "pipefail", "-c", text]
+    else:
+        script = folder / f"block_{block.line}.py"  # a file, since children that kcg starts import the main module
+        script.write_text(block.text, encoding="utf-8")
+        command = [sys.executable, str(script)]
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=BLOCK_TIMEOUT_S, check=False
+    )
+    printed = f"{block.text}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+    assert done.returncode in block.exit_codes, (
+        f"the block at line {block.line} ended with {done.returncode}\n{printed}"
+    )
+
+
+# -- the documents
+
+
+def read(document: str) -> str:
+    return (ROOT / document).read_text(encoding="utf-8")
+
+
+def test_there_is_a_readme() -> None:
+    if "README.md" not in DOCUMENTS:
+        pytest.skip("README.md is not written yet")
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_marked_blocks_run(document: str, tmp_path: Path) -> None:
+    marked = [block for block in blocks(read(document)) if block.run]
+    if not marked:
+        pytest.skip(f"{document} has no block marked for running")
+    folder = tmp_path / "reader"
+    folder.mkdir()
+    for block in marked:
+        assert block.language in (*SHELLS, "python"), f"line {block.line}: cannot run {block.language!r}"
+        run_block(block, folder)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_every_shown_command_exists(document: str) -> None:
+    text = read(document)
+    shown = inline_commands(text)
+    shown += [words for block in blocks(text) if block.language in SHELLS for words in commands(block)]
+    unique = {tuple(words): words for words in shown}
+    assert [wrong for words in unique.values() if (wrong := problem(words))] == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_python_blocks_are_python(document: str) -> None:
+    for block in blocks(read(document)):
+        if block.language == "python":
+            compile(block.text, f"{document}:{block.line}", "exec")
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_links_to_files_lead_somewhere(document: str) -> None:
+    links = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", read(document))
+    local = [link for link in links if not re.match(r"^[a-z]+:", link)]
+    assert [link for link in local if not ((ROOT / document).parent / link).exists()] == []
+
+
+# -- the extractor and the checks, on made-up documents
+
+SAMPLE = """\
+Text with `python -m kcg.optimize flux --budget 60s` and `make test`.
+
+<!-- run -->
+```bash
+echo one > file  # a comment
+```
+
+<!-- run: exit 0 3 -->
+
+```python
+raise SystemExit(3)
+```
+
+- in a list
+
+  ```console
+  $ BEAM=2 python -m kcg.dataset stats --json \\
+      out.sqlite | head && make test
+  kernels: 3
+  ```
+"""
+
+
+def test_blocks_are_found() -> None:
+    found = blocks(SAMPLE)
+    assert [(b.language, b.run, b.exit_codes) for b in found] == [
+        ("bash", True, (0,)),
+        ("python", True, (0, 3)),
+        ("console", False, (0,)),
+    ]
+    assert commands(found[0]) == [["echo", "one"], ["file"]]
+    assert commands(found[2]) == [
+        ["python", "-m", "kcg.dataset", "stats", "--json", "out.sqlite"],
+        ["head"],
+        ["make", "test"],
+    ]
+    assert inline_commands(SAMPLE) == [
+        ["python", "-m", "kcg.optimize", "flux", "--budget", "60s"],
+        ["make", "test"],
+    ]
+
+
+@pytest.mark.parametrize("text", ["```bash\necho\n", "<!-- run -->\ntext\n```bash\necho\n```\n"])
+def test_a_broken_document_is_noticed(text: str) -> None:
+    with pytest.raises(ValueError, match="line"):
+        blocks(text)
+
+
+def test_marked_blocks_run_in_order_in_one_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "reader"
+    folder.mkdir()
+    for block in blocks(SAMPLE)[:2]:
+        run_block(block, folder)
+    assert (folder / "file").read_text(encoding="utf-8") == "one\n"
+    run_block(Block("bash", 'test "$(cat file)" = one\npython -c "import kcg"\n', 1, True), folder)
+    run_block(Block("console", "$ test -s file\nit prints this\n", 1, True), folder)
+
+
+@pytest.mark.parametrize(
+    "block", [Block("bash", "false\ntrue\n", 1, True), Block("python", "raise SystemExit(1)\n", 1, True)]
+)
+def test_a_block_that_fails_is_noticed(block: Block, tmp_path: Path) -> None:
+    folder = tmp_path / "reader"
+    folder.mkdir()
+    with pytest.raises(AssertionError, match="line 1 ended with 1"):
+        run_block(block, folder)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "make no-such-target",
+        "python -m kcg.no_such_module flux",
+        "python -m kcg.optimize flux --no-such-option",
+        "python -m kcg.optimize flux --budget",
+        "python -m kcg.optimize apply RESULT.json --no-such-option",
+        "python -m kcg.dataset no-such-command",
+        "python -m kcg.doctor --no-such-option",
+        "python evaluation/no_such_script.py",
+    ],
+)
+def test_a_command_that_does_not_exist_is_noticed(command: str) -> None:
+    assert problem(shlex.split(command)) != ""
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "make test",
+        "make optimize ARGS=--json",
+        "python -m kcg.optimize flux --budget 60s --json",
+        "python -m kcg.optimize script.py --search random -- --its own",
+        "python -m kcg.optimize apply RESULT.json --beam 2",
+        "python -m kcg.optimize flux [options]",
+        "python -m kcg.dataset --help",
+        "python train.py --anything",
+        "git clone https://example.org/kcg",
+    ],
+)
+def test_a_command_that_exists_passes(command: str) -> None:
+    assert problem(shlex.split(command)) == ""

@@ -1,0 +1,99 @@
+"""Kernels are scheduled and rendered for GPUs that this machine does not have."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from kcg.kernel.codec import kernel_of
+from kcg.kernel.compiler import render_schedule
+from kcg.kernel.space import KernelSpace
+from kcg.kernel.targets import KNOWN_TARGETS
+from kcg.types import Region, Schedule, Target
+from tests.kernels import empty, example_asts, kernels_of
+
+ASTS = example_asts()
+
+# one of each family: contractions in several formats, reductions, gathers, padding, symbolic shapes, special floats
+KERNELS = (
+    "matmul_f16", "matmul_f32", "matmul_bf16", "matmul_int8", "softmax.0", "layernorm.1", "conv2d", "embedding", "pad",
+    "symbolic", "special_floats", "trigonometry", "bf16_norm.0", "float_to_int",
+)  # fmt: skip
+
+# how each language says that a function is a kernel
+ENTRY = {"CUDA": 'extern "C" __global__ void', "HIP": "__attribute__((global)) void", "METAL": "kernel void"}
+
+
+def region(name: str) -> Region:
+    return Region((kernel_of(ASTS[name]),))
+
+
+def random_walk(space: KernelSpace, seed: int, *, length: int = 3) -> Schedule:
+    """A chain of random legal actions, as long as there are any."""
+    rng, schedule = random.Random(seed), space.start()
+    for _ in range(length):
+        if not (actions := space.actions(schedule)):
+            break
+        schedule = rng.choice(actions).schedule
+    return schedule
+
+
+def assert_renders(space: KernelSpace, schedule: Schedule, target: Target) -> None:
+    name, source = render_schedule(space.region, schedule, target)
+    assert name
+    assert ENTRY[target.renderer] in source
+    assert source.count("{") == source.count("}") > 0
+
+
+def test_the_examples_exist() -> None:
+    assert set(KERNELS) <= set(ASTS)
+
+
+@pytest.mark.parametrize("target", KNOWN_TARGETS)
+@pytest.mark.parametrize("name", KERNELS)
+def test_tinygrads_own_schedule_and_a_random_one_render(name: str, target: str) -> None:
+    space = KernelSpace(region(name), KNOWN_TARGETS[target])
+    walk = random_walk(space, seed=KERNELS.index(name))
+    assert len(walk.opts) >= 1
+    for schedule in (space.baseline(), walk):
+        assert_renders(space, schedule, KNOWN_TARGETS[target])
+
+
+@pytest.mark.parametrize("target", KNOWN_TARGETS)
+def test_every_example_has_a_schedule(target: str) -> None:
+    for name, ast in ASTS.items():
+        space = KernelSpace(Region((kernel_of(ast),)), KNOWN_TARGETS[target])
+        assert space.name(space.baseline()), name
+
+
+@pytest.mark.parametrize("target", KNOWN_TARGETS)
+def test_tensor_cores_are_found_and_render(target: str) -> None:
+    (ast,) = kernels_of(empty(64, 64, dtype="float16").matmul(empty(64, 64, dtype="float16"), dtype="float32"))
+    space = KernelSpace(Region((kernel_of(ast),)), KNOWN_TARGETS[target])
+    cores = [a.schedule for a in space.actions(space.start()) if a.label.startswith("TC")]
+    assert cores
+    assert_renders(space, cores[0], KNOWN_TARGETS[target])
+
+
+def test_the_same_schedule_renders_to_the_same_source() -> None:
+    target = KNOWN_TARGETS["sm_90"]
+    space = KernelSpace(region("softmax.0"), target)
+    walk = random_walk(space, seed=7)
+    assert render_schedule(space.region, walk, target) == render_schedule(space.region, walk, target)
+
+
+def test_legal_actions_differ_between_targets() -> None:
+    """No workgroups on a CPU, tensor cores only where the architecture has them."""
+    cpu = Target(
+        device="CPU", renderer="X86", arch="x86_64,native", model="test", cores=4, has_local=False, has_threads=True,
+        max_threads=4, shared_bytes=0, memory_bytes=1 << 30, cache_bytes=1 << 20,
+    )  # fmt: skip
+    ops = {}
+    for name, target in {"cpu": cpu, **KNOWN_TARGETS}.items():
+        space = KernelSpace(region("matmul_f32"), target)
+        ops[name] = {action.schedule.opts[-1].op for action in space.actions(space.start())}
+    assert "THREAD" in ops["cpu"]
+    assert not {"LOCAL", "GROUP", "GROUPTOP", "SWAP", "TC"} & ops["cpu"]
+    assert all({"LOCAL", "GROUP", "SWAP", "UPCAST"} <= ops[name] for name in KNOWN_TARGETS)
+    assert all("THREAD" not in ops[name] for name in KNOWN_TARGETS)
