@@ -1,8 +1,8 @@
 """Generating a dataset: which kernels, which schedules, in what order, into a journal that can be resumed.
 
-Schedules are drawn without any predictor: tinygrad's own choice, the unoptimised kernel, and random legal walks of every
-length, half of them from the unoptimised kernel and half from tinygrad's choice, so that the good end of the space is
-covered too. Which sampler drew a row is part of the row.
+Schedules are drawn without any predictor: tinygrad's own choice, the unoptimised kernel, and random legal walks of
+every length, half of them from the unoptimised kernel and half from tinygrad's choice, so that the good end of the
+space is covered too. Which sampler drew a row is part of the row.
 """
 
 from __future__ import annotations

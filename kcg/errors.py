@@ -1,4 +1,4 @@
-"""The one exception tree of kcg. Every error that a user can cause carries one line that says what is wrong and what to do.
+"""The one exception tree of kcg. An error that a user can cause carries one line: what is wrong, and what to do.
 
 KcgError                    anything kcg raises on purpose            exit code 1
 ├── UsageError              a wrong argument, name, preset, budget    exit code 2

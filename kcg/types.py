@@ -127,7 +127,7 @@ class Action:
 
 @dataclass(frozen=True)
 class Target:
-    """The hardware as compiler and clock see it. Never a UUID, a host name or a current clock: those belong to a run."""
+    """The hardware as compiler and clock see it. Never a UUID, a host name or a current clock: they belong to a run."""
 
     device: str  # tinygrad's device, e.g. "CPU", "CUDA"
     renderer: str  # which renderer compiles for it, e.g. "X86", "CLANG", "CUDA"
@@ -340,7 +340,7 @@ class Recompute:
 
 @dataclass(frozen=True)
 class Result:
-    """A Plan, the baselines, verification, and what the search cost. `kcg.optimize.result` reads and writes it as JSON."""
+    """A Plan, the baselines, verification, and what the search cost. `kcg.optimize.result` keeps it as JSON."""
 
     workload: str
     preset: str

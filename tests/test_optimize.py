@@ -1,4 +1,4 @@
-"""The promise of `python -m kcg.optimize`: faster or the same, verified, resumable, and one clear line for bad input."""
+"""The promise of `python -m kcg.optimize`: never slower, verified, resumable, and one clear line for bad input."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_kill_9_in_the_middle_then_resume_measures_nothing_twice(tmp_path: Path)
     children = psutil.Process(process.pid).children(recursive=True)
     process.kill()
     process.communicate()
-    gone, alive = psutil.wait_procs(children, timeout=20)
+    _, alive = psutil.wait_procs(children, timeout=20)
     assert not alive, "no child survives its parent"
     before = _rows(journal)
     done = run(*arguments, "--resume", "--json")

@@ -116,7 +116,7 @@ def recording() -> Iterator[Recorder]:
 
 @contextlib.contextmanager
 def choosing_opts(choose: Callable[[UOp], tuple[Any, ...] | None]) -> Iterator[None]:
-    """Inside the block, every kernel that is compiled takes the tinygrad Opts that `choose(ast)` gives, if it gives any.
+    """Inside the block, every kernel that is compiled takes the tinygrad Opts that `choose(ast)` gives, if any.
 
     `KernelInfo.opts_to_apply` takes precedence over BEAM and over the hand-coded Opts.
     """

@@ -11,6 +11,7 @@ import ctypes
 import os
 import platform
 import shutil
+import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,8 +37,18 @@ class DeviceChoice:
 
 
 def clang_path() -> str | None:
-    """The C compiler that tinygrad would call for the CPU (`CC`, else `clang`), if it is there."""
-    return shutil.which(os.environ.get("CC") or "clang")
+    """The clang that tinygrad would call for the CPU (`CC`, else `clang`), if it is there and is one.
+
+    tinygrad passes options that only clang knows, so a `CC` that names another compiler does not help it.
+    """
+    path = shutil.which(os.environ.get("CC") or "clang")
+    if path is None:
+        return None
+    try:
+        told = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=10, check=False).stdout
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return path if "clang" in told.lower() else None
 
 
 def has_cuda() -> bool:

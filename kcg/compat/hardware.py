@@ -34,3 +34,17 @@ def cuda_properties() -> dict[str, Any]:
         "cache_bytes": attribute(cuda.CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE),
         "memory_bytes": total.value,
     }
+
+
+def device_memset(device: str, buffer: Any, byte: int, nbytes: int) -> bool:
+    """Fill device memory with a byte without copying from the host; False where this device offers no such call."""
+    if device != "CUDA":
+        return False
+    from tinygrad.runtime.autogen import cuda
+
+    from kcg.compat.tiny import Device
+
+    cuda.cuCtxSetCurrent(Device[device].context)
+    done = cuda.cuMemsetD8_v2(buffer, byte, nbytes) == 0
+    Device[device].synchronize()
+    return bool(done)

@@ -25,7 +25,7 @@ class PlanningCuda(CUDARenderer):  # type: ignore[misc]
 
 class PlanningHip(HIPRenderer):  # type: ignore[misc]
     def __init__(self, target: Any) -> None:
-        # the constructor of HIPRenderer also picks rewrites by architecture: run it whole, with a compiler that loads nothing
+        # the constructor of HIPRenderer also picks rewrites by architecture: run it whole, with an empty compiler
         from tinygrad.runtime.support import compiler_amd
 
         real = compiler_amd.HIPCompiler

@@ -61,9 +61,10 @@ def generate(
         begin = time.monotonic()
         summary = generate_now(settings, say=say)
     counts = ", ".join(f"{n} {status}" for status, n in sorted(summary.statuses.items())) or "nothing new"
+    end = "complete" if summary.finished else "budget reached, run again to go on"
     typer.echo(
         f"{summary.kernels} kernels: {summary.measured} schedules measured in {summary.elapsed_s:.0f} s ({counts}), "
-        f"{summary.already_known} known before; {'complete' if summary.finished else 'budget reached, run again to go on'}"
+        f"{summary.already_known} known before; {end}"
     )
 
 

@@ -1,7 +1,7 @@
 """The axis table of a scheduled kernel: extents, kinds, and the strides of every memory access over every axis.
 
-Read off a schedule state arithmetically: every index expression is evaluated at the origin and one step along each axis,
-in one vectorised pass. No code is generated.
+Read off a schedule state arithmetically: every index expression is evaluated at the origin and one step along each
+axis, in one vectorised pass. No code is generated.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ INNER = ("UPCAST", "UNROLL")
 REDUCING = ("REDUCE", "UNROLL", "GROUP_REDUCE")
 
 OPERATIONS_IN = {"EXP2": 20, "LOG2": 20, "SIN": 60, "POW": 45, "THREEFRY": 120}
-"""Operations that tinygrad takes a function apart into where the target has no instruction for it (counted on CPU:X86)."""
+"""Operations that tinygrad takes a function apart into where the target has no instruction (counted on CPU:X86)."""
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,7 @@ def _plain(program: Any, variables: dict[str, int]) -> Compiled:
         slots=tuple(info.globals),
         outputs=tuple(info.outs),
         inputs=tuple(info.ins),
-        global_size=tuple(int(math.ceil(x)) for x in global_size),
+        global_size=tuple(math.ceil(x) for x in global_size),
         local_size=tuple(int(x) for x in (local_size or (1, 1, 1))),
         values=tuple(info.vals(variables)),
         uops=len(linear),

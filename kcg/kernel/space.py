@@ -35,7 +35,7 @@ class KernelSpace:
         return self._baseline
 
     def state(self, schedule: Schedule) -> Scheduler:
-        """The schedule state after `schedule`; callers must not change it. Raises ScheduleError if it does not apply."""
+        """The state after `schedule`; callers must not change it. Raises ScheduleError if it does not apply."""
         if schedule == RAW:
             return self._root
         if (found := self._states.get(schedule)) is not None:

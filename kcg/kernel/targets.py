@@ -1,6 +1,6 @@
 """Targets that need no device: what kernels are scheduled and rendered for on a machine without that hardware.
 
-The figures are the vendors' published ones; a target that is measured on is read off the device by `kcg.measure.target`.
+The figures are the vendors' published ones; `kcg.measure.target` reads a target that is measured on off the device.
 """
 
 from __future__ import annotations

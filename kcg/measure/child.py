@@ -171,7 +171,7 @@ def time_job(job: TimeJob) -> TimeOutcome:
     launch = bench.launcher(job.compiled)
     checked = job.check_seed is not None
     if job.check_seed is not None:
-        verdict = bench.check(launch, job.compiled, job.variables, seeds=(job.check_seed,), quick=bench.is_large)
+        verdict = bench.check(launch, job.variables, seeds=(job.check_seed,), quick=bench.is_large)
         if not verdict.passed:
             return TimeOutcome((), recipe, wrong=verdict.reason, checked=True, tainted=bench.tainted)
     else:
@@ -198,10 +198,7 @@ def duel_job(job: DuelJob) -> DuelOutcome:
     recipe = bench.choose_recipe(job.variables)
     sides = [job.baseline] + ([job.finalist] if job.finalist is not None else [])
     launches = [bench.launcher(c) for c in sides]
-    verdicts: list[Verification] = [
-        bench.check(launch, compiled, job.variables, seeds=job.seeds)
-        for launch, compiled in zip(launches, sides, strict=True)
-    ]
+    verdicts: list[Verification] = bench.check_all(launches, job.variables, seeds=job.seeds)
     bench.fill(0, recipe)
     flush = _flusher(job.target).flush
     cold: list[list[float]] = [[] for _ in sides]

@@ -5,20 +5,21 @@ A gate before any schedule is reported, not a reward. The rules and why each is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from kcg.compat.tiny import UOp
-from kcg.kernel.compiled import Compiled
 from kcg.kernel.evaluate import CONFIDENT, StoreValues, error_ratio, evaluate, sample_points
-from kcg.measure.inputs import POSITIVE_RECIPE, RECIPE, make_inputs, to_values
+from kcg.measure.inputs import POSITIVE_RECIPE, RECIPE, to_values
 from kcg.measure.workbench import FINITE_POISON, NAN_POISON, Workbench
 from kcg.types import Target, Verification
 
-QUICK_ABOVE_BYTES = 64 << 20  # larger kernels get the quick check during a search: copying them back takes longer than timing
+QUICK_ABOVE_BYTES = 64 << 20
+"""Larger kernels get the quick check during a search: copying them back takes longer than timing them."""
+
 POINTS = 96  # sampled output elements per store and seed
 PROBE_POINTS = 32  # to choose the recipe of the inputs
 JUDGED = 0.25  # at least this share of the points must have a known value, or the kernel cannot be judged
@@ -67,9 +68,8 @@ class CheckedBench(Workbench):
         if variables not in self._recipes:
             shares = {}
             for recipe in (RECIPE, POSITIVE_RECIPE):
-                shares[recipe] = self._evaluate(
-                    make_inputs(self.ast, 0, recipe=recipe), 0, PROBE_POINTS, variables
-                ).judged()
+                self.fill(0, recipe)
+                shares[recipe] = self._evaluate(self.inputs, 0, PROBE_POINTS, variables).judged()
                 if shares[recipe] > 1 - JUDGED:
                     break
             self._recipes[variables] = max(shares, key=lambda r: shares[r])
@@ -87,40 +87,65 @@ class CheckedBench(Workbench):
         """The reference of one seed, computed once."""
         key = (seed, recipe, variables)
         if key not in self._references:
-            bits = (
-                self.inputs
-                if (self.seed, self.recipe) == (seed, recipe)
-                else make_inputs(self.ast, seed, recipe=recipe)
-            )
-            self._references[key] = self._evaluate(bits, seed, POINTS, variables)
+            self.fill(seed, recipe)
+            self._references[key] = self._evaluate(self.inputs, seed, POINTS, variables)
         return self._references[key]
 
     def check(
         self,
         launch: Callable[[], float],
-        compiled: Compiled,
         variables: tuple[tuple[str, int], ...],
         *,
         seeds: Iterable[int],
         quick: bool = False,
     ) -> Verification:
-        """Run `launch` on fresh data of each seed and judge what it wrote. Two launches a seed.
+        """`check_all` of one binary."""
+        return self.check_all([launch], variables, seeds=seeds, quick=quick)[0]
+
+    def check_all(
+        self,
+        launches: Sequence[Callable[[], float]],
+        variables: tuple[tuple[str, int], ...],
+        *,
+        seeds: Iterable[int],
+        quick: bool = False,
+    ) -> list[Verification]:
+        """Run each of `launches` on fresh data of each seed and judge what it wrote: one verdict each.
 
         `quick` launches once and leaves out the comparison of the inputs and the search for unwritten elements beyond
-        the sampled ones: what a candidate may be given during a search. A finalist never is.
+        the sampled ones: what a candidate may be given during a search. A finalist never is on its first seed; on the
+        further seeds of a large kernel it is, since what these rules look at does not depend on the data.
         """
         recipe = self.choose_recipe(variables)
-        largest, count = 0.0, 0
+        verdicts = [Verification(True, RULES) for _ in launches]
         for seed in seeds:
-            self.fill(seed, recipe)
-            reference = self.reference(seed, recipe, variables)
-            if reference.judged() < JUDGED:
-                return Verification(False, RULES, seeds=count, reason="cannot be judged: most outputs are not numbers")
+            for i, launch in enumerate(launches):
+                if not verdicts[i].passed:
+                    continue
+                self.fill(seed, recipe)
+                reference = self.reference(seed, recipe, variables)
+                if reference.judged() < JUDGED:
+                    reason, error = "cannot be judged: most outputs are not numbers", 0.0
+                else:
+                    reason, error = self._check_once_or_again(
+                        launch, reference, quick=quick or (self.is_large and verdicts[i].seeds > 0)
+                    )
+                if reason:
+                    self.seed = None  # a wrong kernel may have changed its inputs: the next one gets them afresh
+                    reason = f"{reason} (seed {seed})"
+                largest = max(verdicts[i].max_error, error)
+                verdicts[i] = Verification(not reason, RULES, largest, verdicts[i].seeds + 1, reason)
+        return verdicts
+
+    def _check_once_or_again(
+        self, launch: Callable[[], float], reference: Reference, *, quick: bool
+    ) -> tuple[str, float]:
+        reason, error = self._check_seed(launch, reference, quick=quick)
+        if reason and quick and not self.tainted:
+            # an earlier binary may have changed the inputs, which the quick check does not look at: judge it afresh
+            self.restore_inputs()
             reason, error = self._check_seed(launch, reference, quick=quick)
-            largest, count = max(largest, error), count + 1
-            if reason:
-                return Verification(False, RULES, largest, count, f"{reason} (seed {seed})")
-        return Verification(True, RULES, largest, count)
+        return reason, error
 
     def _check_seed(self, launch: Callable[[], float], reference: Reference, *, quick: bool) -> tuple[str, float]:
         outputs = sorted({store.slot for store in reference.stores})
@@ -131,10 +156,12 @@ class CheckedBench(Workbench):
             if (slot := self.guards_intact()) is not None:
                 self.tainted = True
                 return f"wrote outside buffer {slot}", np.inf
-            runs.append({slot: self.read(slot) for slot in outputs})
+            if not quick:
+                runs.append({slot: self.read(slot) for slot in outputs})
         largest = 0.0
         for store in reference.stores:
-            got = to_values(runs[0][store.slot][store.indices], self.by_slot[store.slot].dtype)
+            bits = self.read_elements(store.slot, store.indices) if quick else runs[0][store.slot][store.indices]
+            got = to_values(bits, self.by_slot[store.slot].dtype)
             ratios = error_ratio(store, got)
             worst = float(ratios.max(initial=0.0))
             largest = max(largest, worst / CONFIDENT)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from kcg.compat.hardware import device_memset
 from kcg.compat.tiny import Buffer, Device, UOp, dtypes
 from kcg.kernel.compiled import Compiled
 from kcg.kernel.compiler import to_elf
@@ -16,6 +17,7 @@ from kcg.types import Target
 
 GUARD_BYTES = 4096  # before and after each buffer; a multiple of every device's alignment
 GUARD_BYTE = 0xA5
+COPY_WHOLE_BYTES = 4 << 20  # up to here one copy of a buffer is faster than a copy of each sampled element
 NAN_POISON = 0xFF  # all bits set: NaN for every float, -1 for integers
 FINITE_POISON = 0x3C  # a finite pattern for every float
 
@@ -34,7 +36,8 @@ class Workbench:
             base = Buffer(self.device, info.nbytes + 2 * GUARD_BYTES, dtypes.uint8).allocate()
             self._bases[info.slot] = base
             self._views[info.slot] = base.view(info.nbytes, dtypes.uint8, GUARD_BYTES).ensure_allocated()
-            self._write(base, np.full(info.nbytes + 2 * GUARD_BYTES, GUARD_BYTE, np.uint8))
+            for guard in self._guards(info.slot):
+                self._write(guard, np.full(GUARD_BYTES, GUARD_BYTE, np.uint8))
         self.inputs: dict[int, np.ndarray[Any, Any]] = {}
         self.seed: int | None = None
         self.recipe = ""
@@ -56,21 +59,39 @@ class Workbench:
         """Fill every buffer that is only written with `byte`, and put back what in-place kernels read."""
         for info in self.buffers:
             if info.is_output and not info.is_input:
-                self._write(self._views[info.slot], np.full(info.nbytes, byte, np.uint8))
+                view = self._views[info.slot]
+                if not device_memset(self.device, view._buf, byte, info.nbytes):
+                    self._write(view, np.full(info.nbytes, byte, np.uint8))
         self.restore_inputs(only_outputs=True)
 
     def read(self, slot: int) -> np.ndarray[Any, Any]:
         """The stored bits of one buffer, in its own dtype."""
         info = self.by_slot[slot]
-        return np.frombuffer(bytearray(self._views[slot].as_memoryview()), dtype=numpy_dtype(info.dtype))
+        return np.frombuffer(self._views[slot].as_memoryview(), dtype=numpy_dtype(info.dtype))
+
+    def read_elements(self, slot: int, indices: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """The stored bits of some elements: of a large buffer only these are copied back."""
+        info = self.by_slot[slot]
+        if info.nbytes <= COPY_WHOLE_BYTES:
+            whole: np.ndarray[Any, Any] = self.read(slot)[indices]
+            return whole
+        found = np.empty(len(indices), numpy_dtype(info.dtype))
+        raw, size = found.view(np.uint8).data, info.itemsize
+        for place, index in enumerate(indices):
+            element = self._views[slot].view(size, dtypes.uint8, int(index) * size).ensure_allocated()
+            element.allocator._copyout(raw[place * size : (place + 1) * size], element._buf)
+        return found
+
+    def _guards(self, slot: int) -> tuple[Any, Any]:
+        """The bytes before and after a buffer."""
+        base, end = self._bases[slot], GUARD_BYTES + self.by_slot[slot].nbytes
+        return tuple(base.view(GUARD_BYTES, dtypes.uint8, at).ensure_allocated() for at in (0, end))
 
     def guards_intact(self) -> int | None:
         """The first slot whose guard bytes were written, or None. Repairs all guards, for the next binary's sake."""
         broken: int | None = None
-        for slot, base in self._bases.items():
-            head = base.view(GUARD_BYTES, dtypes.uint8, 0).ensure_allocated()
-            tail = base.view(GUARD_BYTES, dtypes.uint8, GUARD_BYTES + self.by_slot[slot].nbytes).ensure_allocated()
-            for guard in (head, tail):
+        for slot in self._bases:
+            for guard in self._guards(slot):
                 if (np.frombuffer(guard.as_memoryview(), np.uint8) != GUARD_BYTE).any():
                     self._write(guard, np.full(GUARD_BYTES, GUARD_BYTE, np.uint8))
                     self.seed = None  # what wrote here may have written into the inputs too
@@ -134,7 +155,7 @@ class CacheFlusher:
         elements = self.size // 4
         ast = (Tensor.empty(elements, device=target.device) + 1).schedule_linear().src[0].src[0]
         region = Region((kernel_of(ast),))
-        self._bench = bench = Workbench(ast, target)  # kept: the launcher holds only addresses of its buffers
+        bench = Workbench(ast, target)
         return bench.launcher(compile_schedule(region, KernelSpace(region, target).baseline(), target))
 
     def flush(self) -> None:

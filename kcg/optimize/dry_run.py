@@ -49,7 +49,8 @@ def describe(settings: Settings, progress: Progress, *, json_mode: bool) -> None
         total = sum(float(str(r["operations"])) * int(str(r["calls"])) for r in rows)
         out(f"{len(works)} kernels, {calls} calls, {total / 1e9:.2f} GFLOP; budget {settings.budget_text or 'none'}\n")
         for row in rows[:10]:
-            out(f"  {row['name']!s:28} {row['calls']!s:>5} calls  {float(str(row['operations'])) / 1e6:10.1f} MFLOP each\n")
+            millions = float(str(row["operations"])) / 1e6
+            out(f"  {row['name']!s:28} {row['calls']!s:>5} calls  {millions:10.1f} MFLOP each\n")
         if len(rows) > 10:
             out(f"  and {len(rows) - 10} smaller ones\n")
         for found in waste:

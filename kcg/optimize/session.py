@@ -1,4 +1,4 @@
-"""One optimisation from its settings to measured candidates: capture, baselines, search. What follows is in `finals`."""
+"""One optimisation, from its settings to measured candidates: capture, baselines, search. `finals` does the rest."""
 
 from __future__ import annotations
 
@@ -341,7 +341,7 @@ class Session:
             self._show(note=work.space.name(work.space.baseline()))
 
     def _predict_only(self, predictor: Predictor) -> None:
-        """Choose by prediction alone. The chosen schedule is still verified and timed against the baseline at the end."""
+        """Choose by prediction alone. The choice is still verified and timed against the baseline at the end."""
         from kcg.search.draft import draft
 
         self.progress.phase("choosing by prediction, without measuring")

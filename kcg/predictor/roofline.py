@@ -1,6 +1,6 @@
 """The analytic predictor: a roofline over instructions, memory traffic and occupancy, read off the axis table.
 
-It needs no data and no training. Its absolute times are rough; within a kernel it ranks by what an engineer would count:
+It needs no data and no training. Its absolute times are rough; within a kernel it ranks by what an engineer counts:
 loads saved by keeping values in registers, vector width, loop overhead, register pressure, coalescing, full waves.
 The roofline model: Williams, Waterman and Patterson, CACM 52(4), 2009.
 """
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 LINE_BYTES = 64
 WARP = 32
 
-# seconds per event on one core of a CPU of about 3 GHz; fitted by evaluation/fit_roofline.py, which also gives the error
+# seconds per event on one core of a CPU of about 3 GHz; fitted by evaluation/fit_roofline.py, which gives the error
 CPU_LOAD_S = 0.35e-9  # one load or store instruction
 CPU_ALU_S = 0.30e-9  # one scalar arithmetic operation
 CPU_LOOP_S = 0.9e-9  # one trip of the innermost loop
@@ -30,8 +30,7 @@ CPU_SPILL_S = 0.5e-9  # one value that does not fit in registers, per trip
 CPU_REGISTERS = 16
 CPU_L1_BYTES = 32 << 10
 
-CPU_CODE_LIMIT = 800  # expanded operations beyond which a kernel passes the limit of micro-operations
-GPU_CODE_LIMIT = 2000
+CODE_LIMIT = 1000  # expanded operations; one is about 2.7 micro-operations, of which a kernel may have 3,000
 
 GPU_PEAK_FLOPS_PER_CORE = 256 * 1.7e9  # one multiprocessor, plain float32
 GPU_TENSOR_CORE_GAIN = 8.0
@@ -55,7 +54,7 @@ class Roofline:
             except ScheduleError:
                 predictions.append(Prediction(0.0, uncertainty=10.0, failure_probability=1.0))
                 continue
-            too_long = table.expanded() > (GPU_CODE_LIMIT if space.target.has_local else CPU_CODE_LIMIT)
+            too_long = table.expanded() > CODE_LIMIT
             predictions.append(
                 Prediction(
                     math.log(estimate(table, space.target)),

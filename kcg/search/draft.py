@@ -1,4 +1,4 @@
-"""Candidates from the predictor alone: a beam over predictions, no measurement. For `--measurements 0` and to start from."""
+"""Candidates from the predictor alone, without measuring: a beam over predictions, for `--measurements 0`."""
 
 from __future__ import annotations
 

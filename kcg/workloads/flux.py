@@ -305,7 +305,8 @@ class Flux:
         weights = self._store((scores.cast(dtypes.float32) - largest.cast(dtypes.float32)).exp())  # (heads, L, L)
         total = weights.cast(dtypes.float32).sum(axis=-1, keepdim=True).contiguous()
         out = weights.matmul(value.permute(1, 0, 2), dtype=dtypes.float32) / total
-        return self._store(out.permute(1, 0, 2).reshape(length, hidden))
+        # stored with a head axis of its own: a range over heads and elements together would keep tensor cores out
+        return self._store(out.permute(1, 0, 2)).reshape(length, hidden)
 
     def _double_block(
         self, streams: dict[str, Tensor], block: str, *, vec: Tensor, rotation: _Rotation

@@ -1,7 +1,7 @@
 """Recording the kernels of any tinygrad script, by running it unchanged.
 
-The script runs in a process of its own (`python -m kcg.workloads.script`), with its own folder first on `sys.path` and its
-own arguments, so that nothing it does to tinygrad or to the process can disturb a search.
+The script runs in a process of its own (`python -m kcg.workloads.script`), with its own folder first on `sys.path` and
+its own arguments, so that nothing it does to tinygrad or to the process can disturb a search.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def _as_main(script: Path, arguments: Sequence[str]) -> Iterator[None]:
 def record_script(script: Path, arguments: Sequence[str] = ()) -> Workload:
     """Run `script` in this process and record every kernel it executes, with how often.
 
-    Its name is the workload's, its arguments are the preset. `sys.exit(0)` is a normal end. Raises UsageError where there
-    is no such file, ScriptError where the script raises or exits with an error, or runs no kernel.
+    Its name is the workload's, its arguments are the preset. `sys.exit(0)` is a normal end. Raises UsageError where
+    there is no such file, ScriptError where the script raises or exits with an error, or runs no kernel.
     """
     from kcg.compat.capture import recording
     from kcg.workloads.capture import to_workload

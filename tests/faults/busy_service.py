@@ -1,7 +1,8 @@
 """A process that measures, to be killed or interrupted from outside: `python -m tests.faults.busy_service MODE`.
 
-It writes the process ids of its children once all are busy. Modes: `busy` has a kernel that never ends on the device and
-two compilers that never end; `starting` interrupts its own group while its children start; `beam` runs tinygrad's BEAM.
+It writes the process ids of its children once all are busy. Modes: `busy` has a kernel that never ends on the device
+and two compilers that never end; `starting` interrupts its own group while its children start; `beam` runs tinygrad's
+BEAM.
 """
 
 from __future__ import annotations

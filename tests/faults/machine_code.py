@@ -1,7 +1,7 @@
 """Kernels as raw x86-64 machine code, right and wrong, for the kernel `relu`: out[i] = max(x[i], 0) of float32.
 
-tinygrad's CPU runtime loads a binary that is no ELF file as it is and calls its first byte with the buffers' addresses in
-rdi, rsi, …: so a fault needs no compiler to be provoked, and is the same on every machine.
+tinygrad's CPU runtime loads a binary that is no ELF file as it is and calls its first byte with the buffers' addresses
+in rdi, rsi, …: so a fault needs no compiler to be provoked, and is the same on every machine.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from tests.faults.processes import alive, descendants, wait_until
 from tests.faults.relu import DEV, REGION, request
 from tests.kernels import empty, kernels_of
 
-TIMEOUT_S = 2.0
+TIMEOUT_S = 1.5
 
 
 @pytest.fixture(scope="module")
@@ -44,8 +44,8 @@ def assert_goes_on(service: MeasureService) -> None:
 @pytest.mark.parametrize(
     ("function", "status", "words"),
     [
-        (bad_jobs.loop_in_python, Status.COMPILE_TIMEOUT, "no result within 2 s"),
-        (bad_jobs.wait_in_native_code, Status.COMPILE_TIMEOUT, "no result within 2 s"),
+        (bad_jobs.loop_in_python, Status.COMPILE_TIMEOUT, "no result within 1.5 s"),
+        (bad_jobs.wait_in_native_code, Status.COMPILE_TIMEOUT, "no result within 1.5 s"),
         (bad_jobs.segfault, Status.WORKER_DIED, "SIGSEGV"),
         (bad_jobs.kill_itself, Status.WORKER_DIED, "SIGKILL"),
         (bad_jobs.leave, Status.WORKER_DIED, "exit code 3"),
@@ -59,9 +59,7 @@ def assert_goes_on(service: MeasureService) -> None:
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
-def test_compiler_that_fails(
-    service: MeasureService, function: Callable[..., Any], status: Status, words: str
-) -> None:
+def test_compiler_that_fails(service: MeasureService, function: Callable[..., Any], status: Status, words: str) -> None:
     begin = time.monotonic()
     row = compile_with(service, function)
     assert time.monotonic() - begin < TIMEOUT_S + 8

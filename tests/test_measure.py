@@ -1,0 +1,281 @@
+"""The timing protocol, and the service that compiles and times: each binary once, every outcome with a status."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kcg.errors import CodecError, DeviceError, ScheduleError, UnknownName
+from kcg.kernel.codec import kernel_of
+from kcg.kernel.space import KernelSpace
+from kcg.measure import child
+from kcg.measure.jobs import DuelJob
+from kcg.measure.protocol import (
+    MAX_SAMPLES,
+    MIN_SAMPLES,
+    PROTOCOL,
+    SAMPLING_S,
+    flush_bytes,
+    median,
+    median_interval,
+    samples_for,
+)
+from kcg.measure.service import MeasureService, Request
+from kcg.types import RAW, CacheState, Measurement, Opt, Region, Schedule, Status
+from tests.kernels import empty, example_asts, kernels_of
+
+DEV = "CPU:X86"
+
+# -- protocol
+
+
+def test_short_kernels_get_many_samples_and_long_ones_few() -> None:
+    times = np.logspace(-8, 2, 200)
+    counts = [samples_for(float(t)) for t in times]
+    assert counts == sorted(counts, reverse=True)
+    assert (counts[0], counts[-1]) == (MAX_SAMPLES, MIN_SAMPLES)
+    assert samples_for(0.0) == MAX_SAMPLES
+    assert all(c == MIN_SAMPLES or c * t <= SAMPLING_S for c, t in zip(counts, times, strict=True))
+
+
+@pytest.mark.parametrize("count", [6, 9, 20, 30])
+def test_interval_of_the_median_covers_it(count: int) -> None:
+    rng = np.random.default_rng(count)
+    inside = 0
+    for samples in rng.exponential(1.0, (2000, count)):
+        low, high = median_interval(samples.tolist())
+        assert low <= median(samples.tolist()) <= high
+        inside += low <= np.log(2) <= high
+    assert 0.94 <= inside / 2000 <= 0.995
+
+
+def test_interval_of_few_samples_is_their_range() -> None:
+    assert median_interval([3.0, 1.0, 2.0]) == (1.0, 3.0)
+    assert median_interval([2.0]) == (2.0, 2.0)
+
+
+def test_flush_writes_well_over_the_cache() -> None:
+    assert flush_bytes("CUDA", 60 << 20) >= 200 << 20
+    assert flush_bytes("CPU", 1 << 20) == 64 << 20
+    for device in ("CPU", "CUDA", "METAL"):
+        for cache in (0, 32 << 20, 1 << 30):
+            assert flush_bytes(device, cache) >= 2 * cache
+
+
+# -- service
+
+MATMUL = Region((kernel_of(example_asts()["matmul_f32"]),))
+
+
+class Recorder:
+    """What the service reports, and a failure of the listener on demand."""
+
+    def __init__(self) -> None:
+        self.rows: list[Measurement] = []
+        self.fails = False
+
+    def __call__(self, row: Measurement) -> None:
+        self.rows.append(row)
+        if self.fails:
+            raise OSError("disk full")
+
+
+@pytest.fixture(scope="module")
+def opened() -> Iterator[MeasureService]:
+    with MeasureService(DEV, run_id="run-1", compile_workers=2) as service:
+        yield service
+
+
+@pytest.fixture
+def recorder() -> Recorder:
+    return Recorder()
+
+
+@pytest.fixture
+def service(opened: MeasureService, recorder: Recorder) -> Iterator[MeasureService]:
+    """The module's service as if no kernel had been measured yet."""
+    opened._by_binary.clear()
+    opened._kept.clear()
+    opened.on_measurement = recorder
+    yield opened
+    opened.on_measurement = lambda row: None
+
+
+def one(service: MeasureService, request: Request) -> Measurement:
+    (future,) = service.measure([request])
+    return future.result(timeout=60)
+
+
+def test_facts(service: MeasureService) -> None:
+    target, toolchain = service.facts
+    assert (target.device, target.renderer, target.tinygrad_device) == ("CPU", "X86", DEV)
+    assert target.cores >= 1 and target.cache_bytes > 0 and target.memory_bytes > 1 << 30
+    assert toolchain.tinygrad == "0.14.0" and toolchain.compiler == "tinygrad X86 assembler"
+
+
+@pytest.mark.parametrize("cache_state", list(CacheState))
+def test_measurement_is_complete(service: MeasureService, recorder: Recorder, cache_state: CacheState) -> None:
+    schedule = KernelSpace(MATMUL, service.target).baseline()
+    row = one(service, Request(MATMUL, schedule, sampler="hand-coded", cache_state=cache_state))
+    assert row.status is Status.OK and row.checked and not row.early_stop and row.reason == ""
+    assert MIN_SAMPLES <= len(row.samples_s) <= MAX_SAMPLES and all(0 < s < 1 for s in row.samples_s)
+    assert (row.region_id, row.schedule, row.sampler, row.run_id) == (MATMUL.id, schedule, "hand-coded", "run-1")
+    assert (row.protocol, row.cache_state, row.input_recipe) == (PROTOCOL, cache_state, "normal-v1:seed=0")
+    assert (row.target, row.toolchain) == tuple(fact.fingerprint for fact in service.facts)
+    assert len(row.binary_hash) == 64 and row.compile_s > 0 and len(row.launch[0]) == 3
+    assert recorder.rows == [row]
+
+
+def test_samples_and_early_stop(service: MeasureService) -> None:
+    row = one(service, Request(MATMUL, RAW, samples=3))
+    assert len(row.samples_s) == 3 and row.early_stop
+    service._by_binary.clear()
+    assert len(one(service, Request(MATMUL, RAW, samples=3, stop_above_s=1e-12)).samples_s) == 1
+
+
+def test_symbolic_kernel(service: MeasureService) -> None:
+    region = Region((kernel_of(example_asts()["symbolic"]),))
+    row = one(service, Request(region, RAW, (("length", 20),), samples=3))
+    assert row.status is Status.OK and row.checked, row.reason
+
+
+def test_same_binary_costs_one_timing(service: MeasureService, recorder: Recorder) -> None:
+    twins = [Schedule.from_opts([Opt("UPCAST", 0, 4)]), Schedule.from_opts([Opt("UPCAST", 0, 4), Opt("UPCAST", 0, 1)])]
+    (ast,) = kernels_of(empty(64) + 1)
+    region = Region((kernel_of(ast),))
+    timed, compiled = service.binaries_timed, service.compilations
+    futures = service.measure(
+        [Request(region, s, sampler=f"s{i}", samples=3) for i, s in enumerate([*twins, twins[0]])]
+    )
+    rows = [future.result(timeout=60) for future in futures]
+    assert service.compilations == compiled + 3
+    done = [row for row in rows if row.status is Status.OK]
+    assert len(done) >= 2 and service.binaries_timed == timed + len({row.binary_hash for row in done})
+    first, last = rows[0], rows[2]
+    assert first.samples_s == last.samples_s and first.binary_hash == last.binary_hash
+    assert [row.schedule for row in rows] == [*twins, twins[0]] and [row.sampler for row in rows] == ["s0", "s1", "s2"]
+    assert sorted(r.sampler for r in recorder.rows) == ["s0", "s1", "s2"], "each request is reported once"
+
+
+def test_full_and_early_timings_are_not_mixed(service: MeasureService) -> None:
+    timed = service.binaries_timed
+    short, full = one(service, Request(MATMUL, RAW, samples=3)), one(service, Request(MATMUL, RAW))
+    assert service.binaries_timed == timed + 2
+    assert short.binary_hash == full.binary_hash and len(full.samples_s) >= MIN_SAMPLES > len(short.samples_s)
+
+
+def test_remembered_measurement_is_not_made_again(service: MeasureService) -> None:
+    row = one(service, Request(MATMUL, RAW, samples=3, sampler="first"))
+    old = replace(row, run_id="run-0", samples_s=(1.0, 2.0, 3.0))
+    service._by_binary.clear()
+    service.remember(old)
+    service.remember(replace(old, binary_hash=""))  # a failed compile: nothing to go by
+    timed = service.binaries_timed
+    again = one(service, Request(MATMUL, RAW, samples=3, sampler="second"))
+    assert service.binaries_timed == timed
+    assert again == replace(old, sampler="second", compile_s=again.compile_s)
+    assert one(service, Request(MATMUL, RAW)).samples_s != old.samples_s
+
+
+def test_compiled_binary_is_kept(service: MeasureService) -> None:
+    one(service, Request(MATMUL, RAW, samples=3))
+    compiled = service.compilations
+    outcome = service.compiled(MATMUL, RAW).result(timeout=60)
+    assert service.compilations == compiled and outcome.compiled.binary
+    service._kept.clear()
+    assert service.compiled(MATMUL, RAW).result(timeout=60).compiled.binary_hash == outcome.compiled.binary_hash
+    assert service.compilations == compiled + 1
+
+
+def test_listener_that_fails_keeps_nobody_waiting(
+    service: MeasureService, recorder: Recorder, caplog: pytest.LogCaptureFixture
+) -> None:
+    recorder.fails = True
+    illegal = Schedule.from_opts([Opt("UPCAST", 9, 4)])
+    futures = service.measure([Request(MATMUL, s, samples=3) for s in (illegal, RAW, RAW)])
+    assert [f.result(timeout=60).status for f in futures] == [Status.COMPILE_ERROR, Status.OK, Status.OK]
+    assert "disk full" in caplog.text
+
+
+def test_futures_are_not_the_callers_to_cancel(service: MeasureService) -> None:
+    first, twin = service.measure([Request(MATMUL, RAW, samples=3)] * 2)
+    assert not first.cancel()
+    assert first.result(timeout=60).status is twin.result(timeout=60).status is Status.OK
+
+
+def test_many_callers_at_once(service: MeasureService) -> None:
+    schedules = [Schedule.from_opts([Opt("UPCAST", axis, amount)]) for axis in (0, 1) for amount in (2, 4, 8)]
+    with ThreadPoolExecutor(3) as threads:
+        rows = list(threads.map(lambda s: one(service, Request(MATMUL, s, samples=3)), schedules))
+    assert [row.schedule for row in rows] == schedules
+    assert {row.status for row in rows} == {Status.OK}
+
+
+def test_nothing_to_measure(service: MeasureService) -> None:
+    assert service.measure([]) == []
+
+
+def test_region_that_is_no_kernel(service: MeasureService) -> None:
+    broken = Region((replace(MATMUL.kernel, ast_json="{}"),))
+    row = one(service, Request(broken, RAW, samples=3))
+    assert row.status is Status.COMPILE_ERROR and row.reason and "\n" not in row.reason
+
+
+def test_duel(service: MeasureService) -> None:
+    schedules = (RAW, KernelSpace(MATMUL, service.target).baseline())
+    baseline, finalist = (service.compiled(MATMUL, s).result(timeout=60).compiled for s in schedules)
+    service.fresh_child()
+    outcome = service.duel(DuelJob(MATMUL, baseline, finalist, service.target), timeout_s=30).result(timeout=60)
+    assert outcome.baseline_verification.passed and outcome.baseline_verification.seeds == 3
+    assert outcome.finalist_verification is not None and outcome.finalist_verification.passed
+    assert len(outcome.baseline_cold_s) == len(outcome.finalist_cold_s) >= MIN_SAMPLES
+    assert len(outcome.baseline_warm_s) == len(outcome.finalist_warm_s) >= MIN_SAMPLES
+
+
+def test_cache_folder_is_the_callers_or_is_removed(tmp_path: Path) -> None:
+    service = MeasureService(DEV, run_id="x", compile_workers=1)
+    assert service._temporary is not None
+    folder = Path(service._temporary.name)
+    service.close()
+    assert not folder.exists()
+    with MeasureService(DEV, run_id="x", compile_workers=1, cache_dir=tmp_path):
+        pass
+    assert tmp_path.exists()
+
+
+# -- what crosses the border of a process
+
+
+def raised_by_child(error: BaseException) -> BaseException:
+    def fail() -> Any:
+        raise error
+
+    with pytest.raises(BaseException) as caught:
+        child.call(fail, ())
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "text"),
+    [
+        (ScheduleError("does not apply"), ScheduleError, "does not apply"),
+        (CodecError("first\nsecond"), CodecError, "first"),
+        (DeviceError("gone"), DeviceError, "gone"),
+        (UnknownName("workload", "x", ["y"]), RuntimeError, "UnknownName: unknown workload 'x': choose one of y"),
+        (MemoryError(), MemoryError, "out of memory"),
+        (OSError(12, "Cannot allocate memory"), MemoryError, "[Errno 12] Cannot allocate memory"),
+        (TimeoutError("from inside"), RuntimeError, "TimeoutError: from inside"),
+        (KeyboardInterrupt(), RuntimeError, "KeyboardInterrupt"),
+        (KeyError("x"), RuntimeError, "KeyError: 'x'"),
+    ],
+)
+def test_errors_of_a_child_are_plain(error: BaseException, kind: type[BaseException], text: str) -> None:
+    caught = raised_by_child(error)
+    assert type(caught) is kind and str(caught) == text
+    assert caught.__cause__ is None and caught.__suppress_context__
