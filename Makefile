@@ -3,14 +3,12 @@
 # make test       install, then every check: ruff, mypy, pytest, the README's own commands
 #
 # Both install into .venv at the pinned versions of constraints.txt, once: a second `make` goes straight to the work.
-# Variables: PYTHON (an interpreter, 3.11 or newer), ARGS (for kcg.optimize, e.g. ARGS="--budget 60s"),
-# WORKERS (processes of pytest; 0 is one, without pytest-xdist).
+# Variables: PYTHON (an interpreter, 3.11 or newer), ARGS (for kcg.optimize, e.g. ARGS="--budget 60s", or for pytest).
 
 SHELL := /bin/sh
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet --quiet
-WORKERS ?= 2
 ARGS ?=
 
 .PHONY: help optimize test lint types tests clean
@@ -22,7 +20,9 @@ help:
 optimize: $(VENV)/.installed-core
 	@$(BIN)/python -m kcg.optimize flux $(ARGS)
 
-test: lint types tests
+# every check runs, also after one that fails
+test: $(VENV)/.installed-dev
+	@$(MAKE) --no-print-directory --keep-going lint types tests
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
@@ -32,7 +32,7 @@ types: $(VENV)/.installed-dev
 	$(BIN)/mypy
 
 tests: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -n $(WORKERS)
+	$(BIN)/python -m pytest -rs $(ARGS)
 
 $(VENV)/.installed-core: pyproject.toml constraints.txt | $(VENV)/.created
 	@echo 'kcg: installing into $(VENV), a few minutes the first time'

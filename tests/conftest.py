@@ -34,7 +34,7 @@ def _cpu() -> str:
 def _isolate() -> None:
     for name in FOREIGN:
         os.environ.pop(name, None)
-    folder = tempfile.mkdtemp(prefix="kcg-tests-")  # each worker of pytest-xdist has one of its own
+    folder = tempfile.mkdtemp(prefix="kcg-tests-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     os.environ["CACHEDB"] = str(Path(folder) / "cache.db")
     os.environ["WANDB_MODE"] = "disabled"
@@ -53,17 +53,8 @@ def _chromium() -> str | None:
     )
 
 
-# tests that start children of their own, and look at all of the machine's processes or at a clock: one after another
-MEASURING = ("faults", "test_deploy", "test_measure", "test_optimize", "test_readme", "test_doctor", "test_campaign")
-
-
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip by name what this machine cannot run, and keep the tests that measure in one process of pytest-xdist."""
-    if config.pluginmanager.hasplugin("xdist"):
-        for item in items:
-            if item.path.parent.name in MEASURING or item.path.stem in MEASURING:
-                item.add_marker(pytest.mark.xdist_group("measuring"))
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip by name what this machine cannot run."""
     missing = {}
     if not has_cuda():
         missing["gpu"] = "needs an NVIDIA GPU: the CUDA driver finds none"

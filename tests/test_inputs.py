@@ -11,12 +11,14 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
+import kcg.measure.inputs as inputs_module
 from kcg.kernel.codec import ast_of, kernel_of
 from kcg.kernel.evaluate import buffers, evaluate, sample_points
 from kcg.measure.inputs import (
     POSITIVE_RECIPE,
     RECIPE,
     SMALL_INTEGERS,
+    Repeated,
     buffers_of,
     integer_bounds,
     make_inputs,
@@ -137,3 +139,19 @@ def test_bfloat16_survives_the_way_there_and_back() -> None:
 def test_dtype_that_cannot_be_made() -> None:
     with pytest.raises(Exception, match="cannot make inputs of dtype fp8e4m3"):
         numpy_dtype("fp8e4m3")
+
+
+def test_a_large_buffer_repeats_its_block_on_the_device_and_for_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Made, written, read and compared in blocks, and a changed element in any repetition is seen."""
+    monkeypatch.setattr(inputs_module, "BLOCK", 101)
+    made = make_inputs(ASTS[next(name for name in ASTS if "matmul" in name)], 0)
+    large = [bits for bits in made.values() if isinstance(bits, Repeated)]
+    assert large
+    for bits in large:
+        whole = np.resize(bits.block, bits.size)
+        index = np.arange(bits.size)
+        assert np.array_equal(bits[index], whole) and bits.same_as(whole)
+        whole[-1] += 1
+        assert not bits.same_as(whole)
+        parts = [part for _, part in bits.chunks()]
+        assert sum(map(len, parts)) == bits.size

@@ -31,7 +31,7 @@ from kcg.types import CacheState, Region, Target, Toolchain, Verification
 PR_SET_PDEATHSIG = 1
 ORPHAN_POLL_S = 0.5
 COMPILER_MEMORY_BYTES = 8 << 30
-"""Address space of a compiling child. A compiler that wants more gets a MemoryError, not the machine's last byte."""
+"""What a compiling child may map. A compiler that wants more gets a MemoryError, not the machine's last byte."""
 
 _benches: dict[tuple[str, str], Any] = {}
 _flushers: dict[str, Any] = {}
@@ -60,14 +60,17 @@ def start_compiler(dev: str, parent_pid: int, cache_db: str) -> None:
         os.setpgid(0, 0)  # a group of its own: this process and what it starts, e.g. clang
         signal.signal(signal.SIGTERM, lambda *_: _kill_group())
         _watch_parent(parent_pid, _kill_group)
+    _settings(dev, cache_db)
+    import kcg.kernel.compiler  # noqa: F401  # seconds that are not the first kernel's
+
     with contextlib.suppress(ImportError, OSError, ValueError):  # no such limit on this system
         import resource
 
+        # what is mapped by now counts extra: libraries reserve gigabytes that they never touch, more with more cores
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        limit = pages * resource.getpagesize() + COMPILER_MEMORY_BYTES
         _, hard = resource.getrlimit(resource.RLIMIT_AS)
-        limit = COMPILER_MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(hard, COMPILER_MEMORY_BYTES)
-        resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
-    _settings(dev, cache_db)
-    import kcg.kernel.compiler  # noqa: F401  # seconds that are not the first kernel's
+        resource.setrlimit(resource.RLIMIT_AS, (limit if hard == resource.RLIM_INFINITY else min(hard, limit), hard))
 
 
 def _settings(dev: str, cache_db: str) -> None:

@@ -5,6 +5,7 @@ Everything is a function of the AST and a seed, so that any process makes the sa
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,13 +18,51 @@ from kcg.types import content_id
 RECIPE = "normal-v1"
 POSITIVE_RECIPE = "positive-v1"
 SMALL_INTEGERS = 8  # integers that index nothing are drawn from [-8, 8)
-BLOCK = 4_194_301  # random elements drawn for one buffer; a longer one repeats them, and a prime length fits no tile
+BLOCK = 1_048_573  # random elements drawn for one buffer; a longer one repeats them, and a prime length fits no tile
 
 _NUMPY: dict[str, Any] = {
     "bool": np.bool_, "signed char": np.int8, "unsigned char": np.uint8, "short": np.int16, "unsigned short": np.uint16,
     "int": np.int32, "unsigned int": np.uint32, "long": np.int64, "unsigned long": np.uint64, "half": np.float16,
     "float": np.float32, "double": np.float64,
 }  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Repeated:
+    """A large buffer as the block that it repeats. Indexing gives elements, as of an array of `size` elements."""
+
+    block: np.ndarray[Any, Any]
+    size: int
+
+    @property
+    def dtype(self) -> Any:
+        return self.block.dtype
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * self.block.itemsize
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.block[np.asarray(index) % len(self.block)]
+
+    def reshape(self, shape: int) -> Repeated:
+        """Flat as it is; the name is NumPy's, so that readers of arrays can read this too."""
+        if shape != -1:
+            raise ValueError(f"a repeated block is flat, not of shape {shape}")
+        return self
+
+    def chunks(self) -> Iterator[tuple[int, np.ndarray[Any, Any]]]:
+        """`(first element, values)` of each repetition, the last one cut."""
+        for first in range(0, self.size, len(self.block)):
+            yield first, self.block[: self.size - first]
+
+    def same_as(self, other: np.ndarray[Any, Any]) -> bool:
+        """Whether an array of `size` elements holds these."""
+        return all(np.array_equal(other[first : first + len(part)], part) for first, part in self.chunks())
+
+
+Stored = np.ndarray[Any, Any] | Repeated
+"""The bits of one buffer."""
 
 
 @dataclass(frozen=True)
@@ -121,17 +160,19 @@ def to_bits(values: np.ndarray[Any, Any], dtype: str) -> np.ndarray[Any, Any]:
     return values.astype(numpy_dtype(dtype))
 
 
-def to_values(bits: np.ndarray[Any, Any], dtype: str) -> np.ndarray[Any, Any]:
-    """What the device stored, as numbers NumPy can compute with (bfloat16 becomes float32)."""
+def to_values(bits: Any, dtype: str) -> Any:
+    """What the device stored, as numbers NumPy can compute with (bfloat16 becomes float32): an array, or `Repeated`."""
+    if isinstance(bits, Repeated):
+        return Repeated(to_values(bits.block, dtype), bits.size)
     if dtype == "__bf16":
         return (bits.astype(np.uint32) << 16).view(np.float32)
     return bits
 
 
-def make_inputs(ast: UOp, seed: int, *, recipe: str = RECIPE) -> dict[int, np.ndarray[Any, Any]]:
-    """Slot -> array of stored bits, for every buffer that the kernel reads."""
+def make_inputs(ast: UOp, seed: int, *, recipe: str = RECIPE) -> dict[int, Any]:
+    """Slot -> stored bits (an array, `Repeated` beyond `BLOCK` elements), for every buffer that the kernel reads."""
     bounds = integer_bounds(ast)
-    made: dict[int, np.ndarray[Any, Any]] = {}
+    made: dict[int, Any] = {}
     for info in buffers_of(ast):
         if not info.is_input:
             continue
@@ -153,5 +194,5 @@ def make_inputs(ast: UOp, seed: int, *, recipe: str = RECIPE) -> dict[int, np.nd
                 low = 0
             high = min(high, int(np.iinfo(numpy_type).max))
             block = rng.integers(low, max(high, low + 1), drawn, dtype=numpy_type)
-        made[info.slot] = np.resize(block, info.size)
+        made[info.slot] = block if drawn == info.size else Repeated(block, info.size)
     return made

@@ -13,7 +13,7 @@ import numpy as np
 
 from kcg.compat.tiny import UOp
 from kcg.kernel.evaluate import CONFIDENT, StoreValues, error_ratio, evaluate, sample_points
-from kcg.measure.inputs import POSITIVE_RECIPE, RECIPE, to_values
+from kcg.measure.inputs import POSITIVE_RECIPE, RECIPE, Repeated, to_values
 from kcg.measure.workbench import FINITE_POISON, NAN_POISON, Workbench
 from kcg.types import Target, Verification
 
@@ -76,7 +76,7 @@ class CheckedBench(Workbench):
         return self._recipes[variables]
 
     def _evaluate(
-        self, bits: dict[int, np.ndarray[Any, Any]], seed: int, count: int, variables: tuple[tuple[str, int], ...]
+        self, bits: dict[int, Any], seed: int, count: int, variables: tuple[tuple[str, int], ...]
     ) -> Reference:
         values = {slot: to_values(b, self.by_slot[slot].dtype) for slot, b in bits.items()}
         named = dict(variables)
@@ -178,7 +178,7 @@ class CheckedBench(Workbench):
             if reason:
                 return reason, largest
         for slot, bits in self.inputs.items():
-            if slot not in outputs and not np.array_equal(self.read(slot), bits):
+            if slot not in outputs and not _same(self.read(slot), bits):
                 self.seed = None  # what is on the device is not the inputs any more
                 return f"changed its input in buffer {slot}", largest
         return "", largest
@@ -202,3 +202,7 @@ class CheckedBench(Workbench):
         from kcg.kernel.evaluate import stored_elements
 
         return stored_elements(self.ast, slot) >= self.by_slot[slot].size
+
+
+def _same(read: np.ndarray[Any, Any], bits: Any) -> bool:
+    return bits.same_as(read) if isinstance(bits, Repeated) else bool(np.array_equal(read, bits))

@@ -11,7 +11,7 @@ from kcg.compat.hardware import device_memset
 from kcg.compat.tiny import Buffer, Device, UOp, dtypes
 from kcg.kernel.compiled import Compiled
 from kcg.kernel.compiler import to_elf
-from kcg.measure.inputs import BufferInfo, buffers_of, make_inputs, numpy_dtype
+from kcg.measure.inputs import BufferInfo, Repeated, buffers_of, make_inputs, numpy_dtype
 from kcg.measure.protocol import flush_bytes
 from kcg.types import Target
 
@@ -38,7 +38,7 @@ class Workbench:
             self._views[info.slot] = base.view(info.nbytes, dtypes.uint8, GUARD_BYTES).ensure_allocated()
             for guard in self._guards(info.slot):
                 self._write(guard, np.full(GUARD_BYTES, GUARD_BYTE, np.uint8))
-        self.inputs: dict[int, np.ndarray[Any, Any]] = {}
+        self.inputs: dict[int, Any] = {}  # slot -> stored bits: arrays or `Repeated`
         self.seed: int | None = None
         self.recipe = ""
 
@@ -53,7 +53,16 @@ class Workbench:
         """Write the inputs again; `only_outputs` writes just those that the kernel overwrites."""
         for slot, values in self.inputs.items():
             if not only_outputs or self.by_slot[slot].is_output:
-                self._write(self._views[slot], values)
+                self._write_input(slot, values)
+
+    def _write_input(self, slot: int, values: Any) -> None:
+        view = self._views[slot]
+        if not isinstance(values, Repeated):
+            self._write(view, values)
+            return
+        for first, part in values.chunks():
+            piece = view.view(part.nbytes, dtypes.uint8, first * part.itemsize).ensure_allocated()
+            self._write(piece, part)
 
     def poison(self, byte: int) -> None:
         """Fill every buffer that is only written with `byte`, and put back what in-place kernels read."""

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import Future
+from pathlib import Path
 
 import pytest
 
@@ -26,9 +27,10 @@ from tests.kernels import empty, kernels_of
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 
 
-def start(mode: str) -> subprocess.Popen[str]:
+def start(mode: str, folder: Path) -> subprocess.Popen[str]:
+    """A measuring process in a session of its own; what it cannot tidy up when it is killed stays in `folder`."""
     return subprocess.Popen(
-        [sys.executable, "-m", "tests.faults.busy_service", mode],
+        [sys.executable, "-m", "tests.faults.busy_service", mode], env={**os.environ, "TMPDIR": str(folder)},
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
 
@@ -39,8 +41,8 @@ def first_line(process: subprocess.Popen[str]) -> str:
 
 
 @pytest.mark.parametrize("mode", ["busy", "beam"])
-def test_killed_parent_leaves_no_child(mode: str) -> None:
-    process = start(mode)
+def test_killed_parent_leaves_no_child(mode: str, tmp_path: Path) -> None:
+    process = start(mode, tmp_path)
     children = set(json.loads(first_line(process)))
     assert len(children) >= 4 and alive(children) == children
     process.kill()
@@ -48,8 +50,8 @@ def test_killed_parent_leaves_no_child(mode: str) -> None:
     process.communicate()
 
 
-def test_interrupt_ends_it_quietly() -> None:
-    process = start("busy")
+def test_interrupt_ends_it_quietly(tmp_path: Path) -> None:
+    process = start("busy", tmp_path)
     children = set(json.loads(first_line(process)))
     os.killpg(process.pid, signal.SIGINT)
     _, printed = process.communicate(timeout=20)
@@ -57,8 +59,8 @@ def test_interrupt_ends_it_quietly() -> None:
     assert not alive(children)
 
 
-def test_interrupt_while_children_start_prints_nothing() -> None:
-    process = start("starting")
+def test_interrupt_while_children_start_prints_nothing(tmp_path: Path) -> None:
+    process = start("starting", tmp_path)
     _, printed = process.communicate(timeout=30)
     assert (process.returncode, printed) == (130, "")
 
