@@ -86,6 +86,7 @@ class Session:
         self.failures: Counter[str] = Counter()
         self.warnings: list[str] = []
         self.interrupted = False
+        self.pace_s = 0.3  # seconds that a first measurement of a kernel takes, all included; measured on the way
         self.works: list[RegionWork] = []
         self._lock = threading.Lock()
         self._journal_error: BaseException | None = None
@@ -255,6 +256,7 @@ class Session:
     def measure_baselines(self) -> None:
         """Time the hand-coded schedule of every region: all else is compared with it."""
         self.progress.phase(f"timing {len(self.works)} kernels as tinygrad schedules them")
+        begin_s = time.monotonic()
         chunk = max(4, 2 * self.service.compile_workers)
         waiting = [w for w in self.works if w.space.baseline() not in w.known]
         for begin in range(0, len(waiting), chunk):
@@ -266,11 +268,14 @@ class Session:
                 work.known[observation.schedule] = observation
             self.check_journal()
             self._show(kernels=(min(begin + chunk, len(waiting)), len(waiting)))
+        if waiting:
+            self.pace_s = (time.monotonic() - begin_s) / len(waiting)
 
     def final_cost_s(self) -> float:
         """What re-timing and verifying every finalist is expected to take, in seconds."""
         flush_s = 0.02 if self.choice.device == "CPU" else 0.001
-        overhead_s = FINAL_OVERHEAD_S.get(self.choice.device, 0.3)
+        # a final makes and copies the data of three seeds, a first measurement that of one
+        overhead_s = FINAL_OVERHEAD_S.get(self.choice.device, 2.0 * self.pace_s)
         from kcg.measure.protocol import samples_for
 
         cost = 3.0  # a fresh child

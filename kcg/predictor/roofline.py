@@ -21,13 +21,18 @@ if TYPE_CHECKING:
 LINE_BYTES = 64
 WARP = 32
 
-# seconds per event on one core of a CPU of about 3 GHz; fitted by evaluation/fit_roofline.py, which gives the error
-CPU_LOAD_S = 0.35e-9  # one load or store instruction
-CPU_ALU_S = 0.30e-9  # one scalar arithmetic operation
-CPU_LOOP_S = 0.9e-9  # one trip of the innermost loop
-CPU_LINE_S = 2.0e-9  # one cache line that is not in the first-level cache
-CPU_SPILL_S = 0.5e-9  # one value that does not fit in registers, per trip
-CPU_REGISTERS = 16
+CPU_TERMS = ("load", "store", "simple", "function", "trip", "accumulator", "spill", "line")
+"""What the CPU's estimate counts; see `cpu_counts`."""
+
+CPU_SECONDS: dict[str, tuple[float, ...]] = {
+    "X86": (0.35e-9, 0.35e-9, 0.15e-9, 5e-9, 0.9e-9, 0.4e-9, 0.1e-9, 2e-9),
+    "CLANG": (0.20e-9, 0.20e-9, 0.05e-9, 1e-9, 0.6e-9, 0.05e-9, 0.2e-9, 2e-9),
+}
+"""Seconds per event of each term by renderer, on one core of about 3 GHz. Fitted by `evaluation/fit_roofline.py`, which
+says how well they rank. tinygrad's X86 assembler does not vectorise and keeps accumulators in memory; clang does neither."""
+
+FUNCTIONS = ("EXP2", "LOG2", "SIN", "SQRT", "RECIPROCAL", "POW", "FDIV", "THREEFRY")
+CPU_REGISTERS = 14
 CPU_L1_BYTES = 32 << 10
 
 CODE_LIMIT = 1000  # expanded operations; one is about 2.7 micro-operations, of which a kernel may have 3,000
@@ -67,7 +72,7 @@ class Roofline:
 
 def estimate(table: AxisTable, target: Target) -> float:
     """Expected seconds of one run."""
-    return _gpu_seconds(table, target) if target.has_local else _cpu_seconds(table)
+    return _gpu_seconds(table, target) if target.has_local else _cpu_seconds(table, target.renderer)
 
 
 def _vector_width(table: AxisTable, access: Access, widest_bytes: int) -> int:
@@ -90,21 +95,28 @@ def _scope(table: AxisTable, access: Access) -> tuple[bool, ...]:
     )
 
 
-def cpu_counts(table: AxisTable) -> tuple[float, float, float, float, float]:
-    """Loads and stores, arithmetic, loop trips, cache lines missed, spills: the terms of the CPU's estimate."""
-    loads = lines = 0.0
+def cpu_counts(table: AxisTable) -> tuple[float, ...]:
+    """The events of one run on one core, in the order of `CPU_TERMS`."""
+    loads = stores = lines = 0.0
     for access in table.accesses:
-        executed = table.span(_scope(table, access))
-        loads += executed / _vector_width(table, access, 16)
+        executed = float(table.span(_scope(table, access)))
+        if access.is_store:
+            stores += executed
+        else:
+            loads += executed
         lines += _missed_lines(table, access)
-    arithmetic = sum(float(table.span(used)) for _, used in table.operations)
-    trips = math.prod(e for e, k in zip(table.extents, table.kinds, strict=True) if k not in INNER)
-    held = table.product("UPCAST") + sum(
-        table.span(a.used, skip=tuple(k for k in table.kinds if k not in INNER)) / _vector_width(table, a, 16)
-        for a in table.accesses
-    )
-    spills = max(0.0, held / 4 - CPU_REGISTERS) * trips
-    return loads, arithmetic, float(trips), lines, spills
+    simple = sum(float(table.span(used)) for op, used in table.operations if op not in FUNCTIONS)
+    functions = sum(float(table.span(used)) for op, used in table.operations if op in FUNCTIONS)
+    outer = tuple(k for k in table.kinds if k not in INNER)
+    trips = float(math.prod(e for e, k in zip(table.extents, table.kinds, strict=True) if k not in INNER))
+    reduces = any(k in REDUCING for k in table.kinds)
+    held = table.product("UPCAST") + sum(table.span(a.used, skip=outer) for a in table.accesses if not a.is_store)
+    return (
+        loads, stores, simple, functions, trips,
+        trips * table.product("UPCAST") if reduces else 0.0,
+        max(0.0, held - CPU_REGISTERS) * trips,
+        lines,
+    )  # fmt: skip
 
 
 def _missed_lines(table: AxisTable, access: Access) -> float:
@@ -124,11 +136,9 @@ def _missed_lines(table: AxisTable, access: Access) -> float:
     return max(lines, unique * access.itemsize / LINE_BYTES)
 
 
-def _cpu_seconds(table: AxisTable) -> float:
-    loads, arithmetic, trips, lines, spills = cpu_counts(table)
-    compute = loads * CPU_LOAD_S + arithmetic * CPU_ALU_S + trips * CPU_LOOP_S + spills * CPU_SPILL_S
-    # memory overlaps with arithmetic only in part on one core
-    return max(compute, lines * CPU_LINE_S) + 0.5 * min(compute, lines * CPU_LINE_S) + 1e-6
+def _cpu_seconds(table: AxisTable, renderer: str) -> float:
+    costs = CPU_SECONDS.get(renderer, CPU_SECONDS["CLANG"])
+    return sum(c * n for c, n in zip(costs, cpu_counts(table), strict=True)) + 1e-6
 
 
 def _gpu_seconds(table: AxisTable, target: Target) -> float:
