@@ -20,9 +20,9 @@ UPCAST_MAX = 256  # elements one thread may hold; BEAM's default
 LOCAL_MAX = 1024  # threads of a workgroup; BEAM's default
 
 TC_LOCAL_AXES_MAX = 2
-"""LOCAL axes beside a warp. A workgroup has three dimensions, so with a third LOCAL axis tinygrad 0.14.0 merges the warp
-with another one: its lanes are no longer neighbours and the kernel is wrong. Seen on one NVIDIA H200: 33 of 33 schedules
-with three were wrong, 120 of 120 with at most two were right."""
+"""LOCAL axes beside a warp. A workgroup has three dimensions, so with a third LOCAL axis tinygrad 0.14.0 merges the
+warp with another one: its lanes are no longer neighbours and the kernel is wrong. Seen on one NVIDIA H200: 33 of 33
+schedules with three were wrong, 120 of 120 with at most two were right."""
 
 ACTIONS: tuple[Opt, ...] = (
     *(Opt("UPCAST", axis, amount) for amount in (0, 2, 3, 4, 5, 7, 8, 16) for axis in range(8)),

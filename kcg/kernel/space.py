@@ -9,10 +9,15 @@ from kcg.compat import scheduling
 from kcg.compat.renderers import planning_renderer
 from kcg.compat.tiny import Scheduler
 from kcg.kernel.actions import legal_steps
+from kcg.kernel.axes import AxisTable, axis_table
 from kcg.kernel.codec import ast_of
 from kcg.types import RAW, Action, Region, Schedule, Target
 
 STATES_KEPT = 4096  # schedule states per kernel; each shares most of its nodes with its parent
+
+EXPANDED_MAX = 1500
+"""Steps to kernels of more expanded operations (`AxisTable.expanded`) are not offered: one is about 2.7
+micro-operations, and a kernel of more than 3,000 is refused after a compilation of seconds, by BEAM as by kcg."""
 
 
 class KernelSpace:
@@ -23,6 +28,7 @@ class KernelSpace:
         self.ast = ast_of(region.kernel)
         self._root = scheduling.initial_state(self.ast, planning_renderer(target))
         self._states: OrderedDict[Schedule, Scheduler] = OrderedDict()
+        self._tables: dict[Schedule, AxisTable] = {}  # of schedules in `_states`
         self._baseline: Schedule | None = None
 
     def start(self) -> Schedule:
@@ -48,16 +54,30 @@ class KernelSpace:
         self._keep(schedule, state)
         return state
 
+    def table(self, schedule: Schedule) -> AxisTable:
+        """The axis table after `schedule`. Raises ScheduleError if it does not apply."""
+        found = self._tables.get(schedule)
+        if found is None:
+            found = axis_table(self.state(schedule))
+            if schedule in self._states:
+                self._tables[schedule] = found
+        return found
+
     def _keep(self, schedule: Schedule, state: Scheduler) -> None:
         self._states[schedule] = state
         if len(self._states) > STATES_KEPT:
-            self._states.popitem(last=False)
+            oldest, _ = self._states.popitem(last=False)
+            self._tables.pop(oldest, None)
 
     def actions(self, schedule: Schedule) -> list[Action]:
         opts, steps = schedule.opts, []
         for opt, after in legal_steps(self.state(schedule), self.target):
+            table = axis_table(after)
+            if table.expanded() > EXPANDED_MAX:
+                continue
             child = Schedule.from_opts((*opts, opt))
             self._keep(child, after)
+            self._tables[child] = table
             steps.append(Action(str(opt), child))
         return steps
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from kcg.errors import DataError, ScheduleError
-from kcg.kernel.axes import axis_table
 from kcg.kernel.space import KernelSpace
 from kcg.predictor.roofline import CPU_SECONDS, CPU_TERMS, cpu_counts
 from kcg.types import Measurement, Region, Status, Target
 
+LARGE_S = 1e-3
 ROUNDS = 40  # of reweighting; the fit settles within about ten
 
 
@@ -25,6 +25,7 @@ class Fit:
     kernels: int
     median_log_error: float
     kendall_tau: float  # mean over kernels with at least four schedules
+    kendall_tau_large: float  # the same over kernels whose median schedule takes at least 1 ms, where noise is small
 
 
 def fit_cpu(
@@ -60,6 +61,7 @@ def fit_cpu(
         kernels=len({g for g, j in zip(groups, judged, strict=True) if j}),
         median_log_error=float(np.median(np.abs(np.log(predicted / seconds))[judged])),
         kendall_tau=mean_tau(predicted, seconds, groups, judged),
+        kendall_tau_large=mean_tau(predicted, seconds, groups, judged & _of_large_kernels(seconds, groups)),
     )
 
 
@@ -77,6 +79,7 @@ def shipped_quality(measurements: Sequence[Measurement], regions: dict[str, Regi
         kernels=len(set(groups)),
         median_log_error=float(np.median(np.abs(np.log(predicted / seconds)))),
         kendall_tau=mean_tau(predicted, seconds, groups, everything),
+        kendall_tau_large=mean_tau(predicted, seconds, groups, _of_large_kernels(seconds, groups)),
     )
 
 
@@ -91,13 +94,24 @@ def _rows(
         if m.region_id not in spaces:
             spaces[m.region_id] = KernelSpace(regions[m.region_id], target)
         try:
-            table = axis_table(spaces[m.region_id].state(m.schedule))
+            table = spaces[m.region_id].table(m.schedule)
         except ScheduleError:
             continue
         rows.append(cpu_counts(table))
         times.append(min(m.samples_s))
         groups.append(m.region_id)
     return rows, times, groups
+
+
+def _of_large_kernels(seconds: Any, groups: Sequence[str]) -> Any:
+    """Which rows belong to kernels whose median schedule takes at least `LARGE_S`."""
+    import numpy as np
+
+    members: dict[str, list[int]] = defaultdict(list)
+    for i, group in enumerate(groups):
+        members[group].append(i)
+    large = {group for group, at in members.items() if np.median(seconds[at]) >= LARGE_S}
+    return np.array([group in large for group in groups])
 
 
 def mean_tau(predicted: Any, measured: Any, groups: Sequence[str], judged: Any) -> float:
