@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import shutil
 import sys
 from dataclasses import dataclass
 from typing import Annotated
@@ -88,14 +90,16 @@ def _compilers() -> list[Finding]:
     from kcg.compat.device import clang_path, has_cuda
 
     clang = clang_path()
-    if clang is not None:
-        found = [Finding("clang", clang)]
-    else:
+    if clang is None:
         advice = (
-            "kcg runs without it, through tinygrad's X86 assembler; plain tinygrad 0.14.0 cannot open its CPU device "
-            "without it: apt install clang, or set CC"
+            "kcg runs without it, through tinygrad's X86 assembler, 3 times slower; plain tinygrad 0.14.0 cannot "
+            "open its CPU device without it: apt install clang, or pip install ziglang"
         )
         found = [Finding("clang", "not found", True, advice)]
+    elif shutil.which(os.environ.get("CC") or "clang") == clang:
+        found = [Finding("clang", clang)]
+    else:
+        found = [Finding("clang", clang, True, f"for plain tinygrad on the CPU: export CC={clang}")]
     found.append(Finding("NVIDIA GPU", "found" if has_cuda() else "none"))
     return found
 

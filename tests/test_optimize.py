@@ -208,3 +208,10 @@ def test_resuming_from_a_corrupt_journal_is_refused_and_it_is_kept(tmp_path: Pat
     assert done.returncode == ExitCode.USAGE, done.stderr
     assert "Traceback" not in done.stderr
     assert (tmp_path / "journal.sqlite").read_bytes() == before
+
+
+def test_a_recomputed_matmul_is_named_with_the_factor_and_what_to_do() -> None:
+    done = run(SCRIPT.with_name("naive_attention.py"), "--dry-run", "--device", "CPU")
+    assert done.returncode == ExitCode.OK, done.stderr
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("recomputes ")]
+    assert line.startswith("recomputes 3.0 times: ") and ".contiguous()" in line and "24x32" in line

@@ -8,11 +8,15 @@ wheel compiles every kernel (`CPUDevice.__init__`). The helpers serve only the q
 from __future__ import annotations
 
 import ctypes
+import hashlib
+import importlib.util
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,18 +41,48 @@ class DeviceChoice:
 
 
 def clang_path() -> str | None:
-    """The clang that tinygrad would call for the CPU (`CC`, else `clang`), if it is there and is one.
+    """The clang that the CPU device can use: `CC` if it is one, else `clang`, else that of the package `ziglang`.
 
     tinygrad passes options that only clang knows, so a `CC` that names another compiler does not help it.
     """
-    path = shutil.which(os.environ.get("CC") or "clang")
-    if path is None:
-        return None
+    for name in (os.environ.get("CC"), "clang"):
+        if name and (path := shutil.which(name)) is not None and _is_clang(path):
+            return path
+    return _packaged_clang()
+
+
+def _is_clang(path: str) -> bool:
     try:
-        told = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=10, check=False).stdout
+        told = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=20, check=False).stdout
     except (OSError, subprocess.SubprocessError):
+        return False
+    return "clang" in told.lower()
+
+
+def _packaged_clang() -> str | None:
+    """clang as the wheel `ziglang` carries it: a script for `CC`, kept in the user's cache, that calls `zig clang`."""
+    spec = importlib.util.find_spec("ziglang")
+    if spec is None or spec.origin is None or os.name != "posix":
         return None
-    return path if "clang" in told.lower() else None
+    zig = Path(spec.origin).parent / "zig"
+    if not zig.is_file():
+        return None
+    text = f'#!/bin/sh\nexec {shlex.quote(str(zig))} clang "$@"\n'
+    name = f"clang-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+    caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    for folder in (Path(caches) / "kcg", Path(tempfile.gettempdir()) / f"kcg-{os.getuid()}"):
+        script = folder / name
+        try:
+            if not (script.is_file() and script.read_text() == text):
+                folder.mkdir(parents=True, exist_ok=True)
+                partial = folder / f"{name}.{os.getpid()}"
+                partial.write_text(text)
+                partial.chmod(0o755)
+                partial.replace(script)
+        except OSError:
+            continue  # not writable: try the next folder
+        return str(script)
+    return None
 
 
 def has_cuda() -> bool:
@@ -66,10 +100,13 @@ def choose_cpu() -> DeviceChoice:
     if (clang := clang_path()) is not None:
         return DeviceChoice("CPU:CLANG", f"the CPU, compiled by {clang}")
     if platform.machine().lower() in ("x86_64", "amd64"):
-        return DeviceChoice("CPU:X86", "no clang found: the CPU through tinygrad's own X86 assembler (slower kernels)")
+        return DeviceChoice(
+            "CPU:X86",
+            "no clang found: the CPU through tinygrad's own X86 assembler, whose kernels are about 3 times slower",
+        )
     raise DeviceError(
         f"no clang found, and tinygrad's own assembler is for x86-64, not {platform.machine()}: install clang "
-        "(Debian: apt install clang)"
+        "(Debian: apt install clang, or pip install ziglang)"
     )
 
 
@@ -92,7 +129,9 @@ def choose_device(requested: str = "auto") -> DeviceChoice:
         if renderer == "":
             return choose_cpu()
         if renderer == "CLANG" and clang_path() is None:
-            raise DeviceError("--device CPU:CLANG needs clang: install it (Debian: apt install clang) or use CPU:X86")
+            raise DeviceError(
+                "--device CPU:CLANG needs clang: install it (apt install clang, or pip install ziglang), or use CPU:X86"
+            )
         if renderer not in ("X86", "CLANG"):
             raise DeviceError(f"unknown CPU renderer {renderer!r}: use CPU, CPU:CLANG or CPU:X86")
         return DeviceChoice(dev, f"asked for {dev}")
@@ -113,8 +152,13 @@ def prepare(dev: str) -> None:
     from kcg.compat.tiny import DEV
 
     DEV.value = dev
-    if dev.startswith("CPU") and clang_path() is None:
+    if not dev.startswith("CPU"):
+        return
+    clang = clang_path()
+    if clang is None:
         _open_cpu_without_clang()
+    elif clang != shutil.which(os.environ.get("CC") or "clang"):
+        os.environ["CC"] = clang  # tinygrad itself would find none, or another compiler
 
 
 def _open_cpu_without_clang() -> None:

@@ -213,6 +213,10 @@ def _summary(result: Result) -> list[tuple[str, str]]:
             "",
         ),
     ]
+    for found in result.recomputes:
+        name = next((r.chosen.name for r in result.regions if r.region.id == found.kernel_id), found.kernel_id[:12])
+        waste = f"{found.calls} × {found.wasted_operations / 1e6:,.1f} MFLOP wasted"
+        lines.append((f"{name} computes a contraction {found.factor:.1f} times ({waste}): {found.advice}", "yellow"))
     if result.failures:
         lines.append(("failed: " + ", ".join(f"{count} {status}" for status, count in result.failures), "dim"))
     if not result.complete:

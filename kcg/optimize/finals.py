@@ -128,7 +128,7 @@ def _decide(
     if not base.verification.passed:
         return _result(session, work, base, base, "quarantined", base.verification.reason)
     if schedule is None or finalist is None:
-        note = "; ".join(notes) or _why_kept(work)
+        note = "; ".join(notes) or _why_kept(session, work)
         return _result(session, work, base, base, "kept", note)
     assert duel.finalist_verification is not None
     if not duel.finalist_verification.passed:
@@ -143,7 +143,9 @@ def _decide(
     return _result(session, work, base, base, "kept", "; ".join([f"{schedule} is a tie ({text})", *notes]))
 
 
-def _why_kept(work: RegionWork) -> str:
+def _why_kept(session: Session, work: RegionWork) -> str:
+    if session.settings.measurements == 0:
+        return "the predictor expects nothing faster"
     tried = len(work.binaries) - 1
     return f"nothing faster among {tried} others" if tried > 0 else "not searched: its share of the total is small"
 

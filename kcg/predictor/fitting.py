@@ -123,8 +123,6 @@ def mean_tau(predicted: Any, measured: Any, groups: Sequence[str], judged: Any) 
     for i, group in enumerate(groups):
         if judged[i]:
             members[group].append(i)
-    found = [
-        float(kendalltau(predicted[at], measured[at]).statistic) for at in members.values() if len(at) >= 4
-    ]
+    found = [float(kendalltau(predicted[at], measured[at]).statistic) for at in members.values() if len(at) >= 4]
     found = [t for t in found if not np.isnan(t)]
     return float(np.mean(found)) if found else float("nan")

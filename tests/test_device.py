@@ -1,0 +1,74 @@
+"""Which device and which clang are chosen, and that a machine without one is told so and still runs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kcg.compat import device
+from kcg.errors import DeviceError
+
+
+def _executable(path: Path, says: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\necho '{says}'\n")
+    path.chmod(0o755)
+    return path
+
+
+@pytest.fixture
+def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A machine with no compiler at all: an empty PATH, no CC, no ziglang, a cache of its own."""
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.delenv("DEV", raising=False)
+    monkeypatch.setitem(sys.modules, "ziglang", None)
+    monkeypatch.setattr(device.importlib.util, "find_spec", lambda name: None)
+    return tmp_path
+
+
+def test_without_clang_the_cpu_runs_through_the_assembler_and_says_so(bare: Path) -> None:
+    choice = device.choose_device("CPU")
+    assert choice.dev == "CPU:X86"
+    assert "no clang found" in choice.why
+    with pytest.raises(DeviceError, match="needs clang"):
+        device.choose_device("CPU:CLANG")
+
+
+def test_clang_of_the_machine_is_used(bare: Path) -> None:
+    clang = _executable(bare / "bin" / "clang", "Debian clang version 14.0.6")
+    assert device.clang_path() == str(clang)
+    assert device.choose_device("CPU").dev == "CPU:CLANG"
+
+
+def test_a_cc_that_is_another_compiler_is_not_taken_for_clang(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gcc = _executable(bare / "gcc" / "gcc", "gcc (Debian 12.2.0) 12.2.0")
+    monkeypatch.setenv("CC", str(gcc))
+    assert device.clang_path() is None
+    assert device.choose_device("CPU").dev == "CPU:X86"
+
+
+def test_the_wheel_ziglang_serves_as_clang_where_there_is_none(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The script that is made calls `zig clang` with the same arguments, is made once, and becomes tinygrad's CC."""
+    zig = _executable(bare / "site packages" / "ziglang" / "zig", "unused")
+    zig.write_text('#!/bin/sh\necho "clang version 22 called with $*"\n')
+    origin = zig.parent / "__init__.py"
+    spec = type("Spec", (), {"origin": str(origin)})()
+    monkeypatch.setattr(device.importlib.util, "find_spec", lambda name: spec if name == "ziglang" else None)
+    found = device.clang_path()
+    assert found is not None and device._is_clang(found)
+    made = Path(found).stat().st_mtime_ns
+    assert device.clang_path() == found and Path(found).stat().st_mtime_ns == made
+    told = subprocess.run([found, "-c", "-O2", "-"], capture_output=True, text=True, check=True).stdout
+    assert told.strip() == "clang version 22 called with clang -c -O2 -"
+    assert device.choose_device("auto").dev == "CPU:CLANG"
+
+
+@pytest.mark.parametrize(("asked", "says"), [("TPU", "unknown device"), ("CPU:LLVM", "unknown CPU renderer")])
+def test_an_unknown_device_is_refused_by_name(asked: str, says: str) -> None:
+    with pytest.raises(DeviceError, match=says):
+        device.choose_device(asked)
