@@ -1,0 +1,92 @@
+"""Optimise Flux on the devices of this machine and keep what came out.
+
+    python evaluation/optimize_flux.py mini CPU:CLANG CPU:X86
+    python evaluation/optimize_flux.py 768 CUDA --budget 240s
+
+Updates evaluation/results/optimize_flux.json: one entry per preset and device.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from kcg.commandline import guarded
+from kcg.errors import ExitCode, KcgError
+
+OUT = Path(__file__).parent / "results" / "optimize_flux.json"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings of one run."""
+
+    preset: str
+    device: str
+    budget: str = "120s"
+    search: str = "mcts"
+    seed: int = 0
+
+
+def command(settings: Settings) -> list[str]:
+    """The command that anyone can run."""
+    return [
+        "-m", "kcg.optimize", "flux", "--preset", settings.preset, "--device", settings.device,
+        "--budget", settings.budget, "--search", settings.search, "--seed", str(settings.seed), "--json",
+    ]  # fmt: skip
+
+
+def measure(settings: Settings) -> dict[str, Any]:
+    """Run the optimisation in a process of its own; the entry for the results. Raises KcgError where it fails."""
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run(
+            [sys.executable, *command(settings), "--report", folder], stdout=subprocess.PIPE, text=True, check=False
+        )
+    usable = (ExitCode.OK, ExitCode.NOTHING_IMPROVED, ExitCode.BUDGET_HIT)
+    if done.returncode not in usable:
+        raise KcgError(f"the run on {settings.device} ended with exit code {done.returncode}")
+    answer = json.loads(done.stdout)
+    keep = ("total_before_s", "total_after_s", "measurements", "compilations", "search_s", "target", "toolchain", "failures",
+            "complete", "created", "kcg_version", "protocol")  # fmt: skip
+    entry = {name: answer[name] for name in keep}
+    entry["speedup"] = answer["total_before_s"] / answer["total_after_s"]
+    entry["verified"] = sum(bool(k["verified"]) for k in answer["kernels"])
+    entry["outcomes"] = dict(Counter(k["outcome"] for k in answer["kernels"]))
+    entry["kernels"] = [{n: k[n] for n in ("name", "calls", "before_s", "after_s")} for k in answer["kernels"]]
+    entry["command"] = " ".join(["python", *command(settings)])
+    entry["exit_code"] = done.returncode
+    return entry
+
+
+def main(
+    preset: str,
+    devices: list[str],
+    budget: Annotated[str, typer.Option(help="time of each run")] = "120s",
+    out: Annotated[Path, typer.Option(help="the results file")] = OUT,
+) -> None:
+    """Run each device in turn and merge the entries into the results."""
+    report = json.loads(out.read_text()) if out.exists() else {"headline": {}, "runs": {}}
+    for device in devices:
+        entry = measure(Settings(preset, device, budget))
+        name = f"{preset}_{device.lower().replace(':', '_')}"
+        report["runs"][name] = entry
+        report["headline"].update(
+            {f"{key}_{name}": entry[key] for key in ("total_before_s", "total_after_s", "speedup")}
+        )
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(json.dumps(report, indent=1, sort_keys=True) + "\n")
+        typer.echo(f"{name}: {entry['total_before_s'] * 1e3:.1f} ms -> {entry['total_after_s'] * 1e3:.1f} ms")
+
+
+if __name__ == "__main__":
+    application = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    application.command()(main)
+    guarded(lambda: application(standalone_mode=False))
