@@ -22,6 +22,10 @@ import typer
 from kcg.commandline import guarded
 from kcg.errors import ExitCode, KcgError
 
+KEPT = (
+    "total_before_s", "total_after_s", "measurements", "compilations", "search_s", "target", "toolchain", "failures",
+    "complete", "created", "kcg_version", "protocol",
+)  # fmt: skip
 OUT = Path(__file__).parent / "results" / "optimize_flux.json"
 
 
@@ -54,9 +58,7 @@ def measure(settings: Settings) -> dict[str, Any]:
     if done.returncode not in usable:
         raise KcgError(f"the run on {settings.device} ended with exit code {done.returncode}")
     answer = json.loads(done.stdout)
-    keep = ("total_before_s", "total_after_s", "measurements", "compilations", "search_s", "target", "toolchain", "failures",
-            "complete", "created", "kcg_version", "protocol")  # fmt: skip
-    entry = {name: answer[name] for name in keep}
+    entry = {name: answer[name] for name in KEPT}
     entry["speedup"] = answer["total_before_s"] / answer["total_after_s"]
     entry["verified"] = sum(bool(k["verified"]) for k in answer["kernels"])
     entry["outcomes"] = dict(Counter(k["outcome"] for k in answer["kernels"]))

@@ -197,12 +197,12 @@ def _quarantined(session: Session, work: RegionWork, reason: str) -> RegionResul
 def _result(
     session: Session, work: RegionWork, base: Finalist, chosen: Finalist, outcome: str, note: str
 ) -> RegionResult:
-    from kcg.kernel.contractions import arithmetic, least_bytes
+    from kcg.kernel.contractions import arithmetic
 
     return RegionResult(
         region=work.call.region, calls=work.call.calls, baseline=base, chosen=chosen,
         measurements=len(work.binaries), outcome=outcome, variables=work.call.variables, note=note,
-        operations=float(arithmetic(work.space.ast)), bytes=float(least_bytes(work.space.ast)),
+        operations=float(arithmetic(work.space.ast)), bytes=float(work.bytes),
     )  # fmt: skip
 
 

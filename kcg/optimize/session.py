@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 import threading
 import time
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 HOPELESS = 2.5  # a candidate this much slower than the best so far gets one sample only
 TINY_BEAM = "tinygrad-beam"
+FINAL_COPY_S_PER_BYTE = 6e-9  # copying and comparing whole buffers of one finalist on a GPU; seen on one NVIDIA H200
 FINAL_OVERHEAD_S = {"CPU": 0.12}  # verifying three seeds of one small kernel, apart from its runs
 
 
@@ -49,6 +51,13 @@ class RegionWork:
     def id(self) -> str:
         values = ",".join(f"{name}={value}" for name, value in self.call.variables)
         return f"{self.call.region.id}|{values}"
+
+    @functools.cached_property
+    def bytes(self) -> int:
+        """Least traffic of one call."""
+        from kcg.kernel.contractions import least_bytes
+
+        return least_bytes(self.space.ast)
 
     @property
     def baseline_s(self) -> float:
@@ -274,15 +283,17 @@ class Session:
     def final_cost_s(self) -> float:
         """What re-timing and verifying every finalist is expected to take, in seconds."""
         flush_s = 0.02 if self.choice.device == "CPU" else 0.001
-        # a final makes and copies the data of three seeds, a first measurement that of one
-        overhead_s = FINAL_OVERHEAD_S.get(self.choice.device, 2.0 * self.pace_s)
+        overhead_s = FINAL_OVERHEAD_S.get(self.choice.device, self.pace_s)
         from kcg.measure.protocol import samples_for
 
         cost = 3.0  # a fresh child
         for work in self.works:
             seconds = work.baseline_s
             sides = 2 if work.best_s < seconds or not work.known else 1
-            cost += overhead_s + sides * (samples_for(seconds + flush_s) * (seconds + flush_s) + 11 * seconds)
+            copies_s = 0.0 if self.choice.device == "CPU" else FINAL_COPY_S_PER_BYTE * work.bytes
+            cost += overhead_s + sides * (
+                copies_s + samples_for(seconds + flush_s) * (seconds + flush_s) + 11 * seconds
+            )
         return cost
 
     def search(self, predictor: Predictor) -> None:
