@@ -254,6 +254,29 @@ class Workload:
 
 
 @dataclass(frozen=True)
+class PlannedRegion:
+    """One region of a plan and the schedule it gets, for these values of its variables."""
+
+    region: Region
+    schedule: Schedule
+    variables: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A workload cut into regions, each with a schedule. Its id is a content hash: equal choices are the same plan."""
+
+    workload: str
+    preset: str
+    regions: tuple[PlannedRegion, ...]
+
+    @property
+    def id(self) -> str:
+        rows = [[r.region.id, [list(v) for v in r.variables], r.schedule.kind, r.schedule.body] for r in self.regions]
+        return content_id([self.workload, self.preset, sorted(rows)])
+
+
+@dataclass(frozen=True)
 class Prediction:
     """What is expected of a schedule: log of the runtime in seconds, its standard deviation, probability of failure."""
 
@@ -362,6 +385,12 @@ class Result:
     progress: tuple[ProgressPoint, ...] = ()
     recomputes: tuple[Recompute, ...] = ()
     warnings: tuple[str, ...] = field(default_factory=tuple)
+
+    @property
+    def plan(self) -> Plan:
+        """What was chosen, without how it came about."""
+        chosen = tuple(PlannedRegion(r.region, r.chosen.schedule, r.variables) for r in self.regions)
+        return Plan(self.workload, self.preset, chosen)
 
     @property
     def total_before_s(self) -> float:

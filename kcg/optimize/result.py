@@ -131,6 +131,7 @@ def _derived(result: Result) -> dict[str, Any]:
     return {
         "total_before_s": _encode(float(result.total_before_s)),
         "total_after_s": _encode(float(result.total_after_s)),
+        "plan_id": result.plan.id,
         "kernels": [_kernel_entry(row) for row in result.regions],
     }
 
@@ -222,7 +223,7 @@ def _read(document: Any) -> Result:
     schema = document["schema"]
     if type(schema) is not int or schema != SCHEMA:
         raise _Malformed("schema", f"{_shown(schema)} is not {SCHEMA}, the only one that this kcg reads")
-    derived = ("total_before_s", "total_after_s", "kernels")
+    derived = ("total_before_s", "total_after_s", "plan_id", "kernels")
     _same_names(set(document), {"schema", "asts", *derived, *_hints(Result)}, "")
     asts = document["asts"]
     if not isinstance(asts, dict) or not all(isinstance(text, str) for text in asts.values()):
