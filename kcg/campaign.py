@@ -69,7 +69,7 @@ class _KernelPlan:
 
     def draw(self) -> tuple[Schedule, str] | None:
         """The next schedule to measure and who drew it; None when enough, or nothing new is found."""
-        if self.exhausted or len(self.seen) >= self.wanted:
+        if self.exhausted or len(self.keys) >= self.wanted:
             return None
         for schedule, sampler in ((self.space.baseline(), "hand-coded"), (RAW, "raw")):
             if schedule not in self.seen and self._is_new(schedule):
@@ -140,12 +140,12 @@ def generate(settings: CampaignSettings, *, say: Callable[[str, float | None], N
             for row in _measure(service, journal, batch):
                 statuses[str(row.status)] = statuses.get(str(row.status), 0) + 1
             elapsed = time.monotonic() - started
-            left = sum(max(p.wanted - len(p.seen), 0) for p in plans if not p.exhausted)
+            left = sum(max(p.wanted - len(p.keys), 0) for p in plans if not p.exhausted)
             eta = left * elapsed / measured
             if deadline is not None:
                 eta = min(eta, deadline - time.monotonic())
             say(f"{measured} schedules measured, {left} to go, {measured / elapsed:.1f} a second", eta)
-        finished = all(p.exhausted or len(p.seen) >= p.wanted for p in plans)
+        finished = all(p.exhausted or len(p.keys) >= p.wanted for p in plans)
     return CampaignSummary(len(plans), measured, known, statuses, time.monotonic() - started, finished)
 
 
@@ -171,13 +171,16 @@ def _plans(
             known += 1
             if row.schedule == plan.space.baseline() and row.status == Status.OK:
                 plan.baseline_s = row.median_s
+    for plan in plans.values():  # or the walks that were measured would be drawn again first, and end the kernel
+        if plan.seen:
+            plan.rng.seed(f"{settings.seed}:{plan.call.region.id}:{plan.call.variables}:{len(plan.seen)}")
     return list(plans.values()), known
 
 
 def _next_batch(plans: Sequence[_KernelPlan], size: int) -> list[tuple[_KernelPlan, Schedule, str]]:
     """The next schedules, those of the kernels with the fewest first, so that a short budget covers all kernels."""
     batch: list[tuple[_KernelPlan, Schedule, str]] = []
-    for plan in sorted(plans, key=lambda p: len(p.seen)):
+    for plan in sorted(plans, key=lambda p: len(p.keys)):
         if len(batch) >= size:
             break
         if (drawn := plan.draw()) is not None:
@@ -199,6 +202,8 @@ def _measure(
     futures: list[Future[Measurement]] = service.measure(requests)
     for (plan, _, sampler), future in zip(batch, futures, strict=True):
         row = future.result()
+        if service.device_error is not None:  # what could not run is not recorded: a later occasion measures it
+            raise service.device_error
         journal.record(row)
         if sampler == "hand-coded" and row.status == Status.OK:
             plan.baseline_s = row.median_s

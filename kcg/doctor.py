@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import shutil
 import sys
 from dataclasses import dataclass
 from typing import Annotated
@@ -87,7 +85,7 @@ def _packages() -> list[Finding]:
 
 
 def _compilers() -> list[Finding]:
-    from kcg.compat.device import clang_path, has_cuda
+    from kcg.compat.device import clang_of_tinygrad, clang_path, has_cuda
 
     clang = clang_path()
     if clang is None:
@@ -96,7 +94,7 @@ def _compilers() -> list[Finding]:
             "open its CPU device without it: apt install clang, or pip install ziglang"
         )
         found = [Finding("clang", "not found", True, advice)]
-    elif shutil.which(os.environ.get("CC") or "clang") == clang:
+    elif clang == clang_of_tinygrad():
         found = [Finding("clang", clang)]
     else:
         found = [Finding("clang", clang, True, f"for plain tinygrad on the CPU: export CC={clang}")]

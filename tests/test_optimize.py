@@ -137,6 +137,7 @@ def test_ctrl_c_writes_the_best_so_far_and_says_how_to_resume(tmp_path: Path) ->
     assert "--resume" in err
     _, alive = psutil.wait_procs(children, timeout=20)
     assert not alive
+    assert err.rstrip().endswith(f"--report {tmp_path} --resume"), err
     result = read_result(tmp_path / "RESULT.json")
     assert not result.complete
     assert (tmp_path / "report.html").exists()

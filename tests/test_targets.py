@@ -10,7 +10,7 @@ from kcg.kernel.codec import kernel_of
 from kcg.kernel.compiler import render_schedule
 from kcg.kernel.space import KernelSpace
 from kcg.kernel.targets import KNOWN_TARGETS
-from kcg.types import Region, Schedule, Target
+from kcg.types import Opt, Region, Schedule, Target
 from tests.kernels import empty, example_asts, kernels_of
 
 ASTS = example_asts()
@@ -97,3 +97,27 @@ def test_legal_actions_differ_between_targets() -> None:
     assert not {"LOCAL", "GROUP", "GROUPTOP", "SWAP", "TC"} & ops["cpu"]
     assert all({"LOCAL", "GROUP", "SWAP", "UPCAST"} <= ops[name] for name in KNOWN_TARGETS)
     assert all("THREAD" not in ops[name] for name in KNOWN_TARGETS)
+
+
+def test_a_device_that_does_not_tell_its_cores_is_predicted_all_the_same() -> None:
+    from dataclasses import replace
+
+    from kcg.predictor.roofline import Roofline
+
+    region = Region((kernel_of(example_asts()["matmul_f16"]),))
+    for name, target in KNOWN_TARGETS.items():
+        space = KernelSpace(region, replace(target, cores=0))
+        (prediction,) = Roofline().predict(space, [space.baseline()])
+        assert prediction.runtime_s > 0, name
+
+
+def test_a_warp_with_three_local_axes_is_never_offered() -> None:
+    """On CUDA such kernels compute something else: see `TC_LOCAL_AXES_MAX`."""
+    region = Region((kernel_of(example_asts()["matmul_f16"]),))
+    space = KernelSpace(region, KNOWN_TARGETS["sm_90"])
+    frontier, depth = [Schedule.from_opts([Opt("TC", 0, (-1, 2, 1))])], 0
+    while frontier and depth < 4:
+        steps = [a.schedule for s in frontier for a in space.actions(s) if a.label.startswith("LOCAL")]
+        assert all(sum(o.op == "LOCAL" for o in s.opts) <= 2 for s in steps)
+        frontier, depth = steps[:6], depth + 1
+    assert depth > 1, "there were LOCAL steps to look at"

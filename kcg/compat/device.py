@@ -51,6 +51,12 @@ def clang_path() -> str | None:
     return _packaged_clang()
 
 
+def clang_of_tinygrad() -> str | None:
+    """The clang that plain tinygrad finds by itself: `CC` if it is set, even to nothing, else `clang`."""
+    path = shutil.which(os.environ.get("CC", "clang"))
+    return path if path is not None and _is_clang(path) else None
+
+
 def _is_clang(path: str) -> bool:
     try:
         told = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=20, check=False).stdout
@@ -157,8 +163,11 @@ def prepare(dev: str) -> None:
     clang = clang_path()
     if clang is None:
         _open_cpu_without_clang()
-    elif clang != shutil.which(os.environ.get("CC") or "clang"):
+    elif clang != clang_of_tinygrad():
         os.environ["CC"] = clang  # tinygrad itself would find none, or another compiler
+        from tinygrad.helpers import getenv
+
+        getenv.cache_clear()  # tinygrad may have read CC in an attempt that failed
 
 
 def _open_cpu_without_clang() -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kcg.compat.device import choose_device, clang_path, prepare
+from kcg.compat.device import choose_device, clang_of_tinygrad, prepare
 from kcg.compat.tiny import DEV, Device, Ops, UOp
 from kcg.errors import DeviceError
 
@@ -23,20 +23,21 @@ class OpenedDevice:
     max_threads: int
 
 
-def open_default() -> OpenedDevice:
+def open_default(cpu_renderer: str = "") -> OpenedDevice:
     """tinygrad's default device, opened if it is not yet.
 
-    Where plain tinygrad could not open the CPU for want of clang, it is opened with the X86 assembler, unless the
-    program asked for another device. Raises DeviceError where the device does not open.
+    Where plain tinygrad could not open the CPU for want of clang, kcg opens it, with `cpu_renderer` if the program did
+    not ask for one, else with what it finds. Raises DeviceError where the device does not open.
     """
     asked = DEV.value[0]
     plain_cpu = asked.device == "CPU" and asked.renderer in ("", "X86") and len(DEV.value) == 1
-    if plain_cpu and "CPU" not in Device._opened_devices and clang_path() is None:
-        prepare(choose_device(":".join(filter(None, ("CPU", asked.renderer)))).dev)
+    chosen_cpu = ":".join(filter(None, ("CPU", asked.renderer or cpu_renderer)))
+    if plain_cpu and "CPU" not in Device._opened_devices and clang_of_tinygrad() is None:
+        prepare(choose_device(chosen_cpu).dev)
     try:
         name = Device.DEFAULT
     except RuntimeError:  # tinygrad's "no usable devices": nothing else than the CPU, and no clang
-        prepare(choose_device("CPU").dev)
+        prepare(choose_device(chosen_cpu).dev)
         name = Device.DEFAULT
     try:
         renderer = Device[name].renderer

@@ -34,21 +34,26 @@ def compile_schedule(
     The function is always named `kernel`, so that two schedules with the same code have the same binary.
     Raises ScheduleError (the schedule is not legal, or the kernel too long) or the compiler's own error.
     """
-    return _plain(_program(region, schedule, compiling_renderer(target), name="kernel"), dict(variables))
+    renderer = compiling_renderer(target)
+    program = _program(region, schedule, renderer, name="kernel")
+    return _plain(program, dict(variables), _readable(program, renderer))
 
 
 def render_schedule(region: Region, schedule: Schedule, target: Target) -> tuple[str, str]:
     """The kernel's name and its source code for `target`, without that target's compiler."""
     renderer = planning_renderer(target)
-    if renderer.__class__.__name__.startswith("PlanningX86"):
-        # tinygrad's X86 backend has no source, only instructions: its assembly text is what a person can read
-        program = _program(region, schedule, renderer, name="test")
-        return str(program.arg.name), str(renderer.asm_str(list(program.src[1].src), program.arg.function_name))
     program = _program(region, schedule, renderer, name="test")
-    return str(program.arg.name), str(program.src[2].arg)
+    return str(program.arg.name), _readable(program, renderer)
 
 
-def _plain(program: Any, variables: dict[str, int]) -> Compiled:
+def _readable(program: Any, renderer: Any) -> str:
+    """The source of a program. tinygrad's X86 backend has none, only instructions: then their assembly text."""
+    if hasattr(renderer, "asm_str"):
+        return str(renderer.asm_str(list(program.src[1].src), program.arg.function_name))
+    return str(program.src[2].arg)
+
+
+def _plain(program: Any, variables: dict[str, int], source: str) -> Compiled:
     linear, info = program.src[1].src, program.arg
     if len(linear) > UOPS_MAX:
         raise ScheduleError(f"the kernel has {len(linear)} micro-operations, more than {UOPS_MAX}")
@@ -57,7 +62,7 @@ def _plain(program: Any, variables: dict[str, int]) -> Compiled:
     global_size, local_size = info.launch_dims(variables)
     return Compiled(
         binary=program.src[3].arg,
-        source=program.src[2].arg,
+        source=source,
         function_name=info.function_name,
         signature=tuple((u.arg.name, u.arg.slot, u.dtype.name) for u in parameters),
         slots=tuple(info.globals),

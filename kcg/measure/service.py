@@ -89,6 +89,7 @@ class MeasureService:
         self._ready: list[tuple[Request, CompileOutcome, Future[Measurement]]] = []
         self._by_binary: dict[tuple[Any, ...], Future[TimeOutcome] | Measurement] = {}
         self._kept: dict[tuple[str, tuple[tuple[str, int], ...], Schedule], CompileOutcome] = {}
+        self.device_error: DeviceError | None = None  # set when the device does not open again after a fault
         self.compilations = 0
         self.binaries_timed = 0
 
@@ -158,13 +159,23 @@ class MeasureService:
         for request, outcome, future in now:
             self._time(request, outcome, future)
 
+    def _keep(self, key: tuple[str, tuple[tuple[str, int], ...], Schedule], outcome: CompileOutcome) -> None:
+        with self._lock:
+            while len(self._kept) >= KEPT_BINARIES:
+                self._kept.pop(next(iter(self._kept)))
+            self._kept[key] = outcome
+
     def compiled(self, region: Region, schedule: Schedule, variables: tuple[tuple[str, int], ...] = ()) -> Future[Any]:
         """A future of CompileOutcome; what this service compiled before is not compiled again."""
-        kept = self._kept.get((region.id, variables, schedule))
+        key = (region.id, variables, schedule)
+        kept = self._kept.get(key)
+        future: Future[CompileOutcome]
         if kept is None:
-            return self.compile(region, schedule, variables)
-        future: Future[CompileOutcome] = Future()
-        future.set_result(kept)
+            future = self.compile(region, schedule, variables)
+            future.add_done_callback(lambda done: None if done.exception() else self._keep(key, done.result()))
+        else:
+            future = Future()
+            future.set_result(kept)
         return future
 
     # ---- measuring ----
@@ -216,9 +227,7 @@ class MeasureService:
         error = done.exception()
         if error is None:
             outcome: CompileOutcome = done.result()
-            while len(self._kept) >= KEPT_BINARIES:
-                self._kept.pop(next(iter(self._kept)), None)
-            self._kept[request.region.id, request.variables, request.schedule] = outcome
+            self._keep((request.region.id, request.variables, request.schedule), outcome)
             return outcome
         self._fail(request, future, error, timeout=Status.COMPILE_TIMEOUT, other=Status.COMPILE_ERROR)
         return None
@@ -293,6 +302,8 @@ class MeasureService:
             status = Status.RESOURCE
         else:
             status = other
+        if isinstance(error, DeviceError):
+            self.device_error = error
         row = self._measurement(request, status, reason=first_line(error), **known)
         self._resolve(future, row, record=not _not_its_fault(error))
 

@@ -18,7 +18,7 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-from kcg.errors import DeviceError
+from kcg.errors import ScheduleError
 from kcg.measure.jobs import TinyBeamJob, TinyBeamOutcome
 from kcg.measure.pools import ServiceClosed
 from kcg.types import Kernel, Region, Schedule, Target
@@ -29,7 +29,7 @@ POLL_S = 0.05
 def run(job: TinyBeamJob, *, timeout_s: float, stop: threading.Event | None = None) -> TinyBeamOutcome:
     """Search with BEAM of `job.width`.
 
-    Raises TimeoutError after killing all of it, ServiceClosed if `stop` was set meanwhile, DeviceError if it fails.
+    Raises TimeoutError after killing all of it, ServiceClosed if `stop` was set meanwhile, ScheduleError if it fails.
     """
     row = {"asts": [k.ast_json for k in job.region.kernels], "target": asdict(job.target), "width": job.width}
     with tempfile.TemporaryDirectory(prefix="kcg-beam-") as folder:
@@ -56,7 +56,7 @@ def run(job: TinyBeamJob, *, timeout_s: float, stop: threading.Event | None = No
                 stream.seek(0)
                 texts.append(stream.read().strip().splitlines() or ["no message"])
     if process.returncode != 0:
-        raise DeviceError(f"tinygrad's BEAM={job.width} failed: {texts[1][-1]}")
+        raise ScheduleError(f"tinygrad's BEAM={job.width} failed: {texts[1][-1]}")
     found = json.loads(texts[0][-1])
     return TinyBeamOutcome(Schedule(found["kind"], found["body"]), found["binaries"], found["wall_s"])
 

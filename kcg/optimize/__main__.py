@@ -1,4 +1,4 @@
-"""python -m kcg.optimize flux | path/to/script.py -- args | apply RESULT.json | undo"""
+"""python -m kcg.optimize flux | path/to/script.py -- args | apply RESULT.json | apply --undo"""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def optimize(
     ] = "mcts",
     budget: Annotated[str, typer.Option(help="time from start to result, e.g. 120s, 2m, 1h")] = "120s",
     measurements: Annotated[
-        int | None, typer.Option(help="at most so many binaries timed; 0 predicts only, then verifies", min=None)
+        int | None, typer.Option(help="the search stops at so many binaries timed; 0 predicts only, then verifies")
     ] = None,
     seed: Annotated[int, typer.Option(help="seed of the search")] = 0,
     resume: Annotated[bool, typer.Option("--resume", help="go on from the journal of the same output folder")] = False,
@@ -96,7 +96,7 @@ def resume_command(settings: object) -> str:
     from kcg.optimize.settings import Settings
 
     assert isinstance(settings, Settings)
-    if " --resume" in settings.command:
+    if settings.resume:
         return settings.command
     head, separator, tail = settings.command.partition(" -- ")
     return f"{head} --resume{separator}{tail}"

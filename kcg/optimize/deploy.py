@@ -160,7 +160,7 @@ def tuned(result_path: Path | str) -> Iterator[None]:
     from kcg.compat.opened import devices_of, open_default, opts_to_tiny
     from kcg.kernel.codec import kernel_of
 
-    opened = open_default()
+    opened = open_default(result.target.renderer if result.target.device == "CPU" else "")
     for field in fields(opened):
         _check_field(field.name, getattr(result.target, field.name), getattr(opened, field.name), result.target)
     by_id = {c.kernel.id: opts_to_tiny(c.schedule.opts) for c in choices(result)[0]}
@@ -268,7 +268,7 @@ def _checked_widths(widths: Sequence[int]) -> tuple[int, ...]:
 
 def _notes(result: Result, toolchain: Toolchain, chosen: list[Choice], skipped: int) -> tuple[str, ...]:
     """What the user should know, though nothing is wrong."""
-    from kcg.compat.device import clang_path
+    from kcg.compat.device import clang_of_tinygrad, clang_path
 
     notes = []
     if skipped:
@@ -281,8 +281,10 @@ def _notes(result: Result, toolchain: Toolchain, chosen: list[Choice], skipped: 
         before, now = getattr(result.toolchain, name), getattr(toolchain, name)
         if before != now:
             notes.append(f"the {name} was {before!r} in the search and is {now!r} now: times may differ")
-    if not result.complete:
-        notes.append("the search was interrupted: what it had not verified has tinygrad's own schedule")
-    if result.target.device == "CPU" and clang_path() is None:
-        notes.append("plain tinygrad opens the CPU only where clang is installed; without it, use kcg.tuned")
+    if any(not r.chosen.verification.passed for r in result.regions):
+        notes.append("what the search had not verified has tinygrad's own schedule")
+    if result.target.device == "CPU" and clang_of_tinygrad() is None:
+        packaged = clang_path()
+        advice = f"export CC={packaged}" if packaged else "without it, use kcg.tuned"
+        notes.append(f"plain tinygrad opens the CPU only where it finds clang: {advice}")
     return tuple(notes)

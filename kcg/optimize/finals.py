@@ -13,8 +13,9 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from kcg import __version__
-from kcg.errors import KcgError
+from kcg.errors import DeviceError
 from kcg.measure.jobs import DuelJob, DuelOutcome
+from kcg.measure.pools import ServiceClosed
 from kcg.measure.protocol import PROTOCOL, median, median_interval
 from kcg.types import Finalist, RegionResult, Result, Schedule, Verification
 
@@ -43,7 +44,7 @@ def judge_all(session: Session) -> tuple[RegionResult, ...]:
     results: dict[str, RegionResult] = {}
     _precompile(session)
     for count, work in enumerate(order, 1):
-        results[work.id] = _judge(session, work)
+        results[work.id] = session.judged[work.id] = _judge(session, work)
         elapsed = time.monotonic() - session.started
         session.progress.update(
             done_s=elapsed, budget_s=session.settings.budget_s, measurements=session.ledger.measurements,
@@ -106,7 +107,7 @@ def _duel(session: Session, work: RegionWork, baseline: Compiled, finalist: Comp
     job = DuelJob(work.call.region, baseline, finalist, session.service.target, work.call.variables, seeds=FINAL_SEEDS)
     try:
         return Judged(session.service.duel(job, timeout_s=DUEL_TIMEOUT_S).result())
-    except KcgError:
+    except (DeviceError, ServiceClosed):
         raise
     except Exception as error:  # a crash or a hang of the child is the finalist's, not the run's
         return Judged(None, f"{type(error).__name__}: {_line(error)}")
@@ -146,8 +147,8 @@ def _decide(
 def _why_kept(session: Session, work: RegionWork) -> str:
     if session.settings.measurements == 0:
         return "the predictor expects nothing faster"
-    tried = len(work.binaries) - 1
-    return f"nothing faster among {tried} others" if tried > 0 else "not searched: its share of the total is small"
+    tried = max(len(work.binaries) - 1, work.tried_by_beam)
+    return f"nothing faster among {tried} others" if tried > 0 else "not searched before the budget ended"
 
 
 def _finalist(
@@ -178,9 +179,15 @@ def unverified(work: RegionWork, schedule: Schedule) -> Finalist:
 
 
 def as_searched(session: Session) -> tuple[RegionResult, ...]:
-    """The best so far of an interrupted run, none of it verified."""
+    """The best so far of an interrupted run: what was judged as it was judged, the rest as the search left it.
+
+    The latter carries search timings and is marked as not verified; `apply` gives such regions tinygrad's own schedule.
+    """
     results = []
     for work in session.works:
+        if work.id in session.judged:
+            results.append(session.judged[work.id])
+            continue
         base = unverified(work, work.space.baseline())
         faster = _candidates(work)
         chosen = unverified(work, faster[0]) if faster and work.baseline_s else base
@@ -201,7 +208,8 @@ def _result(
 
     return RegionResult(
         region=work.call.region, calls=work.call.calls, baseline=base, chosen=chosen,
-        measurements=len(work.binaries), outcome=outcome, variables=work.call.variables, note=note,
+        measurements=max(len(work.binaries), work.tried_by_beam), outcome=outcome, variables=work.call.variables,
+        note=note,
         operations=float(arithmetic(work.space.ast)), bytes=float(work.bytes),
     )  # fmt: skip
 

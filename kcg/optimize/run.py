@@ -45,6 +45,7 @@ def optimize(settings: Settings, progress: Progress, *, started: float | None = 
             session.check_journal()
         except KeyboardInterrupt:
             session.interrupted = True
+            session.service.close()  # the children first: what is written next does not change under the writer
         over = settings.budget_s is not None and time.monotonic() - session.started > settings.budget_s * 1.1
         if over and not session.interrupted:
             session.warnings.append(

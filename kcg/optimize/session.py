@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kcg.compat.device import choose_device, prepare
-from kcg.errors import UnknownName, UsageError
+from kcg.errors import ScheduleError, UnknownName, UsageError
 from kcg.measure.jobs import TinyBeamJob
 from kcg.measure.protocol import PROTOCOL, SEARCH_SAMPLES
 from kcg.measure.service import MeasureService, Request
 from kcg.optimize.settings import Settings, writable_folder
 from kcg.search.budget import Allocator, RegionState
 from kcg.search.interface import Ledger, Observation, Problem, best
-from kcg.types import Measurement, ProgressPoint, Schedule, Status, Workload, WorkloadCall
+from kcg.types import Measurement, ProgressPoint, RegionResult, Schedule, Status, Workload, WorkloadCall
 
 if TYPE_CHECKING:
     from kcg.dataset.journal import Journal
@@ -46,6 +46,7 @@ class RegionWork:
     known: dict[Schedule, Observation] = field(default_factory=dict)
     binaries: set[str] = field(default_factory=set)
     search: Iterator[Observation] | None = None
+    tried_by_beam: int = 0  # binaries that tinygrad's own BEAM timed
 
     @property
     def id(self) -> str:
@@ -97,6 +98,7 @@ class Session:
         self.interrupted = False
         self.pace_s = 0.3  # seconds that a first measurement of a kernel takes, all included; measured on the way
         self.works: list[RegionWork] = []
+        self.judged: dict[str, RegionResult] = {}  # by region, as far as the finals have come
         self._lock = threading.Lock()
         self._journal_error: BaseException | None = None
         self.journal: Journal | None = None
@@ -156,6 +158,7 @@ class Session:
         """The journal of this output folder. Without `--resume` an earlier one is set aside, never deleted."""
         from kcg.dataset.journal import Journal, Run
 
+        target, toolchain = self.service.facts  # an earlier journal is touched only when the device works
         path = self.folder / "journal.sqlite"
         if path.exists() and not self.settings.resume:
             stamp = self.created.strftime("%Y%m%d-%H%M%S")
@@ -164,7 +167,6 @@ class Session:
                 if old.exists():
                     old.rename(path.with_name(f"journal-{stamp}.sqlite{suffix}"))
         self.journal = Journal.open(path)
-        target, toolchain = self.service.facts
         self.journal.add_target(target)
         self.journal.add_toolchain(toolchain)
         self.journal.add_workload(self.workload)
@@ -186,7 +188,9 @@ class Session:
                 self._journal_error = self._journal_error or error
 
     def check_journal(self) -> None:
-        """Raise what went wrong when a measurement was recorded."""
+        """Raise what went wrong when a measurement was recorded, or that the device is gone."""
+        if self.service.device_error is not None:
+            raise self.service.device_error
         if self._journal_error is not None:
             raise self._journal_error
 
@@ -301,6 +305,8 @@ class Session:
         name = self.settings.search
         if self.settings.budget_s is not None:
             self.ledger.deadline = self.started + self.settings.budget_s - self.final_cost_s()
+        if self.settings.measurements and self.ledger.exhausted:
+            self.warnings.append("timing tinygrad's own schedules used up the budget: nothing was searched")
         if self.settings.measurements == 0:
             self._predict_only(predictor)
         elif name.partition(":")[0] == TINY_BEAM:
@@ -348,12 +354,17 @@ class Session:
             except TimeoutError as error:
                 self.progress.line(str(error))
                 break
+            except ScheduleError as error:
+                self.warnings.append(f"{work.space.name(work.space.baseline())}: {error}")
+                continue
+            work.tried_by_beam = found.binaries
             with self._lock:
                 self.ledger.measurements += max(found.binaries - 1, 0)
                 self.ledger.compilations += found.binaries
             for future in self.measure(work, [found.schedule], sampler=f"{TINY_BEAM}:{width}"):
                 observation = future.result()
                 work.known[observation.schedule] = observation
+            self.check_journal()
             self._show(note=work.space.name(work.space.baseline()))
 
     def _predict_only(self, predictor: Predictor) -> None:

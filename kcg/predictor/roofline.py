@@ -146,6 +146,7 @@ def _cpu_seconds(table: AxisTable, renderer: str) -> float:
 
 
 def _gpu_seconds(table: AxisTable, target: Target) -> float:
+    cores = max(target.cores, 1)  # 0 where the device does not tell
     blocks = table.product("GLOBAL")
     threads = table.product("LOCAL", "WARP", "GROUP_REDUCE")
     warps = math.ceil(threads / WARP)
@@ -153,15 +154,15 @@ def _gpu_seconds(table: AxisTable, target: Target) -> float:
     per_core = max(1, min(32, GPU_THREADS_PER_CORE // (warps * WARP)))
     held = table.product("UPCAST")
     per_core = max(1, min(per_core, (65536 // (warps * WARP)) // max(16, min(255, held + 16))))
-    waves = math.ceil(blocks / (target.cores * per_core))
-    wave_loss = waves * target.cores * per_core / max(blocks, 1) if blocks >= target.cores else target.cores / blocks
+    waves = math.ceil(blocks / (cores * per_core))
+    wave_loss = waves * cores * per_core / max(blocks, 1) if blocks >= cores else cores / blocks
     # latency is hidden by threads in flight and by independent work in each
     in_flight = per_core * warps * min(8, max(1, held // 2))
     hiding = min(1.0, in_flight / 32)
     spill = max(1.0, held / GPU_REGISTERS) ** 2
 
     operations = sum(float(table.span(used)) for _, used in table.operations)
-    peak = GPU_PEAK_FLOPS_PER_CORE * max(target.cores, 1) * (GPU_TENSOR_CORE_GAIN if table.tensor_core else 1.0)
+    peak = GPU_PEAK_FLOPS_PER_CORE * cores * (GPU_TENSOR_CORE_GAIN if table.tensor_core else 1.0)
     compute = operations / peak
 
     device_bytes = l2_bytes = instructions = 0.0
@@ -171,7 +172,7 @@ def _gpu_seconds(table: AxisTable, target: Target) -> float:
         instructions += executed / width
         l2_bytes += executed * access.itemsize * _coalescing_loss(table, access, width)
         device_bytes += min(access.elements, table.span(access.used)) * access.itemsize
-    issue = instructions / (32 * 1.7e9 * max(target.cores, 1))
+    issue = instructions / (32 * 1.7e9 * cores)
     traffic = max(device_bytes / GPU_BYTES_S, l2_bytes / 16 / GPU_L2_BYTES_S)
     loops = table.product("REDUCE", "WEAK", "LOOP") * 20e-9 * waves
     busy = max(compute, traffic, issue) + 0.3 * (compute + traffic + issue)

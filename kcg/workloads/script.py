@@ -55,7 +55,11 @@ def record_script(script: Path, arguments: Sequence[str] = ()) -> Workload:
                 raise ScriptError(f"{script} ended with exit code {stop.code}; run it alone first") from None
         except Exception as error:
             raise ScriptError(f"{script} raised {_where(error, script)}; run it alone first") from error
-    workload = to_workload(script.stem, " ".join(arguments), recorder.calls())
+    here = os.environ["DEV"].split(":")[0]
+    calls = [c for c in recorder.calls() if c.device.split(":")[0] == here]
+    if elsewhere := sum(c.calls for c in recorder.calls()) - sum(c.calls for c in calls):
+        sys.stderr.write(f"{elsewhere} kernel executions on other devices than {here} are left out\n")
+    workload = to_workload(script.stem, " ".join(arguments), calls)
     if not workload.calls:
         raise ScriptError(f"{script} ran no tinygrad kernel: does it realise its tensors?")
     return workload
