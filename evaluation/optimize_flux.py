@@ -65,6 +65,9 @@ def measure(settings: Settings) -> dict[str, Any]:
     entry["kernels"] = [{n: k[n] for n in ("name", "calls", "before_s", "after_s")} for k in answer["kernels"]]
     entry["command"] = " ".join(["python", *command(settings)])
     entry["exit_code"] = done.returncode
+    entry["revision"] = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=OUT.parent, capture_output=True, text=True, check=False
+    ).stdout.strip()
     return entry
 
 
