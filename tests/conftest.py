@@ -9,6 +9,7 @@ import atexit
 import os
 import platform
 import shutil
+import signal
 import tempfile
 from pathlib import Path
 
@@ -32,6 +33,8 @@ def _cpu() -> str:
 
 
 def _isolate() -> None:
+    # a shell that starts the tests in the background ignores SIGINT, and so would every process that they start
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     for name in FOREIGN:
         os.environ.pop(name, None)
     folder = tempfile.mkdtemp(prefix="kcg-tests-")
