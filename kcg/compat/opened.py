@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import platform
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from kcg.compat.device import choose_device, clang_of_tinygrad, prepare
+from kcg.compat.hardware import cpu_model
 from kcg.compat.tiny import DEV, Device, Ops, UOp
 from kcg.errors import DeviceError
 
@@ -57,10 +57,7 @@ def open_default(cpu_renderer: str = "") -> OpenedDevice:
 
 def _model(device: str) -> str:
     if device == "CPU":
-        info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
-        fields = dict(line.split(":", 1) for line in info.split("\n\n")[0].splitlines() if ":" in line)
-        found = next((value.strip() for key, value in fields.items() if key.strip() == "model name"), "")
-        return found or platform.processor() or "CPU"
+        return cpu_model()
     if device in ("CUDA", "NV"):
         from kcg.compat.hardware import cuda_properties
 

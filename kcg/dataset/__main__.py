@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -51,12 +52,8 @@ def generate(
         shown.phase(f"generating into {out}")
 
         def say(line: str, eta_s: float | None) -> None:
-            import time
-
             elapsed = time.monotonic() - begin
             shown.update(done_s=elapsed, budget_s=elapsed + eta_s if eta_s is not None else None, note=line)
-
-        import time
 
         begin = time.monotonic()
         summary = generate_now(settings, say=say)

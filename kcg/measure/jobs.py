@@ -41,7 +41,6 @@ class TimeOutcome:
     samples_s: tuple[float, ...]
     input_recipe: str
     wrong: str = ""  # why the output is wrong, if it is
-    quarantined: str = ""  # why the kernel itself cannot be judged, if it cannot
     checked: bool = False
     clocks: tuple[tuple[str, float], ...] = ()
     tainted: bool = False  # the kernel wrote outside its buffers: nothing more of this child is to be trusted

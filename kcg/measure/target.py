@@ -85,14 +85,13 @@ def _compiler(renderer: str) -> str:
 
 
 def _cpu_facts() -> dict[str, Any]:
-    info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
-    fields = dict(line.split(":", 1) for line in info.split("\n\n")[0].splitlines() if ":" in line)
-    model = next((v.strip() for k, v in fields.items() if k.strip() == "model name"), platform.processor() or "CPU")
+    from kcg.compat.hardware import cpu_model
+
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     # a virtual machine's memory can grow while it runs: the power of two above it does not
     memory = 1 << max(pages - 1, 1).bit_length()
     return {
-        "model": model, "cores": os.cpu_count() or 1, "memory_bytes": memory, "cache_bytes": _last_level_cache(),
+        "model": cpu_model(), "cores": os.cpu_count() or 1, "memory_bytes": memory, "cache_bytes": _last_level_cache(),
         "driver": "",
     }  # fmt: skip
 

@@ -27,7 +27,7 @@ class Finished:
 def optimize(settings: Settings, progress: Progress, *, started: float | None = None) -> Finished:
     """Run one optimisation and write RESULT.json and report.html into `settings.folder`.
 
-    On Ctrl-C the children are killed, the best so far is written, unverified, and the exit code is 130.
+    On Ctrl-C the children are killed, the best so far is written, verified as far as it came; the exit code is 130.
     """
     from kcg.predictor.roofline import Roofline
 
