@@ -14,7 +14,7 @@ import pytest
 from kcg.errors import CodecError, DeviceError, ScheduleError, UnknownName
 from kcg.kernel.codec import kernel_of
 from kcg.kernel.space import KernelSpace
-from kcg.measure import child
+from kcg.measure import lifeline
 from kcg.measure.jobs import DuelJob
 from kcg.measure.protocol import (
     MAX_SAMPLES,
@@ -257,7 +257,7 @@ def raised_by_child(error: BaseException) -> BaseException:
         raise error
 
     with pytest.raises(BaseException) as caught:
-        child.call(fail, ())
+        lifeline.call(fail, ())
     return caught.value
 
 

@@ -23,7 +23,7 @@ from typing import Any
 from pebble import ProcessExpired, ProcessPool
 
 from kcg.errors import DeviceError, KcgError
-from kcg.measure import child
+from kcg.measure import child, lifeline
 
 log = logging.getLogger(__name__)
 
@@ -181,7 +181,7 @@ class DevicePool:
     def _in_child(self, job: _Job) -> Any:
         if self._pool is None or not self._pool.active:
             self.replace_child()
-            self._pool = _start_pool(1, child.start, self._initargs)
+            self._pool = _start_pool(1, lifeline.start, self._initargs)
             try:
                 self._call(child.open_job, (self._dev,), self._open_timeout_s)
             except FutureTimeout:
@@ -194,7 +194,7 @@ class DevicePool:
         with self._changed:  # so that `close` sees either the running job or that none will start
             if self.closed.is_set():
                 raise ServiceClosed
-            self._busy = self._pool.schedule(child.call, args=(function, args), timeout=timeout_s)
+            self._busy = self._pool.schedule(lifeline.call, args=(function, args), timeout=timeout_s)
         try:
             return self._busy.result(timeout=timeout_s + STUCK_S)
         except CancelledError:
@@ -255,8 +255,8 @@ class CompilePool:
         try:
             if self._pool is None or not self._pool.active:
                 broken = self._pool
-                self._pool = _start_pool(self._workers, child.start_compiler, self._initargs)
-            inner = self._pool.schedule(child.call, args=call, timeout=timeout_s)
+                self._pool = _start_pool(self._workers, lifeline.start_compiler, self._initargs)
+            inner = self._pool.schedule(lifeline.call, args=call, timeout=timeout_s)
         except Exception as error:  # no process can be started: that is this job's end, and not this thread's
             self._end(future, None, ChildDied(f"no process could be started: {error}"))
             return
