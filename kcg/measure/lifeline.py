@@ -1,5 +1,9 @@
 """How a child process begins and ends: with its parent, with all that it started, with nothing of the user's.
 
+Three things end a child, and none needs its Python to run, since native code may hold the interpreter for ever: SIGTERM
+or SIGKILL from its pool, PR_SET_PDEATHSIG when its parent dies, and its own faults. Whichever it was, the child's
+*guardian* sees it and kills what the child started: a compiler inherits no death signal, and nobody else would.
+
 Module-level functions: a pool calls them by name.
 """
 
@@ -9,9 +13,11 @@ import contextlib
 import ctypes
 import errno
 import os
+import select
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,34 +25,23 @@ from typing import Any
 from kcg.errors import KcgError
 
 PR_SET_PDEATHSIG = 1
+PR_SET_NAME = 15
+GUARDIAN = b"kcg-guardian"  # what `ps` and /proc/PID/comm call it
 ORPHAN_POLL_S = 0.5
 COMPILER_MEMORY_BYTES = 8 << 30
 """What a compiling child may map. A compiler that wants more gets a MemoryError, not the machine's last byte."""
 
 
 def start(dev: str, parent_pid: int, cache_db: str) -> None:
-    """Initialise a child: dies with its parent, leaves Ctrl-C to it, never touches the user's tinygrad cache."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a handler in Python would not run while a kernel does
-    _die_first()
-    if hasattr(ctypes.CDLL(None), "prctl"):
-        # the signal comes when the *thread* that started this child ends: the device's own, which outlives it
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent_pid:  # the parent died before prctl was called
-            os._exit(1)
-    else:
-        _watch_parent(parent_pid, lambda: os._exit(1))
+    """Initialise a child: dies with its parent and takes what it started with it, leaves Ctrl-C to the parent, reads
+    no terminal, never touches the user's tinygrad cache."""
+    _begin(parent_pid)
     _settings(dev, cache_db)
 
 
 def start_compiler(dev: str, parent_pid: int, cache_db: str) -> None:
-    """Initialise a compiling child: as `start`, with limited memory, and takes the compilers it started with it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _die_first()
-    if hasattr(os, "setpgid"):
-        os.setpgid(0, 0)  # a group of its own: this process and what it starts, e.g. clang
-        signal.signal(signal.SIGTERM, lambda *_: _kill_group())
-        _watch_parent(parent_pid, _kill_group)
+    """Initialise a compiling child: as `start`, with limited memory."""
+    _begin(parent_pid)
     _settings(dev, cache_db)
     import kcg.kernel.compiler  # noqa: F401  # seconds that are not the first kernel's
 
@@ -58,6 +53,72 @@ def start_compiler(dev: str, parent_pid: int, cache_db: str) -> None:
         limit = pages * resource.getpagesize() + COMPILER_MEMORY_BYTES
         _, hard = resource.getrlimit(resource.RLIMIT_AS)
         resource.setrlimit(resource.RLIMIT_AS, (limit if hard == resource.RLIM_INFINITY else min(hard, limit), hard))
+
+
+def _begin(parent_pid: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a handler in Python would not run while native code does
+    if hasattr(os, "fork"):
+        os.setpgid(0, 0)  # a group of its own: this process and what it starts, e.g. clang
+        signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # such a group may be stopped for writing to the terminal
+        guard()  # first of all: what is loaded later is not in its copy of this process
+        _no_stdin()
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "prctl"):
+        # the signal comes when the *thread* that started this child ends: those of the pools outlive their children
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent_pid:  # the parent died before prctl was called
+            os._exit(1)
+    else:
+        _watch_parent(parent_pid)
+    _die_first()
+
+
+def guard() -> None:
+    """Fork a guardian: it waits for the end of this process, whatever ends it, and kills the group that this one leads.
+
+    Out of its reach is only a process that left the group by itself.
+    """
+    group, libc = os.getpid(), ctypes.CDLL(None)
+    watched = [os.pipe()[0]]  # the other end is never closed: the system does it when this process ends
+    with contextlib.suppress(AttributeError, OSError):  # not Linux, or an old one
+        # a process forked from this one without exec has that other end too: it hides the end from the pipe, not here
+        watched.append(os.pidfd_open(group))
+    with warnings.catch_warnings():
+        # where threads run already, newer Pythons warn: a lock that one holds stays locked in the copy. It takes none
+        warnings.simplefilter("ignore", DeprecationWarning)
+        guardian = os.fork()
+    if guardian == 0:
+        try:
+            _outlive(group, watched, libc)
+        finally:  # on no path into what this process would do at its end
+            os._exit(0)
+    for descriptor in watched:
+        os.close(descriptor)
+
+
+def _outlive(group: int, watched: list[int], libc: ctypes.CDLL) -> None:
+    """The guardian's life."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    os.setsid()  # no signal of a terminal, or to the child's group, ends it
+    # whoever reads a pipe of the child's is to see its end, and this copy holds the other end of its own pipe
+    for name in os.listdir("/dev/fd"):  # noqa: PTH208  # a plain call: nothing is to be loaded here
+        if int(name) not in watched:
+            with contextlib.suppress(OSError):
+                os.close(int(name))
+    if hasattr(libc, "prctl"):
+        libc.prctl(PR_SET_NAME, GUARDIAN)
+    select.select(watched, [], [])
+    os.killpg(group, signal.SIGKILL)
+
+
+def _no_stdin() -> None:
+    """Give the child, and the compilers that it starts, an empty standard input instead of the user's terminal."""
+    empty = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(empty, 0)
+    if empty != 0:
+        os.close(empty)
 
 
 def _settings(dev: str, cache_db: str) -> None:
@@ -75,17 +136,26 @@ def _die_first() -> None:
         Path("/proc/self/oom_score_adj").write_text("1000")
 
 
-def _kill_group() -> None:
-    os.killpg(0, signal.SIGKILL)
+def _watch_parent(parent_pid: int) -> None:
+    """Where the system has no death signal: end when the parent is gone, unless native code holds the interpreter."""
 
-
-def _watch_parent(parent_pid: int, orphaned: Callable[[], None]) -> None:
     def watch() -> None:
         while os.getppid() == parent_pid:
             time.sleep(ORPHAN_POLL_S)
-        orphaned()
+        os._exit(1)
 
     threading.Thread(target=watch, name="kcg-orphan", daemon=True).start()
+
+
+class AnotherChild(Exception):
+    """The job reached a child that is not the one it was meant for."""
+
+
+def call_in(pid: int | None, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    """As `call`, but only in the process `pid`: a pool whose idle child ends quietly starts another unasked."""
+    if pid not in (None, os.getpid()):
+        raise AnotherChild
+    return call(function, args)
 
 
 def call(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:

@@ -12,6 +12,7 @@ import multiprocessing
 import queue
 import signal
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future, InvalidStateError, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
@@ -23,14 +24,14 @@ from typing import Any
 from pebble import ProcessExpired, ProcessPool
 
 from kcg.errors import DeviceError, KcgError
-from kcg.measure import child, lifeline
+from kcg.measure import canary, child, lifeline
+from kcg.measure.canary import CanaryReading, is_sticky
+from kcg.measure.lifeline import AnotherChild
+from kcg.measure.target import first_line
 
 log = logging.getLogger(__name__)
 
 STUCK_S = 30.0  # how long after a job's own timeout its pool itself is taken for dead
-
-STICKY_FAULTS = ("700", "710", "714", "715", "716", "717", "718", "719")
-"""CUDA error codes after which the context is lost: illegal address, misalignment, illegal instruction …"""
 
 
 class ServiceClosed(KcgError):
@@ -93,24 +94,43 @@ class _Job:
     timeout_s: float
     here: bool  # in the device's thread of this process, not in the child
     future: Future[Any]
+    since_s: float  # when it was sent, by `time.monotonic`
 
 
 class DevicePool:
     """One child for one device, and the jobs sent to it one at a time.
 
     After a timeout, a death, a fault that spoils the device's context, or a result with a true `tainted`, the child is
-    replaced, and the new one opens the device before the next job's time begins to run.
+    replaced. Every child, also one that was replaced on request, opens the device and passes the canary before it gets
+    a job, and a job runs in that very process or not at all: no result can come from between a fault and a canary that
+    was right and in time. The canary of the first child is the reference for the others.
     """
 
-    def __init__(self, dev: str, initargs: tuple[Any, ...], *, open_timeout_s: float) -> None:
+    def __init__(
+        self,
+        dev: str,
+        initargs: tuple[Any, ...],
+        *,
+        open_timeout_s: float,
+        canary_job: Callable[[str], CanaryReading] = canary.canary_job,
+    ) -> None:
         self._dev, self._initargs, self._open_timeout_s = dev, initargs, open_timeout_s
+        self._canary_job = canary_job
+        self._reference: CanaryReading | None = None
+        self._child: int | None = None  # the process id that jobs are meant for
+        self._fault_s: float | None = None  # what ending the last child took, if that was for a fault
+        self._unusable: tuple[float, DeviceError] | None = None  # since when, and why, no child can be trusted
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._changed = threading.Condition()
         self._unfinished = 0
         self._pool: Any = None
         self._busy: Any = None
         self.closed = threading.Event()
-        self.replaced = 0
+        self.replaced = 0  # children
+        self.canaries = 0  # that were started, for whatever reason
+        self.last_recovery_s: float | None = None
+        """Seconds that the last recovery took: to end the child after its fault, to start another, to pass the canary.
+        The time for which no job waited is not in it."""
         self._thread = threading.Thread(target=self._loop, name="kcg-device", daemon=True)
         self._thread.start()
 
@@ -128,7 +148,7 @@ class DevicePool:
         with self._changed:
             if not self.closed.is_set():
                 self._unfinished += 1
-                self._jobs.put(_Job(function, args, timeout_s, here, future))
+                self._jobs.put(_Job(function, args, timeout_s, here, future, time.monotonic()))
                 return future
         future.set_exception(ServiceClosed())
         return future
@@ -139,11 +159,17 @@ class DevicePool:
             self._changed.wait_for(lambda: self._unfinished == 0 or self.closed.is_set())
 
     def replace_child(self) -> None:
-        """Kill the child; the next job starts a fresh one. Called from the device's thread."""
-        pool, self._pool = self._pool, None
+        """Kill the child; the next job starts a fresh one, canary and all. Called from the device's thread."""
+        pool, self._pool, self._child = self._pool, None, None
         if pool is not None:
             self.replaced += 1
             _stop_pool(pool)
+
+    def _after_fault(self) -> None:
+        """Kill the child because nothing that it does is to be trusted any more."""
+        begin = time.monotonic()
+        self.replace_child()
+        self._fault_s = (self._fault_s or 0.0) + time.monotonic() - begin
 
     def _loop(self) -> None:
         _block_interrupts()
@@ -152,11 +178,11 @@ class DevicePool:
             try:
                 result = self._run(job)
                 if getattr(result, "tainted", False):
-                    self.replace_child()
+                    self._after_fault()
             except BaseException as error:
                 failure = error
-                if any(f"CUDA Error {code}" in str(error) for code in STICKY_FAULTS):
-                    self.replace_child()
+                if is_sticky(error):
+                    self._after_fault()
             _settle(job.future, result, failure)
             with self._changed:
                 self._unfinished -= 1
@@ -170,40 +196,113 @@ class DevicePool:
             return job.function(*job.args)
         try:
             return self._in_child(job)
-        except BrokenProcessPool:  # the child died before it took the job: not of it, so once more
-            self.replace_child()
+        except (BrokenProcessPool, AnotherChild):  # the child died before it took the job: not of it, so once more
+            self._after_fault()
         try:
             return self._in_child(job)
-        except BrokenProcessPool as error:
-            self.replace_child()
+        except (BrokenProcessPool, AnotherChild) as error:
+            self._after_fault()
             raise ChildDied(_why_died(error)) from error
 
     def _in_child(self, job: _Job) -> Any:
         if self._pool is None or not self._pool.active:
-            self.replace_child()
-            self._pool = _start_pool(1, lifeline.start, self._initargs)
-            try:
-                self._call(child.open_job, (self._dev,), self._open_timeout_s)
-            except FutureTimeout:
-                raise DeviceError(f"{self._dev} did not open within {self._open_timeout_s:g} s") from None
-            except ChildDied as error:
-                raise DeviceError(f"{self._dev} does not open: {error}") from None
+            if self._unusable is not None and job.since_s < self._unusable[0]:
+                raise DeviceError(str(self._unusable[1]))  # it waited while the device was given up: no second wait
+            self._start_trusted()
         return self._call(job.function, job.args, job.timeout_s)
+
+    def _start_trusted(self) -> None:
+        """Start a child that opens the device and passes the canary. Raises DeviceError, and leaves none, otherwise."""
+        if self._pool is not None:  # it died while it had nothing to do
+            self._after_fault()
+        begin = time.monotonic()
+        try:
+            self._until_canary_passes()
+        except BaseException as error:
+            self.replace_child()
+            if isinstance(error, DeviceError):
+                self._unusable = (time.monotonic(), error)
+            raise
+        if self._fault_s is not None:
+            self.last_recovery_s = self._fault_s + time.monotonic() - begin
+            self._fault_s = None
+
+    def _until_canary_passes(self) -> None:
+        failures, pauses, begin = 0, list(canary.PAUSES_S), time.monotonic()
+        while True:
+            try:
+                fault, reading = self._read_canary()
+            except DeviceError:  # it did open before: a driver's reset may last a moment
+                if self._reference is None or not pauses or time.monotonic() > begin + canary.TIMEOUT_S:
+                    raise
+                self._after_fault()
+                self._pause(pauses)
+                continue
+            if reading is None:
+                failures += 1
+                log.debug("%s: %s", self._dev, fault)
+                if failures == canary.FAILURES:
+                    raise DeviceError(f"{self._dev} cannot be trusted: {fault}")
+                self._after_fault()
+                continue
+            if self._reference is None:
+                self._reference = reading
+            expected_s, times = self._reference.seconds, canary.tolerance(self._dev)
+            if reading.seconds <= times * expected_s:
+                return
+            slow = (
+                f"its canary takes {reading.seconds * 1e3:.3g} ms, and not {expected_s * 1e3:.3g} ms "
+                f"as in the first child (at most {times:g} times that)"
+            )
+            log.debug("%s: %s", self._dev, slow)
+            if not pauses:
+                raise DeviceError(f"{self._dev} cannot be trusted: {slow}")
+            self._pause(pauses)
+
+    def _pause(self, pauses: list[float]) -> None:
+        if self.closed.wait(pauses.pop(0)):
+            raise ServiceClosed
+
+    def _read_canary(self) -> tuple[str, CanaryReading | None]:
+        """What the canary shows, in a new child if there is none; else what is wrong with the child."""
+        try:
+            if self._pool is None:
+                self._open()
+            self.canaries += 1
+            reading: CanaryReading = self._call(self._canary_job, (self._dev,), canary.TIMEOUT_S)
+        except (ServiceClosed, DeviceError):
+            raise
+        except (BrokenProcessPool, AnotherChild) as error:
+            return f"before its canary, {_why_died(error)}", None
+        except Exception as error:  # it died, it hung, or anything that a broken device may raise
+            return f"its canary failed: {first_line(error)}", None
+        fault = reading.fault()
+        return f"its canary is wrong: {fault}", None if fault else reading
+
+    def _open(self) -> None:
+        self._pool = _start_pool(1, lifeline.start, self._initargs)
+        try:
+            self._child = self._call(child.ping, (), self._open_timeout_s)
+            self._call(child.open_job, (self._dev,), self._open_timeout_s)
+        except FutureTimeout:
+            raise DeviceError(f"{self._dev} did not open within {self._open_timeout_s:g} s") from None
+        except ChildDied as error:
+            raise DeviceError(f"{self._dev} does not open: {error}") from None
 
     def _call(self, function: Callable[..., Any], args: tuple[Any, ...], timeout_s: float) -> Any:
         with self._changed:  # so that `close` sees either the running job or that none will start
             if self.closed.is_set():
                 raise ServiceClosed
-            self._busy = self._pool.schedule(lifeline.call, args=(function, args), timeout=timeout_s)
+            self._busy = self._pool.schedule(lifeline.call_in, args=(self._child, function, args), timeout=timeout_s)
         try:
             return self._busy.result(timeout=timeout_s + STUCK_S)
         except CancelledError:
             raise ServiceClosed from None
         except FutureTimeout:
-            self.replace_child()
+            self._after_fault()
             raise TimeoutError(f"no result within {timeout_s:g} s: its process was killed") from None
         except ProcessExpired as error:
-            self.replace_child()
+            self._after_fault()
             raise ChildDied(_why_died(error)) from error
 
     def close(self) -> None:

@@ -1,19 +1,23 @@
-"""What a compiler may do to the child that it runs in. Module-level functions, since a child calls them by name."""
+"""What a job may do to the child that it runs in. Module-level functions, since a child calls them by name."""
 
 from __future__ import annotations
 
 import ctypes
+import json
 import mmap
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
 from kcg.measure import child
+from kcg.measure.canary import CanaryReading
 from kcg.measure.jobs import CompileJob
+from tests.faults import processes
 
 
 class TwoArguments(Exception):
@@ -45,6 +49,54 @@ def wait_for_compiler(pid_file: str) -> None:
     process = subprocess.Popen(["sleep", "300"])
     Path(pid_file).write_text(str(process.pid))
     process.wait()
+
+
+def hold_interpreter(job: Any) -> None:
+    """Native code that never ends and lets no other thread and no signal handler of Python run."""
+    ctypes.PyDLL(None).pause()
+
+
+def start_family(pid_file: str) -> set[int]:
+    """Start a process that starts another. Gives this process, both of them, and its guardian if there is one."""
+    script = f"sleep 300 & echo $! >{pid_file}.part; mv {pid_file}.part {pid_file}.inner; wait"
+    outer = subprocess.Popen(["sh", "-c", script])
+    inner = Path(f"{pid_file}.inner")
+    while not inner.exists():
+        time.sleep(0.01)
+    family = {os.getpid(), outer.pid, int(inner.read_text())} | processes.guardians(os.getpid())
+    Path(f"{pid_file}.part").write_text(json.dumps(sorted(family)))
+    Path(f"{pid_file}.part").rename(pid_file)
+    return family
+
+
+def start_family_and_hold(pid_file: str) -> None:
+    start_family(pid_file)
+    hold_interpreter(None)
+
+
+def start_family_and_die(pid_file: str) -> None:
+    start_family(pid_file)
+    kill_itself(None)
+
+
+def fork_and_die(pid_file: str) -> None:
+    """Leave a copy of this process, which has all of its open files."""
+    pid = os.fork()
+    if pid == 0:
+        while True:
+            signal.pause()
+    Path(pid_file).write_text(json.dumps([os.getpid(), pid]))
+    kill_itself(None)
+
+
+def surroundings() -> dict[str, Any]:
+    """What a child, and a process that it starts, has of the user's terminal; and whose groups they are in."""
+    shown = "readlink /proc/self/fd/0; ps -o pgid= -p $$"
+    stdin, group = subprocess.run(["sh", "-c", shown], stdout=subprocess.PIPE, text=True, check=True).stdout.split()
+    return {
+        "pid": os.getpid(), "group": os.getpgid(0), "stdin": str(Path("/proc/self/fd/0").readlink()),
+        "inner stdin": stdin, "inner group": int(group),
+    }  # fmt: skip
 
 
 def segfault(job: Any) -> None:
@@ -99,6 +151,47 @@ def raise_unpicklable(job: Any) -> None:
 
 def raise_long_text(job: Any) -> None:
     raise ValueError("first line\n" + "x" * 100_000)
+
+
+def leave_quietly_soon() -> int:
+    """Let this process end after the job, with an exit code that pools take for an intended end."""
+    threading.Timer(0.2, lambda: os._exit(0)).start()
+    return os.getpid()
+
+
+def raise_text(text: str) -> None:
+    raise RuntimeError(text)
+
+
+def planned_canary(folder: str, dev: str) -> CanaryReading:
+    """Fly as the first line of the file `plan` says, and take that line out unless it is the last.
+
+    A line is the milliseconds that the canary takes, or `wrong`, `die`, or `raise`.
+    """
+    note(folder, "canary")
+    plan = Path(folder) / "plan"
+    line, *rest = plan.read_text().split()
+    if rest:
+        plan.write_text("\n".join(rest))
+    if line == "die":
+        kill_itself(None)
+    if line == "raise":
+        raise_text("the canary does not start")
+    if line == "wrong":
+        return CanaryReading(0.001, (0.001,), "element 7 is 0, not 28")
+    return CanaryReading(float(line) / 1e3, (float(line) / 1e3,))
+
+
+def note(folder: str, what: str) -> int:
+    """Append what runs, and in which process, to the file `log`."""
+    with (Path(folder) / "log").open("a") as log:
+        log.write(f"{what} {os.getpid()}\n")
+    return os.getpid()
+
+
+def note_and_die(folder: str) -> None:
+    note(folder, "crash")
+    kill_itself(None)
 
 
 def nap(seconds: float) -> float:

@@ -1,7 +1,8 @@
 """A process that measures, to be killed or interrupted from outside: `python -m tests.faults.busy_service MODE`.
 
 It writes the process ids of its children once all are busy. Modes: `busy` has a kernel that never ends on the device
-and two compilers that never end; `starting` interrupts its own group while its children start; `beam` runs tinygrad's
+and two compilers that never end; `native` has compilers whose native code lets no Python run, one of which started
+processes of its own; `starting` interrupts its own group while its children start; `beam` runs tinygrad's
 BEAM.
 """
 
@@ -21,7 +22,7 @@ from kcg.measure.jobs import TinyBeamJob
 from kcg.measure.service import MeasureService
 from kcg.types import Region
 from tests.faults import bad_jobs, machine_code
-from tests.faults.processes import descendants, wait_until
+from tests.faults.processes import descendants, guardians, wait_until
 from tests.faults.relu import DEV, REQUEST, binary, compiled_relu
 from tests.kernels import empty, kernels_of
 
@@ -37,7 +38,14 @@ def main(mode: str) -> int:
             elif mode == "beam":
                 (ast,) = kernels_of(empty(64, 96) @ empty(96, 64))
                 service.tiny_beam(TinyBeamJob(Region((kernel_of(ast),)), service.target, 4), timeout_s=60)
-                wait_until(lambda: len(descendants(os.getpid())) >= 4, seconds=20)
+                wait_until(lambda: len(descendants(os.getpid()) - guardians(os.getpid())) >= 4, seconds=20)
+            elif mode == "native":
+                with tempfile.TemporaryDirectory() as folder:
+                    pid_file = Path(folder) / "pids"
+                    service._compile(bad_jobs.start_family_and_hold, str(pid_file))
+                    service._compile(bad_jobs.hold_interpreter, None)
+                    wait_until(pid_file.exists, seconds=20)
+                    time.sleep(0.3)
             else:
                 compiled = compiled_relu(service)
                 with tempfile.TemporaryDirectory() as folder:

@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from kcg.measure.lifeline import GUARDIAN
+
 
 def _parents() -> dict[int, int]:
     """Process id -> parent's, of all that are no zombies."""
@@ -29,6 +31,18 @@ def descendants(pid: int) -> set[int]:
         level = {child for child, parent in parents.items() if parent in level}
         found |= level
     return {child for child in found if b"resource_tracker" not in command_line(child)}
+
+
+def guardians(pid: int) -> set[int]:
+    """The guardians among the descendants of `pid`. One whose child is gone descends from nobody here, and ends."""
+    return {child for child in descendants(pid) if _name(child) == GUARDIAN.decode()}
+
+
+def _name(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
 
 
 def command_line(pid: int) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -45,6 +46,7 @@ def assert_goes_on(service: MeasureService) -> None:
     ("function", "status", "words"),
     [
         (bad_jobs.loop_in_python, Status.COMPILE_TIMEOUT, "no result within 1.5 s"),
+        (bad_jobs.hold_interpreter, Status.COMPILE_TIMEOUT, "no result within 1.5 s"),
         (bad_jobs.wait_in_native_code, Status.COMPILE_TIMEOUT, "no result within 1.5 s"),
         (bad_jobs.segfault, Status.WORKER_DIED, "SIGSEGV"),
         (bad_jobs.kill_itself, Status.WORKER_DIED, "SIGKILL"),
@@ -74,6 +76,26 @@ def test_compiler_that_is_a_process_of_its_own_ends_too(service: MeasureService,
     assert compile_with(service, bad_jobs.wait_for_compiler, str(pid_file)).status is Status.COMPILE_TIMEOUT
     pid = int(pid_file.read_text())
     assert wait_until(lambda: not alive({pid}), seconds=3)
+
+
+@pytest.mark.parametrize(
+    ("function", "status", "count"),
+    [
+        (bad_jobs.start_family_and_hold, Status.COMPILE_TIMEOUT, 4),  # no Python of the child runs any more
+        (bad_jobs.start_family_and_die, Status.WORKER_DIED, 4),  # as the OOM killer ends it
+        (bad_jobs.fork_and_die, Status.WORKER_DIED, 2),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_compiler_ends_with_all_that_it_started(
+    service: MeasureService, tmp_path: Path, function: Callable[..., Any], status: Status, count: int
+) -> None:
+    """A process, and another one that this one started."""
+    assert compile_with(service, function, str(tmp_path / "pids")).status is status
+    family = set(json.loads((tmp_path / "pids").read_text()))
+    assert len(family) == count
+    assert wait_until(lambda: not alive(family), seconds=2), alive(family)
+    assert_goes_on(service)
 
 
 def test_idle_children_may_die(service: MeasureService) -> None:

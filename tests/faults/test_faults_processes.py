@@ -20,7 +20,7 @@ from kcg.measure.pools import ServiceClosed
 from kcg.measure.service import MeasureService
 from kcg.types import Measurement, Region, Status
 from tests.faults import bad_jobs, machine_code
-from tests.faults.processes import alive, descendants, holding, wait_until
+from tests.faults.processes import alive, descendants, guardians, holding, wait_until
 from tests.faults.relu import COUNT, DEV, REGION, REQUEST, binary, compiled_relu, request
 from tests.kernels import empty, kernels_of
 
@@ -40,7 +40,7 @@ def first_line(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline()
 
 
-@pytest.mark.parametrize("mode", ["busy", "beam"])
+@pytest.mark.parametrize("mode", ["busy", "native", "beam"])
 def test_killed_parent_leaves_no_child(mode: str, tmp_path: Path) -> None:
     process = start(mode, tmp_path)
     children = set(json.loads(first_line(process)))
@@ -56,7 +56,7 @@ def test_interrupt_ends_it_quietly(tmp_path: Path) -> None:
     os.killpg(process.pid, signal.SIGINT)
     _, printed = process.communicate(timeout=20)
     assert (process.returncode, printed) == (130, "")
-    assert not alive(children)
+    assert wait_until(lambda: not alive(children), seconds=1), "a guardian sees the end of its child a moment later"
 
 
 def test_interrupt_while_children_start_prints_nothing(tmp_path: Path) -> None:
@@ -141,3 +141,79 @@ def test_beam_ends_in_time_with_all_its_processes() -> None:
     with pytest.raises(ServiceClosed):
         stopped.result(timeout=1)
     assert wait_until(lambda: not holding(b"kcg-beam-"), seconds=3)
+
+
+# -- guardians
+
+GUARDED = """
+import atexit, os, signal, subprocess, sys, threading, time
+from kcg.measure import lifeline
+how, watch = sys.argv[1:]
+if watch == "pipe":
+    del os.pidfd_open
+threading.Thread(target=time.sleep, args=(300,), daemon=True).start()
+atexit.register(print, "atexit")
+os.setpgid(0, 0)
+print("unwritten", end=" ")  # in a buffer that the guardian has a copy of
+try:
+    lifeline.guard()
+finally:
+    print("guarded")
+process = subprocess.Popen(["sleep", "300"])
+sys.stdout.flush()
+if how == "kill":
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("how", ["kill", "return"])
+@pytest.mark.parametrize("watch", ["pidfd", "pipe"])
+def test_guardian_ends_what_its_child_started_and_nothing_else_of_it_runs(how: str, watch: str) -> None:
+    """Also where threads run, of which newer Pythons warn."""
+    process = subprocess.Popen(
+        [sys.executable, "-W", "error", "-W", "ignore::ResourceWarning", "-c", GUARDED, how, watch],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    # ends when nobody can write there any more: neither the guardian nor the process that it ends
+    printed, errors = process.communicate(timeout=10)
+    assert errors == ""
+    assert printed == "unwritten guarded\n" + ("atexit\n" if how == "return" else "")
+    assert process.returncode == (-signal.SIGKILL if how == "kill" else 0)
+
+
+def test_device_child_takes_with_it_what_it_started(tmp_path: Path) -> None:
+    with MeasureService(DEV, run_id="family", compile_workers=1) as service:
+        family = service._device.submit(bad_jobs.start_family, str(tmp_path / "asked"), timeout_s=20).result()
+        assert alive(family) == family and len(family) == 4
+        service.fresh_child()
+        assert wait_until(lambda: not alive(family), seconds=2), alive(family)
+
+        stuck = service._device.submit(bad_jobs.start_family_and_hold, str(tmp_path / "stuck"), timeout_s=1.5)
+        with pytest.raises(TimeoutError):
+            stuck.result(timeout=30)
+        held = set(json.loads((tmp_path / "stuck").read_text()))
+        assert wait_until(lambda: not alive(held), seconds=2), alive(held)
+
+
+def test_guardian_is_not_talked_into_ending() -> None:
+    with MeasureService(DEV, run_id="guardian", compile_workers=1) as service:
+        assert service.target
+        (guardian,) = guardians(os.getpid())
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            os.kill(guardian, number)
+        time.sleep(0.1)
+        assert alive({guardian}) and os.getsid(guardian) == guardian
+        held = [path.readlink() for path in Path(f"/proc/{guardian}/fd").iterdir()]
+        assert len(held) <= 2, held
+    assert wait_until(lambda: not alive({guardian}), seconds=2)
+
+
+def test_children_have_groups_of_their_own_and_no_terminal() -> None:
+    with MeasureService(DEV, run_id="group", compile_workers=1) as service:
+        for future in (
+            service._device.submit(bad_jobs.surroundings, timeout_s=10),
+            service._compile(bad_jobs.surroundings),
+        ):
+            seen = future.result(timeout=60)
+            assert seen["group"] == seen["inner group"] == seen["pid"] != os.getpgid(0)
+            assert seen["stdin"] == seen["inner stdin"] == os.devnull
