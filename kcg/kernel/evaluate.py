@@ -74,12 +74,12 @@ class _Scope(NamedTuple):
 
 def buffers(ast: UOp) -> tuple[BufferUse, ...]:
     """The buffers of a kernel, by slot."""
-    outputs = {_buffer(_store(s).src[0]).arg.slot for s in ast.src}
+    outputs = {buffer_of(store_of(s).src[0]).arg.slot for s in ast.src}
     inputs: set[int] = set()
     for sink in ast.src:
-        store = _store(sink)
+        store = store_of(sink)
         for root in (store.src[1], *store.src[0].src[1:]):
-            inputs.update(_buffer(node).arg.slot for node in root.toposort() if node.op is Ops.INDEX)
+            inputs.update(buffer_of(node).arg.slot for node in root.toposort() if node.op is Ops.INDEX)
     params = {node for node in ast.toposort() if node.op is Ops.PARAM and node.arg.addrspace is AddrSpace.GLOBAL}
     uses = (BufferUse(p.arg.slot, int(p.src[0].arg), _name(p.dtype), p.arg.slot in outputs, p.arg.slot in inputs)
             for p in params)  # fmt: skip
@@ -95,7 +95,7 @@ def sample_points(
     """
     samples = []
     for sink in ast.src:
-        run = _Run(ast, {}, variables)
+        run = Run(ast, {}, variables)
         extents = [run.extent(r) for r in sink.src[1:]] if sink.op is Ops.END else []
         if (total := math.prod(extents)) <= n:
             flat = np.arange(total, dtype=np.int64)
@@ -124,7 +124,7 @@ def evaluate(
     device of a sharded kernel is `_device_num`, 0 if absent. Raises VerificationError for an operation that is not
     known, an absent variable or input, and an index outside its buffer.
     """
-    run = _Run(ast, inputs, variables)
+    run = Run(ast, inputs, variables)
     with np.errstate(all="ignore"):
         return [run.store(sink, chosen) for sink, chosen in zip(ast.src, points, strict=True)]
 
@@ -150,18 +150,18 @@ def float_tolerance(ast: UOp, store: int = 0, *, variables: Mapping[str, int] | 
     product of the extents of the reductions on it. `eps · sqrt(K) · rms(output)` is the plain tolerance, blind to how
     errors travel. eps is 0 where no float is computed (a copy, integers).
     """
-    run, body = _Run(ast, {}, variables), _store(ast.src[store])
+    run, body = Run(ast, {}, variables), store_of(ast.src[store])
     nodes = [node for node in body.src[1].toposort() if dtypes.is_float(node.dtype)]
     computed = [node.dtype for node in nodes if node.op not in (Ops.INDEX, Ops.PARAM, Ops.CONST, Ops.WHERE, Ops.MAX)]
     ranges = {r for node in body.src[1].toposort() if node.op is Ops.REDUCE for r in node.src[1:]}
     return max(map(unit_roundoff, computed), default=0.0), math.prod(run.extent(r) for r in ranges)
 
 
-def _store(sink: UOp) -> UOp:
+def store_of(sink: UOp) -> UOp:
     return sink.src[0] if sink.op is Ops.END else sink
 
 
-def _buffer(index: UOp) -> UOp:
+def buffer_of(index: UOp) -> UOp:
     source = index.src[0]
     return source.src[0] if source.op is Ops.RESHAPE else source
 
@@ -174,7 +174,7 @@ def _depends(node: UOp, bound: frozenset[UOp]) -> bool:
     return not bound.isdisjoint(node.ranges)
 
 
-class _Run:
+class Run:
     """One evaluation: the inputs, the variables, and which node is computed in which scope."""
 
     def __init__(self, ast: UOp, inputs: Mapping[int, Array], variables: Mapping[str, int] | None) -> None:
@@ -218,7 +218,7 @@ class _Run:
             return int(self._compute(self._scope((root,), None).order, (root,), {})[root].data)
 
     def store(self, sink: UOp, points: NDArray[np.int64]) -> StoreValues:
-        body = _store(sink)
+        body = store_of(sink)
         ranges = sink.src[1:] if sink.op is Ops.END else ()
         if points.ndim != 2 or points.shape[1] != len(ranges):
             raise VerificationError(f"points of shape {points.shape} do not fit {len(ranges)} output ranges")
@@ -235,15 +235,15 @@ class _Run:
             keep = np.ones(len(chunk), bool)
             for gate in (open_gate, result.valid):
                 keep &= True if gate is None else gate
-            size = int(_buffer(index).src[0].arg)
+            size = int(buffer_of(index).src[0].arg)
             where = np.broadcast_to(where, len(chunk))[keep]
             if where.size and (where.min() < 0 or where.max() >= size):
-                raise VerificationError(f"a store is outside its buffer {_buffer(index).arg.slot} of {size} elements")
+                raise VerificationError(f"a store is outside its buffer {buffer_of(index).arg.slot} of {size} elements")
             error = np.zeros(()) if result.error is None else result.error
             data, error = (np.broadcast_to(a, len(chunk))[keep] for a in (result.data, error))
             parts.append((where, data, error))
         joined = [np.concatenate([part[i] for part in parts]) for i in range(3)] if parts else [np.zeros(0)] * 3
-        return StoreValues(_buffer(index).arg.slot, joined[0].astype(np.int64), joined[1], joined[2])
+        return StoreValues(buffer_of(index).arg.slot, joined[0].astype(np.int64), joined[1], joined[2])
 
     def _compute(self, order: Sequence[UOp], roots: Iterable[UOp], known: dict[UOp, Value]) -> dict[UOp, Value]:
         """Computes `order` on top of `known`; keeps only what is needed, so dead arrays are freed on the way."""
@@ -301,7 +301,7 @@ class _Run:
         return flat, gate
 
     def _load(self, index: UOp, values: Mapping[UOp, Value]) -> Value:
-        buffer = _buffer(index)
+        buffer = buffer_of(index)
         slot, size = buffer.arg.slot, int(buffer.src[0].arg)
         if slot not in self.inputs:
             raise VerificationError(f"the kernel reads buffer {slot}, which is not among the inputs")
@@ -358,8 +358,8 @@ def stored_elements(ast: UOp, slot: int) -> int:
     """How many elements of a buffer the kernel's stores write; 0 where a store is gated or symbolic, so unknown."""
     total = 0
     for sink in ast.src:
-        target = _store(sink).src[0]
-        if _buffer(target).arg.slot != slot:
+        target = store_of(sink).src[0]
+        if buffer_of(target).arg.slot != slot:
             continue
         gated = any(node.op is Ops.WHERE or node.op is Ops.PARAM for s in target.src[1:] for node in s.toposort())
         extents = [r.src[0] for r in sink.src[1:]] if sink.op is Ops.END else []
