@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from kcg.compat.renderers import compiling_renderer, planning_renderer, tiny_target
+from kcg.compat.renderers import compiling_renderer, machine_code, planning_renderer, tiny_target
 from kcg.compat.scheduling import to_tiny, with_device
 from kcg.compat.tiny import AddrSpace, Context, KernelInfo, Ops, TinyELF, dtypes, to_program
 from kcg.errors import ScheduleError
@@ -36,7 +36,20 @@ def compile_schedule(
     """
     renderer = compiling_renderer(target)
     program = _program(region, schedule, renderer, name="kernel")
-    return _plain(program, dict(variables), _readable(program, renderer))
+    source = _readable(program, renderer)
+    if target.renderer == "X86":
+        _check_places(program)
+    return _plain(program, dict(variables), source, machine_code(source, renderer))
+
+
+def _check_places(program: Any) -> None:
+    """Refuse what tinygrad's X86 backend compiles wrong: it finds a variable by its number, not by its place.
+
+    A buffer that the kernel does not use leaves a gap in the numbers, and the variable behind it is read as an address.
+    """
+    for place, variable in enumerate(program.arg.vars, len(program.arg.globals)):
+        if variable.arg.slot != place:
+            raise ScheduleError(f"tinygrad's X86 backend would misplace the variable {variable.arg.name}")
 
 
 def render_schedule(region: Region, schedule: Schedule, target: Target) -> tuple[str, str]:
@@ -53,7 +66,7 @@ def _readable(program: Any, renderer: Any) -> str:
     return str(program.src[2].arg)
 
 
-def _plain(program: Any, variables: dict[str, int], source: str) -> Compiled:
+def _plain(program: Any, variables: dict[str, int], source: str, image: bytes) -> Compiled:
     linear, info = program.src[1].src, program.arg
     if len(linear) > UOPS_MAX:
         raise ScheduleError(f"the kernel has {len(linear)} micro-operations, more than {UOPS_MAX}")
@@ -72,11 +85,13 @@ def _plain(program: Any, variables: dict[str, int], source: str) -> Compiled:
         local_size=tuple(int(x) for x in (local_size or (1, 1, 1))),
         values=tuple(info.vals(variables)),
         uops=len(linear),
+        image=image,
     )
 
 
-def to_elf(compiled: Compiled, target: Target) -> Any:
-    """What tinygrad's runtime loads."""
+def to_elf(compiled: Compiled, target: Target, *, as_tinygrad: bool = True) -> Any:
+    """What tinygrad's runtime loads; unless `as_tinygrad`, the machine code where there is one beside the binary."""
     by_name = {d.name: d for d in dtypes.all}
     signature = tuple((name, slot, by_name[dtype], ()) for name, slot, dtype in compiled.signature)
-    return TinyELF(compiled.binary, compiled.function_name, tiny_target(target), signature)
+    code = compiled.binary if as_tinygrad or not compiled.image else compiled.image
+    return TinyELF(code, compiled.function_name, tiny_target(target), signature)
