@@ -143,6 +143,7 @@ class Target:
     tensor_cores: tuple[str, ...] = ()  # e.g. "8x16x16 bf16->f32"
     power_limit_w: float | None = None
     clock_limit_mhz: float | None = None
+    bandwidth_bytes_s: float | None = None  # of the memory's pins, in bytes a second
 
     @property
     def fingerprint(self) -> str:
@@ -330,6 +331,7 @@ class RegionResult:
     note: str = ""
     operations: float = 0.0  # arithmetic of one call
     bytes: float = 0.0  # least traffic of one call
+    noise_floor: float = 0.0  # how far the baseline, timed as A and as B in turns, is from itself: 0.01 is 1 %
 
     @property
     def before_s(self) -> float:
@@ -362,6 +364,20 @@ class Recompute:
 
 
 @dataclass(frozen=True)
+class ModelCheck:
+    """The whole model's output with the chosen schedules against its output with tinygrad's own, on random weights."""
+
+    passed: bool | None  # None: there is no verdict
+    reason: str = ""  # why there is none, or what is wrong
+    error: float | None = None  # relative, as `kcg.optimize.whole_model` defines it
+    tolerance: float | None = None
+    seed: int = 0
+    kernels: int = 0  # changed kernels that ran in the model
+    before_s: float | None = None  # one step by wall clock, captured and replayed; for information
+    after_s: float | None = None
+
+
+@dataclass(frozen=True)
 class Result:
     """A Plan, the baselines, verification, and what the search cost. `kcg.optimize.result` keeps it as JSON."""
 
@@ -385,6 +401,7 @@ class Result:
     progress: tuple[ProgressPoint, ...] = ()
     recomputes: tuple[Recompute, ...] = ()
     warnings: tuple[str, ...] = field(default_factory=tuple)
+    model_check: ModelCheck | None = None  # None: a result of before there was such a check
 
     @property
     def plan(self) -> Plan:

@@ -6,6 +6,7 @@ from kcg.types import (
     RAW,
     Finalist,
     Kernel,
+    ModelCheck,
     Opt,
     ProgressPoint,
     Recompute,
@@ -119,6 +120,7 @@ def sample_result() -> Result:
             device="CUDA", renderer="CUDA", arch="sm_90", model="NVIDIA H200", cores=132, has_local=True,
             has_threads=False, max_threads=0, shared_bytes=232448, memory_bytes=150754820096, cache_bytes=62914560,
             tensor_cores=("8x16x16 bf16->f32", "8x16x16 f16->f32"), power_limit_w=700.0, clock_limit_mhz=1980.0,
+            bandwidth_bytes_s=4.8e12,
         ),
         toolchain=Toolchain(tinygrad="0.14.0", compiler="NVRTC 12.4", driver="550.54.15", triton="", action_space=1),
         regions=regions,
@@ -144,4 +146,5 @@ def sample_result() -> Result:
             ),
         ),
         warnings=("the GPU ran at its power cap for 12 % of the samples", "no clang: <CPU> kernels were not compared"),
+        model_check=ModelCheck(True, "", 0.0031, 0.043, seed=7, kernels=8, before_s=0.0713, after_s=0.0391),
     )  # fmt: skip

@@ -112,6 +112,33 @@ def test_page_says_everything(page: Page) -> None:
         assert word in text, word
 
 
+def test_page_and_console_tell_the_verdict_on_the_whole_model(page: Page) -> None:
+    text = " ".join(" ".join(page.text).split())
+    assert "The whole model" in text and "0.0031, at most 0.043 passes; seed 7" in text and "71.3 ms → 39.1 ms" in text
+    verdicts = {
+        "": ("", "whole model: verified, error 0.0031 of a tolerated 0.043; one step 71.3 ms → 39.1 ms by wall clock"),
+        "the output <b> differs": (
+            "Do not use this result",
+            "whole model: FAILED, do not use this result: the output <b>",
+        ),
+        "not run: the workload is a script": ("none: not run: the workload is a", "whole model: not run: the workload"),
+    }
+    for reason, (on_page, on_console) in verdicts.items():
+        check = sample_result().model_check
+        assert check is not None
+        if reason:
+            passed = None if reason.startswith("not run") else False
+            check = replace(check, passed=passed, reason=reason, error=None, tolerance=None, before_s=None)
+        result = replace(sample_result(), model_check=check)
+        shown = " ".join(" ".join(Page(render_report(result)).text).split())
+        assert on_page in shown and reason in shown
+        stream = io.StringIO()
+        print_result(result, Console(file=stream, width=200))
+        assert on_console in stream.getvalue().replace("\n", " ")
+    without = render_report(replace(sample_result(), model_check=None))
+    assert "The whole model" not in without
+
+
 def test_foreign_text_is_escaped(page: Page, page_text: str) -> None:
     assert "<b>tiled</b>" not in page_text and "<b>name</b>" not in page_text
     assert "&lt;b&gt;tiled&lt;/b&gt;" in page_text

@@ -16,8 +16,8 @@ import pytest
 from sample_result import sample_result
 
 from kcg.errors import ExitCode, ResultError, UsageError
-from kcg.optimize.result import from_dict, read_result, to_dict, write_result
-from kcg.types import Kernel, Region, Result, Schedule, Verification
+from kcg.optimize.result import ADDED, from_dict, read_result, to_dict, write_result
+from kcg.types import Kernel, ModelCheck, Region, Result, Schedule, Verification
 
 UNPRIVILEGED = 65534  # nobody
 
@@ -95,7 +95,7 @@ def test_empty_result_survives(tmp_path: Path) -> None:
 def test_what_json_mode_prints(stored: Path) -> None:
     sample = sample_result()
     document = json.loads(stored.read_text())
-    assert document["schema"] == 1
+    assert document["schema"] == 2
     assert document["total_before_s"] == sample.total_before_s
     assert document["total_after_s"] == sample.total_after_s
     assert (document["measurements"], document["search_s"]) == (504, 312.418)
@@ -119,7 +119,7 @@ def test_truncated_file_is_refused(stored: Path, tenths: int) -> None:
 @pytest.mark.parametrize(
     "data",
     [b"", b"\x00\xff\x93NUMPY", b"null", b"[]", b"3", b'{"a": 1}', b"[" * 200_000, b'{"schema": 1}', b'{"schema": NaN}',
-     b'{"schema": 2, "regions": []}', b'{"schema": true}', b'{"schema": 1, "schema": 1}', b"9" * 5000],
+     b'{"schema": 3, "regions": []}', b'{"schema": true}', b'{"schema": 1, "schema": 1}', b"9" * 5000],
 )  # fmt: skip
 def test_foreign_file_is_refused(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "r.json").write_bytes(data)
@@ -164,6 +164,38 @@ def test_every_field_is_type_checked() -> None:
             with pytest.raises(ResultError) as caught:
                 from_dict(changed(document, path, wrong))
             assert "\n" not in str(caught.value) and len(str(caught.value)) < 300
+
+
+def without(value: Any, names: set[str]) -> Any:
+    """A document without the fields of those names, at any depth."""
+    if isinstance(value, dict):
+        return {k: without(v, names) for k, v in value.items() if k not in names}
+    return [without(v, names) for v in value] if isinstance(value, list) else value
+
+
+def test_files_of_the_first_version_are_read() -> None:
+    first = replace(sample_result(), model_check=None, target=replace(sample_result().target, bandwidth_bytes_s=None))
+    document = {**to_dict(first), "schema": 1}
+    with pytest.raises(ResultError, match="'model_check' is unknown"):
+        from_dict(document)
+    document = without(document, {name for _, name in ADDED[2]})
+    assert from_dict(document) == first
+    with pytest.raises(ResultError, match="'model_check' is missing"):
+        from_dict({**document, "schema": 2})
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        ModelCheck(False, "the output differs by 0.3", 0.3, 1e-4, seed=1, kernels=2, before_s=0.1, after_s=0.2),
+        ModelCheck(False, "the output is not finite", math.inf, None),
+        ModelCheck(None, "not run: the workload is a script"),
+    ],
+)
+def test_every_verdict_on_the_model_survives(tmp_path: Path, check: ModelCheck) -> None:
+    result = replace(sample_result(), model_check=check)
+    write_result(result, tmp_path / "r.json")
+    assert read_result(tmp_path / "r.json") == result
 
 
 def test_missing_and_unknown_fields_are_refused() -> None:

@@ -266,8 +266,8 @@ PUBLIC = {
         "ResultError", "ScheduleError", "ScriptError", "UnknownName", "UsageError", "VerificationError", "WeightsError",
     ],
     "kcg.types": [
-        "Action", "CacheState", "Finalist", "Kernel", "Measurement", "Opt", "Plan", "PlannedRegion", "Prediction",
-        "ProgressPoint", "RAW",
+        "Action", "CacheState", "Finalist", "Kernel", "Measurement", "ModelCheck", "Opt", "Plan", "PlannedRegion",
+        "Prediction", "ProgressPoint", "RAW",
         "Recompute", "Region", "RegionResult", "Result", "Schedule", "ScheduleKind", "Status", "Target", "Toolchain",
         "Verification", "Workload", "WorkloadCall", "canonical_json", "content_id",
     ],

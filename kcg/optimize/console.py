@@ -13,7 +13,7 @@ from collections import Counter
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TextIO
 
-from kcg.types import Result
+from kcg.types import ModelCheck, Result
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -213,6 +213,8 @@ def _summary(result: Result) -> list[tuple[str, str]]:
             "",
         ),
     ]
+    if result.model_check is not None:
+        lines.append(_model_line(result.model_check))
     for found in result.recomputes:
         name = next((r.chosen.name for r in result.regions if r.region.id == found.kernel_id), found.kernel_id[:12])
         waste = f"{found.calls} × {found.wasted_operations / 1e6:,.1f} MFLOP wasted"
@@ -222,6 +224,16 @@ def _summary(result: Result) -> list[tuple[str, str]]:
     if not result.complete:
         lines.append(("incomplete: it ended before everything was tried", "yellow"))
     return lines + [(f"warning: {warning}", "yellow") for warning in result.warnings]
+
+
+def _model_line(check: ModelCheck) -> tuple[str, str]:
+    """The verdict on the whole model in one line, with its style."""
+    if check.passed is None:
+        return f"whole model: {check.reason}", ""
+    if not check.passed:
+        return f"whole model: FAILED, do not use this result: {check.reason}", "bold red"
+    text = f"whole model: verified, error {check.error:.2g} of a tolerated {check.tolerance:.2g}"
+    return f"{text}; one step {format_seconds(check.before_s)} → {format_seconds(check.after_s)} by wall clock", "green"
 
 
 def _bar(stream: TextIO) -> Any:

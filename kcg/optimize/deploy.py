@@ -17,7 +17,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kcg.errors import CodecError, DeviceError, MismatchError, ResultError, UsageError
+from kcg.errors import CodecError, DeviceError, MismatchError, ResultError, UsageError, VerificationError
 from kcg.optimize.result import read_result
 from kcg.types import Kernel, Region, RegionResult, Result, Schedule, ScheduleKind, Target, Toolchain
 
@@ -91,11 +91,13 @@ def apply(
 
     Raises:
         ResultError: no result, a damaged one, or one whose schedules do not apply to its kernels.
+        VerificationError: the whole model's output with these schedules was wrong; nothing was written.
         MismatchError: it was made for other hardware or another tinygrad; nothing was written.
         UsageError, DataError: no such width, or the cache cannot be written, is locked or damaged.
     """
     served = _checked_widths(widths)
     result = read_result(result_path)
+    check_verdict(result)
     check_tinygrad(result, metadata.version("tinygrad") if facts is None else facts[1].tinygrad)
     target, toolchain = _detect(result.target) if facts is None else facts
     check_target(result.target, target)
@@ -151,10 +153,22 @@ def tuned(result_path: Path | str) -> Iterator[None]:
 
     Raises:
         ResultError: no result, a damaged one, or one whose schedules do not apply to its kernels.
+        VerificationError: the whole model's output with these schedules was wrong.
         MismatchError: it was made for other hardware, another device or another tinygrad.
         DeviceError: the default device does not open.
     """
     result = read_result(Path(result_path))
+    check_verdict(result)
+    with scheduling(result):
+        yield
+
+
+@contextlib.contextmanager
+def scheduling(result: Result, *, changed_only: bool = False) -> Iterator[set[str]]:
+    """`tuned` for a result in memory, whatever the verdict on its model. Gives the ids of the kernels served so far.
+
+    With `changed_only`, kernels that keep tinygrad's own schedule are left to tinygrad.
+    """
     check_tinygrad(result, metadata.version("tinygrad"))
     from kcg.compat.capture import choosing_opts
     from kcg.compat.opened import devices_of, open_default, opts_to_tiny
@@ -163,19 +177,24 @@ def tuned(result_path: Path | str) -> Iterator[None]:
     opened = open_default(result.target.renderer if result.target.device == "CPU" else "")
     for field in fields(opened):
         _check_field(field.name, getattr(result.target, field.name), getattr(opened, field.name), result.target)
-    by_id = {c.kernel.id: opts_to_tiny(c.schedule.opts) for c in choices(result)[0]}
+    chosen = [c for c in choices(result)[0] if c.searched or not changed_only]
+    by_id = {c.kernel.id: opts_to_tiny(c.schedule.opts) for c in chosen}
     known: dict[bytes, tuple[Any, ...] | None] = {}
+    served: set[str] = set()
 
     def choose(ast: Any) -> tuple[Any, ...] | None:
         if ast.key not in known:
             known[ast.key] = None
             if devices_of(ast) <= {result.target.device}:
                 with contextlib.suppress(CodecError):  # hand-written or custom: no kernel that a result can hold
-                    known[ast.key] = by_id.get(kernel_of(ast).id)
+                    kernel_id = kernel_of(ast).id
+                    known[ast.key] = by_id.get(kernel_id)
+                    if kernel_id in by_id:
+                        served.add(kernel_id)
         return known[ast.key]
 
     with choosing_opts(choose):
-        yield
+        yield served
 
 
 def choices(result: Result) -> tuple[list[Choice], int]:
@@ -220,6 +239,14 @@ def _choice(row: RegionResult, target: Target) -> Choice:
         ) from error
     sharded = any(r.arg[-1].name == "DEVICE" for r in space.ast.toposort() if r.op.name == "RANGE")
     return Choice(kernel, schedule, searched, sharded)
+
+
+def check_verdict(result: Result) -> None:
+    """Raises VerificationError where the whole model failed with the schedules of the result."""
+    if result.model_check is not None and result.model_check.passed is False:
+        raise VerificationError(
+            f"the result failed its last check, the whole model: {result.model_check.reason}: run the search again"
+        )
 
 
 def check_tinygrad(result: Result, installed: str) -> None:

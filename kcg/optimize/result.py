@@ -13,7 +13,7 @@ import math
 import os
 import types
 from contextlib import suppress
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from datetime import datetime
 from functools import cache
 from pathlib import Path
@@ -22,8 +22,11 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from kcg.errors import ResultError, UsageError
 from kcg.types import Kernel, Region, RegionResult, Result, Schedule, ScheduleKind
 
-SCHEMA = 1
+SCHEMA = 2
 """The version of the file. A change of any field is a new number, never a silent one."""
+
+ADDED = {2: {("Result", "model_check"), ("Target", "bandwidth_bytes_s"), ("RegionResult", "noise_floor")}}
+"""Fields that came with each version: files of the versions before it are read without them, with their defaults."""
 
 MAX_BYTES = 512 * 1024 * 1024
 """Larger files are refused before they are read; a result of a thousand kernels takes about 30 MB."""
@@ -169,19 +172,31 @@ def _hints(noun: type) -> dict[str, Any]:
     return get_type_hints(noun)
 
 
-def _decode(value: Any, hint: Any, where: str, *, kernels: dict[str, Kernel]) -> Any:
+@dataclass(frozen=True)
+class _Document:
+    """What decoding a part needs of the whole."""
+
+    kernels: dict[str, Kernel]
+    later: set[tuple[str, str]]  # (noun, field) that the version of the document does not have
+
+
+def _decode(value: Any, hint: Any, where: str, *, of: _Document) -> Any:
     """`value` as the type that `hint` annotates. `where` is the path in the document, for the message."""
+    if get_origin(hint) in (Union, types.UnionType):  # of None and one other
+        if value is None:
+            return None
+        (hint,) = (h for h in get_args(hint) if h is not type(None))
     origin = get_origin(hint)
     if hint is Kernel:
-        if not isinstance(value, str) or value not in kernels:
+        if not isinstance(value, str) or value not in of.kernels:
             raise _Malformed(where, f"no kernel {_shown(value)} under asts")
-        return kernels[value]
+        return of.kernels[value]
     if is_dataclass(hint) and isinstance(hint, type):
-        hints = _hints(hint)
+        hints = {n: h for n, h in _hints(hint).items() if (hint.__name__, n) not in of.later}
         if not isinstance(value, dict):
             raise _Malformed(where, f"an object is expected, not {_shown(value)}")
         _same_names(set(value), set(hints), where)
-        return hint(**{n: _decode(value[n], h, f"{where}.{n}".lstrip("."), kernels=kernels) for n, h in hints.items()})
+        return hint(**{n: _decode(value[n], h, f"{where}.{n}".lstrip("."), of=of) for n, h in hints.items()})
     if origin is tuple:
         if not isinstance(value, list):
             raise _Malformed(where, f"a list is expected, not {_shown(value)}")
@@ -189,13 +204,7 @@ def _decode(value: Any, hint: Any, where: str, *, kernels: dict[str, Kernel]) ->
         wanted = [inner[0]] * len(value) if len(inner) == 2 and inner[1] is Ellipsis else list(inner)
         if len(wanted) != len(value):
             raise _Malformed(where, f"{len(wanted)} entries are expected, not {len(value)}")
-        return tuple(
-            _decode(v, h, f"{where}[{i}]", kernels=kernels) for i, (v, h) in enumerate(zip(value, wanted, strict=True))
-        )
-    if origin in (Union, types.UnionType):
-        if value is None and type(None) in get_args(hint):
-            return None
-        (hint,) = (h for h in get_args(hint) if h is not type(None))
+        return tuple(_decode(v, h, f"{where}[{i}]", of=of) for i, (v, h) in enumerate(zip(value, wanted, strict=True)))
     if hint is float:
         if isinstance(value, str) and value in _NON_FINITE:
             return _NON_FINITE[value]
@@ -221,10 +230,12 @@ def _read(document: Any) -> Result:
     if not isinstance(document, dict) or "schema" not in document:
         raise _Malformed("", "it has no schema number")
     schema = document["schema"]
-    if type(schema) is not int or schema != SCHEMA:
-        raise _Malformed("schema", f"{_shown(schema)} is not {SCHEMA}, the only one that this kcg reads")
+    if type(schema) is not int or not 1 <= schema <= SCHEMA:
+        raise _Malformed("schema", f"{_shown(schema)} is none of 1 to {SCHEMA}, which this kcg reads")
+    later = {place for version, places in ADDED.items() if version > schema for place in places}
+    names = {n for n in _hints(Result) if ("Result", n) not in later}
     derived = ("total_before_s", "total_after_s", "plan_id", "kernels")
-    _same_names(set(document), {"schema", "asts", *derived, *_hints(Result)}, "")
+    _same_names(set(document), {"schema", "asts", *derived, *names}, "")
     asts = document["asts"]
     if not isinstance(asts, dict) or not all(isinstance(text, str) for text in asts.values()):
         raise _Malformed("asts", "an object of texts is expected")
@@ -236,7 +247,8 @@ def _read(document: Any) -> Result:
             same = False
         if not same:
             raise _Malformed(f"asts.{_shown(name)}", "the text of the kernel was changed")
-    result: Result = _decode({n: document[n] for n in _hints(Result)}, Result, "", kernels=kernels)
+    parts = {n: document[n] for n in names}
+    result: Result = _decode(parts, Result, "", of=_Document(kernels, later))
     for i, row in enumerate(result.regions):
         _check_region(row, f"regions[{i}]")
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kcg.errors import ExitCode
@@ -11,7 +11,7 @@ from kcg.optimize.console import Progress
 from kcg.optimize.finals import as_searched, build_result, judge_all
 from kcg.optimize.session import Session
 from kcg.optimize.settings import Settings
-from kcg.types import Result
+from kcg.types import ModelCheck, Result
 
 
 @dataclass(frozen=True)
@@ -46,14 +46,50 @@ def optimize(settings: Settings, progress: Progress, *, started: float | None = 
         except KeyboardInterrupt:
             session.interrupted = True
             session.service.close()  # the children first: what is written next does not change under the writer
+        if regions is not None:
+            session.service.close()  # its memory on the device is wanted, and nothing may disturb the model's run
+        ended_early = regions is None or session.interrupted
+        result = build_result(session, as_searched(session) if regions is None else regions, complete=not ended_early)
+        check = _checked_model(session, result, ended_early=ended_early)
         over = settings.budget_s is not None and time.monotonic() - session.started > settings.budget_s * 1.1
         if over and not session.interrupted:
             session.warnings.append(
                 f"the budget of {settings.budget_s:g} s is less than timing and verifying the kernels takes"
             )
-        complete = regions is not None and not over
-        result = build_result(session, regions if regions is not None else as_searched(session), complete=complete)
+        result = replace(
+            result, model_check=check, complete=not (ended_early or session.interrupted or over),
+            search_s=time.monotonic() - session.started, warnings=tuple(session.warnings),
+        )  # fmt: skip
         return _written(session, result)
+
+
+def _checked_model(session: Session, result: Result, *, ended_early: bool) -> ModelCheck:
+    """The verdict on the whole model, or why there is none; a warning where there should have been one."""
+    from kcg.optimize import whole_model
+
+    settings = session.settings
+    if reason := whole_model.why_not_needed(settings, result, ended_early=ended_early):
+        return ModelCheck(None, reason)
+    needed_s = whole_model.expected_cost_s(
+        settings, session.workload, device=session.choice.device, step_s=result.total_before_s
+    )
+    timeout_s = whole_model.TIMEOUT_S
+    if settings.budget_s is not None:
+        left_s = session.started + settings.budget_s - time.monotonic()
+        if left_s < needed_s / 2:  # what is needed is a guess on the safe side
+            reason = f"not run: {max(left_s, 0):.0f} s of the budget were left, and it takes about {needed_s:.0f} s"
+            session.warnings.append(f"the whole model was not compared with tinygrad's own schedules, {reason}")
+            return ModelCheck(None, reason)
+        timeout_s = max(left_s, needed_s)
+    session.progress.phase("comparing the whole model's output with that of tinygrad's own schedules")
+    try:
+        check = whole_model.check_model(result, timeout_s=timeout_s, seed=settings.seed)
+    except KeyboardInterrupt:
+        session.interrupted = True
+        return ModelCheck(None, "not run: interrupted")
+    if check.passed is None:
+        session.warnings.append(f"the whole model was not compared with tinygrad's own schedules, {check.reason}")
+    return check
 
 
 def _written(session: Session, result: Result) -> Finished:
@@ -70,7 +106,8 @@ def exit_code_of(result: Result, *, interrupted: bool) -> ExitCode:
     """The exit code of a run, worst news first."""
     if interrupted:
         return ExitCode.INTERRUPTED
-    if any(not r.chosen.verification.passed for r in result.regions):
+    wrong_model = result.model_check is not None and result.model_check.passed is False
+    if wrong_model or any(not r.chosen.verification.passed for r in result.regions):
         return ExitCode.VERIFICATION_FAILED
     if not result.complete:
         return ExitCode.BUDGET_HIT

@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
-from tinygrad import Tensor, dtypes
+from tinygrad import Tensor, TinyJit, dtypes
 from tinygrad.nn.state import safe_load
 
 from kcg.errors import WeightsError
@@ -91,19 +91,32 @@ def _first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
+CHUNK = 1 << 26
+"""Random numbers are drawn this many at a time, or as many as the largest parameter has: no weight of Flux has more."""
+
+
 def random_weights(model: Flux, seed: int = 0) -> None:
     """Assign random weights that keep every activation near unit size: uniform with variance 1/inputs.
 
-    Others overflow bfloat16 after a few blocks. Biases are small, the scales of norms lie around 1.
+    Others overflow bfloat16 after a few blocks. Biases are small, the scales of norms lie around 1. One captured kernel
+    draws the numbers of all parameters: compiling one for every shape would take most of the time.
     """
     Tensor.manual_seed(seed)
+    count = min(CHUNK, max(math.prod(p.shape) for p in model.parameters.values()))
+    device = next(iter(model.parameters.values())).device
+    draw = TinyJit(lambda: Tensor.rand(count, device=device, dtype=dtypes.float32).realize())
     for name, parameter in model.parameters.items():
-        shape, device = parameter.shape, parameter.device
+        shape, size = parameter.shape, math.prod(parameter.shape)
+        drawn: Tensor = draw()  # overwritten when the next are drawn
+        if size > count:
+            parts = [drawn.clone().realize(), *(draw().clone().realize() for _ in range(count, size, count))]
+            drawn = parts[0].cat(*parts[1:])
+        value = drawn[:size].reshape(shape)
         if name.endswith(".scale"):
-            value = Tensor.uniform(*shape, low=0.8, high=1.2, device=device, dtype=dtypes.float32)
+            value = value * 0.4 + 0.8
         else:
             bound = math.sqrt(3 / shape[1]) if len(shape) == 2 else 0.05
-            value = Tensor.uniform(*shape, low=-bound, high=bound, device=device, dtype=dtypes.float32)
+            value = value * (2 * bound) - bound
         parameter.replace(value.cast(parameter.dtype).contiguous().realize())
 
 

@@ -1,0 +1,304 @@
+"""The last rule of verification: the whole model with the chosen schedules against the model as tinygrad schedules it.
+
+Each finalist was verified alone; here they run together, in the order and on the memory of the real program, captured
+by `TinyJit`, in a fresh process that can be killed: `python -m kcg.optimize.whole_model < job.json`. Both runs have the
+same random weights, scaled by fan-in (others overflow bfloat16), and the same random inputs. The chosen schedules run
+first: a kernel that fails to write its output, of which there are some, must not find there what tinygrad's own left.
+
+The error. An output is taken as rows along its last axis (a token, a line of pixels): the error is the largest, over
+all rows, of ‖tuned - own‖, divided by the root mean square of ‖own‖ over the rows, in float64. It is never less than
+‖tuned - own‖ / ‖own‖ of the whole output, and a single wrong row among thousands does not drown in it. NaN and
+infinities never pass, nor does an output of zeros.
+
+The tolerance. How much of a difference is rounding depends on the model, so it is measured on the spot: tinygrad's own
+schedules run twice more, every floating input changed at random by one rounding unit of its dtype, up or down. Nearly
+all intermediate values are then rounded anew, so the error of these runs (D, at least one rounding unit) holds both
+what the model makes of a small change and the rounding of all its layers. What it may not hold is another order of
+summation: K terms added one after the other have a relative error of about 0.2·√K rounding units of the dtype they are
+summed in (a random walk; padded and unrolled they have less), tinygrad's own order may be much better, and storing a
+value, which D does hold, is good for 0.3 units. Thus
+
+    tolerance = 3 · D · max(1, √K · eps(sum) / eps(model)), with the largest √K · eps(sum) of all kernels
+
+where eps(model) is that of the coarsest dtype among inputs and outputs. The last factor counts in float32 models only:
+in bfloat16, sums are float32 and their order is lost below the rounding of what is stored. Where the tolerance comes
+out above 0.25, the model is too sensitive on random weights for a verdict, and none is given.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kcg.measure import alone
+from kcg.optimize.settings import Settings
+from kcg.types import ModelCheck, Result, Workload
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from tinygrad import Tensor
+
+    from kcg.workloads.registry import Step
+
+    Array = NDArray[np.float64]
+
+CHILD = "kcg.optimize.whole_model"
+FACTOR = 3.0  # between two runs whose rounding is independent and the worst that is still taken for rounding
+MAX_TOLERANCE = 0.25
+RUNS = 5  # of each kind: uncaptured, capturing, and three replays, which are timed
+TIMEOUT_S = 600.0  # where there is no budget
+
+START_S = {"CPU": 7.0}  # a process, the device, and weights; on a GPU there are more of them
+START_ELSEWHERE_S = 30.0
+COMPILE_S = 0.15  # one kernel; those that change twice, say half of them
+
+
+def expected_cost_s(settings: Settings, workload: Workload, *, device: str, step_s: float) -> float:
+    """About how many seconds the check takes; `step_s` are those of one step. 0 where it will not run."""
+    if not _runnable(settings, workload.name):
+        return 0.0
+    return START_S.get(device, START_ELSEWHERE_S) + 1.5 * COMPILE_S * len(workload.calls) + 2 * (RUNS + 1) * step_s
+
+
+def _runnable(settings: Settings, workload: str) -> bool:
+    from kcg.workloads.registry import WORKLOADS
+
+    return not settings.is_script and workload in WORKLOADS and WORKLOADS[workload].runnable is not None
+
+
+def why_not_needed(settings: Settings, result: Result, *, ended_early: bool) -> str:
+    """Why there is nothing to check, or no way to; empty where the check is due."""
+    if ended_early:
+        return "not run: the run ended before every kernel was verified"
+    if settings.is_script:
+        return "not run: the workload is a script"
+    if not _runnable(settings, result.workload):
+        return f"not run: kcg has no runnable {result.workload}"
+    if not any(row.outcome == "improved" for row in result.regions):
+        return "not run: no schedule was changed"
+    return ""
+
+
+def check_model(result: Result, *, timeout_s: float, seed: int = 0, module: str = CHILD) -> ModelCheck:
+    """Run the model of `result` with tinygrad's own schedules and with the chosen ones in a child, and compare.
+
+    Never raises for what the child does: a crash with the chosen schedules fails, anything else gives no verdict.
+    `module` is what the child runs.
+    """
+    from kcg.optimize.result import write_result
+
+    with tempfile.TemporaryDirectory(prefix="kcg-model-") as folder:
+        path = Path(folder) / "result.json"
+        write_result(result, path)
+        job = {"result": str(path), "workload": result.workload, "preset": result.preset, "seed": seed}
+
+        def run(job: dict[str, Any], seconds: float) -> alone.Ended:
+            dev, name = result.target.tinygrad_device, "the whole model's run"
+            return alone.run_alone(module, job, dev=dev, timeout_s=seconds, name=name, label="model")
+
+        begin = time.monotonic()
+        try:
+            ended = run(job, timeout_s)
+        except alone.Overdue as error:
+            return ModelCheck(None, f"no verdict: {error} ({_stage(error.out)})", seed=seed)
+        if ended.returncode == 0 and ended.out:
+            return ModelCheck(**json.loads(ended.out[-1]))
+        words, stage = ended.last_words, _stage(ended.out)
+        if stage != CHOSEN:
+            return ModelCheck(None, f"no verdict: it failed while {stage}: {words}", seed=seed)
+        # whose fault is it? What is left of the time is for the model alone
+        try:
+            alone_too = run({**job, "own_only": True}, begin + timeout_s - time.monotonic())
+        except alone.Overdue:
+            return ModelCheck(None, f"no verdict: it failed while {stage}, no time to try others: {words}", seed=seed)
+    if alone_too.returncode != 0:
+        return ModelCheck(None, f"no verdict: the model does not run with any schedules: {words}", seed=seed)
+    return ModelCheck(False, f"the model fails with the chosen schedules: {words}", seed=seed)
+
+
+STARTING, CHOSEN, OWN = "making weights", "running the chosen schedules", "running tinygrad's own schedules"
+
+
+def _stage(lines: Sequence[str]) -> str:
+    """How far the child came."""
+    return next((s for s in (OWN, CHOSEN) if any(json.dumps({"stage": s}) == line for line in lines)), STARTING)
+
+
+# ---- in the child ----
+
+
+def compare(step: Step, result: Result, *, seed: int, said: Callable[[str], None] = lambda _: None) -> ModelCheck:
+    """Run `step` in this process both ways, and judge. `said` is told of each stage."""
+    from kcg.compat.tiny import Context
+    from kcg.optimize.deploy import choices, scheduling
+
+    changed = {choice.kernel.id for choice in choices(result)[0] if choice.searched}
+    with Context(BEAM=0, NOOPT=0):
+        shaken = [perturbed(step.inputs, seed=seed + 1 + i) for i in range(2)]
+        said(CHOSEN)
+        with scheduling(result, changed_only=True) as served:  # the others are compiled once, for both
+            chosen = _run(step, [step.inputs] * RUNS)
+        said(OWN)
+        own = _run(step, [step.inputs, *shaken, *[step.inputs] * (RUNS - 3)])
+    eps = own.eps or 2.0**-23  # whole numbers only: they must agree
+    check = judge(chosen.outputs, own.outputs[0], own.outputs[1:3], eps=eps, sums=rounding_of_sums(result))
+    check = replace(check, seed=seed, kernels=len(served), before_s=own.step_s, after_s=chosen.step_s)
+    if check.passed and (missing := len(changed - served)):
+        reason = f"no verdict: {missing} of {len(changed)} changed kernels do not occur when the model runs"
+        return replace(check, passed=None, reason=reason)
+    return check
+
+
+def run_own(step: Step) -> None:
+    """Run `step` with tinygrad's own schedules, to see whether it runs at all."""
+    from kcg.compat.tiny import Context
+
+    with Context(BEAM=0, NOOPT=0):
+        _run(step, [step.inputs] * RUNS)
+
+
+def judge(
+    tuned: Sequence[list[Array]], own: list[Array], shaken: Sequence[list[Array]], *, eps: float, sums: float
+) -> ModelCheck:
+    """The verdict on the outputs of runs with the chosen schedules.
+
+    `own` and `shaken` are the outputs with tinygrad's own schedules, of the inputs and of slightly changed ones; `eps`
+    is that of the model's dtype, `sums` is what `rounding_of_sums` gives.
+    """
+    import numpy as np
+
+    if not all(np.isfinite(o).all() for o in own):
+        return ModelCheck(None, "no verdict: the output is not finite with tinygrad's own schedules either")
+    if not all(np.any(o) for o in own):
+        return ModelCheck(None, "no verdict: the output is zero with tinygrad's own schedules either")
+    moved = max(relative_error(outputs, own) for outputs in shaken)
+    tolerance = FACTOR * max(moved, eps) * max(1.0, sums / eps)
+    error = max(relative_error(outputs, own) for outputs in tuned)
+    if not math.isfinite(error):
+        reason = "the output with the chosen schedules is not finite, or of another shape"
+        return ModelCheck(False, reason, error, tolerance if math.isfinite(tolerance) else None)
+    if not tolerance <= MAX_TOLERANCE:
+        reason = f"no verdict: one rounding unit at the inputs moves the output by {moved:.2g}, too much to tell"
+        return ModelCheck(None, reason, error, tolerance if math.isfinite(tolerance) else None)
+    if error > tolerance:
+        reason = f"the output differs by {error:.2g} of its size from that with tinygrad's own schedules; "
+        return ModelCheck(False, reason + f"rounding explains {tolerance:.2g}", error, tolerance)
+    return ModelCheck(True, "", error, tolerance)
+
+
+def relative_error(outputs: Sequence[Array], own: Sequence[Array]) -> float:
+    """The error as this module's docstring defines it, the largest of all outputs; infinite where a value is not."""
+    import numpy as np
+
+    worst = 0.0
+    for ours, theirs in zip(outputs, own, strict=True):
+        if ours.shape != theirs.shape or not np.isfinite(ours).all():
+            return math.inf
+        width = theirs.shape[-1] if theirs.ndim else 1
+        rows = np.linalg.norm((ours - theirs).reshape(-1, width), axis=1)
+        size = math.sqrt(float(np.mean(np.square(np.linalg.norm(theirs.reshape(-1, width), axis=1)))))
+        worst = max(worst, float(rows.max()) / size if size else math.inf)
+    return worst
+
+
+def perturbed(inputs: dict[str, Tensor], *, seed: int) -> dict[str, Tensor]:
+    """Every floating input times 1 plus or minus the eps of its dtype, at random; others as they are."""
+    from tinygrad import Tensor, dtypes
+
+    Tensor.manual_seed(seed)
+    changed = {}
+    for name, value in inputs.items():
+        if not dtypes.is_float(value.dtype):
+            changed[name] = value
+            continue
+        wide = dtypes.float64 if value.dtype == dtypes.float64 else dtypes.float32
+        up = Tensor.rand(*value.shape, dtype=dtypes.float32, device=value.device) < 0.5
+        factor = up.where(1.0 + _eps(value.dtype), 1.0 - _eps(value.dtype)).cast(wide)
+        changed[name] = (value.cast(wide) * factor).cast(value.dtype).contiguous().realize()
+    return changed
+
+
+def _eps(dtype: Any) -> float:
+    """Distance from 1 to the next number of a floating dtype."""
+    from tinygrad import dtypes
+
+    return float(2.0 ** -dtypes.finfo(dtype)[1])
+
+
+def rounding_of_sums(result: Result) -> float:
+    """The largest √K·eps of all kernels: K is the number of terms of a sum, eps that of the dtype it is summed in."""
+    from kcg.compat.tiny import Ops, dtypes
+    from kcg.kernel.codec import ast_of
+
+    largest = 0.0
+    for kernel in {kernel for row in result.regions for kernel in row.region.kernels}:
+        for node in ast_of(kernel).toposort():
+            if node.op is Ops.REDUCE and node.arg[0] is Ops.ADD and dtypes.is_float(node.dtype):
+                terms = math.prod(int(axis.vmax) + 1 for axis in node.src[1:])
+                largest = max(largest, math.sqrt(terms) * _eps(node.dtype))
+    return largest
+
+
+@dataclass(frozen=True)
+class _Runs:
+    """What the runs of one kind gave: the outputs of each, and the seconds of the fastest replay."""
+
+    outputs: list[list[Array]]
+    step_s: float
+    eps: float  # of the coarsest floating dtype among inputs and outputs; 0 where there is none
+
+
+def _run(step: Step, inputs: Sequence[dict[str, Tensor]]) -> _Runs:
+    """Run a step on each of `inputs`, as `TinyJit` does: the second run is captured, those after it are replays."""
+    from tinygrad import Tensor, TinyJit, dtypes
+
+    from kcg.compat.tiny import Device
+
+    jitted: Any = TinyJit(step.run)
+    found, seconds = [], []
+    dtypes_seen = {value.dtype for value in step.inputs.values()}
+    for given in inputs:
+        begin = time.perf_counter()
+        returned = jitted(**given)
+        outputs: list[Tensor] = [returned] if isinstance(returned, Tensor) else list(returned)
+        Tensor.realize(*outputs)
+        Device[Device.DEFAULT].synchronize()
+        seconds.append(time.perf_counter() - begin)
+        dtypes_seen |= {o.dtype for o in outputs}
+        # read before the next replay, which writes into the same memory
+        wide = (o.float() if dtypes.is_float(o.dtype) and o.dtype != dtypes.float64 else o for o in outputs)
+        found.append([o.numpy().astype("float64") for o in wide])
+    eps = max((_eps(d) for d in dtypes_seen if dtypes.is_float(d)), default=0.0)
+    return _Runs(found, min(seconds[2:]), eps)
+
+
+def main() -> None:
+    """Read a job, one line of standard input; write the verdict as the last line of standard output."""
+    job = alone.receive()
+    from kcg.compat.device import prepare
+
+    prepare(os.environ["DEV"])
+    from kcg.optimize.result import read_result
+    from kcg.workloads.registry import WORKLOADS
+
+    runnable = WORKLOADS[job["workload"]].runnable
+    assert runnable is not None
+    step = runnable(job["preset"], job["seed"])
+    result = read_result(Path(job["result"]))
+    if job.get("own_only"):
+        run_own(step)
+        return
+    check = compare(step, result, seed=job["seed"], said=lambda stage: alone.answer({"stage": stage}))
+    alone.answer(asdict(check))
+
+
+if __name__ == "__main__":
+    main()

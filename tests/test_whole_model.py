@@ -1,0 +1,244 @@
+"""The whole model with the chosen schedules computes what it computes with tinygrad's own, or the result is refused."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from sample_result import sample_result
+
+from kcg.errors import ExitCode, VerificationError
+from kcg.kernel.actions import ACTION_SPACE_VERSION
+from kcg.kernel.compiler import compile_schedule
+from kcg.kernel.space import KernelSpace
+from kcg.measure.target import detect
+from kcg.optimize.deploy import apply, tuned
+from kcg.optimize.result import read_result, write_result
+from kcg.optimize.run import exit_code_of
+from kcg.optimize.settings import Settings
+from kcg.optimize.whole_model import (
+    MAX_TOLERANCE,
+    check_model,
+    compare,
+    expected_cost_s,
+    judge,
+    relative_error,
+    rounding_of_sums,
+    why_not_needed,
+)
+from kcg.types import Finalist, ModelCheck, Opt, RegionResult, Result, Schedule, Verification
+from tests.tiny_models import DTYPES, TINY
+
+DEV = os.environ["DEV"]
+CHILD = "tests.tiny_models"
+WRONG = Schedule.from_opts([Opt("PADTO", 1, 32), Opt("UNROLL", 0, 32)])
+"""With it, tinygrad 0.14.0 makes a kernel of a maximum over 16 that writes nothing at all (see test_verify)."""
+KERNELS = 4
+MAXIMUM = 1  # which of them takes a maximum
+Make = Callable[..., Result]
+
+
+def finalist(space: KernelSpace, schedule: Schedule) -> Finalist:
+    return Finalist(schedule, 2e-6, 1e-6, (1e-6, 3e-6), Verification(True), name=space.name(schedule))
+
+
+def another(space: KernelSpace) -> Schedule:
+    """A legal schedule that is not tinygrad's own, if there is one it adds in another order."""
+    steps = [a for a in space.actions(space.start()) if space.key(a.schedule) != space.key(space.baseline())]
+    for action in sorted(steps, key=lambda a: not a.label.startswith("UNROLL")):
+        with contextlib.suppress(RuntimeError):  # tinygrad's X86 assembler refuses some in bfloat16
+            compile_schedule(space.region, action.schedule, space.target)
+            return action.schedule
+    return space.baseline()
+
+
+@pytest.fixture(scope="module")
+def make() -> Make:
+    """A result of the tiny model, every kernel with another schedule than tinygrad's; `maximum` is for that one."""
+    target, toolchain = detect(DEV, ACTION_SPACE_VERSION)
+
+    def result(preset: str, maximum: Schedule | None = None) -> Result:
+        rows = []
+        calls = TINY.capture(preset).calls
+        assert len(calls) == KERNELS
+        for i, call in enumerate(calls):
+            space = KernelSpace(call.region, target)
+            chosen = maximum if maximum is not None and i == MAXIMUM else another(space)
+            base, ours = finalist(space, space.baseline()), finalist(space, chosen)
+            rows.append(RegionResult(call.region, call.calls, base, ours, 1, "improved"))
+        return replace(
+            sample_result(), workload="tiny", preset=preset, target=target, toolchain=toolchain, regions=tuple(rows),
+            recomputes=(),
+        )  # fmt: skip
+
+    return result
+
+
+# ---- real runs ----
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_another_order_of_summation_passes_and_garbage_fails(make: Make, dtype: str) -> None:
+    good = compare(TINY.runnable(dtype, 3), make(dtype), seed=3)  # type: ignore[misc]
+    assert good.passed, good
+    assert good.kernels >= KERNELS - 1 and good.seed == 3 and good.reason == ""
+    assert good.error is not None and good.tolerance is not None and good.error <= good.tolerance < MAX_TOLERANCE
+    assert good.before_s is not None and good.after_s is not None and 0 < good.after_s < 10
+
+    # another seed: the kernel writes nothing, and this process may still hold what the last run wrote there
+    bad = compare(TINY.runnable(dtype, 4), make(dtype, WRONG), seed=4)  # type: ignore[misc]
+    assert bad.passed is False, bad
+    assert "differs" in bad.reason or "not finite" in bad.reason
+    assert bad.tolerance is None or bad.tolerance < MAX_TOLERANCE
+
+
+@pytest.fixture
+def children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[psutil.Process]]:
+    """Where children find these tests, and those that are left."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    return lambda: [p for p in psutil.process_iter(["cmdline"]) if CHILD in (p.info["cmdline"] or [])]
+
+
+def test_in_a_child_with_a_cache_of_its_own(make: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("BEAM", "2")  # the user's: it would search, and it is not what tinygrad does by itself
+    monkeypatch.setenv("CACHEDB", str(tmp_path / "users.db"))
+    good = check_model(make("float32"), timeout_s=60, module=CHILD)
+    assert good.passed and good.kernels == KERNELS, good
+    bad = check_model(make("float32", WRONG), timeout_s=60, module=CHILD)
+    assert bad.passed is False and bad.kernels == KERNELS, bad
+    assert not (tmp_path / "users.db").exists()
+
+
+@pytest.mark.parametrize(
+    ("preset", "passed", "says"),
+    [
+        ("dies-at-once", None, "no verdict: the model does not run with any schedules: .*SIGABRT"),
+        ("dies-when-tuned", False, "the model fails with the chosen schedules: .*SIGABRT"),
+        ("unknown", None, "no verdict: it failed while making weights: "),
+    ],
+)
+def test_a_child_that_dies_is_a_reason(make: Make, preset: str, passed: bool | None, says: str) -> None:
+    result = make(preset)
+    module = CHILD if preset != "unknown" else "kcg.optimize.whole_model"  # which knows no tiny model
+    check = check_model(result, timeout_s=60, module=module)
+    assert check.passed is passed, check
+    assert re.match(says, check.reason), check.reason
+    assert "\n" not in check.reason
+
+
+def test_a_child_that_hangs_is_killed_in_time(make: Make, children: Callable[[], list[psutil.Process]]) -> None:
+    begin = time.monotonic()
+    check = check_model(make("hangs"), timeout_s=2.5, module=CHILD)
+    assert time.monotonic() - begin < 8
+    assert check.passed is None
+    assert check.reason.startswith("no verdict: the whole model's run did not finish in 2.5 s (")
+    assert not children()
+
+
+@pytest.mark.parametrize(
+    ("preset", "says"),
+    [
+        ("nan", "no verdict: the output is not finite with tinygrad's own schedules either"),
+        ("zero", "no verdict: the output is zero with tinygrad's own schedules either"),
+        ("other-kernels", "no verdict: 4 of 4 changed kernels do not occur when the model runs"),
+    ],
+)
+def test_what_shows_nothing_is_no_pass(make: Make, preset: str, says: str) -> None:
+    check = compare(TINY.runnable(preset, 0), make(preset), seed=0)  # type: ignore[misc]
+    assert (check.passed, check.reason) == (None, says)
+
+
+# ---- the verdict ----
+
+RNG = np.random.default_rng(0)
+OWN = [RNG.normal(size=(64, 32))]
+SHAKEN = [[OWN[0] * (1 + 1e-6 * RNG.normal(size=(64, 32)))] for _ in range(2)]
+EPS = 2.0**-23
+
+
+def judged(*tuned_outputs: Any, sums: float = 16 * EPS) -> ModelCheck:
+    return judge([[o] for o in tuned_outputs], OWN, SHAKEN, eps=EPS, sums=sums)
+
+
+def test_the_tolerance_is_measured() -> None:
+    assert judged(OWN[0]).passed
+    assert judged(OWN[0]).error == 0
+    assert judged(OWN[0]).tolerance == pytest.approx(93e-6, rel=0.2)
+    assert judged(OWN[0] * (1 + 1e-6)).passed
+    assert judged(OWN[0] * (1 + 1e-3)).passed is False
+    assert judged(OWN[0], OWN[0], OWN[0] + 1e-2).passed is False, "every run counts"
+
+
+def test_one_wrong_row_does_not_drown() -> None:
+    wrong = OWN[0].copy()
+    wrong[17] *= 1.01
+    assert np.linalg.norm(wrong - OWN[0]) / np.linalg.norm(OWN[0]) < 0.002
+    assert relative_error([wrong], OWN) == pytest.approx(0.01, rel=0.3)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_a_value_that_is_not_finite_fails(value: float) -> None:
+    wrong = OWN[0].copy()
+    wrong[3, 4] = value
+    assert judged(wrong).passed is False
+
+
+def test_zeros_and_other_shapes_fail() -> None:
+    assert judged(OWN[0] * 0).passed is False
+    assert judged(OWN[0][:32]).passed is False
+
+
+def test_a_model_too_sensitive_gets_no_verdict() -> None:
+    check = judge([OWN], OWN, [[OWN[0] * 1.2], OWN], eps=EPS, sums=0.0)
+    assert check.passed is None and "moves the output by" in check.reason
+    infinite = judge([OWN], OWN, [[OWN[0] * np.nan], OWN], eps=EPS, sums=0.0)
+    assert infinite.passed is None and infinite.tolerance is None
+
+
+def test_longest_sum_counts(make: Make) -> None:
+    assert rounding_of_sums(make("float32")) == pytest.approx(16**0.5 * EPS)
+
+
+# ---- what becomes of it ----
+
+
+def test_when_it_is_not_run(make: Make) -> None:
+    result = replace(make("float32"), workload="flux")
+    unchanged = replace(result, regions=tuple(replace(r, outcome="kept") for r in result.regions))
+    script, flux = Settings("flux.py"), Settings("flux")
+    assert why_not_needed(script, result, ended_early=False) == "not run: the workload is a script"
+    assert why_not_needed(flux, unchanged, ended_early=False) == "not run: no schedule was changed"
+    assert why_not_needed(flux, result, ended_early=True).startswith("not run: the run ended before")
+    assert why_not_needed(flux, result, ended_early=False) == ""
+    assert why_not_needed(Settings("tiny"), make("float32"), ended_early=False) == "not run: kcg has no runnable tiny"
+    workload = replace(TINY.capture("float32"), name="flux")
+    assert expected_cost_s(script, workload, device="CPU", step_s=1.0) == 0
+    assert 0 < expected_cost_s(flux, workload, device="CPU", step_s=0.5) < 30
+
+
+def test_a_result_that_failed_is_refused(make: Make, tmp_path: Path) -> None:
+    failed = ModelCheck(False, "the output differs by 0.3", 0.3, 1e-4, kernels=2)
+    result = replace(make("float32"), model_check=failed)
+    path = tmp_path / "RESULT.json"
+    write_result(result, path)
+    assert read_result(path).model_check == failed
+    assert exit_code_of(result, interrupted=False) == ExitCode.VERIFICATION_FAILED
+    with pytest.raises(VerificationError, match=r"the whole model: the output differs by 0\.3: run the search again"):
+        apply(path, widths=(2,), cache_db=tmp_path / "cache.db", facts=(result.target, result.toolchain))
+    assert not (tmp_path / "cache.db").exists()
+    with pytest.raises(VerificationError, match="the whole model"), tuned(path):
+        pass
+    passed = replace(result, model_check=ModelCheck(True, "", 1e-7, 1e-5))
+    write_result(passed, path)
+    assert exit_code_of(passed, interrupted=False) == ExitCode.OK
+    with tuned(path):
+        pass

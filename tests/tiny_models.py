@@ -1,0 +1,80 @@
+"""A small model that does what its preset says; `python -m tests.tiny_models` is the child that checks it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+from kcg.workloads import registry
+from kcg.workloads.registry import Step, WorkloadSpec
+
+DTYPES = ("float32", "bfloat16", "float16")
+BAD = ("hangs", "dies-at-once", "dies-when-tuned", "nan", "zero", "other-kernels")
+
+
+def _forward(x: Any, first: Any, second: Any) -> Any:
+    scores = (x @ first).contiguous()
+    largest = scores.max(axis=1, keepdim=True).contiguous()
+    return ((scores - largest).exp().contiguous() @ second).contiguous()
+
+
+def _parameters(preset: str, make: Callable[..., Any]) -> tuple[Any, Any, Any]:
+    dtype = preset if preset in DTYPES else "float32"
+    x, first, second = (make(*shape, dtype=dtype) for shape in ((8, 12), (12, 16), (16, 24)))
+    return x, first, second
+
+
+def lazy(preset: str) -> Any:
+    """The output on empty tensors: for capture."""
+    from tinygrad import Tensor
+
+    return _forward(*_parameters(preset, Tensor.empty))
+
+
+def step(preset: str, seed: int) -> Step:
+    """The same on random tensors, standard deviation 1/sqrt(fan_in)."""
+    import numpy as np
+    from tinygrad import Tensor
+    from tinygrad.engine import realize
+
+    generator = np.random.default_rng(seed)
+
+    def random(*shape: int, dtype: str) -> Any:
+        values = generator.normal(scale=shape[0] ** -0.5, size=shape).astype(np.float32)
+        return Tensor(values).cast(dtype).contiguous().realize()
+
+    x, first, second = _parameters(preset, random)
+
+    def run(x: Any) -> Any:
+        tuned = realize.lower_and_compile.__module__ != realize.__name__  # as kcg hands schedules over
+        if preset == "hangs":
+            time.sleep(600)
+        if preset == "dies-at-once" or (preset == "dies-when-tuned" and tuned):
+            os.abort()
+        if preset == "other-kernels":
+            return (x @ second.reshape(12, 32)).contiguous()
+        out = _forward(x, first, second)
+        return out * float("nan") if preset == "nan" else out * 0 if preset == "zero" else out
+
+    return Step({"x": x}, run)
+
+
+TINY = WorkloadSpec(
+    name="tiny", about="two layers with an exponential between", presets=(*DTYPES, *BAD),
+    auto_preset=lambda _: "float32", capture=lambda preset: _capture(preset), runnable=step,
+)  # fmt: skip
+
+
+def _capture(preset: str) -> Any:
+    from kcg.workloads.capture import lazy_workload
+
+    return lazy_workload("tiny", preset, lazy(preset))
+
+
+if __name__ == "__main__":
+    from kcg.optimize.whole_model import main
+
+    registry.WORKLOADS["tiny"] = TINY
+    main()
