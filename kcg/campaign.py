@@ -20,7 +20,7 @@ from kcg.compat.device import choose_device, prepare
 from kcg.dataset.journal import Journal, Run
 from kcg.errors import ScheduleError
 from kcg.kernel.space import KernelSpace
-from kcg.measure.protocol import PROTOCOL, SEARCH_SAMPLES
+from kcg.measure.protocol import PROTOCOL
 from kcg.measure.service import MeasureService, Request
 from kcg.types import RAW, Measurement, Schedule, Status, Workload, WorkloadCall
 from kcg.workloads.registry import find
@@ -193,7 +193,7 @@ def _measure(
 ) -> list[Measurement]:
     requests = [
         Request(
-            plan.call.region, schedule, plan.call.variables, sampler, samples=SEARCH_SAMPLES,
+            plan.call.region, schedule, plan.call.variables, sampler, in_search=True,
             stop_above_s=STOP_ABOVE * plan.baseline_s if plan.baseline_s else None,
         )
         for plan, schedule, sampler in batch

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
+import subprocess
 import sys
 import traceback
 from collections.abc import Callable
-from typing import NoReturn
+from datetime import date
+from pathlib import Path
+from typing import Any, NoReturn
 
 from kcg.errors import ExitCode, KcgError
 
@@ -48,3 +52,21 @@ def guarded(body: Callable[[], ExitCode | None]) -> NoReturn:
 
 def _complain(line: str) -> None:
     sys.stderr.write(f"kcg: {line}\n")
+
+
+def record_results(path: Path, run: str, entry: dict[str, Any], headline: dict[str, Any]) -> dict[str, Any]:
+    """Add what a script of `evaluation/` found to its results file: `entry` as `runs[run]`, `headline` to the headline.
+
+    Says with it at which revision and on which day. A new file takes the old one's place whole. Returns all of it.
+    """
+    report = json.loads(path.read_text()) if path.exists() else {"headline": {}, "runs": {}}
+    command = ["git", "rev-parse", "--short", "HEAD"]
+    done = subprocess.run(command, cwd=path.parent.parent, capture_output=True, text=True, check=False)
+    entry = {**entry, "revision": done.stdout.strip(), "date": date.today().isoformat()}
+    report["runs"][run] = entry
+    report["headline"].update(headline)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(report, indent=1, sort_keys=True) + "\n")
+    partial.replace(path)
+    return report

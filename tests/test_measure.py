@@ -11,22 +11,27 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kcg.dataset.noise import noise_floors, spreads
 from kcg.errors import CodecError, DeviceError, ScheduleError, UnknownName
 from kcg.kernel.codec import kernel_of
 from kcg.kernel.space import KernelSpace
 from kcg.measure import lifeline
 from kcg.measure.jobs import DuelJob
 from kcg.measure.protocol import (
-    MAX_SAMPLES,
     MIN_SAMPLES,
+    MOST_SAMPLES,
     PROTOCOL,
     SAMPLING_S,
+    SEARCH_SAMPLES,
     flush_bytes,
     median,
     median_interval,
     samples_for,
+    spread,
 )
+from kcg.measure.rows import duel_rows
 from kcg.measure.service import MeasureService, Request
+from kcg.measure.target import first_line
 from kcg.types import RAW, CacheState, Measurement, Opt, Region, Schedule, Status
 from tests.kernels import empty, example_asts, kernels_of
 
@@ -35,13 +40,22 @@ DEV = "CPU:X86"
 # -- protocol
 
 
-def test_short_kernels_get_many_samples_and_long_ones_few() -> None:
+@pytest.mark.parametrize("early_stop", [False, True])
+def test_short_kernels_get_many_samples_and_long_ones_few(early_stop: bool) -> None:
     times = np.logspace(-8, 2, 200)
-    counts = [samples_for(float(t)) for t in times]
+    counts = [samples_for(float(t), early_stop=early_stop) for t in times]
     assert counts == sorted(counts, reverse=True)
-    assert (counts[0], counts[-1]) == (MAX_SAMPLES, MIN_SAMPLES)
-    assert samples_for(0.0) == MAX_SAMPLES
-    assert all(c == MIN_SAMPLES or c * t <= SAMPLING_S for c, t in zip(counts, times, strict=True))
+    assert (counts[0], counts[-1]) == ((SEARCH_SAMPLES[0][1], 3) if early_stop else (MOST_SAMPLES[0][1], MIN_SAMPLES))
+    if not early_stop:
+        assert all(c == MIN_SAMPLES or c * t <= SAMPLING_S for c, t in zip(counts, times, strict=True))
+
+
+def test_slow_flush_costs_samples_and_not_time() -> None:
+    assert samples_for(1e-6, flush_s=0.009) == 11 and samples_for(1e-6, flush_s=1.0) == MIN_SAMPLES
+
+
+def test_spread_of_the_same_binary() -> None:
+    assert spread([1.0, 1.1, 1.0], [1.05, 1.05, 9.0]) == pytest.approx(0.05) == spread([1.05], [1.0])
 
 
 @pytest.mark.parametrize("count", [6, 9, 20, 30])
@@ -124,7 +138,7 @@ def test_measurement_is_complete(service: MeasureService, recorder: Recorder, ca
     schedule = KernelSpace(MATMUL, service.target).baseline()
     row = one(service, Request(MATMUL, schedule, sampler="hand-coded", cache_state=cache_state))
     assert row.status is Status.OK and row.checked and not row.early_stop and row.reason == ""
-    assert MIN_SAMPLES <= len(row.samples_s) <= MAX_SAMPLES and all(0 < s < 1 for s in row.samples_s)
+    assert MIN_SAMPLES <= len(row.samples_s) <= MOST_SAMPLES[0][1] and all(0 < s < 1 for s in row.samples_s)
     assert (row.region_id, row.schedule, row.sampler, row.run_id) == (MATMUL.id, schedule, "hand-coded", "run-1")
     assert (row.protocol, row.cache_state, row.input_recipe) == (PROTOCOL, cache_state, "normal-v1:seed=0")
     assert (row.target, row.toolchain) == tuple(fact.fingerprint for fact in service.facts)
@@ -137,6 +151,16 @@ def test_samples_and_early_stop(service: MeasureService) -> None:
     assert len(row.samples_s) == 3 and row.early_stop
     service._by_binary.clear()
     assert len(one(service, Request(MATMUL, RAW, samples=3, stop_above_s=1e-12)).samples_s) == 1
+
+
+def test_samples_of_a_search(service: MeasureService) -> None:
+    row = one(service, Request(MATMUL, RAW, in_search=True))
+    assert row.early_stop and 3 <= len(row.samples_s) <= SEARCH_SAMPLES[0][1]
+
+
+def test_what_the_machine_tells_is_recorded(service: MeasureService) -> None:
+    readings = dict(one(service, Request(MATMUL, RAW, samples=3)).clocks)
+    assert readings["throttle_events"] == 0 and 0 <= readings.get("steal_share", 0) <= 1
 
 
 def test_symbolic_kernel(service: MeasureService) -> None:
@@ -236,6 +260,18 @@ def test_duel(service: MeasureService) -> None:
     assert outcome.finalist_verification is not None and outcome.finalist_verification.passed
     assert len(outcome.baseline_cold_s) == len(outcome.finalist_cold_s) >= MIN_SAMPLES
     assert len(outcome.baseline_warm_s) == len(outcome.finalist_warm_s) >= MIN_SAMPLES
+    assert len(outcome.again_cold_s) == len(outcome.baseline_cold_s) and outcome.input_recipe == "normal-v1:seed=0"
+    rows = duel_rows(
+        DuelJob(MATMUL, baseline, finalist, service.target), outcome, *schedules, toolchain="t", run_id="r"
+    )
+    assert [(r.trial, str(r.cache_state), r.schedule) for r in rows] == [
+        (1, "cold", RAW), (2, "cold", RAW), (1, "warm", RAW), (1, "cold", schedules[1]), (1, "warm", schedules[1]),
+    ]  # fmt: skip
+    assert all(r.status is Status.OK and not r.early_stop and r.checked for r in rows)
+    ((first, noise),) = spreads(rows)
+    assert first == rows[0] and noise == spread(outcome.baseline_cold_s, outcome.again_cold_s)
+    (floor,) = noise_floors(rows)
+    assert (floor.kernels, floor.median, floor.p90) == (1, noise, noise) and floor.target == rows[0].target
 
 
 def test_cache_folder_is_the_callers_or_is_removed(tmp_path: Path) -> None:
@@ -250,6 +286,25 @@ def test_cache_folder_is_the_callers_or_is_removed(tmp_path: Path) -> None:
 
 
 # -- what crosses the border of a process
+
+
+NVRTC_LOG = """Nvrtc Error 6, NVRTC_ERROR_COMPILATION
+ptxas info : 0 bytes gmem
+ptxas error : kernel uses too much shared data"""
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("one\ntwo", "one"),
+        ("", "ValueError"),
+        ("x" * 999, "x" * 300),
+        (NVRTC_LOG, "ptxas error : kernel uses too much shared data"),
+        ("Nvrtc Error 6, NVRTC_ERROR_COMPILATION\n", "Nvrtc Error 6, NVRTC_ERROR_COMPILATION"),
+    ],
+)
+def test_first_line_says_what_is_wrong(text: str, line: str) -> None:
+    assert first_line(ValueError(text)) == line
 
 
 def raised_by_child(error: BaseException) -> BaseException:

@@ -50,6 +50,8 @@ def test_json_reports_verified_kernels_and_never_a_slower_total(
         assert kernel["verified"] is True
         assert kernel["after_s"] <= kernel["before_s"]
         assert {"id", "name", "calls", "schedule"} <= set(kernel)
+    assert answer["model_check"]["passed"] is None
+    assert answer["model_check"]["reason"] == "not run: the workload is a script"
     assert answer == json.loads((folder / "RESULT.json").read_text())
 
 
@@ -76,13 +78,14 @@ def test_nothing_is_measured_with_zero_measurements_but_the_choice_is_verified(t
     assert answer["total_after_s"] <= answer["total_before_s"]
 
 
-def _rows(journal: Path) -> list[tuple[Any, ...]]:
+def _rows(journal: Path, *, finals: bool = False) -> list[tuple[Any, ...]]:
     if not journal.exists():
         return []
     connection = sqlite3.connect(f"file:{journal}?mode=ro", uri=True, timeout=10)
     try:
-        return connection.execute(
-            "SELECT region_id, schedule_body, binary_hash, samples_s, run_id FROM measurements"
+        return connection.execute(  # finals are timed again on purpose
+            "SELECT region_id, schedule_body, binary_hash, samples_s, run_id FROM measurements "
+            f"WHERE {'sampler = ' if finals else 'sampler != '} 'final'"
         ).fetchall()
     except sqlite3.OperationalError:
         return []  # the tables are not there yet
@@ -120,6 +123,8 @@ def test_kill_9_in_the_middle_then_resume_measures_nothing_twice(tmp_path: Path)
         if binary:
             timings.setdefault((region, binary), set()).add(samples)
     assert all(len(found) == 1 for found in timings.values()), "no binary is timed twice"
+    kept = _rows(journal, finals=True)
+    assert len(kept) >= 3 * len({row[0] for row in after}), "each baseline as A and as B, cold, and once warm"
     assert json.loads(done.stdout)["measurements"] == len(timings)
 
 

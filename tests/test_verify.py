@@ -15,6 +15,7 @@ from kcg.kernel.compiled import Compiled
 from kcg.kernel.compiler import compile_schedule
 from kcg.kernel.space import KernelSpace
 from kcg.measure import child
+from kcg.measure import verify as verify_module
 from kcg.measure.inputs import POSITIVE_RECIPE, RECIPE, to_values
 from kcg.measure.target import detect
 from kcg.measure.verify import CheckedBench
@@ -179,7 +180,8 @@ def test_changed_input_is_found_and_put_back() -> None:
     assert bench.check(bench.launcher(compiled), (), seeds=SEEDS).passed
 
 
-def test_quick_check_does_not_blame_the_next_binary() -> None:
+def test_check_of_a_large_kernel_does_not_blame_the_next_binary(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verify_module, "LARGE_BYTES", 0)
     bench, region = bench_of(example_asts()["matmul_f32"])
     compiled = compile_schedule(region, RAW, TARGET)
     run = bench.launcher(compiled)
@@ -189,10 +191,12 @@ def test_quick_check_does_not_blame_the_next_binary() -> None:
         bench._write(bench._views[2], np.zeros(bench.by_slot[2].size, np.float32))
         return seconds
 
-    assert bench.check(changes_its_input, (), seeds=(1,), quick=True).passed, "it does not look there"
-    assert bench.check(run, (), seeds=(1,), quick=True).passed
+    assert bench.is_large and bench.check(changes_its_input, (), seeds=(1,)).passed is False  # by its second run
+    monkeypatch.setattr(verify_module, "SECOND_RUN_BELOW_S", 0.0)
+    assert bench.check(changes_its_input, (), seeds=(1,)).passed, "it does not look there"
+    assert bench.check(run, (), seeds=(1,)).passed
     bench._write(bench._views[2], np.zeros(bench.by_slot[2].size, np.float32))
-    assert not bench.check(lambda: 0.0, (), seeds=(1,), quick=True).passed
+    assert not bench.check(lambda: 0.0, (), seeds=(1,)).passed
 
 
 def test_in_place_kernel_starts_from_its_inputs_every_time() -> None:

@@ -26,7 +26,7 @@ def nvrtc_version() -> str:
 
 
 def cuda_properties() -> dict[str, Any]:
-    """Model, multiprocessors, L2 and memory (bytes) of the first GPU; the driver must have been initialised."""
+    """Model, multiprocessors, L2, memory and its bandwidth of the first GPU; the driver must have been initialised."""
     from tinygrad.runtime.autogen import cuda
 
     def attribute(which: int) -> int:
@@ -43,7 +43,23 @@ def cuda_properties() -> dict[str, Any]:
         "cores": attribute(cuda.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT),
         "cache_bytes": attribute(cuda.CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE),
         "memory_bytes": total.value,
+        # two transfers a cycle on every pin; in kHz and bits
+        "bandwidth_bytes_s": 2e3
+        * attribute(cuda.CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE)
+        * attribute(cuda.CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH)
+        / 8
+        or None,
     }
+
+
+def cuda_bus_id() -> str:
+    """The PCI bus id of the first GPU that CUDA shows, by which other tools know it; the driver must be initialised."""
+    from tinygrad.runtime.autogen import cuda
+
+    device, text = ctypes.c_int(), ctypes.create_string_buffer(32)
+    cuda.cuDeviceGet(ctypes.byref(device), 0)
+    cuda.cuDeviceGetPCIBusId(text, 32, device.value)
+    return text.value.decode()
 
 
 def device_memset(device: str, buffer: Any, byte: int, nbytes: int) -> bool:

@@ -6,6 +6,7 @@ compiler could not even enumerate legal actions. The planning twins skip it: sch
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from tinygrad.codegen.opt import tc
@@ -96,3 +97,22 @@ def compiling_renderer(target: Target) -> Any:
         return X86Renderer(tiny_target(target))
     cls = {"CLANG": ClangRenderer, "CUDA": CUDARenderer, "HIP": HIPRenderer, "METAL": MetalRenderer}[target.renderer]
     return cls(tiny_target(target))
+
+
+def machine_code(source: str, renderer: Any) -> bytes:
+    """A kernel's code for the GPU itself, where tinygrad's binary is text that the driver compiles when it is loaded.
+
+    tinygrad gives CUDA's driver PTX, which costs the process that owns the device 10 to 60 ms for each kernel (one
+    NVIDIA H200); a cubin loads in 0.2 ms and runs equally fast. Empty where tinygrad's binary is machine code already.
+    Raises tinygrad's CompileError.
+    """
+    if type(renderer) is not CUDARenderer or not renderer.compiler.ptx:
+        return b""
+    return bytes(_cubin_compiler(renderer.target.arch).compile(source))
+
+
+@functools.cache
+def _cubin_compiler(arch: str) -> Any:
+    from tinygrad.runtime.support.compiler_cuda import NVRTCCompiler
+
+    return NVRTCCompiler(arch, ptx=False, cache_key="kcg_cubin")

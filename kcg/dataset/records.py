@@ -9,7 +9,7 @@ import errno
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -107,6 +107,8 @@ def record_from_json(cls: type[T], text: str) -> T:
     """A Target or a Toolchain from its canonical JSON, every field checked. Raises one of `ROW_ERRORS`."""
     values = {k: tuple(v) if isinstance(v, list) else v for k, v in json.loads(text).items()}
     for f in fields(cls):  # type: ignore[arg-type]
+        if f.name not in values and f.default is not MISSING:
+            continue  # written before there was such a field
         if f.name not in values or not _FIELD_CHECKS[str(f.type)](values[f.name]):
             raise ValueError(f"field {f.name!r} is missing or of the wrong type")
     return cls(**values)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from kcg.dataset.noise import NoiseFloor, noise_floors
 from kcg.dataset.records import Record
 from kcg.errors import DataError
 from kcg.types import Kernel, Measurement, ScheduleKind, Status, Workload
@@ -16,6 +18,8 @@ from kcg.types import Kernel, Measurement, ScheduleKind, Status, Workload
 if TYPE_CHECKING:
     from rich.console import Console
 
+NUMBER = re.compile(r"[-+]?\d[\d.,e+-]*")
+MOST_REASONS = 12
 HAND_CODED = "hand-coded"  # the sampler of tinygrad's own choice
 
 
@@ -48,17 +52,21 @@ class Stats:
     regions_measured: int
     unique_binaries: int
     statuses: Mapping[str, int]
+    reasons: Mapping[str, int]  # "status: first line of the cause" of what failed, numbers left out; the most frequent
     samplers: Mapping[str, int]  # rows
     protocols: Mapping[int, int]  # rows
     workloads: tuple[WorkloadStats, ...]
     rows_per_second: Mapping[str, float]  # by run, from its first row to its last; runs of one row have no rate
     schedules_per_kernel: tuple[int, float, int]  # minimum, median and maximum over the regions measured
     actions: Mapping[str, int]  # Opts by name, over distinct (region, schedule)
+    noise_floors: tuple[NoiseFloor, ...]  # of kernels that were timed more than once in a run
 
 
 def stats(source: Source) -> Stats:
     """Counts a journal or an export in one pass. Raises DataError where an `opts` schedule does not decode."""
     statuses: Counter[str] = Counter()
+    reasons: Counter[str] = Counter()
+    trials: list[Measurement] = []
     samplers: Counter[str] = Counter()
     protocols: Counter[int] = Counter()
     region_rows: Counter[str] = Counter()
@@ -72,6 +80,10 @@ def stats(source: Source) -> Stats:
             m, at = record.measurement, record.recorded_unix_s
             statuses[str(m.status)] += 1
             samplers[m.sampler] += 1
+            if m.status != Status.OK:
+                reasons[f"{m.status}: {NUMBER.sub('#', m.reason)}"] += 1
+            elif not m.early_stop:
+                trials.append(m)
             protocols[protocol] += 1
             region_rows[m.region_id] += 1
             if m.binary_hash:
@@ -90,6 +102,7 @@ def stats(source: Source) -> Stats:
         regions_measured=len(region_rows),
         unique_binaries=len(binaries),
         statuses=_most_first(statuses),
+        reasons=dict(reasons.most_common(MOST_REASONS)),
         samplers=_most_first(samplers),
         protocols=dict(sorted(protocols.items())),
         workloads=tuple(_workload(w, region_rows, speed) for w in source.workloads()),
@@ -98,6 +111,7 @@ def stats(source: Source) -> Stats:
         },
         schedules_per_kernel=(sizes[0], float(statistics.median(sizes)), sizes[-1]),
         actions=_most_first(actions),
+        noise_floors=tuple(noise_floors(trials)),
     )
 
 
@@ -184,6 +198,7 @@ def render(stats: Stats, console: Console) -> None:
 
     for title, column, counts in (
         ("How they ended", "status", stats.statuses),
+        ("Why they failed", "status: cause", stats.reasons),
         ("Who asked", "sampler", stats.samplers),
         ("Protocols", "protocol", stats.protocols),
         ("Actions (distinct schedules)", "Opt", stats.actions),
@@ -192,6 +207,15 @@ def render(stats: Stats, console: Console) -> None:
         for key, count in counts.items():
             shown.add_row(escape(str(key)) or "-", f"{count:,}")
         console.print(shown)
+
+    if stats.noise_floors:
+        floors = table("Noise floor: the same binary as A and as B", "kernels", "number", "median", "90 % below")
+        for floor in stats.noise_floors:
+            limit = f"below {floor.shorter_than_s * 1e6:,g} µs" if floor.shorter_than_s else "longer"
+            floors.add_row(
+                f"{floor.target[:8]} {limit}", f"{floor.kernels:,}", f"{floor.median:.1%}", f"{floor.p90:.1%}"
+            )
+        console.print(floors)
 
     if stats.rows_per_second:
         rates = table("Pace", "run", "measurements per second")

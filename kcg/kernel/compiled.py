@@ -21,6 +21,7 @@ class Compiled:
     local_size: tuple[int, ...]
     values: tuple[int | None, ...]  # of symbolic variables; None is the thread number, which the runtime fills in
     uops: int
+    image: bytes = b""  # the same as machine code, where `binary` is compiled once more when it is loaded
 
     @property
     def binary_hash(self) -> str:

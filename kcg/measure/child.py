@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
+from kcg.errors import VerificationError
 from kcg.measure.jobs import (
     CompileJob,
     CompileOutcome,
@@ -17,11 +19,17 @@ from kcg.measure.jobs import (
     TimeJob,
     TimeOutcome,
 )
-from kcg.measure.protocol import MIN_SAMPLES, samples_for
+from kcg.measure.protocol import MIN_SAMPLES, SLOWDOWN_WAITS_S, median, samples_for
+from kcg.measure.sensors import Sensors, sensors_for
 from kcg.types import CacheState, Region, Target, Toolchain, Verification
+
+LONG_S = 0.005  # a longer run takes as long with a cold cache as with a warm one
+
+Launch = Callable[[], float]
 
 _benches: dict[tuple[str, str], Any] = {}
 _flushers: dict[str, Any] = {}
+_sensors: dict[str, Sensors] = {}
 
 
 def open_job(dev: str) -> None:
@@ -75,62 +83,157 @@ def _flusher(target: Target) -> Any:
     return _flushers[target.fingerprint]
 
 
+def sensors(target: Target) -> Sensors:
+    """The sensors of a target, opened once."""
+    if target.fingerprint not in _sensors:
+        _sensors[target.fingerprint] = sensors_for(target)
+    return _sensors[target.fingerprint]
+
+
+class Laps:
+    """Where the time of a job goes."""
+
+    def __init__(self) -> None:
+        self._begin = time.perf_counter()
+        self._spent: dict[str, float] = {}
+
+    def lap(self, phase: str) -> None:
+        """All since the last lap was `phase`."""
+        now = time.perf_counter()
+        self._spent[phase] = self._spent.get(phase, 0.0) + now - self._begin
+        self._begin = now
+
+    @property
+    def spent_s(self) -> tuple[tuple[str, float], ...]:
+        return tuple(self._spent.items())
+
+
 def time_job(job: TimeJob) -> TimeOutcome:
     """Check one seed, then time. The check's first launch is the warm-up."""
+    laps = Laps()
     bench = bench_for(job.region, job.target)
-    recipe = bench.choose_recipe(job.variables)
+    try:
+        recipe = bench.choose_recipe(job.variables)
+    except VerificationError as error:
+        return TimeOutcome((), "", wrong=f"cannot be judged: {error}", checked=True)
+    laps.lap("inputs and reference")
     launch = bench.launcher(job.compiled)
-    checked = job.check_seed is not None
-    if job.check_seed is not None:
-        verdict = bench.check(launch, job.variables, seeds=(job.check_seed,), quick=bench.is_large)
+    laps.lap("load")
+    first_s: list[float] = []
+
+    def observed() -> float:
+        first_s.append(launch())
+        return first_s[-1]
+
+    if job.check_seed is None:
+        bench.fill(0, recipe)
+        observed()
+    else:
+        verdict = bench.check(observed, job.variables, seeds=(job.check_seed,))
         if not verdict.passed:
             return TimeOutcome((), recipe, wrong=verdict.reason, checked=True, tainted=bench.tainted)
-    else:
-        bench.fill(0, recipe)
-        launch()
+    laps.lap("check")
+    named = f"{recipe}:seed={bench.seed}"
+    samples, noisy = _trusted(lambda: _samples(job, launch, first_s[0], full=False), job.target)
+    laps.lap("sample")
+    wrong = ""
+    if not noisy and median(samples) < max(job.floor_s, job.recheck_below_s):
+        # too good to be true: every rule, and all samples again with nothing else on the device
+        wrong = bench.check(launch, job.variables, seeds=(1, 2), thorough=True).reason
+        bench.fill(job.check_seed or 0, recipe)
+        if not wrong:
+            samples, noisy = _trusted(lambda: _samples(job, launch, first_s[0], full=True), job.target)
+        if not wrong and not noisy and (seconds := median(samples)) < job.floor_s:
+            wrong = f"faster than the device can be: {seconds * 1e6:.3g} us, at least {job.floor_s * 1e6:.3g} us"
+        laps.lap("suspicion")
+    return TimeOutcome(
+        () if wrong or noisy else samples, named, wrong=wrong, noisy=noisy, checked=job.check_seed is not None,
+        clocks=sensors(job.target).readings(), tainted=bench.tainted, spent_s=laps.spent_s,
+    )  # fmt: skip
+
+
+def _samples(job: TimeJob, launch: Launch, first_s: float, *, full: bool) -> tuple[float, ...]:
+    hopeless = job.stop_above_s is not None and not full
+    if hopeless and job.early_stop and first_s > max(job.stop_above_s or 0.0, LONG_S):
+        return (first_s,)  # the check's launch: whatever it found in the cache weighs nothing in so long a run
     flush = _flusher(job.target).flush if job.cache_state == CacheState.COLD else None
     samples: list[float] = []
-    wanted = job.samples or MIN_SAMPLES
+    wanted, flush_s = MIN_SAMPLES, 0.0
     while len(samples) < wanted:
         if flush is not None:
+            begin = time.perf_counter()
             flush()
+            flush_s = time.perf_counter() - begin
         samples.append(launch())
+        sensors(job.target).look()
         if len(samples) == 1:
-            if job.samples is None:
-                wanted = samples_for(samples[0])
-            if job.stop_above_s is not None and samples[0] > job.stop_above_s:
+            chosen = None if full else job.samples
+            wanted = chosen or samples_for(samples[0], flush_s=flush_s, early_stop=job.early_stop and not full)
+            if hopeless and samples[0] > (job.stop_above_s or 0.0):
                 break
-    return TimeOutcome(tuple(samples), f"{recipe}:seed={bench.seed}", checked=checked)
+    return tuple(samples)
+
+
+T = TypeVar("T")
+
+
+def _trusted(take: Callable[[], T], target: Target) -> tuple[T, str]:
+    """What `take` gives, again if the device slowed down meanwhile; the reason if it never stops doing so."""
+    for wait_s in (*SLOWDOWN_WAITS_S, None):
+        sensors(target).begin()
+        taken = take()
+        if not (reason := sensors(target).slowdown()) or wait_s is None:
+            break
+        time.sleep(wait_s)
+    return taken, reason
 
 
 def duel_job(job: DuelJob) -> DuelOutcome:
-    """Verify both, then time them in turns: baseline, finalist, baseline, … so that a drift hits both alike."""
+    """Verify both, then time them in turns, so that a drift hits all alike: A, finalist, B, finalist, B, A, …
+
+    What is loaded is exactly what tinygrad would load.
+    """
     bench = bench_for(job.region, job.target)
-    recipe = bench.choose_recipe(job.variables)
     sides = [job.baseline] + ([job.finalist] if job.finalist is not None else [])
-    launches = [bench.launcher(c) for c in sides]
-    verdicts: list[Verification] = bench.check_all(launches, job.variables, seeds=job.seeds)
+    launches = [bench.launcher(c, as_tinygrad=True) for c in sides]
+    verdicts: list[Verification] = bench.check_all(launches, job.variables, seeds=job.seeds, thorough=True)
+    judged = {
+        "baseline_verification": verdicts[0],
+        "finalist_verification": verdicts[1] if len(sides) > 1 else None,
+        "tainted": bench.tainted,
+    }
+    if not all(verdict.passed for verdict in verdicts):
+        return DuelOutcome(**judged)
+    recipe = bench.choose_recipe(job.variables)
     bench.fill(0, recipe)
-    flush = _flusher(job.target).flush
-    cold: list[list[float]] = [[] for _ in sides]
-    warm: list[list[float]] = [[] for _ in sides]
-    wanted = job.samples or samples_for(max(launch() for launch in launches))
-    for _ in range(wanted):
-        for i, launch in enumerate(launches):
-            flush()
-            cold[i].append(launch())
-    for i, launch in enumerate(launches):
-        launch()
-        warm[i].extend(launch() for _ in range(min(wanted, MIN_SAMPLES)))
+    timed = [*launches, bench.launcher(job.baseline, as_tinygrad=True)]
+    (cold, warm), noisy = _trusted(lambda: _in_turns(timed, job), job.target)
     return DuelOutcome(
-        baseline_cold_s=tuple(cold[0]),
-        baseline_warm_s=tuple(warm[0]),
-        baseline_verification=verdicts[0],
-        finalist_cold_s=tuple(cold[1]) if len(sides) > 1 else (),
-        finalist_warm_s=tuple(warm[1]) if len(sides) > 1 else (),
-        finalist_verification=verdicts[1] if len(sides) > 1 else None,
-        tainted=bench.tainted,
-    )
+        **judged, baseline_cold_s=cold[0], again_cold_s=cold[-1], baseline_warm_s=warm[0],
+        finalist_cold_s=cold[1] if len(sides) > 1 else (), finalist_warm_s=warm[1] if len(sides) > 1 else (),
+        input_recipe=f"{recipe}:seed=0", clocks=sensors(job.target).readings(), noisy=noisy,
+    )  # fmt: skip
+
+
+def _in_turns(launches: list[Launch], job: DuelJob) -> tuple[list[tuple[float, ...]], list[tuple[float, ...]]]:
+    """Cold and warm samples of each: every round another one begins, so that no place in a round is anybody's own."""
+    flush = _flusher(job.target).flush
+    begin = time.perf_counter()
+    flush()
+    flush_s = time.perf_counter() - begin
+    wanted = job.samples or samples_for(max(launch() for launch in launches), flush_s=flush_s)
+    cold: list[list[float]] = [[] for _ in launches]
+    for turn in range(wanted):
+        for place in range(len(launches)):
+            i = (turn + place) % len(launches)
+            flush()
+            cold[i].append(launches[i]())
+            sensors(job.target).look()
+    warm = []
+    for launch in launches:
+        launch()
+        warm.append(tuple(launch() for _ in range(wanted)))
+    return [tuple(samples) for samples in cold], warm
 
 
 def ping() -> int:

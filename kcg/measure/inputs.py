@@ -13,12 +13,16 @@ import numpy as np
 
 from kcg.compat.tiny import Ops, UOp, dtypes
 from kcg.errors import KcgError
+from kcg.kernel.projection import exact_density
 from kcg.types import content_id
 
 RECIPE = "normal-v1"
 POSITIVE_RECIPE = "positive-v1"
+BINARY_RECIPE = "binary-v1"  # floats are 0 or 1, few enough ones that every sum is exact in the narrowest type
 SMALL_INTEGERS = 8  # integers that index nothing are drawn from [-8, 8)
 BLOCK = 1_048_573  # random elements drawn for one buffer; a longer one repeats them, and a prime length fits no tile
+
+FLOATS = ("half", "float", "double", "__bf16")
 
 _NUMPY: dict[str, Any] = {
     "bool": np.bool_, "signed char": np.int8, "unsigned char": np.uint8, "short": np.int16, "unsigned short": np.uint16,
@@ -172,6 +176,7 @@ def to_values(bits: Any, dtype: str) -> Any:
 def make_inputs(ast: UOp, seed: int, *, recipe: str = RECIPE) -> dict[int, Any]:
     """Slot -> stored bits (an array, `Repeated` beyond `BLOCK` elements), for every buffer that the kernel reads."""
     bounds = integer_bounds(ast)
+    density = exact_density(ast) if recipe == BINARY_RECIPE else 0.0
     made: dict[int, Any] = {}
     for info in buffers_of(ast):
         if not info.is_input:
@@ -179,7 +184,9 @@ def make_inputs(ast: UOp, seed: int, *, recipe: str = RECIPE) -> dict[int, Any]:
         # the seed depends on the slot but not on the process
         rng = np.random.default_rng([seed, info.slot, int(content_id(recipe)[:8], 16)])
         drawn = min(info.size, BLOCK)
-        if info.dtype in ("half", "float", "double", "__bf16"):
+        if info.dtype in FLOATS and recipe == BINARY_RECIPE:
+            block = to_bits((rng.random(drawn, dtype=np.float32) < density).astype(np.float32), info.dtype)
+        elif info.dtype in FLOATS:
             values = rng.standard_normal(drawn, dtype=np.float32)
             values[rng.random(drawn, dtype=np.float32) < 0.125] *= 0.0625
             block = to_bits(np.abs(values) + 0.0625 if recipe == POSITIVE_RECIPE else values, info.dtype)

@@ -24,16 +24,19 @@ class CompileOutcome:
 
 @dataclass(frozen=True)
 class TimeJob:
-    """Time one binary. `samples=None` lets the protocol choose; `stop_above_s` ends after one slow sample."""
+    """Check one binary on one seed and time it. `samples=None` lets the protocol choose, few if `early_stop`."""
 
     region: Region
     compiled: Compiled
     target: Target
     variables: tuple[tuple[str, int], ...] = ()
     samples: int | None = None
+    early_stop: bool = False
     cache_state: CacheState = CacheState.COLD
-    stop_above_s: float | None = None
-    check_seed: int | None = 0  # verify one seed on the way; None only times
+    stop_above_s: float | None = None  # a slower one gets one sample only
+    floor_s: float = 0.0  # what the hardware cannot beat: a faster one is measured again, and then rejected
+    recheck_below_s: float = 0.0  # surprisingly fast: verified by more rules, and measured again
+    check_seed: int | None = 0  # None only times
 
 
 @dataclass(frozen=True)
@@ -41,18 +44,23 @@ class TimeOutcome:
     samples_s: tuple[float, ...]
     input_recipe: str
     wrong: str = ""  # why the output is wrong, if it is
+    noisy: str = ""  # why no samples can be trusted, if none can
     checked: bool = False
     clocks: tuple[tuple[str, float], ...] = ()
     tainted: bool = False  # the kernel wrote outside its buffers: nothing more of this child is to be trusted
+    spent_s: tuple[tuple[str, float], ...] = ()  # where the child's time went: load, check, sample
 
 
 @dataclass(frozen=True)
 class DuelJob:
-    """Re-time a finalist and the baseline in full, interleaved, cold and warm, and verify the finalist."""
+    """Verify a finalist and the baseline by every rule and time them in full: interleaved, cold, then warm.
+
+    The baseline is timed as A and, loaded a second time, as B: what they differ by is noise.
+    """
 
     region: Region
     baseline: Compiled
-    finalist: Compiled | None  # None re-times the baseline alone
+    finalist: Compiled | None  # None judges the baseline alone
     target: Target
     variables: tuple[tuple[str, int], ...] = ()
     seeds: tuple[int, ...] = (1, 2, 3)
@@ -61,12 +69,18 @@ class DuelJob:
 
 @dataclass(frozen=True)
 class DuelOutcome:
-    baseline_cold_s: tuple[float, ...]
-    baseline_warm_s: tuple[float, ...]
+    """A side that does not verify is not timed, nor is the other then."""
+
     baseline_verification: Verification
+    finalist_verification: Verification | None = None
+    baseline_cold_s: tuple[float, ...] = ()
+    again_cold_s: tuple[float, ...] = ()  # the baseline as B
+    baseline_warm_s: tuple[float, ...] = ()
     finalist_cold_s: tuple[float, ...] = ()
     finalist_warm_s: tuple[float, ...] = ()
-    finalist_verification: Verification | None = None
+    input_recipe: str = ""
+    clocks: tuple[tuple[str, float], ...] = ()
+    noisy: str = ""  # why the samples are not to be trusted, if they are not
     tainted: bool = False  # see TimeOutcome
 
 

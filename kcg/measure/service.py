@@ -10,6 +10,7 @@ import logging
 import os
 import tempfile
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
@@ -29,9 +30,11 @@ from kcg.types import CacheState, Measurement, Region, Schedule, Status, Target,
 log = logging.getLogger(__name__)
 
 COMPILE_TIMEOUT_S = 30.0
-TIMING_TIMEOUT_S = 20.0  # beyond what the samples are expected to take
+TIMING_TIMEOUT_S = 30.0  # of checking and timing one candidate, all included
+BASELINE_TIMEOUT_S = 120.0  # the same of a kernel that everything else is compared with
 OPEN_TIMEOUT_S = 120.0
 
+TOO_GOOD = 10.0  # so many times faster than the best known: verified by more rules, and measured again
 KEPT_BINARIES = 2000  # so that a campaign of a hundred thousand schedules does not hold all their code
 
 OUT_OF_RESOURCES = ("out of memory", "micro-operations", "shared memory", "shared data", "too many resources")
@@ -46,13 +49,17 @@ class Request:
     schedule: Schedule
     variables: tuple[tuple[str, int], ...] = ()
     sampler: str = ""
-    samples: int | None = None  # None: what the protocol asks
-    stop_above_s: float | None = None
+    in_search: bool = False  # the few samples of a search are enough
+    samples: int | None = None  # so many, whatever the protocol asks
+    stop_above_s: float | None = None  # a slower one gets one sample only
+    best_s: float | None = None  # the fastest known: what is ten times faster is not believed at once
     cache_state: CacheState = CacheState.COLD
+    timeout_s: float | None = None  # None: the service's
 
     @property
     def early_stop(self) -> bool:
-        return self.samples is not None
+        """Whether fewer samples are taken than the protocol asks."""
+        return self.in_search or self.samples is not None
 
 
 class MeasureService:
@@ -85,13 +92,16 @@ class MeasureService:
         self._facts: tuple[Target, Toolchain] | None = None
         self.on_measurement: Callable[[Measurement], None] = lambda m: None
         self._lock = threading.Lock()
+        self._spent_lock = threading.Lock()
         self._compiling = 0
         self._ready: list[tuple[Request, CompileOutcome, Future[Measurement]]] = []
         self._by_binary: dict[tuple[Any, ...], Future[TimeOutcome] | Measurement] = {}
         self._kept: dict[tuple[str, tuple[tuple[str, int], ...], Schedule], CompileOutcome] = {}
         self.device_error: DeviceError | None = None  # set when the device does not open again after a fault
+        self._floors: dict[tuple[str, CacheState], float] = {}
         self.compilations = 0
         self.binaries_timed = 0
+        self.spent_s: Counter[str] = Counter()  # where the time of the children went, by phase
 
     def __enter__(self) -> MeasureService:
         return self
@@ -227,6 +237,7 @@ class MeasureService:
         error = done.exception()
         if error is None:
             outcome: CompileOutcome = done.result()
+            self._count({"compile": outcome.compile_s})
             self._keep((request.region.id, request.variables, request.schedule), outcome)
             return outcome
         self._fail(request, future, error, timeout=Status.COMPILE_TIMEOUT, other=Status.COMPILE_ERROR)
@@ -238,11 +249,9 @@ class MeasureService:
         with self._lock:
             timing = self._by_binary.get(key)
             if timing is None:
-                job = TimeJob(
-                    request.region, compiled, self.target, request.variables, samples=request.samples,
-                    cache_state=request.cache_state, stop_above_s=request.stop_above_s,
-                )  # fmt: skip
-                timing = self._device.submit(child.time_job, job, timeout_s=self.timing_timeout_s)
+                timeout_s = request.timeout_s or self.timing_timeout_s
+                timing = self._device.submit(child.time_job, self._time_job(request, compiled), timeout_s=timeout_s)
+                timing.add_done_callback(lambda done: self._count({} if done.exception() else done.result().spent_s))
                 self._by_binary[key] = timing
                 self.binaries_timed += 1
         if isinstance(timing, Measurement):
@@ -252,6 +261,27 @@ class MeasureService:
             self._resolve(future, row)
         else:
             timing.add_done_callback(lambda done: self._timed(request, outcome, future, done, key))
+
+    def _time_job(self, request: Request, compiled: Compiled) -> TimeJob:
+        return TimeJob(
+            request.region, compiled, self.target, request.variables, samples=request.samples,
+            early_stop=request.early_stop, cache_state=request.cache_state, stop_above_s=request.stop_above_s,
+            floor_s=self._floor_s(request.region, request.cache_state),
+            recheck_below_s=(request.best_s or 0.0) / TOO_GOOD,
+        )  # fmt: skip
+
+    def _count(self, spent_s: Any) -> None:
+        with self._spent_lock:
+            self.spent_s.update(dict(spent_s))
+
+    def _floor_s(self, region: Region, cache_state: CacheState) -> float:
+        key = (region.id, cache_state)
+        if key not in self._floors:
+            from kcg.kernel.codec import ast_of
+            from kcg.measure.limits import floor_s
+
+            self._floors[key] = floor_s(ast_of(region.kernel), self.target, cache_state)
+        return self._floors[key]
 
     def _timed(
         self,
@@ -273,11 +303,12 @@ class MeasureService:
             self._fail(request, future, error, timeout=Status.TIMEOUT, other=Status.LAUNCH_ERROR, **known)
             return
         timed = done.result()
-        status = Status.WRONG if timed.wrong else Status.OK
+        status = Status.WRONG if timed.wrong else Status.NOISY if timed.noisy else Status.OK
         self._resolve(
             future,
             self._measurement(
-                request, status, reason=timed.wrong, samples_s=timed.samples_s, input_recipe=timed.input_recipe,
+                request, status, reason=timed.wrong or timed.noisy, samples_s=timed.samples_s,
+                input_recipe=timed.input_recipe,
                 checked=timed.checked, clocks=timed.clocks, **known,
             ),
         )  # fmt: skip

@@ -55,9 +55,14 @@ def detect(dev: str, action_space: int) -> tuple[Target, Toolchain]:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's text, or its type where it has none."""
-    text = str(error).strip()
-    return text.splitlines()[0][:300] if text else type(error).__name__
+    """The line of an error's text that says what is wrong, or its type where it has none.
+
+    That is the first one; of a CUDA compiler that only says that it failed, the first error in its log.
+    """
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    if lines[0].endswith("NVRTC_ERROR_COMPILATION"):
+        return next((line.strip() for line in lines[1:] if "error" in line), lines[0])[:300]
+    return lines[0][:300]
 
 
 def _version(package: str) -> str:

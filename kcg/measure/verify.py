@@ -1,35 +1,45 @@
 """Is the output right? Against the float64 reference at sampled points, with poisoned outputs and guarded buffers.
 
-A gate before any schedule is reported, not a reward. The rules and why each is there: docs/how-it-works.md.
+A gate before any schedule is reported, not a reward. A candidate of a search is *checked* on one seed; a finalist is
+*verified*, by every rule. What each rule promises and how it is tested: docs/reliability.md.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from kcg.compat.tiny import UOp
+from kcg.errors import VerificationError
 from kcg.kernel.evaluate import CONFIDENT, StoreValues, error_ratio, evaluate, sample_points
-from kcg.measure.inputs import POSITIVE_RECIPE, RECIPE, Repeated, to_values
+from kcg.measure.inputs import BINARY_RECIPE, POSITIVE_RECIPE, RECIPE, Repeated, to_values
+from kcg.measure.whole_output import WholeOutput, judge_projections
 from kcg.measure.workbench import FINITE_POISON, NAN_POISON, Workbench
 from kcg.types import Target, Verification
 
-QUICK_ABOVE_BYTES = 64 << 20
-"""Larger kernels get the quick check during a search: copying them back takes longer than timing them."""
+LARGE_BYTES = 64 << 20
+"""On a CPU, the inputs of a larger kernel are compared for finalists only: that takes longer than the kernel."""
+
+SECOND_RUN_BELOW_S = 0.02
+"""Longer candidates of a search run once and not twice; every finalist runs `REPEATS` times."""
 
 POINTS = 96  # sampled output elements per store and seed
 PROBE_POINTS = 32  # to choose the recipe of the inputs
 JUDGED = 0.25  # at least this share of the points must have a known value, or the kernel cannot be judged
+TELLING = 8  # so many zeros and nothing else are no accident
+EXACT = 0.5  # of so many points the reference must be exact, or {0,1} inputs prove nothing more
+REPEATS = 10  # runs of a finalist on one seed that must agree bit for bit
 
-RULES = ("float64 reference", "two poisons", "guard bytes", "inputs unchanged", "repeat is bitwise equal")
+Launch = Callable[[], float]
+Variables = tuple[tuple[str, int], ...]
 
 
 @dataclass(frozen=True)
 class Reference:
-    """What each store writes at the sampled points, and whether the stores cover their whole buffers."""
+    """What each store writes at the sampled points."""
 
     stores: tuple[StoreValues, ...]
 
@@ -44,144 +54,230 @@ class Reference:
             known += int(finite.sum())
         return known / total if total else 1.0
 
+    def nothing(self) -> bool:
+        """Whether an empty output would be right: every known value is 0, and there are enough to tell."""
+        values = np.concatenate([store.values.ravel() for store in self.stores]) if self.stores else np.zeros(0)
+        return values.size >= TELLING and not values.any()
+
+    def exact(self) -> float:
+        """The share of points that must match bit for bit."""
+        errors = np.concatenate([store.error for store in self.stores]) if self.stores else np.zeros(0)
+        return float((errors == 0).mean()) if errors.size else 0.0
+
+
+@dataclass
+class _Verdict:
+    """The verdict on one binary while it is being found."""
+
+    rules: dict[str, None] = field(default_factory=dict)  # an ordered set
+    max_error: float = 0.0
+    seeds: int = 0
+    reason: str = ""
+
+    def ran(self, *rules: str) -> None:
+        self.rules.update(dict.fromkeys(rules))
+
+    def final(self) -> Verification:
+        return Verification(not self.reason, tuple(self.rules), self.max_error, self.seeds, self.reason)
+
 
 class CheckedBench(Workbench):
     """A workbench that can also say whether a binary computes its kernel."""
 
     def __init__(self, ast: UOp, target: Target) -> None:
         super().__init__(ast, target)
-        self._references: dict[tuple[int, str, tuple[tuple[str, int], ...]], Reference] = {}
-        self._recipes: dict[tuple[tuple[str, int], ...], str] = {}
+        self._references: dict[tuple[int, str, Variables], Reference] = {}
+        self._recipes: dict[Variables, str] = {}
+        self.projections: dict[tuple[int, str, int], Any] = {}  # by seed, recipe and store; see `whole_output`
+        self._filled: dict[int, np.ndarray[Any, Any]] = {}  # what the inputs on the device look like, on a GPU
         self.tainted = False  # whether a binary wrote outside its buffers, so perhaps anywhere in this process
+        self.is_large = target.device == "CPU" and sum(info.nbytes for info in self.buffers) > LARGE_BYTES
 
-    @property
-    def is_large(self) -> bool:
-        """Whether candidates of this kernel are only checked quickly during a search."""
-        return sum(info.nbytes for info in self.buffers) > QUICK_ABOVE_BYTES
+    # ---- inputs and references ----
 
-    def choose_recipe(self, variables: tuple[tuple[str, int], ...] = ()) -> str:
+    def restore_inputs(self, *, only_outputs: bool = False) -> None:
+        super().restore_inputs(only_outputs=only_outputs)
+        if not only_outputs and self.device != "CPU":
+            self._filled = {slot: self.snapshot(slot) for slot in self.inputs if not self.by_slot[slot].is_output}
+
+    def choose_recipe(self, variables: Variables = ()) -> str:
         """The recipe of inputs under which most of the outputs are numbers.
 
         Signed data where it can be (all-positive data hides padding bugs), positive data for kernels that take the
         logarithm or the root of their inputs, whose outputs would otherwise be NaN and prove nothing.
+        Raises VerificationError where there is no reference for the kernel.
         """
         if variables not in self._recipes:
             shares = {}
             for recipe in (RECIPE, POSITIVE_RECIPE):
                 self.fill(0, recipe)
-                shares[recipe] = self._evaluate(self.inputs, 0, PROBE_POINTS, variables).judged()
+                shares[recipe] = self._evaluate(0, PROBE_POINTS, variables).judged()
                 if shares[recipe] > 1 - JUDGED:
                     break
             self._recipes[variables] = max(shares, key=lambda r: shares[r])
         return self._recipes[variables]
 
-    def _evaluate(
-        self, bits: dict[int, Any], seed: int, count: int, variables: tuple[tuple[str, int], ...]
-    ) -> Reference:
-        values = {slot: to_values(b, self.by_slot[slot].dtype) for slot, b in bits.items()}
+    def _evaluate(self, seed: int, count: int, variables: Variables) -> Reference:
         named = dict(variables)
         points = sample_points(self.ast, count, np.random.default_rng(seed), named)
-        return Reference(tuple(evaluate(self.ast, values, points, named)))
+        return Reference(tuple(evaluate(self.ast, self.values(), points, named)))
 
-    def reference(self, seed: int, recipe: str, variables: tuple[tuple[str, int], ...]) -> Reference:
+    def values(self) -> dict[int, Any]:
+        """The inputs as numbers."""
+        return {slot: to_values(bits, self.by_slot[slot].dtype) for slot, bits in self.inputs.items()}
+
+    def reference(self, seed: int, recipe: str, variables: Variables) -> Reference:
         """The reference of one seed, computed once."""
         key = (seed, recipe, variables)
         if key not in self._references:
             self.fill(seed, recipe)
-            self._references[key] = self._evaluate(self.inputs, seed, POINTS, variables)
+            self._references[key] = self._evaluate(seed, POINTS, variables)
         return self._references[key]
 
+    # ---- verdicts ----
+
     def check(
-        self,
-        launch: Callable[[], float],
-        variables: tuple[tuple[str, int], ...],
-        *,
-        seeds: Iterable[int],
-        quick: bool = False,
+        self, launch: Launch, variables: Variables, *, seeds: Iterable[int], thorough: bool = False
     ) -> Verification:
         """`check_all` of one binary."""
-        return self.check_all([launch], variables, seeds=seeds, quick=quick)[0]
+        return self.check_all([launch], variables, seeds=seeds, thorough=thorough)[0]
 
     def check_all(
-        self,
-        launches: Sequence[Callable[[], float]],
-        variables: tuple[tuple[str, int], ...],
-        *,
-        seeds: Iterable[int],
-        quick: bool = False,
+        self, launches: Sequence[Launch], variables: Variables, *, seeds: Iterable[int], thorough: bool = False
     ) -> list[Verification]:
         """Run each of `launches` on fresh data of each seed and judge what it wrote: one verdict each.
 
-        `quick` launches once and leaves out the comparison of the inputs and the search for unwritten elements beyond
-        the sampled ones: what a candidate may be given during a search. A finalist never is on its first seed; on the
-        further seeds of a large kernel it is, since what these rules look at does not depend on the data.
+        `thorough` is for finalists: ten runs that agree bit for bit on the first seed; the whole output of every binary
+        beside that of the first, the places where they differ most judged by the reference, and the projections of a
+        linear kernel's whole output; one more seed of {0,1} data, which linear kernels must compute exactly.
         """
-        recipe = self.choose_recipe(variables)
-        verdicts = [Verification(True, RULES) for _ in launches]
-        for seed in seeds:
-            for i, launch in enumerate(launches):
-                if not verdicts[i].passed:
-                    continue
-                self.fill(seed, recipe)
-                reference = self.reference(seed, recipe, variables)
-                if reference.judged() < JUDGED:
-                    reason, error = "cannot be judged: most outputs are not numbers", 0.0
-                else:
-                    reason, error = self._check_once_or_again(
-                        launch, reference, quick=quick or (self.is_large and verdicts[i].seeds > 0)
-                    )
-                if reason:
-                    self.seed = None  # a wrong kernel may have changed its inputs: the next one gets them afresh
-                    reason = f"{reason} (seed {seed})"
-                largest = max(verdicts[i].max_error, error)
-                verdicts[i] = Verification(not reason, RULES, largest, verdicts[i].seeds + 1, reason)
-        return verdicts
+        verdicts = [_Verdict() for _ in launches]
+        try:
+            recipe = self.choose_recipe(variables)
+            for place, seed in enumerate(seeds):
+                self._judge_all(verdicts, launches, (seed, recipe, variables), whole=thorough and place == 0)
+            if thorough and recipe == RECIPE and self.reference(0, BINARY_RECIPE, variables).exact() >= EXACT:
+                self._judge_all(verdicts, launches, (0, BINARY_RECIPE, variables), whole=False)  # and projected
+                for verdict in verdicts:
+                    if not verdict.reason:
+                        verdict.ran("exact on {0,1} inputs")
+        except VerificationError as error:
+            for verdict in verdicts:
+                verdict.reason = verdict.reason or f"cannot be judged: {error}"
+        return [verdict.final() for verdict in verdicts]
 
-    def _check_once_or_again(
-        self, launch: Callable[[], float], reference: Reference, *, quick: bool
-    ) -> tuple[str, float]:
-        reason, error = self._check_seed(launch, reference, quick=quick)
-        if reason and quick and not self.tainted:
-            # an earlier binary may have changed the inputs, which the quick check does not look at: judge it afresh
+    def _judge_all(
+        self, verdicts: list[_Verdict], launches: Sequence[Launch], key: tuple[int, str, Variables], *, whole: bool
+    ) -> None:
+        seed, recipe, variables = key
+        compared: WholeOutput | None = None
+        for verdict, launch in zip(verdicts, launches, strict=True):
+            if verdict.reason:
+                continue
+            self.fill(seed, recipe)
+            reference = self.reference(*key)
+            if reference.judged() < JUDGED:
+                reason = "cannot be judged: most outputs are not numbers"
+            elif self.inputs and reference.nothing() and recipe != BINARY_RECIPE:
+                reason = "cannot be judged: every output is 0, as an empty kernel would leave it"
+            else:
+                reason = self._check_once_or_again(launch, reference, verdict, thorough=whole)
+                if whole and not reason:
+                    if compared is None:
+                        compared = WholeOutput(self, seed, dict(variables), alone=len(launches) == 1)
+                    reason = compared.judge(verdict.ran)
+                if recipe == BINARY_RECIPE and not reason:
+                    reason = judge_projections(self, seed, verdict.ran)
+            verdict.seeds += recipe != BINARY_RECIPE
+            if reason:
+                self.seed = None  # a wrong kernel may have changed its inputs: the next one gets them afresh
+                verdict.reason = f"{reason} ({'{0,1} data' if recipe == BINARY_RECIPE else f'seed {seed}'})"
+
+    def _check_once_or_again(self, launch: Launch, reference: Reference, verdict: _Verdict, *, thorough: bool) -> str:
+        reason = self._check_seed(launch, reference, verdict, thorough=thorough)
+        if reason and self.is_large and not thorough and not self.tainted:
+            # an earlier binary may have changed the inputs, which were not compared then: judge it afresh
             self.restore_inputs()
-            reason, error = self._check_seed(launch, reference, quick=quick)
-        return reason, error
+            reason = self._check_seed(launch, reference, verdict, thorough=thorough)
+        return reason
 
-    def _check_seed(self, launch: Callable[[], float], reference: Reference, *, quick: bool) -> tuple[str, float]:
+    def _check_seed(self, launch: Launch, reference: Reference, verdict: _Verdict, *, thorough: bool) -> str:
         outputs = sorted({store.slot for store in reference.stores})
-        runs = []
-        for poison in (NAN_POISON,) if quick else (NAN_POISON, FINITE_POISON):
-            self.poison(poison)
-            launch()
-            if (slot := self.guards_intact()) is not None:
-                self.tainted = True
-                return f"wrote outside buffer {slot}", np.inf
-            if not quick:
-                runs.append({slot: self.read(slot) for slot in outputs})
-        largest = 0.0
-        for store in reference.stores:
-            bits = self.read_elements(store.slot, store.indices) if quick else runs[0][store.slot][store.indices]
-            got = to_values(bits, self.by_slot[store.slot].dtype)
+        verdict.ran("float64 reference at sampled points", "poisoned outputs", "guard bytes")
+        reason, seconds = self._run(launch, NAN_POISON)
+        reason = reason or self.compare(reference.stores, verdict)
+        if reason:
+            return reason
+        if thorough or seconds < SECOND_RUN_BELOW_S:
+            verdict.ran("two poisons, equal outputs")
+            first = {slot: self.snapshot(slot) for slot in outputs}
+            reason = self._run(launch, FINITE_POISON)[0]
+            second = {slot: self.snapshot(slot) for slot in outputs}
+            for slot in outputs:
+                if not reason and not np.array_equal(first[slot], second[slot]):
+                    reason = self._explain(launch, slot)
+            if thorough and not reason:
+                verdict.ran(f"{REPEATS} runs bitwise equal")
+                reason = self._repeat(launch, second)
+        return reason or self._inputs_changed(outputs, verdict, thorough=thorough)
+
+    def _run(self, launch: Launch, poison: int) -> tuple[str, float]:
+        """One run on poisoned outputs: what it wrote outside its buffers, if it did, and its seconds."""
+        self.poison(poison)
+        seconds = launch()
+        if (slot := self.guards_intact()) is not None:
+            self.tainted = True
+            return f"wrote outside buffer {slot}", seconds
+        return "", seconds
+
+    def compare(self, stores: Iterable[StoreValues], verdict: _Verdict | None = None) -> str:
+        """What is wrong with what was written at the points of `stores`; empty if nothing is."""
+        for store in stores:
+            got = to_values(self.read_elements(store.slot, store.indices), self.by_slot[store.slot].dtype)
             ratios = error_ratio(store, got)
             worst = float(ratios.max(initial=0.0))
-            largest = max(largest, worst / CONFIDENT)
+            if verdict is not None:
+                verdict.max_error = max(verdict.max_error, worst / CONFIDENT)
             if worst > CONFIDENT:
                 at = int(ratios.argmax())
-                return (
-                    f"element {int(store.indices[at])} of buffer {store.slot} is {got[at]}, not {store.values[at]:.6g}",
-                    largest,
-                )
-        if quick:
-            return "", largest
-        for slot in outputs:
-            reason = self._poison_left(slot, runs[0][slot], runs[1][slot])
+                place = f"element {int(store.indices[at])} of buffer {store.slot}"
+                return f"{place} is {got[at]}, not {store.values[at]:.6g}"
+        return ""
+
+    def _explain(self, launch: Launch, slot: int) -> str:
+        """Why two runs left different contents in an output; empty if that is as it should be."""
+        runs = []
+        for poison in (NAN_POISON, FINITE_POISON):
+            self._run(launch, poison)
+            runs.append(self.read(slot))
+        reason = self._poison_left(slot, *runs)
+        return reason or (f"two runs differ in buffer {slot}" if self._covered(slot) else "")
+
+    def _repeat(self, launch: Launch, expected: dict[int, np.ndarray[Any, Any]]) -> str:
+        for run in range(3, REPEATS + 1):
+            reason = self._run(launch, FINITE_POISON)[0]
+            for slot, snapshot in expected.items():
+                if not reason and not np.array_equal(snapshot, self.snapshot(slot)):
+                    reason = f"run {run} differs from the others in buffer {slot}"
             if reason:
-                return reason, largest
+                return reason
+        return ""
+
+    def _inputs_changed(self, outputs: list[int], verdict: _Verdict, *, thorough: bool) -> str:
+        if self.is_large and not thorough:
+            return ""
+        verdict.ran("inputs unchanged")
         for slot, bits in self.inputs.items():
-            if slot not in outputs and not _same(self.read(slot), bits):
+            if slot in outputs:
+                continue
+            if slot in self._filled:
+                same = np.array_equal(self._filled[slot], self.snapshot(slot))
+            else:
+                same = _same(self.read(slot), bits)
+            if not same:
                 self.seed = None  # what is on the device is not the inputs any more
-                return f"changed its input in buffer {slot}", largest
-        return "", largest
+                return f"changed its input in buffer {slot}"
+        return ""
 
     def _poison_left(self, slot: int, first: np.ndarray[Any, Any], second: np.ndarray[Any, Any]) -> str:
         """Elements that still hold the poison of both runs were never written; all others must agree between runs."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -11,12 +12,15 @@ from kcg.compat.hardware import device_memset
 from kcg.compat.tiny import Buffer, Device, UOp, dtypes
 from kcg.kernel.compiled import Compiled
 from kcg.kernel.compiler import to_elf
+from kcg.measure.digest import DeviceDigest, copied
 from kcg.measure.inputs import BufferInfo, Repeated, buffers_of, make_inputs, numpy_dtype
 from kcg.measure.protocol import flush_bytes
 from kcg.types import Target
 
 GUARD_BYTES = 4096  # before and after each buffer; a multiple of every device's alignment
+WIDE_GUARD_BYTES = 64 << 10  # of a buffer of at least a MiB: a stray row is longer there
 GUARD_BYTE = 0xA5
+DIGEST_ABOVE_BYTES = 1 << 20  # on a GPU, larger buffers are compared by their digests
 COPY_WHOLE_BYTES = 4 << 20  # up to here one copy of a buffer is faster than a copy of each sampled element
 NAN_POISON = 0xFF  # all bits set: NaN for every float, -1 for integers
 FINITE_POISON = 0x3C  # a finite pattern for every float
@@ -33,11 +37,12 @@ class Workbench:
         self._bases: dict[int, Any] = {}
         self._views: dict[int, Any] = {}
         for info in self.buffers:
-            base = Buffer(self.device, info.nbytes + 2 * GUARD_BYTES, dtypes.uint8).allocate()
+            width = guard_bytes(info.nbytes)
+            base = Buffer(self.device, info.nbytes + 2 * width, dtypes.uint8).allocate()
             self._bases[info.slot] = base
-            self._views[info.slot] = base.view(info.nbytes, dtypes.uint8, GUARD_BYTES).ensure_allocated()
+            self._views[info.slot] = base.view(info.nbytes, dtypes.uint8, width).ensure_allocated()
             for guard in self._guards(info.slot):
-                self._write(guard, np.full(GUARD_BYTES, GUARD_BYTE, np.uint8))
+                self._write(guard, np.full(width, GUARD_BYTE, np.uint8))
         self.inputs: dict[int, Any] = {}  # slot -> stored bits: arrays or `Repeated`
         self.seed: int | None = None
         self.recipe = ""
@@ -75,8 +80,15 @@ class Workbench:
 
     def read(self, slot: int) -> np.ndarray[Any, Any]:
         """The stored bits of one buffer, in its own dtype."""
-        info = self.by_slot[slot]
-        return np.frombuffer(self._views[slot].as_memoryview(), dtype=numpy_dtype(info.dtype))
+        bits: np.ndarray[Any, Any] = copied(self._views[slot]).view(numpy_dtype(self.by_slot[slot].dtype))
+        return bits
+
+    def snapshot(self, slot: int) -> np.ndarray[Any, Any]:
+        """What tells the contents of a buffer from any other: a copy, or a digest of a large one on a GPU."""
+        view = self._views[slot]
+        if self.device == "CPU" or view.nbytes <= DIGEST_ABOVE_BYTES:
+            return copied(view)
+        return _digest(self.target).of(view)
 
     def read_elements(self, slot: int, indices: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """The stored bits of some elements: of a large buffer only these are copied back."""
@@ -93,23 +105,27 @@ class Workbench:
 
     def _guards(self, slot: int) -> tuple[Any, Any]:
         """The bytes before and after a buffer."""
-        base, end = self._bases[slot], GUARD_BYTES + self.by_slot[slot].nbytes
-        return tuple(base.view(GUARD_BYTES, dtypes.uint8, at).ensure_allocated() for at in (0, end))
+        base, nbytes = self._bases[slot], self.by_slot[slot].nbytes
+        width = guard_bytes(nbytes)
+        return tuple(base.view(width, dtypes.uint8, at).ensure_allocated() for at in (0, width + nbytes))
 
     def guards_intact(self) -> int | None:
         """The first slot whose guard bytes were written, or None. Repairs all guards, for the next binary's sake."""
         broken: int | None = None
         for slot in self._bases:
             for guard in self._guards(slot):
-                if (np.frombuffer(guard.as_memoryview(), np.uint8) != GUARD_BYTE).any():
-                    self._write(guard, np.full(GUARD_BYTES, GUARD_BYTE, np.uint8))
+                if (copied(guard) != GUARD_BYTE).any():
+                    self._write(guard, np.full(guard.nbytes, GUARD_BYTE, np.uint8))
                     self.seed = None  # what wrote here may have written into the inputs too
                     broken = slot if broken is None else broken
         return broken
 
-    def launcher(self, compiled: Compiled) -> Callable[[], float]:
-        """Load a binary; the callable launches it once on the whole grid and gives the device's seconds."""
-        runtime = Device[self.device].runtime(to_elf(compiled, self.target))
+    def launcher(self, compiled: Compiled, *, as_tinygrad: bool = False) -> Callable[[], float]:
+        """Load a binary; the callable launches it once on the whole grid and gives the device's seconds.
+
+        `as_tinygrad` loads exactly what tinygrad would, also where the machine code is at hand and loads faster.
+        """
+        runtime = Device[self.device].runtime(to_elf(compiled, self.target, as_tinygrad=as_tinygrad))
         # the buffers themselves, and not their addresses: whoever holds the callable keeps their memory
         views = [self._views[slot] for slot in compiled.slots]
 
@@ -127,6 +143,16 @@ class Workbench:
         raw = np.ascontiguousarray(values).view(np.uint8).reshape(-1)
         buffer.allocator._copyin(buffer._buf, raw.data)
         Device[self.device].synchronize()
+
+
+def guard_bytes(nbytes: int) -> int:
+    """How many bytes are guarded before and after a buffer."""
+    return GUARD_BYTES if nbytes < 1 << 20 else WIDE_GUARD_BYTES
+
+
+@functools.cache
+def _digest(target: Target) -> DeviceDigest:
+    return DeviceDigest(target)
 
 
 def free_cached_memory(target: Target) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +16,9 @@ from kcg import __version__
 from kcg.errors import DeviceError
 from kcg.measure.jobs import DuelJob, DuelOutcome
 from kcg.measure.pools import ServiceClosed
-from kcg.measure.protocol import PROTOCOL, median, median_interval
-from kcg.types import Finalist, RegionResult, Result, Schedule, Verification
+from kcg.measure.protocol import PROTOCOL, median, median_interval, spread
+from kcg.measure.rows import duel_rows
+from kcg.types import RAW, Finalist, RegionResult, Result, Schedule, Status, Verification
 
 if TYPE_CHECKING:
     from kcg.kernel.compiled import Compiled
@@ -103,10 +104,15 @@ def _judge(session: Session, work: RegionWork) -> RegionResult:
     raise AssertionError("the baseline alone always decides")
 
 
+def _duel_job(session: Session, work: RegionWork, baseline: Compiled, finalist: Compiled | None) -> DuelJob:
+    return DuelJob(work.call.region, baseline, finalist, session.service.target, work.call.variables, seeds=FINAL_SEEDS)
+
+
 def _duel(session: Session, work: RegionWork, baseline: Compiled, finalist: Compiled | None) -> Judged:
-    job = DuelJob(work.call.region, baseline, finalist, session.service.target, work.call.variables, seeds=FINAL_SEEDS)
     try:
-        return Judged(session.service.duel(job, timeout_s=DUEL_TIMEOUT_S).result())
+        return Judged(
+            session.service.duel(_duel_job(session, work, baseline, finalist), timeout_s=DUEL_TIMEOUT_S).result()
+        )
     except (DeviceError, ServiceClosed):
         raise
     except Exception as error:  # a crash or a hang of the child is the finalist's, not the run's
@@ -123,25 +129,46 @@ def _decide(
     notes: list[str],
 ) -> RegionResult | None:
     """The region's result, or None where this finalist is wrong and the next one gets its turn."""
-    base = _finalist(
-        work, work.space.baseline(), baseline, duel.baseline_cold_s, duel.baseline_warm_s, duel.baseline_verification
-    )
-    if not base.verification.passed:
-        return _result(session, work, base, base, "quarantined", base.verification.reason)
-    if schedule is None or finalist is None:
-        note = "; ".join(notes) or _why_kept(session, work)
-        return _result(session, work, base, base, "kept", note)
-    assert duel.finalist_verification is not None
-    if not duel.finalist_verification.passed:
+    verified = duel.baseline_verification
+    if not verified.passed:
+        return _quarantined(session, work, _who_is_wrong(session, work, verified.reason), verified)
+    if duel.finalist_verification is not None and not duel.finalist_verification.passed:
         notes.append(f"{schedule} is wrong: {duel.finalist_verification.reason}")
         return None
+    job = _duel_job(session, work, baseline, finalist)
+    session.record(duel_rows(
+        job, duel, work.space.baseline(), schedule,
+        toolchain=session.service.toolchain.fingerprint, run_id=session.run_id,
+    ))  # fmt: skip
+    base = _finalist(work, work.space.baseline(), baseline, duel.baseline_cold_s, duel.baseline_warm_s, verified)
+    noise = spread(duel.baseline_cold_s, duel.again_cold_s)
+    if schedule is None or finalist is None:
+        note = "; ".join(notes) or _why_kept(session, work)
+        return _result(session, work, base, base, "kept", note, noise)
+    if duel.noisy:
+        notes.append(f"{schedule} cannot be compared: {duel.noisy}")
+        return _result(session, work, base, base, "kept", "; ".join(notes), noise)
+    assert duel.finalist_verification is not None
     chosen = _finalist(work, schedule, finalist, duel.finalist_cold_s, duel.finalist_warm_s, duel.finalist_verification)
     ratios = [a / b for a, b in zip(duel.baseline_cold_s, duel.finalist_cold_s, strict=True)]
     low, high = median_interval(ratios)
-    text = f"{median(ratios):.2f}× as fast, 95 % interval {low:.2f} to {high:.2f}"
-    if low > 1.0:
-        return _result(session, work, base, chosen, "improved", "; ".join([text, *notes]))
-    return _result(session, work, base, base, "kept", "; ".join([f"{schedule} is a tie ({text})", *notes]))
+    text = f"{median(ratios):.2f}× as fast, 95 % interval {low:.2f} to {high:.2f}, noise {100 * noise:.1f} %"
+    if low > 1.0 and median(ratios) > 1.0 + noise:
+        return _result(session, work, base, chosen, "improved", "; ".join([text, *notes]), noise)
+    slower = "is slower" if high < 1.0 and median(ratios) < 1.0 - noise else "is a tie"
+    return _result(session, work, base, base, "kept", "; ".join([f"{schedule} {slower} ({text})", *notes]), noise)
+
+
+def _who_is_wrong(session: Session, work: RegionWork, reason: str) -> str:
+    """Whether tinygrad's own schedule of a kernel is wrong or the reference cannot judge it: the raw kernel tells."""
+    if work.space.baseline() == RAW:
+        return f"the kernel does not verify as tinygrad compiles it: {reason}"
+    raw = session.measure(work, [RAW], sampler="reference")[0].result()
+    if raw.status == Status.OK:
+        return f"tinygrad's own schedule is wrong, the unoptimised kernel is right: {reason}"
+    if raw.status == Status.WRONG:
+        return f"the references disagree: tinygrad's own schedule ({reason}) and the unoptimised one ({raw.reason})"
+    return f"tinygrad's own schedule does not verify: {reason}"
 
 
 def _why_kept(session: Session, work: RegionWork) -> str:
@@ -196,13 +223,22 @@ def as_searched(session: Session) -> tuple[RegionResult, ...]:
     return tuple(results)
 
 
-def _quarantined(session: Session, work: RegionWork, reason: str) -> RegionResult:
-    base = unverified(work, work.space.baseline())
+def _quarantined(
+    session: Session, work: RegionWork, reason: str, verification: Verification = UNVERIFIED
+) -> RegionResult:
+    """Nothing is claimed of a kernel that cannot be judged: it keeps tinygrad's schedule, and the report says why."""
+    base = replace(unverified(work, work.space.baseline()), verification=replace(verification, reason=reason))
     return _result(session, work, base, base, "quarantined", reason)
 
 
 def _result(
-    session: Session, work: RegionWork, base: Finalist, chosen: Finalist, outcome: str, note: str
+    session: Session,
+    work: RegionWork,
+    base: Finalist,
+    chosen: Finalist,
+    outcome: str,
+    note: str,
+    noise_floor: float = 0.0,
 ) -> RegionResult:
     from kcg.kernel.contractions import arithmetic
 
@@ -210,7 +246,7 @@ def _result(
         region=work.call.region, calls=work.call.calls, baseline=base, chosen=chosen,
         measurements=max(len(work.binaries), work.tried_by_beam), outcome=outcome, variables=work.call.variables,
         note=note,
-        operations=float(arithmetic(work.space.ast)), bytes=float(work.bytes),
+        operations=float(arithmetic(work.space.ast)), bytes=float(work.bytes), noise_floor=noise_floor,
     )  # fmt: skip
 
 

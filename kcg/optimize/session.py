@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING
 from kcg.compat.device import choose_device, prepare
 from kcg.errors import ScheduleError, UnknownName, UsageError
 from kcg.measure.jobs import TinyBeamJob
-from kcg.measure.protocol import PROTOCOL, SEARCH_SAMPLES
-from kcg.measure.service import MeasureService, Request
+from kcg.measure.protocol import PROTOCOL
+from kcg.measure.service import BASELINE_TIMEOUT_S, MeasureService, Request
 from kcg.optimize.settings import Settings, writable_folder
 from kcg.search.budget import Allocator, RegionState
 from kcg.search.interface import Ledger, Observation, Problem, best
-from kcg.types import Measurement, ProgressPoint, RegionResult, Schedule, Status, Workload, WorkloadCall
+from kcg.types import CacheState, Measurement, ProgressPoint, RegionResult, Schedule, Status, Workload, WorkloadCall
 
 if TYPE_CHECKING:
     from kcg.dataset.journal import Journal
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 HOPELESS = 2.5  # a candidate this much slower than the best so far gets one sample only
 TINY_BEAM = "tinygrad-beam"
 FINAL_COPY_S_PER_BYTE = 6e-9  # copying and comparing whole buffers of one finalist on a GPU; seen on one NVIDIA H200
+FINAL_RUNS = 16  # launches that verify one finalist
 FINAL_OVERHEAD_S = {"CPU": 0.12}  # verifying three seeds of one small kernel, apart from its runs
 
 
@@ -187,6 +188,12 @@ class Session:
             except Exception as error:
                 self._journal_error = self._journal_error or error
 
+    def record(self, measurements: Sequence[Measurement]) -> None:
+        """Journal measurements that were not asked of the service one by one."""
+        for measurement in measurements:
+            self._record(measurement)
+        self.check_journal()
+
     def check_journal(self) -> None:
         """Raise what went wrong when a measurement was recorded, or that the device is gone."""
         if self.service.device_error is not None:
@@ -204,11 +211,16 @@ class Session:
             by_region = {(w.call.region.id, w.call.variables): w for w in self.works}
             for row in self.journal.known(target.fingerprint, toolchain.fingerprint, PROTOCOL):
                 work = by_region.get((row.region_id, row.variables))
-                if work is not None and row.early_stop:
+                if work is not None and row.early_stop and row.cache_state == CacheState.COLD:
                     work.known[row.schedule] = _observation(row)
                     self.service.remember(row)
                     self._charge(work, row)
             self.ledger.compilations = 0
+            if others := self.journal.measured_elsewhere(target.fingerprint, toolchain.fingerprint, PROTOCOL):
+                self.warnings.append(
+                    f"the journal also holds {others} measurements of another device, driver, compiler or protocol: "
+                    "they are kept, and not used"
+                )
         return self.works
 
     def problem(self, work: RegionWork, predictor: Predictor, index: int) -> Problem:
@@ -242,7 +254,8 @@ class Session:
         requests = [
             Request(
                 work.call.region, schedule, work.call.variables, sampler,
-                samples=SEARCH_SAMPLES, stop_above_s=stop_above_s,
+                in_search=True, stop_above_s=stop_above_s, best_s=work.best_s or None,
+                timeout_s=BASELINE_TIMEOUT_S if sampler == "hand-coded" else None,
             )
             for work, schedule, sampler in wanted
         ]  # fmt: skip
@@ -289,16 +302,18 @@ class Session:
         flush_s = 0.02 if self.choice.device == "CPU" else 0.001
         overhead_s = FINAL_OVERHEAD_S.get(self.choice.device, self.pace_s)
         from kcg.measure.protocol import samples_for
+        from kcg.optimize.whole_model import expected_cost_s
 
         cost = 3.0  # a fresh child
         for work in self.works:
             seconds = work.baseline_s
             sides = 2 if work.best_s < seconds or not work.known else 1
             copies_s = 0.0 if self.choice.device == "CPU" else FINAL_COPY_S_PER_BYTE * work.bytes
-            cost += overhead_s + sides * (
-                copies_s + samples_for(seconds + flush_s) * (seconds + flush_s) + 11 * seconds
-            )
-        return cost
+            samples = samples_for(seconds, flush_s=flush_s)
+            cost += overhead_s + sides * (copies_s + FINAL_RUNS * seconds)
+            cost += (sides + 1) * samples * (2 * seconds + flush_s)  # cold and warm; the baseline twice
+        step_s = sum(work.call.calls * work.baseline_s for work in self.works)
+        return cost + expected_cost_s(self.settings, self.workload, device=self.choice.device, step_s=step_s)
 
     def search(self, predictor: Predictor) -> None:
         """Spend the rest of the budget where it is expected to save the most."""

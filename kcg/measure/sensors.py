@@ -1,0 +1,162 @@
+"""What the device tells about itself while it is measured: clocks, temperature, power, and why it slows down.
+
+On an NVIDIA GPU through NVML; on a CPU under Linux from /proc and /sys; elsewhere nothing. Reading never fails a
+measurement: what is not told is left out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+from kcg.types import Target
+
+# NVML's clocks event reasons; a power cap (4), a sync boost (16) and idling (1) disqualify nothing
+HW_SLOWDOWN, SW_THERMAL, HW_THERMAL, HW_POWER_BRAKE = 0x8, 0x20, 0x40, 0x80
+SLOWDOWNS = {
+    SW_THERMAL: "thermal slow-down by the driver",
+    HW_THERMAL: "thermal slow-down by the hardware",
+    HW_POWER_BRAKE: "power brake",
+    HW_SLOWDOWN: "hardware slow-down",
+}
+
+
+class Sensors(Protocol):
+    """Watches one set of samples: `begin`, `look` after each sample, then `readings` and `slowdown`."""
+
+    def begin(self) -> None: ...
+
+    def look(self) -> None: ...
+
+    def readings(self) -> tuple[tuple[str, float], ...]:
+        """`(name, value)` of what was seen since `begin`, for `Measurement.clocks`."""
+        ...
+
+    def slowdown(self) -> str:
+        """Why the samples since `begin` are not to be trusted; empty if they are."""
+        ...
+
+
+def sensors_for(target: Target) -> Sensors:
+    """The sensors of a target, as far as there are any. Called in the child that owns the device."""
+    if target.device in ("CUDA", "NV"):
+        try:
+            return NvidiaSensors()
+        except Exception:  # NVML is absent or refuses: many kinds of error, all of which mean that nothing is told
+            return NoSensors()
+    return LinuxCpuSensors() if target.device == "CPU" and Path("/proc/stat").exists() else NoSensors()
+
+
+class NoSensors:
+    """A device that tells nothing."""
+
+    def begin(self) -> None:
+        pass
+
+    def look(self) -> None:
+        pass
+
+    def readings(self) -> tuple[tuple[str, float], ...]:
+        return ()
+
+    def slowdown(self) -> str:
+        return ""
+
+
+class NvidiaSensors:
+    """NVML of the GPU that tinygrad opened. A look takes some microseconds."""
+
+    def __init__(self) -> None:
+        import pynvml
+
+        from kcg.compat.hardware import cuda_bus_id
+
+        self._nvml: Any = pynvml
+        self._nvml.nvmlInit()
+        self._gpu = self._nvml.nvmlDeviceGetHandleByPciBusId(cuda_bus_id())
+        self._reasons = 0
+        self._clocks: list[float] = []
+        self.begin()
+        self.look()  # the first queries take milliseconds
+
+    def begin(self) -> None:
+        self._reasons, self._clocks = 0, []
+
+    def look(self) -> None:
+        self._reasons |= int(self._nvml.nvmlDeviceGetCurrentClocksEventReasons(self._gpu))
+        self._clocks.append(float(self._nvml.nvmlDeviceGetClockInfo(self._gpu, self._nvml.NVML_CLOCK_SM)))
+
+    def readings(self) -> tuple[tuple[str, float], ...]:
+        found = [("slowdown_reasons", float(self._reasons))]
+        if self._clocks:
+            found += [("sm_mhz_min", min(self._clocks)), ("sm_mhz_max", max(self._clocks))]
+        queries: tuple[tuple[str, Callable[[], Any]], ...] = (
+            ("memory_mhz", lambda: self._nvml.nvmlDeviceGetClockInfo(self._gpu, self._nvml.NVML_CLOCK_MEM)),
+            ("temperature_c", lambda: self._nvml.nvmlDeviceGetTemperature(self._gpu, self._nvml.NVML_TEMPERATURE_GPU)),
+            ("power_w", lambda: self._nvml.nvmlDeviceGetPowerUsage(self._gpu) / 1000),
+        )
+        for name, query in queries:
+            with contextlib.suppress(self._nvml.NVMLError):
+                found.append((name, float(query())))
+        return tuple(sorted(found))
+
+    def slowdown(self) -> str:
+        return describe(self._reasons, min(self._clocks, default=0.0))
+
+
+def describe(reasons: int, clock_mhz: float) -> str:
+    """The slow-down among NVML's clocks event reasons in words; empty where none of them disqualifies a sample."""
+    words = [text for bit, text in SLOWDOWNS.items() if reasons & bit]
+    return f"{', '.join(words)}, at {clock_mhz:.0f} MHz" if words else ""
+
+
+class LinuxCpuSensors:
+    """Frequency, the counters of thermal throttling, and the share of time that a hypervisor took away."""
+
+    def __init__(self) -> None:
+        self._throttles = sorted(Path("/sys/devices/system/cpu").glob("cpu[0-9]*/thermal_throttle/*_throttle_count"))
+        self.begin()
+
+    def begin(self) -> None:
+        self._throttled_before, self._ticks_before = self._throttled(), _cpu_ticks()
+
+    def look(self) -> None:
+        pass  # the counters tell at the end what happened in between
+
+    def readings(self) -> tuple[tuple[str, float], ...]:
+        found = [("throttle_events", float(self._throttled() - self._throttled_before))]
+        if (mhz := _cpu_mhz()) is not None:
+            found.append(("cpu_mhz", mhz))
+        ticks = [after - before for before, after in zip(self._ticks_before, _cpu_ticks(), strict=True)]
+        if len(ticks) > 7 and sum(ticks) > 0:
+            found.append(("steal_share", ticks[7] / sum(ticks)))
+        return tuple(sorted(found))
+
+    def slowdown(self) -> str:
+        events = self._throttled() - self._throttled_before
+        return f"the CPU was throttled for its temperature, {events} times" if events > 0 else ""
+
+    def _throttled(self) -> int:
+        total = 0
+        for path in self._throttles:
+            with contextlib.suppress(OSError, ValueError):
+                total += int(path.read_text())
+        return total
+
+
+def _cpu_ticks() -> list[int]:
+    """User, nice, system, idle, iowait, irq, softirq, steal of all CPUs, in ticks since the machine started."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        return [int(x) for x in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
+    return []
+
+
+def _cpu_mhz() -> float | None:
+    """The frequency of the first CPU that this process may run on, if the system tells it."""
+    cpu = min(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
+    with contextlib.suppress(OSError, ValueError):
+        return int(Path(f"/sys/devices/system/cpu/cpu{cpu}/cpufreq/scaling_cur_freq").read_text()) / 1000
+    return None

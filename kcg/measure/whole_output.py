@@ -1,0 +1,178 @@
+"""Every element of an output, and not only sampled ones: beside another binary's, and by projections.
+
+Two right schedules differ in the last bits only. Where two outputs differ most the float64 reference is asked, and it
+alone decides: so nothing is rejected for a harmless difference, and one wrong element among a hundred million is found.
+That the first of the binaries is right everywhere is shown, for linear kernels, by random projections of its output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kcg.compat.tiny import Ops, UOp
+from kcg.kernel.evaluate import CONFIDENT, StoreValues, evaluate, sample_points
+from kcg.kernel.projection import Projection, expected, plan, project, ratio, signs
+from kcg.measure.inputs import to_values
+
+if TYPE_CHECKING:
+    from kcg.measure.verify import CheckedBench
+
+WHOLE_BELOW_BYTES = 512 << 20  # outputs that are copied back and compared whole
+SUSPECTS = 48  # elements that differ most, judged by the reference
+CHUNK = 1 << 22  # elements that are compared at once
+
+FEW_ROWS_ABOVE = 1 << 28  # input elements: of a larger kernel only some rows are projected
+FEW_ROWS = 64
+
+BESIDE = "whole output beside the first binary's"
+PROJECTED = "random projections of the whole output"
+
+Bits = NDArray[Any]
+
+
+class WholeOutput:
+    """The outputs of the first binary that passed on one seed, and what those of the others are held against."""
+
+    def __init__(self, bench: CheckedBench, seed: int, variables: dict[str, int], *, alone: bool) -> None:
+        self._bench, self._seed, self._variables, self._alone = bench, seed, variables, alone
+        self._slots = [info.slot for info in bench.buffers if info.is_output]
+        self._fits = sum(bench.by_slot[slot].nbytes for slot in self._slots) <= WHOLE_BELOW_BYTES
+        self._first: dict[int, Bits] | None = None
+
+    def judge(self, ran: Callable[..., None]) -> str:
+        """What is wrong with the outputs that are on the device now; empty if nothing is."""
+        if not self._fits:
+            return ""
+        if self._first is None:
+            kept = {slot: self._bench.read(slot) for slot in self._slots}
+            self._first = {} if self._alone else kept
+            return judge_projections(self._bench, self._seed, ran)
+        ran(BESIDE)
+        wanted = {
+            slot: most_different(self._first[slot], self._bench.read(slot), self._dtype(slot)) for slot in self._slots
+        }
+        if not any(len(elements) for elements in wanted.values()):
+            return ""
+        points = [
+            elements_to_points(self._bench, place, wanted, self._variables) for place in range(len(self._bench.ast.src))
+        ]
+        return self._bench.compare(self._at(points))
+
+    def _dtype(self, slot: int) -> str:
+        return self._bench.by_slot[slot].dtype
+
+    def _at(self, points: list[NDArray[np.int64]]) -> list[StoreValues]:
+        return evaluate(self._bench.ast, self._bench.values(), points, self._variables)
+
+
+def judge_projections(bench: CheckedBench, seed: int, ran: Callable[..., None]) -> str:
+    """What random projections of the outputs on the device show to be wrong; empty if nothing, or if there are none."""
+    for place in range(len(bench.ast.src)):
+        key = (seed, bench.recipe, place)
+        if key not in bench.projections:
+            bench.projections[key] = _Projected.of(bench, seed, place)
+        projected = bench.projections[key]
+        if projected is None:
+            continue
+        ran(PROJECTED)
+        slot = projected.plan.slot
+        values = to_values(bench.read(slot), bench.by_slot[slot].dtype)
+        got = project(values, projected.plan, projected.signs, rows=projected.rows)
+        ratios = ratio(projected.values, projected.error, got)
+        if float(ratios.max(initial=0.0)) > CONFIDENT:
+            at = int(ratios.argmax())
+            row = at if projected.rows is None else int(projected.rows[at])
+            return f"the projection of row {row} of buffer {slot} is {got[at]:.6g}, not {projected.values[at]:.6g}"
+    return ""
+
+
+@dataclass(frozen=True, eq=False)
+class _Projected:
+    """The projections that one store of a kernel must have on the inputs of one seed."""
+
+    plan: Projection
+    signs: NDArray[np.float64]
+    rows: NDArray[np.int64] | None
+    values: NDArray[np.float64]
+    error: NDArray[np.float64]
+
+    @staticmethod
+    def of(bench: CheckedBench, seed: int, place: int) -> _Projected | None:
+        """None where the store is not linear, or its output too large to be copied."""
+        if (found := plan(bench.ast, place)) is None or bench.by_slot[found.slot].nbytes > WHOLE_BELOW_BYTES:
+            return None
+        rng = np.random.default_rng([seed, place])
+        v, rows = signs(found, rng), None
+        if sum(info.size for info in bench.buffers if info.is_input) > FEW_ROWS_ABOVE:
+            rows = np.unique(rng.integers(0, found.rows, FEW_ROWS))
+        return _Projected(found, v, rows, *expected(found, bench.values(), v, rows))
+
+
+def most_different(first: Bits, other: Bits, dtype: str, count: int = SUSPECTS) -> NDArray[np.int64]:
+    """The elements in which two outputs differ most, relative to their size; none where they agree bit for bit."""
+    scale: float | None = None
+    scores: list[NDArray[np.float64]] = []
+    places: list[NDArray[np.int64]] = []
+    for begin in range(0, len(first), CHUNK):
+        a, b = first[begin : begin + CHUNK], other[begin : begin + CHUNK]
+        at = np.flatnonzero(a != b)
+        if not len(at):
+            continue
+        x, y = (np.asarray(to_values(side[at], dtype), np.float64) for side in (a, b))
+        with np.errstate(all="ignore"):
+            if scale is None:  # small elements are compared with what is typical
+                part = np.asarray(to_values(a[:: max(1, len(a) // 4096)], dtype), np.float64)
+                finite = part[np.isfinite(part)]
+                scale = float(np.sqrt(np.mean(np.square(finite)))) if len(finite) else 0.0
+            score = np.abs(x - y) / (np.abs(x) + 0.1 * scale)
+        score = np.where(x == y, 0.0, np.where(np.isnan(score), np.inf, score))
+        best = np.argpartition(score, -count)[-count:] if len(score) > count else np.arange(len(score))
+        best = best[score[best] > 0]
+        scores.append(score[best])
+        places.append(at[best] + begin)
+    if not scores:
+        return np.zeros(0, np.int64)
+    order = np.argsort(-np.concatenate(scores), kind="stable")[:count]
+    found: NDArray[np.int64] = np.concatenate(places)[order].astype(np.int64)
+    return found
+
+
+def elements_to_points(
+    bench: CheckedBench, place: int, wanted: dict[int, NDArray[np.int64]], variables: dict[str, int]
+) -> NDArray[np.int64]:
+    """The points of one store that write the wanted elements, as far as its index is a sum of strides.
+
+    The strides are read off the store itself, and a point that does not write what it should is left out.
+    """
+    sink: UOp = bench.ast.src[place]
+    ranges = sink.src[1:] if sink.op is Ops.END else ()
+    nothing = np.zeros((0, len(ranges)), np.int64)
+    others = [np.zeros((0, len(s.src[1:]) if s.op is Ops.END else 0), np.int64) for s in bench.ast.src]
+
+    def written(points: NDArray[np.int64]) -> StoreValues:
+        chosen = [points if i == place else other for i, other in enumerate(others)]
+        return evaluate(bench.ast, bench.values(), chosen, variables)[place]
+
+    # the last point of all has every range at its end
+    extents = 1 + sample_points(bench.ast, 2 + 2 * len(ranges), np.random.default_rng(0), variables)[place].max(
+        0, initial=0
+    )
+    basis = np.concatenate([np.zeros((1, len(ranges)), np.int64), np.diag((extents > 1).astype(np.int64))])
+    at_basis = written(basis)
+    elements = wanted.get(at_basis.slot, np.zeros(0, np.int64))
+    if len(at_basis.indices) != len(basis) or not len(elements):
+        return nothing
+    strides = at_basis.indices[1:] - at_basis.indices[0]
+    rest = elements - at_basis.indices[0]
+    points = np.zeros((len(elements), len(ranges)), np.int64)
+    for axis in np.argsort(-np.abs(strides), kind="stable"):
+        if strides[axis] > 0:
+            points[:, axis] = np.clip(rest // strides[axis], 0, extents[axis] - 1)
+            rest = rest - points[:, axis] * strides[axis]
+    fitting: NDArray[np.int64] = points[rest == 0]
+    return fitting

@@ -1,0 +1,127 @@
+"""What disqualifies a sample: a thermal or hardware slow-down, and a time that the hardware cannot reach."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from kcg.compat.tiny import dtypes
+from kcg.kernel.codec import kernel_of
+from kcg.kernel.compiler import compile_schedule
+from kcg.kernel.targets import KNOWN_TARGETS
+from kcg.measure import child
+from kcg.measure.jobs import TimeJob
+from kcg.measure.limits import floor_s
+from kcg.measure.sensors import LinuxCpuSensors, NoSensors, describe, sensors_for
+from kcg.measure.target import detect
+from kcg.types import RAW, CacheState, Region, Target
+from tests.kernels import empty, example_asts, kernels_of
+
+TARGET: Target = detect("CPU:X86", 1)[0]
+REGION = Region((kernel_of(example_asts()["matmul_f32"]),))
+
+
+class Hot:
+    """Sensors of a device that is too hot for the first `times` sets of samples."""
+
+    def __init__(self, times: int) -> None:
+        self.left, self.sets, self.looks = times, 0, 0
+
+    def begin(self) -> None:
+        self.sets += 1
+
+    def look(self) -> None:
+        self.looks += 1
+
+    def readings(self) -> tuple[tuple[str, float], ...]:
+        return (("temperature_c", 90.0),)
+
+    def slowdown(self) -> str:
+        self.left -= 1
+        return "thermal slow-down by the driver, at 345 MHz" if self.left >= 0 else ""
+
+
+@pytest.fixture
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(child, "SLOWDOWN_WAITS_S", (0.0, 0.0, 0.0))
+    yield
+    child._sensors.clear()
+    child._benches.clear()
+
+
+def time_it(**fields: float) -> child.TimeOutcome:
+    return child.time_job(TimeJob(REGION, compile_schedule(REGION, RAW, TARGET), TARGET, samples=5, **fields))  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("no_waiting")
+def test_samples_of_a_slowed_down_device_are_taken_again() -> None:
+    hot = child._sensors[TARGET.fingerprint] = Hot(2)
+    outcome = time_it()
+    assert (hot.sets, hot.looks) == (3, 15)
+    assert len(outcome.samples_s) == 5 and outcome.noisy == "" and outcome.clocks == (("temperature_c", 90.0),)
+
+
+@pytest.mark.usefixtures("no_waiting")
+def test_a_device_that_stays_slow_is_noisy() -> None:
+    hot = child._sensors[TARGET.fingerprint] = Hot(99)
+    outcome = time_it()
+    assert hot.sets == 4 and outcome.samples_s == () and not outcome.wrong
+    assert outcome.noisy == "thermal slow-down by the driver, at 345 MHz"
+
+
+@pytest.mark.parametrize(
+    ("reasons", "words"),
+    [(0, ""), (0x1, ""), (0x4, ""), (0x10, ""), (0x20, "thermal"), (0x40, "by the hardware"), (0x80, "power brake"),
+     (0x8, "hardware slow-down"), (0x4 | 0x20, "thermal")],
+)  # fmt: skip
+def test_a_power_cap_disqualifies_nothing(reasons: int, words: str) -> None:
+    told = describe(reasons, 1200.0)
+    assert (words in told and told.endswith("at 1200 MHz")) if words else told == ""
+
+
+def test_sensors_of_this_cpu_and_of_an_unknown_device() -> None:
+    sensors = sensors_for(TARGET)
+    if isinstance(sensors, LinuxCpuSensors):
+        sensors.begin()
+        assert {name for name, _ in sensors.readings()} >= {"throttle_events"}
+        assert sensors.slowdown() == ""
+    assert isinstance(sensors_for(replace(TARGET, device="METAL")), NoSensors)
+
+
+# -- too good to be true
+
+H200 = replace(
+    KNOWN_TARGETS["sm_90"], cores=132, clock_limit_mhz=1980.0, bandwidth_bytes_s=4.8e12, cache_bytes=60 << 20
+)
+
+
+def test_floor_of_a_matmul_is_its_arithmetic() -> None:
+    (ast,) = kernels_of(empty(4096, 4096, dtype=dtypes.bfloat16) @ empty(4096, 4096, dtype=dtypes.bfloat16))
+    assert floor_s(ast, H200) == pytest.approx(2 * 4096**3 / (132 * 8192 * 1.98e9))
+    assert floor_s(ast, H200) < 2 * 4096**3 / 990e12, "below what the data sheet promises"
+
+
+def test_floor_of_a_sum_is_its_traffic_beyond_the_cache() -> None:
+    (ast,) = kernels_of(empty(1 << 28) + empty(1 << 28))
+    moved = 3 * 4 * (1 << 28)
+    assert floor_s(ast, H200) == pytest.approx((moved - H200.cache_bytes) / 4.8e12)
+    assert floor_s(ast, H200, CacheState.WARM) < floor_s(ast, H200)
+    (small,) = kernels_of(empty(1 << 20) + 1)
+    assert floor_s(small, H200) == 0.0
+
+
+def test_no_floor_where_nothing_is_known() -> None:
+    ast = example_asts()["matmul_f32"]
+    assert floor_s(ast, TARGET) == floor_s(ast, replace(H200, clock_limit_mhz=None)) == 0.0
+    assert floor_s(example_asts()["embedding"], H200) == 0.0, "a gather reads only what it selects"
+
+
+@pytest.mark.usefixtures("no_waiting")
+def test_faster_than_the_hardware_is_rejected_and_surprisingly_fast_is_verified() -> None:
+    outcome = time_it(floor_s=1.0)
+    assert outcome.samples_s == () and outcome.wrong.startswith("faster than the device can be: ")
+    outcome = time_it(recheck_below_s=1.0)
+    assert outcome.wrong == "" and len(outcome.samples_s) >= 5
+    assert "suspicion" in dict(outcome.spent_s) and "suspicion" not in dict(time_it().spent_s)

@@ -1,0 +1,142 @@
+"""A finalist is judged everywhere: beside the first binary, and where they differ most by the reference."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from kcg.compat.tiny import UOp, dtypes
+from kcg.kernel.codec import ast_of, kernel_of
+from kcg.kernel.compiler import compile_schedule
+from kcg.kernel.evaluate import evaluate, sample_points
+from kcg.kernel.space import KernelSpace
+from kcg.measure.inputs import RECIPE, to_bits
+from kcg.measure.target import detect
+from kcg.measure.verify import POINTS, REPEATS, CheckedBench, Launch
+from kcg.measure.whole_output import BESIDE, PROJECTED, SUSPECTS, elements_to_points, most_different
+from kcg.types import RAW, Opt, Region, Schedule, Target, Verification
+from tests.kernels import empty, example_asts, kernels_of
+
+TARGET: Target = detect("CPU:X86", 1)[0]
+SEED = 1
+
+
+class Case:
+    """A kernel on the bench, and its unoptimised binary."""
+
+    def __init__(self, ast: UOp) -> None:
+        self.region = Region((kernel_of(ast),))
+        self.bench = CheckedBench(ast_of(self.region.kernel), TARGET)
+        self.right = self.launcher(RAW)
+
+    def launcher(self, schedule: Schedule) -> Launch:
+        return self.bench.launcher(compile_schedule(self.region, schedule, TARGET))
+
+    def spoiled(self, element: int, factor: float) -> Launch:
+        """The right binary, after which one element of its output is multiplied by `factor`."""
+        info = self.bench.by_slot[0]
+
+        def launch() -> float:
+            seconds = self.right()
+            values = self.bench.read(0).astype(np.float32)
+            changed = to_bits(values[element : element + 1] * np.float32(factor), info.dtype)
+            where = self.bench._views[0].view(info.itemsize, dtypes.uint8, element * info.itemsize).ensure_allocated()
+            self.bench._write(where, changed)
+            return seconds
+
+        return launch
+
+    def unsampled(self) -> int:
+        """An element that no seed of the test looks at."""
+        seen: set[int] = set()
+        columns = self.bench.by_slot[0].size // 64
+        for seed in (0, 1, 2, 3):
+            (points,) = sample_points(self.bench.ast, POINTS, np.random.default_rng(seed))
+            seen |= {int(p[0]) * columns + int(p[1]) for p in points}
+        return next(i for i in range(1000, self.bench.by_slot[0].size) if i not in seen)
+
+    def judge(self, *launches: Launch) -> list[Verification]:
+        return self.bench.check_all(launches, (), seeds=(1, 2, 3), thorough=True)
+
+
+@pytest.fixture(scope="module")
+def case() -> Case:
+    (ast,) = kernels_of(((empty(64, 40) @ empty(40, 96)) * 0.5).exp2())
+    return Case(ast)
+
+
+def test_one_wrong_element_that_is_not_sampled(case: Case) -> None:
+    element = case.unsampled()
+    spoiled = case.spoiled(element, 1.001)
+    assert case.bench.check(spoiled, (), seeds=(1, 2, 3)).passed, "samples alone do not see it"
+    first, second = case.judge(case.right, spoiled)
+    assert first.passed and not second.passed
+    assert f"element {element} of buffer 0 is" in second.reason and "(seed 1)" in second.reason
+
+
+def test_another_order_of_a_sum_passes(case: Case) -> None:
+    other = case.launcher(Schedule.from_opts([Opt("UPCAST", 1, 4), Opt("UNROLL", 0, 4)]))
+    first, second = case.judge(case.right, other)
+    assert first.passed and second.passed
+    assert BESIDE in second.rules and BESIDE not in first.rules and f"{REPEATS} runs bitwise equal" in first.rules
+
+
+@pytest.mark.parametrize(
+    "name", ["softmax.0", "conv2d", "cat", "argmax.0", "two_outputs.0", "int_math", "assign", "pad"]
+)
+def test_what_tinygrad_compiles_passes_every_rule(name: str) -> None:
+    case = Case(example_asts()[name])
+    baseline = case.launcher(KernelSpace(case.region, TARGET).baseline())
+    for verdict in case.judge(case.right, baseline):
+        assert verdict.passed, verdict.reason
+        assert verdict.seeds >= 3
+
+
+def test_race_that_shows_in_the_seventh_run(case: Case) -> None:
+    runs = []
+
+    def launch() -> float:
+        runs.append(case.right())
+        if len(runs) == 7:
+            case.bench._write(
+                case.bench._views[0].view(4, dtypes.uint8, 4000).ensure_allocated(), np.ones(1, np.float32)
+            )
+        return runs[-1]
+
+    (verdict,) = case.judge(launch)
+    assert not verdict.passed and verdict.reason == "run 7 differs from the others in buffer 0 (seed 1)"
+
+
+def test_elements_that_differ_most() -> None:
+    a = np.arange(1, 5001, dtype=np.float32)
+    b = a.copy()
+    b[[17, 4000, 123]] *= np.float32([1.5, 1.01, 1.1])
+    b[2500] = np.nan
+    assert most_different(a, b, "float", 3).tolist() == [2500, 123, 17], "17 is small beside what is typical"
+    assert most_different(a, a, "float").size == 0
+    assert most_different(np.zeros(9, np.float32), -np.zeros(9, np.float32), "float").size == 0, "0 and -0 are equal"
+    assert len(most_different(a, a + 1, "float")) == SUSPECTS
+    assert most_different(np.array([1, 2, 3]), np.array([1, 5, 3]), "int").tolist() == [1]
+
+
+def test_points_of_elements_come_back() -> None:
+    (ast,) = kernels_of(empty(6, 5, 7).permute(2, 0, 1) + 1)
+    bench = CheckedBench(ast_of(kernel_of(ast)), TARGET)
+    bench.fill(0, RECIPE)
+    wanted = np.array([0, 1, 5, 34, 209, 100])
+    points = elements_to_points(bench, 0, {0: wanted}, {})
+    (stored,) = evaluate(bench.ast, bench.values(), [points], {})
+    assert stored.indices.tolist() == wanted.tolist()
+    assert elements_to_points(bench, 0, {1: wanted}, {}).shape == (0, points.shape[1])
+
+
+def test_projection_sees_one_element_off_by_one() -> None:
+    (ast,) = kernels_of(empty(64, 40) @ empty(40, 96))
+    case = Case(ast)
+    element = case.unsampled()
+    spoiled = case.spoiled(element, 1.5)
+    alone, right = case.judge(spoiled)[0], case.judge(case.right)[0]
+    assert right.passed and PROJECTED in right.rules and "exact on {0,1} inputs" in right.rules
+    assert not alone.passed and "the projection of row" in alone.reason
+    rules = case.judge(case.right, case.right)[1].rules
+    assert {PROJECTED, BESIDE} <= set(rules)
