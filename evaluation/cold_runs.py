@@ -36,7 +36,7 @@ def command(device: str, budget: str) -> list[str]:
     """The command that anyone can run."""
     return [
         "-m", "kcg.optimize", "evaluation/small_model.py", "--device", device, "--budget", budget, "--search", "mcts",
-        "--json", "--quiet",
+        "--measurements", "24", "--json", "--quiet",
     ]  # fmt: skip
 
 
@@ -87,7 +87,7 @@ def headline(runs: list[dict[str, Any]]) -> dict[str, Any]:
 def main(
     device: Annotated[str, typer.Argument(help="as kcg.optimize --device")] = "auto",
     runs: Annotated[int, typer.Option(help="how many in all")] = 50,
-    budget: Annotated[str, typer.Option(help="time of each run")] = "6s",
+    budget: Annotated[str, typer.Option(help="time of each run")] = "10s",
     limit: Annotated[float, typer.Option(help="seconds after which a run counts as wedged")] = 120.0,
     resume: Annotated[bool, typer.Option("--resume", help="go on from the runs in the results")] = False,
     stop_after: Annotated[float, typer.Option(help="start no run after so many seconds; 0 never stops")] = 0.0,

@@ -1,6 +1,6 @@
-"""A small model to optimise: layer norm, matmul, GELU, matmul, softmax. About a millisecond on what it runs on.
+"""A small model to optimise: matmul with GELU, matmul, sum of rows. Three kernels, under a millisecond on a GPU.
 
-python -m kcg.optimize evaluation/small_model.py --budget 6s
+python -m kcg.optimize evaluation/small_model.py --budget 10s
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ ROWS, WIDTH = (64, 128) if Device.DEFAULT == "CPU" else (1024, 1024)
 
 
 def model(x: Tensor, up: Tensor, down: Tensor) -> Tensor:
-    """Shapes: x (ROWS, WIDTH), up (WIDTH, 2 WIDTH), down (2 WIDTH, WIDTH); the result is (ROWS, WIDTH)."""
-    hidden = (x.layernorm().contiguous() @ up).gelu().contiguous()
-    return (hidden @ down).contiguous().softmax()
+    """Shapes: x (ROWS, WIDTH), up (WIDTH, 2 WIDTH), down (2 WIDTH, WIDTH); the result is (ROWS,)."""
+    hidden = (x @ up).gelu().contiguous()
+    return (hidden @ down).contiguous().sum(1)
 
 
 if __name__ == "__main__":

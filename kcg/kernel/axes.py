@@ -68,13 +68,11 @@ def axis_table(state: Scheduler) -> AxisTable:
     place = {r: i for i, r in enumerate(ranges)}
     nodes = list(state.ast.toposort())
     stored = {u.src[0] for u in nodes if u.op is Ops.STORE}
-    index_nodes: set[UOp] = set()
+    index_nodes = nodes_of_addresses(nodes)
     accesses = []
     for u in nodes:
         if u.op is not Ops.INDEX or u.src[0].op is not Ops.PARAM:
             continue
-        for position in u.src[1:]:
-            index_nodes.update(position.toposort())
         param = u.src[0]
         strides, used = _strides(u.src[1], place, len(ranges))
         accesses.append(
@@ -95,6 +93,17 @@ def axis_table(state: Scheduler) -> AxisTable:
         operations=operations,
         tensor_core=any(u.op is Ops.WMMA for u in nodes),
     )
+
+
+def nodes_of_addresses(nodes: list[UOp]) -> set[UOp]:
+    """Those of a kernel's nodes (each after its sources) that addresses in buffers are computed from."""
+    found: set[UOp] = set()
+    for u in reversed(nodes):
+        if u in found:
+            found.update(u.src)
+        elif u.op is Ops.INDEX and u.src[0].op is Ops.PARAM:
+            found.update(u.src[1:])
+    return found
 
 
 def _varies_with(node: UOp) -> Any:

@@ -11,13 +11,15 @@ from kcg.compat.tiny import Scheduler
 from kcg.kernel.actions import legal_steps
 from kcg.kernel.axes import AxisTable, axis_table
 from kcg.kernel.codec import ast_of
+from kcg.kernel.compiler import UOPS_MAX
+from kcg.kernel.uops import count_uops
 from kcg.types import RAW, Action, Region, Schedule, Target
 
 STATES_KEPT = 4096  # schedule states per kernel; each shares most of its nodes with its parent
 
-EXPANDED_MAX = 1500
-"""Steps to kernels of more expanded operations (`AxisTable.expanded`) are not offered: one is about 2.7
-micro-operations, and a kernel of more than 3,000 is refused after a compilation of seconds, by BEAM as by kcg."""
+UOPS_OFFERED = round(1.02 * UOPS_MAX)
+"""Steps to kernels that would have more micro-operations (`count_uops`) are not offered: a compilation of seconds would
+only refuse them. The margin is by how much the count is usually too high."""
 
 
 class KernelSpace:
@@ -73,7 +75,7 @@ class KernelSpace:
         opts, steps = schedule.opts, []
         for opt, after in legal_steps(self.state(schedule), self.target):
             table = axis_table(after)
-            if table.expanded() > EXPANDED_MAX:
+            if count_uops(after, table) > UOPS_OFFERED:
                 continue
             child = Schedule.from_opts((*opts, opt))
             self._keep(child, after)

@@ -304,7 +304,7 @@ class Session:
         from kcg.measure.protocol import samples_for
         from kcg.optimize.whole_model import expected_cost_s
 
-        cost = 3.0  # a fresh child
+        cost = 2.0  # a fresh child
         for work in self.works:
             seconds = work.baseline_s
             sides = 2 if work.best_s < seconds or not work.known else 1

@@ -1,0 +1,162 @@
+"""The count of micro-operations before code is generated is near what the programs then have, and keeps their limit."""
+
+from __future__ import annotations
+
+import random
+import statistics
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+
+from kcg.compat.renderers import planning_renderer
+from kcg.kernel.codec import kernel_of
+from kcg.kernel.compiler import UOPS_MAX, _program
+from kcg.kernel.space import UOPS_OFFERED, KernelSpace
+from kcg.kernel.targets import KNOWN_TARGETS
+from kcg.kernel.uops import _packs, count_uops
+from kcg.types import RAW, Opt, Region, Schedule, Target
+from tests.kernels import empty, example_asts, kernels_of
+
+X86 = Target(
+    device="CPU", renderer="X86", arch="x86_64,native", model="test", cores=2, has_local=False, has_threads=True,
+    max_threads=2, shared_bytes=0, memory_bytes=1 << 30, cache_bytes=1 << 20,
+)  # fmt: skip
+CLANG = replace(X86, renderer="CLANG")
+TARGETS = {"X86": X86, "CLANG": CLANG, **KNOWN_TARGETS}
+CORE = (("TC", 0, (-1, 0, 1)), ("UPCAST", 0, 4), ("UPCAST", 1, 4))
+
+Steps = tuple[tuple[str, int, Any], ...]
+
+
+@cache
+def matmul(size: int, dtype: str) -> Region:
+    (ast,) = kernels_of(empty(size, size, dtype=dtype) @ empty(size, size, dtype=dtype))
+    return Region((kernel_of(ast),))
+
+
+def example(name: str) -> Region:
+    return Region((kernel_of(example_asts()[name]),))
+
+
+def counted(space: KernelSpace, schedule: Schedule) -> int:
+    return count_uops(space.state(schedule), space.table(schedule))
+
+
+def real(space: KernelSpace, schedule: Schedule) -> int:
+    program = _program(space.region, schedule, planning_renderer(space.target), name="kernel")
+    return len(program.src[1].src)
+
+
+def schedule_of(*steps: tuple[str, int, Any]) -> Schedule:
+    return Schedule.from_opts([Opt(*step) for step in steps])
+
+
+def error(region: Region, target: str, steps: Steps) -> float:
+    space, schedule = KernelSpace(region, TARGETS[target]), schedule_of(*steps)
+    return counted(space, schedule) / real(space, schedule) - 1
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        CORE,
+        (*CORE, ("LOCAL", 1, 4), ("SWAP", 0, 1), ("LOCAL", 0, 8)),
+        (*CORE, ("UNROLL", 0, 2)),
+        (CORE[0], ("UPCAST", 0, 4), ("UPCAST", 0, 4), ("LOCAL", 1, 4)),
+        (CORE[0], ("UNROLL", 0, 4), ("UPCAST", 0, 4)),
+    ],
+)
+def test_tensor_cores(steps: Steps) -> None:
+    assert abs(error(matmul(1024, "bfloat16"), "sm_90", steps)) < 0.08
+
+
+@pytest.mark.parametrize(
+    ("target", "dtype", "within"),
+    [
+        ("sm_90", "float32", 0.1), ("sm_90", "float16", 0.1), ("sm_90", "bfloat16", 0.1), ("CLANG", "float32", 0.1),
+        ("CLANG", "bfloat16", 0.15), ("gfx942", "bfloat16", 0.15), ("Apple9", "bfloat16", 0.25),
+        ("X86", "float32", 0.4), ("X86", "bfloat16", 0.4),
+    ],
+)  # fmt: skip
+def test_matmuls_without_them(target: str, dtype: str, within: float) -> None:
+    steps = (("UPCAST", 1, 4), ("UPCAST", 0, 4), ("UNROLL", 0, 4))
+    assert abs(error(matmul(512, dtype), target, steps)) < within
+
+
+@pytest.mark.parametrize(
+    ("name", "target", "steps"),
+    [
+        ("trigonometry", "CLANG", (("UPCAST", 0, 2),)),
+        ("trigonometry", "sm_90", (("UPCAST", 0, 5),)),
+        ("gelu", "CLANG", (("UPCAST", 0, 5),)),
+        ("conv2d", "sm_90", (("UPCAST", 1, 3), ("UNROLL", 0, 4))),
+        ("int_math", "sm_90", (("UPCAST", 0, 4), ("UPCAST", 0, 5))),
+        ("bf16_norm.0", "CLANG", (("UNROLL", 0, 4),)),
+        ("softmax.1", "CLANG", (("UPCAST", 0, 3), ("UNROLL", 0, 10))),
+    ],
+)
+def test_other_kernels(name: str, target: str, steps: Steps) -> None:
+    assert abs(error(example(name), target, steps)) < 0.3
+
+
+def test_random_walks() -> None:
+    errors = []
+    for seed, name in enumerate(("layernorm.1", "conv2d", "embedding", "max_pool", "matmul_f16", "gelu", "std.1")):
+        target = TARGETS["CLANG" if seed % 2 else "sm_90"]
+        space, schedule, rng = KernelSpace(example(name), target), RAW, random.Random(seed)
+        for _ in range(3):
+            actions = space.actions(schedule)
+            schedule = rng.choice(actions).schedule if actions else schedule
+        if (uops := real(space, schedule)) >= 100:
+            errors.append(abs(counted(space, schedule) / uops - 1))
+    assert len(errors) >= 3
+    assert statistics.median(errors) < 0.15
+    assert max(errors) < 1  # a gather of a hundred micro-operations
+
+
+def test_no_step_from_the_hand_coded_schedule_is_refused_after_it_is_compiled() -> None:
+    space = KernelSpace(matmul(1024, "bfloat16"), KNOWN_TARGETS["sm_90"])
+    rng = random.Random(0)
+    after = [action.schedule for action in space.actions(space.baseline())]
+    longest = sorted(after, key=lambda s: counted(space, s))[-2:]
+    assert counted(space, longest[0]) > 0.5 * UOPS_MAX, "the step shows nothing: all steps are short"
+    for schedule in (longest[-1], rng.choice(after)):
+        assert real(space, schedule) <= UOPS_MAX
+
+
+def test_steps_over_the_limit_are_left_out_and_those_under_it_are_not() -> None:
+    space = KernelSpace(matmul(1024, "bfloat16"), KNOWN_TARGETS["sm_90"])
+    base = (*CORE, ("LOCAL", 1, 4))
+    too_long, fits = schedule_of(*base, ("UPCAST", 3, 0)), schedule_of(*base, ("UPCAST", 3, 2))
+    offered = {action.schedule for action in space.actions(schedule_of(*base))}
+    assert too_long not in offered and fits in offered
+    assert real(space, fits) <= UOPS_MAX
+    # 2,985 micro-operations on a kernel of 1,280 expanded operations
+    near = schedule_of(*CORE, ("LOCAL", 1, 4), ("LOCAL", 1, 4), ("UPCAST", 3, 2), ("UNROLL", 0, 2))
+    assert 0.9 * UOPS_MAX < counted(space, near) < UOPS_OFFERED
+
+
+def test_a_schedule_that_is_itself_too_long_still_has_its_shorter_steps() -> None:
+    space = KernelSpace(matmul(1024, "bfloat16"), KNOWN_TARGETS["sm_90"])
+    too_long = schedule_of(*CORE, ("LOCAL", 1, 4), ("UPCAST", 3, 0))
+    assert counted(space, too_long) > UOPS_OFFERED
+    assert all(counted(space, action.schedule) <= UOPS_OFFERED for action in space.actions(too_long))
+    assert space.table(too_long).extents
+
+
+@pytest.mark.parametrize(
+    ("unrolled", "widest", "packed", "packs", "starts"),
+    [
+        (((1, 8),), 4, 8, 2, {0, 4}),
+        (((1, 8),), 1, 0, 0, set(range(8))),
+        (((1, 7),), 4, 6, 2, {0, 4, 6}),
+        (((17, 2), (1, 4)), 4, 6, 2, {0, 17, 18, 20}),
+        (((4, 4), (1, 4)), 4, 16, 4, {0, 4, 8, 12}),
+        (((1, 3), (1, 3)), 2, 4, 2, {0, 2, 4}),
+        ((), 4, 0, 0, {0}),
+    ],
+)
+def test_packing(unrolled: tuple[tuple[int, int], ...], widest: int, packed: int, packs: int, starts: set[int]) -> None:
+    assert _packs(unrolled, widest) == (frozenset(starts), packed, packs)
