@@ -3,7 +3,7 @@
     python evaluation/bench_measure.py CUDA   # or CPU:X86, CPU:CLANG
 
 Both do the same work on the same schedules in turns: compile in parallel, check one seed, take the samples of a search.
-Every round has schedules of its own, so that no cache helps. Updates evaluation/results/bench_measure.json.
+Every round has its own, so that no cache helps. Beside them tinygrad's BEAM=2. Updates results/bench_measure.json.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from kcg.commandline import guarded, record_results
 from kcg.compat.device import prepare
 from kcg.kernel.codec import kernel_of
 from kcg.kernel.space import KernelSpace
+from kcg.measure.jobs import TinyBeamJob
 from kcg.measure.service import MeasureService, Request
 from kcg.measure.unisolated import Unisolated
 from kcg.types import RAW, CacheState, Region, Schedule, Status, Target
@@ -31,6 +32,7 @@ from kcg.types import RAW, CacheState, Region, Schedule, Status, Target
 OUT = Path(__file__).parent / "results" / "bench_measure.json"
 CPU_SHAPES = ((64, 96, 80), (96, 128, 96), (128, 64, 192), (128, 128, 128))  # m, n, k; the last fits the cache
 GPU_SHAPES = ((1024, 1024, 1024), (2304, 3072, 3072), (4608, 3072, 768), (512, 512, 512))
+FIGURES = ("isolation_ratio", "candidates_per_s", "beam_per_s", "cold_over_warm")
 Work = list[tuple[Region, Schedule]]
 
 
@@ -44,24 +46,21 @@ def matmul(m: int, n: int, k: int, device: str) -> Region:
 
 
 def draw(region: Region, count: int, rng: random.Random, target: Target) -> Work:
-    """Schedules near tinygrad's own, as a search compiles and times them. No two have the same kernel."""
+    """What a beam search on the way to tinygrad's own schedule compiles: every step from every prefix of it, and on."""
     space, drawn = KernelSpace(region, target), dict[str, Schedule]()
     opts = space.baseline().opts
+    origins = [Schedule.from_opts(opts[:length]) for length in range(len(opts) + 1)]
     while len(drawn) < count:
-        schedule = Schedule.from_opts(opts[: rng.randint(1, len(opts))])
-        for _ in range(rng.randint(1, 3)):
-            if actions := space.actions(schedule):
-                schedule = rng.choice(actions).schedule
-        drawn.setdefault(space.key(schedule), schedule)
-    return [(region, schedule) for schedule in drawn.values()]
+        steps = [action.schedule for action in space.actions(origins.pop(0))]
+        drawn |= {space.key(step): step for step in steps}
+        origins += rng.sample(steps, min(2, len(steps)))
+    return [(region, schedule) for schedule in rng.sample(list(drawn.values()), count)]
 
 
 def isolated(service: MeasureService, work: Work, stop_above_s: dict[str, float], ends: Counter[str]) -> int:
     """How many ended with a time."""
-    futures = service.measure(
-        [Request(region, s, in_search=True, stop_above_s=stop_above_s.get(region.id)) for region, s in work]
-    )
-    statuses = [str(future.result().status) for future in futures]
+    requests = [Request(region, s, in_search=True, stop_above_s=stop_above_s.get(region.id)) for region, s in work]
+    statuses = [str(future.result().status) for future in service.measure(requests)]
     ends.update(statuses)
     return statuses.count(Status.OK)
 
@@ -92,14 +91,15 @@ def run(device: str, rounds: int, schedules: int) -> dict[str, Any]:
                     seen[way] = ways[way](work) / (time.perf_counter() - begin)
                 rates.append((seen[0], seen[1]))
                 typer.echo(f"round {number + 1}: {seen[0]:.1f} a second isolated, {seen[1]:.1f} without", err=True)
-        schedule = KernelSpace(fits, target).baseline()
-        states = [Request(fits, schedule, cache_state=state) for state in (CacheState.COLD, CacheState.WARM)]
-        cold, warm = (future.result().median_s for future in service.measure(states))
+        both = [Request(fits, KernelSpace(fits, target).baseline(), cache_state=state) for state in CacheState]
+        cold, warm = (future.result().median_s for future in service.measure(both))
+        beam = service.tiny_beam(TinyBeamJob(regions[-1], target, 2), timeout_s=300).result()
     return {
         "isolation_ratio": statistics.geometric_mean(a / b for a, b in rates), "isolated_and_plain_per_s": rates,
-        "candidates_per_s": statistics.harmonic_mean([a for a, _ in rates]), "cold_over_warm": cold / warm,
-        "ended": dict(ends), "cold_s": cold, "warm_s": warm, "spent_s": dict(service.spent_s), "workers": workers,
-        "target": asdict(target), "command": f"python evaluation/bench_measure.py {device} --rounds {rounds}",
+        "candidates_per_s": statistics.harmonic_mean([a for a, _ in rates]), "beam_per_s": beam.binaries / beam.wall_s,
+        "cold_over_warm": cold / warm, "cold_s": cold, "warm_s": warm, "ended": dict(ends), "workers": workers,
+        "spent_s": dict(service.spent_s), "target": asdict(target), "beam": asdict(beam),
+        "command": f"python evaluation/bench_measure.py {device} --rounds {rounds} --schedules {schedules}",
     }  # fmt: skip
 
 
@@ -109,7 +109,7 @@ def main(
     """Run on one device and merge the entry into the results."""
     entry = run(device, rounds, schedules)
     kind = "cpu" if device.startswith("CPU") else "gpu"
-    headline = {f"{name}_{kind}": entry[name] for name in ("isolation_ratio", "candidates_per_s", "cold_over_warm")}
+    headline = {f"{name}_{kind}": entry[name] for name in FIGURES}
     report = record_results(out, device.lower().replace(":", "_"), entry, headline)
     typer.echo(json.dumps(report["headline"], indent=1, sort_keys=True))
 

@@ -21,8 +21,10 @@ import tinygrad.codegen.opt.search as tiny_search
 import tinygrad.helpers
 import tinygrad.runtime.ops_cpu as ops_cpu
 import tinygrad.runtime.support.compiler_amd as compiler_amd
+import tinygrad.runtime.support.compiler_cuda as compiler_cuda
 from tinygrad import Tensor
 from tinygrad.engine import realize
+from tinygrad.runtime.autogen import nvrtc
 
 from kcg.compat import beam, scheduling, tiny
 from kcg.compat.device import clang_path
@@ -124,6 +126,24 @@ def test_every_member_that_kcg_names_exists() -> None:
     assert [
         f"{where}: {enum}.{member}" for enum, member, where in used if not hasattr(getattr(tiny, enum), member)
     ] == []
+
+
+def test_what_kcg_takes_of_the_cuda_compiler() -> None:
+    for name in ("NVRTCCompiler", "nvrtc_check", "to_char_p_p", "_get_bytes"):
+        assert hasattr(compiler_cuda, name)
+    assert list(inspect.signature(compiler_cuda._get_bytes).parameters) == ["arg", "get_str", "get_sz", "check"]
+    text = inspect.getsource(compiler_cuda.NVRTCCompiler.compile)
+    assert "nvrtcCompileProgram(prog, len(self.compile_options)" in text, "kcg repeats these steps for PTX and cubin"
+    for name in (
+        "CreateProgram",
+        "CompileProgram",
+        "GetPTX",
+        "GetPTXSize",
+        "GetCUBIN",
+        "GetCUBINSize",
+        "DestroyProgram",
+    ):
+        assert callable(getattr(nvrtc, f"nvrtc{name}"))
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ compiler could not even enumerate legal actions. The planning twins skip it: sch
 
 from __future__ import annotations
 
+import ctypes
 import functools
 from typing import Any
 
@@ -96,7 +97,10 @@ def compiling_renderer(target: Target) -> Any:
     if (target.device, target.renderer) == ("CPU", "X86"):
         return X86Renderer(tiny_target(target))
     cls = {"CLANG": ClangRenderer, "CUDA": CUDARenderer, "HIP": HIPRenderer, "METAL": MetalRenderer}[target.renderer]
-    return cls(tiny_target(target))
+    renderer = cls(tiny_target(target))
+    if cls is CUDARenderer and renderer.compiler.ptx:
+        renderer.compiler = _two_codes()(target.arch)
+    return renderer
 
 
 def machine_code(source: str, renderer: Any) -> bytes:
@@ -106,13 +110,42 @@ def machine_code(source: str, renderer: Any) -> bytes:
     NVIDIA H200); a cubin loads in 0.2 ms and runs equally fast. Empty where tinygrad's binary is machine code already.
     Raises tinygrad's CompileError.
     """
-    if type(renderer) is not CUDARenderer or not renderer.compiler.ptx:
-        return b""
-    return bytes(_cubin_compiler(renderer.target.arch).compile(source))
+    take = getattr(renderer.compiler, "take_cubin", None)
+    return bytes(take(source)) if take is not None else b""
 
 
 @functools.cache
-def _cubin_compiler(arch: str) -> Any:
-    from tinygrad.runtime.support.compiler_cuda import NVRTCCompiler
+def _two_codes() -> type:
+    from tinygrad.runtime.autogen import nvrtc
+    from tinygrad.runtime.support import compiler_cuda
 
-    return NVRTCCompiler(arch, ptx=False, cache_key="kcg_cubin")
+    class TwoCodes(compiler_cuda.NVRTCCompiler):  # type: ignore[misc]
+        """tinygrad's compiler, which gives PTX, and keeps the cubin that the same run of NVRTC makes on the way."""
+
+        def __init__(self, arch: str) -> None:
+            super().__init__(arch)
+            self._cubin = ("", b"")
+
+        def compile(self, src: str) -> bytes:
+            program, check = nvrtc.nvrtcProgram(), compiler_cuda.nvrtc_check
+            options = compiler_cuda.to_char_p_p([option.encode() for option in self.compile_options])
+            check(nvrtc.nvrtcCreateProgram(ctypes.byref(program), src.encode(), b"<null>", 0, None, None))
+            try:
+                check(nvrtc.nvrtcCompileProgram(program, len(self.compile_options), options), program)
+                ptx, cubin = (
+                    compiler_cuda._get_bytes(program, get, size, check)
+                    for get, size in (
+                        (nvrtc.nvrtcGetPTX, nvrtc.nvrtcGetPTXSize), (nvrtc.nvrtcGetCUBIN, nvrtc.nvrtcGetCUBINSize),
+                    )
+                )  # fmt: skip
+            finally:
+                check(nvrtc.nvrtcDestroyProgram(ctypes.byref(program)))
+            self._cubin = (src, cubin)
+            return bytes(ptx)
+
+        def take_cubin(self, src: str) -> bytes:
+            if self._cubin[0] != src:  # the PTX was in tinygrad's cache
+                self.compile(src)
+            return self._cubin[1]
+
+    return TwoCodes

@@ -331,6 +331,15 @@ class CompilePool:
         self._closed = False
         self._pool: Any = None
 
+    def start_early(self) -> None:
+        """Start the children before the first job: many that start at once take seconds to import what they need."""
+        self._thread.submit(self._start_early)
+
+    def _start_early(self) -> None:
+        if not self._closed and self._pool is None:
+            self._pool = _start_pool(self._workers, lifeline.start_compiler, self._initargs)
+            _ = self._pool.active  # asking is what starts it
+
     def submit(self, function: Callable[..., Any], *args: Any, timeout_s: float) -> Future[Any]:
         """Run `function(*args)` in a child; the future fails with TimeoutError after the child was killed."""
         future: Future[Any] = Future()

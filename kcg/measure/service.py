@@ -89,6 +89,8 @@ class MeasureService:
         self._compilers = CompilePool(
             initargs, workers=self.compile_workers, before=self._device.wait_idle if self._on_cpu else lambda: None
         )
+        if not self._on_cpu:
+            self._compilers.start_early()
         self._facts: tuple[Target, Toolchain] | None = None
         self.on_measurement: Callable[[Measurement], None] = lambda m: None
         self._lock = threading.Lock()

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 from kcg.errors import ScheduleError
 from kcg.kernel.axes import INNER, REDUCING, Access, AxisTable
+from kcg.kernel.compiler import UOPS_MAX
+from kcg.kernel.uops import count_uops
 from kcg.types import Prediction, Schedule, Target
 
 if TYPE_CHECKING:
@@ -38,8 +40,6 @@ work. Of 8, 14, 24, 32 and 48, the number that ranks best on kernels left out of
 
 CPU_L1_BYTES = 32 << 10
 
-CODE_LIMIT = 1000  # expanded operations; one is about 2.7 micro-operations, of which a kernel may have 3,000
-
 GPU_PEAK_FLOPS_PER_CORE = 256 * 1.7e9  # one multiprocessor, plain float32
 GPU_TENSOR_CORE_GAIN = 8.0
 GPU_BYTES_S = 4.0e12
@@ -62,7 +62,7 @@ class Roofline:
             except ScheduleError:
                 predictions.append(Prediction(0.0, uncertainty=10.0, failure_probability=1.0))
                 continue
-            too_long = table.expanded() > CODE_LIMIT
+            too_long = count_uops(space.state(schedule), table) > UOPS_MAX
             predictions.append(
                 Prediction(
                     math.log(estimate(table, space.target)),
