@@ -32,8 +32,16 @@ lint: $(VENV)/.installed-dev
 types: $(VENV)/.installed-dev
 	$(BIN)/mypy
 
+# the faults alone, since their deadlines are short; then everything else on two cores
 tests: $(VENV)/.installed-dev
+ifeq ($(strip $(ARGS)),)
+	@status=0; set -x; \
+	$(BIN)/python -m pytest -rs tests/faults || status=1; \
+	$(BIN)/python -m pytest -rs --ignore tests/faults --numprocesses 2 --dist loadfile || status=1; \
+	exit $$status
+else
 	$(BIN)/python -m pytest -rs $(ARGS)
+endif
 
 $(VENV)/.installed-core: pyproject.toml constraints.txt | $(VENV)/.created
 	@echo 'kcg: installing into $(VENV), a few minutes the first time'

@@ -119,6 +119,17 @@ def test_elements_that_differ_most() -> None:
     assert most_different(np.array([1, 2, 3]), np.array([1, 5, 3]), "int").tolist() == [1]
 
 
+def test_payloads_of_nan_hide_nothing() -> None:
+    a = np.ones(500, np.float32)
+    a[:100] = np.nan
+    b = a.copy()
+    b.view(np.uint32)[:100] ^= np.uint32(1 << 31)
+    b[300] = 7
+    assert most_different(a, b, "float").tolist() == [300]
+    large = np.array([2**60, 5], np.int64)
+    assert most_different(large, large + np.array([1, 0]), "long").tolist() == [0]
+
+
 def test_points_of_elements_come_back() -> None:
     (ast,) = kernels_of(empty(6, 5, 7).permute(2, 0, 1) + 1)
     bench = CheckedBench(ast_of(kernel_of(ast)), TARGET)

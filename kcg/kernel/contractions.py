@@ -114,6 +114,8 @@ def least_bytes(ast: UOp) -> int:
             if index.op is Ops.WHERE:
                 box = _both(box, _condition(index.src[0], True))
         touched = math.prod(_extent(r, box) for r in UOp.sink(*node.src[1:]).ranges if _counts(r))
+        if len(node.src) == 2 and node.src[1].op is not Ops.WHERE:  # windows that overlap touch an element only once
+            touched = min(touched, int(node.src[1].vmax) - int(node.src[1].vmin) + 1)
         for counts, members in ((written, targets), (read, loaded)):
             if node in members:
                 counts[buffer] = counts.get(buffer, 0) + touched

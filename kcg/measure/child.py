@@ -123,7 +123,10 @@ def time_job(job: TimeJob) -> TimeOutcome:
 
     def observed() -> float:
         first_s.append(launch())
+        sensors(job.target).look()
         return first_s[-1]
+
+    sensors(job.target).begin()
 
     if job.check_seed is None:
         bench.fill(0, recipe)
@@ -134,15 +137,17 @@ def time_job(job: TimeJob) -> TimeOutcome:
             return TimeOutcome((), recipe, wrong=verdict.reason, checked=True, tainted=bench.tainted)
     laps.lap("check")
     named = f"{recipe}:seed={bench.seed}"
-    samples, noisy = _trusted(lambda: _samples(job, launch, first_s[0], full=False), job.target)
+    samples, noisy = _trusted(lambda: _samples(job, launch, first_s, full=False), job.target, begin=False)
     laps.lap("sample")
     wrong = ""
+    if not noisy and min(samples) <= 0:
+        noisy = "the device's clock told no time"
     if not noisy and median(samples) < max(job.floor_s, job.recheck_below_s):
         # too good to be true: every rule, and all samples again with nothing else on the device
         wrong = bench.check(launch, job.variables, seeds=(1, 2), thorough=True).reason
         bench.fill(job.check_seed or 0, recipe)
         if not wrong:
-            samples, noisy = _trusted(lambda: _samples(job, launch, first_s[0], full=True), job.target)
+            samples, noisy = _trusted(lambda: _samples(job, launch, first_s, full=True), job.target)
         if not wrong and not noisy and (seconds := median(samples)) < job.floor_s:
             wrong = f"faster than the device can be: {seconds * 1e6:.3g} us, at least {job.floor_s * 1e6:.3g} us"
         laps.lap("suspicion")
@@ -152,10 +157,10 @@ def time_job(job: TimeJob) -> TimeOutcome:
     )  # fmt: skip
 
 
-def _samples(job: TimeJob, launch: Launch, first_s: float, *, full: bool) -> tuple[float, ...]:
+def _samples(job: TimeJob, launch: Launch, checked_s: list[float], *, full: bool) -> tuple[float, ...]:
     hopeless = job.stop_above_s is not None and not full
-    if hopeless and job.early_stop and first_s > max(job.stop_above_s or 0.0, LONG_S):
-        return (first_s,)  # the check's launch: whatever it found in the cache weighs nothing in so long a run
+    if hopeless and job.early_stop and min(checked_s) > max(job.stop_above_s or 0.0, LONG_S):
+        return (min(checked_s),)  # the check's own: what they found in the cache weighs nothing in so long a run
     flush = _flusher(job.target).flush if job.cache_state == CacheState.COLD else None
     samples: list[float] = []
     wanted, flush_s = MIN_SAMPLES, 0.0
@@ -177,11 +182,12 @@ def _samples(job: TimeJob, launch: Launch, first_s: float, *, full: bool) -> tup
 T = TypeVar("T")
 
 
-def _trusted(take: Callable[[], T], target: Target) -> tuple[T, str]:
+def _trusted(take: Callable[[], T], target: Target, *, begin: bool = True) -> tuple[T, str]:
     """What `take` gives, again if the device slowed down meanwhile; the reason if it never stops doing so."""
     for wait_s in (*SLOWDOWN_WAITS_S, None):
-        sensors(target).begin()
-        taken = take()
+        if begin:
+            sensors(target).begin()
+        begin, taken = True, take()
         if not (reason := sensors(target).slowdown()) or wait_s is None:
             break
         time.sleep(wait_s)
@@ -193,25 +199,30 @@ def duel_job(job: DuelJob) -> DuelOutcome:
 
     What is loaded is exactly what tinygrad would load.
     """
+    laps = Laps()
     bench = bench_for(job.region, job.target)
     sides = [job.baseline] + ([job.finalist] if job.finalist is not None else [])
     launches = [bench.launcher(c, as_tinygrad=True) for c in sides]
+    laps.lap("load")
     verdicts: list[Verification] = bench.check_all(launches, job.variables, seeds=job.seeds, thorough=True)
     judged = {
         "baseline_verification": verdicts[0],
         "finalist_verification": verdicts[1] if len(sides) > 1 else None,
         "tainted": bench.tainted,
     }
+    laps.lap("verify")
     if not all(verdict.passed for verdict in verdicts):
-        return DuelOutcome(**judged)
+        return DuelOutcome(**judged, spent_s=laps.spent_s)
     recipe = bench.choose_recipe(job.variables)
     bench.fill(0, recipe)
     timed = [*launches, bench.launcher(job.baseline, as_tinygrad=True)]
     (cold, warm), noisy = _trusted(lambda: _in_turns(timed, job), job.target)
+    laps.lap("time")
     return DuelOutcome(
         **judged, baseline_cold_s=cold[0], again_cold_s=cold[-1], baseline_warm_s=warm[0],
         finalist_cold_s=cold[1] if len(sides) > 1 else (), finalist_warm_s=warm[1] if len(sides) > 1 else (),
         input_recipe=f"{recipe}:seed=0", clocks=sensors(job.target).readings(), noisy=noisy,
+        spent_s=laps.spent_s,
     )  # fmt: skip
 
 
@@ -233,6 +244,7 @@ def _in_turns(launches: list[Launch], job: DuelJob) -> tuple[list[tuple[float, .
     for launch in launches:
         launch()
         warm.append(tuple(launch() for _ in range(wanted)))
+        sensors(job.target).look()
     return [tuple(samples) for samples in cold], warm
 
 

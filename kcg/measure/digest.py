@@ -1,8 +1,9 @@
 """Comparing what is on a device without copying it: a digest of a buffer, computed there by kernels of tinygrad's own.
 
-Each word of four bytes is multiplied by an odd number that depends on its place, and the products of 4096 words are
-summed modulo 2**32: a change of one word always changes its sum, any other with probability 1 - 2**-32. The kernels are
-compiled once, for pieces of two sizes, so that a buffer of any size needs no further ones.
+Each word of four bytes is mixed (so that a change of its high bits, a sign, reaches the low ones), multiplied by an odd
+number that depends on its place, mixed again, and 4096 of them are summed modulo 2**32. A change of one word always
+changes its sum, any other all but certainly. The kernels are compiled once, for pieces of two sizes, so that no buffer
+needs further ones.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from kcg.types import Region, Target
 
 COLUMNS = 4096  # words that are summed
 ROWS = (1024, 32)  # sums of one piece: pieces of 16 MiB, then of 512 KiB; what is left is copied
+MIX = 3266489917  # an odd constant of xxHash's last step
 ODD = 2654435761  # neighbouring places get unrelated factors (Knuth's multiplicative hash)
 
 Words = np.ndarray[Any, Any]
@@ -29,7 +31,9 @@ def expected_sums(words: Words) -> Words:
     """What the kernels compute for whole rows of `words` (uint32), in NumPy."""
     places = np.arange(len(words), dtype=np.uint32)
     factors = (places * np.uint32(ODD)) | np.uint32(1)
-    sums: Words = (words * factors).reshape(-1, COLUMNS).sum(1, dtype=np.uint32)
+    mixed = (words ^ (words >> 15)) * factors
+    mixed = (mixed ^ (mixed >> 13)) * np.uint32(MIX)
+    sums: Words = (mixed ^ (mixed >> 16)).reshape(-1, COLUMNS).sum(1, dtype=np.uint32)
     return sums
 
 
@@ -50,7 +54,9 @@ class DeviceDigest:
 
         words = Tensor.empty(rows, COLUMNS, dtype=dtypes.uint32, device=target.device)
         places = Tensor.arange(rows * COLUMNS, dtype=dtypes.uint32).reshape(rows, COLUMNS)
-        summed = (words * (places * ODD).bitwise_or(1)).sum(1, dtype=dtypes.uint32)
+        mixed = (words ^ (words >> 15)) * (places * ODD).bitwise_or(1)
+        mixed = (mixed ^ (mixed >> 13)) * MIX
+        summed = (mixed ^ (mixed >> 16)).sum(1, dtype=dtypes.uint32)
         (call,) = summed.schedule_linear().src
         region = Region((kernel_of(call.src[0]),))
         compiled: Compiled = compile_schedule(region, KernelSpace(region, target).baseline(), target)

@@ -82,6 +82,7 @@ class DuelOutcome:
     clocks: tuple[tuple[str, float], ...] = ()
     noisy: str = ""  # why the samples are not to be trusted, if they are not
     tainted: bool = False  # see TimeOutcome
+    spent_s: tuple[tuple[str, float], ...] = ()  # the same: load, verify, time
 
 
 @dataclass(frozen=True)

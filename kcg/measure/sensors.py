@@ -86,8 +86,9 @@ class NvidiaSensors:
         self._reasons, self._clocks = 0, []
 
     def look(self) -> None:
-        self._reasons |= int(self._nvml.nvmlDeviceGetCurrentClocksEventReasons(self._gpu))
-        self._clocks.append(float(self._nvml.nvmlDeviceGetClockInfo(self._gpu, self._nvml.NVML_CLOCK_SM)))
+        with contextlib.suppress(self._nvml.NVMLError):
+            self._reasons |= int(self._nvml.nvmlDeviceGetCurrentClocksEventReasons(self._gpu))
+            self._clocks.append(float(self._nvml.nvmlDeviceGetClockInfo(self._gpu, self._nvml.NVML_CLOCK_SM)))
 
     def readings(self) -> tuple[tuple[str, float], ...]:
         found = [("slowdown_reasons", float(self._reasons))]
@@ -130,7 +131,7 @@ class LinuxCpuSensors:
         found = [("throttle_events", float(self._throttled() - self._throttled_before))]
         if (mhz := _cpu_mhz()) is not None:
             found.append(("cpu_mhz", mhz))
-        ticks = [after - before for before, after in zip(self._ticks_before, _cpu_ticks(), strict=True)]
+        ticks = [after - before for before, after in zip(self._ticks_before, _cpu_ticks(), strict=False)]
         if len(ticks) > 7 and sum(ticks) > 0:
             found.append(("steal_share", ticks[7] / sum(ticks)))
         return tuple(sorted(found))

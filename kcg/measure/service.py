@@ -169,7 +169,10 @@ class MeasureService:
                 return
             now, self._ready = self._ready, []
         for request, outcome, future in now:
-            self._time(request, outcome, future)
+            try:
+                self._time(request, outcome, future)
+            except Exception as error:  # in a callback it would only be logged, and whoever waits would wait for ever
+                self._fail(request, future, error, timeout=Status.TIMEOUT, other=Status.LAUNCH_ERROR)
 
     def _keep(self, key: tuple[str, tuple[tuple[str, int], ...], Schedule], outcome: CompileOutcome) -> None:
         with self._lock:
@@ -248,11 +251,17 @@ class MeasureService:
     def _time(self, request: Request, outcome: CompileOutcome, future: Future[Measurement]) -> None:
         compiled = outcome.compiled
         key = (request.region.id, request.variables, request.cache_state, request.early_stop, compiled.binary_hash)
+        job = self._time_job(request, compiled)
+        known = {
+            "binary_hash": compiled.binary_hash, "compile_s": outcome.compile_s,
+            "launch": (compiled.global_size, compiled.local_size),
+        }  # fmt: skip
         with self._lock:
             timing = self._by_binary.get(key)
             if timing is None:
-                timeout_s = request.timeout_s or self.timing_timeout_s
-                timing = self._device.submit(child.time_job, self._time_job(request, compiled), timeout_s=timeout_s)
+                # one that is surprisingly fast is verified by every rule: some forty runs, each below `recheck_below_s`
+                timeout_s = request.timeout_s or max(self.timing_timeout_s, 40 * job.recheck_below_s)
+                timing = self._device.submit(child.time_job, job, timeout_s=timeout_s)
                 timing.add_done_callback(lambda done: self._count({} if done.exception() else done.result().spent_s))
                 self._by_binary[key] = timing
                 self.binaries_timed += 1
@@ -262,7 +271,8 @@ class MeasureService:
             )
             self._resolve(future, row)
         else:
-            timing.add_done_callback(lambda done: self._timed(request, outcome, future, done, key))
+            # not over the outcome: a future keeps its callbacks, and they would keep every binary
+            timing.add_done_callback(lambda done: self._timed(request, known, future, done, key))
 
     def _time_job(self, request: Request, compiled: Compiled) -> TimeJob:
         return TimeJob(
@@ -288,17 +298,11 @@ class MeasureService:
     def _timed(
         self,
         request: Request,
-        outcome: CompileOutcome,
+        known: dict[str, Any],
         future: Future[Measurement],
         done: Future[TimeOutcome],
         key: tuple[Any, ...],
     ) -> None:
-        compiled = outcome.compiled
-        known = {
-            "binary_hash": compiled.binary_hash,
-            "compile_s": outcome.compile_s,
-            "launch": (compiled.global_size, compiled.local_size),
-        }
         if (error := done.exception()) is not None:
             if _not_its_fault(error):
                 self._by_binary.pop(key, None)

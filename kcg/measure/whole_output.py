@@ -130,7 +130,12 @@ def most_different(first: Bits, other: Bits, dtype: str, count: int = SUSPECTS) 
                 finite = part[np.isfinite(part)]
                 scale = float(np.sqrt(np.mean(np.square(finite)))) if len(finite) else 0.0
             score = np.abs(x - y) / (np.abs(x) + 0.1 * scale)
-        score = np.where(x == y, 0.0, np.where(np.isnan(score), np.inf, score))
+        same = (x == y) | (np.isnan(x) & np.isnan(y))
+        if (
+            a.dtype.kind in "iu" and dtype != "__bf16"
+        ):  # float64 cannot tell large integers apart: any difference counts
+            same, score = np.zeros(len(x), bool), score + 1.0
+        score = np.where(same, 0.0, np.where(np.isnan(score), np.inf, score))
         best = np.argpartition(score, -count)[-count:] if len(score) > count else np.arange(len(score))
         best = best[score[best] > 0]
         scores.append(score[best])

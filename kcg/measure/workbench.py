@@ -50,9 +50,10 @@ class Workbench:
     def fill(self, seed: int, recipe: str) -> None:
         """Put the inputs of `seed` on the device, unless they are there."""
         if (self.seed, self.recipe) != (seed, recipe):
-            self.inputs = make_inputs(self.ast, seed, recipe=recipe)
-            self.seed, self.recipe = seed, recipe
+            self.seed = None  # until all of them are there
+            self.inputs, self.recipe = make_inputs(self.ast, seed, recipe=recipe), recipe
             self.restore_inputs()
+            self.seed = seed
 
     def restore_inputs(self, *, only_outputs: bool = False) -> None:
         """Write the inputs again; `only_outputs` writes just those that the kernel overwrites."""

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 HOPELESS = 2.5  # a candidate this much slower than the best so far gets one sample only
 TINY_BEAM = "tinygrad-beam"
 FINAL_COPY_S_PER_BYTE = 6e-9  # copying and comparing whole buffers of one finalist on a GPU; seen on one NVIDIA H200
+PASSING = (Status.NOISY, Status.WORKER_DIED)
 FINAL_RUNS = 16  # launches that verify one finalist
 FINAL_OVERHEAD_S = {"CPU": 0.12}  # verifying three seeds of one small kernel, apart from its runs
 
@@ -211,6 +212,8 @@ class Session:
             by_region = {(w.call.region.id, w.call.variables): w for w in self.works}
             for row in self.journal.known(target.fingerprint, toolchain.fingerprint, PROTOCOL):
                 work = by_region.get((row.region_id, row.variables))
+                if row.status in PASSING or (row.status == Status.TIMEOUT and row.sampler == "hand-coded"):
+                    continue  # says little of the schedule: it is measured again
                 if work is not None and row.early_stop and row.cache_state == CacheState.COLD:
                     work.known[row.schedule] = _observation(row)
                     self.service.remember(row)
