@@ -24,7 +24,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kcg.commandline import guarded
+from kcg.commandline import guarded, revision
 from kcg.errors import DeviceError
 
 ROOT = Path(__file__).parent.parent
@@ -80,11 +80,10 @@ def main(
         "worst_recovery_s": max(recoveries, default=None),
         "median_recovery_s": round(statistics.median(recoveries), 3) if recoveries else None,
     }  # fmt: skip
-    git = ["sh", "-c", "git rev-parse --short HEAD"]  # where there is no git, it is empty
     facts = {
         "command": f"python evaluation/faults_gpu.py --marker {shlex.quote(marker)}",
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "revision": subprocess.run(git, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip(),
+        "revision": revision(),
     }
     body = {"headline": headline, **facts, "faults": tests}
     out.mkdir(parents=True, exist_ok=True)

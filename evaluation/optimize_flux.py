@@ -19,7 +19,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kcg.commandline import guarded
+from kcg.commandline import guarded, record_results
 from kcg.errors import ExitCode, KcgError
 
 KEPT = (
@@ -65,9 +65,6 @@ def measure(settings: Settings) -> dict[str, Any]:
     entry["kernels"] = [{n: k[n] for n in ("name", "calls", "before_s", "after_s")} for k in answer["kernels"]]
     entry["command"] = " ".join(["python", *command(settings)])
     entry["exit_code"] = done.returncode
-    entry["revision"] = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=OUT.parent, capture_output=True, text=True, check=False
-    ).stdout.strip()
     return entry
 
 
@@ -78,16 +75,11 @@ def main(
     out: Annotated[Path, typer.Option(help="the results file")] = OUT,
 ) -> None:
     """Run each device in turn and merge the entries into the results."""
-    report = json.loads(out.read_text()) if out.exists() else {"headline": {}, "runs": {}}
     for device in devices:
         entry = measure(Settings(preset, device, budget))
         name = f"{preset}_{device.lower().replace(':', '_')}"
-        report["runs"][name] = entry
-        report["headline"].update(
-            {f"{key}_{name}": entry[key] for key in ("total_before_s", "total_after_s", "speedup")}
-        )
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(report, indent=1, sort_keys=True) + "\n")
+        headline = {f"{key}_{name}": entry[key] for key in ("total_before_s", "total_after_s", "speedup")}
+        record_results(out, name, entry, headline)
         typer.echo(f"{name}: {entry['total_before_s'] * 1e3:.1f} ms -> {entry['total_after_s'] * 1e3:.1f} ms")
 
 

@@ -54,15 +54,23 @@ def _complain(line: str) -> None:
     sys.stderr.write(f"kcg: {line}\n")
 
 
+def revision() -> str:
+    """The git revision of the checkout that kcg runs from; empty where it is none, or there is no git."""
+    command = ["git", "rev-parse", "--short", "HEAD"]
+    try:
+        done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
+    except OSError:
+        return ""
+    return done.stdout.strip()
+
+
 def record_results(path: Path, run: str, entry: dict[str, Any], headline: dict[str, Any]) -> dict[str, Any]:
     """Add what a script of `evaluation/` found to its results file: `entry` as `runs[run]`, `headline` to the headline.
 
     Says with it at which revision and on which day. A new file takes the old one's place whole. Returns all of it.
     """
     report = json.loads(path.read_text()) if path.exists() else {"headline": {}, "runs": {}}
-    command = ["git", "rev-parse", "--short", "HEAD"]
-    done = subprocess.run(command, cwd=path.parent.parent, capture_output=True, text=True, check=False)
-    entry = {**entry, "revision": done.stdout.strip(), "date": date.today().isoformat()}
+    entry = {**entry, "revision": revision(), "date": date.today().isoformat()}
     report["runs"][run] = entry
     report["headline"].update(headline)
     path.parent.mkdir(parents=True, exist_ok=True)
