@@ -14,13 +14,12 @@ import sys
 import time
 import uuid
 from collections import Counter
-from datetime import date
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from kcg.commandline import guarded
+from kcg.commandline import guarded, record_results
 from kcg.compat.device import choose_device, prepare
 from kcg.dataset.journal import Journal
 from kcg.measure.protocol import PROTOCOL
@@ -101,12 +100,9 @@ def main(
         rows = [r for r in journal.known(target.fingerprint, toolchain.fingerprint, PROTOCOL) if r.region_id in chosen]
     entry = summary(rows, {key: origin for key, (_, origin) in chosen.items()})
     entry |= {"kernels_skipped": skipped, "seed": seed, "target": target.fingerprint, "model": target.model,
-              "date": date.today().isoformat(), "command": " ".join(["python", *sys.argv])}  # fmt: skip
-    report = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"headline": {}, "devices": {}}
+              "command": " ".join(["python", *sys.argv])}  # fmt: skip
     name = target.tinygrad_device.lower().replace(":", "_")
-    report["devices"][name] = entry
-    report["headline"] |= {f"{key}_{name}": value for key, value in entry["headline"].items()}
-    RESULTS.write_text(json.dumps(report, indent=1, sort_keys=True) + "\n")
+    record_results(RESULTS, name, entry, {f"{key}_{name}": value for key, value in entry["headline"].items()})
     typer.echo(json.dumps(entry["headline"], indent=1))
 
 
