@@ -76,5 +76,5 @@ def _capture(preset: str) -> Any:
 if __name__ == "__main__":
     from kcg.optimize.whole_model import main
 
-    registry.WORKLOADS["tiny"] = TINY
+    registry.WORKLOADS["tiny"] = lambda: TINY
     main()

@@ -69,9 +69,9 @@ def expected_cost_s(settings: Settings, workload: Workload, *, device: str, step
 
 
 def _runnable(settings: Settings, workload: str) -> bool:
-    from kcg.workloads.registry import WORKLOADS
+    from kcg.workloads.registry import WORKLOADS, spec_of
 
-    return not settings.is_script and workload in WORKLOADS and WORKLOADS[workload].runnable is not None
+    return not settings.is_script and workload in WORKLOADS and spec_of(workload).runnable is not None
 
 
 def why_not_needed(settings: Settings, result: Result, *, ended_early: bool) -> str:
@@ -287,9 +287,9 @@ def main() -> None:
 
     prepare(os.environ["DEV"])
     from kcg.optimize.result import read_result
-    from kcg.workloads.registry import WORKLOADS
+    from kcg.workloads.registry import spec_of
 
-    runnable = WORKLOADS[job["workload"]].runnable
+    runnable = spec_of(job["workload"]).runnable
     assert runnable is not None
     step = runnable(job["preset"], job["seed"])
     result = read_result(Path(job["result"]))

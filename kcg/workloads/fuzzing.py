@@ -11,7 +11,7 @@ from kcg.kernel.contractions import arithmetic
 from kcg.kernel.space import KernelSpace
 from kcg.types import RAW, Opt, Region, Schedule, Target
 from kcg.workloads.recombine import recombined
-from kcg.workloads.registry import WORKLOADS, find
+from kcg.workloads.registry import WORKLOADS, spec_of
 
 MOST_OPERATIONS = 2e7  # captured kernels of more are skipped: the unoptimised schedule takes seconds
 RECOMBINED_OPERATIONS = 1e6
@@ -21,9 +21,13 @@ MAX_WALK = 5
 
 def fuzz_kernels(count: int, seed: int) -> tuple[dict[str, tuple[Region, str]], int]:
     """`(region, origin)` by id of the small presets' kernels, then of recombined ones; and how many were too large."""
-    specs = [find(name, spec.auto_preset("CPU"), "CPU") for name, spec in WORKLOADS.items()]
-    calls = [(call, spec.name) for spec, preset in specs for call in spec.capture(preset).calls]
-    captured = {call.region.id: (call.region, name) for call, name in calls if not call.variables}
+    captured: dict[str, tuple[Region, str]] = {}
+    for name in WORKLOADS:
+        if len(captured) >= count:
+            break
+        spec = spec_of(name)
+        calls = spec.capture(spec.auto_preset("CPU")).calls
+        captured |= {call.region.id: (call.region, name) for call in calls if not call.variables}
     asts = {key: ast_of(region.kernel) for key, (region, _) in captured.items()}
     chosen = {key: found for key, found in captured.items() if arithmetic(asts[key]) <= MOST_OPERATIONS}
     skipped, wanted = len(captured) - len(chosen), max(count - len(chosen), 0)

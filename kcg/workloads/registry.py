@@ -1,17 +1,26 @@
-"""The workloads that kcg knows by name, each with its presets. Models are imported when they are asked for."""
+"""The workloads that kcg knows by name, each with its presets. Models are imported when they are asked for.
+
+Every module of `kcg.workloads.zoo` is a workload (`kcg.workloads.family` says what is in one); Flux stands beside it,
+since it also loads published weights.
+"""
 
 from __future__ import annotations
 
 import functools
+import importlib
+import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from kcg.errors import UnknownName
 from kcg.types import Workload
 
 if TYPE_CHECKING:
     from tinygrad import Tensor
+
+CPU_PREFIX = "mini"  # of the presets that suit a CPU
 
 
 @dataclass(frozen=True)
@@ -40,45 +49,69 @@ class WorkloadSpec:
     capture: Callable[[str], Workload]
     runnable: Callable[[str, int], Step] | None = None  # preset, seed -> the same program, ready to run
 
+    def presets_for(self, device: str) -> tuple[str, ...]:
+        """All presets that suit a device."""
+        on_cpu = device.startswith("CPU")
+        return tuple(p for p in self.presets if p.startswith(CPU_PREFIX) == on_cpu)
 
-def _flux(preset: str) -> Workload:
-    from kcg.workloads import flux
+
+def _flux() -> WorkloadSpec:
+    from kcg.workloads import flux, weights
     from kcg.workloads.capture import lazy_workload
 
-    model, inputs = flux.build(preset)
-    return lazy_workload("flux", preset, flux.step(model, inputs))
+    def capture(preset: str) -> Workload:
+        model, inputs = flux.build(preset)
+        return lazy_workload("flux", preset, flux.step(model, inputs))
+
+    def step(preset: str, seed: int) -> Step:
+        model, _ = flux.build(preset)
+        weights.random_weights(model, seed)
+        inputs = weights.random_inputs(model.config, seed + 1)
+        varied = {name: inputs.pop(name) for name in ("img", "txt", "y")}
+        return Step(varied, functools.partial(model, **inputs))
+
+    about, presets = "one denoising step of Flux.1-dev", tuple(flux.PRESETS)
+    return WorkloadSpec("flux", about, presets, flux.auto_preset, capture, step)
 
 
-def _flux_step(preset: str, seed: int) -> Step:
-    from kcg.workloads import flux, weights
+def _of_the_zoo(name: str) -> WorkloadSpec:
+    from kcg.workloads import family
 
-    model, _ = flux.build(preset)
-    weights.random_weights(model, seed)
-    inputs = weights.random_inputs(model.config, seed + 1)
-    varied = {name: inputs.pop(name) for name in ("img", "txt", "y")}
-    return Step(varied, functools.partial(model, **inputs))
-
-
-WORKLOADS: dict[str, WorkloadSpec] = {
-    spec.name: spec
-    for spec in (
-        WorkloadSpec(
-            name="flux",
-            about="one denoising step of Flux.1-dev",
-            presets=("mini", "768", "1024"),
-            auto_preset=lambda device: "mini" if device == "CPU" else "1024",
-            capture=_flux,
-            runnable=_flux_step,
-        ),
+    module: Any = importlib.import_module(f"kcg.workloads.zoo.{name}")
+    presets = tuple(module.PRESETS)
+    mini, default = (next(p for p in presets if p.startswith(CPU_PREFIX) == small) for small in (True, False))
+    in_place = getattr(module, "IN_PLACE", False)
+    return WorkloadSpec(
+        name=name,
+        about=module.ABOUT,
+        presets=presets,
+        auto_preset=lambda device: mini if device.startswith("CPU") else default,
+        capture=functools.partial(family.capture, module, name),
+        runnable=None if in_place else functools.partial(family.runnable, module),
     )
+
+
+WORKLOADS: dict[str, Callable[[], WorkloadSpec]] = {
+    "flux": _flux,
+    **{
+        found.name: functools.partial(_of_the_zoo, found.name)
+        for found in pkgutil.iter_modules([str(Path(__file__).parent / "zoo")])
+    },
 }
+"""Name -> what makes its spec, which imports the model."""
+
+
+@functools.cache
+def spec_of(name: str) -> WorkloadSpec:
+    """The workload of that name. Raises UnknownName."""
+    if name not in WORKLOADS:
+        raise UnknownName("workload", name, list(WORKLOADS))
+    return WORKLOADS[name]()
 
 
 def find(name: str, preset: str, device: str) -> tuple[WorkloadSpec, str]:
     """The workload of that name and the preset that `preset` means on `device`. Raises UnknownName."""
-    if name not in WORKLOADS:
-        raise UnknownName("workload", name, list(WORKLOADS))
-    spec = WORKLOADS[name]
+    spec = spec_of(name)
     chosen = spec.auto_preset(device) if preset == "auto" else preset
     if chosen not in spec.presets:
         raise UnknownName(f"preset of {name}", chosen, [*spec.presets, "auto"])

@@ -1,0 +1,155 @@
+"""What a workload family is: a model in plain tinygrad with presets, its parameters, and its inputs.
+
+A family is one module of `kcg.workloads.zoo`; adding a file there adds a workload. It has
+- `ABOUT`, one line;
+- `PRESETS`, name -> frozen config with at least a `dtype`. The first, `mini`, runs on a CPU in about a second; presets
+  whose name begins with `mini` suit a CPU, all others a GPU, and the first of those is what a GPU gets by default;
+- `inputs(config)`, what a step reads: name -> `Input`;
+- `run(p, config, **inputs)`, the step itself: parameters are asked of `p` by name and shape where they are used.
+  It gives a tensor or a tuple of them, not realised;
+- `IN_PLACE = True` where a step changes its parameters (optimisers): such a family is captured but not run twice.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from tinygrad import Tensor, dtypes
+
+from kcg.types import Workload
+from kcg.workloads.capture import lazy_workload
+from kcg.workloads.registry import Step
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class Input:
+    """One input of a step: normal numbers of a floating dtype, or integers in [0, `below`)."""
+
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+    below: int = 0
+
+
+class Config(Protocol):
+    """What every config of a family has."""
+
+    @property
+    def dtype(self) -> str: ...
+
+
+class Family(Protocol):
+    """A module of `kcg.workloads.zoo`."""
+
+    ABOUT: str
+    PRESETS: Mapping[str, Any]
+
+    def inputs(self, config: Any) -> dict[str, Input]: ...
+    def run(self, p: Parameters, config: Any, **inputs: Tensor) -> Tensor | tuple[Tensor, ...]: ...
+
+
+class Parameters:
+    """The parameters of a model, made when first asked for: empty for scheduling, or random for a run.
+
+    Random ones are drawn per name, so that their values do not depend on the order in which they are asked for.
+    """
+
+    def __init__(self, dtype: str, *, seed: int | None = None) -> None:
+        self.dtype, self.seed = dtype, seed
+        self.tensors: dict[str, Tensor] = {}
+
+    def __call__(
+        self, name: str, *shape: int, fan_in: int | None = None, around: float = 0.0, dtype: str | None = None
+    ) -> Tensor:
+        """The parameter `name`: normal around `around` with standard deviation 1/sqrt(fan_in), which is the product of
+        all axes but the first unless given. Vectors (biases, scales of norms) have a deviation of 0.1.
+        """
+        if name not in self.tensors:
+            dtype = dtype or self.dtype
+            if self.seed is None:
+                self.tensors[name] = Tensor.empty(*shape, dtype=getattr(dtypes, dtype))
+            else:
+                deviation = 0.1 if len(shape) == 1 and fan_in is None else (fan_in or math.prod(shape[1:])) ** -0.5
+                values = generator(self.seed, name).normal(around, deviation, shape)
+                self.tensors[name] = tensor_of(values, dtype)
+        found = self.tensors[name]
+        if tuple(found.shape) != shape:
+            raise ValueError(f"parameter {name!r} has shape {found.shape}, not {shape}")
+        return found
+
+    def arrays(self) -> dict[str, NDArray[np.float64]]:
+        """Every parameter asked for so far, as the model sees it (rounded to its dtype), in float64."""
+        return {name: array_of(t) for name, t in self.tensors.items()}
+
+
+def generator(seed: int, name: str) -> np.random.Generator:
+    """Random numbers that depend on a seed and a name only."""
+    import numpy as np
+
+    return np.random.default_rng([seed, zlib.crc32(name.encode())])
+
+
+def tensor_of(values: NDArray[Any], dtype: str) -> Tensor:
+    """A realised tensor of these values in that dtype, made without running a kernel."""
+    import numpy as np
+
+    if dtype == "bfloat16":  # NumPy has none: the upper half of a float32, rounded to nearest
+        bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+        upper = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+        return Tensor(upper.tobytes(), dtype=dtypes.bfloat16).reshape(values.shape).realize()
+    made = np.ascontiguousarray(values.astype(getattr(dtypes, dtype).fmt and np.dtype(dtype)))
+    return Tensor(made).realize()
+
+
+def array_of(tensor: Tensor) -> NDArray[np.float64]:
+    """The values of a tensor in float64 (integers too)."""
+    import numpy as np
+
+    return np.asarray(tensor.float().numpy() if tensor.dtype == dtypes.bfloat16 else tensor.numpy(), np.float64)
+
+
+def random_inputs(wanted: Mapping[str, Input], seed: int) -> dict[str, Tensor]:
+    """Realised inputs of a step."""
+    made = {}
+    for name, spec in wanted.items():
+        rng = generator(seed, name)
+        drawn = rng.integers(0, spec.below, spec.shape) if spec.below else rng.normal(size=spec.shape)
+        made[name] = tensor_of(drawn, spec.dtype)
+    return made
+
+
+def capture(family: Family, name: str, preset: str) -> Workload:
+    """The kernels of one step, without allocating anything."""
+    config = family.PRESETS[preset]
+    empty = {k: Tensor.empty(*i.shape, dtype=getattr(dtypes, i.dtype)) for k, i in family.inputs(config).items()}
+    outputs = family.run(Parameters(config.dtype), config, **empty)
+    return lazy_workload(name, preset, *(outputs if isinstance(outputs, tuple) else (outputs,)))
+
+
+def runnable(family: Family, preset: str, seed: int) -> Step:
+    """A step on random parameters and inputs: what the whole model's check runs.
+
+    Floating inputs are the step's inputs. A model that reads integers only has the largest of its parameters that is
+    indexed by them, its embedding table, as the input that varies: `embedding` in its name.
+    """
+    config = family.PRESETS[preset]
+    p, drawn = Parameters(config.dtype, seed=seed), random_inputs(family.inputs(config), seed + 1)
+    family.run(p, config, **drawn)  # makes the parameters
+    varied = {k: t for k, t in drawn.items() if dtypes.is_float(t.dtype)}
+    fixed = {k: t for k, t in drawn.items() if k not in varied}
+    if varied:
+        return Step(varied, lambda **inputs: family.run(p, config, **fixed, **inputs))
+    table = next(name for name in p.tensors if "embedding" in name)
+
+    def with_table(**inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
+        p.tensors[table] = inputs["table"]
+        return family.run(p, config, **fixed)
+
+    return Step({"table": p.tensors[table]}, with_table)

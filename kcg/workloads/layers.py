@@ -1,0 +1,69 @@
+"""Layers that several families share, as tinygrad users write them."""
+
+from __future__ import annotations
+
+from tinygrad import Tensor, dtypes
+
+from kcg.workloads.family import Parameters
+
+
+def linear(p: Parameters, name: str, x: Tensor, outputs: int, *, bias: bool = True) -> Tensor:
+    """x (…, inputs) times a weight (outputs, inputs), plus a bias."""
+    inputs = int(x.shape[-1])
+    out = x.linear(p(f"{name}.weight", outputs, inputs).transpose())
+    return out + p(f"{name}.bias", outputs) if bias else out
+
+
+def conv2d(
+    p: Parameters, name: str, x: Tensor, outputs: int, size: int, *, stride: int = 1, padding: int | None = None,
+    groups: int = 1, bias: bool = True,
+) -> Tensor:  # fmt: skip
+    """A square convolution of x (n, channels, height, width); by default the size of the picture stays."""
+    weight = p(f"{name}.weight", outputs, int(x.shape[1]) // groups, size, size)
+    padding = size // 2 if padding is None else padding
+    return x.conv2d(weight, p(f"{name}.bias", outputs) if bias else None, groups=groups, stride=stride, padding=padding)
+
+
+def layer_norm(p: Parameters, name: str, x: Tensor, *, epsilon: float = 1e-5) -> Tensor:
+    """Over the last axis, with scale and shift; computed in float32, materialised in the dtype of x."""
+    width = int(x.shape[-1])
+    normed = x.cast(dtypes.float32).layernorm(eps=epsilon).cast(x.dtype)
+    return (normed * p(f"{name}.weight", width, around=1.0) + p(f"{name}.bias", width)).contiguous()
+
+
+def rms_norm(p: Parameters, name: str, x: Tensor, *, epsilon: float = 1e-6) -> Tensor:
+    """Over the last axis, with a scale; computed in float32, materialised in the dtype of x."""
+    wide = x.cast(dtypes.float32)
+    normed = wide * (wide.square().mean(-1, keepdim=True) + epsilon).rsqrt()
+    return (normed.cast(x.dtype) * p(f"{name}.weight", int(x.shape[-1]), around=1.0)).contiguous()
+
+
+def group_norm(p: Parameters, name: str, x: Tensor, groups: int, *, epsilon: float = 1e-5) -> Tensor:
+    """Of (n, channels, …) over each group of channels and all places; float32, in the dtype of x, not materialised."""
+    channels = int(x.shape[1])
+    grouped = x.cast(dtypes.float32).reshape(x.shape[0], groups, -1)
+    normed = grouped.layernorm(eps=epsilon).reshape(x.shape).cast(x.dtype)
+    shape = (1, channels, *([1] * (x.ndim - 2)))
+    return normed * p(f"{name}.weight", channels, around=1.0).reshape(shape) + p(f"{name}.bias", channels).reshape(
+        shape
+    )
+
+
+def batch_norm(p: Parameters, name: str, x: Tensor, *, epsilon: float = 1e-5) -> Tensor:
+    """Of (n, channels, height, width) with running statistics, as in inference; not materialised."""
+    channels = int(x.shape[1])
+    scale, shift = p(f"{name}.weight", channels, around=1.0), p(f"{name}.bias", channels)
+    mean, variance = p(f"{name}.running_mean", channels), p(f"{name}.running_var", channels, around=1.0)
+    return x.batchnorm(scale, shift, mean, (variance + epsilon).rsqrt())
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, bias: Tensor | None = None) -> Tensor:
+    """softmax(q·kᵀ/√d + bias)·v of (batch, heads, tokens, d); scores and weights are materialised."""
+    scores = (q @ k.transpose(-2, -1)).cast(dtypes.float32) * int(q.shape[-1]) ** -0.5
+    if bias is not None:
+        scores = scores + bias
+    if causal:
+        rows, columns = int(scores.shape[-2]), int(scores.shape[-1])
+        scores = scores + Tensor.full((rows, columns), float("-inf")).triu(columns - rows + 1)
+    weights = scores.cast(q.dtype).contiguous().softmax(-1, dtype=dtypes.float32).cast(q.dtype).contiguous()
+    return (weights @ v).contiguous()

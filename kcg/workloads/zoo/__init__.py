@@ -1,0 +1,1 @@
+"""Workload families, one module each; `kcg.workloads.family` says what is in one."""
