@@ -91,14 +91,19 @@ def _packaged_clang() -> str | None:
     return None
 
 
-def has_cuda() -> bool:
-    """Whether the CUDA driver finds a GPU. Opens no context."""
+def cuda_count() -> int:
+    """How many GPUs the CUDA driver shows to this process. Opens no context."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
-        return False
+        return 0
     count = ctypes.c_int(0)
-    return driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value > 0
+    return count.value if driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 else 0
+
+
+def has_cuda() -> bool:
+    """Whether the CUDA driver finds a GPU. Opens no context."""
+    return cuda_count() > 0
 
 
 def choose_cpu() -> DeviceChoice:

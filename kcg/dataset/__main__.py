@@ -22,32 +22,40 @@ def commands() -> None:
 
 @app.command()
 def generate(
-    workloads: Annotated[str, typer.Option(help="names, separated by commas: flux")],
     out: Annotated[Path, typer.Option(help="the journal to write; an existing one is resumed")],
-    preset: Annotated[str, typer.Option(help="preset of the workloads")] = "auto",
+    workloads: Annotated[str, typer.Option(help="NAME, NAME/PRESET, NAME/all or zoo, separated by commas")] = "",
+    source: Annotated[
+        Path | None, typer.Option("--from", help="a journal whose kernels are measured too, e.g. of capture")
+    ] = None,
+    preset: Annotated[str, typer.Option(help="preset of the workloads that name none")] = "auto",
     device: Annotated[str, typer.Option(help="auto, CPU, CUDA …")] = "auto",
     schedules_per_kernel: Annotated[int, typer.Option(help="distinct schedules of each kernel")] = 20,
     budget: Annotated[str | None, typer.Option(help="time, e.g. 2m; no limit by default")] = None,
+    mix: Annotated[str | None, typer.Option(help="who draws: walk:raw=0.25,beam:2/8=0.35 and so on")] = None,
+    shard: Annotated[str, typer.Option(help="this part of the kernels, e.g. 2/4")] = "1/1",
+    gpus: Annotated[int | None, typer.Option(min=1, help="how many GPUs; all by default")] = None,
     seed: Annotated[int, typer.Option(help="seed of the random walks")] = 0,
     quiet: Annotated[bool, typer.Option("--quiet", help="only the summary line")] = False,
 ) -> None:
-    """Measure random schedules of the kernels of workloads, into a journal that can be resumed."""
+    """Measure schedules of the kernels of workloads, into a journal that can be resumed."""
     from kcg.optimize.settings import parse_budget
 
     if schedules_per_kernel < 1:
         raise UsageError(f"--schedules-per-kernel {schedules_per_kernel}: at least 1")
     names = tuple(n.strip() for n in workloads.split(",") if n.strip())
-    if not names:
+    if not names and source is None:
         raise UsageError("--workloads is empty: name at least one, for example flux")
     budget_s = parse_budget(budget) if budget is not None else None
-    from kcg.campaign import CampaignSettings
-    from kcg.campaign import generate as generate_now
+    from kcg.campaign.settings import DEFAULT_MIX, CampaignSettings, parse_mix, parse_shard
     from kcg.optimize.console import progress
 
     settings = CampaignSettings(
-        workloads=names, out=out, preset=preset, device=device, schedules_per_kernel=schedules_per_kernel,
-        budget_s=budget_s, seed=seed, command=command_text("kcg.dataset"),
+        workloads=names, source=source, out=out, preset=preset, device=device, budget_s=budget_s, seed=seed,
+        schedules_per_kernel=schedules_per_kernel, shard=parse_shard(shard), gpus=gpus,
+        mix=tuple(DEFAULT_MIX.items()) if mix is None else parse_mix(mix), command=command_text("kcg.dataset"),
     )  # fmt: skip
+    from kcg.campaign.shards import generate as generate_now
+
     with progress(quiet=quiet) as shown:
         shown.phase(f"generating into {out}")
 
@@ -58,30 +66,61 @@ def generate(
         begin = time.monotonic()
         summary = generate_now(settings, say=say)
     counts = ", ".join(f"{n} {status}" for status, n in sorted(summary.statuses.items())) or "nothing new"
+    left_out = f", {summary.skipped} kernels left out" if summary.skipped else ""
     end = "complete" if summary.finished else "budget reached, run again to go on"
     typer.echo(
         f"{summary.kernels} kernels: {summary.measured} schedules measured in {summary.elapsed_s:.0f} s ({counts}), "
-        f"{summary.already_known} known before; {end}"
+        f"{summary.already_known} known before{left_out}; {end}"
     )
 
 
 @app.command()
 def capture(
-    script: Annotated[Path, typer.Argument(help="a tinygrad script, after --")],
+    script: Annotated[Path | None, typer.Argument(help="a tinygrad script, after --")] = None,
     arguments: Annotated[list[str] | None, typer.Argument(help="its own arguments")] = None,
     out: Annotated[Path, typer.Option(help="the journal that gets the kernels")] = Path("captured.sqlite"),
     device: Annotated[str, typer.Option(help="auto, CPU, CUDA …")] = "auto",
+    workloads: Annotated[str, typer.Option(help="instead of a script: NAME, NAME/PRESET, NAME/all or zoo")] = "",
 ) -> None:
-    """Run a script unchanged and record every kernel with how often it was executed."""
+    """Record every kernel of a script, run unchanged, with how often it was executed; or those of named workloads.
+
+    Workloads are only scheduled: the device of their presets need not be there, and `generate --from` measures them.
+    """
     from kcg.compat.device import choose_device
     from kcg.dataset.journal import Journal
     from kcg.workloads.script import capture_script
+
+    if (script is None) == (not workloads):
+        raise UsageError("capture takes a script, or --workloads")
+    if script is None:
+        _capture_workloads(workloads, out, device)
+        return
 
     workload = capture_script(script, tuple(arguments or ()), dev=choose_device(device).dev)
     with Journal.open(out) as journal:
         journal.add_workload(workload)
     executed = sum(c.calls for c in workload.calls)
     typer.echo(f"{workload.name}: {len(workload.calls)} kernels, executed {executed} times, recorded in {out}")
+
+
+def _capture_workloads(workloads: str, out: Path, device: str) -> None:
+    from kcg.campaign.kernels import workloads_of
+    from kcg.campaign.settings import CampaignSettings
+    from kcg.compat.device import choose_device, prepare
+    from kcg.dataset.journal import Journal
+    from kcg.optimize.console import progress
+
+    names = tuple(n.strip() for n in workloads.split(",") if n.strip())
+    # to schedule without allocating, any device does that opens here
+    prepare(choose_device("CPU").dev)
+    wanted = choose_device(device).device if device == "auto" else device.upper().partition(":")[0]
+    with progress() as shown:
+        found = workloads_of(CampaignSettings(out, names), wanted, lambda line: shown.phase(line))
+    with Journal.open(out) as journal:
+        for workload in found:
+            journal.add_workload(workload)
+        kernels = journal.counts()["kernels"]
+    typer.echo(f"{len(found)} workloads, {kernels} distinct kernels in {out}")
 
 
 @app.command()

@@ -253,6 +253,20 @@ class Journal:
                 where, values = f"{where} AND {column}=?", [*values, str(value)]
         return (r.measurement for r in self._records(protocol, where, values))
 
+    def schedules_known(
+        self, target: str, toolchain: str, protocol: int
+    ) -> dict[tuple[str, tuple[tuple[str, int], ...]], int]:
+        """How many schedules a search has measured of each region and values of its variables."""
+        rows = self._rows(
+            """SELECT region_id, variables, COUNT(DISTINCT schedule_kind || schedule_body) FROM measurements
+            WHERE target=? AND toolchain=? AND protocol=? AND early_stop=1 GROUP BY region_id, variables""",
+            (target, toolchain, protocol),
+        )
+        return {
+            (region_id, tuple((str(name), int(value)) for name, value in json.loads(variables))): count
+            for region_id, variables, count in rows
+        }
+
     def measurements(self, protocol: int) -> Iterator[Measurement]:
         """Every measurement under one protocol, oldest first."""
         return (r.measurement for r in self._records(protocol, "1", []))

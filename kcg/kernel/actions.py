@@ -7,6 +7,7 @@ PADTO is left out, as BEAM leaves it out by default: with UNROLL it makes wrong 
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -39,6 +40,7 @@ ACTIONS: tuple[Opt, ...] = (
 _GPU_ONLY = {"LOCAL", "GROUP", "GROUPTOP", "SWAP"}
 
 
+@functools.cache
 def possible_on(target: Target) -> tuple[Opt, ...]:
     """The actions that can ever be legal on `target`."""
     return tuple(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from collections import OrderedDict
 from typing import Any
 
 from kcg.compat import scheduling
 from kcg.compat.renderers import planning_renderer
 from kcg.compat.tiny import Scheduler
-from kcg.kernel.actions import legal_steps
+from kcg.kernel.actions import legal_steps, possible_on, try_step
 from kcg.kernel.axes import AxisTable, axis_table
 from kcg.kernel.codec import ast_of
 from kcg.kernel.compiler import UOPS_MAX
@@ -32,6 +33,7 @@ class KernelSpace:
         self._states: OrderedDict[Schedule, Scheduler] = OrderedDict()
         self._tables: dict[Schedule, AxisTable] = {}  # of schedules in `_states`
         self._baseline: Schedule | None = None
+        self._first: list[Action] = []
 
     def start(self) -> Schedule:
         return RAW
@@ -82,6 +84,23 @@ class KernelSpace:
             self._tables[child] = table
             steps.append(Action(str(opt), child))
         return steps
+
+    def random_step(self, schedule: Schedule, rng: random.Random) -> Schedule | None:
+        """One of `actions(schedule)`, each equally likely, in a tenth of the time; None where there is none."""
+        if schedule == RAW:  # asked for most often, and the only state whose tensor cores have to be tried
+            self._first = self._first or self.actions(RAW)
+            return rng.choice(self._first).schedule if self._first else None
+        state, possible = self.state(schedule), list(possible_on(self.target))
+        rng.shuffle(possible)
+        for opt in possible:
+            child = Schedule.from_opts((*schedule.opts, opt))
+            if (after := try_step(state, opt)) is not None:
+                table = axis_table(after)
+                if count_uops(after, table) <= UOPS_OFFERED:
+                    self._keep(child, after)
+                    self._tables[child] = table
+                    return child
+        return None
 
     def key(self, schedule: Schedule) -> str:
         return scheduling.canonical_key(self.state(schedule))

@@ -1,13 +1,16 @@
 """What runs inside a child process: compiling, timing, verifying. Module-level functions: a pool calls them by name.
 
-A child keeps the workbench of the last kernel, so that timing its next schedule costs no new inputs.
+A child keeps the workbenches of its last few kernels, so that timing their next schedules costs no new inputs.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import time
+from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from kcg.errors import VerificationError
@@ -27,7 +30,10 @@ LONG_S = 0.005  # a longer run takes as long with a cold cache as with a warm on
 
 Launch = Callable[[], float]
 
-_benches: dict[tuple[str, str], Any] = {}
+KEPT_BENCHES = 6
+KEPT_SHARE = 0.02  # of the device's memory that the kept workbenches but the last may take together
+
+_benches: OrderedDict[tuple[str, str], Any] = OrderedDict()
 _flushers: dict[str, Any] = {}
 _sensors: dict[str, Sensors] = {}
 
@@ -62,16 +68,23 @@ def compile_job(job: CompileJob) -> CompileOutcome:
 
 
 def bench_for(region: Region, target: Target) -> Any:
-    """The workbench of a region; only the last one is kept, so that memory is that of one kernel."""
+    """The workbench of a region. Those of the regions before it are kept while they are few and small: compilers that
+    work for several kernels at once make the device change between them."""
     key = (region.id, target.fingerprint)
-    if key not in _benches:
-        from kcg.kernel.codec import ast_of
-        from kcg.measure.verify import CheckedBench
-        from kcg.measure.workbench import free_cached_memory
+    if key in _benches:
+        _benches.move_to_end(key)
+        return _benches[key]
+    from kcg.kernel.codec import ast_of
+    from kcg.measure.verify import CheckedBench
+    from kcg.measure.workbench import free_cached_memory
 
-        _benches.clear()
+    most, dropped = KEPT_SHARE * target.memory_bytes, False
+    while _benches and (len(_benches) >= KEPT_BENCHES or sum(b.nbytes for b in _benches.values()) > most):
+        _benches.popitem(last=False)
+        dropped = True
+    if dropped:
         free_cached_memory(target)
-        _benches[key] = CheckedBench(ast_of(region.kernel), target)
+    _benches[key] = CheckedBench(ast_of(region.kernel), target)
     return _benches[key]
 
 
@@ -136,6 +149,7 @@ def time_job(job: TimeJob) -> TimeOutcome:
         if not verdict.passed:
             return TimeOutcome((), recipe, wrong=verdict.reason, checked=True, tainted=bench.tainted)
     laps.lap("check")
+    job = _with_limit(job, bench.fastest_s)
     named = f"{recipe}:seed={bench.seed}"
     samples, noisy = _trusted(lambda: _samples(job, launch, first_s, full=False), job.target, begin=False)
     laps.lap("sample")
@@ -151,10 +165,20 @@ def time_job(job: TimeJob) -> TimeOutcome:
         if not wrong and not noisy and (seconds := median(samples)) < job.floor_s:
             wrong = f"faster than the device can be: {seconds * 1e6:.3g} us, at least {job.floor_s * 1e6:.3g} us"
         laps.lap("suspicion")
+    if not wrong and not noisy:
+        bench.fastest_s = min(bench.fastest_s, median(samples))
     return TimeOutcome(
         () if wrong or noisy else samples, named, wrong=wrong, noisy=noisy, checked=job.check_seed is not None,
         clocks=sensors(job.target).readings(), tainted=bench.tainted, spent_s=laps.spent_s,
     )  # fmt: skip
+
+
+def _with_limit(job: TimeJob, fastest_s: float) -> TimeJob:
+    """The job with the stricter of its two limits above which one sample is enough."""
+    limits = [] if job.stop_above_s is None else [job.stop_above_s]
+    if job.stop_above_best is not None and math.isfinite(fastest_s):
+        limits.append(job.stop_above_best * fastest_s)
+    return replace(job, stop_above_s=min(limits, default=None))
 
 
 def _samples(job: TimeJob, launch: Launch, checked_s: list[float], *, full: bool) -> tuple[float, ...]:

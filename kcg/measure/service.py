@@ -52,6 +52,7 @@ class Request:
     in_search: bool = False  # the few samples of a search are enough
     samples: int | None = None  # so many, whatever the protocol asks
     stop_above_s: float | None = None  # a slower one gets one sample only
+    stop_above_best: float | None = None  # the same as a multiple of the fastest timed just before it
     best_s: float | None = None  # the fastest known: what is ten times faster is not believed at once
     cache_state: CacheState = CacheState.COLD
     timeout_s: float | None = None  # None: the service's
@@ -60,6 +61,25 @@ class Request:
     def early_stop(self) -> bool:
         """Whether fewer samples are taken than the protocol asks."""
         return self.in_search or self.samples is not None
+
+
+_Ready = tuple[Request, CompileOutcome, "Future[Measurement]"]
+
+
+class _Group:
+    """Requests that go to the device together, in their order, when the last of them is compiled."""
+
+    def __init__(self, count: int) -> None:
+        self._waiting = count
+        self._lock = threading.Lock()
+        self._ready: dict[int, list[_Ready]] = {}
+
+    def compiled(self, place: int, ready: list[_Ready]) -> list[_Ready]:
+        """All of the group if this was the last one, else nothing; `ready` is empty where compiling failed."""
+        with self._lock:
+            self._ready[place] = ready
+            self._waiting -= 1
+            return [] if self._waiting else [one for _, some in sorted(self._ready.items()) for one in some]
 
 
 class MeasureService:
@@ -81,7 +101,7 @@ class MeasureService:
         assert folder is not None
         self.dev, self.run_id = dev, run_id
         self.compile_timeout_s, self.timing_timeout_s = compile_timeout_s, timing_timeout_s
-        self.compile_workers = compile_workers or max(1, os.cpu_count() or 1)
+        self.compile_workers = compile_workers or usable_cores()
         initargs = (dev, os.getpid(), str(folder / "tinygrad-cache.db"))
         self._device = DevicePool(dev, initargs, open_timeout_s=open_timeout_s)
         self._detecting = self._device.submit(child.detect_job, dev, timeout_s=open_timeout_s)
@@ -96,7 +116,7 @@ class MeasureService:
         self._lock = threading.Lock()
         self._spent_lock = threading.Lock()
         self._compiling = 0
-        self._ready: list[tuple[Request, CompileOutcome, Future[Measurement]]] = []
+        self._ready: list[_Ready] = []
         self._by_binary: dict[tuple[Any, ...], Future[TimeOutcome] | Measurement] = {}
         self._kept: dict[tuple[str, tuple[tuple[str, int], ...], Schedule], CompileOutcome] = {}
         self.device_error: DeviceError | None = None  # set when the device does not open again after a fault
@@ -193,6 +213,10 @@ class MeasureService:
             future.set_result(kept)
         return future
 
+    def beside(self, function: Callable[..., Any], *args: Any, timeout_s: float) -> Future[Any]:
+        """Run a function of a module in one of the compiling children: for work that would hold up this process."""
+        return self._compilers.submit(function, *args, timeout_s=timeout_s)
+
     # ---- measuring ----
 
     def remember(self, row: Measurement) -> None:
@@ -201,16 +225,22 @@ class MeasureService:
             key = (row.region_id, row.variables, row.cache_state, row.early_stop, row.binary_hash)
             self._by_binary.setdefault(key, row)
 
-    def measure(self, requests: Sequence[Request]) -> list[Future[Measurement]]:
+    def measure(self, requests: Sequence[Request], *, together: bool = False) -> list[Future[Measurement]]:
         """Compile and time. A failure is a Measurement with a status; the futures themselves do not raise.
 
-        A schedule whose binary was timed before in this service shares that timing and costs none.
+        A schedule whose binary was timed before in this service shares that timing and costs none. `together` times
+        the requests one after the other, in their order, once all are compiled: batches of several kernels then do not
+        take turns on the device, which holds the inputs of one kernel only.
         """
         jobs = [self._job(request) for request in requests]
+        group = _Group(len(requests)) if together else None
         with self._lock:
             self._compiling += 1  # the batch itself: on a CPU no sample is taken before its last job is sent
         try:
-            return [self._measure(request, child.compile_job, job) for request, job in zip(requests, jobs, strict=True)]
+            return [
+                self._measure(request, child.compile_job, job, place=(group, i) if group is not None else None)
+                for i, (request, job) in enumerate(zip(requests, jobs, strict=True))
+            ]
         finally:
             self._release(compiled=1)
 
@@ -223,14 +253,19 @@ class MeasureService:
     def _job(self, request: Request) -> CompileJob:
         return CompileJob(request.region, request.schedule, self.target, request.variables)
 
-    def _measure(self, request: Request, function: Callable[..., Any], *args: Any) -> Future[Measurement]:
+    def _measure(
+        self, request: Request, function: Callable[..., Any], *args: Any, place: tuple[_Group, int] | None = None
+    ) -> Future[Measurement]:
         future = _new_future()
 
         def compiled(done: Future[Any]) -> None:
             outcome = self._compile_result(request, done, future)
-            if outcome is not None:
+            now = [] if outcome is None else [(request, outcome, future)]
+            if place is not None:
+                now = place[0].compiled(place[1], now)
+            if now:
                 with self._lock:
-                    self._ready.append((request, outcome, future))
+                    self._ready += now
                 self._release()
 
         self._compile(function, *args).add_done_callback(compiled)
@@ -278,6 +313,7 @@ class MeasureService:
         return TimeJob(
             request.region, compiled, self.target, request.variables, samples=request.samples,
             early_stop=request.early_stop, cache_state=request.cache_state, stop_above_s=request.stop_above_s,
+            stop_above_best=request.stop_above_best,
             floor_s=self._floor_s(request.region, request.cache_state),
             recheck_below_s=(request.best_s or 0.0) / TOO_GOOD,
         )  # fmt: skip
@@ -377,6 +413,13 @@ class MeasureService:
 
         stop = self._device.closed
         return self._device.submit_here(lambda: tiny_beam.run(job, timeout_s=timeout_s, stop=stop))
+
+
+def usable_cores() -> int:
+    """How many cores this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return max(1, len(os.sched_getaffinity(0)))
+    return max(1, os.cpu_count() or 1)
 
 
 def _new_future() -> Future[Measurement]:

@@ -6,6 +6,7 @@ A gate before any schedule is reported, not a reward. A candidate of a search is
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -90,6 +91,7 @@ class CheckedBench(Workbench):
         self._recipes: dict[Variables, str] = {}
         self.projections: dict[tuple[int, str, int], Any] = {}  # by seed, recipe and store; see `whole_output`
         self._filled: dict[int, np.ndarray[Any, Any]] = {}  # what the inputs on the device look like, on a GPU
+        self.fastest_s = math.inf  # of what was timed here and is right
         self.tainted = False  # whether a binary wrote outside its buffers, so perhaps anywhere in this process
         self.is_large = target.device == "CPU" and sum(info.nbytes for info in self.buffers) > LARGE_BYTES
 

@@ -47,6 +47,11 @@ class Workbench:
         self.seed: int | None = None
         self.recipe = ""
 
+    @property
+    def nbytes(self) -> int:
+        """What its buffers take on the device, guards included."""
+        return sum(base.nbytes for base in self._bases.values())
+
     def fill(self, seed: int, recipe: str) -> None:
         """Put the inputs of `seed` on the device, unless they are there."""
         if (self.seed, self.recipe) != (seed, recipe):

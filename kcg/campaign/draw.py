@@ -1,0 +1,124 @@
+"""Drawing the next schedules of one kernel: what a compiling child does for a campaign, since it takes a core."""
+
+from __future__ import annotations
+
+import functools
+import math
+import random
+from collections import Counter
+from dataclasses import dataclass
+
+from kcg.campaign.samplers import View, key_of, sampler
+from kcg.errors import ScheduleError
+from kcg.kernel.space import KernelSpace
+from kcg.predictor.roofline import Roofline
+from kcg.types import RAW, Region, Schedule, Target
+
+SLOWEST_S = 2.0
+"""Schedules that the analytic model expects to take longer are not drawn: one of them costs as much as a hundred."""
+
+HAND_CODED = "hand-coded"  # the sampler of tinygrad's own choice
+SPACES_KEPT = 8
+
+
+@dataclass(frozen=True)
+class Known:
+    """A schedule that was measured."""
+
+    schedule: Schedule
+    sampler: str
+    time_s: float  # infinite where it failed
+    key: str = ""  # empty: not computed yet
+
+
+@dataclass(frozen=True)
+class DrawJob:
+    """What is known of a kernel, and how many schedules it is to have."""
+
+    region: Region
+    target: Target
+    known: tuple[Known, ...]
+    wanted: int
+    mix: tuple[tuple[str, float], ...]
+    seed: str
+    ended: frozenset[str] = frozenset()  # samplers that have nothing more to draw
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """The next schedules, and what was found out on the way."""
+
+    batch: tuple[tuple[Schedule, str, str], ...]  # schedule, sampler, key
+    keys: tuple[str, ...]  # of `DrawJob.known`, in order; empty where a schedule does not apply
+    ended: frozenset[str]
+    baseline: Schedule
+    why_not: str = ""  # why nothing can be drawn
+
+
+@functools.lru_cache(SPACES_KEPT)
+def _space(region: Region, target: Target) -> KernelSpace:
+    return KernelSpace(region, target)
+
+
+def draw(job: DrawJob) -> Drawn:
+    """The next batch: tinygrad's own choice and the unoptimised kernel first, then some of every sampler that has not
+    had its share, so that searches advance while walks fill the rest. None of them is known."""
+    try:
+        space = _space(job.region, job.target)
+        baseline = space.baseline()
+    except ScheduleError as error:
+        return Drawn((), (), job.ended, RAW, str(error))
+    keys = tuple(known.key or key_of(space, known.schedule) or "" for known in job.known)
+    times = {key: known.time_s for key, known in zip(keys, job.known, strict=True)}
+    drawing = _Drawing(job, View(space, Roofline(), times))
+    for schedule, who in ((baseline, HAND_CODED), (RAW, "raw")):
+        drawing.add(schedule, who, always=who == HAND_CODED)
+    fixed = len(drawing.batch)
+    while len(drawing.batch) == fixed and (open_ := drawing.open()):
+        for who in open_:
+            drawing.ask(who)
+    return Drawn(tuple(drawing.batch), keys, frozenset(drawing.ended), baseline)
+
+
+class _Drawing:
+    """A batch in the making."""
+
+    def __init__(self, job: DrawJob, view: View) -> None:
+        self.job, self.view = job, view
+        self.batch: list[tuple[Schedule, str, str]] = []
+        self.ended = set(job.ended)
+        self.taken = set(view.times_s)
+        self.room = job.wanted - len(job.known)
+        self.by_sampler = Counter(known.sampler for known in job.known)
+        self.share = {who: round(share * max(job.wanted - 2, 0)) for who, share in job.mix}
+
+    def open(self) -> list[str]:
+        """The samplers that may draw more."""
+        if self.room <= 0:
+            return []
+        return [w for w, share in self.share.items() if w not in self.ended and self.by_sampler[w] < share]
+
+    def ask(self, who: str) -> None:
+        """Take what a sampler draws next, as far as there is room. One that draws nothing new has ended."""
+        rng = random.Random(f"{self.job.seed}:{who}:{self.by_sampler[who]}:{len(self.taken)}")
+        new = 0
+        for schedule in sampler(who, self.view)(rng):
+            if self.by_sampler[who] < self.share[who]:
+                new += self.add(schedule, who)
+        if not new:
+            self.ended.add(who)
+
+    def add(self, schedule: Schedule, who: str, *, always: bool = False) -> bool:
+        key = key_of(self.view.space, schedule)
+        if key is None or key in self.taken or self.room <= 0:
+            return False
+        self.taken.add(key)
+        expected = self.view.predictor.predict(self.view.space, [schedule])[0]
+        if not always and expected.runtime_s > SLOWEST_S:
+            # as good as measured, for a beam search: it would not be kept
+            self.view.times_s[key] = math.inf
+            return False
+        self.batch.append((schedule, who, key))
+        self.by_sampler[who] += 1
+        self.room -= 1
+        return True

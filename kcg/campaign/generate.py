@@ -1,0 +1,211 @@
+"""One occasion of a campaign: measure until every kernel has its schedules or the budget ends, into a journal."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from kcg.campaign.draw import HAND_CODED, Drawn, draw
+from kcg.campaign.kernels import distinct_calls, why_not, workloads_of
+from kcg.campaign.settings import CampaignSettings, CampaignSummary
+from kcg.campaign.task import KernelTask
+from kcg.compat.device import choose_device, prepare
+from kcg.dataset.journal import Journal, Run
+from kcg.measure.protocol import PROTOCOL
+from kcg.measure.service import MeasureService, Request
+from kcg.types import Measurement, Schedule, WorkloadCall
+
+log = logging.getLogger(__name__)
+
+STOP_ABOVE = 10.0  # a schedule this much slower than the best of its kernel gets one sample only
+FIRST_SHARE = 0.25  # of the schedules of every kernel come before the rest of any, so that a short budget covers all
+TIMEOUT_FACTOR, SHORTEST_TIMEOUT_S, LONGEST_TIMEOUT_S = 200.0, 8.0, 60.0  # of one candidate, by the hand-coded time
+KERNELS_AT_ONCE = 4  # so that compilers work for one kernel while another is on the device
+DRAW_TIMEOUT_S = 120.0
+
+Say = Callable[[str, float | None], None]
+
+
+Ended = Drawn | Measurement | BaseException  # what comes back: drawn schedules, a row, or why nothing was drawn
+
+
+@dataclass
+class _Flight:
+    """A kernel whose next batch is being drawn or measured."""
+
+    task: KernelTask
+    left: int = 0  # of the batch
+
+
+@dataclass
+class _Occasion:
+    """The state of one run over all kernels."""
+
+    settings: CampaignSettings
+    service: MeasureService
+    journal: Journal
+    calls: list[WorkloadCall]
+    deadline: float | None
+    say: Say
+    began: float = field(default_factory=time.monotonic)
+    measured: int = 0
+    known: int = 0
+    skipped: int = 0
+    finished: bool = False
+    statuses: Counter[str] = field(default_factory=Counter)
+    last_said: float = 0.0
+    _left: int = 0
+    _done: queue.SimpleQueue[tuple[_Flight, Ended]] = field(default_factory=queue.SimpleQueue)
+
+    @property
+    def out_of_time(self) -> bool:
+        return self.deadline is not None and time.monotonic() >= self.deadline
+
+    def run(self) -> None:
+        """All kernels, first with some of their schedules each, then with all."""
+        target, toolchain = self.service.facts
+        wanted = self.settings.schedules_per_kernel
+        before = self.journal.schedules_known(target.fingerprint, toolchain.fingerprint, PROTOCOL)
+        self.known = sum(before.get((call.region.id, call.variables), 0) for call in self.calls)
+        reasons = Counter(reason for call in self.calls if (reason := why_not(call, target)))
+        self.skipped = reasons.total()
+        for reason, number in reasons.items():
+            self.say(f"{number} kernels left out: {reason}", None)
+        calls = [call for call in self.calls if not why_not(call, target)]
+        self._left = sum(max(wanted - before.get((c.region.id, c.variables), 0), 0) for c in calls)
+        for stage in sorted({max(round(FIRST_SHARE * wanted), min(wanted, 8)), wanted}):
+            counts = self.journal.schedules_known(target.fingerprint, toolchain.fingerprint, PROTOCOL)
+            waiting = (c for c in calls if counts.get((c.region.id, c.variables), 0) < stage)
+            self._stage(self._task(call, stage) for call in waiting)
+        self.finished = not self.out_of_time
+
+    def _task(self, call: WorkloadCall, wanted: int) -> KernelTask:
+        target, toolchain = self.service.facts
+        rows = [
+            row
+            for row in self.journal.known(target.fingerprint, toolchain.fingerprint, PROTOCOL, region_id=call.region.id)
+            if row.variables == call.variables and row.early_stop
+        ]
+        for row in rows:
+            self.service.remember(row)
+        return KernelTask(call, target, wanted=wanted, mix=self.settings.mix, seed=self.settings.seed, known=rows)
+
+    def _stage(self, tasks: Iterator[KernelTask]) -> None:
+        """Batches of a few kernels at once; when one is measured, that kernel's next is drawn."""
+        at_once = 1 if self.service.target.device == "CPU" else KERNELS_AT_ONCE
+        flying = 0
+        while True:
+            while flying < at_once and not self.out_of_time and (task := next(tasks, None)) is not None:
+                self._draw(_Flight(task))
+                flying += 1
+            if not flying:
+                return
+            flight, ended = self._done.get()
+            if isinstance(ended, Drawn):
+                self._send(flight, flight.task.drawn(ended))
+                self.skipped += bool(ended.why_not)
+            elif isinstance(ended, Measurement):
+                self._record(flight.task, ended)
+                flight.left -= 1
+            else:
+                log.warning("no schedules of %s were drawn: %s", flight.task.call.region.id[:12], ended)
+            if flight.left:
+                continue
+            if isinstance(ended, Measurement) and not self.out_of_time:
+                self._draw(flight)
+            else:
+                flying -= 1
+
+    def _draw(self, flight: _Flight) -> None:
+        """Have a child draw the kernel's next batch."""
+
+        def ended(future: Future[Drawn]) -> None:
+            self._done.put((flight, future.exception() or future.result()))
+
+        self.service.beside(draw, flight.task.job(), timeout_s=DRAW_TIMEOUT_S).add_done_callback(ended)
+
+    def _send(self, flight: _Flight, batch: list[tuple[Schedule, str]]) -> None:
+        """Have a batch measured."""
+        task = flight.task
+        baseline_s = task.baseline_s or 0.0
+        timeout_s = min(max(TIMEOUT_FACTOR * baseline_s, SHORTEST_TIMEOUT_S), LONGEST_TIMEOUT_S)
+        requests = [
+            Request(
+                task.call.region, schedule, task.call.variables, who, in_search=True, stop_above_best=STOP_ABOVE,
+                stop_above_s=STOP_ABOVE * baseline_s or None,
+                timeout_s=LONGEST_TIMEOUT_S if who == HAND_CODED else timeout_s,
+            )
+            for schedule, who in batch
+        ]  # fmt: skip
+        flight.left = len(batch)
+
+        def ended(future: Future[Measurement]) -> None:
+            self._done.put((flight, future.result()))
+
+        for future in self.service.measure(requests, together=True):
+            future.add_done_callback(ended)
+
+    def _record(self, task: KernelTask, row: Measurement) -> None:
+        if self.service.device_error is not None:  # what could not run is not recorded: a later occasion measures it
+            raise self.service.device_error
+        self.journal.record(row)
+        task.tell(row)
+        self.statuses[str(row.status)] += 1
+        self.measured += 1
+        now = time.monotonic()
+        if now - self.last_said >= 1.0:
+            self.last_said = now
+            pace = self.measured / (now - self.began)
+            left = max(self._left - self.measured, 0)
+            eta = left / pace if self.deadline is None else min(left / pace, self.deadline - now)
+            self.say(f"{self.measured} schedules measured, at most {left} to go, {pace:.1f} a second", eta)
+
+
+def record_workloads(settings: CampaignSettings, say: Say) -> tuple[str, ...]:
+    """Capture the workloads of a campaign into its journal; their names, each as `name/preset`."""
+    choice = choose_device(settings.device)
+    prepare(choice.dev)
+    workloads = workloads_of(settings, choice.device, lambda line: say(line, None))
+    with Journal.open(settings.out) as journal:
+        for workload in workloads:
+            journal.add_workload(workload)
+    return tuple(f"{workload.name}/{workload.preset}" for workload in workloads)
+
+
+def generate_here(settings: CampaignSettings, *, say: Say) -> CampaignSummary:
+    """One occasion on one device, in this process; see `kcg.campaign.shards.generate`."""
+    began = time.monotonic()
+    choice = choose_device(settings.device)
+    prepare(choice.dev)
+    workloads = workloads_of(settings, choice.device, lambda line: say(line, None))
+    with (
+        Journal.open(settings.out) as journal,
+        MeasureService(choice.dev, run_id=uuid.uuid4().hex, compile_workers=settings.compile_workers) as service,
+    ):
+        target, toolchain = service.facts
+        journal.add_target(target)
+        journal.add_toolchain(toolchain)
+        for workload in workloads:
+            journal.add_workload(workload)
+        facts = {
+            "device": choice.dev, "mix": dict(settings.mix), "seed": settings.seed, "shard": list(settings.shard),
+            "schedules_per_kernel": settings.schedules_per_kernel, "predictor": "roofline",
+            "compile_workers": service.compile_workers,
+        }  # fmt: skip
+        started = datetime.now(UTC).isoformat(timespec="seconds")
+        journal.add_run(Run(service.run_id, started, settings.command, facts))
+        calls = distinct_calls(workloads, shard=settings.shard, seed=settings.seed)
+        deadline = began + settings.budget_s if settings.budget_s is not None else None
+        occasion = _Occasion(settings, service, journal, calls, deadline, say)
+        occasion.run()
+    return CampaignSummary(
+        len(calls), occasion.measured, occasion.known, dict(occasion.statuses), time.monotonic() - began,
+        occasion.finished, occasion.skipped,
+    )  # fmt: skip

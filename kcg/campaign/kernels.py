@@ -1,0 +1,78 @@
+"""Which kernels a campaign measures: those of named workloads and of journals, each once, split into shards."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+
+from kcg.campaign.settings import CampaignSettings
+from kcg.dataset.journal import Journal
+from kcg.errors import UsageError
+from kcg.kernel.codec import ast_of
+from kcg.measure.inputs import buffers_of
+from kcg.types import Target, Workload, WorkloadCall
+from kcg.workloads.registry import WORKLOADS, WorkloadSpec, find, spec_of
+
+MEMORY_SHARE = 0.25  # of the device's memory that one kernel's buffers may take
+
+Key = tuple[str, tuple[tuple[str, int], ...]]  # region and values of its variables
+
+
+def chosen_specs(settings: CampaignSettings, device: str) -> list[tuple[WorkloadSpec, str]]:
+    """The workloads that the settings name, with presets. `name/all` is every preset that suits the device, and `zoo`
+    every preset of every workload that does. Raises UnknownName, UsageError."""
+    found: dict[tuple[str, str], WorkloadSpec] = {}
+    for text in settings.workloads:
+        name, _, preset = text.partition("/")
+        if name == "zoo" and preset:
+            raise UsageError(f"--workloads {text}: zoo means all presets of all workloads, and has none of its own")
+        for one in WORKLOADS if name == "zoo" else (name,):
+            if name == "zoo" or (preset or settings.preset) == "all":
+                found |= {(one, p): spec_of(one) for p in spec_of(one).presets_for(device)}
+            else:
+                spec, chosen = find(one, preset or settings.preset, device)
+                found[one, chosen] = spec
+    return [(spec, preset) for (_, preset), spec in found.items()]
+
+
+def workloads_of(settings: CampaignSettings, device: str, say: Callable[[str], None]) -> list[Workload]:
+    """Every workload of the campaign: captured, or read from the journal that `settings.source` names."""
+    found = []
+    for spec, preset in chosen_specs(settings, device):
+        say(f"capturing {spec.name} {preset}")
+        found.append(spec.capture(preset))
+    if settings.source is not None:
+        with Journal.open(settings.source, create=False, read_only=True) as journal:
+            found += [w for w in journal.workloads() if not settings.only or f"{w.name}/{w.preset}" in settings.only]
+    if not any(workload.calls for workload in found):
+        raise UsageError("there are no kernels to measure: name workloads, or a journal that holds some")
+    return found
+
+
+def distinct_calls(workloads: Iterable[Workload], *, shard: tuple[int, int], seed: int) -> list[WorkloadCall]:
+    """Each kernel once for each set of values of its variables, those of one shard, in an order of chance.
+
+    To which shard a kernel belongs depends on nothing but its identity.
+    """
+    number, count = shard
+    distinct: dict[Key, WorkloadCall] = {}
+    for workload in workloads:
+        for call in workload.calls:
+            distinct.setdefault((call.region.id, call.variables), call)
+    mine = {key: call for key, call in distinct.items() if _hash(f"shard:{key}") % count == number - 1}
+    return [mine[key] for key in sorted(mine, key=lambda key: _hash(f"{seed}:{key}"))]
+
+
+def _hash(text: str) -> int:
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
+
+
+def why_not(call: WorkloadCall, target: Target, targets_of_dtypes: Sequence[str] = ()) -> str:
+    """Why a kernel cannot be measured on a target; empty if it can."""
+    buffers = buffers_of(ast_of(call.region.kernel))
+    nbytes = sum(info.nbytes for info in buffers)
+    if nbytes > MEMORY_SHARE * target.memory_bytes:
+        return f"its buffers take {nbytes / 1e9:.1f} GB"
+    if target.device == "CPU" and any("bfloat16" in str(info.dtype) for info in buffers):
+        return "bfloat16 does not compile on this CPU"
+    return ""

@@ -1,0 +1,86 @@
+"""The settings of a campaign, read off the command line, and what one occasion of it did."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from kcg.errors import UsageError
+
+DEFAULT_MIX: Mapping[str, float] = {"walk:raw": 0.25, "walk:hand-coded": 0.25, "beam:2/8": 0.35, "greedy:0.3": 0.15}
+"""Shares of the schedules of a kernel by sampler, beside the unoptimised and the hand-coded one, which always come.
+
+Half are random walks, which cover the space; half follow what is fast, since a search lives at the good end of it."""
+
+SAMPLER = re.compile(r"walk:(raw|hand-coded)|beam:[1-9]\d{0,2}(/[1-9]\d{0,3})?|greedy:(0|1|0?\.\d+|1\.0+)")
+
+
+@dataclass(frozen=True)
+class CampaignSettings:
+    """Settings of `python -m kcg.dataset generate`."""
+
+    out: Path
+    workloads: tuple[str, ...] = ()  # name, name/preset, name/all, or zoo
+    source: Path | None = None  # a journal whose workloads are measured too
+    only: tuple[str, ...] = ()  # of the source, these workloads (name/preset); all if empty
+    preset: str = "auto"
+    device: str = "auto"
+    schedules_per_kernel: int = 20
+    mix: tuple[tuple[str, float], ...] = tuple(DEFAULT_MIX.items())
+    shard: tuple[int, int] = (1, 1)  # this part of so many
+    budget_s: float | None = None
+    seed: int = 0
+    compile_workers: int | None = None  # None: one a core
+    gpus: int | None = None  # None: all
+    command: str = ""
+
+
+@dataclass(frozen=True)
+class CampaignSummary:
+    """What one occasion of a campaign did."""
+
+    kernels: int
+    measured: int  # rows added
+    already_known: int  # rows found in the journal and not measured again
+    statuses: dict[str, int]
+    elapsed_s: float
+    finished: bool  # every kernel has its schedules
+    skipped: int = 0  # kernels that do not fit into the device's memory, or have no schedule here
+
+
+def parse_mix(text: str) -> tuple[tuple[str, float], ...]:
+    """`walk:raw=0.5,beam:2/8=0.5` as sampler and share; the shares are scaled to a sum of 1.
+
+    Samplers: `walk:raw`, `walk:hand-coded`, `beam:WIDTH`, `beam:WIDTH/CHILDREN`, `greedy:EPSILON`. Raises UsageError.
+    """
+    shares: dict[str, float] = {}
+    for part in filter(None, (p.strip() for p in text.split(","))):
+        name, _, share = part.partition("=")
+        if not SAMPLER.fullmatch(name):
+            raise UsageError(
+                f"--mix: unknown sampler {name!r}: walk:raw, walk:hand-coded, beam:WIDTH, beam:WIDTH/CHILDREN or "
+                "greedy:EPSILON"
+            )
+        try:
+            value = float(share)
+        except ValueError:
+            value = math.nan
+        if not 0 < value < math.inf or name in shares:
+            raise UsageError(f"--mix: {part!r} is not one sampler=share with a positive share")
+        shares[name] = value
+    if not shares:
+        raise UsageError("--mix is empty: for example walk:raw=0.5,beam:2/8=0.5")
+    total = sum(shares.values())
+    return tuple((name, value / total) for name, value in shares.items())
+
+
+def parse_shard(text: str) -> tuple[int, int]:
+    """`2/4` as (2, 4). Raises UsageError."""
+    found = re.fullmatch(r"(\d{1,4})/(\d{1,4})", text)
+    number, count = (int(found[1]), int(found[2])) if found else (0, 0)
+    if not 1 <= number <= count:
+        raise UsageError(f"--shard {text}: the part and the number of parts, for example 2/4")
+    return number, count
