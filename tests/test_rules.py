@@ -27,7 +27,7 @@ LEVELS = (
 )  # fmt: skip
 LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
 
-TINYGRAD_PUBLIC = {"Tensor", "dtypes", "Device", "TinyJit", "nn", "Variable"}
+TINYGRAD_PUBLIC = {"Tensor", "dtypes", "Device", "TinyJit", "nn", "Variable", "UOp"}
 FORBIDDEN_CALLS = {
     "eval", "exec", "compile", "__import__", "pickle.load", "pickle.loads", "pickle.Unpickler", "cloudpickle.load",
     "cloudpickle.loads", "dill.load", "dill.loads", "joblib.load", "marshal.load", "marshal.loads", "shelve.open",

@@ -172,11 +172,12 @@ def record_workloads(settings: CampaignSettings, say: Say) -> tuple[str, ...]:
     """Capture the workloads of a campaign into its journal; their names, each as `name/preset`."""
     choice = choose_device(settings.device)
     prepare(choice.dev)
-    workloads = workloads_of(settings, choice.device, lambda line: say(line, None))
+    names = []
     with Journal.open(settings.out) as journal:
-        for workload in workloads:
+        for workload in workloads_of(settings, choice.device, lambda line: say(line, None)):
             journal.add_workload(workload)
-    return tuple(f"{workload.name}/{workload.preset}" for workload in workloads)
+            names.append(f"{workload.name}/{workload.preset}")
+    return tuple(names)
 
 
 def generate_here(settings: CampaignSettings, *, say: Say) -> CampaignSummary:
@@ -184,7 +185,7 @@ def generate_here(settings: CampaignSettings, *, say: Say) -> CampaignSummary:
     began = time.monotonic()
     choice = choose_device(settings.device)
     prepare(choice.dev)
-    workloads = workloads_of(settings, choice.device, lambda line: say(line, None))
+    workloads = list(workloads_of(settings, choice.device, lambda line: say(line, None)))
     with (
         Journal.open(settings.out) as journal,
         MeasureService(choice.dev, run_id=uuid.uuid4().hex, compile_workers=settings.compile_workers) as service,
@@ -196,12 +197,15 @@ def generate_here(settings: CampaignSettings, *, say: Say) -> CampaignSummary:
             journal.add_workload(workload)
         facts = {
             "device": choice.dev, "mix": dict(settings.mix), "seed": settings.seed, "shard": list(settings.shard),
-            "schedules_per_kernel": settings.schedules_per_kernel, "predictor": "roofline",
+            "schedules_per_kernel": settings.schedules_per_kernel,
+            "kernels_per_family": settings.kernels_per_family, "predictor": "roofline",
             "compile_workers": service.compile_workers,
         }  # fmt: skip
         started = datetime.now(UTC).isoformat(timespec="seconds")
         journal.add_run(Run(service.run_id, started, settings.command, facts))
-        calls = distinct_calls(workloads, shard=settings.shard, seed=settings.seed)
+        calls = distinct_calls(
+            workloads, shard=settings.shard, seed=settings.seed, per_family=settings.kernels_per_family
+        )
         deadline = began + settings.budget_s if settings.budget_s is not None else None
         occasion = _Occasion(settings, service, journal, calls, deadline, say)
         occasion.run()

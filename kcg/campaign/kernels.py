@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator
 
 from kcg.campaign.settings import CampaignSettings
 from kcg.dataset.journal import Journal
@@ -35,39 +35,54 @@ def chosen_specs(settings: CampaignSettings, device: str) -> list[tuple[Workload
     return [(spec, preset) for (_, preset), spec in found.items()]
 
 
-def workloads_of(settings: CampaignSettings, device: str, say: Callable[[str], None]) -> list[Workload]:
+def workloads_of(settings: CampaignSettings, device: str, say: Callable[[str], None]) -> Iterator[Workload]:
     """Every workload of the campaign: captured, or read from the journal that `settings.source` names."""
-    found = []
-    for spec, preset in chosen_specs(settings, device):
-        say(f"capturing {spec.name} {preset}")
-        found.append(spec.capture(preset))
+    kernels = 0
     if settings.source is not None:
         with Journal.open(settings.source, create=False, read_only=True) as journal:
-            found += [w for w in journal.workloads() if not settings.only or f"{w.name}/{w.preset}" in settings.only]
-    if not any(workload.calls for workload in found):
+            stored = [w for w in journal.workloads() if not settings.only or f"{w.name}/{w.preset}" in settings.only]
+        kernels += sum(len(workload.calls) for workload in stored)
+        yield from stored
+    for spec, preset in chosen_specs(settings, device):
+        say(f"capturing {spec.name} {preset}")
+        workload = spec.capture(preset)
+        kernels += len(workload.calls)
+        yield workload
+    if not kernels:
         raise UsageError("there are no kernels to measure: name workloads, or a journal that holds some")
-    return found
 
 
-def distinct_calls(workloads: Iterable[Workload], *, shard: tuple[int, int], seed: int) -> list[WorkloadCall]:
+def distinct_calls(
+    workloads: Iterable[Workload], *, shard: tuple[int, int], seed: int, per_family: int | None = None
+) -> list[WorkloadCall]:
     """Each kernel once for each set of values of its variables, those of one shard, in an order of chance.
 
-    To which shard a kernel belongs depends on nothing but its identity.
+    Of a family, all presets of a workload, there are `per_family` at most. To which shard a kernel belongs depends on
+    nothing but its identity.
     """
     number, count = shard
-    distinct: dict[Key, WorkloadCall] = {}
+    families: dict[str, dict[Key, WorkloadCall]] = {}
     for workload in workloads:
         for call in workload.calls:
-            distinct.setdefault((call.region.id, call.variables), call)
+            families.setdefault(workload.name, {}).setdefault((call.region.id, call.variables), call)
+    distinct: dict[Key, WorkloadCall] = {}
+    for calls in families.values():
+        for call in in_order(calls, seed=seed)[:per_family]:
+            distinct[call.region.id, call.variables] = call
     mine = {key: call for key, call in distinct.items() if _hash(f"shard:{key}") % count == number - 1}
-    return [mine[key] for key in sorted(mine, key=lambda key: _hash(f"{seed}:{key}"))]
+    return in_order(mine, seed=seed)
+
+
+def in_order(calls: dict[Key, WorkloadCall], *, seed: int) -> list[WorkloadCall]:
+    """The calls in an order of chance that depends on the seed and on each kernel's identity only."""
+    return [calls[key] for key in sorted(calls, key=lambda key: _hash(f"{seed}:{key}"))]
 
 
 def _hash(text: str) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
 
 
-def why_not(call: WorkloadCall, target: Target, targets_of_dtypes: Sequence[str] = ()) -> str:
+def why_not(call: WorkloadCall, target: Target) -> str:
     """Why a kernel cannot be measured on a target; empty if it can."""
     buffers = buffers_of(ast_of(call.region.kernel))
     nbytes = sum(info.nbytes for info in buffers)

@@ -29,6 +29,7 @@ class CampaignSettings:
     preset: str = "auto"
     device: str = "auto"
     schedules_per_kernel: int = 20
+    kernels_per_family: int | None = None  # None: all
     mix: tuple[tuple[str, float], ...] = tuple(DEFAULT_MIX.items())
     shard: tuple[int, int] = (1, 1)  # this part of so many
     budget_s: float | None = None

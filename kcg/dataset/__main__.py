@@ -30,6 +30,7 @@ def generate(
     preset: Annotated[str, typer.Option(help="preset of the workloads that name none")] = "auto",
     device: Annotated[str, typer.Option(help="auto, CPU, CUDA …")] = "auto",
     schedules_per_kernel: Annotated[int, typer.Option(help="distinct schedules of each kernel")] = 20,
+    kernels_per_family: Annotated[int | None, typer.Option(min=1, help="of each workload, over its presets")] = None,
     budget: Annotated[str | None, typer.Option(help="time, e.g. 2m; no limit by default")] = None,
     mix: Annotated[str | None, typer.Option(help="who draws: walk:raw=0.25,beam:2/8=0.35 and so on")] = None,
     shard: Annotated[str, typer.Option(help="this part of the kernels, e.g. 2/4")] = "1/1",
@@ -51,8 +52,9 @@ def generate(
 
     settings = CampaignSettings(
         workloads=names, source=source, out=out, preset=preset, device=device, budget_s=budget_s, seed=seed,
-        schedules_per_kernel=schedules_per_kernel, shard=parse_shard(shard), gpus=gpus,
-        mix=tuple(DEFAULT_MIX.items()) if mix is None else parse_mix(mix), command=command_text("kcg.dataset"),
+        schedules_per_kernel=schedules_per_kernel, kernels_per_family=kernels_per_family, shard=parse_shard(shard),
+        mix=tuple(DEFAULT_MIX.items()) if mix is None else parse_mix(mix), gpus=gpus,
+        command=command_text("kcg.dataset"),
     )  # fmt: skip
     from kcg.campaign.shards import generate as generate_now
 
@@ -114,13 +116,13 @@ def _capture_workloads(workloads: str, out: Path, device: str) -> None:
     # to schedule without allocating, any device does that opens here
     prepare(choose_device("CPU").dev)
     wanted = choose_device(device).device if device == "auto" else device.upper().partition(":")[0]
-    with progress() as shown:
-        found = workloads_of(CampaignSettings(out, names), wanted, lambda line: shown.phase(line))
-    with Journal.open(out) as journal:
-        for workload in found:
+    count = 0
+    with progress() as shown, Journal.open(out) as journal:
+        for workload in workloads_of(CampaignSettings(out, names), wanted, lambda line: shown.phase(line)):
             journal.add_workload(workload)
+            count += 1
         kernels = journal.counts()["kernels"]
-    typer.echo(f"{len(found)} workloads, {kernels} distinct kernels in {out}")
+    typer.echo(f"{count} workloads captured, {kernels} distinct kernels in {out}")
 
 
 @app.command()

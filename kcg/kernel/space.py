@@ -14,7 +14,7 @@ from kcg.kernel.axes import AxisTable, axis_table
 from kcg.kernel.codec import ast_of
 from kcg.kernel.compiler import UOPS_MAX
 from kcg.kernel.uops import count_uops
-from kcg.types import RAW, Action, Region, Schedule, Target
+from kcg.types import RAW, Action, Opt, Region, Schedule, Target
 
 STATES_KEPT = 4096  # schedule states per kernel; each shares most of its nodes with its parent
 
@@ -92,15 +92,22 @@ class KernelSpace:
             return rng.choice(self._first).schedule if self._first else None
         state, possible = self.state(schedule), list(possible_on(self.target))
         rng.shuffle(possible)
-        for opt in possible:
-            child = Schedule.from_opts((*schedule.opts, opt))
-            if (after := try_step(state, opt)) is not None:
-                table = axis_table(after)
-                if count_uops(after, table) <= UOPS_OFFERED:
-                    self._keep(child, after)
-                    self._tables[child] = table
-                    return child
-        return None
+        return next((child for opt in possible if (child := self._step(schedule, state, opt)) is not None), None)
+
+    def step(self, schedule: Schedule, opt: Opt) -> Schedule | None:
+        """The schedule after one action of kcg's list, None where it is not legal."""
+        return self._step(schedule, self.state(schedule), opt)
+
+    def _step(self, schedule: Schedule, state: Scheduler, opt: Opt) -> Schedule | None:
+        if (after := try_step(state, opt)) is None:
+            return None
+        table = axis_table(after)
+        if count_uops(after, table) > UOPS_OFFERED:
+            return None
+        child = Schedule.from_opts((*schedule.opts, opt))
+        self._keep(child, after)
+        self._tables[child] = table
+        return child
 
     def key(self, schedule: Schedule) -> str:
         return scheduling.canonical_key(self.state(schedule))

@@ -209,7 +209,7 @@ def relative_error(outputs: Sequence[Array], own: Sequence[Array]) -> float:
     return worst
 
 
-def perturbed(inputs: dict[str, Tensor], *, seed: int) -> dict[str, Tensor]:
+def perturbed(inputs: dict[str, Any], *, seed: int) -> dict[str, Any]:
     """Every floating input times 1 plus or minus the eps of its dtype, at random; others as they are."""
     from tinygrad import Tensor, dtypes
 
@@ -256,7 +256,7 @@ class _Runs:
     eps: float  # of the coarsest floating dtype among inputs and outputs; 0 where there is none
 
 
-def _run(step: Step, inputs: Sequence[dict[str, Tensor]]) -> _Runs:
+def _run(step: Step, inputs: Sequence[dict[str, Any]]) -> _Runs:
     """Run a step on each of `inputs`, as `TinyJit` does: the second run is captured, those after it are replays."""
     from tinygrad import Tensor, TinyJit, dtypes
 

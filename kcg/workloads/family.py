@@ -7,6 +7,7 @@ A family is one module of `kcg.workloads.zoo`; adding a file there adds a worklo
 - `inputs(config)`, what a step reads: name -> `Input`;
 - `run(p, config, **inputs)`, the step itself: parameters are asked of `p` by name and shape where they are used.
   It gives a tensor or a tuple of them, not realised;
+- `variables(config)`, where extents are symbolic: name -> bound `Variable`, which `run` takes too (or binds itself);
 - `IN_PLACE = True` where a step changes its parameters (optimisers): such a family is captured but not run twice.
 """
 
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from tinygrad import Tensor, dtypes
 
+from kcg.compat.tiny import UOp
 from kcg.types import Workload
 from kcg.workloads.capture import lazy_workload
 from kcg.workloads.registry import Step
@@ -52,7 +54,7 @@ class Family(Protocol):
     PRESETS: Mapping[str, Any]
 
     def inputs(self, config: Any) -> dict[str, Input]: ...
-    def run(self, p: Parameters, config: Any, **inputs: Tensor) -> Tensor | tuple[Tensor, ...]: ...
+    def run(self, p: Parameters, config: Any, **inputs: Any) -> Tensor | tuple[Tensor, ...]: ...
 
 
 class Parameters:
@@ -144,12 +146,13 @@ def runnable(family: Family, preset: str, seed: int) -> Step:
     family.run(p, config, **drawn)  # makes the parameters
     varied = {k: t for k, t in drawn.items() if dtypes.is_float(t.dtype)}
     fixed = {k: t for k, t in drawn.items() if k not in varied}
+    bound: dict[str, UOp] = getattr(family, "variables", lambda _: {})(config)
     if varied:
-        return Step(varied, lambda **inputs: family.run(p, config, **fixed, **inputs))
+        return Step({**varied, **bound}, lambda **inputs: family.run(p, config, **fixed, **inputs))
     table = next(name for name in p.tensors if "embedding" in name)
 
-    def with_table(**inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
-        p.tensors[table] = inputs["table"]
-        return family.run(p, config, **fixed)
+    def with_table(*, table_values: Tensor, **rest: UOp) -> Tensor | tuple[Tensor, ...]:
+        p.tensors[table] = table_values
+        return family.run(p, config, **fixed, **rest)
 
-    return Step({"table": p.tensors[table]}, with_table)
+    return Step({"table_values": p.tensors[table], **bound}, with_table)

@@ -57,6 +57,29 @@ def batch_norm(p: Parameters, name: str, x: Tensor, *, epsilon: float = 1e-5) ->
     return x.batchnorm(scale, shift, mean, (variance + epsilon).rsqrt())
 
 
+def conv_norm(
+    p: Parameters, name: str, x: Tensor, outputs: int, size: int, *, stride: int = 1, groups: int = 1
+) -> Tensor:  # fmt: skip
+    """A convolution without bias that keeps the size (but for the stride), then a batch norm; not materialised."""
+    out = conv2d(p, f"{name}.conv", x, outputs, size, stride=stride, groups=groups, bias=False)
+    return batch_norm(p, f"{name}.norm", out)
+
+
+def residual_block(
+    p: Parameters, name: str, x: Tensor, channels: int, groups: int, *, time: Tensor | None = None
+) -> Tensor:  # fmt: skip
+    """Stable Diffusion's: twice group norm, SiLU and a 3x3 convolution, plus x; `time` (n, width) is added between."""
+    y = group_norm(p, f"{name}.norm1", x, groups).silu().contiguous()
+    y = conv2d(p, f"{name}.conv1", y, channels, 3)
+    if time is not None:
+        shift = linear(p, f"{name}.time", time, channels).contiguous()
+        y = y + shift.reshape(-1, channels, 1, 1)
+    y = group_norm(p, f"{name}.norm2", y.contiguous(), groups).silu().contiguous()
+    if x.shape[1] != channels:
+        x = conv2d(p, f"{name}.shortcut", x, channels, 1).contiguous()
+    return (x + conv2d(p, f"{name}.conv2", y, channels, 3)).contiguous()
+
+
 def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, bias: Tensor | None = None) -> Tensor:
     """softmax(q·kᵀ/√d + bias)·v of (batch, heads, tokens, d); scores and weights are materialised."""
     scores = (q @ k.transpose(-2, -1)).cast(dtypes.float32) * int(q.shape[-1]) ** -0.5
@@ -64,6 +87,6 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, bias: Te
         scores = scores + bias
     if causal:
         rows, columns = int(scores.shape[-2]), int(scores.shape[-1])
-        scores = scores + Tensor.full((rows, columns), float("-inf")).triu(columns - rows + 1)
+        scores = scores + Tensor.full((rows, columns), float("-inf"), buffer=False).triu(columns - rows + 1)
     weights = scores.cast(q.dtype).contiguous().softmax(-1, dtype=dtypes.float32).cast(q.dtype).contiguous()
     return (weights @ v).contiguous()

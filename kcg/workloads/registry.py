@@ -20,6 +20,8 @@ from kcg.types import Workload
 if TYPE_CHECKING:
     from tinygrad import Tensor
 
+    from kcg.compat.tiny import UOp
+
 CPU_PREFIX = "mini"  # of the presets that suit a CPU
 
 
@@ -34,7 +36,7 @@ class Step:
     exact by nature, such as positions or a timestep, is no input but bound in `run`.
     """
 
-    inputs: dict[str, Tensor]
+    inputs: dict[str, Tensor | UOp]  # a UOp is a bound variable, of which replays are told
     run: Callable[..., Tensor | tuple[Tensor, ...]]
 
 

@@ -1,0 +1,91 @@
+"""Which kernels are for training, which for validation and which for test, under three splits.
+
+- `workload`: Flux is test, whole; the families that `is_validation_family` names are validation; the rest is training.
+  A kernel of Flux is test whoever else has it, and a kernel of any training family is training.
+- `kernel`: 80 / 10 / 10 % of the kernels, by a hash of their ids.
+- `twin`: 80 / 10 / 10 % of the twin classes (kernels that differ in sizes only, see `kcg.kernel.twins`).
+
+A kernel is in exactly one part of each. Everything goes by seeded hashes of names and ids, so that kernels and families
+that join a dataset later move no kernel that was there, unless a workload that joins has that kernel too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from kcg.kernel.twins import twin_id
+from kcg.types import Kernel, Workload
+
+TRAIN, VALIDATION, TEST = "train", "validation", "test"
+PARTS = (TRAIN, VALIDATION, TEST)
+SPLITS = ("workload", "kernel", "twin")
+
+TEST_FAMILY = "flux"
+TRAINING_PREFIX = "synthetic_"  # families that fill the space between real models: what they hold is never held out
+VALIDATION_SHARE = TEST_SHARE = 0.1
+
+
+@dataclass(frozen=True)
+class Split:
+    """A part for every kernel."""
+
+    name: str
+    parts: Mapping[str, str]  # kernel id -> "train", "validation" or "test"
+    twin_in_training: frozenset[str]  # kernels of validation or test with a twin in training
+
+    def kernels_of(self, part: str) -> list[str]:
+        """The ids of the kernels of one part, sorted."""
+        return sorted(k for k, p in self.parts.items() if p == part)
+
+
+def make_splits(kernels: Mapping[str, Kernel], workloads: Iterable[Workload], *, seed: int = 0) -> dict[str, Split]:
+    """All splits by name, for the same kernels and workloads in any order the same ones.
+
+    A workload's family is its name without its preset: a captured script is one of its own, `script:…`. Kernels of no
+    workload are training under `workload`. Raises CodecError where a kernel is no AST.
+    """
+    families: dict[str, set[str]] = defaultdict(set)  # kernel id -> names
+    for workload in workloads:
+        for call in workload.calls:
+            for kernel in call.region.kernels:
+                families[kernel.id].add(workload.name)
+    twins = {kernel_id: twin_id(kernel) for kernel_id, kernel in kernels.items()}
+    parts = {
+        "workload": {k: _part_of_families(families.get(k, set()), seed) for k in kernels},
+        "kernel": {k: _part_of_hash("kernel", k, seed) for k in kernels},
+        "twin": {k: _part_of_hash("twin", twins[k], seed) for k in kernels},
+    }
+    return {name: Split(name, parts[name], _twins_in_training(parts[name], twins)) for name in SPLITS}
+
+
+def is_validation_family(name: str, *, seed: int = 0) -> bool:
+    """Whether a workload family is held out for validation: about a tenth of the names, by a hash of the name."""
+    held_out = _fraction("workload", name, seed) < VALIDATION_SHARE
+    return held_out and name != TEST_FAMILY and not name.startswith(TRAINING_PREFIX)
+
+
+def _part_of_families(names: set[str], seed: int) -> str:
+    if TEST_FAMILY in names:
+        return TEST
+    return VALIDATION if names and all(is_validation_family(name, seed=seed) for name in names) else TRAIN
+
+
+def _part_of_hash(split: str, identity: str, seed: int) -> str:
+    fraction = _fraction(split, identity, seed)
+    if fraction < TEST_SHARE:
+        return TEST
+    return VALIDATION if fraction < TEST_SHARE + VALIDATION_SHARE else TRAIN
+
+
+def _fraction(split: str, identity: str, seed: int) -> float:
+    """A number in [0, 1) that depends on its arguments only, on every machine."""
+    digest = hashlib.sha256(f"{split}:{seed}:{identity}".encode()).digest()
+    return int.from_bytes(digest[:6]) / 2**48
+
+
+def _twins_in_training(parts: Mapping[str, str], twins: Mapping[str, str]) -> frozenset[str]:
+    trained = {twins[k] for k, part in parts.items() if part == TRAIN}
+    return frozenset(k for k, part in parts.items() if part != TRAIN and twins[k] in trained)

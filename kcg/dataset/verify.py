@@ -1,0 +1,287 @@
+"""Whether an export can be trusted: its files, what its rows refer to, its ASTs, and whether its schedules apply.
+
+Kernels are decoded and schedules applied in processes of their own, since they may come from anywhere; nothing is
+compiled or run. A core applies about 400 schedules a second (random walks on Flux `mini`): 100,000 take two to three
+minutes on two cores.
+"""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import signal
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from kcg.dataset.export import Export, read_export
+from kcg.dataset.records import ROW_ERRORS
+from kcg.errors import CodecError, DataError
+from kcg.types import Kernel, Measurement, Region, Schedule, ScheduleKind, Target
+
+LISTED = 20  # problems of one kind that are listed, the others are counted
+SCHEDULES_PER_JOB = 256
+JOB_TIMEOUT_S = 120.0  # a job of Flux takes less than one second
+ANSWER_TIMEOUT_S = 3 * JOB_TIMEOUT_S  # until the processes themselves are taken for dead
+READ_ERRORS = (DataError, OSError, *ROW_ERRORS)
+
+T = TypeVar("T")
+Say = Callable[[str, float | None], None]
+Problem = tuple[str, str]  # its kind, and one line
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was read, and what is wrong with it. Only rows without a problem of their own are counted."""
+
+    rows: int
+    kernels: int
+    schedules: int  # distinct, each of one region
+    binaries: int  # distinct
+    skipped_rows: int  # that refer to what is not there; rows that cannot be read are among the problems only
+    problems: tuple[str, ...]  # one line each, at most `LISTED` of a kind and one that counts the rest
+
+    @property
+    def ok(self) -> bool:
+        return not self.problems
+
+
+@dataclass
+class _Problems:
+    lines: list[str] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def add(self, kind: str, line: str) -> None:
+        """Adds one line, which is left out where its kind has enough."""
+        self.counts[kind] += 1
+        if self.counts[kind] <= LISTED:
+            self.lines.append(" ".join(line.split()))
+
+    def all(self) -> tuple[str, ...]:
+        rest = ((kind, n - LISTED) for kind, n in sorted(self.counts.items()) if n > LISTED)
+        return (*self.lines, *(f"{kind}: {n:,} more" for kind, n in rest))
+
+    def reading(self, kind: str, read: Callable[[], T]) -> T | None:
+        """What `read` gives, or None and a problem."""
+        try:
+            return read()
+        except READ_ERRORS as error:
+            self.add(kind, _line_of(error))
+            return None
+
+
+@dataclass
+class _Rows:
+    """What all good rows together hold."""
+
+    rows: int = 0
+    skipped: int = 0
+    binaries: set[str] = field(default_factory=set)
+    schedules: dict[str, set[Schedule]] = field(default_factory=lambda: defaultdict(set))  # by region
+    to_apply: dict[str, dict[str, set[str]]] = field(default_factory=dict)  # region -> target -> bodies
+
+
+def verify(folder: Path, *, workers: int = 2, say: Say = lambda line, eta_s: None) -> Report:
+    """Reads a whole export again and reports every problem; damaged files are one of them, not an error.
+
+    Checked are the checksums and the schema; that kernels, regions, targets, toolchains and runs have the ids they are
+    stored under and that workloads and measurements name only such; that samples are times; that every AST decodes; and
+    that every schedule of kind `opts` applies to its kernel for its target. `say(line, eta_s)` is told how far it is.
+    """
+    problems = _Problems()
+    export = problems.reading("unreadable", lambda: read_export(folder))
+    if export is None:
+        return Report(0, 0, 0, 0, 0, problems.all())
+    kernels = problems.reading("unreadable", export.kernels)
+    regions = problems.reading("unreadable", export.regions) if kernels is not None else None
+    if regions is not None:
+        problems.reading("unreadable", export.workloads)
+    targets = problems.reading("unreadable", export.targets)
+    known: dict[str, Mapping[str, object] | None] = {
+        "region": None if kernels is None or regions is None else {**kernels, **regions},
+        "target": targets,
+        "toolchain": problems.reading("unreadable", export.toolchains),
+        "run": problems.reading("unreadable", export.runs),
+    }
+    found = _read_rows(export, known, problems, say)
+    jobs = list(_jobs(kernels or {}, regions or {}, targets or {}, found, problems))
+    _run_jobs(jobs, workers, problems, say)
+    schedules = sum(len(s) for s in found.schedules.values())
+    return Report(found.rows, len(kernels or {}), schedules, len(found.binaries), found.skipped, problems.all())
+
+
+# -- rows
+
+
+def _read_rows(
+    export: Export, known: Mapping[str, Mapping[str, object] | None], problems: _Problems, say: Say
+) -> _Rows:
+    found = _Rows()
+    missing: Counter[tuple[str, str]] = Counter()
+    first: dict[tuple[str, str], str] = {}
+    for m in _measurements(export, problems):
+        ids = {"region": m.region_id, "target": m.target, "toolchain": m.toolchain, "run": m.run_id}
+        absent = [(what, i) for what, i in ids.items() if (there := known[what]) is not None and i not in there]
+        if absent:
+            missing.update(absent)
+            for key in absent:
+                first.setdefault(key, f"{m.schedule.kind} {_short(m.schedule.body)} of region {m.region_id}")
+            found.skipped += 1
+            continue
+        found.rows += 1
+        if found.rows % 20_000 == 0:
+            say(f"{found.rows:,} rows read", None)
+        if m.binary_hash:
+            found.binaries.add(m.binary_hash)
+        found.schedules[m.region_id].add(m.schedule)
+        if m.schedule.kind == ScheduleKind.OPTS:
+            found.to_apply.setdefault(m.region_id, defaultdict(set))[m.target].add(m.schedule.body)
+    files = {"region": "kernels.parquet and workloads.json", "target": "targets.json", "toolchain": "toolchains.json"}
+    for (what, identity), rows in missing.items():
+        line = f"measurements.parquet: {what} {identity[:64]!r} is not in {files.get(what, 'runs.json')}"
+        problems.add(f"missing {what}s", f"{line}: {rows:,} rows skipped, the first {first[what, identity]}")
+    return found
+
+
+def _measurements(export: Export, problems: _Problems) -> Iterator[Measurement]:
+    for protocol in problems.reading("unreadable", export.protocols) or []:
+        try:
+            for record in export.records(protocol):
+                yield record.measurement
+        except READ_ERRORS as error:
+            problems.add("rows", f"{_line_of(error)} (protocol {protocol}: no row from there on was checked)")
+
+
+# -- kernels and schedules
+
+
+@dataclass(frozen=True)
+class _Job:
+    """A kernel to decode, and some of its schedules to apply for one target."""
+
+    kernel_id: str
+    ast_json: str
+    target: Target | None = None
+    bodies: tuple[str, ...] = ()
+
+
+def _jobs(
+    kernels: Mapping[str, Kernel], regions: Mapping[str, Region], targets: Mapping[str, Target], found: _Rows,
+    problems: _Problems,
+) -> Iterator[_Job]:  # fmt: skip
+    """Every kernel at least once. Schedules are sorted, so that those with a beginning in common follow each other."""
+    for kernel in kernels.values():
+        if kernel.id not in found.to_apply:
+            yield _Job(kernel.id, kernel.ast_json)
+    for region_id, by_target in found.to_apply.items():
+        members = regions[region_id].kernels if region_id in regions else (kernels.get(region_id),)
+        if len(members) != 1 or members[0] is None:
+            if kernels:
+                problems.add("regions", f"measurements.parquet: Opts for region {region_id}, which is not one kernel")
+            continue
+        kernel = members[0]
+        for fingerprint, bodies in by_target.items():
+            ordered = iter(sorted(bodies))
+            while some := tuple(itertools.islice(ordered, SCHEDULES_PER_JOB)):
+                if fingerprint in targets:
+                    yield _Job(kernel.id, kernel.ast_json, targets[fingerprint], some)
+                else:  # the targets could not be read
+                    yield _Job(kernel.id, kernel.ast_json)
+                    break
+
+
+def _run_jobs(jobs: list[_Job], workers: int, problems: _Problems, say: Say) -> None:
+    from pebble import ProcessPool
+
+    if not jobs:
+        return
+    undecodable: set[str] = set()
+    started, done, total = time.monotonic(), 0, sum(len(job.bodies) for job in jobs)
+    pool = ProcessPool(
+        max_workers=workers,
+        initializer=signal.signal,
+        initargs=(signal.SIGINT, signal.SIG_IGN),  # Ctrl-C is for this process, which then ends those
+        context=multiprocessing.get_context("spawn"),
+    )
+    try:
+        futures = [pool.schedule(_check, args=(job,), timeout=JOB_TIMEOUT_S) for job in jobs]
+        for number, (job, future) in enumerate(zip(jobs, futures, strict=True), 1):
+            if (answer := _answer(job, future)) is None:
+                left = len(jobs) - number + 1
+                problems.add("jobs", f"{left:,} of {len(jobs):,} jobs were not done: the processes do not answer")
+                break
+            for kind, line in answer:
+                if kind != "ASTs":
+                    problems.add(kind, line)
+                elif job.kernel_id not in undecodable:  # once, not for each of its jobs
+                    undecodable.add(job.kernel_id)
+                    problems.add(kind, line)
+            done += len(job.bodies)
+            elapsed = time.monotonic() - started
+            eta_s = elapsed * (total - done) / done if done else None
+            say(f"{number:,} of {len(jobs):,} jobs, {done:,} of {total:,} schedules applied", eta_s)
+    finally:
+        pool.stop()
+        pool.join()
+
+
+def _answer(job: _Job, future: Future[list[Problem]]) -> Iterable[Problem] | None:
+    """What a job found; where it ended without an answer, that is the problem. None where it does not end."""
+    try:
+        # jobs begin in their order: after those before it, this one has begun, or its process is being replaced
+        return future.result(timeout=ANSWER_TIMEOUT_S)
+    except TimeoutError:
+        if not future.done():
+            return None
+        why = f"took more than {JOB_TIMEOUT_S:g} s"
+    except Exception as error:  # the process died, or the pool did
+        why = f"ended its process ({_line_of(error)})"
+    what = f"applying {len(job.bodies)} schedules, the first {_short(job.bodies[0])}," if job.bodies else "decoding"
+    return [("jobs", f"kernels.parquet: kernel {job.kernel_id}: {what} {why}")]
+
+
+def _check(job: _Job) -> list[Problem]:
+    """Decodes the kernel and applies the schedules. Runs in a child."""
+    from kcg.kernel.codec import load_kernel
+    from kcg.kernel.space import KernelSpace
+
+    try:
+        kernel = load_kernel(job.ast_json, expected_id=job.kernel_id)
+    except CodecError as error:
+        return [("ASTs", f"kernels.parquet: kernel {job.kernel_id} does not decode: {_line_of(error)}")]
+    if job.target is None:
+        return []
+    where = f"kernel {job.kernel_id} on {job.target.model} ({job.target.renderer})"
+    try:
+        space = KernelSpace(Region((kernel,)), job.target)
+    except Exception as error:  # a foreign target, or tinygrad's passes on a foreign AST
+        return [("kernels", f"kernels.parquet: {where} cannot be scheduled: {_line_of(error)}")]
+    found: list[Problem] = []
+    for body in job.bodies:
+        try:
+            _apply(space, Schedule(ScheduleKind.OPTS, body))
+        except Exception as error:  # tinygrad asserts and raises anything where arguments are foreign
+            line = f"measurements.parquet: schedule {_short(body)} of {where} does not apply: {_line_of(error)}"
+            found.append(("schedules", line))
+    return found
+
+
+def _apply(space: Any, schedule: Schedule) -> None:
+    opts = schedule.opts
+    if Schedule.from_opts(opts) != schedule:
+        raise DataError("it is not in canonical form")
+    for length in range(1, len(opts)):  # which the next schedules begin with, too: a third less work at 50 a kernel
+        space.state(Schedule.from_opts(opts[:length]))
+    space.state(schedule)
+
+
+def _line_of(error: BaseException) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 200 else f"{text[:200]}…"

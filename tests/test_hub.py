@@ -1,0 +1,457 @@
+"""What is pushed comes back byte for byte or not at all, nothing else travels, and no call waits for ever."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants
+
+from kcg.dataset import hub as hub_module
+from kcg.dataset.export import CHECKSUMS, export, read_export
+from kcg.dataset.hub import Limits, pull, push
+from kcg.dataset.journal import Journal
+from kcg.errors import DataError, KcgError, UsageError
+from tests.hub_server import READ_TOKEN, TOKEN, Hub, serve
+from tests.test_journal import fill, measurement
+
+REPO = "owner/name"
+SHORT = Limits(stall_s=0.2, total_s=0.6)
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(autouse=True)
+def online(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The suite is offline; these tests reach a server of their own, without the token of whoever runs them."""
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", os.devnull)
+    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_OIDC_RESOURCE", "HTTP_PROXY", "http_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    with serve() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("exported")
+    with Journal.open(folder / "a.sqlite") as journal:
+        fill(journal)
+        export(journal, folder / "out")
+    return folder / "out"
+
+
+@pytest.fixture
+def folder(exported: Path, tmp_path: Path) -> Path:
+    """A fresh export that a test may change."""
+    return Path(shutil.copytree(exported, tmp_path / "local" / "out"))
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    (tmp_path / "pulled").mkdir()
+    return tmp_path / "pulled" / "here"
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def refused(error: pytest.ExceptionInfo[KcgError], *, but: str = "") -> str:
+    line = str(error.value)
+    assert "\n" not in line and len(line) < 300
+    assert TOKEN not in line and ".part" not in line.replace(but, "")
+    return line
+
+
+def is_untouched(target: Path) -> bool:
+    return list(target.parent.iterdir()) == []
+
+
+# -- there and back
+
+
+def test_what_is_pushed_comes_back_byte_for_byte(
+    hub: Hub, folder: Path, target: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    commit = push(folder, REPO, token=TOKEN, endpoint=hub.endpoint, message="the first")
+    assert len(commit) == 40 and hub.repos[REPO].head == commit
+    assert hub.repos[REPO].messages == ["initial commit", "the first"]
+    assert not hub.repos[REPO].private
+    digests = pull(REPO, target, revision=commit, endpoint=hub.endpoint)
+    assert contents(target) == contents(folder)
+    assert digests == {name: hashlib.sha256(data).hexdigest() for name, data in contents(folder).items()}
+    assert set(read_export(target).measurements(1)) == set(read_export(folder).measurements(1))
+    assert [p.name for p in target.parent.iterdir()] == ["here"]
+    assert len(hub.asked("PUT /upload/")) == 2  # the two Parquet files, over HTTP
+    assert not hub.asked("xet")
+    assert capfd.readouterr() == ("", "")
+
+
+def test_only_the_allowed_files_travel_both_ways(hub: Hub, folder: Path, target: Path) -> None:
+    shutil.copytree(folder, folder / "test")
+    (folder / "README.md").write_text("---\nlicense: mit\n---\n# Kernels\n")
+    (folder / "splits.json").write_text("{}")
+    allowed = {*contents(folder)}
+    for name in ("load.py", "model.pkl", ".hidden.json", "a.parquet.part", "test/run.sh", ".git/config.json"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("import os")
+    (folder / "test" / "deep").mkdir()
+    (folder / "test" / "deep" / "x.json").write_text("{}")
+    commit = push(folder, REPO, token=TOKEN, endpoint=hub.endpoint)
+    assert {*hub.repos[REPO].commits[commit]} == allowed | {".gitattributes"}
+    assert len(hub.repos[REPO].messages) == 2  # one commit for all of it
+    foreign = ("name.py", "data.pkl", "../out.json", "/etc/x.json", "a/../../x.json", "a/b/c.json", "a\\..\\x.json",
+               ".cache/x.json", "C:x.json", "x.json/", "con\n.json")  # fmt: skip
+    commit = hub.repos[REPO].commit(dict.fromkeys(foreign, b"{}"), "by somebody else")
+    digests = pull(REPO, target, revision=commit, endpoint=hub.endpoint)
+    assert {*contents(target)} == {*digests} == allowed
+    assert not [r for r in hub.asked("/resolve/") if any(r.endswith(name) for name in foreign)]
+
+
+def test_pushing_again_makes_no_commit_and_a_changed_export_makes_one(
+    hub: Hub, folder: Path, target: Path, tmp_path: Path
+) -> None:
+    first = push(folder, REPO, token=TOKEN, endpoint=hub.endpoint)
+    assert push(folder, REPO, token=TOKEN, endpoint=hub.endpoint) == first
+    with Journal.open(tmp_path / "b.sqlite") as journal:
+        fill(journal)
+        journal.record(measurement(7))
+        export(journal, folder, overwrite=True)
+    second = push(folder, REPO, token=TOKEN, endpoint=hub.endpoint)
+    assert second != first
+    assert len(hub.asked("repos/create")) == 1
+    for commit, rows in ((first, 3), (second, 4)):
+        pull(REPO, target / commit, revision=commit, endpoint=hub.endpoint)
+        assert len(list(read_export(target / commit).measurements(1))) == rows
+
+
+def test_a_private_dataset_needs_the_token_and_stays_private(
+    hub: Hub, folder: Path, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    commit = push(folder, REPO, private=True, endpoint=hub.endpoint)
+    assert hub.repos[REPO].private
+    pull(REPO, target / "a", revision=commit, endpoint=hub.endpoint)
+    monkeypatch.delenv("HF_TOKEN")
+    with pytest.raises(UsageError, match=r"no dataset owner/name on 127.* needs HF_TOKEN") as error:
+        pull(REPO, target / "b", revision=commit, endpoint=hub.endpoint)
+    refused(error)
+    hub.repo("owner/open")
+    with pytest.raises(UsageError, match="owner/open is public"):
+        push(folder, "owner/open", private=True, token=TOKEN, endpoint=hub.endpoint)
+    assert len(hub.repos["owner/open"].commits) == 1
+
+
+def test_a_card_without_a_header_is_pushed_and_a_broken_one_is_not(hub: Hub, folder: Path) -> None:
+    (folder / "README.md").write_text("# Kernels\n")
+    push(folder, REPO, token=TOKEN, endpoint=hub.endpoint)
+    (folder / "README.md").write_text("---\nbad: [\n---\n")
+    with pytest.raises(UsageError, match=r"README\.md.*unclosed list") as error:
+        push(folder, REPO, token=TOKEN, endpoint=hub.endpoint)
+    refused(error)
+    assert len(hub.repos[REPO].commits) == 2
+
+
+def test_the_client_is_as_it_was_afterwards(hub: Hub, folder: Path) -> None:
+    from huggingface_hub.utils import _http, logging
+
+    before = (_http._GLOBAL_CLIENT_FACTORY, logging.get_verbosity(), constants.HF_HUB_DISABLE_XET)
+    push(folder, REPO, token=TOKEN, endpoint=hub.endpoint)
+    with pytest.raises(UsageError):
+        push(folder, REPO, token="hf_wrong", endpoint=hub.endpoint)
+    assert (_http._GLOBAL_CLIENT_FACTORY, logging.get_verbosity(), constants.HF_HUB_DISABLE_XET) == before
+    assert _http._GLOBAL_CLIENT is None
+
+
+# -- what is not pushed
+
+
+@pytest.mark.parametrize("repo", ["name", "a/b/c", "", "owner/", "/name", "../x", "owner/na me", "owner/n.git", "é/x"])
+def test_a_name_that_is_no_dataset_is_refused(folder: Path, target: Path, repo: str) -> None:
+    for call in (lambda: push(folder, repo, token=TOKEN), lambda: pull(repo, target, revision="0" * 40)):
+        with pytest.raises(UsageError, match="give owner/name") as error:
+            call()
+        refused(error)
+
+
+def test_an_export_that_does_not_agree_is_not_pushed(hub: Hub, folder: Path) -> None:
+    content = (folder / "kernels.parquet").read_bytes()
+    (folder / "kernels.parquet").write_bytes(content[:-20] + bytes([content[-20] ^ 1]) + content[-19:])
+    with pytest.raises(DataError, match=r"kernels\.parquet does not agree"):
+        push(folder, REPO, token=TOKEN, endpoint=hub.endpoint)
+    (folder / CHECKSUMS).unlink()
+    with pytest.raises(UsageError, match="holds no export"):
+        push(folder, REPO, token=TOKEN, endpoint=hub.endpoint)
+    with pytest.raises(UsageError, match="is no folder"):
+        push(folder / "none", REPO, token=TOKEN, endpoint=hub.endpoint)
+    assert hub.requests == []
+
+
+def test_a_link_and_a_name_that_could_not_come_back_are_not_pushed(hub: Hub, folder: Path) -> None:
+    (folder / "secret.json").symlink_to("/etc/passwd")
+    with pytest.raises(UsageError, match=r"secret\.json is a link"):
+        push(folder, REPO, token=TOKEN, endpoint=hub.endpoint)
+    (folder / "secret.json").unlink()
+    (folder / "up").symlink_to("..")
+    with pytest.raises(UsageError, match="up is a link"):
+        push(folder, REPO, token=TOKEN, endpoint=hub.endpoint)
+    (folder / "up").unlink()
+    (folder / "my notes.md").write_text("")
+    with pytest.raises(UsageError, match="my notes"):
+        push(folder, REPO, token=TOKEN, endpoint=hub.endpoint)
+    assert hub.requests == []
+
+
+def test_a_folder_that_changes_while_it_is_pushed_is_not_committed(
+    hub: Hub, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digests = hub_module._digests
+    (folder / "splits.json").write_text("{}")
+
+    def changing(root: Path, names: list[str]) -> dict[str, str]:
+        found = digests(root, names)
+        (folder / "splits.json").write_text("[1]")
+        return found
+
+    monkeypatch.setattr(hub_module, "_digests", changing)
+    with pytest.raises(DataError, match="changed while it was pushed"):
+        push(folder, REPO, token=TOKEN, endpoint=hub.endpoint)
+    assert not hub.asked("/commit/")
+
+
+def test_a_commit_in_between_and_an_ignored_file_are_told(
+    hub: Hub, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repo, head = hub.repo(), hub_module._head
+
+    def raced(*args: object, **kwargs: object) -> str | None:
+        found = head(*args, **kwargs)  # type: ignore[arg-type]
+        repo.commit({"x.json": b"{}"}, "by somebody else")
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(hub_module, "_head", raced)
+        with pytest.raises(DataError, match="another commit meanwhile: push again") as error:
+            push(folder, REPO, token=TOKEN, endpoint=hub.endpoint)
+        refused(error)
+    hub.ignored = "runs.json"
+    with pytest.raises(DataError, match=r"has no runs\.json: is it in a \.gitignore"):
+        push(folder, REPO, token=TOKEN, endpoint=hub.endpoint)
+
+
+# -- what is not pulled
+
+
+@pytest.mark.parametrize("revision", ["main", "", "v1.0", "abc1234", "A" * 40, "0" * 39, "0" * 41, "0" * 40 + "\n"])
+def test_a_revision_that_is_not_pinned_is_refused(hub: Hub, target: Path, revision: str) -> None:
+    with pytest.raises(UsageError, match=r"no pinned commit: give the 40 hex.*/datasets/owner/name/commits/main"):
+        pull(REPO, target, revision=revision, endpoint=hub.endpoint)
+    assert hub.requests == [] and is_untouched(target)
+
+
+@pytest.mark.parametrize("name", ["kernels.parquet", CHECKSUMS, "test/targets.json"])
+def test_a_flipped_bit_is_refused_and_leaves_nothing(hub: Hub, folder: Path, target: Path, name: str) -> None:
+    shutil.copytree(folder, folder / "test")
+    commit = push(folder, REPO, token=TOKEN, endpoint=hub.endpoint)
+    hub.flip = name
+    with pytest.raises(DataError, match=f"owner/name at {commit[:12]}: .*checksums") as error:
+        pull(REPO, target, revision=commit, endpoint=hub.endpoint)
+    refused(error)
+    assert is_untouched(target)
+
+
+def test_a_file_that_is_missing_and_foreign_files_are_refused(hub: Hub, folder: Path, target: Path) -> None:
+    files = contents(folder)
+    del files["targets.json"]
+    for present, message in ((files, r"targets\.json is missing"), ({"a.py": b"", "b.json": b"{}"}, "holds no export")):
+        commit = hub.repo(files=present).head
+        with pytest.raises(DataError, match=message) as error:
+            pull(REPO, target, revision=commit, endpoint=hub.endpoint)
+        refused(error)
+        assert is_untouched(target)
+
+
+def test_a_folder_that_is_not_empty_stays_as_it_is(hub: Hub, folder: Path, target: Path) -> None:
+    commit = push(folder, REPO, token=TOKEN, endpoint=hub.endpoint)
+    target.mkdir()
+    (target / "mine").write_text("x")
+    (target.parent / "link").symlink_to(target.parent / "elsewhere")
+    (target.parent / "file").write_text("x")
+    for name, message in (("here", "is not empty"), ("link", "is no folder"), ("file", "is no folder")):
+        with pytest.raises(UsageError, match=message):
+            pull(REPO, target.parent / name, revision=commit, endpoint=hub.endpoint)
+    assert contents(target) == {"mine": b"x"} and len(list(target.parent.iterdir())) == 3
+    (target / "mine").unlink()
+    pull(REPO, target, revision=commit, endpoint=hub.endpoint)  # an empty one is filled
+    pull(REPO, target.parent / "deep" / "er", revision=commit, endpoint=hub.endpoint)
+    assert contents(target) == contents(target.parent / "deep" / "er") == contents(folder)
+
+
+def test_a_full_disk_leaves_nothing(hub: Hub, folder: Path, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commit = push(folder, REPO, token=TOKEN, endpoint=hub.endpoint)
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 7, 3))  # type: ignore[attr-defined]
+        with pytest.raises(DataError, match=r"disk full: owner/name needs \d+ bytes") as error:
+            pull(REPO, target, revision=commit, endpoint=hub.endpoint)
+        refused(error)
+    code = """
+import resource, sys
+from pathlib import Path
+from kcg.dataset.hub import pull
+from kcg.errors import DataError
+resource.setrlimit(resource.RLIMIT_FSIZE, (300, 300))
+try: pull("owner/name", Path(sys.argv[1]), revision=sys.argv[2], endpoint=sys.argv[3])
+except DataError as e: print(e)
+"""
+    done = script(code, target, commit, hub.endpoint)
+    out, errors = done.communicate(timeout=60)
+    assert "disk full: owner/name could not be pulled" in out, errors
+    assert is_untouched(target)
+
+
+def script(code: str, *arguments: object) -> subprocess.Popen[str]:
+    """Another process, online, with another home than the user's."""
+    environment = {k: v for k, v in os.environ.items() if k not in ("HF_HUB_OFFLINE", "HF_TOKEN")}
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**environment, "PYTHONPATH": str(ROOT), "HF_TOKEN_PATH": os.devnull},
+    )  # fmt: skip
+
+
+def test_an_interrupt_leaves_nothing(hub: Hub, folder: Path, target: Path) -> None:
+    commit = push(folder, REPO, token=TOKEN, endpoint=hub.endpoint)
+    hub.cut = "GET /storage/"
+    code = """
+import sys
+from pathlib import Path
+from kcg.dataset.hub import pull
+pull("owner/name", Path(sys.argv[1]), revision=sys.argv[2], endpoint=sys.argv[3])
+"""
+    process = script(code, target, commit, hub.endpoint)
+    deadline = time.monotonic() + 30
+    while not hub.asked("GET /storage/") and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not is_untouched(target)  # it is arriving
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=20)
+    assert "KeyboardInterrupt" in errors
+    assert is_untouched(target)
+
+
+# -- a Hub that is absent, refuses or hangs
+
+
+def test_without_a_connection_there_is_one_line(folder: Path, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as bound:  # nothing listens there
+        bound.bind(("127.0.0.1", 0))
+        endpoint = f"http://127.0.0.1:{bound.getsockname()[1]}"
+        with pytest.raises(DataError, match=r"no connection to 127\.0\.0\.1:\d+ .*are you offline") as error:
+            pull(REPO, target, revision="0" * 40, endpoint=endpoint)
+        refused(error)
+        with pytest.raises(DataError, match="no connection to"):
+            push(folder, REPO, token=TOKEN, endpoint=endpoint)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    for call in (
+        lambda: pull(REPO, target, revision="0" * 40, endpoint=endpoint),
+        lambda: push(folder, REPO, token=TOKEN, endpoint=endpoint),
+    ):
+        with pytest.raises(UsageError, match="offline mode: unset HF_HUB_OFFLINE"):
+            call()
+    with pytest.raises(UsageError, match="the endpoint of the Hub"):
+        pull(REPO, target, revision="0" * 40, endpoint="ftp://hub")
+    assert is_untouched(target)
+
+
+def test_a_wrong_or_missing_token_is_one_line_that_does_not_show_it(hub: Hub, folder: Path, target: Path) -> None:
+    commit = hub.repo(files=contents(folder)).head
+    for token, message in (
+        ("hf_wrong", r"does not accept the token \(401\)"),
+        (READ_TOKEN, r"may not write to owner/name \(403\) \(.*write token.*\): set HF_TOKEN"),
+        (None, "no token to push to owner/name: set HF_TOKEN"),
+        ("two words", "the token is no token"),
+        ("line\nbreak", "the token is no token"),
+    ):
+        with pytest.raises(UsageError, match=message) as error:
+            push(folder, REPO, token=token, endpoint=hub.endpoint)
+        assert token is None or token not in refused(error)
+    with pytest.raises(UsageError, match=r"no rights to create|may not write to owner/new"):
+        push(folder, "owner/new", token=READ_TOKEN, endpoint=hub.endpoint)
+    with pytest.raises(UsageError, match=r"\(401\)"):
+        pull(REPO, target, revision=commit, token="hf_wrong", endpoint=hub.endpoint)
+    hub.answers["/revision/"] = (403, {"X-Error-Code": "GatedRepo"})
+    with pytest.raises(UsageError, match=r"is gated: accept its terms at http.*/datasets/owner/name and set HF_TOKEN"):
+        pull(REPO, target, revision=commit, endpoint=hub.endpoint)
+    assert is_untouched(target) and len(hub.repos[REPO].commits) == 1
+
+
+def test_a_missing_dataset_or_revision_is_one_line(hub: Hub, folder: Path, target: Path) -> None:
+    hub.repo()
+    for repo, message in (("owner/none", "no dataset owner/none"), (REPO, f"has no commit {'0' * 40}: see http")):
+        with pytest.raises(UsageError, match=message) as error:
+            pull(repo, target, revision="0" * 40, token=READ_TOKEN, endpoint=hub.endpoint)
+        refused(error)
+    with pytest.raises(UsageError, match=r"no such address \(404\).*is it a Hugging Face Hub"):
+        pull(REPO, target, revision="0" * 40, endpoint=f"{hub.endpoint}/elsewhere")
+    assert is_untouched(target)
+
+
+@pytest.mark.parametrize("where", ["GET /api/datasets/", "PUT /upload/", "/commit/"])
+def test_a_hub_that_hangs_ends_a_push(hub: Hub, folder: Path, where: str) -> None:
+    head = hub.repo().head
+    hub.hang = where
+    begin = time.monotonic()
+    with pytest.raises(DataError, match=r"did not answer in time|took longer than 0\.6 s") as error:
+        push(folder, REPO, token=TOKEN, endpoint=hub.endpoint, limits=SHORT)
+    refused(error)
+    assert time.monotonic() - begin < 5
+    assert hub.repos[REPO].head == head
+
+
+@pytest.mark.parametrize(
+    ("how", "where"),
+    [("hang", "/revision/"), ("hang", "HEAD /"), ("cut", "/storage/"), ("drip", "/resolve/")],
+)
+def test_a_hub_that_hangs_ends_a_pull(hub: Hub, folder: Path, target: Path, how: str, where: str) -> None:
+    commit = hub.repo(files=contents(folder)).head
+    setattr(hub, how, where)
+    begin = time.monotonic()
+    with pytest.raises(DataError, match=r"did not answer in time|took longer than 0\.6 s") as error:
+        pull(REPO, target, revision=commit, endpoint=hub.endpoint, limits=SHORT)
+    refused(error)
+    assert time.monotonic() - begin < 5
+    assert is_untouched(target)
+
+
+def test_a_hub_that_is_busy_or_broken_is_one_line(hub: Hub, folder: Path, target: Path) -> None:
+    commit = hub.repo(files=contents(folder)).head
+    for status, headers, message in (
+        (500, {}, r"refused the request for owner/name \(500\) \(told to\): try again later"),
+        (429, {"Retry-After": "3600"}, "is busy and asks to wait: try again in 3600 s"),
+        (429, {"ratelimit": '"api";r=0;t=255', "ratelimit-policy": '"fixed window";"api";q=500;w=300'}, "in 255 s"),
+        (200, {}, "cannot be read|another commit"),
+        (418, {"X-Error-Message": "\x1b[2Jpwned"}, r"\?\[2Jpwned"),
+    ):
+        hub.answers = {"/revision/": (status, headers)}
+        with pytest.raises(DataError, match=message) as error:
+            pull(REPO, target, revision=commit, endpoint=hub.endpoint)
+        assert "\x1b" not in refused(error)
+    hub.answers = {"/preupload/": (429, {"Retry-After": "3600"})}
+    with pytest.raises(DataError, match="try again in 3600 s"):
+        push(folder, REPO, token=TOKEN, endpoint=hub.endpoint)
+    hub.answers = {"PUT /upload/": (403, {})}
+    with pytest.raises(UsageError, match=r"may not write to owner/other \(403\)"):
+        push(folder, "owner/other", token=TOKEN, endpoint=hub.endpoint)
+    assert is_untouched(target)
