@@ -56,7 +56,7 @@ class Drawn:
 
 
 @functools.lru_cache(SPACES_KEPT)
-def _space(region: Region, target: Target) -> KernelSpace:
+def space_of(region: Region, target: Target) -> KernelSpace:
     return KernelSpace(region, target)
 
 
@@ -64,10 +64,10 @@ def draw(job: DrawJob) -> Drawn:
     """The next batch: tinygrad's own choice and the unoptimised kernel first, then some of every sampler that has not
     had its share, so that searches advance while walks fill the rest. None of them is known."""
     try:
-        space = _space(job.region, job.target)
+        space = space_of(job.region, job.target)
         baseline = space.baseline()
     except ScheduleError as error:
-        return Drawn((), (), job.ended, RAW, str(error))
+        return Drawn((), ("",) * len(job.known), job.ended, RAW, str(error))
     keys = tuple(known.key or key_of(space, known.schedule) or "" for known in job.known)
     times = {key: known.time_s for key, known in zip(keys, job.known, strict=True)}
     drawing = _Drawing(job, View(space, Roofline(), times))

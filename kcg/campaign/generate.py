@@ -12,9 +12,10 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from kcg.campaign.draw import HAND_CODED, Drawn, draw
-from kcg.campaign.kernels import distinct_calls, why_not, workloads_of
+from kcg.campaign.draw import HAND_CODED, Drawn
+from kcg.campaign.kernels import distinct_calls, shard_of, why_not, workloads_of
 from kcg.campaign.settings import CampaignSettings, CampaignSummary
+from kcg.campaign.tables import TableTask, table_calls
 from kcg.campaign.task import KernelTask
 from kcg.compat.device import choose_device, prepare
 from kcg.dataset.journal import Journal, Run
@@ -28,7 +29,8 @@ STOP_ABOVE = 10.0  # a schedule this much slower than the best of its kernel get
 FIRST_SHARE = 0.25  # of the schedules of every kernel come before the rest of any, so that a short budget covers all
 TIMEOUT_FACTOR, SHORTEST_TIMEOUT_S, LONGEST_TIMEOUT_S = 200.0, 8.0, 60.0  # of one candidate, by the hand-coded time
 KERNELS_AT_ONCE = 4  # so that compilers work for one kernel while another is on the device
-DRAW_TIMEOUT_S = 120.0
+DRAW_TIMEOUT_S = 300.0
+TOGETHER = 64  # schedules of a kernel that go to the device in one go
 
 Say = Callable[[str, float | None], None]
 
@@ -52,6 +54,7 @@ class _Occasion:
     service: MeasureService
     journal: Journal
     calls: list[WorkloadCall]
+    tables: list[WorkloadCall]
     deadline: float | None
     say: Say
     began: float = field(default_factory=time.monotonic)
@@ -84,9 +87,23 @@ class _Occasion:
             counts = self.journal.schedules_known(target.fingerprint, toolchain.fingerprint, PROTOCOL)
             waiting = (c for c in calls if counts.get((c.region.id, c.variables), 0) < stage)
             self._stage(self._task(call, stage) for call in waiting)
+        declared = self.journal.lattices(target.fingerprint, toolchain.fingerprint)
+        tables = (call for call in self.tables if call.region.id not in declared and not why_not(call, target))
+        self._stage(self._table_task(call) for call in tables)
         self.finished = not self.out_of_time
 
+    def _table_task(self, call: WorkloadCall) -> TableTask:
+        rows, limit = self._rows(call), self.settings.table_schedules
+        return TableTask(call, self.service.target, seed=self.settings.seed, limit=limit, known=rows)
+
     def _task(self, call: WorkloadCall, wanted: int) -> KernelTask:
+        return KernelTask(
+            call, self.service.target, wanted=wanted, mix=self.settings.mix, seed=self.settings.seed,
+            known=self._rows(call),
+        )  # fmt: skip
+
+    def _rows(self, call: WorkloadCall) -> list[Measurement]:
+        """What was measured of a kernel in a search; its binaries are not timed again."""
         target, toolchain = self.service.facts
         rows = [
             row
@@ -95,7 +112,7 @@ class _Occasion:
         ]
         for row in rows:
             self.service.remember(row)
-        return KernelTask(call, target, wanted=wanted, mix=self.settings.mix, seed=self.settings.seed, known=rows)
+        return rows
 
     def _stage(self, tasks: Iterator[KernelTask]) -> None:
         """Batches of a few kernels at once; when one is measured, that kernel's next is drawn."""
@@ -103,8 +120,7 @@ class _Occasion:
         flying = 0
         while True:
             while flying < at_once and not self.out_of_time and (task := next(tasks, None)) is not None:
-                self._draw(_Flight(task))
-                flying += 1
+                flying += self._draw(_Flight(task))
             if not flying:
                 return
             flight, ended = self._done.get()
@@ -116,20 +132,28 @@ class _Occasion:
                 flight.left -= 1
             else:
                 log.warning("no schedules of %s were drawn: %s", flight.task.call.region.id[:12], ended)
-            if flight.left:
-                continue
-            if isinstance(ended, Measurement) and not self.out_of_time:
-                self._draw(flight)
-            else:
+                flight.task.exhausted = True
+            if not flight.left and not self._draw(flight):
                 flying -= 1
 
-    def _draw(self, flight: _Flight) -> None:
-        """Have a child draw the kernel's next batch."""
+    def _draw(self, flight: _Flight) -> bool:
+        """Have a child draw the kernel's next batch; False where there is none to be had, or no time."""
+        if self.out_of_time:
+            return False
+        task = flight.task
+        if (more := task.next_draw()) is None:
+            if isinstance(task, TableTask) and task.declaration:
+                target, toolchain = self.service.facts
+                self.journal.add_lattice(
+                    task.call.region.id, target.fingerprint, toolchain.fingerprint, task.declaration
+                )
+            return False
 
         def ended(future: Future[Drawn]) -> None:
             self._done.put((flight, future.exception() or future.result()))
 
-        self.service.beside(draw, flight.task.job(), timeout_s=DRAW_TIMEOUT_S).add_done_callback(ended)
+        self.service.beside(*more, timeout_s=DRAW_TIMEOUT_S).add_done_callback(ended)
+        return True
 
     def _send(self, flight: _Flight, batch: list[tuple[Schedule, str]]) -> None:
         """Have a batch measured."""
@@ -149,8 +173,9 @@ class _Occasion:
         def ended(future: Future[Measurement]) -> None:
             self._done.put((flight, future.result()))
 
-        for future in self.service.measure(requests, together=True):
-            future.add_done_callback(ended)
+        for first in range(0, len(requests), TOGETHER):
+            for future in self.service.measure(requests[first : first + TOGETHER], together=True):
+                future.add_done_callback(ended)
 
     def _record(self, task: KernelTask, row: Measurement) -> None:
         if self.service.device_error is not None:  # what could not run is not recorded: a later occasion measures it
@@ -207,7 +232,8 @@ def generate_here(settings: CampaignSettings, *, say: Say) -> CampaignSummary:
             workloads, shard=settings.shard, seed=settings.seed, per_family=settings.kernels_per_family
         )
         deadline = began + settings.budget_s if settings.budget_s is not None else None
-        occasion = _Occasion(settings, service, journal, calls, deadline, say)
+        tables = shard_of(table_calls(workloads, settings.tables, seed=settings.seed), settings.shard)
+        occasion = _Occasion(settings, service, journal, calls, tables, deadline, say)
         occasion.run()
     return CampaignSummary(
         len(calls), occasion.measured, occasion.known, dict(occasion.statuses), time.monotonic() - began,

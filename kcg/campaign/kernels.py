@@ -60,7 +60,6 @@ def distinct_calls(
     Of a family, all presets of a workload, there are `per_family` at most. To which shard a kernel belongs depends on
     nothing but its identity.
     """
-    number, count = shard
     families: dict[str, dict[Key, WorkloadCall]] = {}
     for workload in workloads:
         for call in workload.calls:
@@ -69,8 +68,13 @@ def distinct_calls(
     for calls in families.values():
         for call in in_order(calls, seed=seed)[:per_family]:
             distinct[call.region.id, call.variables] = call
-    mine = {key: call for key, call in distinct.items() if _hash(f"shard:{key}") % count == number - 1}
-    return in_order(mine, seed=seed)
+    return shard_of(in_order(distinct, seed=seed), shard)
+
+
+def shard_of(calls: Iterable[WorkloadCall], shard: tuple[int, int]) -> list[WorkloadCall]:
+    """Those of the calls that belong to one shard, in their order."""
+    number, count = shard
+    return [c for c in calls if _hash(f"shard:{(c.region.id, c.variables)}") % count == number - 1]
 
 
 def in_order(calls: dict[Key, WorkloadCall], *, seed: int) -> list[WorkloadCall]:

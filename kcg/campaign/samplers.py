@@ -82,7 +82,20 @@ def beam_level(view: View, rng: random.Random, width: int, children: int | None)
     drawn at random. It begins at the unoptimised kernel and ends when a level's best improves on the last by less than
     0.01 µs, so it cannot cross a valley.
     """
+    return beam_state(view, rng, width, children)[0]
+
+
+def beam_winner(view: View, width: int) -> Schedule | None:
+    """What a complete BEAM search of that width ended with; None where nothing worked."""
+    return beam_state(view, random.Random(0), width, None)[1]
+
+
+def beam_state(
+    view: View, rng: random.Random, width: int, children: int | None
+) -> tuple[list[Schedule], Schedule | None]:
+    """What the search asks for next, and the fastest it knows of."""
     kept, record_s, seen = [RAW], math.inf, {view.space.key(RAW)}
+    winner: Schedule | None = None
     while kept:
         level: dict[str, Schedule] = {}
         for schedule in kept:
@@ -95,13 +108,14 @@ def beam_level(view: View, rng: random.Random, width: int, children: int | None)
         missing = [schedule for key, schedule in level.items() if key not in measured]
         short = min(children or len(level), len(level)) - len(measured)
         if short > 0:
-            return missing if children is None else rng.sample(missing, short)
+            return missing if children is None else rng.sample(missing, short), winner
         fastest = sorted((seconds, key) for key, seconds in measured.items() if math.isfinite(seconds))
         if not fastest or fastest[0][0] > record_s - BEAM_MIN_PROGRESS_S:
             break
         record_s = fastest[0][0]
         kept = [level[key] for _, key in fastest[:width]]
-    return []
+        winner = kept[0]
+    return [], winner
 
 
 def key_of(space: KernelSpace, schedule: Schedule) -> str | None:

@@ -30,6 +30,8 @@ class CampaignSettings:
     device: str = "auto"
     schedules_per_kernel: int = 20
     kernels_per_family: int | None = None  # None: all
+    tables: int = 0  # kernels that get a replay table
+    table_schedules: int = 1000  # of each table, at most
     mix: tuple[tuple[str, float], ...] = tuple(DEFAULT_MIX.items())
     shard: tuple[int, int] = (1, 1)  # this part of so many
     budget_s: float | None = None

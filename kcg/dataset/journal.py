@@ -48,6 +48,9 @@ __all__ = ["APPLICATION_ID", "SCHEMA_VERSION", "Journal", "Record", "Run"]
 
 CHECK_AT_OPEN_BYTES = 64 << 20  # SQLite checks about 500 MB/s: larger journals are checked by `check()` only
 PAGE_ROWS = 1000
+LATTICES = """CREATE TABLE IF NOT EXISTS lattices(region_id TEXT NOT NULL, target TEXT NOT NULL,
+  toolchain TEXT NOT NULL, declaration TEXT NOT NULL, PRIMARY KEY(region_id, target, toolchain))"""
+"""Made when the first is stored: journals without replay tables have none."""
 
 _NAMES = ", ".join(MEASUREMENT_COLUMNS)
 
@@ -231,7 +234,22 @@ class Journal:
         with self._transaction() as connection:
             return connection.execute(statement, values).rowcount == 1
 
+    def add_lattice(self, region_id: str, target: str, toolchain: str, declaration: str) -> bool:
+        """Stores what a replay table is to hold, as `kcg.campaign.tables` declares it. Its schedules are rows."""
+        with self._transaction() as connection:
+            connection.execute(LATTICES)
+            return self._insert(
+                "INSERT OR REPLACE INTO lattices VALUES(?, ?, ?, ?)", (region_id, target, toolchain, declaration)
+            )
+
     # -- reading
+
+    def lattices(self, target: str, toolchain: str) -> dict[str, str]:
+        """The declared lattice of each region that has one."""
+        if not self._rows("SELECT 1 FROM sqlite_master WHERE name='lattices'"):
+            return {}
+        query = "SELECT region_id, declaration FROM lattices WHERE target=? AND toolchain=? ORDER BY region_id"
+        return dict(self._rows(query, (target, toolchain)))
 
     def has(self, key: Sequence[Any]) -> bool:
         """Whether a measurement of this `Measurement.key` was recorded, in any run and trial."""

@@ -39,7 +39,7 @@ PRESETS = {
     "mini-f16": Config(dtype="float16", batch=2, tokens=24, width=64, heads=4, hidden=96, rank=8, vocabulary=80),
     "mini-odd": Config(batch=3, tokens=21, width=65, heads=5, hidden=91, rank=3, vocabulary=77),
     "base": Config(),
-    "base-f16": Config(dtype="float16", batch=8, tokens=384, rank=16, vocabulary=16384),
+    "base-f16": Config(dtype="float16", batch=8, tokens=384, rank=16, vocabulary=8192),
     "llama1b-bf16": Config(
         dtype="bfloat16", batch=1, tokens=512, width=2048, heads=32, hidden=8192, rank=64, vocabulary=16000
     ),
