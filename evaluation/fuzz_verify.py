@@ -22,6 +22,7 @@ import typer
 from kcg.commandline import guarded, record_results
 from kcg.compat.device import choose_device, prepare
 from kcg.dataset.journal import Journal
+from kcg.measure.jobs import UNJUDGED
 from kcg.measure.protocol import PROTOCOL
 from kcg.measure.service import MeasureService, Request
 from kcg.optimize.settings import parse_budget
@@ -31,7 +32,6 @@ from kcg.workloads.registry import WORKLOADS
 
 RESULTS = Path(__file__).parent / "results" / "fuzz_verify.json"
 BATCH = 6  # kernels whose schedules are compiled together
-UNJUDGED = "cannot be judged"  # how the reason of a kernel starts whose outputs are mostly not numbers
 
 
 def summary(rows: list[Measurement], origins: dict[str, str]) -> dict[str, Any]:

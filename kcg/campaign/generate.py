@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 STOP_ABOVE = 10.0  # a schedule this much slower than the best of its kernel gets one sample only
 FIRST_SHARE = 0.25  # of the schedules of every kernel come before the rest of any, so that a short budget covers all
 TIMEOUT_FACTOR, SHORTEST_TIMEOUT_S, LONGEST_TIMEOUT_S = 200.0, 8.0, 60.0  # of one candidate, by the hand-coded time
+RETIMED = "retime"  # the sampler of what was timed again on another occasion
 KERNELS_AT_ONCE = 4  # so that compilers work for one kernel while another is on the device
 DRAW_TIMEOUT_S = 300.0
 TOGETHER = 64  # schedules of a kernel that go to the device in one go
@@ -108,7 +109,7 @@ class _Occasion:
         rows = [
             row
             for row in self.journal.known(target.fingerprint, toolchain.fingerprint, PROTOCOL, region_id=call.region.id)
-            if row.variables == call.variables and row.early_stop
+            if row.variables == call.variables and row.early_stop and row.sampler != RETIMED
         ]
         for row in rows:
             self.service.remember(row)

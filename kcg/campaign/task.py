@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable
 
 from kcg.campaign.draw import HAND_CODED, DrawJob, Drawn, Known, draw
+from kcg.measure.jobs import UNJUDGED
 from kcg.types import Measurement, Schedule, Status, Target, WorkloadCall
 
 
@@ -47,5 +48,7 @@ class KernelTask:
         """What measuring a schedule showed."""
         time_s = row.median_s if row.status == Status.OK else math.inf
         self.known[row.schedule] = Known(row.schedule, row.sampler, time_s, self._keys.get(row.schedule, ""))
+        if row.reason.startswith(UNJUDGED):
+            self.exhausted = True  # no schedule of it ever will
         if row.sampler == HAND_CODED and row.status == Status.OK:
             self.baseline_s = row.median_s

@@ -5,6 +5,7 @@ A child keeps the workbenches of its last few kernels, so that timing their next
 
 from __future__ import annotations
 
+import gc
 import math
 import os
 import time
@@ -15,6 +16,7 @@ from typing import Any, TypeVar
 
 from kcg.errors import VerificationError
 from kcg.measure.jobs import (
+    UNJUDGED,
     CompileJob,
     CompileOutcome,
     DuelJob,
@@ -30,9 +32,11 @@ LONG_S = 0.005  # a longer run takes as long with a cold cache as with a warm on
 
 Launch = Callable[[], float]
 
+COLLECT_EVERY = 50  # compilations
 KEPT_BENCHES = 6
 KEPT_SHARE = 0.02  # of the device's memory that the kept workbenches but the last may take together
 
+_compiled = 0  # so many by this process
 _benches: OrderedDict[tuple[str, str], Any] = OrderedDict()
 _flushers: dict[str, Any] = {}
 _sensors: dict[str, Sensors] = {}
@@ -62,8 +66,14 @@ def detect_job(dev: str) -> tuple[Target, Toolchain]:
 def compile_job(job: CompileJob) -> CompileOutcome:
     from kcg.kernel.compiler import compile_schedule
 
+    global _compiled
     begin = time.perf_counter()
-    compiled = compile_schedule(job.region, job.schedule, job.target, variables=job.variables)
+    try:
+        compiled = compile_schedule(job.region, job.schedule, job.target, variables=job.variables)
+    finally:
+        _compiled += 1
+        if _compiled % COLLECT_EVERY == 0:  # a compiling child does not look for cycles by itself
+            gc.collect()
     return CompileOutcome(compiled, time.perf_counter() - begin)
 
 
@@ -128,7 +138,7 @@ def time_job(job: TimeJob) -> TimeOutcome:
     try:
         recipe = bench.choose_recipe(job.variables)
     except VerificationError as error:
-        return TimeOutcome((), "", wrong=f"cannot be judged: {error}", checked=True)
+        return TimeOutcome((), "", wrong=f"{UNJUDGED}: {error}", checked=True)
     laps.lap("inputs and reference")
     launch = bench.launcher(job.compiled)
     laps.lap("load")

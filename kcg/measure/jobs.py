@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from kcg.kernel.compiled import Compiled
 from kcg.types import CacheState, Region, Schedule, Target, Verification
 
+UNJUDGED = "cannot be judged"  # how the reason begins where a kernel has no reference: none of its schedules will do
+
 
 @dataclass(frozen=True)
 class CompileJob:

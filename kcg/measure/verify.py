@@ -17,6 +17,7 @@ from kcg.compat.tiny import UOp
 from kcg.errors import VerificationError
 from kcg.kernel.evaluate import CONFIDENT, StoreValues, error_ratio, evaluate, sample_points
 from kcg.measure.inputs import BINARY_RECIPE, POSITIVE_RECIPE, RECIPE, Repeated, to_values
+from kcg.measure.jobs import UNJUDGED
 from kcg.measure.whole_output import WholeOutput, judge_projections
 from kcg.measure.workbench import FINITE_POISON, NAN_POISON, Workbench
 from kcg.types import Target, Verification
@@ -165,7 +166,7 @@ class CheckedBench(Workbench):
                         verdict.ran("exact on {0,1} inputs")
         except VerificationError as error:
             for verdict in verdicts:
-                verdict.reason = verdict.reason or f"cannot be judged: {error}"
+                verdict.reason = verdict.reason or f"{UNJUDGED}: {error}"
         return [verdict.final() for verdict in verdicts]
 
     def _judge_all(
@@ -179,9 +180,9 @@ class CheckedBench(Workbench):
             self.fill(seed, recipe)
             reference = self.reference(*key)
             if reference.judged() < JUDGED:
-                reason = "cannot be judged: most outputs are not numbers"
+                reason = f"{UNJUDGED}: most outputs are not numbers"
             elif self.inputs and reference.nothing() and recipe != BINARY_RECIPE:
-                reason = "cannot be judged: every output is 0, as an empty kernel would leave it"
+                reason = f"{UNJUDGED}: every output is 0, as an empty kernel would leave it"
             else:
                 reason = self._check_once_or_again(launch, reference, verdict, thorough=whole)
                 if whole and not reason:
