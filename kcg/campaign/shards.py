@@ -19,7 +19,7 @@ from kcg.dataset.journal import Journal
 from kcg.errors import DeviceError, KcgError
 from kcg.measure import alone
 from kcg.measure.pools import ServiceClosed
-from kcg.measure.service import usable_cores
+from kcg.measure.target import usable_cores
 
 WORKER = "kcg.campaign.shards"
 GRACE_S = 300.0  # beyond the budget, for the start of a worker and its last batches

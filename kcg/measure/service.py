@@ -13,18 +13,20 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from kcg.errors import DeviceError
 from kcg.kernel.compiled import Compiled
 from kcg.measure import child
+from kcg.measure.group import Group, Ready
+from kcg.measure.group import Request as Request
 from kcg.measure.jobs import CompileJob, CompileOutcome, DuelJob, DuelOutcome, TimeJob, TimeOutcome, TinyBeamJob
 from kcg.measure.jobs import TinyBeamOutcome as TinyBeamOutcome
 from kcg.measure.pools import ChildDied, CompilePool, DevicePool, ServiceClosed
 from kcg.measure.protocol import PROTOCOL
-from kcg.measure.target import first_line
+from kcg.measure.target import first_line, usable_cores
 from kcg.types import CacheState, Measurement, Region, Schedule, Status, Target, Toolchain
 
 log = logging.getLogger(__name__)
@@ -39,47 +41,6 @@ KEPT_BINARIES = 2000  # so that a campaign of a hundred thousand schedules does 
 
 OUT_OF_RESOURCES = ("out of memory", "micro-operations", "shared memory", "shared data", "too many resources")
 """What the errors say that mean: legal, but more than this device or this machine has."""
-
-
-@dataclass(frozen=True)
-class Request:
-    """One schedule to be measured."""
-
-    region: Region
-    schedule: Schedule
-    variables: tuple[tuple[str, int], ...] = ()
-    sampler: str = ""
-    in_search: bool = False  # the few samples of a search are enough
-    samples: int | None = None  # so many, whatever the protocol asks
-    stop_above_s: float | None = None  # a slower one gets one sample only
-    stop_above_best: float | None = None  # the same as a multiple of the fastest timed just before it
-    best_s: float | None = None  # the fastest known: what is ten times faster is not believed at once
-    cache_state: CacheState = CacheState.COLD
-    timeout_s: float | None = None  # None: the service's
-
-    @property
-    def early_stop(self) -> bool:
-        """Whether fewer samples are taken than the protocol asks."""
-        return self.in_search or self.samples is not None
-
-
-_Ready = tuple[Request, CompileOutcome, "Future[Measurement]"]
-
-
-class _Group:
-    """Requests that go to the device together, in their order, when the last of them is compiled."""
-
-    def __init__(self, count: int) -> None:
-        self._waiting = count
-        self._lock = threading.Lock()
-        self._ready: dict[int, list[_Ready]] = {}
-
-    def compiled(self, place: int, ready: list[_Ready]) -> list[_Ready]:
-        """All of the group if this was the last one, else nothing; `ready` is empty where compiling failed."""
-        with self._lock:
-            self._ready[place] = ready
-            self._waiting -= 1
-            return [] if self._waiting else [one for _, some in sorted(self._ready.items()) for one in some]
 
 
 class MeasureService:
@@ -116,7 +77,7 @@ class MeasureService:
         self._lock = threading.Lock()
         self._spent_lock = threading.Lock()
         self._compiling = 0
-        self._ready: list[_Ready] = []
+        self._ready: list[Ready] = []
         self._by_binary: dict[tuple[Any, ...], Future[TimeOutcome] | Measurement] = {}
         self._kept: dict[tuple[str, tuple[tuple[str, int], ...], Schedule], CompileOutcome] = {}
         self.device_error: DeviceError | None = None  # set when the device does not open again after a fault
@@ -233,7 +194,7 @@ class MeasureService:
         take turns on the device, which holds the inputs of one kernel only.
         """
         jobs = [self._job(request) for request in requests]
-        group = _Group(len(requests)) if together else None
+        group = Group(len(requests)) if together else None
         with self._lock:
             self._compiling += 1  # the batch itself: on a CPU no sample is taken before its last job is sent
         try:
@@ -254,7 +215,7 @@ class MeasureService:
         return CompileJob(request.region, request.schedule, self.target, request.variables)
 
     def _measure(
-        self, request: Request, function: Callable[..., Any], *args: Any, place: tuple[_Group, int] | None = None
+        self, request: Request, function: Callable[..., Any], *args: Any, place: tuple[Group, int] | None = None
     ) -> Future[Measurement]:
         future = _new_future()
 
@@ -413,13 +374,6 @@ class MeasureService:
 
         stop = self._device.closed
         return self._device.submit_here(lambda: tiny_beam.run(job, timeout_s=timeout_s, stop=stop))
-
-
-def usable_cores() -> int:
-    """How many cores this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return max(1, len(os.sched_getaffinity(0)))
-    return max(1, os.cpu_count() or 1)
 
 
 def _new_future() -> Future[Measurement]:

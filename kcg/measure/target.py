@@ -139,3 +139,10 @@ def _other_facts(device: str) -> dict[str, Any]:
     return {
         "model": f"{device} on {platform.machine()}", "cores": 0, "memory_bytes": 0, "cache_bytes": 0, "driver": "",
     }  # fmt: skip
+
+
+def usable_cores() -> int:
+    """How many cores this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return max(1, len(os.sched_getaffinity(0)))
+    return max(1, os.cpu_count() or 1)

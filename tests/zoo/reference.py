@@ -15,6 +15,9 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 from tinygrad import Tensor
 
+from kcg.compat.capture import recording
+from kcg.kernel.codec import ast_of, kernel_of
+from kcg.kernel.contractions import find_recompute, operations
 from kcg.workloads.family import Parameters, array_of, random_inputs
 
 Array = NDArray[np.float64]
@@ -35,6 +38,17 @@ class _Recorded(Parameters):
         return found
 
 
+def realized(*outputs: Tensor) -> None:
+    """Realise all outputs together, as one step, and assert that hardly any multiplication is done twice on the way."""
+    with recording() as recorder:
+        Tensor.realize(*outputs)
+    kernels = [(kernel_of(call.ast), call.calls) for call in recorder.calls()]
+    asts = [(ast_of(kernel), kernel.id, calls) for kernel, calls in kernels]
+    found = [find_recompute(ast, key, calls) for ast, key, calls in asts]
+    wasted = sum(row.calls * row.wasted_operations for row in found if row is not None)
+    assert kernels and wasted <= 0.05 * sum(calls * operations(ast) for ast, _, calls in asts)
+
+
 def check(name: str, forward: Callable[..., Any], *, preset: str = "mini", tolerance: float = 1e-4) -> None:
     """Every output of the family within `tolerance` of the largest magnitude of the reference's."""
     family: Any = importlib.import_module(f"kcg.workloads.zoo.{name}")
@@ -44,7 +58,7 @@ def check(name: str, forward: Callable[..., Any], *, preset: str = "mini", toler
     run = family.run(p, config, **drawn)
     state = p.before
     made = run if isinstance(run, tuple) else (run,)
-    Tensor.realize(*made)  # together, as one step
+    realized(*made)
     outputs = [array_of(t) for t in made]
     wanted = forward(state, config, **given)
     references = [np.asarray(w, np.float64) for w in (wanted if isinstance(wanted, tuple) else (wanted,))]
@@ -76,7 +90,7 @@ def check_gradients(
         run = run[0], *(t for t, key in zip(run[1:], names, strict=True) if key in only)
         names = [key for key in names if key in only]
         assert len(names) == len(only)
-    Tensor.realize(*run)  # together, as one step
+    realized(*run)
     got_loss, *got = (array_of(t) for t in run)
     state = p.arrays()
     wanted = loss(state, config, **given)

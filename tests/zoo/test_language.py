@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tinygrad.helpers import Context
 
 from kcg.workloads.registry import spec_of
 from tests.zoo.reference import (
@@ -184,8 +183,7 @@ moe = partial(llama, layer=moe_layer)
     ],
 )
 def test_language(name: str, forward: Any, preset: str, tolerance: float) -> None:
-    with Context(NOOPT=1, PARALLEL=0):  # the models are tiny: less to compile
-        check(name, forward, preset=preset, tolerance=tolerance)
+    check(name, forward, preset=preset, tolerance=tolerance)
 
 
 def test_decoding_is_captured_with_its_position() -> None:

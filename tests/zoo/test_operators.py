@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tinygrad.helpers import Context
 
 from tests.zoo.reference import Array, State, check, gelu_tanh, sigmoid, silu
 from tests.zoo.reference import softmax as probabilities
@@ -239,5 +238,4 @@ def quantize(state: State, config: Any, **given: Array) -> tuple[Array, ...]:
 @pytest.mark.parametrize("family", [rope, norms, softmax, cross_entropy, activations, optimizers, quantize])
 @pytest.mark.parametrize(("preset", "tolerance"), [("mini", 1e-4), ("mini-f16", 2e-2)])
 def test_operators(family: Any, preset: str, tolerance: float) -> None:
-    with Context(NOOPT=1, PARALLEL=0):  # tiny kernels compile faster so
-        check(family.__name__, family, preset=preset, tolerance=tolerance)
+    check(family.__name__, family, preset=preset, tolerance=tolerance)

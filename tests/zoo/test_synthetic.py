@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tinygrad.helpers import Context
 
 from kcg.workloads.synthetic import draw, extent, log_uniform, one_of
 from kcg.workloads.zoo import synthetic_conv as conv
@@ -167,8 +166,7 @@ FAMILIES = [synthetic_matmul, synthetic_conv, synthetic_reduce, synthetic_transp
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(("preset", "tolerance"), [("mini", 1e-4), ("mini-f16", 2e-2)])
 def test_synthetic(family: Any, preset: str, tolerance: float) -> None:
-    with Context(NOOPT=1, PARALLEL=0):  # tiny kernels compile faster so
-        check(family.__name__, family, preset=preset, tolerance=tolerance)
+    check(family.__name__, family, preset=preset, tolerance=tolerance)
 
 
 def test_extents_are_within_bounds_and_often_aligned() -> None:

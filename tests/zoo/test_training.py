@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 from tinygrad import Tensor
-from tinygrad.helpers import Context
 
 from kcg.workloads.family import Parameters, array_of, random_inputs
 from kcg.workloads.zoo import unet_train
@@ -243,12 +242,6 @@ PART = {
     "autoencoder_train": ("mini", ("latent.weight", "first.bias", "up1.weight", "up0.weight")),
     "unet_train": ("mini-odd", ("up0.norm2.bias", "out.weight")),
 }
-
-
-@pytest.fixture(autouse=True)
-def fast_compiling() -> Iterator[None]:
-    with Context(NOOPT=1, PARALLEL=0):  # the models are checked, not the kernels
-        yield
 
 
 def family(name: str) -> Any:

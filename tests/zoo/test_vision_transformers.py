@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
-from tinygrad.helpers import Context
 
 from tests.zoo.reference import (
     Array,
@@ -26,13 +24,6 @@ from tests.zoo.reference import (
 )
 
 MINI, MINI_F16 = ("mini", 1e-4), ("mini-f16", 2e-2)
-
-
-@pytest.fixture(autouse=True)
-def unoptimised() -> Iterator[None]:
-    """What a family computes is in question here, not tinygrad's schedules, and plain loops compile twice as fast."""
-    with Context(NOOPT=1, PARALLEL=0):
-        yield
 
 
 def of_presets(*presets: tuple[str, float]) -> pytest.MarkDecorator:
