@@ -69,8 +69,9 @@ def draw(job: DrawJob) -> Drawn:
     except ScheduleError as error:
         return Drawn((), ("",) * len(job.known), job.ended, RAW, str(error))
     keys = tuple(known.key or key_of(space, known.schedule) or "" for known in job.known)
-    times = {key: known.time_s for key, known in zip(keys, job.known, strict=True)}
-    drawing = _Drawing(job, View(space, Roofline(), times))
+    known = {key: k for key, k in zip(keys, job.known, strict=True) if key}
+    times, schedules = {key: k.time_s for key, k in known.items()}, {key: k.schedule for key, k in known.items()}
+    drawing = _Drawing(job, View(space, Roofline(), times, schedules))
     for schedule, who in ((baseline, HAND_CODED), (RAW, "raw")):
         drawing.add(schedule, who, always=who == HAND_CODED)
     fixed = len(drawing.batch)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kcg.errors import ScheduleError
 from kcg.kernel.space import KernelSpace
@@ -19,6 +19,7 @@ from kcg.types import RAW, Schedule
 MAX_WALK = 8  # Opts of one random walk; BEAM's winners on Flux have 3 to 6
 WALKS_A_BATCH = 8
 GREEDY_CHOICES = 5  # legal steps, drawn at random, among which the best predicted is taken
+NEAR_BEST = 5  # schedules around which `near:best` looks
 BEAM_MIN_PROGRESS_S = 1e-8  # BEAM stops when the best improves by less: 0.01 µs, as in tinygrad
 
 Draw = Callable[[random.Random], list[Schedule]]
@@ -31,6 +32,7 @@ class View:
     space: KernelSpace
     predictor: Predictor
     times_s: dict[str, float]  # by key of the schedule, of all that were measured; infinite where it failed
+    known: dict[str, Schedule] = field(default_factory=dict)  # the same, the schedules
 
 
 def sampler(name: str, view: View) -> Draw:
@@ -40,6 +42,8 @@ def sampler(name: str, view: View) -> Draw:
     if kind == "walk":
         origin = view.space.baseline() if argument == "hand-coded" else RAW
         return lambda rng: [_walk(view, rng, origin) for _ in range(WALKS_A_BATCH)]
+    if kind == "near":
+        return lambda rng: [_near_best(view, rng) for _ in range(WALKS_A_BATCH)]
     if kind == "greedy":
         return lambda rng: [_greedy_walk(view, rng, float(argument)) for _ in range(WALKS_A_BATCH)]
     width, _, children = argument.partition("/")
@@ -54,6 +58,17 @@ def _walk(view: View, rng: random.Random, origin: Schedule) -> Schedule:
         if step is None:
             break
         schedule = step
+    return schedule
+
+
+def _near_best(view: View, rng: random.Random) -> Schedule:
+    """One of the fastest measured so far, up to two of its last Opts taken back, and one to three others instead."""
+    fastest = sorted((seconds, key) for key, seconds in view.times_s.items() if math.isfinite(seconds))[:NEAR_BEST]
+    known = [view.known[key] for _, key in fastest if key in view.known]
+    opts = (rng.choice(known) if known else view.space.baseline()).opts
+    schedule = Schedule.from_opts(opts[: max(0, len(opts) - rng.randint(0, 2))])
+    for _ in range(rng.randint(1, 3)):
+        schedule = view.space.random_step(schedule, rng) or schedule
     return schedule
 
 

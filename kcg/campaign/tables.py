@@ -91,7 +91,7 @@ def draw_lattice(job: LatticeJob) -> LatticeDrawn:
     try:
         space = space_of(job.region, job.target)
         keys = tuple(k.key or key_of(space, k.schedule) or "" for k in job.known)
-        times = {key: k.time_s for key, k in zip(keys, job.known, strict=True)}
+        times = {key: k.time_s for key, k in zip(keys, job.known, strict=True) if key}
         view = View(space, Roofline(), times)
         winners = [winner for width in WIDTHS if (winner := beam_winner(view, width)) is not None]
         made = lattice(space, winners, rng=random.Random(job.seed), limit=job.limit)
