@@ -49,7 +49,11 @@ class UnknownName(UsageError):
     """A workload, preset or strategy of that name does not exist."""
 
     def __init__(self, noun: str, name: str, known: list[str]) -> None:
-        super().__init__(f"unknown {noun} {name!r}: choose one of {', '.join(sorted(known))}")
+        import difflib  # only for an error
+
+        meant = difflib.get_close_matches(name, known, 1)
+        hint = f"did you mean {meant[0]}? There are" if meant else "choose one of"
+        super().__init__(f"unknown {noun} {name!r}: {hint} {', '.join(sorted(known))}")
 
 
 class ScriptError(UsageError):

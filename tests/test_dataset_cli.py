@@ -63,7 +63,7 @@ def test_capture_counts_executions_of_an_unchanged_script(tmp_path: Path) -> Non
     assert "sum 48.000" in done.stderr
     with Journal.open(tmp_path / "c.sqlite", create=False) as journal:
         (workload,) = journal.workloads()
-    assert workload.name == "two_layers" and workload.preset == "32"
+    assert workload.name == "script:two_layers" and workload.preset == "32"
     assert max(c.calls for c in workload.calls) >= 4
 
 

@@ -172,7 +172,7 @@ RAISING = "raise ValueError('boom')\n"
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
-        (["fluxx"], ExitCode.USAGE, "unknown workload 'fluxx': choose one of flux"),
+        (["fluxx"], ExitCode.USAGE, "unknown workload 'fluxx': did you mean flux? There are "),
         (["flux", "--preset", "huge"], ExitCode.USAGE, "unknown preset"),
         (["flux", "--search", "magic"], ExitCode.USAGE, "unknown search strategy 'magic'"),
         (["flux", "--budget", "0"], ExitCode.USAGE, "not a positive time"),

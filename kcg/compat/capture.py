@@ -1,27 +1,58 @@
 """Which kernels a program runs, and how often: lazily from a schedule, or by watching a script run.
 
 Where to hook was measured on tinygrad 0.14.0: `realize.lower_and_compile` sees every kernel once, those compiled in
-worker processes included; `realize.track_stats` sees every execution, replays of `TinyJit` included.
+worker processes included; `realize.track_stats` sees every execution, replays of `TinyJit` included. Importing this
+module imports no tinygrad, and `recording` may begin before a program does: tinygrad reads its settings from the
+environment when it is imported, and a program may set them first.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import importlib.machinery
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from kcg.compat.tiny import Ops, UOp
+if TYPE_CHECKING:
+    from kcg.compat.tiny import UOp
+
+Variables = tuple[tuple[str, int], ...]
+
+TAG = "kcg:"  # begins the tag of a recorded call; the key of its AST follows
+DEVICE_NUMBER = "_device_num"  # tinygrad's name of the variable that says which device of a sharded kernel runs it
 
 
 @dataclass(frozen=True)
 class CapturedCall:
-    """One kernel AST (not normalised), its bound variables, and how often it is called."""
+    """One kernel AST (not normalised), its bound variables, and how often it is called.
+
+    A kernel over sharded tensors runs once on each device and is one program, which asks only where it is: it counts as
+    that many calls, all as on the first device, where `DEVICE_NUMBER` is 0.
+    """
 
     ast: UOp
-    variables: tuple[tuple[str, int], ...]
+    variables: Variables
     calls: int
     device: str
+
+
+def variable_names(ast: UOp) -> frozenset[str]:
+    """The names of the variables that a launch of the kernel needs."""
+    return frozenset(v.expr for v in ast.variables())
+
+
+def _bound(names: frozenset[str], values: Mapping[str, Any]) -> Variables:
+    known = {DEVICE_NUMBER: 0, **values}
+    return tuple(sorted((name, int(known[name])) for name in names if name in known))
+
+
+def _devices_of(call: UOp) -> tuple[str, ...]:
+    device = call.src[1].device
+    return (device,) if isinstance(device, str) else tuple(device)
 
 
 def calls_of(*tensors: Any) -> list[CapturedCall]:
@@ -31,87 +62,174 @@ def calls_of(*tensors: Any) -> list[CapturedCall]:
     """
     from tinygrad import Tensor
 
-    linear, bound = Tensor.linear_with_vars(*tensors)
-    counts: dict[tuple[UOp, tuple[tuple[str, int], ...]], CapturedCall] = {}
+    from kcg.compat.tiny import Ops
+
+    linear, values = Tensor.linear_with_vars(*tensors)
+    counts: dict[tuple[UOp, Variables], CapturedCall] = {}
     for call in linear.src:
         if call.op is not Ops.CALL or call.src[0].op is not Ops.SINK:
             continue
-        ast = call.src[0]
-        names = {v.expr for v in ast.variables()}
-        variables = tuple(sorted((name, int(value)) for name, value in bound.items() if name in names))
-        device = call.src[1].device
-        known = counts.get((ast, variables))
-        counts[ast, variables] = (
-            replace(known, calls=known.calls + 1)
-            if known
-            else CapturedCall(ast, variables, 1, device if isinstance(device, str) else device[0])
-        )
+        ast, devices = call.src[0], _devices_of(call)
+        place = (ast, _bound(variable_names(ast), values))
+        earlier = counts[place].calls if place in counts else 0
+        counts[place] = CapturedCall(*place, earlier + len(devices), devices[0])
     return list(counts.values())
 
 
 @dataclass
 class Recorder:
-    """What a running program compiled and executed."""
+    """What a running program compiled and executed. Threads may share it.
 
-    asts: dict[bytes, UOp] = field(default_factory=dict)  # key of the optimised SINK -> AST before optimisation
-    counts: dict[tuple[bytes, tuple[tuple[str, int], ...], str], int] = field(default_factory=dict)
-    unknown: int = 0  # executions of programs that were not compiled from an AST, e.g. hand-written ones
+    A compiled call carries in its tag which AST it came from. The program alone does not tell: tinygrad makes one
+    program of several ASTs, such as copies of 64×128 and of 128×64 values.
+    """
+
+    asts: dict[str, UOp] = field(default_factory=dict)  # tag -> AST before optimisation
+    counts: dict[tuple[str, Variables, str], int] = field(default_factory=dict)  # tag, variables, device
+    unknown: int = 0  # executions of programs that tinygrad did not make from an AST of its own: hand-written ones
+    queued: int = 0  # executions that tinygrad put into hardware queues of its own (HCQ2=1), where no AST is known
+    _names: dict[str, frozenset[str]] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def calls(self) -> list[CapturedCall]:
         """Every kernel that was executed, with its count."""
-        merged: dict[tuple[UOp, tuple[tuple[str, int], ...], str], int] = {}
-        for (key, variables, device), count in self.counts.items():
-            place = (self.asts[key], variables, device)
-            merged[place] = merged.get(place, 0) + count
-        return [CapturedCall(ast, variables, count, device) for (ast, variables, device), count in merged.items()]
+        with self._lock:
+            counts = dict(self.counts)
+        return [CapturedCall(self.asts[tag], variables, n, device) for (tag, variables, device), n in counts.items()]
 
-    def saw_compiled(self, before: UOp, after: UOp) -> None:
-        """Remember which AST each program of a linear came from."""
-        for old, new in zip(before.src, after.src, strict=True):
-            if old.op is Ops.CALL and old.src[0].op is Ops.SINK and new.src[0].op is Ops.PROGRAM:
-                self.asts.setdefault(new.src[0].src[0].key, old.src[0])
+    def saw_compiled(self, before: UOp, after: UOp) -> UOp:
+        """Remember which AST each program of a linear came from. Returns the linear with tagged calls."""
+        from kcg.compat.tiny import KernelInfo, Ops
 
-    def saw_executed(self, call: UOp, variables: dict[str, int]) -> None:
+        calls = list(after.src)
+        for place, (old, new) in enumerate(zip(before.src, after.src, strict=True)):
+            if old.op is not Ops.CALL or old.src[0].op is not Ops.SINK or new.src[0].op is not Ops.PROGRAM:
+                continue
+            # who writes a kernel names it (`Tensor.custom_kernel`); tinygrad's scheduler never does
+            if getattr(old.src[0].arg, "name", "") == KernelInfo().name:
+                tag = TAG + old.src[0].key.hex()
+                self._names.setdefault(tag, variable_names(old.src[0]))
+                self.asts.setdefault(tag, old.src[0])
+                calls[place] = new.rtag(tag)
+        return after.replace(src=tuple(calls))
+
+    def saw_executed(self, call: UOp, variables: Mapping[str, int]) -> None:
         """Count one execution; a graph counts each of its calls."""
+        from kcg.compat.tiny import Ops
+
         body = call.src[0]
         if body.op is Ops.CUSTOM_FUNCTION and body.arg == "graph":
             for inner in body.src[0].src:
                 self.saw_executed(inner, variables)
+        elif body.op is Ops.CUSTOM_FUNCTION and body.arg == "hcq":
+            with self._lock:
+                self.queued += sum(len(devices) for devices, _, _ in call.arg.aux.kernels)
         elif body.op is Ops.PROGRAM:
-            key = body.src[0].key
-            if key not in self.asts:
-                self.unknown += 1
-                return
-            names = {v.expr for v in self.asts[key].variables()}
-            bound = tuple(sorted((name, int(value)) for name, value in variables.items() if name in names))
-            device = call.src[1].device
-            for one in (device,) if isinstance(device, str) else device:
-                place = (key, bound, one)
-                self.counts[place] = self.counts.get(place, 0) + 1
+            devices = _devices_of(call)
+            with self._lock:
+                if call.tag not in self.asts:
+                    self.unknown += len(devices)
+                    return
+                bound = _bound(self._names[call.tag], variables)
+                for device in devices:
+                    place = (call.tag, bound, device)
+                    self.counts[place] = self.counts.get(place, 0) + 1
+
+    def watch(self, realize: Any) -> Callable[[], None]:
+        """Put the hooks into the module `tinygrad.engine.realize`; what is returned takes them out again."""
+        compile_before, stats_before = realize.lower_and_compile, realize.track_stats
+
+        def lower_and_compile(linear: UOp) -> UOp:
+            linear = _without_beam(linear)
+            return self.saw_compiled(linear, compile_before(linear))
+
+        def track_stats(context: Any, call: UOp, *rest: Any) -> Any:
+            if context.update_stats:  # else it is tinygrad's own work, such as clearing a cache
+                self.saw_executed(call, context.var_vals)
+            return stats_before(context, call, *rest)
+
+        def undo() -> None:
+            realize.lower_and_compile, realize.track_stats = compile_before, stats_before
+
+        realize.lower_and_compile, realize.track_stats = lower_and_compile, track_stats
+        return undo
+
+
+def _without_beam(linear: UOp) -> UOp:
+    """The same calls without a search: which Opts a kernel gets is no part of what is recorded."""
+    from kcg.compat.tiny import Ops
+
+    def plain(call: UOp) -> UOp:
+        if call.op is not Ops.CALL or call.src[0].op is not Ops.SINK or not getattr(call.src[0].arg, "beam", 0):
+            return call
+        return call.replace(src=(call.src[0].replace(arg=replace(call.src[0].arg, beam=0)), *call.src[1:]))
+
+    return linear.replace(src=tuple(plain(call) for call in linear.src))
+
+
+class _Finder:
+    """Finds one module as Python would, and has something done once it is imported."""
+
+    def __init__(self, name: str, then: Callable[[Any], None]) -> None:
+        self._name, self._then = name, then
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
+        spec = importlib.machinery.PathFinder.find_spec(name, path, target) if name == self._name else None
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def exec_module(module: Any) -> None:
+                execute(module)
+                self._then(module)
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+@contextlib.contextmanager
+def when_imported(name: str, then: Callable[[Any], None]) -> Iterator[None]:
+    """Has `then(module)` called as soon as a module is imported, now if it is; not after the block."""
+    if name in sys.modules:
+        then(sys.modules[name])
+        yield
+        return
+    finder = _Finder(name, then)
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
 
 
 @contextlib.contextmanager
 def recording() -> Iterator[Recorder]:
-    """Record every kernel that this process executes inside the block."""
-    from tinygrad.engine import realize
-
+    """Record every kernel that this process executes inside the block. BEAM does not search meanwhile."""
     recorder = Recorder()
-    compile_before, stats_before = realize.lower_and_compile, realize.track_stats
+    undo: list[Callable[[], None]] = []
+    with when_imported("tinygrad.engine.realize", lambda realize: undo.append(recorder.watch(realize))):
+        try:
+            yield recorder
+        finally:
+            for one in undo:
+                one()
 
-    def lower_and_compile(linear: UOp) -> UOp:
-        compiled = compile_before(linear)
-        recorder.saw_compiled(linear, compiled)
-        return compiled
 
-    def track_stats(context: Any, call: UOp, *rest: Any) -> Any:
-        recorder.saw_executed(call, context.var_vals)
-        return stats_before(context, call, *rest)
+@contextlib.contextmanager
+def opening(dev: str) -> Iterator[None]:
+    """Inside the block, the CPU opens where `kcg.compat.device.prepare` makes it, without importing tinygrad before the
+    program does. `dev` is what `DEV` is where the program does not change it."""
+    from kcg.compat.device import prepare
 
-    realize.lower_and_compile, realize.track_stats = lower_and_compile, track_stats
-    try:
-        yield recorder
-    finally:
-        realize.lower_and_compile, realize.track_stats = compile_before, stats_before
+    def open_cpu(_: Any) -> None:
+        from kcg.compat.tiny import DEV
+
+        chosen = DEV.value  # perhaps by the program, and for a block of it only
+        prepare(os.environ.get("DEV", dev))
+        DEV.value = chosen
+
+    os.environ["DEV"] = dev
+    with when_imported("tinygrad.runtime.ops_cpu", open_cpu):
+        yield
 
 
 @contextlib.contextmanager
@@ -121,6 +239,8 @@ def choosing_opts(choose: Callable[[UOp], tuple[Any, ...] | None]) -> Iterator[N
     `KernelInfo.opts_to_apply` takes precedence over BEAM and over the hand-coded Opts.
     """
     from tinygrad.engine import realize
+
+    from kcg.compat.tiny import Ops
 
     before = realize.lower_and_compile
 

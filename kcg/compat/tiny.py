@@ -23,6 +23,7 @@ from tinygrad.uop.ops import (
     ProgramInfo,
     UOp,
     UPat,
+    axis_to_pos,
     graph_rewrite,
     sym_infer,
 )
@@ -59,6 +60,7 @@ __all__ = [
     "UOp",
     "UPat",
     "args_from_ast",
+    "axis_to_pos",
     "dtypes",
     "full_rewrite_to_sink",
     "graph_rewrite",

@@ -2,24 +2,84 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from kcg.compat.capture import CapturedCall, calls_of
+from kcg.errors import CodecError
 from kcg.kernel.codec import kernel_of
-from kcg.types import Region, Workload, WorkloadCall
+from kcg.types import Kernel, Region, Workload, WorkloadCall
+
+Place = tuple[str, tuple[tuple[str, int], ...]]  # region and values of its variables
+
+VALUES_KEPT = 5
+"""For how many values of its variables a kernel of a script is kept, see `thinned`."""
 
 
-def to_workload(name: str, preset: str, captured: Sequence[CapturedCall]) -> Workload:
-    """Count equal kernels together. The order is that of the first call."""
-    counts: dict[tuple[str, tuple[tuple[str, int], ...]], WorkloadCall] = {}
+def to_workload(
+    name: str, preset: str, captured: Sequence[CapturedCall], *, refused: dict[str, Counter[str]] | None = None
+) -> Workload:
+    """Count equal kernels together. The order is that of the first call.
+
+    A kernel whose AST cannot be encoded raises CodecError. Where there is a `refused`, it is left out instead, and
+    `refused[reason]` counts the executions of each such kernel.
+    """
+    kernels: dict[Any, Kernel | str] = {}  # AST -> its kernel, or why there is none
+    counts: dict[Place, WorkloadCall] = {}
     for call in captured:
-        region = Region((kernel_of(call.ast),))
+        if call.ast not in kernels:
+            kernels[call.ast] = _kernel_or_reason(call.ast, strict=refused is None)
+        kernel = kernels[call.ast]
+        if isinstance(kernel, str):
+            assert refused is not None
+            refused.setdefault(kernel, Counter())[call.ast.key.hex()] += call.calls
+            continue
+        region = Region((kernel,))
         key = (region.id, call.variables)
         earlier = counts.get(key)
-        calls = call.calls + (earlier.calls if earlier else 0)
-        counts[key] = WorkloadCall(region, calls, call.variables)
+        counts[key] = WorkloadCall(region, call.calls + (earlier.calls if earlier else 0), call.variables)
     return Workload(name, preset, tuple(counts.values()))
+
+
+def _kernel_or_reason(ast: Any, *, strict: bool) -> Kernel | str:
+    try:
+        return kernel_of(ast)
+    except CodecError as error:
+        if strict:
+            raise
+        return str(error)
+    except Exception as error:  # tinygrad's constructors assert anything on what is no kernel of its scheduler
+        if strict:
+            raise
+        return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:160]}"
+
+
+def thinned(workload: Workload, *, kept: int = VALUES_KEPT) -> Workload:
+    """The workload with at most `kept` values of the variables of each kernel.
+
+    A decode loop runs one kernel at every position: as many calls as positions, whose times differ little from one to
+    the next. Of the sets of values in their order, the first, the last and some evenly between stay, and each of them
+    gets the executions of those nearest to it, so that the counts keep their total.
+    """
+    values: dict[str, set[tuple[tuple[str, int], ...]]] = defaultdict(set)
+    for call in workload.calls:
+        values[call.region.id].add(call.variables)
+    stand_in: dict[Place, tuple[tuple[str, int], ...]] = {}
+    for region_id, of_region in values.items():
+        ordered = sorted(of_region)
+        last, parts = len(ordered) - 1, min(kept, len(ordered)) - 1
+        chosen = sorted({round(i * last / parts) if parts else last for i in range(parts + 1)})
+        for place, variables in enumerate(ordered):
+            stand_in[region_id, variables] = ordered[min(chosen, key=lambda c: abs(c - place))]
+    calls: dict[Place, WorkloadCall] = {}
+    for call in workload.calls:
+        chosen_values = stand_in[call.region.id, call.variables]
+        earlier = calls.get((call.region.id, chosen_values))
+        count = call.calls + (earlier.calls if earlier else 0)
+        calls[call.region.id, chosen_values] = replace(call, calls=count, variables=chosen_values)
+    return replace(workload, calls=tuple(calls.values()))
 
 
 def lazy_workload(name: str, preset: str, *outputs: Any) -> Workload:

@@ -1,0 +1,60 @@
+"""A small program that ends as it is told: `python any_ending.py HOW [--idle]`; idle, it runs no kernel."""
+
+import argparse
+import atexit
+import os
+import sys
+import threading
+import time
+
+from neighbour import table  # a module beside the script
+
+parser = argparse.ArgumentParser()
+parser.add_argument("how")
+parser.add_argument("--idle", action="store_true")
+settings = parser.parse_args()
+
+
+def work(size: int) -> float:
+    return (table(size).clone().realize() * 2).sum().item()
+
+
+def later() -> None:
+    time.sleep(0.3)
+    print(f"later {work(9):.1f}", flush=True)
+
+
+if not settings.idle:
+    print(f"first {work(8):.1f}", flush=True)
+match settings.how:
+    case "lines":
+        print(f"read {sum(int(line) for line in sys.stdin)}")
+        print("\n".join("much to say" for _ in range(20_000)))
+    case "exit":
+        sys.exit(0)
+    case "exit-3":
+        sys.exit(3)
+    case "exit-text":
+        sys.exit("no data here")
+    case "leave":
+        os._exit(0)
+    case "leave-4":
+        os._exit(4)
+    case "raise":
+        raise RuntimeError("the loss is\nnot a number")
+    case "killed":
+        os.kill(os.getpid(), 9)
+    case "replaced":
+        os.execv(sys.executable, [sys.executable, "-c", "pass"])
+    case "later":
+        threading.Thread(target=later).start()
+        atexit.register(later)
+    case "wait" | "save":
+        try:
+            print("waiting", flush=True)
+            while True:
+                time.sleep(0.05)
+        except KeyboardInterrupt:
+            if settings.how == "wait":
+                raise
+            print("saved", flush=True)

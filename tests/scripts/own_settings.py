@@ -1,0 +1,13 @@
+"""A program that sets tinygrad up itself, before it imports it, then searches with BEAM and compiles elsewhere."""
+
+import os
+
+os.environ.update(DEFAULT_FLOAT="HALF", BEAM="2", DEBUG="2", PARALLEL="2")
+from tinygrad import Context, Tensor
+from tinygrad.helpers import BEAM, DEFAULT_FLOAT, PARALLEL
+
+x = Tensor.rand(32, 32).realize()
+a = ((x + x.T).contiguous() @ x).realize()
+with Context(NOOPT=1, BEAM=0):
+    b = (x.exp2().contiguous().sum(0)).realize()
+print(f"{DEFAULT_FLOAT.value} BEAM={BEAM.value} PARALLEL={PARALLEL.value} {a.dtype}")

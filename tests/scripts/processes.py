@@ -1,0 +1,23 @@
+"""A program with workers of its own, as for loading data: one started afresh, which imports this file, one forked."""
+
+import multiprocessing
+
+from tinygrad import Tensor
+
+
+def table(size: int) -> Tensor:
+    return Tensor([[float(i * j % 7) for j in range(size)] for i in range(size)])
+
+
+def work(size: int) -> int:
+    return size * size
+
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(1) as pool:
+        print(pool.map(work, [3, 4]))
+    forked = multiprocessing.get_context("fork").Process(target=work, args=(5,))
+    forked.start()
+    forked.join()
+    print(f"sum {table(6).clone().realize().sum().item():.1f}")
