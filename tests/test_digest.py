@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from kcg.compat.hardware import device_pieces
 from kcg.compat.tiny import Buffer, dtypes
 from kcg.measure.digest import COLUMNS, DeviceDigest, expected_sums
 from kcg.measure.target import detect
@@ -63,3 +64,15 @@ def test_pairs_of_signs_are_never_missed_in_numpy() -> None:
         changed = words.copy()
         changed[rng.choice(COLUMNS, 2, replace=False)] ^= np.uint32(1 << 31)
         assert not np.array_equal(expected_sums(changed), plain)
+
+
+@pytest.mark.gpu
+def test_pieces_of_device_memory_come_back_in_order() -> None:
+    data = np.random.default_rng(2).integers(0, 256, 3 << 20, dtype=np.uint8)
+    buffer = Buffer("CUDA", data.nbytes, dtypes.uint8).allocate()
+    buffer.allocator._copyin(buffer._buf, data.data)
+    places = [(0, 4), (data.nbytes - 8, 8), (1 << 20, 1 << 20), (7, 1)]
+    found = device_pieces("CUDA", [(buffer._buf, at, size) for at, size in places])
+    assert found is not None
+    assert np.array_equal(found, np.concatenate([data[at : at + size] for at, size in places]))
+    assert device_pieces("CPU", []) is None

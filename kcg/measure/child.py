@@ -150,7 +150,7 @@ def time_job(job: TimeJob) -> TimeOutcome:
         return first_s[-1]
 
     sensors(job.target).begin()
-
+    bench.lap = laps.lap
     if job.check_seed is None:
         bench.fill(0, recipe)
         observed()

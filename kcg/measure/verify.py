@@ -92,6 +92,7 @@ class CheckedBench(Workbench):
         self._recipes: dict[Variables, str] = {}
         self.projections: dict[tuple[int, str, int], Any] = {}  # by seed, recipe and store; see `whole_output`
         self._filled: dict[int, np.ndarray[Any, Any]] = {}  # what the inputs on the device look like, on a GPU
+        self.lap: Callable[[str], None] = lambda phase: None  # told when a part of a check is done
         self.fastest_s = math.inf  # of what was timed here and is right
         self.tainted = False  # whether a binary wrote outside its buffers, so perhaps anywhere in this process
         self.is_large = target.device == "CPU" and sum(info.nbytes for info in self.buffers) > LARGE_BYTES
@@ -209,6 +210,7 @@ class CheckedBench(Workbench):
         verdict.ran("float64 reference at sampled points", "poisoned outputs", "guard bytes")
         reason, seconds = self._run(launch, NAN_POISON)
         reason = reason or self.compare(reference.stores, verdict)
+        self.lap("check: samples")
         if reason:
             return reason
         if thorough or seconds < SECOND_RUN_BELOW_S:
@@ -216,21 +218,27 @@ class CheckedBench(Workbench):
             first = {slot: self.snapshot(slot) for slot in outputs}
             reason = self._run(launch, FINITE_POISON)[0]
             second = {slot: self.snapshot(slot) for slot in outputs}
+            self.lap("check: outputs")
             for slot in outputs:
                 if not reason and not np.array_equal(first[slot], second[slot]):
                     reason = self._explain(launch, slot)
             if thorough and not reason:
                 verdict.ran(f"{REPEATS} runs bitwise equal")
                 reason = self._repeat(launch, second)
-        return reason or self._inputs_changed(outputs, verdict, thorough=thorough)
+        reason = reason or self._inputs_changed(outputs, verdict, thorough=thorough)
+        self.lap("check: inputs")
+        return reason
 
     def _run(self, launch: Launch, poison: int) -> tuple[str, float]:
         """One run on poisoned outputs: what it wrote outside its buffers, if it did, and its seconds."""
         self.poison(poison)
+        self.lap("check: poison")
         seconds = launch()
+        self.lap("check: run")
         if (slot := self.guards_intact()) is not None:
             self.tainted = True
             return f"wrote outside buffer {slot}", seconds
+        self.lap("check: guards")
         return "", seconds
 
     def compare(self, stores: Iterable[StoreValues], verdict: _Verdict | None = None) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from kcg.compat.hardware import device_memset
+from kcg.compat.hardware import device_memset, device_pieces
 from kcg.compat.tiny import Buffer, Device, UOp, dtypes
 from kcg.kernel.compiled import Compiled
 from kcg.kernel.compiler import to_elf
@@ -21,6 +21,7 @@ GUARD_BYTES = 4096  # before and after each buffer; a multiple of every device's
 WIDE_GUARD_BYTES = 64 << 10  # of a buffer of at least a MiB: a stray row is longer there
 GUARD_BYTE = 0xA5
 DIGEST_ABOVE_BYTES = 1 << 20  # on a GPU, larger buffers are compared by their digests
+SMALL_BYTES = 64 << 10  # up to here one copy of the whole buffer is fastest everywhere
 COPY_WHOLE_BYTES = 4 << 20  # up to here one copy of a buffer is faster than a copy of each sampled element
 NAN_POISON = 0xFF  # all bits set: NaN for every float, -1 for integers
 FINITE_POISON = 0x3C  # a finite pattern for every float
@@ -99,11 +100,16 @@ class Workbench:
     def read_elements(self, slot: int, indices: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """The stored bits of some elements: of a large buffer only these are copied back."""
         info = self.by_slot[slot]
+        size, at = info.itemsize, self._views[slot]._buf
+        if info.nbytes > SMALL_BYTES and len(indices):
+            pieces = device_pieces(self.device, [(at, int(index) * size, size) for index in indices])
+            if pieces is not None:
+                return pieces.view(numpy_dtype(info.dtype))
         if info.nbytes <= COPY_WHOLE_BYTES:
             whole: np.ndarray[Any, Any] = self.read(slot)[indices]
             return whole
         found = np.empty(len(indices), numpy_dtype(info.dtype))
-        raw, size = found.view(np.uint8).data, info.itemsize
+        raw = found.view(np.uint8).data
         for place, index in enumerate(indices):
             element = self._views[slot].view(size, dtypes.uint8, int(index) * size).ensure_allocated()
             element.allocator._copyout(raw[place * size : (place + 1) * size], element._buf)
@@ -118,12 +124,16 @@ class Workbench:
     def guards_intact(self) -> int | None:
         """The first slot whose guard bytes were written, or None. Repairs all guards, for the next binary's sake."""
         broken: int | None = None
-        for slot in self._bases:
-            for guard in self._guards(slot):
-                if (copied(guard) != GUARD_BYTE).any():
-                    self._write(guard, np.full(guard.nbytes, GUARD_BYTE, np.uint8))
-                    self.seed = None  # what wrote here may have written into the inputs too
-                    broken = slot if broken is None else broken
+        guards = [(slot, guard) for slot in self._bases for guard in self._guards(slot)]
+        pieces = device_pieces(self.device, [(guard._buf, 0, guard.nbytes) for _, guard in guards])
+        at = 0
+        for slot, guard in guards:
+            found = copied(guard) if pieces is None else pieces[at : at + guard.nbytes]
+            at += guard.nbytes
+            if (found != GUARD_BYTE).any():
+                self._write(guard, np.full(guard.nbytes, GUARD_BYTE, np.uint8))
+                self.seed = None  # what wrote here may have written into the inputs too
+                broken = slot if broken is None else broken
         return broken
 
     def launcher(self, compiled: Compiled, *, as_tinygrad: bool = False) -> Callable[[], float]:
