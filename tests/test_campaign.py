@@ -17,7 +17,7 @@ from kcg.campaign.lattice import lattice, prefixes
 from kcg.campaign.samplers import View, beam_level, beam_winner
 from kcg.campaign.settings import DEFAULT_MIX, CampaignSettings, parse_mix, parse_shard
 from kcg.campaign.shards import generate
-from kcg.campaign.tables import replay_table, table_calls
+from kcg.campaign.tables import replay_table, table_calls, tables_of
 from kcg.campaign.task import KernelTask
 from kcg.dataset.journal import Journal
 from kcg.errors import DataError, DeviceError, UsageError
@@ -26,6 +26,7 @@ from kcg.kernel.space import KernelSpace
 from kcg.kernel.targets import KNOWN_TARGETS
 from kcg.measure.protocol import PROTOCOL
 from kcg.predictor.roofline import Roofline
+from kcg.search.tables import FILE, read_tables, write_tables
 from kcg.types import RAW, Measurement, Region, Schedule, Status, Workload, WorkloadCall
 from tests.kernels import empty, kernels_of
 
@@ -255,12 +256,19 @@ def test_a_campaign_with_tables_for_real(tmp_path: Path) -> None:
         ((region_id, declaration),) = journal.lattices(target, toolchain).items()
         rows = list(journal.known(target, toolchain, PROTOCOL, region_id=region_id))
         (run,) = journal.runs().values()
-    table = replay_table(declaration, rows)
+    table = replay_table(declaration, [row for row in rows if not row.trial])
+    twice = [row for row in rows if row.trial == 1]
+    assert len(twice) == 1 and twice[0].sampler == HAND_CODED, "the noise floor of the kernel"
+    assert twice[0].samples_s != next(r for r in rows if r.schedule == twice[0].schedule and not r.trial).samples_s
     assert 2 <= len(table.records) <= 14 and math.isfinite(table.best_s)
     assert table.baseline() in table.records
     with pytest.raises(DataError, match="not measured"):
         replay_table(declaration, rows[:1])
     assert run.description["mix"] == {"walk:raw": 1.0}
+    with Journal.open(settings.out, create=False) as journal:
+        assert write_tables(tables_of(journal), tmp_path / FILE) == 1
+    (named,) = read_tables(tmp_path)
+    assert named.table.to_json() == table.to_json() and named.region_id == region_id
     again = generate_here(settings, say=lambda line, eta_s: None)
     assert again.measured == 0 and again.finished and again.already_known >= 6
 
@@ -284,5 +292,3 @@ def test_the_quick_schedule_state_is_tinygrads(space: KernelSpace) -> None:
     plain = Scheduler(state.ast, state.ren)
     assert state.rngs == plain.rngs and state.full_shape == plain.full_shape
     assert state.copy().axis_types == plain.axis_types
-
-

@@ -6,6 +6,7 @@ No predictor has a say in it, so that any search can be compared on the tables.
 from __future__ import annotations
 
 import json
+import logging
 import random
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -15,12 +16,15 @@ from kcg.campaign.kernels import Key, in_order
 from kcg.campaign.lattice import Lattice, lattice
 from kcg.campaign.samplers import View, beam_winner, key_of
 from kcg.campaign.task import KernelTask
+from kcg.dataset.journal import Journal
 from kcg.errors import DataError, ScheduleError
 from kcg.kernel.codec import ast_of
 from kcg.kernel.contractions import least_bytes, operations
+from kcg.measure.protocol import PROTOCOL
 from kcg.predictor.roofline import Roofline
 from kcg.search.interface import Observation
 from kcg.search.replay import Record, ReplayTable
+from kcg.search.tables import NamedTable
 from kcg.types import (
     RAW,
     Action,
@@ -34,6 +38,8 @@ from kcg.types import (
     WorkloadCall,
     canonical_json,
 )
+
+log = logging.getLogger(__name__)
 
 WIDTHS = (1, 2, 4)  # of the BEAM searches whose winners a lattice contains
 MOST_SCHEDULES = 1200  # of these searches together
@@ -160,3 +166,20 @@ class TableTask(KernelTask):
         if isinstance(answer, LatticeDrawn):
             self.declaration, self.exhausted = answer.declaration, True
         return batch
+
+
+def tables_of(journal: Journal) -> list[NamedTable]:
+    """Every replay table of a journal that is complete; a lattice that is not all measured yet has none."""
+    found = []
+    for target in journal.targets():
+        for toolchain in journal.toolchains():
+            for region_id, declaration in journal.lattices(target, toolchain).items():
+                rows = journal.known(target, toolchain, PROTOCOL, region_id=region_id)
+                try:
+                    table = replay_table(declaration, (row for row in rows if row.early_stop))
+                except DataError as error:
+                    log.warning("no replay table of %s: %s", region_id[:12], error)
+                    continue
+                actions = tuple(json.loads(declaration)["actions"])
+                found.append(NamedTable(region_id, target, toolchain, actions, table))
+    return found

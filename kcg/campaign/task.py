@@ -22,7 +22,9 @@ class KernelTask:
         self.known: dict[Schedule, Known] = {}
         self._keys: dict[Schedule, str] = {}
         self._ended: frozenset[str] = frozenset()
+        self.baseline: Schedule | None = None  # once it is measured
         self.baseline_s: float | None = None
+        self.repeated = False  # the baseline was timed a second time
         self.exhausted = False  # the last draw gave nothing
         known = list(known)
         for row in known:
@@ -46,9 +48,12 @@ class KernelTask:
 
     def tell(self, row: Measurement) -> None:
         """What measuring a schedule showed."""
+        if row.trial:
+            self.repeated = True
+            return
         time_s = row.median_s if row.status == Status.OK else math.inf
         self.known[row.schedule] = Known(row.schedule, row.sampler, time_s, self._keys.get(row.schedule, ""))
         if row.reason.startswith(UNJUDGED):
             self.exhausted = True  # no schedule of it ever will
         if row.sampler == HAND_CODED and row.status == Status.OK:
-            self.baseline_s = row.median_s
+            self.baseline, self.baseline_s = row.schedule, row.median_s

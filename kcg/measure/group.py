@@ -25,6 +25,7 @@ class Request:
     best_s: float | None = None  # the fastest known: what is ten times faster is not believed at once
     cache_state: CacheState = CacheState.COLD
     timeout_s: float | None = None  # None: the service's
+    trial: int = 0  # a binary is timed once for each trial
 
     @property
     def early_stop(self) -> bool:

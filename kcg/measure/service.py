@@ -183,7 +183,7 @@ class MeasureService:
     def remember(self, row: Measurement) -> None:
         """Take a measurement of an earlier run as made: its binary is not timed again."""
         if row.binary_hash:
-            key = (row.region_id, row.variables, row.cache_state, row.early_stop, row.binary_hash)
+            key = (row.region_id, row.variables, row.cache_state, row.early_stop, row.binary_hash, row.trial)
             self._by_binary.setdefault(key, row)
 
     def measure(self, requests: Sequence[Request], *, together: bool = False) -> list[Future[Measurement]]:
@@ -246,7 +246,10 @@ class MeasureService:
 
     def _time(self, request: Request, outcome: CompileOutcome, future: Future[Measurement]) -> None:
         compiled = outcome.compiled
-        key = (request.region.id, request.variables, request.cache_state, request.early_stop, compiled.binary_hash)
+        key = (
+            request.region.id, request.variables, request.cache_state, request.early_stop, compiled.binary_hash,
+            request.trial,
+        )  # fmt: skip
         job = self._time_job(request, compiled)
         known = {
             "binary_hash": compiled.binary_hash, "compile_s": outcome.compile_s,
@@ -263,7 +266,11 @@ class MeasureService:
                 self.binaries_timed += 1
         if isinstance(timing, Measurement):
             row = replace(
-                timing, schedule=request.schedule, sampler=request.sampler, compile_s=outcome.compile_s, trial=0
+                timing,
+                schedule=request.schedule,
+                sampler=request.sampler,
+                compile_s=outcome.compile_s,
+                trial=request.trial,
             )
             self._resolve(future, row)
         else:
@@ -346,7 +353,7 @@ class MeasureService:
             region_id=request.region.id, schedule=request.schedule, target=self.target.fingerprint,
             toolchain=self.toolchain.fingerprint, protocol=PROTOCOL, status=status, cache_state=request.cache_state,
             variables=request.variables, early_stop=request.early_stop, sampler=request.sampler, run_id=self.run_id,
-            **fields,
+            trial=request.trial,            **fields,
         )  # fmt: skip
 
     def _resolve(self, future: Future[Measurement], measurement: Measurement, *, record: bool = True) -> None:

@@ -1,0 +1,65 @@
+"""The replay tables of a dataset: `replay.parquet` in its folder, one row for each kernel that has one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from kcg.errors import DataError
+from kcg.search.replay import ReplayTable
+
+FILE = "replay.parquet"
+COLUMNS = ("region_id", "target", "toolchain", "actions", "schedules", "best_s", "hand_coded_s", "table")
+
+
+@dataclass(frozen=True)
+class NamedTable:
+    """A table, the kernel it is of, and the actions that declare its lattice."""
+
+    region_id: str
+    target: str  # fingerprint
+    toolchain: str  # fingerprint
+    actions: tuple[str, ...]
+    table: ReplayTable
+
+
+def write_tables(tables: Iterable[NamedTable], path: Path) -> int:
+    """Write tables, sorted by kernel, as one Parquet file; returns how many there are."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    rows = sorted(tables, key=lambda named: (named.region_id, named.target, named.toolchain))
+    columns = {
+        "region_id": [r.region_id for r in rows], "target": [r.target for r in rows],
+        "toolchain": [r.toolchain for r in rows], "actions": [list(r.actions) for r in rows],
+        "schedules": [len(r.table.records) for r in rows], "best_s": [r.table.best_s for r in rows],
+        "hand_coded_s": [r.table.records[r.table.baseline()].observation.time_s for r in rows],
+        "table": [r.table.to_json() for r in rows],
+    }  # fmt: skip
+    types = {
+        "region_id": pa.string(), "target": pa.string(), "toolchain": pa.string(), "actions": pa.list_(pa.string()),
+        "schedules": pa.int32(), "best_s": pa.float64(), "hand_coded_s": pa.float64(), "table": pa.large_string(),
+    }  # fmt: skip
+    schema = pa.schema([(name, types[name]) for name in COLUMNS])
+    parquet.write_table(pa.table(columns, schema=schema), path, compression="zstd", compression_level=19)
+    return len(rows)
+
+
+def read_tables(folder: Path) -> list[NamedTable]:
+    """The tables of a dataset. Raises DataError where there is no such file, or it is not one."""
+    import pyarrow
+    from pyarrow import parquet
+
+    path = folder / FILE
+    try:
+        rows = parquet.read_table(path, columns=["region_id", "target", "toolchain", "actions", "table"]).to_pylist()
+    except (pyarrow.ArrowException, OSError, KeyError) as error:
+        raise DataError(f"{path} cannot be read ({str(error).splitlines()[0]}): export or download it again") from error
+    return [
+        NamedTable(
+            row["region_id"], row["target"], row["toolchain"], tuple(row["actions"]),
+            ReplayTable.from_json(row["table"]),
+        )
+        for row in rows
+    ]  # fmt: skip
