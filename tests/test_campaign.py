@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import random
+import subprocess
+import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +19,7 @@ from kcg.campaign.lattice import lattice, prefixes
 from kcg.campaign.samplers import View, beam_level, beam_winner
 from kcg.campaign.settings import DEFAULT_MIX, CampaignSettings, parse_mix, parse_shard
 from kcg.campaign.shards import generate
-from kcg.campaign.tables import replay_table, table_calls, tables_of
+from kcg.campaign.tables import replay_table, table_calls
 from kcg.campaign.task import KernelTask
 from kcg.dataset.journal import Journal
 from kcg.errors import DataError, DeviceError, UsageError
@@ -26,7 +28,7 @@ from kcg.kernel.space import KernelSpace
 from kcg.kernel.targets import KNOWN_TARGETS
 from kcg.measure.protocol import PROTOCOL
 from kcg.predictor.roofline import Roofline
-from kcg.search.tables import FILE, read_tables, write_tables
+from kcg.search.tables import FILE, read_tables
 from kcg.types import RAW, Measurement, Region, Schedule, Status, Workload, WorkloadCall
 from tests.kernels import empty, kernels_of
 
@@ -265,9 +267,9 @@ def test_a_campaign_with_tables_for_real(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="not measured"):
         replay_table(declaration, rows[:1])
     assert run.description["mix"] == {"walk:raw": 1.0}
-    with Journal.open(settings.out, create=False) as journal:
-        assert write_tables(tables_of(journal), tmp_path / FILE) == 1
-    (named,) = read_tables(tmp_path)
+    command = ["-m", "kcg.dataset", "export", str(settings.out), str(tmp_path / "export")]
+    assert FILE in subprocess.run([sys.executable, *command], check=True, capture_output=True, text=True).stdout
+    (named,) = read_tables(tmp_path / "export")
     assert named.table.to_json() == table.to_json() and named.region_id == region_id
     again = generate_here(settings, say=lambda line, eta_s: None)
     assert again.measured == 0 and again.finished and again.already_known >= 6

@@ -195,7 +195,7 @@ def test_a_file_that_changed_or_is_missing_is_named(folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("in_this_process")
-@pytest.mark.parametrize("name", ["kernels.parquet", "measurements.parquet"])
+@pytest.mark.parametrize("name", ["kernels.parquet", "measurements.parquet", "timings.parquet"])
 def test_a_corrupt_parquet_file_is_named_and_the_others_still_checked(folder: Path, name: str) -> None:
     content = (folder / name).read_bytes()
     for damaged in (b"", b"PAR1 no", content[: len(content) // 2], b"\x00" * len(content)):
@@ -209,7 +209,7 @@ def test_a_corrupt_parquet_file_is_named_and_the_others_still_checked(folder: Pa
 
 
 @pytest.mark.usefixtures("in_this_process")
-@pytest.mark.parametrize("name", ["kernels.parquet", "measurements.parquet"])
+@pytest.mark.parametrize("name", ["kernels.parquet", "measurements.parquet", "timings.parquet"])
 def test_a_foreign_schema_version_is_named(folder: Path, name: str) -> None:
     table = parquet.read_table(folder / name)
     put(folder, name, table.replace_schema_metadata({"kcg_schema": "999"}))
@@ -259,10 +259,39 @@ def test_many_problems_of_a_kind_are_counted_not_listed(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("in_this_process")
 @pytest.mark.parametrize("sample", [-1.0, float("nan"), float("inf")])
 def test_a_sample_that_is_no_time_is_named(folder: Path, sample: float) -> None:
-    edit_column(folder, "measurements.parquet", "samples_s", lambda v: v.__setitem__(4, [sample]))
+    edit_column(folder, "timings.parquet", "samples_s", lambda v: v.__setitem__(4, [sample]))
+    report = verify(folder)
+    line = only_line(report)
+    assert "measurements.parquet: row " in line
+    assert "row 4 of timings.parquet" in line
+    assert report.rows == 8, "all others are checked"
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_a_row_that_cannot_be_read_is_named_and_all_others_are_checked(folder: Path) -> None:
+    edit_column(folder, "measurements.parquet", "status", lambda v: v.__setitem__(2, "great"))
+    edit_column(folder, "measurements.parquet", "variables", lambda v: v.__setitem__(5, "{"))
+    edit_column(folder, "measurements.parquet", "schedule_body", lambda v: v.__setitem__(7, "[1]"))
+    report = verify(folder)
+    assert ["row 2 " in report.problems[0], "row 5 " in report.problems[1]] == [True, True]
+    assert "schedule [1] of kernel" in report.problems[2]
+    assert (len(report.problems), report.rows) == (3, 7)
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_a_row_that_comes_twice_is_named(folder: Path) -> None:
+    table = parquet.read_table(folder / "measurements.parquet")
+    put(folder, "measurements.parquet", pa.concat_tables([table, table.slice(3, 1)]))
+    report = verify(folder)
+    assert "comes twice" in only_line(report)
+    assert (report.rows, report.skipped_rows) == (9, 1)
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_a_kernel_in_the_wrong_part_of_a_split_is_named(folder: Path) -> None:
+    edit_column(folder, "kernels.parquet", "split_workload", lambda v: v.__setitem__(1, "test"))
     line = only_line(verify(folder))
-    assert "measurements.parquet" in line
-    assert "row 4" in line
+    assert "split_workload is 'test', but should be" in line
 
 
 @pytest.mark.usefixtures("in_this_process")
@@ -282,7 +311,8 @@ def test_workloads_that_name_a_missing_region_are_named(folder: Path) -> None:
 
 @pytest.mark.usefixtures("in_this_process")
 def test_a_region_that_is_not_what_its_id_says_is_named(folder: Path) -> None:
-    edit_json(folder, "workloads.json", lambda v: v["regions"].__setitem__("f" * 64, next(iter(v["regions"].values()))))
+    kernel_id = next(iter(json.loads((folder / "workloads.json").read_text())["regions"]))
+    edit_json(folder, "workloads.json", lambda v: v["regions"].__setitem__("f" * 64, [[kernel_id], []]))
     assert "does not hash to its id" in only_line(verify(folder))
 
 

@@ -95,7 +95,7 @@ def test_what_is_pushed_comes_back_byte_for_byte(
     assert digests == {name: hashlib.sha256(data).hexdigest() for name, data in contents(folder).items()}
     assert set(read_export(target).measurements(1)) == set(read_export(folder).measurements(1))
     assert [p.name for p in target.parent.iterdir()] == ["here"]
-    assert len(hub.asked("PUT /upload/")) == 2  # the two Parquet files, over HTTP
+    assert len(hub.asked("PUT /upload/")) == 3  # the Parquet files, over HTTP
     assert not hub.asked("xet")
     assert capfd.readouterr() == ("", "")
 

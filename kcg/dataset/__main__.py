@@ -1,23 +1,29 @@
-"""python -m kcg.dataset generate | capture | stats | export | merge"""
+"""python -m kcg.dataset generate | retime | capture | stats | export | card | verify | merge | push | pull"""
 
 from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kcg.commandline import command_text, guarded
 from kcg.errors import ExitCode, JournalError, UsageError
 
+if TYPE_CHECKING:
+    from kcg.optimize.console import Progress
+
+PIPED_WIDTH = 120  # of tables that no terminal shows
+
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 
 @app.callback()
 def commands() -> None:
-    """Kernels, schedules and their measured runtimes: generate, capture, look at, export."""
+    """Kernels, schedules and their measured runtimes: generate, look at, export, verify, share."""
 
 
 @app.command()
@@ -31,6 +37,8 @@ def generate(
     device: Annotated[str, typer.Option(help="auto, CPU, CUDA …")] = "auto",
     schedules_per_kernel: Annotated[int, typer.Option(help="distinct schedules of each kernel")] = 20,
     kernels_per_family: Annotated[int | None, typer.Option(min=1, help="of each workload, over its presets")] = None,
+    tables: Annotated[int, typer.Option(min=0, help="kernels that get a replay table, too")] = 0,
+    table_schedules: Annotated[int, typer.Option(min=1, help="of each table, at most")] = 1000,
     budget: Annotated[str | None, typer.Option(help="time, e.g. 2m; no limit by default")] = None,
     mix: Annotated[str | None, typer.Option(help="who draws: walk:raw=0.25,beam:2/8=0.35 and so on")] = None,
     shard: Annotated[str, typer.Option(help="this part of the kernels, e.g. 2/4")] = "1/1",
@@ -53,20 +61,15 @@ def generate(
     settings = CampaignSettings(
         workloads=names, source=source, out=out, preset=preset, device=device, budget_s=budget_s, seed=seed,
         schedules_per_kernel=schedules_per_kernel, kernels_per_family=kernels_per_family, shard=parse_shard(shard),
-        mix=tuple(DEFAULT_MIX.items()) if mix is None else parse_mix(mix), gpus=gpus,
+        mix=tuple(DEFAULT_MIX.items()) if mix is None else parse_mix(mix), gpus=gpus, tables=tables,
+        table_schedules=table_schedules,
         command=command_text("kcg.dataset"),
     )  # fmt: skip
     from kcg.campaign.shards import generate as generate_now
 
     with progress(quiet=quiet) as shown:
         shown.phase(f"generating into {out}")
-
-        def say(line: str, eta_s: float | None) -> None:
-            elapsed = time.monotonic() - begin
-            shown.update(done_s=elapsed, budget_s=elapsed + eta_s if eta_s is not None else None, note=line)
-
-        begin = time.monotonic()
-        summary = generate_now(settings, say=say)
+        summary = generate_now(settings, say=_teller(shown))
     counts = ", ".join(f"{n} {status}" for status, n in sorted(summary.statuses.items())) or "nothing new"
     left_out = f", {summary.skipped} kernels left out" if summary.skipped else ""
     end = "complete" if summary.finished else "budget reached, run again to go on"
@@ -74,6 +77,32 @@ def generate(
         f"{summary.kernels} kernels: {summary.measured} schedules measured in {summary.elapsed_s:.0f} s ({counts}), "
         f"{summary.already_known} known before{left_out}; {end}"
     )
+
+
+@app.command()
+def retime(
+    journal: Annotated[Path, typer.Argument(help="a journal that has rows of this device")],
+    share: Annotated[float, typer.Option(min=0.0, max=1.0, help="of its binaries: 0.01 is 1 %")] = 0.01,
+    device: Annotated[str, typer.Option(help="auto, CPU, CUDA …")] = "auto",
+    budget: Annotated[str | None, typer.Option(help="time, e.g. 2m; no limit by default")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="only the summary line")] = False,
+) -> None:
+    """Time a part of a journal once more, on another day or machine: `stats` then tells the drift."""
+    from kcg.optimize.settings import parse_budget
+
+    budget_s = parse_budget(budget) if budget is not None else None
+    from kcg.campaign.retime import retime as retime_now
+    from kcg.optimize.console import progress
+
+    command = command_text("kcg.dataset")
+    with progress(quiet=quiet) as shown:
+        shown.phase(f"timing {share:.1%} of {journal} again")
+        summary = retime_now(
+            journal, share=share, device=device, command=command, budget_s=budget_s, say=_teller(shown)
+        )
+    counts = ", ".join(f"{n} {status}" for status, n in sorted(summary.statuses.items())) or "nothing"
+    end = "complete" if summary.finished else "budget reached"
+    typer.echo(f"{summary.measured} schedules timed again in {summary.elapsed_s:.0f} s ({counts}); {end}")
 
 
 @app.command()
@@ -128,25 +157,35 @@ def _capture_workloads(workloads: str, out: Path, device: str) -> None:
 @app.command()
 def stats(
     source: Annotated[Path, typer.Argument(help="a journal, or a folder written by export")],
+    html: Annotated[Path | None, typer.Option(help="also write one page with plots, for any browser")] = None,
     json_mode: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
 ) -> None:
     """Rows, kernels, statuses, coverage of actions, gains over hand-coded."""
     from kcg.dataset.export import read_export
     from kcg.dataset.journal import Journal
-    from kcg.dataset.stats import render, to_json
     from kcg.dataset.stats import stats as compute
+    from kcg.dataset.stats import to_json
+    from kcg.dataset.stats_text import render
 
     if source.is_dir():
         found = compute(read_export(source))
     else:
-        with Journal.open(source, create=False, read_only=True) as journal:
+        with Journal.open(source, create=False, read_only=True) as journal, journal.snapshot():
             found = compute(journal)
+    if html is not None:
+        from kcg.dataset.page import render_page
+        from kcg.optimize.result import write_whole
+
+        write_whole(html, render_page(found, title=source.resolve().name).encode("utf-8", "replace"))
     if json_mode:
         sys.stdout.write(to_json(found) + "\n")
     else:
         from rich.console import Console
 
-        render(found, Console(highlight=False))
+        console = Console(highlight=False)
+        render(found, console if console.is_terminal else Console(highlight=False, width=PIPED_WIDTH))
+        if html is not None:
+            typer.echo(f"page: {html}")
 
 
 @app.command()
@@ -155,26 +194,110 @@ def export(
     folder: Annotated[Path, typer.Argument(help="where the Parquet files go")],
     overwrite: Annotated[bool, typer.Option("--overwrite", help="replace an earlier export")] = False,
 ) -> None:
-    """Write a journal as immutable Parquet with checksums."""
+    """Write a journal as immutable Parquet with checksums, its replay tables if it has some, and a card."""
+    from kcg.campaign.tables import tables_of
+    from kcg.dataset.card import CARD, write_card
     from kcg.dataset.export import export as export_now
     from kcg.dataset.journal import Journal
+    from kcg.search.tables import FILE, write_tables
 
     with Journal.open(journal, create=False, read_only=True) as source:
-        files = export_now(source, folder, overwrite=overwrite)
-    typer.echo(f"{folder}: {', '.join(sorted(files))}")
+        tables = tables_of(source)
+        extras = {FILE: lambda path: write_tables(tables, path)} if tables else None
+        files = export_now(source, folder, overwrite=overwrite, extras=extras)
+    write_card(folder)
+    typer.echo(f"{folder}: {', '.join(sorted([*files, CARD]))}")
+
+
+@app.command()
+def card(folder: Annotated[Path, typer.Argument(help="the folder of an export")]) -> None:
+    """Write the data card of an export, its README.md, again."""
+    from kcg.dataset.card import write_card
+
+    typer.echo(str(write_card(folder)))
+
+
+@app.command()
+def verify(
+    folder: Annotated[Path, typer.Argument(help="the folder of an export")],
+    workers: Annotated[int, typer.Option(min=1, help="processes that decode kernels and apply schedules")] = 2,
+    quiet: Annotated[bool, typer.Option("--quiet", help="only what was found")] = False,
+) -> ExitCode:
+    """Read a whole export again: files, ids, kernels, schedules. Exit code 4 where something is wrong."""
+    from kcg.dataset.verify import verify as verify_now
+    from kcg.optimize.console import progress
+
+    if not folder.is_dir():
+        raise UsageError(f"{folder} is no folder: give the folder of an export")
+    with progress(quiet=quiet) as shown:
+        shown.phase(f"verifying {folder}")
+        report = verify_now(folder, workers=workers, say=_teller(shown))
+    for problem in report.problems:
+        typer.echo(problem)
+    skipped = f", {report.skipped_rows:,} rows skipped" if report.skipped_rows else ""
+    typer.echo(
+        f"{folder}: {report.rows:,} rows, {report.kernels:,} kernels, {report.schedules:,} schedules, "
+        f"{report.binaries:,} binaries{skipped}; "
+        + ("no problem was found" if report.ok else f"{len(report.problems):,} lines of problems")
+    )
+    return ExitCode.OK if report.ok else ExitCode.VERIFICATION_FAILED
 
 
 @app.command()
 def merge(
     journals: Annotated[list[Path], typer.Argument(help="journals to join")],
     out: Annotated[Path, typer.Option(help="the new journal")],
+    same_target: Annotated[
+        bool, typer.Option("--same-target", help="refuse a journal of another target than the first")
+    ] = False,
 ) -> None:
     """Join journals; identical rows are kept once."""
     from kcg.dataset.export import merge as merge_now
 
     if out.exists():
         raise JournalError(f"{out} exists already: choose a new file, nothing is overwritten")
-    typer.echo(f"{out}: {merge_now(journals, out)} rows")
+    typer.echo(f"{out}: {merge_now(journals, out, same_target=same_target)} rows")
+
+
+@app.command()
+def push(
+    folder: Annotated[Path, typer.Argument(help="an export, or a folder of exports")],
+    repo: Annotated[str, typer.Argument(help="OWNER/NAME of a dataset on the Hugging Face Hub")],
+    message: Annotated[str, typer.Option(help="of the commit")] = "",
+    private: Annotated[
+        bool, typer.Option("--private", help="a new dataset is private; a public one is refused")
+    ] = False,
+) -> None:
+    """Upload to the Hugging Face Hub in one commit; the token is HF_TOKEN. Prints the commit."""
+    from kcg.dataset.hub import push as push_now
+
+    commit = push_now(folder, repo, message=message, private=private)
+    typer.echo(f"{repo} has it as {commit}")
+    typer.echo(f"python -m kcg.dataset pull {repo} FOLDER --revision {commit}")
+
+
+@app.command()
+def pull(
+    repo: Annotated[str, typer.Argument(help="OWNER/NAME of a dataset on the Hugging Face Hub")],
+    folder: Annotated[Path, typer.Argument(help="a new or empty folder")],
+    revision: Annotated[str, typer.Option(help="the commit: 40 hex digits")],
+) -> None:
+    """Download one commit from the Hugging Face Hub, whole and with its checksums compared."""
+    from kcg.dataset.hub import pull as pull_now
+
+    files = pull_now(repo, folder, revision=revision)
+    typer.echo(f"{folder}: {len(files)} files, {', '.join(sorted(files))}")
+
+
+def _teller(shown: Progress) -> Callable[[str, float | None], None]:
+    """What long work tells its progress, as a bar or lines with the time that is left."""
+    begin = time.monotonic()
+
+    def say(line: str, eta_s: float | None) -> None:
+        elapsed = time.monotonic() - begin
+        shown.update(done_s=elapsed, budget_s=elapsed + eta_s if eta_s is not None else None, note=line)
+
+    return say
 
 
 def main() -> ExitCode:

@@ -9,12 +9,24 @@ import errno
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
 from kcg.errors import DataError, JournalError
-from kcg.types import CacheState, Kernel, Measurement, Region, Schedule, Status, canonical_json, content_id
+from kcg.types import (
+    CacheState,
+    Kernel,
+    Measurement,
+    Region,
+    Schedule,
+    Status,
+    Target,
+    Toolchain,
+    canonical_json,
+    content_id,
+)
 
 ROW_ERRORS = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)  # of a foreign row
 
@@ -25,6 +37,7 @@ MEASUREMENT_COLUMNS = {
     "samples_s": _TEXT, "reason": _TEXT, "binary_hash": _TEXT, "checked": _INTEGER, "early_stop": _INTEGER,
     "sampler": _TEXT, "compile_s": _REAL, "launch": _TEXT, "run_id": _TEXT, "trial": _INTEGER, "clocks": _TEXT,
 }  # fmt: skip
+_TYPES = tuple((name, {_TEXT: str, _INTEGER: int, _REAL: float}[kind]) for name, kind in MEASUREMENT_COLUMNS.items())
 
 T = TypeVar("T")
 
@@ -72,22 +85,35 @@ def measurement_row(m: Measurement) -> tuple[Any, ...]:
 
 def measurement_from_row(row: Sequence[Any]) -> Measurement:
     """The inverse of `measurement_row`. Raises one of `ROW_ERRORS` where the row is not one."""
-    types = {_TEXT: str, _INTEGER: int, _REAL: float}
-    for (name, kind), value in zip(MEASUREMENT_COLUMNS.items(), row, strict=True):
-        if not isinstance(value, types[kind]):  # SQLite keeps any type in any column
+    for (name, kind), value in zip(_TYPES, row, strict=True):
+        if not isinstance(value, kind):  # SQLite keeps any type in any column
             raise TypeError(f"{name} is a {type(value).__name__}")
-    v = dict(zip(MEASUREMENT_COLUMNS, row, strict=True))
-    v["schedule"] = Schedule(v.pop("schedule_kind"), v.pop("schedule_body"))
-    v["status"], v["cache_state"] = Status(v["status"]), CacheState(v["cache_state"])
-    v["checked"], v["early_stop"] = bool(v["checked"]), bool(v["early_stop"])
-    v["variables"] = tuple((str(name), int(value)) for name, value in json.loads(v["variables"]))
-    v["clocks"] = tuple((str(name), float(value)) for name, value in json.loads(v["clocks"]))
-    v["samples_s"] = tuple(float(s) for s in json.loads(v["samples_s"]))
-    grid, local = json.loads(v["launch"])
-    v["launch"] = (tuple(int(x) for x in grid), tuple(int(x) for x in local))
-    if not _has_times(made := Measurement(**v)):
+    (
+        region_id, schedule_kind, body, target, toolchain, protocol, status, cache_state, variables, input_recipe,
+        samples_s, reason, binary_hash, checked, early_stop, sampler, compile_s, launch, run_id, trial, clocks,
+    ) = row  # fmt: skip
+    made = Measurement(
+        region_id, Schedule(schedule_kind, body), target, toolchain, protocol, Status(status), CacheState(cache_state),
+        variables_from_json(variables), input_recipe, tuple(float(s) for s in json.loads(samples_s)), reason,
+        binary_hash, bool(checked), bool(early_stop), sampler, compile_s, launch_from_json(launch), run_id, trial,
+        tuple((str(name), float(value)) for name, value in json.loads(clocks)),
+    )  # fmt: skip
+    if not _has_times(made):
         raise ValueError("its samples are no times")
     return made
+
+
+@lru_cache(1 << 12)
+def variables_from_json(text: str) -> tuple[tuple[str, int], ...]:
+    """`Measurement.variables`. Raises one of `ROW_ERRORS`."""
+    return tuple((str(name), int(value)) for name, value in json.loads(text))
+
+
+@lru_cache(1 << 14)
+def launch_from_json(text: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """`Measurement.launch`. Raises one of `ROW_ERRORS`."""
+    grid, local = json.loads(text)
+    return tuple(int(x) for x in grid), tuple(int(x) for x in local)
 
 
 def _has_times(m: Measurement) -> bool:
@@ -112,6 +138,16 @@ def record_from_json(cls: type[T], text: str) -> T:
         if f.name not in values or not _FIELD_CHECKS[str(f.type)](values[f.name]):
             raise ValueError(f"field {f.name!r} is missing or of the wrong type")
     return cls(**values)
+
+
+def values_of(record: Target | Toolchain, fingerprint: str) -> dict[str, Any]:
+    """The fields of a Target or a Toolchain that hash to its fingerprint: without those that are newer than it."""
+    values = asdict(record)
+    while values and content_id(values) != fingerprint:
+        values.popitem()  # new fields are the last
+    if not values:
+        raise DataError(f"{type(record).__name__} {fingerprint} does not hash to its fingerprint: restore a copy")
+    return values
 
 
 def region_from_json(kernel_ids: list[str], wiring: list[list[int]], kernels: Mapping[str, Kernel]) -> Region:

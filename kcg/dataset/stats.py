@@ -3,30 +3,38 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import statistics
+from array import array
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from kcg.dataset.noise import NoiseFloor, noise_floors
 from kcg.dataset.records import Record
-from kcg.errors import DataError
-from kcg.types import Kernel, Measurement, ScheduleKind, Status, Workload
+from kcg.dataset.repeats import Repeats, Spread
+from kcg.dataset.splits import PARTS, make_splits
+from kcg.dataset.stats_text import render
+from kcg.errors import CodecError, DataError
+from kcg.types import Kernel, Measurement, ScheduleKind, Status, Target, Workload
 
-if TYPE_CHECKING:
-    from rich.console import Console
+__all__ = ["ActionStats", "FamilyStats", "PartStats", "Source", "Stats", "WorkloadStats", "render", "stats", "to_json"]
 
 NUMBER = re.compile(r"[-+]?\d[\d.,e+-]*")
 MOST_REASONS = 12
 HAND_CODED = "hand-coded"  # the sampler of tinygrad's own choice
+BINS_A_DECADE = 8  # of the histogram of runtimes
+QUARTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
+DTYPES = ("float8_e4m3", "float8_e5m2", "bfloat16", "float16", "float32", "float64")  # narrow ones first
 
 
 class Source(Protocol):
     """What is counted: a `Journal` or an `Export`."""
 
     def kernels(self) -> dict[str, Kernel]: ...
+    def targets(self) -> dict[str, Target]: ...
     def workloads(self) -> list[Workload]: ...
     def protocols(self) -> list[int]: ...
     def records(self, protocol: int) -> Iterator[Record]: ...
@@ -44,75 +52,193 @@ class WorkloadStats:
 
 
 @dataclass(frozen=True)
+class FamilyStats:
+    """All presets of a workload together, each kernel once."""
+
+    name: str
+    presets: tuple[str, ...]
+    kernels: int
+    rows: int
+    ok_rows: int
+    compared: int  # comparisons of hand-coded with best, as in `WorkloadStats`
+    speedup: float | None  # their geometric mean
+    quartiles: tuple[float, ...]  # least, lower quartile, median, upper quartile and most of them; or empty
+
+
+@dataclass(frozen=True)
+class ActionStats:
+    """One Opt, whatever its axis: in how many distinct schedules and in how many regions it occurs."""
+
+    op: str
+    arg: str | None  # as JSON, empty where it has none; None: whatever the argument
+    schedules: int
+    regions: int
+
+
+@dataclass(frozen=True)
+class PartStats:
+    """One part of a split."""
+
+    kernels: int
+    rows: int
+    twins: int  # of its kernels, those with a twin in training
+
+
+@dataclass(frozen=True)
 class Stats:
     """The numbers of a dataset. Speedups are of search timings: what to expect of a result, not one itself."""
 
     rows: int
+    ok_rows: int
+    search_rows: int  # of the few samples of a search (`early_stop`)
     kernels: int
     regions_measured: int
+    ok_regions: int  # with at least one row of status ok
+    schedules: int  # distinct, each of one region
+    ok_schedules: int
     unique_binaries: int
+    sharing_schedules: int  # distinct schedules whose binary is that of another one, too
+    targets: Mapping[str, str]  # fingerprint -> in words
     statuses: Mapping[str, int]
     reasons: Mapping[str, int]  # "status: first line of the cause" of what failed, numbers left out; the most frequent
     samplers: Mapping[str, int]  # rows
+    sampler_statuses: Mapping[str, Mapping[str, int]]  # rows, by sampler and status
     protocols: Mapping[int, int]  # rows
+    families: tuple[FamilyStats, ...]
     workloads: tuple[WorkloadStats, ...]
+    runs: Mapping[str, int]  # rows
     rows_per_second: Mapping[str, float]  # by run, from its first row to its last; runs of one row have no rate
     schedules_per_kernel: tuple[int, float, int]  # minimum, median and maximum over the regions measured
+    schedule_counts: Mapping[int, int]  # distinct schedules -> regions that have so many
     actions: Mapping[str, int]  # Opts by name, over distinct (region, schedule)
-    noise_floors: tuple[NoiseFloor, ...]  # of kernels that were timed more than once in a run
+    action_coverage: tuple[ActionStats, ...]
+    walk_lengths: Mapping[int, int]  # Opts of a schedule -> distinct schedules
+    runtimes: tuple[tuple[float, int], ...]  # rows of status ok: lower limit of a bin in seconds, and how many
+    runtime_quartiles: tuple[float, ...]  # in seconds: least, lower quartile, median, upper quartile and most; or empty
+    dtypes: Mapping[str, int]  # rows by the narrowest float among a kernel's buffers
+    splits: Mapping[str, Mapping[str, PartStats]]  # empty where a kernel is no AST
+    noise_floors: tuple[NoiseFloor, ...]  # of kernels that were timed in full more than once in a run
+    search_noise: tuple[Spread, ...]  # the same of the few samples of a search
+    drift: tuple[Spread, ...]  # |ratio - 1| of the medians of one identity in a later run and in its first
 
 
 def stats(source: Source) -> Stats:
     """Counts a journal or an export in one pass. Raises DataError where an `opts` schedule does not decode."""
-    statuses: Counter[str] = Counter()
+    statuses: Counter[tuple[str, str]] = Counter()  # sampler, status
     reasons: Counter[str] = Counter()
     trials: list[Measurement] = []
-    samplers: Counter[str] = Counter()
     protocols: Counter[int] = Counter()
-    region_rows: Counter[str] = Counter()
-    actions: Counter[str] = Counter()
-    binaries: set[str] = set()
-    schedules: dict[str, set[tuple[str, str]]] = defaultdict(set)
+    rows: dict[str, Counter[bool]] = defaultdict(Counter)  # by region and whether they are ok
     times: dict[str, tuple[float, float, int]] = {}
-    speed = _Speedups()
+    medians, searched = array("d"), 0
+    schedules, speed, repeats = _Schedules(), _Speedups(), Repeats()
     for protocol in source.protocols():
         for record in source.records(protocol):
             m, at = record.measurement, record.recorded_unix_s
-            statuses[str(m.status)] += 1
-            samplers[m.sampler] += 1
-            if m.status != Status.OK:
-                reasons[f"{m.status}: {NUMBER.sub('#', m.reason)}"] += 1
-            elif not m.early_stop:
-                trials.append(m)
+            ok = m.status == Status.OK
+            statuses[m.sampler, str(m.status)] += 1
             protocols[protocol] += 1
-            region_rows[m.region_id] += 1
-            if m.binary_hash:
-                binaries.add(m.binary_hash)
-            schedule = (str(m.schedule.kind), m.schedule.body)
-            if schedule not in schedules[m.region_id]:
-                schedules[m.region_id].add(schedule)
-                actions.update(_actions(m))
+            searched += m.early_stop
+            rows[m.region_id][ok] += 1
+            if ok:
+                medians.append(m.median_s)
+                repeats.add(m, at)
+                if not m.early_stop:
+                    trials.append(m)
+            else:
+                reasons[f"{m.status}: {NUMBER.sub('#', m.reason)}"] += 1
             first, last, count = times.get(m.run_id, (at, at, 0))
             times[m.run_id] = min(first, at), max(last, at), count + 1
+            schedules.add(m)
             speed.add(m)
-    sizes = sorted(len(s) for s in schedules.values()) or [0]
+    kernels, workloads = source.kernels(), source.workloads()
+    totals = {region: counts.total() for region, counts in rows.items()}
+    by_status, by_sampler, each = Counter[str](), Counter[str](), defaultdict[str, Counter[str]](Counter)
+    for (sampler, status), count in statuses.items():
+        by_status[status] += count
+        by_sampler[sampler] += count
+        each[sampler][status] += count
+    sizes = sorted(len(s) for s in schedules.found.values())
+    known = [ok for found in schedules.found.values() for ok in found.values()]
     return Stats(
-        rows=sum(statuses.values()),
-        kernels=len(source.kernels()),
-        regions_measured=len(region_rows),
-        unique_binaries=len(binaries),
-        statuses=_most_first(statuses),
-        reasons=dict(reasons.most_common(MOST_REASONS)),
-        samplers=_most_first(samplers),
+        rows=sum(totals.values()),
+        ok_rows=len(medians),
+        search_rows=searched,
+        kernels=len(kernels),
+        regions_measured=len(rows),
+        ok_regions=sum(counts[True] > 0 for counts in rows.values()),
+        schedules=len(known),
+        ok_schedules=sum(known),
+        unique_binaries=len(schedules.owners),
+        sharing_schedules=len(schedules.sharing),
+        targets={k: f"{t.model} ({t.tinygrad_device}, {t.arch})" for k, t in sorted(source.targets().items())},
+        statuses=_most_first(by_status),
+        reasons=dict(sorted(reasons.items(), key=lambda item: (-item[1], item[0]))[:MOST_REASONS]),
+        samplers=_most_first(by_sampler),
+        sampler_statuses={sampler: _most_first(each[sampler]) for sampler in _most_first(by_sampler)},
         protocols=dict(sorted(protocols.items())),
-        workloads=tuple(_workload(w, region_rows, speed) for w in source.workloads()),
+        families=_families(workloads, rows, speed),
+        workloads=tuple(_workload(w, totals, speed) for w in workloads),
+        runs={run: count for run, (_, _, count) in sorted(times.items())},
         rows_per_second={
             run: (count - 1) / (last - first) for run, (first, last, count) in sorted(times.items()) if last > first
         },
-        schedules_per_kernel=(sizes[0], float(statistics.median(sizes)), sizes[-1]),
-        actions=_most_first(actions),
+        schedules_per_kernel=(sizes[0], float(statistics.median(sizes)), sizes[-1]) if sizes else (0, 0.0, 0),
+        schedule_counts=dict(sorted(Counter(sizes).items())),
+        actions=_most_first(schedules.actions),
+        action_coverage=schedules.coverage(),
+        walk_lengths=dict(sorted(schedules.lengths.items())),
+        runtimes=_histogram(medians),
+        runtime_quartiles=quartiles(medians),
+        dtypes=_dtypes(kernels, totals),
+        splits=_splits(kernels, workloads, totals),
         noise_floors=tuple(noise_floors(trials)),
+        search_noise=repeats.noise(),
+        drift=repeats.drift(),
     )
+
+
+class _Schedules:
+    """The distinct schedules of each region: whether one worked, what is in it, and which share a binary."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, dict[tuple[str, str], bool]] = defaultdict(dict)
+        self.actions: Counter[str] = Counter()
+        self.lengths: Counter[int] = Counter()
+        self.owners: dict[str, tuple[str, str, str]] = {}  # of each binary, the first schedule
+        self.sharing: set[tuple[str, str, str]] = set()
+        self._schedules: Counter[tuple[str, str | None]] = Counter()  # by op and argument
+        self._regions: dict[tuple[str, str | None], set[str]] = defaultdict(set)
+
+    def add(self, m: Measurement) -> None:
+        kind, body = str(m.schedule.kind), m.schedule.body
+        here = self.found[m.region_id]
+        if (kind, body) not in here:
+            self._decode(m)
+        here[kind, body] = here.get((kind, body), False) or m.status == Status.OK
+        if m.binary_hash:
+            mine = (m.region_id, kind, body)
+            owner = self.owners.setdefault(m.binary_hash, mine)
+            if owner != mine:
+                self.sharing.update((owner, mine))
+
+    def _decode(self, m: Measurement) -> None:
+        if m.schedule.kind != ScheduleKind.OPTS:
+            return
+        try:
+            opts = [(str(opt.op), "" if opt.arg is None else json.dumps(opt.arg)) for opt in m.schedule.opts]
+        except (ValueError, TypeError) as e:
+            raise DataError(f"a schedule of region {m.region_id} does not decode ({e}): leave that file out") from e
+        self.lengths[len(opts)] += 1
+        self.actions.update(op for op, _ in opts)
+        for action in {*opts, *((op, None) for op, _ in opts)}:
+            self._schedules[action] += 1
+            self._regions[action].add(m.region_id)
+
+    def coverage(self) -> tuple[ActionStats, ...]:
+        """By op; what holds whatever the argument comes first, then the argument of most schedules."""
+        found = (ActionStats(*action, n, len(self._regions[action])) for action, n in self._schedules.items())
+        return tuple(sorted(found, key=lambda a: (a.op, a.arg is not None, -a.schedules, a.arg or "")))
 
 
 class _Speedups:
@@ -120,7 +246,7 @@ class _Speedups:
 
     def __init__(self) -> None:
         self._best: dict[tuple[Any, ...], float] = {}
-        self._hand_coded: dict[tuple[Any, ...], list[float]] = defaultdict(list)
+        self._hand_coded: dict[str, dict[tuple[Any, ...], list[float]]] = defaultdict(lambda: defaultdict(list))
 
     def add(self, m: Measurement) -> None:
         if m.status != Status.OK or not m.median_s > 0:
@@ -128,34 +254,102 @@ class _Speedups:
         group = (m.region_id, m.variables, m.input_recipe, m.target, m.toolchain, m.protocol, str(m.cache_state))
         self._best[group] = min(m.median_s, self._best.get(group, m.median_s))
         if m.sampler == HAND_CODED:
-            self._hand_coded[group].append(m.median_s)
+            self._hand_coded[m.region_id][group].append(m.median_s)
 
     def of(self, region_ids: set[str]) -> list[float]:
-        """Hand-coded over best, one for each group of these regions that has a hand-coded row."""
-        found = sorted((g, times) for g, times in self._hand_coded.items() if g[0] in region_ids)
-        return [statistics.median(times) / self._best[group] for group, times in found]
+        """Hand-coded over best, smallest first, one for each group of these regions that has a hand-coded row."""
+        found = (item for region in region_ids for item in self._hand_coded.get(region, {}).items())
+        return sorted(statistics.median(times) / self._best[group] for group, times in found)
 
 
-def _workload(workload: Workload, region_rows: Mapping[str, int], speed: _Speedups) -> WorkloadStats:
+def quartiles(values: Sequence[float]) -> tuple[float, ...]:
+    """Least, lower quartile, median, upper quartile and most, interpolated; empty where there is nothing."""
+    ordered = sorted(values)
+    if not ordered:
+        return ()
+    places = [q * (len(ordered) - 1) for q in QUARTILES]
+    return tuple(ordered[int(p)] + (p % 1) * (ordered[math.ceil(p)] - ordered[int(p)]) for p in places)
+
+
+def _histogram(seconds: Iterable[float]) -> tuple[tuple[float, int], ...]:
+    """Bins of equal width on a logarithmic axis, the empty ones between two others included."""
+    counts = Counter(math.floor(BINS_A_DECADE * math.log10(s)) for s in seconds if s > 0)
+    if not counts:
+        return ()
+    return tuple((10 ** (n / BINS_A_DECADE), counts[n]) for n in range(min(counts), max(counts) + 1))
+
+
+def _families(
+    workloads: Sequence[Workload], rows: Mapping[str, Mapping[bool, int]], speed: _Speedups
+) -> tuple[FamilyStats, ...]:
+    found: dict[str, list[Workload]] = defaultdict(list)
+    for workload in workloads:
+        found[workload.name].append(workload)
+    families = []
+    for name, members in sorted(found.items()):
+        regions = {call.region.id: call.region for w in members for call in w.calls}
+        speedups = speed.of(set(regions))
+        measured = [rows[r] for r in regions if r in rows]
+        families.append(
+            FamilyStats(
+                name=name,
+                presets=tuple(w.preset for w in members),
+                kernels=len({kernel.id for region in regions.values() for kernel in region.kernels}),
+                rows=sum(sum(counts.values()) for counts in measured),
+                ok_rows=sum(counts.get(True, 0) for counts in measured),
+                compared=len(speedups),
+                speedup=statistics.geometric_mean(speedups) if speedups else None,
+                quartiles=quartiles(speedups),
+            )
+        )
+    return tuple(families)
+
+
+def _workload(workload: Workload, rows: Mapping[str, int], speed: _Speedups) -> WorkloadStats:
     regions = {call.region.id for call in workload.calls}
-    kernels = {kernel.id for call in workload.calls for kernel in call.region.kernels}
     speedups = speed.of(regions)
     return WorkloadStats(
         name=f"{workload.name}/{workload.preset}",
-        kernels=len(kernels),
-        rows=sum(region_rows.get(r, 0) for r in regions),
+        kernels=len({kernel.id for call in workload.calls for kernel in call.region.kernels}),
+        rows=sum(rows.get(r, 0) for r in regions),
         speedup=statistics.geometric_mean(speedups) if speedups else None,
         compared=len(speedups),
     )
 
 
-def _actions(m: Measurement) -> list[str]:
-    if m.schedule.kind != ScheduleKind.OPTS:
-        return []
+def _splits(
+    kernels: Mapping[str, Kernel], workloads: Iterable[Workload], rows: Mapping[str, int]
+) -> dict[str, dict[str, PartStats]]:
     try:
-        return [str(opt.op) for opt in m.schedule.opts]
-    except (ValueError, TypeError) as e:
-        raise DataError(f"a schedule of region {m.region_id} does not decode ({e}): leave that file out") from e
+        splits = make_splits(kernels, workloads)
+    except CodecError:
+        return {}
+    found: dict[str, dict[str, PartStats]] = {}
+    for name, split in splits.items():
+        found[name] = {}
+        for part in PARTS:
+            members = split.kernels_of(part)
+            twins = sum(k in split.twin_in_training for k in members)
+            found[name][part] = PartStats(len(members), sum(rows.get(k, 0) for k in members), twins)
+    return found
+
+
+def _dtypes(kernels: Mapping[str, Kernel], rows: Mapping[str, int]) -> dict[str, int]:
+    counts: Counter[str] = Counter()
+    for kernel_id, kernel in kernels.items():
+        if rows.get(kernel_id):
+            counts[_dtype_of(kernel)] += rows[kernel_id]
+    return _most_first(counts)
+
+
+def _dtype_of(kernel: Kernel) -> str:
+    """Read off the text alone, as tinygrad is not needed for it."""
+    try:
+        nodes = json.loads(kernel.ast_json)["nodes"]
+        found = {str(node[1]) for node in nodes if node[0] == "PARAM"}
+    except (ValueError, TypeError, LookupError, RecursionError):
+        return "unknown"
+    return next((d for d in DTYPES if d in found), "integers only")
 
 
 def _most_first(counts: Mapping[str, int]) -> dict[str, int]:
@@ -165,60 +359,3 @@ def _most_first(counts: Mapping[str, int]) -> dict[str, int]:
 def to_json(stats: Stats) -> str:
     """The numbers as JSON text, for `evaluation/results` and the data card."""
     return json.dumps(asdict(stats), indent=2, allow_nan=False) + "\n"
-
-
-def render(stats: Stats, console: Console) -> None:
-    """Prints the numbers as tables."""
-    from rich.markup import escape
-    from rich.table import Table
-
-    def table(title: str, *columns: str) -> Table:
-        made = Table(title=title, title_justify="left")
-        for i, column in enumerate(columns):
-            made.add_column(column, justify="right" if i else "left")
-        return made
-
-    low, middle, high = stats.schedules_per_kernel
-    summary = table("Dataset", "what", "count")
-    for name, value in (
-        ("measurements", f"{stats.rows:,}"),
-        ("kernels", f"{stats.kernels:,}"),
-        ("regions measured", f"{stats.regions_measured:,}"),
-        ("unique binaries", f"{stats.unique_binaries:,}"),
-        ("schedules per kernel (min / median / max)", f"{low:,} / {middle:,g} / {high:,}"),
-    ):
-        summary.add_row(name, value)
-    console.print(summary)
-
-    workloads = table("Workloads", "workload", "kernels", "measurements", "best / hand-coded (search timings)")
-    for w in stats.workloads:
-        gain = "-" if w.speedup is None else f"{w.speedup:.2f}x over {w.compared}"
-        workloads.add_row(escape(w.name), f"{w.kernels:,}", f"{w.rows:,}", gain)
-    console.print(workloads)
-
-    for title, column, counts in (
-        ("How they ended", "status", stats.statuses),
-        ("Why they failed", "status: cause", stats.reasons),
-        ("Who asked", "sampler", stats.samplers),
-        ("Protocols", "protocol", stats.protocols),
-        ("Actions (distinct schedules)", "Opt", stats.actions),
-    ):
-        shown = table(title, column, "count")
-        for key, count in counts.items():
-            shown.add_row(escape(str(key)) or "-", f"{count:,}")
-        console.print(shown)
-
-    if stats.noise_floors:
-        floors = table("Noise floor: the same binary as A and as B", "kernels", "number", "median", "90 % below")
-        for floor in stats.noise_floors:
-            limit = f"below {floor.shorter_than_s * 1e6:,g} µs" if floor.shorter_than_s else "longer"
-            floors.add_row(
-                f"{floor.target[:8]} {limit}", f"{floor.kernels:,}", f"{floor.median:.1%}", f"{floor.p90:.1%}"
-            )
-        console.print(floors)
-
-    if stats.rows_per_second:
-        rates = table("Pace", "run", "measurements per second")
-        for run, rate in stats.rows_per_second.items():
-            rates.add_row(escape(run) or "-", f"{rate:,.1f}")
-        console.print(rates)

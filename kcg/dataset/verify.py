@@ -18,10 +18,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from kcg.dataset.columns import SPLIT_COLUMNS, split_values
 from kcg.dataset.export import Export, read_export
-from kcg.dataset.records import ROW_ERRORS
+from kcg.dataset.records import ROW_ERRORS, identity_of
 from kcg.errors import CodecError, DataError
-from kcg.types import Kernel, Measurement, Region, Schedule, ScheduleKind, Target
+from kcg.types import Kernel, Measurement, Region, Schedule, ScheduleKind, Target, Workload
 
 LISTED = 20  # problems of one kind that are listed, the others are counted
 SCHEDULES_PER_JOB = 256
@@ -42,7 +43,7 @@ class Report:
     kernels: int
     schedules: int  # distinct, each of one region
     binaries: int  # distinct
-    skipped_rows: int  # that refer to what is not there; rows that cannot be read are among the problems only
+    skipped_rows: int  # that refer to what is not there or come twice; unreadable ones are among the problems only
     problems: tuple[str, ...]  # one line each, at most `LISTED` of a kind and one that counts the rest
 
     @property
@@ -89,8 +90,9 @@ def verify(folder: Path, *, workers: int = 2, say: Say = lambda line, eta_s: Non
     """Reads a whole export again and reports every problem; damaged files are one of them, not an error.
 
     Checked are the checksums and the schema; that kernels, regions, targets, toolchains and runs have the ids they are
-    stored under and that workloads and measurements name only such; that samples are times; that every AST decodes; and
-    that every schedule of kind `opts` applies to its kernel for its target. `say(line, eta_s)` is told how far it is.
+    stored under and that workloads and measurements name only such; that samples are times and no row comes twice; that
+    the splits are those of `kcg.dataset.splits`; that every AST decodes; and that every schedule of kind `opts` applies
+    to its kernel for its target. `say(line, eta_s)` is told how far it is.
     """
     problems = _Problems()
     export = problems.reading("unreadable", lambda: read_export(folder))
@@ -98,8 +100,9 @@ def verify(folder: Path, *, workers: int = 2, say: Say = lambda line, eta_s: Non
         return Report(0, 0, 0, 0, 0, problems.all())
     kernels = problems.reading("unreadable", export.kernels)
     regions = problems.reading("unreadable", export.regions) if kernels is not None else None
-    if regions is not None:
-        problems.reading("unreadable", export.workloads)
+    workloads = problems.reading("unreadable", export.workloads) if regions is not None else None
+    if kernels is not None and workloads is not None:
+        _check_splits(export, kernels, workloads, problems)
     targets = problems.reading("unreadable", export.targets)
     known: dict[str, Mapping[str, object] | None] = {
         "region": None if kernels is None or regions is None else {**kernels, **regions},
@@ -114,6 +117,18 @@ def verify(folder: Path, *, workers: int = 2, say: Say = lambda line, eta_s: Non
     return Report(found.rows, len(kernels or {}), schedules, len(found.binaries), found.skipped, problems.all())
 
 
+def _check_splits(
+    export: Export, kernels: Mapping[str, Kernel], workloads: list[Workload], problems: _Problems
+) -> None:
+    """A kernel in the wrong part would make a test look better than it is."""
+    right = split_values(kernels, workloads)
+    for row in problems.reading("unreadable", lambda: export.kernels_table(SPLIT_COLUMNS).to_pylist()) or []:
+        for name, value in right.get(row["id"], {}).items():
+            if row[name] != value:
+                line = f"kernels.parquet: kernel {row['id']}: {name} is {row[name]!r}, but should be {value!r}"
+                problems.add("splits", line)
+
+
 # -- rows
 
 
@@ -123,7 +138,15 @@ def _read_rows(
     found = _Rows()
     missing: Counter[tuple[str, str]] = Counter()
     first: dict[tuple[str, str], str] = {}
+    seen: set[bytes] = set()
     for m in _measurements(export, problems):
+        row_id = identity_of((identity_of(m.key).hex(), m.run_id, m.trial))
+        if row_id in seen:
+            which = f"{m.schedule.kind} {_short(m.schedule.body)} of region {m.region_id} in run {m.run_id!r}"
+            problems.add("duplicates", f"measurements.parquet: {which}, trial {m.trial}, comes twice")
+            found.skipped += 1
+            continue
+        seen.add(row_id)
         ids = {"region": m.region_id, "target": m.target, "toolchain": m.toolchain, "run": m.run_id}
         absent = [(what, i) for what, i in ids.items() if (there := known[what]) is not None and i not in there]
         if absent:
@@ -150,10 +173,10 @@ def _read_rows(
 def _measurements(export: Export, problems: _Problems) -> Iterator[Measurement]:
     for protocol in problems.reading("unreadable", export.protocols) or []:
         try:
-            for record in export.records(protocol):
+            for record in export.records(protocol, skip=lambda line: problems.add("rows", line)):
                 yield record.measurement
-        except READ_ERRORS as error:
-            problems.add("rows", f"{_line_of(error)} (protocol {protocol}: no row from there on was checked)")
+        except READ_ERRORS as error:  # a file that is damaged inside
+            problems.add("files", f"{_line_of(error)} (protocol {protocol}: no row from there on was checked)")
 
 
 # -- kernels and schedules

@@ -24,8 +24,8 @@ class NamedTable:
     table: ReplayTable
 
 
-def write_tables(tables: Iterable[NamedTable], path: Path) -> int:
-    """Write tables, sorted by kernel, as one Parquet file; returns how many there are."""
+def write_tables(tables: Iterable[NamedTable], path: Path) -> None:
+    """Write tables, sorted by kernel, as one Parquet file."""
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -43,7 +43,6 @@ def write_tables(tables: Iterable[NamedTable], path: Path) -> int:
     }  # fmt: skip
     schema = pa.schema([(name, types[name]) for name in COLUMNS])
     parquet.write_table(pa.table(columns, schema=schema), path, compression="zstd", compression_level=19)
-    return len(rows)
 
 
 def read_tables(folder: Path) -> list[NamedTable]:

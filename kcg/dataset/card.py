@@ -1,0 +1,369 @@
+"""The data card of an export: a README.md that says what the data is, for the Hugging Face Hub and for any reader.
+
+Every number on it is counted from the export that it describes, and the same export always gives the same card.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from kcg.dataset.card_words import COLUMNS, FILES, SAMPLERS, STATUSES
+from kcg.dataset.export import CHECKSUMS, Export, read_export
+from kcg.dataset.reading import sha256_of
+from kcg.dataset.records import Run, disk_full, is_disk_full
+from kcg.dataset.repeats import Spread
+from kcg.dataset.stats import Stats
+from kcg.dataset.stats import stats as compute
+from kcg.dataset.stats_text import duration, duration_class, listed, percent, share
+from kcg.errors import UsageError
+from kcg.measure import protocol
+
+CARD = "README.md"
+LICENSE = "mit"  # that of kcg, whose code wrote the kernels; a test compares it with the LICENSE of the repository
+SIZES = ((1_000, "n<1K"), (10_000, "1K<n<10K"), (100_000, "10K<n<100K"), (1_000_000, "100K<n<1M"))
+
+
+def write_card(folder: Path | str) -> Path:
+    """Write README.md into the folder of an export, and its checksum to the others; the path of the card.
+
+    Raises DataError where the folder is no export that can be trusted, UsageError where it cannot be written.
+    """
+    folder = Path(folder)
+    try:
+        export = _without_card(folder)
+        _replace(folder / CARD, render_card(export))
+        _replace(folder / CHECKSUMS, _listing({**export.checksums, CARD: sha256_of(folder / CARD)}))
+    except OSError as e:
+        if is_disk_full(e):
+            raise disk_full(folder) from e
+        raise UsageError(f"no card can be written to {folder}: {e.strerror or e}") from e
+    return folder / CARD
+
+
+def _without_card(folder: Path) -> Export:
+    """The export with any card that it has taken off its list, so that it is whole while the card changes."""
+    try:
+        listed = json.loads((folder / CHECKSUMS).read_text())
+    except (OSError, ValueError):
+        return read_export(folder)  # which says what is wrong
+    if isinstance(listed, dict) and CARD in listed:
+        if (folder / CARD).is_file() and sha256_of(folder / CARD) == listed[CARD]:
+            read_export(folder)  # all of it must be right before anything is changed
+        del listed[CARD]
+        _replace(folder / CHECKSUMS, _listing(listed))
+    return read_export(folder)
+
+
+def _listing(checksums: Mapping[str, str]) -> str:
+    return json.dumps(checksums, sort_keys=True, indent=1) + "\n"
+
+
+def _replace(path: Path, text: str) -> None:
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        part.write_text(text, encoding="utf-8")
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def render_card(export: Export) -> str:
+    """The card as text."""
+    stats = compute(export)
+    models = sorted({_plain(target.model) for target in export.targets().values()})
+    title = f"Measured schedules of tinygrad kernels on {' and '.join(models) or 'no device'}"
+    sections = [
+        _summary(stats, title), _provenance(export, stats), _measuring(export, stats), _sampling(export, stats),
+        _outcomes(stats), _trust(stats), _splits(stats), _files(export), _loading(stats), _limits(stats, export),
+    ]  # fmt: skip
+    return _header(stats, title) + "\n\n".join("\n".join(section) for section in sections) + "\n"
+
+
+def _header(stats: Stats, title: str) -> str:
+    """What the Hub reads: YAML, with every text in JSON's quotes, which are YAML's too."""
+    size = next((name for limit, name in SIZES if stats.rows < limit), "1M<n<10M")
+    lines = [
+        "---", f"license: {LICENSE}", f"pretty_name: {json.dumps(title)}", "tags:",
+        *(f"- {tag}" for tag in ("tinygrad", "kernels", "compilers", "autotuning", "cost-model", "performance")),
+        "size_categories:", f"- {size}", "configs:",
+    ]  # fmt: skip
+    for name in ("measurements", "timings", "kernels"):
+        default = ["  default: true"] if name == "measurements" else []
+        lines += [f"- config_name: {name}", f"  data_files: {name}.parquet", *default]
+    return "\n".join([*lines, "---", "", ""])
+
+
+def _summary(stats: Stats, title: str) -> Iterator[str]:
+    yield f"# {title}"
+    yield ""
+    yield (
+        "Kernels of real programs as [tinygrad](https://github.com/tinygrad/tinygrad) makes them, many schedules of "
+        "each (ordered lists of tinygrad's `Opt`s), and how long each took on the device, or how it failed. Measured "
+        "and checked by kcg; this card is generated from the data."
+    )
+    yield ""
+    low, middle, high = stats.schedules_per_kernel
+    runtimes = [duration(s) for s in stats.runtime_quartiles]
+    yield from _table(
+        ("what", "how much"),
+        [
+            ("distinct schedules with status ok", f"{stats.ok_schedules:,} of {stats.schedules:,}"),
+            ("kernels with at least one of them", f"{stats.ok_regions:,} of {stats.kernels:,}"),
+            ("families of workloads", f"{len(stats.families):,}, with {len(stats.workloads):,} presets"),
+            ("rows", f"{stats.rows:,}, of them {stats.ok_rows:,} ok and {stats.search_rows:,} of few samples"),
+            ("unique binaries", f"{stats.unique_binaries:,}; {stats.sharing_schedules:,} schedules share theirs"),
+            ("schedules of a kernel", f"{low:,} to {high:,}, median {middle:,g}"),
+            ("runtimes", f"{runtimes[0]} to {runtimes[4]}, median {runtimes[2]}" if runtimes else "none"),
+            ("data types (narrowest float of a kernel's buffers), of the rows", listed(stats.dtypes, stats.rows)),
+        ],
+    )
+
+
+def _provenance(export: Export, stats: Stats) -> Iterator[str]:
+    yield "## Where the kernels come from"
+    yield ""
+    yield (
+        "Each family is a program written in plain tinygrad for kcg, or a user's script that was run unchanged; its "
+        "presets vary sizes, batches and data types. Gain is the hand-coded schedule's time over that of the fastest "
+        "schedule found, as a geometric mean over kernels, by search timings."
+    )
+    yield ""
+    yield from _table(
+        ("family", "what it is", "presets", "kernels", "rows", "gain", "most"),
+        [
+            (
+                f"`{_plain(f.name)}`", _about(f.name), f"{len(f.presets)}", f"{f.kernels:,}", f"{f.rows:,}",
+                "" if f.speedup is None else f"{f.speedup:.2f}×", f"{f.quartiles[4]:.2f}×" if f.quartiles else "",
+            )
+            for f in stats.families
+        ],
+    )  # fmt: skip
+
+
+def _about(family: str) -> str:
+    from kcg.workloads.registry import WORKLOADS, spec_of
+    from kcg.workloads.script import PREFIX
+
+    if family in WORKLOADS:
+        return _plain(spec_of(family).about)
+    return "a captured script" if family.startswith(PREFIX) else "a workload that this kcg does not have"
+
+
+def _measuring(export: Export, stats: Stats) -> Iterator[str]:
+    yield "## How it was measured"
+    yield ""
+    for t in export.targets().values():
+        watts = f", {t.power_limit_w:g} W" if t.power_limit_w is not None else ""
+        clock = f", at most {t.clock_limit_mhz:g} MHz" if t.clock_limit_mhz is not None else ""
+        yield (
+            f"- Target `{t.fingerprint[:12]}`: {_plain(t.model)} ({t.tinygrad_device}, {_plain(t.arch)}), {t.cores} "
+            f"{'cores' if t.device == 'CPU' else 'processors'}, {t.memory_bytes / 2**30:.0f} GiB, last-level cache "
+            f"{t.cache_bytes / 2**20:.0f} MiB{watts}{clock}"
+        )
+    for c in export.toolchains().values():
+        rest = "".join(f", {name} {_plain(v)}" for name, v in (("driver", c.driver), ("Triton", c.triton)) if v)
+        yield (
+            f"- Toolchain `{c.fingerprint[:12]}`: tinygrad {_plain(c.tinygrad)}, {_plain(c.compiler)}{rest}; kcg's "
+            f"list of actions in version {c.action_space}"
+        )
+    yield ""
+    if protocol.PROTOCOL in stats.protocols:
+        words = (protocol.__doc__ or "").strip().partition("\n\n")
+        yield words[0].replace("\n", " ")
+        yield ""
+        yield words[2].replace("\n", " ")
+        yield ""
+        many, few = (
+            ", ".join(f"{n} {'otherwise' if limit == float('inf') else duration_class(limit)}" for limit, n in samples)
+            for samples in (protocol.MOST_SAMPLES, protocol.SEARCH_SAMPLES)
+        )
+        yield f"At most so many samples by the duration of the kernel: {many}. Rows with `early_stop`: {few}."
+    for version, rows in stats.protocols.items():
+        if version != protocol.PROTOCOL:
+            yield f"{rows:,} rows are of timing protocol {version}, which the kcg of that time describes."
+
+
+def _sampling(export: Export, stats: Stats) -> Iterator[str]:
+    yield "## Who chose the schedules"
+    yield ""
+    yield from _table(
+        ("sampler", "what it draws", "rows", "ok"),
+        [
+            (
+                f"`{_plain(name) or '(none)'}`", SAMPLERS.get(name) or SAMPLERS.get(name.partition(":")[0], ""),
+                f"{rows:,}", share(stats.sampler_statuses[name].get("ok", 0), rows),
+            )
+            for name, rows in stats.samplers.items()
+        ],
+    )  # fmt: skip
+    yield ""
+    groups: dict[str, list[Run]] = {}
+    for run in export.runs().values():
+        facts = {k: v for k, v in run.description.items() if v is not None and k not in ("shard", "compile_workers")}
+        groups.setdefault(", ".join(f"{k} {_words(facts[k])}" for k in sorted(facts)), []).append(run)
+    yield "Runs of one kind are one line; each run is in `runs.json`."
+    yield ""
+    rows = []
+    for asked, runs in sorted(groups.items(), key=lambda group: (min(run.started for run in group[1]), group[0])):
+        days = sorted(run.started[:10] for run in runs)
+        when = days[0] if days[0] == days[-1] else f"{days[0]} to {days[-1]}"
+        count = sum(stats.runs.get(run.run_id, 0) for run in runs)
+        rows.append((_plain(when), f"{len(runs):,}", f"{count:,}", _plain(asked)))
+    yield from _table(("when", "runs", "rows", "how"), rows)
+
+
+def _words(value: Any) -> str:
+    """A value of a run's description: a mix as `walk:raw=0.25 …`."""
+    if isinstance(value, dict):
+        return " ".join(f"{k}={v:g}" if isinstance(v, float) else f"{k}={v}" for k, v in sorted(value.items()))
+    return str(value)
+
+
+def _outcomes(stats: Stats) -> Iterator[str]:
+    yield "## How they ended"
+    yield ""
+    words = {str(status): text for status, text in STATUSES.items()}
+    yield from _table(
+        ("status", "meaning", "rows", "share"),
+        [(f"`{s}`", words.get(s, ""), f"{n:,}", share(n, stats.rows)) for s, n in stats.statuses.items()],
+    )
+    if stats.reasons:
+        yield ""
+        yield "The most frequent causes, numbers left out:"
+        yield ""
+        yield from _table(("rows", "status: cause"), [(f"{n:,}", _plain(why)) for why, n in stats.reasons.items()])
+
+
+def _trust(stats: Stats) -> Iterator[str]:
+    yield "## Noise and drift"
+    yield ""
+    kinds = (
+        ("noise: timed in full, twice in one run", stats.noise_floors),
+        ("noise: the few samples of a search, twice in one run", stats.search_noise),
+        ("drift: a later run against the first", stats.drift),
+    )
+    rows = [
+        (
+            name, duration_class(s.shorter_than_s), f"{s.compared if isinstance(s, Spread) else s.kernels:,}",
+            percent(s.median), percent(s.p90),
+        )
+        for name, found in kinds
+        for s in found
+    ]  # fmt: skip
+    if not rows:
+        yield "No schedule was timed more than once."
+        return
+    yield "How far timings of one binary are apart. Differences between schedules below these mean nothing."
+    yield ""
+    yield from _table(("what", "kernels", "compared", "median", "90% below"), rows)
+
+
+def _splits(stats: Stats) -> Iterator[str]:
+    yield "## Splits"
+    yield ""
+    yield (
+        "By workload (Flux is test, whole; some families are validation), by kernel, and by twin: kernels that differ "
+        "in sizes only are in one part. The columns `split_*` of kernels.parquet say which part a kernel is in."
+    )
+    yield ""
+    yield from _table(
+        ("split", "part", "kernels", "rows", "with a twin in training"),
+        [
+            (name, part, f"{p.kernels:,}", f"{p.rows:,}", "" if part == "train" else f"{p.twins:,}")
+            for name, parts in stats.splits.items()
+            for part, p in parts.items()
+        ],
+    )
+
+
+def _files(export: Export) -> Iterator[str]:
+    sizes = {name: (export.folder / name).stat().st_size for name in sorted(export.checksums) if name != CARD}
+    yield "## Files and columns"
+    yield ""
+    yield f"{sum(sizes.values()):,} bytes in all, without this card; `{CHECKSUMS}` has the same SHA-256 sums."
+    yield ""
+    yield from _table(
+        ("file", "what it holds", "bytes", "SHA-256"),
+        [(name, FILES.get(name, ""), f"{n:,}", f"`{export.checksums[name]}`") for name, n in sizes.items()],
+    )
+    for name, columns in COLUMNS.items():
+        yield ""
+        yield f"{name}:"
+        yield ""
+        yield from _table(
+            ("column", "meaning"),
+            [(", ".join(f"`{c}`" for c in names.split(", ")), words) for names, words in columns.items()],
+        )
+
+
+def _loading(stats: Stats) -> Iterator[str]:
+    version = max(stats.protocols, default=protocol.PROTOCOL)
+    yield "## How to load it"
+    yield ""
+    yield from _code(
+        "import pyarrow.parquet as pq",
+        "",
+        'rows = pq.read_table("measurements.parquet")',
+        'timings = pq.read_table("timings.parquet").take(rows["timing"])  # one for each row',
+        'kernels = pq.read_table("kernels.parquet")',
+        "# rows.to_pandas(), timings.to_pandas() and kernels.to_pandas() with pandas",
+    )
+    yield ""
+    yield "With kcg, which checks sums and ids first:"
+    yield ""
+    yield from _code(
+        "from kcg.dataset.export import read_export",
+        "",
+        'data = read_export(".")',
+        f'table = data.table({version}, ["region_id", "schedule_body", "status", "median_s"])',
+        f"for record in data.records({version}):",
+        "    print(record.measurement.schedule, record.measurement.median_s)",
+        "    break",
+    )
+
+
+def _limits(stats: Stats, export: Export) -> Iterator[str]:
+    yield "## Known limits"
+    yield ""
+    if stats.search_rows:
+        few = [n for _, n in protocol.SEARCH_SAMPLES]
+        yield (
+            f"- {share(stats.search_rows, stats.rows)} of the rows are search timings (`early_stop`), of {min(few)} to "
+            f"{max(few)} samples, one of a hopeless schedule. The fastest of many such is fast by luck, too: gains "
+            "here are what to expect, not results."
+        )
+    yield "- A kernel is timed alone, its inputs random and, where `cache_state` is `cold`, no data in the cache."
+    yield "- Checked means checked at sampled points, on one seed. It is no proof."
+    yield "- Schedules that share a binary share its timing: they are rows, not independent measurements."
+    if len(export.targets()) == 1:
+        yield "- One model of hardware. Its times say little about another one."
+    if (missing := stats.kernels - stats.ok_regions) > 0:
+        yield f"- {missing:,} kernels have no row with status ok: not measured yet, too large, or never right."
+    yield "- Samples are rounded to float32, readings of the device to three digits, and a binary's hash to 8 bytes."
+    yield ""
+    yield "## Licence"
+    yield ""
+    yield f"{LICENSE.upper()}, as kcg itself. What it holds are kernels and times: no weights, no pictures, no texts."
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    yield f"| {' | '.join(head)} |"
+    yield f"|{'---|' * len(head)}"
+    for row in rows:
+        yield f"| {' | '.join(cell.replace('|', '/') for cell in row)} |"
+
+
+def _code(*lines: str) -> Iterator[str]:
+    yield "```python"
+    yield from lines
+    yield "```"
+
+
+def _plain(text: str) -> str:
+    """Foreign text as one line that is no markup."""
+    line = "".join(c if c.isprintable() else " " for c in " ".join(text.split()))
+    return line.replace("<", "&lt;").replace("`", "'")[:300]

@@ -1,0 +1,317 @@
+"""Schema 2 of an export: which columns its Parquet files have, how they are packed, and what of a row is kept.
+
+- `kernels.parquet`: a kernel. `workloads` that use it, `nodes` of its AST, `operations` (arithmetic) and least traffic
+  in `bytes` of one call, its part of each split of `kcg.dataset.splits` with the default seed, and its `twin` class.
+  Null where the AST does not decode.
+- `measurements.parquet`: a schedule timed once. `timing` is a row of `timings.parquet`, counted from 0.
+- `timings.parquet`: samples in seconds, the device's readings (`clock_*`), the launch and the binary. Schedules that
+  share a binary share the row. `binary_hash` is null where there is no binary.
+
+Rows are sorted by region, target, toolchain, protocol and schedule, so that what is alike is neighbouring: files are
+read whole, and are compressed in large pages. Three things are rounded, see `as_exported`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import re
+import struct
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from kcg.dataset.records import Record
+from kcg.errors import CodecError, DataError
+from kcg.types import Kernel, Workload, canonical_json
+
+SCHEMA_VERSION = "2"
+METADATA = {"kcg_schema": SCHEMA_VERSION}
+HASH_BYTES = 8  # of a binary: two of a million are equal by chance with a probability of 3e-8
+TWIN_DIGITS = 16
+CLOCK = "clock_"  # and the name of a reading
+CLOCK_DIGITS = 3
+LARGEST = (2 - 2**-23) * 2.0**127  # of float32
+
+BLOCK = 10_000  # rows that are turned into columns at once
+ROW_GROUP = 250_000
+LEVEL = 15  # of zstd
+PAGE_BYTES = 64 << 20
+
+TEXTS = (
+    "region_id", "schedule_kind", "target", "toolchain", "status", "cache_state", "variables", "input_recipe",
+    "reason", "sampler", "run_id",
+)  # fmt: skip
+"""Columns of measurements in which few texts come again and again."""
+
+SPLIT_COLUMNS = (
+    "id", "split_workload", "split_kernel", "split_twin", "twin", "workload_twin_in_training",
+    "kernel_twin_in_training",
+)  # fmt: skip
+"""Columns of kernels that say where each stands in the splits."""
+
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+# -- what is kept of a row
+
+
+def short_hash(binary_hash: str) -> bytes | None:
+    """What an export keeps of a binary's SHA-256: its beginning. Any other text is hashed first; None for no binary."""
+    if not binary_hash:
+        return None
+    if not _SHA256.fullmatch(binary_hash):
+        binary_hash = hashlib.sha256(binary_hash.encode()).hexdigest()
+    return bytes.fromhex(binary_hash[: 2 * HASH_BYTES])
+
+
+@lru_cache(1 << 14)
+def rounded_clock(value: float) -> float:
+    """A reading as it is kept: with three significant digits."""
+    return float(f"{value:.{CLOCK_DIGITS}g}")
+
+
+def as_exported(record: Record) -> Record:
+    """The record that comes back from an export: everything as it was, but for
+
+    - samples and `compile_s` as float32 (relative rounding 6e-8, below the resolution of any clock that is used),
+    - the time of recording to a second, readings to three significant digits and sorted by name,
+    - `binary_hash` shortened to 16 hex digits (a journal keeps all 64).
+
+    Raises OverflowError where a number is too large for float32.
+    """
+    m = record.measurement
+    count = len(m.samples_s) + 1
+    numbers = struct.unpack(f"{count}f", struct.pack(f"{count}f", m.compile_s, *m.samples_s))
+    short = short_hash(m.binary_hash)
+    kept = replace(
+        m, samples_s=numbers[1:], compile_s=numbers[0], binary_hash="" if short is None else short.hex(),
+        clocks=tuple(sorted((name, rounded_clock(value)) for name, value in dict(m.clocks).items())),
+    )  # fmt: skip
+    return Record(kept, float(round(record.recorded_unix_s)))
+
+
+# -- columns
+
+
+def kernels_schema() -> Any:
+    """The columns of `kernels.parquet`."""
+    import pyarrow as pa
+
+    text, flag = pa.string(), pa.bool_()
+    required = [("id", text), ("ast_json", text), ("workloads", pa.list_(text))]
+    optional = [
+        ("nodes", pa.int64()), ("operations", pa.float64()), ("bytes", pa.float64()),
+        ("split_workload", text), ("split_kernel", text), ("split_twin", text), ("twin", text),
+        ("workload_twin_in_training", flag), ("kernel_twin_in_training", flag),
+    ]  # fmt: skip
+    return _schema(required, optional)
+
+
+def measurements_schema() -> Any:
+    """The columns of `measurements.parquet`."""
+    import pyarrow as pa
+
+    columns = [*((name, pa.string()) for name in TEXTS), ("schedule_body", pa.string())]
+    columns += [(name, pa.int64()) for name in ("protocol", "trial", "recorded_unix_s", "timing")]
+    columns += [("checked", pa.bool_()), ("early_stop", pa.bool_()), ("compile_s", pa.float32())]
+    return _schema(columns, [])
+
+
+def timings_schema(clocks: Iterable[str] = ()) -> Any:
+    """The columns of `timings.parquet`, with those of the named readings."""
+    import pyarrow as pa
+
+    optional = [("binary_hash", pa.binary(HASH_BYTES)), *((CLOCK + name, pa.float32()) for name in sorted(clocks))]
+    return _schema([("launch", pa.string()), ("samples_s", pa.list_(pa.float32()))], optional)
+
+
+def _schema(required: list[tuple[str, Any]], optional: list[tuple[str, Any]]) -> Any:
+    import pyarrow as pa
+
+    fields = [pa.field(name, kind, nullable=False) for name, kind in required]
+    return pa.schema([*fields, *(pa.field(name, kind) for name, kind in optional)], metadata=METADATA)
+
+
+# -- rows into columns
+
+
+def write_parquet(path: Path, schema: Any, tables: Iterable[Any]) -> None:
+    """Writes tables of one schema as row groups; the same tables always give the same bytes."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    encodings = {"schedule_body": "DELTA_BYTE_ARRAY", "samples_s.list.element": "BYTE_STREAM_SPLIT"}
+    encodings |= {"compile_s": "BYTE_STREAM_SPLIT"}
+    encodings |= dict.fromkeys(("recorded_unix_s", "timing", "trial", "protocol"), "DELTA_BINARY_PACKED")
+    present = _leaves(schema)
+    with (
+        path.open("wb") as file,
+        parquet.ParquetWriter(
+            file, schema, compression="zstd", compression_level=LEVEL, write_statistics=False,
+            column_encoding={name: encoding for name, encoding in encodings.items() if name in present},
+            use_dictionary=[c for c in present if c in TEXTS or c.startswith((CLOCK, "split_", "workloads", "launch"))],
+            dictionary_pagesize_limit=PAGE_BYTES, data_page_size=PAGE_BYTES,
+        ) as writer,
+    ):  # fmt: skip
+        waiting: list[Any] = []
+        for table in (*tables, None):
+            if table is not None:
+                waiting.append(table)
+            if waiting and (table is None or sum(map(len, waiting)) >= ROW_GROUP):
+                writer.write_table(pa.concat_tables(waiting).combine_chunks(), row_group_size=ROW_GROUP)
+                waiting.clear()
+
+
+def _leaves(schema: Any) -> list[str]:
+    import pyarrow as pa
+
+    return [f"{f.name}.list.element" if pa.types.is_list(f.type) else f.name for f in schema]
+
+
+_Timing = tuple[str, tuple[tuple[int, ...], tuple[int, ...]], tuple[float, ...], tuple[tuple[str, float], ...]]
+
+
+@dataclass
+class MeasurementColumns:
+    """Records as tables of measurements; what was timed is gathered meanwhile, in about 60 bytes a row."""
+
+    _gathered: list[Any] = field(default_factory=list)
+    _clocks: set[str] = field(default_factory=set)
+
+    def tables(self, records: Iterable[Record]) -> Iterator[Any]:
+        """A table for every `BLOCK` records, which are sorted by region. DataError where a number is too large."""
+        known: dict[_Timing, int] = {}  # timings of the region at hand
+        region, count = "", 0
+        timed: list[_Timing] = []
+        rows: list[tuple[Any, ...]] = []
+        for record in records:
+            m = record.measurement
+            if m.region_id != region:
+                region, known = m.region_id, {}
+            timing = (m.binary_hash, m.launch, m.samples_s, m.clocks)
+            if timing not in known:
+                known[timing], count = count, count + 1
+                timed.append(timing)
+            rows.append(_row(record, known[timing]))
+            if len(timed) == BLOCK:
+                self._gather(timed)
+            if len(rows) == BLOCK:
+                yield _table(rows)
+        self._gather(timed)
+        yield _table(rows)
+
+    def timings(self) -> tuple[Any, Any]:
+        """The schema of the timings and their table, when `tables` has ended."""
+        import pyarrow as pa
+
+        schema = timings_schema(self._clocks)
+        whole = pa.concat_tables(self._gathered, promote_options="default")  # a reading that came later was null before
+        return schema, pa.Table.from_arrays([whole[name] for name in schema.names], schema=schema)
+
+    def _gather(self, timed: list[_Timing]) -> None:
+        import pyarrow as pa
+
+        readings = [{name: rounded_clock(value) for name, value in clocks} for *_, clocks in timed]
+        names = sorted({name for reading in readings for name in reading})
+        self._clocks.update(names)
+        schema = timings_schema(names)
+        columns: dict[str, list[Any]] = {
+            "launch": [canonical_json(launch) for _, launch, _, _ in timed],
+            "samples_s": [samples_s for _, _, samples_s, _ in timed],
+            "binary_hash": [short_hash(binary_hash) for binary_hash, *_ in timed],
+            **{CLOCK + name: [reading.get(name) for reading in readings] for name in names},
+        }
+        arrays = [pa.array(columns[f.name], type=f.type) for f in schema]
+        self._gathered.append(pa.Table.from_arrays(arrays, schema=schema))
+        timed.clear()
+
+
+def _row(record: Record, timing: int) -> tuple[Any, ...]:
+    """The values of `measurements_schema`."""
+    m = record.measurement
+    if max(m.compile_s, *m.samples_s, *(value for _, value in m.clocks), 0.0) > LARGEST:
+        raise DataError(f"a measurement of region {m.region_id} holds a number that float32 does not: leave it out")
+    return (
+        m.region_id, str(m.schedule.kind), m.target, m.toolchain, str(m.status), str(m.cache_state),
+        canonical_json(m.variables) if m.variables else "[]", m.input_recipe, m.reason, m.sampler, m.run_id,
+        m.schedule.body, m.protocol, m.trial, round(record.recorded_unix_s), timing, m.checked, m.early_stop,
+        m.compile_s,
+    )  # fmt: skip
+
+
+def _table(rows: list[tuple[Any, ...]]) -> Any:
+    import pyarrow as pa
+
+    schema = measurements_schema()
+    columns = list(zip(*rows, strict=True)) or [()] * len(schema)
+    rows.clear()
+    return pa.Table.from_arrays(
+        [pa.array(column, type=f.type) for column, f in zip(columns, schema, strict=True)], schema=schema
+    )
+
+
+def kernels_table(kernels: Mapping[str, Kernel], used: Mapping[str, set[str]], workloads: list[Workload]) -> Any:
+    """All kernels by id as one table; `used` names the workloads of each. Opens no device and runs nothing."""
+    import pyarrow as pa
+
+    splits = split_values(kernels, workloads)
+    rows = []
+    for kernel_id in sorted(kernels):
+        text = kernels[kernel_id].ast_json
+        rows.append(
+            (kernel_id, text, sorted(used[kernel_id]), _count_nodes(text), *_costs(text), *splits[kernel_id].values())
+        )
+    schema = kernels_schema()
+    columns = list(zip(*rows, strict=True)) or [()] * len(schema)
+    arrays = [pa.array(column, type=f.type) for column, f in zip(columns, schema, strict=True)]
+    return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def split_values(kernels: Mapping[str, Kernel], workloads: list[Workload]) -> dict[str, dict[str, str | bool | None]]:
+    """The columns of each kernel that say where it stands in the splits; all None where it is no AST."""
+    from kcg.dataset.splits import SPLITS, make_splits
+    from kcg.kernel.twins import twin_id
+
+    twins: dict[str, str] = {}
+    for kernel in kernels.values():
+        with contextlib.suppress(CodecError):
+            twins[kernel.id] = twin_id(kernel)
+    splits = make_splits({k: kernels[k] for k in twins}, workloads)
+    found: dict[str, dict[str, str | bool | None]] = {}
+    for kernel_id in kernels:
+        twin = twins.get(kernel_id)
+        values: dict[str, str | bool | None] = {f"split_{name}": splits[name].parts.get(kernel_id) for name in SPLITS}
+        values["twin"] = twin and twin[:TWIN_DIGITS]
+        for name in ("workload", "kernel"):
+            values[f"{name}_twin_in_training"] = kernel_id in splits[name].twin_in_training if twin else None
+        found[kernel_id] = values
+    return found
+
+
+def _costs(ast_json: str) -> tuple[float | None, float | None]:
+    """Arithmetic and least traffic in bytes of one call."""
+    from kcg.kernel.codec import decode
+    from kcg.kernel.contractions import arithmetic, least_bytes
+
+    try:
+        ast = decode(ast_json)
+    except CodecError:
+        return None, None
+    try:
+        return arithmetic(ast), float(least_bytes(ast))
+    except Exception:  # tinygrad asserts and raises anything where a kernel is foreign, though it decodes
+        return None, None
+
+
+def _count_nodes(ast_json: str) -> int | None:
+    """Nodes of an AST by the shape of its text alone: a list of nodes, or an object that holds one as `nodes`."""
+    try:
+        value = json.loads(ast_json)
+    except (ValueError, RecursionError):
+        return None
+    nodes = value.get("nodes") if isinstance(value, dict) else value
+    return len(nodes) if isinstance(nodes, list) else None

@@ -1,0 +1,300 @@
+"""The numbers of a dataset are what a reader would count; they fit on a terminal, and on a page that needs nothing."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import fields, replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from tinygrad import Tensor
+
+from kcg.dataset.export import export, read_export
+from kcg.dataset.journal import Journal, Run
+from kcg.dataset.page import render_page
+from kcg.dataset.stats import Stats, WorkloadStats, quartiles, stats
+from kcg.dataset.stats_text import duration, percent, render, share
+from kcg.errors import ExitCode
+from kcg.kernel.codec import kernel_of
+from kcg.kernel.targets import KNOWN_TARGETS
+from kcg.types import (
+    Kernel,
+    Measurement,
+    Opt,
+    Region,
+    Schedule,
+    Status,
+    Toolchain,
+    Workload,
+    WorkloadCall,
+)
+from tests.kernels import empty, kernels_of
+from tests.test_report import CHROMIUM, Page
+
+TARGET = replace(KNOWN_TARGETS["sm_90"], model="NVIDIA <b>H200</b>")
+TOOLCHAIN = Toolchain("0.14.0", "NVRTC 13.0", "580", "", 1)
+SCRIPT = 'script:<b>"x"</b>'
+UP, UP2, LOCAL = Opt("UPCAST", 0, 4), Opt("UPCAST", 1, 2), Opt("LOCAL", 0, 8)
+
+
+def _kernel(tensor: Tensor) -> Kernel:
+    (ast,) = kernels_of(tensor)
+    return kernel_of(ast)
+
+
+@cache
+def kernels() -> tuple[Kernel, ...]:
+    """A half-precision matmul, the same in float32, a sum, and a map over integers."""
+    return (
+        _kernel(empty(64, 64, dtype="bfloat16") @ empty(64, 64, dtype="bfloat16")),
+        _kernel(empty(32, 64) @ empty(64, 32)),
+        _kernel(empty(64, 64).sum(0)),
+        _kernel(empty(64, dtype="int32") + 1),
+    )
+
+
+def row(of: int, opts: tuple[Opt, ...], seconds: float, **changes: object) -> Measurement:
+    """A row of the `of`-th kernel with status ok, its binary named after its time."""
+    made = Measurement(
+        kernels()[of].id, Schedule.from_opts(opts), TARGET.fingerprint, TOOLCHAIN.fingerprint, 1, Status.OK,
+        input_recipe="normal-v1:seed=0", samples_s=(seconds, seconds, seconds), binary_hash=f"b{of}{seconds}",
+        early_stop=True, sampler="walk:raw", run_id="r1", clocks=(("sm_mhz", 1980.0),),
+    )  # fmt: skip
+    return replace(made, **changes)  # type: ignore[arg-type]
+
+
+def sample(journal: Journal) -> None:
+    """Three families, four measured kernels, two runs; what fails, shares a binary, and was timed again."""
+    regions = [WorkloadCall(Region((k,)), 2) for k in kernels()]
+    journal.add_workload(Workload("flux", "mini", (regions[0], regions[2])))
+    journal.add_workload(Workload("gpt2", "mini", (regions[1], regions[2])))
+    journal.add_workload(Workload("gpt2", "mini_f16", (regions[1],)))
+    journal.add_workload(Workload(SCRIPT, "--n 3", (regions[3],)))
+    journal.add_target(TARGET)
+    journal.add_toolchain(TOOLCHAIN)
+    mix = {"mix": {"walk:raw": 0.5, "beam:2/8": 0.5}, "seed": 0, "shard": [1, 1], "kernels_per_family": None}
+    for run, day in (("r1", 1), ("r2", 2)):
+        journal.add_run(Run(run, f"2026-01-0{day}T00:00:00+00:00", "python -m kcg.dataset generate", mix))
+    failed: dict[str, object] = {"samples_s": (), "binary_hash": ""}
+    rows = [
+        *(row(i, (UP,), 40e-6, sampler="hand-coded") for i in range(4)),
+        *(row(i, (), 80e-6, sampler="raw", run_id="r2") for i in range(4)),
+        row(0, (UP, LOCAL), 10e-6, sampler="beam:2/8"),
+        row(0, (LOCAL, UP), 10e-6, sampler="beam:2/8"),  # the same binary
+        row(1, (UP, UP2), 20e-6),
+        row(2, (LOCAL,), 50e-6),
+        row(3, (LOCAL,), 1.0, status=Status.WRONG, reason="output 7 differs by <i>3.5</i>", **failed),
+        row(3, (UP, LOCAL), 1.0, status=Status.COMPILE_ERROR, reason="no | registers", sampler="beam:2/8", **failed),
+        row(0, (UP,), 44e-6, sampler="retime", run_id="r2"),  # a tenth slower on another day
+        row(1, (UP,), 40e-6, early_stop=False, sampler="hand-coded"),
+        row(1, (UP,), 40.8e-6, early_stop=False, sampler="hand-coded", trial=1),
+    ]
+    for i, m in enumerate(rows):
+        journal.record(m, recorded_unix_s=1000.0 + i * 0.5)
+
+
+@pytest.fixture(scope="module")
+def journal(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("sample") / "sample.sqlite"
+    with Journal.open(path) as opened:
+        sample(opened)
+    return path
+
+
+@pytest.fixture(scope="module")
+def found(journal: Path) -> Stats:
+    with Journal.open(journal, read_only=True) as opened:
+        return stats(opened)
+
+
+@pytest.fixture(scope="module")
+def page_text(found: Stats) -> str:
+    return render_page(found, title="sample.sqlite")
+
+
+# -- the numbers
+
+
+def test_rows_schedules_kernels_and_binaries_are_counted(found: Stats) -> None:
+    assert (found.rows, found.ok_rows, found.search_rows) == (17, 15, 15)
+    assert (found.schedules, found.ok_schedules) == (14, 12)
+    assert (found.kernels, found.regions_measured, found.ok_regions) == (4, 4, 4)
+    assert (found.unique_binaries, found.sharing_schedules) == (13, 2)
+    assert found.statuses == {"ok": 15, "compile_error": 1, "wrong": 1}
+    assert found.sampler_statuses["beam:2/8"] == {"ok": 2, "compile_error": 1}
+    assert found.sampler_statuses["walk:raw"] == {"ok": 2, "wrong": 1}
+    assert found.schedule_counts == {3: 2, 4: 2} and found.schedules_per_kernel == (3, 3.5, 4)
+    assert found.runs == {"r1": 12, "r2": 5}
+    assert found.dtypes == {"float32": 8, "bfloat16": 5, "integers only": 4}
+    assert list(found.targets.values()) == [f"{TARGET.model} (CUDA, sm_90)"]
+
+
+def test_gains_are_of_families_with_each_kernel_once(found: Stats) -> None:
+    flux, gpt2, script = found.families
+    assert (flux.name, flux.presets, flux.kernels, flux.rows, flux.compared) == ("flux", ("mini",), 2, 8, 2)
+    assert flux.quartiles == pytest.approx((1.0, 1.75, 2.5, 3.25, 4.0))
+    assert flux.speedup == pytest.approx(2.0)
+    assert (gpt2.presets, gpt2.kernels, gpt2.compared) == (("mini", "mini_f16"), 2, 2)
+    assert gpt2.speedup == pytest.approx(math.sqrt(2))
+    assert [w.name for w in found.workloads] == ["flux/mini", "gpt2/mini", "gpt2/mini_f16", f"{SCRIPT}/--n 3"]
+    assert (script.name, script.rows, script.ok_rows, script.speedup) == (SCRIPT, 4, 2, 1.0)
+
+
+def test_actions_count_distinct_schedules_and_kernels(found: Stats) -> None:
+    told = {(a.op, a.arg): (a.schedules, a.regions) for a in found.action_coverage}
+    assert told == {
+        ("LOCAL", None): (5, 3), ("LOCAL", "8"): (5, 3),
+        ("UPCAST", None): (8, 4), ("UPCAST", "4"): (8, 4), ("UPCAST", "2"): (1, 1),
+    }  # fmt: skip
+    assert found.walk_lengths == {0: 4, 1: 6, 2: 4}
+
+
+def test_runtimes_fall_into_bins(found: Stats) -> None:
+    assert found.runtime_quartiles[0] == 10e-6 and found.runtime_quartiles[4] == 80e-6
+    assert sum(count for _, count in found.runtimes) == found.ok_rows
+    lows = [low for low, _ in found.runtimes]
+    assert lows[0] <= 10e-6 * (1 + 1e-12) and lows[-1] <= 80e-6 < lows[-1] * 10 ** (1 / 8)
+    assert quartiles([]) == () and quartiles([3.0]) == (3.0,) * 5
+
+
+def test_what_was_timed_again_tells_noise_and_drift(found: Stats) -> None:
+    (noise,) = found.noise_floors
+    assert (noise.shorter_than_s, noise.kernels) == (100e-6, 1) and noise.median == pytest.approx(0.02)
+    (drift,) = found.drift
+    assert (drift.shorter_than_s, drift.compared) == (100e-6, 1) and drift.p90 == pytest.approx(0.1)
+    assert found.search_noise == ()
+
+
+def test_splits_tell_kernels_rows_and_twins(found: Stats) -> None:
+    assert set(found.splits) == {"workload", "kernel", "twin"}
+    for parts in found.splits.values():
+        assert sum(p.kernels for p in parts.values()) == 4 and sum(p.rows for p in parts.values()) == 17
+    assert found.splits["workload"]["test"].kernels == 2  # all of Flux
+    assert all(p.twins == 0 for p in found.splits["twin"].values())
+
+
+def test_an_export_has_the_numbers_of_its_journal(found: Stats, journal: Path, tmp_path: Path) -> None:
+    with Journal.open(journal, read_only=True) as opened:
+        export(opened, tmp_path / "out")
+    exported = stats(read_export(tmp_path / "out"))
+    rounded = ("runtimes", "runtime_quartiles", "rows_per_second", "families", "workloads", "noise_floors", "drift")
+    for field in fields(Stats):
+        if field.name not in rounded:
+            assert getattr(exported, field.name) == getattr(found, field.name), field.name
+    assert exported.runtime_quartiles == pytest.approx(found.runtime_quartiles)
+    assert [f.speedup for f in exported.families] == pytest.approx([f.speedup for f in found.families])
+    assert [d.median for d in exported.drift] == pytest.approx([d.median for d in found.drift], rel=1e-5)
+
+
+# -- on a terminal
+
+
+def printed(found: Stats, width: int = 120) -> str:
+    stream = io.StringIO()
+    render(found, Console(file=stream, width=width))
+    return stream.getvalue()
+
+
+def test_the_terminal_says_it_all_and_reads_no_markup(found: Stats) -> None:
+    text = printed(found)
+    for expected in ("17, of them 15 ok", "14 distinct, 12 ok", "NVIDIA <b>H200</b>", SCRIPT, "2 schedules share",
+                     "UPCAST 57% (4, 2)", "10 µs to 80 µs", "workload 2 / 0 / 2", "1.41×", "4.00×", "flux/mini",
+                     "10% (90%: 10%) below 100 µs", "no | registers"):  # fmt: skip
+        assert expected in text, expected
+    assert "\x1b" not in text
+
+
+def test_a_zoo_of_300_presets_fits_on_a_page(found: Stats) -> None:
+    family = found.families[1]
+    many = tuple(replace(family, name=f"family_{i}", presets=tuple(f"p{n}" for n in range(7))) for i in range(44))
+    zoo = replace(found, families=many, workloads=(WorkloadStats("a/b", 1, 1, None, 0),) * 308)
+    lines = printed(zoo).splitlines()
+    assert len(lines) <= 70 and max(map(len, lines)) <= 120
+    assert sum(line.startswith("family_") for line in lines) == 44
+    assert printed(zoo, width=80).count("family_") == 44
+
+
+def test_small_texts() -> None:
+    assert [share(n, 1000) for n in (0, 1, 4, 99, 120, 1000)] == ["0%", "0.1%", "0.4%", "9.9%", "12%", "100%"]
+    assert share(1, 100_000) == "<0.1%" and share(0, 0) == "–"
+    assert [percent(x) for x in (0.0, 0.0123, 0.5)] == ["0.0%", "1.2%", "50%"]
+    assert [duration(s) for s in (20e-6, 1e-3, 1.2345, 5e-9)] == ["20 µs", "1 ms", "1.23 s", "5 ns"]
+
+
+# -- as a page
+
+
+def test_the_page_loads_nothing(page_text: str) -> None:
+    page = Page(page_text)
+    for tag, attributes in page.tags:
+        assert tag not in ("a", "iframe", "object", "embed", "base", "form", "img", "i")
+        for name in ("src", "srcset", "href", "action", "data", "poster"):
+            assert (attributes.get(name) or "data:").startswith("data:")
+    rest = page_text.replace(page.scripts["plotly"], "")
+    assert not re.search(r"(https?:)?//[a-z]|@import|url\(", rest, re.IGNORECASE)
+    assert "default-src 'none'" in rest and len(page_text.encode()) < 2_500_000
+
+
+def test_the_page_says_what_the_terminal_says_and_escapes_foreign_text(page_text: str, found: Stats) -> None:
+    page = Page(page_text)
+    text = " ".join(" ".join(page.text).split())
+    for expected in ("12 distinct schedules with status ok, of 14", SCRIPT, "gpt2/mini_f16", "NVIDIA <b>H200</b>",
+                     "output # differs by <i>#</i>", "no | registers", "From 10 µs to 80 µs", "bfloat16", "4.00×",
+                     "search timings of a later run", "integers only"):  # fmt: skip
+        assert expected in text, expected
+    assert "<b>H200" not in page_text and "<i>" not in page_text
+    figures = json.loads(page.scripts["figures"])
+    assert set(figures) == {"runtimes", "families", "actions", "samplers", "schedules", "walks", "spreads"}
+    names = figures["families"]["layout"]["yaxis"]["ticktext"]
+    assert names == ['script:&lt;b&gt;"x"&lt;/b&gt;', "gpt2", "flux"]  # the greatest gain on top
+    assert sum(figures["runtimes"]["data"][0]["y"]) == found.ok_rows
+
+
+def test_an_empty_journal_has_numbers_and_a_page_too(tmp_path: Path) -> None:
+    with Journal.open(tmp_path / "empty.sqlite") as opened:
+        nothing = stats(opened)
+        sampled = Workload("w", "p", (WorkloadCall(Region((Kernel("no AST"),)), 1),))
+        opened.add_workload(sampled)
+        captured = stats(opened)
+    assert nothing.rows == 0 and nothing.families == () and nothing.runtimes == ()
+    assert captured.splits == {} and captured.kernels == 1
+    for empty_one in (nothing, captured):
+        assert "0, of them 0 ok" in printed(empty_one)
+        assert json.loads(Page(render_page(empty_one, title="x")).scripts["figures"]) == {}
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on the path")
+def test_a_browser_draws_every_picture_without_errors(tmp_path: Path, page_text: str) -> None:
+    path = tmp_path / "page.html"
+    path.write_text(page_text)
+    command = [
+        str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+        "--disable-background-networking", "--disable-component-update", "--disable-sync", "--window-size=1200,2000",
+        f"--user-data-dir={tmp_path / 'profile'}", "--enable-logging=stderr", "--v=0", "--virtual-time-budget=10000",
+        "--dump-dom", path.as_uri(),
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert "CONSOLE" not in done.stderr, done.stderr
+    assert re.search(r'<html[^>]* data-charts="drawn"', done.stdout)
+    assert len(re.findall(r'id="\w+-chart"[^>]*>(?:(?!</section>).)*?class="main-svg"', done.stdout, re.DOTALL)) == 7
+
+
+# -- the command
+
+
+def test_the_command_writes_the_page(journal: Path, tmp_path: Path) -> None:
+    shutil.copy(journal, tmp_path / "a.sqlite")
+    command = [sys.executable, "-m", "kcg.dataset", "stats", "a.sqlite", "--html", "new/page.html"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == ExitCode.OK, done.stderr
+    assert "17, of them 15 ok" in done.stdout and done.stdout.endswith("page: new/page.html\n")
+    assert "<h1>a.sqlite</h1>" in (tmp_path / "new" / "page.html").read_text()
