@@ -24,14 +24,14 @@ def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def generated(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("data") / "flux.sqlite"
-    arguments = ("generate", "--workloads", "flux", "--preset", "mini", "--device", "CPU", "--out", out)
+    out = tmp_path_factory.mktemp("data") / "small.sqlite"
+    arguments = ("generate", "--workloads", "rope,activations", "--preset", "mini", "--device", "CPU", "--out", out)
     first = run(*arguments, "--schedules-per-kernel", "1", "--budget", "60s")
     assert first.returncode == ExitCode.OK, first.stderr
     assert "complete" in first.stdout
     again = run(*arguments, "--schedules-per-kernel", "1", "--budget", "60s")
     assert "0 schedules measured" in again.stdout, "what is known is not measured again"
-    more = run(*arguments, "--schedules-per-kernel", "30", "--budget", "8s")
+    more = run(*arguments, "--schedules-per-kernel", "60", "--budget", "2s")
     assert "budget reached" in more.stdout and more.returncode == ExitCode.OK, more.stderr
     return out
 
@@ -43,7 +43,7 @@ def test_generate_measures_every_kernel_for_real_and_resumes(generated: Path) ->
     assert {r.region_id for r in rows} == set(kernels)
     assert {r.sampler for r in rows} >= {"hand-coded", "raw"}
     assert all(r.checked for r in rows if r.status == "ok")
-    identities = [r.key for r in rows]
+    identities = [(r.key, r.trial) for r in rows]
     assert len(set(identities)) == len(identities)
 
 

@@ -42,6 +42,7 @@ class DrawJob:
     mix: tuple[tuple[str, float], ...]
     seed: str
     ended: frozenset[str] = frozenset()  # samplers that have nothing more to draw
+    most: int = 64  # schedules of the batch
 
 
 @dataclass(frozen=True)
@@ -89,24 +90,27 @@ class _Drawing:
         self.batch: list[tuple[Schedule, str, str]] = []
         self.ended = set(job.ended)
         self.taken = set(view.times_s)
-        self.room = job.wanted - len(job.known)
+        self.room = min(job.wanted - len(job.known), job.most)
         self.by_sampler = Counter(known.sampler for known in job.known)
         self.share = {who: round(share * max(job.wanted - 2, 0)) for who, share in job.mix}
 
     def open(self) -> list[str]:
-        """The samplers that may draw more."""
+        """The samplers that may draw more, those that had least of their share first."""
         if self.room <= 0:
             return []
-        return [w for w, share in self.share.items() if w not in self.ended and self.by_sampler[w] < share]
+        served = {w: self.by_sampler[w] / share for w, share in self.share.items() if share and w not in self.ended}
+        return sorted((w for w, part in served.items() if part < 1), key=served.__getitem__)
 
     def ask(self, who: str) -> None:
         """Take what a sampler draws next, as far as there is room. One that draws nothing new has ended."""
+        if self.room <= 0:
+            return
         rng = random.Random(f"{self.job.seed}:{who}:{self.by_sampler[who]}:{len(self.taken)}")
         new = 0
         for schedule in sampler(who, self.view)(rng):
             if self.by_sampler[who] < self.share[who]:
                 new += self.add(schedule, who)
-        if not new:
+        if not new and self.room > 0:
             self.ended.add(who)
 
     def add(self, schedule: Schedule, who: str, *, always: bool = False) -> bool:

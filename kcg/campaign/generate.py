@@ -29,7 +29,8 @@ STOP_ABOVE = 10.0  # a schedule this much slower than the best of its kernel get
 FIRST_SHARE = 0.25  # of the schedules of every kernel come before the rest of any, so that a short budget covers all
 TIMEOUT_FACTOR, SHORTEST_TIMEOUT_S, LONGEST_TIMEOUT_S = 200.0, 8.0, 60.0  # of one candidate, by the hand-coded time
 RETIMED = "retime"  # the sampler of what was timed again on another occasion
-KERNELS_AT_ONCE = 4  # so that compilers work for one kernel while another is on the device
+MOST_KERNELS_AT_ONCE = 4  # so that compilers work for one kernel while another is on the device, or are all busy
+BATCH_A_WORKER = 4  # schedules of a batch for each compiler: what is under way when the budget ends is finished
 DRAW_TIMEOUT_S = 300.0
 TOGETHER = 64  # schedules of a kernel that go to the device in one go
 
@@ -93,14 +94,19 @@ class _Occasion:
         self._stage(self._table_task(call) for call in tables)
         self.finished = not self.out_of_time
 
+    @property
+    def _most(self) -> int:
+        """Schedules of one batch."""
+        return max(BATCH_A_WORKER * self.service.compile_workers, 8)
+
     def _table_task(self, call: WorkloadCall) -> TableTask:
         rows, limit = self._rows(call), self.settings.table_schedules
-        return TableTask(call, self.service.target, seed=self.settings.seed, limit=limit, known=rows)
+        return TableTask(call, self.service.target, seed=self.settings.seed, limit=limit, most=self._most, known=rows)
 
     def _task(self, call: WorkloadCall, wanted: int) -> KernelTask:
         return KernelTask(
             call, self.service.target, wanted=wanted, mix=self.settings.mix, seed=self.settings.seed,
-            known=self._rows(call),
+            most=self._most, known=self._rows(call),
         )  # fmt: skip
 
     def _rows(self, call: WorkloadCall) -> list[Measurement]:
@@ -117,7 +123,7 @@ class _Occasion:
 
     def _stage(self, tasks: Iterator[KernelTask]) -> None:
         """Batches of a few kernels at once; when one is measured, that kernel's next is drawn."""
-        at_once = 1 if self.service.target.device == "CPU" else KERNELS_AT_ONCE
+        at_once = min(max(self.service.compile_workers // 4, 2), MOST_KERNELS_AT_ONCE)
         flying = 0
         while True:
             while flying < at_once and not self.out_of_time and (task := next(tasks, None)) is not None:

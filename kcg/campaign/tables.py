@@ -146,9 +146,16 @@ class TableTask(KernelTask):
     """A kernel that gets a table: complete BEAM searches first, then what else is in the lattice."""
 
     def __init__(
-        self, call: WorkloadCall, target: Target, *, seed: int, limit: int, known: Iterable[Measurement] = ()
+        self,
+        call: WorkloadCall,
+        target: Target,
+        *,
+        seed: int,
+        limit: int,
+        most: int = 64,
+        known: Iterable[Measurement] = (),
     ) -> None:
-        super().__init__(call, target, wanted=MOST_SCHEDULES, mix=BEAMS, seed=seed, known=known)
+        super().__init__(call, target, wanted=MOST_SCHEDULES, mix=BEAMS, seed=seed, most=most, known=known)
         self._limit = limit
         self._tried = False
         self.declaration = ""  # of the lattice, once it is drawn

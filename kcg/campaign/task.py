@@ -15,10 +15,11 @@ class KernelTask:
 
     def __init__(
         self, call: WorkloadCall, target: Target, *, wanted: int, mix: tuple[tuple[str, float], ...], seed: int,
-        known: Iterable[Measurement] = (),
+        most: int = 64, known: Iterable[Measurement] = (),
     ) -> None:  # fmt: skip
         self.call, self.target = call, target
         self._wanted, self._mix, self.seed = wanted, mix, f"{seed}:{call.region.id}:{call.variables}"
+        self._most = most
         self.known: dict[Schedule, Known] = {}
         self._keys: dict[Schedule, str] = {}
         self._ended: frozenset[str] = frozenset()
@@ -35,8 +36,9 @@ class KernelTask:
         if self.exhausted:
             return None
         return draw, DrawJob(
-            self.call.region, self.target, tuple(self.known.values()), self._wanted, self._mix, self.seed, self._ended
-        )
+            self.call.region, self.target, tuple(self.known.values()), self._wanted, self._mix, self.seed, self._ended,
+            self._most,
+        )  # fmt: skip
 
     def drawn(self, answer: Drawn) -> list[tuple[Schedule, str]]:
         """The schedules to measure next, and who drew each; empty when there are enough, or nothing new is found."""

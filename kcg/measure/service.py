@@ -137,10 +137,7 @@ class MeasureService:
     def _compile(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
         with self._lock:
             self.compilations += 1
-            self._compiling += 1
-        future = self._compilers.submit(function, *args, timeout_s=self.compile_timeout_s)
-        future.add_done_callback(lambda done: self._release(compiled=1))
-        return future
+        return self.beside(function, *args, timeout_s=self.compile_timeout_s)
 
     def _release(self, *, compiled: int = 0) -> None:
         """Send to the device what is compiled; on a CPU only when no compiler runs any more."""
@@ -175,8 +172,13 @@ class MeasureService:
         return future
 
     def beside(self, function: Callable[..., Any], *args: Any, timeout_s: float) -> Future[Any]:
-        """Run a function of a module in one of the compiling children: for work that would hold up this process."""
-        return self._compilers.submit(function, *args, timeout_s=timeout_s)
+        """Run a function of a module in one of the compiling children: for work that would hold up this process. On a
+        CPU no sample is taken meanwhile."""
+        with self._lock:
+            self._compiling += 1
+        future = self._compilers.submit(function, *args, timeout_s=timeout_s)
+        future.add_done_callback(lambda done: self._release(compiled=1))
+        return future
 
     # ---- measuring ----
 

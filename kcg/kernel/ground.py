@@ -1,0 +1,394 @@
+"""What arithmetic on schedules starts from: a schedule state of tinygrad read once, as numbers.
+
+Every Opt after it only splits axes or renames them, so each range of the state that was read (an "origin") stays a sum
+of `step * axis` over the axes split off it. The axis table and the micro-operation count of any later schedule follow
+from the strides of the origins at those steps and from which nodes depend on which origins. `kcg.kernel.survey` reads a
+ground, `kcg.kernel.plan` does the Opts. Sets of origins are bit masks throughout.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import astuple, dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from kcg.kernel import uops as costs_of
+from kcg.kernel.axes import INNER, Access, AxisTable
+from kcg.kernel.uops import _packs
+
+UOPS_PER_SPLIT = 2  # the product and the sum that take the place of a split range
+
+
+class Axis(NamedTuple):
+    """One axis of a scheduled kernel. Axes sort as tinygrad's ranges do."""
+
+    position: int
+    number: tuple[int, ...]  # tinygrad's own of the range
+    extent: int
+    kind: str  # AxisType name
+    origin: int  # index of the ground's axis that it is a part of
+    step: int  # by how much the origin moves with one step along this axis
+    uid: int  # stays through splits and swaps: index of the ground's axis, or of the split that made it after these
+
+
+class Split(NamedTuple):
+    """One split of the axis `uid`: tinygrad writes `factor * high + low` in its place."""
+
+    uid: int
+    extent: int  # of what keeps the uid
+    amount: int  # extent of the new axis
+    top: bool  # the new axis is the high one
+    kind: str  # of the new axis
+
+
+class _Part:
+    """A node of the expression that took the place of an origin: an axis, or the sum of two parts."""
+
+    def __init__(self, uid: int, extent: int) -> None:
+        self.uid, self.extent = uid, extent
+        self.high: _Part | None = None
+        self.low: _Part | None = None
+        self.factor = 0
+
+    def divide(self, split: Split, uid: int) -> tuple[_Part, _Part]:
+        """Splits this axis; returns what is left of it, and the new one."""
+        old, new = _Part(self.uid, split.extent), _Part(uid, split.amount)
+        self.high, self.low = (new, old) if split.top else (old, new)
+        self.factor = self.low.extent
+        return old, new
+
+    def parts(self) -> Iterator[_Part]:
+        """All parts, in the order in which tinygrad visits them."""
+        if self.high is not None and self.low is not None:
+            yield from self.high.parts()
+            yield from self.low.parts()
+        yield self
+
+    def operations(self) -> Iterator[tuple[str, _Part]]:
+        """The operations of the expression, in tinygrad's order, each with the part that it depends on."""
+        if self.high is not None and self.low is not None:
+            yield from self.high.operations()
+            yield "MUL", self.high
+            yield from self.low.operations()
+            yield "ADD", self
+
+    def axes(self) -> list[int]:
+        """The uids of the axes that it depends on."""
+        return [part.uid for part in self.parts() if part.high is None]
+
+
+class Touched(NamedTuple):
+    """A load or store: what `Access` says of it, and which origins its parts depend on."""
+
+    slot: int
+    itemsize: int
+    is_store: bool
+    elements: int
+    used: int
+    address: int
+    apart: int  # unrolling over these leaves the copies of the address apart
+    gate: int
+    copied: int
+    widest: int  # elements moved at once
+    widens: bool
+
+
+class Core(NamedTuple):
+    """A tensor core instruction."""
+
+    copied: int
+    sources: tuple[tuple[int, int], ...]  # (origins, elements held) of both operands
+    elements: int  # over all of its axes
+    results: int  # it holds per thread
+    last: tuple[int, ...]  # numbers of the axes of its results
+
+
+class Reduction(NamedTuple):
+    copied: int
+    added: int
+    over: int
+    reduces: bool  # over an axis that is not one of threads or unrolled
+    groups: bool  # over an axis of threads
+    takes: int
+    rounds: bool
+    core: Core | None
+
+
+def _tuples(value: Any) -> Any:
+    return tuple([_tuples(v) for v in value]) if isinstance(value, list | tuple) else value
+
+
+def _core_of(row: Any) -> Core:
+    return Core(*_tuples(row))
+
+
+@dataclass(frozen=True, eq=False)
+class Ground:
+    """A schedule state as numbers. Tuples by origin unless it says otherwise."""
+
+    key: str  # identity of the scheduled kernel
+    axes: tuple[Axis, ...]
+    reduce_bytes: int  # item size of the first reduction; 0 where there is none
+    groupable: int  # reductions that are in no other one
+    threadable: int
+    core_held: int  # elements of a tensor core that one thread holds; 0 without one
+    no_locals: bool
+    columns: dict[tuple[int, int], tuple[int, ...]]  # (origin, step) -> elements that every access moves
+    touched: tuple[Touched, ...]
+    operations: tuple[tuple[str, int], ...]  # (name, origins) in tinygrad's order; name "" is the place of an origin
+    tensor_core: bool
+    in_data: int  # origins that no address depends on: their expressions are computed as data
+    place: tuple[int, ...]  # order in which tinygrad visits the origins
+    plain: tuple[tuple[int, int, int], ...]  # (origins, of which one must be unrolled or 0, operations)
+    rounded: tuple[tuple[int, int], ...]  # (origins, conversions)
+    widened: tuple[tuple[int, int], ...]
+    cores: tuple[Core, ...]
+    reductions: tuple[Reduction, ...]
+    constants: int  # those that no split can add to
+    index_constants: frozenset[int]
+    data_constants: frozenset[int]
+    fixed: int  # operations that are there once, whatever is unrolled
+    costs: costs_of.Costs
+    adds: tuple[int, int]  # what a sum and a product take
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object, from which `from_json` makes an equal ground."""
+        fields: dict[str, Any] = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        fields["columns"] = [[origin, step, column] for (origin, step), column in self.columns.items()]
+        fields |= {name: sorted(fields[name]) for name in ("index_constants", "data_constants")}
+        return {**fields, "costs": astuple(self.costs)}
+
+    @staticmethod
+    def from_json(value: dict[str, Any]) -> Ground:
+        """The ground of what `to_json` gave, also after a trip through JSON's text."""
+        reductions = [Reduction._make([*r[:-1], _core_of(r[-1]) if r[-1] else None]) for r in value["reductions"]]
+        return Ground(
+            **{**{name: _tuples(v) for name, v in value.items()},
+               "axes": tuple([Axis(*_tuples(a)) for a in value["axes"]]),
+               "columns": {(origin, step): tuple(column) for origin, step, column in value["columns"]},
+               "touched": tuple([Touched(*t) for t in value["touched"]]),
+               "cores": tuple([_core_of(c) for c in value["cores"]]),
+               "reductions": tuple(reductions),
+               "index_constants": frozenset(value["index_constants"]),
+               "data_constants": frozenset(value["data_constants"]),
+               "costs": costs_of.Costs(*value["costs"])}
+        )  # fmt: skip
+
+    def table(self, axes: tuple[Axis, ...], splits: tuple[Split, ...]) -> AxisTable:
+        """The axis table after splits."""
+        origins = [1 << a.origin for a in axes]
+        marks: dict[int, tuple[bool, ...]] = {}
+
+        def marked(mask: int) -> tuple[bool, ...]:
+            if (found := marks.get(mask)) is None:
+                found = marks[mask] = tuple([bool(mask & origin) for origin in origins])
+            return found
+
+        columns = [self.columns[a.origin, a.step] for a in axes]
+        rows = zip(*columns, strict=True) if columns else iter([()] * len(self.touched))
+        operations: list[tuple[str, tuple[bool, ...]]] = []
+        for name, mask in self.operations:
+            if name:
+                operations.append((name, marked(mask)))
+            elif splits:
+                operations.extend(self._computed(axes, splits, mask))
+        return AxisTable(
+            extents=tuple([a.extent for a in axes]),
+            kinds=tuple([a.kind for a in axes]),
+            accesses=tuple([
+                Access(t.slot, t.itemsize, t.is_store, row, marked(t.used), t.elements)
+                for t, row in zip(self.touched, rows, strict=True)
+            ]),
+            operations=tuple(operations),
+            tensor_core=self.tensor_core,
+        )  # fmt: skip
+
+    def _computed(
+        self, axes: tuple[Axis, ...], splits: tuple[Split, ...], mask: int
+    ) -> Iterator[tuple[str, tuple[bool, ...]]]:
+        """The operations of the expression of an origin that is data."""
+        uids = [a.uid for a in axes]
+        for root in self._expressions(splits, mask):
+            for name, over in root.operations():
+                depends = set(over.axes())
+                yield name, tuple([uid in depends for uid in uids])
+
+    def _expressions(self, splits: tuple[Split, ...], mask: int) -> list[_Part]:
+        """What took the place of each masked origin, in the order in which tinygrad visits them."""
+        roots = {o: _Part(o, self.axes[o].extent) for o in self.place if mask >> o & 1}
+        leaves = dict(roots)
+        for uid, split in enumerate(splits, start=len(self.axes)):
+            if split.uid in leaves:
+                leaves[split.uid], leaves[uid] = leaves[split.uid].divide(split, uid)
+        return list(roots.values())
+
+    def uops(self, axes: tuple[Axis, ...], splits: tuple[Split, ...]) -> int:
+        """The number of micro-operations after splits, as `count_uops` has it."""
+        return _Counted(self, axes, splits).total()
+
+    def fits(self, axes: tuple[Axis, ...], splits: tuple[Split, ...], most: int) -> bool:
+        """Whether there are at most so many micro-operations; mostly told without counting them."""
+        unrolled = math.prod([a.extent for a in axes if a.kind in INNER])
+        once, repeated, per_split = self._bounds
+        bound = (
+            once
+            + repeated * unrolled
+            + len(splits) * per_split * unrolled
+            + self.costs.plain * costs_of.UOPS_PER_AXIS * len(axes)
+        )
+        return bound <= most or self.uops(axes, splits) <= most
+
+    @cached_property
+    def _bounds(self) -> tuple[float, float, float]:
+        """No count is above `once + repeated * u + per_split * u * splits`, beside the axes, where u is unrolled.
+
+        Each term of `_Counted` is taken as if every unrolled axis repeated it.
+        """
+        costs, rows, held = self.costs, len(self.touched), sum(c.results for c in self.cores)
+        plain = sum(operations for *_, operations in self.plain) + 3 * len(self.cores) + held
+        plain += rows * (costs_of.UOPS_PER_ACCESS + 2)
+        for r in self.reductions:
+            plain += costs_of.UOPS_PER_ACCUMULATOR + costs_of.UOPS_PER_GROUPED + 2 * r.takes
+            plain += r.core.results if r.core else 0
+        rounded = sum(times for _, times in self.rounded) + sum(r.rounds for r in self.reductions)
+        widened = sum(times for _, times in self.widened) + sum(t.widens for t in self.touched)
+        once = costs.plain * self.fixed + costs.constant * (self.constants + len(self.data_constants) + held + 4)
+        once += costs.constant * (len(self.axes) if self.in_data else 0) + 1
+        repeated = costs.plain * plain + costs.constant * (rows + 1) + costs.rounded * rounded + costs.widened * widened
+        return once, repeated, costs.plain * (UOPS_PER_SPLIT + sum(self.adds)) + 2 * costs.constant
+
+
+class _Counted:
+    """One count: the extents that are unrolled, and the sets of what is written once however often it is used."""
+
+    def __init__(self, ground: Ground, axes: tuple[Axis, ...], splits: tuple[Split, ...]) -> None:
+        self.ground, self.axes, self.splits = ground, axes, splits
+        self.inner = [a for a in axes if a.kind in INNER]
+        self.unrolled = 0
+        self.sizes: dict[int, int] = {}
+        for a in self.inner:
+            self.unrolled |= 1 << a.origin
+            self.sizes[1 << a.origin] = self.sizes.get(1 << a.origin, 1) * a.extent
+        self.grouped = 0
+        self.split = 0
+        part_of = list(range(len(ground.axes)))
+        for s in splits:
+            part_of.append(part_of[s.uid])
+            if s.kind == "GROUP_REDUCE":
+                self.grouped |= 1 << part_of[s.uid]
+            self.split += not ground.in_data >> part_of[s.uid] & 1
+        self.products: dict[int, int] = {}
+        self.offsets: set[int] = set()
+
+    def copies(self, mask: int) -> int:
+        """The product of the unrolled extents of the masked origins."""
+        if (found := self.products.get(mask)) is None:
+            found = self.products[mask] = math.prod([size for origin, size in self.sizes.items() if mask & origin])
+        return found
+
+    def total(self) -> int:
+        ground, costs = self.ground, self.ground.costs
+        count = ground.fixed + costs_of.UOPS_PER_AXIS * len(self.axes) + UOPS_PER_SPLIT * self.split
+        for copied, apart, operations in ground.plain:
+            count += operations * (self.copies(copied) if not apart or apart & self.unrolled else 1)
+        constants = ground.constants + self._constants()
+        if ground.in_data and self.splits:
+            count += self._data()
+        rounded = sum(times * self.copies(mask) for mask, times in ground.rounded)
+        widened = sum(times * self.copies(mask) for mask, times in ground.widened)
+        for core in ground.cores:
+            count += self._core(core)
+        for reduction in ground.reductions:
+            count += self._reduction(reduction)
+            rounded += reduction.rounds * self.copies(reduction.added)
+        taken, more = self._accesses()
+        return round(
+            costs.plain * (count + taken)
+            + costs.constant * (len(self.offsets) + constants)
+            + costs.rounded * rounded
+            + costs.widened * (widened + more)
+        )
+
+    def _constants(self) -> int:
+        """How many extents and factors are constants of data; those that are in addresses too are not counted."""
+        ground = self.ground
+        if not ground.in_data and not ground.data_constants:
+            return 0
+        of_data, of_addresses = set(ground.data_constants), set(ground.index_constants)
+        for mask, values in ((ground.in_data, of_data), (~ground.in_data, of_addresses)):
+            for root in ground._expressions(self.splits, mask):
+                values.update(p.extent if p.high is None else p.factor for p in root.parts())
+        return len(of_data - of_addresses)
+
+    def _data(self) -> int:
+        extents = {a.uid: a.extent for a in self.inner}
+        count, (add, mul) = 0, self.ground.adds
+        for root in self.ground._expressions(self.splits, self.ground.in_data):
+            for name, over in root.operations():
+                count += (add if name == "ADD" else mul) * math.prod([extents.get(uid, 1) for uid in over.axes()])
+        return count
+
+    def _core(self, core: Core) -> int:
+        times = self.copies(core.copied) // core.elements
+        self.offsets.update(range(core.results))
+        return times * (1 + core.results) + sum(self.copies(mask) // held for mask, held in core.sources)
+
+    def _reduction(self, reduction: Reduction) -> int:
+        results = self.copies(reduction.copied)
+        count = reduction.takes * self.copies(reduction.added)
+        if reduction.core is not None:
+            count = self._accumulate(reduction.core, results)
+        groups = reduction.groups or bool(reduction.over & self.grouped)
+        if reduction.reduces or groups:
+            self.offsets.update(range(results))
+        if reduction.reduces:
+            count += costs_of.UOPS_PER_ACCUMULATOR * results
+        if groups:
+            count += (costs_of.UOPS_PER_GROUPED + reduction.takes) * results
+        return count
+
+    def _accumulate(self, core: Core, results: int) -> int:
+        times = self.copies(core.copied) // core.elements
+        if times * core.results > results:
+            return times * core.results
+        numbers = {a.uid: a.number[0] for a in self.inner}
+        roots = self.ground._expressions(self.splits, -1)
+        order = [numbers[uid] for root in roots for uid in root.axes() if uid in numbers]
+        return times * core.results if order[-len(core.last) :] == list(core.last) else times
+
+    def _accesses(self) -> tuple[int, int]:
+        """Operations of loads and stores, and how many elements are made float32."""
+        ground, count, widened = self.ground, 0, 0
+        columns = [(a, 1 << a.origin, ground.columns[a.origin, a.step]) for a in self.axes]
+        inner = [(a.extent, origin, column) for a, origin, column in columns if a.kind in INNER]
+        outer = [column for a, _, column in columns if a.kind not in INNER]
+        addresses: set[tuple[int, ...]] = set()
+        for i, t in enumerate(ground.touched):
+            widest = t.widest
+            while widest > 1 and any(column[i] % widest for column in outer):
+                widest //= 2
+            if t.gate and any(column[i] == 1 for _, origin, column in inner if t.gate & origin):
+                widest = 1
+            unrolled = tuple([(column[i], extent) for extent, origin, column in inner if t.address & origin])
+            if t.apart & self.unrolled:
+                elements = self.copies(t.copied)
+                run = math.prod([extent for step, extent in unrolled if step == 1])
+                width = widest if run % widest == 0 else 1
+                groups, packed, packs = elements // width, elements * (width > 1), elements // width * (width > 1)
+            else:
+                starts, packed, packs = _packs(unrolled, widest)
+                groups = len(starts)
+                self.offsets.update(starts)
+                strides = tuple([column[i] for _, _, column in columns])
+                if strides not in addresses:
+                    addresses.add(strides)
+                    count += groups
+            if packed:
+                self.offsets.update(range(widest))
+                count += packs if t.is_store else packed
+            if t.widens:
+                widened += groups
+            count += costs_of.UOPS_PER_ACCESS * groups
+        return count, widened
