@@ -25,11 +25,11 @@ def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 @pytest.fixture(scope="module")
 def generated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("data") / "small.sqlite"
-    arguments = ("generate", "--workloads", "rope,activations", "--preset", "mini", "--device", "CPU", "--out", out)
-    first = run(*arguments, "--schedules-per-kernel", "1", "--budget", "60s")
+    arguments = ("generate", "--workloads", "rope", "--preset", "mini", "--device", "CPU", "--out", out)
+    first = run(*arguments, "--schedules-per-kernel", "2", "--budget", "60s")
     assert first.returncode == ExitCode.OK, first.stderr
     assert "complete" in first.stdout
-    again = run(*arguments, "--schedules-per-kernel", "1", "--budget", "60s")
+    again = run(*arguments, "--schedules-per-kernel", "2", "--budget", "60s")
     assert "0 schedules measured" in again.stdout, "what is known is not measured again"
     more = run(*arguments, "--schedules-per-kernel", "60", "--budget", "2s")
     assert "budget reached" in more.stdout and more.returncode == ExitCode.OK, more.stderr

@@ -9,6 +9,7 @@ from functools import cache
 from typing import Any
 
 import pytest
+from tinygrad import Tensor
 
 from kcg.compat import scheduling
 from kcg.compat.renderers import planning_renderer
@@ -141,6 +142,14 @@ def test_any_opt_is_refused_or_applied_as_by_tinygrad(name: str, target: str) ->
             real, state = after, plan.after(state, opt)
             assert [(a.extent, a.kind, a.number) for a in state.axes] == axes_of(real)
     assert min(agreed) >= 4
+
+
+def test_axes_that_are_data_are_split_in_tinygrads_words() -> None:
+    """A position that no address depends on: what is computed in its place is among the kernel's operations."""
+    (ast,) = kernels_of(Tensor.arange(64).reshape(64, 1).expand(64, 6).cast("float32").sum(0).contiguous() + empty(6))
+    region = Region((kernel_of(ast),))
+    for seed in range(4):
+        compare(region, TARGETS["sm_90"], steps=5, seed=seed)
 
 
 def test_padding_goes_through_tinygrad() -> None:
