@@ -11,7 +11,7 @@ import pytest
 
 from kcg.dataset.export import export, merge, read_export
 from kcg.dataset.journal import Journal
-from kcg.errors import JournalError, MismatchError, UsageError
+from kcg.errors import DataError, JournalError, MismatchError, UsageError
 from kcg.types import canonical_json, content_id
 from tests.test_journal import TARGET, TOOLCHAIN, fill, measurement
 
@@ -101,3 +101,21 @@ def test_a_target_that_was_stored_before_it_had_all_its_fields_keeps_its_id(tmp_
         assert journal.targets() == {old: TARGET}
         export(journal, tmp_path / "out")
     assert read_export(tmp_path / "out").targets() == {old: TARGET}
+
+
+def test_an_export_is_gone_on_with(tmp_path: Path) -> None:
+    with Journal.open(tmp_path / "a.sqlite") as journal:
+        fill(journal)
+        export(journal, tmp_path / "first")
+    assert merge([tmp_path / "first"], tmp_path / "b.sqlite") > 0
+    with Journal.open(tmp_path / "b.sqlite") as journal:
+        export(journal, tmp_path / "second")
+        journal.record(measurement(77))
+    before, after = (read_export(tmp_path / name) for name in ("first", "second"))
+    assert set(map(str, before.records(1))) == set(map(str, after.records(1)))
+    assert before.workloads() == after.workloads() and before.targets() == after.targets()
+    assert before.runs() == after.runs() and before.toolchains() == after.toolchains()
+    (tmp_path / "first" / "measurements.parquet").write_bytes(b"x")
+    with pytest.raises(DataError, match=r"measurements\.parquet"):
+        merge([tmp_path / "first"], tmp_path / "c.sqlite")
+    assert not (tmp_path / "c.sqlite").exists()

@@ -87,6 +87,8 @@ def export(
 def merge(paths: Sequence[Path | str], out: Path | str, *, same_target: bool = False) -> int:
     """Joins journals into a new one and returns its measurements; equal (identity, run, trial) rows are kept once.
 
+    An export is as good as a journal, so that a published dataset can be gone on with: what it rounds stays rounded.
+
     Where a workload differs between journals the later one's calls are kept. Journals of different targets may be
     joined, since each row names its own; `same_target` refuses that. `out` appears when it is complete.
     Raises JournalError where an input cannot be trusted, UsageError where `out` exists, MismatchError for the first
@@ -100,6 +102,10 @@ def merge(paths: Sequence[Path | str], out: Path | str, *, same_target: bool = F
     try:
         with Journal.open(part) as joined:
             for path in paths:
+                if Path(path).is_dir():
+                    with joined.bulk():
+                        _copy_export(read_export(path), joined)
+                    continue
                 with Journal.open(path, read_only=True) as source, source.snapshot(), joined.bulk():
                     _copy(source, joined)
             total = joined.counts()["measurements"]
@@ -115,9 +121,13 @@ def _check_inputs(paths: Sequence[Path], *, same_target: bool) -> None:
     """Opens every journal, so that one that is foreign or damaged is named before anything is copied."""
     first: tuple[Path, dict[str, str]] | None = None
     for path in paths:
-        with Journal.open(path, read_only=True) as source:
-            source.check()
-            found = {k: f"{t.model} ({t.renderer})" for k, t in source.targets().items()}
+        if path.is_dir():
+            targets = read_export(path).targets()
+        else:
+            with Journal.open(path, read_only=True) as source:
+                source.check()
+                targets = source.targets()
+        found = {k: f"{t.model} ({t.renderer})" for k, t in targets.items()}
         if not same_target or not found:
             continue
         if first is None:
@@ -191,6 +201,24 @@ def _copy(source: Journal, joined: Journal) -> None:
     for ids in itertools.product(source.targets(), source.toolchains()):
         for region_id, declaration in source.lattices(*ids).items():
             joined.add_lattice(region_id, *ids, declaration)
+    for protocol in source.protocols():
+        for r in source.records(protocol):
+            joined.record(r.measurement, recorded_unix_s=r.recorded_unix_s)
+
+
+def _copy_export(source: Export, joined: Journal) -> None:
+    for kernel in source.kernels().values():
+        joined.add_kernel(kernel)
+    for region in source.regions().values():
+        joined.add_region(region)
+    for workload in source.workloads():
+        joined.add_workload(workload)
+    for fingerprint, target in source.targets().items():
+        joined.add_target(target, fingerprint)
+    for fingerprint, toolchain in source.toolchains().items():
+        joined.add_toolchain(toolchain, fingerprint)
+    for run in source.runs().values():
+        joined.add_run(run)
     for protocol in source.protocols():
         for r in source.records(protocol):
             joined.record(r.measurement, recorded_unix_s=r.recorded_unix_s)

@@ -15,7 +15,6 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -29,6 +28,7 @@ from kcg.dataset.records import (
     measurement_row,
     record_from_json,
     region_from_json,
+    values_of,
 )
 from kcg.dataset.schema import (
     APPLICATION_ID,
@@ -221,13 +221,16 @@ class Journal:
             connection.executemany("INSERT INTO workload_calls VALUES(?, ?, ?, ?, ?, ?, ?)", rows)
             return True
 
-    def add_target(self, target: Target) -> bool:
-        values = (target.fingerprint, canonical_json(asdict(target)))
-        return self._insert("INSERT OR IGNORE INTO targets VALUES(?, ?)", values)
+    def add_target(self, target: Target, fingerprint: str = "") -> bool:
+        """`fingerprint` is the one it was first stored under, where a field is newer than that."""
+        return self._add_device("targets", target, fingerprint or target.fingerprint)
 
-    def add_toolchain(self, toolchain: Toolchain) -> bool:
-        values = (toolchain.fingerprint, canonical_json(asdict(toolchain)))
-        return self._insert("INSERT OR IGNORE INTO toolchains VALUES(?, ?)", values)
+    def add_toolchain(self, toolchain: Toolchain, fingerprint: str = "") -> bool:
+        return self._add_device("toolchains", toolchain, fingerprint or toolchain.fingerprint)
+
+    def _add_device(self, table: str, record: Target | Toolchain, fingerprint: str) -> bool:
+        values = (fingerprint, canonical_json(values_of(record, fingerprint)))
+        return self._insert(f"INSERT OR IGNORE INTO {table} VALUES(?, ?)", values)
 
     def add_devices_of(self, source: Journal) -> None:
         """The targets and toolchains of another journal, as it stores them: a field that is newer changes no id."""
