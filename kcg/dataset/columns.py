@@ -53,7 +53,7 @@ SPLIT_COLUMNS = (
 )  # fmt: skip
 """Columns of kernels that say where each stands in the splits."""
 
-_SHA256 = re.compile(r"[0-9a-f]{64}")
+_SHA256 = re.compile(r"[0-9a-f]{64}|[0-9a-f]{16}")  # whole, or as an export kept it
 
 
 # -- what is kept of a row

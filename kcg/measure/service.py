@@ -37,6 +37,7 @@ BASELINE_TIMEOUT_S = 120.0  # the same of a kernel that everything else is compa
 OPEN_TIMEOUT_S = 120.0
 
 TOO_GOOD = 10.0  # so many times faster than the best known: verified by more rules, and measured again
+HASH_DIGITS = 16  # of a binary's hash that tell it from the others: as many as a published dataset keeps
 KEPT_BINARIES = 2000  # so that a campaign of a hundred thousand schedules does not hold all their code
 
 OUT_OF_RESOURCES = ("out of memory", "micro-operations", "shared memory", "shared data", "too many resources")
@@ -185,7 +186,8 @@ class MeasureService:
     def remember(self, row: Measurement) -> None:
         """Take a measurement of an earlier run as made: its binary is not timed again."""
         if row.binary_hash:
-            key = (row.region_id, row.variables, row.cache_state, row.early_stop, row.binary_hash, row.trial)
+            binary = row.binary_hash[:HASH_DIGITS]
+            key = (row.region_id, row.variables, row.cache_state, row.early_stop, binary, row.trial)
             self._by_binary.setdefault(key, row)
 
     def measure(self, requests: Sequence[Request], *, together: bool = False) -> list[Future[Measurement]]:
@@ -249,8 +251,8 @@ class MeasureService:
     def _time(self, request: Request, outcome: CompileOutcome, future: Future[Measurement]) -> None:
         compiled = outcome.compiled
         key = (
-            request.region.id, request.variables, request.cache_state, request.early_stop, compiled.binary_hash,
-            request.trial,
+            request.region.id, request.variables, request.cache_state, request.early_stop,
+            compiled.binary_hash[:HASH_DIGITS], request.trial,
         )  # fmt: skip
         job = self._time_job(request, compiled)
         known = {
