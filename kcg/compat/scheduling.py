@@ -140,5 +140,6 @@ def canonical_key(state: Scheduler) -> str:
     """
     ranges = state.rngs
     renumbered = {r: r.replace(arg=(i, r.arg[-1])) for i, r in enumerate(ranges)}
-    sink = state.ast.substitute(renumbered).replace(arg=KernelInfo(name="kernel"), tag=None)
+    # one walk: renumbered ranges must not be renumbered again
+    sink = state.ast.substitute(renumbered, walk=True).replace(arg=KernelInfo(name="kernel"), tag=None)
     return str(sink.key.hex())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import OrderedDict
-from typing import Any
+from typing import Any, TypeVar
 
 from kcg.compat import scheduling
 from kcg.compat.renderers import planning_renderer
@@ -13,6 +13,7 @@ from kcg.kernel.actions import legal_steps, possible_on, try_step
 from kcg.kernel.axes import AxisTable, axis_table
 from kcg.kernel.codec import ast_of
 from kcg.kernel.compiler import UOPS_MAX
+from kcg.kernel.plan import planner_from
 from kcg.kernel.uops import count_uops
 from kcg.types import RAW, Action, Opt, Region, Schedule, Target
 
@@ -24,14 +25,16 @@ only refuse them. The margin is by how much the count is usually too high."""
 
 
 class KernelSpace:
-    """An `ActionSpace` over tinygrad's Opts. States are immutable to the outside and kept in a bounded cache."""
+    """An `ActionSpace` over tinygrad's Opts. All but the states themselves comes from a `Planner`, in microseconds;
+    tinygrad answers for the few kernels that are outside of what it can do (symbolic extents)."""
 
     def __init__(self, region: Region, target: Target) -> None:
         self.region, self.target = region, target
         self.ast = ast_of(region.kernel)
         self._root = scheduling.initial_state(self.ast, planning_renderer(target))
+        self._planner = planner_from(self._root, target)
         self._states: OrderedDict[Schedule, Scheduler] = OrderedDict()
-        self._tables: dict[Schedule, AxisTable] = {}  # of schedules in `_states`
+        self._tables: OrderedDict[Schedule, AxisTable] = OrderedDict()
         self._baseline: Schedule | None = None
         self._first: list[Action] = []
 
@@ -45,7 +48,7 @@ class KernelSpace:
         return self._baseline
 
     def state(self, schedule: Schedule) -> Scheduler:
-        """The state after `schedule`; callers must not change it. Raises ScheduleError if it does not apply."""
+        """tinygrad's state after `schedule`; callers must not change it. Raises ScheduleError if it does not apply."""
         if schedule == RAW:
             return self._root
         if (found := self._states.get(schedule)) is not None:
@@ -55,61 +58,58 @@ class KernelSpace:
         opts = schedule.opts
         parent = self._states.get(Schedule.from_opts(opts[:-1]), self._root if len(opts) == 1 else None)
         state = scheduling.apply(parent, opts[-1:]) if parent is not None else scheduling.apply(self._root, opts)
-        self._keep(schedule, state)
+        _keep(self._states, schedule, state)
         return state
 
     def table(self, schedule: Schedule) -> AxisTable:
         """The axis table after `schedule`. Raises ScheduleError if it does not apply."""
         found = self._tables.get(schedule)
         if found is None:
-            found = axis_table(self.state(schedule))
-            if schedule in self._states:
-                self._tables[schedule] = found
+            planner = self._planner
+            found = planner.table(planner.state(schedule)) if planner else axis_table(self.state(schedule))
+            _keep(self._tables, schedule, found)
         return found
 
-    def _keep(self, schedule: Schedule, state: Scheduler) -> None:
-        self._states[schedule] = state
-        if len(self._states) > STATES_KEPT:
-            oldest, _ = self._states.popitem(last=False)
-            self._tables.pop(oldest, None)
+    def uops(self, schedule: Schedule) -> int:
+        """About how many micro-operations the kernel will have. Raises ScheduleError if `schedule` does not apply."""
+        if self._planner is not None:
+            return self._planner.uops(self._planner.state(schedule))
+        return count_uops(self.state(schedule), self.table(schedule))
 
     def actions(self, schedule: Schedule) -> list[Action]:
-        opts, steps = schedule.opts, []
-        for opt, after in legal_steps(self.state(schedule), self.target):
-            table = axis_table(after)
-            if count_uops(after, table) > UOPS_OFFERED:
-                continue
-            child = Schedule.from_opts((*opts, opt))
-            self._keep(child, after)
-            self._tables[child] = table
-            steps.append(Action(str(opt), child))
-        return steps
+        if self._planner is not None:
+            opts = self._planner.legal(self._planner.state(schedule))
+        else:
+            opts = [opt for opt, _ in legal_steps(self.state(schedule), self.target)]
+        children = ((opt, self.step(schedule, opt)) for opt in opts)
+        return [Action(str(opt), child) for opt, child in children if child is not None]
 
     def random_step(self, schedule: Schedule, rng: random.Random) -> Schedule | None:
-        """One of `actions(schedule)`, each equally likely, in a tenth of the time; None where there is none."""
+        """One of `actions(schedule)`, each equally likely, without counting all of them; None where there is none."""
         if schedule == RAW:  # asked for most often, and the only state whose tensor cores have to be tried
             self._first = self._first or self.actions(RAW)
             return rng.choice(self._first).schedule if self._first else None
-        state, possible = self.state(schedule), list(possible_on(self.target))
+        if self._planner is not None:
+            possible = self._planner.legal(self._planner.state(schedule))
+        else:
+            possible = list(possible_on(self.target))
         rng.shuffle(possible)
-        return next((child for opt in possible if (child := self._step(schedule, state, opt)) is not None), None)
+        return next((child for opt in possible if (child := self.step(schedule, opt)) is not None), None)
 
     def step(self, schedule: Schedule, opt: Opt) -> Schedule | None:
         """The schedule after one action of kcg's list, None where it is not legal."""
-        return self._step(schedule, self.state(schedule), opt)
-
-    def _step(self, schedule: Schedule, state: Scheduler, opt: Opt) -> Schedule | None:
-        if (after := try_step(state, opt)) is None:
-            return None
-        table = axis_table(after)
-        if count_uops(after, table) > UOPS_OFFERED:
-            return None
         child = Schedule.from_opts((*schedule.opts, opt))
-        self._keep(child, after)
-        self._tables[child] = table
-        return child
+        if self._planner is not None:
+            after = self._planner.apply(self._planner.state(schedule), opt)
+            return child if after is not None and self._planner.fits(after, UOPS_OFFERED) else None
+        if (state := try_step(self.state(schedule), opt)) is None:
+            return None
+        _keep(self._states, child, state)
+        return child if count_uops(state, self.table(child)) <= UOPS_OFFERED else None
 
     def key(self, schedule: Schedule) -> str:
+        if self._planner is not None:
+            return self._planner.key(self._planner.state(schedule))
         return scheduling.canonical_key(self.state(schedule))
 
     def name(self, schedule: Schedule) -> str:
@@ -119,6 +119,15 @@ class KernelSpace:
     def legend(self, schedule: Schedule) -> str:
         """What the name says, in words: `reduce; global 40 × 2, local 8, upcast 4, reduce 64, unroll 4`."""
         return describe_axes(self.state(schedule))
+
+
+V = TypeVar("V")
+
+
+def _keep(known: OrderedDict[Schedule, V], schedule: Schedule, value: V) -> None:
+    known[schedule] = value
+    if len(known) > STATES_KEPT:
+        known.popitem(last=False)
 
 
 _AXIS_WORDS = {

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from kcg.errors import ScheduleError
 from kcg.kernel.axes import INNER, REDUCING, Access, AxisTable
 from kcg.kernel.compiler import UOPS_MAX
-from kcg.kernel.uops import count_uops
 from kcg.types import Prediction, Schedule, Target
 
 if TYPE_CHECKING:
@@ -62,7 +61,7 @@ class Roofline:
             except ScheduleError:
                 predictions.append(Prediction(0.0, uncertainty=10.0, failure_probability=1.0))
                 continue
-            too_long = count_uops(space.state(schedule), table) > UOPS_MAX
+            too_long = space.uops(schedule) > UOPS_MAX
             predictions.append(
                 Prediction(
                     math.log(estimate(table, space.target)),
