@@ -21,9 +21,9 @@ help:
 optimize: $(VENV)/.installed-core $(VENV)/.installed-clang
 	@$(BIN)/python -m kcg.optimize flux $(ARGS)
 
-# every check runs, also after one that fails
+# every check runs, also after one that fails; mypy beside the fault tests, which mostly wait for deadlines
 test: $(VENV)/.installed-dev
-	@$(MAKE) --no-print-directory --keep-going lint types tests
+	@$(MAKE) --no-print-directory --keep-going --jobs=2 lint types tests
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
@@ -56,7 +56,7 @@ $(VENV)/.installed-clang: | $(VENV)/.installed-core
 
 $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(VENV)/.created
 	@echo 'kcg: installing into $(VENV) with what the tests need, a few minutes the first time'
-	@$(PIP) install -c constraints.txt -e '.[dev]'
+	@$(PIP) install --no-compile -c constraints.txt -e '.[dev]'
 	@touch $(VENV)/.installed-core $@
 
 # the first of these interpreters that is 3.11 or newer makes the environment; an older one is never used silently
