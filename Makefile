@@ -21,9 +21,9 @@ help:
 optimize: $(VENV)/.installed-core $(VENV)/.installed-clang
 	@$(BIN)/python -m kcg.optimize flux $(ARGS)
 
-# every check runs, also after one that fails; mypy beside the fault tests, which mostly wait for deadlines
+# every check runs, also after one that fails
 test: $(VENV)/.installed-dev
-	@$(MAKE) --no-print-directory --keep-going --jobs=2 lint types tests
+	@$(MAKE) --no-print-directory --keep-going lint types tests
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -31,7 +31,7 @@ def generated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert "complete" in first.stdout
     again = run(*arguments, "--schedules-per-kernel", "2", "--budget", "60s")
     assert "0 schedules measured" in again.stdout, "what is known is not measured again"
-    more = run(*arguments, "--schedules-per-kernel", "60", "--budget", "2s")
+    more = run(*arguments, "--schedules-per-kernel", "4", "--budget", "1s")
     assert "budget reached" in more.stdout and more.returncode == ExitCode.OK, more.stderr
     return out
 

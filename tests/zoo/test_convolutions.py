@@ -227,7 +227,7 @@ FORWARDS = {f.__name__: f for f in (resnet, convnext, efficientnet, mobilenet, u
 
 
 # in float16; YOLO only so, since its smallest model in float32 takes longest
-IN_HALF = ("convnext", "yolo")
+IN_HALF = ("yolo",)
 
 
 @pytest.mark.parametrize(
