@@ -52,13 +52,17 @@ class Drawn:
     batch: tuple[tuple[Schedule, str, str], ...]  # schedule, sampler, key
     keys: tuple[str, ...]  # of `DrawJob.known`, in order; empty where a schedule does not apply
     ended: frozenset[str]
-    baseline: Schedule
     why_not: str = ""  # why nothing can be drawn
 
 
 @functools.lru_cache(SPACES_KEPT)
 def space_of(region: Region, target: Target) -> KernelSpace:
     return KernelSpace(region, target)
+
+
+def keys_of(space: KernelSpace, known: tuple[Known, ...]) -> tuple[str, ...]:
+    """The identity of each known schedule, empty where it does not apply."""
+    return tuple(one.key or key_of(space, one.schedule) or "" for one in known)
 
 
 def draw(job: DrawJob) -> Drawn:
@@ -68,8 +72,8 @@ def draw(job: DrawJob) -> Drawn:
         space = space_of(job.region, job.target)
         baseline = space.baseline()
     except ScheduleError as error:
-        return Drawn((), ("",) * len(job.known), job.ended, RAW, str(error))
-    keys = tuple(known.key or key_of(space, known.schedule) or "" for known in job.known)
+        return Drawn((), ("",) * len(job.known), job.ended, str(error))
+    keys = keys_of(space, job.known)
     known = {key: k for key, k in zip(keys, job.known, strict=True) if key}
     times, schedules = {key: k.time_s for key, k in known.items()}, {key: k.schedule for key, k in known.items()}
     drawing = _Drawing(job, View(space, Roofline(), times, schedules))
@@ -79,7 +83,7 @@ def draw(job: DrawJob) -> Drawn:
     while len(drawing.batch) == fixed and (open_ := drawing.open()):
         for who in open_:
             drawing.ask(who)
-    return Drawn(tuple(drawing.batch), keys, frozenset(drawing.ended), baseline)
+    return Drawn(tuple(drawing.batch), keys, frozenset(drawing.ended))
 
 
 class _Drawing:

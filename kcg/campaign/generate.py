@@ -79,11 +79,12 @@ class _Occasion:
         wanted = self.settings.schedules_per_kernel
         before = self.journal.schedules_known(target.fingerprint, toolchain.fingerprint, PROTOCOL)
         self.known = sum(before.get((call.region.id, call.variables), 0) for call in self.calls)
-        reasons = Counter(reason for call in self.calls if (reason := why_not(call, target)))
+        unfit = [why_not(call, target) for call in self.calls]
+        reasons = Counter(filter(None, unfit))
         self.skipped = reasons.total()
         for reason, number in reasons.items():
             self.say(f"{number} kernels left out: {reason}", None)
-        calls = [call for call in self.calls if not why_not(call, target)]
+        calls = [call for call, reason in zip(self.calls, unfit, strict=True) if not reason]
         self._left = sum(max(wanted - before.get((c.region.id, c.variables), 0), 0) for c in calls)
         for stage in sorted({max(round(FIRST_SHARE * wanted), min(wanted, 8)), wanted}):
             counts = self.journal.schedules_known(target.fingerprint, toolchain.fingerprint, PROTOCOL)

@@ -11,10 +11,10 @@ import random
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from kcg.campaign.draw import Drawn, Known, space_of
+from kcg.campaign.draw import Drawn, Known, keys_of, space_of
 from kcg.campaign.kernels import Key, in_order
 from kcg.campaign.lattice import Lattice, lattice
-from kcg.campaign.samplers import View, beam_winner, key_of
+from kcg.campaign.samplers import View, beam_winner
 from kcg.campaign.task import KernelTask
 from kcg.dataset.journal import Journal
 from kcg.errors import DataError, ScheduleError
@@ -96,16 +96,16 @@ def draw_lattice(job: LatticeJob) -> LatticeDrawn:
     """In a compiling child: the lattice, and its schedules of which no binary was measured."""
     try:
         space = space_of(job.region, job.target)
-        keys = tuple(k.key or key_of(space, k.schedule) or "" for k in job.known)
+        keys = keys_of(space, job.known)
         times = {key: k.time_s for key, k in zip(keys, job.known, strict=True) if key}
         view = View(space, Roofline(), times)
         winners = [winner for width in WIDTHS if (winner := beam_winner(view, width)) is not None]
         made = lattice(space, winners, rng=random.Random(job.seed), limit=job.limit)
     except ScheduleError as error:
-        return LatticeDrawn((), ("",) * len(job.known), frozenset(), RAW, str(error))
+        return LatticeDrawn((), ("",) * len(job.known), frozenset(), str(error))
     batch = tuple((schedule, LATTICE, key) for schedule, key in made.keys.items() if key not in times)
     measured = {key: k.schedule for key, k in zip(keys, job.known, strict=True)}
-    return LatticeDrawn(batch, keys, frozenset(), made.baseline, "", _declaration(made, measured))
+    return LatticeDrawn(batch, keys, frozenset(), "", _declaration(made, measured))
 
 
 def _declaration(made: Lattice, measured: Mapping[str, Schedule]) -> str:

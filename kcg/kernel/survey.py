@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from kcg.compat.tiny import AxisType, GroupOp, InvalidType, KernelInfo, Ops, Scheduler, UOp, axis_to_pos, dtypes
+from kcg.compat.scheduling import canonical_key
+from kcg.compat.tiny import AxisType, GroupOp, InvalidType, Ops, Scheduler, UOp, axis_to_pos, dtypes
 from kcg.kernel import uops as costs_of
 from kcg.kernel.axes import _INTEGER, INNER, REDUCING, AxisTable, _is_invalid, _varies_with, nodes_of_addresses
 from kcg.kernel.ground import Axis, Core, Ground, Reduction, Touched
@@ -26,14 +27,6 @@ def ground_of(state: Scheduler) -> Ground | None:
     if len({(POSITION[r.arg[-1].name], r.arg[:-1]) for r in state.rngs}) < len(state.rngs):
         return None  # their order is not that of their numbers
     return _Survey(state).ground()
-
-
-def identity(state: Scheduler) -> str:
-    """Identity of the scheduled AST (hex), its ranges numbered by their place."""
-    numbered = {r: r.replace(arg=(i, r.arg[-1])) for i, r in enumerate(state.rngs)}
-    # in one pass: replaced again, a range with another's new number would become that one's
-    sink = state.ast.substitute(numbered, walk=True).replace(arg=KernelInfo(name="kernel"), tag=None)
-    return str(sink.key.hex())
 
 
 class _Survey:
@@ -75,7 +68,7 @@ class _Survey:
         stored = {u.src[0] for u in self.nodes if u.op is Ops.STORE}
         constants, of_addresses, of_data = self._constants()
         return Ground(
-            key=identity(self.state),
+            key=canonical_key(self.state),
             axes=tuple(
                 Axis(POSITION[kind], r.arg[:-1], extent, kind, origin=i, step=1, uid=i)
                 for i, (r, extent, kind) in enumerate(zip(self.ranges, self.extents, self.kinds, strict=True))

@@ -7,14 +7,11 @@ scripts are off. The page loads nothing: its content security policy forbids it.
 
 from __future__ import annotations
 
-import base64
-import gzip
 import html
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +93,8 @@ def render_report(result: Result) -> str:
     """The whole page as text."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+    from kcg.dataset.page import plotly_gzip
+
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,  # kernel sources, commands and notes are foreign text
@@ -120,7 +119,7 @@ def render_report(result: Result) -> str:
         labels={row.region.region.id: row.label for row in rows},
         kernels_figure=_plain(_kernels_figure(rows)),
         progress_figure=_plain(_progress_figure(result)),
-        plotly_gzip=_plotly_gzip(),
+        plotly_gzip=plotly_gzip(),
         top=TOP,
     )
 
@@ -237,14 +236,6 @@ def _plain(figure: Any) -> dict[str, Any] | None:
         return None
     body: dict[str, Any] = figure.to_plotly_json()
     return body
-
-
-@cache
-def _plotly_gzip() -> str:
-    """plotly.js, gzip, base64."""
-    from plotly.offline import get_plotlyjs
-
-    return base64.b64encode(gzip.compress(get_plotlyjs().encode(), compresslevel=9, mtime=0)).decode()
 
 
 def _unit(seconds: float) -> tuple[float, str]:

@@ -15,6 +15,17 @@ Case = TypeVar("Case")
 ALIGNED = 0.6
 """The share of extents that are a multiple of 8 or, if large, of 64, as most are in real models."""
 
+GPU_PRESETS = {
+    "f16": ("float16", 4), "bf16": ("bfloat16", 5), "f32": ("float32", 6), "f16-more": ("float16", 7),
+    "bf16-more": ("bfloat16", 8), "f32-more": ("float32", 9),
+}  # fmt: skip
+"""Dtype and seed of the presets that every family has for a GPU."""
+
+
+def gpu_presets(config: Callable[[str, int], Case]) -> dict[str, Case]:
+    """The presets for a GPU, each `config(dtype, seed)`: sizes are the config's own defaults."""
+    return {name: config(dtype, seed) for name, (dtype, seed) in GPU_PRESETS.items()}
+
 
 def log_uniform(rng: Random, low: int, high: int) -> int:
     """An integer in [low, high] whose logarithm is uniform."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from tinygrad import Tensor, dtypes
 
+from kcg.workloads import layers
 from kcg.workloads.family import Parameters
 
 LOSS_SCALE = 1024.0
@@ -55,17 +56,13 @@ def batch_norm(p: Parameters, name: str, x: Tensor, *, epsilon: float = 1e-5) ->
 
 
 def layer_norm(p: Parameters, name: str, x: Tensor, *, epsilon: float = 1e-5) -> Tensor:
-    """Over the last axis, with scale and shift; computed in float32, materialised in the dtype of x."""
-    width = int(x.shape[-1])
-    normed = x.cast(dtypes.float32).layernorm(eps=epsilon).cast(x.dtype)
-    return kept(normed * p(f"{name}.weight", width, around=1.0) + p(f"{name}.bias", width))
+    """As `layers.layer_norm`, its gradient materialised too."""
+    return layers.layer_norm(p, name, x, epsilon=epsilon).contiguous_backward()
 
 
 def rms_norm(p: Parameters, name: str, x: Tensor, *, epsilon: float = 1e-6) -> Tensor:
-    """Over the last axis, with a scale; computed in float32, materialised in the dtype of x."""
-    wide = x.cast(dtypes.float32)
-    normed = wide * (wide.square().mean(-1, keepdim=True) + epsilon).rsqrt()
-    return kept(normed.cast(x.dtype) * p(f"{name}.weight", int(x.shape[-1]), around=1.0))
+    """As `layers.rms_norm`, its gradient materialised too."""
+    return layers.rms_norm(p, name, x, epsilon=epsilon).contiguous_backward()
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False) -> Tensor:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from tinygrad import Tensor
 
 from kcg.workloads.family import Input, Parameters
-from kcg.workloads.synthetic import draw, extent, one_of
+from kcg.workloads.synthetic import draw, extent, gpu_presets, one_of
 
 ABOUT = "synthetic convolutions"
 
@@ -63,12 +63,7 @@ PRESETS = {
     "mini": Config("float32", 24, count=5, least=1e3, most=1e5, widest=12, largest=16),
     "mini-f16": Config("float16", 12, count=5, least=1e4, most=1e7, widest=64, largest=40),
     "mini-odd": Config("float32", 3, count=20, least=1e5, most=6e7, widest=128, largest=64),
-    "f16": Config("float16", 4),
-    "bf16": Config("bfloat16", 5),
-    "f32": Config("float32", 6),
-    "f16-more": Config("float16", 7),
-    "bf16-more": Config("bfloat16", 8),
-    "f32-more": Config("float32", 9),
+    **gpu_presets(Config),
 }
 
 MOST_ELEMENTS = 3e7

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from tinygrad import Tensor
 
 from kcg.workloads.family import Input, Parameters
-from kcg.workloads.synthetic import draw, extent, one_of
+from kcg.workloads.synthetic import draw, extent, gpu_presets, one_of
 
 ABOUT = "synthetic matrix products"
 
@@ -45,12 +45,7 @@ PRESETS = {
     "mini": Config("float32", 10, count=6, least=1e3, most=1e5, longest=64),
     "mini-f16": Config("float16", 18, count=6, least=1e4, most=2e7, longest=512),
     "mini-odd": Config("float32", 3, count=24, least=1e5, most=8e7, longest=1024),
-    "f16": Config("float16", 4),
-    "bf16": Config("bfloat16", 5),
-    "f32": Config("float32", 6),
-    "f16-more": Config("float16", 7),
-    "bf16-more": Config("bfloat16", 8),
-    "f32-more": Config("float32", 9),
+    **gpu_presets(Config),
 }
 
 MOST_ELEMENTS = 5e7

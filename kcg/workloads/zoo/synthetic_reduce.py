@@ -11,7 +11,7 @@ from typing import NamedTuple
 from tinygrad import Tensor, dtypes
 
 from kcg.workloads.family import Input, Parameters
-from kcg.workloads.synthetic import draw, extent, one_of
+from kcg.workloads.synthetic import draw, extent, gpu_presets, one_of
 
 ABOUT = "synthetic reductions"
 
@@ -46,12 +46,7 @@ PRESETS = {
     "mini": Config("float32", 46, count=9, least=1e2, most=3e3),
     "mini-f16": Config("float16", 24, count=8, least=1e3, most=1e5),
     "mini-odd": Config("float32", 3, count=24, least=1e4, most=5e6),
-    "f16": Config("float16", 4),
-    "bf16": Config("bfloat16", 5),
-    "f32": Config("float32", 6),
-    "f16-more": Config("float16", 7),
-    "bf16-more": Config("bfloat16", 8),
-    "f32-more": Config("float32", 9),
+    **gpu_presets(Config),
 }
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from tinygrad import Tensor, dtypes
 
 from kcg.workloads.family import Input, Parameters
-from kcg.workloads.synthetic import draw, extent, one_of
+from kcg.workloads.synthetic import draw, extent, gpu_presets, one_of
 
 ABOUT = "synthetic transposes, pads, slices and joins"
 
@@ -47,12 +47,7 @@ PRESETS = {
     "mini": Config("float32", 31, count=10, least=1e2, most=3e3),
     "mini-f16": Config("float16", 18, count=8, least=1e3, most=1e5),
     "mini-odd": Config("float32", 3, count=22, least=1e4, most=4e6),
-    "f16": Config("float16", 4),
-    "bf16": Config("bfloat16", 5),
-    "f32": Config("float32", 6),
-    "f16-more": Config("float16", 7),
-    "bf16-more": Config("bfloat16", 8),
-    "f32-more": Config("float32", 9),
+    **gpu_presets(Config),
 }
 
 
