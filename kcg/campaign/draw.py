@@ -5,8 +5,11 @@ from __future__ import annotations
 import functools
 import math
 import random
+import time
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
 
 from kcg.campaign.samplers import View, key_of, sampler
 from kcg.errors import ScheduleError
@@ -17,6 +20,12 @@ from kcg.types import RAW, Region, Schedule, Target
 SLOWEST_S = 2.0
 """Schedules that the analytic model expects to take longer are not drawn: one of them costs as much as a hundred."""
 
+LONG_UOPS = 1200
+LONG_SHARE = 1 / 3
+"""Of the random schedules whose code is longer than that, so many are drawn: of the H200's first 24,000 rows they
+were a quarter, and seven tenths of all compiling. Searches and what is near the best are never thinned."""
+
+THINNED = ("walk:", "greedy:")
 HAND_CODED = "hand-coded"  # the sampler of tinygrad's own choice
 SPACES_KEPT = 8
 
@@ -53,6 +62,14 @@ class Drawn:
     keys: tuple[str, ...]  # of `DrawJob.known`, in order; empty where a schedule does not apply
     ended: frozenset[str]
     why_not: str = ""  # why nothing can be drawn
+    draw_s: float = 0.0  # how long that took
+
+
+def draw_timed(draw: Callable[[Any], Drawn], job: Any) -> Drawn:
+    """What `draw` answers, with the seconds that it took."""
+    begin = time.perf_counter()
+    answer = draw(job)
+    return replace(answer, draw_s=time.perf_counter() - begin)
 
 
 @functools.lru_cache(SPACES_KEPT)
@@ -94,6 +111,7 @@ class _Drawing:
         self.batch: list[tuple[Schedule, str, str]] = []
         self.ended = set(job.ended)
         self.taken = set(view.times_s)
+        self.asked = 0
         self.room = min(job.wanted - len(job.known), job.most)
         self.by_sampler = Counter(known.sampler for known in job.known)
         self.share = {who: round(share * max(job.wanted - 2, 0)) for who, share in job.mix}
@@ -109,13 +127,22 @@ class _Drawing:
         """Take what a sampler draws next, as far as there is room. One that draws nothing new has ended."""
         if self.room <= 0:
             return
-        rng = random.Random(f"{self.job.seed}:{who}:{self.by_sampler[who]}:{len(self.taken)}")
+        self.asked += 1  # else a batch of which all was left out would be drawn again for ever
+        rng = random.Random(f"{self.job.seed}:{who}:{self.by_sampler[who]}:{len(self.taken)}:{self.asked}")
         new = 0
         for schedule in sampler(who, self.view)(rng):
             if self.by_sampler[who] < self.share[who]:
-                new += self.add(schedule, who)
+                # what is left out may be drawn again: the sampler has not come to its end
+                new += self._is_left_out(schedule, who, rng) or self.add(schedule, who)
         if not new and self.room > 0:
             self.ended.add(who)
+
+    def _is_left_out(self, schedule: Schedule, who: str, rng: random.Random) -> bool:
+        """Whether a new random schedule is one of those that are not drawn because compiling them takes long."""
+        key = key_of(self.view.space, schedule)
+        if key is None or key in self.taken or not who.startswith(THINNED):
+            return False
+        return self.view.space.uops(schedule) > LONG_UOPS and rng.random() >= LONG_SHARE
 
     def add(self, schedule: Schedule, who: str, *, always: bool = False) -> bool:
         key = key_of(self.view.space, schedule)

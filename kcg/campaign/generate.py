@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from kcg.campaign.draw import HAND_CODED, Drawn
+from kcg.campaign.draw import HAND_CODED, Drawn, draw_timed
 from kcg.campaign.kernels import distinct_calls, shard_of, why_not, workloads_of
 from kcg.campaign.settings import CampaignSettings, CampaignSummary
 from kcg.campaign.tables import TableTask, table_calls
@@ -29,7 +29,7 @@ STOP_ABOVE = 10.0  # a schedule this much slower than the best of its kernel get
 FIRST_SHARE = 0.25  # of the schedules of every kernel come before the rest of any, so that a short budget covers all
 TIMEOUT_FACTOR, SHORTEST_TIMEOUT_S, LONGEST_TIMEOUT_S = 200.0, 8.0, 60.0  # of one candidate, by the hand-coded time
 RETIMED = "retime"  # the sampler of what was timed again on another occasion
-MOST_KERNELS_AT_ONCE = 4  # so that compilers work for one kernel while another is on the device, or are all busy
+MOST_KERNELS_AT_ONCE = 8  # so that compilers work for one kernel while another is on the device, or are all busy
 BATCH_A_WORKER = 4  # schedules of a batch for each compiler: what is under way when the budget ends is finished
 DRAW_TIMEOUT_S = 300.0
 TOGETHER = 64  # schedules of a kernel that go to the device in one go
@@ -66,6 +66,7 @@ class _Occasion:
     finished: bool = False
     statuses: Counter[str] = field(default_factory=Counter)
     last_said: float = 0.0
+    drawing_s: float = 0.0
     _left: int = 0
     _done: queue.SimpleQueue[tuple[_Flight, Ended]] = field(default_factory=queue.SimpleQueue)
 
@@ -96,6 +97,15 @@ class _Occasion:
         self.finished = not self.out_of_time
 
     @property
+    def busy(self) -> tuple[float, float]:
+        """Shares of their time that the compiling children and the device's child worked."""
+        spent, elapsed_s = self.service.spent_s, time.monotonic() - self.began
+        compiling = self.drawing_s + spent["compile"]
+        return (
+            compiling / (elapsed_s * self.service.compile_workers), (sum(spent.values()) - spent["compile"]) / elapsed_s
+        )  # fmt: skip
+
+    @property
     def _most(self) -> int:
         """Schedules of one batch."""
         return max(BATCH_A_WORKER * self.service.compile_workers, 8)
@@ -124,7 +134,7 @@ class _Occasion:
 
     def _stage(self, tasks: Iterator[KernelTask]) -> None:
         """Batches of a few kernels at once; when one is measured, that kernel's next is drawn."""
-        at_once = min(max(self.service.compile_workers // 4, 2), MOST_KERNELS_AT_ONCE)
+        at_once = min(max(self.service.compile_workers // 2, 2), MOST_KERNELS_AT_ONCE)
         flying = 0
         while True:
             while flying < at_once and not self.out_of_time and (task := next(tasks, None)) is not None:
@@ -133,6 +143,7 @@ class _Occasion:
                 return
             flight, ended = self._done.get()
             if isinstance(ended, Drawn):
+                self.drawing_s += ended.draw_s
                 self._send(flight, flight.task.drawn(ended))
                 self.skipped += bool(ended.why_not)
             elif isinstance(ended, Measurement):
@@ -160,7 +171,7 @@ class _Occasion:
         def ended(future: Future[Drawn]) -> None:
             self._done.put((flight, future.exception() or future.result()))
 
-        self.service.beside(*more, timeout_s=DRAW_TIMEOUT_S).add_done_callback(ended)
+        self.service.beside(draw_timed, *more, timeout_s=DRAW_TIMEOUT_S).add_done_callback(ended)
         return True
 
     def _send(self, flight: _Flight, batch: list[tuple[Schedule, str]]) -> None:
@@ -251,7 +262,8 @@ def generate_here(settings: CampaignSettings, *, say: Say) -> CampaignSummary:
         tables = shard_of(table_calls(workloads, settings.tables, seed=settings.seed), settings.shard)
         occasion = _Occasion(settings, service, journal, calls, tables, deadline, say)
         occasion.run()
+        busy = occasion.busy
     return CampaignSummary(
         len(calls), occasion.measured, occasion.known, dict(occasion.statuses), time.monotonic() - began,
-        occasion.finished, occasion.skipped,
+        occasion.finished, occasion.skipped, *busy,
     )  # fmt: skip

@@ -55,6 +55,8 @@ class CampaignSummary:
     elapsed_s: float
     finished: bool  # every kernel has its schedules
     skipped: int = 0  # kernels that do not fit into the device's memory, or have no schedule here
+    compilers_busy: float = 0.0  # share of the compiling children's time spent on drawing and compiling
+    device_busy: float = 0.0  # the same of the device's child
 
 
 def parse_mix(text: str) -> tuple[tuple[str, float], ...]:

@@ -10,6 +10,7 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from kcg.campaign.generate import Say, generate_here, record_workloads
@@ -98,6 +99,7 @@ def _joined(parts: list[CampaignSummary], elapsed_s: float) -> CampaignSummary:
     return CampaignSummary(
         sum(p.kernels for p in parts), sum(p.measured for p in parts), sum(p.already_known for p in parts), statuses,
         elapsed_s, all(p.finished for p in parts), sum(p.skipped for p in parts),
+        fmean(p.compilers_busy for p in parts), fmean(p.device_busy for p in parts),
     )  # fmt: skip
 
 

@@ -105,7 +105,7 @@ def draw_lattice(job: LatticeJob) -> LatticeDrawn:
         return LatticeDrawn((), ("",) * len(job.known), frozenset(), str(error))
     batch = tuple((schedule, LATTICE, key) for schedule, key in made.keys.items() if key not in times)
     measured = {key: k.schedule for key, k in zip(keys, job.known, strict=True)}
-    return LatticeDrawn(batch, keys, frozenset(), "", _declaration(made, measured))
+    return LatticeDrawn(batch, keys, frozenset(), "", declaration=_declaration(made, measured))
 
 
 def _declaration(made: Lattice, measured: Mapping[str, Schedule]) -> str:

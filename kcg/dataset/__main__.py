@@ -75,7 +75,8 @@ def generate(
     end = "complete" if summary.finished else "budget reached, run again to go on"
     typer.echo(
         f"{summary.kernels} kernels: {summary.measured} schedules measured in {summary.elapsed_s:.0f} s ({counts}), "
-        f"{summary.already_known} known before{left_out}; {end}"
+        f"{summary.already_known} known before{left_out}; compilers busy {summary.compilers_busy:.0%}, "
+        f"device {summary.device_busy:.0%}; {end}"
     )
 
 

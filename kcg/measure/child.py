@@ -33,7 +33,7 @@ LONG_S = 0.005  # a longer run takes as long with a cold cache as with a warm on
 Launch = Callable[[], float]
 
 COLLECT_EVERY = 50  # compilations
-KEPT_BENCHES = 6
+KEPT_BENCHES = 10
 KEPT_SHARE = 0.02  # of the device's memory that the kept workbenches but the last may take together
 
 _compiled = 0  # so many by this process
