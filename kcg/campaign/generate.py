@@ -46,6 +46,7 @@ class _Flight:
 
     task: KernelTask
     left: int = 0  # of the batch
+    waiting: list[tuple[Schedule, str]] = field(default_factory=list)  # drawn, for the batches after it
 
 
 @dataclass
@@ -144,21 +145,29 @@ class _Occasion:
             flight, ended = self._done.get()
             if isinstance(ended, Drawn):
                 self.drawing_s += ended.draw_s
-                self._send(flight, flight.task.drawn(ended))
                 self.skipped += bool(ended.why_not)
+                flight.waiting = flight.task.drawn(ended)
             elif isinstance(ended, Measurement):
                 self._record(flight.task, ended)
                 flight.left -= 1
             else:
                 log.warning("no schedules of %s were drawn: %s", flight.task.call.region.id[:12], ended)
                 flight.task.exhausted = True
-            if not flight.left and not self._draw(flight):
+            if not flight.left and not self._next(flight):
                 flying -= 1
 
-    def _draw(self, flight: _Flight) -> bool:
-        """Have a child draw the kernel's next batch; False where there is none to be had, or no time."""
-        if self.out_of_time:
+    def _next(self, flight: _Flight) -> bool:
+        """Have the kernel's next batch measured, or drawn; False where there is none, or no time."""
+        if self.out_of_time:  # what was drawn and not measured is drawn again on the next occasion
             return False
+        if not flight.waiting:
+            return self._draw(flight)
+        batch, flight.waiting = flight.waiting[: self._most], flight.waiting[self._most :]
+        self._send(flight, batch)
+        return True
+
+    def _draw(self, flight: _Flight) -> bool:
+        """Have a child draw the kernel's next batch; False where there is none to be had."""
         task = flight.task
         if (more := task.next_draw()) is None:
             if isinstance(task, TableTask) and task.declaration:
