@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import sqlite3
 import subprocess
 import sys
 from collections import Counter
@@ -293,6 +294,14 @@ def test_a_campaign_with_tables_for_real(tmp_path: Path) -> None:
     assert named.table.to_json() == table.to_json() and named.region_id == region_id
     again = generate_here(settings, say=lambda line, eta_s: None)
     assert again.measured == 0 and again.finished and again.already_known >= 6
+    connection = sqlite3.connect(settings.out)  # as if the first occasion had ended in the middle of the table
+    with connection:
+        connection.execute("DELETE FROM measurements WHERE rowid IN (SELECT max(rowid) FROM measurements)")
+    connection.close()
+    rest = generate_here(replace(settings, table_schedules=5), say=lambda line, eta_s: None)
+    assert rest.measured == 1 and rest.finished
+    with Journal.open(settings.out, create=False) as journal:
+        assert journal.lattices(target, toolchain) == {region_id: declaration}, "it goes on with what was declared"
 
 
 def test_more_gpus_than_there_are(tmp_path: Path) -> None:

@@ -93,8 +93,8 @@ class _Occasion:
             waiting = (c for c in calls if counts.get((c.region.id, c.variables), 0) < stage)
             self._stage(self._task(call, stage) for call in waiting)
         declared = self.journal.lattices(target.fingerprint, toolchain.fingerprint)
-        tables = (call for call in self.tables if call.region.id not in declared and not why_not(call, target))
-        self._stage(self._table_task(call) for call in tables)
+        tables = (call for call in self.tables if not why_not(call, target))
+        self._stage(self._table_task(call, declared.get(call.region.id, "")) for call in tables)
         self.finished = not self.out_of_time
 
     @property
@@ -111,9 +111,11 @@ class _Occasion:
         """Schedules of one batch."""
         return max(BATCH_A_WORKER * self.service.compile_workers, 8)
 
-    def _table_task(self, call: WorkloadCall) -> TableTask:
-        rows, limit = self._rows(call), self.settings.table_schedules
-        return TableTask(call, self.service.target, seed=self.settings.seed, limit=limit, most=self._most, known=rows)
+    def _table_task(self, call: WorkloadCall, declaration: str) -> TableTask:
+        return TableTask(
+            call, self.service.target, seed=self.settings.seed, limit=self.settings.table_schedules, most=self._most,
+            known=self._rows(call), declaration=declaration,
+        )  # fmt: skip
 
     def _task(self, call: WorkloadCall, wanted: int) -> KernelTask:
         return KernelTask(
@@ -139,7 +141,7 @@ class _Occasion:
         flying = 0
         while True:
             while flying < at_once and not self.out_of_time and (task := next(tasks, None)) is not None:
-                flying += self._draw(_Flight(task))
+                flying += self._next(_Flight(task, waiting=task.waiting))
             if not flying:
                 return
             flight, ended = self._done.get()
@@ -147,6 +149,7 @@ class _Occasion:
                 self.drawing_s += ended.draw_s
                 self.skipped += bool(ended.why_not)
                 flight.waiting = flight.task.drawn(ended)
+                self._declare(flight.task)
             elif isinstance(ended, Measurement):
                 self._record(flight.task, ended)
                 flight.left -= 1
@@ -170,11 +173,6 @@ class _Occasion:
         """Have a child draw the kernel's next batch; False where there is none to be had."""
         task = flight.task
         if (more := task.next_draw()) is None:
-            if isinstance(task, TableTask) and task.declaration:
-                target, toolchain = self.service.facts
-                self.journal.add_lattice(
-                    task.call.region.id, target.fingerprint, toolchain.fingerprint, task.declaration
-                )
             return False
 
         def ended(future: Future[Drawn]) -> None:
@@ -182,6 +180,12 @@ class _Occasion:
 
         self.service.beside(draw_timed, *more, timeout_s=DRAW_TIMEOUT_S).add_done_callback(ended)
         return True
+
+    def _declare(self, task: KernelTask) -> None:
+        """Keep a lattice before it is measured: a later occasion goes on with the same one."""
+        if isinstance(task, TableTask) and task.declaration:
+            target, toolchain = self.service.facts
+            self.journal.add_lattice(task.call.region.id, target.fingerprint, toolchain.fingerprint, task.declaration)
 
     def _send(self, flight: _Flight, batch: list[tuple[Schedule, str]]) -> None:
         """Have a batch measured."""

@@ -10,6 +10,7 @@ import logging
 import random
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from kcg.campaign.draw import Drawn, Known, keys_of, space_of
 from kcg.campaign.kernels import Key, in_order
@@ -129,7 +130,7 @@ def replay_table(declaration: str, rows: Iterable[Measurement]) -> ReplayTable:
     seen: dict[Schedule, Measurement] = {}
     for row in rows:
         seen.setdefault(row.schedule, row)
-    schedules = [Schedule(ScheduleKind.OPTS, canonical_json(body)) for body in values["schedules"]]
+    schedules = _schedules(values)
     if missing := [s for s in schedules if s not in seen]:
         raise DataError(f"{len(missing)} of {len(schedules)} schedules of the lattice are not measured")
     records = []
@@ -140,6 +141,10 @@ def replay_table(declaration: str, rows: Iterable[Measurement]) -> ReplayTable:
         actions = tuple(Action(values["actions"][label], schedules[to]) for label, to in steps)
         records.append(Record(key, observation, actions))
     return ReplayTable(records, start=schedules[values["start"]], baseline=schedules[values["baseline"]])
+
+
+def _schedules(declared: Mapping[str, Any]) -> list[Schedule]:
+    return [Schedule(ScheduleKind.OPTS, canonical_json(body)) for body in declared["schedules"]]
 
 
 class TableTask(KernelTask):
@@ -154,11 +159,19 @@ class TableTask(KernelTask):
         limit: int,
         most: int = 64,
         known: Iterable[Measurement] = (),
+        declaration: str = "",
     ) -> None:
         super().__init__(call, target, wanted=MOST_SCHEDULES, mix=BEAMS, seed=seed, most=most, known=known)
         self._limit = limit
-        self._tried = False
-        self.declaration = ""  # of the lattice, once it is drawn
+        self.declaration = declaration  # of the lattice, once it is drawn
+        self.exhausted = self.exhausted or bool(declaration)
+        self._tried = bool(declaration)
+
+    @property
+    def waiting(self) -> list[tuple[Schedule, str]]:
+        """What an earlier occasion declared and did not measure."""
+        declared = _schedules(json.loads(self.declaration)) if self.declaration else []
+        return [(schedule, LATTICE) for schedule in declared if schedule not in self.known]
 
     def next_draw(self) -> tuple[Callable[..., Drawn], object] | None:
         if (more := super().next_draw()) is not None or self._tried:

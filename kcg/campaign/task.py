@@ -31,6 +31,11 @@ class KernelTask:
         for row in known:
             self.tell(row)
 
+    @property
+    def waiting(self) -> list[tuple[Schedule, str]]:
+        """What is to be measured before anything is drawn."""
+        return []
+
     def next_draw(self) -> tuple[Callable[..., Drawn], object] | None:
         """What a child is to run for the next schedules, and on what; None where there is nothing more to do."""
         if self.exhausted:
