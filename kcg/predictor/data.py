@@ -1,0 +1,280 @@
+"""A dataset ready to train on: every schedule as a graph, its log-runtime, and the part of each split it is in.
+
+Planning and encoding a row takes a fraction of a millisecond, so the graphs are kept in the user's cache under the
+dataset's checksums and the version of the features; the second load reads arrays.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import logging
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, fields, replace
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kcg.dataset.reading import Export, read_export
+from kcg.dataset.splits import PARTS, SPLITS, TEST_FAMILY, TRAINING_PREFIX
+from kcg.errors import CodecError, DataError, ScheduleError
+from kcg.measure.jobs import UNJUDGED
+from kcg.measure.protocol import PROTOCOL
+from kcg.measure.target import usable_cores
+from kcg.predictor.encode import Array, encode
+from kcg.predictor.features import FEATURES_VERSION, Graphs, graphs, joined, kernel_features, target_features
+from kcg.types import Region, Schedule, ScheduleKind, Status, Target
+
+log = logging.getLogger(__name__)
+
+FAILED = (
+    Status.COMPILE_ERROR, Status.COMPILE_TIMEOUT, Status.RESOURCE, Status.LAUNCH_ERROR, Status.TIMEOUT, Status.WRONG,
+    Status.WORKER_DIED,
+)  # fmt: skip
+"""What the failure head learns to expect. A noisy sample says nothing about a schedule."""
+
+CHUNK = 48  # kernels of one job of a worker
+COLUMNS = (
+    "region_id", "variables", "target", "schedule_kind", "schedule_body", "status", "reason", "cache_state", "sampler",
+    "run_id", "trial", "median_s", "early_stop",
+)  # fmt: skip
+RETIMED = "retime"
+
+
+@dataclass(frozen=True)
+class TrainingData:
+    """n rows over K kernels (a kernel with its variables' values, on one target) and T targets."""
+
+    graphs: Graphs  # n
+    kernel: Array  # (n,) a place in `region_ids`
+    run: Array  # (n,) which run measured it: a place in `runs`
+    log_s: Array  # (n,) natural logarithm of the median in seconds, NaN where it failed
+    sampler: Array  # (n,) a place in `samplers`
+    row: Array  # (n,) its row in the dataset
+    kernel_x: Array  # (K, len(KERNEL_FEATURES))
+    target_x: Array  # (T, len(TARGET_FEATURES))
+    target: Array  # (K,) a place in `targets`
+    parts: Array  # (K, splits) a place in `PARTS`
+    twin: Array  # (K,) bool: a kernel of another size of it is in training, under the split by workload
+    calls: Array  # (K,) how often its workload runs it
+    region_ids: tuple[str, ...]
+    families: tuple[str, ...]  # of each kernel
+    targets: tuple[str, ...]
+    runs: tuple[str, ...]
+    samplers: tuple[str, ...]
+    checksums: tuple[tuple[str, str], ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.kernel)
+
+    @property
+    def failed(self) -> Array:
+        return np.isnan(self.log_s)
+
+    def part(self, split: str, part: str) -> Array:
+        """(n,) bool: the rows whose kernel is in this part of a split."""
+        chosen = self.parts[:, SPLITS.index(split)] == PARTS.index(part)
+        return np.asarray(chosen[self.kernel])
+
+    def take(self, index: Array) -> TrainingData:
+        """Some of the rows; kernels and targets stay."""
+        index = np.flatnonzero(index) if index.dtype == np.bool_ else index
+        rows = {name: getattr(self, name)[index] for name in ("kernel", "run", "log_s", "sampler", "row")}
+        return replace(self, graphs=self.graphs.take(index), **rows)
+
+
+@dataclass(frozen=True)
+class _Job:
+    """Schedules of one kernel."""
+
+    region: Region
+    target: Target
+    bodies: tuple[str, ...]
+
+
+def load(folder: Path | str, *, cache: Path | None = None, workers: int | None = None,
+         say: Callable[[str], None] = lambda line: None) -> TrainingData:  # fmt: skip
+    """The rows of an export, from the cache where it has them. `cache=None` is the user's own.
+
+    Left out are noisy rows, rows timed again, warm ones, kernels that cannot be judged, and schedules of other kinds
+    than Opts. Raises DataError.
+    """
+    export = read_export(folder)
+    path = (cache or _user_cache() / "graphs") / f"{_identity(export)}.npz"
+    found = _cached(path)
+    if found is not None:
+        return found
+    say(f"{folder}: computing graphs, once")
+    made = _build(export, workers)
+    _keep(made, path)
+    return made
+
+
+def _user_cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kcg"
+
+
+def _identity(export: Export) -> str:
+    text = json.dumps([FEATURES_VERSION, PROTOCOL, sorted(export.checksums.items())])
+    return f"v{FEATURES_VERSION}-{hashlib.sha256(text.encode()).hexdigest()[:24]}"
+
+
+def _build(export: Export, workers: int | None) -> TrainingData:
+    table = export.table(PROTOCOL, COLUMNS)
+    columns = {name: _column(table[name]) for name in COLUMNS}
+    kept = _kept(columns)
+    if not len(kept):
+        raise DataError(f"{export.folder} has no rows to train on")
+    keys: dict[tuple[str, str, str], int] = {}
+    kernel = np.array([
+        keys.setdefault((columns["region_id"][i], columns["variables"][i], columns["target"][i]), len(keys))
+        for i in kept
+    ])  # fmt: skip
+    order = np.argsort(kernel, kind="stable")
+    kept, kernel = kept[order], kernel[order]
+    regions, targets = export.regions(), export.targets()
+    ends = np.searchsorted(kernel, np.arange(len(keys) + 1))
+    jobs = [
+        _Job(regions[region], targets[target], tuple(columns["schedule_body"][kept[a:b]]))
+        for (region, _, target), (a, b) in zip(keys, itertools.pairwise(ends), strict=True)
+    ]
+    encoded = list(_encoded(jobs, workers))
+    applies = np.concatenate([ok for _, _, ok in encoded])
+    names = sorted({target for _, _, target in keys})
+    status = columns["status"][kept]
+    seconds = np.where(status == Status.OK, columns["median_s"][kept], np.nan).astype(np.float64)
+    runs, run = np.unique(columns["run_id"][kept], return_inverse=True)
+    samplers, sampler = np.unique(columns["sampler"][kept], return_inverse=True)
+    made = TrainingData(
+        graphs=joined(part for part, _, _ in encoded), kernel=kernel[applies], run=run[applies],
+        log_s=np.log(seconds)[applies], sampler=sampler[applies], row=kept[applies],
+        kernel_x=np.stack([x for _, x, _ in encoded]), target_x=np.stack([target_features(targets[t]) for t in names]),
+        target=np.array([names.index(target) for _, _, target in keys]),
+        region_ids=tuple(region for region, _, _ in keys), targets=tuple(names),
+        runs=tuple(runs.tolist()), samplers=tuple(samplers.tolist()), checksums=tuple(sorted(export.checksums.items())),
+        **_of_kernels(export, keys),
+    )  # fmt: skip
+    if not len(made):
+        raise DataError(f"{export.folder}: none of its schedules applies to its kernel in this tinygrad")
+    return made
+
+
+def _column(column: Any) -> Array:
+    """A column as an array; what is missing is an empty text or NaN."""
+    import pyarrow as pa
+
+    if pa.types.is_dictionary(column.type):
+        one = column.combine_chunks()
+        names = np.array([name or "" for name in one.dictionary.to_pylist()] or [""], object)
+        return np.asarray(names[one.indices.to_numpy(zero_copy_only=False).astype(np.int64)])
+    values = column.to_numpy()
+    return values if values.dtype != object else np.array(["" if v is None else v for v in values], object)
+
+
+def _kept(columns: dict[str, Array]) -> Array:
+    status = columns["status"]
+    wanted = (status == Status.OK) | np.isin(status, [str(s) for s in FAILED])
+    wanted &= (columns["trial"] == 0) & (columns["sampler"] != RETIMED) & (columns["cache_state"] == "cold")
+    wanted &= columns["schedule_kind"] == ScheduleKind.OPTS
+    seconds = columns["median_s"]
+    wanted &= (status != Status.OK) | (np.isfinite(seconds) & (np.where(np.isfinite(seconds), seconds, 0) > 0))
+    wanted &= ~np.array([str(reason).startswith(UNJUDGED) for reason in columns["reason"]], bool)
+    return np.flatnonzero(wanted)
+
+
+def _of_kernels(export: Export, keys: dict[tuple[str, str, str], int]) -> dict[str, Any]:
+    """What the dataset says of each kernel: family, parts, whether a twin is in training, and calls."""
+    names = [f"split_{split}" for split in SPLITS]
+    table = export.kernels_table(["id", *names, "workload_twin_in_training"]).to_pylist()
+    by_id = {row["id"]: row for row in table}
+    family: dict[str, str] = {}
+    calls: dict[str, int] = {}
+    for workload in export.workloads():
+        for call in workload.calls:
+            known = family.get(call.region.id, TRAINING_PREFIX)
+            if known.startswith(TRAINING_PREFIX) or workload.name == TEST_FAMILY:
+                family[call.region.id] = workload.name
+            calls[call.region.id] = max(calls.get(call.region.id, 0), call.calls)
+    regions = export.regions()
+    rows = [by_id[regions[region].kernel.id] for region, _, _ in keys]
+    return {
+        "families": tuple(family.get(region, "") for region, _, _ in keys),
+        "parts": np.array([[PARTS.index(row[name] or PARTS[0]) for name in names] for row in rows]),
+        "twin": np.array([bool(row["workload_twin_in_training"]) for row in rows]),
+        "calls": np.array([calls.get(region, 1) for region, _, _ in keys]),
+    }
+
+
+def _encoded(jobs: Sequence[_Job], workers: int | None) -> Iterator[tuple[Graphs, Array, Array]]:
+    """Graphs, kernel features and which schedules apply, for each kernel in order."""
+    workers = min(workers or usable_cores(), (len(jobs) + CHUNK - 1) // CHUNK)
+    chunks = [jobs[i : i + CHUNK] for i in range(0, len(jobs), CHUNK)]
+    if workers <= 1:
+        for chunk in chunks:
+            yield from _encode_chunk(chunk)
+        return
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        for part in pool.map(_encode_chunk, chunks):
+            yield from part
+
+
+def _encode_chunk(jobs: Sequence[_Job]) -> list[tuple[Graphs, Array, Array]]:
+    return [_encode_kernel(job) for job in jobs]
+
+
+def _encode_kernel(job: _Job) -> tuple[Graphs, Array, Array]:
+    from kcg.kernel.space import KernelSpace
+
+    tables, applies = [], np.zeros(len(job.bodies), bool)
+    try:
+        space = KernelSpace(job.region, job.target)
+        for i, body in enumerate(job.bodies):
+            try:
+                tables.append(space.table(Schedule(ScheduleKind.OPTS, body)))
+                applies[i] = True
+            except ScheduleError as error:
+                log.warning("%s of %s is left out: %s", body, job.region.id[:12], error)
+        static = kernel_features(job.region)
+    except (CodecError, ScheduleError) as error:
+        raise DataError(f"kernel {job.region.id[:12]}: {error}") from error
+    return graphs(encode(tables), job.target), static, applies
+
+
+_LISTS = ("region_ids", "families", "targets", "runs", "samplers", "checksums")
+
+
+def _keep(data: TrainingData, path: Path) -> None:
+    """Write the cache, whole or not at all. A cache that cannot be written costs the next load its time."""
+    arrays = {f"graphs.{f.name}": getattr(data.graphs, f.name) for f in fields(Graphs)}
+    arrays |= {f.name: getattr(data, f.name) for f in fields(data) if f.name not in (*_LISTS, "graphs")}
+    arrays["lists"] = np.frombuffer(json.dumps({name: getattr(data, name) for name in _LISTS}).encode(), np.uint8)
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("wb") as file:
+            np.savez(file, **arrays)
+        temporary.replace(path)
+    except OSError as error:
+        log.warning("the graphs are not kept for the next time: %s", error)
+        temporary.unlink(missing_ok=True)
+
+
+def _cached(path: Path) -> TrainingData | None:
+    if not path.is_file():
+        return None
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+        lists = json.loads(arrays.pop("lists").tobytes())
+        made = Graphs(**{name.removeprefix("graphs."): arrays.pop(name) for name in list(arrays) if "." in name})
+        texts: dict[str, Any] = {name: tuple(values) for name, values in lists.items()}
+        texts["checksums"] = tuple((name, value) for name, value in lists["checksums"])
+        return TrainingData(graphs=made, **arrays, **texts)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        log.warning("%s cannot be read and is made again: %s", path, error)
+        return None
