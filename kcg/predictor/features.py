@@ -1,8 +1,8 @@
 """What a predictor sees of scheduled kernels: a small graph for each schedule, and numbers for the whole of it.
 
 A graph has three kinds of nodes: the axes of the loop nest, the loads and stores, and the groups of operations that
-vary with the same axes. Between every axis and every load or store stands an edge that tells how one moves along the other
-(its stride), and one between every axis and every group. Beside them stand numbers for the kernel itself, for the
+vary with the same axes. Between every axis and every load or store stands an edge that tells how one moves along the
+other (its stride), and one between every axis and every group. Beside them stand numbers for the kernel itself, for the
 schedule as a whole, and for the target. All of it is computed from axis tables by array operations, a few hundred
 schedules at once; no code is generated. Sizes and counts are base-2 logarithms, so that a factor is a difference.
 
@@ -139,7 +139,7 @@ class _Build:
         self.logs = np.log2(self.extents)  # (n, A)
         self.kind = np.where(self.has_axis, tables.kinds, -1)
         self.inner = np.isin(self.kind, _INNER)
-        self.reducing = np.isin(self.kind, _REDUCING)
+        self.reducing: Array = np.asarray(np.isin(self.kind, _REDUCING))
         self.block = np.isin(self.kind, _BLOCK)
 
     def over(self, marked: Array) -> Array:
@@ -178,11 +178,12 @@ class _Build:
 
     def access_features(self, steps: Array) -> tuple[Array, dict[str, Array]]:
         t = self.t
-        used = t.touches & self.has_axis[:, :, None]
-        reduces = (used & self.reducing[:, :, None]).any(1)
+        there = self.has_axis[:, :, None]
+        used: Array = t.touches & there
+        reduces: Array = np.asarray((used & self.reducing[:, :, None]).any(1))
         scope = used | (~self.inner[:, :, None] & (reduces[:, None] | ~self.reducing[:, :, None]))
         size = np.maximum(t.itemsizes, 1).astype(np.float64)
-        executed, spanned = self.over(scope & self.has_axis[:, :, None]), self.over(used)
+        executed, spanned = self.over(scope & there), self.over(used)
         spanned = np.minimum(spanned, _log(t.elements))
         copies = self.over(used & self.inner[:, :, None])
         power = np.bitwise_and(t.extents, -t.extents)
@@ -196,7 +197,7 @@ class _Build:
         block_footprint = self.over(used & inside[:, :, None])
         block_reuse = self.over(np.broadcast_to(inside[:, :, None], used.shape)) - block_footprint
         thread_footprint = copies + self.over(used & (self.kind == _KIND["REDUCE"])[:, :, None])
-        parallel: Array = np.isin(self.kind, _PARALLEL)  # type: ignore[assignment]
+        parallel: Array = np.isin(self.kind, _PARALLEL)
         grid_reuse = self.over(~used & parallel[:, :, None])
         loops = (self.has_axis & ~self.inner & ~self.block & ~parallel)[:, :, None]
         loop_reuse = self.over(~used & loops)
