@@ -12,7 +12,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet --quiet
 ARGS ?=
 
-.PHONY: help optimize test lint types tests clean
+.PHONY: help optimize test checks lint types tests clean
 .DELETE_ON_ERROR:
 
 help:
@@ -23,7 +23,7 @@ optimize: $(VENV)/.installed-core $(VENV)/.installed-clang
 
 # every check runs, also after one that fails
 test: $(VENV)/.installed-dev
-	@$(MAKE) --no-print-directory --keep-going lint types tests
+	@$(MAKE) --no-print-directory --keep-going checks tests
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
@@ -32,12 +32,21 @@ lint: $(VENV)/.installed-dev
 types: $(VENV)/.installed-dev
 	$(BIN)/mypy
 
-# the faults alone, since their deadlines are short; then everything else on two cores
+ifeq ($(strip $(ARGS)),)
+checks:
+else
+checks: lint types
+endif
+
+# the faults alone but for ruff and mypy, which need one core: their deadlines are short, and mostly they wait; then
+# everything else on two cores
 tests: $(VENV)/.installed-dev
 ifeq ($(strip $(ARGS)),)
 	@status=0; set -x; \
+	$(MAKE) --no-print-directory --keep-going lint types & \
 	$(BIN)/python -m pytest -rs tests/faults || status=1; \
-	$(BIN)/python -m pytest -rs --ignore tests/faults --numprocesses 2 --dist loadfile || status=1; \
+	wait $$! || status=1; \
+	$(BIN)/python -m pytest -rs -m "not slow" --ignore tests/faults --numprocesses 2 --dist loadfile || status=1; \
 	exit $$status
 else
 	$(BIN)/python -m pytest -rs $(ARGS)

@@ -376,6 +376,11 @@ def kernel_features(region: Region) -> Array:
     return np.array([*values, float(symbolic)], np.float32)
 
 
+def operations_of(region: Region) -> frozenset[str]:
+    """The names of all operations of a kernel."""
+    return frozenset(u.op.name for u in ast_of(region.kernel).toposort())
+
+
 def _dtype_place(dtype: Any) -> int:
     scalar = getattr(dtype, "base", dtype)
     scalar = scalar.scalar() if hasattr(scalar, "scalar") else scalar

@@ -1,0 +1,205 @@
+"""The network: message passing between the axes of a loop nest and its loads, stores and operations.
+
+Axes send to loads, stores and groups of operations along edges that carry strides, and back. What is known of the
+kernel, the schedule as a whole and the target stands at every node. Four numbers come out of each graph: log-runtime, a
+correction of it that only ranks the schedules of one kernel, the spread to expect, and the logit of failure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch_geometric.nn import MessagePassing
+from torch_geometric.utils import scatter
+
+from kcg.predictor.batches import Batch
+from kcg.predictor.features import (
+    ACCESS_EDGES,
+    ACCESS_FEATURES,
+    AXIS_FEATURES,
+    GROUP_EDGES,
+    GROUP_FEATURES,
+    KERNEL_FEATURES,
+    SCHEDULE_FEATURES,
+    TARGET_FEATURES,
+)
+
+SIZES = {
+    "axes": len(AXIS_FEATURES), "accesses": len(ACCESS_FEATURES), "groups": len(GROUP_FEATURES),
+    "access_edges": len(ACCESS_EDGES), "group_edges": len(GROUP_EDGES), "schedule": len(SCHEDULE_FEATURES),
+    "kernel_x": len(KERNEL_FEATURES), "target_x": len(TARGET_FEATURES),
+}  # fmt: skip
+LEAST_LOG_SIGMA, MOST_LOG_SIGMA = -4.0, 2.0
+
+
+@dataclass(frozen=True)
+class NetSettings:
+    """The shape of a network. Each switch is a row of the ablation table in `docs/predictor.md`."""
+
+    hidden: int = 96
+    layers: int = 3
+    dropout: float = 0.0
+    messages: bool = True  # False: a multilayer perceptron on pooled nodes
+    schedule: bool = True  # the numbers of the whole schedule, roofline terms among them
+    kernel: bool = True  # the numbers of the kernel itself
+    compare: bool = False  # attention between the candidates of one kernel
+
+
+@dataclass(frozen=True)
+class Output:
+    """(n,) each. `log_s` is the natural logarithm of the runtime in seconds, `rank` the same corrected for ranking."""
+
+    log_s: Tensor
+    rank: Tensor
+    log_sigma: Tensor
+    failure: Tensor  # logit
+
+    def at(self, index: Tensor) -> Output:
+        """Some of the rows."""
+        return Output(self.log_s[index], self.rank[index], self.log_sigma[index], self.failure[index])
+
+
+class Relation(MessagePassing):  # type: ignore[misc]
+    """Messages along the edges between two kinds of nodes: sum and maximum of what a source says along its edge."""
+
+    def __init__(self, hidden: int, edge_size: int) -> None:
+        super().__init__(aggr=["sum", "max"])
+        self.source, self.edge = nn.Linear(hidden, hidden), nn.Linear(edge_size, 2 * hidden)
+
+    def forward(self, source: Tensor, target: Tensor, index: Tensor, edges: Tensor) -> Tensor:
+        """(targets, 2 * hidden): what reaches each target. `index` is (2, edges), source and target of each."""
+        found: Tensor = self.propagate(
+            index, x=(self.source(source), target), edge_attr=self.edge(edges), size=(len(source), len(target))
+        )
+        return found
+
+    def message(self, x_j: Tensor, edge_attr: Tensor) -> Tensor:
+        """A source's state, shifted and gated by the edge."""
+        shift, gate = edge_attr.chunk(2, dim=-1)
+        return torch.relu(x_j + shift) * torch.sigmoid(gate)
+
+
+class Update(nn.Module):
+    """A node's new state from its old one and what reached it."""
+
+    def __init__(self, hidden: int, received: int, dropout: float) -> None:
+        super().__init__()
+        self.change = nn.Sequential(
+            nn.LayerNorm(hidden + received), nn.Linear(hidden + received, hidden), nn.ReLU(), nn.Dropout(dropout),
+            nn.Linear(hidden, hidden),
+        )  # fmt: skip
+
+    def forward(self, state: Tensor, received: Tensor) -> Tensor:
+        changed: Tensor = self.change(torch.cat([state, received], -1))
+        return state + changed
+
+
+class Layer(nn.Module):
+    """One round: loads, stores and groups hear from the axes, then the axes from them."""
+
+    def __init__(self, hidden: int, dropout: float) -> None:
+        super().__init__()
+        self.to_accesses, self.to_groups = (
+            Relation(hidden, SIZES["access_edges"]),
+            Relation(hidden, SIZES["group_edges"]),
+        )
+        self.from_accesses = Relation(hidden, SIZES["access_edges"])
+        self.from_groups = Relation(hidden, SIZES["group_edges"])
+        self.accesses, self.groups = Update(hidden, 2 * hidden, dropout), Update(hidden, 2 * hidden, dropout)
+        self.axes = Update(hidden, 4 * hidden, dropout)
+
+    def forward(self, axes: Tensor, accesses: Tensor, groups: Tensor, batch: Batch, edges: dict[str, Tensor]) -> Any:
+        access_index, group_index = batch.access_index, batch.group_index
+        accesses = self.accesses(accesses, self.to_accesses(axes, accesses, access_index, edges["access_edges"]))
+        groups = self.groups(groups, self.to_groups(axes, groups, group_index, edges["group_edges"]))
+        heard = torch.cat(
+            [
+                self.from_accesses(accesses, axes, access_index.flip(0), edges["access_edges"]),
+                self.from_groups(groups, axes, group_index.flip(0), edges["group_edges"]),
+            ],
+            -1,
+        )
+        return self.axes(axes, heard), accesses, groups
+
+
+class Net(nn.Module):
+    """See the module. `fit_scale` must have seen the training data, or a checkpoint been loaded."""
+
+    log_s_mean: Tensor
+
+    def __init__(self, settings: NetSettings | None = None) -> None:
+        super().__init__()
+        self.settings = settings = settings or NetSettings()
+        hidden = settings.hidden
+        for name, size in SIZES.items():
+            self.register_buffer(f"{name}_mean", torch.zeros(size))
+            self.register_buffer(f"{name}_scale", torch.ones(size))
+        self.register_buffer("log_s_mean", torch.zeros(()))
+        known = SIZES["target_x"] + settings.schedule * SIZES["schedule"] + settings.kernel * SIZES["kernel_x"]
+        self.whole = nn.Sequential(nn.Linear(known, 2 * hidden), nn.ReLU(), nn.Linear(2 * hidden, hidden))
+        self.embed = nn.ModuleDict({name: nn.Linear(SIZES[name], hidden) for name in ("axes", "accesses", "groups")})
+        layers = settings.layers if settings.messages else 0
+        self.layers = nn.ModuleList(Layer(hidden, settings.dropout) for _ in range(layers))
+        self.read = nn.Sequential(
+            nn.LayerNorm(7 * hidden), nn.Linear(7 * hidden, 2 * hidden), nn.ReLU(), nn.Dropout(settings.dropout),
+            nn.Linear(2 * hidden, hidden), nn.ReLU(),
+        )  # fmt: skip
+        self.compare = nn.MultiheadAttention(hidden, 4, batch_first=True) if settings.compare else None
+        self.heads = nn.Linear(hidden, 4)
+        self.skip = nn.Linear(SIZES["schedule"], 1)
+
+    def fit_scale(self, batch: Batch, log_s: Tensor) -> None:
+        """Take mean and spread of every feature from some training graphs, and the mean of their log-runtimes."""
+        for name in SIZES:
+            values = getattr(batch, name)
+            getattr(self, f"{name}_mean").copy_(values.mean(0))
+            spread = values.std(0, unbiased=False)
+            getattr(self, f"{name}_scale").copy_(torch.where(spread > 1e-3, spread, torch.ones_like(spread)))
+        self.log_s_mean.copy_(log_s.mean())
+
+    def _scaled(self, batch: Batch, name: str) -> Tensor:
+        values: Tensor = (getattr(batch, name) - getattr(self, f"{name}_mean")) / getattr(self, f"{name}_scale")
+        return values.clamp(-8.0, 8.0)  # what was never seen stays near what was
+
+    def forward(self, batch: Batch) -> Output:
+        """Predict every graph of a batch."""
+        schedule = self._scaled(batch, "schedule")
+        known = [self._scaled(batch, "target_x")]
+        if self.settings.schedule:
+            known.append(schedule)
+        if self.settings.kernel:
+            known.append(self._scaled(batch, "kernel_x"))
+        whole = self.whole(torch.cat(known, -1))
+        owners = {"axes": batch.graph_of_axis, "accesses": batch.graph_of_access, "groups": batch.graph_of_group}
+        nodes = [self.embed[name](self._scaled(batch, name)) + whole[owner] for name, owner in owners.items()]
+        edges = {name: self._scaled(batch, name) for name in ("access_edges", "group_edges")}
+        for layer in self.layers:
+            nodes = layer(*nodes, batch, edges)
+        pooled = [whole]
+        for values, owner in zip(nodes, owners.values(), strict=True):
+            pooled += [scatter(values, owner, dim=0, dim_size=len(batch), reduce=how) for how in ("sum", "max")]
+        state = self.read(torch.cat(pooled, -1))
+        if self.compare is not None:
+            state = state + self._compared(state, batch.kernel)
+        time, rank, sigma, failure = self.heads(state).unbind(-1)
+        if self.settings.schedule:
+            time = time + self.skip(schedule).squeeze(-1)
+        log_s = time + self.log_s_mean
+        return Output(log_s, log_s + rank, sigma.clamp(LEAST_LOG_SIGMA, MOST_LOG_SIGMA), failure)
+
+    def _compared(self, state: Tensor, kernel: Tensor) -> Tensor:
+        """What each candidate takes from the others of its kernel."""
+        assert self.compare is not None
+        _, place, counts = torch.unique(kernel, return_inverse=True, return_counts=True)
+        order = torch.argsort(place, stable=True)
+        inside = torch.arange(len(kernel), device=kernel.device) - (torch.cumsum(counts, 0) - counts)[place[order]]
+        padded = state.new_zeros((len(counts), int(counts.max()), state.shape[1]))
+        padded[place[order], inside] = state[order]
+        empty = torch.arange(padded.shape[1], device=kernel.device)[None] >= counts[:, None]
+        told, _ = self.compare(padded, padded, padded, key_padding_mask=empty, need_weights=False)
+        found = torch.zeros_like(state)
+        found[order] = told[place[order], inside]
+        return found

@@ -1,0 +1,125 @@
+"""The learned predictor: networks and trees of a checkpoint, asked about schedules of a kernel in batches."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from kcg.errors import DataError, ScheduleError
+from kcg.kernel.compiler import UOPS_MAX
+from kcg.predictor.batches import GraphSet
+from kcg.predictor.checkpoint import SHIPPED, Checkpoint, read
+from kcg.predictor.encode import Array, encode
+from kcg.predictor.features import Graphs, graphs, kernel_features, operations_of, target_features
+from kcg.predictor.trees import pooled
+from kcg.types import Prediction, Schedule, Target
+
+if TYPE_CHECKING:
+    from kcg.kernel.space import KernelSpace
+
+ROWS = 512  # schedules that are predicted at once
+KERNELS_KEPT = 64
+REFUSED = 0.95  # probability of failure of what is too long to be compiled
+IMPOSSIBLE = Prediction(0.0, uncertainty=10.0, failure_probability=1.0)
+NEVER_SEEN = 1.0
+"""Least standard deviation, in log-seconds, where the kernel has an operation, or the machine is one, that training
+never showed."""
+
+
+class LearnedPredictor:
+    """What a checkpoint predicts. Deterministic; the order in which schedules are asked does not matter."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self.checkpoint = checkpoint
+        self.name = checkpoint.about.name
+        self._known_operations = frozenset(checkpoint.about.operations)
+        self._known_targets = {t["fingerprint"] for t in checkpoint.about.targets}
+        self._kernels: OrderedDict[str, tuple[Array, bool]] = OrderedDict()
+
+    def predict(self, space: KernelSpace, schedules: Sequence[Schedule]) -> list[Prediction]:
+        """One prediction for each schedule, in order; never NaN. What does not apply is expected to fail."""
+        found = [IMPOSSIBLE] * len(schedules)
+        for first in range(0, len(schedules), ROWS):
+            self._predict(space, schedules[first : first + ROWS], first, found)
+        return found
+
+    def _predict(self, space: KernelSpace, schedules: Sequence[Schedule], first: int, found: list[Prediction]) -> None:
+        tables, places, too_long = [], [], []
+        for place, schedule in enumerate(schedules, first):
+            try:
+                tables.append(space.table(schedule))
+                too_long.append(space.uops(schedule) > UOPS_MAX)
+                places.append(place)
+            except ScheduleError:
+                continue
+        if not places:
+            return
+        kernel_x, strange = self._kernel(space)
+        mean, sigma, failure = self.estimate(graphs(encode(tables), space.target), kernel_x, space.target)
+        if strange or space.target.fingerprint not in self._known_targets:
+            sigma = np.maximum(sigma, NEVER_SEEN)
+        for place, log_s, deviation, chance, refused in zip(places, mean, sigma, failure, too_long, strict=True):
+            chance = max(float(chance), REFUSED) if refused else float(chance)
+            found[place] = Prediction(float(log_s), float(deviation), chance)
+
+    def estimate(self, made: Graphs, kernel_x: Array, target: Target) -> tuple[Array, Array, Array]:
+        """(n,) each: log-seconds, their standard deviation, and the probability of failure of graphs of one kernel."""
+        about, n = self.checkpoint.about, len(made)
+        target_x = target_features(target)
+        means, sigmas, logits = [], [], []
+        if self.checkpoint.nets:
+            zeros = np.zeros(n, np.int64)
+            batch = GraphSet(made, zeros, kernel_x[None], target_x[None], zeros[:1]).batch(torch.arange(n))
+            with torch.inference_mode():
+                for net in self.checkpoint.nets:
+                    output = net(batch)
+                    means.append(output.rank.double().numpy())
+                    sigmas.append(np.exp(output.log_sigma.double().numpy()))
+                    logits.append(output.failure.double().numpy())
+        mean = np.mean(means, 0) if means else np.zeros(n)
+        spread = np.mean(np.square(sigmas), 0) + np.var(means, 0) if means else np.full(n, NEVER_SEEN)
+        if self.checkpoint.trees is not None and about.tree_share > 0:
+            rows = [np.broadcast_to(x, (n, len(x))) for x in (kernel_x, target_x)]
+            trees = self.checkpoint.trees.predict(pooled(made, *rows))
+            mean = trees if not means else (1 - about.tree_share) * mean + about.tree_share * trees
+        failure = 1 / (1 + np.exp(-np.clip(np.mean(logits, 0), -30, 30))) if logits else np.full(n, 0.02)
+        sigma = np.sqrt(spread) * about.spread_scale
+        broken = ~(np.isfinite(mean) & np.isfinite(sigma) & np.isfinite(failure))
+        return (
+            np.where(broken, 0.0, mean), np.where(broken, IMPOSSIBLE.uncertainty, sigma), np.where(broken, 1.0, failure)
+        )  # fmt: skip
+
+    def _kernel(self, space: KernelSpace) -> tuple[Array, bool]:
+        """The kernel's own numbers, and whether it has an operation that training never showed."""
+        region = space.region
+        if region.id not in self._kernels:
+            while len(self._kernels) >= KERNELS_KEPT:
+                self._kernels.popitem(last=False)
+            strange = not operations_of(region) <= self._known_operations
+            self._kernels[region.id] = (kernel_features(region), strange)
+        return self._kernels[region.id]
+
+
+def shipped_path(target: Target) -> Path:
+    """The checkpoint inside the package that was trained on this target, or on one of its kind."""
+    return SHIPPED / f"{target.device.lower()}.safetensors"
+
+
+def load_shipped(target: Target) -> LearnedPredictor | None:
+    """The predictor that comes with kcg for a target; None where there is none for its kind of device.
+
+    Raises DataError where the file is there and cannot be used.
+    """
+    path = shipped_path(target)
+    if not path.is_file():
+        return None
+    predictor = LearnedPredictor(read(path))
+    if not math.isfinite(predictor.checkpoint.about.spread_scale):
+        raise DataError(f"{path} does not hold what it says: train it again")
+    return predictor
