@@ -6,11 +6,13 @@ dataset's checksums and the version of the features; the second load reads array
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import json
 import logging
 import os
+import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, fields, replace
@@ -230,19 +232,21 @@ def _encode_chunk(jobs: Sequence[_Job]) -> list[tuple[Graphs, Array, Array]]:
 def _encode_kernel(job: _Job) -> tuple[Graphs, Array, Array]:
     from kcg.kernel.space import KernelSpace
 
-    tables, applies = [], np.zeros(len(job.bodies), bool)
+    tables, uops, applies = [], [], np.zeros(len(job.bodies), bool)
     try:
         space = KernelSpace(job.region, job.target)
         for i, body in enumerate(job.bodies):
             try:
-                tables.append(space.table(Schedule(ScheduleKind.OPTS, body)))
+                schedule = Schedule(ScheduleKind.OPTS, body)
+                tables.append(space.table(schedule))
+                uops.append(space.uops(schedule))
                 applies[i] = True
             except ScheduleError as error:
                 log.warning("%s of %s is left out: %s", body, job.region.id[:12], error)
         static = kernel_features(job.region)
     except (CodecError, ScheduleError) as error:
         raise DataError(f"kernel {job.region.id[:12]}: {error}") from error
-    return graphs(encode(tables), job.target), static, applies
+    return graphs(encode(tables, uops), job.target), static, applies
 
 
 _LISTS = ("region_ids", "families", "targets", "runs", "samplers", "checksums")
@@ -261,20 +265,21 @@ def _keep(data: TrainingData, path: Path) -> None:
         temporary.replace(path)
     except OSError as error:
         log.warning("the graphs are not kept for the next time: %s", error)
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
 
 
 def _cached(path: Path) -> TrainingData | None:
     if not path.is_file():
         return None
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
         lists = json.loads(arrays.pop("lists").tobytes())
         made = Graphs(**{name.removeprefix("graphs."): arrays.pop(name) for name in list(arrays) if "." in name})
         texts: dict[str, Any] = {name: tuple(values) for name, values in lists.items()}
         texts["checksums"] = tuple((name, value) for name, value in lists["checksums"])
         return TrainingData(graphs=made, **arrays, **texts)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
         log.warning("%s cannot be read and is made again: %s", path, error)
         return None

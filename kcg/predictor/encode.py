@@ -53,6 +53,7 @@ class Tables:
     varies: Array  # (n, A, G) bool: the operations depend on the axis
     operations: Array  # (n, G, C) how many of each class in `OP_CLASSES`
     tensor_core: Array  # (n,) bool
+    uops: Array  # (n,) about how many micro-operations the code has, see `kcg.kernel.uops`
 
     def __len__(self) -> int:
         return len(self.axes)
@@ -67,11 +68,12 @@ _TYPES: dict[str, Any] = {
     "axes": np.int16, "accesses": np.int16, "groups": np.int16, "extents": _INT, "kinds": np.int8, "strides": _INT,
     "touches": _BOOL, "itemsizes": np.int16, "stores": _BOOL, "elements": _INT, "slots": np.int16, "varies": _BOOL,
     "operations": np.int16, "tensor_core": _BOOL,
+    "uops": np.int64,
 }  # fmt: skip
 
 
-def encode(tables: Sequence[AxisTable]) -> Tables:
-    """The arrays of some axis tables, in order."""
+def encode(tables: Sequence[AxisTable], uops: Sequence[int]) -> Tables:
+    """The arrays of some axis tables, in order. `uops` are the micro-operations of each."""
     rows = [_cut(table) for table in tables]
     grouped = [_groups(table.operations) for table in rows]
     n = len(rows)
@@ -95,6 +97,7 @@ def encode(tables: Sequence[AxisTable]) -> Tables:
             made.varies[i, :na, place] = used
             made.operations[i, place] = counts
         made.tensor_core[i] = table.tensor_core
+    made.uops[:] = uops
     return made
 
 

@@ -20,6 +20,7 @@ import numpy as np
 
 from kcg.compat.tiny import GroupOp, Ops, dtypes
 from kcg.kernel.codec import ast_of
+from kcg.kernel.compiler import UOPS_MAX
 from kcg.predictor.encode import KINDS, OP_CLASSES, Array, Tables
 from kcg.types import Region, Target
 
@@ -53,6 +54,7 @@ SCHEDULE_FEATURES = (
     "last wave", "blocks a core", "occupancy", "held", "loaded", "registers", "spill", "trips", "code", "work",
     "load instructions", "store instructions", "traffic", "unique bytes", "block bytes", "shared bytes", "intensity",
     "compute_s", "issue_s", "memory_s", "cache_s", "latency_s", "lines_s", "bound_s", "axes", "accesses",
+    "uops", "uops left",
 )  # fmt: skip
 KERNEL_OPS = (
     "LOAD", "STORE", "INDEX", "REDUCE", "RANGE", "CAST", "BITCAST", "WHERE", "CMPLT", "CMPNE", "ADD", "MUL", "MAX",
@@ -294,7 +296,8 @@ class _Build:
             "code": _log(code), "work": _log(work), "load instructions": _log(load_instructions),
             "store instructions": _log(store_instructions), "traffic": _log(traffic), "unique bytes": _log(unique),
             "block bytes": _log(block_bytes), "shared bytes": shared,
-            "intensity": _log(work) - _log(unique), "axes": t.axes, "accesses": t.accesses,
+            "intensity": _log(work) - _log(unique), "axes": t.axes, "accesses": t.accesses, "uops": _log(t.uops),
+            "uops left": np.clip((UOPS_MAX - t.uops) / UOPS_MAX, -1, 1),
         }  # fmt: skip
         named["last wave"] = np.log2(np.clip(named["last wave"], 1, 2**10))
         seconds = {

@@ -50,22 +50,22 @@ class LearnedPredictor:
         return found
 
     def _predict(self, space: KernelSpace, schedules: Sequence[Schedule], first: int, found: list[Prediction]) -> None:
-        tables, places, too_long = [], [], []
+        tables, places, uops = [], [], []
         for place, schedule in enumerate(schedules, first):
             try:
                 tables.append(space.table(schedule))
-                too_long.append(space.uops(schedule) > UOPS_MAX)
+                uops.append(space.uops(schedule))
                 places.append(place)
             except ScheduleError:
                 continue
         if not places:
             return
         kernel_x, strange = self._kernel(space)
-        mean, sigma, failure = self.estimate(graphs(encode(tables), space.target), kernel_x, space.target)
+        mean, sigma, failure = self.estimate(graphs(encode(tables, uops), space.target), kernel_x, space.target)
         if strange or space.target.fingerprint not in self._known_targets:
             sigma = np.maximum(sigma, NEVER_SEEN)
-        for place, log_s, deviation, chance, refused in zip(places, mean, sigma, failure, too_long, strict=True):
-            chance = max(float(chance), REFUSED) if refused else float(chance)
+        for place, log_s, deviation, chance, length in zip(places, mean, sigma, failure, uops, strict=True):
+            chance = max(float(chance), REFUSED) if length > UOPS_MAX else float(chance)
             found[place] = Prediction(float(log_s), float(deviation), chance)
 
     def estimate(self, made: Graphs, kernel_x: Array, target: Target) -> tuple[Array, Array, Array]:

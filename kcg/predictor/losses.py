@@ -19,6 +19,7 @@ class Weights:
 
     pairs: float = 1.0
     listwise: float = 0.0
+    level: float = 0.5
     time: float = 0.5
     spread: float = 0.1
     failure: float = 0.1
@@ -42,6 +43,8 @@ def loss_of(output: Output, truth: Truth, weights: Weights) -> tuple[Tensor, dic
         parts["pairs"] = pair_loss(output.rank, truth)
     if weights.listwise:
         parts["listwise"] = listwise_loss(output.rank, truth)
+    if weights.level:
+        parts["level"] = level_loss(output.rank, truth)
     if weights.time:
         parts["time"] = _mean(
             functional.huber_loss(output.log_s, truth.log_s, reduction="none", delta=0.5), truth.timed
@@ -80,6 +83,18 @@ def listwise_loss(rank: Tensor, truth: Truth) -> Tensor:
 
     lost = -(torch.exp(distribution(truth.log_s)) * distribution(rank)).masked_fill(~truth.timed, 0.0).sum(1)
     return _mean_over_kernels(lost, (truth.timed.sum(1) > 1).float())
+
+
+def level_loss(rank: Tensor, truth: Truth) -> Tensor:
+    """What only ranks says nothing of a kernel's level, and would drift: the mean over a kernel's schedules is held."""
+    error = _row_means(rank - truth.log_s, truth.timed)
+    return _mean_over_kernels(
+        functional.huber_loss(error, torch.zeros_like(error), reduction="none", delta=0.5), truth.timed.any(1).float()
+    )
+
+
+def _row_means(values: Tensor, there: Tensor) -> Tensor:
+    return (values * there).sum(1) / there.sum(1).clamp(min=1)
 
 
 def _mean(values: Tensor, there: Tensor) -> Tensor:
