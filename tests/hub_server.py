@@ -1,8 +1,9 @@
-"""A small Hugging Face Hub on this machine: what pushing and pulling a dataset asks for, and ways to answer wrongly.
+"""A small Hugging Face Hub on this machine: what pushing and pulling a folder asks for, and ways to answer wrongly.
 
 It serves, as the Hub does: `/api/repos/create`, `/api/datasets/…` (info, with `/revision/…` and `?blobs=True`),
-`/api/validate-yaml`, `/api/datasets/…/preupload/…`, `/api/datasets/…/commit/…`, the Git LFS batch, upload and verify
-addresses, `/datasets/…/resolve/…` with its headers, and the storage on another host that LFS files redirect to.
+`/api/validate-yaml`, `/api/datasets/…/branch/…`, `…/preupload/…` and `…/commit/…`, the Git LFS batch, upload and verify
+addresses, `/datasets/…/resolve/…` with its headers, and the storage on another host that LFS files redirect to; the
+same for models, at `/api/models/…` and `/OWNER/NAME/resolve/…`.
 """
 
 from __future__ import annotations
@@ -25,21 +26,27 @@ READ_TOKEN = "hf_mayOnlyRead"
 
 @dataclass
 class Repo:
-    """A dataset: every commit holds all of its files by path."""
+    """A dataset or a model: every commit holds all of its files by path."""
 
+    kind: str = "dataset"
     private: bool = False
     commits: dict[str, dict[str, bytes]] = field(default_factory=dict)
-    head: str = ""
+    branches: dict[str, str] = field(default_factory=dict)  # the latest commit of each
     messages: list[str] = field(default_factory=list)
 
-    def commit(self, files: dict[str, bytes], message: str) -> str:
-        """Adds files to those of the head; returns the id of the new commit."""
-        tree = {**self.commits.get(self.head, {}), **files}
-        seed = json.dumps([self.head, message, {k: hashlib.sha256(v).hexdigest() for k, v in sorted(tree.items())}])
-        self.head = hashlib.sha1(seed.encode()).hexdigest()
-        self.commits[self.head] = tree
+    @property
+    def head(self) -> str:
+        return self.branches.get("main", "")
+
+    def commit(self, files: dict[str, bytes], message: str, branch: str = "main") -> str:
+        """Adds files to those of the branch; returns the id of the new commit."""
+        head = self.branches.get(branch, "")
+        tree = {**self.commits.get(head, {}), **files}
+        seed = json.dumps([head, message, {k: hashlib.sha256(v).hexdigest() for k, v in sorted(tree.items())}])
+        made = self.branches[branch] = hashlib.sha1(seed.encode()).hexdigest()
+        self.commits[made] = tree
         self.messages.append(message)
-        return self.head
+        return made
 
 
 @dataclass
@@ -58,9 +65,9 @@ class Hub:
     ignored: str = ""  # a path that the repository's .gitignore holds
     released: threading.Event = field(default_factory=threading.Event)
 
-    def repo(self, name: str = "owner/name", files: dict[str, bytes] | None = None) -> Repo:
-        """A new dataset with one commit."""
-        made = self.repos[name] = Repo()
+    def repo(self, name: str = "owner/name", files: dict[str, bytes] | None = None, kind: str = "dataset") -> Repo:
+        """A new dataset or model with one commit."""
+        made = self.repos[name] = Repo(kind)
         made.commit({".gitattributes": b"*.parquet filter=lfs\n", **(files or {})}, "initial commit")
         return made
 
@@ -69,7 +76,7 @@ class Hub:
 
 
 def is_lfs(path: str) -> bool:
-    return path.endswith((".parquet", ".pkl", ".bin"))
+    return path.endswith((".parquet", ".safetensors", ".pkl", ".bin"))
 
 
 def git_oid(content: bytes) -> str:
@@ -127,13 +134,14 @@ class _Handler(BaseHTTPRequestHandler):
         routes = {
             r"POST /api/repos/create": self._create,
             r"POST /api/validate-yaml": self._validate,
-            r"GET /api/datasets/([^/]+/[^/]+)(?:/revision/(.+))?": self._info,
-            r"POST /api/datasets/([^/]+/[^/]+)/preupload/main": self._preupload,
-            r"POST /api/datasets/([^/]+/[^/]+)/commit/main": self._commit,
-            r"POST /datasets/([^/]+/[^/]+)\.git/info/lfs/objects/batch": self._batch,
+            r"GET /api/(dataset|model)s/([^/]+/[^/]+)(?:/revision/(.+))?": self._info,
+            r"POST /api/(dataset|model)s/([^/]+/[^/]+)/branch/([^/]+)": self._branch,
+            r"POST /api/(dataset|model)s/([^/]+/[^/]+)/preupload/([^/]+)": self._preupload,
+            r"POST /api/(dataset|model)s/([^/]+/[^/]+)/commit/([^/]+)": self._commit,
+            r"POST /(datasets/)?([^/]+/[^/]+)\.git/info/lfs/objects/batch": self._batch,
             r"PUT /upload/(\w+)": self._upload,
             r"POST /verify": self._verify,
-            r"(?:GET|HEAD) /datasets/([^/]+/[^/]+)/resolve/(\w+)/(.+)": self._resolve,
+            r"(?:GET|HEAD) /(datasets/)?([^/]+/[^/]+)/resolve/(\w+)/(.+)": self._resolve,
             r"(?:GET|HEAD) /storage/(\w+)/(.+)": self._storage,
         }
         for pattern, route in routes.items():
@@ -147,9 +155,11 @@ class _Handler(BaseHTTPRequestHandler):
     def _token(self) -> str:
         return self.headers.get("Authorization", "").removeprefix("Bearer ")
 
-    def _may(self, name: str | None = None, *, write: bool = False) -> Repo | None:
-        """The dataset if the token may do that with it; the refusal has been sent otherwise."""
-        token, repo = self._token(), self.state.repos.get(name or "")
+    def _may(self, kind: str | None, name: str, *, write: bool = False) -> Repo | None:
+        """The repository if the token may do that with it; the refusal has been sent otherwise."""
+        token, repo = self._token(), self.state.repos.get(name)
+        if repo is not None and repo.kind != ("dataset" if kind in ("dataset", "datasets/") else "model"):
+            repo = None
         if token not in (TOKEN, READ_TOKEN, ""):
             self._send(401, b"{}", {"X-Error-Message": "Invalid credentials in Authorization header"})
         elif repo is None or (repo.private and not token):
@@ -165,15 +175,16 @@ class _Handler(BaseHTTPRequestHandler):
     def _create(self, body: bytes) -> None:
         asked = json.loads(body)
         name = f"{asked['organization']}/{asked['name']}"
-        assert asked["type"] == "dataset"
+        kind = asked.get("type", "model")
+        assert kind in ("dataset", "model")
         if self._token() != TOKEN:
-            self._send(403, b"{}", {"X-Error-Message": "no rights to create a dataset"})
+            self._send(403, b"{}", {"X-Error-Message": f"no rights to create a {kind}"})
             return
         if name in self.state.repos:
             self._send(409, b"{}")
             return
-        self.state.repo(name).private = asked.get("visibility") == "private"
-        self._json({"url": f"{self.state.endpoint}/datasets/{name}"})
+        self.state.repo(name, kind=kind).private = asked.get("visibility") == "private"
+        self._json({"url": f"{self.state.endpoint}/{'datasets/' if kind == 'dataset' else ''}{name}"})
 
     def _validate(self, body: bytes) -> None:
         content = json.loads(body)["content"]
@@ -182,10 +193,10 @@ class _Handler(BaseHTTPRequestHandler):
             return
         self._json({"errors": [], "warnings": [] if "---" in content else [{"message": "empty metadata"}]})
 
-    def _info(self, _: bytes, name: str, revision: str | None) -> None:
-        if (repo := self._may(name)) is None:
+    def _info(self, _: bytes, kind: str, name: str, revision: str | None) -> None:
+        if (repo := self._may(kind, name)) is None:
             return
-        commit = repo.head if revision in (None, "main") else revision
+        commit = repo.branches.get(revision or "main", revision)
         if commit not in repo.commits:
             self._send(404, b"{}", {"X-Error-Code": "RevisionNotFound"})
             return
@@ -196,10 +207,19 @@ class _Handler(BaseHTTPRequestHandler):
         ]
         self._json({"id": name, "sha": commit, "private": repo.private, "siblings": siblings, "tags": []})
 
-    def _preupload(self, body: bytes, name: str) -> None:
-        if (repo := self._may(name, write=True)) is None:
+    def _branch(self, _: bytes, kind: str, name: str, branch: str) -> None:
+        if (repo := self._may(kind, name, write=True)) is None:
             return
-        tree = repo.commits[repo.head]
+        if branch in repo.branches:
+            self._send(409, b"{}")
+            return
+        repo.branches[branch] = repo.head
+        self._send(201, b"{}")
+
+    def _preupload(self, body: bytes, kind: str, name: str, branch: str) -> None:
+        if (repo := self._may(kind, name, write=True)) is None:
+            return
+        tree = repo.commits[repo.branches[branch]]
 
         def oid(path: str) -> str | None:
             if path not in tree:
@@ -217,8 +237,8 @@ class _Handler(BaseHTTPRequestHandler):
         ]
         self._json({"files": files})
 
-    def _batch(self, body: bytes, name: str) -> None:
-        if self._may(name, write=True) is None:
+    def _batch(self, body: bytes, kind: str | None, name: str) -> None:
+        if self._may(kind, name, write=True) is None:
             return
         objects: list[dict[str, Any]] = []
         for wanted in json.loads(body)["objects"]:
@@ -237,11 +257,11 @@ class _Handler(BaseHTTPRequestHandler):
     def _verify(self, body: bytes) -> None:
         self._send(200 if json.loads(body)["oid"] in self.state.blobs else 404, b"{}")
 
-    def _commit(self, body: bytes, name: str) -> None:
-        if (repo := self._may(name, write=True)) is None:
+    def _commit(self, body: bytes, kind: str, name: str, branch: str) -> None:
+        if (repo := self._may(kind, name, write=True)) is None:
             return
         header, *lines = [json.loads(line) for line in body.splitlines()]
-        if header["value"]["parentCommit"] != repo.head:
+        if header["value"]["parentCommit"] != repo.branches[branch]:
             self._send(412, b'{"error": "A commit has happened since"}')
             return
         files: dict[str, bytes] = {}
@@ -252,12 +272,12 @@ class _Handler(BaseHTTPRequestHandler):
             else:
                 assert line["key"] == "file"
                 files[value["path"]] = base64.b64decode(value["content"])
-        commit = repo.commit(files, header["value"]["summary"])
-        url = f"{self.state.endpoint}/datasets/{name}/commit/{commit}"
+        commit = repo.commit(files, header["value"]["summary"], branch)
+        url = f"{self.state.endpoint}/{'datasets/' if kind == 'dataset' else ''}{name}/commit/{commit}"
         self._json({"success": True, "commitOid": commit, "commitUrl": url})
 
-    def _resolve(self, _: bytes, name: str, revision: str, path: str) -> None:
-        if (repo := self._may(name)) is None:
+    def _resolve(self, _: bytes, kind: str | None, name: str, revision: str, path: str) -> None:
+        if (repo := self._may(kind, name)) is None:
             return
         content = repo.commits[revision].get(path)
         if content is None:
@@ -273,7 +293,7 @@ class _Handler(BaseHTTPRequestHandler):
             "X-Linked-Etag": f'"{digest}"',
             "X-Linked-Size": str(len(content)),
             "X-Xet-Hash": digest,  # the Hub offers its other transport for every such file
-            "X-Xet-Refresh-Route": f"/api/datasets/{name}/xet-read-token/{revision}",
+            "X-Xet-Refresh-Route": f"/api/{repo.kind}s/{name}/xet-read-token/{revision}",
             "Location": f"http://localhost:{urlsplit(self.state.endpoint).port}/storage/{digest}/{path}",
         }
         self._send(302, b"", headers)

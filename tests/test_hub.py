@@ -10,13 +10,15 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from huggingface_hub import constants
 
 from kcg.dataset import hub as hub_module
+from kcg.dataset import hub_folder
 from kcg.dataset.export import CHECKSUMS, export, read_export
 from kcg.dataset.hub import Limits, pull, push
 from kcg.dataset.journal import Journal
@@ -218,15 +220,15 @@ def test_a_link_and_a_name_that_could_not_come_back_are_not_pushed(hub: Hub, fol
 def test_a_folder_that_changes_while_it_is_pushed_is_not_committed(
     hub: Hub, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    digests = hub_module._digests
+    digests = hub_module.EXPORTS.digests
     (folder / "splits.json").write_text("{}")
 
-    def changing(root: Path, names: list[str]) -> dict[str, str]:
+    def changing(root: Path, names: Sequence[str]) -> dict[str, str]:
         found = digests(root, names)
         (folder / "splits.json").write_text("[1]")
         return found
 
-    monkeypatch.setattr(hub_module, "_digests", changing)
+    monkeypatch.setattr(hub_module, "EXPORTS", replace(hub_module.EXPORTS, digests=changing))
     with pytest.raises(DataError, match="changed while it was pushed"):
         push(folder, REPO, token=TOKEN, endpoint=hub.endpoint)
     assert not hub.asked("/commit/")
@@ -235,7 +237,7 @@ def test_a_folder_that_changes_while_it_is_pushed_is_not_committed(
 def test_a_commit_in_between_and_an_ignored_file_are_told(
     hub: Hub, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    repo, head = hub.repo(), hub_module._head
+    repo, head = hub.repo(), hub_folder._head
 
     def raced(*args: object, **kwargs: object) -> str | None:
         found = head(*args, **kwargs)  # type: ignore[arg-type]
@@ -243,7 +245,7 @@ def test_a_commit_in_between_and_an_ignored_file_are_told(
         return found
 
     with monkeypatch.context() as patch:
-        patch.setattr(hub_module, "_head", raced)
+        patch.setattr(hub_folder, "_head", raced)
         with pytest.raises(DataError, match="another commit meanwhile: push again") as error:
             push(folder, REPO, token=TOKEN, endpoint=hub.endpoint)
         refused(error)

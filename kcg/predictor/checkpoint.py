@@ -61,7 +61,7 @@ def save(checkpoint: Checkpoint, path: Path) -> None:
     for i, net in enumerate(checkpoint.nets):
         for name, value in net.state_dict().items():
             whole = name.endswith(("_mean", "_scale"))  # features' scales reach beyond what 16 bits can hold
-            tensors[f"net{i}.{name}"] = value.detach().cpu().contiguous() if whole else value.detach().cpu().half()
+            tensors[f"net{i}.{name}"] = value.detach().cpu().to(torch.float32 if whole else torch.float16, copy=True)
     if checkpoint.trees is not None:
         tensors[TREES] = torch.frombuffer(bytearray(checkpoint.trees.packed()), dtype=torch.uint8)
     told = {

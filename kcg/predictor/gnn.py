@@ -166,10 +166,16 @@ class Net(nn.Module):
 
     def forward(self, batch: Batch) -> Output:
         """Predict every graph of a batch."""
-        schedule = self._scaled(batch, "schedule")
+        return self.answer(batch, self.embed_graphs(batch))
+
+    def embed_graphs(self, batch: Batch) -> Tensor:
+        """(n, hidden): the last hidden state of every graph, of which each answer is a linear function but for `skip`.
+
+        `kcg.predictor.correction` learns in it. `answer` takes it, so that both cost one pass.
+        """
         known = [self._scaled(batch, "target_x")]
         if self.settings.schedule:
-            known.append(schedule)
+            known.append(self._scaled(batch, "schedule"))
         if self.settings.kernel:
             known.append(self._scaled(batch, "kernel_x"))
         whole = self.whole(torch.cat(known, -1))
@@ -181,12 +187,16 @@ class Net(nn.Module):
         pooled = [whole]
         for values, owner in zip(nodes, owners.values(), strict=True):
             pooled += [scatter(values, owner, dim=0, dim_size=len(batch), reduce=how) for how in ("sum", "max")]
-        state = self.read(torch.cat(pooled, -1))
+        state: Tensor = self.read(torch.cat(pooled, -1))
         if self.compare is not None:
             state = state + self._compared(state, batch.kernel)
+        return state
+
+    def answer(self, batch: Batch, state: Tensor) -> Output:
+        """What the network says of the graphs of a batch, from what `embed_graphs` made of them."""
         time, rank, sigma, failure = self.heads(state).unbind(-1)
         if self.settings.schedule:
-            time = time + self.skip(schedule).squeeze(-1)
+            time = time + self.skip(self._scaled(batch, "schedule")).squeeze(-1)
         log_s = time + self.log_s_mean
         return Output(log_s, log_s + rank, sigma.clamp(LEAST_LOG_SIGMA, MOST_LOG_SIGMA), failure)
 

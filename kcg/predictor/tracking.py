@@ -1,0 +1,175 @@
+"""The metrics of a training run: always as lines of JSON in its folder, and in Weights & Biases where it is wanted.
+
+Weights & Biases is never waited for long: its start and its last upload have limits of seconds, and where there is no
+key or no network the run is kept offline, in the same folder, for `wandb sync`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from kcg.errors import DataError, UnknownName, UsageError
+from kcg.types import canonical_json, content_id
+
+log = logging.getLogger(__name__)
+
+METRICS = "metrics.jsonl"
+ONLINE, OFFLINE, DISABLED = "online", "offline", "disabled"
+MODES = (ONLINE, OFFLINE, DISABLED)
+PROJECT = "kcg-predictor"
+START_S = 15.0  # without a network the service would try for 90
+UPLOAD_S = 60.0  # what is not sent by then stays on the disk
+
+
+@dataclass(frozen=True)
+class Tracking:
+    """Where metrics go beside the file. `explicit` tells a mode that the user named from the default."""
+
+    mode: str = DISABLED
+    group: str = ""  # the runs of one training stand together under it
+    config: dict[str, Any] = field(default_factory=dict)
+
+
+def wanted_mode(mode: str | None) -> str:
+    """The mode that a command line asks for; None is the default, offline where Weights & Biases is installed.
+
+    Raises UnknownName for another word, and UsageError where a mode was named and it is not installed.
+    """
+    if mode is not None and mode not in MODES:
+        raise UnknownName("mode of --wandb", mode, list(MODES))
+    if mode == DISABLED or find_spec("wandb") is not None:
+        return mode or OFFLINE
+    if mode is not None:
+        raise UsageError(f"--wandb {mode} needs Weights & Biases, which is not installed: pip install kcg[train]")
+    log.warning("Weights & Biases is not installed (pip install kcg[train]): the metrics go to %s only", METRICS)
+    return DISABLED
+
+
+class Tracker:
+    """The metrics of one run in its folder. A line whose `key` is already there is dropped, so that a run that was cut
+    after it wrote and before it kept its state tells nothing twice."""
+
+    def __init__(self, folder: Path, tracking: Tracking | None = None, *, name: str = "", key: str = "epoch") -> None:
+        """Raises DataError where the folder's file holds something else than metrics."""
+        self.folder, self.name, self.key = folder, name or folder.name, key
+        self.tracking = tracking or Tracking()
+        self.mode = self.tracking.mode
+        self.path = folder / METRICS
+        folder.mkdir(parents=True, exist_ok=True)
+        self._told = {line.get(key) for line in _mended(self.path)}
+        self._run: Any = None
+
+    def __enter__(self) -> Tracker:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.finish(failed=kind is not None)
+
+    def log(self, values: dict[str, Any]) -> None:
+        """Write one line, whole or not at all, and tell Weights & Biases. What is not a finite number is null."""
+        if values.get(self.key) in self._told:
+            return
+        self.begin()
+        values = {name: _plain(value) for name, value in values.items()}
+        with self.path.open("ab", buffering=0) as file:
+            file.write(canonical_json(values).encode() + b"\n")
+        self._told.add(values.get(self.key))
+        if self._run is not None:
+            self._run.log({name: value for name, value in values.items() if value is not None})
+
+    def begin(self) -> None:
+        """Start the run at Weights & Biases, unless it is. The first `log` does, so that a run that has nothing more to
+        say leaves none."""
+        if self._run is None and self.mode != DISABLED:
+            self._run = self._begun(self.mode)
+
+    def artifact(self, path: Path, name: str) -> None:
+        """Keep a file with the run, as a model."""
+        if self._run is None:
+            return
+        import wandb
+
+        model = wandb.Artifact(name, type="model")
+        model.add_file(str(path))
+        self._run.log_artifact(model)
+
+    def finish(self, *, failed: bool = False) -> None:
+        """Close the run. What could not be uploaded in a minute stays in the folder."""
+        if self._run is not None:
+            self._run.finish(exit_code=int(failed))
+            self._run = None
+
+    def _begun(self, mode: str) -> Any:
+        # read by Weights & Biases before any settings are: no notes on the terminal, no reports of crashes to its makers
+        os.environ.setdefault("WANDB_SILENT", "true")
+        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+        import wandb
+
+        if mode == ONLINE:
+            if not wandb.login(prompt=False, verify=False):
+                return self._fallen_back("there is no key for Weights & Biases (`wandb login` keeps one)")
+            try:
+                return self._started(wandb, mode)
+            except wandb.errors.Error as error:
+                reason = (str(error).splitlines() or ["no reason told"])[0]
+                return self._fallen_back(f"Weights & Biases cannot be reached ({reason})")
+        return self._started(wandb, mode)
+
+    def _fallen_back(self, reason: str) -> Any:
+        log.warning("%s: %s is kept offline, `wandb sync` sends it later", reason, self.name)
+        self.mode = OFFLINE
+        return self._begun(OFFLINE)
+
+    def _started(self, wandb: Any, mode: str) -> Any:
+        # nothing of the machine is told, and nothing of its terminal: metrics, settings and the model are
+        settings = wandb.Settings(
+            init_timeout=START_S, finish_timeout=UPLOAD_S, silent=True, console="off", disable_git=True,
+            disable_code=True, x_disable_stats=True, x_disable_meta=True, x_disable_machine_info=True,
+            x_save_requirements=False,
+        )  # fmt: skip
+        # the same folder is the same run, also when it goes on; offline there is no server that could be asked for it
+        identity = content_id([str(self.folder.resolve()), self.tracking.config])[:16]
+        run = wandb.init(
+            project=PROJECT, name=self.name, group=self.tracking.group or None, dir=str(self.folder), mode=mode,
+            config=self.tracking.config, settings=settings, reinit="create_new", id=identity,
+            resume="allow" if mode == ONLINE else None,
+        )  # fmt: skip
+        if mode == ONLINE:
+            log.warning("%s: %s", self.name, run.url)
+        return run
+
+
+def _plain(value: Any) -> Any:
+    """A number as JSON has it; NaN and infinities are null."""
+    if isinstance(value, float) and not abs(value) < float("inf"):
+        return None
+    return value
+
+
+def _mended(path: Path) -> list[dict[str, Any]]:
+    """The lines of a file of metrics. A last line that a crash cut off is taken away. Raises DataError."""
+    if not path.exists():
+        return []
+    text = path.read_bytes()
+    whole, _, torn = text.rpartition(b"\n")
+    try:
+        lines = [json.loads(line) for line in whole.splitlines()]
+    except ValueError as error:
+        raise DataError(f"{path} is no file of metrics ({error}): remove it, or name another folder") from error
+    if not all(isinstance(line, dict) for line in lines):
+        raise DataError(f"{path} is no file of metrics: remove it, or name another folder")
+    if torn:
+        os.truncate(path, len(text) - len(torn))
+    return lines
+
+
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """Every line that a run left in its folder, in order. Raises DataError."""
+    return _mended(folder / METRICS)

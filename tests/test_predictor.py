@@ -1,0 +1,301 @@
+"""A predictor that learned from real rows ranks kernels it has never seen, and never says what cannot be."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from kcg.dataset.reading import read_export
+from kcg.errors import DataError
+from kcg.kernel.codec import kernel_of
+from kcg.kernel.space import KernelSpace
+from kcg.kernel.targets import KNOWN_TARGETS
+from kcg.predictor import checkpoint as checkpoint_module
+from kcg.predictor.batches import GraphSet
+from kcg.predictor.checkpoint import About, Checkpoint, read, save
+from kcg.predictor.data import TrainingData, load
+from kcg.predictor.features import operations_of
+from kcg.predictor.fit import Fit, FitSettings, evaluation_pool, predicted
+from kcg.predictor.gnn import Net, NetSettings, Output
+from kcg.predictor.learned import IMPOSSIBLE, NEVER_SEEN, LearnedPredictor, load_shipped, shipped_path
+from kcg.predictor.losses import Truth, Weights, loss_of
+from kcg.predictor.metrics import Floors, scores, summary
+from kcg.predictor.roofline import Roofline
+from kcg.predictor.trees import Trees, TreeSettings, pooled
+from kcg.types import RAW, Opt, Region, Schedule
+from tests.kernels import empty, kernels_of
+from tests.small_dataset import small_dataset
+
+FLOORS = Floors()
+SETTINGS = FitSettings(
+    epochs=14, kernels_a_step=8, schedules_a_kernel=16, patience=99, validate_every=7, learning_rate=4e-3, average=0.95,
+    net=NetSettings(hidden=24, layers=2),
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    families = {"norms": 12, "gpt2": 12, "resnet": 12, "activations": 10, "softmax": 12, "bert": 12, "flux": 16}
+    return small_dataset(tmp_path_factory.mktemp("small"), families=families)
+
+
+@pytest.fixture(scope="module")
+def data(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> TrainingData:
+    return load(folder, cache=tmp_path_factory.mktemp("cache"), workers=1)
+
+
+@pytest.fixture(scope="module")
+def trained(data: TrainingData, tmp_path_factory: pytest.TempPathFactory) -> Fit:
+    fit = Fit(data, SETTINGS, tmp_path_factory.mktemp("fit"), floors=FLOORS)
+    fit.run()
+    return fit
+
+
+@pytest.fixture(scope="module")
+def predictor(data: TrainingData, trained: Fit) -> LearnedPredictor:
+    return LearnedPredictor(Checkpoint(about_of(data), (trained.averaged,), None))
+
+
+def about_of(data: TrainingData) -> About:
+    names = ("SINK", "STORE", "INDEX", "PARAM", "RANGE", "REDUCE", "ADD", "MUL", "CONST", "END", "CAST")
+    return About("tiny", ({"fingerprint": data.targets[0]},), (), "workload", names)
+
+
+def pairwise(data: TrainingData, rank: np.ndarray, index: np.ndarray) -> float:
+    found = scores(rank, data.log_s[index], data.kernel[index], data.run[index], FLOORS)
+    return summary(found, data.calls)["pairwise"]
+
+
+def test_a_tiny_model_beats_random_and_the_roofline_on_held_out_kernels(
+    folder: Path, data: TrainingData, trained: Fit
+) -> None:
+    held_out = ~data.part("workload", "train")
+    index = np.flatnonzero(held_out & evaluation_pool(data) & ~data.failed)
+    assert len(set(data.kernel[index])) > 20
+    learned = pairwise(data, predicted(trained.averaged, trained.graphs, index)["rank"], index)
+    export = read_export(folder)
+    regions, targets = export.regions(), export.targets()
+    bodies = export.table(1, ["schedule_body"])["schedule_body"].to_pylist()
+    roofline = np.zeros(len(index))
+    for kernel in set(data.kernel[index]):
+        space = KernelSpace(regions[data.region_ids[kernel]], targets[data.targets[data.target[kernel]]])
+        rows = np.flatnonzero(data.kernel[index] == kernel)
+        schedules = [Schedule("opts", bodies[data.row[index[i]]]) for i in rows]
+        roofline[rows] = [p.log_runtime for p in Roofline().predict(space, schedules)]
+    assert learned > 0.75 and learned > pairwise(data, roofline, index) + 0.02
+    assert learned > pairwise(data, np.random.default_rng(0).normal(size=len(index)), index) + 0.2
+
+
+def test_a_run_that_was_cut_goes_on_as_if_it_had_not_been(data: TrainingData, tmp_path: Path) -> None:
+    settings = replace(SETTINGS, epochs=4, validate_every=2, net=NetSettings(hidden=8, layers=1))
+    whole: list[dict[str, float]] = []
+    Fit(data, settings, tmp_path / "whole", floors=FLOORS, log=whole.append).run()
+
+    class Cut(Exception):
+        pass
+
+    told: list[dict[str, float]] = []
+
+    def log(values: dict[str, float]) -> None:
+        told.append(values)
+        if len(told) == 3:
+            raise Cut
+
+    with pytest.raises(Cut):
+        Fit(data, settings, tmp_path / "cut", floors=FLOORS, log=log).run()
+    told.pop()  # what was not kept is done again
+    Fit(data, settings, tmp_path / "cut", floors=FLOORS, log=told.append).run()
+    assert [v["epoch"] for v in told] == [0, 1, 2, 3]
+    for one, other in zip(whole, told, strict=True):
+        assert one["train/loss"] == pytest.approx(other["train/loss"], rel=1e-4)
+    with pytest.raises(DataError, match="of other settings"):
+        Fit(data, replace(settings, seed=1), tmp_path / "cut", floors=FLOORS).run()
+
+
+def test_a_split_without_training_kernels_is_one_line(data: TrainingData, tmp_path: Path) -> None:
+    only_test = data.take(data.part("workload", "test"))
+    with pytest.raises(DataError, match="leaves no kernel"):
+        Fit(only_test, SETTINGS, tmp_path, floors=FLOORS)
+
+
+# ---- what is said of one kernel ----
+
+
+def space_of(tensor: object, name: str = "sm_90") -> KernelSpace:
+    return KernelSpace(Region((kernel_of(kernels_of(tensor)[-1]),)), KNOWN_TARGETS[name])  # type: ignore[arg-type]
+
+
+def test_predictions_are_finite_ordered_and_the_same_in_any_batch(predictor: LearnedPredictor) -> None:
+    space = space_of(empty(64, 96) @ empty(96, 80))
+    schedules = [action.schedule for action in space.actions(RAW)]
+    wrong = Schedule.from_opts((Opt("UPCAST", 77, 4),))
+    found = predictor.predict(space, [wrong, *schedules])
+    assert found[0] == IMPOSSIBLE and len({p.log_runtime for p in found[1:]}) > len(schedules) / 2
+    for schedule, one in zip(schedules, found[1:], strict=True):
+        (alone,) = predictor.predict(space, [schedule])
+        assert alone.log_runtime == pytest.approx(one.log_runtime, abs=1e-4)
+        assert math.isfinite(one.log_runtime) and 0 < one.uncertainty < 10 and 0 <= one.failure_probability <= 1
+    assert predictor.predict(space, []) == []
+
+
+def test_what_training_never_showed_is_uncertain_and_no_crash(predictor: LearnedPredictor, data: TrainingData) -> None:
+    strange = space_of(empty(64, 64).sin().sum(1))
+    assert not operations_of(strange.region) <= set(predictor.checkpoint.about.operations)
+    assert predictor.predict(strange, [RAW])[0].uncertainty >= NEVER_SEEN
+    for target in KNOWN_TARGETS:
+        other = space_of(empty(64, 64).sum(1), target)
+        (found,) = predictor.predict(other, [RAW])
+        assert math.isfinite(found.log_runtime) and found.uncertainty >= NEVER_SEEN, "another machine"
+
+
+def test_too_long_code_is_expected_to_fail(predictor: LearnedPredictor) -> None:
+    space = space_of(empty(512, 512) @ empty(512, 512))
+    opts = (Opt("UPCAST", 0, 16), Opt("UPCAST", 1, 16), Opt("UNROLL", 0, 32))
+    schedule = Schedule.from_opts(opts)
+    assert space.uops(schedule) > 3000
+    assert predictor.predict(space, [schedule])[0].failure_probability > 0.9
+
+
+def test_not_a_number_never_leaves(predictor: LearnedPredictor) -> None:
+    net = Net(NetSettings(hidden=8, layers=1)).eval()
+    with torch.no_grad():
+        net.heads.bias.fill_(math.nan)
+    broken = LearnedPredictor(replace(predictor.checkpoint, nets=(net,)))
+    (found,) = broken.predict(space_of(empty(8, 8).sum(1)), [RAW])
+    assert math.isfinite(found.log_runtime) and found.failure_probability == 1.0 and found.uncertainty == 10.0
+
+
+# ---- the loss ----
+
+
+def truth(log_s: list[list[float]], there: list[list[bool]] | None = None) -> Truth:
+    values = torch.tensor(log_s)
+    exists = torch.tensor(there) if there else torch.ones_like(values, dtype=torch.bool)
+    timed = torch.isfinite(values) & exists
+    k, s = values.shape
+    return Truth(torch.where(timed, values, 0.0), timed, exists, torch.zeros(k, s), torch.zeros(k, s, s))
+
+
+@pytest.mark.parametrize(
+    "made",
+    [truth([[0.0]]), truth([[math.nan, math.nan]]), truth([[1.0, 1.0]]), truth([[0.0, 1.0]], [[True, False]])],
+    ids=["one row", "all failed", "all equal", "padding"],
+)
+def test_groups_that_rank_nothing_have_a_finite_loss(made: Truth) -> None:
+    shape = made.log_s.shape
+    values = [torch.zeros(shape, requires_grad=True) for _ in range(4)]
+    loss, parts = loss_of(Output(*values), made, Weights(listwise=1.0))
+    loss.backward()
+    assert torch.isfinite(loss) and all(torch.isfinite(p) for p in parts.values())
+    assert all(v.grad is None or torch.isfinite(v.grad).all() for v in values)
+
+
+def test_the_right_order_costs_less() -> None:
+    made = truth([[0.0, 1.0, 2.0]])
+    zeros = torch.zeros(1, 3)
+
+    def cost(rank: list[float]) -> float:
+        weights = Weights(time=0, spread=0, failure=0, level=0, listwise=1.0)
+        return float(loss_of(Output(zeros, torch.tensor([rank]), zeros, zeros), made, weights)[0])
+
+    assert cost([0, 1, 2]) < cost([0, 0, 0]) < cost([2, 1, 0])
+
+
+# ---- files ----
+
+
+@pytest.fixture(scope="module")
+def trees(data: TrainingData) -> Trees:
+    index = np.flatnonzero(~data.failed)
+    x = pooled(data.graphs, data.kernel_x[data.kernel], data.target_x[data.target[data.kernel]])[index]
+    return Trees.train(x, data.log_s[index], data.kernel[index], TreeSettings(rounds=20, leaves=7, threads=1))
+
+
+def test_a_checkpoint_says_what_the_model_said(data: TrainingData, trained: Fit, trees: Trees, tmp_path: Path) -> None:
+    about = replace(about_of(data), tree_share=0.3, spread_scale=1.5, metrics={"pairwise": 0.9})
+    made = Checkpoint(about, (trained.averaged, trained.averaged), trees)
+    save(made, tmp_path / "p.safetensors")
+    found = read(tmp_path / "p.safetensors")
+    assert found.about == about
+    space = space_of(empty(64, 96) @ empty(96, 80))
+    schedules = [action.schedule for action in space.actions(RAW)]
+    one, other = (LearnedPredictor(c).predict(space, schedules) for c in (made, found))
+    for a, b in zip(one, other, strict=True):
+        assert a.log_runtime == pytest.approx(b.log_runtime, abs=0.02)
+        assert a.uncertainty == pytest.approx(b.uncertainty, rel=0.02)
+    assert (tmp_path / "p.safetensors").read_bytes() == (save(found, tmp_path / "q"), (tmp_path / "q").read_bytes())[1]
+
+
+def test_a_checkpoint_of_other_features_is_refused_with_the_way_out(
+    data: TrainingData, trained: Fit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "p.safetensors"
+    save(Checkpoint(about_of(data), (trained.averaged,), None), path)
+    monkeypatch.setattr(checkpoint_module, "FEATURES_VERSION", 99)
+    with pytest.raises(DataError, match="features of version 1, this kcg has version 99: train again"):
+        read(path)
+
+
+def test_what_is_no_checkpoint_is_one_line(data: TrainingData, trained: Fit, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="there is no checkpoint"):
+        read(tmp_path / "none")
+    (tmp_path / "text").write_text("hello")
+    with pytest.raises(DataError, match="cannot be read"):
+        read(tmp_path / "text")
+    save_file({"a": torch.zeros(1)}, tmp_path / "foreign")
+    with pytest.raises(DataError, match="is no checkpoint of a predictor"):
+        read(tmp_path / "foreign")
+    path = tmp_path / "p.safetensors"
+    save(Checkpoint(about_of(data), (trained.averaged,), None), path)
+    tensors = load_file(path)
+    from safetensors import safe_open
+
+    with safe_open(path, "pt") as file:
+        told = file.metadata()
+    del tensors["net0.heads.weight"]
+    save_file(tensors, tmp_path / "less", told)
+    with pytest.raises(DataError, match="does not hold what it says"):
+        read(tmp_path / "less")
+    about = json.loads(told["kcg"])
+    about["about"]["surprise"] = 1
+    save_file(load_file(path), tmp_path / "more", {"kcg": json.dumps(about)})
+    with pytest.raises(DataError, match="does not hold what it says"):
+        read(tmp_path / "more")
+
+
+def test_a_checkpoint_that_is_too_large_is_not_written(data: TrainingData, tmp_path: Path) -> None:
+    net = Net(NetSettings(hidden=256, layers=3))
+    with pytest.raises(DataError, match="fewer or smaller networks"):
+        save(Checkpoint(about_of(data), (net,) * 2, None), tmp_path / "large")
+    assert not list(tmp_path.iterdir())
+
+
+def test_broken_trees_are_refused() -> None:
+    with pytest.raises(DataError, match="trees of a checkpoint"):
+        Trees.unpacked(b"nothing")
+
+
+def test_shipped_checkpoints_can_be_read() -> None:
+    for target in KNOWN_TARGETS.values():
+        shipped = load_shipped(target)
+        assert (shipped is None) == (not shipped_path(target).is_file())
+
+
+def test_graphs_of_another_device_are_gathered_there(data: TrainingData) -> None:
+    graphs = GraphSet(data.graphs, data.kernel, data.kernel_x, data.target_x, data.target)
+    index = torch.tensor([3, 1, 3])
+    batch = graphs.batch(index)
+    torch.testing.assert_close(batch.schedule, torch.from_numpy(data.graphs.schedule)[index])
+    assert torch.equal(batch.kernel, torch.from_numpy(data.kernel)[index])
