@@ -15,6 +15,7 @@ import os
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, fields, replace
 from multiprocessing import get_context
 from pathlib import Path
@@ -29,7 +30,7 @@ from kcg.measure.jobs import UNJUDGED
 from kcg.measure.protocol import PROTOCOL
 from kcg.measure.target import usable_cores
 from kcg.predictor.encode import Array, encode
-from kcg.predictor.features import FEATURES_VERSION, Graphs, graphs, joined, kernel_features, target_features
+from kcg.predictor.features import FEATURES_VERSION, NAMES, Graphs, graphs, joined, kernel_features, target_features
 from kcg.types import Region, Schedule, ScheduleKind, Status, Target
 
 log = logging.getLogger(__name__)
@@ -122,7 +123,7 @@ def _user_cache() -> Path:
 
 
 def _identity(export: Export) -> str:
-    text = json.dumps([FEATURES_VERSION, PROTOCOL, sorted(export.checksums.items())])
+    text = json.dumps([FEATURES_VERSION, NAMES, PROTOCOL, sorted(export.checksums.items())])
     return f"v{FEATURES_VERSION}-{hashlib.sha256(text.encode()).hexdigest()[:24]}"
 
 
@@ -220,9 +221,16 @@ def _encoded(jobs: Sequence[_Job], workers: int | None) -> Iterator[tuple[Graphs
         for chunk in chunks:
             yield from _encode_chunk(chunk)
         return
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        for part in pool.map(_encode_chunk, chunks):
-            yield from part
+    done = 0
+    try:
+        with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+            for part in pool.map(_encode_chunk, chunks):
+                yield from part
+                done += 1
+    except BrokenProcessPool as error:  # out of memory, or a script that does its work at import
+        log.warning("the graphs are computed in one process: %s", error)
+        for chunk in chunks[done:]:
+            yield from _encode_chunk(chunk)
 
 
 def _encode_chunk(jobs: Sequence[_Job]) -> list[tuple[Graphs, Array, Array]]:

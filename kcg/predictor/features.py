@@ -71,6 +71,13 @@ TARGET_FEATURES = (
 )  # fmt: skip
 
 
+NAMES = (
+    AXIS_FEATURES, ACCESS_FEATURES, GROUP_FEATURES, ACCESS_EDGES, GROUP_EDGES, SCHEDULE_FEATURES, KERNEL_FEATURES,
+    TARGET_FEATURES,
+)  # fmt: skip
+"""Every feature by name: what is kept under other names is not read."""
+
+
 @dataclass(frozen=True)
 class Graphs:
     """n graphs, their nodes and edges one after another. Features are float32, counts int64.

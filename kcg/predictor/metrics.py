@@ -67,11 +67,11 @@ def kernel_scores(kernel: int, predicted: Array, log_s: Array, run: Array, floor
     return KernelScores(
         kernel, len(log_s), pairs, float((signs > 0).mean() + (signs == 0).mean() / 2) if pairs else math.nan,
         float(signs.mean()) if pairs else math.nan, float(ranked[0]), tops,
-        tuple(_expected_best(ranked, k) for k in TOP),
+        tuple(expected_best(ranked, k) for k in TOP),
     )  # fmt: skip
 
 
-def _expected_best(ranked: Array, k: int) -> float:
+def expected_best(ranked: Array, k: int) -> float:
     """The expectation of the least of k drawn without replacement from ascending values."""
     n = len(ranked)
     if k >= n:
