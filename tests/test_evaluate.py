@@ -211,6 +211,19 @@ def test_integer_valued_floats_must_match_exactly() -> None:
     assert np.isinf(error_ratio(expected, wrong)).sum() == 1
 
 
+def test_a_sum_of_sums_may_be_added_in_any_order() -> None:
+    # as one kernel of a training step on an H200 did: exact from right to left, and 0.20703125 from left to right
+    x = {1: 0.0732421875, 2: 0.74609375, 3: -2.453125}
+    (ast,) = kernels_of(empty(8, dtype="bfloat16") + (empty(8, dtype="bfloat16") + empty(8, dtype="bfloat16") * 0.25))
+    points = sample_points(ast, 8, np.random.default_rng(0))
+    (expected,) = evaluate(ast, {slot: np.full(8, value, np.float32) for slot, value in x.items()}, points)
+    assert expected.values[0] == 0.2060546875
+    for got, passes in ((0.20703125, True), (0.2060546875, True), (0.2578125, False), (0.0, False)):
+        assert (error_ratio(expected, np.full(len(expected.values), got)).max() <= CONFIDENT) == passes
+    (whole,) = evaluate(ast, {i: np.full(8, v, np.float32) for i, v in {1: 3.0, 2: 5.0, 3: -8.0}.items()}, points)
+    assert whole.values[0] == 6.0 and not whole.error.any(), "integers are exact in any order"
+
+
 def test_infinity_and_nan_must_be_where_the_reference_has_them() -> None:
     nothing = np.zeros(3)
     expected = StoreValues(0, np.arange(3), np.array([np.inf, np.nan, 1.0]), nothing + 1e-7)

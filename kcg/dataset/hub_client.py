@@ -67,6 +67,7 @@ class Transfer:
     endpoint: str
     revision: str | None  # of a pull; a push has none
     limits: Limits
+    kind: str  # of repository: dataset or model
 
     @property
     def host(self) -> str:
@@ -74,10 +75,10 @@ class Transfer:
 
     @property
     def page(self) -> str:
-        return f"{self.endpoint}/datasets/{self.repo}"
+        return f"{self.endpoint}/{'' if self.kind == 'model' else self.kind + 's/'}{self.repo}"
 
 
-def transfer_of(repo: str, endpoint: str | None, revision: str | None, limits: Limits) -> Transfer:
+def transfer_of(repo: str, endpoint: str | None, revision: str | None, limits: Limits, *, kind: str) -> Transfer:
     try:
         validate_repo_id(repo)
     except HFValidationError:
@@ -85,11 +86,11 @@ def transfer_of(repo: str, endpoint: str | None, revision: str | None, limits: L
     else:
         valid = repo.count("/") == 1 and repo.isascii()
     if not valid:
-        raise UsageError(f"{_plain(repo)!r} names no dataset: give owner/name, such as tinycorp/kernels")
+        raise UsageError(f"{_plain(repo)!r} names no {kind}: give owner/name, such as tinycorp/kernels")
     endpoint = (endpoint or constants.ENDPOINT).rstrip("/")
     if urlsplit(endpoint).scheme not in ("http", "https") or not urlsplit(endpoint).netloc:
         raise UsageError("the endpoint of the Hub (HF_ENDPOINT) is no address: give one such as https://huggingface.co")
-    return Transfer(repo, endpoint, revision, limits)
+    return Transfer(repo, endpoint, revision, limits, kind)
 
 
 def token_of(given: str | None) -> str | None:
@@ -219,7 +220,9 @@ def _refusal(error: HfHubHTTPError, transfer: Transfer) -> KcgError:
         wanted = transfer.revision or "main"
         return UsageError(f"{repo} has no commit {wanted}: see {transfer.page}/commits/main")
     if isinstance(error, RepositoryNotFoundError):
-        return UsageError(f"no dataset {repo} on {host} that you may see: check the name; a private one needs HF_TOKEN")
+        return UsageError(
+            f"no {transfer.kind} {repo} on {host} that you may see: check the name; a private one needs HF_TOKEN"
+        )
     if status == 401:
         return UsageError(f"{host} does not accept the token (401): set HF_TOKEN to a valid one")
     if status == 403:

@@ -5,6 +5,7 @@ The rules for the errors are in `kcg.kernel.evaluate`, which drives this module.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -19,6 +20,8 @@ Array = NDArray[Any]
 
 TIPPING = 8.0
 """A comparison whose sides are closer than so many errors may come out either way in a correct kernel."""
+
+MOST_TERMS = 16  # of a sum of sums; what is added to more counts as added to one
 
 LOG_2 = math.log(2.0)
 
@@ -46,6 +49,7 @@ class Value(NamedTuple):
     error: Array | None = None  # float64; None: exact
     valid: Array | None = None  # bool; None: everywhere
     wrapped: Array | None = None  # bool: an 8- or 16-bit result that overflowed; None: nowhere
+    terms: tuple[Array, ...] = ()  # of a float sum of sums: what is added up
 
 
 def settled(value: Value) -> Value:
@@ -119,7 +123,7 @@ def cast(value: Value, source: DType, target: DType) -> Value:
     wanted = numpy_dtype(target)
     if wanted.kind in "iu" and value.wrapped is not None and wanted.itemsize <= value.data.itemsize:
         value = value._replace(wrapped=None)  # truncates explicitly: all agree
-    data, error, valid, _ = settled(value)
+    data, error, valid = settled(value)[:3]
     if target is dtypes.bool:
         unsure = None if error is None else np.where(np.abs(data) <= TIPPING * error, 1.0, 0.0)
         return Value(data != 0, unsure, valid)
@@ -141,7 +145,7 @@ def cast(value: Value, source: DType, target: DType) -> Value:
 
 def bit_cast(value: Value, source: DType, target: DType) -> Value:
     """BITCAST between types of one size. Raises VerificationError for 8-bit floats."""
-    data, error, valid, _ = settled(value)
+    data, error, valid = settled(value)[:3]
     for dtype in (source, target):
         if dtype in dtypes.fp8s or dtype in dtypes.weaks:
             raise VerificationError(f"no reference for a bitcast of {dtype.name}")
@@ -244,6 +248,22 @@ def _compare(op: Ops, a: Value, b: Value) -> Value:
     return Value(data, np.where(unsure, 1.0, 0.0) if unsure.any() else None)
 
 
+def _reordered(total: Value, a: Value, b: Value, dtype: DType) -> Value:
+    """A sum whose operands are sums: tinygrad adds its terms in an order of its own, so that it is off by what adding
+    them in any order may be, as in a reduction, also where one order is exact."""
+    terms = (a.terms or (a.data,)) + (b.terms or (b.data,))
+    if len(terms) == 2:
+        return total._replace(terms=terms)
+    squares = np.asarray(sum((np.square(t) for t in terms), np.zeros(())))
+    own = unit_roundoff(dtype) * math.sqrt(len(terms)) * np.maximum(np.abs(total.data), np.sqrt(squares))
+    integral = (squares * unit_roundoff(dtype) <= 0.5) & functools.reduce(
+        np.logical_and, [t == np.rint(t) for t in terms]
+    )
+    own = np.where(np.isfinite(own) & ~integral, own, 0.0)
+    error = _plus(total.error, own if own.any() else None)
+    return total._replace(error=error, terms=terms if len(terms) < MOST_TERMS else ())
+
+
 def _float_alu(op: Ops, dtype: DType, values: Sequence[Value]) -> Value:
     a, b = values[0], values[1] if len(values) > 1 else values[0]
     x, y = a.data, b.data
@@ -260,7 +280,7 @@ def _float_alu(op: Ops, dtype: DType, values: Sequence[Value]) -> Value:
             either = np.maximum(_some(a.error), _some(b.error)) + unsure
             return Value(np.maximum(x, y), either if either.any() else None)
         case Ops.ADD:
-            return rounded(x + y, _plus(a.error, b.error), dtype)
+            return _reordered(rounded(x + y, _plus(a.error, b.error), dtype), a, b, dtype)
         case Ops.SUB:
             return rounded(x - y, _plus(a.error, b.error), dtype)
         case Ops.MUL:

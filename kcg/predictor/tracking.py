@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -54,7 +55,7 @@ def wanted_mode(mode: str | None) -> str:
 
 class Tracker:
     """The metrics of one run in its folder. A line whose `key` is already there is dropped, so that a run that was cut
-    after it wrote and before it kept its state tells nothing twice."""
+    after it wrote and before it kept its state tells nothing twice; without a key, a line that is there as it is."""
 
     def __init__(self, folder: Path, tracking: Tracking | None = None, *, name: str = "", key: str = "epoch") -> None:
         """Raises DataError where the folder's file holds something else than metrics."""
@@ -63,7 +64,7 @@ class Tracker:
         self.mode = self.tracking.mode
         self.path = folder / METRICS
         folder.mkdir(parents=True, exist_ok=True)
-        self._told = {line.get(key) for line in _mended(self.path)}
+        self._told = {self._identity(line) for line in _mended(self.path)}
         self._run: Any = None
 
     def __enter__(self) -> Tracker:
@@ -74,15 +75,18 @@ class Tracker:
 
     def log(self, values: dict[str, Any]) -> None:
         """Write one line, whole or not at all, and tell Weights & Biases. What is not a finite number is null."""
-        if values.get(self.key) in self._told:
+        values = {name: _plain(value) for name, value in values.items()}
+        identity = self._identity(values)
+        if identity in self._told:
             return
         self.begin()
-        values = {name: _plain(value) for name, value in values.items()}
         with self.path.open("ab", buffering=0) as file:
             file.write(canonical_json(values).encode() + b"\n")
-        self._told.add(values.get(self.key))
-        if self._run is not None:
-            self._run.log({name: value for name, value in values.items() if value is not None})
+        self._told.add(identity)
+        self._guarded(lambda run: run.log({name: value for name, value in values.items() if value is not None}))
+
+    def _identity(self, values: dict[str, Any]) -> str:
+        return canonical_json(values.get(self.key) if self.key else values)
 
     def begin(self) -> None:
         """Start the run at Weights & Biases, unless it is. The first `log` does, so that a run that has nothing more to
@@ -92,35 +96,52 @@ class Tracker:
 
     def artifact(self, path: Path, name: str) -> None:
         """Keep a file with the run, as a model."""
-        if self._run is None:
-            return
-        import wandb
 
-        model = wandb.Artifact(name, type="model")
-        model.add_file(str(path))
-        self._run.log_artifact(model)
+        def send(run: Any) -> None:
+            import wandb
+
+            model = wandb.Artifact(name, type="model")
+            model.add_file(str(path))
+            run.log_artifact(model)
+
+        self._guarded(send)
 
     def finish(self, *, failed: bool = False) -> None:
         """Close the run. What could not be uploaded in a minute stays in the folder."""
-        if self._run is not None:
-            self._run.finish(exit_code=int(failed))
-            self._run = None
+        self._guarded(lambda run: run.finish(exit_code=int(failed)))
+        self._run = None
+
+    def _guarded(self, act: Callable[[Any], object]) -> None:
+        if self._run is None:
+            return
+        try:
+            act(self._run)
+        except (
+            Exception
+        ) as error:  # its service died, or its disk is full: the file has everything, and training goes on
+            self._given_up(error)
+
+    def _given_up(self, error: Exception) -> None:
+        log.warning("%s: Weights & Biases failed (%s): the metrics go to %s only", self.name, _line(error), METRICS)
+        self._run, self.mode = None, DISABLED
 
     def _begun(self, mode: str) -> Any:
-        # read by Weights & Biases before any settings are: no notes on the terminal, no reports of crashes to its makers
+        # it reads these before any settings: no notes on the terminal, no reports of crashes to its makers
         os.environ.setdefault("WANDB_SILENT", "true")
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         import wandb
 
         if mode == ONLINE:
-            if not wandb.login(prompt=False, verify=False):
-                return self._fallen_back("there is no key for Weights & Biases (`wandb login` keeps one)")
             try:
+                if not wandb.login(prompt=False, verify=False):
+                    return self._fallen_back("there is no key for Weights & Biases (`wandb login` keeps one)")
                 return self._started(wandb, mode)
             except wandb.errors.Error as error:
-                reason = (str(error).splitlines() or ["no reason told"])[0]
-                return self._fallen_back(f"Weights & Biases cannot be reached ({reason})")
-        return self._started(wandb, mode)
+                return self._fallen_back(f"Weights & Biases cannot be reached ({_line(error)})")
+        try:
+            return self._started(wandb, mode)
+        except Exception as error:  # errors of its service have no common base
+            self._given_up(error)
 
     def _fallen_back(self, reason: str) -> Any:
         log.warning("%s: %s is kept offline, `wandb sync` sends it later", reason, self.name)
@@ -134,8 +155,8 @@ class Tracker:
             disable_code=True, x_disable_stats=True, x_disable_meta=True, x_disable_machine_info=True,
             x_save_requirements=False,
         )  # fmt: skip
-        # the same folder is the same run, also when it goes on; offline there is no server that could be asked for it
-        identity = content_id([str(self.folder.resolve()), self.tracking.config])[:16]
+        # the same folder is the same run, also when it goes on; a start that failed keeps its id in use
+        identity = content_id([str(self.folder.resolve()), self.tracking.config, mode])[:16]
         run = wandb.init(
             project=PROJECT, name=self.name, group=self.tracking.group or None, dir=str(self.folder), mode=mode,
             config=self.tracking.config, settings=settings, reinit="create_new", id=identity,
@@ -144,6 +165,10 @@ class Tracker:
         if mode == ONLINE:
             log.warning("%s: %s", self.name, run.url)
         return run
+
+
+def _line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _plain(value: Any) -> Any:

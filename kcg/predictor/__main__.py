@@ -1,0 +1,93 @@
+"""python -m kcg.predictor show | push | pull"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kcg.commandline import guarded
+from kcg.errors import ExitCode, UsageError
+
+PIPED_WIDTH = 120  # of tables that no terminal shows
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
+
+
+@app.callback()
+def commands() -> None:
+    """Trained predictors of runtimes: look at, share."""
+
+
+@app.command()
+def show(
+    checkpoint: Annotated[
+        Path | None, typer.Argument(help="a checkpoint, or a folder of some; those that come with kcg by default")
+    ] = None,
+    json_mode: Annotated[bool, typer.Option("--json", help="print one JSON object for each")] = False,
+) -> None:
+    """What a checkpoint says of itself: name, features, targets, datasets, split, metrics, size."""
+    import json
+    from dataclasses import asdict
+
+    from rich.console import Console
+
+    from kcg.predictor.card import table
+    from kcg.predictor.checkpoint import SHIPPED, read
+    from kcg.predictor.features import FEATURES_VERSION
+
+    source = checkpoint or SHIPPED
+    paths = sorted(source.glob("*.safetensors")) if checkpoint is None or source.is_dir() else [source]
+    if not paths:
+        where = f"{source} holds" if checkpoint is not None else "this kcg comes with"
+        raise UsageError(f"{where} no checkpoint: train one with python training/train_predictor.py, or pull one")
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=PIPED_WIDTH)
+    for path in paths:
+        found, size = read(path), path.stat().st_size
+        if json_mode:
+            told = {"path": str(path), "bytes": size, "features_version": FEATURES_VERSION, **asdict(found.about)}
+            sys.stdout.write(json.dumps(told, sort_keys=True) + "\n")
+        else:
+            console.print(table(str(path), found, size))
+
+
+@app.command()
+def push(
+    checkpoint: Annotated[Path, typer.Argument(help="a checkpoint, a .safetensors file")],
+    repo: Annotated[str, typer.Argument(help="OWNER/NAME of a model on the Hugging Face Hub")],
+    revision: Annotated[str, typer.Option(help="the branch that gets the commit; made where it is missing")] = "main",
+    message: Annotated[str, typer.Option(help="of the commit")] = "",
+    private: Annotated[bool, typer.Option("--private", help="a new model is private; a public one is refused")] = False,
+) -> None:
+    """Upload to the Hugging Face Hub in one commit, with a card; the token is HF_TOKEN. Prints the commit."""
+    from kcg.predictor.hub import push as push_now
+
+    commit = push_now(checkpoint, repo, branch=revision, message=message, private=private)
+    typer.echo(f"{repo} has it as {commit}")
+    typer.echo(f"python -m kcg.predictor pull {repo} --revision {commit} --out FOLDER")
+
+
+@app.command()
+def pull(
+    repo: Annotated[str, typer.Argument(help="OWNER/NAME of a model on the Hugging Face Hub")],
+    revision: Annotated[str, typer.Option(help="the commit: 40 hex digits")],
+    out: Annotated[Path, typer.Option(help="a new or empty folder")],
+) -> None:
+    """Download one commit from the Hugging Face Hub, whole, with its checksums compared and its checkpoint read."""
+    from kcg.predictor.hub import pull as pull_now
+
+    files = pull_now(repo, out, revision=revision)
+    typer.echo(f"{out}: {len(files)} files, {', '.join(sorted(files))}")
+
+
+def main() -> ExitCode:
+    code = app(prog_name="python -m kcg.predictor", standalone_mode=False)
+    return ExitCode(code) if isinstance(code, int) else ExitCode.OK
+
+
+if __name__ == "__main__":
+    guarded(main)

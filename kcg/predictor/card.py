@@ -1,0 +1,108 @@
+"""What a checkpoint says of itself, for people: a table on the terminal and the model card of a repository.
+
+Its texts may come from anywhere, so nothing in them steers a terminal or a page.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+from typing import TYPE_CHECKING, Any
+
+from kcg.predictor.checkpoint import Checkpoint
+from kcg.predictor.features import FEATURES_VERSION
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+CARD = "README.md"
+PREDICTOR = "predictor.safetensors"  # its name in a repository
+LICENSE = "mit"  # that of kcg
+SHORT = 12  # hexadecimal digits that are shown of a checksum
+LONGEST = 300  # characters of one text
+
+
+def facts(checkpoint: Checkpoint, size: int) -> list[tuple[str, str]]:
+    """What it is, what it was trained on, and what it reached: names and values. `size` is in bytes."""
+    about = checkpoint.about
+    parts = [f"{len(checkpoint.nets)} networks"] if checkpoint.nets else []
+    if checkpoint.trees is not None:
+        parts.append(f"{checkpoint.trees.rounds} trees, {about.tree_share:.0%} of the ranking")
+    rows = [
+        ("name", about.name), ("features", f"version {FEATURES_VERSION}"), ("size", f"{size:,} bytes"),
+        ("consists of", "; ".join(parts) or "nothing"),
+    ]  # fmt: skip
+    for target in about.targets:
+        named = [str(target[key]) for key in ("model", "device", "renderer") if target.get(key)]
+        rows.append(("target", f"{', '.join(named)} ({str(target.get('fingerprint', ''))[:SHORT]})"))
+    rows.append(("split", f"by {about.split}: it never saw the validation and test parts"))
+    rows += [("dataset", f"{name} {digest[:SHORT]}") for name, digest in about.datasets]
+    rows.append(("operations", f"{len(about.operations)} kinds seen in training"))
+    rows.append(("errors", f"expected ones are multiplied by {about.spread_scale:.4g}"))
+    rows += [("code", about.revision)] if about.revision else []
+    rows += [(f"validation {name}", _number(value)) for name, value in sorted(about.metrics.items())]
+    return [(plain(name), plain(value)) for name, value in rows]
+
+
+def plain(text: str) -> str:
+    """A foreign text on one line, without what could steer a terminal."""
+    return "".join(c if c.isprintable() else "?" for c in text)[:LONGEST]
+
+
+def _number(value: Any) -> str:
+    return f"{value:.4f}" if isinstance(value, float) else str(value)
+
+
+def table(title: str, checkpoint: Checkpoint, size: int) -> Table:
+    """The facts for a terminal."""
+    from rich.table import Table
+    from rich.text import Text
+
+    made = Table(title=Text(plain(title)), title_justify="left", show_header=False)
+    made.add_column()
+    made.add_column(overflow="fold")
+    for name, value in facts(checkpoint, size):
+        made.add_row(Text(name), Text(value))
+    return made
+
+
+def model_card(checkpoint: Checkpoint, repo: str, size: int) -> str:
+    """The README.md of a repository that holds this checkpoint. The same checkpoint always gives the same card."""
+    about = checkpoint.about
+    rows = facts(checkpoint, size)
+    metrics = [row for row in rows if row[0].startswith("validation ")]
+    targets = sorted({plain(str(t.get("model", "an unnamed target"))) for t in about.targets}) or ["no target"]
+    sections = [
+        f"---\nlicense: {LICENSE}\nlibrary_name: kcg\ntags:\n- tinygrad\n- cost-model\n- autotuning\n---",
+        f"# {_safe(about.name)}: runtimes of tinygrad kernels on {_safe(' and '.join(targets))}",
+        "A predictor of kcg, the kernel optimizer for tinygrad: for a kernel, a schedule "
+        "and a target it says the expected log-runtime, how sure that is, and whether the schedule will fail.",
+        f"```\npython -m kcg.predictor pull {repo} --revision COMMIT --out FOLDER\n"
+        f"python -m kcg.predictor show FOLDER/{PREDICTOR}\n```",
+        "`COMMIT` is the 40 hex digits of a commit of this repository. Everything is read from "
+        f"`{PREDICTOR}`: the numbers of the networks and trees, and in its header what is said here. Nothing is "
+        "executed or unpickled. A kcg with other features than the version below refuses it.",
+        "## What it is", _markdown([row for row in rows if row not in metrics]),
+    ]  # fmt: skip
+    if metrics:
+        sections += [f"## What it reached on the validation part of the split by {_safe(about.split)}",
+                     _markdown([(name.removeprefix("validation "), value) for name, value in metrics])]  # fmt: skip
+    if about.datasets:
+        sections += ["## What it was trained on", _markdown([(name, digest) for name, digest in about.datasets])]
+    if about.settings:
+        told = json.dumps(about.settings, indent=1, sort_keys=True).replace("`", "'")
+        sections += ["## Settings of the training", f"```json\n{told}\n```"]
+    sections += [
+        "## Where it ends",
+        "It ranks schedules of one kernel, and is wrong in places: what it picks is to be measured and verified. Of a "
+        "kernel with an operation, or a machine, that training never showed, it says that it is unsure.",
+    ]
+    return "\n\n".join(sections) + "\n"
+
+
+def _safe(text: str) -> str:
+    return html.escape(plain(text), quote=False).replace("|", "\\|").replace("`", "'")
+
+
+def _markdown(rows: list[tuple[str, str]]) -> str:
+    return "\n".join(["| | |", "|---|---|", *(f"| {_safe(name)} | {_safe(value)} |" for name, value in rows)])

@@ -1,0 +1,165 @@
+"""Predictions of one kernel corrected by what was measured of it, in the features that the networks themselves learned.
+
+What a measurement left over of a prediction (measured minus predicted log-runtime) is taken for the sum of a constant
+that all schedules of the kernel share, a linear function of the networks' last hidden state, something that schedules
+with like hidden states share (it fades with their distance, as exp(-distance)), and what is particular to one schedule:
+Bayesian regression in its closed form (Rasmussen & Williams, 2006, chapters 2 and 5). How much of each to expect is not
+fixed: every combination of a small grid is fitted and counts by its marginal likelihood, so that few measurements
+change little of what the grid expects and many decide. Of held-out kernels, the marginal likelihood is higher with both
+the linear and the fading part than with either alone.
+
+Measurements of kin, kernels that differ in sizes only, count as measurements with more noise and another constant.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from kcg.predictor.encode import Array
+
+if TYPE_CHECKING:
+    from kcg.predictor.batches import Batch
+    from kcg.predictor.gnn import Net
+
+CONSTANT: Final = 1.0
+"""Standard deviation, in log-seconds, of what all schedules of a kernel share: a predictor that ranks a new kernel well
+may place it badly. With less, the level would be taken for news about the features."""
+LINEAR: Final = (0.0, 0.3)  # standard deviation of what is linear in the features
+LOCAL: Final = (0.1, 0.2, 0.4)  # of what schedules with like features share
+LENGTH: Final = (0.4, 0.8)  # how far apart those are, in units of the usual distance from the kernel's centre
+NOISE: Final = (0.05, 0.1, 0.2)  # of what is particular to a schedule
+KIN_CONSTANT: Final = 0.3  # of what a kernel and its kin do not share
+KIN_NOISE: Final = 2.0  # by which the noise of what was measured of kin is multiplied
+MOST: Final = 128  # measurements that are kept, so that a correction of 10,000 schedules takes a fraction of a second
+LEAST_SHARE: Final = 0.02  # of a combination of the grid: the others change nothing that would be seen
+LEAST_SCALE: Final = 1e-6
+FARTHEST: Final = 8.0  # from the centre: embeddings beyond are brought nearer
+WORST: Final = 3.0  # log-seconds: of a residual beyond, the sign alone is news
+
+
+def embedded(nets: Iterable[Net], batch: Batch) -> Array:
+    """(n, sum of hidden) float64: the last hidden states of all networks, side by side."""
+    import torch
+
+    with torch.inference_mode():
+        states = [net.embed_graphs(batch).double().cpu().numpy() for net in nets]
+    return np.concatenate(states, 1) if states else np.zeros((len(batch), 0))
+
+
+@dataclass(frozen=True)
+class _Fit:
+    """One combination of the grid, fitted to what was measured."""
+
+    weight: float  # its share among all
+    linear: float  # variance
+    local: float  # variance
+    length: float
+    noise: float  # variance
+    factor: Array  # (m, m) inverse of the lower Cholesky factor of the measured residuals' covariance
+    solved: Array  # (m,) the covariance's inverse times the residuals
+
+
+class Correction:
+    """The correction for one kernel: `observe` what was measured, then ask `corrected`."""
+
+    def __init__(self, reference: Array) -> None:
+        """`reference` (r, d) are embeddings of some schedules of the kernel, at least one: what is usual for it."""
+        reference = np.asarray(reference, np.float64)
+        reference = reference[np.isfinite(reference).all(1)]
+        self._centre = reference.mean(0) if len(reference) else np.zeros(reference.shape[1])
+        spread = float(np.sqrt(np.square(reference - self._centre).sum(1).mean())) if len(reference) else 0.0
+        self._scale = spread if spread > LEAST_SCALE else 1.0
+        self._x = np.zeros((0, reference.shape[1]))
+        self._left = np.zeros(0)
+        self._kin = np.zeros(0, np.int64)  # 0 for the kernel itself, else which of its kin
+        self._fits: list[_Fit] | None = None
+
+    def __len__(self) -> int:
+        return len(self._left)
+
+    def observe(self, embedding: Array, predicted: Array, measured: Array, *, kin: int = 0) -> None:
+        """Take in measurements: embeddings (n, d), predicted and measured log-seconds (n,).
+
+        A failed one has a `measured` that is not finite and teaches nothing here. Measurements of a kernel of the same
+        twin class have a number of that kernel, from 1, as `kin`; their embeddings are of the same networks.
+        """
+        left = np.asarray(measured, np.float64) - np.asarray(predicted, np.float64)
+        x = self._scaled(embedding)
+        usable = np.isfinite(left) & np.isfinite(x).all(1)
+        # the kernel's own come last, so that those of kin are the first to be forgotten
+        own = self._kin == 0
+        parts = [(self._x[~own], self._left[~own], self._kin[~own]), (self._x[own], self._left[own], self._kin[own])]
+        new = (x[usable], np.clip(left[usable], -WORST, WORST), np.full(int(usable.sum()), kin, np.int64))
+        parts.insert(1 if kin else 2, new)
+        self._x, self._left, self._kin = (np.concatenate([part[i] for part in parts])[-MOST:] for i in range(3))
+        self._fits = None
+
+    def corrected(self, embedding: Array, predicted: Array, sigma: Array) -> tuple[Array, Array]:
+        """(n,) each: the corrected mean and standard deviation of log-runtimes; those given where nothing was measured.
+
+        `sigma` never grows. It shrinks by what the measurements tell of a schedule: much where one like it was
+        measured, not at all far from them.
+        """
+        predicted, sigma = np.asarray(predicted, np.float64), np.asarray(sigma, np.float64)
+        if not len(self):
+            return predicted, sigma
+        if self._fits is None:
+            self._fits = self._fitted()
+        x = self._scaled(embedding)
+        usable = np.asarray(np.isfinite(x).all(1))
+        x = np.where(usable[:, None], x, 0.0)
+        near, own = x @ self._x.T, np.square(x).sum(1)
+        far = _distances(near, own, np.square(self._x).sum(1))
+        fading = {length: np.exp(-far / length) for length in {fit.length for fit in self._fits}}
+        shared = CONSTANT**2 - KIN_CONSTANT**2 * (self._kin > 0)
+        change, second, before = np.zeros(len(x)), np.zeros(len(x)), np.zeros(len(x))
+        for fit in self._fits:
+            covariance = shared + fit.linear * near + fit.local * fading[fit.length]
+            told = covariance @ fit.solved
+            unknown = fit.linear * own + fit.local + fit.noise  # but for the constant, which orders nothing
+            left = CONSTANT**2 + unknown - np.square(covariance @ fit.factor.T).sum(1)
+            change += fit.weight * told
+            second += fit.weight * (np.maximum(left, fit.noise) + np.square(told))
+            before += fit.weight * unknown
+        shrunk = np.sqrt(np.clip((second - np.square(change)) / before, 0.0, 1.0))
+        mean, deviation = predicted + change, sigma * shrunk
+        broken = ~(usable & np.isfinite(mean) & np.isfinite(deviation))
+        return np.where(broken, predicted, mean), np.where(broken, sigma, deviation)
+
+    def _scaled(self, embedding: Array) -> Array:
+        x = (np.asarray(embedding, np.float64) - self._centre) / self._scale
+        with np.errstate(invalid="ignore", over="ignore"):
+            length = np.sqrt(np.square(x).sum(1, keepdims=True))
+            return np.asarray(x * np.minimum(1.0, FARTHEST / np.maximum(length, LEAST_SCALE)))
+
+    def _fitted(self) -> list[_Fit]:
+        """Every combination of the grid that has a share in the answer."""
+        near = self._x @ self._x.T
+        far = _distances(near, np.diag(near), np.diag(near))
+        same = self._kin[:, None] == self._kin[None]
+        shared = np.where(same, CONSTANT**2, CONSTANT**2 - KIN_CONSTANT**2)
+        noisy = np.where(self._kin > 0, KIN_NOISE**2, 1.0)
+        made, likelihoods = [], []
+        for linear, local, length, noise in itertools.product(LINEAR, LOCAL, LENGTH, NOISE):
+            covariance = shared + linear**2 * near + local**2 * np.exp(-far / length) + np.diag(noise**2 * noisy)
+            lower = np.linalg.cholesky(covariance)
+            factor = np.linalg.inv(lower)
+            whitened = factor @ self._left
+            likelihoods.append(-np.square(whitened).sum() / 2 - np.log(np.diag(lower)).sum())
+            made.append(_Fit(0.0, linear**2, local**2, length, noise**2, factor, factor.T @ whitened))
+        weights = np.exp(np.array(likelihoods) - max(likelihoods))
+        weights = np.where(weights < LEAST_SHARE * weights.sum(), 0.0, weights)
+        if not weights.any():
+            weights = np.ones(len(made))
+        weights /= weights.sum()
+        return [replace(fit, weight=float(w)) for fit, w in zip(made, weights, strict=True) if w > 0]
+
+
+def _distances(products: Array, one: Array, other: Array) -> Array:
+    """(n, m) Euclidean distances, from the products of all pairs and the squared lengths."""
+    return np.asarray(np.sqrt(np.maximum(one[:, None] + other[None] - 2 * products, 0.0)))

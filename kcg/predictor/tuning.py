@@ -1,0 +1,159 @@
+"""Hyper-parameters by trial: an optuna study over the validation part, kept in a folder and gone on with.
+
+Every trial is one network. Its score after each look at the validation part goes to the study, which ends what is worse
+than the median of the trials so far (Golovin et al. 2017); the next trial is drawn by TPE (Bergstra et al. 2011).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kcg.dataset.reading import read_export
+from kcg.errors import DataError, UsageError
+from kcg.predictor.data import load
+from kcg.predictor.ensemble import validation_rows
+from kcg.predictor.fit import STATE, Fit
+from kcg.predictor.floors import floors_of
+from kcg.predictor.settings import TrainingSettings, names_of, with_values
+from kcg.predictor.tracking import Tracker
+from kcg.types import canonical_json, content_id
+
+log = logging.getLogger(__name__)
+
+STUDY, BEST = "study.sqlite", "best.json"
+FIRST_TRIALS = 5  # before any is ended early, and before the sampler trusts what it saw
+
+SPACE: dict[str, Callable[[Any], Any]] = {
+    "net.hidden": lambda t: t.suggest_categorical("net.hidden", [48, 64, 96, 128]),
+    "net.layers": lambda t: t.suggest_int("net.layers", 1, 5),
+    "net.dropout": lambda t: t.suggest_float("net.dropout", 0.0, 0.3),
+    "learning_rate": lambda t: t.suggest_float("learning_rate", 3e-4, 6e-3, log=True),
+    "weight_decay": lambda t: t.suggest_float("weight_decay", 1e-5, 3e-2, log=True),
+    "average": lambda t: t.suggest_categorical("average", [0.98, 0.99, 0.995, 0.998]),
+    "kernels_a_step": lambda t: t.suggest_categorical("kernels_a_step", [12, 24, 48]),
+    "schedules_a_kernel": lambda t: t.suggest_categorical("schedules_a_kernel", [16, 24, 32]),
+    "weights.listwise": lambda t: t.suggest_float("weights.listwise", 0.0, 1.0),
+    "weights.time": lambda t: t.suggest_float("weights.time", 0.1, 1.0),
+}  # fmt: skip
+"""What is tried, by the name of the setting."""
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """The best of a study."""
+
+    path: Path  # the settings, for `--settings`
+    values: dict[str, Any]
+    score: float
+    trials: int
+
+    def line(self) -> str:
+        """One line for the user."""
+        told = ", ".join(f"{k} {v:.3g}" if isinstance(v, float) else f"{k} {v}" for k, v in self.values.items())
+        return f"{self.path}: best of {self.trials} trials has pairwise + top-1 {self.score:.4f}: {told}"
+
+
+class _OutOfTime(Exception):
+    """The budget ended within a trial, which is gone on with the next time."""
+
+
+def tune(
+    data: Path, out: Path, settings: TrainingSettings, *, trials: int = 30, budget_s: float | None = None,
+    device: str = "cpu",
+) -> Tuned:  # fmt: skip
+    """Go on with the study in `out` until it has so many trials or the time is over; `out/best.json` has the best.
+
+    `settings` are those that are not tried. Raises DataError where the export cannot be read, has no validation part,
+    or `out` holds a study of other settings or another dataset, and UsageError without optuna or without one trial.
+    """
+    try:
+        import optuna
+    except ImportError as error:
+        raise UsageError("tuning needs optuna, which is not installed: pip install kcg[train]") from error
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    export = read_export(data)
+    rows, floors = load(data, say=log.info), floors_of(export)
+    if not len(validation_rows(rows, settings.fit.split)):
+        raise DataError(f"{data} has no validation part under the split by {settings.fit.split}: nothing to tune by")
+    end = time.monotonic() + (math.inf if budget_s is None else budget_s)
+    study = _study(out, settings, dict(rows.checksums))
+
+    def objective(trial: Any) -> float:
+        values = {name: suggest(trial) for name, suggest in SPACE.items()}
+        folder = out / "trials" / content_id(values)[:16]
+        with Tracker(folder) as tracker:
+
+            def tell(line: dict[str, Any]) -> None:
+                tracker.log(line)
+                if "validation/pairwise" in line:
+                    score = line["validation/pairwise"] + line["validation/top1_mean"]
+                    if math.isfinite(score):
+                        trial.report(score, line["epoch"])
+                    if trial.should_prune():
+                        raise optuna.TrialPruned
+                if time.monotonic() > end:
+                    raise _OutOfTime
+
+            fit = Fit(rows, with_values(settings, values).fit, folder, floors=floors, device=device, log=tell)
+            fit.run()
+        (folder / STATE).unlink(missing_ok=True)  # the metrics stay
+        if not math.isfinite(fit.progress.best_score):
+            raise optuna.TrialPruned
+        log.info("trial %d: %.4f %s", trial.number, fit.progress.best_score, canonical_json(values))
+        return fit.progress.best_score
+
+    ended = (optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.PRUNED)
+    while time.monotonic() < end and len(study.get_trials(deepcopy=False, states=ended)) < trials:
+        try:
+            study.optimize(objective, n_trials=1)
+        except _OutOfTime:
+            break
+    complete = study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.COMPLETE,))
+    if not complete:
+        raise UsageError(f"no trial was completed: give --budget more time, then run again to go on with {out}")
+    best = study.best_trial
+    partial = out / f"{BEST}.part"
+    partial.write_text(json.dumps(best.params, indent=1, sort_keys=True) + "\n")
+    partial.replace(out / BEST)
+    return Tuned(out / BEST, dict(best.params), float(best.value), len(study.get_trials(deepcopy=False, states=ended)))
+
+
+def _study(out: Path, settings: TrainingSettings, checksums: dict[str, str]) -> Any:
+    """The study of a folder, new or gone on with; trials that were cut stand in line again. Raises DataError."""
+    import optuna
+    from sqlalchemy.exc import SQLAlchemyError
+
+    out.mkdir(parents=True, exist_ok=True)
+    fixed = {name: value for name, value in names_of(settings).items() if name not in SPACE}
+    identity = canonical_json({"settings": fixed, "datasets": checksums, "space": sorted(SPACE)})
+    try:
+        storage = optuna.storages.RDBStorage(f"sqlite:///{(out / STUDY).resolve()}")
+        study = optuna.create_study(
+            storage=storage, study_name="predictor", direction="maximize", load_if_exists=True,
+            pruner=optuna.pruners.MedianPruner(n_startup_trials=FIRST_TRIALS, n_warmup_steps=settings.fit.epochs // 8),
+        )  # fmt: skip
+    except (SQLAlchemyError, RuntimeError) as error:
+        raise DataError(f"{out / STUDY} cannot be read as a study ({str(error).splitlines()[0]}): remove it") from error
+    if study.user_attrs.get("identity", identity) != identity:
+        raise DataError(f"{out} holds a study of other settings or another dataset: name another folder")
+    study.set_user_attr("identity", identity)
+    known = study.get_trials(deepcopy=False)
+    # drawn anew each time, or a study that goes on would begin with the draws that it began with
+    study.sampler = optuna.samplers.TPESampler(n_startup_trials=FIRST_TRIALS, seed=settings.fit.seed + len(known))
+    state = optuna.trial.TrialState
+    told: list[Any] = [trial.params for trial in known if trial.state in (state.COMPLETE, state.PRUNED)]
+    told += [trial.system_attrs.get("fixed_params") for trial in known if trial.state == state.WAITING]
+    for trial in known:
+        if trial.state == state.RUNNING:
+            study.tell(trial.number, state=state.FAIL)
+        if trial.state in (state.RUNNING, state.FAIL) and trial.params and trial.params not in told:
+            study.enqueue_trial(trial.params)
+            told.append(trial.params)
+    return study

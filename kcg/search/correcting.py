@@ -1,0 +1,95 @@
+"""Corrections of a predictor compared on recorded schedules: what each would have measured, and found.
+
+Beside no correction there are two: `kcg.search.calibration`, by Opts, and `kcg.predictor.correction`, by what the
+networks see in a schedule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from kcg.predictor.correction import Correction
+from kcg.predictor.encode import Array
+from kcg.search.calibration import Calibration, Trial
+from kcg.types import Prediction, Schedule
+
+BUDGETS: Final = (0, 4, 8, 16)  # measurements
+BATCH: Final = 4  # of them at a time
+ORDERS: Final = ("greedy", "predicted", "random")
+
+
+@dataclass(frozen=True)
+class Pool:
+    """n schedules of one kernel, all measured."""
+
+    predicted: Array  # (n,) log-seconds
+    sigma: Array  # (n,) log-seconds
+    embedding: Array  # (n, d)
+    log_s: Array  # (n,) measured; NaN where it failed
+    steps: tuple[int, ...]  # the set of each one's Opts, a bit each
+
+
+def steps_of(schedules: Sequence[Schedule]) -> tuple[int, ...]:
+    """The set of each schedule's Opts, a bit each; an Opt that comes twice has two."""
+    bits: dict[tuple[str, int], int] = {}
+    found = []
+    for schedule in schedules:
+        names = [str(opt) for opt in schedule.opts]
+        marks = [(name, names[:i].count(name)) for i, name in enumerate(names)]
+        found.append(sum(1 << bits.setdefault(mark, len(bits)) for mark in marks))
+    return tuple(found)
+
+
+def _nothing(pool: Pool, done: list[int]) -> Array:
+    return pool.predicted
+
+
+def _calibrated(pool: Pool, done: list[int]) -> Array:
+    line = Calibration()
+    for i in done:
+        measured = float(pool.log_s[i])
+        line.add(Trial(pool.steps[i], float(pool.predicted[i]), None if np.isnan(measured) else measured))
+    said = zip(pool.predicted.tolist(), pool.steps, strict=True)
+    return np.array([line.expected(Prediction(p), line.evidence(s)).log_runtime for p, s in said])
+
+
+def _regressed(pool: Pool, done: list[int]) -> Array:
+    correction = Correction(pool.embedding)
+    correction.observe(pool.embedding[done], pool.predicted[done], pool.log_s[done])
+    return correction.corrected(pool.embedding, pool.predicted, pool.sigma)[0]
+
+
+Method = Callable[[Pool, list[int]], Array]
+METHODS: Final[dict[str, Method]] = {"none": _nothing, "calibration": _calibrated, "regression": _regressed}
+"""By name: (n,) corrected log-seconds of a pool, of which some schedules were measured."""
+
+
+def play(pool: Pool, method: Method, *, order: str, seed: int = 0) -> list[float]:
+    """The score after each of `BUDGETS` measurements: the best time over that of the best schedule known.
+
+    `order` says what is measured: the first in the corrected order (greedy) or in the uncorrected one (predicted), and
+    known is the best among the measured and the one then predicted best. With random ones the predicted best alone
+    counts, against the best of what is left. What failed is as slow as the slowest.
+    """
+    log_s = np.where(np.isnan(pool.log_s), np.nanmax(pool.log_s), pool.log_s)
+    drawn = np.random.default_rng(seed).permutation(len(log_s))
+    first = np.argsort(pool.predicted, kind="stable")
+    done: list[int] = []
+    scores = []
+    for budget in BUDGETS:
+        while len(done) < min(budget, len(log_s) - 1):
+            key = drawn if order == "random" else first
+            if order == "greedy":
+                key = np.argsort(method(pool, done), kind="stable")
+            done += [int(i) for i in key[~np.isin(key, done)][: min(BATCH, budget - len(done))]]
+        rest = np.setdiff1d(np.arange(len(log_s)), done)
+        picked = log_s[rest[np.argmin(method(pool, done)[rest])]]
+        if order == "random":
+            scores.append(float(np.exp(log_s[rest].min() - picked)))
+        else:
+            scores.append(float(np.exp(log_s.min() - min(picked, log_s[done].min(initial=picked)))))
+    return scores
