@@ -149,11 +149,13 @@ def test_ctrl_c_writes_the_best_so_far_and_says_how_to_resume(tmp_path: Path) ->
     assert not any(r.chosen.verification.passed for r in result.regions), "what was not verified is not called so"
 
 
-def test_an_earlier_journal_is_set_aside_not_deleted(tmp_path: Path) -> None:
+def test_an_earlier_journal_is_kept_and_a_budget_too_small_to_search_is_said(tmp_path: Path) -> None:
     old = tmp_path / "journal.sqlite"
     old.write_bytes(b"something precious")
-    done = run(SCRIPT, "--budget", "30s", "--measurements", "1", "--report", tmp_path, "--quiet", "--", "16")
-    assert done.returncode != ExitCode.INTERNAL, done.stderr
+    done = run(SCRIPT, "--budget", "1s", "--report", tmp_path, "--quiet", "--", "16")
+    assert done.returncode == ExitCode.BUDGET_HIT, done.stderr
+    result = read_result(tmp_path / "RESULT.json")
+    assert not result.complete and any(w.startswith("nothing was searched") for w in result.warnings)
     kept = list(tmp_path.glob("journal-*.sqlite"))
     assert [p.read_bytes() for p in kept] == [b"something precious"]
 

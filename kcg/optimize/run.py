@@ -59,7 +59,7 @@ def optimize(settings: Settings, progress: Progress, *, started: float | None = 
                 f"the budget of {settings.budget_s:g} s is less than timing and verifying the kernels takes"
             )
         result = replace(
-            result, model_check=check, complete=not (ended_early or session.interrupted or over),
+            result, model_check=check, complete=not (ended_early or session.interrupted or over or session.unsearched),
             search_s=time.monotonic() - session.started, warnings=tuple(session.warnings),
         )  # fmt: skip
         return _written(session, result)

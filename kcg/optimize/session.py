@@ -98,6 +98,7 @@ class Session:
         self.failures: Counter[str] = Counter()
         self.warnings: list[str] = []
         self.interrupted = False
+        self.unsearched = False  # there was no time to search at all
         self.pace_s = 0.3  # seconds that a first measurement of a kernel takes, all included; measured on the way
         self.works: list[RegionWork] = []
         self.judged: dict[str, RegionResult] = {}  # by region, as far as the finals have come
@@ -324,7 +325,13 @@ class Session:
         if self.settings.budget_s is not None:
             self.ledger.deadline = self.started + self.settings.budget_s - self.final_cost_s()
         if self.settings.measurements and self.ledger.exhausted:
-            self.warnings.append("timing tinygrad's own schedules used up the budget: nothing was searched")
+            self.warnings.append("timing tinygrad's own schedules used up the measurements: nothing was searched")
+        elif self.settings.measurements is None and self.ledger.exhausted:
+            self.unsearched = True
+            self.warnings.append(
+                "nothing was searched: timing tinygrad's own schedules and judging what is chosen take the whole budget "
+                f"(about {time.monotonic() - self.started:.0f} s and {self.final_cost_s():.0f} s); give it more"
+            )
         if self.settings.measurements == 0:
             self._predict_only(predictor)
         elif name.partition(":")[0] == TINY_BEAM:
