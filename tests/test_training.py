@@ -37,6 +37,7 @@ from kcg.predictor.ensemble import (
     validation_rows,
 )
 from kcg.predictor.floors import floors_of
+from kcg.predictor.gnn import Net
 from kcg.predictor.learned import LearnedPredictor
 from kcg.predictor.metrics import Floors, scores, summary
 from kcg.predictor.settings import TrainingSettings, names_of, parsed, read_settings, with_values
@@ -49,7 +50,7 @@ from tests.test_journal import fill, measurement
 ROOT = Path(__file__).parent.parent
 WAIT_S = 120.0
 TINY = {
-    "members": 2, "epochs": 5, "kernels_a_step": 6, "schedules_a_kernel": 12, "learning_rate": 6e-3, "average": 0.8,
+    "members": 2, "epochs": 4, "kernels_a_step": 6, "schedules_a_kernel": 12, "learning_rate": 6e-3, "average": 0.8,
     "validate_every": 2, "net.hidden": 16, "net.layers": 1, "trees.rounds": 60, "trees.least_rows": 5,
 }  # fmt: skip
 SETTINGS = with_values(TrainingSettings(), TINY)
@@ -245,6 +246,9 @@ def test_a_checkpoint_that_would_be_too_large_is_said_before_the_networks_are_tr
     with pytest.raises(UsageError, match="more than the 5 MB"):
         train(folder, tmp_path, with_values(SETTINGS, {"members": 9, "net.hidden": 128, "net.layers": 3}))
     assert not (tmp_path / "member-0").exists()
+    usual = TrainingSettings()
+    each = 2 * sum(values.numel() for values in Net(usual.fit.net).state_dict().values())
+    assert usual.members * each < MOST_BYTES - 1_800_000, "what is left has room for the usual trees"
 
 
 def test_the_command_refuses_in_one_line(tmp_path: Path) -> None:

@@ -216,7 +216,7 @@ class Session:
                 if row.status in PASSING or (row.status == Status.TIMEOUT and row.sampler == "hand-coded"):
                     continue  # says little of the schedule: it is measured again
                 if work is not None and row.early_stop and row.cache_state == CacheState.COLD:
-                    work.known[row.schedule] = _observation(row)
+                    work.known[row.schedule] = Observation.of(row)
                     self.service.remember(row)
                     self._charge(work, row)
             self.ledger.compilations = 0
@@ -269,7 +269,7 @@ class Session:
 
             def done(m: Future[Measurement], work: RegionWork = work, future: Future[Observation] = future) -> None:
                 self._charge(work, m.result())
-                future.set_result(_observation(m.result()))
+                future.set_result(Observation.of(m.result()))
 
             measured.add_done_callback(done)
             futures.append(future)
@@ -328,10 +328,8 @@ class Session:
             self.warnings.append("timing tinygrad's own schedules used up the measurements: nothing was searched")
         elif self.settings.measurements is None and self.ledger.exhausted:
             self.unsearched = True
-            self.warnings.append(
-                "nothing was searched: timing tinygrad's own schedules and judging what is chosen take the whole budget "
-                f"(about {time.monotonic() - self.started:.0f} s and {self.final_cost_s():.0f} s); give it more"
-            )
+            needed_s = time.monotonic() - self.started + self.final_cost_s()
+            self.warnings.append(f"nothing was searched: timing and judging alone take about {needed_s:.0f} s")
         if self.settings.measurements == 0:
             self._predict_only(predictor)
         elif name.partition(":")[0] == TINY_BEAM:
@@ -420,8 +418,3 @@ class Session:
             done_s=elapsed, budget_s=self.settings.budget_s, measurements=self.ledger.measurements,
             total_s=total if complete else None, kernels=kernels, note=note,
         )  # fmt: skip
-
-
-def _observation(row: Measurement) -> Observation:
-    runtime = row.median_s if row.status == Status.OK else None
-    return Observation(row.schedule, row.status, runtime, row.binary_hash, row.reason)

@@ -102,8 +102,9 @@ class Correction:
     def corrected(self, embedding: Array, predicted: Array, sigma: Array) -> tuple[Array, Array]:
         """(n,) each: the corrected mean and standard deviation of log-runtimes; those given where nothing was measured.
 
-        `sigma` never grows. It shrinks by what the measurements tell of a schedule: much where one like it was
-        measured, not at all far from them.
+        The deviation is the regression's own, and never above the one given: small where a schedule like it was
+        measured, and where what was measured says that little is left over. The networks' spread is not scaled down
+        instead, because it is mostly of the level of a kernel, which the first measurements tell.
         """
         predicted, sigma = np.asarray(predicted, np.float64), np.asarray(sigma, np.float64)
         if not len(self):
@@ -117,17 +118,15 @@ class Correction:
         far = _distances(near, own, np.square(self._x).sum(1))
         fading = {length: np.exp(-far / length) for length in {fit.length for fit in self._fits}}
         shared = CONSTANT**2 - KIN_CONSTANT**2 * (self._kin > 0)
-        change, second, before = np.zeros(len(x)), np.zeros(len(x)), np.zeros(len(x))
+        change, second = np.zeros(len(x)), np.zeros(len(x))
         for fit in self._fits:
             covariance = shared + fit.linear * near + fit.local * fading[fit.length]
             told = covariance @ fit.solved
-            unknown = fit.linear * own + fit.local + fit.noise  # but for the constant, which orders nothing
-            left = CONSTANT**2 + unknown - np.square(covariance @ fit.factor.T).sum(1)
+            unknown = CONSTANT**2 + fit.linear * own + fit.local + fit.noise
+            left = unknown - np.square(covariance @ fit.factor.T).sum(1)
             change += fit.weight * told
             second += fit.weight * (np.maximum(left, fit.noise) + np.square(told))
-            before += fit.weight * unknown
-        shrunk = np.sqrt(np.clip((second - np.square(change)) / before, 0.0, 1.0))
-        mean, deviation = predicted + change, sigma * shrunk
+        mean, deviation = predicted + change, np.minimum(sigma, np.sqrt(np.maximum(second - np.square(change), 0.0)))
         broken = ~(usable & np.isfinite(mean) & np.isfinite(deviation))
         return np.where(broken, predicted, mean), np.where(broken, sigma, deviation)
 

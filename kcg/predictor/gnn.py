@@ -39,7 +39,7 @@ LEAST_LOG_SIGMA, MOST_LOG_SIGMA = -4.0, 2.0
 class NetSettings:
     """The shape of a network. Each switch is a row of the ablation table in `docs/predictor.md`."""
 
-    hidden: int = 96
+    hidden: int = 64
     layers: int = 3
     dropout: float = 0.0
     messages: bool = True  # False: a multilayer perceptron on pooled nodes

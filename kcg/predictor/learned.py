@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,11 +10,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from kcg.errors import DataError, ScheduleError
+from kcg.errors import ScheduleError
 from kcg.kernel.compiler import UOPS_MAX
 from kcg.predictor.batches import GraphSet
 from kcg.predictor.checkpoint import SHIPPED, Checkpoint, read
 from kcg.predictor.encode import Array, encode
+from kcg.predictor.ensemble import Said, blend_of, blended
 from kcg.predictor.features import Graphs, graphs, kernel_features, operations_of, target_features
 from kcg.predictor.trees import pooled
 from kcg.types import Prediction, Schedule, Target
@@ -70,26 +70,24 @@ class LearnedPredictor:
 
     def estimate(self, made: Graphs, kernel_x: Array, target: Target) -> tuple[Array, Array, Array]:
         """(n,) each: log-seconds, their standard deviation, and the probability of failure of graphs of one kernel."""
-        about, n = self.checkpoint.about, len(made)
-        target_x = target_features(target)
-        means, sigmas, logits = [], [], []
+        n, target_x = len(made), target_features(target)
+        outputs: dict[str, list[Array]] = {"rank": [], "log_sigma": [], "failure": []}
         if self.checkpoint.nets:
             zeros = np.zeros(n, np.int64)
             batch = GraphSet(made, zeros, kernel_x[None], target_x[None], zeros[:1]).batch(torch.arange(n))
             with torch.inference_mode():
                 for net in self.checkpoint.nets:
                     output = net(batch)
-                    means.append(output.rank.double().numpy())
-                    sigmas.append(np.exp(output.log_sigma.double().numpy()))
-                    logits.append(output.failure.double().numpy())
-        mean = np.mean(means, 0) if means else np.zeros(n)
-        spread = np.mean(np.square(sigmas), 0) + np.var(means, 0) if means else np.full(n, NEVER_SEEN)
-        if self.checkpoint.trees is not None and about.tree_share > 0:
+                    for name, values in outputs.items():
+                        values.append(getattr(output, name).double().numpy())
+        stacked = {name: np.stack(values) if values else np.zeros((0, n)) for name, values in outputs.items()}
+        blend, trees = blend_of(self.checkpoint), None
+        if self.checkpoint.trees is not None and blend.tree_share > 0:
             rows = [np.broadcast_to(x, (n, len(x))) for x in (kernel_x, target_x)]
             trees = self.checkpoint.trees.predict(pooled(made, *rows))
-            mean = trees if not means else (1 - about.tree_share) * mean + about.tree_share * trees
-        failure = 1 / (1 + np.exp(-np.clip(np.mean(logits, 0), -30, 30))) if logits else np.full(n, 0.02)
-        sigma = np.sqrt(spread) * about.spread_scale
+        found = blended(Said(**stacked, trees=trees), blend)
+        mean, sigma = found["rank"], np.exp(found["log_sigma"])
+        failure = 1 / (1 + np.exp(-np.clip(found["failure"], -30, 30)))
         broken = ~(np.isfinite(mean) & np.isfinite(sigma) & np.isfinite(failure))
         return (
             np.where(broken, 0.0, mean), np.where(broken, IMPOSSIBLE.uncertainty, sigma), np.where(broken, 1.0, failure)
@@ -117,9 +115,4 @@ def load_shipped(target: Target) -> LearnedPredictor | None:
     Raises DataError where the file is there and cannot be used.
     """
     path = shipped_path(target)
-    if not path.is_file():
-        return None
-    predictor = LearnedPredictor(read(path))
-    if not math.isfinite(predictor.checkpoint.about.spread_scale):
-        raise DataError(f"{path} does not hold what it says: train it again")
-    return predictor
+    return LearnedPredictor(read(path)) if path.is_file() else None

@@ -31,7 +31,7 @@ from kcg.predictor.data import TrainingData, load
 from kcg.predictor.encode import Array
 from kcg.predictor.ensemble import Said, chosen, judged, said_by, tree_rows, validation_rows
 from kcg.predictor.features import FEATURES_VERSION, operations_of
-from kcg.predictor.fit import Fit, FitSettings, _rows_of_kernels
+from kcg.predictor.fit import Fit, FitSettings, rows_of_kernels
 from kcg.predictor.floors import floors_of
 from kcg.predictor.gnn import Net
 from kcg.predictor.metrics import Floors
@@ -175,7 +175,7 @@ def _claim(out: Path, settings: TrainingSettings, data: TrainingData) -> None:
 
 def training_rows(data: TrainingData, settings: FitSettings) -> Array:
     """(n,) the rows that have a time, of the kernels that a network of these settings is trained on."""
-    index = np.concatenate([np.zeros(0, np.int64), *_rows_of_kernels(data, settings)])
+    index = np.concatenate([np.zeros(0, np.int64), *rows_of_kernels(data, settings)])
     return np.asarray(index[~data.failed[index]])
 
 

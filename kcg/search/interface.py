@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from kcg.types import Action as Action
-from kcg.types import Prediction, Schedule, Status
+from kcg.types import Measurement, Prediction, Schedule, Status
 
 
 class ActionSpace(Protocol):
@@ -43,6 +43,13 @@ class Observation:
     runtime_s: float | None
     binary_hash: str = ""
     reason: str = ""
+
+    @classmethod
+    def of(cls, row: Measurement) -> Observation:
+        """What a search sees of a row."""
+        return cls(
+            row.schedule, row.status, row.median_s if row.status == Status.OK else None, row.binary_hash, row.reason
+        )
 
     @property
     def time_s(self) -> float:

@@ -1,6 +1,6 @@
 """The figures of `docs/predictor.md`: what each way to predict scores on kernels that it has never seen.
 
-Every function answers one question from a dataset and a checkpoint; `eval_predictor.py` writes the answers down.
+Every function answers one question from a dataset and a checkpoint; `kcg.predictor.evaluation` asks them all.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from kcg.predictor.metrics import (
 from kcg.predictor.roofline import Roofline
 from kcg.types import CacheState, Region, Schedule, ScheduleKind, Status, Target
 
+SHIPPED_ROW = "GNNs and LightGBM (shipped)"
 SHOWN = ("pairwise", "kendall_tau", "top1", "top1_mean", "top5", "top5_mean")
 T_95 = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36}  # Student's t by number of seeds
 
@@ -95,7 +96,7 @@ def table(pool: Pool, checkpoint: Checkpoint, roofline: Array, mlp: Checkpoint |
         rows["LightGBM"] = line(pool, said.trees)
     rows["GNN, one seed"] = seeds_line(pool, said)
     rows["GNNs averaged"] = line(pool, said.rank.mean(0))
-    rows["GNNs and LightGBM (shipped)"] = line(pool, blended(said, blend_of(checkpoint))["rank"])
+    rows[SHIPPED_ROW] = line(pool, blended(said, blend_of(checkpoint))["rank"])
     return rows
 
 
@@ -165,9 +166,8 @@ def by_family(pool: Pool, rank: Array) -> dict[str, dict[str, float]]:
     return found
 
 
-def certainty(pool: Pool, said: Said, blend: Blend, failures: Array) -> dict[str, float]:
-    """Whether spreads are what they say, over the pool, and who fails over all rows of the part (`failures` (n,) are
-    their indices, and `said` is of the pool)."""
+def certainty(pool: Pool, said: Said, blend: Blend) -> dict[str, Any]:
+    """Whether spreads are what they say over the pool, of which `said` is."""
     found = blended(said, blend)
     log_s = pool.data.log_s[pool.index]
     timed = np.isfinite(log_s)
@@ -180,7 +180,7 @@ def certainty(pool: Pool, said: Said, blend: Blend, failures: Array) -> dict[str
         "expected error by decile": [float(np.sqrt((sigma[d] ** 2).mean())) for d in deciles],
         "error by decile": [float(np.sqrt((errors[d] ** 2).mean())) for d in deciles],
         "log error": float(np.sqrt((errors**2).mean())),
-    }  # type: ignore[dict-item]
+    }
 
 
 def failure_auc(data: TrainingData, split: str, checkpoint: Checkpoint, uops_refused: Array) -> dict[str, float]:

@@ -1,0 +1,111 @@
+"""The figures of a predictor as Markdown, put between the marks of a document."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from kcg.errors import DataError
+from kcg.predictor.figures import SHIPPED_ROW
+
+
+def scores_table(rows: dict[str, dict[str, Any]]) -> list[str]:
+    """A Markdown table of figures with intervals."""
+    shown = {
+        "pairwise": "pairwise", "kendall_tau": "Kendall τ", "top1": "top-1", "top1_mean": "top-1, unweighted",
+        "top5": "top-5", "top5_mean": "top-5, unweighted",
+    }  # fmt: skip
+    lines = ["| | " + " | ".join(shown.values()) + " |", "|---|" + "---|" * len(shown)]
+    for name, row in rows.items():
+        cells = []
+        for figure in shown:
+            low, high = row["intervals"][figure]
+            cells.append(f"{row[figure]:.3f} ({low:.3f}–{high:.3f})")
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    first = next(iter(rows.values()))
+    lines += ["", f"{first['kernels']:.0f} kernels, {first['schedules']:.0f} schedules."]
+    return lines
+
+
+def sections(told: dict[str, Any]) -> dict[str, list[str]]:
+    """The generated parts of the document, by the name of their mark."""
+    made = {f"split-{split}": scores_table(values["all"]) for split, values in told["splits"].items()}
+    twins = {k: v[SHIPPED_ROW] for k, v in told["splits"].get("workload", {}).items() if k.endswith("in training")}
+    if twins:
+        made["twins"] = scores_table(twins)
+        made["twins"][-1] = ", ".join(f"{name}: {row['kernels']:.0f} kernels" for name, row in twins.items()) + "."
+    if families := told["splits"].get("kernel", {}).get("families"):
+        made["families"] = [
+            "| family | kernels | pairwise | Kendall τ | top-1 | top-5 |",
+            "|---|---|---|---|---|---|",
+        ] + [
+            f"| {name} | {v['kernels']:.0f} | {v['pairwise']:.3f} | {v['kendall_tau']:.3f} | {v['top1_mean']:.3f} | "
+            f"{v['top5_mean']:.3f} |"
+            for name, v in families.items()
+        ]
+    if "certainty" in told:
+        c = told["certainty"]
+        made["calibration"] = [
+            "| tenth of the schedules, by expected error | expected | found |", "|---|---|---|",
+            *(
+                f"| {i} | {a:.3f} | {b:.3f} |"
+                for i, (a, b) in enumerate(zip(c["expected error by decile"], c["error by decile"], strict=True), 1)
+            ),
+            "", "Root mean squares of log-seconds. Of all errors "
+            + ", ".join(f"{c[f'within {n} %']:.0%} lie in the interval meant for {n} %" for n in (50, 80, 95)) + ".",
+        ]  # fmt: skip
+        f = told["failure"]
+        made["failure"] = [
+            f"AUC {f['failure_auc']:.3f} over {f['failures']:.0f} failures of the test part (the network's head alone: "
+            f"{f['head alone']:.3f})."
+        ]
+    if "worst" in told:
+        made["worst"] = ["| kernel | top-1 | picked | takes | best | takes |", "|---|---|---|---|---|---|"] + [
+            f"| `{w['kernel']}` ({w['region']}) | {w['top1']:.2f} | {_opts(w['picked'])} | {w['picked_us']:.1f} µs, "
+            f"expected {w['picked_predicted_us']:.1f} | {_opts(w['best'])} | {w['best_us']:.1f} µs, expected "
+            f"{w['best_predicted_us']:.1f} |"
+            for w in told["worst"]
+        ]
+    if told["tables"].get("tables"):
+        t = told["tables"]
+        made["tables"] = ["| measured | best of the first predicted | best of random ones |", "|---|---|---|"] + [
+            f"| {k} | {t[f'top{k}']:.3f} ({t[f'top{k}_mean']:.3f} unweighted) | {t[f'random{k}']:.3f} "
+            f"({t[f'random{k}_mean']:.3f}) |"
+            for k in (1, 5, 16, 64)
+        ]
+        made["tables"] += ["", f"{t['tables']} lattices of Flux's kernels; 1 is the lattice's optimum."]
+    if told["noise ceiling"]:
+        n = told["noise ceiling"]
+        made["ceiling"] = [
+            f"The same schedules, timed again on another machine, rank themselves with pairwise {n['pairwise']:.3f}, "
+            f"τ {n['kendall_tau']:.3f} ({n['schedules']:.0f} schedules of {n['kernels']:.0f} kernels)."
+        ]
+    if "speed" in told:
+        s = told["speed"]
+        made["speed"] = ["| phase | µs a candidate | in the worst kernel |", "|---|---|---|"] + [
+            f"| {name} | {value:.0f} | {s['microseconds_of_the_worst'][name]:.0f} |"
+            for name, value in s["microseconds"].items()
+        ]
+        made["speed"] += [
+            "", f"{s['candidates_per_s']:.0f} candidates a second on one core in the median kernel of Flux, "
+            f"{s['worst_candidates_per_s']:.0f} in the worst.",
+        ]  # fmt: skip
+    return made
+
+
+def _opts(opts: list[str]) -> str:
+    return "`" + " ".join(opts) + "`" if opts else "unoptimised"
+
+
+def write_into(document: Path, made: dict[str, list[str]]) -> None:
+    """Put each part between its marks. Raises DataError where a mark has no end."""
+    text = document.read_text()
+    end = "<!-- end -->"
+    for name, lines in made.items():
+        before, mark, after = text.partition(f"<!-- generated: {name} -->")
+        if mark:
+            _, closed, rest = after.partition(end)
+            if not closed:
+                raise DataError(f"{document}: the mark {name} has no end")
+            text = before + mark + "\n".join(["", "", *lines, "", ""]) + end + rest
+    document.write_text(text)

@@ -1,0 +1,114 @@
+"""How many candidate schedules a second a predictor judges, from Opts to a prediction, and where the time goes.
+
+Every candidate is new to the planner and to the predictor, as in a search.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from kcg.dataset.reading import read_export
+from kcg.kernel.space import KernelSpace
+from kcg.predictor.batches import GraphSet
+from kcg.predictor.checkpoint import read
+from kcg.predictor.encode import encode
+from kcg.predictor.features import graphs, kernel_features, target_features
+from kcg.predictor.learned import LearnedPredictor
+from kcg.predictor.trees import pooled
+from kcg.types import RAW, Region, Schedule, Target
+
+
+def candidates(space: KernelSpace, count: int, rng: random.Random) -> list[Schedule]:
+    """Schedules as a search meets them: the steps from the ends of random walks."""
+    found: dict[Schedule, None] = {}
+    for _ in range(20 * count):
+        schedule = RAW
+        for _ in range(rng.randint(0, 5)):
+            schedule = space.random_step(schedule, rng) or schedule
+        for action in rng.sample(steps := space.actions(schedule), min(16, len(steps))):
+            found.setdefault(action.schedule)
+        if len(found) >= count:
+            break
+    return list(found)[:count]
+
+
+def measure(
+    predictor: LearnedPredictor, region: Region, target: Target, count: int, rng: random.Random
+) -> tuple[float, int]:
+    """Candidates a second of one kernel, by a space that has seen none of them, and how many they were."""
+    drawn = candidates(KernelSpace(region, target), count, rng)
+    space = KernelSpace(region, target)
+    predictor.predict(space, drawn[:1])  # the kernel itself is read once
+    rest = drawn[1:]
+    begin = time.perf_counter()
+    predictor.predict(space, rest)
+    return len(rest) / (time.perf_counter() - begin), len(rest)
+
+
+def profile(
+    predictor: LearnedPredictor, region: Region, target: Target, count: int, rng: random.Random
+) -> dict[str, float]:
+    """Microseconds a candidate by phase."""
+    drawn = candidates(KernelSpace(region, target), count, rng)
+    space, spent = KernelSpace(region, target), dict[str, float]()
+    space.table(RAW)
+    last = time.perf_counter()
+
+    def lap(name: str) -> None:
+        nonlocal last
+        now = time.perf_counter()
+        spent[name] = spent.get(name, 0.0) + now - last
+        last = now
+
+    tables = [space.table(schedule) for schedule in drawn]
+    lap("apply the Opts, axis table")
+    uops = [space.uops(schedule) for schedule in drawn]
+    lap("micro-operations")
+    encoded = encode(tables, uops)
+    lap("arrays")
+    made = graphs(encoded, target)
+    lap("graphs")
+    kernel_x, target_x = kernel_features(region), target_features(target)
+    last = time.perf_counter()
+    zeros = np.zeros(len(made), np.int64)
+    batch = GraphSet(made, zeros, kernel_x[None], target_x[None], zeros[:1]).batch(torch.arange(len(made)))
+    with torch.inference_mode():
+        for net in predictor.checkpoint.nets:
+            net(batch)
+    lap("networks")
+    if predictor.checkpoint.trees is not None:
+        predictor.checkpoint.trees.predict(
+            pooled(made, *(np.broadcast_to(x, (len(made), len(x))) for x in (kernel_x, target_x)))
+        )
+        lap("trees")
+    return {name: 1e6 * seconds / len(drawn) for name, seconds in spent.items()}
+
+
+def speed_of(checkpoint: Path, dataset: Path, family: str, count: int) -> dict[str, Any]:
+    """The figures of one checkpoint on every kernel of a family."""
+    torch.set_num_threads(1)
+    export = read_export(dataset)
+    (target, *_) = export.targets().values()
+    regions = {call.region.id: call.region for w in export.workloads() if w.name == family for call in w.calls}
+    predictor, rng = LearnedPredictor(read(checkpoint)), random.Random(0)
+    rates: dict[str, tuple[float, int]] = {}
+    for region_id, region in sorted(regions.items()):
+        rate, judged = measure(predictor, region, target, count, rng)
+        rates[region_id] = (rate, judged)
+    full = {k: rate for k, (rate, judged) in rates.items() if judged >= count // 2}  # a batch of few is all overhead
+    slowest = min(full, key=full.__getitem__)
+    spent = [profile(predictor, regions[k], target, count, rng) for k in random.Random(1).sample(sorted(full), 8)]
+    return {
+        "candidates_per_s": statistics.median(full.values()), "worst_candidates_per_s": full[slowest],
+        "worst_kernel": slowest[:12], "kernels": len(full), "schedules_each": count,
+        "microseconds": {name: statistics.median(s[name] for s in spent) for name in spent[0]},
+        "microseconds_of_the_worst": profile(predictor, regions[slowest], target, count, rng),
+        "checkpoint": predictor.name, "threads": 1,
+    }  # fmt: skip
