@@ -269,6 +269,11 @@ def test_what_is_no_checkpoint_is_one_line(data: TrainingData, trained: Fit, tmp
     with pytest.raises(DataError, match="does not hold what it says"):
         read(tmp_path / "less")
     about = json.loads(told["kcg"])
+    for huge in ({"hidden": 40_000}, {"hidden": 1000}, {"layers": 10**6}):
+        nets = [{**about["nets"][0], **huge}]
+        save_file(load_file(path), tmp_path / "huge", {"kcg": json.dumps({**about, "nets": nets})})
+        with pytest.raises(DataError, match="does not hold what it says"):
+            read(tmp_path / "huge")
     about["about"]["surprise"] = 1
     save_file(load_file(path), tmp_path / "more", {"kcg": json.dumps(about)})
     with pytest.raises(DataError, match="does not hold what it says"):

@@ -25,7 +25,7 @@ LONGEST = 300  # characters of one text
 def facts(checkpoint: Checkpoint, size: int) -> list[tuple[str, str]]:
     """What it is, what it was trained on, and what it reached: names and values. `size` is in bytes."""
     about = checkpoint.about
-    parts = [f"{len(checkpoint.nets)} networks"] if checkpoint.nets else []
+    parts = [f"{len(checkpoint.nets)} network{'s'[: len(checkpoint.nets) > 1]}"] if checkpoint.nets else []
     if checkpoint.trees is not None:
         parts.append(f"{checkpoint.trees.rounds} trees, {about.tree_share:.0%} of the ranking")
     rows = [

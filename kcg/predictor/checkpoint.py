@@ -21,6 +21,7 @@ from kcg.predictor.trees import Trees
 
 FORMAT = "kcg-predictor-1"
 MOST_BYTES = 5_000_000
+MOST_HIDDEN, MOST_LAYERS = 1024, 16
 TREES = "trees"
 SHIPPED = Path(__file__).parent / "checkpoints"
 
@@ -109,6 +110,10 @@ def read(path: Path) -> Checkpoint:
 
 
 def _net(settings: NetSettings, tensors: dict[str, Tensor], prefix: str) -> Net:
-    net = Net(settings)
-    net.load_state_dict({k.removeprefix(prefix): v.float() for k, v in tensors.items() if k.startswith(prefix)})
+    if not (1 <= settings.hidden <= MOST_HIDDEN and 0 <= settings.layers <= MOST_LAYERS):
+        raise ValueError(f"a network of {settings.layers} layers of {settings.hidden}")
+    with torch.device("meta"):  # nothing is allocated for numbers that are not in the file
+        net = Net(settings)
+    held = {k.removeprefix(prefix): v.float() for k, v in tensors.items() if k.startswith(prefix)}
+    net.load_state_dict(held, assign=True)
     return net.eval()
