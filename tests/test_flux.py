@@ -149,6 +149,7 @@ def test_presets_variants_and_blocks_are_checked() -> None:
         step(model, {**inputs, "guidance": Tensor.empty(1)})
 
 
+@pytest.mark.slow
 def test_mini_loaded_from_safetensors_agrees_with_the_float64_reference(tmp_path: Path) -> None:
     model, empty_inputs = build("mini")
     state, inputs = random_state(model.config), numpy_inputs(model.config)

@@ -8,6 +8,18 @@ from pathlib import Path
 import pytest
 from tinygrad.helpers import Context
 
+SLOW = (
+    "[unet-",
+    "[unet_train]",
+    "[autoencoder_train]",
+    "test_swin",
+    "test_clip",
+    "test_dit",
+    "[gpt2_train]",
+    "[vit_train]",
+)
+"""Two to six seconds each; what they are made of is in the families that are left."""
+
 
 @pytest.fixture(autouse=True)
 def unoptimised() -> Iterator[None]:
@@ -17,9 +29,10 @@ def unoptimised() -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """In float16 a family is the same program with other types: `make test ARGS="-m slow"` checks that, too."""
+    """In float16 a family is the same program with other types. `make test ARGS="-m slow"` checks all of it."""
     here = Path(__file__).parent
     for item in items:
         presets = [v for v in getattr(getattr(item, "callspec", None), "params", {}).values() if isinstance(v, str)]
-        if here in item.path.parents and any(preset.endswith("-f16") for preset in presets):
+        slow = any(preset.endswith("-f16") for preset in presets) or any(name in item.name for name in SLOW)
+        if here in item.path.parents and slow:
             item.add_marker(pytest.mark.slow)

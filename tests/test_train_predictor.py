@@ -156,6 +156,7 @@ def test_what_is_trained_is_not_trained_again_and_another_training_is_refused(fo
         train(folder, out, with_values(SETTINGS, {"seed": 1}))
 
 
+@pytest.mark.slow
 def test_two_processes_train_the_same_networks_as_one(folder: Path, whole: Trained, tmp_path: Path) -> None:
     both = train(folder, tmp_path / "both", with_values(SETTINGS, {"trees.rounds": 0}), devices=("cpu", "cpu"))
     for member in ("member-0", "member-1"):
