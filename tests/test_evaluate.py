@@ -224,6 +224,20 @@ def test_a_sum_of_sums_may_be_added_in_any_order() -> None:
     assert whole.values[0] == 6.0 and not whole.error.any(), "integers are exact in any order"
 
 
+def test_a_sum_over_sums_may_be_added_part_by_part() -> None:
+    # as clang does, and as tinygrad writes it: a constant that is added 488 times is rounded the same way each time
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(488, 64)).astype(np.float32), np.full(64, 0.023364564, np.float32)
+    (ast,) = kernels_of((empty(488, 64) + empty(64)).sum(0))
+    (expected,) = evaluate(ast, {1: x.reshape(-1), 2: y}, sample_points(ast, 64, rng))
+    total = np.zeros(64, np.float32)
+    for row in x:
+        total = (total + row) + y
+    got = total[expected.indices]
+    assert error_ratio(expected, got).max() <= CONFIDENT
+    assert error_ratio(expected, got + 0.01).min() > CONFIDENT
+
+
 def test_infinity_and_nan_must_be_where_the_reference_has_them() -> None:
     nothing = np.zeros(3)
     expected = StoreValues(0, np.arange(3), np.array([np.inf, np.nan, 1.0]), nothing + 1e-7)

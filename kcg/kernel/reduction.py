@@ -14,6 +14,9 @@ from kcg.kernel.numerics import Value, settled, unit_roundoff
 
 Array = NDArray[Any]
 
+CERTAIN = 4.0
+"""An error that is a bound is divided by so much: verification allows so many errors, `evaluate.CONFIDENT`."""
+
 _COMBINE = {Ops.ADD: np.add, Ops.MUL: np.multiply, Ops.MAX: np.maximum}
 
 
@@ -32,6 +35,8 @@ class Fold:
         self._spread: Array = np.zeros(())
         self._shift: Array = np.zeros(())
         self._integral = True
+        self._biased = False  # one part is the same every time: so is the error of adding it, and errors do not cancel
+        self._parts = 1  # a term that is a sum itself is added part by part: `(a + x) + y`, not `a + (x + y)`
 
     def add(self, term: Value, terms: int, outer_axes: int) -> None:
         """One block of `terms` terms along the first of `outer_axes` + 1 axes; fewer axes: the same term every time."""
@@ -47,8 +52,12 @@ class Fold:
         block = np.asarray(combine.reduce(data, axis=0, dtype=data.dtype))
         self._result = block if self._result is None else np.asarray(combine(self._result, block))
         if self._is_float and self._op is Ops.ADD:
-            self._squares = self._squares + np.square(data).sum(0)
-            self._integral = self._integral and error is None and bool((data == np.rint(data)).all())
+            parts = [whole(part) for part in term.terms] or [data]
+            self._parts = max(self._parts, len(parts))
+            self._biased = self._biased or any(part.ndim <= outer_axes for part in term.terms)
+            for part in parts:
+                self._squares = self._squares + np.square(part).sum(0)
+                self._integral = self._integral and error is None and bool((part == np.rint(part)).all())
         if error is None:
             return
         if self._op is Ops.MAX:
@@ -69,14 +78,17 @@ class Fold:
             if self._is_float:  # tinygrad compares and selects: with NaN the result depends on the order
                 spread = np.where(np.isnan(result) | np.isnan(spread), np.inf, spread)
             return Value(result, spread if np.any(spread) else None)
-        accumulated = unit_roundoff(self._dtype) * math.sqrt(self._count)
+        accumulated = unit_roundoff(self._dtype) * math.sqrt(self._count * self._parts)
         if self._op is Ops.MUL:
             error = np.abs(result) * (np.sqrt(spread) + accumulated)
         else:
             error = np.sqrt(spread) + np.abs(self._shift)
             # a sum of integers is exact in any order while every partial sum is small: none is above Σ term²
             if not (self._integral and (self._squares * unit_roundoff(self._dtype) <= 0.5).all()):
-                error = error + accumulated * np.maximum(np.abs(result), np.sqrt(self._squares))
+                size = np.maximum(np.abs(result), np.sqrt(self._squares))
+                error = error + accumulated * size
+                if self._biased:
+                    error = error + unit_roundoff(self._dtype) * self._count * size / CERTAIN
         certain = np.isfinite(spread)  # an infinite or NaN result of certain terms is certain
         error = np.where(np.isfinite(result), np.where(np.isnan(error), np.inf, error), np.where(certain, 0.0, np.inf))
         return Value(result, error if np.any(error) else None)

@@ -20,7 +20,9 @@ from torch import Tensor
 
 from kcg.dataset.splits import TRAIN, VALIDATION
 from kcg.errors import DataError
-from kcg.predictor.batches import GraphSet
+from kcg.predictor.ast_gnn import AstNet, AstSet
+from kcg.predictor.ast_graphs import AstGraphs
+from kcg.predictor.batches import CandidateSet, GraphSet
 from kcg.predictor.data import TrainingData
 from kcg.predictor.encode import Array
 from kcg.predictor.gnn import Net, NetSettings, Output
@@ -65,7 +67,7 @@ class _Progress:
     spent_s: float = 0.0
 
 
-def predicted(net: Net, graphs: GraphSet, index: Array) -> dict[str, Array]:
+def predicted(net: Net, graphs: CandidateSet, index: Array) -> dict[str, Array]:
     """What a network says of some rows: `log_s`, `rank`, `log_sigma`, `failure` (a logit), each (m,) float64.
 
     With attention between candidates, those of one kernel that stand together are compared with one another.
@@ -105,18 +107,27 @@ class Fit:
 
     def __init__(
         self, data: TrainingData, settings: FitSettings, folder: Path, *, floors: Floors, device: str = "cpu",
-        log: Log = lambda values: None,
+        log: Log = lambda values: None, asts: AstGraphs | None = None,
     ) -> None:  # fmt: skip
-        """Raises DataError where the split leaves nothing to train on."""
+        """With `asts`, the scheduled ASTs of the rows of `data`, the network reads these instead of the loop nests.
+
+        Raises DataError where the split leaves nothing to train on.
+        """
         self.data, self.settings, self.folder, self.floors, self.log = data, settings, folder, floors, log
         self.device = torch.device(device)
         self.rows = rows_of_kernels(data, settings)
         if not self.rows:
             raise DataError(f"the split by {settings.split} leaves no kernel to train on")
         self.validation = np.flatnonzero(data.part(settings.split, VALIDATION) & evaluation_pool(data))
-        self.graphs = GraphSet(data.graphs, data.kernel, data.kernel_x, data.target_x, data.target, device)
+        known = (data.kernel, data.kernel_x, data.target_x, data.target, device)
+        self.graphs: CandidateSet = GraphSet(data.graphs, *known)
+        if asts is not None:
+            self.graphs = AstSet(asts, data.graphs.schedule, *known)
+        self.form = Net if asts is None else AstNet
         torch.manual_seed(settings.seed)
-        self.net, self.averaged = Net(settings.net).to(device), Net(settings.net).to(device)
+        self.net, self.averaged = self.form(settings.net).to(device), self.form(settings.net).to(device)
+        if not (settings.weights.pairs or settings.weights.listwise):
+            self.net.rank_by_time()
         self._fit_scale()
         self.averaged.load_state_dict(self.net.state_dict())
         self.best: dict[str, Tensor] = {}
@@ -236,9 +247,12 @@ class Fit:
             tensors |= {f"optimizer.{i}.{k}": torch.as_tensor(v) for k, v in state.items()}
         self.folder.mkdir(parents=True, exist_ok=True)
         temporary = self.folder / f"{STATE}.tmp"
-        told = {"progress": asdict(self.progress), "settings": asdict(self.settings), "data": self.data.checksums}
+        told = {"progress": asdict(self.progress), **self._identity()}
         save_file({k: v.contiguous() for k, v in tensors.items()}, temporary, {"progress": json.dumps(told)})
         temporary.replace(self.folder / STATE)
+
+    def _identity(self) -> dict[str, Any]:
+        return {"settings": asdict(self.settings), "data": self.data.checksums, "form": self.form.__name__}
 
     def _resume(self) -> None:
         """Take up what an earlier run of the same settings left. Raises DataError where it was of others."""
@@ -253,8 +267,8 @@ class Fit:
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping
         except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
             raise DataError(f"{path} cannot be read ({error}): remove it to begin again") from error
-        mine = json.loads(json.dumps({"settings": asdict(self.settings), "data": self.data.checksums}))
-        if {name: told[name] for name in mine} != mine:
+        mine = json.loads(json.dumps(self._identity()))
+        if {name: told.get(name, Net.__name__) for name in mine} != mine:  # once there was one form
             raise DataError(f"{path} is of other settings or another dataset: remove it, or name another folder")
         self.progress = _Progress(**told["progress"])
 

@@ -1,0 +1,50 @@
+"""What the ablation tries: the predictor with one thing changed at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+AXES, AST, TREES = "axes", "ast", "trees"
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One row of the table: what is changed, by the names of `settings.names_of`."""
+
+    says: str
+    changes: Mapping[str, Any]
+    form: str = AXES  # of the input; TREES are no network, and have one seed
+    sampled: bool = False  # trained on a sample of the rows
+
+
+VARIANTS: dict[str, Variant] = {
+    "base": Variant("as shipped", {}),
+    "no-messages": Variant("no messages: a perceptron on pooled nodes", {"net.messages": False}),
+    "no-schedule": Variant("without numbers of the whole schedule", {"net.schedule": False}),
+    "no-kernel": Variant("without numbers of the kernel", {"net.kernel": False}),
+    "layers-1": Variant("1 round of messages", {"net.layers": 1}),
+    "layers-2": Variant("2 rounds", {"net.layers": 2}),
+    "layers-4": Variant("4 rounds", {"net.layers": 4}),
+    "hidden-32": Variant("32 wide", {"net.hidden": 32}),
+    "hidden-48": Variant("48 wide", {"net.hidden": 48}),
+    "hidden-128": Variant("128 wide", {"net.hidden": 128}),
+    "dropout": Variant("dropout 0.1", {"net.dropout": 0.1}),
+    "attention": Variant("attention between the candidates of a kernel", {"net.compare": True}),
+    "listwise": Variant("listwise loss instead of pairs", {"weights.pairs": 0.0, "weights.listwise": 1.0}),
+    "pairs-listwise": Variant("pairs and listwise loss", {"weights.pairs": 1.0, "weights.listwise": 1.0}),
+    "time-only": Variant(
+        "loss on time alone", {"weights.pairs": 0.0, "weights.listwise": 0.0, "weights.level": 0.0}
+    ),
+    "no-level": Variant("without the loss on a kernel's level", {"weights.level": 0.0}),
+    "trees": Variant("LightGBM on pooled nodes", {}, TREES),
+    "sampled": Variant("loop nest", {}, AXES, sampled=True),
+    "sampled-no-schedule": Variant(
+        "loop nest, without numbers of the whole schedule", {"net.schedule": False}, AXES, sampled=True
+    ),
+    "ast": Variant("scheduled AST", {}, AST, sampled=True),
+    "ast-no-schedule": Variant(
+        "scheduled AST, without numbers of the whole schedule", {"net.schedule": False}, AST, sampled=True
+    ),
+}  # fmt: skip
