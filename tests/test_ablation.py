@@ -125,6 +125,7 @@ def test_a_time_that_is_over_and_an_unknown_variant(ablation: Ablation) -> None:
         ablate(replace(ablation, variants=("no-message",)))
 
 
+@pytest.mark.slow
 def test_a_killed_run_of_two_processes_leaves_none_and_goes_on(ablation: Ablation, tmp_path: Path) -> None:
     settings = tmp_path / "settings.json"
     settings.write_text(json.dumps(TINY))

@@ -130,6 +130,7 @@ def data(export: Export, tmp_path_factory: pytest.TempPathFactory) -> TrainingDa
     return load(export.folder, cache=tmp_path_factory.mktemp("cache"), workers=1)
 
 
+@pytest.mark.slow
 def test_a_network_learns_from_scheduled_asts(export: Export, data: TrainingData, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     wanted = np.concatenate([rng.permutation(np.flatnonzero(data.kernel == k))[:12] for k in range(len(data.families))])

@@ -32,7 +32,7 @@ def run(*arguments: str | Path, timeout: float = 120) -> subprocess.CompletedPro
 @pytest.fixture(scope="module")
 def optimised(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], Path]:
     folder = tmp_path_factory.mktemp("out")
-    done = run(SCRIPT, "--budget", "60s", "--measurements", "20", "--json", "--report", folder, "--", "32")
+    done = run(SCRIPT, "--budget", "300s", "--measurements", "20", "--json", "--report", folder, "--", "32")
     return done, folder
 
 
@@ -70,7 +70,7 @@ def test_the_report_is_beside_the_result(optimised: tuple[subprocess.CompletedPr
 
 
 def test_nothing_is_measured_with_zero_measurements_but_the_choice_is_verified(tmp_path: Path) -> None:
-    done = run(SCRIPT, "--budget", "60s", "--measurements", "0", "--json", "--report", tmp_path, "--", "16")
+    done = run(SCRIPT, "--budget", "300s", "--measurements", "0", "--json", "--report", tmp_path, "--", "16")
     assert done.returncode in (ExitCode.OK, ExitCode.NOTHING_IMPROVED), done.stderr
     answer = json.loads(done.stdout)
     assert answer["measurements"] == 0
@@ -102,7 +102,7 @@ def _wait_for_rows(journal: Path, count: int, process: subprocess.Popen[str]) ->
 
 
 def test_kill_9_in_the_middle_then_resume_measures_nothing_twice(tmp_path: Path) -> None:
-    arguments = (SCRIPT, "--budget", "60s", "--measurements", "22", "--report", tmp_path)
+    arguments = (SCRIPT, "--budget", "300s", "--measurements", "22", "--report", tmp_path)
     process = subprocess.Popen(command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     journal = tmp_path / "journal.sqlite"
     _wait_for_rows(journal, 12, process)

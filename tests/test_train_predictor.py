@@ -165,6 +165,7 @@ def test_two_processes_train_the_same_networks_as_one(folder: Path, whole: Train
     assert both.metrics["net"]["pairwise"] == pytest.approx(whole.metrics["net"]["pairwise"], abs=1e-3)
 
 
+@pytest.mark.slow
 def test_a_training_that_was_killed_goes_on_and_is_tracked_offline(
     folder: Path, whole: Trained, tmp_path: Path
 ) -> None:

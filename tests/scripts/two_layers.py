@@ -2,11 +2,18 @@
 
 import sys
 
+import numpy as np
 from tinygrad import Tensor, TinyJit
 
-Tensor.manual_seed(0)
+rng = np.random.default_rng(0)
 size = int(sys.argv[1]) if len(sys.argv) > 1 else 64
-first, second = Tensor.randn(size, 2 * size).realize(), Tensor.randn(2 * size, size).realize()
+
+
+def drawn(rows: int, columns: int) -> Tensor:
+    return Tensor(rng.normal(size=(rows, columns)).astype(np.float32)).realize()
+
+
+first, second = drawn(size, 2 * size), drawn(2 * size, size)
 
 
 @TinyJit
@@ -15,5 +22,5 @@ def forward(x: Tensor) -> Tensor:
 
 
 for _ in range(4):
-    out = forward(Tensor.randn(48, size).realize())
+    out = forward(drawn(48, size))
 print(f"sum {out.sum().item():.3f}")
