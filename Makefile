@@ -38,14 +38,15 @@ else
 checks: lint types
 endif
 
-# the faults first, which mostly wait, and ruff and mypy meanwhile; then everything else on two cores
+# the faults first, which mostly wait, and ruff and mypy meanwhile; then everything else: three at once keep two cores busy, since many wait for
+# processes that they start
 tests: $(VENV)/.installed-dev
 ifeq ($(strip $(ARGS)),)
 	@status=0; set -x; \
 	$(MAKE) --no-print-directory --keep-going lint types & \
 	$(BIN)/python -m pytest -rs tests/faults --numprocesses 2 --dist worksteal || status=1; \
 	wait $$! || status=1; \
-	$(BIN)/python -m pytest -rs -m "not slow" --ignore tests/faults --numprocesses 2 --dist loadfile || status=1; \
+	$(BIN)/python -m pytest -rs -m "not slow" --ignore tests/faults --numprocesses 3 --dist loadfile || status=1; \
 	exit $$status
 else
 	$(BIN)/python -m pytest -rs $(ARGS)
