@@ -38,8 +38,8 @@ else
 checks: lint types
 endif
 
-# the faults first, which mostly wait, and ruff and mypy meanwhile; then everything else: three at once keep two cores busy, since many wait for
-# processes that they start
+# the faults first, which mostly wait, and ruff and mypy meanwhile; then everything else: three at once keep two cores
+# busy, since many wait for processes that they start
 tests: $(VENV)/.installed-dev
 ifeq ($(strip $(ARGS)),)
 	@status=0; set -x; \

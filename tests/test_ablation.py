@@ -65,6 +65,7 @@ def test_variants_are_settings_that_exist() -> None:
     assert len({(v.says, v.sampled) for v in VARIANTS.values()}) == len(VARIANTS)
 
 
+@pytest.mark.slow
 def test_what_was_cut_goes_on_and_what_is_there_is_not_trained_again(ablation: Ablation, tmp_path: Path) -> None:
     class Cut(Exception):
         pass

@@ -266,6 +266,7 @@ def test_names_of_workloads() -> None:
         names("zoo/mini")
 
 
+@pytest.mark.slow
 def test_a_campaign_with_tables_for_real(tmp_path: Path) -> None:
     settings = CampaignSettings(
         tmp_path / "j.sqlite", ("rope/mini",), device="CPU:X86", schedules_per_kernel=3, kernels_per_family=2,
