@@ -125,9 +125,9 @@ def test_every_column_status_and_sampler_has_words() -> None:
 
 
 def test_the_samplers_are_those_of_a_campaign() -> None:
-    from kcg.campaign.generate import RETIMED
     from kcg.campaign.settings import DEFAULT_MIX
     from kcg.campaign.tables import LATTICE
+    from kcg.dataset.repeats import RETIMED
 
     asked = (*DEFAULT_MIX, RETIMED, LATTICE)
     assert [name for name in asked if name not in SAMPLERS and name.partition(":")[0] not in SAMPLERS] == []

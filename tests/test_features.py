@@ -20,6 +20,7 @@ from kcg.kernel.space import KernelSpace
 from kcg.kernel.targets import KNOWN_TARGETS
 from kcg.predictor import data as data_module
 from kcg.predictor import encode as encode_module
+from kcg.predictor import kernel_jobs
 from kcg.predictor.batches import Batch, GraphSet
 from kcg.predictor.data import TrainingData, load
 from kcg.predictor.encode import encode, join
@@ -252,7 +253,7 @@ def test_no_dataset_is_one_line(tmp_path: Path) -> None:
 def test_two_processes_make_what_one_makes(folder: Path, loaded: TrainingData, tmp_path: Path) -> None:
     from unittest.mock import patch
 
-    with patch.object(data_module, "CHUNK", 4):
+    with patch.object(kernel_jobs, "CHUNK", 4):
         assert same(load(folder, cache=tmp_path, workers=2).graphs, loaded.graphs)
 
 

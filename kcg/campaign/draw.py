@@ -132,22 +132,19 @@ class _Drawing:
         new = 0
         for schedule in sampler(who, self.view)(rng):
             if self.by_sampler[who] < self.share[who]:
-                # what is left out may be drawn again: the sampler has not come to its end
-                new += self._is_left_out(schedule, who, rng) or self.add(schedule, who)
+                new += self.add(schedule, who, rng)
         if not new and self.room > 0:
             self.ended.add(who)
 
-    def _is_left_out(self, schedule: Schedule, who: str, rng: random.Random) -> bool:
-        """Whether a new random schedule is one of those that are not drawn because compiling them takes long."""
-        key = key_of(self.view.space, schedule)
-        if key is None or key in self.taken or not who.startswith(THINNED):
-            return False
-        return self.view.space.uops(schedule) > LONG_UOPS and rng.random() >= LONG_SHARE
-
-    def add(self, schedule: Schedule, who: str, *, always: bool = False) -> bool:
+    def add(self, schedule: Schedule, who: str, rng: random.Random | None = None, *, always: bool = False) -> bool:
+        """Take a schedule into the batch; whether it is a new one. With `rng` a long random one may be left out, and is
+        new all the same: it may be drawn again, so that its sampler has not come to its end."""
         key = key_of(self.view.space, schedule)
         if key is None or key in self.taken or self.room <= 0:
             return False
+        is_long = rng is not None and who.startswith(THINNED) and self.view.space.uops(schedule) > LONG_UOPS
+        if rng is not None and is_long and rng.random() >= LONG_SHARE:
+            return True
         self.taken.add(key)
         expected = self.view.predictor.predict(self.view.space, [schedule])[0]
         if not always and expected.runtime_s > SLOWEST_S:

@@ -19,6 +19,7 @@ from kcg.campaign.tables import TableTask, table_calls
 from kcg.campaign.task import KernelTask
 from kcg.compat.device import choose_device, prepare
 from kcg.dataset.journal import Journal, Run
+from kcg.dataset.repeats import RETIMED
 from kcg.measure.protocol import PROTOCOL
 from kcg.measure.service import MeasureService, Request
 from kcg.types import Measurement, Schedule, WorkloadCall
@@ -28,7 +29,6 @@ log = logging.getLogger(__name__)
 STOP_ABOVE = 10.0  # a schedule this much slower than the best of its kernel gets one sample only
 FIRST_SHARE = 0.25  # of the schedules of every kernel come before the rest of any, so that a short budget covers all
 TIMEOUT_FACTOR, SHORTEST_TIMEOUT_S, LONGEST_TIMEOUT_S = 200.0, 8.0, 60.0  # of one candidate, by the hand-coded time
-RETIMED = "retime"  # the sampler of what was timed again on another occasion
 MOST_KERNELS_AT_ONCE = 8  # so that compilers work for one kernel while another is on the device, or are all busy
 BATCH_A_WORKER = 4  # schedules of a batch for each compiler: what is under way when the budget ends is finished
 DRAW_TIMEOUT_S = 300.0

@@ -10,10 +10,11 @@ from concurrent.futures import as_completed
 from datetime import UTC, datetime
 from pathlib import Path
 
-from kcg.campaign.generate import LONGEST_TIMEOUT_S, RETIMED, STOP_ABOVE, Say
+from kcg.campaign.generate import LONGEST_TIMEOUT_S, STOP_ABOVE, Say
 from kcg.campaign.settings import CampaignSummary
 from kcg.compat.device import choose_device, prepare
 from kcg.dataset.journal import Journal, Run
+from kcg.dataset.repeats import RETIMED
 from kcg.errors import UsageError
 from kcg.measure.protocol import PROTOCOL
 from kcg.measure.service import MeasureService, Request

@@ -15,6 +15,8 @@ from kcg.dataset.noise import DURATIONS_S
 from kcg.dataset.records import identity_of
 from kcg.types import Measurement
 
+RETIMED = "retime"  # the sampler of what was timed again on another occasion
+
 
 @dataclass(frozen=True)
 class Spread:

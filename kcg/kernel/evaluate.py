@@ -30,11 +30,9 @@ from numpy.typing import NDArray
 
 from kcg.compat.tiny import AddrSpace, AxisType, DType, Invalid, Ops, UOp, dtypes
 from kcg.errors import VerificationError
+from kcg.kernel.numerics import CONFIDENT as CONFIDENT
 from kcg.kernel.numerics import Value, alu, bit_cast, cast, numpy_dtype, settled, unit_roundoff
 from kcg.kernel.reduction import Fold
-
-CONFIDENT = 4.0
-"""How many errors away a correct kernel may be: the largest seen over the tests' kernels and seeds is below 1.5."""
 
 MAX_ELEMENTS = 1 << 18  # of one intermediate array: 2 MiB, so that a dozen of them stay in cache and far below 256 MB
 

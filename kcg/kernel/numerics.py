@@ -18,6 +18,9 @@ from kcg.errors import VerificationError
 
 Array = NDArray[Any]
 
+CONFIDENT = 4.0
+"""How many errors away a correct kernel may be: the largest seen over the tests' kernels and seeds is below 1.5."""
+
 TIPPING = 8.0
 """A comparison whose sides are closer than so many errors may come out either way in a correct kernel."""
 

@@ -10,12 +10,9 @@ from numpy.typing import NDArray
 
 from kcg.compat.tiny import DType, Ops, dtypes
 from kcg.errors import VerificationError
-from kcg.kernel.numerics import Value, settled, unit_roundoff
+from kcg.kernel.numerics import CONFIDENT, Value, settled, unit_roundoff
 
 Array = NDArray[Any]
-
-CERTAIN = 4.0
-"""An error that is a bound is divided by so much: verification allows so many errors, `evaluate.CONFIDENT`."""
 
 _COMBINE = {Ops.ADD: np.add, Ops.MUL: np.multiply, Ops.MAX: np.maximum}
 
@@ -88,7 +85,7 @@ class Fold:
                 size = np.maximum(np.abs(result), np.sqrt(self._squares))
                 error = error + accumulated * size
                 if self._biased:
-                    error = error + unit_roundoff(self._dtype) * self._count * size / CERTAIN
+                    error = error + unit_roundoff(self._dtype) * self._count * size / CONFIDENT  # a bound
         certain = np.isfinite(spread)  # an infinite or NaN result of certain terms is certain
         error = np.where(np.isfinite(result), np.where(np.isnan(error), np.inf, error), np.where(certain, 0.0, np.inf))
         return Value(result, error if np.any(error) else None)

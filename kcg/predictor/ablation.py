@@ -35,11 +35,10 @@ from kcg.predictor.ensemble import Blend, judged, said_by, tree_rows, validation
 from kcg.predictor.features import FEATURES_VERSION
 from kcg.predictor.fit import STATE, Fit, FitSettings, judge, predicted, rows_of_kernels
 from kcg.predictor.floors import floors_of
-from kcg.predictor.metrics import Floors
+from kcg.predictor.metrics import Floors, half_width
 from kcg.predictor.settings import TrainingSettings, names_of, with_values
 from kcg.predictor.tracking import Tracker
-from kcg.predictor.training import training_rows
-from kcg.predictor.trees import Trees
+from kcg.predictor.training import grown
 from kcg.predictor.variants import AST, TREES, VARIANTS, Variant
 from kcg.types import canonical_json, content_id
 
@@ -291,13 +290,8 @@ def _of_net(task: _Task) -> dict[str, float]:
 def _of_trees(task: _Task) -> dict[str, float]:
     data, settings = _data(task.dataset), task.settings
     index = validation_rows(data, settings.fit.split)
-    training, timed = training_rows(data, settings.fit), index[~data.failed[index]]
     began = time.monotonic()
-    trees = Trees.train(
-        tree_rows(data, training), data.log_s[training], data.kernel[training],
-        replace(settings.trees, seed=settings.fit.seed, threads=task.threads),
-        (tree_rows(data, timed), data.log_s[timed]),
-    )  # fmt: skip
+    trees = grown(data, settings, threads=task.threads)
     spent = time.monotonic() - began
     figures = judged(said_by((), trees, data, index), Blend(1.0), data, index, task.floors)["trees"]
     for name in [name for name in figures if name == "failure_auc" or name.startswith("within_")]:
@@ -367,11 +361,8 @@ def table_of(entry: dict[str, Any]) -> list[str]:
 
 
 def _cell(values: Sequence[float]) -> str:
-    from scipy.stats import t
-
     if not values:
         return "–"
     if len(values) == 1:
         return f"{values[0]:.3f}"
-    half = float(t.ppf(0.975, len(values) - 1)) * float(np.std(values, ddof=1)) / math.sqrt(len(values))
-    return f"{np.mean(values):.3f} ± {half:.3f}"
+    return f"{np.mean(values):.3f} ± {half_width(values):.3f}"

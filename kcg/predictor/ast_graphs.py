@@ -8,18 +8,12 @@ these stands one from every range to every load or store that it moves, with the
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import logging
 import math
-import os
-import zipfile
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +21,12 @@ import numpy as np
 
 from kcg.compat.tiny import InvalidType, Ops, Scheduler, UOp, dtypes
 from kcg.dataset.reading import Export
-from kcg.errors import CodecError, DataError, ScheduleError
 from kcg.kernel.axes import INNER, axis_table, nodes_of_addresses
-from kcg.kernel.space import KernelSpace
 from kcg.measure.protocol import PROTOCOL
-from kcg.measure.target import usable_cores
 from kcg.predictor.data import TrainingData
 from kcg.predictor.encode import KINDS, OP_CLASSES, Array
 from kcg.predictor.features import rows_of
-from kcg.types import Region, Schedule, ScheduleKind, Target
+from kcg.predictor.kernel_jobs import KernelJob, cache_folder, in_processes, keep, kept
 
 log = logging.getLogger(__name__)
 
@@ -54,8 +45,6 @@ _AT = {name: NODE_FEATURES.index(name) for name in NODE_FEATURES[len(STRUCTURE) 
 _OTHER_OP = len(STRUCTURE) + len(OP_CLASSES) - 1
 _KIND_AT = {kind: _AT["GLOBAL"] + i for i, kind in enumerate(KINDS)}
 _LARGEST = 64.0  # logarithms of constants end here
-
-CHUNK = 32  # kernels of one job of a worker
 
 
 @dataclass(frozen=True)
@@ -172,15 +161,6 @@ def _describe(u: UOp, row: Array) -> None:
 # ---- the rows of a dataset ----
 
 
-@dataclass(frozen=True)
-class _Job:
-    """Schedules of one kernel."""
-
-    region: Region
-    target: Target
-    bodies: tuple[str, ...]
-
-
 def for_rows(
     export: Export, data: TrainingData, index: Array, *, workers: int | None = None, cache: Path | None = None
 ) -> tuple[Array, AstGraphs]:
@@ -190,17 +170,12 @@ def for_rows(
     the user's cache, or the folder `cache`. Raises DataError where a kernel cannot be read.
     """
     index = np.asarray(index, np.int64)
-    path = (cache or _user_cache()) / f"{_identity(data, index)}.npz"
-    found = _cached(path)
+    path = (cache or cache_folder("asts")) / f"{_identity(data, index)}.npz"
+    found = kept(path, _from_arrays)
+    applies, graphs = _build(export, data, index, workers) if found is None else found
     if found is None:
-        found = _build(export, data, index, workers)
-        _keep(*found, path)
-    applies, graphs = found
+        keep({"applies": applies, **{f.name: getattr(graphs, f.name) for f in fields(AstGraphs)}}, path)
     return index[applies], graphs
-
-
-def _user_cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kcg" / "asts"
 
 
 def _identity(data: TrainingData, index: Array) -> str:
@@ -216,11 +191,11 @@ def _build(export: Export, data: TrainingData, index: Array, workers: int | None
     order = np.argsort(data.kernel[index], kind="stable")
     kernels, starts = np.unique(data.kernel[index][order], return_index=True)
     jobs = [
-        _Job(regions[data.region_ids[k]], targets[data.targets[data.target[k]]], tuple(bodies[i] for i in rows))
+        KernelJob(regions[data.region_ids[k]], targets[data.targets[data.target[k]]], tuple(bodies[i] for i in rows))
         for k, rows in zip(kernels, np.split(order, starts[1:]), strict=True)
     ]
     parts, applied = [], []
-    for part, ok in _made(jobs, workers):
+    for part, ok in in_processes(_of_kernel, jobs, workers):
         parts.append(part)
         applied.append(ok)
     applies = np.zeros(len(index), bool)
@@ -230,63 +205,11 @@ def _build(export: Export, data: TrainingData, index: Array, workers: int | None
     return applies, graphs.take(np.argsort(kept))
 
 
-def _made(jobs: Sequence[_Job], workers: int | None) -> Iterator[tuple[AstGraphs, Array]]:
-    """Graphs, and which schedules apply, for each kernel in order."""
-    chunks = [jobs[i : i + CHUNK] for i in range(0, len(jobs), CHUNK)]
-    workers = min(workers or usable_cores(), len(chunks))
-    done = 0
-    if workers > 1:
-        try:
-            with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-                for part in pool.map(_chunk, chunks):
-                    yield from part
-                    done += 1
-        except BrokenProcessPool as error:  # out of memory, or a script that does its work at import
-            log.warning("the graphs are computed in one process: %s", error)
-    for chunk in chunks[done:]:
-        yield from _chunk(chunk)
-
-
-def _chunk(jobs: Sequence[_Job]) -> list[tuple[AstGraphs, Array]]:
-    return [_of_kernel(job) for job in jobs]
-
-
-def _of_kernel(job: _Job) -> tuple[AstGraphs, Array]:
-    parts, applies = [], np.zeros(len(job.bodies), bool)
-    try:
-        space = KernelSpace(job.region, job.target)
-    except (CodecError, ScheduleError) as error:
-        raise DataError(f"kernel {job.region.id[:12]}: {error}") from error
-    for i, body in enumerate(job.bodies):
-        try:
-            parts.append(ast_graph(space.state(Schedule(ScheduleKind.OPTS, body))))
-            applies[i] = True
-        except ScheduleError as error:
-            log.warning("%s of %s is left out: %s", body, job.region.id[:12], error)
+def _of_kernel(job: KernelJob) -> tuple[AstGraphs, Array]:
+    """Graphs, and which schedules apply."""
+    parts, applies = job.each(lambda space, schedule: ast_graph(space.state(schedule)))
     return joined(parts), applies
 
 
-def _keep(applies: Array, graphs: AstGraphs, path: Path) -> None:
-    """Write the cache, whole or not at all."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("wb") as file:
-            np.savez(file, applies=applies, **{f.name: getattr(graphs, f.name) for f in fields(AstGraphs)})
-        temporary.replace(path)
-    except OSError as error:
-        log.warning("the graphs are not kept for the next time: %s", error)
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
-
-
-def _cached(path: Path) -> tuple[Array, AstGraphs] | None:
-    if not path.is_file():
-        return None
-    try:
-        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
-        return arrays.pop("applies"), AstGraphs(**arrays)
-    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
-        log.warning("%s cannot be read and is made again: %s", path, error)
-        return None
+def _from_arrays(arrays: dict[str, Array]) -> tuple[Array, AstGraphs]:
+    return arrays.pop("applies"), AstGraphs(**arrays)

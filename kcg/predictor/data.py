@@ -6,32 +6,27 @@ dataset's checksums and the version of the features; the second load reads array
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import itertools
 import json
 import logging
-import os
-import zipfile
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from kcg.dataset.reading import Export, read_export
+from kcg.dataset.repeats import RETIMED
 from kcg.dataset.splits import PARTS, SPLITS, TEST_FAMILY, TRAINING_PREFIX
-from kcg.errors import CodecError, DataError, ScheduleError
+from kcg.errors import DataError
 from kcg.measure.jobs import UNJUDGED
 from kcg.measure.protocol import PROTOCOL
-from kcg.measure.target import usable_cores
 from kcg.predictor.encode import Array, encode
 from kcg.predictor.features import FEATURES_VERSION, NAMES, Graphs, graphs, joined, kernel_features, target_features
-from kcg.types import Region, Schedule, ScheduleKind, Status, Target
+from kcg.predictor.kernel_jobs import KernelJob, cache_folder, in_processes, keep, kept
+from kcg.types import Region, ScheduleKind, Status
 
 log = logging.getLogger(__name__)
 
@@ -41,12 +36,10 @@ FAILED = (
 )  # fmt: skip
 """What the failure head learns to expect. A noisy sample says nothing about a schedule."""
 
-CHUNK = 48  # kernels of one job of a worker
 COLUMNS = (
     "region_id", "variables", "target", "schedule_kind", "schedule_body", "status", "reason", "cache_state", "sampler",
     "run_id", "trial", "median_s", "early_stop",
 )  # fmt: skip
-RETIMED = "retime"
 
 
 @dataclass(frozen=True)
@@ -91,15 +84,6 @@ class TrainingData:
         return replace(self, graphs=self.graphs.take(index), **rows)
 
 
-@dataclass(frozen=True)
-class _Job:
-    """Schedules of one kernel."""
-
-    region: Region
-    target: Target
-    bodies: tuple[str, ...]
-
-
 def load(folder: Path | str, *, cache: Path | None = None, workers: int | None = None,
          say: Callable[[str], None] = lambda line: None) -> TrainingData:  # fmt: skip
     """The rows of an export, from the cache where it has them. `cache=None` is the user's own.
@@ -108,18 +92,14 @@ def load(folder: Path | str, *, cache: Path | None = None, workers: int | None =
     than Opts. Raises DataError.
     """
     export = read_export(folder)
-    path = (cache or _user_cache() / "graphs") / f"{_identity(export)}.npz"
-    found = _cached(path)
+    path = (cache or cache_folder("graphs")) / f"{_identity(export)}.npz"
+    found = kept(path, _from_arrays)
     if found is not None:
         return found
     say(f"{folder}: computing graphs, once")
     made = _build(export, workers)
-    _keep(made, path)
+    keep(_as_arrays(made), path)
     return made
-
-
-def _user_cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kcg"
 
 
 def _identity(export: Export) -> str:
@@ -130,37 +110,37 @@ def _identity(export: Export) -> str:
 def _build(export: Export, workers: int | None) -> TrainingData:
     table = export.table(PROTOCOL, COLUMNS)
     columns = {name: _column(table[name]) for name in COLUMNS}
-    kept = _kept(columns)
-    if not len(kept):
+    rows = _wanted(columns)
+    if not len(rows):
         raise DataError(f"{export.folder} has no rows to train on")
     keys: dict[tuple[str, str, str], int] = {}
     kernel = np.array([
         keys.setdefault((columns["region_id"][i], columns["variables"][i], columns["target"][i]), len(keys))
-        for i in kept
+        for i in rows
     ])  # fmt: skip
     order = np.argsort(kernel, kind="stable")
-    kept, kernel = kept[order], kernel[order]
+    rows, kernel = rows[order], kernel[order]
     regions, targets = export.regions(), export.targets()
     ends = np.searchsorted(kernel, np.arange(len(keys) + 1))
     jobs = [
-        _Job(regions[region], targets[target], tuple(columns["schedule_body"][kept[a:b]]))
+        KernelJob(regions[region], targets[target], tuple(columns["schedule_body"][rows[a:b]]))
         for (region, _, target), (a, b) in zip(keys, itertools.pairwise(ends), strict=True)
     ]
-    encoded = list(_encoded(jobs, workers))
+    encoded = list(in_processes(_encode, jobs, workers))
     applies = np.concatenate([ok for _, _, ok in encoded])
     names = sorted({target for _, _, target in keys})
-    status = columns["status"][kept]
-    seconds = np.where(status == Status.OK, columns["median_s"][kept], np.nan).astype(np.float64)
-    runs, run = np.unique(columns["run_id"][kept], return_inverse=True)
-    samplers, sampler = np.unique(columns["sampler"][kept], return_inverse=True)
+    status = columns["status"][rows]
+    seconds = np.where(status == Status.OK, columns["median_s"][rows], np.nan).astype(np.float64)
+    runs, run = np.unique(columns["run_id"][rows], return_inverse=True)
+    samplers, sampler = np.unique(columns["sampler"][rows], return_inverse=True)
     made = TrainingData(
         graphs=joined(part for part, _, _ in encoded), kernel=kernel[applies], run=run[applies],
-        log_s=np.log(seconds)[applies], sampler=sampler[applies], row=kept[applies],
+        log_s=np.log(seconds)[applies], sampler=sampler[applies], row=rows[applies],
         kernel_x=np.stack([x for _, x, _ in encoded]), target_x=np.stack([target_features(targets[t]) for t in names]),
         target=np.array([names.index(target) for _, _, target in keys]),
         region_ids=tuple(region for region, _, _ in keys), targets=tuple(names),
         runs=tuple(runs.tolist()), samplers=tuple(samplers.tolist()), checksums=tuple(sorted(export.checksums.items())),
-        **_of_kernels(export, keys),
+        **_of_kernels(export, regions, keys),
     )  # fmt: skip
     if not len(made):
         raise DataError(f"{export.folder}: none of its schedules applies to its kernel in this tinygrad")
@@ -179,7 +159,7 @@ def _column(column: Any) -> Array:
     return values if values.dtype != object else np.array(["" if v is None else v for v in values], object)
 
 
-def _kept(columns: dict[str, Array]) -> Array:
+def _wanted(columns: dict[str, Array]) -> Array:
     status = columns["status"]
     wanted = (status == Status.OK) | np.isin(status, [str(s) for s in FAILED])
     wanted &= (columns["trial"] == 0) & (columns["sampler"] != RETIMED) & (columns["cache_state"] == "cold")
@@ -190,7 +170,7 @@ def _kept(columns: dict[str, Array]) -> Array:
     return np.flatnonzero(wanted)
 
 
-def _of_kernels(export: Export, keys: dict[tuple[str, str, str], int]) -> dict[str, Any]:
+def _of_kernels(export: Export, regions: dict[str, Region], keys: dict[tuple[str, str, str], int]) -> dict[str, Any]:
     """What the dataset says of each kernel: family, parts, whether a twin is in training, and calls."""
     names = [f"split_{split}" for split in SPLITS]
     table = export.kernels_table(["id", *names, "workload_twin_in_training"]).to_pylist()
@@ -203,7 +183,6 @@ def _of_kernels(export: Export, keys: dict[tuple[str, str, str], int]) -> dict[s
             if known.startswith(TRAINING_PREFIX) or workload.name == TEST_FAMILY:
                 family[call.region.id] = workload.name
             calls[call.region.id] = max(calls.get(call.region.id, 0), call.calls)
-    regions = export.regions()
     rows = [by_id[regions[region].kernel.id] for region, _, _ in keys]
     return {
         "families": tuple(family.get(region, "") for region, _, _ in keys),
@@ -213,81 +192,27 @@ def _of_kernels(export: Export, keys: dict[tuple[str, str, str], int]) -> dict[s
     }
 
 
-def _encoded(jobs: Sequence[_Job], workers: int | None) -> Iterator[tuple[Graphs, Array, Array]]:
-    """Graphs, kernel features and which schedules apply, for each kernel in order."""
-    workers = min(workers or usable_cores(), (len(jobs) + CHUNK - 1) // CHUNK)
-    chunks = [jobs[i : i + CHUNK] for i in range(0, len(jobs), CHUNK)]
-    if workers <= 1:
-        for chunk in chunks:
-            yield from _encode_chunk(chunk)
-        return
-    done = 0
-    try:
-        with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-            for part in pool.map(_encode_chunk, chunks):
-                yield from part
-                done += 1
-    except BrokenProcessPool as error:  # out of memory, or a script that does its work at import
-        log.warning("the graphs are computed in one process: %s", error)
-        for chunk in chunks[done:]:
-            yield from _encode_chunk(chunk)
-
-
-def _encode_chunk(jobs: Sequence[_Job]) -> list[tuple[Graphs, Array, Array]]:
-    return [_encode_kernel(job) for job in jobs]
-
-
-def _encode_kernel(job: _Job) -> tuple[Graphs, Array, Array]:
-    from kcg.kernel.space import KernelSpace
-
-    tables, uops, applies = [], [], np.zeros(len(job.bodies), bool)
-    try:
-        space = KernelSpace(job.region, job.target)
-        for i, body in enumerate(job.bodies):
-            try:
-                schedule = Schedule(ScheduleKind.OPTS, body)
-                tables.append(space.table(schedule))
-                uops.append(space.uops(schedule))
-                applies[i] = True
-            except ScheduleError as error:
-                log.warning("%s of %s is left out: %s", body, job.region.id[:12], error)
-        static = kernel_features(job.region)
-    except (CodecError, ScheduleError) as error:
-        raise DataError(f"kernel {job.region.id[:12]}: {error}") from error
-    return graphs(encode(tables, uops), job.target), static, applies
+def _encode(job: KernelJob) -> tuple[Graphs, Array, Array]:
+    """Graphs, the kernel's own numbers, and which schedules apply."""
+    found, applies = job.each(lambda space, schedule: (space.table(schedule), space.uops(schedule)))
+    encoded = encode([table for table, _ in found], [uops for _, uops in found])
+    return graphs(encoded, job.target), kernel_features(job.region), applies
 
 
 _LISTS = ("region_ids", "families", "targets", "runs", "samplers", "checksums")
 
 
-def _keep(data: TrainingData, path: Path) -> None:
-    """Write the cache, whole or not at all. A cache that cannot be written costs the next load its time."""
+def _as_arrays(data: TrainingData) -> dict[str, Array]:
     arrays = {f"graphs.{f.name}": getattr(data.graphs, f.name) for f in fields(Graphs)}
     arrays |= {f.name: getattr(data, f.name) for f in fields(data) if f.name not in (*_LISTS, "graphs")}
     arrays["lists"] = np.frombuffer(json.dumps({name: getattr(data, name) for name in _LISTS}).encode(), np.uint8)
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("wb") as file:
-            np.savez(file, **arrays)
-        temporary.replace(path)
-    except OSError as error:
-        log.warning("the graphs are not kept for the next time: %s", error)
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
+    return arrays
 
 
-def _cached(path: Path) -> TrainingData | None:
-    if not path.is_file():
-        return None
-    try:
-        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
-        lists = json.loads(arrays.pop("lists").tobytes())
-        made = Graphs(**{name.removeprefix("graphs."): arrays.pop(name) for name in list(arrays) if "." in name})
-        texts: dict[str, Any] = {name: tuple(values) for name, values in lists.items()}
-        texts["checksums"] = tuple((name, value) for name, value in lists["checksums"])
-        return TrainingData(graphs=made, **arrays, **texts)
-    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
-        log.warning("%s cannot be read and is made again: %s", path, error)
-        return None
+def _from_arrays(arrays: dict[str, Any]) -> TrainingData:
+    """The inverse of `_as_arrays`."""
+    lists = json.loads(arrays.pop("lists").tobytes())
+    made = Graphs(**{name.removeprefix("graphs."): arrays.pop(name) for name in list(arrays) if "." in name})
+    texts: dict[str, Any] = {name: tuple(values) for name, values in lists.items()}
+    texts["checksums"] = tuple((name, value) for name, value in lists["checksums"])
+    return TrainingData(graphs=made, **arrays, **texts)

@@ -14,14 +14,12 @@ from kcg.predictor.batches import GraphSet
 from kcg.predictor.checkpoint import Checkpoint
 from kcg.predictor.data import TrainingData
 from kcg.predictor.encode import Array
-from kcg.predictor.fit import evaluation_pool, judge, predicted
+from kcg.predictor.fit import judge, pool_rows, predicted
 from kcg.predictor.gnn import Net
-from kcg.predictor.metrics import Floors, scores, summary
+from kcg.predictor.metrics import COVERAGE, Floors, score_of, scores, summary
 from kcg.predictor.trees import Trees, pooled
 
 SHARES = tuple(i / 10 for i in range(11))
-COVERAGE = ((0.5, 0.6745), (0.8, 1.2816), (0.95, 1.96))
-"""Shares of a normal distribution, and within how many standard deviations they lie."""
 LEAST_ROWS = 20  # from which a scale of spreads is taken
 NO_NETWORK = (1.0, -3.9)  # standard deviation, and logit of failure, where there are trees alone
 
@@ -86,7 +84,7 @@ def blended(said: Said, blend: Blend) -> dict[str, Array]:
 
 def validation_rows(data: TrainingData, split: str) -> Array:
     """(n,) the rows that decide: the pool of the validation part. The test part is never among them."""
-    return np.flatnonzero(data.part(split, VALIDATION) & evaluation_pool(data))
+    return pool_rows(data, split, VALIDATION)
 
 
 def chosen(said: Said, data: TrainingData, index: Array, floors: Floors) -> tuple[Blend, dict[float, float]]:
@@ -107,7 +105,7 @@ def chosen(said: Said, data: TrainingData, index: Array, floors: Floors) -> tupl
 def _score(said: Said, blend: Blend, data: TrainingData, index: Array, floors: Floors) -> float:
     rank = blended(said, blend)["rank"]
     values = summary(scores(rank, data.log_s[index], data.kernel[index], data.run[index], floors), data.calls)
-    score = values["pairwise"] + values["top1_mean"]
+    score = score_of(values)
     return score if math.isfinite(score) else -math.inf
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from kcg.dataset.reading import read_export
-from kcg.dataset.splits import SPLITS, TEST
+from kcg.dataset.splits import SPLITS, TEST, TEST_FAMILY
 from kcg.kernel.compiler import UOPS_MAX
 from kcg.predictor.checkpoint import read
 from kcg.predictor.data import load
@@ -64,12 +64,12 @@ def evaluate(
             say(f"{path.name} was trained on another version of {dataset.name}: its splits still hold")
         mlp = others / f"{dataset.name}-{split}-mlp.safetensors"
         roofline = spaces.roofline(data, pool.index)
+        said, blend = said_by_checkpoint(one, data, pool.index), blend_of(one)
+        rank = blended(said, blend)["rank"]
         told["splits"][split] = {
-            "all": table(pool, one, roofline, read(mlp) if mlp.is_file() else None),
+            "all": table(pool, said, blend, roofline, read(mlp) if mlp.is_file() else None),
             "schedules": len(pool.index),
         }
-        said = said_by_checkpoint(one, data, pool.index)
-        rank = blended(said, blend_of(one))["rank"]
         if split == "workload":
             for name, chosen in (("twin in training", data.twin), ("no twin in training", ~data.twin)):
                 part = pool.where(chosen)
@@ -78,7 +78,7 @@ def evaluate(
                     told["splits"][split][name] = {SHIPPED_ROW: line(part, rank[kept])}
             uops = data.graphs.schedule[:, SCHEDULE_FEATURES.index("uops")] > np.log2(UOPS_MAX)
             told["failure"] = failure_auc(data, split, one, uops)
-            told["certainty"] = certainty(pool, said, blend_of(one))
+            told["certainty"] = certainty(pool, said, blend)
             told["worst"] = worst_kernels(pool, rank, spaces)
         else:
             told["splits"][split]["families"] = by_family(pool, rank)
@@ -87,8 +87,7 @@ def evaluate(
     calls = {region: int(n) for region, n in zip(data.region_ids, data.calls, strict=True)}
     told["tables"] = on_tables(tables, LearnedPredictor(checkpoint), spaces, tests, calls)
     if speed:
-        family = "flux"
-        told["speed"] = speed_of(shipped, dataset, family, 256)
+        told["speed"] = speed_of(shipped, dataset, TEST_FAMILY, SPEED_SCHEDULES)
     told["spent_s"] = time.monotonic() - began
     return told
 

@@ -15,20 +15,22 @@ from typing import Any
 import numpy as np
 
 from kcg.dataset.reading import Export
+from kcg.dataset.repeats import RETIMED
 from kcg.dataset.splits import TEST
 from kcg.kernel.space import KernelSpace
 from kcg.measure.protocol import PROTOCOL
 from kcg.predictor.checkpoint import Checkpoint
-from kcg.predictor.data import RETIMED, TrainingData
+from kcg.predictor.data import TrainingData
 from kcg.predictor.encode import Array
 from kcg.predictor.ensemble import Blend, Said, blend_of, blended, said_by_checkpoint
-from kcg.predictor.fit import evaluation_pool
+from kcg.predictor.fit import pool_rows
 from kcg.predictor.metrics import (
     Floors,
     KernelScores,
     auc,
     calibration,
     expected_best,
+    half_width,
     interval,
     kernel_scores,
     scores,
@@ -39,7 +41,6 @@ from kcg.types import CacheState, Region, Schedule, ScheduleKind, Status, Target
 
 SHIPPED_ROW = "GNNs and LightGBM (shipped)"
 SHOWN = ("pairwise", "kendall_tau", "top1", "top1_mean", "top5", "top5_mean")
-T_95 = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36}  # Student's t by number of seeds
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class Pool:
 
 def pool_of(data: TrainingData, split: str, floors: Floors, part: str = TEST) -> Pool:
     """The pool of a part: fixed before training, and without a row that a predictor picked."""
-    return Pool(data, np.flatnonzero(data.part(split, part) & evaluation_pool(data)), floors)
+    return Pool(data, pool_rows(data, split, part), floors)
 
 
 def line(pool: Pool, rank: Array) -> dict[str, Any]:
@@ -78,16 +79,13 @@ def seeds_line(pool: Pool, said: Said) -> dict[str, Any]:
     values = {name: statistics.fmean(v[name] for v in each) for name in each[0]}
     bounds = {}
     for name in SHOWN:
-        half = (
-            T_95.get(len(each), 2.0) * statistics.stdev(v[name] for v in each) / math.sqrt(len(each)) if each[1:] else 0
-        )
+        half = half_width([v[name] for v in each])
         bounds[name] = (values[name] - half, values[name] + half)
     return {**values, "intervals": bounds, "seeds": len(each)}
 
 
-def table(pool: Pool, checkpoint: Checkpoint, roofline: Array, mlp: Checkpoint | None) -> dict[str, dict[str, Any]]:
-    """All ways to predict on one pool, by name."""
-    said = said_by_checkpoint(checkpoint, pool.data, pool.index)
+def table(pool: Pool, said: Said, blend: Blend, roofline: Array, mlp: Checkpoint | None) -> dict[str, dict[str, Any]]:
+    """All ways to predict on one pool, by name; `said` is what the parts of the checkpoint say of its rows."""
     rng = np.random.default_rng(0)
     rows = {"random": line(pool, rng.normal(size=len(pool.index))), "roofline": line(pool, roofline)}
     if mlp is not None:
@@ -96,7 +94,7 @@ def table(pool: Pool, checkpoint: Checkpoint, roofline: Array, mlp: Checkpoint |
         rows["LightGBM"] = line(pool, said.trees)
     rows["GNN, one seed"] = seeds_line(pool, said)
     rows["GNNs averaged"] = line(pool, said.rank.mean(0))
-    rows[SHIPPED_ROW] = line(pool, blended(said, blend_of(checkpoint))["rank"])
+    rows[SHIPPED_ROW] = line(pool, blended(said, blend)["rank"])
     return rows
 
 

@@ -27,7 +27,7 @@ from kcg.predictor.data import TrainingData
 from kcg.predictor.encode import Array
 from kcg.predictor.gnn import Net, NetSettings, Output
 from kcg.predictor.losses import Truth, Weights, loss_of
-from kcg.predictor.metrics import Floors, auc, calibration, scores, summary
+from kcg.predictor.metrics import Floors, auc, calibration, score_of, scores, summary
 
 STATE = "state.safetensors"
 SCALE_ROWS = 8192  # rows from which the features' means and spreads are taken
@@ -90,6 +90,11 @@ def evaluation_pool(data: TrainingData) -> Array:
     return np.isin(data.sampler, wanted)
 
 
+def pool_rows(data: TrainingData, split: str, part: str) -> Array:
+    """(m,) the rows of a part of a split on which rankings are judged."""
+    return np.flatnonzero(data.part(split, part) & evaluation_pool(data))
+
+
 def judge(data: TrainingData, found: dict[str, Array], index: Array, floors: Floors) -> dict[str, float]:
     """Every figure of some rows: `metrics.summary`, the failure head's AUC, and the calibration of the spread."""
     log_s, kernel, run = data.log_s[index], data.kernel[index], data.run[index]
@@ -118,7 +123,7 @@ class Fit:
         self.rows = rows_of_kernels(data, settings)
         if not self.rows:
             raise DataError(f"the split by {settings.split} leaves no kernel to train on")
-        self.validation = np.flatnonzero(data.part(settings.split, VALIDATION) & evaluation_pool(data))
+        self.validation = pool_rows(data, settings.split, VALIDATION)
         known = (data.kernel, data.kernel_x, data.target_x, data.target, device)
         self.graphs: CandidateSet = GraphSet(data.graphs, *known)
         if asts is not None:
@@ -164,7 +169,7 @@ class Fit:
             values = judge(
                 self.data, predicted(self.averaged, self.graphs, self.validation), self.validation, self.floors
             )
-            score = values["pairwise"] + values["top1_mean"]
+            score = score_of(values)
             if not math.isfinite(score):  # a validation part that ranks nothing decides nothing
                 score = float(self.progress.epoch)
         if score > self.progress.best_score:

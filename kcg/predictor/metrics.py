@@ -7,7 +7,7 @@ whose times differ by less than the noise floor are dropped, because no order of
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +17,8 @@ from kcg.predictor.encode import Array
 
 TOP = (1, 5, 16)
 RESAMPLES = 1000
+COVERAGE = ((0.5, 0.6745), (0.8, 1.2816), (0.95, 1.96))
+"""Shares of a normal distribution, and within how many standard deviations they lie."""
 
 
 @dataclass(frozen=True)
@@ -115,6 +117,19 @@ def summary(found: list[KernelScores], calls: Array) -> dict[str, float]:
     return values
 
 
+def score_of(values: Mapping[str, float]) -> float:
+    """The one number by which models are chosen: pairwise accuracy plus unweighted top-1, of a `summary`."""
+    return values["pairwise"] + values["top1_mean"]
+
+
+def half_width(values: Sequence[float]) -> float:
+    """Half of the 95 % interval of a mean over seeds (Student's t); 0 for one seed."""
+    from scipy.stats import t
+
+    n = len(values)
+    return float(t.ppf(0.975, n - 1)) * float(np.std(values, ddof=1)) / math.sqrt(n) if n > 1 else 0.0
+
+
 def _mean(values: Array) -> float:
     values = values[np.isfinite(values)]
     return float(values.mean()) if len(values) else math.nan
@@ -145,5 +160,4 @@ def auc(scored: Array, positive: Array) -> float:
 
 def calibration(z: Array) -> Mapping[str, float]:
     """How often |error| / expected standard deviation stays below what a normal distribution has in 50, 80, 95 %."""
-    limits: dict[str, float] = {"50": 0.6745, "80": 1.2816, "95": 1.96}
-    return {name: float((np.abs(z) <= limit).mean()) if len(z) else math.nan for name, limit in limits.items()}
+    return {f"{share:.0%}"[:-1]: float((np.abs(z) <= n).mean()) if len(z) else math.nan for share, n in COVERAGE}

@@ -173,12 +173,6 @@ def _claim(out: Path, settings: TrainingSettings, data: TrainingData) -> None:
     partial.replace(path)
 
 
-def training_rows(data: TrainingData, settings: FitSettings) -> Array:
-    """(n,) the rows that have a time, of the kernels that a network of these settings is trained on."""
-    index = np.concatenate([np.zeros(0, np.int64), *rows_of_kernels(data, settings)])
-    return np.asarray(index[~data.failed[index]])
-
-
 def _about(export: Export, data: TrainingData, settings: TrainingSettings, name: str) -> About:
     """What is known of the checkpoint before anything is trained."""
     regions, targets = export.regions(), export.targets()
@@ -199,23 +193,28 @@ def _trees(data: TrainingData, settings: TrainingSettings, about: About, path: P
     """The trees, grown once: they stand in a checkpoint of their own, and are taken from there the next time."""
     if not settings.trees.rounds:
         return None
-    grown = {k: v for k, v in about.settings.items() if k.startswith("trees.") or k in ("seed", "split")}
-    about = replace(about, tree_share=1.0, settings=grown, name=f"{about.name}-trees")
+    by = {k: v for k, v in about.settings.items() if k.startswith("trees.") or k in ("seed", "split")}
+    about = replace(about, tree_share=1.0, settings=by, name=f"{about.name}-trees")
     if (found := _kept_trees(about, path)) is not None:
         return found
-    training = training_rows(data, settings.fit)
+    save(Checkpoint(about, (), grown(data, settings)), path)
+    return read(path).trees
+
+
+def grown(data: TrainingData, settings: TrainingSettings, *, threads: int = 0) -> Trees:
+    """Trees of the training part, stopped by the validation part. Raises DataError where nothing can be trained on."""
+    index = np.concatenate([np.zeros(0, np.int64), *rows_of_kernels(data, settings.fit)])
+    training = index[~data.failed[index]]
     if not len(training):
         raise DataError(f"the split by {settings.fit.split} leaves no schedule with a time to train on")
     index = validation_rows(data, settings.fit.split)
-    index = index[~data.failed[index]]
+    timed = index[~data.failed[index]]
     log.info("growing trees on %d schedules", len(training))
-    trees = Trees.train(
+    return Trees.train(
         tree_rows(data, training), data.log_s[training], data.kernel[training],
-        replace(settings.trees, seed=settings.fit.seed),
-        (tree_rows(data, index), data.log_s[index]) if len(index) else None,
+        replace(settings.trees, seed=settings.fit.seed, threads=threads or settings.trees.threads),
+        (tree_rows(data, timed), data.log_s[timed]) if len(timed) else None,
     )  # fmt: skip
-    save(Checkpoint(about, (), trees), path)
-    return read(path).trees
 
 
 def _kept_trees(about: About, path: Path) -> Trees | None:

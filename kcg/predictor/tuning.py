@@ -21,6 +21,7 @@ from kcg.predictor.data import load
 from kcg.predictor.ensemble import validation_rows
 from kcg.predictor.fit import STATE, Fit
 from kcg.predictor.floors import floors_of
+from kcg.predictor.metrics import score_of
 from kcg.predictor.settings import TrainingSettings, names_of, with_values
 from kcg.predictor.tracking import Tracker
 from kcg.types import canonical_json, content_id
@@ -93,7 +94,7 @@ def tune(
             def tell(line: dict[str, Any]) -> None:
                 tracker.log(line)
                 if "validation/pairwise" in line:
-                    score = line["validation/pairwise"] + line["validation/top1_mean"]
+                    score = score_of({name.removeprefix("validation/"): value for name, value in line.items()})
                     if math.isfinite(score):
                         trial.report(score, line["epoch"])
                     if trial.should_prune():
