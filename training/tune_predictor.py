@@ -1,10 +1,10 @@
 """Tune the runtime predictor: an optuna study over the validation families, kept and gone on with.
 
-    python training/tune_predictor.py --data datasets/h200 --out training/runs/tuning --trials 40 --budget 2h
+    python training/tune_predictor.py --data datasets/h200 --out training/runs/tuning --trials 40 --jobs 4 --budget 2h
     python training/train_predictor.py --data datasets/h200 --out training/runs/best \
         --settings training/runs/tuning/best.json
 
-The study is `study.sqlite` of the folder, the best settings are `best.json`, and every trial keeps its metrics.
+The study is `study.jsonl` of the folder, the best settings are `best.json`, and every trial keeps its metrics.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ def main(
     budget: Annotated[str | None, typer.Option(help="time, e.g. 2h; no limit by default")] = None,
     epochs: Annotated[int | None, typer.Option(help="of each trial at most; 80 by default")] = None,
     seed: Annotated[int | None, typer.Option(help="of networks and of the sampler; 0 by default")] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda; the first of several")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, or a list; trials take them in turn")] = "auto",
+    jobs: Annotated[int, typer.Option(help="trials at once", min=1)] = 1,
     set_: Annotated[list[str] | None, typer.Option("--set", help="name=value of what is not tried; repeatable")] = None,
 ) -> None:
     """Try settings until there are so many trials, or the time is over."""
@@ -39,7 +40,7 @@ def main(
 
     values = parsed(set_ or []) | {k: v for k, v in {"epochs": epochs, "seed": seed}.items() if v is not None}
     settings = with_values(TrainingSettings(), values)
-    found = tune(data, out, settings, trials=trials, budget_s=budget_s, device=devices_of(device)[0])
+    found = tune(data, out, settings, trials=trials, budget_s=budget_s, devices=devices_of(device), jobs=jobs)
     typer.echo(found.line())
 
 

@@ -7,17 +7,13 @@ batches fast enough for a GPU. What is in the results file is not trained again,
 
 from __future__ import annotations
 
-import functools
 import json
 import math
-import os
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, fields, replace
-from multiprocessing import connection, get_context, parent_process
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +36,7 @@ from kcg.predictor.settings import TrainingSettings, names_of, with_values
 from kcg.predictor.tracking import Tracker
 from kcg.predictor.training import grown
 from kcg.predictor.variants import AST, TREES, VARIANTS, Variant
+from kcg.predictor.workers import dataset_of, workers
 from kcg.types import canonical_json, content_id
 
 TIMED_ROWS, TIMED_S = 256, 0.2  # of each timing of a network, which is the best of several
@@ -214,7 +211,7 @@ def _outcomes(
         return
     free = [devices[i % len(devices)] for i in reversed(range(jobs))]
     running: dict[Future[dict[str, float] | str], _Task] = {}
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_end_with_parent) as pool:
+    with workers(jobs) as pool:
         try:
             while True:
                 while waiting and free and time.time() < waiting[-1].ends_unix_s:
@@ -232,23 +229,6 @@ def _outcomes(
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _end_with_parent() -> None:
-    """A process whose parent was killed ends, too, wherever it is."""
-    parent = parent_process()
-    assert parent is not None
-
-    def watch() -> None:
-        connection.wait([parent.sentinel])
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
-
-
-@functools.lru_cache(maxsize=1)
-def _data(dataset: Path) -> TrainingData:
-    return load(dataset)
-
-
 def _trained(task: _Task) -> dict[str, float] | str:
     """The figures of one training, or why there are none. What one variant cannot do does not end the others."""
     torch.set_num_threads(task.threads)
@@ -261,7 +241,7 @@ def _trained(task: _Task) -> dict[str, float] | str:
 
 
 def _of_net(task: _Task) -> dict[str, float]:
-    data, settings, asts = _data(task.dataset), task.settings.fit, None
+    data, settings, asts = dataset_of(task.dataset), task.settings.fit, None
     if task.sample:
         index, made = for_rows(read_export(task.dataset), data, sample_of(data, settings, task.sample), workers=1)
         data, asts = data.take(index), made if task.form == AST else None
@@ -288,7 +268,7 @@ def _of_net(task: _Task) -> dict[str, float]:
 
 
 def _of_trees(task: _Task) -> dict[str, float]:
-    data, settings = _data(task.dataset), task.settings
+    data, settings = dataset_of(task.dataset), task.settings
     index = validation_rows(data, settings.fit.split)
     began = time.monotonic()
     trees = grown(data, settings, threads=task.threads)

@@ -199,7 +199,7 @@ class Fit:
         """One pass over all kernels; the means of the losses."""
         rng = np.random.default_rng([self.settings.seed, epoch])
         order = rng.permutation(len(self.rows))
-        sums: dict[str, Tensor] = {}
+        sums: dict[str, Tensor | float] = {}
         self.net.train()
         for step in range(self.steps_an_epoch):
             chosen = order[step * self.settings.kernels_a_step : (step + 1) * self.settings.kernels_a_step]
@@ -216,7 +216,7 @@ class Fit:
                 self.optimizer.step()
                 self._average()
             for name, value in {"loss": loss, **parts}.items():
-                sums[name] = sums.get(name, torch.zeros(())) + value.detach().cpu()
+                sums[name] = sums.get(name, 0.0) + value.detach()  # stays on the device, which is not waited for
         return {name: float(value) / self.steps_an_epoch for name, value in sums.items()}
 
     def _draw(self, rows: Array, rng: np.random.Generator) -> Array:
@@ -286,7 +286,7 @@ class Fit:
         state: dict[int, dict[str, Tensor]] = {}
         for name, value in part("optimizer.").items():
             number, _, field_name = name.partition(".")
-            state.setdefault(int(number), {})[field_name] = value
+            state.setdefault(int(number), {})[field_name] = value.cpu() if field_name == "step" else value
         self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": state})
 
 

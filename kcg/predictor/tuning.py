@@ -6,35 +6,41 @@ than the median of the trials so far (Golovin et al. 2017); the next trial is dr
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from kcg.dataset.reading import read_export
-from kcg.errors import DataError, UsageError
+from kcg.errors import DataError, DeviceError, UsageError
+from kcg.measure.target import usable_cores
 from kcg.predictor.data import load
 from kcg.predictor.ensemble import validation_rows
 from kcg.predictor.fit import STATE, Fit
 from kcg.predictor.floors import floors_of
-from kcg.predictor.metrics import score_of
+from kcg.predictor.metrics import Floors, score_of
 from kcg.predictor.settings import TrainingSettings, names_of, with_values
 from kcg.predictor.tracking import Tracker
+from kcg.predictor.workers import dataset_of, workers
 from kcg.types import canonical_json, content_id
 
 log = logging.getLogger(__name__)
 
-STUDY, BEST = "study.sqlite", "best.json"
+STUDY, BEST, NAME = "study.jsonl", "best.json", "predictor"
 FIRST_TRIALS = 5  # before any is ended early, and before the sampler trusts what it saw
 
 SPACE: dict[str, Callable[[Any], Any]] = {
-    "net.hidden": lambda t: t.suggest_categorical("net.hidden", [48, 64, 96, 128]),
-    "net.layers": lambda t: t.suggest_int("net.layers", 1, 5),
-    "net.dropout": lambda t: t.suggest_float("net.dropout", 0.0, 0.3),
+    "net.hidden": lambda t: t.suggest_categorical("net.hidden", [32, 48, 64]),
+    "net.layers": lambda t: t.suggest_int("net.layers", 2, 4),
+    "net.dropout": lambda t: t.suggest_float("net.dropout", 0.0, 0.2),
     "learning_rate": lambda t: t.suggest_float("learning_rate", 3e-4, 6e-3, log=True),
     "weight_decay": lambda t: t.suggest_float("weight_decay", 1e-5, 3e-2, log=True),
     "average": lambda t: t.suggest_categorical("average", [0.98, 0.99, 0.995, 0.998]),
@@ -43,7 +49,8 @@ SPACE: dict[str, Callable[[Any], Any]] = {
     "weights.listwise": lambda t: t.suggest_float("weights.listwise", 0.0, 1.0),
     "weights.time": lambda t: t.suggest_float("weights.time", 0.1, 1.0),
 }  # fmt: skip
-"""What is tried, by the name of the setting."""
+"""What is tried, by the name of the setting. Wider or deeper networks answer fewer than 1,000 candidates a second, four
+of them together on one core (`evaluation/bench_predictor.py`)."""
 
 
 @dataclass(frozen=True)
@@ -67,55 +74,41 @@ class _OutOfTime(Exception):
 
 def tune(
     data: Path, out: Path, settings: TrainingSettings, *, trials: int = 30, budget_s: float | None = None,
-    device: str = "cpu",
+    devices: Sequence[str] = ("cpu",), jobs: int = 1,
 ) -> Tuned:  # fmt: skip
     """Go on with the study in `out` until it has so many trials or the time is over; `out/best.json` has the best.
 
-    `settings` are those that are not tried. Raises DataError where the export cannot be read, has no validation part,
-    or `out` holds a study of other settings or another dataset, and UsageError without optuna or without one trial.
+    `jobs` trials at once, in processes of their own, on the devices in turn. `settings` are those that are not tried.
+    Raises DataError where the export cannot be read, has no validation part, or `out` holds a study of other settings
+    or another dataset, UsageError without optuna or without one trial, and DeviceError where a process died.
     """
     try:
         import optuna
     except ImportError as error:
         raise UsageError("tuning needs optuna, which is not installed: pip install kcg[train]") from error
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    export = read_export(data)
-    rows, floors = load(data, say=log.info), floors_of(export)
+    end = time.time() + (math.inf if budget_s is None else budget_s)
+    export, rows = read_export(data), load(data, say=log.info)
     if not len(validation_rows(rows, settings.fit.split)):
         raise DataError(f"{data} has no validation part under the split by {settings.fit.split}: nothing to tune by")
-    end = time.monotonic() + (math.inf if budget_s is None else budget_s)
     study = _study(out, settings, dict(rows.checksums))
-
-    def objective(trial: Any) -> float:
-        values = {name: suggest(trial) for name, suggest in SPACE.items()}
-        folder = out / "trials" / content_id(values)[:16]
-        with Tracker(folder) as tracker:
-
-            def tell(line: dict[str, Any]) -> None:
-                tracker.log(line)
-                if "validation/pairwise" in line:
-                    score = score_of({name.removeprefix("validation/"): value for name, value in line.items()})
-                    if math.isfinite(score):
-                        trial.report(score, line["epoch"])
-                    if trial.should_prune():
-                        raise optuna.TrialPruned
-                if time.monotonic() > end:
-                    raise _OutOfTime
-
-            fit = Fit(rows, with_values(settings, values).fit, folder, floors=floors, device=device, log=tell)
-            fit.run()
-        (folder / STATE).unlink(missing_ok=True)  # the metrics stay
-        if not math.isfinite(fit.progress.best_score):
-            raise optuna.TrialPruned
-        log.info("trial %d: %.4f %s", trial.number, fit.progress.best_score, canonical_json(values))
-        return fit.progress.best_score
-
     ended = (optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.PRUNED)
-    while time.monotonic() < end and len(study.get_trials(deepcopy=False, states=ended)) < trials:
+    known = len(study.get_trials(deepcopy=False))
+    threads, floors = max(1, usable_cores() // jobs), floors_of(export)
+    wanted = [
+        _Trial(
+            data, out, settings, floors, devices[i % len(devices)], threads, settings.fit.seed + 1000 * known + i, end
+        )
+        for i in range(trials - len(study.get_trials(deepcopy=False, states=ended)))
+    ]
+    if jobs <= 1:
+        for one in wanted:
+            _try(one)
+    elif wanted:
         try:
-            study.optimize(objective, n_trials=1)
-        except _OutOfTime:
-            break
+            with workers(min(jobs, len(wanted))) as pool:
+                list(pool.map(_try, wanted))
+        except BrokenProcessPool as error:
+            raise DeviceError("a process that trained a trial died: run the same command again to go on") from error
     complete = study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.COMPLETE,))
     if not complete:
         raise UsageError(f"no trial was completed: give --budget more time, then run again to go on with {out}")
@@ -126,28 +119,90 @@ def tune(
     return Tuned(out / BEST, dict(best.params), float(best.value), len(study.get_trials(deepcopy=False, states=ended)))
 
 
+@dataclass(frozen=True)
+class _Trial:
+    """One trial that is to be drawn and run."""
+
+    data: Path
+    out: Path
+    settings: TrainingSettings
+    floors: Floors
+    device: str
+    threads: int
+    seed: int  # of what is drawn
+    ends_unix_s: float
+
+
+def _try(one: _Trial) -> None:
+    """Draw a trial and run it, unless the time is over."""
+    import optuna
+
+    if time.time() > one.ends_unix_s:
+        return
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    torch.set_num_threads(one.threads)
+    rows = dataset_of(one.data)
+
+    def objective(trial: Any) -> float:
+        values = {name: suggest(trial) for name, suggest in SPACE.items()}
+        folder = one.out / "trials" / content_id(values)[:16]
+        with Tracker(folder) as tracker:
+
+            def tell(line: dict[str, Any]) -> None:
+                tracker.log(line)
+                if "validation/pairwise" in line:
+                    score = score_of({name.removeprefix("validation/"): value for name, value in line.items()})
+                    if math.isfinite(score):
+                        trial.report(score, line["epoch"])
+                    if trial.should_prune():
+                        raise optuna.TrialPruned
+                if time.time() > one.ends_unix_s:
+                    raise _OutOfTime
+
+            settings = with_values(one.settings, values).fit
+            fit = Fit(rows, settings, folder, floors=one.floors, device=one.device, log=tell)
+            fit.run()
+        (folder / STATE).unlink(missing_ok=True)  # the metrics stay
+        if not math.isfinite(fit.progress.best_score):
+            raise optuna.TrialPruned
+        log.info("trial %d: %.4f %s", trial.number, fit.progress.best_score, canonical_json(values))
+        return fit.progress.best_score
+
+    # others are under way: what is drawn keeps away from them. The seed is each time another, or a study that goes on
+    # would begin with the draws that it began with
+    sampler = optuna.samplers.TPESampler(n_startup_trials=FIRST_TRIALS, seed=one.seed, constant_liar=True)
+    study = optuna.load_study(
+        study_name=NAME, storage=_storage(one.out), sampler=sampler,
+        pruner=optuna.pruners.MedianPruner(FIRST_TRIALS, n_warmup_steps=one.settings.fit.epochs // 8),
+    )  # fmt: skip
+    with contextlib.suppress(_OutOfTime):
+        study.optimize(objective, n_trials=1)
+
+
+def _storage(out: Path) -> Any:
+    """Lines of a file, which several processes may write."""
+    from optuna.storages import JournalStorage
+    from optuna.storages.journal import JournalFileBackend
+
+    return JournalStorage(JournalFileBackend(str(out / STUDY)))
+
+
 def _study(out: Path, settings: TrainingSettings, checksums: dict[str, str]) -> Any:
     """The study of a folder, new or gone on with; trials that were cut stand in line again. Raises DataError."""
     import optuna
-    from sqlalchemy.exc import SQLAlchemyError
 
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
     out.mkdir(parents=True, exist_ok=True)
     fixed = {name: value for name, value in names_of(settings).items() if name not in SPACE}
     identity = canonical_json({"settings": fixed, "datasets": checksums, "space": sorted(SPACE)})
     try:
-        storage = optuna.storages.RDBStorage(f"sqlite:///{(out / STUDY).resolve()}")
-        study = optuna.create_study(
-            storage=storage, study_name="predictor", direction="maximize", load_if_exists=True,
-            pruner=optuna.pruners.MedianPruner(n_startup_trials=FIRST_TRIALS, n_warmup_steps=settings.fit.epochs // 8),
-        )  # fmt: skip
-    except (SQLAlchemyError, RuntimeError) as error:
-        raise DataError(f"{out / STUDY} cannot be read as a study ({str(error).splitlines()[0]}): remove it") from error
+        study = optuna.create_study(storage=_storage(out), study_name=NAME, direction="maximize", load_if_exists=True)
+        known = study.get_trials(deepcopy=False)
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
+        raise DataError(f"{out / STUDY} cannot be read as a study ({error}): remove it") from error
     if study.user_attrs.get("identity", identity) != identity:
         raise DataError(f"{out} holds a study of other settings or another dataset: name another folder")
     study.set_user_attr("identity", identity)
-    known = study.get_trials(deepcopy=False)
-    # drawn anew each time, or a study that goes on would begin with the draws that it began with
-    study.sampler = optuna.samplers.TPESampler(n_startup_trials=FIRST_TRIALS, seed=settings.fit.seed + len(known))
     state = optuna.trial.TrialState
     told: list[Any] = [trial.params for trial in known if trial.state in (state.COMPLETE, state.PRUNED)]
     told += [trial.system_attrs.get("fixed_params") for trial in known if trial.state == state.WAITING]
