@@ -24,8 +24,8 @@ Seed = Annotated[int | None, typer.Option(help="of the first network; the others
 def main(
     data: Annotated[Path, typer.Option(help="the dataset: a folder that kcg.dataset exported")],
     out: Annotated[Path, typer.Option(help="folder of this training; what is there is gone on with")],
-    members: Annotated[int | None, typer.Option(help="how many networks; 3 by default")] = None,
-    epochs: Annotated[int | None, typer.Option(help="passes over all kernels at most; 80 by default")] = None,
+    members: Annotated[int | None, typer.Option(help="how many networks; 5 by default")] = None,
+    epochs: Annotated[int | None, typer.Option(help="passes over all kernels at most; 60 by default")] = None,
     split: Annotated[str | None, typer.Option(help="workload (by default), kernel or twin")] = None,
     seed: Seed = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, or a list: one process for each")] = "auto",

@@ -24,7 +24,7 @@ def main(
     out: Annotated[Path, typer.Option(help="folder of the study; what is there is gone on with")],
     trials: Annotated[int, typer.Option(help="trials in all, those of earlier runs included", min=1)] = 30,
     budget: Annotated[str | None, typer.Option(help="time, e.g. 2h; no limit by default")] = None,
-    epochs: Annotated[int | None, typer.Option(help="of each trial at most; 80 by default")] = None,
+    epochs: Annotated[int | None, typer.Option(help="of each trial at most; 60 by default")] = None,
     seed: Annotated[int | None, typer.Option(help="of networks and of the sampler; 0 by default")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, or a list; trials take them in turn")] = "auto",
     jobs: Annotated[int, typer.Option(help="trials at once", min=1)] = 1,

@@ -7,16 +7,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from kcg.dataset.reading import read_export
 from kcg.dataset.splits import SPLITS, TEST, TEST_FAMILY
-from kcg.kernel.compiler import UOPS_MAX
 from kcg.predictor.checkpoint import read
 from kcg.predictor.data import load
 from kcg.predictor.ensemble import blend_of, blended, said_by_checkpoint
-from kcg.predictor.features import SCHEDULE_FEATURES
 from kcg.predictor.figures import (
     SHIPPED_ROW,
     Spaces,
@@ -76,8 +73,7 @@ def evaluate(
                 if len(part.index):
                     kept = chosen[data.kernel[pool.index]]
                     told["splits"][split][name] = {SHIPPED_ROW: line(part, rank[kept])}
-            uops = data.graphs.schedule[:, SCHEDULE_FEATURES.index("uops")] > np.log2(UOPS_MAX)
-            told["failure"] = failure_auc(data, split, one, uops)
+            told["failure"] = failure_auc(data, split, one, spaces)
             told["certainty"] = certainty(pool, said, blend)
             told["worst"] = worst_kernels(pool, rank, spaces)
         else:

@@ -17,6 +17,7 @@ import numpy as np
 from kcg.dataset.reading import Export
 from kcg.dataset.repeats import RETIMED
 from kcg.dataset.splits import TEST
+from kcg.kernel.refusals import refusal
 from kcg.kernel.space import KernelSpace
 from kcg.measure.protocol import PROTOCOL
 from kcg.predictor.checkpoint import Checkpoint
@@ -116,6 +117,11 @@ class Spaces:
             self._made[key] = KernelSpace(self.regions[region_id], self.targets[target])
         return self._made[key]
 
+    def scheduled(self, data: TrainingData, row: int) -> tuple[KernelSpace, Schedule]:
+        """A row's space and schedule."""
+        kernel = data.kernel[row]
+        return self.of(data.region_ids[kernel], data.targets[data.target[kernel]]), self.schedule(data.row[row])
+
     def roofline(self, data: TrainingData, index: Array) -> Array:
         """(m,) what the analytic model says of some rows."""
         found = np.zeros(len(index))
@@ -181,14 +187,18 @@ def certainty(pool: Pool, said: Said, blend: Blend) -> dict[str, Any]:
     }
 
 
-def failure_auc(data: TrainingData, split: str, checkpoint: Checkpoint, uops_refused: Array) -> dict[str, float]:
-    """How well failures are told from successes over every row of the test part, with the rule on code length."""
+def failure_auc(data: TrainingData, split: str, checkpoint: Checkpoint, spaces: Spaces) -> dict[str, float]:
+    """How well failures are told from successes over every row of the test part, with the rules on what is refused."""
     index = np.flatnonzero(data.part(split, TEST))
     said = said_by_checkpoint(checkpoint, data, index)
     logits = blended(said, blend_of(checkpoint))["failure"]
     failed = data.failed[index]
-    with_rule = np.where(uops_refused[index], np.maximum(logits, 3.0), logits)
-    return {"failure_auc": auc(with_rule, failed), "failures": float(failed.sum()), "head alone": auc(logits, failed)}
+    refused = np.array([refusal(*spaces.scheduled(data, row)) for row in index])
+    with_rules = np.maximum(1 / (1 + np.exp(-logits)), refused)
+    return {
+        "failure_auc": auc(with_rules, failed), "failures": float(failed.sum()), "head alone": auc(logits, failed),
+        "rules alone": auc(refused, failed),
+    }  # fmt: skip
 
 
 def worst_kernels(pool: Pool, rank: Array, spaces: Spaces, count: int = 10) -> list[dict[str, Any]]:

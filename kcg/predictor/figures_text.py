@@ -57,7 +57,7 @@ def sections(told: dict[str, Any]) -> dict[str, list[str]]:
         f = told["failure"]
         made["failure"] = [
             f"AUC {f['failure_auc']:.3f} over {f['failures']:.0f} failures of the test part (the network's head alone: "
-            f"{f['head alone']:.3f})."
+            f"{f['head alone']:.3f}, the rules of `kcg.kernel.refusals` alone: {f['rules alone']:.3f})."
         ]
     if "worst" in told:
         made["worst"] = ["| kernel | top-1 | picked | takes | best | takes |", "|---|---|---|---|---|---|"] + [

@@ -41,8 +41,8 @@ class NetSettings:
     """The shape of a network. Each switch is a row of the ablation table in `docs/predictor.md`."""
 
     hidden: int = 64
-    layers: int = 3
-    dropout: float = 0.0
+    layers: int = 2
+    dropout: float = 0.07
     messages: bool = True  # False: a multilayer perceptron on pooled nodes
     schedule: bool = True  # the numbers of the whole schedule, roofline terms among them
     kernel: bool = True  # the numbers of the kernel itself

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from kcg.errors import ScheduleError
-from kcg.kernel.compiler import UOPS_MAX
+from kcg.kernel.refusals import refusal
 from kcg.predictor.batches import GraphSet
 from kcg.predictor.checkpoint import SHIPPED, Checkpoint, read
 from kcg.predictor.encode import Array, encode
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 ROWS = 512  # schedules that are predicted at once
 KERNELS_KEPT = 64
-REFUSED = 0.95  # probability of failure of what is too long to be compiled
 IMPOSSIBLE = Prediction(0.0, uncertainty=10.0, failure_probability=1.0)
 NEVER_SEEN = 1.0
 """Least standard deviation, in log-seconds, where the kernel has an operation, or the machine is one, that training
@@ -50,11 +49,12 @@ class LearnedPredictor:
         return found
 
     def _predict(self, space: KernelSpace, schedules: Sequence[Schedule], first: int, found: list[Prediction]) -> None:
-        tables, places, uops = [], [], []
+        tables, places, uops, refused = [], [], [], []
         for place, schedule in enumerate(schedules, first):
             try:
                 tables.append(space.table(schedule))
                 uops.append(space.uops(schedule))
+                refused.append(refusal(space, schedule, uops[-1]))
                 places.append(place)
             except ScheduleError:
                 continue
@@ -64,9 +64,9 @@ class LearnedPredictor:
         mean, sigma, failure = self.estimate(graphs(encode(tables, uops), space.target), kernel_x, space.target)
         if strange or space.target.fingerprint not in self._known_targets:
             sigma = np.maximum(sigma, NEVER_SEEN)
-        for place, log_s, deviation, chance, length in zip(places, mean, sigma, failure, uops, strict=True):
-            chance = max(float(chance), REFUSED) if length > UOPS_MAX else float(chance)
-            found[place] = Prediction(float(log_s), float(deviation), chance)
+        failure = np.maximum(failure, refused)
+        for place, *said in zip(places, mean.tolist(), sigma.tolist(), failure.tolist(), strict=True):
+            found[place] = Prediction(*said)
 
     def estimate(self, made: Graphs, kernel_x: Array, target: Target) -> tuple[Array, Array, Array]:
         """(n,) each: log-seconds, their standard deviation, and the probability of failure of graphs of one kernel."""

@@ -18,9 +18,9 @@ class Weights:
     """How much each part counts. A part of weight 0 is not computed."""
 
     pairs: float = 1.0
-    listwise: float = 0.0
+    listwise: float = 0.5
     level: float = 0.5
-    time: float = 0.5
+    time: float = 0.6
     spread: float = 0.1
     failure: float = 0.1
 

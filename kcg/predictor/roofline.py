@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from kcg.errors import ScheduleError
 from kcg.kernel.axes import INNER, REDUCING, Access, AxisTable
-from kcg.kernel.compiler import UOPS_MAX
+from kcg.kernel.refusals import refusal
 from kcg.types import Prediction, Schedule, Target
 
 if TYPE_CHECKING:
@@ -47,6 +47,8 @@ GPU_LAUNCH_S = 5e-6
 GPU_THREADS_PER_CORE = 2048
 GPU_REGISTERS = 128
 
+USUAL_FAILURES = 0.02
+
 
 class Roofline:
     """The analytic predictor for CPUs and GPUs."""
@@ -61,12 +63,11 @@ class Roofline:
             except ScheduleError:
                 predictions.append(Prediction(0.0, uncertainty=10.0, failure_probability=1.0))
                 continue
-            too_long = space.uops(schedule) > UOPS_MAX
             predictions.append(
                 Prediction(
                     math.log(estimate(table, space.target)),
                     uncertainty=0.7,
-                    failure_probability=0.95 if too_long else 0.02,
+                    failure_probability=max(refusal(space, schedule), USUAL_FAILURES),
                 )
             )
         return predictions

@@ -19,7 +19,7 @@ from kcg.predictor.trees import TreeSettings
 class TrainingSettings:
     """Everything that decides what a training gives, but the dataset."""
 
-    members: int = 3  # networks, of the seeds fit.seed, fit.seed + 1, …
+    members: int = 5  # networks, of the seeds fit.seed, fit.seed + 1, …
     fit: FitSettings = field(default_factory=FitSettings)
     trees: TreeSettings = field(default_factory=TreeSettings)  # rounds = 0 grows none
 
