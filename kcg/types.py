@@ -402,6 +402,7 @@ class Result:
     recomputes: tuple[Recompute, ...] = ()
     warnings: tuple[str, ...] = field(default_factory=tuple)
     model_check: ModelCheck | None = None  # None: a result of before there was such a check
+    predictor: str = ""  # its name; empty in a result of before it was written
 
     @property
     def plan(self) -> Plan:

@@ -15,7 +15,9 @@ from typing import Any
 import psutil
 import pytest
 
+from kcg.commandline import guarded
 from kcg.errors import ExitCode
+from kcg.optimize.__main__ import main
 from kcg.optimize.result import read_result
 
 SCRIPT = Path(__file__).parent / "scripts" / "two_layers.py"
@@ -32,7 +34,7 @@ def run(*arguments: str | Path, timeout: float = 120) -> subprocess.CompletedPro
 @pytest.fixture(scope="module")
 def optimised(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], Path]:
     folder = tmp_path_factory.mktemp("out")
-    done = run(SCRIPT, "--budget", "300s", "--measurements", "20", "--json", "--report", folder, "--", "32")
+    done = run(SCRIPT, "--budget", "300s", "--measurements", "12", "--json", "--report", folder, "--", "32")
     return done, folder
 
 
@@ -43,9 +45,10 @@ def test_json_reports_verified_kernels_and_never_a_slower_total(
     assert done.returncode in (ExitCode.OK, ExitCode.NOTHING_IMPROVED), done.stderr
     answer = json.loads(done.stdout)
     assert answer["total_after_s"] <= answer["total_before_s"]
-    assert 0 < answer["measurements"] <= 20
+    assert 0 < answer["measurements"] <= 12
     assert answer["search_s"] < 66
     assert answer["target"]["device"] == "CPU"
+    assert answer["predictor"], "which one guided is said"
     for kernel in answer["kernels"]:
         assert kernel["verified"] is True
         assert kernel["after_s"] <= kernel["before_s"]
@@ -102,10 +105,10 @@ def _wait_for_rows(journal: Path, count: int, process: subprocess.Popen[str]) ->
 
 
 def test_kill_9_in_the_middle_then_resume_measures_nothing_twice(tmp_path: Path) -> None:
-    arguments = (SCRIPT, "--budget", "300s", "--measurements", "22", "--report", tmp_path)
+    arguments = (SCRIPT, "--budget", "300s", "--measurements", "14", "--report", tmp_path)
     process = subprocess.Popen(command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     journal = tmp_path / "journal.sqlite"
-    _wait_for_rows(journal, 12, process)
+    _wait_for_rows(journal, 8, process)
     children = psutil.Process(process.pid).children(recursive=True)
     process.kill()
     process.communicate()
@@ -174,22 +177,48 @@ RAISING = "raise ValueError('boom')\n"
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
+        (
+            ["flux", "--predictor", "ruffline"],
+            ExitCode.USAGE,
+            "--predictor ruffline: write auto, roofline, or the path",
+        ),
         (["fluxx"], ExitCode.USAGE, "unknown workload 'fluxx': did you mean flux? There are "),
         (["flux", "--preset", "huge"], ExitCode.USAGE, "unknown preset"),
         (["flux", "--search", "magic"], ExitCode.USAGE, "unknown search strategy 'magic'"),
         (["flux", "--budget", "0"], ExitCode.USAGE, "not a positive time"),
         (["flux", "--budget", "soon"], ExitCode.USAGE, "not a positive time"),
         (["flux", "--measurements", "-1"], ExitCode.USAGE, "negative"),
-        (["flux", "--device", "CUDA"], ExitCode.DEVICE_UNUSABLE, "no GPU"),
         (["flux", "--device", "TPU"], ExitCode.DEVICE_UNUSABLE, "unknown device"),
         (["flux", "--report", "/proc/kcg-cannot-write-here"], ExitCode.USAGE, "cannot write to"),
         (["missing.py"], ExitCode.USAGE, "there is no script missing.py"),
-        (["raising.py"], ExitCode.USAGE, "raised ValueError: boom (line 1)"),
-        (["exits.py"], ExitCode.USAGE, "exit code 3"),
-        (["idle.py"], ExitCode.USAGE, "ran no tinygrad kernel"),
         (["flux", "--no-such-option"], ExitCode.USAGE, "--no-such-option"),
         (["apply", "truncated.json"], ExitCode.USAGE, "truncated.json"),
         (["apply", "absent.json"], ExitCode.USAGE, "absent.json"),
+    ],
+)
+def test_what_is_refused_before_anything_starts_is_one_line_and_an_exit_code(
+    arguments: list[str], code: ExitCode, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    Path("truncated.json").write_text('{"schema": 1, "total_before')
+    monkeypatch.setattr(sys, "argv", ["kcg.optimize", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        guarded(main)
+    printed = capsys.readouterr()
+    assert (ended.value.code, printed.out) == (code, "")
+    assert [line for line in printed.err.splitlines() if line.startswith("kcg: ")] == [printed.err.splitlines()[-1]]
+    assert says in printed.err and not list(tmp_path.rglob("RESULT.json"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["fluxx"], ExitCode.USAGE, "unknown workload 'fluxx'"),
+        (["flux", "--device", "CUDA"], ExitCode.DEVICE_UNUSABLE, "no GPU"),
+        (["raising.py"], ExitCode.USAGE, "raised ValueError: boom (line 1)"),
+        (["exits.py"], ExitCode.USAGE, "exit code 3"),
+        (["idle.py"], ExitCode.USAGE, "ran no tinygrad kernel"),
     ],
 )
 def test_bad_input_is_one_line_and_an_exit_code(
@@ -199,7 +228,6 @@ def test_bad_input_is_one_line_and_an_exit_code(
     Path("raising.py").write_text(RAISING)
     Path("exits.py").write_text("import sys; sys.exit(3)\n")
     Path("idle.py").write_text("x = 1\n")
-    Path("truncated.json").write_text('{"schema": 1, "total_before')
     done = run(*arguments)
     assert done.returncode == code, done.stderr
     complaints = [line for line in done.stderr.splitlines() if line.startswith("kcg: ")]

@@ -13,18 +13,19 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from kcg.dataset.reading import read_export
-from kcg.errors import DataError
+from kcg.errors import DataError, UsageError
 from kcg.kernel.codec import kernel_of
 from kcg.kernel.space import KernelSpace
 from kcg.kernel.targets import KNOWN_TARGETS
 from kcg.predictor import checkpoint as checkpoint_module
 from kcg.predictor.batches import GraphSet
-from kcg.predictor.checkpoint import About, Checkpoint, read, save
+from kcg.predictor.checkpoint import MOST_BYTES, About, Checkpoint, read, save
+from kcg.predictor.choice import check_choice, choose_predictor, shipped_path
 from kcg.predictor.data import TrainingData, load
 from kcg.predictor.features import operations_of
 from kcg.predictor.fit import Fit, FitSettings, evaluation_pool, predicted
 from kcg.predictor.gnn import Net, NetSettings, Output
-from kcg.predictor.learned import IMPOSSIBLE, NEVER_SEEN, LearnedPredictor, load_shipped, shipped_path
+from kcg.predictor.learned import IMPOSSIBLE, NEVER_SEEN, LearnedPredictor
 from kcg.predictor.losses import Truth, Weights, loss_of
 from kcg.predictor.metrics import Floors, scores, summary
 from kcg.predictor.roofline import Roofline
@@ -292,10 +293,44 @@ def test_broken_trees_are_refused() -> None:
         Trees.unpacked(b"nothing")
 
 
-def test_shipped_checkpoints_can_be_read() -> None:
-    for target in KNOWN_TARGETS.values():
-        shipped = load_shipped(target)
-        assert (shipped is None) == (not shipped_path(target).is_file())
+@pytest.mark.parametrize("name", KNOWN_TARGETS)
+def test_what_is_shipped_for_a_device_guides_on_it_and_the_analytic_one_elsewhere(name: str) -> None:
+    target = KNOWN_TARGETS[name]
+    chosen = choose_predictor("auto", target)
+    assert isinstance(chosen, LearnedPredictor) == shipped_path(target).is_file()
+    assert isinstance(choose_predictor("roofline", target), Roofline)
+    if isinstance(chosen, LearnedPredictor):
+        assert shipped_path(target).stat().st_size <= MOST_BYTES and chosen.checkpoint.about.split == "workload"
+
+
+def test_a_choice_of_predictor_that_is_none_is_refused_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="--predictor ruffline: write auto, roofline, or the path"):
+        check_choice("ruffline")
+    (tmp_path / "mine").write_bytes(b"nothing")
+    with pytest.raises(DataError, match="mine"):
+        choose_predictor(check_choice(str(tmp_path / "mine")), KNOWN_TARGETS["sm_90"])
+
+
+def test_what_was_measured_corrects_what_is_expected_of_the_rest(
+    data: TrainingData, folder: Path, predictor: LearnedPredictor
+) -> None:
+    """Twice as slow as predicted, all of them: so will be the others, and one never measured is less certain."""
+    export = read_export(folder)
+    space = KernelSpace(export.regions()[data.region_ids[0]], next(iter(export.targets().values())))
+    schedules = [action.schedule for action in space.actions(space.start())][:12]
+    judge = predictor.of(space)
+    assert judge.correct is not None and len(schedules) == 12
+    before = judge.predict(schedules)
+    assert before == predictor.predict(space, schedules)
+    assert judge.correct(schedules, []) == before
+    measured = [(s, 2 * p.runtime_s) for s, p in zip(schedules[:6], before, strict=False)]
+    after = judge.correct(schedules, [*measured, (schedules[6], math.inf)])
+    shifts = [a.log_runtime - b.log_runtime for a, b in zip(after, before, strict=True)]
+    assert all(0.4 < shift < 0.9 for shift in shifts)
+    assert all(0 < a.uncertainty <= b.uncertainty for a, b in zip(after, before, strict=True))
+    assert judge.correct(schedules, measured) == after, "nothing new, nothing changes"
+    never = Schedule.from_opts([Opt("UPCAST", 77, 2)])
+    assert judge.correct([never], measured) == judge.predict([never])
 
 
 def test_graphs_of_another_device_are_gathered_there(data: TrainingData) -> None:

@@ -106,7 +106,8 @@ def test_page_says_everything(page: Page) -> None:
             assert " ".join(finalist.source.split()) in text
         assert row.region.id in text
         assert row.note in text
-    for word in (*sample.warnings, *dict(sample.failures), sample.command, "seed 7", "guided", "1,311 compilations",
+    for word in (*sample.warnings, *dict(sample.failures), sample.command, "seed 7", "1,311 compilations",
+                 "guided by h200-workload",
                  "NVIDIA H200", "14 March 2026", "69.3 ms", "36.7 ms", "1.89×", "504", "5 min 12 s", "fresh process",
                  sample.recomputes[0].advice, "the references disagree", "start_pos = 17"):  # fmt: skip
         assert word in text, word

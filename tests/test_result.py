@@ -95,7 +95,7 @@ def test_empty_result_survives(tmp_path: Path) -> None:
 def test_what_json_mode_prints(stored: Path) -> None:
     sample = sample_result()
     document = json.loads(stored.read_text())
-    assert document["schema"] == 2
+    assert document["schema"] == 3
     assert document["total_before_s"] == sample.total_before_s
     assert document["total_after_s"] == sample.total_after_s
     assert (document["measurements"], document["search_s"]) == (504, 312.418)
@@ -119,7 +119,7 @@ def test_truncated_file_is_refused(stored: Path, tenths: int) -> None:
 @pytest.mark.parametrize(
     "data",
     [b"", b"\x00\xff\x93NUMPY", b"null", b"[]", b"3", b'{"a": 1}', b"[" * 200_000, b'{"schema": 1}', b'{"schema": NaN}',
-     b'{"schema": 3, "regions": []}', b'{"schema": true}', b'{"schema": 1, "schema": 1}', b"9" * 5000],
+     b'{"schema": 4, "regions": []}', b'{"schema": true}', b'{"schema": 1, "schema": 1}', b"9" * 5000],
 )  # fmt: skip
 def test_foreign_file_is_refused(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "r.json").write_bytes(data)
@@ -174,11 +174,12 @@ def without(value: Any, names: set[str]) -> Any:
 
 
 def test_files_of_the_first_version_are_read() -> None:
-    first = replace(sample_result(), model_check=None, target=replace(sample_result().target, bandwidth_bytes_s=None))
+    target = replace(sample_result().target, bandwidth_bytes_s=None)
+    first = replace(sample_result(), model_check=None, predictor="", target=target)
     document = {**to_dict(first), "schema": 1}
     with pytest.raises(ResultError, match="'model_check' is unknown"):
         from_dict(document)
-    document = without(document, {name for _, name in ADDED[2]})
+    document = without(document, {name for added in ADDED.values() for _, name in added})
     assert from_dict(document) == first
     with pytest.raises(ResultError, match="'model_check' is missing"):
         from_dict({**document, "schema": 2})

@@ -272,7 +272,8 @@ PUBLIC = {
         "Verification", "Workload", "WorkloadCall", "canonical_json", "content_id",
     ],
     "kcg.search.interface": [
-        "Action", "ActionSpace", "Ledger", "Measure", "Observation", "Predict", "Problem", "Strategy", "best",
+        "Action", "ActionSpace", "Correct", "Ledger", "Measure", "Observation", "Predict", "Problem", "Strategy",
+        "best",
     ],
 }  # fmt: skip
 

@@ -343,6 +343,31 @@ def test_measured_values_replace_predicted_ones_up_to_the_root() -> None:
     assert graph.root.value < promise
 
 
+def test_a_predictor_that_learns_from_measurements_is_asked_again() -> None:
+    """It takes one step for as good as three, until it sees that the first gained nothing."""
+    table = chain_table([4e-6, 4e-6, 4e-6, 1e-6])
+
+    def predict(schedules: Any) -> list[Prediction]:
+        return [Prediction(math.log(1e-6 if s.opts else 4e-6)) for s in schedules]
+
+    def correct(schedules: Any, measured: Any) -> list[Prediction]:
+        slow = {len(s.opts) for s, seconds in measured if seconds > 2e-6}
+        return [Prediction(math.log(4e-6 if len(s.opts) in slow | {2} else 1e-6), 0.1) for s in schedules]
+
+    problem = table.problem(predict)
+    problem.correct = correct
+    trials = Trials(problem)
+    list(trials.baseline())
+    graph = Graph(trials, MctsSettings())
+    while (node := graph.frontier()) is not None:
+        graph.expand(node)
+    assert graph.nodes["2"].own == pytest.approx(0.0), "what is expanded is corrected at once"
+    list(trials.measure([Schedule.from_opts([Opt("UNROLL", 0, 2)])]))
+    graph.learn()
+    assert graph.nodes["2"].own == pytest.approx(0.0) and graph.nodes["2"].doubt == 0.1
+    assert graph.nodes["3"].own == pytest.approx(math.log(4))
+
+
 def test_a_failure_is_a_bad_value_and_closes_when_nothing_is_left() -> None:
     table = chain_table([4e-6, None])
     trials = Trials(table.problem(constant_predict()))

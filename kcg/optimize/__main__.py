@@ -29,6 +29,9 @@ def optimize(
     search: Annotated[
         str, typer.Option(help="mcts, greedy, beam, beam:8, random, hand-coded, tinygrad-beam:2")
     ] = "mcts",
+    predictor: Annotated[
+        str, typer.Option(help="auto: the one shipped for the device; roofline: the analytic one; or a checkpoint")
+    ] = "auto",
     budget: Annotated[str, typer.Option(help="time from start to result, e.g. 120s, 2m, 1h")] = "120s",
     measurements: Annotated[
         int | None, typer.Option(help="the search stops at so many binaries timed; 0 predicts only, then verifies")
@@ -42,9 +45,11 @@ def optimize(
 ) -> None:
     """Find faster kernel schedules for a workload, verify them, and write RESULT.json and report.html."""
     from kcg.optimize.settings import Settings, check_measurements, parse_budget
+    from kcg.predictor.choice import check_choice
 
     settings = Settings(
-        workload=workload, preset=preset, device=device, search=search, budget_s=parse_budget(budget),
+        workload=workload, preset=preset, device=device, search=search,
+        predictor=check_choice(predictor), budget_s=parse_budget(budget),
         measurements=check_measurements(measurements), seed=seed, resume=resume,
         folder=report or Path("kcg-out") / (Path(workload).stem or "out"), script_args=tuple(script_args or ()),
         command=command_text("kcg.optimize"),

@@ -209,7 +209,7 @@ def _summary(result: Result) -> list[tuple[str, str]]:
         (f"{len(result.regions)} kernels: {counts or 'none'}", ""),
         (
             f"{result.measurements} measurements, {result.compilations} compilations, "
-            f"{format_seconds(result.search_s)} ({result.search}, seed {result.seed})",
+            f"{format_seconds(result.search_s)} ({result.search}{_guide(result)}, seed {result.seed})",
             "",
         ),
     ]
@@ -224,6 +224,10 @@ def _summary(result: Result) -> list[tuple[str, str]]:
     if not result.complete:
         lines.append(("incomplete: it ended before everything was tried", "yellow"))
     return lines + [(f"warning: {warning}", "yellow") for warning in result.warnings]
+
+
+def _guide(result: Result) -> str:
+    return f" guided by {result.predictor}" if result.predictor else ""
 
 
 def _model_line(check: ModelCheck) -> tuple[str, str]:

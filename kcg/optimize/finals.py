@@ -269,7 +269,7 @@ def build_result(session: Session, regions: tuple[RegionResult, ...], *, complet
         created=datetime.now(UTC).isoformat(timespec="seconds"), command=session.settings.command,
         kcg_version=__version__, complete=complete, failures=tuple(sorted(session.failures.items())),
         progress=tuple(session.history), recomputes=tuple(r for r in recomputes if r is not None),
-        warnings=tuple(session.warnings),
+        warnings=tuple(session.warnings), predictor=session.predictor.name if session.predictor is not None else "",
     )  # fmt: skip
 
 

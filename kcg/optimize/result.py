@@ -22,10 +22,13 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from kcg.errors import ResultError, UsageError
 from kcg.types import Kernel, Region, RegionResult, Result, Schedule, ScheduleKind
 
-SCHEMA = 2
+SCHEMA = 3
 """The version of the file. A change of any field is a new number, never a silent one."""
 
-ADDED = {2: {("Result", "model_check"), ("Target", "bandwidth_bytes_s"), ("RegionResult", "noise_floor")}}
+ADDED = {
+    2: {("Result", "model_check"), ("Target", "bandwidth_bytes_s"), ("RegionResult", "noise_floor")},
+    3: {("Result", "predictor")},
+}
 """Fields that came with each version: files of the versions before it are read without them, with their defaults."""
 
 MAX_BYTES = 512 * 1024 * 1024

@@ -9,7 +9,7 @@ from pathlib import Path
 from kcg.errors import ExitCode
 from kcg.optimize.console import Progress
 from kcg.optimize.finals import as_searched, build_result, judge_all
-from kcg.optimize.session import Session
+from kcg.optimize.session import TINY_BEAM, Session
 from kcg.optimize.settings import Settings
 from kcg.types import ModelCheck, Result
 
@@ -31,17 +31,20 @@ def optimize(settings: Settings, progress: Progress, *, started: float | None = 
 
     On Ctrl-C the children are killed, the best so far is written, verified as far as it came; the exit code is 130.
     """
-    from kcg.predictor.roofline import Roofline
+    from kcg.optimize.searching import search
+    from kcg.predictor.choice import choose_predictor
 
     with Session(settings, progress, started=started) as session:
         session.capture()
         session.open_journal()
         session.plan()
+        if settings.measurements == 0 or not settings.search.startswith(TINY_BEAM):
+            session.predictor = choose_predictor(settings.predictor, session.service.target)
         regions = None
         try:
             if settings.measurements != 0:
                 session.measure_baselines()
-            session.search(Roofline())
+            search(session)
             progress.phase("re-timing and verifying the finalists in a fresh process")
             regions = judge_all(session)
             session.check_journal()

@@ -1,9 +1,9 @@
-"""One optimisation, from its settings to measured candidates: capture, baselines, search. `finals` does the rest."""
+"""One optimisation, from its settings to measured candidates: capture, baselines, measuring. `searching` spends the
+budget, `finals` does the rest."""
 
 from __future__ import annotations
 
 import functools
-import random
 import threading
 import time
 import uuid
@@ -16,13 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kcg.compat.device import choose_device, prepare
-from kcg.errors import ScheduleError, UnknownName, UsageError
-from kcg.measure.jobs import TinyBeamJob
+from kcg.errors import UnknownName, UsageError
 from kcg.measure.protocol import PROTOCOL
 from kcg.measure.service import BASELINE_TIMEOUT_S, MeasureService, Request
 from kcg.optimize.settings import Settings, writable_folder
-from kcg.search.budget import Allocator, RegionState
-from kcg.search.interface import Ledger, Observation, Problem, best
+from kcg.search.interface import Ledger, Observation, best
 from kcg.types import CacheState, Measurement, ProgressPoint, RegionResult, Schedule, Status, Workload, WorkloadCall
 
 if TYPE_CHECKING:
@@ -31,7 +29,6 @@ if TYPE_CHECKING:
     from kcg.optimize.console import Progress
     from kcg.predictor.interface import Predictor
 
-HOPELESS = 2.5  # a candidate this much slower than the best so far gets one sample only
 TINY_BEAM = "tinygrad-beam"
 FINAL_COPY_S_PER_BYTE = 6e-9  # copying and comparing whole buffers of one finalist on a GPU; seen on one NVIDIA H200
 PASSING = (Status.NOISY, Status.WORKER_DIED)
@@ -101,6 +98,7 @@ class Session:
         self.unsearched = False  # there was no time to search at all
         self.pace_s = 0.3  # seconds that a first measurement of a kernel takes, all included; measured on the way
         self.works: list[RegionWork] = []
+        self.predictor: Predictor | None = None  # none: tinygrad searches by itself
         self.judged: dict[str, RegionResult] = {}  # by region, as far as the finals have come
         self._lock = threading.Lock()
         self._journal_error: BaseException | None = None
@@ -227,23 +225,6 @@ class Session:
                 )
         return self.works
 
-    def problem(self, work: RegionWork, predictor: Predictor, index: int) -> Problem:
-        """The search problem of one region: its space, this session's predictor, device and ledger."""
-
-        def measure(batch: Sequence[Schedule]) -> list[Future[Observation]]:
-            best_s = work.best_s
-            return self.measure(work, batch, stop_above_s=HOPELESS * best_s if best_s else None)
-
-        return Problem(
-            space=work.space,
-            predict=lambda batch: predictor.predict(work.space, batch),
-            measure=measure,
-            ledger=self.ledger,
-            rng=random.Random(f"{self.settings.seed}:{index}"),
-            batch_size=max(4, 2 * self.service.compile_workers if self.choice.device != "CPU" else 4),
-            known=work.known,
-        )
-
     def measure(
         self, work: RegionWork, batch: Sequence[Schedule], *, stop_above_s: float | None = None, sampler: str = ""
     ) -> list[Future[Observation]]:
@@ -297,7 +278,7 @@ class Session:
                 observation = future.result()
                 work.known[observation.schedule] = observation
             self.check_journal()
-            self._show(kernels=(min(begin + chunk, len(waiting)), len(waiting)))
+            self.show(kernels=(min(begin + chunk, len(waiting)), len(waiting)))
         if waiting:
             self.pace_s = (time.monotonic() - begin_s) / len(waiting)
 
@@ -319,96 +300,7 @@ class Session:
         step_s = sum(work.call.calls * work.baseline_s for work in self.works)
         return cost + expected_cost_s(self.settings, self.workload, device=self.choice.device, step_s=step_s)
 
-    def search(self, predictor: Predictor) -> None:
-        """Spend the rest of the budget where it is expected to save the most."""
-        name = self.settings.search
-        if self.settings.budget_s is not None:
-            self.ledger.deadline = self.started + self.settings.budget_s - self.final_cost_s()
-        if self.settings.measurements and self.ledger.exhausted:
-            self.warnings.append("timing tinygrad's own schedules used up the measurements: nothing was searched")
-        elif self.settings.measurements is None and self.ledger.exhausted:
-            self.unsearched = True
-            needed_s = time.monotonic() - self.started + self.final_cost_s()
-            self.warnings.append(f"nothing was searched: timing and judging alone take about {needed_s:.0f} s")
-        if self.settings.measurements == 0:
-            self._predict_only(predictor)
-        elif name.partition(":")[0] == TINY_BEAM:
-            self._tiny_beam(int(name.partition(":")[2] or "2"))
-        else:
-            self._search_with(name, predictor)
-
-    def _search_with(self, name: str, predictor: Predictor) -> None:
-        from kcg.search.strategies import strategy
-
-        self.progress.phase(f"searching with {name}")
-        by_id = {w.id: w for w in self.works}
-        allocator = Allocator([RegionState(w.id, w.call.calls, best_s=w.best_s or None) for w in self.works])
-        for index, work in enumerate(self.works):
-            work.search = strategy(name)(self.problem(work, predictor, index))
-            if not work.baseline_s:
-                allocator.finish(work.id)  # its baseline failed: there is nothing to compare with
-        while not self.ledger.exhausted and (region_id := allocator.next()) is not None:
-            work = by_id[region_id]
-            if self.settings.budget_s is not None:  # more improved regions mean more finalists to be judged
-                self.ledger.deadline = self.started + self.settings.budget_s - self.final_cost_s()
-            assert work.search is not None
-            count = 0
-            for observation in work.search:
-                work.known[observation.schedule] = observation
-                count += 1
-                self._show(note=work.space.name(work.space.baseline()))
-                if count >= 4:
-                    break
-            else:
-                allocator.finish(region_id)
-            self.check_journal()
-            allocator.observe(region_id, count, work.best_s or None)
-
-    def _tiny_beam(self, width: int) -> None:
-        """tinygrad's own BEAM, region by region, the largest first."""
-        self.progress.phase(f"searching with tinygrad's own BEAM={width}")
-        for work in sorted(self.works, key=lambda w: -w.call.calls * w.baseline_s):
-            if self.ledger.exhausted:
-                break
-            left = 3600.0 if self.ledger.deadline is None else self.ledger.deadline - time.monotonic()
-            job = TinyBeamJob(work.call.region, self.service.target, width)
-            try:
-                found = self.service.tiny_beam(job, timeout_s=max(left, 1.0)).result()
-            except TimeoutError as error:
-                self.progress.line(str(error))
-                break
-            except ScheduleError as error:
-                self.warnings.append(f"{work.space.name(work.space.baseline())}: {error}")
-                continue
-            work.tried_by_beam = found.binaries
-            with self._lock:
-                self.ledger.measurements += max(found.binaries - 1, 0)
-                self.ledger.compilations += found.binaries
-            for future in self.measure(work, [found.schedule], sampler=f"{TINY_BEAM}:{width}"):
-                observation = future.result()
-                work.known[observation.schedule] = observation
-            self.check_journal()
-            self._show(note=work.space.name(work.space.baseline()))
-
-    def _predict_only(self, predictor: Predictor) -> None:
-        """Choose by prediction alone. The choice is still verified and timed against the baseline at the end."""
-        from kcg.search.draft import draft
-
-        self.progress.phase("choosing by prediction, without measuring")
-        for index, work in enumerate(self.works):
-            if self.ledger.deadline is not None and time.monotonic() >= self.ledger.deadline:
-                self.warnings.append("the budget ended before a schedule was predicted for every kernel")
-                break
-            drafted = draft(self.problem(work, predictor, index))
-            work.known = {
-                schedule: Observation(schedule, Status.OK, prediction.runtime_s, binary_hash=f"predicted:{i}")
-                for i, (schedule, prediction) in enumerate(
-                    zip(drafted[:2], predictor.predict(work.space, drafted[:2]), strict=True)
-                )
-            }
-            self._show(kernels=(index + 1, len(self.works)))
-
-    def _show(self, *, note: str = "", kernels: tuple[int, int] | None = None) -> None:
+    def show(self, *, note: str = "", kernels: tuple[int, int] | None = None) -> None:
         elapsed = time.monotonic() - self.started
         total = sum(w.call.calls * w.best_s for w in self.works)
         complete = all(w.best_s for w in self.works)

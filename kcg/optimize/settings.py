@@ -21,6 +21,7 @@ class Settings:
     preset: str = "auto"
     device: str = "auto"
     search: str = "mcts"
+    predictor: str = "auto"  # or roofline, or the path of a checkpoint
     budget_s: float | None = DEFAULT_BUDGET_S  # from start to result
     measurements: int | None = None  # unique binaries; 0 predicts only
     seed: int = 0

@@ -35,7 +35,8 @@ def show(
     from rich.console import Console
 
     from kcg.predictor.card import table
-    from kcg.predictor.checkpoint import SHIPPED, read
+    from kcg.predictor.checkpoint import read
+    from kcg.predictor.choice import SHIPPED
     from kcg.predictor.features import FEATURES_VERSION
 
     source = checkpoint or SHIPPED

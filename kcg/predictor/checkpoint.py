@@ -23,7 +23,6 @@ FORMAT = "kcg-predictor-1"
 MOST_BYTES = 5_000_000
 MOST_HIDDEN, MOST_LAYERS = 1024, 16
 TREES = "trees"
-SHIPPED = Path(__file__).parent / "checkpoints"
 
 
 @dataclass(frozen=True)

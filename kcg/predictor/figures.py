@@ -117,8 +117,8 @@ class Spaces:
             self._made[key] = KernelSpace(self.regions[region_id], self.targets[target])
         return self._made[key]
 
-    def scheduled(self, data: TrainingData, row: int) -> tuple[KernelSpace, Schedule]:
-        """A row's space and schedule."""
+    def scheduled(self, data: TrainingData, row: Any) -> tuple[KernelSpace, Schedule]:
+        """The space and the schedule of a row of `data`."""
         kernel = data.kernel[row]
         return self.of(data.region_ids[kernel], data.targets[data.target[kernel]]), self.schedule(data.row[row])
 

@@ -201,6 +201,7 @@ class Fit:
         """One pass over all kernels; the means of the losses."""
         rng = np.random.default_rng([self.settings.seed, epoch])
         order = rng.permutation(len(self.rows))
+        torch.manual_seed(int(rng.integers(2**62)))  # of dropout
         sums: dict[str, Tensor | float] = {}
         self.net.train()
         for step in range(self.steps_an_epoch):

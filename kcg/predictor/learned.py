@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,10 +12,12 @@ import torch
 from kcg.errors import ScheduleError
 from kcg.kernel.refusals import refusal
 from kcg.predictor.batches import GraphSet
-from kcg.predictor.checkpoint import SHIPPED, Checkpoint, read
+from kcg.predictor.checkpoint import Checkpoint
+from kcg.predictor.correcting import CorrectingKernel
 from kcg.predictor.encode import Array, encode
 from kcg.predictor.ensemble import Said, blend_of, blended
 from kcg.predictor.features import Graphs, graphs, kernel_features, operations_of, target_features
+from kcg.predictor.interface import Judge
 from kcg.predictor.trees import pooled
 from kcg.types import Prediction, Schedule, Target
 
@@ -43,12 +44,27 @@ class LearnedPredictor:
 
     def predict(self, space: KernelSpace, schedules: Sequence[Schedule]) -> list[Prediction]:
         """One prediction for each schedule, in order; never NaN. What does not apply is expected to fail."""
-        found = [IMPOSSIBLE] * len(schedules)
-        for first in range(0, len(schedules), ROWS):
-            self._predict(space, schedules[first : first + ROWS], first, found)
-        return found
+        return self.embed(space, schedules)[0]
 
-    def _predict(self, space: KernelSpace, schedules: Sequence[Schedule], first: int, found: list[Prediction]) -> None:
+    def of(self, space: KernelSpace) -> Judge:
+        """What it says of one kernel, corrected by what is measured of it."""
+        if not self.checkpoint.nets:
+            return Judge(lambda schedules: self.predict(space, schedules))
+        kernel = CorrectingKernel(self, space)
+        return Judge(kernel.predict, kernel.correct)
+
+    def embed(self, space: KernelSpace, schedules: Sequence[Schedule]) -> tuple[list[Prediction], list[Array | None]]:
+        """Predictions, and beside each the last hidden states of all networks, (sum of hidden,); None where it does
+        not apply."""
+        found, states = [IMPOSSIBLE] * len(schedules), list[Array | None]([None] * len(schedules))
+        for first in range(0, len(schedules), ROWS):
+            self._predict(space, schedules[first : first + ROWS], first, found, states)
+        return found, states
+
+    def _predict(
+        self, space: KernelSpace, schedules: Sequence[Schedule], first: int, found: list[Prediction],
+        states: list[Array | None],
+    ) -> None:  # fmt: skip
         tables, places, uops, refused = [], [], [], []
         for place, schedule in enumerate(schedules, first):
             try:
@@ -61,23 +77,27 @@ class LearnedPredictor:
         if not places:
             return
         kernel_x, strange = self._kernel(space)
-        mean, sigma, failure = self.estimate(graphs(encode(tables, uops), space.target), kernel_x, space.target)
+        mean, sigma, failure, hidden = self.estimate(graphs(encode(tables, uops), space.target), kernel_x, space.target)
         if strange or space.target.fingerprint not in self._known_targets:
             sigma = np.maximum(sigma, NEVER_SEEN)
         failure = np.maximum(failure, refused)
-        for place, *said in zip(places, mean.tolist(), sigma.tolist(), failure.tolist(), strict=True):
-            found[place] = Prediction(*said)
+        for place, state, *said in zip(places, hidden, mean.tolist(), sigma.tolist(), failure.tolist(), strict=True):
+            found[place], states[place] = Prediction(*said), state
 
-    def estimate(self, made: Graphs, kernel_x: Array, target: Target) -> tuple[Array, Array, Array]:
-        """(n,) each: log-seconds, their standard deviation, and the probability of failure of graphs of one kernel."""
+    def estimate(self, made: Graphs, kernel_x: Array, target: Target) -> tuple[Array, Array, Array, Array]:
+        """(n,) each: log-seconds, their standard deviation, and the probability of failure of graphs of one kernel;
+        and (n, sum of hidden) float32, the networks' last hidden states."""
         n, target_x = len(made), target_features(target)
         outputs: dict[str, list[Array]] = {"rank": [], "log_sigma": [], "failure": []}
+        hidden = [np.zeros((n, 0), np.float32)]
         if self.checkpoint.nets:
             zeros = np.zeros(n, np.int64)
             batch = GraphSet(made, zeros, kernel_x[None], target_x[None], zeros[:1]).batch(torch.arange(n))
             with torch.inference_mode():
                 for net in self.checkpoint.nets:
-                    output = net(batch)
+                    state = net.embed_graphs(batch)
+                    hidden.append(state.numpy())
+                    output = net.answer(batch, state)
                     for name, values in outputs.items():
                         values.append(getattr(output, name).double().numpy())
         stacked = {name: np.stack(values) if values else np.zeros((0, n)) for name, values in outputs.items()}
@@ -90,7 +110,8 @@ class LearnedPredictor:
         failure = 1 / (1 + np.exp(-np.clip(found["failure"], -30, 30)))
         broken = ~(np.isfinite(mean) & np.isfinite(sigma) & np.isfinite(failure))
         return (
-            np.where(broken, 0.0, mean), np.where(broken, IMPOSSIBLE.uncertainty, sigma), np.where(broken, 1.0, failure)
+            np.where(broken, 0.0, mean), np.where(broken, IMPOSSIBLE.uncertainty, sigma),
+            np.where(broken, 1.0, failure), np.concatenate(hidden, 1),
         )  # fmt: skip
 
     def _kernel(self, space: KernelSpace) -> tuple[Array, bool]:
@@ -102,17 +123,3 @@ class LearnedPredictor:
             strange = not operations_of(region) <= self._known_operations
             self._kernels[region.id] = (kernel_features(region), strange)
         return self._kernels[region.id]
-
-
-def shipped_path(target: Target) -> Path:
-    """The checkpoint inside the package that was trained on this target, or on one of its kind."""
-    return SHIPPED / f"{target.device.lower()}.safetensors"
-
-
-def load_shipped(target: Target) -> LearnedPredictor | None:
-    """The predictor that comes with kcg for a target; None where there is none for its kind of device.
-
-    Raises DataError where the file is there and cannot be used.
-    """
-    path = shipped_path(target)
-    return LearnedPredictor(read(path)) if path.is_file() else None

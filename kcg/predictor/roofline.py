@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from kcg.errors import ScheduleError
 from kcg.kernel.axes import INNER, REDUCING, Access, AxisTable
 from kcg.kernel.refusals import refusal
+from kcg.predictor.interface import Judge
 from kcg.types import Prediction, Schedule, Target
 
 if TYPE_CHECKING:
@@ -71,6 +72,10 @@ class Roofline:
                 )
             )
         return predictions
+
+    def of(self, space: KernelSpace) -> Judge:
+        """What it says of one kernel. It learns nothing from measurements."""
+        return Judge(lambda schedules: self.predict(space, schedules))
 
 
 def estimate(table: AxisTable, target: Target) -> float:

@@ -64,6 +64,7 @@ def best(observations: Iterable[Observation]) -> Observation | None:
 
 
 Predict = Callable[[Sequence[Schedule]], list[Prediction]]
+Correct = Callable[[Sequence[Schedule], Sequence[tuple[Schedule, float]]], list[Prediction]]
 Measure = Callable[[Sequence[Schedule]], list["Future[Observation]"]]
 
 
@@ -110,6 +111,9 @@ class Problem:
     rng: random.Random
     batch_size: int = 4  # how many measurements are asked for at once
     known: dict[Schedule, Observation] = field(default_factory=dict)  # measured, e.g. before a resume; strategies add
+    correct: Correct | None = None
+    """Predictions corrected by all that was measured so far, in seconds (not finite: failed); None where the predictor
+    learns nothing from measurements."""
 
 
 class Strategy(Protocol):

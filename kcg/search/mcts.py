@@ -5,7 +5,8 @@ A simulation walks down from the root by PUCT (Rosin 2011; AlphaZero's form, as 
 schedule, which drafts it for measuring, or meets a node that was never expanded, which it expands: the legal steps are
 asked for once and all children are predicted in one batch. Values are log-speedups over the baseline:
 
-    own     of stopping here: measured, else predicted and corrected by what was measured (see `calibration`)
+    own     of stopping here: measured, else predicted and corrected by what was measured: by the predictor itself where
+            it learns from measurements, else by `calibration`, which judges failures in any case
     value   the best `own` within reach, since one schedule is kept in the end (a mean would punish good ones for
             their bad siblings)
 
@@ -14,10 +15,11 @@ A node with 60 children does not need 60 visits: each child has a value and a pr
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kcg.search.calibration import Calibration, Evidence, Trial, distance
 from kcg.search.interface import Observation, Problem, best
@@ -57,6 +59,7 @@ class Node:
     stops: int = 0  # simulations that stopped here
     own: float = -math.inf  # log-speedup of stopping here
     doubt: float = 0.0  # its standard deviation; 0 where measured
+    corrected: Prediction | None = None  # by a predictor that learns from measurements
     value: float = -math.inf  # best `own` within reach
     closed: bool = False  # all within reach is measured
 
@@ -86,12 +89,15 @@ class Graph:
 
     def _add(self, schedules: Sequence[Schedule]) -> None:
         """Makes the missing nodes, predicted in one batch."""
-        for schedule, prediction in zip(schedules, self.trials.predict(schedules), strict=True):
+        predictions = self.trials.predict(schedules)
+        corrected = self.trials.corrected(schedules) or itertools.repeat(None)
+        for schedule, prediction, better in zip(schedules, predictions, corrected, strict=False):
             key = self.trials.key(schedule)
             if key not in self.nodes:
                 steps = self._steps(schedule)
                 evidence = self.calibration.evidence(steps)
                 node = self.nodes[key] = Node(schedule, steps, prediction, evidence, 1e-6 * self.rng.random())
+                node.corrected = better
                 self._appraise(node)
                 node.value = node.own
 
@@ -137,6 +143,10 @@ class Graph:
                 fresh.append(Trial(node.steps, node.prediction.log_runtime, measured))
                 self.calibration.add(fresh[-1])
                 self._close(node)
+        open_nodes = [node for node in self.nodes.values() if node.observation is None]
+        if fresh and (corrected := self.trials.corrected([node.schedule for node in open_nodes])) is not None:
+            for node, better in zip(open_nodes, corrected, strict=True):
+                node.corrected = better
         for node in self.nodes.values():
             for trial in fresh:
                 self.calibration.extend(node.evidence, node.steps, trial)
@@ -151,6 +161,8 @@ class Graph:
             node.own, node.doubt = (reference - math.log(time_s) if 0 < time_s < math.inf else bad), 0.0
             return
         expected = self.calibration.expected(node.prediction, node.evidence)
+        if node.corrected is not None:
+            expected = replace(expected, log_runtime=node.corrected.log_runtime, uncertainty=node.corrected.uncertainty)
         chance = 1.0 - expected.failure_probability
         node.own = chance * (reference - expected.log_runtime) + (1.0 - chance) * bad
         node.doubt = expected.uncertainty

@@ -72,6 +72,12 @@ class Trials:
             self._predictions.update(zip(missing, answers, strict=True))
         return [self._predictions[self.key(s)] for s in schedules]
 
+    def corrected(self, schedules: Sequence[Schedule]) -> list[Prediction] | None:
+        """What is expected of each after all that was measured, where the predictor learns from it."""
+        if self.problem.correct is None:
+            return None
+        return self.problem.correct(schedules, [(o.schedule, o.time_s) for o in self.observations.values()])
+
     def ranked(self, schedules: Sequence[Schedule]) -> list[Schedule]:
         """`schedules`, the best expected first; equals keep their order."""
         costs = [p.log_runtime + FAILURE_COST * p.failure_probability for p in self.predict(schedules)]

@@ -1,0 +1,71 @@
+"""A learned predictor of one kernel that takes in what is measured while the kernel is searched."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kcg.predictor.correction import Correction
+from kcg.predictor.encode import Array
+from kcg.types import Prediction, Schedule
+
+if TYPE_CHECKING:
+    from kcg.kernel.space import KernelSpace
+    from kcg.predictor.learned import LearnedPredictor
+
+
+class CorrectingKernel:
+    """`predict` schedules of one kernel, and `correct` what was predicted by what was measured since.
+
+    What the networks made of a schedule is kept, so that a correction costs none of their time.
+    """
+
+    def __init__(self, predictor: LearnedPredictor, space: KernelSpace) -> None:
+        self.predictor, self.space = predictor, space
+        self._predictions: dict[Schedule, Prediction] = {}
+        self._states: dict[Schedule, Array] = {}
+        self._measured: dict[Schedule, float] = {}
+        self._correction: Correction | None = None
+
+    def predict(self, schedules: Sequence[Schedule]) -> list[Prediction]:
+        """What the predictor says of each, in order."""
+        missing = [s for s in dict.fromkeys(schedules) if s not in self._predictions]
+        if missing:
+            predictions, states = self.predictor.embed(self.space, missing)
+            self._predictions.update(zip(missing, predictions, strict=True))
+            self._states.update((s, state) for s, state in zip(missing, states, strict=True) if state is not None)
+        return [self._predictions[s] for s in schedules]
+
+    def correct(self, schedules: Sequence[Schedule], measured: Sequence[tuple[Schedule, float]]) -> list[Prediction]:
+        """What is to be expected of each, in order, once those `measured` took so many seconds (not finite: failed).
+
+        All measurements so far are given each time; only new ones are taken in. What does not apply stays as predicted.
+        """
+        predictions = self.predict(schedules)
+        fresh = [(s, seconds) for s, seconds in measured if s not in self._measured]
+        if fresh:
+            said = self.predict([s for s, _ in fresh])
+            self._measured.update(fresh)
+            pairs = [(s, p, t) for (s, t), p in zip(fresh, said, strict=True) if s in self._states]
+            usable = [(self._states[s], p.log_runtime, math.log(t)) for s, p, t in pairs if 0 < t < math.inf]
+            if usable:
+                if self._correction is None:
+                    self._correction = Correction(np.stack(list(self._states.values())))
+                self._correction.observe(
+                    np.stack([state for state, _, _ in usable]), np.array([expected for _, expected, _ in usable]),
+                    np.array([found for _, _, found in usable]),
+                )  # fmt: skip
+        places = [i for i, s in enumerate(schedules) if s in self._states]
+        if self._correction is None or not places:
+            return predictions
+        states = np.stack([self._states[schedules[i]] for i in places])
+        means, sigmas = self._correction.corrected(
+            states, np.array([predictions[i].log_runtime for i in places]),
+            np.array([predictions[i].uncertainty for i in places]),
+        )  # fmt: skip
+        for place, mean, sigma in zip(places, means.tolist(), sigmas.tolist(), strict=True):
+            predictions[place] = Prediction(mean, sigma, predictions[place].failure_probability)
+        return predictions
