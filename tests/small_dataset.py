@@ -31,9 +31,8 @@ def small_dataset(folder: Path, *, families: dict[str, int], seed: int = 0) -> P
             wanted |= {call.region.id for call in chosen}
             kept.append(Workload(workload.name, workload.preset, tuple(chosen)))
     rows = defaultdict(list)
-    for record in whole.records(PROTOCOL):
-        if record.measurement.region_id in wanted:
-            rows[record.measurement.region_id].append(record.measurement)
+    for record in whole.records(PROTOCOL, regions=wanted):
+        rows[record.measurement.region_id].append(record.measurement)
     with Journal.open(folder / "small.sqlite") as journal, journal.bulk():
         for workload in kept:
             journal.add_workload(workload)

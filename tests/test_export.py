@@ -192,6 +192,13 @@ def test_a_bad_row_is_told_and_the_others_are_read(path: Path, tmp_path: Path) -
     assert list(data.records(1, skip=lines.append)) == [whole[6]]
     assert [f"measurements.parquet: row {i} " in line for i, line in zip((0, 1, 2, 3, 4, 5, 7, 8), lines, strict=True)]
     assert all("\n" not in line for line in lines)
+    regions = [r.measurement.region_id for r in whole]
+    for region in set(regions):
+        some: list[str] = []
+        found = list(data.records(1, skip=some.append, regions={region}))
+        assert found == [whole[6]] * (regions[6] == region)
+        assert some == [line for line, i in zip(lines, (0, 1, 2, 3, 4, 5, 7, 8), strict=True) if regions[i] == region]
+    assert not list(data.records(1, regions=()))
     with pytest.raises(DataError, match="row 0 cannot be trusted"):
         list(data.records(1))
 

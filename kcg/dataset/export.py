@@ -25,12 +25,12 @@ from kcg.dataset.reading import (
     KERNELS,
     MEASUREMENTS,
     OPTIONAL_FILES,
-    TIMINGS,
     Export,
     read_export,
     sha256_of,
 )
 from kcg.dataset.records import disk_full, is_disk_full, values_of
+from kcg.dataset.rows import TIMINGS
 from kcg.errors import MismatchError, UsageError
 from kcg.types import canonical_json
 

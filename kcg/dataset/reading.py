@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,26 +20,21 @@ from kcg.dataset.columns import (
     TEXTS,
     kernels_schema,
     measurements_schema,
-    rounded_clock,
     timings_schema,
 )
 from kcg.dataset.records import (
     ROW_ERRORS,
     Record,
     Run,
-    launch_from_json,
     record_from_json,
     region_from_json,
-    variables_from_json,
 )
+from kcg.dataset.rows import TIMINGS, Timings, medians, record_of, values_of
 from kcg.errors import DataError
 from kcg.types import (
-    CacheState,
     Kernel,
     Measurement,
     Region,
-    Schedule,
-    Status,
     Target,
     Toolchain,
     Workload,
@@ -49,7 +43,7 @@ from kcg.types import (
 )
 
 CHECKSUMS = "checksums.json"
-KERNELS, MEASUREMENTS, TIMINGS = "kernels.parquet", "measurements.parquet", "timings.parquet"
+KERNELS, MEASUREMENTS = "kernels.parquet", "measurements.parquet"
 FILES = (KERNELS, MEASUREMENTS, "runs.json", "targets.json", TIMINGS, "toolchains.json", "workloads.json")
 OPTIONAL_FILES = ("README.md", "replay.parquet")
 """What other parts of kcg add to an export; checked where `checksums.json` lists them."""
@@ -67,15 +61,18 @@ class Export:
 
     def protocols(self) -> list[int]:
         """The versions of the protocol that have measurements."""
-        found = {p for batch in self._batches(MEASUREMENTS, ["protocol"]) for p in _values(batch.column(0))}
+        found = {p for batch in self._batches(MEASUREMENTS, ["protocol"]) for p in values_of(batch.column(0))}
         return sorted(found - {None})  # a row without one is wrong, as `records` says
 
     def measurements(self, protocol: int) -> Iterator[Measurement]:
         """Every measurement under one protocol, by region, target, toolchain, schedule, run and trial."""
         return (r.measurement for r in self.records(protocol))
 
-    def records(self, protocol: int, *, skip: Skip | None = None) -> Iterator[Record]:
-        """Like `measurements`, with the time at which each was recorded. About 30 µs each.
+    def records(
+        self, protocol: int, *, skip: Skip | None = None, regions: Collection[str] | None = None
+    ) -> Iterator[Record]:
+        """Like `measurements`, with the time at which each was recorded. About 30 µs each; those of some `regions` only
+        where they are named.
 
         What is rounded in them says `kcg.dataset.columns.as_exported`. A row that is wrong raises DataError; with
         `skip`, that is told what is wrong with it, and reading goes on.
@@ -86,14 +83,18 @@ class Export:
         place, version = names.index("timing"), names.index("protocol")
         timings, first = self._timings(), 0
         for batch in self._batches(MEASUREMENTS, names):
-            rows = list(zip(*(_values(column) for column in batch.columns), strict=True))
+            places, last = list(range(first, first + len(batch))), first + len(batch)
+            if regions is not None:
+                chosen = [i for i, region in enumerate(values_of(batch["region_id"])) if region in regions]
+                batch, places = batch.take(pa.array(chosen, type=pa.int64())), [first + i for i in chosen]
+            rows = list(zip(*(values_of(column) for column in batch.columns), strict=True))
             numbers = sorted({row[place] for row in rows if row[place] is not None and 0 <= row[place] < len(timings)})
-            timed = _Timings(timings.take(pa.array(numbers, type=pa.int64())), numbers)
-            for number, row in enumerate(rows, first):
+            timed = Timings(timings.take(pa.array(numbers, type=pa.int64())), numbers)
+            for number, row in zip(places, rows, strict=True):
                 if row[version] not in (protocol, None):
                     continue
                 try:
-                    record = _record(row, timed)
+                    record = record_of(row, timed)
                 except ROW_ERRORS as e:
                     line = self._wrong(MEASUREMENTS, number, e)
                     if skip is None:
@@ -101,7 +102,7 @@ class Export:
                     skip(line)
                 else:
                     yield record
-            first += len(rows)
+            first = last
 
     def table(self, protocol: int, columns: Sequence[str] | None = None) -> Any:
         """Measurements under one protocol as one `pyarrow.Table`, in the order of `records`: for training.
@@ -127,8 +128,8 @@ class Export:
         values, ends = samples.flatten().to_numpy(zero_copy_only=False), samples.value_lengths().fill_null(0)
         if not (np.isfinite(values).all() and (values >= 0).all()):
             raise DataError(f"{self.folder / TIMINGS}: a sample is no time: export again")
-        medians = _medians(values, ends.to_numpy(zero_copy_only=False))
-        timings = timings.append_column("median_s", pa.array(medians))
+        median_s = medians(values, ends.to_numpy(zero_copy_only=False))
+        timings = timings.append_column("median_s", pa.array(median_s))
         table = table.filter(pc.equal(table["protocol"], protocol))
         for name in [*empty.names, "median_s"]:
             if columns is None or name in columns:
@@ -148,7 +149,7 @@ class Export:
         """Every kernel by id."""
         found: dict[str, Kernel] = {}
         for batch in self._batches(KERNELS, ["id", "ast_json"]):
-            for kernel_id, ast_json in zip(*(_values(c) for c in batch.columns), strict=True):
+            for kernel_id, ast_json in zip(*(values_of(c) for c in batch.columns), strict=True):
                 kernel = self._built(KERNELS, len(found), Kernel, ast_json or "")
                 if kernel.id != kernel_id or kernel_id in found:
                     line = f"{self.folder / KERNELS}: row {len(found)} does not hash to its id, or comes twice"
@@ -325,92 +326,3 @@ def _check_types(found: Any, schema: Any) -> None:
             raise TypeError(f"there is no column {field.name}, or more than one")
         if plain(kind := found.field(field.name).type) != plain(field.type):
             raise TypeError(f"column {field.name} is {kind}, not {field.type}")
-
-
-def _values(array: Any) -> list[Any]:
-    """A column as Python values; None for what is missing, and for a text that is none."""
-    import pyarrow as pa
-
-    if pa.types.is_dictionary(array.type):
-        texts = _values(array.dictionary)
-        return [texts[i] if i is not None and 0 <= i < len(texts) else None for i in _values(array.indices)]
-    if pa.types.is_primitive(array.type) and not array.null_count:
-        return list(array.to_numpy(zero_copy_only=False).tolist())
-    try:
-        return list(array.to_pylist())
-    except UnicodeDecodeError:
-        return [_text(value) for value in array]
-
-
-def _text(value: Any) -> str | None:
-    try:
-        return str(value) if value.is_valid else None
-    except UnicodeDecodeError:
-        return None
-
-
-class _Timings:
-    """Some rows of timings, each taken apart once."""
-
-    def __init__(self, table: Any, numbers: Sequence[int]) -> None:
-        self._place = {number: i for i, number in enumerate(numbers)}
-        samples = table["samples_s"].combine_chunks()
-        self._samples = samples.flatten().to_numpy(zero_copy_only=False).tolist()  # a missing sample is NaN
-        self._ends = samples.value_lengths().fill_null(0).to_numpy(zero_copy_only=False).cumsum().tolist()
-        self._launches = _values(table["launch"].combine_chunks())
-        self._hashes = _values(table["binary_hash"].combine_chunks())
-        names = [name for name in table.column_names if name.startswith(CLOCK)]
-        self._names = [name.removeprefix(CLOCK) for name in sorted(names)]
-        self._readings = list(zip(*(_values(table[name].combine_chunks()) for name in sorted(names)), strict=True))
-        self._known: dict[int, tuple[Any, ...]] = {}
-
-    def of(self, number: int) -> tuple[Any, ...]:
-        """Samples, binary, launch and readings. Raises one of `ROW_ERRORS`."""
-        if number not in self._known:
-            i = self._place.get(number)
-            if i is None or self._launches[i] is None:
-                raise ValueError(f"there is no row {number} in {TIMINGS}, or it has no launch")
-            samples = tuple(self._samples[self._ends[i - 1] if i else 0 : self._ends[i]])
-            if not all(0 <= s < math.inf for s in samples):
-                raise ValueError(f"the samples of row {number} of {TIMINGS} are no times")
-            readings = zip(self._names, self._readings[i] if self._readings else (), strict=False)
-            clocks = tuple((name, rounded_clock(value)) for name, value in readings if value is not None)
-            binary = self._hashes[i]
-            self._known[number] = (
-                samples,
-                "" if binary is None else binary.hex(),
-                launch_from_json(self._launches[i]),
-                clocks,
-            )
-        return self._known[number]
-
-
-def _record(row: Sequence[Any], timings: _Timings) -> Record:
-    """The inverse of what `MeasurementColumns` makes. Raises one of `ROW_ERRORS`."""
-    if None in row:
-        raise TypeError(f"{measurements_schema().names[row.index(None)]} is missing")
-    (
-        region_id, kind, target, toolchain, status, cache_state, variables, input_recipe, reason, sampler, run_id,
-        body, protocol, trial, recorded, timing, checked, early_stop, compile_s,
-    ) = row  # fmt: skip
-    samples_s, binary_hash, launch, clocks = timings.of(timing)
-    made = Measurement(
-        region_id, Schedule(kind, body), target, toolchain, protocol, Status(status), CacheState(cache_state),
-        variables_from_json(variables), input_recipe, samples_s, reason, binary_hash, checked, early_stop, sampler,
-        compile_s, launch, run_id, trial, clocks,
-    )  # fmt: skip
-    if made.status == Status.OK and not samples_s:
-        raise ValueError(f"status ok, and row {timing} of {TIMINGS} has no samples")
-    return Record(made, float(recorded))
-
-
-def _medians(values: Any, lengths: Any) -> Any:
-    """The median of each run of `values`: (timings,) float64, NaN for a run of length 0."""
-    import numpy as np
-
-    found = np.full(len(lengths), np.nan)
-    starts = np.cumsum(lengths) - lengths
-    for length in np.unique(lengths[lengths > 0]):
-        which = np.flatnonzero(lengths == length)
-        found[which] = np.median(values[starts[which, None] + np.arange(length)].astype(np.float64), axis=1)
-    return found

@@ -6,6 +6,7 @@ rest as JSON. What an epoch draws depends on the seed and its number only.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import time
@@ -113,9 +114,10 @@ class Fit:
 
     def __init__(
         self, data: TrainingData, settings: FitSettings, folder: Path, *, floors: Floors, device: str = "cpu",
-        log: Log = lambda values: None, asts: AstGraphs | None = None,
+        log: Log = lambda values: None, asts: AstGraphs | None = None, start: Net | None = None,
     ) -> None:  # fmt: skip
         """With `asts`, the scheduled ASTs of the rows of `data`, the network reads these instead of the loop nests.
+        With `start`, a network of the same shape, training begins with its numbers.
 
         Raises DataError where the split leaves nothing to train on.
         """
@@ -134,7 +136,12 @@ class Fit:
         self.net, self.averaged = self.form(settings.net).to(device), self.form(settings.net).to(device)
         if not (settings.weights.pairs or settings.weights.listwise):
             self.net.rank_by_time()
-        self._fit_scale()
+        self.started_from = ""
+        if start is not None:
+            self.net.load_state_dict(start.state_dict())
+            self.started_from = _hash_of(start)
+        else:
+            self._fit_scale()
         self.averaged.load_state_dict(self.net.state_dict())
         self.mean = get_ema_multi_avg_fn(settings.average)  # type: ignore[no-untyped-call]
         self.best: dict[str, Tensor] = {}
@@ -194,7 +201,7 @@ class Fit:
         if step < warm:
             return self.settings.learning_rate * (step + 1) / warm
         return self.settings.learning_rate * (
-            0.01 + 0.99 * (1 + math.cos(math.pi * (step - warm) / (total - warm))) / 2
+            0.01 + 0.99 * (1 + math.cos(math.pi * (step - warm) / max(1, total - warm))) / 2
         )
 
     def _epoch(self, epoch: int) -> dict[str, float]:
@@ -259,7 +266,8 @@ class Fit:
         temporary.replace(self.folder / STATE)
 
     def _identity(self) -> dict[str, Any]:
-        return {"settings": asdict(self.settings), "data": self.data.checksums, "form": self.form.__name__}
+        told = {"settings": asdict(self.settings), "data": self.data.checksums, "form": self.form.__name__}
+        return told | ({"start": self.started_from} if self.started_from else {})
 
     def _resume(self) -> None:
         """Take up what an earlier run of the same settings left. Raises DataError where it was of others."""
@@ -275,7 +283,7 @@ class Fit:
         except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
             raise DataError(f"{path} cannot be read ({error}): remove it to begin again") from error
         mine = json.loads(json.dumps(self._identity()))
-        if {name: told.get(name, Net.__name__) for name in mine} != mine:  # once there was one form
+        if {name: told.get(name, "") for name in (*mine, "start")} != {"start": "", **mine}:
             raise DataError(f"{path} is of other settings or another dataset: remove it, or name another folder")
         self.progress = _Progress(**told["progress"])
 
@@ -304,6 +312,14 @@ def rows_of_kernels(data: TrainingData, settings: FitSettings) -> list[Array]:
         wanted = max(1, round(settings.share * len(found)))
         found = [found[i] for i in sorted(rng.permutation(len(found))[:wanted])]
     return found
+
+
+def _hash_of(net: Net) -> str:
+    """Identity of a network's numbers."""
+    digest = hashlib.sha256()
+    for name, values in sorted(net.state_dict().items()):
+        digest.update(name.encode() + values.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
 
 
 def _padded(rows: list[Array]) -> Array:
