@@ -1,7 +1,7 @@
 """What online correction is worth: the best schedule that is known after 0, 4, 8 and 16 measurements of a kernel.
 
     python evaluation/eval_correction.py CHECKPOINT
-    python evaluation/eval_correction.py CHECKPOINT --dataset datasets/h200 --part test
+    python evaluation/eval_correction.py CHECKPOINT --part test --docs docs/predictor.md
 
 Scores are geometric means over kernels, in pools of the dataset and in its replay tables; `kcg.search.correcting` says
 what is measured and how it is judged. Writes evaluation/results/eval_correction.json.
@@ -29,8 +29,9 @@ from kcg.predictor.correction import embedded
 from kcg.predictor.data import TrainingData, load
 from kcg.predictor.encode import Array
 from kcg.predictor.ensemble import blend_of, blended, said_by_checkpoint
+from kcg.predictor.figures_text import write_into
 from kcg.predictor.fit import evaluation_pool
-from kcg.search.correcting import BUDGETS, METHODS, ORDERS, Pool, play, steps_of
+from kcg.search.correcting import BUDGETS, METHODS, ORDERS, Pool, play, steps_of, table_of
 from kcg.search.tables import FILE, read_tables
 from kcg.types import Schedule, ScheduleKind
 
@@ -86,6 +87,7 @@ def main(
     dataset: Annotated[Path, typer.Option(help="an export")] = Path("datasets/h200"),
     part: Annotated[str, typer.Option(help="of the checkpoint's split: validation, test …")] = "validation",
     out: Annotated[Path, typer.Option(help="the results file")] = RESULTS,
+    docs: Annotated[Path | None, typer.Option(help="a document whose table is written")] = None,
 ) -> None:
     """Play every pool, then write the results."""
     if part not in PARTS:
@@ -107,6 +109,8 @@ def main(
                 if order == "greedy":
                     headline |= {f"{part}_{kind}_{name}_{key}": v["score"] for key, v in values.items()}
     record_results(out, f"{dataset.name} {part}", entry, headline)
+    if docs is not None:
+        write_into(docs, {"correction": table_of(entry)})
 
 
 if __name__ == "__main__":

@@ -59,13 +59,13 @@ def evaluate(
         one, pool = read(path), pool_of(data, split, floors)
         if dict(one.about.datasets) != dict(data.checksums):
             say(f"{path.name} was trained on another version of {dataset.name}: its splits still hold")
-        mlp = others / f"{dataset.name}-{split}-mlp.safetensors"
+        mlp, trees = (others / f"{dataset.name}-{split}-{what}.safetensors" for what in ("mlp", "trees"))
         roofline = spaces.roofline(data, pool.index)
         said, blend = said_by_checkpoint(one, data, pool.index), blend_of(one)
         rank = blended(said, blend)["rank"]
         told["splits"][split] = {
-            "all": table(pool, said, blend, roofline, read(mlp) if mlp.is_file() else None),
-            "schedules": len(pool.index),
+            "all": table(pool, said, blend, roofline, *(read(p) if p.is_file() else None for p in (mlp, trees))),
+            "schedules": len(pool.index), "tree share": blend.tree_share,
         }
         if split == "workload":
             for name, chosen in (("twin in training", data.twin), ("no twin in training", ~data.twin)):

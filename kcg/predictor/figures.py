@@ -40,7 +40,7 @@ from kcg.predictor.metrics import (
 from kcg.predictor.roofline import Roofline
 from kcg.types import CacheState, Region, Schedule, ScheduleKind, Status, Target
 
-SHIPPED_ROW = "GNNs and LightGBM (shipped)"
+SHIPPED_ROW = "ensemble"
 SHOWN = ("pairwise", "kendall_tau", "top1", "top1_mean", "top5", "top5_mean")
 
 
@@ -85,14 +85,20 @@ def seeds_line(pool: Pool, said: Said) -> dict[str, Any]:
     return {**values, "intervals": bounds, "seeds": len(each)}
 
 
-def table(pool: Pool, said: Said, blend: Blend, roofline: Array, mlp: Checkpoint | None) -> dict[str, dict[str, Any]]:
-    """All ways to predict on one pool, by name; `said` is what the parts of the checkpoint say of its rows."""
+def table(
+    pool: Pool, said: Said, blend: Blend, roofline: Array, mlp: Checkpoint | None, trees: Checkpoint | None
+) -> dict[str, dict[str, Any]]:
+    """All ways to predict on one pool, by name; `said` is what the parts of the checkpoint say of its rows. `mlp` and
+    `trees` are trained beside it; trees that are part of the checkpoint itself go before."""
     rng = np.random.default_rng(0)
     rows = {"random": line(pool, rng.normal(size=len(pool.index))), "roofline": line(pool, roofline)}
     if mlp is not None:
         rows["MLP, one seed"] = seeds_line(pool, said_by_checkpoint(mlp, pool.data, pool.index))
-    if said.trees is not None:
-        rows["LightGBM"] = line(pool, said.trees)
+    grown = said.trees
+    if grown is None and trees is not None:
+        grown = said_by_checkpoint(trees, pool.data, pool.index).trees
+    if grown is not None:
+        rows["LightGBM"] = line(pool, grown)
     rows["GNN, one seed"] = seeds_line(pool, said)
     rows["GNNs averaged"] = line(pool, said.rank.mean(0))
     rows[SHIPPED_ROW] = line(pool, blended(said, blend)["rank"])

@@ -9,8 +9,8 @@ from kcg.errors import DataError
 from kcg.predictor.figures import SHIPPED_ROW
 
 
-def scores_table(rows: dict[str, dict[str, Any]]) -> list[str]:
-    """A Markdown table of figures with intervals."""
+def scores_table(rows: dict[str, dict[str, Any]], share: float | None = None) -> list[str]:
+    """A Markdown table of figures with intervals; `share` is that of the trees."""
     shown = {
         "pairwise": "pairwise", "kendall_tau": "Kendall τ", "top1": "top-1", "top1_mean": "top-1, unweighted",
         "top5": "top-5", "top5_mean": "top-5, unweighted",
@@ -24,12 +24,14 @@ def scores_table(rows: dict[str, dict[str, Any]]) -> list[str]:
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     first = next(iter(rows.values()))
     lines += ["", f"{first['kernels']:.0f} kernels, {first['schedules']:.0f} schedules."]
+    if share is not None:
+        lines[-1] += f" In the ensemble the trees have a share of {share:.0%}: what ranked the validation part best."
     return lines
 
 
 def sections(told: dict[str, Any]) -> dict[str, list[str]]:
     """The generated parts of the document, by the name of their mark."""
-    made = {f"split-{split}": scores_table(values["all"]) for split, values in told["splits"].items()}
+    made = {f"split-{split}": scores_table(values["all"], values.get("tree share")) for split, values in told["splits"].items()}
     twins = {k: v[SHIPPED_ROW] for k, v in told["splits"].get("workload", {}).items() if k.endswith("in training")}
     if twins:
         made["twins"] = scores_table(twins)

@@ -6,7 +6,6 @@ than the median of the trials so far (Golovin et al. 2017); the next trial is dr
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import math
@@ -175,8 +174,13 @@ def _try(one: _Trial) -> None:
         study_name=NAME, storage=_storage(one.out), sampler=sampler,
         pruner=optuna.pruners.MedianPruner(FIRST_TRIALS, n_warmup_steps=one.settings.fit.epochs // 8),
     )  # fmt: skip
-    with contextlib.suppress(_OutOfTime):
-        study.optimize(objective, n_trials=1)
+    trial = study.ask()
+    try:
+        study.tell(trial, objective(trial))
+    except optuna.TrialPruned:
+        study.tell(trial, state=optuna.trial.TrialState.PRUNED)
+    except _OutOfTime:
+        study.tell(trial, state=optuna.trial.TrialState.FAIL)
 
 
 def _storage(out: Path) -> Any:

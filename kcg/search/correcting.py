@@ -6,9 +6,9 @@ networks see in a schedule.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -93,3 +93,22 @@ def play(pool: Pool, method: Method, *, order: str, seed: int = 0) -> list[float
         else:
             scores.append(float(np.exp(log_s.min() - min(picked, log_s[done].min(initial=picked)))))
     return scores
+
+
+def table_of(entry: Mapping[str, Any]) -> list[str]:
+    """The Markdown table of what a search that measures the best expected finds; 1 is the best schedule there is."""
+    titles = {"pools": "pools", "tables": "complete lattices"}
+    lines = [
+        "| schedules | corrected by | " + " | ".join(f"after {n}" for n in BUDGETS) + " | gain on none after 8 |",
+        "|---" * (len(BUDGETS) + 3) + "|",
+    ]
+    counts = []
+    for kind, title in titles.items():
+        if not (found := entry.get(kind, {}).get("greedy")):
+            continue
+        counts.append(f"{entry[kind]['kernels']} kernels with {title}")
+        for name, after in found.items():
+            cells = [f"{after[f'top1_after_{n}']['score']:.3f}" for n in BUDGETS]
+            low, high = after["top1_after_8"]["gain_on_none"]
+            lines.append(f"| {title} | {name} | " + " | ".join(cells) + f" | {low:.3f} to {high:.3f} |")
+    return [*lines, "", ", ".join(counts) + "; gains as ratios, 95 % intervals over kernels."]
