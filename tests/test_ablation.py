@@ -96,6 +96,7 @@ def test_what_was_cut_goes_on_and_what_is_there_is_not_trained_again(ablation: A
         ablate(ablation)
 
 
+@pytest.mark.slow
 def test_the_table_is_written_into_the_document(ablation: Ablation, tmp_path: Path) -> None:
     names = ("base", "attention", "trees", "ast")
     lines: list[str] = []

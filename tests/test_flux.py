@@ -76,7 +76,9 @@ def calls_of(preset: str, *, double_blocks: int, single_blocks: int) -> Counter[
     return Counter(normalise(call.src[0]) for call in linear.src)
 
 
-@pytest.mark.parametrize("preset", list(PRESETS))
+@pytest.mark.parametrize(
+    "preset", [preset if preset == "mini" else pytest.param(preset, marks=pytest.mark.slow) for preset in PRESETS]
+)
 def test_no_contraction_is_computed_twice(preset: str) -> None:
     calls = calls_of(preset, double_blocks=2, single_blocks=2)
     counted = sum(operations(ast) * n for ast, n in calls.items())

@@ -19,6 +19,7 @@ from kcg.commandline import guarded
 from kcg.errors import ExitCode
 from kcg.optimize.__main__ import main
 from kcg.optimize.result import read_result
+from kcg.predictor.choice import SHIPPED
 
 SCRIPT = Path(__file__).parent / "scripts" / "two_layers.py"
 
@@ -73,10 +74,14 @@ def test_the_report_is_beside_the_result(optimised: tuple[subprocess.CompletedPr
 
 
 def test_nothing_is_measured_with_zero_measurements_but_the_choice_is_verified(tmp_path: Path) -> None:
-    done = run(SCRIPT, "--budget", "300s", "--measurements", "0", "--json", "--report", tmp_path, "--", "16")
+    learned = SHIPPED / "cuda.safetensors"  # of another kind of device: it guides, and is not sure
+    done = run(
+        SCRIPT, "--budget", "300s", "--measurements", "0", "--predictor", learned, "--json", "--report", tmp_path,
+        "--", "16",
+    )  # fmt: skip
     assert done.returncode in (ExitCode.OK, ExitCode.NOTHING_IMPROVED), done.stderr
     answer = json.loads(done.stdout)
-    assert answer["measurements"] == 0
+    assert answer["measurements"] == 0 and answer["predictor"] == "h200-workload"
     assert all(k["verified"] for k in answer["kernels"])
     assert answer["total_after_s"] <= answer["total_before_s"]
 

@@ -121,7 +121,12 @@ def test_in_a_child_with_a_cache_of_its_own(make: Make, monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("preset", "passed", "says"),
     [
-        ("dies-at-once", None, "no verdict: the model does not run with any schedules: .*SIGABRT"),
+        pytest.param(
+            "dies-at-once",
+            None,
+            "no verdict: the model does not run with any schedules: .*SIGABRT",
+            marks=pytest.mark.slow,
+        ),
         ("dies-when-tuned", False, "the model fails with the chosen schedules: .*SIGABRT"),
         ("unknown", None, "no verdict: it failed while making weights: "),
     ],

@@ -65,7 +65,8 @@ def evaluate(
         rank = blended(said, blend)["rank"]
         told["splits"][split] = {
             "all": table(pool, said, blend, roofline, *(read(p) if p.is_file() else None for p in (mlp, trees))),
-            "schedules": len(pool.index), "tree share": blend.tree_share,
+            "schedules": len(pool.index),
+            "tree share": blend.tree_share,
         }
         if split == "workload":
             for name, chosen in (("twin in training", data.twin), ("no twin in training", ~data.twin)):

@@ -31,7 +31,10 @@ def scores_table(rows: dict[str, dict[str, Any]], share: float | None = None) ->
 
 def sections(told: dict[str, Any]) -> dict[str, list[str]]:
     """The generated parts of the document, by the name of their mark."""
-    made = {f"split-{split}": scores_table(values["all"], values.get("tree share")) for split, values in told["splits"].items()}
+    made = {
+        f"split-{split}": scores_table(values["all"], values.get("tree share"))
+        for split, values in told["splits"].items()
+    }
     twins = {k: v[SHIPPED_ROW] for k, v in told["splits"].get("workload", {}).items() if k.endswith("in training")}
     if twins:
         made["twins"] = scores_table(twins)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -30,6 +31,18 @@ IMPOSSIBLE = Prediction(0.0, uncertainty=10.0, failure_probability=1.0)
 NEVER_SEEN = 1.0
 """Least standard deviation, in log-seconds, where the kernel has an operation, or the machine is one, that training
 never showed."""
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """PyTorch on one thread. Graphs are small, so more of them gain little, and where compilers hold the cores every
+    operation waits for all of its threads: predicting was seen to take 50 times longer."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 class LearnedPredictor:
@@ -93,7 +106,7 @@ class LearnedPredictor:
         if self.checkpoint.nets:
             zeros = np.zeros(n, np.int64)
             batch = GraphSet(made, zeros, kernel_x[None], target_x[None], zeros[:1]).batch(torch.arange(n))
-            with torch.inference_mode():
+            with one_thread(), torch.inference_mode():
                 for net in self.checkpoint.nets:
                     state = net.embed_graphs(batch)
                     hidden.append(state.numpy())

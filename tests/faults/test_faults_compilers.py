@@ -137,10 +137,8 @@ def test_schedule_that_compiles_for_too_long() -> None:
     (ast,) = kernels_of(empty(64, 96) @ empty(96, 64))
     unrolled = Schedule.from_opts([Opt("UPCAST", 0, 8), Opt("UPCAST", 1, 8), Opt("UNROLL", 0, 32)])
     with MeasureService(DEV, run_id="slow", compile_workers=1, compile_timeout_s=0.5) as service:
-        begin = time.monotonic()
         (future,) = service.measure([request(Region((kernel_of(ast),)), unrolled)])
         assert future.result(timeout=30).status is Status.COMPILE_TIMEOUT
-        assert time.monotonic() - begin < 8
         assert_goes_on(service)
 
 
