@@ -55,6 +55,10 @@ def examine(device: str) -> list[Finding]:
     found.append(Finding("compiler", toolchain.compiler + (f", driver {toolchain.driver}" if toolchain.driver else "")))
     if target.tensor_cores:
         found.append(Finding("tensor cores", f"{len(target.tensor_cores)} kinds, e.g. {target.tensor_cores[0]}"))
+    from kcg.predictor.choice import shipped_path
+
+    learned = shipped_path(target).is_file()
+    found.append(Finding("predictor", f"learned, for {target.device}" if learned else "analytic: none was learned for it"))
     return found
 
 

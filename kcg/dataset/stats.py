@@ -107,7 +107,7 @@ class Stats:
     families: tuple[FamilyStats, ...]
     workloads: tuple[WorkloadStats, ...]
     runs: Mapping[str, int]  # rows
-    rows_per_second: Mapping[str, float]  # by run, from its first row to its last; runs of one row have no rate
+    rows_per_second: Mapping[str, float]  # by run, see `_pace`; runs of fewer than 3 rows have no rate
     schedules_per_kernel: tuple[int, float, int]  # minimum, median and maximum over the regions measured
     schedule_counts: Mapping[int, int]  # distinct schedules -> regions that have so many
     actions: Mapping[str, int]  # Opts by name, over distinct (region, schedule)
@@ -129,7 +129,7 @@ def stats(source: Source) -> Stats:
     trials: list[Measurement] = []
     protocols: Counter[int] = Counter()
     rows: dict[str, Counter[bool]] = defaultdict(Counter)  # by region and whether they are ok
-    times: dict[str, tuple[float, float, int]] = {}
+    times: dict[str, list[float]] = defaultdict(list)
     medians, searched = array("d"), 0
     schedules, speed, repeats = _Schedules(), _Speedups(), Repeats()
     for protocol in source.protocols():
@@ -147,8 +147,7 @@ def stats(source: Source) -> Stats:
                     trials.append(m)
             else:
                 reasons[f"{m.status}: {NUMBER.sub('#', m.reason)}"] += 1
-            first, last, count = times.get(m.run_id, (at, at, 0))
-            times[m.run_id] = min(first, at), max(last, at), count + 1
+            times[m.run_id].append(at)
             schedules.add(m)
             speed.add(m)
     kernels, workloads = source.kernels(), source.workloads()
@@ -179,10 +178,8 @@ def stats(source: Source) -> Stats:
         protocols=dict(sorted(protocols.items())),
         families=_families(workloads, rows, speed),
         workloads=tuple(_workload(w, totals, speed) for w in workloads),
-        runs={run: count for run, (_, _, count) in sorted(times.items())},
-        rows_per_second={
-            run: (count - 1) / (last - first) for run, (first, last, count) in sorted(times.items()) if last > first
-        },
+        runs={run: len(recorded) for run, recorded in sorted(times.items())},
+        rows_per_second={run: pace for run, recorded in sorted(times.items()) if (pace := _pace(recorded))},
         schedules_per_kernel=(sizes[0], float(statistics.median(sizes)), sizes[-1]) if sizes else (0, 0.0, 0),
         schedule_counts=dict(sorted(Counter(sizes).items())),
         actions=_most_first(schedules.actions),
@@ -277,6 +274,14 @@ def _histogram(seconds: Iterable[float]) -> tuple[tuple[float, int], ...]:
     if not counts:
         return ()
     return tuple((10 ** (n / BINS_A_DECADE), counts[n]) for n in range(min(counts), max(counts) + 1))
+
+
+def _pace(recorded: list[float]) -> float:
+    """Rows a second over the middle half of a run's rows, 0 where that is not known. Not from the first to the last: a
+    schedule that another occasion drew, and whose binary was timed already, is a late row of the run that timed it."""
+    times = sorted(recorded)
+    low, high = len(times) // 4, len(times) - 1 - len(times) // 4
+    return (high - low) / (times[high] - times[low]) if times[high] > times[low] else 0.0
 
 
 def _families(
