@@ -106,7 +106,7 @@ def test_mcts_asks_for_few_expansions() -> None:
     problem.space = Counting(table)
     run("mcts", problem)
     assert len({table.key(s) for s in asked}) == len(asked)  # none twice, by whatever order of steps
-    assert len(asked) / (problem.ledger.measurements / problem.batch_size) <= 10
+    assert len(asked) / (problem.ledger.measurements / problem.batch_size) <= MctsSettings().expansions + 2
 
 
 def test_hand_coded_measures_the_baseline_and_nothing_else() -> None:
