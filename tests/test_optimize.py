@@ -22,6 +22,7 @@ from kcg.optimize.result import read_result
 from kcg.predictor.choice import SHIPPED
 
 SCRIPT = Path(__file__).parent / "scripts" / "two_layers.py"
+SMALL = SCRIPT.with_name("one_layer.py")
 
 
 def command(*arguments: str | Path) -> list[str]:
@@ -76,7 +77,7 @@ def test_the_report_is_beside_the_result(optimised: tuple[subprocess.CompletedPr
 def test_nothing_is_measured_with_zero_measurements_but_the_choice_is_verified(tmp_path: Path) -> None:
     learned = SHIPPED / "cuda.safetensors"  # of another kind of device: it guides, and is not sure
     done = run(
-        SCRIPT, "--budget", "300s", "--measurements", "0", "--predictor", learned, "--json", "--report", tmp_path,
+        SMALL, "--budget", "300s", "--measurements", "0", "--predictor", learned, "--json", "--report", tmp_path,
         "--", "16",
     )  # fmt: skip
     assert done.returncode in (ExitCode.OK, ExitCode.NOTHING_IMPROVED), done.stderr
@@ -110,7 +111,7 @@ def _wait_for_rows(journal: Path, count: int, process: subprocess.Popen[str]) ->
 
 
 def test_kill_9_in_the_middle_then_resume_measures_nothing_twice(tmp_path: Path) -> None:
-    arguments = (SCRIPT, "--budget", "300s", "--measurements", "14", "--report", tmp_path)
+    arguments = (SMALL, "--budget", "300s", "--measurements", "14", "--report", tmp_path)
     process = subprocess.Popen(command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     journal = tmp_path / "journal.sqlite"
     _wait_for_rows(journal, 8, process)
@@ -137,7 +138,7 @@ def test_kill_9_in_the_middle_then_resume_measures_nothing_twice(tmp_path: Path)
 
 
 def test_ctrl_c_writes_the_best_so_far_and_says_how_to_resume(tmp_path: Path) -> None:
-    arguments = (SCRIPT, "--budget", "300s", "--report", tmp_path)
+    arguments = (SMALL, "--budget", "300s", "--report", tmp_path)
     process = subprocess.Popen(
         command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
@@ -160,7 +161,7 @@ def test_ctrl_c_writes_the_best_so_far_and_says_how_to_resume(tmp_path: Path) ->
 def test_an_earlier_journal_is_kept_and_a_budget_too_small_to_search_is_said(tmp_path: Path) -> None:
     old = tmp_path / "journal.sqlite"
     old.write_bytes(b"something precious")
-    done = run(SCRIPT, "--budget", "1s", "--report", tmp_path, "--quiet", "--", "16")
+    done = run(SMALL, "--budget", "1s", "--report", tmp_path, "--quiet", "--", "16")
     assert done.returncode == ExitCode.BUDGET_HIT, done.stderr
     result = read_result(tmp_path / "RESULT.json")
     assert not result.complete and any(w.startswith("nothing was searched") for w in result.warnings)

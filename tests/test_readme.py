@@ -24,6 +24,7 @@ DOCUMENTS = [
     if path.exists()
 ]
 BLOCK_TIMEOUT_S = 240
+SOME_SLOW = [pytest.param(d, marks=pytest.mark.slow) if d == "docs/dataset.md" else d for d in DOCUMENTS]
 
 SHELLS = ("bash", "sh", "shell", "console")
 MARK = re.compile(r"^<!--\s*run(?::\s*exit\s+(\d+(?:\s+\d+)*))?\s*-->$")
@@ -181,7 +182,7 @@ def test_there_is_a_readme() -> None:
         pytest.skip("README.md is not written yet")
 
 
-@pytest.mark.parametrize("document", DOCUMENTS)
+@pytest.mark.parametrize("document", SOME_SLOW)
 def test_marked_blocks_run(document: str, tmp_path: Path) -> None:
     marked = [block for block in blocks(read(document)) if block.run]
     if not marked:
@@ -193,7 +194,7 @@ def test_marked_blocks_run(document: str, tmp_path: Path) -> None:
         run_block(block, folder)
 
 
-@pytest.mark.parametrize("document", DOCUMENTS)
+@pytest.mark.parametrize("document", SOME_SLOW)
 def test_every_shown_command_exists(document: str) -> None:
     text = read(document)
     shown = inline_commands(text)

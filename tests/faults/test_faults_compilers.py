@@ -64,7 +64,7 @@ def assert_goes_on(service: MeasureService) -> None:
 def test_compiler_that_fails(service: MeasureService, function: Callable[..., Any], status: Status, words: str) -> None:
     begin = time.monotonic()
     row = compile_with(service, function)
-    assert time.monotonic() - begin < TIMEOUT_S + 8
+    assert time.monotonic() - begin < TIMEOUT_S + 30, "it would not end by itself"
     assert row.status is status and words in row.reason, row.reason
     assert "\n" not in row.reason and len(row.reason) <= 320
     assert row.samples_s == () and row.binary_hash == ""
