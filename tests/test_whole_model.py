@@ -143,7 +143,7 @@ def test_a_child_that_dies_is_a_reason(make: Make, preset: str, passed: bool | N
 def test_a_child_that_hangs_is_killed_in_time(make: Make, children: Callable[[], list[psutil.Process]]) -> None:
     begin = time.monotonic()
     check = check_model(make("hangs"), timeout_s=2.5, module=CHILD)
-    assert time.monotonic() - begin < 8
+    assert time.monotonic() - begin < 30, "it would not end by itself"
     assert check.passed is None
     assert check.reason.startswith("no verdict: the whole model's run did not finish in 2.5 s (")
     assert not children()
