@@ -10,18 +10,17 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from kcg.kernel.axes import REDUCING, AxisTable
 from kcg.kernel.compiler import UOPS_MAX
 from kcg.types import Schedule
 
 if TYPE_CHECKING:
-    from kcg.kernel.axes import AxisTable
     from kcg.kernel.space import KernelSpace
 
 TOO_LONG_AT, TOO_LONG_WIDTH = 0.03, 0.02
 """Of `count_uops` over `UOPS_MAX`, as logarithms: where half are refused, and how fast that changes. Of the H200
 dataset's training schedules 6 % are refused at 0.97, 8 % at 1.0, a third at 1.02."""
 NEVER_LOWERED = 0.99
-REDUCING = ("REDUCE", "GROUP_REDUCE", "UNROLL")
 
 
 def refusal(space: KernelSpace, schedule: Schedule, uops: int | None = None) -> float:

@@ -81,12 +81,14 @@ class LearnedPredictor:
         tables, places, uops, refused = [], [], [], []
         for place, schedule in enumerate(schedules, first):
             try:
-                tables.append(space.table(schedule))
-                uops.append(space.uops(schedule))
-                refused.append(refusal(space, schedule, uops[-1]))
-                places.append(place)
+                table, length = space.table(schedule), space.uops(schedule)
+                chance = refusal(space, schedule, length)
             except ScheduleError:
                 continue
+            places.append(place)
+            tables.append(table)
+            uops.append(length)
+            refused.append(chance)
         if not places:
             return
         kernel_x, strange = self._kernel(space)

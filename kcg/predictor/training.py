@@ -11,10 +11,8 @@ import itertools
 import json
 import logging
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, replace
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +36,7 @@ from kcg.predictor.metrics import Floors
 from kcg.predictor.settings import TrainingSettings, names_of
 from kcg.predictor.tracking import Tracker, Tracking
 from kcg.predictor.trees import Trees
+from kcg.predictor.workers import dataset_of, workers
 
 log = logging.getLogger(__name__)
 
@@ -248,7 +247,7 @@ def _nets(members: Sequence[_Member], data: TrainingData, devices: Sequence[str]
         shares = [list(members[i :: len(devices)]) for i in range(processes)]
         threads, verbose = max(1, usable_cores() // processes), log.isEnabledFor(logging.INFO)
         try:
-            with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+            with workers(processes) as pool:
                 list(pool.map(_fit_share, shares, itertools.repeat(threads), itertools.repeat(verbose)))
         except BrokenProcessPool as error:
             raise DeviceError("a process that trained a network died: run the same command again to go on") from error
@@ -262,7 +261,7 @@ def _fit_share(members: list[_Member], threads: int, verbose: bool) -> None:
         logging.basicConfig(format="%(message)s")
         logging.getLogger("kcg").setLevel(logging.INFO)
     torch.set_num_threads(threads)
-    data = load(members[0].data)
+    data = dataset_of(members[0].data)
     for member in members:
         _fit(member, data)
 
