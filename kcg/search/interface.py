@@ -63,7 +63,17 @@ def best(observations: Iterable[Observation]) -> Observation | None:
     return None if found is None or math.isinf(found.time_s) else found
 
 
+@dataclass(frozen=True)
+class Proposal:
+    """What a policy would do at one schedule: probabilities that sum to 1, and what it hopes for."""
+
+    stop: float
+    steps: tuple[float, ...]  # of each of the space's `actions`, in their order
+    value: float = 0.0  # expected log-speedup, over this schedule, of where the policy ends
+
+
 Predict = Callable[[Sequence[Schedule]], list[Prediction]]
+Propose = Callable[[Sequence[Schedule]], list[Proposal]]
 Correct = Callable[[Sequence[Schedule], Sequence[tuple[Schedule, float]]], list[Prediction]]
 Measure = Callable[[Sequence[Schedule]], list["Future[Observation]"]]
 
@@ -72,19 +82,27 @@ Measure = Callable[[Sequence[Schedule]], list["Future[Observation]"]]
 class Ledger:
     """The budget of a search and what it has spent. `None` means no limit.
 
-    A measurement is a unique binary timed; schedules that share a binary cost one.
+    A measurement is a unique binary timed; schedules that share a binary cost one. An evaluation is a schedule that the
+    predictor was asked about; `Trials` counts them.
     """
 
     max_measurements: int | None = None
     max_compilations: int | None = None
+    max_evaluations: int | None = None
     deadline: float | None = None  # on `clock`
     clock: Callable[[], float] = time.monotonic
     measurements: int = 0
     compilations: int = 0
+    evaluations: int = 0
 
     @property
     def exhausted(self) -> bool:
         return self.remaining(1) < 1
+
+    @property
+    def may_evaluate(self) -> bool:
+        """Whether the predictor may be asked about more schedules. What was found so far can still be measured."""
+        return self.max_evaluations is None or self.evaluations < self.max_evaluations
 
     def remaining(self, wanted: int) -> int:
         """How many of `wanted` further measurements the budget still allows."""
@@ -114,6 +132,8 @@ class Problem:
     correct: Correct | None = None
     """Predictions corrected by all that was measured so far, in seconds (not finite: failed); None where the predictor
     learns nothing from measurements."""
+    propose: Propose | None = None
+    """A policy's own steps from a schedule; None where there is no policy."""
 
 
 class Strategy(Protocol):

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from kcg.errors import ScheduleError
-from kcg.search.interface import Action, Observation, Problem
+from kcg.search.interface import Action, Observation, Problem, Proposal
 from kcg.types import Prediction, Schedule
 
 FAILURE_COST = 2.0
@@ -30,6 +30,7 @@ class Trials:
         self._keys: dict[Schedule, str] = {}
         self._actions: dict[str, list[Action]] = {}
         self._predictions: dict[str, Prediction] = {}
+        self._proposals: dict[str, Proposal] = {}
         for schedule, observation in problem.known.items():
             try:
                 self.observations.setdefault(self.key(schedule), observation)
@@ -69,8 +70,17 @@ class Trials:
         missing = {self.key(s): s for s in schedules if self.key(s) not in self._predictions}
         if missing:
             answers = self.problem.predict(list(missing.values()))
+            self.problem.ledger.evaluations += len(missing)
             self._predictions.update(zip(missing, answers, strict=True))
         return [self._predictions[self.key(s)] for s in schedules]
+
+    def proposals(self, schedules: Sequence[Schedule]) -> list[Proposal]:
+        """What the policy would do at each; those not asked for before go to it in one batch. There must be one."""
+        assert self.problem.propose is not None
+        missing = {self.key(s): s for s in schedules if self.key(s) not in self._proposals}
+        if missing:
+            self._proposals.update(zip(missing, self.problem.propose(list(missing.values())), strict=True))
+        return [self._proposals[self.key(s)] for s in schedules]
 
     def corrected(self, schedules: Sequence[Schedule]) -> list[Prediction] | None:
         """What is expected of each after all that was measured, where the predictor learns from it."""
