@@ -272,8 +272,8 @@ PUBLIC = {
         "Verification", "Workload", "WorkloadCall", "canonical_json", "content_id",
     ],
     "kcg.search.interface": [
-        "Action", "ActionSpace", "Correct", "Ledger", "Measure", "Observation", "Predict", "Problem", "Strategy",
-        "best",
+        "Action", "ActionSpace", "Correct", "Ledger", "Measure", "Observation", "Predict", "Problem", "Proposal",
+        "Propose", "Strategy", "best",
     ],
 }  # fmt: skip
 
