@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -14,7 +14,15 @@ from kcg.types import Prediction, Schedule
 
 if TYPE_CHECKING:
     from kcg.kernel.space import KernelSpace
-    from kcg.predictor.learned import LearnedPredictor
+
+
+class Embeds(Protocol):
+    """What says of schedules of a kernel how long they take, and what its networks see in each: a `LearnedPredictor`,
+    or what one said before."""
+
+    def embed(
+        self, space: KernelSpace, schedules: Sequence[Schedule]
+    ) -> tuple[list[Prediction], list[Array | None]]: ...
 
 
 class CorrectingKernel:
@@ -23,7 +31,7 @@ class CorrectingKernel:
     What the networks made of a schedule is kept, so that a correction costs none of their time.
     """
 
-    def __init__(self, predictor: LearnedPredictor, space: KernelSpace) -> None:
+    def __init__(self, predictor: Embeds, space: KernelSpace) -> None:
         self.predictor, self.space = predictor, space
         self._predictions: dict[Schedule, Prediction] = {}
         self._states: dict[Schedule, Array] = {}
