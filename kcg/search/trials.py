@@ -74,6 +74,12 @@ class Trials:
             self._predictions.update(zip(missing, answers, strict=True))
         return [self._predictions[self.key(s)] for s in schedules]
 
+    def within_evaluations(self, schedules: Sequence[Schedule]) -> list[Schedule]:
+        """Those that `predict` may be asked about: all, or where the evaluations are used up those asked before."""
+        if self.problem.ledger.may_evaluate:
+            return list(schedules)
+        return [s for s in schedules if self.key(s) in self._predictions]
+
     def proposals(self, schedules: Sequence[Schedule]) -> list[Proposal]:
         """What the policy would do at each; those not asked for before go to it in one batch. There must be one."""
         assert self.problem.propose is not None
