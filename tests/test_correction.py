@@ -12,9 +12,10 @@ from kcg.kernel.codec import kernel_of
 from kcg.kernel.space import KernelSpace
 from kcg.kernel.targets import KNOWN_TARGETS
 from kcg.predictor.batches import GraphSet
+from kcg.predictor.context import kernel_features, target_features
 from kcg.predictor.correction import MOST, Correction, embedded
 from kcg.predictor.encode import Array, encode
-from kcg.predictor.features import graphs, kernel_features, target_features
+from kcg.predictor.features import graphs
 from kcg.predictor.gnn import Net, NetSettings
 from kcg.search.correcting import BUDGETS, METHODS, ORDERS, Pool, play, steps_of
 from kcg.types import RAW, Opt, Region, Schedule

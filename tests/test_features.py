@@ -22,17 +22,10 @@ from kcg.predictor import data as data_module
 from kcg.predictor import encode as encode_module
 from kcg.predictor import kernel_jobs
 from kcg.predictor.batches import Batch, GraphSet
+from kcg.predictor.context import kernel_features, target_features
 from kcg.predictor.data import TrainingData, load
 from kcg.predictor.encode import encode, join
-from kcg.predictor.features import (
-    ACCESS_FEATURES,
-    SCHEDULE_FEATURES,
-    Graphs,
-    graphs,
-    joined,
-    kernel_features,
-    target_features,
-)
+from kcg.predictor.features import ACCESS_FEATURES, SCHEDULE_FEATURES, Graphs, graphs, joined
 from kcg.predictor.gnn import Net, NetSettings
 from kcg.types import RAW, Region, Schedule
 from tests.kernels import empty, example_asts, kernels_of

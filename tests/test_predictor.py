@@ -21,8 +21,8 @@ from kcg.predictor import checkpoint as checkpoint_module
 from kcg.predictor.batches import GraphSet
 from kcg.predictor.checkpoint import MOST_BYTES, About, Checkpoint, read, save
 from kcg.predictor.choice import check_choice, choose_predictor, shipped_path
+from kcg.predictor.context import operations_of
 from kcg.predictor.data import TrainingData, load
-from kcg.predictor.features import operations_of
 from kcg.predictor.fit import Fit, FitSettings, evaluation_pool, predicted
 from kcg.predictor.gnn import Net, NetSettings, Output
 from kcg.predictor.learned import IMPOSSIBLE, NEVER_SEEN, LearnedPredictor

@@ -54,7 +54,7 @@ def open_job(dev: str) -> None:
         raise DeviceError(f"{dev} does not open: {first_line(error)}") from error
     import kcg.measure.verify  # noqa: F401
 
-    if dev.split(":")[0] == "CPU":  # where the cache is large: 700 MB took 2.2 s to be touched first, then 0.05 s a flush
+    if dev.split(":")[0] == "CPU":  # 700 MB, for a large cache, took 2.2 s to be touched first, then 0.05 s a flush
         _flusher(detect_job(dev)[0])
 
 

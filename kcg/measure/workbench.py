@@ -190,7 +190,7 @@ class CacheFlusher:
         self._host: np.ndarray[Any, Any] | None = None
         self._fill: Callable[[], float] | None = None
         if target.device == "CPU":
-            self._host = np.ones(self.size // 8, np.int64)  # all of it touched: zeros would be mapped at the first flush
+            self._host = np.ones(self.size // 8, np.int64)  # touched: zeros would be mapped at the first flush
         else:
             self._fill = self._device_fill(target)
 

@@ -23,8 +23,9 @@ from kcg.dataset.splits import PARTS, SPLITS, TEST_FAMILY, TRAINING_PREFIX
 from kcg.errors import DataError
 from kcg.measure.jobs import UNJUDGED
 from kcg.measure.protocol import PROTOCOL
+from kcg.predictor.context import kernel_features, target_features
 from kcg.predictor.encode import Array, encode
-from kcg.predictor.features import FEATURES_VERSION, NAMES, Graphs, graphs, joined, kernel_features, target_features
+from kcg.predictor.features import FEATURES_VERSION, NAMES, Graphs, graphs, joined
 from kcg.predictor.kernel_jobs import KernelJob, cache_folder, in_processes, keep, kept
 from kcg.types import Region, ScheduleKind, Status
 

@@ -11,18 +11,15 @@ The features are a function of the kernel, the schedule and the target alone. `F
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 
-from kcg.compat.tiny import GroupOp, Ops, dtypes
-from kcg.kernel.codec import ast_of
 from kcg.kernel.compiler import UOPS_MAX
 from kcg.predictor.encode import KINDS, OP_CLASSES, Array, Tables
-from kcg.types import Region, Target
+from kcg.types import Target
 
 FEATURES_VERSION = 1
 
@@ -37,6 +34,16 @@ _INNER = (_KIND["UPCAST"], _KIND["UNROLL"])
 _REDUCING = (_KIND["REDUCE"], _KIND["UNROLL"], _KIND["GROUP_REDUCE"])
 _BLOCK = (_KIND["LOCAL"], _KIND["WARP"], _KIND["GROUP_REDUCE"])
 _PARALLEL = (_KIND["GLOBAL"], _KIND["THREAD"])
+
+
+def _marks(*kinds: int) -> Array:
+    """(kinds + 1,) bool, to be indexed by kinds: which of them are these. The last is that of no axis, -1."""
+    marks = np.zeros(len(KINDS) + 1, bool)
+    marks[list(kinds)] = True
+    return marks
+
+
+_IS_INNER, _IS_REDUCING, _IS_BLOCK, _IS_PARALLEL = (_marks(*k) for k in (_INNER, _REDUCING, _BLOCK, _PARALLEL))
 
 AXIS_FEATURES = (*KINDS, "extent", "power_of_two", "depth", "first_of_kind", "lane_step")
 ACCESS_FEATURES = (
@@ -147,9 +154,9 @@ class _Build:
         self.extents = np.where(self.has_axis, np.maximum(tables.extents, 1), 1).astype(np.float64)
         self.logs = np.log2(self.extents)  # (n, A)
         self.kind = np.where(self.has_axis, tables.kinds, -1)
-        self.inner = np.isin(self.kind, _INNER)
-        self.reducing: Array = np.asarray(np.isin(self.kind, _REDUCING))
-        self.block = np.isin(self.kind, _BLOCK)
+        self.inner = _IS_INNER[self.kind]
+        self.reducing: Array = np.asarray(_IS_REDUCING[self.kind])
+        self.block = _IS_BLOCK[self.kind]
 
     def over(self, marked: Array) -> Array:
         """Logarithm of the product of the extents of marked axes: (n, A) to (n,), or (n, A, X) to (n, X)."""
@@ -158,7 +165,7 @@ class _Build:
         return np.asarray(np.einsum("na,nax->nx", self.logs, marked.astype(np.float64)))
 
     def of_kind(self, *kinds: str) -> Array:
-        return self.over(np.isin(self.kind, [_KIND[k] for k in kinds]))
+        return self.over(_marks(*[_KIND[k] for k in kinds])[self.kind])
 
     # ---- lanes ----
 
@@ -206,7 +213,7 @@ class _Build:
         block_footprint = self.over(used & inside[:, :, None])
         block_reuse = self.over(np.broadcast_to(inside[:, :, None], used.shape)) - block_footprint
         thread_footprint = copies + self.over(used & (self.kind == _KIND["REDUCE"])[:, :, None])
-        parallel: Array = np.isin(self.kind, _PARALLEL)
+        parallel: Array = np.asarray(_IS_PARALLEL[self.kind])
         grid_reuse = self.over(~used & parallel[:, :, None])
         loops = (self.has_axis & ~self.inner & ~self.block & ~parallel)[:, :, None]
         loop_reuse = self.over(~used & loops)
@@ -364,53 +371,3 @@ class _Build:
         if there is not None:
             columns = [column[there] for column in columns]
         return np.nan_to_num(np.stack(columns, -1), nan=0.0, posinf=64.0, neginf=-64.0)
-
-
-def kernel_features(region: Region) -> Array:
-    """Numbers of a kernel that no schedule changes: (len(KERNEL_FEATURES),) float32."""
-    nodes = list(ast_of(region.kernel).toposort())
-    found = {op.name: 0 for op in Ops}
-    for u in nodes:
-        found[u.op.name] += 1
-    known = sum(found[op] for op in KERNEL_OPS)
-    alu = sum(1 for u in nodes if u.op in GroupOp.ALU)
-    stored = {u.src[0].src[0] for u in nodes if u.op is Ops.STORE}
-    stores, loads = [0] * len(KERNEL_DTYPES), [0] * len(KERNEL_DTYPES)
-    for u in nodes:
-        if u.op is Ops.PARAM:
-            (stores if u in stored else loads)[_dtype_place(u.dtype)] += 1
-    symbolic = any(u.op.name in ("DEFINE_VAR", "BIND", "VARIABLE") for u in nodes)
-    values = [math.log2(1 + found[op]) for op in KERNEL_OPS]
-    values += [math.log2(1 + alu), math.log2(1 + len(nodes) - known)]
-    values += [math.log2(1 + v) for v in (*stores, *loads)]
-    return np.array([*values, float(symbolic)], np.float32)
-
-
-def operations_of(region: Region) -> frozenset[str]:
-    """The names of all operations of a kernel."""
-    return frozenset(u.op.name for u in ast_of(region.kernel).toposort())
-
-
-def _dtype_place(dtype: Any) -> int:
-    scalar = getattr(dtype, "base", dtype)
-    scalar = scalar.scalar() if hasattr(scalar, "scalar") else scalar
-    name = "fp8" if scalar in dtypes.fp8s else scalar.name
-    name = "int" if scalar in dtypes.ints else name
-    return KERNEL_DTYPES.index(name) if name in KERNEL_DTYPES else len(KERNEL_DTYPES) - 1
-
-
-def target_features(target: Target) -> Array:
-    """Numbers of a target: (len(TARGET_FEATURES),) float32."""
-    renderers = ("X86", "CLANG", "CUDA")
-    values = [
-        target.has_local, target.device == "CPU", not target.has_local and target.device != "CPU",
-        math.log2(max(target.cores, 1)) / 4, _logs(target.cache_bytes), _logs(target.memory_bytes),
-        _logs(target.shared_bytes), _logs(target.bandwidth_bytes_s or 0), (target.clock_limit_mhz or 0) / 1000,
-        len(target.tensor_cores) / 4, *(target.renderer == name for name in renderers),
-        target.renderer not in renderers,
-    ]  # fmt: skip
-    return np.array(values, np.float32)
-
-
-def _logs(value: float) -> float:
-    return math.log2(max(value, 1.0)) / 16

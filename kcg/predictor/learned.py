@@ -14,16 +14,18 @@ from kcg.errors import ScheduleError
 from kcg.kernel.refusals import refusal
 from kcg.predictor.batches import GraphSet
 from kcg.predictor.checkpoint import Checkpoint
+from kcg.predictor.context import kernel_features, operations_of, target_features
 from kcg.predictor.correcting import CorrectingKernel
 from kcg.predictor.encode import Array, encode
 from kcg.predictor.ensemble import Said, blend_of, blended
-from kcg.predictor.features import Graphs, graphs, kernel_features, operations_of, target_features
+from kcg.predictor.features import Graphs, graphs, joined
 from kcg.predictor.interface import Judge
 from kcg.predictor.trees import pooled
 from kcg.types import Prediction, Schedule, Target
 
 if TYPE_CHECKING:
     from kcg.kernel.space import KernelSpace
+    from kcg.predictor.views import View
 
 ROWS = 512  # schedules that are predicted at once
 KERNELS_KEPT = 64
@@ -91,24 +93,45 @@ class LearnedPredictor:
             refused.append(chance)
         if not places:
             return
-        kernel_x, strange = self._kernel(space)
+        kernel_x, _ = self._kernel(space)
         mean, sigma, failure, hidden = self.estimate(graphs(encode(tables, uops), space.target), kernel_x, space.target)
-        if strange or space.target.fingerprint not in self._known_targets:
+        if self._is_strange(space):
             sigma = np.maximum(sigma, NEVER_SEEN)
         failure = np.maximum(failure, refused)
         for place, state, *said in zip(places, hidden, mean.tolist(), sigma.tolist(), failure.tolist(), strict=True):
             found[place], states[place] = Prediction(*said), state
 
+    def of_views(self, views: Sequence[View]) -> list[Prediction]:
+        """What it predicts of schedules of any kernels, whose graphs are there already; in order."""
+        if not views:
+            return []
+        kernels = {view.space.region.id: i for i, view in enumerate(views)}
+        made = views[0].graph if len(views) == 1 else joined(view.graph for view in views)
+        kernel_x, target_x = (np.stack([getattr(view, name) for view in views]) for name in ("kernel_x", "target_x"))
+        kernel = np.array([kernels[view.space.region.id] for view in views])
+        mean, sigma, failure, _ = self._estimate(made, kernel_x, target_x, kernel)
+        found = []
+        for view, *said in zip(views, mean.tolist(), sigma.tolist(), failure.tolist(), strict=True):
+            least = NEVER_SEEN if self._is_strange(view.space) else 0.0
+            found.append(Prediction(said[0], max(said[1], least), max(said[2], view.refused)))
+        return found
+
     def estimate(self, made: Graphs, kernel_x: Array, target: Target) -> tuple[Array, Array, Array, Array]:
         """(n,) each: log-seconds, their standard deviation, and the probability of failure of graphs of one kernel;
         and (n, sum of hidden) float32, the networks' last hidden states."""
-        n, target_x = len(made), target_features(target)
+        return self._estimate(made, kernel_x[None], target_features(target)[None], np.zeros(len(made), np.int64))
+
+    def _estimate(
+        self, made: Graphs, kernel_x: Array, target_x: Array, kernel: Array
+    ) -> tuple[Array, Array, Array, Array]:
+        """`estimate` of several kernels: `kernel` (n,) is a place in `kernel_x` and `target_x`."""
+        n = len(made)
         outputs: dict[str, list[Array]] = {"rank": [], "log_sigma": [], "failure": []}
         hidden = [np.zeros((n, 0), np.float32)]
         if self.checkpoint.nets:
-            zeros = np.zeros(n, np.int64)
-            batch = GraphSet(made, zeros, kernel_x[None], target_x[None], zeros[:1]).batch(torch.arange(n))
             with one_thread(), torch.inference_mode():
+                whole = GraphSet(made, kernel, kernel_x, target_x, np.arange(len(kernel_x)))
+                batch = whole.batch(torch.arange(n))
                 for net in self.checkpoint.nets:
                     state = net.embed_graphs(batch)
                     hidden.append(state.numpy())
@@ -118,8 +141,7 @@ class LearnedPredictor:
         stacked = {name: np.stack(values) if values else np.zeros((0, n)) for name, values in outputs.items()}
         blend, trees = blend_of(self.checkpoint), None
         if self.checkpoint.trees is not None and blend.tree_share > 0:
-            rows = [np.broadcast_to(x, (n, len(x))) for x in (kernel_x, target_x)]
-            trees = self.checkpoint.trees.predict(pooled(made, *rows))
+            trees = self.checkpoint.trees.predict(pooled(made, kernel_x[kernel], target_x[kernel]))
         found = blended(Said(**stacked, trees=trees), blend)
         mean, sigma = found["rank"], np.exp(found["log_sigma"])
         failure = 1 / (1 + np.exp(-np.clip(found["failure"], -30, 30)))
@@ -128,6 +150,10 @@ class LearnedPredictor:
             np.where(broken, 0.0, mean), np.where(broken, IMPOSSIBLE.uncertainty, sigma),
             np.where(broken, 1.0, failure), np.concatenate(hidden, 1),
         )  # fmt: skip
+
+    def _is_strange(self, space: KernelSpace) -> bool:
+        """Whether training never showed an operation of the kernel, or the machine."""
+        return self._kernel(space)[1] or space.target.fingerprint not in self._known_targets
 
     def _kernel(self, space: KernelSpace) -> tuple[Array, bool]:
         """The kernel's own numbers, and whether it has an operation that training never showed."""

@@ -18,8 +18,9 @@ from kcg.dataset.reading import read_export
 from kcg.kernel.space import KernelSpace
 from kcg.predictor.batches import GraphSet
 from kcg.predictor.checkpoint import read
+from kcg.predictor.context import kernel_features, target_features
 from kcg.predictor.encode import encode
-from kcg.predictor.features import graphs, kernel_features, target_features
+from kcg.predictor.features import graphs
 from kcg.predictor.learned import LearnedPredictor
 from kcg.predictor.trees import pooled
 from kcg.types import RAW, Region, Schedule, Target

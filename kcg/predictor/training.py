@@ -25,10 +25,11 @@ from kcg.dataset.splits import PARTS, SPLITS, TRAIN
 from kcg.errors import DataError, DeviceError, UsageError
 from kcg.measure.target import usable_cores
 from kcg.predictor.checkpoint import MOST_BYTES, About, Checkpoint, read, save
+from kcg.predictor.context import operations_of
 from kcg.predictor.data import TrainingData, load
 from kcg.predictor.encode import Array
 from kcg.predictor.ensemble import Said, chosen, judged, said_by, tree_rows, validation_rows
-from kcg.predictor.features import FEATURES_VERSION, operations_of
+from kcg.predictor.features import FEATURES_VERSION
 from kcg.predictor.fit import Fit, FitSettings, rows_of_kernels
 from kcg.predictor.floors import floors_of
 from kcg.predictor.gnn import Net

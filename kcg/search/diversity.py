@@ -1,0 +1,58 @@
+"""A batch that is not one idea measured many times: near twins are kept apart.
+
+Twins differ by at most one step: one more, or one replaced. What is measured of one tells most of the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from kcg.search.calibration import distance
+from kcg.types import Schedule, ScheduleKind
+
+TWIN_DISTANCE: Final = 2  # in steps, as `calibration.distance` counts them
+TWIN_PENALTY: Final = 0.1  # log-speedup
+
+
+class StepSets:
+    """Schedules as sets of their steps, one bit a step; an Opt that is taken twice has two."""
+
+    def __init__(self) -> None:
+        self._bits: dict[tuple[str, int], int] = {}
+
+    def of(self, schedule: Schedule) -> int:
+        """The set of one schedule. What has no Opts is a single step of its own."""
+        names = [str(o) for o in schedule.opts] if schedule.kind == ScheduleKind.OPTS else [schedule.id]
+        bits = 0
+        for i, name in enumerate(names):
+            bits |= 1 << self._bits.setdefault((name, names[:i].count(name)), len(self._bits))
+        return bits
+
+
+def twins(steps: int, others: int) -> bool:
+    """Whether two sets of steps are one step apart."""
+    return distance(steps, others) <= TWIN_DISTANCE
+
+
+def diverse(
+    scores: Sequence[float], steps: Sequence[int], count: int, *, penalty: float = TWIN_PENALTY
+) -> list[int]:  # fmt: skip
+    """The places of `count` of the highest scores, in the order chosen, the first of equals first.
+
+    One after the other is chosen, and each loses `penalty` for every near twin among those chosen before.
+    """
+    pool = sorted(range(len(scores)), key=lambda i: (-scores[i], i))
+    chosen: list[int] = []
+    while pool and len(chosen) < count:
+        # a twin loses at most `penalty` for each already chosen: nothing further down the pool can win
+        reach = scores[pool[0]] - penalty * len(chosen)
+        top, highest = 0, float("-inf")
+        for place, i in enumerate(pool):
+            if scores[i] < reach:
+                break
+            score = scores[i] - penalty * sum(twins(steps[i], steps[c]) for c in chosen)
+            if score > highest:
+                top, highest = place, score
+        chosen.append(pool.pop(top))
+    return chosen
