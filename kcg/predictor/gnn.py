@@ -187,19 +187,23 @@ class Net(nn.Module):
 
         `kcg.predictor.correction` learns in it. `answer` takes it, so that both cost one pass.
         """
+        return self.embed_nodes(batch)[0]
+
+    def embed_nodes(self, batch: Candidates) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+        """What `embed_graphs` gives, and beside it `node_states`."""
         known = [self._scaled(batch, "target_x")]
         if self.settings.schedule:
             known.append(self._scaled(batch, "schedule"))
         if self.settings.kernel:
             known.append(self._scaled(batch, "kernel_x"))
         whole = self.whole(torch.cat(known, -1))
-        pooled = [whole]
-        for values, owner in self.node_states(batch, whole):
+        pooled, nodes = [whole], self.node_states(batch, whole)
+        for values, owner in nodes:
             pooled += [scatter(values, owner, dim=0, dim_size=len(batch), reduce=how) for how in ("sum", "max")]
         state: Tensor = self.read(torch.cat(pooled, -1))
         if self.compare is not None:
             state = state + self._compared(state, batch.kernel)
-        return state
+        return state, nodes
 
     def node_states(self, batch: Any, whole: Tensor) -> list[tuple[Tensor, Tensor]]:
         """The last states of each kind of nodes, and the graph that each node belongs to. `batch` is a `Batch`."""

@@ -1,36 +1,169 @@
-"""Candidates from the predictor alone, without measuring: a beam over predictions, for `--measurements 0`."""
+"""Candidates from the predictor, before anything is measured: `grow`, a beam over predictions, and `Drafts`, what was
+found so far with what is expected of it.
+
+`draft` is one such beam, for `--measurements 0`. A search that drafts, measures some and drafts again keeps `Drafts`.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Sequence
+
+from kcg.search.calibration import Calibration, Evidence, Trial
+from kcg.search.diversity import StepSets, diverse
 from kcg.search.interface import Ledger, Problem
-from kcg.search.trials import Trials
-from kcg.types import Schedule
+from kcg.search.trials import FAILURE_COST, Trials
+from kcg.types import Prediction, Schedule
+
+Cost = Callable[[Sequence[Schedule]], list[float]]
+"""What to rank schedules by, the lowest first."""
+
+
+def grow(
+    trials: Trials, origins: Sequence[Schedule], cost: Cost, *, width: int, depth: int, patience: int = 1
+) -> list[Schedule]:  # fmt: skip
+    """Everything that a beam over `cost` meets from `origins` on, these included, each kernel once.
+
+    It stops at `depth` steps, when `patience` levels in a row bring nothing better, when the predictor may not be asked
+    any more, or at the ledger's deadline.
+    """
+    ledger = trials.problem.ledger
+    clock_only = Ledger(deadline=ledger.deadline, clock=ledger.clock)
+    found = {trials.key(s): s for s in reversed(trials.within_evaluations(origins))}
+    frontier, best, worse = list(reversed(found.values())), math.inf, 0
+    for _ in range(depth):
+        children: dict[str, Schedule] = {}
+        for schedule in frontier:
+            if clock_only.exhausted:
+                break
+            children.update((key, c) for c in trials.children(schedule) if (key := trials.key(c)) not in found)
+        level = trials.within_evaluations(list(children.values()))
+        if not level:
+            break
+        found.update((trials.key(s), s) for s in level)
+        costs = dict(zip(map(trials.key, level), cost(level), strict=True))
+        frontier = sorted(level, key=lambda s: costs[trials.key(s)])[:width]
+        lowest = costs[trials.key(frontier[0])]
+        worse = 0 if lowest < best else worse + 1
+        if worse >= patience:
+            break
+        best = min(best, lowest)
+    return list(found.values())
 
 
 def draft(problem: Problem, *, width: int = 6, depth: int = 6) -> list[Schedule]:
-    """Schedules that the predictor expects to be fast, best first; the baseline is among them.
-
-    A beam from the unoptimised kernel and from the baseline. It stops when a level brings nothing better, at `depth`
-    Opts, or at the ledger's deadline.
-    """
-    clock_only = Ledger(deadline=problem.ledger.deadline, clock=problem.ledger.clock)
+    """Schedules that the predictor expects to be fast, best first; the baseline is among them."""
     trials = Trials(problem)
-    baseline = problem.space.baseline()
-    frontier = [problem.space.start(), baseline]
-    found: dict[str, Schedule] = {trials.key(s): s for s in reversed(frontier)}
-    best = trials.predict(frontier)[0].log_runtime
-    for _ in range(depth):
-        if clock_only.exhausted:
-            break
-        children = [
-            child for schedule in frontier for child in trials.children(schedule) if trials.key(child) not in found
-        ]
-        if not children:
-            break
-        found.update((trials.key(child), child) for child in children)
-        frontier = trials.ranked(children)[:width]
-        level = trials.predict(frontier)[0].log_runtime
-        if level >= best:
-            break
-        best = level
-    return trials.ranked(list(found.values()))
+    origins = [problem.space.start(), problem.space.baseline()]
+    found = grow(trials, origins, trials.costs, width=width, depth=depth)
+    return trials.ranked(found)
+
+
+class Drafts:
+    """Schedules found so far and what is expected of each after all that was measured.
+
+    Corrected is as in `mcts`: by the predictor itself where it learns from measurements, else by `calibration`, which
+    judges failures in any case. Only what the predictor may still be asked about is taken in.
+    """
+
+    def __init__(self, trials: Trials, *, optimism: float = 1.0) -> None:
+        self.trials = trials
+        self.optimism = optimism  # standard deviations of doubt added to a candidate for measuring
+        self.calibration = Calibration()
+        self._found: dict[str, Schedule] = {}
+        self._jitter: dict[str, float] = {}  # breaks ties: a predictor may not tell schedules apart
+        self._sets = StepSets()
+        self._steps: dict[str, int] = {}
+        self._evidence: dict[str, tuple[Evidence, int]] = {}  # and how many of the trials it holds
+        self._learned: set[str] = set()
+        self._expected: dict[str, Prediction] = {}  # since the last measurement
+
+    def add(self, schedules: Sequence[Schedule]) -> list[Schedule]:
+        """Takes in schedules, predicted in one batch; returns those that are in."""
+        allowed = self.trials.within_evaluations(schedules)
+        self.trials.predict(allowed)
+        for schedule in allowed:
+            key = self.trials.key(schedule)
+            if key not in self._found:
+                self._found[key] = schedule
+                self._jitter[key] = 1e-6 * self.trials.problem.rng.random()
+        return allowed
+
+    def expected(self, schedules: Sequence[Schedule]) -> list[Prediction]:
+        """The corrected prediction of each; of what was measured too."""
+        self._learn()
+        missing = {self.trials.key(s): s for s in schedules if self.trials.key(s) not in self._expected}
+        if missing:
+            asked = list(missing.values())
+            predictions = self.trials.predict(asked)
+            corrected = self.trials.corrected(asked)
+            for i, key in enumerate(missing):
+                made = self.calibration.expected(predictions[i], self._near(key, asked[i]))
+                if corrected is not None:
+                    made = Prediction(corrected[i].log_runtime, corrected[i].uncertainty, made.failure_probability)
+                self._expected[key] = made
+        return [self._expected[self.trials.key(s)] for s in schedules]
+
+    def costs(self, schedules: Sequence[Schedule]) -> list[float]:
+        """Log-runtime of each, measured where it was, else expected; what fails is worse by `FAILURE_COST`."""
+        costs = []
+        for schedule, expected in zip(schedules, self.expected(schedules), strict=True):
+            observation = self.trials.observed(schedule)
+            if observation is None:
+                costs.append(expected.log_runtime + FAILURE_COST * expected.failure_probability)
+            elif 0 < observation.time_s < math.inf:
+                costs.append(math.log(observation.time_s))
+            else:
+                costs.append(expected.log_runtime + FAILURE_COST)
+        return costs
+
+    def unmeasured(self) -> list[Schedule]:
+        """Those found and not measured, in the order found."""
+        return [s for s in self._found.values() if self.trials.observed(s) is None]
+
+    def best(self, count: int) -> list[Schedule]:
+        """The `count` unmeasured ones that are expected to be fastest, twins or not."""
+        pool = self.unmeasured()
+        costs = [c + self._jitter[self.trials.key(s)] for c, s in zip(self.costs(pool), pool, strict=True)]
+        return [pool[i] for i in sorted(range(len(pool)), key=costs.__getitem__)[:count]]
+
+    def batch(self, count: int) -> list[Schedule]:
+        """`count` unmeasured ones worth measuring: fast or doubtful, and no near twins of each other."""
+        pool = self.unmeasured()
+        keys = [self.trials.key(s) for s in pool]
+        doubts = [p.uncertainty for p in self.expected(pool)]
+        scores = [self.optimism * d - c - self._jitter[k]
+                  for d, c, k in zip(doubts, self.costs(pool), keys, strict=True)]  # fmt: skip
+        steps = [self._set(k, s) for k, s in zip(keys, pool, strict=True)]
+        return [pool[i] for i in diverse(scores, steps, count)]
+
+    def _set(self, key: str, schedule: Schedule) -> int:
+        found = self._steps.get(key)
+        if found is None:
+            found = self._steps[key] = self._sets.of(schedule)
+        return found
+
+    def _near(self, key: str, schedule: Schedule) -> Evidence:
+        """What was measured near a schedule."""
+        steps, trials = self._set(key, schedule), self.calibration.trials
+        evidence, taken = self._evidence.get(key, (Evidence(), 0))
+        for trial in trials[taken:]:
+            self.calibration.extend(evidence, steps, trial)
+        self._evidence[key] = (evidence, len(trials))
+        return evidence
+
+    def _learn(self) -> None:
+        """Takes in what was measured since the last call, as far as the predictor may be asked about it."""
+        fresh = [(k, o) for k, o in self.trials.observations.items() if k not in self._learned]
+        if not fresh:
+            return
+        self._learned.update(key for key, _ in fresh)
+        self._expected.clear()
+        asked = self.trials.within_evaluations([o.schedule for _, o in fresh])
+        predicted = dict(zip(map(self.trials.key, asked), self.trials.predict(asked), strict=True))
+        for key, observation in fresh:
+            if key in predicted:
+                measured = math.log(observation.time_s) if 0 < observation.time_s < math.inf else None
+                self.calibration.add(
+                    Trial(self._set(key, observation.schedule), predicted[key].log_runtime, measured)
+                )

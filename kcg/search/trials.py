@@ -94,9 +94,13 @@ class Trials:
             return None
         return self.problem.correct(schedules, [(o.schedule, o.time_s) for o in self.observations.values()])
 
+    def costs(self, schedules: Sequence[Schedule]) -> list[float]:
+        """The predicted log-runtime of each, and `FAILURE_COST` for as much as it is expected to fail."""
+        return [p.log_runtime + FAILURE_COST * p.failure_probability for p in self.predict(schedules)]
+
     def ranked(self, schedules: Sequence[Schedule]) -> list[Schedule]:
         """`schedules`, the best expected first; equals keep their order."""
-        costs = [p.log_runtime + FAILURE_COST * p.failure_probability for p in self.predict(schedules)]
+        costs = self.costs(schedules)
         order = sorted(range(len(schedules)), key=costs.__getitem__)
         return [schedules[i] for i in order]
 
@@ -107,6 +111,11 @@ class Trials:
         """The measured runtime; infinite where the schedule failed or was not measured."""
         observation = self.observed(schedule)
         return math.inf if observation is None else observation.time_s
+
+    def fastest(self, count: int) -> list[Schedule]:
+        """At most `count` of the schedules that were measured and succeeded, the fastest first."""
+        done = [o for o in self.observations.values() if math.isfinite(o.time_s)]
+        return [o.schedule for o in sorted(done, key=lambda o: o.time_s)[:count]]
 
     def measure(self, schedules: Sequence[Schedule]) -> Iterator[Observation]:
         """Measures those that were not yet, a batch at a time while the budget lasts; yields each as it is made.

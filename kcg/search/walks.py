@@ -76,18 +76,14 @@ class Ways:
         key = self.trials.key(schedule)
         if (known := self._known.get(key)) is not None:
             return known
-        space, alone = self.trials.problem.space, Way(schedule, (), schedule)
-        steps = schedule.opts if schedule.kind == ScheduleKind.OPTS else ()
-        ways = [(space.start(), steps)]
-        if space.baseline().kind == ScheduleKind.OPTS and steps[: (n := len(space.baseline().opts))] == (
-            space.baseline().opts
-        ):
-            ways.append((space.baseline(), steps[n:]))
-        for origin, opts in ways:
-            way = self.follow(origin, [str(o) for o in opts])
-            if self.trials.key(way.schedule) == key:
-                return way
-        return self._known.setdefault(key, alone)
+        labels = _labels(schedule)
+        for origin in (self.trials.problem.space.start(), self.trials.problem.space.baseline()):
+            before = _labels(origin)
+            if labels[: len(before)] == before:
+                way = self.follow(origin, labels[len(before) :])
+                if self.trials.key(way.schedule) == key:
+                    return way
+        return self._known.setdefault(key, Way(schedule, (), schedule))
 
     def follow(self, origin: Schedule, labels: Sequence[str]) -> Way:
         """Where the steps lead, those left out that are not legal when their turn comes."""
@@ -143,3 +139,7 @@ class Ways:
     def _stepped(self, origin: Schedule, labels: tuple[str, ...], action: Action) -> Way:
         key = self.trials.key(action.schedule)
         return self._known.setdefault(key, Way(origin, (*labels, action.label), action.schedule))
+
+
+def _labels(schedule: Schedule) -> tuple[str, ...]:
+    return tuple(str(o) for o in schedule.opts) if schedule.kind == ScheduleKind.OPTS else ()

@@ -1,0 +1,364 @@
+"""Strategies compared on equal terms: each is played on every recorded kernel, from several seeds, and what it knew after
+each measurement is kept.
+
+A contender is a strategy and what guides it, in one name: `mcts`, `mcts/oracle`. Beside the guides, `LEARNED` first,
+there are contenders that measure nothing (`UNMEASURED`). BEAM is played to its own end, everything else with a budget.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from kcg.dataset.reading import Export
+from kcg.dataset.splits import PARTS, TEST, TEST_FAMILY, TRAINING_PREFIX
+from kcg.errors import DataError, UnknownName, UsageError
+from kcg.search.draft import draft
+from kcg.search.interface import Correct, Observation, Predict, Problem, Propose, Strategy
+from kcg.search.replay import ReplayTable, constant_predict, oracle_predict
+from kcg.search.strategies import strategy
+from kcg.search.tables import NamedTable, read_tables
+from kcg.search.trials import Trials
+from kcg.types import Prediction, Region, Schedule, Status, Target
+
+if TYPE_CHECKING:
+    from kcg.kernel.space import KernelSpace
+    from kcg.predictor.encode import Array
+    from kcg.predictor.learned import LearnedPredictor
+
+LEARNED, UNCORRECTED, ORACLE, CONSTANT = "", "uncorrected", "oracle", "constant"
+GUIDES: Final = {
+    LEARNED: "the checkpoint, corrected by what was measured",
+    UNCORRECTED: "the checkpoint as it is",
+    ORACLE: "every runtime, before it is measured",
+    CONSTANT: "nothing: all schedules are predicted alike",
+}
+"""What predicts, by the part of a contender's name after the slash."""
+
+BEAMS: Final = (1, 2, 4, 8)  # widths
+BEAM: Final = "full-beam"  # as tinygrad has it: all children are measured
+RANDOM: Final = "random"
+WITHOUT_POLICY: Final = "mcts-no-prior"  # the default strategy without what a policy adds
+ALONE: Final = "predictor-alone"
+DRAFT, ROLLOUT = "draft", "policy-rollout"
+ROOM: Final = 1.03  # a kernel has room where BEAM's end takes so many times the optimum
+LONGEST_ROLLOUT: Final = 16
+
+DEFAULT_CONTENDERS: Final = (
+    RANDOM, "epsilon-greedy", "greedy", "evolution", "annealing", "predicted-beam", ALONE, "mcts", WITHOUT_POLICY,
+    "policy", "policy-beam", "mcts/oracle", "mcts/uncorrected", "mcts/constant", "policy/constant",
+)  # fmt: skip
+
+ProposeOf = Callable[[Region, Target, ReplayTable], Propose]
+"""The policy for one kernel."""
+
+
+def predictor_alone(problem: Problem) -> Iterator[Observation]:
+    """Measures what prediction alone would pick, the best first: no search is corrected by what was measured."""
+    trials = Trials(problem)
+    yield from trials.baseline()
+    yield from trials.measure(draft(problem))
+
+
+def rollout(problem: Problem) -> Schedule:
+    """Where a policy ends that takes its likeliest step from the unoptimised kernel on."""
+    trials = Trials(problem)
+    schedule = problem.space.start()
+    seen = {trials.key(schedule)}
+    for _ in range(LONGEST_ROLLOUT):
+        (proposal,) = trials.proposals([schedule])
+        chances = [
+            0.0 if trials.key(action.schedule) in seen else chance
+            for action, chance in zip(trials.actions(schedule), proposal.steps, strict=True)
+        ]
+        if max(chances, default=0.0) <= proposal.stop:
+            break
+        schedule = trials.actions(schedule)[chances.index(max(chances))].schedule
+        seen.add(trials.key(schedule))
+    return schedule
+
+
+UNMEASURED: Final[dict[str, Callable[[Problem], Schedule]]] = {DRAFT: lambda p: draft(p)[0], ROLLOUT: rollout}
+"""Contenders that pick one schedule and measure nothing."""
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A strategy, and what guides it."""
+
+    strategy: str
+    guide: str = LEARNED
+
+    @classmethod
+    def of(cls, name: str) -> Contender:
+        """The one of that name. Raises UnknownName."""
+        stem, slash, guide = name.partition("/")
+        if (slash and not guide) or guide not in GUIDES:
+            raise UnknownName("guide of a strategy", guide, [g for g in GUIDES if g])
+        found = cls(stem, guide)
+        found.search()
+        return found
+
+    def search(self) -> Strategy:
+        return predictor_alone if self.strategy == ALONE else strategy(self.strategy)
+
+    @property
+    def needs_policy(self) -> bool:
+        return self.strategy.partition(":")[0].partition("-")[0] == "policy"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is played. Of `contenders`, `default` is compared with the others and with BEAM."""
+
+    contenders: tuple[str, ...] = DEFAULT_CONTENDERS
+    default: str = "mcts"
+    beams: tuple[int, ...] = BEAMS
+    seeds: int = 5
+    budget: int = 64  # measurements, the baseline included
+    batch_size: int = 4
+
+    def checked(self, *, has_policy: bool, say: Callable[[str], None]) -> Settings:
+        """These without the contenders that need a policy where there is none, each said in a line.
+
+        Raises UnknownName or UsageError where they cannot be played.
+        """
+        if self.budget < 2 or self.seeds < 1:
+            raise UsageError(
+                f"a budget of {self.budget} and {self.seeds} seeds: a measurement is the baseline's, so at least 2 and 1"
+            )
+        for width in self.beams:
+            strategy(f"{BEAM}:{width}")
+        kept = []
+        for name in dict.fromkeys(self.contenders):
+            if Contender.of(name).needs_policy and not has_policy:
+                say(f"{name} is left out: there is no policy")
+            else:
+                kept.append(name)
+        if self.default not in kept:
+            raise UsageError(f"{self.default} is not among what is played: {', '.join(kept) or 'nothing'}")
+        return replace(self, contenders=tuple(kept))
+
+
+@dataclass(frozen=True)
+class Play:
+    """One contender on one kernel, from one seed. `budget` is None where it played to its own end."""
+
+    contender: str
+    seed: int
+    budget: int | None
+    curve: tuple[tuple[int, float], ...]  # (after so many measurements, the best known takes so many seconds), if better
+    measurements: int  # unique binaries
+    evaluations: int  # schedules that were predicted
+    failures: int  # of what was measured
+    seconds: float  # of one core, for all but measuring and predicting
+    seeded: bool  # whether it drew random numbers: one that did not plays the same from every seed
+
+    @property
+    def end_s(self) -> float:
+        """The best at the end, in seconds; infinite where nothing succeeded."""
+        return self.curve[-1][1] if self.curve else math.inf
+
+
+Turn = tuple[str, int, int | None]
+"""Contender, seed, budget."""
+
+
+def play(name: str, problem: Problem, *, seed: int) -> Play:
+    """Lets a contender search a problem, recorded or live, until its ledger is exhausted or the strategy ends."""
+    before, began = problem.rng.getstate(), time.thread_time()
+    curve: list[tuple[int, float]] = []
+    binaries: set[str] = set()
+    failures, best_s = 0, math.inf
+    if name in UNMEASURED:
+        schedule = UNMEASURED[name](problem)
+        seconds = time.thread_time() - began
+        (future,) = problem.measure([schedule])  # only to say what it takes
+        found = future.result()
+        curve = [(0, found.time_s)] if math.isfinite(found.time_s) else []
+        return Play(name, seed, 0, tuple(curve), 0, problem.ledger.evaluations, int(not curve), seconds, False)
+    for observation in Contender.of(name).search()(problem):
+        if observation.binary_hash:
+            binaries.add(observation.binary_hash)
+        failures += observation.status != Status.OK
+        if observation.time_s < best_s:
+            best_s = observation.time_s
+            curve.append((len(binaries), best_s))
+    return Play(
+        name, seed, problem.ledger.max_measurements, tuple(curve), problem.ledger.measurements,
+        problem.ledger.evaluations, failures, time.thread_time() - began, problem.rng.getstate() != before,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class RecordedKernel:
+    """A kernel with its replay table."""
+
+    named: NamedTable
+    region: Region
+    target: Target
+    family: str = ""
+    part: str = TEST  # of the split by workload
+    calls: int = 1
+
+    @property
+    def table(self) -> ReplayTable:
+        return self.named.table
+
+    @property
+    def hand_coded_s(self) -> float:
+        """tinygrad's own choice, which needs no search: what is known while nothing that was measured succeeded. Where
+        it failed, the unoptimised kernel."""
+        for schedule in (self.table.baseline(), self.table.start()):
+            if math.isfinite(time_s := self.table.records[schedule].observation.time_s):
+                return time_s
+        return max(t for r in self.table.records.values() if math.isfinite(t := r.observation.time_s))
+
+    def has_room(self, end_s: float) -> bool:
+        return end_s >= ROOM * self.table.best_s
+
+
+def kernels_of(export: Export, part: str) -> list[RecordedKernel]:
+    """The kernels of a dataset that have replay tables, of one part of the split by workload; `other` is all but the
+    test, `all` is all. Calls are those of the workload that runs a kernel most.
+
+    Raises UnknownName for a part, DataError where the dataset has no tables of it.
+    """
+    if part not in (*PARTS, "other", "all"):
+        raise UnknownName("part", part, [*PARTS, "other", "all"])
+    parts = {r["id"]: r["split_workload"] for r in export.kernels_table(["id", "split_workload"]).to_pylist()}
+    families: dict[str, str] = {}
+    calls: dict[str, int] = {}
+    for workload in export.workloads():
+        for call in workload.calls:
+            known = families.get(call.region.id, TRAINING_PREFIX)
+            if known.startswith(TRAINING_PREFIX) or workload.name == TEST_FAMILY:
+                families[call.region.id] = workload.name
+            calls[call.region.id] = max(calls.get(call.region.id, 0), call.calls)
+    regions, targets = export.regions(), export.targets()
+    found = []
+    for named in read_tables(export.folder):
+        if (region := regions.get(named.region_id)) is None or (target := targets.get(named.target)) is None:
+            raise DataError(f"{export.folder}: the replay table of {named.region_id[:12]} is of a kernel not in it")
+        its_part = parts[region.kernel.id] or PARTS[0]
+        if part in (its_part, "all") or (part == "other" and its_part != TEST):
+            family, called = families.get(region.id, ""), calls.get(region.id, 1)
+            found.append(RecordedKernel(named, region, target, family, its_part, called))
+    if not found:
+        raise DataError(f"{export.folder} has no replay tables of the part {part!r}")
+    return found
+
+
+class Remembered:
+    """What a predictor makes of the schedules of a table, asked once and shared by all plays on it."""
+
+    def __init__(self, predictor: LearnedPredictor, kernel: RecordedKernel) -> None:
+        from kcg.kernel.space import KernelSpace
+
+        self.space = KernelSpace(kernel.region, kernel.target)
+        self.corrects = bool(predictor.checkpoint.nets)
+        schedules = list(kernel.table.records)
+        self._said = dict(zip(schedules, zip(*predictor.embed(self.space, schedules), strict=True), strict=True))
+
+    def embed(
+        self, space: KernelSpace, schedules: Sequence[Schedule]
+    ) -> tuple[list[Prediction], list[Array | None]]:
+        said = [self._said[s] for s in schedules]
+        return [prediction for prediction, _ in said], [state for _, state in said]
+
+
+class Bench:
+    """Where contenders play one recorded kernel, each from nothing; only what does not depend on measuring is shared."""
+
+    def __init__(
+        self, kernel: RecordedKernel, predictor: LearnedPredictor | None, *, propose: Propose | None = None,
+        batch_size: int = 4,
+    ) -> None:  # fmt: skip
+        self.kernel, self.predictor, self.batch_size = kernel, predictor, batch_size
+        self.propose = None if propose is None else _once(propose)
+        self._remembered: Remembered | None = None
+
+    def problem(self, name: str, *, seed: int, budget: int | None) -> Problem:
+        """The kernel as a contender meets it."""
+        guide = name.partition("/")[2]
+        table, correct = self.kernel.table, None
+        if guide == ORACLE:
+            predict: Predict = oracle_predict(table)
+        elif guide == CONSTANT or self.predictor is None:
+            predict = constant_predict()
+        else:
+            predict, correct = self._learned(self.predictor)
+        problem = table.problem(predict, seed=seed, max_measurements=budget, batch_size=self.batch_size)
+        problem.correct = correct if guide == LEARNED else None
+        problem.propose = self.propose
+        return problem
+
+    def _learned(self, predictor: LearnedPredictor) -> tuple[Predict, Correct | None]:
+        from kcg.predictor.correcting import CorrectingKernel
+
+        if self._remembered is None:
+            self._remembered = Remembered(predictor, self.kernel)
+        kernel = CorrectingKernel(self._remembered, self._remembered.space)
+        return kernel.predict, kernel.correct if self._remembered.corrects else None
+
+
+def _once(propose: Propose) -> Propose:
+    """A policy that is asked about a schedule once."""
+    known = {}
+
+    def remembered(schedules: Sequence[Schedule]) -> list:  # type: ignore[type-arg]
+        missing = [s for s in dict.fromkeys(schedules) if s not in known]
+        if missing:
+            known.update(zip(missing, propose(missing), strict=True))
+        return [known[s] for s in schedules]
+
+    return remembered
+
+
+def turns(kernel: RecordedKernel, settings: Settings, known: Mapping[Turn, Play], *, has_policy: bool) -> list[Turn]:
+    """What is still to be played on a kernel.
+
+    The default contender plays once more with the measurements of the widest BEAM, where that is more than the budget
+    and left room; so this is only known after it.
+    """
+    beams = [f"{BEAM}:{width}" for width in sorted(settings.beams)]
+    wanted: list[Turn] = [(name, 0, None) for name in beams]
+    wanted += [(name, 0, 0) for name in UNMEASURED if name != ROLLOUT or has_policy]
+    wanted += [(name, seed, settings.budget) for name in settings.contenders for seed in range(settings.seeds)]
+    widest = known.get((beams[-1], 0, None)) if beams else None
+    if widest is not None and widest.measurements > settings.budget and kernel.has_room(widest.end_s):
+        wanted += [(settings.default, seed, widest.measurements) for seed in range(settings.seeds)]
+    return [turn for turn in wanted if played(known, turn) is None]
+
+
+def played(known: Mapping[Turn, Play], turn: Turn) -> Play | None:
+    """The play of a turn; that of another seed where it would be the same."""
+    if turn in known:
+        return known[turn]
+    first = known.get((turn[0], 0, turn[2]))
+    return first if first is not None and not first.seeded else None
+
+
+def play_all(bench: Bench, settings: Settings, known: Mapping[Turn, Play]) -> dict[Turn, Play]:
+    """Plays what is missing on one kernel, and returns that."""
+    everything, made = dict(known), {}
+    while missing := turns(bench.kernel, settings, everything, has_policy=bench.propose is not None):
+        name, seed, budget = missing[0]
+        made[missing[0]] = everything[missing[0]] = play(
+            name, bench.problem(name, seed=seed, budget=budget), seed=seed
+        )
+    return made
+
+
+@functools.lru_cache(maxsize=1)
+def predictor_of(checkpoint: Path) -> LearnedPredictor:
+    """The predictor of a file, read once in a process."""
+    from kcg.predictor.checkpoint import read
+    from kcg.predictor.learned import LearnedPredictor
+
+    return LearnedPredictor(read(checkpoint))
