@@ -10,7 +10,11 @@ asked for once and all children are predicted in one batch. Values are log-speed
     value   the best `own` within reach, since one schedule is kept in the end (a mean would punish good ones for
             their bad siblings)
 
-A node with 60 children does not need 60 visits: each child has a value and a prior from its prediction at once.
+A node with 60 children does not need 60 visits: each child has a value from its prediction at once, and a prior: the
+policy's where the problem has one, else a softmax over what the predictor says of the children. With a policy only its
+first choices are predicted, and the others once simulations come back (progressive widening: Coulom 2007), so that the
+same number of evaluations reaches further. The graph stays for the whole search: what a batch taught moves every value
+in it, and no simulation is thrown away.
 """
 
 from __future__ import annotations
@@ -42,6 +46,9 @@ class MctsSettings:
     twin_penalty: float = 0.1  # log-speedup taken from a candidate one step from another of its batch
     failure_value: float = -2.0  # log-speedup of a schedule that fails
     entries: int = 3  # so many of the best known schedules are roots too when a search is resumed
+    policy: bool = True  # take the prior from the policy, where the problem has one
+    predictor_prior: bool = True  # where it has none: from the predictor; else every step is as likely
+    widen: int = 12  # children that are predicted at once where there is a policy, its first choices first
 
 
 @dataclass(slots=True, eq=False)
@@ -56,6 +63,11 @@ class Node:
     observation: Observation | None = None
     parents: list[Node] = field(default_factory=list)
     children: list[Node] | None = None  # None: never expanded
+    priors: list[float] = field(default_factory=list)  # of each child, from the policy; empty where there is none
+    stop_prior: float = 0.0
+    held_back: list[tuple[Schedule, float]] = field(
+        default_factory=list
+    )  # and priors: predicted when it is visited more
     visits: list[int] = field(default_factory=list)  # simulations through each child
     stops: int = 0  # simulations that stopped here
     own: float = -math.inf  # log-speedup of stopping here
@@ -76,6 +88,7 @@ class Graph:
         self.nodes: dict[str, Node] = {}
         self.drafts: set[str] = set()
         self._bits: dict[tuple[str, int], int] = {}
+        self._has_policy = settings.policy and trials.problem.propose is not None
         self.root = Node(Schedule("", ""), 0, Prediction(0.0), Evidence(), 0.0, children=[])
         self._baseline = trials.problem.space.baseline()
         known = [o for o in trials.observations.values() if o.schedule != self._baseline]
@@ -109,10 +122,12 @@ class Graph:
             bits |= 1 << self._bits.setdefault((name, names[:i].count(name)), len(self._bits))
         return bits
 
-    def _link(self, parent: Node, child: Node) -> None:
+    def _link(self, parent: Node, child: Node, prior: float | None = None) -> None:
         assert parent.children is not None
         parent.children.append(child)
         parent.visits.append(0)
+        if prior is not None:
+            parent.priors.append(prior)
         child.parents.append(parent)
         rising = [parent]
         while rising:
@@ -122,13 +137,32 @@ class Graph:
                 rising.extend(node.parents)
 
     def expand(self, node: Node) -> None:
-        """Asks for the legal steps from a node and predicts where they lead."""
+        """Asks for the legal steps from a node and predicts where they lead; with a policy, its first choices."""
         children = self.trials.children(node.schedule)
-        self._add(children)
         node.children = []
-        for child in children:
-            self._link(node, self.nodes[self.trials.key(child)])
+        if self._has_policy:
+            proposal = self.trials.proposals([node.schedule])[0]
+            chances: dict[str, float] = {}
+            for action, chance in zip(self.trials.actions(node.schedule), proposal.steps, strict=True):
+                key = self.trials.key(action.schedule)
+                chances[key] = chances.get(key, 0.0) + chance
+            scored = [(child, chances.get(self.trials.key(child), 0.0)) for child in children]
+            node.stop_prior = proposal.stop
+            node.held_back = sorted(scored, key=lambda pair: -pair[1])
+            self.widen(node)
+        else:
+            self._add(children)
+            for child in children:
+                self._link(node, self.nodes[self.trials.key(child)])
         self._close(node)
+
+    def widen(self, node: Node) -> None:
+        """Predicts the next choices of the policy."""
+        count = self.settings.widen
+        some, node.held_back = node.held_back[:count], node.held_back[count:]
+        self._add([child for child, _ in some])
+        for child, prior in some:
+            self._link(node, self.nodes[self.trials.key(child)], prior)
 
     # learning
 
@@ -190,23 +224,31 @@ class Graph:
         rising = [node]
         while rising:
             node = rising.pop()
-            done = node.observation is not None and node.children is not None and all(c.closed for c in node.children)
-            if done and not node.closed:
+            done = node.observation is not None and node.children is not None and not node.held_back
+            if done and all(c.closed for c in node.children or ()) and not node.closed:
                 node.closed = True
                 rising.extend(p for p in node.parents if p is not self.root)
 
     # simulating
 
-    def simulate(self) -> bool:
-        """One walk from the root; True if it expanded a node. Otherwise it drafted one, or met a dead end."""
-        node, path = self.root, {self.root}
+    def simulate(self, begin: Node | None = None) -> bool:
+        """One walk from the root, or from `begin`; True if it expanded a node. Otherwise it drafted one, or met a dead
+        end."""
+        node = begin or self.root
+        path = {node}
         while True:
             if node.children is None:
                 self.expand(node)
                 return True
+            if node.held_back and sum(node.visits) >= len(node.children):
+                self.widen(node)
+                return True
             choice = self._select(node, path)
             if choice is None:
-                return False
+                if not node.held_back:
+                    return False
+                self.widen(node)
+                return True
             if choice < 0:
                 node.stops += 1
                 self.drafts.add(self.trials.key(node.schedule))
@@ -224,19 +266,41 @@ class Graph:
             options.append((-1, node.own, node.own, node.stops))
         if not options:
             return None
-        settings, top = self.settings, max(own for _, own, _, _ in options)
-        weights = [math.exp((own - top) / settings.temperature) for _, own, _, _ in options]
-        total, even = sum(weights), settings.uniform / len(options)
-        reach = settings.exploration * math.sqrt(1 + node.stops + sum(node.visits))
+        priors = self._priors(node, options)
+        reach = self.settings.exploration * math.sqrt(1 + node.stops + sum(node.visits))
         chosen, highest = None, -math.inf
-        for (index, _, value, visits), weight in zip(options, weights, strict=True):
-            prior = (1.0 - settings.uniform) * weight / total + even
+        for (index, _, value, visits), prior in zip(options, priors, strict=True):
             jitter = node.jitter if index < 0 else node.children[index].jitter
             # how fast the best below is, relative to the best anywhere: 0..1 whatever the kernel
             score = math.exp(min(value - self.root.value, 0.0)) + reach * prior / (1 + visits) + jitter
             if score > highest:
                 chosen, highest = index, score
         return chosen
+
+    def _priors(self, node: Node, options: Sequence[tuple[int, float, float, int]]) -> list[float]:
+        """The prior of each option `(child or -1, own, value, visits)`: the policy's, else by what is predicted."""
+        settings = self.settings
+        if node.priors:
+            weights = [node.stop_prior if i < 0 else node.priors[i] for i, *_ in options]
+        elif settings.predictor_prior:
+            top = max(own for _, own, _, _ in options)
+            weights = [math.exp((own - top) / settings.temperature) for _, own, _, _ in options]
+        else:
+            weights = [1.0] * len(options)
+        total, even = sum(weights) or 1.0, settings.uniform / len(options)
+        return [(1.0 - settings.uniform) * weight / total + even for weight in weights]
+
+    def stir(self, node: Node, *, share: float, alpha: float) -> None:
+        """Mixes Dirichlet noise into the priors of a node where simulations are to begin (AlphaZero), for self-play."""
+        if node.children is None:
+            self.expand(node)
+        assert node.children is not None
+        options = [(-1, node.own, node.own, node.stops)]
+        options += [(i, c.own, c.value, n) for i, (c, n) in enumerate(zip(node.children, node.visits, strict=True))]
+        drawn = [self.rng.gammavariate(alpha, 1.0) for _ in options]
+        total = sum(drawn) or 1.0
+        mixed = [(1.0 - share) * p + share * d / total for p, d in zip(self._priors(node, options), drawn, strict=True)]
+        node.stop_prior, node.priors = mixed[0], mixed[1:]
 
     # choosing
 
@@ -259,7 +323,8 @@ class Graph:
 
     def frontier(self) -> Node | None:
         """The most promising node that was never expanded; None where the space is exhausted."""
-        return max((n for n in self.nodes.values() if n.children is None), key=lambda n: n.own + n.jitter, default=None)
+        waiting = (n for n in self.nodes.values() if n.children is None or n.held_back)
+        return max(waiting, key=lambda n: n.own + n.jitter, default=None)
 
 
 def _twins(one: Node, other: Node) -> bool:
@@ -277,6 +342,8 @@ def mcts(problem: Problem, *, settings: MctsSettings = MctsSettings()) -> Iterat
     while not trials.out_of_budget:
         expansions = 0
         for _ in range(settings.simulations):
+            if not problem.ledger.may_evaluate:
+                break
             expansions += graph.simulate()
             if trials.out_of_budget:
                 return
@@ -286,7 +353,9 @@ def mcts(problem: Problem, *, settings: MctsSettings = MctsSettings()) -> Iterat
         if batch:
             yield from trials.measure(batch)
             graph.learn()
-        elif (node := graph.frontier()) is not None:
-            graph.expand(node)
-        else:
+        elif not problem.ledger.may_evaluate or (node := graph.frontier()) is None:
             return
+        elif node.held_back:
+            graph.widen(node)
+        else:
+            graph.expand(node)
