@@ -27,7 +27,7 @@ from kcg.search.strategies import STRATEGIES, strategy
 from kcg.search.trials import Trials
 from kcg.types import Opt, Prediction, Schedule
 
-NAMES = [*STRATEGIES, "beam:1", "beam:8"]
+NAMES = [*(name for name, named in STRATEGIES.items() if not named.needs_policy), "beam:1", "beam:8"]
 SEARCHES = [n for n in NAMES if n != "hand-coded"]
 BASELINE_S = synthetic_table().records[BASELINE].observation.time_s
 
@@ -301,7 +301,10 @@ def test_what_is_known_is_used_and_never_measured_again(name: str) -> None:
 
 
 def test_the_registry_knows_its_names() -> None:
-    assert list(STRATEGIES) == ["hand-coded", "random", "greedy", "beam", "mcts"]
+    assert list(STRATEGIES) == [
+        "hand-coded", "random", "epsilon-greedy", "greedy", "evolution", "unguided-evolution", "annealing", "beam",
+        "full-beam", "full-beam-from-hand-coded", "predicted-beam", "mcts", "policy", "policy-beam",
+    ]  # fmt: skip
     for bad in ("bogus", "beam:0", "beam:", "beam:x", "beam:-1", "beam:²", "beam:99999999999", "mcts:4", ""):
         with pytest.raises(UnknownName, match="unknown search strategy"):
             strategy(bad)

@@ -129,10 +129,14 @@ class Session:
             if not (name.partition(":")[2] or "2").isdigit():
                 raise UsageError(f"--search {name}: write a width, for example {TINY_BEAM}:2")
         else:
+            offered = [n for n, named in STRATEGIES.items() if not named.needs_policy]
             try:
                 strategy(name)
+                known = name.partition(":")[0] in offered
             except UnknownName:
-                raise UnknownName("search strategy", name, [*STRATEGIES, f"{TINY_BEAM}:2"]) from None
+                known = False
+            if not known:
+                raise UnknownName("search strategy", name, [*offered, f"{TINY_BEAM}:2"])
         if not self.settings.is_script:
             find(self.settings.workload, self.settings.preset, self.choice.device)
         elif not Path(self.settings.workload).is_file():

@@ -68,8 +68,9 @@ def full_beam(width: int, *, from_hand_coded: bool = False) -> Strategy:
                 observation = trials.observed(schedule)
                 if observation is None or math.isinf(observation.time_s) or observation.binary_hash in binaries:
                     continue
-                binaries.add(observation.binary_hash)
                 timed.append(schedule)
+                if observation.binary_hash:
+                    binaries.add(observation.binary_hash)
             kept = sorted(timed, key=trials.time_s)[:width]
             if not kept or trials.time_s(kept[0]) > record_s - MIN_PROGRESS_S:
                 return

@@ -164,6 +164,4 @@ class Drafts:
         for key, observation in fresh:
             if key in predicted:
                 measured = math.log(observation.time_s) if 0 < observation.time_s < math.inf else None
-                self.calibration.add(
-                    Trial(self._set(key, observation.schedule), predicted[key].log_runtime, measured)
-                )
+                self.calibration.add(Trial(self._set(key, observation.schedule), predicted[key].log_runtime, measured))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Final
 
 from kcg.search.draft import Drafts
 from kcg.search.interface import Observation, Problem, Strategy
@@ -16,16 +17,18 @@ from kcg.search.trials import Trials
 from kcg.search.walks import Way, Ways, fresh, walk
 from kcg.types import Schedule
 
+UNGUIDED: Final = 4  # population and founders are so many times fewer where each of them has to be measured
+
 
 @dataclass(frozen=True)
 class EvolutionSettings:
-    """How a population evolves."""
+    """How a population evolves. On the H200's replay tables that are not Flux's, more founders were better."""
 
     guided: bool = True  # offspring are ranked by the predictor; else each one made is measured
-    population: int = 16  # parents: the best known, and where guided the best expected
-    founders: int = 16  # random schedules at the beginning; where unguided they are measured, and a quarter as many
+    population: int = 32  # parents: the best known, and the best expected; where unguided a quarter as many
+    founders: int = 64  # random schedules at the beginning; where unguided a quarter as many, which are measured
     generations: int = 4  # between two batches
-    offspring: int = 16  # of each generation
+    offspring: int = 32  # of each generation
     crossing: float = 0.15  # share of offspring that have two parents
     random: float = 0.05  # share of a batch that is random, as MetaSchedule's ε
 
@@ -97,9 +100,9 @@ def _fittest(drafts: Drafts, population: list[Schedule], count: int) -> list[Sch
 def _unguided(trials: Trials, breeding: _Breeding) -> Iterator[Observation]:
     """Random founders, then offspring of the fastest, all measured."""
     settings, problem = breeding.settings, trials.problem
-    yield from trials.measure(fresh(trials, settings.founders // 4))
+    yield from trials.measure(fresh(trials, settings.founders // UNGUIDED))
     while not trials.out_of_budget:
-        parents = trials.fastest(settings.population)
+        parents = trials.fastest(settings.population // UNGUIDED)
         made = breeding.offspring(parents, settings.offspring) if parents else []
         new = {trials.key(s): s for s in made if trials.observed(s) is None}
         batch = list(new.values())[: problem.batch_size]

@@ -40,7 +40,7 @@ def _climb(trials: Trials, incumbent: Schedule) -> Generator[Observation, None, 
     return None
 
 
-def epsilon_greedy(*, epsilon: float = 0.2, parents: int = 4) -> Strategy:
+def epsilon_greedy(*, epsilon: float = 0.2, parents: int = 8) -> Strategy:
     """The best expected child of the `parents` best measured so far, or with probability `epsilon` a random walk."""
 
     def search(problem: Problem) -> Iterator[Observation]:
@@ -49,7 +49,7 @@ def epsilon_greedy(*, epsilon: float = 0.2, parents: int = 4) -> Strategy:
         drafts = Drafts(trials)
         expanded: set[str] = set()
         while not trials.out_of_budget:
-            for parent in trials.fastest(parents) or [problem.space.start()]:
+            for parent in (problem.space.start(), *trials.fastest(parents)):
                 if trials.key(parent) not in expanded and not trials.out_of_budget:
                     expanded.add(trials.key(parent))
                     drafts.add(trials.children(parent))
@@ -65,63 +65,44 @@ def epsilon_greedy(*, epsilon: float = 0.2, parents: int = 4) -> Strategy:
 
 @dataclass(frozen=True)
 class AnnealingSettings:
-    """Temperatures are in log-runtime: at 0.3, a neighbour that is 35 % slower is taken every third time."""
+    """Temperatures are in log-runtime: at 0.1, a neighbour that is 10 % slower is taken in 39 of 100 cases."""
 
-    chains: int | None = None  # that anneal side by side, one neighbour of each to a batch; None: the batch size
-    hot: float = 0.3  # temperature at the beginning
+    hot: float = 0.1  # temperature at the beginning
     cold: float = 0.02  # when the budget is gone
     unlimited: int = 64  # where nothing limits the search, half of the way is done after so many measurements
-    patience: int = 8  # so many neighbours refused in a row and a chain starts again at one of the best
+    patience: int = 16  # so many neighbours refused in a row and it starts again at one of the best
     restarts: int = 4  # at one of so many
-    idle: int = 32  # so many rounds in a row without anything new, and random schedules are measured
+    idle: int = 64  # so many neighbours in a row that were measured before, and a random schedule is
 
 
 def annealing(*, settings: AnnealingSettings = AnnealingSettings()) -> Strategy:
-    """Simulated annealing (Kirkpatrick 1983) on the measured log-runtime, without a predictor.
+    """Simulated annealing (Kirkpatrick et al., 1983) on the measured log-runtime; it begins at the baseline.
 
     A neighbour has one step more, or any one less. What is faster is taken, what is slower with probability
-    exp(-difference / temperature). All chains begin at the baseline.
+    exp(-difference / temperature). They are measured one at a time, since each depends on the one before.
     """
 
     def search(problem: Problem) -> Iterator[Observation]:
-        trials = Trials(problem)
+        trials, rng = Trials(problem), problem.rng
         ways, cooling = Ways(trials), _Cooling(problem.ledger, settings)
         yield from trials.baseline()
-        chains = [_Chain(ways.of(problem.space.baseline())) for _ in range(settings.chains or problem.batch_size)]
-        idle = 0
+        here, refused, idle = ways.of(problem.space.baseline()), 0, 0
         while not trials.out_of_budget:
-            proposed = [_neighbour(ways, chain.here) for chain in chains]
-            idle = 0 if any(trials.observed(way.schedule) is None for way in proposed) else idle + 1
+            there = _neighbour(ways, here)
+            idle = idle + 1 if trials.observed(there.schedule) is not None else 0
             if idle > settings.idle:
-                found = [ways.of(schedule) for schedule in fresh(trials, len(chains))]
-                if not found:
+                if not (new := fresh(trials, 1)):
                     return
-                proposed[: len(found)] = found
-            yield from trials.measure([way.schedule for way in proposed])
-            temperature = cooling.temperature()
-            for chain, way in zip(chains, proposed, strict=True):
-                chain.consider(way, trials, temperature)
-                if chain.refused >= settings.patience and (best := trials.fastest(settings.restarts)):
-                    chain.here, chain.refused = ways.of(problem.rng.choice(best)), 0
+                there, idle = ways.of(new[0]), 0
+            yield from trials.measure([there.schedule])
+            if rng.random() < _acceptance(trials, here, there, cooling.temperature()):
+                here, refused = there, 0
+            else:
+                refused += 1
+            if refused >= settings.patience and (best := trials.fastest(settings.restarts)):
+                here, refused = ways.of(rng.choice(best)), 0
 
     return search
-
-
-@dataclass
-class _Chain:
-    """One schedule that is annealed."""
-
-    here: Way
-    refused: int = 0  # neighbours in a row
-
-    def consider(self, there: Way, trials: Trials, temperature: float) -> None:
-        """Goes there or not, by the runtimes measured. From a failure it goes anywhere, to one never."""
-        now_s, then_s = trials.time_s(self.here.schedule), trials.time_s(there.schedule)
-        slower = math.log(then_s / now_s) if math.isfinite(now_s) else 0.0
-        if slower <= 0 or trials.problem.rng.random() < math.exp(-slower / temperature):
-            self.here, self.refused = there, 0
-        else:
-            self.refused += 1
 
 
 def _neighbour(ways: Ways, way: Way) -> Way:
@@ -129,6 +110,14 @@ def _neighbour(ways: Ways, way: Way) -> Way:
     changes = [ways.with_step, ways.without_step]
     ways.trials.problem.rng.shuffle(changes)
     return changes[0](way) or changes[1](way) or way
+
+
+def _acceptance(trials: Trials, here: Way, there: Way, temperature: float) -> float:
+    """The probability of going there, by the runtimes measured: from a failure always, to one never."""
+    now_s, then_s = trials.time_s(here.schedule), trials.time_s(there.schedule)
+    if math.isinf(now_s) or then_s <= now_s:
+        return 1.0
+    return math.exp(-math.log(then_s / now_s) / temperature)
 
 
 class _Cooling:
@@ -150,6 +139,8 @@ class _Cooling:
             (ledger.max_compilations, ledger.compilations, compiled),
             (ledger.deadline, ledger.clock(), at),
         ]
-        shares = [(limit - now) / (limit - began) for limit, now, began in limits if limit is not None and began < limit]
+        shares = [
+            (limit - now) / (limit - began) for limit, now, began in limits if limit is not None and began < limit
+        ]
         half = self.settings.unlimited
         return max(min(shares), 0.0) if shares else half / (half + ledger.measurements - measured)

@@ -1,27 +1,25 @@
-"""The simple strategies, and the registry of all by name.
+"""The registry of all strategies by name, and the two simplest.
 
 A strategy is a function from a `Problem` to an iterator of `Observation`s; see `interface.Strategy`.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
 
 from kcg.errors import UnknownName
+from kcg.search.beams import full_beam, guided_beam, predicted_beam
+from kcg.search.evolution import EvolutionSettings, evolution
 from kcg.search.interface import Observation, Problem, Strategy
+from kcg.search.local import annealing, epsilon_greedy, greedy
 from kcg.search.mcts import mcts
+from kcg.search.rollouts import policy, policy_beam
 from kcg.search.trials import Trials
-from kcg.types import Schedule
+from kcg.search.walks import fresh
 
-LONGEST_WALK = 8
-"""Steps of the longest random walk; 22 of 24 winners of BEAM=2 on Flux have more than 3, few have more than 6."""
-
-WALKS_BEFORE_LISTING = 32
-"""Random walks in a row that met nothing new before the space is listed instead."""
-
-BEAM_MIN_PROGRESS_S = 1e-8
-"""BEAM stops when the best improves by less: 0.01 µs, as in tinygrad."""
+WIDEST: Final = 1024
 
 
 def hand_coded(problem: Problem) -> Iterator[Observation]:
@@ -33,100 +31,41 @@ def random_search(problem: Problem) -> Iterator[Observation]:
     """Random legal walks of every length from the start and from the baseline, until all is measured."""
     trials = Trials(problem)
     yield from trials.baseline()
-    while not trials.out_of_budget:
-        batch: dict[str, Schedule] = {}
-        misses = 0
-        while len(batch) < problem.batch_size and misses < WALKS_BEFORE_LISTING and not trials.out_of_budget:
-            schedule = _walk(trials)
-            if trials.observed(schedule) is None and trials.key(schedule) not in batch:
-                batch[trials.key(schedule)] = schedule
-            else:
-                misses += 1
-        if not batch:  # nearly all within reach of a walk is measured: list what is left
-            batch = {trials.key(s): s for s, _ in zip(trials.unmeasured(), range(problem.batch_size), strict=False)}
-        if not batch:
-            return
-        yield from trials.measure(list(batch.values()))
-
-
-def _walk(trials: Trials) -> Schedule:
-    rng, space = trials.problem.rng, trials.problem.space
-    schedule = rng.choice((space.start(), space.baseline()))
-    for _ in range(rng.randint(0, LONGEST_WALK)):
-        actions = trials.actions(schedule)
-        if not actions:
-            break
-        schedule = rng.choice(actions).schedule
-    return schedule
-
-
-def greedy(problem: Problem) -> Iterator[Observation]:
-    """Hill-climbing from the baseline, then from the start.
-
-    The children of the incumbent are measured a batch at a time, the best predicted first; as soon as a batch holds a
-    faster one the search moves there, and it ends where no child is faster. A poor predictor costs measurements, not
-    the result.
-    """
-    trials = Trials(problem)
-    yield from trials.baseline()
-    for origin in (problem.space.baseline(), problem.space.start()):
-        incumbent: Schedule | None = origin
-        while incumbent is not None and not trials.out_of_budget:
-            incumbent = yield from _climb(trials, incumbent)
-
-
-def _climb(trials: Trials, incumbent: Schedule) -> Generator[Observation, None, Schedule | None]:
-    """Measures children of the incumbent until one is faster, and returns that one."""
-    children = trials.ranked(trials.children(incumbent))
-    for i in range(0, len(children), trials.problem.batch_size):
-        batch = children[i : i + trials.problem.batch_size]
+    while not trials.out_of_budget and (batch := fresh(trials, problem.batch_size)):
         yield from trials.measure(batch)
-        fastest = min(batch, key=trials.time_s)
-        if trials.time_s(fastest) < trials.time_s(incumbent):
-            return fastest
-    return None
 
 
-def beam(width: int, *, draft: int = 8) -> Strategy:
-    """tinygrad's BEAM over the problem's own actions: of each level, the `width` fastest lead to the next.
+@dataclass(frozen=True)
+class Named:
+    """A strategy of the registry."""
 
-    It begins at the start and stops when a level's best improves on the last by less than 0.01 µs, so it cannot cross a
-    valley. BEAM measures all children of a level. Here the predictor spares some: at most `draft * width` are measured,
-    the best predicted first, and the others only if none of those was faster.
-    """
-
-    def beam_search(problem: Problem) -> Iterator[Observation]:
-        trials = Trials(problem)
-        yield from trials.baseline()
-        kept, record_s = [problem.space.start()], math.inf
-        seen = {trials.key(s) for s in kept}
-        while not trials.out_of_budget:
-            level: dict[str, Schedule] = {}
-            for schedule in kept:
-                if trials.out_of_budget:
-                    return
-                level.update({trials.key(c): c for c in trials.children(schedule) if trials.key(c) not in seen})
-            seen.update(level)
-            candidates = trials.ranked(list(level.values()))
-            for part in (candidates[: draft * width], candidates[draft * width :]):
-                yield from trials.measure(part)
-                fastest_s = min(map(trials.time_s, candidates), default=math.inf)
-                if fastest_s < record_s - BEAM_MIN_PROGRESS_S:
-                    break
-            else:
-                return
-            record_s = fastest_s
-            kept = [s for s in sorted(candidates, key=trials.time_s)[:width] if math.isfinite(trials.time_s(s))]
-
-    return beam_search
+    make: Callable[[int], Strategy]  # of a width, which only beams have
+    about: str
+    width: int | None = None  # of a beam that is given none
+    needs_policy: bool = False  # raises UsageError where the problem has no `propose`
 
 
-STRATEGIES: dict[str, Callable[[], Strategy]] = {
-    "hand-coded": lambda: hand_coded,
-    "random": lambda: random_search,
-    "greedy": lambda: greedy,
-    "beam": lambda: beam(4),
-    "mcts": lambda: mcts,
+STRATEGIES: dict[str, Named] = {
+    "hand-coded": Named(lambda _: hand_coded, "tinygrad's own choice and nothing else"),
+    "random": Named(lambda _: random_search, "random legal walks from the start and from the hand-coded schedule"),
+    "epsilon-greedy": Named(lambda _: epsilon_greedy(), "the best expected child of the best so far, or a random walk"),
+    "greedy": Named(lambda _: greedy, "hill climbing: measures the best predicted steps, moves while that helps"),
+    "evolution": Named(lambda _: evolution(), "mutation and crossing of the best, offspring ranked by the predictor"),
+    "unguided-evolution": Named(
+        lambda _: evolution(settings=EvolutionSettings(guided=False)), "the same without a predictor"
+    ),
+    "annealing": Named(lambda _: annealing(), "simulated annealing on measured runtimes, without a predictor"),
+    "beam": Named(guided_beam, "BEAM that measures the best predicted of each level", 4),
+    "full-beam": Named(full_beam, "BEAM as tinygrad has it: every child of each level is measured", 4),
+    "full-beam-from-hand-coded": Named(
+        lambda width: full_beam(width, from_hand_coded=True), "the same, begun at the hand-coded schedule", 4
+    ),
+    "predicted-beam": Named(predicted_beam, "a beam over predictions drafts, a batch is measured, and again", 8),
+    "mcts": Named(lambda _: mcts, "Monte Carlo tree search with the predictor as value and prior"),
+    "policy": Named(lambda _: policy(), "rollouts of the policy, without a predictor", needs_policy=True),
+    "policy-beam": Named(
+        policy_beam, "a beam over the policy's probabilities, ranked by the predictor", 16, needs_policy=True
+    ),
 }
 
 
@@ -136,9 +75,10 @@ def strategy(name: str) -> Strategy:
     Raises:
         UnknownName: there is none of that name, or the width is not a whole number from 1 to 1024.
     """
-    if name in STRATEGIES:
-        return STRATEGIES[name]()
-    stem, _, width = name.partition(":")
-    if stem == "beam" and width.isascii() and width.isdecimal() and 1 <= int(width[:5]) <= 1024:
-        return beam(int(width))
+    stem, colon, width = name.partition(":")
+    named = STRATEGIES.get(stem)
+    if named is not None and not colon:
+        return named.make(named.width or 0)
+    if named is not None and named.width and width.isascii() and width.isdecimal() and 1 <= int(width[:5]) <= WIDEST:
+        return named.make(int(width))
     raise UnknownName("search strategy", name, [*STRATEGIES, "beam:WIDTH"])

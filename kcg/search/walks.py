@@ -6,6 +6,7 @@ its turn comes is left out: whatever is changed, the outcome was reached by lega
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -45,8 +46,8 @@ def fresh(trials: Trials, count: int) -> list[Schedule]:
             found[trials.key(schedule)] = schedule
         else:
             misses += 1
-    if not found:  # nearly all within reach of a walk is measured: list what is left
-        found = {trials.key(s): s for s, _ in zip(trials.unmeasured(), range(count), strict=False)}
+    if not found and count > 0:  # nearly all within reach of a walk is measured: list what is left
+        return list(itertools.islice(trials.unmeasured(), count))
     return list(found.values())
 
 
@@ -72,7 +73,7 @@ class Ways:
         return self.trials.problem.rng
 
     def of(self, schedule: Schedule) -> Way:
-        """A way to `schedule`: from the start, else from the baseline; else it stands alone and can only be added to."""
+        """A way to `schedule`: from the start or the baseline; else it stands alone and can only be added to."""
         key = self.trials.key(schedule)
         if (known := self._known.get(key)) is not None:
             return known
