@@ -95,7 +95,7 @@ class GraphSet(CandidateSet):
         return Batch(
             **{name: self._gathered(name, index) for name in (
                 "axes", "accesses", "groups", "access_edges", "group_edges")},
-            **self._known(index), access_index=_edges(n_axes, n_accesses), group_index=_edges(n_axes, n_groups),
+            **self._known(index), access_index=all_edges(n_axes, n_accesses), group_index=all_edges(n_axes, n_groups),
             graph_of_axis=owners(n_axes), graph_of_access=owners(n_accesses), graph_of_group=owners(n_groups),
         )  # fmt: skip
 
@@ -105,7 +105,7 @@ def owners(counts: Tensor) -> Tensor:
     return torch.repeat_interleave(torch.arange(len(counts), device=counts.device), counts)
 
 
-def _edges(n_axes: Tensor, n_others: Tensor) -> Tensor:
+def all_edges(n_axes: Tensor, n_others: Tensor) -> Tensor:
     """(2, edges): every axis of a graph with every other node of it, the others of one axis together."""
     counts = n_axes * n_others
     graph = owners(counts)

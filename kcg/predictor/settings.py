@@ -7,12 +7,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from kcg.dataset.splits import SPLITS
 from kcg.errors import DataError, UnknownName, UsageError
 from kcg.predictor.fit import FitSettings
 from kcg.predictor.trees import TreeSettings
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,25 @@ def with_values(settings: TrainingSettings, values: Mapping[str, Any]) -> Traini
         raise UsageError(f"net.hidden={settings.fit.net.hidden}: with net.compare it has to be a multiple of 4")
     if not settings.members and not settings.trees.rounds:
         raise UsageError("members=0 and trees.rounds=0 leave nothing to train")
+    return settings
+
+
+def changed(settings: T, values: Mapping[str, Any]) -> T:
+    """A dataclass of settings, some of which are dataclasses, with values changed by dotted name.
+
+    Raises UnknownName, and UsageError for a value of another type. What a value may be, the settings' user checks.
+    """
+    known = dict(_flat(settings))
+    for name, value in values.items():
+        if name not in known:
+            raise UnknownName("setting", name, list(known))
+        now = known[name]
+        if isinstance(now, str):
+            if not isinstance(value, str):
+                raise UsageError(f"{name}={value!r}: it has to be a word")
+        else:
+            value = _number(name, value, now)
+        settings = _replaced(settings, name.split("."), value)
     return settings
 
 
@@ -103,6 +124,10 @@ def _checked(name: str, value: Any, now: Any) -> Any:
         if value not in SPLITS:  # the only setting that is a word
             raise UnknownName("split", str(value), list(SPLITS))
         return value
+    return _number(name, value, now)
+
+
+def _number(name: str, value: Any, now: Any) -> Any:
     if isinstance(now, bool):
         if not isinstance(value, bool):
             raise UsageError(f"{name}={value!r}: it has to be true or false")
@@ -110,7 +135,7 @@ def _checked(name: str, value: Any, now: Any) -> Any:
     number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     if not number or (isinstance(now, int) and value != int(value)):
         raise UsageError(f"{name}={value!r}: it has to be {'a whole number' if isinstance(now, int) else 'a number'}")
-    low, high = _LIMITS.get(name, (0.0, 1e3))
+    low, high = _LIMITS.get(name, (0.0, 1e9))
     if not low <= value <= high:
         raise UsageError(f"{name}={value:g}: it has to be from {low:g} to {high:g}")
     return type(now)(value)

@@ -1,0 +1,319 @@
+"""A policy's whole training: self-play over the predictor, learning from its visits, then PPO; resumable throughout.
+
+The folder of a training holds `metrics.jsonl`, what self-play found (one file of arrays a kernel), `policy.safetensors`
+as it is now, and `progress.json`. The same call goes on where it was cut. No device is needed, and no measurement is
+made: the predictor stands for both, and neither it nor the policy sees a kernel of Flux.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import math
+import random
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import as_completed
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from kcg.commandline import revision
+from kcg.dataset.reading import Export, read_export
+from kcg.dataset.splits import TRAIN, VALIDATION
+from kcg.env import Task, learned
+from kcg.errors import DataError, ScheduleError, UsageError
+from kcg.kernel.space import KernelSpace
+from kcg.predictor.checkpoint import read
+from kcg.predictor.kernel_jobs import keep, kept
+from kcg.predictor.learned import LearnedPredictor
+from kcg.predictor.tracking import Tracker, Tracking
+from kcg.predictor.views import Viewer
+from kcg.predictor.workers import workers as processes
+from kcg.search.draft import draft
+from kcg.search.interface import Ledger, Problem
+from kcg.search.policy import Policy, PolicyAbout, PolicyNet, read_policy, save_policy
+from kcg.search.policy_learning import Judged, LearningSettings, learn
+from kcg.search.ppo import PpoSettings, divided, environments
+from kcg.search.ppo import train as train_ppo
+from kcg.search.self_play import Examples, SelfPlaySettings, as_arrays, from_arrays, games, together
+from kcg.types import Region, Schedule, Target
+
+log = logging.getLogger(__name__)
+
+POLICY: Final = "policy.safetensors"
+PROGRESS: Final = "progress.json"
+
+
+@dataclass(frozen=True)
+class PolicyTrainingSettings:
+    """Everything that decides what a training gives, but the dataset and the predictor."""
+
+    kernels: int = 1000  # of the training part, drawn at random
+    held_out: int = 60  # of the validation part
+    rounds: int = 1  # of self-play and learning; from the second on the policy is the prior
+    self_play: SelfPlaySettings = field(default_factory=SelfPlaySettings)
+    learning: LearningSettings = field(default_factory=LearningSettings)
+    ppo: PpoSettings = field(default_factory=PpoSettings)
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class KernelOf:
+    """A kernel to be played, as a process is given it."""
+
+    region: Region
+    target: Target
+    predictor: Path
+    members: int | None = None  # networks of the predictor that are asked; all by default
+
+    def opened(self) -> tuple[Viewer, LearnedPredictor]:
+        """Its views and its judge. Raises ScheduleError."""
+        return Viewer(KernelSpace(self.region, self.target)), _predictor(self.predictor, self.members)
+
+
+@functools.lru_cache(maxsize=2)
+def _predictor(path: Path, members: int | None) -> LearnedPredictor:
+    torch.set_num_threads(1)
+    checkpoint = read(path)
+    return LearnedPredictor(checkpoint if members is None else replace(checkpoint, nets=checkpoint.nets[:members]))
+
+
+@functools.lru_cache(maxsize=2)
+def _policy(path: Path, _changed: float) -> Policy:
+    return read_policy(path)
+
+
+def kernels_of(export: Export, predictor: Path, part: str, count: int, seed: int) -> list[KernelOf]:
+    """Some kernels of a part of the predictor's split, on the target that it was trained on, in a random order."""
+    about = read(predictor).about
+    known = {target["fingerprint"] for target in about.targets}
+    targets = [target for fingerprint, target in sorted(export.targets().items()) if fingerprint in known]
+    if not targets:
+        raise DataError(f"{predictor.name} was trained on no target of {export.folder}")
+    rows = export.kernels_table(["id", f"split_{about.split}"]).to_pylist()
+    wanted = {row["id"] for row in rows if row[f"split_{about.split}"] == part}
+    regions = [r for _, r in sorted(export.regions().items()) if len(r.kernels) == 1 and r.kernel.id in wanted]
+    random.Random(f"{seed}:{part}").shuffle(regions)
+    return [KernelOf(region, targets[0], predictor.resolve()) for region in regions[:count]]
+
+
+@dataclass(frozen=True)
+class _Game:
+    kernel: KernelOf
+    settings: SelfPlaySettings
+    seed: int
+    policy: Path | None
+    changed: float  # when the policy was written
+
+
+def _played(game: _Game) -> Examples | None:
+    try:
+        viewer, predictor = game.kernel.opened()
+    except ScheduleError as error:
+        log.warning("kernel %s is left out: %s", game.kernel.region.id[:12], error)
+        return None
+    propose = _policy(game.policy, game.changed).of(viewer) if game.policy is not None else None
+    return games(viewer, predictor.of(viewer.space).predict, game.settings, propose=propose, seed=game.seed)
+
+
+def self_play(
+    kernels: Sequence[KernelOf], folder: Path, settings: SelfPlaySettings, *, workers: int, policy: Path | None = None,
+    seed: int = 0, told: Callable[[int], None] = lambda done: None, deadline: float = math.inf,
+) -> Examples:  # fmt: skip
+    """Plays every kernel and keeps what it taught, a file each; those that are there already are not played again."""
+    changed = policy.stat().st_mtime if policy is not None else 0.0
+    files = {kernel.region.id: folder / f"{kernel.region.id[:24]}.npz" for kernel in kernels}
+    waiting = [k for k in kernels if not files[k.region.id].exists()]
+    if waiting and time.monotonic() < deadline:
+        with processes(min(workers, len(waiting))) as pool:
+            jobs = {pool.submit(_played, _Game(k, settings, seed, policy, changed)): k for k in waiting}
+            for i, job in enumerate(as_completed(jobs), 1):
+                if job.cancelled():
+                    continue
+                found = job.result()
+                keep(as_arrays(found) if found is not None else {}, files[jobs[job].region.id])
+                told(i)
+                if time.monotonic() >= deadline:
+                    pool.shutdown(wait=False, cancel_futures=True)
+    loaded = [kept(path, lambda arrays: from_arrays(arrays) if arrays else None) for path in files.values()]
+    examples = [part for part in loaded if part is not None and len(part)]
+    if not examples:
+        raise DataError(f"{folder} holds nothing to learn from: no kernel has a legal step, or none was played")
+    return together(examples)
+
+
+@dataclass(frozen=True)
+class _Rollout:
+    kernel: KernelOf
+    policy: Path
+    changed: float
+
+
+def _rolled(job: _Rollout) -> tuple[float, float, float] | None:
+    """Log-seconds as predicted: of tinygrad's own schedule, of the policy's end, of the best that a draft finds."""
+    try:
+        viewer, predictor = job.kernel.opened()
+    except ScheduleError:
+        return None
+    judge = predictor.of(viewer.space)
+    problem = Problem(viewer.space, judge.predict, lambda batch: [], Ledger(), random.Random(0))
+    best, ends = draft(problem)[0], rollouts(_policy(job.policy, job.changed), viewer)
+    said = [p.log_runtime for p in judge.predict([viewer.space.baseline(), best, *ends])]
+    return said[0], min(said[2:]), min(said[1], said[0])
+
+
+def rollouts(policy: Policy, viewer: Viewer, *, most_steps: int = 10) -> list[Schedule]:
+    """Where the policy ends if it takes its likeliest step each time, from raw and from the hand-coded schedule."""
+    ends = []
+    for schedule in (viewer.space.start(), viewer.space.baseline()):
+        for _ in range(most_steps):
+            view = viewer.view(schedule)
+            proposal = policy.propose([view])[0]
+            best = max(range(len(proposal.steps)), key=proposal.steps.__getitem__, default=-1)
+            if best < 0 or proposal.stop >= proposal.steps[best]:
+                break
+            schedule = view.steps[best].schedule
+        ends.append(schedule)
+    return ends
+
+
+def judged(kernels: Sequence[KernelOf], policy: Path, *, workers: int) -> dict[str, float]:
+    """How far the policy alone gets on kernels, by what the predictor says, beside a search over the predictor."""
+    jobs = [_Rollout(kernel, policy, policy.stat().st_mtime) for kernel in kernels]
+    with processes(min(workers, len(jobs))) as pool:
+        found = [row for row in pool.map(_rolled, jobs, chunksize=4) if row is not None]
+    count = max(len(found), 1)
+    return {
+        "policy_log_speedup": sum(base - ours for base, ours, _ in found) / count,
+        "search_log_speedup": sum(base - best for base, _, best in found) / count,
+        "behind_search": sum(ours - best for _, ours, best in found) / count,
+        "kernels": float(len(found)),
+    }
+
+
+def train_policy(
+    data: Path, predictor: Path, out: Path, settings: PolicyTrainingSettings, *, from_mcts: bool, device: str = "cpu",
+    workers: int = 1, wandb: str = "disabled", budget_s: float = math.inf, start: Path | None = None,
+) -> dict[str, float]:  # fmt: skip
+    """Train, or go on; the figures on held-out kernels. A new one begins as the policy `start`, or as one that knows
+    nothing but has the predictor's network. Raises DataError and UsageError."""
+    if not from_mcts and settings.ppo.steps < 1:
+        raise UsageError("nothing to do: neither self-play (--from-mcts) nor PPO (ppo.steps above 0) is asked for")
+    deadline = time.monotonic() + budget_s
+    export, told = read_export(data), read(predictor).about
+    ours = kernels_of(export, predictor, TRAIN, settings.kernels, settings.seed)
+    others = kernels_of(export, predictor, VALIDATION, settings.held_out, settings.seed)
+    config = {"settings": asdict(settings), "datasets": dict(told.datasets), "predictor": told.name,
+              "revision": revision()}  # fmt: skip
+    about = PolicyAbout(
+        out.name,
+        tuple(t["fingerprint"] for t in told.targets),
+        told.datasets,
+        told.split,
+        revision=revision(),
+        settings=asdict(settings),
+    )
+    state = _Progress(out / PROGRESS, asdict(settings))
+    with Tracker(out, Tracking(wandb, out.name, config), name=out.name, key="") as tracker:
+        path = out / POLICY
+        if not path.exists():
+            net = read_policy(start).net if start is not None else PolicyNet(trunk=read(predictor).nets[0])
+            save_policy(Policy(net, about), path)
+        for round_ in range(settings.rounds if from_mcts else 0):
+            if state.done.get("rounds", 0) > round_:
+                continue
+            examples = [
+                self_play(
+                    some, out / f"self-play-{round_}", settings.self_play, workers=workers, seed=settings.seed,
+                    policy=path if round_ else None, deadline=deadline, told=functools.partial(_say, len(some)),
+                )
+                for some in (ours, others)
+            ]  # fmt: skip
+            tracker.log({"stage": "self-play", "round": round_, "examples": len(examples[0])})
+
+            def heard(epoch: int, loss: float, found: Judged | None, round_: int = round_) -> None:
+                tracker.log({"round": round_, "epoch": epoch, "loss": loss} | (asdict(found) if found else {}))
+
+            net = read_policy(path).net
+            learn(net, examples[0], examples[1], settings.learning, device=device, told=heard)
+            save_policy(Policy(net.cpu(), about), path)
+            state.write(rounds=round_ + 1)
+            tracker.log({"stage": "learned", "round": round_, **judged(others, path, workers=workers)})
+        _ppo(ours, path, about, settings.ppo, state, tracker, device=device, workers=workers, deadline=deadline)
+        found = judged(others, path, workers=workers)
+        save_policy(Policy(read_policy(path).net, replace(about, metrics=found)), path)
+        tracker.log({"stage": "done", **found})
+        tracker.artifact(path, out.name)
+    return found
+
+
+def _ppo(
+    kernels: Sequence[KernelOf], path: Path, about: PolicyAbout, settings: PpoSettings, state: _Progress,
+    tracker: Tracker, *, device: str, workers: int, deadline: float,
+) -> None:  # fmt: skip
+    done = state.done.get("ppo_steps", 0)
+    if done >= settings.steps:
+        return
+    net = read_policy(path).net
+    light = [replace(kernel, members=1) for kernel in kernels]  # one network: each step is a batch of one
+    makers = [functools.partial(_tasks, [light[i] for i in places]) for places in divided(len(light), workers)]
+    envs = environments(makers, settings, here=workers == 1)
+
+    def kept_on(steps: int) -> bool:
+        save_policy(Policy(net, about), path)
+        state.write(ppo_steps=steps)
+        return time.monotonic() < deadline
+
+    try:
+        train_ppo(
+            net, envs, settings, device=device, done=done, keep=kept_on,
+            tell=lambda line: tracker.log({"stage": "ppo", **line}),
+        )  # fmt: skip
+    finally:
+        envs.close()
+    save_policy(Policy(net.cpu(), about), path)
+
+
+def _tasks(kernels: Sequence[KernelOf]) -> list[Task]:
+    """A task for each kernel that can be scheduled, paid by the predictor."""
+    found = []
+    for kernel in kernels:
+        try:
+            viewer, predictor = kernel.opened()
+        except ScheduleError as error:
+            log.warning("kernel %s is left out: %s", kernel.region.id[:12], error)
+            continue
+        found.append(Task(kernel.region.id[:12], viewer.space, viewer, learned(predictor, viewer)))
+    return found
+
+
+def _say(count: int, done: int) -> None:
+    if done % 50 == 0 or done == count:
+        log.info("%d of %d kernels played", done, count)
+
+
+class _Progress:
+    """What is done of a training, in a file. Raises DataError where the folder is another training's."""
+
+    def __init__(self, path: Path, settings: dict[str, Any]) -> None:
+        self.path, self.settings = path, json.loads(json.dumps(settings))
+        self.done: dict[str, int] = {}
+        if path.exists():
+            told = json.loads(path.read_text())
+            if told.get("settings") != self.settings:
+                raise DataError(f"{path.parent} holds a training with other settings: choose another folder")
+            self.done = told["done"]
+        else:
+            self.write()
+
+    def write(self, **done: int) -> None:
+        """Note what is done, whole or not at all."""
+        self.done |= done
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = self.path.with_suffix(".tmp")
+        temporary.write_text(json.dumps({"settings": self.settings, "done": self.done}))
+        temporary.replace(self.path)

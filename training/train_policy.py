@@ -1,0 +1,61 @@
+"""Train the policy that proposes Opts: from what MCTS visits over the predictor, then by PPO against the predictor.
+
+    python training/train_policy.py --data datasets/h200 --out training/runs/policy --from-mcts
+    python training/train_policy.py --data datasets/h200 --out training/runs/ppo --set ppo.steps=50000
+
+No device is needed. The same command goes on where it was cut. Metrics are in `metrics.jsonl` of the folder, and in
+Weights & Biases (offline by default).
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kcg.commandline import guarded
+
+ROOT = Path(__file__).parent.parent
+
+
+def main(
+    data: Annotated[Path, typer.Option(help="the dataset whose kernels are scheduled: a folder of an export")],
+    out: Annotated[Path, typer.Option(help="folder of this training; what is there is gone on with")],
+    predictor: Annotated[Path, typer.Option(help="the checkpoint that judges")] = ROOT
+    / "kcg/predictor/checkpoints/cuda.safetensors",
+    from_mcts: Annotated[bool, typer.Option("--from-mcts", help="self-play and learning before PPO")] = False,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda:N, for the policy's network")] = "auto",
+    workers: Annotated[int | None, typer.Option(min=1, help="processes; one for each core by default")] = None,
+    seed: Annotated[int, typer.Option(help="of everything")] = 0,
+    start: Annotated[Path | None, typer.Option(help="a policy to begin as, instead of the predictor's network")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="name=value, e.g. ppo.steps=50000")] = None,
+    budget: Annotated[str | None, typer.Option(help="time, e.g. 30m; what is done by then is kept")] = None,
+    wandb: Annotated[str | None, typer.Option(help="online, offline or disabled; offline by default")] = None,
+) -> None:
+    """Train a policy."""
+    from kcg.optimize.settings import parse_budget
+    from kcg.predictor.tracking import wanted_mode
+
+    mode, budget_s = wanted_mode(wandb), parse_budget(budget) if budget is not None else None
+    from kcg.measure.target import usable_cores
+    from kcg.predictor.settings import changed, parsed
+    from kcg.predictor.training import devices_of
+    from kcg.search.policy_training import PolicyTrainingSettings, train_policy
+
+    settings = changed(PolicyTrainingSettings(), parsed(set_ or []) | {"seed": seed})
+    found = train_policy(
+        data, predictor, out, settings, from_mcts=from_mcts, device=devices_of(device)[0], wandb=mode,
+        workers=workers or usable_cores(), budget_s=budget_s if budget_s is not None else float("inf"), start=start,
+    )  # fmt: skip
+    typer.echo(", ".join(f"{name} {value:.4g}" for name, value in found.items()))
+
+
+if __name__ == "__main__":
+    logging.basicConfig(format="%(message)s", stream=sys.stderr)
+    logging.getLogger("kcg").setLevel(logging.INFO)
+    application = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    application.command()(main)
+    guarded(lambda: application(standalone_mode=False))
