@@ -191,6 +191,7 @@ RAISING = "raise ValueError('boom')\n"
         (["fluxx"], ExitCode.USAGE, "unknown workload 'fluxx': did you mean flux? There are "),
         (["flux", "--preset", "huge"], ExitCode.USAGE, "unknown preset"),
         (["flux", "--search", "magic"], ExitCode.USAGE, "unknown search strategy 'magic'"),
+        (["flux", "--search", "policy"], ExitCode.USAGE, "unknown search strategy 'policy'"),
         (["flux", "--budget", "0"], ExitCode.USAGE, "not a positive time"),
         (["flux", "--budget", "soon"], ExitCode.USAGE, "not a positive time"),
         (["flux", "--measurements", "-1"], ExitCode.USAGE, "negative"),

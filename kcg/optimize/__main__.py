@@ -27,7 +27,11 @@ def optimize(
     preset: Annotated[str, typer.Option(help="mini, 768, 1024; auto takes what fits the device")] = "auto",
     device: Annotated[str, typer.Option(help="auto, CPU, CPU:X86, CPU:CLANG, CUDA, AMD, METAL …")] = "auto",
     search: Annotated[
-        str, typer.Option(help="mcts, greedy, beam, beam:8, random, hand-coded, tinygrad-beam:2")
+        str,
+        typer.Option(
+            help="mcts, predicted-beam, evolution, greedy, epsilon-greedy, annealing, beam, beam:8, full-beam:4, "
+            "random, hand-coded, tinygrad-beam:2"
+        ),
     ] = "mcts",
     predictor: Annotated[
         str, typer.Option(help="auto: the one shipped for the device; roofline: the analytic one; or a checkpoint")

@@ -1,5 +1,5 @@
-"""Strategies compared on equal terms: each is played on every recorded kernel, from several seeds, and what it knew after
-each measurement is kept.
+"""Strategies compared on equal terms: each is played on every recorded kernel, from several seeds, and what it knew
+after each measurement is kept.
 
 A contender is a strategy and what guides it, in one name: `mcts`, `mcts/oracle`. Beside the guides, `LEARNED` first,
 there are contenders that measure nothing (`UNMEASURED`). BEAM is played to its own end, everything else with a budget.
@@ -19,9 +19,9 @@ from kcg.dataset.reading import Export
 from kcg.dataset.splits import PARTS, TEST, TEST_FAMILY, TRAINING_PREFIX
 from kcg.errors import DataError, UnknownName, UsageError
 from kcg.search.draft import draft
-from kcg.search.interface import Correct, Observation, Predict, Problem, Propose, Strategy
+from kcg.search.interface import Correct, Observation, Predict, Problem, Proposal, Propose, Strategy
 from kcg.search.replay import ReplayTable, constant_predict, oracle_predict
-from kcg.search.strategies import strategy
+from kcg.search.strategies import STRATEGIES, strategy
 from kcg.search.tables import NamedTable, read_tables
 from kcg.search.trials import Trials
 from kcg.types import Prediction, Region, Schedule, Status, Target
@@ -31,28 +31,23 @@ if TYPE_CHECKING:
     from kcg.predictor.encode import Array
     from kcg.predictor.learned import LearnedPredictor
 
-LEARNED, UNCORRECTED, ORACLE, CONSTANT = "", "uncorrected", "oracle", "constant"
+LEARNED, NO_POLICY, UNCORRECTED, ORACLE, CONSTANT = "", "no-policy", "uncorrected", "oracle", "constant"
 GUIDES: Final = {
-    LEARNED: "the checkpoint, corrected by what was measured",
-    UNCORRECTED: "the checkpoint as it is",
-    ORACLE: "every runtime, before it is measured",
-    CONSTANT: "nothing: all schedules are predicted alike",
+    LEARNED: "the checkpoint, corrected by what was measured, and the policy where there is one",
+    NO_POLICY: "the same without the policy",
+    UNCORRECTED: "the checkpoint as it is, and the policy",
+    ORACLE: "every runtime, before it is measured, and the policy",
+    CONSTANT: "the policy alone: all schedules are predicted alike",
 }
-"""What predicts, by the part of a contender's name after the slash."""
+"""What guides, by the part of a contender's name after the slash."""
 
 BEAMS: Final = (1, 2, 4, 8)  # widths
 BEAM: Final = "full-beam"  # as tinygrad has it: all children are measured
-RANDOM: Final = "random"
-WITHOUT_POLICY: Final = "mcts-no-prior"  # the default strategy without what a policy adds
+HAND_CODED, RANDOM, MCTS = "hand-coded", "random", "mcts"
 ALONE: Final = "predictor-alone"
 DRAFT, ROLLOUT = "draft", "policy-rollout"
 ROOM: Final = 1.03  # a kernel has room where BEAM's end takes so many times the optimum
 LONGEST_ROLLOUT: Final = 16
-
-DEFAULT_CONTENDERS: Final = (
-    RANDOM, "epsilon-greedy", "greedy", "evolution", "annealing", "predicted-beam", ALONE, "mcts", WITHOUT_POLICY,
-    "policy", "policy-beam", "mcts/oracle", "mcts/uncorrected", "mcts/constant", "policy/constant",
-)  # fmt: skip
 
 ProposeOf = Callable[[Region, Target, ReplayTable], Propose]
 """The policy for one kernel."""
@@ -98,8 +93,8 @@ class Contender:
     def of(cls, name: str) -> Contender:
         """The one of that name. Raises UnknownName."""
         stem, slash, guide = name.partition("/")
-        if (slash and not guide) or guide not in GUIDES:
-            raise UnknownName("guide of a strategy", guide, [g for g in GUIDES if g])
+        if guide not in GUIDES or (slash and not guide):
+            raise UnknownName("guide of a strategy", guide, [known for known in GUIDES if known])
         found = cls(stem, guide)
         found.search()
         return found
@@ -109,15 +104,23 @@ class Contender:
 
     @property
     def needs_policy(self) -> bool:
-        return self.strategy.partition(":")[0].partition("-")[0] == "policy"
+        """Whether it cannot be played without a policy, or would be the same as another."""
+        named = STRATEGIES.get(self.strategy.partition(":")[0])
+        return self.guide == NO_POLICY or (named is not None and named.needs_policy)
+
+
+def the_field(default: str) -> tuple[str, ...]:
+    """Every strategy that searches, and what is left of one of them without each of its guides."""
+    names = [name for name in STRATEGIES if name != HAND_CODED]
+    return (*names, ALONE, *(f"{default}/{guide}" for guide in GUIDES if guide))
 
 
 @dataclass(frozen=True)
 class Settings:
     """What is played. Of `contenders`, `default` is compared with the others and with BEAM."""
 
-    contenders: tuple[str, ...] = DEFAULT_CONTENDERS
-    default: str = "mcts"
+    contenders: tuple[str, ...] = ()  # none: the field
+    default: str = MCTS
     beams: tuple[int, ...] = BEAMS
     seeds: int = 5
     budget: int = 64  # measurements, the baseline included
@@ -130,12 +133,13 @@ class Settings:
         """
         if self.budget < 2 or self.seeds < 1:
             raise UsageError(
-                f"a budget of {self.budget} and {self.seeds} seeds: a measurement is the baseline's, so at least 2 and 1"
+                f"a budget of {self.budget} and {self.seeds} seeds: the baseline takes one measurement, so there is "
+                "something to compare from a budget of 2 and one seed on"
             )
         for width in self.beams:
             strategy(f"{BEAM}:{width}")
         kept = []
-        for name in dict.fromkeys(self.contenders):
+        for name in dict.fromkeys(self.contenders or the_field(self.default)):
             if Contender.of(name).needs_policy and not has_policy:
                 say(f"{name} is left out: there is no policy")
             else:
@@ -152,7 +156,9 @@ class Play:
     contender: str
     seed: int
     budget: int | None
-    curve: tuple[tuple[int, float], ...]  # (after so many measurements, the best known takes so many seconds), if better
+    curve: tuple[
+        tuple[int, float], ...
+    ]  # (after so many measurements, the best known takes so many seconds), if better
     measurements: int  # unique binaries
     evaluations: int  # schedules that were predicted
     failures: int  # of what was measured
@@ -265,15 +271,13 @@ class Remembered:
         schedules = list(kernel.table.records)
         self._said = dict(zip(schedules, zip(*predictor.embed(self.space, schedules), strict=True), strict=True))
 
-    def embed(
-        self, space: KernelSpace, schedules: Sequence[Schedule]
-    ) -> tuple[list[Prediction], list[Array | None]]:
+    def embed(self, space: KernelSpace, schedules: Sequence[Schedule]) -> tuple[list[Prediction], list[Array | None]]:
         said = [self._said[s] for s in schedules]
         return [prediction for prediction, _ in said], [state for _, state in said]
 
 
 class Bench:
-    """Where contenders play one recorded kernel, each from nothing; only what does not depend on measuring is shared."""
+    """Where contenders play one recorded kernel, each from nothing: only what no measurement changes is shared."""
 
     def __init__(
         self, kernel: RecordedKernel, predictor: LearnedPredictor | None, *, propose: Propose | None = None,
@@ -294,8 +298,8 @@ class Bench:
         else:
             predict, correct = self._learned(self.predictor)
         problem = table.problem(predict, seed=seed, max_measurements=budget, batch_size=self.batch_size)
-        problem.correct = correct if guide == LEARNED else None
-        problem.propose = self.propose
+        problem.correct = correct if guide in (LEARNED, NO_POLICY) else None
+        problem.propose = None if guide == NO_POLICY else self.propose
         return problem
 
     def _learned(self, predictor: LearnedPredictor) -> tuple[Predict, Correct | None]:
@@ -309,9 +313,9 @@ class Bench:
 
 def _once(propose: Propose) -> Propose:
     """A policy that is asked about a schedule once."""
-    known = {}
+    known: dict[Schedule, Proposal] = {}
 
-    def remembered(schedules: Sequence[Schedule]) -> list:  # type: ignore[type-arg]
+    def remembered(schedules: Sequence[Schedule]) -> list[Proposal]:
         missing = [s for s in dict.fromkeys(schedules) if s not in known]
         if missing:
             known.update(zip(missing, propose(missing), strict=True))
@@ -349,9 +353,7 @@ def play_all(bench: Bench, settings: Settings, known: Mapping[Turn, Play]) -> di
     everything, made = dict(known), {}
     while missing := turns(bench.kernel, settings, everything, has_policy=bench.propose is not None):
         name, seed, budget = missing[0]
-        made[missing[0]] = everything[missing[0]] = play(
-            name, bench.problem(name, seed=seed, budget=budget), seed=seed
-        )
+        made[missing[0]] = everything[missing[0]] = play(name, bench.problem(name, seed=seed, budget=budget), seed=seed)
     return made
 
 

@@ -81,7 +81,9 @@ def _guided(trials: Trials, breeding: _Breeding) -> Iterator[Observation]:
         population = drafts.add([*trials.fastest(settings.population), *population])
         for _ in range(settings.generations):
             population = _fittest(drafts, population, settings.population)
-            population += drafts.add(breeding.offspring(population, settings.offspring)) if population else []
+            if not population or not problem.ledger.may_evaluate:
+                break
+            population += drafts.add(breeding.offspring(population, settings.offspring))
         walks = sum(problem.rng.random() < settings.random for _ in range(problem.batch_size))
         batch = drafts.batch(problem.batch_size - walks)
         batch += fresh(trials, problem.batch_size - len(batch))

@@ -231,15 +231,15 @@ def train_policy(
                     some, out / f"self-play-{round_}", settings.self_play, workers=workers, seed=settings.seed,
                     policy=path if round_ else None, deadline=deadline, told=functools.partial(_say, len(some)),
                 )
-                for some in (ours, others)
+                for some in (others, ours)  # what judges first: the budget may end what there is to learn from
             ]  # fmt: skip
-            tracker.log({"stage": "self-play", "round": round_, "examples": len(examples[0])})
+            tracker.log({"stage": "self-play", "round": round_, "examples": len(examples[1])})
 
             def heard(epoch: int, loss: float, found: Judged | None, round_: int = round_) -> None:
                 tracker.log({"round": round_, "epoch": epoch, "loss": loss} | (asdict(found) if found else {}))
 
             net = read_policy(path).net
-            learn(net, examples[0], examples[1], settings.learning, device=device, told=heard)
+            learn(net, examples[1], examples[0], settings.learning, device=device, told=heard)
             save_policy(Policy(net.cpu(), about), path)
             state.write(rounds=round_ + 1)
             tracker.log({"stage": "learned", "round": round_, **judged(others, path, workers=workers)})

@@ -8,7 +8,6 @@ each, or over kernels alone, with the mean over seeds, where two contenders are 
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,10 +20,10 @@ from kcg.search.budget import Allocator, RegionState
 from kcg.search.comparison import (
     BEAM,
     DRAFT,
+    NO_POLICY,
     RANDOM,
     ROLLOUT,
     ROOM,
-    WITHOUT_POLICY,
     Play,
     RecordedKernel,
     Settings,
@@ -80,12 +79,13 @@ class Board:
 
     def __init__(
         self, kernels: Sequence[RecordedKernel], plays: Sequence[Mapping[Turn, Play]], settings: Settings
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.settings, self.plays = settings, plays
         self.weights = np.array([kernel.calls for kernel in kernels], np.float64)  # (K,)
         self.best_s = np.array([kernel.table.best_s for kernel in kernels])  # (K,)
         self.hand_coded_s = np.array([kernel.hand_coded_s for kernel in kernels])  # (K,)
         self.bootstrap = Bootstrap(len(kernels), settings.seeds)
+        self._known: dict[str, Array] = {}
 
     @property
     def budgets(self) -> list[int]:
@@ -94,17 +94,15 @@ class Board:
     def has(self, name: str) -> bool:
         return name in self.settings.contenders
 
-    @functools.cache  # noqa: B019  # a board lives as long as its figures are computed
     def known(self, name: str) -> Array:
         """(K, S, N + 1) the best time known after 0 to N measurements."""
-        settings = self.settings
-        return np.array([
-            [
-                _after(self._play(k, (name, seed, settings.budget)), settings.budget, float(self.hand_coded_s[k]))
-                for seed in range(settings.seeds)
-            ]
-            for k in range(len(self.plays))
-        ])  # fmt: skip
+        if name not in self._known:
+            budget, seeds = self.settings.budget, range(self.settings.seeds)
+            self._known[name] = np.array([
+                [_after(self._play(k, (name, seed, budget)), budget, float(otherwise_s)) for seed in seeds]
+                for k, otherwise_s in enumerate(self.hand_coded_s)
+            ])  # fmt: skip
+        return self._known[name]
 
     def ends(self, turn: Turn) -> tuple[Array, Array]:
         """(K,) each: where one play per kernel ended, and how much it measured."""
@@ -118,6 +116,10 @@ class Board:
     def picked(self, name: str) -> Array | None:
         """(K,) what the picks without any measurement take; None where there are none."""
         return self.ends((name, 0, 0))[0] if played(self.plays[0], (name, 0, 0)) else None
+
+    def picking_s(self, name: str) -> float:
+        """The mean seconds that such a pick takes."""
+        return float(np.mean([self._play(k, (name, 0, 0)).seconds for k in range(len(self.plays))]))
 
     def own(self, name: str) -> list[Play]:
         """Every play of a contender under the budget."""
@@ -177,12 +179,9 @@ class Board:
             return np.asarray(np.where(enough.any(1), spent, np.inf))
 
         (value,) = needed(np.ones((1, len(times))))
-        # "higher" and "lower": no value between a number and infinity
-        low, high = (
-            np.quantile(needed(self.bootstrap.kernels), q, method=m) for q, m in zip(SHARE, ("lower", "higher"),
-                                                                                     strict=True)
-        )  # fmt: skip
-        return float(value), float(low), float(high)
+        drawn = np.sort(needed(self.bootstrap.kernels))  # no value between a number and infinity is interpolated
+        low, high = (float(drawn[round(share * (RESAMPLES - 1))]) for share in SHARE)
+        return float(value), low, high
 
     def dealt_needed(self, name: str, width: int) -> float:
         """The same, where `kcg.search.budget` deals out the batches: mean over seeds, infinite where one never does."""
@@ -208,11 +207,12 @@ class Board:
         return float(spent.sum())
 
     def with_beams_measurements(self, width: int) -> tuple[int, Ratio | None]:
-        """The kernels where BEAM left room, and what the default contender gains there by as many measurements."""
+        """How many kernels the widest BEAM left room on, and what the default contender gains there by as many
+        measurements of each."""
         beam_s, made = self.beam(width)
         room = beam_s >= ROOM * self.best_s
         times = beam_s.copy()
-        for k in np.flatnonzero(room):
+        for k in np.flatnonzero(room).tolist():
             allowed, known_s = int(made[k]), float(self.hand_coded_s[k])
             turn = (self.settings.default, 0, max(allowed, self.settings.budget))
             found = [self._play(k, (turn[0], seed, turn[2])) for seed in range(self.settings.seeds)]
@@ -241,17 +241,18 @@ def headline(board: Board, *, has_policy: bool) -> dict[str, float | None]:
     for n, ratio in zip(board.budgets, last, strict=True):
         found[f"quality_at_{n}"], found[f"quality_at_{n}_mean"] = round(ratio.weighted, 5), round(ratio.mean, 5)
     at_16 = board.budgets.index(16) if 16 in board.budgets else None
-    others = {"default_vs_random": RANDOM} | ({"ppo_vs_random": RANDOM, "ppo_vs_no_ppo": WITHOUT_POLICY} if has_policy
-                                              else {})  # fmt: skip
+    others = {"default_vs_random": RANDOM}
+    if has_policy:
+        others |= {"ppo_vs_random": RANDOM, "ppo_vs_no_ppo": f"{default}/{NO_POLICY}"}
     for key, other in others.items():
         if at_16 is not None and board.has(other) and other != default:
             found |= board.paired(default, other)[at_16].named(f"{key}_at_16")
     if 4 in widths:
         found |= _against_beam4(board)
-    if 8 in widths:
-        count, gain = board.with_beams_measurements(8)
-        found["kernels_with_room_after_beam8"] = count
-        found |= gain.named("gain_on_beam8_with_room") if gain is not None else {}
+    if widths:
+        count, gain = board.with_beams_measurements(max(widths))
+        found[f"kernels_with_room_after_beam{max(widths)}"] = count
+        found |= gain.named(f"gain_with_room_on_beam{max(widths)}") if gain is not None else {}
     plays = board.own(default)
     found["search_s_per_kernel"] = round(float(np.mean([p.seconds for p in plays])), 4)
     return found
@@ -272,6 +273,8 @@ def _against_beam4(board: Board) -> dict[str, float | None]:
         if (picked := board.picked(name)) is not None:
             found |= board.gain(picked[:, None], beam_s[:, None])[0].named(f"{key}_vs_beam4")
             found[f"{key}_not_slower_than_hand_coded"] = round(float((picked <= TIE * board.hand_coded_s).mean()), 4)
+    if board.picked(ROLLOUT) is not None:
+        found["unmeasured_policy_s_per_kernel"] = round(board.picking_s(ROLLOUT), 5)
     return found
 
 
@@ -324,5 +327,5 @@ def _kernel(board: Board, k: int, kernel: RecordedKernel) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _short(value: float) -> float:
+def _short(value: Any) -> float:
     return float(f"{value:.5g}")
