@@ -14,4 +14,8 @@ walks.py        random walks, and schedules as lists of steps that can be change
 calibration.py  a predictor corrected, while searching, by what was measured
 budget.py       which region of a workload gets the next batch
 replay.py       a recorded table in the place of a device
+tables.py       the recorded tables of a dataset
+
+How strategies compare: comparison.py lets each play every recorded kernel, plays.py shares that between processes and
+keeps it, regret.py says what it means, comparison_text.py tells it.
 """

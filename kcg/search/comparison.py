@@ -21,6 +21,7 @@ from kcg.errors import DataError, UnknownName, UsageError
 from kcg.search.draft import draft
 from kcg.search.interface import Correct, Observation, Predict, Problem, Proposal, Propose, Strategy
 from kcg.search.replay import ReplayTable, constant_predict, oracle_predict
+from kcg.search.rollouts import rollouts
 from kcg.search.strategies import STRATEGIES, strategy
 from kcg.search.tables import NamedTable, read_tables
 from kcg.search.trials import Trials
@@ -47,7 +48,6 @@ HAND_CODED, RANDOM, MCTS = "hand-coded", "random", "mcts"
 ALONE: Final = "predictor-alone"
 DRAFT, ROLLOUT = "draft", "policy-rollout"
 ROOM: Final = 1.03  # a kernel has room where BEAM's end takes so many times the optimum
-LONGEST_ROLLOUT: Final = 16
 
 ProposeOf = Callable[[Region, Target, ReplayTable], Propose]
 """The policy for one kernel."""
@@ -60,25 +60,12 @@ def predictor_alone(problem: Problem) -> Iterator[Observation]:
     yield from trials.measure(draft(problem))
 
 
-def rollout(problem: Problem) -> Schedule:
-    """Where a policy ends that takes its likeliest step from the unoptimised kernel on."""
-    trials = Trials(problem)
-    schedule = problem.space.start()
-    seen = {trials.key(schedule)}
-    for _ in range(LONGEST_ROLLOUT):
-        (proposal,) = trials.proposals([schedule])
-        chances = [
-            0.0 if trials.key(action.schedule) in seen else chance
-            for action, chance in zip(trials.actions(schedule), proposal.steps, strict=True)
-        ]
-        if max(chances, default=0.0) <= proposal.stop:
-            break
-        schedule = trials.actions(schedule)[chances.index(max(chances))].schedule
-        seen.add(trials.key(schedule))
-    return schedule
+def likeliest(problem: Problem) -> Schedule:
+    """Where the policy ends that takes its likeliest step each time, from the unoptimised kernel on."""
+    return rollouts(Trials(problem), [problem.space.start()], temperature=0.0)[0]
 
 
-UNMEASURED: Final[dict[str, Callable[[Problem], Schedule]]] = {DRAFT: lambda p: draft(p)[0], ROLLOUT: rollout}
+UNMEASURED: Final[dict[str, Callable[[Problem], Schedule]]] = {DRAFT: lambda p: draft(p)[0], ROLLOUT: likeliest}
 """Contenders that pick one schedule and measure nothing."""
 
 
@@ -237,6 +224,7 @@ def kernels_of(export: Export, part: str) -> list[RecordedKernel]:
     """
     if part not in (*PARTS, "other", "all"):
         raise UnknownName("part", part, [*PARTS, "other", "all"])
+    tables = read_tables(export.folder)
     parts = {r["id"]: r["split_workload"] for r in export.kernels_table(["id", "split_workload"]).to_pylist()}
     families: dict[str, str] = {}
     calls: dict[str, int] = {}
@@ -248,7 +236,7 @@ def kernels_of(export: Export, part: str) -> list[RecordedKernel]:
             calls[call.region.id] = max(calls.get(call.region.id, 0), call.calls)
     regions, targets = export.regions(), export.targets()
     found = []
-    for named in read_tables(export.folder):
+    for named in tables:
         if (region := regions.get(named.region_id)) is None or (target := targets.get(named.target)) is None:
             raise DataError(f"{export.folder}: the replay table of {named.region_id[:12]} is of a kernel not in it")
         its_part = parts[region.kernel.id] or PARTS[0]

@@ -194,7 +194,7 @@ class Board:
     def _deal(self, known: Array, goal: float) -> float:
         """After how many measurements the weighted time is at most `goal`: the baselines first, then by batches."""
         spent = np.ones(len(known), np.int64)
-        works = [RegionState(str(k), int(w), float(known[k, 1]), 1, 1) for k, w in enumerate(self.weights)]
+        works = [RegionState(str(k), int(w), float(known[k, 1])) for k, w in enumerate(self.weights)]
         allocator = Allocator(works)
         while self.weights @ known[np.arange(len(known)), spent] > goal:
             if (region := allocator.next()) is None:

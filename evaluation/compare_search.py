@@ -1,0 +1,94 @@
+"""Strategies compared: how good is what each knows after 1 to 64 measurements, against the optimum and against BEAM.
+
+    python evaluation/compare_search.py --replay
+    python evaluation/compare_search.py --replay --part other --strategies random,mcts,mcts/oracle --tables 6 --docs ""
+
+On the replay tables of a dataset, on any machine: every strategy on every kernel and seed, BEAM in the same lattice;
+predictions are those of a checkpoint. `--part test` is Flux, which nothing was chosen on; `--part other` is where
+defaults are chosen. The same command goes on where it was cut. Writes results/compare_search.json, and tables and a
+picture into the document.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kcg.commandline import guarded, record_results
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent
+
+
+def main(
+    replay: Annotated[bool, typer.Option("--replay", help="on recorded tables, without a device")] = False,
+    part: Annotated[str, typer.Option(help="of the split by workload: test, other, validation, train, all")] = "test",
+    strategies: Annotated[str, typer.Option(help="names with commas, NAME/GUIDE for ablations; empty: the field")] = "",
+    default: Annotated[str, typer.Option(help="the strategy that is compared with the others")] = "mcts",
+    beams: Annotated[str, typer.Option(help="widths of BEAM, with commas; empty: none")] = "1,2,4,8",
+    seeds: Annotated[int, typer.Option(help="plays of each strategy on each kernel", min=1)] = 5,
+    budget: Annotated[int, typer.Option(help="measurements of a play, the baseline included")] = 64,
+    tables: Annotated[int | None, typer.Option(help="so many kernels only, the first by id", min=1)] = None,
+    dataset: Annotated[Path, typer.Option(help="an export with replay tables")] = ROOT / "datasets" / "h200",
+    checkpoint: Annotated[Path, typer.Option(help="the predictor's file")] = ROOT
+    / "kcg/predictor/checkpoints/cuda.safetensors",
+    policy: Annotated[Path | None, typer.Option(help="a policy's file; none: what needs one is left out")] = None,
+    jobs: Annotated[int | None, typer.Option(help="processes; one a core by default", min=1)] = None,
+    work: Annotated[Path, typer.Option(help="folder of what was played")] = ROOT / "kcg-out" / "compare",
+    out: Annotated[Path, typer.Option(help="the results file")] = HERE / "results" / "compare_search.json",
+    docs: Annotated[str, typer.Option(help="the document whose tables are written; empty: none")] = str(
+        ROOT / "docs/search.md"
+    ),
+) -> None:
+    """Play what is missing and write down the figures."""
+    os.environ["OMP_NUM_THREADS"] = "1"  # also of the processes: matrices are small, and there is one process a core
+    from kcg.dataset.reading import read_export
+    from kcg.errors import UsageError
+    from kcg.search.comparison import Settings, kernels_of
+
+    def say(line: str) -> None:
+        typer.echo(line, err=True)
+
+    if not replay:
+        raise UsageError("say --replay: strategies are compared on recorded tables")
+    names = tuple(name.strip() for name in strategies.split(",") if name.strip())
+    widths = [width.strip() for width in beams.split(",") if width.strip()]
+    if not all(width.isdecimal() for width in widths):
+        raise UsageError(f"--beams {beams}: write widths, for example 1,2,4,8")
+    has_policy = policy is not None
+    settings = Settings(names, default, tuple(map(int, widths)), seeds, budget).checked(has_policy=has_policy, say=say)
+
+    from kcg.measure.target import usable_cores  # seconds from here on: torch
+    from kcg.predictor.figures_text import write_into
+    from kcg.search.comparison_text import regret_svg, sections
+    from kcg.search.plays import compare, guides_of
+    from kcg.search.regret import Board, entry, headline
+    from kcg.search.tables import FILE
+
+    kernels = kernels_of(read_export(dataset), part)[:tables]
+    plays = compare(
+        kernels, guides_of(checkpoint, policy), settings, tables=dataset / FILE, journal=work / f"{dataset.name}.jsonl",
+        jobs=jobs or usable_cores(), say=say,
+    )  # fmt: skip
+    board = Board(kernels, [plays[kernel.region.id] for kernel in kernels], settings)
+    found, told = headline(board, has_policy=has_policy), entry(board, kernels)
+    told["command"], told["checkpoint"] = " ".join(["python", *sys.argv]), checkpoint.name
+    told["policy"] = policy.name if policy is not None else ""
+    shown = found if part == "test" else {f"{part}_{name}": value for name, value in found.items()}
+    record_results(out, f"{dataset.name} {part}", told, shown)
+    if docs and (document := Path(docs)).is_file():
+        picture = document.with_name(f"{document.stem}-{part}.svg")
+        picture.write_text(regret_svg(told))
+        write_into(document, sections(told, found, part, picture.name))
+    typer.echo(json.dumps(shown, indent=1))
+
+
+if __name__ == "__main__":
+    application = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    application.command()(main)
+    guarded(lambda: application(standalone_mode=False))

@@ -1,0 +1,432 @@
+"""Strategies are compared on equal terms: curves, intervals and counts mean what they say, and nothing plays twice."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from replay_table import chain_table, synthetic_table
+
+from kcg.dataset.reading import Export, read_export
+from kcg.errors import DataError, MismatchError, UnknownName, UsageError
+from kcg.kernel.targets import KNOWN_TARGETS
+from kcg.predictor.encode import Array
+from kcg.predictor.figures_text import write_into
+from kcg.predictor.gnn import NetSettings
+from kcg.search.comparison import (
+    ALONE,
+    BEAM,
+    DRAFT,
+    ROLLOUT,
+    Bench,
+    Contender,
+    Play,
+    RecordedKernel,
+    Settings,
+    Turn,
+    kernels_of,
+    play,
+    play_all,
+    the_field,
+    turns,
+)
+from kcg.search.comparison_text import regret_svg, sections
+from kcg.search.interface import Proposal
+from kcg.search.plays import append_plays, compare, guides_of, policy_of, read_plays
+from kcg.search.policy import Policy, PolicyAbout, PolicyNet, save_policy
+from kcg.search.regret import Board, Bootstrap, entry, headline
+from kcg.search.replay import Record, ReplayTable
+from kcg.search.strategies import strategy
+from kcg.search.tables import FILE, NamedTable
+from kcg.types import Kernel, Region, Schedule
+
+ROOT = Path(__file__).parent.parent
+H200 = ROOT / "datasets" / "h200"
+CHECKPOINT = ROOT / "kcg" / "predictor" / "checkpoints" / "cuda.safetensors"
+FEW = Settings(contenders=("random", "mcts/oracle"), default="mcts/oracle", beams=(1, 2), seeds=3, budget=16)
+
+
+def recorded(table: ReplayTable, *, calls: int = 1, name: str = "k") -> RecordedKernel:
+    """A table as that of some kernel; nothing looks at the kernel itself unless a checkpoint predicts."""
+    region = Region((Kernel(json.dumps({"made up": name})),))
+    target = KNOWN_TARGETS["sm_90"]
+    return RecordedKernel(NamedTable(region.id, target.fingerprint, "", (), table), region, target, "made", calls=calls)
+
+
+def scaled(table: ReplayTable, factor: float) -> ReplayTable:
+    """The same table on a slower device."""
+    records = [
+        Record(
+            r.key,
+            replace(r.observation, runtime_s=r.observation.runtime_s and factor * r.observation.runtime_s),
+            r.actions,
+        )
+        for r in table.records.values()
+    ]
+    return ReplayTable(records, start=table.start(), baseline=table.baseline())
+
+
+def even(table: ReplayTable, schedules: Sequence[Schedule]) -> list[Proposal]:
+    """A policy that takes every step as often, and hardly stops."""
+    counts = [len(table.actions(s)) for s in schedules]
+    return [Proposal(0.01 if n else 1.0, (0.99 / max(n, 1),) * n) for n in counts]
+
+
+def board(settings: Settings, kernels: Sequence[RecordedKernel]) -> Board:
+    return Board(kernels, [play_all(Bench(kernel, None), settings, {}) for kernel in kernels], settings)
+
+
+@functools.cache
+def three_kernels() -> tuple[RecordedKernel, ...]:
+    table = synthetic_table()
+    return tuple(recorded(scaled(table, f), calls=c, name=str(f)) for f, c in ((1.0, 1), (3.0, 5), (0.2, 40)))
+
+
+@functools.cache
+def small_board() -> Board:
+    return board(FEW, three_kernels())
+
+
+# -- playing
+
+
+def test_a_curve_is_monotone_and_ends_at_the_budget() -> None:
+    bench = Bench(recorded(synthetic_table()), None)
+    for name in ("random", "mcts", "evolution", ALONE, f"{BEAM}:2"):
+        found = play(name, bench.problem(name, seed=1, budget=20), seed=1)
+        counts, times = zip(*found.curve, strict=True)
+        assert counts[0] == 1 and list(counts) == sorted(counts) and counts[-1] <= found.measurements <= 20, name
+        assert list(times) == sorted(times, reverse=True) and len(set(times)) == len(times), name
+    known = small_board().known("random")
+    assert known.shape == (3, 3, 17) and (np.diff(known, axis=2) <= 0).all()
+    baselines = [k.table.records[k.table.baseline()].observation.time_s for k in three_kernels()]
+    assert np.allclose(known[:, :, 0].T, baselines) and np.allclose(known[:, :, 1].T, baselines)
+
+
+def test_an_oracle_finds_the_optimum() -> None:
+    ratio = small_board().quality(small_board().known("mcts/oracle")[:, :, [1, 16]])
+    assert ratio[0].weighted < 0.9 and ratio[1].weighted == ratio[1].mean == pytest.approx(1.0)
+    assert ratio[1].low == ratio[1].high == pytest.approx(1.0)
+
+
+def test_beam_counts_what_it_measured() -> None:
+    table = synthetic_table()
+    for width in (1, 2, 4):
+        problem = table.problem(lambda s: [])
+        binaries = {o.binary_hash for o in strategy(f"{BEAM}:{width}")(problem) if o.binary_hash}
+        found = play(f"{BEAM}:{width}", Bench(recorded(table), None).problem(BEAM, seed=0, budget=None), seed=0)
+        assert found.measurements == len(binaries) == problem.ledger.measurements
+        assert found.budget is None and not found.seeded
+    assert list(small_board().beam(2)[1]) == [play_of(small_board(), (f"{BEAM}:2", 0, None)).measurements] * 3
+
+
+def play_of(found: Board, turn: Turn) -> Play:
+    return found.plays[0][turn]
+
+
+def test_failures_are_counted_and_leave_what_needs_no_search() -> None:
+    kernel = recorded(chain_table([4e-6, None, 2e-6], baseline=1))
+    found = play("random", Bench(kernel, None).problem("random", seed=0, budget=4), seed=0)
+    assert (found.failures, found.measurements, found.end_s) == (1, 2, 2e-6)
+    assert kernel.hand_coded_s == 4e-6  # the baseline failed: the unoptimised kernel
+    made = board(replace(FEW, beams=(), budget=2, contenders=("random",), default="random"), [kernel])
+    assert made.known("random")[0, 0, 0] == 4e-6
+
+
+def test_what_draws_nothing_plays_once() -> None:
+    kernel = recorded(synthetic_table())
+    settings = replace(FEW, contenders=("greedy", "random", "mcts/oracle"), beams=())
+    made = play_all(Bench(kernel, None), settings, {})
+    seeds = {name: [seed for other, seed, _ in made if other == name] for name in settings.contenders}
+    assert seeds == {"greedy": [0], "random": [0, 1, 2], "mcts/oracle": [0, 1, 2]}
+    assert turns(kernel, settings, made, has_policy=False) == []
+    assert play_all(Bench(kernel, None), settings, made) == {}
+
+
+def test_with_room_the_default_gets_as_many_measurements_as_beam() -> None:
+    kernel, settings = recorded(synthetic_table()), replace(FEW, budget=4, beams=(1, 8))
+    made = play_all(Bench(kernel, None), settings, {})
+    widest = made[f"{BEAM}:8", 0, None]
+    assert widest.measurements > 4 and kernel.has_room(widest.end_s), "BEAM ends on the near side of the valley"
+    longer = made["mcts/oracle", 2, widest.measurements]
+    assert longer.end_s == kernel.table.best_s
+    count, gain = Board([kernel], [made], settings).with_beams_measurements(8)
+    assert (
+        count == 1
+        and gain is not None
+        and gain.weighted == pytest.approx(widest.end_s / longer.end_s)
+        and (gain.weighted > 1.03)
+    )
+
+
+def test_policies_join_where_there_is_one() -> None:
+    table, said = synthetic_table(), []
+    field = replace(FEW, contenders=("mcts", "policy", "mcts/no-policy", "random"), default="mcts", beams=(4,))
+    assert field.checked(has_policy=False, say=said.append).contenders == ("mcts", "random")
+    assert said == ["policy is left out: there is no policy", "mcts/no-policy is left out: there is no policy"]
+    settings = field.checked(has_policy=True, say=said.append)
+    bench = Bench(recorded(table), None, propose=functools.partial(even, table))
+    plays = play_all(bench, settings, {})
+    assert bench.problem("mcts/no-policy", seed=0, budget=4).propose is None
+    assert plays[ROLLOUT, 0, 0].measurements == plays[DRAFT, 0, 0].measurements == 0
+    found = headline(Board([bench.kernel], [plays], settings), has_policy=True)
+    assert {"ppo_vs_random_at_16", "ppo_vs_random_at_16_low", "ppo_vs_no_ppo_at_16_high", "unmeasured_vs_beam4",
+            "unmeasured_policy_vs_beam4", "unmeasured_policy_s_per_kernel", "measurements_vs_beam4",
+            "quality_vs_beam4"} <= set(found)  # fmt: skip
+
+
+def test_the_field_holds_every_strategy_and_every_ablation() -> None:
+    names = the_field("mcts")
+    assert {"random", "evolution", "annealing", "predicted-beam", ALONE, "mcts/oracle", "mcts/uncorrected",
+            "mcts/constant", "mcts/no-policy"} <= set(names)  # fmt: skip
+    assert all(Contender.of(name).search() for name in names)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "text"),
+    [
+        ({"contenders": ("mtcs",), "default": "mtcs"}, UnknownName, "did you mean mcts"),
+        ({"contenders": ("mcts/oracel",)}, UnknownName, "did you mean oracle"),
+        ({"contenders": ("mcts/",)}, UnknownName, "guide"),
+        ({"beams": (0,)}, UnknownName, "full-beam:0"),
+        ({"budget": 1}, UsageError, "from a budget of 2"),
+        ({"seeds": 0}, UsageError, "one seed"),
+        ({"default": "greedy"}, UsageError, "greedy is not among what is played: random, mcts/oracle"),
+    ],
+)
+def test_bad_settings_are_one_line(change: dict[str, object], error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text) as caught:
+        replace(FEW, **change).checked(has_policy=False, say=print)  # type: ignore[arg-type]
+    assert "\n" not in str(caught.value)
+
+
+# -- statistics
+
+
+def test_an_interval_is_the_same_again_and_holds_the_value() -> None:
+    one = small_board()
+    other = Board(three_kernels(), one.plays, FEW)
+    assert headline(one, has_policy=False) == headline(other, has_policy=False)
+    for n in (1, 4, 16):
+        first, again = (b.quality(b.known("random")[:, :, [n]])[0] for b in (one, other))
+        assert first == again and first.low <= first.weighted <= first.high and first.mean_low <= first.mean_high
+    assert (Bootstrap(5, 3).kernels == Bootstrap(5, 3).kernels).all()
+
+
+def test_a_bootstrap_draws_as_many_as_there_are() -> None:
+    drawn = Bootstrap(4, 3)
+    assert (drawn.kernels.sum(1) == 4).all() and np.allclose(drawn.seeds.sum(2), 1.0)
+    values = np.arange(24, dtype=float).reshape(4, 3, 2)
+    totals = drawn.totals(values)
+    assert totals.shape == (2000, 2) and np.allclose(totals[:, 1] - totals[:, 0], 4.0)
+    assert np.allclose(totals.mean(0), values.mean(1).sum(0), rtol=0.05)
+
+
+def times_of(kernels: int, *, better: float, noise: float) -> tuple[Array, Array]:
+    """(kernels, 1) of two contenders, the second of which takes `better` times as long with some noise."""
+    rng = np.random.default_rng(0)
+    fast = np.exp(rng.normal(0.0, 2.0, (kernels, 1)))
+    return fast, fast * better * np.exp(rng.normal(0.0, noise, (kernels, 1)))
+
+
+@pytest.mark.parametrize(("better", "separated"), [(1.2, True), (1.0, False), (0.85, True)])
+def test_a_paired_interval_leaves_out_one_where_it_should(better: float, separated: bool) -> None:
+    # kernels differ by far more than the two contenders do: only pairs tell them apart
+    fast, slow = times_of(3, better=better, noise=0.05)
+    (ratio,) = small_board().gain(slow, fast)
+    assert (ratio.mean_low > 1 or ratio.mean_high < 1) == separated
+    assert (ratio.low > 1 or ratio.high < 1) == separated
+    assert ratio.low <= ratio.weighted <= ratio.high
+
+
+def test_better_than_random_is_seen_and_equal_is_not() -> None:
+    made = small_board()
+    gains = made.paired("mcts/oracle", "random")
+    assert made.budgets == [1, 2, 4, 8, 16]
+    assert gains[0].weighted == 1.0 and gains[2].low > 1.0 and gains[2].mean_low > 1.0
+    assert all(r.low == r.high == 1.0 for r in made.paired("random", "random"))
+
+
+def test_weights_are_calls() -> None:
+    made = small_board()
+    times = made.known("random")[:, :, [8]]
+    w, best = np.array([1, 5, 40]), made.best_s
+    (ratio,) = made.quality(times)
+    assert ratio.weighted == pytest.approx((w * best).sum() / (w * times[:, :, 0].mean(1)).sum())
+    assert ratio.mean == pytest.approx(math.exp(np.log(best[:, None] / times[:, :, 0]).mean()))
+
+
+def test_the_measurements_that_suffice_are_the_least() -> None:
+    made = small_board()
+    beam_s, beam_made = made.beam(2)
+    share, low, high = made.measurements_needed("mcts/oracle", 2)
+    n = round(share * beam_made.mean())
+    weights, known = made.weights, made.known("mcts/oracle").mean(1)
+    assert weights @ known[:, n] <= 1.01 * weights @ beam_s < weights @ known[:, n - 1]
+    assert low <= share <= high
+    assert 0 < made.dealt_needed("mcts/oracle", 2) <= 16 * 3 / beam_made.sum()
+    slow = replace(FEW, contenders=("hand-coded",), default="hand-coded")
+    never = board(slow, three_kernels())
+    assert never.measurements_needed("hand-coded", 2)[0] == math.inf == never.dealt_needed("hand-coded", 2)
+
+
+# -- the journal
+
+
+def test_nothing_is_played_twice_and_a_cut_line_is_left_aside(tmp_path: Path) -> None:
+    journal = tmp_path / "plays.jsonl"
+    kernel = recorded(synthetic_table())
+    made = play_all(Bench(kernel, None), FEW, {})
+    append_plays(journal, "a", "r", made.values())
+    assert read_plays(journal, "a") == {"r": made} and read_plays(journal, "b") == {}
+    journal.write_text(journal.read_text()[:-40])  # killed while writing
+    left = read_plays(journal, "a")["r"]
+    assert len(left) == len(made) - 1
+    again = play_all(Bench(kernel, None), FEW, left)
+    assert len(again) == 1
+    append_plays(journal, "a", "r", again.values())
+    found = read_plays(journal, "a")["r"]
+    assert {t: replace(p, seconds=0) for t, p in found.items()} == {t: replace(p, seconds=0) for t, p in made.items()}
+    journal.write_bytes(b"\xff\xfe")
+    with pytest.raises(DataError, match="remove it to play again"):
+        read_plays(journal, "a")
+
+
+# -- telling
+
+
+def test_tables_and_picture_are_written_into_a_document(tmp_path: Path) -> None:
+    made, kernels = small_board(), three_kernels()
+    told = entry(made, kernels)
+    parts = sections(told, headline(made, has_policy=False), "test", "curves.svg")
+    document = tmp_path / "search.md"
+    document.write_text((ROOT / "docs" / "search.md").read_text())
+    marks = set(re.findall(r"<!-- generated: (test-[\w-]+) -->", document.read_text()))
+    assert marks == set(parts), "every part has its place in the document"
+    write_into(document, parts)
+    text = document.read_text()
+    assert "| mcts/oracle | " in text and "| BEAM=2 | " in text and "](curves.svg)" in text
+    rows = [line for line in text.splitlines() if line.startswith("| random | ")]
+    assert re.fullmatch(r"\| random( \| [\d.]+ \([\d.]+–[\d.]+\)){5} \|", rows[0])
+    picture = ElementTree.fromstring(regret_svg({**told, "contenders": {**told["contenders"]}}))
+    texts = [node.text for node in picture.iter("{http://www.w3.org/2000/svg}text")]
+    assert {"random", "BEAM=1", "BEAM=2"} <= set(texts)
+    for node in picture.iter("{http://www.w3.org/2000/svg}polyline"):
+        points = [tuple(map(float, p.split(","))) for p in node.attrib["points"].split()]
+        assert len(points) == 16 and all(0 <= x <= 860 and 0 <= y <= 480 for x, y in points)
+    assert json.loads(json.dumps(told, allow_nan=False)) and json.dumps(
+        headline(made, has_policy=False), allow_nan=False
+    )
+
+
+# -- recorded kernels of the H200
+
+
+@functools.cache
+def real_kernels() -> list[RecordedKernel]:
+    return kernels_of(read_export(H200), "other")
+
+
+def a_real_kernel() -> RecordedKernel:
+    return min(real_kernels(), key=lambda k: (len(k.table.records), k.region.id))
+
+
+def real_settings() -> Settings:
+    return replace(
+        FEW, contenders=("mcts", "mcts/uncorrected", "random"), default="mcts", beams=(1,), seeds=1, budget=8
+    )
+
+
+def test_parts_are_those_of_the_split() -> None:
+    found = real_kernels()
+    assert {k.part for k in found} == {"train", "validation"} and "flux" not in {k.family for k in found}
+    assert {k.calls for k in found} > {1, 2} and all(k.table.best_s < k.hand_coded_s for k in found)
+    with pytest.raises(UnknownName, match="did you mean other"):
+        kernels_of(Export(H200, {}), "othr")
+
+
+def test_a_dataset_without_tables_is_said(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"replay.parquet cannot be read"):
+        kernels_of(Export(tmp_path, {}), "test")
+
+
+def test_a_checkpoint_guides_and_what_was_played_stays_played(tmp_path: Path) -> None:
+    kernel, said = a_real_kernel(), []
+    guides, journal = guides_of(CHECKPOINT), tmp_path / "new" / "plays.jsonl"
+    settings = real_settings()
+
+    def again(settings: Settings) -> dict[Turn, Play]:
+        return compare([kernel], guides, settings, tables=H200 / FILE, journal=journal, say=said.append)[
+            kernel.region.id
+        ]
+
+    plays, size = again(settings), journal.stat().st_size
+    assert plays["mcts", 0, 8].evaluations > 8 and plays["random", 0, 8].evaluations == 0
+    assert plays["mcts", 0, 8] != plays["mcts/uncorrected", 0, 8]
+    picked = plays[DRAFT, 0, 0].end_s
+    assert kernel.table.best_s <= picked < kernel.hand_coded_s, "prediction alone beats hand-coded on this kernel"
+    assert again(settings) == plays and journal.stat().st_size == size
+    assert said[-1].startswith("1 of 1 kernels were played before")
+    more = again(replace(settings, seeds=2))
+    assert {turn[:2] for turn in set(more) - set(plays)} == {("mcts", 1), ("mcts/uncorrected", 1), ("random", 1)}
+
+
+def test_a_checkpoint_of_another_target_is_refused(tmp_path: Path) -> None:
+    kernel = replace(a_real_kernel(), target=KNOWN_TARGETS["gfx942"])
+    with pytest.raises(MismatchError, match="was trained on NVIDIA H200, the tables are of AMD Instinct MI300X"):
+        compare([kernel], guides_of(CHECKPOINT), FEW, tables=H200 / FILE, journal=tmp_path / "plays.jsonl")
+
+
+def test_a_policy_of_a_file_proposes_the_steps_of_the_table(tmp_path: Path) -> None:
+    kernel, path = a_real_kernel(), tmp_path / "policy.safetensors"
+    for targets in ((kernel.target.fingerprint,), ("another",)):
+        about = PolicyAbout("untrained", targets, (), "workload")
+        save_policy(Policy(PolicyNet(NetSettings(hidden=8, layers=1)), about), path)
+        propose_of = guides_of(CHECKPOINT, path).propose_of
+        assert propose_of is not None
+        if targets == ("another",):
+            with pytest.raises(MismatchError, match="not trained on NVIDIA H200"):
+                propose_of(kernel.region, kernel.target, kernel.table)
+            continue
+        schedules = list(kernel.table.records)[:8]
+        for schedule, proposal in zip(schedules, propose_of(kernel.region, kernel.target, kernel.table)(schedules),
+                                      strict=True):  # fmt: skip
+            assert len(proposal.steps) == len(kernel.table.actions(schedule))
+        policy_of.cache_clear()
+
+
+@pytest.mark.slow
+def test_the_script_compares_two_kernels_in_two_processes(tmp_path: Path) -> None:
+    document = tmp_path / "search.md"
+    document.write_text((ROOT / "docs" / "search.md").read_text())
+    command = [
+        sys.executable, "evaluation/compare_search.py", "--replay", "--tables", "2", "--seeds", "2", "--budget", "16",
+        "--strategies", "random,mcts,mcts/oracle", "--beams", "1,4", "--jobs", "2", "--work", str(tmp_path),
+        "--out", str(tmp_path / "out.json"), "--docs", str(document),
+    ]  # fmt: skip
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr
+    report = json.loads((tmp_path / "out.json").read_text())
+    assert report["headline"] == json.loads(done.stdout)
+    assert report["headline"]["quality_at_16"] <= 1.0 and "quality_vs_beam4" in report["headline"]
+    told = report["runs"]["h200 test"]
+    assert set(told["contenders"]) == {"random", "mcts", "mcts/oracle"}
+    assert {k["family"] for k in told["kernels"]} == {"flux"}
+    assert (tmp_path / "search-test.svg").is_file() and "| mcts/oracle | " in document.read_text()
+
+
+@pytest.mark.parametrize(("arguments", "said"), [("", "say --replay"), ("--replay --beams four", "write widths")])
+def test_the_script_says_what_is_wrong_in_one_line(arguments: str, said: str) -> None:
+    command = [sys.executable, "evaluation/compare_search.py", *arguments.split()]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 2 and said in done.stderr and len(done.stderr.splitlines()) == 1
