@@ -179,6 +179,7 @@ def test_policies_join_where_there_is_one() -> None:
     plays = play_all(bench, settings, {})
     assert bench.problem("mcts/no-policy", seed=0, budget=4).propose is None
     assert plays[ROLLOUT, 0, 0].measurements == plays[DRAFT, 0, 0].measurements == 0
+    assert plays[ROLLOUT, 0, 0].end_s != table.records[table.start()].observation.time_s, "the policy walked on"
     found = headline(Board([bench.kernel], [plays], settings), has_policy=True)
     assert {"ppo_vs_random_at_16", "ppo_vs_random_at_16_low", "ppo_vs_no_ppo_at_16_high", "unmeasured_vs_beam4",
             "unmeasured_policy_vs_beam4", "unmeasured_policy_s_per_kernel", "measurements_vs_beam4",

@@ -341,7 +341,8 @@ def play_all(bench: Bench, settings: Settings, known: Mapping[Turn, Play]) -> di
     everything, made = dict(known), {}
     while missing := turns(bench.kernel, settings, everything, has_policy=bench.propose is not None):
         name, seed, budget = missing[0]
-        made[missing[0]] = everything[missing[0]] = play(name, bench.problem(name, seed=seed, budget=budget), seed=seed)
+        problem = bench.problem(name, seed=seed, budget=None if name in UNMEASURED else budget)
+        made[missing[0]] = everything[missing[0]] = play(name, problem, seed=seed)
     return made
 
 

@@ -184,27 +184,29 @@ class Board:
         return float(value), low, high
 
     def dealt_needed(self, name: str, width: int) -> float:
-        """The same, where `kcg.search.budget` deals out the batches: mean over seeds, infinite where one never does."""
+        """The same, where `kcg.search.budget` deals out the batches."""
         beam_s, beam_made = self.beam(width)
-        goal, found = CLOSE * float(self.weights @ beam_s), []
-        for seed in range(self.settings.seeds):
-            found.append(self._deal(self.known(name)[:, seed], goal) / float(beam_made.sum()))
-        return float(np.mean(found))
+        known = self.known(name)
+        totals = np.mean([self._dealt(known[:, seed]) for seed in range(self.settings.seeds)], axis=0)
+        enough = totals <= CLOSE * (self.weights @ beam_s)
+        return float(np.argmax(enough) / beam_made.sum()) if enough.any() else math.inf
 
-    def _deal(self, known: Array, goal: float) -> float:
-        """After how many measurements the weighted time is at most `goal`: the baselines first, then by batches."""
-        spent = np.ones(len(known), np.int64)
-        works = [RegionState(str(k), int(w), float(known[k, 1])) for k, w in enumerate(self.weights)]
-        allocator = Allocator(works)
-        while self.weights @ known[np.arange(len(known)), spent] > goal:
-            if (region := allocator.next()) is None:
-                return math.inf
-            k, step = int(region), min(self.settings.batch_size, self.settings.budget - spent[int(region)])
+    def _dealt(self, known: Array) -> Array:
+        """(K * N + 1,) the weighted time after so many measurements of all kernels together, of (K, N + 1) times: the
+        baselines first, then by batches."""
+        budget, spent = self.settings.budget, np.ones(len(known), np.int64)
+        totals = np.full(len(known) * budget + 1, np.inf)
+        allocator = Allocator(RegionState(str(k), int(w), float(known[k, 1])) for k, w in enumerate(self.weights))
+        totals[len(known) :] = self.weights @ known[:, 1]
+        while (region := allocator.next()) is not None:
+            k = int(region)
+            step = min(self.settings.batch_size, budget - int(spent[k]))
             spent[k] += step
-            allocator.observe(region, int(step), float(known[k, spent[k]]))
-            if spent[k] >= self.settings.budget:
+            totals[spent.sum() :] = self.weights @ known[np.arange(len(known)), spent]
+            allocator.observe(region, step, float(known[k, spent[k]]))
+            if spent[k] >= budget:
                 allocator.finish(region)
-        return float(spent.sum())
+        return totals
 
     def with_beams_measurements(self, width: int) -> tuple[int, Ratio | None]:
         """How many kernels the widest BEAM left room on, and what the default contender gains there by as many
