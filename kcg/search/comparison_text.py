@@ -70,11 +70,8 @@ def effort_table(entry: Entry) -> list[str]:
     for name, told in entry["contenders"].items():
         numbers = [f"{told[key]:.0f}" for key in ("measurements", "failures", "evaluations")]
         lines.append(_row(name, [*numbers, f"{told['search_s']:.3f}"]))
-    return [
-        *lines,
-        "",
-        "Means over kernels and seeds. Not in the seconds: predicting, which plays share; what a policy says is in those of the first that asks.",
-    ]
+    said = "Not in the seconds: predicting, which plays share. What a policy says is in those of the first that asks."
+    return [*lines, "", f"Means over kernels and seeds. {said}"]
 
 
 def _figures(entry: Entry, headline: Mapping[str, Any]) -> list[str]:
