@@ -95,26 +95,33 @@ class DraftingSettings:
 
     depth: int = 8  # steps of a draft at most
     patience: int = 2  # levels in a row that bring nothing better
-    origins: int = 4  # so many of the best measured are drafted from, beside the start and the baseline
     optimism: float = 1.0  # standard deviations of doubt added to a candidate for measuring
 
 
 def predicted_beam(width: int, *, settings: DraftingSettings = DraftingSettings()) -> Strategy:
-    """Draft, then verify: a beam over predictions drafts candidates, a batch of them that are no near twins is
-    measured, the predictor is corrected by it, and the beam drafts again from the corrected predictions."""
+    """Draft, then verify: beams over predictions draft candidates, a batch of them that are no near twins is measured,
+    the predictor is corrected by it, and the beams draft again from the corrected predictions.
+
+    One begins at the start and one at the baseline. They are wider each time by what they have not expanded before,
+    since else their best candidates would soon all be measured.
+    """
 
     def search(problem: Problem) -> Iterator[Observation]:
         trials = Trials(problem)
         yield from trials.baseline()
-        drafts = Drafts(trials, optimism=settings.optimism)
+        drafts, expanded = Drafts(trials, optimism=settings.optimism), set[str]()
 
         def cost(schedules: Sequence[Schedule]) -> list[float]:
             drafts.add(schedules)
             return drafts.costs(schedules)
 
         while not trials.out_of_budget:
-            origins = [problem.space.start(), problem.space.baseline(), *trials.fastest(settings.origins)]
-            drafts.add(grow(trials, origins, cost, width=width, depth=settings.depth, patience=settings.patience))
+            for origin in (problem.space.start(), problem.space.baseline()):
+                found = grow(
+                    trials, [origin], cost, width=width, depth=settings.depth, patience=settings.patience,
+                    expanded=expanded,
+                )  # fmt: skip
+                drafts.add(found)
             batch = drafts.batch(problem.batch_size)
             batch += fresh(trials, problem.batch_size - len(batch))
             if not batch:

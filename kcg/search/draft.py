@@ -20,15 +20,18 @@ Cost = Callable[[Sequence[Schedule]], list[float]]
 
 
 def grow(
-    trials: Trials, origins: Sequence[Schedule], cost: Cost, *, width: int, depth: int, patience: int = 1
+    trials: Trials, origins: Sequence[Schedule], cost: Cost, *, width: int, depth: int, patience: int = 1,
+    expanded: set[str] | None = None,
 ) -> list[Schedule]:  # fmt: skip
     """Everything that a beam over `cost` meets from `origins` on, these included, each kernel once.
 
-    It stops at `depth` steps, when `patience` levels in a row bring nothing better, when the predictor may not be asked
-    any more, or at the ledger's deadline.
+    Of each level the `width` best lead to the next, and on top of them those whose keys are in `expanded`, which the
+    beam adds to: one that is grown again costs as much again and is wider. It stops at `depth` steps, when `patience`
+    levels in a row bring nothing better, when the predictor may not be asked any more, or at the ledger's deadline.
     """
     ledger = trials.problem.ledger
     clock_only = Ledger(deadline=ledger.deadline, clock=ledger.clock)
+    expanded = set() if expanded is None else expanded
     found = {trials.key(s): s for s in reversed(trials.within_evaluations(origins))}
     frontier, best, worse = list(reversed(found.values())), math.inf, 0
     for _ in range(depth):
@@ -36,18 +39,20 @@ def grow(
         for schedule in frontier:
             if clock_only.exhausted:
                 break
+            expanded.add(trials.key(schedule))
             children.update((key, c) for c in trials.children(schedule) if (key := trials.key(c)) not in found)
-        level = trials.within_evaluations(list(children.values()))
+        level = {trials.key(s): s for s in trials.within_evaluations(list(children.values()))}
         if not level:
             break
-        found.update((trials.key(s), s) for s in level)
-        costs = dict(zip(map(trials.key, level), cost(level), strict=True))
-        frontier = sorted(level, key=lambda s: costs[trials.key(s)])[:width]
-        lowest = costs[trials.key(frontier[0])]
-        worse = 0 if lowest < best else worse + 1
+        found |= level
+        costs = dict(zip(level, cost(list(level.values())), strict=True))
+        order = sorted(level, key=costs.__getitem__)
+        new = [key for key in order if key not in expanded][:width]
+        frontier = [level[key] for key in order if key in expanded or key in new]
+        worse = 0 if costs[order[0]] < best else worse + 1
         if worse >= patience:
             break
-        best = min(best, lowest)
+        best = min(best, costs[order[0]])
     return list(found.values())
 
 

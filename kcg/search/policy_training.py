@@ -55,6 +55,7 @@ class PolicyTrainingSettings:
     kernels: int = 1000  # of the training part, drawn at random
     held_out: int = 60  # of the validation part
     rounds: int = 1  # of self-play and learning; from the second on the policy is the prior
+    networks: int = 5  # of the predictor that judge in self-play, at most; PPO asks one
     self_play: SelfPlaySettings = field(default_factory=SelfPlaySettings)
     learning: LearningSettings = field(default_factory=LearningSettings)
     ppo: PpoSettings = field(default_factory=PpoSettings)
@@ -132,13 +133,12 @@ def self_play(
         with processes(min(workers, len(waiting))) as pool:
             jobs = {pool.submit(_played, _Game(k, settings, seed, policy, changed)): k for k in waiting}
             for i, job in enumerate(as_completed(jobs), 1):
-                if job.cancelled():
-                    continue
                 found = job.result()
                 keep(as_arrays(found) if found is not None else {}, files[jobs[job].region.id])
                 told(i)
-                if time.monotonic() >= deadline:
+                if time.monotonic() >= deadline:  # out of the loop: `as_completed` waits for ever for what is cancelled
                     pool.shutdown(wait=False, cancel_futures=True)
+                    break
     loaded = [kept(path, lambda arrays: from_arrays(arrays) if arrays else None) for path in files.values()]
     examples = [part for part in loaded if part is not None and len(part)]
     if not examples:
@@ -207,6 +207,7 @@ def train_policy(
     export, told = read_export(data), read(predictor).about
     ours = kernels_of(export, predictor, TRAIN, settings.kernels, settings.seed)
     others = kernels_of(export, predictor, VALIDATION, settings.held_out, settings.seed)
+    ours, others = ([replace(k, members=settings.networks) for k in kernels] for kernels in (ours, others))
     config = {"settings": asdict(settings), "datasets": dict(told.datasets), "predictor": told.name,
               "revision": revision()}  # fmt: skip
     about = PolicyAbout(

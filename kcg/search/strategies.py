@@ -60,7 +60,7 @@ STRATEGIES: dict[str, Named] = {
     "full-beam-from-hand-coded": Named(
         lambda width: full_beam(width, from_hand_coded=True), "the same, begun at the hand-coded schedule", 4
     ),
-    "predicted-beam": Named(predicted_beam, "a beam over predictions drafts, a batch is measured, and again", 8),
+    "predicted-beam": Named(predicted_beam, "beams over predictions draft, a batch is measured, and again", 4),
     "mcts": Named(lambda _: mcts, "Monte Carlo tree search with the predictor as value and prior"),
     "policy": Named(lambda _: policy(), "rollouts of the policy, without a predictor", needs_policy=True),
     "policy-beam": Named(
