@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from kcg.search.draft import Drafts, grow
@@ -89,39 +88,25 @@ def _level(trials: Trials, kept: list[Schedule], seen: set[str]) -> list[Schedul
     return list(level.values())
 
 
-@dataclass(frozen=True)
-class DraftingSettings:
-    """How candidates are drafted between two batches."""
-
-    depth: int = 8  # steps of a draft at most
-    patience: int = 2  # levels in a row that bring nothing better
-    optimism: float = 1.0  # standard deviations of doubt added to a candidate for measuring
-
-
-def predicted_beam(width: int, *, settings: DraftingSettings = DraftingSettings()) -> Strategy:
+def predicted_beam(width: int, *, optimism: float = 1.0) -> Strategy:
     """Draft, then verify: beams over predictions draft candidates, a batch of them that are no near twins is measured,
     the predictor is corrected by it, and the beams draft again from the corrected predictions.
 
-    One begins at the start and one at the baseline. They are wider each time by what they have not expanded before,
-    since else their best candidates would soon all be measured.
+    They are wider each time by what they have not expanded before, since else their best candidates would soon all be
+    measured. `optimism` is how many standard deviations of doubt are added to a candidate for measuring.
     """
 
     def search(problem: Problem) -> Iterator[Observation]:
         trials = Trials(problem)
         yield from trials.baseline()
-        drafts, expanded = Drafts(trials, optimism=settings.optimism), set[str]()
+        drafts, expanded = Drafts(trials, optimism=optimism), set[str]()
 
         def cost(schedules: Sequence[Schedule]) -> list[float]:
             drafts.add(schedules)
             return drafts.costs(schedules)
 
         while not trials.out_of_budget:
-            for origin in (problem.space.start(), problem.space.baseline()):
-                found = grow(
-                    trials, [origin], cost, width=width, depth=settings.depth, patience=settings.patience,
-                    expanded=expanded,
-                )  # fmt: skip
-                drafts.add(found)
+            drafts.add(grow(trials, cost, width=width, expanded=expanded))
             batch = drafts.batch(problem.batch_size)
             batch += fresh(trials, problem.batch_size - len(batch))
             if not batch:

@@ -1,7 +1,6 @@
-"""Candidates from the predictor, before anything is measured: `grow`, a beam over predictions, and `Drafts`, what was
-found so far with what is expected of it.
+"""Candidates from the predictor: `grow`, beams over predictions, and `Drafts`, what was found so far and is expected.
 
-`draft` is one such beam, for `--measurements 0`. A search that drafts, measures some and drafts again keeps `Drafts`.
+`draft` is for `--measurements 0`. A search that drafts, measures some and drafts again keeps `Drafts`.
 """
 
 from __future__ import annotations
@@ -20,20 +19,32 @@ Cost = Callable[[Sequence[Schedule]], list[float]]
 
 
 def grow(
-    trials: Trials, origins: Sequence[Schedule], cost: Cost, *, width: int, depth: int, patience: int = 1,
-    expanded: set[str] | None = None,
-) -> list[Schedule]:  # fmt: skip
-    """Everything that a beam over `cost` meets from `origins` on, these included, each kernel once.
+    trials: Trials, cost: Cost, *, width: int, depth: int = 8, patience: int = 2, expanded: set[str] | None = None
+) -> list[Schedule]:
+    """Everything that two beams over `cost` meet, one from the start and one from the baseline, each kernel once.
+
+    They are apart since the levels of one are no measure for those of the other: what is a step from the baseline is
+    nearly always faster than what is a step from the start, and what is three steps from it need not be.
 
     Of each level the `width` best lead to the next, and on top of them those whose keys are in `expanded`, which the
-    beam adds to: one that is grown again costs as much again and is wider. It stops at `depth` steps, when `patience`
+    beams add to: grown again they cost as much again and are wider. A beam stops at `depth` steps, when `patience`
     levels in a row bring nothing better, when the predictor may not be asked any more, or at the ledger's deadline.
     """
+    space, expanded = trials.problem.space, set() if expanded is None else expanded
+    found: dict[str, Schedule] = {}
+    for origin in (space.start(), space.baseline()):
+        met = _beam(trials, origin, cost, expanded, width=width, depth=depth, patience=patience)
+        found = met | found
+    return list(found.values())
+
+
+def _beam(
+    trials: Trials, origin: Schedule, cost: Cost, expanded: set[str], *, width: int, depth: int, patience: int
+) -> dict[str, Schedule]:
     ledger = trials.problem.ledger
     clock_only = Ledger(deadline=ledger.deadline, clock=ledger.clock)
-    expanded = set() if expanded is None else expanded
-    found = {trials.key(s): s for s in reversed(trials.within_evaluations(origins))}
-    frontier, best, worse = list(reversed(found.values())), math.inf, 0
+    found = {trials.key(s): s for s in trials.within_evaluations([origin])}
+    frontier, best, worse = list(found.values()), math.inf, 0
     for _ in range(depth):
         children: dict[str, Schedule] = {}
         for schedule in frontier:
@@ -53,15 +64,13 @@ def grow(
         if worse >= patience:
             break
         best = min(best, costs[order[0]])
-    return list(found.values())
+    return found
 
 
-def draft(problem: Problem, *, width: int = 6, depth: int = 6) -> list[Schedule]:
+def draft(problem: Problem, *, width: int = 6) -> list[Schedule]:
     """Schedules that the predictor expects to be fast, best first; the baseline is among them."""
     trials = Trials(problem)
-    origins = [problem.space.start(), problem.space.baseline()]
-    found = grow(trials, origins, trials.costs, width=width, depth=depth)
-    return trials.ranked(found)
+    return trials.ranked(grow(trials, trials.costs, width=width))
 
 
 class Drafts:
