@@ -338,7 +338,12 @@ def mcts(problem: Problem, *, settings: MctsSettings = MctsSettings()) -> Iterat
     yield from trials.baseline()
     if trials.out_of_budget:
         return
-    graph = Graph(trials, settings)
+    yield from searched(Graph(trials, settings))
+
+
+def searched(graph: Graph) -> Iterator[Observation]:
+    """The search over a graph: simulate, measure the best candidates, learn, again."""
+    trials, settings, problem = graph.trials, graph.settings, graph.trials.problem
     while not trials.out_of_budget:
         expansions = 0
         for _ in range(settings.simulations):
