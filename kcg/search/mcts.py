@@ -319,6 +319,7 @@ class Graph:
             near = [(score - settings.twin_penalty * sum(_twins(node, c) for c in chosen), i)
                     for i, (score, node) in enumerate(pool) if score >= reach]  # fmt: skip
             chosen.append(pool.pop(max(near, key=lambda scored: (scored[0], -scored[1]))[1])[1])
+        chosen.sort(key=lambda node: -node.own)  # where the budget ends within a batch, the surest were measured
         return [node.schedule for node in chosen]
 
     def frontier(self) -> Node | None:
