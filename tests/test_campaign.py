@@ -28,6 +28,7 @@ from kcg.kernel.codec import kernel_of
 from kcg.kernel.space import KernelSpace
 from kcg.kernel.targets import KNOWN_TARGETS
 from kcg.measure.protocol import PROTOCOL
+from kcg.predictor.choice import check_choice
 from kcg.predictor.roofline import Roofline
 from kcg.search.tables import FILE, read_tables
 from kcg.types import RAW, Measurement, Region, Schedule, Status, Workload, WorkloadCall
@@ -324,3 +325,19 @@ def test_the_quick_schedule_state_is_tinygrads(space: KernelSpace) -> None:
     plain = Scheduler(state.ast, state.ren)
     assert state.rngs == plain.rngs and state.full_shape == plain.full_shape
     assert state.copy().axis_types == plain.axis_types
+
+
+def test_greedy_samplers_follow_the_predictor_that_is_named() -> None:
+    """The shipped one by default; who else is named decides other steps, and a file that is not there is refused."""
+    (ast,) = kernels_of(empty(64, 32) @ empty(32, 48))
+    region = Region((kernel_of(ast),))
+    mix = (("greedy:0", 1.0),)
+
+    def drawn(predictor: str) -> list[Schedule]:
+        answer = draw(DrawJob(region, H200, (), 24, mix, "0", predictor=predictor))
+        return [schedule for schedule, who, _ in answer.batch if who == "greedy:0"]
+
+    assert drawn("roofline") and drawn("auto")
+    assert drawn("roofline") != drawn("auto")
+    with pytest.raises(UsageError, match="--predictor nowhere: write auto, roofline, or the path"):
+        check_choice("nowhere")

@@ -7,15 +7,17 @@ import math
 import random
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from kcg.campaign.samplers import View, key_of, sampler
 from kcg.errors import ScheduleError
 from kcg.kernel.space import KernelSpace
+from kcg.predictor.choice import AUTO, choose_predictor
+from kcg.predictor.interface import Judge, Predictor
 from kcg.predictor.roofline import Roofline
-from kcg.types import RAW, Region, Schedule, Target
+from kcg.types import RAW, Prediction, Region, Schedule, Target
 
 SLOWEST_S = 2.0
 """Schedules that the analytic model expects to take longer are not drawn: one of them costs as much as a hundred."""
@@ -52,6 +54,7 @@ class DrawJob:
     seed: str
     ended: frozenset[str] = frozenset()  # samplers that have nothing more to draw
     most: int = 64  # schedules of the batch
+    predictor: str = AUTO  # whom a greedy sampler follows, as `choose_predictor` takes it
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,24 @@ def draw_timed(draw: Callable[[Any], Drawn], job: Any) -> Drawn:
     begin = time.perf_counter()
     answer = draw(job)
     return replace(answer, draw_s=time.perf_counter() - begin)
+
+
+class _Chosen:
+    """The predictor that a greedy sampler follows, read when one first asks: that takes seconds."""
+
+    def __init__(self, choice: str, target: Target) -> None:
+        self.name, self._target = choice, target
+
+    def predict(self, space: KernelSpace, schedules: Sequence[Schedule]) -> list[Prediction]:
+        return _predictor(self.name, self._target).predict(space, schedules)
+
+    def of(self, space: KernelSpace) -> Judge:
+        return _predictor(self.name, self._target).of(space)
+
+
+@functools.lru_cache(2)
+def _predictor(choice: str, target: Target) -> Predictor:
+    return choose_predictor(choice, target)
 
 
 @functools.lru_cache(SPACES_KEPT)
@@ -93,7 +114,7 @@ def draw(job: DrawJob) -> Drawn:
     keys = keys_of(space, job.known)
     known = {key: k for key, k in zip(keys, job.known, strict=True) if key}
     times, schedules = {key: k.time_s for key, k in known.items()}, {key: k.schedule for key, k in known.items()}
-    drawing = _Drawing(job, View(space, Roofline(), times, schedules))
+    drawing = _Drawing(job, View(space, _Chosen(job.predictor, job.target), times, schedules))
     for schedule, who in ((baseline, HAND_CODED), (RAW, "raw")):
         drawing.add(schedule, who, always=who == HAND_CODED)
     fixed = len(drawing.batch)
@@ -146,7 +167,7 @@ class _Drawing:
         if rng is not None and is_long and rng.random() >= LONG_SHARE:
             return True
         self.taken.add(key)
-        expected = self.view.predictor.predict(self.view.space, [schedule])[0]
+        expected = Roofline().predict(self.view.space, [schedule])[0]
         if not always and expected.runtime_s > SLOWEST_S:
             # as good as measured, for a beam search: it would not be kept
             self.view.times_s[key] = math.inf

@@ -120,7 +120,7 @@ class _Occasion:
     def _task(self, call: WorkloadCall, wanted: int) -> KernelTask:
         return KernelTask(
             call, self.service.target, wanted=wanted, mix=self.settings.mix, seed=self.settings.seed,
-            most=self._most, known=self._rows(call),
+            most=self._most, known=self._rows(call), predictor=self.settings.predictor,
         )  # fmt: skip
 
     def _rows(self, call: WorkloadCall) -> list[Measurement]:
@@ -263,7 +263,7 @@ def generate_here(settings: CampaignSettings, *, say: Say) -> CampaignSummary:
         facts = {
             "device": choice.dev, "mix": dict(settings.mix), "seed": settings.seed, "shard": list(settings.shard),
             "schedules_per_kernel": settings.schedules_per_kernel,
-            "kernels_per_family": settings.kernels_per_family, "predictor": "roofline",
+            "kernels_per_family": settings.kernels_per_family, "predictor": settings.predictor,
             "compile_workers": service.compile_workers,
         }  # fmt: skip
         started = datetime.now(UTC).isoformat(timespec="seconds")

@@ -39,6 +39,7 @@ class CampaignSettings:
     shard: tuple[int, int] = (1, 1)  # this part of so many
     budget_s: float | None = None
     seed: int = 0
+    predictor: str = "auto"  # whom greedy samplers follow: auto, roofline, or the path of a checkpoint
     compile_workers: int | None = None  # None: one a core
     gpus: int | None = None  # None: all
     command: str = ""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 
 from kcg.campaign.draw import HAND_CODED, DrawJob, Drawn, Known, draw
 from kcg.measure.jobs import UNJUDGED
+from kcg.predictor.choice import AUTO
 from kcg.types import Measurement, Schedule, Status, Target, WorkloadCall
 
 
@@ -15,11 +16,11 @@ class KernelTask:
 
     def __init__(
         self, call: WorkloadCall, target: Target, *, wanted: int, mix: tuple[tuple[str, float], ...], seed: int,
-        most: int = 64, known: Iterable[Measurement] = (),
+        most: int = 64, known: Iterable[Measurement] = (), predictor: str = AUTO,
     ) -> None:  # fmt: skip
         self.call, self.target = call, target
         self._wanted, self._mix, self.seed = wanted, mix, f"{seed}:{call.region.id}:{call.variables}"
-        self._most = most
+        self._most, self._predictor = most, predictor
         self.known: dict[Schedule, Known] = {}
         self._keys: dict[Schedule, str] = {}
         self._ended: frozenset[str] = frozenset()
@@ -42,7 +43,7 @@ class KernelTask:
             return None
         return draw, DrawJob(
             self.call.region, self.target, tuple(self.known.values()), self._wanted, self._mix, self.seed, self._ended,
-            self._most,
+            self._most, self._predictor,
         )  # fmt: skip
 
     def drawn(self, answer: Drawn) -> list[tuple[Schedule, str]]:

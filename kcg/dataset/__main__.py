@@ -43,6 +43,7 @@ def generate(
     mix: Annotated[str | None, typer.Option(help="who draws: walk:raw=0.25,beam:2/8=0.35 and so on")] = None,
     shard: Annotated[str, typer.Option(help="this part of the kernels, e.g. 2/4")] = "1/1",
     gpus: Annotated[int | None, typer.Option(min=1, help="how many GPUs; all by default")] = None,
+    predictor: Annotated[str, typer.Option(help="of greedy samplers: auto, roofline, or a checkpoint")] = "auto",
     seed: Annotated[int, typer.Option(help="seed of the random walks")] = 0,
     quiet: Annotated[bool, typer.Option("--quiet", help="only the summary line")] = False,
 ) -> None:
@@ -57,12 +58,13 @@ def generate(
     budget_s = parse_budget(budget) if budget is not None else None
     from kcg.campaign.settings import DEFAULT_MIX, CampaignSettings, parse_mix, parse_shard
     from kcg.optimize.console import progress
+    from kcg.predictor.choice import check_choice
 
     settings = CampaignSettings(
         workloads=names, source=source, out=out, preset=preset, device=device, budget_s=budget_s, seed=seed,
         schedules_per_kernel=schedules_per_kernel, kernels_per_family=kernels_per_family, shard=parse_shard(shard),
         mix=tuple(DEFAULT_MIX.items()) if mix is None else parse_mix(mix), gpus=gpus, tables=tables,
-        table_schedules=table_schedules,
+        table_schedules=table_schedules, predictor=check_choice(predictor),
         command=command_text("kcg.dataset"),
     )  # fmt: skip
     from kcg.campaign.shards import generate as generate_now
