@@ -70,6 +70,15 @@ class KernelSpace:
             _keep(self._tables, schedule, found)
         return found
 
+    def symbolic_axes(self, schedule: Schedule) -> frozenset[int]:
+        """The places in the axis table whose extent is symbolic: tinygrad's UNROLL does not count them.
+
+        Raises ScheduleError if `schedule` does not apply.
+        """
+        if self._planner is not None:  # it takes no such kernel
+            return frozenset()
+        return frozenset(i for i, e in enumerate(self.state(schedule).full_shape) if not isinstance(e, int))
+
     def uops(self, schedule: Schedule) -> int:
         """About how many micro-operations the kernel will have. Raises ScheduleError if `schedule` does not apply."""
         if self._planner is not None:

@@ -17,7 +17,7 @@ import numpy as np
 
 from kcg.kernel.axes import INNER, AxisTable
 from kcg.kernel.plan import SHARED, TAKES
-from kcg.predictor.encode import Array
+from kcg.predictor.encode import MOST_AXES, Array
 from kcg.types import Opt
 
 STOP: Final = "stop"
@@ -44,8 +44,11 @@ class ActionRows:
         return len(self.features)
 
 
-def action_rows(table: AxisTable, opts: Sequence[Opt], *, depth: int = 0) -> ActionRows:
-    """The rows of `opts`, all legal at a schedule of `depth` steps with this axis table, and of stopping there."""
+def action_rows(
+    table: AxisTable, opts: Sequence[Opt], *, depth: int = 0, symbolic: frozenset[int] = frozenset()
+) -> ActionRows:
+    """The rows of `opts`, all legal at a schedule of `depth` steps with this axis table, and of stopping there.
+    `symbolic` are the places of axes of symbolic extent, which UNROLL does not count."""
     features = np.zeros((len(opts) + 1, len(ACTION_FEATURES)), np.float32)
     axes = np.full((len(opts) + 1, AXES_OF_ACTION), -1, np.int64)
     along = _along(table)
@@ -56,18 +59,19 @@ def action_rows(table: AxisTable, opts: Sequence[Opt], *, depth: int = 0) -> Act
         features[:, _FEATURE[name]] = value
     features[:, _FEATURE["depth"]] = depth
     places = {op: [i for i, kind in enumerate(table.kinds) if kind in TAKES[op]] for op in ("UNROLL", "GROUP")}
+    places["UNROLL"] = [i for i in places["UNROLL"] if i not in symbolic]
     places["GROUPTOP"] = places["GROUP"]
     for row, opt in enumerate(opts):
         kind = opt.op if opt.op in _PLACE else "other"
         features[row, _PLACE[kind]] = 1.0
         found = _axes_of(opt, places, len(table.extents))
-        axes[row, : len(found)] = found
+        axes[row, : len(found)] = [place if place < MOST_AXES else -1 for place in found]  # graphs are cut there
         if opt.op == "TC" and isinstance(opt.arg, tuple):
             features[row, _FEATURE["core axes"]] = opt.axis if isinstance(opt.axis, int) else 0
             features[row, _FEATURE["core padding"]] = opt.arg[1]
         if found:
             features[row, along.start : along.stop] = along.rows[found[0]]
-            _amounts(features[row], opt, table.extents[found[0]], kind)
+            _amounts(features[row], opt, table.extents[found[0]], kind, table.kinds[found[0]])
     features[-1, _PLACE[STOP]] = 1.0
     return ActionRows(features, axes)
 
@@ -85,7 +89,8 @@ def _axes_of(opt: Opt, places: dict[str, list[int]], count: int) -> list[int]:
     return found if all(0 <= place < count for place in found) else []
 
 
-def _amounts(row: Array, opt: Opt, extent: int, kind: str) -> None:
+def _amounts(row: Array, opt: Opt, extent: int, kind: str, of: str) -> None:
+    """`of` is the kind of the axis."""
     amount = (opt.arg or extent) if isinstance(opt.arg, int) and kind != "SWAP" else 1
     row[_FEATURE["amount"]] = math.log2(max(amount, 1))
     row[_FEATURE["extent"]] = math.log2(max(extent, 1))
@@ -94,6 +99,8 @@ def _amounts(row: Array, opt: Opt, extent: int, kind: str) -> None:
     row[_FEATURE["power of two"]] = amount & (amount - 1) == 0
     if kind in ("UPCAST", "UNROLL"):
         row[_FEATURE["held after"]] += math.log2(max(amount, 1))
+        if of in SHARED:  # what one thread takes over, no other does
+            row[_FEATURE["threads after"]] -= math.log2(max(amount, 1))
     if kind in ("LOCAL", "GROUP", "GROUPTOP"):
         row[_FEATURE["threads after"]] += math.log2(max(amount, 1))
 

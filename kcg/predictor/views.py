@@ -63,7 +63,8 @@ class Viewer:
             made = graphs(encode(tables, lengths), self.space.target)
             for i, (schedule, table, length) in enumerate(zip(missing, tables, lengths, strict=True)):
                 steps = tuple(self._actions(schedule))
-                rows = action_rows(table, [opt_of(step) for step in steps], depth=len(schedule.opts))
+                opts, symbolic = [opt_of(step) for step in steps], self.space.symbolic_axes(schedule)
+                rows = action_rows(table, opts, depth=len(schedule.opts), symbolic=symbolic)
                 one = made if len(missing) == 1 else made.take(np.array([i]))
                 found[schedule] = View(
                     self.space, schedule, refusal(self.space, schedule, length), one, self._kernel_x, self._target_x,
