@@ -88,7 +88,7 @@ def _level(trials: Trials, kept: list[Schedule], seen: set[str]) -> list[Schedul
     return list(level.values())
 
 
-def predicted_beam(width: int, *, optimism: float = 1.0) -> Strategy:
+def predicted_beam(width: int, *, optimism: float = 2.0) -> Strategy:
     """Draft, then verify: beams over predictions draft candidates, a batch of them that are no near twins is measured,
     the predictor is corrected by it, and the beams draft again from the corrected predictions.
 

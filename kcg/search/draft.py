@@ -80,7 +80,7 @@ class Drafts:
     judges failures in any case. Only what the predictor may still be asked about is taken in.
     """
 
-    def __init__(self, trials: Trials, *, optimism: float = 1.0) -> None:
+    def __init__(self, trials: Trials, *, optimism: float = 2.0) -> None:
         self.trials = trials
         self.optimism = optimism  # standard deviations of doubt added to a candidate for measuring
         self.calibration = Calibration()

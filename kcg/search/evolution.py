@@ -1,8 +1,9 @@
 """Evolution: schedules as lists of steps that are mutated and crossed, the offspring ranked by the predictor.
 
 The model is the evolutionary search of TVM's MetaSchedule (Shao et al., 2022): between two batches of measurements a
-population evolves for some generations under the predictor alone, and a small share of a batch is random. Crossing two
-schedules is Ansor's (Zheng et al., 2020). Unlike there the predictor is corrected by each batch.
+population, with new random schedules in it, evolves for some generations under the predictor alone, and a small share
+of a batch is random. Crossing two schedules is Ansor's (Zheng et al., 2020). Unlike there the predictor is corrected by
+each batch.
 """
 
 from __future__ import annotations
@@ -17,20 +18,21 @@ from kcg.search.trials import Trials
 from kcg.search.walks import Way, Ways, fresh, walk
 from kcg.types import Schedule
 
-UNGUIDED: Final = 4  # population and founders are so many times fewer where each of them has to be measured
-
 
 @dataclass(frozen=True)
 class EvolutionSettings:
-    """How a population evolves. On the H200's replay tables that are not Flux's, more founders were better."""
+    """How a population evolves."""
 
     guided: bool = True  # offspring are ranked by the predictor; else each one made is measured
-    population: int = 32  # parents: the best known, and the best expected; where unguided a quarter as many
-    founders: int = 64  # random schedules at the beginning; where unguided a quarter as many, which are measured
+    population: int = 32  # parents: the best known, and where guided the best expected
+    founders: int = 64  # random schedules that join before each batch; where unguided once, to be measured
     generations: int = 4  # between two batches
     offspring: int = 32  # of each generation
     crossing: float = 0.15  # share of offspring that have two parents
     random: float = 0.05  # share of a batch that is random, as MetaSchedule's ε
+
+
+UNGUIDED: Final = EvolutionSettings(guided=False, population=8, founders=16)
 
 
 def evolution(*, settings: EvolutionSettings = EvolutionSettings()) -> Strategy:
@@ -74,11 +76,10 @@ def _guided(trials: Trials, breeding: _Breeding) -> Iterator[Observation]:
     """Generations under the predictor, then a batch of the best offspring that are no twins."""
     settings, problem = breeding.settings, trials.problem
     drafts = Drafts(trials)
-    population = [problem.space.start(), problem.space.baseline()]
-    population += [walk(trials) for _ in range(settings.founders) if not trials.out_of_budget]
-    population = drafts.add(population)
+    population = drafts.add([problem.space.start(), problem.space.baseline()])
     while not trials.out_of_budget:
-        population = drafts.add([*trials.fastest(settings.population), *population])
+        founders = [walk(trials) for _ in range(settings.founders) if not trials.out_of_budget]
+        population = drafts.add([*trials.fastest(settings.population), *population, *founders])
         for _ in range(settings.generations):
             population = _fittest(drafts, population, settings.population)
             if not population or not problem.ledger.may_evaluate:
@@ -102,9 +103,9 @@ def _fittest(drafts: Drafts, population: list[Schedule], count: int) -> list[Sch
 def _unguided(trials: Trials, breeding: _Breeding) -> Iterator[Observation]:
     """Random founders, then offspring of the fastest, all measured."""
     settings, problem = breeding.settings, trials.problem
-    yield from trials.measure(fresh(trials, settings.founders // UNGUIDED))
+    yield from trials.measure(fresh(trials, settings.founders))
     while not trials.out_of_budget:
-        parents = trials.fastest(settings.population // UNGUIDED)
+        parents = trials.fastest(settings.population)
         made = breeding.offspring(parents, settings.offspring) if parents else []
         new = {trials.key(s): s for s in made if trials.observed(s) is None}
         batch = list(new.values())[: problem.batch_size]

@@ -11,7 +11,7 @@ from typing import Final
 
 from kcg.errors import UnknownName
 from kcg.search.beams import full_beam, guided_beam, predicted_beam
-from kcg.search.evolution import EvolutionSettings, evolution
+from kcg.search.evolution import UNGUIDED, evolution
 from kcg.search.interface import Observation, Problem, Strategy
 from kcg.search.local import annealing, epsilon_greedy, greedy
 from kcg.search.mcts import mcts
@@ -51,9 +51,7 @@ STRATEGIES: dict[str, Named] = {
     "epsilon-greedy": Named(lambda _: epsilon_greedy(), "the best expected child of the best so far, or a random walk"),
     "greedy": Named(lambda _: greedy, "hill climbing: measures the best predicted steps, moves while that helps"),
     "evolution": Named(lambda _: evolution(), "mutation and crossing of the best, offspring ranked by the predictor"),
-    "unguided-evolution": Named(
-        lambda _: evolution(settings=EvolutionSettings(guided=False)), "the same without a predictor"
-    ),
+    "unguided-evolution": Named(lambda _: evolution(settings=UNGUIDED), "the same without a predictor"),
     "annealing": Named(lambda _: annealing(), "simulated annealing on measured runtimes, without a predictor"),
     "beam": Named(guided_beam, "BEAM that measures the best predicted of each level", 4),
     "full-beam": Named(full_beam, "BEAM as tinygrad has it: every child of each level is measured", 4),

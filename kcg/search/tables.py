@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,8 +45,9 @@ def write_tables(tables: Iterable[NamedTable], path: Path) -> None:
     parquet.write_table(pa.table(columns, schema=schema), path, compression="zstd", compression_level=19)
 
 
-def read_tables(folder: Path) -> list[NamedTable]:
-    """The tables of a dataset. Raises DataError where there is no such file, or it is not one."""
+def read_tables(folder: Path, *, regions: Collection[str] | None = None) -> list[NamedTable]:
+    """The tables of a dataset, or those of some region ids. Raises DataError where there is no such file, or it is not
+    one."""
     import pyarrow
     from pyarrow import parquet
 
@@ -61,4 +62,5 @@ def read_tables(folder: Path) -> list[NamedTable]:
             ReplayTable.from_json(row["table"]),
         )
         for row in rows
+        if regions is None or row["region_id"] in regions
     ]  # fmt: skip
