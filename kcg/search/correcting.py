@@ -15,6 +15,7 @@ import numpy as np
 from kcg.predictor.correction import Correction
 from kcg.predictor.encode import Array
 from kcg.search.calibration import Calibration, Trial
+from kcg.search.diversity import StepSets
 from kcg.types import Prediction, Schedule
 
 BUDGETS: Final = (0, 4, 8, 16)  # measurements
@@ -35,13 +36,8 @@ class Pool:
 
 def steps_of(schedules: Sequence[Schedule]) -> tuple[int, ...]:
     """The set of each schedule's Opts, a bit each; an Opt that comes twice has two."""
-    bits: dict[tuple[str, int], int] = {}
-    found = []
-    for schedule in schedules:
-        names = [str(opt) for opt in schedule.opts]
-        marks = [(name, names[:i].count(name)) for i, name in enumerate(names)]
-        found.append(sum(1 << bits.setdefault(mark, len(bits)) for mark in marks))
-    return tuple(found)
+    sets = StepSets()
+    return tuple(sets.of(schedule) for schedule in schedules)
 
 
 def _nothing(pool: Pool, done: list[int]) -> Array:
