@@ -340,3 +340,17 @@ def test_the_table_has_tinygrads_columns(tmp_path: Path, monkeypatch: pytest.Mon
     tinygrad.helpers._db_connection.close()
     ours = beam.create_table_sql(beam.cache_table()).replace("IF NOT EXISTS ", "")
     assert re.sub(r"[\s'\"]", "", sql).lower() == re.sub(r"[\s'\"]", "", ours).lower()
+
+
+def test_a_jit_that_captures_its_first_call_gives_what_an_uncaptured_one_does() -> None:
+    """Its memory is planned from the start: nothing that the function made contiguous outlives the call."""
+    from kcg.compat.jit import captured_at_once
+
+    def step(x: Tensor) -> Tensor:
+        return ((x + 1).contiguous() * 2).contiguous().sum()
+
+    jitted = captured_at_once(step)
+    for numbers in ([1.0, 2.0, 3.0], [4.0, 5.0, 6.0]):
+        given = Tensor(numbers, device="CPU").contiguous().realize()
+        assert jitted(given).item() == pytest.approx(sum(2 * (n + 1) for n in numbers))
+        assert jitted.captured is not None
