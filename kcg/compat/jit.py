@@ -14,8 +14,8 @@ from tinygrad import TinyJit
 def captured_at_once(function: Callable[..., Any]) -> Any:
     """A `TinyJit` of `function` that captures its first call.
 
-    An uncaptured call keeps every value that a program made contiguous until it ends: a step of Flux 1024 ran out of the
-    141 GB of an H200 so. The memory of a captured call is planned.
+    An uncaptured call keeps every value that a program made contiguous until it ends: a step of Flux 1024 ran out of
+    the 141 GB of an H200 so. The memory of a captured call is planned.
     """
     jitted: Any = TinyJit(function)
     jitted.cnt = 1
