@@ -1,7 +1,7 @@
 """Every table and plot of docs/predictor.md, from the committed dataset and checkpoints, on a plain CPU.
 
     python evaluation/eval_predictor.py
-    python evaluation/eval_predictor.py --dataset datasets/h200 --checkpoint FILE --out results.json --docs ""
+    python evaluation/eval_predictor.py --dataset datasets/cpu --checkpoint kcg/predictor/checkpoints/cpu.safetensors
 
 Under each split: the pool of the test part, fixed before training; rankings within kernels; 95 % intervals over
 kernels (over seeds for single networks). Writes results/eval_predictor.json, and the tables into the document between
@@ -11,6 +11,7 @@ its marks.
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -20,6 +21,7 @@ from kcg.commandline import guarded, record_results
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
+MAIN = "h200"  # the dataset that the document is about
 
 
 def main(
@@ -41,11 +43,12 @@ def main(
     told = evaluate(
         dataset, checkpoint, HERE / "checkpoints", tables, say=lambda text: typer.echo(text, err=True), speed=speed
     )
-    told["command"] = "python evaluation/eval_predictor.py"
-    found = headline(told)
+    told["command"] = " ".join(["python", *sys.argv])
+    before = "" if dataset.name == MAIN else f"{dataset.name}_"  # the headline proper is that of the H200
+    found = {before + name: value for name, value in headline(told).items()}
     record_results(out, dataset.name, told, found)
     if docs and Path(docs).is_file():
-        write_into(Path(docs), sections(told))
+        write_into(Path(docs), {before.replace("_", "-") + name: lines for name, lines in sections(told).items()})
     typer.echo(json.dumps(found, indent=1))
 
 
