@@ -154,7 +154,7 @@ class Graph:
             self._add(children)
             for child in children:
                 self._link(node, self.nodes[self.trials.key(child)])
-        self._close(node)
+            self._close(node)
 
     def widen(self, node: Node) -> None:
         """Predicts the next choices of the policy."""
@@ -163,6 +163,7 @@ class Graph:
         self._add([child for child, _ in some])
         for child, prior in some:
             self._link(node, self.nodes[self.trials.key(child)], prior)
+        self._close(node)  # the last choices may all be nodes that were closed from elsewhere
 
     # learning
 
