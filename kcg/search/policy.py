@@ -197,7 +197,7 @@ def read_policy(path: Path) -> Policy:
         about["targets"] = tuple(about["targets"])
         about["datasets"] = tuple((name, value) for name, value in about["datasets"])
         return Policy(net, PolicyAbout(**about))
-    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+    except (KeyError, TypeError, ValueError, RuntimeError, AssertionError) as error:  # the last by torch's attention
         raise DataError(f"{path} does not hold what it says ({str(error).splitlines()[0]}): train it again") from error
 
 

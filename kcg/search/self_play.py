@@ -97,11 +97,11 @@ def _play(graph: Graph, node: Node, settings: SelfPlaySettings, rng: random.Rand
 
 
 def examples_of(viewer: Viewer, graph: Graph, *, least_visits: int = LEAST_VISITS) -> Examples | None:
-    """What a graph teaches: the shares of the visits of each schedule that was visited often."""
+    """What a graph teaches: the shares of the visits of each schedule that was visited often, and that has steps."""
     views, chances, values, weights = list[View](), list[Array](), list[float](), list[float]()
     for node in graph.nodes.values():
         total = node.stops + sum(node.visits)
-        if node.children is None or total < least_visits:
+        if not node.children or total < least_visits:  # where stopping is all that there is, there is nothing to learn
             continue
         view = viewer.view(node.schedule)
         counts = {graph.trials.key(c.schedule): n for c, n in zip(node.children, node.visits, strict=True)}
