@@ -11,21 +11,23 @@ import functools
 import json
 import logging
 import math
+import operator
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import as_completed
+from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import torch
 
 from kcg.commandline import revision
 from kcg.dataset.reading import Export, read_export
 from kcg.dataset.splits import TRAIN, VALIDATION
-from kcg.env import Task, learned
-from kcg.errors import DataError, ScheduleError, UsageError
+from kcg.env import STARTS, Task, learned
+from kcg.errors import DataError, ScheduleError, UnknownName, UsageError
 from kcg.kernel.space import KernelSpace
 from kcg.predictor.checkpoint import read
 from kcg.predictor.kernel_jobs import keep, kept
@@ -46,6 +48,9 @@ log = logging.getLogger(__name__)
 
 POLICY: Final = "policy.safetensors"
 PROGRESS: Final = "progress.json"
+
+J = TypeVar("J")
+R = TypeVar("R")
 
 
 @dataclass(frozen=True)
@@ -102,6 +107,21 @@ def kernels_of(export: Export, predictor: Path, part: str, count: int, seed: int
     return [KernelOf(region, targets[0], predictor.resolve()) for region in regions[:count]]
 
 
+def _each(work: Callable[[J], R], jobs: Sequence[J], workers: int) -> Generator[tuple[int, R]]:
+    """The place of each job and what `work` makes of it, as they are done; one worker works in this process. Where the
+    caller closes it, what has not begun is left."""
+    if workers == 1:
+        yield from enumerate(map(work, jobs))
+        return
+    with processes(min(workers, len(jobs))) as pool:
+        running = {pool.submit(work, job): place for place, job in enumerate(jobs)}
+        try:
+            for job in as_completed(running):
+                yield running[job], job.result()
+        finally:  # only now: `as_completed` waits for ever for what is cancelled
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
 @dataclass(frozen=True)
 class _Game:
     kernel: KernelOf
@@ -130,19 +150,19 @@ def self_play(
     files = {kernel.region.id: folder / f"{kernel.region.id[:24]}.npz" for kernel in kernels}
     waiting = [k for k in kernels if not files[k.region.id].exists()]
     if waiting and time.monotonic() < deadline:
-        with processes(min(workers, len(waiting))) as pool:
-            jobs = {pool.submit(_played, _Game(k, settings, seed, policy, changed)): k for k in waiting}
-            for i, job in enumerate(as_completed(jobs), 1):
-                found = job.result()
-                keep(as_arrays(found) if found is not None else {}, files[jobs[job].region.id])
+        jobs = [_Game(kernel, settings, seed, policy, changed) for kernel in waiting]
+        with closing(_each(_played, jobs, workers)) as played:
+            for i, (place, found) in enumerate(played, 1):
+                keep(as_arrays(found) if found is not None else {}, files[waiting[place].region.id])
                 told(i)
-                if time.monotonic() >= deadline:  # out of the loop: `as_completed` waits for ever for what is cancelled
-                    pool.shutdown(wait=False, cancel_futures=True)
+                if time.monotonic() >= deadline:
                     break
     loaded = [kept(path, lambda arrays: from_arrays(arrays) if arrays else None) for path in files.values()]
     examples = [part for part in loaded if part is not None and len(part)]
     if not examples:
-        raise DataError(f"{folder} holds nothing to learn from: no kernel has a legal step, or none was played")
+        raise DataError(
+            f"{folder} holds nothing to learn from: no kernel has a legal step, or the time was up before the first"
+        )
     return together(examples)
 
 
@@ -184,8 +204,8 @@ def rollouts(policy: Policy, viewer: Viewer, *, most_steps: int = 10) -> list[Sc
 def judged(kernels: Sequence[KernelOf], policy: Path, *, workers: int) -> dict[str, float]:
     """How far the policy alone gets on kernels, by what the predictor says, beside a search over the predictor."""
     jobs = [_Rollout(kernel, policy, policy.stat().st_mtime) for kernel in kernels]
-    with processes(min(workers, len(jobs))) as pool:
-        found = [row for row in pool.map(_rolled, jobs, chunksize=4) if row is not None]
+    rows = sorted(_each(_rolled, jobs, workers), key=operator.itemgetter(0))
+    found = [row for _, row in rows if row is not None]
     count = max(len(found), 1)
     return {
         "policy_log_speedup": sum(base - ours for base, ours, _ in found) / count,
@@ -203,10 +223,14 @@ def train_policy(
     nothing but has the predictor's network. Raises DataError and UsageError."""
     if not from_mcts and settings.ppo.steps < 1:
         raise UsageError("nothing to do: neither self-play (--from-mcts) nor PPO (ppo.steps above 0) is asked for")
+    _check(settings)
     deadline = time.monotonic() + budget_s
     export, told = read_export(data), read(predictor).about
     ours = kernels_of(export, predictor, TRAIN, settings.kernels, settings.seed)
     others = kernels_of(export, predictor, VALIDATION, settings.held_out, settings.seed)
+    for part, kernels in ((TRAIN, ours), (VALIDATION, others)):
+        if not kernels:
+            raise DataError(f"{data} has no kernel of the {part} part of the split by {told.split}")
     ours, others = ([replace(k, members=settings.networks) for k in kernels] for kernels in (ours, others))
     config = {"settings": asdict(settings), "datasets": dict(told.datasets), "predictor": told.name,
               "revision": revision()}  # fmt: skip
@@ -250,6 +274,24 @@ def train_policy(
         tracker.log({"stage": "done", **found})
         tracker.artifact(path, out.name)
     return found
+
+
+_LEAST: Final = {
+    "kernels": 1, "held_out": 1, "networks": 1, "self_play.simulations": 1, "self_play.alpha": 1e-3,
+    "self_play.most_steps": 1, "self_play.games": 1, "learning.epochs": 1, "learning.batch": 1, "ppo.rollout": 2,
+    "ppo.batch": 2, "ppo.epochs": 1, "ppo.most_steps": 1,
+}  # fmt: skip
+
+
+def _check(settings: PolicyTrainingSettings) -> None:
+    """Raises UsageError for a value that cannot be meant."""
+    for name, least in _LEAST.items():
+        if (value := operator.attrgetter(name)(settings)) < least:
+            raise UsageError(f"{name}={value}: it has to be at least {least:g}")
+    if settings.ppo.start not in STARTS:
+        raise UnknownName("ppo.start", settings.ppo.start, list(STARTS))
+    if settings.self_play.noise > 1:
+        raise UsageError(f"self_play.noise={settings.self_play.noise}: it is a share, at most 1")
 
 
 def _ppo(
