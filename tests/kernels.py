@@ -170,6 +170,15 @@ def _asts(device: str) -> dict[str, UOp]:
     return asts
 
 
+@cache
+def example_ast(name: str, device: str = "CPU") -> UOp:
+    """One of `example_asts`, without the time that all of them take."""
+    prepare(choose_cpu().dev)
+    tensor, _, place = name.partition(".")
+    out = _tensors(device)[tensor]()
+    return kernels_of(*(out if isinstance(out, tuple) else (out,)))[int(place or 0)]
+
+
 def example_asts(device: str = "CPU") -> dict[str, UOp]:
     """Name -> kernel AST (SINK). A name has a suffix `.i` where its tensor takes several kernels."""
     return dict(_asts(device))

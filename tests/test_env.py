@@ -37,7 +37,7 @@ from kcg.predictor.views import VIEWS_KEPT, Viewer, opt_of
 from kcg.search.replay import ReplayTable
 from kcg.search.tables import read_tables
 from kcg.types import RAW, Action, Opt, Prediction, Region, Schedule, Target
-from tests.kernels import empty, example_asts, kernels_of
+from tests.kernels import empty, example_ast, kernels_of
 
 DATASET = Path(__file__).parent.parent / "datasets" / "h200"
 RECORDED = "b6807720"
@@ -63,7 +63,7 @@ def region_of(name: str) -> Region:
         "matmul": lambda: empty(64, 96) @ empty(96, 80),
         "symbolic sum": lambda: empty(32, 24, 16)[: Variable("length", 1, 32).bind(20)].sum((0, 2)),
     }  # fmt: skip
-    return Region((kernel_of(kernels_of(made[name]())[-1] if name in made else example_asts()[name]),))
+    return Region((kernel_of(kernels_of(made[name]())[-1] if name in made else example_ast(name)),))
 
 
 @cache

@@ -1,0 +1,461 @@
+"""A policy is trained by PPO and by self-play: it gets better, ends in time, and goes on where it was cut."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import pickle
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from stable_baselines3.common.preprocessing import preprocess_obs
+from stable_baselines3.common.utils import obs_as_tensor
+from stable_baselines3.common.vec_env import VecEnv
+from torch import nn
+
+from kcg.dataset.reading import read_export
+from kcg.dataset.splits import TRAIN, VALIDATION
+from kcg.env import MOST_ACTIONS, KernelScheduleEnv, Task, observation_of, observation_space, predicted
+from kcg.errors import DataError, UnknownName, UsageError
+from kcg.kernel.codec import kernel_of
+from kcg.kernel.space import KernelSpace
+from kcg.kernel.targets import KNOWN_TARGETS
+from kcg.predictor.checkpoint import read
+from kcg.predictor.choice import shipped_path
+from kcg.predictor.gnn import NetSettings
+from kcg.predictor.roofline import Roofline
+from kcg.predictor.settings import changed
+from kcg.predictor.tracking import read_metrics
+from kcg.predictor.views import View, Viewer
+from kcg.search import policy_training
+from kcg.search.policy import Policy, PolicyAbout, PolicyNet, batch_of, read_policy, save_policy
+from kcg.search.policy_training import (
+    POLICY,
+    PROGRESS,
+    PolicyTrainingSettings,
+    judged,
+    kernels_of,
+    rollouts,
+    self_play,
+    train_policy,
+)
+from kcg.search.ppo import BELOW, PpoSettings, ScheduleExtractor, SchedulePolicy, divided, environments, train, unpadded
+from kcg.types import RAW, Region
+from tests import kernels as tensors
+from tests.kernels import empty, example_ast
+
+ROOT = Path(__file__).parent.parent
+DATASET = ROOT / "datasets" / "h200"
+SHIPPED = shipped_path(KNOWN_TARGETS["sm_90"])
+SMALL = NetSettings(hidden=16, layers=1, dropout=0.0)
+TINY = {
+    "kernels": 2, "held_out": 1, "networks": 1, "self_play.simulations": 14, "self_play.games": 1,
+    "self_play.most_steps": 1, "learning.epochs": 2, "ppo.steps": 24, "ppo.rollout": 8, "ppo.batch": 8,
+    "ppo.epochs": 1, "ppo.most_steps": 3, "seed": 1,
+}  # fmt: skip
+SETTINGS = changed(PolicyTrainingSettings(), TINY)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@cache
+def viewer_of(name: str) -> Viewer:
+    made = {
+        "matmul": lambda: empty(64, 96) @ empty(96, 80), "sum": lambda: empty(64, 48).sum(1),
+        "no axis": lambda: empty(1) + 1, "copy": lambda: empty(8, 4).permute(1, 0).contiguous(),
+    }  # fmt: skip
+    ast = tensors.kernels_of(made[name]())[-1] if name in made else example_ast(name)
+    return Viewer(KernelSpace(Region((kernel_of(ast),)), KNOWN_TARGETS["sm_90"]))
+
+
+@cache
+def task(name: str) -> Task:
+    viewer = viewer_of(name)
+    return Task(name, viewer.space, viewer, predicted(Roofline().of(viewer.space).predict))
+
+
+@cache
+def every_view() -> list[View]:
+    """Of kernels of every kind, raw, hand-coded and one step on."""
+    found = []
+    for name in ("matmul", "softmax.1", "conv2d", "matmul_f16", "cache_update.1", "copy", "no axis"):
+        viewer = viewer_of(name)
+        steps = [step.schedule for step in viewer.space.actions(RAW)[:2]]
+        found += viewer.views([RAW, viewer.space.baseline(), *steps])
+    return found
+
+
+def opinionated(seed: int = 0) -> PolicyNet:
+    """Random, and not uniform as a new policy is."""
+    torch.manual_seed(seed)
+    net = PolicyNet(SMALL)
+    last = net.score[-1]
+    assert isinstance(last, nn.Linear)
+    nn.init.normal_(last.weight, std=2.0)
+    return net
+
+
+def scaled() -> PolicyNet:
+    """A new policy whose network knows the scale of its features, as one from the predictor does."""
+    torch.manual_seed(0)
+    net = PolicyNet(SMALL)
+    net.trunk.fit_scale(batch_of(every_view()).graphs, torch.zeros(1))
+    return net
+
+
+def as_tensors(views: list[View]) -> Any:
+    """Padded observations as stable-baselines3 hands them to a policy: all of them floats."""
+    padded = [observation_of(view) for view in views]
+    stacked = {name: np.stack([one[name] for one in padded]) for name in padded[0]}
+    return preprocess_obs(obs_as_tensor(stacked, torch.device("cpu")), observation_space())
+
+
+# PPO
+
+
+def test_padded_observations_are_judged_as_views_are() -> None:
+    net, views = opinionated(), every_view()
+    with torch.no_grad():
+        batch, places = unpadded(as_tensors(views))
+        logits, values = net(batch)
+        ours, our_values = net(batch_of(views))
+    assert torch.allclose(logits, ours, atol=1e-4) and torch.allclose(values, our_values, atol=1e-4)
+    expected = [i * MOST_ACTIONS + row for i, view in enumerate(views) for row in range(len(view.rows))]
+    assert places.tolist() == expected
+    assert ours.std() > 0.1
+
+
+def test_of_an_observation_that_can_only_stop_the_other_rows_are_left_out() -> None:
+    (view, *_), net = every_view(), opinionated()
+    padded = {name: torch.from_numpy(value)[None] for name, value in observation_of(view, only_stop=True).items()}
+    batch, places = unpadded(padded)
+    assert places.tolist() == [len(view.steps)]
+    with torch.no_grad():
+        assert net(batch)[0].item() == pytest.approx(net(batch_of([view]))[0][-1].item(), abs=1e-4)
+
+
+def envs_of(settings: PpoSettings, *names: str, count: int = 1) -> VecEnv:
+    return environments([lambda: [task(name) for name in names]] * count, settings, here=True)
+
+
+def test_ppo_learns_the_network_and_nothing_behind_it() -> None:
+    """Its probabilities are those of the policy as a search asks it."""
+    net = opinionated()
+    policy = SchedulePolicy(
+        observation_space(), KernelScheduleEnv([task("matmul")]).action_space, lambda _: 1e-3,
+        features_extractor_class=ScheduleExtractor, features_extractor_kwargs={"net": net},
+    )  # fmt: skip
+    assert {id(p) for p in policy.parameters()} == {id(p) for p in net.parameters()}
+    views = every_view()
+    padded = [observation_of(view) for view in views]
+    stacked = {name: torch.from_numpy(np.stack([one[name] for one in padded])) for name in padded[0]}
+    masks = stacked["mask"].numpy().astype(bool)
+    with torch.no_grad():
+        told = policy.get_distribution(stacked, masks).distribution.probs
+        raw = policy.extract_features(stacked)
+    assert (raw[:, :-1][~torch.from_numpy(masks)] == BELOW).all()
+    for row, mask, proposal in zip(told, masks, Policy(net, about()).propose(views), strict=True):
+        assert row[mask].tolist() == pytest.approx([*proposal.steps, proposal.stop], abs=1e-5)
+        assert row[~mask].sum() == pytest.approx(0.0, abs=1e-6)
+
+
+def about() -> PolicyAbout:
+    return PolicyAbout("tiny", (), (), "workload")
+
+
+def mean_return(net: PolicyNet, *names: str, episodes: int = 40) -> float:
+    """Of episodes sampled from the policy, from raw."""
+    policy, rng = Policy(net, about()), np.random.default_rng(0)
+    env, paid = KernelScheduleEnv([task(name) for name in names], max_steps=4), []
+    env.reset(seed=0)
+    for _ in range(episodes):
+        env.reset()
+        total, over = 0.0, False
+        while not over:
+            proposal = policy.propose([env._view])[0]
+            chances = np.array([*proposal.steps, proposal.stop]) * env.action_masks()[: len(proposal.steps) + 1]
+            _, reward, terminated, truncated, _ = env.step(int(rng.choice(len(chances), p=chances / chances.sum())))
+            total, over = total + reward, terminated or truncated
+        paid.append(total)
+    return float(np.mean(paid))
+
+
+def test_ppo_improves_its_return_on_a_real_kernel() -> None:
+    settings = PpoSettings(
+        steps=672, rollout=8, batch=32, epochs=4, learning_rate=4e-3, most_steps=4, start="raw", curriculum=0.0
+    )
+    net = scaled()
+    before = mean_return(net, "matmul")
+    told: list[dict[str, Any]] = []
+    assert train(net, envs_of(settings, "matmul", count=12), settings, tell=told.append) is net
+    assert mean_return(net, "matmul") > before + 0.2
+    assert len(told) == 7 and told[-1]["step"] == 672 and told[-1]["rollout/faults"] == 0.0
+    assert np.mean([line["rollout/log_speedup"] for line in told[-2:]]) > told[0]["rollout/log_speedup"] + 0.3
+    assert all(math.isfinite(value) for line in told for value in line.values())
+    ends = rollouts(Policy(net, about()), viewer_of("matmul"))
+    costs = [task("matmul").cost(schedule).log_s for schedule in (RAW, ends[0])]
+    assert costs[1] < costs[0] - 0.5, "taken greedily, too"
+
+
+QUICK = PpoSettings(steps=32, rollout=8, batch=16, epochs=1, learning_rate=1e-3, most_steps=3)
+
+
+def test_ppo_repeats_itself_under_a_seed() -> None:
+    def trained(seed: int) -> torch.Tensor:
+        settings = replace(QUICK, seed=seed)
+        net = train(scaled(), envs_of(settings, "matmul", "sum"), settings)
+        return torch.cat([p.detach().flatten() for p in net.parameters()])
+
+    assert torch.equal(trained(0), trained(0)) and not torch.equal(trained(0), trained(1))
+
+
+def test_ppo_is_asked_after_each_rollout_whether_to_go_on_and_goes_on_where_it_was() -> None:
+    kept: list[int] = []
+
+    def keep(steps: int) -> bool:
+        kept.append(steps)
+        return len(kept) < 2
+
+    told: list[dict[str, Any]] = []
+    net = train(scaled(), envs_of(QUICK, "sum"), QUICK, keep=keep, tell=told.append)
+    assert kept == [8, 16] and [line["step"] for line in told] == [8, 16] and not net.training
+    kept.clear()
+    train(net, envs_of(QUICK, "sum"), QUICK, done=16, keep=lambda steps: not kept.append(steps))  # type: ignore[func-returns-value]
+    assert kept == [24, 32]
+    before = [p.clone() for p in net.parameters()]
+    train(net, envs_of(QUICK, "sum"), QUICK, done=32, keep=lambda steps: pytest.fail("nothing is left to do"))
+    assert all(torch.equal(one, other) for one, other in zip(before, net.parameters(), strict=True))
+
+
+def test_episodes_grow_with_the_curriculum() -> None:
+    settings = replace(QUICK, steps=64, most_steps=6, curriculum=0.5)
+    envs, most = envs_of(settings, "matmul"), list[int]()
+
+    def keep(steps: int) -> bool:
+        most.extend(envs.get_attr("max_steps"))
+        return True
+
+    train(scaled(), envs, settings, keep=keep)
+    assert most == [2, 3, 4, 5, 6, 6, 6, 6]
+
+
+def test_kernels_are_dealt_out_to_all_processes() -> None:
+    assert divided(5, 2) == [[0, 2, 4], [1, 3]] and divided(2, 8) == [[0], [1]] and divided(0, 3) == []
+
+
+# A whole training
+
+
+def trained(out: Path, settings: PolicyTrainingSettings = SETTINGS, **options: Any) -> dict[str, float]:
+    return train_policy(DATASET, SHIPPED, out, settings, **{"from_mcts": True, "workers": 1} | options)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, float]]:
+    """The folder of a training that was not cut, and its figures."""
+    out = tmp_path_factory.mktemp("policy") / "whole"
+    return out, trained(out)
+
+
+def told_by(folder: Path, stage: str) -> list[dict[str, Any]]:
+    return [line for line in read_metrics(folder) if line.get("stage") == stage]
+
+
+def test_a_training_leaves_a_policy_that_can_be_read(whole: tuple[Path, dict[str, float]]) -> None:
+    out, figures = whole
+    policy = read_policy(out / POLICY)
+    assert policy.about.metrics == pytest.approx(figures) and policy.about.split == "workload"
+    assert policy.about.targets and policy.about.datasets and policy.about.settings["seed"] == 1
+    assert set(figures) == {"policy_log_speedup", "search_log_speedup", "behind_search", "kernels"}
+    assert figures["kernels"] == 1 and all(map(math.isfinite, figures.values()))
+    assert figures["behind_search"] == pytest.approx(figures["search_log_speedup"] - figures["policy_log_speedup"])
+    begun = PolicyNet(trunk=read(SHIPPED).nets[0]).state_dict()
+    ended = policy.net.state_dict()
+    moved = [name for name, value in ended.items() if not torch.allclose(value, begun[name], atol=2e-3)]
+    assert any(name.startswith("score") for name in moved), "it learned"
+    same = [name for name in begun if name.endswith(("_mean", "_scale"))]
+    assert same and not set(same) & set(moved), "the predictor's features keep their scale"
+
+
+def test_a_training_tells_what_it_did(whole: tuple[Path, dict[str, float]]) -> None:
+    out, figures = whole
+    assert [line["examples"] for line in told_by(out, "self-play")] > [0]
+    assert [line["epoch"] for line in read_metrics(out) if "epoch" in line] == [0, 1]
+    assert [line["step"] for line in told_by(out, "ppo")] == [8, 16, 24]
+    assert len(told_by(out, "learned")) == 1
+    assert told_by(out, "done") == [{"stage": "done"} | figures]
+    assert json.loads((out / PROGRESS).read_text())["done"] == {"rounds": 1, "ppo_steps": 24}
+    played = sorted((out / "self-play-0").glob("*.npz"))
+    export = read_export(DATASET)
+    kernels = [k for part, n in ((TRAIN, 2), (VALIDATION, 1)) for k in kernels_of(export, SHIPPED, part, n, 1)]
+    assert [path.stem for path in played] == sorted(k.region.id[:24] for k in kernels)
+
+
+def test_the_same_call_does_nothing_twice(
+    whole: tuple[Path, dict[str, float]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And nothing that a folder holds is unpickled."""
+    out, figures = whole
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*.npz")}
+    lines = read_metrics(out)
+    for module, name in ((pickle, "load"), (pickle, "loads"), (torch, "load")):
+        monkeypatch.setattr(module, name, lambda *_, **__: pytest.fail("something is unpickled"))
+    monkeypatch.setattr(policy_training, "_played", lambda game: pytest.fail("it is played again"))
+    monkeypatch.setattr(policy_training, "train_ppo", lambda *_, **__: pytest.fail("it is trained again"))
+    assert trained(out) == pytest.approx(figures)
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("*.npz")} == before and read_metrics(out) == lines
+    assert {path.suffix for path in out.rglob("*") if path.is_file()} == {".npz", ".json", ".jsonl", ".safetensors"}
+
+
+def test_a_folder_of_other_settings_is_refused(whole: tuple[Path, dict[str, float]]) -> None:
+    out, _ = whole
+    before = (out / POLICY).read_bytes()
+    with pytest.raises(DataError, match="holds a training with other settings: choose another folder"):
+        trained(out, changed(SETTINGS, {"ppo.entropy": 0.02}))
+    assert (out / POLICY).read_bytes() == before
+
+
+def test_ppo_that_was_cut_goes_on_where_it_was(tmp_path: Path) -> None:
+    """A budget of nothing is one rollout."""
+    settings = changed(SETTINGS, {"kernels": 1, "ppo.steps": 12})
+    for done in ([8], [8, 16], [8, 16]):
+        begun = time.monotonic()
+        figures = trained(tmp_path, settings, from_mcts=False, budget_s=0.0)
+        assert time.monotonic() - begun < 60, "it ends"
+        assert [line["step"] for line in told_by(tmp_path, "ppo")] == done
+        assert json.loads((tmp_path / PROGRESS).read_text())["done"] == {"ppo_steps": done[-1]}
+        assert read_policy(tmp_path / POLICY).about.metrics == pytest.approx(figures)
+    assert not list(tmp_path.glob("self-play-*"))
+
+
+def test_self_play_that_was_cut_plays_the_others(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    kernels = [replace(k, members=1) for k in kernels_of(read_export(DATASET), SHIPPED, TRAIN, 3, 1)]
+    with pytest.raises(DataError, match="holds nothing to learn from"):
+        self_play(kernels, tmp_path, SETTINGS.self_play, workers=1, deadline=time.monotonic())
+    told: list[int] = []
+    some = self_play(
+        kernels, tmp_path, SETTINGS.self_play, workers=1, deadline=time.monotonic() + 1e-3, told=told.append
+    )
+    (first,) = tmp_path.glob("*.npz")
+    written = first.stat().st_mtime_ns
+    assert told == [1] and len(some.kernel_x) == 1
+    every = self_play(kernels, tmp_path, SETTINGS.self_play, workers=1, told=told.append)
+    assert told == [1, 1, 2] and len(every.kernel_x) == 3 and first.stat().st_mtime_ns == written
+    assert np.array_equal(every.chances[: len(some.chances)], some.chances)
+    first.write_bytes(b"no archive")
+    assert len(self_play(kernels, tmp_path, SETTINGS.self_play, workers=1).kernel_x) == 2
+    assert "cannot be read" in caplog.text
+
+
+def test_training_begins_as_the_policy_that_it_is_given(tmp_path: Path) -> None:
+    net = PolicyNet(trunk=read(SHIPPED).nets[0])
+    nn.init.normal_(net.score[-1].weight)  # type: ignore[arg-type]
+    save_policy(Policy(net, about()), tmp_path / "given.safetensors")
+    settings = changed(SETTINGS, {"kernels": 1, "ppo.steps": 8, "ppo.learning_rate": 0.0})
+    trained(tmp_path / "out", settings, from_mcts=False, start=tmp_path / "given.safetensors")
+    found, given = (read_policy(path) for path in (tmp_path / "out" / POLICY, tmp_path / "given.safetensors"))
+    states = zip(found.net.state_dict().values(), given.net.state_dict().values(), strict=True)
+    assert all(torch.equal(one, other) for one, other in states)
+    assert found.about.name == "out"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"kernels": 0}, "kernels=0: it has to be at least 1"),
+        ({"held_out": 0}, "held_out=0"),
+        ({"networks": 0}, "networks=0"),
+        ({"self_play.simulations": 0}, "self_play.simulations=0"),
+        ({"self_play.games": 0}, "self_play.games=0"),
+        ({"self_play.alpha": 0.0}, r"self_play.alpha=0\.0"),
+        ({"self_play.noise": 2.0}, r"self_play.noise=2\.0: it is a share"),
+        ({"learning.batch": 0}, "learning.batch=0"),
+        ({"ppo.rollout": 1}, "ppo.rollout=1: it has to be at least 2"),
+        ({"ppo.most_steps": 0}, "ppo.most_steps=0"),
+        ({"ppo.start": "nowhere"}, "nowhere"),
+        ({"ppo.steps": 0}, "nothing to do"),
+    ],
+)
+def test_settings_that_cannot_be_meant_are_one_line(settings: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises((UsageError, UnknownName), match=message) as caught:
+        trained(tmp_path / "out", changed(SETTINGS, settings), from_mcts=False)
+    assert "\n" not in str(caught.value) and not (tmp_path / "out").exists()
+
+
+def test_what_is_not_to_be_trained_on_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="was trained on no target of"):
+        train_policy(ROOT / "datasets" / "cpu", SHIPPED, tmp_path / "out", SETTINGS, from_mcts=True)
+    with pytest.raises(DataError, match="there is no checkpoint"):
+        train_policy(DATASET, tmp_path / "nothing.safetensors", tmp_path / "out", SETTINGS, from_mcts=True)
+    with pytest.raises(DataError, match="is no policy"):
+        trained(tmp_path / "out", from_mcts=False, start=SHIPPED)
+
+
+def test_kernels_of_a_part_are_of_that_part_and_none_is_of_flux() -> None:
+    export = read_export(DATASET)
+    rows = {row["id"]: row["split_workload"] for row in export.kernels_table(["id", "split_workload"]).to_pylist()}
+    flux = {call.region.id for w in export.workloads() if w.name == "flux" for call in w.calls}
+    for part in (TRAIN, VALIDATION):
+        found = kernels_of(export, SHIPPED, part, 10**6, 0)
+        assert len(found) > 100 and {rows[k.region.kernel.id] for k in found} == {part}
+        assert not {k.region.id for k in found} & flux
+        few = kernels_of(export, SHIPPED, part, 5, 0)
+        assert few == found[:5] and few != kernels_of(export, SHIPPED, part, 5, 1)
+
+
+# With processes, and as a user starts it
+
+
+@pytest.mark.slow
+def test_processes_play_and_judge_as_this_one_does(tmp_path: Path, whole: tuple[Path, dict[str, float]]) -> None:
+    kernels = [replace(k, members=1) for k in kernels_of(read_export(DATASET), SHIPPED, TRAIN, 3, 1)]
+    found = [
+        self_play(kernels, tmp_path / str(n), SETTINGS.self_play, workers=n, policy=whole[0] / POLICY) for n in (1, 2)
+    ]
+    assert np.array_equal(found[0].chances, found[1].chances) and np.array_equal(found[0].value, found[1].value)
+    ours, theirs = (judged(kernels, whole[0] / POLICY, workers=n) for n in (1, 2))
+    assert ours == pytest.approx(theirs, abs=1e-5)
+    begun = time.monotonic()
+    with pytest.raises(DataError):  # it begins none, and waits for none
+        self_play(kernels, tmp_path / "none", SETTINGS.self_play, workers=2, deadline=begun)
+    self_play(kernels * 1, tmp_path / "one", SETTINGS.self_play, workers=2, deadline=time.monotonic() + 0.1)
+    assert time.monotonic() - begun < 120 and len(list((tmp_path / "one").glob("*.npz"))) < 3
+
+
+def script(*arguments: object, home: Path) -> subprocess.CompletedProcess[str]:
+    """The script as a user starts it, in an empty folder."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("WANDB")}
+    env |= {"HOME": str(home), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(ROOT / "training" / "train_policy.py"), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, cwd=home, env=env, timeout=300, check=False)
+
+
+@pytest.mark.slow
+def test_the_script_trains_whole_ends_at_its_budget_and_says_what_is_wrong(tmp_path: Path) -> None:
+    sets = [text for name, value in TINY.items() if name != "seed" for text in ("--set", f"{name}={value}")]
+    common = ["--data", DATASET, "--out", tmp_path / "run", "--seed", 1, "--workers", 2, "--wandb", "disabled", *sets]
+    cut = script(*common, "--from-mcts", "--budget", "1s", home=tmp_path)
+    assert cut.returncode == 0 or "holds nothing to learn from" in cut.stderr
+    assert "Traceback" not in cut.stderr
+    done = script(*common, "--from-mcts", home=tmp_path)
+    assert done.returncode == 0 and "policy_log_speedup" in done.stdout, done.stderr
+    assert read_policy(tmp_path / "run" / POLICY).about.metrics["kernels"] == 1
+    assert json.loads((tmp_path / "run" / PROGRESS).read_text())["done"]["ppo_steps"] >= 24
+    other = script(*common, "--set", "ppo.entropy=1", home=tmp_path)
+    assert other.returncode == 2 and other.stderr.count("\n") == 1 and "other settings" in other.stderr
+    for wrong in (["--set", "ppo.start=nowhere"], ["--budget", "soon"]):
+        refused = script("--data", DATASET, "--out", tmp_path / "other", *wrong, home=tmp_path)
+        assert refused.returncode == 2 and refused.stderr.count("\n") == 1, refused.stderr
+    assert not (tmp_path / "other").exists()
