@@ -25,10 +25,11 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from kcg.search.calibration import Calibration, Evidence, Trial, distance
+from kcg.search.calibration import Calibration, Evidence, Trial
+from kcg.search.diversity import TWIN_PENALTY, StepSets, diverse
 from kcg.search.interface import Observation, Problem, best
 from kcg.search.trials import Trials
-from kcg.types import Prediction, Schedule, ScheduleKind
+from kcg.types import Prediction, Schedule
 
 
 @dataclass(frozen=True)
@@ -41,9 +42,10 @@ class MctsSettings:
     uniform: float = 0.25  # share of the prior that is spread evenly, for where the predictor is wrong
     expansions: int = 32  # at most so many between two batches of measurements
     simulations: int = 256  # likewise; most end in an expansion or a draft
+    evaluations: int | None = None  # likewise, schedules that are predicted: what a search without a device spends
     optimism: float = 1.0  # standard deviations of doubt added to a candidate for measuring
     draft_bonus: float = 0.05  # log-speedup added to a candidate that simulations stopped at
-    twin_penalty: float = 0.1  # log-speedup taken from a candidate one step from another of its batch
+    twin_penalty: float = TWIN_PENALTY  # log-speedup taken from a candidate one step from another of its batch
     failure_value: float = -2.0  # log-speedup of a schedule that fails
     entries: int = 3  # so many of the best known schedules are roots too when a search is resumed
     policy: bool = True  # take the prior from the policy, where the problem has one
@@ -87,7 +89,7 @@ class Graph:
         self.calibration = Calibration()
         self.nodes: dict[str, Node] = {}
         self.drafts: set[str] = set()
-        self._bits: dict[tuple[str, int], int] = {}
+        self._step_sets = StepSets()
         self._has_policy = settings.policy and trials.problem.propose is not None
         self.root = Node(Schedule("", ""), 0, Prediction(0.0), Evidence(), 0.0, children=[])
         self._baseline = trials.problem.space.baseline()
@@ -108,19 +110,12 @@ class Graph:
         for schedule, prediction, better in zip(schedules, predictions, corrected, strict=False):
             key = self.trials.key(schedule)
             if key not in self.nodes:
-                steps = self._steps(schedule)
+                steps = self._step_sets.of(schedule)
                 evidence = self.calibration.evidence(steps)
                 node = self.nodes[key] = Node(schedule, steps, prediction, evidence, 1e-6 * self.rng.random())
                 node.corrected = better
                 self._appraise(node)
                 node.value = node.own
-
-    def _steps(self, schedule: Schedule) -> int:
-        names = [str(o) for o in schedule.opts] if schedule.kind == ScheduleKind.OPTS else [schedule.id]
-        bits = 0
-        for i, name in enumerate(names):
-            bits |= 1 << self._bits.setdefault((name, names[:i].count(name)), len(self._bits))
-        return bits
 
     def _link(self, parent: Node, child: Node, prior: float | None = None) -> None:
         assert parent.children is not None
@@ -308,18 +303,14 @@ class Graph:
     def candidates(self, count: int) -> list[Schedule]:
         """The best unmeasured nodes, drafts preferred and near twins kept apart; clears the drafts."""
         settings = self.settings
-        pool = [(node.own + settings.optimism * node.doubt + node.jitter
-                 + (settings.draft_bonus if key in self.drafts else 0.0), node)
-                for key, node in self.nodes.items() if node.observation is None]  # fmt: skip
+        pool = [(key, node) for key, node in self.nodes.items() if node.observation is None]
+        scores = [
+            node.own + settings.optimism * node.doubt + node.jitter + settings.draft_bonus * (key in self.drafts)
+            for key, node in pool
+        ]
         self.drafts.clear()
-        pool.sort(key=lambda scored: -scored[0])
-        chosen: list[Node] = []
-        while pool and len(chosen) < count:
-            # a twin loses at most twin_penalty for each already chosen: nothing further down the pool can win
-            reach = pool[0][0] - settings.twin_penalty * len(chosen)
-            near = [(score - settings.twin_penalty * sum(_twins(node, c) for c in chosen), i)
-                    for i, (score, node) in enumerate(pool) if score >= reach]  # fmt: skip
-            chosen.append(pool.pop(max(near, key=lambda scored: (scored[0], -scored[1]))[1])[1])
+        steps = [node.steps for _, node in pool]
+        chosen = [pool[i][1] for i in diverse(scores, steps, count, penalty=settings.twin_penalty)]
         chosen.sort(key=lambda node: -node.own)  # where the budget ends within a batch, the surest were measured
         return [node.schedule for node in chosen]
 
@@ -327,11 +318,6 @@ class Graph:
         """The most promising node that was never expanded; None where the space is exhausted."""
         waiting = (n for n in self.nodes.values() if n.children is None or n.held_back)
         return max(waiting, key=lambda n: n.own + n.jitter, default=None)
-
-
-def _twins(one: Node, other: Node) -> bool:
-    """Whether two schedules share all but one step (one more, or one replaced)."""
-    return distance(one.steps, other.steps) <= 2
 
 
 def mcts(problem: Problem, *, settings: MctsSettings = MctsSettings()) -> Iterator[Observation]:
@@ -347,9 +333,10 @@ def searched(graph: Graph) -> Iterator[Observation]:
     """The search over a graph: simulate, measure the best candidates, learn, again."""
     trials, settings, problem = graph.trials, graph.settings, graph.trials.problem
     while not trials.out_of_budget:
-        expansions = 0
+        expansions, evaluated = 0, problem.ledger.evaluations
         for _ in range(settings.simulations):
-            if not problem.ledger.may_evaluate:
+            spent = problem.ledger.evaluations - evaluated
+            if not problem.ledger.may_evaluate or (settings.evaluations and spent >= settings.evaluations):
                 break
             expansions += graph.simulate()
             if trials.out_of_budget:
