@@ -208,6 +208,11 @@ class KernelScheduleEnv(gymnasium.Env[Any, Any]):
         self._fault = self._first.fault or self._now.fault
         return self._observation(), self._info(start=start)
 
+    @property
+    def view(self) -> View:
+        """The schedule as it is now, as a policy sees it; there is none before the first reset."""
+        return self._view
+
     def action_masks(self) -> Array:
         """(MOST_ACTIONS,) bool: the legal actions, as sb3-contrib's MaskablePPO asks for them."""
         return self._mask

@@ -124,7 +124,7 @@ def made(env_class: type[KernelScheduleEnv], *tasks: Task, **settings: Any) -> K
 
 def stop(env: KernelScheduleEnv) -> int:
     """The action that stops here."""
-    return len(env._view.steps)
+    return len(env.view.steps)
 
 
 # What an environment has to keep, beyond what Gymnasium checks
@@ -139,7 +139,7 @@ def check_episodes(env: KernelScheduleEnv, *, episodes: int = 6, seed: int = 0) 
             observation, info = env.reset(seed=seed + episode)
             check_observation(env, observation, info)
             assert env.task is not None
-            first_s, paid, over = env.task.cost(env._view.schedule).log_s, 0.0, False
+            first_s, paid, over = env.task.cost(env.view.schedule).log_s, 0.0, False
             while not over:
                 action = rng.choice(np.flatnonzero(env.action_masks()).tolist())
                 observation, reward, terminated, truncated, info = env.step(action)
@@ -420,7 +420,7 @@ def along(labels: Sequence[str]) -> Callable[[KernelScheduleEnv], int]:
     left = list(labels)
 
     def choose(env: KernelScheduleEnv) -> int:
-        return [step.label for step in env._view.steps].index(left.pop(0)) if left else stop(env)
+        return [step.label for step in env.view.steps].index(left.pop(0)) if left else stop(env)
 
     return choose
 
@@ -461,19 +461,19 @@ def test_an_episode_is_paid_by_what_the_cost_says_of_its_end(start: str, guided:
     begin = table.start() if start == "raw" else table.baseline()
     for _ in range(10):
         paid, (*_, info) = play(env, lambda env: rng.randrange(stop(env) + 1))
-        first_s, last_s = (table.records[s].observation.runtime_s for s in (begin, env._view.schedule))
+        first_s, last_s = (table.records[s].observation.runtime_s for s in (begin, env.view.schedule))
         if "fault" not in info:
             assert first_s and last_s and paid == pytest.approx(math.log(first_s / last_s))
-            assert info["log_s"] == math.log(last_s) and info["schedule"] == str(env._view.schedule)
+            assert info["log_s"] == math.log(last_s) and info["schedule"] == str(env.view.schedule)
 
 
 def test_with_a_guide_the_steps_are_paid_by_the_guide() -> None:
     guide = roofline(recorded_viewer())
     env = env_of(replace(recorded_task(), guide=guide))
     env.reset()
-    before = guide(env._view.schedule).log_s
+    before = guide(env.view.schedule).log_s
     _, reward, *_ = env.step(0)
-    assert reward == pytest.approx(before - guide(env._view.schedule).log_s) and reward != 0.0
+    assert reward == pytest.approx(before - guide(env.view.schedule).log_s) and reward != 0.0
 
 
 @pytest.mark.parametrize("guided", [False, True])

@@ -69,8 +69,8 @@ def viewer_of(name: str) -> Viewer:
     made = {
         "matmul": lambda: empty(64, 96) @ empty(96, 80), "sum": lambda: empty(64, 48).sum(1),
         "rows": lambda: empty(256, 64).exp().contiguous(), "one step": lambda: empty(11) + 1,
-        "other matmul": lambda: empty(48, 64) @ empty(64, 32), "no step": lambda: empty(17) + 1, "no axis": lambda: empty(1) + 1,
-        "copy": lambda: empty(8, 4).permute(1, 0).contiguous(),
+        "other matmul": lambda: empty(48, 64) @ empty(64, 32), "no step": lambda: empty(17) + 1,
+        "no axis": lambda: empty(1) + 1, "copy": lambda: empty(8, 4).permute(1, 0).contiguous(),
     }  # fmt: skip
     ast = kernels_of(made[name]())[-1] if name in made else example_ast(name)
     return Viewer(KernelSpace(Region((kernel_of(ast),)), KNOWN_TARGETS["sm_90"]))
@@ -543,9 +543,9 @@ def same(one: Examples, other: Examples) -> bool:
 
 
 def test_the_same_seed_plays_the_same_games() -> None:
-    viewer = Viewer(viewer_of("matmul").space)
+    viewer = Viewer(viewer_of("sum").space)
     again = games(viewer, roofline(viewer), PLAY)
-    assert again is not None and same(again, played("matmul")) and not same(played("matmul", 1), played("matmul"))
+    assert again is not None and same(again, played("sum")) and not same(played("sum", 1), played("sum"))
 
 
 @pytest.mark.parametrize("name", ["no step", "no axis"])
@@ -559,9 +559,9 @@ def test_a_kernel_of_one_step_teaches_whether_to_take_it() -> None:
 
 
 def test_self_play_with_a_policy_follows_it() -> None:
-    viewer = viewer_of("matmul")
+    viewer = viewer_of("sum")
     found = games(viewer, roofline(viewer), PLAY, propose=uniform(viewer))
-    assert found is not None and not same(found, played("matmul"))
+    assert found is not None and not same(found, played("sum"))
     assert np.bincount(np.repeat(np.arange(len(found)), found.n_rows), found.chances) == pytest.approx(1.0, abs=1e-5)
 
 
@@ -614,10 +614,10 @@ def test_learning_foretells_the_visits_better() -> None:
     net.trunk.fit_scale(ExampleSet(ours).batch(torch.arange(len(ours))), torch.zeros(1))
     before = [judge(net, ExampleSet(examples)) for examples in (ours, others)]
     told: list[tuple[int, float]] = []
-    settings = LearningSettings(epochs=30, batch=8, learning_rate=5e-3, trunk_rate=1.0)
+    settings = LearningSettings(epochs=20, batch=8, learning_rate=8e-3, trunk_rate=1.0)
     learn(net, ours, others, settings, told=lambda epoch, loss, found: told.append((epoch, loss)))
     after = [judge(net, ExampleSet(examples)) for examples in (ours, others)]
-    assert [epoch for epoch, _ in told] == list(range(30)) and told[-1][1] < told[0][1] and not net.training
+    assert [epoch for epoch, _ in told] == list(range(20)) and told[-1][1] < told[0][1] and not net.training
     assert 0 < after[0].cross_entropy < 0.8 * before[0].cross_entropy
     assert after[0].agreement > 1.2 * before[0].agreement and after[0].value_error < 0.5 * before[0].value_error
     assert after[1].value_error < before[1].value_error, "what is to be gained, also of a kernel that it never saw"
