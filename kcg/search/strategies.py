@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from kcg.errors import UnknownName
@@ -14,7 +15,7 @@ from kcg.search.beams import full_beam, guided_beam, predicted_beam
 from kcg.search.evolution import UNGUIDED, evolution
 from kcg.search.interface import Observation, Problem, Strategy
 from kcg.search.local import annealing, epsilon_greedy, greedy
-from kcg.search.mcts import mcts
+from kcg.search.mcts import MctsSettings, mcts
 from kcg.search.rollouts import policy, policy_beam
 from kcg.search.trials import Trials
 from kcg.search.walks import fresh
@@ -39,9 +40,9 @@ def random_search(problem: Problem) -> Iterator[Observation]:
 class Named:
     """A strategy of the registry."""
 
-    make: Callable[[int], Strategy]  # of a width, which only beams have
+    make: Callable[[int], Strategy]  # of a number, which only some have: a beam's width, for example
     about: str
-    width: int | None = None  # of a beam that is given none
+    width: int | None = None  # where none is given
     needs_policy: bool = False  # raises UsageError where the problem has no `propose`
 
 
@@ -59,7 +60,16 @@ STRATEGIES: dict[str, Named] = {
         lambda width: full_beam(width, from_hand_coded=True), "the same, begun at the hand-coded schedule", 4
     ),
     "predicted-beam": Named(predicted_beam, "beams over predictions draft, a batch is measured, and again", 4),
-    "mcts": Named(lambda _: mcts, "Monte Carlo tree search with the predictor as value and prior"),
+    "mcts": Named(lambda _: mcts, "Monte Carlo tree search with the predictor as value, the policy or it as prior"),
+    "mcts-no-prior": Named(
+        lambda _: partial(mcts, settings=MctsSettings(policy=False, predictor_prior=False)),
+        "the same where every step is as likely at first",
+    ),
+    "frugal-mcts": Named(
+        lambda evaluations: partial(mcts, settings=MctsSettings(evaluations=evaluations, widen=8)),
+        "the same with so many predictions before each batch",
+        64,
+    ),
     "policy": Named(lambda _: policy(), "rollouts of the policy, without a predictor", needs_policy=True),
     "policy-beam": Named(
         policy_beam, "a beam over the policy's probabilities, ranked by the predictor", 16, needs_policy=True
