@@ -104,7 +104,7 @@ def read(path: Path) -> Checkpoint:
             about[name] = tuple(about[name])
         about["datasets"] = tuple((name, value) for name, value in about["datasets"])
         return Checkpoint(About(**about), nets, trees)
-    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+    except (KeyError, TypeError, ValueError, RuntimeError, AssertionError) as error:
         raise DataError(f"{path} does not hold what it says ({str(error).splitlines()[0]}): train it again") from error
 
 

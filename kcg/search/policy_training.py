@@ -242,7 +242,8 @@ def train_policy(
         revision=revision(),
         settings=asdict(settings),
     )
-    state = _Progress(out / PROGRESS, asdict(settings))
+    given = {"datasets": dict(told.datasets), "predictor": told.name, "kernels of": dict(export.checksums)}
+    state = _Progress(out / PROGRESS, asdict(settings) | given)
     with Tracker(out, Tracking(wandb, out.name, config), name=out.name, key="") as tracker:
         path = out / POLICY
         if not path.exists():
@@ -348,7 +349,7 @@ class _Progress:
         if path.exists():
             told = json.loads(path.read_text())
             if told.get("settings") != self.settings:
-                raise DataError(f"{path.parent} holds a training with other settings: choose another folder")
+                raise DataError(f"{path.parent} holds a training with other settings, or of another predictor: choose another folder")
             self.done = told["done"]
         else:
             self.write()
