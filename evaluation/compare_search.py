@@ -27,6 +27,7 @@ ROOT = HERE.parent
 
 def main(
     replay: Annotated[bool, typer.Option("--replay", help="on recorded tables, without a device")] = False,
+    live: Annotated[str, typer.Option(help="on this device (CUDA, CPU …), kernels of Flux, instead")] = "",
     part: Annotated[str, typer.Option(help="of the split by workload: test, other, validation, train, all")] = "test",
     strategies: Annotated[str, typer.Option(help="names with commas, NAME/GUIDE for ablations; empty: the field")] = "",
     default: Annotated[str, typer.Option(help="the strategy that is compared with the others")] = "mcts",
@@ -38,6 +39,8 @@ def main(
     checkpoint: Annotated[Path, typer.Option(help="the predictor's file")] = ROOT
     / "kcg/predictor/checkpoints/cuda.safetensors",
     policy: Annotated[Path | None, typer.Option(help="a policy's file; none: what needs one is left out")] = None,
+    preset: Annotated[str, typer.Option(help="of Flux, with --live")] = "1024",
+    time: Annotated[str | None, typer.Option(help="with --live: no kernel is begun after it, e.g. 8m")] = None,
     jobs: Annotated[int | None, typer.Option(help="processes; one a core by default", min=1)] = None,
     work: Annotated[Path, typer.Option(help="folder of what was played")] = ROOT / "kcg-out" / "compare",
     out: Annotated[Path, typer.Option(help="the results file")] = HERE / "results" / "compare_search.json",
@@ -49,14 +52,16 @@ def main(
     os.environ["OMP_NUM_THREADS"] = "1"  # also of the processes: matrices are small, and there is one process a core
     from kcg.dataset.reading import read_export
     from kcg.errors import UsageError
-    from kcg.search.comparison import Settings, kernels_of
+    from kcg.optimize.settings import parse_budget
+    from kcg.search.comparison import Settings, kernels_of, predictor_of
 
     def say(line: str) -> None:
         typer.echo(line, err=True)
 
-    if not replay:
-        raise UsageError("say --replay: strategies are compared on recorded tables")
+    if replay == bool(live):
+        raise UsageError("say --replay, to compare on recorded tables, or --live CUDA")
     names = tuple(name.strip() for name in strategies.split(",") if name.strip())
+    names = names or (("random", "predicted-beam", "mcts", "frugal-mcts") if live else ())
     widths = [width.strip() for width in beams.split(",") if width.strip()]
     if not all(width.isdecimal() for width in widths):
         raise UsageError(f"--beams {beams}: write widths, for example 1,2,4,8")
@@ -66,21 +71,34 @@ def main(
     from kcg.measure.target import usable_cores  # seconds from here on: torch
     from kcg.predictor.figures_text import write_into
     from kcg.search.comparison_text import regret_svg, sections
-    from kcg.search.plays import compare, guides_of
+    from kcg.search.live import LiveJournal, compare_live, live_flux
+    from kcg.search.plays import compare, guides_of, policy_of
     from kcg.search.regret import Board, entry, headline
     from kcg.search.tables import FILE
 
-    kernels = kernels_of(read_export(dataset), part)[:tables]
-    plays = compare(
-        kernels, guides_of(checkpoint, policy), settings, tables=dataset / FILE, journal=work / f"{dataset.name}.jsonl",
-        jobs=jobs or usable_cores(), say=say,
-    )  # fmt: skip
-    board = Board(kernels, [plays[kernel.region.id] for kernel in kernels], settings)
-    found, told = headline(board, has_policy=has_policy), entry(board, kernels)
+    extra: dict[str, object] = {}
+    if live:
+        part = "live"
+        with live_flux(live, preset, tables or 8) as (service, calls):
+            journal = LiveJournal(work / f"{live}-{preset}.jsonl")
+            kernels, each, extra = compare_live(
+                calls, service, predictor_of(checkpoint), settings, journal, say=say,
+                policy=policy_of(policy) if policy is not None else None, tiny_beams=[4],
+                budget_s=parse_budget(time) if time is not None else None,
+            )  # fmt: skip
+    else:
+        kernels = kernels_of(read_export(dataset), part)[:tables]
+        plays = compare(
+            kernels, guides_of(checkpoint, policy), settings, tables=dataset / FILE,
+            journal=work / f"{dataset.name}.jsonl", jobs=jobs or usable_cores(), say=say,
+        )  # fmt: skip
+        each = [plays[kernel.region.id] for kernel in kernels]
+    board = Board(kernels, each, settings)
+    found, told = headline(board, has_policy=has_policy), entry(board, kernels) | extra
     told["command"], told["checkpoint"] = " ".join(["python", *sys.argv]), checkpoint.name
     told["policy"] = policy.name if policy is not None else ""
     shown = found if part == "test" else {f"{part}_{name}": value for name, value in found.items()}
-    record_results(out, f"{dataset.name} {part}", told, shown)
+    record_results(out, f"flux {preset} {live}" if live else f"{dataset.name} {part}", told, shown)
     if docs and (document := Path(docs)).is_file():
         picture = document.with_name(f"{document.stem}-{part}.svg")
         picture.write_text(regret_svg(told))

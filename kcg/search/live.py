@@ -1,0 +1,282 @@
+"""Strategies compared on a device: every schedule is measured once, and every play pays for it as if it alone had.
+
+What was measured is kept, a line each, so that a comparison that was cut goes on: plays themselves are made again from
+what is known, which takes no device. In the end all that was measured of a kernel stands in the place of a recorded
+table, and the best of it in the place of the optimum. The winners are timed once more with all samples.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import random
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kcg.errors import DataError, ScheduleError, UsageError
+from kcg.kernel.space import KernelSpace
+from kcg.measure.group import Request
+from kcg.measure.jobs import TinyBeamJob
+from kcg.search.comparison import CONSTANT, NO_POLICY, ORACLE, Bench, Play, RecordedKernel, Settings, Turn, play_all
+from kcg.search.interface import Ledger, Observation, Problem, best
+from kcg.search.replay import Record, ReplayTable
+from kcg.search.tables import NamedTable
+from kcg.types import Region, Schedule, Status, canonical_json
+
+if TYPE_CHECKING:
+    from kcg.measure.service import MeasureService
+    from kcg.predictor.learned import LearnedPredictor
+    from kcg.search.policy import Policy
+
+TINY_BEAM = "tinygrad-beam"
+BEAM_TIMEOUT_S = 300.0
+
+
+@dataclass
+class Seen:
+    """What was measured of one kernel, and what it took."""
+
+    rows: dict[Schedule, Observation] = field(default_factory=dict)
+    full_s: dict[Schedule, float] = field(default_factory=dict)  # with all samples: of winners only
+    tiny: dict[int, tuple[Schedule, int, float]] = field(default_factory=dict)  # by width: winner, binaries, seconds
+    spent_s: float = 0.0  # on measuring `rows`, compilation included
+
+
+class LiveJournal:
+    """What was seen of every kernel, in a file of lines. Raises DataError where it cannot be read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.kernels: dict[str, Seen] = {}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            lines = path.read_text().splitlines() if path.exists() else []
+        except (OSError, UnicodeDecodeError) as error:
+            raise DataError(f"{path} cannot be read ({error}): remove it to measure again") from error
+        for line in lines:
+            try:
+                self._take(json.loads(line))
+            except (ValueError, KeyError, TypeError):
+                continue  # the last line of a run that was cut
+
+    def of(self, region_id: str) -> Seen:
+        return self.kernels.setdefault(region_id, Seen())
+
+    def _take(self, told: dict[str, Any]) -> None:
+        seen, schedule = self.of(told["region"]), Schedule(told["kind"], told["body"])
+        if told["what"] == "row":
+            seen.rows[schedule] = Observation(
+                schedule, Status(told["status"]), told["runtime_s"], told["binary"], told["reason"]
+            )
+            seen.spent_s += told["spent_s"]
+        elif told["what"] == "full":
+            seen.full_s[schedule] = told["runtime_s"]
+        else:
+            seen.tiny[told["width"]] = (schedule, told["binaries"], told["wall_s"])
+
+    def add(self, what: str, region_id: str, schedule: Schedule, **more: Any) -> None:
+        """Keep one line."""
+        told = {"what": what, "region": region_id, "kind": str(schedule.kind), "body": schedule.body, **more}
+        with self.path.open("a") as file:
+            file.write(canonical_json(told) + "\n")
+        self._take(told)
+
+
+class LiveBench(Bench):
+    """Where contenders play one kernel on a device."""
+
+    def __init__(
+        self, region: Region, calls: int, service: MeasureService, predictor: LearnedPredictor, journal: LiveJournal, *,
+        policy: Policy | None = None, batch_size: int = 4,
+    ) -> None:  # fmt: skip
+        from kcg.predictor.views import Viewer
+
+        self.region, self.calls, self.service, self.journal = region, calls, service, journal
+        self.space = KernelSpace(region, service.target)
+        self.predictor, self.batch_size = predictor, batch_size
+        self.propose = policy.of(Viewer(self.space)) if policy is not None else None
+        self.seen = journal.of(region.id)
+        self.problems: dict[Turn, Problem] = {}
+        self._measure([self.space.baseline()])
+
+    @property
+    def kernel(self) -> RecordedKernel:  # type: ignore[override]
+        """All that was measured so far, as a recorded kernel."""
+        baseline = self.space.baseline()
+        by_key: dict[str, Observation] = {self.space.key(baseline): self.seen.rows[baseline]}
+        for schedule, observation in self.seen.rows.items():
+            by_key.setdefault(self.space.key(schedule), observation)
+        table = ReplayTable((Record(k, o) for k, o in by_key.items()), start=baseline, baseline=baseline)
+        target = self.service.target
+        named = NamedTable(self.region.id, target.fingerprint, self.service.toolchain.fingerprint, (), table)
+        return RecordedKernel(named, self.region, target, calls=self.calls)
+
+    def problem(self, name: str, *, seed: int, budget: int | None) -> Problem:
+        """The kernel as a contender meets it."""
+        guide = name.partition("/")[2]
+        if guide in (ORACLE, CONSTANT) or self.predictor is None:
+            raise UsageError(f"{name} is played on recorded tables only: nobody knows every runtime of a device")
+        judge = self.predictor.of(self.space)
+        ledger = Ledger(max_measurements=budget)
+        problem = Problem(
+            self.space, judge.predict, self._measurer(ledger), ledger, random.Random(seed), batch_size=self.batch_size,
+            correct=judge.correct if guide in ("", NO_POLICY) else None,
+            propose=None if guide == NO_POLICY else self.propose,
+        )  # fmt: skip
+        self.problems[name, seed, budget] = problem
+        return problem
+
+    def _measurer(self, ledger: Ledger) -> Callable[[Sequence[Schedule]], list[Future[Observation]]]:
+        compiled: set[str] = set()
+        timed: set[str] = set()
+
+        def measure(schedules: Sequence[Schedule]) -> list[Future[Observation]]:
+            futures = []
+            for schedule, observation in zip(schedules, self._measure(schedules), strict=True):
+                if (key := self.space.key(schedule)) not in compiled:
+                    compiled.add(key)
+                    ledger.compilations += 1
+                    if observation.binary_hash and observation.binary_hash not in timed:
+                        timed.add(observation.binary_hash)
+                        ledger.measurements += 1
+                future: Future[Observation] = Future()
+                future.set_result(observation)
+                futures.append(future)
+            return futures
+
+        return measure
+
+    def _measure(self, schedules: Sequence[Schedule]) -> list[Observation]:
+        """What each shows, measured unless it was before."""
+        missing = [s for s in dict.fromkeys(schedules) if s not in self.seen.rows]
+        if missing:
+            begin = time.monotonic()
+            known = [o.time_s for o in self.seen.rows.values() if math.isfinite(o.time_s)]
+            requests = [Request(self.region, s, in_search=True, best_s=min(known, default=None)) for s in missing]
+            rows = [future.result() for future in self.service.measure(requests)]
+            spent_s = (time.monotonic() - begin) / len(rows)
+            for row in rows:
+                seen = Observation.of(row)
+                self.journal.add(
+                    "row", self.region.id, row.schedule, status=str(seen.status), runtime_s=seen.runtime_s,
+                    binary=seen.binary_hash, reason=seen.reason, spent_s=spent_s,
+                )  # fmt: skip
+        return [self.seen.rows[s] for s in schedules]
+
+    def full_s(self, schedule: Schedule) -> float:
+        """The runtime of a schedule with all samples; that of the search where it fails."""
+        if schedule not in self.seen.full_s:
+            row = self.service.measure([Request(self.region, schedule, trial=1)])[0].result()
+            seen = Observation.of(row)
+            found = seen.runtime_s if seen.runtime_s is not None else self._measure([schedule])[0].time_s
+            self.journal.add("full", self.region.id, schedule, runtime_s=found)
+        return self.seen.full_s[schedule]
+
+    def tiny_beam(self, width: int, *, timeout_s: float) -> tuple[float, int, float] | None:
+        """tinygrad's own BEAM: what its winner takes, the binaries that it timed, and its seconds; None if it fails."""
+        if width not in self.seen.tiny:
+            try:
+                job = TinyBeamJob(self.region, self.service.target, width)
+                found = self.service.tiny_beam(job, timeout_s=timeout_s).result()
+            except (ScheduleError, TimeoutError):
+                return None
+            self.journal.add(
+                "tiny", self.region.id, found.schedule, width=width, binaries=found.binaries, wall_s=found.wall_s
+            )
+        schedule, binaries, wall_s = self.seen.tiny[width]
+        return self.full_s(schedule), binaries, wall_s
+
+    def winner(self, turn: Turn) -> Schedule:
+        """The fastest that a play found; tinygrad's own where nothing succeeded."""
+        problem = self.problems[turn]
+        found = best(problem.known.values())
+        return found.schedule if found is not None else self.space.baseline()
+
+
+def play_live(bench: LiveBench, settings: Settings) -> tuple[dict[Turn, Play], dict[str, list[float]]]:
+    """Every play on one kernel, and what the winners of each contender take with all samples, a seed each."""
+    played = play_all(bench, settings, {})
+    winners: dict[str, list[float]] = {}
+    for turn in [*played]:
+        if turn in bench.problems and turn[2] != 0:
+            winners.setdefault(turn[0], []).append(bench.full_s(bench.winner(turn)))
+    return played, winners
+
+
+@contextlib.contextmanager
+def live_flux(device: str, preset: str, count: int) -> Iterator[tuple[MeasureService, list[tuple[Region, int]]]]:
+    """A device, and the kernels of Flux on which it spends most of its time with tinygrad's own schedules, with their
+    calls. Raises DeviceError where the device does not open."""
+    from kcg.compat.device import choose_device, prepare
+    from kcg.measure.service import MeasureService
+    from kcg.workloads.registry import spec_of
+
+    choice = choose_device(device)
+    prepare(choice.dev)
+    calls = [c for c in spec_of("flux").capture(preset).calls if not c.variables]
+    with MeasureService(choice.dev, run_id=uuid.uuid4().hex) as service:
+        requests = [Request(c.region, KernelSpace(c.region, service.target).baseline(), in_search=True) for c in calls]
+        timed = [Observation.of(future.result()).time_s for future in service.measure(requests)]
+        shares = [(c.calls * time_s, c) for c, time_s in zip(calls, timed, strict=True) if math.isfinite(time_s)]
+        shares.sort(key=lambda share: -share[0])
+        yield service, [(c.region, c.calls) for _, c in shares[:count]]
+
+
+def compare_live(
+    calls: Sequence[tuple[Region, int]], service: MeasureService, predictor: LearnedPredictor, settings: Settings,
+    journal: LiveJournal, *, policy: Policy | None = None, tiny_beams: Sequence[int] = (),
+    budget_s: float | None = None, say: Callable[[str], None] = lambda line: None,
+) -> tuple[list[RecordedKernel], list[dict[Turn, Play]], dict[str, Any]]:  # fmt: skip
+    """Plays on kernels, each with its number of calls. None is begun once the budget is spent.
+
+    Beside the plays: what each contender's winners make of the workload, and tinygrad's own BEAM on the same kernels.
+    """
+    deadline = math.inf if budget_s is None else time.monotonic() + budget_s
+    kernels, plays, winners, weights = list[RecordedKernel](), list[dict[Turn, Play]](), [], []
+    beams: dict[int, list[tuple[float, int, float]]] = {width: [] for width in tiny_beams}
+    for region, count in calls:
+        if time.monotonic() >= deadline:
+            say(f"the time is over: {len(kernels)} of {len(calls)} kernels were played, the same command goes on")
+            break
+        bench = LiveBench(region, count, service, predictor, journal, policy=policy, batch_size=settings.batch_size)
+        found, won = play_live(bench, settings)
+        for width in tiny_beams:
+            if (beam := bench.tiny_beam(width, timeout_s=BEAM_TIMEOUT_S)) is not None:
+                won[f"{TINY_BEAM}:{width}"] = [beam[0]]
+                beams[width].append(beam)
+        kernels.append(bench.kernel)
+        plays.append(found)
+        winners.append(won | {"hand-coded": [bench.full_s(bench.space.baseline())]})
+        weights.append(count)
+        rows, spent = len(bench.seen.rows), bench.seen.spent_s
+        say(f"{bench.space.name(bench.space.baseline())}: {rows} schedules measured in {spent:.0f} s")
+    measured = sum(len(journal.of(k.region.id).rows) for k in kernels)
+    told: dict[str, Any] = {
+        "totals": totals(weights, winners),
+        "seconds_per_measurement": sum(journal.of(k.region.id).spent_s for k in kernels) / max(measured, 1),
+        TINY_BEAM: {
+            str(width): {"kernels": len(rows), "binaries": sum(r[1] for r in rows), "wall_s": sum(r[2] for r in rows)}
+            for width, rows in beams.items()
+        },
+    }  # fmt: skip
+    return kernels, plays, told
+
+
+def totals(weights: Sequence[int], winners: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, dict[str, float]]:
+    """By contender: the workload's seconds with its winners, the mean over seeds, of those that played every kernel."""
+    names = set.intersection(*(set(found) for found in winners)) if winners else set()
+    return {
+        name: {
+            "total_s": sum(w * sum(found[name]) / len(found[name]) for w, found in zip(weights, winners, strict=True)),
+            "log_mean": sum(
+                sum(map(math.log, found[name])) / len(found[name]) for found in winners
+            ) / len(winners),
+        }
+        for name in sorted(names)
+    }  # fmt: skip

@@ -1,0 +1,75 @@
+"""Strategies compared on a device: what one play measured no other measures again, and each pays for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from kcg.errors import UsageError
+from kcg.kernel.codec import kernel_of
+from kcg.measure.service import MeasureService
+from kcg.predictor.choice import SHIPPED
+from kcg.search.comparison import Settings, predictor_of
+from kcg.search.live import LiveBench, LiveJournal, compare_live
+from kcg.search.regret import Board, entry
+from kcg.types import Region
+from tests.kernels import empty, kernels_of
+
+SETTINGS = Settings(("random", "mcts", "predicted-beam"), "mcts", (1,), seeds=2, budget=5)
+CHECKPOINT = SHIPPED / "cuda.safetensors"
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[MeasureService]:
+    with MeasureService("CPU:X86", run_id="live", compile_workers=1) as opened:
+        yield opened
+
+
+def a_region() -> Region:
+    (ast,) = kernels_of(empty(16, 12) + 1)
+    return Region((kernel_of(ast),))
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def test_a_comparison_on_a_device_goes_on_and_measures_nothing_twice(service: MeasureService, tmp_path: Path) -> None:
+    path, calls, said = tmp_path / "live.jsonl", [(a_region(), 3)], list[str]()
+    predictor = predictor_of(CHECKPOINT)
+    kernels, plays, told = compare_live(calls, service, predictor, SETTINGS, LiveJournal(path), say=said.append)
+    (kernel,), (played,) = kernels, plays
+    assert kernel.calls == 3 and kernel.table.best_s <= kernel.hand_coded_s
+    for (name, _, budget), play in played.items():
+        assert play.end_s >= kernel.table.best_s, name
+        assert budget is None or play.measurements <= budget
+    assert set(told["totals"]) == {"hand-coded", *SETTINGS.contenders, "full-beam:1"}
+    assert told["totals"]["hand-coded"]["total_s"] > 0 and said[-1].endswith(" s")
+    assert len(entry(Board(kernels, plays, SETTINGS), kernels)["kernels"]) == 1
+
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([*lines, lines[-1][:20]]) + "\n")  # cut off in the middle
+    again = compare_live(calls, service, predictor, SETTINGS, LiveJournal(path))
+    assert path.read_text().splitlines()[:-1] == lines, "everything was known"
+    assert [{t: p.curve for t, p in one.items()} for one in again[1]] == [
+        {t: p.curve for t, p in one.items()} for one in plays
+    ]
+
+
+def test_no_kernel_is_begun_once_the_time_is_over(service: MeasureService, tmp_path: Path) -> None:
+    said: list[str] = []
+    kernels, plays, _ = compare_live(
+        [(a_region(), 1)], service, predictor_of(CHECKPOINT), SETTINGS, LiveJournal(tmp_path / "live.jsonl"),
+        budget_s=0.0, say=said.append,
+    )  # fmt: skip
+    assert (kernels, plays) == ([], []) and "0 of 1 kernels were played" in said[0]
+
+
+def test_nobody_knows_every_runtime_of_a_device(service: MeasureService, tmp_path: Path) -> None:
+    bench = LiveBench(a_region(), 1, service, predictor_of(CHECKPOINT), LiveJournal(tmp_path / "live.jsonl"))
+    with pytest.raises(UsageError, match="mcts/oracle is played on recorded tables only"):
+        bench.problem("mcts/oracle", seed=0, budget=4)
