@@ -1,0 +1,266 @@
+"""The environment keeps Gymnasium's contract and its own; the checks refuse those that are wrong in one way each."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from dataclasses import replace
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium.utils.env_checker import check_env
+
+from kcg.env import FAULT_VALUE, ID, KernelScheduleEnv
+from kcg.predictor.encode import MOST_AXES
+from tests.env_tasks import (
+    TARGETS,
+    check_episodes,
+    env_of,
+    made,
+    recorded_task,
+    recorded_viewer,
+    roofline,
+    stop,
+    task,
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("start", ["raw", "hand-coded", "either"])
+def test_the_environment_passes_gymnasiums_checker_and_ours(target: str, start: str) -> None:
+    tasks = [task(name, target) for name in ("matmul", "sum")]
+    env = gymnasium.make(ID, tasks=tasks, start=start)
+    assert isinstance(env.unwrapped, KernelScheduleEnv)
+    check_env(env.unwrapped)
+    check_episodes(env.unwrapped)
+    observation, _ = env.reset(seed=1)  # as a user has it: wrapped, each step checked once more
+    observation, *_ = env.step(int(np.flatnonzero(observation["mask"])[0]))
+    assert observation in env.observation_space
+
+
+def test_a_recorded_table_and_a_guide_keep_the_promises_too() -> None:
+    check_env(made(KernelScheduleEnv, recorded_task()))
+    check_episodes(env_of(recorded_task()), episodes=20)
+    check_episodes(env_of(replace(recorded_task(), guide=roofline(recorded_viewer()))), episodes=20)
+
+
+# Broken twins: each is wrong in one way
+
+
+class Twin(KernelScheduleEnv):
+    """What it tells is told wrong by `observed`, `paid` or `informed`."""
+
+    def observed(self, observation: Any) -> Any:
+        return observation
+
+    def paid(self, reward: float) -> Any:
+        return reward
+
+    def informed(self, info: dict[str, Any]) -> Any:
+        return info
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        observation, info = super().reset(seed=seed, options=options)
+        return self.observed(observation), self.informed(info)
+
+    def step(self, action: int) -> Any:
+        observation, reward, terminated, truncated, info = super().step(action)
+        return self.observed(observation), self.paid(reward), terminated, truncated, self.informed(info)
+
+
+class NotANumber(Twin):
+    def observed(self, observation: Any) -> Any:
+        observation["schedule"][3] = math.nan
+        return observation
+
+
+class WrongType(Twin):
+    def observed(self, observation: Any) -> Any:
+        return observation | {"axes": observation["axes"].astype(np.float64)}
+
+
+class WrongShape(Twin):
+    def observed(self, observation: Any) -> Any:
+        return observation | {"mask": observation["mask"][:-1]}
+
+
+class Outside(Twin):
+    def observed(self, observation: Any) -> Any:
+        observation["counts"][0] = MOST_AXES + 1
+        return observation
+
+
+class MissingKey(Twin):
+    def observed(self, observation: Any) -> Any:
+        return {name: value for name, value in observation.items() if name != "target"}
+
+
+class SameArray(Twin):
+    kept: Any = None
+
+    def observed(self, observation: Any) -> Any:
+        self.kept = observation["target"] if self.kept is None else self.kept
+        return observation | {"target": self.kept}
+
+
+class NoInfo(Twin):
+    def informed(self, info: dict[str, Any]) -> Any:
+        return None
+
+
+class NoInfoOfAStep(Twin):
+    def step(self, action: int) -> Any:
+        return *super().step(action)[:4], None
+
+
+class NoInfoOfAReset(Twin):
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        return super().reset(seed=seed, options=options)[0]
+
+
+class OldSteps(Twin):
+    def step(self, action: int) -> Any:
+        observation, reward, terminated, truncated, info = super().step(action)
+        return observation, reward, terminated or truncated, info
+
+
+class RewardInWords(Twin):
+    def paid(self, reward: float) -> Any:
+        return str(reward)
+
+
+class NoReward(Twin):
+    def paid(self, reward: float) -> Any:
+        return None
+
+
+class NanReward(Twin):
+    def paid(self, reward: float) -> Any:
+        return math.nan
+
+
+class InfiniteReward(Twin):
+    def paid(self, reward: float) -> Any:
+        return math.inf
+
+
+class NoSeed(Twin):
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        return super().reset(options=options)
+
+
+class OwnDice(Twin):
+    """Draws its kernels from elsewhere."""
+
+    drawn = itertools.count()
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        return super().reset(seed=seed, options={"task": next(self.drawn) % len(self.tasks)})
+
+
+class NoisyReward(Twin):
+    noise = random.Random(0)
+
+    def paid(self, reward: float) -> Any:
+        return reward + self.noise.gauss(0, 1)
+
+
+class AlwaysCut(Twin):
+    def step(self, action: int) -> Any:
+        observation, reward, _, _, info = super().step(action)
+        return observation, reward, False, True, info
+
+
+class NumbersForWords(Twin):
+    def render(self) -> Any:
+        return 1.0
+
+
+GYMNASIUM_REFUSES: dict[type[Twin], str] = {
+    NotANumber: "not within the observation space", WrongType: "not within the observation space",
+    WrongShape: "not within the observation space", Outside: "not within the observation space",
+    MissingKey: "not within the observation space", SameArray: "share an object",
+    NoInfo: "not a dictionary", NoInfoOfAStep: "must be a python dictionary", NoInfoOfAReset: "not a tuple",
+    OldSteps: "old step API", RewardInWords: "must be a float", NoReward: "must be a float", NanReward: "NaN value",
+    InfiniteReward: "inf value", NoSeed: "does not call `super", OwnDice: "not equivalent",
+    NoisyReward: "rewards are not equivalent", AlwaysCut: "truncates after 1 step",
+    NumbersForWords: "should produce a string",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("twin", GYMNASIUM_REFUSES, ids=lambda twin: twin.__name__)
+def test_gymnasiums_checker_refuses(twin: type[Twin]) -> None:
+    env = made(twin, *(task(name) for name in (("matmul", "sum") if twin is OwnDice else ("matmul",))))
+    with pytest.raises((AssertionError, UserWarning, DeprecationWarning), match=GYMNASIUM_REFUSES[twin]):
+        check_env(env)
+
+
+class Generous(Twin):
+    """Pays for each step."""
+
+    def paid(self, reward: float) -> Any:
+        return reward + 0.01
+
+
+class Silent(Twin):
+    """A schedule that fails is a bad reward and nothing more."""
+
+    def step(self, action: int) -> Any:
+        observation, reward, terminated, truncated, info = super().step(action)
+        return observation, reward, terminated or truncated, False, {k: v for k, v in info.items() if k != "fault"}
+
+
+class Mild(Twin):
+    """A schedule that fails costs what was gained, and no more."""
+
+    def step(self, action: int) -> Any:
+        observation, reward, terminated, truncated, info = super().step(action)
+        if truncated:
+            info["log_speedup"], reward = 0.0, reward - FAULT_VALUE
+        return observation, reward, terminated, truncated, info
+
+
+class OtherMask(Twin):
+    """Says that there is a step which there is not."""
+
+    def action_masks(self) -> Any:
+        mask = super().action_masks().copy()
+        mask[mask.argmin()] = True
+        return mask
+
+
+class LateDice(Twin):
+    """The second of two plays under a seed is another: `check_env` looks at one step."""
+
+    steps = itertools.count()
+
+    def step(self, action: int) -> Any:
+        return super().step(stop(self) if next(self.steps) > 20 else action)
+
+
+class NumpyReward(Twin):
+    def paid(self, reward: float) -> Any:
+        return np.float32(reward)
+
+
+OURS_REFUSES: dict[type[Twin], str] = {
+    Generous: "sum to the log-speedup", Silent: "what the cost says", Mild: "paid as one",
+    OtherMask: "the mask is that", LateDice: "the same again|zip", NumpyReward: "a reward is a number",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("twin", OURS_REFUSES, ids=lambda twin: twin.__name__)
+def test_our_checker_refuses_what_gymnasiums_lets_pass(twin: type[Twin]) -> None:
+    env = made(twin, recorded_task())
+    check_env(env)
+    with pytest.raises((AssertionError, ValueError), match=OURS_REFUSES[twin]):
+        check_episodes(env, episodes=20)
