@@ -349,9 +349,8 @@ class _Progress:
         if path.exists():
             told = json.loads(path.read_text())
             if told.get("settings") != self.settings:
-                raise DataError(
-                    f"{path.parent} holds a training with other settings, or of another predictor: choose another folder"
-                )
+                others = "with other settings, or of another predictor"
+                raise DataError(f"{path.parent} holds a training {others}: choose another folder")
             self.done = told["done"]
         else:
             self.write()
