@@ -143,7 +143,7 @@ def test_what_was_captured_is_measured(
 ) -> None:
     done = run(
         "generate", "--from", captured[0], "--out", tmp_path / "d.sqlite", "--schedules-per-kernel", "1",
-        "--kernels-per-family", "6", "--budget", "40s",
+        "--kernels-per-family", "6", "--budget", "120s",
     )  # fmt: skip
     assert done.returncode == ExitCode.OK and "complete" in done.stdout, done.stderr
     with Journal.open(tmp_path / "d.sqlite", create=False) as journal:
