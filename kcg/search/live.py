@@ -14,7 +14,6 @@ import random
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +24,7 @@ from kcg.measure.group import Request
 from kcg.measure.jobs import TinyBeamJob
 from kcg.search.comparison import CONSTANT, NO_POLICY, ORACLE, Bench, Play, RecordedKernel, Settings, Turn, play_all
 from kcg.search.interface import Ledger, Observation, Problem, best
-from kcg.search.replay import Record, ReplayTable
+from kcg.search.replay import Record, ReplayTable, charged
 from kcg.search.tables import NamedTable
 from kcg.types import Region, Schedule, Status, canonical_json
 
@@ -124,33 +123,14 @@ class LiveBench(Bench):
             raise UsageError(f"{name} is played on recorded tables only: nobody knows every runtime of a device")
         judge = self.predictor.of(self.space)
         ledger = Ledger(max_measurements=budget)
+        measure = charged(ledger, self.space.key, self._measure)
         problem = Problem(
-            self.space, judge.predict, self._measurer(ledger), ledger, random.Random(seed), batch_size=self.batch_size,
+            self.space, judge.predict, measure, ledger, random.Random(seed), batch_size=self.batch_size,
             correct=judge.correct if guide in ("", NO_POLICY) else None,
             propose=None if guide == NO_POLICY else self.propose,
         )  # fmt: skip
         self.problems[name, seed, budget] = problem
         return problem
-
-    def _measurer(self, ledger: Ledger) -> Callable[[Sequence[Schedule]], list[Future[Observation]]]:
-        compiled: set[str] = set()
-        timed: set[str] = set()
-
-        def measure(schedules: Sequence[Schedule]) -> list[Future[Observation]]:
-            futures = []
-            for schedule, observation in zip(schedules, self._measure(schedules), strict=True):
-                if (key := self.space.key(schedule)) not in compiled:
-                    compiled.add(key)
-                    ledger.compilations += 1
-                    if observation.binary_hash and observation.binary_hash not in timed:
-                        timed.add(observation.binary_hash)
-                        ledger.measurements += 1
-                future: Future[Observation] = Future()
-                future.set_result(observation)
-                futures.append(future)
-            return futures
-
-        return measure
 
     def _measure(self, schedules: Sequence[Schedule]) -> list[Observation]:
         """What each shows, measured unless it was before."""

@@ -11,7 +11,7 @@ import json
 import math
 import random
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -78,25 +78,7 @@ class ReplayTable:
         Each kernel costs a compilation and each binary a measurement. What failed before there was a binary
         (`binary_hash` is empty) costs its compilation only.
         """
-        compiled: set[str] = set()
-        timed: set[str] = set()
-
-        def measure(schedules: Sequence[Schedule]) -> list[Future[Observation]]:
-            futures = []
-            for record in map(self._record, schedules):
-                observation = record.observation
-                if record.key not in compiled:
-                    compiled.add(record.key)
-                    ledger.compilations += 1
-                    if observation.binary_hash and observation.binary_hash not in timed:
-                        timed.add(observation.binary_hash)
-                        ledger.measurements += 1
-                future: Future[Observation] = Future()
-                future.set_result(observation)
-                futures.append(future)
-            return futures
-
-        return measure
+        return charged(ledger, self.key, lambda schedules: [self._record(s).observation for s in schedules])
 
     def problem(
         self, predict: Predict, *, seed: int = 0, max_measurements: int | None = None, ledger: Ledger | None = None,
@@ -179,6 +161,30 @@ class ReplayTable:
             records.append(Record(row["key"], observation, tuple(actions)))
         ends = [observations[_place(data[name], len(rows))].schedule for name in ("start", "baseline")]
         return ReplayTable(records, start=ends[0], baseline=ends[1])
+
+
+def charged(
+    ledger: Ledger, key: Callable[[Schedule], str], answer: Callable[[Sequence[Schedule]], list[Observation]]
+) -> Measure:
+    """A `measure` that answers at once by `answer`, and charges each kernel and each binary once."""
+    compiled: set[str] = set()
+    timed: set[str] = set()
+
+    def measure(schedules: Sequence[Schedule]) -> list[Future[Observation]]:
+        futures = []
+        for schedule, observation in zip(schedules, answer(schedules), strict=True):
+            if (identity := key(schedule)) not in compiled:
+                compiled.add(identity)
+                ledger.compilations += 1
+                if observation.binary_hash and observation.binary_hash not in timed:
+                    timed.add(observation.binary_hash)
+                    ledger.measurements += 1
+            future: Future[Observation] = Future()
+            future.set_result(observation)
+            futures.append(future)
+        return futures
+
+    return measure
 
 
 def _no_constant(name: str) -> Any:
