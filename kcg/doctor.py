@@ -57,8 +57,8 @@ def examine(device: str) -> list[Finding]:
         found.append(Finding("tensor cores", f"{len(target.tensor_cores)} kinds, e.g. {target.tensor_cores[0]}"))
     from kcg.predictor.choice import shipped_path
 
-    guide = f"learned, for {target.device}" if shipped_path(target).is_file() else "analytic: none was learned for it"
-    found.append(Finding("predictor", guide))
+    learned = f"learned, for {target.device}:{target.renderer}"
+    found.append(Finding("predictor", learned if shipped_path(target) else "analytic: none was learned for it"))
     return found
 
 

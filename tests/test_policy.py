@@ -23,8 +23,8 @@ from kcg.errors import DataError
 from kcg.kernel.codec import kernel_of
 from kcg.kernel.space import KernelSpace
 from kcg.kernel.targets import KNOWN_TARGETS
+from kcg.predictor import choice
 from kcg.predictor.checkpoint import MOST_BYTES, read
-from kcg.predictor.choice import shipped_path
 from kcg.predictor.features import FEATURES_VERSION
 from kcg.predictor.gnn import NetSettings
 from kcg.predictor.kernel_jobs import keep, kept
@@ -53,7 +53,7 @@ from tests.kernels import empty, example_ast, kernels_of
 
 DATASET = Path(__file__).parent.parent / "datasets" / "h200"
 RECORDED = "2ba8d632"
-SHIPPED = shipped_path(KNOWN_TARGETS["sm_90"])
+SHIPPED = choice.SHIPPED / "cuda.safetensors"
 SMALL = NetSettings(hidden=16, layers=1)
 DEFAULTS = MctsSettings()
 ABOUT = PolicyAbout("tiny", ("f",), (("kernels.parquet", "c"),), "workload", {"x": 0.5}, "r", {"seed": 1})

@@ -18,6 +18,7 @@ from kcg.kernel.codec import kernel_of
 from kcg.kernel.space import KernelSpace
 from kcg.kernel.targets import KNOWN_TARGETS
 from kcg.predictor import checkpoint as checkpoint_module
+from kcg.predictor import choice
 from kcg.predictor.batches import GraphSet
 from kcg.predictor.checkpoint import MOST_BYTES, About, Checkpoint, read, save
 from kcg.predictor.choice import check_choice, choose_predictor, shipped_path
@@ -293,14 +294,28 @@ def test_broken_trees_are_refused() -> None:
         Trees.unpacked(b"nothing")
 
 
-@pytest.mark.parametrize("name", KNOWN_TARGETS)
-def test_what_is_shipped_for_a_device_guides_on_it_and_the_analytic_one_elsewhere(name: str) -> None:
-    target = KNOWN_TARGETS[name]
-    chosen = choose_predictor("auto", target)
-    assert isinstance(chosen, LearnedPredictor) == shipped_path(target).is_file()
+@pytest.mark.parametrize(
+    ("device", "renderer", "learned"),
+    [("CUDA", "CUDA", "cuda"), ("CUDA", "PTX", None), ("CPU", "CLANG", "cpu"), ("CPU", "X86", None)],
+)
+def test_what_is_shipped_for_device_and_renderer_guides_there_and_the_analytic_one_elsewhere(
+    device: str, renderer: str, learned: str | None
+) -> None:
+    target = replace(KNOWN_TARGETS["sm_80"], device=device, renderer=renderer)
+    path, chosen = shipped_path(target), choose_predictor("auto", target)
+    assert (path.stem if path else None) == learned and isinstance(chosen, LearnedPredictor) == (path is not None)
     assert isinstance(choose_predictor("roofline", target), Roofline)
-    if isinstance(chosen, LearnedPredictor):
-        assert shipped_path(target).stat().st_size <= MOST_BYTES and chosen.checkpoint.about.split == "workload"
+    if isinstance(chosen, LearnedPredictor) and path:
+        assert path.stat().st_size <= MOST_BYTES and chosen.checkpoint.about.split == "workload"
+        assert renderer in {told["renderer"] for told in chosen.checkpoint.about.targets}
+
+
+def test_a_checkpoint_of_the_package_that_is_damaged_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "cuda.safetensors").write_bytes(b"half")
+    monkeypatch.setattr(choice, "SHIPPED", tmp_path)
+    with pytest.raises(DataError, match=r"cuda\.safetensors, which comes with kcg, cannot be read"):
+        choose_predictor("auto", KNOWN_TARGETS["sm_90"])
+    assert isinstance(choose_predictor("roofline", KNOWN_TARGETS["sm_90"]), Roofline)
 
 
 def test_a_choice_of_predictor_that_is_none_is_refused_in_one_line(tmp_path: Path) -> None:

@@ -29,20 +29,23 @@ from kcg.errors import DataError, UnknownName, UsageError
 from kcg.kernel.codec import kernel_of
 from kcg.kernel.space import KernelSpace
 from kcg.kernel.targets import KNOWN_TARGETS
+from kcg.predictor import choice
 from kcg.predictor.checkpoint import read
-from kcg.predictor.choice import shipped_path
 from kcg.predictor.gnn import NetSettings
 from kcg.predictor.roofline import Roofline
 from kcg.predictor.settings import changed
 from kcg.predictor.tracking import read_metrics
 from kcg.predictor.views import View, Viewer
 from kcg.search import policy_training
+from kcg.search.comparison import kernels_of as recorded_kernels
 from kcg.search.env_speed import KNOWN, NEW, play, rates, speed_of
 from kcg.search.policy import Policy, PolicyAbout, PolicyNet, batch_of, read_policy, save_policy
 from kcg.search.policy_training import (
     POLICY,
     PROGRESS,
     PolicyTrainingSettings,
+    _each,
+    _table_tasks,
     judged,
     kernels_of,
     rollouts,
@@ -56,7 +59,7 @@ from tests.kernels import empty, example_ast
 
 ROOT = Path(__file__).parent.parent
 DATASET = ROOT / "datasets" / "h200"
-SHIPPED = shipped_path(KNOWN_TARGETS["sm_90"])
+SHIPPED = choice.SHIPPED / "cuda.safetensors"
 SMALL = NetSettings(hidden=16, layers=1, dropout=0.0)
 TINY = {
     "kernels": 2, "held_out": 1, "networks": 1, "self_play.simulations": 14, "self_play.games": 1,
@@ -341,6 +344,26 @@ def test_ppo_that_was_cut_goes_on_where_it_was(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("self-play-*"))
 
 
+def test_ppo_on_recorded_tables_is_paid_by_what_was_measured(tmp_path: Path) -> None:
+    settings = changed(SETTINGS, {"kernels": 1, "ppo.steps": 0, "table_steps": 16})
+    trained(tmp_path, settings, from_mcts=False)
+    assert [line["step"] for line in told_by(tmp_path, "tables")] == [8, 16]
+    assert json.loads((tmp_path / PROGRESS).read_text())["done"] == {"tables_steps": 16}
+    region = next(k.region.id for k in recorded_kernels(read_export(DATASET), TRAIN))
+    (task,) = _table_tasks(DATASET, [region])
+    env = KernelScheduleEnv([task])
+    env.reset(seed=0)
+    table = next(k.table for k in recorded_kernels(read_export(DATASET), TRAIN) if k.region.id == region)
+    while env.view.steps:
+        assert {step.schedule for step in env.view.steps} <= table.records.keys()
+        _, reward, _, cut, info = env.step(0)
+        found = table.records[env.view.schedule].observation
+        assert cut == (found.runtime_s is None) and (cut or info["log_s"] == pytest.approx(math.log(found.time_s)))
+        if cut or len(env.view.schedule.opts) > 3:
+            break
+    assert len(env.view.schedule.opts) > 0 and math.isfinite(reward)
+
+
 def test_self_play_that_was_cut_plays_the_others(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     kernels = [replace(k, members=1) for k in kernels_of(read_export(DATASET), SHIPPED, TRAIN, 3, 1)]
     with pytest.raises(DataError, match="holds nothing to learn from"):
@@ -445,8 +468,22 @@ def test_processes_play_and_judge_as_this_one_does(tmp_path: Path, whole: tuple[
     begun = time.monotonic()
     with pytest.raises(DataError):  # it begins none, and waits for none
         self_play(kernels, tmp_path / "none", SETTINGS.self_play, workers=2, deadline=begun)
-    self_play(kernels * 1, tmp_path / "one", SETTINGS.self_play, workers=2, deadline=time.monotonic() + 0.1)
-    assert time.monotonic() - begun < 120 and len(list((tmp_path / "one").glob("*.npz"))) < 3
+
+
+def _took(job: tuple[Path, float]) -> float:
+    path, seconds = job
+    time.sleep(seconds)
+    path.touch()
+    return seconds
+
+
+def test_what_has_not_begun_by_the_deadline_never_runs_and_what_runs_is_kept(tmp_path: Path) -> None:
+    jobs = [(tmp_path / f"{i:02}", 0.3) for i in range(40)]
+    found = list(_each(_took, jobs, 2, deadline=time.monotonic()))  # over by when the first is done
+    begun = len(list(tmp_path.iterdir()))
+    assert 0 < len(found) == begun < 12  # two run, and a pool hands out a few ahead
+    time.sleep(1)
+    assert len(list(tmp_path.iterdir())) == begun, "a worker went on after the end"
 
 
 @pytest.mark.slow

@@ -226,7 +226,8 @@ def _outcomes(
         except BrokenProcessPool as error:
             raise DeviceError("a process that trained a variant died: run the same command again to go on") from error
         finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+            for future in running:
+                future.cancel()
 
 
 def _trained(task: _Task) -> dict[str, float] | str:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from kcg.errors import UsageError
+from kcg.errors import DataError, UsageError
 from kcg.types import Target
 
 if TYPE_CHECKING:
@@ -15,9 +17,34 @@ AUTO, ROOFLINE = "auto", "roofline"
 SHIPPED = Path(__file__).parent / "checkpoints"
 
 
-def shipped_path(target: Target) -> Path:
-    """The checkpoint inside the package that was trained on this target, or on one of its kind."""
-    return SHIPPED / f"{target.device.lower()}.safetensors"
+def shipped_path(target: Target) -> Path | None:
+    """The checkpoint inside the package that was trained on this target, or else on one of its device and renderer.
+
+    The renderer counts: what is fast in clang's code says little about that of tinygrad's own assembler.
+    """
+    alike = [path for path in sorted(SHIPPED.glob("*.safetensors")) if _on_kind(path, target)]
+    return next((path for path in alike if _on_it(path, target)), alike[0] if alike else None)
+
+
+def _on_kind(path: Path, target: Target) -> bool:
+    return any((t["device"], t["renderer"]) == (target.device, target.renderer) for t in _trained_on(path))
+
+
+def _on_it(path: Path, target: Target) -> bool:
+    return any(t["fingerprint"] == target.fingerprint for t in _trained_on(path))
+
+
+@functools.cache
+def _trained_on(path: Path) -> tuple[dict[str, Any], ...]:
+    """The targets of a checkpoint, off its header alone: no torch is imported."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="numpy") as file:
+            told = json.loads((file.metadata() or {})["kcg"])
+        return tuple(told["about"]["targets"])
+    except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{path}, which comes with kcg, cannot be read ({error}): install kcg again") from error
 
 
 def check_choice(choice: str) -> str:
@@ -28,12 +55,12 @@ def check_choice(choice: str) -> str:
 
 
 def choose_predictor(choice: str, target: Target) -> Predictor:
-    """`auto` is what comes with kcg for the target's kind of device, and the analytic one where nothing does.
+    """`auto` is what comes with kcg for the target's device and renderer, and the analytic one where nothing does.
 
     Raises DataError where a checkpoint cannot be used.
     """
-    path = shipped_path(target) if choice == AUTO else Path(choice)
-    if choice == ROOFLINE or (choice == AUTO and not path.is_file()):
+    path = None if choice == ROOFLINE else shipped_path(target) if choice == AUTO else Path(choice)
+    if path is None:
         from kcg.predictor.roofline import Roofline
 
         return Roofline()

@@ -14,9 +14,8 @@ import math
 import operator
 import random
 import time
-from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import as_completed
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterable, Sequence
+from concurrent.futures import Future, as_completed
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -26,7 +25,7 @@ import torch
 from kcg.commandline import revision
 from kcg.dataset.reading import Export, read_export
 from kcg.dataset.splits import TRAIN, VALIDATION
-from kcg.env import STARTS, Task, learned
+from kcg.env import STARTS, Cost, Reading, Task, learned
 from kcg.errors import DataError, ScheduleError, UnknownName, UsageError
 from kcg.kernel.space import KernelSpace
 from kcg.predictor.checkpoint import read
@@ -35,12 +34,15 @@ from kcg.predictor.learned import LearnedPredictor
 from kcg.predictor.tracking import Tracker, Tracking
 from kcg.predictor.views import Viewer
 from kcg.predictor.workers import workers as processes
+from kcg.search.comparison import RecordedKernel
+from kcg.search.comparison import kernels_of as recorded_kernels
 from kcg.search.draft import draft
 from kcg.search.interface import Ledger, Problem
 from kcg.search.policy import Policy, PolicyAbout, PolicyNet, read_policy, save_policy
 from kcg.search.policy_learning import Judged, LearningSettings, learn
 from kcg.search.ppo import PpoSettings, divided, environments
 from kcg.search.ppo import train as train_ppo
+from kcg.search.replay import ReplayTable
 from kcg.search.self_play import Examples, SelfPlaySettings, as_arrays, from_arrays, games, together
 from kcg.types import Region, Schedule, Target
 
@@ -64,6 +66,7 @@ class PolicyTrainingSettings:
     self_play: SelfPlaySettings = field(default_factory=SelfPlaySettings)
     learning: LearningSettings = field(default_factory=LearningSettings)
     ppo: PpoSettings = field(default_factory=PpoSettings)
+    table_steps: int = 0  # of PPO after that, on the recorded tables of the training part, paid by what was measured
     seed: int = 0
 
 
@@ -107,19 +110,33 @@ def kernels_of(export: Export, predictor: Path, part: str, count: int, seed: int
     return [KernelOf(region, targets[0], predictor.resolve()) for region in regions[:count]]
 
 
-def _each(work: Callable[[J], R], jobs: Sequence[J], workers: int) -> Generator[tuple[int, R]]:
-    """The place of each job and what `work` makes of it, as they are done; one worker works in this process. Where the
-    caller closes it, what has not begun is left."""
+def _each(
+    work: Callable[[J], R], jobs: Sequence[J], workers: int, *, deadline: float = math.inf
+) -> Generator[tuple[int, R]]:
+    """The place of each job and what `work` makes of it, as they are done; one worker works in this process. From the
+    deadline on (by `time.monotonic`) none is begun, and what is running still comes."""
     if workers == 1:
-        yield from enumerate(map(work, jobs))
+        for place, job in enumerate(jobs):
+            if time.monotonic() >= deadline:
+                return
+            yield place, work(job)
         return
     with processes(min(workers, len(jobs))) as pool:
         running = {pool.submit(work, job): place for place, job in enumerate(jobs)}
         try:
-            for job in as_completed(running):
-                yield running[job], job.result()
-        finally:  # only now: `as_completed` waits for ever for what is cancelled
-            pool.shutdown(wait=False, cancel_futures=True)
+            for done in as_completed(running):
+                if not done.cancelled():
+                    yield running[done], done.result()
+                if time.monotonic() >= deadline:
+                    _cancel(running)
+        finally:
+            _cancel(running)
+
+
+def _cancel(futures: Iterable[Future[Any]]) -> None:
+    """Begin none of them. (`shutdown(cancel_futures=True)` forgets them where it does not wait, and they run on.)"""
+    for future in futures:
+        future.cancel()
 
 
 @dataclass(frozen=True)
@@ -151,12 +168,9 @@ def self_play(
     waiting = [k for k in kernels if not files[k.region.id].exists()]
     if waiting and time.monotonic() < deadline:
         jobs = [_Game(kernel, settings, seed, policy, changed) for kernel in waiting]
-        with closing(_each(_played, jobs, workers)) as played:
-            for i, (place, found) in enumerate(played, 1):
-                keep(as_arrays(found) if found is not None else {}, files[waiting[place].region.id])
-                told(i)
-                if time.monotonic() >= deadline:
-                    break
+        for i, (place, found) in enumerate(_each(_played, jobs, workers, deadline=deadline), 1):
+            keep(as_arrays(found) if found is not None else {}, files[waiting[place].region.id])
+            told(i)
     loaded = [kept(path, lambda arrays: from_arrays(arrays) if arrays else None) for path in files.values()]
     examples = [part for part in loaded if part is not None and len(part)]
     if not examples:
@@ -221,8 +235,9 @@ def train_policy(
 ) -> dict[str, float]:  # fmt: skip
     """Train, or go on; the figures on held-out kernels. A new one begins as the policy `start`, or as one that knows
     nothing but has the predictor's network. Raises DataError and UsageError."""
-    if not from_mcts and settings.ppo.steps < 1:
-        raise UsageError("nothing to do: neither self-play (--from-mcts) nor PPO (ppo.steps above 0) is asked for")
+    if not from_mcts and settings.ppo.steps < 1 and settings.table_steps < 1:
+        asked = "self-play (--from-mcts), PPO (ppo.steps above 0) nor PPO on recorded tables (table_steps above 0)"
+        raise UsageError(f"nothing to do: neither {asked} is asked for")
     _check(settings)
     deadline = time.monotonic() + budget_s
     export, told = read_export(data), read(predictor).about
@@ -269,7 +284,16 @@ def train_policy(
             save_policy(Policy(net.cpu(), about), path)
             state.write(rounds=round_ + 1)
             tracker.log({"stage": "learned", "round": round_, **judged(others, path, workers=workers)})
-        _ppo(ours, path, about, settings.ppo, state, tracker, device=device, workers=workers, deadline=deadline)
+        parallel = divided(len(ours), workers)
+        # one network: each step is a batch of one
+        makers = [functools.partial(_tasks, [replace(ours[i], members=1) for i in places]) for places in parallel]
+        run = functools.partial(_ppo, path, about, state, tracker, device=device, deadline=deadline)
+        run(makers, settings.ppo, "ppo")
+        if settings.table_steps > 0:
+            recorded = [k.region.id for k in recorded_kernels(export, TRAIN)]
+            shares = divided(len(recorded), workers)
+            tables = [functools.partial(_table_tasks, data, [recorded[i] for i in places]) for places in shares]
+            run(tables, replace(settings.ppo, steps=settings.table_steps, curriculum=0.0), "tables")
         found = judged(others, path, workers=workers)
         save_policy(Policy(read_policy(path).net, replace(about, metrics=found)), path)
         tracker.log({"stage": "done", **found})
@@ -296,26 +320,26 @@ def _check(settings: PolicyTrainingSettings) -> None:
 
 
 def _ppo(
-    kernels: Sequence[KernelOf], path: Path, about: PolicyAbout, settings: PpoSettings, state: _Progress,
-    tracker: Tracker, *, device: str, workers: int, deadline: float,
+    path: Path, about: PolicyAbout, state: _Progress, tracker: Tracker,
+    makers: Sequence[Callable[[], list[Task]]], settings: PpoSettings, stage: str, *, device: str, deadline: float,
 ) -> None:  # fmt: skip
-    done = state.done.get("ppo_steps", 0)
+    """One stage of PPO, an environment for each maker of tasks; what is done of it already is not done again."""
+    counted = f"{stage}_steps"
+    done = state.done.get(counted, 0)
     if done >= settings.steps:
         return
     net = read_policy(path).net
-    light = [replace(kernel, members=1) for kernel in kernels]  # one network: each step is a batch of one
-    makers = [functools.partial(_tasks, [light[i] for i in places]) for places in divided(len(light), workers)]
-    envs = environments(makers, settings, here=workers == 1)
+    envs = environments(makers, settings, here=len(makers) == 1)
 
     def kept_on(steps: int) -> bool:
         save_policy(Policy(net, about), path)
-        state.write(ppo_steps=steps)
+        state.write(**{counted: steps})
         return time.monotonic() < deadline
 
     try:
         train_ppo(
             net, envs, settings, device=device, done=done, keep=kept_on,
-            tell=lambda line: tracker.log({"stage": "ppo", **line}),
+            tell=lambda line: tracker.log({"stage": stage, **line}),
         )  # fmt: skip
     finally:
         envs.close()
@@ -333,6 +357,31 @@ def _tasks(kernels: Sequence[KernelOf]) -> list[Task]:
             continue
         found.append(Task(kernel.region.id[:12], viewer.space, viewer, learned(predictor, viewer)))
     return found
+
+
+def _table_tasks(data: Path, region_ids: Sequence[str]) -> list[Task]:
+    """A task for each recorded kernel: the steps of its table, paid by what measuring showed."""
+    return [
+        Task(kernel.region.id[:12], kernel.table, _viewer(kernel), recorded(kernel.table))
+        for kernel in recorded_kernels(read_export(data), TRAIN)
+        if kernel.region.id in region_ids
+    ]
+
+
+def _viewer(kernel: RecordedKernel) -> Viewer:
+    return Viewer(KernelSpace(kernel.region, kernel.target), kernel.table.actions)
+
+
+def recorded(table: ReplayTable) -> Cost:
+    """The cost that was measured."""
+
+    def cost(schedule: Schedule) -> Reading:
+        found = table.records[schedule].observation
+        if found.runtime_s is None:
+            return Reading(math.nan, found.reason or str(found.status))
+        return Reading(math.log(found.runtime_s))
+
+    return cost
 
 
 def _say(count: int, done: int) -> None:
