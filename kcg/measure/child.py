@@ -33,8 +33,9 @@ LONG_S = 0.005  # a longer run takes as long with a cold cache as with a warm on
 Launch = Callable[[], float]
 
 COLLECT_EVERY = 50  # compilations
-KEPT_BENCHES = 10
-KEPT_SHARE = 0.02  # of the device's memory that the kept workbenches but the last may take together
+KEPT_BENCHES = 64
+KEPT_SHARE = {"CPU": 0.02}  # of the device's memory that the kept workbenches but the last may take together
+KEPT_SHARE_ELSEWHERE = 0.2
 
 _compiled = 0  # so many by this process
 _benches: OrderedDict[tuple[str, str], Any] = OrderedDict()
@@ -91,7 +92,7 @@ def bench_for(region: Region, target: Target) -> Any:
     from kcg.measure.verify import CheckedBench
     from kcg.measure.workbench import free_cached_memory
 
-    most, dropped = KEPT_SHARE * target.memory_bytes, False
+    most, dropped = KEPT_SHARE.get(target.device, KEPT_SHARE_ELSEWHERE) * target.memory_bytes, False
     while _benches and (len(_benches) >= KEPT_BENCHES or sum(b.nbytes for b in _benches.values()) > most):
         _benches.popitem(last=False)
         dropped = True

@@ -36,11 +36,15 @@ def optimize(
     predictor: Annotated[
         str, typer.Option(help="auto: the one shipped for the device; roofline: the analytic one; or a checkpoint")
     ] = "auto",
-    budget: Annotated[str, typer.Option(help="time from start to result, e.g. 120s, 2m, 1h")] = "120s",
+    effort: Annotated[str, typer.Option(help="how long to search: quick, normal or thorough")] = "normal",
+    budget: Annotated[
+        str | None, typer.Option(help="time from start to result, e.g. 120s, 2m, 1h, instead of the effort's")
+    ] = None,
     measurements: Annotated[
         int | None, typer.Option(help="the search stops at so many binaries timed; 0 predicts only, then verifies")
     ] = None,
     seed: Annotated[int, typer.Option(help="seed of the search")] = 0,
+    wait: Annotated[bool, typer.Option("--wait", help="wait while another optimisation uses the GPU")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="go on from the journal of the same output folder")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="say what would be done, measure nothing")] = False,
     json_mode: Annotated[bool, typer.Option("--json", help="print one JSON object on stdout")] = False,
@@ -48,13 +52,14 @@ def optimize(
     quiet: Annotated[bool, typer.Option("--quiet", help="no progress")] = False,
 ) -> None:
     """Find faster kernel schedules for a workload, verify them, and write RESULT.json and report.html."""
-    from kcg.optimize.settings import Settings, check_measurements, parse_budget
+    from kcg.optimize.settings import Settings, check_effort, check_measurements, parse_budget
     from kcg.predictor.choice import check_choice
 
     settings = Settings(
         workload=workload, preset=preset, device=device, search=search,
-        predictor=check_choice(predictor), budget_s=parse_budget(budget),
-        measurements=check_measurements(measurements), seed=seed, resume=resume,
+        predictor=check_choice(predictor), effort=check_effort(effort),
+        budget_s=parse_budget(budget) if budget is not None else None,
+        measurements=check_measurements(measurements), seed=seed, resume=resume, wait=wait,
         folder=report or Path("kcg-out") / (Path(workload).stem or "out"), script_args=tuple(script_args or ()),
         command=command_text("kcg.optimize"),
     )  # fmt: skip
@@ -96,7 +101,7 @@ def run(settings: object, *, dry_run: bool, json_mode: bool, quiet: bool) -> Exi
     if finished.exit_code == ExitCode.INTERRUPTED:
         shown.line(f"interrupted; to go on: {resume_command(settings)}", important=True)
     elif finished.exit_code == ExitCode.NOTHING_IMPROVED:
-        shown.line("nothing was faster than tinygrad's own schedules, which are kept; try a larger --budget")
+        shown.line("nothing was faster than tinygrad's own schedules, which are kept; try --effort thorough")
     return finished.exit_code
 
 

@@ -49,7 +49,7 @@ def judge_all(session: Session) -> tuple[RegionResult, ...]:
         results[work.id] = session.judged[work.id] = _judge(session, work)
         elapsed = time.monotonic() - session.started
         session.progress.update(
-            done_s=elapsed, budget_s=session.settings.budget_s, measurements=session.ledger.measurements,
+            done_s=elapsed, budget_s=session.expected_s(), measurements=session.ledger.measurements,
             kernels=(count, len(order)), total_s=sum(r.after_s for r in results.values()),
         )  # fmt: skip
     return tuple(results[w.id] for w in session.works)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -34,7 +35,7 @@ def optimize(settings: Settings, progress: Progress, *, started: float | None = 
     from kcg.optimize.searching import search
     from kcg.predictor.choice import choose_predictor
 
-    with Session(settings, progress, started=started) as session:
+    with Session(settings, progress, started=started) as session, _alone(session):
         session.capture()
         session.open_journal()
         session.plan()
@@ -66,6 +67,12 @@ def optimize(settings: Settings, progress: Progress, *, started: float | None = 
             search_s=time.monotonic() - session.started, warnings=tuple(session.warnings),
         )  # fmt: skip
         return _written(session, result)
+
+
+def _alone(session: Session) -> AbstractContextManager[None]:
+    from kcg.optimize.lock import alone_on
+
+    return alone_on(session.choice.dev, wait=session.settings.wait, say=session.progress.line)
 
 
 def _checked_model(session: Session, result: Result, *, ended_early: bool) -> ModelCheck:

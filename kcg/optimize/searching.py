@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from kcg.errors import ScheduleError
 from kcg.measure.jobs import TinyBeamJob
 from kcg.optimize.session import TINY_BEAM, RegionWork, Session
-from kcg.search.budget import Allocator, RegionState
+from kcg.optimize.settings import EFFORTS
+from kcg.search.bidding import Auction, Limits
 from kcg.search.interface import Observation, Problem
 from kcg.types import Schedule, Status
 
@@ -35,7 +36,6 @@ def problem(session: Session, work: RegionWork, predictor: Predictor, index: int
         measure=measure,
         ledger=session.ledger,
         rng=random.Random(f"{session.settings.seed}:{index}"),
-        batch_size=max(4, 2 * session.service.compile_workers if session.choice.device != "CPU" else 4),
         known=work.known,
         correct=judge.correct,
     )
@@ -46,6 +46,8 @@ def search(session: Session) -> None:
     name = session.settings.search
     if session.settings.budget_s is not None:
         session.ledger.deadline = session.started + session.settings.budget_s - session.final_cost_s()
+    elif session.settings.measurements is None:
+        session.ledger.deadline = time.monotonic() + EFFORTS[session.settings.effort].search_s
     if session.settings.measurements and session.ledger.exhausted:
         session.warnings.append("timing tinygrad's own schedules used up the measurements: nothing was searched")
     elif session.settings.measurements is None and session.ledger.exhausted:
@@ -64,28 +66,29 @@ def _search_with(session: Session, name: str, predictor: Predictor) -> None:
     from kcg.search.strategies import strategy
 
     session.progress.phase(f"searching with {name}")
-    by_id = {w.id: w for w in session.works}
-    allocator = Allocator([RegionState(w.id, w.call.calls, best_s=w.best_s or None) for w in session.works])
+    auction = Auction(session.ledger, _limits(session), seen=lambda: _seen(session))
     for index, work in enumerate(session.works):
-        work.search = strategy(name)(problem(session, work, predictor, index))
-        if not work.baseline_s:
-            allocator.finish(work.id)  # its baseline failed: there is nothing to compare with
-    while not session.ledger.exhausted and (region_id := allocator.next()) is not None:
-        work = by_id[region_id]
-        if session.settings.budget_s is not None:  # more improved regions mean more finalists to be judged
-            session.ledger.deadline = session.started + session.settings.budget_s - session.final_cost_s()
-        assert work.search is not None
-        count = 0
-        for observation in work.search:
-            work.known[observation.schedule] = observation
-            count += 1
-            session.show(note=work.space.name(work.space.baseline()))
-            if count >= 4:
-                break
-        else:
-            allocator.finish(region_id)
-        session.check_journal()
-        allocator.observe(region_id, count, work.best_s or None)
+        if work.baseline_s:  # where its baseline failed there is nothing to compare with
+            auction.enter(work.id, work.call.calls, problem(session, work, predictor, index), strategy(name))
+    auction.run()
+    session.check_journal()
+    session.settled = auction.settled
+
+
+def _limits(session: Session) -> Limits:
+    """On a CPU all takes turns, so that nothing disturbs a sample; a GPU is kept busy by many kernels at once."""
+    workers, least = session.service.compile_workers, session.settings.least_saving
+    if session.choice.device == "CPU":
+        return Limits(measuring=max(2, workers), batch=min(workers, 4), least_saving=least)
+    return Limits(measuring=2 * workers, thinking=2, alternate=False, least_saving=least)
+
+
+def _seen(session: Session) -> None:
+    """After something was measured: more improved kernels mean more finalists to be judged, and so less time."""
+    if session.settings.budget_s is not None:
+        session.ledger.deadline = session.started + session.settings.budget_s - session.final_cost_s()
+    session.check_journal()
+    session.show()
 
 
 def _tiny_beam(session: Session, width: int) -> None:

@@ -8,7 +8,7 @@ import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -44,7 +44,6 @@ class RegionWork:
     space: KernelSpace
     known: dict[Schedule, Observation] = field(default_factory=dict)
     binaries: set[str] = field(default_factory=set)
-    search: Iterator[Observation] | None = None
     tried_by_beam: int = 0  # binaries that tinygrad's own BEAM timed
 
     @property
@@ -67,7 +66,7 @@ class RegionWork:
 
     @property
     def best_s(self) -> float:
-        found = best(self.known.values())
+        found = best(list(self.known.values()))  # a copy: its search may run in another thread
         return found.time_s if found is not None else 0.0
 
     def ranked(self) -> list[Schedule]:
@@ -96,6 +95,7 @@ class Session:
         self.warnings: list[str] = []
         self.interrupted = False
         self.unsearched = False  # there was no time to search at all
+        self.settled = False  # the search ended because nothing more was worth its measurements
         self.pace_s = 0.3  # seconds that a first measurement of a kernel takes, all included; measured on the way
         self.works: list[RegionWork] = []
         self.predictor: Predictor | None = None  # none: tinygrad searches by itself
@@ -249,7 +249,10 @@ class Session:
             for work, schedule, sampler in wanted
         ]  # fmt: skip
         futures: list[Future[Observation]] = []
-        for (work, _, _), measured in zip(wanted, self.service.measure(requests), strict=True):
+        together = (
+            self.choice.device != "CPU" and stop_above_s is not None
+        )  # one kernel's: its inputs stay on the device
+        for (work, _, _), measured in zip(wanted, self.service.measure(requests, together=together), strict=True):
             future: Future[Observation] = Future()
 
             def done(m: Future[Measurement], work: RegionWork = work, future: Future[Observation] = future) -> None:
@@ -304,6 +307,12 @@ class Session:
         step_s = sum(work.call.calls * work.baseline_s for work in self.works)
         return cost + expected_cost_s(self.settings, self.workload, device=self.choice.device, step_s=step_s)
 
+    def expected_s(self) -> float | None:
+        """Seconds from start to result, as far as they are known."""
+        if self.settings.budget_s is not None or self.ledger.deadline is None:
+            return self.settings.budget_s
+        return self.ledger.deadline - self.started + self.final_cost_s()
+
     def show(self, *, note: str = "", kernels: tuple[int, int] | None = None) -> None:
         elapsed = time.monotonic() - self.started
         total = sum(w.call.calls * w.best_s for w in self.works)
@@ -311,6 +320,6 @@ class Session:
         if complete and self.settings.measurements != 0:
             self.history.append(ProgressPoint(elapsed, self.ledger.measurements, total))
         self.progress.update(
-            done_s=elapsed, budget_s=self.settings.budget_s, measurements=self.ledger.measurements,
+            done_s=elapsed, budget_s=self.expected_s(), measurements=self.ledger.measurements,
             total_s=total if complete else None, kernels=kernels, note=note,
         )  # fmt: skip

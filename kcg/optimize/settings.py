@@ -5,10 +5,20 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
-from kcg.errors import UsageError
+from kcg.errors import UnknownName, UsageError
 
-DEFAULT_BUDGET_S = 120.0
+
+@dataclass(frozen=True)
+class Effort:
+    """How long a search goes on where no budget is given, and when it is enough."""
+
+    search_s: float  # seconds of searching; timing tinygrad's own schedules before and judging after it come on top
+    least_saving: float  # share of the workload's time that a batch of measurements must be expected to save
+
+
+EFFORTS: Final = {"quick": Effort(20.0, 1e-3), "normal": Effort(60.0, 1e-4), "thorough": Effort(900.0, 1e-6)}
 
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
@@ -22,10 +32,12 @@ class Settings:
     device: str = "auto"
     search: str = "mcts"
     predictor: str = "auto"  # or roofline, or the path of a checkpoint
-    budget_s: float | None = DEFAULT_BUDGET_S  # from start to result
+    effort: str = "normal"
+    budget_s: float | None = None  # from start to result; without one the effort says how long it searches
     measurements: int | None = None  # unique binaries; 0 predicts only
     seed: int = 0
     resume: bool = False
+    wait: bool = False  # while another optimisation uses the device
     folder: Path = Path("kcg-out")
     script_args: tuple[str, ...] = ()
     command: str = ""
@@ -35,9 +47,14 @@ class Settings:
         return self.workload.endswith(".py")
 
     @property
+    def least_saving(self) -> float:
+        """Share of the workload's time that a batch of measurements must be expected to save."""
+        return EFFORTS[self.effort].least_saving
+
+    @property
     def budget_text(self) -> str:
         """The budget in words, for the result."""
-        parts = [f"{self.budget_s:g} s"] if self.budget_s is not None else []
+        parts = [f"{self.budget_s:g} s"] if self.budget_s is not None else [f"{self.effort} effort"]
         if self.measurements is not None:
             parts.append(f"{self.measurements} measurements")
         return ", ".join(parts)
@@ -49,6 +66,13 @@ def parse_budget(text: str) -> float:
     if match is None or float(match[1]) <= 0:
         raise UsageError(f"--budget {text!r} is not a positive time: write for example 120s, 2m or 1h")
     return float(match[1]) * _UNITS[match[2] or ""]
+
+
+def check_effort(effort: str) -> str:
+    """The effort. Raises UnknownName."""
+    if effort not in EFFORTS:
+        raise UnknownName("effort", effort, list(EFFORTS))
+    return effort
 
 
 def check_measurements(count: int | None) -> int | None:

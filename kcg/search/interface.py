@@ -134,6 +134,9 @@ class Problem:
     learns nothing from measurements."""
     propose: Propose | None = None
     """A policy's own steps from a schedule; None where there is no policy."""
+    ask: Callable[[int, float], int] | None = None
+    """Where several kernels share a device: called before a batch is measured with its size and the share by which it
+    is expected to be faster than the best so far; waits for its turn, and says how many of it may be measured."""
 
 
 class Strategy(Protocol):

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from kcg.errors import ScheduleError
+from kcg.search.improvement import PRIOR_GAIN, expected_improvement
 from kcg.search.interface import Action, Observation, Problem, Proposal
 from kcg.types import Prediction, Schedule
 
@@ -126,6 +127,8 @@ class Trials:
         queue = list(reversed(fresh.values()))
         while queue:
             count = self.problem.ledger.remaining(min(len(queue), self.problem.batch_size))
+            if count > 0 and self.problem.ask is not None:
+                count = self.problem.ask(count, self.expected_gain(queue[:count]))
             if count < 1:
                 return
             batch, queue = queue[:count], queue[count:]
@@ -134,6 +137,18 @@ class Trials:
                 self.observations[self.key(schedule)] = observation
                 self.problem.known[schedule] = observation
                 yield observation
+
+    def expected_gain(self, schedules: Sequence[Schedule]) -> float:
+        """By which share the best promise among `schedules` is expected to be faster than the best known; of what was
+        never predicted, and before anything is known, `PRIOR_GAIN`."""
+        best_s = min((o.time_s for o in self.observations.values()), default=math.inf)
+        told = [s for s in schedules if self.key(s) in self._predictions]
+        if not math.isfinite(best_s) or len(told) < len(schedules):
+            return PRIOR_GAIN
+        expected = self.corrected(told) or self.predict(told)
+        return max(
+            (1.0 - p.failure_probability) * expected_improvement(p.log_runtime, p.uncertainty, best_s) for p in expected
+        )
 
     def baseline(self) -> Iterator[Observation]:
         """Measures tinygrad's own choice, unless it is known: every strategy begins with it."""

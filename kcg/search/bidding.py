@@ -1,0 +1,282 @@
+"""Several kernels searched at once on one device: each search bids for its next measurements, the best bid is granted.
+
+A search runs in a thread of its own and stops where it wants to measure a batch. Its bid is what the batch is expected
+to save of the workload's time: calls × best time so far × expected improvement (Jones, Schonlau and Welch, 1998, of a
+lognormal runtime), the last halved with every `HALF_LIFE` measurements of the kernel that found nothing faster, so that
+a predictor which promises what never comes loses its say. A kernel that has not bid yet counts as expected to gain
+`PRIOR_GAIN`; so its search begins when that is more than what is on offer.
+
+Two limits say what may happen at once: how many searches think, and how many schedules are with the device. Where
+thinking disturbs measuring (a CPU) both are one: everything takes turns, and the order repeats itself.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from kcg.search.improvement import PRIOR_GAIN
+from kcg.search.interface import Ledger, Measure, Observation, Problem, Strategy
+from kcg.types import Schedule
+
+HALF_LIFE: Final = 16.0
+"""After so many measurements without improvement the expected gain counts half."""
+WORTHLESS: Final = 1e-4
+"""A batch that is expected to save a smaller share of the workload's time is not worth its measurements."""
+BETTER: Final = 0.99
+"""What is not at least so much faster may be noise: it is kept, but does not count as found."""
+MOST_AT_ONCE: Final = 8
+"""Schedules of a batch: of more the last are chosen long before what the first teach is known."""
+POLL_S: Final = 0.2
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What may happen at once, and when it is enough."""
+
+    measuring: int = 4  # schedules that are with the device
+    batch: int = 1  # schedules that a search asks for at least; more where few searches share what may be measured
+    thinking: int = 1  # searches that are at work otherwise
+    alternate: bool = True  # nothing thinks while something is measured
+    least_saving: float = WORTHLESS  # share of the workload's time
+
+
+@dataclass(eq=False)
+class Bidder:
+    """One kernel, its search, and its bid."""
+
+    name: str
+    calls: int  # in one execution of the workload
+    problem: Problem
+    strategy: Strategy
+    best_s: float | None = None  # of one call so far; None until something was measured
+    barren: int = 0  # measurements since the last improvement
+    wanted: int = 0  # schedules that it asks for; 0 where it asks for nothing
+    gain: float = PRIOR_GAIN  # expected, relative to its best, of what it asks for
+    granted: int = 0  # how many of them it may measure
+    thread: threading.Thread | None = None
+    ended: bool = False
+    saw: list[Observation] = field(default_factory=list)
+
+    @property
+    def saving_s(self) -> float:
+        """What its next batch is expected to save, in seconds of the workload; infinite where nothing was measured."""
+        if self.best_s is None:
+            return 0.0 if self.saw else math.inf  # tinygrad's own schedule fails: there is nothing to compare with
+        return self.calls * self.best_s * self.gain * math.exp2(-self.barren / HALF_LIFE)
+
+
+class Auction:
+    """Runs the searches of all kernels until the budget is spent or no batch is worth its measurements."""
+
+    def __init__(self, ledger: Ledger, limits: Limits, *, seen: Callable[[], None] = lambda: None) -> None:
+        """`seen` is called in the caller's thread about as often as something was measured."""
+        self.ledger, self.limits, self.seen = ledger, limits, seen
+        self.bidders: list[Bidder] = []
+        self.settled = False  # ended because nothing more was worth its measurements
+        self._changed = threading.Condition()
+        self._measuring = 0
+        self._thinking = 0
+        self._closed = False
+        self._fresh = False  # something was measured since `seen` was last called
+        self._error: BaseException | None = None
+
+    def enter(self, name: str, calls: int, problem: Problem, strategy: Strategy) -> Bidder:
+        """Add a kernel. Its problem's `measure` and ledger are used only where it is granted something."""
+        bidder = Bidder(name, calls, problem, strategy)
+        known = problem.known.get(problem.space.baseline())
+        best_s = min((o.time_s for o in problem.known.values()), default=math.inf)
+        bidder.best_s = best_s if math.isfinite(best_s) else None
+        bidder.ended = known is not None and not math.isfinite(known.time_s)
+        self.bidders.append(bidder)
+        return bidder
+
+    def run(self) -> None:
+        """Let them bid. Raises what a search raised; on an interrupt no search goes on."""
+        try:
+            with self._changed:
+                while not self._over():
+                    if not self._next():
+                        self._changed.wait(POLL_S)
+                    if self._fresh:
+                        self._fresh = False
+                        self._changed.release()
+                        try:
+                            self.seen()
+                        finally:
+                            self._changed.acquire()
+        finally:
+            with self._changed:
+                self._closed = True
+                self._changed.notify_all()
+        self._join()
+
+    # ---- the caller's thread, which holds the lock ----
+
+    def _over(self) -> bool:
+        if self._error is not None or self.ledger.exhausted:
+            return True
+        self.settled = self._idle() and self._worthwhile() is None
+        return self.settled
+
+    def _idle(self) -> bool:
+        return self._measuring == 0 and self._thinking == 0
+
+    def _worthwhile(self) -> Bidder | None:
+        """The one whose next step is expected to save most, among those that bid and those that have not begun; None
+        where that is not worth it."""
+        open_ = [b for b in self.bidders if not b.ended and (b.wanted or b.thread is None)]
+        best = max(open_, key=lambda b: b.saving_s, default=None)
+        least_s = self.limits.least_saving * sum(b.calls * (b.best_s or 0.0) for b in self.bidders)
+        return best if best is not None and best.saving_s > least_s else None
+
+    def _next(self) -> bool:
+        """Let one search begin, or grant one bid, where the limits allow; whether it did."""
+        if (self.limits.alternate and not self._idle()) or (best := self._worthwhile()) is None:
+            return False
+        if best.thread is not None:
+            return self._grant(best)
+        if self._thinking < self.limits.thinking:
+            return self._begin(best)
+        bids = [b for b in self.bidders if b.wanted]
+        return bool(bids) and self._grant(max(bids, key=lambda b: b.saving_s))
+
+    def _begin(self, bidder: Bidder) -> bool:
+        self._thinking += 1
+        bidder.thread = threading.Thread(target=self._search, args=[bidder], name=f"search {bidder.name}", daemon=True)
+        bidder.thread.start()
+        return True
+
+    def _grant(self, bidder: Bidder) -> bool:
+        room = self.limits.measuring - self._measuring
+        count = min(bidder.wanted, self.ledger.remaining(self._measuring + bidder.wanted) - self._measuring)
+        if count < 1 or (count > room and self._measuring):
+            return False
+        bidder.granted, bidder.wanted = count, 0
+        self._measuring += count
+        self._thinking += 1
+        self._changed.notify_all()
+        return True
+
+    def _join(self) -> None:
+        """Every search has seen that it is over; what it raised is raised here."""
+        end = time.monotonic() + 60.0
+        for bidder in self.bidders:
+            if bidder.thread is not None:
+                bidder.thread.join(max(end - time.monotonic(), 0.0))
+        if self._error is not None:
+            raise self._error
+
+    # ---- the searches' threads ----
+
+    def _search(self, bidder: Bidder) -> None:
+        ledger = _Share(auction=self)
+        bidder.problem = replace(
+            bidder.problem, ledger=ledger, ask=lambda count, gain: self._ask(bidder, count, gain),
+            measure=self._measured(bidder, bidder.problem.measure), batch_size=self.limits.batch,
+        )  # fmt: skip
+        try:
+            for observation in bidder.strategy(bidder.problem):
+                self._took_in(bidder, observation)
+        except BaseException as error:  # it belongs to the caller, who waits for this thread
+            with self._changed:
+                self._error = self._error or error
+        finally:
+            with self._changed:
+                bidder.ended, bidder.wanted = True, 0
+                self._thinking -= 1
+                self.ledger.evaluations += ledger.evaluations
+                self._changed.notify_all()
+
+    def _took_in(self, bidder: Bidder, observation: Observation) -> None:
+        with self._changed:
+            best_s = bidder.best_s if bidder.best_s is not None else math.inf
+            bidder.barren = 0 if observation.time_s < BETTER * best_s else bidder.barren + 1
+            if observation.time_s < best_s:
+                bidder.best_s = observation.time_s
+            bidder.saw.append(observation)
+            self._fresh = True
+
+    def _ask(self, bidder: Bidder, count: int, gain: float) -> int:
+        """Wait until the batch may be measured; how much of it, 0 where all is over."""
+        with self._changed:
+            bidder.wanted, bidder.granted, bidder.gain = count, 0, gain
+            self._thinking -= 1
+            self._changed.notify_all()
+            while not bidder.granted and not self._closed:
+                self._changed.wait(POLL_S)
+            if not bidder.granted:
+                self._thinking += 1  # its end takes it off again
+                bidder.wanted = 0
+                return 0
+            return bidder.granted
+
+    def _measured(self, bidder: Bidder, measure: Measure) -> Measure:
+        def measured(schedules: Sequence[Schedule]) -> list[Future[Observation]]:
+            futures = measure(schedules)
+            idle = 0 if self.limits.alternate else 1  # where all takes turns, it keeps its own until it bids again
+            with self._changed:
+                self._thinking -= idle
+                self._changed.notify_all()
+            for future in futures:
+                future.add_done_callback(lambda _: self._one_done())
+            for future in futures:  # the search thinks again only when it has all
+                future.exception()
+            with self._changed:
+                self._thinking += idle
+                bidder.problem.batch_size = self._batch_size()
+            return futures
+
+        return measured
+
+    def _batch_size(self) -> int:
+        """The fewer searches are at it, the more each may ask for at once."""
+        open_ = [b for b in self.bidders if b.thread is not None and not b.ended]
+        share = self.limits.measuring // max(len(open_), 1)
+        return max(self.limits.batch, min(share, MOST_AT_ONCE))
+
+    def _one_done(self) -> None:
+        with self._changed:
+            self._measuring -= 1
+            self._changed.notify_all()
+
+    @property
+    def closed(self) -> bool:
+        """Whether no search may go on."""
+        return self._closed
+
+
+@dataclass
+class _Share(Ledger):
+    """What one search sees of the budget: all of it, until it is over."""
+
+    auction: Auction | None = None
+
+    def remaining(self, wanted: int) -> int:
+        assert self.auction is not None
+        return 0 if self.auction.closed else self.auction.ledger.remaining(wanted)
+
+
+def dealt(problems: Sequence[tuple[str, int, Problem, Strategy]], ledger: Ledger) -> Iterator[tuple[str, Observation]]:
+    """All observations of the searches of some kernels, by turns, in the order of their batches."""
+    auction = Auction(ledger, Limits(least_saving=0.0))
+    order: list[tuple[str, Observation]] = []
+    for name, calls, problem, strategy in problems:
+        bidder = auction.enter(name, calls, problem, strategy)
+        bidder.saw = _Told(name, order)
+    auction.run()
+    yield from order
+
+
+class _Told(list[Observation]):
+    def __init__(self, name: str, order: list[tuple[str, Observation]]) -> None:
+        super().__init__()
+        self.name, self.order = name, order
+
+    def append(self, observation: Observation) -> None:
+        self.order.append((self.name, observation))
