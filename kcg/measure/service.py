@@ -64,7 +64,7 @@ class MeasureService:
         self.dev, self.run_id = dev, run_id
         self.compile_timeout_s, self.timing_timeout_s = compile_timeout_s, timing_timeout_s
         self.compile_workers = compile_workers or usable_cores()
-        initargs = (dev, os.getpid(), str(folder / "tinygrad-cache.db"))
+        self.initargs = initargs = (dev, os.getpid(), str(folder / "tinygrad-cache.db"))  # of every child
         self._device = DevicePool(dev, initargs, open_timeout_s=open_timeout_s)
         self._detecting = self._device.submit(child.detect_job, dev, timeout_s=open_timeout_s)
         self._on_cpu = dev.startswith("CPU")  # there, compilers and samples take turns

@@ -33,14 +33,13 @@ def optimize(settings: Settings, progress: Progress, *, started: float | None = 
     On Ctrl-C the children are killed, the best so far is written, verified as far as it came; the exit code is 130.
     """
     from kcg.optimize.searching import search
-    from kcg.predictor.choice import choose_predictor
 
     with Session(settings, progress, started=started) as session, _alone(session):
         session.capture()
         session.open_journal()
         session.plan()
         if settings.measurements == 0 or not settings.search.startswith(TINY_BEAM):
-            session.predictor = choose_predictor(settings.predictor, session.service.target)
+            session.guide()
         regions = None
         try:
             if settings.measurements != 0:
@@ -51,9 +50,9 @@ def optimize(settings: Settings, progress: Progress, *, started: float | None = 
             session.check_journal()
         except KeyboardInterrupt:
             session.interrupted = True
-            session.service.close()  # the children first: what is written next does not change under the writer
+            session.close_children()  # first of all: what is written next does not change under the writer
         if regions is not None:
-            session.service.close()  # its memory on the device is wanted, and nothing may disturb the model's run
+            session.close_children()  # its memory on the device is wanted, and nothing may disturb the model's run
         ended_early = regions is None or session.interrupted
         result = build_result(session, as_searched(session) if regions is None else regions, complete=not ended_early)
         check = _checked_model(session, result, ended_early=ended_early)

@@ -67,9 +67,14 @@ def _search_with(session: Session, name: str, predictor: Predictor) -> None:
 
     session.progress.phase(f"searching with {name}")
     auction = Auction(session.ledger, _limits(session), seen=lambda: _seen(session))
-    for index, work in enumerate(session.works):
-        if work.baseline_s:  # where its baseline failed there is nothing to compare with
-            auction.enter(work.id, work.call.calls, problem(session, work, predictor, index), strategy(name))
+    works = [work for work in session.works if work.baseline_s]  # without a baseline there is nothing to compare with
+    works.sort(key=lambda work: -work.call.calls * work.baseline_s)  # the largest in a child each
+    for index, work in enumerate(works):
+        how, asked = strategy(name), problem(session, work, predictor, index)
+        if session.thinkers is not None:
+            seed = f"{session.settings.seed}:{index}"
+            how = session.thinkers.strategy(name, work.call.region, place=index, seed=seed)
+        auction.enter(work.id, work.call.calls, asked, how)
     auction.run()
     session.check_journal()
     session.settled = auction.settled
@@ -80,7 +85,8 @@ def _limits(session: Session) -> Limits:
     workers, least = session.service.compile_workers, session.settings.least_saving
     if session.choice.device == "CPU":
         return Limits(measuring=max(2, workers), batch=min(workers, 4), least_saving=least)
-    return Limits(measuring=2 * workers, thinking=2, alternate=False, least_saving=least)
+    thinking = session.thinkers.count if session.thinkers is not None else 2
+    return Limits(measuring=2 * workers, thinking=thinking, alternate=False, least_saving=least)
 
 
 def _seen(session: Session) -> None:

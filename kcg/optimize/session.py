@@ -28,9 +28,11 @@ if TYPE_CHECKING:
     from kcg.kernel.space import KernelSpace
     from kcg.optimize.console import Progress
     from kcg.predictor.interface import Predictor
+    from kcg.search.thinking import Thinkers
 
 TINY_BEAM = "tinygrad-beam"
 FINAL_COPY_S_PER_BYTE = 6e-9  # copying and comparing whole buffers of one finalist on a GPU; seen on one NVIDIA H200
+THINKING = 3  # processes that search, for every four that compile
 PASSING = (Status.NOISY, Status.WORKER_DIED)
 FINAL_RUNS = 16  # launches that verify one finalist
 FINAL_OVERHEAD_S = {"CPU": 0.12}  # verifying three seeds of one small kernel, apart from its runs
@@ -99,6 +101,7 @@ class Session:
         self.pace_s = 0.3  # seconds that a first measurement of a kernel takes, all included; measured on the way
         self.works: list[RegionWork] = []
         self.predictor: Predictor | None = None  # none: tinygrad searches by itself
+        self.thinkers: Thinkers | None = None  # processes that search; none where it would disturb the samples
         self.judged: dict[str, RegionResult] = {}  # by region, as far as the finals have come
         self._lock = threading.Lock()
         self._journal_error: BaseException | None = None
@@ -115,9 +118,26 @@ class Session:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self.service.close()
+        self.close_children()
         if self.journal is not None:
             self.journal.close()
+
+    def close_children(self) -> None:
+        """Kill every process that measures, compiles or searches."""
+        self.service.close()
+        if self.thinkers is not None:
+            self.thinkers.close()
+
+    def guide(self) -> None:
+        """Read the predictor, here and beside the device in the processes that will search."""
+        from kcg.predictor.choice import choose_predictor
+        from kcg.search.thinking import Thinkers
+
+        choice, target = self.settings.predictor, self.service.target
+        if self.choice.device != "CPU" and self.settings.measurements != 0:
+            count = max(2, THINKING * self.service.compile_workers // 4)
+            self.thinkers = Thinkers(count, choice, target, self.service.initargs)
+        self.predictor = choose_predictor(choice, target)
 
     def _check_names(self) -> None:
         """Refuse unknown names before any child is started."""

@@ -14,10 +14,11 @@ from kcg.predictor.data import TrainingData, load
 
 def workers(count: int) -> ProcessPoolExecutor:
     """A pool of new processes, which end when this one was killed, wherever they are."""
-    return ProcessPoolExecutor(count, mp_context=get_context("spawn"), initializer=_end_with_parent)
+    return ProcessPoolExecutor(count, mp_context=get_context("spawn"), initializer=end_with_parent)
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
+    """Let this process end as soon as the one that started it has."""
     parent = parent_process()
     assert parent is not None
 

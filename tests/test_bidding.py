@@ -1,0 +1,197 @@
+"""Several kernels searched at once: who is granted what, when it ends, and that a process can do the thinking."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+
+import pytest
+
+from kcg.kernel.codec import kernel_of
+from kcg.kernel.space import KernelSpace
+from kcg.kernel.targets import KNOWN_TARGETS
+from kcg.predictor.roofline import Roofline
+from kcg.search.bidding import Auction, Limits
+from kcg.search.improvement import expected_improvement
+from kcg.search.interface import Ledger, Observation, Problem
+from kcg.search.replay import ReplayTable, constant_predict, oracle_predict
+from kcg.search.strategies import strategy
+from kcg.search.thinking import Thinkers, _Thinker
+from kcg.types import Region, Schedule, Status
+from tests.kernels import empty, kernels_of
+from tests.replay_table import chain_table, synthetic_table
+
+
+def entered(auction: Auction, table: ReplayTable, name: str = "a", *, calls: int = 1, search: str = "mcts") -> Problem:
+    problem = table.problem(oracle_predict(table), ledger=auction.ledger)
+    auction.enter(name, calls, problem, strategy(search))
+    return problem
+
+
+def test_expected_improvement_is_the_mean_of_what_a_lognormal_runtime_saves() -> None:
+    steps = 20_000
+    for log_s, doubt, best_s in ((-7.0, 0.3, 1e-3), (-6.0, 0.5, 1e-3), (-7.5, 0.1, 6e-4)):
+        draws = [log_s + doubt * _quantile((i + 0.5) / steps) for i in range(steps)]
+        mean = sum(max(0.0, 1.0 - math.exp(x) / best_s) for x in draws) / steps
+        assert expected_improvement(log_s, doubt, best_s) == pytest.approx(mean, abs=2e-4)
+    assert expected_improvement(0.0, 0.0, 1e-6) == pytest.approx(0.0, abs=1e-9)
+
+
+def _quantile(p: float) -> float:
+    from statistics import NormalDist
+
+    return NormalDist().inv_cdf(p)
+
+
+def test_the_budget_is_spent_where_it_saves_most_and_never_exceeded() -> None:
+    fast = chain_table([1e-3, 9e-4, 8e-4, 7e-4, 6e-4, 5e-4])
+    ledger = Ledger(max_measurements=13)
+    auction = Auction(ledger, Limits(measuring=2, batch=1))
+    for name, calls in (("often", 1000), ("seldom", 1)):
+        entered(auction, fast, name, calls=calls)
+    auction.run()
+    often, seldom = auction.bidders
+    assert ledger.measurements <= 13 and often.best_s == 5e-4
+    assert len(often.saw) > len(seldom.saw) and often.saw[0].schedule == fast.baseline()
+
+
+def test_taking_turns_repeats_itself() -> None:
+    orders = []
+    for _ in range(2):
+        auction = Auction(Ledger(max_measurements=20), Limits(measuring=2, batch=2))
+        for name in "abc":
+            entered(auction, synthetic_table(), name)
+        auction.run()
+        orders.append([[str(o.schedule) for o in bidder.saw] for bidder in auction.bidders])
+    assert orders[0] == orders[1] and all(len(seen) > 2 for seen in orders[0])
+
+
+@pytest.mark.parametrize("limits", [Limits(), Limits(measuring=8, thinking=3, alternate=False)])
+def test_it_ends_where_nothing_is_worth_its_measurements(limits: Limits) -> None:
+    flat = chain_table([1e-3, *(1.5e-3 for _ in range(8))])
+    auction = Auction(Ledger(), limits)
+    entered(auction, flat)
+    tiny = entered(auction, chain_table([1e-9, 1e-10]), "tiny")
+    auction.run()
+    assert auction.settled and len(tiny.known) == 1, "no more than its own schedule"
+    assert 1 <= len(auction.bidders[0].saw) < 5, "what the predictor knows to be no faster is not measured"
+
+
+def test_a_predictor_that_promises_what_never_comes_loses_its_say() -> None:
+    """Constant predictions of a millisecond for kernels of a second: measuring never finds any of it."""
+    auction = Auction(Ledger(max_measurements=60), Limits(batch=2))
+    slow = chain_table([1.0] * 200)
+    for name, calls in (("promised", 30), ("other", 1)):
+        auction.enter(name, calls, slow.problem(constant_predict(), ledger=auction.ledger), strategy("greedy"))
+    auction.run()
+    _, other = auction.bidders
+    assert other.saw, "the one with a thirtieth of the time gets its turn"
+
+
+def test_a_kernel_whose_own_schedule_fails_is_left_alone() -> None:
+    auction = Auction(Ledger(), Limits())
+    entered(auction, chain_table([None, 1e-3, 2e-3]))
+    auction.run()
+    assert len(auction.bidders[0].saw) == 1 and auction.bidders[0].best_s is None
+
+
+def test_what_a_search_raises_reaches_the_caller_and_ends_the_others() -> None:
+    def breaks(problem: Problem) -> Iterator[Observation]:
+        yield from strategy("hand-coded")(problem)
+        raise ZeroDivisionError("of the search")
+
+    auction = Auction(Ledger(), Limits(measuring=4, thinking=2, alternate=False))
+    entered(auction, synthetic_table(), search="random")
+    auction.enter("b", 1, synthetic_table().problem(constant_predict(), ledger=auction.ledger), breaks)
+    with pytest.raises(ZeroDivisionError, match="of the search"):
+        auction.run()
+    assert not any(t.name.startswith("search ") for t in threading.enumerate())
+
+
+def test_an_interrupt_ends_every_search() -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    auction = Auction(Ledger(), Limits(), seen=interrupted)
+    entered(auction, synthetic_table())
+    with pytest.raises(KeyboardInterrupt):
+        auction.run()
+    assert auction.closed
+
+
+# With processes
+
+
+def matmul() -> tuple[Region, KernelSpace]:
+    (ast,) = kernels_of(empty(64, 96) @ empty(96, 80))
+    region = Region((kernel_of(ast),))
+    return region, KernelSpace(region, KNOWN_TARGETS["sm_90"])
+
+
+def asked(space: KernelSpace, ledger: Ledger) -> Problem:
+    """A problem whose device is the analytic predictor: as good as any to see that two searches are the same."""
+    judge = Roofline().of(space)
+    import random
+
+    def measure(schedules: Sequence[Schedule]) -> list[Future[Observation]]:
+        futures = []
+        for schedule, said in zip(schedules, judge.predict(schedules), strict=True):
+            ledger.measurements += 1
+            future: Future[Observation] = Future()
+            future.set_result(Observation(schedule, Status.OK, math.exp(said.log_runtime), f"{schedule}"))
+            futures.append(future)
+        return futures
+
+    return Problem(space, judge.predict, measure, ledger, random.Random("1"), batch_size=2, correct=judge.correct)
+
+
+@pytest.fixture(scope="module")
+def thinkers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Thinkers]:
+    cache: Path = tmp_path_factory.mktemp("thinkers") / "cache.db"
+    with Thinkers(1, "roofline", KNOWN_TARGETS["sm_90"], ("CPU", os.getpid(), str(cache))) as started:
+        yield started
+
+
+def test_a_search_in_a_process_is_the_one_it_would_be_here(thinkers: Thinkers) -> None:
+    region, space = matmul()
+    seen = []
+    for how in (strategy("mcts"), thinkers.strategy("mcts", region, place=0, seed="1")):
+        ledger = Ledger(max_measurements=9)
+        seen.append([(o.schedule, o.time_s) for o in how(asked(space, ledger))])
+        assert ledger.measurements == 9 and ledger.evaluations > 9
+    assert seen[0] == seen[1] and len(seen[0]) == 9
+
+
+def test_processes_think_for_an_auction(thinkers: Thinkers) -> None:
+    region, space = matmul()
+    auction = Auction(Ledger(max_measurements=10), Limits(measuring=4, thinking=2, alternate=False, least_saving=0.0))
+    for name in "ab":
+        how = thinkers.strategy("mcts", region, place=0, seed=name)
+        auction.enter(name, 1, asked(space, auction.ledger), how)
+    auction.run()
+    assert auction.ledger.measurements == 10 and all(b.best_s for b in auction.bidders)
+
+
+def test_an_error_in_a_process_is_raised_here(thinkers: Thinkers) -> None:
+    region, space = matmul()
+    with pytest.raises(Exception, match="unknown search strategy 'soon'"):
+        list(thinkers.strategy("soon", region, place=0, seed="1")(asked(space, Ledger())))
+
+
+def test_where_a_process_dies_the_search_goes_on_here(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    region, space = matmul()
+    with Thinkers(1, "roofline", KNOWN_TARGETS["sm_90"], ("CPU", os.getpid(), str(tmp_path / "cache.db"))) as mortal:
+        ledger = Ledger(max_measurements=8)
+        search = mortal.strategy("mcts", region, place=0, seed="1")(asked(space, ledger))
+        first = [next(search), next(search)]
+        (child,) = mortal._children
+        assert isinstance(child, _Thinker) and child._process.pid is not None
+        os.kill(child._process.pid, signal.SIGKILL)
+        rest = list(search)
+    assert "died" in caplog.text and ledger.measurements == 8
+    assert len({o.schedule for o in first + rest}) == 8, "nothing is measured twice"
