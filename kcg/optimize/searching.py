@@ -13,7 +13,7 @@ from kcg.measure.jobs import TinyBeamJob
 from kcg.optimize.session import TINY_BEAM, RegionWork, Session
 from kcg.search.budget import Allocator, RegionState
 from kcg.search.interface import Observation, Problem
-from kcg.types import Schedule, Status
+from kcg.types import Prediction, Schedule, Status
 
 if TYPE_CHECKING:
     from kcg.predictor.interface import Predictor
@@ -24,20 +24,40 @@ HOPELESS = 2.5  # a candidate this much slower than the best so far gets one sam
 def problem(session: Session, work: RegionWork, predictor: Predictor, index: int) -> Problem:
     """The search problem of one region: its space, this session's predictor, device and ledger."""
 
+    judge = predictor.of(work.space)
+    correcting = judge.correct
+    # the last word on each schedule before it was measured; the predictor is not asked again, which would cost time
+    predicted: dict[Schedule, Prediction] = {}
+    corrected: dict[Schedule, Prediction] = {}
+
+    def predict(batch: Sequence[Schedule]) -> list[Prediction]:
+        found = judge.predict(batch)
+        predicted.update(zip(batch, found, strict=True))
+        return found
+
+    def correct(batch: Sequence[Schedule], measured: Sequence[tuple[Schedule, float]]) -> list[Prediction]:
+        assert correcting is not None
+        found = correcting(batch, measured)
+        corrected.update(zip(batch, found, strict=True))
+        return found
+
     def measure(batch: Sequence[Schedule]) -> list[Future[Observation]]:
         best_s = work.best_s
-        return session.measure(work, batch, stop_above_s=HOPELESS * best_s if best_s else None)
+        futures = session.measure(work, batch, stop_above_s=HOPELESS * best_s if best_s else None)
+        for schedule, future in zip(batch, futures, strict=True):
+            if schedule in predicted:
+                session.compare(index, predicted[schedule], corrected.get(schedule), future)
+        return futures
 
-    judge = predictor.of(work.space)
     return Problem(
         space=work.space,
-        predict=judge.predict,
+        predict=predict,
         measure=measure,
         ledger=session.ledger,
         rng=random.Random(f"{session.settings.seed}:{index}"),
         batch_size=max(4, 2 * session.service.compile_workers if session.choice.device != "CPU" else 4),
         known=work.known,
-        correct=judge.correct,
+        correct=correct if correcting is not None else None,
     )
 
 
