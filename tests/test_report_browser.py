@@ -62,7 +62,7 @@ def overflow(browser: Browser) -> list[str]:
 
 
 @pytest.mark.parametrize("dark", [False, True])
-@pytest.mark.parametrize("width", [390, 760, 1200])
+@pytest.mark.parametrize("width", [390, 760, 900, 901, 1200])
 def test_nothing_reaches_beyond_the_page_and_text_can_be_read(
     browser: Browser, page: str, width: int, dark: bool
 ) -> None:
@@ -70,7 +70,7 @@ def test_nothing_reaches_beyond_the_page_and_text_can_be_read(
     browser.js("document.querySelectorAll('details').forEach(d => { if (!d.closest('.sources')) d.open = true })")
     assert browser.js("document.documentElement.scrollWidth") == width
     assert overflow(browser) == []
-    shown = "narrow" if width <= 760 else "wide"
+    shown = "narrow" if width <= 900 else "wide"
     for name in PICTURES:
         boxes = browser.js(
             f"[...document.querySelectorAll('svg[data-figure={name}]')].filter(s => s.getBoundingClientRect().width)"
