@@ -7,22 +7,19 @@ Every noun that is stored has an identity that is the same on every machine: a S
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import statistics
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
-
-def canonical_json(value: Any) -> str:
-    """The one JSON text of a value: sorted keys, no spaces, no NaN."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
-
-
-def content_id(value: Any) -> str:
-    """SHA-256 (hex) of the canonical JSON of a value."""
-    return hashlib.sha256(canonical_json(value).encode()).hexdigest()
+from kcg.schedules import RAW as RAW
+from kcg.schedules import Action as Action
+from kcg.schedules import Opt as Opt
+from kcg.schedules import Schedule as Schedule
+from kcg.schedules import ScheduleKind as ScheduleKind
+from kcg.schedules import canonical_json as canonical_json
+from kcg.schedules import content_id as content_id
 
 
 @dataclass(frozen=True)
@@ -60,69 +57,6 @@ class Region:
         """The only kernel of a region of one."""
         (only,) = self.kernels
         return only
-
-
-@dataclass(frozen=True, order=True)
-class Opt:
-    """One tinygrad `Opt` by name: `op` is the name of an `OptOps` member."""
-
-    op: str
-    axis: int | None = None
-    arg: int | tuple[int, ...] | None = None
-
-    def __str__(self) -> str:
-        inner = ",".join(str(x) for x in (self.axis, self.arg) if x is not None)
-        return f"{self.op}({inner})"
-
-
-class ScheduleKind(StrEnum):
-    OPTS = "opts"
-    SOURCE = "source"
-    TILE = "tile"
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """What is done to a region: a kind and its canonical JSON. Its identity is the pair."""
-
-    kind: str
-    body: str
-
-    @staticmethod
-    def from_opts(opts: tuple[Opt, ...] | list[Opt]) -> Schedule:
-        """The schedule that applies `opts` in order; `()` is the unoptimised kernel."""
-        rows = [[o.op, o.axis, list(o.arg) if isinstance(o.arg, tuple) else o.arg] for o in opts]
-        return Schedule(ScheduleKind.OPTS, canonical_json(rows))
-
-    @property
-    def opts(self) -> tuple[Opt, ...]:
-        """The Opts of an `opts` schedule, in the order in which they apply."""
-        if self.kind != ScheduleKind.OPTS:
-            raise ValueError(f"a schedule of kind {self.kind!r} has no opts")
-        return tuple(
-            Opt(op, axis, tuple(arg) if isinstance(arg, list) else arg) for op, axis, arg in json.loads(self.body)
-        )
-
-    @property
-    def id(self) -> str:
-        return content_id([self.kind, self.body])
-
-    def __str__(self) -> str:
-        if self.kind != ScheduleKind.OPTS:
-            return f"{self.kind}:{self.id[:8]}"
-        return " ".join(str(o) for o in self.opts) or "(none)"
-
-
-RAW = Schedule.from_opts(())
-"""The unoptimised schedule."""
-
-
-@dataclass(frozen=True)
-class Action:
-    """One legal step from a schedule: what it is, and the schedule that it leads to."""
-
-    label: str  # e.g. "UPCAST(0,4)"
-    schedule: Schedule  # the schedule after the step
 
 
 @dataclass(frozen=True)
@@ -353,6 +287,20 @@ class ProgressPoint:
 
 
 @dataclass(frozen=True)
+class Expectation:
+    """One measurement of the search, and what the predictor expected of it when it was proposed."""
+
+    elapsed_s: float  # when it was measured
+    region: int  # its place in `Result.regions`
+    schedule: Schedule
+    predicted_s: float  # by the predictor alone
+    corrected_s: float | None  # corrected by what was measured of the kernel before; None where it does not learn
+    failure_probability: float
+    measured_s: float | None  # as a search measures: fewer samples than a final has; None where it failed
+    status: str
+
+
+@dataclass(frozen=True)
 class Recompute:
     """A kernel that computes a contraction more often than its operands need."""
 
@@ -403,6 +351,8 @@ class Result:
     warnings: tuple[str, ...] = field(default_factory=tuple)
     model_check: ModelCheck | None = None  # None: a result of before there was such a check
     predictor: str = ""  # its name; empty in a result of before it was written
+    expectations: tuple[Expectation, ...] = ()  # none where the strategy asks no predictor
+    clocks: tuple[tuple[str, float, float, float], ...] = ()  # what the device told: name, least, median, most
 
     @property
     def plan(self) -> Plan:

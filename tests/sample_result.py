@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kcg.types import (
     RAW,
+    Expectation,
     Finalist,
     Kernel,
     ModelCheck,
@@ -109,6 +110,21 @@ def _region(i: int) -> RegionResult:
     )
 
 
+def _expectation(place: int, region: RegionResult) -> Expectation:
+    """Of a predictor that is off by up to a third, and learns; every 20th measurement fails."""
+    number, trial = place % len(_ROWS), place // len(_ROWS)
+    measured_s = region.baseline.cold_s * (0.5 + 0.25 * ((7 * place) % 11))
+    off = 0.75 + 0.05 * ((3 * place) % 12)
+    failed = place % 20 == 19
+    opts = (Opt("UPCAST", 0, 4), Opt("LOCAL", 0, 2 + trial))
+    return Expectation(
+        elapsed_s=6.0 + 3.0 * place, region=number, schedule=Schedule.from_opts(opts), predicted_s=measured_s * off,
+        corrected_s=None if place in range(2, len(_ROWS)) else measured_s * off**0.5,
+        failure_probability=0.4 if failed else 0.02, measured_s=None if failed else measured_s,
+        status="compile_error" if failed else "ok",
+    )  # fmt: skip
+
+
 def sample_result() -> Result:
     """Sixteen regions of an image model on one GPU: eight improved, seven kept, one quarantined."""
     regions = tuple(_region(i) for i in range(len(_ROWS)))
@@ -147,5 +163,10 @@ def sample_result() -> Result:
             ),
         ),
         warnings=("the GPU ran at its power cap for 12 % of the samples", "no clang: <CPU> kernels were not compared"),
+        expectations=tuple(_expectation(i, regions[i % len(regions)]) for i in range(6 * len(regions))),
+        clocks=(
+            ("power_w", 212.0, 603.5, 698.0), ("slowdown_reasons", 0.0, 0.0, 4.0),
+            ("sm_mhz_min", 1590.0, 1965.0, 1980.0),
+        ),
         model_check=ModelCheck(True, "", 0.0031, 0.043, seed=7, kernels=8, before_s=0.0713, after_s=0.0391),
     )  # fmt: skip

@@ -78,7 +78,9 @@ def result(facts: Facts) -> Result:
         chosen = base if last else finalist(space, unlike_baseline(space))
         regions.append(RegionResult(call.region, call.calls, base, chosen, 1, "kept" if last else "improved"))
     assert len(regions) >= 3
-    return replace(sample_result(), target=facts[0], toolchain=facts[1], regions=tuple(regions), recomputes=())
+    return replace(
+        sample_result(), target=facts[0], toolchain=facts[1], regions=tuple(regions), recomputes=(), expectations=()
+    )
 
 
 @pytest.fixture

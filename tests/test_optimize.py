@@ -51,6 +51,9 @@ def test_json_reports_verified_kernels_and_never_a_slower_total(
     assert answer["search_s"] < 66
     assert answer["target"]["device"] == "CPU"
     assert answer["predictor"], "which one guided is said"
+    assert 0 < len(answer["expectations"]) <= answer["compilations"], "of the search; baselines are not proposed"
+    for seen in answer["expectations"]:
+        assert seen["predicted_s"] > 0 and (seen["measured_s"] is not None) == (seen["status"] == "ok")
     for kernel in answer["kernels"]:
         assert kernel["verified"] is True
         assert kernel["after_s"] <= kernel["before_s"]

@@ -60,6 +60,7 @@ def test_every_float_and_text_survives(tmp_path: Path) -> None:
     result = replace(
         sample,
         regions=(first, second, replace(sample.regions[2], chosen=third)),
+        expectations=tuple(replace(e, region=i % 3, corrected_s=0.1) for i, e in enumerate(sample.expectations)),
         search_s=1e308,
         target=replace(sample.target, power_limit_w=None, clock_limit_mhz=None),
         complete=False,
@@ -72,7 +73,7 @@ def test_times_that_are_not_numbers_survive(tmp_path: Path) -> None:
     sample = sample_result()
     unmeasured = replace(sample.regions[0].baseline, cold_s=math.nan, warm_s=math.nan, interval_s=(-0.0, math.inf))
     row = replace(sample.regions[0], baseline=unmeasured, chosen=unmeasured, outcome="quarantined")
-    write_result(replace(sample, regions=(row,)), tmp_path / "r.json")
+    write_result(replace(sample, regions=(row,), expectations=()), tmp_path / "r.json")
     back = read_result(tmp_path / "r.json").regions[0].baseline
     assert math.isnan(back.cold_s) and math.isnan(back.warm_s) and back.interval_s == (0.0, math.inf)
 
@@ -80,14 +81,14 @@ def test_times_that_are_not_numbers_survive(tmp_path: Path) -> None:
 def test_region_of_several_wired_kernels_survives(tmp_path: Path) -> None:
     sample = sample_result()
     region = Region((Kernel("[1]"), Kernel("[2]"), Kernel("[1]")), ((0, 0, 1, 2), (1, 0, 2, 1)))
-    result = replace(sample, regions=(replace(sample.regions[0], region=region),))
+    result = replace(sample, regions=(replace(sample.regions[0], region=region),), expectations=())
     write_result(result, tmp_path / "r.json")
     assert read_result(tmp_path / "r.json") == result
     assert len(to_dict(result)["asts"]) == 2
 
 
 def test_empty_result_survives(tmp_path: Path) -> None:
-    result = replace(sample_result(), regions=(), progress=(), recomputes=(), failures=(), warnings=())
+    result = replace(sample_result(), regions=(), expectations=(), progress=(), recomputes=(), warnings=())
     write_result(result, tmp_path / "new" / "folder" / "r.json")
     assert read_result(tmp_path / "new" / "folder" / "r.json") == result
 
@@ -95,7 +96,7 @@ def test_empty_result_survives(tmp_path: Path) -> None:
 def test_what_json_mode_prints(stored: Path) -> None:
     sample = sample_result()
     document = json.loads(stored.read_text())
-    assert document["schema"] == 3
+    assert document["schema"] == 4
     assert document["total_before_s"] == sample.total_before_s
     assert document["total_after_s"] == sample.total_after_s
     assert (document["measurements"], document["search_s"]) == (504, 312.418)
@@ -119,7 +120,7 @@ def test_truncated_file_is_refused(stored: Path, tenths: int) -> None:
 @pytest.mark.parametrize(
     "data",
     [b"", b"\x00\xff\x93NUMPY", b"null", b"[]", b"3", b'{"a": 1}', b"[" * 200_000, b'{"schema": 1}', b'{"schema": NaN}',
-     b'{"schema": 4, "regions": []}', b'{"schema": true}', b'{"schema": 1, "schema": 1}', b"9" * 5000],
+     b'{"schema": 5, "regions": []}', b'{"schema": true}', b'{"schema": 1, "schema": 1}', b"9" * 5000],
 )  # fmt: skip
 def test_foreign_file_is_refused(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "r.json").write_bytes(data)
@@ -175,14 +176,22 @@ def without(value: Any, names: set[str]) -> Any:
 
 def test_files_of_the_first_version_are_read() -> None:
     target = replace(sample_result().target, bandwidth_bytes_s=None)
-    first = replace(sample_result(), model_check=None, predictor="", target=target)
+    first = replace(sample_result(), model_check=None, predictor="", target=target, expectations=(), clocks=())
     document = {**to_dict(first), "schema": 1}
-    with pytest.raises(ResultError, match="'model_check' is unknown"):
+    with pytest.raises(ResultError, match="'clocks' is unknown"):
         from_dict(document)
     document = without(document, {name for added in ADDED.values() for _, name in added})
     assert from_dict(document) == first
     with pytest.raises(ResultError, match="'model_check' is missing"):
         from_dict({**document, "schema": 2})
+
+
+def test_files_of_the_third_version_have_no_expectations() -> None:
+    third = replace(sample_result(), expectations=(), clocks=())
+    document = without({**to_dict(third), "schema": 3}, {name for _, name in ADDED[4]})
+    assert from_dict(document) == third
+    with pytest.raises(ResultError, match="is missing"):
+        from_dict({**document, "schema": 4})
 
 
 @pytest.mark.parametrize(
@@ -227,6 +236,10 @@ def test_missing_and_unknown_fields_are_refused() -> None:
         (("regions", 0, "chosen", "schedule", "body"), "[", "not JSON"),
         (("regions", 0, "chosen", "schedule", "body"), '[["UPCAST",0,"x"]]', "not a list of"),
         (("created",), "yesterday", "not an ISO date"),
+        (("expectations", 0, "region"), 16, "lacks"),
+        (("expectations", 0, "region"), -1, "lacks"),
+        (("expectations", 0, "predicted_s"), -1e-6, "negative"),
+        (("expectations", 0, "schedule", "body"), "[", "not JSON"),
     ],
 )
 def test_values_that_cannot_be_are_refused(path: tuple[str | int, ...], value: Any, message: str) -> None:

@@ -22,8 +22,8 @@ ROOT = Path(__file__).parent.parent
 # -- the rooms, lowest first; rooms of one level are siblings and do not import each other
 
 LEVELS = (
-    {"errors", "types"}, {"commandline"}, {"compat"}, {"kernel"}, {"workloads", "measure"}, {"dataset"}, {"predictor"},
-    {"env"}, {"search"}, {"campaign", "optimize"}, {"doctor"},
+    {"schedules"}, {"errors", "types"}, {"commandline"}, {"compat"}, {"kernel"}, {"workloads", "measure"}, {"dataset"},
+    {"predictor"}, {"env"}, {"search"}, {"campaign", "optimize"}, {"doctor"},
 )  # fmt: skip
 LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
 
@@ -266,8 +266,8 @@ PUBLIC = {
         "ResultError", "ScheduleError", "ScriptError", "UnknownName", "UsageError", "VerificationError", "WeightsError",
     ],
     "kcg.types": [
-        "Action", "CacheState", "Finalist", "Kernel", "Measurement", "ModelCheck", "Opt", "Plan", "PlannedRegion",
-        "Prediction", "ProgressPoint", "RAW",
+        "Action", "CacheState", "Expectation", "Finalist", "Kernel", "Measurement", "ModelCheck", "Opt", "Plan",
+        "PlannedRegion", "Prediction", "ProgressPoint", "RAW",
         "Recompute", "Region", "RegionResult", "Result", "Schedule", "ScheduleKind", "Status", "Target", "Toolchain",
         "Verification", "Workload", "WorkloadCall", "canonical_json", "content_id",
     ],

@@ -14,6 +14,8 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from browser import CHROMIUM
+from html_page import Page
 from rich.console import Console
 from tinygrad import Tensor
 
@@ -37,7 +39,6 @@ from kcg.types import (
     WorkloadCall,
 )
 from tests.kernels import empty, kernels_of
-from tests.test_report import CHROMIUM, Page
 
 TARGET = replace(KNOWN_TARGETS["sm_90"], model="NVIDIA <b>H200</b>")
 TOOLCHAIN = Toolchain("0.14.0", "NVRTC 13.0", "580", "", 1)

@@ -77,7 +77,7 @@ def make() -> Make:
             rows.append(RegionResult(call.region, call.calls, base, ours, 1, "improved"))
         return replace(
             sample_result(), workload="tiny", preset=preset, target=target, toolchain=toolchain, regions=tuple(rows),
-            recomputes=(),
+            recomputes=(), expectations=(),
         )  # fmt: skip
 
     return result

@@ -270,6 +270,8 @@ def build_result(session: Session, regions: tuple[RegionResult, ...], *, complet
         kcg_version=__version__, complete=complete, failures=tuple(sorted(session.failures.items())),
         progress=tuple(session.history), recomputes=tuple(r for r in recomputes if r is not None),
         warnings=tuple(session.warnings), predictor=session.predictor.name if session.predictor is not None else "",
+        expectations=tuple(session.expectations),
+        clocks=tuple((name, min(seen), median(seen), max(seen)) for name, seen in sorted(session.clocks.items())),
     )  # fmt: skip
 
 

@@ -22,12 +22,13 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from kcg.errors import ResultError, UsageError
 from kcg.types import Kernel, Region, RegionResult, Result, Schedule, ScheduleKind
 
-SCHEMA = 3
+SCHEMA = 4
 """The version of the file. A change of any field is a new number, never a silent one."""
 
 ADDED = {
     2: {("Result", "model_check"), ("Target", "bandwidth_bytes_s"), ("RegionResult", "noise_floor")},
     3: {("Result", "predictor")},
+    4: {("Result", "expectations"), ("Result", "clocks")},
 }
 """Fields that came with each version: files of the versions before it are read without them, with their defaults."""
 
@@ -254,6 +255,12 @@ def _read(document: Any) -> Result:
     result: Result = _decode(parts, Result, "", of=_Document(kernels, later))
     for i, row in enumerate(result.regions):
         _check_region(row, f"regions[{i}]")
+    for i, seen in enumerate(result.expectations):
+        if not 0 <= seen.region < len(result.regions):
+            raise _Malformed(f"expectations[{i}].region", "it names a region that the result lacks")
+        if any(time_s is not None and time_s < 0 for time_s in (seen.predicted_s, seen.corrected_s, seen.measured_s)):
+            raise _Malformed(f"expectations[{i}]", "a time is negative")
+        _check_schedule(seen.schedule, f"expectations[{i}].schedule")
     try:
         datetime.fromisoformat(result.created)
     except ValueError:

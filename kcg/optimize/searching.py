@@ -13,7 +13,7 @@ from kcg.measure.jobs import TinyBeamJob
 from kcg.optimize.session import TINY_BEAM, RegionWork, Session
 from kcg.optimize.settings import EFFORTS
 from kcg.search.bidding import Auction, Limits
-from kcg.search.interface import Observation, Problem
+from kcg.search.interface import Observation, Problem, Said
 from kcg.types import Schedule, Status
 
 if TYPE_CHECKING:
@@ -25,11 +25,17 @@ HOPELESS = 2.5  # a candidate this much slower than the best so far gets one sam
 def problem(session: Session, work: RegionWork, predictor: Predictor, index: int) -> Problem:
     """The search problem of one region: its space, this session's predictor, device and ledger."""
 
+    judge = predictor.of(work.space)
+
     def measure(batch: Sequence[Schedule]) -> list[Future[Observation]]:
         best_s = work.best_s
-        return session.measure(work, batch, stop_above_s=HOPELESS * best_s if best_s else None)
+        futures = session.measure(work, batch, stop_above_s=HOPELESS * best_s if best_s else None)
+        for schedule, future in zip(batch, futures, strict=True):
+            if (said := expected.get(schedule)) is not None:
+                session.compare(index, *said, future)
+        return futures
 
-    judge = predictor.of(work.space)
+    expected: dict[Schedule, Said] = {}
     return Problem(
         space=work.space,
         predict=judge.predict,
@@ -38,6 +44,7 @@ def problem(session: Session, work: RegionWork, predictor: Predictor, index: int
         rng=random.Random(f"{session.settings.seed}:{index}"),
         known=work.known,
         correct=judge.correct,
+        expected=expected,
     )
 
 
@@ -67,13 +74,14 @@ def _search_with(session: Session, name: str, predictor: Predictor) -> None:
 
     session.progress.phase(f"searching with {name}")
     auction = Auction(session.ledger, _limits(session), seen=lambda: _seen(session))
-    works = [work for work in session.works if work.baseline_s]  # without a baseline there is nothing to compare with
-    works.sort(key=lambda work: -work.call.calls * work.baseline_s)  # the largest in a child each
-    for index, work in enumerate(works):
+    # without a baseline there is nothing to compare with; the largest get a child each
+    works = [(index, work) for index, work in enumerate(session.works) if work.baseline_s]
+    works.sort(key=lambda one: -one[1].call.calls * one[1].baseline_s)
+    for rank, (index, work) in enumerate(works):
         how, asked = strategy(name), problem(session, work, predictor, index)
         if session.thinkers is not None:
             seed = f"{session.settings.seed}:{index}"
-            how = session.thinkers.strategy(name, work.call.region, place=index, seed=seed)
+            how = session.thinkers.strategy(name, work.call.region, place=rank, seed=seed)
         auction.enter(work.id, work.call.calls, asked, how)
     auction.run()
     session.check_journal()

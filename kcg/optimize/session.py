@@ -7,7 +7,7 @@ import functools
 import threading
 import time
 import uuid
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -21,7 +21,18 @@ from kcg.measure.protocol import PROTOCOL
 from kcg.measure.service import BASELINE_TIMEOUT_S, MeasureService, Request
 from kcg.optimize.settings import Settings, writable_folder
 from kcg.search.interface import Ledger, Observation, best
-from kcg.types import CacheState, Measurement, ProgressPoint, RegionResult, Schedule, Status, Workload, WorkloadCall
+from kcg.types import (
+    CacheState,
+    Expectation,
+    Measurement,
+    Prediction,
+    ProgressPoint,
+    RegionResult,
+    Schedule,
+    Status,
+    Workload,
+    WorkloadCall,
+)
 
 if TYPE_CHECKING:
     from kcg.dataset.journal import Journal
@@ -93,6 +104,8 @@ class Session:
         self.created = datetime.now(UTC)
         self.run_id = uuid.uuid4().hex
         self.history: list[ProgressPoint] = []
+        self.expectations: list[Expectation] = []
+        self.clocks: defaultdict[str, list[float]] = defaultdict(list)  # by sensor
         self.failures: Counter[str] = Counter()
         self.warnings: list[str] = []
         self.interrupted = False
@@ -206,6 +219,8 @@ class Session:
         with self._lock:
             if measurement.status != Status.OK:
                 self.failures[str(measurement.status)] += 1
+            for name, value in measurement.clocks:
+                self.clocks[name].append(value)
             try:
                 if self.journal is not None:
                     self.journal.record(measurement)
@@ -290,6 +305,25 @@ class Session:
             if row.binary_hash and row.binary_hash not in work.binaries:
                 work.binaries.add(row.binary_hash)
                 self.ledger.measurements += 1
+
+    def compare(
+        self, region: int, predicted: Prediction, corrected: Prediction | None, measured: Future[Observation]
+    ) -> None:
+        """Keep what was expected of a schedule of `works[region]` beside what `measured` will show."""
+
+        def done(future: Future[Observation]) -> None:
+            if future.cancelled() or future.exception() is not None:
+                return
+            seen = future.result()
+            row = Expectation(
+                time.monotonic() - self.started, region, seen.schedule, predicted.runtime_s,
+                None if corrected is None else corrected.runtime_s, predicted.failure_probability, seen.runtime_s,
+                str(seen.status),
+            )  # fmt: skip
+            with self._lock:
+                self.expectations.append(row)
+
+        measured.add_done_callback(done)
 
     def measure_baselines(self) -> None:
         """Time the hand-coded schedule of every region: all else is compared with it."""

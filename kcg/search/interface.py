@@ -75,6 +75,8 @@ class Proposal:
 Predict = Callable[[Sequence[Schedule]], list[Prediction]]
 Propose = Callable[[Sequence[Schedule]], list[Proposal]]
 Correct = Callable[[Sequence[Schedule], Sequence[tuple[Schedule, float]]], list[Prediction]]
+Said = tuple[Prediction, Prediction | None]
+"""What was expected of a schedule when it was measured: as predicted, and corrected by what was measured before."""
 Measure = Callable[[Sequence[Schedule]], list["Future[Observation]"]]
 
 
@@ -134,6 +136,8 @@ class Problem:
     learns nothing from measurements."""
     propose: Propose | None = None
     """A policy's own steps from a schedule; None where there is no policy."""
+    expected: dict[Schedule, Said] | None = None
+    """Where somebody wants to know: what was expected of each schedule, put here before it is measured."""
     ask: Callable[[int, float], int] | None = None
     """Where several kernels share a device: called before a batch is measured with its size and the share by which it
     is expected to be faster than the best so far; waits for its turn, and says how many of it may be measured."""

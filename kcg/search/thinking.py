@@ -20,7 +20,7 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, Final
 
-from kcg.search.interface import Ledger, Observation, Problem, Strategy
+from kcg.search.interface import Ledger, Observation, Problem, Said, Strategy
 from kcg.search.strategies import strategy
 from kcg.types import Region, Schedule, Target
 
@@ -124,7 +124,10 @@ class _Thinker:
                 granted = problem.ask(count, gain) if problem.ask is not None else problem.ledger.remaining(count)
                 self._send(ANSWER, key, (granted, problem.batch_size, problem.ledger.deadline))
             elif kind == MEASURE:
-                futures = problem.measure(value)
+                schedules, said = value
+                if problem.expected is not None:
+                    problem.expected |= said
+                futures = problem.measure(schedules)
                 observations = [future.result() for future in futures]
                 problem.known.update((o.schedule, o) for o in observations)
                 self._send(ANSWER, key, observations)
@@ -171,6 +174,7 @@ class _Search:
         self.pipe, self.sending, self.key, self.thought = pipe, sending, key, thought
         self.inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.told = 0  # evaluations that the parent knows of
+        self.expected: dict[Schedule, Said] = {}
         self.ledger = _Granted(deadline=thought.deadline)
 
     def run(self) -> None:
@@ -183,6 +187,7 @@ class _Search:
                 space=space, predict=judge.predict, measure=self.measure, ledger=self.ledger,
                 rng=random.Random(thought.seed), batch_size=thought.batch_size,
                 known={o.schedule: o for o in thought.known}, correct=judge.correct, ask=self.ask,
+                expected=self.expected,
             )  # fmt: skip
             for _ in strategy(thought.strategy)(self.problem):
                 pass
@@ -200,7 +205,7 @@ class _Search:
         return int(granted)
 
     def measure(self, schedules: Sequence[Schedule]) -> list[Future[Observation]]:
-        self.send(MEASURE, list(schedules))
+        self.send(MEASURE, (list(schedules), {s: said for s in schedules if (said := self.expected.pop(s, None))}))
         futures = []
         for observation in self.inbox.get():
             future: Future[Observation] = Future()

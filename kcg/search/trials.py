@@ -6,12 +6,13 @@ remembered by `space.key`: schedules that are the same kernel share one entry.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 
 from kcg.errors import ScheduleError
 from kcg.search.improvement import PRIOR_GAIN, expected_improvement
-from kcg.search.interface import Action, Observation, Problem, Proposal
+from kcg.search.interface import Action, Observation, Problem, Proposal, Said
 from kcg.types import Prediction, Schedule
 
 FAILURE_COST = 2.0
@@ -132,6 +133,8 @@ class Trials:
             if count < 1:
                 return
             batch, queue = queue[:count], queue[count:]
+            if self.problem.expected is not None:
+                self.problem.expected |= self._said(batch)
             for schedule, future in zip(batch, self.problem.measure(batch), strict=True):
                 observation = future.result()
                 self.observations[self.key(schedule)] = observation
@@ -149,6 +152,12 @@ class Trials:
         return max(
             (1.0 - p.failure_probability) * expected_improvement(p.log_runtime, p.uncertainty, best_s) for p in expected
         )
+
+    def _said(self, schedules: Sequence[Schedule]) -> dict[Schedule, Said]:
+        told = [s for s in schedules if self.key(s) in self._predictions]
+        corrected = self.corrected(told) or itertools.repeat(None)
+        pairs = zip(self.predict(told), corrected, strict=False)
+        return dict(zip(told, pairs, strict=True))
 
     def baseline(self) -> Iterator[Observation]:
         """Measures tinygrad's own choice, unless it is known: every strategy begins with it."""

@@ -1,0 +1,88 @@
+"""The kernels of a result in the order in which the report shows them, with what each picture and table needs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from html import escape
+
+from kcg.optimize.report_text import format_count
+from kcg.types import Finalist, RegionResult, Result
+
+SOURCE_CHARACTERS = 20_000
+"""A longer source is cut on the page; RESULT.json has all of it."""
+
+ALL_SOURCES_CHARACTERS = 900_000
+"""Together no more than this, so that a page of hundreds of kernels stays below 3 MB. The slowest come first."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """One kernel's text on the page; `cut` says how much is missing."""
+
+    title: str
+    finalist: Finalist
+    text: str
+    cut: str = ""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One kernel as the report shows it."""
+
+    number: int  # its place in `Result.regions`
+    region: RegionResult
+    label: str  # tinygrad's name of it
+    share: float  # of the total before; NaN where there is none
+    sources: tuple[Source, ...]
+
+    @property
+    def words(self) -> str:
+        """What it is, whatever its schedule: `reduce, 609 GFLOP, 173 MB, 38 calls`."""
+        r = self.region
+        kind = r.chosen.legend.partition(";")[0] or self.label  # what follows tells of the schedule
+        work = [f"{format_count(r.operations)}FLOP"] * (r.operations > 0) + [f"{format_count(r.bytes)}B"] * (
+            r.bytes > 0
+        )
+        return ", ".join([kind, *work, f"{r.calls} call{'s' * (r.calls != 1)}"])
+
+    @property
+    def timed(self) -> bool:
+        """Whether it has times that can be drawn."""
+        before, after = self.region.before_s, self.region.after_s
+        return math.isfinite(before) and math.isfinite(after) and before > 0 and after > 0
+
+    @property
+    def changed(self) -> bool:
+        return self.region.chosen.schedule != self.region.baseline.schedule
+
+    @property
+    def sides(self) -> tuple[tuple[str, Finalist], ...]:
+        """What there is to describe: baseline and chosen, or the one that is both."""
+        if not self.changed:
+            return (("Baseline, kept", self.region.baseline),)
+        return (("Baseline", self.region.baseline), ("Chosen", self.region.chosen))
+
+
+def rows_of(result: Result) -> list[Row]:
+    """The regions, those that took longest before first; those without a time last."""
+    numbered = sorted(
+        enumerate(result.regions), key=lambda r: -r[1].before_s if math.isfinite(r[1].before_s) else math.inf
+    )
+    total = result.total_before_s
+    left = ALL_SOURCES_CHARACTERS
+    rows = []
+    for number, region in numbered:
+        share = region.before_s / total if total > 0 else math.nan
+        row = Row(number, region, region.chosen.name or region.baseline.name or region.region.id[:12], share, ())
+        sources = []
+        for title, finalist in row.sides:
+            if not finalist.source:
+                continue
+            length = min(len(finalist.source), SOURCE_CHARACTERS, left)
+            missing = len(finalist.source) - length
+            left = max(left - len(escape(finalist.source[:length])), 0)  # as it is on the page
+            cut = f"{missing:,} more characters are in the result file" if missing else ""
+            sources.append(Source(title, finalist, finalist.source[:length], cut))
+        rows.append(Row(number, region, row.label, share, tuple(sources)))
+    return rows

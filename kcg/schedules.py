@@ -1,0 +1,85 @@
+"""What is done to a region: Opts, schedules and the steps between them; and the hash that every identity is made of.
+
+The part of `kcg.types` that stands on nothing else; import it from there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+
+def canonical_json(value: Any) -> str:
+    """The one JSON text of a value: sorted keys, no spaces, no NaN."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def content_id(value: Any) -> str:
+    """SHA-256 (hex) of the canonical JSON of a value."""
+    return hashlib.sha256(canonical_json(value).encode()).hexdigest()
+
+
+@dataclass(frozen=True, order=True)
+class Opt:
+    """One tinygrad `Opt` by name: `op` is the name of an `OptOps` member."""
+
+    op: str
+    axis: int | None = None
+    arg: int | tuple[int, ...] | None = None
+
+    def __str__(self) -> str:
+        inner = ",".join(str(x) for x in (self.axis, self.arg) if x is not None)
+        return f"{self.op}({inner})"
+
+
+class ScheduleKind(StrEnum):
+    OPTS = "opts"
+    SOURCE = "source"
+    TILE = "tile"
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What is done to a region: a kind and its canonical JSON. Its identity is the pair."""
+
+    kind: str
+    body: str
+
+    @staticmethod
+    def from_opts(opts: tuple[Opt, ...] | list[Opt]) -> Schedule:
+        """The schedule that applies `opts` in order; `()` is the unoptimised kernel."""
+        rows = [[o.op, o.axis, list(o.arg) if isinstance(o.arg, tuple) else o.arg] for o in opts]
+        return Schedule(ScheduleKind.OPTS, canonical_json(rows))
+
+    @property
+    def opts(self) -> tuple[Opt, ...]:
+        """The Opts of an `opts` schedule, in the order in which they apply."""
+        if self.kind != ScheduleKind.OPTS:
+            raise ValueError(f"a schedule of kind {self.kind!r} has no opts")
+        return tuple(
+            Opt(op, axis, tuple(arg) if isinstance(arg, list) else arg) for op, axis, arg in json.loads(self.body)
+        )
+
+    @property
+    def id(self) -> str:
+        return content_id([self.kind, self.body])
+
+    def __str__(self) -> str:
+        if self.kind != ScheduleKind.OPTS:
+            return f"{self.kind}:{self.id[:8]}"
+        return " ".join(str(o) for o in self.opts) or "(none)"
+
+
+RAW = Schedule.from_opts(())
+"""The unoptimised schedule."""
+
+
+@dataclass(frozen=True)
+class Action:
+    """One legal step from a schedule: what it is, and the schedule that it leads to."""
+
+    label: str  # e.g. "UPCAST(0,4)"
+    schedule: Schedule  # the schedule after the step

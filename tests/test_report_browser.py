@@ -1,0 +1,214 @@
+"""The report in a real browser: every section, picture and source by pointer, finger and key, in both themes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from browser import CHROMIUM, Browser
+from sample_result import sample_result
+
+from kcg.optimize.report import write_report
+
+pytestmark = [pytest.mark.browser, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on the path")]
+
+PICTURES = {"share": "rect", "roofline": "circle", "progress": "circle", "expected": "circle"}
+SECTIONS = (
+    "time", "roofline", "search", "expected", "kernels", "sources", "kept", "verification", "failures", "run"
+)  # fmt: skip
+TIP = "(t => t.hidden ? '' : t.textContent)(document.getElementById('tip'))"
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with Browser(tmp_path_factory.mktemp("profile")) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = write_report(sample_result(), tmp_path_factory.mktemp("report"))
+    assert path.stat().st_size < 3_000_000
+    return path.as_uri()
+
+
+@pytest.fixture(autouse=True)
+def quiet_console(browser: Browser) -> Iterator[None]:
+    browser.said.clear()
+    yield
+    assert browser.said == []
+
+
+def ready(browser: Browser, page: str, *, width: int = 1200, dark: bool = False) -> None:
+    browser.open(page, width=width, dark=dark)
+    browser.wait("document.documentElement.dataset.script === 'ready'")
+
+
+def tips(browser: Browser, picture: str) -> list[str]:
+    found: list[str] = browser.js(f"JSON.parse(document.getElementById('tips').textContent)[{json.dumps(picture)}]")
+    return found
+
+
+def overflow(browser: Browser) -> list[str]:
+    """What reaches beyond the right edge, unless it is within something that scrolls by itself."""
+    found: list[str] = browser.js(
+        "[...document.querySelectorAll('main *')].filter(e => e.getBoundingClientRect().right > innerWidth + 0.5"
+        " && !e.closest('.table, pre')).map(e => e.outerHTML.slice(0, 120))"
+    )
+    return found
+
+
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("width", [390, 760, 900, 901, 1200])
+def test_nothing_reaches_beyond_the_page_and_text_can_be_read(
+    browser: Browser, page: str, width: int, dark: bool
+) -> None:
+    ready(browser, page, width=width, dark=dark)
+    browser.js("document.querySelectorAll('details').forEach(d => { if (!d.closest('.sources')) d.open = true })")
+    assert browser.js("document.documentElement.scrollWidth") == width
+    assert overflow(browser) == []
+    shown = "narrow" if width <= 900 else "wide"
+    for name in PICTURES:
+        boxes = browser.js(
+            f"[...document.querySelectorAll('svg[data-figure={name}]')].filter(s => s.getBoundingClientRect().width)"
+            ".map(s => [s.classList.contains('narrow') ? 'narrow' : 'wide',"
+            " Math.min(...[...s.querySelectorAll('text')].map("
+            "t => parseFloat(getComputedStyle(t).fontSize) * s.getScreenCTM().a)),"
+            " [...s.querySelectorAll('text')].filter(t => { const r = t.getBoundingClientRect(),"
+            " b = s.getBoundingClientRect(); return r.right > b.right + 1 || r.left < b.left - 1 }).length])"
+        )
+        assert [kind for kind, *_ in boxes] == [shown], name
+        assert boxes[0][1] >= 9.5, f"{name}: text of {boxes[0][1]:.1f} pixels"
+        assert boxes[0][2] == 0, f"{name}: text beyond the picture"
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_colours_follow_the_theme_with_enough_contrast(browser: Browser, page: str, dark: bool) -> None:
+    ready(browser, page, dark=dark)
+    contrasts = browser.js(
+        "(() => { const light = c => { const v = c.match(/[\\d.]+/g).slice(0, 3).map(x => x / 255)"
+        ".map(x => x <= .04045 ? x / 12.92 : ((x + .055) / 1.055) ** 2.4);"
+        " return .2126 * v[0] + .7152 * v[1] + .0722 * v[2] };"
+        " const ratio = (a, b) => (Math.max(a, b) + .05) / (Math.min(a, b) + .05);"
+        " const card = light(getComputedStyle(document.querySelector('section')).backgroundColor);"
+        " const texts = [...document.querySelectorAll('svg.wide text')];"
+        " const on = texts.filter(t => t.classList.contains('on')), off = texts.filter(t => !on.includes(t));"
+        " const bars = [...document.querySelectorAll('svg.wide rect[data-i]')];"
+        " return [card, Math.min(...off.map(t => ratio(light(getComputedStyle(t).fill), card))),"
+        " Math.min(...bars.map(b => ratio(light(getComputedStyle(b).fill), light(getComputedStyle(on[0]).fill))))] })()"
+    )
+    assert (contrasts[0] < 0.2) is dark
+    assert min(contrasts[1:]) >= 4, contrasts
+
+
+@pytest.mark.parametrize("picture", PICTURES)
+def test_a_mark_says_what_it_is_to_a_pointer(browser: Browser, page: str, picture: str) -> None:
+    ready(browser, page)
+    assert browser.js(TIP) == ""
+    mark = f"svg.wide[data-figure={picture}] {PICTURES[picture]}[data-i='0']"
+    browser.point(mark)
+    browser.wait(f"{TIP} !== ''")
+    assert browser.js(TIP) in tips(browser, picture)
+    x, y = browser.js("(r => [r.right, r.bottom])(document.getElementById('tip').getBoundingClientRect())")
+    assert 0 < x <= 1200 and 0 < y <= 900
+    browser.point("#run h2")
+    browser.wait(f"{TIP} === ''")
+
+
+@pytest.mark.parametrize("picture", PICTURES)
+def test_a_mark_says_what_it_is_to_a_finger(browser: Browser, page: str, picture: str) -> None:
+    ready(browser, page, width=390)
+    browser.tap(f"svg.narrow[data-figure={picture}] {PICTURES[picture]}[data-i='0']")
+    browser.wait(f"{TIP} !== ''")
+    assert browser.js(TIP) in tips(browser, picture)
+    left, right = browser.js("(r => [r.left, r.right])(document.getElementById('tip').getBoundingClientRect())")
+    assert left >= 0 and right <= 390
+
+
+@pytest.mark.parametrize("picture", PICTURES)
+def test_a_picture_is_walked_through_by_key(browser: Browser, page: str, picture: str) -> None:
+    ready(browser, page)
+    said = tips(browser, picture)
+    browser.js(f"document.querySelector('svg.wide[data-figure={picture}]').focus()")
+    for key, expected in (("ArrowRight", 0), ("ArrowRight", 1), ("ArrowLeft", 0), ("ArrowLeft", 0), ("End", -1)):
+        browser.key(key)
+        assert browser.js(TIP) == said[expected], key
+    browser.key("Escape")
+    assert browser.js(TIP) == ""
+
+
+def test_everything_is_reached_by_tab(browser: Browser, page: str) -> None:
+    ready(browser, page)
+    wanted = {*(f"#{name}" for name in SECTIONS), *PICTURES, "source-of", "summary", "pre"}
+    browser.js("document.body.focus()")
+    seen: set[str] = set()
+    for _ in range(90):
+        browser.key("Tab")
+        seen.add(
+            browser.js(
+                "(e => e.getAttribute('href') || e.dataset.figure || e.id || e.localName)(document.activeElement)"
+            )
+        )
+    assert wanted <= seen, wanted - seen
+
+
+def test_every_section_has_its_link(browser: Browser, page: str) -> None:
+    ready(browser, page)
+    for name in SECTIONS:
+        browser.js("scrollTo(0, 0)")
+        browser.click(f"nav a[href='#{name}']")
+        browser.wait(
+            f"(r => r.top < innerHeight && r.bottom > 0)(document.getElementById('{name}').getBoundingClientRect())"
+        )
+
+
+def test_the_sources_of_a_kernel_are_chosen(browser: Browser, page: str) -> None:
+    ready(browser, page)
+    sample = sample_result()
+    opened = "[...document.querySelectorAll('.sources details')].filter(d => d.open).map(d => d.id)"
+    assert len(browser.js(opened)) == 1
+    assert browser.js("document.querySelectorAll('.sources details[open] pre').length") == 2, (
+        "one that changed is first"
+    )
+    chosen = next(i for i, r in enumerate(sample.regions) if r.outcome == "improved" and r.calls == 57)
+    browser.js(
+        f"(s => {{ s.value = 'source-{chosen}'; s.dispatchEvent(new Event('change')) }})"
+        "(document.getElementById('source-of'))"
+    )
+    assert browser.js(opened) == [f"source-{chosen}"]
+    region = sample.regions[chosen]
+    shown = " ".join(browser.js("document.querySelector('.sources details[open]').innerText").split())
+    for finalist in (region.baseline, region.chosen):
+        assert str(finalist.schedule) in shown and "grid 40 × 2 × 8, group 16 × 4 × 1" in shown
+        assert " ".join(finalist.source.split()) in shown
+    left, right = browser.js("[...document.querySelectorAll('.sources details[open] pre')].map(p => p.offsetTop)")
+    assert left == right, "side by side"
+    browser.click("#kernels summary")
+    browser.click("#kernels details[open] a[href^='#source-']")
+    browser.wait(f"{opened}[0] !== 'source-{chosen}'")
+    assert browser.js(opened) == [browser.js("location.hash.slice(1)")]
+    assert browser.js("document.getElementById('source-of').value") == browser.js("location.hash.slice(1)")
+
+
+def test_without_scripts_everything_is_there(browser: Browser, page: str) -> None:
+    browser.open(page, scripts=False)
+    root = browser.send("DOM.getDocument")["root"]["nodeId"]
+    counted = {
+        name: len(browser.send("DOM.querySelectorAll", nodeId=root, selector=name)["nodeIds"])
+        for name in ("svg.wide", ".sources details pre", "label[hidden]", "#kernels tbody tr")
+    }
+    changed = sum(r.outcome == "improved" for r in sample_result().regions)
+    assert counted == {"svg.wide": 4, ".sources details pre": 16 + changed, "label[hidden]": 1, "#kernels tbody tr": 16}
+
+
+def test_a_large_result_is_drawn_too(browser: Browser, tmp_path: Path) -> None:
+    sample = sample_result()
+    result = replace(sample, regions=sample.regions * 4, expectations=sample.expectations * 12)
+    ready(browser, write_report(result, tmp_path).as_uri(), width=390)
+    assert browser.js("document.documentElement.scrollWidth") == 390 and overflow(browser) == []
+    browser.tap("svg.narrow[data-figure=share] rect[data-i='12']")
+    browser.wait(f"{TIP} !== ''")
+    assert "52 more kernels" in browser.js(TIP)

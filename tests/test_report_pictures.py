@@ -1,0 +1,168 @@
+"""The pictures of a report show the numbers of its result."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from html_page import Page
+from sample_result import sample_result
+
+from kcg.errors import ExitCode
+from kcg.optimize.console import format_seconds
+from kcg.optimize.report import render_report
+from kcg.optimize.report_roofline import points_of, roofline_file, roofs_of
+from kcg.optimize.report_rows import rows_of
+from kcg.optimize.report_search import error_words, expected_s, steps_of
+from kcg.optimize.report_share import share_file, slices_of
+from kcg.optimize.report_svg import COLORS
+from kcg.optimize.result import write_result
+
+SCRIPT = Path(__file__).parent.parent / "evaluation" / "report_pictures.py"
+
+
+@pytest.fixture(scope="module")
+def page() -> Page:
+    return Page(render_report(sample_result()))
+
+
+def figure(page: Page, name: str, kind: str = "wide") -> list[tuple[str, dict[str, str | None]]]:
+    """The shapes of one picture: what follows its `svg` up to the next."""
+    begin = next(
+        i for i, (tag, a) in enumerate(page.tags)
+        if tag == "svg" and a["data-figure"] == name and kind in (a["class"] or "")
+    )  # fmt: skip
+    rest = itertools.takewhile(lambda t: t[0] != "svg" and t[0] != "section", page.tags[begin + 1 :])
+    return list(rest)
+
+
+def numbers(shapes: list[tuple[str, dict[str, str | None]]], tag: str, *names: str, look: str) -> list[list[float]]:
+    """Attributes of the marks of one kind."""
+    return [
+        [float(a[name] or "nan") for name in ("data-i", *names)]
+        for t, a in shapes
+        if t == tag and "data-i" in a and look in (a["class"] or "")
+    ]
+
+
+@pytest.mark.parametrize("kind", ["wide", "narrow"])
+def test_share_picture_has_both_bars_on_one_scale(page: Page, kind: str) -> None:
+    sample = sample_result()
+    rows = rows_of(sample)
+    slices = slices_of(rows)
+    assert len(slices) == COLORS + 1 and slices[-1].name == f"{len(rows) - COLORS} more kernels"
+    assert sum(s.before_s for s in slices) == pytest.approx(sample.total_before_s)
+    assert sum(s.after_s for s in slices) == pytest.approx(sample.total_after_s)
+    widths = numbers(figure(page, "share", kind), "rect", "y", "width", look="k")
+    first = min(y for _, y, _ in widths)
+    bars = [sum(w + 1 for _, y, w in widths if y == place) for place in sorted({y for _, y, _ in widths})[:2]]
+    assert first < 100
+    assert bars[1] / bars[0] == pytest.approx(sample.total_after_s / sample.total_before_s, rel=0.05)
+
+
+def test_kernels_that_grow_to_a_large_share_keep_a_colour() -> None:
+    rows = rows_of(sample_result())
+    small = replace(rows[-1], region=replace(rows[-1].region, chosen=replace(rows[-1].region.chosen, cold_s=1.0)))
+    assert small.label in [s.name for s in slices_of([*rows[:-1], small])]
+
+
+def test_roofline_has_the_targets_roofs_and_every_kernel_that_computes(page: Page) -> None:
+    sample = sample_result()
+    points = points_of(rows_of(sample))
+    assert len(points) == sum(r.operations > 0 for r in sample.regions)
+    roofs = roofs_of(sample.target, points)
+    assert (roofs.told, roofs.bytes_s) == (True, 4.8e12)
+    assert roofs.peak == pytest.approx(1070e12, rel=0.01) and roofs.plain == pytest.approx(66.9e12, rel=0.01)
+    for point in points:
+        r = point.row.region
+        assert point.intensity == r.operations / r.bytes and point.after == r.operations / r.chosen.cold_s
+    for kind in ("wide", "narrow"):
+        shapes = figure(page, "roofline", kind)
+        old = {i: (x, y) for i, x, y in numbers(shapes, "circle", "cx", "cy", look="old")}
+        new = {i: (x, y) for i, x, y in numbers(shapes, "circle", "cx", "cy", look="new")}
+        assert len(old) == len(points) and len(new) == sum(p.row.changed for p in points)
+        for i, (x, y) in new.items():
+            assert x == old[i][0] and y < old[i][1], "a better schedule moves a kernel straight up"
+    text = " ".join(page.text)
+    assert "2 kernels only move data" in text and "of what the hardware could do" in text
+    unknown = replace(sample.target, bandwidth_bytes_s=None)
+    assert not roofs_of(unknown, points).told
+    assert "does not tell its bandwidth and peak" in render_report(replace(sample, target=unknown))
+
+
+def test_search_is_drawn_over_seconds_and_over_measurements(page: Page) -> None:
+    sample = sample_result()
+    marks = numbers(figure(page, "progress"), "circle", "cx", "cy", look="step")
+    kept = steps_of(sample.progress)
+    assert len(marks) == 2 * len(kept)
+    totals = [p.total_s for p in kept]
+    assert totals == sorted(totals, reverse=True) and totals[-1] == min(p.total_s for p in sample.progress)
+    heights = [y for _, _, y in marks[: len(kept)]]
+    assert heights == sorted(heights) and heights == [y for _, _, y in marks[len(kept) :]]
+    stalled = [replace(sample.progress[0], elapsed_s=float(k), total_s=1.0) for k in range(9)]
+    assert [p.elapsed_s for p in steps_of(stalled)] == [0.0, 8.0]
+
+
+def test_expected_against_measured_with_the_error_in_words(page: Page) -> None:
+    sample = sample_result()
+    timed = [e for e in sample.expectations if e.measured_s is not None]
+    marks = numbers(figure(page, "expected"), "circle", "cx", "cy", look="seen")
+    assert len(marks) == len(timed) < len(sample.expectations)
+    tips = json.loads(page.scripts["tips"])["expected"]
+    ratios = sorted(f"{(e.measured_s or 0) / expected_s(e):.2f}× what was expected" for e in timed)
+    assert sorted(tip.splitlines()[3].partition(", ")[2] for tip in tips) == ratios
+    one = replace(timed[0], predicted_s=1.0, corrected_s=2.0, measured_s=4.0, status="ok")
+    pair = replace(one, corrected_s=3.0, measured_s=3.0)
+    words = " ".join(error_words(replace(sample, expectations=(one, pair))))
+    assert "Half of the 2 measurements were within 1.50×" in words and "took 1.41× what was expected" in words
+    assert "alone was within 3.50×" in words
+    assert "in <0.1% of 1 pairs" in words, "the faster one was expected to be the slower"
+    tie = replace(one, measured_s=4.01)
+    assert "pairs" not in " ".join(error_words(replace(sample, expectations=(one, tie))))
+    none = render_report(replace(sample, expectations=()))
+    assert "What was expected" not in none
+
+
+def test_step_and_sum_are_both_shown_and_a_difference_is_explained() -> None:
+    sample = sample_result()
+    check = sample.model_check
+    assert check is not None
+    for factor, differs in ((1.05, False), (1.3, True), (0.7, True)):
+        near = replace(check, before_s=sample.total_before_s * factor, after_s=sample.total_after_s * factor)
+        text = " ".join(" ".join(Page(render_report(replace(sample, model_check=near))).text).split())
+        assert format_seconds(near.after_s) in text and format_seconds(sample.total_after_s) in text
+        assert ("A step of the whole model and the sum of its kernels differ by 30%" in text) is differs
+        assert ("With warm caches they sum to" in text) is differs
+        assert ("between kernels" in text) is (factor == 1.3)
+    untimed = replace(sample, model_check=replace(check, before_s=None, after_s=None, reason="not run: a script"))
+    assert "was not timed: not run: a script" in " ".join(Page(render_report(untimed)).text)
+
+
+def test_pictures_stand_alone(tmp_path: Path) -> None:
+    rows = rows_of(sample_result())
+    for text in (share_file(rows), roofline_file(rows, sample_result().target)):
+        root = ElementTree.fromstring(text)
+        assert root.tag == "{http://www.w3.org/2000/svg}svg"
+        assert not re.search(r"<script|@import|url\(|href", text) and "prefers-color-scheme" in text
+        assert any("as fast" in (t.text or "") or "FLOP/s" in (t.text or "") for t in root.iter() if "title" in t.tag)
+        assert len(text) < 60_000
+
+
+def test_the_script_writes_both_pictures_of_a_result(tmp_path: Path) -> None:
+    write_result(sample_result(), tmp_path / "RESULT.json")
+    command = [sys.executable, str(SCRIPT), str(tmp_path / "RESULT.json"), "--out", str(tmp_path / "docs")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    rows = rows_of(sample_result())
+    written = [tmp_path / "docs" / f"flux-mini-{name}.svg" for name in ("share", "roofline")]
+    assert done.stdout.splitlines() == [str(path) for path in written]
+    assert [p.read_text() for p in written] == [share_file(rows), roofline_file(rows, sample_result().target)]
+    write_result(replace(sample_result(), regions=(), expectations=()), tmp_path / "RESULT.json")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == ExitCode.USAGE and "give the result of a run" in done.stderr
