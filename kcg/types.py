@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 import statistics
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
@@ -109,12 +110,12 @@ class Schedule:
 
     def __str__(self) -> str:
         if self.kind != ScheduleKind.OPTS:
-            return f"{self.kind}:{self.id[:8]}"
+            named = re.search(r'"name":"(\w+)"', self.body)  # quotes inside of a JSON text have backslashes
+            return f"{self.kind}:{named[1] if named else self.id[:8]}"
         return " ".join(str(o) for o in self.opts) or "(none)"
 
 
-RAW = Schedule.from_opts(())
-"""The unoptimised schedule."""
+RAW = Schedule.from_opts(())  # the unoptimised schedule
 
 
 @dataclass(frozen=True)
@@ -191,10 +192,8 @@ class CacheState(StrEnum):
 
 @dataclass(frozen=True)
 class Measurement:
-    """One schedule timed once.
-
-    Its identity (`key`) is what resume and deduplication go by; `run_id` and `trial` tell occasions apart.
-    """
+    """One schedule timed once. Its identity (`key`) is what resume and deduplication go by; `run_id` and `trial` tell
+    occasions apart."""
 
     region_id: str
     schedule: Schedule
@@ -332,6 +331,8 @@ class RegionResult:
     operations: float = 0.0  # arithmetic of one call
     bytes: float = 0.0  # least traffic of one call
     noise_floor: float = 0.0  # how far the baseline, timed as A and as B in turns, is from itself: 0.01 is 1 %
+    opts: Finalist | None = None  # the best Opts, where `chosen` is written by hand
+    handwritten: tuple[tuple[str, str], ...] = ()  # each kernel that was offered, and what became of it
 
     @property
     def before_s(self) -> float:
