@@ -102,7 +102,7 @@ def _compile_source(region: Region, body: SourceBody, target: Target) -> Compile
     signature = tuple((u.arg.name, u.arg.slot, u.dtype.name) for u in params)
     threads = (("core_id", len(params), "int"),) if body.threads else ()
     try:
-        binary, image = _assembled(body, target)
+        binary = _assembled(body, target)
     except CompileError as error:
         raise ScheduleError(f"{body.name} does not compile: {compiler_words(error)}") from None
     return Compiled(
@@ -117,29 +117,28 @@ def _compile_source(region: Region, body: SourceBody, target: Target) -> Compile
         local_size=body.local_size,
         values=(None,) if body.threads else (),
         uops=0,
-        image=image,
         shared_bytes=body.shared_bytes,
         threads=body.threads,
         launch_id=f"{body.entry} {body.global_size} {body.local_size} {body.shared_bytes} {body.threads}",
     )
 
 
-def _assembled(body: SourceBody, target: Target) -> tuple[bytes, bytes]:
-    """What tinygrad's runtime loads, and machine code beside it where that is text. Raises tinygrad's CompileError."""
+def _assembled(body: SourceBody, target: Target) -> bytes:
+    """What tinygrad's runtime loads: machine code, or PTX where nothing here assembles it. Raises CompileError."""
     if body.language == MACHINE:
-        return body.machine_code, b""
+        return body.machine_code
     if body.language == PTX:
-        return body.source.encode() + b"\0", assembled_ptx(body.source, target.arch)
+        return assembled_ptx(body.source, target.arch) or body.source.encode() + b"\0"
     if body.language == "CLANG":
         binary = compile_c(body.source, tiny_target(target))
         if not begins_with(binary, body.entry):
             raise ScheduleError(f"{body.entry} must come first in the C source: declare the others `static inline`")
-        return binary, b""
+        return binary
     renderer = compiling_renderer(target)
     if body.language != target.renderer:
         raise ScheduleError(f"{body.name} is {body.language} source, which {target.renderer} does not compile")
     binary = bytes(renderer.compiler.compile(body.source))
-    return binary, machine_code(body.source, renderer)
+    return machine_code(body.source, renderer) or binary
 
 
 def to_elf(compiled: Compiled, target: Target, *, as_tinygrad: bool = True) -> Any:

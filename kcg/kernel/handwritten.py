@@ -62,7 +62,7 @@ def source_schedule(body: SourceBody) -> Schedule:
 
 
 def source_body(schedule: Schedule) -> SourceBody:
-    """The body of a `source` schedule, every field checked. Raises ScheduleError, which says in one line what is wrong."""
+    """The body of a `source` schedule, with every field checked. Raises ScheduleError, in one line."""
     if schedule.kind != ScheduleKind.SOURCE:
         raise ScheduleError(f"a schedule of kind {schedule.kind!r} has no source")
     try:

@@ -58,9 +58,11 @@ def compiled_ptx(
         attrs={(place,): [["tt.divisibility", 16]] for place in range(len(pointers))},
     )  # fmt: skip
     capability = int(re.sub(r"\D", "", view.target.arch))
-    made = triton.compile(
-        source, target=GPUTarget("cuda", capability, 32), options={"num_warps": warps, "num_stages": stages}
-    )
+    with triton.knobs.compilation.scope():
+        triton.knobs.compilation.disable_line_info = True  # it would put the file's place into the code's identity
+        made = triton.compile(
+            source, target=GPUTarget("cuda", capability, 32), options={"num_warps": warps, "num_stages": stages}
+        )
     text, entry = without_scratch(str(made.asm["ptx"]), len(pointers))
     return TritonCode(text, entry, 32 * int(made.metadata.num_warps), int(made.metadata.shared))
 

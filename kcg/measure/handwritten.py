@@ -1,7 +1,7 @@
 """Hand-written kernels in child processes: the user's file is imported here and nowhere else.
 
-The first three functions are jobs of the compiling children of a `MeasureService`. As a program of its own,
-`python -m kcg.measure.handwritten < job.json`, it makes the kernels of a result again for a process that is to run them.
+The first three functions are jobs of the compiling children of a `MeasureService`. As a program of its own, which
+reads a job from its standard input, it makes the kernels of a result again for a process that is to run them.
 """
 
 from __future__ import annotations

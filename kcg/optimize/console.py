@@ -213,6 +213,9 @@ def _summary(result: Result) -> list[tuple[str, str]]:
             "",
         ),
     ]
+    for row in result.regions:
+        place = row.baseline.name or row.region.id[:12]
+        lines += [(f"{name} for {place}: {fate}", "") for name, fate in row.handwritten]
     if result.model_check is not None:
         lines.append(_model_line(result.model_check))
     for found in result.recomputes:

@@ -28,6 +28,7 @@ class Settings:
     resume: bool = False
     folder: Path = Path("kcg-out")
     script_args: tuple[str, ...] = ()
+    kernels: tuple[Path, ...] = ()  # files of hand-written kernels, absolute
     command: str = ""
 
     @property
