@@ -24,7 +24,7 @@ LANGUAGES = (MACHINE, PTX, "CLANG", "CUDA", "HIP", "METAL")
 
 MAX_SOURCE = 4 << 20  # characters
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
-_ENTRY = re.compile(r"[A-Za-z_$][A-Za-z0-9_$]{0,200}")
+_ENTRY = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,200}")
 
 
 @dataclass(frozen=True)
@@ -56,9 +56,11 @@ class SourceBody:
 
 def source_schedule(body: SourceBody) -> Schedule:
     """The schedule of a body. Raises ScheduleError where a launch or a name is not possible."""
-    schedule = Schedule(ScheduleKind.SOURCE, canonical_json({"format": FORMAT, **asdict(body)}))
-    source_body(schedule)
-    return schedule
+
+    def written(body: SourceBody) -> Schedule:
+        return Schedule(ScheduleKind.SOURCE, canonical_json({"format": FORMAT, **asdict(body)}))
+
+    return written(source_body(written(body)))  # launches of fewer than three extents are filled up
 
 
 def source_body(schedule: Schedule) -> SourceBody:

@@ -265,7 +265,8 @@ def _choice(row: RegionResult, target: Target) -> Choice:
 
 
 def _by_hand(count: int) -> str:
-    return f"{count} kernels are faster written by hand and take the best Opts"
+    verbs = ("is", "takes") if count == 1 else ("are", "take")
+    return f"{count} kernel{'s' * (count > 1)} {verbs[0]} faster written by hand and {verbs[1]} the best Opts"
 
 
 def check_verdict(result: Result) -> None:
@@ -326,7 +327,7 @@ def _notes(result: Result, toolchain: Toolchain, chosen: list[Choice], skipped: 
 
     notes = []
     if by_hand := sum(c.handwritten is not None for c in chosen):
-        notes.append(f"{_by_hand(by_hand)}: BEAM's cache holds no others; kcg.tuned(..., kernels=FILE) uses them")
+        notes.append(f"{_by_hand(by_hand)}: BEAM's cache holds nothing else; kcg.tuned(..., kernels=FILE) uses it")
     if skipped:
         notes.append(f"{skipped} regions of several kernels cannot be served by BEAM's cache and were left out")
     if sharded := sum(c.sharded for c in chosen):

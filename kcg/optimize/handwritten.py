@@ -173,6 +173,10 @@ class _Bout:
     def won(self) -> bool:
         return self.low > 1.0 and self.ratio > 1.0 + self.noise
 
+    @property
+    def outcome(self) -> str:
+        return "won against" if self.won else "lost to" if self.high < 1.0 else "is not clearly faster than"
+
     def __str__(self) -> str:
         return f"{self.ratio:.2f}× as fast, 95 % interval {self.low:.2f} to {self.high:.2f}"
 
@@ -195,14 +199,14 @@ def _challenge(
     if isinstance(bout, str):
         return result, bout
     if not bout.won:
-        return result, f"lost to {against}: {bout}"
-    told = f"won against {against}: {bout}"
+        return result, f"{bout.outcome} {against}: {bout}"
+    told = f"{bout.outcome} {against}: {bout}"
     if champion != baseline:
         final = _bout(session, work, baseline, schedule, mine)
         if isinstance(final, str):
             return result, final
         if not final.won:
-            return result, f"lost to tinygrad's own schedule: {final}"
+            return result, f"{final.outcome} tinygrad's own schedule: {final}"
         told, bout = f"{told}; against tinygrad's own schedule: {final}", final
     return replace(
         result, baseline=bout.before, chosen=bout.after, outcome="improved", noise_floor=bout.noise
