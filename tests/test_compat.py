@@ -26,7 +26,7 @@ from tinygrad import Tensor
 from tinygrad.engine import realize
 from tinygrad.runtime.autogen import nvrtc
 
-from kcg.compat import beam, scheduling, tiny
+from kcg.compat import beam, programs, scheduling, tiny
 from kcg.compat.device import clang_path
 from kcg.compat.renderers import planning_renderer
 from kcg.compat.tiny import (
@@ -354,6 +354,18 @@ def test_a_jit_that_captures_its_first_call_gives_what_an_uncaptured_one_does() 
         given = Tensor(numbers, device="CPU").contiguous().realize()
         assert jitted(given).item() == pytest.approx(sum(2 * (n + 1) for n in numbers))
         assert jitted.captured is not None
+
+
+@pytest.mark.parametrize(
+    ("dtype", "offset", "aligned"),
+    [("uint8", 4, False), ("uint8", 48, True), ("float32", 1, False), ("float32", 8, True)],
+)
+def test_whether_a_calls_buffers_are_aligned_is_told_before_it_runs(dtype: str, offset: int, aligned: bool) -> None:
+    """Views as tinygrad's memory planner makes them: a part of one buffer, taken for another dtype."""
+    base, whole = (UOp.new_buffer("CPU", 4096, getattr(dtypes, dtype)) for _ in range(2))
+    call = UOp.sink().call(whole, base.shrink(((offset, offset + 256),)).bitcast(dtypes.float32))
+    assert programs.is_aligned(call) is aligned
+    assert programs.single_device(call) == "CPU"
 
 
 def test_a_compiled_program_can_be_put_in_the_place_of_a_kernel() -> None:

@@ -87,7 +87,7 @@ def is_aligned(call: UOp) -> bool:
         if buffer.is_bound_var or buffer.op in (Ops.BUFFER, Ops.PARAM):
             continue
         view = buffer.contiguous_view()
-        if view is None or not isinstance(view[1], int) or view[1] * buffer.dtype.itemsize % ALIGNMENT:
+        if view is None or not isinstance(view[1], int) or view[1] * view[0].dtype.itemsize % ALIGNMENT:
             return False
     return True
 

@@ -166,7 +166,7 @@ def tuned(result_path: Path | str, *, kernels: Path | str | Sequence[Path | str]
     result = read_result(Path(result_path))
     check_verdict(result)
     files = [Path(path) for path in ((kernels,) if isinstance(kernels, Path | str) else kernels)]
-    if not files and (left := sum(choice.handwritten is not None for choice in choices(result)[0])):
+    if not files and (left := sum(_written_by_hand(row) is not None for row in result.regions)):
         warnings.warn(
             f"{_by_hand(left)}: give kcg.tuned(..., kernels=FILE) the file of kernels to use them", stacklevel=3
         )
@@ -189,10 +189,11 @@ def scheduling(result: Result, *, changed_only: bool = False, kernels: Sequence[
     opened = open_default(result.target.renderer if result.target.device == "CPU" else "")
     for field in fields(opened):
         _check_field(field.name, getattr(result.target, field.name), getattr(opened, field.name), result.target)
-    written = {c for c in choices(result)[0] if c.handwritten is not None} if kernels else set()
-    chosen = [c for c in choices(result)[0] if c.searched or c in written or not changed_only]
+    all_of_them = choices(result)[0]
+    by_hand = {c.kernel: c.handwritten for c in all_of_them if kernels and c.handwritten is not None}
+    chosen = [c for c in all_of_them if c.searched or c.kernel in by_hand or not changed_only]
     by_id = {c.kernel.id: opts_to_tiny(c.schedule.opts) for c in chosen}
-    place = HandwrittenPrograms({c.kernel: c.handwritten for c in written if c.handwritten}, kernels, result.target)
+    place = HandwrittenPrograms(by_hand, kernels, result.target)
     known: dict[bytes, tuple[Any, ...] | None] = {}
     served: set[str] = set()
 
@@ -242,8 +243,7 @@ def _weight(row: RegionResult) -> float:
 def _choice(row: RegionResult, target: Target) -> Choice:
     from kcg.kernel.space import KernelSpace
 
-    verified = row.chosen.verification.passed
-    handwritten = row.chosen.schedule if verified and row.chosen.schedule.kind == ScheduleKind.SOURCE else None
+    handwritten = _written_by_hand(row)
     best = row.chosen if row.opts is None or handwritten is None else row.opts
     of_opts = best.verification.passed and best.schedule.kind == ScheduleKind.OPTS
     schedule = best.schedule if of_opts else row.baseline.schedule
@@ -262,6 +262,11 @@ def _choice(row: RegionResult, target: Target) -> Choice:
         ) from error
     sharded = any(r.arg[-1].name == "DEVICE" for r in space.ast.toposort() if r.op.name == "RANGE")
     return Choice(kernel, schedule, searched, sharded, handwritten)
+
+
+def _written_by_hand(row: RegionResult) -> Schedule | None:
+    chosen = row.chosen
+    return chosen.schedule if chosen.verification.passed and chosen.schedule.kind == ScheduleKind.SOURCE else None
 
 
 def _by_hand(count: int) -> str:

@@ -146,8 +146,7 @@ def contest(session: Session, work: RegionWork, result: RegionResult) -> RegionR
             continue
         result, fates[one.name] = _challenge(session, work, result, one.name, one.schedule)
     won = result.chosen is not opts
-    lines = [f"{name} {fate}" for name, fate in fates.items()]
-    note = "; ".join([*lines, result.note] if won else [result.note, *lines])
+    note = f"{result.chosen.name} {fates[result.chosen.name]}; {result.note}" if won else result.note
     return replace(
         result, note=note, opts=opts if won else None, handwritten=tuple((o.name, fates[o.name]) for o in work.offers)
     )
