@@ -84,7 +84,7 @@ def raised(error: BaseException, path: Path | str) -> str:
     lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
     if isinstance(error, SyntaxError) and error.lineno:
         lines.append(error.lineno)
-    words = " ".join(str(error).split())[:300]
+    words = " ".join(re.sub(r"\x1b\[[0-9;]*m", "", str(error)).split())[:300]  # tinygrad's words have colours
     if isinstance(error, KcgError):
         return words
     return f"{type(error).__name__}{': ' if words else ''}{words}" + (f" (line {lines[-1]})" if lines else "")
