@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -119,8 +121,6 @@ def test_the_triton_example_is_compiled_where_triton_is(tmp_path: Path) -> None:
 def test_the_gpu_examples_are_right_on_a_gpu(name: str, tmp_path: Path) -> None:
     if name.startswith("triton"):
         pytest.importorskip("triton", reason="needs Triton, which is not here")
-    import subprocess
-
     path = written(tmp_path, name)
     code = f"from tests.test_handwritten_docs import on_gpu; on_gpu({str(path)!r})"
     done = subprocess.run(
@@ -145,3 +145,66 @@ def on_gpu(name: str) -> None:
     verdict = bench.check(launch, (), seeds=(1, 2, 3), thorough=True)
     assert verdict.passed, verdict.reason
     print(f"{kernel.name}: {min(launch() for _ in range(10)) * 1e6:.1f} us")
+
+
+BF16_MODEL = """
+import numpy as np
+from tinygrad import Tensor, TinyJit, dtypes
+
+def drawn(*shape):
+    return Tensor(np.random.default_rng(0).normal(size=shape).astype(np.float32)).cast(dtypes.bfloat16).realize()
+
+@TinyJit
+def step(a, b, c):
+    return ((a @ b).contiguous() @ c).realize()
+
+def run():
+    given = drawn(1024, 512), drawn(512, 768), drawn(768, 640)
+    for _ in range(4):
+        out = step(*given)
+    a, b, c = (value.float().numpy().astype(np.float64) for value in given)
+    expected = a @ b @ c
+    return float(np.abs(out.float().numpy() - expected).max() / np.abs(expected).max())
+
+if __name__ == "__main__":
+    print("error", run())
+"""
+
+IN_A_GRAPH = """
+import kcg
+from tinygrad.engine import realize
+
+with kcg.tuned("out/RESULT.json", kernels="triton_kernels.py"):
+    from model import run, step
+
+    error = run()
+calls = [inner for call in step.captured.linear.src for inner in (
+    call.src[0].src[0].src if call.src[0].op.name == "CUSTOM_FUNCTION" else (call,))]
+print(error, len(step.captured.linear.src), [call.src[0].arg.name for call in calls])
+assert error < 0.02 and sum(call.src[0].arg.name == "tiled_matmul" for call in calls) == 2
+"""
+
+
+@pytest.mark.gpu
+def test_the_triton_example_wins_on_a_gpu_and_runs_in_a_cuda_graph(tmp_path: Path) -> None:
+    pytest.importorskip("triton", reason="needs Triton, which is not here")
+    written(tmp_path, "triton_kernels.py")
+    (tmp_path / "model.py").write_text(BF16_MODEL, encoding="utf-8")
+    (tmp_path / "use.py").write_text(IN_A_GRAPH, encoding="utf-8")
+    environment = {**os.environ, "DEV": "CUDA"}
+
+    def python(*arguments: str) -> str:
+        done = subprocess.run(
+            [sys.executable, *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=400,
+            check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
+        return done.stdout
+
+    said = python(
+        "-m", "kcg.optimize", "model.py", "--device", "CUDA", "--kernels", "triton_kernels.py", "--budget", "200s",
+        "--measurements", "24", "--report", "out",
+    )  # fmt: skip
+    rows = [r for r in read_result(tmp_path / "out" / "RESULT.json").regions if r.handwritten]
+    assert len(rows) == 2 and all(r.chosen.name == "tiled_matmul" for r in rows), said
+    print(said, python("use.py"))
