@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import kcg
+from kcg.compat.device import prepare
 from kcg.errors import ExitCode, MismatchError, ResultError, UsageError
 from kcg.optimize import whole_model
 from kcg.optimize.console import progress
@@ -27,12 +28,19 @@ from kcg.types import RegionResult, Result, ScheduleKind
 from kcg.workloads.registry import Step
 
 SCRIPTS = Path(__file__).parent / "scripts"
+DEV = "CPU:X86"
 SCRIPT, KERNELS = SCRIPTS / "outer_sum.py", SCRIPTS / "outer_kernels.py"
 
 
 def run(*arguments: str | Path, timeout: float = 240) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "kcg.optimize", *map(str, arguments)]
+    command = [sys.executable, "-m", "kcg.optimize", "--device", DEV, *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+
+
+@pytest.fixture(autouse=True)
+def device() -> None:
+    """The device of the results here, whichever another test chose."""
+    prepare(DEV)
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +134,7 @@ def test_without_the_file_a_journal_of_them_is_only_rows(
     optimised: tuple[subprocess.CompletedProcess[str], Path], tmp_path: Path
 ) -> None:
     shutil.copytree(optimised[1], tmp_path / "again")
-    settings = Settings(str(SCRIPT), device="CPU:X86", resume=True, folder=tmp_path / "again", script_args=("160",))
+    settings = Settings(str(SCRIPT), device=DEV, resume=True, folder=tmp_path / "again", script_args=("160",))
     with progress(quiet=True) as shown, Session(settings, shown) as session:
         session.capture()
         session.open_journal()
