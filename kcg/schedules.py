@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -69,7 +70,8 @@ class Schedule:
 
     def __str__(self) -> str:
         if self.kind != ScheduleKind.OPTS:
-            return f"{self.kind}:{self.id[:8]}"
+            named = re.search(r'"name":"(\w+)"', self.body)  # quotes inside of a JSON text have backslashes
+            return f"{self.kind}:{named[1] if named else self.id[:8]}"
         return " ".join(str(o) for o in self.opts) or "(none)"
 
 

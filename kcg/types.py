@@ -125,10 +125,8 @@ class CacheState(StrEnum):
 
 @dataclass(frozen=True)
 class Measurement:
-    """One schedule timed once.
-
-    Its identity (`key`) is what resume and deduplication go by; `run_id` and `trial` tell occasions apart.
-    """
+    """One schedule timed once. Its identity (`key`) is what resume and deduplication go by; `run_id` and `trial` tell
+    occasions apart."""
 
     region_id: str
     schedule: Schedule
@@ -266,6 +264,8 @@ class RegionResult:
     operations: float = 0.0  # arithmetic of one call
     bytes: float = 0.0  # least traffic of one call
     noise_floor: float = 0.0  # how far the baseline, timed as A and as B in turns, is from itself: 0.01 is 1 %
+    opts: Finalist | None = None  # the best Opts, where `chosen` is written by hand
+    handwritten: tuple[tuple[str, str], ...] = ()  # each kernel that was offered, and what became of it
 
     @property
     def before_s(self) -> float:

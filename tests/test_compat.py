@@ -26,7 +26,7 @@ from tinygrad import Tensor
 from tinygrad.engine import realize
 from tinygrad.runtime.autogen import nvrtc
 
-from kcg.compat import beam, scheduling, tiny
+from kcg.compat import beam, programs, scheduling, tiny
 from kcg.compat.device import clang_path
 from kcg.compat.renderers import planning_renderer
 from kcg.compat.tiny import (
@@ -354,3 +354,39 @@ def test_a_jit_that_captures_its_first_call_gives_what_an_uncaptured_one_does() 
         given = Tensor(numbers, device="CPU").contiguous().realize()
         assert jitted(given).item() == pytest.approx(sum(2 * (n + 1) for n in numbers))
         assert jitted.captured is not None
+
+
+@pytest.mark.parametrize(
+    ("dtype", "offset", "aligned"),
+    [("uint8", 4, False), ("uint8", 48, True), ("float32", 1, False), ("float32", 8, True)],
+)
+def test_whether_a_calls_buffers_are_aligned_is_told_before_it_runs(dtype: str, offset: int, aligned: bool) -> None:
+    """Views as tinygrad's memory planner makes them: a part of one buffer, taken for another dtype."""
+    base, whole = (UOp.new_buffer("CPU", 4096, getattr(dtypes, dtype)) for _ in range(2))
+    call = UOp.sink().call(whole, base.shrink(((offset, offset + 256),)).bitcast(dtypes.float32))
+    assert programs.is_aligned(call) is aligned
+    assert programs.single_device(call) == "CPU"
+
+
+def test_a_compiled_program_can_be_put_in_the_place_of_a_kernel() -> None:
+    """What `kcg.compat.programs` relies on."""
+    import tinygrad.runtime.ops_cuda as ops_cuda
+    from tinygrad.runtime.support import compiler_cpu, elf
+
+    assert list(inspect.signature(ops_cuda.CUDAProgram.__init__).parameters) == ["self", "dev", "obj", "smem"]
+    assert "runtime_cache.get(key:=(ast.key, device))" in inspect.getsource(realize.get_runtime)
+    assert "isinstance(ast.arg, ProgramInfo) and ast.src[-1].op is Ops.BINARY" in inspect.getsource(
+        realize._get_call_to_compile
+    ), "a PROGRAM with a BINARY is compiled no more"
+    assert "resolved[i] for i in ast.arg.globals" in inspect.getsource(realize.exec_kernel)
+    from tinygrad.runtime.graph import cuda as graph
+
+    assert "runtime.prg" in inspect.getsource(graph.CUDAGraph) and "runtime.smem" in inspect.getsource(graph.CUDAGraph)
+    for name in ("contiguous_view", "is_bound_var", "to_elf", "placeholder"):
+        assert has_attribute(UOp, name)
+    assert "link_libs" in inspect.signature(elf.elf_loader).parameters
+    compiler = compiler_cpu.ClangCompiler(["x86_64", "native"])
+    assert compiler.arch == "x86_64" and compiler.args == ["-march=native"]
+    text = inspect.getsource(compiler_cpu.ClangCompiler.compile)
+    for option in ("'-c', '-x', 'c', '-O2', '-fPIC', '-ffreestanding', '-fno-math-errno', '-nostdlib'", "'-fno-ident'"):
+        assert option in text, "kcg compiles C as tinygrad does"

@@ -16,8 +16,9 @@ import pytest
 from sample_result import sample_result
 
 from kcg.errors import ExitCode, ResultError, UsageError
+from kcg.kernel.handwritten import SourceBody, source_schedule
 from kcg.optimize.result import ADDED, from_dict, read_result, to_dict, write_result
-from kcg.types import Kernel, ModelCheck, Region, Result, Schedule, Verification
+from kcg.types import Kernel, ModelCheck, Region, Result, Verification
 
 UNPRIVILEGED = 65534  # nobody
 
@@ -46,6 +47,9 @@ def read_only() -> Iterator[Path]:
         shutil.rmtree(folder)
 
 
+BY_HAND = SourceBody("mine", "cuda", "CUDA", "mine", 'x < 1 && "q" </script> µ', (8, 2), (32,), 1024)
+
+
 def test_round_trip_is_exact(stored: Path) -> None:
     assert read_result(stored) == sample_result()
     assert from_dict(json.loads(json.dumps(to_dict(sample_result())))) == sample_result()
@@ -56,7 +60,7 @@ def test_every_float_and_text_survives(tmp_path: Path) -> None:
     first = replace(sample.regions[0], operations=0.1 + 0.2, bytes=5e-324, note='\ud800 \x00 \u2028 " \\ 漢')
     wrong = replace(sample.regions[1].baseline, verification=Verification(False, ("poison",), math.inf, 1, "NaN"))
     second = replace(sample.regions[1], baseline=wrong, chosen=wrong, outcome="quarantined")
-    third = replace(sample.regions[2].chosen, schedule=Schedule("source", '{"lang":"cu","text":"x < 1 && \\"q\\""}'))
+    third = replace(sample.regions[2].chosen, schedule=source_schedule(BY_HAND))
     result = replace(
         sample,
         regions=(first, second, replace(sample.regions[2], chosen=third)),

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from kcg.campaign.draw import HAND_CODED, DrawJob, Drawn, Known, draw
 from kcg.measure.jobs import UNJUDGED
 from kcg.predictor.choice import AUTO
-from kcg.types import Measurement, Schedule, Status, Target, WorkloadCall
+from kcg.types import Measurement, Schedule, ScheduleKind, Status, Target, WorkloadCall
 
 
 class KernelTask:
@@ -56,6 +56,8 @@ class KernelTask:
 
     def tell(self, row: Measurement) -> None:
         """What measuring a schedule showed."""
+        if row.schedule.kind != ScheduleKind.OPTS:
+            return  # written by hand: nothing to draw from
         if row.trial:
             self.repeated = True
             return

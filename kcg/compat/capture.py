@@ -233,10 +233,13 @@ def opening(dev: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def choosing_opts(choose: Callable[[UOp], tuple[Any, ...] | None]) -> Iterator[None]:
+def choosing_opts(
+    choose: Callable[[UOp], tuple[Any, ...] | None], program: Callable[[UOp], UOp | None] = lambda call: None
+) -> Iterator[None]:
     """Inside the block, every kernel that is compiled takes the tinygrad Opts that `choose(ast)` gives, if any.
 
-    `KernelInfo.opts_to_apply` takes precedence over BEAM and over the hand-coded Opts.
+    `KernelInfo.opts_to_apply` takes precedence over BEAM and over the hand-coded Opts. A call for which `program(call)`
+    gives a compiled PROGRAM runs that.
     """
     from tinygrad.engine import realize
 
@@ -250,7 +253,9 @@ def choosing_opts(choose: Callable[[UOp], tuple[Any, ...] | None]) -> Iterator[N
             if call.op is not Ops.CALL or call.src[0].op is not Ops.SINK or call.src[0].tag is not None:
                 continue
             ast = call.src[0]
-            if ast.arg.opts_to_apply is None and (opts := choose(ast)) is not None:
+            if ast.arg.opts_to_apply is None and (made := program(call)) is not None:
+                chosen[call] = call.replace(src=(made, *call.src[1:]))
+            elif ast.arg.opts_to_apply is None and (opts := choose(ast)) is not None:
                 info = replace(ast.arg, opts_to_apply=opts, beam=0)
                 chosen[call] = call.replace(src=(ast.replace(arg=info), *call.src[1:]))
         return before(linear.substitute(chosen, walk=True) if chosen else linear)

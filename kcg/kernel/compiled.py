@@ -22,7 +22,11 @@ class Compiled:
     values: tuple[int | None, ...]  # of symbolic variables; None is the thread number, which the runtime fills in
     uops: int
     image: bytes = b""  # the same as machine code, where `binary` is compiled once more when it is loaded
+    shared_bytes: int = 0  # dynamic shared memory of a launch
+    threads: int = 0  # of a hand-written kernel on a CPU, see `kcg.kernel.handwritten.SourceBody`
+    launch_id: str = ""  # of a hand-written kernel, whose code does not say how it is launched
 
     @property
     def binary_hash(self) -> str:
-        return hashlib.sha256(self.binary).hexdigest()
+        """What tells it from other binaries of the same kernel."""
+        return hashlib.sha256(self.binary + self.launch_id.encode()).hexdigest()

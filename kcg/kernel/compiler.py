@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from kcg.compat.renderers import compiling_renderer, machine_code, planning_renderer, tiny_target
+from kcg.compat.programs import begins_with, compile_c, compiler_words
+from kcg.compat.renderers import assembled_ptx, compiling_renderer, machine_code, planning_renderer, tiny_target
 from kcg.compat.scheduling import to_tiny, with_device
-from kcg.compat.tiny import AddrSpace, Context, KernelInfo, Ops, TinyELF, dtypes, to_program
+from kcg.compat.tiny import AddrSpace, CompileError, Context, KernelInfo, Ops, TinyELF, dtypes, to_program
 from kcg.errors import ScheduleError
 from kcg.kernel.codec import ast_of
 from kcg.kernel.compiled import Compiled
+from kcg.kernel.handwritten import MACHINE, PTX, SourceBody, source_body
 from kcg.types import Region, Schedule, ScheduleKind, Target
 
 UOPS_MAX = 3000
@@ -19,7 +21,7 @@ UOPS_MAX = 3000
 
 def _program(region: Region, schedule: Schedule, renderer: Any, *, name: str) -> Any:
     if schedule.kind != ScheduleKind.OPTS:
-        raise ScheduleError(f"schedules of kind {schedule.kind!r} cannot be compiled yet")
+        raise ScheduleError(f"a schedule of kind {schedule.kind!r} is no schedule of Opts")
     opts = tuple(to_tiny(o) for o in schedule.opts)
     ast = with_device(ast_of(region.kernel), renderer.target.device)
     with Context(DEBUG=0, BEAM=0, NOOPT=0):
@@ -34,6 +36,8 @@ def compile_schedule(
     The function is always named `kernel`, so that two schedules with the same code have the same binary.
     Raises ScheduleError (the schedule is not legal, or the kernel too long) or the compiler's own error.
     """
+    if schedule.kind == ScheduleKind.SOURCE:
+        return _compile_source(region, source_body(schedule), target)
     renderer = compiling_renderer(target)
     program = _program(region, schedule, renderer, name="kernel")
     source = _readable(program, renderer)
@@ -87,6 +91,54 @@ def _plain(program: Any, variables: dict[str, int], source: str, image: bytes) -
         uops=len(linear),
         image=image,
     )
+
+
+def _compile_source(region: Region, body: SourceBody, target: Target) -> Compiled:
+    """A hand-written kernel as a binary that takes a region's buffers in slot order."""
+    from kcg.kernel.lowering import view_of
+
+    view, nodes = view_of(region, target), ast_of(region.kernel).toposort()
+    params = sorted((u for u in nodes if u.op is Ops.PARAM), key=lambda u: u.arg.slot)
+    signature = tuple((u.arg.name, u.arg.slot, u.dtype.name) for u in params)
+    threads = (("core_id", len(params), "int"),) if body.threads else ()
+    try:
+        binary = _assembled(body, target)
+    except CompileError as error:
+        raise ScheduleError(f"{body.name} does not compile: {compiler_words(error)}") from None
+    return Compiled(
+        binary=binary,
+        source=body.source,
+        function_name=body.entry,
+        signature=(*signature, *threads),
+        slots=tuple(b.slot for b in view.buffers),
+        outputs=tuple(b.slot for b in view.outputs),
+        inputs=tuple(b.slot for b in view.inputs),
+        global_size=body.global_size,
+        local_size=body.local_size,
+        values=(None,) if body.threads else (),
+        uops=0,
+        shared_bytes=body.shared_bytes,
+        threads=body.threads,
+        launch_id=f"{body.entry} {body.global_size} {body.local_size} {body.shared_bytes} {body.threads}",
+    )
+
+
+def _assembled(body: SourceBody, target: Target) -> bytes:
+    """What tinygrad's runtime loads: machine code, or PTX where nothing here assembles it. Raises CompileError."""
+    if body.language == MACHINE:
+        return body.machine_code
+    if body.language == PTX:
+        return assembled_ptx(body.source, target.arch) or body.source.encode() + b"\0"
+    if body.language == "CLANG":
+        binary = compile_c(body.source, tiny_target(target))
+        if not begins_with(binary, body.entry):
+            raise ScheduleError(f"{body.entry} must come first in the C source: declare the others `static inline`")
+        return binary
+    renderer = compiling_renderer(target)
+    if body.language != target.renderer:
+        raise ScheduleError(f"{body.name} is {body.language} source, which {target.renderer} does not compile")
+    binary = bytes(renderer.compiler.compile(body.source))
+    return machine_code(body.source, renderer) or binary
 
 
 def to_elf(compiled: Compiled, target: Target, *, as_tinygrad: bool = True) -> Any:

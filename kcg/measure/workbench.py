@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from kcg.compat.hardware import device_memset, device_pieces
+from kcg.compat.programs import load_program
 from kcg.compat.tiny import Buffer, Device, UOp, dtypes
 from kcg.kernel.compiled import Compiled
 from kcg.kernel.compiler import to_elf
@@ -141,7 +142,8 @@ class Workbench:
 
         `as_tinygrad` loads exactly what tinygrad would, also where the machine code is at hand and loads faster.
         """
-        runtime = Device[self.device].runtime(to_elf(compiled, self.target, as_tinygrad=as_tinygrad))
+        elf = to_elf(compiled, self.target, as_tinygrad=as_tinygrad)
+        runtime = load_program(self.device, elf, shared_bytes=compiled.shared_bytes)
         # the buffers themselves, and not their addresses: whoever holds the callable keeps their memory
         views = [self._views[slot] for slot in compiled.slots]
 

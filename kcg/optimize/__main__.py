@@ -43,6 +43,10 @@ def optimize(
     measurements: Annotated[
         int | None, typer.Option(help="the search stops at so many binaries timed; 0 predicts only, then verifies")
     ] = None,
+    kernels: Annotated[
+        list[Path] | None,
+        typer.Option(help="a Python file of hand-written kernels, which is imported in workers; may be repeated"),
+    ] = None,
     seed: Annotated[int, typer.Option(help="seed of the search")] = 0,
     wait: Annotated[bool, typer.Option("--wait", help="wait while another optimisation uses the GPU")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="go on from the journal of the same output folder")] = False,
@@ -61,7 +65,7 @@ def optimize(
         budget_s=parse_budget(budget) if budget is not None else None,
         measurements=check_measurements(measurements), seed=seed, resume=resume, wait=wait,
         folder=report or Path("kcg-out") / (Path(workload).stem or "out"), script_args=tuple(script_args or ()),
-        command=command_text("kcg.optimize"),
+        kernels=tuple(path.absolute() for path in kernels or ()), command=command_text("kcg.optimize"),
     )  # fmt: skip
     if script_args and not settings.is_script:
         raise UsageError(f"arguments after the workload are for scripts; {workload} is not a .py file")

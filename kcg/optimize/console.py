@@ -213,6 +213,14 @@ def _summary(result: Result) -> list[tuple[str, str]]:
             "",
         ),
     ]
+    by_hand = [
+        f"{name} for {row.baseline.name or row.region.id[:12]}: {fate}"
+        for row in result.regions
+        for name, fate in row.handwritten
+    ]
+    lines += [(line, "") for line in by_hand[:MAX_ROWS]]
+    if len(by_hand) > MAX_ROWS:
+        lines.append((f"... and {len(by_hand) - MAX_ROWS} more written by hand: see the report", ""))
     if result.model_check is not None:
         lines.append(_model_line(result.model_check))
     for found in result.recomputes:

@@ -11,6 +11,7 @@ import contextlib
 import math
 import shlex
 import uuid
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from importlib import metadata
@@ -36,6 +37,7 @@ class Choice:
     schedule: Schedule  # of kind `opts`
     searched: bool  # False: tinygrad's own schedule
     sharded: bool  # it runs on several devices at once
+    handwritten: Schedule | None = None  # what was faster than these Opts, where it can be used
 
 
 @dataclass(frozen=True)
@@ -145,26 +147,35 @@ def undo(cache_db: Path | None = None) -> Undone:
 
 
 @contextlib.contextmanager
-def tuned(result_path: Path | str) -> Iterator[None]:
+def tuned(result_path: Path | str, *, kernels: Path | str | Sequence[Path | str] = ()) -> Iterator[None]:
     """Inside the block, every kernel of the result that this process compiles takes its schedule; others are untouched.
 
     A kernel is recognised by what it computes, whatever the values of its variables. A program that `TinyJit` captured
     in the block keeps its schedules after it. The default device is opened.
 
+    `kernels` are the files of hand-written kernels that the search had; a child imports them. Without them, kernels
+    that are best written by hand take the best Opts, and a warning says so: no code of a result is ever run.
+
     Raises:
+        UsageError: a file of kernels cannot be imported.
         ResultError: no result, a damaged one, or one whose schedules do not apply to its kernels.
         VerificationError: the whole model's output with these schedules was wrong.
-        MismatchError: it was made for other hardware, another device or another tinygrad.
+        MismatchError: it was made for other hardware, another device, another tinygrad or other kernels.
         DeviceError: the default device does not open.
     """
     result = read_result(Path(result_path))
     check_verdict(result)
-    with scheduling(result):
+    files = [Path(path) for path in ((kernels,) if isinstance(kernels, Path | str) else kernels)]
+    if not files and (left := sum(_written_by_hand(row) is not None for row in result.regions)):
+        warnings.warn(
+            f"{_by_hand(left)}: give kcg.tuned(..., kernels=FILE) the file of kernels to use them", stacklevel=3
+        )
+    with scheduling(result, kernels=files):
         yield
 
 
 @contextlib.contextmanager
-def scheduling(result: Result, *, changed_only: bool = False) -> Iterator[set[str]]:
+def scheduling(result: Result, *, changed_only: bool = False, kernels: Sequence[Path] = ()) -> Iterator[set[str]]:
     """`tuned` for a result in memory, whatever the verdict on its model. Gives the ids of the kernels served so far.
 
     With `changed_only`, kernels that keep tinygrad's own schedule are left to tinygrad.
@@ -173,12 +184,16 @@ def scheduling(result: Result, *, changed_only: bool = False) -> Iterator[set[st
     from kcg.compat.capture import choosing_opts
     from kcg.compat.opened import devices_of, open_default, opts_to_tiny
     from kcg.kernel.codec import kernel_of
+    from kcg.optimize.in_place import HandwrittenPrograms
 
     opened = open_default(result.target.renderer if result.target.device == "CPU" else "")
     for field in fields(opened):
         _check_field(field.name, getattr(result.target, field.name), getattr(opened, field.name), result.target)
-    chosen = [c for c in choices(result)[0] if c.searched or not changed_only]
+    all_of_them = choices(result)[0]
+    by_hand = {c.kernel: c.handwritten for c in all_of_them if kernels and c.handwritten is not None}
+    chosen = [c for c in all_of_them if c.searched or c.kernel in by_hand or not changed_only]
     by_id = {c.kernel.id: opts_to_tiny(c.schedule.opts) for c in chosen}
+    place = HandwrittenPrograms(by_hand, kernels, result.target)
     known: dict[bytes, tuple[Any, ...] | None] = {}
     served: set[str] = set()
 
@@ -193,15 +208,21 @@ def scheduling(result: Result, *, changed_only: bool = False) -> Iterator[set[st
                         served.add(kernel_id)
         return known[ast.key]
 
-    with choosing_opts(choose):
+    def program(call: Any) -> Any:
+        if (made := place(call)) is not None:
+            served.add(made[0])
+        return made and made[1]
+
+    with choosing_opts(choose, program):
         yield served
 
 
 def choices(result: Result) -> tuple[list[Choice], int]:
     """What every kernel of a result gets, and how many regions cannot be served because they hold several kernels.
 
-    A schedule that was not verified, or that is not made of Opts, gives way to the baseline's. BEAM's cache does not
-    know the values of variables: of several regions of one kernel, the one that takes the most time decides.
+    A schedule that was not verified gives way to the baseline's, a hand-written kernel to the best Opts, with it beside
+    them. BEAM's cache does not know the values of variables: of several regions of one kernel, the one that takes the
+    most time decides.
 
     Raises ResultError where a schedule does not apply to its kernel.
     """
@@ -222,8 +243,10 @@ def _weight(row: RegionResult) -> float:
 def _choice(row: RegionResult, target: Target) -> Choice:
     from kcg.kernel.space import KernelSpace
 
-    verified = row.chosen.verification.passed and row.chosen.schedule.kind == ScheduleKind.OPTS
-    schedule = row.chosen.schedule if verified else row.baseline.schedule
+    handwritten = _written_by_hand(row)
+    best = row.chosen if row.opts is None or handwritten is None else row.opts
+    of_opts = best.verification.passed and best.schedule.kind == ScheduleKind.OPTS
+    schedule = best.schedule if of_opts else row.baseline.schedule
     searched = schedule != row.baseline.schedule
     kernel = row.region.kernel
     try:
@@ -238,7 +261,17 @@ def _choice(row: RegionResult, target: Target) -> Choice:
             f"the schedule of kernel {kernel.id[:12]} in the result does not apply ({line}): run the search again"
         ) from error
     sharded = any(r.arg[-1].name == "DEVICE" for r in space.ast.toposort() if r.op.name == "RANGE")
-    return Choice(kernel, schedule, searched, sharded)
+    return Choice(kernel, schedule, searched, sharded, handwritten)
+
+
+def _written_by_hand(row: RegionResult) -> Schedule | None:
+    chosen = row.chosen
+    return chosen.schedule if chosen.verification.passed and chosen.schedule.kind == ScheduleKind.SOURCE else None
+
+
+def _by_hand(count: int) -> str:
+    verbs = ("is", "takes") if count == 1 else ("are", "take")
+    return f"{count} kernel{'s' * (count > 1)} {verbs[0]} faster written by hand and {verbs[1]} the best Opts"
 
 
 def check_verdict(result: Result) -> None:
@@ -298,6 +331,8 @@ def _notes(result: Result, toolchain: Toolchain, chosen: list[Choice], skipped: 
     from kcg.compat.device import clang_of_tinygrad, clang_path
 
     notes = []
+    if by_hand := sum(c.handwritten is not None for c in chosen):
+        notes.append(f"{_by_hand(by_hand)}: BEAM's cache holds nothing else; kcg.tuned(..., kernels=FILE) uses it")
     if skipped:
         notes.append(f"{skipped} regions of several kernels cannot be served by BEAM's cache and were left out")
     if sharded := sum(c.sharded for c in chosen):

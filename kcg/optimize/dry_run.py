@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 
+from kcg.optimize import handwritten
 from kcg.optimize.console import Progress
 from kcg.optimize.session import Session
 from kcg.optimize.settings import Settings
@@ -18,8 +19,10 @@ def describe(settings: Settings, progress: Progress, *, json_mode: bool) -> None
     from kcg.types import canonical_json
 
     with Session(settings, progress, writes=False) as session:
+        kernels = handwritten.read_files(session)
         workload = session.capture()
         works = session.plan()
+        handwritten.offer(session, kernels)
         target = session.service.target
         rows = sorted(
             (
@@ -30,6 +33,7 @@ def describe(settings: Settings, progress: Progress, *, json_mode: bool) -> None
                     "operations": float(arithmetic(w.space.ast)),
                     "schedule": str(w.space.baseline()),
                     "first_actions": len(w.space.actions(w.space.start())),
+                    "handwritten": [[offer.name, offer.reason] for offer in w.offers],
                 }
                 for w in works
             ),
@@ -53,6 +57,12 @@ def describe(settings: Settings, progress: Progress, *, json_mode: bool) -> None
             out(f"  {row['name']!s:28} {row['calls']!s:>5} calls  {millions:10.1f} MFLOP each\n")
         if len(rows) > 10:
             out(f"  and {len(rows) - 10} smaller ones\n")
+        for work in works:
+            for offer in work.offers:
+                name, fate = work.space.name(work.space.baseline()), "fits" if offer.schedule else offer.reason
+                out(f"written by hand: {offer.name} for {name} ({work.call.region.id[:12]}): {fate}\n")
+        for warning in session.warnings:
+            out(f"warning: {warning}\n")
         for found in waste:
             if found is not None:
                 out(f"recomputes {found.factor:.1f} times: {found.advice}\n")

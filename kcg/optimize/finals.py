@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from kcg import __version__
 from kcg.errors import DeviceError
+from kcg.kernel.handwritten import source_body
 from kcg.measure.jobs import DuelJob, DuelOutcome
 from kcg.measure.pools import ServiceClosed
 from kcg.measure.protocol import PROTOCOL, median, median_interval, spread
 from kcg.measure.rows import duel_rows
-from kcg.types import RAW, Finalist, RegionResult, Result, Schedule, Status, Verification
+from kcg.optimize.handwritten import contest
+from kcg.types import RAW, Finalist, RegionResult, Result, Schedule, ScheduleKind, Status, Verification
 
 if TYPE_CHECKING:
     from kcg.kernel.compiled import Compiled
@@ -46,7 +48,7 @@ def judge_all(session: Session) -> tuple[RegionResult, ...]:
     results: dict[str, RegionResult] = {}
     _precompile(session)
     for count, work in enumerate(order, 1):
-        results[work.id] = session.judged[work.id] = _judge(session, work)
+        results[work.id] = session.judged[work.id] = contest(session, work, _judge(session, work))
         elapsed = time.monotonic() - session.started
         session.progress.update(
             done_s=elapsed, budget_s=session.expected_s(), measurements=session.ledger.measurements,
@@ -73,7 +75,7 @@ def _precompile(session: Session) -> None:
         future.exception()
 
 
-def _compiled(session: Session, work: RegionWork, schedule: Schedule) -> Compiled:
+def compiled_for(session: Session, work: RegionWork, schedule: Schedule) -> Compiled:
     outcome = session.service.compiled(work.call.region, schedule, work.call.variables).result()
     compiled: Compiled = outcome.compiled
     return compiled
@@ -82,7 +84,7 @@ def _compiled(session: Session, work: RegionWork, schedule: Schedule) -> Compile
 def _judge(session: Session, work: RegionWork) -> RegionResult:
     baseline_schedule = work.space.baseline()
     try:
-        baseline = _compiled(session, work, baseline_schedule)
+        baseline = compiled_for(session, work, baseline_schedule)
     except Exception as error:  # whatever the compiler raised, the region is reported, not the run ended
         return _quarantined(session, work, f"tinygrad's own schedule does not compile: {_line(error)}")
     notes: list[str] = []
@@ -90,13 +92,13 @@ def _judge(session: Session, work: RegionWork) -> RegionResult:
         finalist: Compiled | None = None
         if schedule is not None:
             try:
-                finalist = _compiled(session, work, schedule)
+                finalist = compiled_for(session, work, schedule)
             except Exception as error:
                 notes.append(f"{schedule} does not compile: {_line(error)}")
                 continue
             if finalist.binary_hash == baseline.binary_hash:
                 continue  # tinygrad's own choice by another name
-        judged = _duel(session, work, baseline, finalist)
+        judged = duel(session, work, baseline, finalist)
         if judged.outcome is None:
             if schedule is None:
                 return _quarantined(session, work, f"tinygrad's own schedule fails: {judged.reason}")
@@ -107,15 +109,15 @@ def _judge(session: Session, work: RegionWork) -> RegionResult:
     raise AssertionError("the baseline alone always decides")
 
 
-def _duel_job(session: Session, work: RegionWork, baseline: Compiled, finalist: Compiled | None) -> DuelJob:
+def duel_job(session: Session, work: RegionWork, baseline: Compiled, finalist: Compiled | None) -> DuelJob:
     return DuelJob(work.call.region, baseline, finalist, session.service.target, work.call.variables, seeds=FINAL_SEEDS)
 
 
-def _duel(session: Session, work: RegionWork, baseline: Compiled, finalist: Compiled | None) -> Judged:
+def duel(session: Session, work: RegionWork, baseline: Compiled, finalist: Compiled | None) -> Judged:
     try:
         return Judged(
             session.service.duel(
-                _duel_job(session, work, baseline, finalist), timeout_s=DUEL_TIMEOUT_S + DUEL_RUNS * work.baseline_s
+                duel_job(session, work, baseline, finalist), timeout_s=DUEL_TIMEOUT_S + DUEL_RUNS * work.baseline_s
             ).result()
         )
     except (DeviceError, ServiceClosed):
@@ -140,12 +142,12 @@ def _decide(
     if duel.finalist_verification is not None and not duel.finalist_verification.passed:
         notes.append(f"{schedule} is wrong: {duel.finalist_verification.reason}")
         return None
-    job = _duel_job(session, work, baseline, finalist)
+    job = duel_job(session, work, baseline, finalist)
     session.record(duel_rows(
         job, duel, work.space.baseline(), schedule,
         toolchain=session.service.toolchain.fingerprint, run_id=session.run_id,
     ))  # fmt: skip
-    base = _finalist(work, work.space.baseline(), baseline, duel.baseline_cold_s, duel.baseline_warm_s, verified)
+    base = finalist_of(work, work.space.baseline(), baseline, duel.baseline_cold_s, duel.baseline_warm_s, verified)
     noise = spread(duel.baseline_cold_s, duel.again_cold_s)
     if schedule is None or finalist is None:
         note = "; ".join(notes) or _why_kept(session, work)
@@ -154,7 +156,9 @@ def _decide(
         notes.append(f"{schedule} cannot be compared: {duel.noisy}")
         return _result(session, work, base, base, "kept", "; ".join(notes), noise)
     assert duel.finalist_verification is not None
-    chosen = _finalist(work, schedule, finalist, duel.finalist_cold_s, duel.finalist_warm_s, duel.finalist_verification)
+    chosen = finalist_of(
+        work, schedule, finalist, duel.finalist_cold_s, duel.finalist_warm_s, duel.finalist_verification
+    )
     ratios = [a / b for a, b in zip(duel.baseline_cold_s, duel.finalist_cold_s, strict=True)]
     low, high = median_interval(ratios)
     text = f"{median(ratios):.2f}× as fast, 95 % interval {low:.2f} to {high:.2f}, noise {100 * noise:.1f} %"
@@ -183,7 +187,7 @@ def _why_kept(session: Session, work: RegionWork) -> str:
     return f"nothing faster among {tried} others" if tried > 0 else "not searched before the budget ended"
 
 
-def _finalist(
+def finalist_of(
     work: RegionWork,
     schedule: Schedule,
     compiled: Compiled,
@@ -191,10 +195,14 @@ def _finalist(
     warm_s: tuple[float, ...],
     verification: Verification,
 ) -> Finalist:
+    if schedule.kind == ScheduleKind.SOURCE:
+        body = source_body(schedule)
+        name, legend = body.name, body.legend
+    else:
+        name, legend = work.space.name(schedule), work.space.legend(schedule)
     return Finalist(
         schedule=schedule, cold_s=median(cold_s), warm_s=median(warm_s), interval_s=median_interval(cold_s),
-        verification=verification, binary_hash=compiled.binary_hash, name=work.space.name(schedule),
-        legend=work.space.legend(schedule), source=compiled.source,
+        verification=verification, binary_hash=compiled.binary_hash, name=name, legend=legend, source=compiled.source,
         launch=(compiled.global_size, compiled.local_size),
     )  # fmt: skip
 

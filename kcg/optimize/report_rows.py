@@ -61,7 +61,8 @@ class Row:
         """What there is to describe: baseline and chosen, or the one that is both."""
         if not self.changed:
             return (("Baseline, kept", self.region.baseline),)
-        return (("Baseline", self.region.baseline), ("Chosen", self.region.chosen))
+        best = () if self.region.opts is None else (("Best Opts", self.region.opts),)
+        return (("Baseline", self.region.baseline), *best, ("Chosen", self.region.chosen))
 
 
 def rows_of(result: Result) -> list[Row]:

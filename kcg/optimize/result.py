@@ -19,7 +19,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from kcg.errors import ResultError, UsageError
+from kcg.errors import ResultError, ScheduleError, UsageError
+from kcg.kernel.handwritten import source_body
 from kcg.types import Kernel, Region, RegionResult, Result, Schedule, ScheduleKind
 
 SCHEMA = 4
@@ -28,7 +29,7 @@ SCHEMA = 4
 ADDED = {
     2: {("Result", "model_check"), ("Target", "bandwidth_bytes_s"), ("RegionResult", "noise_floor")},
     3: {("Result", "predictor")},
-    4: {("Result", "expectations"), ("Result", "clocks")},
+    4: {("Result", "expectations"), ("Result", "clocks"), ("RegionResult", "opts"), ("RegionResult", "handwritten")},
 }
 """Fields that came with each version: files of the versions before it are read without them, with their defaults."""
 
@@ -283,7 +284,9 @@ def _check_region(row: RegionResult, where: str) -> None:
         raise _Malformed(f"{where}.outcome", f"{_shown(row.outcome)} is none of {', '.join(OUTCOMES)}")
     if row.calls < 0 or row.measurements < 0:
         raise _Malformed(where, "a count is negative")
-    for name, finalist in (("baseline", row.baseline), ("chosen", row.chosen)):
+    for name, finalist in (("baseline", row.baseline), ("chosen", row.chosen), ("opts", row.opts)):
+        if finalist is None:
+            continue
         if any(time_s < 0 for time_s in (finalist.cold_s, finalist.warm_s, *finalist.interval_s)):
             raise _Malformed(f"{where}.{name}", "a time is negative")
         _check_schedule(finalist.schedule, f"{where}.{name}.schedule")
@@ -298,6 +301,11 @@ def _check_schedule(schedule: Schedule, where: str) -> None:
         raise _Malformed(where, "its body is not JSON") from None
     if schedule.kind == ScheduleKind.OPTS and not (isinstance(body, list) and all(_is_opt(row) for row in body)):
         raise _Malformed(where, "its body is not a list of [op, axis, argument]")
+    if schedule.kind == ScheduleKind.SOURCE:
+        try:
+            source_body(schedule)
+        except ScheduleError as error:
+            raise _Malformed(where, str(error)) from None
 
 
 def _is_opt(row: Any) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kcg.errors import ExitCode
+from kcg.optimize import handwritten
 from kcg.optimize.console import Progress
 from kcg.optimize.finals import as_searched, build_result, judge_all
 from kcg.optimize.session import TINY_BEAM, Session
@@ -35,15 +36,18 @@ def optimize(settings: Settings, progress: Progress, *, started: float | None = 
     from kcg.optimize.searching import search
 
     with Session(settings, progress, started=started) as session, _alone(session):
+        kernels = handwritten.read_files(session)  # first: a mistake in it is to be known before anything takes time
         session.capture()
         session.open_journal()
         session.plan()
+        handwritten.offer(session, kernels)
         if settings.measurements == 0 or not settings.search.startswith(TINY_BEAM):
             session.guide()
         regions = None
         try:
             if settings.measurements != 0:
                 session.measure_baselines()
+                handwritten.measure(session)
             search(session)
             progress.phase("re-timing and verifying the finalists in a fresh process")
             regions = judge_all(session)
@@ -94,7 +98,7 @@ def _checked_model(session: Session, result: Result, *, ended_early: bool) -> Mo
         timeout_s = max(left_s, needed_s) + OVERTIME * settings.budget_s  # no verdict would cost more than a late one
     session.progress.phase("comparing the whole model's output with that of tinygrad's own schedules")
     try:
-        check = whole_model.check_model(result, timeout_s=timeout_s, seed=settings.seed)
+        check = whole_model.check_model(result, timeout_s=timeout_s, seed=settings.seed, kernels=settings.kernels)
     except KeyboardInterrupt:
         session.interrupted = True
         return ModelCheck(None, "not run: interrupted")

@@ -29,6 +29,7 @@ from kcg.types import (
     ProgressPoint,
     RegionResult,
     Schedule,
+    ScheduleKind,
     Status,
     Workload,
     WorkloadCall,
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from kcg.dataset.journal import Journal
     from kcg.kernel.space import KernelSpace
     from kcg.optimize.console import Progress
+    from kcg.optimize.handwritten import Offer
     from kcg.predictor.interface import Predictor
     from kcg.search.thinking import Thinkers
 
@@ -58,6 +60,8 @@ class RegionWork:
     known: dict[Schedule, Observation] = field(default_factory=dict)
     binaries: set[str] = field(default_factory=set)
     tried_by_beam: int = 0  # binaries that tinygrad's own BEAM timed
+    offers: list[Offer] = field(default_factory=list)  # kernels that are written by hand for it
+    by_hand: dict[Schedule, Observation] = field(default_factory=dict)  # what was seen of such; a search does not know
 
     @property
     def id(self) -> str:
@@ -174,6 +178,9 @@ class Session:
             find(self.settings.workload, self.settings.preset, self.choice.device)
         elif not Path(self.settings.workload).is_file():
             raise UsageError(f"there is no script {self.settings.workload}")
+        for path in self.settings.kernels:
+            if not path.is_file():
+                raise UsageError(f"there is no file of kernels {path}")
 
     # ---- the steps ----
 
@@ -253,7 +260,8 @@ class Session:
                 if row.status in PASSING or (row.status == Status.TIMEOUT and row.sampler == "hand-coded"):
                     continue  # says little of the schedule: it is measured again
                 if work is not None and row.early_stop and row.cache_state == CacheState.COLD:
-                    work.known[row.schedule] = Observation.of(row)
+                    seen = work.known if row.schedule.kind == ScheduleKind.OPTS else work.by_hand
+                    seen[row.schedule] = Observation.of(row)
                     self.service.remember(row)
                     self._charge(work, row)
             self.ledger.compilations = 0
@@ -354,6 +362,7 @@ class Session:
         for work in self.works:
             seconds = work.baseline_s
             sides = 2 if work.best_s < seconds or not work.known else 1
+            sides += 2 * sum(offer.schedule is not None for offer in work.offers)  # against the best of the others too
             copies_s = 0.0 if self.choice.device == "CPU" else FINAL_COPY_S_PER_BYTE * work.bytes
             samples = samples_for(seconds, flush_s=flush_s)
             cost += overhead_s + sides * (copies_s + FINAL_RUNS * seconds)

@@ -40,6 +40,7 @@ class Settings:
     wait: bool = False  # while another optimisation uses the device
     folder: Path = Path("kcg-out")
     script_args: tuple[str, ...] = ()
+    kernels: tuple[Path, ...] = ()  # files of hand-written kernels, absolute
     command: str = ""
 
     @property

@@ -87,11 +87,13 @@ def why_not_needed(settings: Settings, result: Result, *, ended_early: bool) -> 
     return ""
 
 
-def check_model(result: Result, *, timeout_s: float, seed: int = 0, module: str = CHILD) -> ModelCheck:
+def check_model(
+    result: Result, *, timeout_s: float, seed: int = 0, module: str = CHILD, kernels: Sequence[Path] = ()
+) -> ModelCheck:
     """Run the model of `result` with tinygrad's own schedules and with the chosen ones in a child, and compare.
 
     Never raises for what the child does: a crash with the chosen schedules fails, anything else gives no verdict.
-    `module` is what the child runs.
+    `module` is what the child runs, `kernels` are the files of the hand-written ones.
     """
     from kcg.optimize.result import write_result
 
@@ -99,6 +101,7 @@ def check_model(result: Result, *, timeout_s: float, seed: int = 0, module: str 
         path = Path(folder) / "result.json"
         write_result(result, path)
         job = {"result": str(path), "workload": result.workload, "preset": result.preset, "seed": seed}
+        job["kernels"] = [str(file) for file in kernels]
 
         def run(job: dict[str, Any], seconds: float) -> alone.Ended:
             dev, name = result.target.tinygrad_device, "the whole model's run"
@@ -135,16 +138,23 @@ def _stage(lines: Sequence[str]) -> str:
 # ---- in the child ----
 
 
-def compare(step: Step, result: Result, *, seed: int, said: Callable[[str], None] = lambda _: None) -> ModelCheck:
+def compare(
+    step: Step,
+    result: Result,
+    *,
+    seed: int,
+    said: Callable[[str], None] = lambda _: None,
+    kernels: Sequence[Path] = (),
+) -> ModelCheck:
     """Run `step` in this process both ways, and judge. `said` is told of each stage."""
     from kcg.compat.tiny import Context
     from kcg.optimize.deploy import choices, scheduling
 
-    changed = {choice.kernel.id for choice in choices(result)[0] if choice.searched}
+    changed = {c.kernel.id for c in choices(result)[0] if c.searched or (kernels and c.handwritten is not None)}
     with Context(BEAM=0, NOOPT=0):
         shaken = [perturbed(step.inputs, seed=seed + 1 + i) for i in range(2)]
-        said(CHOSEN)
-        with scheduling(result, changed_only=True) as served:  # the others are compiled once, for both
+        with scheduling(result, changed_only=True, kernels=kernels) as served:  # the others are compiled once, for both
+            said(CHOSEN)
             chosen = _run(step, [step.inputs] * RUNS)
         said(OWN)
         own = _run(step, [step.inputs, *shaken, *[step.inputs] * (RUNS - 3)])
@@ -297,7 +307,8 @@ def main() -> None:
     if job.get("own_only"):
         run_own(step)
         return
-    check = compare(step, result, seed=job["seed"], said=lambda stage: alone.answer({"stage": stage}))
+    files = [Path(file) for file in job["kernels"]]
+    check = compare(step, result, seed=job["seed"], said=lambda stage: alone.answer({"stage": stage}), kernels=files)
     alone.answer(asdict(check))
 
 

@@ -1,0 +1,463 @@
+"""Hand-written kernels one by one: registered, lowered, compiled, judged as every schedule; a bad one harms nothing."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tinygrad import UOp
+from tinygrad.uop.ops import AxisType, KernelInfo, Ops
+
+from kcg.compat.device import clang_path
+from kcg.compat.renderers import compiling_renderer
+from kcg.errors import ScheduleError, UsageError
+from kcg.kernel.codec import kernel_of
+from kcg.kernel.compiler import compile_schedule
+from kcg.kernel.handwritten import SourceBody, source_body, source_schedule
+from kcg.kernel.lowering import file_digest, lower, read_kernels, view_of
+from kcg.kernel.space import KernelSpace
+from kcg.kernel.targets import KNOWN_TARGETS
+from kcg.kernel.triton_kernels import without_scratch
+from kcg.kernels import HandwrittenKernel, KernelView, Launch, collecting, handwritten
+from kcg.measure.handwritten import Described, KernelFile, describe_job, lower_job, match_job
+from kcg.measure.jobs import DuelJob
+from kcg.measure.service import MeasureService, Request
+from kcg.types import Measurement, Region, Schedule, Status
+from tests.kernels import empty, example_ast, kernels_of
+
+SM_90 = KNOWN_TARGETS["sm_90"]
+ROWS, COLUMNS, INNER = 24, 32, 40
+MATMUL = Region((kernel_of(example_ast("matmul_f32")),))
+
+needs_clang = pytest.mark.skipif(clang_path() is None, reason="needs clang, which is not here")
+
+
+def _has_nvrtc() -> bool:
+    try:
+        return compiling_renderer(SM_90) is not None
+    except AttributeError:  # tinygrad's word for a library that does not load
+        return False
+
+
+def matmul(out: UOp, a: UOp, b: UOp, *, plus: int = 0) -> UOp:
+    i, j, k = UOp.range(ROWS, 0), UOp.range(COLUMNS, 1), UOp.range(INNER, 2, axis_type=AxisType.REDUCE)
+    product = a.reshape((ROWS, INNER))[i, k] * b.reshape((INNER, COLUMNS))[k, j]
+    total = product.reduce(k, arg=(Ops.ADD, 0)) + plus
+    return out.reshape((ROWS, COLUMNS))[i, j].store(total).end(i, j).sink(arg=KernelInfo(opts_to_apply=()))
+
+
+def kernel(function: object, kind: str = "uop", **settings: object) -> HandwrittenKernel:
+    """A kernel as its decorator registers it."""
+    with collecting() as found:
+        getattr(handwritten, kind)(matches=lambda view: True, **settings)(function)
+    return found[0]
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[MeasureService]:
+    with MeasureService("CPU:X86", run_id="hand", compile_workers=1, timing_timeout_s=8.0) as running:
+        yield running
+
+
+def measured(service: MeasureService, schedule: Schedule, region: Region = MATMUL) -> Measurement:
+    return service.measure([Request(region, schedule, in_search=True)])[0].result()
+
+
+# -- what a predicate sees, and matching
+
+
+def test_the_view_tells_what_a_kernel_is() -> None:
+    view = view_of(MATMUL, SM_90)
+    assert view.id == MATMUL.id and view.target is SM_90
+    assert [(b.slot, b.size, b.dtype, b.is_output, b.is_input) for b in view.buffers] == [
+        (0, ROWS * COLUMNS, "float32", True, False),
+        (1, ROWS * INNER, "float32", False, True),
+        (2, INNER * COLUMNS, "float32", False, True),
+    ]
+    assert view.contractions == (((ROWS, COLUMNS), (INNER,)),)
+    assert (sorted(view.loops), view.reduces, view.ops["REDUCE"]) == ([ROWS, COLUMNS], (INNER,), 1)
+    assert view.operations == 2 * ROWS * COLUMNS * INNER
+    in_place = view_of(Region((kernel_of(example_ast("assign")),)), SM_90)
+    assert [(b.is_output, b.is_input) for b in in_place.buffers] == [(True, True)]
+
+
+@pytest.mark.parametrize("name", ["symbolic", "sharded.2"])
+def test_kernels_that_none_can_replace_are_said(name: str) -> None:
+    with pytest.raises(ScheduleError, match="symbolic sizes or of several devices"):
+        view_of(Region((kernel_of(example_ast(name)),)), SM_90)
+
+
+def test_ids_and_predicates_match() -> None:
+    view = view_of(MATMUL, SM_90)
+    for matches, expected in (
+        (MATMUL.id[:8], True), ("abcdef", False), (("abcdef", MATMUL.id), True),
+        (lambda v: v.reduces == (INNER,), True), (lambda v: len(v.inputs) == 1, False),
+    ):  # fmt: skip
+        with collecting() as found:
+            handwritten.uop(matches=matches)(matmul)
+        assert found[0].wants(view) is expected
+    for bad in ("abc", "not hex!", (), ("abcdef", "xyz"), 5):
+        with pytest.raises(UsageError, match="at least 6 digits of a kernel's id, or a predicate"):
+            handwritten.uop(matches=bad)  # type: ignore[arg-type]
+
+
+def test_decorating_outside_of_a_run_does_nothing() -> None:
+    assert handwritten.uop(matches=MATMUL.id)(matmul) is matmul
+
+
+# -- UOp kernels, lowered and run for real on tinygrad's own assembler
+
+
+def test_a_uop_kernel_is_lowered_verified_and_timed(service: MeasureService) -> None:
+    view = view_of(MATMUL, service.target)
+    schedule = lower(kernel(matmul), view)
+    assert schedule == lower(kernel(matmul), view), "the same code, the same identity"
+    body = source_body(schedule)
+    assert (body.name, body.kind, body.language) == ("matmul", "uop", "machine") and body.code and body.source
+    row = measured(service, schedule)
+    assert (row.status, row.checked, row.launch) == (Status.OK, True, ((1, 1, 1), (1, 1, 1))), row.reason
+    space = KernelSpace(MATMUL, service.target)
+    baseline, mine = (
+        service.compiled(MATMUL, one).result().compiled for one in (space.baseline(), schedule)
+    )  # fmt: skip
+    duel = service.duel(DuelJob(MATMUL, baseline, mine, service.target, samples=3), timeout_s=60).result()
+    assert duel.finalist_verification is not None and duel.finalist_verification.passed
+    assert set(duel.finalist_verification.rules) >= set(duel.baseline_verification.rules)
+    assert len(duel.finalist_cold_s) == 3
+
+
+def wrong(out: UOp, a: UOp, b: UOp) -> UOp:
+    return matmul(out, a, b, plus=1)
+
+
+def nothing(out: UOp, a: UOp, b: UOp) -> UOp:
+    return matmul(out, a, b).src[0].src[0].src[0].sink(arg=KernelInfo())
+
+
+def test_a_wrong_kernel_is_rejected_with_its_reason(service: MeasureService) -> None:
+    row = measured(service, lower(kernel(wrong), view_of(MATMUL, service.target)))
+    assert row.status == Status.WRONG and row.reason.startswith("element "), row
+
+
+MACHINE = {
+    "crash": (b"\x0f\x0b", Status.WORKER_DIED, "SIGILL"),  # ud2
+    "hang": (b"\xeb\xfe", Status.TIMEOUT, ""),  # jmp to itself
+    "no write": (b"\xc3", Status.WRONG, "is"),  # ret
+    # mov dword [rdi-4], 0; ret: just before the first buffer
+    "write outside": (b"\xc7\x47\xfc\x00\x00\x00\x00\xc3", Status.WRONG, "wrote outside buffer 0"),
+    # mov dword [rsi], 0; ret
+    "write an input": (b"\xc7\x06\x00\x00\x00\x00\xc3", Status.WRONG, ""),
+}
+
+
+@pytest.mark.parametrize("fault", MACHINE)
+def test_a_fault_is_the_kernels_own_and_the_service_goes_on(fault: str, service: MeasureService) -> None:
+    code, status, says = MACHINE[fault]
+    body = SourceBody("bad", "uop", "machine", "kernel", "", (1,), (1,), code=base64.b64encode(code).decode())
+    row = measured(service, source_schedule(body))
+    assert row.status == status and says in row.reason, row
+    assert measured(service, KernelSpace(MATMUL, service.target).baseline()).status == Status.OK
+
+
+def two(out: UOp, a: UOp) -> UOp:
+    return out.sink()
+
+
+def no_sink(out: UOp, a: UOp, b: UOp) -> UOp:
+    return out
+
+
+def unused(out: UOp, a: UOp, b: UOp) -> UOp:
+    i = UOp.range(ROWS * COLUMNS, 0)
+    return out[i].store(a[i]).end(i).sink(arg=KernelInfo(opts_to_apply=()))
+
+
+def foreign(out: UOp, a: UOp, b: UOp) -> UOp:
+    i = UOp.range(8, 0)
+    return out[i].store(UOp.placeholder((8,), a.dtype, 7)[i]).end(i).sink(arg=KernelInfo(opts_to_apply=()))
+
+
+def raises(out: UOp, a: UOp, b: UOp) -> UOp:
+    raise LookupError("no such tile")
+
+
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [
+        (two, "it takes other arguments than the 3 buffers: too many positional arguments"),
+        (no_sink, "it returns Ops.PARAM, not a SINK"),
+        (unused, "it does not use buffer 2, and a launch passes every buffer"),
+        (foreign, "it uses a buffer or a variable that it was not given"),
+        (raises, "LookupError: no such tile"),
+    ],
+)
+def test_a_uop_kernel_that_does_not_fit_is_one_line(function: object, says: str, service: MeasureService) -> None:
+    with pytest.raises(ScheduleError) as told:
+        lower(kernel(function), view_of(MATMUL, service.target))
+    assert says in str(told.value) and "\n" not in str(told.value)
+
+
+def test_a_uop_kernel_sees_the_view_if_it_asks(service: MeasureService) -> None:
+    seen = []
+
+    def asks(out: UOp, a: UOp, b: UOp, *, kernel: KernelView) -> UOp:
+        seen.append(kernel)
+        return kernel.ast.replace(arg=KernelInfo(opts_to_apply=()))
+
+    view = view_of(MATMUL, service.target)
+    assert measured(service, lower(kernel(asks), view)).status == Status.OK
+    assert seen == [view]
+
+
+# -- C
+
+
+def C_MATMUL(view: KernelView) -> str:  # the C function has this name
+    return f"""
+static inline float times(float a, float b) {{ return a * b; }}
+void C_MATMUL(float* restrict out, const float* restrict a, const float* restrict b) {{
+  for (int i = 0; i < {ROWS}; i++)
+    for (int j = 0; j < {COLUMNS}; j++) {{
+      float total = 0;
+      for (int k = 0; k < {INNER}; k++) total += times(a[i * {INNER} + k], b[k * {COLUMNS} + j]);
+      out[i * {COLUMNS} + j] = total;
+    }}
+}}"""
+
+
+@needs_clang
+def test_c_source_is_compiled_and_verified(service: MeasureService) -> None:
+    schedule = lower(kernel(C_MATMUL, "c"), view_of(MATMUL, service.target))
+    assert measured(service, schedule).status == Status.OK
+    body = source_body(schedule)
+    broken = source_schedule(replace(body, source=body.source.replace("float total = 0;", "float total = 0")))
+    row = measured(service, broken)
+    assert row.status == Status.COMPILE_ERROR and "expected ';'" in row.reason and "source:" in row.reason, row
+    helper = "__attribute__((noinline)) float times(float a, float b) { return a * b + 1; }"
+    first = source_schedule(replace(body, source=helper + body.source.split("}", 1)[1]))
+    row = measured(service, first)
+    assert row.status == Status.COMPILE_ERROR and "must come first" in row.reason, row
+
+
+# -- CUDA, PTX and Triton, as far as a machine without a GPU can tell
+
+
+def cuda_matmul(view: KernelView) -> str:
+    return f"""
+extern "C" __global__ void __launch_bounds__({COLUMNS}) cuda_matmul(
+    float* __restrict__ out, const float* a, /* a comma, here */ const float* b) {{
+  float total = 0;
+  for (int k = 0; k < {INNER}; k++) total += a[blockIdx.x * {INNER} + k] * b[k * {COLUMNS} + threadIdx.x];
+  out[blockIdx.x * {COLUMNS} + threadIdx.x] = total;
+}}"""
+
+
+CUDA = kernel(cuda_matmul, "cuda", launch=lambda view: Launch(view.loops[:1], (COLUMNS,), 1024))
+PTX = """
+.version 8.0
+.target sm_90
+.address_size 64
+.visible .entry ptx_kernel(.param .u64 ptx_kernel_param_0, .param .u64 ptx_kernel_param_1,
+  .param .u64 ptx_kernel_param_2) { ret; }
+"""
+
+
+def ptx_kernel(view: KernelView) -> str:
+    return PTX
+
+
+def test_cuda_source_is_a_schedule_whose_launch_is_part_of_it() -> None:
+    view = view_of(MATMUL, SM_90)
+    schedule = lower(CUDA, view)
+    body = source_body(schedule)
+    assert (body.language, body.entry, body.shared_bytes) == ("CUDA", "cuda_matmul", 1024)
+    assert body.global_size == (view.loops[0], 1, 1) and body.local_size == (COLUMNS, 1, 1)
+    assert str(schedule) == "source:cuda_matmul" and "1024 bytes of shared memory" in body.legend
+    others = [replace(CUDA, launch=Launch((ROWS,), (16,))), replace(CUDA, launch=Launch((ROWS,), (COLUMNS,), 0))]
+    assert len({schedule.id, *(lower(other, view).id for other in others)}) == 3
+
+
+@pytest.mark.skipif(not _has_nvrtc(), reason="needs NVRTC, which is not here")
+def test_cuda_source_is_compiled_to_machine_code() -> None:
+    schedule = lower(CUDA, view_of(MATMUL, SM_90))
+    compiled = compile_schedule(MATMUL, schedule, SM_90)
+    assert compiled.binary[:4] == b"\x7fELF" and compiled.shared_bytes == 1024 and compiled.slots == (0, 1, 2)
+    assert (compiled.outputs, compiled.inputs) == ((0,), (1, 2))
+    body = source_body(schedule)
+    other = compile_schedule(MATMUL, source_schedule(replace(body, local_size=(16, 1, 1))), SM_90)
+    assert compiled.binary == other.binary and compiled.binary_hash != other.binary_hash, (
+        "another launch is another one"
+    )
+    broken = source_schedule(replace(body, source=body.source.replace("total = 0;", "total = ;")))
+    with pytest.raises(ScheduleError, match=r"cuda_matmul does not compile: .*error: expected an expression"):
+        compile_schedule(MATMUL, broken, SM_90)
+
+
+def two_pointers(view: KernelView) -> str:
+    return 'extern "C" __global__ void two_pointers(float* a, float* b) { }'
+
+
+def a_number(view: KernelView) -> str:
+    return 'extern "C" __global__ void a_number(float* a, float* b, int n) { }'
+
+
+def another_name(view: KernelView) -> str:
+    return 'extern "C" __global__ void a_name(float* a, float* b, float* c) { }'
+
+
+def mangled(view: KernelView) -> str:
+    return "__global__ void mangled(float* a, float* b, float* c) { }"
+
+
+def no_text(view: KernelView) -> object:
+    return 5
+
+
+@pytest.mark.parametrize(
+    ("function", "launch", "says"),
+    [
+        (two_pointers, Launch(), "it takes (float* a, float* b), not a pointer for each of 3 buffers (float32[768], "),
+        (a_number, Launch(), "not a pointer for each of 3 buffers"),
+        (another_name, Launch(), "its source has no function another_name"),
+        (mangled, Launch(), 'it has no extern "C" __global__ function mangled'),
+        (no_text, Launch(), "it returns int, not source code"),
+        (cuda_matmul, (8, 1, 1), "not a kcg.kernels.Launch"),
+        (cuda_matmul, Launch((0,), (8,)), "is not made of positive whole numbers"),
+        (cuda_matmul, Launch((1, 1, 1, 1), (8,)), "one to three extents"),
+        (cuda_matmul, Launch((1,), (8,), -1), "shared_bytes is not a size"),
+        (cuda_matmul, lambda view: Launch(view.nothing), "AttributeError: 'KernelView' object has no attribute"),
+    ],
+)
+def test_cuda_source_that_does_not_fit_is_one_line(function: object, launch: object, says: str) -> None:
+    with pytest.raises(ScheduleError) as told:
+        lower(kernel(function, "cuda", launch=launch), view_of(MATMUL, SM_90))
+    assert says in str(told.value) and "\n" not in str(told.value)
+
+
+def test_ptx_needs_a_wide_parameter_for_each_buffer() -> None:
+    view = view_of(MATMUL, SM_90)
+    body = source_body(lower(kernel(ptx_kernel, "ptx", launch=Launch((2,), (32,))), view))
+    assert (body.language, body.entry, body.source) == ("ptx", "ptx_kernel", PTX)
+    only_two = Region((kernel_of(kernels_of(empty(64) + 1)[0]),))
+    with pytest.raises(ScheduleError, match=r"its entry takes 3 parameters, not a \.u64 for each of 2 buffers"):
+        lower(kernel(ptx_kernel, "ptx", launch=Launch()), view_of(only_two, SM_90))
+
+
+def test_tritons_scratch_parameters_are_dropped_only_where_they_are_not_used() -> None:
+    three, entry = without_scratch(PTX, 3)
+    assert entry == "ptx_kernel" and three.count(".param") == 3
+    one, _ = without_scratch(PTX, 1)
+    assert one.count(".param") == 1 and "ptx_kernel_param_0" in one and "param_2" not in one
+    used = PTX.replace("{ ret; }", "{ ld.param.u64 %rd1, [ptx_kernel_param_2]; ret; }")
+    with pytest.raises(ScheduleError, match=r"uses the scratch memory of Triton \(ptx_kernel_param_2\)"):
+        without_scratch(used, 2)
+
+
+def rows(out, a, b, N):  # type: ignore[no-untyped-def]
+    """Its body is Triton's, and is not read where Triton is missing."""
+
+
+def test_a_triton_kernel_without_triton_is_one_line() -> None:
+    pytest.importorskip("kcg.kernel.triton_kernels")
+    try:
+        import triton  # noqa: F401
+    except ImportError:
+        with pytest.raises(ScheduleError, match=r"^Triton is not installed: pip install 'kcg\[gpu\]'$"):
+            lower(kernel(rows, "triton", launch=Launch()), view_of(MATMUL, SM_90))
+    else:
+        with pytest.raises(ScheduleError, match="first a pointer for each of the 3 buffers, then a constant"):
+            lower(kernel(rows, "triton", launch=Launch()), view_of(MATMUL, SM_90))
+
+
+# -- bodies that come from elsewhere
+
+
+def test_a_body_is_read_only_if_every_field_is_right() -> None:
+    good = lower(CUDA, view_of(MATMUL, SM_90))
+    assert source_schedule(source_body(good)) == good
+    document = json.loads(good.body)
+    for changed, says in (
+        ({"format": 2}, "format"), ({"extra": 1}, "one too many"), ({"entry": "a b"}, "plain name"),
+        ({"name": "../../x"}, "plain name"), ({"kind": "exe"}, "no kind"), ({"language": "python"}, "no kind"),
+        ({"global_size": [1.5]}, "whole numbers"), ({"global_size": [True]}, "whole numbers"),
+        ({"global_size": 4}, "extents"), ({"shared_bytes": -1}, "not a size"), ({"threads": "4"}, "not a size"),
+        ({"code": "%%%"}, "base64"), ({"source": 7}, "not a text"),
+    ):  # fmt: skip
+        with pytest.raises(ScheduleError, match=says):
+            source_body(Schedule("source", json.dumps({**document, **changed})))
+    for text in ("[]", "{", "5", "[" * 100_000):
+        with pytest.raises(ScheduleError, match="its body is not"):
+            source_body(Schedule("source", text))
+
+
+# -- a user's file
+
+FILE = """
+from kcg.kernels import handwritten
+
+@handwritten.uop(matches=lambda kernel: kernel.reduces == (40,))
+def first(out, a, b, *, kernel):
+    return kernel.ast
+
+@handwritten.uop(matches=lambda kernel: kernel.no_such_field)
+def second(out, a, b): ...
+
+print("read")
+"""
+
+
+def test_a_file_is_read_once_and_its_kernels_are_matched_and_lowered(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], service: MeasureService
+) -> None:
+    path = tmp_path / "kernels.py"
+    path.write_text(FILE)
+    file = KernelFile(path, file_digest(path))
+    first, second = describe_job(file)
+    assert (first, second) == (Described(file, "first", "uop"), Described(file, "second", "uop"))
+    assert read_kernels(path, file.digest) is read_kernels(path, file.digest)
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err) == ("", "read\n")
+    other = Region((kernel_of(kernels_of(empty(64) + 1)[0]),))
+    symbolic = Region((kernel_of(example_ast("symbolic")),))
+    assert match_job(first, [other, MATMUL, symbolic], service.target) == (1,)
+    with pytest.raises(ScheduleError, match=r"its predicate raised AttributeError: .* \(line 8\)"):
+        match_job(second, [MATMUL], service.target)
+    assert source_body(lower_job(first, MATMUL, service.target)).name == "first"
+    path.write_text(FILE + "\n")
+    with pytest.raises(UsageError, match="changed while it was used"):
+        read_kernels(path, "0" * 64)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("x = (\n", "cannot be imported: SyntaxError"),
+        ("\nimport not_here_at_all\n", "ModuleNotFoundError: No module named 'not_here_at_all' (line 2)"),
+        ("x = 1\n", "registers no kernel: decorate one with kcg.kernels.handwritten"),
+        ("raise SystemExit(4)\n", "SystemExit: 4 (line 1)"),
+        ("from kcg.kernels import handwritten\nhandwritten.uop(matches='xyz')\n", "at least 6 digits"),
+        ("from kcg.kernels import handwritten\nhandwritten.uop(matches='abcdef')(5)\n", "is a function whose name"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_one_line(text: str, says: str, tmp_path: Path) -> None:
+    path = tmp_path / "kernels.py"
+    path.write_text(text)
+    with pytest.raises(UsageError) as told:
+        read_kernels(path, file_digest(path))
+    assert says in str(told.value) and str(path) in str(told.value) and "\n" not in str(told.value)
+
+
+def test_a_missing_triton_is_said_with_what_to_do(tmp_path: Path) -> None:
+    try:
+        import triton  # noqa: F401
+    except ImportError:
+        path = tmp_path / "kernels.py"
+        path.write_text("import triton\n")
+        with pytest.raises(
+            UsageError, match=r"Triton is not installed: pip install 'kcg\[gpu\]', or leave that file out"
+        ):
+            read_kernels(path, file_digest(path))
