@@ -22,7 +22,18 @@ from kcg.errors import DataError, ScheduleError, UsageError
 from kcg.kernel.space import KernelSpace
 from kcg.measure.group import Request
 from kcg.measure.jobs import TinyBeamJob
-from kcg.search.comparison import CONSTANT, NO_POLICY, ORACLE, Bench, Play, RecordedKernel, Settings, Turn, play_all
+from kcg.search.comparison import (
+    BEAM,
+    CONSTANT,
+    NO_POLICY,
+    ORACLE,
+    Bench,
+    Play,
+    RecordedKernel,
+    Settings,
+    Turn,
+    play_all,
+)
 from kcg.search.interface import Ledger, Observation, Problem, best
 from kcg.search.replay import Record, ReplayTable, charged
 from kcg.search.tables import NamedTable
@@ -35,6 +46,7 @@ if TYPE_CHECKING:
 
 TINY_BEAM = "tinygrad-beam"
 BEAM_TIMEOUT_S = 300.0
+HOPELESS = 2.5  # a candidate this much slower than the best so far gets one sample only
 
 
 @dataclass
@@ -124,8 +136,10 @@ class LiveBench(Bench):
         judge = self.predictor.of(self.space)
         ledger = Ledger(max_measurements=budget)
         measure = charged(ledger, self.space.key, self._measure)
+        # BEAM measures all children of a level, whatever the first of them shows: the compilers work on many at once
+        batch_size = 2 * self.service.compile_workers if name.startswith(BEAM) else self.batch_size
         problem = Problem(
-            self.space, judge.predict, measure, ledger, random.Random(seed), batch_size=self.batch_size,
+            self.space, judge.predict, measure, ledger, random.Random(seed), batch_size=batch_size,
             correct=judge.correct if guide in ("", NO_POLICY) else None,
             propose=None if guide == NO_POLICY else self.propose,
         )  # fmt: skip
@@ -138,7 +152,11 @@ class LiveBench(Bench):
         if missing:
             begin = time.monotonic()
             known = [o.time_s for o in self.seen.rows.values() if math.isfinite(o.time_s)]
-            requests = [Request(self.region, s, in_search=True, best_s=min(known, default=None)) for s in missing]
+            best_s = min(known, default=None)
+            hopeless_s = HOPELESS * best_s if best_s is not None else None
+            requests = [
+                Request(self.region, s, in_search=True, best_s=best_s, stop_above_s=hopeless_s) for s in missing
+            ]
             rows = [future.result() for future in self.service.measure(requests)]
             spent_s = (time.monotonic() - begin) / len(rows)
             for row in rows:
