@@ -76,7 +76,7 @@ def test_a_part_is_timed_once_and_kept(tmp_path: Path) -> None:
 
 
 def test_no_row_is_begun_after_the_budget(tmp_path: Path) -> None:
-    done = run("--part", "regions", "--budget", "1e-9", out=tmp_path / "rows.json")
+    done = run("--part", "regions", "--budget", "0.000001s", out=tmp_path / "rows.json")
     assert done.returncode == 0 and f"{len(names('mini'))} rows are left" in done.stdout
     assert not (tmp_path / "rows.json").exists()
 
