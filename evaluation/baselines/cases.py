@@ -18,6 +18,7 @@ Array = NDArray[Any]
 Case = dict[str, Any]
 
 PICKED_ROWS, PICKED_COLUMNS = 8, 32  # of an output, for a comparison
+REPEATED = 1 << 22  # so many values are drawn; a larger input repeats them
 THETA = 10_000.0
 EPSILON = 1e-5
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
@@ -25,7 +26,7 @@ ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 def shapes(case: Case) -> dict[str, tuple[int, ...]]:
     """Name -> shape of every input, weights included; those that are tables of positions are no inputs."""
-    if case["kind"] == "sum":
+    if case["kind"] in ("sum", "copy"):
         return {"x": (case["elements"],)}
     if case["kind"] == "rope":
         return {"x": (case["tokens"], case["heads"], case["width"])}  # backward: the gradient of the output
@@ -45,7 +46,9 @@ def arrays(case: Case, seed: int = 0) -> dict[str, Array]:
     for name, shape in shapes(case).items():
         deviation = shape[-1] ** -0.5 if name in ("up", "down") else 1.0
         mean = 1.0 if case["kind"] == "sum" else 0.0  # a sum that does not cancel
-        values = generator(seed, name).standard_normal(shape, np.float32)
+        count = math.prod(shape)
+        drawn = generator(seed, name).standard_normal(min(count, REPEATED), np.float32)
+        values = np.resize(drawn, shape)  # a gigabyte of new numbers takes longer than all else
         made[name] = values * np.float32(deviation) + np.float32(mean)
     return made
 
@@ -79,6 +82,8 @@ def reference(case: Case, seed: int = 0) -> list[float] | None:
     x = made["x"]
     if case["kind"] == "sum":
         return [float(x.sum())]
+    if case["kind"] == "copy":
+        return values_of(x)
     if case["kind"] == "rope":
         a, b = x[..., 0::2], x[..., 1::2]
         turn = angles(case).astype(np.float64)[:, None, :] * (-1 if case["backward"] else 1)

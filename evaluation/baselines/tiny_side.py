@@ -32,10 +32,11 @@ def prepare(case: dict[str, Any]) -> Prepared:
 
             served = stack.enter_context(scheduling(read_result(Path(case["result"])), changed_only=True))
         elif how not in ("hand-coded", "beam"):
-            from .sum_kernels import hand_written
+            from .sum_kernels import hand_written, run_of
 
             if (direct := hand_written(how, step)) is not None:
                 return direct
+            run = run_of(how, step)
         jitted = captured_at_once(run)
         jitted(**step.inputs)
         facts = {"kernels_changed": len(served)} if how == "kcg" else {}

@@ -47,8 +47,7 @@ class CudaCode:
 
     def __init__(self, name: str, text: str, signature: Sequence[tuple[str, str]], *, pointers: int) -> None:
         device = Device["CUDA"]
-        is_ptx = text.lstrip().startswith((".version", "//"))
-        code = text.encode() + b"\0" if is_ptx else device.compiler.compile(text)
+        code = text.encode() + b"\0" if ".visible .entry" in text else device.compiler.compile(text)
         named = tuple((arg, slot, getattr(dtypes, dtype), ()) for slot, (arg, dtype) in enumerate(signature))
         self._pointers = pointers
         self._program: Any = device.runtime(TinyELF(code, name, device.renderer.target, named))
