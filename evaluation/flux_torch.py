@@ -47,6 +47,7 @@ def main(
     limit: Annotated[float, typer.Option(help="seconds that making a mode ready may take")] = 420.0,
     budget: Annotated[str, typer.Option(help="after which no new row is begun; empty: none")] = "",
     again: Annotated[bool, typer.Option("--again", help="forget the rows that are there")] = False,
+    retry: Annotated[bool, typer.Option("--retry", help="forget those in which something failed")] = False,
     out: Annotated[Path, typer.Option(help="the results file")] = OUT,
 ) -> None:
     """Time what is not in the results yet."""
@@ -67,7 +68,7 @@ def main(
     if part != "regions":
         check_installed()
     run = f"{preset}_{dev.lower().replace(':', '_')}"
-    rows = Rows(out, run, budget=budget, again=again, headline=headline(run))
+    rows = Rows(out, run, budget=budget, again=again, retry=retry, headline=headline(run))
     case = {"preset": preset, "dtype": PRESETS[preset].dtype}
     for mode in modes.split(",") if part != "regions" else ():
         if rows.wanted(key := f"step {mode}"):

@@ -18,6 +18,7 @@ from kcg.commandline import guarded
 from kcg.errors import UnknownName
 
 OUT = Path(__file__).parent / "results" / "rope.json"
+WORK = Path("kcg-out") / "rope"
 DIRECTIONS = ("forward", "backward")
 SIZES: dict[str, dict[str, Any]] = {
     "full": {"heads": 24, "width": 128, "dtype": "bfloat16", "tokens": (512, 1024, 2048, 4096, 8192, 16384)},
@@ -67,6 +68,8 @@ def main(
     contenders: Annotated[str, typer.Option(help="with commas between")] = "tinygrad,kcg,eager,compile,triton",
     budget: Annotated[str, typer.Option(help="after which no new row is begun; empty: none")] = "",
     again: Annotated[bool, typer.Option("--again", help="forget the rows that are there")] = False,
+    retry: Annotated[bool, typer.Option("--retry", help="forget those in which something failed")] = False,
+    work: Annotated[Path, typer.Option(help="what kcg and BEAM found, for a call that goes on")] = WORK,
     out: Annotated[Path, typer.Option(help="the results file")] = OUT,
 ) -> None:
     """Time what is not in the results yet."""
@@ -88,14 +91,14 @@ def main(
     dev, chosen = choose_device(device).dev, [known[name] for name in contenders.split(",")]
     run, lengths = f"{size}_{dev.lower().replace(':', '_')}", SIZES[size]["tokens"]
     settings = {"tune": tune, "contenders": contenders}
-    rows = Rows(out, run, budget=budget, again=again, settings=settings, headline=headline(run))
-    with Pool(dev) as pool:
+    rows = Rows(out, run, budget=budget, again=again, retry=retry, settings=settings, headline=headline(run))
+    with Pool(dev, work=work) as pool:
         for direction in DIRECTIONS:
             for tokens in lengths:
                 if rows.wanted(key := f"{direction} {tokens}"):
                     case = {**SIZES[size], "kind": "rope", "tokens": tokens, "backward": direction == "backward"}
                     last = tokens == lengths[-1]
-                    row = compare(Turns(pool), case, chosen, tune_s=parse_budget(tune), profiled=last)
+                    row = compare(Turns(pool), case, chosen, tune_s=parse_budget(tune), work=work, profiled=last)
                     rows.add(key, row)
                     typer.echo(f"{key}: {shown(row)}")
     write(rows.rows, out, run)

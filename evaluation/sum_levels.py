@@ -18,6 +18,7 @@ from kcg.commandline import guarded
 from kcg.errors import UnknownName
 
 OUT = Path(__file__).parent / "results" / "sum_levels.json"
+WORK = Path("kcg-out") / "sum_levels"
 ELEMENTS = {"full": 1 << 28, "mini": 1 << 18}
 HAND = ("uops", "cuda", "ptx")
 LEVELS = ("tinygrad", "BEAM=2", "kcg", *HAND, "torch")
@@ -46,6 +47,8 @@ def main(
     levels: Annotated[str, typer.Option(help="with commas between")] = ",".join(LEVELS),
     budget: Annotated[str, typer.Option(help="after which no new row is begun; empty: none")] = "",
     again: Annotated[bool, typer.Option("--again", help="forget the rows that are there")] = False,
+    retry: Annotated[bool, typer.Option("--retry", help="forget those in which something failed")] = False,
+    work: Annotated[Path, typer.Option(help="what kcg and BEAM found, for a call that goes on")] = WORK,
     out: Annotated[Path, typer.Option(help="the results file")] = OUT,
 ) -> None:
     """Time what is not in the results yet: the copy, then all levels."""
@@ -66,12 +69,13 @@ def main(
         raise UnknownName("level", unknown[0], list(known))
     dev = choose_device(device).dev
     run = f"{size}_{dev.lower().replace(':', '_')}"
-    rows = Rows(out, run, budget=budget, again=again, settings={"tune": tune, "levels": levels}, headline=headline(run))
-    with Pool(dev) as pool:
+    settings = {"tune": tune, "levels": levels}
+    rows = Rows(out, run, budget=budget, again=again, retry=retry, settings=settings, headline=headline(run))
+    with Pool(dev, work=work) as pool:
         for key, contenders in ((COPY, [torch]), (SUM, [known[name] for name in levels.split(",")])):
             if rows.wanted(key):
                 case = {"kind": key, "elements": ELEMENTS[size], "dtype": "float32"}
-                row = compare(Turns(pool), case, contenders, tune_s=parse_budget(tune))
+                row = compare(Turns(pool), case, contenders, tune_s=parse_budget(tune), work=work)
                 rows.add(key, row)
                 typer.echo(f"{key}: {shown(row)}")
     typer.echo("\n".join(times_table(rows.rows)))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from kcg.errors import KcgError
+from kcg.types import content_id
 
 from .cases import ITEM_BYTES, Case, reference, shapes
 from .figures import speed
@@ -27,24 +27,26 @@ TINY = (
 
 
 def compare(
-    turns: Turns, case: Case, contenders: Sequence[Contender], *, tune_s: float, profiled: bool = False
+    turns: Turns, case: Case, contenders: Sequence[Contender], *, tune_s: float, work: Path, profiled: bool = False
 ) -> dict[str, Any]:
-    """The row of a case: the contenders, each with its rates, and the case itself. `tune_s` is kcg's budget."""
+    """The row of a case: the contenders, each with its rates, and the case itself.
+
+    `tune_s` is kcg's budget; its result is kept in `work`, where a call that was cut off finds it again.
+    """
     from .tuning import tune
 
     profiles: dict[str, str] = {}
-    with tempfile.TemporaryDirectory(prefix="kcg-tune-") as folder:
-        ready, tuned, failed = [], {}, {}
-        for contender in contenders:
-            if contender.name == KCG:
-                try:
-                    tuned = tune(case, turns.pool.dev, budget_s=tune_s, folder=Path(folder))
-                except KcgError as error:
-                    failed = {KCG: {"status": "failed", "reason": str(error)}}
-                    continue
-                contender = replace(contender, settings={**contender.settings, "result": tuned.pop("result")})
-            ready.append(contender)
-        found = turns.row(ready, case, reference(case), profiles if profiled else None)
+    ready, tuned, failed = [], {}, {}
+    for contender in contenders:
+        if contender.name == KCG:
+            try:
+                tuned = tune(case, turns.pool.dev, budget_s=tune_s, folder=work / content_id(case)[:12])
+            except KcgError as error:
+                failed = {KCG: {"status": "failed", "reason": str(error)}}
+                continue
+            contender = replace(contender, settings={**contender.settings, "result": tuned.pop("result")})
+        ready.append(contender)
+    found = turns.row(ready, case, reference(case), profiles if profiled else None)
     if KCG in found:
         found[KCG].update(tuned)
     for row in found.values():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from kcg.measure.canary import tolerance
@@ -24,8 +25,9 @@ class Contender:
 class Pool:
     """The processes of a comparison on one device. Use as a context manager: leaving it kills all of them."""
 
-    def __init__(self, dev: str, *, prepare_s: float = 300.0) -> None:
-        self.dev, self.prepare_s = dev, prepare_s
+    def __init__(self, dev: str, *, prepare_s: float = 300.0, work: Path | None = None) -> None:
+        """`prepare_s` limits making a case ready; `work` keeps what BEAM found, for a call that goes on."""
+        self.dev, self.prepare_s, self.work = dev, prepare_s, work
         self.sides: dict[str, Side] = {}
         self._canaries: dict[str, float] = {}
 
@@ -45,7 +47,9 @@ class Pool:
         """The answer to one command. Raises Lost where it fails, dies, or takes too long."""
         name = contender.name
         if name not in self.sides or not self.sides[name].alive:
-            self.sides[name] = Side(contender.module, {"dev": self.dev})
+            keeps = self.work is not None and contender.settings.get("how") == "beam"
+            kept = {"cachedb": str(self.work / "beam.db")} if keeps else {}
+            self.sides[name] = Side(contender.module, {"dev": self.dev, **kept})
         answer = self.sides[name].ask({**order, "dev": self.dev}, timeout_s)
         if "error" in answer:
             raise Lost(answer["error"])

@@ -19,11 +19,14 @@ Row = dict[str, Any]
 
 
 class Rows:
-    """The rows of one run in `out`, by key. Each is written as soon as it is there."""
+    """The rows of one run in `out`, by key. Each is written as soon as it is there.
+
+    What is there already is kept, unless `again` forgets all of it, or `retry` those in which something failed.
+    """
 
     def __init__(
-        self, out: Path, run: str, *, budget: str = "", again: bool = False, settings: dict[str, Any] | None = None,
-        headline: Callable[[dict[str, Row]], dict[str, Any]] = lambda rows: {},
+        self, out: Path, run: str, *, budget: str = "", again: bool = False, retry: bool = False,
+        settings: dict[str, Any] | None = None, headline: Callable[[dict[str, Row]], dict[str, Any]] = lambda rows: {},
     ) -> None:  # fmt: skip
         self._out, self._run, self._headline = out, run, headline
         self._until = time.monotonic() + parse_budget(budget) if budget else float("inf")
@@ -36,7 +39,7 @@ class Rows:
                 raise UsageError(
                     f"{out} holds rows of other settings, {kept['settings']}: use --again or another --out"
                 )
-            self.rows = kept["rows"]
+            self.rows = {key: row for key, row in kept["rows"].items() if not (retry and failed(row))}
 
     def wanted(self, key: str) -> bool:
         """Whether a row is to be made now: it is not there, and there is time."""
@@ -53,3 +56,8 @@ class Rows:
         command = shlex.join(["python", f"evaluation/{Path(sys.argv[0]).name}", *sys.argv[1:]])
         entry = {"command": command, "settings": self._settings, "rows": self.rows}
         record_results(self._out, self._run, entry, self._headline(self.rows))
+
+
+def failed(row: Row) -> bool:
+    """Whether a row, or one of its contenders, has no time."""
+    return any(found.get("status") == "failed" for found in (row, *row.get("contenders", {}).values()))

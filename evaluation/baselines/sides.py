@@ -31,7 +31,7 @@ class Side:
         paths = [str(ROOT), str(ROOT / "evaluation"), os.environ.get("PYTHONPATH", "")]
         environment = {
             **os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "DEV": job["dev"], "DEBUG": "0",
-            "CACHEDB": f"{self._folder.name}/cache.db",  # what BEAM found before is not known here
+            "CACHEDB": job.get("cachedb") or f"{self._folder.name}/cache.db",  # never the user's own
             "TORCHINDUCTOR_CACHE_DIR": f"{self._folder.name}/inductor",
             "TRITON_CACHE_DIR": f"{self._folder.name}/triton",
         }  # fmt: skip

@@ -22,7 +22,7 @@ BLOCK = 256  # threads
 BLOCKS_PER_CORE = 8  # of BLOCK threads: all that a multiprocessor of 2,048 threads holds
 WIDE = 4  # float32 of one load
 IN_FLIGHT = 4  # loads of one thread
-PARTIALS = (1 << 20, 1 << 12)  # of the UOp kernel: so many threads that every multiprocessor is full, then few
+PARTIALS = (1 << 19, 1 << 12)  # of the UOp kernel: so many threads that every multiprocessor is full, then few
 SOURCES = {"cuda": "sum.cu", "ptx": "sum.ptx"}
 FOLDER = Path(__file__).parent / "kernels"
 

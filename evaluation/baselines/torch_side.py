@@ -16,6 +16,7 @@ WARM_UPS = 3  # calls until graphs are recorded
 def prepare(case: dict[str, Any]) -> Prepared:
     """`how` is `eager`, a mode of torch.compile, or `triton`."""
     import torch
+    import torch._functorch.config
 
     how, device = case.get("how", "eager"), "cpu" if case["dev"].startswith("CPU") else "cuda"
     torch._dynamo.reset()
