@@ -45,6 +45,7 @@ def main(
     compiled: Annotated[bool, typer.Option(help="parts by torch.compile too")] = True,
     samples: Annotated[int, typer.Option(help="of a step, at least")] = 15,
     limit: Annotated[float, typer.Option(help="seconds that making a mode ready may take")] = 420.0,
+    result: Annotated[Path | None, typer.Option(help="a RESULT.json of kcg's: its kernels beside the parts")] = None,
     budget: Annotated[str, typer.Option(help="after which no new row is begun; empty: none")] = "",
     again: Annotated[bool, typer.Option("--again", help="forget the rows that are there")] = False,
     retry: Annotated[bool, typer.Option("--retry", help="forget those in which something failed")] = False,
@@ -54,6 +55,7 @@ def main(
     from baselines.flux_regions import names, told
     from baselines.flux_steps import check_installed
     from baselines.pool import Contender, Pool
+    from baselines.reports import times_table
     from baselines.rows import Rows
     from baselines.turns import Turns
 
@@ -88,6 +90,17 @@ def main(
                 rows.add(key, told(row, name, preset, "cpu" if dev.startswith("CPU") else "cuda", rows.rows))
                 shown = {how: found.get("cold_s", found.get("reason")) for how, found in row.items()}
                 typer.echo(f"{key}: {shown}")
+    if result is not None:
+        from baselines.flux_beside import beside
+
+        from kcg.optimize.result import read_result
+
+        for name, told_of in beside(read_result(result), preset).items():
+            if (key := f"region {name}") in rows.rows:
+                rows.rows[key]["contenders"]["kcg"] = told_of
+                rows.add(key, rows.rows[key])
+    if part != "steps":
+        typer.echo("\n".join(times_table({k: r for k, r in rows.rows.items() if "contenders" in r})))
     if rows.left:
         typer.echo(f"{rows.left} rows are left: run the same command again")
 

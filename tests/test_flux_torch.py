@@ -5,15 +5,23 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections import Counter
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from evaluation.baselines.flux_beside import beside, part_of
 from evaluation.baselines.flux_parts import parts
 from evaluation.baselines.flux_regions import build_region, names, told
+from kcg.kernel.codec import ast_of
+from kcg.workloads import flux
+from kcg.workloads.capture import lazy_workload
 from kcg.workloads.flux import PRESETS, analytic_operations
+from kcg.workloads.registry import spec_of
+from tests.sample_result import sample_result
 
 ROOT = Path(__file__).parent.parent
 
@@ -60,6 +68,35 @@ def test_rates_and_the_roofline_come_from_times_and_ceilings() -> None:
     assert row["contenders"]["x"] == {"status": "failed"}
 
 
+def test_every_kernel_with_a_matmul_belongs_to_a_part() -> None:
+    """Each part's kernels occur as often in kcg's model as the part says; the last linear of a single block is two."""
+    model, inputs = flux.build("1024", double_blocks=1, single_blocks=1)
+    config, seen = model.config, Counter[str]()
+    for call in lazy_workload("flux", "1024", flux.step(model, inputs)).calls:
+        seen[part_of(ast_of(call.region.kernel), config)] += call.calls
+    for name, part in parts(config).items():
+        if name.startswith("linear"):
+            assert seen[name] == part.calls * (2 if name.endswith(f"x{config.hidden + config.mlp_hidden}") else 1), name
+        elif name.startswith("attention"):
+            assert seen[name] == 5 * part.calls  # scores, their maximum, weights, their sum, the product with values
+
+
+def test_kernels_of_a_result_stand_beside_their_parts() -> None:
+    """Two kernels of one part add up to one call of it."""
+    config = PRESETS["mini"]
+    (name,) = (n for n in parts(config) if n.startswith("attention"))
+    calls = parts(config)[name].calls
+    of_attention = [
+        call for call in spec_of("flux").capture("mini").calls if part_of(ast_of(call.region.kernel), config) == name
+    ][:2]
+    first = sample_result().regions[0]
+    rows = tuple(replace(first, region=call.region, calls=calls) for call in of_attention)
+    found = beside(replace(sample_result(), regions=rows), "mini")
+    assert list(found) == [name] and len(found[name]["kernels"]) == 2
+    assert found[name]["cold_s"] == pytest.approx(2 * first.chosen.cold_s, rel=1e-4)
+    assert found[name]["hand_coded_s"] == pytest.approx(2 * first.baseline.cold_s, rel=1e-4)
+
+
 def test_a_part_is_timed_once_and_kept(tmp_path: Path) -> None:
     out = tmp_path / "rows.json"
     arguments = ("--part", "regions", "--only", "gelu 320", "--no-compiled")
@@ -72,7 +109,8 @@ def test_a_part_is_timed_once_and_kept(tmp_path: Path) -> None:
         assert 0 < low <= row[f"{state}_s"] <= high < 10
     assert len(row["canary_s"]) == 2 and min(row["canary_s"]) > 0
     before = out.read_text()
-    assert run(*arguments, out=out).stdout == "" and out.read_text() == before
+    assert "region gelu 320x1024: " in first.stdout
+    assert "region gelu 320x1024: " not in run(*arguments, out=out).stdout and out.read_text() == before
 
 
 def test_no_row_is_begun_after_the_budget(tmp_path: Path) -> None:

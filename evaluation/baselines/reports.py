@@ -11,7 +11,8 @@ Row = dict[str, Any]
 
 
 def times_table(rows: Mapping[str, Row]) -> list[str]:
-    """A line for each case: cold and warm medians of every contender, and GB/s or TFLOP/s of the cold one."""
+    """A line for each case: cold and warm medians of every contender, of the cold one TFLOP/s or GB/s, and its share of
+    the roofline where that is known."""
     names = list(dict.fromkeys(name for row in rows.values() for name in row["contenders"]))
     lines = ["| cold / warm | " + " | ".join(names) + " |", "|---" * (len(names) + 1) + "|"]
     for key, row in rows.items():
@@ -24,9 +25,10 @@ def _cell(found: Row | None) -> str:
         return ""
     if found["status"] != "ok":
         return found["reason"].replace("|", "/")[:60]
-    rate = f", {found['tflop_s']:.0f} TFLOP/s" if "tflop_s" in found else ""
-    rate = rate or (f", {found['gb_s']:.0f} GB/s" if "gb_s" in found else "")
-    return f"{format_seconds(found['cold_s'])} / {format_seconds(found['warm_s'])}{rate}"
+    rate = f", {found['tflop_s']:.3g} TFLOP/s" if "tflop_s" in found else ""
+    rate = rate or (f", {found['gb_s']:.4g} GB/s" if "gb_s" in found else "")
+    share = f", {found['roofline_share']:.0%}" if "roofline_share" in found else ""
+    return f"{format_seconds(found['cold_s'])} / {format_seconds(found.get('warm_s'))}{rate}{share}"
 
 
 def profiles_text(key: str, row: Row) -> list[str]:
