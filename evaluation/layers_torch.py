@@ -54,9 +54,11 @@ def cases(size: str) -> dict[str, dict[str, Any]]:
 def headline(run: str) -> Any:
     """Cold seconds of every contender, by case."""
 
+    from baselines.figures import key_of
+
     def made(rows: dict[str, Any]) -> dict[str, float]:
         return {
-            f"{name} {key} s {run}".replace(" ", "_"): found["cold_s"]
+            key_of(name, key, "s", run): found["cold_s"]
             for key, row in rows.items()
             for name, found in row["contenders"].items()
             if found["status"] == "ok"

@@ -29,12 +29,14 @@ SIZES: dict[str, dict[str, Any]] = {
 def headline(run: str) -> Any:
     """Of the longest sequence in each direction, the cold seconds of every contender."""
 
+    from baselines.figures import key_of
+
     def made(rows: dict[str, Any]) -> dict[str, float]:
         told = {}
         for key in sorted(rows, key=lambda key: int(key.split()[1])):
             for name, found in rows[key]["contenders"].items():
                 if found["status"] == "ok":
-                    told[f"{name}_{key.split()[0]}_s_{run}"] = found["cold_s"]
+                    told[key_of(name, key.split()[0], "s", run)] = found["cold_s"]
         return told
 
     return made

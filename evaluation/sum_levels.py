@@ -28,13 +28,15 @@ SUM, COPY = "sum", "copy"
 def headline(run: str) -> Any:
     """Cold seconds and GB/s of every level, and GB/s of the copy, which reads and writes."""
 
+    from baselines.figures import key_of
+
     def made(rows: dict[str, Any]) -> dict[str, float]:
         told = {}
         for key, row in rows.items():
             for name, found in row["contenders"].items():
                 if found["status"] == "ok":
-                    told[f"{name}_{key}_s_{run}"] = found["cold_s"]
-                    told[f"{name}_{key}_gb_s_{run}"] = found["gb_s"]
+                    told[key_of(name, key, "s", run)] = found["cold_s"]
+                    told[key_of(name, key, "gb_s", run)] = found["gb_s"]
         return told
 
     return made

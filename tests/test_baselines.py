@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
 from pathlib import Path
@@ -169,6 +170,21 @@ def test_what_takes_too_long_is_killed_and_started_again() -> None:
         impatient.prepare_s = 100.0
         assert Turns(impatient).row([TORCH], CASES[0])["torch"]["status"] == "ok"
     assert impatient.sides == {}
+
+
+def test_a_contender_dies_with_its_parent() -> None:
+    """Also where the parent was killed and could not end it."""
+    script = (
+        "import os; from evaluation.baselines.sides import Side; "
+        f"side = Side('torch_side', {{'dev': '{DEV}'}}); side.ask({{'do': 'begin'}}, 100); "
+        "print(side._process.pid, flush=True); os.kill(os.getpid(), 9)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
+    pid = int(done.stdout)
+    deadline = time.monotonic() + 20
+    while Path(f"/proc/{pid}/cmdline").exists() and b"torch_side" in Path(f"/proc/{pid}/cmdline").read_bytes():
+        assert time.monotonic() < deadline, "it lives on"
+        time.sleep(0.1)
 
 
 # -- figures, rows, and what is drawn of them

@@ -46,3 +46,8 @@ def speed(seconds: float, *, operations: float = 0.0, bytes: float = 0.0) -> dic
     if bytes:
         told["gb_s"] = rounded(bytes / seconds * 1e-9)
     return told
+
+
+def key_of(*words: object) -> str:
+    """Words as a name of the headline: `BEAM=2`, `sum` -> `beam2_sum`."""
+    return "_".join(str(word) for word in words).lower().replace("=", "").replace("-", "_").replace(" ", "_")

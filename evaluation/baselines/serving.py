@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +21,7 @@ from kcg.measure.target import first_line
 from .clocks import Clock, host_seconds
 
 WARM_UPS = 3
+PARENT_LOOK_S = 0.5
 
 
 @dataclass
@@ -35,6 +38,7 @@ def serve(make_clock: Callable[[dict[str, Any]], Clock], prepare: Callable[[dict
     """Answer commands until standard input ends. The first line is the job that `make_clock` takes."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
+    threading.Thread(target=_die_with, args=(os.getppid(),), daemon=True).start()
     clock = make_clock(json.loads(sys.stdin.readline()))
     state: dict[str, Any] = {}
 
@@ -84,3 +88,10 @@ def serve(make_clock: Callable[[dict[str, Any]], Clock], prepare: Callable[[dict
             answer = {"error": f"{type(error).__name__}: {first_line(error)}"[:300]}
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
+
+
+def _die_with(parent: int) -> None:
+    """Kill this process and all that it started once its parent is gone: a compiler may be busy for minutes."""
+    while os.getppid() == parent:
+        time.sleep(PARENT_LOOK_S)
+    os.killpg(0, signal.SIGKILL)
