@@ -1,6 +1,7 @@
 """A step of Flux in PyTorch: diffusers' transformer, eager and in every mode of torch.compile, and each of its parts.
 
     python evaluation/flux_torch.py --preset 1024 --device cuda --budget 8m
+    python evaluation/flux_torch.py --preset 1024 --device cuda --part steps --modes tinygrad,kcg --result RESULT.json
     python evaluation/flux_torch.py --preset mini --device cpu --part regions
 
 Each mode runs in a fresh process; the fastest is the one to beat. The parts are cut as kcg's kernels are, so that these
@@ -16,10 +17,11 @@ from typing import Annotated, Any
 import typer
 
 from kcg.commandline import guarded
-from kcg.errors import UnknownName
+from kcg.errors import UnknownName, UsageError
 
 OUT = Path(__file__).parent / "results" / "flux_torch.json"
 MODES = ("eager", "default", "max-autotune-no-cudagraphs", "reduce-overhead", "max-autotune")
+OWN = ("tinygrad", "kcg")  # a step in tinygrad by the same protocol: as it schedules it, and with a result of kcg's
 STEP_FAR = 0.25  # of a step's output in two orders of rounding; beyond it a mode is wrong
 PARTS = ("all", "steps", "regions")
 
@@ -28,10 +30,11 @@ def headline(run: str) -> Any:
     """The figures of a run: seconds of a step in each mode, and of the best."""
 
     def made(rows: dict[str, dict[str, Any]]) -> dict[str, float]:
-        steps = {mode: rows.get(f"step {mode}", {}) for mode in MODES}
+        steps = {mode: rows.get(f"step {mode}", {}) for mode in (*MODES, *OWN)}
         seconds = {mode: row["cold_s"] for mode, row in steps.items() if row.get("status") == "ok"}
         told = {f"{mode.replace('-', '_')}_s_{run}": s for mode, s in seconds.items()}
-        return told | ({f"best_s_{run}": min(seconds.values())} if seconds else {})
+        of_torch = [s for mode, s in seconds.items() if mode not in OWN]
+        return told | ({f"best_s_{run}": min(of_torch)} if of_torch else {})
 
     return made
 
@@ -67,19 +70,24 @@ def main(
         raise UnknownName("part", part, list(PARTS))
     dev = choose_device(device).dev
     preset = find("flux", preset, dev)[1]
-    if part != "regions":
+    wanted = modes.split(",") if part != "regions" else []
+    if set(wanted) - set(OWN):
         check_installed()
+    if "kcg" in wanted and result is None:
+        raise UsageError("the step with kcg's schedules needs them: give --result RESULT.json")
     run = f"{preset}_{dev.lower().replace(':', '_')}"
     rows = Rows(out, run, budget=budget, again=again, retry=retry, headline=headline(run))
     case = {"preset": preset, "dtype": PRESETS[preset].dtype}
-    for mode in modes.split(",") if part != "regions" else ():
+    for mode in wanted:
         if rows.wanted(key := f"step {mode}"):
-            reference = rows.rows.get("step eager", {}).get("values")
+            first = OWN[0] if mode in OWN else MODES[0]  # whose output the others must have
+            reference = rows.rows.get(f"step {first}", {}).get("values")
+            what = {"kind": "family", "name": "flux"} if mode in OWN else {"kind": "flux"}
+            how = {"how": "hand-coded" if mode == "tinygrad" else mode, "result": str(result)}
+            contender = Contender(mode, "tiny_side" if mode in OWN else "torch_side", how)
             with Pool(dev, prepare_s=limit) as pool:
-                row = Turns(pool, least=samples).row(
-                    [Contender(mode, "torch_side", {"how": mode})], {**case, "kind": "flux", "far": STEP_FAR},
-                    reference, keep_values=mode == "eager",
-                )[mode]  # fmt: skip
+                step = {**case, **what, "far": STEP_FAR}
+                row = Turns(pool, least=samples).row([contender], step, reference, keep_values=mode == first)[mode]
             rows.add(key, row)
             typer.echo(f"{key}: {row.get('cold_s', row.get('reason'))}")
     contenders = [Contender(how, "torch_side", {"how": how}) for how in ("eager", "default")[: 1 + compiled]]

@@ -126,6 +126,22 @@ def test_without_diffusers_it_says_so_in_one_line(tmp_path: Path) -> None:
     assert "pip install diffusers==0.42.1" in done.stderr and "--part regions" in done.stderr
 
 
+@pytest.mark.slow
+def test_a_step_in_tinygrad_by_the_same_protocol(tmp_path: Path) -> None:
+    out = tmp_path / "rows.json"
+    done = run("--part", "steps", "--modes", "tinygrad", "--samples", "1", out=out)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(out.read_text())
+    row = report["runs"]["mini_cpu_x86"]["rows"]["step tinygrad"]
+    assert row["status"] == "ok" and any(row["values"])
+    assert report["headline"] == {"tinygrad_s_mini_cpu_x86": row["cold_s"]}
+
+
+def test_a_step_with_kcg_needs_its_result(tmp_path: Path) -> None:
+    done = run("--part", "steps", "--modes", "tinygrad,kcg", out=tmp_path / "rows.json")
+    assert done.returncode == 2 and "--result RESULT.json" in done.stderr
+
+
 def test_a_step_of_diffusers_is_the_one_that_kcg_runs(tmp_path: Path) -> None:
     pytest.importorskip("diffusers")
     out = tmp_path / "rows.json"
