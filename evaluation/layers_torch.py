@@ -96,7 +96,7 @@ def main(
     if unknown := [name for name in contenders.split(",") if name not in known]:
         raise UnknownName("contender", unknown[0], list(known))
     dev, chosen = choose_device(device).dev, [known[name] for name in contenders.split(",")]
-    run, settings = f"{size}_{dev.lower().replace(':', '_')}", {"tune": tune, "contenders": contenders}
+    run, settings = f"{size}_{dev.lower().replace(':', '_')}", {"tune": tune}
     rows = Rows(out, run, budget=budget, again=again, retry=retry, settings=settings, headline=headline(run))
     with Pool(dev, prepare_s=limit, work=work) as pool:
         for key, case in cases(size).items():

@@ -4,7 +4,7 @@
     python evaluation/rope.py --device cpu --size mini --tune 5s
 
 Heads are those of Flux: 24 of 128, neighbours in pairs, bfloat16. Writes results/rope.json, and from it a picture and
-the tables of both profilers (rope.svg, rope.md). The same command goes on where it was.
+the tables of both profilers (rope_*.svg, rope_*.md). The same command goes on where it was.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def main(
         raise UnknownName("contender", unknown[0], list(known))
     dev, chosen = choose_device(device).dev, [known[name] for name in contenders.split(",")]
     run, lengths = f"{size}_{dev.lower().replace(':', '_')}", SIZES[size]["tokens"]
-    settings = {"tune": tune, "contenders": contenders}
+    settings = {"tune": tune}
     rows = Rows(out, run, budget=budget, again=again, retry=retry, settings=settings, headline=headline(run))
     with Pool(dev, work=work) as pool:
         for direction in DIRECTIONS:

@@ -71,7 +71,7 @@ def main(
         raise UnknownName("level", unknown[0], list(known))
     dev = choose_device(device).dev
     run = f"{size}_{dev.lower().replace(':', '_')}"
-    settings = {"tune": tune, "levels": levels}
+    settings = {"tune": tune}
     rows = Rows(out, run, budget=budget, again=again, retry=retry, settings=settings, headline=headline(run))
     with Pool(dev, work=work) as pool:
         for key, contenders in ((COPY, [torch]), (SUM, [known[name] for name in levels.split(",")])):

@@ -25,7 +25,6 @@ from evaluation.baselines.reports import profiles_text, times_table
 from evaluation.baselines.rows import Rows
 from evaluation.baselines.sum_kernels import PARTIALS, in_uops
 from evaluation.baselines.turns import Turns
-from kcg.errors import UsageError
 
 ROOT = Path(__file__).parent.parent
 DEV = os.environ["DEV"]
@@ -219,9 +218,11 @@ def test_finished_rows_are_kept_and_failed_ones_made_again_when_asked(tmp_path: 
     assert not kept.wanted("good") and not kept.wanted("bad") and kept.wanted("new")
     retried = Rows(out, "run", settings={"tune": "5s"}, retry=True)
     assert not retried.wanted("good") and retried.wanted("bad")
-    assert Rows(out, "run", settings={"tune": "9s"}, again=True).rows == {}
-    with pytest.raises(UsageError, match="other settings"):
-        Rows(out, "run", settings={"tune": "9s"})
+    assert Rows(out, "run", again=True).rows == {}
+    later = Rows(out, "run", settings={"tune": "9s"})
+    later.add("new", {"status": "ok"})
+    told = json.loads(out.read_text())["runs"]["run"]["rows"]
+    assert {key: row["tune"] for key, row in told.items()} == {"good": "5s", "bad": "5s", "new": "9s"}
     assert json.loads(out.read_text())["headline"] == {"rows": 2}
 
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from kcg.commandline import record_results, revision
-from kcg.errors import UsageError
 from kcg.optimize.settings import parse_budget
 
 Row = dict[str, Any]
@@ -21,7 +20,8 @@ Row = dict[str, Any]
 class Rows:
     """The rows of one run in `out`, by key. Each is written as soon as it is there.
 
-    What is there already is kept, unless `again` forgets all of it, or `retry` those in which something failed.
+    Each tells the `settings` that it was made with. What is there already is kept, whatever its settings, unless
+    `again` forgets all of it, or `retry` those in which something failed.
     """
 
     def __init__(
@@ -35,10 +35,6 @@ class Rows:
         self.left = 0  # rows for which there was no time
         kept = json.loads(out.read_text())["runs"].get(run) if out.exists() and not again else None
         if kept is not None:
-            if kept["settings"] != self._settings:
-                raise UsageError(
-                    f"{out} holds rows of other settings, {kept['settings']}: use --again or another --out"
-                )
             self.rows = {key: row for key, row in kept["rows"].items() if not (retry and failed(row))}
 
     def wanted(self, key: str) -> bool:
@@ -52,9 +48,9 @@ class Rows:
 
     def add(self, key: str, row: Row) -> None:
         """Keep a row."""
-        self.rows[key] = {**row, "revision": revision(), "date": date.today().isoformat()}
+        self.rows[key] = {**row, **self._settings, "revision": revision(), "date": date.today().isoformat()}
         command = shlex.join(["python", f"evaluation/{Path(sys.argv[0]).name}", *sys.argv[1:]])
-        entry = {"command": command, "settings": self._settings, "rows": self.rows}
+        entry = {"command": command, "rows": self.rows}
         record_results(self._out, self._run, entry, self._headline(self.rows))
 
 
