@@ -20,6 +20,7 @@ import tinygrad.codegen
 import tinygrad.codegen.opt.search as tiny_search
 import tinygrad.helpers
 import tinygrad.runtime.ops_cpu as ops_cpu
+import tinygrad.runtime.ops_cuda as ops_cuda
 import tinygrad.runtime.support.compiler_amd as compiler_amd
 import tinygrad.runtime.support.compiler_cuda as compiler_cuda
 from tinygrad import Tensor
@@ -144,6 +145,35 @@ def test_what_kcg_takes_of_the_cuda_compiler() -> None:
         "DestroyProgram",
     ):
         assert callable(getattr(nvrtc, f"nvrtc{name}"))
+
+
+def test_what_kcg_takes_of_the_cuda_runtime() -> None:
+    """`kcg.compat.events` times with tinygrad's own pair of events, and launches hand-written code as it does."""
+    assert list(inspect.signature(ops_cuda.cu_time_execution).parameters) == ["cb", "enable"]
+    assert list(inspect.signature(ops_cuda.CUDAProgram.__call__).parameters)[:5] == [
+        "self", "args", "global_size", "local_size", "vals",
+    ]  # fmt: skip
+    signature = (("out", 0, dtypes.float32, ()), ("x", 1, dtypes.float32, ()), ("wide", 2, dtypes.int32, ()))
+    arguments, _ = ops_cuda.encode_args((4096, 8192), (7,), signature)
+    assert bytes(arguments)[:20] == (4096).to_bytes(8, "little") + (8192).to_bytes(8, "little") + b"\7\0\0\0"
+    spin, _ = ops_cuda.encode_args((), (1 << 33,), (("cycles", 0, dtypes.int64, ()),))
+    assert bytes(spin) == (1 << 33).to_bytes(8, "little")
+
+
+@pytest.mark.gpu
+def test_events_and_hand_written_code_on_a_gpu() -> None:
+    from kcg.compat.device import prepare
+    from kcg.compat.events import CudaCode, Spin, device_seconds
+
+    prepare("CUDA")
+    spin = Spin("CUDA")
+    spin(1e-3)  # the first launch loads it
+    assert 1e-3 <= device_seconds("CUDA", lambda: spin(2e-3)) < 20e-3
+    source = 'extern "C" __global__ void twice(float* out, float* x, int n) { out[threadIdx.x] = x[threadIdx.x] * n; }'
+    twice = CudaCode("twice", source, (("out", "float32"), ("x", "float32"), ("n", "int32")), pointers=2)
+    x, out = Tensor.arange(32, device="CUDA").float().clone().realize(), Tensor.empty(32, device="CUDA").realize()
+    twice(out, x, 2, grid=1, block=32)
+    assert out.tolist() == [2.0 * i for i in range(32)]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,59 @@
+"""Finished rows of a comparison, kept in its results file: one that is cut off goes on where it was."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+import time
+from collections.abc import Callable
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from kcg.commandline import record_results, revision
+from kcg.optimize.settings import parse_budget
+
+Row = dict[str, Any]
+
+
+class Rows:
+    """The rows of one run in `out`, by key. Each is written as soon as it is there.
+
+    Each tells the `settings` that it was made with. What is there already is kept, whatever its settings, unless
+    `again` forgets all of it, or `retry` those in which something failed.
+    """
+
+    def __init__(
+        self, out: Path, run: str, *, budget: str = "", again: bool = False, retry: bool = False,
+        settings: dict[str, Any] | None = None, headline: Callable[[dict[str, Row]], dict[str, Any]] = lambda rows: {},
+    ) -> None:  # fmt: skip
+        self._out, self._run, self._headline = out, run, headline
+        self._until = time.monotonic() + parse_budget(budget) if budget else float("inf")
+        self._settings = settings or {}
+        self.rows: dict[str, Row] = {}
+        self.left = 0  # rows for which there was no time
+        kept = json.loads(out.read_text())["runs"].get(run) if out.exists() and not again else None
+        if kept is not None:
+            self.rows = {key: row for key, row in kept["rows"].items() if not (retry and failed(row))}
+
+    def wanted(self, key: str) -> bool:
+        """Whether a row is to be made now: it is not there, and there is time."""
+        if key in self.rows:
+            return False
+        if time.monotonic() > self._until:
+            self.left += 1
+            return False
+        return True
+
+    def add(self, key: str, row: Row) -> None:
+        """Keep a row."""
+        self.rows[key] = {**row, **self._settings, "revision": revision(), "date": date.today().isoformat()}
+        command = shlex.join(["python", f"evaluation/{Path(sys.argv[0]).name}", *sys.argv[1:]])
+        entry = {"command": command, "rows": self.rows}
+        record_results(self._out, self._run, entry, self._headline(self.rows))
+
+
+def failed(row: Row) -> bool:
+    """Whether a row, or one of its contenders, has no time."""
+    return any(found.get("status") == "failed" for found in (row, *row.get("contenders", {}).values()))

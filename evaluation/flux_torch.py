@@ -1,0 +1,119 @@
+"""A step of Flux in PyTorch: diffusers' transformer, eager and in every mode of torch.compile, and each of its parts.
+
+    python evaluation/flux_torch.py --preset 1024 --device cuda --budget 8m
+    python evaluation/flux_torch.py --preset 1024 --device cuda --part steps --modes tinygrad,kcg --result RESULT.json
+    python evaluation/flux_torch.py --preset mini --device cpu --part regions
+
+Each mode runs in a fresh process; the fastest is the one to beat. The parts are cut as kcg's kernels are, so that these
+can be placed beside them: time, TFLOP/s, GB/s and the share of the roofline, whose ceilings are measured here too.
+Every finished row is in the results file: the same command goes on where it was.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from kcg.commandline import guarded
+from kcg.errors import UnknownName, UsageError
+
+OUT = Path(__file__).parent / "results" / "flux_torch.json"
+MODES = ("eager", "default", "max-autotune-no-cudagraphs", "reduce-overhead", "max-autotune")
+OWN = ("tinygrad", "kcg")  # a step in tinygrad by the same protocol: as it schedules it, and with a result of kcg's
+STEP_FAR = 0.25  # of a step's output in two orders of rounding; beyond it a mode is wrong
+PARTS = ("all", "steps", "regions")
+
+
+def headline(run: str) -> Any:
+    """The figures of a run: seconds of a step in each mode, and of the best."""
+
+    def made(rows: dict[str, dict[str, Any]]) -> dict[str, float]:
+        steps = {mode: rows.get(f"step {mode}", {}) for mode in (*MODES, *OWN)}
+        seconds = {mode: row["cold_s"] for mode, row in steps.items() if row.get("status") == "ok"}
+        told = {f"{mode.replace('-', '_')}_s_{run}": s for mode, s in seconds.items()}
+        of_torch = [s for mode, s in seconds.items() if mode not in OWN]
+        return told | ({f"best_s_{run}": min(of_torch)} if of_torch else {})
+
+    return made
+
+
+def main(
+    preset: Annotated[str, typer.Option(help="mini, 768 or 1024; auto: as kcg takes it")] = "auto",
+    device: Annotated[str, typer.Option(help="as kcg.optimize --device")] = "auto",
+    part: Annotated[str, typer.Option(help="all, steps or regions")] = "all",
+    modes: Annotated[str, typer.Option(help="of the steps, with commas between")] = ",".join(MODES),
+    only: Annotated[str, typer.Option(help="parts whose names contain this")] = "",
+    compiled: Annotated[bool, typer.Option(help="parts by torch.compile too")] = True,
+    samples: Annotated[int, typer.Option(help="of a step, at least")] = 15,
+    limit: Annotated[float, typer.Option(help="seconds that making a mode ready may take")] = 420.0,
+    result: Annotated[Path | None, typer.Option(help="a RESULT.json of kcg's: its kernels beside the parts")] = None,
+    budget: Annotated[str, typer.Option(help="after which no new row is begun; empty: none")] = "",
+    again: Annotated[bool, typer.Option("--again", help="forget the rows that are there")] = False,
+    retry: Annotated[bool, typer.Option("--retry", help="forget those in which something failed")] = False,
+    out: Annotated[Path, typer.Option(help="the results file")] = OUT,
+) -> None:
+    """Time what is not in the results yet."""
+    from baselines.flux_regions import names, told
+    from baselines.flux_steps import check_installed
+    from baselines.pool import Contender, Pool
+    from baselines.reports import times_table
+    from baselines.rows import Rows
+    from baselines.turns import Turns
+
+    from kcg.compat.device import choose_device
+    from kcg.workloads.flux import PRESETS
+    from kcg.workloads.registry import find
+
+    if part not in PARTS:
+        raise UnknownName("part", part, list(PARTS))
+    dev = choose_device(device).dev
+    preset = find("flux", preset, dev)[1]
+    wanted = modes.split(",") if part != "regions" else []
+    if set(wanted) - set(OWN):
+        check_installed()
+    if "kcg" in wanted and result is None:
+        raise UsageError("the step with kcg's schedules needs them: give --result RESULT.json")
+    run = f"{preset}_{dev.lower().replace(':', '_')}"
+    rows = Rows(out, run, budget=budget, again=again, retry=retry, headline=headline(run))
+    case = {"preset": preset, "dtype": PRESETS[preset].dtype}
+    for mode in wanted:
+        if rows.wanted(key := f"step {mode}"):
+            first = OWN[0] if mode in OWN else MODES[0]  # whose output the others must have
+            reference = rows.rows.get(f"step {first}", {}).get("values")
+            what = {"kind": "family", "name": "flux"} if mode in OWN else {"kind": "flux"}
+            how = {"how": "hand-coded" if mode == "tinygrad" else mode, "result": str(result)}
+            contender = Contender(mode, "tiny_side" if mode in OWN else "torch_side", how)
+            with Pool(dev, prepare_s=limit) as pool:
+                step = {**case, **what, "far": STEP_FAR}
+                row = Turns(pool, least=samples).row([contender], step, reference, keep_values=mode == first)[mode]
+            rows.add(key, row)
+            typer.echo(f"{key}: {row.get('cold_s', row.get('reason'))}")
+    contenders = [Contender(how, "torch_side", {"how": how}) for how in ("eager", "default")[: 1 + compiled]]
+    with Pool(dev, prepare_s=limit) as pool:
+        for name in names(preset) if part != "steps" else ():
+            if only in name and rows.wanted(key := f"region {name}"):
+                row = Turns(pool).row(contenders, {**case, "kind": "region", "name": name})
+                rows.add(key, told(row, name, preset, "cpu" if dev.startswith("CPU") else "cuda", rows.rows))
+                shown = {how: found.get("cold_s", found.get("reason")) for how, found in row.items()}
+                typer.echo(f"{key}: {shown}")
+    if result is not None:
+        from baselines.flux_beside import beside
+
+        from kcg.optimize.result import read_result
+
+        for name, told_of in beside(read_result(result), preset).items():
+            if (key := f"region {name}") in rows.rows:
+                rows.rows[key]["contenders"]["kcg"] = told_of
+                rows.add(key, rows.rows[key])
+    if part != "steps":
+        typer.echo("\n".join(times_table({k: r for k, r in rows.rows.items() if "contenders" in r})))
+    if rows.left:
+        typer.echo(f"{rows.left} rows are left: run the same command again")
+
+
+if __name__ == "__main__":
+    application = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    application.command()(main)
+    guarded(lambda: application(standalone_mode=False))

@@ -1,0 +1,114 @@
+"""RoPE, forward and backward, over sequence lengths: tinygrad, kcg, PyTorch eager and compiled, and Triton.
+
+    python evaluation/rope.py --device cuda --budget 8m
+    python evaluation/rope.py --device cpu --size mini --tune 5s
+
+Heads are those of Flux: 24 of 128, neighbours in pairs, bfloat16. Writes results/rope.json, and from it a picture and
+the tables of both profilers (rope_*.svg, rope_*.md). The same command goes on where it was.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from kcg.commandline import guarded
+from kcg.errors import UnknownName
+
+OUT = Path(__file__).parent / "results" / "rope.json"
+WORK = Path("kcg-out") / "rope"
+DIRECTIONS = ("forward", "backward")
+SIZES: dict[str, dict[str, Any]] = {
+    "full": {"heads": 24, "width": 128, "dtype": "bfloat16", "tokens": (512, 1024, 2048, 4096, 8192, 16384)},
+    "mini": {"heads": 2, "width": 16, "dtype": "float32", "tokens": (32, 64)},
+}
+
+
+def headline(run: str) -> Any:
+    """Of the longest sequence in each direction, the cold seconds of every contender."""
+
+    from baselines.figures import key_of
+
+    def made(rows: dict[str, Any]) -> dict[str, float]:
+        told = {}
+        for key in sorted(rows, key=lambda key: int(key.split()[1])):
+            for name, found in rows[key]["contenders"].items():
+                if found["status"] == "ok":
+                    told[key_of(name, key.split()[0], "s", run)] = found["cold_s"]
+        return told
+
+    return made
+
+
+def write(rows: dict[str, Any], out: Path, run: str) -> None:
+    """The picture and the tables beside the results."""
+    from baselines.plots import lines_svg
+    from baselines.reports import profiles_text, times_table
+
+    text = [f"# RoPE, {run}", "", *times_table(rows), ""]
+    for direction in DIRECTIONS:
+        curves: dict[str, list[tuple[float, float, float, float]]] = {}
+        for row in (rows[key] for key in rows if key.startswith(direction)):
+            for name, found in row["contenders"].items():
+                if found["status"] == "ok":
+                    point = (row["case"]["tokens"], found["cold_s"], *found["cold_interval_s"])
+                    curves.setdefault(name, []).append(point)
+        picture = out.with_name(f"{out.stem}_{direction}_{run}.svg")
+        picture.write_text(lines_svg(f"RoPE, {direction}, L2 flushed; bands of 95 %", "tokens", curves))
+        text += [f"![{direction}]({picture.name})", ""]
+    for key, row in rows.items():
+        text += profiles_text(key, row) if row.get("profiles") else []
+    out.with_name(f"{out.stem}_{run}.md").write_text("\n".join(text))
+
+
+def main(
+    device: Annotated[str, typer.Option(help="as kcg.optimize --device")] = "auto",
+    size: Annotated[str, typer.Option(help="full or mini")] = "full",
+    tune: Annotated[str, typer.Option(help="kcg's budget for each case")] = "30s",
+    contenders: Annotated[str, typer.Option(help="with commas between")] = "tinygrad,kcg,eager,compile,triton",
+    budget: Annotated[str, typer.Option(help="after which no new row is begun; empty: none")] = "",
+    again: Annotated[bool, typer.Option("--again", help="forget the rows that are there")] = False,
+    retry: Annotated[bool, typer.Option("--retry", help="forget those in which something failed")] = False,
+    work: Annotated[Path, typer.Option(help="what kcg and BEAM found, for a call that goes on")] = WORK,
+    out: Annotated[Path, typer.Option(help="the results file")] = OUT,
+) -> None:
+    """Time what is not in the results yet."""
+    from baselines.comparing import TINY, compare, shown
+    from baselines.pool import Contender, Pool
+    from baselines.rows import Rows
+    from baselines.turns import Turns
+
+    from kcg.compat.device import choose_device
+    from kcg.optimize.settings import parse_budget
+
+    if size not in SIZES:
+        raise UnknownName("size", size, list(SIZES))
+    known = {c.name: c for c in TINY}
+    known |= {how: Contender(how, "torch_side", {"how": how}) for how in ("eager", "triton")}
+    known["compile"] = Contender("compile", "torch_side", {"how": "default"})
+    if unknown := [name for name in contenders.split(",") if name not in known]:
+        raise UnknownName("contender", unknown[0], list(known))
+    dev, chosen = choose_device(device).dev, [known[name] for name in contenders.split(",")]
+    run, lengths = f"{size}_{dev.lower().replace(':', '_')}", SIZES[size]["tokens"]
+    settings = {"tune": tune}
+    rows = Rows(out, run, budget=budget, again=again, retry=retry, settings=settings, headline=headline(run))
+    with Pool(dev, work=work) as pool:
+        for direction in DIRECTIONS:
+            for tokens in lengths:
+                if rows.wanted(key := f"{direction} {tokens}"):
+                    case = {**SIZES[size], "kind": "rope", "tokens": tokens, "backward": direction == "backward"}
+                    last = tokens == lengths[-1]
+                    row = compare(Turns(pool), case, chosen, tune_s=parse_budget(tune), work=work, profiled=last)
+                    rows.add(key, row)
+                    typer.echo(f"{key}: {shown(row)}")
+    write(rows.rows, out, run)
+    if rows.left:
+        typer.echo(f"{rows.left} rows are left: run the same command again")
+
+
+if __name__ == "__main__":
+    application = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    application.command()(main)
+    guarded(lambda: application(standalone_mode=False))

@@ -1,0 +1,77 @@
+"""Timing any call by the device's own clock, and CUDA code that was written by hand.
+
+A whole step is timed by a pair of events around it, not by the sum of its kernels. What the host needs to send it off
+can be hidden: the device is given something to wait for first (`Spin`), so that all launches are queued when the first
+event passes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from kcg.compat.tiny import Device, TinyELF, dtypes
+
+SPIN_SOURCE = """extern "C" __global__ void spin(long long cycles) {
+  for (long long begin = clock64(); clock64() - begin < cycles;);
+}"""
+SPIN_HZ = 2.0e9  # multiprocessors run at up to 1.98 GHz (NVIDIA H200); where they run slower, a spin lasts longer
+
+
+def device_seconds(device: str, call: Callable[[], object]) -> float:
+    """Seconds between two events around `call` on a CUDA device; elsewhere by the host's clock until all is done."""
+    if device == "CUDA":
+        from tinygrad.runtime.autogen import cuda
+        from tinygrad.runtime.ops_cuda import check, cu_time_execution
+
+        check(cuda.cuCtxSetCurrent(Device[device].context))
+        return float(cu_time_execution(call, enable=True))
+    begin = time.perf_counter()
+    call()
+    Device[device].synchronize()
+    return time.perf_counter() - begin
+
+
+def synchronize(device: str) -> None:
+    """Wait until the device has done all."""
+    Device[device].synchronize()
+
+
+class CudaCode:
+    """A kernel given as CUDA source or as PTX text, loaded on tinygrad's CUDA device.
+
+    `signature` names its arguments and their dtypes in order, pointers first: `(("out", "float32"), …)`. Raises what
+    tinygrad raises where it does not compile or load.
+    """
+
+    def __init__(self, name: str, text: str, signature: Sequence[tuple[str, str]], *, pointers: int) -> None:
+        device = Device["CUDA"]
+        code = text.encode() + b"\0" if ".visible .entry" in text else device.compiler.compile(text)
+        named = tuple((arg, slot, getattr(dtypes, dtype), ()) for slot, (arg, dtype) in enumerate(signature))
+        self._pointers = pointers
+        self._program: Any = device.runtime(TinyELF(code, name, device.renderer.target, named))
+
+    def __call__(self, *arguments: Any, grid: int, block: int) -> None:
+        """Launch it on tensors, then integers; the host does not wait."""
+        pointers = [buffer_of(tensor).get_buf("CUDA") for tensor in arguments[: self._pointers]]
+        self._program(
+            *pointers, global_size=(grid, 1, 1), local_size=(block, 1, 1), vals=tuple(arguments[self._pointers :])
+        )
+
+
+class Spin:
+    """Keeps the device busy for a time without touching its caches. On other devices than CUDA it does nothing."""
+
+    def __init__(self, device: str) -> None:
+        on_cuda = device == "CUDA"
+        self._code = CudaCode("spin", SPIN_SOURCE, (("cycles", "int64"),), pointers=0) if on_cuda else None
+
+    def __call__(self, seconds: float) -> None:
+        if self._code is not None:
+            self._code(int(seconds * SPIN_HZ), grid=1, block=1)
+
+
+def buffer_of(tensor: Any) -> Any:
+    """The device buffer of a realised tensor."""
+    return tensor.uop.base.buffer.ensure_allocated()

@@ -1,0 +1,153 @@
+"""A step of Flux in PyTorch: its parts are those of kcg's model, finished rows are kept, what is missing is said."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evaluation.baselines.flux_beside import beside, part_of
+from evaluation.baselines.flux_parts import parts
+from evaluation.baselines.flux_regions import build_region, names, told
+from kcg.kernel.codec import ast_of
+from kcg.workloads import flux
+from kcg.workloads.capture import lazy_workload
+from kcg.workloads.flux import PRESETS, analytic_operations
+from kcg.workloads.registry import spec_of
+from tests.sample_result import sample_result
+
+ROOT = Path(__file__).parent.parent
+
+
+def run(*arguments: str, out: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "evaluation/flux_torch.py", "--preset", "mini", "--device", "CPU:X86", "--out", str(out)]
+    return subprocess.run([*command, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_the_parts_are_nearly_all_of_a_steps_arithmetic(preset: str) -> None:
+    """What is left out are norms, embedders and the last layer: under 2 % at full size."""
+    whole = analytic_operations(PRESETS[preset])
+    of_parts = sum(part.calls * part.operations for part in parts(PRESETS[preset]).values())
+    assert (0.95 if preset == "mini" else 0.98) * whole < of_parts <= whole
+
+
+@pytest.mark.parametrize("name", [n for n in names("mini") if not n.startswith("ceiling")])
+def test_every_part_runs_and_its_bytes_are_those_of_its_tensors(name: str) -> None:
+    call, inputs = build_region({"preset": "mini", "name": name}, "cpu")
+    output, part = call(**inputs), parts(PRESETS["mini"])[name]
+    assert output.isfinite().all()
+    assert part.values == sum(t.numel() for t in inputs.values()) + output.numel() - small(name, inputs)
+
+
+def small(name: str, inputs: dict[str, Any]) -> int:
+    """Values that are not counted: vectors beside a norm or a rotation."""
+    if name.startswith("modulated_norm"):
+        return sum(inputs[n].numel() for n in ("shift", "scale"))
+    return inputs["weight"].numel() if name.startswith("norm_rope") else 0
+
+
+def test_rates_and_the_roofline_come_from_times_and_ceilings() -> None:
+    name = next(n for n in names("mini") if n.startswith("gelu"))
+    part = parts(PRESETS["mini"])[name]
+    rows = {
+        "region ceiling matmul": {"contenders": {"eager": {"tflop_s": 1.0}, "default": {"tflop_s": 2.0}}},
+        "region ceiling copy": {"contenders": {"eager": {"gb_s": 10.0}, "default": {"status": "failed"}}},
+    }
+    moved = part.values * 4
+    row = told({"eager": {"status": "ok", "cold_s": moved / 5e9}, "x": {"status": "failed"}}, name, "mini", "cpu", rows)
+    assert row["contenders"]["eager"]["gb_s"] == pytest.approx(5.0)
+    assert row["contenders"]["eager"]["roofline_share"] == pytest.approx(0.5)
+    assert row["contenders"]["x"] == {"status": "failed"}
+
+
+def test_every_kernel_with_a_matmul_belongs_to_a_part() -> None:
+    """Each part's kernels occur as often in kcg's model as the part says; the last linear of a single block is two."""
+    model, inputs = flux.build("1024", double_blocks=1, single_blocks=1)
+    config, seen = model.config, Counter[str]()
+    for call in lazy_workload("flux", "1024", flux.step(model, inputs)).calls:
+        seen[part_of(ast_of(call.region.kernel), config)] += call.calls
+    for name, part in parts(config).items():
+        if name.startswith("linear"):
+            assert seen[name] == part.calls * (2 if name.endswith(f"x{config.hidden + config.mlp_hidden}") else 1), name
+        elif name.startswith("attention"):
+            assert seen[name] == 5 * part.calls  # scores, their maximum, weights, their sum, the product with values
+
+
+def test_kernels_of_a_result_stand_beside_their_parts() -> None:
+    """Two kernels of one part add up to one call of it."""
+    config = PRESETS["mini"]
+    (name,) = (n for n in parts(config) if n.startswith("attention"))
+    calls = parts(config)[name].calls
+    of_attention = [
+        call for call in spec_of("flux").capture("mini").calls if part_of(ast_of(call.region.kernel), config) == name
+    ][:2]
+    first = sample_result().regions[0]
+    rows = tuple(replace(first, region=call.region, calls=calls) for call in of_attention)
+    found = beside(replace(sample_result(), regions=rows), "mini")
+    assert list(found) == [name] and len(found[name]["kernels"]) == 2
+    assert found[name]["cold_s"] == pytest.approx(2 * first.chosen.cold_s, rel=1e-4)
+    assert found[name]["hand_coded_s"] == pytest.approx(2 * first.baseline.cold_s, rel=1e-4)
+
+
+def test_a_part_is_timed_once_and_kept(tmp_path: Path) -> None:
+    out = tmp_path / "rows.json"
+    arguments = ("--part", "regions", "--only", "gelu 320", "--no-compiled")
+    first = run(*arguments, out=out)
+    assert first.returncode == 0, first.stderr
+    row = json.loads(out.read_text())["runs"]["mini_cpu_x86"]["rows"]["region gelu 320x1024"]["contenders"]["eager"]
+    assert row["status"] == "ok" and row["error"] == 0.0 and row["samples"] >= 5
+    for state in ("cold", "warm", "called"):
+        low, high = row[f"{state}_interval_s"]
+        assert 0 < low <= row[f"{state}_s"] <= high < 10
+    assert len(row["canary_s"]) == 2 and min(row["canary_s"]) > 0
+    before = out.read_text()
+    assert "region gelu 320x1024: " in first.stdout
+    assert "region gelu 320x1024: " not in run(*arguments, out=out).stdout and out.read_text() == before
+
+
+def test_no_row_is_begun_after_the_budget(tmp_path: Path) -> None:
+    done = run("--part", "regions", "--budget", "0.000001s", out=tmp_path / "rows.json")
+    assert done.returncode == 0 and f"{len(names('mini'))} rows are left" in done.stdout
+    assert not (tmp_path / "rows.json").exists()
+
+
+@pytest.mark.skipif(find_spec("diffusers") is not None, reason="diffusers is here")
+def test_without_diffusers_it_says_so_in_one_line(tmp_path: Path) -> None:
+    done = run(out=tmp_path / "rows.json")
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+    assert "pip install diffusers==0.42.1" in done.stderr and "--part regions" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_step_in_tinygrad_by_the_same_protocol(tmp_path: Path) -> None:
+    out = tmp_path / "rows.json"
+    done = run("--part", "steps", "--modes", "tinygrad", "--samples", "1", out=out)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(out.read_text())
+    row = report["runs"]["mini_cpu_x86"]["rows"]["step tinygrad"]
+    assert row["status"] == "ok" and any(row["values"])
+    assert report["headline"] == {"tinygrad_s_mini_cpu_x86": row["cold_s"]}
+
+
+def test_a_step_with_kcg_needs_its_result(tmp_path: Path) -> None:
+    done = run("--part", "steps", "--modes", "tinygrad,kcg", out=tmp_path / "rows.json")
+    assert done.returncode == 2 and "--result RESULT.json" in done.stderr
+
+
+def test_a_step_of_diffusers_is_the_one_that_kcg_runs(tmp_path: Path) -> None:
+    pytest.importorskip("diffusers")
+    out = tmp_path / "rows.json"
+    done = run("--part", "steps", "--modes", "eager", out=out)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(out.read_text())
+    row = report["runs"]["mini_cpu_x86"]["rows"]["step eager"]
+    assert row["status"] == "ok" and any(row["values"])
+    assert report["headline"]["best_s_mini_cpu_x86"] == row["cold_s"] == report["headline"]["eager_s_mini_cpu_x86"]
