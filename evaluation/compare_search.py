@@ -38,7 +38,9 @@ def main(
     dataset: Annotated[Path, typer.Option(help="an export with replay tables")] = ROOT / "datasets" / "h200",
     checkpoint: Annotated[Path, typer.Option(help="the predictor's file")] = ROOT
     / "kcg/predictor/checkpoints/cuda.safetensors",
-    policy: Annotated[Path | None, typer.Option(help="a policy's file; none: what needs one is left out")] = None,
+    policy: Annotated[str, typer.Option(help="a policy's file; empty: what needs one is left out")] = str(
+        ROOT / "kcg/search/policies/cuda.safetensors"
+    ),
     preset: Annotated[str, typer.Option(help="of Flux, with --live")] = "1024",
     time: Annotated[str | None, typer.Option(help="with --live: no kernel is begun after it, e.g. 8m")] = None,
     jobs: Annotated[int | None, typer.Option(help="processes; one a core by default", min=1)] = None,
@@ -65,38 +67,44 @@ def main(
     widths = [width.strip() for width in beams.split(",") if width.strip()]
     if not all(width.isdecimal() for width in widths):
         raise UsageError(f"--beams {beams}: write widths, for example 1,2,4,8")
-    has_policy = policy is not None
+    policy_path = Path(policy) if policy else None
+    has_policy = policy_path is not None
     settings = Settings(names, default, tuple(map(int, widths)), seeds, budget).checked(has_policy=has_policy, say=say)
 
     from kcg.measure.target import usable_cores  # seconds from here on: torch
     from kcg.predictor.figures_text import write_into
     from kcg.search.comparison_text import regret_svg, sections
+    from kcg.search.dealing import dealt
     from kcg.search.live import LiveJournal, compare_live, live_flux
     from kcg.search.plays import compare, guides_of, policy_of
     from kcg.search.regret import Board, entry, headline
     from kcg.search.tables import FILE
 
     extra: dict[str, object] = {}
+    together = None
     if live:
         part = "live"
         with live_flux(live, preset, tables or 8) as (service, calls):
             journal = LiveJournal(work / f"{live}-{preset}.jsonl")
             kernels, each, extra = compare_live(
                 calls, service, predictor_of(checkpoint), settings, journal, say=say,
-                policy=policy_of(policy) if policy is not None else None, tiny_beams=[4],
+                policy=policy_of(policy_path) if policy_path is not None else None, tiny_beams=[4],
                 budget_s=parse_budget(time) if time is not None else None,
             )  # fmt: skip
     else:
         kernels = kernels_of(read_export(dataset), part)[:tables]
         plays = compare(
-            kernels, guides_of(checkpoint, policy), settings, tables=dataset / FILE,
+            kernels, guides_of(checkpoint, policy_path), settings, tables=dataset / FILE,
             journal=work / f"{dataset.name}.jsonl", jobs=jobs or usable_cores(), say=say,
         )  # fmt: skip
         each = [plays[kernel.region.id] for kernel in kernels]
-    board = Board(kernels, each, settings)
+        together = dealt(
+            kernels, checkpoint, default, budget=16 * len(kernels), seeds=seeds, jobs=jobs or usable_cores()
+        )
+    board = Board(kernels, each, settings, dealt=together)
     found, told = headline(board, has_policy=has_policy), entry(board, kernels) | extra
     told["command"], told["checkpoint"] = " ".join(["python", *sys.argv]), checkpoint.name
-    told["policy"] = policy.name if policy is not None else ""
+    told["policy"] = policy_path.name if policy_path is not None else ""
     shown = found if part == "test" else {f"{part}_{name}": value for name, value in found.items()}
     record_results(out, f"flux {preset} {live}" if live else f"{dataset.name} {part}", told, shown)
     if docs and (document := Path(docs)).is_file():

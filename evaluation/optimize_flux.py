@@ -2,6 +2,7 @@
 
     python evaluation/optimize_flux.py mini CPU:CLANG CPU:X86
     python evaluation/optimize_flux.py 768 CUDA --budget 240s
+    python evaluation/optimize_flux.py --result kcg-out/flux/RESULT.json      # of a run that was made already
 
 Updates evaluation/results/optimize_flux.json: one entry per preset and device.
 """
@@ -20,11 +21,11 @@ from typing import Annotated, Any
 import typer
 
 from kcg.commandline import guarded, record_results
-from kcg.errors import ExitCode, KcgError
+from kcg.errors import ExitCode, KcgError, UsageError
 
 KEPT = (
     "total_before_s", "total_after_s", "measurements", "compilations", "search_s", "target", "toolchain", "failures",
-    "complete", "created", "kcg_version", "protocol",
+    "complete", "created", "kcg_version", "protocol", "predictor", "model_check", "progress",
 )  # fmt: skip
 OUT = Path(__file__).parent / "results" / "optimize_flux.json"
 
@@ -35,7 +36,7 @@ class Settings:
 
     preset: str
     device: str
-    budget: str = "120s"
+    budget: str | None = None  # none: normal effort
     search: str = "mcts"
     seed: int = 0
 
@@ -44,7 +45,8 @@ def command(settings: Settings) -> list[str]:
     """The command that anyone can run."""
     return [
         "-m", "kcg.optimize", "flux", "--preset", settings.preset, "--device", settings.device,
-        "--budget", settings.budget, "--search", settings.search, "--seed", str(settings.seed), "--json",
+        "--search", settings.search, "--seed", str(settings.seed), "--json",
+        *(["--budget", settings.budget] if settings.budget is not None else []),
     ]  # fmt: skip
 
 
@@ -57,26 +59,37 @@ def measure(settings: Settings) -> dict[str, Any]:
     usable = (ExitCode.OK, ExitCode.NOTHING_IMPROVED, ExitCode.BUDGET_HIT)
     if done.returncode not in usable:
         raise KcgError(f"the run on {settings.device} ended with exit code {done.returncode}")
-    answer = json.loads(done.stdout)
+    return entry_of(json.loads(done.stdout), " ".join(["python", *command(settings)])) | {"exit_code": done.returncode}
+
+
+def entry_of(answer: dict[str, Any], command: str) -> dict[str, Any]:
+    """What is kept of a result, and the command that made it."""
     entry = {name: answer[name] for name in KEPT}
     entry["speedup"] = answer["total_before_s"] / answer["total_after_s"]
     entry["verified"] = sum(bool(k["verified"]) for k in answer["kernels"])
     entry["outcomes"] = dict(Counter(k["outcome"] for k in answer["kernels"]))
     entry["kernels"] = [{n: k[n] for n in ("name", "calls", "before_s", "after_s")} for k in answer["kernels"]]
-    entry["command"] = " ".join(["python", *command(settings)])
-    entry["exit_code"] = done.returncode
-    return entry
+    return entry | {"command": command}
 
 
 def main(
-    preset: str,
-    devices: list[str],
-    budget: Annotated[str, typer.Option(help="time of each run")] = "120s",
+    preset: Annotated[str, typer.Argument(help="mini, 768 or 1024")] = "",
+    devices: Annotated[list[str] | None, typer.Argument(help="CPU:CLANG, CUDA …, one after the other")] = None,
+    budget: Annotated[str | None, typer.Option(help="time of each run, instead of normal effort")] = None,
+    result: Annotated[Path | None, typer.Option(help="a RESULT.json to take in, instead of running")] = None,
     out: Annotated[Path, typer.Option(help="the results file")] = OUT,
 ) -> None:
     """Run each device in turn and merge the entries into the results."""
-    for device in devices:
-        entry = measure(Settings(preset, device, budget))
+    if result is not None:
+        from kcg.optimize.result import read_result, to_dict
+
+        told = read_result(result)
+        made = [(told.preset, told.target.tinygrad_device, entry_of(to_dict(told), told.command))]
+    elif preset and devices:
+        made = [(preset, device, measure(Settings(preset, device, budget))) for device in devices]
+    else:
+        raise UsageError("say a preset and devices, for example mini CPU:X86, or --result RESULT.json")
+    for preset, device, entry in made:
         name = f"{preset}_{device.lower().replace(':', '_')}"
         headline = {f"{key}_{name}": entry[key] for key in ("total_before_s", "total_after_s", "speedup")}
         record_results(out, name, entry, headline)

@@ -41,6 +41,7 @@ from kcg.search.comparison import (
     turns,
 )
 from kcg.search.comparison_text import regret_svg, sections
+from kcg.search.dealing import dealt
 from kcg.search.interface import Proposal
 from kcg.search.plays import append_plays, compare, guides_of, policy_of, read_plays
 from kcg.search.policy import Policy, PolicyAbout, PolicyNet, save_policy
@@ -275,10 +276,23 @@ def test_the_measurements_that_suffice_are_the_least() -> None:
     weights, known = made.weights, made.known("mcts/oracle").mean(1)
     assert weights @ known[:, n] <= 1.01 * weights @ beam_s < weights @ known[:, n - 1]
     assert low <= share <= high
-    assert 0 < made.dealt_needed("mcts/oracle", 2) <= 16 * 3 / beam_made.sum()
     slow = replace(FEW, contenders=("hand-coded",), default="hand-coded")
     never = board(slow, three_kernels())
-    assert never.measurements_needed("hand-coded", 2)[0] == math.inf == never.dealt_needed("hand-coded", 2)
+    assert never.measurements_needed("hand-coded", 2)[0] == math.inf
+
+
+def test_one_budget_for_several_kernels_is_dealt_out_by_bids() -> None:
+    kernels = three_kernels()
+    totals = dealt(kernels, CHECKPOINT, "mcts/oracle", budget=24, seeds=2)
+    w, best = np.array([k.calls for k in kernels]), np.array([k.table.best_s for k in kernels])
+    assert totals.shape == (2, 25) and (np.diff(totals) <= 0).all()
+    assert totals[0, 0] == pytest.approx(sum(k.calls * k.hand_coded_s for k in kernels))
+    assert (totals[:, -1] < totals[:, 3]).all() and (totals[:, -1] >= w @ best * (1 - 1e-9)).all()
+    made = Board(kernels, small_board().plays, small_board().settings, dealt=totals)
+    beam_s, beam_made = made.beam(2)
+    needed = made.dealt_needed(2)
+    n = round(needed * beam_made.sum())
+    assert 0 < n <= 24 and totals.mean(0)[n] <= 1.01 * w @ beam_s < totals.mean(0)[n - 1]
 
 
 # -- the journal

@@ -10,7 +10,6 @@ import pytest
 from replay_table import chain_table, synthetic_table
 
 from kcg.errors import DataError, ScheduleError
-from kcg.search.budget import Allocator, RegionState
 from kcg.search.interface import Observation, Predict, Problem, best
 from kcg.search.replay import ReplayTable, constant_predict, inverted_predict, noisy_predict, oracle_predict
 from kcg.search.strategies import strategy
@@ -126,69 +125,3 @@ def test_best_of_observations() -> None:
     failed = Observation(RAW, Status.TIMEOUT, None)
     assert best([]) is None and best([failed]) is None
     assert best(iter([ok, failed, better])) is better
-
-
-# The budget across regions
-
-
-def deal(allocator: Allocator, turns: int, *, outcome: Callable[[str, float], float]) -> list[str]:
-    """Runs `turns` batches of 4; `outcome(region, best)` is the best after the batch."""
-    order = []
-    for _ in range(turns):
-        region = allocator.next()
-        assert region is not None
-        order.append(region)
-        state = allocator.regions[region]
-        assert state.best_s is not None
-        allocator.observe(region, 4, outcome(region, state.best_s))
-    return order
-
-
-def test_every_meaningful_region_gets_a_batch_first_the_largest_leading() -> None:
-    regions = [RegionState("a", 10, 1e-3), RegionState("b", 100, 1e-3), RegionState("c", 1, 5e-3)]
-    regions.append(RegionState("tiny", 1, 1e-6))
-    order = deal(Allocator(regions), 12, outcome=lambda region, best_s: best_s)
-    assert order[:3] == ["b", "a", "c"]
-    assert order.count("b") > 6
-    assert "tiny" not in order
-
-
-def test_a_region_that_stopped_improving_yields() -> None:
-    allocator = Allocator([RegionState("large", 3, 1e-3), RegionState("small", 1, 1e-3)])
-    order = deal(allocator, 30, outcome=lambda region, best_s: best_s * (0.9 if region == "small" else 1.0))
-    assert order[:3] == ["large", "small", "large"]
-    assert order[-8:].count("small") > 4
-
-
-def test_tiny_regions_come_once_the_others_have_settled() -> None:
-    allocator = Allocator([RegionState("large", 1000, 1e-3), RegionState("tiny", 1, 1e-4)])
-    order = deal(allocator, 70, outcome=lambda region, best_s: best_s)
-    assert 20 < order.index("tiny") < 70
-    allocator.finish("large")
-    assert allocator.next() == "tiny"
-    allocator.finish("tiny")
-    assert allocator.next() is None
-
-
-def test_unmeasured_regions_go_first_and_failing_ones_do_not_block() -> None:
-    allocator = Allocator([RegionState("a", 2, 1e-3), RegionState("new", 1), RegionState("broken", 9)])
-    assert allocator.next() == "broken"
-    allocator.observe("broken", 1, None)
-    assert allocator.next() == "new"
-    allocator.observe("new", 1, 1e-2)
-    assert allocator.regions["new"].gain < 0.3  # the first time is no gain
-    assert allocator.next() == "a"
-    allocator.observe("a", 0, None)
-    order = deal(allocator, 3, outcome=lambda region, best_s: best_s)
-    assert "new" in order
-    allocator.finish("a")
-    allocator.finish("new")
-    assert allocator.next() == "broken"
-    assert Allocator([]).next() is None
-
-
-def test_regions_are_listed_once() -> None:
-    with pytest.raises(ValueError, match="twice"):
-        Allocator([RegionState("a", 1), RegionState("a", 1)])
-    with pytest.raises(ValueError, match="called -1 times"):
-        Allocator([RegionState("a", -1)])

@@ -12,7 +12,7 @@ draft.py        candidates from predictions, and what is expected of them as mea
 diversity.py    a batch without near twins
 walks.py        random walks, and schedules as lists of steps that can be changed
 calibration.py  a predictor corrected, while searching, by what was measured
-budget.py       which region of a workload gets the next batch
+bidding.py      several regions searched at once: which gets the next measurements
 replay.py       a recorded table in the place of a device
 tables.py       the recorded tables of a dataset
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -74,9 +74,13 @@ class Bidder:
 class Auction:
     """Runs the searches of all kernels until the budget is spent or no batch is worth its measurements."""
 
-    def __init__(self, ledger: Ledger, limits: Limits, *, seen: Callable[[], None] = lambda: None) -> None:
-        """`seen` is called in the caller's thread about as often as something was measured."""
-        self.ledger, self.limits, self.seen = ledger, limits, seen
+    def __init__(
+        self, ledger: Ledger, limits: Limits, *, seen: Callable[[], None] = lambda: None,
+        told: Callable[[str, Observation], None] = lambda name, observation: None,
+    ) -> None:  # fmt: skip
+        """`seen` is called in the caller's thread about as often as something was measured, `told` in whichever thread
+        with each observation and its kernel."""
+        self.ledger, self.limits, self.seen, self.told = ledger, limits, seen, told
         self.bidders: list[Bidder] = []
         self.settled = False  # ended because nothing more was worth its measurements
         self._changed = threading.Condition()
@@ -200,6 +204,7 @@ class Auction:
             if observation.time_s < best_s:
                 bidder.best_s = observation.time_s
             bidder.saw.append(observation)
+            self.told(bidder.name, observation)
             self._fresh = True
 
     def _ask(self, bidder: Bidder, count: int, gain: float) -> int:
@@ -260,23 +265,3 @@ class _Share(Ledger):
     def remaining(self, wanted: int) -> int:
         assert self.auction is not None
         return 0 if self.auction.closed else self.auction.ledger.remaining(wanted)
-
-
-def dealt(problems: Sequence[tuple[str, int, Problem, Strategy]], ledger: Ledger) -> Iterator[tuple[str, Observation]]:
-    """All observations of the searches of some kernels, by turns, in the order of their batches."""
-    auction = Auction(ledger, Limits(least_saving=0.0))
-    order: list[tuple[str, Observation]] = []
-    for name, calls, problem, strategy in problems:
-        bidder = auction.enter(name, calls, problem, strategy)
-        bidder.saw = _Told(name, order)
-    auction.run()
-    yield from order
-
-
-class _Told(list[Observation]):
-    def __init__(self, name: str, order: list[tuple[str, Observation]]) -> None:
-        super().__init__()
-        self.name, self.order = name, order
-
-    def append(self, observation: Observation) -> None:
-        self.order.append((self.name, observation))

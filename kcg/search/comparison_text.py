@@ -88,10 +88,11 @@ def _figures(entry: Entry, headline: Mapping[str, Any]) -> list[str]:
             f"a twentieth of BEAM=4's {headline['beam4_measurements_per_kernel']:.0f}: BEAM=4's time over its own is "
             f"{ratio('quality_vs_beam4')}."
         )
-        needed, dealt = headline["measurements_vs_beam4"], headline["measurements_vs_beam4_dealt"]
+        needed, dealt = headline["measurements_vs_beam4"], headline.get("measurements_vs_beam4_dealt")
+        by_bids = f"; {_share(dealt)} where they are dealt out by what they are expected to save" if dealt else ""
         found.append(
             f"- To come within 1 % of BEAM=4 it needs {_share(needed)} of BEAM=4's measurements, the same number for "
-            f"each kernel; {_share(dealt)} where they are dealt out by what they are expected to save."
+            f"each kernel{by_bids}."
         )
     for key, what in (("unmeasured", "prediction alone"), ("unmeasured_policy", "the policy's likeliest steps")):
         if headline.get(f"{key}_vs_beam4") is not None:

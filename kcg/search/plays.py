@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 FORMAT = "kcg-plays-1"
 ROOMS = ("kernel", "predictor", "search")  # whose code decides what is played
-NOT_PLAYED = ("comparison_text.py", "plays.py", "regret.py")  # modules that only tell of it
+NOT_PLAYED = ("bidding.py", "comparison_text.py", "dealing.py", "live.py", "plays.py", "regret.py", "thinking.py")
+# modules that no play depends on
 
 Say = Callable[[str], None]
 Played = dict[str, dict[Turn, Play]]

@@ -16,7 +16,6 @@ from typing import Any, Final
 import numpy as np
 
 from kcg.predictor.encode import Array
-from kcg.search.budget import Allocator, RegionState
 from kcg.search.comparison import (
     BEAM,
     DRAFT,
@@ -78,9 +77,11 @@ class Board:
     """All plays as times: K kernels, S seeds, after 0 to N measurements."""
 
     def __init__(
-        self, kernels: Sequence[RecordedKernel], plays: Sequence[Mapping[Turn, Play]], settings: Settings
-    ) -> None:
-        self.settings, self.plays = settings, plays
+        self, kernels: Sequence[RecordedKernel], plays: Sequence[Mapping[Turn, Play]], settings: Settings, *,
+        dealt: Array | None = None,
+    ) -> None:  # fmt: skip
+        """`dealt` is what `kcg.search.dealing.dealt` found for the default contender."""
+        self.settings, self.plays, self.dealt = settings, plays, dealt
         self.weights = np.array([kernel.calls for kernel in kernels], np.float64)  # (K,)
         self.best_s = np.array([kernel.table.best_s for kernel in kernels])  # (K,)
         self.hand_coded_s = np.array([kernel.hand_coded_s for kernel in kernels])  # (K,)
@@ -183,30 +184,12 @@ class Board:
         low, high = (float(drawn[round(share * (RESAMPLES - 1))]) for share in SHARE)
         return float(value), low, high
 
-    def dealt_needed(self, name: str, width: int) -> float:
-        """The same, where `kcg.search.budget` deals out the batches."""
+    def dealt_needed(self, width: int) -> float:
+        """The same, where the measurements are dealt out to the kernels by what they are expected to save."""
+        assert self.dealt is not None
         beam_s, beam_made = self.beam(width)
-        known = self.known(name)
-        totals = np.mean([self._dealt(known[:, seed]) for seed in range(self.settings.seeds)], axis=0)
-        enough = totals <= CLOSE * (self.weights @ beam_s)
+        enough = self.dealt.mean(0) <= CLOSE * (self.weights @ beam_s)
         return float(np.argmax(enough) / beam_made.sum()) if enough.any() else math.inf
-
-    def _dealt(self, known: Array) -> Array:
-        """(K * N + 1,) the weighted time after so many measurements of all kernels together, of (K, N + 1) times: the
-        baselines first, then by batches."""
-        budget, spent = self.settings.budget, np.ones(len(known), np.int64)
-        totals = np.full(len(known) * budget + 1, np.inf)
-        allocator = Allocator(RegionState(str(k), int(w), float(known[k, 1])) for k, w in enumerate(self.weights))
-        totals[len(known) :] = self.weights @ known[:, 1]
-        while (region := allocator.next()) is not None:
-            k = int(region)
-            step = min(self.settings.batch_size, budget - int(spent[k]))
-            spent[k] += step
-            totals[spent.sum() :] = self.weights @ known[np.arange(len(known)), spent]
-            allocator.observe(region, step, float(known[k, spent[k]]))
-            if spent[k] >= budget:
-                allocator.finish(region)
-        return totals
 
     def with_beams_measurements(self, width: int) -> tuple[int, Ratio | None]:
         """How many kernels the widest BEAM left room on, and what the default contender gains there by as many
@@ -266,7 +249,8 @@ def _against_beam4(board: Board) -> dict[str, float | None]:
     needed = board.measurements_needed(default, 4)
     for key, value in zip(("", "_low", "_high"), needed, strict=True):
         found[f"measurements_vs_beam4{key}"] = _finite(value)
-    found["measurements_vs_beam4_dealt"] = _finite(board.dealt_needed(default, 4))
+    if board.dealt is not None:
+        found["measurements_vs_beam4_dealt"] = _finite(board.dealt_needed(4))
     allowed = min(max(1, int(beam_made.sum() / SPARING / len(beam_made))), board.settings.budget)
     found["quality_vs_beam4_measurements_per_kernel"] = allowed
     sparing = board.known(default).mean(1)[:, [allowed]]
@@ -312,6 +296,8 @@ def entry(board: Board, kernels: Sequence[RecordedKernel]) -> dict[str, Any]:
         for other in settings.contenders
         if other != settings.default
     }
+    if board.dealt is not None:
+        told["dealt_s"] = [_short(value) for value in board.dealt.mean(0)]
     told["kernels"] = [_kernel(board, k, kernel) for k, kernel in enumerate(kernels)]
     return told
 
