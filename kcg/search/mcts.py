@@ -39,9 +39,9 @@ class MctsSettings:
 
     exploration: float = 2.0  # weight of PUCT's bonus against values in 0..1
     temperature: float = 0.3  # of the prior over children, in log-seconds
-    uniform: float = 0.6  # share of the prior that is spread evenly, for where the predictor is wrong
-    expansions: int = 32  # at most so many before the first batch of measurements
-    further: int = 32  # and before each further one, when much of the tree is known
+    uniform: float = 0.25  # share of a policy's prior that is spread evenly, for where it is wrong
+    uniform_predicted: float = 0.6  # the same of the predictor's; with 0.25 two of 40 kernels were never found out
+    expansions: int = 32  # at most so many between two batches of measurements
     simulations: int = 256  # likewise; most end in an expansion or a draft
     evaluations: int | None = None  # likewise, schedules that are predicted: what a search without a device spends
     optimism: float = 1.0  # standard deviations of doubt added to a candidate for measuring
@@ -284,8 +284,9 @@ class Graph:
             weights = [math.exp((own - top) / settings.temperature) for _, own, _, _ in options]
         else:
             weights = [1.0] * len(options)
-        total, even = sum(weights) or 1.0, settings.uniform / len(options)
-        return [(1.0 - settings.uniform) * weight / total + even for weight in weights]
+        uniform = settings.uniform if node.priors else settings.uniform_predicted
+        total = sum(weights) or 1.0
+        return [(1.0 - uniform) * weight / total + uniform / len(options) for weight in weights]
 
     def stir(self, node: Node, *, share: float, alpha: float) -> None:
         """Mixes Dirichlet noise into the priors of a node where simulations are to begin (AlphaZero), for self-play."""
@@ -333,7 +334,6 @@ def mcts(problem: Problem, *, settings: MctsSettings = MctsSettings()) -> Iterat
 def searched(graph: Graph) -> Iterator[Observation]:
     """The search over a graph: simulate, measure the best candidates, learn, again."""
     trials, settings, problem = graph.trials, graph.settings, graph.trials.problem
-    allowed = settings.expansions
     while not trials.out_of_budget:
         expansions, evaluated = 0, problem.ledger.evaluations
         for _ in range(settings.simulations):
@@ -343,13 +343,12 @@ def searched(graph: Graph) -> Iterator[Observation]:
             expansions += graph.simulate()
             if trials.out_of_budget:
                 return
-            if expansions >= allowed:
+            if expansions >= settings.expansions:
                 break
         batch = graph.candidates(problem.batch_size)
         if batch:
             yield from trials.measure(batch)
             graph.learn()
-            allowed = settings.further
         elif not problem.ledger.may_evaluate or (node := graph.frontier()) is None:
             return
         elif node.held_back:

@@ -33,6 +33,7 @@ class SelfPlaySettings:
 
     simulations: int = 64  # at each schedule
     exploration: float = 0.6  # less than in a search, whose predictions are corrected: here they are all there is
+    uniform: float = 0.25  # share of the predictor's prior that is spread evenly: less than there, for the same reason
     noise: float = 0.25  # share of Dirichlet noise in the prior where simulations begin
     alpha: float = 0.3
     drawn: int = 2  # first steps that are drawn by visits; then the most visited is taken
@@ -65,7 +66,8 @@ def games(
     """Plays one kernel some times; None where it has no legal step."""
     rng = random.Random(seed)
     problem = Problem(viewer.space, predict, _no_measure, Ledger(), rng, propose=propose)
-    graph = Graph(Trials(problem), MctsSettings(exploration=settings.exploration, entries=0))
+    how = MctsSettings(exploration=settings.exploration, uniform_predicted=settings.uniform, entries=0)
+    graph = Graph(Trials(problem), how)
     ends = (viewer.space.start(), viewer.space.baseline())
     for i in range(settings.games):
         _play(graph, graph.nodes[graph.trials.key(ends[i % 2])], settings, rng)
