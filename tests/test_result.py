@@ -251,6 +251,12 @@ def test_values_that_cannot_be_are_refused(path: tuple[str | int, ...], value: A
         from_dict(changed(to_dict(sample_result()), path, value))
 
 
+def test_a_sum_that_another_python_rounded_is_accepted() -> None:
+    result = sample_result()
+    document = to_dict(result)
+    assert from_dict({**document, "total_after_s": math.nextafter(document["total_after_s"], 1.0)}) == result
+
+
 def test_changed_kernel_is_noticed(stored: Path) -> None:
     document = json.loads(stored.read_text())
     name = next(iter(document["asts"]))

@@ -1,0 +1,71 @@
+"""One optimisation at a time on a device."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kcg.errors import DeviceError
+from kcg.optimize import lock
+
+HOLD = """
+import sys, time
+from kcg.optimize.lock import alone_on
+with alone_on(sys.argv[1]):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A device that no other test knows of; its lock goes into the test's own folder."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    return "CUDA"
+
+
+@contextlib.contextmanager
+def holder(device: str) -> Iterator[subprocess.Popen[str]]:
+    """Another process that holds the lock until it is killed."""
+    command = [sys.executable, "-c", HOLD, device]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "held\n"
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def test_a_second_optimisation_is_refused_with_the_firsts_process_id(device: str) -> None:
+    refused = r"process \d+\): wait until it ends, or add --wait"
+    with holder(device) as first, pytest.raises(DeviceError, match=refused) as error, lock.alone_on(device):
+        pass
+    assert f"process {first.pid})" in str(error.value)
+    with lock.alone_on(device):  # it went with the process, however that ended
+        assert "process" in lock._holder(lock.path_of(device))
+
+
+def test_who_waits_is_told_for_whom_and_goes_on_when_it_ends(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lock, "POLL_S", 0.05)
+    said = list[str]()
+    with holder(device) as first:
+        threading.Timer(0.5, first.kill).start()
+        begin = time.monotonic()
+        with lock.alone_on(device, wait=True, say=said.append):
+            assert time.monotonic() - begin >= 0.4
+    assert said == [f"waiting for process {first.pid}, which uses {device}"]
+
+
+def test_devices_have_locks_of_their_own_and_a_cpu_none(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with lock.alone_on(device), lock.alone_on("AMD"), lock.alone_on("CPU:CLANG"), lock.alone_on("CPU:CLANG"):
+        assert lock.path_of("CUDA") != lock.path_of("AMD")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    assert lock.path_of("CUDA").name.endswith("CUDA-3.lock")
