@@ -184,7 +184,9 @@ def _why_kept(session: Session, work: RegionWork) -> str:
     if session.settings.measurements == 0:
         return "the predictor expects nothing faster"
     tried = max(len(work.binaries) - 1, work.tried_by_beam)
-    return f"nothing faster among {tried} others" if tried > 0 else "not searched before the budget ended"
+    if tried > 0:
+        return f"nothing faster among {tried} others"
+    return "not searched: too little to save" if session.settled else "not searched before the budget ended"
 
 
 def finalist_of(
