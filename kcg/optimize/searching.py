@@ -92,7 +92,7 @@ def _limits(session: Session) -> Limits:
     """On a CPU all takes turns, so that nothing disturbs a sample; a GPU is kept busy by many kernels at once."""
     workers, least = session.service.compile_workers, session.settings.least_saving
     if session.choice.device == "CPU":
-        return Limits(measuring=max(4, workers), batch=4, least_saving=least)  # thinking of one takes as long as of four
+        return Limits(measuring=max(4, workers), batch=4, least_saving=least)  # four take no more thinking than one
     thinking = session.thinkers.count if session.thinkers is not None else 2
     return Limits(measuring=2 * workers, thinking=thinking, alternate=False, least_saving=least)
 
