@@ -12,6 +12,9 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet --quiet
 ARGS ?=
 
+# not for what is run: tinygrad reads a variable of this name as a device
+unexport PYTHON
+
 .PHONY: help optimize test checks lint types tests clean
 .DELETE_ON_ERROR:
 

@@ -77,7 +77,12 @@ def test_the_backward_pass_of_rope_is_not_its_forward_pass() -> None:
 
 @pytest.mark.parametrize(
     ("name", "preset"),
-    [("resnet", "mini"), ("gpt2", "mini"), ("llama", "mini"), ("llama", "mini-decode")],
+    [
+        pytest.param("resnet", "mini", marks=pytest.mark.slow),
+        pytest.param("gpt2", "mini", marks=pytest.mark.slow),
+        pytest.param("llama", "mini", marks=pytest.mark.slow),
+        ("llama", "mini-decode"),
+    ],  # fmt: skip
 )
 def test_the_models_are_those_of_the_zoo(name: str, preset: str) -> None:
     expected = in_tinygrad({"kind": "family", "name": name, "preset": preset})
@@ -129,6 +134,7 @@ def pool() -> Iterator[Pool]:
         yield opened
 
 
+@pytest.mark.slow
 def test_contenders_of_both_libraries_are_timed_in_turns(pool: Pool) -> None:
     row = Turns(pool, least=7).row([TINY, TORCH], CASES[3], cases.reference(CASES[3]))
     assert list(row) == ["tinygrad", "torch"]
@@ -139,6 +145,7 @@ def test_contenders_of_both_libraries_are_timed_in_turns(pool: Pool) -> None:
             assert 0 < low <= found[f"{state}_s"] <= high
 
 
+@pytest.mark.slow
 def test_what_fails_is_a_contender_with_a_reason_and_the_others_go_on(pool: Pool) -> None:
     lost = [
         Contender("unheard", "torch_side", {"how": "no-such-mode"}),
@@ -161,6 +168,7 @@ def test_a_wrong_output_is_no_time(pool: Pool) -> None:
     assert row["status"] == "failed" and row["reason"].startswith("wrong: its output is 0.5 of its size")
 
 
+@pytest.mark.slow
 def test_what_takes_too_long_is_killed_and_started_again() -> None:
     with Pool(DEV, prepare_s=0.01) as impatient:
         row = Turns(impatient).row([TORCH], CASES[0])["torch"]
@@ -270,6 +278,7 @@ def run(script: str, out: Path, *arguments: str) -> dict[str, Any]:
     return entry["rows"]
 
 
+@pytest.mark.slow
 def test_rope_script(tmp_path: Path) -> None:
     rows = run("rope", tmp_path / "rope.json", "--contenders", "tinygrad,eager")
     assert set(rows) == {f"{way} {n}" for way in ("forward", "backward") for n in (32, 64)}
@@ -282,6 +291,7 @@ def test_sum_script(tmp_path: Path) -> None:
     assert set(rows) == {"copy", "sum"} and rows["sum"]["contenders"]["uops"]["gb_s"] > 0
 
 
+@pytest.mark.slow
 def test_layers_script_with_kcg(tmp_path: Path) -> None:
     arguments = ("--only", "softmax", "--contenders", "kcg,eager", "--tune", "4s")
     (row,) = run("layers_torch", tmp_path / "layers.json", *arguments).values()

@@ -97,6 +97,7 @@ def test_kernels_of_a_result_stand_beside_their_parts() -> None:
     assert found[name]["hand_coded_s"] == pytest.approx(2 * first.baseline.cold_s, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_a_part_is_timed_once_and_kept(tmp_path: Path) -> None:
     out = tmp_path / "rows.json"
     arguments = ("--part", "regions", "--only", "gelu 320", "--no-compiled")

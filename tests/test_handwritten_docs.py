@@ -54,6 +54,7 @@ def test_every_file_of_the_document_is_here() -> None:
     assert list(FILES) == ["my_kernels.py", "model.py", "c_kernels.py", "cuda_kernels.py", "triton_kernels.py"]
 
 
+@pytest.mark.slow
 def test_the_uop_example_wins_as_the_command_shows_it(tmp_path: Path) -> None:
     folder = tmp_path / "reader"
     folder.mkdir()

@@ -107,6 +107,7 @@ def test_what_the_file_prints_is_not_in_the_json_and_the_report_tells_all(
     assert page == render_report(result)
 
 
+@pytest.mark.slow
 def test_resuming_measures_none_of_them_again(
     optimised: tuple[subprocess.CompletedProcess[str], Path], tmp_path: Path
 ) -> None:
@@ -252,6 +253,7 @@ def test_the_whole_model_is_compared_with_it(result: Result) -> None:
 # -- what is refused, and dry runs
 
 
+@pytest.mark.slow
 def test_a_dry_run_says_what_fits(tmp_path: Path) -> None:
     done = run(SCRIPT, "--kernels", KERNELS, "--dry-run", "--report", tmp_path / "none", "--", "160")
     assert done.returncode == ExitCode.OK, done.stderr

@@ -344,6 +344,7 @@ def test_ppo_that_was_cut_goes_on_where_it_was(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("self-play-*"))
 
 
+@pytest.mark.slow
 def test_ppo_on_recorded_tables_is_paid_by_what_was_measured(tmp_path: Path) -> None:
     settings = changed(SETTINGS, {"kernels": 1, "ppo.steps": 0, "table_steps": 16})
     trained(tmp_path, settings, from_mcts=False)
@@ -477,6 +478,7 @@ def _took(job: tuple[Path, float]) -> float:
     return seconds
 
 
+@pytest.mark.slow
 def test_what_has_not_begun_by_the_deadline_never_runs_and_what_runs_is_kept(tmp_path: Path) -> None:
     jobs = [(tmp_path / f"{i:02}", 0.3) for i in range(40)]
     found = list(_each(_took, jobs, 2, deadline=time.monotonic()))  # over by when the first is done
