@@ -82,7 +82,7 @@ def test_the_backward_pass_of_rope_is_not_its_forward_pass() -> None:
         pytest.param("gpt2", "mini", marks=pytest.mark.slow),
         pytest.param("llama", "mini", marks=pytest.mark.slow),
         ("llama", "mini-decode"),
-    ],  # fmt: skip
+    ],
 )
 def test_the_models_are_those_of_the_zoo(name: str, preset: str) -> None:
     expected = in_tinygrad({"kind": "family", "name": name, "preset": preset})
