@@ -43,6 +43,8 @@ def main(
     ),
     preset: Annotated[str, typer.Option(help="of Flux, with --live")] = "1024",
     time: Annotated[str | None, typer.Option(help="with --live: no kernel is begun after it, e.g. 8m")] = None,
+    shard: Annotated[str, typer.Option(help="with --live, I/N: every Nth kernel, for one GPU of N")] = "",
+    recorded: Annotated[bool, typer.Option("--recorded", help="with --live: only what was played, no device")] = False,
     jobs: Annotated[int | None, typer.Option(help="processes; one a core by default", min=1)] = None,
     work: Annotated[Path, typer.Option(help="folder of what was played")] = ROOT / "kcg-out" / "compare",
     out: Annotated[Path, typer.Option(help="the results file")] = HERE / "results" / "compare_search.json",
@@ -75,7 +77,8 @@ def main(
     from kcg.predictor.figures_text import write_into
     from kcg.search.comparison_text import regret_svg, sections
     from kcg.search.dealing import dealt
-    from kcg.search.live import LiveJournal, compare_live, live_flux
+    from kcg.search.live import live_on_flux
+    from kcg.search.live_journal import LiveJournal, Shard
     from kcg.search.plays import compare, guides_of, policy_of
     from kcg.search.regret import Board, entry, headline
     from kcg.search.tables import FILE
@@ -84,13 +87,12 @@ def main(
     together = None
     if live:
         part = "live"
-        with live_flux(live, preset, tables or 8) as (service, calls):
-            journal = LiveJournal(work / f"{live}-{preset}.jsonl")
-            kernels, each, extra = compare_live(
-                calls, service, predictor_of(checkpoint), settings, journal, say=say,
-                policy=policy_of(policy_path) if policy_path is not None else None, tiny_beams=[4],
-                budget_s=parse_budget(time) if time is not None else None,
-            )  # fmt: skip
+        journal = LiveJournal(work / f"{live}-{preset}.jsonl", shard=Shard.parse(shard))
+        kernels, each, extra = live_on_flux(
+            live, preset, journal, predictor_of(checkpoint), settings, count=tables or 8, say=say, tiny_beams=[4],
+            policy=policy_of(policy_path) if policy_path is not None else None, recorded=recorded,
+            budget_s=parse_budget(time) if time is not None else None,
+        )  # fmt: skip
     else:
         kernels = kernels_of(read_export(dataset), part)[:tables]
         plays = compare(

@@ -171,7 +171,8 @@ def test_events_and_hand_written_code_on_a_gpu() -> None:
     assert 1e-3 <= device_seconds("CUDA", lambda: spin(2e-3)) < 20e-3
     source = 'extern "C" __global__ void twice(float* out, float* x, int n) { out[threadIdx.x] = x[threadIdx.x] * n; }'
     twice = CudaCode("twice", source, (("out", "float32"), ("x", "float32"), ("n", "int32")), pointers=2)
-    x, out = Tensor.arange(32, device="CUDA").float().clone().realize(), Tensor.empty(32, device="CUDA").realize()
+    x = Tensor([float(i) for i in range(32)], device="CUDA").realize()
+    out = Tensor.empty(32, device="CUDA").realize()
     twice(out, x, 2, grid=1, block=32)
     assert out.tolist() == [2.0 * i for i in range(32)]
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from kcg.errors import UsageError
+from kcg.errors import DataError, MismatchError, UsageError
 from kcg.kernel.codec import kernel_of
 from kcg.measure.service import MeasureService
 from kcg.predictor.choice import SHIPPED
 from kcg.search.comparison import Settings, predictor_of
-from kcg.search.live import LiveBench, LiveJournal, compare_live
+from kcg.search.live import LiveBench, compare_live, live_on_flux
+from kcg.search.live_journal import LiveJournal, Shard
 from kcg.search.regret import Board, entry
 from kcg.types import Region
 from tests.kernels import empty, kernels_of
@@ -74,3 +76,42 @@ def test_nobody_knows_every_runtime_of_a_device(service: MeasureService, tmp_pat
     bench = LiveBench(a_region(), 1, service, predictor_of(CHECKPOINT), LiveJournal(tmp_path / "live.jsonl"))
     with pytest.raises(UsageError, match="mcts/oracle is played on recorded tables only"):
         bench.problem("mcts/oracle", seed=0, budget=4)
+
+
+def test_processes_share_a_journal_and_what_is_complete_needs_no_device(
+    service: MeasureService, tmp_path: Path
+) -> None:
+    path, (ast,) = tmp_path / "live.jsonl", kernels_of(empty(8, 6) + 2)
+    regions = [a_region(), Region((kernel_of(ast),))]
+    settings = Settings(("random",), "random", (), seeds=1, budget=2)
+    predictor = predictor_of(CHECKPOINT)
+    LiveJournal(path).set(*service.facts, [(region, 2, 1e-3) for region in regions])
+    for number in range(2):
+        journal = LiveJournal(path, shard=Shard.parse(f"{number}/2"))
+        assert journal.setting is not None and journal.setting.kernels == tuple((r, 2, 1e-3) for r in regions)
+        compare_live([(regions[number], 2)], service, predictor, settings, journal)
+
+    def recorded(journal: LiveJournal) -> list[Region]:
+        return [k.region for k in live_on_flux("", "", journal, predictor, settings, count=8, recorded=True)[0]]
+
+    before = [path.read_bytes() for path in sorted(tmp_path.iterdir())]
+    assert recorded(LiveJournal(path)) == regions
+    assert before == [path.read_bytes() for path in sorted(tmp_path.iterdir())], "nothing was measured"
+    (tmp_path / "live.1.jsonl").unlink()
+    with pytest.raises(DataError, match=r"does not hold all of E_.*: run the comparison on its device first"):
+        recorded(LiveJournal(path))
+
+
+def test_a_journal_is_of_one_device(service: MeasureService, tmp_path: Path) -> None:
+    journal = LiveJournal(tmp_path / "live.jsonl")
+    with pytest.raises(UsageError, match="holds no comparison yet"):
+        live_on_flux("", "", journal, predictor_of(CHECKPOINT), SETTINGS, count=1, recorded=True)
+    journal.set(*service.facts, [])
+    with pytest.raises(MismatchError, match=r"is of .*, this is another: give another --work"):
+        journal.set(replace(service.target, model="another"), service.toolchain, [])
+
+
+@pytest.mark.parametrize("text", ["1", "2/2", "a/2", "0/", "/2", "-1/2"])
+def test_a_shard_that_is_none(text: str) -> None:
+    with pytest.raises(UsageError, match="write I/N with I from 0 to N - 1"):
+        Shard.parse(text)

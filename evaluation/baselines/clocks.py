@@ -1,7 +1,8 @@
 """A clock for either library, by kcg's protocol: device events, the last-level cache flushed or not.
 
 Both hide the host in the same way: before the first event the device is kept busy for as long as the host needs to
-send the call off. What a caller waits for, host included, is the state `called`.
+send the call off. Whether it was long enough is seen afterwards: a host that was not done by then is given more time,
+and the sample is taken again. What a caller waits for, host included, is the state `called`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from kcg.measure.sensors import Sensors, sensors_for
 
 STATES = ("cold", "warm", "called")
 HIDDEN_MOST_S = 0.25
+HIDING_TRIES = 4
 Call = Callable[[], object]
 
 
@@ -45,6 +47,22 @@ def hidden_s(host_s: float) -> float:
     return min(1.5 * host_s + 20e-6, HIDDEN_MOST_S)
 
 
+def hiding(sample: Callable[[float], tuple[float, float]], host_s: float) -> float:
+    """A sample whose launches the host had sent off before the device came to them.
+
+    `sample` keeps the device busy for so many seconds, and says what the call took and how long the host was at it. A
+    host that slept before is slower than one that repeats itself, so `host_s` is only the first guess. Where the host
+    waits for the device itself, no time is enough: what the last try shows is taken.
+    """
+    busy_s = hidden_s(host_s)
+    for _ in range(HIDING_TRIES):
+        seconds, host_s = sample(busy_s)
+        if host_s < busy_s or busy_s >= HIDDEN_MOST_S:
+            break
+        busy_s = hidden_s(2 * max(host_s, busy_s))
+    return seconds
+
+
 class TinyClock:
     """For what runs on tinygrad's device `dev`."""
 
@@ -67,16 +85,26 @@ class TinyClock:
     def seconds(self, call: Call, state: str, host_s: float) -> float:
         from kcg.compat.events import device_seconds
 
+        def sample(busy_s: float) -> tuple[float, float]:
+            if state == "cold":
+                self._flusher.flush()
+            begin, sent = time.perf_counter(), []
+
+            def sending() -> None:
+                call()
+                sent.append(time.perf_counter() - begin)
+
+            self._spin(busy_s)
+            seconds = device_seconds(self.target.device, sending)
+            return seconds, sent[0]
+
         self.synchronize()
         if state == "called":
             begin = time.perf_counter()
             call()
             self.synchronize()
             return time.perf_counter() - begin
-        if state == "cold":
-            self._flusher.flush()
-        self._spin(hidden_s(host_s))
-        return device_seconds(self.target.device, call)
+        return hiding(sample, host_s) if self.target.device == "CUDA" else sample(0.0)[0]
 
     def canary(self) -> tuple[float, str]:
         """As `kcg.measure.canary` has it, made once; the whole of its output is looked at every time."""

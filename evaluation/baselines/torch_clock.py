@@ -9,7 +9,7 @@ from kcg.compat.events import SPIN_HZ
 from kcg.measure.protocol import flush_bytes
 from kcg.measure.sensors import NoSensors, NvidiaSensors, Sensors
 
-from .clocks import Call, hidden_s
+from .clocks import Call, hiding
 
 
 class TorchClock:
@@ -31,22 +31,31 @@ class TorchClock:
             self.torch.cuda.synchronize()
 
     def seconds(self, call: Call, state: str, host_s: float) -> float:
-        self.synchronize()
-        if state == "cold":
-            self._flush.add_(1)  # a kernel that writes: a driver's memset may bypass the cache
-            self.synchronize()
-        if state == "called" or not self.on_cuda:
+        def sample(busy_s: float) -> tuple[float, float]:
+            flush()
+            first, last = (self.torch.cuda.Event(enable_timing=True) for _ in range(2))
             begin = time.perf_counter()
+            self.torch.cuda._sleep(int(busy_s * SPIN_HZ))
+            first.record()
             call()
-            self.synchronize()
-            return time.perf_counter() - begin
-        first, last = (self.torch.cuda.Event(enable_timing=True) for _ in range(2))
-        self.torch.cuda._sleep(int(hidden_s(host_s) * SPIN_HZ))
-        first.record()
+            sent_s = time.perf_counter() - begin
+            last.record()
+            last.synchronize()
+            return float(first.elapsed_time(last)) * 1e-3, sent_s
+
+        def flush() -> None:
+            if state == "cold":
+                self._flush.add_(1)  # a kernel that writes: a driver's memset may bypass the cache
+                self.synchronize()
+
+        self.synchronize()
+        if state != "called" and self.on_cuda:
+            return hiding(sample, host_s)
+        flush()
+        begin = time.perf_counter()
         call()
-        last.record()
-        last.synchronize()
-        return float(first.elapsed_time(last)) * 1e-3
+        self.synchronize()
+        return time.perf_counter() - begin
 
     def canary(self) -> tuple[float, str]:
         """The median of some copies that compute, as `kcg.measure.canary` has them, and what of them is wrong."""

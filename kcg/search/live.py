@@ -1,21 +1,19 @@
 """Strategies compared on a device: every schedule is measured once, and every play pays for it as if it alone had.
 
-What was measured is kept, a line each, so that a comparison that was cut goes on: plays themselves are made again from
-what is known, which takes no device. In the end all that was measured of a kernel stands in the place of a recorded
-table, and the best of it in the place of the optimum. The winners are timed once more with all samples.
+What was measured and what was played is kept (`live_journal`), so that a comparison that was cut goes on, and one that
+is complete is written down again without a device. In the end all that was measured of a kernel stands in the place of
+a recorded table, and the best of it in the place of the optimum. The winners are timed once more with all samples.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import random
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from kcg.errors import DataError, ScheduleError, UsageError
@@ -27,17 +25,20 @@ from kcg.search.comparison import (
     CONSTANT,
     NO_POLICY,
     ORACLE,
+    UNMEASURED,
     Bench,
     Play,
     RecordedKernel,
     Settings,
     Turn,
-    play_all,
+    play,
+    turns,
 )
 from kcg.search.interface import Ledger, Observation, Problem, best
+from kcg.search.live_journal import LiveJournal, Setting
 from kcg.search.replay import Record, ReplayTable, charged
 from kcg.search.tables import NamedTable
-from kcg.types import Region, Schedule, Status, canonical_json
+from kcg.types import Region, Schedule
 
 if TYPE_CHECKING:
     from kcg.measure.service import MeasureService
@@ -49,71 +50,23 @@ BEAM_TIMEOUT_S = 300.0
 HOPELESS = 2.5  # a candidate this much slower than the best so far gets one sample only
 
 
-@dataclass
-class Seen:
-    """What was measured of one kernel, and what it took."""
-
-    rows: dict[Schedule, Observation] = field(default_factory=dict)
-    full_s: dict[Schedule, float] = field(default_factory=dict)  # with all samples: of winners only
-    tiny: dict[int, tuple[Schedule, int, float]] = field(default_factory=dict)  # by width: winner, binaries, seconds
-    spent_s: float = 0.0  # on measuring `rows`, compilation included
-
-
-class LiveJournal:
-    """What was seen of every kernel, in a file of lines. Raises DataError where it cannot be read."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.kernels: dict[str, Seen] = {}
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            lines = path.read_text().splitlines() if path.exists() else []
-        except (OSError, UnicodeDecodeError) as error:
-            raise DataError(f"{path} cannot be read ({error}): remove it to measure again") from error
-        for line in lines:
-            try:
-                self._take(json.loads(line))
-            except (ValueError, KeyError, TypeError):
-                continue  # the last line of a run that was cut
-
-    def of(self, region_id: str) -> Seen:
-        return self.kernels.setdefault(region_id, Seen())
-
-    def _take(self, told: dict[str, Any]) -> None:
-        seen, schedule = self.of(told["region"]), Schedule(told["kind"], told["body"])
-        if told["what"] == "row":
-            seen.rows[schedule] = Observation(
-                schedule, Status(told["status"]), told["runtime_s"], told["binary"], told["reason"]
-            )
-            seen.spent_s += told["spent_s"]
-        elif told["what"] == "full":
-            seen.full_s[schedule] = told["runtime_s"]
-        else:
-            seen.tiny[told["width"]] = (schedule, told["binaries"], told["wall_s"])
-
-    def add(self, what: str, region_id: str, schedule: Schedule, **more: Any) -> None:
-        """Keep one line."""
-        told = {"what": what, "region": region_id, "kind": str(schedule.kind), "body": schedule.body, **more}
-        with self.path.open("a") as file:
-            file.write(canonical_json(told) + "\n")
-        self._take(told)
-
-
 class LiveBench(Bench):
     """Where contenders play one kernel on a device."""
 
     def __init__(
-        self, region: Region, calls: int, service: MeasureService, predictor: LearnedPredictor, journal: LiveJournal, *,
-        policy: Policy | None = None, batch_size: int = 4,
+        self, region: Region, calls: int, service: MeasureService | Setting, predictor: LearnedPredictor,
+        journal: LiveJournal, *, policy: Policy | None = None, batch_size: int = 4,
     ) -> None:  # fmt: skip
+        """`service` may be the setting of a journal alone: then only what the journal knows can be had."""
         from kcg.predictor.views import Viewer
 
-        self.region, self.calls, self.service, self.journal = region, calls, service, journal
-        self.space = KernelSpace(region, service.target)
+        self.region, self.calls, self.journal = region, calls, journal
+        self.target, self.toolchain = service.target, service.toolchain
+        self._service = None if isinstance(service, Setting) else service
+        self.space = KernelSpace(region, self.target)
         self.predictor, self.batch_size = predictor, batch_size
         self.propose = policy.of(Viewer(self.space)) if policy is not None else None
         self.seen = journal.of(region.id)
-        self.problems: dict[Turn, Problem] = {}
         self._measure([self.space.baseline()])
 
     @property
@@ -124,9 +77,16 @@ class LiveBench(Bench):
         for schedule, observation in self.seen.rows.items():
             by_key.setdefault(self.space.key(schedule), observation)
         table = ReplayTable((Record(k, o) for k, o in by_key.items()), start=baseline, baseline=baseline)
-        target = self.service.target
-        named = NamedTable(self.region.id, target.fingerprint, self.service.toolchain.fingerprint, (), table)
-        return RecordedKernel(named, self.region, target, calls=self.calls)
+        named = NamedTable(self.region.id, self.target.fingerprint, self.toolchain.fingerprint, (), table)
+        return RecordedKernel(named, self.region, self.target, calls=self.calls)
+
+    @property
+    def service(self) -> MeasureService:
+        """The device. Raises DataError where there is none."""
+        if self._service is None:
+            name = self.space.name(self.space.baseline())
+            raise DataError(f"{self.journal.path} does not hold all of {name}: run the comparison on its device first")
+        return self._service
 
     def problem(self, name: str, *, seed: int, budget: int | None) -> Problem:
         """The kernel as a contender meets it."""
@@ -138,13 +98,11 @@ class LiveBench(Bench):
         measure = charged(ledger, self.space.key, self._measure)
         # BEAM measures all children of a level, whatever the first of them shows: the compilers work on many at once
         batch_size = 2 * self.service.compile_workers if name.startswith(BEAM) else self.batch_size
-        problem = Problem(
+        return Problem(
             self.space, judge.predict, measure, ledger, random.Random(seed), batch_size=batch_size,
             correct=judge.correct if guide in ("", NO_POLICY) else None,
             propose=None if guide == NO_POLICY else self.propose,
         )  # fmt: skip
-        self.problems[name, seed, budget] = problem
-        return problem
 
     def _measure(self, schedules: Sequence[Schedule]) -> list[Observation]:
         """What each shows, measured unless it was before."""
@@ -190,45 +148,79 @@ class LiveBench(Bench):
         schedule, binaries, wall_s = self.seen.tiny[width]
         return self.full_s(schedule), binaries, wall_s
 
-    def winner(self, turn: Turn) -> Schedule:
-        """The fastest that a play found; tinygrad's own where nothing succeeded."""
-        problem = self.problems[turn]
-        found = best(problem.known.values())
-        return found.schedule if found is not None else self.space.baseline()
+    def play(self, turn: Turn) -> tuple[Play, Schedule]:
+        """A play and its winner, the fastest that it found: tinygrad's own where nothing succeeded. Kept."""
+        if turn not in self.seen.plays:
+            name, seed, budget = turn
+            problem = self.problem(name, seed=seed, budget=None if name in UNMEASURED else budget)
+            made = replace(play(name, problem, seed=seed), budget=budget)
+            found = best(problem.known.values())
+            winner = found.schedule if found is not None else self.space.baseline()
+            self.journal.add_play(self.region.id, winner, made)
+        return self.seen.plays[turn]
 
 
 def play_live(bench: LiveBench, settings: Settings) -> tuple[dict[Turn, Play], dict[str, list[float]]]:
-    """Every play on one kernel, and what the winners of each contender take with all samples, a seed each."""
-    played = play_all(bench, settings, {})
+    """Every play on one kernel, and what the winners of each contender take with all samples, a seed each.
+
+    None goes beyond the budget: hundreds of measurements of the default contender think for many minutes.
+    """
+    played: dict[Turn, Play] = {}
     winners: dict[str, list[float]] = {}
-    for turn in [*played]:
-        if turn in bench.problems and turn[2] != 0:
-            winners.setdefault(turn[0], []).append(bench.full_s(bench.winner(turn)))
+    wanted = turns(bench.kernel, settings, {}, has_policy=bench.propose is not None)
+    for turn in wanted:
+        played[turn], winner = bench.play(turn)
+        if turn[2] != 0:
+            winners.setdefault(turn[0], []).append(bench.full_s(winner))
     return played, winners
 
 
 @contextlib.contextmanager
-def live_flux(device: str, preset: str, count: int) -> Iterator[tuple[MeasureService, list[tuple[Region, int]]]]:
-    """A device, and the kernels of Flux on which it spends most of its time with tinygrad's own schedules, with their
-    calls. Raises DeviceError where the device does not open."""
+def live_flux(device: str, preset: str, journal: LiveJournal) -> Iterator[MeasureService]:
+    """A device; the journal then knows it, and the kernels of Flux, those on which it spends most of its time with
+    tinygrad's own schedules first. Raises DeviceError where the device does not open, MismatchError where the journal
+    is of another."""
     from kcg.compat.device import choose_device, prepare
     from kcg.measure.service import MeasureService
     from kcg.workloads.registry import spec_of
 
     choice = choose_device(device)
     prepare(choice.dev)
-    calls = [c for c in spec_of("flux").capture(preset).calls if not c.variables]
     with MeasureService(choice.dev, run_id=uuid.uuid4().hex) as service:
+        if journal.setting is not None:
+            journal.set(*service.facts, [])
+            yield service
+            return
+        calls = [c for c in spec_of("flux").capture(preset).calls if not c.variables]
         requests = [Request(c.region, KernelSpace(c.region, service.target).baseline(), in_search=True) for c in calls]
         timed = [Observation.of(future.result()).time_s for future in service.measure(requests)]
-        shares = [(c.calls * time_s, c) for c, time_s in zip(calls, timed, strict=True) if math.isfinite(time_s)]
-        shares.sort(key=lambda share: -share[0])
-        yield service, [(c.region, c.calls) for _, c in shares[:count]]
+        kernels = [(c.region, c.calls, s) for c, s in zip(calls, timed, strict=True) if math.isfinite(s)]
+        kernels.sort(key=lambda kernel: -kernel[1] * kernel[2])
+        journal.set(*service.facts, kernels)
+        yield service
+
+
+def live_on_flux(
+    device: str, preset: str, journal: LiveJournal, predictor: LearnedPredictor, settings: Settings, *, count: int,
+    recorded: bool = False, **more: Any,
+) -> tuple[list[RecordedKernel], list[dict[Turn, Play]], dict[str, Any]]:  # fmt: skip
+    """`compare_live` on the `count` kernels of Flux with the largest share, of these the journal's shard.
+
+    What is `recorded` takes no device; raises UsageError or DataError where the journal does not hold it. `more` goes
+    to `compare_live`.
+    """
+    with contextlib.nullcontext() if recorded else live_flux(device, preset, journal) as service:
+        if (setting := journal.setting) is None:
+            raise UsageError(f"{journal.path} holds no comparison yet: run it on a device, without --recorded")
+        calls = [(region, calls) for region, calls, _ in setting.kernels[:count]]
+        if journal.shard is not None:
+            calls = calls[journal.shard.number :: journal.shard.of]
+        return compare_live(calls, service or setting, predictor, settings, journal, **more)
 
 
 def compare_live(
-    calls: Sequence[tuple[Region, int]], service: MeasureService, predictor: LearnedPredictor, settings: Settings,
-    journal: LiveJournal, *, policy: Policy | None = None, tiny_beams: Sequence[int] = (),
+    calls: Sequence[tuple[Region, int]], service: MeasureService | Setting, predictor: LearnedPredictor,
+    settings: Settings, journal: LiveJournal, *, policy: Policy | None = None, tiny_beams: Sequence[int] = (),
     budget_s: float | None = None, say: Callable[[str], None] = lambda line: None,
 ) -> tuple[list[RecordedKernel], list[dict[Turn, Play]], dict[str, Any]]:  # fmt: skip
     """Plays on kernels, each with its number of calls. None is begun once the budget is spent.

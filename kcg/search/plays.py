@@ -28,8 +28,11 @@ if TYPE_CHECKING:
 
 FORMAT = "kcg-plays-1"
 ROOMS = ("kernel", "predictor", "search")  # whose code decides what is played
-NOT_PLAYED = ("bidding.py", "comparison_text.py", "dealing.py", "live.py", "plays.py", "regret.py", "thinking.py")
-# modules that no play depends on
+NOT_PLAYED = (
+    "bidding.py", "comparison_text.py", "dealing.py", "live.py", "live_journal.py", "plays.py", "regret.py",
+    "thinking.py",
+)  # fmt: skip
+"""Modules that no play depends on."""
 
 Say = Callable[[str], None]
 Played = dict[str, dict[Turn, Play]]

@@ -193,13 +193,15 @@ class Board:
 
     def with_beams_measurements(self, width: int) -> tuple[int, Ratio | None]:
         """How many kernels the widest BEAM left room on, and what the default contender gains there by as many
-        measurements of each."""
+        measurements of each; no gain where it did not play so long, as on a device."""
         beam_s, made = self.beam(width)
         room = beam_s >= ROOM * self.best_s
         times = beam_s.copy()
         for k in np.flatnonzero(room).tolist():
             allowed, known_s = int(made[k]), float(self.hand_coded_s[k])
             turn = (self.settings.default, 0, max(allowed, self.settings.budget))
+            if played(self.plays[k], turn) is None:
+                return int(room.sum()), None
             found = [self._play(k, (turn[0], seed, turn[2])) for seed in range(self.settings.seeds)]
             times[k] = np.mean([_after(p, allowed, known_s)[allowed] for p in found])
         return int(room.sum()), self.gain(beam_s[:, None], times[:, None], room)[0] if room.any() else None

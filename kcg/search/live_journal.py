@@ -1,0 +1,135 @@
+"""What a comparison on a device saw, in files of lines: measurements, plays, winners, and what it was made on.
+
+A line is written as soon as there is something to be kept. Several processes may compare different kernels at once,
+each with a file of its own; the next one reads all of them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kcg.errors import DataError, MismatchError, UsageError
+from kcg.search.comparison import Play, Turn
+from kcg.search.interface import Observation
+from kcg.types import Kernel, Region, Schedule, Status, Target, Toolchain, canonical_json
+
+
+@dataclass
+class Seen:
+    """What is known of one kernel, and what it took."""
+
+    rows: dict[Schedule, Observation] = field(default_factory=dict)
+    full_s: dict[Schedule, float] = field(default_factory=dict)  # with all samples: of winners only
+    tiny: dict[int, tuple[Schedule, int, float]] = field(default_factory=dict)  # by width: winner, binaries, seconds
+    plays: dict[Turn, tuple[Play, Schedule]] = field(default_factory=dict)  # with the winner
+    spent_s: float = 0.0  # on measuring `rows`, compilation included
+
+
+@dataclass(frozen=True)
+class Setting:
+    """On what a comparison is made: the device, and the kernels with their calls and tinygrad's own seconds a call."""
+
+    target: Target
+    toolchain: Toolchain
+    kernels: tuple[tuple[Region, int, float], ...]  # those on which the workload spends most of its time first
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Which kernels a process compares: `number` of `of`, from 0 on."""
+
+    number: int
+    of: int
+
+    @classmethod
+    def parse(cls, text: str) -> Shard | None:
+        """`I/N`; none for an empty text. Raises UsageError."""
+        number, _, of = text.partition("/")
+        if not text:
+            return None
+        if not (number.isdecimal() and of.isdecimal() and int(number) < int(of)):
+            raise UsageError(f"a shard {text!r}: write I/N with I from 0 to N - 1, for example 0/4")
+        return cls(int(number), int(of))
+
+
+class LiveJournal:
+    """What was seen of every kernel, in a file of lines; also what the files of other processes beside it hold.
+
+    A process with a `shard` writes a file of its own beside `path`. Raises DataError where a file cannot be read.
+    """
+
+    def __init__(self, path: Path, *, shard: Shard | None = None) -> None:
+        self.shard = shard
+        self.path = path if shard is None else path.with_suffix(f".{shard.number}{path.suffix}")
+        self.kernels: dict[str, Seen] = {}
+        self.setting: Setting | None = None
+        path.parent.mkdir(parents=True, exist_ok=True)
+        others = {*path.parent.glob(f"{path.stem}.*{path.suffix}"), path, self.path}
+        for file in sorted(others):
+            try:
+                lines = file.read_text().splitlines() if file.exists() else []
+            except (OSError, UnicodeDecodeError) as error:
+                raise DataError(f"{file} cannot be read ({error}): remove it to measure again") from error
+            for line in lines:
+                try:
+                    self._take(json.loads(line))
+                except (ValueError, KeyError, TypeError):
+                    continue  # the last line of a run that was cut
+
+    def of(self, region_id: str) -> Seen:
+        return self.kernels.setdefault(region_id, Seen())
+
+    def _take(self, told: dict[str, Any]) -> None:
+        if told["what"] == "setting":
+            self.setting = _setting(told)
+            return
+        seen, schedule = self.of(told["region"]), Schedule(told["kind"], told["body"])
+        if told["what"] == "row":
+            seen.rows[schedule] = Observation(
+                schedule, Status(told["status"]), told["runtime_s"], told["binary"], told["reason"]
+            )
+            seen.spent_s += told["spent_s"]
+        elif told["what"] == "full":
+            seen.full_s[schedule] = told["runtime_s"]
+        elif told["what"] == "tiny":
+            seen.tiny[told["width"]] = (schedule, told["binaries"], told["wall_s"])
+        elif told["what"] == "play":
+            curve = tuple((int(n), float(seconds)) for n, seconds in told["play"]["curve"])
+            play = Play(**{**told["play"], "curve": curve})
+            seen.plays[play.contender, play.seed, play.budget] = (play, schedule)
+
+    def add(self, what: str, region_id: str, schedule: Schedule, **more: Any) -> None:
+        """Keep one line."""
+        self._add({"what": what, "region": region_id, "kind": str(schedule.kind), "body": schedule.body, **more})
+
+    def add_play(self, region_id: str, winner: Schedule, play: Play) -> None:
+        """Keep what a contender did on a kernel."""
+        self.add("play", region_id, winner, play=asdict(play))
+
+    def set(self, target: Target, toolchain: Toolchain, kernels: Sequence[tuple[Region, int, float]]) -> None:
+        """Keep on what the comparison is made. Raises MismatchError where the journal is of another device."""
+        if self.setting is not None and self.setting.target.fingerprint != target.fingerprint:
+            raise MismatchError(
+                f"{self.path} is of {self.setting.target.model}, this is {target.model}: give another --work"
+            )
+        asts = [[[kernel.ast_json for kernel in region.kernels], calls, own_s] for region, calls, own_s in kernels]
+        if self.setting is None:
+            self._add({"what": "setting", "target": asdict(target), "toolchain": asdict(toolchain), "kernels": asts})
+
+    def _add(self, told: dict[str, Any]) -> None:
+        with self.path.open("a") as file:
+            file.write(canonical_json(told) + "\n")
+        self._take(json.loads(canonical_json(told)))
+
+
+def _setting(told: dict[str, Any]) -> Setting:
+    target = Target(**{**told["target"], "tensor_cores": tuple(told["target"]["tensor_cores"])})
+    kernels = tuple(
+        (Region(tuple(Kernel(text) for text in asts)), int(calls), float(own_s))
+        for asts, calls, own_s in told["kernels"]
+    )
+    return Setting(target, Toolchain(**told["toolchain"]), kernels)
