@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import re
 from dataclasses import replace
@@ -14,6 +15,7 @@ from tinygrad.schedule.rangeify import pm_mops
 from tinygrad.uop.symbolic import sym
 
 from kcg.compat.tiny import (
+    Context,
     KernelInfo,
     KernelOptError,
     Ops,
@@ -104,11 +106,12 @@ def initial_state(ast: UOp, renderer: Any) -> Scheduler:
     return state
 
 
-def hand_coded(state: Scheduler) -> Schedule:
-    """tinygrad's own choice of Opts for the kernel of `state`."""
+def hand_coded(state: Scheduler, *, tensor_cores: bool = True) -> Schedule:
+    """tinygrad's own choice of Opts for the kernel of `state`; without `tensor_cores` as with `TC=0`."""
     if any(u.op is Ops.STAGE for u in state.ast.backward_slice):
         return Schedule.from_opts(())
-    done = hand_coded_optimizations(state.copy())
+    with contextlib.nullcontext() if tensor_cores else Context(TC=0):
+        done = hand_coded_optimizations(state.copy())
     return Schedule.from_opts([from_tiny(o) for o in done.applied_opts])
 
 

@@ -47,6 +47,10 @@ class KernelSpace:
             self._baseline = scheduling.hand_coded(self._root)
         return self._baseline
 
+    def without_tensor_cores(self) -> Schedule:
+        """tinygrad's own schedule for a device that had none."""
+        return scheduling.hand_coded(self._root, tensor_cores=False)
+
     def state(self, schedule: Schedule) -> Scheduler:
         """tinygrad's state after `schedule`; callers must not change it. Raises ScheduleError if it does not apply."""
         if schedule == RAW:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from kcg.errors import DataError, ScheduleError, UsageError
 from kcg.kernel.space import KernelSpace
 from kcg.measure.group import Request
-from kcg.measure.jobs import TinyBeamJob
+from kcg.measure.jobs import TinyBeamJob, TinyBeamOutcome
 from kcg.search.comparison import (
     BEAM,
     CONSTANT,
@@ -35,10 +35,10 @@ from kcg.search.comparison import (
     turns,
 )
 from kcg.search.interface import Ledger, Observation, Problem, best
-from kcg.search.live_journal import LiveJournal, Setting
+from kcg.search.live_journal import Beam, Ended, LiveJournal, Setting
 from kcg.search.replay import Record, ReplayTable, charged
 from kcg.search.tables import NamedTable
-from kcg.types import Region, Schedule
+from kcg.types import RAW, Measurement, Region, Schedule
 
 if TYPE_CHECKING:
     from kcg.measure.service import MeasureService
@@ -81,11 +81,17 @@ class LiveBench(Bench):
         return RecordedKernel(named, self.region, self.target, calls=self.calls)
 
     @property
+    def label(self) -> str:
+        """The kernel's name as tinygrad schedules it."""
+        return self.space.name(self.space.baseline())
+
+    @property
     def service(self) -> MeasureService:
         """The device. Raises DataError where there is none."""
         if self._service is None:
-            name = self.space.name(self.space.baseline())
-            raise DataError(f"{self.journal.path} does not hold all of {name}: run the comparison on its device first")
+            raise DataError(
+                f"{self.journal.path} does not hold all of {self.label}: run the comparison on its device first"
+            )
         return self._service
 
     def problem(self, name: str, *, seed: int, budget: int | None) -> Problem:
@@ -116,14 +122,16 @@ class LiveBench(Bench):
                 Request(self.region, s, in_search=True, best_s=best_s, stop_above_s=hopeless_s) for s in missing
             ]
             rows = [future.result() for future in self.service.measure(requests)]
-            spent_s = (time.monotonic() - begin) / len(rows)
             for row in rows:
-                seen = Observation.of(row)
-                self.journal.add(
-                    "row", self.region.id, row.schedule, status=str(seen.status), runtime_s=seen.runtime_s,
-                    binary=seen.binary_hash, reason=seen.reason, spent_s=spent_s,
-                )  # fmt: skip
+                self._keep(row, (time.monotonic() - begin) / len(rows))
         return [self.seen.rows[s] for s in schedules]
+
+    def _keep(self, row: Measurement, spent_s: float) -> None:
+        seen = Observation.of(row)
+        self.journal.add(
+            "row", self.region.id, row.schedule, status=str(seen.status), runtime_s=seen.runtime_s,
+            binary=seen.binary_hash, reason=seen.reason, spent_s=spent_s,
+        )  # fmt: skip
 
     def full_s(self, schedule: Schedule) -> float:
         """The runtime of a schedule with all samples; that of the search where it fails."""
@@ -134,19 +142,35 @@ class LiveBench(Bench):
             self.journal.add("full", self.region.id, schedule, runtime_s=found)
         return self.seen.full_s[schedule]
 
+    def raw_s(self, *, timeout_s: float) -> float:
+        """The runtime of the unoptimised kernel: one sample, since it may take seconds. Infinite where it fails."""
+        if RAW not in self.seen.rows:
+            request = Request(self.region, RAW, in_search=True, stop_above_s=0.0, timeout_s=timeout_s)
+            self._keep(self.service.measure([request])[0].result(), 0.0)
+        return self.seen.rows[RAW].time_s
+
     def tiny_beam(self, width: int, *, timeout_s: float) -> tuple[float, int, float] | None:
         """tinygrad's own BEAM: what its winner takes, the binaries that it timed, and its seconds; None if it fails."""
+        beam = self.search_tiny(width, timeout_s=timeout_s)
+        return None if beam is None or beam.reason else (self.full_s(beam.schedule), beam.binaries, beam.wall_s)
+
+    def search_tiny(self, width: int, *, timeout_s: float, keep_failure: bool = True) -> Beam | None:
+        """tinygrad's own BEAM, once: what it did is kept. None where it fails and that is not to be kept."""
         if width not in self.seen.tiny:
+            begin, reason = time.monotonic(), ""
             try:
                 job = TinyBeamJob(self.region, self.service.target, width)
                 found = self.service.tiny_beam(job, timeout_s=timeout_s).result()
-            except (ScheduleError, TimeoutError):
-                return None
+            except (ScheduleError, TimeoutError) as error:
+                if not keep_failure and isinstance(error, TimeoutError):
+                    return None
+                reason = str(error)
+                found = TinyBeamOutcome(self.space.baseline(), 0, time.monotonic() - begin)
             self.journal.add(
-                "tiny", self.region.id, found.schedule, width=width, binaries=found.binaries, wall_s=found.wall_s
-            )
-        schedule, binaries, wall_s = self.seen.tiny[width]
-        return self.full_s(schedule), binaries, wall_s
+                "tiny", self.region.id, found.schedule, width=width, binaries=found.binaries, wall_s=found.wall_s,
+                reason=reason,
+            )  # fmt: skip
+        return self.seen.tiny[width]
 
     def play(self, turn: Turn) -> tuple[Play, Schedule]:
         """A play and its winner, the fastest that it found: tinygrad's own where nothing succeeded. Kept."""
@@ -156,8 +180,10 @@ class LiveBench(Bench):
             made = replace(play(name, problem, seed=seed), budget=budget)
             found = best(problem.known.values())
             winner = found.schedule if found is not None else self.space.baseline()
-            self.journal.add_play(self.region.id, winner, made)
-        return self.seen.plays[turn]
+            spent_s = made.seconds + sum(self.seen.row_s.get(schedule, 0.0) for schedule in problem.known)
+            self.journal.add_play(self.region.id, Ended(made, winner, spent_s))
+        kept = self.seen.plays[turn]
+        return kept.play, kept.winner
 
 
 def play_live(bench: LiveBench, settings: Settings) -> tuple[dict[Turn, Play], dict[str, list[float]]]:
@@ -245,7 +271,7 @@ def compare_live(
         winners.append(won | {"hand-coded": [bench.full_s(bench.space.baseline())]})
         weights.append(count)
         rows, spent = len(bench.seen.rows), bench.seen.spent_s
-        say(f"{bench.space.name(bench.space.baseline())}: {rows} schedules measured in {spent:.0f} s")
+        say(f"{bench.label}: {rows} schedules measured in {spent:.0f} s")
     measured = sum(len(journal.of(k.region.id).rows) for k in kernels)
     told: dict[str, Any] = {
         "totals": totals(weights, winners),

@@ -18,15 +18,40 @@ from kcg.search.interface import Observation
 from kcg.types import Kernel, Region, Schedule, Status, Target, Toolchain, canonical_json
 
 
+@dataclass(frozen=True)
+class Ended:
+    """What a contender did on a kernel."""
+
+    play: Play
+    winner: Schedule
+    spent_s: float  # from cold: what its measurements took, whoever made them, and what it thought beside them
+
+
+@dataclass(frozen=True)
+class Beam:
+    """What tinygrad's own BEAM did on a kernel; with a `reason` it failed, and its schedule is tinygrad's own."""
+
+    schedule: Schedule
+    binaries: int  # that it timed
+    wall_s: float
+    reason: str = ""
+
+
 @dataclass
 class Seen:
     """What is known of one kernel, and what it took."""
 
     rows: dict[Schedule, Observation] = field(default_factory=dict)
+    row_s: dict[Schedule, float] = field(default_factory=dict)  # what measuring each took, compilation included
     full_s: dict[Schedule, float] = field(default_factory=dict)  # with all samples: of winners only
-    tiny: dict[int, tuple[Schedule, int, float]] = field(default_factory=dict)  # by width: winner, binaries, seconds
-    plays: dict[Turn, tuple[Play, Schedule]] = field(default_factory=dict)  # with the winner
-    spent_s: float = 0.0  # on measuring `rows`, compilation included
+    tiny: dict[int, Beam] = field(default_factory=dict)  # by width
+    plays: dict[Turn, Ended] = field(default_factory=dict)
+    duels: dict[Schedule, dict[str, Any]] = field(default_factory=dict)  # finalists beside tinygrad's own schedule
+
+    @property
+    def spent_s(self) -> float:
+        """Seconds that all measurements took."""
+        return sum(self.row_s.values())
 
 
 @dataclass(frozen=True)
@@ -67,6 +92,7 @@ class LiveJournal:
         self.path = path if shard is None else path.with_suffix(f".{shard.number}{path.suffix}")
         self.kernels: dict[str, Seen] = {}
         self.setting: Setting | None = None
+        self.canaries: list[float] = []  # seconds, one of each piece
         path.parent.mkdir(parents=True, exist_ok=True)
         others = {*path.parent.glob(f"{path.stem}.*{path.suffix}"), path, self.path}
         for file in sorted(others):
@@ -87,28 +113,37 @@ class LiveJournal:
         if told["what"] == "setting":
             self.setting = _setting(told)
             return
+        if told["what"] == "canary":
+            self.canaries.append(float(told["runtime_s"]))
+            return
         seen, schedule = self.of(told["region"]), Schedule(told["kind"], told["body"])
         if told["what"] == "row":
             seen.rows[schedule] = Observation(
                 schedule, Status(told["status"]), told["runtime_s"], told["binary"], told["reason"]
             )
-            seen.spent_s += told["spent_s"]
+            seen.row_s[schedule] = float(told["spent_s"])
         elif told["what"] == "full":
             seen.full_s[schedule] = told["runtime_s"]
         elif told["what"] == "tiny":
-            seen.tiny[told["width"]] = (schedule, told["binaries"], told["wall_s"])
+            seen.tiny[told["width"]] = Beam(schedule, told["binaries"], told["wall_s"], told.get("reason", ""))
+        elif told["what"] == "duel":
+            seen.duels[schedule] = told["duel"]
         elif told["what"] == "play":
             curve = tuple((int(n), float(seconds)) for n, seconds in told["play"]["curve"])
             play = Play(**{**told["play"], "curve": curve})
-            seen.plays[play.contender, play.seed, play.budget] = (play, schedule)
+            seen.plays[play.contender, play.seed, play.budget] = Ended(play, schedule, float(told["spent_s"]))
 
     def add(self, what: str, region_id: str, schedule: Schedule, **more: Any) -> None:
         """Keep one line."""
         self._add({"what": what, "region": region_id, "kind": str(schedule.kind), "body": schedule.body, **more})
 
-    def add_play(self, region_id: str, winner: Schedule, play: Play) -> None:
+    def add_play(self, region_id: str, ended: Ended) -> None:
         """Keep what a contender did on a kernel."""
-        self.add("play", region_id, winner, play=asdict(play))
+        self.add("play", region_id, ended.winner, play=asdict(ended.play), spent_s=ended.spent_s)
+
+    def add_canary(self, runtime_s: float) -> None:
+        """Keep what the canary of this piece took."""
+        self._add({"what": "canary", "runtime_s": runtime_s})
 
     def set(self, target: Target, toolchain: Toolchain, kernels: Sequence[tuple[Region, int, float]]) -> None:
         """Keep on what the comparison is made. Raises MismatchError where the journal is of another device."""

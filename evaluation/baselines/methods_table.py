@@ -1,0 +1,118 @@
+"""The table of a campaign: what every method makes of the whole model, kernel by kernel, and what it cost to find."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kcg.measure.protocol import spread
+from kcg.types import RAW
+
+from .campaign import KCG, TINY_BEAM, Campaign, turn_of
+from .retiming import Choices
+
+DRAWS = 4000
+Array = NDArray[np.float64]
+
+
+@dataclass
+class Column:
+    """One method: (K, DRAWS + 1) seconds of each kernel's calls, the first of them what was found, the rest drawn."""
+
+    method: str
+    seconds: Array
+    missing: int  # kernels that it was not tried on, or failed on: there tinygrad's own schedule stands
+    wrong: int  # its schedule gave a wrong result
+
+    @property
+    def totals(self) -> Array:
+        return np.asarray(self.seconds.sum(0))
+
+
+def columns(chosen: Sequence[Choices], methods: Sequence[str], *, seed: int = 0) -> list[Column]:
+    """A column for tinygrad's own schedules and for each method, drawn by a bootstrap over the samples of the duels."""
+    own = [_own(kernel) for kernel in chosen]
+    found = [Column("hand-coded", np.stack([np.full(DRAWS + 1, s) for s in own]), 0, 0)]
+    for method in methods:
+        generator = np.random.default_rng(seed)
+        column = Column(method, np.empty((len(chosen), DRAWS + 1)), 0, 0)
+        for k, kernel in enumerate(chosen):
+            if method == "raw":  # one sample, and no duel: a step of it takes minutes
+                raw = kernel.bench.seen.rows.get(RAW)
+                column.missing += raw is None or raw.runtime_s is None
+                column.seconds[k] = own[k] if raw is None or raw.runtime_s is None else kernel.calls * raw.runtime_s
+                continue
+            told = kernel.bench.seen.duels.get(kernel.by_method.get(method, ""))  # type: ignore[call-overload]
+            column.wrong += told is not None and "wrong" in told
+            column.missing += told is None or "cold_s" not in told
+            column.seconds[k] = own[k] / _speedups(told, generator)
+        found.append(column)
+    return found
+
+
+def _own(kernel: Choices) -> float:
+    """Seconds of all calls with tinygrad's own schedule: the median over all duels."""
+    samples = [s for told in kernel.bench.seen.duels.values() for s in told.get("own_s", ())]
+    return kernel.calls * float(np.median(samples)) if samples else math.nan
+
+
+def _speedups(told: dict[str, Any] | None, generator: np.random.Generator) -> Array:
+    """(DRAWS + 1) the median of the paired speed-ups, and of DRAWS draws of the pairs; ones where there is no duel."""
+    if told is None or "cold_s" not in told:
+        return np.ones(DRAWS + 1)
+    pairs = np.array(told["own_s"]) / np.array(told["cold_s"])
+    drawn = np.median(pairs[generator.integers(len(pairs), size=(DRAWS, len(pairs)))], axis=1)
+    return np.concatenate(([np.median(pairs)], drawn))
+
+
+def interval(values: Array) -> list[float]:
+    """What was found, and 95 % of what was drawn."""
+    return [float(values[0]), *map(float, np.quantile(values[1:], (0.025, 0.975)))]
+
+
+def cost(campaign: Campaign, chosen: Sequence[Choices], method: str) -> dict[str, float]:
+    """What a method took on all kernels together: measurements, and seconds from cold."""
+    name, _, of = method.partition(":")
+    if name == KCG:
+        path = campaign.result_of(method) / "RESULT.json"
+        if not path.exists():
+            return {}
+        told = json.loads(path.read_text())
+        searched = {kernel.bench.region.id for kernel in chosen}
+        same = _measured_on(path, searched)
+        return {
+            "measurements": same, "measurements_of_all_kernels": told["measurements"], "wall_s": told["search_s"],
+            **{f"{phase}_s": seconds for phase, seconds in told.get("phases", [])},
+        }  # fmt: skip
+    benches = [kernel.bench.seen for kernel in chosen]
+    if name == TINY_BEAM:
+        beams = [seen.tiny[int(of)] for seen in benches if int(of) in seen.tiny]
+        return {"measurements": sum(b.binaries for b in beams), "wall_s": sum(b.wall_s for b in beams)}
+    ended = [seen.plays[turn_of(method)] for seen in benches if turn_of(method) in seen.plays]
+    return {"measurements": sum(e.play.measurements for e in ended), "wall_s": sum(e.spent_s for e in ended)}
+
+
+def _measured_on(path: Any, regions: set[str]) -> int:
+    from kcg.optimize.result import read_result
+
+    return sum(row.measurements for row in read_result(path).regions if row.region.id in regions)
+
+
+def worse(chosen: Sequence[Choices], table: Sequence[Column], method: str) -> list[str]:
+    """Kernels on which a method is slower than the better of hand-coded and BEAM, by more than 2 % and noise."""
+    ours = next(c for c in table if c.method == method)
+    others = [c for c in table if c.method == "hand-coded" or c.method.startswith(TINY_BEAM)]
+    found = []
+    for k, kernel in enumerate(chosen):
+        duels = [d for d in kernel.bench.seen.duels.values() if "own_s" in d]
+        noise = max((spread(d["own_s"], d["own_again_s"]) for d in duels), default=0.0)
+        best = min(float(c.seconds[k, 0]) for c in others)
+        if ours.seconds[k, 0] > best * (1 + max(0.02, noise)):
+            found.append(f"{kernel.bench.label}: {ours.seconds[k, 0] / best:.3f}")
+    return found

@@ -1,0 +1,84 @@
+"""What the methods of a campaign chose, timed again: each choice beside tinygrad's own schedule, in turns, verified.
+
+A method's time on a kernel is that of tinygrad's own schedule, divided by the median of the paired speed-ups: choices
+that were timed in different duels are compared through the baseline that both were timed beside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kcg.kernel.handwritten import source_body
+from kcg.measure.jobs import DuelJob, DuelOutcome
+from kcg.search.live import LiveBench
+from kcg.types import Schedule, ScheduleKind
+
+from .campaign import KCG, Campaign, winner_of
+
+SEEDS = (1, 2, 3)
+TIMEOUT_S = 300.0
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What every method chose for one kernel; nothing of those that did not come to it."""
+
+    bench: LiveBench
+    calls: int
+    by_method: dict[str, Schedule]
+
+
+def choices(campaign: Campaign, service: Any, predictor: Any) -> Iterator[Choices]:
+    """Of every kernel that was searched, the largest first."""
+    tuned = {m: chosen_by(campaign.result_of(m) / "RESULT.json") for m in campaign.methods if m.startswith(KCG)}
+    for region, calls in campaign.searched():
+        bench = LiveBench(region, calls, service, predictor, campaign.journal)
+        found = {"hand-coded": bench.space.baseline()}
+        for method in campaign.methods:
+            if (schedule := tuned.get(method, {}).get(region.id) or winner_of(bench, method)) is not None:
+                found[method] = schedule
+        yield Choices(bench, calls, found)
+
+
+def chosen_by(path: Path) -> dict[str, Schedule]:
+    """What a RESULT.json chose, by region id; nothing where there is none."""
+    from kcg.optimize.result import read_result
+
+    if not path.exists():
+        return {}
+    chosen = {row.region.id: row.chosen.schedule for row in read_result(path).regions}
+    return {region: s for region, s in chosen.items() if s.kind == ScheduleKind.OPTS or source_body(s)}
+
+
+def retime(campaign: Campaign, chosen: Choices) -> None:
+    """Time what was not timed yet."""
+    bench = chosen.bench
+    for schedule in dict.fromkeys(chosen.by_method.values()):
+        if schedule not in bench.seen.duels and campaign.left_s() > 0:
+            campaign.journal.add("duel", bench.region.id, schedule, duel=duel(campaign, bench, schedule))
+
+
+def duel(campaign: Campaign, bench: LiveBench, schedule: Schedule) -> dict[str, Any]:
+    """A schedule beside tinygrad's own: samples of both in seconds, whether it is right, and how it is launched."""
+    service, baseline = bench.service, bench.space.baseline()
+    told: dict[str, Any] = {"canary": len(campaign.journal.canaries), "reason": ""}
+    try:
+        own = service.compiled(bench.region, baseline).result().compiled
+        other = service.compiled(bench.region, schedule).result().compiled
+        same = other.binary_hash == own.binary_hash
+        job = DuelJob(bench.region, own, None if same else other, service.target, seeds=SEEDS)
+        outcome: DuelOutcome = service.duel(job, timeout_s=TIMEOUT_S).result()
+    except Exception as error:  # a crash or a hang is this schedule's, and part of what is told of it
+        return told | {"reason": f"{type(error).__name__}: {error}"[:300]}
+    verdict = outcome.finalist_verification or outcome.baseline_verification
+    if not verdict.passed or not outcome.baseline_verification.passed:
+        return told | {"wrong": verdict.reason or outcome.baseline_verification.reason}
+    return told | {
+        "name": bench.space.name(schedule), "own_s": outcome.baseline_cold_s, "own_again_s": outcome.again_cold_s,
+        "cold_s": outcome.baseline_cold_s if same else outcome.finalist_cold_s, "noisy": outcome.noisy,
+        "warm_s": outcome.baseline_warm_s if same else outcome.finalist_warm_s, "max_error": verdict.max_error,
+        "global": other.global_size, "local": other.local_size, "clocks": dict(outcome.clocks),
+    }  # fmt: skip

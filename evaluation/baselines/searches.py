@@ -1,0 +1,103 @@
+"""The units of a campaign: a method on a kernel, or kcg's own command; and the canary that a piece begins with."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from typing import Any
+
+from kcg.errors import DeviceError, ExitCode, KcgError
+from kcg.measure.group import Request
+from kcg.search.interface import Observation
+from kcg.search.live import LiveBench
+
+from .campaign import TINY_BEAM, Campaign, Unit, turn_of
+
+CANARY_SHARE = 0.02
+BEAM_GUESS_S = 40.0  # of BEAM=2 on one kernel, where nothing is known of it yet
+MOST_S = 900.0  # that one unit may take
+LEAST_S = 30.0  # with less time than this no search is begun
+
+
+def search(campaign: Campaign, service: Any, predictor: Any, unit: Unit) -> None:
+    """Do a unit, unless it is done or there is no time for it."""
+    if unit.region is None:
+        _kcg(campaign, unit)
+        return
+    bench = LiveBench(unit.region, unit.calls, service, predictor, campaign.journal)
+    name, _, of = unit.method.partition(":")
+    if name == TINY_BEAM:
+        if int(of) not in bench.seen.tiny:
+            _beam(campaign, bench, unit, int(of))
+    elif name == "raw":
+        bench.raw_s(timeout_s=min(MOST_S, campaign.left_s()))
+    elif name != "no-tensor-cores":  # which is only timed
+        turn = turn_of(unit.method)
+        if turn not in bench.seen.plays and campaign.left_s() < LEAST_S:
+            campaign.left.append(unit)
+        elif turn not in bench.seen.plays:
+            begin = time.monotonic()
+            played = bench.play(turn)[0]
+            seconds = time.monotonic() - begin
+            campaign.say(f"{unit.method} on {bench.label}: {played.measurements} measured in {seconds:.0f} s")
+
+
+def _beam(campaign: Campaign, bench: LiveBench, unit: Unit, width: int) -> None:
+    narrower = max((w for w in bench.seen.tiny if w < width), default=0)
+    expected_s = bench.seen.tiny[narrower].wall_s / narrower * width if narrower else BEAM_GUESS_S * width / 2
+    if expected_s > campaign.left_s():
+        campaign.left.append(unit)
+        return
+    beam = bench.search_tiny(width, timeout_s=min(MOST_S, campaign.left_s()), keep_failure=campaign.left_s() > MOST_S)
+    told = f"{beam.binaries} timed in {beam.wall_s:.0f} s" if beam is not None else "no time"
+    campaign.say(f"{unit.method} on {bench.label}: {told}")
+    if beam is None:
+        campaign.left.append(unit)
+
+
+def _kcg(campaign: Campaign, unit: Unit) -> None:
+    folder = campaign.result_of(unit.method)
+    if (folder / "RESULT.json").exists():
+        return
+    if campaign.left_s() < 4 * LEAST_S:
+        campaign.left.append(unit)
+        return
+    command = [
+        sys.executable, "-m", "kcg.optimize", "flux", "--preset", campaign.preset, "--device", campaign.dev,
+        "--effort", unit.method.partition(":")[2], "--report", str(folder), "--json",
+    ]  # fmt: skip
+    limit_s = campaign.left_s() if campaign.until < float("inf") else None
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        campaign.left.append(unit)
+        return
+    if done.returncode not in (ExitCode.OK, ExitCode.NOTHING_IMPROVED, ExitCode.BUDGET_HIT):
+        raise KcgError(f"{unit.method} ended with exit code {done.returncode}: {done.stderr.strip()[-300:]}")
+    told = json.loads(done.stdout)
+    campaign.say(f"{unit.method}: {told['measurements']} measured, {told['search_s']:.0f} s")
+
+
+def fly_canary(campaign: Campaign, service: Any) -> float:
+    """Time the canary. Raises DeviceError where it is not what it was in the first piece."""
+    from kcg.kernel.contractions import arithmetic
+    from kcg.kernel.space import KernelSpace
+
+    plain = (r for r, _, _ in campaign.setting.kernels if not arithmetic(KernelSpace(r, campaign.setting.target).ast))
+    region = next(plain, campaign.setting.kernels[0][0])
+    schedule = KernelSpace(region, campaign.setting.target).baseline()
+    request = Request(region, schedule, trial=len(campaign.journal.canaries))
+    row = Observation.of(service.measure([request])[0].result())
+    if row.runtime_s is None:
+        raise DeviceError(f"the canary fails here: {row.reason}")
+    first_s = campaign.journal.canaries[0] if campaign.journal.canaries else row.runtime_s
+    allowed = CANARY_SHARE if not campaign.dev.startswith("CPU") else float("inf")  # a CPU is shared
+    if abs(row.runtime_s / first_s - 1) > allowed:
+        raise DeviceError(
+            f"the canary takes {row.runtime_s * 1e6:.1f} µs here, {first_s * 1e6:.1f} µs in the first piece: "
+            "this device is not as fast, nothing was measured"
+        )
+    campaign.journal.add_canary(row.runtime_s)
+    return row.runtime_s

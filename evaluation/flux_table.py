@@ -1,0 +1,91 @@
+"""The methods table: what hand-coded schedules, BEAM, MCTS, random search and kcg make of a step of Flux.
+
+    python evaluation/flux_table.py --preset 1024 --device CUDA --budget 9m      # again and again, until it is done
+    python evaluation/flux_table.py --preset 1024 --device CUDA --part retime
+    python evaluation/flux_table.py --preset mini --device CPU:X86 --methods tinygrad-beam:1,random:4 --share 0.3
+
+All methods search the kernels that make 95 % of the time with tinygrad's own schedules, the rest stay as they are. What
+each chose is then timed again beside tinygrad's own, in turns, and verified. Several GPUs share the searching with
+`--shard I/N`. `--part table` needs no device. Beside it: PyTorch, from flux_torch.json, and the published figures.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kcg.commandline import guarded
+from kcg.errors import UnknownName
+
+HERE = Path(__file__).parent
+PARTS = ("all", "search", "retime", "table")
+METHODS = (
+    "kcg:normal", "kcg:quick", "tinygrad-beam:4", "tinygrad-beam:8", "tinygrad-mcts:256", "random:256",
+    "tinygrad-beam:2", "tinygrad-beam:1", "full-beam:4", "full-beam:8", "full-beam:2", "full-beam:1", "no-tensor-cores",
+    "raw",
+)  # fmt: skip
+
+
+def main(
+    preset: Annotated[str, typer.Option(help="mini, 768 or 1024; auto: as kcg takes it")] = "auto",
+    device: Annotated[str, typer.Option(help="as kcg.optimize --device")] = "auto",
+    part: Annotated[str, typer.Option(help="all, search, retime or table")] = "all",
+    methods: Annotated[str, typer.Option(help="with commas between, in the order of searching")] = ",".join(METHODS),
+    share: Annotated[float, typer.Option(help="of the time, whose kernels are searched")] = 0.95,
+    budget: Annotated[str, typer.Option(help="of this piece; empty: until all is done")] = "",
+    shard: Annotated[str, typer.Option(help="I/N: every Nth kernel, for one GPU of N")] = "",
+    work: Annotated[Path, typer.Option(help="the campaign's folder")] = HERE.parent / "kcg-out" / "flux-table",
+    torch: Annotated[Path, typer.Option(help="PyTorch's figures")] = HERE / "results" / "flux_torch.json",
+    out: Annotated[Path, typer.Option(help="the results file")] = HERE / "results" / "flux_table.json",
+    document: Annotated[Path | None, typer.Option(help="whose table is written")] = None,
+) -> None:
+    """Do what is left of a campaign, as far as the time goes, and write down its table."""
+    from baselines.campaign import Campaign
+    from baselines.methods_text import write_down
+    from baselines.retiming import choices, retime
+    from baselines.searches import fly_canary, search
+
+    from kcg.compat.device import choose_device
+    from kcg.optimize.lock import alone_on
+    from kcg.optimize.settings import parse_budget
+    from kcg.predictor.choice import choose_predictor
+    from kcg.search.live import live_flux
+    from kcg.search.live_journal import LiveJournal, Shard
+    from kcg.workloads.registry import find
+
+    if part not in PARTS:
+        raise UnknownName("part", part, list(PARTS))
+    until = time.monotonic() + parse_budget(budget) if budget else float("inf")
+    dev = choose_device(device).dev if part != "table" else device
+    preset = find("flux", preset, dev)[1]
+    journal = LiveJournal(work / f"{dev.replace(':', '-')}-{preset}.jsonl", shard=Shard.parse(shard))
+    campaign = Campaign(journal, preset, dev, tuple(filter(None, methods.split(","))), share, typer.echo, until)
+    if part == "table":
+        write_down(campaign, [*choices(campaign, campaign.setting, None)], torch, out, document)
+        return
+    with live_flux(device, preset, journal) as service:
+        predictor = choose_predictor("auto", service.target)
+        kernels, canary_s = len(campaign.setting.kernels), fly_canary(campaign, service)
+        typer.echo(f"{len(campaign.searched())} of {kernels} kernels, canary {canary_s * 1e6:.1f} µs")
+        for unit in campaign.units() if part != "retime" else ():
+            search(campaign, service, predictor, unit)
+        if part != "search":
+            service.fresh_child()
+            with alone_on(dev) if part == "retime" else contextlib.nullcontext():
+                for chosen in choices(campaign, service, predictor):
+                    retime(campaign, chosen)
+        done = [*choices(campaign, service, predictor)] if part != "search" else []
+    for unit in campaign.left:
+        typer.echo(f"no time for {unit.method}: run the same command again")
+    if done:
+        write_down(campaign, done, torch, out, document)
+
+
+if __name__ == "__main__":
+    application = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    application.command()(main)
+    guarded(lambda: application(standalone_mode=False))

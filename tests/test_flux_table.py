@@ -1,0 +1,205 @@
+"""The methods table: pieces that go on, choices that are timed again, and figures that follow from what was kept."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from evaluation.baselines import searches
+from evaluation.baselines.campaign import Campaign, turn_of
+from evaluation.baselines.methods_markdown import described, markdown
+from evaluation.baselines.methods_table import columns, interval, worse
+from evaluation.baselines.methods_text import write_down
+from evaluation.baselines.retiming import Choices, choices, retime
+from kcg.errors import DeviceError, UsageError
+from kcg.kernel.codec import kernel_of
+from kcg.measure.service import MeasureService
+from kcg.optimize.result import write_result
+from kcg.predictor.choice import choose_predictor
+from kcg.predictor.interface import Predictor
+from kcg.search.live_journal import LiveJournal, Shard
+from kcg.types import RAW, Region, RegionResult
+from tests.kernels import empty, kernels_of
+from tests.sample_result import sample_result
+
+DEV = os.environ["DEV"]
+METHODS = ("tinygrad-beam:1", "random:3", "no-tensor-cores", "raw", "kcg:quick")
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[MeasureService]:
+    with MeasureService(DEV, run_id="table", compile_workers=1) as opened:
+        yield opened
+
+
+def guide(service: MeasureService) -> Predictor:
+    return choose_predictor("roofline", service.target)
+
+
+def regions() -> list[Region]:
+    programs = (empty(24, 16) + 1, empty(16, 40).sum(1), empty(6) * 2)
+    return [Region((kernel_of(ast),)) for program in programs for ast in kernels_of(program)]
+
+
+def campaign_of(path: Path, service: MeasureService, *, shard: str = "", said: list[str] | None = None) -> Campaign:
+    journal = LiveJournal(path / "table.jsonl", shard=Shard.parse(shard))
+    journal.set(*service.facts, [(r, 2, s) for r, s in zip(regions(), (5e-3, 4.6e-3, 4e-4), strict=True)])
+    say = said.append if said is not None else lambda line: None
+    return Campaign(journal, "mini", DEV, METHODS, say=say)
+
+
+@pytest.fixture(scope="module")
+def finished(service: MeasureService, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A campaign after all its pieces: its folder, and the results file."""
+    folder = tmp_path_factory.mktemp("campaign")
+    for shard in ("0/2", "1/2"):  # two processes with a kernel each
+        campaign = campaign_of(folder, service, shard=shard)
+        searches.fly_canary(campaign, service)
+        for unit in campaign.units():
+            if unit.region is not None:
+                searches.search(campaign, service, guide(service), unit)
+    campaign, found = campaign_of(folder, service), sample_result()
+    (first, *_), row = campaign.searched(), found.regions[0]
+    bench = next(choices(campaign, service, None)).bench
+    told = replace(row.baseline, schedule=bench.space.baseline())
+    kcgs: RegionResult = replace(
+        row, region=first[0], baseline=told, chosen=replace(told, schedule=RAW), measurements=7
+    )
+    campaign.result_of("kcg:quick").mkdir()
+    write_result(replace(found, regions=(kcgs,), expectations=()), campaign.result_of("kcg:quick") / "RESULT.json")
+    for chosen in choices(campaign, service, None):
+        retime(campaign, chosen)
+    write_down(campaign, [*choices(campaign, service, None)], folder / "none.json", folder / "out.json", None)
+    return folder, folder / "out.json"
+
+
+def test_all_methods_search_the_kernels_that_make_most_of_the_time(service: MeasureService, tmp_path: Path) -> None:
+    campaign = campaign_of(tmp_path, service)
+    assert [calls for _, calls in campaign.searched()] == [2, 2], "the third is under five percent"
+    assert sum(1 for unit in campaign.units() if unit.region is None) == 1, "kcg's own command deals with all kernels"
+    halves = [[*campaign_of(tmp_path, service, shard=f"{i}/2").units()] for i in range(2)]
+    assert sorted(map(str, halves[0] + halves[1])) == sorted(map(str, campaign.units()))
+
+
+def test_the_table_holds_every_method(finished: tuple[Path, Path]) -> None:
+    entry = next(iter(json.loads(finished[1].read_text())["runs"].values()))
+    assert set(entry["methods"]) == {"hand-coded", *METHODS}
+    for method, row in entry["methods"].items():
+        total, low, high = row["total_s"]
+        assert 0 < low <= total <= high and math.isfinite(high), method
+        assert row["wrong"] == 0
+    assert entry["methods"]["kcg:quick"]["measurements"] == 7
+    assert entry["methods"]["kcg:quick"]["not_searched"] == 1, "its result holds one kernel of two"
+    assert entry["methods"]["random:3"]["measurements"] <= 6
+    assert entry["methods"]["tinygrad-beam:1"]["wall_s"] > 0
+    assert entry["rest_s"] == pytest.approx(2 * 4e-4)
+    (first, _) = entry["kernels"]
+    assert first["seconds"]["kcg:quick"] > 0 and first["choices"]["kcg:quick"] == str(RAW)
+    assert len(first["launch"]["hand-coded"]) == 2 and not first["failed"]
+    headline = json.loads(finished[1].read_text())["headline"]
+    assert headline["opts_total_ms_mini"] > 0 and headline["wrong_kernels_mini"] == 0
+
+
+def test_what_is_done_is_not_done_again(service: MeasureService, finished: tuple[Path, Path]) -> None:
+    folder, out = finished
+    files = {path: path.read_bytes() for path in folder.iterdir() if path.suffix == ".jsonl"}
+    said: list[str] = []
+    campaign = campaign_of(folder, service, said=said)
+    for unit in campaign.units():
+        searches.search(campaign, service, guide(service), unit)
+    for chosen in choices(campaign, service, None):
+        retime(campaign, chosen)
+    assert not said and files == {path: path.read_bytes() for path in files}
+    before = json.loads(out.read_text())["headline"]
+    write_down(campaign, [*choices(campaign, campaign.setting, None)], folder / "none.json", out, None)
+    assert json.loads(out.read_text())["headline"] == before, "the table needs no device"
+
+
+def test_a_piece_on_a_slower_device_is_refused(
+    service: MeasureService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    campaign = campaign_of(tmp_path, service)
+    campaign.journal.add_canary(1e-9)
+    campaign.dev = "CUDA"  # on a CPU, which is shared, nothing is refused
+    with pytest.raises(DeviceError, match=r"the canary takes .* here, 0\.0 µs in the first piece"):
+        searches.fly_canary(campaign, service)
+    assert len(campaign.journal.canaries) == 1
+
+
+def test_what_has_no_time_left_is_said(service: MeasureService, tmp_path: Path) -> None:
+    campaign = campaign_of(tmp_path, service)
+    campaign.until = 0.0
+    for unit in campaign.units():
+        if not unit.method.startswith(("raw", "no-tensor-cores")):
+            searches.search(campaign, service, guide(service), unit)
+    assert {unit.method for unit in campaign.left} == {"tinygrad-beam:1", "random:3", "kcg:quick"}
+    assert not [seen for seen in campaign.journal.kernels.values() if seen.tiny or seen.plays]
+
+
+def choice(service: MeasureService, folder: Path, speedups: dict[str, float]) -> Choices:
+    """A kernel with duels that were made up: `speedups` over tinygrad's own schedule, by method."""
+    campaign = campaign_of(folder, service)
+    made = next(choices(campaign, service, None))
+    own, by_method = [1e-3, 1.1e-3, 0.9e-3] * 3, {}
+    steps = [action.schedule for action in made.bench.space.actions(RAW)]
+    for schedule, (method, factor) in zip(steps, speedups.items(), strict=False):
+        times = [s / factor for s in own]
+        made.bench.seen.duels[schedule] = {"own_s": own, "own_again_s": own, "cold_s": times, "reason": ""}
+        by_method[method] = schedule
+    return Choices(made.bench, made.calls, by_method)
+
+
+def test_totals_follow_from_paired_speedups(service: MeasureService, tmp_path: Path) -> None:
+    kernel = choice(service, tmp_path, {"kcg:quick": 2.0, "tinygrad-beam:8": 2.5})
+    table = {c.method: c for c in columns([kernel], ["kcg:quick", "tinygrad-beam:8", "random:3"])}
+    assert interval(table["kcg:quick"].totals) == pytest.approx([1e-3] * 3), "two calls of half the time"
+    assert interval(table["random:3"].totals) == pytest.approx([2e-3] * 3) and table["random:3"].missing == 1
+    assert worse([kernel], [*table.values()], "kcg:quick") == [f"{kernel.bench.label}: 1.250"]
+    assert worse([kernel], [*table.values()], "tinygrad-beam:8") == []
+
+
+def test_the_markdown_says_what_is_missing_and_what_was_published() -> None:
+    row = {"total_s": [1.0, 0.9, 1.1], "gflops": 2e4, "not_searched": 0, "wrong": 0}
+    rows = {"tinygrad-beam:8": {**row, "measurements": 9, "wall_s": 1234.0}, "raw": {**row, "not_searched": 3}}
+    lines = markdown(rows, {"torch_s": {"default": 0.07}}, "768")
+    assert "| BEAM=8 | 1,000.0 ms | 900.0–1,100.0 | 20 | 9 | 1,234 s | 594.45 ms |" in lines
+    assert any("3 kernels missing" in line and "201,654 ms" in line for line in lines)
+    assert lines[-1].startswith("| torch.compile, default: the whole step | 70.0 ms |")
+    assert len(markdown(rows, {"torch_s": {}}, "1024")[0].split("|")) == 8, "another size has no published figures"
+
+
+@pytest.mark.parametrize("method", ["tinygrad-beam", "tinygrad-beam:wide", "kcg"])
+def test_a_method_that_is_none(service: MeasureService, tmp_path: Path, method: str) -> None:
+    with pytest.raises(UsageError, match="write a width or an effort after it"):
+        Campaign(LiveJournal(tmp_path / "x.jsonl"), "mini", DEV, (method,))
+
+
+def test_names_of_methods() -> None:
+    assert turn_of("full-beam:4") == ("full-beam:4", 0, None) and turn_of("random") == ("random", 0, 256)
+    assert turn_of("random:64") == ("random", 0, 64) and described("full-beam:2") == "BEAM=2 over kcg's actions"
+
+
+def test_a_table_of_nothing_says_so(tmp_path: Path) -> None:
+    script = Path(__file__).parent.parent / "evaluation" / "flux_table.py"
+    command = [
+        sys.executable,
+        str(script),
+        "--preset",
+        "mini",
+        "--device",
+        DEV,
+        "--part",
+        "table",
+        "--work",
+        str(tmp_path),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "holds no campaign yet" in done.stderr, done.stderr
