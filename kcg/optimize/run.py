@@ -9,8 +9,10 @@ from pathlib import Path
 
 from kcg.errors import ExitCode
 from kcg.optimize import handwritten
-from kcg.optimize.console import Progress
+from kcg.optimize.console import Progress, format_seconds
+from kcg.optimize.estimates import judging_s
 from kcg.optimize.finals import as_searched, build_result, judge_all
+from kcg.optimize.phases import BASELINES, JUDGING, MODEL, SEARCH
 from kcg.optimize.session import TINY_BEAM, Session
 from kcg.optimize.settings import Settings
 from kcg.types import ModelCheck, Result
@@ -41,15 +43,20 @@ def optimize(settings: Settings, progress: Progress, *, started: float | None = 
         session.open_journal()
         session.plan()
         handwritten.offer(session, kernels)
-        if settings.measurements == 0 or not settings.search.startswith(TINY_BEAM):
-            session.guide()
+        session.phases.begin(BASELINES)
+        guided = settings.measurements == 0 or not settings.search.startswith(TINY_BEAM)
         regions = None
         try:
             if settings.measurements != 0:
-                session.measure_baselines()
+                session.measure_baselines(session.guide if guided else lambda: None)
                 handwritten.measure(session)
+            else:
+                session.guide()
+            session.phases.begin(SEARCH)
             search(session)
-            progress.phase("re-timing and verifying the finalists in a fresh process")
+            session.phases.begin(JUDGING)
+            about = format_seconds(judging_s(session))
+            progress.phase(f"re-timing and verifying the finalists in a fresh process, about {about}")
             regions = judge_all(session)
             session.check_journal()
         except KeyboardInterrupt:
@@ -59,15 +66,17 @@ def optimize(settings: Settings, progress: Progress, *, started: float | None = 
             session.close_children()  # its memory on the device is wanted, and nothing may disturb the model's run
         ended_early = regions is None or session.interrupted
         result = build_result(session, as_searched(session) if regions is None else regions, complete=not ended_early)
+        session.phases.begin(MODEL)
         check = _checked_model(session, result, ended_early=ended_early)
         over = settings.budget_s is not None and time.monotonic() - session.started > settings.budget_s * (1 + OVERTIME)
         if over and not session.interrupted:
             session.warnings.append(
                 f"the budget of {settings.budget_s:g} s is less than timing and verifying the kernels takes"
             )
+        phases = session.phases.seconds()
         result = replace(
             result, model_check=check, complete=not (ended_early or session.interrupted or over or session.unsearched),
-            search_s=time.monotonic() - session.started, warnings=tuple(session.warnings),
+            search_s=sum(seconds for _, seconds in phases), warnings=tuple(session.warnings), phases=phases,
         )  # fmt: skip
         return _written(session, result)
 
