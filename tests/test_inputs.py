@@ -15,10 +15,12 @@ import kcg.measure.inputs as inputs_module
 from kcg.kernel.codec import ast_of, kernel_of
 from kcg.kernel.evaluate import buffers, evaluate, sample_points
 from kcg.measure.inputs import (
+    BLOCK,
     POSITIVE_RECIPE,
     RECIPE,
     SMALL_INTEGERS,
     Repeated,
+    _block,
     buffers_of,
     integer_bounds,
     make_inputs,
@@ -26,7 +28,7 @@ from kcg.measure.inputs import (
     to_bits,
     to_values,
 )
-from tests.kernels import example_asts
+from tests.kernels import empty, example_asts, kernels_of
 
 ASTS = {name: ast_of(kernel_of(ast)) for name, ast in example_asts().items()}
 VARIABLES = {"length": 20, "position": 3}
@@ -155,3 +157,16 @@ def test_a_large_buffer_repeats_its_block_on_the_device_and_for_the_reference(mo
         assert not bits.same_as(whole)
         parts = [part for _, part in bits.chunks()]
         assert sum(map(len, parts)) == bits.size
+
+
+def test_large_buffers_share_a_block_that_stays_as_it_was_drawn() -> None:
+    def inputs(columns: int) -> Repeated:
+        (ast,) = kernels_of(empty(1024, columns) + 1)
+        (bits,) = make_inputs(ast_of(kernel_of(ast)), 5).values()
+        assert isinstance(bits, Repeated)
+        return bits
+
+    one, other = inputs(1100), inputs(1500)
+    assert one.block is other.block and (one.size, other.size) == (1024 * 1100, 1024 * 1500)
+    again = _block(5, 1, RECIPE, "float", BLOCK, 0.0, 0, 0)
+    assert np.array_equal(one.block, again) and one.block is not again
