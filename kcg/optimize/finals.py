@@ -221,10 +221,11 @@ def unverified(work: RegionWork, schedule: Schedule) -> Finalist:
 
 
 def as_searched(session: Session) -> tuple[RegionResult, ...]:
-    """The best so far of an interrupted run: what was judged as it was judged, the rest as the search left it.
+    """The best so far of a run that ended early: what was judged as it was judged, the rest as the search left it.
 
     The latter carries search timings and is marked as not verified; `apply` gives such regions tinygrad's own schedule.
     """
+    why = "the device was lost" if session.lost else "interrupted"
     results = []
     for work in session.works:
         if work.id in session.judged:
@@ -234,7 +235,7 @@ def as_searched(session: Session) -> tuple[RegionResult, ...]:
         faster = _candidates(work)
         chosen = unverified(work, faster[0]) if faster and work.baseline_s else base
         outcome = "improved" if faster and work.baseline_s else "kept"
-        results.append(_result(session, work, base, chosen, outcome, "interrupted: not verified"))
+        results.append(_result(session, work, base, chosen, outcome, f"{why}: not verified"))
     return tuple(results)
 
 

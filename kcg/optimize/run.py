@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from kcg.errors import ExitCode
+from kcg.errors import DeviceError, ExitCode
 from kcg.optimize import handwritten
 from kcg.optimize.console import Progress, format_seconds
 from kcg.optimize.estimates import judging_s
@@ -28,12 +28,14 @@ class Finished:
     result_path: Path
     report_path: Path
     exit_code: ExitCode
+    lost: str = ""  # why the device went away in the middle, if it did
 
 
 def optimize(settings: Settings, progress: Progress, *, started: float | None = None) -> Finished:
     """Run one optimisation and write RESULT.json and report.html into `settings.folder`.
 
-    On Ctrl-C the children are killed, the best so far is written, verified as far as it came; the exit code is 130.
+    On Ctrl-C the children are killed, the best so far is written, verified as far as it came; the exit code is 130. The
+    same where the device goes away in the middle; the exit code is 5 then. Raises DeviceError where it never opened.
     """
     from kcg.optimize.searching import search
 
@@ -62,9 +64,13 @@ def optimize(settings: Settings, progress: Progress, *, started: float | None = 
         except KeyboardInterrupt:
             session.interrupted = True
             session.close_children()  # first of all: what is written next does not change under the writer
+        except DeviceError as error:
+            session.lost = str(error)
+            session.warnings.append(f"the device was lost: {error}")
+            session.close_children()
         if regions is not None:
             session.close_children()  # its memory on the device is wanted, and nothing may disturb the model's run
-        ended_early = regions is None or session.interrupted
+        ended_early = regions is None or session.interrupted or bool(session.lost)
         result = build_result(session, as_searched(session) if regions is None else regions, complete=not ended_early)
         session.phases.begin(MODEL)
         check = _checked_model(session, result, ended_early=ended_early)
@@ -123,13 +129,16 @@ def _written(session: Session, result: Result) -> Finished:
     path = session.folder / "RESULT.json"
     write_result(result, path)
     report = write_report(result, session.folder)
-    return Finished(result, path, report, exit_code_of(result, interrupted=session.interrupted))
+    code = exit_code_of(result, interrupted=session.interrupted, lost=bool(session.lost))
+    return Finished(result, path, report, code, lost=session.lost)
 
 
-def exit_code_of(result: Result, *, interrupted: bool) -> ExitCode:
+def exit_code_of(result: Result, *, interrupted: bool, lost: bool = False) -> ExitCode:
     """The exit code of a run, worst news first."""
     if interrupted:
         return ExitCode.INTERRUPTED
+    if lost:
+        return ExitCode.DEVICE_UNUSABLE
     wrong_model = result.model_check is not None and result.model_check.passed is False
     if wrong_model or any(not r.chosen.verification.passed for r in result.regions):
         return ExitCode.VERIFICATION_FAILED

@@ -113,6 +113,7 @@ class Session:
         self.failures: Counter[str] = Counter()
         self.warnings: list[str] = []
         self.interrupted = False
+        self.lost = ""  # why the device went away in the middle, if it did
         self.unsearched = False  # there was no time to search at all
         self.settled = False  # the search ended because nothing more was worth its measurements
         self.preparing_s = 0.0  # what preparing a first measurement of a kernel takes on average, once it is known
