@@ -13,7 +13,7 @@ from concurrent.futures import Future, as_completed
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kcg.compat.device import choose_device, prepare
 from kcg.errors import UnknownName, UsageError
@@ -120,6 +120,7 @@ class Session:
         self.works: list[RegionWork] = []
         self.predictor: Predictor | None = None  # none: tinygrad searches by itself
         self.thinkers: Thinkers | None = None  # processes that search; none where it would disturb the samples
+        self.foretold: dict[str, Future[Any]] = {}  # by region, its references (`Foretold`) for the finals
         self.judged: dict[str, RegionResult] = {}  # by region, as far as the finals have come
         self._lock = threading.Lock()
         self._journal_error: BaseException | None = None
