@@ -15,14 +15,13 @@ FLUSH_ELSEWHERE_S: Final = 0.001
 
 VERIFY_S: Final = {"CPU": 0.12}
 """Verifying three seeds of one kernel, apart from its runs and its copies; elsewhere it follows from the checks."""
-CHECKS: Final = 4.0
-"""So many times the preparing of a first measurement (inputs and references of one seed) is what verifying prepares:
-five seeds, {0,1} data among them, and projections. On one NVIDIA H200 judging the 55 kernels of Flux 1024 took 49 s, of
-which 0.5 s a kernel were neither its runs and samples nor in proportion to its bytes."""
-CHECK_ELSEWHERE_S: Final = 0.12  # preparing one, where no first measurement was made in this run
-COPY_S_PER_BYTE: Final = 5e-10
-"""Inputs of four or five seeds to a GPU, and outputs back: verifying took 1.0 s with 1.9 GB and 0.5 s with 1 GB on one
-NVIDIA H200 (evaluation/results/verify_large.json)."""
+CHECKS: Final = 2.0
+"""So many times the preparing of a first measurement (inputs and references of one seed, loading, reading back) is what
+verifying takes apart from its runs: five seeds and projections, but the references come from other processes. Judging
+the 55 kernels of Flux 1024 took 49 s on one NVIDIA H200 when drawing inputs, the bus and references were an estimated
+25 s of it, which they are no more. `Result.phases` shows what a run really took."""
+CHECK_ELSEWHERE_S: Final = 0.1  # preparing one, where no first measurement was made in this run
+COPY_S_PER_BYTE: Final = 1.5e-10  # outputs back from a GPU, whole, and compared on the host
 
 
 def final_cost_s(session: Session) -> float:
