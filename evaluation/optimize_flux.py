@@ -26,6 +26,7 @@ from kcg.errors import ExitCode, KcgError, UsageError
 KEPT = (
     "total_before_s", "total_after_s", "measurements", "compilations", "search_s", "target", "toolchain", "failures",
     "complete", "created", "kcg_version", "protocol", "predictor", "model_check", "progress",
+    "phases",
 )  # fmt: skip
 OUT = Path(__file__).parent / "results" / "optimize_flux.json"
 

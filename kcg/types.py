@@ -353,6 +353,7 @@ class Result:
     predictor: str = ""  # its name; empty in a result of before it was written
     expectations: tuple[Expectation, ...] = ()  # none where the strategy asks no predictor
     clocks: tuple[tuple[str, float, float, float], ...] = ()  # what the device told: name, least, median, most
+    phases: tuple[tuple[str, float], ...] = ()  # seconds of each part of the run, which `search_s` is the sum of
 
     @property
     def plan(self) -> Plan:

@@ -12,13 +12,16 @@ import numpy as np
 import pytest
 
 import kcg.measure.inputs as inputs_module
+from kcg.compat.hardware import repetitions
 from kcg.kernel.codec import ast_of, kernel_of
 from kcg.kernel.evaluate import buffers, evaluate, sample_points
 from kcg.measure.inputs import (
+    BLOCK,
     POSITIVE_RECIPE,
     RECIPE,
     SMALL_INTEGERS,
     Repeated,
+    _block,
     buffers_of,
     integer_bounds,
     make_inputs,
@@ -26,7 +29,9 @@ from kcg.measure.inputs import (
     to_bits,
     to_values,
 )
-from tests.kernels import example_asts
+from kcg.measure.target import detect
+from kcg.measure.workbench import Workbench
+from tests.kernels import empty, example_asts, kernels_of
 
 ASTS = {name: ast_of(kernel_of(ast)) for name, ast in example_asts().items()}
 VARIABLES = {"length": 20, "position": 3}
@@ -155,3 +160,37 @@ def test_a_large_buffer_repeats_its_block_on_the_device_and_for_the_reference(mo
         assert not bits.same_as(whole)
         parts = [part for _, part in bits.chunks()]
         assert sum(map(len, parts)) == bits.size
+
+
+def test_large_buffers_share_a_block_that_stays_as_it_was_drawn() -> None:
+    def inputs(columns: int) -> Repeated:
+        (ast,) = kernels_of(empty(1024, columns) + 1)
+        (bits,) = make_inputs(ast_of(kernel_of(ast)), 5).values()
+        assert isinstance(bits, Repeated)
+        return bits
+
+    one, other = inputs(1100), inputs(1500)
+    assert one.block is other.block and (one.size, other.size) == (1024 * 1100, 1024 * 1500)
+    again = _block(5, 1, RECIPE, "float", BLOCK, 0.0, 0, 0)
+    assert np.array_equal(one.block, again) and one.block is not again
+
+
+@pytest.mark.parametrize("total", [7, 8, 13, 14, 15, 100, 7 * 64])
+def test_copies_within_the_device_repeat_a_block(total: int) -> None:
+    memory = np.full(total + 5, -1)
+    memory[:7] = np.arange(7)
+    for at, length in repetitions(7, total):
+        memory[at : at + length] = memory[:length].copy()
+    assert (memory[:total] == np.arange(total) % 7).all() and (memory[total:] == -1).all()
+
+
+@pytest.mark.parametrize("dev", ["CPU", pytest.param("CUDA", marks=pytest.mark.gpu)])
+def test_large_inputs_are_on_the_device_as_they_were_drawn(dev: str) -> None:
+    """Elements of two bytes: the block then ends at no multiple of four."""
+    target = detect("CPU:X86" if dev == "CPU" else dev, 1)[0]
+    (ast,) = kernels_of(empty(3000, 1100, dtype="half") + 1)
+    bench = Workbench(ast_of(kernel_of(ast)), target)
+    bench.fill(2, RECIPE)
+    (slot,) = bench.inputs
+    assert isinstance(bench.inputs[slot], Repeated) and bench.inputs[slot].same_as(bench.read(slot))
+    assert bench.guards_intact() is None

@@ -29,6 +29,7 @@ from kcg.measure.protocol import (
     samples_for,
     spread,
 )
+from kcg.measure.references import foretell_job
 from kcg.measure.rows import duel_rows
 from kcg.measure.service import MeasureService, Request
 from kcg.measure.target import first_line
@@ -255,15 +256,15 @@ def test_duel(service: MeasureService) -> None:
     schedules = (RAW, KernelSpace(MATMUL, service.target).baseline())
     baseline, finalist = (service.compiled(MATMUL, s).result(timeout=60).compiled for s in schedules)
     service.fresh_child()
-    outcome = service.duel(DuelJob(MATMUL, baseline, finalist, service.target), timeout_s=30).result(timeout=60)
+    told = service.beside(foretell_job, MATMUL, (), (1, 2, 3), timeout_s=30).result(timeout=60)
+    job = DuelJob(MATMUL, baseline, finalist, service.target, foretold=told)
+    outcome = service.duel(job, timeout_s=30).result(timeout=60)
     assert outcome.baseline_verification.passed and outcome.baseline_verification.seeds == 3
     assert outcome.finalist_verification is not None and outcome.finalist_verification.passed
     assert len(outcome.baseline_cold_s) == len(outcome.finalist_cold_s) >= MIN_SAMPLES
     assert len(outcome.baseline_warm_s) == len(outcome.finalist_warm_s) >= MIN_SAMPLES
     assert len(outcome.again_cold_s) == len(outcome.baseline_cold_s) and outcome.input_recipe == "normal-v1:seed=0"
-    rows = duel_rows(
-        DuelJob(MATMUL, baseline, finalist, service.target), outcome, *schedules, toolchain="t", run_id="r"
-    )
+    rows = duel_rows(job, outcome, *schedules, toolchain="t", run_id="r")
     assert [(r.trial, str(r.cache_state), r.schedule) for r in rows] == [
         (1, "cold", RAW), (2, "cold", RAW), (1, "warm", RAW), (1, "cold", schedules[1]), (1, "warm", schedules[1]),
     ]  # fmt: skip

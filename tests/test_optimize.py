@@ -18,6 +18,7 @@ import pytest
 from kcg.commandline import guarded
 from kcg.errors import ExitCode
 from kcg.optimize.__main__ import main
+from kcg.optimize.phases import PHASES
 from kcg.optimize.result import read_result
 from kcg.predictor.choice import SHIPPED
 
@@ -49,6 +50,9 @@ def test_json_reports_verified_kernels_and_never_a_slower_total(
     assert answer["total_after_s"] <= answer["total_before_s"]
     assert 0 < answer["measurements"] <= 12
     assert answer["search_s"] < 66
+    assert [phase for phase, _ in answer["phases"]] == list(PHASES)
+    assert sum(seconds for _, seconds in answer["phases"]) == pytest.approx(answer["search_s"])
+    assert all(seconds > 0 for _, seconds in answer["phases"])
     assert answer["target"]["device"] == "CPU"
     assert answer["predictor"], "which one guided is said"
     assert 0 < len(answer["expectations"]) <= answer["compilations"], "of the search; baselines are not proposed"

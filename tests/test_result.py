@@ -100,7 +100,7 @@ def test_empty_result_survives(tmp_path: Path) -> None:
 def test_what_json_mode_prints(stored: Path) -> None:
     sample = sample_result()
     document = json.loads(stored.read_text())
-    assert document["schema"] == 4
+    assert document["schema"] == 5
     assert document["total_before_s"] == sample.total_before_s
     assert document["total_after_s"] == sample.total_after_s
     assert (document["measurements"], document["search_s"]) == (504, 312.418)
@@ -124,7 +124,7 @@ def test_truncated_file_is_refused(stored: Path, tenths: int) -> None:
 @pytest.mark.parametrize(
     "data",
     [b"", b"\x00\xff\x93NUMPY", b"null", b"[]", b"3", b'{"a": 1}', b"[" * 200_000, b'{"schema": 1}', b'{"schema": NaN}',
-     b'{"schema": 5, "regions": []}', b'{"schema": true}', b'{"schema": 1, "schema": 1}', b"9" * 5000],
+     b'{"schema": 6, "regions": []}', b'{"schema": true}', b'{"schema": 1, "schema": 1}', b"9" * 5000],
 )  # fmt: skip
 def test_foreign_file_is_refused(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "r.json").write_bytes(data)
@@ -180,7 +180,9 @@ def without(value: Any, names: set[str]) -> Any:
 
 def test_files_of_the_first_version_are_read() -> None:
     target = replace(sample_result().target, bandwidth_bytes_s=None)
-    first = replace(sample_result(), model_check=None, predictor="", target=target, expectations=(), clocks=())
+    first = replace(
+        sample_result(), model_check=None, predictor="", target=target, expectations=(), clocks=(), phases=()
+    )
     document = {**to_dict(first), "schema": 1}
     with pytest.raises(ResultError, match="'clocks' is unknown"):
         from_dict(document)
@@ -191,8 +193,8 @@ def test_files_of_the_first_version_are_read() -> None:
 
 
 def test_files_of_the_third_version_have_no_expectations() -> None:
-    third = replace(sample_result(), expectations=(), clocks=())
-    document = without({**to_dict(third), "schema": 3}, {name for _, name in ADDED[4]})
+    third = replace(sample_result(), expectations=(), clocks=(), phases=())
+    document = without({**to_dict(third), "schema": 3}, {name for version in (4, 5) for _, name in ADDED[version]})
     assert from_dict(document) == third
     with pytest.raises(ResultError, match="is missing"):
         from_dict({**document, "schema": 4})
@@ -240,6 +242,7 @@ def test_missing_and_unknown_fields_are_refused() -> None:
         (("regions", 0, "chosen", "schedule", "body"), "[", "not JSON"),
         (("regions", 0, "chosen", "schedule", "body"), '[["UPCAST",0,"x"]]', "not a list of"),
         (("created",), "yesterday", "not an ISO date"),
+        (("phases", 0, 1), -0.5, "negative"),
         (("expectations", 0, "region"), 16, "lacks"),
         (("expectations", 0, "region"), -1, "lacks"),
         (("expectations", 0, "predicted_s"), -1e-6, "negative"),

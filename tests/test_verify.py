@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import pickle
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -17,6 +18,7 @@ from kcg.kernel.space import KernelSpace
 from kcg.measure import child
 from kcg.measure import verify as verify_module
 from kcg.measure.inputs import POSITIVE_RECIPE, RECIPE, to_values
+from kcg.measure.references import foretell_job
 from kcg.measure.target import detect
 from kcg.measure.verify import CheckedBench
 from kcg.measure.workbench import FINITE_POISON, GUARD_BYTES, NAN_POISON
@@ -260,3 +262,25 @@ def test_signature_is_that_of_the_binary() -> None:
     swapped = replace(ours, binary=other.binary)
     assert bench.check(bench.launcher(ours), (), seeds=SEEDS).passed
     assert not bench.check(bench.launcher(swapped), (), seeds=SEEDS).passed
+
+
+@pytest.mark.parametrize("name", ["matmul_f32", "softmax", "symbolic", "logsumexp", "argmax"])
+def test_references_of_another_process_are_those_that_verifying_computes(name: str) -> None:
+    asts = [ast for key, ast in example_asts().items() if key.split(".")[0] == name]
+    variables = VARIABLES if name == "symbolic" else ()
+    for ast in asts:
+        bench, region = bench_of(ast)
+        compiled = compile_schedule(region, RAW, TARGET, variables=variables)
+        plain = bench.check(bench.launcher(compiled), variables, seeds=SEEDS, thorough=True)
+        assert plain.passed, plain.reason
+
+        other, _ = bench_of(ast)
+        told = pickle.loads(pickle.dumps(foretell_job(region, variables, SEEDS)))
+        other.foretold(told, variables)
+        count = len(other._references), len(other.projections)
+        assert other.check(other.launcher(compiled), variables, seeds=SEEDS, thorough=True) == plain
+        assert (len(other._references), len(other.projections)) == count, "nothing was missing"
+        for key, reference in other._references.items():
+            for one, here in zip(reference.stores, bench._references[key].stores, strict=True):
+                assert np.array_equal(one.values, here.values, equal_nan=True)
+                assert np.array_equal(one.error, here.error) and np.array_equal(one.indices, here.indices)

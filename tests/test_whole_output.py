@@ -11,8 +11,9 @@ from kcg.kernel.compiler import compile_schedule
 from kcg.kernel.evaluate import evaluate, sample_points
 from kcg.kernel.space import KernelSpace
 from kcg.measure.inputs import RECIPE, to_bits
+from kcg.measure.references import POINTS
 from kcg.measure.target import detect
-from kcg.measure.verify import POINTS, REPEATS, CheckedBench, Launch
+from kcg.measure.verify import REPEATS, CheckedBench, Launch
 from kcg.measure.whole_output import BESIDE, PROJECTED, SUSPECTS, elements_to_points, most_different
 from kcg.types import RAW, Opt, Region, Schedule, Target, Verification
 from tests.kernels import empty, example_asts, kernels_of

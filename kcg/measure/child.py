@@ -239,6 +239,8 @@ def duel_job(job: DuelJob) -> DuelOutcome:
     """
     laps = Laps()
     bench = bench_for(job.region, job.target)
+    if job.foretold is not None:
+        bench.foretold(job.foretold, job.variables)
     sides = [job.baseline] + ([job.finalist] if job.finalist is not None else [])
     launches = [bench.launcher(c, as_tinygrad=True) for c in sides]
     laps.lap("load")

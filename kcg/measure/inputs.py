@@ -5,6 +5,7 @@ Everything is a function of the AST and a seed, so that any process makes the sa
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,8 @@ POSITIVE_RECIPE = "positive-v1"
 BINARY_RECIPE = "binary-v1"  # floats are 0 or 1, few enough ones that every sum is exact in the narrowest type
 SMALL_INTEGERS = 8  # integers that index nothing are drawn from [-8, 8)
 BLOCK = 1_048_573  # random elements drawn for one buffer; a longer one repeats them, and a prime length fits no tile
+
+KEPT_BLOCKS = 64  # of large buffers, at most 4 MB each but for float64
 
 FLOATS = ("half", "float", "double", "__bf16")
 
@@ -181,25 +184,44 @@ def make_inputs(ast: UOp, seed: int, *, recipe: str = RECIPE) -> dict[int, Any]:
     for info in buffers_of(ast):
         if not info.is_input:
             continue
-        # the seed depends on the slot but not on the process
-        rng = np.random.default_rng([seed, info.slot, int(content_id(recipe)[:8], 16)])
         drawn = min(info.size, BLOCK)
-        if info.dtype in FLOATS and recipe == BINARY_RECIPE:
-            block = to_bits((rng.random(drawn, dtype=np.float32) < density).astype(np.float32), info.dtype)
-        elif info.dtype in FLOATS:
-            values = rng.standard_normal(drawn, dtype=np.float32)
-            values[rng.random(drawn, dtype=np.float32) < 0.125] *= 0.0625
-            block = to_bits(np.abs(values) + 0.0625 if recipe == POSITIVE_RECIPE else values, info.dtype)
-        elif info.dtype == "bool":
-            block = rng.random(drawn) < 0.5
-        else:
-            numpy_type = np.dtype(numpy_dtype(info.dtype))
-            low, high = -SMALL_INTEGERS, SMALL_INTEGERS
-            if info.slot in bounds:
-                low, high = 0, bounds[info.slot]
-            elif numpy_type.kind == "u":
-                low = 0
-            high = min(high, int(np.iinfo(numpy_type).max))
-            block = rng.integers(low, max(high, low + 1), drawn, dtype=numpy_type)
+        low, high = _integers(info, bounds)
+        draw = _kept_block if drawn == BLOCK else _block
+        block = draw(seed, info.slot, recipe, info.dtype, drawn, density, low, high)
         made[info.slot] = block if drawn == info.size else Repeated(block, info.size)
     return made
+
+
+def _integers(info: BufferInfo, bounds: dict[int, int]) -> tuple[int, int]:
+    """The range from which the integers of a buffer are drawn; (0, 0) for other types."""
+    if info.dtype in FLOATS or info.dtype == "bool":
+        return 0, 0
+    numpy_type = np.dtype(numpy_dtype(info.dtype))
+    low, high = -SMALL_INTEGERS, SMALL_INTEGERS
+    if info.slot in bounds:
+        low, high = 0, bounds[info.slot]
+    elif numpy_type.kind == "u":
+        low = 0
+    high = min(high, int(np.iinfo(numpy_type).max))
+    return low, max(high, low + 1)
+
+
+def _block(
+    seed: int, slot: int, recipe: str, dtype: str, drawn: int, density: float, low: int, high: int
+) -> np.ndarray[Any, Any]:
+    """The random elements of one buffer, a function of its arguments alone."""
+    # the seed depends on the slot but not on the process
+    rng = np.random.default_rng([seed, slot, int(content_id(recipe)[:8], 16)])
+    if dtype in FLOATS and recipe == BINARY_RECIPE:
+        return to_bits((rng.random(drawn, dtype=np.float32) < density).astype(np.float32), dtype)
+    if dtype in FLOATS:
+        values = rng.standard_normal(drawn, dtype=np.float32)
+        values[rng.random(drawn, dtype=np.float32) < 0.125] *= 0.0625
+        return to_bits(np.abs(values) + 0.0625 if recipe == POSITIVE_RECIPE else values, dtype)
+    if dtype == "bool":
+        return rng.random(drawn) < 0.5
+    return rng.integers(low, high, drawn, dtype=np.dtype(numpy_dtype(dtype)))
+
+
+_kept_block = functools.lru_cache(maxsize=KEPT_BLOCKS)(_block)
+"""Drawing one takes 20 to 40 ms, and the large buffers of different kernels have the same. Nobody writes into it."""

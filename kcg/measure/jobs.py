@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from kcg.kernel.compiled import Compiled
 from kcg.types import CacheState, Region, Schedule, Target, Verification
+
+if TYPE_CHECKING:
+    from kcg.measure.references import Foretold
 
 UNJUDGED = "cannot be judged"  # how the reason begins where a kernel has no reference: none of its schedules will do
 
@@ -68,6 +72,7 @@ class DuelJob:
     variables: tuple[tuple[str, int], ...] = ()
     seeds: tuple[int, ...] = (1, 2, 3)
     samples: int | None = None
+    foretold: Foretold | None = None  # the references, where another process computed them
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,10 @@ import numpy as np
 
 from kcg.compat.tiny import UOp
 from kcg.errors import VerificationError
-from kcg.kernel.evaluate import CONFIDENT, StoreValues, error_ratio, evaluate, sample_points
-from kcg.measure.inputs import BINARY_RECIPE, POSITIVE_RECIPE, RECIPE, Repeated, to_values
+from kcg.kernel.evaluate import CONFIDENT, StoreValues, error_ratio
+from kcg.measure.inputs import BINARY_RECIPE, RECIPE, Repeated, to_values
 from kcg.measure.jobs import UNJUDGED
+from kcg.measure.references import EXACT, JUDGED, Foretold, Referee, Reference, Variables
 from kcg.measure.whole_output import WholeOutput, judge_projections
 from kcg.measure.workbench import FINITE_POISON, NAN_POISON, Workbench
 from kcg.types import Target, Verification
@@ -28,43 +29,9 @@ LARGE_BYTES = 64 << 20
 SECOND_RUN_BELOW_S = 0.02
 """Longer candidates of a search run once and not twice; every finalist runs `REPEATS` times."""
 
-POINTS = 96  # sampled output elements per store and seed
-PROBE_POINTS = 32  # to choose the recipe of the inputs
-JUDGED = 0.25  # at least this share of the points must have a known value, or the kernel cannot be judged
-TELLING = 8  # so many zeros and nothing else are no accident
-EXACT = 0.5  # of so many points the reference must be exact, or {0,1} inputs prove nothing more
 REPEATS = 10  # runs of a finalist on one seed that must agree bit for bit
 
 Launch = Callable[[], float]
-Variables = tuple[tuple[str, int], ...]
-
-
-@dataclass(frozen=True)
-class Reference:
-    """What each store writes at the sampled points."""
-
-    stores: tuple[StoreValues, ...]
-
-    def judged(self) -> float:
-        """The share of points whose value is known: not NaN, and with a finite error."""
-        known = total = 0
-        for store in self.stores:
-            total += len(store.values)
-            finite = np.isfinite(store.error)
-            if store.values.dtype == np.float64:
-                finite &= ~np.isnan(store.values)
-            known += int(finite.sum())
-        return known / total if total else 1.0
-
-    def nothing(self) -> bool:
-        """Whether an empty output would be right: every known value is 0, and there are enough to tell."""
-        values = np.concatenate([store.values.ravel() for store in self.stores]) if self.stores else np.zeros(0)
-        return values.size >= TELLING and not values.any()
-
-    def exact(self) -> float:
-        """The share of points that must match bit for bit."""
-        errors = np.concatenate([store.error for store in self.stores]) if self.stores else np.zeros(0)
-        return float((errors == 0).mean()) if errors.size else 0.0
 
 
 @dataclass
@@ -83,60 +50,32 @@ class _Verdict:
         return Verification(not self.reason, tuple(self.rules), self.max_error, self.seeds, self.reason)
 
 
-class CheckedBench(Workbench):
+class CheckedBench(Workbench, Referee):
     """A workbench that can also say whether a binary computes its kernel."""
 
     def __init__(self, ast: UOp, target: Target) -> None:
-        super().__init__(ast, target)
-        self._references: dict[tuple[int, str, Variables], Reference] = {}
-        self._recipes: dict[Variables, str] = {}
-        self.projections: dict[tuple[int, str, int], Any] = {}  # by seed, recipe and store; see `whole_output`
+        Workbench.__init__(self, ast, target)
+        Referee.__init__(self)
         self._filled: dict[int, np.ndarray[Any, Any]] = {}  # what the inputs on the device look like, on a GPU
         self.lap: Callable[[str], None] = lambda phase: None  # told when a part of a check is done
         self.fastest_s = math.inf  # of what was timed here and is right
         self.tainted = False  # whether a binary wrote outside its buffers, so perhaps anywhere in this process
         self.is_large = target.device == "CPU" and sum(info.nbytes for info in self.buffers) > LARGE_BYTES
 
-    # ---- inputs and references ----
+    # ---- inputs and references, of which `Referee` has the rest ----
 
     def restore_inputs(self, *, only_outputs: bool = False) -> None:
         super().restore_inputs(only_outputs=only_outputs)
         if not only_outputs and self.device != "CPU":
             self._filled = {slot: self.snapshot(slot) for slot in self.inputs if not self.by_slot[slot].is_output}
 
-    def choose_recipe(self, variables: Variables = ()) -> str:
-        """The recipe of inputs under which most of the outputs are numbers.
-
-        Signed data where it can be (all-positive data hides padding bugs), positive data for kernels that take the
-        logarithm or the root of their inputs, whose outputs would otherwise be NaN and prove nothing.
-        Raises VerificationError where there is no reference for the kernel.
-        """
-        if variables not in self._recipes:
-            shares = {}
-            for recipe in (RECIPE, POSITIVE_RECIPE):
-                self.fill(0, recipe)
-                shares[recipe] = self._evaluate(0, PROBE_POINTS, variables).judged()
-                if shares[recipe] > 1 - JUDGED:
-                    break
-            self._recipes[variables] = max(shares, key=lambda r: shares[r])
-        return self._recipes[variables]
-
-    def _evaluate(self, seed: int, count: int, variables: Variables) -> Reference:
-        named = dict(variables)
-        points = sample_points(self.ast, count, np.random.default_rng(seed), named)
-        return Reference(tuple(evaluate(self.ast, self.values(), points, named)))
-
-    def values(self) -> dict[int, Any]:
-        """The inputs as numbers."""
-        return {slot: to_values(bits, self.by_slot[slot].dtype) for slot, bits in self.inputs.items()}
-
-    def reference(self, seed: int, recipe: str, variables: Variables) -> Reference:
-        """The reference of one seed, computed once."""
-        key = (seed, recipe, variables)
-        if key not in self._references:
-            self.fill(seed, recipe)
-            self._references[key] = self._evaluate(seed, POINTS, variables)
-        return self._references[key]
+    def foretold(self, told: Foretold, variables: Variables) -> None:
+        """Take the references that another process computed from the same kernel, seeds and recipes."""
+        self._recipes[variables] = told.recipe
+        for (seed, recipe), reference in told.references:
+            self._references.setdefault((seed, recipe, variables), reference)
+        for key, projected in told.projections:
+            self.projections.setdefault(key, projected)
 
     # ---- verdicts ----
 

@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 
 from kcg.compat.tiny import Ops, UOp
 from kcg.kernel.evaluate import CONFIDENT, StoreValues, evaluate, sample_points
-from kcg.kernel.projection import Projection, expected, plan, project, ratio, signs
+from kcg.kernel.projection import expected, plan, project, ratio, signs
 from kcg.measure.inputs import to_values
 
 if TYPE_CHECKING:
+    from kcg.measure.references import Referee
     from kcg.measure.verify import CheckedBench
 
 WHOLE_BELOW_BYTES = 512 << 20  # outputs that are copied back and compared whole
@@ -73,36 +74,40 @@ class WholeOutput:
 def judge_projections(bench: CheckedBench, seed: int, ran: Callable[..., None]) -> str:
     """What random projections of the outputs on the device show to be wrong; empty if nothing, or if there are none."""
     for place in range(len(bench.ast.src)):
-        key = (seed, bench.recipe, place)
-        if key not in bench.projections:
-            bench.projections[key] = _Projected.of(bench, seed, place)
-        projected = bench.projections[key]
-        if projected is None:
+        if (told := projected(bench, seed, place)) is None or (found := plan(bench.ast, place)) is None:
             continue
         ran(PROJECTED)
-        slot = projected.plan.slot
+        slot = found.slot
         values = to_values(bench.read(slot), bench.by_slot[slot].dtype)
-        got = project(values, projected.plan, projected.signs, rows=projected.rows)
-        ratios = ratio(projected.values, projected.error, got)
+        got = project(values, found, told.signs, rows=told.rows)
+        ratios = ratio(told.values, told.error, got)
         if float(ratios.max(initial=0.0)) > CONFIDENT:
             at = int(ratios.argmax())
-            row = at if projected.rows is None else int(projected.rows[at])
-            return f"the projection of row {row} of buffer {slot} is {got[at]:.6g}, not {projected.values[at]:.6g}"
+            row = at if told.rows is None else int(told.rows[at])
+            return f"the projection of row {row} of buffer {slot} is {got[at]:.6g}, not {told.values[at]:.6g}"
     return ""
 
 
+def projected(referee: Referee, seed: int, place: int) -> Projected | None:
+    """What one store must project to on the inputs that are filled in, computed once; None if it is not linear."""
+    key = (seed, referee.recipe, place)
+    if key not in referee.projections:
+        referee.projections[key] = Projected.of(referee, seed, place)
+    told: Projected | None = referee.projections[key]
+    return told
+
+
 @dataclass(frozen=True, eq=False)
-class _Projected:
+class Projected:
     """The projections that one store of a kernel must have on the inputs of one seed."""
 
-    plan: Projection
     signs: NDArray[np.float64]
     rows: NDArray[np.int64] | None
     values: NDArray[np.float64]
     error: NDArray[np.float64]
 
     @staticmethod
-    def of(bench: CheckedBench, seed: int, place: int) -> _Projected | None:
+    def of(bench: Referee, seed: int, place: int) -> Projected | None:
         """None where the store is not linear, or its output too large to be copied."""
         if (found := plan(bench.ast, place)) is None or bench.by_slot[found.slot].nbytes > WHOLE_BELOW_BYTES:
             return None
@@ -110,7 +115,7 @@ class _Projected:
         v, rows = signs(found, rng), None
         if sum(info.size for info in bench.buffers if info.is_input) > FEW_ROWS_ABOVE:
             rows = np.unique(rng.integers(0, found.rows, FEW_ROWS))
-        return _Projected(found, v, rows, *expected(found, bench.values(), v, rows))
+        return Projected(v, rows, *expected(found, bench.values(), v, rows))
 
 
 def most_different(first: Bits, other: Bits, dtype: str, count: int = SUSPECTS) -> NDArray[np.int64]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from kcg.compat.hardware import device_memset, device_pieces
+from kcg.compat.hardware import device_memset, device_pieces, device_repeat
 from kcg.compat.programs import load_program
 from kcg.compat.tiny import Buffer, Device, UOp, dtypes
 from kcg.kernel.compiled import Compiled
@@ -73,7 +73,11 @@ class Workbench:
         if not isinstance(values, Repeated):
             self._write(view, values)
             return
-        for first, part in values.chunks():
+        (_, block), *others = values.chunks()
+        self._write(view.view(block.nbytes, dtypes.uint8, 0).ensure_allocated(), block)
+        if device_repeat(self.device, view._buf, block.nbytes, values.nbytes):
+            return
+        for first, part in others:
             piece = view.view(part.nbytes, dtypes.uint8, first * part.itemsize).ensure_allocated()
             self._write(piece, part)
 

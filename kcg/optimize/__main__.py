@@ -104,13 +104,16 @@ def run(settings: object, *, dry_run: bool, json_mode: bool, quiet: bool) -> Exi
         sys.stdout.write(f"result: {finished.result_path}\nreport: {finished.report_path}\n")
     if finished.exit_code == ExitCode.INTERRUPTED:
         shown.line(f"interrupted; to go on: {resume_command(settings)}", important=True)
+    elif finished.exit_code == ExitCode.DEVICE_UNUSABLE:
+        told = f"{finished.lost}; what was measured is kept: when the device is back, go on with"
+        shown.line(f"kcg: {told} {resume_command(settings)}", important=True)
     elif finished.exit_code == ExitCode.NOTHING_IMPROVED:
         shown.line("nothing was faster than tinygrad's own schedules, which are kept; try --effort thorough")
     return finished.exit_code
 
 
 def resume_command(settings: object) -> str:
-    """The command that continues an interrupted run."""
+    """The command that continues a run which ended early."""
     from kcg.optimize.settings import Settings
 
     assert isinstance(settings, Settings)

@@ -7,6 +7,7 @@ above 1 with its whole confidence interval; otherwise tinygrad's own schedule is
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -24,11 +25,13 @@ from kcg.types import RAW, Finalist, RegionResult, Result, Schedule, ScheduleKin
 
 if TYPE_CHECKING:
     from kcg.kernel.compiled import Compiled
+    from kcg.measure.references import Foretold
     from kcg.optimize.session import RegionWork, Session
 
 FINAL_SEEDS = (1, 2, 3)
 TRIES = 2  # finalists per region, the second only if the first is wrong
 DUEL_TIMEOUT_S = 120.0  # at least
+FORETELL_TIMEOUT_S = 30.0  # references of one region, in a process beside
 DUEL_RUNS = 200  # launches of a duel, with room for samples that are taken again
 UNVERIFIED = Verification(False, reason="the run ended before it was verified")
 
@@ -46,6 +49,7 @@ def judge_all(session: Session) -> tuple[RegionResult, ...]:
     session.service.fresh_child()
     order = sorted(session.works, key=lambda w: -w.call.calls * w.baseline_s)
     results: dict[str, RegionResult] = {}
+    _foretell(session, order)
     _precompile(session)
     for count, work in enumerate(order, 1):
         results[work.id] = session.judged[work.id] = contest(session, work, _judge(session, work))
@@ -73,6 +77,27 @@ def _precompile(session: Session) -> None:
             wanted.append(session.service.compiled(work.call.region, schedule, work.call.variables))
     for future in wanted:
         future.exception()
+
+
+def _foretell(session: Session, order: Sequence[RegionWork]) -> None:
+    """On a GPU, let the compiling children compute the references of every region while the device times others."""
+    if session.choice.device == "CPU":
+        return  # nothing may disturb a sample
+    from kcg.measure.references import foretell_job
+
+    for work in order:
+        session.foretold[work.id] = session.service.beside(
+            foretell_job, work.call.region, work.call.variables, FINAL_SEEDS, timeout_s=FORETELL_TIMEOUT_S
+        )
+
+
+def _foretold(session: Session, work: RegionWork) -> Foretold | None:
+    """The references of a region; None where they are computed with the verification, or could not be before it."""
+    future = session.foretold.get(work.id)
+    if future is None or future.exception() is not None:
+        return None
+    told: Foretold = future.result()
+    return told
 
 
 def compiled_for(session: Session, work: RegionWork, schedule: Schedule) -> Compiled:
@@ -110,7 +135,10 @@ def _judge(session: Session, work: RegionWork) -> RegionResult:
 
 
 def duel_job(session: Session, work: RegionWork, baseline: Compiled, finalist: Compiled | None) -> DuelJob:
-    return DuelJob(work.call.region, baseline, finalist, session.service.target, work.call.variables, seeds=FINAL_SEEDS)
+    return DuelJob(
+        work.call.region, baseline, finalist, session.service.target, work.call.variables, seeds=FINAL_SEEDS,
+        foretold=_foretold(session, work),
+    )  # fmt: skip
 
 
 def duel(session: Session, work: RegionWork, baseline: Compiled, finalist: Compiled | None) -> Judged:
@@ -221,10 +249,11 @@ def unverified(work: RegionWork, schedule: Schedule) -> Finalist:
 
 
 def as_searched(session: Session) -> tuple[RegionResult, ...]:
-    """The best so far of an interrupted run: what was judged as it was judged, the rest as the search left it.
+    """The best so far of a run that ended early: what was judged as it was judged, the rest as the search left it.
 
     The latter carries search timings and is marked as not verified; `apply` gives such regions tinygrad's own schedule.
     """
+    why = "the device was lost" if session.lost else "interrupted"
     results = []
     for work in session.works:
         if work.id in session.judged:
@@ -234,7 +263,7 @@ def as_searched(session: Session) -> tuple[RegionResult, ...]:
         faster = _candidates(work)
         chosen = unverified(work, faster[0]) if faster and work.baseline_s else base
         outcome = "improved" if faster and work.baseline_s else "kept"
-        results.append(_result(session, work, base, chosen, outcome, "interrupted: not verified"))
+        results.append(_result(session, work, base, chosen, outcome, f"{why}: not verified"))
     return tuple(results)
 
 

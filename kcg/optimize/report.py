@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kcg.optimize.console import format_seconds, format_speedup
+from kcg.optimize.phases import WORDS
 from kcg.optimize.report_roofline import roofline_picture
 from kcg.optimize.report_rows import Row, rows_of
 from kcg.optimize.report_search import expected_picture, progress_picture
@@ -136,6 +137,7 @@ def render_report(result: Result) -> str:
         created=format_date(result.created),
         failures=[(status, count, _FAILURES.get(status, "")) for status, count in result.failures],
         labels={row.region.region.id: row.label for row in rows},
+        phases=[(WORDS.get(phase, phase), seconds) for phase, seconds in result.phases],
         sensors=[(*_SENSORS[name], _range(*seen)) for name, *seen in result.clocks if name in _SENSORS],
     )
 

@@ -7,10 +7,12 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from kcg.errors import ExitCode
+from kcg.errors import DeviceError, ExitCode
 from kcg.optimize import handwritten
-from kcg.optimize.console import Progress
+from kcg.optimize.console import Progress, format_seconds
+from kcg.optimize.estimates import judging_s
 from kcg.optimize.finals import as_searched, build_result, judge_all
+from kcg.optimize.phases import BASELINES, JUDGING, MODEL, SEARCH
 from kcg.optimize.session import TINY_BEAM, Session
 from kcg.optimize.settings import Settings
 from kcg.types import ModelCheck, Result
@@ -26,12 +28,14 @@ class Finished:
     result_path: Path
     report_path: Path
     exit_code: ExitCode
+    lost: str = ""  # why the device went away in the middle, if it did
 
 
 def optimize(settings: Settings, progress: Progress, *, started: float | None = None) -> Finished:
     """Run one optimisation and write RESULT.json and report.html into `settings.folder`.
 
-    On Ctrl-C the children are killed, the best so far is written, verified as far as it came; the exit code is 130.
+    On Ctrl-C the children are killed, the best so far is written, verified as far as it came; the exit code is 130. The
+    same where the device goes away in the middle; the exit code is 5 then. Raises DeviceError where it never opened.
     """
     from kcg.optimize.searching import search
 
@@ -41,33 +45,44 @@ def optimize(settings: Settings, progress: Progress, *, started: float | None = 
         session.open_journal()
         session.plan()
         handwritten.offer(session, kernels)
-        if settings.measurements == 0 or not settings.search.startswith(TINY_BEAM):
-            session.guide()
+        session.phases.begin(BASELINES)
+        guided = settings.measurements == 0 or not settings.search.startswith(TINY_BEAM)
         regions = None
         try:
             if settings.measurements != 0:
-                session.measure_baselines()
+                session.measure_baselines(session.guide if guided else lambda: None)
                 handwritten.measure(session)
+            else:
+                session.guide()
+            session.phases.begin(SEARCH)
             search(session)
-            progress.phase("re-timing and verifying the finalists in a fresh process")
+            session.phases.begin(JUDGING)
+            about = format_seconds(judging_s(session))
+            progress.phase(f"re-timing and verifying the finalists in a fresh process, about {about}")
             regions = judge_all(session)
             session.check_journal()
         except KeyboardInterrupt:
             session.interrupted = True
             session.close_children()  # first of all: what is written next does not change under the writer
+        except DeviceError as error:
+            session.lost = str(error)
+            session.warnings.append(f"the device was lost: {error}")
+            session.close_children()
         if regions is not None:
             session.close_children()  # its memory on the device is wanted, and nothing may disturb the model's run
-        ended_early = regions is None or session.interrupted
+        ended_early = regions is None or session.interrupted or bool(session.lost)
         result = build_result(session, as_searched(session) if regions is None else regions, complete=not ended_early)
+        session.phases.begin(MODEL)
         check = _checked_model(session, result, ended_early=ended_early)
         over = settings.budget_s is not None and time.monotonic() - session.started > settings.budget_s * (1 + OVERTIME)
         if over and not session.interrupted:
             session.warnings.append(
                 f"the budget of {settings.budget_s:g} s is less than timing and verifying the kernels takes"
             )
+        phases = session.phases.seconds()
         result = replace(
             result, model_check=check, complete=not (ended_early or session.interrupted or over or session.unsearched),
-            search_s=time.monotonic() - session.started, warnings=tuple(session.warnings),
+            search_s=sum(seconds for _, seconds in phases), warnings=tuple(session.warnings), phases=phases,
         )  # fmt: skip
         return _written(session, result)
 
@@ -114,13 +129,16 @@ def _written(session: Session, result: Result) -> Finished:
     path = session.folder / "RESULT.json"
     write_result(result, path)
     report = write_report(result, session.folder)
-    return Finished(result, path, report, exit_code_of(result, interrupted=session.interrupted))
+    code = exit_code_of(result, interrupted=session.interrupted, lost=bool(session.lost))
+    return Finished(result, path, report, code, lost=session.lost)
 
 
-def exit_code_of(result: Result, *, interrupted: bool) -> ExitCode:
+def exit_code_of(result: Result, *, interrupted: bool, lost: bool = False) -> ExitCode:
     """The exit code of a run, worst news first."""
     if interrupted:
         return ExitCode.INTERRUPTED
+    if lost:
+        return ExitCode.DEVICE_UNUSABLE
     wrong_model = result.model_check is not None and result.model_check.passed is False
     if wrong_model or any(not r.chosen.verification.passed for r in result.regions):
         return ExitCode.VERIFICATION_FAILED

@@ -8,17 +8,19 @@ import threading
 import time
 import uuid
 from collections import Counter, defaultdict
-from collections.abc import Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, as_completed
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kcg.compat.device import choose_device, prepare
 from kcg.errors import UnknownName, UsageError
 from kcg.measure.protocol import PROTOCOL
 from kcg.measure.service import BASELINE_TIMEOUT_S, MeasureService, Request
+from kcg.optimize import estimates
+from kcg.optimize.phases import CAPTURING, OPENING, Phases
 from kcg.optimize.settings import Settings, writable_folder
 from kcg.search.interface import Ledger, Observation, best
 from kcg.types import (
@@ -44,11 +46,8 @@ if TYPE_CHECKING:
     from kcg.search.thinking import Thinkers
 
 TINY_BEAM = "tinygrad-beam"
-FINAL_COPY_S_PER_BYTE = 6e-9  # copying and comparing whole buffers of one finalist on a GPU; seen on one NVIDIA H200
 THINKING = 3  # processes that search, for every four that compile
 PASSING = (Status.NOISY, Status.WORKER_DIED)
-FINAL_RUNS = 16  # launches that verify one finalist
-FINAL_OVERHEAD_S = {"CPU": 0.12}  # verifying three seeds of one small kernel, apart from its runs
 
 
 @dataclass
@@ -105,6 +104,7 @@ class Session:
     ) -> None:
         self.settings, self.progress = settings, progress
         self.started = time.monotonic() if started is None else started
+        self.phases = Phases(self.started)
         self.created = datetime.now(UTC)
         self.run_id = uuid.uuid4().hex
         self.history: list[ProgressPoint] = []
@@ -113,12 +113,14 @@ class Session:
         self.failures: Counter[str] = Counter()
         self.warnings: list[str] = []
         self.interrupted = False
+        self.lost = ""  # why the device went away in the middle, if it did
         self.unsearched = False  # there was no time to search at all
         self.settled = False  # the search ended because nothing more was worth its measurements
-        self.pace_s = 0.3  # seconds that a first measurement of a kernel takes, all included; measured on the way
+        self.preparing_s = 0.0  # what preparing a first measurement of a kernel takes on average, once it is known
         self.works: list[RegionWork] = []
         self.predictor: Predictor | None = None  # none: tinygrad searches by itself
         self.thinkers: Thinkers | None = None  # processes that search; none where it would disturb the samples
+        self.foretold: dict[str, Future[Any]] = {}  # by region, its references (`Foretold`) for the finals
         self.judged: dict[str, RegionResult] = {}  # by region, as far as the finals have come
         self._lock = threading.Lock()
         self._journal_error: BaseException | None = None
@@ -188,6 +190,7 @@ class Session:
         """The workload's kernels; those of a script by running it once."""
         from kcg.workloads.registry import find
 
+        self.phases.begin(CAPTURING)
         if self.settings.is_script:
             from kcg.workloads.script import capture_script
 
@@ -203,6 +206,7 @@ class Session:
         """The journal of this output folder. Without `--resume` an earlier one is set aside, never deleted."""
         from kcg.dataset.journal import Journal, Run
 
+        self.phases.begin(OPENING)
         target, toolchain = self.service.facts  # an earlier journal is touched only when the device works
         path = self.folder / "journal.sqlite"
         if path.exists() and not self.settings.resume:
@@ -333,42 +337,42 @@ class Session:
 
         measured.add_done_callback(done)
 
-    def measure_baselines(self) -> None:
-        """Time the hand-coded schedule of every region: all else is compared with it."""
+    def measure_baselines(self, meanwhile: Callable[[], None] = lambda: None) -> None:
+        """Time the hand-coded schedule of every region: all else is compared with it.
+
+        On a GPU `meanwhile` is called while that is done; on a CPU before, since nothing may disturb a sample.
+        """
+        on_cpu = self.choice.device == "CPU"
+        if on_cpu:
+            meanwhile()
         self.progress.phase(f"timing {len(self.works)} kernels as tinygrad schedules them")
-        begin_s = time.monotonic()
-        chunk = max(4, 2 * self.service.compile_workers)
         waiting = [w for w in self.works if w.space.baseline() not in w.known]
-        for begin in range(0, len(waiting), chunk):
-            part = waiting[begin : begin + chunk]
-            # one call of the service, so that the compilers work on the whole chunk before the first sample
-            futures = self._measure([(w, w.space.baseline(), "hand-coded") for w in part])
-            for work, future in zip(part, futures, strict=True):
-                observation = future.result()
-                work.known[observation.schedule] = observation
-            self.check_journal()
-            self.show(kernels=(min(begin + chunk, len(waiting)), len(waiting)))
+        # on a CPU no sample is taken while one of a batch compiles; on a GPU no compiler waits for the device
+        size = max(4, 2 * self.service.compile_workers) if on_cpu else 1
+        batches = (waiting[begin : begin + size] for begin in range(0, len(waiting), size))
+        sent: dict[Future[Observation], RegionWork] = {}
+        for batch in batches:
+            futures = self._measure([(w, w.space.baseline(), "hand-coded") for w in batch])
+            sent.update(zip(futures, batch, strict=True))
+            if on_cpu:
+                self._take_baselines(sent, len(waiting))
+        if not on_cpu:
+            meanwhile()
+        self._take_baselines(sent, len(waiting))
         if waiting:
-            self.pace_s = (time.monotonic() - begin_s) / len(waiting)
+            self.preparing_s = estimates.preparing_s(self.service.spent_s) / len(waiting)
+
+    def _take_baselines(self, sent: dict[Future[Observation], RegionWork], count: int) -> None:
+        """Wait for the baselines in `sent`, of `count` in all, as they come."""
+        for future in as_completed([f for f, w in sent.items() if w.space.baseline() not in w.known]):
+            observation = future.result()
+            sent[future].known[observation.schedule] = observation
+            self.check_journal()
+            self.show(kernels=(sum(w.space.baseline() in w.known for w in sent.values()), count))
 
     def final_cost_s(self) -> float:
-        """What re-timing and verifying every finalist is expected to take, in seconds."""
-        flush_s = 0.02 if self.choice.device == "CPU" else 0.001
-        overhead_s = FINAL_OVERHEAD_S.get(self.choice.device, self.pace_s)
-        from kcg.measure.protocol import samples_for
-        from kcg.optimize.whole_model import expected_cost_s
-
-        cost = 2.0  # a fresh child
-        for work in self.works:
-            seconds = work.baseline_s
-            sides = 2 if work.best_s < seconds or not work.known else 1
-            sides += 2 * sum(offer.schedule is not None for offer in work.offers)  # against the best of the others too
-            copies_s = 0.0 if self.choice.device == "CPU" else FINAL_COPY_S_PER_BYTE * work.bytes
-            samples = samples_for(seconds, flush_s=flush_s)
-            cost += overhead_s + sides * (copies_s + FINAL_RUNS * seconds)
-            cost += (sides + 1) * samples * (2 * seconds + flush_s)  # cold and warm; the baseline twice
-        step_s = sum(work.call.calls * work.baseline_s for work in self.works)
-        return cost + expected_cost_s(self.settings, self.workload, device=self.choice.device, step_s=step_s)
+        """What judging every finalist, and then the whole model, is expected to take, in seconds."""
+        return estimates.final_cost_s(self)
 
     def expected_s(self) -> float | None:
         """Seconds from start to result, as far as they are known."""

@@ -1,0 +1,104 @@
+"""A device that goes away in the middle of an optimisation, as a GPU that is taken back: nothing measured is lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kcg.errors import ExitCode
+from kcg.measure import service
+from kcg.measure.pools import DevicePool
+from kcg.optimize import run as run_module
+from kcg.optimize.__main__ import run
+from kcg.optimize.result import read_result
+from kcg.optimize.session import Session
+from kcg.optimize.settings import Settings
+from kcg.types import Measurement
+from tests.faults import bad_jobs
+from tests.faults.relu import DEV
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="kills as Linux does")
+
+SCRIPT = Path(__file__).parent.parent / "scripts" / "two_layers.py"
+KERNELS = 6
+COMMAND = "python -m kcg.optimize two_layers.py"
+
+
+class Losing(Session):
+    """A session whose device child is killed, and opens no more, when there are so many rows of search or finals."""
+
+    canaries: Path  # the plan of those that fly from now on
+    at_row = at_final = -1
+    rows = finals = 0
+
+    def _record(self, measurement: Measurement) -> None:
+        super()._record(measurement)
+        if measurement.sampler != "final":
+            self.rows += 1
+            self._lose(self.rows == self.at_row)
+
+    def record(self, measurements: Sequence[Measurement]) -> None:
+        super().record(measurements)
+        self.finals += 1
+        self._lose(self.finals == self.at_final)
+
+    def _lose(self, now: bool) -> None:
+        child = self.service._device._child
+        if now and child is not None:
+            self.canaries.write_text("wrong")
+            os.kill(child, signal.SIGKILL)
+
+
+def rows(folder: Path) -> list[tuple[Any, ...]]:
+    with sqlite3.connect(f"file:{folder / 'journal.sqlite'}?mode=ro", uri=True) as journal:
+        return journal.execute(
+            "SELECT region_id, schedule_body, status, samples_s, run_id FROM measurements WHERE sampler != 'final'"
+        ).fetchall()
+
+
+def lose(folder: Path, monkeypatch: pytest.MonkeyPatch, *, resume: bool = False, **when: int) -> ExitCode:
+    """Run until the device is lost; the exit code."""
+    plan = folder / "plan"
+    plan.write_text("1")
+    job = partial(bad_jobs.planned_canary, str(folder))
+    monkeypatch.setattr(service, "DevicePool", partial(DevicePool, canary_job=job))
+    monkeypatch.setattr(run_module, "Session", type("Lost", (Losing,), {"canaries": plan, **when}))
+    command = f"{COMMAND} --resume" if resume else COMMAND
+    settings = Settings(
+        workload=str(SCRIPT), device=DEV, measurements=KERNELS + 4, folder=folder, command=command,
+        script_args=("16",), resume=resume,
+    )  # fmt: skip
+    return run(settings, dry_run=False, json_mode=False, quiet=True)
+
+
+def test_device_that_goes_away_in_the_search_and_once_more_in_the_finals(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert lose(tmp_path, monkeypatch, at_row=KERNELS + 1) == ExitCode.DEVICE_UNUSABLE
+    told = capfd.readouterr().err.splitlines()[-1]
+    assert "cannot be trusted: its canary is wrong" in told and told.endswith(f"go on with {COMMAND} --resume")
+    result = read_result(tmp_path / "RESULT.json")
+    assert not result.complete and not any(r.chosen.verification.passed for r in result.regions)
+    assert any(warning.startswith("the device was lost: ") for warning in result.warnings)
+    before = rows(tmp_path)
+    assert KERNELS < len(before) < KERNELS + 4, "what was measured is kept"
+    assert {row[2] for row in before} <= {"ok", "worker_died"}
+
+    assert lose(tmp_path, monkeypatch, resume=True, at_final=2) == ExitCode.DEVICE_UNUSABLE
+    assert capfd.readouterr().err.splitlines()[-1].endswith(f"go on with {COMMAND} --resume")
+    after = rows(tmp_path)
+    assert after[: len(before)] == before and len(after) > len(before), "it goes on where it was"
+    measured = [(row[0], row[1]) for row in after if row[2] == "ok"]
+    assert len(set(measured)) == len(measured), "nothing is measured twice"
+    result = read_result(tmp_path / "RESULT.json")
+    judged = [r for r in result.regions if r.chosen.verification.passed]
+    assert not result.complete and len(judged) == 2 and all(r.chosen.warm_s > 0 for r in judged)
+    assert {r.note for r in result.regions if r not in judged} == {"the device was lost: not verified"}
