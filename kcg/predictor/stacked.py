@@ -16,13 +16,13 @@ from typing import Final
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import layer_norm
+from torch.nn.functional import layer_norm, pad
 
 from kcg.predictor.encode import Array
 from kcg.predictor.features import Graphs
 from kcg.predictor.gnn import LEAST_LOG_SIGMA, MOST_LOG_SIGMA, SIZES, Net
 
-EDGES_AT_ONCE: Final = 2048
+EDGES_AT_ONCE: Final = 4096
 """Edges times networks whose messages are made together: more would not stay in a processor's own cache."""
 KINDS: Final = {"axes": "n_axes", "accesses": "n_accesses", "groups": "n_groups"}
 OTHERS: Final = {"accesses": "access_edges", "groups": "group_edges"}
@@ -110,15 +110,12 @@ class Stacked:
         gain, shift = (self._weights[f"{name}.{norm}.{what}"] for what in ("weight", "bias"))
         return _Linear(gain[:, :, None] * found.weight, torch.baddbmm(found.bias, shift[:, None], found.weight))
 
-    def _of_edges(self, other: str) -> _Linear:
-        """What every relation with these nodes makes of an edge, (2 * relations * K, …): all shifts, then all gates."""
+    def _of_edges(self, other: str) -> Tensor:
+        """What every relation with these nodes makes of an edge, (2 * relations * K, in + 1, hidden): all shifts, then
+        all gates. The last row is the bias: an edge has a 1 there, which is cheaper than adding to so many numbers."""
         each = [self._linear(f"layers.{i}.{way}_{other}.edge") for i in self._layers for way in ("to", "from")]
-        halves = [[(part, x.chunk(2, -1)) for part, x in (("weight", one.weight), ("bias", one.bias))] for one in each]
-        weight, bias = (
-            torch.cat([dict(half)[part][side] for side in (0, 1) for half in halves]).contiguous()
-            for part in ("weight", "bias")
-        )
-        return _Linear(weight, bias)
+        halves = [torch.cat([one.weight, one.bias], 1).chunk(2, -1) for one in each]
+        return torch.cat([half[side] for side in (0, 1) for half in halves]).contiguous()
 
     # asking
 
@@ -155,8 +152,8 @@ class Stacked:
             nodes[name] = embedded.view(k, n, size, hidden).add_(whole[:, :, None]).view(k, n * size, hidden)
         shifts, gates = {}, {}
         for other, edges in self._edges.items():
-            scaled, ways = self._scaled(OTHERS[other], blocks.x[OTHERS[other]]), len(edges.weight) // k
-            told = edges(scaled.expand(ways, *scaled.shape).reshape(-1, *scaled.shape[1:]))
+            scaled, ways = pad(self._scaled(OTHERS[other], blocks.x[OTHERS[other]]), (0, 1), value=1.0), len(edges) // k
+            told = torch.bmm(scaled.expand(ways, *scaled.shape).reshape(-1, *scaled.shape[1:]), edges)
             told = told.view(2, ways // 2, k, n, blocks.sizes["axes"], blocks.sizes[other], hidden)
             shifts[other], gates[other] = told[0], told[1].sigmoid_()
             if (mask := blocks.edges[other]) is not None:
