@@ -304,7 +304,7 @@ def test_the_registry_knows_its_names() -> None:
     assert list(STRATEGIES) == [
         "hand-coded", "random", "epsilon-greedy", "greedy", "evolution", "unguided-evolution", "annealing", "beam",
         "full-beam", "full-beam-from-hand-coded", "predicted-beam", "mcts",
-        "mcts-no-prior", "frugal-mcts", "policy", "policy-beam",
+        "mcts-no-prior", "frugal-mcts", "tinygrad-mcts", "policy", "policy-beam",
     ]  # fmt: skip
     for bad in ("bogus", "beam:0", "beam:", "beam:x", "beam:-1", "beam:²", "beam:99999999999", "mcts:4", ""):
         with pytest.raises(UnknownName, match="unknown search strategy"):
