@@ -5,6 +5,7 @@ The part of `kcg.types` that stands on nothing else; import it from there.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import re
@@ -60,9 +61,7 @@ class Schedule:
         """The Opts of an `opts` schedule, in the order in which they apply."""
         if self.kind != ScheduleKind.OPTS:
             raise ValueError(f"a schedule of kind {self.kind!r} has no opts")
-        return tuple(
-            Opt(op, axis, tuple(arg) if isinstance(arg, list) else arg) for op, axis, arg in json.loads(self.body)
-        )
+        return _opts_of(self.body)
 
     @property
     def id(self) -> str:
@@ -73,6 +72,12 @@ class Schedule:
             named = re.search(r'"name":"(\w+)"', self.body)  # quotes inside of a JSON text have backslashes
             return f"{self.kind}:{named[1] if named else self.id[:8]}"
         return " ".join(str(o) for o in self.opts) or "(none)"
+
+
+@functools.lru_cache(16384)
+def _opts_of(body: str) -> tuple[Opt, ...]:
+    """Kept, since a search asks for those of each schedule about ten times."""
+    return tuple(Opt(op, axis, tuple(arg) if isinstance(arg, list) else arg) for op, axis, arg in json.loads(body))
 
 
 RAW = Schedule.from_opts(())

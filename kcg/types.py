@@ -11,6 +11,7 @@ import math
 import statistics
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
+from functools import cached_property
 from typing import Any
 
 from kcg.schedules import RAW as RAW
@@ -79,7 +80,7 @@ class Target:
     clock_limit_mhz: float | None = None
     bandwidth_bytes_s: float | None = None  # of the memory's pins, in bytes a second
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         return content_id(asdict(self))
 

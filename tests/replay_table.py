@@ -1,8 +1,8 @@
-"""A tiny space of schedules with a valley, for tests of search without a device.
+"""Spaces of schedules for tests of search without a device: a tiny one with a valley, recorded ones, and small shapes.
 
-Two axes and a reduction. Each of five steps is taken at most once, at most four in all: UPCAST and LOCAL on both
-axes, UNROLL of the reduction. That makes 276 kernels reached by 3,420 orders of steps. The runtime is a formula in
-which steps interact:
+The tiny one: two axes and a reduction. Each of five steps is taken at most once, at most four in all: UPCAST and LOCAL
+on both axes, UNROLL of the reduction. That makes 276 kernels reached by 3,420 orders of steps. The runtime is a formula
+in which steps interact:
 
 - Fewer than 256 threads make it up to 1.8 times slower, 256 make it 5 times faster, and these take two steps: the
   valley. A search that goes on only from what is fastest so far ends on its near side.
@@ -15,10 +15,12 @@ from __future__ import annotations
 import hashlib
 import itertools
 from functools import cache
+from pathlib import Path
 
 from kcg.search.interface import Action, Observation
 from kcg.search.replay import Record, ReplayTable
-from kcg.types import Opt, Schedule, Status
+from kcg.search.tables import read_tables
+from kcg.types import RAW, Opt, Schedule, Status
 
 STEPS = [
     *(Opt("UPCAST", 0, n) for n in (2, 4, 8)),
@@ -31,6 +33,14 @@ DEPTH = 4
 KERNELS = 276
 BASELINE = Schedule.from_opts([Opt("UPCAST", 0, 4), Opt("UNROLL", 0, 4)])
 """Like a hand-coded schedule: better than nothing, and on the near side of the valley."""
+
+DATASET = Path(__file__).parent.parent / "datasets" / "h200"
+RECORDED = {
+    "gpt2": "2ba8d6322d4a54ae3f68b303fa7b10011ce0235d86e20ba3b34a423b49185455",
+    "rope": "5115110b04f4b7b470fa3750823fb6bb3b32a91d0ee3dc1db0713ac6b23c140b",
+    "flux": "0a079ae19f2f8fe6c1cee313020bdebcffbc6e68db0d4159a5d03f2ab6f60a06",
+}
+"""Of 600 schedules each; 2 of rope's and 20 of flux's fail."""
 
 
 def _observe(opts: tuple[Opt, ...]) -> Observation:
@@ -87,3 +97,27 @@ def chain_table(runtimes_s: list[float | None], *, baseline: int = 0) -> ReplayT
         actions = tuple(Action("UNROLL(0,2)", s) for s in schedules[i + 1 : i + 2])
         records.append(Record(str(i), Observation(schedule, status, runtime_s, f"b{i}" if runtime_s else ""), actions))
     return ReplayTable(records, start=schedules[0], baseline=schedules[baseline])
+
+
+def tree_table(runtimes: dict[str, tuple[float, str]]) -> ReplayTable:
+    """A tree: `ab` is the child of `a` by a step `b`; of each the runtime in µs and the binary. It begins at ``."""
+
+    def schedule(path: str) -> Schedule:
+        return Schedule.from_opts([Opt("SWAP", 0, ord(c)) for c in path])
+
+    records = []
+    for path, (microseconds, binary) in runtimes.items():
+        seen = Observation(schedule(path), Status.OK, microseconds * 1e-6, binary)
+        steps = [p for p in runtimes if len(p) == len(path) + 1 and p.startswith(path)]
+        actions = tuple(Action(str(schedule(p[-1]).opts[0]), schedule(p)) for p in steps)
+        records.append(Record(path, seen, actions))
+    return ReplayTable(records, start=RAW, baseline=RAW)
+
+
+@cache
+def _recorded() -> dict[str, ReplayTable]:
+    return {named.region_id: named.table for named in read_tables(DATASET, regions=RECORDED.values())}
+
+
+def recorded(name: str) -> ReplayTable:
+    return _recorded()[RECORDED[name]]

@@ -7,6 +7,7 @@ import itertools
 import math
 import random
 import statistics
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -107,6 +108,28 @@ def test_mcts_asks_for_few_expansions() -> None:
     run("mcts", problem)
     assert len({table.key(s) for s in asked}) == len(asked)  # none twice, by whatever order of steps
     assert len(asked) / (problem.ledger.measurements / problem.batch_size) <= MctsSettings().expansions + 2
+
+
+def test_another_way_to_a_known_kernel_is_not_judged_again() -> None:
+    """Where the predictor corrects itself it is asked about every schedule by name, and answers by its networks."""
+    table = synthetic_table()
+    problem = table.problem(noisy_predict(table, sigma=0.3, seed=0), max_measurements=20)
+    predicted: set[Schedule] = set()
+    corrected: set[Schedule] = set()
+    plain = problem.predict
+
+    def predict(schedules: Sequence[Schedule]) -> list[Prediction]:
+        predicted.update(schedules)
+        return plain(schedules)
+
+    def correct(schedules: Sequence[Schedule], measured: Sequence[tuple[Schedule, float]]) -> list[Prediction]:
+        corrected.update(schedules)
+        return plain(schedules)
+
+    problem.predict, problem.correct = predict, correct
+    run("mcts", problem)
+    assert len(corrected) > 50 and corrected <= predicted
+    assert len({table.key(s) for s in predicted}) == len(predicted)
 
 
 def test_hand_coded_measures_the_baseline_and_nothing_else() -> None:
@@ -304,7 +327,7 @@ def test_the_registry_knows_its_names() -> None:
     assert list(STRATEGIES) == [
         "hand-coded", "random", "epsilon-greedy", "greedy", "evolution", "unguided-evolution", "annealing", "beam",
         "full-beam", "full-beam-from-hand-coded", "predicted-beam", "mcts",
-        "mcts-no-prior", "frugal-mcts", "policy", "policy-beam",
+        "mcts-no-prior", "frugal-mcts", "tinygrad-mcts", "policy", "policy-beam",
     ]  # fmt: skip
     for bad in ("bogus", "beam:0", "beam:", "beam:x", "beam:-1", "beam:²", "beam:99999999999", "mcts:4", ""):
         with pytest.raises(UnknownName, match="unknown search strategy"):

@@ -6,11 +6,9 @@ import itertools
 import math
 import random
 from collections.abc import Callable, Sequence
-from functools import cache
-from pathlib import Path
 
 import pytest
-from replay_table import BASELINE, KERNELS, chain_table, synthetic_table
+from replay_table import BASELINE, KERNELS, RECORDED, chain_table, recorded, synthetic_table, tree_table
 
 from kcg.errors import UsageError
 from kcg.search.beams import predicted_beam
@@ -27,32 +25,14 @@ from kcg.search.replay import (
     oracle_predict,
 )
 from kcg.search.strategies import STRATEGIES, strategy
-from kcg.search.tables import read_tables
 from kcg.search.trials import Trials
 from kcg.search.walks import Ways, fresh
-from kcg.types import RAW, Action, Opt, Prediction, Schedule, Status
-
-DATASET = Path(__file__).parent.parent / "datasets" / "h200"
-RECORDED = {
-    "gpt2": "2ba8d6322d4a54ae3f68b303fa7b10011ce0235d86e20ba3b34a423b49185455",
-    "rope": "5115110b04f4b7b470fa3750823fb6bb3b32a91d0ee3dc1db0713ac6b23c140b",
-    "flux": "0a079ae19f2f8fe6c1cee313020bdebcffbc6e68db0d4159a5d03f2ab6f60a06",
-}
-"""Of 600 schedules each; 2 of rope's and 20 of flux's fail."""
+from kcg.types import RAW, Action, Opt, Prediction, Schedule
 
 POLICIES = [name for name, named in STRATEGIES.items() if named.needs_policy]
 UNGUIDED = ["random", "unguided-evolution", "annealing", "full-beam", "full-beam-from-hand-coded", "policy"]
 GUIDED = ["epsilon-greedy", "greedy", "evolution", "beam", "predicted-beam", "policy-beam"]
 EXHAUSTING = ["epsilon-greedy", "evolution", "unguided-evolution", "annealing", "predicted-beam", *POLICIES]
-
-
-@cache
-def _recorded() -> dict[str, ReplayTable]:
-    return {named.region_id: named.table for named in read_tables(DATASET, regions=RECORDED.values())}
-
-
-def recorded(name: str) -> ReplayTable:
-    return _recorded()[RECORDED[name]]
 
 
 def informed(table: ReplayTable, *, sharpness: float = 4.0) -> Propose:
@@ -106,21 +86,6 @@ def best_s(observations: list[Observation]) -> float:
     found = best(observations)
     assert found is not None
     return found.time_s
-
-
-def tree_table(runtimes: dict[str, tuple[float, str]]) -> ReplayTable:
-    """A tree: `ab` is the child of `a` by a step `b`; of each the runtime in µs and the binary. It begins at ``."""
-
-    def schedule(path: str) -> Schedule:
-        return Schedule.from_opts([Opt("SWAP", 0, ord(c)) for c in path])
-
-    records = []
-    for path, (microseconds, binary) in runtimes.items():
-        seen = Observation(schedule(path), Status.OK, microseconds * 1e-6, binary)
-        steps = [p for p in runtimes if len(p) == len(path) + 1 and p.startswith(path)]
-        actions = tuple(Action(str(schedule(p[-1]).opts[0]), schedule(p)) for p in steps)
-        records.append(Record(path, seen, actions))
-    return ReplayTable(records, start=RAW, baseline=RAW)
 
 
 # Golden searches

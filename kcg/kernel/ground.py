@@ -316,11 +316,17 @@ class _Counted:
         ground = self.ground
         if not ground.in_data and not ground.data_constants:
             return 0
-        of_data, of_addresses = set(ground.data_constants), set(ground.index_constants)
-        for mask, values in ((ground.in_data, of_data), (~ground.in_data, of_addresses)):
-            for root in ground._expressions(self.splits, mask):
-                values.update(p.extent if p.high is None else p.factor for p in root.parts())
-        return len(of_data - of_addresses)
+        values = {True: set(ground.data_constants), False: set(ground.index_constants)}
+        extents = {o: ground.axes[o].extent for o in ground.place}
+        is_data = {o: bool(ground.in_data >> o & 1) for o in ground.place}
+        for uid, split in enumerate(self.splits, start=len(ground.axes)):
+            if split.uid in extents:
+                is_data[uid] = is_data[split.uid]
+                extents[split.uid], extents[uid] = split.extent, split.amount
+                values[is_data[uid]].add(split.extent if split.top else split.amount)  # the factor
+        for uid, extent in extents.items():
+            values[is_data[uid]].add(extent)
+        return len(values[True] - values[False])
 
     def _data(self) -> int:
         extents = {a.uid: a.extent for a in self.inner}

@@ -147,10 +147,14 @@ class Planner:
             found = self._start
             for opt in schedule.opts:
                 found = self.after(found, opt)
-            self._states[schedule] = found
-            if len(self._states) > STATES_KEPT:
-                self._states.popitem(last=False)
+            self.keep(schedule, found)
         return found
+
+    def keep(self, schedule: Schedule, state: PlanState) -> None:
+        """Remembers that `state` is what `schedule` leads to: what `apply` gave need not be worked out again."""
+        self._states[schedule] = state
+        if len(self._states) > STATES_KEPT:
+            self._states.popitem(last=False)
 
     def after(self, state: PlanState, opt: Opt) -> PlanState:
         """The state after `opt`, by tinygrad's rules alone. Raises ScheduleError where it is not legal."""

@@ -114,7 +114,10 @@ class KernelSpace:
         child = Schedule.from_opts((*schedule.opts, opt))
         if self._planner is not None:
             after = self._planner.apply(self._planner.state(schedule), opt)
-            return child if after is not None and self._planner.fits(after, UOPS_OFFERED) else None
+            if after is None or not self._planner.fits(after, UOPS_OFFERED):
+                return None
+            self._planner.keep(child, after)
+            return child
         if (state := try_step(self.state(schedule), opt)) is None:
             return None
         _keep(self._states, child, state)

@@ -367,7 +367,12 @@ class _Build:
 
     def stacked(self, named: dict[str, Any], names: Sequence[str], there: Array | None) -> Array:
         """Features in their order along a last axis, of what is there; never infinite, never NaN."""
-        columns = [np.asarray(named[name], np.float32) for name in names]
+        shape = np.shape(named[names[0]]) if there is None else there.shape
+        made = np.empty((*shape, len(names)), np.float32)
+        for i, name in enumerate(names):
+            made[..., i] = named[name]
         if there is not None:
-            columns = [column[there] for column in columns]
-        return np.nan_to_num(np.stack(columns, -1), nan=0.0, posinf=64.0, neginf=-64.0)
+            made = made.reshape(-1, len(names)) if there.all() else made[there]
+        if not np.isfinite(made).all():
+            np.nan_to_num(made, copy=False, nan=0.0, posinf=64.0, neginf=-64.0)
+        return made

@@ -20,6 +20,7 @@ from kcg.predictor.encode import Array, encode
 from kcg.predictor.ensemble import Said, blend_of, blended
 from kcg.predictor.features import Graphs, graphs, joined
 from kcg.predictor.interface import Judge
+from kcg.predictor.stacked import Stacked
 from kcg.predictor.trees import pooled
 from kcg.types import Prediction, Schedule, Target
 
@@ -53,6 +54,7 @@ class LearnedPredictor:
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.checkpoint = checkpoint
         self.name = checkpoint.about.name
+        self._stacked = Stacked.of(checkpoint.nets)
         self._known_operations = frozenset(checkpoint.about.operations)
         self._known_targets = {t["fingerprint"] for t in checkpoint.about.targets}
         self._kernels: OrderedDict[str, tuple[Array, bool]] = OrderedDict()
@@ -125,20 +127,7 @@ class LearnedPredictor:
         self, made: Graphs, kernel_x: Array, target_x: Array, kernel: Array
     ) -> tuple[Array, Array, Array, Array]:
         """`estimate` of several kernels: `kernel` (n,) is a place in `kernel_x` and `target_x`."""
-        n = len(made)
-        outputs: dict[str, list[Array]] = {"rank": [], "log_sigma": [], "failure": []}
-        hidden = [np.zeros((n, 0), np.float32)]
-        if self.checkpoint.nets:
-            with one_thread(), torch.inference_mode():
-                whole = GraphSet(made, kernel, kernel_x, target_x, np.arange(len(kernel_x)))
-                batch = whole.batch(torch.arange(n))
-                for net in self.checkpoint.nets:
-                    state = net.embed_graphs(batch)
-                    hidden.append(state.numpy())
-                    output = net.answer(batch, state)
-                    for name, values in outputs.items():
-                        values.append(getattr(output, name).double().numpy())
-        stacked = {name: np.stack(values) if values else np.zeros((0, n)) for name, values in outputs.items()}
+        stacked, hidden = self._asked(made, kernel_x, target_x, kernel)
         blend, trees = blend_of(self.checkpoint), None
         if self.checkpoint.trees is not None and blend.tree_share > 0:
             trees = self.checkpoint.trees.predict(pooled(made, kernel_x[kernel], target_x[kernel]))
@@ -148,8 +137,29 @@ class LearnedPredictor:
         broken = ~(np.isfinite(mean) & np.isfinite(sigma) & np.isfinite(failure))
         return (
             np.where(broken, 0.0, mean), np.where(broken, IMPOSSIBLE.uncertainty, sigma),
-            np.where(broken, 1.0, failure), np.concatenate(hidden, 1),
+            np.where(broken, 1.0, failure), hidden,
         )  # fmt: skip
+
+    def _asked(self, made: Graphs, kernel_x: Array, target_x: Array, kernel: Array) -> tuple[dict[str, Array], Array]:
+        """What every network says, as `Said` has it, and (n, sum of hidden) their last hidden states."""
+        n, nets = len(made), self.checkpoint.nets
+        if not nets:
+            return {name: np.zeros((0, n)) for name in ("rank", "log_sigma", "failure")}, np.zeros((n, 0), np.float32)
+        with one_thread(), torch.inference_mode():
+            if self._stacked is not None:
+                said = self._stacked(made, kernel_x[kernel], target_x[kernel])
+                states = said.hidden.transpose(0, 1).reshape(n, -1)
+                rank, log_sigma, failure = said.rank, said.log_sigma, said.failure
+            else:
+                batch = GraphSet(made, kernel, kernel_x, target_x, np.arange(len(kernel_x))).batch(torch.arange(n))
+                each = [net.embed_graphs(batch) for net in nets]
+                answers = [net.answer(batch, state) for net, state in zip(nets, each, strict=True)]
+                states = torch.cat(each, 1)
+                rank, log_sigma, failure = (
+                    torch.stack([getattr(one, name) for one in answers]) for name in ("rank", "log_sigma", "failure")
+                )
+            stacked = {"rank": rank, "log_sigma": log_sigma, "failure": failure}
+            return {name: values.double().numpy() for name, values in stacked.items()}, states.numpy()
 
     def _is_strange(self, space: KernelSpace) -> bool:
         """Whether training never showed an operation of the kernel, or the machine."""

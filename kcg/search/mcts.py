@@ -105,7 +105,10 @@ class Graph:
     # growing
 
     def _add(self, schedules: Sequence[Schedule]) -> None:
-        """Makes the missing nodes, predicted in one batch."""
+        """Makes the missing nodes, predicted in one batch. Another way to a kernel that has a node is not judged."""
+        schedules = [schedule for schedule in schedules if self.trials.key(schedule) not in self.nodes]
+        if not schedules:
+            return
         predictions = self.trials.predict(schedules)
         corrected = self.trials.corrected(schedules) or itertools.repeat(None)
         for schedule, prediction, better in zip(schedules, predictions, corrected, strict=False):

@@ -17,6 +17,7 @@ from kcg.search.interface import Observation, Problem, Strategy
 from kcg.search.local import annealing, epsilon_greedy, greedy
 from kcg.search.mcts import MctsSettings, mcts
 from kcg.search.rollouts import policy, policy_beam
+from kcg.search.tinygrad_mcts import tinygrad_mcts
 from kcg.search.trials import Trials
 from kcg.search.walks import fresh
 
@@ -69,6 +70,9 @@ STRATEGIES: dict[str, Named] = {
         lambda evaluations: partial(mcts, settings=MctsSettings(evaluations=evaluations, widen=8)),
         "the same with so many predictions before each batch",
         64,
+    ),
+    "tinygrad-mcts": Named(
+        tinygrad_mcts, "the tree search that tinygrad once had, without a predictor; ends after so many binaries", 500
     ),
     "policy": Named(lambda _: policy(), "rollouts of the policy, without a predictor", needs_policy=True),
     "policy-beam": Named(

@@ -1,0 +1,194 @@
+"""Stacked networks answer as each does alone, whatever the sizes and the number of graphs, and far sooner."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from kcg.kernel.codec import kernel_of
+from kcg.kernel.space import KernelSpace
+from kcg.kernel.targets import KNOWN_TARGETS
+from kcg.predictor import stacked as stacked_module
+from kcg.predictor.ast_gnn import AstNet
+from kcg.predictor.batches import GraphSet
+from kcg.predictor.checkpoint import Checkpoint, read
+from kcg.predictor.choice import shipped_path
+from kcg.predictor.context import kernel_features, target_features
+from kcg.predictor.encode import Array, encode
+from kcg.predictor.features import Graphs, graphs, joined
+from kcg.predictor.gnn import Net, NetSettings
+from kcg.predictor.learned import LearnedPredictor
+from kcg.predictor.speed import candidates
+from kcg.predictor.stacked import Answers, Stacked
+from kcg.types import Region
+from tests.kernels import empty, kernels_of
+
+TARGET = KNOWN_TARGETS["sm_90"]
+CLOSE = 1e-5
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def shipped() -> Checkpoint:
+    path = shipped_path(TARGET)
+    assert path is not None
+    return read(path)
+
+
+def matmul() -> Region:
+    a, b = empty(256, 128), empty(128, 512)
+    return Region((kernel_of(kernels_of(a @ b)[0]),))
+
+
+def elementwise() -> Region:
+    return Region((kernel_of(kernels_of((empty(96, 64) + empty(96, 64)).exp2())[0]),))
+
+
+def graphs_of(region: Region, count: int, seed: int = 0) -> Graphs:
+    space = KernelSpace(region, TARGET)
+    drawn = candidates(space, count, random.Random(seed))
+    return graphs(encode([space.table(s) for s in drawn], [space.uops(s) for s in drawn]), TARGET)
+
+
+def alone(nets: Sequence[Net], made: Graphs, kernel_x: Array, target_x: Array) -> list[dict[str, Array]]:
+    """What each network says by itself."""
+    n = len(made)
+    with torch.inference_mode():
+        batch = GraphSet(made, np.arange(n), kernel_x, target_x, np.arange(n)).batch(torch.arange(n))
+        found = []
+        for net in nets:
+            state = net.embed_graphs(batch)
+            output = net.answer(batch, state)
+            said = {name: getattr(output, name).numpy() for name in ("rank", "log_sigma", "failure")}
+            found.append(said | {"hidden": state.numpy()})
+    return found
+
+
+def largest_difference(nets: Sequence[Net], made: Graphs, regions: Sequence[Region]) -> float:
+    kernel_x = np.stack([kernel_features(region) for region in regions])
+    target_x = np.stack([target_features(TARGET)] * len(regions))
+    together = Stacked.of(nets)
+    assert together is not None
+    with torch.inference_mode():
+        said: Answers = together(made, kernel_x, target_x)
+    worst = 0.0
+    for i, one in enumerate(alone(nets, made, kernel_x, target_x)):
+        for name, values in one.items():
+            other = getattr(said, name)[i].numpy()
+            assert other.shape == values.shape
+            assert np.isfinite(other).all()
+            worst = max(worst, float(np.abs(other - values).max()))
+    return worst
+
+
+@pytest.mark.parametrize("count", [1, 2, 23, 150])
+@pytest.mark.parametrize("make", [matmul, elementwise])
+def test_the_shipped_networks_answer_together_as_alone(
+    shipped: Checkpoint, make: Callable[[], Region], count: int
+) -> None:
+    region = make()
+    made = graphs_of(region, count)
+    assert largest_difference(shipped.nets, made, [region] * len(made)) < CLOSE
+
+
+def test_graphs_of_several_kernels_are_kept_apart(shipped: Checkpoint) -> None:
+    regions = [matmul(), elementwise()]
+    parts = [graphs_of(region, 12) for region in regions]
+    owners = [region for region, part in zip(regions, parts, strict=True) for _ in range(len(part))]
+    assert largest_difference(shipped.nets[:2], joined(parts), owners) < CLOSE
+
+
+def test_how_many_edges_are_taken_at_once_changes_nothing(shipped: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    region = matmul()
+    made = graphs_of(region, 40)
+    for most in (1, 64, 500, 10**9):
+        monkeypatch.setattr(stacked_module, "EDGES_AT_ONCE", most)
+        assert largest_difference(shipped.nets, made, [region] * len(made)) < CLOSE
+
+
+@pytest.mark.parametrize("kind", ["axes", "accesses", "groups"])
+def test_a_graph_may_lack_a_kind_of_nodes(shipped: Checkpoint, kind: str) -> None:
+    """Alone, and beside one that has them."""
+    region = matmul()
+    made = graphs_of(region, 1)
+    gone = {"axes": ("access_edges", "group_edges"), "accesses": ("access_edges",), "groups": ("group_edges",)}[kind]
+    fields = {name: getattr(made, name)[:0] for name in (kind, *gone)}
+    without = replace(made, **fields, **{f"n_{kind}": np.zeros(1, np.int64)})
+    assert largest_difference(shipped.nets, without, [region]) < CLOSE
+    assert largest_difference(shipped.nets, joined([without, made]), [region] * 2) < CLOSE
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        NetSettings(hidden=8, layers=3), NetSettings(hidden=8, messages=False), NetSettings(hidden=8, schedule=False),
+        NetSettings(hidden=8, kernel=False),
+    ],
+)  # fmt: skip
+def test_every_shape_of_network_can_be_stacked(settings: NetSettings) -> None:
+    torch.manual_seed(0)
+    nets = [Net(settings).eval() for _ in range(2)]
+    for net in nets:  # as after a training: no weight, scale or mean is what it began as
+        for name, value in net.state_dict().items():
+            value.copy_(torch.rand_like(value) + 0.5 if name.endswith("_scale") else 0.3 * torch.randn_like(value))
+    region = matmul()
+    made = graphs_of(region, 10)
+    assert largest_difference(nets, made, [region] * len(made)) < CLOSE * 10  # states reach 100 with such weights
+
+
+def test_what_cannot_be_stacked_is_said() -> None:
+    small, large = Net(NetSettings(hidden=8)), Net(NetSettings(hidden=16))
+    assert Stacked.of([]) is None
+    assert Stacked.of([small, large]) is None
+    assert Stacked.of([Net(NetSettings(hidden=8, compare=True))]) is None
+    assert Stacked.of([AstNet(NetSettings(hidden=8))]) is None
+
+
+def test_a_predictor_of_networks_of_several_shapes_says_the_mean_of_what_each_says(shipped: Checkpoint) -> None:
+    """Such are asked one after another; the same networks stacked say the same."""
+    other = Net(NetSettings(hidden=8)).eval()
+    space = KernelSpace(matmul(), TARGET)
+    schedules = [action.schedule for action in space.actions(space.start())]
+    mixed = LearnedPredictor(replace(shipped, nets=(shipped.nets[0], other))).embed(space, schedules)
+    first, second = (
+        LearnedPredictor(replace(shipped, nets=(net,))).embed(space, schedules) for net in (shipped.nets[0], other)
+    )
+    for i in range(len(schedules)):
+        assert mixed[0][i].log_runtime == pytest.approx(
+            (first[0][i].log_runtime + second[0][i].log_runtime) / 2, abs=CLOSE
+        )
+        parts = first[1][i], second[1][i]
+        assert parts[0] is not None and parts[1] is not None
+        np.testing.assert_allclose(mixed[1][i], np.concatenate(parts), atol=CLOSE)
+
+
+def test_one_schedule_is_judged_at_least_twice_as_fast_as_by_one_network_after_another(shipped: Checkpoint) -> None:
+    """About ten times as fast where nothing else runs."""
+    region = matmul()
+    made = graphs_of(region, 1)
+    kernel_x, target_x = kernel_features(region)[None], target_features(TARGET)[None]
+    together = Stacked.of(shipped.nets)
+    assert together is not None
+
+    def seconds(ask: Callable[[], object]) -> float:
+        spent = []
+        for _ in range(8):
+            begin = time.process_time()
+            ask()
+            spent.append(time.process_time() - begin)
+        return min(spent)
+
+    with torch.inference_mode():
+        slow = seconds(lambda: alone(shipped.nets, made, kernel_x, target_x))
+        fast = seconds(lambda: together(made, kernel_x, target_x))
+    assert 2 * fast < slow
