@@ -11,6 +11,7 @@ picture into the document.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import sys
@@ -28,7 +29,7 @@ ROOT = HERE.parent
 def main(
     replay: Annotated[bool, typer.Option("--replay", help="on recorded tables, without a device")] = False,
     live: Annotated[str, typer.Option(help="on this device (CUDA, CPU …), kernels of Flux, instead")] = "",
-    part: Annotated[str, typer.Option(help="of the split by workload: test, other, validation, train, all")] = "test",
+    part: Annotated[str, typer.Option(help="of the split: test, other, validation, train, all")] = "test",
     strategies: Annotated[str, typer.Option(help="names with commas, NAME/GUIDE for ablations; empty: the field")] = "",
     default: Annotated[str, typer.Option(help="the strategy that is compared with the others")] = "mcts",
     beams: Annotated[str, typer.Option(help="widths of BEAM, with commas; empty: none")] = "1,2,4,8",
@@ -59,9 +60,7 @@ def main(
     from kcg.optimize.settings import parse_budget
     from kcg.search.comparison import Settings, kernels_of, predictor_of
 
-    def say(line: str) -> None:
-        typer.echo(line, err=True)
-
+    say = functools.partial(typer.echo, err=True)
     if replay == bool(live):
         raise UsageError("say --replay, to compare on recorded tables, or --live CUDA")
     names = tuple(name.strip() for name in strategies.split(",") if name.strip())

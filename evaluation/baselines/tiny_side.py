@@ -54,7 +54,7 @@ def make_clock(job: dict[str, Any]) -> Any:
     """Open the device."""
     from kcg.compat.device import prepare as open_device
 
-    from .clocks import TinyClock
+    from .tiny_clock import TinyClock
 
     open_device(job["dev"])
     return TinyClock(job["dev"])
