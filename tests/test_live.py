@@ -14,6 +14,7 @@ from kcg.kernel.codec import kernel_of
 from kcg.measure.service import MeasureService
 from kcg.predictor.choice import SHIPPED
 from kcg.search.comparison import Settings, predictor_of
+from kcg.search.comparison_text import wall_table
 from kcg.search.live import LiveBench, compare_live, live_on_flux
 from kcg.search.live_journal import LiveJournal, Shard
 from kcg.search.regret import Board, entry
@@ -52,7 +53,11 @@ def test_a_comparison_on_a_device_goes_on_and_measures_nothing_twice(service: Me
         assert budget is None or play.measurements <= budget
     assert set(told["totals"]) == {"hand-coded", *SETTINGS.contenders}
     assert told["totals"]["hand-coded"]["total_s"] > 0 and said[-1].endswith(" s")
-    assert len(entry(Board(kernels, plays, SETTINGS), kernels)["kernels"]) == 1
+    whole = entry(Board(kernels, plays, SETTINGS), kernels) | told
+    assert len(whole["kernels"]) == 1
+    lines = wall_table(whole)
+    assert {line.split(" | ")[0] for line in lines[2:-2]} == {"| hand-coded", "| random", "| mcts"}
+    assert told["costs"]["mcts"]["measurements"] <= 4 and told["costs"]["random"]["wall_s"] > 0
 
     lines = path.read_text().splitlines()
     path.write_text("\n".join([*lines, lines[-1][:20]]) + "\n")  # cut off in the middle
@@ -98,7 +103,9 @@ def test_processes_share_a_journal_and_what_is_complete_needs_no_device(
     assert recorded(LiveJournal(path)) == regions
     assert before == [path.read_bytes() for path in sorted(tmp_path.iterdir())], "nothing was measured"
     (tmp_path / "live.1.jsonl").unlink()
-    with pytest.raises(DataError, match=r"does not hold all of E_.*: run the comparison on its device first"):
+    assert recorded(LiveJournal(path)) == regions[:1], "what was not played on all is left out"
+    (tmp_path / "live.0.jsonl").unlink()
+    with pytest.raises(DataError, match="holds no kernel that everything was played on"):
         recorded(LiveJournal(path))
 
 

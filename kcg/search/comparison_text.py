@@ -17,7 +17,8 @@ WEIGHTED, MEAN = ("weighted", "low", "high"), ("mean", "mean_low", "mean_high")
 
 def sections(entry: Entry, headline: Mapping[str, Any], part: str, picture: str) -> dict[str, list[str]]:
     """The generated parts of the document, by the name of their mark. `picture` is the file of the curves."""
-    return {
+    live = {f"{part}-wall": wall_table(entry)} if "costs" in entry else {}
+    return live | {
         f"{part}-figures": _figures(entry, headline),
         f"{part}-weighted": quality_table(entry, WEIGHTED),
         f"{part}-unweighted": quality_table(entry, MEAN),
@@ -72,6 +73,22 @@ def effort_table(entry: Entry) -> list[str]:
         lines.append(_row(name, [*numbers, f"{told['search_s']:.3f}"]))
     said = "Not in the seconds: predicting, which plays share. What a policy says is in those of the first that asks."
     return [*lines, "", f"Means over kernels and seeds. {said}"]
+
+
+def wall_table(entry: Entry) -> list[str]:
+    """Of a comparison on a device: what each contender's winners make of the workload, and what a kernel cost it."""
+    count = len(entry["kernels"])
+    costs = {name: (told["measurements"], told["wall_s"]) for name, told in entry["costs"].items()}
+    for width, told in entry["tinygrad-beam"].items():
+        if told["kernels"] == count:
+            costs[f"tinygrad-beam:{width}"] = (told["binaries"] / count, told["wall_s"] / count)
+    lines = _header("strategy", ["time of the kernels", "measured", "seconds, from cold"])
+    for name, told in sorted(entry["totals"].items(), key=lambda item: item[1]["total_s"]):
+        measured, wall_s = costs.get(name, (1.0, 0.0))
+        cells = [f"{1e3 * told['total_s']:.1f} ms", f"{measured:.0f}", f"{wall_s:.1f}" if wall_s else ""]
+        lines.append(_row(name, cells))
+    said = "Winners timed again with all samples, times weighted by calls; measurements and seconds of a kernel, means."
+    return [*lines, "", f"{count} kernels. {said}"]
 
 
 def _figures(entry: Entry, headline: Mapping[str, Any]) -> list[str]:
