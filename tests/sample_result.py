@@ -168,5 +168,8 @@ def sample_result() -> Result:
             ("power_w", 212.0, 603.5, 698.0), ("slowdown_reasons", 0.0, 0.0, 4.0),
             ("sm_mhz_min", 1590.0, 1965.0, 1980.0),
         ),
-        model_check=ModelCheck(True, "", 0.0031, 0.043, seed=7, kernels=8, before_s=0.0713, after_s=0.0391),
+        model_check=ModelCheck(
+            True, "", 0.0031, 0.043, seed=7, kernels=8, before_s=0.0713, after_s=0.0391,
+            clock="device events, median of 5 in turns",
+        ),
     )  # fmt: skip

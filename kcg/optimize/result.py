@@ -23,13 +23,14 @@ from kcg.errors import ResultError, ScheduleError, UsageError
 from kcg.kernel.handwritten import source_body
 from kcg.types import Kernel, Region, RegionResult, Result, Schedule, ScheduleKind
 
-SCHEMA = 4
+SCHEMA = 5
 """The version of the file. A change of any field is a new number, never a silent one."""
 
 ADDED = {
     2: {("Result", "model_check"), ("Target", "bandwidth_bytes_s"), ("RegionResult", "noise_floor")},
     3: {("Result", "predictor")},
     4: {("Result", "expectations"), ("Result", "clocks"), ("RegionResult", "opts"), ("RegionResult", "handwritten")},
+    5: {("ModelCheck", "clock")},
 }
 """Fields that came with each version: files of the versions before it are read without them, with their defaults."""
 
