@@ -180,10 +180,17 @@ class Workload:
     name: str
     preset: str
     calls: tuple[WorkloadCall, ...]
+    held_bytes: int = field(default=0, compare=False)  # weights, inputs and outputs of a whole run; 0: not known
+    between_bytes: int = field(default=0, compare=False)  # what lives between them, laid out by tinygrad's planner
 
     @property
     def id(self) -> str:
         return content_id([self.name, self.preset])
+
+    @property
+    def memory_bytes(self) -> int:
+        """Device memory that a whole run needs; 0 where it is not known."""
+        return self.held_bytes + self.between_bytes
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from kcg.errors import ExitCode
 from kcg.optimize import handwritten
 from kcg.optimize.console import Progress
 from kcg.optimize.finals import as_searched, build_result, judge_all
+from kcg.optimize.memory import check_memory, room_on
 from kcg.optimize.session import TINY_BEAM, Session
 from kcg.optimize.settings import Settings
 from kcg.types import ModelCheck, Result
@@ -37,7 +38,8 @@ def optimize(settings: Settings, progress: Progress, *, started: float | None = 
 
     with Session(settings, progress, started=started) as session, _alone(session):
         kernels = handwritten.read_files(session)  # first: a mistake in it is to be known before anything takes time
-        session.capture()
+        workload, device = session.capture(), session.choice.device
+        check_memory(settings, workload, room_on(device), device=device, say=progress.phase)
         session.open_journal()
         session.plan()
         handwritten.offer(session, kernels)

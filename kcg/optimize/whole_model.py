@@ -69,13 +69,14 @@ COMPILE_S = 0.19  # one kernel; those that change twice, say half of them
 
 def expected_cost_s(settings: Settings, workload: Workload, *, device: str, step_s: float) -> float:
     """About how many seconds the check takes; `step_s` are those of one step. 0 where it will not run."""
-    if not _runnable(settings, workload.name):
+    if not is_runnable(settings, workload.name):
         return 0.0
     steps_s = 2 * (REPLAYS + 2) * step_s
     return START_S.get(device, START_ELSEWHERE_S) + 1.5 * COMPILE_S * len(workload.calls) + steps_s
 
 
-def _runnable(settings: Settings, workload: str) -> bool:
+def is_runnable(settings: Settings, workload: str) -> bool:
+    """Whether the workload is one that kcg can run as a whole."""
     from kcg.workloads.registry import WORKLOADS, spec_of
 
     return not settings.is_script and workload in WORKLOADS and spec_of(workload).runnable is not None
@@ -87,7 +88,7 @@ def why_not_needed(settings: Settings, result: Result, *, ended_early: bool) -> 
         return "not run: the run ended before every kernel was verified"
     if settings.is_script:
         return "not run: the workload is a script"
-    if not _runnable(settings, result.workload):
+    if not is_runnable(settings, result.workload):
         return f"not run: kcg has no runnable {result.workload}"
     if not any(row.outcome == "improved" for row in result.regions):
         return "not run: no schedule was changed"
