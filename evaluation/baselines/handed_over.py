@@ -23,12 +23,13 @@ UNDER_KCG = """import runpy, sys, kcg
 result, sys.argv = sys.argv[1], sys.argv[2:]
 with kcg.tuned(result):
     runpy.run_path(sys.argv[0], run_name="__main__")"""
+TIMEOUT_S = 900.0
 SAME = 0.02  # two processes of one binary may be this far apart, even where less is seen
-FOREIGN = ("JITBEAM", "NOOPT", "IGNORE_BEAM_CACHE", "CACHELEVEL", "DEBUG")
+FOREIGN = ("JIT", "JITBEAM", "NOOPT", "IGNORE_BEAM_CACHE", "CACHELEVEL", "DEBUG")
 Told = dict[str, Any]
 
 
-def run(command: list[str], dev: str, cache: Path, *, beam: int = 0) -> str:
+def run(what: str, command: list[str], dev: str, cache: Path, *, beam: int = 0) -> str:
     """The standard output of `python command` on a device with a cache of its own. Raises KcgError where it fails."""
     if dev.startswith("CPU") and "CC" not in os.environ and clang_path() is None:
         raise DeviceError("plain tinygrad opens the CPU only where it finds clang: pip install ziglang, or set CC")
@@ -38,9 +39,14 @@ def run(command: list[str], dev: str, cache: Path, *, beam: int = 0) -> str:
     }  # fmt: skip
     if dev.startswith("CPU"):
         environment.setdefault("CC", clang_path() or "")
-    done = subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True, check=False)
+    whole: Told = {"env": environment, "capture_output": True, "text": True, "timeout": TIMEOUT_S, "check": False}
+    try:
+        done = subprocess.run([sys.executable, *command], **whole)
+    except subprocess.TimeoutExpired:
+        raise KcgError(f"{what} did not end in {TIMEOUT_S:.0f} s") from None
     if done.returncode:
-        raise KcgError(f"{' '.join(command)[:100]} ended with exit code {done.returncode}: {done.stderr[-300:]}")
+        words = (done.stderr.strip().splitlines() or ["it said nothing"])[-1][:300]
+        raise KcgError(f"{what} ended with exit code {done.returncode}: {words}")
     return done.stdout
 
 
@@ -48,10 +54,11 @@ def step(
     case: dict[str, Any], dev: str, cache: Path, *, replays: int, beam: int = 0, result: Path | None = None
 ) -> Told:
     """One run of the program: plainly, or within `kcg.tuned` where there is a `result`."""
-    first = ["-c", UNDER_KCG, str(result)] if result is not None else []
-    return json.loads(
-        run([*first, str(PROGRAM), json.dumps(case), str(replays)], dev, cache, beam=beam).splitlines()[-1]
-    )
+    first, what = [], "the program"
+    if result is not None:
+        first, what = ["-c", UNDER_KCG, str(result)], "the program within kcg.tuned"
+    told = run(what, [*first, str(PROGRAM), json.dumps(case), str(replays)], dev, cache, beam=beam)
+    return json.loads(told.splitlines()[-1])
 
 
 def searches(cache: Path) -> dict[tuple[Any, ...], bytes]:
@@ -63,7 +70,9 @@ def searches(cache: Path) -> dict[tuple[Any, ...], bytes]:
 def prove(case: dict[str, Any], dev: str, result: Path, folder: Path, *, beam: int, rounds: int, replays: int) -> Told:
     """Apply the result to a new cache in `folder`, then run the step with kcg and without it, in turns."""
     cache, empty = folder / "handed-over.db", folder / "empty.db"
-    said = run(["-m", "kcg.optimize", "apply", str(result), "--beam", str(beam), "--cachedb", str(cache)], dev, empty)
+    said = run(
+        "apply", ["-m", "kcg.optimize", "apply", str(result), "--beam", str(beam), "--cachedb", str(cache)], dev, empty
+    )
     before = searches(cache)
     of_kcg, plain = [], []
     for _ in range(rounds):

@@ -263,6 +263,13 @@ def opening(dev: str) -> Iterator[None]:
         yield
 
 
+def is_hooked() -> bool:
+    """Whether something stands in the place of tinygrad's way from a schedule to programs, as the blocks here do."""
+    from tinygrad.engine import realize
+
+    return bool(realize.lower_and_compile.__module__ != realize.__name__)
+
+
 @contextlib.contextmanager
 def choosing_opts(
     choose: Callable[[UOp], tuple[Any, ...] | None], program: Callable[[UOp], UOp | None] = lambda call: None
