@@ -68,7 +68,7 @@ def run(stored: Path, out: Path, environment: dict[str, str], *more: str) -> sub
     command = [sys.executable, "evaluation/handover.py", "--device", DEV, "--result", str(stored), "--out", str(out)]
     what = ["--case", json.dumps(CASE), "--rounds", "1", *more]
     return subprocess.run(
-        [*command, *what], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=200, check=False
+        [*command, *what], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False
     )
 
 
@@ -115,6 +115,8 @@ def test_what_is_no_hand_over_is_told() -> None:
     same = judged(kcg, [told([1.02, 1.04]), told([1.09])], own, 1e-4)
     assert all(same[name] for name in ("same_speed", "same_output", "right_output", "unhooked")), same
     assert same["noise"] == pytest.approx(0.06 / 1.03, rel=1e-3) and same["hand_coded_s"] == 2.0
+    alone = judged(kcg[:1], [told([1.01, 1.03])], own, 1e-4)
+    assert alone["noise"] == pytest.approx(0.05 / 1.05, rel=1e-3), "the samples tell, where there is one process each"
     assert not judged(kcg, [told([2.0])], own, 1e-4)["same_speed"]
     assert not judged(kcg, [told([1.0], "b")], own, 1e-4)["same_output"]
     assert not judged(kcg, [told([1.0], values=[1.0, 2.1])], own, 1e-4)["right_output"]

@@ -13,7 +13,7 @@ from typing import Any
 from kcg.compat.beam import cache_table
 from kcg.compat.device import clang_path
 from kcg.errors import DeviceError, KcgError
-from kcg.measure.protocol import median, spread
+from kcg.measure.protocol import median, median_interval, spread
 
 from .figures import FAR, distance, rounded
 
@@ -87,9 +87,15 @@ def prove(case: dict[str, Any], dev: str, result: Path, folder: Path, *, beam: i
 
 
 def judged(of_kcg: list[Told], plain: list[Told], own: Told, far: float) -> Told:
-    """The runs of both kinds beside each other; the noise is how far runs of one kind are apart."""
+    """The runs of both kinds beside each other.
+
+    The noise is how far processes of one kind are apart, or half the interval of the median of all their samples.
+    """
     seconds = {name: [s for r in runs for s in r["seconds"]] for name, runs in (("kcg", of_kcg), ("plain", plain))}
     noise = max(spread(r[0]["seconds"], other["seconds"]) for r in (of_kcg, plain) for other in r)
+    for samples in seconds.values():
+        low, high = median_interval(samples)
+        noise = max(noise, (high - low) / 2 / median(samples))
     ratio = median(seconds["plain"]) / median(seconds["kcg"])
     return {
         "kcg_s": rounded(median(seconds["kcg"])), "plain_s": rounded(median(seconds["plain"])),
