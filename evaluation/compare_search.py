@@ -82,8 +82,7 @@ def main(
     from kcg.search.regret import Board, entry, headline
     from kcg.search.tables import FILE
 
-    extra: dict[str, object] = {}
-    together = None
+    extra, together = dict[str, object](), None
     if live:
         part = "live"
         journal = LiveJournal(work / f"{live}-{preset}.jsonl", shard=Shard.parse(shard))

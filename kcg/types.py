@@ -181,10 +181,17 @@ class Workload:
     name: str
     preset: str
     calls: tuple[WorkloadCall, ...]
+    held_bytes: int = field(default=0, compare=False)  # weights, inputs and outputs of a whole run; 0: not known
+    between_bytes: int = field(default=0, compare=False)  # what lives between them, laid out by tinygrad's planner
 
     @property
     def id(self) -> str:
         return content_id([self.name, self.preset])
+
+    @property
+    def memory_bytes(self) -> int:
+        """Device memory that a whole run needs; 0 where it is not known."""
+        return self.held_bytes + self.between_bytes
 
 
 @dataclass(frozen=True)
@@ -322,8 +329,9 @@ class ModelCheck:
     tolerance: float | None = None
     seed: int = 0
     kernels: int = 0  # changed kernels that ran in the model
-    before_s: float | None = None  # one step by wall clock, captured and replayed; for information
+    before_s: float | None = None  # one step, captured and replayed; for information
     after_s: float | None = None
+    clock: str = "wall clock, the fastest of three"  # how they were taken; the default is what older results hold
 
 
 @dataclass(frozen=True)

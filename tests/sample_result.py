@@ -172,5 +172,8 @@ def sample_result() -> Result:
             ("starting", 0.418), ("capturing", 4.0), ("opening", 2.0), ("baselines", 16.0), ("search", 200.0),
             ("judging", 50.0), ("model", 40.0),
         ),
-        model_check=ModelCheck(True, "", 0.0031, 0.043, seed=7, kernels=8, before_s=0.0713, after_s=0.0391),
+        model_check=ModelCheck(
+            True, "", 0.0031, 0.043, seed=7, kernels=8, before_s=0.0713, after_s=0.0391,
+            clock="device events, median of 5 in turns",
+        ),
     )  # fmt: skip

@@ -16,7 +16,7 @@ from tinygrad import Tensor
 
 from kcg.compat.device import choose_cpu, prepare
 from kcg.compat.tiny import Ops, UOp
-from kcg.errors import UnknownName, UsageError, WeightsError
+from kcg.errors import ExitCode, UnknownName, UsageError, WeightsError
 from kcg.kernel.codec import encode, normalise
 from kcg.kernel.contractions import find_recompute, operations
 from kcg.workloads.flux import (
@@ -196,8 +196,10 @@ def test_wrong_weights_are_named_before_anything_is_assigned(tmp_path: Path) -> 
 
 def test_weights_of_the_other_variant_are_refused(tmp_path: Path) -> None:
     save_file(random_state(TINY), tmp_path / "schnell.safetensors")
-    with pytest.raises(WeightsError, match=r"Flux.1 dev: 4 missing \(guidance_in.in_layer.weight"):
+    says = r"Flux.1 dev: it holds those of schnell; 4 missing \(guidance_in.in_layer.weight.*\)$"
+    with pytest.raises(WeightsError, match=says) as caught:
         load_weights(Flux(replace(TINY, variant="dev")), str(tmp_path / "schnell.safetensors"))
+    assert caught.value.exit_code == ExitCode.USAGE
 
 
 @pytest.mark.parametrize("damage", ["empty", "truncated", "header", "text", "shape"])

@@ -89,8 +89,12 @@ def test_page_says_everything(page: Page) -> None:
 def test_page_and_console_tell_the_verdict_on_the_whole_model(page: Page) -> None:
     text = " ".join(" ".join(page.text).split())
     assert "The whole model" in text and "0.0031, at most 0.043 passes; seed 7" in text and "71.3 ms → 39.1 ms" in text
+    assert "one step, captured and replayed (device events, median of 5 in turns)" in text
     verdicts = {
-        "": ("", "whole model: verified, error 0.0031 of a tolerated 0.043; one step 71.3 ms → 39.1 ms by wall clock"),
+        "": (
+            "",
+            "whole model: verified, error 0.0031 of a tolerated 0.043; one step 71.3 ms → 39.1 ms by device events",
+        ),
         "the output <b> differs": (
             "Do not use this result",
             "whole model: FAILED, do not use this result: the output <b>",
@@ -108,7 +112,7 @@ def test_page_and_console_tell_the_verdict_on_the_whole_model(page: Page) -> Non
         assert on_page in shown and reason in shown
         stream = io.StringIO()
         print_result(result, Console(file=stream, width=200))
-        assert on_console in stream.getvalue().replace("\n", " ")
+        assert on_console in " ".join(stream.getvalue().split())
     without = render_report(replace(sample_result(), model_check=None))
     assert "The whole model" not in without
 

@@ -17,7 +17,7 @@ from sample_result import sample_result
 
 from kcg.errors import ExitCode, ResultError, UsageError
 from kcg.kernel.handwritten import SourceBody, source_schedule
-from kcg.optimize.result import ADDED, from_dict, read_result, to_dict, write_result
+from kcg.optimize.result import ADDED, SCHEMA, from_dict, read_result, to_dict, write_result
 from kcg.types import Kernel, ModelCheck, Region, Result, Verification
 
 UNPRIVILEGED = 65534  # nobody
@@ -100,7 +100,7 @@ def test_empty_result_survives(tmp_path: Path) -> None:
 def test_what_json_mode_prints(stored: Path) -> None:
     sample = sample_result()
     document = json.loads(stored.read_text())
-    assert document["schema"] == 5
+    assert document["schema"] == SCHEMA
     assert document["total_before_s"] == sample.total_before_s
     assert document["total_after_s"] == sample.total_after_s
     assert (document["measurements"], document["search_s"]) == (504, 312.418)
@@ -124,7 +124,7 @@ def test_truncated_file_is_refused(stored: Path, tenths: int) -> None:
 @pytest.mark.parametrize(
     "data",
     [b"", b"\x00\xff\x93NUMPY", b"null", b"[]", b"3", b'{"a": 1}', b"[" * 200_000, b'{"schema": 1}', b'{"schema": NaN}',
-     b'{"schema": 6, "regions": []}', b'{"schema": true}', b'{"schema": 1, "schema": 1}', b"9" * 5000],
+     b'{"schema": %d, "regions": []}' % (SCHEMA + 1), b'{"schema": true}', b'{"schema": 1, "schema": 1}', b"9" * 5000],
 )  # fmt: skip
 def test_foreign_file_is_refused(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "r.json").write_bytes(data)
@@ -193,9 +193,12 @@ def test_files_of_the_first_version_are_read() -> None:
 
 
 def test_files_of_the_third_version_have_no_expectations() -> None:
-    third = replace(sample_result(), expectations=(), clocks=(), phases=())
-    document = without({**to_dict(third), "schema": 3}, {name for version in (4, 5) for _, name in ADDED[version]})
+    check = ModelCheck(True, "", 0.0031, 0.043, before_s=0.07, after_s=0.04)
+    third = replace(sample_result(), expectations=(), clocks=(), phases=(), model_check=check)
+    later = {name for version, added in ADDED.items() if version > 3 for _, name in added}
+    document = without({**to_dict(third), "schema": 3}, later)
     assert from_dict(document) == third
+    assert check.clock == "wall clock, the fastest of three", "as steps were timed then"
     with pytest.raises(ResultError, match="is missing"):
         from_dict({**document, "schema": 4})
 
@@ -203,7 +206,9 @@ def test_files_of_the_third_version_have_no_expectations() -> None:
 @pytest.mark.parametrize(
     "check",
     [
-        ModelCheck(False, "the output differs by 0.3", 0.3, 1e-4, seed=1, kernels=2, before_s=0.1, after_s=0.2),
+        ModelCheck(
+            False, "the output differs by 0.3", 0.3, 1e-4, seed=1, kernels=2, before_s=0.1, after_s=0.2, clock="sun"
+        ),
         ModelCheck(False, "the output is not finite", math.inf, None),
         ModelCheck(None, "not run: the workload is a script"),
     ],

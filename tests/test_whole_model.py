@@ -21,12 +21,14 @@ from kcg.kernel.actions import ACTION_SPACE_VERSION
 from kcg.kernel.compiler import compile_schedule
 from kcg.kernel.space import KernelSpace
 from kcg.measure.target import detect
+from kcg.optimize import whole_model
 from kcg.optimize.deploy import apply, tuned
 from kcg.optimize.result import read_result, write_result
 from kcg.optimize.run import exit_code_of
 from kcg.optimize.settings import Settings
 from kcg.optimize.whole_model import (
     MAX_TOLERANCE,
+    REPLAYS,
     check_model,
     compare,
     expected_cost_s,
@@ -88,17 +90,69 @@ def make() -> Make:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_another_order_of_summation_passes_and_garbage_fails(make: Make, dtype: str) -> None:
-    good = compare(TINY.runnable(dtype, 3), make(dtype), seed=3)  # type: ignore[misc]
+    stages: list[str] = []
+    good = compare(TINY.runnable(dtype, 3), make(dtype), seed=3, said=stages.append)  # type: ignore[misc]
     assert good.passed, good
     assert good.kernels >= KERNELS - 1 and good.seed == 3 and good.reason == ""
     assert good.error is not None and good.tolerance is not None and good.error <= good.tolerance < MAX_TOLERANCE
     assert good.before_s is not None and good.after_s is not None and 0 < good.after_s < 10
+    assert stages == [whole_model.CHOSEN, whole_model.OWN] * (1 + REPLAYS), "replayed in turns"
+    assert good.clock == "wall clock, median of 5 in turns", "a CPU has no events"
 
     # another seed: the kernel writes nothing, and this process may still hold what the last run wrote there
     bad = compare(TINY.runnable(dtype, 4), make(dtype, WRONG), seed=4)  # type: ignore[misc]
     assert bad.passed is False, bad
     assert "differs" in bad.reason or "not finite" in bad.reason
     assert bad.tolerance is None or bad.tolerance < MAX_TOLERANCE
+
+
+def test_where_memory_is_short_one_is_released_before_the_other_begins(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kcg.compat.hardware.memory_of", lambda device: (1, 1 << 30))
+    stages: list[str] = []
+    check = compare(TINY.runnable("float32", 3), make("float32"), seed=3, said=stages.append)  # type: ignore[misc]
+    assert check.passed and check.clock == "wall clock, median of 5", check
+    assert stages == [whole_model.CHOSEN] * (1 + REPLAYS) + [whole_model.OWN] * (1 + REPLAYS)
+
+
+def test_a_step_is_timed_with_all_that_the_device_does() -> None:
+    """Twice the work takes longer by about as much; nothing is left running when a sample is taken."""
+    from tinygrad import Device, Tensor
+
+    from kcg.compat.events import StepClock, clock_of
+    from kcg.compat.jit import captured_at_once
+
+    device = Device.DEFAULT
+    values = Tensor.ones(512, 512).contiguous().realize()
+    once, clock = captured_at_once(lambda x: (x @ x).contiguous()), StepClock(device)
+    once(x=values)
+
+    def often(times: int) -> float:
+        return min(clock(lambda: [once(x=values) for _ in range(times)]) for _ in range(3))
+
+    begin = time.perf_counter()
+    short, long = often(1), often(4)
+    assert 2 * short < long < time.perf_counter() - begin
+    assert clock_of("CUDA") == "device events" and clock_of("CPU") == "wall clock"
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_what_the_host_does_first_is_hidden() -> None:
+    from tinygrad import Tensor
+
+    from kcg.compat.events import StepClock
+    from kcg.compat.jit import captured_at_once
+
+    values = Tensor.ones(64, 64, device="CUDA").contiguous().realize()
+    once, clock = captured_at_once(lambda x: (x @ x).contiguous()), StepClock("CUDA")
+    once(x=values)
+
+    def late() -> None:
+        time.sleep(0.004)
+        once(x=values)
+
+    assert 0 < min(clock(late) for _ in range(3)) < 0.002
 
 
 @pytest.fixture

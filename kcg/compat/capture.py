@@ -62,9 +62,40 @@ def calls_of(*tensors: Any) -> list[CapturedCall]:
     """
     from tinygrad import Tensor
 
+    return _counted(*Tensor.linear_with_vars(*tensors))
+
+
+def planned_calls(*tensors: Any) -> tuple[list[CapturedCall], int, int]:
+    """`calls_of`, and the bytes of device memory that `TinyJit` would need to run them.
+
+    First those of buffers that are there before or after (weights, inputs, outputs), then those of the arena in which
+    tinygrad's planner lays out all values in between. Private: `schedule.memory.memory_plan_rewrite`, which `TinyJit`
+    calls in the same way.
+    """
+    from tinygrad import Tensor
+    from tinygrad.schedule.memory import memory_plan_rewrite
+
     from kcg.compat.tiny import Ops
 
+    held = {node for t in tensors for node in t.uop.toposort() if node.op is Ops.BUFFER}
     linear, values = Tensor.linear_with_vars(*tensors)
+    held |= {t.uop.base for t in tensors if t.uop.base.op is Ops.BUFFER}
+    laid_out = memory_plan_rewrite(linear, held)
+    arguments = {argument for call in laid_out.src for argument in call.src[1:]}
+    used = {node for argument in arguments for node in argument.toposort() if node.op is Ops.BUFFER}
+    on_device = {node for node in used if set(_names(node.device)) & {n for t in tensors for n in _names(t.device)}}
+    sizes = {node: int(node.nbytes()) for node in on_device}
+    of_held = sum(size for node, size in sizes.items() if node in held)
+    return _counted(linear, values), of_held, sum(sizes.values()) - of_held
+
+
+def _names(device: str | tuple[str, ...]) -> tuple[str, ...]:
+    return (device,) if isinstance(device, str) else device
+
+
+def _counted(linear: UOp, values: Mapping[str, int]) -> list[CapturedCall]:
+    from kcg.compat.tiny import Ops
+
     counts: dict[tuple[UOp, Variables], CapturedCall] = {}
     for call in linear.src:
         if call.op is not Ops.CALL or call.src[0].op is not Ops.SINK:
@@ -230,6 +261,13 @@ def opening(dev: str) -> Iterator[None]:
     os.environ["DEV"] = dev
     with when_imported("tinygrad.runtime.ops_cpu", open_cpu):
         yield
+
+
+def is_hooked() -> bool:
+    """Whether something stands in the place of tinygrad's way from a schedule to programs, as the blocks here do."""
+    from tinygrad.engine import realize
+
+    return bool(realize.lower_and_compile.__module__ != realize.__name__)
 
 
 @contextlib.contextmanager

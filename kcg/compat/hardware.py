@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import os
 import platform
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -54,6 +56,46 @@ def cuda_properties() -> dict[str, Any]:
         / 8
         or None,
     }
+
+
+def memory_of(device: str) -> tuple[int, int] | None:
+    """Bytes of a device's memory that are free now, and all of them; None where it does not tell.
+
+    Of the first GPU that CUDA shows through NVML, which needs no context; of the CPU what the system can give without
+    swapping.
+    """
+    if device == "CPU":
+        return _host_memory()
+    if device not in ("CUDA", "NV"):
+        return None
+    try:
+        import pynvml
+        from tinygrad.runtime.autogen import cuda
+
+        cuda.cuInit(0)
+        pynvml.nvmlInit()
+        told = pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByPciBusId(cuda_bus_id()))
+    except Exception:  # NVML is absent or refuses: many kinds of error, all of which mean that nothing is told
+        return None
+    return int(told.free), int(told.total)
+
+
+def allocated_bytes() -> int:
+    """Bytes of the buffers that this process has allocated through tinygrad and not given back."""
+    from tinygrad import GlobalCounters
+
+    return int(GlobalCounters.mem_used)
+
+
+def _host_memory() -> tuple[int, int] | None:
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        lines = (line.split() for line in Path("/proc/meminfo").read_text().splitlines())
+        told = {words[0]: int(words[1]) << 10 for words in lines}
+        return told["MemAvailable:"], told["MemTotal:"]
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # no Linux: only how much there is
+        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return total, total
+    return None
 
 
 def cuda_bus_id() -> str:

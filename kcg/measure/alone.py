@@ -66,7 +66,8 @@ def run_alone(
     with tempfile.TemporaryDirectory(prefix=f"kcg-{label}-") as folder:
         environment = {**os.environ, "DEV": dev, "DEBUG": "0"}
         environment["CACHEDB"] = str(Path(folder) / "tinygrad-cache.db")  # never the user's own
-        for foreign in ("BEAM", "JITBEAM", "NOOPT"):  # a shell's settings that choose other schedules
+        # a shell's settings that choose other schedules, or leave nothing captured
+        for foreign in ("BEAM", "JITBEAM", "NOOPT", "JIT"):
             environment.pop(foreign, None)
         # files and not pipes: a process that the child leaves behind would hold a pipe open, and the reader with it
         with (Path(folder) / "out").open("w+") as out, (Path(folder) / "err").open("w+") as err:

@@ -16,6 +16,8 @@ def describe(settings: Settings, progress: Progress, *, json_mode: bool) -> None
     The script of a workload that is one is run, since its kernels are not known otherwise; nothing is timed or written.
     """
     from kcg.kernel.contractions import arithmetic, find_recompute
+    from kcg.optimize.memory import room_on, shortage
+    from kcg.optimize.whole_model import is_runnable
     from kcg.types import canonical_json
 
     with Session(settings, progress, writes=False) as session:
@@ -50,6 +52,9 @@ def describe(settings: Settings, progress: Progress, *, json_mode: bool) -> None
         out = sys.stdout.write
         out(f"would optimise {workload.name} {workload.preset} on {target.model} with {settings.search}\n")
         calls = sum(w.call.calls for w in works)
+        if is_runnable(settings, workload.name) and (room := room_on(session.choice.device)) is not None:
+            fits = "" if workload.memory_bytes <= room.free else ", which is refused"
+            out(f"{shortage(workload, room, device=session.choice.device)}{fits}\n")
         total = sum(float(str(r["operations"])) * int(str(r["calls"])) for r in rows)
         out(f"{len(works)} kernels, {calls} calls, {total / 1e9:.2f} GFLOP; budget {settings.budget_text or 'none'}\n")
         for row in rows[:10]:

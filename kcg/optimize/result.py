@@ -30,7 +30,7 @@ ADDED = {
     2: {("Result", "model_check"), ("Target", "bandwidth_bytes_s"), ("RegionResult", "noise_floor")},
     3: {("Result", "predictor")},
     4: {("Result", "expectations"), ("Result", "clocks"), ("RegionResult", "opts"), ("RegionResult", "handwritten")},
-    5: {("Result", "phases")},
+    5: {("ModelCheck", "clock"), ("Result", "phases")},
 }
 """Fields that came with each version: files of the versions before it are read without them, with their defaults."""
 

@@ -12,6 +12,7 @@ from kcg.optimize import handwritten
 from kcg.optimize.console import Progress, format_seconds
 from kcg.optimize.estimates import judging_s
 from kcg.optimize.finals import as_searched, build_result, judge_all
+from kcg.optimize.memory import check_memory, room_on
 from kcg.optimize.phases import BASELINES, JUDGING, MODEL, SEARCH
 from kcg.optimize.session import TINY_BEAM, Session
 from kcg.optimize.settings import Settings
@@ -41,7 +42,8 @@ def optimize(settings: Settings, progress: Progress, *, started: float | None = 
 
     with Session(settings, progress, started=started) as session, _alone(session):
         kernels = handwritten.read_files(session)  # first: a mistake in it is to be known before anything takes time
-        session.capture()
+        workload, device = session.capture(), session.choice.device
+        check_memory(settings, workload, room_on(device), device=device, say=progress.phase)
         session.open_journal()
         session.plan()
         handwritten.offer(session, kernels)

@@ -1,9 +1,12 @@
 """The last rule of verification: the whole model with the chosen schedules against the model as tinygrad schedules it.
 
 Each finalist was verified alone; here they run together, in the order and on the memory of the real program, captured
-by `TinyJit`, in a fresh process that can be killed: `python -m kcg.optimize.whole_model < job.json`. Both runs have the
+by `TinyJit`, in a fresh process that can be killed: `python -m kcg.optimize.whole_model < job.json`. Both have the
 same random weights, scaled by fan-in (others overflow bfloat16), and the same random inputs. The chosen schedules run
 first: a kernel that fails to write its output, of which there are some, must not find there what tinygrad's own left.
+Then both are replayed in turns, and the median of these replays is the time of a step: between two events of the
+device where it has them, with what the host does first hidden (`kcg.compat.events`), else by wall clock. For that both
+must be in memory, apart from the weights, which they share. Where there is no room for that, all of the one come first.
 
 The error. An output is taken as rows along its last axis (a token, a line of pixels): the error is the largest, over
 all rows, of ‖tuned - own‖, divided by the root mean square of ‖own‖ over the rows, in float64. It is never less than
@@ -33,11 +36,12 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kcg.measure import alone
+from kcg.measure.protocol import median
 from kcg.optimize.settings import Settings
 from kcg.types import ModelCheck, Result, Workload
 
@@ -53,7 +57,9 @@ if TYPE_CHECKING:
 CHILD = "kcg.optimize.whole_model"
 FACTOR = 3.0  # between two runs whose rounding is independent and the worst that is still taken for rounding
 MAX_TOLERANCE = 0.25
-RUNS = 4  # of each kind: capturing, and three replays, which are timed
+REPLAYS = 5  # of each kind, all of them timed; the run before them, which captures, is not
+READ = 3  # replays with the chosen schedules whose outputs are compared too, beside those of the captured run
+ROOM = 1.25  # times what the one program has for its own values must be free, for the other to stand beside it
 TIMEOUT_S = 600.0  # where there is no budget
 
 START_S = {"CPU": 7.0}  # a process, the device, and weights; on a GPU there are more of them
@@ -63,12 +69,14 @@ COMPILE_S = 0.19  # one kernel; those that change twice, say half of them
 
 def expected_cost_s(settings: Settings, workload: Workload, *, device: str, step_s: float) -> float:
     """About how many seconds the check takes; `step_s` are those of one step. 0 where it will not run."""
-    if not _runnable(settings, workload.name):
+    if not is_runnable(settings, workload.name):
         return 0.0
-    return START_S.get(device, START_ELSEWHERE_S) + 1.5 * COMPILE_S * len(workload.calls) + 2 * (RUNS + 1) * step_s
+    steps_s = 2 * (REPLAYS + 2) * step_s
+    return START_S.get(device, START_ELSEWHERE_S) + 1.5 * COMPILE_S * len(workload.calls) + steps_s
 
 
-def _runnable(settings: Settings, workload: str) -> bool:
+def is_runnable(settings: Settings, workload: str) -> bool:
+    """Whether the workload is one that kcg can run as a whole."""
     from kcg.workloads.registry import WORKLOADS, spec_of
 
     return not settings.is_script and workload in WORKLOADS and spec_of(workload).runnable is not None
@@ -80,7 +88,7 @@ def why_not_needed(settings: Settings, result: Result, *, ended_early: bool) -> 
         return "not run: the run ended before every kernel was verified"
     if settings.is_script:
         return "not run: the workload is a script"
-    if not _runnable(settings, result.workload):
+    if not is_runnable(settings, result.workload):
         return f"not run: kcg has no runnable {result.workload}"
     if not any(row.outcome == "improved" for row in result.regions):
         return "not run: no schedule was changed"
@@ -131,8 +139,9 @@ STARTING, CHOSEN, OWN = "making weights", "running the chosen schedules", "runni
 
 
 def _stage(lines: Sequence[str]) -> str:
-    """How far the child came."""
-    return next((s for s in (OWN, CHOSEN) if any(json.dumps({"stage": s}) == line for line in lines)), STARTING)
+    """What the child was doing when it printed the last of these lines."""
+    told = {json.dumps({"stage": s}): s for s in (OWN, CHOSEN)}
+    return next((told[line] for line in reversed(lines) if line in told), STARTING)
 
 
 # ---- in the child ----
@@ -146,7 +155,7 @@ def compare(
     said: Callable[[str], None] = lambda _: None,
     kernels: Sequence[Path] = (),
 ) -> ModelCheck:
-    """Run `step` in this process both ways, and judge. `said` is told of each stage."""
+    """Run `step` in this process both ways, judge, and time. `said` is told of each stage, at every run."""
     from kcg.compat.tiny import Context
     from kcg.optimize.deploy import choices, scheduling
 
@@ -155,12 +164,24 @@ def compare(
         shaken = [perturbed(step.inputs, seed=seed + 1 + i) for i in range(2)]
         with scheduling(result, changed_only=True, kernels=kernels) as served:  # the others are compiled once, for both
             said(CHOSEN)
-            chosen = _run(step, [step.inputs] * RUNS)
+            chosen = _Program(step)
+        in_turns = _room_for_another(chosen)
+        if not in_turns:
+            _replay([(CHOSEN, chosen)], [[step.inputs] * REPLAYS], said)
+            chosen.release()
         said(OWN)
-        own = _run(step, [step.inputs, *shaken, *[step.inputs] * (RUNS - 3)])
+        own = _Program(step)
+        of_own = [*shaken, *[step.inputs] * (REPLAYS - len(shaken))]
+        if in_turns:
+            _replay([(CHOSEN, chosen), (OWN, own)], [[step.inputs] * REPLAYS, of_own], said)
+        else:
+            _replay([(OWN, own)], [of_own], said)
     eps = own.eps or 2.0**-23  # whole numbers only: they must agree
-    check = judge(chosen.outputs, own.outputs[0], own.outputs[1:3], eps=eps, sums=rounding_of_sums(result))
-    check = replace(check, seed=seed, kernels=len(served), before_s=own.step_s, after_s=chosen.step_s)
+    own_outputs, *moved = own.outputs[: 1 + len(shaken)]
+    check = judge(chosen.outputs, own_outputs, moved, eps=eps, sums=rounding_of_sums(result))
+    clock = f"{own.clock}, median of {REPLAYS}{' in turns' if in_turns else ''}"
+    check = replace(check, before_s=median(own.seconds), after_s=median(chosen.seconds), clock=clock)
+    check = replace(check, seed=seed, kernels=len(served))
     if check.passed and (missing := len(changed - served)):
         reason = f"no verdict: {missing} of {len(changed)} changed kernels do not occur when the model runs"
         return replace(check, passed=None, reason=reason)
@@ -172,7 +193,7 @@ def run_own(step: Step) -> None:
     from kcg.compat.tiny import Context
 
     with Context(BEAM=0, NOOPT=0):
-        _run(step, [step.inputs] * RUNS)
+        _replay([(OWN, _Program(step))], [[step.inputs] * REPLAYS])
 
 
 def judge(
@@ -257,38 +278,72 @@ def rounding_of_sums(result: Result) -> float:
     return largest
 
 
-@dataclass(frozen=True)
-class _Runs:
-    """What the runs of one kind gave: the outputs of each, and the seconds of the fastest replay."""
+class _Program:
+    """A step as `TinyJit` captured it on its own inputs: the outputs of its runs, and the seconds of its replays."""
 
-    outputs: list[list[Array]]
-    step_s: float
-    eps: float  # of the coarsest floating dtype among inputs and outputs; 0 where there is none
+    def __init__(self, step: Step) -> None:
+        from tinygrad import dtypes
+
+        from kcg.compat.events import StepClock, clock_of
+        from kcg.compat.hardware import allocated_bytes
+        from kcg.compat.jit import captured_at_once
+        from kcg.compat.tiny import Device
+
+        self.device: str = Device.DEFAULT.split(":")[0]
+        self.clock = clock_of(self.device)
+        self.outputs: list[list[Array]] = []
+        self.seconds: list[float] = []
+        self._seconds_of = StepClock(self.device)
+        before = allocated_bytes()
+        self._jitted = captured_at_once(step.run)
+        returned = self._run(step.inputs)
+        self.own_bytes = allocated_bytes() - before  # of its values; the weights were there
+        self._keep(returned)
+        seen = {value.dtype for value in (*step.inputs.values(), *returned)}
+        self.eps = max((_eps(d) for d in seen if dtypes.is_float(d)), default=0.0)  # of the coarsest; 0: there is none
+
+    def replay(self, inputs: dict[str, Any], *, read: bool) -> None:
+        """One timed run, whose outputs are kept where they are to be read."""
+        returned: list[Tensor] = []
+        self.seconds.append(self._seconds_of(lambda: returned.extend(self._run(inputs))))
+        if read:
+            self._keep(returned)  # before the next replay, which writes into the same memory
+
+    def release(self) -> None:
+        """Give its memory back; it cannot run again."""
+        self._jitted = None
+
+    def _run(self, inputs: dict[str, Any]) -> list[Tensor]:
+        from tinygrad import Tensor
+
+        returned = self._jitted(**inputs)
+        return [returned] if isinstance(returned, Tensor) else list(returned)
+
+    def _keep(self, returned: Sequence[Tensor]) -> None:
+        from tinygrad import dtypes
+
+        wide = (o.float() if dtypes.is_float(o.dtype) and o.dtype != dtypes.float64 else o for o in returned)
+        self.outputs.append([o.numpy().astype("float64") for o in wide])
 
 
-def _run(step: Step, inputs: Sequence[dict[str, Any]]) -> _Runs:
-    """Run a step on each of `inputs` under `TinyJit`: the first run is captured, those after it are replays."""
-    from tinygrad import Tensor, dtypes
+def _replay(
+    programs: Sequence[tuple[str, _Program]],
+    inputs: Sequence[Sequence[dict[str, Any]]],
+    said: Callable[[str], None] = lambda _: None,
+) -> None:
+    """Replay programs in turns, each on its own inputs; `said` is told which it is."""
+    for turn, given in enumerate(zip(*inputs, strict=True)):
+        for (stage, program), values in zip(programs, given, strict=True):
+            said(stage)
+            program.replay(values, read=turn < READ)
 
-    from kcg.compat.jit import captured_at_once
-    from kcg.compat.tiny import Device
 
-    jitted = captured_at_once(step.run)
-    found, seconds = [], []
-    dtypes_seen = {value.dtype for value in step.inputs.values()}
-    for given in inputs:
-        begin = time.perf_counter()
-        returned = jitted(**given)
-        outputs: list[Tensor] = [returned] if isinstance(returned, Tensor) else list(returned)
-        Tensor.realize(*outputs)
-        Device[Device.DEFAULT].synchronize()
-        seconds.append(time.perf_counter() - begin)
-        dtypes_seen |= {o.dtype for o in outputs}
-        # read before the next replay, which writes into the same memory
-        wide = (o.float() if dtypes.is_float(o.dtype) and o.dtype != dtypes.float64 else o for o in outputs)
-        found.append([o.numpy().astype("float64") for o in wide])
-    eps = max((_eps(d) for d in dtypes_seen if dtypes.is_float(d)), default=0.0)
-    return _Runs(found, min(seconds[1:]), eps)
+def _room_for_another(program: _Program) -> bool:
+    """Whether a second program of that size has room on the device beside the first."""
+    from kcg.compat.hardware import memory_of
+
+    known = memory_of(program.device)
+    return known is not None and known[0] > ROOM * program.own_bytes
 
 
 def main() -> None:

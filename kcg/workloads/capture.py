@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from kcg.compat.capture import CapturedCall, calls_of
+from kcg.compat.capture import CapturedCall, planned_calls
 from kcg.errors import CodecError
 from kcg.kernel.codec import kernel_of
 from kcg.types import Kernel, Region, Workload, WorkloadCall
@@ -83,5 +83,6 @@ def thinned(workload: Workload, *, kept: int = VALUES_KEPT) -> Workload:
 
 
 def lazy_workload(name: str, preset: str, *outputs: Any) -> Workload:
-    """The workload of realising `outputs`, without allocating anything."""
-    return to_workload(name, preset, calls_of(*outputs))
+    """The workload of realising `outputs`, without allocating anything; with the memory that a whole run would need."""
+    calls, held, between = planned_calls(*outputs)
+    return replace(to_workload(name, preset, calls), held_bytes=held, between_bytes=between)

@@ -29,12 +29,17 @@ def of_repeated(capture: Callable[..., Workload], *blocks: int) -> Workload:
     if min(blocks) <= CHECKED or sum(blocks) <= sum(map(sum, (*few, one, checked))):
         return capture(*blocks)
     base = capture(*one)
-    slopes = [_difference(capture(*counts), base) for counts in few]
+    more = [capture(*counts) for counts in few]
+    slopes = [_difference(workload, base) for workload in more]
     expected = capture(*checked)
     if any(slope is None for slope in slopes) or _on_line(base, slopes, checked) != _counts(expected):
         return capture(*blocks)
     counts = _on_line(base, slopes, blocks)
-    return replace(expected, calls=tuple(replace(call, calls=counts[_place(call)]) for call in expected.calls))
+    calls = tuple(replace(call, calls=counts[_place(call)]) for call in expected.calls)
+    return replace(
+        expected, calls=calls, held_bytes=_bytes_on_line(base.held_bytes, [w.held_bytes for w in more], blocks),
+        between_bytes=_bytes_on_line(base.between_bytes, [w.between_bytes for w in more], blocks),
+    )  # fmt: skip
 
 
 def _place(call: WorkloadCall) -> Place:
@@ -49,6 +54,11 @@ def _difference(more: Workload, base: Workload) -> dict[Place, int] | None:
     """How many calls of each kernel a block adds; None where it adds a kernel or takes one away."""
     after, before = _counts(more), _counts(base)
     return {place: after[place] - before[place] for place in before} if after.keys() == before.keys() else None
+
+
+def _bytes_on_line(base: int, more: list[int], blocks: tuple[int, ...]) -> int:
+    """Memory of a model: each block has its weights. What lives between the blocks grows no faster."""
+    return base + sum((count - 1) * max(one - base, 0) for one, count in zip(more, blocks, strict=True))
 
 
 def _on_line(base: Workload, slopes: list[dict[Place, int] | None], blocks: tuple[int, ...]) -> dict[Place, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
@@ -10,7 +11,7 @@ from tinygrad import Tensor, TinyJit, dtypes
 from tinygrad.nn.state import safe_load
 
 from kcg.errors import WeightsError
-from kcg.workloads.flux import Flux, FluxConfig, input_shapes
+from kcg.workloads.flux import VARIANTS, Flux, FluxConfig, input_shapes, parameter_shapes
 
 REPOSITORIES = {
     "black-forest-labs/FLUX.1-dev": "flux1-dev.safetensors",
@@ -66,7 +67,10 @@ def _check(model: Flux, path: Path) -> None:
         if names
     ]
     if parts:
-        raise WeightsError(f"{path} does not hold the tensors of Flux.1 {model.config.variant}: {'; '.join(parts)}")
+        others = (replace(model.config, variant=v) for v in VARIANTS if v != model.config.variant)
+        theirs = next((f"it holds those of {c.variant}; " for c in others if parameter_shapes(c) == found), "")
+        variant = model.config.variant
+        raise WeightsError(f"{path} does not hold the tensors of Flux.1 {variant}: {theirs}{'; '.join(parts)}")
 
 
 def _download(repository: str) -> Path:
