@@ -24,11 +24,13 @@ from kcg.kernel.codec import kernel_of
 from kcg.kernel.space import KernelSpace
 from kcg.kernel.targets import KNOWN_TARGETS
 from kcg.predictor import choice
-from kcg.predictor.checkpoint import MOST_BYTES, read
+from kcg.predictor import tensors as tensors_module
+from kcg.predictor.checkpoint import read
 from kcg.predictor.features import FEATURES_VERSION
 from kcg.predictor.gnn import NetSettings
 from kcg.predictor.kernel_jobs import keep, kept
 from kcg.predictor.roofline import Roofline
+from kcg.predictor.tensors import MOST_BYTES
 from kcg.predictor.views import View, Viewer
 from kcg.search import policy as policy_module
 from kcg.search.interface import Ledger, Predict, Proposal, Propose, best
@@ -203,7 +205,7 @@ def test_a_policy_warm_started_from_the_predictor_has_its_network() -> None:
 
 
 def test_a_policy_too_large_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(policy_module, "MOST_BYTES", 1000)
+    monkeypatch.setattr(tensors_module, "MOST_BYTES", 1000)
     with pytest.raises(DataError, match=r"would have \d+ bytes, more than 1000"):
         save_policy(Policy(PolicyNet(SMALL), ABOUT), tmp_path / "policy.safetensors")
     assert not list(tmp_path.iterdir())
