@@ -53,19 +53,14 @@ def executions_printed(text: str) -> int:
     return sum("*** CPU" in line and "<-" not in line for line in text.splitlines())
 
 
-@pytest.fixture(autouse=True)
-def _compile_in_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PARALLEL", "0")  # starting others takes longer than a few kernels
-
-
 @pytest.fixture(scope="module")
 def captured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Workload], dict[str, str]]:
     """Three scripts recorded into one journal: its path, its workloads, and what was printed."""
     out, said = tmp_path_factory.mktemp("captured") / "all.sqlite", {}
     for script, arguments, settings in (
         ("train_loop", ["--steps", str(STEPS)], {"DEBUG": "2", "PARALLEL": "2"}),
-        ("decode_loop", [str(POSITIONS)], {"PARALLEL": "0"}),
-        ("sharded", [], {"PARALLEL": "0"}),
+        ("decode_loop", [str(POSITIONS)], {}),
+        ("sharded", [], {}),
     ):
         done = run("capture", "--out", out, "--", SCRIPTS / f"{script}.py", *arguments, **settings)
         assert done.returncode == ExitCode.OK, done.stderr
@@ -143,13 +138,13 @@ def test_what_was_captured_is_measured(
 ) -> None:
     done = run(
         "generate", "--from", captured[0], "--out", tmp_path / "d.sqlite", "--schedules-per-kernel", "1",
-        "--kernels-per-family", "6", "--budget", "120s",
+        "--kernels-per-family", "3", "--budget", "120s",
     )  # fmt: skip
     assert done.returncode == ExitCode.OK and "complete" in done.stdout, done.stderr
     with Journal.open(tmp_path / "d.sqlite", create=False) as journal:
         rows = list(journal.measurements(PROTOCOL))
         assert set(journal.first_seen().values()) >= {f"script:train_loop/--steps {STEPS}"}
-    assert len(rows) >= 15 and all(r.status == "ok" and r.checked for r in rows)
+    assert len(rows) >= 9 and all(r.status == "ok" and r.checked for r in rows)
     assert any(r.variables for r in rows)
 
 
