@@ -42,7 +42,6 @@ def _isolate() -> None:
     os.environ["CACHEDB"] = str(Path(folder) / "cache.db")
     os.environ["WANDB_MODE"] = "disabled"
     os.environ["HF_HUB_OFFLINE"] = "1"
-    os.environ["PARALLEL"] = "0"  # starting compilers takes longer than a few kernels; tests of PARALLEL set it
     # `python -m kcg...` in a subprocess finds this checkout, installed or not
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH", ""))))
     prepare(_cpu())
