@@ -14,6 +14,9 @@ ARGS ?=
 
 # not for what is run: tinygrad reads a variable of this name as a device
 unexport PYTHON
+# nor this one, which some shells and containers set: what is installed is not compiled ahead, and hundreds of processes
+# would each compile torch and tinygrad anew (8.0 s of CPU time to import the predictor, 3.3 s once it is compiled)
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help optimize test checks lint types tests clean
 .DELETE_ON_ERROR:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from baselines import opening
 
 from kcg.commandline import guarded
 from kcg.errors import UnknownName, UsageError
@@ -41,7 +42,7 @@ def headline(run: str) -> Any:
 
 def main(
     preset: Annotated[str, typer.Option(help="mini, 768 or 1024; auto: as kcg takes it")] = "auto",
-    device: Annotated[str, typer.Option(help="as kcg.optimize --device")] = "auto",
+    device: opening.Device = "auto",
     part: Annotated[str, typer.Option(help="all, steps or regions")] = "all",
     modes: Annotated[str, typer.Option(help="of the steps, with commas between")] = ",".join(MODES),
     only: Annotated[str, typer.Option(help="parts whose names contain this")] = "",
@@ -49,17 +50,16 @@ def main(
     samples: Annotated[int, typer.Option(help="of a step, at least")] = 15,
     limit: Annotated[float, typer.Option(help="seconds that making a mode ready may take")] = 420.0,
     result: Annotated[Path | None, typer.Option(help="a RESULT.json of kcg's: its kernels beside the parts")] = None,
-    budget: Annotated[str, typer.Option(help="after which no new row is begun; empty: none")] = "",
-    again: Annotated[bool, typer.Option("--again", help="forget the rows that are there")] = False,
-    retry: Annotated[bool, typer.Option("--retry", help="forget those in which something failed")] = False,
-    out: Annotated[Path, typer.Option(help="the results file")] = OUT,
+    budget: opening.Budget = "",
+    again: opening.Again = False,
+    retry: opening.Retry = False,
+    out: opening.Out = OUT,
 ) -> None:
     """Time what is not in the results yet."""
     from baselines.flux_regions import names, told
     from baselines.flux_steps import check_installed
     from baselines.pool import Contender, Pool
     from baselines.reports import times_table
-    from baselines.rows import Rows
     from baselines.turns import Turns
 
     from kcg.compat.device import choose_device
@@ -75,42 +75,36 @@ def main(
         check_installed()
     if "kcg" in wanted and result is None:
         raise UsageError("the step with kcg's schedules needs them: give --result RESULT.json")
-    run = f"{preset}_{dev.lower().replace(':', '_')}"
-    rows = Rows(out, run, budget=budget, again=again, retry=retry, headline=headline(run))
     case = {"preset": preset, "dtype": PRESETS[preset].dtype}
-    for mode in wanted:
-        if rows.wanted(key := f"step {mode}"):
-            first = OWN[0] if mode in OWN else MODES[0]  # whose output the others must have
-            reference = rows.rows.get(f"step {first}", {}).get("values")
-            what = {"kind": "family", "name": "flux"} if mode in OWN else {"kind": "flux"}
-            how = {"how": "hand-coded" if mode == "tinygrad" else mode, "result": str(result)}
-            contender = Contender(mode, "tiny_side" if mode in OWN else "torch_side", how)
-            with Pool(dev, prepare_s=limit) as pool:
-                step = {**case, **what, "far": STEP_FAR}
-                row = Turns(pool, least=samples).row([contender], step, reference, keep_values=mode == first)[mode]
-            rows.add(key, row)
-            typer.echo(f"{key}: {row.get('cold_s', row.get('reason'))}")
-    contenders = [Contender(how, "torch_side", {"how": how}) for how in ("eager", "default")[: 1 + compiled]]
-    with Pool(dev, prepare_s=limit) as pool:
+    with opening.comparison(
+        dev, preset, out, headline=headline, budget=budget, again=again, retry=retry, limit=limit
+    ) as opened:
+        rows = opened.rows
+        for mode in wanted:
+            if rows.wanted(key := f"step {mode}"):
+                first = OWN[0] if mode in OWN else MODES[0]  # whose output the others must have
+                reference = rows.rows.get(f"step {first}", {}).get("values")
+                what = {"kind": "family", "name": "flux"} if mode in OWN else {"kind": "flux"}
+                how = {"how": "hand-coded" if mode == "tinygrad" else mode, "result": str(result)}
+                contender = Contender(mode, "tiny_side" if mode in OWN else "torch_side", how)
+                with Pool(dev, prepare_s=limit) as alone:
+                    step = {**case, **what, "far": STEP_FAR}
+                    row = Turns(alone, least=samples).row([contender], step, reference, keep_values=mode == first)[mode]
+                rows.add(key, row)
+                typer.echo(f"{key}: {row.get('cold_s', row.get('reason'))}")
+        contenders = [Contender(how, "torch_side", {"how": how}) for how in ("eager", "default")[: 1 + compiled]]
         for name in names(preset) if part != "steps" else ():
             if only in name and rows.wanted(key := f"region {name}"):
-                row = Turns(pool).row(contenders, {**case, "kind": "region", "name": name})
+                row = Turns(opened.pool).row(contenders, {**case, "kind": "region", "name": name})
                 rows.add(key, told(row, name, preset, "cpu" if dev.startswith("CPU") else "cuda", rows.rows))
                 shown = {how: found.get("cold_s", found.get("reason")) for how, found in row.items()}
                 typer.echo(f"{key}: {shown}")
-    if result is not None:
-        from baselines.flux_beside import beside
+        if result is not None:
+            from baselines.flux_beside import put_beside
 
-        from kcg.optimize.result import read_result
-
-        for name, told_of in beside(read_result(result), preset).items():
-            if (key := f"region {name}") in rows.rows:
-                rows.rows[key]["contenders"]["kcg"] = told_of
-                rows.add(key, rows.rows[key])
-    if part != "steps":
-        typer.echo("\n".join(times_table({k: r for k, r in rows.rows.items() if "contenders" in r})))
-    if rows.left:
-        typer.echo(f"{rows.left} rows are left: run the same command again")
+            put_beside(rows, result, preset)
+        if part != "steps":
+            typer.echo("\n".join(times_table({k: r for k, r in rows.rows.items() if "contenders" in r})))
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from baselines import opening
 
 from kcg.commandline import guarded
 from kcg.errors import UnknownName
@@ -33,6 +34,7 @@ MODELS = {
     "mini": {"resnet": "mini", "gpt2": "mini", "llama": "mini-decode"},
 }
 PYTORCH = {"eager": "eager", "compile": "default", "compile-graphs": "reduce-overhead"}
+USUAL = ",".join(("tinygrad,BEAM=2,kcg", *PYTORCH))
 
 
 def cases(size: str) -> dict[str, dict[str, Any]]:
@@ -51,62 +53,39 @@ def cases(size: str) -> dict[str, dict[str, Any]]:
     return found
 
 
-def headline(run: str) -> Any:
-    """Cold seconds of every contender, by case."""
-
-    from baselines.figures import key_of
-
-    def made(rows: dict[str, Any]) -> dict[str, float]:
-        return {
-            key_of(name, key, "s", run): found["cold_s"]
-            for key, row in rows.items()
-            for name, found in row["contenders"].items()
-            if found["status"] == "ok"
-        }
-
-    return made
-
-
 def main(
-    device: Annotated[str, typer.Option(help="as kcg.optimize --device")] = "auto",
-    size: Annotated[str, typer.Option(help="full or mini")] = "full",
+    device: opening.Device = "auto",
+    size: opening.Size = "full",
     only: Annotated[str, typer.Option(help="cases whose names contain this")] = "",
-    tune: Annotated[str, typer.Option(help="kcg's budget for each case")] = "60s",
-    contenders: Annotated[str, typer.Option(help="with commas between")] = ",".join(("tinygrad,BEAM=2,kcg", *PYTORCH)),
-    limit: Annotated[float, typer.Option(help="seconds that making a contender ready may take")] = 300.0,
-    budget: Annotated[str, typer.Option(help="after which no new row is begun; empty: none")] = "",
-    again: Annotated[bool, typer.Option("--again", help="forget the rows that are there")] = False,
-    retry: Annotated[bool, typer.Option("--retry", help="forget those in which something failed")] = False,
-    work: Annotated[Path, typer.Option(help="what kcg and BEAM found, for a call that goes on")] = WORK,
-    out: Annotated[Path, typer.Option(help="the results file")] = OUT,
+    tune: opening.Tune = "60s",
+    contenders: opening.Names = USUAL,
+    limit: opening.Limit = 300.0,
+    budget: opening.Budget = "",
+    again: opening.Again = False,
+    retry: opening.Retry = False,
+    work: opening.Work = WORK,
+    out: opening.Out = OUT,
 ) -> None:
     """Time what is not in the results yet."""
-    from baselines.comparing import TINY, compare, shown
-    from baselines.pool import Contender, Pool
+    from baselines.comparing import TINY
+    from baselines.figures import cold_seconds
+    from baselines.pool import Contender
     from baselines.reports import times_table
-    from baselines.rows import Rows
-    from baselines.turns import Turns
 
     from kcg.compat.device import choose_device
-    from kcg.optimize.settings import parse_budget
 
     if size not in LAYERS:
         raise UnknownName("size", size, list(LAYERS))
-    known = {c.name: c for c in TINY} | {n: Contender(n, "torch_side", {"how": how}) for n, how in PYTORCH.items()}
-    if unknown := [name for name in contenders.split(",") if name not in known]:
-        raise UnknownName("contender", unknown[0], list(known))
-    dev, chosen = choose_device(device).dev, [known[name] for name in contenders.split(",")]
-    run, settings = f"{size}_{dev.lower().replace(':', '_')}", {"tune": tune}
-    rows = Rows(out, run, budget=budget, again=again, retry=retry, settings=settings, headline=headline(run))
-    with Pool(dev, prepare_s=limit, work=work) as pool:
+    torch = [Contender(name, "torch_side", {"how": how}) for name, how in PYTORCH.items()]
+    chosen = opening.named("contender", contenders, (*TINY, *torch))
+    with opening.comparison(
+        choose_device(device).dev, size, out, headline=cold_seconds, budget=budget, again=again, retry=retry, tune=tune,
+        work=work, limit=limit,
+    ) as opened:  # fmt: skip
         for key, case in cases(size).items():
-            if only in key and rows.wanted(key):
-                row = compare(Turns(pool), case, chosen, tune_s=parse_budget(tune), work=work)
-                rows.add(key, row)
-                typer.echo(f"{key}: {shown(row)}")
-    typer.echo("\n".join(times_table(rows.rows)))
-    if rows.left:
-        typer.echo(f"{rows.left} rows are left: run the same command again")
+            if only in key:
+                opened.time(key, case, chosen)
+        typer.echo("\n".join(times_table(opened.rows.rows)))
 
 
 if __name__ == "__main__":

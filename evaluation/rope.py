@@ -10,9 +10,10 @@ the tables of both profilers (rope_*.svg, rope_*.md). The same command goes on w
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
+from baselines import opening
 
 from kcg.commandline import guarded
 from kcg.errors import UnknownName
@@ -20,6 +21,7 @@ from kcg.errors import UnknownName
 OUT = Path(__file__).parent / "results" / "rope.json"
 WORK = Path("kcg-out") / "rope"
 DIRECTIONS = ("forward", "backward")
+PYTORCH = {"eager": "eager", "triton": "triton", "compile": "default"}
 SIZES: dict[str, dict[str, Any]] = {
     "full": {"heads": 24, "width": 128, "dtype": "bfloat16", "tokens": (512, 1024, 2048, 4096, 8192, 16384)},
     "mini": {"heads": 2, "width": 16, "dtype": "float32", "tokens": (32, 64)},
@@ -64,48 +66,35 @@ def write(rows: dict[str, Any], out: Path, run: str) -> None:
 
 
 def main(
-    device: Annotated[str, typer.Option(help="as kcg.optimize --device")] = "auto",
-    size: Annotated[str, typer.Option(help="full or mini")] = "full",
-    tune: Annotated[str, typer.Option(help="kcg's budget for each case")] = "30s",
-    contenders: Annotated[str, typer.Option(help="with commas between")] = "tinygrad,kcg,eager,compile,triton",
-    budget: Annotated[str, typer.Option(help="after which no new row is begun; empty: none")] = "",
-    again: Annotated[bool, typer.Option("--again", help="forget the rows that are there")] = False,
-    retry: Annotated[bool, typer.Option("--retry", help="forget those in which something failed")] = False,
-    work: Annotated[Path, typer.Option(help="what kcg and BEAM found, for a call that goes on")] = WORK,
-    out: Annotated[Path, typer.Option(help="the results file")] = OUT,
+    device: opening.Device = "auto",
+    size: opening.Size = "full",
+    tune: opening.Tune = "30s",
+    contenders: opening.Names = "tinygrad,kcg,eager,compile,triton",
+    budget: opening.Budget = "",
+    again: opening.Again = False,
+    retry: opening.Retry = False,
+    work: opening.Work = WORK,
+    out: opening.Out = OUT,
 ) -> None:
     """Time what is not in the results yet."""
-    from baselines.comparing import TINY, compare, shown
-    from baselines.pool import Contender, Pool
-    from baselines.rows import Rows
-    from baselines.turns import Turns
+    from baselines.comparing import TINY
+    from baselines.pool import Contender
 
     from kcg.compat.device import choose_device
-    from kcg.optimize.settings import parse_budget
 
     if size not in SIZES:
         raise UnknownName("size", size, list(SIZES))
-    known = {c.name: c for c in TINY}
-    known |= {how: Contender(how, "torch_side", {"how": how}) for how in ("eager", "triton")}
-    known["compile"] = Contender("compile", "torch_side", {"how": "default"})
-    if unknown := [name for name in contenders.split(",") if name not in known]:
-        raise UnknownName("contender", unknown[0], list(known))
-    dev, chosen = choose_device(device).dev, [known[name] for name in contenders.split(",")]
-    run, lengths = f"{size}_{dev.lower().replace(':', '_')}", SIZES[size]["tokens"]
-    settings = {"tune": tune}
-    rows = Rows(out, run, budget=budget, again=again, retry=retry, settings=settings, headline=headline(run))
-    with Pool(dev, work=work) as pool:
+    torch = [Contender(name, "torch_side", {"how": how}) for name, how in PYTORCH.items()]
+    chosen, lengths = opening.named("contender", contenders, (*TINY, *torch)), SIZES[size]["tokens"]
+    with opening.comparison(
+        choose_device(device).dev, size, out, headline=headline, budget=budget, again=again, retry=retry, tune=tune,
+        work=work,
+    ) as opened:  # fmt: skip
         for direction in DIRECTIONS:
             for tokens in lengths:
-                if rows.wanted(key := f"{direction} {tokens}"):
-                    case = {**SIZES[size], "kind": "rope", "tokens": tokens, "backward": direction == "backward"}
-                    last = tokens == lengths[-1]
-                    row = compare(Turns(pool), case, chosen, tune_s=parse_budget(tune), work=work, profiled=last)
-                    rows.add(key, row)
-                    typer.echo(f"{key}: {shown(row)}")
-    write(rows.rows, out, run)
-    if rows.left:
-        typer.echo(f"{rows.left} rows are left: run the same command again")
+                case = {**SIZES[size], "kind": "rope", "tokens": tokens, "backward": direction == "backward"}
+                opened.time(f"{direction} {tokens}", case, chosen, profiled=tokens == lengths[-1])
+        write(opened.rows.rows, out, opened.run)
 
 
 if __name__ == "__main__":

@@ -10,9 +10,10 @@ tinygrad; and PyTorch. All in turns, each in a process of its own. What runs on 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
+from baselines import opening
 
 from kcg.commandline import guarded
 from kcg.errors import UnknownName
@@ -21,7 +22,7 @@ OUT = Path(__file__).parent / "results" / "sum_levels.json"
 WORK = Path("kcg-out") / "sum_levels"
 ELEMENTS = {"full": 1 << 28, "mini": 1 << 18}
 HAND = ("uops", "cuda", "ptx")
-LEVELS = ("tinygrad", "BEAM=2", "kcg", *HAND, "torch")
+LEVELS = ",".join(("tinygrad,BEAM=2,kcg", *HAND, "torch"))
 SUM, COPY = "sum", "copy"
 
 
@@ -43,46 +44,35 @@ def headline(run: str) -> Any:
 
 
 def main(
-    device: Annotated[str, typer.Option(help="as kcg.optimize --device")] = "auto",
-    size: Annotated[str, typer.Option(help="full or mini")] = "full",
-    tune: Annotated[str, typer.Option(help="kcg's budget")] = "60s",
-    levels: Annotated[str, typer.Option(help="with commas between")] = ",".join(LEVELS),
-    budget: Annotated[str, typer.Option(help="after which no new row is begun; empty: none")] = "",
-    again: Annotated[bool, typer.Option("--again", help="forget the rows that are there")] = False,
-    retry: Annotated[bool, typer.Option("--retry", help="forget those in which something failed")] = False,
-    work: Annotated[Path, typer.Option(help="what kcg and BEAM found, for a call that goes on")] = WORK,
-    out: Annotated[Path, typer.Option(help="the results file")] = OUT,
+    device: opening.Device = "auto",
+    size: opening.Size = "full",
+    tune: opening.Tune = "60s",
+    levels: opening.Names = LEVELS,
+    budget: opening.Budget = "",
+    again: opening.Again = False,
+    retry: opening.Retry = False,
+    work: opening.Work = WORK,
+    out: opening.Out = OUT,
 ) -> None:
     """Time what is not in the results yet: the copy, then all levels."""
-    from baselines.comparing import TINY, compare, shown
-    from baselines.pool import Contender, Pool
+    from baselines.comparing import TINY
+    from baselines.pool import Contender
     from baselines.reports import times_table
-    from baselines.rows import Rows
-    from baselines.turns import Turns
 
     from kcg.compat.device import choose_device
-    from kcg.optimize.settings import parse_budget
 
     if size not in ELEMENTS:
         raise UnknownName("size", size, list(ELEMENTS))
     torch = Contender("torch", "torch_side", {"how": "eager"})
-    known = {c.name: c for c in (*TINY, *(Contender(how, "tiny_side", {"how": how}) for how in HAND), torch)}
-    if unknown := [name for name in levels.split(",") if name not in known]:
-        raise UnknownName("level", unknown[0], list(known))
-    dev = choose_device(device).dev
-    run = f"{size}_{dev.lower().replace(':', '_')}"
-    settings = {"tune": tune}
-    rows = Rows(out, run, budget=budget, again=again, retry=retry, settings=settings, headline=headline(run))
-    with Pool(dev, work=work) as pool:
-        for key, contenders in ((COPY, [torch]), (SUM, [known[name] for name in levels.split(",")])):
-            if rows.wanted(key):
-                case = {"kind": key, "elements": ELEMENTS[size], "dtype": "float32"}
-                row = compare(Turns(pool), case, contenders, tune_s=parse_budget(tune), work=work)
-                rows.add(key, row)
-                typer.echo(f"{key}: {shown(row)}")
-    typer.echo("\n".join(times_table(rows.rows)))
-    if rows.left:
-        typer.echo(f"{rows.left} rows are left: run the same command again")
+    by_hand = [Contender(how, "tiny_side", {"how": how}) for how in HAND]
+    chosen = opening.named("level", levels, (*TINY, *by_hand, torch))
+    with opening.comparison(
+        choose_device(device).dev, size, out, headline=headline, budget=budget, again=again, retry=retry, tune=tune,
+        work=work,
+    ) as opened:  # fmt: skip
+        for key, contenders in ((COPY, [torch]), (SUM, chosen)):
+            opened.time(key, {"kind": key, "elements": ELEMENTS[size], "dtype": "float32"}, contenders)
+        typer.echo("\n".join(times_table(opened.rows.rows)))
 
 
 if __name__ == "__main__":

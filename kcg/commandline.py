@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from kcg.errors import ExitCode, KcgError
+from kcg.files import write_whole
 
 
 def command_text(module: str) -> str:
@@ -73,8 +74,5 @@ def record_results(path: Path, run: str, entry: dict[str, Any], headline: dict[s
     entry = {**entry, "revision": revision(), "date": date.today().isoformat()}
     report["runs"][run] = entry
     report["headline"].update(headline)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(report, indent=1, sort_keys=True) + "\n")
-    partial.replace(path)
+    write_whole(path, json.dumps(report, indent=1, sort_keys=True) + "\n")
     return report

@@ -143,13 +143,13 @@ def test_what_was_captured_is_measured(
 ) -> None:
     done = run(
         "generate", "--from", captured[0], "--out", tmp_path / "d.sqlite", "--schedules-per-kernel", "1",
-        "--kernels-per-family", "6", "--budget", "120s",
+        "--kernels-per-family", "3", "--budget", "120s",
     )  # fmt: skip
     assert done.returncode == ExitCode.OK and "complete" in done.stdout, done.stderr
     with Journal.open(tmp_path / "d.sqlite", create=False) as journal:
         rows = list(journal.measurements(PROTOCOL))
         assert set(journal.first_seen().values()) >= {f"script:train_loop/--steps {STEPS}"}
-    assert len(rows) >= 15 and all(r.status == "ok" and r.checked for r in rows)
+    assert len(rows) >= 9 and all(r.status == "ok" and r.checked for r in rows)
     assert any(r.variables for r in rows)
 
 

@@ -13,10 +13,12 @@ from typing import Any
 
 import pytest
 
-from evaluation.baselines.flux_beside import beside, part_of
+from evaluation.baselines.flux_beside import beside, part_of, put_beside
 from evaluation.baselines.flux_parts import parts
 from evaluation.baselines.flux_regions import build_region, names, told
+from evaluation.baselines.rows import Rows
 from kcg.kernel.codec import ast_of
+from kcg.optimize.result import write_result
 from kcg.workloads import flux
 from kcg.workloads.capture import lazy_workload
 from kcg.workloads.flux import PRESETS, analytic_operations
@@ -81,7 +83,7 @@ def test_every_kernel_with_a_matmul_belongs_to_a_part() -> None:
             assert seen[name] == 5 * part.calls  # scores, their maximum, weights, their sum, the product with values
 
 
-def test_kernels_of_a_result_stand_beside_their_parts() -> None:
+def test_kernels_of_a_result_stand_beside_their_parts(tmp_path: Path) -> None:
     """Two kernels of one part add up to one call of it."""
     config = PRESETS["mini"]
     (name,) = (n for n in parts(config) if n.startswith("attention"))
@@ -91,10 +93,17 @@ def test_kernels_of_a_result_stand_beside_their_parts() -> None:
     ][:2]
     first = sample_result().regions[0]
     rows = tuple(replace(first, region=call.region, calls=calls) for call in of_attention)
-    found = beside(replace(sample_result(), regions=rows), "mini")
+    result = replace(sample_result(), regions=rows, expectations=(), recomputes=())
+    found = beside(result, "mini")
     assert list(found) == [name] and len(found[name]["kernels"]) == 2
     assert found[name]["cold_s"] == pytest.approx(2 * first.chosen.cold_s, rel=1e-4)
     assert found[name]["hand_coded_s"] == pytest.approx(2 * first.baseline.cold_s, rel=1e-4)
+    write_result(result, tmp_path / "RESULT.json")
+    kept = Rows(tmp_path / "rows.json", "run")
+    kept.add(f"region {name}", {"contenders": {"eager": {"status": "ok"}}})
+    put_beside(kept, tmp_path / "RESULT.json", "mini")
+    (row,) = json.loads((tmp_path / "rows.json").read_text())["runs"]["run"]["rows"].values()
+    assert row["contenders"] == {"eager": {"status": "ok"}, "kcg": found[name]}
 
 
 @pytest.mark.slow

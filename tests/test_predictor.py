@@ -20,7 +20,7 @@ from kcg.kernel.targets import KNOWN_TARGETS
 from kcg.predictor import checkpoint as checkpoint_module
 from kcg.predictor import choice
 from kcg.predictor.batches import GraphSet
-from kcg.predictor.checkpoint import MOST_BYTES, About, Checkpoint, read, save
+from kcg.predictor.checkpoint import About, Checkpoint, read, save
 from kcg.predictor.choice import check_choice, choose_predictor, shipped_path
 from kcg.predictor.context import operations_of
 from kcg.predictor.data import TrainingData, load
@@ -30,6 +30,7 @@ from kcg.predictor.learned import IMPOSSIBLE, NEVER_SEEN, LearnedPredictor
 from kcg.predictor.losses import Truth, Weights, loss_of
 from kcg.predictor.metrics import Floors, scores, summary
 from kcg.predictor.roofline import Roofline
+from kcg.predictor.tensors import MOST_BYTES
 from kcg.predictor.trees import Trees, TreeSettings, pooled
 from kcg.types import RAW, Opt, Region, Schedule
 from tests.kernels import empty, kernels_of

@@ -24,7 +24,7 @@ from kcg.dataset.reading import read_export
 from kcg.errors import DataError, DeviceError, KcgError, UnknownName, UsageError
 from kcg.kernel.space import KernelSpace
 from kcg.predictor import tracking
-from kcg.predictor.checkpoint import MOST_BYTES, read
+from kcg.predictor.checkpoint import read
 from kcg.predictor.data import TrainingData, load
 from kcg.predictor.ensemble import (
     Blend,
@@ -41,6 +41,7 @@ from kcg.predictor.gnn import Net
 from kcg.predictor.learned import LearnedPredictor
 from kcg.predictor.metrics import Floors, scores, summary
 from kcg.predictor.settings import TrainingSettings, names_of, parsed, read_settings, with_values
+from kcg.predictor.tensors import MOST_BYTES
 from kcg.predictor.tracking import METRICS, Tracker, read_metrics, wanted_mode
 from kcg.predictor.training import CHECKPOINT, Trained, devices_of, train
 from kcg.types import Schedule, canonical_json

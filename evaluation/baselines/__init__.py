@@ -8,5 +8,6 @@ tiny_side.py     a process that runs one contender in tinygrad; torch_side.py: i
 serving.py       the loop of such a process; clocks.py: its clock
 sides.py         starting and asking these processes; turns.py: timing them in turns
 tuning.py        kcg on a case
+opening.py       common options of the scripts, and how they begin and end
 rows.py          finished rows, in the results file; plots.py: a picture of them
 """

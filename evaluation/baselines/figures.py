@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from kcg.measure.protocol import median, median_interval
@@ -51,3 +51,17 @@ def speed(seconds: float, *, operations: float = 0.0, bytes: float = 0.0) -> dic
 def key_of(*words: object) -> str:
     """Words as a name of the headline: `BEAM=2`, `sum` -> `beam2_sum`."""
     return "_".join(str(word) for word in words).lower().replace("=", "").replace("-", "_").replace(" ", "_")
+
+
+def cold_seconds(run: str) -> Callable[[dict[str, Any]], dict[str, float]]:
+    """A headline: the cold seconds of every contender, by case."""
+
+    def made(rows: dict[str, Any]) -> dict[str, float]:
+        return {
+            key_of(name, key, "s", run): found["cold_s"]
+            for key, row in rows.items()
+            for name, found in row["contenders"].items()
+            if found["status"] == "ok"
+        }
+
+    return made

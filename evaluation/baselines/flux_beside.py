@@ -14,7 +14,11 @@ from .cases import ITEM_BYTES
 from .figures import rounded, speed
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from kcg.types import Result
+
+    from .rows import Rows
 
 Row = dict[str, Any]
 
@@ -82,3 +86,13 @@ def beside(result: Result, preset: str) -> dict[str, Row]:
         told.update(cold_s=rounded(told["cold_s"]), hand_coded_s=rounded(told["hand_coded_s"]))
         told.update(speed(told["cold_s"], operations=part.operations, bytes=moved))
     return found
+
+
+def put_beside(rows: Rows, result: Path, preset: str) -> None:
+    """Put the kernels of a RESULT.json into the rows of the parts that are there."""
+    from kcg.optimize.result import read_result
+
+    for name, told in beside(read_result(result), preset).items():
+        if (key := f"region {name}") in rows.rows:
+            rows.rows[key]["contenders"]["kcg"] = told
+            rows.add(key, rows.rows[key])

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kcg.errors import DeviceError
+from kcg.files import whole
 
 TRAP = b"\x0f\x0b"  # ud2: an illegal instruction on purpose; a helper that is called by mistake stops at once
 
@@ -80,11 +81,9 @@ def _packaged_clang() -> str | None:
         script = folder / name
         try:
             if not (script.is_file() and script.read_text() == text):
-                folder.mkdir(parents=True, exist_ok=True)
-                partial = folder / f"{name}.{os.getpid()}"
-                partial.write_text(text)
-                partial.chmod(0o755)
-                partial.replace(script)
+                with whole(script) as partial:
+                    partial.write_text(text)
+                    partial.chmod(0o755)
         except OSError:
             continue  # not writable: try the next folder
         return str(script)

@@ -177,7 +177,7 @@ def stats(
             found = compute(journal)
     if html is not None:
         from kcg.dataset.page import render_page
-        from kcg.optimize.result import write_whole
+        from kcg.files import write_whole
 
         write_whole(html, render_page(found, title=source.resolve().name).encode("utf-8", "replace"))
     if json_mode:

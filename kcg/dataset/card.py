@@ -6,7 +6,6 @@ Every number on it is counted from the export that it describes, and the same ex
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from kcg.dataset.stats import Stats
 from kcg.dataset.stats import stats as compute
 from kcg.dataset.stats_text import duration, duration_class, listed, percent, share
 from kcg.errors import UsageError
+from kcg.files import whole
 from kcg.measure import protocol
 
 CARD = "README.md"
@@ -35,8 +35,8 @@ def write_card(folder: Path | str) -> Path:
     folder = Path(folder)
     try:
         export = _without_card(folder)
-        _replace(folder / CARD, render_card(export))
-        _replace(folder / CHECKSUMS, _listing({**export.checksums, CARD: sha256_of(folder / CARD)}))
+        _write(folder / CARD, render_card(export))
+        _write(folder / CHECKSUMS, _listing({**export.checksums, CARD: sha256_of(folder / CARD)}))
     except OSError as e:
         if is_disk_full(e):
             raise disk_full(folder) from e
@@ -54,7 +54,7 @@ def _without_card(folder: Path) -> Export:
         if (folder / CARD).is_file() and sha256_of(folder / CARD) == listed[CARD]:
             read_export(folder)  # all of it must be right before anything is changed
         del listed[CARD]
-        _replace(folder / CHECKSUMS, _listing(listed))
+        _write(folder / CHECKSUMS, _listing(listed))
     return read_export(folder)
 
 
@@ -62,13 +62,9 @@ def _listing(checksums: Mapping[str, str]) -> str:
     return json.dumps(checksums, sort_keys=True, indent=1) + "\n"
 
 
-def _replace(path: Path, text: str) -> None:
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    try:
+def _write(path: Path, text: str) -> None:
+    with whole(path) as part:
         part.write_text(text, encoding="utf-8")
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def render_card(export: Export) -> str:

@@ -32,6 +32,7 @@ from kcg.dataset.reading import (
 from kcg.dataset.records import disk_full, is_disk_full, values_of
 from kcg.dataset.rows import TIMINGS
 from kcg.errors import MismatchError, UsageError
+from kcg.files import sync
 from kcg.types import canonical_json
 
 __all__ = ["CHECKSUMS", "FILES", "OPTIONAL_FILES", "Export", "export", "merge", "read_export"]
@@ -66,13 +67,13 @@ def export(
         checksums = {name: sha256_of(part) for name, part in parts.items() if name != CHECKSUMS}
         _write_json(parts[CHECKSUMS], checksums)
         for part in parts.values():
-            _sync(part)
+            sync(part)
         stale = _listed(folder) - set(parts)
         for name, part in parts.items():
             part.replace(folder / name)
         for name in stale:
             (folder / name).unlink(missing_ok=True)
-        _sync(folder)
+        sync(folder)
     except OSError as e:
         if is_disk_full(e):
             raise disk_full(folder) from e
@@ -110,7 +111,7 @@ def merge(paths: Sequence[Path | str], out: Path | str, *, same_target: bool = F
                     _copy(source, joined)
             total = joined.counts()["measurements"]
         part.rename(out)
-        _sync(out.parent)
+        sync(out.parent)
         return total
     finally:
         for suffix in ("", "-wal", "-shm", "-journal"):
@@ -222,11 +223,3 @@ def _copy_export(source: Export, joined: Journal) -> None:
     for protocol in source.protocols():
         for r in source.records(protocol):
             joined.record(r.measurement, recorded_unix_s=r.recorded_unix_s)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

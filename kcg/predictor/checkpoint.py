@@ -5,8 +5,6 @@ One file holds both: the JSON stands in the header of the safetensors file under
 
 from __future__ import annotations
 
-import json
-import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,10 +15,10 @@ from torch import Tensor
 from kcg.errors import DataError
 from kcg.predictor.features import FEATURES_VERSION
 from kcg.predictor.gnn import Net, NetSettings
+from kcg.predictor.tensors import as_stored, read_tensors, save_tensors
 from kcg.predictor.trees import Trees
 
 FORMAT = "kcg-predictor-1"
-MOST_BYTES = 5_000_000
 MOST_HIDDEN, MOST_LAYERS = 1024, 16
 TREES = "trees"
 
@@ -51,44 +49,22 @@ class Checkpoint:
 
 
 def save(checkpoint: Checkpoint, path: Path) -> None:
-    """Write a checkpoint, whole or not at all. Raises DataError where it is larger than `MOST_BYTES`.
-
-    Weights are rounded to 16 bits: ten bits of mantissa change a predicted runtime by less than 0.1 %.
-    """
-    from safetensors.torch import save
-
+    """Write a checkpoint, whole or not at all, its weights rounded. Raises DataError where it is too large."""
     tensors: dict[str, Tensor] = {}
     for i, net in enumerate(checkpoint.nets):
-        for name, value in net.state_dict().items():
-            whole = name.endswith(("_mean", "_scale"))  # features' scales reach beyond what 16 bits can hold
-            tensors[f"net{i}.{name}"] = value.detach().cpu().to(torch.float32 if whole else torch.float16, copy=True)
+        tensors |= as_stored(net.state_dict(), f"net{i}.")
     if checkpoint.trees is not None:
         tensors[TREES] = torch.frombuffer(bytearray(checkpoint.trees.packed()), dtype=torch.uint8)
     told = {
         "format": FORMAT, "features_version": FEATURES_VERSION, "about": asdict(checkpoint.about),
         "nets": [asdict(net.settings) for net in checkpoint.nets],
     }  # fmt: skip
-    data = save(tensors, {"kcg": json.dumps(told, sort_keys=True)})
-    if len(data) > MOST_BYTES:
-        raise DataError(f"{path.name} would have {len(data)} bytes, more than {MOST_BYTES}: fewer or smaller networks")
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary.write_bytes(data)
-    temporary.replace(path)
+    save_tensors(path, tensors, told)
 
 
 def read(path: Path) -> Checkpoint:
     """A checkpoint. Raises DataError where it cannot be read, or is of another version of the features."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, framework="pt") as file:
-            told = json.loads((file.metadata() or {}).get("kcg", "null"))
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping
-    except FileNotFoundError as error:
-        raise DataError(f"there is no checkpoint {path}") from error
-    except (SafetensorError, OSError, ValueError) as error:
-        raise DataError(f"{path} cannot be read ({error}): train or download it again") from error
+    told, tensors = read_tensors(path, "checkpoint")
     if not isinstance(told, dict) or told.get("format") != FORMAT:
         raise DataError(f"{path} is no checkpoint of a predictor ({FORMAT})")
     if told.get("features_version") != FEATURES_VERSION:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kcg.errors import DataError, UsageError
+from kcg.predictor.tensors import read_tensors
 from kcg.types import Target
 
 if TYPE_CHECKING:
@@ -37,13 +37,9 @@ def _on_it(path: Path, target: Target) -> bool:
 @functools.cache
 def _trained_on(path: Path) -> tuple[dict[str, Any], ...]:
     """The targets of a checkpoint, off its header alone: no torch is imported."""
-    from safetensors import SafetensorError, safe_open
-
     try:
-        with safe_open(path, framework="numpy") as file:
-            told = json.loads((file.metadata() or {})["kcg"])
-        return tuple(told["about"]["targets"])
-    except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
+        return tuple(read_tensors(path, "checkpoint", header_only=True)[0]["about"]["targets"])
+    except (DataError, KeyError, TypeError) as error:
         raise DataError(f"{path}, which comes with kcg, cannot be read ({error}): install kcg again") from error
 
 

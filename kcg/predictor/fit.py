@@ -22,6 +22,7 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from kcg.dataset.splits import TRAIN, VALIDATION
 from kcg.errors import DataError
+from kcg.files import whole
 from kcg.predictor.ast_gnn import AstNet, AstSet
 from kcg.predictor.ast_graphs import AstGraphs
 from kcg.predictor.batches import CandidateSet, GraphSet
@@ -259,11 +260,9 @@ class Fit:
         tensors |= {f"best.{k}": v for k, v in self.best.items()}
         for i, state in self.optimizer.state_dict()["state"].items():
             tensors |= {f"optimizer.{i}.{k}": torch.as_tensor(v) for k, v in state.items()}
-        self.folder.mkdir(parents=True, exist_ok=True)
-        temporary = self.folder / f"{STATE}.tmp"
         told = {"progress": asdict(self.progress), **self._identity()}
-        save_file({k: v.contiguous() for k, v in tensors.items()}, temporary, {"progress": json.dumps(told)})
-        temporary.replace(self.folder / STATE)
+        with whole(self.folder / STATE) as temporary:
+            save_file({k: v.contiguous() for k, v in tensors.items()}, temporary, {"progress": json.dumps(told)})
 
     def _identity(self) -> dict[str, Any]:
         told = {"settings": asdict(self.settings), "data": self.data.checksums, "form": self.form.__name__}

@@ -18,7 +18,8 @@ from kcg.dataset.hub_folder import MAIN, Cargo, pull_folder, push_folder
 from kcg.dataset.reading import sha256_of
 from kcg.errors import DataError, UsageError
 from kcg.predictor.card import CARD, PREDICTOR, model_card
-from kcg.predictor.checkpoint import MOST_BYTES, read
+from kcg.predictor.checkpoint import read
+from kcg.predictor.tensors import MOST_BYTES
 
 CHECKSUMS = "checksums.json"
 

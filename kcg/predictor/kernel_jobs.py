@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
 import os
@@ -18,6 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from kcg.errors import CodecError, DataError, ScheduleError
+from kcg.files import whole
 from kcg.kernel.space import KernelSpace
 from kcg.measure.target import usable_cores
 from kcg.predictor.encode import Array
@@ -84,16 +84,11 @@ def cache_folder(name: str) -> Path:
 
 def keep(arrays: Mapping[str, Any], path: Path) -> None:
     """Write arrays, whole or not at all. A cache that cannot be written costs the next load its time."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("wb") as file:
+        with whole(path) as temporary, temporary.open("wb") as file:
             np.savez(file, **arrays)
-        temporary.replace(path)
     except OSError as error:
         log.warning("the graphs are not kept for the next time: %s", error)
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
 
 
 def kept(path: Path, build: Callable[[dict[str, Any]], T]) -> T | None:

@@ -23,8 +23,9 @@ from kcg.commandline import revision
 from kcg.dataset.reading import Export, read_export
 from kcg.dataset.splits import PARTS, SPLITS, TRAIN
 from kcg.errors import DataError, DeviceError, UsageError
+from kcg.files import write_whole
 from kcg.measure.target import usable_cores
-from kcg.predictor.checkpoint import MOST_BYTES, About, Checkpoint, read, save
+from kcg.predictor.checkpoint import About, Checkpoint, read, save
 from kcg.predictor.context import operations_of
 from kcg.predictor.data import TrainingData, load
 from kcg.predictor.encode import Array
@@ -35,6 +36,7 @@ from kcg.predictor.floors import floors_of
 from kcg.predictor.gnn import Net
 from kcg.predictor.metrics import Floors
 from kcg.predictor.settings import TrainingSettings, names_of
+from kcg.predictor.tensors import MOST_BYTES
 from kcg.predictor.tracking import Tracker, Tracking
 from kcg.predictor.trees import Trees
 from kcg.predictor.workers import dataset_of, workers
@@ -167,10 +169,7 @@ def _claim(out: Path, settings: TrainingSettings, data: TrainingData) -> None:
         raise DataError(f"{path} cannot be read ({error}): name another folder") from error
     if found != claim:
         raise DataError(f"{out} holds a training of other settings or another dataset: name another folder")
-    out.mkdir(parents=True, exist_ok=True)
-    partial = out / f"{TRAINING}.part"
-    partial.write_text(json.dumps(claim, indent=1, sort_keys=True) + "\n")
-    partial.replace(path)
+    write_whole(path, json.dumps(claim, indent=1, sort_keys=True) + "\n")
 
 
 def _about(export: Export, data: TrainingData, settings: TrainingSettings, name: str) -> About:

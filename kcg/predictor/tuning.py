@@ -20,6 +20,7 @@ import torch
 
 from kcg.dataset.reading import read_export
 from kcg.errors import DataError, DeviceError, UsageError
+from kcg.files import write_whole
 from kcg.measure.target import usable_cores
 from kcg.predictor.data import load
 from kcg.predictor.ensemble import validation_rows
@@ -112,9 +113,7 @@ def tune(
     if not complete:
         raise UsageError(f"no trial was completed: give --budget more time, then run again to go on with {out}")
     best = study.best_trial
-    partial = out / f"{BEST}.part"
-    partial.write_text(json.dumps(best.params, indent=1, sort_keys=True) + "\n")
-    partial.replace(out / BEST)
+    write_whole(out / BEST, json.dumps(best.params, indent=1, sort_keys=True) + "\n")
     return Tuned(out / BEST, dict(best.params), float(best.value), len(study.get_trials(deepcopy=False, states=ended)))
 
 

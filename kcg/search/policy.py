@@ -7,8 +7,6 @@ features; so is that of stopping. Beside it stands a value: the log-speedup over
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -25,12 +23,12 @@ from kcg.predictor.checkpoint import MOST_HIDDEN, MOST_LAYERS
 from kcg.predictor.features import FEATURES_VERSION, joined
 from kcg.predictor.gnn import Net, NetSettings
 from kcg.predictor.learned import one_thread
+from kcg.predictor.tensors import as_stored, read_tensors, save_tensors
 from kcg.predictor.views import View, Viewer
 from kcg.search.interface import Proposal, Propose
 from kcg.types import Schedule
 
 FORMAT = "kcg-policy-1"
-MOST_BYTES = 5_000_000
 FEATURE_SCALE = 0.25  # most features are logarithms up to 10
 
 
@@ -144,41 +142,17 @@ class PolicyAbout:
 
 
 def save_policy(policy: Policy, path: Path) -> None:
-    """Write a policy as safetensors with JSON in the header, whole or not at all; weights are rounded to 16 bits.
-
-    Raises DataError where it is larger than `MOST_BYTES`.
-    """
-    from safetensors.torch import save
-
-    tensors: dict[str, Tensor] = {}
-    for name, value in policy.net.state_dict().items():
-        whole = name.endswith(("_mean", "_scale"))
-        tensors[name] = value.detach().cpu().to(torch.float32 if whole else torch.float16, copy=True)
+    """Write a policy, whole or not at all, its weights rounded. Raises DataError where it is too large."""
     told = {
         "format": FORMAT, "features_version": FEATURES_VERSION, "action_features": list(ACTION_FEATURES),
         "about": asdict(policy.about), "trunk": asdict(policy.net.trunk.settings),
     }  # fmt: skip
-    data = save(tensors, {"kcg": json.dumps(told, sort_keys=True)})
-    if len(data) > MOST_BYTES:
-        raise DataError(f"{path.name} would have {len(data)} bytes, more than {MOST_BYTES}: a smaller network")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    temporary.write_bytes(data)
-    temporary.replace(path)
+    save_tensors(path, as_stored(policy.net.state_dict()), told)
 
 
 def read_policy(path: Path) -> Policy:
     """A policy. Raises DataError where it cannot be read, or sees other features than this kcg has."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, framework="pt") as file:
-            told = json.loads((file.metadata() or {}).get("kcg", "null"))
-            tensors = {name: file.get_tensor(name).float() for name in file.keys()}  # noqa: SIM118  # no mapping
-    except FileNotFoundError as error:
-        raise DataError(f"there is no policy {path}") from error
-    except (SafetensorError, OSError, ValueError) as error:
-        raise DataError(f"{path} cannot be read ({error}): train or download it again") from error
+    told, tensors = read_tensors(path, "policy")
     if not isinstance(told, dict) or told.get("format") != FORMAT:
         raise DataError(f"{path} is no policy ({FORMAT})")
     if told.get("features_version") != FEATURES_VERSION or told.get("action_features") != list(ACTION_FEATURES):
@@ -192,7 +166,7 @@ def read_policy(path: Path) -> Policy:
             raise ValueError(f"a network of {settings.layers} layers of {settings.hidden}")
         with torch.device("meta"):  # nothing is allocated for numbers that are not in the file
             net = PolicyNet(settings)
-        net.load_state_dict(tensors, assign=True)
+        net.load_state_dict({name: value.float() for name, value in tensors.items()}, assign=True)
         about = told["about"]
         about["targets"] = tuple(about["targets"])
         about["datasets"] = tuple((name, value) for name, value in about["datasets"])

@@ -27,6 +27,7 @@ from kcg.dataset.reading import Export, read_export
 from kcg.dataset.splits import TRAIN, VALIDATION
 from kcg.env import STARTS, Cost, Reading, Task, learned
 from kcg.errors import DataError, ScheduleError, UnknownName, UsageError
+from kcg.files import write_whole
 from kcg.kernel.space import KernelSpace
 from kcg.predictor.checkpoint import read
 from kcg.predictor.kernel_jobs import keep, kept
@@ -407,7 +408,4 @@ class _Progress:
     def write(self, **done: int) -> None:
         """Note what is done, whole or not at all."""
         self.done |= done
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = self.path.with_suffix(".tmp")
-        temporary.write_text(json.dumps({"settings": self.settings, "done": self.done}))
-        temporary.replace(self.path)
+        write_whole(self.path, json.dumps({"settings": self.settings, "done": self.done}))

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kcg.errors import KcgError, ScriptError, UsageError
+from kcg.files import write_whole
 from kcg.types import Kernel, Region, Workload, WorkloadCall
 
 if TYPE_CHECKING:
@@ -238,9 +239,7 @@ class _Recording:
             answer = self._answer()
         except Exception as error:
             answer = _not_well("internal", f"recording {self.script} failed: {type(error).__name__}: {error}")
-        partial = self.out.with_suffix(".partial")
-        partial.write_text(json.dumps(answer))
-        partial.replace(self.out)
+        write_whole(self.out, json.dumps(answer))
 
     def _answer(self) -> dict[str, Any]:
         if self.ended is not None:

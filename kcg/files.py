@@ -1,0 +1,50 @@
+"""Files that are seen whole or not at all: written under a temporary name, fsynced, renamed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from kcg.errors import UsageError
+
+
+@contextlib.contextmanager
+def whole(path: Path) -> Iterator[Path]:
+    """A temporary name beside `path`: what was written there takes its place when the block ends, and is removed if the
+    block raises. The folder is made. Raises OSError where it cannot be written.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        yield temporary
+        sync(temporary)
+        temporary.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+    sync(path.parent)  # the rename itself must survive a power cut too
+
+
+def write_whole(path: Path, data: bytes | str) -> None:
+    """Write a file, whole or not at all; text as UTF-8.
+
+    Raises:
+        UsageError: the folder cannot be made or written.
+    """
+    try:
+        with whole(path) as temporary:
+            temporary.write_bytes(data.encode() if isinstance(data, str) else data)
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}: choose a folder that can be written") from error
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,68 @@
+"""Small policies, and the kernels whose schedules they judge: what the tests of policies share."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+from replay_table import synthetic_table
+from torch import nn
+
+from kcg.env import Task, predicted
+from kcg.kernel.codec import kernel_of
+from kcg.kernel.space import KernelSpace
+from kcg.kernel.targets import KNOWN_TARGETS
+from kcg.predictor import choice
+from kcg.predictor.gnn import NetSettings
+from kcg.predictor.roofline import Roofline
+from kcg.predictor.views import Viewer
+from kcg.search.interface import Predict, Propose
+from kcg.search.mcts import Graph, MctsSettings
+from kcg.search.policy import PolicyAbout, PolicyNet
+from kcg.search.replay import oracle_predict
+from kcg.search.trials import Trials
+from kcg.types import Region
+from tests.kernels import empty, example_ast, kernels_of
+
+SHIPPED = choice.SHIPPED / "cuda.safetensors"
+SMALL = NetSettings(hidden=16, layers=1)
+ABOUT = PolicyAbout("tiny", ("f",), (("kernels.parquet", "c"),), "workload", {"x": 0.5}, "r", {"seed": 1})
+
+
+@cache
+def viewer_of(name: str) -> Viewer:
+    made = {
+        "matmul": lambda: empty(64, 96) @ empty(96, 80), "sum": lambda: empty(64, 48).sum(1),
+        "rows": lambda: empty(256, 64).exp().contiguous(), "one step": lambda: empty(11) + 1,
+        "other matmul": lambda: empty(48, 64) @ empty(64, 32), "no step": lambda: empty(17) + 1,
+        "no axis": lambda: empty(1) + 1, "copy": lambda: empty(8, 4).permute(1, 0).contiguous(),
+    }  # fmt: skip
+    ast = kernels_of(made[name]())[-1] if name in made else example_ast(name)
+    return Viewer(KernelSpace(Region((kernel_of(ast),)), KNOWN_TARGETS["sm_90"]))
+
+
+def roofline(viewer: Viewer) -> Predict:
+    return Roofline().of(viewer.space).predict
+
+
+def opinionated(seed: int = 0, settings: NetSettings = SMALL) -> PolicyNet:
+    """Random, and not uniform as a new policy is."""
+    torch.manual_seed(seed)
+    net = PolicyNet(settings)
+    last = net.score[-1]
+    assert isinstance(last, nn.Linear)
+    nn.init.normal_(last.weight, std=2.0)
+    return net
+
+
+@cache
+def task(name: str) -> Task:
+    viewer = viewer_of(name)
+    return Task(name, viewer.space, viewer, predicted(Roofline().of(viewer.space).predict))
+
+
+def grown(propose: Propose | None, *, widen: int = 12, seed: int = 0) -> Graph:
+    table = synthetic_table()
+    problem = table.problem(oracle_predict(table), seed=seed)
+    problem.propose = propose
+    return Graph(Trials(problem), MctsSettings(widen=widen))

@@ -1,0 +1,187 @@
+"""PPO improves a policy on real kernels, repeats itself under a seed, and goes on where it was cut."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from stable_baselines3.common.preprocessing import preprocess_obs
+from stable_baselines3.common.utils import obs_as_tensor
+from stable_baselines3.common.vec_env import VecEnv
+
+from kcg.env import MOST_ACTIONS, KernelScheduleEnv, observation_of, observation_space
+from kcg.predictor.views import View
+from kcg.search.policy import Policy, PolicyNet, batch_of
+from kcg.search.policy_training import (
+    rollouts,
+)
+from kcg.search.ppo import BELOW, PpoSettings, ScheduleExtractor, SchedulePolicy, divided, environments, train, unpadded
+from kcg.types import RAW
+from tests.policies import ABOUT, SMALL, opinionated, task, viewer_of
+
+STILL = replace(SMALL, dropout=0.0)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@cache
+def every_view() -> list[View]:
+    """Of kernels of every kind, raw, hand-coded and one step on."""
+    found = []
+    for name in ("matmul", "softmax.1", "conv2d", "matmul_f16", "cache_update.1", "copy", "no axis"):
+        viewer = viewer_of(name)
+        steps = [step.schedule for step in viewer.space.actions(RAW)[:2]]
+        found += viewer.views([RAW, viewer.space.baseline(), *steps])
+    return found
+
+
+def scaled() -> PolicyNet:
+    """A new policy whose network knows the scale of its features, as one from the predictor does."""
+    torch.manual_seed(0)
+    net = PolicyNet(STILL)
+    net.trunk.fit_scale(batch_of(every_view()).graphs, torch.zeros(1))
+    return net
+
+
+def as_tensors(views: list[View]) -> Any:
+    """Padded observations as stable-baselines3 hands them to a policy: all of them floats."""
+    padded = [observation_of(view) for view in views]
+    stacked = {name: np.stack([one[name] for one in padded]) for name in padded[0]}
+    return preprocess_obs(obs_as_tensor(stacked, torch.device("cpu")), observation_space())
+
+
+# PPO
+
+
+def test_padded_observations_are_judged_as_views_are() -> None:
+    net, views = opinionated(settings=STILL), every_view()
+    with torch.no_grad():
+        batch, places = unpadded(as_tensors(views))
+        logits, values = net(batch)
+        ours, our_values = net(batch_of(views))
+    assert torch.allclose(logits, ours, atol=1e-4) and torch.allclose(values, our_values, atol=1e-4)
+    expected = [i * MOST_ACTIONS + row for i, view in enumerate(views) for row in range(len(view.rows))]
+    assert places.tolist() == expected
+    assert ours.std() > 0.1
+
+
+def test_of_an_observation_that_can_only_stop_the_other_rows_are_left_out() -> None:
+    (view, *_), net = every_view(), opinionated(settings=STILL)
+    padded = {name: torch.from_numpy(value)[None] for name, value in observation_of(view, only_stop=True).items()}
+    batch, places = unpadded(padded)
+    assert places.tolist() == [len(view.steps)]
+    with torch.no_grad():
+        assert net(batch)[0].item() == pytest.approx(net(batch_of([view]))[0][-1].item(), abs=1e-4)
+
+
+def envs_of(settings: PpoSettings, *names: str, count: int = 1) -> VecEnv:
+    return environments([lambda: [task(name) for name in names]] * count, settings, here=True)
+
+
+def test_ppo_learns_the_network_and_nothing_behind_it() -> None:
+    """Its probabilities are those of the policy as a search asks it."""
+    net = opinionated(settings=STILL)
+    policy = SchedulePolicy(
+        observation_space(), KernelScheduleEnv([task("matmul")]).action_space, lambda _: 1e-3,
+        features_extractor_class=ScheduleExtractor, features_extractor_kwargs={"net": net},
+    )  # fmt: skip
+    assert {id(p) for p in policy.parameters()} == {id(p) for p in net.parameters()}
+    views = every_view()
+    padded = [observation_of(view) for view in views]
+    stacked = {name: torch.from_numpy(np.stack([one[name] for one in padded])) for name in padded[0]}
+    masks = stacked["mask"].numpy().astype(bool)
+    with torch.no_grad():
+        told = policy.get_distribution(stacked, masks).distribution.probs
+        raw = policy.extract_features(stacked)
+    assert (raw[:, :-1][~torch.from_numpy(masks)] == BELOW).all()
+    for row, mask, proposal in zip(told, masks, Policy(net, ABOUT).propose(views), strict=True):
+        assert row[mask].tolist() == pytest.approx([*proposal.steps, proposal.stop], abs=1e-5)
+        assert row[~mask].sum() == pytest.approx(0.0, abs=1e-6)
+
+
+def mean_return(net: PolicyNet, *names: str, episodes: int = 30) -> float:
+    """Of episodes sampled from the policy, from raw."""
+    policy, rng = Policy(net, ABOUT), np.random.default_rng(0)
+    env, paid = KernelScheduleEnv([task(name) for name in names], max_steps=4), []
+    env.reset(seed=0)
+    for _ in range(episodes):
+        env.reset()
+        total, over = 0.0, False
+        while not over:
+            proposal = policy.propose([env.view])[0]
+            chances = np.array([*proposal.steps, proposal.stop]) * env.action_masks()[: len(proposal.steps) + 1]
+            _, reward, terminated, truncated, _ = env.step(int(rng.choice(len(chances), p=chances / chances.sum())))
+            total, over = total + reward, terminated or truncated
+        paid.append(total)
+    return float(np.mean(paid))
+
+
+def test_ppo_improves_its_return_on_a_real_kernel() -> None:
+    settings = PpoSettings(
+        steps=480, rollout=8, batch=32, epochs=4, learning_rate=4e-3, most_steps=4, start="raw", curriculum=0.0
+    )
+    net = scaled()
+    before = mean_return(net, "matmul")
+    told: list[dict[str, Any]] = []
+    assert train(net, envs_of(settings, "matmul", count=12), settings, tell=told.append) is net
+    assert mean_return(net, "matmul") > before + 0.15
+    assert len(told) == 5 and told[-1]["step"] == 480 and told[-1]["rollout/faults"] == 0.0
+    assert np.mean([line["rollout/log_speedup"] for line in told[-2:]]) > told[0]["rollout/log_speedup"] + 0.15
+    assert all(math.isfinite(value) for line in told for value in line.values())
+    ends = rollouts(Policy(net, ABOUT), viewer_of("matmul"))
+    costs = [task("matmul").cost(schedule).log_s for schedule in (RAW, ends[0])]
+    assert costs[1] < costs[0] - 0.5, "taken greedily, too"
+
+
+QUICK = PpoSettings(steps=32, rollout=8, batch=16, epochs=1, learning_rate=1e-3, most_steps=3)
+
+
+def test_ppo_repeats_itself_under_a_seed() -> None:
+    def trained(seed: int) -> torch.Tensor:
+        settings = replace(QUICK, seed=seed)
+        net = train(scaled(), envs_of(settings, "matmul", "sum"), settings)
+        return torch.cat([p.detach().flatten() for p in net.parameters()])
+
+    assert torch.equal(trained(0), trained(0)) and not torch.equal(trained(0), trained(1))
+
+
+def test_ppo_is_asked_after_each_rollout_whether_to_go_on_and_goes_on_where_it_was() -> None:
+    kept: list[int] = []
+
+    def keep(steps: int) -> bool:
+        kept.append(steps)
+        return len(kept) < 2
+
+    told: list[dict[str, Any]] = []
+    net = train(scaled(), envs_of(QUICK, "sum"), QUICK, keep=keep, tell=told.append)
+    assert kept == [8, 16] and [line["step"] for line in told] == [8, 16] and not net.training
+    kept.clear()
+    train(net, envs_of(QUICK, "sum"), QUICK, done=16, keep=lambda steps: not kept.append(steps))  # type: ignore[func-returns-value]
+    assert kept == [24, 32]
+    before = [p.clone() for p in net.parameters()]
+    train(net, envs_of(QUICK, "sum"), QUICK, done=32, keep=lambda steps: pytest.fail("nothing is left to do"))
+    assert all(torch.equal(one, other) for one, other in zip(before, net.parameters(), strict=True))
+
+
+def test_episodes_grow_with_the_curriculum() -> None:
+    settings = replace(QUICK, steps=64, most_steps=6, curriculum=0.5)
+    envs, most = envs_of(settings, "matmul"), list[int]()
+
+    def keep(steps: int) -> bool:
+        most.extend(envs.get_attr("max_steps"))
+        return True
+
+    train(scaled(), envs, settings, keep=keep)
+    assert most == [2, 3, 4, 5, 6, 6, 6, 6]
+
+
+def test_kernels_are_dealt_out_to_all_processes() -> None:
+    assert divided(5, 2) == [[0, 2, 4], [1, 3]] and divided(2, 8) == [[0], [1]] and divided(0, 3) == []
