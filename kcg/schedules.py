@@ -13,10 +13,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False)
+
 
 def canonical_json(value: Any) -> str:
     """The one JSON text of a value: sorted keys, no spaces, no NaN."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return _ENCODER.encode(value)
 
 
 def content_id(value: Any) -> str:
@@ -53,8 +55,11 @@ class Schedule:
     @staticmethod
     def from_opts(opts: tuple[Opt, ...] | list[Opt]) -> Schedule:
         """The schedule that applies `opts` in order; `()` is the unoptimised kernel."""
-        rows = [[o.op, o.axis, list(o.arg) if isinstance(o.arg, tuple) else o.arg] for o in opts]
-        return Schedule(ScheduleKind.OPTS, canonical_json(rows))
+        return Schedule(ScheduleKind.OPTS, f"[{','.join(map(_text_of, opts))}]")
+
+    def then(self, opt: Opt) -> Schedule:
+        """The `opts` schedule with one more Opt."""
+        return Schedule(self.kind, f"{self.body[:-1]}{',' if len(self.body) > 2 else ''}{_text_of(opt)}]")
 
     @property
     def opts(self) -> tuple[Opt, ...]:
@@ -72,6 +77,11 @@ class Schedule:
             named = re.search(r'"name":"(\w+)"', self.body)  # quotes inside of a JSON text have backslashes
             return f"{self.kind}:{named[1] if named else self.id[:8]}"
         return " ".join(str(o) for o in self.opts) or "(none)"
+
+
+@functools.lru_cache(4096)
+def _text_of(opt: Opt) -> str:
+    return canonical_json([opt.op, opt.axis, list(opt.arg) if isinstance(opt.arg, tuple) else opt.arg])
 
 
 @functools.lru_cache(16384)

@@ -111,13 +111,14 @@ class KernelSpace:
 
     def step(self, schedule: Schedule, opt: Opt) -> Schedule | None:
         """The schedule after one action of kcg's list, None where it is not legal."""
-        child = Schedule.from_opts((*schedule.opts, opt))
         if self._planner is not None:
             after = self._planner.apply(self._planner.state(schedule), opt)
             if after is None or not self._planner.fits(after, UOPS_OFFERED):
                 return None
+            child = schedule.then(opt)
             self._planner.keep(child, after)
             return child
+        child = schedule.then(opt)
         if (state := try_step(self.state(schedule), opt)) is None:
             return None
         _keep(self._states, child, state)

@@ -229,18 +229,18 @@ class _Build:
 
     def lines(self, used: Array, size: Array, spanned: Array) -> Array:
         """(n, M) cache lines that one core brings in when a loop that does not move an access finds it pushed out."""
-        outer = self.has_axis & ~self.inner
-        steps = np.abs(self.t.strides) * size[:, None]
+        outer = (self.has_axis & ~self.inner)[:, :, None]
+        extents = self.logs[:, :, None]
+        near = np.clip(np.abs(self.t.strides) * size[:, None], 1, LINE_BYTES) / LINE_BYTES
+        moved, still = used & outer, outer & ~used
+        brought = np.where(moved, np.maximum(extents + np.log2(near), 0.0), 0.0)
+        grown, repeated = np.where(moved, extents, 0.0), np.where(still, extents, 0.0)
         footprint = np.log2(size) + self.over(used & self.inner[:, :, None])
         lines = np.zeros_like(footprint)
         for i in range(self.extents.shape[1] - 1, -1, -1):
-            moved = used[:, i] & outer[:, i, None]
-            near = np.clip(steps[:, i], 1, LINE_BYTES) / LINE_BYTES
-            extent = self.logs[:, i, None]
-            lines += np.where(moved, np.maximum(extent + np.log2(near), 0.0), 0.0)
-            again = outer[:, i, None] & ~used[:, i] & (footprint > 15)  # 32 KiB
-            lines += np.where(again, extent, 0.0)
-            footprint += np.where(moved, extent, 0.0)
+            lines += brought[:, i]
+            lines += np.where(footprint > 15, repeated[:, i], 0.0)  # 32 KiB
+            footprint += grown[:, i]
         return np.asarray(np.maximum(lines, spanned + np.log2(size) - 6))
 
     # ---- operations ----

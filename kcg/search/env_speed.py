@@ -2,7 +2,7 @@
 
 Every kernel is played at random, and then once more with the same steps: the first time a step leads to a new state it
 has to be planned, drawn as a graph and judged; the second time all of it is known. The time to read a kernel and to
-begin an episode is left out.
+begin an episode is left out, and so is what a process does once: every kernel is played for one episode before.
 """
 
 from __future__ import annotations
@@ -106,12 +106,12 @@ def speed_of(checkpoint: Path, dataset: Path, *, kernels: int, episodes: int, se
     for name, part in asked.items():
         predictor, total = LearnedPredictor(part), {NEW: list[float](), KNOWN: list[float]()}
         entry[name] = {}
+        for region in (region for regions in families.values() for region in regions):  # what a process does once
+            play(_env_of(region, target, predictor), 1, seed=seed + episodes, visited={})
         for family, regions in families.items():
             spent, profiles = {NEW: list[float](), KNOWN: list[float]()}, list[dict[str, float]]()
             for region in regions:
-                viewer, visited = Viewer(KernelSpace(region, target)), dict[Schedule, None]()
-                task = Task(region.id, viewer.space, viewer, learned(predictor, viewer))
-                env = KernelScheduleEnv([task], start="either")
+                env, visited = _env_of(region, target, predictor), dict[Schedule, None]()
                 spent[NEW] += play(env, episodes, seed=seed, visited=visited)[NEW]
                 spent[KNOWN] += play(env, episodes, seed=seed, visited=visited)[KNOWN]
                 if len(visited) > 1:
@@ -125,6 +125,12 @@ def speed_of(checkpoint: Path, dataset: Path, *, kernels: int, episodes: int, se
                 total[what] += seconds
         entry[name] |= rates(total)
     return entry
+
+
+def _env_of(region: Region, target: Target, predictor: LearnedPredictor) -> KernelScheduleEnv:
+    """An environment of one kernel that knows nothing of it yet."""
+    viewer = Viewer(KernelSpace(region, target))
+    return KernelScheduleEnv([Task(region.id, viewer.space, viewer, learned(predictor, viewer))], start="either")
 
 
 def rates(spent: Seconds) -> dict[str, float]:
