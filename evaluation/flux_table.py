@@ -38,7 +38,7 @@ def main(
     share: Annotated[float, typer.Option(help="of the time, whose kernels are searched")] = 0.95,
     budget: Annotated[str, typer.Option(help="of this piece; empty: until all is done")] = "",
     shard: Annotated[str, typer.Option(help="I/N: every Nth kernel, for one GPU of N")] = "",
-    work: Annotated[Path, typer.Option(help="the campaign's folder")] = HERE.parent / "kcg-out" / "flux-table",
+    work: Annotated[Path, typer.Option(help="the campaign's folder")] = HERE / "results" / "flux-table",
     torch: Annotated[Path, typer.Option(help="PyTorch's figures")] = HERE / "results" / "flux_torch.json",
     out: Annotated[Path, typer.Option(help="the results file")] = HERE / "results" / "flux_table.json",
     document: Annotated[Path | None, typer.Option(help="whose table is written")] = None,

@@ -15,6 +15,7 @@ import pytest
 
 from evaluation.baselines import searches
 from evaluation.baselines.campaign import Campaign, turn_of
+from evaluation.baselines.methods_headline import headline
 from evaluation.baselines.methods_markdown import described, markdown
 from evaluation.baselines.methods_table import columns, interval, worse
 from evaluation.baselines.methods_text import write_down
@@ -73,8 +74,8 @@ def finished(service: MeasureService, tmp_path_factory: pytest.TempPathFactory) 
     kcgs: RegionResult = replace(
         row, region=first[0], baseline=told, chosen=replace(told, schedule=RAW), measurements=7
     )
-    campaign.result_of("kcg:quick").mkdir()
-    write_result(replace(found, regions=(kcgs,), expectations=()), campaign.result_of("kcg:quick") / "RESULT.json")
+    write_result(replace(found, regions=(kcgs,), expectations=()), folder / "RESULT.json")
+    campaign.journal.add_run("kcg:quick", searches.run_of(folder / "RESULT.json"))
     for chosen in choices(campaign, service, None):
         retime(campaign, chosen)
     write_down(campaign, [*choices(campaign, service, None)], folder / "none.json", folder / "out.json", None)
@@ -97,15 +98,15 @@ def test_the_table_holds_every_method(finished: tuple[Path, Path]) -> None:
         assert 0 < low <= total <= high and math.isfinite(high), method
         assert row["wrong"] == 0
     assert entry["methods"]["kcg:quick"]["measurements"] == 7
-    assert entry["methods"]["kcg:quick"]["not_searched"] == 1, "its result holds one kernel of two"
+    assert entry["methods"]["kcg:quick"]["not_tried"] == 1, "its result holds one kernel of two"
     assert entry["methods"]["random:3"]["measurements"] <= 6
     assert entry["methods"]["tinygrad-beam:1"]["wall_s"] > 0
     assert entry["rest_s"] == pytest.approx(2 * 4e-4)
     (first, _) = entry["kernels"]
     assert first["seconds"]["kcg:quick"] > 0 and first["choices"]["kcg:quick"] == str(RAW)
     assert len(first["launch"]["hand-coded"]) == 2 and not first["failed"]
-    headline = json.loads(finished[1].read_text())["headline"]
-    assert headline["opts_total_ms_mini"] > 0 and headline["wrong_kernels_mini"] == 0
+    said = set(json.loads(finished[1].read_text())["headline"])
+    assert said == {"kcg_step_ms_mini", "hand_coded_step_ms_mini"}, "there is no total of what left a kernel out"
 
 
 def test_what_is_done_is_not_done_again(service: MeasureService, finished: tuple[Path, Path]) -> None:
@@ -161,19 +162,22 @@ def test_totals_follow_from_paired_speedups(service: MeasureService, tmp_path: P
     kernel = choice(service, tmp_path, {"kcg:quick": 2.0, "tinygrad-beam:8": 2.5})
     table = {c.method: c for c in columns([kernel], ["kcg:quick", "tinygrad-beam:8", "random:3"])}
     assert interval(table["kcg:quick"].totals) == pytest.approx([1e-3] * 3), "two calls of half the time"
-    assert interval(table["random:3"].totals) == pytest.approx([2e-3] * 3) and table["random:3"].missing == 1
+    assert interval(table["random:3"].totals) == pytest.approx([2e-3] * 3) and not table["random:3"].there.any()
     assert worse([kernel], [*table.values()], "kcg:quick") == [f"{kernel.bench.label}: 1.250"]
     assert worse([kernel], [*table.values()], "tinygrad-beam:8") == []
 
 
 def test_the_markdown_says_what_is_missing_and_what_was_published() -> None:
-    row = {"total_s": [1.0, 0.9, 1.1], "gflops": 2e4, "not_searched": 0, "wrong": 0}
-    rows = {"tinygrad-beam:8": {**row, "measurements": 9, "wall_s": 1234.0}, "raw": {**row, "not_searched": 3}}
+    row = {"total_s": [1.0, 0.9, 1.1], "gflops": 2e4, "not_tried": 0, "wrong": 0, "over_kcg": [1.2, 1.1, 1.3]}
+    rows = {
+        "tinygrad-beam:8": {**row, "measurements": 9, "wall_s": 1234.0},
+        "raw": {**row, "not_tried": 3, "wrong": 2, "over_kcg": []},
+    }
     lines = markdown(rows, {"torch_s": {"default": 0.07}}, "768")
-    assert "| BEAM=8 | 1,000.0 ms | 900.0–1,100.0 | 20 | 9 | 1,234 s | 594.45 ms |" in lines
-    assert any("3 kernels missing" in line and "201,654 ms" in line for line in lines)
+    assert "| BEAM=8 | 1,000.0 ms | 900.0–1,100.0 | 20 | 9 | 1,234 s | 1.200× (1.100–1.300) | 594.45 ms |" in lines
+    assert any("2 wrong, 3 not tried: hand-coded there" in line and "201,654 ms" in line for line in lines)
     assert lines[-1].startswith("| torch.compile, default: the whole step | 70.0 ms |")
-    assert len(markdown(rows, {"torch_s": {}}, "1024")[0].split("|")) == 8, "another size has no published figures"
+    assert len(markdown(rows, {"torch_s": {}}, "1024")[0].split("|")) == 9, "another size has no published figures"
 
 
 @pytest.mark.parametrize("method", ["tinygrad-beam", "tinygrad-beam:wide", "kcg"])
@@ -203,3 +207,27 @@ def test_a_table_of_nothing_says_so(tmp_path: Path) -> None:
     ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2 and "holds no campaign yet" in done.stderr, done.stderr
+
+
+def test_the_headline_compares_what_is_complete_and_as_fast(service: MeasureService, tmp_path: Path) -> None:
+    kernel = choice(
+        service, tmp_path, {"kcg:quick": 2.0, "kcg:normal": 2.4, "tinygrad-beam:4": 2.2, "tinygrad-mcts:9": 2}
+    )
+    campaign = campaign_of(tmp_path, service)
+    table = columns([kernel], [*kernel.by_method, "tinygrad-beam:8"])
+    cost = {"measurements": 10, "wall_s": 50.0, "whole_command_s": 80.0}
+    spent = {
+        "kcg:quick": cost,
+        "kcg:normal": {**cost, "measurements": 20},
+        "tinygrad-beam:4": {**cost, "wall_s": 500.0},
+    }
+    rows = {c.method: {"total_s": interval(c.totals), "not_tried": 0, **spent.get(c.method, {})} for c in table[:-1]}
+    entry = {"steps_s": {"kcg_step_ms": 1.5}, "torch_s": {"default": 0.2, "eager": 0.1}}
+    found = headline(campaign, table, rows, entry, 0.0)
+    assert found["measurements_vs_beam4_mini"] == 2.0, "the quick run is not as fast as BEAM=4"
+    assert found["search_wall_vs_beam4_mini"] == 0.1 and found["whole_command_vs_beam4_mini"] == 0.16
+    assert found["mcts_total_ms_mini"] == pytest.approx(1.0) and "beam8_total_ms_mini" not in found
+    assert found["torch_compile_ms_mini"] == 100 and found["kcg_step_ms_mini"] == 1500 and "gain_pct_mini" not in found
+    rows["tinygrad-beam:8"] = {"total_s": interval(table[-1].totals), "not_tried": 0}
+    found = headline(campaign, table, rows, entry, 0.0)
+    assert found["gain_pct_mini"] == pytest.approx(100 * (1 - 2 / 2.4))

@@ -14,7 +14,7 @@ from kcg.kernel.codec import kernel_of
 from kcg.measure.service import MeasureService
 from kcg.predictor.choice import SHIPPED
 from kcg.search.comparison import Settings, predictor_of
-from kcg.search.comparison_text import wall_table
+from kcg.search.comparison_text import sections
 from kcg.search.live import LiveBench, compare_live, live_on_flux
 from kcg.search.live_journal import LiveJournal, Shard
 from kcg.search.regret import Board, entry
@@ -55,7 +55,9 @@ def test_a_comparison_on_a_device_goes_on_and_measures_nothing_twice(service: Me
     assert told["totals"]["hand-coded"]["total_s"] > 0 and said[-1].endswith(" s")
     whole = entry(Board(kernels, plays, SETTINGS), kernels) | told
     assert len(whole["kernels"]) == 1
-    lines = wall_table(whole)
+    parts = sections(whole | {"beams": {}}, {"kernels_with_room_after_beam4": 1}, "live", "live.svg")
+    assert parts["live-figures"] == ["- BEAM=4 leaves 3 % or more to the optimum on 1 of 1 kernels."]
+    lines = parts["live-wall"]
     assert {line.split(" | ")[0] for line in lines[2:-2]} == {"| hand-coded", "| random", "| mcts"}
     assert told["costs"]["mcts"]["measurements"] <= 4 and told["costs"]["random"]["wall_s"] > 0
 

@@ -2,7 +2,7 @@
 one ended.
 
 A unit is one method on one kernel; kcg's is one run of `python -m kcg.optimize flux`, which deals with all kernels at
-once. Whatever a unit finds is kept in a journal (`kcg.search.live_journal`) or a RESULT.json as soon as it is there. In
+once. Whatever a unit finds is kept in a journal (`kcg.search.live_journal`) as soon as it is there. In
 the end every method's choices are timed again beside tinygrad's own, in turns (`retiming`).
 
 Each piece times one kernel first, the canary: a piece on a device that is not as fast as the first one's is refused.
@@ -14,7 +14,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from kcg.errors import UsageError
 from kcg.search.live import LiveBench
@@ -81,10 +80,6 @@ class Campaign:
                 alone += 1
             else:
                 yield from (Unit(method, r, c) for r, c in self.searched()[shard.number :: shard.of])
-
-    def result_of(self, method: str) -> Path:
-        """Where kcg's run is kept."""
-        return self.journal.path.parent / f"{self.dev.replace(':', '-')}-{self.preset}-{method.replace(':', '-')}"
 
     def left_s(self) -> float:
         return self.until - time.monotonic()

@@ -16,23 +16,22 @@ PUBLISHED_PRESET = "768"  # which has as many tokens
 
 def markdown(rows: dict[str, Any], entry: dict[str, Any], preset: str) -> list[str]:
     """The table, the slowest first; PyTorch and the published figures beside it."""
-    heads = ["", "total", "95 % interval", "TFLOP/s", "measured", "search, cold"]
+    heads = ["", "total", "95 % interval", "TFLOP/s", "measured", "from cold", "over kcg, same kernels"]
     if preset == PUBLISHED_PRESET:
         heads.append("published, H100")
     lines = [_cells(heads), "|---|" + "--:|" * (len(heads) - 1)]
     for method, row in sorted(rows.items(), key=lambda item: -item[1]["total_s"][0]):
         total, low, high = (f"{1e3 * s:,.1f}" for s in row["total_s"])
-        missing = f" ({row['not_searched']} kernels missing)" if row["not_searched"] else ""
+        notes = [f"{row[key]} {words}" for key, words in (("wrong", "wrong"), ("not_tried", "not tried")) if row[key]]
+        missing = f" ({', '.join(notes)}: hand-coded there)" if notes else ""
+        over = " ({1:.3f}–{2:.3f})".format(*row["over_kcg"]) if row["over_kcg"] else ""
+        over = f"{row['over_kcg'][0]:.3f}×{over}" if over else ""
         spent = f"{row['wall_s']:,.0f} s" if row.get("wall_s") else ""
         measured = str(row.get("measurements") or "")
         cells = [
-            described(method) + missing,
-            f"{total} ms",
-            f"{low}–{high}",
-            f"{row['gflops'] / 1e3:.3g}",
-            measured,
-            spent,
-        ]
+            described(method) + missing, f"{total} ms", f"{low}–{high}", f"{row['gflops'] / 1e3:.3g}", measured, spent,
+            over,
+        ]  # fmt: skip
         known_ms = PUBLISHED_MS.get(method, PUBLISHED_MS.get(method.partition(":")[0]))
         lines.append(_cells([*cells, f"{known_ms:,} ms" if known_ms else ""][: len(heads)]))
     for mode, seconds in entry["torch_s"].items():

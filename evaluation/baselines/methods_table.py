@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kcg.measure.protocol import spread
+from kcg.optimize.phases import MODEL
 from kcg.types import RAW
 
 from .campaign import KCG, TINY_BEAM, Campaign, turn_of
@@ -27,8 +27,8 @@ class Column:
 
     method: str
     seconds: Array
-    missing: int  # kernels that it was not tried on, or failed on: there tinygrad's own schedule stands
-    wrong: int  # its schedule gave a wrong result
+    there: NDArray[np.bool_]  # (K,) where it was tried, and is right: elsewhere tinygrad's own schedule stands
+    wrong: int  # kernels of which its schedule gives a wrong result
 
     @property
     def totals(self) -> Array:
@@ -38,19 +38,20 @@ class Column:
 def columns(chosen: Sequence[Choices], methods: Sequence[str], *, seed: int = 0) -> list[Column]:
     """A column for tinygrad's own schedules and for each method, drawn by a bootstrap over the samples of the duels."""
     own = [_own(kernel) for kernel in chosen]
-    found = [Column("hand-coded", np.stack([np.full(DRAWS + 1, s) for s in own]), 0, 0)]
+    everywhere = np.ones(len(chosen), bool)
+    found = [Column("hand-coded", np.stack([np.full(DRAWS + 1, s) for s in own]), everywhere, 0)]
     for method in methods:
         generator = np.random.default_rng(seed)
-        column = Column(method, np.empty((len(chosen), DRAWS + 1)), 0, 0)
+        column = Column(method, np.empty((len(chosen), DRAWS + 1)), everywhere.copy(), 0)
         for k, kernel in enumerate(chosen):
             if method == "raw":  # one sample, and no duel: a step of it takes minutes
                 raw = kernel.bench.seen.rows.get(RAW)
-                column.missing += raw is None or raw.runtime_s is None
+                column.there[k] = raw is not None and raw.runtime_s is not None
                 column.seconds[k] = own[k] if raw is None or raw.runtime_s is None else kernel.calls * raw.runtime_s
                 continue
             told = kernel.bench.seen.duels.get(kernel.by_method.get(method, ""))  # type: ignore[call-overload]
             column.wrong += told is not None and "wrong" in told
-            column.missing += told is None or "cold_s" not in told
+            column.there[k] = told is not None and "cold_s" in told
             column.seconds[k] = own[k] / _speedups(told, generator)
         found.append(column)
     return found
@@ -71,24 +72,30 @@ def _speedups(told: dict[str, Any] | None, generator: np.random.Generator) -> Ar
     return np.concatenate(([np.median(pairs)], drawn))
 
 
+def against(column: Column, other: Column) -> list[float]:
+    """How many times as long `column` takes as `other` where it was tried and is right, with its interval."""
+    where = column.there & other.there
+    return interval(column.seconds[where].sum(0) / other.seconds[where].sum(0)) if where.any() else []
+
+
 def interval(values: Array) -> list[float]:
     """What was found, and 95 % of what was drawn."""
     return [float(values[0]), *map(float, np.quantile(values[1:], (0.025, 0.975)))]
 
 
 def cost(campaign: Campaign, chosen: Sequence[Choices], method: str) -> dict[str, float]:
-    """What a method took on all kernels together: measurements, and seconds from cold."""
+    """What a method took on all kernels together: measurements, and seconds from cold. kcg's hold judging all kernels
+    of the model, but not its run as a whole, which has no counterpart."""
     name, _, of = method.partition(":")
     if name == KCG:
-        path = campaign.result_of(method) / "RESULT.json"
-        if not path.exists():
+        if (run := campaign.journal.runs.get(method)) is None:
             return {}
-        told = json.loads(path.read_text())
-        searched = {kernel.bench.region.id for kernel in chosen}
-        same = _measured_on(path, searched)
+        phases = dict(run["phases"])
+        same = sum(run["measured"].get(kernel.bench.region.id, 0) for kernel in chosen)
         return {
-            "measurements": same, "measurements_of_all_kernels": told["measurements"], "wall_s": told["search_s"],
-            **{f"{phase}_s": seconds for phase, seconds in told.get("phases", [])},
+            "measurements": same, "measurements_of_all_kernels": run["measurements"],
+            "wall_s": run["search_s"] - phases.get(MODEL, 0.0), "whole_command_s": run["search_s"],
+            **{f"{phase}_s": seconds for phase, seconds in phases.items()},
         }  # fmt: skip
     benches = [kernel.bench.seen for kernel in chosen]
     if name == TINY_BEAM:
@@ -96,12 +103,6 @@ def cost(campaign: Campaign, chosen: Sequence[Choices], method: str) -> dict[str
         return {"measurements": sum(b.binaries for b in beams), "wall_s": sum(b.wall_s for b in beams)}
     ended = [seen.plays[turn_of(method)] for seen in benches if turn_of(method) in seen.plays]
     return {"measurements": sum(e.play.measurements for e in ended), "wall_s": sum(e.spent_s for e in ended)}
-
-
-def _measured_on(path: Any, regions: set[str]) -> int:
-    from kcg.optimize.result import read_result
-
-    return sum(row.measurements for row in read_result(path).regions if row.region.id in regions)
 
 
 def worse(chosen: Sequence[Choices], table: Sequence[Column], method: str) -> list[str]:

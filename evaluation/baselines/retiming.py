@@ -8,15 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from kcg.kernel.handwritten import source_body
 from kcg.measure.jobs import DuelJob, DuelOutcome
 from kcg.search.live import LiveBench
 from kcg.types import Schedule, ScheduleKind
 
-from .campaign import KCG, Campaign, winner_of
+from .campaign import Campaign, winner_of
 
 SEEDS = (1, 2, 3)
 TIMEOUT_S = 300.0
@@ -33,24 +31,16 @@ class Choices:
 
 def choices(campaign: Campaign, service: Any, predictor: Any) -> Iterator[Choices]:
     """Of every kernel that was searched, the largest first."""
-    tuned = {m: chosen_by(campaign.result_of(m) / "RESULT.json") for m in campaign.methods if m.startswith(KCG)}
+    runs = campaign.journal.runs
     for region, calls in campaign.searched():
         bench = LiveBench(region, calls, service, predictor, campaign.journal)
         found = {"hand-coded": bench.space.baseline()}
         for method in campaign.methods:
-            if (schedule := tuned.get(method, {}).get(region.id) or winner_of(bench, method)) is not None:
+            chosen = runs[method]["chosen"].get(region.id) if method in runs else None
+            schedule = Schedule(*chosen) if chosen is not None else winner_of(bench, method)
+            if schedule is not None and schedule.kind == ScheduleKind.OPTS:
                 found[method] = schedule
         yield Choices(bench, calls, found)
-
-
-def chosen_by(path: Path) -> dict[str, Schedule]:
-    """What a RESULT.json chose, by region id; nothing where there is none."""
-    from kcg.optimize.result import read_result
-
-    if not path.exists():
-        return {}
-    chosen = {row.region.id: row.chosen.schedule for row in read_result(path).regions}
-    return {region: s for region, s in chosen.items() if s.kind == ScheduleKind.OPTS or source_body(s)}
 
 
 def retime(campaign: Campaign, chosen: Choices) -> None:

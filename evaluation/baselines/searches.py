@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
+import tempfile
 import time
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from kcg.errors import DeviceError, ExitCode, KcgError
@@ -58,26 +60,42 @@ def _beam(campaign: Campaign, bench: LiveBench, unit: Unit, width: int) -> None:
 
 
 def _kcg(campaign: Campaign, unit: Unit) -> None:
-    folder = campaign.result_of(unit.method)
-    if (folder / "RESULT.json").exists():
+    """kcg's own command from cold, in a folder of its own; what it chose goes into the journal."""
+    if unit.method in campaign.journal.runs:
         return
     if campaign.left_s() < 4 * LEAST_S:
         campaign.left.append(unit)
         return
-    command = [
-        sys.executable, "-m", "kcg.optimize", "flux", "--preset", campaign.preset, "--device", campaign.dev,
-        "--effort", unit.method.partition(":")[2], "--report", str(folder), "--json",
-    ]  # fmt: skip
-    limit_s = campaign.left_s() if campaign.until < float("inf") else None
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=limit_s)
-    except subprocess.TimeoutExpired:
-        campaign.left.append(unit)
-        return
-    if done.returncode not in (ExitCode.OK, ExitCode.NOTHING_IMPROVED, ExitCode.BUDGET_HIT):
-        raise KcgError(f"{unit.method} ended with exit code {done.returncode}: {done.stderr.strip()[-300:]}")
-    told = json.loads(done.stdout)
-    campaign.say(f"{unit.method}: {told['measurements']} measured, {told['search_s']:.0f} s")
+    effort, preset = unit.method.partition(":")[2], campaign.preset
+    with tempfile.TemporaryDirectory(prefix="kcg-flux-", ignore_cleanup_errors=True) as folder:
+        command = f"-m kcg.optimize flux --preset {preset} --device {campaign.dev} --effort {effort}"
+        limit_s = campaign.left_s() if campaign.until < float("inf") else None
+        asked = [sys.executable, *command.split(), "--report", folder, "--quiet"]
+        try:
+            done = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=limit_s)
+        except subprocess.TimeoutExpired:
+            campaign.left.append(unit)
+            return
+        if done.returncode not in (ExitCode.OK, ExitCode.NOTHING_IMPROVED, ExitCode.BUDGET_HIT):
+            raise KcgError(f"{unit.method} ended with exit code {done.returncode}: {done.stderr.strip()[-300:]}")
+        run = run_of(Path(folder) / "RESULT.json")
+    campaign.journal.add_run(unit.method, run | {"command": f"python {command}"})
+    campaign.say(f"{unit.method}: {run['measurements']} measured, {run['search_s']:.0f} s")
+
+
+def run_of(path: Path) -> dict[str, Any]:
+    """What the table needs of a RESULT.json: what was chosen, and what it took."""
+    from kcg.optimize.result import read_result
+
+    result = read_result(path)
+    told = {name: getattr(result, name) for name in ("search_s", "measurements", "compilations", "phases", "created")}
+    rows = {row.region.id: row for row in result.regions}
+    return told | {
+        "chosen": {i: [str(row.chosen.schedule.kind), row.chosen.schedule.body] for i, row in rows.items()},
+        "measured": {i: row.measurements for i, row in rows.items()},
+        "total_before_s": result.total_before_s, "total_after_s": result.total_after_s,
+        "model_check": None if result.model_check is None else asdict(result.model_check),
+    }  # fmt: skip
 
 
 def fly_canary(campaign: Campaign, service: Any) -> float:

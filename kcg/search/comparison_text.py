@@ -122,9 +122,9 @@ def _figures(entry: Entry, headline: Mapping[str, Any]) -> list[str]:
         gain = f"gain_with_room_on_beam{width}"
         line = f"- BEAM={width} leaves 3 % or more to the optimum on {headline[key]} of {len(entry['kernels'])} kernels"
         said = (
-            f"; with as many measurements `{default}` is {ratio(gain)} times as fast there." if headline[key] else "."
+            f"; with as many measurements `{default}` is {ratio(gain)} times as fast there" if gain in headline else ""
         )
-        found.append(line + said)
+        found.append(f"{line}{said}.")
     return found or ["- No BEAM was played."]
 
 

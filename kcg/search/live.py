@@ -134,13 +134,14 @@ class LiveBench(Bench):
         )  # fmt: skip
 
     def full_s(self, schedule: Schedule) -> float:
-        """The runtime of a schedule with all samples; that of the search where it fails."""
+        """The runtime of a schedule with all samples; that of the search where it fails, infinite where that failed."""
         if schedule not in self.seen.full_s:
             row = self.service.measure([Request(self.region, schedule, trial=1)])[0].result()
             seen = Observation.of(row)
-            found = seen.runtime_s if seen.runtime_s is not None else self._measure([schedule])[0].time_s
+            found = seen.runtime_s if seen.runtime_s is not None else self._measure([schedule])[0].runtime_s
             self.journal.add("full", self.region.id, schedule, runtime_s=found)
-        return self.seen.full_s[schedule]
+        found = self.seen.full_s[schedule]
+        return math.inf if found is None else found
 
     def raw_s(self, *, timeout_s: float) -> float:
         """The runtime of the unoptimised kernel: one sample, since it may take seconds. Infinite where it fails."""

@@ -43,7 +43,7 @@ class Seen:
 
     rows: dict[Schedule, Observation] = field(default_factory=dict)
     row_s: dict[Schedule, float] = field(default_factory=dict)  # what measuring each took, compilation included
-    full_s: dict[Schedule, float] = field(default_factory=dict)  # with all samples: of winners only
+    full_s: dict[Schedule, float | None] = field(default_factory=dict)  # with all samples: of winners; None: it fails
     tiny: dict[int, Beam] = field(default_factory=dict)  # by width
     plays: dict[Turn, Ended] = field(default_factory=dict)
     duels: dict[Schedule, dict[str, Any]] = field(default_factory=dict)  # finalists beside tinygrad's own schedule
@@ -93,6 +93,7 @@ class LiveJournal:
         self.kernels: dict[str, Seen] = {}
         self.setting: Setting | None = None
         self.canaries: list[float] = []  # seconds, one of each piece
+        self.runs: dict[str, dict[str, Any]] = {}  # by method: of one that deals with all kernels at once
         path.parent.mkdir(parents=True, exist_ok=True)
         others = {*path.parent.glob(f"{path.stem}.*{path.suffix}"), path, self.path}
         for file in sorted(others):
@@ -115,6 +116,9 @@ class LiveJournal:
             return
         if told["what"] == "canary":
             self.canaries.append(float(told["runtime_s"]))
+            return
+        if told["what"] == "run":
+            self.runs[told["method"]] = told["run"]
             return
         seen, schedule = self.of(told["region"]), Schedule(told["kind"], told["body"])
         if told["what"] == "row":
@@ -140,6 +144,10 @@ class LiveJournal:
     def add_play(self, region_id: str, ended: Ended) -> None:
         """Keep what a contender did on a kernel."""
         self.add("play", region_id, ended.winner, play=asdict(ended.play), spent_s=ended.spent_s)
+
+    def add_run(self, method: str, run: dict[str, Any]) -> None:
+        """Keep what a method did that deals with all kernels at once."""
+        self._add({"what": "run", "method": method, "run": run})
 
     def add_canary(self, runtime_s: float) -> None:
         """Keep what the canary of this piece took."""

@@ -1,0 +1,46 @@
+"""The figures of a campaign that are compared with the targets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from .campaign import KCG, TINY_BEAM, Campaign
+from .methods_table import Column, against, interval
+
+MCTS, BEAM4, BEAM8 = "tinygrad-mcts", f"{TINY_BEAM}:4", f"{TINY_BEAM}:8"
+
+
+def headline(
+    campaign: Campaign, table: Sequence[Column], rows: dict[str, Any], entry: dict[str, Any], rest_s: float
+) -> dict[str, float]:
+    """What is known; a method that was not tried on every kernel has no total, and nothing is said against it.
+
+    The costs against BEAM=4 are those of kcg's cheapest run that is as fast on the kernels where BEAM=4 is right.
+    """
+    preset, found = campaign.preset, dict[str, float]()
+    of = {column.method: column for column in table if column.method in rows}
+    of |= {column.method.partition(":")[0]: column for column in of.values()}
+    whole = {method: column for method, column in of.items() if not rows[column.method]["not_tried"]}
+    for key, method in (("beam8_total_ms", BEAM8), ("mcts_total_ms", MCTS)):
+        if method in whole:
+            found[key] = 1e3 * rows[whole[method].method]["total_s"][0]
+    if kcgs := [column for method, column in whole.items() if method.startswith(f"{KCG}:")]:
+        best = min(kcgs, key=lambda column: float(column.totals[0]))
+        found["opts_total_ms"] = 1e3 * rows[best.method]["total_s"][0]
+        found["wrong_kernels"] = sum(column.wrong for column in kcgs)
+        if BEAM8 in whole and MCTS in whole:
+            rival = np.minimum(whole[BEAM8].totals, whole[MCTS].totals)
+            gain = interval(100 * (1 - (best.totals + rest_s) / (rival + rest_s)))
+            found |= dict(zip(("gain_pct", "gain_pct_low", "gain_pct_high"), gain, strict=True))
+        if BEAM4 in of:
+            as_fast = [c for c in kcgs if (ratio := against(of[BEAM4], c)) and ratio[0] >= 1] or [best]
+            cheap, beam = min((rows[c.method] for c in as_fast), key=lambda row: row["wall_s"]), rows[BEAM4]
+            found["measurements_vs_beam4"] = cheap["measurements"] / beam["measurements"]
+            found["search_wall_vs_beam4"] = cheap["wall_s"] / beam["wall_s"]
+            found["whole_command_vs_beam4"] = cheap["whole_command_s"] / beam["wall_s"]
+    found |= {key: 1e3 * s for key, s in entry["steps_s"].items()}
+    found |= {"torch_compile_ms": 1e3 * min(entry["torch_s"].values())} if entry["torch_s"] else {}
+    return {f"{key}_{preset}": value for key, value in found.items()}
