@@ -10,6 +10,7 @@ Updates evaluation/results/optimize_flux.json: one entry per preset and device.
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -85,7 +86,8 @@ def main(
         from kcg.optimize.result import read_result, to_dict
 
         told = read_result(result)
-        made = [(told.preset, told.target.tinygrad_device, entry_of(to_dict(told), told.command))]
+        command = re.sub(r" --report \S+", "", told.command)  # where it was written is the machine's matter
+        made = [(told.preset, told.target.tinygrad_device, entry_of(to_dict(told), command))]
     elif preset and devices:
         made = [(preset, device, measure(Settings(preset, device, budget))) for device in devices]
     else:
