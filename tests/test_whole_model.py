@@ -20,6 +20,7 @@ from kcg.errors import ExitCode, VerificationError
 from kcg.kernel.actions import ACTION_SPACE_VERSION
 from kcg.kernel.compiler import compile_schedule
 from kcg.kernel.space import KernelSpace
+from kcg.measure import alone
 from kcg.measure.target import detect
 from kcg.optimize import whole_model
 from kcg.optimize.deploy import apply, tuned
@@ -29,6 +30,7 @@ from kcg.optimize.settings import Settings
 from kcg.optimize.whole_model import (
     MAX_TOLERANCE,
     REPLAYS,
+    ahead,
     check_model,
     compare,
     expected_cost_s,
@@ -37,7 +39,8 @@ from kcg.optimize.whole_model import (
     rounding_of_sums,
     why_not_needed,
 )
-from kcg.types import Finalist, ModelCheck, Opt, RegionResult, Result, Schedule, Verification
+from kcg.types import Finalist, ModelCheck, Opt, RegionResult, Result, Schedule, Verification, Workload
+from kcg.workloads.registry import spec_of
 from tests.tiny_models import DTYPES, TINY
 
 DEV = os.environ["DEV"]
@@ -301,3 +304,35 @@ def test_a_result_that_failed_is_refused(make: Make, tmp_path: Path) -> None:
     assert exit_code_of(passed, interrupted=False) == ExitCode.OK
     with tuned(path):
         pass
+
+
+@pytest.mark.slow
+def test_a_model_that_was_planned_is_not_scheduled_again() -> None:
+    from tinygrad.schedule import schedule_cache
+
+    from kcg.compat.jit import captured_at_once
+
+    spec = spec_of("flux")
+    assert spec.plan is not None and spec.runnable is not None
+    spec.plan("mini")
+    step = spec.runnable("mini", 0)
+    known = set(schedule_cache)
+    captured_at_once(step.run)(**step.inputs)
+    assert set(schedule_cache) == known
+
+
+def test_nothing_is_planned_ahead_beside_the_samples_of_a_cpu() -> None:
+    workload = Workload("flux", "mini", ())
+    assert ahead(Settings("flux"), workload, dev="CPU:X86") is None
+    assert ahead(Settings("script.py"), workload, dev="CUDA") is None
+
+
+def test_a_child_that_waits_takes_its_job_or_dies(make: Make) -> None:
+    with alone.Alone(CHILD, dev=DEV, label="model", arguments=("flux", "mini")) as child:
+        check = check_model(make("float32"), timeout_s=60, child=child)
+    assert check.passed is True, check.reason
+    waiting = alone.Alone(CHILD, dev=DEV, label="model")
+    pid = waiting._process.pid
+    waiting.close()
+    waiting.close()
+    assert not Path(f"/proc/{pid}").exists()

@@ -9,12 +9,14 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import queue
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,6 +50,68 @@ class Overdue(TimeoutError):
         self.out = out
 
 
+class Alone:
+    """A process `python -m module *arguments` with `DEV=dev` and a tinygrad cache of its own, which waits for a job.
+
+    Use as a context manager: leaving it kills the process with all that it started. `label` is in the name of its
+    temporary folder.
+    """
+
+    def __init__(self, module: str, *, dev: str, label: str, arguments: Sequence[str] = ()) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix=f"kcg-{label}-", ignore_cleanup_errors=True)
+        folder = Path(self._folder.name)
+        environment = {**os.environ, "DEV": dev, "DEBUG": "0"}
+        environment["CACHEDB"] = str(folder / "tinygrad-cache.db")  # never the user's own
+        # a shell's settings that choose other schedules, or leave nothing captured
+        for foreign in ("BEAM", "JITBEAM", "NOOPT", "JIT"):
+            environment.pop(foreign, None)
+        # files and not pipes: a process that the child leaves behind would hold a pipe open, and the reader with it
+        self._out, self._err = (folder / "out").open("w+"), (folder / "err").open("w+")
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", module, *arguments], env=environment, start_new_session=True,
+            stdin=subprocess.PIPE, stdout=self._out, stderr=self._err,
+        )  # fmt: skip
+
+    def __enter__(self) -> Alone:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def run(self, job: dict[str, Any], *, timeout_s: float, name: str, stop: threading.Event | None = None) -> Ended:
+        """Give it its job, once, and wait for its end. `name` says what it is, in the message of a timeout.
+
+        Raises Overdue after killing all of it, ServiceClosed if `stop` was set meanwhile.
+        """
+        overdue = False
+        try:
+            overdue = not _finished(self._process, json.dumps(job) + "\n", timeout_s, stop)
+        finally:
+            self._kill()  # what it started too
+        printed = []
+        for stream in (self._out, self._err):
+            stream.seek(0)
+            printed.append(tuple(stream.read().strip().splitlines()))
+        if overdue:
+            raise Overdue(f"{name} did not finish in {timeout_s:.3g} s", printed[0])
+        return Ended(self._process.returncode, *printed)
+
+    def close(self) -> None:
+        """Kill it, and remove its files."""
+        self._kill()
+        for stream in (self._out, self._err):
+            stream.close()
+        self._folder.cleanup()
+
+    def _kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+
+
 def run_alone(
     module: str,
     job: dict[str, Any],
@@ -58,40 +122,9 @@ def run_alone(
     label: str,
     stop: threading.Event | None = None,
 ) -> Ended:
-    """Run `python -m module` on `job` with `DEV=dev` and a tinygrad cache of its own; whatever it started dies with it.
-
-    `name` says what it is, in the message of a timeout; `label` is in the name of its temporary folder. Raises Overdue
-    after killing all of it, ServiceClosed if `stop` was set meanwhile.
-    """
-    with tempfile.TemporaryDirectory(prefix=f"kcg-{label}-") as folder:
-        environment = {**os.environ, "DEV": dev, "DEBUG": "0"}
-        environment["CACHEDB"] = str(Path(folder) / "tinygrad-cache.db")  # never the user's own
-        # a shell's settings that choose other schedules, or leave nothing captured
-        for foreign in ("BEAM", "JITBEAM", "NOOPT", "JIT"):
-            environment.pop(foreign, None)
-        # files and not pipes: a process that the child leaves behind would hold a pipe open, and the reader with it
-        with (Path(folder) / "out").open("w+") as out, (Path(folder) / "err").open("w+") as err:
-            process = subprocess.Popen(
-                [sys.executable, "-m", module], env=environment, start_new_session=True,
-                stdin=subprocess.PIPE, stdout=out, stderr=err,
-            )  # fmt: skip
-            overdue = False
-            try:
-                overdue = not _finished(process, json.dumps(job) + "\n", timeout_s, stop)
-            finally:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)  # what it started too
-                process.wait()
-                assert process.stdin is not None
-                with contextlib.suppress(BrokenPipeError):
-                    process.stdin.close()
-            printed = []
-            for stream in (out, err):
-                stream.seek(0)
-                printed.append(tuple(stream.read().strip().splitlines()))
-    if overdue:
-        raise Overdue(f"{name} did not finish in {timeout_s:.3g} s", printed[0])
-    return Ended(process.returncode, *printed)
+    """Run `python -m module` on `job`, as `Alone` has it."""
+    with Alone(module, dev=dev, label=label) as process:
+        return process.run(job, timeout_s=timeout_s, name=name, stop=stop)
 
 
 def _finished(process: subprocess.Popen[bytes], line: str, timeout_s: float, stop: threading.Event | None) -> bool:
@@ -110,17 +143,28 @@ def _finished(process: subprocess.Popen[bytes], line: str, timeout_s: float, sto
     return True
 
 
-def receive() -> dict[str, Any]:
-    """In the child: the job. From here on the child, and what it starts, dies with its parent."""
-    job: dict[str, Any] = json.loads(sys.stdin.readline())
+def listening() -> Callable[[], dict[str, Any]]:
+    """In the child: what waits for the job. From here on the child, and what it starts, dies with its parent."""
+    jobs: queue.SimpleQueue[str] = queue.SimpleQueue()
 
     def watch() -> None:
+        jobs.put(sys.stdin.readline())
         while os.read(0, 1):
             pass
         os.killpg(0, signal.SIGKILL)
 
     threading.Thread(target=watch, daemon=True).start()
-    return job
+
+    def receive() -> dict[str, Any]:
+        job: dict[str, Any] = json.loads(jobs.get())
+        return job
+
+    return receive
+
+
+def receive() -> dict[str, Any]:
+    """In the child: the job, as soon as it is there."""
+    return listening()()
 
 
 def answer(value: dict[str, Any]) -> None:

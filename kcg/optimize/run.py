@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kcg.errors import DeviceError, ExitCode
+from kcg.measure.alone import Alone
 from kcg.optimize import handwritten
 from kcg.optimize.console import Progress, format_seconds
 from kcg.optimize.estimates import judging_s
@@ -38,9 +40,12 @@ def optimize(settings: Settings, progress: Progress, *, started: float | None = 
     On Ctrl-C the children are killed, the best so far is written, verified as far as it came; the exit code is 130. The
     same where the device goes away in the middle; the exit code is 5 then. Raises DeviceError where it never opened.
     """
+    from kcg.optimize import whole_model
     from kcg.optimize.searching import search
 
-    with Session(settings, progress, started=started) as session, _alone(session):
+    with (
+        Session(settings, progress, started=started) as session, _alone(session), contextlib.ExitStack() as children
+    ):  # fmt: skip
         kernels = handwritten.read_files(session)  # first: a mistake in it is to be known before anything takes time
         workload, device = session.capture(), session.choice.device
         check_memory(settings, workload, room_on(device), device=device, say=progress.phase)
@@ -49,7 +54,7 @@ def optimize(settings: Settings, progress: Progress, *, started: float | None = 
         handwritten.offer(session, kernels)
         session.phases.begin(BASELINES)
         guided = settings.measurements == 0 or not settings.search.startswith(TINY_BEAM)
-        regions = None
+        regions, planning = None, None
         try:
             if settings.measurements != 0:
                 session.measure_baselines(session.guide if guided else lambda: None)
@@ -59,6 +64,8 @@ def optimize(settings: Settings, progress: Progress, *, started: float | None = 
             session.phases.begin(SEARCH)
             search(session)
             session.phases.begin(JUDGING)
+            if (planning := whole_model.ahead(settings, workload, dev=session.choice.dev)) is not None:
+                children.enter_context(planning)
             about = format_seconds(judging_s(session))
             progress.phase(f"re-timing and verifying the finalists in a fresh process, about {about}")
             regions = judge_all(session)
@@ -75,7 +82,7 @@ def optimize(settings: Settings, progress: Progress, *, started: float | None = 
         ended_early = regions is None or session.interrupted or bool(session.lost)
         result = build_result(session, as_searched(session) if regions is None else regions, complete=not ended_early)
         session.phases.begin(MODEL)
-        check = _checked_model(session, result, ended_early=ended_early)
+        check = _checked_model(session, result, planning, ended_early=ended_early)
         over = settings.budget_s is not None and time.monotonic() - session.started > settings.budget_s * (1 + OVERTIME)
         if over and not session.interrupted:
             session.warnings.append(
@@ -95,8 +102,9 @@ def _alone(session: Session) -> AbstractContextManager[None]:
     return alone_on(session.choice.dev, wait=session.settings.wait, say=session.progress.line)
 
 
-def _checked_model(session: Session, result: Result, *, ended_early: bool) -> ModelCheck:
-    """The verdict on the whole model, or why there is none; a warning where there should have been one."""
+def _checked_model(session: Session, result: Result, child: Alone | None, *, ended_early: bool) -> ModelCheck:
+    """The verdict on the whole model, or why there is none; a warning where there should have been one. `child` may be
+    planning the model already."""
     from kcg.optimize import whole_model
 
     settings = session.settings
@@ -115,7 +123,9 @@ def _checked_model(session: Session, result: Result, *, ended_early: bool) -> Mo
         timeout_s = max(left_s, needed_s) + OVERTIME * settings.budget_s  # no verdict would cost more than a late one
     session.progress.phase("comparing the whole model's output with that of tinygrad's own schedules")
     try:
-        check = whole_model.check_model(result, timeout_s=timeout_s, seed=settings.seed, kernels=settings.kernels)
+        check = whole_model.check_model(
+            result, timeout_s=timeout_s, seed=settings.seed, kernels=settings.kernels, child=child
+        )
     except KeyboardInterrupt:
         session.interrupted = True
         return ModelCheck(None, "not run: interrupted")

@@ -33,6 +33,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -95,13 +96,22 @@ def why_not_needed(settings: Settings, result: Result, *, ended_early: bool) -> 
     return ""
 
 
+def ahead(settings: Settings, workload: Workload, *, dev: str) -> alone.Alone | None:
+    """The child of `check_model`, which plans the model while something else is done: scheduling Flux 1024 takes half a
+    minute of one core. None on a CPU, where it would disturb samples, and where the model will not run."""
+    if dev.startswith("CPU") or not is_runnable(settings, workload.name):
+        return None
+    return alone.Alone(CHILD, dev=dev, label="model", arguments=(workload.name, workload.preset))
+
+
 def check_model(
-    result: Result, *, timeout_s: float, seed: int = 0, module: str = CHILD, kernels: Sequence[Path] = ()
-) -> ModelCheck:
+    result: Result, *, timeout_s: float, seed: int = 0, module: str = CHILD, kernels: Sequence[Path] = (),
+    child: alone.Alone | None = None,
+) -> ModelCheck:  # fmt: skip
     """Run the model of `result` with tinygrad's own schedules and with the chosen ones in a child, and compare.
 
     Never raises for what the child does: a crash with the chosen schedules fails, anything else gives no verdict.
-    `module` is what the child runs, `kernels` are the files of the hand-written ones.
+    `module` is what the child runs, `kernels` are the files of the hand-written ones; `child` is one of `ahead`.
     """
     from kcg.optimize.result import write_result
 
@@ -111,13 +121,14 @@ def check_model(
         job = {"result": str(path), "workload": result.workload, "preset": result.preset, "seed": seed}
         job["kernels"] = [str(file) for file in kernels]
 
-        def run(job: dict[str, Any], seconds: float) -> alone.Ended:
+        def run(job: dict[str, Any], seconds: float, child: alone.Alone | None = None) -> alone.Ended:
             dev, name = result.target.tinygrad_device, "the whole model's run"
-            return alone.run_alone(module, job, dev=dev, timeout_s=seconds, name=name, label="model")
+            with child or alone.Alone(module, dev=dev, label="model") as process:
+                return process.run(job, timeout_s=seconds, name=name)
 
         begin = time.monotonic()
         try:
-            ended = run(job, timeout_s)
+            ended = run(job, timeout_s, child)
         except alone.Overdue as error:
             return ModelCheck(None, f"no verdict: {error} ({_stage(error.out)})", seed=seed)
         if ended.returncode == 0 and ended.out:
@@ -347,14 +358,18 @@ def _room_for_another(program: _Program) -> bool:
 
 
 def main() -> None:
-    """Read a job, one line of standard input; write the verdict as the last line of standard output."""
-    job = alone.receive()
+    """Read a job, one line of standard input; write the verdict as the last line of standard output. With a workload
+    and a preset as arguments, plan that program before the job is there."""
+    receive = alone.listening()
     from kcg.compat.device import prepare
 
     prepare(os.environ["DEV"])
     from kcg.optimize.result import read_result
     from kcg.workloads.registry import spec_of
 
+    if len(sys.argv) > 1 and (plan := spec_of(sys.argv[1]).plan) is not None:
+        plan(sys.argv[2])
+    job = receive()
     runnable = spec_of(job["workload"]).runnable
     assert runnable is not None
     step = runnable(job["preset"], job["seed"])

@@ -50,6 +50,7 @@ class WorkloadSpec:
     auto_preset: Callable[[str], str]  # device, e.g. "CPU" -> preset
     capture: Callable[[str], Workload]
     runnable: Callable[[str, int], Step] | None = None  # preset, seed -> the same program, ready to run
+    plan: Callable[[str], None] | None = None  # schedules it as a whole, on nothing: tinygrad knows it afterwards
 
     def presets_for(self, device: str) -> tuple[str, ...]:
         """All presets that suit a device."""
@@ -70,6 +71,10 @@ def _flux() -> WorkloadSpec:
         config = flux.flux_config(preset)
         return of_repeated(with_blocks, config.double_blocks, config.single_blocks)
 
+    def plan(preset: str) -> None:
+        model, inputs = flux.build(preset)
+        flux.step(model, inputs).linear_with_vars()
+
     def step(preset: str, seed: int) -> Step:
         model, _ = flux.build(preset)
         weights.random_weights(model, seed)
@@ -78,7 +83,7 @@ def _flux() -> WorkloadSpec:
         return Step(varied, functools.partial(model, **inputs))
 
     about, presets = "one denoising step of Flux.1-dev", tuple(flux.PRESETS)
-    return WorkloadSpec("flux", about, presets, flux.auto_preset, capture, step)
+    return WorkloadSpec("flux", about, presets, flux.auto_preset, capture, step, plan)
 
 
 def _of_the_zoo(name: str) -> WorkloadSpec:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -56,12 +57,18 @@ def alive(pids: set[int]) -> set[int]:
     return pids & set(_parents())
 
 
+MARK = "KCG_TEST_PROCESS"
+"""A variable in the environment of all that a process of the tests starts: its id."""
+os.environ[MARK] = str(os.getpid())
+
+
 def holding(text: bytes) -> set[int]:
-    """Processes with `text` in their environment."""
-    found = set()
+    """Processes with `text` in their environment that this one, or what it started, began: others test at once."""
+    found, ours = set(), f"{MARK}={os.environ[MARK]}".encode()
     for pid in _parents():
         try:
-            if text in Path(f"/proc/{pid}/environ").read_bytes():
+            environment = Path(f"/proc/{pid}/environ").read_bytes()
+            if text in environment and ours in environment.split(b"\0"):
                 found.add(pid)
         except OSError:
             continue
