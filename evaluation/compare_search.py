@@ -24,6 +24,7 @@ from kcg.commandline import guarded, record_results
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
+CHECKPOINT, POLICY = (ROOT / "kcg" / of / "cuda.safetensors" for of in ("predictor/checkpoints", "search/policies"))
 
 
 def main(
@@ -37,11 +38,8 @@ def main(
     budget: Annotated[int, typer.Option(help="measurements of a play, the baseline included")] = 64,
     tables: Annotated[int | None, typer.Option(help="so many kernels only, the first by id", min=1)] = None,
     dataset: Annotated[Path, typer.Option(help="an export with replay tables")] = ROOT / "datasets" / "h200",
-    checkpoint: Annotated[Path, typer.Option(help="the predictor's file")] = ROOT
-    / "kcg/predictor/checkpoints/cuda.safetensors",
-    policy: Annotated[str, typer.Option(help="a policy's file; empty: what needs one is left out")] = str(
-        ROOT / "kcg/search/policies/cuda.safetensors"
-    ),
+    checkpoint: Annotated[Path, typer.Option(help="the predictor's file")] = CHECKPOINT,
+    policy: Annotated[str, typer.Option(help="a policy's file; empty: what needs one is left out")] = str(POLICY),
     preset: Annotated[str, typer.Option(help="of Flux, with --live")] = "1024",
     time: Annotated[str | None, typer.Option(help="with --live: no kernel is begun after it, e.g. 8m")] = None,
     shard: Annotated[str, typer.Option(help="with --live, I/N: every Nth kernel, for one GPU of N")] = "",
@@ -105,6 +103,8 @@ def main(
     found, told = headline(board, has_policy=has_policy), entry(board, kernels) | extra
     told["command"], told["checkpoint"] = " ".join(["python", *sys.argv]), checkpoint.name
     told["policy"] = policy_path.name if policy_path is not None else ""
+    if part == "test" and (speed := out.with_name("bench_env.json")).exists():
+        found |= json.loads(speed.read_text())["headline"]
     shown = found if part == "test" else {f"{part}_{name}": value for name, value in found.items()}
     record_results(out, f"flux {preset} {live}" if live else f"{dataset.name} {part}", told, shown)
     if docs and (document := Path(docs)).is_file():
