@@ -65,7 +65,7 @@ TIMEOUT_S = 600.0  # where there is no budget
 
 START_S = {"CPU": 7.0}  # a process, the device, and weights; on a GPU there are more of them
 START_ELSEWHERE_S = 30.0
-COMPILE_S = 0.19  # one kernel; those that change twice, say half of them
+COMPILE_S = 0.11  # one kernel; those that change twice, say half of them
 
 
 def expected_cost_s(settings: Settings, workload: Workload, *, device: str, step_s: float) -> float:
