@@ -2,7 +2,7 @@
 
     python evaluation/cold_runs.py CUDA --runs 50
     python evaluation/cold_runs.py CUDA --runs 50 --resume
-    python evaluation/cold_runs.py CPU:X86 --runs 2 --out /tmp/cold_runs.json
+    python evaluation/cold_runs.py CPU:X86 --runs 2 --out cold_runs.json
 
 Each run is a fresh process with an output folder, a tinygrad cache and a compiler cache of its own. Writes
 evaluation/results/cold_runs.json after every run: one that is cut off loses nothing.

@@ -1,7 +1,7 @@
 """Provoke every fault on this machine's GPU and keep what became of it and how long the recovery took.
 
     python evaluation/faults_gpu.py
-    python evaluation/faults_gpu.py --marker "not gpu" --out /tmp/faults    # the CPU's, anywhere
+    python evaluation/faults_gpu.py --marker "not gpu" --out faults    # the CPU's, anywhere
 
 Writes faults_gpu.json and faults_gpu.log to evaluation/results.
 """

@@ -11,8 +11,9 @@ each chose is then timed again beside tinygrad's own, in turns, and verified. Se
 
 from __future__ import annotations
 
-import contextlib
 import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated
 
@@ -38,13 +39,14 @@ def main(
     share: Annotated[float, typer.Option(help="of the time, whose kernels are searched")] = 0.95,
     budget: Annotated[str, typer.Option(help="of this piece; empty: until all is done")] = "",
     shard: Annotated[str, typer.Option(help="I/N: every Nth kernel, for one GPU of N")] = "",
+    at_once: Annotated[int, typer.Option(help="kernels that a method with one measurement at a time searches")] = 6,
     work: Annotated[Path, typer.Option(help="the campaign's folder")] = HERE / "results" / "flux-table",
     torch: Annotated[Path, typer.Option(help="PyTorch's figures")] = HERE / "results" / "flux_torch.json",
     out: Annotated[Path, typer.Option(help="the results file")] = HERE / "results" / "flux_table.json",
     document: Annotated[Path | None, typer.Option(help="whose table is written")] = None,
 ) -> None:
     """Do what is left of a campaign, as far as the time goes, and write down its table."""
-    from baselines.campaign import Campaign
+    from baselines.campaign import Campaign, waves
     from baselines.methods_text import write_down
     from baselines.retiming import choices, retime
     from baselines.searches import fly_canary, search
@@ -71,18 +73,20 @@ def main(
         predictor = choose_predictor("auto", service.target)
         kernels, canary_s = len(campaign.setting.kernels), fly_canary(campaign, service)
         typer.echo(f"{len(campaign.searched())} of {kernels} kernels, canary {canary_s * 1e6:.1f} µs")
-        for unit in campaign.units() if part != "retime" else ():
-            search(campaign, service, predictor, unit)
+        for wave in waves(campaign.units(), at_once) if part != "retime" else ():
+            with ThreadPoolExecutor(len(wave)) as pool:
+                for done in [pool.submit(search, campaign, service, predictor, unit) for unit in wave]:
+                    done.result()
         if part != "search":
             service.fresh_child()
-            with alone_on(dev) if part == "retime" else contextlib.nullcontext():
-                for chosen in choices(campaign, service, predictor):
-                    retime(campaign, chosen)
-        done = [*choices(campaign, service, predictor)] if part != "search" else []
-    for unit in campaign.left:
-        typer.echo(f"no time for {unit.method}: run the same command again")
-    if done:
-        write_down(campaign, done, torch, out, document)
+            with alone_on(dev):
+                for kernel in choices(campaign, service, predictor):
+                    retime(campaign, kernel)
+        chosen = [*choices(campaign, service, predictor)] if part != "search" else []
+    for what, count in Counter(campaign.left).items():
+        typer.echo(f"no time for {what} on {count} kernels: run the same command again")
+    if chosen:
+        write_down(campaign, chosen, torch, out, document)
 
 
 if __name__ == "__main__":

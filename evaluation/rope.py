@@ -57,6 +57,8 @@ def write(rows: dict[str, Any], out: Path, run: str) -> None:
                 if found["status"] == "ok":
                     point = (row["case"]["tokens"], found["cold_s"], *found["cold_interval_s"])
                     curves.setdefault(name, []).append(point)
+        if not curves:
+            continue
         picture = out.with_name(f"{out.stem}_{direction}_{run}.svg")
         picture.write_text(lines_svg(f"RoPE, {direction}, L2 flushed; bands of 95 %", "tokens", curves))
         text += [f"![{direction}]({picture.name})", ""]

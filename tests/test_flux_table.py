@@ -14,13 +14,14 @@ from pathlib import Path
 import pytest
 
 from evaluation.baselines import searches
-from evaluation.baselines.campaign import Campaign, turn_of
-from evaluation.baselines.methods_headline import headline
+from evaluation.baselines.campaign import Campaign, Unit, turn_of, waves
+from evaluation.baselines.kcg_run import run_of
+from evaluation.baselines.methods_headline import headline, worse
 from evaluation.baselines.methods_markdown import described, markdown
-from evaluation.baselines.methods_table import columns, interval, worse
+from evaluation.baselines.methods_table import columns, interval
 from evaluation.baselines.methods_text import write_down
 from evaluation.baselines.retiming import Choices, choices, retime
-from kcg.errors import DeviceError, UsageError
+from kcg.errors import DeviceError, MismatchError, UsageError
 from kcg.kernel.codec import kernel_of
 from kcg.measure.service import MeasureService
 from kcg.optimize.result import write_result
@@ -61,6 +62,9 @@ def campaign_of(path: Path, service: MeasureService, *, shard: str = "", said: l
 def finished(service: MeasureService, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A campaign after all its pieces: its folder, and the results file."""
     folder = tmp_path_factory.mktemp("campaign")
+    with pytest.raises(UsageError, match="begin it once without --shard"):
+        campaign_of(folder, service, shard="0/2")
+    campaign_of(folder, service)
     for shard in ("0/2", "1/2"):  # two processes with a kernel each
         campaign = campaign_of(folder, service, shard=shard)
         searches.fly_canary(campaign, service)
@@ -75,7 +79,7 @@ def finished(service: MeasureService, tmp_path_factory: pytest.TempPathFactory) 
         row, region=first[0], baseline=told, chosen=replace(told, schedule=RAW), measurements=7
     )
     write_result(replace(found, regions=(kcgs,), expectations=()), folder / "RESULT.json")
-    campaign.journal.add_run("kcg:quick", searches.run_of(folder / "RESULT.json"))
+    campaign.journal.add_run("kcg:quick", run_of(folder / "RESULT.json"))
     for chosen in choices(campaign, service, None):
         retime(campaign, chosen)
     write_down(campaign, [*choices(campaign, service, None)], folder / "none.json", folder / "out.json", None)
@@ -141,7 +145,7 @@ def test_what_has_no_time_left_is_said(service: MeasureService, tmp_path: Path) 
     for unit in campaign.units():
         if not unit.method.startswith(("raw", "no-tensor-cores")):
             searches.search(campaign, service, guide(service), unit)
-    assert {unit.method for unit in campaign.left} == {"tinygrad-beam:1", "random:3", "kcg:quick"}
+    assert set(campaign.left) == {"tinygrad-beam:1", "random:3", "kcg:quick"}
     assert not [seen for seen in campaign.journal.kernels.values() if seen.tiny or seen.plays]
 
 
@@ -231,3 +235,39 @@ def test_the_headline_compares_what_is_complete_and_as_fast(service: MeasureServ
     rows["tinygrad-beam:8"] = {"total_s": interval(table[-1].totals), "not_tried": 0}
     found = headline(campaign, table, rows, entry, 0.0)
     assert found["gain_pct_mini"] == pytest.approx(100 * (1 - 2 / 2.4))
+
+
+def test_methods_with_one_measurement_at_a_time_search_several_kernels_at_once() -> None:
+    region = regions()[0]
+    methods = ["random", "random", "random", "tinygrad-beam:4", "random:4", "kcg:quick", "random:4", "tinygrad-mcts"]
+    found = waves((Unit(method, region) for method in methods), 2)
+    assert [[unit.method for unit in wave] for wave in found] == [
+        ["random", "random"], ["random"], ["tinygrad-beam:4"], ["random:4"], ["kcg:quick"], ["random:4"],
+        ["tinygrad-mcts"],
+    ]  # fmt: skip
+
+
+def test_a_cut_journal_goes_on_on_a_line_of_its_own(service: MeasureService, tmp_path: Path) -> None:
+    campaign = campaign_of(tmp_path, service)
+    campaign.journal.add_canary(1e-3)
+    path = campaign.journal.path
+    path.write_bytes(path.read_bytes()[:-9])  # cut off in the middle of the canary
+    again = campaign_of(tmp_path, service)
+    again.journal.add_canary(2e-3)
+    assert LiveJournal(path).canaries == [2e-3] and LiveJournal(path).setting is not None
+
+
+def test_a_campaign_that_another_driver_began_is_not_gone_on_with(service: MeasureService, tmp_path: Path) -> None:
+    campaign = campaign_of(tmp_path, service)
+    other = replace(campaign.setting.toolchain, driver="9.9")
+    with pytest.raises(MismatchError, match=r"and driver none, this is .* and driver 9\.9: give another --work"):
+        campaign.journal.set(campaign.setting.target, other, [])
+
+
+def test_what_crashes_when_it_is_timed_again_is_no_unit_that_is_missing(
+    service: MeasureService, tmp_path: Path
+) -> None:
+    kernel = choice(service, tmp_path, {"random:3": 2.0})
+    kernel.bench.seen.duels[kernel.by_method["random:3"]] = {"reason": "it hangs"}
+    column = columns([kernel], ["random:3"])[1]
+    assert (column.failed, column.wrong, column.there.any()) == (1, 0, False)

@@ -116,7 +116,7 @@ def test_a_journal_is_of_one_device(service: MeasureService, tmp_path: Path) -> 
     with pytest.raises(UsageError, match="holds no comparison yet"):
         live_on_flux("", "", journal, predictor_of(CHECKPOINT), SETTINGS, count=1, recorded=True)
     journal.set(*service.facts, [])
-    with pytest.raises(MismatchError, match=r"is of .*, this is another: give another --work"):
+    with pytest.raises(MismatchError, match=r"is of .*, this is another with .*: give another --work"):
         journal.set(replace(service.target, model="another"), service.toolchain, [])
 
 

@@ -1,18 +1,16 @@
 """A campaign: every method searches the same kernels of Flux on one kind of device, in pieces that go on where the last
 one ended.
 
-A unit is one method on one kernel; kcg's is one run of `python -m kcg.optimize flux`, which deals with all kernels at
-once. Whatever a unit finds is kept in a journal (`kcg.search.live_journal`) as soon as it is there. In
-the end every method's choices are timed again beside tinygrad's own, in turns (`retiming`).
-
-Each piece times one kernel first, the canary: a piece on a device that is not as fast as the first one's is refused.
-The units themselves are in `searches`.
+A unit (`searches`) is one method on one kernel; kcg's is one run of its command, which deals with all kernels. What a
+unit finds is in a journal (`kcg.search.live_journal`) as soon as it is there. In the end all choices are timed again
+beside tinygrad's own, in turns (`retiming`). Each piece times one kernel first, the canary: a piece on a device that is
+not as fast as the first one's is refused.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from kcg.errors import UsageError
@@ -21,6 +19,7 @@ from kcg.search.live_journal import LiveJournal, Setting, Shard
 from kcg.types import Region, Schedule
 
 KCG, TINY_BEAM = "kcg", "tinygrad-beam"
+LEAST_S = 30.0  # with less time than this no search is begun
 BUDGET = 256  # measurements of a method that has no end of its own; BEAM=4 takes about as many
 
 
@@ -44,7 +43,7 @@ class Campaign:
     share: float = 0.95  # of the time with tinygrad's own schedules: the kernels that make it are searched
     say: Callable[[str], None] = print
     until: float = float("inf")  # on `time.monotonic`
-    left: list[Unit] = field(default_factory=list)  # units for which there was no time
+    left: list[str] = field(default_factory=list)  # methods for which there was no time, once for each kernel
 
     def __post_init__(self) -> None:
         for method in self.methods:
@@ -71,8 +70,7 @@ class Campaign:
 
     def units(self) -> Iterator[Unit]:
         """Those of this process: method by method, so that a piece that is cut leaves whole columns."""
-        shard = self.journal.shard or Shard(0, 1)
-        alone = 0
+        shard, alone = self.journal.shard or Shard(0, 1), 0
         for method in self.methods:
             if method.startswith(KCG):
                 if alone % shard.of == shard.number:
@@ -83,6 +81,23 @@ class Campaign:
 
     def left_s(self) -> float:
         return self.until - time.monotonic()
+
+
+def waves(units: Iterable[Unit], at_once: int) -> Iterator[list[Unit]]:
+    """Units that run at once, so that the compilers have work: a method that measures one schedule after the other on
+    so many kernels. BEAM has compilers of its own."""
+    together: list[Unit] = []
+    for unit in units:
+        alone = unit.method.partition(":")[0] in (KCG, TINY_BEAM, "raw")
+        if together and (alone or unit.method != together[0].method or len(together) == at_once):
+            yield together
+            together = []
+        if alone:
+            yield [unit]
+        else:
+            together.append(unit)
+    if together:
+        yield together
 
 
 def turn_of(method: str) -> tuple[str, int, int | None]:

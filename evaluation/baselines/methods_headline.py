@@ -7,8 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from kcg.measure.protocol import spread
+
 from .campaign import KCG, TINY_BEAM, Campaign
 from .methods_table import Column, against, interval
+from .retiming import Choices
 
 MCTS, BEAM4, BEAM8 = "tinygrad-mcts", f"{TINY_BEAM}:4", f"{TINY_BEAM}:8"
 
@@ -35,8 +38,8 @@ def headline(
             rival = np.minimum(whole[BEAM8].totals, whole[MCTS].totals)
             gain = interval(100 * (1 - (best.totals + rest_s) / (rival + rest_s)))
             found |= dict(zip(("gain_pct", "gain_pct_low", "gain_pct_high"), gain, strict=True))
-        if BEAM4 in of:
-            as_fast = [c for c in kcgs if (ratio := against(of[BEAM4], c)) and ratio[0] >= 1] or [best]
+        as_fast = [c for c in kcgs if BEAM4 in of and (ratio := against(of[BEAM4], c)) and ratio[0] >= 1]
+        if as_fast:
             cheap, beam = min((rows[c.method] for c in as_fast), key=lambda row: row["wall_s"]), rows[BEAM4]
             found["measurements_vs_beam4"] = cheap["measurements"] / beam["measurements"]
             found["search_wall_vs_beam4"] = cheap["wall_s"] / beam["wall_s"]
@@ -44,3 +47,17 @@ def headline(
     found |= {key: 1e3 * s for key, s in entry["steps_s"].items()}
     found |= {"torch_compile_ms": 1e3 * min(entry["torch_s"].values())} if entry["torch_s"] else {}
     return {f"{key}_{preset}": value for key, value in found.items()}
+
+
+def worse(chosen: Sequence[Choices], table: Sequence[Column], method: str) -> list[str]:
+    """Kernels on which a method is slower than the better of hand-coded and BEAM, by more than 2 % and noise."""
+    ours = next(c for c in table if c.method == method)
+    others = [c for c in table if c.method == "hand-coded" or c.method.startswith(TINY_BEAM)]
+    found = []
+    for k, kernel in enumerate(chosen):
+        duels = [d for d in kernel.bench.seen.duels.values() if "own_s" in d]
+        noise = max((spread(d["own_s"], d["own_again_s"]) for d in duels), default=0.0)
+        best = min(float(c.seconds[k, 0]) for c in others)
+        if ours.seconds[k, 0] > best * (1 + max(0.02, noise)):
+            found.append(f"{kernel.bench.label}: {ours.seconds[k, 0] / best:.3f}")
+    return found

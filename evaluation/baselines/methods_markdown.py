@@ -22,15 +22,19 @@ def markdown(rows: dict[str, Any], entry: dict[str, Any], preset: str) -> list[s
     lines = [_cells(heads), "|---|" + "--:|" * (len(heads) - 1)]
     for method, row in sorted(rows.items(), key=lambda item: -item[1]["total_s"][0]):
         total, low, high = (f"{1e3 * s:,.1f}" for s in row["total_s"])
-        notes = [f"{row[key]} {words}" for key, words in (("wrong", "wrong"), ("not_tried", "not tried")) if row[key]]
+        notes = [
+            f"{row[key]} {words}"
+            for key, words in (("wrong", "wrong"), ("failed", "failed"), ("not_tried", "not tried"))
+            if row.get(key)
+        ]
         missing = f" ({', '.join(notes)}: hand-coded there)" if notes else ""
         over = " ({1:.3f}–{2:.3f})".format(*row["over_kcg"]) if row["over_kcg"] else ""
         over = f"{row['over_kcg'][0]:.3f}×{over}" if over else ""
         spent = f"{row['wall_s']:,.0f} s" if row.get("wall_s") else ""
         measured = str(row.get("measurements") or "")
         cells = [
-            described(method) + missing, f"{total} ms", f"{low}–{high}", f"{row['gflops'] / 1e3:.3g}", measured, spent,
-            over,
+            described(method) + missing, f"{total} ms", f"{low}–{high}" if low != high else "",
+            f"{row['gflops'] / 1e3:.3g}", measured, spent, over,
         ]  # fmt: skip
         known_ms = PUBLISHED_MS.get(method, PUBLISHED_MS.get(method.partition(":")[0]))
         lines.append(_cells([*cells, f"{known_ms:,} ms" if known_ms else ""][: len(heads)]))

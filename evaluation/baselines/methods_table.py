@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kcg.measure.protocol import spread
 from kcg.optimize.phases import MODEL
 from kcg.types import RAW
 
@@ -29,6 +28,7 @@ class Column:
     seconds: Array
     there: NDArray[np.bool_]  # (K,) where it was tried, and is right: elsewhere tinygrad's own schedule stands
     wrong: int  # kernels of which its schedule gives a wrong result
+    failed: int = 0  # whose schedule crashes or hangs
 
     @property
     def totals(self) -> Array:
@@ -51,6 +51,7 @@ def columns(chosen: Sequence[Choices], methods: Sequence[str], *, seed: int = 0)
                 continue
             told = kernel.bench.seen.duels.get(kernel.by_method.get(method, ""))  # type: ignore[call-overload]
             column.wrong += told is not None and "wrong" in told
+            column.failed += bool(told is not None and told.get("reason"))
             column.there[k] = told is not None and "cold_s" in told
             column.seconds[k] = own[k] / _speedups(told, generator)
         found.append(column)
@@ -85,7 +86,8 @@ def interval(values: Array) -> list[float]:
 
 def cost(campaign: Campaign, chosen: Sequence[Choices], method: str) -> dict[str, float]:
     """What a method took on all kernels together: measurements, and seconds from cold. kcg's hold judging all kernels
-    of the model, but not its run as a whole, which has no counterpart."""
+    of the model, but not its run as a whole, which has no counterpart. Methods that searched several kernels at once
+    had to share the compilers: theirs are upper bounds."""
     name, _, of = method.partition(":")
     if name == KCG:
         if (run := campaign.journal.runs.get(method)) is None:
@@ -103,17 +105,3 @@ def cost(campaign: Campaign, chosen: Sequence[Choices], method: str) -> dict[str
         return {"measurements": sum(b.binaries for b in beams), "wall_s": sum(b.wall_s for b in beams)}
     ended = [seen.plays[turn_of(method)] for seen in benches if turn_of(method) in seen.plays]
     return {"measurements": sum(e.play.measurements for e in ended), "wall_s": sum(e.spent_s for e in ended)}
-
-
-def worse(chosen: Sequence[Choices], table: Sequence[Column], method: str) -> list[str]:
-    """Kernels on which a method is slower than the better of hand-coded and BEAM, by more than 2 % and noise."""
-    ours = next(c for c in table if c.method == method)
-    others = [c for c in table if c.method == "hand-coded" or c.method.startswith(TINY_BEAM)]
-    found = []
-    for k, kernel in enumerate(chosen):
-        duels = [d for d in kernel.bench.seen.duels.values() if "own_s" in d]
-        noise = max((spread(d["own_s"], d["own_again_s"]) for d in duels), default=0.0)
-        best = min(float(c.seconds[k, 0]) for c in others)
-        if ours.seconds[k, 0] > best * (1 + max(0.02, noise)):
-            found.append(f"{kernel.bench.label}: {ours.seconds[k, 0] / best:.3f}")
-    return found

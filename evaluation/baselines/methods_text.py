@@ -12,9 +12,9 @@ from typing import Any
 from kcg.commandline import record_results
 
 from .campaign import KCG, Campaign
-from .methods_headline import headline
+from .methods_headline import headline, worse
 from .methods_markdown import markdown
-from .methods_table import Column, against, columns, cost, interval, worse
+from .methods_table import Column, against, columns, cost, interval
 from .retiming import Choices
 
 
@@ -33,7 +33,8 @@ def write_down(campaign: Campaign, chosen: Sequence[Choices], torch: Path, out: 
     rows = {
         column.method: {
             "total_s": (total := interval(column.totals + rest_s)), "gflops": work / total[0] / 1e9,
-            "not_tried": int((~column.there).sum()) - column.wrong, "wrong": column.wrong,
+            "not_tried": int((~column.there).sum()) - column.wrong - column.failed,
+            "wrong": column.wrong, "failed": column.failed,
             "over_kcg": against(column, best) if best is not None else [], **cost(campaign, chosen, column.method),
         }
         for column in tried

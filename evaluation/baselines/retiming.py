@@ -10,7 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from kcg.errors import DeviceError
 from kcg.measure.jobs import DuelJob, DuelOutcome
+from kcg.measure.pools import ServiceClosed
 from kcg.search.live import LiveBench
 from kcg.types import Schedule, ScheduleKind
 
@@ -47,7 +49,9 @@ def retime(campaign: Campaign, chosen: Choices) -> None:
     """Time what was not timed yet."""
     bench = chosen.bench
     for schedule in dict.fromkeys(chosen.by_method.values()):
-        if schedule not in bench.seen.duels and campaign.left_s() > 0:
+        if schedule not in bench.seen.duels and campaign.left_s() <= 0:
+            campaign.left.append("timing a choice again")
+        elif schedule not in bench.seen.duels:
             campaign.journal.add("duel", bench.region.id, schedule, duel=duel(campaign, bench, schedule))
 
 
@@ -61,6 +65,8 @@ def duel(campaign: Campaign, bench: LiveBench, schedule: Schedule) -> dict[str, 
         same = other.binary_hash == own.binary_hash
         job = DuelJob(bench.region, own, None if same else other, service.target, seeds=SEEDS)
         outcome: DuelOutcome = service.duel(job, timeout_s=TIMEOUT_S).result()
+    except (DeviceError, ServiceClosed):
+        raise
     except Exception as error:  # a crash or a hang is this schedule's, and part of what is told of it
         return told | {"reason": f"{type(error).__name__}: {error}"[:300]}
     verdict = outcome.finalist_verification or outcome.baseline_verification

@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import tempfile
 import time
-from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
-from kcg.errors import DeviceError, ExitCode, KcgError
+from kcg.errors import DeviceError
 from kcg.measure.group import Request
 from kcg.search.interface import Observation
 from kcg.search.live import LiveBench
 
-from .campaign import TINY_BEAM, Campaign, Unit, turn_of
+from .campaign import LEAST_S, TINY_BEAM, Campaign, Unit, turn_of
+from .kcg_run import run_kcg
 
 CANARY_SHARE = 0.02
 BEAM_GUESS_S = 40.0  # of BEAM=2 on one kernel, where nothing is known of it yet
 MOST_S = 900.0  # that one unit may take
-LEAST_S = 30.0  # with less time than this no search is begun
 
 
 def search(campaign: Campaign, service: Any, predictor: Any, unit: Unit) -> None:
     """Do a unit, unless it is done or there is no time for it."""
     if unit.region is None:
-        _kcg(campaign, unit)
+        run_kcg(campaign, unit)
         return
     bench = LiveBench(unit.region, unit.calls, service, predictor, campaign.journal)
     name, _, of = unit.method.partition(":")
@@ -38,7 +33,7 @@ def search(campaign: Campaign, service: Any, predictor: Any, unit: Unit) -> None
     elif name != "no-tensor-cores":  # which is only timed
         turn = turn_of(unit.method)
         if turn not in bench.seen.plays and campaign.left_s() < LEAST_S:
-            campaign.left.append(unit)
+            campaign.left.append(unit.method)
         elif turn not in bench.seen.plays:
             begin = time.monotonic()
             played = bench.play(turn)[0]
@@ -50,52 +45,13 @@ def _beam(campaign: Campaign, bench: LiveBench, unit: Unit, width: int) -> None:
     narrower = max((w for w in bench.seen.tiny if w < width), default=0)
     expected_s = bench.seen.tiny[narrower].wall_s / narrower * width if narrower else BEAM_GUESS_S * width / 2
     if expected_s > campaign.left_s():
-        campaign.left.append(unit)
+        campaign.left.append(unit.method)
         return
     beam = bench.search_tiny(width, timeout_s=min(MOST_S, campaign.left_s()), keep_failure=campaign.left_s() > MOST_S)
     told = f"{beam.binaries} timed in {beam.wall_s:.0f} s" if beam is not None else "no time"
     campaign.say(f"{unit.method} on {bench.label}: {told}")
     if beam is None:
-        campaign.left.append(unit)
-
-
-def _kcg(campaign: Campaign, unit: Unit) -> None:
-    """kcg's own command from cold, in a folder of its own; what it chose goes into the journal."""
-    if unit.method in campaign.journal.runs:
-        return
-    if campaign.left_s() < 4 * LEAST_S:
-        campaign.left.append(unit)
-        return
-    effort, preset = unit.method.partition(":")[2], campaign.preset
-    with tempfile.TemporaryDirectory(prefix="kcg-flux-", ignore_cleanup_errors=True) as folder:
-        command = f"-m kcg.optimize flux --preset {preset} --device {campaign.dev} --effort {effort}"
-        limit_s = campaign.left_s() if campaign.until < float("inf") else None
-        asked = [sys.executable, *command.split(), "--report", folder, "--quiet"]
-        try:
-            done = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=limit_s)
-        except subprocess.TimeoutExpired:
-            campaign.left.append(unit)
-            return
-        if done.returncode not in (ExitCode.OK, ExitCode.NOTHING_IMPROVED, ExitCode.BUDGET_HIT):
-            raise KcgError(f"{unit.method} ended with exit code {done.returncode}: {done.stderr.strip()[-300:]}")
-        run = run_of(Path(folder) / "RESULT.json")
-    campaign.journal.add_run(unit.method, run | {"command": f"python {command}"})
-    campaign.say(f"{unit.method}: {run['measurements']} measured, {run['search_s']:.0f} s")
-
-
-def run_of(path: Path) -> dict[str, Any]:
-    """What the table needs of a RESULT.json: what was chosen, and what it took."""
-    from kcg.optimize.result import read_result
-
-    result = read_result(path)
-    told = {name: getattr(result, name) for name in ("search_s", "measurements", "compilations", "phases", "created")}
-    rows = {row.region.id: row for row in result.regions}
-    return told | {
-        "chosen": {i: [str(row.chosen.schedule.kind), row.chosen.schedule.body] for i, row in rows.items()},
-        "measured": {i: row.measurements for i, row in rows.items()},
-        "total_before_s": result.total_before_s, "total_after_s": result.total_after_s,
-        "model_check": None if result.model_check is None else asdict(result.model_check),
-    }  # fmt: skip
+        campaign.left.append(unit.method)
 
 
 def fly_canary(campaign: Campaign, service: Any) -> float:

@@ -66,6 +66,7 @@ class Alone:
         for foreign in ("BEAM", "JITBEAM", "NOOPT", "JIT"):
             environment.pop(foreign, None)
         # files and not pipes: a process that the child leaves behind would hold a pipe open, and the reader with it
+        self._killed = False
         self._out, self._err = (folder / "out").open("w+"), (folder / "err").open("w+")
         self._process = subprocess.Popen(
             [sys.executable, "-m", module, *arguments], env=environment, start_new_session=True,
@@ -104,6 +105,9 @@ class Alone:
         self._folder.cleanup()
 
     def _kill(self) -> None:
+        if self._killed:
+            return  # its number may be another's by now
+        self._killed = True
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()

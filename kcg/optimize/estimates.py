@@ -14,8 +14,9 @@ FLUSH_S: Final = {"CPU": 0.02}  # emptying the cache once
 FLUSH_ELSEWHERE_S: Final = 0.001
 
 VERIFY_S: Final = {"CPU": 0.55}
-"""Verifying three seeds of one kernel, apart from its runs and its copies; elsewhere it follows from the checks. Seen on
-two cores of an Intel Xeon: 0.57 to 0.65 for the 55 kernels of Flux mini, 0.4 to 0.5 for those of RoPE and a ResNet."""
+"""Verifying three seeds of one kernel, apart from its runs and its copies; elsewhere it follows from the checks. Seen
+on two cores of an Intel Xeon: 0.57 to 0.65 for the 55 kernels of Flux mini, 0.4 to 0.5 for those of RoPE and a
+ResNet."""
 CHECKS: Final = 2.0
 """So many times the preparing of a first measurement (inputs and references of one seed, loading, reading back) is what
 verifying takes apart from its runs: five seeds and projections, but the references come from other processes. Judging

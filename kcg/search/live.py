@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from kcg.errors import DataError, ScheduleError, UsageError
+from kcg.errors import DataError, DeviceError, ScheduleError, UsageError
 from kcg.kernel.space import KernelSpace
 from kcg.measure.group import Request
 from kcg.measure.jobs import TinyBeamJob, TinyBeamOutcome
@@ -165,6 +165,7 @@ class LiveBench(Bench):
             except (ScheduleError, TimeoutError) as error:
                 if not keep_failure and isinstance(error, TimeoutError):
                     return None
+                self._trust(str(error))
                 reason = str(error)
                 found = TinyBeamOutcome(self.space.baseline(), 0, time.monotonic() - begin)
             self.journal.add(
@@ -172,6 +173,13 @@ class LiveBench(Bench):
                 reason=reason,
             )  # fmt: skip
         return self.seen.tiny[width]
+
+    def _trust(self, failure: str) -> None:
+        """Raises DeviceError where it is the device that failed: tinygrad's own schedule does not run any more."""
+        request = Request(self.region, self.space.baseline(), in_search=True, trial=len(self.seen.row_s) + 1)
+        row = Observation.of(self.service.measure([request])[0].result())
+        if row.runtime_s is None and self.seen.rows[self.space.baseline()].runtime_s is not None:
+            raise self.service.device_error or DeviceError(f"the device fails: {row.reason} (after: {failure})")
 
     def play(self, turn: Turn) -> tuple[Play, Schedule]:
         """A play and its winner, the fastest that it found: tinygrad's own where nothing succeeded. Kept."""
@@ -218,6 +226,8 @@ def live_flux(device: str, preset: str, journal: LiveJournal) -> Iterator[Measur
             journal.set(*service.facts, [])
             yield service
             return
+        if journal.shard is not None:
+            journal.set(*service.facts, [])  # refuses
         calls = [c for c in spec_of("flux").capture(preset).calls if not c.variables]
         requests = [Request(c.region, KernelSpace(c.region, service.target).baseline(), in_search=True) for c in calls]
         timed = [Observation.of(future.result()).time_s for future in service.measure(requests)]

@@ -7,6 +7,7 @@ each with a file of its own; the next one reads all of them.
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -88,7 +89,7 @@ class LiveJournal:
     """
 
     def __init__(self, path: Path, *, shard: Shard | None = None) -> None:
-        self.shard = shard
+        self.shard, self._lock = shard, threading.Lock()
         self.path = path if shard is None else path.with_suffix(f".{shard.number}{path.suffix}")
         self.kernels: dict[str, Seen] = {}
         self.setting: Setting | None = None
@@ -106,13 +107,16 @@ class LiveJournal:
                     self._take(json.loads(line))
                 except (ValueError, KeyError, TypeError):
                     continue  # the last line of a run that was cut
+        if self.path.exists() and self.path.read_bytes()[-1:] not in (b"", b"\n"):
+            with self.path.open("a") as cut:
+                cut.write("\n")  # what follows is not to be a part of it
 
     def of(self, region_id: str) -> Seen:
         return self.kernels.setdefault(region_id, Seen())
 
     def _take(self, told: dict[str, Any]) -> None:
         if told["what"] == "setting":
-            self.setting = _setting(told)
+            self.setting = self.setting or _setting(told)
             return
         if told["what"] == "canary":
             self.canaries.append(float(told["runtime_s"]))
@@ -154,19 +158,25 @@ class LiveJournal:
         self._add({"what": "canary", "runtime_s": runtime_s})
 
     def set(self, target: Target, toolchain: Toolchain, kernels: Sequence[tuple[Region, int, float]]) -> None:
-        """Keep on what the comparison is made. Raises MismatchError where the journal is of another device."""
-        if self.setting is not None and self.setting.target.fingerprint != target.fingerprint:
+        """Keep on what the comparison is made. Raises MismatchError where the journal is of another device, driver or
+        compiler, UsageError where several processes would each choose the kernels."""
+        if self.setting is None and self.shard is not None:
+            raise UsageError(f"{self.path} holds no comparison yet: begin it once without --shard, which picks kernels")
+        known = self.setting
+        if known is not None and (known.target, known.toolchain) != (target, toolchain):
             raise MismatchError(
-                f"{self.path} is of {self.setting.target.model}, this is {target.model}: give another --work"
+                f"{self.path} is of {known.target.model} with {known.toolchain.compiler} and driver "
+                f"{known.toolchain.driver or 'none'}, this is {target.model} with {toolchain.compiler} and driver "
+                f"{toolchain.driver or 'none'}: give another --work"
             )
         asts = [[[kernel.ast_json for kernel in region.kernels], calls, own_s] for region, calls, own_s in kernels]
         if self.setting is None:
             self._add({"what": "setting", "target": asdict(target), "toolchain": asdict(toolchain), "kernels": asts})
 
     def _add(self, told: dict[str, Any]) -> None:
-        with self.path.open("a") as file:
+        with self._lock, self.path.open("a") as file:
             file.write(canonical_json(told) + "\n")
-        self._take(json.loads(canonical_json(told)))
+            self._take(json.loads(canonical_json(told)))
 
 
 def _setting(told: dict[str, Any]) -> Setting:

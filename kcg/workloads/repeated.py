@@ -37,8 +37,7 @@ def of_repeated(capture: Callable[..., Workload], *blocks: int) -> Workload:
     counts = _on_line(base, slopes, blocks)
     calls = tuple(replace(call, calls=counts[_place(call)]) for call in expected.calls)
     return replace(
-        expected, calls=calls, held_bytes=_bytes_on_line(base.held_bytes, [w.held_bytes for w in more], blocks),
-        between_bytes=_bytes_on_line(base.between_bytes, [w.between_bytes for w in more], blocks),
+        expected, calls=calls, held_bytes=_bytes_on_line(base.held_bytes, [w.held_bytes for w in more], blocks)
     )  # fmt: skip
 
 
@@ -57,7 +56,8 @@ def _difference(more: Workload, base: Workload) -> dict[Place, int] | None:
 
 
 def _bytes_on_line(base: int, more: list[int], blocks: tuple[int, ...]) -> int:
-    """Memory of a model: each block has its weights. What lives between the blocks grows no faster."""
+    """Weights, inputs and outputs: each block has its own weights. What lives in between is a peak, and is taken as
+    that of the checked capture: a lower bound."""
     return base + sum((count - 1) * max(one - base, 0) for one, count in zip(more, blocks, strict=True))
 
 

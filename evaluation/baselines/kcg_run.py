@@ -1,0 +1,57 @@
+"""kcg's own command as a unit of a campaign: from cold, in a folder of its own; what it chose goes into the journal."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from kcg.errors import ExitCode, KcgError
+
+from .campaign import LEAST_S, Campaign, Unit
+
+
+def run_kcg(campaign: Campaign, unit: Unit) -> None:
+    """kcg's own command from cold, in a folder of its own; what it chose goes into the journal."""
+    if unit.method in campaign.journal.runs:
+        return
+    if campaign.left_s() < 4 * LEAST_S:
+        campaign.left.append(unit.method)
+        return
+    effort, preset = unit.method.partition(":")[2], campaign.preset
+    with tempfile.TemporaryDirectory(prefix="kcg-flux-", ignore_cleanup_errors=True) as folder:
+        command = f"-m kcg.optimize flux --preset {preset} --device {campaign.dev} --effort {effort}"
+        limit_s = campaign.left_s() if campaign.until < float("inf") else None
+        asked = [sys.executable, *command.split(), "--report", folder, "--quiet"]
+        with subprocess.Popen(asked, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+            try:
+                said = process.communicate(timeout=limit_s)[1]
+            except subprocess.TimeoutExpired:
+                process.send_signal(signal.SIGINT)  # it removes what it has written
+                process.communicate()
+                campaign.left.append(unit.method)
+                return
+        if process.returncode not in (ExitCode.OK, ExitCode.NOTHING_IMPROVED, ExitCode.BUDGET_HIT):
+            raise KcgError(f"{unit.method} ended with exit code {process.returncode}: {said.strip()[-300:]}")
+        run = run_of(Path(folder) / "RESULT.json")
+    campaign.journal.add_run(unit.method, run | {"command": f"python {command}"})
+    campaign.say(f"{unit.method}: {run['measurements']} measured, {run['search_s']:.0f} s")
+
+
+def run_of(path: Path) -> dict[str, Any]:
+    """What the table needs of a RESULT.json: what was chosen, and what it took."""
+    from kcg.optimize.result import read_result
+
+    result = read_result(path)
+    told = {name: getattr(result, name) for name in ("search_s", "measurements", "compilations", "phases", "created")}
+    rows = {row.region.id: row for row in result.regions}
+    return told | {
+        "chosen": {i: [str(row.chosen.schedule.kind), row.chosen.schedule.body] for i, row in rows.items()},
+        "measured": {i: row.measurements for i, row in rows.items()},
+        "total_before_s": result.total_before_s, "total_after_s": result.total_after_s,
+        "model_check": None if result.model_check is None else asdict(result.model_check),
+    }  # fmt: skip
