@@ -238,7 +238,10 @@ class Ground:
             + len(splits) * per_split * unrolled
             + self.costs.plain * costs_of.UOPS_PER_AXIS * len(axes)
         )
-        return bound <= most or self.uops(axes, splits) <= most
+        if bound <= most:
+            return True
+        counted = _Counted(self, axes, splits)
+        return counted.at_most() <= most or counted.total() <= most
 
     @cached_property
     def _bounds(self) -> tuple[float, float, float]:
@@ -289,11 +292,26 @@ class _Counted:
         return found
 
     def total(self) -> int:
+        taken, widened = self._accesses()
+        return self._sum(taken, widened, 0, self._constants())
+
+    def at_most(self) -> int:
+        """No less than `total`, without looking how accesses are packed and which constants are the same."""
+        taken = widened = offsets = 0
+        for t in self.ground.touched:
+            elements = self.copies(t.copied if t.apart & self.unrolled else t.address)
+            taken += (2 + costs_of.UOPS_PER_ACCESS) * elements
+            widened += elements if t.widens else 0
+            offsets += elements + t.widest
+        constants = len(self.ground.data_constants) + len(self.ground.axes) + 2 * len(self.splits)
+        return self._sum(taken, widened, offsets, constants)
+
+    def _sum(self, taken: int, more: int, offsets: int, constants: int) -> int:
+        """`offsets` beside those in the set, `constants` beside those of the kernel itself."""
         ground, costs = self.ground, self.ground.costs
         count = ground.fixed + costs_of.UOPS_PER_AXIS * len(self.axes) + UOPS_PER_SPLIT * self.split
         for copied, apart, operations in ground.plain:
             count += operations * (self.copies(copied) if not apart or apart & self.unrolled else 1)
-        constants = ground.constants + self._constants()
         if ground.in_data and self.splits:
             count += self._data()
         rounded = sum(times * self.copies(mask) for mask, times in ground.rounded)
@@ -303,10 +321,9 @@ class _Counted:
         for reduction in ground.reductions:
             count += self._reduction(reduction)
             rounded += reduction.rounds * self.copies(reduction.added)
-        taken, more = self._accesses()
         return round(
             costs.plain * (count + taken)
-            + costs.constant * (len(self.offsets) + constants)
+            + costs.constant * (len(self.offsets) + offsets + ground.constants + constants)
             + costs.rounded * rounded
             + costs.widened * (widened + more)
         )
