@@ -24,10 +24,11 @@ def main(
 ) -> None:
     """Draw, and say where."""
     from kcg.errors import UsageError
+    from kcg.files import write_whole
     from kcg.optimize.report_roofline import points_of, roofline_file
     from kcg.optimize.report_rows import rows_of
     from kcg.optimize.report_share import share_file
-    from kcg.optimize.result import read_result, write_whole
+    from kcg.optimize.result import read_result
 
     read = read_result(result)
     rows = rows_of(read)

@@ -65,8 +65,8 @@ class Alone:
         # a shell's settings that choose other schedules, or leave nothing captured
         for foreign in ("BEAM", "JITBEAM", "NOOPT", "JIT"):
             environment.pop(foreign, None)
-        # files and not pipes: a process that the child leaves behind would hold a pipe open, and the reader with it
         self._killed = False
+        # files and not pipes: a process that the child leaves behind would hold a pipe open, and the reader with it
         self._out, self._err = (folder / "out").open("w+"), (folder / "err").open("w+")
         self._process = subprocess.Popen(
             [sys.executable, "-m", module, *arguments], env=environment, start_new_session=True,

@@ -19,7 +19,7 @@ from typing import Any
 
 from kcg.compat.beam import KEY_COLUMNS, create_table_sql
 from kcg.errors import DataError, KcgError, UsageError
-from kcg.optimize.result import write_whole
+from kcg.files import write_whole
 
 SCHEMA = 1
 WAIT_S = 10.0  # for another program that holds the cache; tinygrad's own writes take milliseconds

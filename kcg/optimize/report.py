@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from kcg.files import write_whole
 from kcg.optimize.console import format_seconds, format_speedup
 from kcg.optimize.phases import WORDS
 from kcg.optimize.report_roofline import roofline_picture
@@ -30,7 +31,6 @@ from kcg.optimize.report_text import (
     format_schedule,
     format_share,
 )
-from kcg.optimize.result import write_whole
 from kcg.types import Result
 
 FILE_NAME = "report.html"

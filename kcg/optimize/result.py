@@ -10,16 +10,15 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import types
-from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass
 from datetime import datetime
 from functools import cache
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from kcg.errors import ResultError, ScheduleError, UsageError
+from kcg.errors import ResultError, ScheduleError
+from kcg.files import write_whole
 from kcg.kernel.handwritten import source_body
 from kcg.types import Kernel, Region, RegionResult, Result, Schedule, ScheduleKind
 
@@ -105,34 +104,6 @@ def read_result(path: Path) -> Result:
         return _read(document)
     except _Malformed as error:
         raise ResultError(f"{path} is not a result that kcg can trust: {error}: {_ADVICE}") from None
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Write `data` under a temporary name, fsync it and rename it, so that `path` is never seen half-written.
-
-    Raises:
-        UsageError: the folder cannot be made or written.
-    """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with temporary.open("wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-        except BaseException:
-            with suppress(OSError):
-                temporary.unlink()
-            raise
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)  # the rename itself must survive a power cut too
-        finally:
-            os.close(folder)
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}: choose a folder that can be written") from error
 
 
 def _derived(result: Result) -> dict[str, Any]:

@@ -222,12 +222,10 @@ def live_flux(device: str, preset: str, journal: LiveJournal) -> Iterator[Measur
     choice = choose_device(device)
     prepare(choice.dev)
     with MeasureService(choice.dev, run_id=uuid.uuid4().hex) as service:
-        if journal.setting is not None:
+        if journal.setting is not None or journal.shard is not None:  # a shard without a setting is refused
             journal.set(*service.facts, [])
             yield service
             return
-        if journal.shard is not None:
-            journal.set(*service.facts, [])  # refuses
         calls = [c for c in spec_of("flux").capture(preset).calls if not c.variables]
         requests = [Request(c.region, KernelSpace(c.region, service.target).baseline(), in_search=True) for c in calls]
         timed = [Observation.of(future.result()).time_s for future in service.measure(requests)]

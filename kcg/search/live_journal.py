@@ -174,9 +174,10 @@ class LiveJournal:
             self._add({"what": "setting", "target": asdict(target), "toolchain": asdict(toolchain), "kernels": asts})
 
     def _add(self, told: dict[str, Any]) -> None:
+        line = canonical_json(told)
         with self._lock, self.path.open("a") as file:
-            file.write(canonical_json(told) + "\n")
-            self._take(json.loads(canonical_json(told)))
+            file.write(line + "\n")
+            self._take(json.loads(line))
 
 
 def _setting(told: dict[str, Any]) -> Setting:
