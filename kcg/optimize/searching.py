@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 import time
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from kcg.optimize.session import TINY_BEAM, RegionWork, Session
 from kcg.optimize.settings import EFFORTS
 from kcg.search.bidding import Auction, Limits
 from kcg.search.interface import Observation, Problem, Said
+from kcg.search.kin import Relative, adopted, family
 from kcg.types import Schedule, Status
 
 if TYPE_CHECKING:
@@ -82,7 +84,8 @@ def _search_with(session: Session, name: str, predictor: Predictor) -> None:
         if session.thinkers is not None:
             seed = f"{session.settings.seed}:{index}"
             how = session.thinkers.strategy(name, work.call.region, place=rank, seed=seed)
-        auction.enter(work.id, work.call.calls, asked, how)
+        relative = Relative(family(work.space), functools.partial(adopted, work.space))
+        auction.enter(work.id, work.call.calls, asked, how, relative=relative)
     auction.run()
     session.check_journal()
     session.settled = auction.settled

@@ -4,7 +4,8 @@ A search runs in a thread of its own and stops where it wants to measure a batch
 to save of the workload's time: calls × best time so far × expected improvement (Jones, Schonlau and Welch, 1998, of a
 lognormal runtime), the last halved with every `HALF_LIFE` measurements of the kernel that found nothing faster, so that
 a predictor which promises what never comes loses its say. A kernel that has not bid yet counts as expected to gain
-`PRIOR_GAIN`; so its search begins when that is more than what is on offer.
+`PRIOR_GAIN`; so its search begins when that is more than what is on offer. Where kin of a kernel have gained more on
+tinygrad's own schedule (`kcg.search.kin`), their best schedule is a bid beside the search's own.
 
 Two limits say what may happen at once: how many searches think, and how many schedules are with the device. Where
 thinking disturbs measuring (a CPU) both are one: everything takes turns, and the order repeats itself.
@@ -22,6 +23,7 @@ from typing import Final
 
 from kcg.search.improvement import PRIOR_GAIN
 from kcg.search.interface import Ledger, Measure, Observation, Problem, Strategy
+from kcg.search.kin import Hint, Relative
 from kcg.types import Schedule
 
 HALF_LIFE: Final = 16.0
@@ -62,13 +64,27 @@ class Bidder:
     thread: threading.Thread | None = None
     ended: bool = False
     saw: list[Observation] = field(default_factory=list)
+    relative: Relative | None = None  # among its kin
+    hint: Hint | None = None  # from them
+    following: Hint | None = None  # granted in the place of its batch
+
+    @property
+    def searching_gain(self) -> float:
+        """Expected of what its search asks for, relative to its best."""
+        return self.gain * math.exp2(-self.barren / HALF_LIFE)
 
     @property
     def saving_s(self) -> float:
         """What its next batch is expected to save, in seconds of the workload; infinite where nothing was measured."""
         if self.best_s is None:
             return 0.0 if self.saw else math.inf  # tinygrad's own schedule fails: there is nothing to compare with
-        return self.calls * self.best_s * self.gain * math.exp2(-self.barren / HALF_LIFE)
+        hoped = self.hint.gain if self.hint is not None else 0.0
+        return self.calls * self.best_s * max(self.searching_gain, hoped)
+
+    def knows(self, schedule: Schedule) -> bool:
+        """Whether this kernel was measured with the schedule, or with one that comes to the same."""
+        known, space = self.problem.known, self.problem.space
+        return schedule in known or space.key(schedule) in {space.key(s) for s in [*known]}
 
 
 class Auction:
@@ -90,12 +106,17 @@ class Auction:
         self._fresh = False  # something was measured since `seen` was last called
         self._error: BaseException | None = None
 
-    def enter(self, name: str, calls: int, problem: Problem, strategy: Strategy) -> Bidder:
-        """Add a kernel. Its problem's `measure` and ledger are used only where it is granted something."""
-        bidder = Bidder(name, calls, problem, strategy)
+    def enter(
+        self, name: str, calls: int, problem: Problem, strategy: Strategy, *, relative: Relative | None = None
+    ) -> Bidder:
+        """Add a kernel. Its problem's `measure` and ledger are used only where it is granted something. With `relative`
+        it learns from its kin, and they from it."""
+        bidder = Bidder(name, calls, problem, strategy, relative=relative)
         known = problem.known.get(problem.space.baseline())
         best_s = min((o.time_s for o in problem.known.values()), default=math.inf)
         bidder.best_s = best_s if math.isfinite(best_s) else None
+        for observation in problem.known.values():
+            self._show_kin(bidder, observation)
         bidder.ended = known is not None and not math.isfinite(known.time_s)
         self.bidders.append(bidder)
         return bidder
@@ -135,6 +156,7 @@ class Auction:
         """The one whose next step is expected to save most, among those that bid and those that have not begun; None
         where that is not worth it."""
         open_ = [b for b in self.bidders if not b.ended and (b.wanted or b.thread is None)]
+        self._look_at_kin(open_)
         best = max(open_, key=lambda b: b.saving_s, default=None)
         least_s = self.limits.least_saving * sum(b.calls * (b.best_s or 0.0) for b in self.bidders)
         return best if best is not None and best.saving_s > least_s else None
@@ -158,14 +180,31 @@ class Auction:
 
     def _grant(self, bidder: Bidder) -> bool:
         room = self.limits.measuring - self._measuring
-        count = min(bidder.wanted, self.ledger.remaining(self._measuring + bidder.wanted) - self._measuring)
+        hint = bidder.hint if bidder.hint is not None and bidder.hint.gain > bidder.searching_gain else None
+        wanted = bidder.wanted if hint is None else 1
+        count = min(wanted, self.ledger.remaining(self._measuring + wanted) - self._measuring)
         if count < 1 or (count > room and self._measuring):
             return False
-        bidder.granted, bidder.wanted = count, 0
+        bidder.granted, bidder.wanted, bidder.following = count, 0, hint
         self._measuring += count
         self._thinking += 1
         self._changed.notify_all()
         return True
+
+    def _look_at_kin(self, bidders: Sequence[Bidder]) -> None:
+        """What each may learn from the others now. Their searches must not be at work: they share their spaces."""
+        for bidder in bidders:
+            if bidder.relative is not None and bidder.relative.stale:
+                kin = [b.relative for b in self.bidders if b.relative is not None]
+                bidder.hint = bidder.relative.hint(kin, bidder.knows)
+
+    def _show_kin(self, bidder: Bidder, observation: Observation) -> None:
+        if bidder.relative is not None:
+            own = observation.schedule == bidder.problem.space.baseline()
+            bidder.relative.saw(observation.schedule, observation.time_s, own=own)
+            for other in self.bidders:
+                if other.relative is not None and other.relative.family == bidder.relative.family:
+                    other.relative.stale = True
 
     def _join(self) -> None:
         """Every search has seen that it is over; what it raised is raised here."""
@@ -185,6 +224,7 @@ class Auction:
             measure=self._measured(bidder, bidder.problem.measure), batch_size=self.limits.batch,
         )  # fmt: skip
         try:
+            self._begin_with_kin(bidder)
             for observation in bidder.strategy(bidder.problem):
                 self._took_in(bidder, observation)
         except BaseException as error:  # it belongs to the caller, who waits for this thread
@@ -197,29 +237,62 @@ class Auction:
                 self.ledger.evaluations += ledger.evaluations
                 self._changed.notify_all()
 
-    def _took_in(self, bidder: Bidder, observation: Observation) -> None:
+    def _begin_with_kin(self, bidder: Bidder) -> None:
+        """A search that begins late begins with the best that its kin have found."""
+        with self._changed:
+            self._look_at_kin([bidder])
+            hint = bidder.hint
+            if hint is None or self._closed or self.ledger.remaining(self._measuring + 1) <= self._measuring:
+                return
+            self._measuring += 1
+        self._follow(bidder, hint)
+
+    def _follow(self, bidder: Bidder, hint: Hint) -> None:
+        """Measure what was good for its kin, where its search will find it (`Problem.known`)."""
+        assert bidder.relative is not None
+        observation = bidder.problem.measure([hint.schedule])[0].result()
+        bidder.problem.known[hint.schedule] = observation
+        with self._changed:
+            before_s = bidder.best_s if bidder.best_s is not None else math.inf
+            bidder.relative.failed += observation.time_s >= BETTER * before_s
+            bidder.hint = bidder.following = None
+        self._took_in(bidder, observation, searched=False)
+        with self._changed:
+            if bidder.best_s is not None and bidder.best_s < before_s < math.inf:  # less is left to be gained
+                bidder.gain = max(bidder.gain - (1.0 - bidder.best_s / before_s), 0.0)
+
+    def _took_in(self, bidder: Bidder, observation: Observation, *, searched: bool = True) -> None:
         with self._changed:
             best_s = bidder.best_s if bidder.best_s is not None else math.inf
-            bidder.barren = 0 if observation.time_s < BETTER * best_s else bidder.barren + 1
+            if observation.time_s < BETTER * best_s:
+                bidder.barren = 0
+            elif searched:
+                bidder.barren += 1
             if observation.time_s < best_s:
                 bidder.best_s = observation.time_s
+            self._show_kin(bidder, observation)
             bidder.saw.append(observation)
             self.told(bidder.name, observation)
             self._fresh = True
 
     def _ask(self, bidder: Bidder, count: int, gain: float) -> int:
-        """Wait until the batch may be measured; how much of it, 0 where all is over."""
-        with self._changed:
-            bidder.wanted, bidder.granted, bidder.gain = count, 0, gain
-            self._thinking -= 1
-            self._changed.notify_all()
-            while not bidder.granted and not self._closed:
-                self._changed.wait(POLL_S)
-            if not bidder.granted:
-                self._thinking += 1  # its end takes it off again
-                bidder.wanted = 0
-                return 0
-            return bidder.granted
+        """Wait until the batch may be measured; how much of it, 0 where all is over. What its kin had to teach may be
+        measured before it, and is then among what the problem knows."""
+        bidder.gain = gain
+        while True:
+            with self._changed:
+                bidder.wanted, bidder.granted = count, 0
+                self._thinking -= 1
+                self._changed.notify_all()
+                while not bidder.granted and not self._closed:
+                    self._changed.wait(POLL_S)
+                if not bidder.granted:
+                    self._thinking += 1  # its end takes it off again
+                    bidder.wanted = 0
+                    return 0
+                if (hint := bidder.following) is None:
+                    return bidder.granted
+            self._follow(bidder, hint)
 
     def _measured(self, bidder: Bidder, measure: Measure) -> Measure:
         def measured(schedules: Sequence[Schedule]) -> list[Future[Observation]]:

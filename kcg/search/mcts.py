@@ -169,6 +169,7 @@ class Graph:
     def learn(self) -> None:
         """Takes in what was measured since the last call: corrects every prediction and every value."""
         fresh = []
+        self._take_in_others()
         for key, observation in self.trials.observations.items():
             node = self.nodes.get(key)
             if node is not None and node.observation is None:
@@ -187,6 +188,14 @@ class Graph:
                 self.calibration.extend(node.evidence, node.steps, trial)
             self._appraise(node)
         self._settle()
+
+    def _take_in_others(self) -> None:
+        """What was measured elsewhere and this search never met: the search may go on from there."""
+        met = [o for key, o in self.trials.observations.items() if key not in self.nodes]
+        self._add([o.schedule for o in met])
+        for observation in met:
+            if best([observation]) is not None:
+                self._link(self.root, self.nodes[self.trials.key(observation.schedule)])
 
     def _appraise(self, node: Node) -> None:
         """Sets the value of stopping at a node."""

@@ -113,6 +113,7 @@ class _Thinker:
         inbox: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
         key = id(inbox)
         self._answers[key] = inbox
+        told = {o.schedule for o in thought.known}
         self._send(SEARCH, key, thought)
         while True:
             kind, value = self._next(inbox, problem)
@@ -122,7 +123,9 @@ class _Thinker:
                 count, gain, evaluations = value
                 problem.ledger.evaluations += evaluations
                 granted = problem.ask(count, gain) if problem.ask is not None else problem.ledger.remaining(count)
-                self._send(ANSWER, key, (granted, problem.batch_size, problem.ledger.deadline))
+                news = [o for s, o in problem.known.items() if s not in told]
+                told.update(o.schedule for o in news)
+                self._send(ANSWER, key, (granted, problem.batch_size, problem.ledger.deadline, news))
             elif kind == MEASURE:
                 schedules, said = value
                 if problem.expected is not None:
@@ -130,6 +133,7 @@ class _Thinker:
                 futures = problem.measure(schedules)
                 observations = [future.result() for future in futures]
                 problem.known.update((o.schedule, o) for o in observations)
+                told.update(o.schedule for o in observations)
                 self._send(ANSWER, key, observations)
                 yield from observations
             elif kind == END:
@@ -199,7 +203,8 @@ class _Search:
     def ask(self, count: int, gain: float) -> int:
         evaluations, self.told = self.ledger.evaluations - self.told, self.ledger.evaluations
         self.send(ASK, (count, gain, evaluations))
-        granted, self.problem.batch_size, self.ledger.deadline = self.inbox.get()
+        granted, self.problem.batch_size, self.ledger.deadline, news = self.inbox.get()
+        self.problem.known.update((o.schedule, o) for o in news)
         if granted < 1:
             self.ledger.over = True
         return int(granted)

@@ -23,7 +23,8 @@ class Trials:
     """A problem and the memory of a search over it.
 
     Every new observation is also added to `problem.known`, so that a search begun later on the same problem goes on
-    from there. Of the observations known beforehand, those whose schedule no longer applies are left aside.
+    from there. What others add to it while this search waits to measure is taken in too. Of the observations known
+    beforehand, those whose schedule no longer applies are left aside.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -33,11 +34,16 @@ class Trials:
         self._actions: dict[str, list[Action]] = {}
         self._predictions: dict[str, Prediction] = {}
         self._proposals: dict[str, Proposal] = {}
-        for schedule, observation in problem.known.items():
+        self._taken = 0  # of what the problem knows
+        self._take_known()
+
+    def _take_known(self) -> None:
+        for schedule, observation in itertools.islice(self.problem.known.items(), self._taken, None):
             try:
                 self.observations.setdefault(self.key(schedule), observation)
             except ScheduleError:
                 continue  # measured under another action space; this search cannot meet it
+        self._taken = len(self.problem.known)
 
     @property
     def out_of_budget(self) -> bool:
@@ -130,6 +136,7 @@ class Trials:
             count = self.problem.ledger.remaining(min(len(queue), self.problem.batch_size))
             if count > 0 and self.problem.ask is not None:
                 count = self.problem.ask(count, self.expected_gain(queue[:count]))
+                self._take_known()  # somebody else may have measured meanwhile
             if count < 1:
                 return
             batch, queue = queue[:count], queue[count:]
@@ -139,6 +146,7 @@ class Trials:
                 observation = future.result()
                 self.observations[self.key(schedule)] = observation
                 self.problem.known[schedule] = observation
+                self._taken = len(self.problem.known)
                 yield observation
 
     def expected_gain(self, schedules: Sequence[Schedule]) -> float:

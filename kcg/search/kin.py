@@ -1,0 +1,87 @@
+"""What made a kernel faster is tried on its kin, kernels whose axes are alike.
+
+The matmuls of one network differ in sizes and in what follows them; a schedule that is good for one is often good for
+most, also where the predictor, which sees each alone, ranks it behind others. So each kernel looks at what its kin
+have gained on tinygrad's own schedule. Where that is more than its own gain, the other's best schedule, step by step,
+is worth a measurement: transfer-tuning (Gibson and Cano, 2022), but within one search.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from kcg.types import RAW, Schedule
+
+if TYPE_CHECKING:
+    from kcg.kernel.space import KernelSpace
+
+TRUST: Final = 0.5
+"""The share of its kin's lead that a kernel is expected to catch up by one of their schedules; halved each time that
+one of them was not faster here."""
+LEAST_LEAD: Final = 1.02
+"""A smaller lead over the own gain is no news."""
+
+
+def family(space: KernelSpace) -> Hashable:
+    """What kin have in common: the kinds of their axes in order, and whether tinygrad takes tensor cores for them."""
+    return space.table(RAW).kinds, space.table(space.baseline()).tensor_core
+
+
+def adopted(space: KernelSpace, schedule: Schedule) -> Schedule | None:
+    """Another kernel's schedule taken step by step; None where one of its steps is not legal here."""
+    found: Schedule | None = RAW
+    for opt in schedule.opts:
+        found = space.step(found, opt) if found is not None else None
+    return found
+
+
+@dataclass(frozen=True)
+class Hint:
+    """A schedule that was good for a kernel's kin."""
+
+    schedule: Schedule
+    gain: float  # expected, relative to the kernel's best
+
+
+@dataclass(eq=False)
+class Relative:
+    """One kernel among its kin."""
+
+    family: Hashable
+    adopt: Callable[[Schedule], Schedule | None]
+    own_s: float = math.nan  # with tinygrad's own schedule
+    best_s: float = math.inf
+    best: Schedule | None = None
+    failed: int = 0  # hints that were not faster
+    stale: bool = True  # something was measured of its kin, or of itself, since it was last asked for a hint
+    _looked_at: dict[Schedule, Schedule | None] = field(default_factory=dict)  # what adopting each came to
+
+    @property
+    def lead(self) -> float:
+        """The best's speed-up over tinygrad's own schedule; not a number before that was measured."""
+        return self.own_s / self.best_s
+
+    def saw(self, schedule: Schedule, time_s: float, *, own: bool) -> None:
+        """Take in what was measured; not finite: it failed."""
+        if own:
+            self.own_s = time_s
+        if time_s < self.best_s:
+            self.best_s, self.best = time_s, schedule
+
+    def hint(self, kin: Sequence[Relative], known: Callable[[Schedule], bool]) -> Hint | None:
+        """The best schedule of the one that leads most, among those that apply here and were not `known`."""
+        self.stale = False
+        for other in sorted(kin, key=lambda r: -r.lead if r.lead > 0 else math.inf):
+            if other is self or other.best is None or other.family != self.family:
+                continue
+            if not other.lead > self.lead * LEAST_LEAD:  # also where one of them is no number
+                break
+            if other.best not in self._looked_at:
+                self._looked_at[other.best] = self.adopt(other.best)
+            schedule = self._looked_at[other.best]
+            if schedule is not None and not known(schedule):
+                return Hint(schedule, TRUST * math.exp2(-self.failed) * (1.0 - self.lead / other.lead))
+        return None
