@@ -9,36 +9,31 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kcg.kernel.space import KernelSpace
 from kcg.search.bidding import Auction, Limits
 from kcg.search.comparison import Bench, Contender, RecordedKernel, predictor_of
 from kcg.search.interface import Ledger, Observation
-from kcg.search.kin import Relative, adopted, family
-from kcg.types import Schedule
 
 if TYPE_CHECKING:
     from kcg.predictor.encode import Array
 
 
 def dealt(
-    kernels: Sequence[RecordedKernel], checkpoint: Path, name: str, *, budget: int, seeds: int, jobs: int = 1,
-    kin: bool = True,
-) -> Array:  # fmt: skip
+    kernels: Sequence[RecordedKernel], checkpoint: Path, name: str, *, budget: int, seeds: int, jobs: int = 1
+) -> Array:
     """(seeds, budget + 1) the workload's seconds after so many measurements of all kernels together.
 
-    A kernel of which nothing was measured has tinygrad's own schedule. No policy is asked: `optimize` has none. With
-    `kin` they learn of each other what was recorded of both.
+    A kernel of which nothing was measured has tinygrad's own schedule. No policy is asked: `optimize` has none.
     """
     if jobs < 2 or seeds < 2:
-        return np.stack([_dealt(kernels, checkpoint, name, budget, seed, kin) for seed in range(seeds)])
+        return np.stack([_dealt(kernels, checkpoint, name, budget, seed) for seed in range(seeds)])
     from kcg.predictor.workers import workers
 
     with workers(min(jobs, seeds)) as pool:
-        futures = [pool.submit(_dealt, kernels, checkpoint, name, budget, seed, kin) for seed in range(seeds)]
+        futures = [pool.submit(_dealt, kernels, checkpoint, name, budget, seed) for seed in range(seeds)]
         return np.stack([future.result() for future in futures])
 
 
-def _dealt(kernels: Sequence[RecordedKernel], checkpoint: Path, name: str, budget: int, seed: int, kin: bool) -> Array:
+def _dealt(kernels: Sequence[RecordedKernel], checkpoint: Path, name: str, budget: int, seed: int) -> Array:
     ledger = Ledger(max_measurements=budget)
     best_s = {kernel.region.id: kernel.hand_coded_s for kernel in kernels}
     calls = {kernel.region.id: kernel.calls for kernel in kernels}
@@ -57,19 +52,6 @@ def _dealt(kernels: Sequence[RecordedKernel], checkpoint: Path, name: str, budge
         bench = Bench(kernel, predictor, batch_size=1)
         problem = bench.problem(name, seed=seed, budget=None)
         problem = replace(problem, ledger=ledger, measure=kernel.table.measurer(ledger))
-        relative = _relative(kernel) if kin else None
-        auction.enter(kernel.region.id, kernel.calls, problem, Contender.of(name).search(), relative=relative)
+        auction.enter(kernel.region.id, kernel.calls, problem, Contender.of(name).search())
     auction.run()
     return totals
-
-
-def _relative(kernel: RecordedKernel) -> Relative:
-    """A kernel among its kin: of what they have found it may take what was recorded of it too."""
-    space = KernelSpace(kernel.region, kernel.target)
-    recorded = {record.key: schedule for schedule, record in kernel.table.records.items()}
-
-    def adopt(schedule: Schedule) -> Schedule | None:
-        found = adopted(space, schedule)
-        return None if found is None else recorded.get(space.key(found))
-
-    return Relative(family(space), adopt)
