@@ -23,8 +23,8 @@ from kcg.predictor.card import CARD, PREDICTOR, model_card
 from kcg.predictor.checkpoint import About, Checkpoint, read, save
 from kcg.predictor.gnn import Net, NetSettings
 from kcg.predictor.hub import CHECKSUMS, pull, push
+from tests.house_rules import HEAVY, loaded_by
 from tests.hub_server import READ_TOKEN, TOKEN, Hub, serve
-from tests.test_rules import HEAVY, loaded_by
 
 REPO = "owner/name"
 ABOUT = About(
