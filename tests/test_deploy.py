@@ -18,27 +18,27 @@ from typing import Any
 import pytest
 from sample_result import sample_result
 
-from kcg.compat.beam import cache_key, cache_table, create_table_sql
+from kcg.compat.beam import cache_key
 from kcg.compat.capture import calls_of
 from kcg.compat.device import has_cuda, prepare
 from kcg.compat.opened import open_default
 from kcg.compat.renderers import planning_renderer
-from kcg.errors import DataError, MismatchError, ResultError, UsageError
+from kcg.errors import MismatchError, ResultError, UsageError
 from kcg.kernel.actions import ACTION_SPACE_VERSION
 from kcg.kernel.codec import ast_of
 from kcg.kernel.space import KernelSpace
 from kcg.measure.target import detect
 from kcg.optimize import deploy
-from kcg.optimize.cache_rows import restore_rows, undo_path, write_rows
+from kcg.optimize.cache_rows import undo_path
 from kcg.optimize.deploy import apply, choices, undo
 from kcg.optimize.result import write_result
 from kcg.types import Finalist, Region, RegionResult, Result, Schedule, Target, Toolchain, Verification
 from kcg.workloads.capture import to_workload
+from tests.beam_cache import put, rows_of
 
 ROOT = Path(__file__).parent.parent
 SCRIPTS = Path(__file__).parent / "scripts"
 Facts = tuple[Target, Toolchain]
-Rows = dict[tuple[Any, ...], bytes]
 
 
 def listed(schedule: Schedule) -> list[Any]:
@@ -119,24 +119,6 @@ def stand_in_compiler(tmp_path: Path) -> dict[str, str]:
     script.write_text("#!/bin/sh\ncat > /dev/null\nprintf '\\017\\013'\n")
     script.chmod(0o755)
     return {"CC": str(script)}
-
-
-def rows_of(cache: Path) -> Rows:
-    database = sqlite3.connect(cache)
-    try:
-        return {tuple(row[:-1]): row[-1] for row in database.execute(f"SELECT * FROM {cache_table()}")}
-    finally:
-        database.close()
-
-
-def put(cache: Path, rows: Rows) -> None:
-    """Rows as another program would write them."""
-    cache.parent.mkdir(parents=True, exist_ok=True)
-    database = sqlite3.connect(cache)
-    with database:
-        database.execute(create_table_sql(cache_table()))
-        database.executemany(f"REPLACE INTO {cache_table()} VALUES (?,?,?,?,?,?)", [(*k, v) for k, v in rows.items()])
-    database.close()
 
 
 def key_of(region: Region, width: int, target: Target) -> tuple[Any, ...]:
@@ -286,16 +268,6 @@ def test_rows_that_others_changed_since_are_left_alone(result: Result, stored: P
     assert rows_of(cache) == {keys[0]: b"new", keys[1]: b"also new"}
 
 
-def test_undo_after_an_interrupted_apply_changes_nothing(cache: Path) -> None:
-    """The undo file is on the disk before the first row changes: a crash in between leaves it with the old rows."""
-    key = (b"k", 2, 1, "CPU", "")
-    put(cache, {key: b"old"})
-    write_rows(cache, cache_table(), {key: b"new"})
-    put(cache, {key: b"old"})
-    undone = restore_rows(cache)
-    assert (undone.restored, undone.left_alone, undone.unchanged) == (0, 0, 1) and rows_of(cache) == {key: b"old"}
-
-
 def test_undo_of_a_cache_that_was_deleted(stored: Path, result: Result, cache: Path, facts: Facts) -> None:
     apply(stored, widths=(2,), cache_db=cache, facts=facts)
     cache.unlink()
@@ -352,50 +324,6 @@ def test_a_schedule_that_does_not_apply_is_refused(result: Result, tmp_path: Pat
 def test_impossible_widths_are_refused(widths: tuple[int, ...], stored: Path, cache: Path, facts: Facts) -> None:
     with pytest.raises(UsageError, match="beam width"):
         apply(stored, widths=widths, cache_db=cache, facts=facts)
-
-
-def test_a_locked_cache_is_one_line_and_changes_nothing(cache: Path) -> None:
-    key = (b"k", 2, 1, "CPU", "")
-    put(cache, {key: b"old"})
-    other = sqlite3.connect(cache, isolation_level=None)
-    other.execute("BEGIN IMMEDIATE")
-    with pytest.raises(DataError, match="locked by another program"):
-        write_rows(cache, cache_table(), {key: b"new"}, wait_s=0.05)
-    assert not undo_path(cache).exists()
-    other.execute("ROLLBACK")
-    write_rows(cache, cache_table(), {key: b"new"})
-    other.execute("BEGIN IMMEDIATE")
-    with pytest.raises(DataError, match="locked by another program"):
-        restore_rows(cache, wait_s=0.05)
-    other.close()
-    assert undo_path(cache).exists() and rows_of(cache) == {key: b"new"}
-
-
-def test_a_file_that_is_no_cache_is_refused(cache: Path) -> None:
-    cache.parent.mkdir()
-    cache.write_bytes(b"certainly not a database " * 100)
-    with pytest.raises(DataError, match="not a cache of tinygrad"):
-        write_rows(cache, cache_table(), {(b"k", 2, 1, "CPU", ""): b"v"})
-
-
-def test_a_damaged_undo_file_is_refused_and_the_rows_stay(cache: Path) -> None:
-    key = (b"k", 2, 1, "CPU", "")
-    write_rows(cache, cache_table(), {key: b"v"})
-    intact = undo_path(cache).read_text()
-    for text in (
-        intact[:-30],
-        "[]",
-        "{}",
-        intact.replace('"table": "', '"table": "x\'; '),
-        intact.replace("aw==", "?"),
-    ):
-        assert text != intact
-        undo_path(cache).write_text(text)
-        with pytest.raises(DataError, match="damaged"):
-            restore_rows(cache)
-        with pytest.raises(DataError):
-            write_rows(cache, cache_table(), {key: b"w"})
-        assert rows_of(cache) == {key: b"v"}
 
 
 # ---- inside one process ----

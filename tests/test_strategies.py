@@ -4,58 +4,21 @@ from __future__ import annotations
 
 import itertools
 import math
-import random
 from collections.abc import Callable, Sequence
 
 import pytest
 from replay_table import BASELINE, KERNELS, RECORDED, chain_table, recorded, synthetic_table, tree_table
 
 from kcg.errors import UsageError
-from kcg.search.beams import predicted_beam
-from kcg.search.diversity import StepSets, diverse, twins
-from kcg.search.draft import Drafts, draft
-from kcg.search.interface import Ledger, Observation, Predict, Problem, Proposal, Propose, best
+from kcg.search.interface import Ledger, Observation, Predict, Proposal, Propose
 from kcg.search.local import AnnealingSettings, annealing
-from kcg.search.replay import (
-    Record,
-    ReplayTable,
-    constant_predict,
-    inverted_predict,
-    noisy_predict,
-    oracle_predict,
-)
-from kcg.search.strategies import STRATEGIES, strategy
-from kcg.search.trials import Trials
-from kcg.search.walks import Ways, fresh
-from kcg.types import RAW, Action, Opt, Prediction, Schedule
+from kcg.search.replay import Record, ReplayTable, constant_predict, inverted_predict, noisy_predict, oracle_predict
+from kcg.search.strategies import strategy
+from kcg.types import Action, Prediction, Schedule
+from tests.table_search import EXHAUSTING, POLICIES, best_s, informed, problem_of, run
 
-POLICIES = [name for name, named in STRATEGIES.items() if named.needs_policy]
 UNGUIDED = ["random", "unguided-evolution", "annealing", "full-beam", "full-beam-from-hand-coded", "policy"]
 GUIDED = ["epsilon-greedy", "greedy", "evolution", "beam", "predicted-beam", "policy-beam"]
-EXHAUSTING = ["epsilon-greedy", "evolution", "unguided-evolution", "annealing", "predicted-beam", *POLICIES]
-
-
-def informed(table: ReplayTable, *, sharpness: float = 4.0) -> Propose:
-    """A policy that prefers steps by the best within reach of them, and stops where nothing better is."""
-
-    within_reach = {s: r.observation.time_s for s, r in table.records.items()}
-    while True:  # steps may lead in circles
-        better = {s: min(t, *(within_reach[a.schedule] for a in table.actions(s)), t) for s, t in within_reach.items()}
-        if better == within_reach:
-            break
-        within_reach = better
-
-    def propose(schedules: Sequence[Schedule]) -> list[Proposal]:
-        answers = []
-        for schedule in schedules:
-            ends = [table.records[schedule].observation.time_s]
-            ends += [within_reach[a.schedule] for a in table.actions(schedule)]
-            weights = [end_s**-sharpness if math.isfinite(end_s) else 0.0 for end_s in ends]
-            total = sum(weights) or 1.0
-            answers.append(Proposal(weights[0] / total, tuple(w / total for w in weights[1:])))
-        return answers
-
-    return propose
 
 
 def always_on(table: ReplayTable) -> Propose:
@@ -66,26 +29,6 @@ def always_on(table: ReplayTable) -> Propose:
         return [Proposal(0.0 if n else 1.0, tuple(float(i == n - 1) for i in range(n))) for n in counts]
 
     return propose
-
-
-def problem_of(
-    table: ReplayTable, predict: Predict, *, seed: int = 0, max_measurements: int | None = None,
-    ledger: Ledger | None = None,
-) -> Problem:  # fmt: skip
-    """With a policy, for those that need one."""
-    problem = table.problem(predict, seed=seed, max_measurements=max_measurements, ledger=ledger)
-    problem.propose = informed(table)
-    return problem
-
-
-def run(name: str, problem: Problem) -> list[Observation]:
-    return list(strategy(name)(problem))
-
-
-def best_s(observations: list[Observation]) -> float:
-    found = best(observations)
-    assert found is not None
-    return found.time_s
 
 
 # Golden searches
@@ -269,160 +212,7 @@ def test_full_beam_begins_where_it_is_told() -> None:
     assert {table.key(o.schedule) for o in found[1 : len(level) + 1]} == level
 
 
-# Draft, then verify
-
-
-def test_each_draft_is_from_predictions_corrected_by_what_was_measured() -> None:
-    """A predictor that knows nothing until it has seen four measurements, and then all."""
-    table = recorded("flux")
-    oracle, seen = oracle_predict(table), []
-
-    def correct(schedules: Sequence[Schedule], measured: Sequence[tuple[Schedule, float]]) -> list[Prediction]:
-        seen.append(len(measured))
-        return (oracle if len(measured) >= 4 else constant_predict())(schedules)
-
-    def measured(name: str, seed: int, *, corrected: bool) -> int:
-        problem = table.problem(constant_predict(), seed=seed, max_measurements=100)
-        problem.correct = correct if corrected else None
-        for observation in strategy(name)(problem):
-            if observation.time_s == table.best_s:
-                break
-        return problem.ledger.measurements
-
-    for name in ("predicted-beam", "evolution"):
-        seen.clear()
-        assert measured(name, 0, corrected=True) <= 24
-        assert sorted(seen) == seen and seen[0] == 1 and seen[-1] >= 5
-        blind = [measured(name, seed, corrected=False) for seed in range(3)]
-        assert sum(measured(name, seed, corrected=True) for seed in range(3)) < 0.5 * sum(blind)
-
-
-def test_a_batch_of_drafts_holds_no_near_twins_where_others_are_as_good() -> None:
-    table = synthetic_table()
-    trials = Trials(table.problem(constant_predict()))
-    drafts, sets = Drafts(trials), StepSets()
-    drafts.add(list(table.records))
-    for count in (2, 4):
-        steps = [sets.of(s) for s in drafts.batch(count)]
-        assert len(steps) == count
-        assert not any(twins(a, b) for a, b in itertools.combinations(steps, 2))
-
-
-def test_drafts_expect_what_was_measured_near_by() -> None:
-    table = chain_table([4e-6, 4e-6, 1e-6, 2e-6])
-    trials = Trials(table.problem(constant_predict()))
-    drafts = Drafts(trials)
-    schedules = drafts.add(list(table.records))
-    assert len(set(drafts.costs(schedules))) == 1
-    list(trials.measure(schedules[2:]))
-    assert drafts.costs(schedules)[2:] == [math.log(1e-6), math.log(2e-6)]
-    assert drafts.costs(schedules)[1] < drafts.costs(schedules)[0] < math.log(1e-3)
-    assert drafts.unmeasured() == schedules[:2] and drafts.best(1) == [schedules[1]]
-
-
-def test_a_draft_that_is_not_measured_is_best_first() -> None:
-    table = recorded("gpt2")
-    found = draft(table.problem(oracle_predict(table)), width=8)
-    times = [table.records[s].observation.time_s for s in found]
-    assert times == sorted(times) and table.baseline() in found
-    assert times[0] < 0.5 * table.records[table.baseline()].observation.time_s
-
-
-def test_a_wider_beam_over_predictions_predicts_more() -> None:
-    table = recorded("flux")
-    counts = []
-    for width in (1, 4, 16):
-        problem = table.problem(noisy_predict(table, sigma=0.3, seed=0), max_measurements=8)
-        list(predicted_beam(width)(problem))
-        counts.append(problem.ledger.evaluations)
-    assert counts == sorted(set(counts))
-
-
-# No near twins
-
-
-def test_diverse_picks() -> None:
-    steps = [0b1, 0b11, 0b111, 0b1110000, 0b11110000]
-    assert diverse([5.0, 4.0, 3.0, 2.0, 1.0], steps, 2, penalty=0.0) == [0, 1]
-    assert diverse([1.00, 0.99, 0.98, 0.95, 0.2], steps, 3, penalty=0.1) == [0, 3, 1]
-    assert diverse([1.00, 0.99, 0.98, 0.5, 0.4], steps, 3, penalty=0.1) == [0, 1, 2]
-    assert diverse([1.0, 1.0], [0b1, 0b10], 9) == [0, 1]
-    assert diverse([], [], 4) == [] == diverse([1.0], [1], 0)
-
-
-def test_diverse_is_the_same_as_trying_all() -> None:
-    rng = random.Random(0)
-    for _ in range(50):
-        scores = [rng.gauss(0.0, 0.2) for _ in range(30)]
-        steps = [rng.getrandbits(5) for _ in range(30)]
-        left, chosen = list(range(30)), []
-        for _ in range(6):
-            chosen.append(max(left, key=lambda i: scores[i] - 0.1 * sum(twins(steps[i], steps[c]) for c in chosen)))
-            left.remove(chosen[-1])
-        assert diverse(scores, steps, 6, penalty=0.1) == chosen
-
-
-def test_step_sets_count_repeated_steps_and_take_other_kinds() -> None:
-    sets = StepSets()
-    one, two = (Schedule.from_opts([Opt("UNROLL", 0, 2)] * n) for n in (1, 2))
-    assert sets.of(RAW) == 0 and sets.of(two).bit_count() == 2 and twins(sets.of(one), sets.of(two))
-    assert sets.of(Schedule("source", '"a"')).bit_count() == 1
-    assert sets.of(Schedule("source", '"a"')) != sets.of(Schedule("source", '"b"'))
-
-
-# Schedules as lists of steps
-
-
-@pytest.mark.parametrize("kernel", RECORDED)
-def test_every_change_of_a_schedule_is_reached_by_legal_steps(kernel: str) -> None:
-    table = recorded(kernel)
-    trials = Trials(table.problem(constant_predict()))
-    ways = Ways(trials)
-    changes = [ways.with_step, ways.without_step, ways.with_other_step, ways.with_other_amount]
-    way, lengths, rng = ways.of(table.baseline()), set(), random.Random(0)
-    for schedule in fresh(trials, 40):
-        crossed = ways.crossed(way, ways.of(schedule))
-        way = rng.choice(changes)(crossed) or crossed
-        lengths.add(len(way.labels))
-        here = way.origin
-        for label in way.labels:
-            (here,) = [a.schedule for a in table.actions(here) if a.label == label]
-        assert table.key(here) == table.key(way.schedule)
-    assert {1, 2, 3} <= lengths
-
-
-def test_one_step_of_a_way_is_changed() -> None:
-    table = synthetic_table()
-    ways = Ways(Trials(table.problem(constant_predict())))
-    way = ways.of(BASELINE)
-    assert way.labels == ("UPCAST(0,4)", "UNROLL(0,4)") and way.origin == RAW
-    for _ in range(20):
-        more, less, other = ways.with_step(way), ways.without_step(way), ways.with_other_step(way)
-        assert more is not None and set(way.labels) < set(more.labels)
-        assert less is not None and len(less.labels) == 1 and set(less.labels) < set(way.labels)
-        assert other is not None and len(set(other.labels) & set(way.labels)) == 1
-    amounts = {ways.with_other_amount(way) for _ in range(20)}
-    assert {w.labels for w in amounts if w} == {
-        ("UPCAST(0,2)", "UNROLL(0,4)"), ("UPCAST(0,8)", "UNROLL(0,4)"), ("UPCAST(0,4)", "UNROLL(0,8)")
-    }  # fmt: skip
-    assert ways.without_step(ways.of(RAW)) is None
-    followed = ways.follow(RAW, ["UNROLL(0,4)", "nonsense", "UNROLL(0,8)", "LOCAL(0,4)"])
-    assert sorted(followed.labels) == ["LOCAL(0,4)", "UNROLL(0,4)"]
-
-
-def test_what_steps_do_not_reach_stands_alone() -> None:
-    """A hand-coded schedule may take Opts that the space does not offer."""
-    runtimes = {"": (9.0, "0"), "a": (8.0, "1"), "ab": (3.0, "2")}
-    whole = tree_table(runtimes)
-    records = [Record(r.key, r.observation, () if r.key == "" else r.actions) for r in whole.records.values()]
-    baseline = records[1].observation.schedule
-    table = ReplayTable(records, start=RAW, baseline=baseline)
-    ways = Ways(Trials(table.problem(constant_predict())))
-    way = ways.of(baseline)
-    assert (way.origin, way.labels) == (baseline, ()) and ways.without_step(way) is None
-    assert ways.of(records[2].observation.schedule).origin == baseline
-    for name in EXHAUSTING:
-        assert best_s(run(name, problem_of(table, oracle_predict(table)))) == 3e-6
+# Annealing
 
 
 @pytest.mark.parametrize(("temperature", "reached"), [(5.0, 3), (0.01, 2)])

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,8 +21,9 @@ from kcg.predictor.card import CARD, PREDICTOR, model_card
 from kcg.predictor.checkpoint import About, Checkpoint, read, save
 from kcg.predictor.gnn import Net, NetSettings
 from kcg.predictor.hub import CHECKSUMS, pull, push
-from tests.hub_server import READ_TOKEN, TOKEN, Hub, serve
-from tests.test_rules import HEAVY, loaded_by
+from tests.house_rules import HEAVY, loaded_by
+from tests.hub.checks import is_untouched
+from tests.hub.server import READ_TOKEN, TOKEN, Hub
 
 REPO = "owner/name"
 ABOUT = About(
@@ -32,21 +31,6 @@ ABOUT = About(
     (("kernels.parquet", "0123456789abcdef" * 4),), "workload", ("ADD", "MUL"), metrics={"pairwise": 0.91234},
     revision="abc1234", settings={"epochs": 3},
 )  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def online(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The suite is offline; these tests reach a server of their own, without the token of whoever runs them."""
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(constants, "HF_TOKEN_PATH", os.devnull)
-    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_OIDC_RESOURCE", "HTTP_PROXY", "http_proxy", "ALL_PROXY"):
-        monkeypatch.delenv(name, raising=False)
-
-
-@pytest.fixture
-def hub() -> Iterator[Hub]:
-    with serve() as running:
-        yield running
 
 
 @pytest.fixture(scope="module")
@@ -61,21 +45,11 @@ def file(trained: Checkpoint, tmp_path: Path) -> Path:
     return tmp_path / "local" / "cuda.safetensors"
 
 
-@pytest.fixture
-def target(tmp_path: Path) -> Path:
-    (tmp_path / "pulled").mkdir()
-    return tmp_path / "pulled" / "here"
-
-
 def refused(error: pytest.ExceptionInfo[KcgError]) -> str:
     line = str(error.value)
     assert "\n" not in line and len(line) < 300
     assert TOKEN not in line and ".part" not in line and "kcg-push-" not in line
     return line
-
-
-def is_untouched(target: Path) -> bool:
-    return list(target.parent.iterdir()) == []
 
 
 def sealed(content: bytes) -> dict[str, bytes]:

@@ -1,0 +1,20 @@
+"""One kernel to replace by hand, and what its replacements are registered with."""
+
+from __future__ import annotations
+
+from kcg.kernel.codec import kernel_of
+from kcg.kernel.targets import KNOWN_TARGETS
+from kcg.kernels import HandwrittenKernel, collecting, handwritten
+from kcg.types import Region
+from tests.kernels import example_ast
+
+SM_90 = KNOWN_TARGETS["sm_90"]
+ROWS, COLUMNS, INNER = 24, 32, 40
+MATMUL = Region((kernel_of(example_ast("matmul_f32")),))
+
+
+def kernel(function: object, kind: str = "uop", **settings: object) -> HandwrittenKernel:
+    """A kernel as its decorator registers it."""
+    with collecting() as found:
+        getattr(handwritten, kind)(matches=lambda view: True, **settings)(function)
+    return found[0]

@@ -1,0 +1,210 @@
+"""The house's rules as checkers: each reads a file of Python and yields what breaks the rule, as lines."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parent.parent
+
+# -- the rooms, lowest first; rooms of one level are siblings and do not import each other
+
+LEVELS = (
+    {"schedules"}, {"errors", "types"}, {"files"}, {"commandline", "kernels"}, {"compat"}, {"kernel"},
+    {"workloads", "measure"}, {"dataset"}, {"predictor"}, {"env"}, {"search"}, {"campaign", "optimize"}, {"doctor"},
+)  # fmt: skip
+LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
+
+TINYGRAD_PUBLIC = {"Tensor", "dtypes", "Device", "TinyJit", "nn", "Variable", "UOp"}
+FORBIDDEN_CALLS = {
+    "eval", "exec", "compile", "__import__", "pickle.load", "pickle.loads", "pickle.Unpickler", "cloudpickle.load",
+    "cloudpickle.loads", "dill.load", "dill.loads", "joblib.load", "marshal.load", "marshal.loads", "shelve.open",
+    "torch.load", "pandas.read_pickle",
+}  # fmt: skip
+HEAVY = {
+    "tinygrad", "numpy", "torch", "torch_geometric", "pyarrow", "scipy", "lightgbm", "gymnasium", "plotly", "jinja2",
+    "wandb", "optuna", "stable_baselines3", "sb3_contrib", "triton", "networkx", "huggingface_hub", "safetensors",
+}  # fmt: skip
+MAX_LINES = 420
+MAX_SCRIPT_LINES = 120
+
+
+class Import(NamedTuple):
+    """One imported module or name: `module` is absolute, `name` is set for `from module import name`."""
+
+    module: str
+    name: str
+    line: int
+    lazy: bool  # inside a function or under `if TYPE_CHECKING:`: importing the file does not run it
+
+
+@dataclass(frozen=True)
+class Source:
+    """A parsed Python file and the dotted name of its module."""
+
+    path: Path
+    module: str
+
+    @property
+    def tree(self) -> ast.Module:
+        return ast.parse(self.path.read_text(encoding="utf-8"))
+
+    def imports(self) -> list[Import]:
+        """Every import of the file, those inside functions and under TYPE_CHECKING included."""
+        found: list[Import] = []
+        package = self.module if self.path.name == "__init__.py" else self.module.rpartition(".")[0]
+
+        def visit(node: ast.AST, lazy: bool) -> None:
+            if isinstance(node, ast.Import):
+                found.extend(Import(alias.name, "", node.lineno, lazy) for alias in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                base = ".".join(package.split(".")[: len(package.split(".")) - node.level + 1]) if node.level else ""
+                module = ".".join(filter(None, (base, node.module or "")))
+                found.extend(Import(module, alias.name, node.lineno, lazy) for alias in node.names)
+            inside = lazy or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+            typing_only = node.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING" else []
+            for child in ast.iter_child_nodes(node):
+                visit(child, inside or child in typing_only)
+
+        visit(self.tree, False)
+        return found
+
+
+def sources(root: Path, folder: str) -> list[Source]:
+    """Every Python file under `root/folder`."""
+    found = []
+    for path in sorted((root / folder).rglob("*.py")):
+        parts = path.relative_to(root).with_suffix("").parts
+        found.append(Source(path, ".".join(parts[:-1] if parts[-1] == "__init__" else parts)))
+    return found
+
+
+def room_of(module: str) -> str:
+    """`kcg.kernel.codec` -> `kernel`; empty for the package itself and for other packages."""
+    parts = module.split(".")
+    return parts[1] if parts[0] == "kcg" and len(parts) > 1 else ""
+
+
+def room_imported(item: Import) -> str:
+    """The room that an import reaches: `from kcg import errors` reaches `errors`."""
+    if item.module == "kcg" and item.name in LEVEL:
+        return item.name
+    return room_of(item.module)
+
+
+# -- the checkers: each returns the violations as lines; test_rules_checkers.py runs each on files that break the rule
+
+
+def upward_imports(source: Source) -> Iterator[str]:
+    """Imports that do not go down. An entry (`__main__`, `kcg.doctor`, `kcg` itself) may import any room lazily."""
+    here = room_of(source.module)
+    entry = source.path.name == "__main__.py" or here in ("doctor", "")
+    if here and here not in LEVEL:
+        yield f"{source.module}: {here!r} is no room; name its level in LEVELS"
+        return
+    for item in source.imports():
+        room = room_imported(item)
+        if room in ("", here) or (entry and item.lazy):
+            continue
+        if room not in LEVEL:
+            yield f"{source.module}:{item.line}: imports {room!r}, which is no room"
+        elif not here or LEVEL[room] >= LEVEL[here]:
+            yield f"{source.module}:{item.line}: {here or 'kcg'} imports {room}, which is not below it"
+
+
+def private_tinygrad(source: Source) -> Iterator[str]:
+    """Imports of tinygrad's internals outside of `kcg/compat`."""
+    if room_of(source.module) == "compat":
+        return
+    for item in source.imports():
+        package, *rest = item.module.split(".")
+        if package != "tinygrad" or rest[:1] == ["nn"]:
+            continue
+        if rest or (item.name and item.name not in TINYGRAD_PUBLIC):
+            yield f"{source.module}:{item.line}: tinygrad internals ({item.module} {item.name}): go through kcg.compat"
+
+
+def forbidden_calls(source: Source) -> Iterator[str]:
+    """Calls that execute or unpickle data, under the names by which the file knows them."""
+    tree, alias = source.tree, {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            alias.update({a.asname or a.name: a.name for a in node.names})
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            alias.update({a.asname or a.name: f"{node.module}.{a.name}" for a in node.names})
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            head, dot, tail = ast.unparse(node.func).partition(".")
+            called = alias.get(head, head) + dot + tail
+            if called.removeprefix("builtins.") in FORBIDDEN_CALLS:
+                yield f"{source.module}:{node.lineno}: calls {called}"
+            if any(k.arg == "allow_pickle" and not _is_false(k.value) for k in node.keywords):
+                yield f"{source.module}:{node.lineno}: allows pickle"
+
+
+def _is_false(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value is False
+
+
+def too_long(source: Source, limit: int) -> Iterator[str]:
+    """Files of more lines than a newcomer can hold."""
+    if (lines := len(source.path.read_text(encoding="utf-8").splitlines())) > limit:
+        yield f"{source.module}: {lines} lines, more than {limit}"
+
+
+def imports_of_scripts(source: Source) -> Iterator[str]:
+    """Imports of `training`, `evaluation`, `tests` or `datasets` by the library."""
+    for item in source.imports():
+        if item.module.split(".")[0] in ("training", "evaluation", "tests", "datasets"):
+            yield f"{source.module}:{item.line}: the library imports {item.module}"
+
+
+def drawn_tree(text: str) -> dict[str, str]:
+    """Class -> parent, from a tree drawn with box characters; the root's parent is empty."""
+    parents: dict[str, str] = {}
+    open_at: list[str] = []
+    for line in text.splitlines():
+        if match := re.match(r"^((?:│   |    )*)(├── |└── )?([A-Z]\w+)\s{2,}", line):
+            depth = len(match[1]) // 4 + (1 if match[2] else 0)
+            parents[match[3]] = open_at[depth - 1] if depth else ""
+            open_at[depth:] = [match[3]]
+    return parents
+
+
+def loaded_by(*command: str) -> set[str]:
+    """Top-level packages that a Python command imports. Raises AssertionError where it fails."""
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", *command],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-500:]
+    times = [
+        line for line in done.stderr.splitlines() if line.startswith("import time:") and "imported package" not in line
+    ]
+    return {line.split("|")[-1].strip().split(".")[0] for line in times}
+
+
+def defined_names(path: Path) -> set[str]:
+    """`__all__`, or the public names that a module defines at its top or re-exports by `import X as X`."""
+    names: set[str] = set()
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names.update(target.id for target in targets if isinstance(target, ast.Name))
+            if "__all__" in names and isinstance(node, ast.Assign):
+                return set(ast.literal_eval(node.value))
+        elif isinstance(node, ast.ImportFrom):
+            names.update(alias.asname for alias in node.names if alias.asname == alias.name and alias.asname)
+    return {name for name in names if not name.startswith("_")}

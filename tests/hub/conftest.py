@@ -1,0 +1,53 @@
+"""A small Hub that each test has for itself, an export to push to it, and a place to pull into."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants
+
+from kcg.dataset.export import export
+from kcg.dataset.journal import Journal
+from tests.hub.server import Hub, serve
+from tests.test_journal import fill
+
+
+@pytest.fixture(autouse=True)
+def online(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The suite is offline; these tests reach a server of their own, without the token of whoever runs them."""
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", os.devnull)
+    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_OIDC_RESOURCE", "HTTP_PROXY", "http_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    with serve() as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Not to be changed by a test: `folder` is a copy."""
+    folder = tmp_path_factory.mktemp("exported")
+    with Journal.open(folder / "a.sqlite") as journal:
+        fill(journal)
+        export(journal, folder / "out")
+    return folder / "out"
+
+
+@pytest.fixture
+def folder(exported: Path, tmp_path: Path) -> Path:
+    """A fresh export that a test may change."""
+    return Path(shutil.copytree(exported, tmp_path / "local" / "out"))
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    (tmp_path / "pulled").mkdir()
+    return tmp_path / "pulled" / "here"

@@ -1,0 +1,187 @@
+"""kcg's copies of tinygrad's steps do what tinygrad does: first states, hand-coded schedules, BEAM's cache, the JIT."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tinygrad.codegen
+import tinygrad.codegen.opt.search as tiny_search
+import tinygrad.helpers
+from tinygrad import Tensor
+from tinygrad.engine import realize
+
+from kcg.compat import beam, programs, scheduling
+from kcg.compat.renderers import planning_renderer
+from kcg.compat.tiny import Device, KernelInfo, Ops, Scheduler, UOp, dtypes, to_program
+from kcg.kernel.codec import ast_of, kernel_of
+from kcg.kernel.targets import KNOWN_TARGETS
+from kcg.types import Opt, Target
+from tests.kernels import example_asts, kernels_of
+
+ASTS = example_asts()
+
+X86 = Target(
+    device="CPU", renderer="X86", arch="x86_64,native", model="test", cores=2, has_local=False, has_threads=True,
+    max_threads=2, shared_bytes=0, memory_bytes=1 << 30, cache_bytes=1 << 20,
+)  # fmt: skip
+TARGETS = {"X86": X86, **KNOWN_TARGETS}
+
+
+class Stop(BaseException):
+    """Ends tinygrad's work once the test has seen what it wanted."""
+
+
+def given_to_apply_opts(ast: UOp, renderer: Any, monkeypatch: pytest.MonkeyPatch) -> UOp:
+    """The AST that tinygrad's own code generation hands to `apply_opts`."""
+    seen: list[UOp] = []
+
+    def capture(sink: UOp, _renderer: Any, beam: int = 0) -> UOp:
+        seen.append(sink)
+        raise Stop
+
+    monkeypatch.setattr(tinygrad.codegen, "apply_opts", capture)
+    with pytest.raises(Stop):
+        tinygrad.codegen.full_rewrite_to_sink(ast, renderer)
+    monkeypatch.undo()
+    return seen[0]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_initial_state_is_tinygrads(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    renderer = planning_renderer(TARGETS[target])
+    for name, raw in ASTS.items():
+        ast = scheduling.with_device(ast_of(kernel_of(raw)), TARGETS[target].device)
+        theirs = Scheduler(given_to_apply_opts(ast, renderer, monkeypatch), renderer)
+        theirs.convert_loop_to_global()
+        assert scheduling.initial_state(ast, renderer).ast is theirs.ast, name
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_hand_coded_schedule_is_what_tinygrad_applies(target: str) -> None:
+    renderer = planning_renderer(TARGETS[target])
+    for name, raw in ASTS.items():
+        ast = scheduling.with_device(ast_of(kernel_of(raw)), TARGETS[target].device)
+        state = scheduling.initial_state(ast, renderer)
+        theirs = tinygrad.codegen.opt.postrange.apply_opts(scheduling.initial_state(ast, renderer).ast, renderer)
+        assert scheduling.hand_coded(state).opts == tuple(map(scheduling.from_tiny, theirs.arg.applied_opts)), name
+
+
+@pytest.mark.parametrize("name", ["matmul_f32", "softmax.0", "conv2d", "symbolic", "gelu"])
+def test_the_hand_coded_schedule_is_what_a_program_records(name: str) -> None:
+    renderer = planning_renderer(X86)
+    ast = scheduling.with_device(ast_of(kernel_of(ASTS[name])), "CPU")
+    program = to_program(ast, renderer)
+    applied = tuple(map(scheduling.from_tiny, program.src[0].arg.applied_opts))
+    assert scheduling.hand_coded(scheduling.initial_state(ast, renderer)).opts == applied
+
+
+def test_reaching_a_schedule_does_not_change_its_parent() -> None:
+    state = scheduling.initial_state(ast_of(kernel_of(ASTS["matmul_f32"])), planning_renderer(X86))
+    before = state.ast
+    after = scheduling.apply(state, (Opt("UPCAST", 0, 4),))
+    scheduling.scheduled_ast(after)
+    scheduling.kernel_name(after)
+    assert state.ast is before
+    assert state.applied_opts == []
+    assert [scheduling.from_tiny(o) for o in after.applied_opts] == [Opt("UPCAST", 0, 4)]
+
+
+@pytest.mark.parametrize("opt", [Opt("UPCAST", 0, 4), Opt("UNROLL", 1, 0), Opt("TC", 0, (-1, 2, 1)), Opt("SWAP", 0, 1)])
+def test_opts_go_to_tinygrad_and_back(opt: Opt) -> None:
+    assert scheduling.from_tiny(scheduling.to_tiny(opt)) == opt
+
+
+# -- BEAM's disk cache
+
+
+def beam_lookups(call: UOp, width: int, monkeypatch: pytest.MonkeyPatch) -> tuple[str, dict[str, Any]]:
+    """The table and the key that tinygrad itself looks up when a program with `BEAM=width` compiles a kernel."""
+    seen: list[tuple[str, dict[str, Any]]] = []
+
+    def lookup(table: str, key: dict[str, Any]) -> None:
+        seen.append((table, key))
+        raise Stop
+
+    monkeypatch.setattr(tiny_search, "diskcache_get", lookup)
+    with pytest.raises(Stop):
+        realize.compile_linear(UOp(Ops.LINEAR, src=(call,)), beam=width)
+    monkeypatch.undo()
+    return seen[0]
+
+
+@pytest.mark.parametrize("width", [1, 2, 8])
+def test_the_cache_key_is_the_one_that_beam_looks_up(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    renderer, compared = Device["CPU"].renderer, 0
+    for name, ast in ASTS.items():
+        buffers = sorted((u for u in ast.toposort() if u.op is Ops.PARAM and u.arg.slot >= 0), key=lambda u: u.arg.slot)
+        if any(isinstance(b.device, tuple) for b in buffers):
+            continue  # a kernel on several devices has their names in its key: BEAM's cache cannot serve it
+        call = ast.call(*[UOp.new_buffer("CPU", b.max_numel(), b.dtype) for b in buffers])
+        expected = beam.cache_key(ast_of(kernel_of(ast)), width, "CPU", renderer)
+        assert beam_lookups(call, width, monkeypatch) == ("beam_search", expected), name
+        compared += 1
+    assert compared >= 90
+
+
+def test_the_cache_row_is_the_one_that_tinygrad_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What kcg writes under BEAM's key comes out of tinygrad's own `diskcache_get`, and a program then takes it."""
+    (ast,) = kernels_of(Tensor.empty(24, 40) @ Tensor.empty(40, 32))
+    renderer, opts = Device["CPU"].renderer, (Opt("UPCAST", 0, 4), Opt("UPCAST", 1, 2))
+    key = beam.cache_key(ast_of(kernel_of(ast)), 3, "CPU", renderer)
+    monkeypatch.setattr(tinygrad.helpers, "CACHEDB", str(tmp_path / "cache.db"))
+    monkeypatch.setattr(tinygrad.helpers, "_db_connection", None)
+    monkeypatch.setattr(tinygrad.helpers, "_db_tables", set())
+    assert tinygrad.helpers.diskcache_get("beam_search", key) is None
+    with sqlite3.connect(tmp_path / "cache.db") as connection:
+        connection.execute(beam.create_table_sql(beam.cache_table()))
+        values = [*(key[name] for name, _ in beam.KEY_COLUMNS), beam.cache_value(opts)]
+        connection.execute(f"INSERT INTO '{beam.cache_table()}' VALUES({', '.join('?' * len(values))})", values)
+    connection.close()
+    assert tuple(map(scheduling.from_tiny, tinygrad.helpers.diskcache_get("beam_search", key))) == opts
+    marked = scheduling.with_device(ast, "CPU").replace(arg=KernelInfo(beam=3))
+    program = to_program(marked, renderer)
+    assert tuple(map(scheduling.from_tiny, program.src[0].arg.applied_opts)) == opts
+    tinygrad.helpers._db_connection.close()
+
+
+def test_the_table_has_tinygrads_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`diskcache_put` would make the same table."""
+    monkeypatch.setattr(tinygrad.helpers, "CACHEDB", str(tmp_path / "cache.db"))
+    monkeypatch.setattr(tinygrad.helpers, "_db_connection", None)
+    monkeypatch.setattr(tinygrad.helpers, "_db_tables", set())
+    key = beam.cache_key(ast_of(kernel_of(ASTS["matmul_f32"])), 2, "CPU", Device["CPU"].renderer)
+    tinygrad.helpers.diskcache_put("beam_search", key, [])
+    (sql,) = tinygrad.helpers._db_connection.execute("SELECT sql FROM sqlite_master WHERE type = 'table'").fetchone()
+    tinygrad.helpers._db_connection.close()
+    ours = beam.create_table_sql(beam.cache_table()).replace("IF NOT EXISTS ", "")
+    assert re.sub(r"[\s'\"]", "", sql).lower() == re.sub(r"[\s'\"]", "", ours).lower()
+
+
+def test_a_jit_that_captures_its_first_call_gives_what_an_uncaptured_one_does() -> None:
+    """Its memory is planned from the start: nothing that the function made contiguous outlives the call."""
+    from kcg.compat.jit import captured_at_once
+
+    def step(x: Tensor) -> Tensor:
+        return ((x + 1).contiguous() * 2).contiguous().sum()
+
+    jitted = captured_at_once(step)
+    for numbers in ([1.0, 2.0, 3.0], [4.0, 5.0, 6.0]):
+        given = Tensor(numbers, device="CPU").contiguous().realize()
+        assert jitted(given).item() == pytest.approx(sum(2 * (n + 1) for n in numbers))
+        assert jitted.captured is not None
+
+
+@pytest.mark.parametrize(
+    ("dtype", "offset", "aligned"),
+    [("uint8", 4, False), ("uint8", 48, True), ("float32", 1, False), ("float32", 8, True)],
+)
+def test_whether_a_calls_buffers_are_aligned_is_told_before_it_runs(dtype: str, offset: int, aligned: bool) -> None:
+    """Views as tinygrad's memory planner makes them: a part of one buffer, taken for another dtype."""
+    base, whole = (UOp.new_buffer("CPU", 4096, getattr(dtypes, dtype)) for _ in range(2))
+    call = UOp.sink().call(whole, base.shrink(((offset, offset + 256),)).bitcast(dtypes.float32))
+    assert programs.is_aligned(call) is aligned
+    assert programs.single_device(call) == "CPU"

@@ -1,0 +1,149 @@
+"""The checkers of the house's rules find each rule broken, and nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.house_rules import (
+    HEAVY,
+    Source,
+    defined_names,
+    drawn_tree,
+    forbidden_calls,
+    imports_of_scripts,
+    loaded_by,
+    private_tinygrad,
+    sources,
+    too_long,
+    upward_imports,
+)
+
+
+def source(root: Path, name: str, text: str) -> Source:
+    """A file of a made-up package tree."""
+    path = root / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    (found,) = [s for s in sources(root, name.split("/")[0]) if s.path == path]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("kcg/kernel/a.py", "import kcg.search.mcts"),
+        ("kcg/kernel/a.py", "from kcg.search.interface import Action"),
+        ("kcg/kernel/a.py", "def f():\n  from kcg.workloads import flux"),
+        ("kcg/kernel/a.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n  from kcg.measure import jobs"),
+        ("kcg/kernel/a.py", "from ..workloads import flux"),
+        ("kcg/kernel/__init__.py", "from ..workloads.flux import build"),
+        ("kcg/workloads/a.py", "from kcg.measure.jobs import TimeJob"),
+        ("kcg/measure/a.py", "class A:\n  from kcg.workloads.flux import build"),
+        ("kcg/optimize/a.py", "from kcg import campaign"),
+        ("kcg/errors.py", "from kcg import types"),
+        ("kcg/types.py", "import kcg.errors"),
+        ("kcg/__init__.py", "from kcg.optimize.run import optimize"),
+        ("kcg/kernel/a.py", "from kcg.nowhere import x"),
+        ("kcg/unheard/a.py", "import os"),
+        ("kcg/dataset/__main__.py", "from kcg.optimize.run import optimize"),
+    ],
+)
+def test_an_upward_import_is_found(tmp_path: Path, name: str, text: str) -> None:
+    assert len(list(upward_imports(source(tmp_path, name, text)))) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("kcg/dataset/__main__.py", "def main():\n  from kcg.optimize.run import optimize"),
+        ("kcg/doctor.py", "from kcg.errors import KcgError\ndef main():\n  import kcg.optimize.run"),
+        ("kcg/kernel/a.py", "from kcg.compat.tiny import UOp\nfrom kcg import types, __version__\nfrom . import b"),
+        ("kcg/optimize/a.py", "import kcg.search.mcts, json"),
+        (
+            "kcg/__init__.py",
+            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n  from kcg.optimize.run import optimize",
+        ),
+        ("kcg/__init__.py", "def __getattr__(name):\n  from kcg.optimize.run import optimize"),
+    ],
+)
+def test_a_downward_import_is_allowed(tmp_path: Path, name: str, text: str) -> None:
+    assert list(upward_imports(source(tmp_path, name, text))) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from tinygrad.uop.ops import UOp",
+        "import tinygrad.device",
+        "def f():\n  from tinygrad.runtime.autogen import cuda",
+        "from tinygrad import helpers",
+        "from tinygrad import Context",
+    ],
+)
+def test_a_tinygrad_internal_is_found(tmp_path: Path, text: str) -> None:
+    assert len(list(private_tinygrad(source(tmp_path, "kcg/kernel/a.py", text)))) == 1
+    assert list(private_tinygrad(source(tmp_path, "kcg/compat/a.py", text))) == []
+
+
+def test_public_tinygrad_is_allowed_anywhere(tmp_path: Path) -> None:
+    text = "import tinygrad\nfrom tinygrad import Tensor, dtypes, nn, TinyJit\nfrom tinygrad.nn.state import safe_load"
+    assert list(private_tinygrad(source(tmp_path, "kcg/workloads/a.py", text))) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "eval('1')",
+        "def f(x):\n  exec(x)",
+        "import pickle\npickle.loads(b'')",
+        "import pickle as p\np.load(f)",
+        "from pickle import load as read\nread(f)",
+        "import torch\ntorch.load('x', weights_only=True)",
+        "from torch import load\nload('x')",
+        "import builtins\nbuiltins.eval('1')",
+        "import numpy as np\nnp.load('x', allow_pickle=True)",
+        "__import__('os')",
+    ],
+)
+def test_a_forbidden_call_is_found(tmp_path: Path, text: str) -> None:
+    assert len(list(forbidden_calls(source(tmp_path, "kcg/a.py", text)))) == 1
+
+
+def test_harmless_calls_are_not_found(tmp_path: Path) -> None:
+    text = "import json, re\njson.loads('1')\nmodel.eval()\nre.compile('x')\nnp.load('x', allow_pickle=False)"
+    assert list(forbidden_calls(source(tmp_path, "kcg/a.py", text))) == []
+
+
+def test_a_long_file_and_an_import_of_a_script_are_found(tmp_path: Path) -> None:
+    assert list(too_long(source(tmp_path, "kcg/a.py", "x = 1\n" * 11), 10)) == ["kcg.a: 11 lines, more than 10"]
+    assert list(too_long(source(tmp_path, "kcg/a.py", "x = 1\n" * 10), 10)) == []
+    assert (
+        len(list(imports_of_scripts(source(tmp_path, "kcg/b.py", "def f():\n  from training.gnn import train")))) == 1
+    )
+
+
+def test_a_wrong_drawing_is_noticed() -> None:
+    drawing = "Base   words\n├── Left   words\n│   └── Deep   words\n└── Right   words\n"
+    assert drawn_tree(drawing) == {"Base": "", "Left": "Base", "Deep": "Left", "Right": "Base"}
+    assert drawn_tree(drawing.replace("│   └──", "├──"))["Deep"] == "Base"
+
+
+def test_a_heavy_import_is_noticed(tmp_path: Path) -> None:
+    (tmp_path / "jinja2.py").write_text("", encoding="utf-8")
+    script = tmp_path / "script.py"
+    script.write_text("import json\ndef f():\n    import jinja2\nf()\n", encoding="utf-8")
+    assert loaded_by(str(script)) & HEAVY == {"jinja2"}
+    with pytest.raises(AssertionError):
+        loaded_by("-c", "raise SystemExit(3)")
+
+
+def test_defined_names_are_found(tmp_path: Path) -> None:
+    path = tmp_path / "a.py"
+    path.write_text(
+        "from b import C as C, D\nimport os\n_x = 1\nE: int = 2\ndef f(): ...\nclass G: ...\n", encoding="utf-8"
+    )
+    assert defined_names(path) == {"C", "E", "f", "G"}
+    path.write_text("from b import C\nx = 1\n__all__ = ['C']\n", encoding="utf-8")
+    assert defined_names(path) == {"C"}
