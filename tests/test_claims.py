@@ -81,8 +81,9 @@ def test_each_takes_what_nobody_holds_and_looks_again_at_what_was_dropped(
 def test_the_widest_searches_of_the_slowest_kernels_come_first(service: MeasureService, tmp_path: Path) -> None:
     begin(tmp_path, service)
     campaign = process(tmp_path, 0, ("tinygrad-beam:4", "random:2"))
+    assert campaign.beam_s("tinygrad-beam:4", regions()[0]) == 2 * campaign.beam_s("tinygrad-beam:2", regions()[0]) > 0
     for region, wall_s in zip(regions(), (10.0, 100.0, 50.0), strict=True):
-        campaign.journal.kernels.setdefault(region.id, campaign.journal.of(region.id)).tiny[2] = Beam(RAW, 1, wall_s)
+        campaign.journal.of(region.id).tiny[2] = Beam(RAW, 1, wall_s)
     assert campaign.beam_s("tinygrad-beam:4", regions()[1]) == 200.0
     order = [kernel for _, kernel in names([*campaign.units()])]
     assert order == [1, 2, 0, 0, 1, 2]

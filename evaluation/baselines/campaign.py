@@ -19,7 +19,8 @@ from kcg.types import RAW, Region
 KCG, TINY_BEAM, RETIME = "kcg", "tinygrad-beam", "retime"
 LEAST_S = 30.0  # with less time than this no search is begun
 BUDGET = 256  # measurements of a method that has no end of its own; BEAM=4 takes about as many
-BEAM_GUESS_S = 40.0  # of BEAM=2 on one kernel, where nothing is known of it yet
+BEAM_GUESS_S = 40.0  # of BEAM=2 on a kernel of which nothing is known yet; less below SHORT_S a call: at 1024 BEAM=4 took
+SHORT_S = 1.5e-3  # 10 s at 0.5 ms, 70 s at 1.4 ms, and 10 to 260 s above
 
 
 @dataclass(frozen=True)
@@ -71,21 +72,25 @@ class Campaign:
     def units(self) -> Iterator[Unit]:
         """Method by method, so that a piece that is cut leaves whole columns; of each those first that should take
         longest, so that no device is done long before another."""
-        own_s = {region.id: own_s for region, _, own_s in self.setting.kernels}
         for method in self.methods:
             if method.startswith(KCG):
                 yield Unit(method)
             else:
-                kernels = sorted(self.searched(), key=lambda k: (self.beam_s(method, k[0]), own_s[k[0].id]))
+                kernels = sorted(self.searched(), key=lambda k: (self.beam_s(method, k[0]), self.own_s(k[0])))
                 yield from (Unit(method, region, calls) for region, calls in reversed(kernels))
 
+    def own_s(self, region: Region) -> float:
+        """Seconds of a call with tinygrad's own schedule."""
+        return next(own_s for known, _, own_s in self.setting.kernels if known == region)
+
     def beam_s(self, method: str, region: Region) -> float:
-        """Seconds that BEAM should take on a kernel, by a narrower one that is known; 0 of other methods."""
+        """Seconds that BEAM should take on a kernel, by a narrower one if one is known; 0 of other methods."""
         name, _, of = method.partition(":")
         if name != TINY_BEAM:
             return 0.0
         known = {width: beam.wall_s for width, beam in self.journal.of(region.id).tiny.items() if width < int(of)}
-        return known[max(known)] / max(known) * int(of) if known else BEAM_GUESS_S * int(of) / 2
+        guess_s = BEAM_GUESS_S / 2 * min(1.0, 0.1 + self.own_s(region) / SHORT_S)
+        return (known[max(known)] / max(known) if known else guess_s) * int(of)
 
     def done(self, unit: Unit) -> bool:
         """Whether the journal holds what a unit is to find; of timing again only `retiming` knows."""
