@@ -19,7 +19,7 @@ from kcg.types import RAW, Region
 KCG, TINY_BEAM, RETIME = "kcg", "tinygrad-beam", "retime"
 LEAST_S = 30.0  # with less time than this no search is begun
 BUDGET = 256  # measurements of a method that has no end of its own; BEAM=4 takes about as many
-BEAM_GUESS_S = 40.0  # of BEAM=2 on a kernel of which nothing is known yet; less below SHORT_S a call: at 1024 BEAM=4 took
+BEAM_GUESS_S = 40.0  # of BEAM=2 where nothing is known of a kernel yet; less below SHORT_S a call: at 1024 BEAM=4 took
 SHORT_S = 1.5e-3  # 10 s at 0.5 ms, 70 s at 1.4 ms, and 10 to 260 s above
 
 
