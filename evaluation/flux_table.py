@@ -5,8 +5,10 @@
     python evaluation/flux_table.py --preset mini --device CPU:X86 --methods tinygrad-beam:1,random:4 --share 0.3
 
 All methods search the kernels that make 95 % of the time with tinygrad's own schedules, the rest stay as they are. What
-each chose is then timed again beside tinygrad's own, in turns, and verified. Several GPUs share the searching with
-`--shard I/N`. `--part table` needs no device. Beside it: PyTorch, from flux_torch.json, and the published figures.
+each chose is then timed again beside tinygrad's own, in turns, and verified. Several GPUs of a host share both: once
+the campaign is begun, one process each, the same command with `--shard 0/4`, `--shard 1/4`, … and a device of its own
+(CUDA_VISIBLE_DEVICES). Each takes what nobody has done or is doing. `--part table` needs no device. Beside it: PyTorch,
+from flux_torch.json, and the published figures.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ def main(
     methods: Annotated[str, typer.Option(help="with commas between, in the order of searching")] = ",".join(METHODS),
     share: Annotated[float, typer.Option(help="of the time, whose kernels are searched")] = 0.95,
     budget: Annotated[str, typer.Option(help="of this piece; empty: until all is done")] = "",
-    shard: Annotated[str, typer.Option(help="I/N: every Nth kernel, for one GPU of N")] = "",
+    shard: Annotated[str, typer.Option(help="I/N: this is process I of N, which share the work")] = "",
     at_once: Annotated[int, typer.Option(help="kernels that a method with one measurement at a time searches")] = 6,
     work: Annotated[Path, typer.Option(help="the campaign's folder")] = HERE / "results" / "flux-table",
     torch: Annotated[Path, typer.Option(help="PyTorch's figures")] = HERE / "results" / "flux_torch.json",
@@ -46,9 +48,10 @@ def main(
     document: Annotated[Path | None, typer.Option(help="whose table is written")] = None,
 ) -> None:
     """Do what is left of a campaign, as far as the time goes, and write down its table."""
-    from baselines.campaign import Campaign, waves
+    from baselines.campaign import Campaign
+    from baselines.dealing import claim, claim_journal, dealt
     from baselines.methods_text import write_down
-    from baselines.retiming import choices, retime
+    from baselines.retiming import choices, retime_all
     from baselines.searches import fly_canary, search
 
     from kcg.compat.device import choose_device
@@ -63,30 +66,31 @@ def main(
         raise UnknownName("part", part, list(PARTS))
     until = time.monotonic() + parse_budget(budget) if budget else float("inf")
     dev = choose_device(device).dev if part != "table" else device
-    preset = find("flux", preset, dev)[1]
-    journal = LiveJournal(work / f"{dev.replace(':', '-')}-{preset}.jsonl", shard=Shard.parse(shard))
+    spec, preset = find("flux", preset, dev)
+    files = {name: work / f"{dev.replace(':', '-')}-{name}.jsonl" for name in spec.presets}
+    beside = [file for name, file in files.items() if name != preset]  # they have some kernels in common
+    journal = LiveJournal(files[preset], shard=Shard.parse(shard), beside=beside)
     campaign = Campaign(journal, preset, dev, tuple(filter(None, methods.split(","))), share, typer.echo, until)
     if part == "table":
         write_down(campaign, [*choices(campaign, campaign.setting, None)], torch, out, document)
         return
-    with live_flux(device, preset, journal) as service:
+    with claim_journal(campaign), live_flux(device, preset, journal) as service:
         predictor = choose_predictor("auto", service.target)
         kernels, canary_s = len(campaign.setting.kernels), fly_canary(campaign, service)
         typer.echo(f"{len(campaign.searched())} of {kernels} kernels, canary {canary_s * 1e6:.1f} µs")
-        for wave in waves(campaign.units(), at_once) if part != "retime" else ():
+        for wave in dealt(campaign, campaign.units(), at_once) if part != "retime" else ():
             with ThreadPoolExecutor(len(wave)) as pool:
                 for done in [pool.submit(search, campaign, service, predictor, unit) for unit in wave]:
                     done.result()
         if part != "search":
             service.fresh_child()
             with alone_on(dev):
-                for kernel in choices(campaign, service, predictor):
-                    retime(campaign, kernel)
-        chosen = [*choices(campaign, service, predictor)] if part != "search" else []
+                retime_all(campaign, service, predictor)
+            with claim(campaign, "table", wait=True):  # whoever is last writes down what all found
+                journal.read_on()
+                write_down(campaign, [*choices(campaign, service, predictor)], torch, out, document)
     for what, count in Counter(campaign.left).items():
         typer.echo(f"no time for {what} on {count} kernels: run the same command again")
-    if chosen:
-        write_down(campaign, chosen, torch, out, document)
 
 
 if __name__ == "__main__":

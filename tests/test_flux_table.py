@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from evaluation.baselines import searches
-from evaluation.baselines.campaign import Campaign, Unit, turn_of, waves
+from evaluation.baselines.campaign import Campaign, turn_of
 from evaluation.baselines.kcg_run import run_of
 from evaluation.baselines.methods_headline import headline, worse
 from evaluation.baselines.methods_markdown import described, markdown
@@ -90,8 +90,6 @@ def test_all_methods_search_the_kernels_that_make_most_of_the_time(service: Meas
     campaign = campaign_of(tmp_path, service)
     assert [calls for _, calls in campaign.searched()] == [2, 2], "the third is under five percent"
     assert sum(1 for unit in campaign.units() if unit.region is None) == 1, "kcg's own command deals with all kernels"
-    halves = [[*campaign_of(tmp_path, service, shard=f"{i}/2").units()] for i in range(2)]
-    assert sorted(map(str, halves[0] + halves[1])) == sorted(map(str, campaign.units()))
 
 
 def test_the_table_holds_every_method(finished: tuple[Path, Path]) -> None:
@@ -143,10 +141,9 @@ def test_what_has_no_time_left_is_said(service: MeasureService, tmp_path: Path) 
     campaign = campaign_of(tmp_path, service)
     campaign.until = 0.0
     for unit in campaign.units():
-        if not unit.method.startswith(("raw", "no-tensor-cores")):
-            searches.search(campaign, service, guide(service), unit)
-    assert set(campaign.left) == {"tinygrad-beam:1", "random:3", "kcg:quick"}
-    assert not [seen for seen in campaign.journal.kernels.values() if seen.tiny or seen.plays]
+        searches.search(campaign, service, guide(service), unit)
+    assert set(campaign.left) == {"tinygrad-beam:1", "random:3", "raw", "kcg:quick"}
+    assert not [seen for seen in campaign.journal.kernels.values() if seen.tiny or seen.plays or RAW in seen.rows]
 
 
 def choice(service: MeasureService, folder: Path, speedups: dict[str, float]) -> Choices:
@@ -235,16 +232,6 @@ def test_the_headline_compares_what_is_complete_and_as_fast(service: MeasureServ
     rows["tinygrad-beam:8"] = {"total_s": interval(table[-1].totals), "not_tried": 0}
     found = headline(campaign, table, rows, entry, 0.0)
     assert found["gain_pct_mini"] == pytest.approx(100 * (1 - 2 / 2.4))
-
-
-def test_methods_with_one_measurement_at_a_time_search_several_kernels_at_once() -> None:
-    region = regions()[0]
-    methods = ["random", "random", "random", "tinygrad-beam:4", "random:4", "kcg:quick", "random:4", "tinygrad-mcts"]
-    found = waves((Unit(method, region) for method in methods), 2)
-    assert [[unit.method for unit in wave] for wave in found] == [
-        ["random", "random"], ["random"], ["tinygrad-beam:4"], ["random:4"], ["kcg:quick"], ["random:4"],
-        ["tinygrad-mcts"],
-    ]  # fmt: skip
 
 
 def test_a_cut_journal_goes_on_on_a_line_of_its_own(service: MeasureService, tmp_path: Path) -> None:

@@ -1,31 +1,31 @@
-"""A campaign: every method searches the same kernels of Flux on one kind of device, in pieces that go on where the last
-one ended.
+"""A campaign: every method searches the same kernels of Flux on one kind of device, in pieces that go on.
 
 A unit (`searches`) is one method on one kernel; kcg's is one run of its command, which deals with all kernels. What a
-unit finds is in a journal (`kcg.search.live_journal`) as soon as it is there. In the end all choices are timed again
-beside tinygrad's own, in turns (`retiming`). Each piece times one kernel first, the canary: a piece on a device that is
-not as fast as the first one's is refused.
+unit finds is in a journal (`kcg.search.live_journal`) as soon as it is there. Several processes share the units
+(`dealing`). In the end all choices are timed again beside tinygrad's own, in turns (`retiming`). Each piece times one
+kernel first, the canary: a piece on a device that is not as fast as the first one's is refused.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from kcg.errors import UsageError
-from kcg.search.live import LiveBench
-from kcg.search.live_journal import LiveJournal, Setting, Shard
-from kcg.types import Region, Schedule
+from kcg.search.live_journal import LiveJournal, Setting
+from kcg.types import RAW, Region
 
-KCG, TINY_BEAM = "kcg", "tinygrad-beam"
+KCG, TINY_BEAM, RETIME = "kcg", "tinygrad-beam", "retime"
 LEAST_S = 30.0  # with less time than this no search is begun
 BUDGET = 256  # measurements of a method that has no end of its own; BEAM=4 takes about as many
+BEAM_GUESS_S = 40.0  # of BEAM=2 where nothing is known of a kernel yet; less below SHORT_S a call: at 1024 BEAM=4 took
+SHORT_S = 1.5e-3  # 10 s at 0.5 ms, 70 s at 1.4 ms, and 10 to 260 s above
 
 
 @dataclass(frozen=True)
 class Unit:
-    """One method on one kernel, or on all of them."""
+    """One method on one kernel, or on all of them; or timing again what all methods chose for a kernel."""
 
     method: str
     region: Region | None = None
@@ -44,6 +44,7 @@ class Campaign:
     say: Callable[[str], None] = print
     until: float = float("inf")  # on `time.monotonic`
     left: list[str] = field(default_factory=list)  # methods for which there was no time, once for each kernel
+    canary_s: float | None = None  # of this piece
 
     def __post_init__(self) -> None:
         for method in self.methods:
@@ -69,35 +70,43 @@ class Campaign:
         return found
 
     def units(self) -> Iterator[Unit]:
-        """Those of this process: method by method, so that a piece that is cut leaves whole columns."""
-        shard, alone = self.journal.shard or Shard(0, 1), 0
+        """Method by method, so that a piece that is cut leaves whole columns; of each those first that should take
+        longest, so that no device is done long before another."""
         for method in self.methods:
             if method.startswith(KCG):
-                if alone % shard.of == shard.number:
-                    yield Unit(method)
-                alone += 1
+                yield Unit(method)
             else:
-                yield from (Unit(method, r, c) for r, c in self.searched()[shard.number :: shard.of])
+                kernels = sorted(self.searched(), key=lambda k: (self.beam_s(method, k[0]), self.own_s(k[0])))
+                yield from (Unit(method, region, calls) for region, calls in reversed(kernels))
+
+    def own_s(self, region: Region) -> float:
+        """Seconds of a call with tinygrad's own schedule."""
+        return next(own_s for known, _, own_s in self.setting.kernels if known == region)
+
+    def beam_s(self, method: str, region: Region) -> float:
+        """Seconds that BEAM should take on a kernel, by a narrower one if one is known; 0 of other methods."""
+        name, _, of = method.partition(":")
+        if name != TINY_BEAM:
+            return 0.0
+        known = {width: beam.wall_s for width, beam in self.journal.of(region.id).tiny.items() if width < int(of)}
+        guess_s = BEAM_GUESS_S / 2 * min(1.0, 0.1 + self.own_s(region) / SHORT_S)
+        return (known[max(known)] / max(known) if known else guess_s) * int(of)
+
+    def done(self, unit: Unit) -> bool:
+        """Whether the journal holds what a unit is to find; of timing again only `retiming` knows."""
+        if unit.region is None:
+            return unit.method in self.journal.runs
+        seen, (name, _, of) = self.journal.of(unit.region.id), unit.method.partition(":")
+        if name == TINY_BEAM:
+            return int(of) in seen.tiny
+        if name == "raw":
+            return RAW in seen.rows
+        if name == "no-tensor-cores":  # it is only timed again, beside tinygrad's own schedule
+            return bool(seen.rows)
+        return name != RETIME and turn_of(unit.method) in seen.plays
 
     def left_s(self) -> float:
         return self.until - time.monotonic()
-
-
-def waves(units: Iterable[Unit], at_once: int) -> Iterator[list[Unit]]:
-    """Units that run at once, so that the compilers have work: a method that measures one schedule after the other on
-    so many kernels. BEAM has compilers of its own."""
-    together: list[Unit] = []
-    for unit in units:
-        alone = unit.method.partition(":")[0] in (KCG, TINY_BEAM, "raw")
-        if together and (alone or unit.method != together[0].method or len(together) == at_once):
-            yield together
-            together = []
-        if alone:
-            yield [unit]
-        else:
-            together.append(unit)
-    if together:
-        yield together
 
 
 def turn_of(method: str) -> tuple[str, int, int | None]:
@@ -106,15 +115,3 @@ def turn_of(method: str) -> tuple[str, int, int | None]:
     if name == "full-beam":
         return method, 0, None
     return name, 0, int(of) if of else BUDGET
-
-
-def winner_of(bench: LiveBench, method: str) -> Schedule | None:
-    """What a method found on a kernel; none where it was not done, or failed, or keeps it elsewhere as kcg does."""
-    name, _, of = method.partition(":")
-    if name == TINY_BEAM:
-        beam = bench.seen.tiny.get(int(of))
-        return None if beam is None or beam.reason else beam.schedule
-    if name == "no-tensor-cores":
-        return bench.space.without_tensor_cores()
-    kept = bench.seen.plays.get(turn_of(method)) if name != KCG else None
-    return kept.winner if kept is not None else None

@@ -14,9 +14,10 @@ from kcg.errors import DeviceError
 from kcg.measure.jobs import DuelJob, DuelOutcome
 from kcg.measure.pools import ServiceClosed
 from kcg.search.live import LiveBench
-from kcg.types import Schedule, ScheduleKind
+from kcg.types import Region, Schedule, ScheduleKind
 
-from .campaign import Campaign, winner_of
+from .campaign import KCG, RETIME, TINY_BEAM, Campaign, Unit, turn_of
+from .dealing import dealt
 
 SEEDS = (1, 2, 3)
 TIMEOUT_S = 300.0
@@ -33,16 +34,40 @@ class Choices:
 
 def choices(campaign: Campaign, service: Any, predictor: Any) -> Iterator[Choices]:
     """Of every kernel that was searched, the largest first."""
-    runs = campaign.journal.runs
     for region, calls in campaign.searched():
-        bench = LiveBench(region, calls, service, predictor, campaign.journal)
-        found = {"hand-coded": bench.space.baseline()}
-        for method in campaign.methods:
-            chosen = runs[method]["chosen"].get(region.id) if method in runs else None
-            schedule = Schedule(*chosen) if chosen is not None else winner_of(bench, method)
-            if schedule is not None and schedule.kind == ScheduleKind.OPTS:
-                found[method] = schedule
-        yield Choices(bench, calls, found)
+        yield choices_of(campaign, service, predictor, region, calls)
+
+
+def choices_of(campaign: Campaign, service: Any, predictor: Any, region: Region, calls: int) -> Choices:
+    """What is chosen by now for a kernel."""
+    runs = campaign.journal.runs
+    bench = LiveBench(region, calls, service, predictor, campaign.journal)
+    found = {"hand-coded": bench.space.baseline()}
+    for method in campaign.methods:
+        chosen = runs[method]["chosen"].get(region.id) if method in runs else None
+        schedule = Schedule(*chosen) if chosen is not None else winner_of(bench, method)
+        if schedule is not None and schedule.kind == ScheduleKind.OPTS:
+            found[method] = schedule
+    return Choices(bench, calls, found)
+
+
+def winner_of(bench: LiveBench, method: str) -> Schedule | None:
+    """What a method found on a kernel; none where it was not done, or failed, or is kept elsewhere as kcg's is."""
+    name, _, of = method.partition(":")
+    if name == TINY_BEAM:
+        beam = bench.seen.tiny.get(int(of))
+        return None if beam is None or beam.reason else beam.schedule
+    if name == "no-tensor-cores":
+        return bench.space.without_tensor_cores()
+    kept = bench.seen.plays.get(turn_of(method)) if name != KCG else None
+    return kept.winner if kept is not None else None
+
+
+def retime_all(campaign: Campaign, service: Any, predictor: Any) -> None:
+    """Every kernel that no other process has: all choices of one are timed on the same device, in one go."""
+    units = (Unit(RETIME, region, calls) for region, calls in campaign.searched())
+    for (unit,) in dealt(campaign, units, 1):
+        retime(campaign, choices_of(campaign, service, predictor, unit.region, unit.calls))
 
 
 def retime(campaign: Campaign, chosen: Choices) -> None:
@@ -58,7 +83,7 @@ def retime(campaign: Campaign, chosen: Choices) -> None:
 def duel(campaign: Campaign, bench: LiveBench, schedule: Schedule) -> dict[str, Any]:
     """A schedule beside tinygrad's own: samples of both in seconds, whether it is right, and how it is launched."""
     service, baseline = bench.service, bench.space.baseline()
-    told: dict[str, Any] = {"canary": len(campaign.journal.canaries), "reason": ""}
+    told: dict[str, Any] = {"canary_s": campaign.canary_s, "reason": ""}
     try:
         own = service.compiled(bench.region, baseline).result().compiled
         other = service.compiled(bench.region, schedule).result().compiled

@@ -14,39 +14,34 @@ from .campaign import LEAST_S, TINY_BEAM, Campaign, Unit, turn_of
 from .kcg_run import run_kcg
 
 CANARY_SHARE = 0.02
-BEAM_GUESS_S = 40.0  # of BEAM=2 on one kernel, where nothing is known of it yet
 MOST_S = 900.0  # that one unit may take
 
 
 def search(campaign: Campaign, service: Any, predictor: Any, unit: Unit) -> None:
     """Do a unit, unless it is done or there is no time for it."""
+    if campaign.done(unit):
+        return
     if unit.region is None:
         run_kcg(campaign, unit)
         return
     bench = LiveBench(unit.region, unit.calls, service, predictor, campaign.journal)
     name, _, of = unit.method.partition(":")
-    if name == TINY_BEAM:
-        if int(of) not in bench.seen.tiny:
-            _beam(campaign, bench, unit, int(of))
+    if name == "no-tensor-cores":  # which is only timed
+        return
+    if campaign.left_s() < (campaign.beam_s(unit.method, unit.region) or LEAST_S):
+        campaign.left.append(unit.method)
+    elif name == TINY_BEAM:
+        _beam(campaign, bench, unit, int(of))
     elif name == "raw":
         bench.raw_s(timeout_s=min(MOST_S, campaign.left_s()))
-    elif name != "no-tensor-cores":  # which is only timed
-        turn = turn_of(unit.method)
-        if turn not in bench.seen.plays and campaign.left_s() < LEAST_S:
-            campaign.left.append(unit.method)
-        elif turn not in bench.seen.plays:
-            begin = time.monotonic()
-            played = bench.play(turn)[0]
-            seconds = time.monotonic() - begin
-            campaign.say(f"{unit.method} on {bench.label}: {played.measurements} measured in {seconds:.0f} s")
+    else:
+        begin = time.monotonic()
+        played = bench.play(turn_of(unit.method))[0]
+        seconds = time.monotonic() - begin
+        campaign.say(f"{unit.method} on {bench.label}: {played.measurements} measured in {seconds:.0f} s")
 
 
 def _beam(campaign: Campaign, bench: LiveBench, unit: Unit, width: int) -> None:
-    narrower = max((w for w in bench.seen.tiny if w < width), default=0)
-    expected_s = bench.seen.tiny[narrower].wall_s / narrower * width if narrower else BEAM_GUESS_S * width / 2
-    if expected_s > campaign.left_s():
-        campaign.left.append(unit.method)
-        return
     beam = bench.search_tiny(width, timeout_s=min(MOST_S, campaign.left_s()), keep_failure=campaign.left_s() > MOST_S)
     told = f"{beam.binaries} timed in {beam.wall_s:.0f} s" if beam is not None else "no time"
     campaign.say(f"{unit.method} on {bench.label}: {told}")
@@ -71,5 +66,6 @@ def fly_canary(campaign: Campaign, service: Any) -> float:
             f"the canary takes {row.runtime_s * 1e6:.1f} µs here, {first_s * 1e6:.1f} µs in the first piece: "
             "this device is not as fast, nothing was measured"
         )
+    campaign.canary_s = row.runtime_s
     campaign.journal.add_canary(row.runtime_s)
     return row.runtime_s

@@ -1,7 +1,7 @@
 """What a comparison on a device saw, in files of lines: measurements, plays, winners, and what it was made on.
 
-A line is written as soon as there is something to be kept. Several processes may compare different kernels at once,
-each with a file of its own; the next one reads all of them.
+A line is written as soon as there is something to be kept. Several processes may work at once, each with a file of its
+own: it reads those of the others when it begins, and on from there when it is asked to (`LiveJournal.read_on`).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +66,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Shard:
-    """Which kernels a process compares: `number` of `of`, from 0 on."""
+    """Which process this is: `number` of `of`, from 0 on."""
 
     number: int
     of: int
@@ -85,31 +85,66 @@ class Shard:
 class LiveJournal:
     """What was seen of every kernel, in a file of lines; also what the files of other processes beside it hold.
 
-    A process with a `shard` writes a file of its own beside `path`. Raises DataError where a file cannot be read.
+    A process with a `shard` writes a file of its own beside `path`. Of the journals `beside` it all is known of kernels
+    that this one has too, if they are of the same device and toolchain; they are never written. Raises DataError where
+    a file cannot be read.
     """
 
-    def __init__(self, path: Path, *, shard: Shard | None = None) -> None:
+    def __init__(self, path: Path, *, shard: Shard | None = None, beside: Sequence[Path] = ()) -> None:
         self.shard, self._lock = shard, threading.Lock()
+        self._whole, self._beside = path, [LiveJournal(other) for other in beside]
         self.path = path if shard is None else path.with_suffix(f".{shard.number}{path.suffix}")
         self.kernels: dict[str, Seen] = {}
         self.setting: Setting | None = None
-        self.canaries: list[float] = []  # seconds, one of each piece
+        self.canaries: list[float] = []  # seconds, one of each piece; those of the file that began it first
         self.runs: dict[str, dict[str, Any]] = {}  # by method: of one that deals with all kernels at once
+        self._read_to: dict[Path, int] = {}  # bytes of each file
         path.parent.mkdir(parents=True, exist_ok=True)
-        others = {*path.parent.glob(f"{path.stem}.*{path.suffix}"), path, self.path}
-        for file in sorted(others):
+        self._look(own=True)
+        self._cut = self.path.exists() and self.path.stat().st_size > self._read_to[self.path]
+
+    def read_on(self) -> None:
+        """Take the complete lines that the files of other processes gained since they were read."""
+        self._look(own=False)
+
+    def _look(self, *, own: bool) -> None:
+        whole = self._whole
+        with self._lock:
+            for file in (whole, *sorted(whole.parent.glob(f"{whole.stem}.*{whole.suffix}"))):
+                if own or file != self.path:
+                    self._read(file)
+        for other in self._beside:
+            other.read_on()
+            self._share(other)
+
+    def _read(self, file: Path) -> None:
+        begin = self._read_to.get(file, 0)
+        try:
+            with file.open("rb") as opened:
+                opened.seek(begin)
+                gained = opened.read()
+            complete = gained[: gained.rfind(b"\n") + 1]  # the last line may be one that is just being written
+            lines = complete.decode().split("\n")
+        except FileNotFoundError:
+            return
+        except (OSError, UnicodeDecodeError) as error:
+            raise DataError(f"{file} cannot be read ({error}): remove it to measure again") from error
+        self._read_to[file] = begin + len(complete)
+        for line in lines:
             try:
-                lines = file.read_text().splitlines() if file.exists() else []
-            except (OSError, UnicodeDecodeError) as error:
-                raise DataError(f"{file} cannot be read ({error}): remove it to measure again") from error
-            for line in lines:
-                try:
-                    self._take(json.loads(line))
-                except (ValueError, KeyError, TypeError):
-                    continue  # the last line of a run that was cut
-        if self.path.exists() and self.path.read_bytes()[-1:] not in (b"", b"\n"):
-            with self.path.open("a") as cut:
-                cut.write("\n")  # what follows is not to be a part of it
+                self._take(json.loads(line))
+            except (ValueError, KeyError, TypeError):
+                continue  # the last line of a run that was cut
+
+    def _share(self, other: LiveJournal) -> None:
+        mine, theirs = self.setting, other.setting
+        if mine is None or theirs is None or (mine.target, mine.toolchain) != (theirs.target, theirs.toolchain):
+            return
+        for region, _, _ in mine.kernels:
+            for known in fields(Seen) if region.id in other.kernels else ():
+                here = getattr(self.of(region.id), known.name)
+                for key, value in getattr(other.of(region.id), known.name).items():
+                    here.setdefault(key, value)
 
     def of(self, region_id: str) -> Seen:
         return self.kernels.setdefault(region_id, Seen())
@@ -176,7 +211,8 @@ class LiveJournal:
     def _add(self, told: dict[str, Any]) -> None:
         line = canonical_json(told)
         with self._lock, self.path.open("a") as file:
-            file.write(line + "\n")
+            file.write("\n" * self._cut + line + "\n")  # what follows a line that was cut is not to be a part of it
+            self._cut = False
             self._take(json.loads(line))
 
 

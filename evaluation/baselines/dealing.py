@@ -1,0 +1,75 @@
+"""Who does which unit of a campaign, where several processes of one host share it.
+
+All walk the same list, and each takes the next unit that nobody has done and nobody holds. It is held by a lock of the
+operating system on a small file in `claims/` beside the journals, which goes with its process, however that ends: no
+claim is ever stale, and the files may stay.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from itertools import groupby
+from typing import TextIO
+
+from kcg.errors import UsageError
+
+from .campaign import KCG, RETIME, TINY_BEAM, Campaign, Unit
+
+ALONE = (KCG, TINY_BEAM, RETIME, "raw")
+
+
+def claim(campaign: Campaign, *what: str, wait: bool = False) -> TextIO | None:
+    """A file that is locked until it is closed; None where another has it, unless it is to `wait`."""
+    folder = campaign.journal.path.parent / "claims"
+    folder.mkdir(exist_ok=True)
+    file = (folder / re.sub(r"[^\w.]+", "-", " ".join((campaign.dev, campaign.preset, *what)))).open("a")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        return None
+    return file
+
+
+def claim_journal(campaign: Campaign) -> TextIO:
+    """Raises UsageError where another process writes the same file: their lines would be mixed."""
+    if (file := claim(campaign, campaign.journal.path.name)) is None:
+        raise UsageError(f"another process writes {campaign.journal.path}: give each its own --shard, 0/2 and 1/2")
+    return file
+
+
+def dealt(campaign: Campaign, units: Iterable[Unit], at_once: int) -> Iterator[list[Unit]]:
+    """Units that this process holds until it asks for the next, and that nobody has done. They run at once, so that
+    the compilers have work: a method that measures one schedule after the other on `at_once` kernels; BEAM has
+    compilers of its own. What others hold is looked at once more in the end: they may have died."""
+    passed: list[Unit] = []
+    yield from _walk(campaign, units, at_once, passed)
+    yield from _walk(campaign, passed, at_once, [])
+
+
+def _walk(campaign: Campaign, units: Iterable[Unit], at_once: int, passed: list[Unit]) -> Iterator[list[Unit]]:
+    for method, group in groupby(units, key=lambda unit: unit.method):
+        most = 1 if method.partition(":")[0] in ALONE else at_once
+        while True:
+            with ExitStack() as held:
+                together: list[Unit] = []
+                for unit in group:
+                    if campaign.done(unit):
+                        continue
+                    if (file := claim(campaign, method, unit.region.id if unit.region is not None else "")) is None:
+                        passed.append(unit)
+                        continue
+                    campaign.journal.read_on()  # whoever held it may have done it
+                    if campaign.done(unit):
+                        file.close()
+                        continue
+                    held.enter_context(file)
+                    together.append(unit)
+                    if len(together) == most:
+                        break
+                if not together:
+                    break
+                yield together
