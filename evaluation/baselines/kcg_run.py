@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from .campaign import LEAST_S, Campaign, Unit
 
 
 def run_kcg(campaign: Campaign, unit: Unit) -> None:
-    """kcg's own command from cold, in a folder of its own; what it chose goes into the journal."""
+    """kcg's own command from cold, in a folder of its own; what it chose goes into the journal, its report beside."""
     if campaign.left_s() < 4 * LEAST_S:
         campaign.left.append(unit.method)
         return
@@ -35,7 +36,9 @@ def run_kcg(campaign: Campaign, unit: Unit) -> None:
                 return
         if process.returncode not in (ExitCode.OK, ExitCode.NOTHING_IMPROVED, ExitCode.BUDGET_HIT):
             raise KcgError(f"{unit.method} ended with exit code {process.returncode}: {said.strip()[-300:]}")
-        run = run_of(Path(folder) / "RESULT.json")
+        kept = campaign.journal.path.parent / "runs" / f"{preset}-{effort}"
+        shutil.copytree(folder, kept, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.sqlite*"))
+        run = run_of(kept / "RESULT.json")
     campaign.journal.add_run(unit.method, run | {"command": f"python {command}"})
     campaign.say(f"{unit.method}: {run['measurements']} measured, {run['search_s']:.0f} s")
 

@@ -23,6 +23,8 @@ TRUST: Final = 0.5
 one of them was not faster here."""
 LEAST_LEAD: Final = 1.02
 """A smaller lead over the own gain is no news."""
+OFFERED: Final = 3
+"""Schedules that a kernel has to offer: of those that are about as good here, one may be better there."""
 
 
 def family(space: KernelSpace) -> Hashable:
@@ -53,35 +55,36 @@ class Relative:
     family: Hashable
     adopt: Callable[[Schedule], Schedule | None]
     own_s: float = math.nan  # with tinygrad's own schedule
-    best_s: float = math.inf
-    best: Schedule | None = None
+    best: list[tuple[float, Schedule]] = field(default_factory=list)  # seconds, the fastest first
     failed: int = 0  # hints that were not faster
     stale: bool = True  # something was measured of its kin, or of itself, since it was last asked for a hint
     _looked_at: dict[Schedule, Schedule | None] = field(default_factory=dict)  # what adopting each came to
 
-    @property
-    def lead(self) -> float:
-        """The best's speed-up over tinygrad's own schedule; not a number before that was measured."""
-        return self.own_s / self.best_s
+    def lead(self, place: int = 0) -> float:
+        """The speed-up of its best schedules over tinygrad's own; 0 before both were measured."""
+        return self.own_s / self.best[place][0] if self.best and math.isfinite(self.own_s) else 0.0
 
     def saw(self, schedule: Schedule, time_s: float, *, own: bool) -> None:
         """Take in what was measured; not finite: it failed."""
         if own:
             self.own_s = time_s
-        if time_s < self.best_s:
-            self.best_s, self.best = time_s, schedule
+        if math.isfinite(time_s):
+            others = [(t, s) for t, s in self.best if s != schedule]
+            self.best = sorted([*others, (time_s, schedule)], key=lambda pair: pair[0])[:OFFERED]
 
     def hint(self, kin: Sequence[Relative], known: Callable[[Schedule], bool]) -> Hint | None:
-        """The best schedule of the one that leads most, among those that apply here and were not `known`."""
+        """What led furthest among the best schedules of its kin that apply here and were not `known`."""
         self.stale = False
-        for other in sorted(kin, key=lambda r: -r.lead if r.lead > 0 else math.inf):
-            if other is self or other.best is None or other.family != self.family:
-                continue
-            if not other.lead > self.lead * LEAST_LEAD:  # also where one of them is no number
+        if not (mine := self.lead()):
+            return None
+        others = [r for r in kin if r is not self and r.family == self.family]
+        offered = [(r.lead(i), s) for r in others for i, (_, s) in enumerate(r.best)]
+        for lead, theirs in sorted(offered, key=lambda pair: -pair[0]):
+            if lead <= mine * LEAST_LEAD:
                 break
-            if other.best not in self._looked_at:
-                self._looked_at[other.best] = self.adopt(other.best)
-            schedule = self._looked_at[other.best]
+            if theirs not in self._looked_at:
+                self._looked_at[theirs] = self.adopt(theirs)
+            schedule = self._looked_at[theirs]
             if schedule is not None and not known(schedule):
-                return Hint(schedule, TRUST * math.exp2(-self.failed) * (1.0 - self.lead / other.lead))
+                return Hint(schedule, TRUST * math.exp2(-self.failed) * (1.0 - mine / lead))
         return None
