@@ -271,7 +271,7 @@ def test_names_of_workloads() -> None:
 def test_a_campaign_with_tables_for_real(tmp_path: Path) -> None:
     settings = CampaignSettings(
         tmp_path / "j.sqlite", ("rope/mini",), device="CPU:X86", schedules_per_kernel=3, kernels_per_family=2,
-        mix=(("walk:raw", 1.0),), tables=1, table_schedules=12, budget_s=60,
+        mix=(("walk:raw", 1.0),), tables=1, table_schedules=12, budget_s=300,
     )  # fmt: skip
     told: list[str] = []
     done = generate_here(settings, say=lambda line, eta_s: told.append(line))
