@@ -110,6 +110,7 @@ def test_what_one_kernel_finds_its_kin_measure_also_in_the_middle_of_a_search(li
         auction.told = learns
         auction.run()
         assert told and finder.saw
+        assert auction.bidders[1].gain > 0, "its search goes on, with what it bids now that it knows"
         found.append(auction.bidders[1].best_s)
     assert found == [1e-4, pytest.approx(1e-3, rel=0.01)]
 
@@ -123,6 +124,26 @@ def test_a_search_that_begins_late_begins_with_what_its_kin_found() -> None:
     auction.enter("late", 1000, problem(late, auction.ledger, gains(late)), strategy("mcts"), relative=relative(late))
     auction.run()
     assert auction.bidders[1].saw[0].schedule == GOOD and auction.ledger.measurements <= 6
+
+
+def test_a_search_in_another_process_bids_anew_after_a_hint(tmp_path: Path) -> None:
+    spaces = [space_of(480, 4096), space_of(96, 2048)]
+    limits = Limits(least_saving=0.0, thinking=2, measuring=4, alternate=False)
+    auction = Auction(Ledger(max_measurements=60), limits)
+    with Thinkers(1, "roofline", TARGET, ("CPU", os.getpid(), str(tmp_path / "cache.db"))) as thinkers:
+        for name, space in zip("ab", spaces, strict=True):
+            how = thinkers.strategy("mcts", space.region, place=0, seed=name)
+            asked = problem(space, auction.ledger, gains(space))
+            auction.enter(name, 1, asked, how, relative=relative(space))
+
+        def learns(name: str, seen: Observation) -> None:
+            if len(auction.bidders[0].saw) == 4:
+                auction._show_kin(auction.bidders[0], Observation(GOOD, Status.OK, 1e-4, "good"))
+
+        auction.told = learns
+        auction.run()
+    saw = [o.schedule for o in auction.bidders[1].saw]
+    assert GOOD in saw and len(saw) > saw.index(GOOD) + 2 and auction.ledger.measurements == 60
 
 
 def test_a_search_goes_on_from_what_others_measured_while_it_waited(tmp_path: Path) -> None:

@@ -111,6 +111,6 @@ def predicted_beam(width: int, *, optimism: float = 2.0) -> Strategy:
             batch += fresh(trials, problem.batch_size - len(batch))
             if not batch:
                 return
-            yield from trials.measure(batch)
+            yield from trials.measure(batch, rethink=True)
 
     return search

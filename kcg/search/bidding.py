@@ -253,13 +253,10 @@ class Auction:
         observation = bidder.problem.measure([hint.schedule])[0].result()
         bidder.problem.known[hint.schedule] = observation
         with self._changed:
-            before_s = bidder.best_s if bidder.best_s is not None else math.inf
-            bidder.relative.failed += observation.time_s >= BETTER * before_s
+            best_s = bidder.best_s if bidder.best_s is not None else math.inf
+            bidder.relative.failed += observation.time_s >= BETTER * best_s
             bidder.hint = bidder.following = None
         self._took_in(bidder, observation, searched=False)
-        with self._changed:
-            if bidder.best_s is not None and bidder.best_s < before_s < math.inf:  # less is left to be gained
-                bidder.gain = max(bidder.gain - (1.0 - bidder.best_s / before_s), 0.0)
 
     def _took_in(self, bidder: Bidder, observation: Observation, *, searched: bool = True) -> None:
         with self._changed:
@@ -276,23 +273,22 @@ class Auction:
             self._fresh = True
 
     def _ask(self, bidder: Bidder, count: int, gain: float) -> int:
-        """Wait until the batch may be measured; how much of it, 0 where all is over. What its kin had to teach may be
-        measured before it, and is then among what the problem knows."""
-        bidder.gain = gain
-        while True:
-            with self._changed:
-                bidder.wanted, bidder.granted = count, 0
-                self._thinking -= 1
-                self._changed.notify_all()
-                while not bidder.granted and not self._closed:
-                    self._changed.wait(POLL_S)
-                if not bidder.granted:
-                    self._thinking += 1  # its end takes it off again
-                    bidder.wanted = 0
-                    return 0
-                if (hint := bidder.following) is None:
-                    return bidder.granted
-            self._follow(bidder, hint)
+        """Wait until the batch may be measured; how much of it. Nothing where all is over, or where it was the turn of
+        what its kin had to teach, which is then among what the problem knows."""
+        with self._changed:
+            bidder.wanted, bidder.granted, bidder.gain = count, 0, gain
+            self._thinking -= 1
+            self._changed.notify_all()
+            while not bidder.granted and not self._closed:
+                self._changed.wait(POLL_S)
+            if not bidder.granted:
+                self._thinking += 1  # its end takes it off again
+                bidder.wanted = 0
+                return 0
+            if (hint := bidder.following) is None:
+                return bidder.granted
+        self._follow(bidder, hint)
+        return 0
 
     def _measured(self, bidder: Bidder, measure: Measure) -> Measure:
         def measured(schedules: Sequence[Schedule]) -> list[Future[Observation]]:
@@ -313,8 +309,11 @@ class Auction:
         return measured
 
     def _batch_size(self) -> int:
-        """The fewer searches are at it, the more each may ask for at once."""
+        """The fewer searches are at it, the more each may ask for at once. Where all take turns, those that wait for
+        theirs count; else they are those whose bids were too low."""
         open_ = [b for b in self.bidders if b.thread is not None and not b.ended]
+        if not self.limits.alternate:
+            open_ = [b for b in open_ if not b.wanted]
         share = self.limits.measuring // max(len(open_), 1)
         return max(self.limits.batch, min(share, MOST_AT_ONCE))
 

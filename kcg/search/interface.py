@@ -140,8 +140,8 @@ class Problem:
     """Where somebody wants to know: what was expected of each schedule, put here before it is measured."""
     ask: Callable[[int, float], int] | None = None
     """Where several kernels share a device: called before a batch is measured with its size and the share by which it
-    is expected to be faster than the best so far; waits for its turn, and says how many of it may be measured. What was
-    measured of the kernel meanwhile is then in `known`."""
+    is expected to be faster than the best so far; waits for its turn, and says how many of it may be measured. Where
+    others measured something of the kernel meanwhile it says 0, and what they saw is in `known`: ask again."""
 
 
 class Strategy(Protocol):

@@ -359,7 +359,7 @@ def searched(graph: Graph) -> Iterator[Observation]:
                 break
         batch = graph.candidates(problem.batch_size)
         if batch:
-            yield from trials.measure(batch)
+            yield from trials.measure(batch, rethink=True)
             graph.learn()
         elif not problem.ledger.may_evaluate or (node := graph.frontier()) is None:
             return

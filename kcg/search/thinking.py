@@ -125,7 +125,8 @@ class _Thinker:
                 granted = problem.ask(count, gain) if problem.ask is not None else problem.ledger.remaining(count)
                 news = [o for s, o in problem.known.items() if s not in told]
                 told.update(o.schedule for o in news)
-                self._send(ANSWER, key, (granted, problem.batch_size, problem.ledger.deadline, news))
+                over = granted < 1 and problem.ledger.exhausted
+                self._send(ANSWER, key, (granted, over, problem.batch_size, problem.ledger.deadline, news))
             elif kind == MEASURE:
                 schedules, said = value
                 if problem.expected is not None:
@@ -203,10 +204,8 @@ class _Search:
     def ask(self, count: int, gain: float) -> int:
         evaluations, self.told = self.ledger.evaluations - self.told, self.ledger.evaluations
         self.send(ASK, (count, gain, evaluations))
-        granted, self.problem.batch_size, self.ledger.deadline, news = self.inbox.get()
+        granted, self.ledger.over, self.problem.batch_size, self.ledger.deadline, news = self.inbox.get()
         self.problem.known.update((o.schedule, o) for o in news)
-        if granted < 1:
-            self.ledger.over = True
         return int(granted)
 
     def measure(self, schedules: Sequence[Schedule]) -> list[Future[Observation]]:

@@ -37,13 +37,16 @@ class Trials:
         self._taken = 0  # of what the problem knows
         self._take_known()
 
-    def _take_known(self) -> None:
+    def _take_known(self) -> bool:
+        """Takes in what is new among what the problem knows; whether there was something."""
+        taken = self._taken
         for schedule, observation in itertools.islice(self.problem.known.items(), self._taken, None):
             try:
                 self.observations.setdefault(self.key(schedule), observation)
             except ScheduleError:
                 continue  # measured under another action space; this search cannot meet it
         self._taken = len(self.problem.known)
+        return self._taken > taken
 
     @property
     def out_of_budget(self) -> bool:
@@ -125,10 +128,12 @@ class Trials:
         done = [o for o in self.observations.values() if math.isfinite(o.time_s)]
         return [o.schedule for o in sorted(done, key=lambda o: o.time_s)[:count]]
 
-    def measure(self, schedules: Sequence[Schedule]) -> Iterator[Observation]:
+    def measure(self, schedules: Sequence[Schedule], *, rethink: bool = False) -> Iterator[Observation]:
         """Measures those that were not yet, a batch at a time while the budget lasts; yields each as it is made.
 
         Observations come in the order asked for, whichever finished first: a search repeats itself under its seed.
+        Where others measured something while it waited, it asks again; with `rethink` it ends, so that the search may
+        choose other candidates.
         """
         fresh = {self.key(s): s for s in reversed(schedules) if self.key(s) not in self.observations}
         queue = list(reversed(fresh.values()))
@@ -136,7 +141,9 @@ class Trials:
             count = self.problem.ledger.remaining(min(len(queue), self.problem.batch_size))
             if count > 0 and self.problem.ask is not None:
                 count = self.problem.ask(count, self.expected_gain(queue[:count]))
-                self._take_known()  # somebody else may have measured meanwhile
+                if self._take_known() and count < 1 and not rethink and not self.out_of_budget:
+                    queue = [s for s in queue if self.key(s) not in self.observations]
+                    continue
             if count < 1:
                 return
             batch, queue = queue[:count], queue[count:]
