@@ -13,6 +13,7 @@ diversity.py    a batch without near twins
 walks.py        random walks, and schedules as lists of steps that can be changed
 calibration.py  a predictor corrected, while searching, by what was measured
 bidding.py      several regions searched at once: which gets the next measurements
+kin.py          what made a kernel faster is tried on its kin
 replay.py       a recorded table in the place of a device
 tables.py       the recorded tables of a dataset
 
