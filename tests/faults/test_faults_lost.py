@@ -64,6 +64,15 @@ def rows(folder: Path) -> list[tuple[Any, ...]]:
         ).fetchall()
 
 
+def duels(folder: Path) -> dict[str, set[str]]:
+    """By region, the runs that judged it."""
+    found: dict[str, set[str]] = {}
+    with sqlite3.connect(f"file:{folder / 'journal.sqlite'}?mode=ro", uri=True) as journal:
+        for region, run_id in journal.execute("SELECT region_id, run_id FROM measurements WHERE sampler = 'final'"):
+            found.setdefault(region, set()).add(run_id)
+    return found
+
+
 def lose(folder: Path, monkeypatch: pytest.MonkeyPatch, *, resume: bool = False, **when: int) -> ExitCode:
     """Run until the device is lost; the exit code."""
     plan = folder / "plan"
@@ -79,7 +88,7 @@ def lose(folder: Path, monkeypatch: pytest.MonkeyPatch, *, resume: bool = False,
     return run(settings, dry_run=False, json_mode=False, quiet=True)
 
 
-def test_device_that_goes_away_in_the_search_and_once_more_in_the_finals(
+def test_device_that_goes_away_in_the_search_and_once_more_in_the_finals_which_then_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert lose(tmp_path, monkeypatch, at_row=KERNELS + 1) == ExitCode.DEVICE_UNUSABLE
@@ -102,3 +111,15 @@ def test_device_that_goes_away_in_the_search_and_once_more_in_the_finals(
     judged = [r for r in result.regions if r.chosen.verification.passed]
     assert not result.complete and len(judged) == 2 and all(r.chosen.warm_s > 0 for r in judged)
     assert {r.note for r in result.regions if r not in judged} == {"the device was lost: not verified"}
+
+    assert lose(tmp_path, monkeypatch, resume=True) in (ExitCode.OK, ExitCode.NOTHING_IMPROVED)
+    whole = read_result(tmp_path / "RESULT.json")
+    assert whole.complete and all(r.chosen.verification.passed for r in whole.regions)
+    taken_over = {r.region.id: r for r in whole.regions if r.region.id in {j.region.id for j in judged}}
+    for one in judged:
+        again = taken_over[one.region.id]
+        assert (again.baseline, again.chosen, again.outcome) == (one.baseline, one.chosen, one.outcome)
+    by = duels(tmp_path)
+    assert len(by) == KERNELS and all(len(runs) == 1 for runs in by.values()), "no kernel is judged twice"
+    assert len({run for runs in by.values() for run in runs}) == 2, "only the rest was left to the last run"
+    assert f"the verdicts on 2 of {KERNELS} kernels are those of an earlier run" in " ".join(whole.warnings)
