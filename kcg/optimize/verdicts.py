@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from kcg.errors import JournalError, ResultError
@@ -18,7 +19,7 @@ from kcg.kernel.compiled import Compiled
 from kcg.measure.jobs import DuelOutcome
 from kcg.measure.protocol import PROTOCOL
 from kcg.optimize.result import noun_from_json, noun_to_json
-from kcg.types import Schedule
+from kcg.types import Schedule, Target, Toolchain
 
 if TYPE_CHECKING:
     from kcg.optimize.session import RegionWork, Session
@@ -100,8 +101,12 @@ def _identity(session: Session, work: RegionWork, schedules: Sequence[Schedule])
 def _key(session: Session, work: RegionWork, schedules: Sequence[Schedule]) -> list[Any]:
     from kcg.optimize.finals import FINAL_SEEDS
 
-    target, toolchain = session.service.facts
     return [
-        work.call.region.id, work.call.variables, [[s.kind, s.body] for s in schedules], target.fingerprint,
-        toolchain.fingerprint, PROTOCOL, RULES, FINAL_SEEDS,
+        work.call.region.id, work.call.variables, [[s.kind, s.body] for s in schedules],
+        *_fingerprints(*session.service.facts), PROTOCOL, RULES, FINAL_SEEDS,
     ]  # fmt: skip
+
+
+@cache  # they are asked for with every estimate of what judging will take
+def _fingerprints(target: Target, toolchain: Toolchain) -> tuple[str, str]:
+    return target.fingerprint, toolchain.fingerprint
