@@ -151,11 +151,37 @@ def test_on_a_gpu_what_the_host_does_first_is_hidden() -> None:
     once, clock = captured_at_once(lambda x: (x @ x).contiguous()), StepClock("CUDA")
     once(x=values)
 
-    def late() -> None:
-        time.sleep(0.004)
-        once(x=values)
+    for late_s in (0.004, 0.03):  # less, and more, than what is hidden at first
 
-    assert 0 < min(clock(late) for _ in range(3)) < 0.002
+        def late(seconds: float = late_s) -> None:
+            time.sleep(seconds)
+            once(x=values)
+
+        assert 0 < min(clock(late) for _ in range(3)) < 0.002
+
+
+def test_a_host_that_was_too_slow_to_be_hidden_gets_more_time() -> None:
+    from kcg.compat.events import HIDDEN_MOST_S, HIDDEN_S, HIDING_TRIES, hiding
+
+    def sampled(host_s: Callable[[float], float], first_s: float = HIDDEN_S) -> tuple[list[float], float]:
+        """The times for which a device was kept busy by a host of that kind, and the last sample."""
+        busy: list[float] = []
+
+        def sample(busy_s: float) -> tuple[float, float]:
+            busy.append(busy_s)
+            return 1.0 + max(host_s(busy_s) - busy_s, 0.0), host_s(busy_s)  # what is not hidden is in the sample
+
+        seconds, enough_s = hiding(sample, first_s)
+        assert enough_s >= busy[-1]
+        return busy, seconds
+
+    assert sampled(lambda _: 0.005) == ([HIDDEN_S], 1.0)
+    busy, seconds = sampled(lambda _: 0.03)
+    assert len(busy) == 2 and busy[1] > 0.03 and seconds == 1.0
+    assert sampled(lambda _: 0.03, busy[1]) == ([busy[1]], 1.0), "where the next sample begins"
+    busy, _ = sampled(lambda busy_s: busy_s + 2.0)
+    assert busy == [HIDDEN_S, HIDDEN_MOST_S], "a host that waits for the device itself is not hidden"
+    assert len(sampled(lambda busy_s: busy_s, 1e-6)[0]) == HIDING_TRIES
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from typing import Any
 from kcg.compat.beam import cache_table
 from kcg.compat.device import clang_path
 from kcg.errors import DeviceError, KcgError
+from kcg.measure.alone import clean_environment
 from kcg.measure.protocol import median, median_interval, spread
 
 from .figures import FAR, distance, rounded
@@ -25,7 +26,6 @@ with kcg.tuned(result):
     runpy.run_path(sys.argv[0], run_name="__main__")"""
 TIMEOUT_S = 900.0
 SAME = 0.02  # two processes of one binary may be this far apart, even where less is seen
-FOREIGN = ("JIT", "JITBEAM", "NOOPT", "IGNORE_BEAM_CACHE", "CACHELEVEL", "DEBUG")
 Told = dict[str, Any]
 
 
@@ -33,10 +33,7 @@ def run(what: str, command: list[str], dev: str, cache: Path, *, beam: int = 0) 
     """The standard output of `python command` on a device with a cache of its own. Raises KcgError where it fails."""
     if dev.startswith("CPU") and "CC" not in os.environ and clang_path() is None:
         raise DeviceError("plain tinygrad opens the CPU only where it finds clang: pip install ziglang, or set CC")
-    paths = [str(ROOT), str(ROOT / "evaluation"), os.environ.get("PYTHONPATH", "")]
-    environment = {name: value for name, value in os.environ.items() if name not in FOREIGN} | {
-        "PYTHONPATH": os.pathsep.join(filter(None, paths)), "DEV": dev, "CACHEDB": str(cache), "BEAM": str(beam),
-    }  # fmt: skip
+    environment = clean_environment(dev, cache, paths=[ROOT, ROOT / "evaluation"], BEAM=str(beam))
     if dev.startswith("CPU"):
         environment.setdefault("CC", clang_path() or "")
     whole: Told = {"env": environment, "capture_output": True, "text": True, "timeout": TIMEOUT_S, "check": False}

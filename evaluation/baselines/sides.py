@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from kcg.errors import KcgError
+from kcg.measure.alone import clean_environment
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -28,15 +29,10 @@ class Side:
     def __init__(self, module: str, job: dict[str, Any]) -> None:
         self.module, self._buffer = module, b""
         self._folder = tempfile.TemporaryDirectory(prefix="kcg-side-", ignore_cleanup_errors=True)
-        paths = [str(ROOT), str(ROOT / "evaluation"), os.environ.get("PYTHONPATH", "")]
-        environment = {
-            **os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "DEV": job["dev"], "DEBUG": "0",
-            "CACHEDB": job.get("cachedb") or f"{self._folder.name}/cache.db",  # never the user's own
-            "TORCHINDUCTOR_CACHE_DIR": f"{self._folder.name}/inductor",
-            "TRITON_CACHE_DIR": f"{self._folder.name}/triton",
-        }  # fmt: skip
-        for foreign in ("BEAM", "JITBEAM", "NOOPT"):
-            environment.pop(foreign, None)
+        environment = clean_environment(
+            job["dev"], job.get("cachedb") or f"{self._folder.name}/cache.db", paths=[ROOT, ROOT / "evaluation"],
+            TORCHINDUCTOR_CACHE_DIR=f"{self._folder.name}/inductor", TRITON_CACHE_DIR=f"{self._folder.name}/triton",
+        )  # fmt: skip
         self._err = (Path(self._folder.name) / "err").open("w+")
         self._process = subprocess.Popen(
             [sys.executable, "-m", f"baselines.{module}"], env=environment, stdin=subprocess.PIPE,

@@ -8,14 +8,14 @@ from typing import Any
 
 from kcg.measure.sensors import sensors_for
 
-from .clocks import Call, hiding, host_seconds
+from .clocks import Call, host_seconds
 
 
 class TinyClock:
     """For what runs on tinygrad's device `dev`."""
 
     def __init__(self, dev: str) -> None:
-        from kcg.compat.events import Spin
+        from kcg.compat.events import StepClock
         from kcg.kernel.actions import ACTION_SPACE_VERSION
         from kcg.measure.target import detect
         from kcg.measure.workbench import CacheFlusher
@@ -23,7 +23,7 @@ class TinyClock:
         self.target, self.toolchain = detect(dev, ACTION_SPACE_VERSION)
         self.dev, self.sensors = dev, sensors_for(self.target)
         self._canary: Any = None
-        self._flusher, self._spin = CacheFlusher(self.target), Spin(self.target.device)
+        self._flusher, self._clock = CacheFlusher(self.target), StepClock(self.target.device)
 
     def synchronize(self) -> None:
         from kcg.compat.events import synchronize
@@ -31,20 +31,12 @@ class TinyClock:
         synchronize(self.target.device)
 
     def seconds(self, call: Call, state: str, host_s: float) -> float:
-        from kcg.compat.events import device_seconds
+        from kcg.compat.events import hidden_s, hiding
 
         def sample(busy_s: float) -> tuple[float, float]:
             if state == "cold":
                 self._flusher.flush()
-            begin, sent = time.perf_counter(), []
-
-            def sending() -> None:
-                call()
-                sent.append(time.perf_counter() - begin)
-
-            self._spin(busy_s)
-            seconds = device_seconds(self.target.device, sending)
-            return seconds, sent[0]
+            return self._clock.sample(call, busy_s)
 
         self.synchronize()
         if state == "called":
@@ -52,7 +44,7 @@ class TinyClock:
             call()
             self.synchronize()
             return time.perf_counter() - begin
-        return hiding(sample, host_s) if self.target.device == "CUDA" else sample(0.0)[0]
+        return hiding(sample, hidden_s(host_s))[0] if self.target.device == "CUDA" else sample(0.0)[0]
 
     def canary(self) -> tuple[float, str]:
         """As `kcg.measure.canary` has it, made once; the whole of its output is looked at every time."""

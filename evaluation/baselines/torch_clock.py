@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from kcg.compat.events import SPIN_HZ
+from kcg.compat.events import SPIN_HZ, hidden_s, hiding
 from kcg.measure.protocol import flush_bytes
 from kcg.measure.sensors import NoSensors, NvidiaSensors, Sensors
 
-from .clocks import Call, hiding
+from .clocks import Call
 
 
 class TorchClock:
@@ -50,7 +50,7 @@ class TorchClock:
 
         self.synchronize()
         if state != "called" and self.on_cuda:
-            return hiding(sample, host_s)
+            return hiding(sample, hidden_s(host_s))[0]
         flush()
         begin = time.perf_counter()
         call()

@@ -33,8 +33,10 @@ from kcg.dataset.records import (
 from kcg.dataset.schema import (
     APPLICATION_ID,
     BUSY_TIMEOUT_S,
+    LATTICES,
     SCHEMA,
     SCHEMA_VERSION,
+    VERDICTS,
     check_header,
     check_ids,
     corrupt,
@@ -49,9 +51,6 @@ __all__ = ["APPLICATION_ID", "SCHEMA_VERSION", "Journal", "Record", "Run"]
 CHECK_AT_OPEN_BYTES = 64 << 20  # SQLite checks about 500 MB/s: larger journals are checked by `check()` only
 PAGE_ROWS = 1000
 BULK_CACHE_KIB = 256 << 10
-LATTICES = """CREATE TABLE IF NOT EXISTS lattices(region_id TEXT NOT NULL, target TEXT NOT NULL,
-  toolchain TEXT NOT NULL, declaration TEXT NOT NULL, PRIMARY KEY(region_id, target, toolchain))"""
-"""Made when the first is stored: journals without replay tables have none."""
 
 _NAMES = ", ".join(MEASUREMENT_COLUMNS)
 
@@ -183,7 +182,6 @@ class Journal:
             yield
 
     # -- writing: each is idempotent, and on disk when it returns; each returns whether something was new
-
     def record(self, measurement: Measurement, *, recorded_unix_s: float | None = None) -> bool:
         """Stores one measurement in one transaction; False where that identity, run and trial are already there."""
         recorded = time.time() if recorded_unix_s is None else recorded_unix_s
@@ -250,17 +248,26 @@ class Journal:
 
     def add_lattice(self, region_id: str, target: str, toolchain: str, declaration: str) -> bool:
         """Stores what a replay table is to hold, as `kcg.campaign.tables` declares it. Its schedules are rows."""
-        with self._transaction() as connection:
-            connection.execute(LATTICES)
-            return self._insert(
-                "INSERT OR REPLACE INTO lattices VALUES(?, ?, ?, ?)", (region_id, target, toolchain, declaration)
-            )
+        with self._transaction():
+            self._rows(LATTICES)
+            values = (region_id, target, toolchain, declaration)
+            return self._insert("INSERT OR REPLACE INTO lattices VALUES(?, ?, ?, ?)", values)
+
+    def add_verdict(self, key: Sequence[Any], text: str) -> bool:
+        """Stores what judging showed, as `kcg.optimize.verdicts` puts it, in the place of an earlier one of its key."""
+        with self._transaction():
+            self._rows(VERDICTS)
+            return self._insert("INSERT OR REPLACE INTO verdicts VALUES(?, ?)", (identity_of(key), text))
 
     # -- reading
 
+    def verdicts(self) -> dict[bytes, str]:
+        """What judging showed, by the `identity_of` its key."""
+        return dict(self._rows("SELECT * FROM verdicts")) if self._has_table("verdicts") else {}
+
     def lattices(self, target: str, toolchain: str) -> dict[str, str]:
         """The declared lattice of each region that has one."""
-        if not self._rows("SELECT 1 FROM sqlite_master WHERE name='lattices'"):
+        if not self._has_table("lattices"):
             return {}
         query = "SELECT region_id, declaration FROM lattices WHERE target=? AND toolchain=? ORDER BY region_id"
         return dict(self._rows(query, (target, toolchain)))
@@ -397,6 +404,9 @@ class Journal:
         """Rows of each table."""
         tables = ("kernels", "regions", "workload_calls", "targets", "toolchains", "runs", "measurements")
         return {table: self._rows(f"SELECT count(*) FROM {table}")[0][0] for table in tables}
+
+    def _has_table(self, name: str) -> bool:
+        return bool(self._rows("SELECT 1 FROM sqlite_master WHERE name=?", (name,)))
 
     def _rows(self, query: str, values: tuple[Any, ...] = ()) -> list[Any]:
         with self._lock, translated(self.path):

@@ -34,6 +34,11 @@ PRAGMA application_id = {APPLICATION_ID};
 PRAGMA user_version = {SCHEMA_VERSION};
 """
 
+LATTICES = """CREATE TABLE IF NOT EXISTS lattices(region_id TEXT NOT NULL, target TEXT NOT NULL,
+  toolchain TEXT NOT NULL, declaration TEXT NOT NULL, PRIMARY KEY(region_id, target, toolchain))"""
+VERDICTS = "CREATE TABLE IF NOT EXISTS verdicts(identity BLOB PRIMARY KEY, verdict TEXT NOT NULL)"
+"""Made when the first of it is stored: journals without replay tables, or of a run that judged nothing, have none."""
+
 
 def check_header(path: Path, *, create: bool) -> bool:
     """Whether the file exists and has content. Looks only, so that a file that is not ours is left as it is."""

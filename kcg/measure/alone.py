@@ -24,6 +24,21 @@ from typing import Any
 from kcg.measure.pools import ServiceClosed
 
 POLL_S = 0.05
+FOREIGN = ("BEAM", "IGNORE_BEAM_CACHE", "CACHELEVEL", "NOOPT", "JIT", "JITBEAM")
+"""A shell's settings that choose other schedules, leave the cache unused, or nothing captured."""
+
+
+def clean_environment(dev: str, cachedb: Path | str, *, paths: Sequence[Path] = (), **settings: str) -> dict[str, str]:
+    """The environment of a process that runs tinygrad on `dev` as it does by itself, whatever the user's shell says.
+
+    `cachedb` is its cache, never the user's own; it finds modules in `paths` first; `settings` are what else it gets.
+    """
+    environment = {name: value for name, value in os.environ.items() if name not in FOREIGN}
+    environment |= {"DEV": dev, "DEBUG": "0", "CACHEDB": str(cachedb), **settings}
+    if paths:
+        known = environment.get("PYTHONPATH", "")
+        environment["PYTHONPATH"] = os.pathsep.join([*map(str, paths), *filter(None, [known])])
+    return environment
 
 
 @dataclass(frozen=True)
@@ -60,11 +75,7 @@ class Alone:
     def __init__(self, module: str, *, dev: str, label: str, arguments: Sequence[str] = ()) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix=f"kcg-{label}-", ignore_cleanup_errors=True)
         folder = Path(self._folder.name)
-        environment = {**os.environ, "DEV": dev, "DEBUG": "0"}
-        environment["CACHEDB"] = str(folder / "tinygrad-cache.db")  # never the user's own
-        # a shell's settings that choose other schedules, or leave nothing captured
-        for foreign in ("BEAM", "JITBEAM", "NOOPT", "JIT"):
-            environment.pop(foreign, None)
+        environment = clean_environment(dev, folder / "tinygrad-cache.db")
         self._killed = False
         # files and not pipes: a process that the child leaves behind would hold a pipe open, and the reader with it
         self._out, self._err = (folder / "out").open("w+"), (folder / "err").open("w+")

@@ -103,7 +103,7 @@ class DevicePool:
     After a timeout, a death, a fault that spoils the device's context, or a result with a true `tainted`, the child is
     replaced. Every child, also one that was replaced on request, opens the device and passes the canary before it gets
     a job, and a job runs in that very process or not at all: no result can come from between a fault and a canary that
-    was right and in time. The canary of the first child is the reference for the others.
+    was right and in time. The canary of the first child is the `reference` for the others, unless one is given.
     """
 
     def __init__(
@@ -113,10 +113,11 @@ class DevicePool:
         *,
         open_timeout_s: float,
         canary_job: Callable[[str], CanaryReading] = canary.canary_job,
+        reference: CanaryReading | None = None,
     ) -> None:
         self._dev, self._initargs, self._open_timeout_s = dev, initargs, open_timeout_s
         self._canary_job = canary_job
-        self._reference: CanaryReading | None = None
+        self.reference = reference
         self._child: int | None = None  # the process id that jobs are meant for
         self._fault_s: float | None = None  # what ending the last child took, if that was for a fault
         self._unusable: tuple[float, DeviceError] | None = None  # since when, and why, no child can be trusted
@@ -233,7 +234,7 @@ class DevicePool:
             try:
                 fault, reading = self._read_canary()
             except DeviceError:  # it did open before: a driver's reset may last a moment
-                if self._reference is None or not pauses or time.monotonic() > begin + canary.TIMEOUT_S:
+                if self.reference is None or not pauses or time.monotonic() > begin + canary.TIMEOUT_S:
                     raise
                 self._after_fault()
                 self._pause(pauses)
@@ -245,9 +246,9 @@ class DevicePool:
                     raise DeviceError(f"{self._dev} cannot be trusted: {fault}")
                 self._after_fault()
                 continue
-            if self._reference is None:
-                self._reference = reading
-            expected_s, times = self._reference.seconds, canary.tolerance(self._dev)
+            if self.reference is None:
+                self.reference = reading
+            expected_s, times = self.reference.seconds, canary.tolerance(self._dev)
             if reading.seconds <= times * expected_s:
                 return
             slow = (

@@ -65,6 +65,7 @@ class MeasureService:
         self.compile_timeout_s, self.timing_timeout_s = compile_timeout_s, timing_timeout_s
         self.compile_workers = compile_workers or usable_cores()
         self.initargs = initargs = (dev, os.getpid(), str(folder / "tinygrad-cache.db"))  # of every child
+        self._open_timeout_s = open_timeout_s
         self._device = DevicePool(dev, initargs, open_timeout_s=open_timeout_s)
         self._detecting = self._device.submit(child.detect_job, dev, timeout_s=open_timeout_s)
         self._on_cpu = dev.startswith("CPU")  # there, compilers and samples take turns
@@ -100,6 +101,24 @@ class MeasureService:
         if self._temporary is not None:
             self._temporary.cleanup()
             self._temporary = None
+
+    def check_device(self) -> None:
+        """Whether the device is still there, for whoever saw a process that is not of this service fail on it.
+
+        It is opened once more, in a new child whose canary must be right and as fast as before. Works after `close`
+        too. Raises DeviceError where the device is gone.
+        """
+        with tempfile.TemporaryDirectory(prefix="kcg-") as folder:
+            initargs = (self.dev, os.getpid(), str(Path(folder) / "tinygrad-cache.db"))
+            pool = DevicePool(
+                self.dev, initargs, open_timeout_s=self._open_timeout_s, reference=self._device.reference
+            )  # fmt: skip
+            try:
+                pool.submit(child.ping, timeout_s=self._open_timeout_s).result()
+            except (ChildDied, TimeoutError) as error:
+                raise DeviceError(f"{self.dev} cannot be trusted: {first_line(error)}") from None
+            finally:
+                pool.close()
 
     # ---- what is measured on ----
 

@@ -38,12 +38,13 @@ def final_cost_s(session: Session) -> float:
 def judging_s(session: Session) -> float:
     """What re-timing and verifying every finalist is expected to take, in seconds."""
     from kcg.measure.protocol import samples_for
+    from kcg.optimize.finals import is_judged
 
     device = session.choice.device
     flush_s = FLUSH_S.get(device, FLUSH_ELSEWHERE_S)
     verify_s = VERIFY_S.get(device, CHECKS * _check_s(session))
     cost_s = FRESH_CHILD_S
-    for work in session.works:
+    for work in (w for w in session.works if not is_judged(session, w)):
         seconds = work.baseline_s
         sides = 2 if work.best_s < seconds or not work.known else 1
         sides += 2 * sum(offer.schedule is not None for offer in work.offers)  # against the best of the others too

@@ -21,6 +21,7 @@ from kcg.measure.pools import ServiceClosed
 from kcg.measure.protocol import PROTOCOL, median, median_interval, spread
 from kcg.measure.rows import duel_rows
 from kcg.optimize.handwritten import contest
+from kcg.optimize.verdicts import Side, is_known, keep, taken_over
 from kcg.types import RAW, Finalist, RegionResult, Result, Schedule, ScheduleKind, Status, Verification
 
 if TYPE_CHECKING:
@@ -45,19 +46,26 @@ class Judged:
 
 
 def judge_all(session: Session) -> tuple[RegionResult, ...]:
-    """Judge every region, those with the largest share first."""
+    """Judge every region, those with the largest share first; the verdicts that an earlier run left are taken over."""
     session.service.fresh_child()
     order = sorted(session.works, key=lambda w: -w.call.calls * w.baseline_s)
     results: dict[str, RegionResult] = {}
     _foretell(session, order)
     _precompile(session)
-    for count, work in enumerate(order, 1):
-        results[work.id] = session.judged[work.id] = contest(session, work, _judge(session, work))
-        elapsed = time.monotonic() - session.started
-        session.progress.update(
-            done_s=elapsed, budget_s=session.expected_s(), measurements=session.ledger.measurements,
-            kernels=(count, len(order)), total_s=sum(r.after_s for r in results.values()),
-        )  # fmt: skip
+    try:
+        for count, work in enumerate(order, 1):
+            results[work.id] = session.judged[work.id] = contest(session, work, _judge(session, work))
+            elapsed = time.monotonic() - session.started
+            session.progress.update(
+                done_s=elapsed, budget_s=session.expected_s(), measurements=session.ledger.measurements,
+                kernels=(count, len(order)), total_s=sum(r.after_s for r in results.values()),
+            )  # fmt: skip
+    finally:
+        if taken_over := len(session.taken_over):
+            session.warnings.append(
+                f"the verdicts on {taken_over} of {len(order)} kernels are those of an earlier run: they were not "
+                "judged again"
+            )
     return tuple(results[w.id] for w in session.works)
 
 
@@ -67,6 +75,12 @@ def _candidates(work: RegionWork) -> list[Schedule]:
     limit = work.baseline_s or float("inf")
     faster = [s for s in work.ranked() if s != baseline and work.known[s].time_s < limit]
     return faster[:TRIES]
+
+
+def is_judged(session: Session, work: RegionWork) -> bool:
+    """Whether an earlier run left a verdict on what would be judged of this region first, and nothing else is left."""
+    first = _candidates(work)[:1] if session.verdicts else []
+    return not work.offers and is_known(session, work, [work.space.baseline(), *first])
 
 
 def _precompile(session: Session) -> None:
@@ -85,7 +99,7 @@ def _foretell(session: Session, order: Sequence[RegionWork]) -> None:
         return  # nothing may disturb a sample
     from kcg.measure.references import foretell_job
 
-    for work in order:
+    for work in (w for w in order if not is_judged(session, w)):
         session.foretold[work.id] = session.service.beside(
             foretell_job, work.call.region, work.call.variables, FINAL_SEEDS, timeout_s=FORETELL_TIMEOUT_S
         )
@@ -123,7 +137,8 @@ def _judge(session: Session, work: RegionWork) -> RegionResult:
                 continue
             if finalist.binary_hash == baseline.binary_hash:
                 continue  # tinygrad's own choice by another name
-        judged = duel(session, work, baseline, finalist)
+        ours = None if schedule is None or finalist is None else Side(schedule, finalist)
+        judged = duel(session, work, Side(baseline_schedule, baseline), ours)
         if judged.outcome is None:
             if schedule is None:
                 return _quarantined(session, work, f"tinygrad's own schedule fails: {judged.reason}")
@@ -134,24 +149,29 @@ def _judge(session: Session, work: RegionWork) -> RegionResult:
     raise AssertionError("the baseline alone always decides")
 
 
-def duel_job(session: Session, work: RegionWork, baseline: Compiled, finalist: Compiled | None) -> DuelJob:
-    return DuelJob(
-        work.call.region, baseline, finalist, session.service.target, work.call.variables, seeds=FINAL_SEEDS,
-        foretold=_foretold(session, work),
+def duel(session: Session, work: RegionWork, baseline: Side, finalist: Side | None) -> Judged:
+    """Verify and time both in turns, or the baseline alone, and record what was seen; or take over what an earlier run
+    saw of the same."""
+    sides = [baseline] if finalist is None else [baseline, finalist]
+    if (seen := taken_over(session, work, sides)) is not None:
+        session.taken_over.add(work.id)
+        return Judged(seen)
+    job = DuelJob(
+        work.call.region, baseline.compiled, finalist.compiled if finalist is not None else None,
+        session.service.target, work.call.variables, seeds=FINAL_SEEDS, foretold=_foretold(session, work),
     )  # fmt: skip
-
-
-def duel(session: Session, work: RegionWork, baseline: Compiled, finalist: Compiled | None) -> Judged:
     try:
-        return Judged(
-            session.service.duel(
-                duel_job(session, work, baseline, finalist), timeout_s=DUEL_TIMEOUT_S + DUEL_RUNS * work.baseline_s
-            ).result()
-        )
+        outcome = session.service.duel(job, timeout_s=DUEL_TIMEOUT_S + DUEL_RUNS * work.baseline_s).result()
     except (DeviceError, ServiceClosed):
         raise
     except Exception as error:  # a crash or a hang of the child is the finalist's, not the run's
         return Judged(None, f"{type(error).__name__}: {_line(error)}")
+    session.record(duel_rows(
+        job, outcome, baseline.schedule, finalist.schedule if finalist is not None else None,
+        toolchain=session.service.toolchain.fingerprint, run_id=session.run_id,
+    ))  # fmt: skip
+    keep(session, work, sides, outcome)  # last: where it is kept, its measurements are
+    return Judged(outcome)
 
 
 def _decide(
@@ -170,11 +190,6 @@ def _decide(
     if duel.finalist_verification is not None and not duel.finalist_verification.passed:
         notes.append(f"{schedule} is wrong: {duel.finalist_verification.reason}")
         return None
-    job = duel_job(session, work, baseline, finalist)
-    session.record(duel_rows(
-        job, duel, work.space.baseline(), schedule,
-        toolchain=session.service.toolchain.fingerprint, run_id=session.run_id,
-    ))  # fmt: skip
     base = finalist_of(work, work.space.baseline(), baseline, duel.baseline_cold_s, duel.baseline_warm_s, verified)
     noise = spread(duel.baseline_cold_s, duel.again_cold_s)
     if schedule is None or finalist is None:

@@ -19,9 +19,9 @@ from kcg.kernels import DEVICES
 from kcg.measure import handwritten as children
 from kcg.measure.handwritten import Described, KernelFile
 from kcg.measure.protocol import median, median_interval, spread
-from kcg.measure.rows import duel_rows
 from kcg.measure.target import first_line
 from kcg.optimize.console import format_seconds
+from kcg.optimize.verdicts import Side
 from kcg.types import Finalist, RegionResult, Schedule, Status
 
 if TYPE_CHECKING:
@@ -217,7 +217,7 @@ def _bout(session: Session, work: RegionWork, before: Schedule, after: Schedule,
     from kcg.optimize import finals
 
     theirs = finals.compiled_for(session, work, before)
-    judged = finals.duel(session, work, theirs, mine)
+    judged = finals.duel(session, work, Side(before, theirs), Side(after, mine))
     if judged.outcome is None:
         return f"rejected: {judged.reason}"
     duel = judged.outcome
@@ -225,10 +225,6 @@ def _bout(session: Session, work: RegionWork, before: Schedule, after: Schedule,
         return f"rejected: wrong: {verdict.reason if verdict else 'it was not judged'}"
     if not duel.baseline_verification.passed:
         return f"not compared: {before} did not verify again: {duel.baseline_verification.reason}"
-    job = finals.duel_job(session, work, theirs, mine)
-    session.record(duel_rows(
-        job, duel, before, after, toolchain=session.service.toolchain.fingerprint, run_id=session.run_id,
-    ))  # fmt: skip
     if duel.noisy:
         return f"not compared: {duel.noisy}"
     ratios = [a / b for a, b in zip(duel.baseline_cold_s, duel.finalist_cold_s, strict=True)]

@@ -15,12 +15,14 @@ from dataclasses import dataclass, fields, is_dataclass
 from datetime import datetime
 from functools import cache
 from pathlib import Path
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from kcg.errors import ResultError, ScheduleError
 from kcg.files import write_whole
 from kcg.kernel.handwritten import source_body
 from kcg.types import Kernel, Region, RegionResult, Result, Schedule, ScheduleKind
+
+T = TypeVar("T")
 
 SCHEMA = 5
 """The version of the file. A change of any field is a new number, never a silent one."""
@@ -104,6 +106,20 @@ def read_result(path: Path) -> Result:
         return _read(document)
     except _Malformed as error:
         raise ResultError(f"{path} is not a result that kcg can trust: {error}: {_ADVICE}") from None
+
+
+def noun_to_json(value: Any) -> str:
+    """One noun as text, for what is kept outside of a result; `noun_from_json` reads it back."""
+    return json.dumps(_encode(value), allow_nan=False)
+
+
+def noun_from_json(noun: type[T], text: str) -> T:
+    """A dataclass from the text of `noun_to_json`, every field checked. Raises ResultError where it is not one."""
+    try:
+        made: T = _decode(json.loads(text, parse_constant=_no_constant), noun, "", of=_Document({}, set()))
+    except (_Malformed, ValueError, TypeError, RecursionError) as error:
+        raise ResultError(f"not a {noun.__name__}: {error}") from None
+    return made
 
 
 def _derived(result: Result) -> dict[str, Any]:

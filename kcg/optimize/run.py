@@ -74,8 +74,7 @@ def optimize(settings: Settings, progress: Progress, *, started: float | None = 
             session.interrupted = True
             session.close_children()  # first of all: what is written next does not change under the writer
         except DeviceError as error:
-            session.lost = str(error)
-            session.warnings.append(f"the device was lost: {error}")
+            _lose(session, error)
             session.close_children()
         if regions is not None:
             session.close_children()  # its memory on the device is wanted, and nothing may disturb the model's run
@@ -83,6 +82,7 @@ def optimize(settings: Settings, progress: Progress, *, started: float | None = 
         result = build_result(session, as_searched(session) if regions is None else regions, complete=not ended_early)
         session.phases.begin(MODEL)
         check = _checked_model(session, result, planning, ended_early=ended_early)
+        ended_early = ended_early or session.interrupted or bool(session.lost)
         over = settings.budget_s is not None and time.monotonic() - session.started > settings.budget_s * (1 + OVERTIME)
         if over and not session.interrupted:
             session.warnings.append(
@@ -90,7 +90,7 @@ def optimize(settings: Settings, progress: Progress, *, started: float | None = 
             )
         phases = session.phases.seconds()
         result = replace(
-            result, model_check=check, complete=not (ended_early or session.interrupted or over or session.unsearched),
+            result, model_check=check, complete=not (ended_early or over or session.unsearched),
             search_s=sum(seconds for _, seconds in phases), warnings=tuple(session.warnings), phases=phases,
         )  # fmt: skip
         return _written(session, result)
@@ -100,6 +100,11 @@ def _alone(session: Session) -> AbstractContextManager[None]:
     from kcg.optimize.lock import alone_on
 
     return alone_on(session.choice.dev, wait=session.settings.wait, say=session.progress.line)
+
+
+def _lose(session: Session, error: DeviceError) -> None:
+    session.lost = str(error)
+    session.warnings.append(f"the device was lost: {error}")
 
 
 def _checked_model(session: Session, result: Result, child: Alone | None, *, ended_early: bool) -> ModelCheck:
@@ -124,8 +129,12 @@ def _checked_model(session: Session, result: Result, child: Alone | None, *, end
     session.progress.phase("comparing the whole model's output with that of tinygrad's own schedules")
     try:
         check = whole_model.check_model(
-            result, timeout_s=timeout_s, seed=settings.seed, kernels=settings.kernels, child=child
-        )
+            result, timeout_s=timeout_s, seed=settings.seed, kernels=settings.kernels, child=child,
+            check_device=session.service.check_device,
+        )  # fmt: skip
+    except DeviceError as error:
+        _lose(session, error)
+        return ModelCheck(None, "not run: the device was lost")
     except KeyboardInterrupt:
         session.interrupted = True
         return ModelCheck(None, "not run: interrupted")

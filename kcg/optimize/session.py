@@ -122,6 +122,8 @@ class Session:
         self.thinkers: Thinkers | None = None  # processes that search; none where it would disturb the samples
         self.foretold: dict[str, Future[Any]] = {}  # by region, its references (`Foretold`) for the finals
         self.judged: dict[str, RegionResult] = {}  # by region, as far as the finals have come
+        self.verdicts: dict[bytes, str] = {}  # of earlier runs, see `verdicts`
+        self.taken_over: set[str] = set()  # the regions whose verdict is one of these
         self._lock = threading.Lock()
         self._journal_error: BaseException | None = None
         self.journal: Journal | None = None
@@ -269,6 +271,7 @@ class Session:
                     self.service.remember(row)
                     self._charge(work, row)
             self.ledger.compilations = 0
+            self.verdicts = self.journal.verdicts()
             if others := self.journal.measured_elsewhere(target.fingerprint, toolchain.fingerprint, PROTOCOL):
                 self.warnings.append(
                     f"the journal also holds {others} measurements of another device, driver, compiler or protocol: "

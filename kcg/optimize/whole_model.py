@@ -106,12 +106,13 @@ def ahead(settings: Settings, workload: Workload, *, dev: str) -> alone.Alone | 
 
 def check_model(
     result: Result, *, timeout_s: float, seed: int = 0, module: str = CHILD, kernels: Sequence[Path] = (),
-    child: alone.Alone | None = None,
+    child: alone.Alone | None = None, check_device: Callable[[], None] = lambda: None,
 ) -> ModelCheck:  # fmt: skip
     """Run the model of `result` with tinygrad's own schedules and with the chosen ones in a child, and compare.
 
     Never raises for what the child does: a crash with the chosen schedules fails, anything else gives no verdict.
     `module` is what the child runs, `kernels` are the files of the hand-written ones; `child` is one of `ahead`.
+    `check_device` is called after a child that failed: a DeviceError that it raises ends the check.
     """
     from kcg.optimize.result import write_result
 
@@ -123,8 +124,15 @@ def check_model(
 
         def run(job: dict[str, Any], seconds: float, child: alone.Alone | None = None) -> alone.Ended:
             dev, name = result.target.tinygrad_device, "the whole model's run"
-            with child or alone.Alone(module, dev=dev, label="model") as process:
-                return process.run(job, timeout_s=seconds, name=name)
+            try:
+                with child or alone.Alone(module, dev=dev, label="model") as process:
+                    ended = process.run(job, timeout_s=seconds, name=name)
+            except alone.Overdue:
+                check_device()  # before anything is said of the schedules
+                raise
+            if ended.returncode != 0:
+                check_device()
+            return ended
 
         begin = time.monotonic()
         try:
@@ -316,7 +324,11 @@ class _Program:
     def replay(self, inputs: dict[str, Any], *, read: bool) -> None:
         """One timed run, whose outputs are kept where they are to be read."""
         returned: list[Tensor] = []
-        self.seconds.append(self._seconds_of(lambda: returned.extend(self._run(inputs))))
+
+        def run() -> None:
+            returned[:] = self._run(inputs)  # it may run more than once for one sample
+
+        self.seconds.append(self._seconds_of(run))
         if read:
             self._keep(returned)  # before the next replay, which writes into the same memory
 

@@ -7,6 +7,7 @@ import signal
 import sqlite3
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,16 @@ from kcg.errors import ExitCode
 from kcg.measure import service
 from kcg.measure.pools import DevicePool
 from kcg.optimize import run as run_module
+from kcg.optimize import whole_model
 from kcg.optimize.__main__ import run
 from kcg.optimize.result import read_result
 from kcg.optimize.session import Session
 from kcg.optimize.settings import Settings
-from kcg.types import Measurement
+from kcg.types import Measurement, RegionResult
+from kcg.workloads import registry
 from tests.faults import bad_jobs
 from tests.faults.relu import DEV
+from tests.tiny_models import TINY
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="kills as Linux does")
 
@@ -33,10 +37,12 @@ COMMAND = "python -m kcg.optimize two_layers.py"
 
 
 class Losing(Session):
-    """A session whose device child is killed, and opens no more, when there are so many rows of search or finals."""
+    """A session whose device child is killed, and opens no more, when there are so many rows of search or finals, or
+    once all is judged."""
 
     canaries: Path  # the plan of those that fly from now on
     at_row = at_final = -1
+    at_model = False
     rows = finals = 0
 
     def _record(self, measurement: Measurement) -> None:
@@ -49,6 +55,11 @@ class Losing(Session):
         super().record(measurements)
         self.finals += 1
         self._lose(self.finals == self.at_final)
+
+    def close_children(self) -> None:
+        super().close_children()
+        if self.at_model:
+            self.canaries.write_text("wrong")
 
     def _lose(self, now: bool) -> None:
         child = self.service._device._child
@@ -64,22 +75,33 @@ def rows(folder: Path) -> list[tuple[Any, ...]]:
         ).fetchall()
 
 
-def lose(folder: Path, monkeypatch: pytest.MonkeyPatch, *, resume: bool = False, **when: int) -> ExitCode:
+def duels(folder: Path) -> dict[str, set[str]]:
+    """By region, the runs that judged it."""
+    found: dict[str, set[str]] = {}
+    with sqlite3.connect(f"file:{folder / 'journal.sqlite'}?mode=ro", uri=True) as journal:
+        for region, run_id in journal.execute("SELECT region_id, run_id FROM measurements WHERE sampler = 'final'"):
+            found.setdefault(region, set()).add(run_id)
+    return found
+
+
+SCRIPTED = Settings(workload=str(SCRIPT), device=DEV, measurements=KERNELS + 4, script_args=("16",), command=COMMAND)
+
+
+def lose(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, settings: Settings = SCRIPTED, *, resume: bool = False, **when: int
+) -> ExitCode:
     """Run until the device is lost; the exit code."""
     plan = folder / "plan"
     plan.write_text("1")
     job = partial(bad_jobs.planned_canary, str(folder))
     monkeypatch.setattr(service, "DevicePool", partial(DevicePool, canary_job=job))
     monkeypatch.setattr(run_module, "Session", type("Lost", (Losing,), {"canaries": plan, **when}))
-    command = f"{COMMAND} --resume" if resume else COMMAND
-    settings = Settings(
-        workload=str(SCRIPT), device=DEV, measurements=KERNELS + 4, folder=folder, command=command,
-        script_args=("16",), resume=resume,
-    )  # fmt: skip
+    command = f"{settings.command} --resume" if resume else settings.command
+    settings = replace(settings, folder=folder, command=command, resume=resume)
     return run(settings, dry_run=False, json_mode=False, quiet=True)
 
 
-def test_device_that_goes_away_in_the_search_and_once_more_in_the_finals(
+def test_device_that_goes_away_in_the_search_and_once_more_in_the_finals_which_then_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert lose(tmp_path, monkeypatch, at_row=KERNELS + 1) == ExitCode.DEVICE_UNUSABLE
@@ -102,3 +124,48 @@ def test_device_that_goes_away_in_the_search_and_once_more_in_the_finals(
     judged = [r for r in result.regions if r.chosen.verification.passed]
     assert not result.complete and len(judged) == 2 and all(r.chosen.warm_s > 0 for r in judged)
     assert {r.note for r in result.regions if r not in judged} == {"the device was lost: not verified"}
+
+    assert lose(tmp_path, monkeypatch, resume=True) in (ExitCode.OK, ExitCode.NOTHING_IMPROVED)
+    whole = read_result(tmp_path / "RESULT.json")
+    assert whole.complete and all(r.chosen.verification.passed for r in whole.regions)
+    taken_over = {r.region.id: r for r in whole.regions if r.region.id in {j.region.id for j in judged}}
+    for one in judged:
+        again = taken_over[one.region.id]
+        assert (again.baseline, again.chosen, again.outcome) == (one.baseline, one.chosen, one.outcome)
+    by = duels(tmp_path)
+    assert len(by) == KERNELS and all(len(runs) == 1 for runs in by.values()), "no kernel is judged twice"
+    assert len({run for runs in by.values() for run in runs}) == 2, "only the rest was left to the last run"
+    assert f"the verdicts on 2 of {KERNELS} kernels are those of an earlier run" in " ".join(whole.warnings)
+
+
+MODEL = Settings(
+    workload="tiny", preset="dies-when-tuned", device=DEV, measurements=4, command="python -m kcg.optimize tiny"
+)
+
+
+def test_device_that_goes_away_in_the_check_of_the_whole_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The model's child dies, and a child after it finds the device unusable."""
+    judge_all = run_module.judge_all
+
+    def changed(session: Session) -> tuple[RegionResult, ...]:
+        return tuple(replace(row, outcome="improved") for row in judge_all(session))  # else there is nothing to check
+
+    monkeypatch.setitem(registry.WORKLOADS, "tiny", lambda: TINY)
+    monkeypatch.setattr(run_module, "judge_all", changed)
+    monkeypatch.setattr(whole_model, "check_model", partial(whole_model.check_model, module="tests.tiny_models"))
+
+    assert lose(tmp_path, monkeypatch, MODEL, at_model=True) == ExitCode.DEVICE_UNUSABLE
+    told = capfd.readouterr().err.splitlines()[-1]
+    assert "cannot be trusted: its canary is wrong" in told and told.endswith(f"go on with {MODEL.command} --resume")
+    result = read_result(tmp_path / "RESULT.json")
+    assert not result.complete and all(r.chosen.verification.passed for r in result.regions), "the result is kept"
+    assert any(warning.startswith("the device was lost: ") for warning in result.warnings)
+    assert result.model_check is not None and result.model_check.passed is None
+    assert result.model_check.reason == "not run: the device was lost"
+
+    assert lose(tmp_path, monkeypatch, MODEL, resume=True) == ExitCode.VERIFICATION_FAILED, "the device is back"
+    again = read_result(tmp_path / "RESULT.json")
+    assert again.model_check is not None and again.model_check.passed is False, "its own schedules do run"
+    assert [r.chosen for r in again.regions] == [r.chosen for r in result.regions], "no kernel is judged twice"

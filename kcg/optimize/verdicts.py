@@ -1,0 +1,112 @@
+"""Verdicts of the finals that outlive their run: what a duel showed is in the journal as soon as it is over, and a run
+that goes on (`--resume`) takes it over and does not judge once more.
+
+It is taken over where all is the same that it depends on: the region and the values of its variables, both schedules
+and their binaries, target, toolchain, protocol, and the rules of judging. Kept is only a duel of which everything was
+right and timed: a device that is about to be lost may compute wrongly, which is no verdict on a schedule.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from kcg.errors import JournalError, ResultError
+from kcg.kernel.compiled import Compiled
+from kcg.measure.jobs import DuelOutcome
+from kcg.measure.protocol import PROTOCOL
+from kcg.optimize.result import noun_from_json, noun_to_json
+from kcg.types import Schedule, Target, Toolchain
+
+if TYPE_CHECKING:
+    from kcg.optimize.session import RegionWork, Session
+
+RULES = 1
+"""How finalists are judged, and the fields of what is kept. A change of either is a new number: a verdict under another
+one is not even read, and the region is judged again."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """A schedule in a duel, and its binary."""
+
+    schedule: Schedule
+    compiled: Compiled
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What is kept of a duel; `binaries` are the hashes of those that took part."""
+
+    binaries: tuple[str, ...]
+    outcome: DuelOutcome
+
+
+def is_known(session: Session, work: RegionWork, schedules: Sequence[Schedule]) -> bool:
+    """Whether an earlier run left a verdict on these schedules. It may be of other binaries, and then counts for
+    nothing."""
+    return bool(session.verdicts) and _identity(session, work, schedules) in session.verdicts
+
+
+def taken_over(session: Session, work: RegionWork, sides: Sequence[Side]) -> DuelOutcome | None:
+    """What an earlier run saw of this very duel; None where it has to be fought.
+
+    Raises:
+        JournalError: what the journal holds of it cannot be trusted.
+    """
+    if not is_known(session, work, [side.schedule for side in sides]):
+        return None
+    text = session.verdicts[_identity(session, work, [side.schedule for side in sides])]
+    try:
+        verdict = noun_from_json(Verdict, text)
+        if not _is_verdict(verdict.outcome, len(sides)):
+            raise ResultError("its samples are not those of a duel in which all was right")
+    except ResultError as error:
+        name = session.folder / "journal.sqlite"
+        raise JournalError(f"{name}: a verdict cannot be trusted ({error}): restore a copy, or start anew") from None
+    return verdict.outcome if verdict.binaries == _binaries(sides) else None
+
+
+def keep(session: Session, work: RegionWork, sides: Sequence[Side], outcome: DuelOutcome) -> None:
+    """Store what a duel showed, where it is a verdict: everything verified and timed."""
+    if session.journal is not None and _is_verdict(outcome, len(sides)):
+        key = _key(session, work, [side.schedule for side in sides])
+        session.journal.add_verdict(key, noun_to_json(Verdict(_binaries(sides), outcome)))
+
+
+def _is_verdict(outcome: DuelOutcome, sides: int) -> bool:
+    """Whether everything of a duel of so many sides was verified and timed."""
+    verifications = [outcome.baseline_verification, outcome.finalist_verification][:sides]
+    if outcome.noisy or outcome.tainted or not all(v is not None and v.passed for v in verifications):
+        return False
+    cold = [outcome.baseline_cold_s, outcome.again_cold_s, outcome.finalist_cold_s][: sides + 1]
+    warm = [outcome.baseline_warm_s, outcome.finalist_warm_s][:sides]
+    in_turns = len({len(samples) for samples in cold}) == 1
+    return in_turns and all(samples and all(0 < s < math.inf for s in samples) for samples in [*cold, *warm])
+
+
+def _binaries(sides: Sequence[Side]) -> tuple[str, ...]:
+    return tuple(side.compiled.binary_hash for side in sides)
+
+
+def _identity(session: Session, work: RegionWork, schedules: Sequence[Schedule]) -> bytes:
+    from kcg.dataset.records import identity_of
+
+    return identity_of(_key(session, work, schedules))
+
+
+def _key(session: Session, work: RegionWork, schedules: Sequence[Schedule]) -> list[Any]:
+    from kcg.optimize.finals import FINAL_SEEDS
+
+    return [
+        work.call.region.id, work.call.variables, [[s.kind, s.body] for s in schedules],
+        *_fingerprints(*session.service.facts), PROTOCOL, RULES, FINAL_SEEDS,
+    ]  # fmt: skip
+
+
+@cache  # they are asked for with every estimate of what judging will take
+def _fingerprints(target: Target, toolchain: Toolchain) -> tuple[str, str]:
+    return target.fingerprint, toolchain.fingerprint
