@@ -39,7 +39,7 @@ class TimeJob:
     samples: int | None = None
     early_stop: bool = False
     cache_state: CacheState = CacheState.COLD
-    stop_above_s: float | None = None  # a slower one gets one sample only
+    stop_above_s: float | None = None  # of a slower one one sample is kept
     stop_above_best: float | None = None  # the same as a multiple of the fastest of this kernel in the same child
     floor_s: float = 0.0  # what the hardware cannot beat: a faster one is measured again, and then rejected
     recheck_below_s: float = 0.0  # surprisingly fast: verified by more rules, and measured again

@@ -18,7 +18,7 @@ class Effort:
     least_saving: float  # share of the workload's time that a batch of measurements must be expected to save
 
 
-EFFORTS: Final = {"quick": Effort(20.0, 1e-3), "normal": Effort(60.0, 1e-4), "thorough": Effort(900.0, 1e-6)}
+EFFORTS: Final = {"quick": Effort(20.0, 1e-3), "normal": Effort(50.0, 1e-4), "thorough": Effort(900.0, 1e-6)}
 
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 

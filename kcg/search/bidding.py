@@ -309,11 +309,8 @@ class Auction:
         return measured
 
     def _batch_size(self) -> int:
-        """The fewer searches are at it, the more each may ask for at once. Where all take turns, those that wait for
-        theirs count; else they are those whose bids were too low."""
+        """The fewer searches are at it, the more each may ask for at once."""
         open_ = [b for b in self.bidders if b.thread is not None and not b.ended]
-        if not self.limits.alternate:
-            open_ = [b for b in open_ if not b.wanted]
         share = self.limits.measuring // max(len(open_), 1)
         return max(self.limits.batch, min(share, MOST_AT_ONCE))
 

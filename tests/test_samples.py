@@ -1,0 +1,61 @@
+"""How many runs of a candidate are timed: a hopeless one costs two, and one late run does not make it hopeless."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from kcg.kernel.codec import kernel_of
+from kcg.kernel.compiler import compile_schedule
+from kcg.measure.child import LATE_S, LONG_S, _samples
+from kcg.measure.jobs import TimeJob
+from kcg.measure.target import detect
+from kcg.types import RAW, CacheState, Region
+from tests.kernels import empty, kernels_of
+
+TARGET = detect("CPU:X86", 1)[0]
+REGION = Region((kernel_of(kernels_of(empty(16).exp())[0]),))
+
+
+def taken(
+    times: list[float],
+    *,
+    checked: float = 1e-3,
+    early_stop: bool = True,
+    full: bool = False,
+    limit: float | None = 2e-3,
+) -> tuple[tuple[float, ...], int]:
+    """The samples of a kernel that takes so long run after run, and how many runs they took."""
+    job = TimeJob(REGION, compile_schedule(REGION, RAW, TARGET), TARGET, early_stop=early_stop, stop_above_s=limit,
+                  cache_state=CacheState.WARM)  # fmt: skip
+    runs = iter(times)
+    launch: Callable[[], float] = lambda: next(runs)  # noqa: E731
+    found = _samples(job, launch, [checked], full=full)
+    return found, len(times) - len(list(runs))
+
+
+def test_of_a_hopeless_candidate_one_sample_is_kept_where_two_runs_agree() -> None:
+    assert taken([5e-3, 6e-3, 9.0]) == ((5e-3,), 2)
+    assert taken([6e-3, 5e-3, 9.0], early_stop=False) == ((5e-3,), 2)
+
+
+def test_a_late_run_makes_no_candidate_hopeless() -> None:
+    samples, runs = taken([12e-3, 1e-3, 1.1e-3, 1.2e-3, 9.0])
+    assert samples == (12e-3, 1e-3, 1.1e-3) and runs == 3, "the median is that of the others"
+
+
+@pytest.mark.parametrize("checked", [2 * LONG_S, LATE_S / 2])
+def test_a_long_run_of_the_check_counts_where_another_agrees(checked: float) -> None:
+    assert taken([checked * 1.1, 9.0], checked=checked) == ((checked,), 1)
+    samples, runs = taken([1e-3, 1.1e-3, 1.2e-3, 1.3e-3, 9.0], checked=checked)
+    assert samples == (1.1e-3, 1.2e-3, 1.3e-3) and runs == 4
+
+
+def test_what_takes_far_longer_than_any_launch_is_late_is_believed_at_once() -> None:
+    assert taken([9.0], checked=LATE_S) == ((LATE_S,), 0)
+    assert taken([LATE_S, 9.0], checked=LONG_S / 2) == ((LATE_S,), 1)
+
+
+def test_nothing_is_hopeless_where_all_samples_are_wanted() -> None:
+    assert taken([5e-3] * 100, full=True)[1] == taken([5e-3] * 100, limit=None, early_stop=False)[1] > 5
