@@ -3,9 +3,11 @@
     python evaluation/flux_torch.py --preset 1024 --device cuda --budget 8m
     python evaluation/flux_torch.py --preset 1024 --device cuda --part steps --modes tinygrad,kcg --result RESULT.json
     python evaluation/flux_torch.py --preset mini --device cpu --part regions
+    python evaluation/flux_torch.py --preset 1024 --device cuda --part beside --result RESULT.json
 
 Each mode runs in a fresh process; the fastest is the one to beat. The parts are cut as kcg's kernels are, so that these
-can be placed beside them: time, TFLOP/s, GB/s and the share of the roofline, whose ceilings are measured here too.
+can be placed beside them (`--part beside`, which needs no device): time, TFLOP/s, GB/s and the share of the roofline,
+whose ceilings are measured here too.
 Every finished row is in the results file: the same command goes on where it was.
 """
 
@@ -24,7 +26,7 @@ OUT = Path(__file__).parent / "results" / "flux_torch.json"
 MODES = ("eager", "default", "reduce-overhead", "max-autotune-no-cudagraphs", "max-autotune")
 OWN = ("tinygrad", "kcg")  # a step in tinygrad by the same protocol: as it schedules it, and with a result of kcg's
 STEP_FAR = 0.25  # of a step's output in two orders of rounding; beyond it a mode is wrong
-PARTS = ("all", "steps", "regions")
+PARTS = ("all", "steps", "regions", "beside")
 
 
 def headline(run: str) -> Any:
@@ -43,7 +45,7 @@ def headline(run: str) -> Any:
 def main(
     preset: Annotated[str, typer.Option(help="mini, 768 or 1024; auto: as kcg takes it")] = "auto",
     device: opening.Device = "auto",
-    part: Annotated[str, typer.Option(help="all, steps or regions")] = "all",
+    part: Annotated[str, typer.Option(help="all, steps, regions or beside")] = "all",
     modes: Annotated[str, typer.Option(help="of the steps, with commas between")] = ",".join(MODES),
     only: Annotated[str, typer.Option(help="parts whose names contain this")] = "",
     compiled: Annotated[bool, typer.Option(help="parts by torch.compile too")] = True,
@@ -51,6 +53,7 @@ def main(
     limit: Annotated[float, typer.Option(help="seconds that making a mode ready may take")] = 420.0,
     result: Annotated[Path | None, typer.Option(help="a RESULT.json of kcg's: its kernels beside the parts")] = None,
     budget: opening.Budget = "",
+    document: Annotated[Path | None, typer.Option(help="whose table of the parts is written")] = None,
     again: opening.Again = False,
     retry: opening.Retry = False,
     out: opening.Out = OUT,
@@ -68,12 +71,12 @@ def main(
 
     if part not in PARTS:
         raise UnknownName("part", part, list(PARTS))
-    dev = choose_device(device).dev
+    dev = choose_device(device).dev if part != "beside" else device.upper()
     preset = find("flux", preset, dev)[1]
-    wanted = modes.split(",") if part != "regions" else []
+    wanted = modes.split(",") if part in ("all", "steps") else []
     if set(wanted) - set(OWN):
         check_installed()
-    if "kcg" in wanted and result is None:
+    if ("kcg" in wanted or part == "beside") and result is None:
         raise UsageError("the step with kcg's schedules needs them: give --result RESULT.json")
     case = {"preset": preset, "dtype": PRESETS[preset].dtype}
     with opening.comparison(
@@ -93,7 +96,7 @@ def main(
                 rows.add(key, row)
                 typer.echo(f"{key}: {row.get('cold_s', row.get('reason'))}")
         contenders = [Contender(how, "torch_side", {"how": how}) for how in ("eager", "default")[: 1 + compiled]]
-        for name in names(preset) if part != "steps" else ():
+        for name in names(preset) if part in ("all", "regions") else ():
             if only in name and rows.wanted(key := f"region {name}"):
                 row = Turns(opened.pool).row(contenders, {**case, "kind": "region", "name": name})
                 rows.add(key, told(row, name, preset, "cpu" if dev.startswith("CPU") else "cuda", rows.rows))
@@ -102,8 +105,8 @@ def main(
         if result is not None:
             from baselines.flux_beside import put_beside
 
-            put_beside(rows, result, preset)
-        if part != "steps":
+            put_beside(rows, result, preset, document)
+        if part in ("all", "regions"):
             typer.echo("\n".join(times_table({k: r for k, r in rows.rows.items() if "contenders" in r})))
 
 

@@ -100,10 +100,21 @@ def test_kernels_of_a_result_stand_beside_their_parts(tmp_path: Path) -> None:
     assert found[name]["hand_coded_s"] == pytest.approx(2 * first.baseline.cold_s, rel=1e-4)
     write_result(result, tmp_path / "RESULT.json")
     kept = Rows(tmp_path / "rows.json", "run")
-    kept.add(f"region {name}", {"contenders": {"eager": {"status": "ok"}}})
-    put_beside(kept, tmp_path / "RESULT.json", "mini")
-    (row,) = json.loads((tmp_path / "rows.json").read_text())["runs"]["run"]["rows"].values()
-    assert row["contenders"] == {"eager": {"status": "ok"}, "kcg": found[name]}
+    theirs = {"eager": {"status": "ok", "cold_s": 2e-6, "roofline_share": 0.5}, "default": {"status": "failed"}}
+    kept.add(f"region {name}", {"calls": calls, "contenders": theirs})
+    kept.add("step default", {"cold_s": 1e-3})
+    document = tmp_path / "flux.md"
+    document.write_text("before\n<!-- generated: flux-gap-mini -->\n<!-- end -->\nafter\n")
+    put_beside(kept, tmp_path / "RESULT.json", "mini", document)
+    made = json.loads((tmp_path / "rows.json").read_text())["runs"]["run"]["rows"]
+    assert made[f"region {name}"]["contenders"] == theirs | {"kcg": found[name]}
+    part, rest = made["where the time is"]["parts"]
+    assert part["torch_ms"] == pytest.approx(2e-3 * calls) and part["roof_ms"] == pytest.approx(1e-3 * calls)
+    assert part["kcg_ms"] == pytest.approx(1e3 * calls * found[name]["cold_s"], rel=1e-4)
+    assert part["torch_ms"] + rest["torch_ms"] == pytest.approx(1.0), "together the whole step"
+    assert part["kcg_ms"] + rest["kcg_ms"] == pytest.approx(1e3 * result.total_after_s, rel=1e-3, abs=1e-4)
+    told = document.read_text()
+    assert told.startswith("before") and told.endswith("after\n") and "| everything else |" in told
 
 
 @pytest.mark.slow

@@ -88,11 +88,19 @@ def beside(result: Result, preset: str) -> dict[str, Row]:
     return found
 
 
-def put_beside(rows: Rows, result: Path, preset: str) -> None:
-    """Put the kernels of a RESULT.json into the rows of the parts that are there."""
+def put_beside(rows: Rows, path: Path, preset: str, document: Path | None = None) -> None:
+    """Put the kernels of a RESULT.json into the rows of the parts that are there; and where the time of a step is, of
+    which `document` gets a table."""
     from kcg.optimize.result import read_result
+    from kcg.predictor.figures_text import write_into
 
-    for name, told in beside(read_result(result), preset).items():
+    from .flux_gap import as_row, gaps, markdown
+
+    result = read_result(path)
+    for name, told in beside(result, preset).items():
         if (key := f"region {name}") in rows.rows:
             rows.rows[key]["contenders"]["kcg"] = told
-            rows.add(key, rows.rows[key])
+    found = gaps(rows.rows, result)
+    rows.add("where the time is", as_row(found))
+    if document is not None:
+        write_into(document, {f"flux-gap-{preset}": markdown(found)})
