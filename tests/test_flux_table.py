@@ -16,7 +16,7 @@ import pytest
 from evaluation.baselines import searches
 from evaluation.baselines.campaign import Campaign, turn_of
 from evaluation.baselines.kcg_run import run_of
-from evaluation.baselines.methods_headline import headline, worse
+from evaluation.baselines.methods_headline import headline, overall, worse
 from evaluation.baselines.methods_markdown import described, markdown
 from evaluation.baselines.methods_table import columns, interval
 from evaluation.baselines.methods_text import write_down
@@ -210,6 +210,13 @@ def test_a_table_of_nothing_says_so(tmp_path: Path) -> None:
     assert done.returncode == 2 and "holds no campaign yet" in done.stderr, done.stderr
 
 
+def test_of_several_presets_the_dearest_search_and_every_wrong_kernel_count() -> None:
+    said = {"measurements_vs_beam4_768": 0.04, "measurements_vs_beam4_1024": 0.05, "wrong_kernels_768": 1.0,
+            "wrong_kernels_1024": 2.0, "opts_total_ms_768": 7.0}  # fmt: skip
+    assert overall(said) == {"measurements_vs_beam4": 0.05, "wrong_kernels": 3.0} == overall(said | overall(said))
+    assert overall({}) == {}
+
+
 def test_the_headline_compares_what_is_complete_and_as_fast(service: MeasureService, tmp_path: Path) -> None:
     kernel = choice(
         service, tmp_path, {"kcg:quick": 2.0, "kcg:normal": 2.4, "tinygrad-beam:4": 2.2, "tinygrad-mcts:9": 2}
@@ -232,6 +239,7 @@ def test_the_headline_compares_what_is_complete_and_as_fast(service: MeasureServ
     rows["tinygrad-beam:8"] = {"total_s": interval(table[-1].totals), "not_tried": 0}
     found = headline(campaign, table, rows, entry, 0.0)
     assert found["gain_pct_mini"] == pytest.approx(100 * (1 - 2 / 2.4))
+    assert found["mcts_over_opts_mini"] == pytest.approx(2.4 / 2)
 
 
 def test_a_cut_journal_goes_on_on_a_line_of_its_own(service: MeasureService, tmp_path: Path) -> None:

@@ -21,6 +21,8 @@ def headline(
 ) -> dict[str, float]:
     """What is known; a method that was not tried on every kernel has no total, and nothing is said against it.
 
+    In a total, tinygrad's own schedule stands where a method's choice is wrong; `over_opts` is how many times as long as
+    kcg's best run a method takes on the kernels where it is right.
     The costs against BEAM=4 are those of kcg's cheapest run that is as fast on the kernels where BEAM=4 is right.
     """
     preset, found = campaign.preset, dict[str, float]()
@@ -34,6 +36,9 @@ def headline(
         best = min(kcgs, key=lambda column: float(column.totals[0]))
         found["opts_total_ms"] = 1e3 * rows[best.method]["total_s"][0]
         found["wrong_kernels"] = sum(column.wrong for column in kcgs)
+        for key, method in (("beam8_over_opts", BEAM8), ("mcts_over_opts", MCTS)):
+            if method in whole and (ratio := against(whole[method], best)):
+                found[key] = ratio[0]
         if BEAM8 in whole and MCTS in whole:
             rival = np.minimum(whole[BEAM8].totals, whole[MCTS].totals)
             gain = interval(100 * (1 - (best.totals + rest_s) / (rival + rest_s)))
@@ -47,6 +52,15 @@ def headline(
     found |= {key: 1e3 * s for key, s in entry["steps_s"].items()}
     found |= {"torch_compile_ms": 1e3 * min(entry["torch_s"].values())} if entry["torch_s"] else {}
     return {f"{key}_{preset}": value for key, value in found.items()}
+
+
+def overall(said: dict[str, float]) -> dict[str, float]:
+    """Of the headlines of all presets together: the dearest search, and all wrong kernels."""
+    found = dict[str, float]()
+    for key, of in (("measurements_vs_beam4", max), ("search_wall_vs_beam4", max), ("wrong_kernels", sum)):
+        if values := [value for name, value in said.items() if name.startswith(f"{key}_")]:
+            found[key] = of(values)
+    return found
 
 
 def worse(chosen: Sequence[Choices], table: Sequence[Column], method: str) -> list[str]:

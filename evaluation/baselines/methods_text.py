@@ -12,7 +12,7 @@ from typing import Any
 from kcg.commandline import record_results
 
 from .campaign import KCG, Campaign
-from .methods_headline import headline, worse
+from .methods_headline import headline, overall, worse
 from .methods_markdown import markdown
 from .methods_table import Column, against, columns, cost, interval
 from .retiming import Choices
@@ -50,7 +50,8 @@ def write_down(campaign: Campaign, chosen: Sequence[Choices], torch: Path, out: 
     }  # fmt: skip
     name = f"{campaign.preset}_{campaign.dev.lower().replace(':', '_')}"
     told = headline(campaign, table, rows, entry, rest_s)
-    record_results(out, name, entry, told)
+    said = json.loads(out.read_text())["headline"] if out.exists() else {}
+    record_results(out, name, entry, told | overall(said | told))
     lines = markdown(rows, entry, campaign.preset)
     campaign.say("\n".join(lines))
     if document is not None:
