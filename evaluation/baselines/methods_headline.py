@@ -21,8 +21,8 @@ def headline(
 ) -> dict[str, float]:
     """What is known; a method that was not tried on every kernel has no total, and nothing is said against it.
 
-    In a total, tinygrad's own schedule stands where a method's choice is wrong; `over_opts` is how many times as long as
-    kcg's best run a method takes on the kernels where it is right.
+    In a total, tinygrad's own schedule stands where a method's choice is wrong; `over_opts` is how many times as long
+    as kcg's best run a method takes on the kernels where it is right.
     The costs against BEAM=4 are those of kcg's cheapest run that is as fast on the kernels where BEAM=4 is right.
     """
     preset, found = campaign.preset, dict[str, float]()
