@@ -109,6 +109,17 @@ def test_another_order_of_summation_passes_and_garbage_fails(make: Make, dtype: 
     assert bad.tolerance is None or bad.tolerance < MAX_TOLERANCE
 
 
+def test_a_long_step_is_replayed_as_often_as_its_outputs_are_read(make: Make) -> None:
+    stages: list[str] = []
+    result = make("float32")
+    row = result.regions[0]
+    chosen = replace(row.chosen, cold_s=2 * whole_model.LONG_STEP_S)
+    slow = replace(result, regions=(replace(row, chosen=chosen), *result.regions[1:]))
+    check = compare(TINY.runnable("float32", 3), slow, seed=3, said=stages.append)  # type: ignore[misc]
+    assert check.passed and check.clock == "wall clock, median of 3 in turns", check
+    assert stages == [whole_model.CHOSEN, whole_model.OWN] * (1 + whole_model.READ)
+
+
 def test_where_memory_is_short_one_is_released_before_the_other_begins(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:

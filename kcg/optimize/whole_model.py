@@ -59,6 +59,7 @@ CHILD = "kcg.optimize.whole_model"
 FACTOR = 3.0  # between two runs whose rounding is independent and the worst that is still taken for rounding
 MAX_TOLERANCE = 0.25
 REPLAYS = 5  # of each kind, all of them timed; the run before them, which captures, is not
+LONG_STEP_S = 0.5  # of a step that takes longer, `READ` replays tell as much
 READ = 3  # replays with the chosen schedules whose outputs are compared too, beside those of the captured run
 ROOM = 1.25  # times what the one program has for its own values must be free, for the other to stand beside it
 TIMEOUT_S = 600.0  # where there is no budget
@@ -72,7 +73,7 @@ def expected_cost_s(settings: Settings, workload: Workload, *, device: str, step
     """About how many seconds the check takes; `step_s` are those of one step. 0 where it will not run."""
     if not is_runnable(settings, workload.name):
         return 0.0
-    steps_s = 2 * (REPLAYS + 2) * step_s
+    steps_s = 2 * (replays_of(step_s) + 2) * step_s
     return START_S.get(device, START_ELSEWHERE_S) + 1.5 * COMPILE_S * len(workload.calls) + steps_s
 
 
@@ -154,6 +155,11 @@ def check_model(
     return ModelCheck(False, f"the model fails with the chosen schedules: {words}", seed=seed)
 
 
+def replays_of(step_s: float) -> int:
+    """How often a step of so many seconds is replayed and timed."""
+    return REPLAYS if step_s < LONG_STEP_S else READ
+
+
 STARTING, CHOSEN, OWN = "making weights", "running the chosen schedules", "running tinygrad's own schedules"
 
 
@@ -178,6 +184,7 @@ def compare(
     from kcg.compat.tiny import Context
     from kcg.optimize.deploy import choices, scheduling
 
+    replays = replays_of(result.total_after_s)
     changed = {c.kernel.id for c in choices(result)[0] if c.searched or (kernels and c.handwritten is not None)}
     with Context(BEAM=0, NOOPT=0):
         shaken = [perturbed(step.inputs, seed=seed + 1 + i) for i in range(2)]
@@ -186,19 +193,19 @@ def compare(
             chosen = _Program(step)
         in_turns = _room_for_another(chosen)
         if not in_turns:
-            _replay([(CHOSEN, chosen)], [[step.inputs] * REPLAYS], said)
+            _replay([(CHOSEN, chosen)], [[step.inputs] * replays], said)
             chosen.release()
         said(OWN)
         own = _Program(step)
-        of_own = [*shaken, *[step.inputs] * (REPLAYS - len(shaken))]
+        of_own = [*shaken, *[step.inputs] * (replays - len(shaken))]
         if in_turns:
-            _replay([(CHOSEN, chosen), (OWN, own)], [[step.inputs] * REPLAYS, of_own], said)
+            _replay([(CHOSEN, chosen), (OWN, own)], [[step.inputs] * replays, of_own], said)
         else:
             _replay([(OWN, own)], [of_own], said)
     eps = own.eps or 2.0**-23  # whole numbers only: they must agree
     own_outputs, *moved = own.outputs[: 1 + len(shaken)]
     check = judge(chosen.outputs, own_outputs, moved, eps=eps, sums=rounding_of_sums(result))
-    clock = f"{own.clock}, median of {REPLAYS}{' in turns' if in_turns else ''}"
+    clock = f"{own.clock}, median of {replays}{' in turns' if in_turns else ''}"
     check = replace(check, before_s=median(own.seconds), after_s=median(chosen.seconds), clock=clock)
     check = replace(check, seed=seed, kernels=len(served))
     if check.passed and (missing := len(changed - served)):
@@ -212,7 +219,7 @@ def run_own(step: Step) -> None:
     from kcg.compat.tiny import Context
 
     with Context(BEAM=0, NOOPT=0):
-        _replay([(OWN, _Program(step))], [[step.inputs] * REPLAYS])
+        _replay([(OWN, _Program(step))], [[step.inputs] * READ])
 
 
 def judge(
