@@ -71,6 +71,8 @@ def main(
 
     if part not in PARTS:
         raise UnknownName("part", part, list(PARTS))
+    if part == "beside" and device == "auto":
+        raise UsageError("say --device: that of the rows, since none is asked here")
     dev = choose_device(device).dev if part != "beside" else device.upper()
     preset = find("flux", preset, dev)[1]
     wanted = modes.split(",") if part in ("all", "steps") else []
@@ -105,7 +107,7 @@ def main(
         if result is not None:
             from baselines.flux_beside import put_beside
 
-            put_beside(rows, result, preset, document)
+            put_beside(rows, result, preset, dev, document)
         if part in ("all", "regions"):
             typer.echo("\n".join(times_table({k: r for k, r in rows.rows.items() if "contenders" in r})))
 

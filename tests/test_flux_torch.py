@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from collections import Counter
@@ -14,9 +15,11 @@ from typing import Any
 import pytest
 
 from evaluation.baselines.flux_beside import beside, part_of, put_beside
+from evaluation.baselines.flux_gap import as_row, gaps, markdown
 from evaluation.baselines.flux_parts import parts
 from evaluation.baselines.flux_regions import build_region, names, told
 from evaluation.baselines.rows import Rows
+from kcg.errors import UsageError
 from kcg.kernel.codec import ast_of
 from kcg.optimize.result import write_result
 from kcg.workloads import flux
@@ -93,7 +96,9 @@ def test_kernels_of_a_result_stand_beside_their_parts(tmp_path: Path) -> None:
     ][:2]
     first = sample_result().regions[0]
     rows = tuple(replace(first, region=call.region, calls=calls) for call in of_attention)
-    result = replace(sample_result(), regions=rows, expectations=(), recomputes=())
+    result = replace(
+        sample_result(), workload="flux", preset="mini", regions=rows, expectations=(), recomputes=()
+    )  # fmt: skip
     found = beside(result, "mini")
     assert list(found) == [name] and len(found[name]["kernels"]) == 2
     assert found[name]["cold_s"] == pytest.approx(2 * first.chosen.cold_s, rel=1e-4)
@@ -102,10 +107,12 @@ def test_kernels_of_a_result_stand_beside_their_parts(tmp_path: Path) -> None:
     kept = Rows(tmp_path / "rows.json", "run")
     theirs = {"eager": {"status": "ok", "cold_s": 2e-6, "roofline_share": 0.5}, "default": {"status": "failed"}}
     kept.add(f"region {name}", {"calls": calls, "contenders": theirs})
-    kept.add("step default", {"cold_s": 1e-3})
+    kept.add("step default", {"cold_s": 1e-3, "status": "ok"})
+    kept.add("step max-autotune", {"status": "failed", "reason": "no time"})
     document = tmp_path / "flux.md"
     document.write_text("before\n<!-- generated: flux-gap-mini -->\n<!-- end -->\nafter\n")
-    put_beside(kept, tmp_path / "RESULT.json", "mini", document)
+    device = result.target.device
+    put_beside(kept, tmp_path / "RESULT.json", "mini", device, document)
     made = json.loads((tmp_path / "rows.json").read_text())["runs"]["run"]["rows"]
     assert made[f"region {name}"]["contenders"] == theirs | {"kcg": found[name]}
     part, rest = made["where the time is"]["parts"]
@@ -113,8 +120,28 @@ def test_kernels_of_a_result_stand_beside_their_parts(tmp_path: Path) -> None:
     assert part["kcg_ms"] == pytest.approx(1e3 * calls * found[name]["cold_s"], rel=1e-4)
     assert part["torch_ms"] + rest["torch_ms"] == pytest.approx(1.0), "together the whole step"
     assert part["kcg_ms"] + rest["kcg_ms"] == pytest.approx(1e3 * result.total_after_s, rel=1e-3, abs=1e-4)
+    with pytest.raises(UsageError, match=f"is of flux mini on {device}: give the result of flux 768 on {device}"):
+        put_beside(kept, tmp_path / "RESULT.json", "768", device)
     told = document.read_text()
     assert told.startswith("before") and told.endswith("after\n") and "| everything else |" in told
+
+
+def test_a_part_without_pytorchs_time_comes_last_and_says_nothing_of_the_rest() -> None:
+    def part(ours: float, *theirs: float) -> dict[str, Any]:
+        of_torch = {f"t{i}": {"status": "ok", "cold_s": s, "roofline_share": 0.5} for i, s in enumerate(theirs)}
+        return {"calls": 1, "contenders": {"kcg": {"cold_s": ours, "hand_coded_s": ours, "status": "ok"}, **of_torch}}
+
+    rows = {
+        "region a": part(0.06, 0.01),
+        "region b": part(0.5),
+        "region c": part(0.3, 0.01, 0.02),
+        "step eager": part(1),
+    }
+    rows["step eager"] = {"status": "ok", "cold_s": 0.5}
+    found = gaps(rows, sample_result())
+    assert [gap.name for gap in found] == ["c", "a", "b", "everything else"]
+    assert found[0].lost_ms == pytest.approx(290) and math.isnan(found[3].torch_ms)
+    assert "nan" not in "\n".join(markdown(found)) and "nan" not in json.dumps(as_row(found)).lower()
 
 
 @pytest.mark.slow

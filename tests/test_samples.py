@@ -59,3 +59,7 @@ def test_what_takes_far_longer_than_any_launch_is_late_is_believed_at_once() -> 
 
 def test_nothing_is_hopeless_where_all_samples_are_wanted() -> None:
     assert taken([5e-3] * 100, full=True)[1] == taken([5e-3] * 100, limit=None, early_stop=False)[1] > 5
+
+
+def test_what_a_warm_cache_may_have_shortened_is_measured_again() -> None:
+    assert taken([1.5e-3, 2.1e-3, 2.2e-3, 9.0], checked=LONG_S * 1.2, limit=1e-3) == ((2.1e-3,), 3)

@@ -7,6 +7,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from kcg.compat.tiny import Ops, UOp
+from kcg.errors import UsageError
 from kcg.kernel.contractions import contractions
 from kcg.workloads.flux import PRESETS, FluxConfig
 
@@ -88,15 +89,18 @@ def beside(result: Result, preset: str) -> dict[str, Row]:
     return found
 
 
-def put_beside(rows: Rows, path: Path, preset: str, document: Path | None = None) -> None:
+def put_beside(rows: Rows, path: Path, preset: str, device: str, document: Path | None = None) -> None:
     """Put the kernels of a RESULT.json into the rows of the parts that are there; and where the time of a step is, of
-    which `document` gets a table."""
+    which `document` gets a table. Raises UsageError where the result is of something else."""
     from kcg.optimize.result import read_result
     from kcg.predictor.figures_text import write_into
 
     from .flux_gap import as_row, gaps, markdown
 
     result = read_result(path)
+    made = (result.workload, result.preset, result.target.device)
+    if made != ("flux", preset, device.partition(":")[0]):
+        raise UsageError(f"{path} is of {made[0]} {made[1]} on {made[2]}: give the result of flux {preset} on {device}")
     for name, told in beside(result, preset).items():
         if (key := f"region {name}") in rows.rows:
             rows.rows[key]["contenders"]["kcg"] = told

@@ -13,6 +13,7 @@ thinking disturbs measuring (a CPU) both are one: everything takes turns, and th
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 import time
@@ -21,6 +22,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from kcg.errors import ScheduleError
 from kcg.search.improvement import PRIOR_GAIN
 from kcg.search.interface import Ledger, Measure, Observation, Problem, Strategy
 from kcg.search.kin import Hint, Relative
@@ -67,6 +69,8 @@ class Bidder:
     relative: Relative | None = None  # among its kin
     hint: Hint | None = None  # from them
     following: Hint | None = None  # granted in the place of its batch
+    _keys: set[str] = field(default_factory=set)  # of the first `_counted` schedules that its problem knows
+    _counted: int = 0
 
     @property
     def searching_gain(self) -> float:
@@ -84,7 +88,11 @@ class Bidder:
     def knows(self, schedule: Schedule) -> bool:
         """Whether this kernel was measured with the schedule, or with one that comes to the same."""
         known, space = self.problem.known, self.problem.space
-        return schedule in known or space.key(schedule) in {space.key(s) for s in [*known]}
+        for other in [*known][self._counted :]:
+            with contextlib.suppress(ScheduleError):  # measured under another action space: no hint comes to the same
+                self._keys.add(space.key(other))
+        self._counted = len(known)
+        return schedule in known or space.key(schedule) in self._keys
 
 
 class Auction:
@@ -95,7 +103,7 @@ class Auction:
         told: Callable[[str, Observation], None] = lambda name, observation: None,
     ) -> None:  # fmt: skip
         """`seen` is called in the caller's thread about as often as something was measured, `told` in whichever thread
-        with each observation and its kernel."""
+        with each observation and its kernel. A search that ended by itself gets no hints any more."""
         self.ledger, self.limits, self.seen, self.told = ledger, limits, seen, told
         self.bidders: list[Bidder] = []
         self.settled = False  # ended because nothing more was worth its measurements
@@ -158,8 +166,11 @@ class Auction:
         open_ = [b for b in self.bidders if not b.ended and (b.wanted or b.thread is None)]
         self._look_at_kin(open_)
         best = max(open_, key=lambda b: b.saving_s, default=None)
-        least_s = self.limits.least_saving * sum(b.calls * (b.best_s or 0.0) for b in self.bidders)
-        return best if best is not None and best.saving_s > least_s else None
+        return best if best is not None and best.saving_s > self._least_s() else None
+
+    def _least_s(self) -> float:
+        """What a batch must be expected to save, in seconds of the workload."""
+        return self.limits.least_saving * sum(b.calls * (b.best_s or 0.0) for b in self.bidders)
 
     def _next(self) -> bool:
         """Let one search begin, or grant one bid, where the limits allow; whether it did."""
@@ -243,6 +254,8 @@ class Auction:
             self._look_at_kin([bidder])
             hint = bidder.hint
             if hint is None or self._closed or self.ledger.remaining(self._measuring + 1) <= self._measuring:
+                return
+            if bidder.calls * (bidder.best_s or 0.0) * hint.gain <= self._least_s():
                 return
             self._measuring += 1
         self._follow(bidder, hint)

@@ -195,7 +195,8 @@ class Graph:
         self._add([o.schedule for o in met])
         for observation in met:
             if best([observation]) is not None:
-                self._link(self.root, self.nodes[self.trials.key(observation.schedule)])
+                prior = 0.0 if self.root.priors else None
+                self._link(self.root, self.nodes[self.trials.key(observation.schedule)], prior)
 
     def _appraise(self, node: Node) -> None:
         """Sets the value of stopping at a node."""
