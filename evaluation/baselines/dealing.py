@@ -35,9 +35,13 @@ def claim(campaign: Campaign, *what: str, wait: bool = False) -> TextIO | None:
 
 
 def claim_journal(campaign: Campaign) -> TextIO:
-    """Raises UsageError where another process writes the same file: their lines would be mixed."""
+    """The right to write its own file. What another process had written there before it ended is then known too.
+
+    Raises UsageError where another process writes the same file: their lines would be mixed.
+    """
     if (file := claim(campaign, campaign.journal.path.name)) is None:
         raise UsageError(f"another process writes {campaign.journal.path}: give each its own --shard, 0/2 and 1/2")
+    campaign.journal.read_on()
     return file
 
 
