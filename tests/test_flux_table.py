@@ -214,7 +214,10 @@ def test_of_several_presets_the_dearest_search_and_every_wrong_kernel_count() ->
     said = {"measurements_vs_beam4_768": 0.04, "measurements_vs_beam4_1024": 0.05, "wrong_kernels_768": 1.0,
             "wrong_kernels_1024": 2.0, "opts_total_ms_768": 7.0}  # fmt: skip
     assert overall(said) == {"measurements_vs_beam4": 0.05, "wrong_kernels": 3.0} == overall(said | overall(said))
-    assert overall({}) == {}
+    assert overall(said | {"measurements_vs_beam4_mini": 0.9, "wrong_kernels_mini": 7.0}) == overall(said), (
+        "mini is none"
+    )
+    assert overall({"wrong_kernels_mini": 7.0}) == overall({}) == {}
 
 
 def test_the_headline_compares_what_is_complete_and_as_fast(service: MeasureService, tmp_path: Path) -> None:
