@@ -186,6 +186,29 @@ def test_choices_of_one_kernel_are_timed_by_one_process(service: MeasureService,
     assert one.journal.path.stat().st_size == size and one.journal.of(regions()[0].id).duels, "it read it"
 
 
+def test_a_kernel_that_is_still_searched_is_timed_when_that_is_done(service: MeasureService, tmp_path: Path) -> None:
+    begin(tmp_path, service)
+    one, other = (process(tmp_path, number, ("tinygrad-beam:1", "kcg:quick")) for number in range(2))
+    first = regions()[0]
+    again = [Unit(RETIME, region) for region in regions()]
+    held = claim(other, "kcg:quick", "")
+    assert held is not None
+    assert not [*dealt(one, again, 1)], "kcg's command searches all of them"
+    other.journal.add_run("kcg:quick", {"chosen": {}})
+    held.close()
+    held = claim(other, "tinygrad-beam:1", first.id)
+    assert held is not None
+    looking = claim(other, "tinygrad-beam:1", regions()[1].id, shared=True)
+    assert looking is not None
+    waves = dealt(one, again, 1)
+    assert names(next(waves)) == [(RETIME, 1)], "what nobody searches is not waited for, even if another just looks too"
+    other.journal.add("tiny", first.id, RAW, width=1, binaries=1, wall_s=1.0)
+    held.close()
+    looking.close()
+    assert [names(wave) for wave in waves] == [[(RETIME, 2)], [(RETIME, 0)]]
+    assert one.journal.of(first.id).tiny, "what was found meanwhile is timed too"
+
+
 def test_a_line_that_is_just_being_written_is_read_when_it_is_complete(service: MeasureService, tmp_path: Path) -> None:
     begin(tmp_path, service)
     one, other = process(tmp_path, 0).journal, process(tmp_path, 1).journal
