@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 import shlex
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import date
 from pathlib import Path
 from typing import Any, NoReturn
 
-from kcg.errors import ExitCode, KcgError
+from kcg.errors import ExitCode, KcgError, UsageError
 from kcg.files import write_whole
 
 
@@ -65,14 +67,39 @@ def revision() -> str:
     return done.stdout.strip()
 
 
-def record_results(path: Path, run: str, entry: dict[str, Any], headline: dict[str, Any]) -> dict[str, Any]:
-    """Add what a script of `evaluation/` found to its results file: `entry` as `runs[run]`, `headline` to the headline.
+def record_results(
+    path: Path,
+    run: str,
+    entry: dict[str, Any],
+    headline: dict[str, Any],
+    *,
+    overall: Callable[[dict[str, Any]], dict[str, Any]] = lambda headline: {},
+) -> dict[str, Any]:
+    """Add what a script of `evaluation/` found to its results file: `entry` as `runs[run]`, `headline` to the headline,
+    and what follows `overall` from the whole headline.
 
-    Says with it at which revision and on which day. A new file takes the old one's place whole. Returns all of it.
+    Says with it at which revision and on which day. Of several processes at once each adds its own, in turns. A new
+    file takes the old one's place whole. Returns all of it. Raises UsageError where it cannot be written.
     """
-    report = json.loads(path.read_text()) if path.exists() else {"headline": {}, "runs": {}}
     entry = {**entry, "revision": revision(), "date": date.today().isoformat()}
-    report["runs"][run] = entry
-    report["headline"].update(headline)
-    write_whole(path, json.dumps(report, indent=1, sort_keys=True) + "\n")
+    with _alone_with(path):
+        report = json.loads(path.read_text()) if path.exists() else {"headline": {}, "runs": {}}
+        report["runs"][run] = entry
+        report["headline"].update(headline)
+        report["headline"].update(overall(report["headline"]))
+        write_whole(path, json.dumps(report, indent=1, sort_keys=True) + "\n")
     return report
+
+
+@contextlib.contextmanager
+def _alone_with(path: Path) -> Iterator[None]:
+    """Hold a lock of the operating system on a hidden file beside `path`, which itself is replaced: it goes with its
+    process, and the hidden file may stay."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.with_name(f".{path.name}.lock").open("a")
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}: choose a folder that can be written") from error
+    with file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

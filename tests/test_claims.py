@@ -186,6 +186,29 @@ def test_choices_of_one_kernel_are_timed_by_one_process(service: MeasureService,
     assert one.journal.path.stat().st_size == size and one.journal.of(regions()[0].id).duels, "it read it"
 
 
+def test_a_kernel_that_is_still_searched_is_timed_when_that_is_done(service: MeasureService, tmp_path: Path) -> None:
+    begin(tmp_path, service)
+    one, other = (process(tmp_path, number, ("tinygrad-beam:1", "kcg:quick")) for number in range(2))
+    first = regions()[0]
+    again = [Unit(RETIME, region) for region in regions()]
+    held = claim(other, "kcg:quick", "")
+    assert held is not None
+    assert not [*dealt(one, again, 1)], "kcg's command searches all of them"
+    other.journal.add_run("kcg:quick", {"chosen": {}})
+    held.close()
+    held = claim(other, "tinygrad-beam:1", first.id)
+    assert held is not None
+    looking = claim(other, "tinygrad-beam:1", regions()[1].id, shared=True)
+    assert looking is not None
+    waves = dealt(one, again, 1)
+    assert names(next(waves)) == [(RETIME, 1)], "what nobody searches is not waited for, even if another just looks too"
+    other.journal.add("tiny", first.id, RAW, width=1, binaries=1, wall_s=1.0)
+    held.close()
+    looking.close()
+    assert [names(wave) for wave in waves] == [[(RETIME, 2)], [(RETIME, 0)]]
+    assert one.journal.of(first.id).tiny, "what was found meanwhile is timed too"
+
+
 def test_a_line_that_is_just_being_written_is_read_when_it_is_complete(service: MeasureService, tmp_path: Path) -> None:
     begin(tmp_path, service)
     one, other = process(tmp_path, 0).journal, process(tmp_path, 1).journal
@@ -227,6 +250,52 @@ def test_kernels_of_two_presets_are_searched_once(service: MeasureService, tmp_p
     assert alien.id not in sibling.kernels, "a kernel that this preset does not have"
     assert not sibling.path.exists()
     assert not LiveJournal(paths[2], beside=paths[:1]).kernels, "another driver"
+
+
+@pytest.mark.parametrize("shard", [None, Shard(0, 2)])
+def test_a_preset_that_begins_later_is_read_on_with_or_without_shards(
+    service: MeasureService, tmp_path: Path, shard: Shard | None
+) -> None:
+    mine, theirs, (shared, *_) = tmp_path / "a.jsonl", tmp_path / "b.jsonl", regions()
+    LiveJournal(mine).set(*service.facts, [(shared, 1, 1e-3)])
+    journal = LiveJournal(mine, beside=[theirs])
+    LiveJournal(theirs).set(*service.facts, [(shared, 3, 1e-3)])
+    writer = LiveJournal(theirs, shard=shard)
+    for width in (1, 2):
+        writer.add("tiny", shared.id, RAW, width=width, binaries=9, wall_s=8.0)
+        journal.read_on()
+        assert width in journal.of(shared.id).tiny
+
+
+def test_two_processes_of_one_shard_after_another_do_nothing_twice(service: MeasureService, tmp_path: Path) -> None:
+    begin(tmp_path, service)
+    second = process(tmp_path, 0, ("tinygrad-beam:1",))  # it has opened its journal, and looks for its device
+    first = process(tmp_path, 0, ("tinygrad-beam:1",))
+    with claim_journal(first):
+        first.journal.add_canary(1.0)
+        for (unit,) in dealt(first, first.units(), 1):
+            assert unit.region is not None
+            first.journal.add("tiny", unit.region.id, RAW, width=1, binaries=1, wall_s=1.0)
+    with first.journal.path.open("ab") as file:
+        file.write(b'{"what":"can')  # it died
+    with claim_journal(second):
+        assert second.journal.canaries == [1.0], "known before a unit is dealt"
+        assert not [*dealt(second, second.units(), 1)]
+        second.journal.add_canary(2.0)
+        second.journal.read_on()
+        assert second.journal.canaries == process(tmp_path, 0).journal.canaries == [1.0, 2.0]
+
+
+def test_a_line_that_only_lacks_its_end_is_known_to_all(service: MeasureService, tmp_path: Path) -> None:
+    begin(tmp_path, service)
+    process(tmp_path, 0).journal.add_canary(1.0)
+    path = process(tmp_path, 0).journal.path
+    path.write_bytes(path.read_bytes().rstrip(b"\n"))
+    writer, reader = process(tmp_path, 0).journal, process(tmp_path, 1).journal
+    assert writer.canaries == reader.canaries == [1.0]
+    writer.add_canary(2.0)
+    reader.read_on()
+    assert writer.canaries == reader.canaries == process(tmp_path, 0).journal.canaries == [1.0, 2.0]
 
 
 def test_two_processes_do_not_write_one_file(service: MeasureService, tmp_path: Path) -> None:

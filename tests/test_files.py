@@ -1,14 +1,19 @@
-"""The promise of `kcg.files`: a file is seen whole or not at all, and what was there stays where writing fails."""
+"""The promise of `kcg.files`: a file is seen whole or not at all, and what was there stays where writing fails.
+A results file keeps what several processes add to it."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from kcg.commandline import record_results
 from kcg.errors import UsageError
 from kcg.files import whole, write_whole
 
@@ -52,3 +57,24 @@ def test_a_place_that_cannot_be_written_is_one_line(path: str, tmp_path: Path) -
         write_whole(tmp_path / path, "text")
     assert os.linesep not in str(raised.value)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "folder"]
+
+
+def test_what_two_write_at_once_is_all_kept(tmp_path: Path) -> None:
+    path, inside, done = tmp_path / "results" / "found.json", threading.Event(), threading.Event()
+
+    def slowly(headline: dict[str, Any]) -> dict[str, Any]:
+        inside.set()
+        done.wait(0.5)  # it has read the file; the other would write it now
+        return {"sum": headline["a"]}
+
+    def both(headline: dict[str, Any]) -> dict[str, Any]:
+        return {"sum": headline["a"] + headline["b"]}
+
+    first = threading.Thread(target=lambda: record_results(path, "first", {}, {"a": 1}, overall=slowly))
+    first.start()
+    assert inside.wait(30)
+    record_results(path, "second", {}, {"b": 2}, overall=both)
+    done.set()
+    first.join()
+    report = json.loads(path.read_text())
+    assert set(report["runs"]) == {"first", "second"} and report["headline"] == {"a": 1, "b": 2, "sum": 3}

@@ -15,7 +15,7 @@ import pytest
 
 from evaluation.baselines import searches
 from evaluation.baselines.campaign import Campaign, turn_of
-from evaluation.baselines.kcg_run import run_of
+from evaluation.baselines.kcg_run import keep_report, run_of
 from evaluation.baselines.methods_headline import headline, overall, worse
 from evaluation.baselines.methods_markdown import described, markdown
 from evaluation.baselines.methods_table import columns, interval
@@ -109,6 +109,19 @@ def test_the_table_holds_every_method(finished: tuple[Path, Path]) -> None:
     assert len(first["launch"]["hand-coded"]) == 2 and not first["failed"]
     said = set(json.loads(finished[1].read_text())["headline"])
     assert said == {"kcg_step_ms_mini", "hand_coded_step_ms_mini"}, "there is no total of what left a kernel out"
+
+
+def test_a_report_replaces_only_that_of_its_device(service: MeasureService, tmp_path: Path) -> None:
+    campaign = campaign_of(tmp_path, service)
+    here, there = (replace(campaign, dev=dev) for dev in ("CPU:X86", "CUDA"))
+    for number, kept_by in enumerate((here, there, here)):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        for name in (f"{number}.html", "journal.sqlite-wal"):
+            (folder / name).write_text("")
+        keep_report(kept_by, "quick", folder)
+    kept = {str(p.relative_to(tmp_path / "runs")) for p in (tmp_path / "runs").rglob("*") if p.is_file()}
+    assert kept == {"CPU-X86-mini-quick/2.html", "CUDA-mini-quick/1.html"}
 
 
 def test_what_is_done_is_not_done_again(service: MeasureService, finished: tuple[Path, Path]) -> None:
@@ -214,7 +227,10 @@ def test_of_several_presets_the_dearest_search_and_every_wrong_kernel_count() ->
     said = {"measurements_vs_beam4_768": 0.04, "measurements_vs_beam4_1024": 0.05, "wrong_kernels_768": 1.0,
             "wrong_kernels_1024": 2.0, "opts_total_ms_768": 7.0}  # fmt: skip
     assert overall(said) == {"measurements_vs_beam4": 0.05, "wrong_kernels": 3.0} == overall(said | overall(said))
-    assert overall({}) == {}
+    assert overall(said | {"measurements_vs_beam4_mini": 0.9, "wrong_kernels_mini": 7.0}) == overall(said), (
+        "mini is none"
+    )
+    assert overall({"wrong_kernels_mini": 7.0}) == overall({}) == {}
 
 
 def test_the_headline_compares_what_is_complete_and_as_fast(service: MeasureService, tmp_path: Path) -> None:

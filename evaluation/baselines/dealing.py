@@ -21,13 +21,14 @@ from .campaign import KCG, RETIME, TINY_BEAM, Campaign, Unit
 ALONE = (KCG, TINY_BEAM, RETIME, "raw")
 
 
-def claim(campaign: Campaign, *what: str, wait: bool = False) -> TextIO | None:
-    """A file that is locked until it is closed; None where another has it, unless it is to `wait`."""
+def claim(campaign: Campaign, *what: str, wait: bool = False, shared: bool = False) -> TextIO | None:
+    """A file that is locked until it is closed; None where another has it, unless it is to `wait`. `shared` claims are
+    in the way only of those that are not."""
     folder = campaign.journal.path.parent / "claims"
     folder.mkdir(exist_ok=True)
     file = (folder / re.sub(r"[^\w.]+", "-", " ".join((campaign.dev, campaign.preset, *what)))).open("a")
     try:
-        fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
     except BlockingIOError:
         file.close()
         return None
@@ -35,16 +36,38 @@ def claim(campaign: Campaign, *what: str, wait: bool = False) -> TextIO | None:
 
 
 def claim_journal(campaign: Campaign) -> TextIO:
-    """Raises UsageError where another process writes the same file: their lines would be mixed."""
+    """The right to write its own file. What another process had written there before it ended is then known too.
+
+    Raises UsageError where another process writes the same file: their lines would be mixed.
+    """
     if (file := claim(campaign, campaign.journal.path.name)) is None:
         raise UsageError(f"another process writes {campaign.journal.path}: give each its own --shard, 0/2 and 1/2")
+    campaign.journal.read_on()
     return file
+
+
+def _what(unit: Unit) -> tuple[str, str]:
+    return unit.method, unit.region.id if unit.region is not None else ""
+
+
+def _searched_elsewhere(campaign: Campaign, unit: Unit) -> bool:
+    """Whether a kernel is to be timed again, and another process still searches it, or all of them with kcg."""
+    return unit.method == RETIME and any(
+        other.region in (unit.region, None) and not campaign.done(other) and _held(campaign, other)
+        for other in campaign.units()
+    )
+
+
+def _held(campaign: Campaign, unit: Unit) -> bool:
+    if (file := claim(campaign, *_what(unit), shared=True)) is not None:  # others may be looking at the same moment
+        file.close()
+    return file is None
 
 
 def dealt(campaign: Campaign, units: Iterable[Unit], at_once: int) -> Iterator[list[Unit]]:
     """Units that this process holds until it asks for the next, and that nobody has done. They run at once, so that
     the compilers have work: a method that measures one schedule after the other on `at_once` kernels; BEAM has
-    compilers of its own. What others hold is looked at once more in the end: they may have died."""
+    compilers of its own. What others hold is looked at once more in the end: they may have died, or be done."""
     passed: list[Unit] = []
     yield from _walk(campaign, units, at_once, passed)
     yield from _walk(campaign, passed, at_once, [])
@@ -59,7 +82,7 @@ def _walk(campaign: Campaign, units: Iterable[Unit], at_once: int, passed: list[
                 for unit in group:
                     if campaign.done(unit):
                         continue
-                    if (file := claim(campaign, method, unit.region.id if unit.region is not None else "")) is None:
+                    if _searched_elsewhere(campaign, unit) or (file := claim(campaign, *_what(unit))) is None:
                         passed.append(unit)
                         continue
                     campaign.journal.read_on()  # whoever held it may have done it

@@ -36,11 +36,20 @@ def run_kcg(campaign: Campaign, unit: Unit) -> None:
                 return
         if process.returncode not in (ExitCode.OK, ExitCode.NOTHING_IMPROVED, ExitCode.BUDGET_HIT):
             raise KcgError(f"{unit.method} ended with exit code {process.returncode}: {said.strip()[-300:]}")
-        kept = campaign.journal.path.parent / "runs" / f"{preset}-{effort}"
-        shutil.copytree(folder, kept, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.sqlite*"))
-        run = run_of(kept / "RESULT.json")
+        run = run_of(keep_report(campaign, effort, Path(folder)) / "RESULT.json")
     campaign.journal.add_run(unit.method, run | {"command": f"python {command}"})
     campaign.say(f"{unit.method}: {run['measurements']} measured, {run['search_s']:.0f} s")
+
+
+def keep_report(campaign: Campaign, effort: str, folder: Path) -> Path:
+    """Copy a report beside the journals, in the place of the one that this device, preset and effort had."""
+    name = f"{campaign.dev.replace(':', '-')}-{campaign.preset}-{effort}"
+    kept = campaign.journal.path.parent / "runs" / name
+    copied = kept.with_name(f".{name}")
+    for old in (copied, kept):
+        shutil.rmtree(old, ignore_errors=True)
+    shutil.copytree(folder, copied, ignore=shutil.ignore_patterns("*.sqlite*"))
+    return copied.rename(kept)
 
 
 def run_of(path: Path) -> dict[str, Any]:

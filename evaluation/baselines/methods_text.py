@@ -49,9 +49,7 @@ def write_down(campaign: Campaign, chosen: Sequence[Choices], torch: Path, out: 
         "torch_s": _torch(torch, campaign.preset, setting.target.device), "steps_s": _steps(campaign, ours),
     }  # fmt: skip
     name = f"{campaign.preset}_{campaign.dev.lower().replace(':', '_')}"
-    told = headline(campaign, table, rows, entry, rest_s)
-    said = json.loads(out.read_text())["headline"] if out.exists() else {}
-    record_results(out, name, entry, told | overall(said | told))
+    record_results(out, name, entry, headline(campaign, table, rows, entry, rest_s), overall=overall)
     lines = markdown(rows, entry, campaign.preset)
     campaign.say("\n".join(lines))
     if document is not None:

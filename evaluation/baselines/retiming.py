@@ -64,7 +64,8 @@ def winner_of(bench: LiveBench, method: str) -> Schedule | None:
 
 
 def retime_all(campaign: Campaign, service: Any, predictor: Any) -> None:
-    """Every kernel that no other process has: all choices of one are timed on the same device, in one go."""
+    """Every kernel that no other process times or still searches: what was chosen for one so far is timed on the same
+    device, in one go. What a later piece finds has a go of its own."""
     units = (Unit(RETIME, region, calls) for region, calls in campaign.searched())
     for (unit,) in dealt(campaign, units, 1):
         retime(campaign, choices_of(campaign, service, predictor, unit.region, unit.calls))

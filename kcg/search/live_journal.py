@@ -1,7 +1,7 @@
 """What a comparison on a device saw, in files of lines: measurements, plays, winners, and what it was made on.
 
 A line is written as soon as there is something to be kept. Several processes may work at once, each with a file of its
-own: it reads those of the others when it begins, and on from there when it is asked to (`LiveJournal.read_on`).
+own: it reads all of them when it begins, and on from there when it is asked to (`LiveJournal.read_on`).
 """
 
 from __future__ import annotations
@@ -99,20 +99,17 @@ class LiveJournal:
         self.canaries: list[float] = []  # seconds, one of each piece; those of the file that began it first
         self.runs: dict[str, dict[str, Any]] = {}  # by method: of one that deals with all kernels at once
         self._read_to: dict[Path, int] = {}  # bytes of each file
+        self._cut = False  # whether the last line of its own file lacks its end
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._look(own=True)
-        self._cut = self.path.exists() and self.path.stat().st_size > self._read_to[self.path]
+        self.read_on()
 
     def read_on(self) -> None:
-        """Take the complete lines that the files of other processes gained since they were read."""
-        self._look(own=False)
-
-    def _look(self, *, own: bool) -> None:
+        """Take the lines that all files gained since they were read; its own too, which another process of the same
+        shard may have written before this one."""
         whole = self._whole
         with self._lock:
             for file in (whole, *sorted(whole.parent.glob(f"{whole.stem}.*{whole.suffix}"))):
-                if own or file != self.path:
-                    self._read(file)
+                self._read(file)
         for other in self._beside:
             other.read_on()
             self._share(other)
@@ -123,18 +120,27 @@ class LiveJournal:
             with file.open("rb") as opened:
                 opened.seek(begin)
                 gained = opened.read()
-            complete = gained[: gained.rfind(b"\n") + 1]  # the last line may be one that is just being written
+            complete = gained[: gained.rfind(b"\n") + 1]
             lines = complete.decode().split("\n")
         except FileNotFoundError:
             return
         except (OSError, UnicodeDecodeError) as error:
             raise DataError(f"{file} cannot be read ({error}): remove it to measure again") from error
         self._read_to[file] = begin + len(complete)
+        if gained and file == self.path:
+            self._cut = len(gained) > len(complete)
         for line in lines:
-            try:
-                self._take(json.loads(line))
-            except (ValueError, KeyError, TypeError):
-                continue  # the last line of a run that was cut
+            self._taken(line)
+        if self._taken(gained[len(complete) :]):  # only its end was cut off, or is just being written
+            self._read_to[file] = begin + len(gained)
+
+    def _taken(self, line: str | bytes) -> bool:
+        """Whether a line could be taken: the last one of a run that was cut is not whole."""
+        try:
+            self._take(json.loads(line))
+        except (ValueError, KeyError, TypeError):
+            return False
+        return True
 
     def _share(self, other: LiveJournal) -> None:
         mine, theirs = self.setting, other.setting
@@ -209,9 +215,12 @@ class LiveJournal:
             self._add({"what": "setting", "target": asdict(target), "toolchain": asdict(toolchain), "kernels": asts})
 
     def _add(self, told: dict[str, Any]) -> None:
-        line = canonical_json(told)
-        with self._lock, self.path.open("a") as file:
-            file.write("\n" * self._cut + line + "\n")  # what follows a line that was cut is not to be a part of it
+        line = canonical_json(told).encode()
+        with self._lock:
+            self._read(self.path)
+            with self.path.open("ab") as file:
+                file.write(b"\n" * self._cut + line + b"\n")  # what follows a line that was cut is no part of it
+                self._read_to[self.path] = file.tell()
             self._cut = False
             self._take(json.loads(line))
 
