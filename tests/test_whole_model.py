@@ -331,7 +331,7 @@ def test_a_result_that_failed_is_refused(make: Make, tmp_path: Path) -> None:
     write_result(result, path)
     assert read_result(path).model_check == failed
     assert exit_code_of(result, interrupted=False) == ExitCode.VERIFICATION_FAILED
-    with pytest.raises(VerificationError, match=r"the whole model: the output differs by 0\.3: run the search again"):
+    with pytest.raises(VerificationError, match=r"the whole model: the output differs by 0\.3: run the search again, with"):
         apply(path, widths=(2,), cache_db=tmp_path / "cache.db", facts=(result.target, result.toolchain))
     assert not (tmp_path / "cache.db").exists()
     with pytest.raises(VerificationError, match="the whole model"), tuned(path):
