@@ -79,9 +79,9 @@ def keep(session: Session, work: RegionWork, sides: Sequence[Side], outcome: Due
 
 
 def forget(session: Session) -> None:
-    """Drop the verdicts, since the whole model failed with the schedules that they let through: a run that goes on would
-    take them over, and end the same way. It is done before the result is written, so what says that the model failed is
-    never there without it."""
+    """Drop all verdicts, since the whole model failed with the schedules that they let through: a run that goes on
+    would take them over and end the same way. Call it before the result is written: a run that is killed in between
+    checks the model once more when it goes on."""
     if session.journal is not None:
         session.journal.forget_verdicts()
         session.warnings.append(
