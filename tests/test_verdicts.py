@@ -12,14 +12,19 @@ from pathlib import Path
 import pytest
 
 from kcg.errors import JournalError
+from kcg.kernel.codec import kernel_of
 from kcg.measure.jobs import DuelOutcome
+from kcg.measure.protocol import PROTOCOL
 from kcg.optimize import finals, verdicts
 from kcg.optimize.console import progress
+from kcg.optimize.estimates import judging_s
+from kcg.optimize.handwritten import Offer
 from kcg.optimize.result import noun_to_json
 from kcg.optimize.session import RegionWork, Session
 from kcg.optimize.settings import Settings
 from kcg.optimize.verdicts import Side
-from kcg.types import Schedule, Verification
+from kcg.types import Region, Schedule, Verification
+from tests.kernels import empty, kernels_of
 
 SCRIPT = Path(__file__).parent / "scripts" / "one_layer.py"
 
@@ -91,6 +96,80 @@ def test_another_finalist_another_binary_or_other_rules_are_judged(
     monkeypatch.setattr(verdicts, "RULES", verdicts.RULES + 1)
     assert not finals.is_judged(session, work)
     assert again(session, work, baseline) != judged
+
+
+def _is_known(session: Session, work: RegionWork) -> bool:
+    return verdicts.is_known(session, work, [work.space.baseline()])
+
+
+@pytest.mark.usefixtures("judged")
+def test_a_verdict_is_of_one_region_and_of_one_set_of_values(session: Session, work: RegionWork) -> None:
+    (kernel,) = work.call.region.kernels
+    (other,) = (kernel_of(ast) for ast in kernels_of(empty(16, 16) + 1))
+    assert kernel != other and _is_known(session, work)
+    for call in (
+        replace(work.call, variables=(("start_pos", 3),)),
+        replace(work.call, region=Region((other,))),
+    ):
+        assert not _is_known(session, RegionWork(call, work.space))
+        assert not finals.is_judged(session, RegionWork(call, work.space))
+    assert _is_known(session, RegionWork(replace(work.call, calls=work.call.calls + 1), work.space))
+
+
+@pytest.mark.usefixtures("judged")
+def test_a_verdict_is_of_one_device_and_its_tools_and_rules(
+    session: Session, work: RegionWork, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, toolchain = session.service.facts
+    for facts in (
+        (replace(target, model="another"), toolchain),
+        (target, replace(toolchain, driver="another")),
+        (target, replace(toolchain, compiler="another")),
+    ):
+        with monkeypatch.context() as patched:
+            patched.setattr(session.service, "_facts", facts)
+            assert not _is_known(session, work)
+    for where, name, value in (
+        (verdicts, "PROTOCOL", PROTOCOL + 1),
+        (verdicts, "RULES", verdicts.RULES + 2),
+        (finals, "FINAL_SEEDS", (*finals.FINAL_SEEDS, 9)),
+    ):
+        with monkeypatch.context() as patched:
+            patched.setattr(where, name, value)
+            assert not _is_known(session, work)
+    assert _is_known(session, work)
+
+
+@pytest.mark.usefixtures("judged")
+def test_what_is_written_by_hand_is_still_to_be_judged(
+    session: Session, work: RegionWork, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before_s = judging_s(session)
+    assert finals.is_judged(session, work)
+    monkeypatch.setattr(work, "offers", [Offer("mine", work.space.baseline())])
+    assert not finals.is_judged(session, work) and judging_s(session) > before_s
+
+
+def test_it_is_said_of_how_many_kernels_every_verdict_was_taken_over(
+    session: Session, work: RegionWork, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of whose duels some were fought was judged in this run."""
+
+    def said() -> list[str]:
+        with monkeypatch.context() as patched:
+            for name, value in (("taken_over", set()), ("fought", set()), ("warnings", []), ("judged", {})):
+                patched.setattr(session, name, value)
+            finals.judge_all(session)
+            return list(session.warnings)
+
+    assert session.journal is not None
+    session.verdicts = {}
+    assert said() == []
+    session.verdicts = session.journal.verdicts()
+    assert said() == ["the verdicts on 1 of 1 kernels are those of an earlier run: they were not judged again"]
+    action = work.space.actions(work.space.start())[-1].schedule
+    monkeypatch.setattr(work, "offers", [Offer("mine", action)])
+    assert said() == []
 
 
 def test_what_is_wrong_or_noisy_is_no_verdict(

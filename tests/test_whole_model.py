@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -234,6 +235,19 @@ def test_a_child_that_dies_is_a_reason(make: Make, preset: str, passed: bool | N
     assert "\n" not in check.reason
 
 
+def test_where_looking_at_the_device_took_the_time_no_more_is_spent(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[float] = []  # seconds that each took
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + sum(looks))
+    monkeypatch.setattr(whole_model, "time", clock)
+    check = check_model(
+        make("dies-when-tuned"), timeout_s=60, module=CHILD, check_device=lambda: looks.append(60.0)
+    )  # fmt: skip
+    assert check.passed is None and "no time to try others" in check.reason and "SIGABRT" in check.reason
+    assert len(looks) == 1, "no other process was started"
+
+
 def test_a_child_that_hangs_is_killed_in_time(make: Make, children: Callable[[], list[psutil.Process]]) -> None:
     begin = time.monotonic()
     check = check_model(make("hangs"), timeout_s=2.5, module=CHILD)
@@ -331,7 +345,7 @@ def test_a_result_that_failed_is_refused(make: Make, tmp_path: Path) -> None:
     write_result(result, path)
     assert read_result(path).model_check == failed
     assert exit_code_of(result, interrupted=False) == ExitCode.VERIFICATION_FAILED
-    with pytest.raises(VerificationError, match=r"the whole model: the output differs by 0\.3: run the search again"):
+    with pytest.raises(VerificationError, match=r"the whole model: the output differs by 0\.3: run .* another --seed"):
         apply(path, widths=(2,), cache_db=tmp_path / "cache.db", facts=(result.target, result.toolchain))
     assert not (tmp_path / "cache.db").exists()
     with pytest.raises(VerificationError, match="the whole model"), tuned(path):

@@ -259,6 +259,10 @@ class Journal:
             self._rows(VERDICTS)
             return self._insert("INSERT OR REPLACE INTO verdicts VALUES(?, ?)", (identity_of(key), text))
 
+    def forget_verdicts(self) -> None:
+        """Removes what `verdicts` gives; the measurements, those of the finals too, stay."""
+        self._rows("DROP TABLE IF EXISTS verdicts")
+
     # -- reading
 
     def verdicts(self) -> dict[bytes, str]:
@@ -267,10 +271,8 @@ class Journal:
 
     def lattices(self, target: str, toolchain: str) -> dict[str, str]:
         """The declared lattice of each region that has one."""
-        if not self._has_table("lattices"):
-            return {}
         query = "SELECT region_id, declaration FROM lattices WHERE target=? AND toolchain=? ORDER BY region_id"
-        return dict(self._rows(query, (target, toolchain)))
+        return dict(self._rows(query, (target, toolchain))) if self._has_table("lattices") else {}
 
     def has(self, key: Sequence[Any]) -> bool:
         """Whether a measurement of this `Measurement.key` was recorded, in any run and trial."""
@@ -324,10 +326,8 @@ class Journal:
             after = page[-1][0]
 
     def sorted_records(self) -> Iterator[Record]:
-        """Everything, of every protocol, in an order that does not depend on when it was recorded: for an export.
-
-        Read it inside a `snapshot`, which the open cursor needs.
-        """
+        """Everything, of every protocol, in an order that does not depend on when it was recorded: for an export. Read
+        it inside a `snapshot`, which the open cursor needs."""
         order = "region_id, target, toolchain, protocol, schedule_kind, schedule_body, identity, run_id, trial"
         query = f"SELECT row, identity, recorded_unix_s, {_NAMES} FROM measurements ORDER BY {order}"
         with self._lock, translated(self.path):

@@ -105,18 +105,21 @@ class MeasureService:
     def check_device(self) -> None:
         """Whether the device is still there, for whoever saw a process that is not of this service fail on it.
 
-        It is opened once more, in a new child whose canary must be right and as fast as before. Works after `close`
+        It is opened once more, in a new child whose canary must be right and as fast as before; on a CPU, which is
+        shared, only right: nothing is timed here. Takes no longer than a device may take to open. Works after `close`
         too. Raises DeviceError where the device is gone.
         """
+        reference = None if self._on_cpu else self._device.reference
         with tempfile.TemporaryDirectory(prefix="kcg-") as folder:
             initargs = (self.dev, os.getpid(), str(Path(folder) / "tinygrad-cache.db"))
-            pool = DevicePool(
-                self.dev, initargs, open_timeout_s=self._open_timeout_s, reference=self._device.reference
-            )  # fmt: skip
+            pool = DevicePool(self.dev, initargs, open_timeout_s=self._open_timeout_s, reference=reference)
             try:
-                pool.submit(child.ping, timeout_s=self._open_timeout_s).result()
-            except (ChildDied, TimeoutError) as error:
+                pool.submit(child.ping, timeout_s=self._open_timeout_s).result(timeout=self._open_timeout_s)
+            except ChildDied as error:
                 raise DeviceError(f"{self.dev} cannot be trusted: {first_line(error)}") from None
+            except TimeoutError:
+                late = f"a new child did not answer within {self._open_timeout_s:g} s"
+                raise DeviceError(f"{self.dev} cannot be trusted: {late}") from None
             finally:
                 pool.close()
 

@@ -278,7 +278,8 @@ def check_verdict(result: Result) -> None:
     """Raises VerificationError where the whole model failed with the schedules of the result."""
     if result.model_check is not None and result.model_check.passed is False:
         raise VerificationError(
-            f"the result failed its last check, the whole model: {result.model_check.reason}: run the search again"
+            f"the result failed its last check, the whole model: {result.model_check.reason}: run the search again, "
+            "with another --seed"
         )
 
 

@@ -61,7 +61,7 @@ def judge_all(session: Session) -> tuple[RegionResult, ...]:
                 kernels=(count, len(order)), total_s=sum(r.after_s for r in results.values()),
             )  # fmt: skip
     finally:
-        if taken_over := len(session.taken_over):
+        if taken_over := len(session.taken_over - session.fought):
             session.warnings.append(
                 f"the verdicts on {taken_over} of {len(order)} kernels are those of an earlier run: they were not "
                 "judged again"
@@ -156,6 +156,7 @@ def duel(session: Session, work: RegionWork, baseline: Side, finalist: Side | No
     if (seen := taken_over(session, work, sides)) is not None:
         session.taken_over.add(work.id)
         return Judged(seen)
+    session.fought.add(work.id)
     job = DuelJob(
         work.call.region, baseline.compiled, finalist.compiled if finalist is not None else None,
         session.service.target, work.call.variables, seeds=FINAL_SEEDS, foretold=_foretold(session, work),

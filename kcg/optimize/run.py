@@ -18,6 +18,7 @@ from kcg.optimize.memory import check_memory, room_on
 from kcg.optimize.phases import BASELINES, JUDGING, MODEL, SEARCH
 from kcg.optimize.session import TINY_BEAM, Session
 from kcg.optimize.settings import Settings
+from kcg.optimize.verdicts import forget
 from kcg.types import ModelCheck, Result
 
 OVERTIME = 0.1  # of the budget, within which a run still counts as in time
@@ -138,6 +139,8 @@ def _checked_model(session: Session, result: Result, child: Alone | None, *, end
     except KeyboardInterrupt:
         session.interrupted = True
         return ModelCheck(None, "not run: interrupted")
+    if check.passed is False:
+        forget(session)
     if check.passed is None:
         session.warnings.append(f"the whole model was not compared with tinygrad's own schedules, {check.reason}")
     return check

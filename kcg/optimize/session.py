@@ -123,7 +123,8 @@ class Session:
         self.foretold: dict[str, Future[Any]] = {}  # by region, its references (`Foretold`) for the finals
         self.judged: dict[str, RegionResult] = {}  # by region, as far as the finals have come
         self.verdicts: dict[bytes, str] = {}  # of earlier runs, see `verdicts`
-        self.taken_over: set[str] = set()  # the regions whose verdict is one of these
+        self.taken_over: set[str] = set()  # the regions of whose duels at least one was taken over from these
+        self.fought: set[str] = set()  # and those of whose duels at least one was fought in this run
         self._lock = threading.Lock()
         self._journal_error: BaseException | None = None
         self.journal: Journal | None = None

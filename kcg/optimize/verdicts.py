@@ -3,7 +3,8 @@ that goes on (`--resume`) takes it over and does not judge once more.
 
 It is taken over where all is the same that it depends on: the region and the values of its variables, both schedules
 and their binaries, target, toolchain, protocol, and the rules of judging. Kept is only a duel of which everything was
-right and timed: a device that is about to be lost may compute wrongly, which is no verdict on a schedule.
+right and timed: a device that is about to be lost may compute wrongly, which is no verdict on a schedule. Where the
+whole model fails with schedules that passed one by one, all verdicts are dropped.
 """
 
 from __future__ import annotations
@@ -75,6 +76,18 @@ def keep(session: Session, work: RegionWork, sides: Sequence[Side], outcome: Due
     if session.journal is not None and _is_verdict(outcome, len(sides)):
         key = _key(session, work, [side.schedule for side in sides])
         session.journal.add_verdict(key, noun_to_json(Verdict(_binaries(sides), outcome)))
+
+
+def forget(session: Session) -> None:
+    """Drop all verdicts, since the whole model failed with the schedules that they let through: a run that goes on
+    would take them over and end the same way. Call it before the result is written: a run that is killed in between
+    checks the model once more when it goes on."""
+    if session.journal is not None:
+        session.journal.forget_verdicts()
+        session.warnings.append(
+            "the whole model failed with these schedules: --resume judges every kernel again; without it, and with "
+            "another --seed, they are also searched in another way"
+        )
 
 
 def _is_verdict(outcome: DuelOutcome, sides: int) -> bool:

@@ -113,7 +113,8 @@ def check_model(
 
     Never raises for what the child does: a crash with the chosen schedules fails, anything else gives no verdict.
     `module` is what the child runs, `kernels` are the files of the hand-written ones; `child` is one of `ahead`.
-    `check_device` is called after a child that failed: a DeviceError that it raises ends the check.
+    `check_device` is called after a child that failed, and its time may come on top of `timeout_s`: a DeviceError that
+    it raises ends the check.
     """
     from kcg.optimize.result import write_result
 
@@ -146,10 +147,13 @@ def check_model(
         if stage != CHOSEN:
             return ModelCheck(None, f"no verdict: it failed while {stage}: {words}", seed=seed)
         # whose fault is it? What is left of the time is for the model alone
+        late = ModelCheck(None, f"no verdict: it failed while {stage}, no time to try others: {words}", seed=seed)
+        if (left_s := begin + timeout_s - time.monotonic()) <= 0:
+            return late
         try:
-            alone_too = run({**job, "own_only": True}, begin + timeout_s - time.monotonic())
+            alone_too = run({**job, "own_only": True}, left_s)
         except alone.Overdue:
-            return ModelCheck(None, f"no verdict: it failed while {stage}, no time to try others: {words}", seed=seed)
+            return late
     if alone_too.returncode != 0:
         return ModelCheck(None, f"no verdict: the model does not run with any schedules: {words}", seed=seed)
     return ModelCheck(False, f"the model fails with the chosen schedules: {words}", seed=seed)

@@ -166,7 +166,7 @@ def raise_text(text: str) -> None:
 def planned_canary(folder: str, dev: str) -> CanaryReading:
     """Fly as the first line of the file `plan` says, and take that line out unless it is the last.
 
-    A line is the milliseconds that the canary takes, or `wrong`, `die`, or `raise`.
+    A line is the milliseconds that the canary takes, or `wrong`, `die`, `hang`, or `raise`.
     """
     note(folder, "canary")
     plan = Path(folder) / "plan"
@@ -175,6 +175,8 @@ def planned_canary(folder: str, dev: str) -> CanaryReading:
         plan.write_text("\n".join(rest))
     if line == "die":
         kill_itself(None)
+    if line == "hang":
+        time.sleep(600)
     if line == "raise":
         raise_text("the canary does not start")
     if line == "wrong":

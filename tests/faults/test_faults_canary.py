@@ -190,6 +190,32 @@ def test_device_that_stays_slow_is_given_up(tmp_path: Path, monkeypatch: pytest.
         assert opened._device.canaries == 1 + 1 + len(canary.PAUSES_S)
 
 
+@pytest.mark.usefixtures("short_pauses")
+def test_device_is_looked_at_for_a_process_that_failed_on_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow CPU is one that others use; one that fails or hangs is lost, and no more time is spent on it."""
+    plan = tmp_path / "plan"
+    plan.write_text("1")
+    job = partial(bad_jobs.planned_canary, str(tmp_path))
+    monkeypatch.setattr(service, "DevicePool", partial(DevicePool, canary_job=job))
+    with MeasureService(DEV, run_id="looked at", compile_workers=1) as opened:
+        assert opened.facts and opened._device.reference is not None
+    plan.write_text("50")
+    opened.check_device()
+    with monkeypatch.context() as patched:
+        patched.setattr(opened, "_on_cpu", False)  # as of a GPU, which nobody else uses
+        with pytest.raises(DeviceError, match="its canary takes 50 ms, and not 1 ms as in the first child"):
+            opened.check_device()
+    plan.write_text("wrong")
+    with pytest.raises(DeviceError, match=f"^{DEV} cannot be trusted: its canary is wrong: element 7 is 0, not 28"):
+        opened.check_device()
+    plan.write_text("hang")
+    monkeypatch.setattr(opened, "_open_timeout_s", 3.0)
+    begin = time.monotonic()
+    with pytest.raises(DeviceError, match=f"^{DEV} cannot be trusted: a new child did not answer within 3 s"):
+        opened.check_device()
+    assert time.monotonic() - begin < canary.TIMEOUT_S
+
+
 def test_pool_closes_while_it_waits_for_a_slow_canary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(canary, "PAUSES_S", (60.0,))
     flight = Flight(tmp_path)

@@ -138,6 +138,7 @@ def test_device_that_goes_away_in_the_search_and_once_more_in_the_finals_which_t
     assert f"the verdicts on 2 of {KERNELS} kernels are those of an earlier run" in " ".join(whole.warnings)
 
 
+TAKEN_OVER = "are those of an earlier run: they were not judged again"
 MODEL = Settings(
     workload="tiny", preset="dies-when-tuned", device=DEV, measurements=4, command="python -m kcg.optimize tiny"
 )
@@ -169,3 +170,9 @@ def test_device_that_goes_away_in_the_check_of_the_whole_model(
     again = read_result(tmp_path / "RESULT.json")
     assert again.model_check is not None and again.model_check.passed is False, "its own schedules do run"
     assert [r.chosen for r in again.regions] == [r.chosen for r in result.regions], "no kernel is judged twice"
+    assert TAKEN_OVER in " ".join(again.warnings) and "--resume judges every kernel again" in again.warnings[-1]
+
+    assert lose(tmp_path, monkeypatch, MODEL, resume=True) == ExitCode.VERIFICATION_FAILED
+    anew = read_result(tmp_path / "RESULT.json")
+    assert not {r.chosen for r in anew.regions} & {r.chosen for r in again.regions}, "each is judged again"
+    assert TAKEN_OVER not in " ".join(anew.warnings) and {len(runs) for runs in duels(tmp_path).values()} == {2}
