@@ -13,7 +13,7 @@ from .serving import Prepared, serve
 def prepare(case: dict[str, Any]) -> Prepared:
     """A whole step under `TinyJit`, as a program would run it.
 
-    `how` is `hand-coded`; `beam`, with its width in `beam`; `kcg`, with the path of a `result` and the `kernels` that it
+    `how` is `hand-coded`; `beam`, with its width in `beam`; `kcg`, with the path of a `result` and the `kernels` it
     had, if any; or the name of a hand-written kernel of `sum_kernels`. What is captured inside keeps its schedules.
     """
     from kcg.compat.jit import captured_at_once
