@@ -23,9 +23,9 @@ def tune(
 ) -> dict[str, Any]:  # fmt: skip
     """Optimise the kernels of a case on the device; `result` is the path of its RESULT.json, `tuned` what is kept.
 
-    With a file of `kernels` written by hand, for `only` one kind of device, nothing else is searched: kcg verifies
-    them, times them beside the Opts that it expects most of, and must choose one. A result that is in `folder` already
-    is taken, if it was made with this budget. Raises KcgError as kcg does.
+    With a file of `kernels` written by hand, for `only` one kind of device, nothing is searched: kcg verifies them,
+    times them beside tinygrad's own schedule, and must choose one. A result that is in `folder` already is taken, if it
+    was made with this budget. Raises KcgError as kcg does.
     """
     if not dev.startswith(only):
         raise KcgError(f"{kernels} runs on {only} only")
@@ -34,7 +34,7 @@ def tune(
     else:
         what = {"workload": str(PROGRAM), "script_args": (json.dumps(case),)}
     if kernels:
-        what |= {"kernels": (FOLDER / kernels,), "effort": "quick", "measurements": 0}
+        what |= {"kernels": (FOLDER / kernels,), "measurements": 1}  # tinygrad's own, and what is written by hand
     else:
         what |= {"budget_s": budget_s}
     settings = Settings(**what, device=dev, folder=folder, search=search)
