@@ -58,6 +58,23 @@ def test_one_kernel_is_attention(shape: tuple[int, int, int]) -> None:
     assert np.abs(attention(q, k, v).numpy() - expected).max() < 2e-6
 
 
+def test_the_tiles_of_a_gpu_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    """tinygrad's interpreter has groups of threads, too."""
+    on_a_gpu(monkeypatch)
+    q, k, v = (Tensor.randn(1, 16, 16).realize() for _ in range(3))
+    found = attention(*(value.to("PYTHON").realize() for value in (q, k, v))).numpy()
+    assert np.abs(found - q.scaled_dot_product_attention(k, v).numpy()).max() < 2e-6
+
+
+def test_kcg_verifies_it_by_every_rule() -> None:
+    target, one = detect("CPU:X86", 1)[0], region(2, 32, 16)
+    bench = CheckedBench(ast_of(one.kernel), target)
+    launch = bench.launcher(compile_schedule(one, KernelSpace(one, target).baseline(), target))
+    verdict = bench.check(launch, (), seeds=(1, 2, 3), thorough=True)
+    assert verdict.passed and verdict.seeds == 3, verdict.reason
+    assert {"float64 reference at sampled points", "10 runs bitwise equal"} <= set(verdict.rules)
+
+
 def test_the_reference_of_kcg_is_attention_and_its_error_that_of_the_last_rounding(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
