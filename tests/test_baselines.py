@@ -36,6 +36,7 @@ CASES = (
     {"kind": "softmax", "rows": 12, "width": 40, "dtype": "float32"},
     {"kind": "layernorm", "rows": 12, "width": 40, "dtype": "float32"},
     {"kind": "gelu_mlp", "rows": 12, "width": 16, "dtype": "float32"},
+    {"kind": "attention", "heads": 3, "tokens": 20, "width": 16, "dtype": "float32"},
 )
 TORCH = Contender("torch", "torch_side", {"how": "eager"})
 TINY = Contender("tinygrad", "tiny_side", {"how": "hand-coded"})
@@ -214,7 +215,8 @@ def test_least_bytes_are_those_of_the_tensors(case: dict[str, Any]) -> None:
     output = tiny_cases.outputs_of(step.run(**step.inputs))[0]
     whole = sum(t.nbytes() for t in step.inputs.values()) + output.nbytes()
     assert least_bytes(case) == whole - (4 if case["kind"] == "sum" else 0)
-    assert operations(case) == (2 * 2 * 12 * 16 * 64 if case["kind"] == "gelu_mlp" else 0)
+    of_matmuls = {"gelu_mlp": 2 * 2 * 12 * 16 * 64, "attention": 2 * 2 * 3 * 20 * 20 * 16}
+    assert operations(case) == of_matmuls.get(case["kind"], 0)
 
 
 def test_finished_rows_are_kept_and_failed_ones_made_again_when_asked(tmp_path: Path) -> None:

@@ -144,7 +144,7 @@ REFUSED: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "too few sources": (_set("MUL", 2, [0]), "MUL must have 2 to 2 sources"),
     "argument where none is": (_set("MUL", 3, "x"), "takes no argument"),
     "code in the sink": (_set("SINK", 3, "__import__('os')"), "SINK takes no argument"),
-    "optimised axis": (_set("RANGE", 3, [0, "UPCAST"]), "axis type 'UPCAST' is not allowed"),
+    "optimised axis": (_set("RANGE", 3, [0, "LOCAL"]), "axis type 'LOCAL' is not allowed"),
     "float axis": (_set("RANGE", 3, [0.0, "WEAK"]), "numbers must be integers"),
     "local buffer": (_set("PARAM", 3, [0, "float32", None, None, None, "LOCAL", None, False]), "address space"),
     "huge slot": (_set("PARAM", 3, [1 << 40, "float32", None, None, None, "GLOBAL", None, False]), "slot"),
@@ -230,8 +230,8 @@ def test_encode_refuses_what_is_no_unoptimised_kernel() -> None:
     with pytest.raises(CodecError, match="CUSTOMI"):
         encode(_constant_kernel(UOp(Ops.CUSTOMI, dtypes.float32, (), "exit(1)")))
     (old,) = (r for r in ASTS["scalar"].toposort() if r.op is Ops.RANGE)
-    with pytest.raises(CodecError, match="UNROLL"):
-        encode(ASTS["scalar"].substitute({old: old.replace(arg=(0, AxisType.UNROLL))}))
+    with pytest.raises(CodecError, match="GLOBAL"):
+        encode(ASTS["scalar"].substitute({old: old.replace(arg=(0, AxisType.GLOBAL))}))
 
 
 def test_encode_refuses_images() -> None:

@@ -51,7 +51,25 @@ def written(folder: Path, name: str) -> Path:
 
 
 def test_every_file_of_the_document_is_here() -> None:
-    assert list(FILES) == ["my_kernels.py", "model.py", "c_kernels.py", "cuda_kernels.py", "triton_kernels.py"]
+    of_kernels = ["my_kernels.py", "c_kernels.py", "cuda_kernels.py", "triton_kernels.py"]
+    assert sorted(FILES) == sorted([*of_kernels, "model.py", "attention.py"])
+
+
+def test_the_attention_of_the_document_is_one_and_what_takes_its_place_is_for_it(tmp_path: Path) -> None:
+    sys.path.insert(0, str(tmp_path))
+    try:
+        written(tmp_path, "attention.py")
+        from attention import attention, step  # type: ignore[import-not-found]
+    finally:
+        sys.path.remove(str(tmp_path))
+    assert len(step.captured.linear.src) == 1
+    q, k, v = (Tensor.randn(3, 24, 8).realize() for _ in range(3))
+    out = Tensor.empty(3, 24, 8).custom_kernel(q, k, v, fxn=attention)[0]
+    assert (out - q.scaled_dot_product_attention(k, v)).abs().max().item() < 2e-6
+    region = region_of(Tensor.empty(2, 64, 16).custom_kernel(*(empty(2, 64, 16) for _ in range(3)), fxn=attention)[0])
+    path = ROOT / "evaluation" / "baselines" / "kernels" / "flash_c.py"
+    (kernel,) = read_kernels(path, file_digest(path))
+    assert kernel.wants(view_of(region, detect("CPU:X86", 1)[0]))
 
 
 @pytest.mark.slow

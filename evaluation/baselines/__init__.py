@@ -2,6 +2,8 @@
 
 cases.py         what is computed: sizes, inputs, a float64 reference
 tiny_cases.py    the same in tinygrad; sum_kernels.py: one of them by hand, in UOps, CUDA and PTX
+one_kernel.py    attention as one kernel of UOps; kernels/: what takes its place, and the sum in CUDA and PTX
+attended.py      attention in float64
 torch_cases.py   the same in PyTorch; torch_models.py, triton_rope.py
 flux_steps.py    a step of Flux in diffusers; flux_regions.py: its parts
 tiny_side.py     a process that runs one contender in tinygrad; torch_side.py: in PyTorch

@@ -30,6 +30,8 @@ def shapes(case: Case) -> dict[str, tuple[int, ...]]:
         return {"x": (case["elements"],)}
     if case["kind"] == "rope":
         return {"x": (case["tokens"], case["heads"], case["width"])}  # backward: the gradient of the output
+    if case["kind"] == "attention":
+        return dict.fromkeys(("q", "k", "v"), (case["heads"], case["tokens"], case["width"]))
     shape = (case["rows"], case["width"])
     if case["kind"] == "softmax":
         return {"x": shape}
@@ -79,6 +81,10 @@ def reference(case: Case, seed: int = 0) -> list[float] | None:
     if case["kind"] == "family":
         return None
     made = {name: as_stored(values, case["dtype"]).astype(np.float64) for name, values in arrays(case, seed).items()}
+    if case["kind"] == "attention":
+        from .attended import attended
+
+        return attended(**made)
     x = made["x"]
     if case["kind"] == "sum":
         return [float(x.sum())]

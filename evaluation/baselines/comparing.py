@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from kcg.errors import KcgError
-from kcg.types import content_id
 
 from .cases import ITEM_BYTES, Case, reference, shapes
 from .figures import speed
@@ -26,6 +25,11 @@ TINY = (
 """Of these, `KCG` needs a result, which `compare` gives it."""
 
 
+def by_hand(name: str, kernels: str, only: str) -> Contender:
+    """A program that is one kernel, in whose place kcg puts one of a file of `kernels/`, on one kind of device."""
+    return Contender(name, "tiny_side", {"how": KCG, "program": "one kernel", "kernels": kernels, "only": only})
+
+
 def compare(
     turns: Turns, case: Case, contenders: Sequence[Contender], *, tune_s: float, work: Path, profiled: bool = False
 ) -> dict[str, Any]:
@@ -33,26 +37,35 @@ def compare(
 
     `tune_s` is kcg's budget; its result is kept in `work`, where a call that was cut off finds it again.
     """
-    from .tuning import tune
-
     profiles: dict[str, str] = {}
-    ready, tuned, failed = [], {}, {}
+    ready, tuned, failed = [], dict[str, Any](), {}
     for contender in contenders:
-        if contender.name == KCG:
+        settings = contender.settings
+        if settings.get("how") == KCG:
             try:
-                tuned = tune(case, turns.pool.dev, budget_s=tune_s, folder=work / content_id(case)[:12])
+                told = tuned_for(case, turns.pool.dev, settings, tune_s, work)
             except KcgError as error:
-                failed = {KCG: {"status": "failed", "reason": str(error)}}
+                failed[contender.name] = {"status": "failed", "reason": str(error)}
                 continue
-            contender = replace(contender, settings={**contender.settings, "result": tuned.pop("result")})
+            contender = replace(contender, settings={**settings, "result": told.pop("result")})
+            tuned[contender.name] = told
         ready.append(contender)
     found = turns.row(ready, case, reference(case), profiles if profiled else None)
-    if KCG in found:
-        found[KCG].update(tuned)
+    for name, told in tuned.items():
+        found[name].update(told)
     for row in found.values():
         if row["status"] == "ok":
             row.update(speed(row["cold_s"], bytes=least_bytes(case), operations=operations(case)))
     return {"case": case, "contenders": {**found, **failed}, **({"profiles": profiles} if profiled else {})}
+
+
+def tuned_for(case: Case, dev: str, settings: dict[str, Any], tune_s: float, work: Path) -> dict[str, Any]:
+    """What `tune` says of a contender of kcg's. Raises KcgError."""
+    from .tuning import folder_of, tune
+
+    case = {**case, **({"program": settings["program"]} if "program" in settings else {})}
+    kernels, only = settings.get("kernels", ""), settings.get("only", "")
+    return tune(case, dev, budget_s=tune_s, folder=work / folder_of(case, kernels), kernels=kernels, only=only)
 
 
 def least_bytes(case: Case) -> float:
@@ -60,13 +73,15 @@ def least_bytes(case: Case) -> float:
     if case["kind"] == "family":
         return 0.0
     values = {name: float(math.prod(shape)) for name, shape in shapes(case).items()}
-    output = 0.0 if case["kind"] == "sum" else values["x"]
+    output = 0.0 if case["kind"] == "sum" else next(iter(values.values()))
     tables = case["tokens"] * case["width"] * 4 if case["kind"] == "rope" else 0.0  # two, float32, of half the width
     return ITEM_BYTES[case["dtype"]] * (sum(values.values()) + output) + tables
 
 
 def operations(case: Case) -> float:
     """Multiply-adds of matmuls, each two; 0 where there is none, or for a whole model."""
+    if case["kind"] == "attention":
+        return 4.0 * case["heads"] * case["tokens"] ** 2 * case["width"]
     return 16.0 * case["rows"] * case["width"] ** 2 if case["kind"] == "gelu_mlp" else 0.0
 
 

@@ -25,7 +25,11 @@ def build(case: Case, seed: int = 0) -> Step:
 
         made |= {"cos": tensor_of(np.cos(turn), "float32"), "sin": tensor_of(np.sin(turn), "float32")}
         return Step(made, rope_backward if case["backward"] else rope)
-    return Step(made, {"sum": total, "softmax": softmax, "layernorm": layernorm, "gelu_mlp": gelu_mlp}[case["kind"]])
+    if case.get("program") == "one kernel":
+        from .one_kernel import attention as in_one_kernel
+
+        return Step(made, in_one_kernel)
+    return Step(made, CALLS[case["kind"]])
 
 
 def total(x: Tensor) -> Tensor:
@@ -44,6 +48,10 @@ def gelu_mlp(x: Tensor, up: Tensor, down: Tensor) -> Tensor:
     return x.linear(up.transpose()).gelu().contiguous().linear(down.transpose())
 
 
+def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return q.scaled_dot_product_attention(k, v)
+
+
 def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Neighbours are pairs, as in Flux: x (tokens, heads, width), tables (tokens, width / 2)."""
     pairs = x.cast(dtypes.float32).reshape(*x.shape[:-1], -1, 2)
@@ -56,6 +64,9 @@ def rope_backward(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     given = Tensor.empty(*x.shape, dtype=x.dtype, device=x.device)  # a rotation's gradient does not read it
     (gradient,) = rope(given, cos, sin).gradient(given, gradient=x)
     return gradient
+
+
+CALLS = {"sum": total, "softmax": softmax, "layernorm": layernorm, "gelu_mlp": gelu_mlp, "attention": attention}
 
 
 def outputs_of(returned: Any) -> list[Tensor]:

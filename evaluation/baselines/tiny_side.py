@@ -13,11 +13,12 @@ from .serving import Prepared, serve
 def prepare(case: dict[str, Any]) -> Prepared:
     """A whole step under `TinyJit`, as a program would run it.
 
-    `how` is `hand-coded`; `beam`, with its width in `beam`; `kcg`, with the path of a `result`; or the name of a
-    hand-written kernel of `sum_kernels`. What is captured inside keeps its schedules.
+    `how` is `hand-coded`; `beam`, with its width in `beam`; `kcg`, with the path of a `result` and the `kernels` it
+    had, if any; or the name of a hand-written kernel of `sum_kernels`. What is captured inside keeps its schedules.
     """
     from kcg.compat.jit import captured_at_once
-    from kcg.compat.tiny import Context
+    from kcg.compat.tiny import Context, Ops
+    from kcg.errors import KcgError
 
     from .tiny_cases import build, outputs_of
 
@@ -30,7 +31,11 @@ def prepare(case: dict[str, Any]) -> Prepared:
             from kcg.optimize.deploy import scheduling
             from kcg.optimize.result import read_result
 
-            served = stack.enter_context(scheduling(read_result(Path(case["result"])), changed_only=True))
+            from .tuning import FOLDER
+
+            files = [FOLDER / case["kernels"]] if "kernels" in case else []
+            result = read_result(Path(case["result"]))
+            served = stack.enter_context(scheduling(result, changed_only=True, kernels=files))
         elif how not in ("hand-coded", "beam"):
             from .sum_kernels import hand_written, run_of
 
@@ -40,6 +45,10 @@ def prepare(case: dict[str, Any]) -> Prepared:
         jitted = captured_at_once(run)
         jitted(**step.inputs)
         facts = {"kernels_changed": len(served)} if how == "kcg" else {}
+        if "kernels" in case:
+            found = {node.arg.name for node in jitted.captured.linear.toposort() if node.op is Ops.PROGRAM}
+            if lost := {row.chosen.name for row in result.regions} - found:
+                raise KcgError(f"{', '.join(lost)} was not put into the program")
 
     def values() -> Sequence[float]:
         from .cases import values_of

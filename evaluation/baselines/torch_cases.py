@@ -50,6 +50,11 @@ def gelu_mlp(x: Tensor, up: Tensor, down: Tensor) -> Tensor:
     return functional.linear(functional.gelu(functional.linear(x, up), approximate="tanh"), down)
 
 
+def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Of four dimensions: of three, PyTorch takes none of its fused kernels."""
+    return functional.scaled_dot_product_attention(q[None], k[None], v[None])[0]
+
+
 def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Neighbours are pairs, as in Flux: x (tokens, heads, width), tables (tokens, width / 2)."""
     pairs = x.float().unflatten(-1, (-1, 2))
@@ -70,4 +75,7 @@ def backward_of(function: Callable[..., Tensor], inputs: dict[str, Tensor]) -> C
     return backward
 
 
-CALLS = {"sum": total, "copy": copy, "softmax": softmax, "layernorm": layernorm, "gelu_mlp": gelu_mlp}
+CALLS = {
+    "sum": total, "copy": copy, "softmax": softmax, "layernorm": layernorm, "gelu_mlp": gelu_mlp,
+    "attention": attention,
+}  # fmt: skip

@@ -68,7 +68,12 @@ _ARITY: dict[Ops, tuple[int, int]] = {
 """Every operation of an unoptimised kernel AST, with the least and the largest number of its sources."""
 
 _OPS: dict[str, Ops] = {op.name: op for op in _ARITY}
-_AXIS_TYPES = {axis.name: axis for axis in (AxisType.WEAK, AxisType.LOOP, AxisType.REDUCE, AxisType.DEVICE)}
+_AXIS_TYPES = {  # what one thread holds, UPCAST and UNROLL, is only in kernels that a program writes itself
+    axis.name: axis
+    for axis in (
+        AxisType.WEAK, AxisType.LOOP, AxisType.REDUCE, AxisType.UPCAST, AxisType.UNROLL, AxisType.DEVICE,
+    )
+}  # fmt: skip
 _ADDR_SPACES = {space.name: space for space in (AddrSpace.GLOBAL, AddrSpace.ALU)}
 _REDUCE_OPS = {op.name: op for op in GroupOp.Reduce}
 _VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")  # it is rendered into source code

@@ -184,7 +184,8 @@ def _stores(ast: UOp) -> list[tuple[UOp, dict[UOp, list[UOp]]]]:
     """Each thing that the kernel stores, and for every node under it the ranges in its scope, ordered as stored.
 
     A value that depends on no reduction's range is in the scope of its own ranges only, but a reduction is always in
-    the scope of its store: tinygrad spreads the store's ranges over threads, each of which reduces for itself.
+    the scope of its store: tinygrad spreads the store's ranges over threads, each of which reduces for itself. What one
+    thread holds of a range that is upcast already shares every value that does not depend on it.
     """
     out = []
     for top in ast.src:
@@ -211,7 +212,9 @@ def _stores(ast: UOp) -> list[tuple[UOp, dict[UOp, list[UOp]]]]:
             for owner in enclosing:
                 scope.update(dict.fromkeys(scopes.get(owner, ())))
             order = {r: i for i, r in enumerate(store_ranges)}
-            scopes[node] = sorted((r for r in scope if _counts(r)), key=lambda r: order.get(r, len(order)))
+            own = {*node.ranges, *(node.ended_ranges if node.op is Ops.REDUCE else ())}
+            counted = (r for r in scope if _counts(r) and (r in own or r.arg[-1] is not AxisType.UPCAST))
+            scopes[node] = sorted(counted, key=lambda r: order.get(r, len(order)))
         scopes[top] = [r for r in store_ranges if _counts(r)]
         out.append((top, scopes))
     return out

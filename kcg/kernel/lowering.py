@@ -32,6 +32,7 @@ _DTYPES = (
     "bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "float16", "bfloat16", "float32",
     "float64", "fp8e4m3", "fp8e5m2",
 )  # fmt: skip
+REDUCED = (AxisType.REDUCE, AxisType.UNROLL)
 PUBLIC_DTYPE = {getattr(dtypes, name).name: name for name in _DTYPES}
 
 _read: dict[tuple[str, str], tuple[HandwrittenKernel, ...]] = {}
@@ -119,8 +120,8 @@ def view_of(region: Region, target: Target) -> KernelView:
             for p in params
         ),
         ops=Counter(u.op.name for u in nodes),
-        loops=tuple(extents[r] for r in ranges if r.arg[-1] is not AxisType.REDUCE),
-        reduces=tuple(extents[r] for r in ranges if r.arg[-1] is AxisType.REDUCE),
+        loops=tuple(extents[r] for r in ranges if r.arg[-1] not in REDUCED),
+        reduces=tuple(extents[r] for r in ranges if r.arg[-1] in REDUCED),
         contractions=tuple((c.value_shape, c.reduce_shape) for c in contractions(ast)),
         operations=float(arithmetic(ast)), bytes=least_bytes(ast), target=target, ast=ast,
     )  # fmt: skip
