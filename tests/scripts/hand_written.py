@@ -9,13 +9,13 @@ def doubled(out: UOp, x: UOp) -> UOp:
     return out[i].store(x[i] * 2).end(i).sink(arg=KernelInfo(name="doubled"))
 
 
-def unrolled(out: UOp, x: UOp) -> UOp:
-    i, j = UOp.range(x.shape[0] // 4, 0), UOp.range(4, 1, AxisType.UNROLL)
+def spread_out(out: UOp, x: UOp) -> UOp:
+    i, j = UOp.range(x.shape[0] // 4, 0, AxisType.GLOBAL), UOp.range(4, 1)
     return out[i * 4 + j].store(x[i * 4 + j] * 2).end(i, j).sink(arg=KernelInfo())
 
 
 x = Tensor.arange(16).float().clone().realize()
 for _ in range(3):
     x = Tensor.empty(16).custom_kernel(x, fxn=doubled)[0].realize()
-y = Tensor.empty(16).custom_kernel(x, fxn=unrolled)[0].realize()
+y = Tensor.empty(16).custom_kernel(x, fxn=spread_out)[0].realize()
 print(f"sum {y.sum().item():.1f}")
