@@ -51,13 +51,14 @@ def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 # -- the kernel
 
 
-@pytest.mark.parametrize("shape", [(2, 32, 16), (3, 20, 24), (1, 7, 5)])
+@pytest.mark.parametrize("shape", [(2, 32, 16), (1, 7, 5)])
 def test_one_kernel_is_attention(shape: tuple[int, int, int]) -> None:
     q, k, v = (Tensor(np.random.default_rng(i).standard_normal(shape, np.float32)).realize() for i in range(3))
     expected = q.scaled_dot_product_attention(k, v).numpy()
     assert np.abs(attention(q, k, v).numpy() - expected).max() < 2e-6
 
 
+@pytest.mark.slow
 def test_the_tiles_of_a_gpu_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
     """tinygrad's interpreter has groups of threads, too."""
     on_a_gpu(monkeypatch)

@@ -138,6 +138,7 @@ def test_a_kernel_of_sharded_tensors_is_one_that_a_single_device_can_run(
         assert space.actions(RAW) is not None and space.baseline() is not None
 
 
+@pytest.mark.slow
 def test_what_was_captured_is_measured(
     captured: tuple[Path, dict[str, Workload], dict[str, str]], tmp_path: Path
 ) -> None:

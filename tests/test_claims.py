@@ -167,6 +167,7 @@ def test_two_processes_do_everything_once(service: MeasureService, tmp_path: Pat
     assert {row["not_tried"] for row in table.values()} == {0}, "the last writes down what both found"
 
 
+@pytest.mark.slow
 def test_choices_of_one_kernel_are_timed_by_one_process(service: MeasureService, tmp_path: Path) -> None:
     begin(tmp_path, service)
     one, other = (process(tmp_path, number, ("random:2",)) for number in range(2))

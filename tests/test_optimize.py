@@ -81,6 +81,7 @@ def test_the_report_is_beside_the_result(optimised: tuple[subprocess.CompletedPr
     assert "two_layers" in (folder / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_nothing_is_measured_with_zero_measurements_but_the_choice_is_verified(tmp_path: Path) -> None:
     learned = SHIPPED / "cuda.safetensors"  # of another kind of device: it guides, and is not sure
     done = run(
@@ -165,6 +166,7 @@ def test_ctrl_c_writes_the_best_so_far_and_says_how_to_resume(tmp_path: Path) ->
     assert not any(r.chosen.verification.passed for r in result.regions), "what was not verified is not called so"
 
 
+@pytest.mark.slow
 def test_an_earlier_journal_is_kept_and_a_budget_too_small_to_search_is_said(tmp_path: Path) -> None:
     old = tmp_path / "journal.sqlite"
     old.write_bytes(b"something precious")
