@@ -50,7 +50,7 @@ tests: $(VENV)/.installed-dev
 ifeq ($(strip $(ARGS)),)
 	@status=0; set -x; \
 	$(MAKE) --no-print-directory --keep-going lint types & \
-	$(BIN)/python -m pytest -rs tests/faults --numprocesses 2 --dist worksteal || status=1; \
+	$(BIN)/python -m pytest -rs -m "not slow" tests/faults --numprocesses 2 --dist worksteal || status=1; \
 	wait $$! || status=1; \
 	$(BIN)/python -m pytest -rs -m "not slow" --ignore tests/faults --numprocesses 3 --dist loadfile --no-loadscope-reorder || status=1; \
 	exit $$status

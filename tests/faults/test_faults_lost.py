@@ -144,6 +144,7 @@ MODEL = Settings(
 )
 
 
+@pytest.mark.slow
 def test_device_that_goes_away_in_the_check_of_the_whole_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
