@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import shlex
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from kcg.errors import ExitCode, KcgError, UsageError
-from kcg.files import write_whole
+from kcg.files import locked, write_whole
 
 
 def command_text(module: str) -> str:
@@ -93,13 +92,12 @@ def record_results(
 
 @contextlib.contextmanager
 def _alone_with(path: Path) -> Iterator[None]:
-    """Hold a lock of the operating system on a hidden file beside `path`, which itself is replaced: it goes with its
-    process, and the hidden file may stay."""
+    """Hold the lock of a hidden file beside `path`, which itself is replaced; the hidden file may stay."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = path.with_name(f".{path.name}.lock").open("a")
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}: choose a folder that can be written") from error
     with file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        locked(file, wait=True)
         yield

@@ -1,11 +1,13 @@
-"""Files that are seen whole or not at all: written under a temporary name, fsynced, renamed."""
+"""Files that are seen whole or not at all: written under a temporary name, fsynced, renamed; and locks on files."""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO, Any
 
 from kcg.errors import UsageError
 
@@ -48,3 +50,16 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def locked(file: IO[Any], *, wait: bool = False, shared: bool = False) -> bool:
+    """Take the operating system's lock on an open file; whether it was to be had, always where it is to `wait`.
+
+    It goes when the file is closed, or its process ends, however that ends. `shared` ones are in the way only of those
+    that are not.
+    """
+    try:
+        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        return False
+    return True

@@ -7,7 +7,6 @@ claim is ever stale, and the files may stay.
 
 from __future__ import annotations
 
-import fcntl
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
@@ -15,6 +14,7 @@ from itertools import groupby
 from typing import TextIO
 
 from kcg.errors import UsageError
+from kcg.files import locked
 
 from .campaign import KCG, RETIME, TINY_BEAM, Campaign, Unit
 
@@ -27,12 +27,10 @@ def claim(campaign: Campaign, *what: str, wait: bool = False, shared: bool = Fal
     folder = campaign.journal.path.parent / "claims"
     folder.mkdir(exist_ok=True)
     file = (folder / re.sub(r"[^\w.]+", "-", " ".join((campaign.dev, campaign.preset, *what)))).open("a")
-    try:
-        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
-    except BlockingIOError:
-        file.close()
-        return None
-    return file
+    if locked(file, wait=wait, shared=shared):
+        return file
+    file.close()
+    return None
 
 
 def claim_journal(campaign: Campaign) -> TextIO:

@@ -61,9 +61,9 @@ def judge_all(session: Session) -> tuple[RegionResult, ...]:
                 kernels=(count, len(order)), total_s=sum(r.after_s for r in results.values()),
             )  # fmt: skip
     finally:
-        if taken_over := len(session.taken_over - session.fought):
+        if spared := len(session.taken_over - session.fought):
             session.warnings.append(
-                f"the verdicts on {taken_over} of {len(order)} kernels are those of an earlier run: they were not "
+                f"the verdicts on {spared} of {len(order)} kernels are those of an earlier run: they were not "
                 "judged again"
             )
     return tuple(results[w.id] for w in session.works)

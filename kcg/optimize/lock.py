@@ -7,7 +7,6 @@ it dies. The file says which process that is. A CPU has none: it is shared with 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import re
 import tempfile
@@ -16,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from kcg.errors import DeviceError
+from kcg.files import locked
 
 POLL_S = 1.0
 
@@ -36,7 +36,7 @@ def alone_on(dev: str, *, wait: bool = False, say: Callable[[str], None] = lambd
     path = path_of(dev)
     with path.open("a+") as file:
         told = False
-        while not _taken(file.fileno()):
+        while not locked(file):
             holder = _holder(path)
             if not wait:
                 raise DeviceError(f"another optimisation uses {dev} ({holder}): wait until it ends, or add --wait")
@@ -49,14 +49,6 @@ def alone_on(dev: str, *, wait: bool = False, say: Callable[[str], None] = lambd
         file.write(str(os.getpid()))
         file.flush()
         yield
-
-
-def _taken(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _holder(path: Path) -> str:

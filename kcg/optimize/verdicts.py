@@ -58,9 +58,11 @@ def taken_over(session: Session, work: RegionWork, sides: Sequence[Side]) -> Due
     Raises:
         JournalError: what the journal holds of it cannot be trusted.
     """
-    if not is_known(session, work, [side.schedule for side in sides]):
+    if not session.verdicts:
         return None
-    text = session.verdicts[_identity(session, work, [side.schedule for side in sides])]
+    text = session.verdicts.get(_identity(session, work, [side.schedule for side in sides]))
+    if text is None:
+        return None
     try:
         verdict = noun_from_json(Verdict, text)
         if not _is_verdict(verdict.outcome, len(sides)):

@@ -204,9 +204,9 @@ class Auction:
 
     def _look_at_kin(self, bidders: Sequence[Bidder]) -> None:
         """What each may learn from the others now. Their searches must not be at work: they share their spaces."""
+        kin = [b.relative for b in self.bidders if b.relative is not None]
         for bidder in bidders:
             if bidder.relative is not None and bidder.relative.stale:
-                kin = [b.relative for b in self.bidders if b.relative is not None]
                 bidder.hint = bidder.relative.hint(kin, bidder.knows)
 
     def _show_kin(self, bidder: Bidder, observation: Observation) -> None:
