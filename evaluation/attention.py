@@ -48,15 +48,11 @@ def headline(run: str) -> Any:
 
 def write(rows: dict[str, Any], out: Path, run: str) -> None:
     """The picture and the table beside the results."""
-    from baselines.plots import lines_svg
+    from baselines.plots import curves_of, lines_svg
     from baselines.reports import times_table
 
     rows = {key: rows[key] for key in sorted(rows, key=lambda key: int(key.split()[0]))}
-    curves: dict[str, list[tuple[float, float, float, float]]] = {}
-    for row in rows.values():
-        for name, found in row["contenders"].items():
-            if found["status"] == "ok" and row["case"]["tokens"] in DRAWN:
-                curves.setdefault(name, []).append((row["case"]["tokens"], found["cold_s"], *found["cold_interval_s"]))
+    curves = curves_of(row for row in rows.values() if row["case"]["tokens"] in DRAWN)
     picture = out.with_name(f"{out.stem}_{run}.svg")
     picture.write_text(lines_svg("Attention, forward, L2 flushed; bands of 95 %", "tokens", curves))
     text = [f"# Attention, {run}", "", *times_table(rows), "", f"![time by tokens]({picture.name})", ""]
@@ -75,16 +71,14 @@ def main(
     out: opening.Out = OUT,
 ) -> None:
     """Time what is not in the results yet."""
-    from baselines.comparing import TINY, by_hand
-    from baselines.pool import Contender
+    from baselines.comparing import TINY, by_hand, in_torch
 
     from kcg.compat.device import choose_device
 
     if size not in SIZES:
         raise UnknownName("size", size, list(SIZES))
-    torch = [Contender(name, "torch_side", {"how": how}) for name, how in PYTORCH.items()]
     hand = [by_hand("triton", "flash_triton.py", "CUDA"), by_hand("c", "flash_c.py", "CPU")]
-    chosen = opening.named("contender", contenders, (*TINY, *hand, *torch))
+    chosen = opening.named("contender", contenders, (*TINY, *hand, *in_torch(PYTORCH)))
     with opening.comparison(
         choose_device(device).dev, size, out, headline=headline, budget=budget, again=again, retry=retry, tune=tune,
         work=work, limit=600.0,

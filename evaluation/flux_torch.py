@@ -18,13 +18,13 @@ from typing import Annotated, Any
 
 import typer
 from baselines import opening
+from baselines.flux_gap import OWN
 
 from kcg.commandline import guarded
 from kcg.errors import UnknownName, UsageError
 
 OUT = Path(__file__).parent / "results" / "flux_torch.json"
 MODES = ("eager", "default", "reduce-overhead", "max-autotune-no-cudagraphs", "max-autotune")
-OWN = ("tinygrad", "kcg")  # a step in tinygrad by the same protocol: as it schedules it, and with a result of kcg's
 STEP_FAR = 0.25  # of a step's output in two orders of rounding; beyond it a mode is wrong
 PARTS = ("all", "steps", "regions", "beside")
 

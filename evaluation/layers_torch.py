@@ -67,17 +67,15 @@ def main(
     out: opening.Out = OUT,
 ) -> None:
     """Time what is not in the results yet."""
-    from baselines.comparing import TINY
+    from baselines.comparing import TINY, in_torch
     from baselines.figures import cold_seconds
-    from baselines.pool import Contender
     from baselines.reports import times_table
 
     from kcg.compat.device import choose_device
 
     if size not in LAYERS:
         raise UnknownName("size", size, list(LAYERS))
-    torch = [Contender(name, "torch_side", {"how": how}) for name, how in PYTORCH.items()]
-    chosen = opening.named("contender", contenders, (*TINY, *torch))
+    chosen = opening.named("contender", contenders, (*TINY, *in_torch(PYTORCH)))
     with opening.comparison(
         choose_device(device).dev, size, out, headline=cold_seconds, budget=budget, again=again, retry=retry, tune=tune,
         work=work, limit=limit,

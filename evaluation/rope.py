@@ -46,17 +46,12 @@ def headline(run: str) -> Any:
 
 def write(rows: dict[str, Any], out: Path, run: str) -> None:
     """The picture and the tables beside the results."""
-    from baselines.plots import lines_svg
+    from baselines.plots import curves_of, lines_svg
     from baselines.reports import profiles_text, times_table
 
     text = [f"# RoPE, {run}", "", *times_table(rows), ""]
     for direction in DIRECTIONS:
-        curves: dict[str, list[tuple[float, float, float, float]]] = {}
-        for row in (rows[key] for key in rows if key.startswith(direction)):
-            for name, found in row["contenders"].items():
-                if found["status"] == "ok":
-                    point = (row["case"]["tokens"], found["cold_s"], *found["cold_interval_s"])
-                    curves.setdefault(name, []).append(point)
+        curves = curves_of(row for key, row in rows.items() if key.startswith(direction))
         if not curves:
             continue
         picture = out.with_name(f"{out.stem}_{direction}_{run}.svg")
@@ -79,15 +74,13 @@ def main(
     out: opening.Out = OUT,
 ) -> None:
     """Time what is not in the results yet."""
-    from baselines.comparing import TINY
-    from baselines.pool import Contender
+    from baselines.comparing import TINY, in_torch
 
     from kcg.compat.device import choose_device
 
     if size not in SIZES:
         raise UnknownName("size", size, list(SIZES))
-    torch = [Contender(name, "torch_side", {"how": how}) for name, how in PYTORCH.items()]
-    chosen, lengths = opening.named("contender", contenders, (*TINY, *torch)), SIZES[size]["tokens"]
+    chosen, lengths = opening.named("contender", contenders, (*TINY, *in_torch(PYTORCH))), SIZES[size]["tokens"]
     with opening.comparison(
         choose_device(device).dev, size, out, headline=headline, budget=budget, again=again, retry=retry, tune=tune,
         work=work,

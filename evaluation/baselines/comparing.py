@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,11 @@ TINY = (
     Contender(KCG, "tiny_side", {"how": "kcg"}),
 )
 """Of these, `KCG` needs a result, which `compare` gives it."""
+
+
+def in_torch(ways: Mapping[str, str]) -> list[Contender]:
+    """PyTorch's contenders: their names, and how each runs."""
+    return [Contender(name, "torch_side", {"how": how}) for name, how in ways.items()]
 
 
 def by_hand(name: str, kernels: str, only: str) -> Contender:

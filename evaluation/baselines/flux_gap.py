@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from kcg.types import Result
 
 Row = dict[str, Any]
-STEP, OWN = "step ", ("tinygrad", "kcg")
+STEP = "step "
+OWN = ("tinygrad", "kcg")  # a step in tinygrad by the same protocol: as it schedules it, and with a result of kcg's
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ def gaps(rows: dict[str, Row], result: Result) -> list[Gap]:
             found.append(Gap(key.removeprefix("region "), row["calls"], *(1e3 * row["calls"] * s for s in per_call)))
     found.sort(key=lambda gap: (math.isnan(gap.lost_ms), -gap.lost_ms))
     others = [row for key, row in rows.items() if key.startswith(STEP) and key[len(STEP) :] not in OWN]
-    steps = [row["cold_s"] for row in others if row.get("status", "ok") == "ok"]
+    steps = [row["cold_s"] for row in others if row["status"] == "ok"]
     step_ms = 1e3 * min(steps, default=math.nan)
     before_ms, after_ms = 1e3 * result.total_before_s, 1e3 * result.total_after_s
     for gap in found:  # what PyTorch's part takes that was not timed is not known to be a part or the rest

@@ -12,6 +12,7 @@ from typing import Any
 from kcg.commandline import record_results
 
 from .campaign import KCG, Campaign
+from .flux_gap import OWN, STEP
 from .methods_headline import headline, overall, worse
 from .methods_markdown import markdown
 from .methods_table import Column, against, columns, cost, interval
@@ -74,9 +75,9 @@ def _kernel(kernel: Choices, table: Sequence[Column], k: int) -> dict[str, Any]:
 def _torch(path: Path, preset: str, device: str) -> dict[str, float]:
     """A step in PyTorch by mode, eager left aside."""
     kept = json.loads(path.read_text())["runs"].get(f"{preset}_{device.lower()}") if path.exists() else None
-    steps = {k.partition(" ")[2]: row for k, row in (kept or {"rows": {}})["rows"].items() if k.startswith("step ")}
-    own = ("eager", "tinygrad", "kcg")
-    return {mode: row["cold_s"] for mode, row in steps.items() if mode not in own and row["status"] == "ok"}
+    steps = {k.removeprefix(STEP): row for k, row in (kept or {"rows": {}})["rows"].items() if k.startswith(STEP)}
+    left = ("eager", *OWN)
+    return {mode: row["cold_s"] for mode, row in steps.items() if mode not in left and row["status"] == "ok"}
 
 
 def _steps(campaign: Campaign, ours: Sequence[str]) -> dict[str, float]:

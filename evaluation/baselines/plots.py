@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
+from typing import Any
 
 from kcg.search.comparison_text import BOTTOM, COLOURS, HEIGHT, LABEL_STEP, LEFT, RIGHT, TOP, WIDTH
 
 Point = tuple[float, float, float, float]  # size, value, the ends of its interval
+
+
+def curves_of(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[Point]]:
+    """The cold seconds of every contender by the tokens of a row's case, where they are known."""
+    curves: dict[str, list[Point]] = {}
+    for row in rows:
+        for name, found in row["contenders"].items():
+            if found["status"] == "ok":
+                point = (row["case"]["tokens"], found["cold_s"], *found["cold_interval_s"])
+                curves.setdefault(name, []).append(point)
+    return curves
 
 
 def lines_svg(title: str, across: str, curves: Mapping[str, Sequence[Point]]) -> str:
