@@ -1,0 +1,127 @@
+"""The graph of the tree search, and what corrects predictions in it: shared nodes, values that rise, batches."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import pytest
+from replay_table import BASELINE, KERNELS, chain_table, synthetic_table
+
+from kcg.search.calibration import Calibration, Trial
+from kcg.search.mcts import Graph, MctsSettings, mcts
+from kcg.search.replay import (
+    constant_predict,
+    oracle_predict,
+)
+from kcg.search.trials import Trials
+from kcg.types import Opt, Prediction, Schedule
+
+
+def test_transpositions_share_a_node() -> None:
+    table = synthetic_table()
+    trials = Trials(table.problem(oracle_predict(table)))
+    graph = Graph(trials, MctsSettings())
+    while (node := graph.frontier()) is not None:
+        graph.expand(node)
+    assert len(graph.nodes) == KERNELS < len(table.records)
+    top = graph.nodes[table.key(Schedule.from_opts([Opt("LOCAL", 0, 16), Opt("UPCAST", 0, 8)]))]
+    assert len(top.parents) == 2
+    # a perfect predictor sees the best within reach from the root, whatever the order of steps
+    reference = math.log(trials.predict([BASELINE])[0].runtime_s)
+    assert graph.root.value == pytest.approx(reference - math.log(table.best_s), abs=1e-9)
+
+
+def test_measured_values_replace_predicted_ones_up_to_the_root() -> None:
+    table = chain_table([4e-6, 3e-6, 2e-6, 1e-6])
+
+    def predict(schedules: Any) -> list[Prediction]:
+        return [Prediction(math.log(1e-6 if len(s.opts) == 2 else 4e-6)) for s in schedules]
+
+    trials = Trials(table.problem(predict))
+    list(trials.baseline())
+    graph = Graph(trials, MctsSettings())
+    while (node := graph.frontier()) is not None:
+        graph.expand(node)
+    promise = graph.root.value
+    liar = Schedule.from_opts([Opt("UNROLL", 0, 2)] * 2)
+    list(trials.measure([liar]))
+    graph.learn()
+    assert graph.nodes["2"].own == pytest.approx(math.log(2)) and graph.nodes["2"].doubt == 0
+    assert graph.root.value < promise
+
+
+def test_a_predictor_that_learns_from_measurements_is_asked_again() -> None:
+    """It takes one step for as good as three, until it sees that the first gained nothing."""
+    table = chain_table([4e-6, 4e-6, 4e-6, 1e-6])
+
+    def predict(schedules: Any) -> list[Prediction]:
+        return [Prediction(math.log(1e-6 if s.opts else 4e-6)) for s in schedules]
+
+    def correct(schedules: Any, measured: Any) -> list[Prediction]:
+        slow = {len(s.opts) for s, seconds in measured if seconds > 2e-6}
+        return [Prediction(math.log(4e-6 if len(s.opts) in slow | {2} else 1e-6), 0.1) for s in schedules]
+
+    problem = table.problem(predict)
+    problem.correct = correct
+    trials = Trials(problem)
+    list(trials.baseline())
+    graph = Graph(trials, MctsSettings())
+    while (node := graph.frontier()) is not None:
+        graph.expand(node)
+    assert graph.nodes["2"].own == pytest.approx(0.0), "what is expanded is corrected at once"
+    list(trials.measure([Schedule.from_opts([Opt("UNROLL", 0, 2)])]))
+    graph.learn()
+    assert graph.nodes["2"].own == pytest.approx(0.0) and graph.nodes["2"].doubt == 0.1
+    assert graph.nodes["3"].own == pytest.approx(math.log(4))
+
+
+def test_a_failure_is_a_bad_value_and_closes_when_nothing_is_left() -> None:
+    table = chain_table([4e-6, None])
+    trials = Trials(table.problem(constant_predict()))
+    graph = Graph(trials, MctsSettings())
+    while (node := graph.frontier()) is not None:
+        graph.expand(node)
+    list(trials.measure([table.start(), Schedule.from_opts([Opt("UNROLL", 0, 2)])]))
+    graph.learn()
+    assert graph.nodes["1"].own == MctsSettings().failure_value
+    assert all(n.closed for n in graph.nodes.values())
+    assert graph.candidates(4) == []
+    assert graph.simulate() is False
+
+
+def test_a_batch_holds_no_near_twins_where_others_are_as_good() -> None:
+    table = synthetic_table()
+    trials = Trials(table.problem(constant_predict()))
+    graph = Graph(trials, MctsSettings())
+    while (node := graph.frontier()) is not None:
+        graph.expand(node)
+    chosen = [graph.nodes[table.key(s)].steps for s in graph.candidates(4)]
+    assert all((a ^ b).bit_count() > 2 for a, b in itertools.combinations(chosen, 2))
+
+
+def test_mcts_with_other_settings() -> None:
+    table = synthetic_table()
+    problem = table.problem(oracle_predict(table), max_measurements=20)
+    assert len(list(mcts(problem, settings=MctsSettings(expansions=1, simulations=2)))) >= 20
+
+
+def test_calibration_corrects_offset_neighbours_and_a_backward_predictor() -> None:
+    calibration = Calibration()
+    assert calibration.expected(Prediction(-3.0), calibration.evidence(1)).log_runtime == -3.0
+    calibration.add(Trial(0b1, predicted=-3.0, measured=-5.0))
+    assert calibration.expected(Prediction(-4.0), calibration.evidence(0)).log_runtime == pytest.approx(-6.0)
+    before = calibration.variance
+    for i in range(2, 6):
+        calibration.add(Trial(1 << i, predicted=-3.0 - i, measured=-5.0 - i))
+    assert calibration.slope == pytest.approx(1.0) and calibration.variance < before
+    calibration.add(Trial(0b11 << 60, predicted=-5.0, measured=None))
+    near, far = (calibration.evidence(s) for s in (0b1 << 60, 0b1111 << 20))
+    sure, unsure = (calibration.expected(Prediction(-5.0), e) for e in (near, far))
+    assert sure.failure_probability > 0.2 > unsure.failure_probability
+
+    backward = Calibration()
+    for i in range(8):
+        backward.add(Trial(1 << i, predicted=float(i), measured=float(-i)))
+    assert backward.slope == 0.0
