@@ -18,8 +18,8 @@ from kcg.types import Region, Schedule, ScheduleKind
 
 from .campaign import KCG, RETIME, TINY_BEAM, Campaign, Unit, turn_of
 from .dealing import dealt
+from .preparing import SEEDS, Prepared
 
-SEEDS = (1, 2, 3)
 TIMEOUT_S = 300.0
 
 
@@ -30,6 +30,10 @@ class Choices:
     bench: LiveBench
     calls: int
     by_method: dict[str, Schedule]
+
+    def untimed(self) -> list[Schedule]:
+        """Those that were not timed again yet."""
+        return [s for s in dict.fromkeys(self.by_method.values()) if s not in self.bench.seen.duels]
 
 
 def choices(campaign: Campaign, service: Any, predictor: Any) -> Iterator[Choices]:
@@ -66,30 +70,32 @@ def winner_of(bench: LiveBench, method: str) -> Schedule | None:
 def retime_all(campaign: Campaign, service: Any, predictor: Any) -> None:
     """Every kernel that no other process times or still searches: what was chosen for one so far is timed on the same
     device, in one go. What a later piece finds has a go of its own."""
+    prepared = Prepared.of((kernel.bench, kernel.untimed()) for kernel in choices(campaign, service, predictor))
     units = (Unit(RETIME, region, calls) for region, calls in campaign.searched())
     for (unit,) in dealt(campaign, units, 1):
-        retime(campaign, choices_of(campaign, service, predictor, unit.region, unit.calls))
+        retime(campaign, choices_of(campaign, service, predictor, unit.region, unit.calls), prepared)
 
 
-def retime(campaign: Campaign, chosen: Choices) -> None:
-    """Time what was not timed yet."""
-    bench = chosen.bench
-    for schedule in dict.fromkeys(chosen.by_method.values()):
-        if schedule not in bench.seen.duels and campaign.left_s() <= 0:
+def retime(campaign: Campaign, chosen: Choices, prepared: Prepared | None = None) -> None:
+    """Time what was not timed yet. What others chose since all was `prepared` is left to a later piece."""
+    bench, untimed = chosen.bench, chosen.untimed()
+    ready = prepared or Prepared.of([(bench, untimed)])
+    for schedule in untimed:
+        if campaign.left_s() <= 0 or (bench.region.id, schedule) not in ready:
             campaign.left.append("timing a choice again")
-        elif schedule not in bench.seen.duels:
-            campaign.journal.add("duel", bench.region.id, schedule, duel=duel(campaign, bench, schedule))
+        else:
+            campaign.journal.add("duel", bench.region.id, schedule, duel=duel(campaign, bench, schedule, ready))
 
 
-def duel(campaign: Campaign, bench: LiveBench, schedule: Schedule) -> dict[str, Any]:
+def duel(campaign: Campaign, bench: LiveBench, schedule: Schedule, prepared: Prepared) -> dict[str, Any]:
     """A schedule beside tinygrad's own: samples of both in seconds, whether it is right, and how it is launched."""
     service, baseline = bench.service, bench.space.baseline()
     told: dict[str, Any] = {"canary_s": campaign.canary_s, "reason": ""}
     try:
-        own = service.compiled(bench.region, baseline).result().compiled
-        other = service.compiled(bench.region, schedule).result().compiled
+        own, other = prepared.compiled(bench, baseline), prepared.compiled(bench, schedule)
         same = other.binary_hash == own.binary_hash
-        job = DuelJob(bench.region, own, None if same else other, service.target, seeds=SEEDS)
+        told_of = prepared.references(bench)
+        job = DuelJob(bench.region, own, None if same else other, service.target, seeds=SEEDS, foretold=told_of)
         outcome: DuelOutcome = service.duel(job, timeout_s=TIMEOUT_S).result()
     except (DeviceError, ServiceClosed):
         raise
