@@ -44,6 +44,7 @@ GROUPS = ("GROUP", "GROUPTOP")
 FROM_THE_TOP = ("GROUPTOP", "THREAD")
 WHOLE_AS_ZERO = ("UPCAST", "UNROLL", "GROUP")  # kcg's list has amount 0 for these: the extent is the same schedule
 SHARED = ("LOCAL", "GROUP_REDUCE", "WARP")  # threads of one workgroup
+WITHIN_A_THREAD = ("UPCAST", "UNROLL", "REDUCE")
 BY_TINYGRAD = ("TC", "PADTO")
 
 STATES_KEPT = 4096
@@ -247,6 +248,18 @@ class Planner:
         """
         rows = [(a.kind, a.extent, a.origin, a.step) for a in state.axes]
         return hashlib.sha256(repr((state.ground.key, state.no_locals, rows)).encode()).hexdigest()
+
+    def alike(self, state: PlanState) -> str:
+        """What all threads do, whatever the order in which each does its part (hex): equal where the same axes are
+        spread over the grid and a workgroup in the same order, and the same elements are left to each thread."""
+        spread = [(a.kind, a.extent, a.origin, a.step) for a in state.axes if a.kind not in WITHIN_A_THREAD]
+        inside = sorted((a.kind, a.origin, a.step, a.extent) for a in state.axes if a.kind in WITHIN_A_THREAD)
+        parts: list[tuple[str, int, int, int]] = []
+        for kind, origin, step, extent in inside:
+            if parts and parts[-1][:2] == (kind, origin) and parts[-1][2] * parts[-1][3] == step:
+                step, extent = parts[-1][2], parts.pop()[3] * extent
+            parts.append((kind, origin, step, extent))
+        return hashlib.sha256(repr((state.ground.key, state.no_locals, spread, parts)).encode()).hexdigest()
 
     def _place(self, state: PlanState, opt: Opt) -> int | None:
         """`Scheduler.real_axis`: which axis an Opt of the kinds in `MAKES` means."""

@@ -47,6 +47,7 @@ def problem(session: Session, work: RegionWork, predictor: Predictor, index: int
         known=work.known,
         correct=judge.correct,
         expected=expected,
+        alike=work.space.alike,
     )
 
 

@@ -69,7 +69,7 @@ class Bidder:
     relative: Relative | None = None  # among its kin
     hint: Hint | None = None  # from them
     following: Hint | None = None  # granted in the place of its batch
-    _keys: set[str] = field(default_factory=set)  # of the first `_counted` schedules that its problem knows
+    _keys: set[str] = field(default_factory=set)  # what its problem knows, as alike, of the first `_counted`
     _counted: int = 0
 
     @property
@@ -86,13 +86,13 @@ class Bidder:
         return self.calls * self.best_s * max(self.searching_gain, hoped)
 
     def knows(self, schedule: Schedule) -> bool:
-        """Whether this kernel was measured with the schedule, or with one that comes to the same."""
-        known, space = self.problem.known, self.problem.space
+        """Whether this kernel was measured with the schedule, or with one that comes to about the same."""
+        known, alike = self.problem.known, self.problem.alike or self.problem.space.key
         for other in [*known][self._counted :]:
             with contextlib.suppress(ScheduleError):  # measured under another action space: no hint comes to the same
-                self._keys.add(space.key(other))
+                self._keys.add(alike(other))
         self._counted = len(known)
-        return schedule in known or space.key(schedule) in self._keys
+        return schedule in known or alike(schedule) in self._keys
 
 
 class Auction:

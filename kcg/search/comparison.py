@@ -274,6 +274,7 @@ class Bench:
         self.kernel, self.predictor, self.batch_size = kernel, predictor, batch_size
         self.propose = None if propose is None else _once(propose)
         self._remembered: Remembered | None = None
+        self._space: KernelSpace | None = None
 
     def problem(self, name: str, *, seed: int, budget: int | None) -> Problem:
         """The kernel as a contender meets it."""
@@ -288,7 +289,15 @@ class Bench:
         problem = table.problem(predict, seed=seed, max_measurements=budget, batch_size=self.batch_size)
         problem.correct = correct if guide in (LEARNED, NO_POLICY) else None
         problem.propose = None if guide == NO_POLICY else self.propose
+        problem.alike = self._alike
         return problem
+
+    def _alike(self, schedule: Schedule) -> str:
+        from kcg.kernel.space import KernelSpace
+
+        if self._space is None:
+            self._space = KernelSpace(self.kernel.region, self.kernel.target)
+        return self._space.alike(schedule)
 
     def _learned(self, predictor: LearnedPredictor) -> tuple[Predict, Correct | None]:
         from kcg.predictor.correcting import CorrectingKernel

@@ -122,7 +122,7 @@ class Drafts:
         """Log-runtime of each, measured where it was, else expected; what fails is worse by `FAILURE_COST`."""
         costs = []
         for schedule, expected in zip(schedules, self.expected(schedules), strict=True):
-            observation = self.trials.observed(schedule)
+            observation = self.trials.like(schedule)
             if observation is None:
                 costs.append(expected.log_runtime + FAILURE_COST * expected.failure_probability)
             elif 0 < observation.time_s < math.inf:
@@ -132,8 +132,9 @@ class Drafts:
         return costs
 
     def unmeasured(self) -> list[Schedule]:
-        """Those found and not measured, in the order found."""
-        return [s for s in self._found.values() if self.trials.observed(s) is None]
+        """Those found and not measured, in the order found; those like measured ones only if there are no others."""
+        left = [s for s in self._found.values() if self.trials.observed(s) is None]
+        return [s for s in left if self.trials.like(s) is None] or left
 
     def best(self, count: int) -> list[Schedule]:
         """The `count` unmeasured ones that are expected to be fastest, twins or not."""
@@ -148,8 +149,14 @@ class Drafts:
         doubts = [p.uncertainty for p in self.expected(pool)]
         scores = [self.optimism * d - c - self._jitter[k]
                   for d, c, k in zip(doubts, self.costs(pool), keys, strict=True)]  # fmt: skip
-        steps = [self._set(k, s) for k, s in zip(keys, pool, strict=True)]
-        return [pool[i] for i in diverse(scores, steps, count)]
+        top: dict[str, int] = {}  # of those alike
+        for i, schedule in enumerate(pool):
+            alike = self.trials.alike(schedule)
+            if alike not in top or scores[top[alike]] < scores[i]:
+                top[alike] = i
+        places = [*top.values()]
+        steps = [self._set(keys[i], pool[i]) for i in places]
+        return [pool[places[i]] for i in diverse([scores[i] for i in places], steps, count)]
 
     def _set(self, key: str, schedule: Schedule) -> int:
         found = self._steps.get(key)

@@ -138,6 +138,8 @@ class Problem:
     """A policy's own steps from a schedule; None where there is no policy."""
     expected: dict[Schedule, Said] | None = None
     """Where somebody wants to know: what was expected of each schedule, put here before it is measured."""
+    alike: Callable[[Schedule], str] | None = None
+    """Equal for schedules that are about as fast, so that one of them is enough; None: each speaks for itself."""
     ask: Callable[[int, float], int] | None = None
     """Where several kernels share a device: called before a batch is measured with its size and the share by which it
     is expected to be faster than the best so far; waits for its turn, and says how many of it may be measured. Where

@@ -107,7 +107,7 @@ class LiveBench(Bench):
         return Problem(
             self.space, judge.predict, measure, ledger, random.Random(seed), batch_size=batch_size,
             correct=judge.correct if guide in ("", NO_POLICY) else None,
-            propose=None if guide == NO_POLICY else self.propose,
+            propose=None if guide == NO_POLICY else self.propose, alike=self.space.alike,
         )  # fmt: skip
 
     def _measure(self, schedules: Sequence[Schedule]) -> list[Observation]:

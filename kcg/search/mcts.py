@@ -63,7 +63,7 @@ class Node:
     prediction: Prediction
     evidence: Evidence
     jitter: float  # breaks ties
-    observation: Observation | None = None
+    observation: Observation | None = None  # its own, or that of a schedule that is alike
     parents: list[Node] = field(default_factory=list)
     children: list[Node] | None = None  # None: never expanded
     priors: list[float] = field(default_factory=list)  # of each child, from the policy; empty where there is none
@@ -90,6 +90,7 @@ class Graph:
         self.calibration = Calibration()
         self.nodes: dict[str, Node] = {}
         self.drafts: set[str] = set()
+        self._learned: set[str] = set()  # measurements that were taken in
         self._step_sets = StepSets()
         self._has_policy = settings.policy and trials.problem.propose is not None
         self.root = Node(Schedule("", ""), 0, Prediction(0.0), Evidence(), 0.0, children=[])
@@ -118,6 +119,8 @@ class Graph:
                 evidence = self.calibration.evidence(steps)
                 node = self.nodes[key] = Node(schedule, steps, prediction, evidence, 1e-6 * self.rng.random())
                 node.corrected = better
+                if key not in self.trials.observations:
+                    node.observation = self.trials.like(schedule)
                 self._appraise(node)
                 node.value = node.own
 
@@ -172,12 +175,17 @@ class Graph:
         self._take_in_others()
         for key, observation in self.trials.observations.items():
             node = self.nodes.get(key)
-            if node is not None and node.observation is None:
+            if node is not None and key not in self._learned:
+                self._learned.add(key)
                 node.observation = observation
                 time_s = observation.time_s
                 measured = math.log(time_s) if 0 < time_s < math.inf else None
                 fresh.append(Trial(node.steps, node.prediction.log_runtime, measured))
                 self.calibration.add(fresh[-1])
+                self._close(node)
+        for node in self.nodes.values():
+            if node.observation is None and (like := self.trials.like(node.schedule)) is not None:
+                node.observation = like
                 self._close(node)
         open_nodes = [node for node in self.nodes.values() if node.observation is None]
         if fresh and (corrected := self.trials.corrected([node.schedule for node in open_nodes])) is not None:
@@ -316,18 +324,27 @@ class Graph:
     # choosing
 
     def candidates(self, count: int) -> list[Schedule]:
-        """The best unmeasured nodes, drafts preferred and near twins kept apart; clears the drafts."""
+        """The best unmeasured nodes, drafts preferred, one of those alike and near twins kept apart; clears the
+        drafts."""
         settings = self.settings
-        pool = [(key, node) for key, node in self.nodes.items() if node.observation is None]
-        scores = [
-            node.own + settings.optimism * node.doubt + node.jitter + settings.draft_bonus * (key in self.drafts)
-            for key, node in pool
-        ]
+        pool: dict[str, tuple[float, Node]] = {}
+        for key, node in self.nodes.items():
+            if node.observation is None:
+                bonus = settings.draft_bonus * (key in self.drafts)
+                score = node.own + settings.optimism * node.doubt + node.jitter + bonus
+                alike = self.trials.alike(node.schedule)
+                if alike not in pool or pool[alike][0] < score:
+                    pool[alike] = score, node
         self.drafts.clear()
-        steps = [node.steps for _, node in pool]
-        chosen = [pool[i][1] for i in diverse(scores, steps, count, penalty=settings.twin_penalty)]
+        scores, nodes = [score for score, _ in pool.values()], [node for _, node in pool.values()]
+        steps = [node.steps for node in nodes]
+        chosen = [nodes[i] for i in diverse(scores, steps, count, penalty=settings.twin_penalty)]
         chosen.sort(key=lambda node: -node.own)  # where the budget ends within a batch, the surest were measured
         return [node.schedule for node in chosen]
+
+    def alike(self) -> list[Schedule]:
+        """What only schedules alike were measured of: the last that is worth trying."""
+        return [n.schedule for key, n in self.nodes.items() if key not in self.trials.observations]
 
     def frontier(self) -> Node | None:
         """The most promising node that was never expanded; None where the space is exhausted."""
@@ -363,6 +380,7 @@ def searched(graph: Graph) -> Iterator[Observation]:
             yield from trials.measure(batch, rethink=True)
             graph.learn()
         elif not problem.ledger.may_evaluate or (node := graph.frontier()) is None:
+            yield from trials.measure(graph.alike())
             return
         elif node.held_back:
             graph.widen(node)

@@ -34,6 +34,9 @@ class Trials:
         self._actions: dict[str, list[Action]] = {}
         self._predictions: dict[str, Prediction] = {}
         self._proposals: dict[str, Proposal] = {}
+        self._alike: dict[str, str] = {}  # by key
+        self._like: dict[str, Observation] = {}  # the fastest of those alike
+        self._grouped = 0  # observations that are among them
         self._taken = 0  # of what the problem knows
         self._take_known()
 
@@ -118,6 +121,29 @@ class Trials:
     def observed(self, schedule: Schedule) -> Observation | None:
         return self.observations.get(self.key(schedule))
 
+    def alike(self, schedule: Schedule) -> str:
+        """Equal for schedules of which one is enough (`Problem.alike`)."""
+        key = self.key(schedule)
+        if self.problem.alike is None:
+            return key
+        found = self._alike.get(key)
+        if found is None:
+            found = self._alike[key] = self.problem.alike(schedule)
+        return found
+
+    def like(self, schedule: Schedule) -> Observation | None:
+        """What was measured of it, or else the fastest of what was measured of schedules alike; their failures are
+        their own."""
+        if (own := self.observed(schedule)) is not None or self.problem.alike is None:
+            return own
+        for observation in itertools.islice(self.observations.values(), self._grouped, None):
+            if math.isfinite(observation.time_s):
+                known = self._like.setdefault(self.alike(observation.schedule), observation)
+                if observation.time_s < known.time_s:
+                    self._like[self.alike(observation.schedule)] = observation
+        self._grouped = len(self.observations)
+        return self._like.get(self.alike(schedule))
+
     def time_s(self, schedule: Schedule) -> float:
         """The measured runtime; infinite where the schedule failed or was not measured."""
         observation = self.observed(schedule)
@@ -157,12 +183,14 @@ class Trials:
                 yield observation
 
     def expected_gain(self, schedules: Sequence[Schedule]) -> float:
-        """By which share the best promise among `schedules` is expected to be faster than the best known; of what was
-        never predicted, and before anything is known, `PRIOR_GAIN`."""
+        """By which share the best promise among `schedules` is expected to be faster than the best known: 0 where all
+        are like what was measured; of what was never predicted, and before anything is known, `PRIOR_GAIN`."""
         best_s = min((o.time_s for o in self.observations.values()), default=math.inf)
         told = [s for s in schedules if self.key(s) in self._predictions]
         if not math.isfinite(best_s) or len(told) < len(schedules):
             return PRIOR_GAIN
+        if not (told := [s for s in told if self.like(s) is None]):
+            return 0.0
         expected = self.corrected(told) or self.predict(told)
         return max(
             (1.0 - p.failure_probability) * expected_improvement(p.log_runtime, p.uncertainty, best_s) for p in expected
