@@ -1,0 +1,113 @@
+"""How far apart are the runtimes of schedules that are alike, so that a search measures one of them?
+
+    python evaluation/alike.py
+
+From what methods measured on the kernels of Flux (the campaign's journals) and the recorded tables of the dataset, on
+any machine. Compared are schedules that take at most a third longer than the kernel's best, each binary once.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kcg.commandline import guarded, record_results
+from kcg.kernel.space import KernelSpace
+from kcg.search.interface import Observation
+
+HERE = Path(__file__).parent
+SLOWEST = 4 / 3  # relative to the best
+QUANTILES = (0.5, 0.9, 0.95, 0.99)
+
+
+def main(
+    work: Annotated[Path, typer.Option(help="the campaign's folder")] = HERE / "results" / "flux-table",
+    dev: Annotated[str, typer.Option(help="whose journals")] = "CUDA",
+    dataset: Annotated[Path, typer.Option(help="an export with replay tables")] = HERE.parent / "datasets" / "h200",
+    out: Annotated[Path, typer.Option(help="the results file")] = HERE / "results" / "alike.json",
+) -> None:
+    """Write down the distances within and between groups."""
+    found: dict[str, dict[str, float]] = {}
+    for source, kernels in (("flux", _measured(work, dev)), ("tables", _recorded(dataset))):
+        groups: dict[str, list[tuple[KernelSpace, list[Observation]]]] = defaultdict(list)
+        for space, seen in kernels:
+            cores = space.table(space.baseline()).tensor_core
+            groups[f"{source}, {'tensor cores' if cores else 'others'}"].append((space, seen))
+        found |= {name: _distances(members) for name, members in groups.items()}
+    for name, row in found.items():
+        typer.echo(f"{name}: " + ", ".join(f"{key} {value:.4g}" for key, value in row.items()))
+    headline = {
+        f"alike_p95_pct_{name.replace(', ', '_').replace(' ', '_')}": 100 * row["alike_p95"]
+        for name, row in found.items() if "alike_p95" in row
+    }  # fmt: skip
+    record_results(out, "alike", {"command": " ".join(["python", *sys.argv]), "groups": found}, headline)
+
+
+def _distances(kernels: Iterable[tuple[KernelSpace, list[Observation]]]) -> dict[str, float]:
+    """How many schedules and groups there are, and quantiles of the distances of pairs: alike ones that are different
+    binaries, and neighbours, a step apart, that are not alike."""
+    import numpy as np
+
+    from kcg.search.diversity import StepSets, twins
+
+    schedules = groups = binaries = 0
+    alike, near = list[float](), list[float]()
+    for space, seen in kernels:
+        limit_s = SLOWEST * min(o.time_s for o in seen)
+        fast = {space.key(o.schedule): o for o in seen if o.time_s <= limit_s}
+        sets = StepSets()
+        rows = [(space.alike(o.schedule), sets.of(o.schedule), o) for o in fast.values()]
+        schedules += len(rows)
+        groups += len({kind for kind, _, _ in rows})
+        binaries += len({o.binary_hash for o in fast.values()})
+        for (a, steps, one), (b, others, other) in itertools.combinations(rows, 2):
+            if one.binary_hash == other.binary_hash:
+                continue
+            if a == b:
+                alike.append(abs(math.log(one.time_s / other.time_s)))
+            elif twins(steps, others):
+                near.append(abs(math.log(one.time_s / other.time_s)))
+    row: dict[str, float] = {"schedules": schedules, "binaries": binaries, "groups": groups}
+    for name, values in (("alike", alike), ("neighbours", near)):
+        row[f"{name}_pairs"] = len(values)
+        row |= {f"{name}_p{100 * q:.0f}": float(np.quantile(values, q)) for q in QUANTILES if values}
+    return row
+
+
+def _measured(work: Path, dev: str) -> Iterator[tuple[KernelSpace, list[Observation]]]:
+    from baselines.campaign import Campaign
+
+    from kcg.search.live_journal import LiveJournal
+
+    for preset in ("1024", "768"):
+        journal = LiveJournal(work / f"{dev}-{preset}.jsonl")
+        campaign = Campaign(journal, preset, dev, ())
+        for region, _ in campaign.searched():
+            seen = [o for o in journal.of(region.id).rows.values() if math.isfinite(o.time_s)]
+            if seen:
+                yield KernelSpace(region, campaign.setting.target), seen
+
+
+def _recorded(dataset: Path) -> Iterator[tuple[KernelSpace, list[Observation]]]:
+    from kcg.dataset.reading import read_export
+    from kcg.search.comparison import kernels_of
+
+    for kernel in kernels_of(read_export(dataset), "all"):
+        records = kernel.table.records.values()
+        yield (
+            KernelSpace(kernel.region, kernel.target),
+            [r.observation for r in records if math.isfinite(r.observation.time_s)],
+        )
+
+
+if __name__ == "__main__":
+    application = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    application.command()(main)
+    guarded(lambda: application(standalone_mode=False))
