@@ -16,7 +16,7 @@ from kcg.kernel.codec import kernel_of
 from kcg.kernel.space import KernelSpace
 from kcg.kernel.targets import KNOWN_TARGETS
 from kcg.predictor.roofline import Roofline
-from kcg.search.bidding import Auction, Limits
+from kcg.search.bidding import MOST_ALONE, MOST_AT_ONCE, Auction, Limits
 from kcg.search.improvement import expected_improvement
 from kcg.search.interface import Ledger, Observation, Problem
 from kcg.search.replay import ReplayTable, constant_predict, oracle_predict
@@ -50,14 +50,15 @@ def _quantile(p: float) -> float:
 
 def test_the_budget_is_spent_where_it_saves_most_and_never_exceeded() -> None:
     fast = chain_table([1e-3, 9e-4, 8e-4, 7e-4, 6e-4, 5e-4])
-    ledger = Ledger(max_measurements=13)
-    auction = Auction(ledger, Limits(measuring=2, batch=1))
+    ledger, order = Ledger(max_measurements=13), list[str]()
+    auction = Auction(ledger, Limits(measuring=2, batch=1), told=lambda name, _: order.append(name))
     for name, calls in (("often", 1000), ("seldom", 1)):
         entered(auction, fast, name, calls=calls)
     auction.run()
     often, seldom = auction.bidders
     assert ledger.measurements <= 13 and often.best_s == 5e-4
-    assert len(often.saw) > len(seldom.saw) and often.saw[0].schedule == fast.baseline()
+    assert order[:3] == ["often", "seldom", "often"], "both as tinygrad schedules them, then where it counts"
+    assert len(often.saw) >= len(seldom.saw) and often.saw[0].schedule == fast.baseline()
 
 
 def test_taking_turns_repeats_itself() -> None:
@@ -99,6 +100,30 @@ def test_a_kernel_whose_own_schedule_fails_is_left_alone() -> None:
     entered(auction, chain_table([None, 1e-3, 2e-3]))
     auction.run()
     assert len(auction.bidders[0].saw) == 1 and auction.bidders[0].best_s is None
+
+
+@pytest.mark.parametrize(
+    ("calls", "sizes"),
+    [
+        ((90, 10, 1, 1), [MOST_AT_ONCE, 1, 1, 1]),
+        ((2, 1, 1, 1, 1, 1), [3, 1, 1, 1, 1, 1]),
+        ((5,), [MOST_ALONE]),
+        ((1, 1), [6, 6]),
+        ((1,) * 30, [1] * 30),
+    ],
+)
+def test_where_more_is_to_be_saved_more_is_measured_at_once(calls: tuple[int, ...], sizes: list[int]) -> None:
+    auction = Auction(Ledger(), Limits(measuring=12, thinking=6, alternate=False))
+    for place, count in enumerate(calls):
+        entered(auction, synthetic_table(), str(place), calls=count)
+        auction.bidders[-1].best_s = 1e-4
+    assert [auction._batch_size(bidder) for bidder in auction.bidders] == sizes
+    auction.bidders[-1].best_s = None  # nothing was measured of it: that is no share of what is expected
+    assert auction._batch_size(auction.bidders[-1]) == 1
+    for bidder in auction.bidders[1:]:
+        bidder.ended = True
+    if len(calls) > 1:
+        assert auction._batch_size(auction.bidders[0]) == MOST_ALONE, "the device is its own"
 
 
 def test_what_a_search_raises_reaches_the_caller_and_ends_the_others() -> None:

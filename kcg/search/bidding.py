@@ -34,8 +34,10 @@ WORTHLESS: Final = 1e-4
 """A batch that is expected to save a smaller share of the workload's time is not worth its measurements."""
 BETTER: Final = 0.99
 """What is not at least so much faster may be noise: it is kept, but does not count as found."""
-MOST_AT_ONCE: Final = 8
+MOST_AT_ONCE: Final = 4
 """Schedules of a batch: of more the last are chosen long before what the first teach is known."""
+MOST_ALONE: Final = 8
+"""The same where so few searches are left that the compilers would have nothing to do."""
 POLL_S: Final = 0.2
 
 
@@ -44,7 +46,7 @@ class Limits:
     """What may happen at once, and when it is enough."""
 
     measuring: int = 4  # schedules that are with the device
-    batch: int = 1  # schedules that a search asks for at least; more where few searches share what may be measured
+    batch: int = 1  # schedules that a search asks for at least; more where much is expected of it
     thinking: int = 1  # searches that are at work otherwise
     alternate: bool = True  # nothing thinks while something is measured
     least_saving: float = WORTHLESS  # share of the workload's time
@@ -316,16 +318,19 @@ class Auction:
                 future.exception()
             with self._changed:
                 self._thinking += idle
-                bidder.problem.batch_size = self._batch_size()
+                bidder.problem.batch_size = self._batch_size(bidder)
             return futures
 
         return measured
 
-    def _batch_size(self) -> int:
-        """The fewer searches are at it, the more each may ask for at once."""
-        open_ = [b for b in self.bidders if b.thread is not None and not b.ended]
-        share = self.limits.measuring // max(len(open_), 1)
-        return max(self.limits.batch, min(share, MOST_AT_ONCE))
+    def _batch_size(self, bidder: Bidder) -> int:
+        """The larger its share of what all are expected to save, the more it may ask for at once: a search that waits
+        for one schedule at a time comes no further than one of a kernel that hardly matters."""
+        savings = {b: b.saving_s for b in self.bidders if not b.ended and math.isfinite(b.saving_s)}
+        total_s = sum(savings.values())
+        share = savings.get(bidder, 0.0) / total_s if total_s > 0 else 0.0
+        most = min(max(self.limits.measuring // max(len(savings), 1), MOST_AT_ONCE), MOST_ALONE)
+        return max(self.limits.batch, min(int(self.limits.measuring * share), most))
 
     def _one_done(self) -> None:
         with self._changed:
