@@ -7,7 +7,10 @@ correction of it that only ranks the schedules of one kernel, the spread to expe
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -68,6 +71,7 @@ class Relation(MessagePassing):  # type: ignore[misc]
 
     def __init__(self, hidden: int, edge_size: int) -> None:
         super().__init__(aggr=["sum", "max"])
+        _remove_template(f"{__name__}_{type(self).__name__}_propagate")
         self.source, self.edge = nn.Linear(hidden, hidden), nn.Linear(edge_size, 2 * hidden)
 
     def forward(self, source: Tensor, target: Tensor, index: Tensor, edges: Tensor) -> Tensor:
@@ -81,6 +85,14 @@ class Relation(MessagePassing):  # type: ignore[misc]
         """A source's state, shifted and gated by the edge."""
         shift, gate = edge_attr.chunk(2, dim=-1)
         return torch.relu(x_j + shift) * torch.sigmoid(gate)
+
+
+def _remove_template(module: str) -> None:
+    """Remove the file that torch-geometric wrote `propagate` to: it is read once, and each process would leave one."""
+    if (spec := getattr(sys.modules.get(module), "__spec__", None)) is not None:
+        for name in filter(None, (spec.origin, spec.cached)):
+            with contextlib.suppress(OSError):
+                Path(name).unlink()
 
 
 class Update(nn.Module):
