@@ -274,38 +274,31 @@ class Bench:
         self.kernel, self.predictor, self.batch_size = kernel, predictor, batch_size
         self.propose = None if propose is None else _once(propose)
         self._remembered: Remembered | None = None
-        self._space: KernelSpace | None = None
 
     def problem(self, name: str, *, seed: int, budget: int | None) -> Problem:
         """The kernel as a contender meets it."""
         guide = name.partition("/")[2]
-        table, correct = self.kernel.table, None
+        table, correct, alike = self.kernel.table, None, None
         if guide == ORACLE:
             predict: Predict = oracle_predict(table)
         elif guide == CONSTANT or self.predictor is None:
             predict = constant_predict()
         else:
-            predict, correct = self._learned(self.predictor)
+            predict, correct, alike = self._learned(self.predictor)
         problem = table.problem(predict, seed=seed, max_measurements=budget, batch_size=self.batch_size)
         problem.correct = correct if guide in (LEARNED, NO_POLICY) else None
         problem.propose = None if guide == NO_POLICY else self.propose
-        problem.alike = self._alike
+        problem.alike = alike
         return problem
 
-    def _alike(self, schedule: Schedule) -> str:
-        from kcg.kernel.space import KernelSpace
-
-        if self._space is None:
-            self._space = KernelSpace(self.kernel.region, self.kernel.target)
-        return self._space.alike(schedule)
-
-    def _learned(self, predictor: LearnedPredictor) -> tuple[Predict, Correct | None]:
+    def _learned(self, predictor: LearnedPredictor) -> tuple[Predict, Correct | None, Callable[[Schedule], str]]:
         from kcg.predictor.correcting import CorrectingKernel
 
         if self._remembered is None:
             self._remembered = Remembered(predictor, self.kernel)
-        kernel = CorrectingKernel(self._remembered, self._remembered.space)
-        return kernel.predict, kernel.correct if self._remembered.corrects else None
+        space = self._remembered.space
+        kernel = CorrectingKernel(self._remembered, space)
+        return kernel.predict, kernel.correct if self._remembered.corrects else None, space.alike
 
 
 def _once(propose: Propose) -> Propose:
