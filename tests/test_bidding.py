@@ -18,7 +18,7 @@ from kcg.kernel.targets import KNOWN_TARGETS
 from kcg.predictor.roofline import Roofline
 from kcg.search.bidding import MOST_ALONE, MOST_AT_ONCE, Auction, Limits
 from kcg.search.improvement import expected_improvement
-from kcg.search.interface import Ledger, Observation, Problem
+from kcg.search.interface import Ledger, Measure, Observation, Problem
 from kcg.search.replay import ReplayTable, constant_predict, oracle_predict
 from kcg.search.strategies import strategy
 from kcg.search.thinking import Thinkers, _Thinker
@@ -173,7 +173,10 @@ def asked(space: KernelSpace, ledger: Ledger) -> Problem:
             futures.append(future)
         return futures
 
-    return Problem(space, judge.predict, measure, ledger, random.Random("1"), batch_size=2, correct=judge.correct)
+    return Problem(
+        space, judge.predict, measure, ledger, random.Random("1"), batch_size=2, correct=judge.correct,
+        alike=space.alike,
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -187,10 +190,31 @@ def test_a_search_in_a_process_is_the_one_it_would_be_here(thinkers: Thinkers) -
     region, space = matmul()
     seen = []
     for how in (strategy("mcts"), thinkers.strategy("mcts", region, place=0, seed="1")):
-        ledger = Ledger(max_measurements=9)
+        ledger = Ledger(max_measurements=24)
         seen.append([(o.schedule, o.time_s) for o in how(asked(space, ledger))])
-        assert ledger.measurements == 9 and ledger.evaluations > 9
-    assert seen[0] == seen[1] and len(seen[0]) == 9
+        assert ledger.measurements == 24 and ledger.evaluations > 24
+    assert seen[0] == seen[1] and len(seen[0]) == 24
+    assert len({space.alike(schedule) for schedule, _ in seen[0]}) == 24
+
+
+def test_a_search_in_a_process_is_told_how_many_it_may_ask_for_before_it_chooses_them(thinkers: Thinkers) -> None:
+    region, space = matmul()
+    batches = []
+    for how in (strategy("mcts"), thinkers.strategy("mcts", region, place=0, seed="1")):
+        auction = Auction(Ledger(max_measurements=20), Limits(measuring=8, thinking=2, alternate=False))
+        problem, sizes = asked(space, auction.ledger), list[int]()
+
+        def measure(
+            schedules: Sequence[Schedule], problem_measure: Measure = problem.measure, sizes: list[int] = sizes
+        ) -> list[Future[Observation]]:
+            sizes.append(len(schedules))
+            return problem_measure(schedules)
+
+        problem.measure = measure
+        auction.enter("a", 1, problem, how)
+        auction.run()
+        batches.append(sizes)
+    assert batches[0] == batches[1] and max(batches[0]) == MOST_ALONE
 
 
 def test_processes_think_for_an_auction(thinkers: Thinkers) -> None:

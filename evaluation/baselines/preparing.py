@@ -47,8 +47,11 @@ class Prepared:
         return what in self._binaries
 
     def compiled(self, bench: LiveBench, schedule: Schedule) -> Compiled:
-        """The binary of a schedule that was wanted. Raises what the compiler raised."""
-        compiled: Compiled = self._binaries[bench.region.id, schedule].result().compiled
+        """The binary of a schedule that was wanted. Raises what the compiler raised, twice."""
+        future = self._binaries[bench.region.id, schedule]
+        if future.exception() is not None:  # that a process was killed is nothing of the schedule's
+            future = bench.service.compiled(bench.region, schedule)
+        compiled: Compiled = future.result().compiled
         return compiled
 
     def references(self, bench: LiveBench) -> Foretold | None:

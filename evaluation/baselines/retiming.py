@@ -70,7 +70,8 @@ def winner_of(bench: LiveBench, method: str) -> Schedule | None:
 def retime_all(campaign: Campaign, service: Any, predictor: Any) -> None:
     """Every kernel that no other process times or still searches: what was chosen for one so far is timed on the same
     device, in one go. What a later piece finds has a go of its own."""
-    prepared = Prepared.of((kernel.bench, kernel.untimed()) for kernel in choices(campaign, service, predictor))
+    wanted = choices(campaign, service, predictor) if campaign.left_s() > 0 else ()
+    prepared = Prepared.of((kernel.bench, kernel.untimed()) for kernel in wanted)
     units = (Unit(RETIME, region, calls) for region, calls in campaign.searched())
     for (unit,) in dealt(campaign, units, 1):
         retime(campaign, choices_of(campaign, service, predictor, unit.region, unit.calls), prepared)

@@ -195,8 +195,10 @@ class Auction:
         room = self.limits.measuring - self._measuring
         hint = bidder.hint if bidder.hint is not None and bidder.hint.gain > bidder.searching_gain else None
         wanted = bidder.wanted if hint is None else 1
+        if self._measuring:
+            wanted = min(wanted, room)
         count = min(wanted, self.ledger.remaining(self._measuring + wanted) - self._measuring)
-        if count < 1 or (count > room and self._measuring):
+        if count < 1:
             return False
         bidder.granted, bidder.wanted, bidder.following = count, 0, hint
         self._measuring += count
@@ -326,7 +328,8 @@ class Auction:
     def _batch_size(self, bidder: Bidder) -> int:
         """The larger its share of what all are expected to save, the more it may ask for at once: a search that waits
         for one schedule at a time comes no further than one of a kernel that hardly matters."""
-        savings = {b: b.saving_s for b in self.bidders if not b.ended and math.isfinite(b.saving_s)}
+        least_s = self._least_s()  # a search of which less is expected goes no further
+        savings = {b: b.saving_s for b in self.bidders if not b.ended and least_s < b.saving_s < math.inf}
         total_s = sum(savings.values())
         share = savings.get(bidder, 0.0) / total_s if total_s > 0 else 0.0
         most = min(max(self.limits.measuring // max(len(savings), 1), MOST_AT_ONCE), MOST_ALONE)

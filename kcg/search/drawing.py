@@ -58,7 +58,7 @@ def drawn(graph: Graph, *, most_nodes: int = 24) -> list[str]:
             return
         again = id(node) in shown
         shown.add(id(node))
-        lines.append(f"{stem}{branch}{steps or '(unoptimised)'}  {_said(node)}{'  (above)' if again else ''}")
+        lines.append(f"{stem}{branch}{steps or '(unoptimised)'}  {_said(node, graph)}{'  (above)' if again else ''}")
         if again:
             return
         followed = [(n, c) for n, c in zip(node.visits, node.children or [], strict=False) if n]
@@ -81,12 +81,13 @@ def _step(parent: Node, child: Node) -> str:
     return "+ " + " ".join(added) if len(added) == 1 else " ".join(theirs)
 
 
-def _said(node: Node) -> str:
+def _said(node: Node, graph: Graph) -> str:
     words = [
         f"{node.stops + sum(node.visits)} visits",
         f"expected {math.exp(node.prediction.log_runtime) * 1e6:,.0f} µs",
     ]
     if node.observation is not None:
         time_s = node.observation.runtime_s
-        words.append(f"measured {time_s * 1e6:,.0f} µs" if time_s is not None else str(node.observation.status))
+        how = "measured" if graph.trials.observed(node.schedule) is not None else "like one of"
+        words.append(f"{how} {time_s * 1e6:,.0f} µs" if time_s is not None else str(node.observation.status))
     return ", ".join(words)

@@ -183,10 +183,11 @@ class Graph:
                 fresh.append(Trial(node.steps, node.prediction.log_runtime, measured))
                 self.calibration.add(fresh[-1])
                 self._close(node)
-        for node in self.nodes.values():
-            if node.observation is None and (like := self.trials.like(node.schedule)) is not None:
-                node.observation = like
-                self._close(node)
+        for key, node in self.nodes.items():
+            if key not in self.trials.observations:
+                node.observation = self.trials.like(node.schedule)
+                if node.observation is not None:
+                    self._close(node)
         open_nodes = [node for node in self.nodes.values() if node.observation is None]
         if fresh and (corrected := self.trials.corrected([node.schedule for node in open_nodes])) is not None:
             for node, better in zip(open_nodes, corrected, strict=True):
@@ -343,7 +344,7 @@ class Graph:
         return [node.schedule for node in chosen]
 
     def alike(self) -> list[Schedule]:
-        """What only schedules alike were measured of: the last that is worth trying."""
+        """What only schedules alike were measured of: the last that is worth trying. An auction grants none of it."""
         return [n.schedule for key, n in self.nodes.items() if key not in self.trials.observations]
 
     def frontier(self) -> Node | None:

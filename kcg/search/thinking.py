@@ -135,7 +135,7 @@ class _Thinker:
                 observations = [future.result() for future in futures]
                 problem.known.update((o.schedule, o) for o in observations)
                 told.update(o.schedule for o in observations)
-                self._send(ANSWER, key, observations)
+                self._send(ANSWER, key, (observations, problem.batch_size))
                 yield from observations
             elif kind == END:
                 problem.ledger.evaluations += value
@@ -211,7 +211,8 @@ class _Search:
     def measure(self, schedules: Sequence[Schedule]) -> list[Future[Observation]]:
         self.send(MEASURE, (list(schedules), {s: said for s in schedules if (said := self.expected.pop(s, None))}))
         futures = []
-        for observation in self.inbox.get():
+        observations, self.problem.batch_size = self.inbox.get()
+        for observation in observations:
             future: Future[Observation] = Future()
             future.set_result(observation)
             futures.append(future)

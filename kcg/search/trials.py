@@ -9,12 +9,15 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
+from typing import Final
 
 from kcg.errors import ScheduleError
 from kcg.search.improvement import PRIOR_GAIN, expected_improvement
 from kcg.search.interface import Action, Observation, Problem, Proposal, Said
 from kcg.types import Prediction, Schedule
 
+STANDS_FOR: Final = 1.5
+"""What took longer, relative to the best, is measured by one sample: it says nothing of schedules alike."""
 FAILURE_COST = 2.0
 """What a certain failure weighs when candidates are ranked, in log-runtime: as bad as being e² = 7.4 times slower."""
 
@@ -36,6 +39,7 @@ class Trials:
         self._proposals: dict[str, Proposal] = {}
         self._alike: dict[str, str] = {}  # by key
         self._like: dict[str, Observation] = {}  # the fastest of those alike
+        self._fastest_s = math.inf
         self._grouped = 0  # observations that are among them
         self._taken = 0  # of what the problem knows
         self._take_known()
@@ -132,17 +136,24 @@ class Trials:
         return found
 
     def like(self, schedule: Schedule) -> Observation | None:
-        """What was measured of it, or else the fastest of what was measured of schedules alike; their failures are
-        their own."""
+        """What was measured of it, or else the fastest of what was measured of schedules alike, where that is about as
+        fast as the best: a failure or a late run is one schedule's own."""
         if (own := self.observed(schedule)) is not None or self.problem.alike is None:
             return own
+        if self._grouped < len(self.observations):
+            self._group()
+        found = self._like.get(self.alike(schedule))
+        return found if found is not None and found.time_s <= STANDS_FOR * self._fastest_s else None
+
+    def _group(self) -> None:
+        """Takes the observations that are new among those alike."""
         for observation in itertools.islice(self.observations.values(), self._grouped, None):
             if math.isfinite(observation.time_s):
-                known = self._like.setdefault(self.alike(observation.schedule), observation)
-                if observation.time_s < known.time_s:
-                    self._like[self.alike(observation.schedule)] = observation
+                alike = self.alike(observation.schedule)
+                if alike not in self._like or observation.time_s < self._like[alike].time_s:
+                    self._like[alike] = observation
+                self._fastest_s = min(self._fastest_s, observation.time_s)
         self._grouped = len(self.observations)
-        return self._like.get(self.alike(schedule))
 
     def time_s(self, schedule: Schedule) -> float:
         """The measured runtime; infinite where the schedule failed or was not measured."""
@@ -158,12 +169,14 @@ class Trials:
         """Measures those that were not yet, a batch at a time while the budget lasts; yields each as it is made.
 
         Observations come in the order asked for, whichever finished first: a search repeats itself under its seed.
-        Where others measured something while it waited, it asks again; with `rethink` it ends, so that the search may
-        choose other candidates.
+        Where it has to ask, those that are like measured ones come last. Where others measured something while it
+        waited, it asks again; with `rethink` it ends, so that the search may choose other candidates.
         """
         fresh = {self.key(s): s for s in reversed(schedules) if self.key(s) not in self.observations}
         queue = list(reversed(fresh.values()))
         while queue:
+            if self.problem.ask is not None:  # nothing is expected of what is like a measured one: the others first
+                queue.sort(key=lambda s: self.like(s) is not None)
             count = self.problem.ledger.remaining(min(len(queue), self.problem.batch_size))
             if count > 0 and self.problem.ask is not None:
                 count = self.problem.ask(count, self.expected_gain(queue[:count]))
