@@ -3,12 +3,11 @@
     python evaluation/alike.py
 
 From what methods measured on the kernels of Flux (the campaign's journals) and the recorded tables of the dataset, on
-any machine. Compared are schedules that take at most a third longer than the kernel's best, each binary once.
+any machine. Compared are pairs of different binaries of which one takes at most a third longer than the kernel's best.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 import sys
 from collections import defaultdict
@@ -51,30 +50,28 @@ def main(
 
 
 def _distances(kernels: Iterable[tuple[KernelSpace, list[Observation]]]) -> dict[str, float]:
-    """How many schedules and groups there are, and quantiles of the distances of pairs: alike ones that are different
-    binaries, and neighbours, a step apart, that are not alike."""
+    """How many fast schedules and groups there are, kernels with pairs alike, and quantiles of the pairs' log-ratios:
+    of those alike, and of neighbours, a step apart, that are not."""
     import numpy as np
 
     from kcg.search.diversity import StepSets, twins
 
-    schedules = groups = binaries = 0
+    schedules = groups = binaries = kernels_with = 0
     alike, near = list[float](), list[float]()
     for space, seen in kernels:
-        limit_s = SLOWEST * min(o.time_s for o in seen)
-        fast = {space.key(o.schedule): o for o in seen if o.time_s <= limit_s}
-        sets = StepSets()
-        rows = [(space.alike(o.schedule), sets.of(o.schedule), o) for o in fast.values()]
-        schedules += len(rows)
-        groups += len({kind for kind, _, _ in rows})
-        binaries += len({o.binary_hash for o in fast.values()})
-        for (a, steps, one), (b, others, other) in itertools.combinations(rows, 2):
-            if one.binary_hash == other.binary_hash:
-                continue
-            if a == b:
-                alike.append(abs(math.log(one.time_s / other.time_s)))
-            elif twins(steps, others):
-                near.append(abs(math.log(one.time_s / other.time_s)))
-    row: dict[str, float] = {"schedules": schedules, "binaries": binaries, "groups": groups}
+        limit_s, before, sets = SLOWEST * min(o.time_s for o in seen), len(alike), StepSets()
+        by_key = {space.key(o.schedule): o for o in seen}.values()
+        rows = [(space.alike(o.schedule), sets.of(o.schedule), o) for o in sorted(by_key, key=lambda o: o.time_s)]
+        fast = [row for row in rows if row[2].time_s <= limit_s]
+        schedules += len(fast)
+        groups += len({kind for kind, _, _ in fast})
+        binaries += len({o.binary_hash for _, _, o in fast})
+        for place, (a, steps, one) in enumerate(fast):
+            for b, others, other in rows[place + 1 :]:
+                if one.binary_hash != other.binary_hash and (a == b or twins(steps, others)):
+                    (alike if a == b else near).append(math.log(other.time_s / one.time_s))
+        kernels_with += len(alike) > before
+    row: dict[str, float] = {"schedules": schedules, "binaries": binaries, "groups": groups, "kernels": kernels_with}
     for name, values in (("alike", alike), ("neighbours", near)):
         row[f"{name}_pairs"] = len(values)
         row |= {f"{name}_p{100 * q:.0f}": float(np.quantile(values, q)) for q in QUANTILES if values}
