@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from replay_table import chain_table, synthetic_table
@@ -12,6 +14,8 @@ from replay_table import chain_table, synthetic_table
 from kcg.kernel.codec import kernel_of
 from kcg.kernel.space import KernelSpace
 from kcg.kernel.targets import KNOWN_TARGETS
+from kcg.optimize import searching
+from kcg.predictor.roofline import Roofline
 from kcg.search.bidding import Auction, Limits
 from kcg.search.draft import Drafts
 from kcg.search.interface import Ledger
@@ -171,3 +175,13 @@ def test_kin_do_not_offer_what_is_like_something_known(alike: Callable[[Schedule
     theirs.saw(other, 0.01, own=False)
     hint = mine.hint([mine, theirs], bidder.knows)
     assert (hint is not None) is offered
+
+
+def test_a_search_of_optimize_knows_what_is_alike() -> None:
+    space = matmul()
+    session: Any = SimpleNamespace(ledger=Ledger(), settings=SimpleNamespace(seed=0))
+    work: Any = SimpleNamespace(space=space, known={}, best_s=None)
+    asked = searching.problem(session, work, Roofline(), 0)
+    assert asked.alike is not None
+    one, other = schedule(("UPCAST", 0, 4), ("UPCAST", 1, 2)), schedule(("UPCAST", 1, 2), ("UPCAST", 0, 4))
+    assert asked.alike(one) == asked.alike(other) != asked.alike(schedule(("UPCAST", 0, 4)))
