@@ -29,6 +29,11 @@ SIZES: dict[str, dict[str, Any]] = {
 DRAWN = (32, 64, 512, 1024, 2048, 4096, 8192)  # Flux's length is too near to another one for a picture
 
 
+def in_order(rows: dict[str, Any]) -> list[str]:
+    """Their keys by the number of tokens."""
+    return sorted(rows, key=lambda key: int(key.split()[0]))
+
+
 def headline(run: str) -> Any:
     """Cold seconds and TFLOP/s of every contender at each length."""
 
@@ -36,7 +41,7 @@ def headline(run: str) -> Any:
 
     def made(rows: dict[str, Any]) -> dict[str, float]:
         told = {}
-        for key in sorted(rows, key=lambda key: int(key.split()[0])):
+        for key in in_order(rows):
             for name, found in rows[key]["contenders"].items():
                 if found["status"] == "ok":
                     told[key_of(name, key.split()[0], "s", run)] = found["cold_s"]
@@ -51,7 +56,7 @@ def write(rows: dict[str, Any], out: Path, run: str) -> None:
     from baselines.plots import curves_of, lines_svg
     from baselines.reports import times_table
 
-    rows = {key: rows[key] for key in sorted(rows, key=lambda key: int(key.split()[0]))}
+    rows = {key: rows[key] for key in in_order(rows)}
     curves = curves_of(row for row in rows.values() if row["case"]["tokens"] in DRAWN)
     picture = out.with_name(f"{out.stem}_{run}.svg")
     picture.write_text(lines_svg("Attention, forward, L2 flushed; bands of 95 %", "tokens", curves))

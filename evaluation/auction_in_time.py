@@ -26,11 +26,11 @@ from typing import Annotated, Any
 import typer
 
 from kcg.commandline import guarded, record_results
+from kcg.search.bidding import Auction, Limits
 from kcg.search.interface import Ledger, Measure, Observation
 from kcg.types import Schedule
 
-HERE = Path(__file__).parent
-ROOT = HERE.parent
+HERE, ROOT = Path(__file__).parent, Path(__file__).parent.parent
 CHECKPOINT = ROOT / "kcg" / "predictor" / "checkpoints" / "cuda.safetensors"
 THINK_S, COMPILE_S = 1.0, {True: (3.0, 5.0), False: (1.0, 2.0)}  # of a batch; with tensor cores, and without
 SHOWN_S = (10, 15, 20, 25, 30, 40, 50)
@@ -47,28 +47,28 @@ def main(
     """Run it, and write down what the workload takes after so many seconds."""
     os.environ["OMP_NUM_THREADS"] = "1"
     from kcg.dataset.reading import read_export
+    from kcg.optimize.session import THINKING
     from kcg.search.comparison import kernels_of, predictor_of
 
     kernels, predictor = kernels_of(read_export(ROOT / "datasets" / "h200"), part), predictor_of(CHECKPOINT)
-    most = measuring or compilers + compilers // 2
-    found = [_run(kernels, predictor, compilers, most, speed, seed) for seed in range(runs)]
+    limits = Limits.on_gpu(compilers, max(2, THINKING * compilers // 4))
+    limits = replace(limits, measuring=measuring or limits.measuring)
+    most, found = limits.measuring, [_run(kernels, predictor, compilers, limits, speed, n) for n in range(runs)]
     total_ms = {str(s): fmean(run["total_ms"][s] for run in found) for s in SHOWN_S}
     entry = {
         "command": " ".join(["python", *sys.argv]), "total_ms": total_ms, "runs": found,
         "optimum_ms": 1e3 * sum(k.calls * k.table.best_s for k in kernels),
     }  # fmt: skip
     typer.echo(", ".join(f"{s} s: {ms:.2f} ms" for s, ms in total_ms.items()))
-    record_results(
-        out, f"{part}_{compilers}_{most}", entry, {f"{part}_{most}_after_{s}_s": v for s, v in total_ms.items()}
-    )
+    headline = {f"{part}_{most}_after_{s}_s": ms for s, ms in total_ms.items()}
+    record_results(out, f"{part}_{compilers}_{most}", entry, headline)
 
 
 def _run(
-    kernels: Sequence[Any], predictor: Any, compilers: int, measuring: int, speed: float, seed: int
+    kernels: Sequence[Any], predictor: Any, compilers: int, limits: Limits, speed: float, seed: int
 ) -> dict[str, Any]:
     """One search of all kernels: their seconds together after so many, in milliseconds, and what was measured."""
     from kcg.kernel.space import KernelSpace
-    from kcg.search.bidding import Auction, Limits
     from kcg.search.comparison import Bench
     from kcg.search.strategies import strategy
 
@@ -85,7 +85,7 @@ def _run(
 
     with ThreadPoolExecutor(compilers) as pool:
         ledger = Ledger()
-        auction = Auction(ledger, Limits(measuring, thinking=3 * compilers // 4, alternate=False), told=told)
+        auction = Auction(ledger, limits, told=told)
         for kernel, problem in zip(kernels, problems, strict=True):
             space = KernelSpace(kernel.region, kernel.target)
             between = COMPILE_S[space.table(space.baseline()).tensor_core]

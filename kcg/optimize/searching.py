@@ -98,8 +98,7 @@ def _limits(session: Session) -> Limits:
     if session.choice.device == "CPU":
         return Limits(measuring=max(4, workers), batch=4, least_saving=least)  # four take no more thinking than one
     thinking = session.thinkers.count if session.thinkers is not None else 2
-    # half as many again as compile: with more, what matters least would be compiled before what matters most
-    return Limits(measuring=max(2, workers + workers // 2), thinking=thinking, alternate=False, least_saving=least)
+    return Limits.on_gpu(workers, thinking, least_saving=least)
 
 
 def _seen(session: Session) -> None:

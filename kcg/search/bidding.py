@@ -51,6 +51,12 @@ class Limits:
     alternate: bool = True  # nothing thinks while something is measured
     least_saving: float = WORTHLESS  # share of the workload's time
 
+    @classmethod
+    def on_gpu(cls, compilers: int, thinking: int, *, least_saving: float = WORTHLESS) -> Limits:
+        """Kept busy by many kernels at once. Half as many again as can be compiled are on their way: with more, what
+        matters least would be compiled before what matters most."""
+        return cls(max(2, compilers + compilers // 2), thinking=thinking, alternate=False, least_saving=least_saving)
+
 
 @dataclass(eq=False)
 class Bidder:

@@ -5,7 +5,7 @@ Twins differ by at most one step: one more, or one replaced. What is measured of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Final
 
 from kcg.search.calibration import distance
@@ -33,6 +33,15 @@ class StepSets:
 def twins(steps: int, others: int) -> bool:
     """Whether two sets of steps are one step apart."""
     return distance(steps, others) <= TWIN_DISTANCE
+
+
+def leaders(groups: Sequence[Hashable], scores: Sequence[float]) -> list[int]:
+    """The place of the highest score of each group, the first of equals, by where the groups begin."""
+    top: dict[Hashable, int] = {}
+    for i, group in enumerate(groups):
+        if group not in top or scores[top[group]] < scores[i]:
+            top[group] = i
+    return [*top.values()]
 
 
 def diverse(

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from kcg.search.calibration import Calibration, Evidence, Trial
-from kcg.search.diversity import StepSets, diverse
+from kcg.search.diversity import StepSets, diverse, leaders
 from kcg.search.interface import Ledger, Problem
 from kcg.search.trials import FAILURE_COST, Trials
 from kcg.types import Prediction, Schedule
@@ -149,12 +149,7 @@ class Drafts:
         doubts = [p.uncertainty for p in self.expected(pool)]
         scores = [self.optimism * d - c - self._jitter[k]
                   for d, c, k in zip(doubts, self.costs(pool), keys, strict=True)]  # fmt: skip
-        top: dict[str, int] = {}  # of those alike
-        for i, schedule in enumerate(pool):
-            alike = self.trials.alike(schedule)
-            if alike not in top or scores[top[alike]] < scores[i]:
-                top[alike] = i
-        places = [*top.values()]
+        places = leaders([self.trials.alike(s) for s in pool], scores)
         steps = [self._set(keys[i], pool[i]) for i in places]
         return [pool[places[i]] for i in diverse([scores[i] for i in places], steps, count)]
 

@@ -26,7 +26,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from kcg.search.calibration import Calibration, Evidence, Trial
-from kcg.search.diversity import TWIN_PENALTY, StepSets, diverse
+from kcg.search.diversity import TWIN_PENALTY, StepSets, diverse, leaders
 from kcg.search.interface import Observation, Problem, best
 from kcg.search.trials import Trials
 from kcg.types import Prediction, Schedule
@@ -328,18 +328,16 @@ class Graph:
         """The best unmeasured nodes, drafts preferred, one of those alike and near twins kept apart; clears the
         drafts."""
         settings = self.settings
-        pool: dict[str, tuple[float, Node]] = {}
-        for key, node in self.nodes.items():
-            if node.observation is None:
-                bonus = settings.draft_bonus * (key in self.drafts)
-                score = node.own + settings.optimism * node.doubt + node.jitter + bonus
-                alike = self.trials.alike(node.schedule)
-                if alike not in pool or pool[alike][0] < score:
-                    pool[alike] = score, node
+        pool = [(key, node) for key, node in self.nodes.items() if node.observation is None]
+        scores = [
+            node.own + settings.optimism * node.doubt + node.jitter + settings.draft_bonus * (key in self.drafts)
+            for key, node in pool
+        ]
         self.drafts.clear()
-        scores, nodes = [score for score, _ in pool.values()], [node for _, node in pool.values()]
+        places = leaders([self.trials.alike(node.schedule) for _, node in pool], scores)
+        nodes = [pool[i][1] for i in places]
         steps = [node.steps for node in nodes]
-        chosen = [nodes[i] for i in diverse(scores, steps, count, penalty=settings.twin_penalty)]
+        chosen = [nodes[i] for i in diverse([scores[i] for i in places], steps, count, penalty=settings.twin_penalty)]
         chosen.sort(key=lambda node: -node.own)  # where the budget ends within a batch, the surest were measured
         return [node.schedule for node in chosen]
 

@@ -126,7 +126,7 @@ class _Thinker:
                 news = [o for s, o in problem.known.items() if s not in told]
                 told.update(o.schedule for o in news)
                 over = granted < 1 and problem.ledger.exhausted
-                self._send(ANSWER, key, (granted, over, problem.batch_size, problem.ledger.deadline, news))
+                self._send(ANSWER, key, (granted, over, problem.ledger.deadline, news))
             elif kind == MEASURE:
                 schedules, said = value
                 if problem.expected is not None:
@@ -204,7 +204,7 @@ class _Search:
     def ask(self, count: int, gain: float) -> int:
         evaluations, self.told = self.ledger.evaluations - self.told, self.ledger.evaluations
         self.send(ASK, (count, gain, evaluations))
-        granted, self.ledger.over, self.problem.batch_size, self.ledger.deadline, news = self.inbox.get()
+        granted, self.ledger.over, self.ledger.deadline, news = self.inbox.get()
         self.problem.known.update((o.schedule, o) for o in news)
         return int(granted)
 
