@@ -75,7 +75,12 @@ def holding(text: bytes) -> set[int]:
     return found
 
 
-def wait_until(condition: Callable[[], bool], *, seconds: float) -> bool:
+PATIENCE_S = 25.0
+"""How long to wait for what takes a moment on a machine with nothing else to do. Whoever never ends, or is given up
+by the pools themselves, takes longer."""
+
+
+def wait_until(condition: Callable[[], bool], *, seconds: float = PATIENCE_S) -> bool:
     """Whether `condition` came true within `seconds`."""
     deadline = time.monotonic() + seconds
     while not condition():

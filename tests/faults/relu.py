@@ -37,8 +37,9 @@ def compiled_relu(service: MeasureService) -> Compiled:
     return compiled
 
 
-def time_code(service: MeasureService, code: bytes, like: Compiled) -> Measurement:
-    return service.measure_compiled(REQUEST, binary(code, like)).result(timeout=60)
+def time_code(service: MeasureService, code: bytes, like: Compiled, *, timeout_s: float | None = None) -> Measurement:
+    """The measurement of machine code; without `timeout_s` it has the service's own time."""
+    return service.measure_compiled(replace(REQUEST, timeout_s=timeout_s), binary(code, like)).result(timeout=90)
 
 
 def sampled_elements(seed: int = 0) -> set[int]:

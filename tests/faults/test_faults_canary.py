@@ -45,7 +45,7 @@ class Flight:
         (self.folder / "log").write_text("")
 
     def submit(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
-        return self.pool.submit(function, *args, timeout_s=10)
+        return self.pool.submit(function, *args, timeout_s=60)
 
     def measure(self) -> Future[Any]:
         """A job that leaves `job` in the log and gives its process."""
@@ -117,7 +117,7 @@ def test_healthy_run_pays_one_canary() -> None:
         flown = opened._device.canaries
         assert time_code(opened, machine_code.right(COUNT, 4), relu).status is Status.OK
         assert opened._device.canaries > flown
-        assert opened._device.last_recovery_s is not None and 0 < opened._device.last_recovery_s < 30
+        assert opened._device.last_recovery_s is not None and 0 < opened._device.last_recovery_s < 120
 
 
 def test_every_child_flies_its_canary_first(flight: Flight) -> None:
@@ -127,7 +127,7 @@ def test_every_child_flies_its_canary_first(flight: Flight) -> None:
     assert isinstance(waiting[1].exception(timeout=60), ChildDied)
     assert waiting[2].result(timeout=60) == waiting[3].result(timeout=60) != waiting[0].result()
     recovered = flight.pool.last_recovery_s
-    assert recovered is not None and 0 < recovered < 30
+    assert recovered is not None and 0 < recovered < 120
 
     flight.pool.submit_here(flight.pool.replace_child).result(timeout=60)  # no fault: a fresh child was asked for
     flight.measure().result(timeout=60)
@@ -135,7 +135,7 @@ def test_every_child_flies_its_canary_first(flight: Flight) -> None:
 
     # an idle child that ends as if it was meant to: the pool below starts another one by itself
     left = flight.submit(bad_jobs.leave_quietly_soon).result(timeout=60)
-    assert wait_until(lambda: not alive({left}), seconds=5)
+    assert wait_until(lambda: not alive({left}))
     time.sleep(0.5)
     flight.measure().result(timeout=60)
     assert flight.log == [
@@ -222,7 +222,7 @@ def test_pool_closes_while_it_waits_for_a_slow_canary(tmp_path: Path, monkeypatc
     flight.plan("1 50")
     flight.crash().exception(timeout=60)
     late = flight.measure()
-    assert wait_until(lambda: flight.log[-1] == "canary 1", seconds=20)
+    assert wait_until(lambda: flight.log[-1] == "canary 1")
     flight.pool.close()
     with pytest.raises(ServiceClosed):
         late.result(timeout=0)

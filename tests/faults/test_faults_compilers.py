@@ -15,7 +15,7 @@ import pytest
 
 from kcg.kernel.codec import kernel_of
 from kcg.measure.jobs import CompileJob
-from kcg.measure.service import MeasureService
+from kcg.measure.service import COMPILE_TIMEOUT_S, MeasureService
 from kcg.types import RAW, Measurement, Opt, Region, Schedule, Status
 from tests.faults import bad_jobs
 from tests.faults.processes import alive, descendants, wait_until
@@ -23,22 +23,30 @@ from tests.faults.relu import DEV, REGION, request
 from tests.kernels import empty, kernels_of
 
 TIMEOUT_S = 1.5
+"""How long what never ends may compile. All else has the service's own time, since this machine may be busy."""
 
 
 @pytest.fixture(scope="module")
 def service() -> Iterator[MeasureService]:
-    with MeasureService(DEV, run_id="faults", compile_workers=2, compile_timeout_s=TIMEOUT_S) as opened:
+    with MeasureService(DEV, run_id="faults", compile_workers=2) as opened:
         yield opened
 
 
-def compile_with(service: MeasureService, function: Callable[..., Any], *args: Any) -> Measurement:
+def compile_with(
+    service: MeasureService, function: Callable[..., Any], *args: Any, timeout_s: float = COMPILE_TIMEOUT_S
+) -> Measurement:
     """The measurement of a schedule for whose compiling `function` stands."""
-    return service._measure(request(), function, *(args or (None,))).result(timeout=30)
+    service.compile_timeout_s = timeout_s
+    try:
+        future = service._measure(request(), function, *(args or (None,)))
+    finally:
+        service.compile_timeout_s = COMPILE_TIMEOUT_S
+    return future.result(timeout=90)
 
 
 def assert_goes_on(service: MeasureService) -> None:
     (future,) = service.measure([request()])
-    row = future.result(timeout=30)
+    row = future.result(timeout=90)
     assert (row.status, row.reason) == (Status.OK, "")
 
 
@@ -62,9 +70,8 @@ def assert_goes_on(service: MeasureService) -> None:
     ids=lambda value: getattr(value, "__name__", None),
 )
 def test_compiler_that_fails(service: MeasureService, function: Callable[..., Any], status: Status, words: str) -> None:
-    begin = time.monotonic()
-    row = compile_with(service, function)
-    assert time.monotonic() - begin < TIMEOUT_S + 30, "it would not end by itself"
+    never_ends = status is Status.COMPILE_TIMEOUT
+    row = compile_with(service, function, timeout_s=TIMEOUT_S if never_ends else COMPILE_TIMEOUT_S)
     assert row.status is status and words in row.reason, row.reason
     assert "\n" not in row.reason and len(row.reason) <= 320
     assert row.samples_s == () and row.binary_hash == ""
@@ -73,9 +80,10 @@ def test_compiler_that_fails(service: MeasureService, function: Callable[..., An
 
 def test_compiler_that_is_a_process_of_its_own_ends_too(service: MeasureService, tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
-    assert compile_with(service, bad_jobs.wait_for_compiler, str(pid_file)).status is Status.COMPILE_TIMEOUT
+    row = compile_with(service, bad_jobs.wait_for_compiler, str(pid_file), timeout_s=2 * TIMEOUT_S)
+    assert row.status is Status.COMPILE_TIMEOUT
     pid = int(pid_file.read_text())
-    assert wait_until(lambda: not alive({pid}), seconds=3)
+    assert wait_until(lambda: not alive({pid}))
 
 
 @pytest.mark.parametrize(
@@ -91,10 +99,11 @@ def test_compiler_ends_with_all_that_it_started(
     service: MeasureService, tmp_path: Path, function: Callable[..., Any], status: Status, count: int
 ) -> None:
     """A process, and another one that this one started."""
-    assert compile_with(service, function, str(tmp_path / "pids")).status is status
+    timeout_s = 2 * TIMEOUT_S if status is Status.COMPILE_TIMEOUT else COMPILE_TIMEOUT_S
+    assert compile_with(service, function, str(tmp_path / "pids"), timeout_s=timeout_s).status is status
     family = set(json.loads((tmp_path / "pids").read_text()))
     assert len(family) == count
-    assert wait_until(lambda: not alive(family), seconds=2), alive(family)
+    assert wait_until(lambda: not alive(family)), alive(family)
     assert_goes_on(service)
 
 
@@ -138,11 +147,12 @@ def test_schedule_that_compiles_for_too_long() -> None:
     unrolled = Schedule.from_opts([Opt("UPCAST", 0, 8), Opt("UPCAST", 1, 8), Opt("UNROLL", 0, 32)])
     with MeasureService(DEV, run_id="slow", compile_workers=1, compile_timeout_s=0.5) as service:
         (future,) = service.measure([request(Region((kernel_of(ast),)), unrolled)])
-        assert future.result(timeout=30).status is Status.COMPILE_TIMEOUT
+        assert future.result(timeout=90).status is Status.COMPILE_TIMEOUT
+        service.compile_timeout_s = COMPILE_TIMEOUT_S
         assert_goes_on(service)
 
 
 def test_nothing_compiles_while_the_device_of_a_cpu_is_timed(service: MeasureService) -> None:
-    timing = service._device.submit(bad_jobs.nap, 1.0, timeout_s=10)
+    timing = service._device.submit(bad_jobs.nap, 1.0, timeout_s=60)
     compiling = service._compile(bad_jobs.nap, 0.0)
-    assert compiling.result(timeout=30) > timing.result(timeout=0)
+    assert compiling.result(timeout=90) > timing.result(timeout=0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-import time
 from collections.abc import Iterator
 from itertools import count
 
@@ -23,14 +22,14 @@ pytestmark = pytest.mark.skipif(
     platform.machine().lower() not in ("x86_64", "amd64"), reason="the faults are x86-64 machine code"
 )
 
-TIMEOUT_S = 6.0  # in it the caches are flushed three times, which takes a second where they hold 500 MB
+TIMEOUT_S = 3.0  # for a kernel that never ends
 NAN_BITS, ONE_BITS = 0x7FC00000, 0x3F800000
 _variants = count(1)
 
 
 @pytest.fixture(scope="module")
 def service() -> Iterator[MeasureService]:
-    with MeasureService(DEV, run_id="faults", compile_workers=1, timing_timeout_s=TIMEOUT_S) as opened:
+    with MeasureService(DEV, run_id="faults", compile_workers=1) as opened:
         yield opened
 
 
@@ -57,7 +56,7 @@ def test_hand_written_code_is_right(service: MeasureService, relu: Compiled) -> 
 @pytest.mark.parametrize(
     ("code", "status", "words"),
     [
-        (machine_code.HANG, Status.TIMEOUT, "no result within 6 s"),
+        (machine_code.HANG, Status.TIMEOUT, "no result within 3 s"),
         (machine_code.SEGFAULT, Status.WORKER_DIED, "SIGSEGV"),
         (machine_code.ILLEGAL, Status.WORKER_DIED, "SIGILL"),
     ],
@@ -66,9 +65,8 @@ def test_hand_written_code_is_right(service: MeasureService, relu: Compiled) -> 
 def test_kernel_that_kills_its_child(
     service: MeasureService, relu: Compiled, code: bytes, status: Status, words: str
 ) -> None:
-    replaced, begin = service.children_replaced, time.monotonic()
-    row = time_code(service, code, relu)
-    assert time.monotonic() - begin < TIMEOUT_S + 8
+    replaced = service.children_replaced
+    row = time_code(service, code, relu, timeout_s=TIMEOUT_S if status is Status.TIMEOUT else None)
     assert row.status is status and words in row.reason
     assert_one_line(row)
     assert service.children_replaced == replaced + 1
@@ -124,7 +122,7 @@ def test_same_binary_is_timed_once_even_if_it_fails(service: MeasureService, rel
 def test_duel_judges_both_and_survives_a_crash(service: MeasureService, relu: Compiled) -> None:
     right, slow = (binary(code, relu) for code in (machine_code.right(COUNT), machine_code.slow(COUNT, 2_000_000)))
     service.fresh_child()
-    won = service.duel(DuelJob(REGION, slow, right, service.target, samples=5), timeout_s=20).result(timeout=60)
+    won = service.duel(DuelJob(REGION, slow, right, service.target, samples=5), timeout_s=60).result(timeout=90)
     assert won.baseline_verification.passed and won.baseline_verification.seeds == 3
     assert won.finalist_verification is not None and won.finalist_verification.passed
     assert len(won.baseline_cold_s) == len(won.finalist_cold_s) == 5
@@ -133,7 +131,7 @@ def test_duel_judges_both_and_survives_a_crash(service: MeasureService, relu: Co
     # a finalist that is wrong where no sample of the first seed looks: found beside the baseline's whole output
     late = next(iter(sampled_elements(2) - sampled_elements(1)))
     wrong = binary(machine_code.overwrites_output(COUNT, late, NAN_BITS), relu)
-    lost = service.duel(DuelJob(REGION, right, wrong, service.target, samples=5), timeout_s=20).result(timeout=60)
+    lost = service.duel(DuelJob(REGION, right, wrong, service.target, samples=5), timeout_s=60).result(timeout=90)
     assert lost.baseline_verification.passed
     assert lost.finalist_verification is not None and not lost.finalist_verification.passed
     assert f"element {late} of buffer 0 is nan" in lost.finalist_verification.reason
@@ -141,6 +139,6 @@ def test_duel_judges_both_and_survives_a_crash(service: MeasureService, relu: Co
 
     crash = DuelJob(REGION, right, binary(machine_code.SEGFAULT, relu), service.target)
     with pytest.raises(Exception, match="SIGSEGV"):
-        service.duel(crash, timeout_s=20).result(timeout=60)
-    alone = service.duel(DuelJob(REGION, right, None, service.target, samples=5), timeout_s=20).result(timeout=60)
+        service.duel(crash, timeout_s=60).result(timeout=90)
+    alone = service.duel(DuelJob(REGION, right, None, service.target, samples=5), timeout_s=60).result(timeout=90)
     assert alone.finalist_verification is None and len(alone.baseline_cold_s) == 5

@@ -19,8 +19,8 @@ from kcg.measure.jobs import TinyBeamJob
 from kcg.measure.pools import ServiceClosed
 from kcg.measure.service import MeasureService
 from kcg.types import Measurement, Region, Status
-from tests.faults import bad_jobs, machine_code
-from tests.faults.processes import alive, descendants, guardians, holding, wait_until
+from tests.faults import bad_jobs, busy_service, machine_code
+from tests.faults.processes import PATIENCE_S, alive, descendants, guardians, holding, wait_until
 from tests.faults.relu import COUNT, DEV, REGION, REQUEST, binary, compiled_relu, request
 from tests.kernels import empty, kernels_of
 
@@ -46,7 +46,7 @@ def test_killed_parent_leaves_no_child(mode: str, tmp_path: Path) -> None:
     children = set(json.loads(first_line(process)))
     assert len(children) >= 4 and alive(children) == children
     process.kill()
-    assert wait_until(lambda: not alive(children), seconds=5), alive(children)
+    assert wait_until(lambda: not alive(children)), alive(children)
     process.communicate()
 
 
@@ -54,14 +54,14 @@ def test_interrupt_ends_it_quietly(tmp_path: Path) -> None:
     process = start("busy", tmp_path)
     children = set(json.loads(first_line(process)))
     os.killpg(process.pid, signal.SIGINT)
-    _, printed = process.communicate(timeout=20)
+    _, printed = process.communicate(timeout=60)
     assert (process.returncode, printed) == (130, "")
-    assert wait_until(lambda: not alive(children), seconds=1), "a guardian sees the end of its child a moment later"
+    assert wait_until(lambda: not alive(children)), "a guardian sees the end of its child a moment later"
 
 
 def test_interrupt_while_children_start_prints_nothing(tmp_path: Path) -> None:
     process = start("starting", tmp_path)
-    _, printed = process.communicate(timeout=30)
+    _, printed = process.communicate(timeout=60)
     assert (process.returncode, printed) == (130, "")
 
 
@@ -76,21 +76,21 @@ def test_close_in_the_middle_ends_every_future_and_child() -> None:
             for code in (machine_code.HANG, machine_code.right(COUNT), machine_code.HANG)
         ]
         compiling = [service._measure(request(), bad_jobs.loop_in_python, None) for _ in range(3)]
-        duel: Future[object] = service._device.submit(bad_jobs.nap, 0.0, timeout_s=5)
-        wait_until(lambda: service._device._busy is not None and service._device._busy.running(), seconds=10)
+        duel: Future[object] = service._device.submit(bad_jobs.nap, 0.0, timeout_s=60)
+        wait_until(lambda: service._device._busy is not None and service._device._busy.running())
         time.sleep(0.2)
         begin = time.monotonic()
-    assert time.monotonic() - begin < 5
+    assert time.monotonic() - begin < PATIENCE_S
     for future in device + compiling:
-        row = future.result(timeout=1)
+        row = future.result(timeout=PATIENCE_S)
         assert row.status is Status.WORKER_DIED and "closed" in row.reason
     assert recorded == [], "what was never measured is not a failure of the schedule"
     with pytest.raises(ServiceClosed):
-        duel.result(timeout=1)
+        duel.result(timeout=PATIENCE_S)
     assert not descendants(os.getpid()) - before
 
     (late,) = service.measure([request()])
-    assert "closed" in late.result(timeout=1).reason
+    assert "closed" in late.result(timeout=PATIENCE_S).reason
     service.close()
 
 
@@ -98,7 +98,7 @@ def test_close_at_once() -> None:
     service = MeasureService(DEV, run_id="close", compile_workers=1)
     begin = time.monotonic()
     service.close()
-    assert time.monotonic() - begin < 5
+    assert time.monotonic() - begin < PATIENCE_S
     with pytest.raises(ServiceClosed):
         _ = service.target
 
@@ -110,7 +110,7 @@ def test_device_that_does_not_open() -> None:
         pytest.raises(DeviceError, match=r"^METAL does not open: "),
     ):
         _ = service.target
-    assert time.monotonic() - begin < 10
+    assert time.monotonic() - begin < PATIENCE_S
 
 
 @pytest.fixture
@@ -122,25 +122,29 @@ def compilers_of_beam(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("compilers_of_beam")
 def test_beam_ends_in_time_with_all_its_processes() -> None:
     with MeasureService(DEV, run_id="beam", compile_workers=1) as service:
-        small = service.tiny_beam(TinyBeamJob(REGION, service.target, 1), timeout_s=30).result(timeout=40)
-        assert small.binaries >= 1 and small.schedule.opts is not None and 0 < small.wall_s < 30
+        small = service.tiny_beam(TinyBeamJob(REGION, service.target, 1), timeout_s=60).result(timeout=90)
+        assert small.binaries >= 1 and small.schedule.opts is not None and 0 < small.wall_s < 60
         assert not holding(b"kcg-beam-")
-        (row,) = (f.result(timeout=30) for f in service.measure([request(schedule=small.schedule)]))
+        (row,) = (f.result(timeout=60) for f in service.measure([request(schedule=small.schedule)]))
         assert row.status is Status.OK
 
         (ast,) = kernels_of(empty(64, 96) @ empty(96, 64))
-        job = TinyBeamJob(Region((kernel_of(ast),)), service.target, 4)
-        late = service.tiny_beam(job, timeout_s=3.5)
-        assert wait_until(lambda: len(holding(b"kcg-beam-")) >= 3, seconds=10), "BEAM starts compilers"
-        with pytest.raises(TimeoutError, match=r"BEAM=4 did not finish in 3.5 s"):
-            late.result(timeout=20)
-        assert wait_until(lambda: not holding(b"kcg-beam-"), seconds=3)
+        job = TinyBeamJob(Region((kernel_of(ast),)), service.target, busy_service.WIDTH)
+        for limit_s in (3.5, 14.0):  # the longer one where this machine is busy: BEAM starts compilers
+            late = service.tiny_beam(job, timeout_s=limit_s)
+            compiles = wait_until(lambda: len(holding(b"kcg-beam-")) >= 3, seconds=limit_s)
+            with pytest.raises(TimeoutError, match=rf"BEAM={job.width} did not finish in {limit_s:.3g} s"):
+                late.result(timeout=60)
+            assert wait_until(lambda: not holding(b"kcg-beam-"))
+            if compiles:
+                break
+        assert compiles
 
         stopped = service.tiny_beam(job, timeout_s=60)
-        assert wait_until(lambda: bool(holding(b"kcg-beam-")), seconds=10)
+        assert wait_until(lambda: bool(holding(b"kcg-beam-")))
     with pytest.raises(ServiceClosed):
-        stopped.result(timeout=1)
-    assert wait_until(lambda: not holding(b"kcg-beam-"), seconds=3)
+        stopped.result(timeout=PATIENCE_S)
+    assert wait_until(lambda: not holding(b"kcg-beam-"))
 
 
 # -- guardians
@@ -175,7 +179,7 @@ def test_guardian_ends_what_its_child_started_and_nothing_else_of_it_runs(how: s
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     # ends when nobody can write there any more: neither the guardian nor the process that it ends
-    printed, errors = process.communicate(timeout=10)
+    printed, errors = process.communicate(timeout=60)
     assert errors == ""
     assert printed == "unwritten guarded\n" + ("atexit\n" if how == "return" else "")
     assert process.returncode == (-signal.SIGKILL if how == "kill" else 0)
@@ -183,16 +187,16 @@ def test_guardian_ends_what_its_child_started_and_nothing_else_of_it_runs(how: s
 
 def test_device_child_takes_with_it_what_it_started(tmp_path: Path) -> None:
     with MeasureService(DEV, run_id="family", compile_workers=1) as service:
-        family = service._device.submit(bad_jobs.start_family, str(tmp_path / "asked"), timeout_s=20).result()
+        family = service._device.submit(bad_jobs.start_family, str(tmp_path / "asked"), timeout_s=60).result()
         assert alive(family) == family and len(family) == 4
         service.fresh_child()
-        assert wait_until(lambda: not alive(family), seconds=2), alive(family)
+        assert wait_until(lambda: not alive(family)), alive(family)
 
         stuck = service._device.submit(bad_jobs.start_family_and_hold, str(tmp_path / "stuck"), timeout_s=1.5)
         with pytest.raises(TimeoutError):
             stuck.result(timeout=30)
         held = set(json.loads((tmp_path / "stuck").read_text()))
-        assert wait_until(lambda: not alive(held), seconds=2), alive(held)
+        assert wait_until(lambda: not alive(held)), alive(held)
 
 
 def test_guardian_is_not_talked_into_ending() -> None:
@@ -205,13 +209,13 @@ def test_guardian_is_not_talked_into_ending() -> None:
         assert alive({guardian}) and os.getsid(guardian) == guardian
         held = [path.readlink() for path in Path(f"/proc/{guardian}/fd").iterdir()]
         assert len(held) <= 2, held
-    assert wait_until(lambda: not alive({guardian}), seconds=2)
+    assert wait_until(lambda: not alive({guardian}))
 
 
 def test_children_have_groups_of_their_own_and_no_terminal() -> None:
     with MeasureService(DEV, run_id="group", compile_workers=1) as service:
         for future in (
-            service._device.submit(bad_jobs.surroundings, timeout_s=10),
+            service._device.submit(bad_jobs.surroundings, timeout_s=60),
             service._compile(bad_jobs.surroundings),
         ):
             seen = future.result(timeout=60)
