@@ -44,10 +44,18 @@ def _isolate() -> None:
     os.environ["HF_HUB_OFFLINE"] = "1"
     # `python -m kcg...` in a subprocess finds this checkout, installed or not
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH", ""))))
-    prepare(_cpu())
+    prepare(CPU)
 
 
+CPU = _cpu()
 _isolate()
+
+
+@pytest.fixture(autouse=True)
+def same_cpu() -> None:
+    """What a command run by another test chose is not this one's device."""
+    if os.environ["DEV"] != CPU:
+        prepare(CPU)
 
 
 def _chromium() -> str | None:

@@ -12,7 +12,6 @@ from functools import cache
 
 from tinygrad import Tensor, Variable, dtypes
 
-from kcg.compat.device import choose_cpu, prepare
 from kcg.compat.tiny import Ops, UOp
 
 
@@ -160,7 +159,6 @@ def _tensors(device: str) -> dict[str, Callable[[], Tensor | tuple[Tensor, ...]]
 
 @cache
 def _asts(device: str) -> dict[str, UOp]:
-    prepare(choose_cpu().dev)  # only a name: tinygrad asks for the default device even where every tensor has one
     asts: dict[str, UOp] = {}
     for name, build in _tensors(device).items():
         out = build()
@@ -173,7 +171,6 @@ def _asts(device: str) -> dict[str, UOp]:
 @cache
 def example_ast(name: str, device: str = "CPU") -> UOp:
     """One of `example_asts`, without the time that all of them take."""
-    prepare(choose_cpu().dev)
     tensor, _, place = name.partition(".")
     out = _tensors(device)[tensor]()
     return kernels_of(*(out if isinstance(out, tuple) else (out,)))[int(place or 0)]

@@ -5,12 +5,9 @@ from __future__ import annotations
 import pytest
 from tinygrad import Tensor, Variable
 
-from kcg.compat.device import choose_cpu, prepare
 from kcg.compat.tiny import AxisType, KernelInfo, Ops, ParamArg, UOp, dtypes
 from kcg.kernel.codec import normalise
 from kcg.kernel.contractions import Contraction, arithmetic, contractions, find_recompute, least_bytes, operations
-
-prepare(choose_cpu().dev)
 
 
 def kernels_of(*tensors: Tensor) -> list[UOp]:

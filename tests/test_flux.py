@@ -14,7 +14,6 @@ from flux_reference import Reference
 from safetensors.numpy import save_file
 from tinygrad import Tensor
 
-from kcg.compat.device import choose_cpu, prepare
 from kcg.compat.tiny import Ops, UOp
 from kcg.errors import ExitCode, UnknownName, UsageError, WeightsError
 from kcg.kernel.codec import encode, normalise
@@ -31,8 +30,6 @@ from kcg.workloads.flux import (
     step,
 )
 from kcg.workloads.weights import load_weights, random_inputs, random_weights
-
-prepare(choose_cpu().dev)
 
 TINY = replace(
     PRESETS["mini"], double_blocks=1, single_blocks=1, hidden=32, heads=2, axes_dim=(4, 6, 6), image_tokens=6,
