@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from kcg import __version__
 from kcg.errors import DeviceError
 from kcg.kernel.handwritten import source_body
-from kcg.measure.jobs import DuelJob, DuelOutcome
+from kcg.measure.jobs import UNJUDGED, DuelJob, DuelOutcome
 from kcg.measure.pools import ServiceClosed
 from kcg.measure.protocol import PROTOCOL, median, median_interval, spread
 from kcg.measure.rows import duel_rows
@@ -214,6 +214,8 @@ def _decide(
 
 def _who_is_wrong(session: Session, work: RegionWork, reason: str) -> str:
     """Whether tinygrad's own schedule of a kernel is wrong or the reference cannot judge it: the raw kernel tells."""
+    if reason.startswith(UNJUDGED):
+        return f"the kernel {reason}"
     if work.space.baseline() == RAW:
         return f"the kernel does not verify as tinygrad compiles it: {reason}"
     raw = session.measure(work, [RAW], sampler="reference")[0].result()
