@@ -163,12 +163,13 @@ class Session:
 
     def _check_names(self) -> None:
         """Refuse unknown names before any child is started."""
-        from kcg.search.strategies import STRATEGIES, strategy
+        from kcg.search.strategies import STRATEGIES, WIDEST, strategy
         from kcg.workloads.registry import find
 
         name = self.settings.search
         if name.partition(":")[0] == TINY_BEAM:
-            if not (name.partition(":")[2] or "2").isdigit():
+            width = name.partition(":")[2] or "2"
+            if not (width.isascii() and width.isdecimal() and 1 <= int(width[:5]) <= WIDEST):
                 raise UsageError(f"--search {name}: write a width, for example {TINY_BEAM}:2")
         else:
             offered = [n for n, named in STRATEGIES.items() if not named.needs_policy]
