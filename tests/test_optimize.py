@@ -170,6 +170,25 @@ def test_ctrl_c_writes_the_best_so_far_and_says_how_to_resume(tmp_path: Path) ->
 
 
 @pytest.mark.slow
+@pytest.mark.slow
+def test_who_is_told_to_end_ends_as_on_ctrl_c(tmp_path: Path) -> None:
+    """SIGTERM is what `timeout`, a container's end and a batch system send."""
+    script, temporary = tmp_path / "waits.py", tmp_path / "tmp"
+    script.write_text("import time\nprint('waiting', flush=True)\ntime.sleep(60)\n")
+    temporary.mkdir()
+    environment = {**os.environ, "TMPDIR": str(temporary)}
+    arguments = command(script, "--report", tmp_path / "out")
+    process = subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True, env=environment)
+    assert process.stderr is not None
+    assert any(line == "waiting\n" for line in process.stderr)
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.terminate()
+    said = process.communicate(timeout=30)[1]
+    assert process.returncode == ExitCode.INTERRUPTED, said
+    assert said.startswith("kcg: interrupted") and "Traceback" not in said
+    assert children and not psutil.wait_procs(children, timeout=20)[1] and not list(temporary.iterdir())
+
+
 def test_an_earlier_journal_is_kept_and_a_budget_too_small_to_search_is_said(tmp_path: Path) -> None:
     old = tmp_path / "journal.sqlite"
     old.write_bytes(b"something precious")

@@ -6,6 +6,7 @@ import time
 
 STARTED = time.monotonic()
 
+import signal  # noqa: E402
 import sys  # noqa: E402
 from pathlib import Path  # noqa: E402
 from typing import TYPE_CHECKING, Annotated  # noqa: E402
@@ -168,4 +169,5 @@ def main() -> ExitCode:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # who is told to end keeps what it has, as on Ctrl-C
     guarded(main)
