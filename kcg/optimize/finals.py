@@ -220,7 +220,7 @@ def _who_is_wrong(session: Session, work: RegionWork, reason: str) -> str:
         return f"the kernel does not verify as tinygrad compiles it: {reason}"
     raw = session.measure(work, [RAW], sampler="reference")[0].result()
     if raw.status == Status.OK:
-        return f"tinygrad's own schedule is wrong, the unoptimised kernel is right: {reason}"
+        return f"tinygrad's own schedule does not verify, the unoptimised kernel is right on one seed: {reason}"
     if raw.status == Status.WRONG:
         return f"the references disagree: tinygrad's own schedule ({reason}) and the unoptimised one ({raw.reason})"
     return f"tinygrad's own schedule does not verify: {reason}"
