@@ -52,8 +52,9 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def locked(file: IO[Any], *, wait: bool = False, shared: bool = False) -> bool:
-    """Take the operating system's lock on an open file; whether it was to be had, always where it is to `wait`.
+def locked(file: IO[Any] | int, *, wait: bool = False, shared: bool = False) -> bool:
+    """Take the operating system's lock on an open file, or on a folder by its descriptor; whether it was to be had,
+    always where it is to `wait`.
 
     It goes when the file is closed, or its process ends, however that ends. `shared` ones are in the way only of those
     that are not.

@@ -20,6 +20,7 @@ from kcg.measure.inputs import (
     POSITIVE_RECIPE,
     RECIPE,
     SMALL_INTEGERS,
+    UNIT_RECIPE,
     Repeated,
     _block,
     buffers_of,
@@ -102,6 +103,15 @@ def test_other_integers_are_small_and_signed() -> None:
     assert drawn.min() == -SMALL_INTEGERS and drawn.max() == SMALL_INTEGERS - 1
     unsigned = make_inputs(ASTS["integer_sum"], 0)[1]
     assert unsigned.dtype == np.uint8 and unsigned.max() == SMALL_INTEGERS - 1
+
+
+def test_the_last_recipe_stays_between_0_and_1_and_without_a_0() -> None:
+    drawn = make_inputs(ASTS["matmul_f32"], 0, recipe=UNIT_RECIPE)
+    assert all(0 < values.min() < 0.2 and 0.8 < values.max() < 1 for values in drawn.values())
+    drawn = make_inputs(ASTS["int_min"], 0, recipe=UNIT_RECIPE)
+    assert {(values.min(), values.max()) for values in drawn.values()} == {(1, SMALL_INTEGERS)}
+    indices = make_inputs(ASTS["embedding"], 0, recipe=UNIT_RECIPE)[1]
+    assert indices.max() < 20, "what selects something stays in its range"
 
 
 def test_seeds_slots_and_recipes_differ() -> None:

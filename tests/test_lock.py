@@ -1,4 +1,4 @@
-"""One optimisation at a time on a device."""
+"""One optimisation at a time on a device, and in a folder."""
 
 from __future__ import annotations
 
@@ -12,8 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from kcg.errors import DeviceError
+from kcg.errors import DeviceError, UsageError
 from kcg.optimize import lock
+from kcg.optimize.console import progress
+from kcg.optimize.run import optimize
+from kcg.optimize.session import Session
+from kcg.optimize.settings import Settings
 
 HOLD = """
 import sys, time
@@ -69,3 +73,18 @@ def test_devices_have_locks_of_their_own_and_a_cpu_none(device: str, monkeypatch
         assert lock.path_of("CUDA") != lock.path_of("AMD")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
     assert lock.path_of("CUDA").name.endswith("CUDA-3.lock")
+
+
+def test_a_second_optimisation_in_a_folder_is_refused_before_it_touches_anything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = tmp_path / "journal.sqlite"
+    journal.write_bytes(b"of the first")
+    settings = Settings(str(Path(__file__).parent / "scripts" / "one_layer.py"), device="CPU", folder=tmp_path)
+    monkeypatch.setattr(Session, "capture", lambda session: pytest.fail("it began"))
+    refused = "another optimisation writes to .*: wait until it ends, or choose another folder with --report DIR"
+    with lock.alone_in(tmp_path), progress(quiet=True) as shown, pytest.raises(UsageError, match=refused):
+        optimize(settings, shown)
+    assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"of the first"]
+    with lock.alone_in(tmp_path):  # it is free again
+        pass

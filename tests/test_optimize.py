@@ -9,6 +9,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,12 @@ import pytest
 
 from kcg.commandline import guarded
 from kcg.errors import ExitCode
-from kcg.optimize.__main__ import main
+from kcg.optimize.__main__ import main, not_verified
 from kcg.optimize.phases import PHASES
 from kcg.optimize.result import read_result
 from kcg.predictor.choice import SHIPPED
+from kcg.types import ModelCheck
+from tests.sample_result import sample_result
 
 SCRIPT = Path(__file__).parent / "scripts" / "two_layers.py"
 SMALL = SCRIPT.with_name("one_layer.py")
@@ -167,6 +170,25 @@ def test_ctrl_c_writes_the_best_so_far_and_says_how_to_resume(tmp_path: Path) ->
 
 
 @pytest.mark.slow
+@pytest.mark.slow
+def test_who_is_told_to_end_ends_as_on_ctrl_c(tmp_path: Path) -> None:
+    """SIGTERM is what `timeout`, a container's end and a batch system send."""
+    script, temporary = tmp_path / "waits.py", tmp_path / "tmp"
+    script.write_text("import time\nprint('waiting', flush=True)\ntime.sleep(60)\n")
+    temporary.mkdir()
+    environment = {**os.environ, "TMPDIR": str(temporary)}
+    arguments = command(script, "--report", tmp_path / "out")
+    process = subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True, env=environment)
+    assert process.stderr is not None
+    assert any(line == "waiting\n" for line in process.stderr)
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.terminate()
+    said = process.communicate(timeout=30)[1]
+    assert process.returncode == ExitCode.INTERRUPTED, said
+    assert said.startswith("kcg: interrupted") and "Traceback" not in said
+    assert children and not psutil.wait_procs(children, timeout=20)[1] and not list(temporary.iterdir())
+
+
 def test_an_earlier_journal_is_kept_and_a_budget_too_small_to_search_is_said(tmp_path: Path) -> None:
     old = tmp_path / "journal.sqlite"
     old.write_bytes(b"something precious")
@@ -203,6 +225,8 @@ RAISING = "raise ValueError('boom')\n"
         (["flux", "--search", "policy"], ExitCode.USAGE, "unknown search strategy 'policy'"),
         (["flux", "--budget", "0"], ExitCode.USAGE, "not a positive time"),
         (["flux", "--budget", "soon"], ExitCode.USAGE, "not a positive time"),
+        (["flux", "--budget", "1e400"], ExitCode.USAGE, "more than a year"),
+        (["flux", "--search", "tinygrad-beam:0"], ExitCode.USAGE, "write a width"),
         (["flux", "--measurements", "-1"], ExitCode.USAGE, "negative"),
         (["flux", "--device", "TPU"], ExitCode.DEVICE_UNUSABLE, "unknown device"),
         (["flux", "--report", "/proc/kcg-cannot-write-here"], ExitCode.USAGE, "cannot write to"),
@@ -251,6 +275,16 @@ def test_bad_input_is_one_line_and_an_exit_code(
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
     assert not list(tmp_path.rglob("RESULT.json"))
+
+
+def test_a_failed_verification_is_explained_in_one_line() -> None:
+    sample = sample_result()
+    failed = [region for region in sample.regions if not region.chosen.verification.passed]
+    line = not_verified(replace(sample, model_check=None))
+    assert line.startswith(f"{len(failed)} of {len(sample.regions)} kernels could not be verified")
+    assert line.endswith(f"{failed[0].baseline.name}: {failed[0].note}")
+    wrong = not_verified(replace(sample, model_check=ModelCheck(False, "error 0.3 of a tolerated 0.1")))
+    assert wrong == "the whole model is wrong with these schedules, do not use them: error 0.3 of a tolerated 0.1"
 
 
 def test_resuming_from_a_corrupt_journal_is_refused_and_it_is_kept(tmp_path: Path) -> None:

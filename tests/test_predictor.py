@@ -272,6 +272,11 @@ def test_what_is_no_checkpoint_is_one_line(data: TrainingData, trained: Fit, tmp
     save_file(tensors, tmp_path / "less", told)
     with pytest.raises(DataError, match="does not hold what it says"):
         read(tmp_path / "less")
+    weights = load_file(path)
+    weights["net0.heads.weight"][0] = torch.nan
+    save_file(weights, tmp_path / "nan", told)
+    with pytest.raises(DataError, match="weights that are not numbers"):
+        read(tmp_path / "nan")
     about = json.loads(told["kcg"])
     for huge in ({"hidden": 40_000}, {"hidden": 1000}, {"layers": 10**6}):
         nets = [{**about["nets"][0], **huge}]

@@ -10,12 +10,15 @@ from typing import Any
 
 import pytest
 
+from kcg.compat.device import choose_cpu
 from kcg.compat.renderers import planning_renderer
+from kcg.errors import ScheduleError
 from kcg.kernel.codec import kernel_of
-from kcg.kernel.compiler import UOPS_MAX, _program
+from kcg.kernel.compiler import UOPS_MAX, _program, compile_schedule
 from kcg.kernel.space import UOPS_OFFERED, KernelSpace
 from kcg.kernel.targets import KNOWN_TARGETS
 from kcg.kernel.uops import _packs, count_uops
+from kcg.measure.target import detect
 from kcg.types import RAW, Opt, Region, Schedule, Target
 from tests.kernels import empty, example_asts, kernels_of
 
@@ -160,3 +163,14 @@ def test_a_schedule_that_is_itself_too_long_still_has_its_shorter_steps() -> Non
 )
 def test_packing(unrolled: tuple[tuple[int, int], ...], widest: int, packed: int, packs: int, starts: set[int]) -> None:
     assert _packs(unrolled, widest) == (frozenset(starts), packed, packs)
+
+
+def test_only_what_tinygrad_itself_does_may_be_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the kernel would have nothing to be compared with, and its time would be missing from the total."""
+    monkeypatch.setattr("kcg.kernel.compiler.UOPS_MAX", 10)
+    target = detect(choose_cpu().dev, 1)[0]
+    space = KernelSpace(matmul(16, "float32"), target)
+    assert space.baseline() != RAW
+    assert compile_schedule(space.region, space.baseline(), target).uops > 10
+    with pytest.raises(ScheduleError, match="micro-operations, more than 10"):
+        compile_schedule(space.region, RAW, target)

@@ -209,3 +209,8 @@ def test_a_journal_without_verdicts_is_read(session: Session, judged: DuelOutcom
     with journal_of(session) as journal:
         journal.execute("DROP TABLE verdicts")
     assert session.journal.verdicts() == {}
+
+
+def test_what_cannot_be_judged_is_held_against_no_schedule(session: Session, work: RegionWork) -> None:
+    said = finals._who_is_wrong(session, work, "cannot be judged: most outputs are not numbers (seed 1)")
+    assert said == "the kernel cannot be judged: most outputs are not numbers (seed 1)"

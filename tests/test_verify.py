@@ -17,7 +17,7 @@ from kcg.kernel.compiler import compile_schedule
 from kcg.kernel.space import KernelSpace
 from kcg.measure import child
 from kcg.measure import verify as verify_module
-from kcg.measure.inputs import POSITIVE_RECIPE, RECIPE, to_values
+from kcg.measure.inputs import BINARY_RECIPE, POSITIVE_RECIPE, RECIPE, UNIT_RECIPE, to_values
 from kcg.measure.references import foretell_job
 from kcg.measure.target import detect
 from kcg.measure.verify import CheckedBench
@@ -143,6 +143,24 @@ def test_logarithms_get_positive_inputs() -> None:
     assert bench.choose_recipe() == POSITIVE_RECIPE
     assert verify(ast).passed
     assert bench_of(example_asts()["matmul_f32"])[0].choose_recipe() == RECIPE
+
+
+def test_what_is_a_number_only_between_0_and_1_gets_such_inputs() -> None:
+    """As in a sum over `Tensor.randn`, whose every term is not a number where one of its inputs is above 1."""
+    (normal,) = kernels_of(((empty(8, 64) * 6.28).cos() * ((1 - empty(8, 64)).log() * -2).sqrt()).sum(1))
+    (quotient,) = kernels_of((empty(8, 64, dtype="int32") // empty(8, 64, dtype="int32")).sum(1))
+    for ast in (normal, quotient):
+        assert bench_of(ast)[0].choose_recipe() == UNIT_RECIPE
+        assert verify(ast).passed
+
+
+def test_data_of_0_and_1_that_give_no_numbers_prove_nothing_and_are_left_out() -> None:
+    """A quotient by one of many zeros: what the rule cannot judge it does not hold against the kernel."""
+    (ast,) = kernels_of((empty(16, 8) * empty(16, 1).reciprocal()).sum())
+    bench, _ = bench_of(ast)
+    assert bench.reference(0, BINARY_RECIPE, ()).judged() == 0.0
+    verdict = verify(ast)
+    assert verdict.passed and "exact on {0,1} inputs" not in verdict.rules
 
 
 def test_kernel_of_which_nothing_is_known_is_not_passed() -> None:

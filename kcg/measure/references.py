@@ -12,7 +12,16 @@ import numpy as np
 
 from kcg.compat.tiny import UOp
 from kcg.kernel.evaluate import StoreValues, evaluate, sample_points
-from kcg.measure.inputs import BINARY_RECIPE, POSITIVE_RECIPE, RECIPE, BufferInfo, buffers_of, make_inputs, to_values
+from kcg.measure.inputs import (
+    BINARY_RECIPE,
+    POSITIVE_RECIPE,
+    RECIPE,
+    UNIT_RECIPE,
+    BufferInfo,
+    buffers_of,
+    make_inputs,
+    to_values,
+)
 from kcg.types import Region
 
 POINTS = 96  # sampled output elements per store and seed
@@ -47,9 +56,10 @@ class Reference:
         return values.size >= TELLING and not values.any()
 
     def exact(self) -> float:
-        """The share of points that must match bit for bit."""
-        errors = np.concatenate([store.error for store in self.stores]) if self.stores else np.zeros(0)
-        return float((errors == 0).mean()) if errors.size else 0.0
+        """The share of points that must match bit for bit; what is not a number matches anything."""
+        sure = [(store.error == 0) & ~np.isnan(store.values) for store in self.stores]
+        points = np.concatenate(sure) if sure else np.zeros(0)
+        return float(points.mean()) if points.size else 0.0
 
 
 class Referee:
@@ -75,12 +85,13 @@ class Referee:
         """The recipe of inputs under which most of the outputs are numbers.
 
         Signed data where it can be (all-positive data hides padding bugs), positive data for kernels that take the
-        logarithm or the root of their inputs, whose outputs would otherwise be NaN and prove nothing.
+        logarithm or the root of their inputs, whose outputs would otherwise be NaN and prove nothing. Last, data
+        between 0 and 1, and integers without a 0: `Tensor.randn` takes the logarithm of 1 - x.
         Raises VerificationError where there is no reference for the kernel.
         """
         if variables not in self._recipes:
             shares = {}
-            for recipe in (RECIPE, POSITIVE_RECIPE):
+            for recipe in (RECIPE, POSITIVE_RECIPE, UNIT_RECIPE):
                 self.fill(0, recipe)
                 shares[recipe] = self._evaluate(0, PROBE_POINTS, variables).judged()
                 if shares[recipe] > 1 - JUDGED:

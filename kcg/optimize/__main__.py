@@ -6,14 +6,18 @@ import time
 
 STARTED = time.monotonic()
 
+import signal  # noqa: E402
 import sys  # noqa: E402
 from pathlib import Path  # noqa: E402
-from typing import Annotated  # noqa: E402
+from typing import TYPE_CHECKING, Annotated  # noqa: E402
 
 import typer  # noqa: E402
 
 from kcg.commandline import command_text, guarded  # noqa: E402
 from kcg.errors import ExitCode, UsageError  # noqa: E402
+
+if TYPE_CHECKING:
+    from kcg.types import Result
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
 apply_app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
@@ -107,9 +111,22 @@ def run(settings: object, *, dry_run: bool, json_mode: bool, quiet: bool) -> Exi
     elif finished.exit_code == ExitCode.DEVICE_UNUSABLE:
         told = f"{finished.lost}; what was measured is kept: when the device is back, go on with"
         shown.line(f"kcg: {told} {resume_command(settings)}", important=True)
+    elif finished.exit_code == ExitCode.VERIFICATION_FAILED:
+        shown.line(f"kcg: {not_verified(finished.result)}", important=True)
     elif finished.exit_code == ExitCode.NOTHING_IMPROVED:
         shown.line("nothing was faster than tinygrad's own schedules, which are kept; try --effort thorough")
     return finished.exit_code
+
+
+def not_verified(result: Result) -> str:
+    """Why a run that came to its end has the exit code of a failed verification, in one line."""
+    if result.model_check is not None and result.model_check.passed is False:
+        return f"the whole model is wrong with these schedules, do not use them: {result.model_check.reason}"
+    failed = [region for region in result.regions if not region.chosen.verification.passed]
+    return (
+        f"{len(failed)} of {len(result.regions)} kernels could not be verified and keep tinygrad's own schedule; the "
+        f"first is {failed[0].baseline.name}: {failed[0].note}"
+    )
 
 
 def resume_command(settings: object) -> str:
@@ -152,4 +169,5 @@ def main() -> ExitCode:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # who is told to end keeps what it has, as on Ctrl-C
     guarded(main)

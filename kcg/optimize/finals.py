@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from kcg import __version__
 from kcg.errors import DeviceError
 from kcg.kernel.handwritten import source_body
-from kcg.measure.jobs import DuelJob, DuelOutcome
+from kcg.measure.jobs import UNJUDGED, DuelJob, DuelOutcome
 from kcg.measure.pools import ServiceClosed
 from kcg.measure.protocol import PROTOCOL, median, median_interval, spread
 from kcg.measure.rows import duel_rows
@@ -214,11 +214,13 @@ def _decide(
 
 def _who_is_wrong(session: Session, work: RegionWork, reason: str) -> str:
     """Whether tinygrad's own schedule of a kernel is wrong or the reference cannot judge it: the raw kernel tells."""
+    if reason.startswith(UNJUDGED):
+        return f"the kernel {reason}"
     if work.space.baseline() == RAW:
         return f"the kernel does not verify as tinygrad compiles it: {reason}"
     raw = session.measure(work, [RAW], sampler="reference")[0].result()
     if raw.status == Status.OK:
-        return f"tinygrad's own schedule is wrong, the unoptimised kernel is right: {reason}"
+        return f"tinygrad's own schedule does not verify, the unoptimised kernel is right on one seed: {reason}"
     if raw.status == Status.WRONG:
         return f"the references disagree: tinygrad's own schedule ({reason}) and the unoptimised one ({raw.reason})"
     return f"tinygrad's own schedule does not verify: {reason}"

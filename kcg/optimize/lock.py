@@ -1,7 +1,8 @@
-"""One optimisation at a time on a device: two would disturb each other's samples.
+"""One optimisation at a time on a device: two would disturb each other's samples. And one in a folder: the second would
+move the journal of the first away, and the first, when it ends, remove what the second has in its own beside it.
 
-The lock is the operating system's, on a file beside the temporary files, so that it goes when its process dies, however
-it dies. The file says which process that is. A CPU has none: it is shared with everything else anyway.
+The lock of a device is the operating system's, on a file beside the temporary files, so that it goes when its process
+dies, however it dies. The file says which process that is. A CPU has none: it is shared with everything else anyway.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from kcg.errors import DeviceError
+from kcg.errors import DeviceError, UsageError
 from kcg.files import locked
 
 POLL_S = 1.0
@@ -49,6 +50,24 @@ def alone_on(dev: str, *, wait: bool = False, say: Callable[[str], None] = lambd
         file.write(str(os.getpid()))
         file.flush()
         yield
+
+
+@contextlib.contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder, on the folder itself, so that no file is left. Raises UsageError where another process
+    has it. Where a file system has no such locks there is none.
+    """
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):
+            if not locked(descriptor):
+                raise UsageError(
+                    f"another optimisation writes to {folder}: wait until it ends, or choose another folder with "
+                    "--report DIR"
+                )
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _holder(path: Path) -> str:

@@ -3,6 +3,7 @@ budget, `finals` does the rest."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 import time
@@ -20,6 +21,7 @@ from kcg.errors import UnknownName, UsageError
 from kcg.measure.protocol import PROTOCOL
 from kcg.measure.service import BASELINE_TIMEOUT_S, MeasureService, Request
 from kcg.optimize import estimates
+from kcg.optimize.lock import alone_in
 from kcg.optimize.phases import CAPTURING, OPENING, Phases
 from kcg.optimize.settings import Settings, writable_folder
 from kcg.search.interface import Ledger, Observation, best
@@ -133,6 +135,9 @@ class Session:
         self._check_names()
         prepare(self.choice.dev)
         self.folder = writable_folder(settings.folder) if writes else settings.folder
+        self._held = contextlib.ExitStack()  # until the journal is closed
+        if writes:
+            self._held.enter_context(alone_in(self.folder))
         self.service = MeasureService(self.choice.dev, run_id=self.run_id)
         self.ledger = Ledger(max_measurements=settings.measurements)
 
@@ -143,6 +148,7 @@ class Session:
         self.close_children()
         if self.journal is not None:
             self.journal.close()
+        self._held.close()
 
     def close_children(self) -> None:
         """Kill every process that measures, compiles or searches."""
@@ -163,12 +169,13 @@ class Session:
 
     def _check_names(self) -> None:
         """Refuse unknown names before any child is started."""
-        from kcg.search.strategies import STRATEGIES, strategy
+        from kcg.search.strategies import STRATEGIES, WIDEST, strategy
         from kcg.workloads.registry import find
 
         name = self.settings.search
         if name.partition(":")[0] == TINY_BEAM:
-            if not (name.partition(":")[2] or "2").isdigit():
+            width = name.partition(":")[2] or "2"
+            if not (width.isascii() and width.isdecimal() and 1 <= int(width[:5]) <= WIDEST):
                 raise UsageError(f"--search {name}: write a width, for example {TINY_BEAM}:2")
         else:
             offered = [n for n, named in STRATEGIES.items() if not named.needs_policy]

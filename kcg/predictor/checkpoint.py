@@ -90,5 +90,7 @@ def _net(settings: NetSettings, tensors: dict[str, Tensor], prefix: str) -> Net:
     with torch.device("meta"):  # nothing is allocated for numbers that are not in the file
         net = Net(settings)
     held = {k.removeprefix(prefix): v.float() for k, v in tensors.items() if k.startswith(prefix)}
+    if not all(bool(value.isfinite().all()) for value in held.values()):
+        raise ValueError("weights that are not numbers")
     net.load_state_dict(held, assign=True)
     return net.eval()
