@@ -238,6 +238,29 @@ def test_a_sum_over_sums_may_be_added_part_by_part() -> None:
     assert error_ratio(expected, got + 0.01).min() > CONFIDENT
 
 
+def test_equal_terms_are_rounded_alike() -> None:
+    # the gradient of a batch norm after a ReLU: 3136 terms of a channel are one value or 0
+    rng = np.random.default_rng(0)
+    mask, scale = rng.normal(size=(64, 3136)).astype(np.float32), rng.normal(size=64).astype(np.float32)
+    (ast,) = kernels_of((empty(64, 3136) > 0).where(empty(64, 1).expand(64, 3136), 0).sum(1))
+    (expected,) = evaluate(ast, {1: mask.reshape(-1), 2: scale}, sample_points(ast, 64, rng))
+    got = np.cumsum(np.where(mask > 0, scale[:, None], np.float32(0)), axis=1, dtype=np.float32)[expected.indices, -1]
+    off = np.abs(got - expected.values) / (2.0**-24 * np.sqrt(3136) * np.abs(expected.values))
+    assert off.max() > CONFIDENT, "more than independent errors would be"
+    assert error_ratio(expected, got).max() <= CONFIDENT
+    one_less = got - scale[expected.indices]
+    assert error_ratio(expected, one_less).min() > CONFIDENT
+
+
+def test_terms_that_differ_are_not_taken_for_equal_ones() -> None:
+    rng = np.random.default_rng(0)
+    (ast,) = kernels_of(empty(16, 30_000).sum(1))
+    data = rng.normal(size=16 * 30_000).astype(np.float32)
+    (expected,) = evaluate(ast, {1: data}, sample_points(ast, 16, rng))
+    size = np.sqrt(np.square(data.reshape(16, -1).astype(np.float64)).sum(1))[expected.indices]
+    assert (expected.error <= 1.2 * 2.0**-24 * np.sqrt(30_000) * np.maximum(size, np.abs(expected.values))).all()
+
+
 def test_infinity_and_nan_must_be_where_the_reference_has_them() -> None:
     nothing = np.zeros(3)
     expected = StoreValues(0, np.arange(3), np.array([np.inf, np.nan, 1.0]), nothing + 1e-7)

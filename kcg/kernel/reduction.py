@@ -14,6 +14,9 @@ from kcg.kernel.numerics import CONFIDENT, Value, settled, unit_roundoff
 
 Array = NDArray[Any]
 
+LOOKED_AT = 1 << 13  # terms of a sum in which equal ones are looked for, drawn from all of them
+COLUMNS = 8  # sums in which they are
+
 _COMBINE = {Ops.ADD: np.add, Ops.MUL: np.multiply, Ops.MAX: np.maximum}
 
 
@@ -33,6 +36,8 @@ class Fold:
         self._shift: Array = np.zeros(())
         self._integral = True
         self._biased = False  # one part is the same every time: so is the error of adding it, and errors do not cancel
+        self._drawn: list[Array] = []  # terms of some sums, (terms, sums)
+        self._random = np.random.default_rng(0)
         self._parts = 1  # a term that is a sum itself is added part by part: `(a + x) + y`, not `a + (x + y)`
 
     def add(self, term: Value, terms: int, outer_axes: int) -> None:
@@ -52,7 +57,9 @@ class Fold:
             parts = [whole(part) for part in term.terms] or [data]
             self._parts = max(self._parts, len(parts))
             self._biased = self._biased or any(part.ndim <= outer_axes for part in term.terms)
-            for part in parts:
+            for place, part in enumerate(parts):
+                if not term.terms or term.terms[place].ndim > outer_axes:
+                    self._draw(part)
                 self._squares = self._squares + np.square(part).sum(0)
                 self._integral = self._integral and error is None and bool((part == np.rint(part)).all())
         if error is None:
@@ -66,6 +73,27 @@ class Fold:
             self._shift = self._shift + (np.sign(data) * error).sum(0)
         else:
             self._spread = self._spread + np.square(np.where(error == 0, 0.0, error / np.abs(data))).sum(0)
+
+    def _draw(self, terms: Array) -> None:
+        """Keep some terms of some sums."""
+        share = LOOKED_AT / self._count
+        chosen = terms if share >= 1 else terms[self._random.random(len(terms)) < share]
+        columns = math.prod(terms.shape[1:])
+        self._drawn.append(chosen.reshape(len(chosen), columns)[:, :: max(1, columns // COLUMNS)][:, :COLUMNS])
+
+    def _repeats(self) -> float:
+        """Σ m² / K of the K terms of a sum in which a value occurs m times: 1 where all differ.
+
+        Equal terms are rounded alike, so that m errors are one error, m times as large; adding 0 makes none.
+        """
+        found = 1.0
+        for column in np.concatenate(self._drawn).T if self._drawn else ():
+            values = column[column != 0]
+            if len(values) > 1:
+                times = np.unique(values, return_counts=True)[1].astype(np.float64)
+                alike = (np.square(times).sum() - len(values)) / (len(values) * (len(values) - 1))  # of all pairs
+                found = max(found, 1 + alike * (self._count * len(values) / len(column) - 1))
+        return found
 
     def value(self) -> Value:
         """The reduction of all blocks."""
@@ -83,7 +111,7 @@ class Fold:
             # a sum of integers is exact in any order while every partial sum is small: none is above Σ term²
             if not (self._integral and (self._squares * unit_roundoff(self._dtype) <= 0.5).all()):
                 size = np.maximum(np.abs(result), np.sqrt(self._squares))
-                error = error + accumulated * size
+                error = error + accumulated * math.sqrt(self._repeats()) * size
                 if self._biased:
                     error = error + unit_roundoff(self._dtype) * self._count * size / CONFIDENT  # a bound
         certain = np.isfinite(spread)  # an infinite or NaN result of certain terms is certain
