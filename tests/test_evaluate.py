@@ -11,7 +11,7 @@ import pytest
 from tinygrad import dtypes
 from tinygrad.engine.realize import run_linear
 
-from kcg.compat.tiny import AddrSpace, AxisType, Buffer, KernelInfo, Ops, ParamArg, UOp
+from kcg.compat.tiny import AddrSpace, AxisType, Buffer, Invalid, KernelInfo, Ops, ParamArg, UOp
 from kcg.errors import VerificationError
 from kcg.kernel.evaluate import (
     CONFIDENT,
@@ -307,6 +307,22 @@ def test_gated_stores_store_nothing() -> None:
     ast = out.index(where).store(source.index(rng)).end(rng).sink(arg=KernelInfo())
     (store,) = evaluate(ast, {1: np.arange(8, dtype=np.float32)}, sample_points(ast, 8, np.random.default_rng(0)))
     assert store.indices.tolist() == store.values.tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("hidden", [0, 1])
+def test_a_padding_that_hides_no_term_of_a_sum_is_none(hidden: int) -> None:
+    # the gradient of a strided convolution: tinygrad leaves a condition that is always true, and Invalid beside it
+    out = UOp(Ops.PARAM, src=(UOp.const(1),), arg=ParamArg(0, dtypes.float32))
+    source = UOp(Ops.PARAM, src=(UOp.const(8),), arg=ParamArg(1, dtypes.float32))
+    row = UOp.range(8, 0, AxisType.REDUCE)
+    padded = (row < 8 - hidden).where(source.index(row), UOp.const(Invalid))
+    ast = out.index(UOp.const(0)).store(padded.reduce(row, arg=Ops.ADD)).sink(arg=KernelInfo())
+    points = sample_points(ast, 1, np.random.default_rng(0))
+    if hidden:
+        with pytest.raises(VerificationError, match="partly invalid"):
+            evaluate(ast, {1: np.arange(8, dtype=np.float32)}, points)
+    else:
+        assert evaluate(ast, {1: np.arange(8, dtype=np.float32)}, points)[0].values.tolist() == [28.0]
 
 
 def test_several_stores_are_all_evaluated() -> None:
