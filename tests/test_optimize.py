@@ -231,6 +231,7 @@ RAISING = "raise ValueError('boom')\n"
         (["flux", "--device", "TPU"], ExitCode.DEVICE_UNUSABLE, "unknown device"),
         (["flux", "--report", "/proc/kcg-cannot-write-here"], ExitCode.USAGE, "cannot write to"),
         (["missing.py"], ExitCode.USAGE, "there is no script missing.py"),
+        (["raising.py", "--preset", "768"], ExitCode.USAGE, "--preset 768: a script has none"),
         (["flux", "--no-such-option"], ExitCode.USAGE, "--no-such-option"),
         (["apply", "truncated.json"], ExitCode.USAGE, "truncated.json"),
         (["apply", "absent.json"], ExitCode.USAGE, "absent.json"),
@@ -242,6 +243,7 @@ def test_what_is_refused_before_anything_starts_is_one_line_and_an_exit_code(
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
     Path("truncated.json").write_text('{"schema": 1, "total_before')
+    Path("raising.py").write_text(RAISING)
     monkeypatch.setattr(sys, "argv", ["kcg.optimize", *arguments])
     with pytest.raises(SystemExit) as ended:
         guarded(main)

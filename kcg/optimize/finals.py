@@ -58,7 +58,7 @@ def judge_all(session: Session) -> tuple[RegionResult, ...]:
             elapsed = time.monotonic() - session.started
             session.progress.update(
                 done_s=elapsed, budget_s=session.expected_s(), measurements=session.ledger.measurements,
-                kernels=(count, len(order)), total_s=sum(r.after_s for r in results.values()),
+                kernels=(count, len(order)), total_s=sum(results.get(w.id, w).after_s for w in order),
             )  # fmt: skip
     finally:
         if spared := len(session.taken_over - session.fought):

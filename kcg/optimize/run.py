@@ -15,8 +15,9 @@ from kcg.optimize.console import Progress, format_seconds
 from kcg.optimize.estimates import judging_s
 from kcg.optimize.finals import as_searched, build_result, judge_all
 from kcg.optimize.memory import check_memory, room_on
+from kcg.optimize.names import TINY_BEAM
 from kcg.optimize.phases import BASELINES, JUDGING, MODEL, SEARCH
-from kcg.optimize.session import TINY_BEAM, Session
+from kcg.optimize.session import Session
 from kcg.optimize.settings import Settings
 from kcg.optimize.verdicts import forget
 from kcg.types import ModelCheck, Result

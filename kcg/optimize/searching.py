@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from kcg.errors import ScheduleError
 from kcg.measure.jobs import TinyBeamJob
-from kcg.optimize.session import TINY_BEAM, RegionWork, Session
+from kcg.optimize.names import TINY_BEAM
+from kcg.optimize.session import RegionWork, Session
 from kcg.optimize.settings import EFFORTS
 from kcg.search.bidding import Auction, Limits
 from kcg.search.interface import Observation, Problem, Said

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kcg.compat.device import choose_device, prepare
-from kcg.errors import UnknownName, UsageError
 from kcg.measure.protocol import PROTOCOL
 from kcg.measure.service import BASELINE_TIMEOUT_S, MeasureService, Request
 from kcg.optimize import estimates
 from kcg.optimize.lock import alone_in
+from kcg.optimize.names import check_names
 from kcg.optimize.phases import CAPTURING, OPENING, Phases
 from kcg.optimize.settings import Settings, writable_folder
 from kcg.search.interface import Ledger, Observation, best
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from kcg.predictor.interface import Predictor
     from kcg.search.thinking import Thinkers
 
-TINY_BEAM = "tinygrad-beam"
 THINKING = 3  # processes that search, for every four that compile
 PASSING = (Status.NOISY, Status.WORKER_DIED)
 
@@ -86,6 +85,11 @@ class RegionWork:
     def best_s(self) -> float:
         found = best(list(self.known.values()))  # a copy: its search may run in another thread
         return found.time_s if found is not None else 0.0
+
+    @property
+    def after_s(self) -> float:
+        """What all its calls take by the best that is known so far; 0 where nothing is."""
+        return self.call.calls * self.best_s
 
     def ranked(self) -> list[Schedule]:
         """Schedules that ran, fastest first; one of each binary."""
@@ -132,7 +136,7 @@ class Session:
         self.journal: Journal | None = None
 
         self.choice = choose_device(settings.device)
-        self._check_names()
+        check_names(settings, self.choice.device)
         prepare(self.choice.dev)
         self.folder = writable_folder(settings.folder) if writes else settings.folder
         self._held = contextlib.ExitStack()  # until the journal is closed
@@ -166,33 +170,6 @@ class Session:
             count = max(2, THINKING * self.service.compile_workers // 4)
             self.thinkers = Thinkers(count, choice, target, self.service.initargs)
         self.predictor = choose_predictor(choice, target)
-
-    def _check_names(self) -> None:
-        """Refuse unknown names before any child is started."""
-        from kcg.search.strategies import STRATEGIES, WIDEST, strategy
-        from kcg.workloads.registry import find
-
-        name = self.settings.search
-        if name.partition(":")[0] == TINY_BEAM:
-            width = name.partition(":")[2] or "2"
-            if not (width.isascii() and width.isdecimal() and 1 <= int(width[:5]) <= WIDEST):
-                raise UsageError(f"--search {name}: write a width, for example {TINY_BEAM}:2")
-        else:
-            offered = [n for n, named in STRATEGIES.items() if not named.needs_policy]
-            try:
-                strategy(name)
-                known = name.partition(":")[0] in offered
-            except UnknownName:
-                known = False
-            if not known:
-                raise UnknownName("search strategy", name, [*offered, f"{TINY_BEAM}:2"])
-        if not self.settings.is_script:
-            find(self.settings.workload, self.settings.preset, self.choice.device)
-        elif not Path(self.settings.workload).is_file():
-            raise UsageError(f"there is no script {self.settings.workload}")
-        for path in self.settings.kernels:
-            if not path.is_file():
-                raise UsageError(f"there is no file of kernels {path}")
 
     # ---- the steps ----
 
@@ -393,7 +370,7 @@ class Session:
 
     def show(self, *, note: str = "", kernels: tuple[int, int] | None = None) -> None:
         elapsed = time.monotonic() - self.started
-        total = sum(w.call.calls * w.best_s for w in self.works)
+        total = sum(w.after_s for w in self.works)
         complete = all(w.best_s for w in self.works)
         if complete and self.settings.measurements != 0:
             self.history.append(ProgressPoint(elapsed, self.ledger.measurements, total))

@@ -1,0 +1,40 @@
+"""What a user names, looked up before any child is started: search, workload or script, preset, files of kernels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from kcg.errors import UnknownName, UsageError
+from kcg.optimize.settings import Settings
+
+TINY_BEAM = "tinygrad-beam"  # with a width: tinygrad's own BEAM, which is no strategy of kcg's
+
+
+def check_names(settings: Settings, device: str) -> None:
+    """Raises UnknownName or UsageError for what does not exist."""
+    from kcg.search.strategies import STRATEGIES, WIDEST, strategy
+    from kcg.workloads.registry import find
+
+    name = settings.search
+    if name.partition(":")[0] == TINY_BEAM:
+        width = name.partition(":")[2] or "2"
+        if not (width.isascii() and width.isdecimal() and 1 <= int(width[:5]) <= WIDEST):
+            raise UsageError(f"--search {name}: write a width, for example {TINY_BEAM}:2")
+    else:
+        offered = [n for n, named in STRATEGIES.items() if not named.needs_policy]
+        try:
+            strategy(name)
+            known = name.partition(":")[0] in offered
+        except UnknownName:
+            known = False
+        if not known:
+            raise UnknownName("search strategy", name, [*offered, f"{TINY_BEAM}:2"])
+    if not settings.is_script:
+        find(settings.workload, settings.preset, device)
+    elif not Path(settings.workload).is_file():
+        raise UsageError(f"there is no script {settings.workload}")
+    elif settings.preset != "auto":
+        raise UsageError(f"--preset {settings.preset}: a script has none; its own arguments come after --")
+    for path in settings.kernels:
+        if not path.is_file():
+            raise UsageError(f"there is no file of kernels {path}")
