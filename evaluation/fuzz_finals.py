@@ -75,7 +75,7 @@ def main(
         name = service.target.tinygrad_device.lower().replace(":", "_")
     headline = {"kernels": judged, "verdicts": 2 * judged, "rejected": len(rejected), "worst_error": worst}
     entry = {
-        "rules": dict(rules), "rejected": rejected, "not_judged": dict(failed), "seed": seed,
+        "rules": dict(rules), "rejections": rejected, "not_judged": dict(failed), "seed": seed,
         "command": f"python evaluation/fuzz_finals.py {device} --kernels {count} --seed {seed}",
     }  # fmt: skip
     record_results(out, name, entry | headline, {f"{key}_{name}": value for key, value in headline.items()})

@@ -17,6 +17,8 @@ from kcg.kernel.codec import ast_of, kernel_of
 from kcg.kernel.evaluate import buffers, evaluate, sample_points
 from kcg.measure.inputs import (
     BLOCK,
+    FEW,
+    FEW_RECIPE,
     POSITIVE_RECIPE,
     RECIPE,
     SMALL_INTEGERS,
@@ -105,7 +107,12 @@ def test_other_integers_are_small_and_signed() -> None:
     assert unsigned.dtype == np.uint8 and unsigned.max() == SMALL_INTEGERS - 1
 
 
-def test_the_last_recipe_stays_between_0_and_1_and_without_a_0() -> None:
+def test_few_numbers_are_few_in_every_type() -> None:
+    assert {*np.unique(make_inputs(ASTS["matmul_f32"], 0, recipe=FEW_RECIPE)[1])} == {*FEW}
+    assert {*np.unique(make_inputs(ASTS["integer_sum"], 0, recipe=FEW_RECIPE)[1])} == {0, 1, 2, 3}
+
+
+def test_a_recipe_stays_between_0_and_1_and_without_a_0() -> None:
     drawn = make_inputs(ASTS["matmul_f32"], 0, recipe=UNIT_RECIPE)
     assert all(0 < values.min() < 0.2 and 0.8 < values.max() < 1 for values in drawn.values())
     drawn = make_inputs(ASTS["int_min"], 0, recipe=UNIT_RECIPE)

@@ -17,7 +17,7 @@ from kcg.kernel.compiler import compile_schedule
 from kcg.kernel.space import KernelSpace
 from kcg.measure import child
 from kcg.measure import verify as verify_module
-from kcg.measure.inputs import BINARY_RECIPE, POSITIVE_RECIPE, RECIPE, UNIT_RECIPE, to_values
+from kcg.measure.inputs import BINARY_RECIPE, FEW_RECIPE, POSITIVE_RECIPE, RECIPE, UNIT_RECIPE, to_values
 from kcg.measure.references import foretell_job
 from kcg.measure.target import detect
 from kcg.measure.verify import CheckedBench
@@ -152,6 +152,16 @@ def test_what_is_a_number_only_between_0_and_1_gets_such_inputs() -> None:
     for ast in (normal, quotient):
         assert bench_of(ast)[0].choose_recipe() == UNIT_RECIPE
         assert verify(ast).passed
+
+
+def test_what_is_0_unless_two_numbers_are_equal_gets_few_different_ones() -> None:
+    x, y, g = empty(8, 32), empty(8, 32), empty(8, 32)
+    (gradient,) = kernels_of((x == y).where(g, 0))  # of a max-pool
+    (counted,) = kernels_of((empty(8, 32, dtype="int32") * 1000 == empty(8, 32, dtype="int32") * 1000 + 1).sum(1))
+    assert bench_of(gradient)[0].choose_recipe() == FEW_RECIPE
+    assert verify(gradient).passed
+    verdict = verify(counted)
+    assert not verdict.passed and "every output is 0" in verdict.reason, "nothing shows that it is right"
 
 
 def test_data_of_0_and_1_that_give_no_numbers_prove_nothing_and_are_left_out() -> None:

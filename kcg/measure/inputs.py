@@ -20,7 +20,9 @@ from kcg.types import content_id
 RECIPE = "normal-v1"
 POSITIVE_RECIPE = "positive-v1"
 UNIT_RECIPE = "unit-v1"  # floats between 0 and 1, and integers that are not 0: for log(1 - x), asin(x) or n // m
+FEW_RECIPE = "few-v1"  # four floats and four integers, so that many are equal: for x == max(x)
 BINARY_RECIPE = "binary-v1"  # floats are 0 or 1, few enough ones that every sum is exact in the narrowest type
+FEW = (-1.0, -0.5, 0.5, 1.0)
 SMALL_INTEGERS = 8  # integers that index nothing are drawn from [-8, 8)
 BLOCK = 1_048_573  # random elements drawn for one buffer; a longer one repeats them, and a prime length fits no tile
 
@@ -186,24 +188,26 @@ def make_inputs(ast: UOp, seed: int, *, recipe: str = RECIPE) -> dict[int, Any]:
         if not info.is_input:
             continue
         drawn = min(info.size, BLOCK)
-        low, high = _integers(info, bounds, nonzero=recipe == UNIT_RECIPE)
+        low, high = _integers(info, bounds, recipe)
         draw = _kept_block if drawn == BLOCK else _block
         block = draw(seed, info.slot, recipe, info.dtype, drawn, density, low, high)
         made[info.slot] = block if drawn == info.size else Repeated(block, info.size)
     return made
 
 
-def _integers(info: BufferInfo, bounds: dict[int, int], *, nonzero: bool = False) -> tuple[int, int]:
-    """The range from which the integers of a buffer are drawn, positive ones where they index nothing and are to be
-    `nonzero`; (0, 0) for other types."""
+def _integers(info: BufferInfo, bounds: dict[int, int], recipe: str) -> tuple[int, int]:
+    """The range from which the integers of a buffer are drawn, by the recipe where they index nothing; (0, 0) for other
+    types."""
     if info.dtype in FLOATS or info.dtype == "bool":
         return 0, 0
     numpy_type = np.dtype(numpy_dtype(info.dtype))
     low, high = -SMALL_INTEGERS, SMALL_INTEGERS
     if info.slot in bounds:
         low, high = 0, bounds[info.slot]
-    elif nonzero:
+    elif recipe == UNIT_RECIPE:
         low, high = 1, SMALL_INTEGERS + 1
+    elif recipe == FEW_RECIPE:
+        low, high = 0, len(FEW)
     elif numpy_type.kind == "u":
         low = 0
     high = min(high, int(np.iinfo(numpy_type).max))
@@ -220,6 +224,8 @@ def _block(
         return to_bits((rng.random(drawn, dtype=np.float32) < density).astype(np.float32), dtype)
     if dtype in FLOATS and recipe == UNIT_RECIPE:
         return to_bits(0.0625 + 0.875 * rng.random(drawn, dtype=np.float32), dtype)
+    if dtype in FLOATS and recipe == FEW_RECIPE:
+        return to_bits(rng.choice(np.array(FEW, np.float32), drawn), dtype)
     if dtype in FLOATS:
         values = rng.standard_normal(drawn, dtype=np.float32)
         values[rng.random(drawn, dtype=np.float32) < 0.125] *= 0.0625

@@ -14,6 +14,7 @@ from kcg.compat.tiny import UOp
 from kcg.kernel.evaluate import StoreValues, evaluate, sample_points
 from kcg.measure.inputs import (
     BINARY_RECIPE,
+    FEW_RECIPE,
     POSITIVE_RECIPE,
     RECIPE,
     UNIT_RECIPE,
@@ -82,18 +83,20 @@ class Referee:
         raise NotImplementedError
 
     def choose_recipe(self, variables: Variables = ()) -> str:
-        """The recipe of inputs under which most of the outputs are numbers.
+        """The recipe of inputs under which most of the outputs are numbers, and not all of them 0.
 
         Signed data where it can be (all-positive data hides padding bugs), positive data for kernels that take the
-        logarithm or the root of their inputs, whose outputs would otherwise be NaN and prove nothing. Last, data
-        between 0 and 1, and integers without a 0: `Tensor.randn` takes the logarithm of 1 - x.
+        logarithm or the root of their inputs, whose outputs would otherwise be NaN and prove nothing. Then data
+        between 0 and 1, and integers without a 0: `Tensor.randn` takes the logarithm of 1 - x. Last, few different
+        numbers: what depends on two that are equal, as the gradient of a max-pool does, is 0 for all others.
         Raises VerificationError where there is no reference for the kernel.
         """
         if variables not in self._recipes:
             shares = {}
-            for recipe in (RECIPE, POSITIVE_RECIPE, UNIT_RECIPE):
+            for recipe in (RECIPE, POSITIVE_RECIPE, UNIT_RECIPE, FEW_RECIPE):
                 self.fill(0, recipe)
-                shares[recipe] = self._evaluate(0, PROBE_POINTS, variables).judged()
+                probe = self._evaluate(0, PROBE_POINTS, variables)
+                shares[recipe] = 0.0 if self.inputs and probe.nothing() else probe.judged()
                 if shares[recipe] > 1 - JUDGED:
                     break
             self._recipes[variables] = max(shares, key=lambda r: shares[r])
