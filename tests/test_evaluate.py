@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 import time
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -238,27 +239,55 @@ def test_a_sum_over_sums_may_be_added_part_by_part() -> None:
     assert error_ratio(expected, got + 0.01).min() > CONFIDENT
 
 
-def test_equal_terms_are_rounded_alike() -> None:
-    # the gradient of a batch norm after a ReLU: 3136 terms of a channel are one value or 0
+@pytest.mark.parametrize(("count", "dropped"), [(3136, 1), (12_544, 16), (25_088, 64)])
+def test_equal_terms_are_rounded_alike(count: int, dropped: int) -> None:
+    # the gradient of a batch norm after a ReLU: the terms of a channel are one value or 0
     rng = np.random.default_rng(0)
-    mask, scale = rng.normal(size=(64, 3136)).astype(np.float32), rng.normal(size=64).astype(np.float32)
-    (ast,) = kernels_of((empty(64, 3136) > 0).where(empty(64, 1).expand(64, 3136), 0).sum(1))
+    mask, scale = rng.normal(size=(64, count)).astype(np.float32), rng.normal(size=64).astype(np.float32)
+    (ast,) = kernels_of((empty(64, count) > 0).where(empty(64, 1).expand(64, count), 0).sum(1))
     (expected,) = evaluate(ast, {1: mask.reshape(-1), 2: scale}, sample_points(ast, 64, rng))
-    got = np.cumsum(np.where(mask > 0, scale[:, None], np.float32(0)), axis=1, dtype=np.float32)[expected.indices, -1]
-    off = np.abs(got - expected.values) / (2.0**-24 * np.sqrt(3136) * np.abs(expected.values))
+    got = np.cumsum(np.where(mask > 0, scale[:, None], np.float32(0)), axis=1, dtype=np.float32)[expected.indices]
+    off = np.abs(got[:, -1] - expected.values) / (2.0**-24 * np.sqrt(count) * np.abs(expected.values))
     assert off.max() > CONFIDENT, "more than independent errors would be"
-    assert error_ratio(expected, got).max() <= CONFIDENT
-    one_less = got - scale[expected.indices]
-    assert error_ratio(expected, one_less).min() > CONFIDENT
+    assert error_ratio(expected, got[:, -1]).max() <= CONFIDENT
+    ends = got[:, -1] - np.float32(max(1, dropped // 2)) * scale[expected.indices]  # half of those dropped are 0
+    assert error_ratio(expected, ends).min() > CONFIDENT
+
+
+def test_zeros_are_no_sum_of_equal_terms_in_sixteen_bits() -> None:
+    rng = np.random.default_rng(0)
+    for dtype, count in (("float16", 1024), ("float16", 4096), ("bfloat16", 256)):
+        mask, scale = rng.normal(size=(16, count)).astype(np.float32), rng.normal(size=16).astype(np.float32)
+        picked = (empty(16, count) > 0).where(empty(16, 1, dtype=dtype).expand(16, count), 0)
+        (ast,) = kernels_of(picked.sum(1, dtype=dtype))
+        (expected,) = evaluate(ast, {1: mask.reshape(-1), 2: _narrow(scale, dtype)}, sample_points(ast, 16, rng))
+        assert (error_ratio(expected, np.zeros(len(expected.values), np.float32)) > CONFIDENT).all(), (dtype, count)
+
+
+def _narrow(values: np.ndarray, dtype: str) -> np.ndarray:
+    return _round_to_bf16(values) if dtype == "bfloat16" else values.astype(dtype)
 
 
 def test_terms_that_differ_are_not_taken_for_equal_ones() -> None:
+    """Whatever another sum of the kernel is made of."""
     rng = np.random.default_rng(0)
     (ast,) = kernels_of(empty(16, 30_000).sum(1))
-    data = rng.normal(size=16 * 30_000).astype(np.float32)
-    (expected,) = evaluate(ast, {1: data}, sample_points(ast, 16, rng))
-    size = np.sqrt(np.square(data.reshape(16, -1).astype(np.float64)).sum(1))[expected.indices]
-    assert (expected.error <= 1.2 * 2.0**-24 * np.sqrt(30_000) * np.maximum(size, np.abs(expected.values))).all()
+    data = rng.normal(size=(16, 30_000)).astype(np.float32)
+    data[3], data[5, 7] = 0.3, np.nan
+    (expected,) = evaluate(ast, {1: data.reshape(-1)}, sample_points(ast, 16, rng))
+    size = np.sqrt(np.square(data.astype(np.float64)).sum(1))[expected.indices]
+    usual = 1.2 * 2.0**-24 * np.sqrt(30_000) * np.maximum(size, np.abs(expected.values))
+    assert {*expected.indices[~(expected.error <= usual)]} <= {3, 5}
+    assert expected.error[expected.indices == 3] > usual[expected.indices == 3]
+
+
+def test_a_sum_after_a_bias_that_all_rows_share() -> None:
+    rng = np.random.default_rng(0)
+    (ast,) = kernels_of((empty(1, 512).expand(64, 512) + empty(64, 512)).sum(1))
+    bias, x = rng.normal(size=512).astype(np.float32), rng.normal(size=(64, 512)).astype(np.float32)
+    (expected,) = evaluate(ast, {1: bias, 2: x.reshape(-1)}, sample_points(ast, 64, rng))
+    got = (bias + x).sum(1, dtype=np.float32)[expected.indices]
+    assert error_ratio(expected, got).max() <= CONFIDENT
 
 
 def test_infinity_and_nan_must_be_where_the_reference_has_them() -> None:
@@ -398,6 +427,16 @@ def test_a_large_matmul_takes_well_under_a_second_and_little_memory() -> None:
     assert time.perf_counter() - start < 1.0
     assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 < 256 << 20
     assert (store.values == 15_360).all() and not store.error.any()
+
+
+def test_a_sum_of_sums_takes_little_memory() -> None:
+    (ast,) = kernels_of(empty(2, 64, 14, 14).conv2d(empty(64, 64, 3, 3)).relu().mean((0, 2, 3)))
+    rng = np.random.default_rng(0)
+    data = {use.slot: rng.normal(size=use.size).astype(np.float32) for use in buffers(ast)}
+    tracemalloc.start()
+    evaluate(ast, data, sample_points(ast, 64, rng))
+    assert tracemalloc.get_traced_memory()[1] < 64 << 20
+    tracemalloc.stop()
 
 
 def test_a_long_reduction_to_one_point_is_blocked() -> None:

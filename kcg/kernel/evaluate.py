@@ -11,7 +11,7 @@ beside each value runs an *error*, the absolute rounding error that a correct ke
   ones, and adds `eps · sqrt(K) · max(|sum|, sqrt(Σ term²))` for accumulating in any order.
 - A sum of sums (`a + (b + c)`) may be added in any order, too: tinygrad has an order of its own. A sum over sums,
   part by part; where one part is the same every time its rounding errors add up linearly. So do those of terms that
-  are equal, as the terms of a masked sum are: K is then Σ m² over values that occur m times.
+  are equal, as the terms of a masked sum are: K is then Σ m² over values that occur m times, up to the bound.
 - A comparison or a truncation that rounding may tip makes what depends on it uncertain by as much as it would change.
 
 So error 0 means: must match bit for bit. A correct kernel stays within `CONFIDENT` errors; infinity means that nothing

@@ -14,8 +14,8 @@ from kcg.kernel.numerics import CONFIDENT, Value, settled, unit_roundoff
 
 Array = NDArray[Any]
 
-LOOKED_AT = 1 << 13  # terms of a sum in which equal ones are looked for, drawn from all of them
-COLUMNS = 8  # sums in which they are
+LOOKED_AT = 1 << 10  # terms of a sum in which equal ones are looked for, drawn from all of them
+COLUMNS = 128  # sums in which they are
 
 _COMBINE = {Ops.ADD: np.add, Ops.MUL: np.multiply, Ops.MAX: np.maximum}
 
@@ -29,14 +29,15 @@ class Fold:
         self._op, self._dtype, self._count = op, dtype, count
         self._is_float = dtypes.is_float(dtype)
         self._result: Array | None = None
-        # running over the terms: Σ term²; Σ error² (of MUL relative; of MAX and integers the plain maximum or sum);
-        # Σ sign(term) · error; whether all terms are exact integers
+        # running over the terms: Σ term²; Σ |term|; Σ error² (of MUL relative; of MAX and integers the plain maximum or
+        # sum); Σ sign(term) · error; whether all terms are exact integers
         self._squares: Array = np.zeros(())
+        self._sizes: Array = np.zeros(())
         self._spread: Array = np.zeros(())
         self._shift: Array = np.zeros(())
         self._integral = True
         self._biased = False  # one part is the same every time: so is the error of adding it, and errors do not cancel
-        self._drawn: list[Array] = []  # terms of some sums, (terms, sums)
+        self._drawn: dict[int, list[Array]] = {}  # by part: some terms of some sums, (terms, sums)
         self._random = np.random.default_rng(0)
         self._parts = 1  # a term that is a sum itself is added part by part: `(a + x) + y`, not `a + (x + y)`
 
@@ -59,7 +60,8 @@ class Fold:
             self._biased = self._biased or any(part.ndim <= outer_axes for part in term.terms)
             for place, part in enumerate(parts):
                 if not term.terms or term.terms[place].ndim > outer_axes:
-                    self._draw(part)
+                    self._draw(place, np.broadcast_to(part, data.shape))
+                self._sizes = self._sizes + np.abs(part).sum(0)
                 self._squares = self._squares + np.square(part).sum(0)
                 self._integral = self._integral and error is None and bool((part == np.rint(part)).all())
         if error is None:
@@ -74,26 +76,43 @@ class Fold:
         else:
             self._spread = self._spread + np.square(np.where(error == 0, 0.0, error / np.abs(data))).sum(0)
 
-    def _draw(self, terms: Array) -> None:
-        """Keep some terms of some sums."""
-        share = LOOKED_AT / self._count
-        chosen = terms if share >= 1 else terms[self._random.random(len(terms)) < share]
-        columns = math.prod(terms.shape[1:])
-        self._drawn.append(chosen.reshape(len(chosen), columns)[:, :: max(1, columns // COLUMNS)][:, :COLUMNS])
+    def _draw(self, place: int, terms: Array) -> None:
+        """Keep copies of some terms of some sums."""
+        share, columns = LOOKED_AT / self._count, math.prod(terms.shape[1:])
+        rows = np.arange(len(terms)) if share >= 1 else np.flatnonzero(self._random.random(len(terms)) < share)
+        terms = terms if terms.ndim > 1 else terms[:, None]
+        chosen = np.unravel_index(np.arange(0, columns, -(-columns // COLUMNS) or 1), terms.shape[1:])
+        self._drawn.setdefault(place, []).append(terms[(rows[:, None], *(axis[None] for axis in chosen))])
 
-    def _repeats(self) -> float:
-        """Σ m² / K of the K terms of a sum in which a value occurs m times: 1 where all differ.
+    def _alike(self) -> tuple[Array, Array]:
+        """Of each sum, about how many of its terms are not 0, and Σ m² over their values, each of which occurs m times;
+        the most of those looked at where these are not all.
 
         Equal terms are rounded alike, so that m errors are one error, m times as large; adding 0 makes none.
         """
-        found = 1.0
-        for column in np.concatenate(self._drawn).T if self._drawn else ():
-            values = column[column != 0]
-            if len(values) > 1:
-                times = np.unique(values, return_counts=True)[1].astype(np.float64)
-                alike = (np.square(times).sum() - len(values)) / (len(values) * (len(values) - 1))  # of all pairs
-                found = max(found, 1 + alike * (self._count * len(values) / len(column) - 1))
-        return found
+        found = []
+        for drawn in self._drawn.values():
+            columns = np.concatenate(drawn)
+            telling = np.isfinite(columns) & (columns != 0)
+            count = telling.sum(0)
+            ordered = np.sort(np.where(telling, columns, np.nan), axis=0)  # NaN comes last
+            # Σ m² is the number of pairs of equal terms, each with itself too: of a run of m equal ones in order, the
+            # first has 1, the second adds 2 · 1 + 1, the third 2 · 2 + 1
+            new = np.ones(ordered.shape, bool)
+            new[1:] = ordered[1:] != ordered[:-1]
+            place = np.arange(len(ordered))[:, None]
+            run = place - np.maximum.accumulate(np.where(new, place, 0), axis=0)
+            pairs = np.where(place < count, 2 * run + 1, 0).sum(0)
+            alike = (pairs - count) / np.maximum(count * (count - 1), 1)  # of all pairs of two
+            terms = self._count * count / max(len(columns), 1)
+            found.append(np.stack([terms, terms * (1 + alike * np.maximum(terms - 1, 0))]))
+        if not found:
+            return np.zeros(()), np.zeros(())
+        terms, pairs = np.max(found, axis=0)
+        shape = np.shape(self._squares)
+        if terms.size == math.prod(shape):
+            return terms.reshape(shape), pairs.reshape(shape)
+        return np.max(terms, initial=0.0), np.max(pairs, initial=0.0)
 
     def value(self) -> Value:
         """The reduction of all blocks."""
@@ -111,7 +130,11 @@ class Fold:
             # a sum of integers is exact in any order while every partial sum is small: none is above Σ term²
             if not (self._integral and (self._squares * unit_roundoff(self._dtype) <= 0.5).all()):
                 size = np.maximum(np.abs(result), np.sqrt(self._squares))
-                error = error + accumulated * math.sqrt(self._repeats()) * size
+                terms, pairs = self._alike()
+                widened = unit_roundoff(self._dtype) * np.sqrt(pairs * self._parts) * size
+                # no error is more: each addition's is that of its partial sum, which is half of Σ |term| on average
+                bound = unit_roundoff(self._dtype) * terms * self._parts * self._sizes / 2 / CONFIDENT
+                error = error + np.maximum(accumulated * size, np.minimum(widened, bound))
                 if self._biased:
                     error = error + unit_roundoff(self._dtype) * self._count * size / CONFIDENT  # a bound
         certain = np.isfinite(spread)  # an infinite or NaN result of certain terms is certain
