@@ -51,10 +51,10 @@ CPU = _cpu()
 _isolate()
 
 
-@pytest.fixture(autouse=True)
-def same_cpu() -> None:
-    """What a command run by another test chose is not this one's device."""
-    if os.environ["DEV"] != CPU:
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """What a command run by another test chose is not this one's device, nor that of a fixture that it shares."""
+    if os.environ.get("DEV") != CPU:
         prepare(CPU)
 
 

@@ -82,9 +82,13 @@ def test_a_second_optimisation_in_a_folder_is_refused_before_it_touches_anything
     journal.write_bytes(b"of the first")
     settings = Settings(str(Path(__file__).parent / "scripts" / "one_layer.py"), device="CPU", folder=tmp_path)
     monkeypatch.setattr(Session, "capture", lambda session: pytest.fail("it began"))
-    refused = "another optimisation writes to .*: wait until it ends, or choose another folder with --report DIR"
+    refused = "another optimisation writes to .*: wait until it ends, add --wait, or choose another folder"
     with lock.alone_in(tmp_path), progress(quiet=True) as shown, pytest.raises(UsageError, match=refused):
         optimize(settings, shown)
     assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"of the first"]
-    with lock.alone_in(tmp_path):  # it is free again
-        pass
+    monkeypatch.setattr(lock, "POLL_S", 0.05)
+    said, first = list[str](), lock.alone_in(tmp_path)
+    first.__enter__()  # it is free again
+    threading.Timer(0.3, first.__exit__, (None, None, None)).start()
+    with lock.alone_in(tmp_path, wait=True, say=said.append):
+        assert said == [f"waiting for another optimisation, which writes to {tmp_path}"]

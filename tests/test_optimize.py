@@ -148,14 +148,25 @@ def test_kill_9_in_the_middle_then_resume_measures_nothing_twice(tmp_path: Path)
     assert json.loads(done.stdout)["measurements"] == len(timings)
 
 
-def test_ctrl_c_writes_the_best_so_far_and_says_how_to_resume(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "signals",
+    [
+        pytest.param([signal.SIGINT], id="Ctrl-C"),
+        pytest.param([signal.SIGTERM, signal.SIGTERM], id="timeout", marks=pytest.mark.slow),
+    ],
+)
+def test_who_is_interrupted_writes_the_best_so_far_and_says_how_to_resume(
+    tmp_path: Path, signals: list[signal.Signals]
+) -> None:
+    """`timeout` sends SIGTERM to its child, and then to the group."""
     arguments = (SMALL, "--budget", "300s", "--report", tmp_path)
     process = subprocess.Popen(
         command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
     _wait_for_rows(tmp_path / "journal.sqlite", 6, process)
     children = psutil.Process(process.pid).children(recursive=True)
-    os.killpg(process.pid, signal.SIGINT)
+    for number in signals:
+        os.killpg(process.pid, number)
     _, err = process.communicate(timeout=60)
     assert process.returncode == ExitCode.INTERRUPTED, err
     assert "Traceback" not in err
@@ -169,7 +180,6 @@ def test_ctrl_c_writes_the_best_so_far_and_says_how_to_resume(tmp_path: Path) ->
     assert not any(r.chosen.verification.passed for r in result.regions), "what was not verified is not called so"
 
 
-@pytest.mark.slow
 @pytest.mark.slow
 def test_who_is_told_to_end_ends_as_on_ctrl_c(tmp_path: Path) -> None:
     """SIGTERM is what `timeout`, a container's end and a batch system send."""
@@ -189,6 +199,7 @@ def test_who_is_told_to_end_ends_as_on_ctrl_c(tmp_path: Path) -> None:
     assert children and not psutil.wait_procs(children, timeout=20)[1] and not list(temporary.iterdir())
 
 
+@pytest.mark.slow
 def test_an_earlier_journal_is_kept_and_a_budget_too_small_to_search_is_said(tmp_path: Path) -> None:
     old = tmp_path / "journal.sqlite"
     old.write_bytes(b"something precious")

@@ -129,6 +129,12 @@ def not_verified(result: Result) -> str:
     )
 
 
+def told_to_end(number: int, frame: object) -> None:
+    """Who is told to end keeps what it has, as on Ctrl-C. Once: `timeout` tells the process, and then its group."""
+    signal.signal(number, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
 def resume_command(settings: object) -> str:
     """The command that continues a run which ended early."""
     from kcg.optimize.settings import Settings
@@ -169,5 +175,5 @@ def main() -> ExitCode:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # who is told to end keeps what it has, as on Ctrl-C
+    signal.signal(signal.SIGTERM, told_to_end)
     guarded(main)

@@ -53,21 +53,36 @@ def alone_on(dev: str, *, wait: bool = False, say: Callable[[str], None] = lambd
 
 
 @contextlib.contextmanager
-def alone_in(folder: Path) -> Iterator[None]:
+def alone_in(folder: Path, *, wait: bool = False, say: Callable[[str], None] = lambda line: None) -> Iterator[None]:
     """Hold the lock of a folder, on the folder itself, so that no file is left. Raises UsageError where another process
-    has it. Where a file system has no such locks there is none.
+    has it, unless it is to `wait`. Where a file system has no such locks there is none.
     """
-    descriptor = os.open(folder, os.O_RDONLY)
     try:
-        with contextlib.suppress(OSError):
-            if not locked(descriptor):
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError as error:
+        raise UsageError(f"cannot read {folder}: {error.strerror}; choose another folder with --report DIR") from None
+    try:
+        told = False
+        while not _locked_if_it_can_be(descriptor):
+            if not wait:
                 raise UsageError(
-                    f"another optimisation writes to {folder}: wait until it ends, or choose another folder with "
-                    "--report DIR"
+                    f"another optimisation writes to {folder}: wait until it ends, add --wait, or choose another "
+                    "folder with --report DIR"
                 )
+            if not told:
+                say(f"waiting for another optimisation, which writes to {folder}")
+                told = True
+            time.sleep(POLL_S)
         yield
     finally:
         os.close(descriptor)
+
+
+def _locked_if_it_can_be(descriptor: int) -> bool:
+    try:
+        return locked(descriptor)
+    except OSError:
+        return True
 
 
 def _holder(path: Path) -> str:

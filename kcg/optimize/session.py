@@ -139,11 +139,12 @@ class Session:
         check_names(settings, self.choice.device)
         prepare(self.choice.dev)
         self.folder = writable_folder(settings.folder) if writes else settings.folder
-        self._held = contextlib.ExitStack()  # until the journal is closed
-        if writes:
-            self._held.enter_context(alone_in(self.folder))
-        self.service = MeasureService(self.choice.dev, run_id=self.run_id)
         self.ledger = Ledger(max_measurements=settings.measurements)
+        with contextlib.ExitStack() as held:
+            if writes:
+                held.enter_context(alone_in(self.folder, wait=settings.wait, say=progress.line))
+            self.service = MeasureService(self.choice.dev, run_id=self.run_id)
+            self._held = held.pop_all()  # until the journal is closed
 
     def __enter__(self) -> Session:
         return self

@@ -95,9 +95,10 @@ def _unforeseen(code: int) -> str:
 
 def _run(command: Sequence[str], environment: dict[str, str]) -> int:
     """Run the child to its end. It is interrupted with this process, and not before it can be without a traceback."""
-    with _interrupts_held():
-        child = subprocess.Popen(command, env=environment, stdout=sys.stderr.fileno())
+    child: subprocess.Popen[bytes] | None = None
     try:
+        with _interrupts_held():
+            child = subprocess.Popen(command, env=environment, stdout=sys.stderr.fileno())
         try:
             return child.wait()
         except KeyboardInterrupt:
@@ -109,15 +110,16 @@ def _run(command: Sequence[str], environment: dict[str, str]) -> int:
                 child.send_signal(signal.SIGINT)
             raise
     finally:
-        if child.poll() is None:
+        if child is not None and child.poll() is None:
             child.kill()
             child.wait()
 
 
 @contextlib.contextmanager
 def _interrupts_held() -> Iterator[None]:
-    """Ctrl-C waits for the end of the block, and in a process that is started inside, until that lets it come."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    """Ctrl-C waits for the end of the block, and in a process that is started inside, until that lets it come; SIGTERM
+    too."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
         yield
     finally:
@@ -176,7 +178,7 @@ class _Recording:
         stays.enter_context(opening(self.dev))
         self._recorder = stays.enter_context(recording())
         try:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
             self._execute()
         except SystemExit as stop:
             self._exited(stop.code)
