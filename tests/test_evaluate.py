@@ -281,6 +281,18 @@ def test_terms_that_differ_are_not_taken_for_equal_ones() -> None:
     assert expected.error[expected.indices == 3] > usual[expected.indices == 3]
 
 
+def test_an_overflow_that_another_order_avoids_is_uncertain() -> None:
+    # in the gradient of a GELU: x / (1 + e)² · e, where e is infinite, was 0 as tinygrad orders it
+    (ast,) = kernels_of(empty(4) * (empty(4).exp2() + 1).reciprocal() * empty(4).exp2())
+    used = [use.slot for use in buffers(ast) if use.is_input]
+    data = {slot: np.array([1, 2, 200, 3], np.float32) for slot in used}
+    (store,) = evaluate(ast, data, sample_points(ast, 4, np.random.default_rng(0)))
+    assert np.isinf(store.error).tolist() == [False, False, True, False] and np.isnan(store.values[2])
+    (ast,) = kernels_of(empty(4).sqrt() * 2)
+    (store,) = evaluate(ast, {1: np.array([1, -1, 4, 9], np.float32)}, sample_points(ast, 4, np.random.default_rng(0)))
+    assert not np.isinf(store.error).any() and np.isnan(store.values[1]), "no order makes a number of that"
+
+
 def test_a_sum_after_a_bias_that_all_rows_share() -> None:
     rng = np.random.default_rng(0)
     (ast,) = kernels_of((empty(1, 512).expand(64, 512) + empty(64, 512)).sum(1))

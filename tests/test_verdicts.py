@@ -13,6 +13,7 @@ import pytest
 
 from kcg.errors import JournalError
 from kcg.kernel.codec import kernel_of
+from kcg.measure import references
 from kcg.measure.jobs import DuelOutcome
 from kcg.measure.protocol import PROTOCOL
 from kcg.optimize import finals, verdicts
@@ -132,7 +133,7 @@ def test_a_verdict_is_of_one_device_and_its_tools_and_rules(
     for where, name, value in (
         (verdicts, "PROTOCOL", PROTOCOL + 1),
         (verdicts, "RULES", verdicts.RULES + 2),
-        (finals, "FINAL_SEEDS", (*finals.FINAL_SEEDS, 9)),
+        (references, "FINAL_SEEDS", (*references.FINAL_SEEDS, 9)),
     ):
         with monkeypatch.context() as patched:
             patched.setattr(where, name, value)

@@ -154,6 +154,14 @@ def test_what_is_a_number_only_between_0_and_1_gets_such_inputs() -> None:
         assert verify(ast).passed
 
 
+def test_one_number_that_decides_over_all_outputs_is_tried_on_every_seed() -> None:
+    """A step of a diffusion sampler: the first seed draws a number between 0 and 1, and others do not."""
+    at = empty(1)
+    (ast,) = kernels_of(empty(4, 64) * at.sqrt() + empty(4, 64) * (1 - at).sqrt())
+    assert bench_of(ast)[0].choose_recipe() == UNIT_RECIPE
+    assert verify(ast).passed
+
+
 def test_what_is_0_unless_two_numbers_are_equal_gets_few_different_ones() -> None:
     x, y, g = empty(8, 32), empty(8, 32), empty(8, 32)
     (gradient,) = kernels_of((x == y).where(g, 0))  # of a max-pool

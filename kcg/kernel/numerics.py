@@ -93,10 +93,13 @@ def _representable(data: Array, dtype: DType) -> Array:
     return np.asarray(same)
 
 
-def rounded(data: Array, error: Array | None, dtype: DType, ulps: float = 0.5) -> Value:
+def rounded(
+    data: Array, error: Array | None, dtype: DType, ulps: float = 0.5, *, made_of: tuple[Array, ...] = ()
+) -> Value:
     """A float result as `dtype` would hold it: its own rounding added to the operands' `error`.
 
-    `ulps` 0.5 is an operation that rounds correctly, hence is exact where it can be; a larger one never is.
+    `ulps` 0.5 is an operation that rounds correctly, hence is exact where it can be; a larger one never is. A product
+    or sum that is no number though all that it is `made_of` are (0 · inf) is uncertain: another order may give one.
     """
     bits, largest, floor = _FLOATS[dtype]
     size = np.abs(data)
@@ -114,6 +117,9 @@ def rounded(data: Array, error: Array | None, dtype: DType, ulps: float = 0.5) -
         else:
             data = np.where(over, np.copysign(np.inf, data), data)
         unsure = np.zeros(()) if error is None else np.where(np.isinf(error), np.inf, 0.0)
+        if made_of:
+            numbers = np.logical_and.reduce([~np.isnan(part) for part in np.broadcast_arrays(*made_of)])
+            unsure = np.where(np.isnan(data) & numbers, np.inf, unsure)
         total = np.where(np.isfinite(data), total, unsure)
     total = np.where(np.isnan(total), np.inf, total)
     return Value(data, total if np.any(total) else None)
@@ -283,12 +289,12 @@ def _float_alu(op: Ops, dtype: DType, values: Sequence[Value]) -> Value:
             either = np.maximum(_some(a.error), _some(b.error)) + unsure
             return Value(np.maximum(x, y), either if either.any() else None)
         case Ops.ADD:
-            return _reordered(rounded(x + y, _plus(a.error, b.error), dtype), a, b, dtype)
+            return _reordered(rounded(x + y, _plus(a.error, b.error), dtype, made_of=(x, y)), a, b, dtype)
         case Ops.SUB:
-            return rounded(x - y, _plus(a.error, b.error), dtype)
+            return rounded(x - y, _plus(a.error, b.error), dtype, made_of=(x, y))
         case Ops.MUL:
             cross = None if a.error is None or b.error is None else _times(a.error, b.error)
-            return rounded(x * y, _plus(_times(x, b.error), _times(y, a.error), cross), dtype)
+            return rounded(x * y, _plus(_times(x, b.error), _times(y, a.error), cross), dtype, made_of=(x, y))
         case Ops.MULACC:
             product = _float_alu(Ops.MUL, dtype, values[:2])
             return _float_alu(Ops.ADD, dtype, (product, values[2]))

@@ -28,6 +28,8 @@ from kcg.types import Region
 POINTS = 96  # sampled output elements per store and seed
 PROBE_POINTS = 32  # to choose the recipe of the inputs
 JUDGED = 0.25  # at least this share of the points must have a known value, or the kernel cannot be judged
+FINAL_SEEDS = (1, 2, 3)  # of the inputs on which finalists are judged
+SCALARS = 8  # elements of an input on which alone it may depend whether the outputs are numbers
 TELLING = 8  # so many zeros and nothing else are no accident
 EXACT = 0.5  # of so many points the reference must be exact, or {0,1} inputs prove nothing more
 
@@ -93,14 +95,20 @@ class Referee:
         """
         if variables not in self._recipes:
             shares = {}
+            has_scalars = any(info.is_input and info.size <= SCALARS for info in self.buffers)
+            seeds = (0, *FINAL_SEEDS) if has_scalars else (0,)
             for recipe in (RECIPE, POSITIVE_RECIPE, UNIT_RECIPE, FEW_RECIPE):
-                self.fill(0, recipe)
-                probe = self._evaluate(0, PROBE_POINTS, variables)
-                shares[recipe] = 0.0 if self.inputs and probe.nothing() else probe.judged()
+                shares[recipe] = min(self._share(seed, recipe, variables) for seed in seeds)
                 if shares[recipe] > 1 - JUDGED:
                     break
             self._recipes[variables] = max(shares, key=lambda r: shares[r])
         return self._recipes[variables]
+
+    def _share(self, seed: int, recipe: str, variables: Variables) -> float:
+        """Of how many outputs something can be said."""
+        self.fill(seed, recipe)
+        probe = self._evaluate(seed, PROBE_POINTS, variables)
+        return 0.0 if self.inputs and probe.nothing() else probe.judged()
 
     def _evaluate(self, seed: int, count: int, variables: Variables) -> Reference:
         named = dict(variables)

@@ -19,6 +19,7 @@ from kcg.kernel.handwritten import source_body
 from kcg.measure.jobs import UNJUDGED, DuelJob, DuelOutcome
 from kcg.measure.pools import ServiceClosed
 from kcg.measure.protocol import PROTOCOL, median, median_interval, spread
+from kcg.measure.references import FINAL_SEEDS
 from kcg.measure.rows import duel_rows
 from kcg.optimize.handwritten import contest
 from kcg.optimize.verdicts import Side, is_known, keep, taken_over
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from kcg.measure.references import Foretold
     from kcg.optimize.session import RegionWork, Session
 
-FINAL_SEEDS = (1, 2, 3)
 TRIES = 2  # finalists per region, the second only if the first is wrong
 DUEL_TIMEOUT_S = 120.0  # at least
 FORETELL_TIMEOUT_S = 30.0  # references of one region, in a process beside

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from kcg.errors import JournalError, ResultError
 from kcg.kernel.compiled import Compiled
+from kcg.measure import references
 from kcg.measure.jobs import DuelOutcome
 from kcg.measure.protocol import PROTOCOL
 from kcg.optimize.result import noun_from_json, noun_to_json
@@ -114,11 +115,9 @@ def _identity(session: Session, work: RegionWork, schedules: Sequence[Schedule])
 
 
 def _key(session: Session, work: RegionWork, schedules: Sequence[Schedule]) -> list[Any]:
-    from kcg.optimize.finals import FINAL_SEEDS
-
     return [
         work.call.region.id, work.call.variables, [[s.kind, s.body] for s in schedules],
-        *_fingerprints(*session.service.facts), PROTOCOL, RULES, FINAL_SEEDS,
+        *_fingerprints(*session.service.facts), PROTOCOL, RULES, references.FINAL_SEEDS,
     ]  # fmt: skip
 
 
