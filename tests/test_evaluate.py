@@ -293,6 +293,20 @@ def test_an_overflow_that_another_order_avoids_is_uncertain() -> None:
     assert not np.isinf(store.error).any() and np.isnan(store.values[1]), "no order makes a number of that"
 
 
+def test_a_product_that_is_computed_as_a_complement_may_be_0_where_it_is_small() -> None:
+    x = empty(4).exp2()
+    (ast,) = kernels_of(empty(4) * (x + 1).reciprocal() * x + empty(4))
+    inputs = {use.slot: np.ones(4, np.float32) for use in buffers(ast) if use.is_input}
+    exponent = next(n.src[0].src[0].arg.slot for n in ast.toposort() if n.op is Ops.EXP2)
+    points = sample_points(ast, 4, np.random.default_rng(0))
+    inputs[exponent] = np.array([-23, -10, 0, 3], np.float32)
+    (store,) = evaluate(ast, inputs, points)
+    share = 1 / (1 + np.exp2(-inputs[exponent]))
+    as_tinygrad = np.float32(1) + (np.float32(1) - np.float32(1) / (np.float32(1) + np.exp2(inputs[exponent])))
+    assert error_ratio(store, as_tinygrad).max() <= CONFIDENT
+    assert (error_ratio(store, np.ones(4, np.float32)) > CONFIDENT).tolist() == [False, True, True, True], share
+
+
 def test_a_sum_after_a_bias_that_all_rows_share() -> None:
     rng = np.random.default_rng(0)
     (ast,) = kernels_of((empty(1, 512).expand(64, 512) + empty(64, 512)).sum(1))

@@ -12,6 +12,7 @@ beside each value runs an *error*, the absolute rounding error that a correct ke
 - A sum of sums (`a + (b + c)`) may be added in any order, too: tinygrad has an order of its own. A sum over sums,
   part by part; where one part is the same every time its rounding errors add up linearly. So do those of terms that
   are equal, as the terms of a masked sum are: K is then Σ m² over values that occur m times, up to the bound.
+- x / (1 + x) may be computed as 1 - 1 / (1 + x).
 - A comparison or a truncation that rounding may tip makes what depends on it uncertain by as much as it would change.
 
 So error 0 means: must match bit for bit. A correct kernel stays within `CONFIDENT` errors; infinity means that nothing
@@ -31,6 +32,7 @@ from numpy.typing import NDArray
 
 from kcg.compat.tiny import AddrSpace, AxisType, DType, Invalid, Ops, UOp, dtypes
 from kcg.errors import VerificationError
+from kcg.kernel.complements import as_complement, complements
 from kcg.kernel.numerics import CONFIDENT as CONFIDENT
 from kcg.kernel.numerics import Value, alu, bit_cast, cast, numpy_dtype, settled, unit_roundoff
 from kcg.kernel.reduction import Fold
@@ -182,6 +184,7 @@ class Run:
         self.inputs = inputs
         self.variables = dict(variables or {})
         self.scopes: dict[UOp, _Scope] = {}
+        self._complements = complements(ast)
         for node in ast.toposort():
             if node.op is Ops.REDUCE:
                 self.scopes[node] = self._scope(node.src[:1], frozenset(node.src[1:]))
@@ -192,6 +195,8 @@ class Run:
             return self.scopes[node].inputs
         if node.op is Ops.INDEX:
             return tuple(node.src[1:])
+        if node in self._complements:
+            return (*node.src, self._complements[node])
         return () if node.op in (Ops.RANGE, Ops.PARAM) else tuple(node.src)
 
     def _scope(self, roots: Iterable[UOp], bound: frozenset[UOp] | None) -> _Scope:
@@ -279,7 +284,9 @@ class Run:
             case Ops.BITCAST:
                 return bit_cast(values[node.src[0]], node.src[0].dtype, node.dtype)
             case _:
-                return alu(node.op, node.dtype, [values[s] for s in node.src], [s.dtype for s in node.src])
+                result = alu(node.op, node.dtype, [values[s] for s in node.src], [s.dtype for s in node.src])
+                x = self._complements.get(node)
+                return result if x is None else as_complement(result, values[x], node.dtype)
 
     def _variable(self, name: str) -> int:
         if name not in self.variables:
