@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable
 from functools import cache
 
+import numpy as np
 from tinygrad import Tensor, Variable, dtypes
 
 from kcg.compat.tiny import Ops, UOp
@@ -179,3 +180,8 @@ def example_ast(name: str, device: str = "CPU") -> UOp:
 def example_asts(device: str = "CPU") -> dict[str, UOp]:
     """Name -> kernel AST (SINK). A name has a suffix `.i` where its tensor takes several kernels."""
     return dict(_asts(device))
+
+
+def round_to_bf16(values: np.ndarray) -> np.ndarray:
+    """Float32 values as bfloat16 holds them."""
+    return ((values.astype(np.float32).view(np.uint32) + 0x8000) & 0xFFFF0000).astype(np.uint32).view(np.float32)

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from kcg.errors import DeviceError, UsageError
+from kcg.errors import DeviceError, KcgError, UsageError
 from kcg.files import locked
 
 POLL_S = 1.0
@@ -36,15 +36,13 @@ def alone_on(dev: str, *, wait: bool = False, say: Callable[[str], None] = lambd
         return
     path = path_of(dev)
     with path.open("a+") as file:
-        told = False
-        while not locked(file):
+
+        def taken() -> tuple[KcgError, str]:
             holder = _holder(path)
-            if not wait:
-                raise DeviceError(f"another optimisation uses {dev} ({holder}): wait until it ends, or add --wait")
-            if not told:
-                say(f"waiting for {holder}, which uses {dev}")
-                told = True
-            time.sleep(POLL_S)
+            refused = DeviceError(f"another optimisation uses {dev} ({holder}): wait until it ends, or add --wait")
+            return refused, f"waiting for {holder}, which uses {dev}"
+
+        _take(lambda: locked(file), taken, wait=wait, say=say)
         file.seek(0)
         file.truncate()
         file.write(str(os.getpid()))
@@ -62,20 +60,30 @@ def alone_in(folder: Path, *, wait: bool = False, say: Callable[[str], None] = l
     except OSError as error:
         raise UsageError(f"cannot read {folder}: {error.strerror}; choose another folder with --report DIR") from None
     try:
-        told = False
-        while not _locked_if_it_can_be(descriptor):
-            if not wait:
-                raise UsageError(
-                    f"another optimisation writes to {folder}: wait until it ends, add --wait, or choose another "
-                    "folder with --report DIR"
-                )
-            if not told:
-                say(f"waiting for another optimisation, which writes to {folder}")
-                told = True
-            time.sleep(POLL_S)
+        refused = UsageError(
+            f"another optimisation writes to {folder}: wait until it ends, add --wait, or choose another folder with "
+            "--report DIR"
+        )
+        waiting = f"waiting for another optimisation, which writes to {folder}"
+        _take(lambda: _locked_if_it_can_be(descriptor), lambda: (refused, waiting), wait=wait, say=say)
         yield
     finally:
         os.close(descriptor)
+
+
+def _take(
+    lock: Callable[[], bool], taken: Callable[[], tuple[KcgError, str]], *, wait: bool, say: Callable[[str], None]
+) -> None:
+    """Take a lock. Where it is `taken`, that error is raised, or its line is said, once, and the lock waited for."""
+    told = False
+    while not lock():
+        refused, waiting = taken()
+        if not wait:
+            raise refused
+        if not told:
+            say(waiting)
+            told = True
+        time.sleep(POLL_S)
 
 
 def _locked_if_it_can_be(descriptor: int) -> bool:
