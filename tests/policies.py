@@ -16,8 +16,8 @@ from kcg.predictor import choice
 from kcg.predictor.gnn import NetSettings
 from kcg.predictor.roofline import Roofline
 from kcg.predictor.views import Viewer
+from kcg.search.graph import Graph, MctsSettings
 from kcg.search.interface import Predict, Propose
-from kcg.search.mcts import Graph, MctsSettings
 from kcg.search.policy import PolicyAbout, PolicyNet
 from kcg.search.replay import oracle_predict
 from kcg.search.trials import Trials

@@ -18,9 +18,9 @@ from kcg.optimize import searching
 from kcg.predictor.roofline import Roofline
 from kcg.search.bidding import Auction, Limits
 from kcg.search.draft import Drafts
+from kcg.search.graph import Graph, MctsSettings
 from kcg.search.interface import Ledger
 from kcg.search.kin import Relative
-from kcg.search.mcts import Graph, MctsSettings
 from kcg.search.replay import constant_predict, oracle_predict
 from kcg.search.strategies import strategy
 from kcg.search.trials import STANDS_FOR, Trials

@@ -10,7 +10,8 @@ import pytest
 from replay_table import BASELINE, KERNELS, chain_table, synthetic_table
 
 from kcg.search.calibration import Calibration, Trial
-from kcg.search.mcts import Graph, MctsSettings, mcts
+from kcg.search.graph import Graph, MctsSettings
+from kcg.search.mcts import mcts
 from kcg.search.replay import (
     constant_predict,
     oracle_predict,
@@ -104,7 +105,7 @@ def test_a_batch_holds_no_near_twins_where_others_are_as_good() -> None:
 def test_mcts_with_other_settings() -> None:
     table = synthetic_table()
     problem = table.problem(oracle_predict(table), max_measurements=20)
-    assert len(list(mcts(problem, settings=MctsSettings(expansions=1, simulations=2)))) >= 20
+    assert len(list(mcts(problem, settings=MctsSettings(first=1, expansions=1, simulations=2)))) >= 20
 
 
 def test_calibration_corrects_offset_neighbours_and_a_backward_predictor() -> None:

@@ -13,8 +13,9 @@ import pytest
 import torch
 from replay_table import KERNELS, chain_table, synthetic_table
 
+from kcg.search.graph import Graph, MctsSettings
 from kcg.search.interface import Ledger, Predict, Proposal, Propose, best
-from kcg.search.mcts import Graph, MctsSettings, mcts
+from kcg.search.mcts import mcts
 from kcg.search.replay import ReplayTable, constant_predict, inverted_predict, noisy_predict, oracle_predict
 from kcg.search.tables import read_tables
 from kcg.search.trials import Trials
@@ -23,7 +24,7 @@ from tests.policies import grown
 
 DATASET = Path(__file__).parent.parent / "datasets" / "h200"
 RECORDED = "2ba8d632"
-DEFAULTS = MctsSettings()
+DEFAULTS = MctsSettings(first=32, expansions=32)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -95,7 +96,7 @@ def evaluations_needed(table: ReplayTable, predict: Predict, propose: Propose, *
     """Until a schedule within 2 % of the optimum is measured."""
     problem = table.problem(predict, seed=seed)
     problem.propose = propose
-    for seen in mcts(problem, settings=MctsSettings(widen=4, expansions=4)):
+    for seen in mcts(problem, settings=MctsSettings(widen=4, first=4, expansions=4)):
         if seen.time_s <= 1.02 * table.best_s:
             break
     return problem.ledger.evaluations
@@ -113,7 +114,7 @@ def test_a_policy_that_knows_the_way_needs_fewer_evaluations() -> None:
 
 
 def test_with_few_evaluations_it_finds_what_a_uniform_policy_does_not() -> None:
-    settings, table = MctsSettings(widen=2, expansions=4), synthetic_table()
+    settings, table = MctsSettings(widen=2, first=4, expansions=4), synthetic_table()
     for seed in range(3):
         knew, _ = searched(table, constant_predict(), knowing(table), seed=seed, settings=settings, max_evaluations=50)
         did_not, _ = searched(table, constant_predict(), even(table), seed=seed, settings=settings, max_evaluations=50)
@@ -153,7 +154,7 @@ def test_no_evaluation_is_counted_twice() -> None:
         asked.extend(table.key(s) for s in schedules)
         return oracle(schedules)
 
-    _, ledger = searched(table, predict, even(table), max_measurements=40)
+    _, ledger = searched(table, predict, even(table), max_measurements=12)
     assert ledger.evaluations == len(asked) == len(set(asked)) < KERNELS
 
 
@@ -162,7 +163,7 @@ def test_progressive_widening_reaches_every_schedule_in_the_end(make: Any, widen
     table = synthetic_table()
     problem = table.problem(constant_predict(), batch_size=32)
     problem.propose = make(table)
-    seen = [table.key(o.schedule) for o in mcts(problem, settings=MctsSettings(widen=widen, simulations=64))]
+    seen = [table.key(o.schedule) for o in mcts(problem, settings=MctsSettings(widen=widen, simulations=2))]
     assert len(seen) == len(set(seen)) == KERNELS
 
 

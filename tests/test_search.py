@@ -13,8 +13,8 @@ import pytest
 from replay_table import BASELINE, KERNELS, chain_table, synthetic_table
 
 from kcg.errors import UnknownName
+from kcg.search.graph import MctsSettings
 from kcg.search.interface import Action, Ledger, Observation, Predict, Problem, best
-from kcg.search.mcts import MctsSettings
 from kcg.search.replay import (
     ReplayTable,
     constant_predict,

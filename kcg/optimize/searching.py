@@ -48,6 +48,7 @@ def problem(session: Session, work: RegionWork, predictor: Predictor, index: int
         known=work.known,
         correct=judge.correct,
         expected=expected,
+        step=work.space.step,
         alike=work.space.alike,
     )
 

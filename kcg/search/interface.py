@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from kcg.types import Action as Action
-from kcg.types import Measurement, Prediction, Schedule, Status
+from kcg.types import Measurement, Opt, Prediction, Schedule, Status
 
 
 class ActionSpace(Protocol):
@@ -130,6 +130,7 @@ class Problem:
     ledger: Ledger
     rng: random.Random
     batch_size: int = 4  # how many measurements are asked for at once
+    drafting: int | None = None  # schedules whose steps are looked at before a batch, at most; None: no such limit
     known: dict[Schedule, Observation] = field(default_factory=dict)  # measured, e.g. before a resume; strategies add
     correct: Correct | None = None
     """Predictions corrected by all that was measured so far, in seconds (not finite: failed); None where the predictor
@@ -138,6 +139,9 @@ class Problem:
     """A policy's own steps from a schedule; None where there is no policy."""
     expected: dict[Schedule, Said] | None = None
     """Where somebody wants to know: what was expected of each schedule, put here before it is measured."""
+    step: Callable[[Schedule, Opt], Schedule | None] | None = None
+    """The schedule after one Opt, None where that is not legal; where there is no such function, schedules are reached
+    by the space's `actions` alone."""
     alike: Callable[[Schedule], str] | None = None
     """Equal for schedules that are about as fast, so that one of them is enough; None: each speaks for itself."""
     ask: Callable[[int, float], int] | None = None

@@ -18,7 +18,7 @@ from typing import Any
 
 from kcg.errors import DataError, ScheduleError
 from kcg.search.interface import Action, ActionSpace, Ledger, Measure, Observation, Predict, Problem
-from kcg.types import Prediction, Schedule, ScheduleKind, Status, canonical_json
+from kcg.types import Opt, Prediction, Schedule, ScheduleKind, Status, canonical_json
 
 FORMAT = "kcg-replay-1"
 
@@ -62,6 +62,10 @@ class ReplayTable:
     def actions(self, schedule: Schedule) -> list[Action]:
         return list(self._record(schedule).actions)
 
+    def step(self, schedule: Schedule, opt: Opt) -> Schedule | None:
+        """Where an Opt leads, None where the table has no such step."""
+        return next((a.schedule for a in self._record(schedule).actions if a.label == str(opt)), None)
+
     def key(self, schedule: Schedule) -> str:
         return self._record(schedule).key
 
@@ -86,7 +90,8 @@ class ReplayTable:
     ) -> Problem:  # fmt: skip
         """This table as a problem of its own, with a budget in measurements or a ledger of the caller's."""
         ledger = ledger or Ledger(max_measurements=max_measurements)
-        return Problem(self, predict, self.measurer(ledger), ledger, random.Random(seed), batch_size=batch_size)
+        rng, measure = random.Random(seed), self.measurer(ledger)
+        return Problem(self, predict, measure, ledger, rng, batch_size=batch_size, step=self.step)
 
     @property
     def best_s(self) -> float:

@@ -19,8 +19,8 @@ import numpy as np
 from kcg.predictor.encode import Array
 from kcg.predictor.features import Graphs, joined
 from kcg.predictor.views import View, Viewer
+from kcg.search.graph import Graph, MctsSettings, Node
 from kcg.search.interface import Ledger, Observation, Predict, Problem, Propose
-from kcg.search.mcts import Graph, MctsSettings, Node
 from kcg.search.trials import Trials
 from kcg.types import Schedule
 

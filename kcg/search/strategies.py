@@ -13,9 +13,10 @@ from typing import Final
 from kcg.errors import UnknownName
 from kcg.search.beams import full_beam, guided_beam, predicted_beam
 from kcg.search.evolution import UNGUIDED, evolution
+from kcg.search.graph import MctsSettings
 from kcg.search.interface import Observation, Problem, Strategy
 from kcg.search.local import annealing, epsilon_greedy, greedy
-from kcg.search.mcts import MctsSettings, mcts
+from kcg.search.mcts import mcts
 from kcg.search.rollouts import policy, policy_beam
 from kcg.search.tinygrad_mcts import tinygrad_mcts
 from kcg.search.trials import Trials

@@ -46,6 +46,7 @@ class Thought:
     strategy: str
     seed: str
     batch_size: int
+    drafting: int | None
     known: tuple[Observation, ...]
     deadline: float | None  # on the clock of the machine (`time.monotonic`)
 
@@ -76,8 +77,8 @@ class Thinkers:
         def remote(problem: Problem) -> Iterator[Observation]:
             child = self._children[place % len(self._children)]
             thought = Thought(
-                region, self.target, self.predictor, name, seed, problem.batch_size, tuple(problem.known.values()),
-                problem.ledger.deadline,
+                region, self.target, self.predictor, name, seed, problem.batch_size, problem.drafting,
+                tuple(problem.known.values()), problem.ledger.deadline,
             )  # fmt: skip
             try:
                 yield from child.search(thought, problem)
@@ -190,9 +191,9 @@ class _Search:
             judge = _predictor(thought.predictor, thought.target).of(space)
             self.problem = Problem(
                 space=space, predict=judge.predict, measure=self.measure, ledger=self.ledger,
-                rng=random.Random(thought.seed), batch_size=thought.batch_size,
+                rng=random.Random(thought.seed), batch_size=thought.batch_size, drafting=thought.drafting,
                 known={o.schedule: o for o in thought.known}, correct=judge.correct, ask=self.ask,
-                expected=self.expected, alike=space.alike,
+                expected=self.expected, step=space.step, alike=space.alike,
             )  # fmt: skip
             for _ in strategy(thought.strategy)(self.problem):
                 pass

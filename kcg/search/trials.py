@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from kcg.errors import ScheduleError
 from kcg.search.improvement import PRIOR_GAIN, expected_improvement
 from kcg.search.interface import Action, Observation, Problem, Proposal, Said
-from kcg.types import Prediction, Schedule
+from kcg.types import Opt, Prediction, Schedule, ScheduleKind
 
 STANDS_FOR: Final = 1.5
 """What took longer, relative to the best, is measured by one sample: it says nothing of schedules alike."""
@@ -82,6 +82,24 @@ class Trials:
                 seen.add(key)
                 found.append(action.schedule)
         return found
+
+    def variants(self, schedule: Schedule) -> list[Schedule]:
+        """The schedules with one step less, and with another amount of one step, where all the other steps stay legal;
+        each kernel once. None where the problem cannot tell."""
+        step, found = self.problem.step, dict[str, Schedule]()
+        if step is None or schedule.kind != ScheduleKind.OPTS:
+            return []
+        before = self.problem.space.start()
+        for i, opt in enumerate(schedule.opts):
+            changed = [a.schedule for a in self.actions(before) if same_but_amount(a.label, str(opt))]
+            for other in (before, *changed):
+                if (end := _followed(step, other, schedule.opts[i + 1 :])) is not None:
+                    found.setdefault(self.key(end), end)
+            if (after := step(before, opt)) is None:
+                break  # it begins elsewhere
+            before = after
+        found.pop(self.key(schedule), None)
+        return list(found.values())
 
     def predict(self, schedules: Sequence[Schedule]) -> list[Prediction]:
         """One prediction for each schedule; those not asked for before go to the predictor in one batch."""
@@ -235,3 +253,18 @@ class Trials:
                 if (key := self.key(child)) not in seen:
                     seen.add(key)
                     queue.append(child)
+
+
+def same_but_amount(label: str, other: str) -> bool:
+    """Whether two steps do the same on the same axis, with another amount: a label ends in it, as in `UPCAST(0,4)`."""
+    stem = label.rpartition(",")[0]
+    return bool(stem) and stem == other.rpartition(",")[0] and label != other
+
+
+def _followed(
+    step: Callable[[Schedule, Opt], Schedule | None], schedule: Schedule, opts: Sequence[Opt]
+) -> Schedule | None:
+    found: Schedule | None = schedule
+    for opt in opts:
+        found = step(found, opt) if found is not None else None
+    return found

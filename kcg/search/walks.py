@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kcg.search.interface import Action
-from kcg.search.trials import Trials
+from kcg.search.trials import Trials, same_but_amount
 from kcg.types import Schedule, ScheduleKind
 
 LONGEST_WALK: Final = 8
@@ -124,9 +124,8 @@ class Ways:
         i = self._rng.randrange(len(way.labels))
         before = self.follow(way.origin, way.labels[:i])
         others = [a for a in self.trials.actions(before.schedule) if a.label != way.labels[i]]
-        if amount_only:  # a label ends in its amount: UPCAST(0,4)
-            stem = way.labels[i].rpartition(",")[0]
-            others = [a for a in others if stem and a.label.rpartition(",")[0] == stem]
+        if amount_only:
+            others = [a for a in others if same_but_amount(a.label, way.labels[i])]
         if not others:
             return None
         middle = self._stepped(before.origin, before.labels, self._rng.choice(others))

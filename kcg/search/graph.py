@@ -1,0 +1,385 @@
+"""The tree of `kcg.search.mcts`: schedules, the steps between them, and what is expected of each.
+
+The tree is a graph: schedules that are the same kernel (`space.key`) share a node, whatever the order of their steps.
+Values are log-speedups over the baseline:
+
+    own     of stopping here: measured, else predicted and corrected by what was measured: by the predictor itself where
+            it learns from measurements, else by `calibration`, which judges failures in any case
+    value   the best `own` within reach, since one schedule is kept in the end (a mean would punish good ones for
+            their bad siblings)
+
+A node with 60 children does not need 60 visits: each child has a value from its prediction at once, and a prior: the
+policy's where the problem has one, else a softmax over what the predictor says of the children. With a policy only its
+first choices are predicted, and the others once simulations come back (progressive widening: Coulom 2007), so that the
+same number of evaluations reaches further. The graph stays for the whole search: what a batch taught moves every value
+in it, and no simulation is thrown away.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from kcg.search.calibration import Calibration, Evidence, Trial
+from kcg.search.diversity import TWIN_PENALTY, StepSets, diverse, leaders
+from kcg.search.interface import Observation, best
+from kcg.search.trials import Trials
+from kcg.types import Prediction, Schedule
+
+
+@dataclass(frozen=True)
+class MctsSettings:
+    """How to search. An expansion costs a core 10 to 30 ms, compiling what is to be measured a hundred times as much.
+    What is best by the predictor is five steps or more away from where a search begins, so the first batch waits for a
+    tree that reaches so far (docs/search.md, "Thinking before measuring")."""
+
+    exploration: float = 2.0  # weight of PUCT's bonus against values in 0..1
+    temperature: float = 0.3  # of the prior over children, in log-seconds
+    uniform: float = 0.25  # share of a policy's prior that is spread evenly, for where it is wrong
+    uniform_predicted: float = 0.6  # the same of the predictor's; with 0.25 two of 40 kernels were never found out
+    first: int = 256  # expansions before the first batch of measurements, at most
+    expansions: int = 48  # between two batches, at most
+    simulations: int = 8  # for each of them, at most; most end in an expansion or a draft
+    varied: int = 8  # so many of them for each schedule that is varied
+    evaluations: int | None = None  # likewise, schedules that are predicted: what a search without a device spends
+    optimism: float = 1.0  # standard deviations of doubt added to a candidate for measuring
+    draft_bonus: float = 0.05  # log-speedup added to a candidate that simulations stopped at
+    twin_penalty: float = TWIN_PENALTY  # log-speedup taken from a candidate one step from another of its batch
+    failure_value: float = -2.0  # log-speedup of a schedule that fails
+    entries: int = 3  # so many of the best known schedules are roots too when a search is resumed
+    policy: bool = True  # take the prior from the policy, where the problem has one
+    predictor_prior: bool = True  # where it has none: from the predictor; else every step is as likely
+    widen: int = 12  # children that are predicted at once where there is a policy, its first choices first
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """One kernel of the graph. `children`, `visits` and `actions`' schedules have the same order."""
+
+    schedule: Schedule
+    steps: int  # the set of its steps, one bit a step
+    prediction: Prediction
+    evidence: Evidence
+    jitter: float  # breaks ties
+    observation: Observation | None = None  # its own, or that of a schedule that is alike
+    parents: list[Node] = field(default_factory=list)
+    children: list[Node] | None = None  # None: never expanded
+    priors: list[float] = field(default_factory=list)  # of each child, from the policy; empty where there is none
+    stop_prior: float = 0.0
+    held_back: list[tuple[Schedule, float]] = field(
+        default_factory=list
+    )  # and priors: predicted when it is visited more
+    visits: list[int] = field(default_factory=list)  # simulations through each child
+    stops: int = 0  # simulations that stopped here
+    own: float = -math.inf  # log-speedup of stopping here
+    doubt: float = 0.0  # its standard deviation; 0 where measured
+    corrected: Prediction | None = None  # by a predictor that learns from measurements
+    value: float = -math.inf  # best `own` within reach
+    closed: bool = False  # all within reach is measured
+    varied: bool = False  # its variants are among the nodes
+
+
+class Graph:
+    """The nodes of one search. The root stands for no schedule; its children are where a search may begin."""
+
+    def __init__(self, trials: Trials, settings: MctsSettings) -> None:
+        self.trials = trials
+        self.settings = settings
+        self.rng: random.Random = trials.problem.rng
+        self.calibration = Calibration()
+        self.nodes: dict[str, Node] = {}
+        self.drafts: set[str] = set()
+        self._learned: set[str] = set()  # measurements that were taken in
+        self._step_sets = StepSets()
+        self._has_policy = settings.policy and trials.problem.propose is not None
+        self.root = Node(Schedule("", ""), 0, Prediction(0.0), Evidence(), 0.0, children=[])
+        self._baseline = trials.problem.space.baseline()
+        known = [o for o in trials.observations.values() if o.schedule != self._baseline]
+        roots = [trials.problem.space.start(), self._baseline]
+        roots += [o.schedule for o in sorted(known, key=lambda o: o.time_s)[: settings.entries] if best([o])]
+        self._add(roots + [o.schedule for o in known])
+        for node in dict.fromkeys(self.nodes[trials.key(s)] for s in roots):
+            self._link(self.root, node)
+        self.learn()
+
+    # growing
+
+    def _add(self, schedules: Sequence[Schedule]) -> None:
+        """Makes the missing nodes, predicted in one batch. Another way to a kernel that has a node is not judged."""
+        schedules = [schedule for schedule in schedules if self.trials.key(schedule) not in self.nodes]
+        if not schedules:
+            return
+        predictions = self.trials.predict(schedules)
+        corrected = self.trials.corrected(schedules) or itertools.repeat(None)
+        for schedule, prediction, better in zip(schedules, predictions, corrected, strict=False):
+            key = self.trials.key(schedule)
+            if key not in self.nodes:
+                steps = self._step_sets.of(schedule)
+                evidence = self.calibration.evidence(steps)
+                node = self.nodes[key] = Node(schedule, steps, prediction, evidence, 1e-6 * self.rng.random())
+                node.corrected = better
+                if key not in self.trials.observations:
+                    node.observation = self.trials.like(schedule)
+                self._appraise(node)
+                node.value = node.own
+
+    def _link(self, parent: Node, child: Node, prior: float | None = None) -> None:
+        assert parent.children is not None
+        parent.children.append(child)
+        parent.visits.append(0)
+        if prior is not None:
+            parent.priors.append(prior)
+        child.parents.append(parent)
+        rising = [parent]
+        while rising:
+            node = rising.pop()
+            if node.value < child.value:
+                node.value = child.value
+                rising.extend(node.parents)
+
+    def expand(self, node: Node) -> None:
+        """Asks for the legal steps from a node and predicts where they lead; with a policy, its first choices."""
+        children = self.trials.children(node.schedule)
+        node.children = []
+        if self._has_policy:
+            proposal = self.trials.proposals([node.schedule])[0]
+            chances: dict[str, float] = {}
+            for action, chance in zip(self.trials.actions(node.schedule), proposal.steps, strict=True):
+                key = self.trials.key(action.schedule)
+                chances[key] = chances.get(key, 0.0) + chance
+            scored = [(child, chances.get(self.trials.key(child), 0.0)) for child in children]
+            node.stop_prior = proposal.stop
+            node.held_back = sorted(scored, key=lambda pair: -pair[1])
+            self.widen(node)
+        else:
+            self._add(children)
+            for child in children:
+                self._link(node, self.nodes[self.trials.key(child)])
+            self._close(node)
+
+    def widen(self, node: Node) -> None:
+        """Predicts the next choices of the policy."""
+        count = self.settings.widen
+        some, node.held_back = node.held_back[:count], node.held_back[count:]
+        self._add([child for child, _ in some])
+        for child, prior in some:
+            if (found := self.nodes[self.trials.key(child)]) not in (node.children or ()):
+                self._link(node, found, prior)
+        self._close(node)  # the last choices may all be nodes that were closed from elsewhere
+
+    def vary(self) -> bool:
+        """Takes in the variants of the most promising schedule whose variants are not known; whether there was one.
+
+        A walk only adds steps: whether an amount that it took first is right shows when the last is taken, and all
+        others would have to be walked again.
+        """
+        rest = (node for node in self.nodes.values() if not node.varied)
+        node = max(rest, key=lambda n: n.own + n.doubt + n.jitter, default=None)
+        if node is None:
+            return False
+        node.varied = True
+        variants = self.trials.variants(node.schedule)
+        self._add(variants)
+        if node.children is None:
+            self.expand(node)
+        for child in dict.fromkeys(self.nodes[self.trials.key(v)] for v in variants):
+            if child is not node and child not in (node.children or ()):
+                self._link(node, child, 0.0 if node.priors else None)
+                if not child.closed:
+                    self._open(node)
+        return True
+
+    # learning
+
+    def learn(self) -> None:
+        """Takes in what was measured since the last call: corrects every prediction and every value."""
+        fresh = []
+        self._take_in_others()
+        for key, observation in self.trials.observations.items():
+            node = self.nodes.get(key)
+            if node is not None and key not in self._learned:
+                self._learned.add(key)
+                node.observation = observation
+                time_s = observation.time_s
+                measured = math.log(time_s) if 0 < time_s < math.inf else None
+                fresh.append(Trial(node.steps, node.prediction.log_runtime, measured))
+                self.calibration.add(fresh[-1])
+                self._close(node)
+        for key, node in self.nodes.items():
+            if key not in self.trials.observations:
+                node.observation = self.trials.like(node.schedule)
+                if node.observation is not None:
+                    self._close(node)
+        open_nodes = [node for node in self.nodes.values() if node.observation is None]
+        if fresh and (corrected := self.trials.corrected([node.schedule for node in open_nodes])) is not None:
+            for node, better in zip(open_nodes, corrected, strict=True):
+                node.corrected = better
+        for node in self.nodes.values():
+            for trial in fresh:
+                self.calibration.extend(node.evidence, node.steps, trial)
+            self._appraise(node)
+        self._settle()
+
+    def _take_in_others(self) -> None:
+        """What was measured elsewhere and this search never met: the search may go on from there."""
+        met = [o for key, o in self.trials.observations.items() if key not in self.nodes]
+        self._add([o.schedule for o in met])
+        for observation in met:
+            if best([observation]) is not None:
+                prior = 0.0 if self.root.priors else None
+                self._link(self.root, self.nodes[self.trials.key(observation.schedule)], prior)
+
+    def _appraise(self, node: Node) -> None:
+        """Sets the value of stopping at a node."""
+        bad, reference = self.settings.failure_value, self._reference()
+        if node.observation is not None:
+            time_s = node.observation.time_s
+            node.own, node.doubt = (reference - math.log(time_s) if 0 < time_s < math.inf else bad), 0.0
+            return
+        expected = self.calibration.expected(node.prediction, node.evidence)
+        if node.corrected is not None:
+            expected = replace(expected, log_runtime=node.corrected.log_runtime, uncertainty=node.corrected.uncertainty)
+        chance = 1.0 - expected.failure_probability
+        node.own = chance * (reference - expected.log_runtime) + (1.0 - chance) * bad
+        node.doubt = expected.uncertainty
+
+    def _reference(self) -> float:
+        """Log-seconds of the baseline: measured, else (it failed) as predicted."""
+        time_s = self.trials.time_s(self._baseline)
+        return math.log(time_s) if 0 < time_s < math.inf else self.trials.predict([self._baseline])[0].log_runtime
+
+    def _settle(self) -> None:
+        """Gives every node the best `own` within reach: the best first, each flooding upwards (there may be cycles)."""
+        for node in (self.root, *self.nodes.values()):
+            node.value = -math.inf
+        for source in sorted(self.nodes.values(), key=lambda n: -n.own):
+            rising = [source]
+            while rising:
+                node = rising.pop()
+                if node.value < source.own:
+                    node.value = source.own
+                    rising.extend(node.parents)
+
+    def _close(self, node: Node) -> None:
+        """Marks a node below which all is measured, and then its parents: simulations need not go there."""
+        rising = [node]
+        while rising:
+            node = rising.pop()
+            done = node.observation is not None and node.children is not None and not node.held_back
+            if done and all(c.closed for c in node.children or ()) and not node.closed:
+                node.closed = True
+                rising.extend(p for p in node.parents if p is not self.root)
+
+    def _open(self, node: Node) -> None:
+        """The opposite: there is something to be measured below it again."""
+        rising = [node]
+        while rising:
+            node = rising.pop()
+            if node.closed:
+                node.closed = False
+                rising.extend(node.parents)
+
+    # simulating
+
+    def simulate(self, begin: Node | None = None) -> bool:
+        """One walk from the root, or from `begin`; True if it expanded a node. Otherwise it drafted one, or met a dead
+        end."""
+        node = begin or self.root
+        path = {node}
+        while True:
+            if node.children is None:
+                self.expand(node)
+                return True
+            if node.held_back and sum(node.visits) >= len(node.children):
+                self.widen(node)
+                return True
+            choice = self._select(node, path)
+            if choice is None:
+                if not node.held_back:
+                    return False
+                self.widen(node)
+                return True
+            if choice < 0:
+                node.stops += 1
+                self.drafts.add(self.trials.key(node.schedule))
+                return False
+            node.visits[choice] += 1
+            node = node.children[choice]
+            path.add(node)
+
+    def _select(self, node: Node, path: set[Node]) -> int | None:
+        """The index of a child, -1 to stop here, None for a dead end: the highest value plus PUCT's bonus."""
+        assert node.children is not None
+        options = [(i, c.own, c.value, n) for i, (c, n) in enumerate(zip(node.children, node.visits, strict=True))
+                   if not c.closed and c not in path]  # fmt: skip
+        if node is not self.root and node.observation is None and self.trials.key(node.schedule) not in self.drafts:
+            options.append((-1, node.own, node.own, node.stops))
+        if not options:
+            return None
+        priors = self._priors(node, options)
+        reach = self.settings.exploration * math.sqrt(1 + node.stops + sum(node.visits))
+        chosen, highest = None, -math.inf
+        for (index, _, value, visits), prior in zip(options, priors, strict=True):
+            jitter = node.jitter if index < 0 else node.children[index].jitter
+            # how fast the best below is, relative to the best anywhere: 0..1 whatever the kernel
+            score = math.exp(min(value - self.root.value, 0.0)) + reach * prior / (1 + visits) + jitter
+            if score > highest:
+                chosen, highest = index, score
+        return chosen
+
+    def _priors(self, node: Node, options: Sequence[tuple[int, float, float, int]]) -> list[float]:
+        """The prior of each option `(child or -1, own, value, visits)`: the policy's, else by what is predicted."""
+        settings = self.settings
+        if node.priors:
+            weights = [node.stop_prior if i < 0 else node.priors[i] for i, *_ in options]
+        elif settings.predictor_prior:
+            top = max(own for _, own, _, _ in options)
+            weights = [math.exp((own - top) / settings.temperature) for _, own, _, _ in options]
+        else:
+            weights = [1.0] * len(options)
+        uniform = settings.uniform if node.priors else settings.uniform_predicted
+        total = sum(weights) or 1.0
+        return [(1.0 - uniform) * weight / total + uniform / len(options) for weight in weights]
+
+    def stir(self, node: Node, *, share: float, alpha: float) -> None:
+        """Mixes Dirichlet noise into the priors of a node where simulations are to begin (AlphaZero), for self-play."""
+        if node.children is None:
+            self.expand(node)
+        assert node.children is not None
+        options = [(-1, node.own, node.own, node.stops)]
+        options += [(i, c.own, c.value, n) for i, (c, n) in enumerate(zip(node.children, node.visits, strict=True))]
+        drawn = [self.rng.gammavariate(alpha, 1.0) for _ in options]
+        total = sum(drawn) or 1.0
+        mixed = [(1.0 - share) * p + share * d / total for p, d in zip(self._priors(node, options), drawn, strict=True)]
+        node.stop_prior, node.priors = mixed[0], mixed[1:]
+
+    # choosing
+
+    def candidates(self, count: int) -> list[Schedule]:
+        """The best unmeasured nodes, drafts preferred, one of those alike and near twins kept apart; clears the
+        drafts."""
+        settings = self.settings
+        pool = [(key, node) for key, node in self.nodes.items() if node.observation is None]
+        scores = [
+            node.own + settings.optimism * node.doubt + node.jitter + settings.draft_bonus * (key in self.drafts)
+            for key, node in pool
+        ]
+        self.drafts.clear()
+        places = leaders([self.trials.alike(node.schedule) for _, node in pool], scores)
+        nodes = [pool[i][1] for i in places]
+        steps = [node.steps for node in nodes]
+        chosen = [nodes[i] for i in diverse([scores[i] for i in places], steps, count, penalty=settings.twin_penalty)]
+        chosen.sort(key=lambda node: -node.own)  # where the budget ends within a batch, the surest were measured
+        return [node.schedule for node in chosen]
+
+    def alike(self) -> list[Schedule]:
+        """What only schedules alike were measured of: the last that is worth trying. An auction grants none of it."""
+        return [n.schedule for key, n in self.nodes.items() if key not in self.trials.observations]
+
+    def frontier(self) -> Node | None:
+        """The most promising node that was never expanded; None where the space is exhausted."""
+        waiting = (n for n in self.nodes.values() if n.children is None or n.held_back)
+        return max(waiting, key=lambda n: n.own + n.jitter, default=None)

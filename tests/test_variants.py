@@ -1,0 +1,174 @@
+"""Schedules that differ from a good one in one step: what a search that only adds steps comes to late."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import pytest
+from replay_table import synthetic_table
+
+from kcg.errors import ScheduleError
+from kcg.kernel.codec import kernel_of
+from kcg.kernel.space import KernelSpace
+from kcg.kernel.targets import KNOWN_TARGETS
+from kcg.search.bidding import LITTLE, Auction, Limits
+from kcg.search.graph import Graph, MctsSettings
+from kcg.search.interface import Action, Ledger, Observation, Problem, Strategy
+from kcg.search.mcts import mcts
+from kcg.search.replay import ReplayTable, charged, constant_predict, oracle_predict
+from kcg.search.trials import Trials
+from kcg.types import RAW, Opt, Prediction, Region, Schedule, ScheduleKind, Status
+from tests.kernels import empty, kernels_of
+
+
+@pytest.fixture(scope="module")
+def space() -> KernelSpace:
+    (ast,) = kernels_of(empty(64, 96) @ empty(96, 80))
+    return KernelSpace(Region((kernel_of(ast),)), KNOWN_TARGETS["sm_90"])
+
+
+def schedule(*steps: tuple[str, int, int]) -> Schedule:
+    return Schedule.from_opts([Opt(*step) for step in steps])
+
+
+def walked(space: KernelSpace, opts: Sequence[Opt]) -> Schedule | None:
+    """Where legal steps lead, by the space's own lists."""
+    found: Schedule | None = RAW
+    for opt in opts:
+        labels = {a.label: a.schedule for a in space.actions(found)} if found is not None else {}
+        found = labels.get(str(opt))
+    return found
+
+
+def problem(space: KernelSpace, log_s: dict[tuple[str, ...], float], *, step: bool = True) -> Problem:
+    """The runtime of a schedule is that of its steps in any order, else a millisecond; the predictor knows it."""
+
+    def predict(schedules: Sequence[Schedule]) -> list[Prediction]:
+        return [Prediction(log_s.get(tuple(sorted(map(str, s.opts))), math.log(1e-3))) for s in schedules]
+
+    ledger = Ledger(max_measurements=3)
+    measure = charged(ledger, space.key, lambda some: [
+        Observation(s, Status.OK, math.exp(p.log_runtime), str(s)) for s, p in zip(some, predict(some), strict=True)
+    ])  # fmt: skip
+    return Problem(space, predict, measure, ledger, random.Random(0), batch_size=1, step=space.step if step else None)
+
+
+def test_variants_are_all_legal_schedules_with_one_step_less_or_of_another_amount(space: KernelSpace) -> None:
+    good = schedule(("UPCAST", 0, 4), ("LOCAL", 1, 8), ("UNROLL", 0, 4))
+    expected = set()
+    for i, opt in enumerate(good.opts):
+        amounts = [Opt(opt.op, opt.axis, n) for n in range(65) if n != opt.arg]
+        for changed in ([], *([other] for other in amounts)):
+            if (end := walked(space, [*good.opts[:i], *changed, *good.opts[i + 1 :]])) is not None:
+                expected.add(space.key(end))
+    expected.discard(space.key(good))
+    trials = Trials(problem(space, {}))
+    found = trials.variants(good)
+    assert [trials.key(s) for s in found] == list(dict.fromkeys(trials.key(s) for s in found)), "each kernel once"
+    assert {trials.key(s) for s in found} == expected and len(expected) > 6
+    assert all(walked(space, s.opts) is not None for s in found)
+
+
+def test_where_steps_cannot_be_followed_there_are_no_variants(space: KernelSpace) -> None:
+    good = schedule(("UPCAST", 0, 4))
+    assert Trials(problem(space, {})).variants(good)
+    assert Trials(problem(space, {}, step=False)).variants(good) == []
+    assert Trials(problem(space, {})).variants(Schedule(ScheduleKind.SOURCE, "x")) == []
+    assert Trials(problem(space, {})).variants(RAW) == []
+
+
+def test_a_table_follows_the_steps_that_it_has() -> None:
+    table = synthetic_table()
+    for record in list(table.records.values())[:50]:
+        for action in record.actions:
+            (opt,) = [o for o in action.schedule.opts if str(o) == action.label][:1] or [None]
+            if opt is not None:
+                assert table.step(record.observation.schedule, opt) == action.schedule
+    assert table.step(RAW, Opt("UPCAST", 7, 4)) is None
+    with pytest.raises(ScheduleError, match="not in the replay table"):
+        table.step(schedule(("UPCAST", 7, 4)), Opt("UPCAST", 0, 4))
+
+
+TRAP = {
+    ("UPCAST(0,4)",): math.log(6e-4),
+    ("UNROLL(0,4)", "UPCAST(0,4)"): math.log(4e-4),
+    ("LOCAL(1,8)", "UNROLL(0,4)", "UPCAST(0,4)"): math.log(3e-4),
+    ("LOCAL(1,8)", "UNROLL(0,4)", "UPCAST(0,2)"): math.log(1e-4),  # no step of the way there is worth anything
+}
+
+
+def test_the_right_amount_of_an_early_step_is_found_from_the_end(space: KernelSpace) -> None:
+    best_s = {}
+    for step in (True, False):
+        asked = problem(space, TRAP, step=step)
+        asked.drafting = LITTLE
+        best_s[step] = min(o.time_s for o in mcts(asked))
+    assert best_s[True] == pytest.approx(1e-4)
+    assert best_s[False] > 1e-4, "it takes more than a few expansions without"
+
+
+def test_what_is_varied_is_within_reach_of_walks(space: KernelSpace) -> None:
+    trials = Trials(problem(space, TRAP))
+    list(trials.baseline())
+    graph = Graph(trials, MctsSettings())
+    walk = [RAW, schedule(("UPCAST", 0, 4)), schedule(("UPCAST", 0, 4), ("UNROLL", 0, 4)),
+            schedule(("UPCAST", 0, 4), ("UNROLL", 0, 4), ("LOCAL", 1, 8))]  # fmt: skip
+    for one in walk[:-1]:
+        graph.expand(graph.nodes[trials.key(one)])
+    top = graph.nodes[trials.key(walk[-1])]
+    before = graph.root.value
+    top.closed = True
+    assert graph.vary() and top.varied, "the most promising first"
+    found = graph.nodes[trials.key(schedule(("UPCAST", 0, 2), ("UNROLL", 0, 4), ("LOCAL", 1, 8)))]
+    assert top in found.parents and not top.closed
+    assert graph.root.value == pytest.approx(before + math.log(3))
+    assert graph.vary() and found.varied, "then what is most promising now"
+
+
+@pytest.mark.parametrize(
+    ("limits", "drafting"), [(Limits(measuring=4, alternate=False), [None, LITTLE]), (Limits(), [LITTLE, LITTLE])]
+)
+def test_little_is_thought_about_small_kernels_and_where_the_device_waits(
+    limits: Limits, drafting: list[int | None]
+) -> None:
+    table, seen = synthetic_table(), dict[str, int | None]()
+    auction = Auction(Ledger(max_measurements=4), limits)
+
+    def search(name: str) -> Strategy:
+        def strategy(asked: Problem) -> Iterator[Observation]:
+            seen[name] = asked.drafting
+            yield from ()
+
+        return strategy
+
+    for name, calls in (("large", 999), ("small", 1)):
+        known = {table.baseline(): table.records[table.baseline()].observation}
+        asked = replace(table.problem(constant_predict(), ledger=auction.ledger), known=known)
+        auction.enter(name, calls, asked, search(name))
+    auction.run()
+    assert [seen["large"], seen["small"]] == drafting
+
+
+class Counted:
+    """A table that counts how often somebody asks for steps."""
+
+    def __init__(self, table: ReplayTable) -> None:
+        self.table, self.asked = table, 0
+        self.start, self.baseline, self.key = table.start, table.baseline, table.key
+
+    def actions(self, schedule: Schedule) -> list[Action]:
+        self.asked += 1
+        return self.table.actions(schedule)
+
+
+@pytest.mark.parametrize(("drafting", "counts"), [(None, [0, 8, 10]), (3, [0, 3, 5])])
+def test_the_first_batch_waits_for_more_than_the_later_ones(drafting: int | None, counts: list[int]) -> None:
+    table = synthetic_table()
+    space = Counted(table)
+    asked = table.problem(oracle_predict(table), max_measurements=3, batch_size=1)
+    asked = replace(asked, space=space, step=None, drafting=drafting)
+    settings = MctsSettings(first=8, expansions=2)
+    assert [space.asked for _ in mcts(asked, settings=settings)] == counts
