@@ -175,7 +175,7 @@ def asked(space: KernelSpace, ledger: Ledger) -> Problem:
 
     return Problem(
         space, judge.predict, measure, ledger, random.Random("1"), batch_size=2, correct=judge.correct,
-        step=space.step, alike=space.alike,
+        step=space.step, tile=space.tile, alike=space.alike,
     )  # fmt: skip
 
 

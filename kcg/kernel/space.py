@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import OrderedDict
+from collections.abc import Hashable
 from typing import Any, TypeVar
 
 from kcg.compat import scheduling
@@ -22,6 +23,9 @@ STATES_KEPT = 4096  # schedule states per kernel; each shares most of its nodes 
 UOPS_OFFERED = round(1.02 * UOPS_MAX)
 """Steps to kernels that would have more micro-operations (`count_uops`) are not offered: a compilation of seconds would
 only refuse them. The margin is by how much the count is usually too high."""
+
+TILED = ("UPCAST", "UNROLL", "GROUP_REDUCE")
+"""Kinds of axes that say what a thread computes; the others say which thread does."""
 
 
 class KernelSpace:
@@ -136,6 +140,17 @@ class KernelSpace:
         if self._planner is not None:
             return self._planner.alike(self._planner.state(schedule))
         return self.key(schedule)
+
+    def tile(self, schedule: Schedule) -> Hashable:
+        """What one thread computes, and how a reduction is shared among threads: together how far its upcast, its
+        unrolled and its grouped axes reach, by the buffers that they move in."""
+        reach: dict[tuple[str, tuple[bool, ...]], int] = {}
+        table = self.table(schedule)
+        for axis, (kind, extent) in enumerate(zip(table.kinds, table.extents, strict=True)):
+            if kind in TILED:
+                moves = tuple(access.used[axis] for access in table.accesses)
+                reach[kind, moves] = reach.get((kind, moves), 1) * extent
+        return frozenset((*key, extent) for key, extent in reach.items() if extent > 1)
 
     def name(self, schedule: Schedule) -> str:
         """tinygrad's name of the scheduled kernel."""

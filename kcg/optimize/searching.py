@@ -49,6 +49,7 @@ def problem(session: Session, work: RegionWork, predictor: Predictor, index: int
         correct=judge.correct,
         expected=expected,
         step=work.space.step,
+        tile=work.space.tile,
         alike=work.space.alike,
     )
 
@@ -79,14 +80,16 @@ def _search_with(session: Session, name: str, predictor: Predictor) -> None:
 
     session.progress.phase(f"searching with {name}")
     auction = Auction(session.ledger, _limits(session), seen=lambda: _seen(session))
-    # without a baseline there is nothing to compare with; the largest get a child each
+    # without a baseline there is nothing to compare with; each child gets about as much of the workload's time
     works = [(index, work) for index, work in enumerate(session.works) if work.baseline_s]
     works.sort(key=lambda one: -one[1].call.calls * one[1].baseline_s)
-    for rank, (index, work) in enumerate(works):
+    children = [0.0] * (session.thinkers.count if session.thinkers is not None else 0)
+    for index, work in works:
         how, asked = strategy(name), problem(session, work, predictor, index)
         if session.thinkers is not None:
-            seed = f"{session.settings.seed}:{index}"
-            how = session.thinkers.strategy(name, work.call.region, place=rank, seed=seed)
+            seed, place = f"{session.settings.seed}:{index}", children.index(min(children))
+            children[place] += work.call.calls * work.baseline_s
+            how = session.thinkers.strategy(name, work.call.region, place=place, seed=seed)
         relative = Relative(family(work.space), functools.partial(adopted, work.space))
         auction.enter(work.id, work.call.calls, asked, how, relative=relative)
     auction.run()

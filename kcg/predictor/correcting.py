@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -37,6 +37,8 @@ class CorrectingKernel:
         self._states: dict[Schedule, Array] = {}
         self._measured: dict[Schedule, float] = {}
         self._correction: Correction | None = None
+        self._tiles: dict[Schedule, int] = {}
+        self._numbers: dict[Hashable, int] = {}
 
     def predict(self, schedules: Sequence[Schedule]) -> list[Prediction]:
         """What the predictor says of each, in order."""
@@ -59,12 +61,13 @@ class CorrectingKernel:
             self._measured.update(fresh)
             pairs = [(s, p, t) for (s, t), p in zip(fresh, said, strict=True) if s in self._states]
             usable = [(self._states[s], p.log_runtime, math.log(t)) for s, p, t in pairs if 0 < t < math.inf]
+            tiles = [self._tile(s) for s, _, t in pairs if 0 < t < math.inf]
             if usable:
                 if self._correction is None:
                     self._correction = Correction(np.stack(list(self._states.values())))
                 self._correction.observe(
                     np.stack([state for state, _, _ in usable]), np.array([expected for _, expected, _ in usable]),
-                    np.array([found for _, _, found in usable]),
+                    np.array([found for _, _, found in usable]), tiles=tiles,
                 )  # fmt: skip
         places = [i for i, s in enumerate(schedules) if s in self._states]
         if self._correction is None or not places:
@@ -72,8 +75,15 @@ class CorrectingKernel:
         states = np.stack([self._states[schedules[i]] for i in places])
         means, sigmas = self._correction.corrected(
             states, np.array([predictions[i].log_runtime for i in places]),
-            np.array([predictions[i].uncertainty for i in places]),
+            np.array([predictions[i].uncertainty for i in places]), tiles=[self._tile(schedules[i]) for i in places],
         )  # fmt: skip
         for place, mean, sigma in zip(places, means.tolist(), sigmas.tolist(), strict=True):
             predictions[place] = Prediction(mean, sigma, predictions[place].failure_probability)
         return predictions
+
+    def _tile(self, schedule: Schedule) -> int:
+        """A number for what a thread computes."""
+        if (found := self._tiles.get(schedule)) is None:
+            tile = self.space.tile(schedule)
+            found = self._tiles[schedule] = self._numbers.setdefault(tile, len(self._numbers))
+        return found

@@ -45,12 +45,15 @@ def leaders(groups: Sequence[Hashable], scores: Sequence[float]) -> list[int]:
 
 
 def diverse(
-    scores: Sequence[float], steps: Sequence[int], count: int, *, penalty: float = TWIN_PENALTY
+    scores: Sequence[float], steps: Sequence[int], count: int, *, penalty: float = TWIN_PENALTY,
+    tiles: Sequence[Hashable] | None = None,
 ) -> list[int]:  # fmt: skip
     """The places of `count` of the highest scores, in the order chosen, the first of equals first.
 
-    One after the other is chosen, and each loses `penalty` for every near twin among those chosen before.
+    One after the other is chosen, and each loses `penalty` for every near twin, and what is of its tile, among those
+    chosen before.
     """
+    kinds = range(len(scores)) if tiles is None else tiles
     pool = sorted(range(len(scores)), key=lambda i: (-scores[i], i))
     chosen: list[int] = []
     while pool and len(chosen) < count:
@@ -60,7 +63,7 @@ def diverse(
         for place, i in enumerate(pool):
             if scores[i] < reach:
                 break
-            score = scores[i] - penalty * sum(twins(steps[i], steps[c]) for c in chosen)
+            score = scores[i] - penalty * sum(kinds[i] == kinds[c] or twins(steps[i], steps[c]) for c in chosen)
             if score > highest:
                 top, highest = place, score
         chosen.append(pool.pop(top))

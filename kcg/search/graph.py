@@ -20,7 +20,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 
 from kcg.search.calibration import Calibration, Evidence, Trial
@@ -40,15 +40,15 @@ class MctsSettings:
     temperature: float = 0.3  # of the prior over children, in log-seconds
     uniform: float = 0.25  # share of a policy's prior that is spread evenly, for where it is wrong
     uniform_predicted: float = 0.6  # the same of the predictor's; with 0.25 two of 40 kernels were never found out
-    first: int = 256  # expansions before the first batch of measurements, at most
-    expansions: int = 48  # between two batches, at most
+    first: int = 128  # expansions before the first batch of measurements, at most
+    expansions: int = 32  # between two batches, at most
     simulations: int = 8  # for each of them, at most; most end in an expansion or a draft
     varied: int = 8  # so many of them for each schedule that is varied
     evaluations: int | None = None  # likewise, schedules that are predicted: what a search without a device spends
     optimism: float = 1.0  # standard deviations of doubt added to a candidate for measuring
     draft_bonus: float = 0.05  # log-speedup added to a candidate that simulations stopped at
     twin_penalty: float = TWIN_PENALTY  # log-speedup taken from a candidate one step from another of its batch
-    failure_value: float = -2.0  # log-speedup of a schedule that fails
+    failure_value: float = -0.5  # log-speedup of a schedule that fails: it costs a measurement, not what was found
     entries: int = 3  # so many of the best known schedules are roots too when a search is resumed
     policy: bool = True  # take the prior from the policy, where the problem has one
     predictor_prior: bool = True  # where it has none: from the predictor; else every step is as likely
@@ -79,6 +79,7 @@ class Node:
     corrected: Prediction | None = None  # by a predictor that learns from measurements
     value: float = -math.inf  # best `own` within reach
     closed: bool = False  # all within reach is measured
+    tile: Hashable = None  # what its threads compute
     varied: bool = False  # its variants are among the nodes
 
 
@@ -93,6 +94,7 @@ class Graph:
         self.nodes: dict[str, Node] = {}
         self.drafts: set[str] = set()
         self._learned: set[str] = set()  # measurements that were taken in
+        self._varied: set[Hashable] = set()  # tiles
         self._step_sets = StepSets()
         self._has_policy = settings.policy and trials.problem.propose is not None
         self.root = Node(Schedule("", ""), 0, Prediction(0.0), Evidence(), 0.0, children=[])
@@ -121,6 +123,7 @@ class Graph:
                 evidence = self.calibration.evidence(steps)
                 node = self.nodes[key] = Node(schedule, steps, prediction, evidence, 1e-6 * self.rng.random())
                 node.corrected = better
+                node.tile = self.trials.tile(schedule)
                 if key not in self.trials.observations:
                     node.observation = self.trials.like(schedule)
                 self._appraise(node)
@@ -171,16 +174,21 @@ class Graph:
         self._close(node)  # the last choices may all be nodes that were closed from elsewhere
 
     def vary(self) -> bool:
-        """Takes in the variants of the most promising schedule whose variants are not known; whether there was one.
+        """Takes in the variants of the most promising schedule whose variants are not known, each tile once before any
+        comes again; whether there was one.
 
         A walk only adds steps: whether an amount that it took first is right shows when the last is taken, and all
         others would have to be walked again.
         """
-        rest = (node for node in self.nodes.values() if not node.varied)
-        node = max(rest, key=lambda n: n.own + n.doubt + n.jitter, default=None)
+        rest = [node for node in self.nodes.values() if not node.varied]
+        new = [node for node in rest if node.tile not in self._varied]
+        if not new:
+            self._varied.clear()
+        node = max(new or rest, key=lambda n: n.own + n.doubt + n.jitter, default=None)
         if node is None:
             return False
         node.varied = True
+        self._varied.add(node.tile)
         variants = self.trials.variants(node.schedule)
         self._add(variants)
         if node.children is None:
@@ -371,7 +379,8 @@ class Graph:
         places = leaders([self.trials.alike(node.schedule) for _, node in pool], scores)
         nodes = [pool[i][1] for i in places]
         steps = [node.steps for node in nodes]
-        chosen = [nodes[i] for i in diverse([scores[i] for i in places], steps, count, penalty=settings.twin_penalty)]
+        tiles, top = [node.tile for node in nodes], [scores[i] for i in places]
+        chosen = [nodes[i] for i in diverse(top, steps, count, penalty=settings.twin_penalty, tiles=tiles)]
         chosen.sort(key=lambda node: -node.own)  # where the budget ends within a batch, the surest were measured
         return [node.schedule for node in chosen]
 

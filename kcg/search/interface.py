@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -142,6 +142,9 @@ class Problem:
     step: Callable[[Schedule, Opt], Schedule | None] | None = None
     """The schedule after one Opt, None where that is not legal; where there is no such function, schedules are reached
     by the space's `actions` alone."""
+    tile: Callable[[Schedule], Hashable] | None = None
+    """Equal for schedules whose threads compute the same; what is measured of one tells most of the others. None: it
+    cannot tell."""
     alike: Callable[[Schedule], str] | None = None
     """Equal for schedules that are about as fast, so that one of them is enough; None: each speaks for itself."""
     ask: Callable[[int, float], int] | None = None

@@ -193,7 +193,7 @@ class _Search:
                 space=space, predict=judge.predict, measure=self.measure, ledger=self.ledger,
                 rng=random.Random(thought.seed), batch_size=thought.batch_size, drafting=thought.drafting,
                 known={o.schedule: o for o in thought.known}, correct=judge.correct, ask=self.ask,
-                expected=self.expected, step=space.step, alike=space.alike,
+                expected=self.expected, step=space.step, tile=space.tile, alike=space.alike,
             )  # fmt: skip
             for _ in strategy(thought.strategy)(self.problem):
                 pass

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Final
 
 from kcg.errors import ScheduleError
@@ -100,6 +100,10 @@ class Trials:
             before = after
         found.pop(self.key(schedule), None)
         return list(found.values())
+
+    def tile(self, schedule: Schedule) -> Hashable:
+        """What its threads compute; where the problem cannot tell, each kernel is a tile of its own."""
+        return self.key(schedule) if self.problem.tile is None else self.problem.tile(schedule)
 
     def predict(self, schedules: Sequence[Schedule]) -> list[Prediction]:
         """One prediction for each schedule; those not asked for before go to the predictor in one batch."""
