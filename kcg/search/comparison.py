@@ -278,27 +278,28 @@ class Bench:
     def problem(self, name: str, *, seed: int, budget: int | None) -> Problem:
         """The kernel as a contender meets it."""
         guide = name.partition("/")[2]
-        table, correct, alike = self.kernel.table, None, None
+        table, correct, space = self.kernel.table, None, None
         if guide == ORACLE:
             predict: Predict = oracle_predict(table)
         elif guide == CONSTANT or self.predictor is None:
             predict = constant_predict()
         else:
-            predict, correct, alike = self._learned(self.predictor)
+            predict, correct, space = self._learned(self.predictor)
         problem = table.problem(predict, seed=seed, max_measurements=budget, batch_size=self.batch_size)
         problem.correct = correct if guide in (LEARNED, NO_POLICY) else None
         problem.propose = None if guide == NO_POLICY else self.propose
-        problem.alike = alike
+        if space is not None:
+            problem.alike, problem.tile = space.alike, space.tile
         return problem
 
-    def _learned(self, predictor: LearnedPredictor) -> tuple[Predict, Correct | None, Callable[[Schedule], str]]:
+    def _learned(self, predictor: LearnedPredictor) -> tuple[Predict, Correct | None, KernelSpace]:
         from kcg.predictor.correcting import CorrectingKernel
 
         if self._remembered is None:
             self._remembered = Remembered(predictor, self.kernel)
         space = self._remembered.space
         kernel = CorrectingKernel(self._remembered, space)
-        return kernel.predict, kernel.correct if self._remembered.corrects else None, space.alike
+        return kernel.predict, kernel.correct if self._remembered.corrects else None, space
 
 
 def _once(propose: Propose) -> Propose:
