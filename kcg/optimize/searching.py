@@ -80,21 +80,31 @@ def _search_with(session: Session, name: str, predictor: Predictor) -> None:
 
     session.progress.phase(f"searching with {name}")
     auction = Auction(session.ledger, _limits(session), seen=lambda: _seen(session))
-    # without a baseline there is nothing to compare with; each child gets about as much of the workload's time
+    # without a baseline there is nothing to compare with
     works = [(index, work) for index, work in enumerate(session.works) if work.baseline_s]
     works.sort(key=lambda one: -one[1].call.calls * one[1].baseline_s)
-    children = [0.0] * (session.thinkers.count if session.thinkers is not None else 0)
-    for index, work in works:
+    seconds = [work.call.calls * work.baseline_s for _, work in works]
+    places = dealt(seconds, session.thinkers.count) if session.thinkers is not None else [0] * len(works)
+    for place, (index, work) in zip(places, works, strict=True):
         how, asked = strategy(name), problem(session, work, predictor, index)
         if session.thinkers is not None:
-            seed, place = f"{session.settings.seed}:{index}", children.index(min(children))
-            children[place] += work.call.calls * work.baseline_s
+            seed = f"{session.settings.seed}:{index}"
             how = session.thinkers.strategy(name, work.call.region, place=place, seed=seed)
         relative = Relative(family(work.space), functools.partial(adopted, work.space))
         auction.enter(work.id, work.call.calls, asked, how, relative=relative)
     auction.run()
     session.check_journal()
     session.settled = auction.settled
+
+
+def dealt(seconds: Sequence[float], count: int) -> list[int]:
+    """Which of `count` thinkers each kernel gets, the largest first: whoever has the least of the workload's time. They
+    take turns in one process, and the largest would wait for the others."""
+    loads, places = [0.0] * count, []
+    for one in seconds:
+        places.append(loads.index(min(loads)))
+        loads[places[-1]] += one
+    return places
 
 
 def _limits(session: Session) -> Limits:
