@@ -62,7 +62,8 @@ def drawn(graph: Graph, *, most_nodes: int = 24) -> list[str]:
         lines.append(f"{stem}{branch}{steps or '(unoptimised)'}  {_said(node, graph)}{'  (above)' if again else ''}")
         if again:
             return
-        followed = [(n, c) for n, c in zip(node.visits, node.children or [], strict=False) if n]
+        children = zip(node.visits, node.children or [], strict=False)
+        followed = [(n, c) for n, c in children if n and len(c.schedule.opts) > len(node.schedule.opts)]  # no variants
         followed = sorted(followed, key=lambda pair: (-pair[0], -pair[1].value))[:MOST_CHILDREN]
         deeper = stem + {"": "", "├─ ": "│  ", "└─ ": "   "}[branch]
         for i, (_, child) in enumerate(followed):
