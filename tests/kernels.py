@@ -14,6 +14,10 @@ import numpy as np
 from tinygrad import Tensor, Variable, dtypes
 
 from kcg.compat.tiny import Ops, UOp
+from kcg.kernel.codec import kernel_of
+from kcg.kernel.space import KernelSpace
+from kcg.kernel.targets import KNOWN_TARGETS
+from kcg.types import Opt, Region, Schedule
 
 
 def kernels_of(*tensors: Tensor) -> list[UOp]:
@@ -185,3 +189,14 @@ def example_asts(device: str = "CPU") -> dict[str, UOp]:
 def round_to_bf16(values: np.ndarray) -> np.ndarray:
     """Float32 values as bfloat16 holds them."""
     return ((values.astype(np.float32).view(np.uint32) + 0x8000) & 0xFFFF0000).astype(np.uint32).view(np.float32)
+
+
+def small_matmul() -> KernelSpace:
+    """The space of a matmul of 64 × 96 × 80 on an H100 or H200."""
+    (ast,) = kernels_of(empty(64, 96) @ empty(96, 80))
+    return KernelSpace(Region((kernel_of(ast),)), KNOWN_TARGETS["sm_90"])
+
+
+def schedule_of(*steps: tuple[str, int, int]) -> Schedule:
+    """The schedule of some Opts: operation, axis, amount."""
+    return Schedule.from_opts([Opt(*step) for step in steps])

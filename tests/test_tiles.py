@@ -8,9 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from kcg.kernel.codec import kernel_of
 from kcg.kernel.space import KernelSpace
-from kcg.kernel.targets import KNOWN_TARGETS
 from kcg.optimize.searching import dealt
 from kcg.predictor.correcting import CorrectingKernel
 from kcg.predictor.correction import Correction
@@ -19,21 +17,16 @@ from kcg.search.diversity import diverse
 from kcg.search.graph import Graph, MctsSettings
 from kcg.search.interface import Ledger, Problem
 from kcg.search.trials import Trials
-from kcg.types import RAW, Opt, Prediction, Region, Schedule
-from tests.kernels import empty, kernels_of
+from kcg.types import RAW, Prediction, Schedule
+from tests.kernels import schedule_of, small_matmul
 
 
 @pytest.fixture(scope="module")
 def space() -> KernelSpace:
-    (ast,) = kernels_of(empty(64, 96) @ empty(96, 80))
-    return KernelSpace(Region((kernel_of(ast),)), KNOWN_TARGETS["sm_90"])
+    return small_matmul()
 
 
-def schedule(*steps: tuple[str, int, int]) -> Schedule:
-    return Schedule.from_opts([Opt(*step) for step in steps])
-
-
-BASE = schedule(("UPCAST", 0, 4), ("UPCAST", 1, 2))
+BASE = schedule_of(("UPCAST", 0, 4), ("UPCAST", 1, 2))
 
 
 @pytest.mark.parametrize(
@@ -52,7 +45,7 @@ BASE = schedule(("UPCAST", 0, 4), ("UPCAST", 1, 2))
 def test_a_tile_is_what_a_thread_computes_and_not_which_thread(
     space: KernelSpace, other: list[tuple[str, int, int]], same: bool
 ) -> None:
-    assert (space.tile(schedule(*other)) == space.tile(BASE)) == same
+    assert (space.tile(schedule_of(*other)) == space.tile(BASE)) == same
     assert space.tile(RAW) == frozenset()
 
 
@@ -96,11 +89,11 @@ def test_during_a_search_a_kernel_tells_its_tiles(space: KernelSpace) -> None:
         def embed(self, space: KernelSpace, some: Sequence[Schedule]) -> tuple[list[Prediction], list[Array | None]]:
             return [Prediction(-9.0, 0.4) for _ in some], [np.zeros(4) for _ in some]
 
-    tile = [BASE, *(schedule(("UPCAST", 0, 4), ("UPCAST", 1, 2), ("LOCAL", 0, n)) for n in (2, 4, 8))]
-    others = [schedule(("UPCAST", 0, 2), ("LOCAL", 0, n)) for n in (2, 4, 8)]
+    tile = [BASE, *(schedule_of(("UPCAST", 0, 4), ("UPCAST", 1, 2), ("LOCAL", 0, n)) for n in (2, 4, 8))]
+    others = [schedule_of(("UPCAST", 0, 2), ("LOCAL", 0, n)) for n in (2, 4, 8)]
     kernel = CorrectingKernel(Blind(), space)
     seen = [(s, float(np.exp(-8.5))) for s in tile[:3]] + [(s, float(np.exp(-9.0))) for s in others[:2]]
-    one, other, new = kernel.correct([tile[3], others[2], schedule(("UNROLL", 0, 4))], seen)
+    one, other, new = kernel.correct([tile[3], others[2], schedule_of(("UNROLL", 0, 4))], seen)
     assert one.log_runtime > other.log_runtime + 0.2
     assert new.uncertainty > max(one.uncertainty, other.uncertainty)
 

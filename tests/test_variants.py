@@ -11,27 +11,20 @@ import pytest
 from replay_table import synthetic_table
 
 from kcg.errors import ScheduleError
-from kcg.kernel.codec import kernel_of
 from kcg.kernel.space import KernelSpace
-from kcg.kernel.targets import KNOWN_TARGETS
 from kcg.search.bidding import LITTLE, Auction, Limits
 from kcg.search.graph import Graph, MctsSettings
 from kcg.search.interface import Action, Ledger, Observation, Problem, Strategy
 from kcg.search.mcts import mcts
 from kcg.search.replay import ReplayTable, charged, constant_predict, oracle_predict
 from kcg.search.trials import Trials
-from kcg.types import RAW, Opt, Prediction, Region, Schedule, ScheduleKind, Status
-from tests.kernels import empty, kernels_of
+from kcg.types import RAW, Opt, Prediction, Schedule, ScheduleKind, Status
+from tests.kernels import schedule_of, small_matmul
 
 
 @pytest.fixture(scope="module")
 def space() -> KernelSpace:
-    (ast,) = kernels_of(empty(64, 96) @ empty(96, 80))
-    return KernelSpace(Region((kernel_of(ast),)), KNOWN_TARGETS["sm_90"])
-
-
-def schedule(*steps: tuple[str, int, int]) -> Schedule:
-    return Schedule.from_opts([Opt(*step) for step in steps])
+    return small_matmul()
 
 
 def walked(space: KernelSpace, opts: Sequence[Opt]) -> Schedule | None:
@@ -57,7 +50,7 @@ def problem(space: KernelSpace, log_s: dict[tuple[str, ...], float], *, step: bo
 
 
 def test_variants_are_all_legal_schedules_with_one_step_less_or_of_another_amount(space: KernelSpace) -> None:
-    good = schedule(("UPCAST", 0, 4), ("LOCAL", 1, 8), ("UNROLL", 0, 4))
+    good = schedule_of(("UPCAST", 0, 4), ("LOCAL", 1, 8), ("UNROLL", 0, 4))
     expected = set()
     for i, opt in enumerate(good.opts):
         amounts = [Opt(opt.op, opt.axis, n) for n in range(65) if n != opt.arg]
@@ -73,7 +66,7 @@ def test_variants_are_all_legal_schedules_with_one_step_less_or_of_another_amoun
 
 
 def test_where_steps_cannot_be_followed_there_are_no_variants(space: KernelSpace) -> None:
-    good = schedule(("UPCAST", 0, 4))
+    good = schedule_of(("UPCAST", 0, 4))
     assert Trials(problem(space, {})).variants(good)
     assert Trials(problem(space, {}, step=False)).variants(good) == []
     assert Trials(problem(space, {})).variants(Schedule(ScheduleKind.SOURCE, "x")) == []
@@ -89,7 +82,7 @@ def test_a_table_follows_the_steps_that_it_has() -> None:
                 assert table.step(record.observation.schedule, opt) == action.schedule
     assert table.step(RAW, Opt("UPCAST", 7, 4)) is None
     with pytest.raises(ScheduleError, match="not in the replay table"):
-        table.step(schedule(("UPCAST", 7, 4)), Opt("UPCAST", 0, 4))
+        table.step(schedule_of(("UPCAST", 7, 4)), Opt("UPCAST", 0, 4))
 
 
 TRAP = {
@@ -114,15 +107,15 @@ def test_what_is_varied_is_within_reach_of_walks(space: KernelSpace) -> None:
     trials = Trials(problem(space, TRAP))
     list(trials.baseline())
     graph = Graph(trials, MctsSettings())
-    walk = [RAW, schedule(("UPCAST", 0, 4)), schedule(("UPCAST", 0, 4), ("UNROLL", 0, 4)),
-            schedule(("UPCAST", 0, 4), ("UNROLL", 0, 4), ("LOCAL", 1, 8))]  # fmt: skip
+    walk = [RAW, schedule_of(("UPCAST", 0, 4)), schedule_of(("UPCAST", 0, 4), ("UNROLL", 0, 4)),
+            schedule_of(("UPCAST", 0, 4), ("UNROLL", 0, 4), ("LOCAL", 1, 8))]  # fmt: skip
     for one in walk[:-1]:
         graph.expand(graph.nodes[trials.key(one)])
     top = graph.nodes[trials.key(walk[-1])]
     before = graph.root.value
     top.closed = True
     assert graph.vary() and top.varied, "the most promising first"
-    found = graph.nodes[trials.key(schedule(("UPCAST", 0, 2), ("UNROLL", 0, 4), ("LOCAL", 1, 8)))]
+    found = graph.nodes[trials.key(schedule_of(("UPCAST", 0, 2), ("UNROLL", 0, 4), ("LOCAL", 1, 8)))]
     assert top in found.parents and not top.closed
     assert graph.root.value == pytest.approx(before + math.log(3))
     assert graph.vary() and found.varied, "then what is most promising now"

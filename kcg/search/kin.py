@@ -13,6 +13,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from kcg.search.trials import followed
 from kcg.types import RAW, Schedule
 
 if TYPE_CHECKING:
@@ -34,10 +35,7 @@ def family(space: KernelSpace) -> Hashable:
 
 def adopted(space: KernelSpace, schedule: Schedule) -> Schedule | None:
     """Another kernel's schedule taken step by step; None where one of its steps is not legal here."""
-    found: Schedule | None = RAW
-    for opt in schedule.opts:
-        found = space.step(found, opt) if found is not None else None
-    return found
+    return followed(space.step, RAW, schedule.opts)
 
 
 @dataclass(frozen=True)

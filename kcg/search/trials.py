@@ -93,7 +93,7 @@ class Trials:
         for i, opt in enumerate(schedule.opts):
             changed = [a.schedule for a in self.actions(before) if same_but_amount(a.label, str(opt))]
             for other in (before, *changed):
-                if (end := _followed(step, other, schedule.opts[i + 1 :])) is not None:
+                if (end := followed(step, other, schedule.opts[i + 1 :])) is not None:
                     found.setdefault(self.key(end), end)
             if (after := step(before, opt)) is None:
                 break  # it begins elsewhere
@@ -265,9 +265,10 @@ def same_but_amount(label: str, other: str) -> bool:
     return bool(stem) and stem == other.rpartition(",")[0] and label != other
 
 
-def _followed(
+def followed(
     step: Callable[[Schedule, Opt], Schedule | None], schedule: Schedule, opts: Sequence[Opt]
 ) -> Schedule | None:
+    """Where `opts` lead, one `step` after the other; None where one of them is not legal."""
     found: Schedule | None = schedule
     for opt in opts:
         found = step(found, opt) if found is not None else None
