@@ -22,12 +22,17 @@ import math
 import random
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 from kcg.search.calibration import Calibration, Evidence, Trial
 from kcg.search.diversity import TWIN_PENALTY, StepSets, diverse, leaders
 from kcg.search.interface import Observation, best
 from kcg.search.trials import Trials
 from kcg.types import Prediction, Schedule
+
+LONGEST: Final = 16
+"""Nodes of the longest walk. Walks on real kernels meet five on average; where nearly all is measured they would go
+round through variants of variants."""
 
 
 @dataclass(frozen=True)
@@ -313,6 +318,8 @@ class Graph:
             if choice < 0:
                 node.stops += 1
                 self.drafts.add(self.trials.key(node.schedule))
+                return False
+            if len(path) > LONGEST:
                 return False
             node.visits[choice] += 1
             node = node.children[choice]
