@@ -15,7 +15,7 @@ import pytest
 
 from evaluation.baselines import searches
 from evaluation.baselines.campaign import Campaign, turn_of
-from evaluation.baselines.kcg_run import keep_report, run_of
+from evaluation.baselines.kcg_run import command_of, keep_report, run_of
 from evaluation.baselines.methods_headline import headline, overall, worse
 from evaluation.baselines.methods_markdown import described, markdown
 from evaluation.baselines.methods_table import columns, interval
@@ -119,7 +119,7 @@ def test_a_report_replaces_only_that_of_its_device(service: MeasureService, tmp_
         folder.mkdir()
         for name in (f"{number}.html", "journal.sqlite-wal"):
             (folder / name).write_text("")
-        keep_report(kept_by, "quick", folder)
+        keep_report(kept_by, "kcg:quick", folder)
     kept = {str(p.relative_to(tmp_path / "runs")) for p in (tmp_path / "runs").rglob("*") if p.is_file()}
     assert kept == {"CPU-X86-mini-quick/2.html", "CUDA-mini-quick/1.html"}
 
@@ -194,7 +194,7 @@ def test_the_markdown_says_what_is_missing_and_what_was_published() -> None:
     assert len(markdown(rows, {"torch_s": {}}, "1024")[0].split("|")) == 9, "another size has no published figures"
 
 
-@pytest.mark.parametrize("method", ["tinygrad-beam", "tinygrad-beam:wide", "kcg"])
+@pytest.mark.parametrize("method", ["tinygrad-beam", "tinygrad-beam:wide", "kcg", "kcg::5m"])
 def test_a_method_that_is_none(service: MeasureService, tmp_path: Path, method: str) -> None:
     with pytest.raises(UsageError, match="write a width or an effort after it"):
         Campaign(LiveJournal(tmp_path / "x.jsonl"), "mini", DEV, (method,))
@@ -203,6 +203,9 @@ def test_a_method_that_is_none(service: MeasureService, tmp_path: Path, method: 
 def test_names_of_methods() -> None:
     assert turn_of("full-beam:4") == ("full-beam:4", 0, None) and turn_of("random") == ("random", 0, 256)
     assert turn_of("random:64") == ("random", 0, 64) and described("full-beam:2") == "BEAM=2 over kcg's actions"
+    assert command_of("kcg:quick", "mini", "CUDA").endswith("flux --preset mini --device CUDA --effort quick")
+    assert command_of("kcg:thorough:5m", "mini", "CUDA").endswith("--effort thorough --budget 5m")
+    assert described("kcg:thorough:5m") == "kcg, thorough in 5m"
 
 
 def test_a_table_of_nothing_says_so(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ kernel first, the canary: a piece on a device that is not as fast as the first o
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from kcg.search.live_journal import LiveJournal, Setting
 from kcg.types import RAW, Region
 
 KCG, TINY_BEAM, RETIME = "kcg", "tinygrad-beam", "retime"
+KCG_RUN = re.compile(r"\w+(:\w+)?")  # an effort, and a budget if there is one
 LEAST_S = 30.0  # with less time than this no search is begun
 BUDGET = 256  # measurements of a method that has no end of its own; BEAM=4 takes about as many
 BEAM_GUESS_S = 40.0  # of BEAM=2 where nothing is known of a kernel yet; less below SHORT_S a call: at 1024 BEAM=4 took
@@ -49,8 +51,11 @@ class Campaign:
     def __post_init__(self) -> None:
         for method in self.methods:
             name, _, of = method.partition(":")
-            if (name == TINY_BEAM and not of.isdecimal()) or (name == KCG and not of):
-                raise UsageError(f"method {method!r}: write a width or an effort after it, like beam:4 or kcg:quick")
+            if (name == TINY_BEAM and not of.isdecimal()) or (name == KCG and not KCG_RUN.fullmatch(of)):
+                raise UsageError(
+                    f"method {method!r}: write a width or an effort after it, like {TINY_BEAM}:4 or kcg:quick, and "
+                    "after an effort a budget if there is one, like kcg:thorough:5m"
+                )
 
     @property
     def setting(self) -> Setting:

@@ -21,9 +21,8 @@ def run_kcg(campaign: Campaign, unit: Unit) -> None:
     if campaign.left_s() < 4 * LEAST_S:
         campaign.left.append(unit.method)
         return
-    effort, preset = unit.method.partition(":")[2], campaign.preset
     with tempfile.TemporaryDirectory(prefix="kcg-flux-", ignore_cleanup_errors=True) as folder:
-        command = f"-m kcg.optimize flux --preset {preset} --device {campaign.dev} --effort {effort}"
+        command = command_of(unit.method, campaign.preset, campaign.dev)
         limit_s = campaign.left_s() if campaign.until < float("inf") else None
         asked = [sys.executable, *command.split(), "--report", folder, "--quiet"]
         with subprocess.Popen(asked, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
@@ -36,14 +35,22 @@ def run_kcg(campaign: Campaign, unit: Unit) -> None:
                 return
         if process.returncode not in (ExitCode.OK, ExitCode.NOTHING_IMPROVED, ExitCode.BUDGET_HIT):
             raise KcgError(f"{unit.method} ended with exit code {process.returncode}: {said.strip()[-300:]}")
-        run = run_of(keep_report(campaign, effort, Path(folder)) / "RESULT.json")
+        run = run_of(keep_report(campaign, unit.method, Path(folder)) / "RESULT.json")
     campaign.journal.add_run(unit.method, run | {"command": f"python {command}"})
     campaign.say(f"{unit.method}: {run['measurements']} measured, {run['search_s']:.0f} s")
 
 
-def keep_report(campaign: Campaign, effort: str, folder: Path) -> Path:
-    """Copy a report beside the journals, in the place of the one that this device, preset and effort had."""
-    name = f"{campaign.dev.replace(':', '-')}-{campaign.preset}-{effort}"
+def command_of(method: str, preset: str, dev: str) -> str:
+    """What is asked of Python for `kcg:normal`, or with a budget for `kcg:thorough:5m`."""
+    _, effort, *budget = method.split(":")
+    return f"-m kcg.optimize flux --preset {preset} --device {dev} --effort {effort}" + "".join(
+        f" --budget {one}" for one in budget
+    )
+
+
+def keep_report(campaign: Campaign, method: str, folder: Path) -> Path:
+    """Copy a report beside the journals, in the place of the one that this device, preset and method had."""
+    name = "-".join([campaign.dev.replace(":", "-"), campaign.preset, *method.split(":")[1:]])
     kept = campaign.journal.path.parent / "runs" / name
     copied = kept.with_name(f".{name}")
     for old in (copied, kept):

@@ -53,7 +53,8 @@ def described(method: str) -> str:
     """A method in words."""
     name, _, of = method.partition(":")
     words = {
-        "hand-coded": "hand-coded, tensor cores", "full-beam": f"BEAM={of} over kcg's actions", KCG: f"kcg, {of}",
+        "hand-coded": "hand-coded, tensor cores", "full-beam": f"BEAM={of} over kcg's actions",
+        KCG: f"kcg, {of.replace(':', ' in ')}",
         TINY_BEAM: f"BEAM={of}", "random": f"random, {of or BUDGET} each",
         "tinygrad-mcts": f"tinygrad's MCTS, {of or BUDGET} each", "raw": "unoptimised (one sample)",
         "no-tensor-cores": "hand-coded, without tensor cores",
