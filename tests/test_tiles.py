@@ -71,6 +71,23 @@ def test_a_residual_is_that_of_its_tile() -> None:
     assert min(doubt[3] / d for d in doubt[:3]) > 1.5, "of another tile less is known"
 
 
+def test_what_is_wrong_of_a_trait_is_not_held_against_what_has_it_not() -> None:
+    x, predicted, sigma = candidates()
+    unrolled = np.arange(40) % 2
+    truth = predicted + 0.4 * unrolled
+    first = [0, *range(1, 13, 2)]  # one that does not unroll, six that do
+    rest = [i for i in range(40) if i not in first]
+    off = []
+    for traits in (None, np.stack([unrolled, np.zeros_like(unrolled)], 1)):
+        correction = Correction(x)
+        correction.observe(x[first], predicted[first], truth[first], traits=None if traits is None else traits[first])
+        mean, _ = correction.corrected(
+            x[rest], predicted[rest], sigma[rest], traits=None if traits is None else traits[rest]
+        )
+        off.append(np.abs(mean - truth[rest])[unrolled[rest] == 0].mean())
+    assert 2 * off[1] < 0.1 < off[0]
+
+
 def test_without_tiles_all_is_as_it_was() -> None:
     x, predicted, sigma = candidates()
     truth = predicted + 0.1 * x[:, 0]
@@ -82,13 +99,14 @@ def test_without_tiles_all_is_as_it_was() -> None:
     assert np.array_equal(found[0][0], found[1][0]) and np.array_equal(found[0][1], found[1][1])
 
 
+class Blind:
+    """Sees nothing in a schedule."""
+
+    def embed(self, space: KernelSpace, some: Sequence[Schedule]) -> tuple[list[Prediction], list[Array | None]]:
+        return [Prediction(-9.0, 0.4) for _ in some], [np.zeros(4) for _ in some]
+
+
 def test_during_a_search_a_kernel_tells_its_tiles(space: KernelSpace) -> None:
-    class Blind:
-        """Sees nothing in a schedule."""
-
-        def embed(self, space: KernelSpace, some: Sequence[Schedule]) -> tuple[list[Prediction], list[Array | None]]:
-            return [Prediction(-9.0, 0.4) for _ in some], [np.zeros(4) for _ in some]
-
     tile = [BASE, *(schedule_of(("UPCAST", 0, 4), ("UPCAST", 1, 2), ("LOCAL", 0, n)) for n in (2, 4, 8))]
     others = [schedule_of(("UPCAST", 0, 2), ("LOCAL", 0, n)) for n in (2, 4, 8)]
     kernel = CorrectingKernel(Blind(), space)
@@ -96,6 +114,16 @@ def test_during_a_search_a_kernel_tells_its_tiles(space: KernelSpace) -> None:
     one, other, new = kernel.correct([tile[3], others[2], schedule_of(("UNROLL", 0, 4))], seen)
     assert one.log_runtime > other.log_runtime + 0.2
     assert new.uncertainty > max(one.uncertainty, other.uncertainty)
+
+
+def test_during_a_search_a_kernel_tells_its_traits(space: KernelSpace) -> None:
+    sizes = [(m, n) for m in (2, 4, 8) for n in (2, 4, 8)]
+    plain = [schedule_of(("UPCAST", 0, m), ("UPCAST", 1, n)) for m, n in sizes]  # each a tile of its own
+    unrolled = [schedule_of(("UPCAST", 0, m), ("UPCAST", 1, n), ("UNROLL", 0, 4)) for m, n in sizes]
+    kernel = CorrectingKernel(Blind(), space)
+    seen = [(s, float(np.exp(-8.5))) for s in unrolled[:4]] + [(s, float(np.exp(-9.0))) for s in plain[4:6]]
+    one, other = kernel.correct([unrolled[8], plain[8]], seen)
+    assert one.log_runtime > other.log_runtime + 0.2
 
 
 def test_a_batch_is_of_many_tiles_where_they_are_about_as_good() -> None:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
 
 from kcg.predictor.correction import Correction
 from kcg.predictor.encode import Array
-from kcg.types import Prediction, Schedule
+from kcg.types import Prediction, Schedule, ScheduleKind
 
 if TYPE_CHECKING:
     from kcg.kernel.space import KernelSpace
+
+TRAITS: Final = ({"UNROLL"}, {"GROUP", "GROUPTOP"}, {"LOCAL"})  # a schedule has one where it uses one of the Opts
 
 
 class Embeds(Protocol):
@@ -39,6 +41,7 @@ class CorrectingKernel:
         self._correction: Correction | None = None
         self._tiles: dict[Schedule, int] = {}
         self._numbers: dict[Hashable, int] = {}
+        self._traits: dict[Schedule, tuple[bool, ...]] = {}
 
     def predict(self, schedules: Sequence[Schedule]) -> list[Prediction]:
         """What the predictor says of each, in order."""
@@ -61,21 +64,24 @@ class CorrectingKernel:
             self._measured.update(fresh)
             pairs = [(s, p, t) for (s, t), p in zip(fresh, said, strict=True) if s in self._states]
             usable = [(self._states[s], p.log_runtime, math.log(t)) for s, p, t in pairs if 0 < t < math.inf]
-            tiles = [self._tile(s) for s, _, t in pairs if 0 < t < math.inf]
+            timed = [s for s, _, t in pairs if 0 < t < math.inf]
             if usable:
                 if self._correction is None:
                     self._correction = Correction(np.stack(list(self._states.values())))
                 self._correction.observe(
                     np.stack([state for state, _, _ in usable]), np.array([expected for _, expected, _ in usable]),
-                    np.array([found for _, _, found in usable]), tiles=tiles,
+                    np.array([found for _, _, found in usable]), tiles=[self._tile(s) for s in timed],
+                    traits=self._traits_of(timed),
                 )  # fmt: skip
         places = [i for i, s in enumerate(schedules) if s in self._states]
         if self._correction is None or not places:
             return predictions
-        states = np.stack([self._states[schedules[i]] for i in places])
+        asked = [schedules[i] for i in places]
+        states = np.stack([self._states[schedule] for schedule in asked])
         means, sigmas = self._correction.corrected(
             states, np.array([predictions[i].log_runtime for i in places]),
-            np.array([predictions[i].uncertainty for i in places]), tiles=[self._tile(schedules[i]) for i in places],
+            np.array([predictions[i].uncertainty for i in places]), tiles=[self._tile(s) for s in asked],
+            traits=self._traits_of(asked),
         )  # fmt: skip
         for place, mean, sigma in zip(places, means.tolist(), sigmas.tolist(), strict=True):
             predictions[place] = Prediction(mean, sigma, predictions[place].failure_probability)
@@ -87,3 +93,11 @@ class CorrectingKernel:
             tile = self.space.tile(schedule)
             found = self._tiles[schedule] = self._numbers.setdefault(tile, len(self._numbers))
         return found
+
+    def _traits_of(self, schedules: Sequence[Schedule]) -> Array:
+        """(n, `TRAITS`) which traits each has."""
+        for schedule in schedules:
+            if schedule not in self._traits:
+                used = {opt.op for opt in schedule.opts} if schedule.kind == ScheduleKind.OPTS else set()
+                self._traits[schedule] = tuple(bool(used & of) for of in TRAITS)
+        return np.array([self._traits[schedule] for schedule in schedules], np.int64)
