@@ -13,15 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from evaluation.baselines import searches
+from evaluation.baselines import retiming, searches
 from evaluation.baselines.campaign import RETIME, Campaign, Unit
 from evaluation.baselines.dealing import claim, claim_journal, dealt
+from evaluation.baselines.preparing import Prepared
 from evaluation.baselines.retiming import choices, retime, retime_all
 from kcg.errors import UsageError
 from kcg.kernel.codec import kernel_of
 from kcg.measure.service import MeasureService
 from kcg.search.live_journal import Beam, LiveJournal, Shard
-from kcg.types import RAW, Region, Schedule
+from kcg.types import RAW, Opt, Region, Schedule
 from tests.kernels import empty, kernels_of
 
 DEV = os.environ["DEV"]
@@ -185,6 +186,25 @@ def test_choices_of_one_kernel_are_timed_by_one_process(service: MeasureService,
     size = one.journal.path.stat().st_size
     retime_all(one, service, None)
     assert one.journal.path.stat().st_size == size and one.journal.of(regions()[0].id).duels, "it read it"
+
+
+def test_what_was_chosen_while_a_kernel_was_timed_is_timed_by_who_had_it(
+    service: MeasureService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin(tmp_path, service)
+    one, other = (process(tmp_path, number, ("tinygrad-beam:1", "tinygrad-beam:2")) for number in range(2))
+    first, chosen = regions()[0], Schedule.from_opts([Opt("UPCAST", 0, 3)])
+    one.journal.add("tiny", first.id, RAW, width=1, binaries=2, wall_s=1.0)
+
+    def timed(campaign: Campaign, bench: object, schedule: Schedule, ready: Prepared) -> dict[str, float]:
+        if not other.journal.of(first.id).tiny.get(2):
+            other.journal.add("tiny", first.id, chosen, width=2, binaries=2, wall_s=1.0)
+            retime_all(other, service, None)  # it finds the kernel in other hands, and ends
+        return {"own_s": 1.0}
+
+    monkeypatch.setattr(retiming, "duel", timed)
+    retime_all(one, service, None)
+    assert chosen in one.journal.of(first.id).duels and not one.left
 
 
 def test_a_kernel_that_is_still_searched_is_timed_when_that_is_done(service: MeasureService, tmp_path: Path) -> None:

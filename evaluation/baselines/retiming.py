@@ -69,23 +69,33 @@ def winner_of(bench: LiveBench, method: str) -> Schedule | None:
 
 def retime_all(campaign: Campaign, service: Any, predictor: Any) -> None:
     """Every kernel that no other process times or still searches: what was chosen for one so far is timed on the same
-    device, in one go. What a later piece finds has a go of its own."""
+    device, in one go. What a later piece finds has a go of its own. Whoever timed something looks once more: another
+    process may have found a kernel in these hands, and ended."""
+    while _retime_once(campaign, service, predictor) and campaign.left_s() > 0:
+        pass
+
+
+def _retime_once(campaign: Campaign, service: Any, predictor: Any) -> bool:
+    """Whether there was anything to time in the kernels that nobody else held."""
+    campaign.journal.read_on()
     wanted = choices(campaign, service, predictor) if campaign.left_s() > 0 else ()
     prepared = Prepared.of((kernel.bench, kernel.untimed()) for kernel in wanted)
-    units = (Unit(RETIME, region, calls) for region, calls in campaign.searched())
+    units, found = (Unit(RETIME, region, calls) for region, calls in campaign.searched()), False
     for (unit,) in dealt(campaign, units, 1):
-        retime(campaign, choices_of(campaign, service, predictor, unit.region, unit.calls), prepared)
+        found |= retime(campaign, choices_of(campaign, service, predictor, unit.region, unit.calls), prepared)
+    return found
 
 
-def retime(campaign: Campaign, chosen: Choices, prepared: Prepared | None = None) -> None:
-    """Time what was not timed yet. What others chose since all was `prepared` is left to a later piece."""
+def retime(campaign: Campaign, chosen: Choices, prepared: Prepared | None = None) -> bool:
+    """Time what was not timed yet, and was `prepared`; whether there was anything."""
     bench, untimed = chosen.bench, chosen.untimed()
     ready = prepared or Prepared.of([(bench, untimed)])
     for schedule in untimed:
-        if campaign.left_s() <= 0 or (bench.region.id, schedule) not in ready:
+        if campaign.left_s() <= 0:
             campaign.left.append("timing a choice again")
-        else:
+        elif (bench.region.id, schedule) in ready:
             campaign.journal.add("duel", bench.region.id, schedule, duel=duel(campaign, bench, schedule, ready))
+    return bool(untimed)
 
 
 def duel(campaign: Campaign, bench: LiveBench, schedule: Schedule, prepared: Prepared) -> dict[str, Any]:
