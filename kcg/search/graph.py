@@ -141,12 +141,7 @@ class Graph:
         if prior is not None:
             parent.priors.append(prior)
         child.parents.append(parent)
-        rising = [parent]
-        while rising:
-            node = rising.pop()
-            if node.value < child.value:
-                node.value = child.value
-                rising.extend(node.parents)
+        _raise(parent, child.value)
 
     def expand(self, node: Node) -> None:
         """Asks for the legal steps from a node and predicts where they lead; with a policy, its first choices."""
@@ -198,8 +193,9 @@ class Graph:
         self._add(variants)
         if node.children is None:
             self.expand(node)
+        linked = {node, *(node.children or ())}
         for child in dict.fromkeys(self.nodes[self.trials.key(v)] for v in variants):
-            if child is not node and child not in (node.children or ()):
+            if child not in linked:
                 self._link(node, child, 0.0 if node.priors else None)
                 if not child.closed:
                     self._open(node)
@@ -265,16 +261,11 @@ class Graph:
         return math.log(time_s) if 0 < time_s < math.inf else self.trials.predict([self._baseline])[0].log_runtime
 
     def _settle(self) -> None:
-        """Gives every node the best `own` within reach: the best first, each flooding upwards (there may be cycles)."""
+        """Gives every node the best `own` within reach: the best first, each flooding upwards."""
         for node in (self.root, *self.nodes.values()):
             node.value = -math.inf
         for source in sorted(self.nodes.values(), key=lambda n: -n.own):
-            rising = [source]
-            while rising:
-                node = rising.pop()
-                if node.value < source.own:
-                    node.value = source.own
-                    rising.extend(node.parents)
+            _raise(source, source.own)
 
     def _close(self, node: Node) -> None:
         """Marks a node below which all is measured, and then its parents: simulations need not go there."""
@@ -399,3 +390,13 @@ class Graph:
         """The most promising node that was never expanded; None where the space is exhausted."""
         waiting = (n for n in self.nodes.values() if n.children is None or n.held_back)
         return max(waiting, key=lambda n: n.own + n.jitter, default=None)
+
+
+def _raise(node: Node, value: float) -> None:
+    """Gives a node at least this value, and all from which it is within reach (there may be cycles)."""
+    rising = [node]
+    while rising:
+        node = rising.pop()
+        if node.value < value:
+            node.value = value
+            rising.extend(node.parents)
