@@ -25,6 +25,7 @@ from kcg.errors import UnknownName
 from kcg.measure.protocol import PROTOCOL
 from kcg.predictor.batches import GraphSet
 from kcg.predictor.checkpoint import Checkpoint, read
+from kcg.predictor.correcting import traits_of
 from kcg.predictor.correction import embedded
 from kcg.predictor.data import TrainingData, load
 from kcg.predictor.encode import Array
@@ -47,8 +48,9 @@ def pools_of(checkpoint: Checkpoint, data: TrainingData, bodies: Array, groups: 
         some = data.take(rows)
         graphs = GraphSet(some.graphs, some.kernel, some.kernel_x, some.target_x, some.target)
         embedding = embedded(checkpoint.nets, graphs.batch(torch.arange(len(rows))))
-        steps = steps_of([Schedule(ScheduleKind.OPTS, body) for body in bodies[rows]])
-        yield Pool(said["rank"], np.exp(said["log_sigma"]), embedding, data.log_s[rows], steps)
+        schedules = [Schedule(ScheduleKind.OPTS, body) for body in bodies[rows]]
+        pool = (said["rank"], np.exp(said["log_sigma"]), embedding, data.log_s[rows])
+        yield Pool(*pool, steps_of(schedules), traits_of(schedules))
 
 
 def groups_of(data: TrainingData, bodies: Array, inside: Array, dataset: Path) -> dict[str, list[Array]]:

@@ -180,7 +180,7 @@ def test_a_correction_finds_what_no_correction_finds(order: str) -> None:
         x, predicted, sigma = candidates(seed, n=200)
         log_s = predicted * 0.3 + planted(x, level=0.5, tilt=0.5, seed=seed)
         log_s[::50] = np.nan
-        pool = Pool(predicted * 0.3, sigma, x, log_s, (0,) * len(x))
+        pool = Pool(predicted * 0.3, sigma, x, log_s, (0,) * len(x), np.zeros((len(x), 3), np.int64))
         for name, method in METHODS.items():
             found[name].append(play(pool, method, order=order, seed=seed))
             assert len(found[name][-1]) == len(BUDGETS) and all(0 < score <= 1 for score in found[name][-1])

@@ -52,6 +52,7 @@ def test_short_kernels_get_many_samples_and_long_ones_few(early_stop: bool) -> N
 
 
 def test_slow_flush_costs_samples_and_not_time() -> None:
+    assert samples_for(15e-6, flush_s=0.02, early_stop=True, careful=True) == 9, "no more where flushing takes long"
     assert samples_for(1e-6, flush_s=0.009) == 11 and samples_for(1e-6, flush_s=1.0) == MIN_SAMPLES
 
 

@@ -25,10 +25,11 @@ def taken(
     early_stop: bool = True,
     full: bool = False,
     limit: float | None = 2e-3,
+    careful: bool = False,
 ) -> tuple[tuple[float, ...], int]:
     """The samples of a kernel that takes so long run after run, and how many runs they took."""
     job = TimeJob(REGION, compile_schedule(REGION, RAW, TARGET), TARGET, early_stop=early_stop, stop_above_s=limit,
-                  cache_state=CacheState.WARM)  # fmt: skip
+                  cache_state=CacheState.WARM, careful=careful)  # fmt: skip
     runs = iter(times)
     launch: Callable[[], float] = lambda: next(runs)  # noqa: E731
     found = _samples(job, launch, [checked], full=full)
@@ -63,3 +64,13 @@ def test_nothing_is_hopeless_where_all_samples_are_wanted() -> None:
 
 def test_what_a_warm_cache_may_have_shortened_is_measured_again() -> None:
     assert taken([1.5e-3, 2.1e-3, 2.2e-3, 9.0], checked=LONG_S * 1.2, limit=1e-3) == ((2.1e-3,), 3)
+
+
+def test_a_careful_search_takes_more_samples_of_what_is_short() -> None:
+    for seconds, few, many in ((15e-6, 9, 120), (60e-6, 5, 60), (150e-6, 3, 30), (1e-3, 3, 3)):
+        assert taken([seconds] * 200, checked=seconds)[1] == few
+        assert taken([seconds] * 200, checked=seconds, careful=True)[1] == many
+
+
+def test_a_hopeless_candidate_gets_no_more_of_them() -> None:
+    assert taken([30e-6, 31e-6, 9.0], limit=20e-6, careful=True) == ((30e-6,), 2)

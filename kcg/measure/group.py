@@ -19,6 +19,7 @@ class Request:
     variables: tuple[tuple[str, int], ...] = ()
     sampler: str = ""
     in_search: bool = False  # the few samples of a search are enough
+    careful: bool = False  # more of them where the kernel is short
     samples: int | None = None  # so many, whatever the protocol asks
     stop_above_s: float | None = None  # a slower one gets one sample only
     stop_above_best: float | None = None  # the same as a multiple of the fastest timed just before it

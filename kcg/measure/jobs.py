@@ -38,6 +38,7 @@ class TimeJob:
     variables: tuple[tuple[str, int], ...] = ()
     samples: int | None = None
     early_stop: bool = False
+    careful: bool = False  # then more, of a short kernel
     cache_state: CacheState = CacheState.COLD
     stop_above_s: float | None = None  # of a slower one one sample is kept
     stop_above_best: float | None = None  # the same as a multiple of the fastest of this kernel in the same child

@@ -306,8 +306,8 @@ class MeasureService:
     def _time_job(self, request: Request, compiled: Compiled) -> TimeJob:
         return TimeJob(
             request.region, compiled, self.target, request.variables, samples=request.samples,
-            early_stop=request.early_stop, cache_state=request.cache_state, stop_above_s=request.stop_above_s,
-            stop_above_best=request.stop_above_best,
+            early_stop=request.early_stop, careful=request.careful, cache_state=request.cache_state,
+            stop_above_s=request.stop_above_s, stop_above_best=request.stop_above_best,
             floor_s=self._floor_s(request.region, request.cache_state),
             recheck_below_s=(request.best_s or 0.0) / TOO_GOOD,
         )  # fmt: skip

@@ -279,7 +279,7 @@ class Session:
         requests = [
             Request(
                 work.call.region, schedule, work.call.variables, sampler,
-                in_search=True, stop_above_s=stop_above_s, best_s=work.best_s or None,
+                in_search=True, careful=True, stop_above_s=stop_above_s, best_s=work.best_s or None,
                 timeout_s=BASELINE_TIMEOUT_S if sampler == "hand-coded" else None,
             )
             for work, schedule, sampler in wanted

@@ -41,7 +41,6 @@ class CorrectingKernel:
         self._correction: Correction | None = None
         self._tiles: dict[Schedule, int] = {}
         self._numbers: dict[Hashable, int] = {}
-        self._traits: dict[Schedule, tuple[bool, ...]] = {}
 
     def predict(self, schedules: Sequence[Schedule]) -> list[Prediction]:
         """What the predictor says of each, in order."""
@@ -71,7 +70,7 @@ class CorrectingKernel:
                 self._correction.observe(
                     np.stack([state for state, _, _ in usable]), np.array([expected for _, expected, _ in usable]),
                     np.array([found for _, _, found in usable]), tiles=[self._tile(s) for s in timed],
-                    traits=self._traits_of(timed),
+                    traits=traits_of(timed),
                 )  # fmt: skip
         places = [i for i, s in enumerate(schedules) if s in self._states]
         if self._correction is None or not places:
@@ -81,7 +80,7 @@ class CorrectingKernel:
         means, sigmas = self._correction.corrected(
             states, np.array([predictions[i].log_runtime for i in places]),
             np.array([predictions[i].uncertainty for i in places]), tiles=[self._tile(s) for s in asked],
-            traits=self._traits_of(asked),
+            traits=traits_of(asked),
         )  # fmt: skip
         for place, mean, sigma in zip(places, means.tolist(), sigmas.tolist(), strict=True):
             predictions[place] = Prediction(mean, sigma, predictions[place].failure_probability)
@@ -94,10 +93,8 @@ class CorrectingKernel:
             found = self._tiles[schedule] = self._numbers.setdefault(tile, len(self._numbers))
         return found
 
-    def _traits_of(self, schedules: Sequence[Schedule]) -> Array:
-        """(n, `TRAITS`) which traits each has."""
-        for schedule in schedules:
-            if schedule not in self._traits:
-                used = {opt.op for opt in schedule.opts} if schedule.kind == ScheduleKind.OPTS else set()
-                self._traits[schedule] = tuple(bool(used & of) for of in TRAITS)
-        return np.array([self._traits[schedule] for schedule in schedules], np.int64)
+
+def traits_of(schedules: Sequence[Schedule]) -> Array:
+    """(n, `TRAITS`) which traits each has: 1 or 0."""
+    used = [{opt.op for opt in s.opts} if s.kind == ScheduleKind.OPTS else set() for s in schedules]
+    return np.array([[bool(ops & of) for of in TRAITS] for ops in used], np.int64).reshape(len(used), len(TRAITS))

@@ -32,6 +32,7 @@ class Pool:
     embedding: Array  # (n, d)
     log_s: Array  # (n,) measured; NaN where it failed
     steps: tuple[int, ...]  # the set of each one's Opts, a bit each
+    traits: Array  # (n, t) 0 or 1, see `kcg.predictor.correcting`
 
 
 def steps_of(schedules: Sequence[Schedule]) -> tuple[int, ...]:
@@ -53,14 +54,21 @@ def _calibrated(pool: Pool, done: list[int]) -> Array:
     return np.array([line.expected(Prediction(p), line.evidence(s)).log_runtime for p, s in said])
 
 
-def _regressed(pool: Pool, done: list[int]) -> Array:
+def _regressed(pool: Pool, done: list[int], traits: Array | None = None) -> Array:
     correction = Correction(pool.embedding)
-    correction.observe(pool.embedding[done], pool.predicted[done], pool.log_s[done])
-    return correction.corrected(pool.embedding, pool.predicted, pool.sigma)[0]
+    told = None if traits is None else traits[done]
+    correction.observe(pool.embedding[done], pool.predicted[done], pool.log_s[done], traits=told)
+    return correction.corrected(pool.embedding, pool.predicted, pool.sigma, traits=traits)[0]
+
+
+def _regressed_with_traits(pool: Pool, done: list[int]) -> Array:
+    return _regressed(pool, done, pool.traits)
 
 
 Method = Callable[[Pool, list[int]], Array]
-METHODS: Final[dict[str, Method]] = {"none": _nothing, "calibration": _calibrated, "regression": _regressed}
+METHODS: Final[dict[str, Method]] = {
+    "none": _nothing, "calibration": _calibrated, "regression": _regressed, "with traits": _regressed_with_traits,
+}  # fmt: skip
 """By name: (n,) corrected log-seconds of a pool, of which some schedules were measured."""
 
 
