@@ -16,11 +16,12 @@ from kcg.predictor.correction import Correction
 from kcg.predictor.encode import Array
 from kcg.search.calibration import Calibration, Trial
 from kcg.search.diversity import StepSets
+from kcg.search.improvement import expected_improvement
 from kcg.types import Prediction, Schedule
 
 BUDGETS: Final = (0, 4, 8, 16)  # measurements
 BATCH: Final = 4  # of them at a time
-ORDERS: Final = ("greedy", "predicted", "random")
+ORDERS: Final = ("greedy", "improving", "predicted", "random")
 
 
 @dataclass(frozen=True)
@@ -35,49 +36,53 @@ class Pool:
     traits: Array  # (n, t) 0 or 1, see `kcg.predictor.correcting`
 
 
+Said = tuple[Array, Array]  # (n,) log-seconds, and their standard deviations
+
+
 def steps_of(schedules: Sequence[Schedule]) -> tuple[int, ...]:
     """The set of each schedule's Opts, a bit each; an Opt that comes twice has two."""
     sets = StepSets()
     return tuple(sets.of(schedule) for schedule in schedules)
 
 
-def _nothing(pool: Pool, done: list[int]) -> Array:
-    return pool.predicted
+def _nothing(pool: Pool, done: list[int]) -> Said:
+    return pool.predicted, pool.sigma
 
 
-def _calibrated(pool: Pool, done: list[int]) -> Array:
+def _calibrated(pool: Pool, done: list[int]) -> Said:
     line = Calibration()
     for i in done:
         measured = float(pool.log_s[i])
         line.add(Trial(pool.steps[i], float(pool.predicted[i]), None if np.isnan(measured) else measured))
     said = zip(pool.predicted.tolist(), pool.steps, strict=True)
-    return np.array([line.expected(Prediction(p), line.evidence(s)).log_runtime for p, s in said])
+    return np.array([line.expected(Prediction(p), line.evidence(s)).log_runtime for p, s in said]), pool.sigma
 
 
-def _regressed(pool: Pool, done: list[int], traits: Array | None = None) -> Array:
+def _regressed(pool: Pool, done: list[int], traits: Array | None = None) -> Said:
     correction = Correction(pool.embedding)
     told = None if traits is None else traits[done]
     correction.observe(pool.embedding[done], pool.predicted[done], pool.log_s[done], traits=told)
-    return correction.corrected(pool.embedding, pool.predicted, pool.sigma, traits=traits)[0]
+    return correction.corrected(pool.embedding, pool.predicted, pool.sigma, traits=traits)
 
 
-def _regressed_with_traits(pool: Pool, done: list[int]) -> Array:
+def _regressed_with_traits(pool: Pool, done: list[int]) -> Said:
     return _regressed(pool, done, pool.traits)
 
 
-Method = Callable[[Pool, list[int]], Array]
+Method = Callable[[Pool, list[int]], Said]
 METHODS: Final[dict[str, Method]] = {
     "none": _nothing, "calibration": _calibrated, "regression": _regressed, "with traits": _regressed_with_traits,
 }  # fmt: skip
-"""By name: (n,) corrected log-seconds of a pool, of which some schedules were measured."""
+"""By name: (n,) corrected log-seconds of a pool, of which some schedules were measured, and the doubt about each."""
 
 
 def play(pool: Pool, method: Method, *, order: str, seed: int = 0) -> list[float]:
     """The score after each of `BUDGETS` measurements: the best time over that of the best schedule known.
 
-    `order` says what is measured: the first in the corrected order (greedy) or in the uncorrected one (predicted), and
-    known is the best among the measured and the one then predicted best. With random ones the predicted best alone
-    counts, against the best of what is left. What failed is as slow as the slowest.
+    `order` says what is measured: the first in the corrected order (greedy), by the improvement that is expected
+    (improving, as a search does it) or in the uncorrected order (predicted), and known is the best among the measured
+    and the one then predicted best. With random ones the predicted best alone counts, against the best of what is left.
+    What failed is as slow as the slowest.
     """
     log_s = np.where(np.isnan(pool.log_s), np.nanmax(pool.log_s), pool.log_s)
     drawn = np.random.default_rng(seed).permutation(len(log_s))
@@ -87,11 +92,16 @@ def play(pool: Pool, method: Method, *, order: str, seed: int = 0) -> list[float
     for budget in BUDGETS:
         while len(done) < min(budget, len(log_s) - 1):
             key = drawn if order == "random" else first
-            if order == "greedy":
-                key = np.argsort(method(pool, done), kind="stable")
+            if order in ("greedy", "improving"):
+                mean, deviation = method(pool, done)
+                if order == "improving" and done:
+                    best_s = float(np.exp(log_s[done].min()))
+                    said = zip(mean.tolist(), deviation.tolist(), strict=True)
+                    mean = np.array([-expected_improvement(m, d, best_s) for m, d in said])
+                key = np.argsort(mean, kind="stable")
             done += [int(i) for i in key[~np.isin(key, done)][: min(BATCH, budget - len(done))]]
         rest = np.setdiff1d(np.arange(len(log_s)), done)
-        picked = log_s[rest[np.argmin(method(pool, done)[rest])]]
+        picked = log_s[rest[np.argmin(method(pool, done)[0][rest])]]
         if order == "random":
             scores.append(float(np.exp(log_s[rest].min() - picked)))
         else:
