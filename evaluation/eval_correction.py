@@ -37,8 +37,7 @@ from kcg.search.tables import FILE, read_tables
 from kcg.types import Schedule, ScheduleKind
 
 RESULTS = Path(__file__).parent / "results" / "eval_correction.json"
-LEAST = 32  # schedules of a pool: of fewer, 16 measurements are half
-RESAMPLES = 2000
+LEAST, RESAMPLES = 32, 2000  # schedules of a pool: of fewer, 16 measurements are half
 
 
 def pools_of(checkpoint: Checkpoint, data: TrainingData, bodies: Array, groups: list[Array]) -> Iterator[Pool]:
@@ -48,9 +47,9 @@ def pools_of(checkpoint: Checkpoint, data: TrainingData, bodies: Array, groups: 
         some = data.take(rows)
         graphs = GraphSet(some.graphs, some.kernel, some.kernel_x, some.target_x, some.target)
         embedding = embedded(checkpoint.nets, graphs.batch(torch.arange(len(rows))))
-        schedules = [Schedule(ScheduleKind.OPTS, body) for body in bodies[rows]]
-        pool = (said["rank"], np.exp(said["log_sigma"]), embedding, data.log_s[rows])
-        yield Pool(*pool, steps_of(schedules), traits_of(schedules))
+        opts = [Schedule(ScheduleKind.OPTS, body) for body in bodies[rows]]
+        told = (said["rank"], np.exp(said["log_sigma"]), embedding, data.log_s[rows])
+        yield Pool(*told, steps_of(opts), traits_of(opts))
 
 
 def groups_of(data: TrainingData, bodies: Array, inside: Array, dataset: Path) -> dict[str, list[Array]]:
@@ -98,10 +97,10 @@ def main(
     export, predictor, data = read_export(dataset), read(checkpoint), load(dataset)
     bodies = np.array(export.table(PROTOCOL, ["schedule_body"])["schedule_body"].to_pylist(), object)[data.row]
     entry: dict[str, Any] = {"command": " ".join(["python", *sys.argv]), "checkpoint": predictor.about.name}
-    headline: dict[str, float] = {}
+    headline = dict[str, float]()
     for kind, groups in groups_of(data, bodies, data.part(predictor.about.split, part), dataset).items():
-        pools = list(pools_of(predictor, data, bodies, groups))
-        entry[kind] = {"kernels": len(pools), "schedules": sum(len(rows) for rows in groups)}
+        pools, schedules = list(pools_of(predictor, data, bodies, groups)), sum(map(len, groups))
+        entry[kind] = {"kernels": len(pools), "schedules": schedules}
         for order in ORDERS if pools else ():
             scores = {name: np.array([play(pool, method, order=order, seed=i) for i, pool in enumerate(pools)])
                       for name, method in METHODS.items()}  # fmt: skip

@@ -49,9 +49,10 @@ def main(
 ) -> None:
     """Do what is left of a campaign, as far as the time goes, and write down its table."""
     from baselines.campaign import Campaign
+    from baselines.choosing import choices
     from baselines.dealing import claim, claim_journal, dealt
     from baselines.methods_text import write_down
-    from baselines.retiming import choices, retime_all
+    from baselines.retiming import retime_all
     from baselines.searches import fly_canary, search
 
     from kcg.compat.device import choose_device

@@ -15,9 +15,10 @@ import pytest
 
 from evaluation.baselines import retiming, searches
 from evaluation.baselines.campaign import RETIME, Campaign, Unit
+from evaluation.baselines.choosing import choices
 from evaluation.baselines.dealing import claim, claim_journal, dealt
 from evaluation.baselines.preparing import Prepared
-from evaluation.baselines.retiming import choices, retime, retime_all
+from evaluation.baselines.retiming import retime, retime_all
 from kcg.errors import UsageError
 from kcg.kernel.codec import kernel_of
 from kcg.measure.service import MeasureService

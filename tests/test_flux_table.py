@@ -15,12 +15,13 @@ import pytest
 
 from evaluation.baselines import searches
 from evaluation.baselines.campaign import Campaign, turn_of
+from evaluation.baselines.choosing import Choices, choices
 from evaluation.baselines.kcg_run import command_of, keep_report, run_of
 from evaluation.baselines.methods_headline import headline, overall, worse
 from evaluation.baselines.methods_markdown import described, markdown
 from evaluation.baselines.methods_table import columns, interval
 from evaluation.baselines.methods_text import write_down
-from evaluation.baselines.retiming import Choices, choices, retime
+from evaluation.baselines.retiming import retime
 from kcg.errors import DeviceError, MismatchError, UsageError
 from kcg.kernel.codec import kernel_of
 from kcg.measure.service import MeasureService

@@ -52,10 +52,8 @@ class Campaign:
         for method in self.methods:
             name, _, of = method.partition(":")
             if (name == TINY_BEAM and not of.isdecimal()) or (name == KCG and not KCG_RUN.fullmatch(of)):
-                raise UsageError(
-                    f"method {method!r}: write a width or an effort after it, like {TINY_BEAM}:4 or kcg:quick, and "
-                    "after an effort a budget if there is one, like kcg:thorough:5m"
-                )
+                like = f"{TINY_BEAM}:4, kcg:quick or, with a budget, kcg:thorough:5m"
+                raise UsageError(f"method {method!r}: write a width or an effort after it, like {like}")
 
     @property
     def setting(self) -> Setting:

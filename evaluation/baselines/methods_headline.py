@@ -10,8 +10,8 @@ import numpy as np
 from kcg.measure.protocol import spread
 
 from .campaign import KCG, TINY_BEAM, Campaign
+from .choosing import Choices
 from .methods_table import Column, against, interval
-from .retiming import Choices
 
 MCTS, BEAM4, BEAM8 = "tinygrad-mcts", f"{TINY_BEAM}:4", f"{TINY_BEAM}:8"
 SIZES = ("768", "1024")  # a run of `mini` tries the code, and says nothing of Flux

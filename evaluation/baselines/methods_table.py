@@ -14,7 +14,7 @@ from kcg.optimize.phases import MODEL
 from kcg.types import RAW
 
 from .campaign import KCG, TINY_BEAM, Campaign, turn_of
-from .retiming import Choices
+from .choosing import Choices
 
 DRAWS = 4000
 Array = NDArray[np.float64]

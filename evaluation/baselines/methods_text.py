@@ -12,11 +12,11 @@ from typing import Any
 from kcg.commandline import record_results
 
 from .campaign import KCG, Campaign
+from .choosing import Choices
 from .flux_gap import OWN, STEP
 from .methods_headline import headline, overall, worse
 from .methods_markdown import markdown
 from .methods_table import Column, against, columns, cost, interval
-from .retiming import Choices
 
 
 def write_down(campaign: Campaign, chosen: Sequence[Choices], torch: Path, out: Path, document: Path | None) -> None:

@@ -6,67 +6,22 @@ that were timed in different duels are compared through the baseline that both w
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from kcg.errors import DeviceError
 from kcg.measure.jobs import DuelJob, DuelOutcome
 from kcg.measure.pools import ServiceClosed
 from kcg.search.live import LiveBench
-from kcg.types import Region, Schedule, ScheduleKind
+from kcg.types import Schedule
 
-from .campaign import KCG, RETIME, TINY_BEAM, Campaign, Unit, turn_of
+from .campaign import RETIME, Campaign, Unit
+from .choosing import Choices, choices, choices_of
 from .dealing import dealt
 from .preparing import SEEDS, Prepared
 
 TIMEOUT_S = 300.0
 SHORT_S = 1e-3  # what tinygrad's own schedule takes longer for is no short kernel with any
 SAMPLES = 100  # of a short kernel's: the protocol's 30 for what takes 0.5 ms leave 1.6 % of doubt about 15 µs
-
-
-@dataclass(frozen=True)
-class Choices:
-    """What every method chose for one kernel; nothing of those that did not come to it."""
-
-    bench: LiveBench
-    calls: int
-    by_method: dict[str, Schedule]
-
-    def untimed(self) -> list[Schedule]:
-        """Those that were not timed again yet."""
-        return [s for s in dict.fromkeys(self.by_method.values()) if s not in self.bench.seen.duels]
-
-
-def choices(campaign: Campaign, service: Any, predictor: Any) -> Iterator[Choices]:
-    """Of every kernel that was searched, the largest first."""
-    for region, calls in campaign.searched():
-        yield choices_of(campaign, service, predictor, region, calls)
-
-
-def choices_of(campaign: Campaign, service: Any, predictor: Any, region: Region, calls: int) -> Choices:
-    """What is chosen by now for a kernel."""
-    runs = campaign.journal.runs
-    bench = LiveBench(region, calls, service, predictor, campaign.journal)
-    found = {"hand-coded": bench.space.baseline()}
-    for method in campaign.methods:
-        chosen = runs[method]["chosen"].get(region.id) if method in runs else None
-        schedule = Schedule(*chosen) if chosen is not None else winner_of(bench, method)
-        if schedule is not None and schedule.kind == ScheduleKind.OPTS:
-            found[method] = schedule
-    return Choices(bench, calls, found)
-
-
-def winner_of(bench: LiveBench, method: str) -> Schedule | None:
-    """What a method found on a kernel; none where it was not done, or failed, or is kept elsewhere as kcg's is."""
-    name, _, of = method.partition(":")
-    if name == TINY_BEAM:
-        beam = bench.seen.tiny.get(int(of))
-        return None if beam is None or beam.reason else beam.schedule
-    if name == "no-tensor-cores":
-        return bench.space.without_tensor_cores()
-    kept = bench.seen.plays.get(turn_of(method)) if name != KCG else None
-    return kept.winner if kept is not None else None
 
 
 def retime_all(campaign: Campaign, service: Any, predictor: Any) -> None:

@@ -71,7 +71,7 @@ def _regressed_with_traits(pool: Pool, done: list[int]) -> Said:
 
 Method = Callable[[Pool, list[int]], Said]
 METHODS: Final[dict[str, Method]] = {
-    "none": _nothing, "calibration": _calibrated, "regression": _regressed, "with traits": _regressed_with_traits,
+    "none": _nothing, "calibration": _calibrated, "regression": _regressed, "traits": _regressed_with_traits,
 }  # fmt: skip
 """By name: (n,) corrected log-seconds of a pool, of which some schedules were measured, and the doubt about each."""
 
