@@ -37,7 +37,7 @@ from kcg.search.tables import FILE, read_tables
 from kcg.types import Schedule, ScheduleKind
 
 RESULTS = Path(__file__).parent / "results" / "eval_correction.json"
-LEAST, RESAMPLES = 32, 2000  # schedules of a pool: of fewer, 16 measurements are half
+LEAST, RESAMPLES = 32, 2000  # schedules of a pool: of fewer, 16 measurements are half; draws for an interval
 
 
 def pools_of(checkpoint: Checkpoint, data: TrainingData, bodies: Array, groups: list[Array]) -> Iterator[Pool]:

@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 
 from evaluation.baselines import searches
-from evaluation.baselines.campaign import Campaign, turn_of
+from evaluation.baselines.campaign import Campaign
 from evaluation.baselines.choosing import Choices, choices
 from evaluation.baselines.kcg_run import command_of, keep_report, run_of
+from evaluation.baselines.method_names import turn_of
 from evaluation.baselines.methods_headline import headline, overall, worse
 from evaluation.baselines.methods_markdown import described, markdown
 from evaluation.baselines.methods_table import columns, interval
@@ -195,9 +196,16 @@ def test_the_markdown_says_what_is_missing_and_what_was_published() -> None:
     assert len(markdown(rows, {"torch_s": {}}, "1024")[0].split("|")) == 9, "another size has no published figures"
 
 
-@pytest.mark.parametrize("method", ["tinygrad-beam", "tinygrad-beam:wide", "kcg", "kcg::5m"])
-def test_a_method_that_is_none(service: MeasureService, tmp_path: Path, method: str) -> None:
-    with pytest.raises(UsageError, match="write a width or an effort after it"):
+@pytest.mark.parametrize(
+    ("method", "says"),
+    [
+        *((name, "write a width or an effort after it") for name in ("tinygrad-beam", "tinygrad-beam:wide", "kcg")),
+        ("kcg::5m", "unknown effort ''"), ("kcg:hasty", "unknown effort 'hasty'"),
+        ("kcg:quick:soon", "'soon' is not a positive time"),
+    ],
+)  # fmt: skip
+def test_a_method_that_is_none(service: MeasureService, tmp_path: Path, method: str, says: str) -> None:
+    with pytest.raises(UsageError, match=says):
         Campaign(LiveJournal(tmp_path / "x.jsonl"), "mini", DEV, (method,))
 
 

@@ -13,8 +13,10 @@ import pytest
 
 from kcg.errors import JournalError
 from kcg.kernel.codec import kernel_of
+from kcg.kernel.compiled import Compiled
 from kcg.measure import references
-from kcg.measure.jobs import DuelOutcome
+from kcg.measure.group import Request
+from kcg.measure.jobs import DuelOutcome, TimeJob
 from kcg.measure.protocol import PROTOCOL
 from kcg.optimize import finals, verdicts
 from kcg.optimize.console import progress
@@ -215,3 +217,16 @@ def test_a_journal_without_verdicts_is_read(session: Session, judged: DuelOutcom
 def test_what_cannot_be_judged_is_held_against_no_schedule(session: Session, work: RegionWork) -> None:
     said = finals._who_is_wrong(session, work, "cannot be judged: most outputs are not numbers (seed 1)")
     assert said == "the kernel cannot be judged: most outputs are not numbers (seed 1)"
+
+
+def test_an_optimisation_measures_carefully(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[TimeJob] = []
+    make = session.service._time_job
+
+    def watched(request: Request, compiled: Compiled) -> TimeJob:
+        asked.append(make(request, compiled))
+        return asked[-1]
+
+    monkeypatch.setattr(session.service, "_time_job", watched)
+    (future,) = session.measure(session.works[0], [session.works[0].space.baseline()])
+    assert future.result().runtime_s and [(job.careful, job.early_stop) for job in asked] == [(True, True)]

@@ -8,7 +8,6 @@ kernel first, the canary: a piece on a device that is not as fast as the first o
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -17,10 +16,10 @@ from kcg.errors import UsageError
 from kcg.search.live_journal import LiveJournal, Setting
 from kcg.types import RAW, Region
 
-KCG, TINY_BEAM, RETIME = "kcg", "tinygrad-beam", "retime"
-KCG_RUN = re.compile(r"\w+(:\w+)?")  # an effort, and a budget if there is one
+from .method_names import KCG, TINY_BEAM, check, turn_of
+
+RETIME = "retime"
 LEAST_S = 30.0  # with less time than this no search is begun
-BUDGET = 256  # measurements of a method that has no end of its own; BEAM=4 takes about as many
 BEAM_GUESS_S = 40.0  # of BEAM=2 where nothing is known of a kernel yet; less below SHORT_S a call: at 1024 BEAM=4 took
 SHORT_S = 1.5e-3  # 10 s at 0.5 ms, 70 s at 1.4 ms, and 10 to 260 s above
 
@@ -50,10 +49,7 @@ class Campaign:
 
     def __post_init__(self) -> None:
         for method in self.methods:
-            name, _, of = method.partition(":")
-            if (name == TINY_BEAM and not of.isdecimal()) or (name == KCG and not KCG_RUN.fullmatch(of)):
-                like = f"{TINY_BEAM}:4, kcg:quick or, with a budget, kcg:thorough:5m"
-                raise UsageError(f"method {method!r}: write a width or an effort after it, like {like}")
+            check(method)
 
     @property
     def setting(self) -> Setting:
@@ -110,11 +106,3 @@ class Campaign:
 
     def left_s(self) -> float:
         return self.until - time.monotonic()
-
-
-def turn_of(method: str) -> tuple[str, int, int | None]:
-    """How a method is played: BEAM to its own end, the others with a budget, `random:64` or `BUDGET`."""
-    name, _, of = method.partition(":")
-    if name == "full-beam":
-        return method, 0, None
-    return name, 0, int(of) if of else BUDGET

@@ -9,7 +9,8 @@ from typing import Any
 from kcg.search.live import LiveBench
 from kcg.types import Region, Schedule, ScheduleKind
 
-from .campaign import KCG, TINY_BEAM, Campaign, turn_of
+from .campaign import Campaign
+from .method_names import KCG, TINY_BEAM, turn_of
 
 
 @dataclass(frozen=True)

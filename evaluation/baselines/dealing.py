@@ -16,7 +16,8 @@ from typing import TextIO
 from kcg.errors import UsageError
 from kcg.files import locked
 
-from .campaign import KCG, RETIME, TINY_BEAM, Campaign, Unit
+from .campaign import RETIME, Campaign, Unit
+from .method_names import KCG, TINY_BEAM
 
 ALONE = (KCG, TINY_BEAM, RETIME, "raw")
 

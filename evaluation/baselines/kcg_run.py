@@ -14,11 +14,12 @@ from typing import Any
 from kcg.errors import ExitCode, KcgError
 
 from .campaign import LEAST_S, Campaign, Unit
+from .method_names import budget_s
 
 
 def run_kcg(campaign: Campaign, unit: Unit) -> None:
     """kcg's own command from cold, in a folder of its own; what it chose goes into the journal, its report beside."""
-    if campaign.left_s() < 4 * LEAST_S:
+    if campaign.left_s() < max(4 * LEAST_S, budget_s(unit.method)):
         campaign.left.append(unit.method)
         return
     with tempfile.TemporaryDirectory(prefix="kcg-flux-", ignore_cleanup_errors=True) as folder:

@@ -9,8 +9,9 @@ import numpy as np
 
 from kcg.measure.protocol import spread
 
-from .campaign import KCG, TINY_BEAM, Campaign
+from .campaign import Campaign
 from .choosing import Choices
+from .method_names import KCG, TINY_BEAM
 from .methods_table import Column, against, interval
 
 MCTS, BEAM4, BEAM8 = "tinygrad-mcts", f"{TINY_BEAM}:4", f"{TINY_BEAM}:8"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from .campaign import BUDGET, KCG, TINY_BEAM
+from .method_names import BUDGET, KCG, TINY_BEAM
 
 PUBLISHED_MS = {
     "raw": 201654, "no-tensor-cores": 7990, "hand-coded": 6318, "tinygrad-beam": 594.45, "tinygrad-mcts": 825.1,

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from kcg.optimize.phases import MODEL
 from kcg.types import RAW
 
-from .campaign import KCG, TINY_BEAM, Campaign, turn_of
+from .campaign import Campaign
 from .choosing import Choices
+from .method_names import KCG, TINY_BEAM, turn_of
 
 DRAWS = 4000
 Array = NDArray[np.float64]

@@ -11,9 +11,10 @@ from typing import Any
 
 from kcg.commandline import record_results
 
-from .campaign import KCG, Campaign
+from .campaign import Campaign
 from .choosing import Choices
 from .flux_gap import OWN, STEP
+from .method_names import KCG
 from .methods_headline import headline, overall, worse
 from .methods_markdown import markdown
 from .methods_table import Column, against, columns, cost, interval

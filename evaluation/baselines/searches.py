@@ -10,8 +10,9 @@ from kcg.measure.group import Request
 from kcg.search.interface import Observation
 from kcg.search.live import LiveBench
 
-from .campaign import LEAST_S, TINY_BEAM, Campaign, Unit, turn_of
+from .campaign import LEAST_S, Campaign, Unit
 from .kcg_run import run_kcg
+from .method_names import TINY_BEAM, turn_of
 
 CANARY_SHARE = 0.02
 MOST_S = 900.0  # that one unit may take

@@ -220,8 +220,8 @@ def _samples(job: TimeJob, launch: Launch, checked_s: list[float], *, full: bool
         sensors(job.target).look()
         if len(samples) == 1 or (len(samples) == 2 and samples[0] > limit_s):
             chosen, least_s = None if full else job.samples, min(samples)
-            few = job.early_stop and not full
-            wanted = chosen or samples_for(least_s, flush_s=flush_s, early_stop=few, careful=job.careful)
+            early = job.early_stop and not full
+            wanted = chosen or samples_for(least_s, flush_s=flush_s, early_stop=early, careful=job.careful)
             if least_s > limit_s:
                 if len(samples) == 2 or least_s >= LATE_S:
                     return (least_s,)

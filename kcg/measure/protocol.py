@@ -5,7 +5,8 @@ around the call on a CPU); full grid; cold samples flush the last-level cache fi
 samples follow each other; raw samples are kept and the median is reported. Clock, temperature and power are recorded
 where the device tells them. Samples taken under a thermal or hardware slow-down are taken again, a bounded number of
 times, and then the measurement is `noisy`; a power cap alone is no reason (large matmuls run at it by nature).
-A change of any of this is a new version, never a silent one.
+A change of any of this is a new version, never a silent one. How many samples a search takes is no part of it: rows of
+one are marked, and no figure is.
 """
 
 from __future__ import annotations

@@ -110,14 +110,14 @@ class Correction:
         A failed one has a `measured` that is not finite and teaches nothing here. Measurements of a kernel of the same
         twin class have a number of that kernel, from 1, as `kin`; their embeddings are of the same networks. `tiles`
         are numbers, the same for schedules of one tile, `traits` (n, t) are 1 where a schedule has a trait and 0
-        where it has not: told of all or of none.
+        where it has not: told of all or of none, else ValueError is raised.
         """
         left = np.asarray(measured, np.float64) - np.asarray(predicted, np.float64)
         x = self._scaled(embedding)
         usable = np.isfinite(left) & np.isfinite(x).all(1)
         # the kernel's own come last, so that those of kin are the first to be forgotten
         own = self._kin == 0
-        told = _columns(traits, len(usable))
+        told = self._told(traits, len(usable))
         held = (self._x, self._left, self._kin, self._tile, self._traits.reshape(len(self), told.shape[1]))
         parts = [tuple(column[~own] for column in held), tuple(column[own] for column in held)]
         new = (x[usable], np.clip(left[usable], -WORST, WORST), np.full(int(usable.sum()), kin, np.int64),
@@ -151,7 +151,7 @@ class Correction:
         fading = {length: np.exp(-far / length) for length in {fit.length for fit in self._fits}}
         shared = CONSTANT**2 - KIN_CONSTANT**2 * (self._kin > 0)
         alike = _same_tile(_numbers(tiles, len(x)), self._tile)
-        common = _common(_columns(traits, len(x)), self._traits)
+        common = _common(self._told(traits, len(x)), self._traits)
         change, second = np.zeros(len(x)), np.zeros(len(x))
         for fit in self._fits:
             covariance = shared + fit.linear * near + fit.local * fading[fit.length] + fit.tile * alike
@@ -164,6 +164,13 @@ class Correction:
         mean, deviation = predicted + change, np.minimum(sigma, np.sqrt(np.maximum(second - np.square(change), 0.0)))
         broken = ~(usable & np.isfinite(mean) & np.isfinite(deviation))
         return np.where(broken, predicted, mean), np.where(broken, sigma, deviation)
+
+    def _told(self, traits: Array | None, count: int) -> Array:
+        """(count, t) with as many traits as before."""
+        told = np.zeros((count, 0), np.int64) if traits is None else np.asarray(traits, np.int64)
+        if len(self) and told.shape[1] != self._traits.shape[1]:
+            raise ValueError("traits are told of all schedules of a kernel or of none")
+        return told
 
     def _scaled(self, embedding: Array) -> Array:
         x = (np.asarray(embedding, np.float64) - self._centre) / self._scale
@@ -209,10 +216,6 @@ def _numbers(tiles: Sequence[int] | None, count: int) -> Array:
 def _same_tile(one: Array, other: Array) -> Array:
     """(n, m) of 0 and 1; what no tile is told of is like nothing."""
     return np.asarray((one[:, None] == other[None]) & (one[:, None] >= 0), np.float64)
-
-
-def _columns(traits: Array | None, count: int) -> Array:
-    return np.zeros((count, 0), np.int64) if traits is None else np.asarray(traits, np.int64)
 
 
 def _common(one: Array, other: Array) -> Array:

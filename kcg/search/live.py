@@ -119,7 +119,8 @@ class LiveBench(Bench):
             best_s = min(known, default=None)
             hopeless_s = HOPELESS * best_s if best_s is not None else None
             requests = [
-                Request(self.region, s, in_search=True, best_s=best_s, stop_above_s=hopeless_s) for s in missing
+                Request(self.region, s, in_search=True, careful=True, best_s=best_s, stop_above_s=hopeless_s)
+                for s in missing
             ]
             rows = [future.result() for future in self.service.measure(requests)]
             for row in rows:
