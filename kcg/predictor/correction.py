@@ -19,8 +19,8 @@ Where it is told the traits of a schedule (which kinds of steps it uses at all),
 its own: a predictor that promises too much of unrolling promises it of everything that unrolls, and what does not is
 not to be judged by it. Of 45 kernels of Flux with 15 to 64 schedules measured on an H200 each, choosing one after the
 other by their expected improvement finds, after eight, a better one on 15 with traits and a worse one on 5; after 16
-on 11 and on 2. On 20 recorded lattices of Flux (`evaluation/eval_correction.py`) traits are ahead where the best expected
-is measured next and behind where the expected improvement says so, both by less than can be told from noise.
+on 11 and on 2. On 20 recorded lattices of Flux (`evaluation/eval_correction.py`) traits are ahead where the best
+expected is measured next and behind where the expected improvement decides, both by less than noise.
 """
 
 from __future__ import annotations
