@@ -97,10 +97,10 @@ def main(
     export, predictor, data = read_export(dataset), read(checkpoint), load(dataset)
     bodies = np.array(export.table(PROTOCOL, ["schedule_body"])["schedule_body"].to_pylist(), object)[data.row]
     entry: dict[str, Any] = {"command": " ".join(["python", *sys.argv]), "checkpoint": predictor.about.name}
-    headline = dict[str, float]()
+    headline: dict[str, float] = {}
     for kind, groups in groups_of(data, bodies, data.part(predictor.about.split, part), dataset).items():
-        pools, schedules = list(pools_of(predictor, data, bodies, groups)), sum(map(len, groups))
-        entry[kind] = {"kernels": len(pools), "schedules": schedules}
+        pools = list(pools_of(predictor, data, bodies, groups))
+        entry[kind] = {"kernels": len(pools), "schedules": sum(len(rows) for rows in groups)}
         for order in ORDERS if pools else ():
             scores = {name: np.array([play(pool, method, order=order, seed=i) for i, pool in enumerate(pools)])
                       for name, method in METHODS.items()}  # fmt: skip

@@ -14,7 +14,7 @@ from typing import Any
 from kcg.errors import ExitCode, KcgError
 
 from .campaign import LEAST_S, Campaign, Unit
-from .method_names import budget_s
+from .method_names import KCG, budget_s, effort_and_budget
 
 
 def run_kcg(campaign: Campaign, unit: Unit) -> None:
@@ -43,15 +43,15 @@ def run_kcg(campaign: Campaign, unit: Unit) -> None:
 
 def command_of(method: str, preset: str, dev: str) -> str:
     """What is asked of Python for `kcg:normal`, or with a budget for `kcg:thorough:5m`."""
-    _, effort, *budget = method.split(":")
-    return f"-m kcg.optimize flux --preset {preset} --device {dev} --effort {effort}" + "".join(
-        f" --budget {one}" for one in budget
-    )
+    effort, budget = effort_and_budget(method)
+    command = f"-m kcg.optimize flux --preset {preset} --device {dev} --effort {effort}"
+    return f"{command} --budget {budget}" if budget else command
 
 
 def keep_report(campaign: Campaign, method: str, folder: Path) -> Path:
     """Copy a report beside the journals, in the place of the one that this device, preset and method had."""
-    name = "-".join([campaign.dev.replace(":", "-"), campaign.preset, *method.split(":")[1:]])
+    how = method.removeprefix(f"{KCG}:")
+    name = f"{campaign.dev}-{campaign.preset}-{how}".replace(":", "-")
     kept = campaign.journal.path.parent / "runs" / name
     copied = kept.with_name(f".{name}")
     for old in (copied, kept):

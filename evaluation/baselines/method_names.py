@@ -13,17 +13,24 @@ def check(method: str) -> None:
     """Raises UsageError where a width, an effort or a budget is missing or is none."""
     name, _, of = method.partition(":")
     if name == KCG and of:
-        check_effort(of.partition(":")[0])
+        check_effort(effort_and_budget(method)[0])
         budget_s(method)
     elif name == KCG or (name == TINY_BEAM and not of.isdecimal()):
         like = f"{TINY_BEAM}:4, kcg:quick or, with a budget, kcg:thorough:5m"
         raise UsageError(f"method {method!r}: write a width or an effort after it, like {like}")
 
 
+def effort_and_budget(method: str) -> tuple[str, str]:
+    """Of a kcg run, as its command takes them: `thorough` and `5m` of `kcg:thorough:5m`; without a budget, an empty
+    one."""
+    effort, _, budget = method.removeprefix(f"{KCG}:").partition(":")
+    return effort, budget
+
+
 def budget_s(method: str) -> float:
-    """Seconds of a kcg run with a budget of its own, `kcg:thorough:5m`; 0 without. Raises UsageError."""
-    text = method.partition(":")[2].partition(":")[2]
-    return parse_budget(text) if text else 0.0
+    """Seconds of a kcg run with a budget of its own; 0 without. Raises UsageError."""
+    _, budget = effort_and_budget(method)
+    return parse_budget(budget) if budget else 0.0
 
 
 def turn_of(method: str) -> tuple[str, int, int | None]:

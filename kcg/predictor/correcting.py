@@ -61,15 +61,14 @@ class CorrectingKernel:
         if fresh:
             said = self.predict([s for s, _ in fresh])
             self._measured.update(fresh)
-            pairs = [(s, p, t) for (s, t), p in zip(fresh, said, strict=True) if s in self._states]
-            usable = [(self._states[s], p.log_runtime, math.log(t)) for s, p, t in pairs if 0 < t < math.inf]
-            timed = [s for s, _, t in pairs if 0 < t < math.inf]
-            if usable:
+            seen = [(s, p, t) for (s, t), p in zip(fresh, said, strict=True) if s in self._states and 0 < t < math.inf]
+            if seen:
+                timed = [s for s, _, _ in seen]
                 if self._correction is None:
                     self._correction = Correction(np.stack(list(self._states.values())))
                 self._correction.observe(
-                    np.stack([state for state, _, _ in usable]), np.array([expected for _, expected, _ in usable]),
-                    np.array([found for _, _, found in usable]), tiles=[self._tile(s) for s in timed],
+                    np.stack([self._states[s] for s in timed]), np.array([p.log_runtime for _, p, _ in seen]),
+                    np.array([math.log(t) for _, _, t in seen]), tiles=[self._tile(s) for s in timed],
                     traits=traits_of(timed),
                 )  # fmt: skip
         places = [i for i, s in enumerate(schedules) if s in self._states]

@@ -110,22 +110,19 @@ def play(pool: Pool, method: Method, *, order: str, seed: int = 0) -> list[float
 
 
 def table_of(entry: Mapping[str, Any]) -> list[str]:
-    """The Markdown table of what a search that measures the best expected finds; 1 is the best schedule there is."""
+    """The Markdown table of what a search finds, by what it measures next; 1 is the best schedule there is."""
     titles = {"pools": "pools", "tables": "complete lattices"}
     orders = {"greedy": "best expected", "improving": "expected improvement"}
-    lines = [
-        "| schedules | measured next | corrected by | "
-        + " | ".join(f"after {n}" for n in BUDGETS)
-        + " | gain on none |",
-        "|---" * (len(BUDGETS) + 4) + "|",
-    ]
+    after = [f"after {n}" for n in BUDGETS]
+    heads = ["schedules", "measured next", "corrected by", *after, "gain on none"]
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     counts = []
     for kind, title in titles.items():
         if entry.get(kind, {}).get("kernels"):
             counts.append(f"{entry[kind]['kernels']} kernels with {title}")
         for order, chosen in orders.items():
-            for name, after in entry.get(kind, {}).get(order, {}).items():
-                cells = [f"{after[f'top1_after_{n}']['score']:.3f}" for n in BUDGETS]
-                low, high = after["top1_after_8"]["gain_on_none"]
+            for name, found in entry.get(kind, {}).get(order, {}).items():
+                cells = [f"{found[f'top1_after_{n}']['score']:.3f}" for n in BUDGETS]
+                low, high = found["top1_after_8"]["gain_on_none"]
                 lines.append(f"| {title} | {chosen} | {name} | {' | '.join(cells)} | {low:.3f} to {high:.3f} |")
     return [*lines, "", ", ".join(counts) + "; gains after eight as ratios, 95 % intervals over kernels."]
