@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -85,6 +86,28 @@ def test_the_memory_of_this_machine() -> None:
 def test_the_memory_of_the_gpu() -> None:
     free, total = memory_of("CUDA") or (0, 0)
     assert 0 < free <= total
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_that_others_fill_the_next_smaller_preset_of_flux_is_named(tmp_path: Path) -> None:
+    from tinygrad import Device
+    from tinygrad.device import BufferSpec
+
+    large, small = (spec_of("flux").capture(preset).memory_bytes for preset in ("1024", "768"))
+    allocator = Device["CUDA"].allocator
+    free, _ = memory_of("CUDA") or (0, 0)
+    assert free > large
+    size, at_once_freed = free - (large + small) // 2, BufferSpec(nolru=True)
+    filled = allocator.alloc(size, at_once_freed)
+    try:
+        command = ["-m", "kcg.optimize", "flux", "--preset", "1024", "--device", "CUDA", "--report", str(tmp_path)]
+        done = subprocess.run([sys.executable, *command], capture_output=True, text=True)
+    finally:
+        allocator.free(filled, size, at_once_freed)
+    line = done.stderr.splitlines()[-1]
+    assert (done.returncode, done.stdout) == (ExitCode.USAGE, ""), done.stderr
+    assert line.startswith("kcg: flux 1024 needs ") and "use --preset 768, which needs " in line
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_preset_without_room_is_one_line_that_names_the_next_smaller(
