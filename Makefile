@@ -26,6 +26,7 @@ help:
 
 optimize: $(VENV)/.installed-core $(VENV)/.installed-clang
 	@$(BIN)/python -m kcg.optimize flux $(ARGS)
+	@echo "for the other commands of the README: . $(VENV)/bin/activate"
 
 # every check runs, also after one that fails
 test: $(VENV)/.installed-dev

@@ -1,8 +1,9 @@
 """The pictures of a result as SVG files: where the time goes, and the roofline.
 
-    python evaluation/report_pictures.py kcg-out/flux/RESULT.json --name flux-h200
+    python evaluation/report_pictures.py kcg-out/flux/RESULT.json
+    python evaluation/report_pictures.py kcg-out/flux/RESULT.json --name flux-h200 --out docs
 
-Writes docs/NAME-share.svg and docs/NAME-roofline.svg, drawn as in the result's report.
+Writes NAME-share.svg and NAME-roofline.svg beside the result, drawn as in its report.
 """
 
 from __future__ import annotations
@@ -14,13 +15,11 @@ import typer
 
 from kcg.commandline import guarded
 
-DOCS = Path(__file__).parent.parent / "docs"
-
 
 def main(
     result: Annotated[Path, typer.Argument(help="the RESULT.json of a run")],
     name: Annotated[str, typer.Option(help="how the files begin; else workload and preset")] = "",
-    out: Annotated[Path, typer.Option(help="the folder to write into")] = DOCS,
+    out: Annotated[Path | None, typer.Option(help="the folder to write into, else the result's")] = None,
 ) -> None:
     """Draw, and say where."""
     from kcg.errors import UsageError
@@ -36,7 +35,7 @@ def main(
         raise UsageError(f"no kernel of {result} has a time and something to compute: give the result of a run")
     stem = name or f"{read.workload}-{read.preset}".replace("/", "-").replace(":", "-")
     for picture, text in (("share", share_file(rows)), ("roofline", roofline_file(rows, read.target))):
-        path = out / f"{stem}-{picture}.svg"
+        path = (out or result.parent) / f"{stem}-{picture}.svg"
         write_whole(path, text.encode("utf-8", "replace"))
         typer.echo(path)
 

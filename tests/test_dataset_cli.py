@@ -32,7 +32,8 @@ def generated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     again = run(*arguments, "--schedules-per-kernel", "2", "--budget", "60s")
     assert "0 schedules measured" in again.stdout, "what is known is not measured again"
     more = run(*arguments, "--schedules-per-kernel", "4", "--budget", "1s")
-    assert "budget reached" in more.stdout and more.returncode == ExitCode.OK, more.stderr
+    assert "budget reached" in more.stdout and more.returncode == ExitCode.BUDGET_HIT, more.stderr
+    assert "give a larger --budget" in more.stderr
     return out
 
 

@@ -251,11 +251,21 @@ def test_a_second_apply_keeps_what_was_before_the_first(
     before = {key_of(result.regions[0].region, 2, facts[0]): b"the user's own"}
     put(cache, before)
     apply(stored, widths=(2,), cache_db=cache, facts=facts)
-    other = tuple(replace(r, chosen=r.baseline) for r in result.regions)
-    write_result(replace(result, regions=other), tmp_path / "other.json")
+    first, *others = result.regions
+    write_result(replace(result, regions=(replace(first, chosen=first.baseline), *others)), tmp_path / "other.json")
     apply(tmp_path / "other.json", widths=(2, 3), cache_db=cache, facts=facts)
     assert undo(cache).left_alone == 0
     assert rows_of(cache) == before
+
+
+def test_where_nothing_was_found_beam_is_left_to_search(
+    result: Result, tmp_path: Path, cache: Path, facts: Facts
+) -> None:
+    nothing = tuple(replace(r, chosen=r.baseline) for r in result.regions)
+    write_result(replace(result, regions=nothing), tmp_path / "nothing.json")
+    with pytest.raises(UsageError, match=r"nothing\.json has no schedule that was found and verified"):
+        apply(tmp_path / "nothing.json", widths=(2,), cache_db=cache, facts=facts)
+    assert not cache.exists() and not undo_path(cache).exists()
 
 
 def test_rows_that_others_changed_since_are_left_alone(result: Result, stored: Path, cache: Path, facts: Facts) -> None:

@@ -57,6 +57,15 @@ def test_a_second_optimisation_is_refused_with_the_firsts_process_id(device: str
         assert "process" in lock._holder(lock.path_of(device))
 
 
+def test_one_process_at_a_time_measures_into_a_journal(device: str, tmp_path: Path) -> None:
+    with lock.alone_with(tmp_path / "a.sqlite"), lock.alone_with(tmp_path / "b.sqlite"):
+        refused = pytest.raises(UsageError, match=r"another process measures into .*a\.sqlite: wait until it ends")
+        with refused, lock.alone_with(tmp_path / "c" / ".." / "a.sqlite"):
+            pass
+    with lock.alone_with(tmp_path / "a.sqlite"):
+        pass
+
+
 def test_who_waits_is_told_for_whom_and_goes_on_when_it_ends(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lock, "POLL_S", 0.05)
     said = list[str]()

@@ -17,10 +17,13 @@ import psutil
 import pytest
 
 from kcg.commandline import guarded
-from kcg.errors import ExitCode
+from kcg.errors import ExitCode, UsageError
 from kcg.optimize.__main__ import main, not_verified
+from kcg.optimize.console import progress
 from kcg.optimize.phases import PHASES
 from kcg.optimize.result import read_result
+from kcg.optimize.session import Session
+from kcg.optimize.settings import Settings
 from kcg.predictor.choice import SHIPPED
 from kcg.types import ModelCheck
 from tests.sample_result import sample_result
@@ -203,12 +206,31 @@ def test_who_is_told_to_end_ends_as_on_ctrl_c(tmp_path: Path) -> None:
 def test_an_earlier_journal_is_kept_and_a_budget_too_small_to_search_is_said(tmp_path: Path) -> None:
     old = tmp_path / "journal.sqlite"
     old.write_bytes(b"something precious")
+    (tmp_path / "RESULT.json").write_bytes(b"what it found")
     done = run(SMALL, "--budget", "1s", "--report", tmp_path, "--quiet", "--", "16")
     assert done.returncode == ExitCode.BUDGET_HIT, done.stderr
     result = read_result(tmp_path / "RESULT.json")
     assert not result.complete and any(w.startswith("nothing was searched") for w in result.warnings)
     kept = list(tmp_path.glob("journal-*.sqlite"))
     assert [p.read_bytes() for p in kept] == [b"something precious"]
+    assert [p.read_bytes() for p in tmp_path.glob("RESULT-*.json")] == [b"what it found"]
+
+
+def test_what_another_workload_left_is_not_gone_on_with(tmp_path: Path) -> None:
+    def opened(script: str, *, resume: bool) -> None:
+        settings = Settings(
+            str(SCRIPT.with_name(script)), script_args=("16",), device="CPU", folder=tmp_path, resume=resume
+        )
+        with progress(quiet=True) as shown, Session(settings, shown) as session:
+            session.capture()
+            session.open_journal()
+
+    opened("one_layer.py", resume=False)
+    opened("one_layer.py", resume=True)
+    before = (tmp_path / "journal.sqlite").read_bytes()
+    with pytest.raises(UsageError, match=r"holds another workload, .* leave out --resume to set it aside"):
+        opened("naive_attention.py", resume=True)
+    assert (tmp_path / "journal.sqlite").read_bytes() == before
 
 
 def test_dry_run_measures_and_writes_nothing(tmp_path: Path) -> None:
@@ -241,6 +263,10 @@ RAISING = "raise ValueError('boom')\n"
         (["flux", "--measurements", "-1"], ExitCode.USAGE, "negative"),
         (["flux", "--device", "TPU"], ExitCode.DEVICE_UNUSABLE, "unknown device"),
         (["flux", "--report", "/proc/kcg-cannot-write-here"], ExitCode.USAGE, "cannot write to"),
+        (["flux", "--report", ""], ExitCode.USAGE, "--report has no name"),
+        (["flux", "--dry-run", "--report", "truncated.json/within"], ExitCode.USAGE, "cannot write to truncated.json"),
+        (["flux", "--predictor", "raising.py"], ExitCode.USAGE, "raising.py cannot be read"),
+        (["apply", "truncated.json", "--undo"], ExitCode.USAGE, "leave out truncated.json"),
         (["missing.py"], ExitCode.USAGE, "there is no script missing.py"),
         (["raising.py", "--preset", "768"], ExitCode.USAGE, "--preset 768: a script has none"),
         (["flux", "--no-such-option"], ExitCode.USAGE, "--no-such-option"),

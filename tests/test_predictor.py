@@ -18,8 +18,7 @@ from kcg.errors import DataError, UsageError
 from kcg.kernel.codec import kernel_of
 from kcg.kernel.space import KernelSpace
 from kcg.kernel.targets import KNOWN_TARGETS
-from kcg.predictor import checkpoint as checkpoint_module
-from kcg.predictor import choice
+from kcg.predictor import choice, header
 from kcg.predictor.batches import GraphSet
 from kcg.predictor.checkpoint import About, Checkpoint, read, save
 from kcg.predictor.choice import check_choice, choose_predictor, shipped_path
@@ -247,7 +246,7 @@ def test_a_checkpoint_of_other_features_is_refused_with_the_way_out(
 ) -> None:
     path = tmp_path / "p.safetensors"
     save(Checkpoint(about_of(data), (trained.averaged,), None), path)
-    monkeypatch.setattr(checkpoint_module, "FEATURES_VERSION", 99)
+    monkeypatch.setattr(header, "FEATURES_VERSION", 99)
     with pytest.raises(DataError, match="features of version 1, this kcg has version 99: train again"):
         read(path)
 

@@ -49,8 +49,10 @@ def retime(path: Path, *, share: float, device: str, command: str, budget_s: flo
     with Journal.open(path, create=False) as journal, MeasureService(choice.dev, run_id=uuid.uuid4().hex) as service:
         target, toolchain = service.facts
         regions = journal.regions()
-        rows = chosen_rows(list(journal.known(target.fingerprint, toolchain.fingerprint, PROTOCOL)), share)
-        if not rows:
+        known = list(journal.known(target.fingerprint, toolchain.fingerprint, PROTOCOL))
+        if not (rows := chosen_rows(known, share)):
+            if some := len(chosen_rows(known, 1.0)):
+                raise UsageError(f"{share:.3g} of {some} binaries is none of them: give a larger --share, at most 1")
             raise UsageError(
                 f"{path} has nothing that was timed on this target with this toolchain: nothing to compare"
             )

@@ -68,8 +68,9 @@ def generate(
         command=command_text("kcg.dataset"),
     )  # fmt: skip
     from kcg.campaign.shards import generate as generate_now
+    from kcg.optimize.lock import alone_with
 
-    with progress(quiet=quiet) as shown:
+    with alone_with(out), progress(quiet=quiet) as shown:
         shown.phase(f"generating into {out}")
         summary = generate_now(settings, say=_teller(shown))
     counts = ", ".join(f"{n} {status}" for status, n in sorted(summary.statuses.items())) or "nothing new"
@@ -80,6 +81,9 @@ def generate(
         f"{summary.already_known} known before{left_out}; compilers busy {summary.compilers_busy:.0%}, "
         f"device {summary.device_busy:.0%}; {end}"
     )
+    if not summary.measured and not summary.finished:
+        typer.echo("kcg: the budget was over before anything was measured: give a larger --budget", err=True)
+        raise typer.Exit(ExitCode.BUDGET_HIT)
 
 
 @app.command()
@@ -96,9 +100,10 @@ def retime(
     budget_s = parse_budget(budget) if budget is not None else None
     from kcg.campaign.retime import retime as retime_now
     from kcg.optimize.console import progress
+    from kcg.optimize.lock import alone_with
 
     command = command_text("kcg.dataset")
-    with progress(quiet=quiet) as shown:
+    with alone_with(journal), progress(quiet=quiet) as shown:
         shown.phase(f"timing {share:.1%} of {journal} again")
         summary = retime_now(
             journal, share=share, device=device, command=command, budget_s=budget_s, say=_teller(shown)

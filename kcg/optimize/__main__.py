@@ -56,11 +56,13 @@ def optimize(
     resume: Annotated[bool, typer.Option("--resume", help="go on from the journal of the same output folder")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="say what would be done, measure nothing")] = False,
     json_mode: Annotated[bool, typer.Option("--json", help="print one JSON object on stdout")] = False,
-    report: Annotated[Path | None, typer.Option(help="folder for RESULT.json, report.html and the journal")] = None,
+    report: Annotated[
+        str | None, typer.Option(help="folder for RESULT.json, report.html and the journal; else kcg-out/WORKLOAD")
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="no progress")] = False,
 ) -> None:
     """Find faster kernel schedules for a workload, verify them, and write RESULT.json and report.html."""
-    from kcg.optimize.settings import Settings, check_effort, check_measurements, parse_budget
+    from kcg.optimize.settings import Settings, check_effort, check_folder, check_measurements, parse_budget
     from kcg.predictor.choice import check_choice
 
     settings = Settings(
@@ -68,7 +70,8 @@ def optimize(
         predictor=check_choice(predictor), effort=check_effort(effort),
         budget_s=parse_budget(budget) if budget is not None else None,
         measurements=check_measurements(measurements), seed=seed, resume=resume, wait=wait,
-        folder=report or Path("kcg-out") / (Path(workload).stem or "out"), script_args=tuple(script_args or ()),
+        folder=Path("kcg-out") / (Path(workload).stem or "out") if report is None else check_folder(report),
+        script_args=tuple(script_args or ()),
         kernels=tuple(path.absolute() for path in kernels or ()), command=command_text("kcg.optimize"),
     )  # fmt: skip
     if script_args and not settings.is_script:
@@ -96,6 +99,9 @@ def run(settings: object, *, dry_run: bool, json_mode: bool, quiet: bool) -> Exi
         from kcg.optimize.run import optimize as optimize_now
 
         finished = optimize_now(settings, shown, started=STARTED)
+    if not json_mode and finished.exit_code == ExitCode.INTERRUPTED and not finished.result.total_before_s:
+        shown.line("interrupted before the kernels were timed", important=True)
+        return finished.exit_code
     if json_mode:
         from kcg.optimize.result import to_dict
         from kcg.types import canonical_json
@@ -156,6 +162,8 @@ def apply(
     """Write a result into tinygrad's own BEAM cache, so that unchanged programs with BEAM=N use it; or undo that."""
     from kcg.optimize import deploy
 
+    if undo and result is not None:
+        raise UsageError(f"--undo takes back whatever was applied: leave out {result}")
     if undo:
         restored = deploy.undo(cachedb)
         typer.echo(str(restored))

@@ -198,12 +198,12 @@ _COLUMNS = (
 def _summary(result: Result) -> list[tuple[str, str]]:
     """The lines below the table, each with its style."""
     before, after = result.total_before_s, result.total_after_s
+    name = " ".join(filter(None, (result.workload, result.preset)))
     outcomes = Counter(row.outcome for row in result.regions)
     counts = ", ".join(f"{outcomes[name]} {name}" for name in ("improved", "kept", "quarantined") if outcomes[name])
     lines = [
         (
-            f"{result.workload} {result.preset}: {format_seconds(before)} → {format_seconds(after)}, "
-            f"{format_speedup(before, after)} as fast",
+            f"{name}: {format_seconds(before)} → {format_seconds(after)}, {format_speedup(before, after)} as fast",
             "bold",
         ),
         (f"{len(result.regions)} kernels: {counts or 'none'}", ""),
@@ -229,6 +229,9 @@ def _summary(result: Result) -> list[tuple[str, str]]:
         lines.append((f"{name} computes a contraction {found.factor:.1f} times ({waste}): {found.advice}", "yellow"))
     if result.failures:
         lines.append(("failed: " + ", ".join(f"{count} {status}" for status, count in result.failures), "dim"))
+    if unverified := sum(r.outcome == "improved" and not r.chosen.verification.passed for r in result.regions):
+        told = f"{unverified} of the improved are not verified: these keep tinygrad's own schedule wherever it is used"
+        lines.append((told, "yellow"))
     if not result.complete:
         lines.append(("incomplete: it ended before everything was tried", "yellow"))
     return lines + [(f"warning: {warning}", "yellow") for warning in result.warnings]

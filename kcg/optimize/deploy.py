@@ -53,6 +53,7 @@ class Applied:
     dev: str  # what DEV= selects the device, e.g. "CUDA"
     own_cache: bool = True  # whether `cache_db` is what tinygrad uses without being told
     notes: tuple[str, ...] = ()
+    clang: str = ""  # where plain tinygrad does not find one by itself
 
     @property
     def undo_command(self) -> str:
@@ -64,7 +65,8 @@ class Applied:
     def use_command(self) -> str:
         """How the user's program is started."""
         where = "" if self.own_cache else f"CACHEDB={shlex.quote(str(self.cache_db.absolute()))} "
-        return f"{where}DEV={self.dev} BEAM={self.widths[0]} python your_program.py"
+        clang = f"CC={shlex.quote(self.clang)} " if self.clang else ""
+        return f"{where}{clang}DEV={self.dev} BEAM={self.widths[0]} python your_program.py"
 
     def __str__(self) -> str:
         widths = ", ".join(f"BEAM={width}" for width in self.widths)
@@ -95,7 +97,8 @@ def apply(
         ResultError: no result, a damaged one, or one whose schedules do not apply to its kernels.
         VerificationError: the whole model's output with these schedules was wrong; nothing was written.
         MismatchError: it was made for other hardware or another tinygrad; nothing was written.
-        UsageError, DataError: no such width, or the cache cannot be written, is locked or damaged.
+        UsageError: no such width, or there is nothing to apply.
+        DataError: the cache cannot be written, is locked or damaged.
     """
     served = _checked_widths(widths)
     result = read_result(result_path)
@@ -104,6 +107,13 @@ def apply(
     target, toolchain = _detect(result.target) if facts is None else facts
     check_target(result.target, target)
     chosen, skipped = choices(result)
+    if not any(choice.searched for choice in chosen):
+        if by_hand := sum(choice.handwritten is not None for choice in chosen):
+            raise UsageError(f"{_by_hand(by_hand)}, which are tinygrad's own: use kcg.tuned(..., kernels=FILE)")
+        raise UsageError(
+            f"{result_path} has no schedule that was found and verified: with tinygrad's own in its cache BEAM would "
+            "look no further, so nothing was written"
+        )
 
     from kcg.compat.beam import cache_key, cache_table, cache_value, default_cache_db
     from kcg.compat.renderers import planning_renderer
@@ -124,7 +134,7 @@ def apply(
         cache_db=cache_db or own, widths=served, kernels=len(chosen), searched=sum(c.searched for c in chosen),
         rows=written.rows, replaced=written.replaced, dev=target.tinygrad_device,
         own_cache=cache_db is None or cache_db.absolute() == own.absolute(),
-        notes=_notes(result, toolchain, chosen, skipped),
+        notes=_notes(result, toolchain, chosen, skipped), clang=_missing_clang(result.target) or "",
     )  # fmt: skip
 
 
@@ -329,8 +339,6 @@ def _checked_widths(widths: Sequence[int]) -> tuple[int, ...]:
 
 def _notes(result: Result, toolchain: Toolchain, chosen: list[Choice], skipped: int) -> tuple[str, ...]:
     """What the user should know, though nothing is wrong."""
-    from kcg.compat.device import clang_of_tinygrad, clang_path
-
     notes = []
     if by_hand := sum(c.handwritten is not None for c in chosen):
         notes.append(f"{_by_hand(by_hand)}: BEAM's cache holds nothing else; kcg.tuned(..., kernels=FILE) uses it")
@@ -346,8 +354,14 @@ def _notes(result: Result, toolchain: Toolchain, chosen: list[Choice], skipped: 
             notes.append(f"the {name} was {before!r} in the search and is {now!r} now: times may differ")
     if any(not r.chosen.verification.passed for r in result.regions):
         notes.append("what the search had not verified has tinygrad's own schedule")
-    if result.target.device == "CPU" and clang_of_tinygrad() is None:
-        packaged = clang_path()
+    if (packaged := _missing_clang(result.target)) is not None:
         advice = f"export CC={packaged}" if packaged else "without it, use kcg.tuned"
         notes.append(f"plain tinygrad opens the CPU only where it finds clang: {advice}")
     return tuple(notes)
+
+
+def _missing_clang(target: Target) -> str | None:
+    """Where plain tinygrad would not find the clang that it needs on a CPU: one that is here, or "" without any."""
+    from kcg.compat.device import clang_of_tinygrad, clang_path
+
+    return (clang_path() or "") if target.device == "CPU" and clang_of_tinygrad() is None else None

@@ -7,7 +7,7 @@ import sys
 from kcg.optimize import handwritten
 from kcg.optimize.console import Progress
 from kcg.optimize.session import Session
-from kcg.optimize.settings import Settings
+from kcg.optimize.settings import Settings, check_writable
 
 
 def describe(settings: Settings, progress: Progress, *, json_mode: bool) -> None:
@@ -20,6 +20,7 @@ def describe(settings: Settings, progress: Progress, *, json_mode: bool) -> None
     from kcg.optimize.whole_model import is_runnable
     from kcg.types import canonical_json
 
+    check_writable(settings.folder)
     with Session(settings, progress, writes=False) as session:
         kernels = handwritten.read_files(session)
         workload = session.capture()

@@ -232,7 +232,7 @@ def _why_kept(session: Session, work: RegionWork) -> str:
     tried = max(len(work.binaries) - 1, work.tried_by_beam)
     if tried > 0:
         return f"nothing faster among {tried} others"
-    return "not searched: too little to save" if session.settled else "not searched before the budget ended"
+    return "not searched: too little to save" if session.settled else "not searched: the time for searching was over"
 
 
 def finalist_of(

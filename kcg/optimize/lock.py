@@ -8,6 +8,7 @@ dies, however it dies. The file says which process that is. A CPU has none: it i
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import re
 import tempfile
@@ -69,6 +70,18 @@ def alone_in(folder: Path, *, wait: bool = False, say: Callable[[str], None] = l
         yield
     finally:
         os.close(descriptor)
+
+
+@contextlib.contextmanager
+def alone_with(journal: Path) -> Iterator[None]:
+    """Hold the lock of a dataset's journal. Raises UsageError where another process of this machine measures into it:
+    neither would know what the other has in hand, and both would time it."""
+    name = hashlib.sha256(str(journal.resolve()).encode()).hexdigest()[:16]
+    path = Path(tempfile.gettempdir()) / f"kcg-{os.getuid()}-journal-{name}.lock"
+    with path.open("a") as file:
+        if not locked(file):
+            raise UsageError(f"another process measures into {journal}: wait until it ends, or take another journal")
+        yield
 
 
 def _take(

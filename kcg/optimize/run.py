@@ -152,6 +152,7 @@ def _written(session: Session, result: Result) -> Finished:
     from kcg.optimize.result import write_result
 
     path = session.folder / "RESULT.json"
+    session.set_aside(path.name, "report.html")
     write_result(result, path)
     report = write_report(result, session.folder)
     code = exit_code_of(result, interrupted=session.interrupted, lost=bool(session.lost))

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kcg.compat.device import choose_device, prepare
+from kcg.errors import UsageError
 from kcg.measure.protocol import PROTOCOL
 from kcg.measure.service import BASELINE_TIMEOUT_S, MeasureService, Request
 from kcg.optimize import estimates
@@ -138,6 +139,7 @@ class Session:
         self.choice = choose_device(settings.device)
         check_names(settings, self.choice.device)
         prepare(self.choice.dev)
+        self._is_new = writes and not settings.folder.exists()
         self.folder = writable_folder(settings.folder) if writes else settings.folder
         self.ledger = Ledger(max_measurements=settings.measurements)
         with contextlib.ExitStack() as held:
@@ -154,6 +156,9 @@ class Session:
         if self.journal is not None:
             self.journal.close()
         self._held.close()
+        if self._is_new:
+            with contextlib.suppress(OSError):  # there is something in it
+                self.folder.rmdir()
 
     def close_children(self) -> None:
         """Kill every process that measures, compiles or searches."""
@@ -191,19 +196,19 @@ class Session:
         return self.workload
 
     def open_journal(self) -> Journal:
-        """The journal of this output folder. Without `--resume` an earlier one is set aside, never deleted."""
+        """The journal of this output folder. Without `--resume` an earlier one is set aside, never deleted.
+
+        Raises UsageError where it is to go on with that of another workload.
+        """
         from kcg.dataset.journal import Journal, Run
 
         self.phases.begin(OPENING)
         target, toolchain = self.service.facts  # an earlier journal is touched only when the device works
         path = self.folder / "journal.sqlite"
-        if path.exists() and not self.settings.resume:
-            stamp = self.created.strftime("%Y%m%d-%H%M%S")
-            for suffix in ("", "-wal", "-shm"):
-                old = path.with_name(path.name + suffix)
-                if old.exists():
-                    old.rename(path.with_name(f"journal-{stamp}.sqlite{suffix}"))
+        self.set_aside(*(path.name + suffix for suffix in ("", "-wal", "-shm")))
         self.journal = Journal.open(path)
+        if self.settings.resume:
+            self._check_resumed(self.journal)
         self.journal.add_target(target)
         self.journal.add_toolchain(toolchain)
         self.journal.add_workload(self.workload)
@@ -212,6 +217,25 @@ class Session:
         )
         self.service.on_measurement = self._record
         return self.journal
+
+    def set_aside(self, *names: str) -> None:
+        """Rename what an earlier run left in the folder under these names, unless this one goes on with it."""
+        stamp = self.created.strftime("%Y%m%d-%H%M%S")
+        for name in names:
+            old = self.folder / name
+            if old.exists() and not self.settings.resume:
+                stem, dot, kind = name.partition(".")
+                old.rename(self.folder / f"{stem}-{stamp}{dot}{kind}")
+
+    def _check_resumed(self, journal: Journal) -> None:
+        held = set(journal.regions())
+        if not held:
+            self.progress.line(f"nothing to resume in {self.folder}: this run begins anew")
+        elif held.isdisjoint(call.region.id for call in self.workload.calls):
+            raise UsageError(
+                f"{self.folder} holds another workload, which has none of these kernels: choose another folder "
+                "with --report DIR, or leave out --resume to set it aside"
+            )
 
     def _record(self, measurement: Measurement) -> None:
         """Journal one measurement. Called from the service's threads, so an error waits for the main one."""

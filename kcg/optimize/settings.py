@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,6 +85,20 @@ def check_measurements(count: int | None) -> int | None:
     if count is not None and count < 0:
         raise UsageError(f"--measurements {count} is negative: 0 predicts only, more allows that many")
     return count
+
+
+def check_folder(folder: str) -> Path:
+    """The folder of `--report`. Raises UsageError where it has no name, as of a shell variable that is not set."""
+    if not folder.strip():
+        raise UsageError("--report has no name: write a folder, or . for the current one")
+    return Path(folder)
+
+
+def check_writable(folder: Path) -> None:
+    """Raises UsageError where a run could not write into `folder`, as far as can be told without making it."""
+    nearest = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    if not (nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)):
+        raise UsageError(f"cannot write to {folder}: {nearest} refuses; choose another folder with --report DIR")
 
 
 def writable_folder(folder: Path) -> Path:

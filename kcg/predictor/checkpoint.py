@@ -15,10 +15,10 @@ from torch import Tensor
 from kcg.errors import DataError
 from kcg.predictor.features import FEATURES_VERSION
 from kcg.predictor.gnn import Net, NetSettings
+from kcg.predictor.header import FORMAT, check_header
 from kcg.predictor.tensors import as_stored, read_tensors, save_tensors
 from kcg.predictor.trees import Trees
 
-FORMAT = "kcg-predictor-1"
 MOST_HIDDEN, MOST_LAYERS = 1024, 16
 TREES = "trees"
 
@@ -65,13 +65,7 @@ def save(checkpoint: Checkpoint, path: Path) -> None:
 def read(path: Path) -> Checkpoint:
     """A checkpoint. Raises DataError where it cannot be read, or is of another version of the features."""
     told, tensors = read_tensors(path, "checkpoint")
-    if not isinstance(told, dict) or told.get("format") != FORMAT:
-        raise DataError(f"{path} is no checkpoint of a predictor ({FORMAT})")
-    if told.get("features_version") != FEATURES_VERSION:
-        raise DataError(
-            f"{path} was trained on features of version {told.get('features_version')}, this kcg has version "
-            f"{FEATURES_VERSION}: train again (python training/train_predictor.py), or use the shipped one"
-        )
+    check_header(path, told)
     try:
         nets = tuple(_net(NetSettings(**s), tensors, f"net{i}.") for i, s in enumerate(told["nets"]))
         trees = Trees.unpacked(tensors[TREES].numpy().tobytes()) if TREES in tensors else None

@@ -44,9 +44,15 @@ def _trained_on(path: Path) -> tuple[dict[str, Any], ...]:
 
 
 def check_choice(choice: str) -> str:
-    """`auto`, `roofline`, or the path of a checkpoint that is there. Raises UsageError."""
-    if choice not in (AUTO, ROOFLINE) and not Path(choice).is_file():
+    """`auto`, `roofline`, or the path of a checkpoint. Raises UsageError where no file is there, DataError where it is
+    no checkpoint by its header."""
+    if choice in (AUTO, ROOFLINE):
+        return choice
+    if not Path(choice).is_file():
         raise UsageError(f"--predictor {choice}: write auto, roofline, or the path of a checkpoint (.safetensors)")
+    from kcg.predictor.header import check_file
+
+    check_file(Path(choice))
     return choice
 
 

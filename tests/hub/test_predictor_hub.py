@@ -15,7 +15,7 @@ from huggingface_hub import constants
 from kcg.commandline import guarded
 from kcg.dataset.hub_client import Limits
 from kcg.errors import DataError, ExitCode, KcgError, UsageError
-from kcg.predictor import checkpoint as checkpoint_module
+from kcg.predictor import header
 from kcg.predictor.__main__ import main
 from kcg.predictor.card import CARD, PREDICTOR, model_card
 from kcg.predictor.checkpoint import About, Checkpoint, read, save
@@ -126,7 +126,7 @@ def test_what_is_no_checkpoint_is_not_pushed(hub: Hub, file: Path, monkeypatch: 
         with pytest.raises(KcgError, match=message) as error:
             push(path, REPO, token=TOKEN, endpoint=hub.endpoint)
         refused(error)
-    monkeypatch.setattr(checkpoint_module, "FEATURES_VERSION", 10**6)
+    monkeypatch.setattr(header, "FEATURES_VERSION", 10**6)
     with pytest.raises(DataError, match=r"cuda\.safetensors was trained on features of version"):
         push(file, REPO, token=TOKEN, endpoint=hub.endpoint)
     assert hub.requests == []
@@ -161,7 +161,7 @@ def test_a_checkpoint_that_cannot_be_read_never_takes_its_place(
         refused(error)
         assert is_untouched(target)
     commit = hub.repo(files=whole, kind="model").head
-    monkeypatch.setattr(checkpoint_module, "FEATURES_VERSION", 10**6)
+    monkeypatch.setattr(header, "FEATURES_VERSION", 10**6)
     with pytest.raises(DataError, match=r"predictor\.safetensors was trained on features of version"):
         pull(REPO, target, revision=commit, endpoint=hub.endpoint)
     assert is_untouched(target)
