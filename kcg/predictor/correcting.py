@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from kcg.kernel.space import KernelSpace
 
 TRAITS: Final = ({"UNROLL"}, {"GROUP", "GROUPTOP"}, {"LOCAL"})  # a schedule has one where it uses one of the Opts
+UPCAST_AXES: Final = 4  # for each of the first axes: whether a thread computes several elements along it
 
 
 class Embeds(Protocol):
@@ -94,6 +95,12 @@ class CorrectingKernel:
 
 
 def traits_of(schedules: Sequence[Schedule]) -> Array:
-    """(n, `TRAITS`) which traits each has: 1 or 0."""
-    used = [{opt.op for opt in s.opts} if s.kind == ScheduleKind.OPTS else set() for s in schedules]
-    return np.array([[bool(ops & of) for of in TRAITS] for ops in used], np.int64).reshape(len(used), len(TRAITS))
+    """(n, t) which traits each has, 1 or 0: the `TRAITS`, then `UPCAST_AXES`."""
+    told = np.zeros((len(schedules), len(TRAITS) + UPCAST_AXES), np.int64)
+    for row, schedule in zip(told, schedules, strict=True):
+        for opt in schedule.opts if schedule.kind == ScheduleKind.OPTS else ():
+            for place, of in enumerate(TRAITS):
+                row[place] |= opt.op in of
+            if opt.op == "UPCAST" and isinstance(opt.axis, int) and opt.axis < UPCAST_AXES:
+                row[len(TRAITS) + opt.axis] = 1
+    return told
