@@ -15,12 +15,10 @@ too, and what is particular to one schedule may be less: of what four searches h
 an H200, residuals spread by 0.04 within a tile and the means of tiles by 0.07 (medians over 26 tensor-core kernels; of
 14 others 0.08 and 0.17).
 
-Where it is told the traits of a schedule (which kinds of steps it uses at all), each trait, there or not, has a part of
-its own: a predictor that promises too much of unrolling promises it of everything that unrolls, and what does not is
-not to be judged by it. Of 45 kernels of Flux with 15 to 64 schedules measured on an H200 each, choosing one after the
-other by their expected improvement finds, after eight, a better one on 15 with traits and a worse one on 5; after 16
-on 11 and on 2. On 20 recorded lattices of Flux (`evaluation/eval_correction.py`) traits are ahead where the best
-expected is measured next and behind where the expected improvement decides, both by less than noise.
+Where it is told the traits of a schedule (which kinds of steps it uses at all, and along which axes a thread computes
+several elements), each trait, there or not, has a part of its own: a predictor that promises too much of unrolling
+promises it of everything that unrolls, and what does not is not to be judged by it. What that is worth is in
+docs/search.md and, on recorded lattices, by `evaluation/eval_correction.py`.
 """
 
 from __future__ import annotations
