@@ -107,9 +107,7 @@ def apply(
     target, toolchain = _detect(result.target) if facts is None else facts
     check_target(result.target, target)
     chosen, skipped = choices(result)
-    if not any(choice.searched for choice in chosen):
-        if by_hand := sum(choice.handwritten is not None for choice in chosen):
-            raise UsageError(f"{_by_hand(by_hand)}, which are tinygrad's own: use kcg.tuned(..., kernels=FILE)")
+    if not any(choice.searched or choice.handwritten is not None for choice in chosen):
         raise UsageError(
             f"{result_path} has no schedule that was found and verified: with tinygrad's own in its cache BEAM would "
             "look no further, so nothing was written"
