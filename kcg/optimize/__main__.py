@@ -99,15 +99,12 @@ def run(settings: object, *, dry_run: bool, json_mode: bool, quiet: bool) -> Exi
         from kcg.optimize.run import optimize as optimize_now
 
         finished = optimize_now(settings, shown, started=STARTED)
-    if not json_mode and finished.exit_code == ExitCode.INTERRUPTED and not finished.result.total_before_s:
-        shown.line("interrupted before the kernels were timed", important=True)
-        return finished.exit_code
     if json_mode:
         from kcg.optimize.result import to_dict
         from kcg.types import canonical_json
 
         sys.stdout.write(canonical_json(to_dict(finished.result)) + "\n")
-    else:
+    elif finished.result.total_before_s or finished.exit_code != ExitCode.INTERRUPTED:  # else nothing was timed
         from rich.console import Console
 
         print_result(finished.result, Console(highlight=False))

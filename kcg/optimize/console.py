@@ -198,12 +198,12 @@ _COLUMNS = (
 def _summary(result: Result) -> list[tuple[str, str]]:
     """The lines below the table, each with its style."""
     before, after = result.total_before_s, result.total_after_s
-    name = " ".join(filter(None, (result.workload, result.preset)))
+    workload = " ".join(filter(None, (result.workload, result.preset)))
     outcomes = Counter(row.outcome for row in result.regions)
     counts = ", ".join(f"{outcomes[name]} {name}" for name in ("improved", "kept", "quarantined") if outcomes[name])
     lines = [
         (
-            f"{name}: {format_seconds(before)} → {format_seconds(after)}, {format_speedup(before, after)} as fast",
+            f"{workload}: {format_seconds(before)} → {format_seconds(after)}, {format_speedup(before, after)} as fast",
             "bold",
         ),
         (f"{len(result.regions)} kernels: {counts or 'none'}", ""),

@@ -126,13 +126,13 @@ def apply(
             key = cache_key(ast, width, result.target.device, renderer)
             place = (key["ast"], key["amt"], int(key["allow_test_size"]), key["device"], key["suffix"])
             rows[place] = value
-    own = default_cache_db()
+    own, clang = default_cache_db(), _missing_clang(result.target)
     written = write_rows(cache_db or own, cache_table(), rows)
     return Applied(
         cache_db=cache_db or own, widths=served, kernels=len(chosen), searched=sum(c.searched for c in chosen),
         rows=written.rows, replaced=written.replaced, dev=target.tinygrad_device,
         own_cache=cache_db is None or cache_db.absolute() == own.absolute(),
-        notes=_notes(result, toolchain, chosen, skipped), clang=_missing_clang(result.target) or "",
+        notes=_notes(result, toolchain, chosen, skipped, clang), clang=clang or "",
     )  # fmt: skip
 
 
@@ -335,8 +335,10 @@ def _checked_widths(widths: Sequence[int]) -> tuple[int, ...]:
     return tuple(dict.fromkeys(widths))
 
 
-def _notes(result: Result, toolchain: Toolchain, chosen: list[Choice], skipped: int) -> tuple[str, ...]:
-    """What the user should know, though nothing is wrong."""
+def _notes(
+    result: Result, toolchain: Toolchain, chosen: list[Choice], skipped: int, clang: str | None
+) -> tuple[str, ...]:
+    """What the user should know, though nothing is wrong; `clang` is what `_missing_clang` says."""
     notes = []
     if by_hand := sum(c.handwritten is not None for c in chosen):
         notes.append(f"{_by_hand(by_hand)}: BEAM's cache holds nothing else; kcg.tuned(..., kernels=FILE) uses it")
@@ -352,8 +354,8 @@ def _notes(result: Result, toolchain: Toolchain, chosen: list[Choice], skipped: 
             notes.append(f"the {name} was {before!r} in the search and is {now!r} now: times may differ")
     if any(not r.chosen.verification.passed for r in result.regions):
         notes.append("what the search had not verified has tinygrad's own schedule")
-    if (packaged := _missing_clang(result.target)) is not None:
-        advice = f"export CC={packaged}" if packaged else "without it, use kcg.tuned"
+    if clang is not None:
+        advice = f"export CC={clang}" if clang else "without it, use kcg.tuned"
         notes.append(f"plain tinygrad opens the CPU only where it finds clang: {advice}")
     return tuple(notes)
 

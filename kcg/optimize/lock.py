@@ -26,6 +26,10 @@ def path_of(dev: str) -> Path:
     """The file of a device, of those that this process is shown."""
     shown = os.environ.get("CUDA_VISIBLE_DEVICES") or os.environ.get("HIP_VISIBLE_DEVICES") or ""
     name = re.sub(r"[^A-Za-z0-9]+", "-", f"{dev.split(':')[0]}-{shown}").strip("-")
+    return _file_of(name)
+
+
+def _file_of(name: str) -> Path:
     return Path(tempfile.gettempdir()) / f"kcg-{os.getuid()}-{name}.lock"
 
 
@@ -77,8 +81,7 @@ def alone_with(journal: Path) -> Iterator[None]:
     """Hold the lock of a dataset's journal. Raises UsageError where another process of this machine measures into it:
     neither would know what the other has in hand, and both would time it."""
     name = hashlib.sha256(str(journal.resolve()).encode()).hexdigest()[:16]
-    path = Path(tempfile.gettempdir()) / f"kcg-{os.getuid()}-journal-{name}.lock"
-    with path.open("a") as file:
+    with _file_of(f"journal-{name}").open("a") as file:
         if not locked(file):
             raise UsageError(f"another process measures into {journal}: wait until it ends, or take another journal")
         yield
