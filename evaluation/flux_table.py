@@ -27,7 +27,7 @@ from kcg.errors import UnknownName
 HERE = Path(__file__).parent
 PARTS = ("all", "search", "retime", "table")
 METHODS = (
-    "kcg:thorough:5m", "kcg:normal", "kcg:quick", "tinygrad-beam:4", "tinygrad-beam:8", "tinygrad-mcts:64", "random:64",
+    "kcg:thorough:8m", "kcg:normal", "kcg:quick", "tinygrad-beam:4", "tinygrad-beam:8", "tinygrad-mcts:64", "random:64",
     "tinygrad-beam:2", "tinygrad-beam:1", "full-beam:4", "full-beam:8", "full-beam:2", "full-beam:1", "no-tensor-cores",
     "raw",
 )  # fmt: skip
