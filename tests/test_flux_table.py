@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import statistics
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ from evaluation.baselines.methods_markdown import described, markdown
 from evaluation.baselines.methods_table import columns, interval
 from evaluation.baselines.methods_text import write_down
 from evaluation.baselines.retiming import retime
+from evaluation.baselines.strays import by_duration, floor_of, strays
 from kcg.errors import DeviceError, MismatchError, UsageError
 from kcg.kernel.codec import kernel_of
 from kcg.measure.service import MeasureService
@@ -179,8 +181,8 @@ def test_totals_follow_from_paired_speedups(service: MeasureService, tmp_path: P
     table = {c.method: c for c in columns([kernel], ["kcg:quick", "tinygrad-beam:8", "random:3"])}
     assert interval(table["kcg:quick"].totals) == pytest.approx([1e-3] * 3), "two calls of half the time"
     assert interval(table["random:3"].totals) == pytest.approx([2e-3] * 3) and not table["random:3"].there.any()
-    assert worse([kernel], [*table.values()], "kcg:quick") == [f"{kernel.bench.label}: 1.250"]
-    assert worse([kernel], [*table.values()], "tinygrad-beam:8") == []
+    assert worse([kernel], [*table.values()], "kcg:quick", []) == [f"{kernel.bench.label}: 1.250"]
+    assert worse([kernel], [*table.values()], "tinygrad-beam:8", []) == []
 
 
 def test_the_markdown_says_what_is_missing_and_what_was_published() -> None:
@@ -258,16 +260,43 @@ def test_the_headline_compares_what_is_complete_and_as_fast(service: MeasureServ
         "tinygrad-beam:4": {**cost, "wall_s": 500.0},
     }
     rows = {c.method: {"total_s": interval(c.totals), "not_tried": 0, **spent.get(c.method, {})} for c in table[:-1]}
-    entry = {"steps_s": {"kcg_step_ms": 1.5}, "torch_s": {"default": 0.2, "eager": 0.1}}
+    entry = {
+        "steps_s": {"kcg_step_ms": 1.5}, "torch_s": {"default": 0.2, "eager": 0.1},
+        "worse_than_baselines": {"kcg:quick": ["a kernel: 1.100"], "kcg:normal": []},
+    }  # fmt: skip
     found = headline(campaign, table, rows, entry, 0.0)
     assert found["measurements_vs_beam4_mini"] == 2.0, "the quick run is not as fast as BEAM=4"
     assert found["search_wall_vs_beam4_mini"] == 0.1 and found["whole_command_vs_beam4_mini"] == 0.16
+    assert found["kernels_behind_mini"] == 0, "of the run that is best"
     assert found["mcts_total_ms_mini"] == pytest.approx(1.0) and "beam8_total_ms_mini" not in found
     assert found["torch_compile_ms_mini"] == 100 and found["kcg_step_ms_mini"] == 1500 and "gain_pct_mini" not in found
     rows["tinygrad-beam:8"] = {"total_s": interval(table[-1].totals), "not_tried": 0}
     found = headline(campaign, table, rows, entry, 0.0)
     assert found["gain_pct_mini"] == pytest.approx(100 * (1 - 2 / 2.4))
     assert found["mcts_over_opts_mini"] == pytest.approx(2.4 / 2)
+
+
+def test_a_kernel_is_behind_where_two_processes_do_not_differ_as_much(service: MeasureService, tmp_path: Path) -> None:
+    """`choice` has each method run at a multiple of the baseline's speed; a call of it takes a millisecond."""
+    kernel = choice(service, tmp_path, {"kcg:quick": 2.0, "tinygrad-beam:4": 2.2})
+    table = columns([kernel], [*kernel.by_method])
+    assert worse([kernel], table, "kcg:quick", []) == [f"{kernel.bench.label}: 1.100"]
+    best_s = float(table[2].seconds[0, 0]) / kernel.calls
+    like = by_duration([(best_s, best_s * (1 + 0.12 * (turn % 2))) for turn in range(40)])
+    assert [(stray.pairs, round(stray.most, 2)) for stray in like] == [(40, 0.12)]
+    assert worse([kernel], table, "kcg:quick", like) == [], "one binary differs by more from process to process"
+    assert floor_of(like, 1e6 * best_s) in (0.0, like[0].most) and by_duration([(best_s, best_s)] * 4) == []
+
+
+def test_what_kcgs_own_process_told_is_compared_with_the_campaigns(service: MeasureService, tmp_path: Path) -> None:
+    kernel = choice(service, tmp_path, {"kcg:quick": 2.0, "tinygrad-beam:4": 2.2})
+    campaign = campaign_of(tmp_path, service)
+    assert strays(campaign, [kernel] * 5) == [], "a run that was kept before its times were"
+    seconds = statistics.median(kernel.bench.seen.duels[kernel.by_method["kcg:quick"]]["cold_s"])
+    campaign.journal.runs["kcg:quick"] = {"cold_s": {kernel.bench.region.id: 0.95 * seconds}}
+    (found,) = strays(campaign, [kernel] * 5)
+    assert found.pairs == 5 and found.least_s <= seconds < found.below_s
+    assert found.median == found.most == pytest.approx(1 / 0.95 - 1)
 
 
 def test_a_cut_journal_goes_on_on_a_line_of_its_own(service: MeasureService, tmp_path: Path) -> None:

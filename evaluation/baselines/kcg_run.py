@@ -70,6 +70,7 @@ def run_of(path: Path) -> dict[str, Any]:
     return told | {
         "chosen": {i: [str(row.chosen.schedule.kind), row.chosen.schedule.body] for i, row in rows.items()},
         "measured": {i: row.measurements for i, row in rows.items()},
+        "cold_s": {i: row.chosen.cold_s for i, row in rows.items()},
         "total_before_s": result.total_before_s, "total_after_s": result.total_after_s,
         "model_check": None if result.model_check is None else asdict(result.model_check),
     }  # fmt: skip

@@ -6,6 +6,7 @@ import json
 import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from .method_names import KCG
 from .methods_headline import headline, overall, worse
 from .methods_markdown import markdown
 from .methods_table import Column, against, columns, cost, interval
+from .strays import strays
 
 
 def write_down(campaign: Campaign, chosen: Sequence[Choices], torch: Path, out: Path, document: Path | None) -> None:
@@ -41,13 +43,14 @@ def write_down(campaign: Campaign, chosen: Sequence[Choices], torch: Path, out: 
         }
         for column in tried
     }  # fmt: skip
-    ours = [column.method for column in kcgs]
+    ours, strayed = [column.method for column in kcgs], strays(campaign, chosen)
     entry: dict[str, Any] = {
         "command": shlex.join(["python", f"evaluation/{Path(sys.argv[0]).name}", *sys.argv[1:]]), "methods": rows,
         "target": setting.target.model, "driver": setting.toolchain.driver, "rest_s": rest_s, "share": campaign.share,
         "canaries_s": campaign.journal.canaries,
         "kernels": [_kernel(kernel, table, k) for k, kernel in enumerate(chosen)],
-        "worse_than_baselines": {method: worse(chosen, table, method) for method in ours},
+        "worse_than_baselines": {method: worse(chosen, table, method, strayed) for method in ours},
+        "one_binary_in_two_processes": [asdict(stray) for stray in strayed],
         "torch_s": _torch(torch, campaign.preset, setting.target.device), "steps_s": _steps(campaign, ours),
     }  # fmt: skip
     name = f"{campaign.preset}_{campaign.dev.lower().replace(':', '_')}"
