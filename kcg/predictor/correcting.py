@@ -42,6 +42,7 @@ class CorrectingKernel:
         self._correction: Correction | None = None
         self._tiles: dict[Schedule, int] = {}
         self._numbers: dict[Hashable, int] = {}
+        self._traits: dict[Schedule, Array] = {}
 
     def predict(self, schedules: Sequence[Schedule]) -> list[Prediction]:
         """What the predictor says of each, in order."""
@@ -70,7 +71,7 @@ class CorrectingKernel:
                 self._correction.observe(
                     np.stack([self._states[s] for s in timed]), np.array([p.log_runtime for _, p, _ in seen]),
                     np.array([math.log(t) for _, _, t in seen]), tiles=[self._tile(s) for s in timed],
-                    traits=traits_of(timed),
+                    traits=self._traits_of(timed),
                 )  # fmt: skip
         places = [i for i, s in enumerate(schedules) if s in self._states]
         if self._correction is None or not places:
@@ -80,7 +81,7 @@ class CorrectingKernel:
         means, sigmas = self._correction.corrected(
             states, np.array([predictions[i].log_runtime for i in places]),
             np.array([predictions[i].uncertainty for i in places]), tiles=[self._tile(s) for s in asked],
-            traits=traits_of(asked),
+            traits=self._traits_of(asked),
         )  # fmt: skip
         for place, mean, sigma in zip(places, means.tolist(), sigmas.tolist(), strict=True):
             predictions[place] = Prediction(mean, sigma, predictions[place].failure_probability)
@@ -92,6 +93,12 @@ class CorrectingKernel:
             tile = self.space.tile(schedule)
             found = self._tiles[schedule] = self._numbers.setdefault(tile, len(self._numbers))
         return found
+
+    def _traits_of(self, schedules: Sequence[Schedule]) -> Array:
+        """(n, t) as `traits_of`, worked out once for each schedule."""
+        missing = [s for s in schedules if s not in self._traits]
+        self._traits.update(zip(missing, traits_of(missing), strict=True))
+        return np.stack([self._traits[s] for s in schedules])
 
 
 def traits_of(schedules: Sequence[Schedule]) -> Array:
