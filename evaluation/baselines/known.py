@@ -1,0 +1,81 @@
+"""Schedules that a campaign has timed, chosen one after the other by what a correction expects of them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from kcg.errors import ScheduleError
+from kcg.kernel.space import KernelSpace
+from kcg.optimize.result import read_result
+from kcg.predictor.correcting import TRAITS, traits_of
+from kcg.predictor.correction import Correction
+from kcg.predictor.encode import Array
+from kcg.search.improvement import expected_improvement
+from kcg.search.live_journal import LiveJournal
+from kcg.types import Region, Schedule, ScheduleKind, Target
+
+AFTER: Final = (4, 8, 16, 32)  # measurements, tinygrad's own schedule not among them
+Known = dict[Schedule, float | None]  # seconds; none where it failed
+Told = tuple[Array, Array, Array, Array]  # of n schedules: predicted log-seconds, their doubt, features, measured
+CORRECTIONS: Final[dict[str, Callable[[Array, Array], dict[str, Any]]]] = {  # what each is told of tiles and traits
+    "features": lambda tiles, traits: {},
+    "tiles": lambda tiles, traits: {"tiles": tiles},
+    "tiles, kinds of Opts": lambda tiles, traits: {"tiles": tiles, "traits": traits[:, : len(TRAITS)]},
+    "tiles, kinds of Opts, axes": lambda tiles, traits: {"tiles": tiles, "traits": traits},
+}
+
+
+def known_of(journals: Sequence[LiveJournal], results: Sequence[Path]) -> dict[str, Known]:
+    """By region: every schedule of Opts that was timed."""
+    found: dict[str, Known] = {}
+    for path in results:
+        told = read_result(path)
+        for said in told.expectations:
+            found.setdefault(told.regions[said.region].region.id, {})[said.schedule] = said.measured_s
+    for journal in journals:
+        for region_id, seen in journal.kernels.items():
+            known = found.setdefault(region_id, {})
+            known |= {s: float(np.median(duel["cold_s"])) for s, duel in seen.duels.items() if duel.get("cold_s")}
+            known |= {schedule: row.runtime_s for schedule, row in seen.rows.items()}
+    return {i: {s: t for s, t in known.items() if s.kind == ScheduleKind.OPTS} for i, known in found.items()}
+
+
+def followed(region: Region, target: Target, known: Known, predictor: Any) -> Iterator[tuple[str, list[float]]]:
+    """By correction: how far the best is behind the best known, in log-seconds, after each of `AFTER`."""
+    space, schedules = KernelSpace(region, target), list[Schedule]()
+    for schedule in known:
+        with contextlib.suppress(ScheduleError):  # BEAM takes steps that kcg's action space leaves out
+            space.state(schedule)
+            schedules.append(schedule)
+    said, states = predictor.embed(space, schedules)
+    where = [i for i, state in enumerate(states) if state is not None]
+    log_s = np.log([seconds if (seconds := known[schedules[i]]) is not None else np.nan for i in where])
+    doubt = np.array([said[i].uncertainty for i in where])
+    told = np.array([said[i].log_runtime for i in where]), doubt, np.stack([states[i] for i in where]), log_s
+    numbers: dict[Any, int] = {}
+    tiles = np.array([numbers.setdefault(space.tile(schedules[i]), len(numbers)) for i in where])
+    first = [schedules[i] for i in where].index(space.baseline())
+    for name, columns in CORRECTIONS.items():
+        yield name, behind(told, columns(tiles, traits_of([schedules[i] for i in where])), first)
+
+
+def behind(told: Told, columns: dict[str, Any], first: int) -> list[float]:
+    """The same of one correction, which is told of some columns; `first` is measured before any other."""
+    predicted, doubt, features, log_s = told
+    done, found = [first], list[float]()
+    for count in range(1, min(max(AFTER), len(log_s) - 1) + 1):
+        correction = Correction(features)
+        correction.observe(features[done], predicted[done], log_s[done], **{k: c[done] for k, c in columns.items()})
+        mean, deviation = correction.corrected(features, predicted, doubt, **columns)
+        best_s = float(np.exp(np.nanmin(log_s[done])))
+        gains = [expected_improvement(m, d, best_s) for m, d in zip(mean.tolist(), deviation.tolist(), strict=True)]
+        order = np.lexsort((mean, -np.array(gains)))  # where nothing promises more: what is expected to be fastest
+        done.append(int(order[~np.isin(order, done)][0]))
+        if count in AFTER:
+            found.append(float(np.nanmin(log_s[done]) - np.nanmin(log_s)))
+    return found + [0.0] * (len(AFTER) - len(found))  # all that is known was measured

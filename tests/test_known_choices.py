@@ -1,0 +1,39 @@
+"""What is known of a kernel, followed one schedule after the other (`evaluation/choose_known.py`)."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from evaluation.baselines.known import AFTER, behind
+
+SCRIPT = Path(__file__).parents[1] / "evaluation" / "choose_known.py"
+
+
+def test_a_trait_that_is_taken_for_too_fast_is_seen_through() -> None:
+    """Half of 40 schedules have a trait, and are predicted twice as fast as the others; they are twice as slow."""
+    rng = np.random.default_rng(0)
+    trait, features = np.arange(40) % 2, rng.normal(size=(40, 3))
+    log_s = np.log(np.where(trait == 1, 4.0, 1.0)) + rng.normal(0, 0.05, 40)
+    predicted = np.log(np.where(trait == 1, 0.5, 1.0)) + rng.normal(0, 0.05, 40)
+    told = predicted, np.full(40, 0.3), features, log_s
+    first = int(np.argmax(log_s))
+    found, blind = behind(told, {"traits": trait[:, None]}, first), behind(told, {}, first)
+    assert len(found) == len(AFTER) and found == sorted(found, reverse=True)
+    assert found[2] == 0.0 and blind[2] > 1.0, "after sixteen: the best, or still one that is predicted twice as fast"
+
+
+def test_what_is_predicted_right_is_found_at_once() -> None:
+    log_s = np.log(np.linspace(1, 3, 12))
+    told = log_s, np.full(12, 0.1), np.eye(12), np.where(np.arange(12) == 5, np.nan, log_s)
+    assert behind(told, {}, 11) == [0.0] * len(AFTER), "twelve schedules end before sixteen are measured"
+
+
+def test_a_folder_without_a_campaign(tmp_path: Path) -> None:
+    command = [sys.executable, str(SCRIPT), "--work", str(tmp_path), "--out", str(tmp_path / "out.json")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "no kernel with 100 schedules" in done.stderr, done.stderr
+    assert not (tmp_path / "out.json").exists()
