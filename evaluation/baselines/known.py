@@ -11,6 +11,7 @@ import numpy as np
 
 from kcg.errors import ScheduleError
 from kcg.kernel.space import KernelSpace
+from kcg.measure.protocol import median
 from kcg.optimize.result import read_result
 from kcg.predictor.correcting import TRAITS, traits_of
 from kcg.predictor.correction import Correction
@@ -40,7 +41,7 @@ def known_of(journals: Sequence[LiveJournal], results: Sequence[Path]) -> dict[s
     for journal in journals:
         for region_id, seen in journal.kernels.items():
             known = found.setdefault(region_id, {})
-            known |= {s: float(np.median(duel["cold_s"])) for s, duel in seen.duels.items() if duel.get("cold_s")}
+            known |= {s: median(duel["cold_s"]) for s, duel in seen.duels.items() if duel.get("cold_s")}
             known |= {schedule: row.runtime_s for schedule, row in seen.rows.items()}
     return {i: {s: t for s, t in known.items() if s.kind == ScheduleKind.OPTS} for i, known in found.items()}
 

@@ -11,7 +11,8 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from statistics import median
+
+from kcg.measure.protocol import median
 
 from .campaign import Campaign
 from .choosing import Choices
