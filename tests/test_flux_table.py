@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,6 +32,7 @@ from kcg.measure.service import MeasureService
 from kcg.optimize.result import write_result
 from kcg.predictor.choice import choose_predictor
 from kcg.predictor.interface import Predictor
+from kcg.search.live import LiveBench
 from kcg.search.live_journal import LiveJournal, Shard
 from kcg.types import RAW, Region, RegionResult
 from tests.kernels import empty, kernels_of
@@ -159,8 +161,33 @@ def test_what_has_no_time_left_is_said(service: MeasureService, tmp_path: Path) 
     campaign.until = 0.0
     for unit in campaign.units():
         searches.search(campaign, service, guide(service), unit)
-    assert set(campaign.left) == {"tinygrad-beam:1", "random:3", "raw", "kcg:quick"}
-    assert not [seen for seen in campaign.journal.kernels.values() if seen.tiny or seen.plays or RAW in seen.rows]
+    assert set(campaign.left) == set(METHODS)
+    assert not [seen for seen in campaign.journal.kernels.values() if seen.tiny or seen.plays or seen.rows]
+
+
+def test_a_search_that_is_cut_goes_on_from_what_it_measured(
+    service: MeasureService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    campaign = replace(campaign_of(tmp_path, service, said=said), methods=("full-beam:1",))
+    unit = next(campaign.units())
+    assert unit.region is not None
+    seen, keep = campaign.journal.of(unit.region.id), LiveBench._keep
+
+    def keep_and_tire(bench: LiveBench, *row: Any) -> None:
+        keep(bench, *row)
+        bench.until = 0.0 if len(seen.rows) > 2 else bench.until
+
+    monkeypatch.setattr(LiveBench, "_keep", keep_and_tire)
+    searches.search(campaign, service, guide(service), unit)
+    rows = set(seen.rows)
+    assert campaign.left == ["full-beam:1"] and "cut, no time" in said[0] and len(rows) > 2 and not seen.plays
+    monkeypatch.undo()
+    again = replace(campaign_of(tmp_path, service), methods=campaign.methods)
+    kept, times = again.journal.of(unit.region.id), dict(seen.row_s)
+    searches.search(again, service, guide(service), unit)
+    assert again.done(unit) and set(kept.rows) > rows
+    assert {s: kept.row_s[s] for s in times} == times, "measured once"
 
 
 def choice(service: MeasureService, folder: Path, speedups: dict[str, float]) -> Choices:

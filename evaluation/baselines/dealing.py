@@ -17,9 +17,9 @@ from kcg.errors import UsageError
 from kcg.files import locked
 
 from .campaign import RETIME, Campaign, Unit
-from .method_names import KCG, TINY_BEAM
+from .method_names import FULL_BEAM, KCG, TINY_BEAM
 
-ALONE = (KCG, TINY_BEAM, RETIME, "raw")
+ALONE = (KCG, TINY_BEAM, FULL_BEAM, RETIME, "raw")
 
 
 def claim(campaign: Campaign, *what: str, wait: bool = False, shared: bool = False) -> TextIO | None:
@@ -65,8 +65,8 @@ def _held(campaign: Campaign, unit: Unit) -> bool:
 
 def dealt(campaign: Campaign, units: Iterable[Unit], at_once: int) -> Iterator[list[Unit]]:
     """Units that this process holds until it asks for the next, and that nobody has done. They run at once, so that
-    the compilers have work: a method that measures one schedule after the other on `at_once` kernels; BEAM has
-    compilers of its own. What others hold is looked at once more in the end: they may have died, or be done."""
+    the compilers have work: a method that measures few schedules at a time on `at_once` kernels; a level of BEAM is
+    enough for all of them. What others hold is looked at once more in the end: they may have died, or be done."""
     passed: list[Unit] = []
     yield from _walk(campaign, units, at_once, passed)
     yield from _walk(campaign, passed, at_once, [])

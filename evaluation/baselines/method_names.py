@@ -5,7 +5,7 @@ from __future__ import annotations
 from kcg.errors import UsageError
 from kcg.optimize.settings import check_effort, parse_budget
 
-KCG, TINY_BEAM = "kcg", "tinygrad-beam"
+KCG, TINY_BEAM, FULL_BEAM = "kcg", "tinygrad-beam", "full-beam"
 BUDGET = 256  # measurements of a method that has no end of its own; BEAM=4 takes about as many
 
 
@@ -36,6 +36,6 @@ def budget_s(method: str) -> float:
 def turn_of(method: str) -> tuple[str, int, int | None]:
     """How a method is played: BEAM to its own end, the others with a budget, `random:64` or `BUDGET`."""
     name, _, of = method.partition(":")
-    if name == "full-beam":
+    if name == FULL_BEAM:
         return method, 0, None
     return name, 0, int(of) if of else BUDGET

@@ -25,21 +25,25 @@ def search(campaign: Campaign, service: Any, predictor: Any, unit: Unit) -> None
     if unit.region is None:
         run_kcg(campaign, unit)
         return
-    bench = LiveBench(unit.region, unit.calls, service, predictor, campaign.journal)
     name, _, of = unit.method.partition(":")
-    if name == "no-tensor-cores":  # which is only timed
-        return
     if campaign.left_s() < (campaign.beam_s(unit.method, unit.region) or LEAST_S):
         campaign.left.append(unit.method)
-    elif name == TINY_BEAM:
+        return
+    bench = LiveBench(unit.region, unit.calls, service, predictor, campaign.journal, until=campaign.until)
+    if name == "no-tensor-cores":  # which is only timed
+        return
+    if name == TINY_BEAM:
         _beam(campaign, bench, unit, int(of))
     elif name == "raw":
         bench.raw_s(timeout_s=min(MOST_S, campaign.left_s()))
     else:
         begin = time.monotonic()
-        played = bench.play(turn_of(unit.method))[0]
-        seconds = time.monotonic() - begin
-        campaign.say(f"{unit.method} on {bench.label}: {played.measurements} measured in {seconds:.0f} s")
+        try:
+            told = f"{bench.play(turn_of(unit.method))[0].measurements} measured in {time.monotonic() - begin:.0f} s"
+        except TimeoutError:  # what it measured is kept, and the next piece goes on from there
+            campaign.left.append(unit.method)
+            told = "cut, no time"
+        campaign.say(f"{unit.method} on {bench.label}: {told}")
 
 
 def _beam(campaign: Campaign, bench: LiveBench, unit: Unit, width: int) -> None:

@@ -55,16 +55,18 @@ class LiveBench(Bench):
 
     def __init__(
         self, region: Region, calls: int, service: MeasureService | Setting, predictor: LearnedPredictor,
-        journal: LiveJournal, *, policy: Policy | None = None, batch_size: int = 4,
+        journal: LiveJournal, *, policy: Policy | None = None, batch_size: int = 4, until: float = math.inf,
     ) -> None:  # fmt: skip
-        """`service` may be the setting of a journal alone: then only what the journal knows can be had."""
+        """`service` may be the setting of a journal alone: then only what the journal knows can be had. No batch is
+        begun after `until`, on `time.monotonic`: a play that asks for one raises TimeoutError, and goes on another time
+        from what is kept."""
         from kcg.predictor.views import Viewer
 
         self.region, self.calls, self.journal = region, calls, journal
         self.target, self.toolchain = service.target, service.toolchain
         self._service = None if isinstance(service, Setting) else service
         self.space = KernelSpace(region, self.target)
-        self.predictor, self.batch_size = predictor, batch_size
+        self.predictor, self.batch_size, self.until = predictor, batch_size, until
         self.propose = policy.of(Viewer(self.space)) if policy is not None else None
         self.seen = journal.of(region.id)
         self._measure([self.space.baseline()])
@@ -115,6 +117,8 @@ class LiveBench(Bench):
         missing = [s for s in dict.fromkeys(schedules) if s not in self.seen.rows]
         if missing:
             begin = time.monotonic()
+            if begin >= self.until:
+                raise TimeoutError("no time for another measurement")
             known = [o.time_s for o in self.seen.rows.values() if math.isfinite(o.time_s)]
             best_s = min(known, default=None)
             hopeless_s = HOPELESS * best_s if best_s is not None else None
