@@ -13,7 +13,7 @@ from kcg.errors import ScheduleError
 from kcg.kernel.space import KernelSpace
 from kcg.measure.protocol import median
 from kcg.optimize.result import read_result
-from kcg.predictor.correcting import TRAITS, traits_of
+from kcg.predictor.correcting import TRAITS, TileNumbers, traits_of
 from kcg.predictor.correction import Correction
 from kcg.predictor.encode import Array
 from kcg.search.improvement import expected_improvement
@@ -55,14 +55,13 @@ def followed(region: Region, target: Target, known: Known, predictor: Any) -> It
             schedules.append(schedule)
     said, states = predictor.embed(space, schedules)
     where = [i for i, state in enumerate(states) if state is not None]
-    log_s = np.log([seconds if (seconds := known[schedules[i]]) is not None else np.nan for i in where])
+    judged, numbers = [schedules[i] for i in where], TileNumbers(space)
+    log_s = np.log([seconds if (seconds := known[schedule]) is not None else np.nan for schedule in judged])
     doubt = np.array([said[i].uncertainty for i in where])
     told = np.array([said[i].log_runtime for i in where]), doubt, np.stack([states[i] for i in where]), log_s
-    numbers: dict[Any, int] = {}
-    tiles = np.array([numbers.setdefault(space.tile(schedules[i]), len(numbers)) for i in where])
-    first = [schedules[i] for i in where].index(space.baseline())
+    tiles, traits = np.array([numbers[schedule] for schedule in judged]), traits_of(judged)
     for name, columns in CORRECTIONS.items():
-        yield name, behind(told, columns(tiles, traits_of([schedules[i] for i in where])), first)
+        yield name, behind(told, columns(tiles, traits), judged.index(space.baseline()))
 
 
 def behind(told: Told, columns: dict[str, Any], first: int) -> list[float]:

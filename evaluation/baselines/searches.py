@@ -30,20 +30,12 @@ def search(campaign: Campaign, service: Any, predictor: Any, unit: Unit) -> None
         campaign.left.append(unit.method)
         return
     bench = LiveBench(unit.region, unit.calls, service, predictor, campaign.journal, until=campaign.until)
-    if name == "no-tensor-cores":  # which is only timed
-        return
     if name == TINY_BEAM:
         _beam(campaign, bench, unit, int(of))
     elif name == "raw":
         bench.raw_s(timeout_s=min(MOST_S, campaign.left_s()))
-    else:
-        begin = time.monotonic()
-        try:
-            told = f"{bench.play(turn_of(unit.method))[0].measurements} measured in {time.monotonic() - begin:.0f} s"
-        except TimeoutError:  # what it measured is kept, and the next piece goes on from there
-            campaign.left.append(unit.method)
-            told = "cut, no time"
-        campaign.say(f"{unit.method} on {bench.label}: {told}")
+    elif name != "no-tensor-cores":  # which is only timed
+        _play(campaign, bench, unit)
 
 
 def _beam(campaign: Campaign, bench: LiveBench, unit: Unit, width: int) -> None:
@@ -52,6 +44,17 @@ def _beam(campaign: Campaign, bench: LiveBench, unit: Unit, width: int) -> None:
     campaign.say(f"{unit.method} on {bench.label}: {told}")
     if beam is None:
         campaign.left.append(unit.method)
+
+
+def _play(campaign: Campaign, bench: LiveBench, unit: Unit) -> None:
+    begin = time.monotonic()
+    try:
+        measurements = bench.play(turn_of(unit.method))[0].measurements
+        told = f"{measurements} measured in {time.monotonic() - begin:.0f} s"
+    except TimeoutError:  # what it measured is kept, and the next piece goes on from there
+        campaign.left.append(unit.method)
+        told = "cut, no time"
+    campaign.say(f"{unit.method} on {bench.label}: {told}")
 
 
 def fly_canary(campaign: Campaign, service: Any) -> float:

@@ -28,6 +28,19 @@ class Embeds(Protocol):
     ) -> tuple[list[Prediction], list[Array | None]]: ...
 
 
+class TileNumbers(dict[Schedule, int]):
+    """A number for what a thread computes, worked out once for each schedule; schedules of one tile have the same."""
+
+    def __init__(self, space: KernelSpace) -> None:
+        super().__init__()
+        self._space = space
+        self._numbers: dict[Hashable, int] = {}
+
+    def __missing__(self, schedule: Schedule) -> int:
+        self[schedule] = self._numbers.setdefault(self._space.tile(schedule), len(self._numbers))
+        return self[schedule]
+
+
 class CorrectingKernel:
     """`predict` schedules of one kernel, and `correct` what was predicted by what was measured since.
 
@@ -40,8 +53,7 @@ class CorrectingKernel:
         self._states: dict[Schedule, Array] = {}
         self._measured: dict[Schedule, float] = {}
         self._correction: Correction | None = None
-        self._tiles: dict[Schedule, int] = {}
-        self._numbers: dict[Hashable, int] = {}
+        self._tiles = TileNumbers(space)
         self._traits: dict[Schedule, Array] = {}
 
     def predict(self, schedules: Sequence[Schedule]) -> list[Prediction]:
@@ -70,7 +82,7 @@ class CorrectingKernel:
                     self._correction = Correction(np.stack(list(self._states.values())))
                 self._correction.observe(
                     np.stack([self._states[s] for s in timed]), np.array([p.log_runtime for _, p, _ in seen]),
-                    np.array([math.log(t) for _, _, t in seen]), tiles=[self._tile(s) for s in timed],
+                    np.array([math.log(t) for _, _, t in seen]), tiles=[self._tiles[s] for s in timed],
                     traits=self._traits_of(timed),
                 )  # fmt: skip
         places = [i for i, s in enumerate(schedules) if s in self._states]
@@ -80,19 +92,12 @@ class CorrectingKernel:
         states = np.stack([self._states[schedule] for schedule in asked])
         means, sigmas = self._correction.corrected(
             states, np.array([predictions[i].log_runtime for i in places]),
-            np.array([predictions[i].uncertainty for i in places]), tiles=[self._tile(s) for s in asked],
+            np.array([predictions[i].uncertainty for i in places]), tiles=[self._tiles[s] for s in asked],
             traits=self._traits_of(asked),
         )  # fmt: skip
         for place, mean, sigma in zip(places, means.tolist(), sigmas.tolist(), strict=True):
             predictions[place] = Prediction(mean, sigma, predictions[place].failure_probability)
         return predictions
-
-    def _tile(self, schedule: Schedule) -> int:
-        """A number for what a thread computes."""
-        if (found := self._tiles.get(schedule)) is None:
-            tile = self.space.tile(schedule)
-            found = self._tiles[schedule] = self._numbers.setdefault(tile, len(self._numbers))
-        return found
 
     def _traits_of(self, schedules: Sequence[Schedule]) -> Array:
         """(n, t) as `traits_of`, worked out once for each schedule."""
