@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -72,3 +73,24 @@ def test_the_wheel_ziglang_serves_as_clang_where_there_is_none(bare: Path, monke
 def test_an_unknown_device_is_refused_by_name(asked: str, says: str) -> None:
     with pytest.raises(DeviceError, match=says):
         device.choose_device(asked)
+
+
+class OneGpu:
+    """As much of libcuda as tells how many GPUs there are, and which."""
+
+    def __init__(self, path: str = "") -> None:
+        self.cuInit = lambda flags: 0
+        self.cuDeviceGet = lambda device, ordinal: 0 if ordinal == 0 else 101
+
+    def cuDeviceGetUuid_v2(self, uuid: Any, device: Any) -> int:
+        uuid[:] = range(16)
+        return 0
+
+
+def test_a_gpu_is_known_by_its_uuid(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device.ctypes, "CDLL", OneGpu)
+    assert device.cuda_uuid() == "00010203-0405-0607-0809-0a0b0c0d0e0f"
+    monkeypatch.delattr(OneGpu, "cuDeviceGetUuid_v2")
+    assert device.cuda_uuid() is None, "a driver before 11.4"
+    monkeypatch.setattr(OneGpu, "__init__", lambda gpu, path: setattr(gpu, "cuInit", lambda flags: 100))
+    assert device.cuda_uuid() is None and device.cuda_count() == 0, "no GPU is shown"

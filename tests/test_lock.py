@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import sys
 import threading
@@ -19,6 +20,7 @@ from kcg.optimize.run import optimize
 from kcg.optimize.session import Session
 from kcg.optimize.settings import Settings
 
+UUID = "4f5e5ad6-2c4b-5a43-a1c9-5d7f0a0f2b44"
 HOLD = """
 import sys, time
 from kcg.optimize.lock import alone_on
@@ -33,6 +35,7 @@ def device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A device that no other test knows of; its lock goes into the test's own folder."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     return "CUDA"
 
 
@@ -80,8 +83,43 @@ def test_who_waits_is_told_for_whom_and_goes_on_when_it_ends(device: str, monkey
 def test_devices_have_locks_of_their_own_and_a_cpu_none(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with lock.alone_on(device), lock.alone_on("AMD"), lock.alone_on("CPU:CLANG"), lock.alone_on("CPU:CLANG"):
         assert lock.path_of("CUDA") != lock.path_of("AMD")
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
-    assert lock.path_of("CUDA").name.endswith("CUDA-3.lock")
+
+
+def test_one_gpu_has_one_lock_whatever_it_is_called(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = {"": UUID, "0": UUID, f"GPU-{UUID}": UUID, "1": UUID.replace("4", "5")}
+    monkeypatch.setattr(lock, "cuda_uuid", lambda: shown[os.environ.get("CUDA_VISIBLE_DEVICES", "")])
+    with lock.alone_on("CUDA"):
+        for name in ("0", f"GPU-{UUID}"):
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", name)
+            refused = pytest.raises(DeviceError, match=rf"process {os.getpid()}\): wait")
+            with refused, lock.alone_on("CUDA:PTX"):
+                pass
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+        with lock.alone_on("CUDA"):
+            assert lock.path_of("AMD").name.endswith("AMD-1.lock"), "others go by the text"
+    monkeypatch.setattr(lock, "cuda_uuid", lambda: None)  # an old driver
+    assert lock.path_of("CUDA").name.endswith("CUDA-1.lock")
+
+
+def test_the_lock_of_a_gpu_is_for_all_users(device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lock, "cuda_uuid", lambda: UUID)
+    with lock.alone_on("CUDA"):
+        (file,) = tmp_path.iterdir()
+        assert file.name == f"kcg-GPU-{UUID}.lock" and file.stat().st_mode & 0o777 == 0o666
+
+
+@pytest.mark.parametrize("put_there", ["a link", "a second name", "a folder", "a queue"])
+def test_what_another_user_put_in_its_place_is_not_written(
+    device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, put_there: str
+) -> None:
+    monkeypatch.setattr(lock, "cuda_uuid", lambda: UUID)
+    victim, place = tmp_path / "victim", lock.path_of("CUDA")
+    victim.write_text("precious")
+    put = {"a link": place.symlink_to, "a second name": place.hardlink_to}
+    put.get(put_there, lambda _: os.mkfifo(place) if put_there == "a queue" else place.mkdir())(victim)
+    with lock.alone_on("CUDA"), pytest.raises(DeviceError, match=f"process {os.getpid()}"), lock.alone_on("CUDA"):
+        pass
+    assert victim.read_text() == "precious" and (tmp_path / f"kcg-{os.getuid()}-GPU-{UUID}.lock").exists()
 
 
 def test_a_second_optimisation_in_a_folder_is_refused_before_it_touches_anything(

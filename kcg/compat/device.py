@@ -19,6 +19,7 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from uuid import UUID
 
 from kcg.errors import DeviceError
 from kcg.files import whole
@@ -90,14 +91,34 @@ def _packaged_clang() -> str | None:
     return None
 
 
-def cuda_count() -> int:
-    """How many GPUs the CUDA driver shows to this process. Opens no context."""
+def _cuda_driver() -> ctypes.CDLL | None:
+    """The CUDA driver, initialised; None where there is none. Opens no context."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
-        return 0
-    count = ctypes.c_int(0)
-    return count.value if driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 else 0
+        return None
+    return driver if driver.cuInit(0) == 0 else None
+
+
+def cuda_count() -> int:
+    """How many GPUs the CUDA driver shows to this process. Opens no context."""
+    count, driver = ctypes.c_int(0), _cuda_driver()
+    return count.value if driver is not None and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 else 0
+
+
+def cuda_uuid() -> str | None:
+    """Which GPU is the first one that the CUDA driver shows, whatever `CUDA_VISIBLE_DEVICES` calls it: its UUID as
+    `nvidia-smi -L` writes it, without `GPU-` before it; of a part of a GPU (MIG) that of the part. Opens no context.
+    None where the driver does not tell (before 11.4) or shows no GPU.
+    """
+    device, uuid, driver = ctypes.c_int(0), (ctypes.c_ubyte * 16)(), _cuda_driver()
+    if driver is None or driver.cuDeviceGet(ctypes.byref(device), 0) != 0:
+        return None
+    try:
+        told = driver.cuDeviceGetUuid_v2(uuid, device)
+    except AttributeError:  # an older driver
+        return None
+    return str(UUID(bytes=bytes(uuid))) if told == 0 else None
 
 
 def has_cuda() -> bool:

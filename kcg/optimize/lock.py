@@ -3,6 +3,12 @@ move the journal of the first away, and the first, when it ends, remove what the
 
 The lock of a device is the operating system's, on a file beside the temporary files, so that it goes when its process
 dies, however it dies. The file says which process that is. A CPU has none: it is shared with everything else anyway.
+
+An NVIDIA GPU is known by its UUID: `CUDA_VISIBLE_DEVICES` may call one and the same GPU `0`, `GPU-…`, or nothing. Its
+file is there for all users of the machine, who may all write it; nothing but a process id is ever in it. Where it
+cannot be opened, as where another user has put something there that only they may write, the lock is on a file of the
+user's own, and holds among their processes only. So it is with devices that tell no UUID; their file has the name of
+the device and the text of the variable, which tells two of them apart, but not that two texts name the same one.
 """
 
 from __future__ import annotations
@@ -11,26 +17,58 @@ import contextlib
 import hashlib
 import os
 import re
+import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TextIO
 
+from kcg.compat.device import cuda_uuid
 from kcg.errors import DeviceError, KcgError, UsageError
 from kcg.files import locked
 
 POLL_S = 1.0
+EVERYBODYS = "kcg-GPU-"
 
 
 def path_of(dev: str) -> Path:
-    """The file of a device, of those that this process is shown."""
+    """The file of a device, of those that this process is shown; of a GPU that tells its UUID that of all users."""
+    device = dev.split(":")[0]
+    uuid = cuda_uuid() if device in ("CUDA", "NV") else None  # one GPU, whichever of the two drives it
+    if uuid is not None:
+        return Path(tempfile.gettempdir()) / f"{EVERYBODYS}{uuid}.lock"
     shown = os.environ.get("CUDA_VISIBLE_DEVICES") or os.environ.get("HIP_VISIBLE_DEVICES") or ""
-    name = re.sub(r"[^A-Za-z0-9]+", "-", f"{dev.split(':')[0]}-{shown}").strip("-")
-    return _file_of(name)
+    return _own_file(re.sub(r"[^A-Za-z0-9]+", "-", f"{device}-{shown}").strip("-"))
 
 
-def _file_of(name: str) -> Path:
+def _own_file(name: str) -> Path:
     return Path(tempfile.gettempdir()) / f"kcg-{os.getuid()}-{name}.lock"
+
+
+def _open(path: Path) -> TextIO:
+    """A device's file, made where there is none; the user's own in the place of everybody's that cannot be opened."""
+    if path.name.startswith(EVERYBODYS):
+        with contextlib.suppress(OSError):
+            return open(path, "r+", opener=_writable_by_all)
+        path = _own_file(path.stem.removeprefix("kcg-"))
+    return path.open("a+")
+
+
+def _writable_by_all(path: str, flags: int) -> int:
+    """Opens a plain file that is nothing else. Anyone may put a link among the temporary files, and what it leads to
+    would be written over. Raises OSError."""
+    flags |= os.O_NOFOLLOW
+    try:
+        descriptor = os.open(path, flags | os.O_CREAT | os.O_EXCL)
+        os.fchmod(descriptor, 0o666)  # whatever the umask
+    except FileExistsError:
+        descriptor = os.open(path, flags)  # Linux refuses O_CREAT for a file of another user in a folder like /tmp
+    seen = os.fstat(descriptor)
+    if not stat.S_ISREG(seen.st_mode) or seen.st_nlink != 1:
+        os.close(descriptor)
+        raise PermissionError(f"{path} is a link, or no plain file")
+    return descriptor
 
 
 @contextlib.contextmanager
@@ -39,11 +77,10 @@ def alone_on(dev: str, *, wait: bool = False, say: Callable[[str], None] = lambd
     if dev.startswith("CPU"):
         yield
         return
-    path = path_of(dev)
-    with path.open("a+") as file:
+    with _open(path_of(dev)) as file:
 
         def taken() -> tuple[KcgError, str]:
-            holder = _holder(path)
+            holder = _holder(Path(file.name))
             refused = DeviceError(f"another optimisation uses {dev} ({holder}): wait until it ends, or add --wait")
             return refused, f"waiting for {holder}, which uses {dev}"
 
@@ -81,7 +118,7 @@ def alone_with(journal: Path) -> Iterator[None]:
     """Hold the lock of a dataset's journal. Raises UsageError where another process of this machine measures into it:
     neither would know what the other has in hand, and both would time it."""
     name = hashlib.sha256(str(journal.resolve()).encode()).hexdigest()[:16]
-    with _file_of(f"journal-{name}").open("a") as file:
+    with _own_file(f"journal-{name}").open("a") as file:
         if not locked(file):
             raise UsageError(f"another process measures into {journal}: wait until it ends, or take another journal")
         yield
