@@ -10,7 +10,9 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,8 +26,10 @@ from evaluation.baselines.methods_headline import headline, overall, worse
 from evaluation.baselines.methods_markdown import described, markdown
 from evaluation.baselines.methods_table import columns, interval
 from evaluation.baselines.methods_text import write_down
+from evaluation.baselines.pieces import piece_of
 from evaluation.baselines.retiming import retime
 from evaluation.baselines.strays import by_duration, floor_of, strays
+from kcg.commandline import revision
 from kcg.errors import DeviceError, MismatchError, UsageError
 from kcg.kernel.codec import kernel_of
 from kcg.measure.service import MeasureService
@@ -110,6 +114,8 @@ def test_the_table_holds_every_method(finished: tuple[Path, Path]) -> None:
     assert entry["methods"]["random:3"]["measurements"] <= 6
     assert entry["methods"]["tinygrad-beam:1"]["wall_s"] > 0
     assert entry["rest_s"] == pytest.approx(2 * 4e-4)
+    assert [piece["journal"] for piece in entry["pieces"]] == ["table.0.jsonl", "table.1.jsonl"]
+    assert [piece["canary_s"] for piece in entry["pieces"]] == entry["canaries_s"]
     (first, _) = entry["kernels"]
     assert first["seconds"]["kcg:quick"] > 0 and first["choices"]["kcg:quick"] == str(RAW)
     assert len(first["launch"]["hand-coded"]) == 2 and not first["failed"]
@@ -154,6 +160,18 @@ def test_a_piece_on_a_slower_device_is_refused(
     with pytest.raises(DeviceError, match=r"the canary takes .* here, 0\.0 µs in the first piece"):
         searches.fly_canary(campaign, service)
     assert len(campaign.journal.canaries) == 1
+
+
+def test_a_piece_says_when_on_what_and_with_which_revision_it_was_made(tmp_path: Path) -> None:
+    path, known = tmp_path / "table.jsonl", sample_result()
+    path.write_text('{"runtime_s":1e-3,"what":"canary"}\n{"what":"of a later kcg"}\n')
+    campaign = Campaign(LiveJournal(path), "mini", "CUDA", (), canary_s=1e-3)
+    assert campaign.journal.canaries == [1e-3] and campaign.journal.pieces == [], "a journal of before it was kept"
+    campaign.journal.add_piece(piece_of(campaign, SimpleNamespace(facts=(known.target, known.toolchain))))
+    (piece,) = LiveJournal(path).pieces
+    assert datetime.now(UTC) - datetime.fromisoformat(piece["began"]) < timedelta(minutes=1)
+    assert piece["revision"] == revision() and piece["cpu_cores"] >= 1 and piece["journal"] == "table.jsonl"
+    assert (piece["device"], piece["driver"], piece["canary_s"]) == ("NVIDIA H200", "550.54.15", 1e-3)
 
 
 def test_what_has_no_time_left_is_said(service: MeasureService, tmp_path: Path) -> None:

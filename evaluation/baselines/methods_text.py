@@ -47,7 +47,7 @@ def write_down(campaign: Campaign, chosen: Sequence[Choices], torch: Path, out: 
     entry: dict[str, Any] = {
         "command": shlex.join(["python", f"evaluation/{Path(sys.argv[0]).name}", *sys.argv[1:]]), "methods": rows,
         "target": setting.target.model, "driver": setting.toolchain.driver, "rest_s": rest_s, "share": campaign.share,
-        "canaries_s": campaign.journal.canaries,
+        "canaries_s": campaign.journal.canaries, "pieces": campaign.journal.pieces,
         "kernels": [_kernel(kernel, table, k) for k, kernel in enumerate(chosen)],
         "worse_than_baselines": {method: worse(chosen, table, method, strayed) for method in ours},
         "one_binary_in_two_processes": [asdict(stray) for stray in strayed],

@@ -13,6 +13,7 @@ from kcg.search.live import LiveBench
 from .campaign import LEAST_S, Campaign, Unit
 from .kcg_run import run_kcg
 from .method_names import TINY_BEAM, turn_of
+from .pieces import piece_of
 
 CANARY_SHARE = 0.02
 MOST_S = 900.0  # that one unit may take
@@ -58,7 +59,8 @@ def _play(campaign: Campaign, bench: LiveBench, unit: Unit) -> None:
 
 
 def fly_canary(campaign: Campaign, service: Any) -> float:
-    """Time the canary, the kernel with the largest share. Raises DeviceError where it is not what it was at first."""
+    """Time the canary, the kernel with the largest share, and keep of what the piece is that begins with it. Raises
+    DeviceError where it is not what it was at first."""
     from kcg.kernel.space import KernelSpace
 
     region = campaign.setting.kernels[0][0]
@@ -76,4 +78,5 @@ def fly_canary(campaign: Campaign, service: Any) -> float:
         )
     campaign.canary_s = row.runtime_s
     campaign.journal.add_canary(row.runtime_s)
+    campaign.journal.add_piece(piece_of(campaign, service))
     return row.runtime_s

@@ -97,6 +97,7 @@ class LiveJournal:
         self.kernels: dict[str, Seen] = {}
         self.setting: Setting | None = None
         self.canaries: list[float] = []  # seconds, one of each piece; those of the file that began it first
+        self.pieces: list[dict[str, Any]] = []  # when, where and with what each was made; none of before it was kept
         self.runs: dict[str, dict[str, Any]] = {}  # by method: of one that deals with all kernels at once
         self._read_to: dict[Path, int] = {}  # bytes of each file
         self._cut = False  # whether the last line of its own file lacks its end
@@ -162,6 +163,9 @@ class LiveJournal:
         if told["what"] == "canary":
             self.canaries.append(float(told["runtime_s"]))
             return
+        if told["what"] == "piece":
+            self.pieces.append(told["piece"])
+            return
         if told["what"] == "run":
             self.runs[told["method"]] = told["run"]
             return
@@ -197,6 +201,10 @@ class LiveJournal:
     def add_canary(self, runtime_s: float) -> None:
         """Keep what the canary of this piece took."""
         self._add({"what": "canary", "runtime_s": runtime_s})
+
+    def add_piece(self, facts: dict[str, Any]) -> None:
+        """Keep when, where and with what this piece is made: all lines of this file up to the next such line."""
+        self._add({"what": "piece", "piece": facts})
 
     def set(self, target: Target, toolchain: Toolchain, kernels: Sequence[tuple[Region, int, float]]) -> None:
         """Keep on what the comparison is made. Raises MismatchError where the journal is of another device, driver or
