@@ -118,7 +118,8 @@ def test_the_table_holds_every_method(finished: tuple[Path, Path]) -> None:
     assert [piece["canary_s"] for piece in entry["pieces"]] == entry["canaries_s"]
     (first, _) = entry["kernels"]
     assert first["seconds"]["kcg:quick"] > 0 and first["choices"]["kcg:quick"] == str(RAW)
-    assert len(first["launch"]["hand-coded"]) == 2 and not first["failed"]
+    assert len(first["launch"]["hand-coded"]) == len(first["launch"]["raw"]) == 2 and not first["failed"]
+    assert "kcg:quick" not in first["hand_coded_stands"]
     said = set(json.loads(finished[1].read_text())["headline"])
     assert said == {"kcg_step_ms_mini", "hand_coded_step_ms_mini"}, "there is no total of what left a kernel out"
 
@@ -236,11 +237,18 @@ def test_the_markdown_says_what_is_missing_and_what_was_published() -> None:
         "tinygrad-beam:8": {**row, "measurements": 9, "wall_s": 1234.0},
         "raw": {**row, "not_tried": 3, "wrong": 2, "over_kcg": []},
     }
-    lines = markdown(rows, {"torch_s": {"default": 0.07}}, "768")
-    assert "| BEAM=8 | 1,000.0 ms | 900.0–1,100.0 | 20 | 9 | 1,234 s | 1.200× (1.100–1.300) | 594.45 ms |" in lines
-    assert any("2 wrong, 3 not tried: hand-coded there" in line and "201,654 ms" in line for line in lines)
-    assert lines[-1].startswith("| torch.compile, default: the whole step | 70.0 ms |")
-    assert len(markdown(rows, {"torch_s": {}}, "1024")[0].split("|")) == 9, "another size has no published figures"
+    lines = markdown(rows, {"torch_s": {"default": 0.07, "eager": 0.1}}, "768")
+    assert "| BEAM=8 | 1,000.0 ms | 900.0–1,100.0 | 20 | 9 | 1,234 s | 1.200× (1.100–1.300) |" in lines
+    assert any("2 wrong, 3 not tried: hand-coded there" in line for line in lines)
+    eager, compiled = lines[4:6]
+    assert eager.startswith("| PyTorch, eager: the whole step | 100.0 ms |")
+    assert compiled.startswith("| PyTorch, torch.compile, default: the whole step | 70.0 ms |")
+    published = [line.split("|")[1:3] for line in lines[6:]]
+    assert [float(ms.removesuffix(" ms ").replace(",", "")) for _, ms in published] == [
+        201654.09, 7989.64, 6317.52, 825.11, 594.45, 592.4
+    ], "each once"  # fmt: skip
+    assert published[-1][0] == " published, H100: the best of these five for each kernel "
+    assert len(markdown(rows, {"torch_s": {}}, "1024")) == 4, "another size has no published figures"
 
 
 @pytest.mark.parametrize(
@@ -314,7 +322,7 @@ def test_the_headline_compares_what_is_complete_and_as_fast(service: MeasureServ
     assert found["search_wall_vs_beam4_mini"] == 0.1 and found["whole_command_vs_beam4_mini"] == 0.16
     assert found["kernels_behind_mini"] == 0, "of the run that is best"
     assert found["mcts_total_ms_mini"] == pytest.approx(1.0) and "beam8_total_ms_mini" not in found
-    assert found["torch_compile_ms_mini"] == 100 and found["kcg_step_ms_mini"] == 1500 and "gain_pct_mini" not in found
+    assert found["torch_compile_ms_mini"] == 200 and found["kcg_step_ms_mini"] == 1500 and "gain_pct_mini" not in found
     rows["tinygrad-beam:8"] = {"total_s": interval(table[-1].totals), "not_tried": 0}
     found = headline(campaign, table, rows, entry, 0.0)
     assert found["gain_pct_mini"] == pytest.approx(100 * (1 - 2 / 2.4))

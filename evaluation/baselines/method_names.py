@@ -5,7 +5,8 @@ from __future__ import annotations
 from kcg.errors import UsageError
 from kcg.optimize.settings import check_effort, parse_budget
 
-KCG, TINY_BEAM, FULL_BEAM = "kcg", "tinygrad-beam", "full-beam"
+KCG, TINY_BEAM, FULL_BEAM, TINY_MCTS = "kcg", "tinygrad-beam", "full-beam", "tinygrad-mcts"
+EAGER = "eager"  # PyTorch without torch.compile
 BUDGET = 256  # measurements of a method that has no end of its own; BEAM=4 takes about as many
 
 

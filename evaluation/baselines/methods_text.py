@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from kcg.commandline import record_results
+from kcg.types import RAW
 
 from .campaign import Campaign
 from .choosing import Choices
 from .flux_gap import OWN, STEP
 from .method_names import KCG
 from .methods_headline import headline, overall, worse
+from .methods_kernels import kernels_markdown
 from .methods_markdown import markdown
 from .methods_table import Column, against, columns, cost, interval
 from .strays import strays
@@ -48,14 +50,14 @@ def write_down(campaign: Campaign, chosen: Sequence[Choices], torch: Path, out: 
         "command": shlex.join(["python", f"evaluation/{Path(sys.argv[0]).name}", *sys.argv[1:]]), "methods": rows,
         "target": setting.target.model, "driver": setting.toolchain.driver, "rest_s": rest_s, "share": campaign.share,
         "canaries_s": campaign.journal.canaries, "pieces": campaign.journal.pieces,
-        "kernels": [_kernel(kernel, table, k) for k, kernel in enumerate(chosen)],
+        "kernels": [_kernel(kernel, table, k, _part(kernel, campaign.preset)) for k, kernel in enumerate(chosen)],
         "worse_than_baselines": {method: worse(chosen, table, method, strayed) for method in ours},
         "one_binary_in_two_processes": [asdict(stray) for stray in strayed],
         "torch_s": _torch(torch, campaign.preset, setting.target.device), "steps_s": _steps(campaign, ours),
     }  # fmt: skip
     name = f"{campaign.preset}_{campaign.dev.lower().replace(':', '_')}"
     record_results(out, name, entry, headline(campaign, table, rows, entry, rest_s), overall=overall)
-    lines = markdown(rows, entry, campaign.preset)
+    lines = [*markdown(rows, entry, campaign.preset), *kernels_markdown(rows, entry["kernels"])]
     campaign.say("\n".join(lines))
     if document is not None:
         from kcg.predictor.figures_text import write_into
@@ -63,25 +65,39 @@ def write_down(campaign: Campaign, chosen: Sequence[Choices], torch: Path, out: 
         write_into(document, {f"flux-table-{campaign.preset}": lines})
 
 
-def _kernel(kernel: Choices, table: Sequence[Column], k: int) -> dict[str, Any]:
-    """Of one kernel: seconds of all calls by method, and how each choice is launched."""
-    duels = kernel.bench.seen.duels
-    launched = {m: duels.get(schedule, {}) for m, schedule in kernel.by_method.items()}
+def _kernel(kernel: Choices, table: Sequence[Column], k: int, part: str) -> dict[str, Any]:
+    """Of one kernel: seconds of all calls by method, how each choice is launched as far as that is known, and where
+    tinygrad's own schedule stands because a method was not tried or its choice is no good."""
+    seen = kernel.bench.seen
+    duels = {m: seen.duels.get(schedule, {}) for m, schedule in kernel.by_method.items()}
+    chosen = {**kernel.by_method, **({"raw": RAW} if RAW in seen.rows else {})}
     return {
-        "name": kernel.bench.label, "calls": kernel.calls, "seconds": {c.method: c.seconds[k, 0] for c in table},
+        "name": kernel.bench.label, "part": part, "calls": kernel.calls,
+        "seconds": {c.method: c.seconds[k, 0] for c in table},
         "choices": {m: str(schedule) for m, schedule in kernel.by_method.items()},
-        "launch": {m: [d["global"], d["local"]] for m, d in launched.items() if "global" in d},
-        "wrong": {m: d["wrong"] for m, d in launched.items() if "wrong" in d},
-        "failed": {m: d["reason"] for m, d in launched.items() if d.get("reason")},
+        "launch": {m: seen.launches[schedule] for m, schedule in chosen.items() if schedule in seen.launches},
+        "hand_coded_stands": [c.method for c in table if not c.there[k]],
+        "wrong": {m: d["wrong"] for m, d in duels.items() if "wrong" in d},
+        "failed": {m: d["reason"] for m, d in duels.items() if d.get("reason")},
     }  # fmt: skip
 
 
+def _part(kernel: Choices, preset: str) -> str:
+    """The matmul or the attention that a kernel is of."""
+    from kcg.kernel.codec import ast_of
+    from kcg.workloads.flux import PRESETS
+
+    from .flux_beside import part_of
+
+    return part_of(ast_of(kernel.bench.region.kernel), PRESETS[preset])
+
+
 def _torch(path: Path, preset: str, device: str) -> dict[str, float]:
-    """A step in PyTorch by mode, eager left aside."""
+    """A step in PyTorch by mode, the slowest first."""
     kept = json.loads(path.read_text())["runs"].get(f"{preset}_{device.lower()}") if path.exists() else None
     steps = {k.removeprefix(STEP): row for k, row in (kept or {"rows": {}})["rows"].items() if k.startswith(STEP)}
-    left = ("eager", *OWN)
-    return {mode: row["cold_s"] for mode, row in steps.items() if mode not in left and row["status"] == "ok"}
+    found = {mode: row["cold_s"] for mode, row in steps.items() if mode not in OWN and row["status"] == "ok"}
+    return dict(sorted(found.items(), key=lambda step: -step[1]))
 
 
 def _steps(campaign: Campaign, ours: Sequence[str]) -> dict[str, float]:

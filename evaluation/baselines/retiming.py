@@ -62,6 +62,7 @@ def duel(campaign: Campaign, bench: LiveBench, schedule: Schedule, prepared: Pre
     told: dict[str, Any] = {"canary_s": campaign.canary_s, "reason": ""}
     try:
         own, other = prepared.compiled(bench, baseline), prepared.compiled(bench, schedule)
+        told |= {"global": other.global_size, "local": other.local_size}  # of what is wrong or crashes too
         same = other.binary_hash == own.binary_hash
         told_of = prepared.references(bench)
         many = bench.target.device != "CPU" and campaign.own_s(bench.region) < SHORT_S
@@ -81,5 +82,5 @@ def duel(campaign: Campaign, bench: LiveBench, schedule: Schedule, prepared: Pre
         "name": bench.space.name(schedule), "own_s": outcome.baseline_cold_s, "own_again_s": outcome.again_cold_s,
         "cold_s": outcome.baseline_cold_s if same else outcome.finalist_cold_s, "noisy": outcome.noisy,
         "warm_s": outcome.baseline_warm_s if same else outcome.finalist_warm_s, "max_error": verdict.max_error,
-        "global": other.global_size, "local": other.local_size, "clocks": dict(outcome.clocks),
+        "clocks": dict(outcome.clocks),
     }  # fmt: skip

@@ -135,7 +135,7 @@ class LiveBench(Bench):
         seen = Observation.of(row)
         self.journal.add(
             "row", self.region.id, row.schedule, status=str(seen.status), runtime_s=seen.runtime_s,
-            binary=seen.binary_hash, reason=seen.reason, spent_s=spent_s,
+            binary=seen.binary_hash, reason=seen.reason, spent_s=spent_s, launch=row.launch,
         )  # fmt: skip
 
     def full_s(self, schedule: Schedule) -> float:

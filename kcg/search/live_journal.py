@@ -18,6 +18,9 @@ from kcg.search.comparison import Play, Turn
 from kcg.search.interface import Observation
 from kcg.types import Kernel, Region, Schedule, Status, Target, Toolchain, canonical_json
 
+Launch = tuple[tuple[int, ...], tuple[int, ...]]
+"""Global and local sizes: workgroups along each axis, and threads of one."""
+
 
 @dataclass(frozen=True)
 class Ended:
@@ -48,11 +51,17 @@ class Seen:
     tiny: dict[int, Beam] = field(default_factory=dict)  # by width
     plays: dict[Turn, Ended] = field(default_factory=dict)
     duels: dict[Schedule, dict[str, Any]] = field(default_factory=dict)  # finalists beside tinygrad's own schedule
+    launches: dict[Schedule, Launch] = field(default_factory=dict)  # as far as rows and duels tell
 
     @property
     def spent_s(self) -> float:
         """Seconds that all measurements took."""
         return sum(self.row_s.values())
+
+    def keep_launch(self, schedule: Schedule, sizes: Sequence[Sequence[int]] | None) -> None:
+        """How a schedule is launched, where that is told."""
+        if sizes and sizes[0]:
+            self.launches[schedule] = (tuple(sizes[0]), tuple(sizes[1]))
 
 
 @dataclass(frozen=True)
@@ -175,12 +184,14 @@ class LiveJournal:
                 schedule, Status(told["status"]), told["runtime_s"], told["binary"], told["reason"]
             )
             seen.row_s[schedule] = float(told["spent_s"])
+            seen.keep_launch(schedule, told.get("launch"))
         elif told["what"] == "full":
             seen.full_s[schedule] = told["runtime_s"]
         elif told["what"] == "tiny":
             seen.tiny[told["width"]] = Beam(schedule, told["binaries"], told["wall_s"], told.get("reason", ""))
         elif told["what"] == "duel":
             seen.duels[schedule] = told["duel"]
+            seen.keep_launch(schedule, [told["duel"][which] for which in ("global", "local") if which in told["duel"]])
         elif told["what"] == "play":
             curve = tuple((int(n), float(seconds)) for n, seconds in told["play"]["curve"])
             play = Play(**{**told["play"], "curve": curve})
