@@ -274,6 +274,7 @@ class RegionResult:
     noise_floor: float = 0.0  # how far the baseline, timed as A and as B in turns, is from itself: 0.01 is 1 %
     opts: Finalist | None = None  # the best Opts, where `chosen` is written by hand
     handwritten: tuple[tuple[str, str], ...] = ()  # each kernel that was offered, and what became of it
+    clocks: tuple[tuple[str, float], ...] = ()  # what the device told while both were timed, as in `Measurement`
 
     @property
     def before_s(self) -> float:
@@ -332,6 +333,8 @@ class ModelCheck:
     before_s: float | None = None  # one step, captured and replayed; for information
     after_s: float | None = None
     clock: str = "wall clock, the fastest of three"  # how they were taken; the default is what older results hold
+    clocks_before: tuple[tuple[str, float], ...] = ()  # what the device told in these steps, as in `Measurement`
+    clocks_after: tuple[tuple[str, float], ...] = ()
 
 
 @dataclass(frozen=True)

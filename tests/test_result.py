@@ -210,6 +210,9 @@ def test_files_of_the_third_version_have_no_expectations() -> None:
             False, "the output differs by 0.3", 0.3, 1e-4, seed=1, kernels=2, before_s=0.1, after_s=0.2, clock="sun"
         ),
         ModelCheck(False, "the output is not finite", math.inf, None),
+        ModelCheck(
+            True, clocks_before=(("sm_mhz_min", 1590.0),), clocks_after=(("power_w", 640.5), ("sm_mhz_max", 1980.0))
+        ),
         ModelCheck(None, "not run: the workload is a script"),
     ],
 )

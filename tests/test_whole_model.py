@@ -22,6 +22,7 @@ from kcg.kernel.actions import ACTION_SPACE_VERSION
 from kcg.kernel.compiler import compile_schedule
 from kcg.kernel.space import KernelSpace
 from kcg.measure import alone
+from kcg.measure.sensors import NoSensors
 from kcg.measure.target import detect
 from kcg.optimize import whole_model
 from kcg.optimize.deploy import apply, tuned
@@ -108,6 +109,29 @@ def test_another_order_of_summation_passes_and_garbage_fails(make: Make, dtype: 
     assert bad.passed is False, bad
     assert "differs" in bad.reason or "not finite" in bad.reason
     assert bad.tolerance is None or bad.tolerance < MAX_TOLERANCE
+
+
+def test_what_the_device_told_in_each_step_is_kept(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Sensors(NoSensors):
+        """Clocks that fall with every look, of whichever program."""
+
+        looks = 0
+
+        def begin(self) -> None:
+            self.told: list[float] = []
+
+        def look(self) -> None:
+            Sensors.looks += 1
+            self.told.append(1980.0 - Sensors.looks)
+
+        def readings(self) -> tuple[tuple[str, float], ...]:
+            return ("sm_mhz_min", min(self.told)), ("sm_mhz_max", max(self.told))
+
+    monkeypatch.setattr(whole_model, "sensors_for", lambda target: Sensors())
+    check = compare(TINY.runnable("float32", 3), make("float32"), seed=3)  # type: ignore[misc]
+    assert check.clocks_after == (("sm_mhz_min", 1971.0), ("sm_mhz_max", 1979.0)), "the first, third, … ninth look"
+    assert check.clocks_before == (("sm_mhz_min", 1970.0), ("sm_mhz_max", 1978.0))
+    assert Sensors.looks == 2 * REPLAYS
 
 
 def test_a_long_step_is_replayed_as_often_as_its_outputs_are_read(make: Make) -> None:

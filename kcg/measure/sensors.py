@@ -15,13 +15,17 @@ from typing import Any, Protocol
 from kcg.types import Target
 
 # NVML's clocks event reasons; a power cap (4), a sync boost (16) and idling (1) disqualify nothing
-HW_SLOWDOWN, SW_THERMAL, HW_THERMAL, HW_POWER_BRAKE = 0x8, 0x20, 0x40, 0x80
+POWER_CAP, HW_SLOWDOWN, SW_THERMAL, HW_THERMAL, HW_POWER_BRAKE = 0x4, 0x8, 0x20, 0x40, 0x80
 SLOWDOWNS = {
     SW_THERMAL: "thermal slow-down by the driver",
     HW_THERMAL: "thermal slow-down by the hardware",
     HW_POWER_BRAKE: "power brake",
     HW_SLOWDOWN: "hardware slow-down",
 }
+
+
+HOLDS_BACK = {POWER_CAP: "power cap", **SLOWDOWNS}
+"""What lowers a clock, whether it disqualifies a sample or not."""
 
 
 class Sensors(Protocol):

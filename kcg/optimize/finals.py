@@ -145,7 +145,7 @@ def _judge(session: Session, work: RegionWork) -> RegionResult:
             notes.append(f"{schedule}: {judged.reason}")
             continue
         if (result := _decide(session, work, baseline, finalist, schedule, judged.outcome, notes)) is not None:
-            return result
+            return replace(result, clocks=judged.outcome.clocks)
     raise AssertionError("the baseline alone always decides")
 
 

@@ -8,9 +8,7 @@ one kernel's sources at a time. The page loads nothing: its content security pol
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from kcg.files import write_whole
@@ -20,6 +18,7 @@ from kcg.optimize.report_roofline import roofline_picture
 from kcg.optimize.report_rows import Row, rows_of
 from kcg.optimize.report_search import expected_picture, progress_picture
 from kcg.optimize.report_share import share_picture
+from kcg.optimize.report_step import step_of
 from kcg.optimize.report_svg import STYLE
 from kcg.optimize.report_text import (
     format_bytes,
@@ -34,9 +33,6 @@ from kcg.optimize.report_text import (
 from kcg.types import Result
 
 FILE_NAME = "report.html"
-
-APART = 0.1
-"""From this difference on between a step's time and the sum of its kernels, the report asks why."""
 
 _OUTCOMES = {
     "improved": "a faster schedule was found and verified",
@@ -65,30 +61,6 @@ _SENSORS = {
     "steal_share": ("share of time taken by others", ""),
 }
 """What of `Result.clocks` is shown, and how; the others are counters and bit masks."""
-
-
-@dataclass(frozen=True)
-class Step:
-    """A whole step beside the sum of its kernels: seconds, with tinygrad's own schedules and with the chosen ones."""
-
-    before_s: float
-    after_s: float
-    kernels_before_s: float
-    kernels_after_s: float
-    why: tuple[str, ...]  # what the numbers of the run say of the difference
-
-    @property
-    def apart_before(self) -> float:
-        """By what share of the kernels' sum the step is longer; below 0 it is shorter."""
-        return self.before_s / self.kernels_before_s - 1
-
-    @property
-    def apart_after(self) -> float:
-        return self.after_s / self.kernels_after_s - 1
-
-    @property
-    def differs(self) -> bool:
-        return max(abs(self.apart_before), abs(self.apart_after)) > APART
 
 
 def write_report(result: Result, folder: Path) -> Path:
@@ -140,29 +112,6 @@ def render_report(result: Result) -> str:
         phases=[(WORDS.get(phase, phase), seconds) for phase, seconds in result.phases],
         sensors=[(*_SENSORS[name], _range(*seen)) for name, *seen in result.clocks if name in _SENSORS],
     )
-
-
-def step_of(result: Result) -> Step | None:
-    """The whole model's step beside the sum of its kernels; None where either is not known."""
-    check = result.model_check
-    before, after = result.total_before_s, result.total_after_s
-    if check is None or check.before_s is None or check.after_s is None:
-        return None
-    if not all(math.isfinite(s) and s > 0 for s in (check.before_s, check.after_s, before, after)):
-        return None
-    warm = sum(row.calls * row.chosen.warm_s for row in result.regions)
-    launches = sum(row.calls for row in result.regions)
-    why = [
-        f"Kernels are timed one by one with cold caches; in a step a kernel may find in the cache what the one before "
-        f"left. With warm caches they sum to {format_seconds(warm)}."
-    ]
-    if check.after_s > after:
-        gap = (check.after_s - after) / launches
-        why.append(
-            f"A step also has what lies between kernels: spread over its {launches:,} launches, the difference is "
-            f"{format_seconds(gap)} each."
-        )
-    return Step(check.before_s, check.after_s, before, after, tuple(why))
 
 
 def _script(value: object) -> str:

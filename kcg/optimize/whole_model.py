@@ -37,14 +37,15 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kcg.measure import alone
 from kcg.measure.protocol import median
+from kcg.measure.sensors import NoSensors, sensors_for
 from kcg.optimize.settings import Settings
-from kcg.types import ModelCheck, Result, Workload
+from kcg.types import ModelCheck, Result, Target, Workload
 
 if TYPE_CHECKING:
     import numpy as np
@@ -116,7 +117,7 @@ def check_model(
     `check_device` is called after a child that failed, and its time may come on top of `timeout_s`: a DeviceError that
     it raises ends the check.
     """
-    from kcg.optimize.result import write_result
+    from kcg.optimize.result import noun_from_json, write_result
 
     with tempfile.TemporaryDirectory(prefix="kcg-model-") as folder:
         path = Path(folder) / "result.json"
@@ -142,7 +143,7 @@ def check_model(
         except alone.Overdue as error:
             return ModelCheck(None, f"no verdict: {error} ({_stage(error.out)})", seed=seed)
         if ended.returncode == 0 and ended.out:
-            return ModelCheck(**json.loads(ended.out[-1]))
+            return noun_from_json(ModelCheck, ended.out[-1])
         words, stage = ended.last_words, _stage(ended.out)
         if stage != CHOSEN:
             return ModelCheck(None, f"no verdict: it failed while {stage}: {words}", seed=seed)
@@ -194,13 +195,13 @@ def compare(
         shaken = [perturbed(step.inputs, seed=seed + 1 + i) for i in range(2)]
         with scheduling(result, changed_only=True, kernels=kernels) as served:  # the others are compiled once, for both
             said(CHOSEN)
-            chosen = _Program(step)
+            chosen = _Program(step, result.target)
         in_turns = _room_for_another(chosen)
         if not in_turns:
             _replay([(CHOSEN, chosen)], [[step.inputs] * replays], said)
             chosen.release()
         said(OWN)
-        own = _Program(step)
+        own = _Program(step, result.target)
         of_own = [*shaken, *[step.inputs] * (replays - len(shaken))]
         if in_turns:
             _replay([(CHOSEN, chosen), (OWN, own)], [[step.inputs] * replays, of_own], said)
@@ -211,7 +212,7 @@ def compare(
     check = judge(chosen.outputs, own_outputs, moved, eps=eps, sums=rounding_of_sums(result))
     clock = f"{own.clock}, median of {replays}{' in turns' if in_turns else ''}"
     check = replace(check, before_s=median(own.seconds), after_s=median(chosen.seconds), clock=clock)
-    check = replace(check, seed=seed, kernels=len(served))
+    check = replace(check, seed=seed, kernels=len(served), clocks_before=own.clocks, clocks_after=chosen.clocks)
     if check.passed and (missing := len(changed - served)):
         reason = f"no verdict: {missing} of {len(changed)} changed kernels do not occur when the model runs"
         return replace(check, passed=None, reason=reason)
@@ -309,9 +310,10 @@ def rounding_of_sums(result: Result) -> float:
 
 
 class _Program:
-    """A step as `TinyJit` captured it on its own inputs: the outputs of its runs, and the seconds of its replays."""
+    """A step as `TinyJit` captured it on its own inputs: the outputs of its runs, the seconds of its replays, and what
+    the sensors of its target tell after each of these."""
 
-    def __init__(self, step: Step) -> None:
+    def __init__(self, step: Step, target: Target | None = None) -> None:
         from tinygrad import dtypes
 
         from kcg.compat.events import StepClock, clock_of
@@ -324,6 +326,8 @@ class _Program:
         self.outputs: list[list[Array]] = []
         self.seconds: list[float] = []
         self._seconds_of = StepClock(self.device)
+        self._sensors = sensors_for(target) if target is not None else NoSensors()
+        self.clocks: tuple[tuple[str, float], ...] = ()
         before = allocated_bytes()
         self._jitted = captured_at_once(step.run)
         returned = self._run(step.inputs)
@@ -331,6 +335,7 @@ class _Program:
         self._keep(returned)
         seen = {value.dtype for value in (*step.inputs.values(), *returned)}
         self.eps = max((_eps(d) for d in seen if dtypes.is_float(d)), default=0.0)  # of the coarsest; 0: there is none
+        self._sensors.begin()
 
     def replay(self, inputs: dict[str, Any], *, read: bool) -> None:
         """One timed run, whose outputs are kept where they are to be read."""
@@ -340,6 +345,8 @@ class _Program:
             returned[:] = self._run(inputs)  # it may run more than once for one sample
 
         self.seconds.append(self._seconds_of(run))
+        self._sensors.look()
+        self.clocks = self._sensors.readings()
         if read:
             self._keep(returned)  # before the next replay, which writes into the same memory
 
@@ -387,7 +394,7 @@ def main() -> None:
     from kcg.compat.device import prepare
 
     prepare(os.environ["DEV"])
-    from kcg.optimize.result import read_result
+    from kcg.optimize.result import noun_to_json, read_result
     from kcg.workloads.registry import spec_of
 
     if len(sys.argv) > 1 and (plan := spec_of(sys.argv[1]).plan) is not None:
@@ -402,7 +409,7 @@ def main() -> None:
         return
     files = [Path(file) for file in job["kernels"]]
     check = compare(step, result, seed=job["seed"], said=lambda stage: alone.answer({"stage": stage}), kernels=files)
-    alone.answer(asdict(check))
+    alone.answer(json.loads(noun_to_json(check)))
 
 
 if __name__ == "__main__":
