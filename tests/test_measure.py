@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy.stats import binom
 
 from kcg.dataset.noise import noise_floors, spreads
 from kcg.errors import CodecError, DeviceError, ScheduleError, UnknownName
@@ -69,6 +70,12 @@ def test_interval_of_the_median_covers_it(count: int) -> None:
         assert low <= median(samples.tolist()) <= high
         inside += low <= np.log(2) <= high
     assert 0.94 <= inside / 2000 <= 0.995
+
+
+def test_the_interval_has_the_ranks_that_scipy_gives() -> None:
+    for count in (*range(6, 60), 2000):
+        low = max(int(binom.ppf(0.025, count, 0.5)) - 1, 0)
+        assert median_interval(range(count)) == (low, count - 1 - low), count
 
 
 def test_interval_of_few_samples_is_their_range() -> None:

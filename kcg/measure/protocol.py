@@ -11,6 +11,8 @@ one are marked, and no figure is.
 
 from __future__ import annotations
 
+import functools
+import math
 import statistics
 from collections.abc import Sequence
 
@@ -64,11 +66,19 @@ def median_interval(samples: Sequence[float], *, confidence: float = 0.95) -> tu
     count = len(ordered)
     if count < 6:
         return ordered[0], ordered[-1]
-    from scipy.stats import binom
-
-    below = int(binom.ppf((1 - confidence) / 2, count, 0.5))
-    low = max(below - 1, 0)
+    low = max(_fair_quantile(count, (1 - confidence) / 2) - 1, 0)
     return ordered[low], ordered[count - 1 - low]
+
+
+@functools.cache
+def _fair_quantile(count: int, chance: float) -> int:
+    """The least k that so many fair coins exceed in at most 1 - `chance` of cases: scipy's `binom.ppf(chance, count,
+    0.5)`, whose import takes longer than a small kernel's whole measurement."""
+    reached, k = 1, 0
+    while reached / 2**count < chance:
+        k += 1
+        reached += math.comb(count, k)
+    return k
 
 
 def median(samples: Sequence[float]) -> float:
