@@ -53,19 +53,14 @@ def executions_printed(text: str) -> int:
     return sum("*** CPU" in line and "<-" not in line for line in text.splitlines())
 
 
-@pytest.fixture(autouse=True)
-def _compile_in_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PARALLEL", "0")  # starting others takes longer than a few kernels
-
-
 @pytest.fixture(scope="module")
 def captured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Workload], dict[str, str]]:
     """Three scripts recorded into one journal: its path, its workloads, and what was printed."""
     out, said = tmp_path_factory.mktemp("captured") / "all.sqlite", {}
     for script, arguments, settings in (
         ("train_loop", ["--steps", str(STEPS)], {"DEBUG": "2", "PARALLEL": "2"}),
-        ("decode_loop", [str(POSITIONS)], {"PARALLEL": "0"}),
-        ("sharded", [], {"PARALLEL": "0"}),
+        ("decode_loop", [str(POSITIONS)], {}),
+        ("sharded", [], {}),
     ):
         done = run("capture", "--out", out, "--", SCRIPTS / f"{script}.py", *arguments, **settings)
         assert done.returncode == ExitCode.OK, done.stderr

@@ -59,12 +59,12 @@ def test_stats_and_export_work_on_what_was_generated(generated: Path, tmp_path: 
 
 
 def test_capture_counts_executions_of_an_unchanged_script(tmp_path: Path) -> None:
-    done = run("capture", "--out", tmp_path / "c.sqlite", "--device", "CPU", "--", SCRIPT, "32")
+    done = run("capture", "--out", tmp_path / "c.sqlite", "--device", "CPU", "--", SCRIPT, "8")
     assert done.returncode == ExitCode.OK, done.stderr
     assert "sum 48.000" in done.stderr
     with Journal.open(tmp_path / "c.sqlite", create=False) as journal:
         (workload,) = journal.workloads()
-    assert workload.name == "script:two_layers" and workload.preset == "32"
+    assert workload.name == "script:two_layers" and workload.preset == "8"
     assert max(c.calls for c in workload.calls) >= 4
 
 

@@ -99,7 +99,7 @@ def run(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Runs a script in a process of its own, as a user would."""
 
     def start(*command: object, cache: Path | None = None, **settings: str) -> subprocess.CompletedProcess[str]:
-        environment = {**os.environ, "CACHEDB": str(cache or tmp_path / "own.db"), "PARALLEL": "0", **settings}
+        environment = {**os.environ, "CACHEDB": str(cache or tmp_path / "own.db"), **settings}
         return subprocess.run(
             [sys.executable, *map(str, command)], env=environment, capture_output=True, text=True, timeout=120
         )

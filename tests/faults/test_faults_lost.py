@@ -84,7 +84,7 @@ def duels(folder: Path) -> dict[str, set[str]]:
     return found
 
 
-SCRIPTED = Settings(workload=str(SCRIPT), device=DEV, measurements=KERNELS + 4, script_args=("16",), command=COMMAND)
+SCRIPTED = Settings(workload=str(SCRIPT), device=DEV, measurements=KERNELS + 4, script_args=("8",), command=COMMAND)
 
 
 def lose(

@@ -1,8 +1,16 @@
 """Attention joined with an MLP without a `.contiguous()`: tinygrad computes a matmul three times."""
 
+import numpy as np
 from tinygrad import Tensor
 
-q, k, v = (Tensor.rand(2, 24, 16).realize() for _ in range(3))
-x, weight = Tensor.rand(24, 32).realize(), Tensor.rand(32, 64).realize()
+rng = np.random.default_rng(0)
+
+
+def drawn(*shape: int) -> Tensor:
+    return Tensor(rng.normal(size=shape).astype(np.float32)).realize()
+
+
+q, k, v = (drawn(2, 24, 16) for _ in range(3))
+x, weight = drawn(24, 32), drawn(32, 64)
 attended = (q @ k.transpose(1, 2)).softmax() @ v
 attended.permute(1, 0, 2).reshape(24, 32).cat(x @ weight, dim=1).realize()
