@@ -2,6 +2,7 @@
 
     python evaluation/attention.py --device cuda --budget 20m
     python evaluation/attention.py --device cpu --size mini --tune 5s --contenders tinygrad,kcg,c,eager,compile
+    python evaluation/attention.py --device cuda --draw-only
 
 Heads are those of Flux, 24 of 128, in bfloat16, without a mask; 4,608 tokens are its 1024 x 1024. `triton` is a program
 whose attention is one kernel of UOps, in whose place kcg puts baselines/kernels/flash_triton.py; `c` the same on a CPU.
@@ -26,7 +27,6 @@ SIZES: dict[str, dict[str, Any]] = {
     "full": {"heads": 24, "width": 128, "dtype": "bfloat16", "tokens": (4608, 512, 1024, 2048, 4096, 8192)},
     "mini": {"heads": 2, "width": 16, "dtype": "float32", "tokens": (32, 64)},
 }
-DRAWN = (32, 64, 512, 1024, 2048, 4096, 8192)  # Flux's length is too near to another one for a picture
 
 
 def in_order(rows: dict[str, Any]) -> list[str]:
@@ -51,19 +51,6 @@ def headline(run: str) -> Any:
     return made
 
 
-def write(rows: dict[str, Any], out: Path, run: str) -> None:
-    """The picture and the table beside the results."""
-    from baselines.plots import curves_of, lines_svg
-    from baselines.reports import times_table
-
-    rows = {key: rows[key] for key in in_order(rows)}
-    curves = curves_of(row for row in rows.values() if row["case"]["tokens"] in DRAWN)
-    picture = out.with_name(f"{out.stem}_{run}.svg")
-    picture.write_text(lines_svg("Attention, forward, L2 flushed; bands of 95 %", "tokens", curves))
-    text = [f"# Attention, {run}", "", *times_table(rows), "", f"![time by tokens]({picture.name})", ""]
-    out.with_name(f"{out.stem}_{run}.md").write_text("\n".join(text))
-
-
 def main(
     device: opening.Device = "auto",
     size: opening.Size = "full",
@@ -72,16 +59,21 @@ def main(
     budget: opening.Budget = "",
     again: opening.Again = False,
     retry: opening.Retry = False,
+    draw_only: opening.DrawOnly = False,
     work: opening.Work = WORK,
     out: opening.Out = OUT,
 ) -> None:
     """Time what is not in the results yet."""
     from baselines.comparing import TINY, by_hand, in_torch
+    from baselines.pictures import write_attention
 
     from kcg.compat.device import choose_device
 
     if size not in SIZES:
         raise UnknownName("size", size, list(SIZES))
+    if draw_only:
+        opening.redraw(write_attention, out, size, device)
+        return
     hand = [by_hand("triton", "flash_triton.py", "CUDA"), by_hand("c", "flash_c.py", "CPU")]
     chosen = opening.named("contender", contenders, (*TINY, *hand, *in_torch(PYTORCH)))
     with opening.comparison(
@@ -91,7 +83,7 @@ def main(
         for tokens in SIZES[size]["tokens"]:
             opened.time(f"{tokens} tokens", {**SIZES[size], "kind": "attention", "tokens": tokens}, chosen)
         if opened.rows.rows:
-            write(opened.rows.rows, out, opened.run)
+            write_attention(opened.rows.rows, out, opened.run)
 
 
 if __name__ == "__main__":

@@ -2,10 +2,12 @@
 
     python evaluation/layers_torch.py --device cuda --budget 4m
     python evaluation/layers_torch.py --device cpu --size mini --tune 5s --only softmax
+    python evaluation/layers_torch.py --device cuda --draw-only
 
 tinygrad hand-coded, with BEAM=2 and with kcg's schedules, a whole step under TinyJit; PyTorch eager, compiled, and
 compiled into CUDA graphs. All in turns, each in a process of its own. The models are those of `kcg.workloads`, with the
-same weights in both libraries; Llama decodes one token with a cache. The same command goes on where it was.
+same weights in both libraries; Llama decodes one token with a cache.
+Writes results/layers_torch.json, and from it a picture and a table. The same command goes on where it was.
 """
 
 from __future__ import annotations
@@ -63,18 +65,22 @@ def main(
     budget: opening.Budget = "",
     again: opening.Again = False,
     retry: opening.Retry = False,
+    draw_only: opening.DrawOnly = False,
     work: opening.Work = WORK,
     out: opening.Out = OUT,
 ) -> None:
     """Time what is not in the results yet."""
     from baselines.comparing import TINY, in_torch
     from baselines.figures import cold_seconds
-    from baselines.reports import times_table
+    from baselines.pictures import write_layers
 
     from kcg.compat.device import choose_device
 
     if size not in LAYERS:
         raise UnknownName("size", size, list(LAYERS))
+    if draw_only:
+        opening.redraw(write_layers, out, size, device)
+        return
     chosen = opening.named("contender", contenders, (*TINY, *in_torch(PYTORCH)))
     with opening.comparison(
         choose_device(device).dev, size, out, headline=cold_seconds, budget=budget, again=again, retry=retry, tune=tune,
@@ -83,7 +89,8 @@ def main(
         for key, case in cases(size).items():
             if only in key:
                 opened.time(key, case, chosen)
-        typer.echo("\n".join(times_table(opened.rows.rows)))
+        if opened.rows.rows:
+            write_layers(opened.rows.rows, out, opened.run)
 
 
 if __name__ == "__main__":

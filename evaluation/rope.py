@@ -2,9 +2,10 @@
 
     python evaluation/rope.py --device cuda --budget 8m
     python evaluation/rope.py --device cpu --size mini --tune 5s
+    python evaluation/rope.py --device cuda --draw-only
 
-Heads are those of Flux: 24 of 128, neighbours in pairs, bfloat16. Writes results/rope.json, and from it a picture and
-the tables of both profilers (rope_*.svg, rope_*.md). The same command goes on where it was.
+Heads are those of Flux: 24 of 128, neighbours in pairs, bfloat16. Writes results/rope.json, and from it pictures of
+time and GB/s and the tables of both profilers (rope_*.svg, rope_*.md). The same command goes on where it was.
 """
 
 from __future__ import annotations
@@ -44,24 +45,6 @@ def headline(run: str) -> Any:
     return made
 
 
-def write(rows: dict[str, Any], out: Path, run: str) -> None:
-    """The picture and the tables beside the results."""
-    from baselines.plots import curves_of, lines_svg
-    from baselines.reports import profiles_text, times_table
-
-    text = [f"# RoPE, {run}", "", *times_table(rows), ""]
-    for direction in DIRECTIONS:
-        curves = curves_of(row for key, row in rows.items() if key.startswith(direction))
-        if not curves:
-            continue
-        picture = out.with_name(f"{out.stem}_{direction}_{run}.svg")
-        picture.write_text(lines_svg(f"RoPE, {direction}, L2 flushed; bands of 95 %", "tokens", curves))
-        text += [f"![{direction}]({picture.name})", ""]
-    for key, row in rows.items():
-        text += profiles_text(key, row) if row.get("profiles") else []
-    out.with_name(f"{out.stem}_{run}.md").write_text("\n".join(text))
-
-
 def main(
     device: opening.Device = "auto",
     size: opening.Size = "full",
@@ -70,16 +53,21 @@ def main(
     budget: opening.Budget = "",
     again: opening.Again = False,
     retry: opening.Retry = False,
+    draw_only: opening.DrawOnly = False,
     work: opening.Work = WORK,
     out: opening.Out = OUT,
 ) -> None:
     """Time what is not in the results yet."""
     from baselines.comparing import TINY, in_torch
+    from baselines.pictures import write_rope
 
     from kcg.compat.device import choose_device
 
     if size not in SIZES:
         raise UnknownName("size", size, list(SIZES))
+    if draw_only:
+        opening.redraw(write_rope, out, size, device)
+        return
     chosen, lengths = opening.named("contender", contenders, (*TINY, *in_torch(PYTORCH))), SIZES[size]["tokens"]
     with opening.comparison(
         choose_device(device).dev, size, out, headline=headline, budget=budget, again=again, retry=retry, tune=tune,
@@ -89,7 +77,8 @@ def main(
             for tokens in lengths:
                 case = {**SIZES[size], "kind": "rope", "tokens": tokens, "backward": direction == "backward"}
                 opened.time(f"{direction} {tokens}", case, chosen, profiled=tokens == lengths[-1])
-        write(opened.rows.rows, out, opened.run)
+        if opened.rows.rows:
+            write_rope(opened.rows.rows, out, opened.run)
 
 
 if __name__ == "__main__":

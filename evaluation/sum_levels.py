@@ -2,9 +2,11 @@
 
     python evaluation/sum_levels.py --device cuda --budget 8m
     python evaluation/sum_levels.py --device cpu --size mini --tune 5s
+    python evaluation/sum_levels.py --device cuda --draw-only
 
 tinygrad's expression as it schedules it, with BEAM=2 and with kcg; by hand in UOps, CUDA source and PTX, launched by
 tinygrad; and PyTorch. All in turns, each in a process of its own. What runs on CUDA only says so elsewhere.
+Writes results/sum_levels.json, and from it a picture and a table.
 """
 
 from __future__ import annotations
@@ -51,18 +53,22 @@ def main(
     budget: opening.Budget = "",
     again: opening.Again = False,
     retry: opening.Retry = False,
+    draw_only: opening.DrawOnly = False,
     work: opening.Work = WORK,
     out: opening.Out = OUT,
 ) -> None:
     """Time what is not in the results yet: the copy, then all levels."""
     from baselines.comparing import TINY
+    from baselines.pictures import write_sum
     from baselines.pool import Contender
-    from baselines.reports import times_table
 
     from kcg.compat.device import choose_device
 
     if size not in ELEMENTS:
         raise UnknownName("size", size, list(ELEMENTS))
+    if draw_only:
+        opening.redraw(write_sum, out, size, device)
+        return
     torch = Contender("torch", "torch_side", {"how": "eager"})
     by_hand = [Contender(how, "tiny_side", {"how": how}) for how in HAND]
     chosen = opening.named("level", levels, (*TINY, *by_hand, torch))
@@ -72,7 +78,8 @@ def main(
     ) as opened:  # fmt: skip
         for key, contenders in ((COPY, [torch]), (SUM, chosen)):
             opened.time(key, {"kind": key, "elements": ELEMENTS[size], "dtype": "float32"}, contenders)
-        typer.echo("\n".join(times_table(opened.rows.rows)))
+        if opened.rows.rows:
+            write_sum(opened.rows.rows, out, opened.run)
 
 
 if __name__ == "__main__":

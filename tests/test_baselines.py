@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import time
-import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ from tinygrad import Tensor
 
 from evaluation.baselines import cases, figures, tiny_cases, torch_cases, torch_models
 from evaluation.baselines.comparing import least_bytes, operations
-from evaluation.baselines.plots import lines_svg
 from evaluation.baselines.pool import Contender, Pool
 from evaluation.baselines.reports import profiles_text, times_table
 from evaluation.baselines.rows import Rows
@@ -195,7 +193,7 @@ def test_a_contender_dies_with_its_parent() -> None:
         time.sleep(0.1)
 
 
-# -- figures, rows, and what is drawn of them
+# -- figures, rows, and their table
 
 
 def test_figures_are_medians_with_intervals() -> None:
@@ -234,15 +232,6 @@ def test_finished_rows_are_kept_and_failed_ones_made_again_when_asked(tmp_path: 
     told = json.loads(out.read_text())["runs"]["run"]["rows"]
     assert {key: row["tune"] for key, row in told.items()} == {"good": "5s", "bad": "5s", "new": "9s"}
     assert json.loads(out.read_text())["headline"] == {"rows": 2}
-
-
-def test_the_picture_is_an_image_with_a_line_for_each_contender() -> None:
-    curves = {"kcg & co": [(64, 2e-6, 1e-6, 3e-6), (32, 1e-6, 1e-6, 1e-6)], "none": []}
-    drawn = ElementTree.fromstring(lines_svg("RoPE <forward>", "tokens", curves))
-    lines = [e for e in drawn.iter() if e.tag.endswith("polyline")]
-    assert len(lines) == 1 and len(lines[0].attrib["points"].split()) == 2
-    texts = [e.text for e in drawn.iter() if e.tag.endswith("text")]
-    assert {"kcg & co", "RoPE <forward>", "1 µs", "32", "64"} <= set(texts)
 
 
 def test_tables_tell_times_rates_and_reasons() -> None:
@@ -285,12 +274,16 @@ def test_rope_script(tmp_path: Path) -> None:
     rows = run("rope", tmp_path / "rope.json", "--contenders", "tinygrad,eager")
     assert set(rows) == {f"{way} {n}" for way in ("forward", "backward") for n in (32, 64)}
     (text,) = tmp_path.glob("*.md")
-    assert len(list(tmp_path.glob("*.svg"))) == 2 and "aten::" in text.read_text()
+    assert len(list(tmp_path.glob("*.svg"))) == 4 and "aten::" in text.read_text()
+    text.unlink()
+    run("rope", tmp_path / "rope.json", "--draw-only")
+    assert "aten::" in text.read_text()
 
 
 def test_sum_script(tmp_path: Path) -> None:
     rows = run("sum_levels", tmp_path / "sum.json", "--levels", "uops,torch")
     assert set(rows) == {"copy", "sum"} and rows["sum"]["contenders"]["uops"]["gb_s"] > 0
+    assert {file.suffix for file in tmp_path.iterdir()} >= {".svg", ".md"}
 
 
 @pytest.mark.slow

@@ -11,5 +11,6 @@ serving.py       the loop of such a process; clocks.py: its clock
 sides.py         starting and asking these processes; turns.py: timing them in turns
 tuning.py        kcg on a case
 opening.py       common options of the scripts, and how they begin and end
-rows.py          finished rows, in the results file; plots.py: a picture of them
+rows.py          finished rows, in the results file; pictures.py: what is drawn of them; reports.py: their table
+contenders.py    names, order and colours there; plots.py: lines by size; bars.py; axes.py
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kcg.errors import UnknownName
+from kcg.errors import UnknownName, UsageError
 
 if TYPE_CHECKING:
     from .pool import Contender, Pool
@@ -24,10 +25,13 @@ Limit = Annotated[float, typer.Option(help="seconds that making a contender read
 Budget = Annotated[str, typer.Option(help="after which no new row is begun; empty: none")]
 Again = Annotated[bool, typer.Option("--again", help="forget the rows that are there")]
 Retry = Annotated[bool, typer.Option("--retry", help="forget those in which something failed")]
+DrawOnly = Annotated[bool, typer.Option("--draw-only", help="time nothing: pictures and table of the rows there are")]
 Work = Annotated[Path, typer.Option(help="what kcg and BEAM found, for a call that goes on")]
 Out = Annotated[Path, typer.Option(help="the results file")]
 
 Headline = Callable[[str], Callable[[dict[str, Any]], dict[str, float]]]
+Write = Callable[[dict[str, Any], Path, str], None]
+"""Writes the pictures and the table of the rows of a run beside a results file."""
 
 
 def named(noun: str, names: str, known: Iterable[Contender]) -> list[Contender]:
@@ -36,6 +40,21 @@ def named(noun: str, names: str, known: Iterable[Contender]) -> list[Contender]:
     if unknown := [name for name in names.split(",") if name not in by_name]:
         raise UnknownName(noun, unknown[0], list(by_name))
     return [by_name[name] for name in names.split(",")]
+
+
+def run_of(size: str, dev: str) -> str:
+    """The name of a run in a results file."""
+    return f"{size}_{dev.lower().replace(':', '_')}"
+
+
+def redraw(write: Write, out: Path, size: str, dev: str) -> None:
+    """Write the pictures and the table of the rows that `out` has, no device asked. Raises UsageError for no rows."""
+    if dev == "auto":
+        raise UsageError("say --device: that of the rows, since none is asked here")
+    runs = json.loads(out.read_text())["runs"] if out.exists() else {}
+    if (run := run_of(size, dev)) not in runs:
+        raise UnknownName("run", run, list(runs))
+    write(runs[run]["rows"], out, run)
 
 
 @dataclass(frozen=True)
@@ -72,7 +91,7 @@ def comparison(
     from .pool import Pool
     from .rows import Rows
 
-    run, settings = f"{size}_{dev.lower().replace(':', '_')}", {"tune": tune} if tune else {}
+    run, settings = run_of(size, dev), {"tune": tune} if tune else {}
     rows = Rows(out, run, budget=budget, again=again, retry=retry, settings=settings, headline=headline(run))
     with Pool(dev, prepare_s=limit, work=work) as pool:
         yield Comparison(dev, run, rows, pool, tune, work)

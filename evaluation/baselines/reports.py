@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from kcg.optimize.console import format_seconds
 
+from .contenders import in_order, reason
+
 Row = dict[str, Any]
+
+
+def write_report(
+    title: str, rows: Mapping[str, Row], pictures: Mapping[str, str], out: Path, run: str, more: Sequence[str] = ()
+) -> None:
+    """Write the pictures, SVG by name, and the table of a run beside its results file, with `more` lines below."""
+    text = [f"# {title}, {run}", "", *times_table(rows), ""]
+    for name, picture in pictures.items():
+        file = out.with_name("_".join(filter(None, (out.stem, name, run))) + ".svg")
+        file.write_text(picture)
+        text += [f"![{title} {name}]({file.name})".replace(" ]", "]"), ""]
+    out.with_name(f"{out.stem}_{run}.md").write_text("\n".join([*text, *more]))
 
 
 def times_table(rows: Mapping[str, Row]) -> list[str]:
     """A line for each case: cold and warm medians of every contender, of the cold one TFLOP/s or GB/s, and its share of
     the roofline where that is known."""
-    names = list(dict.fromkeys(name for row in rows.values() for name in row["contenders"]))
+    names = in_order(name for row in rows.values() for name in row["contenders"])
     lines = ["| cold / warm | " + " | ".join(names) + " |", "|---" * (len(names) + 1) + "|"]
     for key, row in rows.items():
         lines.append(f"| {key} | " + " | ".join(_cell(row["contenders"].get(name)) for name in names) + " |")
@@ -24,7 +39,7 @@ def _cell(found: Row | None) -> str:
     if found is None:
         return ""
     if found["status"] != "ok":
-        return found["reason"].replace("|", "/")[:60]
+        return reason(found)
     rate = f", {found['tflop_s']:.3g} TFLOP/s" if "tflop_s" in found else ""
     rate = rate or (f", {found['gb_s']:.4g} GB/s" if "gb_s" in found else "")
     share = f", {found['roofline_share']:.0%}" if "roofline_share" in found else ""
