@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import time
@@ -73,13 +74,16 @@ def make() -> Make:
     """A result of the tiny model, every kernel with another schedule than tinygrad's; `maximum` is for that one."""
     target, toolchain = detect(DEV, ACTION_SPACE_VERSION)
 
+    @functools.cache
+    def captured(preset: str) -> list[tuple[Any, KernelSpace, Schedule]]:
+        spaces = [(call, KernelSpace(call.region, target)) for call in TINY.capture(preset).calls]
+        return [(call, space, another(space)) for call, space in spaces]
+
     def result(preset: str, maximum: Schedule | None = None) -> Result:
         rows = []
-        calls = TINY.capture(preset).calls
-        assert len(calls) == KERNELS
-        for i, call in enumerate(calls):
-            space = KernelSpace(call.region, target)
-            chosen = maximum if maximum is not None and i == MAXIMUM else another(space)
+        assert len(captured(preset)) == KERNELS
+        for i, (call, space, other) in enumerate(captured(preset)):
+            chosen = maximum if maximum is not None and i == MAXIMUM else other
             base, ours = finalist(space, space.baseline()), finalist(space, chosen)
             rows.append(RegionResult(call.region, call.calls, base, ours, 1, "improved"))
         return replace(
