@@ -31,9 +31,9 @@ from tests.tiny_models import TINY
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="kills as Linux does")
 
-SCRIPT = Path(__file__).parent.parent / "scripts" / "two_layers.py"
-KERNELS = 6
-COMMAND = "python -m kcg.optimize two_layers.py"
+SCRIPT = Path(__file__).parent.parent / "scripts" / "three_kernels.py"
+KERNELS = 3
+COMMAND = "python -m kcg.optimize three_kernels.py"
 
 
 class Losing(Session):
@@ -84,7 +84,7 @@ def duels(folder: Path) -> dict[str, set[str]]:
     return found
 
 
-SCRIPTED = Settings(workload=str(SCRIPT), device=DEV, measurements=KERNELS + 4, script_args=("8",), command=COMMAND)
+SCRIPTED = Settings(workload=str(SCRIPT), device=DEV, measurements=KERNELS + 4, command=COMMAND)
 
 
 def lose(
