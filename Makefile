@@ -46,13 +46,15 @@ checks: lint types
 endif
 
 # the faults first, which mostly wait, and ruff and mypy meanwhile; then everything else: three at once keep two cores
-# busy, since many wait for processes that they start
+# busy, since many wait for processes that they start. What the three would each compile of Python, libraries and tests,
+# is compiled once before, while the faults wait
 tests: $(VENV)/.installed-dev
 ifeq ($(strip $(ARGS)),)
 	@status=0; set -x; \
-	$(MAKE) --no-print-directory --keep-going lint types & \
+	$(MAKE) --no-print-directory --keep-going lint types & checks=$$!; \
+	$(BIN)/python -m pytest -q -m "not slow" --ignore tests/faults --collect-only >/dev/null & compiled=$$!; \
 	$(BIN)/python -m pytest -rs -m "not slow" tests/faults --numprocesses 2 --dist worksteal || status=1; \
-	wait $$! || status=1; \
+	wait $$checks || status=1; wait $$compiled; \
 	$(BIN)/python -m pytest -rs -m "not slow" --ignore tests/faults --numprocesses 3 --dist loadfile --no-loadscope-reorder || status=1; \
 	exit $$status
 else
