@@ -7,10 +7,12 @@ formats, reductions, gathers, padding, symbolic shapes, integers, bools, special
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 
 import numpy as np
+import pytest
+from _pytest.mark import ParameterSet
 from tinygrad import Tensor, Variable, dtypes
 
 from kcg.compat.tiny import Ops, UOp
@@ -162,28 +164,69 @@ def _tensors(device: str) -> dict[str, Callable[[], Tensor | tuple[Tensor, ...]]
     }
 
 
-@cache
-def _asts(device: str) -> dict[str, UOp]:
-    asts: dict[str, UOp] = {}
-    for name, build in _tensors(device).items():
-        out = build()
-        kernels = kernels_of(*(out if isinstance(out, tuple) else (out,)))
-        for i, ast in enumerate(kernels):
-            asts[name if len(kernels) == 1 else f"{name}.{i}"] = ast
-    return asts
+SEVERAL = {
+    "softmax": 3, "layernorm": 3, "argmax": 2, "cache_update": 2, "attention": 4, "sharded": 3, "all_reduce": 7,
+    "rand": 2, "randn": 3, "sort": 11, "group_norm_style": 2, "two_outputs": 2, "bf16_norm": 2, "f16_norm": 2,
+    "f16_softmax": 3, "nested_reduce": 2, "logsumexp": 2, "std": 2, "interpolate": 2, "cross_entropy": 3,
+}  # fmt: skip
+"""Kernels of each tensor that takes more than one, so that names are known before anything is scheduled."""
 
 
 @cache
-def example_ast(name: str, device: str = "CPU") -> UOp:
-    """One of `example_asts`, without the time that all of them take."""
-    tensor, _, place = name.partition(".")
+def _scheduled(tensor: str, device: str) -> list[UOp]:
     out = _tensors(device)[tensor]()
-    return kernels_of(*(out if isinstance(out, tuple) else (out,)))[int(place or 0)]
+    kernels = kernels_of(*(out if isinstance(out, tuple) else (out,)))
+    assert len(kernels) == SEVERAL.get(tensor, 1), f"{tensor} takes {len(kernels)} kernels"
+    return kernels
 
 
-def example_asts(device: str = "CPU") -> dict[str, UOp]:
+class Examples(Mapping[str, UOp]):
+    """Name -> kernel AST (SINK), scheduled when it is first asked for: all of them take seconds."""
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+        self._names = {
+            tensor if tensor not in SEVERAL else f"{tensor}.{i}": (tensor, i)
+            for tensor in _tensors(device)
+            for i in range(SEVERAL.get(tensor, 1))
+        }
+
+    def __getitem__(self, name: str) -> UOp:
+        tensor, place = self._names[name]
+        return _scheduled(tensor, self._device)[place]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def example_ast(name: str, device: str = "CPU") -> UOp:
+    """One of `example_asts`."""
+    return example_asts(device)[name]
+
+
+@cache
+def example_asts(device: str = "CPU") -> Examples:
     """Name -> kernel AST (SINK). A name has a suffix `.i` where its tensor takes several kernels."""
-    return dict(_asts(device))
+    return Examples(device)
+
+
+def on_targets(names: Iterable[str], targets: Iterable[str], *, whole: Sequence[str]) -> list[ParameterSet]:
+    """Parameters `(target, names)`: every name on the targets of `whole`, each fourth on the others; `slow` are all."""
+    names, params = list(names), []
+    for target in targets:
+        params.append(pytest.param(target, names[:: 1 if target in whole else 4], id=target))
+        if target not in whole:
+            params.append(pytest.param(target, names, id=f"{target}-all", marks=pytest.mark.slow))
+    return params
+
+
+@cache
+def example_region(name: str) -> Region:
+    """A region of one of `example_asts`."""
+    return Region((kernel_of(example_ast(name)),))
 
 
 def round_to_bf16(values: np.ndarray) -> np.ndarray:

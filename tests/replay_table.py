@@ -73,15 +73,15 @@ def _observe(opts: tuple[Opt, ...]) -> Observation:
 
 
 @cache
-def synthetic_table() -> ReplayTable:
+def synthetic_table(deepest: int = DEPTH) -> ReplayTable:
     """The whole space, every order of steps recorded."""
     records = []
-    for depth in range(DEPTH + 1):
+    for depth in range(deepest + 1):
         for opts in itertools.permutations(STEPS, depth):
             taken = {(o.op, o.axis) for o in opts}
             if len(taken) < depth:
                 continue
-            following = [o for o in STEPS if depth < DEPTH and (o.op, o.axis) not in taken]
+            following = [o for o in STEPS if depth < deepest and (o.op, o.axis) not in taken]
             actions = tuple(Action(str(o), Schedule.from_opts([*opts, o])) for o in following)
             key = " ".join(sorted(str(o) for o in opts))
             records.append(Record(key, _observe(opts), actions))

@@ -7,12 +7,14 @@ import os
 import subprocess
 import sys
 from fractions import Fraction
+from functools import cache
 
 import numpy as np
 import pytest
 
 import kcg.measure.inputs as inputs_module
 from kcg.compat.hardware import repetitions
+from kcg.compat.tiny import UOp
 from kcg.kernel.codec import ast_of, kernel_of
 from kcg.kernel.evaluate import buffers, evaluate, sample_points
 from kcg.measure.inputs import (
@@ -36,8 +38,13 @@ from kcg.measure.target import detect
 from kcg.measure.workbench import Workbench
 from tests.kernels import empty, example_asts, kernels_of
 
-ASTS = {name: ast_of(kernel_of(ast)) for name, ast in example_asts().items()}
+ASTS = example_asts()
 VARIABLES = {"length": 20, "position": 3}
+
+
+@cache
+def example(name: str) -> UOp:
+    return ast_of(kernel_of(ASTS[name]))
 
 
 def digest() -> str:
@@ -45,7 +52,7 @@ def digest() -> str:
     total = hashlib.sha256()
     for name in sorted(ASTS):
         for recipe in (RECIPE, POSITIVE_RECIPE):
-            for slot, bits in sorted(make_inputs(ASTS[name], 3, recipe=recipe).items()):
+            for slot, bits in sorted(make_inputs(example(name), 3, recipe=recipe).items()):
                 total.update(f"{name} {recipe} {slot} {bits.dtype}".encode() + bits.tobytes())
     return total.hexdigest()
 
@@ -61,7 +68,7 @@ def test_same_in_every_process() -> None:
 
 @pytest.mark.parametrize("name", ASTS)
 def test_every_kernel_gets_what_it_reads(name: str) -> None:
-    ast = ASTS[name]
+    ast = example(name)
     infos = {info.slot: info for info in buffers_of(ast)}
     assert [(i.slot, i.size, i.is_output, i.is_input) for i in infos.values()] == [
         (use.slot, use.size, use.is_output, use.is_input) for use in buffers(ast)
@@ -80,7 +87,7 @@ def test_every_kernel_gets_what_it_reads(name: str) -> None:
 
 @pytest.mark.parametrize("name", ASTS)
 def test_no_index_leaves_its_buffer(name: str) -> None:
-    ast = ASTS[name]
+    ast = example(name)
     infos = {info.slot: info for info in buffers_of(ast)}
     for seed in range(3):
         values = {slot: to_values(bits, infos[slot].dtype) for slot, bits in make_inputs(ast, seed).items()}
@@ -94,35 +101,35 @@ def test_no_index_leaves_its_buffer(name: str) -> None:
     [("embedding", 1, 20), ("take_along", 1, 10), ("one_hot", 1, 6), ("cross_entropy.2", 4, 10), ("scatter", 1, 6)],
 )
 def test_integers_cover_what_they_index(name: str, slot: int, extent: int) -> None:
-    assert integer_bounds(ASTS[name])[slot] == extent
-    drawn = np.concatenate([make_inputs(ASTS[name], seed)[slot] for seed in range(40)])
+    assert integer_bounds(example(name))[slot] == extent
+    drawn = np.concatenate([make_inputs(example(name), seed)[slot] for seed in range(40)])
     assert drawn.min() == 0 and drawn.max() == extent - 1
 
 
 def test_other_integers_are_small_and_signed() -> None:
-    (signed,) = {slot for slot, info in ((i.slot, i) for i in buffers_of(ASTS["int_min"])) if info.is_input}
-    drawn = make_inputs(ASTS["int_min"], 0)[signed]
+    (signed,) = {slot for slot, info in ((i.slot, i) for i in buffers_of(example("int_min"))) if info.is_input}
+    drawn = make_inputs(example("int_min"), 0)[signed]
     assert drawn.min() == -SMALL_INTEGERS and drawn.max() == SMALL_INTEGERS - 1
-    unsigned = make_inputs(ASTS["integer_sum"], 0)[1]
+    unsigned = make_inputs(example("integer_sum"), 0)[1]
     assert unsigned.dtype == np.uint8 and unsigned.max() == SMALL_INTEGERS - 1
 
 
 def test_few_numbers_are_few_in_every_type() -> None:
-    assert {*np.unique(make_inputs(ASTS["matmul_f32"], 0, recipe=FEW_RECIPE)[1])} == {*FEW}
-    assert {*np.unique(make_inputs(ASTS["integer_sum"], 0, recipe=FEW_RECIPE)[1])} == {0, 1, 2, 3}
+    assert {*np.unique(make_inputs(example("matmul_f32"), 0, recipe=FEW_RECIPE)[1])} == {*FEW}
+    assert {*np.unique(make_inputs(example("integer_sum"), 0, recipe=FEW_RECIPE)[1])} == {0, 1, 2, 3}
 
 
 def test_a_recipe_stays_between_0_and_1_and_without_a_0() -> None:
-    drawn = make_inputs(ASTS["matmul_f32"], 0, recipe=UNIT_RECIPE)
+    drawn = make_inputs(example("matmul_f32"), 0, recipe=UNIT_RECIPE)
     assert all(0 < values.min() < 0.2 and 0.8 < values.max() < 1 for values in drawn.values())
-    drawn = make_inputs(ASTS["int_min"], 0, recipe=UNIT_RECIPE)
+    drawn = make_inputs(example("int_min"), 0, recipe=UNIT_RECIPE)
     assert {(values.min(), values.max()) for values in drawn.values()} == {(1, SMALL_INTEGERS)}
-    indices = make_inputs(ASTS["embedding"], 0, recipe=UNIT_RECIPE)[1]
+    indices = make_inputs(example("embedding"), 0, recipe=UNIT_RECIPE)[1]
     assert indices.max() < 20, "what selects something stays in its range"
 
 
 def test_seeds_slots_and_recipes_differ() -> None:
-    ast = ASTS["matmul_f32"]
+    ast = example("matmul_f32")
     drawn = [make_inputs(ast, seed, recipe=recipe) for seed in (0, 1) for recipe in (RECIPE, POSITIVE_RECIPE)]
     arrays = [inputs[slot][:900].tobytes() for inputs in drawn for slot in sorted(inputs)]
     assert len(arrays) == 8 and len(set(arrays)) == 8
@@ -166,7 +173,7 @@ def test_dtype_that_cannot_be_made() -> None:
 def test_a_large_buffer_repeats_its_block_on_the_device_and_for_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     """Made, written, read and compared in blocks, and a changed element in any repetition is seen."""
     monkeypatch.setattr(inputs_module, "BLOCK", 101)
-    made = make_inputs(ASTS[next(name for name in ASTS if "matmul" in name)], 0)
+    made = make_inputs(example(next(name for name in ASTS if "matmul" in name)), 0)
     large = [bits for bits in made.values() if isinstance(bits, Repeated)]
     assert large
     for bits in large:

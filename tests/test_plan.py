@@ -23,7 +23,7 @@ from kcg.kernel.targets import KNOWN_TARGETS
 from kcg.kernel.uops import count_uops
 from kcg.types import Opt, Region, Schedule, Target
 from kcg.workloads.registry import spec_of
-from tests.kernels import empty, example_asts, kernels_of
+from tests.kernels import empty, example_asts, example_region, kernels_of
 
 X86 = Target(
     device="CPU", renderer="X86", arch="x86_64,native", model="test", cores=8, has_local=False, has_threads=True,
@@ -42,10 +42,6 @@ SYMBOLIC = {"symbolic", "symbolic_elementwise", "cache_update.1"}
 def matmul(rows: int = 64, columns: int = 64, inner: int = 64) -> Region:
     (ast,) = kernels_of(empty(rows, inner, dtype="bfloat16") @ empty(inner, columns, dtype="bfloat16"))
     return Region((kernel_of(ast),))
-
-
-def example(name: str) -> Region:
-    return Region((kernel_of(example_asts()[name]),))
 
 
 def planner(region: Region, target: str = "sm_90") -> Planner:
@@ -90,12 +86,12 @@ def compare(region: Region, target: Target, *, steps: int, seed: int = 0, core: 
 
 @pytest.mark.parametrize("name", [n for n in example_asts() if n not in SYMBOLIC])
 def test_a_walk_without_locals(name: str) -> None:
-    compare(example(name), TARGETS["X86"], steps=3)
+    compare(example_region(name), TARGETS["X86"], steps=3)
 
 
 @pytest.mark.parametrize("name", TYPICAL)
 def test_a_walk_on_a_gpu(name: str) -> None:
-    compare(example(name), TARGETS["sm_90"], steps=3)
+    compare(example_region(name), TARGETS["sm_90"], steps=3)
 
 
 @pytest.mark.parametrize("target", ["sm_90", "gfx942", "Apple9", "CLANG"])
@@ -112,7 +108,7 @@ def test_walks_on_real_models(workload: str) -> None:
 
 
 def test_symbolic_extents_are_left_to_tinygrad() -> None:
-    refused = {name for name in example_asts() if plan_of(example(name), X86) is None}
+    refused = {name for name in example_asts() if plan_of(example_region(name), X86) is None}
     assert refused == SYMBOLIC
 
 
@@ -120,8 +116,8 @@ def test_symbolic_extents_are_left_to_tinygrad() -> None:
 @pytest.mark.parametrize("name", ["matmul_f32", "softmax.1", "interpolate.0"])
 def test_any_opt_is_refused_or_applied_as_by_tinygrad(name: str, target: str) -> None:
     """Also where kcg's own list has no such action: recorded schedules may be of other searches."""
-    plan, rng = planner(example(name), target), random.Random(1)
-    root = scheduling.initial_state(ast_of(example(name).kernel), planning_renderer(TARGETS[target]))
+    plan, rng = planner(example_region(name), target), random.Random(1)
+    root = scheduling.initial_state(ast_of(example_region(name).kernel), planning_renderer(TARGETS[target]))
     real, state, agreed = root, plan.start(), [0, 0]
     for number in range(240):
         if number % 20 == 0:
@@ -164,7 +160,7 @@ def test_padding_goes_through_tinygrad() -> None:
 
 
 def test_no_locals() -> None:
-    plan = planner(example("matmul_f32"))
+    plan = planner(example_region("matmul_f32"))
     state = plan.state(schedule_of(("NOLOCALS", 0, None)))
     assert not {opt.op for opt in plan.legal(state)} & {"LOCAL", "GROUP", "GROUPTOP"}
     with pytest.raises(ScheduleError, match="no locals"):
@@ -189,8 +185,8 @@ def test_one_kernel_has_one_key() -> None:
 
 @pytest.mark.parametrize("name", ["matmul_f32", "conv2d", "argmax.1", "embedding"])
 def test_what_tinygrad_makes_the_same_has_one_key(name: str) -> None:
-    plan = planner(example(name))
-    root = scheduling.initial_state(ast_of(example(name).kernel), planning_renderer(plan.target))
+    plan = planner(example_region(name))
+    root = scheduling.initial_state(ast_of(example_region(name).kernel), planning_renderer(plan.target))
     keys: dict[str, str] = {}
     for first in plan.legal(plan.start()):
         state = plan.apply(plan.start(), first)

@@ -27,7 +27,10 @@ from kcg.types import Opt, Prediction, Schedule
 
 NAMES = [*(name for name, named in STRATEGIES.items() if not named.needs_policy), "beam:1", "beam:8"]
 SEARCHES = [n for n in NAMES if n != "hand-coded"]
-BASELINE_S = synthetic_table().records[BASELINE].observation.time_s
+
+
+def baseline_s() -> float:
+    return synthetic_table().records[BASELINE].observation.time_s
 
 
 def run(name: str, problem: Problem) -> list[Observation]:
@@ -40,6 +43,16 @@ def best_s(observations: list[Observation]) -> float:
     return found.time_s
 
 
+def first_within(name: str, problem: Problem, time_s: float) -> list[Observation]:
+    """What is measured until something takes no more than `time_s`, or until the search ends."""
+    found = []
+    for observation in strategy(name)(problem):
+        found.append(observation)
+        if observation.time_s <= time_s:
+            break
+    return found
+
+
 # What they find
 
 
@@ -47,7 +60,7 @@ def test_the_synthetic_space_has_the_size_it_claims() -> None:
     table = synthetic_table()
     assert len(table.records) == 3420
     assert len({r.key for r in table.records.values()}) == KERNELS
-    assert table.best_s < BASELINE_S / 5
+    assert table.best_s < baseline_s() / 5
 
 
 @pytest.mark.parametrize("name", ["greedy", "beam", "beam:1", "beam:8"])
@@ -55,7 +68,7 @@ def test_beam_and_greedy_stop_before_the_valley(name: str) -> None:
     table = synthetic_table()
     problem = table.problem(oracle_predict(table))  # without a limit: they stop by themselves
     found = best_s(run(name, problem))
-    assert 40e-6 < found < BASELINE_S
+    assert 40e-6 < found < baseline_s()
 
 
 @pytest.mark.parametrize("sigma", [0.0, 0.2, 0.5])
@@ -63,7 +76,7 @@ def test_mcts_crosses_the_valley(sigma: float) -> None:
     table = synthetic_table()
     for seed in range(3):
         problem = table.problem(noisy_predict(table, sigma=sigma, seed=seed), seed=seed, max_measurements=60)
-        assert best_s(run("mcts", problem)) == table.best_s
+        assert best_s(first_within("mcts", problem, table.best_s)) == table.best_s
 
 
 @pytest.mark.parametrize("name", SEARCHES)
@@ -72,9 +85,10 @@ def test_a_useless_predictor_does_not_keep_a_search_from_improving(name: str, pr
     table = synthetic_table()
     predict = constant_predict() if predictor == "constant" else inverted_predict(table)
     for seed in range(5):
-        found = run(name, table.problem(predict, seed=seed, max_measurements=60))
+        problem = table.problem(predict, seed=seed, max_measurements=60)
+        found = first_within(name, problem, 0.79 * baseline_s())
         assert found[0].schedule == BASELINE
-        assert best_s(found) < 0.8 * BASELINE_S
+        assert best_s(found) < 0.8 * baseline_s()
 
 
 def test_mcts_needs_fewer_measurements_than_random() -> None:
@@ -82,12 +96,10 @@ def test_mcts_needs_fewer_measurements_than_random() -> None:
 
     def needed(name: str, seed: int) -> int:
         problem = table.problem(noisy_predict(table, sigma=0.2, seed=seed), seed=seed, max_measurements=150)
-        for observation in strategy(name)(problem):
-            if observation.time_s <= 1.2 * table.best_s:
-                break
+        first_within(name, problem, 1.2 * table.best_s)
         return problem.ledger.measurements
 
-    mean = {name: statistics.mean(needed(name, seed) for seed in range(20)) for name in ("mcts", "random")}
+    mean = {name: statistics.mean(needed(name, seed) for seed in range(8)) for name in ("mcts", "random")}
     assert mean["mcts"] < 0.5 * mean["random"]
 
 
@@ -161,10 +173,10 @@ def test_compilations_are_a_budget_too(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["mcts", "random"])
 def test_an_exhausted_space_ends_the_search(name: str) -> None:
-    table = synthetic_table()
+    table = synthetic_table(2)
     found = run(name, table.problem(inverted_predict(table)))
     assert {table.key(o.schedule) for o in found} == {r.key for r in table.records.values()}
-    assert len(found) == KERNELS
+    assert len(found) == 60 < len(table.records)  # some by two orders of steps
 
 
 @pytest.mark.parametrize("name", SEARCHES)
@@ -278,7 +290,7 @@ def test_a_search_repeats_itself_under_its_seed(name: str) -> None:
     table = synthetic_table()
 
     def once(seed: int, predict: Predict) -> list[Observation]:
-        return run(name, table.problem(predict, seed=seed, max_measurements=40))
+        return run(name, table.problem(predict, seed=seed, max_measurements=12))
 
     for predict in (noisy_predict(table, sigma=0.5, seed=1), constant_predict()):
         assert once(3, predict) == once(3, predict)
@@ -292,7 +304,7 @@ def test_a_search_can_be_suspended(name: str) -> None:
     table = synthetic_table()
 
     def problem(seed: int) -> Problem:
-        return table.problem(noisy_predict(table, sigma=0.5, seed=1), seed=seed, max_measurements=30)
+        return table.problem(noisy_predict(table, sigma=0.5, seed=1), seed=seed, max_measurements=12)
 
     alone = [run(name, problem(seed)) for seed in (0, 1)]
     turns: list[list[Observation]] = [[], []]

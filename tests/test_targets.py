@@ -11,7 +11,7 @@ from kcg.kernel.compiler import render_schedule
 from kcg.kernel.space import KernelSpace
 from kcg.kernel.targets import KNOWN_TARGETS
 from kcg.types import Opt, Region, Schedule, Target
-from tests.kernels import empty, example_asts, kernels_of
+from tests.kernels import empty, example_asts, example_region, kernels_of, on_targets
 
 ASTS = example_asts()
 
@@ -23,10 +23,6 @@ KERNELS = (
 
 # how each language says that a function is a kernel
 ENTRY = {"CUDA": 'extern "C" __global__ void', "HIP": "__attribute__((global)) void", "METAL": "kernel void"}
-
-
-def region(name: str) -> Region:
-    return Region((kernel_of(ASTS[name]),))
 
 
 def random_walk(space: KernelSpace, seed: int, *, length: int = 3) -> Schedule:
@@ -50,20 +46,30 @@ def test_the_examples_exist() -> None:
     assert set(KERNELS) <= set(ASTS)
 
 
-@pytest.mark.parametrize("target", KNOWN_TARGETS)
-@pytest.mark.parametrize("name", KERNELS)
+# every family for one CUDA target; for the others, of which all is `slow`, one that each language writes in its own way
+ELSEWHERE = ("matmul_bf16", "softmax.0", "special_floats")
+
+
+@pytest.mark.parametrize(
+    ("name", "target"),
+    [
+        pytest.param(name, target, marks=[] if target == "sm_90" or name in ELSEWHERE else pytest.mark.slow)
+        for name in KERNELS
+        for target in KNOWN_TARGETS
+    ],
+)
 def test_tinygrads_own_schedule_and_a_random_one_render(name: str, target: str) -> None:
-    space = KernelSpace(region(name), KNOWN_TARGETS[target])
+    space = KernelSpace(example_region(name), KNOWN_TARGETS[target])
     walk = random_walk(space, seed=KERNELS.index(name))
     assert len(walk.opts) >= 1
     for schedule in (space.baseline(), walk):
         assert_renders(space, schedule, KNOWN_TARGETS[target])
 
 
-@pytest.mark.parametrize("target", KNOWN_TARGETS)
-def test_every_example_has_a_schedule(target: str) -> None:
-    for name, ast in ASTS.items():
-        space = KernelSpace(Region((kernel_of(ast),)), KNOWN_TARGETS[target])
+@pytest.mark.parametrize(("target", "names"), on_targets(ASTS, KNOWN_TARGETS, whole=("sm_90",)))
+def test_every_example_has_a_schedule(target: str, names: list[str]) -> None:
+    for name in names:
+        space = KernelSpace(example_region(name), KNOWN_TARGETS[target])
         assert space.name(space.baseline()), name
 
 
@@ -78,7 +84,7 @@ def test_tensor_cores_are_found_and_render(target: str) -> None:
 
 def test_the_same_schedule_renders_to_the_same_source() -> None:
     target = KNOWN_TARGETS["sm_90"]
-    space = KernelSpace(region("softmax.0"), target)
+    space = KernelSpace(example_region("softmax.0"), target)
     walk = random_walk(space, seed=7)
     assert render_schedule(space.region, walk, target) == render_schedule(space.region, walk, target)
 
@@ -91,7 +97,7 @@ def test_legal_actions_differ_between_targets() -> None:
     )  # fmt: skip
     ops = {}
     for name, target in {"cpu": cpu, **KNOWN_TARGETS}.items():
-        space = KernelSpace(region("matmul_f32"), target)
+        space = KernelSpace(example_region("matmul_f32"), target)
         ops[name] = {action.schedule.opts[-1].op for action in space.actions(space.start())}
     assert "THREAD" in ops["cpu"]
     assert not {"LOCAL", "GROUP", "GROUPTOP", "SWAP", "TC"} & ops["cpu"]
@@ -104,7 +110,7 @@ def test_a_device_that_does_not_tell_its_cores_is_predicted_all_the_same() -> No
 
     from kcg.predictor.roofline import Roofline
 
-    region = Region((kernel_of(example_asts()["matmul_f16"]),))
+    region = example_region("matmul_f16")
     for name, target in KNOWN_TARGETS.items():
         space = KernelSpace(region, replace(target, cores=0))
         (prediction,) = Roofline().predict(space, [space.baseline()])
@@ -113,7 +119,7 @@ def test_a_device_that_does_not_tell_its_cores_is_predicted_all_the_same() -> No
 
 def test_a_warp_with_three_local_axes_is_never_offered() -> None:
     """On CUDA such kernels compute something else: see `TC_LOCAL_AXES_MAX`."""
-    region = Region((kernel_of(example_asts()["matmul_f16"]),))
+    region = example_region("matmul_f16")
     space = KernelSpace(region, KNOWN_TARGETS["sm_90"])
     frontier, depth = [Schedule.from_opts([Opt("TC", 0, (-1, 2, 1))])], 0
     while frontier and depth < 4:

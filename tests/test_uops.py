@@ -20,7 +20,7 @@ from kcg.kernel.targets import KNOWN_TARGETS
 from kcg.kernel.uops import _packs, count_uops
 from kcg.measure.target import detect
 from kcg.types import RAW, Opt, Region, Schedule, Target
-from tests.kernels import empty, example_asts, kernels_of
+from tests.kernels import empty, example_region, kernels_of
 
 X86 = Target(
     device="CPU", renderer="X86", arch="x86_64,native", model="test", cores=2, has_local=False, has_threads=True,
@@ -37,10 +37,6 @@ Steps = tuple[tuple[str, int, Any], ...]
 def matmul(size: int, dtype: str) -> Region:
     (ast,) = kernels_of(empty(size, size, dtype=dtype) @ empty(size, size, dtype=dtype))
     return Region((kernel_of(ast),))
-
-
-def example(name: str) -> Region:
-    return Region((kernel_of(example_asts()[name]),))
 
 
 def counted(space: KernelSpace, schedule: Schedule) -> int:
@@ -64,10 +60,10 @@ def error(region: Region, target: str, steps: Steps) -> float:
 @pytest.mark.parametrize(
     "steps",
     [
-        CORE,
+        pytest.param(CORE, marks=pytest.mark.slow),  # a part of the next
         (*CORE, ("LOCAL", 1, 4), ("SWAP", 0, 1), ("LOCAL", 0, 8)),
         (*CORE, ("UNROLL", 0, 2)),
-        (CORE[0], ("UPCAST", 0, 4), ("UPCAST", 0, 4), ("LOCAL", 1, 4)),
+        pytest.param((CORE[0], ("UPCAST", 0, 4), ("UPCAST", 0, 4), ("LOCAL", 1, 4)), marks=pytest.mark.slow),
         (CORE[0], ("UNROLL", 0, 4), ("UPCAST", 0, 4)),
     ],
 )
@@ -80,7 +76,7 @@ def test_tensor_cores(steps: Steps) -> None:
     [
         ("sm_90", "float32", 0.1), ("sm_90", "float16", 0.1), ("sm_90", "bfloat16", 0.1), ("CLANG", "float32", 0.1),
         ("CLANG", "bfloat16", 0.15), ("gfx942", "bfloat16", 0.15), ("Apple9", "bfloat16", 0.25),
-        ("X86", "float32", 0.4), ("X86", "bfloat16", 0.4),
+        ("X86", "float32", 0.4), pytest.param("X86", "bfloat16", 0.4, marks=pytest.mark.slow),
     ],
 )  # fmt: skip
 def test_matmuls_without_them(target: str, dtype: str, within: float) -> None:
@@ -101,14 +97,14 @@ def test_matmuls_without_them(target: str, dtype: str, within: float) -> None:
     ],
 )
 def test_other_kernels(name: str, target: str, steps: Steps) -> None:
-    assert abs(error(example(name), target, steps)) < 0.3
+    assert abs(error(example_region(name), target, steps)) < 0.3
 
 
 def test_random_walks() -> None:
     errors = []
     for seed, name in enumerate(("layernorm.1", "conv2d", "embedding", "max_pool", "matmul_f16", "gelu", "std.1")):
         target = TARGETS["CLANG" if seed % 2 else "sm_90"]
-        space, schedule, rng = KernelSpace(example(name), target), RAW, random.Random(seed)
+        space, schedule, rng = KernelSpace(example_region(name), target), RAW, random.Random(seed)
         for _ in range(3):
             actions = space.actions(schedule)
             schedule = rng.choice(actions).schedule if actions else schedule
