@@ -128,7 +128,7 @@ def _wait_for_rows(journal: Path, count: int, process: subprocess.Popen[str]) ->
 
 def test_kill_9_in_the_middle_then_resume_measures_nothing_twice(tmp_path: Path) -> None:
     arguments = (SMALL, "--budget", "300s", "--measurements", "9", "--report", tmp_path)
-    process = subprocess.Popen(command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command(*arguments, "--", "8"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     journal = tmp_path / "journal.sqlite"
     _wait_for_rows(journal, 5, process)
     children = psutil.Process(process.pid).children(recursive=True)
@@ -137,7 +137,7 @@ def test_kill_9_in_the_middle_then_resume_measures_nothing_twice(tmp_path: Path)
     _, alive = psutil.wait_procs(children, timeout=20)
     assert not alive, "no child survives its parent"
     before = _rows(journal)
-    done = run(*arguments, "--resume", "--json")
+    done = run(*arguments, "--resume", "--json", "--", "8")
     assert done.returncode in (ExitCode.OK, ExitCode.NOTHING_IMPROVED), done.stderr
     after = _rows(journal)
     assert after[: len(before)] == before, "nothing acknowledged is lost"
