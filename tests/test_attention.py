@@ -51,11 +51,13 @@ def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 # -- the kernel
 
 
-@pytest.mark.parametrize("shape", [(2, 32, 16), (1, 7, 5)])
+@pytest.mark.parametrize("shape", [(2, 16, 16), (1, 7, 5)])
 def test_one_kernel_is_attention(shape: tuple[int, int, int]) -> None:
-    q, k, v = (Tensor(np.random.default_rng(i).standard_normal(shape, np.float32)).realize() for i in range(3))
-    expected = q.scaled_dot_product_attention(k, v).numpy()
-    assert np.abs(attention(q, k, v).numpy() - expected).max() < 2e-6
+    q, k, v = (np.random.default_rng(i).standard_normal(shape, np.float32) for i in range(3))
+    weights = np.exp(q.astype(np.float64) @ k.transpose(0, 2, 1) / np.sqrt(shape[2]))
+    expected = weights @ v / weights.sum(-1, keepdims=True)
+    found = attention(*(Tensor(values).realize() for values in (q, k, v))).numpy()
+    assert np.abs(found - expected).max() < 2e-6
 
 
 @pytest.mark.slow
@@ -68,7 +70,7 @@ def test_the_tiles_of_a_gpu_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_kcg_verifies_it_by_every_rule() -> None:
-    target, one = detect("CPU:X86", 1)[0], region(2, 32, 16)
+    target, one = detect("CPU:X86", 1)[0], region(1, 16, 16)
     bench = CheckedBench(ast_of(one.kernel), target)
     launch = bench.launcher(compile_schedule(one, KernelSpace(one, target).baseline(), target))
     verdict = bench.check(launch, (), seeds=(1, 2, 3), thorough=True)

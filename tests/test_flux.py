@@ -13,6 +13,7 @@ import pytest
 from flux_reference import Reference
 from safetensors.numpy import save_file
 from tinygrad import Tensor
+from tinygrad.helpers import Context
 
 from kcg.compat.tiny import Ops, UOp
 from kcg.errors import ExitCode, UnknownName, UsageError, WeightsError
@@ -99,10 +100,10 @@ def test_the_count_of_a_full_model_follows_from_its_blocks() -> None:
 
 
 def test_more_blocks_call_the_same_kernels_more_often() -> None:
-    small = calls_of("mini", double_blocks=2, single_blocks=2)
-    large = calls_of("mini", double_blocks=2, single_blocks=4)
+    small = calls_of("mini", double_blocks=1, single_blocks=1)
+    large = calls_of("mini", double_blocks=2, single_blocks=2)
     assert small.keys() == large.keys() and len(small) <= 60
-    assert small.total() == 114 and large.total() == 146
+    assert small.total() == 67 and large.total() == 114
 
 
 @pytest.mark.parametrize(("variant", "count", "parameters"), [("dev", 780, 11901408320), ("schnell", 776, 11891178560)])
@@ -164,10 +165,11 @@ def test_mini_loaded_from_safetensors_agrees_with_the_float64_reference(tmp_path
 def test_random_weights_and_inputs_keep_a_step_in_range() -> None:
     config = replace(TINY, double_blocks=1, single_blocks=1)
     model = Flux(config)
-    random_weights(model, 3)
+    with Context(NOOPT=1):
+        random_weights(model, 3)
+        inputs = {name: value.numpy() for name, value in random_inputs(config, 4).items()}
     state = {name: p.numpy() for name, p in model.parameters.items()}
     assert state["img_in.weight"].std() == pytest.approx(math.sqrt(1 / TINY.in_channels), rel=0.2)
-    inputs = {name: value.numpy() for name, value in random_inputs(config, 4).items()}
     assert inputs["img_ids"][0].tolist() == [[0, row, column] for row in range(3) for column in range(2)]
     out = Reference(state, heads=TINY.heads, axes_dim=TINY.axes_dim)(**inputs)
     assert 0.1 < np.abs(out).mean() < 10

@@ -93,10 +93,10 @@ def gains(space: KernelSpace) -> Callable[[Schedule], float]:
 
 @pytest.mark.parametrize("limits", [Limits(least_saving=0.0), Limits(least_saving=0.0, thinking=2, alternate=False)])
 def test_what_one_kernel_finds_its_kin_measure_also_in_the_middle_of_a_search(limits: Limits) -> None:
-    spaces = [space_of(480, 4096), space_of(96, 2048)]
+    spaces = [space_of(96, 44), space_of(48, 20)]
     found = []
     for kin in (True, False):
-        auction = Auction(Ledger(max_measurements=40), limits)
+        auction = Auction(Ledger(max_measurements=20), limits)
         for name, space in zip("ab", spaces, strict=True):
             asked = problem(space, auction.ledger, gains(space))
             auction.enter(name, 1, asked, strategy("mcts"), relative=relative(space) if kin else None)
@@ -104,9 +104,9 @@ def test_what_one_kernel_finds_its_kin_measure_also_in_the_middle_of_a_search(li
         told: list[int] = []
 
         def learns(name: str, seen: Observation, told: list[int] = told, auction: Auction = auction) -> None:
-            """After ten measurements the first is told of its schedule, as if its search had met it."""
+            """After six measurements the first is told of its schedule, as if its search had met it."""
             finder, ledger = auction.bidders[0], auction.ledger
-            if not told and len(finder.saw) + len(auction.bidders[1].saw) == 10:
+            if not told and len(finder.saw) + len(auction.bidders[1].saw) == 6:
                 told.append(ledger.measurements)
                 auction._show_kin(finder, Observation(GOOD, Status.OK, 1e-4, "good"))
 
@@ -187,9 +187,9 @@ def test_a_level_of_a_beam_is_whole_also_where_others_measured_meanwhile() -> No
 
 
 def test_a_search_in_another_process_bids_anew_after_a_hint(tmp_path: Path) -> None:
-    spaces = [space_of(480, 4096), space_of(96, 2048)]
+    spaces = [space_of(96, 44), space_of(48, 20)]
     limits = Limits(least_saving=0.0, thinking=2, measuring=4, alternate=False)
-    auction = Auction(Ledger(max_measurements=60), limits)
+    auction = Auction(Ledger(max_measurements=24), limits)
     with Thinkers(1, "roofline", TARGET, ("CPU", os.getpid(), str(tmp_path / "cache.db"))) as thinkers:
         for name, space in zip("ab", spaces, strict=True):
             how = thinkers.strategy("mcts", space.region, place=0, seed=name)
@@ -203,12 +203,12 @@ def test_a_search_in_another_process_bids_anew_after_a_hint(tmp_path: Path) -> N
         auction.told = learns
         auction.run()
     saw = [o.schedule for o in auction.bidders[1].saw]
-    assert GOOD in saw and len(saw) > saw.index(GOOD) + 2 and auction.ledger.measurements == 60
+    assert GOOD in saw and len(saw) > saw.index(GOOD) + 2 and auction.ledger.measurements == 24
 
 
 def test_a_search_goes_on_from_what_others_measured_while_it_waited(tmp_path: Path) -> None:
     """In this process and in another: it is not asked for again, and steps from it are met."""
-    space = space_of(480, 4096)
+    space = space_of(96, 44)
     times = gains(space)
     with Thinkers(1, "roofline", TARGET, ("CPU", os.getpid(), str(tmp_path / "cache.db"))) as thinkers:
         for how in (strategy("mcts"), thinkers.strategy("mcts", space.region, place=0, seed="1")):

@@ -38,7 +38,7 @@ from tests.small_dataset import small_dataset
 
 FLOORS = Floors()
 SETTINGS = FitSettings(
-    epochs=14, kernels_a_step=8, schedules_a_kernel=16, patience=99, validate_every=7, learning_rate=4e-3, average=0.95,
+    epochs=10, kernels_a_step=8, schedules_a_kernel=16, patience=99, validate_every=5, learning_rate=4e-3, average=0.95,
     net=NetSettings(hidden=24, layers=2),
 )  # fmt: skip
 
@@ -50,7 +50,7 @@ def one_thread() -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    families = {"norms": 12, "gpt2": 12, "resnet": 12, "activations": 10, "softmax": 12, "bert": 12, "flux": 16}
+    families = {"norms": 8, "gpt2": 8, "resnet": 8, "activations": 8, "softmax": 8, "bert": 10, "flux": 12}
     return small_dataset(tmp_path_factory.mktemp("small"), families=families)
 
 

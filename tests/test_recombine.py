@@ -27,6 +27,7 @@ X86 = Target(
     max_threads=2, shared_bytes=0, memory_bytes=1 << 33, cache_bytes=1 << 24,
 )  # fmt: skip
 MOST_OPERATIONS = 2e5
+COUNT = 120
 
 
 @cache
@@ -47,20 +48,20 @@ def evaluated(ast: UOp, count: int = 64) -> None:
 
 def test_kernels_are_new_and_different() -> None:
     asts = list(example_asts().values())
-    ids = [new.region.id for new in some(300)]
-    assert len(set(ids)) == 300
+    ids = [new.region.id for new in some(COUNT)]
+    assert len(set(ids)) == COUNT
     assert not set(ids) & {kernel_of(ast).id for ast in asts}
-    assert {name for new in some(300) for name in new.origin.split(" + ")} == set(STEPS)
+    assert {name for new in some(COUNT) for name in new.origin.split(" + ")} == set(STEPS)
 
 
 def test_same_seed_same_kernels() -> None:
     again = recombined(list(example_asts().values()), random.Random(0), 60, most_operations=MOST_OPERATIONS)
-    assert [(n.region.id, n.origin) for n in again] == [(n.region.id, n.origin) for n in some(300)[:60]]
-    assert some(60, 1)[0].region.id != some(300)[0].region.id
+    assert [(n.region.id, n.origin) for n in again] == [(n.region.id, n.origin) for n in some(COUNT)[:60]]
+    assert some(60, 1)[0].region.id != some(COUNT)[0].region.id
 
 
 def test_kernels_are_normal_and_small_enough() -> None:
-    for new in some(300):
+    for new in some(COUNT):
         ast = ast_of(new.region.kernel)
         assert normalise(ast) is ast and is_part(ast), new.origin
         assert arithmetic(ast) <= MOST_OPERATIONS
@@ -69,13 +70,13 @@ def test_kernels_are_normal_and_small_enough() -> None:
 
 
 def test_every_access_is_inside_its_buffer() -> None:
-    for new in some(300)[:200]:
+    for new in some(COUNT)[:80]:
         evaluated(ast_of(new.region.kernel))
 
 
 def test_no_two_points_store_to_one_element() -> None:
     looked_at = 0
-    for new in some(300):
+    for new in some(COUNT):
         ast = ast_of(new.region.kernel)
         addresses = UOp.sink(*(_without_value(s) for s in ast.src))
         points = sample_points(addresses, 4096, np.random.default_rng(0))
@@ -84,7 +85,7 @@ def test_no_two_points_store_to_one_element() -> None:
                 continue  # gated: some points store nothing
             assert len(np.unique(stored.indices)) == len(np.unique(at, axis=0)), new.origin
             looked_at += len(at)
-    assert looked_at > 30_000
+    assert looked_at > 12_000
 
 
 def _without_value(sink: UOp) -> UOp:
@@ -97,22 +98,27 @@ def _without_value(sink: UOp) -> UOp:
 
 
 def test_tinygrad_compiles_them() -> None:
-    for new in some(300)[:8]:
+    for new in some(COUNT)[:4]:
         for schedule in {RAW, KernelSpace(new.region, X86).baseline()}:
             assert compile_schedule(new.region, schedule, X86).binary, new.origin
 
 
 def test_tinygrad_schedules_them_for_a_gpu() -> None:
-    for new in some(300)[:20]:
+    for new in some(COUNT)[:20]:
         space = KernelSpace(new.region, KNOWN_TARGETS["sm_90"])
         assert space.state(space.baseline()).full_shape is not None
+
+
+@cache
+def _parts() -> list[UOp]:
+    return [ast for ast in map(normalise, example_asts().values()) if is_part(ast)]
 
 
 @pytest.mark.parametrize("name", STEPS)
 def test_each_step_alone(name: str) -> None:
     """Every step fits some examples, and what it makes is a kernel that the codec takes and the reference computes."""
     rng = random.Random(name)
-    parts = [ast for ast in map(normalise, example_asts().values()) if is_part(ast)]
+    parts = _parts()[rng.randrange(3) :: 3]
     made = 0
     for base in parts:
         try:
@@ -127,7 +133,7 @@ def test_each_step_alone(name: str) -> None:
 
 def test_schedules_of_the_campaign() -> None:
     """The same for the same seed, with tinygrad's choice and the unoptimised one; PADTO only where it is asked for."""
-    for new in some(300)[:6]:
+    for new in some(COUNT)[:6]:
         drawn = fuzz_schedules(new.region, X86, walks=3, padto=False, seed=1)
         assert drawn == fuzz_schedules(new.region, X86, walks=3, padto=False, seed=1)
         assert RAW in drawn and KernelSpace(new.region, X86).baseline() in drawn and len(drawn) <= 5

@@ -20,6 +20,11 @@ from tests.small_dataset import small_dataset
 SHAPE = NetSettings(hidden=8, layers=1)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     families = {"norms": 10, "softmax": 10, "bert": 6, "flux": 8}
@@ -28,7 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def data(folder: Path) -> TrainingData:
-    return load(folder)
+    return load(folder, workers=1)
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +49,7 @@ def start(data: TrainingData, tmp_path_factory: pytest.TempPathFactory) -> Check
 
 def test_a_share_teaches_what_the_start_did_not_know(folder: Path, start: Checkpoint, tmp_path: Path) -> None:
     said: list[str] = []
-    told = transfer(folder, start, tmp_path, shares=(0.0, 0.5), seeds=2, steps=40, say=said.append)
+    told = transfer(folder, start, tmp_path, shares=(0.0, 0.5), seeds=2, steps=24, say=said.append)
     none, half = told["shares"]["0"], told["shares"]["0.5"]
     assert none["rows"] == 0 and FRESH not in none and half["rows"] > 0
     errors = zip(half[TUNED]["log_error"], none[TUNED]["log_error"], strict=True)
@@ -52,7 +57,7 @@ def test_a_share_teaches_what_the_start_did_not_know(folder: Path, start: Checkp
     assert len(half[FRESH]["pairwise"]) == 2 and len(said) >= 3
     table = table_of(told)
     assert sum(line.startswith("| 50%") for line in table) == 2 and "2 seeds" in table[-1]
-    again = transfer(folder, start, tmp_path, shares=(0.0, 0.5), seeds=2, steps=40)
+    again = transfer(folder, start, tmp_path, shares=(0.0, 0.5), seeds=2, steps=24)
     assert again["shares"] == told["shares"], "what is trained is not trained again"
     with pytest.raises(DataError, match="no network"):
         transfer(folder, Checkpoint(start.about, (), None), tmp_path)
