@@ -128,7 +128,9 @@ def _wait_for_rows(journal: Path, count: int, process: subprocess.Popen[str]) ->
 
 def test_kill_9_in_the_middle_then_resume_measures_nothing_twice(tmp_path: Path) -> None:
     arguments = (SMALL, "--budget", "300s", "--measurements", "9", "--report", tmp_path)
-    process = subprocess.Popen(command(*arguments, "--", "8"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command(*arguments, "--", "8"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     journal = tmp_path / "journal.sqlite"
     _wait_for_rows(journal, 5, process)
     children = psutil.Process(process.pid).children(recursive=True)
