@@ -22,6 +22,7 @@ from kcg.dataset.journal import Journal
 from kcg.dataset.reading import read_export
 from kcg.errors import DataError, DeviceError, KcgError, UsageError
 from kcg.kernel.space import KernelSpace
+from kcg.predictor import training, tuning
 from kcg.predictor.checkpoint import read
 from kcg.predictor.data import TrainingData, load
 from kcg.predictor.ensemble import (
@@ -53,6 +54,15 @@ TINY = {
     "validate_every": 2, "net.hidden": 16, "net.layers": 1, "trees.rounds": 60, "trees.least_rows": 5,
 }  # fmt: skip
 SETTINGS = with_values(TrainingSettings(), TINY)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_core() -> Iterator[None]:
+    """Threads of networks as small as these only wait for each other, and cores that are busy make it longer."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (training, tuning):
+            patch.setattr(module, "usable_cores", lambda: 1)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -330,8 +340,6 @@ def test_without_repeats_the_floor_is_the_usual_one(folder: Path) -> None:
 def test_a_study_is_kept_gone_on_with_and_gives_settings_that_train(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from kcg.predictor import tuning
-
     small = {"net.hidden": lambda t: t.suggest_categorical("net.hidden", [8, 12]),
              "learning_rate": lambda t: t.suggest_float("learning_rate", 1e-3, 1e-2, log=True)}  # fmt: skip
     monkeypatch.setattr(tuning, "SPACE", small)
@@ -372,8 +380,6 @@ def test_a_study_is_kept_gone_on_with_and_gives_settings_that_train(
 
 @pytest.mark.slow  # two processes import torch
 def test_trials_at_once_are_of_one_study(folder: Path, tmp_path: Path) -> None:
-    from kcg.predictor import tuning
-
     settings = with_values(SETTINGS, {"epochs": 2, "validate_every": 1})
     assert tuning.tune(folder, tmp_path, settings, trials=3, jobs=2, devices=("cpu", "cpu")).trials == 3
     assert len({path.name for path in (tmp_path / "trials").iterdir()}) == 3, "no two are alike"
