@@ -3,11 +3,11 @@
     python evaluation/flux_torch.py --preset 1024 --device cuda --budget 8m
     python evaluation/flux_torch.py --preset 1024 --device cuda --part steps --modes tinygrad,kcg --result RESULT.json
     python evaluation/flux_torch.py --preset mini --device cpu --part regions
-    python evaluation/flux_torch.py --preset 1024 --device cuda --part beside --result RESULT.json
+    python evaluation/flux_torch.py --preset 1024 --device cuda --part beside --document docs/flux.md
 
 Each mode runs in a fresh process; the fastest is the one to beat. The parts are cut as kcg's kernels are, so that these
-can be placed beside them (`--part beside`, which needs no device): time, TFLOP/s, GB/s and the share of the roofline,
-whose ceilings are measured here too.
+can be placed beside them (`--part beside`, which needs no device): those of a RESULT.json, or of the run that is in
+optimize_flux.json. Told are time, TFLOP/s, GB/s and the share of the roofline, whose ceilings are measured here too.
 Every finished row is in the results file: the same command goes on where it was.
 """
 
@@ -51,7 +51,7 @@ def main(
     compiled: Annotated[bool, typer.Option(help="parts by torch.compile too")] = True,
     samples: Annotated[int, typer.Option(help="of a step, at least")] = 15,
     limit: Annotated[float, typer.Option(help="seconds that making a mode ready may take")] = 420.0,
-    result: Annotated[Path | None, typer.Option(help="a RESULT.json of kcg's: its kernels beside the parts")] = None,
+    result: Annotated[Path | None, typer.Option(help="kcg's RESULT.json, else that of the results")] = None,
     budget: opening.Budget = "",
     document: Annotated[Path | None, typer.Option(help="whose table of the parts is written")] = None,
     again: opening.Again = False,
@@ -59,6 +59,8 @@ def main(
     out: opening.Out = OUT,
 ) -> None:
     """Time what is not in the results yet."""
+    from baselines.flux_beside import put_beside
+    from baselines.flux_kernels import of_result, of_run
     from baselines.flux_regions import names, told
     from baselines.flux_steps import check_installed
     from baselines.pool import Contender, Pool
@@ -78,7 +80,7 @@ def main(
     wanted = modes.split(",") if part in ("all", "steps") else []
     if set(wanted) - set(OWN):
         check_installed()
-    if ("kcg" in wanted or part == "beside") and result is None:
+    if "kcg" in wanted and result is None:
         raise UsageError("the step with kcg's schedules needs them: give --result RESULT.json")
     case = {"preset": preset, "dtype": PRESETS[preset].dtype}
     with opening.comparison(
@@ -104,10 +106,9 @@ def main(
                 rows.add(key, told(row, name, preset, "cpu" if dev.startswith("CPU") else "cuda", rows.rows))
                 shown = {how: found.get("cold_s", found.get("reason")) for how, found in row.items()}
                 typer.echo(f"{key}: {shown}")
-        if result is not None:
-            from baselines.flux_beside import put_beside
-
-            put_beside(rows, result, preset, dev, document)
+        if result is not None or part == "beside":
+            kernels = of_run(preset, dev) if result is None else of_result(result, preset, dev)
+            put_beside(rows, kernels, preset, document)
         if part in ("all", "regions"):
             typer.echo("\n".join(times_table({k: r for k, r in rows.rows.items() if "contenders" in r})))
 

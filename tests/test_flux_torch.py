@@ -14,8 +14,11 @@ from typing import Any
 
 import pytest
 
-from evaluation.baselines.flux_beside import beside, part_of, put_beside
-from evaluation.baselines.flux_gap import as_row, gaps, markdown
+from evaluation.baselines.flux_beside import beside, put_beside
+from evaluation.baselines.flux_gap import REST, as_row, gaps
+from evaluation.baselines.flux_gap_text import markdown
+from evaluation.baselines.flux_kernels import of_result, of_run
+from evaluation.baselines.flux_part_of import ENDS, JOINED, part_of
 from evaluation.baselines.flux_parts import parts
 from evaluation.baselines.flux_regions import build_region, names, told
 from evaluation.baselines.rows import Rows
@@ -99,11 +102,13 @@ def test_kernels_of_a_result_stand_beside_their_parts(tmp_path: Path) -> None:
     result = replace(
         sample_result(), workload="flux", preset="mini", regions=rows, expectations=(), recomputes=()
     )  # fmt: skip
-    found = beside(result, "mini")
+    write_result(result, tmp_path / "RESULT.json")
+    device = result.target.device
+    kernels = of_result(tmp_path / "RESULT.json", "mini", device)
+    found = beside(kernels, "mini")
     assert list(found) == [name] and len(found[name]["kernels"]) == 2
     assert found[name]["cold_s"] == pytest.approx(2 * first.chosen.cold_s, rel=1e-4)
     assert found[name]["hand_coded_s"] == pytest.approx(2 * first.baseline.cold_s, rel=1e-4)
-    write_result(result, tmp_path / "RESULT.json")
     kept = Rows(tmp_path / "rows.json", "run")
     theirs = {"eager": {"status": "ok", "cold_s": 2e-6, "roofline_share": 0.5}, "default": {"status": "failed"}}
     kept.add(f"region {name}", {"calls": calls, "contenders": theirs})
@@ -111,8 +116,7 @@ def test_kernels_of_a_result_stand_beside_their_parts(tmp_path: Path) -> None:
     kept.add("step max-autotune", {"status": "failed", "reason": "no time"})
     document = tmp_path / "flux.md"
     document.write_text("before\n<!-- generated: flux-gap-mini -->\n<!-- end -->\nafter\n")
-    device = result.target.device
-    put_beside(kept, tmp_path / "RESULT.json", "mini", device, document)
+    put_beside(kept, kernels, "mini", document)
     made = json.loads((tmp_path / "rows.json").read_text())["runs"]["run"]["rows"]
     assert made[f"region {name}"]["contenders"] == theirs | {"kcg": found[name]}
     part, rest = made["where the time is"]["parts"]
@@ -121,9 +125,9 @@ def test_kernels_of_a_result_stand_beside_their_parts(tmp_path: Path) -> None:
     assert part["torch_ms"] + rest["torch_ms"] == pytest.approx(1.0), "together the whole step"
     assert part["kcg_ms"] + rest["kcg_ms"] == pytest.approx(1e3 * result.total_after_s, rel=1e-3, abs=1e-4)
     with pytest.raises(UsageError, match=f"is of flux mini on {device}: give the result of flux 768 on {device}"):
-        put_beside(kept, tmp_path / "RESULT.json", "768", device)
+        of_result(tmp_path / "RESULT.json", "768", device)
     told = document.read_text()
-    assert told.startswith("before") and told.endswith("after\n") and "| everything else |" in told
+    assert told.startswith("before") and told.endswith("after\n") and f"| {REST} |" in told
 
 
 def test_a_part_without_pytorchs_time_comes_last_and_says_nothing_of_the_rest() -> None:
@@ -138,10 +142,24 @@ def test_a_part_without_pytorchs_time_comes_last_and_says_nothing_of_the_rest() 
         "step eager": part(1),
     }
     rows["step eager"] = {"status": "ok", "cold_s": 0.5}
-    found = gaps(rows, sample_result())
-    assert [gap.name for gap in found] == ["c", "a", "b", "everything else"]
+    found = gaps(rows, [], "mini")
+    assert [gap.name for gap in found] == ["c", "a", "b", REST]
     assert found[0].lost_ms == pytest.approx(290) and math.isnan(found[3].torch_ms)
     assert "nan" not in "\n".join(markdown(found)) and "nan" not in json.dumps(as_row(found)).lower()
+
+
+@pytest.mark.parametrize("preset", ["1024", "768"])
+def test_every_kernel_of_the_results_has_its_part_and_they_are_the_whole_step(preset: str) -> None:
+    config, found = PRESETS[preset], Counter[str]()
+    kernels = of_run(preset, "CUDA")
+    for kernel in kernels:
+        found[part_of(kernel.ast, config)] += 1
+    assert set(found) <= {*parts(config), JOINED, ENDS} and {JOINED, ENDS} < set(found)
+    norms = [name for name in found if name.startswith("modulated_norm")]
+    assert len(norms) == 3 and all(found[name] >= 2 for name in norms)
+    kept = json.loads((ROOT / "evaluation/results/flux_torch.json").read_text())["runs"][f"{preset}_cuda"]["rows"]
+    told = kept["where the time is"]["parts"]
+    assert sum(part["kcg_ms"] for part in told) == pytest.approx(1e3 * sum(k.kcg_s for k in kernels), rel=1e-3)
 
 
 @pytest.mark.slow

@@ -53,7 +53,7 @@ def told(row: Row, name: str, preset: str, device: str, rows: dict[str, Row]) ->
     which the ceilings among `rows` give."""
     part = (parts(PRESETS[preset]) | ceilings(device))[name]
     moved = part.values * ITEM_BYTES[PRESETS[preset].dtype]
-    peak, bandwidth = (_ceiling(rows, key, what) for key, what in ((MATMUL, "tflop_s"), (COPY, "gb_s")))
+    peak, bandwidth = (ceiling(rows, key, what) for key, what in ((MATMUL, "tflop_s"), (COPY, "gb_s")))
     for found in row.values():
         if found["status"] != "ok":
             continue
@@ -64,7 +64,7 @@ def told(row: Row, name: str, preset: str, device: str, rows: dict[str, Row]) ->
     return {"calls": part.calls, "operations": part.operations, "bytes": moved, "contenders": row}
 
 
-def _ceiling(rows: dict[str, Row], key: str, what: str) -> float:
+def ceiling(rows: dict[str, Row], key: str, what: str) -> float:
     """The best of a ceiling's contenders; 0 where there is none."""
     of = rows.get(f"region {key}", {"contenders": {}})["contenders"]
     return max((found.get(what, 0.0) for found in of.values()), default=0.0)
