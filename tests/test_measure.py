@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy.stats import binom
 
 from kcg.dataset.noise import noise_floors, spreads
 from kcg.errors import CodecError, DeviceError, ScheduleError, UnknownName
@@ -73,6 +72,8 @@ def test_interval_of_the_median_covers_it(count: int) -> None:
 
 
 def test_the_interval_has_the_ranks_that_scipy_gives() -> None:
+    from scipy.stats import binom  # a second or two, which every worker would take
+
     for count in (*range(6, 60), 2000):
         low = max(int(binom.ppf(0.025, count, 0.5)) - 1, 0)
         assert median_interval(range(count)) == (low, count - 1 - low), count
