@@ -29,11 +29,6 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 
 
-def in_order(rows: dict[str, Any]) -> list[str]:
-    """Their keys by the number of tokens."""
-    return sorted(rows, key=lambda key: int(key.split()[0]))
-
-
 def headline(run: str) -> Any:
     """Cold seconds and TFLOP/s of every contender at each length."""
 
@@ -41,8 +36,8 @@ def headline(run: str) -> Any:
 
     def made(rows: dict[str, Any]) -> dict[str, float]:
         told = {}
-        for key in in_order(rows):
-            for name, found in rows[key]["contenders"].items():
+        for key, row in rows.items():
+            for name, found in row["contenders"].items():
                 if found["status"] == "ok":
                     told[key_of(name, key.split()[0], "s", run)] = found["cold_s"]
                     told[key_of(name, key.split()[0], "tflop_s", run)] = found["tflop_s"]
@@ -78,12 +73,10 @@ def main(
     chosen = opening.named("contender", contenders, (*TINY, *hand, *in_torch(PYTORCH)))
     with opening.comparison(
         choose_device(device).dev, size, out, headline=headline, budget=budget, again=again, retry=retry, tune=tune,
-        work=work, limit=600.0,
+        work=work, limit=600.0, write=write_attention,
     ) as opened:  # fmt: skip
         for tokens in SIZES[size]["tokens"]:
             opened.time(f"{tokens} tokens", {**SIZES[size], "kind": "attention", "tokens": tokens}, chosen)
-        if opened.rows.rows:
-            write_attention(opened.rows.rows, out, opened.run)
 
 
 if __name__ == "__main__":

@@ -47,6 +47,7 @@ def main(
         folder = Path(name)
         os.environ["CACHEDB"] = str(folder / "search.db")  # before anything imports tinygrad
         from baselines.handed_over import prove
+        from baselines.opening import run_of
         from baselines.tuning import tune
 
         from kcg.compat.device import choose_device
@@ -70,7 +71,7 @@ def main(
         if told.target.tinygrad_device != dev:
             raise UsageError(f"{result} was made for {told.target.tinygrad_device}: give --device, or another result")
         found = prove(what, dev, result.absolute(), folder, beam=beam, rounds=rounds, replays=replays)
-    run = f"{preset if not case else what['kind']}_{dev.lower().replace(':', '_')}"
+    run = run_of(preset if not case else what["kind"], dev)
     headline = {f"{key}_{run}": found[key] for key in FIGURES}
     headline |= {f"{key}_{run}": int(found[key]) for key in HOLDS}
     facts = {"command": shlex.join(["python", *sys.argv]), "beam": beam, "case": what, "model": told.target.model}

@@ -84,13 +84,11 @@ def main(
     chosen = opening.named("contender", contenders, (*TINY, *in_torch(PYTORCH)))
     with opening.comparison(
         choose_device(device).dev, size, out, headline=cold_seconds, budget=budget, again=again, retry=retry, tune=tune,
-        work=work, limit=limit,
+        work=work, limit=limit, write=write_layers,
     ) as opened:  # fmt: skip
         for key, case in cases(size).items():
             if only in key:
                 opened.time(key, case, chosen)
-        if opened.rows.rows:
-            write_layers(opened.rows.rows, out, opened.run)
 
 
 if __name__ == "__main__":

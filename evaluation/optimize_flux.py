@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from baselines.opening import run_of
 
 from kcg.commandline import guarded, record_results
 from kcg.errors import ExitCode, KcgError, UsageError
@@ -93,7 +94,7 @@ def main(
     else:
         raise UsageError("say a preset and devices, for example mini CPU:X86, or --result RESULT.json")
     for preset, device, entry in made:
-        name = f"{preset}_{device.lower().replace(':', '_')}"
+        name = run_of(preset, device)
         headline = {f"{key}_{name}": entry[key] for key in ("total_before_s", "total_after_s", "speedup")}
         record_results(out, name, entry, headline)
         typer.echo(f"{name}: {entry['total_before_s'] * 1e3:.1f} ms -> {entry['total_after_s'] * 1e3:.1f} ms")

@@ -71,14 +71,12 @@ def main(
     chosen, lengths = opening.named("contender", contenders, (*TINY, *in_torch(PYTORCH))), SIZES[size]["tokens"]
     with opening.comparison(
         choose_device(device).dev, size, out, headline=headline, budget=budget, again=again, retry=retry, tune=tune,
-        work=work,
+        work=work, write=write_rope,
     ) as opened:  # fmt: skip
         for direction in DIRECTIONS:
             for tokens in lengths:
                 case = {**SIZES[size], "kind": "rope", "tokens": tokens, "backward": direction == "backward"}
                 opened.time(f"{direction} {tokens}", case, chosen, profiled=tokens == lengths[-1])
-        if opened.rows.rows:
-            write_rope(opened.rows.rows, out, opened.run)
 
 
 if __name__ == "__main__":

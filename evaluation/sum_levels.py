@@ -74,12 +74,10 @@ def main(
     chosen = opening.named("level", levels, (*TINY, *by_hand, torch))
     with opening.comparison(
         choose_device(device).dev, size, out, headline=headline, budget=budget, again=again, retry=retry, tune=tune,
-        work=work,
+        work=work, write=write_sum,
     ) as opened:  # fmt: skip
         for key, contenders in ((COPY, [torch]), (SUM, chosen)):
             opened.time(key, {"kind": key, "elements": ELEMENTS[size], "dtype": "float32"}, contenders)
-        if opened.rows.rows:
-            write_sum(opened.rows.rows, out, opened.run)
 
 
 if __name__ == "__main__":

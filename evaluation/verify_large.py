@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from baselines.opening import run_of
 
 from kcg.commandline import guarded, record_results
 from kcg.compat.device import choose_device, prepare
@@ -71,7 +72,7 @@ def main(
     prepare(choice.dev)
     with MeasureService(choice.dev, run_id="large") as service:
         rows: list[dict[str, Any]] = []
-        name = f"{preset}_{service.target.tinygrad_device.lower().replace(':', '_')}"
+        name = run_of(preset, service.target.tinygrad_device)
         for call in largest(spec.capture(preset), count):
             rows.append(judge(service, call))
             noises = [row["noise"] for row in rows if "noise" in row]

@@ -32,6 +32,7 @@ from kcg.measure.verify import CheckedBench
 from kcg.types import RAW, Region
 from tests.kernels import empty, kernels_of
 from tests.test_baselines import ROOT, run
+from tests.zoo import reference
 
 KERNELS = ROOT / "evaluation" / "baselines" / "kernels"
 MINI = {"kind": "attention", "heads": 2, "tokens": 32, "width": 16, "dtype": "float32"}
@@ -55,8 +56,7 @@ def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("shape", [(2, 16, 16), (1, 7, 5)])
 def test_one_kernel_is_attention(shape: tuple[int, int, int]) -> None:
     q, k, v = (np.random.default_rng(i).standard_normal(shape, np.float32) for i in range(3))
-    weights = np.exp(q.astype(np.float64) @ k.transpose(0, 2, 1) / np.sqrt(shape[2]))
-    expected = weights @ v / weights.sum(-1, keepdims=True)
+    expected = reference.attention(q.astype(np.float64), k, v)
     found = attention(*(Tensor(values).realize() for values in (q, k, v))).numpy()
     assert np.abs(found - expected).max() < 2e-6
 

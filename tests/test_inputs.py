@@ -36,7 +36,7 @@ from kcg.measure.inputs import (
 )
 from kcg.measure.target import detect
 from kcg.measure.workbench import Workbench
-from tests.kernels import empty, example_asts, kernels_of
+from tests.kernels import empty, example_asts, example_region, kernels_of
 
 ASTS = example_asts()
 VARIABLES = {"length": 20, "position": 3}
@@ -44,7 +44,7 @@ VARIABLES = {"length": 20, "position": 3}
 
 @cache
 def example(name: str) -> UOp:
-    return ast_of(kernel_of(ASTS[name]))
+    return ast_of(example_region(name).kernel)
 
 
 def digest() -> str:

@@ -11,11 +11,11 @@ from kcg.measure.protocol import spread
 
 from .campaign import Campaign
 from .choosing import Choices
-from .method_names import EAGER, KCG, TINY_BEAM
+from .method_names import EAGER, KCG, TINY_BEAM, TINY_MCTS
 from .methods_table import Column, against, interval
 from .strays import Stray, floor_of
 
-MCTS, BEAM4, BEAM8 = "tinygrad-mcts", f"{TINY_BEAM}:4", f"{TINY_BEAM}:8"
+BEAM4, BEAM8 = f"{TINY_BEAM}:4", f"{TINY_BEAM}:8"
 LEAST_BEHIND = 0.02
 SIZES = ("768", "1024")  # a run of `mini` tries the code, and says nothing of Flux
 
@@ -33,7 +33,7 @@ def headline(
     of = {column.method: column for column in table if column.method in rows}
     of |= {column.method.partition(":")[0]: column for column in of.values()}
     whole = {method: column for method, column in of.items() if not rows[column.method]["not_tried"]}
-    for key, method in (("beam8_total_ms", BEAM8), ("mcts_total_ms", MCTS)):
+    for key, method in (("beam8_total_ms", BEAM8), ("mcts_total_ms", TINY_MCTS)):
         if method in whole:
             found[key] = 1e3 * rows[whole[method].method]["total_s"][0]
     if kcgs := [column for method, column in whole.items() if method.startswith(f"{KCG}:")]:
@@ -41,11 +41,11 @@ def headline(
         found["opts_total_ms"] = 1e3 * rows[best.method]["total_s"][0]
         found["wrong_kernels"] = sum(column.wrong for column in kcgs)
         found["kernels_behind"] = len(entry["worse_than_baselines"][best.method])
-        for key, method in (("beam8_over_opts", BEAM8), ("mcts_over_opts", MCTS)):
+        for key, method in (("beam8_over_opts", BEAM8), ("mcts_over_opts", TINY_MCTS)):
             if method in whole and (ratio := against(whole[method], best)):
                 found[key] = ratio[0]
-        if BEAM8 in whole and MCTS in whole:
-            rival = np.minimum(whole[BEAM8].totals, whole[MCTS].totals)
+        if BEAM8 in whole and TINY_MCTS in whole:
+            rival = np.minimum(whole[BEAM8].totals, whole[TINY_MCTS].totals)
             gain = interval(100 * (1 - (best.totals + rest_s) / (rival + rest_s)))
             found |= dict(zip(("gain_pct", "gain_pct_low", "gain_pct_high"), gain, strict=True))
         as_fast = [c for c in kcgs if BEAM4 in of and (ratio := against(of[BEAM4], c)) and ratio[0] >= 1]

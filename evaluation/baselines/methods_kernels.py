@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from .flux_gap_text import part_words
 from .method_names import FULL_BEAM, KCG, TINY_BEAM, TINY_MCTS
-from .methods_markdown import described
+from .methods_markdown import cells, described
 
 OWN = "hand-coded"
 Row = dict[str, Any]
@@ -20,15 +21,14 @@ def kernels_markdown(rows: dict[str, Row], kernels: Sequence[Row]) -> list[str]:
     times = [["", "kernel", "of", "calls", *heads], ["--:", "---", "---", *["--:"] * (1 + len(heads))]]
     sizes = [["", *heads], ["--:", *["---"] * len(heads)]]
     for number, kernel in enumerate(kernels, 1):
-        part = kernel["part"].replace("_", " ").replace("x", " × ")
-        name = [str(number), f"`{kernel['name']}`", part, str(kernel["calls"])]
+        name = [str(number), f"`{kernel['name']}`", part_words(kernel["part"]), str(kernel["calls"])]
         times.append([*name, *_times(kernel, shown)])
         sizes.append([str(number), *(_launch(kernel, method) for method in shown)])
     if not kernels:
         return []
     return [
-        "", "One call of each kernel that was searched, in microseconds:", "", *map(_cells, times),
-        "", "Global × local sizes of the same (workgroups, threads of one):", "", *map(_cells, sizes),
+        "", "One call of each kernel that was searched, in microseconds:", "", *map(cells, times),
+        "", "Global × local sizes of the same (workgroups, threads of one):", "", *map(cells, sizes),
     ]  # fmt: skip
 
 
@@ -65,7 +65,3 @@ def _launch(kernel: Row, method: str) -> str:
     launch = " · ".join(map(product, kernel["launch"].get(method, ())))
     mark = "wrong" if method in kernel["wrong"] else "failed" if method in kernel["failed"] else ""
     return f"{launch} ({mark})" if launch and mark else launch or mark
-
-
-def _cells(words: Sequence[str]) -> str:
-    return f"| {' | '.join(words)} |"

@@ -20,7 +20,7 @@ PUBLISHED_PRESET = "768"  # which has as many tokens
 def markdown(rows: dict[str, Any], entry: dict[str, Any], preset: str) -> list[str]:
     """The table, the slowest first; then PyTorch's whole steps, and the figures that others published."""
     heads = ["", "total", "95 % interval", "TFLOP/s", "measured", "from cold", "over kcg, same kernels"]
-    lines = [_cells(heads), "|---|" + "--:|" * (len(heads) - 1)]
+    lines = [cells(heads), "|---|" + "--:|" * (len(heads) - 1)]
     for method, row in sorted(rows.items(), key=lambda item: -item[1]["total_s"][0]):
         total, low, high = (f"{1e3 * s:,.1f}" for s in row["total_s"])
         notes = [
@@ -33,22 +33,23 @@ def markdown(rows: dict[str, Any], entry: dict[str, Any], preset: str) -> list[s
         over = f"{row['over_kcg'][0]:.3f}×{over}" if over else ""
         spent = f"{row['wall_s']:,.0f} s" if row.get("wall_s") else ""
         measured = str(row.get("measurements") or "")
-        cells = [
+        columns = [
             described(method) + missing, f"{total} ms", f"{low}–{high}" if low != high else "",
             f"{row['gflops'] / 1e3:.3g}", measured, spent, over,
         ]  # fmt: skip
-        lines.append(_cells(cells))
+        lines.append(cells(columns))
     beside = {
         f"PyTorch, {mode if mode == EAGER else f'torch.compile, {mode}'}: the whole step": f"{1e3 * seconds:.1f}"
         for mode, seconds in sorted(entry["torch_s"].items(), key=lambda step: -step[1])
     }
     if preset == PUBLISHED_PRESET:
         beside |= {f"published, H100: {what}": f"{known_ms:,.2f}" for what, known_ms in PUBLISHED_MS.items()}
-    lines += [_cells([what, f"{known} ms", *[""] * (len(heads) - 2)]) for what, known in beside.items()]
+    lines += [cells([what, f"{known} ms", *[""] * (len(heads) - 2)]) for what, known in beside.items()]
     return lines
 
 
-def _cells(words: Sequence[str]) -> str:
+def cells(words: Sequence[str]) -> str:
+    """A line of a table."""
     return f"| {' | '.join(words)} |"
 
 

@@ -21,6 +21,7 @@ from .methods_headline import headline, overall, worse
 from .methods_kernels import kernels_markdown
 from .methods_markdown import markdown
 from .methods_table import Column, against, columns, cost, interval
+from .opening import run_of
 from .strays import strays
 
 
@@ -55,8 +56,8 @@ def write_down(campaign: Campaign, chosen: Sequence[Choices], torch: Path, out: 
         "one_binary_in_two_processes": [asdict(stray) for stray in strayed],
         "torch_s": _torch(torch, campaign.preset, setting.target.device), "steps_s": _steps(campaign, ours),
     }  # fmt: skip
-    name = f"{campaign.preset}_{campaign.dev.lower().replace(':', '_')}"
-    record_results(out, name, entry, headline(campaign, table, rows, entry, rest_s), overall=overall)
+    name, said = run_of(campaign.preset, campaign.dev), headline(campaign, table, rows, entry, rest_s)
+    record_results(out, name, entry, said, overall=overall)
     lines = [*markdown(rows, entry, campaign.preset), *kernels_markdown(rows, entry["kernels"])]
     campaign.say("\n".join(lines))
     if document is not None:
@@ -83,21 +84,20 @@ def _kernel(kernel: Choices, table: Sequence[Column], k: int, part: str) -> dict
 
 
 def _part(kernel: Choices, preset: str) -> str:
-    """The matmul or the attention that a kernel is of."""
+    """The part of a step that a kernel is of, as `flux_part_of` names it."""
     from kcg.kernel.codec import ast_of
     from kcg.workloads.flux import PRESETS
 
-    from .flux_beside import part_of
+    from .flux_part_of import part_of
 
     return part_of(ast_of(kernel.bench.region.kernel), PRESETS[preset])
 
 
 def _torch(path: Path, preset: str, device: str) -> dict[str, float]:
-    """A step in PyTorch by mode, the slowest first."""
+    """A step in PyTorch by mode, seconds."""
     kept = json.loads(path.read_text())["runs"].get(f"{preset}_{device.lower()}") if path.exists() else None
     steps = {k.removeprefix(STEP): row for k, row in (kept or {"rows": {}})["rows"].items() if k.startswith(STEP)}
-    found = {mode: row["cold_s"] for mode, row in steps.items() if mode not in OWN and row["status"] == "ok"}
-    return dict(sorted(found.items(), key=lambda step: -step[1]))
+    return {mode: row["cold_s"] for mode, row in steps.items() if mode not in OWN and row["status"] == "ok"}
 
 
 def _steps(campaign: Campaign, ours: Sequence[str]) -> dict[str, float]:

@@ -85,9 +85,10 @@ class Comparison:
 @contextlib.contextmanager
 def comparison(
     dev: str, size: str, out: Path, *, headline: Headline, budget: str, again: bool, retry: bool, tune: str = "",
-    work: Path = Path("kcg-out"), limit: float = 300.0,
+    work: Path = Path("kcg-out"), limit: float = 300.0, write: Write | None = None,
 ) -> Iterator[Comparison]:  # fmt: skip
-    """Open what `size` has on `dev`; at the end its processes are ended, and it is said how many rows are left."""
+    """Open what `size` has on `dev`; at the end `write` its pictures and table, if there are rows, end its processes,
+    and say how many rows are left."""
     from .pool import Pool
     from .rows import Rows
 
@@ -95,5 +96,7 @@ def comparison(
     rows = Rows(out, run, budget=budget, again=again, retry=retry, settings=settings, headline=headline(run))
     with Pool(dev, prepare_s=limit, work=work) as pool:
         yield Comparison(dev, run, rows, pool, tune, work)
+        if write is not None and rows.rows:
+            write(rows.rows, out, run)
     if rows.left:
         typer.echo(f"{rows.left} rows are left: run the same command again")

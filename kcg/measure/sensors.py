@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -114,8 +114,13 @@ class NvidiaSensors:
 
 def describe(reasons: int, clock_mhz: float) -> str:
     """The slow-down among NVML's clocks event reasons in words; empty where none of them disqualifies a sample."""
-    words = [text for bit, text in SLOWDOWNS.items() if reasons & bit]
-    return f"{', '.join(words)}, at {clock_mhz:.0f} MHz" if words else ""
+    words = words_of(reasons, SLOWDOWNS)
+    return f"{words}, at {clock_mhz:.0f} MHz" if words else ""
+
+
+def words_of(reasons: int, known: Mapping[int, str]) -> str:
+    """Those of NVML's clocks event reasons that are known, in words."""
+    return ", ".join(text for bit, text in known.items() if reasons & bit)
 
 
 class LinuxCpuSensors:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import reduce
 from operator import or_
 
-from kcg.measure.sensors import HOLDS_BACK
+from kcg.measure.sensors import HOLDS_BACK, words_of
 from kcg.optimize.console import format_seconds
 from kcg.types import Result
 
@@ -164,7 +164,7 @@ def _held_back(side: Side, *, longer: bool) -> str:
         return ""
     here, there = ("in the step", "while its kernels were timed")[:: 1 if longer else -1]
     only = step & ~kernels if longer else kernels & ~step
-    words = ", ".join(text for bit, text in HOLDS_BACK.items() if bit & only)
+    words = words_of(only, HOLDS_BACK)
     return f"The device was held back {here} ({words}), not {there}." if words else ""
 
 

@@ -19,8 +19,8 @@ SLOW = (
 
 @pytest.fixture(autouse=True)
 def unoptimised() -> Iterator[None]:
-    """No Opts, and no pool of compilers, which costs more than it saves on tiny kernels."""
-    with Context(NOOPT=1, PARALLEL=0):
+    """No Opts."""
+    with Context(NOOPT=1):
         yield
 
 
