@@ -8,7 +8,6 @@ minutes on two cores.
 from __future__ import annotations
 
 import itertools
-import multiprocessing
 import signal
 import time
 from collections import Counter, defaultdict
@@ -218,18 +217,14 @@ def _jobs(
 
 
 def _run_jobs(jobs: list[_Job], workers: int, problems: _Problems, say: Say) -> None:
-    from pebble import ProcessPool
+    from kcg.measure.spawned import end_pool, start_pool
 
     if not jobs:
         return
     undecodable: set[str] = set()
     started, done, total = time.monotonic(), 0, sum(len(job.bodies) for job in jobs)
-    pool = ProcessPool(
-        max_workers=workers,
-        initializer=signal.signal,
-        initargs=(signal.SIGINT, signal.SIG_IGN),  # Ctrl-C is for this process, which then ends those
-        context=multiprocessing.get_context("spawn"),
-    )
+    # Ctrl-C is for this process, which then ends those
+    pool = start_pool(workers, signal.signal, (signal.SIGINT, signal.SIG_IGN))
     try:
         futures = [pool.schedule(_check, args=(job,), timeout=JOB_TIMEOUT_S) for job in jobs]
         for number, (job, future) in enumerate(zip(jobs, futures, strict=True), 1):
@@ -248,8 +243,7 @@ def _run_jobs(jobs: list[_Job], workers: int, problems: _Problems, say: Say) -> 
             eta_s = elapsed * (total - done) / done if done else None
             say(f"{number:,} of {len(jobs):,} jobs, {done:,} of {total:,} schedules applied", eta_s)
     finally:
-        pool.stop()
-        pool.join()
+        end_pool(pool)
 
 
 def _answer(job: _Job, future: Future[list[Problem]]) -> Iterable[Problem] | None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import multiprocessing
 import queue
 import signal
 import threading
@@ -21,12 +20,13 @@ from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from typing import Any
 
-from pebble import ProcessExpired, ProcessPool
+from pebble import ProcessExpired
 
 from kcg.errors import DeviceError, KcgError
 from kcg.measure import canary, child, lifeline
 from kcg.measure.canary import CanaryReading, is_sticky
 from kcg.measure.lifeline import AnotherChild
+from kcg.measure.spawned import end_pool, start_pool
 from kcg.measure.target import first_line
 
 log = logging.getLogger(__name__)
@@ -43,20 +43,6 @@ class ServiceClosed(KcgError):
 
 class ChildDied(KcgError):
     """The child that ran the job died of it."""
-
-
-def _start_pool(workers: int, initializer: Callable[..., None], initargs: tuple[Any, ...]) -> Any:
-    return ProcessPool(
-        max_workers=workers, initializer=initializer, initargs=initargs, context=multiprocessing.get_context("spawn")
-    )
-
-
-def _stop_pool(pool: Any) -> None:
-    pool.stop()
-    try:
-        pool.join()
-    except RuntimeError:  # pebble's word for a process that even SIGKILL does not end, e.g. in a driver's call
-        log.warning("a child process could not be ended")
 
 
 def _block_interrupts() -> None:
@@ -164,7 +150,7 @@ class DevicePool:
         pool, self._pool, self._child = self._pool, None, None
         if pool is not None:
             self.replaced += 1
-            _stop_pool(pool)
+            end_pool(pool)
 
     def _after_fault(self) -> None:
         """Kill the child because nothing that it does is to be trusted any more."""
@@ -281,7 +267,7 @@ class DevicePool:
         return f"its canary is wrong: {fault}", None if fault else reading
 
     def _open(self) -> None:
-        self._pool = _start_pool(1, lifeline.start, self._initargs)
+        self._pool = start_pool(1, lifeline.start, self._initargs)
         try:
             self._child = self._call(child.ping, (), self._open_timeout_s)
             self._call(child.open_job, (self._dev,), self._open_timeout_s)
@@ -338,7 +324,7 @@ class CompilePool:
 
     def _start_early(self) -> None:
         if not self._closed and self._pool is None:
-            self._pool = _start_pool(self._workers, lifeline.start_compiler, self._initargs)
+            self._pool = start_pool(self._workers, lifeline.start_compiler, self._initargs)
             _ = self._pool.active  # asking is what starts it
 
     def submit(self, function: Callable[..., Any], *args: Any, timeout_s: float) -> Future[Any]:
@@ -364,14 +350,14 @@ class CompilePool:
         try:
             if self._pool is None or not self._pool.active:
                 broken = self._pool
-                self._pool = _start_pool(self._workers, lifeline.start_compiler, self._initargs)
+                self._pool = start_pool(self._workers, lifeline.start_compiler, self._initargs)
             inner = self._pool.schedule(lifeline.call, args=call, timeout=timeout_s)
         except Exception as error:  # no process can be started: that is this job's end, and not this thread's
             self._end(future, None, ChildDied(f"no process could be started: {error}"))
             return
         inner.add_done_callback(lambda done: self._done(future, call, timeout_s, retry, done))
         if broken is not None:
-            _stop_pool(broken)
+            end_pool(broken)
 
     def _done(
         self, future: Future[Any], call: tuple[Any, ...], timeout_s: float, retry: bool, done: Future[Any]
@@ -399,7 +385,7 @@ class CompilePool:
             if self._closed:
                 return
             self._closed = True
-        self._thread.submit(lambda: _stop_pool(self._pool) if self._pool is not None else None)
+        self._thread.submit(lambda: end_pool(self._pool) if self._pool is not None else None)
         self._thread.shutdown(wait=True)
         for future in list(self._unfinished):
             self._end(future, None, ServiceClosed())
