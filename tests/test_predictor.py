@@ -25,9 +25,10 @@ from kcg.predictor.choice import check_choice, choose_predictor, shipped_path
 from kcg.predictor.context import operations_of
 from kcg.predictor.data import TrainingData, load
 from kcg.predictor.fit import Fit, FitSettings, evaluation_pool, predicted
-from kcg.predictor.gnn import Net, NetSettings, Output, Relation
+from kcg.predictor.gnn import Net, NetSettings, Output
 from kcg.predictor.learned import IMPOSSIBLE, NEVER_SEEN, LearnedPredictor
 from kcg.predictor.losses import Truth, Weights, loss_of
+from kcg.predictor.messages import Messages
 from kcg.predictor.metrics import Floors, scores, summary
 from kcg.predictor.roofline import Roofline
 from kcg.predictor.tensors import MOST_BYTES
@@ -334,12 +335,11 @@ def test_a_choice_of_predictor_that_is_none_is_refused_in_one_line(tmp_path: Pat
 
 def test_making_a_network_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """torch-geometric writes a module for each kind of message to the folder for temporary files."""
-    made = Relation(8, 4)
-    module = made.propagate.__module__
+    module = Messages().propagate.__module__
     monkeypatch.delitem(sys.modules, module)  # as in a process that has made none yet
-    monkeypatch.delattr(Relation, "propagate")
+    monkeypatch.delattr(Messages, "propagate")
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    Relation(8, 4)
+    Messages()
     assert Path(sys.modules[module].__file__ or "").parent == tmp_path
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 

@@ -70,6 +70,11 @@ def test_kcg_itself_loads_nothing_heavy() -> None:
     )
 
 
+def test_what_predicts_does_not_load_torch_geometric() -> None:
+    """Which takes two seconds: an optimisation begins without it."""
+    assert "torch_geometric" not in loaded_by("-c", "import kcg.predictor.learned")
+
+
 def test_the_drawn_error_tree_is_the_real_one() -> None:
     real = {
         name: found.__base__.__name__ if found is not errors.KcgError else ""

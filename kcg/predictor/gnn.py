@@ -7,16 +7,11 @@ correction of it that only ranks the schedules of one kernel, the spread to expe
 
 from __future__ import annotations
 
-import contextlib
-import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch_geometric.nn import MessagePassing
-from torch_geometric.utils import scatter
 
 from kcg.predictor.batches import Batch, Candidates
 from kcg.predictor.features import (
@@ -66,33 +61,19 @@ class Output:
         return Output(self.log_s[index], self.rank[index], self.log_sigma[index], self.failure[index])
 
 
-class Relation(MessagePassing):  # type: ignore[misc]
+class Relation(nn.Module):
     """Messages along the edges between two kinds of nodes: sum and maximum of what a source says along its edge."""
 
     def __init__(self, hidden: int, edge_size: int) -> None:
-        super().__init__(aggr=["sum", "max"])
-        _remove_template(f"{__name__}_{type(self).__name__}_propagate")
+        super().__init__()
         self.source, self.edge = nn.Linear(hidden, hidden), nn.Linear(edge_size, 2 * hidden)
 
     def forward(self, source: Tensor, target: Tensor, index: Tensor, edges: Tensor) -> Tensor:
         """(targets, 2 * hidden): what reaches each target. `index` is (2, edges), source and target of each."""
-        found: Tensor = self.propagate(
-            index, x=(self.source(source), target), edge_attr=self.edge(edges), size=(len(source), len(target))
-        )
+        from kcg.predictor.messages import messages  # seconds: it imports torch-geometric
+
+        found: Tensor = messages()(self.source(source), target, index, self.edge(edges))
         return found
-
-    def message(self, x_j: Tensor, edge_attr: Tensor) -> Tensor:
-        """A source's state, shifted and gated by the edge."""
-        shift, gate = edge_attr.chunk(2, dim=-1)
-        return torch.relu(x_j + shift) * torch.sigmoid(gate)
-
-
-def _remove_template(module: str) -> None:
-    """Remove the file that torch-geometric wrote `propagate` to: it is read once, and each process would leave one."""
-    if (spec := getattr(sys.modules.get(module), "__spec__", None)) is not None:
-        for name in filter(None, (spec.origin, spec.cached)):
-            with contextlib.suppress(OSError):
-                Path(name).unlink()
 
 
 class Update(nn.Module):
@@ -209,10 +190,11 @@ class Net(nn.Module):
         if self.settings.kernel:
             known.append(self._scaled(batch, "kernel_x"))
         whole = self.whole(torch.cat(known, -1))
-        pooled, nodes = [whole], self.node_states(batch, whole)
-        for values, owner in nodes:
-            pooled += [scatter(values, owner, dim=0, dim_size=len(batch), reduce=how) for how in ("sum", "max")]
-        state: Tensor = self.read(torch.cat(pooled, -1))
+        from kcg.predictor.messages import pooled  # seconds: it imports torch-geometric
+
+        nodes = self.node_states(batch, whole)
+        pools = [pool for values, owner in nodes for pool in pooled(values, owner, len(batch))]
+        state: Tensor = self.read(torch.cat([whole, *pools], -1))
         if self.compare is not None:
             state = state + self._compared(state, batch.kernel)
         return state, nodes
