@@ -16,11 +16,13 @@ WARM_UPS = 3  # calls until graphs are recorded
 def prepare(case: dict[str, Any]) -> Prepared:
     """`how` is `eager`, a mode of torch.compile, or `triton`."""
     import torch
-    import torch._functorch.config
 
     how, device = case.get("how", "eager"), "cpu" if case["dev"].startswith("CPU") else "cuda"
-    torch._dynamo.reset()
-    torch._functorch.config.donated_buffer = False  # a backward pass is timed many times
+    if how in COMPILED:
+        import torch._functorch.config
+
+        torch._dynamo.reset()
+        torch._functorch.config.donated_buffer = False  # a backward pass is timed many times
     if case["kind"] == "flux":
         from .flux_steps import build_step as build
     elif case["kind"] == "region":

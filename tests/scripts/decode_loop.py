@@ -9,16 +9,15 @@ from tinygrad import Device, Tensor, TinyJit, Variable
 
 context, width = 32, 16
 positions = int(sys.argv[1]) if len(sys.argv) > 1 else 12
-Tensor.manual_seed(2)
 cache = Tensor.zeros(context, width).contiguous().realize()
-weight = Tensor.randn(width, width).realize()
+weight = Tensor([[((7 * i + 3 * j) % 11) / 11 - 0.4 for j in range(width)] for i in range(width)]).realize()
 
 
 @TinyJit
 def attend(x: Tensor, start_pos: Variable) -> Tensor:
     written = Tensor(cache.uop.after(cache[start_pos : start_pos + 1].uop.store((x @ weight).contiguous().uop)))
     keys = written[: start_pos + 1]
-    return ((x @ keys.T).contiguous().softmax() @ keys).realize()
+    return ((x @ keys.T).contiguous().relu() @ keys).realize()
 
 
 position = Variable("start_pos", 1, context - 1)
