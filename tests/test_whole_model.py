@@ -44,6 +44,7 @@ from kcg.optimize.whole_model import (
 )
 from kcg.types import Finalist, ModelCheck, Opt, RegionResult, Result, Schedule, Verification, Workload
 from kcg.workloads.registry import spec_of
+from tests.faults.processes import wait_until
 from tests.tiny_models import DTYPES, TINY
 
 DEV = os.environ["DEV"]
@@ -97,7 +98,7 @@ def make() -> Make:
 # ---- real runs ----
 
 
-@pytest.mark.parametrize("dtype", [*DTYPES[:2], pytest.param(DTYPES[2], marks=pytest.mark.slow)])
+@pytest.mark.parametrize("dtype", [DTYPES[0], *(pytest.param(dtype, marks=pytest.mark.slow) for dtype in DTYPES[1:])])
 def test_another_order_of_summation_passes_and_garbage_fails(make: Make, dtype: str) -> None:
     stages: list[str] = []
     good = compare(TINY.runnable(dtype, 3), make(dtype), seed=3, said=stages.append)  # type: ignore[misc]
@@ -282,7 +283,7 @@ def test_a_child_that_hangs_is_killed_in_time(make: Make, children: Callable[[],
     assert time.monotonic() - begin < 30, "it would not end by itself"
     assert check.passed is None
     assert check.reason.startswith("no verdict: the whole model's run did not finish in 2.5 s (")
-    assert not children()
+    assert wait_until(lambda: not children()), "a guardian sees the end of its child a moment later"
 
 
 @pytest.mark.parametrize(
