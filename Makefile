@@ -53,7 +53,7 @@ ifeq ($(strip $(ARGS)),)
 	@status=0; set -x; \
 	$(MAKE) --no-print-directory --keep-going lint types & checks=$$!; \
 	$(BIN)/python -m pytest -q -m "not slow" --ignore tests/faults --collect-only >/dev/null & compiled=$$!; \
-	$(BIN)/python -m pytest -rs -m "not slow" tests/faults --numprocesses 3 --dist worksteal || status=1; \
+	$(BIN)/python -m pytest -rs -m "not slow" tests/faults --numprocesses 2 --dist worksteal || status=1; \
 	wait $$checks || status=1; wait $$compiled; \
 	$(BIN)/python -m pytest -rs -m "not slow" --ignore tests/faults --numprocesses 3 --dist loadfile --no-loadscope-reorder || status=1; \
 	exit $$status
