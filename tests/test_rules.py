@@ -71,8 +71,10 @@ def test_kcg_itself_loads_nothing_heavy() -> None:
 
 
 def test_what_predicts_does_not_load_torch_geometric() -> None:
-    """Which takes two seconds: an optimisation begins without it."""
-    assert "torch_geometric" not in loaded_by("-c", "import kcg.predictor.learned")
+    """Which takes two seconds: an optimisation begins without it, and training loads it with the first messages."""
+    early = [(s.module, f"{item.module}.{item.name}") for s in LIBRARY for item in s.imports() if not item.lazy]
+    assert {module for module, name in early if name.startswith("torch_geometric")} == {"kcg.predictor.messages"}
+    assert [module for module, name in early if name.startswith("kcg.predictor.messages")] == []
 
 
 def test_the_drawn_error_tree_is_the_real_one() -> None:

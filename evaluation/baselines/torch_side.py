@@ -44,7 +44,7 @@ def prepare(case: dict[str, Any]) -> Prepared:
             function.model.compile_repeated_blocks(mode=how, dynamic=False, fullgraph=True)
         else:
             function = torch.compile(function, mode=None if how == "default" else how, dynamic=False)
-    call = _backward(function, inputs) if case.get("backward") else _forward(function, inputs)
+    call = _backward(function, inputs) if case.get("backward") else _forward(function, inputs, graphs=how in COMPILED)
     for _ in range(WARM_UPS):
         call()
 
@@ -61,11 +61,13 @@ def prepare(case: dict[str, Any]) -> Prepared:
     return Prepared(call, values, facts, lambda: profiled(call, device))
 
 
-def _forward(function: Callable[..., Any], inputs: dict[str, Any]) -> Callable[[], Any]:
+def _forward(function: Callable[..., Any], inputs: dict[str, Any], *, graphs: bool) -> Callable[[], Any]:
+    """`graphs`: each call is a step of its own for CUDA graphs, if any; only the compiler's modes have them."""
     import torch
 
     def call() -> Any:
-        torch.compiler.cudagraph_mark_step_begin()
+        if graphs:
+            torch.compiler.cudagraph_mark_step_begin()
         with torch.no_grad():
             return function(**inputs)
 
