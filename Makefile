@@ -45,17 +45,22 @@ else
 checks: lint types
 endif
 
-# the faults first, which mostly wait, and ruff and mypy meanwhile; then everything else: three at once keep two cores
-# busy, since many wait for processes that they start. What the three would each compile of Python, libraries and tests,
-# is compiled once before, while the faults wait
+# the faults first, which mostly wait, and meanwhile, behind them in the line for a core, ruff, mypy and the zoo, which
+# only computes. Then everything else: three at once keep two cores busy, since many wait for processes that they start.
+# What the three would each compile of Python, libraries and tests, is compiled once before
+PYTEST := $(BIN)/python -m pytest -rs -m "not slow"
+LATER := nice -n 19
+
 tests: $(VENV)/.installed-dev
 ifeq ($(strip $(ARGS)),)
 	@status=0; set -x; \
-	$(MAKE) --no-print-directory --keep-going lint types & checks=$$!; \
-	$(BIN)/python -m pytest -q -m "not slow" --ignore tests/faults --collect-only >/dev/null & compiled=$$!; \
-	$(BIN)/python -m pytest -rs -m "not slow" tests/faults --numprocesses 2 --dist worksteal || status=1; \
-	wait $$checks || status=1; wait $$compiled; \
-	$(BIN)/python -m pytest -rs -m "not slow" --ignore tests/faults --numprocesses 3 --dist loadfile --no-loadscope-reorder || status=1; \
+	$(LATER) $(MAKE) --no-print-directory --keep-going lint types & checks=$$!; \
+	{ $(LATER) $(PYTEST) -q --ignore tests/faults --collect-only >/dev/null; \
+	  $(LATER) $(PYTEST) tests/zoo >$(VENV)/zoo.log 2>&1; } & zoo=$$!; \
+	$(PYTEST) tests/faults --numprocesses 2 --dist worksteal || status=1; \
+	wait $$checks || status=1; \
+	wait $$zoo || status=1; cat $(VENV)/zoo.log; \
+	$(PYTEST) --ignore tests/faults --ignore tests/zoo --numprocesses 3 --dist loadfile --no-loadscope-reorder || status=1; \
 	exit $$status
 else
 	$(BIN)/python -m pytest -rs $(ARGS)
