@@ -58,9 +58,9 @@ ifeq ($(strip $(ARGS)),)
 	{ $(LATER) $(PYTEST) -q --ignore tests/faults --collect-only >/dev/null; \
 	  $(LATER) $(PYTEST) tests/zoo >$(VENV)/zoo.log 2>&1; } & zoo=$$!; \
 	$(PYTEST) tests/faults --numprocesses 2 --dist worksteal || status=1; \
+	$(PYTEST) --ignore tests/faults --ignore tests/zoo --numprocesses 3 --dist loadfile --no-loadscope-reorder || status=1; \
 	wait $$checks || status=1; \
 	wait $$zoo || status=1; cat $(VENV)/zoo.log; \
-	$(PYTEST) --ignore tests/faults --ignore tests/zoo --numprocesses 3 --dist loadfile --no-loadscope-reorder || status=1; \
 	exit $$status
 else
 	$(BIN)/python -m pytest -rs $(ARGS)

@@ -179,6 +179,7 @@ def test_a_part_is_timed_once_and_kept(tmp_path: Path) -> None:
     assert "region gelu 320x1024: " not in run(*arguments, out=out).stdout and out.read_text() == before
 
 
+@pytest.mark.slow
 def test_no_row_is_begun_after_the_budget(tmp_path: Path) -> None:
     done = run("--part", "regions", "--budget", "0.000001s", out=tmp_path / "rows.json")
     assert done.returncode == 0 and f"{len(names('mini'))} rows are left" in done.stdout
