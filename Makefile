@@ -49,7 +49,7 @@ endif
 # only computes. Then everything else: three at once keep two cores busy, since many wait for processes that they start.
 # What the three would each compile of Python, libraries and tests, is compiled once before
 PYTEST := $(BIN)/python -m pytest -rs -m "not slow"
-LATER := nice -n 19
+LATER := nice -n 5
 
 tests: $(VENV)/.installed-dev
 ifeq ($(strip $(ARGS)),)

@@ -204,6 +204,7 @@ def test_a_step_in_tinygrad_by_the_same_protocol(tmp_path: Path) -> None:
     assert report["headline"] == {"tinygrad_s_mini_cpu_x86": row["cold_s"]}
 
 
+@pytest.mark.slow
 def test_a_step_with_kcg_needs_its_result(tmp_path: Path) -> None:
     done = run("--part", "steps", "--modes", "tinygrad,kcg", out=tmp_path / "rows.json")
     assert done.returncode == 2 and "--result RESULT.json" in done.stderr

@@ -73,6 +73,7 @@ def run(stored: Path, out: Path, environment: dict[str, str], *more: str) -> sub
     )
 
 
+@pytest.mark.slow
 def test_an_unchanged_program_takes_over_without_a_search(
     stored: Path, tmp_path: Path, environment: dict[str, str]
 ) -> None:
