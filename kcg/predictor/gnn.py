@@ -184,14 +184,14 @@ class Net(nn.Module):
 
     def embed_nodes(self, batch: Candidates) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
         """What `embed_graphs` gives, and beside it `node_states`."""
+        from kcg.predictor.messages import pooled  # seconds: it imports torch-geometric
+
         known = [self._scaled(batch, "target_x")]
         if self.settings.schedule:
             known.append(self._scaled(batch, "schedule"))
         if self.settings.kernel:
             known.append(self._scaled(batch, "kernel_x"))
         whole = self.whole(torch.cat(known, -1))
-        from kcg.predictor.messages import pooled  # seconds: it imports torch-geometric
-
         nodes = self.node_states(batch, whole)
         pools = [pool for values, owner in nodes for pool in pooled(values, owner, len(batch))]
         state: Tensor = self.read(torch.cat([whole, *pools], -1))

@@ -17,7 +17,8 @@ weight = Tensor([[((7 * i + 3 * j) % 11) / 11 - 0.4 for j in range(width)] for i
 def attend(x: Tensor, start_pos: Variable) -> Tensor:
     written = Tensor(cache.uop.after(cache[start_pos : start_pos + 1].uop.store((x @ weight).contiguous().uop)))
     keys = written[: start_pos + 1]
-    return ((x @ keys.T).contiguous().relu() @ keys).realize()
+    scores = (x @ keys.T).contiguous().abs()
+    return ((scores / scores.sum(-1, keepdim=True)) @ keys).realize()
 
 
 position = Variable("start_pos", 1, context - 1)
