@@ -50,7 +50,7 @@ class MctsSettings:
     simulations: int = 8  # for each of them, at most; most end in an expansion or a draft
     varied: int = 8  # so many of them for each schedule that is varied
     evaluations: int | None = None  # likewise, schedules that are predicted: what a search without a device spends
-    optimism: float = 1.5  # standard deviations of doubt added to a candidate for measuring: near twins teach nothing
+    optimism: float = 1.0  # standard deviations of doubt added to a candidate for measuring
     draft_bonus: float = 0.05  # log-speedup added to a candidate that simulations stopped at
     twin_penalty: float = TWIN_PENALTY  # log-speedup taken from a candidate one step from another of its batch
     failure_value: float = -0.5  # log-speedup of a schedule that fails: it costs a measurement, not what was found
