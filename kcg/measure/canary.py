@@ -12,7 +12,12 @@ import math
 import re
 import statistics
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kcg.kernel.compiled import Compiled
+    from kcg.types import Region, Target
 
 SAMPLES = 7
 WARM_S = 0.05  # launches before the samples: a GPU that idles runs at lower clocks
@@ -49,12 +54,22 @@ def is_sticky(error: BaseException) -> bool:
 
 
 @dataclass(frozen=True)
+class CompiledCanary:
+    """The canary as one child compiled it: a later one on the same target loads it, and is there a third sooner."""
+
+    target: Target
+    region: Region
+    compiled: Compiled
+
+
+@dataclass(frozen=True)
 class CanaryReading:
     """What one canary showed. `wrong` says in one line what of its output is not as it must be."""
 
     seconds: float  # the median
     samples_s: tuple[float, ...]
     wrong: str = ""
+    compiled: CompiledCanary | None = field(default=None, repr=False, compare=False)
 
     def fault(self) -> str:
         """Why nothing of this child is to be trusted; empty if the canary is right."""
@@ -68,35 +83,47 @@ def tolerance(dev: str) -> float:
     return CPU_TOLERANCE if dev.startswith("CPU") else DEVICE_TOLERANCE
 
 
-def canary_job(dev: str) -> CanaryReading:
-    """Run the canary on the device that `DEV=dev` selects and compare every element of its output. Runs in a child."""
-    import numpy as np
+def _elements(target: Target) -> int:
+    return (CPU_BYTES if target.device == "CPU" else DEVICE_BYTES) // 4
+
+
+def _compile(target: Target) -> CompiledCanary:
+    """Three times each element, and seven: of integers, so that there is one right answer, another for each element."""
     from tinygrad import Tensor, dtypes
 
-    from kcg.kernel.actions import ACTION_SPACE_VERSION
     from kcg.kernel.codec import kernel_of
     from kcg.kernel.compiler import compile_schedule
     from kcg.kernel.space import KernelSpace
-    from kcg.measure.target import detect
-    from kcg.measure.workbench import NAN_POISON, Workbench, free_cached_memory
     from kcg.types import Region
 
-    target, _ = detect(dev, ACTION_SPACE_VERSION)
-    on_cpu = target.device == "CPU"
-    elements = (CPU_BYTES if on_cpu else DEVICE_BYTES) // 4
-    # integers, so that there is one right answer, and another one for each element
-    ast = (Tensor.empty(elements, dtype=dtypes.int32, device=target.device) * 3 + 7).schedule_linear().src[0].src[0]
-    region = Region((kernel_of(ast),))
-    compiled = compile_schedule(region, KernelSpace(region, target).baseline(), target)
+    source = Tensor.empty(_elements(target), dtype=dtypes.int32, device=target.device)
+    region = Region((kernel_of((source * 3 + 7).schedule_linear().src[0].src[0]),))
+    return CompiledCanary(target, region, compile_schedule(region, KernelSpace(region, target).baseline(), target))
 
-    bench = Workbench(ast, target)
+
+def canary_job(dev: str, known: CompiledCanary | None = None) -> CanaryReading:
+    """Run the canary on the device that `DEV=dev` selects and compare every element of its output. Runs in a child.
+
+    One that is `known` and of this very target is not compiled again.
+    """
+    import numpy as np
+
+    from kcg.kernel.actions import ACTION_SPACE_VERSION
+    from kcg.kernel.codec import ast_of
+    from kcg.measure.target import detect
+    from kcg.measure.workbench import NAN_POISON, Workbench, free_cached_memory
+
+    target, _ = detect(dev, ACTION_SPACE_VERSION)
+    canary = known if known is not None and known.target == target else _compile(target)
+    on_cpu, elements = target.device == "CPU", _elements(target)
+    bench = Workbench(ast_of(canary.region.kernel), target)
     (output,) = (info.slot for info in bench.buffers if info.is_output)
     (source,) = (info.slot for info in bench.buffers if not info.is_output)
     values = np.arange(elements, dtype=np.int32)
     bench.inputs = {source: values}
     bench.restore_inputs()
     bench.poison(NAN_POISON)
-    launch = bench.launcher(compiled)
+    launch = bench.launcher(canary.compiled)
     begin = time.perf_counter()
     launch()
     while not on_cpu and time.perf_counter() - begin < WARM_S:
@@ -112,4 +139,4 @@ def canary_job(dev: str) -> CanaryReading:
         wrong = "it wrote outside its buffers"
     del bench, launch
     free_cached_memory(target)
-    return CanaryReading(statistics.median(samples), samples, wrong)
+    return CanaryReading(statistics.median(samples), samples, wrong, canary)

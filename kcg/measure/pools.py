@@ -24,7 +24,7 @@ from pebble import ProcessExpired
 
 from kcg.errors import DeviceError, KcgError
 from kcg.measure import canary, child, lifeline
-from kcg.measure.canary import CanaryReading, is_sticky
+from kcg.measure.canary import CanaryReading, CompiledCanary, is_sticky
 from kcg.measure.lifeline import AnotherChild
 from kcg.measure.spawned import end_pool, start_pool
 from kcg.measure.target import first_line
@@ -32,6 +32,9 @@ from kcg.measure.target import first_line
 log = logging.getLogger(__name__)
 
 STUCK_S = 30.0  # how long after a job's own timeout its pool itself is taken for dead
+
+_canaries: dict[str, CompiledCanary] = {}
+"""By device, one that was right: the children after it load it."""
 
 
 class ServiceClosed(KcgError):
@@ -98,7 +101,7 @@ class DevicePool:
         initargs: tuple[Any, ...],
         *,
         open_timeout_s: float,
-        canary_job: Callable[[str], CanaryReading] = canary.canary_job,
+        canary_job: Callable[[str, CompiledCanary | None], CanaryReading] = canary.canary_job,
         reference: CanaryReading | None = None,
     ) -> None:
         self._dev, self._initargs, self._open_timeout_s = dev, initargs, open_timeout_s
@@ -256,7 +259,8 @@ class DevicePool:
             if self._pool is None:
                 self._open()
             self.canaries += 1
-            reading: CanaryReading = self._call(self._canary_job, (self._dev,), canary.TIMEOUT_S)
+            known = _canaries.get(self._dev)
+            reading: CanaryReading = self._call(self._canary_job, (self._dev, known), canary.TIMEOUT_S)
         except (ServiceClosed, DeviceError):
             raise
         except (BrokenProcessPool, AnotherChild) as error:
@@ -264,6 +268,8 @@ class DevicePool:
         except Exception as error:  # it died, it hung, or anything that a broken device may raise
             return f"its canary failed: {first_line(error)}", None
         fault = reading.fault()
+        if not fault and reading.compiled is not None:
+            _canaries[self._dev] = reading.compiled
         return f"its canary is wrong: {fault}", None if fault else reading
 
     def _open(self) -> None:

@@ -163,7 +163,7 @@ def raise_text(text: str) -> None:
     raise RuntimeError(text)
 
 
-def planned_canary(folder: str, dev: str) -> CanaryReading:
+def planned_canary(folder: str, dev: str, known: object = None) -> CanaryReading:
     """Fly as the first line of the file `plan` says, and take that line out unless it is the last.
 
     A line is the milliseconds that the canary takes, or `wrong`, `die`, `hang`, or `raise`.

@@ -103,6 +103,22 @@ def test_canary_sees_what_a_broken_device_computes(monkeypatch: pytest.MonkeyPat
     assert reading.wrong == reading.fault() == words
 
 
+def test_a_later_child_loads_what_the_first_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was compiled for another target is not loaded."""
+    first = canary_job(DEV).compiled
+    assert first is not None
+    elsewhere = replace(first, target=replace(first.target, model="another"))
+
+    def none(*args: Any, **kwargs: Any) -> Compiled:
+        raise AssertionError("it compiles")
+
+    monkeypatch.setattr(compiler, "compile_schedule", none)
+    again = canary_job(DEV, first)
+    assert again.fault() == "" and again.compiled is first
+    with pytest.raises(AssertionError, match="it compiles"):
+        canary_job(DEV, elsewhere)
+
+
 def test_healthy_run_pays_one_canary() -> None:
     with MeasureService(DEV, run_id="healthy", compile_workers=1) as opened:
         relu = compiled_relu(opened)
