@@ -1,24 +1,72 @@
-"""A pool that ends while its processes begin: nothing is printed."""
+"""Pools of processes: forked by a server or begun afresh, they are the same, and end without a word."""
 
 from __future__ import annotations
 
 import os
+import sys
 import time
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kcg.measure import lifeline
 from kcg.measure.spawned import end_pool, start_pool
+from tests.conftest import CPU
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere every process begins afresh")
 
 
 def nothing() -> None:
     pass
 
 
+def surroundings() -> dict[str, Any]:
+    """What a child is: whom it descends from, and what of tinygrad is set in it."""
+    import tinygrad.helpers as helpers
+    from tinygrad import Device
+
+    return {
+        "parent": os.getppid(), "forked": lifeline.PRELOADED in sys.modules, "cache": helpers.CACHEDB,
+        "debug": helpers.DEBUG.value, "beam": helpers.BEAM.value, "device": Device.DEFAULT, "dev": os.environ["DEV"],
+        "said": os.environ.get("SAID"), "stdin": Path("/dev/fd/0").readlink(), "group": os.getpgid(0) == os.getpid(),
+        "opened": sorted(Device._opened_devices),
+    }  # fmt: skip
+
+
+def seen_in_a_child(folder: Path, **how: bool) -> dict[str, Any]:
+    pool = start_pool(1, lifeline.start, (CPU, os.getpid(), str(folder / "cache.db")), **how)
+    try:
+        found: dict[str, Any] = pool.schedule(surroundings).result(timeout=60)
+        return found
+    finally:
+        end_pool(pool)
+
+
+@linux
+def test_a_forked_child_is_what_one_begun_afresh_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DEBUG", "3")  # the user's own
+    forked, afresh = seen_in_a_child(tmp_path, fork=True), seen_in_a_child(tmp_path)
+    assert forked.pop("forked") and not afresh.pop("forked")
+    assert forked.pop("parent") != afresh.pop("parent") == os.getpid(), "a server forked it"
+    assert forked == afresh
+    told = [forked[name] for name in ("cache", "debug", "beam", "device", "dev", "group", "opened")]
+    assert told == [str(tmp_path / "cache.db"), 0, 0, "CPU", CPU, True, []]
+
+
+@linux
+def test_a_child_has_the_environment_of_its_parent_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert seen_in_a_child(tmp_path, fork=True)["said"] is None
+    monkeypatch.setenv("SAID", "later")
+    told = seen_in_a_child(tmp_path, fork=True)
+    assert told["said"] == "later" and not told["forked"], "the server knows nothing of it"
+
+
 @pytest.mark.parametrize("dies_first", [False, True])
+@pytest.mark.parametrize("fork", [False, pytest.param(True, marks=linux)])
 def test_a_process_that_begins_while_its_pool_ends_prints_nothing(
-    dies_first: bool, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    fork: bool, dies_first: bool, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on a busy machine: the pool's locks are gone before the process looks for them, and the signal comes late."""
     from pebble.pool import process as pebble_process
@@ -27,7 +75,7 @@ def test_a_process_that_begins_while_its_pool_ends_prints_nothing(
         worker.join(5)  # what it does unless it is stopped
         stop(worker)
 
-    pool = start_pool(1, nothing, ())
+    pool = start_pool(1, nothing, (), fork=fork)
     if dies_first:
         with pytest.raises(Exception, match="Abnormal termination"):
             pool.schedule(os._exit, args=(5,)).result(timeout=60)

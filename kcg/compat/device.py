@@ -195,6 +195,14 @@ def prepare(dev: str) -> None:
         getenv.cache_clear()  # tinygrad may have read CC in an attempt that failed
 
 
+def use_cache(path: str) -> None:
+    """Make the file `path` tinygrad's disk cache, also where tinygrad has read `CACHEDB`; before it is first used."""
+    import tinygrad.helpers
+
+    os.environ["CACHEDB"] = path
+    tinygrad.helpers.CACHEDB = path
+
+
 def _open_cpu_without_clang() -> None:
     if os.environ.get("HCQ2", "0") not in ("", "0"):
         raise DeviceError("HCQ2=1 needs clang on the CPU: install clang or unset HCQ2")

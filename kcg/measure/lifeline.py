@@ -16,12 +16,14 @@ import gc
 import os
 import select
 import signal
+import sys
 import threading
 import time
 import warnings
 from collections.abc import Callable
+from multiprocessing import forkserver
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from kcg.errors import KcgError
 
@@ -29,6 +31,7 @@ PR_SET_PDEATHSIG = 1
 PR_SET_NAME = 15
 GUARDIAN = b"kcg-guardian"  # what `ps` and /proc/PID/comm call it
 ORPHAN_POLL_S = 0.5
+PRELOADED: Final = "kcg.measure.preloaded"  # in the fork server, and in what it forked
 COMPILER_MEMORY_BYTES = 8 << 30
 """What a compiling child may map. A compiler that wants more gets a MemoryError, not the machine's last byte."""
 
@@ -70,13 +73,29 @@ def _begin(parent_pid: int) -> None:
         _no_stdin()
     libc = ctypes.CDLL(None)
     if hasattr(libc, "prctl"):
-        # the signal comes when the *thread* that started this child ends: those of the pools outlive their children
+        # the signal comes when the *thread* that started this child ends: those of the pools outlive their children.
+        # A fork server ends with its parent
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent_pid:  # the parent died before prctl was called
+        if os.getppid() != (_fork_server() or parent_pid):  # the parent died before prctl was called
             os._exit(1)
     else:
         _watch_parent(parent_pid)
     _die_first()
+
+
+def _fork_server() -> int | None:
+    """In a process that a fork server forked: that server's process id, once this one keeps it alive no more.
+
+    The server is to end with the process that started it, and so all that it forked: it waits for the end of a pipe
+    whose other end it gives to each of them.
+    """
+    if (preloaded := sys.modules.get(PRELOADED)) is None:
+        return None
+    server: Any = forkserver._forkserver
+    if (descriptor := server._forkserver_alive_fd) is not None:
+        server._forkserver_alive_fd = None
+        os.close(descriptor)
+    return int(preloaded.SERVER_PID)
 
 
 def guard() -> None:
@@ -127,10 +146,12 @@ def _no_stdin() -> None:
 
 
 def _settings(dev: str, cache_db: str) -> None:
-    os.environ["CACHEDB"] = cache_db
     os.environ.pop("BEAM", None)
     os.environ["DEBUG"] = "0"
-    from kcg.compat.device import prepare
+    os.environ["CACHEDB"] = cache_db  # read where tinygrad is imported, which a fork server has done
+    from kcg.compat.device import prepare, use_cache
+
+    use_cache(cache_db)
 
     prepare(dev)
 

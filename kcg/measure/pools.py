@@ -33,8 +33,15 @@ log = logging.getLogger(__name__)
 
 STUCK_S = 30.0  # how long after a job's own timeout its pool itself is taken for dead
 
+
 _canaries: dict[str, CompiledCanary] = {}
 """By device, one that was right: the children after it load it."""
+
+
+def _forked(initargs: tuple[Any, ...]) -> bool:
+    """Whether children may be forked: those of a CPU. A GPU's begin afresh: a second is little there, and no driver was
+    yet seen to open in a process that was forked."""
+    return str(initargs[0]).startswith("CPU")
 
 
 class ServiceClosed(KcgError):
@@ -273,7 +280,7 @@ class DevicePool:
         return f"its canary is wrong: {fault}", None if fault else reading
 
     def _open(self) -> None:
-        self._pool = start_pool(1, lifeline.start, self._initargs)
+        self._pool = start_pool(1, lifeline.start, self._initargs, fork=_forked(self._initargs))
         try:
             self._child = self._call(child.ping, (), self._open_timeout_s)
             self._call(child.open_job, (self._dev,), self._open_timeout_s)
@@ -330,8 +337,12 @@ class CompilePool:
 
     def _start_early(self) -> None:
         if not self._closed and self._pool is None:
-            self._pool = start_pool(self._workers, lifeline.start_compiler, self._initargs)
+            self._pool = self._start()
             _ = self._pool.active  # asking is what starts it
+
+    def _start(self) -> Any:
+        fork = _forked(self._initargs)
+        return start_pool(self._workers, lifeline.start_compiler, self._initargs, fork=fork)
 
     def submit(self, function: Callable[..., Any], *args: Any, timeout_s: float) -> Future[Any]:
         """Run `function(*args)` in a child; the future fails with TimeoutError after the child was killed."""
@@ -356,7 +367,7 @@ class CompilePool:
         try:
             if self._pool is None or not self._pool.active:
                 broken = self._pool
-                self._pool = start_pool(self._workers, lifeline.start_compiler, self._initargs)
+                self._pool = self._start()
             inner = self._pool.schedule(lifeline.call, args=call, timeout=timeout_s)
         except Exception as error:  # no process can be started: that is this job's end, and not this thread's
             self._end(future, None, ChildDied(f"no process could be started: {error}"))

@@ -1,19 +1,32 @@
-"""`pebble`'s pools of spawned processes, ended without a word from a process that had not begun."""
+"""`pebble`'s pools of processes that hold nothing of their parent's, ended without a word from one that had not begun.
+
+Each begins afresh, or on Linux may be forked by a server that has loaded what all of them need
+(`kcg.measure.preloaded`) and opened nothing.
+"""
 
 from __future__ import annotations
 
 import logging
+import os
+import sys
+import threading
 from collections.abc import Callable
-from multiprocessing.context import SpawnContext
+from multiprocessing import forkserver
+from multiprocessing.context import BaseContext, ForkServerContext, SpawnContext
 from multiprocessing.synchronize import RLock
-from typing import Any
+from typing import Any, Final
 
 from pebble import ProcessPool
 
+from kcg.measure.lifeline import PRELOADED
+
 log = logging.getLogger(__name__)
 
+SET_BY_CHILDREN: Final = ("BEAM", "CACHEDB", "CC", "DEBUG", "DEV", "PYTEST_CURRENT_TEST")
+"""Variables that may differ: children set these themselves (`kcg.measure.lifeline`), or do not read them."""
 
-class _KeptLocks(SpawnContext):
+
+class _KeptLocks(BaseContext):
     """Holds on to every lock that it makes.
 
     A pool drops its locks first and ends its processes then. The end of a lock takes its semaphore's name away, and a
@@ -30,10 +43,42 @@ class _KeptLocks(SpawnContext):
         return lock
 
 
-def start_pool(workers: int, initializer: Callable[..., Any], initargs: tuple[Any, ...]) -> Any:
-    """A `pebble.ProcessPool` of processes that begin afresh and inherit nothing."""
+class _Spawning(_KeptLocks, SpawnContext):
+    pass
+
+
+class _Forking(_KeptLocks, ForkServerContext):
+    pass
+
+
+class _Server:
+    """The fork server of this process, with the environment that it began with."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._environment: dict[str, str] | None = None
+
+    def may_fork(self) -> bool:
+        """Start it if it is not there; whether what it forks is what a process begun now would be."""
+        now = {name: value for name, value in os.environ.items() if name not in SET_BY_CHILDREN}
+        with self._lock:
+            if self._environment is None:
+                forkserver.set_forkserver_preload([PRELOADED])
+                self._environment = now
+            return self._environment == now
+
+
+_server = _Server()
+
+
+def start_pool(workers: int, initializer: Callable[..., Any], initargs: tuple[Any, ...], *, fork: bool = False) -> Any:
+    """A `pebble.ProcessPool` of processes that inherit nothing. With `fork`, what begins by `lifeline.start` is there
+    sooner: 0.1 s of CPU time instead of 0.9. It begins afresh all the same where this process has changed its
+    environment since the server began."""
+    fork = fork and sys.platform == "linux" and _server.may_fork()
     # the pool holds its context, which it needs for new processes, and that the locks
-    return ProcessPool(max_workers=workers, initializer=initializer, initargs=initargs, context=_KeptLocks())
+    context = _Forking() if fork else _Spawning()
+    return ProcessPool(max_workers=workers, initializer=initializer, initargs=initargs, context=context)
 
 
 def end_pool(pool: Any) -> None:

@@ -1,9 +1,9 @@
-"""A process that measures, to be killed or interrupted from outside: `python -m tests.faults.busy_service MODE`.
+"""A process that measures, to be killed or interrupted: `python -m tests.faults.busy_service MODE [afresh]`.
 
 It writes the process ids of its children once all are busy. Modes: `busy` has a kernel that never ends on the device
 and two compilers that never end; `native` has compilers whose native code lets no Python run, one of which started
 processes of its own; `starting` interrupts its own group while its children start; `beam` runs tinygrad's
-BEAM.
+BEAM. With `afresh` its children are not forked by a server, as those of a GPU are not.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from kcg.compat.device import prepare
 from kcg.kernel.codec import kernel_of
 from kcg.measure.jobs import TinyBeamJob
 from kcg.measure.service import MeasureService
+from kcg.measure.spawned import _server
 from kcg.types import Region
 from tests.faults import bad_jobs, machine_code
 from tests.faults.processes import descendants, guardians, wait_until
@@ -80,4 +81,7 @@ def main(mode: str) -> int:
 
 
 if __name__ == "__main__":
+    if "afresh" in sys.argv:
+        _server.may_fork()
+        os.environ["ANOTHER"] = "environment than the server's"
     sys.exit(main(sys.argv[1]))

@@ -24,14 +24,28 @@ def _parents() -> dict[int, int]:
 
 
 def descendants(pid: int) -> set[int]:
-    """All processes below `pid`, but for multiprocessing's resource tracker, which ends with the last that uses it."""
+    """All processes below `pid`, but for two of multiprocessing's own, which end with the last that uses them: its
+    resource tracker and its fork server. What the server forked has the same command line."""
+    found = below(pid)
+    return {child for child in found if b"resource_tracker" not in command_line(child)} - fork_servers(found)
+
+
+def below(pid: int) -> set[int]:
+    """All processes below `pid`."""
     parents = _parents()
     found: set[int] = set()
     level = {pid}
     while level:
         level = {child for child, parent in parents.items() if parent in level}
         found |= level
-    return {child for child in found if b"resource_tracker" not in command_line(child)}
+    return found
+
+
+def fork_servers(pids: set[int]) -> set[int]:
+    """Those of `pids` that are fork servers."""
+    parents = _parents()
+    forked = {pid for pid in pids if b"forkserver" in command_line(pid)}
+    return {pid for pid in forked if b"forkserver" not in command_line(parents.get(pid, 0))}
 
 
 def guardians(pid: int) -> set[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -20,7 +21,7 @@ from kcg.measure.pools import ServiceClosed
 from kcg.measure.service import MeasureService
 from kcg.types import Measurement, Region, Status
 from tests.faults import bad_jobs, busy_service, machine_code
-from tests.faults.processes import PATIENCE_S, alive, descendants, guardians, holding, wait_until
+from tests.faults.processes import PATIENCE_S, alive, below, descendants, fork_servers, guardians, holding, wait_until
 from tests.faults.relu import COUNT, DEV, REGION, REQUEST, binary, compiled_relu, request
 from tests.kernels import empty, kernels_of
 
@@ -30,7 +31,7 @@ pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="re
 def start(mode: str, folder: Path) -> subprocess.Popen[str]:
     """A measuring process in a session of its own; what it cannot tidy up when it is killed stays in `folder`."""
     return subprocess.Popen(
-        [sys.executable, "-m", "tests.faults.busy_service", mode], env={**os.environ, "TMPDIR": str(folder)},
+        [sys.executable, "-m", "tests.faults.busy_service", *mode.split()], env={**os.environ, "TMPDIR": str(folder)},
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
 
@@ -40,18 +41,21 @@ def first_line(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline()
 
 
-@pytest.mark.parametrize("mode", ["busy", "native", "beam"])
+@pytest.mark.parametrize("mode", ["busy", "busy afresh", "native", "native afresh", "beam"])
 def test_killed_parent_leaves_no_child(mode: str, tmp_path: Path) -> None:
     process = start(mode, tmp_path)
     children = set(json.loads(first_line(process)))
     assert len(children) >= 4 and alive(children) == children
+    children |= (servers := fork_servers(below(process.pid)))
+    assert len(servers) == ("afresh" not in mode)
     process.kill()
     assert wait_until(lambda: not alive(children)), alive(children)
     process.communicate()
 
 
-def test_interrupt_ends_it_quietly(tmp_path: Path) -> None:
-    process = start("busy", tmp_path)
+@pytest.mark.parametrize("mode", ["busy", "busy afresh"])
+def test_interrupt_ends_it_quietly(mode: str, tmp_path: Path) -> None:
+    process = start(mode, tmp_path)
     children = set(json.loads(first_line(process)))
     os.killpg(process.pid, signal.SIGINT)
     _, printed = process.communicate(timeout=60)
@@ -59,8 +63,9 @@ def test_interrupt_ends_it_quietly(tmp_path: Path) -> None:
     assert wait_until(lambda: not alive(children)), "a guardian sees the end of its child a moment later"
 
 
-def test_interrupt_while_children_start_prints_nothing(tmp_path: Path) -> None:
-    process = start("starting", tmp_path)
+@pytest.mark.parametrize("mode", ["starting", "starting afresh"])
+def test_interrupt_while_children_start_prints_nothing(mode: str, tmp_path: Path) -> None:
+    process = start(mode, tmp_path)
     _, printed = process.communicate(timeout=60)
     assert (process.returncode, printed) == (130, "")
 
@@ -202,14 +207,17 @@ def test_device_child_takes_with_it_what_it_started(tmp_path: Path) -> None:
 def test_guardian_is_not_talked_into_ending() -> None:
     with MeasureService(DEV, run_id="guardian", compile_workers=1) as service:
         assert service.target
-        (guardian,) = guardians(os.getpid())
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        found = guardians(os.getpid())
+        assert found, "of the device's child, and of a compiler that has begun"
+        for guardian, number in itertools.product(found, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)):
             os.kill(guardian, number)
         time.sleep(0.1)
-        assert alive({guardian}) and os.getsid(guardian) == guardian
-        held = [path.readlink() for path in Path(f"/proc/{guardian}/fd").iterdir()]
-        assert len(held) <= 2, held
-    assert wait_until(lambda: not alive({guardian}))
+        assert alive(found) == found
+        for guardian in found:
+            assert os.getsid(guardian) == guardian
+            held = [path.readlink() for path in Path(f"/proc/{guardian}/fd").iterdir()]
+            assert len(held) <= 2, held
+    assert wait_until(lambda: not alive(found))
 
 
 def test_children_have_groups_of_their_own_and_no_terminal() -> None:

@@ -1,0 +1,25 @@
+"""What a fork server holds ready for the children of `kcg.measure.spawned`: only it imports this module.
+
+A child that begins in it has Python, tinygrad and numpy loaded, which takes one that begins afresh most of a second. No
+device is opened here: a copy of an open one would be broken.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+
+# a child begins with Ctrl-C blocked, as with a thread of a pool: its parent is who ends it
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+
+os.environ.pop("BEAM", None)  # as `lifeline` has it in every child: tinygrad reads these while it is imported
+os.environ["DEBUG"] = "0"
+
+import kcg.kernel.compiler  # noqa: E402
+import kcg.measure.child  # noqa: E402
+import kcg.measure.verify  # noqa: E402, F401
+
+if os.environ.get("DEV", "").startswith("CPU"):
+    import tinygrad.runtime.ops_cpu  # noqa: F401
+
+SERVER_PID = os.getpid()
