@@ -195,6 +195,11 @@ def prepare(dev: str) -> None:
         getenv.cache_clear()  # tinygrad may have read CC in an attempt that failed
 
 
+def import_runtime(device: str) -> None:
+    """Load tinygrad's code for a device (`CPU`, `CUDA`), and open none."""
+    importlib.import_module(f"tinygrad.runtime.ops_{device.lower()}")
+
+
 def use_cache(path: str) -> None:
     """Make the file `path` tinygrad's disk cache, also where tinygrad has read `CACHEDB`; before it is first used."""
     import tinygrad.helpers

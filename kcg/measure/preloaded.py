@@ -18,8 +18,8 @@ os.environ["DEBUG"] = "0"
 import kcg.kernel.compiler  # noqa: E402
 import kcg.measure.child  # noqa: E402
 import kcg.measure.verify  # noqa: E402, F401
+from kcg.compat.device import import_runtime  # noqa: E402
 
-if os.environ.get("DEV", "").startswith("CPU"):
-    import tinygrad.runtime.ops_cpu  # noqa: F401
+import_runtime("CPU")
 
 SERVER_PID = os.getpid()
