@@ -19,25 +19,25 @@ from kcg.errors import ExitCode
 from kcg.kernel.actions import ACTION_SPACE_VERSION
 from kcg.kernel.space import KernelSpace
 from kcg.measure.target import detect
-from kcg.optimize.result import read_result, write_result
-from kcg.types import Finalist, RegionResult, Schedule, Verification
+from kcg.optimize.result import write_result
+from kcg.types import Finalist, RegionResult, Result, Schedule, Verification
 from kcg.workloads.capture import lazy_workload
 from tests.sample_result import sample_result
 
 ROOT = Path(__file__).parent.parent
 DEV = os.environ["DEV"]
 CASE = {"kind": "rope", "tokens": 8, "heads": 2, "width": 8, "dtype": "float32", "backward": False}
+OF_THREE_KERNELS = {"kind": "layernorm", "rows": 4, "width": 8, "dtype": "float32"}
 
 
 def finalist(space: KernelSpace, schedule: Schedule) -> Finalist:
     return Finalist(schedule, 2e-6, 1e-6, (1e-6, 3e-6), Verification(True), name=space.name(schedule))
 
 
-@pytest.fixture(scope="module")
-def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A result of the case in which every kernel has another schedule than tinygrad's own."""
+def result_of(case: dict[str, Any]) -> Result:
+    """A result of a case in which every kernel has another schedule than tinygrad's own."""
     target, toolchain = detect(DEV, ACTION_SPACE_VERSION)
-    step = tiny_cases.build(CASE)
+    step = tiny_cases.build(case)
     rows = []
     for call in lazy_workload("case", "", step.run(**step.inputs)).calls:
         space = KernelSpace(call.region, target)
@@ -45,11 +45,15 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
         other = next(a.schedule for a in space.actions(space.start()) if space.key(a.schedule) != own)
         base, ours = finalist(space, space.baseline()), finalist(space, other)
         rows.append(RegionResult(call.region, call.calls, base, ours, 1, "improved"))
-    made = replace(
+    return replace(
         sample_result(), target=target, toolchain=toolchain, regions=tuple(rows), recomputes=(), expectations=()
     )
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("result") / "RESULT.json"
-    write_result(made, path)
+    write_result(result_of(CASE), path)
     return path
 
 
@@ -65,9 +69,11 @@ def environment(tmp_path: Path) -> dict[str, str]:
     return {**os.environ, "CACHEDB": str(tmp_path / "users.db"), **stand_in}
 
 
-def run(stored: Path, out: Path, environment: dict[str, str], *more: str) -> subprocess.CompletedProcess[str]:
+def run(
+    stored: Path, out: Path, environment: dict[str, str], *more: str, case: dict[str, Any] = CASE
+) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "evaluation/handover.py", "--device", DEV, "--result", str(stored), "--out", str(out)]
-    what = ["--case", json.dumps(CASE), "--rounds", "1", *more]
+    what = ["--case", json.dumps(case), "--rounds", "1", *more]
     return subprocess.run(
         [*command, *what], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False
     )
@@ -92,13 +98,14 @@ def test_an_unchanged_program_takes_over_without_a_search(
 
 
 @pytest.mark.slow
-def test_a_search_is_seen(stored: Path, tmp_path: Path, environment: dict[str, str]) -> None:
-    """With the result of one kernel only, BEAM has to search for the other."""
-    whole = read_result(stored)
-    write_result(replace(whole, regions=whole.regions[:1]), tmp_path / "RESULT.json")
-    done = run(tmp_path / "RESULT.json", tmp_path / "handover.json", environment, "--replays", "1", "--beam", "1")
+def test_a_search_is_seen(tmp_path: Path, environment: dict[str, str]) -> None:
+    """With the result of one kernel only, BEAM has to search for the others."""
+    whole, path = result_of(OF_THREE_KERNELS), tmp_path / "RESULT.json"
+    write_result(replace(whole, regions=whole.regions[:1]), path)
+    how = ["--replays", "1", "--beam", "1"]
+    done = run(path, tmp_path / "handover.json", environment, *how, case=OF_THREE_KERNELS)
     assert done.returncode == ExitCode.VERIFICATION_FAILED, done.stderr
-    assert "it searched 1 kernels" in done.stderr
+    assert f"it searched {len(whole.regions) - 1} kernels" in done.stderr
 
 
 def test_a_result_of_something_else_is_refused(stored: Path, tmp_path: Path, environment: dict[str, str]) -> None:

@@ -55,9 +55,10 @@ def test_without_a_preset_or_a_result_it_says_what_to_write(tmp_path: Path, keep
 @pytest.mark.slow
 def test_flux_is_optimised_and_kept(tmp_path: Path) -> None:
     device = "CPU:CLANG" if clang_path() else "CPU:X86"
-    command = [sys.executable, str(SCRIPT), "mini", device, "--budget", "60s", "--out", str(tmp_path / "kept.json")]
+    command = [sys.executable, str(SCRIPT), "mini", device, "--budget", "150s", "--out", str(tmp_path / "kept.json")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
     assert done.returncode == 0, done.stderr
     (run,) = json.loads((tmp_path / "kept.json").read_text())["runs"].values()
-    assert run["model_check"]["passed"] and run["verified"] == len(run["kernels"]) > 10
+    assert run["complete"] and run["verified"] == len(run["kernels"]) > 10
+    assert run["model_check"]["passed"] is not False, "it is not run where nothing was faster"
     assert run["total_after_s"] <= run["total_before_s"]
