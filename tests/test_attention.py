@@ -227,7 +227,6 @@ def test_what_kcg_chose_by_hand_is_timed_and_what_is_for_another_device_says_so(
         assert by_hand["error"] < 1e-5 and by_hand["tflop_s"] > 0
 
 
-@pytest.mark.slow
 def test_attention_script(tmp_path: Path) -> None:
     rows = run("attention", tmp_path / "attention.json", "--contenders", "tinygrad,eager")
     assert set(rows) == {"32 tokens", "64 tokens"}

@@ -269,7 +269,6 @@ def run(script: str, out: Path, *arguments: str) -> dict[str, Any]:
     return entry["rows"]
 
 
-@pytest.mark.slow
 def test_rope_script(tmp_path: Path) -> None:
     rows = run("rope", tmp_path / "rope.json", "--contenders", "tinygrad,eager")
     assert set(rows) == {f"{way} {n}" for way in ("forward", "backward") for n in (32, 64)}
@@ -286,7 +285,6 @@ def test_sum_script(tmp_path: Path) -> None:
     assert {file.suffix for file in tmp_path.iterdir()} >= {".svg", ".md"}
 
 
-@pytest.mark.slow
 def test_layers_script_with_kcg(tmp_path: Path) -> None:
     arguments = ("--only", "softmax", "--contenders", "kcg,eager", "--tune", "4s")
     (row,) = run("layers_torch", tmp_path / "layers.json", *arguments).values()
