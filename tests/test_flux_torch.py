@@ -162,7 +162,6 @@ def test_every_kernel_of_the_results_has_its_part_and_they_are_the_whole_step(pr
     assert sum(part["kcg_ms"] for part in told) == pytest.approx(1e3 * sum(k.kcg_s for k in kernels), rel=1e-3)
 
 
-@pytest.mark.slow
 def test_a_part_is_timed_once_and_kept(tmp_path: Path) -> None:
     out = tmp_path / "rows.json"
     arguments = ("--part", "regions", "--only", "gelu 320", "--no-compiled")
@@ -179,7 +178,6 @@ def test_a_part_is_timed_once_and_kept(tmp_path: Path) -> None:
     assert "region gelu 320x1024: " not in run(*arguments, out=out).stdout and out.read_text() == before
 
 
-@pytest.mark.slow
 def test_no_row_is_begun_after_the_budget(tmp_path: Path) -> None:
     done = run("--part", "regions", "--budget", "0.000001s", out=tmp_path / "rows.json")
     assert done.returncode == 0 and f"{len(names('mini'))} rows are left" in done.stdout
@@ -204,7 +202,6 @@ def test_a_step_in_tinygrad_by_the_same_protocol(tmp_path: Path) -> None:
     assert report["headline"] == {"tinygrad_s_mini_cpu_x86": row["cold_s"]}
 
 
-@pytest.mark.slow
 def test_a_step_with_kcg_needs_its_result(tmp_path: Path) -> None:
     done = run("--part", "steps", "--modes", "tinygrad,kcg", out=tmp_path / "rows.json")
     assert done.returncode == 2 and "--result RESULT.json" in done.stderr

@@ -79,7 +79,6 @@ def run(
     )
 
 
-@pytest.mark.slow
 def test_an_unchanged_program_takes_over_without_a_search(
     stored: Path, tmp_path: Path, environment: dict[str, str]
 ) -> None:

@@ -132,9 +132,7 @@ MACHINE = {
 }
 
 
-@pytest.mark.parametrize(
-    "fault", [pytest.param(fault, marks=[pytest.mark.slow] if fault == "hang" else []) for fault in MACHINE]
-)
+@pytest.mark.parametrize("fault", MACHINE)
 def test_a_fault_is_the_kernels_own_and_the_service_goes_on(fault: str, service: MeasureService) -> None:
     code, status, says = MACHINE[fault]
     body = SourceBody("bad", "uop", "machine", "kernel", "", (1,), (1,), code=base64.b64encode(code).decode())

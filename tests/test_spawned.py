@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import time
 from multiprocessing.process import BaseProcess
@@ -61,6 +62,25 @@ def test_a_child_has_the_environment_of_its_parent_now(tmp_path: Path, monkeypat
     monkeypatch.setenv("SAID", "later")
     told = seen_in_a_child(tmp_path, fork=True)
     assert told["said"] == "later" and not told["forked"], "the server knows nothing of it"
+
+
+@linux
+def test_nothing_is_forked_where_a_program_has_a_fork_server_of_its_own(tmp_path: Path) -> None:
+    """It has not loaded what a child needs, and a child would not know whose end to wait for."""
+    program = f"""
+import multiprocessing, os
+from pathlib import Path
+if __name__ == "__main__":
+    process = multiprocessing.get_context("forkserver").Process(target=print, args=["theirs"])
+    process.start()
+    process.join()
+    from tests.test_spawned import seen_in_a_child
+    print(seen_in_a_child(Path({str(tmp_path)!r}), fork=True)["forked"])
+"""
+    (tmp_path / "program.py").write_text(program)
+    command = [sys.executable, str(tmp_path / "program.py")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.stdout.split(), done.stderr) == (["theirs", "False"], "")
 
 
 @pytest.mark.parametrize("dies_first", [False, True])

@@ -59,12 +59,16 @@ class _Server:
         self._environment: dict[str, str] | None = None
 
     def may_fork(self) -> bool:
-        """Start it if it is not there; whether what it forks is what a process begun now would be."""
+        """Whether what it forks is what a process begun now would be. The first pool that forks starts it. A process
+        has one fork server: where somebody else's runs, which has loaded something else, nothing is forked."""
         now = {name: value for name, value in os.environ.items() if name not in SET_BY_CHILDREN}
         with self._lock:
             if self._environment is None:
-                forkserver.set_forkserver_preload([PRELOADED])
-                self._environment = now
+                server: Any = forkserver._forkserver
+                ours = server._forkserver_pid is None
+                if ours:
+                    forkserver.set_forkserver_preload([PRELOADED])
+                self._environment = now if ours else {}
             return self._environment == now
 
 
