@@ -77,8 +77,8 @@ _server = _Server()
 
 def start_pool(workers: int, initializer: Callable[..., Any], initargs: tuple[Any, ...], *, fork: bool = False) -> Any:
     """A `pebble.ProcessPool` of processes that inherit nothing. With `fork`, what begins by `lifeline.start` is there
-    sooner: a child that has opened a CPU after 0.2 s, not 0.6 (a core of an AMD EPYC). It begins afresh all the same where this process has changed its
-    environment since the server began."""
+    sooner: a child that has opened a CPU after 0.2 s, not 0.6 (a core of an AMD EPYC). It begins afresh all the same
+    where this process has changed its environment since the server began."""
     fork = fork and sys.platform == "linux" and _server.may_fork()
     # the pool holds its context, which it needs for new processes, and that the locks
     context = _Forking() if fork else _Spawning()
