@@ -7,8 +7,10 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from evaluation.baselines.known import AFTER, behind
+from evaluation.baselines.promises import FIRST, kept
 
 SCRIPT = Path(__file__).parents[1] / "evaluation" / "choose_known.py"
 
@@ -37,3 +39,31 @@ def test_a_folder_without_a_campaign(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2 and "no kernel with 100 schedules" in done.stderr, done.stderr
     assert not (tmp_path / "out.json").exists()
+
+
+def test_promises_are_of_what_was_known_then() -> None:
+    """Twelve schedules, the later the faster, as predicted but for a level that all share."""
+    log_s = np.log(np.linspace(2.0, 1.0, 12))
+    told = log_s - 1.0, np.full(12, 0.3), np.random.default_rng(0).normal(size=(12, 3)), log_s
+    found = [*kept(told, {})]
+    assert len(found) == 12 - FIRST - 1
+    for place, promise in enumerate(found, FIRST + 1):
+        assert promise.gained == pytest.approx(1.0 - np.exp(log_s[place] - log_s[place - 1]))
+        assert abs(promise.surprise) < 1.0 and 0 < promise.deviation <= 0.3
+        assert 0.3 * promise.gained < promise.promised < 3 * promise.gained
+    nothing = told[0], told[1], told[2], np.append(log_s[:-1], log_s[0])
+    assert [*kept(nothing, {})][-1].gained == 0.0
+
+
+def test_results_of_short_runs(tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    command = [
+        sys.executable,
+        str(SCRIPT.with_name("promised_gains.py")),
+        str(tmp_path / "none.json"),
+        "--out",
+        str(out),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and str(tmp_path / "none.json") in done.stderr and len(done.stderr.splitlines()) == 1
+    assert not out.exists()

@@ -48,20 +48,27 @@ def known_of(journals: Sequence[LiveJournal], results: Sequence[Path]) -> dict[s
 
 def followed(region: Region, target: Target, known: Known, predictor: Any) -> Iterator[tuple[str, list[float]]]:
     """By correction: how far the best is behind the best known, in log-seconds, after each of `AFTER`."""
-    space, schedules = KernelSpace(region, target), list[Schedule]()
+    space = KernelSpace(region, target)
+    judged, told = seen_by(predictor, space, known)
+    numbers = TileNumbers(space)
+    tiles, traits = np.array([numbers[schedule] for schedule in judged]), traits_of(judged)
+    for name, columns in CORRECTIONS.items():
+        yield name, behind(told, columns(tiles, traits), judged.index(space.baseline()))
+
+
+def seen_by(predictor: Any, space: KernelSpace, known: Known) -> tuple[list[Schedule], Told]:
+    """The schedules, in order, that kcg's action space has and the predictor can judge, and what is told of them."""
+    schedules = list[Schedule]()
     for schedule in known:
         with contextlib.suppress(ScheduleError):  # BEAM takes steps that kcg's action space leaves out
             space.state(schedule)
             schedules.append(schedule)
     said, states = predictor.embed(space, schedules)
     where = [i for i, state in enumerate(states) if state is not None]
-    judged, numbers = [schedules[i] for i in where], TileNumbers(space)
+    judged = [schedules[i] for i in where]
     log_s = np.log([seconds if (seconds := known[schedule]) is not None else np.nan for schedule in judged])
-    doubt = np.array([said[i].uncertainty for i in where])
-    told = np.array([said[i].log_runtime for i in where]), doubt, np.stack([states[i] for i in where]), log_s
-    tiles, traits = np.array([numbers[schedule] for schedule in judged]), traits_of(judged)
-    for name, columns in CORRECTIONS.items():
-        yield name, behind(told, columns(tiles, traits), judged.index(space.baseline()))
+    predicted, doubt = (np.array([getattr(said[i], of) for i in where]) for of in ("log_runtime", "uncertainty"))
+    return judged, (predicted, doubt, np.stack([states[i] for i in where]), log_s)
 
 
 def behind(told: Told, columns: dict[str, Any], first: int) -> list[float]:
