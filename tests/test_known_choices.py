@@ -56,14 +56,8 @@ def test_promises_are_of_what_was_known_then() -> None:
 
 
 def test_results_of_short_runs(tmp_path: Path) -> None:
-    out = tmp_path / "out.json"
-    command = [
-        sys.executable,
-        str(SCRIPT.with_name("promised_gains.py")),
-        str(tmp_path / "none.json"),
-        "--out",
-        str(out),
-    ]
+    script, out = SCRIPT.with_name("promised_gains.py"), tmp_path / "out.json"
+    command = [sys.executable, str(script), str(tmp_path / "none.json"), "--out", str(out)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2 and str(tmp_path / "none.json") in done.stderr and len(done.stderr.splitlines()) == 1
     assert not out.exists()

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from kcg.measure import lifeline
+from kcg.measure import lifeline, spawned
 from kcg.measure.spawned import end_pool, start_pool
 from tests.conftest import CPU
 
@@ -45,7 +45,15 @@ def seen_in_a_child(folder: Path, **how: bool) -> dict[str, Any]:
         end_pool(pool)
 
 
+@pytest.fixture
+def forking(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server of this environment: the test that started this process's may have had another one."""
+    spawned._server.may_fork()
+    monkeypatch.setattr(spawned._server, "_environment", spawned._environment())
+
+
 @linux
+@pytest.mark.usefixtures("forking")
 def test_a_forked_child_is_what_one_begun_afresh_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DEBUG", "3")  # the user's own
     forked, afresh = seen_in_a_child(tmp_path, fork=True), seen_in_a_child(tmp_path)
@@ -57,6 +65,7 @@ def test_a_forked_child_is_what_one_begun_afresh_is(tmp_path: Path, monkeypatch:
 
 
 @linux
+@pytest.mark.usefixtures("forking")
 def test_a_child_has_the_environment_of_its_parent_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert seen_in_a_child(tmp_path, fork=True)["said"] is None
     monkeypatch.setenv("SAID", "later")

@@ -50,10 +50,15 @@ def followed(region: Region, target: Target, known: Known, predictor: Any) -> It
     """By correction: how far the best is behind the best known, in log-seconds, after each of `AFTER`."""
     space = KernelSpace(region, target)
     judged, told = seen_by(predictor, space, known)
-    numbers = TileNumbers(space)
-    tiles, traits = np.array([numbers[schedule] for schedule in judged]), traits_of(judged)
+    tiles, traits = tiles_and_traits(space, judged)
     for name, columns in CORRECTIONS.items():
         yield name, behind(told, columns(tiles, traits), judged.index(space.baseline()))
+
+
+def tiles_and_traits(space: KernelSpace, schedules: Sequence[Schedule]) -> tuple[Array, Array]:
+    """(n,) numbers of tiles and (n, t) traits: what a correction may be told of schedules."""
+    numbers = TileNumbers(space)
+    return np.array([numbers[schedule] for schedule in schedules]), traits_of(schedules)
 
 
 def seen_by(predictor: Any, space: KernelSpace, known: Known) -> tuple[list[Schedule], Told]:
@@ -67,7 +72,7 @@ def seen_by(predictor: Any, space: KernelSpace, known: Known) -> tuple[list[Sche
     where = [i for i, state in enumerate(states) if state is not None]
     judged = [schedules[i] for i in where]
     log_s = np.log([seconds if (seconds := known[schedule]) is not None else np.nan for schedule in judged])
-    predicted, doubt = (np.array([getattr(said[i], of) for i in where]) for of in ("log_runtime", "uncertainty"))
+    predicted, doubt = np.array([said[i].log_runtime for i in where]), np.array([said[i].uncertainty for i in where])
     return judged, (predicted, doubt, np.stack([states[i] for i in where]), log_s)
 
 

@@ -12,11 +12,10 @@ import numpy as np
 from kcg.kernel.space import KernelSpace
 from kcg.optimize.result import read_result
 from kcg.predictor.choice import choose_predictor
-from kcg.predictor.correcting import TileNumbers, traits_of
 from kcg.predictor.correction import Correction
 from kcg.search.improvement import expected_improvement
 
-from .known import Known, Told, seen_by
+from .known import Known, Told, seen_by, tiles_and_traits
 
 FIRST: Final = 4  # measurements of a kernel that only teach
 
@@ -42,9 +41,8 @@ def promises_of(path: Path) -> Iterator[Promise]:
         if len(timed) > FIRST + 1:
             space = KernelSpace(row.region, result.target)
             schedules, seen = seen_by(predictor, space, timed)
-            numbers = TileNumbers(space)
-            columns = {"tiles": np.array([numbers[s] for s in schedules]), "traits": traits_of(schedules)}
-            yield from kept(seen, columns)
+            tiles, traits = tiles_and_traits(space, schedules)
+            yield from kept(seen, {"tiles": tiles, "traits": traits})
 
 
 def kept(told: Told, columns: dict[str, Any]) -> Iterator[Promise]:

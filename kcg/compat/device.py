@@ -202,9 +202,9 @@ def import_runtime(device: str) -> None:
 
 def use_cache(path: str) -> None:
     """Make the file `path` tinygrad's disk cache, also where tinygrad has read `CACHEDB`; before it is first used."""
+    os.environ["CACHEDB"] = path
     import tinygrad.helpers
 
-    os.environ["CACHEDB"] = path
     tinygrad.helpers.CACHEDB = path
 
 

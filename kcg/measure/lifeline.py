@@ -145,10 +145,14 @@ def _no_stdin() -> None:
         os.close(empty)
 
 
-def _settings(dev: str, cache_db: str) -> None:
+def without_the_users_settings() -> None:
+    """What tinygrad is not to find in the environment while it is imported."""
     os.environ.pop("BEAM", None)
     os.environ["DEBUG"] = "0"
-    os.environ["CACHEDB"] = cache_db  # read where tinygrad is imported, which a fork server has done
+
+
+def _settings(dev: str, cache_db: str) -> None:
+    without_the_users_settings()
     from kcg.compat.device import prepare, use_cache
 
     use_cache(cache_db)

@@ -1,6 +1,6 @@
 """What a fork server holds ready for the children of `kcg.measure.spawned`: only it imports this module.
 
-A child that begins in it has Python, tinygrad and numpy loaded, which takes one that begins afresh most of a second. No
+A child that begins in it has Python, tinygrad and numpy loaded, which takes one that begins afresh half a second. No
 device is opened here: a copy of an open one would be broken.
 """
 
@@ -9,11 +9,12 @@ from __future__ import annotations
 import os
 import signal
 
+from kcg.measure.lifeline import without_the_users_settings
+
 # a child begins with Ctrl-C blocked, as with a thread of a pool: its parent is who ends it
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
 
-os.environ.pop("BEAM", None)  # as `lifeline` has it in every child: tinygrad reads these while it is imported
-os.environ["DEBUG"] = "0"
+without_the_users_settings()
 
 import kcg.kernel.compiler  # noqa: E402
 import kcg.measure.child  # noqa: E402

@@ -51,6 +51,11 @@ class _Forking(_KeptLocks, ForkServerContext):
     pass
 
 
+def _environment() -> dict[str, str]:
+    """What of this process's environment a child would find as it is."""
+    return {name: value for name, value in os.environ.items() if name not in SET_BY_CHILDREN}
+
+
 class _Server:
     """The fork server of this process, with the environment that it began with."""
 
@@ -61,7 +66,7 @@ class _Server:
     def may_fork(self) -> bool:
         """Whether what it forks is what a process begun now would be. The first pool that forks starts it. A process
         has one fork server: where somebody else's runs, which has loaded something else, nothing is forked."""
-        now = {name: value for name, value in os.environ.items() if name not in SET_BY_CHILDREN}
+        now = _environment()
         with self._lock:
             if self._environment is None:
                 server: Any = forkserver._forkserver
