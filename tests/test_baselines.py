@@ -226,11 +226,15 @@ def test_finished_rows_are_kept_and_failed_ones_made_again_when_asked(tmp_path: 
     assert not kept.wanted("good") and not kept.wanted("bad") and kept.wanted("new")
     retried = Rows(out, "run", settings={"tune": "5s"}, retry=True)
     assert not retried.wanted("good") and retried.wanted("bad")
+    retried.add("other", {"status": "ok"})
+    assert "bad" in json.loads(out.read_text())["runs"]["run"]["rows"], "kept until it is made again"
+    retried.add("bad", {"status": "failed"})
+    assert not retried.wanted("bad"), "once in one call"
     assert Rows(out, "run", again=True).rows == {}
     later = Rows(out, "run", settings={"tune": "9s"})
     later.add("new", {"status": "ok"})
     told = json.loads(out.read_text())["runs"]["run"]["rows"]
-    assert {key: row["tune"] for key, row in told.items()} == {"good": "5s", "bad": "5s", "new": "9s"}
+    assert {key: row["tune"] for key, row in told.items()} == {"good": "5s", "other": "5s", "bad": "5s", "new": "9s"}
     assert json.loads(out.read_text())["headline"] == {"rows": 2}
 
 

@@ -245,3 +245,12 @@ def test_where_a_process_dies_the_search_goes_on_here(tmp_path: Path, caplog: py
         rest = list(search)
     assert "died" in caplog.text and ledger.measurements == 8
     assert len({o.schedule for o in first + rest}) == 8, "nothing is measured twice"
+
+
+def test_a_search_whose_process_is_closed_ends_without_a_word(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    region, space = matmul()
+    with Thinkers(1, "roofline", KNOWN_TARGETS["sm_90"], ("CPU", os.getpid(), str(tmp_path / "cache.db"))) as closed:
+        search = closed.strategy("mcts", region, place=0, seed="1")(asked(space, Ledger(max_measurements=8)))
+        next(search)
+    assert len(list(search)) < 7, "it ends where it is, and is not gone on with here"
+    assert "died" not in caplog.text

@@ -21,7 +21,7 @@ class Rows:
     """The rows of one run in `out`, by key. Each is written as soon as it is there.
 
     Each tells the `settings` that it was made with. What is there already is kept, whatever its settings, unless
-    `again` forgets all of it, or `retry` those in which something failed.
+    `again` forgets all of it; with `retry` those in which something failed are made again, each kept until then.
     """
 
     def __init__(
@@ -35,11 +35,12 @@ class Rows:
         self.left = 0  # rows for which there was no time
         kept = json.loads(out.read_text())["runs"].get(run) if out.exists() and not again else None
         if kept is not None:
-            self.rows = {key: row for key, row in kept["rows"].items() if not (retry and failed(row))}
+            self.rows = kept["rows"]
+        self._stale = {key for key, row in self.rows.items() if retry and failed(row)}
 
     def wanted(self, key: str) -> bool:
-        """Whether a row is to be made now: it is not there, and there is time."""
-        if key in self.rows:
+        """Whether a row is to be made now: it is not there, or to be made again, and there is time."""
+        if key in self.rows and key not in self._stale:
             return False
         if time.monotonic() > self._until:
             self.left += 1
@@ -48,6 +49,7 @@ class Rows:
 
     def add(self, key: str, row: Row) -> None:
         """Keep a row."""
+        self._stale.discard(key)
         self.rows[key] = {**row, **self._settings, "revision": revision(), "date": date.today().isoformat()}
         command = shlex.join(["python", f"evaluation/{Path(sys.argv[0]).name}", *sys.argv[1:]])
         entry = {"command": command, "rows": self.rows}

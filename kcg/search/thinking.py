@@ -100,12 +100,13 @@ class _Thinker:
         theirs.close()
         self._sending = threading.Lock()
         self._answers: dict[int, queue.SimpleQueue[tuple[str, Any]]] = {}
-        self._died = False
+        self._died = self._closed = False
         self._send(*first)
         threading.Thread(target=self._listen, daemon=True).start()
 
     def close(self) -> None:
         """Kill it; searches that still wait for it end."""
+        self._closed = True
         self._process.kill()
         self._process.join()
 
@@ -151,10 +152,10 @@ class _Thinker:
         while True:
             with contextlib.suppress(queue.Empty):
                 return inbox.get(timeout=POLL_S)
+            if self._closed or problem.ledger.exhausted:
+                return OVER, None
             if self._died:
                 return DIED, None
-            if problem.ledger.exhausted:
-                return OVER, None
 
     def _send(self, *message: Any) -> None:
         with self._sending, contextlib.suppress(OSError):  # one that died is noticed by whoever listens
