@@ -27,21 +27,11 @@ from kcg.measure.sensors import NoSensors
 from kcg.measure.target import detect
 from kcg.optimize import whole_model
 from kcg.optimize.deploy import apply, tuned
+from kcg.optimize.model_verdict import MAX_TOLERANCE, judge, relative_error, rounding_of_sums
 from kcg.optimize.result import read_result, write_result
 from kcg.optimize.run import exit_code_of
 from kcg.optimize.settings import Settings
-from kcg.optimize.whole_model import (
-    MAX_TOLERANCE,
-    REPLAYS,
-    ahead,
-    check_model,
-    compare,
-    expected_cost_s,
-    judge,
-    relative_error,
-    rounding_of_sums,
-    why_not_needed,
-)
+from kcg.optimize.whole_model import REPLAYS, ahead, check_model, compare, expected_cost_s, why_not_needed
 from kcg.types import Finalist, ModelCheck, Opt, RegionResult, Result, Schedule, Verification, Workload
 from kcg.workloads.registry import spec_of
 from tests.faults.processes import wait_until
