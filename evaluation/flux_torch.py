@@ -59,13 +59,7 @@ def main(
     out: opening.Out = OUT,
 ) -> None:
     """Time what is not in the results yet."""
-    from baselines.flux_beside import put_beside
-    from baselines.flux_kernels import of_result, of_run
-    from baselines.flux_regions import names, told
     from baselines.flux_steps import check_installed
-    from baselines.pool import Contender, Pool
-    from baselines.reports import times_table
-    from baselines.turns import Turns
 
     from kcg.compat.device import choose_device
     from kcg.workloads.flux import PRESETS
@@ -82,6 +76,13 @@ def main(
         check_installed()
     if "kcg" in wanted and result is None:
         raise UsageError("the step with kcg's schedules needs them: give --result RESULT.json")
+    from baselines.flux_beside import put_beside
+    from baselines.flux_kernels import of_result, of_run
+    from baselines.flux_regions import names, told  # seconds: it imports PyTorch
+    from baselines.pool import Contender, Pool
+    from baselines.reports import times_table
+    from baselines.turns import Turns
+
     case = {"preset": preset, "dtype": PRESETS[preset].dtype}
     with opening.comparison(
         dev, preset, out, headline=headline, budget=budget, again=again, retry=retry, limit=limit

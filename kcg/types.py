@@ -322,7 +322,7 @@ class Recompute:
 
 @dataclass(frozen=True)
 class ModelCheck:
-    """The whole model's output with the chosen schedules against its output with tinygrad's own, on random weights."""
+    """The whole model's output with the chosen schedules against its output with tinygrad's own, on random inputs."""
 
     passed: bool | None  # None: there is no verdict
     reason: str = ""  # why there is none, or what is wrong
@@ -335,6 +335,7 @@ class ModelCheck:
     clock: str = "wall clock, the fastest of three"  # how they were taken; the default is what older results hold
     clocks_before: tuple[tuple[str, float], ...] = ()  # what the device told in these steps, as in `Measurement`
     clocks_after: tuple[tuple[str, float], ...] = ()
+    weights: str = ""  # the published ones it ran on, a file or a repository; empty: random ones
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from kcg.search.replay import ReplayTable, constant_predict, oracle_predict
 from kcg.search.strategies import strategy
 from kcg.search.thinking import Thinkers, _Thinker
 from kcg.types import Region, Schedule, Status
+from tests.faults import processes
 from tests.kernels import empty, kernels_of
 from tests.replay_table import chain_table, synthetic_table
 
@@ -247,10 +248,16 @@ def test_where_a_process_dies_the_search_goes_on_here(tmp_path: Path, caplog: py
     assert len({o.schedule for o in first + rest}) == 8, "nothing is measured twice"
 
 
-def test_a_search_whose_process_is_closed_ends_without_a_word(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_search_whose_process_is_closed_ends_without_a_word(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("kcg.search.thinking._serve", processes.wait_for_end)  # it never answers
     region, space = matmul()
-    with Thinkers(1, "roofline", KNOWN_TARGETS["sm_90"], ("CPU", os.getpid(), str(tmp_path / "cache.db"))) as closed:
-        search = closed.strategy("mcts", region, place=0, seed="1")(asked(space, Ledger(max_measurements=8)))
-        next(search)
-    assert len(list(search)) < 7, "it ends where it is, and is not gone on with here"
+    ledger = Ledger(max_measurements=8)
+    with Thinkers(1, "roofline", KNOWN_TARGETS["sm_90"], ("CPU", os.getpid(), "")) as closed:
+        search = closed.strategy("mcts", region, place=0, seed="1")(asked(space, ledger))
+        closing = threading.Timer(0.2, closed.close)
+        closing.start()
+        assert list(search) == [] and ledger.measurements == 0, "it is not gone on with here"
+        closing.join()
     assert "died" not in caplog.text

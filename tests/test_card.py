@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from kcg.dataset.__main__ import main
 from kcg.dataset.card import CARD, LICENSE, render_card, write_card
 from kcg.dataset.card_words import COLUMNS, FILES, SAMPLERS, STATUSES
 from kcg.dataset.columns import kernels_schema, measurements_schema, timings_schema
@@ -21,6 +22,7 @@ from kcg.dataset.export import FILES as EXPORTED
 from kcg.dataset.journal import Journal
 from kcg.errors import DataError, ExitCode
 from kcg.types import Status
+from tests.commands import ended
 from tests.test_stats_page import sample
 
 ROOT = Path(__file__).parent.parent
@@ -202,7 +204,7 @@ def test_bad_input_is_one_line(exported: Path, tmp_path: Path) -> None:
         (("push", tmp_path, "owner/name"), "holds no export"),
         (("pull", "owner/name", tmp_path / "new", "--revision", "main"), "40 hex digits"),
     ):
-        done = run(*arguments)
+        done = ended(main, *arguments)
         assert done.returncode == ExitCode.USAGE, done.stderr
         (line,) = done.stderr.splitlines()
         assert line.startswith("kcg: ") and says in line

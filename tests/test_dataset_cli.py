@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from kcg.dataset.__main__ import main
 from kcg.dataset.export import read_export
 from kcg.dataset.journal import Journal
 from kcg.errors import ExitCode
 from kcg.measure.protocol import PROTOCOL
+from tests.commands import ended
 
 SCRIPT = Path(__file__).parent / "scripts" / "two_layers.py"
 
@@ -87,7 +89,7 @@ def test_bad_input_is_one_line(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("text.sqlite").write_text("this is not a journal\n" * 100)
-    done = run(*arguments)
+    done = ended(main, *arguments)
     assert done.returncode == ExitCode.USAGE, done.stderr
     complaints = [line for line in done.stderr.splitlines() if line.startswith("kcg: ")]
     assert len(complaints) == 1 and says in complaints[0], done.stderr

@@ -201,6 +201,16 @@ def test_weights_of_the_other_variant_are_refused(tmp_path: Path) -> None:
     assert caught.value.exit_code == ExitCode.USAGE
 
 
+def test_a_repository_of_other_weights_is_refused_before_anything_is_downloaded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("kcg.workloads.weights._download", lambda repository: pytest.fail("it was downloaded"))
+    with pytest.raises(WeightsError, match=r"FLUX.1-dev does not hold .* schnell: it holds those of dev; 4 extra"):
+        load_weights(build("768", variant="schnell")[0], "black-forest-labs/FLUX.1-dev")
+    with pytest.raises(WeightsError, match=r"it holds those of dev, preset 768 or 1024; .* misshapen \(img_in.weight"):
+        load_weights(build("mini")[0], "black-forest-labs/FLUX.1-dev")
+
+
 @pytest.mark.parametrize("damage", ["empty", "truncated", "header", "text", "shape"])
 def test_a_damaged_file_is_one_clear_line(tmp_path: Path, damage: str) -> None:
     path = tmp_path / "damaged.safetensors"
@@ -222,7 +232,7 @@ def test_a_damaged_file_is_one_clear_line(tmp_path: Path, damage: str) -> None:
 def test_missing_files_and_an_unreachable_hub_are_one_clear_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = Flux(TINY)
+    model, _ = build("1024")  # nothing is allocated
     with pytest.raises(WeightsError, match=r"no weights at nowhere.safetensors: give a safetensors file"):
         load_weights(model, "nowhere.safetensors")
     import huggingface_hub.constants as constants

@@ -244,6 +244,7 @@ def test_dry_run_measures_and_writes_nothing(tmp_path: Path) -> None:
 
 
 RAISING = "raise ValueError('boom')\n"
+SCHNELL = "black-forest-labs/FLUX.1-schnell"  # kcg's workload is dev
 
 
 @pytest.mark.parametrize(
@@ -271,6 +272,11 @@ RAISING = "raise ValueError('boom')\n"
         (["apply", "truncated.json", "--undo"], ExitCode.USAGE, "leave out truncated.json"),
         (["missing.py"], ExitCode.USAGE, "there is no script missing.py"),
         (["raising.py", "--preset", "768"], ExitCode.USAGE, "--preset 768: a script has none"),
+        (["flux", "--weights", "absent.safetensors"], ExitCode.USAGE, "no weights at absent.safetensors: give a"),
+        (["flux", "--preset", "1024", "--weights", SCHNELL], ExitCode.USAGE, "it holds those of schnell; 4 missing"),
+        (["flux", "--preset", "mini", "--weights", SCHNELL], ExitCode.USAGE, "those of schnell, preset 768 or 1024"),
+        (["gpt2", "--weights", "a.safetensors"], ExitCode.USAGE, "kcg knows of no published weights of gpt2"),
+        (["raising.py", "--weights", "a.safetensors"], ExitCode.USAGE, "a script brings its own"),
         (["flux", "--no-such-option"], ExitCode.USAGE, "--no-such-option"),
         (["apply", "truncated.json"], ExitCode.USAGE, "truncated.json"),
         (["apply", "absent.json"], ExitCode.USAGE, "absent.json"),

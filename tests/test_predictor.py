@@ -28,7 +28,6 @@ from kcg.predictor.fit import Fit, FitSettings, evaluation_pool, predicted
 from kcg.predictor.gnn import Net, NetSettings, Output
 from kcg.predictor.learned import IMPOSSIBLE, NEVER_SEEN, LearnedPredictor
 from kcg.predictor.losses import Truth, Weights, loss_of
-from kcg.predictor.messages import Messages
 from kcg.predictor.metrics import Floors, scores, summary
 from kcg.predictor.roofline import Roofline
 from kcg.predictor.tensors import MOST_BYTES
@@ -335,6 +334,8 @@ def test_a_choice_of_predictor_that_is_none_is_refused_in_one_line(tmp_path: Pat
 
 def test_making_a_network_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """torch-geometric writes a module for each kind of message to the folder for temporary files."""
+    from kcg.predictor.messages import Messages  # seconds: it imports torch-geometric
+
     module = Messages().propagate.__module__
     monkeypatch.delitem(sys.modules, module)  # as in a process that has made none yet
     monkeypatch.delattr(Messages, "propagate")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib.util import find_spec
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from kcg.errors import UsageError
 from kcg.workloads.flux import PRESETS, FluxConfig, input_shapes
+
+if TYPE_CHECKING:
+    import torch
 
 MISSING = "diffusers is not installed here: pip install diffusers==0.42.1, or leave the steps out with --part regions"
 
@@ -22,6 +23,7 @@ def check_installed() -> None:
 
 def build_model(config: FluxConfig, device: str) -> Any:
     """diffusers' transformer of these sizes, on random weights, made on the device in the model's dtype."""
+    import torch
     from diffusers import FluxTransformer2DModel
 
     before = torch.get_default_dtype()
@@ -43,6 +45,8 @@ def build_model(config: FluxConfig, device: str) -> Any:
 
 def inputs_of(config: FluxConfig, device: str) -> dict[str, torch.Tensor]:
     """Random inputs under diffusers' names, of the sizes of kcg's own; the ids are those of a square picture."""
+    import torch
+
     made = {}
     generator = torch.Generator().manual_seed(1)
     for name, (shape, dtype) in input_shapes(config).items():
@@ -61,6 +65,8 @@ def inputs_of(config: FluxConfig, device: str) -> dict[str, torch.Tensor]:
 
 def build_step(case: dict[str, Any], device: str) -> tuple[Callable[..., Any], dict[str, torch.Tensor]]:
     """The step of `preset` and its inputs. What is compiled is the model itself."""
+    import torch
+
     config = PRESETS[case["preset"]]
     model = build_model(config, device)
 

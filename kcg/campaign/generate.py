@@ -20,6 +20,7 @@ from kcg.campaign.task import KernelTask
 from kcg.compat.device import choose_device, prepare
 from kcg.dataset.journal import Journal, Run
 from kcg.dataset.repeats import RETIMED
+from kcg.dataset.schema import check_header
 from kcg.measure.protocol import PROTOCOL
 from kcg.measure.service import MeasureService, Request
 from kcg.types import Measurement, Schedule, WorkloadCall
@@ -250,6 +251,7 @@ def generate_here(settings: CampaignSettings, *, say: Say) -> CampaignSummary:
     began = time.monotonic()
     choice = choose_device(settings.device)
     prepare(choice.dev)
+    check_header(settings.out, create=True)  # before anything is captured, which may take a minute
     workloads = list(workloads_of(settings, choice.device, lambda line: say(line, None)))
     with (
         Journal.open(settings.out) as journal,

@@ -51,6 +51,10 @@ def optimize(
         list[Path] | None,
         typer.Option(help="a Python file of hand-written kernels, which is imported in workers; may be repeated"),
     ] = None,
+    weights: Annotated[
+        str,
+        typer.Option(help="published ones for the last check, the whole model: a safetensors file or a repository"),
+    ] = "",
     seed: Annotated[int, typer.Option(help="seed of the search")] = 0,
     wait: Annotated[bool, typer.Option("--wait", help="wait while another optimisation uses the GPU")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="go on from the journal of the same output folder")] = False,
@@ -71,7 +75,7 @@ def optimize(
         budget_s=parse_budget(budget) if budget is not None else None,
         measurements=check_measurements(measurements), seed=seed, resume=resume, wait=wait,
         folder=Path("kcg-out") / (Path(workload).stem or "out") if report is None else check_folder(report),
-        script_args=tuple(script_args or ()),
+        script_args=tuple(script_args or ()), weights=weights,
         kernels=tuple(path.absolute() for path in kernels or ()), command=command_text("kcg.optimize"),
     )  # fmt: skip
     if script_args and not settings.is_script:

@@ -247,7 +247,8 @@ def _model_line(check: ModelCheck) -> tuple[str, str]:
         return f"whole model: {check.reason}", ""
     if not check.passed:
         return f"whole model: FAILED, do not use this result: {check.reason}", "bold red"
-    text = f"whole model: verified, error {check.error:.2g} of a tolerated {check.tolerance:.2g}"
+    on = f" on {check.weights}" if check.weights else ""
+    text = f"whole model: verified{on}, error {check.error:.2g} of a tolerated {check.tolerance:.2g}"
     clock = check.clock.partition(",")[0]
     return f"{text}; one step {format_seconds(check.before_s)} → {format_seconds(check.after_s)} by {clock}", "green"
 

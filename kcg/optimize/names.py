@@ -35,6 +35,23 @@ def check_names(settings: Settings, device: str) -> None:
         raise UsageError(f"there is no script {settings.workload}")
     elif settings.preset != "auto":
         raise UsageError(f"--preset {settings.preset}: a script has none; its own arguments come after --")
+    if settings.weights:
+        check_weights(settings, device, fetch=False)
     for path in settings.kernels:
         if not path.is_file():
             raise UsageError(f"there is no file of kernels {path}")
+
+
+def check_weights(settings: Settings, device: str, *, fetch: bool) -> None:
+    """Whether `--weights` are those of the workload's preset; with `fetch` they are downloaded if need be.
+
+    Raises UsageError where the workload takes none, WeightsError for others than its own.
+    """
+    from kcg.workloads.registry import find
+
+    if settings.is_script:
+        raise UsageError(f"--weights {settings.weights}: a script brings its own")
+    spec, preset = find(settings.workload, settings.preset, device)
+    if spec.published is None:
+        raise UsageError(f"--weights {settings.weights}: kcg knows of no published weights of {settings.workload}")
+    spec.published.check(preset, settings.weights, fetch)

@@ -15,7 +15,7 @@ from kcg.optimize.console import Progress, format_seconds
 from kcg.optimize.estimates import judging_s
 from kcg.optimize.finals import as_searched, build_result, judge_all
 from kcg.optimize.memory import check_memory, room_on
-from kcg.optimize.names import TINY_BEAM
+from kcg.optimize.names import TINY_BEAM, check_weights
 from kcg.optimize.phases import BASELINES, JUDGING, MODEL, SEARCH
 from kcg.optimize.session import Session
 from kcg.optimize.settings import Settings
@@ -51,6 +51,9 @@ def optimize(settings: Settings, progress: Progress, *, started: float | None = 
         kernels = handwritten.read_files(session)  # first: a mistake in it is to be known before anything takes time
         workload, device = session.capture(), session.choice.device
         check_memory(settings, workload, room_on(device), device=device, say=progress.phase)
+        if settings.weights:
+            progress.phase(f"looking at the weights {settings.weights}")
+            check_weights(settings, device, fetch=True)
         session.open_journal()
         session.plan()
         handwritten.offer(session, kernels)
@@ -131,8 +134,8 @@ def _checked_model(session: Session, result: Result, child: Alone | None, *, end
     session.progress.phase("comparing the whole model's output with that of tinygrad's own schedules")
     try:
         check = whole_model.check_model(
-            result, timeout_s=timeout_s, seed=settings.seed, kernels=settings.kernels, child=child,
-            check_device=session.service.check_device,
+            result, timeout_s=timeout_s, seed=settings.seed, kernels=settings.kernels, weights=settings.weights,
+            child=child, check_device=session.service.check_device,
         )  # fmt: skip
     except DeviceError as error:
         _lose(session, error)

@@ -1,12 +1,13 @@
 """The last rule of verification: the whole model with the chosen schedules against the model as tinygrad schedules it.
 
 Each finalist was verified alone; here they run together, in the order and on the memory of the real program, captured
-by `TinyJit`, in a fresh process that can be killed: `python -m kcg.optimize.whole_model < job.json`. Both have the
-same random weights, scaled by fan-in (others overflow bfloat16), and the same random inputs. The chosen schedules run
-first: a kernel that fails to write its output, of which there are some, must not find there what tinygrad's own left.
-Then both are replayed in turns, and the median of these replays is the time of a step: between two events of the
-device where it has them, with what the host does first hidden (`kcg.compat.events`), else by wall clock. For that both
-must be in memory, apart from the weights, which they share. Where there is no room for that, all of the one come first.
+by `TinyJit`, in a fresh process that can be killed: `python -m kcg.optimize.whole_model < job.json`. Both have the same
+weights, random ones scaled by fan-in (others overflow bfloat16) or published ones, and the same random inputs. The
+chosen schedules run first: a kernel that fails to write its output, of which there are some, must not find there what
+tinygrad's own left. Then both are replayed in turns, and the median of these replays is the time of a step: between two
+events of the device where it has them, with what the host does first hidden (`kcg.compat.events`), else by wall clock.
+For that both must be in memory, apart from the weights, which they share. Where there is no room for that, all of the
+one come first.
 
 What is said of the outputs, and with which tolerance: `kcg.optimize.model_verdict`.
 """
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from tinygrad import Tensor
 
-    from kcg.workloads.registry import Step
+    from kcg.workloads.registry import Step, WorkloadSpec
 
     Array = NDArray[np.float64]
 
@@ -49,6 +50,7 @@ TIMEOUT_S = 600.0  # where there is no budget
 START_S = {"CPU": 7.0}  # a process, the device, and weights; on a GPU there are more of them
 START_ELSEWHERE_S = 30.0
 COMPILE_S = 0.11  # one kernel; those that change twice, say half of them
+READ_BYTES_S = 5e8  # of published weights, from a disk
 
 
 def expected_cost_s(settings: Settings, workload: Workload, *, device: str, step_s: float) -> float:
@@ -56,7 +58,8 @@ def expected_cost_s(settings: Settings, workload: Workload, *, device: str, step
     if not is_runnable(settings, workload.name):
         return 0.0
     steps_s = 2 * (replays_of(step_s) + 2) * step_s
-    return START_S.get(device, START_ELSEWHERE_S) + 1.5 * COMPILE_S * len(workload.calls) + steps_s
+    read_s = workload.memory_bytes / READ_BYTES_S if settings.weights else 0.0  # that of its values too, to be safe
+    return START_S.get(device, START_ELSEWHERE_S) + 1.5 * COMPILE_S * len(workload.calls) + read_s + steps_s
 
 
 def is_runnable(settings: Settings, workload: str) -> bool:
@@ -89,12 +92,13 @@ def ahead(settings: Settings, workload: Workload, *, dev: str) -> alone.Alone | 
 
 def check_model(
     result: Result, *, timeout_s: float, seed: int = 0, module: str = CHILD, kernels: Sequence[Path] = (),
-    child: alone.Alone | None = None, check_device: Callable[[], None] = lambda: None,
+    weights: str = "", child: alone.Alone | None = None, check_device: Callable[[], None] = lambda: None,
 ) -> ModelCheck:  # fmt: skip
     """Run the model of `result` with tinygrad's own schedules and with the chosen ones in a child, and compare.
 
     Never raises for what the child does: a crash with the chosen schedules fails, anything else gives no verdict.
-    `module` is what the child runs, `kernels` are the files of the hand-written ones; `child` is one of `ahead`.
+    `module` is what the child runs, `kernels` are the files of the hand-written ones, `weights` the published ones if
+    not random ones are wanted; `child` is one of `ahead`.
     `check_device` is called after a child that failed, and its time may come on top of `timeout_s`: a DeviceError that
     it raises ends the check.
     """
@@ -104,7 +108,7 @@ def check_model(
         path = Path(folder) / "result.json"
         write_result(result, path)
         job = {"result": str(path), "workload": result.workload, "preset": result.preset, "seed": seed}
-        job["kernels"] = [str(file) for file in kernels]
+        job |= {"kernels": [str(file) for file in kernels], "weights": weights}
 
         def run(job: dict[str, Any], seconds: float, child: alone.Alone | None = None) -> alone.Ended:
             dev, name = result.target.tinygrad_device, "the whole model's run"
@@ -118,18 +122,21 @@ def check_model(
                 check_device()
             return ended
 
+        def none(reason: str) -> ModelCheck:
+            return ModelCheck(None, f"no verdict: {reason}", seed=seed, weights=weights)
+
         begin = time.monotonic()
         try:
             ended = run(job, timeout_s, child)
         except alone.Overdue as error:
-            return ModelCheck(None, f"no verdict: {error} ({_stage(error.out)})", seed=seed)
+            return none(f"{error} ({_stage(error.out)})")
         if ended.returncode == 0 and ended.out:
-            return noun_from_json(ModelCheck, ended.out[-1])
+            return replace(noun_from_json(ModelCheck, ended.out[-1]), weights=weights)
         words, stage = ended.last_words, _stage(ended.out)
         if stage != CHOSEN:
-            return ModelCheck(None, f"no verdict: it failed while {stage}: {words}", seed=seed)
+            return none(f"it failed while {stage}: {words}")
         # whose fault is it? What is left of the time is for the model alone
-        late = ModelCheck(None, f"no verdict: it failed while {stage}, no time to try others: {words}", seed=seed)
+        late = none(f"it failed while {stage}, no time to try others: {words}")
         if (left_s := begin + timeout_s - time.monotonic()) <= 0:
             return late
         try:
@@ -137,8 +144,8 @@ def check_model(
         except alone.Overdue:
             return late
     if alone_too.returncode != 0:
-        return ModelCheck(None, f"no verdict: the model does not run with any schedules: {words}", seed=seed)
-    return ModelCheck(False, f"the model fails with the chosen schedules: {words}", seed=seed)
+        return none(f"the model does not run with any schedules: {words}")
+    return ModelCheck(False, f"the model fails with the chosen schedules: {words}", seed=seed, weights=weights)
 
 
 def replays_of(step_s: float) -> int:
@@ -146,7 +153,7 @@ def replays_of(step_s: float) -> int:
     return REPLAYS if step_s < LONG_STEP_S else READ
 
 
-STARTING, CHOSEN, OWN = "making weights", "running the chosen schedules", "running tinygrad's own schedules"
+STARTING, CHOSEN, OWN = "getting its weights", "running the chosen schedules", "running tinygrad's own schedules"
 
 
 def _stage(lines: Sequence[str]) -> str:
@@ -287,6 +294,14 @@ def _room_for_another(program: _Program) -> bool:
     return known is not None and known[0] > ROOM * program.own_bytes
 
 
+def _step(spec: WorkloadSpec, job: dict[str, Any]) -> Step:
+    if job["weights"]:
+        assert spec.published is not None
+        return spec.published.runnable(job["preset"], job["seed"], job["weights"])
+    assert spec.runnable is not None
+    return spec.runnable(job["preset"], job["seed"])
+
+
 def main() -> None:
     """Read a job, one line of standard input; write the verdict as the last line of standard output. With a workload
     and a preset as arguments, plan that program before the job is there."""
@@ -300,9 +315,7 @@ def main() -> None:
     if len(sys.argv) > 1 and (plan := spec_of(sys.argv[1]).plan) is not None:
         plan(sys.argv[2])
     job = receive()
-    runnable = spec_of(job["workload"]).runnable
-    assert runnable is not None
-    step = runnable(job["preset"], job["seed"])
+    step = _step(spec_of(job["workload"]), job)
     result = read_result(Path(job["result"]))
     if job.get("own_only"):
         run_own(step)

@@ -41,6 +41,14 @@ class Step:
 
 
 @dataclass(frozen=True)
+class Published:
+    """The published weights of a workload: a file, or a repository that is known by name."""
+
+    check: Callable[[str, str, bool], None]  # preset, weights, whether to download them; raises WeightsError
+    runnable: Callable[[str, int, str], Step]  # as of `WorkloadSpec`, with these weights
+
+
+@dataclass(frozen=True)
 class WorkloadSpec:
     """How to make a workload: its presets, which one a device gets by default, and the functions that make it."""
 
@@ -51,6 +59,7 @@ class WorkloadSpec:
     capture: Callable[[str], Workload]
     runnable: Callable[[str, int], Step] | None = None  # preset, seed -> the same program, ready to run
     plan: Callable[[str], None] | None = None  # schedules it as a whole, on nothing: tinygrad knows it afterwards
+    published: Published | None = None
 
     def presets_for(self, device: str) -> tuple[str, ...]:
         """All presets that suit a device."""
@@ -75,15 +84,26 @@ def _flux() -> WorkloadSpec:
         model, inputs = flux.build(preset)
         flux.step(model, inputs).linear_with_vars()
 
-    def step(preset: str, seed: int) -> Step:
+    def check(preset: str, published: str, download: bool) -> None:
         model, _ = flux.build(preset)
-        weights.random_weights(model, seed)
+        if published in weights.REPOSITORIES and not download:
+            weights.check_repository(model, published)
+        else:
+            weights.weights_file(model, published)
+
+    def step(preset: str, seed: int, published: str = "") -> Step:
+        model, _ = flux.build(preset)
+        if published:
+            weights.load_weights(model, published)
+        else:
+            weights.random_weights(model, seed)
         inputs = weights.random_inputs(model.config, seed + 1)
         varied = {name: inputs.pop(name) for name in ("img", "txt", "y")}
         return Step(varied, functools.partial(model, **inputs))
 
     about, presets = "one denoising step of Flux.1-dev", tuple(flux.PRESETS)
-    return WorkloadSpec("flux", about, presets, flux.auto_preset, capture, step, plan)
+    loaded = Published(check, step)
+    return WorkloadSpec("flux", about, presets, flux.auto_preset, capture, step, plan, loaded)
 
 
 def _of_the_zoo(name: str) -> WorkloadSpec:

@@ -11,13 +11,16 @@ from tinygrad import Tensor, TinyJit, dtypes
 from tinygrad.nn.state import safe_load
 
 from kcg.errors import WeightsError
-from kcg.workloads.flux import VARIANTS, Flux, FluxConfig, input_shapes, parameter_shapes
+from kcg.workloads.flux import PRESETS, VARIANTS, Flux, FluxConfig, flux_config, input_shapes, parameter_shapes
 
 REPOSITORIES = {
     "black-forest-labs/FLUX.1-dev": "flux1-dev.safetensors",
     "black-forest-labs/FLUX.1-schnell": "flux1-schnell.safetensors",
 }
 """The repositories on the Hugging Face Hub that hold weights under these names, and the file in each."""
+
+PUBLISHED = "1024"
+"""A preset that has the sizes of these."""
 
 FORMATS = {"BF16", "F16", "F32", "F64"}
 SHOWN = 3  # names per kind of fault in an error
@@ -27,16 +30,37 @@ def load_weights(model: Flux, path_or_repo: str) -> None:
     """Assign published weights to a model, from a local safetensors file or from one of `REPOSITORIES`.
 
     Every name and shape is checked before anything is assigned. Values are converted to the model's dtype.
+    Raises `WeightsError` as `weights_file` does.
+    """
+    tensors = safe_load(weights_file(model, path_or_repo))
+    for name, parameter in model.parameters.items():
+        parameter.replace(tensors[name].to(parameter.device).cast(parameter.dtype).realize())
+
+
+def weights_file(model: Flux, path_or_repo: str) -> Path:
+    """The file of these weights, with the names and shapes of a model; one of `REPOSITORIES` is downloaded once.
+
     Raises `WeightsError` where the file cannot be had or read, or where its tensors are not exactly the model's.
     """
-    path = _download(path_or_repo) if path_or_repo in REPOSITORIES else Path(path_or_repo)
+    if path_or_repo in REPOSITORIES:
+        check_repository(model, path_or_repo)
+        path = _download(path_or_repo)
+    else:
+        path = Path(path_or_repo)
     if not path.is_file():
         known = " or ".join(REPOSITORIES)
         raise WeightsError(f"no weights at {path_or_repo}: give a safetensors file, or {known}")
     _check(model, path)
-    tensors = safe_load(path)
-    for name, parameter in model.parameters.items():
-        parameter.replace(tensors[name].to(parameter.device).cast(parameter.dtype).realize())
+    return path
+
+
+def check_repository(model: Flux, repository: str) -> None:
+    """Whether one of `REPOSITORIES` has the tensors of a model, by what is known of it: nothing is downloaded.
+
+    Raises `WeightsError`.
+    """
+    variant = repository.rpartition("-")[2]
+    _compare(model.config, repository, parameter_shapes(flux_config(PUBLISHED, variant=variant)))
 
 
 def _check(model: Flux, path: Path) -> None:
@@ -51,7 +75,12 @@ def _check(model: Flux, path: Path) -> None:
         raise WeightsError(
             f"{path} holds tensors of type {', '.join(foreign)}: one of {', '.join(sorted(FORMATS))} is needed"
         )
-    wanted = {name: tuple(p.shape) for name, p in model.parameters.items()}
+    _compare(model.config, path, found)
+
+
+def _compare(config: FluxConfig, place: object, found: dict[str, tuple[int, ...]]) -> None:
+    """Raises WeightsError where what is at a place are not the tensors of a model."""
+    wanted = parameter_shapes(config)
     faults = {
         "missing": [name for name in wanted if name not in found],
         "extra": [name for name in found if name not in wanted],
@@ -67,10 +96,19 @@ def _check(model: Flux, path: Path) -> None:
         if names
     ]
     if parts:
-        others = (replace(model.config, variant=v) for v in VARIANTS if v != model.config.variant)
-        theirs = next((f"it holds those of {c.variant}; " for c in others if parameter_shapes(c) == found), "")
-        variant = model.config.variant
-        raise WeightsError(f"{path} does not hold the tensors of Flux.1 {variant}: {theirs}{'; '.join(parts)}")
+        theirs = f"it holds those of {owner}; " if (owner := _owner(config, found)) else ""
+        raise WeightsError(f"{place} does not hold the tensors of Flux.1 {config.variant}: {theirs}{'; '.join(parts)}")
+
+
+def _owner(config: FluxConfig, found: dict[str, tuple[int, ...]]) -> str:
+    """Which variant of a model, or which presets, have these tensors; empty where none is known."""
+    for variant in VARIANTS:
+        if parameter_shapes(replace(config, variant=variant)) == found:
+            return variant
+        presets = [name for name in PRESETS if parameter_shapes(flux_config(name, variant=variant)) == found]
+        if presets:
+            return f"{variant}, preset {' or '.join(presets)}"
+    return ""
 
 
 def _download(repository: str) -> Path:

@@ -102,3 +102,10 @@ def wait_until(condition: Callable[[], bool], *, seconds: float = PATIENCE_S) ->
             return False
         time.sleep(0.05)
     return True
+
+
+def wait_for_end(*_: object) -> None:
+    """A child that does nothing until it is killed, or alone."""
+    parent = os.getppid()
+    while os.getppid() == parent:
+        time.sleep(0.1)

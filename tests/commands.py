@@ -1,0 +1,36 @@
+"""A command of kcg in this process: the same code, without the seconds of starting another one."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+from kcg.commandline import guarded
+from kcg.errors import ExitCode
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended, under the names of `subprocess.CompletedProcess`."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def ended(main: Callable[[], ExitCode | None], *arguments: str | Path) -> Ended:
+    """Run `main` as the command line would, with these arguments. For what leaves nothing behind in a process."""
+    out, err = io.StringIO(), io.StringIO()
+    with (
+        mock.patch.object(sys, "argv", ["kcg", *map(str, arguments)]),
+        contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as left,
+    ):  # fmt: skip
+        guarded(main)
+    return Ended(int(left.value.code or 0), out.getvalue(), err.getvalue())
