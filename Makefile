@@ -46,8 +46,9 @@ checks: lint types
 endif
 
 # the faults first, which mostly wait, and meanwhile, behind them in the line for a core, ruff, mypy and the zoo, which
-# only computes. Then everything else: three at once keep two cores busy, since many wait for processes that they start.
-# What the three would each compile of Python, libraries and tests, is compiled once before
+# only computes. Then everything else, two at once, and what is left of the zoo when they wait for processes that they start:
+# a third would cost 50 s of one core to import and prepare what the other two have.
+# What the two would each compile of Python, libraries and tests, is compiled once before
 PYTEST := $(BIN)/python -m pytest -rs -m "not slow"
 LATER := nice -n 5
 
@@ -58,7 +59,7 @@ ifeq ($(strip $(ARGS)),)
 	{ $(LATER) $(PYTEST) -q --ignore tests/faults --collect-only >/dev/null; \
 	  $(LATER) $(PYTEST) tests/zoo >$(VENV)/zoo.log 2>&1; } & zoo=$$!; \
 	$(PYTEST) tests/faults --numprocesses 2 --dist worksteal || status=1; \
-	$(PYTEST) --ignore tests/faults --ignore tests/zoo --numprocesses 3 --dist loadfile --no-loadscope-reorder || status=1; \
+	$(PYTEST) --ignore tests/faults --ignore tests/zoo --numprocesses 2 --dist loadfile --no-loadscope-reorder || status=1; \
 	wait $$checks || status=1; \
 	wait $$zoo || status=1; cat $(VENV)/zoo.log; \
 	exit $$status

@@ -75,8 +75,16 @@ def _chromium() -> str | None:
     )
 
 
+# half a minute or more each, most of it in processes that they start; nothing long is left for the end by them
+LONGEST = (
+    "test_optimize", "test_baselines", "test_capture", "test_dataset_cli", "test_readme", "test_flux_torch",
+    "test_handwritten_run", "test_deploy", "test_attention", "test_uops", "test_search", "test_whole_model",
+)  # fmt: skip
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip by name what this machine cannot run."""
+    """The longest files first, and skip by name what this machine cannot run."""
+    items.sort(key=lambda item: LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST))
     missing = {}
     if not has_cuda():
         missing["gpu"] = "needs an NVIDIA GPU: the CUDA driver finds none"

@@ -223,13 +223,14 @@ def test_a_result_never_brings_its_own_code(
 def test_results_of_before_are_read_without_the_new_fields(result: Result, tmp_path: Path) -> None:
     regions = tuple(replace(r, chosen=r.opts or r.chosen, opts=None, handwritten=(), clocks=()) for r in result.regions)
     check = result.model_check
-    check = None if check is None else replace(check, clock=ModelCheck.clock, clocks_before=(), clocks_after=())
+    later = ("clock", "clocks_before", "clocks_after", "weights")
+    check = None if check is None else replace(check, **{name: getattr(ModelCheck, name) for name in later})
     old = replace(result, regions=regions, expectations=(), clocks=(), phases=(), model_check=check)
     new = ("expectations", "clocks", "phases")
     document = {name: value for name, value in to_dict(old).items() if name not in new}
     for region in document["regions"]:
         del region["opts"], region["handwritten"], region["clocks"]
-    for name in ("clock", "clocks_before", "clocks_after") if document["model_check"] is not None else ():
+    for name in later if document["model_check"] is not None else ():
         del document["model_check"][name]
     assert from_dict({**document, "schema": 3}) == old
     write_result(old, tmp_path / "r.json")
