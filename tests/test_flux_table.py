@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -17,11 +18,11 @@ from typing import Any
 
 import pytest
 
-from evaluation.baselines import searches
-from evaluation.baselines.campaign import Campaign
+from evaluation.baselines import kcg_run, searches
+from evaluation.baselines.campaign import Campaign, Unit
 from evaluation.baselines.choosing import Choices, choices
-from evaluation.baselines.kcg_run import command_of, keep_report, run_of
-from evaluation.baselines.method_names import turn_of
+from evaluation.baselines.kcg_run import command_of, keep_report, run_of, together
+from evaluation.baselines.method_names import budgets_s, part_before, turn_of
 from evaluation.baselines.methods_headline import headline, overall, worse
 from evaluation.baselines.methods_markdown import described, markdown
 from evaluation.baselines.methods_table import columns, interval
@@ -130,8 +131,7 @@ def test_a_report_replaces_only_that_of_its_device(service: MeasureService, tmp_
     for number, kept_by in enumerate((here, there, here)):
         folder = tmp_path / str(number)
         folder.mkdir()
-        for name in (f"{number}.html", "journal.sqlite-wal"):
-            (folder / name).write_text("")
+        (folder / f"{number}.html").write_text("")
         keep_report(kept_by, "kcg:quick", folder)
     kept = {str(p.relative_to(tmp_path / "runs")) for p in (tmp_path / "runs").rglob("*") if p.is_file()}
     assert kept == {"CPU-X86-mini-quick/2.html", "CUDA-mini-quick/1.html"}
@@ -270,6 +270,44 @@ def test_names_of_methods() -> None:
     assert command_of("kcg:quick", "mini", "CUDA").endswith("flux --preset mini --device CUDA --effort quick")
     assert command_of("kcg:thorough:5m", "mini", "CUDA").endswith("--effort thorough --budget 5m")
     assert described("kcg:thorough:5m") == "kcg, thorough in 5m"
+    assert command_of("kcg:thorough:5m+4m", "mini", "CUDA").endswith("--effort thorough --budget 4m --resume")
+    assert budgets_s("kcg:thorough:5m+4m") == [300.0, 240.0] and budgets_s("kcg:quick") == []
+    assert part_before("kcg:thorough:5m+4m+4m") == "kcg:thorough:5m+4m" and part_before("kcg:thorough:5m") == ""
+
+
+def test_a_run_that_went_on_took_what_both_took() -> None:
+    first = {"search_s": 9.0, "compilations": 5, "measurements": 4, "phases": [["search", 6.0], ["model", 3.0]],
+             "command": "one"}  # fmt: skip
+    later = {"search_s": 7.0, "compilations": 2, "measurements": 6, "phases": [["search", 2.0], ["judging", 5.0]],
+             "command": "two"}  # fmt: skip
+    told = together(first, later)
+    assert dict(told["phases"]) == {"search": 8.0, "model": 3.0, "judging": 5.0}
+    assert (told["search_s"], told["compilations"], told["measurements"]) == (16.0, 7, 6)
+    assert told["command"] == "one && two"
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_where_an_earlier_one_ended(
+    service: MeasureService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "sum.py"
+    script.write_text("from tinygrad import Tensor\nTensor.empty(512, 512).sum(1).realize()\n")
+
+    def command(method: str, preset: str, dev: str) -> str:
+        told = command_of(method, preset, dev)
+        return told.replace(f"flux --preset {preset}", str(script))
+
+    monkeypatch.setattr(kcg_run, "command_of", command)
+    said: list[str] = []
+    campaign = campaign_of(tmp_path, service, said=said)
+    searches.search(campaign, service, None, Unit("kcg:quick:15s+16s"))
+    first, both = (campaign.journal.runs[f"kcg:quick:{budget}"] for budget in ("15s", "15s+16s"))
+    assert both["search_s"] > first["search_s"] and both["measurements"] >= first["measurements"] > 1
+    assert both["command"].endswith("--budget 16s --resume") and "--budget 15s &&" in both["command"]
+    shutil.rmtree(tmp_path / "runs" / "CPU-X86-mini-quick-15s")
+    campaign.journal.runs.pop("kcg:quick:15s+16s")
+    searches.search(campaign, service, None, Unit("kcg:quick:15s+16s"))
+    assert len(said) == 4, "what it went on from was not here any more"
 
 
 def test_a_table_of_nothing_says_so(tmp_path: Path) -> None:

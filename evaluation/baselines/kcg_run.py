@@ -1,4 +1,4 @@
-"""kcg's own command as a unit of a campaign: from cold, in a folder of its own; what it chose goes into the journal."""
+"""kcg's own command as a unit of a campaign, in a folder of its own; what it chose goes into the journal."""
 
 from __future__ import annotations
 
@@ -14,16 +14,25 @@ from typing import Any
 from kcg.errors import ExitCode, KcgError
 
 from .campaign import LEAST_S, Campaign, Unit
-from .method_names import KCG, budget_s, effort_and_budget
+from .method_names import KCG, budgets_s, effort_and_budget, part_before
 
 
 def run_kcg(campaign: Campaign, unit: Unit) -> None:
-    """kcg's own command from cold, in a folder of its own; what it chose goes into the journal, its report beside."""
-    if campaign.left_s() < max(4 * LEAST_S, budget_s(unit.method)):
+    """kcg's own command in a folder of its own, from cold or where an earlier run ended; what it chose goes into the
+    journal, its report beside. An earlier run whose own journal is not here any more is made again."""
+    if earlier := part_before(unit.method):
+        if not (earlier in campaign.journal.runs and (kept_at(campaign, earlier) / "journal.sqlite").exists()):
+            run_kcg(campaign, Unit(earlier))
+        if earlier in campaign.left:
+            campaign.left.append(unit.method)
+            return
+    if campaign.left_s() < max([4 * LEAST_S, *budgets_s(unit.method)[-1:]]):
         campaign.left.append(unit.method)
         return
     with tempfile.TemporaryDirectory(prefix="kcg-flux-", ignore_cleanup_errors=True) as folder:
         command = command_of(unit.method, campaign.preset, campaign.dev)
+        if earlier:
+            shutil.copytree(kept_at(campaign, earlier), folder, dirs_exist_ok=True)
         limit_s = campaign.left_s() if campaign.until < float("inf") else None
         asked = [sys.executable, *command.split(), "--report", folder, "--quiet"]
         with subprocess.Popen(asked, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
@@ -37,26 +46,42 @@ def run_kcg(campaign: Campaign, unit: Unit) -> None:
         if process.returncode not in (ExitCode.OK, ExitCode.NOTHING_IMPROVED, ExitCode.BUDGET_HIT):
             raise KcgError(f"{unit.method} ended with exit code {process.returncode}: {said.strip()[-300:]}")
         run = run_of(keep_report(campaign, unit.method, Path(folder)) / "RESULT.json")
-    campaign.journal.add_run(unit.method, run | {"command": f"python {command}"})
+    run |= {"command": f"python {command}"}
+    campaign.journal.add_run(unit.method, together(campaign.journal.runs[earlier], run) if earlier else run)
     campaign.say(f"{unit.method}: {run['measurements']} measured, {run['search_s']:.0f} s")
 
 
 def command_of(method: str, preset: str, dev: str) -> str:
-    """What is asked of Python for `kcg:normal`, or with a budget for `kcg:thorough:5m`."""
+    """What is asked of Python for `kcg:normal`, with a budget for `kcg:thorough:5m`, or to go on."""
     effort, budget = effort_and_budget(method)
     command = f"-m kcg.optimize flux --preset {preset} --device {dev} --effort {effort}"
-    return f"{command} --budget {budget}" if budget else command
+    command += f" --budget {budget}" if budget else ""
+    return f"{command} --resume" if part_before(method) else command
+
+
+def together(earlier: dict[str, Any], run: dict[str, Any]) -> dict[str, Any]:
+    """A run and what it went on from as one: what it chose, and what both took. Its measurements hold those before."""
+    phases = dict(run["phases"])
+    took = [(phase, seconds + phases.pop(phase, 0.0)) for phase, seconds in earlier["phases"]]
+    return run | {
+        "phases": [*took, *phases.items()], "command": f"{earlier['command']} && {run['command']}",
+        **{name: earlier[name] + run[name] for name in ("search_s", "compilations")},
+    }  # fmt: skip
+
+
+def kept_at(campaign: Campaign, method: str) -> Path:
+    """Where the report of this device, preset and method is kept, beside the journals."""
+    name = f"{campaign.dev}-{campaign.preset}-{method.removeprefix(f'{KCG}:')}".replace(":", "-")
+    return campaign.journal.path.parent / "runs" / name
 
 
 def keep_report(campaign: Campaign, method: str, folder: Path) -> Path:
-    """Copy a report beside the journals, in the place of the one that this device, preset and method had."""
-    how = method.removeprefix(f"{KCG}:")
-    name = f"{campaign.dev}-{campaign.preset}-{how}".replace(":", "-")
-    kept = campaign.journal.path.parent / "runs" / name
-    copied = kept.with_name(f".{name}")
+    """Copy a run's folder beside the journals, in the place of the one that this device, preset and method had."""
+    kept = kept_at(campaign, method)
+    copied = kept.with_name(f".{kept.name}")
     for old in (copied, kept):
         shutil.rmtree(old, ignore_errors=True)
-    shutil.copytree(folder, copied, ignore=shutil.ignore_patterns("*.sqlite*"))
+    shutil.copytree(folder, copied)
     return copied.rename(kept)
 
 

@@ -1,4 +1,7 @@
-"""What the name of a campaign's method asks for: `kcg:thorough:5m`, `tinygrad-beam:4`, `random:64`, `raw`."""
+"""What the name of a campaign's method asks for: `kcg:thorough:5m`, `tinygrad-beam:4`, `random:64`, `raw`.
+
+A run of kcg's command may go on where another ended: `kcg:thorough:8m+4m` is `kcg:thorough:8m`, resumed for 4 minutes.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ def check(method: str) -> None:
     name, _, of = method.partition(":")
     if name == KCG and of:
         check_effort(effort_and_budget(method)[0])
-        budget_s(method)
+        budgets_s(method)
     elif name == KCG or (name == TINY_BEAM and not of.isdecimal()):
         like = f"{TINY_BEAM}:4, kcg:quick or, with a budget, kcg:thorough:5m"
         raise UsageError(f"method {method!r}: write a width or an effort after it, like {like}")
@@ -23,15 +26,20 @@ def check(method: str) -> None:
 
 def effort_and_budget(method: str) -> tuple[str, str]:
     """Of a kcg run, as its command takes them: `thorough` and `5m` of `kcg:thorough:5m`; without a budget, an empty
-    one."""
+    one. Of one that goes on it is the budget of its last part."""
     effort, _, budget = method.removeprefix(f"{KCG}:").partition(":")
-    return effort, budget
+    return effort, budget.rpartition("+")[2]
 
 
-def budget_s(method: str) -> float:
-    """Seconds of a kcg run with a budget of its own; 0 without. Raises UsageError."""
-    _, budget = effort_and_budget(method)
-    return parse_budget(budget) if budget else 0.0
+def part_before(method: str) -> str:
+    """The kcg run that this one goes on from; empty where it begins from cold."""
+    return method.rpartition("+")[0]
+
+
+def budgets_s(method: str) -> list[float]:
+    """Seconds of each part of a kcg run with budgets of its own; none without. Raises UsageError."""
+    budgets = method.removeprefix(f"{KCG}:").partition(":")[2]
+    return [parse_budget(budget) for budget in budgets.split("+")] if budgets else []
 
 
 def turn_of(method: str) -> tuple[str, int, int | None]:
