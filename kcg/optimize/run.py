@@ -67,10 +67,10 @@ def optimize(settings: Settings, progress: Progress, *, started: float | None = 
             else:
                 session.guide()
             session.phases.begin(SEARCH)
-            search(session)
-            session.phases.begin(JUDGING)
             if (planning := whole_model.ahead(settings, workload, dev=session.choice.dev)) is not None:
                 children.enter_context(planning)
+            search(session)
+            session.phases.begin(JUDGING)
             about = format_seconds(judging_s(session))
             progress.phase(f"re-timing and verifying the finalists in a fresh process, about {about}")
             regions = judge_all(session)
