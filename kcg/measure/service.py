@@ -194,6 +194,10 @@ class MeasureService:
             future.set_result(kept)
         return future
 
+    def has_compiled(self, region: Region, schedule: Schedule, variables: tuple[tuple[str, int], ...] = ()) -> bool:
+        """Whether `compiled` would compile nothing."""
+        return (region.id, variables, schedule) in self._kept
+
     def beside(self, function: Callable[..., Any], *args: Any, timeout_s: float) -> Future[Any]:
         """Run a function of a module in one of the compiling children: for work that would hold up this process. On a
         CPU no sample is taken meanwhile."""
@@ -326,13 +330,9 @@ class MeasureService:
         return self._floors[key]
 
     def _timed(
-        self,
-        request: Request,
-        known: dict[str, Any],
-        future: Future[Measurement],
-        done: Future[TimeOutcome],
+        self, request: Request, known: dict[str, Any], future: Future[Measurement], done: Future[TimeOutcome],
         key: tuple[Any, ...],
-    ) -> None:
+    ) -> None:  # fmt: skip
         if (error := done.exception()) is not None:
             if _not_its_fault(error):
                 self._by_binary.pop(key, None)

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kcg import __version__
 from kcg.errors import DeviceError
@@ -22,6 +21,7 @@ from kcg.measure.protocol import PROTOCOL, median, median_interval, spread
 from kcg.measure.references import FINAL_SEEDS
 from kcg.measure.rows import duel_rows
 from kcg.optimize.handwritten import contest
+from kcg.optimize.runoff import run_off
 from kcg.optimize.verdicts import Side, is_known, keep, taken_over
 from kcg.types import RAW, Finalist, RegionResult, Result, Schedule, ScheduleKind, Status, Verification
 
@@ -51,6 +51,7 @@ def judge_all(session: Session) -> tuple[RegionResult, ...]:
     order = sorted(session.works, key=lambda w: -w.call.calls * w.baseline_s)
     results: dict[str, RegionResult] = {}
     _foretell(session, order)
+    run_off(session)
     _precompile(session)
     try:
         for count, work in enumerate(order, 1):
@@ -70,11 +71,8 @@ def judge_all(session: Session) -> tuple[RegionResult, ...]:
 
 
 def _candidates(work: RegionWork) -> list[Schedule]:
-    """The schedules that a search found faster than the baseline, fastest first."""
-    baseline = work.space.baseline()
-    limit = work.baseline_s or float("inf")
-    faster = [s for s in work.ranked() if s != baseline and work.known[s].time_s < limit]
-    return faster[:TRIES]
+    """The schedules that a search found faster than the baseline, fastest first; by the run-off where there was one."""
+    return [*work.finalists, *(s for s in work.faster() if s not in work.finalists)][:TRIES]
 
 
 def is_judged(session: Session, work: RegionWork) -> bool:
@@ -83,13 +81,19 @@ def is_judged(session: Session, work: RegionWork) -> bool:
     return not work.offers and is_known(session, work, [work.space.baseline(), *first])
 
 
+def _sides(session: Session) -> list[tuple[RegionWork, Schedule]]:
+    """Every baseline and first finalist."""
+    return [(work, schedule) for work in session.works for schedule in (work.space.baseline(), *_candidates(work)[:1])]
+
+
+def uncompiled(session: Session) -> int:
+    """How many of these were not compiled in this run, as after a resume."""
+    return sum(not session.service.has_compiled(w.call.region, s, w.call.variables) for w, s in _sides(session))
+
+
 def _precompile(session: Session) -> None:
     """Compile every baseline and first finalist before the first duel: on a CPU nothing may compile while one runs."""
-    wanted: list[Future[Any]] = []
-    for work in session.works:
-        for schedule in (work.space.baseline(), *_candidates(work)[:1]):
-            wanted.append(session.service.compiled(work.call.region, schedule, work.call.variables))
-    for future in wanted:
+    for future in [session.service.compiled(w.call.region, s, w.call.variables) for w, s in _sides(session)]:
         future.exception()
 
 

@@ -61,6 +61,7 @@ class RegionWork:
     known: dict[Schedule, Observation] = field(default_factory=dict)
     binaries: set[str] = field(default_factory=set)
     tried_by_beam: int = 0  # binaries that tinygrad's own BEAM timed
+    finalists: list[Schedule] = field(default_factory=list)  # the fastest few, timed again, in their order (`runoff`)
     offers: list[Offer] = field(default_factory=list)  # kernels that are written by hand for it
     by_hand: dict[Schedule, Observation] = field(default_factory=dict)  # what was seen of such; a search does not know
 
@@ -101,6 +102,11 @@ class RegionWork:
                 seen.add(observation.binary_hash)
                 ordered.append(observation.schedule)
         return ordered
+
+    def faster(self) -> list[Schedule]:
+        """Those of them that are faster than the baseline."""
+        own, limit_s = self.space.baseline(), self.baseline_s or float("inf")
+        return [s for s in self.ranked() if s != own and self.known[s].time_s < limit_s]
 
 
 class Session:
@@ -273,8 +279,10 @@ class Session:
             by_region = {(w.call.region.id, w.call.variables): w for w in self.works}
             for row in self.journal.known(target.fingerprint, toolchain.fingerprint, PROTOCOL):
                 work = by_region.get((row.region_id, row.variables))
-                if row.status in PASSING or (row.status == Status.TIMEOUT and row.sampler == "hand-coded"):
-                    continue  # says little of the schedule: it is measured again
+                if row.trial or row.status in PASSING:
+                    continue  # of another trial, or says little of the schedule: it is measured again
+                if row.status == Status.TIMEOUT and row.sampler == "hand-coded":
+                    continue
                 if work is not None and row.early_stop and row.cache_state == CacheState.COLD:
                     seen = work.known if row.schedule.kind == ScheduleKind.OPTS else work.by_hand
                     seen[row.schedule] = Observation.of(row)

@@ -84,7 +84,7 @@ def why_not_needed(settings: Settings, result: Result, *, ended_early: bool) -> 
 
 def ahead(settings: Settings, workload: Workload, *, dev: str) -> alone.Alone | None:
     """The child of `check_model`, which plans the model while kernels are searched: scheduling Flux 1024 takes 33 s of
-    one core, more than judging takes. None on a CPU, where it would disturb samples, and where the model will not run."""
+    one core. None on a CPU, where it would disturb samples, and where the model will not run."""
     if dev.startswith("CPU") or not is_runnable(settings, workload.name):
         return None
     return alone.Alone(CHILD, dev=dev, label="model", arguments=(workload.name, workload.preset))
