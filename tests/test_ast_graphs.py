@@ -75,6 +75,7 @@ def test_strides_stand_between_ranges_and_what_they_move() -> None:
     assert graph.edges[moves, EDGE_FEATURES.index("contiguous")].sum() == 3
 
 
+@pytest.mark.slow
 def test_every_kind_of_kernel_has_finite_features() -> None:
     found = []
     for name, ast in example_asts().items():

@@ -234,6 +234,13 @@ def test_an_error_in_a_process_is_raised_here(thinkers: Thinkers) -> None:
         list(thinkers.strategy("soon", region, place=0, seed="1")(asked(space, Ledger())))
 
 
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="no /proc")
+def test_a_process_that_thinks_takes_one_core(thinkers: Thinkers) -> None:
+    (child,) = thinkers._children
+    told = Path(f"/proc/{child._process.pid}/environ").read_bytes().split(b"\0")
+    assert b"OPENBLAS_NUM_THREADS=1" in told
+
+
 def test_where_a_process_dies_the_search_goes_on_here(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     region, space = matmul()
     with Thinkers(1, "roofline", KNOWN_TARGETS["sm_90"], ("CPU", os.getpid(), str(tmp_path / "cache.db"))) as mortal:

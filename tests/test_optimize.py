@@ -343,6 +343,7 @@ def test_resuming_from_a_corrupt_journal_is_refused_and_it_is_kept(tmp_path: Pat
     assert (tmp_path / "journal.sqlite").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_a_recomputed_matmul_is_named_with_the_factor_and_what_to_do() -> None:
     done = run(SCRIPT.with_name("naive_attention.py"), "--dry-run", "--device", "CPU")
     assert done.returncode == ExitCode.OK, done.stderr

@@ -54,6 +54,7 @@ def small_board() -> Board:
 # -- curves
 
 
+@pytest.mark.slow
 def test_a_curve_is_monotone_and_ends_at_the_budget() -> None:
     bench = Bench(recorded(synthetic_table()), None)
     for name in ("random", "mcts", "evolution", ALONE, f"{BEAM}:2"):

@@ -47,6 +47,7 @@ def start(data: TrainingData, tmp_path_factory: pytest.TempPathFactory) -> Check
     return Checkpoint(about, tuple(nets), None)
 
 
+@pytest.mark.slow
 def test_a_share_teaches_what_the_start_did_not_know(folder: Path, start: Checkpoint, tmp_path: Path) -> None:
     said: list[str] = []
     told = transfer(folder, start, tmp_path, shares=(0.0, 0.5), seeds=2, steps=24, say=said.append)

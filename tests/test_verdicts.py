@@ -230,3 +230,17 @@ def test_an_optimisation_measures_carefully(session: Session, monkeypatch: pytes
     monkeypatch.setattr(session.service, "_time_job", watched)
     (future,) = session.measure(session.works[0], [session.works[0].space.baseline()])
     assert future.result().runtime_s and [(job.careful, job.early_stop) for job in asked] == [(True, True)]
+
+
+def test_what_a_run_that_goes_on_has_yet_to_compile_is_expected(
+    session: Session, work: RegionWork, baseline: Side, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = work.space.baseline()
+    monkeypatch.setattr(session, "works", [work])
+    assert session.service.has_compiled(work.call.region, own, work.call.variables) and finals.compiling_s(session) == 0
+    before = judging_s(session)
+    monkeypatch.setattr(session.service, "_kept", {})
+    monkeypatch.setattr(work, "compile_s", {own: 6.0})
+    expected_s = 6.0 / session.service.compile_workers
+    assert finals.compiling_s(session) == pytest.approx(expected_s)
+    assert judging_s(session) - before == pytest.approx(expected_s)

@@ -38,13 +38,12 @@ def final_cost_s(session: Session) -> float:
 def judging_s(session: Session) -> float:
     """What re-timing and verifying every finalist is expected to take, in seconds."""
     from kcg.measure.protocol import samples_for
-    from kcg.optimize.finals import is_judged, uncompiled
-    from kcg.optimize.runoff import run_off_s
+    from kcg.optimize.finals import compiling_s, is_judged
 
     device = session.choice.device
     flush_s = FLUSH_S.get(device, FLUSH_ELSEWHERE_S)
     verify_s = VERIFY_S.get(device, CHECKS * _check_s(session))
-    cost_s = FRESH_CHILD_S + run_off_s(session) + uncompiled(session) * _compile_s(session)
+    cost_s = FRESH_CHILD_S + compiling_s(session)
     for work in (w for w in session.works if not is_judged(session, w)):
         seconds = work.baseline_s
         sides = 2 if work.best_s < seconds or not work.known else 1
@@ -54,12 +53,6 @@ def judging_s(session: Session) -> float:
         cost_s += verify_s + copies_s + sides * FINAL_RUNS * seconds
         cost_s += (sides + 1) * samples * (2 * seconds + flush_s)  # cold and warm; the baseline twice
     return cost_s
-
-
-def _compile_s(session: Session) -> float:
-    """What compiling one schedule takes all compilers together, on average in this run; 0 before the first."""
-    service = session.service
-    return service.spent_s["compile"] / max(service.compilations, 1) / service.compile_workers
 
 
 PREPARING: Final = ("inputs and reference", "load", "check")  # of the phases of a measurement; with "check: …"

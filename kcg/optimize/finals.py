@@ -21,7 +21,6 @@ from kcg.measure.protocol import PROTOCOL, median, median_interval, spread
 from kcg.measure.references import FINAL_SEEDS
 from kcg.measure.rows import duel_rows
 from kcg.optimize.handwritten import contest
-from kcg.optimize.runoff import run_off
 from kcg.optimize.verdicts import Side, is_known, keep, taken_over
 from kcg.types import RAW, Finalist, RegionResult, Result, Schedule, ScheduleKind, Status, Verification
 
@@ -51,7 +50,6 @@ def judge_all(session: Session) -> tuple[RegionResult, ...]:
     order = sorted(session.works, key=lambda w: -w.call.calls * w.baseline_s)
     results: dict[str, RegionResult] = {}
     _foretell(session, order)
-    run_off(session)
     _precompile(session)
     try:
         for count, work in enumerate(order, 1):
@@ -71,8 +69,11 @@ def judge_all(session: Session) -> tuple[RegionResult, ...]:
 
 
 def _candidates(work: RegionWork) -> list[Schedule]:
-    """The schedules that a search found faster than the baseline, fastest first; by the run-off where there was one."""
-    return [*work.finalists, *(s for s in work.faster() if s not in work.finalists)][:TRIES]
+    """The schedules that a search found faster than the baseline, fastest first."""
+    baseline = work.space.baseline()
+    limit = work.baseline_s or float("inf")
+    faster = [s for s in work.ranked() if s != baseline and work.known[s].time_s < limit]
+    return faster[:TRIES]
 
 
 def is_judged(session: Session, work: RegionWork) -> bool:
@@ -86,9 +87,11 @@ def _sides(session: Session) -> list[tuple[RegionWork, Schedule]]:
     return [(work, schedule) for work in session.works for schedule in (work.space.baseline(), *_candidates(work)[:1])]
 
 
-def uncompiled(session: Session) -> int:
-    """How many of these were not compiled in this run, as after a resume."""
-    return sum(not session.service.has_compiled(w.call.region, s, w.call.variables) for w, s in _sides(session))
+def compiling_s(session: Session) -> float:
+    """About how long it takes to compile those of them that this run has not compiled, as one that goes on has not."""
+    service = session.service
+    wanted = [(w, s) for w, s in _sides(session) if not service.has_compiled(w.call.region, s, w.call.variables)]
+    return sum(work.compile_s.get(schedule, 0.0) for work, schedule in wanted) / service.compile_workers
 
 
 def _precompile(session: Session) -> None:

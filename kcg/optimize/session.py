@@ -60,8 +60,8 @@ class RegionWork:
     space: KernelSpace
     known: dict[Schedule, Observation] = field(default_factory=dict)
     binaries: set[str] = field(default_factory=set)
+    compile_s: dict[Schedule, float] = field(default_factory=dict)  # what compiling each took, in this run or before
     tried_by_beam: int = 0  # binaries that tinygrad's own BEAM timed
-    finalists: list[Schedule] = field(default_factory=list)  # the fastest few, timed again, in their order (`runoff`)
     offers: list[Offer] = field(default_factory=list)  # kernels that are written by hand for it
     by_hand: dict[Schedule, Observation] = field(default_factory=dict)  # what was seen of such; a search does not know
 
@@ -97,16 +97,11 @@ class RegionWork:
         """Schedules that ran, fastest first; one of each binary."""
         seen: set[str] = set()
         ordered = []
-        for observation in sorted(self.known.values(), key=lambda o: o.time_s):
+        for observation in sorted([*self.known.values()], key=lambda o: o.time_s):  # a copy, as above
             if observation.status == Status.OK and observation.binary_hash not in seen:
                 seen.add(observation.binary_hash)
                 ordered.append(observation.schedule)
         return ordered
-
-    def faster(self) -> list[Schedule]:
-        """Those of them that are faster than the baseline."""
-        own, limit_s = self.space.baseline(), self.baseline_s or float("inf")
-        return [s for s in self.ranked() if s != own and self.known[s].time_s < limit_s]
 
 
 class Session:
@@ -279,10 +274,8 @@ class Session:
             by_region = {(w.call.region.id, w.call.variables): w for w in self.works}
             for row in self.journal.known(target.fingerprint, toolchain.fingerprint, PROTOCOL):
                 work = by_region.get((row.region_id, row.variables))
-                if row.trial or row.status in PASSING:
-                    continue  # of another trial, or says little of the schedule: it is measured again
-                if row.status == Status.TIMEOUT and row.sampler == "hand-coded":
-                    continue
+                if row.status in PASSING or (row.status == Status.TIMEOUT and row.sampler == "hand-coded"):
+                    continue  # says little of the schedule: it is measured again
                 if work is not None and row.early_stop and row.cache_state == CacheState.COLD:
                     seen = work.known if row.schedule.kind == ScheduleKind.OPTS else work.by_hand
                     seen[row.schedule] = Observation.of(row)
@@ -334,6 +327,7 @@ class Session:
     def _charge(self, work: RegionWork, row: Measurement) -> None:
         """One compilation, and one measurement where the binary is new."""
         with self._lock:
+            work.compile_s[row.schedule] = row.compile_s
             self.ledger.compilations += 1
             if row.binary_hash and row.binary_hash not in work.binaries:
                 work.binaries.add(row.binary_hash)

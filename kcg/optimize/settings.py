@@ -17,12 +17,9 @@ class Effort:
 
     search_s: float  # seconds of searching; timing tinygrad's own schedules before and judging after it come on top
     least_saving: float  # share of the workload's time that a batch of measurements must be expected to save
-    run_off: bool = False  # the fastest few of each kernel are timed again before one is judged (`runoff`)
 
 
-EFFORTS: Final = {
-    "quick": Effort(20.0, 1e-3), "normal": Effort(50.0, 1e-4), "thorough": Effort(900.0, 1e-6, run_off=True),
-}  # fmt: skip
+EFFORTS: Final = {"quick": Effort(20.0, 1e-3), "normal": Effort(50.0, 1e-4), "thorough": Effort(900.0, 1e-6)}
 
 LONGEST_S: Final = 366 * 86400.0  # clocks and timeouts cannot take any number of seconds
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
