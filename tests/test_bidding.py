@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
@@ -268,3 +271,12 @@ def test_a_search_whose_process_is_closed_ends_without_a_word(
         assert list(search) == [] and ledger.measurements == 0, "it is not gone on with here"
         closing.join()
     assert "died" not in caplog.text
+
+
+@pytest.mark.slow
+def test_what_thinking_costs_is_measured(tmp_path: Path) -> None:
+    script = Path(__file__).parent.parent / "evaluation" / "bench_thinking.py"
+    asked = "--processes 1 --known 3 --batches 1 --rounds 1 --out".split()
+    subprocess.run([sys.executable, str(script), *asked, str(tmp_path / "out.json")], check=True)
+    (entry,) = json.loads((tmp_path / "out.json").read_text())["runs"].values()
+    assert all(seconds > 0 for seconds in (*entry["cpu_s"].values(), *entry["wall_s"].values()))

@@ -37,8 +37,8 @@ DIED, OVER = "died", "over"
 POLL_S: Final = 0.2
 ONE_CORE: Final = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 """For a child, which thinks on one core beside others: NumPy's BLAS reads it when it is loaded, and would start a
-thread for every core, which wait for those of the other children. Four that went on from 101 measurements of a matmul
-took 15 s of CPU time each on two cores, and 7.5 s with one thread each."""
+thread for every core, which wait for those of the other children: twice the CPU time of four children on two cores
+(`evaluation/bench_thinking.py`)."""
 
 
 @dataclass(frozen=True)
