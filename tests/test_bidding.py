@@ -276,7 +276,7 @@ def test_a_search_whose_process_is_closed_ends_without_a_word(
 @pytest.mark.slow
 def test_what_thinking_costs_is_measured(tmp_path: Path) -> None:
     script = Path(__file__).parent.parent / "evaluation" / "bench_thinking.py"
-    asked = "--processes 1 --known 3 --batches 1 --rounds 1 --out".split()
+    asked = ["--processes", "1", "--known", "3", "--batches", "1", "--rounds", "1", "--out"]
     subprocess.run([sys.executable, str(script), *asked, str(tmp_path / "out.json")], check=True)
     (entry,) = json.loads((tmp_path / "out.json").read_text())["runs"].values()
     assert all(seconds > 0 for seconds in (*entry["cpu_s"].values(), *entry["wall_s"].values()))
