@@ -131,7 +131,8 @@ def test_a_report_replaces_only_that_of_its_device(service: MeasureService, tmp_
     for number, kept_by in enumerate((here, there, here)):
         folder = tmp_path / str(number)
         folder.mkdir()
-        (folder / f"{number}.html").write_text("")
+        for name in (f"{number}.html", "journal.sqlite-wal"):
+            (folder / name).write_text("")
         keep_report(kept_by, "kcg:quick", folder)
     kept = {str(p.relative_to(tmp_path / "runs")) for p in (tmp_path / "runs").rglob("*") if p.is_file()}
     assert kept == {"CPU-X86-mini-quick/2.html", "CUDA-mini-quick/1.html"}

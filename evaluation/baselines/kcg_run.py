@@ -81,7 +81,7 @@ def keep_report(campaign: Campaign, method: str, folder: Path) -> Path:
     copied = kept.with_name(f".{kept.name}")
     for old in (copied, kept):
         shutil.rmtree(old, ignore_errors=True)
-    shutil.copytree(folder, copied)
+    shutil.copytree(folder, copied, ignore=shutil.ignore_patterns("*.sqlite-*"))  # of a journal that is closed
     return copied.rename(kept)
 
 
