@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from evaluation.baselines.campaign import Campaign
+from evaluation.baselines.choosing import Choices
 from evaluation.baselines.methods_kernels import kernels_markdown
 from evaluation.baselines.retiming import duel
 from kcg.measure.jobs import DuelOutcome
-from kcg.search.live_journal import LiveJournal
+from kcg.search.live_journal import LiveJournal, Shard
 from kcg.types import RAW, Opt, Region, Schedule, Verification
 from tests.sample_result import sample_result
 
@@ -90,3 +91,32 @@ def test_the_kernels_table_says_times_launches_and_what_is_wrong() -> None:
     assert f"| 1 | {name} | 1,500 | 600 | wrong | wrong |  | **61.7** |" in lines
     assert lines[-1] == "| 1 | 24×72 · 32×4 | 1 · 16×1×2 | wrong | 2 · 3 (wrong) |  |  |", "empty where nothing is kept"
     assert kernels_markdown(rows, []) == []
+
+
+def chosen_of(journal: LiveJournal, device: str) -> Choices:
+    bench = SimpleNamespace(seen=journal.of(REGION.id), target=SimpleNamespace(device=device))
+    return Choices(bench, 1, {"hand-coded": RAW, "kcg:quick": SCHEDULE})  # type: ignore[arg-type]
+
+
+def test_what_all_methods_chose_for_a_short_kernel_is_timed_in_one_piece(tmp_path: Path) -> None:
+    """Else a process with a longer gap before each launch would decide which of them is faster."""
+    journal = LiveJournal(tmp_path / "table.jsonl")
+    assert chosen_of(journal, "CUDA").untimed() == [RAW, SCHEDULE]
+    for piece, short in (("2026-01-01", True), ("2026-01-02", False)):
+        for schedule, cold_s in ((RAW, 4e-4), (SCHEDULE, 2e-5 if short else 6e-5)):
+            journal.add("duel", REGION.id, schedule, duel={"cold_s": [cold_s], "own_s": [4e-4], "piece": piece})
+        assert not chosen_of(journal, "CUDA").untimed()
+        other = Schedule.from_opts([Opt("LOCAL", 0, 4)])  # what another method chooses later
+        later = chosen_of(journal, "CUDA")
+        later.by_method["random:3"] = other
+        assert later.untimed() == ([RAW, SCHEDULE, other] if short else [other])
+        on_cpu = chosen_of(journal, "CPU")
+        on_cpu.by_method["random:3"] = other
+        assert on_cpu.untimed() == [other], "whose clock stands around the call"
+
+
+def test_the_last_piece_counts_whichever_file_is_read_first(tmp_path: Path) -> None:
+    for shard, piece in ((0, "2026-01-02"), (1, "2026-01-01")):  # read in the order of their names
+        journal = LiveJournal(tmp_path / "table.jsonl", shard=Shard(shard, 2))
+        journal.add("duel", REGION.id, SCHEDULE, duel={"cold_s": [1.0], "piece": piece})
+    assert LiveJournal(tmp_path / "table.jsonl").of(REGION.id).duels[SCHEDULE]["piece"] == "2026-01-02"

@@ -46,6 +46,7 @@ class Campaign:
     until: float = float("inf")  # on `time.monotonic`
     left: list[str] = field(default_factory=list)  # methods for which there was no time, once for each kernel
     canary_s: float | None = None  # of this piece
+    piece: str = ""  # when it began, and its file: what its duels have in common
 
     def __post_init__(self) -> None:
         for method in self.methods:

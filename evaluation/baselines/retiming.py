@@ -1,7 +1,8 @@
 """What the methods of a campaign chose, timed again: each choice beside tinygrad's own schedule, in turns, verified.
 
 A method's time on a kernel is that of tinygrad's own schedule, divided by the median of the paired speed-ups: choices
-that were timed in different duels are compared through the baseline that both were timed beside.
+that were timed in different duels are compared through the baseline that both were timed beside. That is not enough
+for short kernels, of which a process has a gap of its own in every sample: theirs are timed in one piece, all of them.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def retime(campaign: Campaign, chosen: Choices, prepared: Prepared | None = None
 def duel(campaign: Campaign, bench: LiveBench, schedule: Schedule, prepared: Prepared) -> dict[str, Any]:
     """A schedule beside tinygrad's own: samples of both in seconds, whether it is right, and how it is launched."""
     service, baseline = bench.service, bench.space.baseline()
-    told: dict[str, Any] = {"canary_s": campaign.canary_s, "reason": ""}
+    told: dict[str, Any] = {"canary_s": campaign.canary_s, "piece": campaign.piece, "reason": ""}
     try:
         own, other = prepared.compiled(bench, baseline), prepared.compiled(bench, schedule)
         told |= {"global": other.global_size, "local": other.local_size}  # of what is wrong or crashes too

@@ -78,5 +78,6 @@ def fly_canary(campaign: Campaign, service: Any) -> float:
         )
     campaign.canary_s = row.runtime_s
     campaign.journal.add_canary(row.runtime_s)
-    campaign.journal.add_piece(piece_of(campaign, service))
+    campaign.journal.add_piece(facts := piece_of(campaign, service))
+    campaign.piece = f"{facts['began']} {facts['journal']}"
     return row.runtime_s

@@ -190,6 +190,8 @@ class LiveJournal:
         elif told["what"] == "tiny":
             seen.tiny[told["width"]] = Beam(schedule, told["binaries"], told["wall_s"], told.get("reason", ""))
         elif told["what"] == "duel":
+            if told["duel"].get("piece", "") < seen.duels.get(schedule, {}).get("piece", ""):
+                return  # the files of several processes are read one after the other: the last piece is what counts
             seen.duels[schedule] = told["duel"]
             seen.keep_launch(schedule, [told["duel"][which] for which in ("global", "local") if which in told["duel"]])
         elif told["what"] == "play":
