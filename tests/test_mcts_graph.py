@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from typing import Any
 
 import pytest
 from replay_table import BASELINE, KERNELS, chain_table, synthetic_table
 
 from kcg.search.calibration import Calibration, Trial
+from kcg.search.diversity import seldom
 from kcg.search.graph import Graph, MctsSettings
 from kcg.search.mcts import mcts
 from kcg.search.replay import (
@@ -126,3 +128,36 @@ def test_calibration_corrects_offset_neighbours_and_a_backward_predictor() -> No
     for i in range(8):
         backward.add(Trial(1 << i, predicted=float(i), measured=float(-i)))
     assert backward.slope == 0.0
+
+
+def test_what_was_seldom_measured_gets_every_second_turn() -> None:
+    """A correction that saw many of one kind and took the others for worse would never measure those."""
+    table = synthetic_table()
+    problem = table.problem(constant_predict())
+    problem.kind = lambda schedule: len(schedule.opts)
+    trials = Trials(problem)
+    list(trials.baseline())
+    graph = Graph(trials, MctsSettings(broad_from=4))
+    while (node := graph.frontier()) is not None:
+        graph.expand(node)
+    for node in graph.nodes.values():
+        node.own -= len(node.schedule.opts)  # corrected: the more steps, the worse
+    while len(trials.observations) < 4:
+        usual, promised = graph.candidates(1), graph.promising
+        assert promised == usual and len(usual[0].opts) <= 1
+        (graph.nodes[table.key(usual[0])].observation,) = trials.measure(usual)
+    seen = {len(o.schedule.opts) for o in trials.observations.values()}
+    (broad,), promised = graph.candidates(1), graph.promising
+    assert len(broad.opts) not in seen, "nothing of its kind was measured"
+    assert len(promised[0].opts) in seen, "the batch promises what the usual choice would"
+    both, promised = graph.candidates(2), graph.promising
+    assert {len(s.opts) in seen for s in both} == {True, False} and promised[0] in both
+
+
+def test_kinds_are_chosen_by_what_is_predicted_and_how_little_is_known() -> None:
+    kinds = ["a", "a", "b", "b", "c"]
+    predicted = [-10.0, -9.9, -9.95, -9.9, -9.0]
+    scores = [1.0, 0.9, 0.1, 0.2, 0.0]
+    assert seldom(kinds, predicted, scores, Counter(a=9, b=1), 1) == [3], "the best expected of the kind"
+    assert seldom(kinds, predicted, scores, Counter(a=9, b=1), 5) == [3, 2, 0, 1, 4], "c is predicted far slower"
+    assert seldom([], [], [], Counter(), 3) == []

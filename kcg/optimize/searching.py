@@ -27,6 +27,7 @@ HOPELESS = 2.5  # a candidate this much slower than the best so far gets one sam
 
 def problem(session: Session, work: RegionWork, predictor: Predictor, index: int) -> Problem:
     """The search problem of one region: its space, this session's predictor, device and ledger."""
+    from kcg.predictor.correcting import kind_of
 
     judge = predictor.of(work.space)
 
@@ -50,6 +51,7 @@ def problem(session: Session, work: RegionWork, predictor: Predictor, index: int
         expected=expected,
         step=work.space.step,
         tile=work.space.tile,
+        kind=kind_of,
         alike=work.space.alike,
     )
 

@@ -108,11 +108,15 @@ class CorrectingKernel:
 
 def traits_of(schedules: Sequence[Schedule]) -> Array:
     """(n, t) which traits each has, 1 or 0: the `TRAITS`, then `UPCAST_AXES`."""
-    told = np.zeros((len(schedules), len(TRAITS) + UPCAST_AXES), np.int64)
-    for row, schedule in zip(told, schedules, strict=True):
-        for opt in schedule.opts if schedule.kind == ScheduleKind.OPTS else ():
-            for place, of in enumerate(TRAITS):
-                row[place] |= opt.op in of
-            if opt.op == "UPCAST" and isinstance(opt.axis, int) and opt.axis < UPCAST_AXES:
-                row[len(TRAITS) + opt.axis] = 1
-    return told
+    return np.array([kind_of(schedule) for schedule in schedules], np.int64).reshape(-1, len(TRAITS) + UPCAST_AXES)
+
+
+def kind_of(schedule: Schedule) -> tuple[int, ...]:
+    """Which traits a schedule has, 1 or 0 each: what is of one kind has them in common."""
+    told = [0] * (len(TRAITS) + UPCAST_AXES)
+    for opt in schedule.opts if schedule.kind == ScheduleKind.OPTS else ():
+        for place, of in enumerate(TRAITS):
+            told[place] |= opt.op in of
+        if opt.op == "UPCAST" and isinstance(opt.axis, int) and opt.axis < UPCAST_AXES:
+            told[len(TRAITS) + opt.axis] = 1
+    return tuple(told)

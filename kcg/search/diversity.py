@@ -1,10 +1,13 @@
 """A batch that is not one idea measured many times: near twins are kept apart.
 
-Twins differ by at most one step: one more, or one replaced. What is measured of one tells most of the other.
+Twins differ by at most one step: one more, or one replaced. What is measured of one tells most of the other. `seldom`
+looks further: at whole kinds of schedules that a search has passed by.
 """
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Hashable, Sequence
 from typing import Final
 
@@ -13,6 +16,7 @@ from kcg.types import Schedule, ScheduleKind
 
 TWIN_DISTANCE: Final = 2  # in steps, as `calibration.distance` counts them
 TWIN_PENALTY: Final = 0.1  # log-speedup
+NOVELTY: Final = 0.3  # log-seconds that a kind of which nothing was measured may be misjudged by
 
 
 class StepSets:
@@ -42,6 +46,29 @@ def leaders(groups: Sequence[Hashable], scores: Sequence[float]) -> list[int]:
         if group not in top or scores[top[group]] < scores[i]:
             top[group] = i
     return [*top.values()]
+
+
+def seldom(
+    kinds: Sequence[Hashable], predicted: Sequence[float], scores: Sequence[float], seen: Counter[Hashable], count: int
+) -> list[int]:
+    """The places of `count` candidates of kinds of which little is known: one after the other the kind is chosen whose
+    best `predicted` log-seconds, less `NOVELTY` for what was `seen` of it, are least, and of it the highest score.
+
+    A correction that saw 30 schedules of one kind and one of another judges the other by that one, and what it judges
+    so is not measured. The prediction that was not corrected is no better, but what it says of a kind is soon settled.
+    """
+    seen, best = seen.copy(), dict[Hashable, list[int]]()
+    for i in sorted(range(len(scores)), key=lambda i: (-scores[i], i)):
+        best.setdefault(kinds[i], []).append(i)
+    least = {kind: min(predicted[i] for i in places) for kind, places in best.items()}
+    chosen: list[int] = []
+    while best and len(chosen) < count:
+        kind = min(best, key=lambda k: least[k] - NOVELTY / math.sqrt(1 + seen[k]))
+        chosen.append(best[kind].pop(0))
+        seen[kind] += 1
+        if not best[kind]:
+            del best[kind]
+    return chosen
 
 
 def diverse(

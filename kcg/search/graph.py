@@ -20,12 +20,13 @@ from __future__ import annotations
 import itertools
 import math
 import random
+from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 from kcg.search.calibration import Calibration, Evidence, Trial
-from kcg.search.diversity import TWIN_PENALTY, StepSets, diverse, leaders
+from kcg.search.diversity import TWIN_PENALTY, StepSets, diverse, leaders, seldom
 from kcg.search.interface import Observation, best
 from kcg.search.trials import Trials
 from kcg.types import Prediction, Schedule
@@ -53,6 +54,7 @@ class MctsSettings:
     optimism: float = 1.0  # standard deviations of doubt added to a candidate for measuring
     draft_bonus: float = 0.05  # log-speedup added to a candidate that simulations stopped at
     twin_penalty: float = TWIN_PENALTY  # log-speedup taken from a candidate one step from another of its batch
+    broad_from: int = 24  # measurements after which every second goes to a kind of schedule that was seldom measured
     failure_value: float = -0.5  # log-speedup of a schedule that fails: it costs a measurement, not what was found
     entries: int = 3  # so many of the best known schedules are roots too when a search is resumed
     policy: bool = True  # take the prior from the policy, where the problem has one
@@ -85,6 +87,7 @@ class Node:
     value: float = -math.inf  # best `own` within reach
     closed: bool = False  # all within reach is measured
     tile: Hashable = None  # what its threads compute
+    kind: Hashable = None  # what a predictor may misjudge alike
     varied: bool = False  # its variants are among the nodes
 
 
@@ -98,6 +101,7 @@ class Graph:
         self.calibration = Calibration()
         self.nodes: dict[str, Node] = {}
         self.drafts: set[str] = set()
+        self.promising: list[Schedule] = []  # the best of the last candidates, also where another kind had its turn
         self._learned: set[str] = set()  # measurements that were taken in
         self._varied: set[Hashable] = set()  # tiles
         self._step_sets = StepSets()
@@ -128,7 +132,7 @@ class Graph:
                 evidence = self.calibration.evidence(steps)
                 node = self.nodes[key] = Node(schedule, steps, prediction, evidence, 1e-6 * self.rng.random())
                 node.corrected = better
-                node.tile = self.trials.tile(schedule)
+                node.tile, node.kind = self.trials.tile(schedule), self.trials.kind(schedule)
                 if key not in self.trials.observations:
                     node.observation = self.trials.like(schedule)
                 self._appraise(node)
@@ -365,8 +369,8 @@ class Graph:
     # choosing
 
     def candidates(self, count: int) -> list[Schedule]:
-        """The best unmeasured nodes, drafts preferred, one of those alike and near twins kept apart; clears the
-        drafts."""
+        """The best unmeasured nodes, drafts preferred, one of those alike and near twins kept apart, and some of kinds
+        that were seldom measured; clears the drafts."""
         settings = self.settings
         pool = [(key, node) for key, node in self.nodes.items() if node.observation is None]
         scores = [
@@ -379,8 +383,22 @@ class Graph:
         steps = [node.steps for node in nodes]
         tiles, top = [node.tile for node in nodes], [scores[i] for i in places]
         chosen = [nodes[i] for i in diverse(top, steps, count, penalty=settings.twin_penalty, tiles=tiles)]
+        self.promising = [node.schedule for node in chosen[:1]]
+        if broad := self._broad(count):
+            del chosen[count - broad :]
+            rest = [(node, score) for node, score in zip(nodes, top, strict=True) if node not in chosen]
+            seen = Counter(self.nodes[key].kind for key in self.trials.observations if key in self.nodes)
+            told = [n.prediction.log_runtime for n, _ in rest]
+            chosen += [rest[i][0] for i in seldom([n.kind for n, _ in rest], told, [s for _, s in rest], seen, broad)]
         chosen.sort(key=lambda node: -node.own)  # where the budget ends within a batch, the surest were measured
         return [node.schedule for node in chosen]
+
+    def _broad(self, count: int) -> int:
+        """How many of the next `count` measurements go to kinds of schedules that were seldom measured."""
+        measured = len(self.trials.observations)
+        if self.trials.problem.kind is None or measured < self.settings.broad_from:
+            return 0
+        return sum((measured + i) % 2 == 0 for i in range(count))
 
     def alike(self) -> list[Schedule]:
         """What only schedules alike were measured of: the last that is worth trying. An auction grants none of it."""

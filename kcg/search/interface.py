@@ -145,6 +145,8 @@ class Problem:
     tile: Callable[[Schedule], Hashable] | None = None
     """Equal for schedules whose threads compute the same; what is measured of one tells most of the others. None: it
     cannot tell."""
+    kind: Callable[[Schedule], Hashable] | None = None
+    """Equal for schedules that a predictor which misjudges one may misjudge alike. None: it cannot tell."""
     alike: Callable[[Schedule], str] | None = None
     """Equal for schedules that are about as fast, so that one of them is enough; None: each speaks for itself."""
     ask: Callable[[int, float], int] | None = None

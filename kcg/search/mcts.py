@@ -44,7 +44,7 @@ def searched(graph: Graph) -> Iterator[Observation]:
                 break
         batch = graph.candidates(problem.batch_size)
         if batch:
-            yield from trials.measure(batch, rethink=True)
+            yield from trials.measure(batch, rethink=True, promising=graph.promising)
             graph.learn()
         elif not problem.ledger.may_evaluate or (node := graph.frontier()) is None:
             yield from trials.measure(graph.alike())

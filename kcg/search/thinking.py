@@ -192,6 +192,8 @@ class _Search:
 
     def run(self) -> None:
         """Search until the parent grants nothing more."""
+        from kcg.predictor.correcting import kind_of
+
         try:
             thought = self.thought
             space = _space(thought.region, thought.target)
@@ -200,7 +202,8 @@ class _Search:
                 space=space, predict=judge.predict, measure=self.measure, ledger=self.ledger,
                 rng=random.Random(thought.seed), batch_size=thought.batch_size, drafting=thought.drafting,
                 known={o.schedule: o for o in thought.known}, correct=judge.correct, ask=self.ask,
-                expected=self.expected, step=space.step, tile=space.tile, alike=space.alike,
+                expected=self.expected, step=space.step, tile=space.tile, kind=kind_of,
+                alike=space.alike,
             )  # fmt: skip
             for _ in strategy(thought.strategy)(self.problem):
                 pass

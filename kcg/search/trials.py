@@ -105,6 +105,10 @@ class Trials:
         """What its threads compute; where the problem cannot tell, each kernel is a tile of its own."""
         return self.key(schedule) if self.problem.tile is None else self.problem.tile(schedule)
 
+    def kind(self, schedule: Schedule) -> Hashable:
+        """Equal for what may be misjudged alike; None where the problem cannot tell."""
+        return None if self.problem.kind is None else self.problem.kind(schedule)
+
     def predict(self, schedules: Sequence[Schedule]) -> list[Prediction]:
         """One prediction for each schedule; those not asked for before go to the predictor in one batch."""
         missing = {self.key(s): s for s in schedules if self.key(s) not in self._predictions}
@@ -187,12 +191,15 @@ class Trials:
         done = [o for o in self.observations.values() if math.isfinite(o.time_s)]
         return [o.schedule for o in sorted(done, key=lambda o: o.time_s)[:count]]
 
-    def measure(self, schedules: Sequence[Schedule], *, rethink: bool = False) -> Iterator[Observation]:
+    def measure(
+        self, schedules: Sequence[Schedule], *, rethink: bool = False, promising: Sequence[Schedule] = ()
+    ) -> Iterator[Observation]:
         """Measures those that were not yet, a batch at a time while the budget lasts; yields each as it is made.
 
         Observations come in the order asked for, whichever finished first: a search repeats itself under its seed.
         Where it has to ask, those that are like measured ones come last. Where others measured something while it
-        waited, it asks again; with `rethink` it ends, so that the search may choose other candidates.
+        waited, it asks again; with `rethink` it ends, so that the search may choose other candidates. What is
+        `promising`, though it is not its turn, counts in what a batch is expected to gain.
         """
         fresh = {self.key(s): s for s in reversed(schedules) if self.key(s) not in self.observations}
         queue = list(reversed(fresh.values()))
@@ -201,7 +208,7 @@ class Trials:
                 queue.sort(key=lambda s: self.like(s) is not None)
             count = self.problem.ledger.remaining(min(len(queue), self.problem.batch_size))
             if count > 0 and self.problem.ask is not None:
-                count = self.problem.ask(count, self.expected_gain(queue[:count]))
+                count = self.problem.ask(count, self.expected_gain([*queue[:count], *promising]))
                 if self._take_known() and count < 1 and not rethink and not self.out_of_budget:
                     queue = [s for s in queue if self.key(s) not in self.observations]
                     continue
