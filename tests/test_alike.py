@@ -17,6 +17,7 @@ from kcg.kernel.targets import KNOWN_TARGETS
 from kcg.optimize import searching
 from kcg.predictor.roofline import Roofline
 from kcg.search.bidding import Auction, Limits
+from kcg.search.candidates import candidates
 from kcg.search.draft import Drafts
 from kcg.search.graph import Graph, MctsSettings
 from kcg.search.interface import Ledger
@@ -102,7 +103,7 @@ def test_one_late_run_hides_no_schedules_alike() -> None:
     chain = [Schedule.from_opts([Opt("UNROLL", 0, 2)] * n) for n in range(4)]
     list(trials.measure(chain[:3]))
     assert trials.like(chain[3]) is None, "what it is like took 30 times as long as the best: that may have been late"
-    assert Graph(trials, MctsSettings()).candidates(1) == [] and trials.expected_gain([chain[3]]) > 0
+    assert candidates(Graph(trials, MctsSettings()), 1)[0] == [] and trials.expected_gain([chain[3]]) > 0
 
 
 def test_what_is_like_a_measured_one_takes_as_long_as_the_fastest_of_them() -> None:
@@ -132,7 +133,7 @@ def test_a_batch_holds_one_of_those_alike() -> None:
         graph.expand(node)
     drafts = Drafts(trials)
     drafts.add([node.schedule for node in graph.nodes.values()])
-    for batch in (graph.candidates(10), drafts.batch(10)):
+    for batch in (candidates(graph, 10)[0], drafts.batch(10)):
         assert len(batch) == len({steps_taken(s) for s in batch}) == 10
         assert steps_taken(table.baseline()) not in map(steps_taken, batch)
 
@@ -152,7 +153,7 @@ def test_what_is_like_a_measured_one_counts_as_measured_and_its_failures_are_its
     list(trials.measure([chain[2]]))
     assert trials.like(chain[3]) is None
     graph.learn()
-    assert graph.candidates(4) == [chain[3]]
+    assert candidates(graph, 4)[0] == [chain[3]]
     list(trials.measure([chain[1], chain[3]]))
     graph.learn()
     assert graph.nodes["1"].own == pytest.approx(math.log(4 / 3)), "its own measurement counts more"

@@ -11,6 +11,7 @@ import pytest
 from replay_table import BASELINE, KERNELS, chain_table, synthetic_table
 
 from kcg.search.calibration import Calibration, Trial
+from kcg.search.candidates import candidates
 from kcg.search.diversity import seldom
 from kcg.search.graph import Graph, MctsSettings
 from kcg.search.mcts import mcts
@@ -90,7 +91,7 @@ def test_a_failure_is_a_bad_value_and_closes_when_nothing_is_left() -> None:
     graph.learn()
     assert graph.nodes["1"].own == MctsSettings().failure_value
     assert all(n.closed for n in graph.nodes.values())
-    assert graph.candidates(4) == []
+    assert candidates(graph, 4)[0] == []
     assert graph.simulate() is False
 
 
@@ -100,7 +101,7 @@ def test_a_batch_holds_no_near_twins_where_others_are_as_good() -> None:
     graph = Graph(trials, MctsSettings())
     while (node := graph.frontier()) is not None:
         graph.expand(node)
-    chosen = [graph.nodes[table.key(s)].steps for s in graph.candidates(4)]
+    chosen = [graph.nodes[table.key(s)].steps for s in candidates(graph, 4)[0]]
     assert all((a ^ b).bit_count() > 2 for a, b in itertools.combinations(chosen, 2))
 
 
@@ -143,14 +144,14 @@ def test_what_was_seldom_measured_gets_every_second_turn() -> None:
     for node in graph.nodes.values():
         node.own -= len(node.schedule.opts)  # corrected: the more steps, the worse
     while len(trials.observations) < 4:
-        usual, promised = graph.candidates(1), graph.promising
+        usual, promised = candidates(graph, 1)
         assert promised == usual and len(usual[0].opts) <= 1
         (graph.nodes[table.key(usual[0])].observation,) = trials.measure(usual)
     seen = {len(o.schedule.opts) for o in trials.observations.values()}
-    (broad,), promised = graph.candidates(1), graph.promising
+    (broad,), promised = candidates(graph, 1)
     assert len(broad.opts) not in seen, "nothing of its kind was measured"
     assert len(promised[0].opts) in seen, "the batch promises what the usual choice would"
-    both, promised = graph.candidates(2), graph.promising
+    both, promised = candidates(graph, 2)
     assert {len(s.opts) in seen for s in both} == {True, False} and promised[0] in both
 
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 from replay_table import KERNELS, chain_table, synthetic_table
 
+from kcg.search.candidates import candidates
 from kcg.search.graph import Graph, MctsSettings
 from kcg.search.interface import Ledger, Predict, Proposal, Propose, best
 from kcg.search.mcts import mcts
@@ -181,7 +182,7 @@ def test_what_is_exhausted_is_closed(widen: int) -> None:
     while True:
         for _ in range(16):
             graph.simulate()
-        if batch := graph.candidates(32):
+        if batch := candidates(graph, 32)[0]:
             list(trials.measure(batch))
             graph.learn()
         elif (node := graph.frontier()) is None:

@@ -16,6 +16,7 @@ from kcg.search.bidding import LITTLE, Auction, Limits
 from kcg.search.graph import Graph, MctsSettings
 from kcg.search.interface import Action, Ledger, Observation, Problem, Strategy
 from kcg.search.mcts import mcts
+from kcg.search.neighbours import variants
 from kcg.search.replay import ReplayTable, charged, constant_predict, oracle_predict
 from kcg.search.trials import Trials
 from kcg.types import RAW, Opt, Prediction, Schedule, ScheduleKind, Status
@@ -59,7 +60,7 @@ def test_variants_are_all_legal_schedules_with_one_step_less_or_of_another_amoun
                 expected.add(space.key(end))
     expected.discard(space.key(good))
     trials = Trials(problem(space, {}))
-    found = trials.variants(good)
+    found = variants(trials, good)
     assert [trials.key(s) for s in found] == list(dict.fromkeys(trials.key(s) for s in found)), "each kernel once"
     assert {trials.key(s) for s in found} == expected and len(expected) > 6
     assert all(walked(space, s.opts) is not None for s in found)
@@ -67,10 +68,10 @@ def test_variants_are_all_legal_schedules_with_one_step_less_or_of_another_amoun
 
 def test_where_steps_cannot_be_followed_there_are_no_variants(space: KernelSpace) -> None:
     good = schedule_of(("UPCAST", 0, 4))
-    assert Trials(problem(space, {})).variants(good)
-    assert Trials(problem(space, {}, step=False)).variants(good) == []
-    assert Trials(problem(space, {})).variants(Schedule(ScheduleKind.SOURCE, "x")) == []
-    assert Trials(problem(space, {})).variants(RAW) == []
+    assert variants(Trials(problem(space, {})), good)
+    assert variants(Trials(problem(space, {}, step=False)), good) == []
+    assert variants(Trials(problem(space, {})), Schedule(ScheduleKind.SOURCE, "x")) == []
+    assert variants(Trials(problem(space, {})), RAW) == []
 
 
 def test_a_table_follows_the_steps_that_it_has() -> None:

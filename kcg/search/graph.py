@@ -20,14 +20,14 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 from kcg.search.calibration import Calibration, Evidence, Trial
-from kcg.search.diversity import TWIN_PENALTY, StepSets, diverse, leaders, seldom
+from kcg.search.diversity import TWIN_PENALTY, StepSets
 from kcg.search.interface import Observation, best
+from kcg.search.neighbours import moved, variants
 from kcg.search.trials import Trials
 from kcg.types import Prediction, Schedule
 
@@ -54,7 +54,8 @@ class MctsSettings:
     optimism: float = 1.0  # standard deviations of doubt added to a candidate for measuring
     draft_bonus: float = 0.05  # log-speedup added to a candidate that simulations stopped at
     twin_penalty: float = TWIN_PENALTY  # log-speedup taken from a candidate one step from another of its batch
-    broad_from: int = 24  # measurements after which every second goes to a kind of schedule that was seldom measured
+    near_from: int = 16  # measurements after which every fourth is one near the fastest
+    broad_from: int = 24  # after which every second of the others is of a kind of schedule that was seldom measured
     failure_value: float = -0.5  # log-speedup of a schedule that fails: it costs a measurement, not what was found
     entries: int = 3  # so many of the best known schedules are roots too when a search is resumed
     policy: bool = True  # take the prior from the policy, where the problem has one
@@ -89,6 +90,7 @@ class Node:
     tile: Hashable = None  # what its threads compute
     kind: Hashable = None  # what a predictor may misjudge alike
     varied: bool = False  # its variants are among the nodes
+    roamed: bool = False  # and all else that is near
 
 
 class Graph:
@@ -101,11 +103,10 @@ class Graph:
         self.calibration = Calibration()
         self.nodes: dict[str, Node] = {}
         self.drafts: set[str] = set()
-        self.promising: list[Schedule] = []  # the best of the last candidates, also where another kind had its turn
         self._learned: set[str] = set()  # measurements that were taken in
         self._varied: set[Hashable] = set()  # tiles
         self._step_sets = StepSets()
-        self._has_policy = settings.policy and trials.problem.propose is not None
+        self.has_policy = settings.policy and trials.problem.propose is not None
         self.root = Node(Schedule("", ""), 0, Prediction(0.0), Evidence(), 0.0, children=[])
         self._baseline = trials.problem.space.baseline()
         known = [o for o in trials.observations.values() if o.schedule != self._baseline]
@@ -151,7 +152,7 @@ class Graph:
         """Asks for the legal steps from a node and predicts where they lead; with a policy, its first choices."""
         children = self.trials.children(node.schedule)
         node.children = []
-        if self._has_policy:
+        if self.has_policy:
             proposal = self.trials.proposals([node.schedule])[0]
             chances: dict[str, float] = {}
             for action, chance in zip(self.trials.actions(node.schedule), proposal.steps, strict=True):
@@ -193,17 +194,28 @@ class Graph:
             return False
         node.varied = True
         self._varied.add(node.tile)
-        variants = self.trials.variants(node.schedule)
-        self._add(variants)
+        self._link_beside(node, variants(self.trials, node.schedule))
+        return True
+
+    def neighbours(self, node: Node) -> list[Node]:
+        """What is near a schedule: one step more or less, another amount of one, a factor moved to another."""
+        if not node.roamed:
+            node.roamed = node.varied = True
+            near = [*variants(self.trials, node.schedule), *moved(self.trials, node.schedule)]
+            self._link_beside(node, near)
+        return node.children or []
+
+    def _link_beside(self, node: Node, schedules: Sequence[Schedule]) -> None:
+        """Makes schedules children of a node, behind those of its own."""
+        self._add(schedules)
         if node.children is None:
             self.expand(node)
         linked = {node, *(node.children or ())}
-        for child in dict.fromkeys(self.nodes[self.trials.key(v)] for v in variants):
+        for child in dict.fromkeys(self.nodes[self.trials.key(schedule)] for schedule in schedules):
             if child not in linked:
                 self._link(node, child, 0.0 if node.priors else None)
                 if not child.closed:
                     self._open(node)
-        return True
 
     # learning
 
@@ -366,39 +378,7 @@ class Graph:
         mixed = [(1.0 - share) * p + share * d / total for p, d in zip(self._priors(node, options), drawn, strict=True)]
         node.stop_prior, node.priors = mixed[0], mixed[1:]
 
-    # choosing
-
-    def candidates(self, count: int) -> list[Schedule]:
-        """The best unmeasured nodes, drafts preferred, one of those alike and near twins kept apart, and some of kinds
-        that were seldom measured; clears the drafts."""
-        settings = self.settings
-        pool = [(key, node) for key, node in self.nodes.items() if node.observation is None]
-        scores = [
-            node.own + settings.optimism * node.doubt + node.jitter + settings.draft_bonus * (key in self.drafts)
-            for key, node in pool
-        ]
-        self.drafts.clear()
-        places = leaders([self.trials.alike(node.schedule) for _, node in pool], scores)
-        nodes = [pool[i][1] for i in places]
-        steps = [node.steps for node in nodes]
-        tiles, top = [node.tile for node in nodes], [scores[i] for i in places]
-        chosen = [nodes[i] for i in diverse(top, steps, count, penalty=settings.twin_penalty, tiles=tiles)]
-        self.promising = [node.schedule for node in chosen[:1]]
-        if broad := self._broad(count):
-            del chosen[count - broad :]
-            rest = [(node, score) for node, score in zip(nodes, top, strict=True) if node not in chosen]
-            seen = Counter(self.nodes[key].kind for key in self.trials.observations if key in self.nodes)
-            told = [n.prediction.log_runtime for n, _ in rest]
-            chosen += [rest[i][0] for i in seldom([n.kind for n, _ in rest], told, [s for _, s in rest], seen, broad)]
-        chosen.sort(key=lambda node: -node.own)  # where the budget ends within a batch, the surest were measured
-        return [node.schedule for node in chosen]
-
-    def _broad(self, count: int) -> int:
-        """How many of the next `count` measurements go to kinds of schedules that were seldom measured."""
-        measured = len(self.trials.observations)
-        if self.trials.problem.kind is None or measured < self.settings.broad_from:
-            return 0
-        return sum((measured + i) % 2 == 0 for i in range(count))
+    # ending
 
     def alike(self) -> list[Schedule]:
         """What only schedules alike were measured of: the last that is worth trying. An auction grants none of it."""

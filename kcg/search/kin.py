@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from kcg.search.trials import followed
+from kcg.search.neighbours import followed
 from kcg.types import RAW, Schedule
 
 if TYPE_CHECKING:

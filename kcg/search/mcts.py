@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
+from kcg.search.candidates import candidates
 from kcg.search.graph import Graph, MctsSettings
 from kcg.search.interface import Ledger, Observation, Problem
 from kcg.search.trials import Trials
@@ -42,9 +43,9 @@ def searched(graph: Graph) -> Iterator[Observation]:
         for _ in range(most // settings.varied):
             if not (_may_evaluate(problem.ledger, settings, before) and graph.vary()):
                 break
-        batch = graph.candidates(problem.batch_size)
+        batch, promising = candidates(graph, problem.batch_size)
         if batch:
-            yield from trials.measure(batch, rethink=True, promising=graph.promising)
+            yield from trials.measure(batch, rethink=True, promising=promising)
             graph.learn()
         elif not problem.ledger.may_evaluate or (node := graph.frontier()) is None:
             yield from trials.measure(graph.alike())

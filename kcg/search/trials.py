@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Final
 
 from kcg.errors import ScheduleError
 from kcg.search.improvement import PRIOR_GAIN, expected_improvement
 from kcg.search.interface import Action, Observation, Problem, Proposal, Said
-from kcg.types import Opt, Prediction, Schedule, ScheduleKind
+from kcg.types import Prediction, Schedule
 
 STANDS_FOR: Final = 1.5
 """What took longer, relative to the best, is measured by one sample: it says nothing of schedules alike."""
@@ -82,24 +82,6 @@ class Trials:
                 seen.add(key)
                 found.append(action.schedule)
         return found
-
-    def variants(self, schedule: Schedule) -> list[Schedule]:
-        """The schedules with one step less, and with another amount of one step, where all the other steps stay legal;
-        each kernel once. None where the problem cannot tell."""
-        step, found = self.problem.step, dict[str, Schedule]()
-        if step is None or schedule.kind != ScheduleKind.OPTS:
-            return []
-        before = self.problem.space.start()
-        for i, opt in enumerate(schedule.opts):
-            changed = [a.schedule for a in self.actions(before) if same_but_amount(a.label, str(opt))]
-            for other in (before, *changed):
-                if (end := followed(step, other, schedule.opts[i + 1 :])) is not None:
-                    found.setdefault(self.key(end), end)
-            if (after := step(before, opt)) is None:
-                break  # it begins elsewhere
-            before = after
-        found.pop(self.key(schedule), None)
-        return list(found.values())
 
     def tile(self, schedule: Schedule) -> Hashable:
         """What its threads compute; where the problem cannot tell, each kernel is a tile of its own."""
@@ -264,19 +246,3 @@ class Trials:
                 if (key := self.key(child)) not in seen:
                     seen.add(key)
                     queue.append(child)
-
-
-def same_but_amount(label: str, other: str) -> bool:
-    """Whether two steps do the same on the same axis, with another amount: a label ends in it, as in `UPCAST(0,4)`."""
-    stem = label.rpartition(",")[0]
-    return bool(stem) and stem == other.rpartition(",")[0] and label != other
-
-
-def followed(
-    step: Callable[[Schedule, Opt], Schedule | None], schedule: Schedule, opts: Sequence[Opt]
-) -> Schedule | None:
-    """Where `opts` lead, one `step` after the other; None where one of them is not legal."""
-    found: Schedule | None = schedule
-    for opt in opts:
-        found = step(found, opt) if found is not None else None
-    return found

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from kcg.search.interface import Action
-from kcg.search.trials import Trials, same_but_amount
+from kcg.search.neighbours import same_but_amount
+from kcg.search.trials import Trials
 from kcg.types import Schedule, ScheduleKind
 
 LONGEST_WALK: Final = 8
