@@ -73,9 +73,11 @@ def record_results(
     headline: dict[str, Any],
     *,
     overall: Callable[[dict[str, Any]], dict[str, Any]] = lambda headline: {},
+    ending: str | None = None,
 ) -> dict[str, Any]:
     """Add what a script of `evaluation/` found to its results file: `entry` as `runs[run]`, `headline` to the headline,
-    and what follows `overall` from the whole headline.
+    and what follows `overall` from the whole headline. Figures there whose names have this `ending` are all of this
+    run: what an earlier one had and this one has not goes.
 
     Says with it at which revision and on which day. Of several processes at once each adds its own, in turns. A new
     file takes the old one's place whole. Returns all of it. Raises UsageError where it cannot be written.
@@ -84,8 +86,11 @@ def record_results(
     with _alone_with(path):
         report = json.loads(path.read_text()) if path.exists() else {"headline": {}, "runs": {}}
         report["runs"][run] = entry
+        if ending is not None:
+            stale = {key for key in report["headline"] if key.endswith(ending)} | set(overall(report["headline"]))
+            report["headline"] = {key: value for key, value in report["headline"].items() if key not in stale}
         report["headline"].update(headline)
-        report["headline"].update(overall(report["headline"]))
+        report["headline"] |= overall(report["headline"])
         write_whole(path, json.dumps(report, indent=1, sort_keys=True) + "\n")
     return report
 

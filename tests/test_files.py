@@ -78,3 +78,17 @@ def test_what_two_write_at_once_is_all_kept(tmp_path: Path) -> None:
     first.join()
     report = json.loads(path.read_text())
     assert set(report["runs"]) == {"first", "second"} and report["headline"] == {"a": 1, "b": 2, "sum": 3}
+
+
+def test_what_an_earlier_run_had_and_this_one_has_not_goes(tmp_path: Path) -> None:
+    path = tmp_path / "found.json"
+
+    def largest(headline: dict[str, Any]) -> dict[str, Any]:
+        values = [value for key, value in headline.items() if key.startswith("cost_")]
+        return {"cost": max(values)} if values else {}
+
+    record_results(path, "small", {}, {"cost_small": 3, "time_small": 1}, overall=largest, ending="_small")
+    record_results(path, "large", {}, {"time_large": 9}, overall=largest, ending="_large")
+    assert json.loads(path.read_text())["headline"] == {"cost": 3, "cost_small": 3, "time_small": 1, "time_large": 9}
+    record_results(path, "small", {}, {"time_small": 2}, overall=largest, ending="_small")
+    assert json.loads(path.read_text())["headline"] == {"time_small": 2, "time_large": 9}

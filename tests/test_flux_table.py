@@ -359,6 +359,7 @@ def test_the_headline_compares_what_is_complete_and_as_fast(service: MeasureServ
     found = headline(campaign, table, rows, entry, 0.0)
     assert found["measurements_vs_beam4_mini"] == 2.0, "the quick run is not as fast as BEAM=4"
     assert found["search_wall_vs_beam4_mini"] == 0.1 and found["whole_command_vs_beam4_mini"] == 0.16
+    assert found["measurements_vs_beam4_by_total_mini"] == 2.0, "nor is its total"
     assert found["kernels_behind_mini"] == 0, "of the run that is best"
     assert found["mcts_total_ms_mini"] == pytest.approx(1.0) and "beam8_total_ms_mini" not in found
     assert found["torch_compile_ms_mini"] == 200 and found["kcg_step_ms_mini"] == 1500 and "gain_pct_mini" not in found

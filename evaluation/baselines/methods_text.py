@@ -57,7 +57,7 @@ def write_down(campaign: Campaign, chosen: Sequence[Choices], torch: Path, out: 
         "torch_s": _torch(torch, campaign.preset, setting.target.device), "steps_s": _steps(campaign, ours),
     }  # fmt: skip
     name, said = run_of(campaign.preset, campaign.dev), headline(campaign, table, rows, entry, rest_s)
-    record_results(out, name, entry, said, overall=overall)
+    record_results(out, name, entry, said, overall=overall, ending=f"_{campaign.preset}")
     lines = [*markdown(rows, entry, campaign.preset), *kernels_markdown(rows, entry["kernels"])]
     campaign.say("\n".join(lines))
     if document is not None:
