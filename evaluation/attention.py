@@ -24,7 +24,7 @@ OUT = Path(__file__).parent / "results" / "attention.json"
 WORK = Path("kcg-out") / "attention"
 PYTORCH = {"eager": "eager", "compile": "default"}
 SIZES: dict[str, dict[str, Any]] = {
-    "full": {"heads": 24, "width": 128, "dtype": "bfloat16", "tokens": (4608, 512, 1024, 2048, 4096, 8192)},
+    "full": {"heads": 24, "width": 128, "dtype": "bfloat16", "tokens": (4608, 512, 1024, 2048, 4096)},
     "mini": {"heads": 2, "width": 16, "dtype": "float32", "tokens": (32, 64)},
 }
 

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from kcg.compat.device import choose_cpu, has_cuda, prepare
+from tests.browser import CHROMIUM
 
 ROOT = Path(__file__).parent.parent
 
@@ -69,12 +70,6 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(100_000, 20, 100)
 
 
-def _chromium() -> str | None:
-    return next(
-        (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
-    )
-
-
 # half a minute or more each, most of it in processes that they start; nothing long is left for the end by them
 LONGEST = (
     "test_optimize", "test_baselines", "test_capture", "test_dataset_cli", "test_readme", "test_flux_torch",
@@ -88,7 +83,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     missing = {}
     if not has_cuda():
         missing["gpu"] = "needs an NVIDIA GPU: the CUDA driver finds none"
-    if _chromium() is None:
+    if CHROMIUM is None:
         missing["browser"] = "needs headless Chromium: none is on the path"
     for item in items:
         for marker, reason in missing.items():

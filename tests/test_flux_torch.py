@@ -191,7 +191,6 @@ def test_without_diffusers_it_says_so_in_one_line(tmp_path: Path) -> None:
     assert "pip install diffusers==0.42.1" in done.stderr and "--part regions" in done.stderr
 
 
-@pytest.mark.slow
 def test_a_step_in_tinygrad_by_the_same_protocol(tmp_path: Path) -> None:
     out = tmp_path / "rows.json"
     done = run("--part", "steps", "--modes", "tinygrad", "--samples", "1", out=out)

@@ -13,10 +13,11 @@ from replay_table import synthetic_table
 from kcg.errors import ScheduleError
 from kcg.kernel.space import KernelSpace
 from kcg.search.bidding import LITTLE, Auction, Limits
+from kcg.search.candidates import candidates
 from kcg.search.graph import Graph, MctsSettings
 from kcg.search.interface import Action, Ledger, Observation, Problem, Strategy
 from kcg.search.mcts import mcts
-from kcg.search.neighbours import variants
+from kcg.search.neighbours import moved, variants
 from kcg.search.replay import ReplayTable, charged, constant_predict, oracle_predict
 from kcg.search.trials import Trials
 from kcg.types import RAW, Opt, Prediction, Schedule, ScheduleKind, Status
@@ -72,6 +73,54 @@ def test_where_steps_cannot_be_followed_there_are_no_variants(space: KernelSpace
     assert variants(Trials(problem(space, {}, step=False)), good) == []
     assert variants(Trials(problem(space, {})), Schedule(ScheduleKind.SOURCE, "x")) == []
     assert variants(Trials(problem(space, {})), RAW) == []
+
+
+def test_a_factor_moves_between_steps_and_elements_become_threads(space: KernelSpace) -> None:
+    good = schedule_of(("UPCAST", 0, 4), ("UPCAST", 1, 4), ("UNROLL", 0, 4))
+    trials = Trials(problem(space, {}))
+    found = {trials.key(s): s for s in moved(trials, good)}
+    for opts in (
+        [("UPCAST", 0, 2), ("UPCAST", 1, 8), ("UNROLL", 0, 4)],
+        [("UPCAST", 0, 8), ("UPCAST", 1, 2), ("UNROLL", 0, 4)],
+        [("LOCAL", 0, 4), ("UPCAST", 1, 4), ("UNROLL", 0, 4)],
+        [("UPCAST", 0, 4), ("LOCAL", 1, 4), ("UNROLL", 0, 4)],
+    ):
+        assert trials.key(schedule_of(*opts)) in found, opts
+    assert trials.key(good) not in found
+    assert all(walked(space, s.opts) is not None for s in found.values()), "each of them a walk can reach"
+
+
+def test_what_is_taken_whole_is_not_moved_and_nothing_is_where_steps_cannot_be_followed(space: KernelSpace) -> None:
+    trials = Trials(problem(space, {}))
+    whole = moved(trials, schedule_of(("UPCAST", 0, 4), ("UPCAST", 1, 4), ("UPCAST", 0, 0)))
+    assert whole and all(Opt("UPCAST", 0, 0) in s.opts for s in whole)
+    assert moved(Trials(problem(space, {}, step=False)), schedule_of(("UPCAST", 0, 4), ("UPCAST", 1, 4))) == []
+    assert moved(trials, Schedule(ScheduleKind.SOURCE, "x")) == [] == moved(trials, RAW)
+
+
+def test_every_fourth_measurement_is_near_the_fastest_whatever_else_promises_more(space: KernelSpace) -> None:
+    asked = problem(space, {})
+    asked.ledger = Ledger()
+    trials = Trials(asked)
+    graph = Graph(trials, MctsSettings(near_from=4))
+    list(trials.baseline())
+    graph.expand(graph.nodes[trials.key(RAW)])
+    fast = schedule_of(("UPCAST", 0, 4), ("UPCAST", 1, 4), ("UNROLL", 0, 4))
+    list(trials.measure([fast, *(node.schedule for node in graph.nodes.values())][:4]))
+    for key, seen in trials.observations.items():
+        if seen.schedule != fast:  # what failed is near nothing that is looked for
+            trials.observations[key] = Observation(seen.schedule, Status.RESOURCE, None)
+    graph.learn()
+    assert len(trials.observations) == 4
+    for node in graph.nodes.values():  # all that is known promises more than anything that is not there yet
+        node.own += 5.0 if node.observation is None else 0.0
+    near = {trials.key(s) for s in [*variants(trials, fast), *moved(trials, fast), *trials.children(fast)]}
+    (one,), (usual,) = candidates(graph, 1)
+    assert trials.key(one) in near and trials.key(usual) not in near
+    several, _ = candidates(graph, 4)
+    assert len({trials.key(s) for s in several}) == 4 and sum(trials.key(s) in near for s in several) == 1
+    asked.ledger.max_evaluations = 10_000
+    assert trials.key(candidates(graph, 1)[0][0]) not in near, "where predictions are counted they go elsewhere"
 
 
 def test_a_table_follows_the_steps_that_it_has() -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Final
 
 from kcg.search.diversity import diverse, leaders, seldom
@@ -66,9 +66,9 @@ def _score(graph: Graph, node: Node) -> float:
 
 def _near(graph: Graph, count: int) -> list[Node]:
     """The best expected of what is near the fastest schedules that were measured, each of another tile."""
-    tops = dict[object, Node]()
-    for observation in sorted(graph.trials.observations.values(), key=lambda o: o.time_s):
-        if (node := graph.nodes.get(graph.trials.key(observation.schedule))) is not None and len(tops) < TOP:
+    tops = dict[Hashable, Node]()
+    for schedule in graph.trials.fastest(len(graph.trials.observations)):
+        if (node := graph.nodes.get(graph.trials.key(schedule))) is not None and len(tops) < TOP:
             tops.setdefault(node.tile, node)
     found = {child: None for node in tops.values() for child in graph.neighbours(node) if child.observation is None}
     nodes = sorted(found, key=lambda node: -_score(graph, node))
