@@ -90,7 +90,7 @@ def record_results(
             stale = {key for key in report["headline"] if key.endswith(ending)} | set(overall(report["headline"]))
             report["headline"] = {key: value for key, value in report["headline"].items() if key not in stale}
         report["headline"].update(headline)
-        report["headline"] |= overall(report["headline"])
+        report["headline"].update(overall(report["headline"]))
         write_whole(path, json.dumps(report, indent=1, sort_keys=True) + "\n")
     return report
 

@@ -49,8 +49,9 @@ def headline(
             rival = np.minimum(whole[BEAM8].totals, whole[TINY_MCTS].totals)
             gain = interval(100 * (1 - (best.totals + rest_s) / (rival + rest_s)))
             found |= dict(zip(("gain_pct", "gain_pct_low", "gain_pct_high"), gain, strict=True))
-        as_fast = [c for c in kcgs if BEAM4 in of and (ratio := against(of[BEAM4], c)) and ratio[0] >= 1]
-        found |= _costs([rows[c.method] for c in as_fast], rows.get(BEAM4, {}))
+        if BEAM4 in of:
+            as_fast = [c for c in kcgs if (ratio := against(of[BEAM4], c)) and ratio[0] >= 1]
+            found |= _costs([rows[c.method] for c in as_fast], rows[BEAM4])
         if BEAM4 in whole:
             below = [c for c in kcgs if c.totals[0] <= whole[BEAM4].totals[0]]
             told = _costs([rows[c.method] for c in below], rows[BEAM4])

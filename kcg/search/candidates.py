@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Final
 
 from kcg.search.diversity import diverse, leaders, seldom
@@ -35,17 +35,19 @@ def candidates(graph: Graph, count: int) -> tuple[list[Schedule], list[Schedule]
     nodes, top = [pool[i][1] for i in places], [scores[i] for i in places]
     tiles, steps = [node.tile for node in nodes], [node.steps for node in nodes]
     usual = [nodes[i] for i in diverse(top, steps, count, penalty=settings.twin_penalty, tiles=tiles)]
-    chosen = usual[: turns[USUAL]]
-    taken = {trials.alike(node.schedule) for node in chosen}
-    chosen += [node for node in near if trials.alike(node.schedule) not in taken]
-    taken |= {trials.alike(node.schedule) for node in chosen}
-    rest = [(n, score) for n, score in zip(nodes, top, strict=True) if trials.alike(n.schedule) not in taken]
-    chosen += _broad(graph, rest, turns[BROAD])
-    taken |= {trials.alike(node.schedule) for node in chosen}
-    left = (node for node in usual if trials.alike(node.schedule) not in taken)
-    chosen += itertools.islice(left, count - len(chosen))
-    chosen.sort(key=lambda node: -node.own)  # where the budget ends within a batch, the surest were measured
-    return [node.schedule for node in chosen], [node.schedule for node in usual[:1]]
+    chosen = dict[str, Node]()  # by what schedules are alike in
+
+    def take(some: Iterable[Node], most: int) -> None:
+        fresh = (node for node in some if trials.alike(node.schedule) not in chosen)
+        chosen.update((trials.alike(node.schedule), node) for node in itertools.islice(fresh, most))
+
+    take(usual, turns[USUAL])
+    take(near, turns[NEAR])
+    rest = [(n, score) for n, score in zip(nodes, top, strict=True) if trials.alike(n.schedule) not in chosen]
+    take(_broad(graph, rest, turns[BROAD]), turns[BROAD])
+    take(usual, count - len(chosen))
+    surest = sorted(chosen.values(), key=lambda node: -node.own)  # first: the budget may end within a batch
+    return [node.schedule for node in surest], [node.schedule for node in usual[:1]]
 
 
 def _turn(graph: Graph, measured: int) -> str:
