@@ -114,7 +114,8 @@ class Status(StrEnum):
     RESOURCE = "resource"
     LAUNCH_ERROR = "launch_error"
     TIMEOUT = "timeout"
-    WRONG = "wrong"
+    WRONG = "wrong"  # proven wrong
+    UNJUDGED = "unjudged"  # the reference cannot tell: neither right nor wrong
     WORKER_DIED = "worker_died"
     NOISY = "noisy"
 

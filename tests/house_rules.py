@@ -31,8 +31,6 @@ HEAVY = {
     "tinygrad", "numpy", "torch", "torch_geometric", "pyarrow", "scipy", "lightgbm", "gymnasium", "plotly", "jinja2",
     "wandb", "optuna", "stable_baselines3", "sb3_contrib", "triton", "networkx", "huggingface_hub", "safetensors",
 }  # fmt: skip
-MAX_LINES = 420
-MAX_SCRIPT_LINES = 120
 
 
 class Import(NamedTuple):
@@ -150,12 +148,6 @@ def forbidden_calls(source: Source) -> Iterator[str]:
 
 def _is_false(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and node.value is False
-
-
-def too_long(source: Source, limit: int) -> Iterator[str]:
-    """Files of more lines than a newcomer can hold."""
-    if (lines := len(source.path.read_text(encoding="utf-8").splitlines())) > limit:
-        yield f"{source.module}: {lines} lines, more than {limit}"
 
 
 def imports_of_scripts(source: Source) -> Iterator[str]:

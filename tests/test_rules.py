@@ -11,8 +11,6 @@ import kcg
 from kcg import errors
 from tests.house_rules import (
     HEAVY,
-    MAX_LINES,
-    MAX_SCRIPT_LINES,
     ROOT,
     defined_names,
     drawn_tree,
@@ -21,7 +19,6 @@ from tests.house_rules import (
     loaded_by,
     private_tinygrad,
     sources,
-    too_long,
     upward_imports,
 )
 
@@ -41,12 +38,7 @@ def test_nothing_is_executed_or_unpickled() -> None:
     assert [line for source in (*LIBRARY, *SCRIPTS) for line in forbidden_calls(source)] == []
 
 
-def test_no_file_is_too_long() -> None:
-    assert [line for source in LIBRARY for line in too_long(source, MAX_LINES)] == []
-
-
-def test_scripts_are_thin_and_nothing_imports_them() -> None:
-    assert [line for source in SCRIPTS for line in too_long(source, MAX_SCRIPT_LINES)] == []
+def test_nothing_imports_scripts() -> None:
     assert [line for source in LIBRARY for line in imports_of_scripts(source)] == []
 
 
