@@ -138,7 +138,7 @@ class Measurement:
     status: Status
     cache_state: CacheState = CacheState.COLD
     variables: tuple[tuple[str, int], ...] = ()  # values of symbolic variables, sorted by name
-    input_recipe: str = ""  # how the inputs were made, e.g. "normal-v1:seed=0"
+    input_recipe: str = ""  # how the inputs were made, e.g. "normal-v2:seed=0"
     samples_s: tuple[float, ...] = ()
     reason: str = ""  # first line of the cause of a failure
     binary_hash: str = ""

@@ -8,25 +8,32 @@ import subprocess
 import sys
 from fractions import Fraction
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
+from tinygrad.dtype import float_to_fp8
 
-import kcg.measure.inputs as inputs_module
-from kcg.compat.hardware import repetitions
-from kcg.compat.tiny import UOp
+from kcg.compat.tiny import Buffer, DType, UOp, dtypes
 from kcg.kernel.codec import ast_of, kernel_of
 from kcg.kernel.evaluate import buffers, evaluate, sample_points
+from kcg.measure.fill import PIECES, filler
 from kcg.measure.inputs import (
-    BLOCK,
+    BELOW_ZERO_RECIPE,
+    BINARY_RECIPE,
     FEW,
     FEW_RECIPE,
+    MODEST_RECIPE,
+    NEGATIVE_RECIPE,
     POSITIVE_RECIPE,
     RECIPE,
     SMALL_INTEGERS,
+    SPECIAL_RECIPE,
+    TABLE,
     UNIT_RECIPE,
-    Repeated,
-    _block,
+    WIDE_POSITIVE_RECIPE,
+    WIDE_RECIPE,
+    Hashed,
     buffers_of,
     integer_bounds,
     make_inputs,
@@ -166,55 +173,123 @@ def test_bfloat16_survives_the_way_there_and_back() -> None:
 
 
 def test_dtype_that_cannot_be_made() -> None:
-    with pytest.raises(Exception, match="cannot make inputs of dtype fp8e4m3"):
-        numpy_dtype("fp8e4m3")
+    with pytest.raises(Exception, match="cannot make inputs of dtype uint4"):
+        numpy_dtype("uint4")
 
 
-def test_a_large_buffer_repeats_its_block_on_the_device_and_for_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Made, written, read and compared in blocks, and a changed element in any repetition is seen."""
-    monkeypatch.setattr(inputs_module, "BLOCK", 101)
-    made = make_inputs(example(next(name for name in ASTS if "matmul" in name)), 0)
-    large = [bits for bits in made.values() if isinstance(bits, Repeated)]
-    assert large
-    for bits in large:
-        whole = np.resize(bits.block, bits.size)
-        index = np.arange(bits.size)
-        assert np.array_equal(bits[index], whole) and bits.same_as(whole)
-        whole[-1] += 1
-        assert not bits.same_as(whole)
-        parts = [part for _, part in bits.chunks()]
-        assert sum(map(len, parts)) == bits.size
+@pytest.mark.parametrize("kind", sorted(dtypes.fp8s, key=lambda t: t.name), ids=lambda t: t.name)
+def test_8_bit_floats_survive_the_way_there_and_back(kind: DType) -> None:
+    every = np.arange(256, dtype=np.uint8)
+    values = to_values(every, kind.name)
+    assert [float_to_fp8(float(v), kind) for v in values[np.isfinite(values)]] == every[np.isfinite(values)].tolist()
+    finite = values[np.isfinite(values)]
+    assert np.array_equal(to_values(to_bits(finite, kind.name), kind.name), finite)
+    drawn = np.linspace(finite.min() * 0.9, finite.max() * 0.9, 4001).astype(np.float32)
+    away = np.abs(to_values(to_bits(drawn, kind.name), kind.name) - drawn)
+    assert (away <= np.abs(finite[:, None] - drawn).min(0)).all(), "the nearest"
 
 
-def test_large_buffers_share_a_block_that_stays_as_it_was_drawn() -> None:
-    def inputs(columns: int) -> Repeated:
-        (ast,) = kernels_of(empty(1024, columns) + 1)
-        (bits,) = make_inputs(ast_of(kernel_of(ast)), 5).values()
-        assert isinstance(bits, Repeated)
-        return bits
-
-    one, other = inputs(1100), inputs(1500)
-    assert one.block is other.block and (one.size, other.size) == (1024 * 1100, 1024 * 1500)
-    again = _block(5, 1, RECIPE, "float", BLOCK, 0.0, 0, 0)
-    assert np.array_equal(one.block, again) and one.block is not again
+LARGE = ("half", "float", "int", "uchar", "bool", "double")
+SEGMENTED = (NEGATIVE_RECIPE, BELOW_ZERO_RECIPE, SPECIAL_RECIPE, WIDE_RECIPE, WIDE_POSITIVE_RECIPE, MODEST_RECIPE)
 
 
-@pytest.mark.parametrize("total", [7, 8, 13, 14, 15, 100, 7 * 64])
-def test_copies_within_the_device_repeat_a_block(total: int) -> None:
-    memory = np.full(total + 5, -1)
-    memory[:7] = np.arange(7)
-    for at, length in repetitions(7, total):
-        memory[at : at + length] = memory[:length].copy()
-    assert (memory[:total] == np.arange(total) % 7).all() and (memory[total:] == -1).all()
+@cache
+def copied(rows: int, columns: int, dtype: str) -> UOp:
+    """A kernel that reads one buffer."""
+    (ast,) = kernels_of(empty(rows, columns, dtype=dtype).cast(dtypes.float32) + 1)
+    return ast_of(kernel_of(ast))
+
+
+def drawn(recipe: str, dtype: str, seed: int = 0, rows: int = 700, columns: int = 301) -> Any:
+    (bits,) = make_inputs(copied(rows, columns, dtype), seed, recipe=recipe).values()
+    return bits
+
+
+@pytest.mark.parametrize("recipe", [RECIPE, BINARY_RECIPE, *SEGMENTED])
+def test_a_large_buffer_is_the_same_by_element_by_part_and_as_a_whole(recipe: str) -> None:
+    """And a changed element anywhere is seen."""
+    bits = drawn(recipe, "float", rows=5000)
+    assert isinstance(bits, Hashed) and bits.size == 5000 * 301
+    whole = bits.whole()
+    index = np.random.default_rng(0).integers(0, bits.size, (50, 40))
+    assert np.array_equal(bits[index], whole[index], equal_nan=True) and bits.same_as(whole)
+    assert np.array_equal(np.concatenate([part for _, part in bits.chunks()]), whole, equal_nan=True)
+    assert np.array_equal(bits.window(70_001, 123), whole[70_001 : 70_001 + 123], equal_nan=True)
+    whole[-1] = np.nan if whole[-1] == whole[-1] else 1.0
+    assert not bits.same_as(whole)
+
+
+@pytest.mark.parametrize("recipe", [RECIPE, WIDE_RECIPE])
+def test_a_large_buffer_has_no_period(recipe: str) -> None:
+    """Shifted by any of the lengths that a wrong index would wrap at, it is another one."""
+    whole = drawn(recipe, "float", rows=9000).whole()
+    for period in (301, 4096, 1 << 16, 1 << 18, 1 << 20, 1_048_573, 1 << 21):
+        same = (whole[period:] == whole[:-period]).mean()
+        assert same < 0.05, period
+
+
+@pytest.mark.parametrize("dtype", LARGE)
+@pytest.mark.parametrize("rows", [3, 700])
+def test_recipes_are_what_they_say(dtype: str, rows: int) -> None:
+    def values(recipe: str) -> Any:
+        bits = drawn(recipe, dtype, rows=rows)
+        return (bits.whole() if isinstance(bits, Hashed) else bits).astype(np.float64)
+
+    if dtype == "bool":
+        assert set(values(WIDE_RECIPE)) == {0.0, 1.0}
+        return
+    if dtype != "uchar":
+        assert (values(NEGATIVE_RECIPE) < 0).all() and (values(BELOW_ZERO_RECIPE) < 0).all()
+        assert (values(WIDE_RECIPE) < -8).any()
+    wide = values(WIDE_RECIPE)
+    assert np.isfinite(wide).all() and (wide > 100).any() and (values(WIDE_POSITIVE_RECIPE) >= 0).all()
+    if dtype in ("half", "float", "double"):
+        held = {"half": np.float16, "float": np.float32, "double": np.float64}[dtype]
+        smallest = float(np.finfo(held).smallest_normal)
+        tiny = (np.abs(wide) < smallest) & (wide != 0)
+        assert tiny.any() and np.abs(wide).max() > 1e4
+        special = values(SPECIAL_RECIPE)
+        assert np.isnan(special).any() and (special == np.inf).any() and (special == -np.inf).any()
+        assert np.isfinite(special).mean() > 0.9
+        assert (values(NEGATIVE_RECIPE) < (-4000 if dtype == "half" else -1e30)).any()
+    if dtype == "int":
+        assert (wide == 2**31 - 1).any() and (wide == -(2**31)).any() and (np.abs(wide) > 2**24).mean() > 0.1
+
+
+def test_some_rows_hold_huge_negative_numbers_only() -> None:
+    """So that a maximum that starts from a number, however small, is seen."""
+    rows = drawn(NEGATIVE_RECIPE, "float").whole().reshape(700, 301)
+    assert (rows.max(1) < -1e30).sum() >= 10 and (rows.max(1) > -10).sum() >= 400
+
+
+def test_large_buffers_of_one_recipe_share_a_table_and_are_others() -> None:
+    one, other = drawn(RECIPE, "float"), drawn(RECIPE, "float", rows=701)
+    assert one.table is other.table and one.key == other.key
+    (ast,) = kernels_of(empty(700, 301) + empty(700, 301))
+    first, second = make_inputs(ast_of(kernel_of(ast)), 0).values()
+    assert (first.whole() == second.whole()).mean() < 0.01
+
+
+@pytest.mark.parametrize("width", [1, 2, 4, 8])
+@pytest.mark.parametrize("by_kind", [False, True])
+@pytest.mark.parametrize("dev", ["CPU", pytest.param("CUDA", marks=pytest.mark.gpu)])
+def test_a_device_fills_a_buffer_as_the_host_computes_it(dev: str, width: int, by_kind: bool) -> None:
+    target = detect("CPU:X86" if dev == "CPU" else dev, 1)[0]
+    table = np.random.default_rng(0).integers(0, 256, TABLE * width, dtype=np.uint8).view(f"u{width}")
+    wanted = Hashed(table, 3 * PIECES[1] + 77, 0xFEDCBA98, by_kind)
+    buffer = Buffer(target.device, wanted.nbytes, dtypes.uint8).allocate()
+    filler(target)(buffer, wanted)
+    found = np.empty(wanted.nbytes, np.uint8)
+    buffer.allocator._copyout(found.data, buffer._buf)
+    assert wanted.same_as(found.view(table.dtype))
 
 
 @pytest.mark.parametrize("dev", ["CPU", pytest.param("CUDA", marks=pytest.mark.gpu)])
 def test_large_inputs_are_on_the_device_as_they_were_drawn(dev: str) -> None:
-    """Elements of two bytes: the block then ends at no multiple of four."""
     target = detect("CPU:X86" if dev == "CPU" else dev, 1)[0]
     (ast,) = kernels_of(empty(3000, 1100, dtype="half") + 1)
     bench = Workbench(ast_of(kernel_of(ast)), target)
     bench.fill(2, RECIPE)
     (slot,) = bench.inputs
-    assert isinstance(bench.inputs[slot], Repeated) and bench.inputs[slot].same_as(bench.read(slot))
+    assert bench.holds_input(slot)
     assert bench.guards_intact() is None

@@ -150,7 +150,7 @@ def test_measurement_is_complete(service: MeasureService, recorder: Recorder, ca
     assert row.status is Status.OK and row.checked and not row.early_stop and row.reason == ""
     assert MIN_SAMPLES <= len(row.samples_s) <= MOST_SAMPLES[0][1] and all(0 < s < 1 for s in row.samples_s)
     assert (row.region_id, row.schedule, row.sampler, row.run_id) == (MATMUL.id, schedule, "hand-coded", "run-1")
-    assert (row.protocol, row.cache_state, row.input_recipe) == (PROTOCOL, cache_state, "normal-v1:seed=0")
+    assert (row.protocol, row.cache_state, row.input_recipe) == (PROTOCOL, cache_state, "normal-v2:seed=0")
     assert (row.target, row.toolchain) == tuple(fact.fingerprint for fact in service.facts)
     assert len(row.binary_hash) == 64 and row.compile_s > 0 and len(row.launch[0]) == 3
     assert recorder.rows == [row]
@@ -272,7 +272,7 @@ def test_duel(service: MeasureService) -> None:
     assert outcome.finalist_verification is not None and outcome.finalist_verification.passed
     assert len(outcome.baseline_cold_s) == len(outcome.finalist_cold_s) >= MIN_SAMPLES
     assert len(outcome.baseline_warm_s) == len(outcome.finalist_warm_s) >= MIN_SAMPLES
-    assert len(outcome.again_cold_s) == len(outcome.baseline_cold_s) and outcome.input_recipe == "normal-v1:seed=0"
+    assert len(outcome.again_cold_s) == len(outcome.baseline_cold_s) and outcome.input_recipe == "normal-v2:seed=0"
     rows = duel_rows(job, outcome, *schedules, toolchain="t", run_id="r")
     assert [(r.trial, str(r.cache_state), r.schedule) for r in rows] == [
         (1, "cold", RAW), (2, "cold", RAW), (1, "warm", RAW), (1, "cold", schedules[1]), (1, "warm", schedules[1]),

@@ -24,7 +24,7 @@ from kcg.kernel.projection import (
     ratio,
     signs,
 )
-from kcg.measure.inputs import Repeated, to_bits, to_values
+from kcg.measure.inputs import TABLE, Hashed, to_bits, to_values
 from kcg.workloads.registry import find
 from tests.kernels import empty, example_asts, kernels_of
 from tests.test_evaluate import run_on
@@ -133,14 +133,14 @@ def test_a_compiled_kernel_passes(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["matmul", "heads", "padded", "gated_bf16", "batched", "column_sums"])
-def test_some_rows_and_periodic_inputs(name: str) -> None:
+def test_some_rows_and_computed_inputs(name: str) -> None:
     ast, rng = linear(name), np.random.default_rng(4)
     projection, v = planned(ast), signs(planned(ast), rng)
     inputs, plain = {}, {}
     for slot, values in make_inputs(ast, rng).items():
-        block = values[:997].astype(np.float32)
-        inputs[slot] = Repeated(block, values.size)
-        plain[slot] = np.resize(block, values.size)
+        table = np.resize(values.astype(np.float32), TABLE)
+        inputs[slot] = Hashed(table, values.size, 17 + slot, False)
+        plain[slot] = inputs[slot].whole()
     want, error = expected(projection, plain, v)
     np.testing.assert_allclose(expected(projection, inputs, v), (want, error), rtol=1e-9)
     rows = rng.integers(0, projection.rows, 7)

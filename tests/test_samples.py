@@ -6,16 +6,20 @@ from collections.abc import Callable
 
 import pytest
 
-from kcg.kernel.codec import kernel_of
+from kcg.kernel.codec import ast_of, kernel_of
 from kcg.kernel.compiler import compile_schedule
-from kcg.measure.child import LATE_S, LONG_S, _samples
+from kcg.measure.child import LATE_S, LONG_S, _hopeless, _samples
 from kcg.measure.jobs import TimeJob
 from kcg.measure.target import detect
+from kcg.measure.verify import CheckedBench
+from kcg.measure.workbench import NAN_POISON
 from kcg.types import RAW, CacheState, Region
 from tests.kernels import empty, kernels_of
 
 TARGET = detect("CPU:X86", 1)[0]
 REGION = Region((kernel_of(kernels_of(empty(16).exp())[0]),))
+BENCH = CheckedBench(ast_of(REGION.kernel), TARGET)
+BENCH.poison(NAN_POISON)  # what a launch that does nothing leaves
 
 
 def taken(
@@ -32,7 +36,10 @@ def taken(
                   cache_state=CacheState.WARM, careful=careful)  # fmt: skip
     runs = iter(times)
     launch: Callable[[], float] = lambda: next(runs)  # noqa: E731
-    found = _samples(job, launch, [checked], full=full)
+    hopeless = None if full else _hopeless(job, launch, [checked])
+    watched = BENCH.watch(launch, has_run=True)
+    found = (hopeless,) if hopeless is not None else _samples(job, watched, full=full)
+    assert watched.reason == ""
     return found, len(times) - len(list(runs))
 
 

@@ -6,7 +6,7 @@ import contextlib
 import ctypes
 import os
 import platform
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -154,31 +154,3 @@ def device_memset(device: str, buffer: Any, byte: int, nbytes: int) -> bool:
     done = cuda.cuMemsetD8_v2(buffer, byte, nbytes) == 0
     Device[device].synchronize()
     return bool(done)
-
-
-def device_repeat(device: str, buffer: Any, block_nbytes: int, nbytes: int) -> bool:
-    """Repeat the first `block_nbytes` bytes of device memory up to `nbytes`, the last time cut, without the host; False
-    where this device offers no such call."""
-    if device != "CUDA":
-        return False
-    from tinygrad.runtime.autogen import cuda
-    from tinygrad.runtime.ops_cuda import check
-
-    from kcg.compat.tiny import Device
-
-    check(cuda.cuCtxSetCurrent(Device[device].context))
-    source = cuda.CUdeviceptr_v2(buffer.value)
-    for at, length in repetitions(block_nbytes, nbytes):
-        check(cuda.cuMemcpyDtoDAsync_v2(cuda.CUdeviceptr_v2(buffer.value + at), source, length, None))
-    Device[device].synchronize()
-    return True
-
-
-def repetitions(block: int, total: int) -> Iterator[tuple[int, int]]:
-    """`(to, length)` of copies from the start that one after the other repeat a block up to `total`: each doubles what
-    is there."""
-    done = block
-    while done < total:
-        length = min(done, total - done)
-        yield done, length
-        done += length

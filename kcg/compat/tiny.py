@@ -10,7 +10,7 @@ from tinygrad.codegen.opt import Opt as TinyOpt
 from tinygrad.codegen.opt.heuristic import hand_coded_optimizations
 from tinygrad.codegen.opt.postrange import Scheduler, args_from_ast
 from tinygrad.device import Buffer, BufferSpec, CompileError, Compiler, Device, TinyELF
-from tinygrad.dtype import AddrSpace, DType, Invalid, InvalidType, dtypes
+from tinygrad.dtype import AddrSpace, DType, Invalid, InvalidType, dtypes, fp8_to_float
 from tinygrad.helpers import BEAM, DEV, Context
 from tinygrad.helpers import Target as TinyTarget
 from tinygrad.renderer import Estimates, Renderer
@@ -62,6 +62,7 @@ __all__ = [
     "args_from_ast",
     "axis_to_pos",
     "dtypes",
+    "fp8_to_float",
     "full_rewrite_to_sink",
     "graph_rewrite",
     "hand_coded_optimizations",

@@ -29,13 +29,20 @@ Conditions = Callable[[tuple[UOp, ...], Grid], Array]
 
 
 @runtime_checkable
-class Periodic(Protocol):
-    """A buffer of `size` elements that repeats a block; `kcg.measure.inputs.Repeated` is one."""
+class Computed(Protocol):
+    """A buffer of `size` elements, each one of `table`, computed when asked for; `kcg.measure.inputs.Hashed` is one."""
 
     @property
-    def block(self) -> Array: ...
+    def table(self) -> Array: ...
     @property
     def size(self) -> int: ...
+    def of(self, table: Array) -> Computed:
+        """The same with other numbers in the table."""
+        ...
+
+    def window(self, first: int, count: int) -> Array:
+        """The elements `first` to `first + count`."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,26 +146,24 @@ def _masked(access: Access, conditions: Sequence[UOp]) -> Access | None:
 
 
 class Reader:
-    """One buffer as float64: an array, or something periodic, of which only two periods are ever converted."""
+    """One buffer as float64, an array or something computed."""
 
-    def __init__(self, values: Array | Periodic) -> None:
-        self._period = 0
-        if isinstance(values, Periodic):
-            block = np.asarray(values.block, np.float64)
-            self._period, self.size = len(block), int(values.size)
-            self._flat: Array = np.concatenate([block, block])  # any window of one period is contiguous
+    def __init__(self, values: Array | Computed) -> None:
+        self._computed: Computed | None = None
+        if isinstance(values, Computed):
+            self._computed = values.of(np.asarray(values.table, np.float64))
+            self._flat: Array = self._computed.table  # every number that there is
+            self.size = int(values.size)
         else:
             self._flat = values.reshape(-1)
             self.size = self._flat.size
-        self._limit = min(WINDOW, self._period or WINDOW)
         self._integral: bool | None = None
 
     @property
     def integral(self) -> bool:
         """Whether all values are integers."""
         if self._integral is None:
-            flat = self._flat[: self._period or None]
-            parts = (flat[s : s + WINDOW] for s in range(0, flat.size, WINDOW))
+            parts = (self._flat[s : s + WINDOW] for s in range(0, self._flat.size, WINDOW))
             self._integral = all(bool((np.rint(part) == part).all()) for part in parts)
         return self._integral
 
@@ -208,10 +213,11 @@ class Reader:
         return where, view
 
     def _window(self, first: int, count: int) -> Array:
-        if self._period:
-            first %= self._period
-            return self._flat[first : first + count]
-        part = np.asarray(self._flat[max(0, first) : max(0, first + count)], np.float64)
+        begin, end = max(0, first), min(self.size, max(0, first + count))
+        if self._computed is not None:
+            part = self._computed.window(begin, max(0, end - begin))
+        else:
+            part = np.asarray(self._flat[begin:end], np.float64)
         if len(part) == count:
             return part
         before = min(count, max(0, -first))  # a padded load: the mask hides what is outside
@@ -224,11 +230,11 @@ class Reader:
             return
         axis, rest = axes[0], list(axes[1:])
         inside, count = 1 + sum(abs(a.reach) for a in rest), math.prod(a.length for a in rest)
-        fits = inside <= self._limit and count <= WINDOW
+        fits = inside <= WINDOW and count <= WINDOW
         most = 1
         if fits:
             step = abs(axis.stride * axis.step)
-            most = min(WINDOW // count, 1 + (self._limit - inside) // step if step else WINDOW)
+            most = min(WINDOW // count, 1 + (WINDOW - inside) // step if step else WINDOW)
         for begin in range(0, axis.length, most):
             part = axis.part(begin, min(most, axis.length - begin))
             if fits:

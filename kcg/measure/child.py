@@ -12,7 +12,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from kcg.errors import VerificationError
 from kcg.measure.jobs import (
@@ -25,8 +25,12 @@ from kcg.measure.jobs import (
     TimeOutcome,
 )
 from kcg.measure.protocol import MIN_SAMPLES, SLOWDOWN_WAITS_S, median, samples_for
+from kcg.measure.references import FINAL_SEEDS, TIMED_SEED
 from kcg.measure.sensors import Sensors, sensors_for
 from kcg.types import CacheState, Region, Target, Toolchain, Verification
+
+if TYPE_CHECKING:
+    from kcg.measure.verify import Watched
 
 LATE_S = 0.25  # far more than a launch is ever late
 LONG_S = 0.005  # a longer run takes as long with a cold cache as with a warm one
@@ -157,7 +161,7 @@ def time_job(job: TimeJob) -> TimeOutcome:
     sensors(job.target).begin()
     bench.lap = laps.lap
     if job.check_seed is None:
-        bench.fill(0, recipe)
+        bench.fill(TIMED_SEED, recipe)
         observed()
     else:
         verdict = bench.check(observed, job.variables, seeds=(job.check_seed,))
@@ -166,17 +170,24 @@ def time_job(job: TimeJob) -> TimeOutcome:
     laps.lap("check")
     job = _with_limit(job, bench.fastest_s)
     named = f"{recipe}:seed={bench.seed}"
-    samples, noisy = _trusted(lambda: _samples(job, launch, first_s, full=False), job.target, begin=False)
+    if (hopeless := _hopeless(job, launch, first_s)) is not None:
+        return TimeOutcome(
+            (hopeless,), named, checked=job.check_seed is not None, clocks=sensors(job.target).readings(),
+            spent_s=laps.spent_s,
+        )  # fmt: skip
+    run = bench.watch(launch, job.variables, has_run=True)
+    samples, noisy = _trusted(lambda: _samples(job, run, full=False), job.target, begin=False)
+    wrong = run.verdict()
     laps.lap("sample")
-    wrong = ""
-    if not noisy and min(samples) <= 0:
+    if not wrong and not noisy and min(samples) <= 0:
         noisy = "the device's clock told no time"
-    if not noisy and median(samples) < max(job.floor_s, job.recheck_below_s):
+    if not wrong and not noisy and median(samples) < max(job.floor_s, job.recheck_below_s):
         # too good to be true: every rule, and all samples again with nothing else on the device
-        wrong = bench.check(launch, job.variables, seeds=(1, 2), thorough=True).reason
-        bench.fill(job.check_seed or 0, recipe)
+        wrong = bench.check(launch, job.variables, seeds=FINAL_SEEDS, thorough=True).reason
+        bench.fill(job.check_seed or TIMED_SEED, recipe)
         if not wrong:
-            samples, noisy = _trusted(lambda: _samples(job, launch, first_s, full=True), job.target)
+            samples, noisy = _trusted(lambda: _samples(job, run, full=True), job.target)
+            wrong = run.verdict()
         if not wrong and not noisy and (seconds := median(samples)) < job.floor_s:
             wrong = f"faster than the device can be: {seconds * 1e6:.3g} us, at least {job.floor_s * 1e6:.3g} us"
         laps.lap("suspicion")
@@ -196,27 +207,36 @@ def _with_limit(job: TimeJob, fastest_s: float) -> TimeJob:
     return replace(job, stop_above_s=min(limits, default=None))
 
 
-def _samples(job: TimeJob, launch: Launch, checked_s: list[float], *, full: bool) -> tuple[float, ...]:
-    """Cold or warm samples; of a hopeless candidate one, as soon as two runs agree that it is.
+def _hopeless(job: TimeJob, launch: Launch, checked_s: list[float]) -> float | None:
+    """The time of a long candidate of a search, by its checked runs alone, where it is not worth a sample.
 
-    A single one does not say so: about one in 500 is late by some milliseconds for reasons of its own, and a search
-    that believes it leaves everything alone that is like this candidate.
+    A single run does not say so: about one in 500 is late by some milliseconds for reasons of its own, and a search
+    that believes it leaves everything alone that is like this candidate. What the check's own run found in the cache
+    weighs nothing in so long a run.
     """
+    limit_s = max(job.stop_above_s if job.stop_above_s is not None else math.inf, LONG_S)
+    if not job.early_stop or (first_s := min(checked_s)) <= limit_s:
+        return None
+    again_s = launch() if first_s < LATE_S else first_s
+    return min(first_s, again_s) if again_s > limit_s else None
+
+
+def _samples(job: TimeJob, run: Watched, *, full: bool) -> tuple[float, ...]:
+    """Cold or warm samples; of a hopeless candidate one, as soon as two runs agree that it is (see `_hopeless`)."""
     limit_s = job.stop_above_s if job.stop_above_s is not None and not full else math.inf
-    if job.early_stop and (first_s := min(checked_s)) > max(limit_s, LONG_S):
-        # the check's own run: what it found in the cache weighs nothing in so long a run
-        again_s = launch() if first_s < LATE_S else first_s
-        if again_s > max(limit_s, LONG_S):
-            return (min(first_s, again_s),)
     flush = _flusher(job.target).flush if job.cache_state == CacheState.COLD else None
     samples: list[float] = []
     wanted, flush_s = MIN_SAMPLES, 0.0
-    while len(samples) < wanted:
+
+    def timed_flush() -> None:
+        nonlocal flush_s
+        begin = time.perf_counter()
         if flush is not None:
-            begin = time.perf_counter()
             flush()
-            flush_s = time.perf_counter() - begin
-        samples.append(launch())
+        flush_s = time.perf_counter() - begin
+
+    while len(samples) < wanted and not run.reason:
+        samples.append(run(flush=timed_flush if flush is not None else None))
         sensors(job.target).look()
         if len(samples) == 1 or (len(samples) == 2 and samples[0] > limit_s):
             chosen, least_s = None if full else job.samples, min(samples)
@@ -266,36 +286,56 @@ def duel_job(job: DuelJob) -> DuelOutcome:
     if not all(verdict.passed for verdict in verdicts):
         return DuelOutcome(**judged, spent_s=laps.spent_s)
     recipe = bench.choose_recipe(job.variables)
-    bench.fill(0, recipe)
+    bench.reference(TIMED_SEED, recipe, job.variables)
+    bench.fill(TIMED_SEED, recipe)
     timed = [*launches, bench.launcher(job.baseline, as_tinygrad=True)]
-    (cold, warm), noisy = _trusted(lambda: _in_turns(timed, job), job.target)
+    runs = [bench.watch(launch, job.variables) for launch in timed]
+    (cold, warm), noisy = _trusted(lambda: _in_turns(runs, job), job.target)
     laps.lap("time")
+    # of a fault of all of them together (guards, inputs) the finalist is to blame: tinygrad's own comes first
+    reasons = [run.reason for run in runs]
+    reasons[len(sides) - 1] = reasons[len(sides) - 1] or bench.left_behind()
+    verdicts = [_after_timing(v, r, runs[i].runs) for i, (v, r) in enumerate(zip(verdicts, reasons, strict=False))]
+    verdicts[0] = _after_timing(verdicts[0], reasons[-1], 0)
+    judged = {
+        "baseline_verification": verdicts[0],
+        "finalist_verification": verdicts[1] if len(sides) > 1 else None,
+        "tainted": bench.tainted,
+    }
+    if not all(verdict.passed for verdict in verdicts):
+        return DuelOutcome(**judged, spent_s=laps.spent_s)
     return DuelOutcome(
         **judged, baseline_cold_s=cold[0], again_cold_s=cold[-1], baseline_warm_s=warm[0],
         finalist_cold_s=cold[1] if len(sides) > 1 else (), finalist_warm_s=warm[1] if len(sides) > 1 else (),
-        input_recipe=f"{recipe}:seed=0", clocks=sensors(job.target).readings(), noisy=noisy,
+        input_recipe=f"{recipe}:seed={TIMED_SEED}", clocks=sensors(job.target).readings(), noisy=noisy,
         spent_s=laps.spent_s,
     )  # fmt: skip
 
 
-def _in_turns(launches: list[Launch], job: DuelJob) -> tuple[list[tuple[float, ...]], list[tuple[float, ...]]]:
+def _after_timing(verdict: Verification, reason: str, runs: int) -> Verification:
+    """The verdict on a binary after its timed runs, which count as runs: they must all leave the same output."""
+    if reason and verdict.passed:
+        return replace(verdict, passed=False, reason=reason)
+    return replace(verdict, rules=(*verdict.rules, f"{runs} timed runs bitwise equal")) if runs else verdict
+
+
+def _in_turns(runs: list[Watched], job: DuelJob) -> tuple[list[tuple[float, ...]], list[tuple[float, ...]]]:
     """Cold and warm samples of each: every round another one begins, so that no place in a round is anybody's own."""
     flush = _flusher(job.target).flush
     begin = time.perf_counter()
     flush()
     flush_s = time.perf_counter() - begin
-    wanted = job.samples or samples_for(max(launch() for launch in launches), flush_s=flush_s)
-    cold: list[list[float]] = [[] for _ in launches]
+    wanted = job.samples or samples_for(max(run() for run in runs), flush_s=flush_s)
+    cold: list[list[float]] = [[] for _ in runs]
     for turn in range(wanted):
-        for place in range(len(launches)):
-            i = (turn + place) % len(launches)
-            flush()
-            cold[i].append(launches[i]())
+        for place in range(len(runs)):
+            i = (turn + place) % len(runs)
+            cold[i].append(runs[i](flush=flush))
             sensors(job.target).look()
     warm = []
-    for launch in launches:
-        launch()
-        warm.append(tuple(launch() for _ in range(wanted)))
+    for run in runs:
+        run()
+        warm.append(tuple(run() for _ in range(wanted)))
         sensors(job.target).look()
     return [tuple(samples) for samples in cold], warm
 

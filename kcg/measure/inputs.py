@@ -1,77 +1,153 @@
-"""Random inputs for one kernel: finite, signed, of mixed scale; integers from the range of what they index.
+"""Random inputs for one kernel: floats of a recipe, integers in the range of what they index, the same everywhere.
 
-Everything is a function of the AST and a seed, so that any process makes the same inputs.
+An element of a large buffer is `table[hash(seed, slot, index)]`: a counter-based hash picks one of `TABLE` numbers that
+the recipe drew. So there is no period, a device fills a buffer at the speed of its memory (`kcg.measure.fill`), and a
+process without a device computes the few elements that a reference needs. Small buffers are drawn element by element.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from kcg.compat.tiny import Ops, UOp, dtypes
+from kcg.compat.tiny import Ops, UOp, dtypes, fp8_to_float
 from kcg.errors import KcgError
 from kcg.kernel.projection import exact_density
 from kcg.types import content_id
 
-RECIPE = "normal-v1"
-POSITIVE_RECIPE = "positive-v1"
-UNIT_RECIPE = "unit-v1"  # floats between 0 and 1, and integers that are not 0: for log(1 - x), asin(x) or n // m
-FEW_RECIPE = "few-v1"  # four floats and four integers, so that many are equal: for x == max(x)
-BINARY_RECIPE = "binary-v1"  # floats are 0 or 1, few enough ones that every sum is exact in the narrowest type
+Array = np.ndarray[Any, Any]
+
+RECIPE = "normal-v2"  # signed, of mixed scale: what is timed, and what a candidate is checked on
+POSITIVE_RECIPE = "positive-v2"
+UNIT_RECIPE = "unit-v2"  # floats between 0 and 1, and integers that are not 0: for log(1 - x), asin(x) or n // m
+FEW_RECIPE = "few-v2"  # four floats and four integers, so that many are equal: for x == max(x)
+BINARY_RECIPE = "binary-v2"  # floats are 0 or 1, few enough ones that every sum is exact in the narrowest type
+
+# of segments of their own kinds, see `SEGMENT`
+NEGATIVE_RECIPE = "negative-v2"  # no value is above 0, and some rows hold huge ones only: a maximum that starts from 0
+BELOW_ZERO_RECIPE = "below-zero-v2"  # the same without the huge ones
+SPECIAL_RECIPE = "special-v2"  # wide, and some infinities and NaN
+WIDE_RECIPE = "wide-v2"  # magnitudes over the whole type, subnormal ones too; integers of all bits
+WIDE_POSITIVE_RECIPE = "wide-positive-v2"
+MODEST_RECIPE = "modest-v2"  # between 2^-8 and 2^8, integers between -1000 and 1000
+
 FEW = (-1.0, -0.5, 0.5, 1.0)
-SMALL_INTEGERS = 8  # integers that index nothing are drawn from [-8, 8)
-BLOCK = 1_048_573  # random elements drawn for one buffer; a longer one repeats them, and a prime length fits no tile
+SMALL_INTEGERS = 8  # integers that index nothing are drawn from [-8, 8) by most recipes
+TABLE = 1 << 16  # numbers that a recipe draws for a large buffer; a smaller buffer is drawn itself
+SEGMENT = 1 << 12  # consecutive elements that are of one kind, under a recipe of kinds; fewer in a small buffer
+KINDS = 8  # of segments: each has an eighth of the table
+PIECE = 1 << 16  # elements that are computed at once: its arrays stay in cache
+CHUNK = 1 << 20  # elements that are written at once
+KEPT_TABLES = 64
+NO_SLOT = 0xFFFF  # in the seed of a table, which the large buffers of all slots share
 
-KEPT_BLOCKS = 64  # of large buffers, at most 4 MB each but for float64
+HASH = (0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D)  # odd: Knuth's, and two of xxHash's steps
 
-FLOATS = ("half", "float", "double", "__bf16")
+# exponents of the smallest normal and of the largest number
+FLOATS = {
+    "half": (-14, 15), "float": (-126, 127), "double": (-1022, 1023), "__bf16": (-126, 127),
+    "float8_e4m3": (-6, 8), "float8_e5m2": (-14, 15), "float8_e4m3fnuz": (-7, 7), "float8_e5m2fnuz": (-15, 15),
+}  # fmt: skip
+HELD_AS_BITS = {"__bf16": np.uint16, **dict.fromkeys((name for name in FLOATS if "8" in name), np.uint8)}
 
+_SEGMENTED = frozenset(
+    {NEGATIVE_RECIPE, BELOW_ZERO_RECIPE, SPECIAL_RECIPE, WIDE_RECIPE, WIDE_POSITIVE_RECIPE, MODEST_RECIPE}
+)
 _NUMPY: dict[str, Any] = {
     "bool": np.bool_, "signed char": np.int8, "unsigned char": np.uint8, "short": np.int16, "unsigned short": np.uint16,
     "int": np.int32, "unsigned int": np.uint32, "long": np.int64, "unsigned long": np.uint64, "half": np.float16,
-    "float": np.float32, "double": np.float64,
+    "float": np.float32, "double": np.float64, **HELD_AS_BITS,
 }  # fmt: skip
 
 
-@dataclass(frozen=True, eq=False)
-class Repeated:
-    """A large buffer as the block that it repeats. Indexing gives elements, as of an array of `size` elements."""
+def places(index: Array, key: int, *, by_kind: bool) -> Array:
+    """Which number of a table each element takes: the top 16 bits of a hash of `index` (uint32) and `key`.
 
-    block: np.ndarray[Any, Any]
+    `by_kind`: the top 3 bits are the same for all of a segment. `kcg.measure.fill` computes the same on a device.
+    """
+    x = index * np.uint32(HASH[0]) + np.uint32(key)
+    x ^= x >> 15
+    x *= np.uint32(HASH[1])
+    x ^= x >> 13
+    x *= np.uint32(HASH[2])
+    x >>= 16
+    if by_kind:
+        kind = (index // np.uint32(SEGMENT)) * np.uint32(HASH[0]) + np.uint32(key)
+        kind ^= kind >> 15
+        kind *= np.uint32(HASH[1])
+        kind >>= 16
+        x &= np.uint32(TABLE // KINDS - 1)
+        x |= kind & np.uint32(TABLE - TABLE // KINDS)
+    return x.astype(np.intp)
+
+
+@dataclass(frozen=True, eq=False)
+class Hashed:
+    """A large buffer whose elements are computed where they are asked for. Indexing gives elements, as of an array.
+
+    Indices are taken modulo 2^32.
+    """
+
+    table: Array  # (TABLE,), stored bits or values
     size: int
+    key: int  # of its hash, 32 bits
+    by_kind: bool
 
     @property
     def dtype(self) -> Any:
-        return self.block.dtype
+        return self.table.dtype
 
     @property
     def nbytes(self) -> int:
-        return self.size * self.block.itemsize
+        return self.size * self.table.itemsize
 
     def __getitem__(self, index: Any) -> Any:
-        return self.block[np.asarray(index) % len(self.block)]
+        wanted = np.asarray(index)
+        return self.table[places(wanted.astype(np.uint32).reshape(-1), self.key, by_kind=self.by_kind)].reshape(
+            wanted.shape
+        )
 
-    def reshape(self, shape: int) -> Repeated:
+    def reshape(self, shape: int) -> Hashed:
         """Flat as it is; the name is NumPy's, so that readers of arrays can read this too."""
         if shape != -1:
-            raise ValueError(f"a repeated block is flat, not of shape {shape}")
+            raise ValueError(f"a computed buffer is flat, not of shape {shape}")
         return self
 
-    def chunks(self) -> Iterator[tuple[int, np.ndarray[Any, Any]]]:
-        """`(first element, values)` of each repetition, the last one cut."""
-        for first in range(0, self.size, len(self.block)):
-            yield first, self.block[: self.size - first]
+    def window(self, first: int, count: int) -> Array:
+        """The elements `first` to `first + count`."""
+        found = np.empty(count, self.table.dtype)
+        ramp = np.arange(min(count, PIECE), dtype=np.uint32)
+        for begin in range(0, count, PIECE):
+            here = ramp[: count - begin] + np.uint32((first + begin) & 0xFFFFFFFF)
+            at = places(here, self.key, by_kind=self.by_kind)
+            np.take(self.table, at, out=found[begin : begin + len(here)], mode="clip")
+        return found
 
-    def same_as(self, other: np.ndarray[Any, Any]) -> bool:
+    def chunks(self) -> Iterator[tuple[int, Array]]:
+        """`(first element, elements)` of consecutive parts."""
+        for first in range(0, self.size, CHUNK):
+            yield first, self.window(first, min(CHUNK, self.size - first))
+
+    def same_as(self, other: Array) -> bool:
         """Whether an array of `size` elements holds these."""
-        return all(np.array_equal(other[first : first + len(part)], part) for first, part in self.chunks())
+        kind = np.dtype(f"u{self.table.itemsize}")  # bits: NaN equals itself
+        parts = ((other[first : first + len(part)], part) for first, part in self.chunks())
+        return all(np.array_equal(ours.view(kind), part.view(kind)) for ours, part in parts)
+
+    def whole(self) -> Array:
+        """All elements as one array."""
+        return self.window(0, self.size)
+
+    def of(self, table: Array) -> Hashed:
+        """The same with other numbers in the table."""
+        return replace(self, table=table)
 
 
-Stored = np.ndarray[Any, Any] | Repeated
+Stored = Array | Hashed
 """The bits of one buffer."""
 
 
@@ -152,88 +228,196 @@ def _extents(source: UOp) -> list[int]:
 
 
 def numpy_dtype(dtype: str) -> Any:
-    """The NumPy dtype that holds a tinygrad dtype's bits; bfloat16 is held in uint16."""
-    if dtype == "__bf16":
-        return np.uint16
+    """The NumPy dtype that holds a tinygrad dtype's bits: bfloat16 is held in uint16, 8-bit floats in uint8."""
     try:
         return _NUMPY[dtype]
     except KeyError:
         raise KcgError(f"kcg cannot make inputs of dtype {dtype}") from None
 
 
-def to_bits(values: np.ndarray[Any, Any], dtype: str) -> np.ndarray[Any, Any]:
-    """float32 values as the device stores them."""
+@functools.cache
+def _codes(dtype: str) -> tuple[Array, Array, Array]:
+    """`(value of each of the 256 codes, its numbers in order, their codes)` of an 8-bit float."""
+    kind = next(t for t in dtypes.fp8s if t.name == dtype)
+    decoded = np.array([fp8_to_float(code, kind) for code in range(256)], np.float32)
+    codes = np.flatnonzero(np.isfinite(decoded))
+    codes = codes[np.argsort(decoded[codes], kind="stable")]
+    return decoded, decoded[codes], codes.astype(np.uint8)
+
+
+def to_bits(values: Array, dtype: str) -> Array:
+    """Floats as the device stores them; of 8-bit floats the nearest finite one."""
     if dtype == "__bf16":
         bits = values.astype(np.float32).view(np.uint32)
-        rounded = bits + 0x7FFF + ((bits >> 16) & 1)
-        return (rounded >> 16).astype(np.uint16)
+        rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+        return np.where(np.isnan(values), 0x7FC0, rounded).astype(np.uint16)
+    if dtype in HELD_AS_BITS:
+        _, numbers, codes = _codes(dtype)
+        found: Array = codes[np.searchsorted((numbers[1:] + numbers[:-1]) / 2, values)]
+        return found
     return values.astype(numpy_dtype(dtype))
 
 
 def to_values(bits: Any, dtype: str) -> Any:
-    """What the device stored, as numbers NumPy can compute with (bfloat16 becomes float32): an array, or `Repeated`."""
-    if isinstance(bits, Repeated):
-        return Repeated(to_values(bits.block, dtype), bits.size)
+    """What the device stored, as numbers NumPy can compute with (16- and 8-bit floats that it lacks become float32): an
+    array, or `Hashed`."""
+    if isinstance(bits, Hashed):
+        return bits.of(to_values(bits.table, dtype))
     if dtype == "__bf16":
         return (bits.astype(np.uint32) << 16).view(np.float32)
-    return bits
+    return _codes(dtype)[0][bits] if dtype in HELD_AS_BITS else bits
 
 
 def make_inputs(ast: UOp, seed: int, *, recipe: str = RECIPE) -> dict[int, Any]:
-    """Slot -> stored bits (an array, `Repeated` beyond `BLOCK` elements), for every buffer that the kernel reads."""
+    """Slot -> stored bits (an array, `Hashed` beyond `TABLE` elements), for every buffer that the kernel reads."""
     bounds = integer_bounds(ast)
     density = exact_density(ast) if recipe == BINARY_RECIPE else 0.0
     made: dict[int, Any] = {}
     for info in buffers_of(ast):
         if not info.is_input:
             continue
-        drawn = min(info.size, BLOCK)
-        low, high = _integers(info, bounds, recipe)
-        draw = _kept_block if drawn == BLOCK else _block
-        block = draw(seed, info.slot, recipe, info.dtype, drawn, density, low, high)
-        made[info.slot] = block if drawn == info.size else Repeated(block, info.size)
+        asked = _Asked(recipe, info.dtype, density, bounds.get(info.slot, 0))
+        if info.size <= TABLE:
+            # the seed depends on the slot but not on the process
+            made[info.slot] = _small(asked, info.size, _generator(seed, info.slot, recipe))
+        else:
+            key = int(content_id([seed, info.slot, recipe])[:8], 16)
+            made[info.slot] = Hashed(_table(asked, seed), info.size, key, recipe in _SEGMENTED)
     return made
 
 
-def _integers(info: BufferInfo, bounds: dict[int, int], recipe: str) -> tuple[int, int]:
-    """The range from which the integers of a buffer are drawn, by the recipe where they index nothing; (0, 0) for other
-    types."""
-    if info.dtype in FLOATS or info.dtype == "bool":
-        return 0, 0
-    numpy_type = np.dtype(numpy_dtype(info.dtype))
-    low, high = -SMALL_INTEGERS, SMALL_INTEGERS
-    if info.slot in bounds:
-        low, high = 0, bounds[info.slot]
-    elif recipe == UNIT_RECIPE:
-        low, high = 1, SMALL_INTEGERS + 1
-    elif recipe == FEW_RECIPE:
-        low, high = 0, len(FEW)
-    elif numpy_type.kind == "u":
-        low = 0
-    high = min(high, int(np.iinfo(numpy_type).max))
-    return low, max(high, low + 1)
+@dataclass(frozen=True)
+class _Asked:
+    """What the elements of one buffer are to be."""
+
+    recipe: str
+    dtype: str
+    density: float  # the share of ones of {0,1} floats
+    bound: int  # of integers that select something: how many there are; else 0
 
 
-def _block(
-    seed: int, slot: int, recipe: str, dtype: str, drawn: int, density: float, low: int, high: int
-) -> np.ndarray[Any, Any]:
-    """The random elements of one buffer, a function of its arguments alone."""
-    # the seed depends on the slot but not on the process
-    rng = np.random.default_rng([seed, slot, int(content_id(recipe)[:8], 16)])
-    if dtype in FLOATS and recipe == BINARY_RECIPE:
-        return to_bits((rng.random(drawn, dtype=np.float32) < density).astype(np.float32), dtype)
-    if dtype in FLOATS and recipe == UNIT_RECIPE:
-        return to_bits(0.0625 + 0.875 * rng.random(drawn, dtype=np.float32), dtype)
-    if dtype in FLOATS and recipe == FEW_RECIPE:
-        return to_bits(rng.choice(np.array(FEW, np.float32), drawn), dtype)
-    if dtype in FLOATS:
-        values = rng.standard_normal(drawn, dtype=np.float32)
-        values[rng.random(drawn, dtype=np.float32) < 0.125] *= 0.0625
-        return to_bits(np.abs(values) + 0.0625 if recipe == POSITIVE_RECIPE else values, dtype)
-    if dtype == "bool":
-        return rng.random(drawn) < 0.5
-    return rng.integers(low, high, drawn, dtype=np.dtype(numpy_dtype(dtype)))
+def _generator(seed: int, slot: int, recipe: str) -> np.random.Generator:
+    return np.random.default_rng([seed, slot, int(content_id(recipe)[:8], 16)])
 
 
-_kept_block = functools.lru_cache(maxsize=KEPT_BLOCKS)(_block)
-"""Drawing one takes 20 to 40 ms, and the large buffers of different kernels have the same. Nobody writes into it."""
+@functools.lru_cache(maxsize=KEPT_TABLES)
+def _table(asked: _Asked, seed: int) -> Array:
+    """The numbers of a large buffer: `KINDS` parts where segments have kinds. Nobody writes into it."""
+    rng = _generator(seed, NO_SLOT, asked.recipe)
+    if asked.recipe not in _SEGMENTED:
+        return _drawn(asked, 0, TABLE, rng)
+    return np.concatenate([_drawn(asked, kind, TABLE // KINDS, rng) for kind in range(KINDS)])
+
+
+def _small(asked: _Asked, size: int, rng: np.random.Generator) -> Array:
+    """The elements of a small buffer; its segments are so short that each kind comes, in an order of its own."""
+    if asked.recipe not in _SEGMENTED:
+        return _drawn(asked, 0, size, rng)
+    kinds = rng.permutation(KINDS)
+    length = min(SEGMENT, max(1, size // KINDS))
+    parts = [_drawn(asked, int(kinds[at // length % KINDS]), length, rng) for at in range(0, size, length)]
+    return np.concatenate(parts)[:size]
+
+
+def _drawn(asked: _Asked, kind: int, count: int, rng: np.random.Generator) -> Array:
+    """`count` elements of one kind of segment (of any recipe without kinds: kind 0) as stored bits."""
+    if asked.dtype in FLOATS:
+        return to_bits(_floats(asked, kind, count, rng), asked.dtype)
+    if asked.dtype == "bool":
+        if asked.recipe in _SEGMENTED and kind in (_ALL_SMALL, _ALL_LARGE):
+            return np.full(count, kind == _ALL_LARGE)
+        return rng.random(count) < 0.5
+    return _integers(asked, kind, count, rng)
+
+
+# kinds of segments with a meaning for all types; the others are of ordinary size
+_EXTREME, _ALL_SMALL, _ALL_LARGE = 5, 6, 7
+
+
+def _floats(asked: _Asked, kind: int, count: int, rng: np.random.Generator) -> Array:
+    recipe = asked.recipe
+    if recipe == BINARY_RECIPE:
+        return (rng.random(count, dtype=np.float32) < asked.density).astype(np.float32)
+    if recipe == UNIT_RECIPE:
+        return 0.0625 + 0.875 * rng.random(count, dtype=np.float32)
+    if recipe == FEW_RECIPE:
+        return rng.choice(np.array(FEW, np.float32), count)
+    if recipe in (RECIPE, POSITIVE_RECIPE, NEGATIVE_RECIPE, BELOW_ZERO_RECIPE):
+        if recipe == NEGATIVE_RECIPE and kind == _ALL_LARGE:
+            highest = FLOATS[asked.dtype][1]
+            return -_magnitudes(asked.dtype, 0.8 * highest, 0.95 * highest, count, rng)
+        values = rng.standard_normal(count, dtype=np.float32)
+        values[rng.random(count, dtype=np.float32) < 0.125] *= 0.0625
+        sign = {RECIPE: 0.0, POSITIVE_RECIPE: 1.0}.get(recipe, -1.0)
+        return values if not sign else np.float32(sign) * (np.abs(values) + np.float32(0.0625))
+    if recipe == MODEST_RECIPE:
+        return _signed(_magnitudes(asked.dtype, -8, 8, count, rng), rng)
+    values = _wide(asked.dtype, kind, count, rng)
+    if recipe == WIDE_POSITIVE_RECIPE:
+        return values
+    values = _signed(values, rng)
+    if recipe == SPECIAL_RECIPE and kind == _ALL_LARGE and asked.dtype not in _WITHOUT_INFINITY:
+        chance = rng.random(count)
+        values[chance < 1 / 32] = np.inf
+        values[chance < 1 / 64] = -np.inf
+        values[chance > 63 / 64] = np.nan
+    return values
+
+
+_WITHOUT_INFINITY = frozenset(name for name in FLOATS if "8" in name)
+
+
+def _wide(dtype: str, kind: int, count: int, rng: np.random.Generator) -> Array:
+    """Magnitudes over the whole of a float type, float64: each kind of segment has its own decades."""
+    lowest, highest = FLOATS[dtype]
+    if kind == _EXTREME:  # subnormal ones, and zeros
+        return rng.random(count) * 2.0**lowest * (rng.random(count) > 0.125)
+    if kind in (_ALL_SMALL, _ALL_LARGE):  # a mixture
+        low, high = (-0.3 * highest, 2.0) if kind == _ALL_SMALL else (-8.0, 0.3 * highest)
+        return _magnitudes(dtype, low, high, count, rng)
+    large = max(0.3 * highest, min(highest, 15.0))  # all of what float16 has
+    low, high = ((-4.0, 4.0), (-2.0, 7.0), (4.0, 12.0), (min(12.0, 0.7 * highest), large), (-0.3 * highest, -4.0))[kind]
+    return _magnitudes(dtype, low, high, count, rng)
+
+
+def _magnitudes(dtype: str, low: float, high: float, count: int, rng: np.random.Generator) -> Array:
+    """Positive numbers, evenly spread over the exponents from `low` to `high` as far as the type has them: float64."""
+    lowest, highest = FLOATS[dtype]
+    low, high = max(low, lowest), min(high, highest)
+    return np.exp2(rng.uniform(min(low, high - 1), high, count))
+
+
+def _signed(values: Array, rng: np.random.Generator) -> Array:
+    return np.where(rng.random(len(values)) < 0.5, -values, values)
+
+
+def _integers(asked: _Asked, kind: int, count: int, rng: np.random.Generator) -> Array:
+    """Integers of a recipe; what selects something stays among what there is."""
+    held = np.dtype(numpy_dtype(asked.dtype))
+    limits, recipe = np.iinfo(held), asked.recipe
+    if asked.bound:
+        last = max(0, min(asked.bound - 1, int(limits.max)))
+        if recipe in _SEGMENTED and kind == _EXTREME:
+            return rng.choice(np.array([0, last]), count).astype(held)
+        return rng.integers(0, last, count, dtype=held, endpoint=True)
+    low, high = {
+        UNIT_RECIPE: (1, SMALL_INTEGERS), FEW_RECIPE: (0, len(FEW) - 1), MODEST_RECIPE: (-1000, 1000),
+        NEGATIVE_RECIPE: (-64, -1), BELOW_ZERO_RECIPE: (-64, -1),
+    }.get(recipe, (-SMALL_INTEGERS, SMALL_INTEGERS - 1))  # fmt: skip
+    if recipe == NEGATIVE_RECIPE and kind == _ALL_LARGE:
+        low = int(limits.min)
+    if recipe in (SPECIAL_RECIPE, WIDE_RECIPE, WIDE_POSITIVE_RECIPE):
+        if kind == _EXTREME:
+            ends = [limits.min, limits.min + 1, limits.max, limits.max - 1, 0, 1, 2]
+            ends = [end for end in ends if end > 0] if recipe == WIDE_POSITIVE_RECIPE else ends
+            return rng.choice(np.array(ends, held), count)
+        bits = (4, 7, 12, 16, 24, 0, 31, 8 * held.itemsize - 1)[kind]
+        bits = min(bits, 8 * held.itemsize - 1)
+        low, high = -(1 << bits), (1 << bits) - 1
+        if recipe == WIDE_POSITIVE_RECIPE:
+            low = 1
+    if held.kind == "u":
+        low, high = (0, min(-low, int(limits.max))) if recipe in (NEGATIVE_RECIPE, BELOW_ZERO_RECIPE) else (low, high)
+        low, high = (max(low, 0), 2 * high + 1) if high > 1 << 6 else (max(low, 0), high)
+    low, high = max(low, int(limits.min)), min(high, int(limits.max))
+    return rng.integers(low, max(low, high), count, dtype=held, endpoint=True)

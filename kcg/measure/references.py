@@ -13,11 +13,17 @@ import numpy as np
 from kcg.compat.tiny import UOp
 from kcg.kernel.evaluate import StoreValues, evaluate, sample_points
 from kcg.measure.inputs import (
+    BELOW_ZERO_RECIPE,
     BINARY_RECIPE,
     FEW_RECIPE,
+    MODEST_RECIPE,
+    NEGATIVE_RECIPE,
     POSITIVE_RECIPE,
     RECIPE,
+    SPECIAL_RECIPE,
     UNIT_RECIPE,
+    WIDE_POSITIVE_RECIPE,
+    WIDE_RECIPE,
     BufferInfo,
     buffers_of,
     make_inputs,
@@ -29,6 +35,15 @@ POINTS = 96  # sampled output elements per store and seed
 PROBE_POINTS = 32  # to choose the recipe of the inputs
 JUDGED = 0.25  # at least this share of the points must have a known value, or the kernel cannot be judged
 FINAL_SEEDS = (1, 2, 3)  # of the inputs on which finalists are judged
+EXTREMES = (
+    (),
+    (NEGATIVE_RECIPE, BELOW_ZERO_RECIPE),
+    (SPECIAL_RECIPE, WIDE_RECIPE, WIDE_POSITIVE_RECIPE, MODEST_RECIPE),
+)
+"""For each of these seeds, recipes beside the ordinary one, best first: a kernel gets the first on which enough of its
+outputs are known numbers. Ordinary data hardly hold a row without a positive number, or a value beyond 5."""
+TELLS = 0.4  # this share of them
+TIMED_SEED = 0  # of the inputs on which a kernel is timed
 SCALARS = 8  # elements of an input on which alone it may depend whether the outputs are numbers
 TELLING = 8  # so many zeros and nothing else are no accident
 EXACT = 0.5  # of so many points the reference must be exact, or {0,1} inputs prove nothing more
@@ -58,6 +73,12 @@ class Reference:
         values = np.concatenate([store.values.ravel() for store in self.stores]) if self.stores else np.zeros(0)
         return values.size >= TELLING and not values.any()
 
+    def telling(self) -> float:
+        """The share of points that are known and finite: what tells a value from any other."""
+        known = [np.isfinite(store.error) & np.isfinite(store.values.astype(np.float64)) for store in self.stores]
+        points = np.concatenate(known) if known else np.zeros(0)
+        return float(points.mean()) if points.size else 0.0
+
     def exact(self) -> float:
         """The share of points that must match bit for bit; what is not a number matches anything."""
         sure = [(store.error == 0) & ~np.isnan(store.values) for store in self.stores]
@@ -77,54 +98,74 @@ class Referee:
 
     def __init__(self) -> None:
         self._references: dict[tuple[int, str, Variables], Reference] = {}
-        self._recipes: dict[Variables, str] = {}
+        self._recipes: dict[tuple[int, Variables], str] = {}  # by place among the final seeds
         self.projections: dict[tuple[int, str, int], Any] = {}  # by seed, recipe and store; see `whole_output`
 
     def fill(self, seed: int, recipe: str) -> None:
         """Make the inputs of `seed`, unless they are there."""
         raise NotImplementedError
 
-    def choose_recipe(self, variables: Variables = ()) -> str:
-        """The recipe of inputs under which most of the outputs are numbers, and not all of them 0.
+    def choose_recipe(self, variables: Variables = (), *, place: int = 0) -> str:
+        """The recipe of inputs for the final seed at `place`; 0 is what is timed, and what candidates are checked on.
 
-        Signed data where it can be (all-positive data hides padding bugs), positive data for kernels that take the
-        logarithm or the root of their inputs, whose outputs would otherwise be NaN and prove nothing. Then data
-        between 0 and 1, and integers without a 0: `Tensor.randn` takes the logarithm of 1 - x. Last, few different
-        numbers: what depends on two that are equal, as the gradient of a max-pool does, is 0 for all others.
+        The ordinary recipe is one under which most of the outputs are numbers, and not all of them 0: signed data where
+        it can be (all-positive data hides padding bugs), positive data for kernels that take the logarithm or the root
+        of their inputs, whose outputs would otherwise be NaN and prove nothing. Then data between 0 and 1, and integers
+        without a 0: `Tensor.randn` takes the logarithm of 1 - x. Last, few different numbers: what depends on two that
+        are equal, as the gradient of a max-pool does, is 0 for all others. Other places prefer their `EXTREMES`.
         Raises VerificationError where there is no reference for the kernel.
         """
-        if variables not in self._recipes:
-            shares = {}
-            has_scalars = any(info.is_input and info.size <= SCALARS for info in self.buffers)
-            seeds = (0, *FINAL_SEEDS) if has_scalars else (0,)
-            for recipe in (RECIPE, POSITIVE_RECIPE, UNIT_RECIPE, FEW_RECIPE):
-                shares[recipe] = min(self._share(seed, recipe, variables) for seed in seeds)
-                if shares[recipe] > 1 - JUDGED:
-                    break
-            self._recipes[variables] = max(shares, key=lambda r: shares[r])
-        return self._recipes[variables]
+        place %= len(EXTREMES)
+        if (place, variables) not in self._recipes:
+            self._recipes[place, variables] = self._extreme(place, variables) or self._ordinary(variables)
+        return self._recipes[place, variables]
+
+    def _extreme(self, place: int, variables: Variables) -> str:
+        for recipe in EXTREMES[place] if self.inputs_are_read else ():
+            seed = FINAL_SEEDS[place]
+            probe = self._evaluate(make_inputs(self.ast, seed, recipe=recipe), seed, PROBE_POINTS, variables)
+            if probe.telling() >= TELLS and not probe.nothing():
+                return recipe
+        return "" if not place else self.choose_recipe(variables)
+
+    def _ordinary(self, variables: Variables) -> str:
+        shares = {}
+        has_scalars = any(info.is_input and info.size <= SCALARS for info in self.buffers)
+        seeds = (0, *FINAL_SEEDS) if has_scalars else (0,)
+        for recipe in (RECIPE, POSITIVE_RECIPE, UNIT_RECIPE, FEW_RECIPE):
+            shares[recipe] = min(self._share(seed, recipe, variables) for seed in seeds)
+            if shares[recipe] > 1 - JUDGED:
+                break
+        return max(shares, key=lambda r: shares[r])
+
+    @property
+    def inputs_are_read(self) -> bool:
+        """Whether the kernel reads anything at all."""
+        return any(info.is_input for info in self.buffers)
 
     def _share(self, seed: int, recipe: str, variables: Variables) -> float:
         """Of how many outputs something can be said."""
-        self.fill(seed, recipe)
-        probe = self._evaluate(seed, PROBE_POINTS, variables)
-        return 0.0 if self.inputs and probe.nothing() else probe.judged()
+        probe = self._evaluate(make_inputs(self.ast, seed, recipe=recipe), seed, PROBE_POINTS, variables)
+        return 0.0 if self.inputs_are_read and probe.nothing() else probe.judged()
 
-    def _evaluate(self, seed: int, count: int, variables: Variables) -> Reference:
+    def _evaluate(self, inputs: dict[int, Any], seed: int, count: int, variables: Variables) -> Reference:
         named = dict(variables)
         points = sample_points(self.ast, count, np.random.default_rng(seed), named)
-        return Reference(tuple(evaluate(self.ast, self.values(), points, named)))
+        return Reference(tuple(evaluate(self.ast, self._numbers(inputs), points, named)))
+
+    def _numbers(self, inputs: dict[int, Any]) -> dict[int, Any]:
+        return {slot: to_values(bits, self.by_slot[slot].dtype) for slot, bits in inputs.items()}
 
     def values(self) -> dict[int, Any]:
-        """The inputs as numbers."""
-        return {slot: to_values(bits, self.by_slot[slot].dtype) for slot, bits in self.inputs.items()}
+        """The inputs that are filled in, as numbers."""
+        return self._numbers(self.inputs)
 
     def reference(self, seed: int, recipe: str, variables: Variables) -> Reference:
         """The reference of one seed, computed once."""
         key = (seed, recipe, variables)
         if key not in self._references:
             self.fill(seed, recipe)
-            self._references[key] = self._evaluate(seed, POINTS, variables)
+            self._references[key] = self._evaluate(self.inputs, seed, POINTS, variables)
         return self._references[key]
 
 
@@ -144,7 +185,7 @@ class _WithoutDevice(Referee):
 class Foretold:
     """The references that verifying one kernel asks for; what is missing is computed where it is asked for."""
 
-    recipe: str
+    recipes: tuple[str, ...]  # by place among the final seeds
     references: tuple[tuple[tuple[int, str], Reference], ...]  # by seed and recipe
     projections: tuple[tuple[tuple[int, str, int], Any], ...]  # by seed, recipe and store
 
@@ -155,12 +196,14 @@ def foretell_job(region: Region, variables: Variables, seeds: tuple[int, ...]) -
     from kcg.measure.whole_output import projected
 
     referee = _WithoutDevice(ast_of(region.kernel))
-    recipe = referee.choose_recipe(variables)
-    keys = [(seed, recipe) for seed in seeds] + ([(0, BINARY_RECIPE)] if recipe == RECIPE else [])
-    found = [((seed, named), referee.reference(seed, named, variables)) for seed, named in keys]
-    for (seed, named), reference in (found[0], found[-1]):
-        if (seed, named) == keys[0] or (named == BINARY_RECIPE and reference.exact() >= EXACT):
-            referee.fill(seed, named)
+    recipes = tuple(referee.choose_recipe(variables, place=place) for place in range(len(EXTREMES)))
+    ordinary = recipes[0]
+    keys = [(seed, recipes[place % len(EXTREMES)]) for place, seed in enumerate(seeds)]
+    keys += [(TIMED_SEED, ordinary)] + ([(0, BINARY_RECIPE)] if ordinary == RECIPE else [])
+    found = {key: referee.reference(*key, variables) for key in keys}
+    for key, reference in found.items():
+        if key == keys[0] or (key[1] == BINARY_RECIPE and reference.exact() >= EXACT):
+            referee.fill(*key)
             for place in range(len(referee.ast.src)):
-                projected(referee, seed, place)
-    return Foretold(recipe, tuple(found), tuple(referee.projections.items()))
+                projected(referee, key[0], place)
+    return Foretold(recipes, tuple(found.items()), tuple(referee.projections.items()))

@@ -16,11 +16,11 @@ import numpy as np
 from kcg.compat.tiny import UOp
 from kcg.errors import VerificationError
 from kcg.kernel.evaluate import CONFIDENT, StoreValues, error_ratio
-from kcg.measure.inputs import BINARY_RECIPE, RECIPE, Repeated, to_values
+from kcg.measure.inputs import BINARY_RECIPE, RECIPE, to_values
 from kcg.measure.jobs import UNJUDGED
-from kcg.measure.references import EXACT, JUDGED, Foretold, Referee, Reference, Variables
+from kcg.measure.references import EXACT, JUDGED, TIMED_SEED, Foretold, Referee, Reference, Variables
 from kcg.measure.whole_output import WholeOutput, judge_projections
-from kcg.measure.workbench import FINITE_POISON, NAN_POISON, Workbench
+from kcg.measure.workbench import FINITE_POISON, GUARD_BYTE, NAN_POISON, OTHER_GUARDS, Workbench
 from kcg.types import Target, Verification
 
 LARGE_BYTES = 64 << 20
@@ -71,7 +71,8 @@ class CheckedBench(Workbench, Referee):
 
     def foretold(self, told: Foretold, variables: Variables) -> None:
         """Take the references that another process computed from the same kernel, seeds and recipes."""
-        self._recipes[variables] = told.recipe
+        for place, recipe in enumerate(told.recipes):
+            self._recipes[place, variables] = recipe
         for (seed, recipe), reference in told.references:
             self._references.setdefault((seed, recipe, variables), reference)
         for key, projected in told.projections:
@@ -90,17 +91,19 @@ class CheckedBench(Workbench, Referee):
     ) -> list[Verification]:
         """Run each of `launches` on fresh data of each seed and judge what it wrote: one verdict each.
 
-        `thorough` is for finalists: ten runs that agree bit for bit on the first seed; the whole output of every binary
-        beside that of the first, the places where they differ most judged by the reference, and the projections of a
-        linear kernel's whole output; one more seed of {0,1} data, which linear kernels must compute exactly.
+        `thorough` is for finalists: inputs of a kind of its own for each seed (`references.EXTREMES`); ten runs that
+        agree bit for bit on the first seed, whatever lies around the buffers; the whole output of every binary beside
+        that of the first, the places where they differ most judged by the reference, and the projections of a linear
+        kernel's whole output; one more seed of {0,1} data, which linear kernels must compute exactly.
         """
         verdicts = [_Verdict() for _ in launches]
         try:
-            recipe = self.choose_recipe(variables)
+            ordinary = self.choose_recipe(variables)
             for place, seed in enumerate(seeds):
-                self._judge_all(verdicts, launches, (seed, recipe, variables), whole=thorough and place == 0)
-            if thorough and recipe == RECIPE and self.reference(0, BINARY_RECIPE, variables).exact() >= EXACT:
-                self._judge_all(verdicts, launches, (0, BINARY_RECIPE, variables), whole=False)  # and projected
+                recipe = self.choose_recipe(variables, place=place) if thorough else ordinary
+                self._judge_all(verdicts, launches, (seed, recipe, variables), place if thorough else None)
+            if thorough and ordinary == RECIPE and self.reference(0, BINARY_RECIPE, variables).exact() >= EXACT:
+                self._judge_all(verdicts, launches, (0, BINARY_RECIPE, variables), None)  # and projected
                 for verdict in verdicts:
                     if not verdict.reason:
                         verdict.ran("exact on {0,1} inputs")
@@ -110,10 +113,12 @@ class CheckedBench(Workbench, Referee):
         return [verdict.final() for verdict in verdicts]
 
     def _judge_all(
-        self, verdicts: list[_Verdict], launches: Sequence[Launch], key: tuple[int, str, Variables], *, whole: bool
+        self, verdicts: list[_Verdict], launches: Sequence[Launch], key: tuple[int, str, Variables], place: int | None
     ) -> None:
+        """One seed of all binaries; `place` is that of the seed among those of a thorough check."""
         seed, recipe, variables = key
         compared: WholeOutput | None = None
+        whole, first = place is not None, place == 0
         for verdict, launch in zip(verdicts, launches, strict=True):
             if verdict.reason:
                 continue
@@ -124,10 +129,12 @@ class CheckedBench(Workbench, Referee):
             elif self.inputs and reference.nothing() and recipe != BINARY_RECIPE:
                 reason = f"{UNJUDGED}: every output is 0, as an empty kernel would leave it"
             else:
-                reason = self._check_once_or_again(launch, reference, verdict, thorough=whole)
+                reason = self._check_once_or_again(launch, reference, verdict, thorough=first)
                 if whole and not reason:
+                    verdict.ran(f"data of recipe {recipe}")
                     if compared is None:
-                        compared = WholeOutput(self, seed, dict(variables), alone=len(launches) == 1)
+                        alone = len(launches) == 1
+                        compared = WholeOutput(self, seed, dict(variables), alone=alone, first=first)
                     reason = compared.judge(verdict.ran)
                 if recipe == BINARY_RECIPE and not reason:
                     reason = judge_projections(self, seed, verdict.ran)
@@ -144,8 +151,13 @@ class CheckedBench(Workbench, Referee):
             reason = self._check_seed(launch, reference, verdict, thorough=thorough)
         return reason
 
+    @property
+    def outputs(self) -> list[int]:
+        """The slots that the kernel writes."""
+        return [info.slot for info in self.buffers if info.is_output]
+
     def _check_seed(self, launch: Launch, reference: Reference, verdict: _Verdict, *, thorough: bool) -> str:
-        outputs = sorted({store.slot for store in reference.stores})
+        outputs = self.outputs
         verdict.ran("float64 reference at sampled points", "poisoned outputs", "guard bytes")
         reason, seconds = self._run(launch, NAN_POISON)
         reason = reason or self.compare(reference.stores, verdict)
@@ -153,23 +165,24 @@ class CheckedBench(Workbench, Referee):
         if reason:
             return reason
         if thorough or seconds < SECOND_RUN_BELOW_S:
-            verdict.ran("two poisons, equal outputs")
+            verdict.ran("two poisons, equal outputs", "NaN around the buffers")
             first = {slot: self.snapshot(slot) for slot in outputs}
-            reason = self._run(launch, FINITE_POISON)[0]
-            second = {slot: self.snapshot(slot) for slot in outputs}
-            self.lap("check: outputs")
+            reason = self._run(launch, FINITE_POISON, OTHER_GUARDS[0])[0]
             for slot in outputs:
-                if not reason and not np.array_equal(first[slot], second[slot]):
+                if not reason and not self.holds(slot, first[slot]):
                     reason = self._explain(launch, slot)
+            self.lap("check: outputs")
             if thorough and not reason:
-                verdict.ran(f"{REPEATS} runs bitwise equal")
-                reason = self._repeat(launch, second)
+                verdict.ran("large and small numbers around the buffers", f"{REPEATS} runs bitwise equal")
+                reason = self._repeat(launch, first)
         reason = reason or self._inputs_changed(outputs, verdict, thorough=thorough)
         self.lap("check: inputs")
         return reason
 
-    def _run(self, launch: Launch, poison: int) -> tuple[str, float]:
-        """One run on poisoned outputs: what it wrote outside its buffers, if it did, and its seconds."""
+    def _run(self, launch: Launch, poison: int, around: int = GUARD_BYTE) -> tuple[str, float]:
+        """One run on poisoned outputs, with `around` before and after every buffer: what it wrote outside its buffers,
+        if it did, and its seconds."""
+        self.guard(around)
         self.poison(poison)
         self.lap("check: poison")
         seconds = launch()
@@ -179,6 +192,19 @@ class CheckedBench(Workbench, Referee):
             return f"wrote outside buffer {slot}", seconds
         self.lap("check: guards")
         return "", seconds
+
+    def poisoned_run(self, launch: Launch) -> float:
+        """One run on poisoned outputs, with the usual bytes around all buffers: its seconds."""
+        self.guard(GUARD_BYTE)
+        self.poison(NAN_POISON)
+        return launch()
+
+    def left_behind(self) -> str:
+        """What runs changed besides their outputs; empty if nothing."""
+        if (slot := self.guards_intact()) is not None:
+            self.tainted = True
+            return f"wrote outside buffer {slot}"
+        return self._inputs_changed(self.outputs, _Verdict(), thorough=not self.is_large)
 
     def compare(self, stores: Iterable[StoreValues], verdict: _Verdict | None = None) -> str:
         """What is wrong with what was written at the points of `stores`; empty if nothing is."""
@@ -191,7 +217,7 @@ class CheckedBench(Workbench, Referee):
             if worst > CONFIDENT:
                 at = int(ratios.argmax())
                 place = f"element {int(store.indices[at])} of buffer {store.slot}"
-                return f"{place} is {got[at]}, not {store.values[at]:.6g}"
+                return f"{place} is {_told(got[at], store, at)}"
         return ""
 
     def _explain(self, launch: Launch, slot: int) -> str:
@@ -200,31 +226,50 @@ class CheckedBench(Workbench, Referee):
         for poison in (NAN_POISON, FINITE_POISON):
             self._run(launch, poison)
             runs.append(self.read(slot))
-        reason = self._poison_left(slot, *runs)
-        return reason or (f"two runs differ in buffer {slot}" if self._covered(slot) else "")
+        if reason := self._poison_left(slot, *runs):
+            return reason
+        self._run(launch, FINITE_POISON, OTHER_GUARDS[0])
+        if (differs := _differs(runs[1], self.read(slot))) is not None:
+            return f"reads outside its buffers: with NaN around them element {differs} of buffer {slot} is another"
+        return f"two runs differ in buffer {slot}" if self._covered(slot) else ""
 
     def _repeat(self, launch: Launch, expected: dict[int, np.ndarray[Any, Any]]) -> str:
+        """Runs that must leave what the first two did; the first of them have other numbers around the buffers."""
+        arounds = dict(enumerate(OTHER_GUARDS[1:], 3))
         for run in range(3, REPEATS + 1):
-            reason = self._run(launch, FINITE_POISON)[0]
+            reason = self._run(launch, NAN_POISON, arounds.get(run, GUARD_BYTE))[0]
             for slot, snapshot in expected.items():
-                if not reason and not np.array_equal(snapshot, self.snapshot(slot)):
-                    reason = f"run {run} differs from the others in buffer {slot}"
+                if not reason and not self.holds(slot, snapshot):
+                    why = " (with other numbers around the buffers: it may read outside them)" if run in arounds else ""
+                    reason = f"run {run} differs from the others in buffer {slot}{why}"
             if reason:
                 return reason
         return ""
+
+    # ---- timed runs ----
+
+    def watch(self, launch: Launch, variables: Variables = (), *, has_run: bool = False) -> Watched:
+        """A launch to be timed on the inputs that are filled in: each of its runs must leave what its first one does.
+
+        The first run is here unless it `has_run`, and what it wrote passed a check and is still there. The reference
+        judges it where these are the inputs that are timed by (`TIMED_SEED`).
+        """
+        if has_run:
+            return Watched(self, launch)
+        self.poisoned_run(launch)
+        reference = None
+        if self.seed == TIMED_SEED and (self.seed, self.recipe, variables) in self._references:
+            reference = self.reference(self.seed, self.recipe, variables)
+        return Watched(self, launch, "" if reference is None else self.compare(reference.stores))
 
     def _inputs_changed(self, outputs: list[int], verdict: _Verdict, *, thorough: bool) -> str:
         if self.is_large and not thorough:
             return ""
         verdict.ran("inputs unchanged")
-        for slot, bits in self.inputs.items():
+        for slot in self.inputs:
             if slot in outputs:
                 continue
-            if slot in self._filled:
-                same = np.array_equal(self._filled[slot], self.snapshot(slot))
-            else:
-                same = _same(self.read(slot), bits)
-            if not same:
+            if not (self.holds(slot, self._filled[slot]) if slot in self._filled else self.holds_input(slot)):
                 self.seed = None  # what is on the device is not the inputs any more
                 return f"changed its input in buffer {slot}"
         return ""
@@ -250,5 +295,49 @@ class CheckedBench(Workbench, Referee):
         return stored_elements(self.ast, slot) >= self.by_slot[slot].size
 
 
-def _same(read: np.ndarray[Any, Any], bits: Any) -> bool:
-    return bits.same_as(read) if isinstance(bits, Repeated) else bool(np.array_equal(read, bits))
+class Watched:
+    """A binary whose timed runs are looked at: poisoned before each, compared after each.
+
+    What returns because its output looks done, or computes only the first times, is not timed as a miracle.
+    """
+
+    def __init__(self, bench: CheckedBench, launch: Launch, reason: str = "") -> None:
+        """The outputs on the device are those of a run of `launch`; `reason` is what is wrong with them."""
+        self._bench, self._launch = bench, launch
+        self.runs, self.reason = 0, reason
+        self._poison = bench.poisoned_with  # what is never written must hold what it held
+        self._expected = {slot: bench.snapshot(slot) for slot in bench.outputs}
+
+    def __call__(self, *, flush: Callable[[], None] | None = None) -> float:
+        """One run on poisoned outputs, after `flush` where the cache is to be cold: its seconds."""
+        self._bench.poison(self._poison)
+        if flush is not None:
+            flush()
+        seconds = self._launch()
+        self.runs += 1
+        for slot, snapshot in self._expected.items():
+            if not self.reason and not self._bench.holds(slot, snapshot):
+                self.reason = f"timed run {self.runs} left something else in buffer {slot} than the runs before it"
+        return seconds
+
+    def verdict(self) -> str:
+        """What was wrong with a run, or with what all of them left of inputs and guards; empty if nothing was."""
+        return self.reason or self._bench.left_behind()
+
+
+def _differs(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> int | None:
+    """The first element whose bits differ, None if none does."""
+    x, y = (side.view(np.uint8).reshape(len(side), -1) for side in (a, b))
+    differ = (x != y).any(1)
+    return int(differ.argmax()) if differ.any() else None
+
+
+def _told(got: Any, store: StoreValues, at: int) -> str:
+    """An element beside what it should be: integers as such, floats so that the difference shows."""
+    want = store.values[at]
+    if store.values.dtype != np.float64:
+        return f"{got}, not {want}"
+    tolerance = CONFIDENT * float(store.error[at])
+    if f"{float(got):.6g}" != f"{want:.6g}":
+        return f"{float(got):.6g}, not {want:.6g}"
+    return f"{float(got):.9g}, off by {abs(float(got) - want):.3g} where {tolerance:.3g} is tolerated"

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from kcg.measure.verify import CheckedBench
 
 WHOLE_BELOW_BYTES = 512 << 20  # outputs that are copied back and compared whole
+AGAIN_BELOW_BYTES = 32 << 20  # on the later seeds; larger ones there only where they are the same bit for bit
 SUSPECTS = 48  # elements that differ most, judged by the reference
 CHUNK = 1 << 22  # elements that are compared at once
 
@@ -39,20 +40,29 @@ Bits = NDArray[Any]
 class WholeOutput:
     """The outputs of the first binary that passed on one seed, and what those of the others are held against."""
 
-    def __init__(self, bench: CheckedBench, seed: int, variables: dict[str, int], *, alone: bool) -> None:
-        self._bench, self._seed, self._variables, self._alone = bench, seed, variables, alone
-        self._slots = [info.slot for info in bench.buffers if info.is_output]
-        self._fits = sum(bench.by_slot[slot].nbytes for slot in self._slots) <= WHOLE_BELOW_BYTES
-        self._first: dict[int, Bits] | None = None
+    def __init__(
+        self, bench: CheckedBench, seed: int, variables: dict[str, int], *, alone: bool, first: bool = True
+    ) -> None:
+        """`alone`: there is no other binary; `first`: on the first seed, whose outputs are also projected."""
+        self._bench, self._seed, self._variables, self._alone, self._is_first = bench, seed, variables, alone, first
+        self._slots = bench.outputs
+        limit = WHOLE_BELOW_BYTES if first else AGAIN_BELOW_BYTES
+        self._fits = sum(bench.by_slot[slot].nbytes for slot in self._slots) <= limit
+        self._snapshots: dict[int, Bits] = {}
+        self._first: dict[int, Bits] = {}
 
     def judge(self, ran: Callable[..., None]) -> str:
         """What is wrong with the outputs that are on the device now; empty if nothing is."""
+        if not self._snapshots:
+            if not self._alone:
+                self._snapshots = {slot: self._bench.snapshot(slot) for slot in self._slots}
+                self._first = {slot: self._bench.read(slot) for slot in self._slots} if self._fits else {}
+            return judge_projections(self._bench, self._seed, ran) if self._is_first and self._fits else ""
+        if all(self._bench.holds(slot, snapshot) for slot, snapshot in self._snapshots.items()):
+            ran(BESIDE)
+            return ""
         if not self._fits:
             return ""
-        if self._first is None:
-            kept = {slot: self._bench.read(slot) for slot in self._slots}
-            self._first = {} if self._alone else kept
-            return judge_projections(self._bench, self._seed, ran)
         ran(BESIDE)
         wanted = {
             slot: most_different(self._first[slot], self._bench.read(slot), self._dtype(slot)) for slot in self._slots

@@ -8,19 +8,25 @@ from typing import Any
 
 import numpy as np
 
-from kcg.compat.hardware import device_memset, device_pieces, device_repeat
+from kcg.compat.hardware import device_memset, device_pieces
 from kcg.compat.programs import load_program
 from kcg.compat.tiny import Buffer, Device, UOp, dtypes
 from kcg.kernel.compiled import Compiled
 from kcg.kernel.compiler import to_elf
 from kcg.measure.digest import DeviceDigest, copied
-from kcg.measure.inputs import BufferInfo, Repeated, buffers_of, make_inputs, numpy_dtype
+from kcg.measure.fill import filler
+from kcg.measure.inputs import BufferInfo, Hashed, buffers_of, make_inputs, numpy_dtype
 from kcg.measure.protocol import flush_bytes
 from kcg.types import Target
 
-GUARD_BYTES = 4096  # before and after each buffer; a multiple of every device's alignment
-WIDE_GUARD_BYTES = 64 << 10  # of a buffer of at least a MiB: a stray row is longer there
+GUARD_BYTES = 4096  # before and after each buffer, at least; a multiple of every device's alignment
+WIDE_GUARD_BYTES = 64 << 10  # and at most: a stray row of a large buffer is long
 GUARD_BYTE = 0xA5
+OTHER_GUARDS = (0xFF, 0x7B, 0xFB)
+"""Bytes around the buffers in some runs, so that who reads there computes something else: NaN of every float, then
+numbers far above and far below all others (of float32 and bfloat16 1.3e36, of float16 61,000)."""
+FILLED_ON_CPU = 1 << 22  # elements from which even a CPU's buffer is filled by a kernel
+KEPT_WHOLE_BYTES = 16 << 20  # the inputs of a CPU's smaller buffers are kept whole, to be restored and compared
 DIGEST_ABOVE_BYTES = 1 << 20  # on a GPU, larger buffers are compared by their digests
 SMALL_BYTES = 64 << 10  # up to here one copy of the whole buffer is fastest everywhere
 COPY_WHOLE_BYTES = 4 << 20  # up to here one copy of a buffer is faster than a copy of each sampled element
@@ -43,9 +49,10 @@ class Workbench:
             base = Buffer(self.device, info.nbytes + 2 * width, dtypes.uint8).allocate()
             self._bases[info.slot] = base
             self._views[info.slot] = base.view(info.nbytes, dtypes.uint8, width).ensure_allocated()
-            for guard in self._guards(info.slot):
-                self._write(guard, np.full(width, GUARD_BYTE, np.uint8))
-        self.inputs: dict[int, Any] = {}  # slot -> stored bits: arrays or `Repeated`
+        self._guard_byte = -1
+        self.guard(GUARD_BYTE)
+        self.poisoned_with = NAN_POISON
+        self.inputs: dict[int, Any] = {}  # slot -> stored bits: arrays or `Hashed`
         self.seed: int | None = None
         self.recipe = ""
 
@@ -59,6 +66,10 @@ class Workbench:
         if (self.seed, self.recipe) != (seed, recipe):
             self.seed = None  # until all of them are there
             self.inputs, self.recipe = make_inputs(self.ast, seed, recipe=recipe), recipe
+            if self.device == "CPU":
+                for slot, bits in self.inputs.items():
+                    if isinstance(bits, Hashed) and bits.nbytes <= KEPT_WHOLE_BYTES:
+                        self.inputs[slot] = bits.whole()
             self.restore_inputs()
             self.seed = seed
 
@@ -70,25 +81,35 @@ class Workbench:
 
     def _write_input(self, slot: int, values: Any) -> None:
         view = self._views[slot]
-        if not isinstance(values, Repeated):
+        if not isinstance(values, Hashed):
             self._write(view, values)
-            return
-        (_, block), *others = values.chunks()
-        self._write(view.view(block.nbytes, dtypes.uint8, 0).ensure_allocated(), block)
-        if device_repeat(self.device, view._buf, block.nbytes, values.nbytes):
-            return
-        for first, part in others:
-            piece = view.view(part.nbytes, dtypes.uint8, first * part.itemsize).ensure_allocated()
-            self._write(piece, part)
+        elif self.device != "CPU" or values.size >= FILLED_ON_CPU:
+            filler(self.target)(view, values)
+        else:
+            for first, part in values.chunks():
+                self._write(view.view(part.nbytes, dtypes.uint8, first * part.itemsize).ensure_allocated(), part)
 
     def poison(self, byte: int) -> None:
         """Fill every buffer that is only written with `byte`, and put back what in-place kernels read."""
+        self.poisoned_with = byte
         for info in self.buffers:
             if info.is_output and not info.is_input:
-                view = self._views[info.slot]
-                if not device_memset(self.device, view._buf, byte, info.nbytes):
-                    self._write(view, np.full(info.nbytes, byte, np.uint8))
+                self._set(self._views[info.slot], byte)
         self.restore_inputs(only_outputs=True)
+
+    def guard(self, byte: int) -> None:
+        """Fill what lies before and after every buffer with `byte`, unless it holds that."""
+        if byte != self._guard_byte:
+            for slot in self._bases:
+                for guard in self._guards(slot):
+                    self._set(guard, byte)
+            self._guard_byte = byte
+
+    def _set(self, buffer: Any, byte: int) -> None:
+        if (host := on_host(buffer)) is not None:
+            host.fill(byte)
+        elif not device_memset(self.device, buffer._buf, byte, buffer.nbytes):
+            self._write(buffer, np.full(buffer.nbytes, byte, np.uint8))
 
     def read(self, slot: int) -> np.ndarray[Any, Any]:
         """The stored bits of one buffer, in its own dtype."""
@@ -101,6 +122,17 @@ class Workbench:
         if self.device == "CPU" or view.nbytes <= DIGEST_ABOVE_BYTES:
             return copied(view)
         return _digest(self.target).of(view)
+
+    def holds(self, slot: int, snapshot: np.ndarray[Any, Any]) -> bool:
+        """Whether a buffer holds what it held when the snapshot was taken."""
+        host = on_host(self._views[slot])
+        return np.array_equal(self.snapshot(slot) if host is None else host, snapshot)
+
+    def holds_input(self, slot: int) -> bool:
+        """Whether a buffer holds the inputs that were filled in; a CPU's is looked at in place."""
+        host, bits = on_host(self._views[slot]), self.inputs[slot]
+        found = self.read(slot) if host is None else host.view(numpy_dtype(self.by_slot[slot].dtype))
+        return bits.same_as(found) if isinstance(bits, Hashed) else _same_bits(found, bits)
 
     def read_elements(self, slot: int, indices: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """The stored bits of some elements: of a large buffer only these are copied back."""
@@ -133,10 +165,13 @@ class Workbench:
         pieces = device_pieces(self.device, [(guard._buf, 0, guard.nbytes) for _, guard in guards])
         at = 0
         for slot, guard in guards:
-            found = copied(guard) if pieces is None else pieces[at : at + guard.nbytes]
+            host = on_host(guard)
+            if host is None:
+                host = copied(guard) if pieces is None else pieces[at : at + guard.nbytes]
+            found = host
             at += guard.nbytes
-            if (found != GUARD_BYTE).any():
-                self._write(guard, np.full(guard.nbytes, GUARD_BYTE, np.uint8))
+            if (found != self._guard_byte).any():
+                self._set(guard, self._guard_byte)
                 self.seed = None  # what wrote here may have written into the inputs too
                 broken = slot if broken is None else broken
         return broken
@@ -167,9 +202,21 @@ class Workbench:
         Device[self.device].synchronize()
 
 
+def on_host(buffer: Any) -> np.ndarray[Any, Any] | None:
+    """The bytes of a CPU's buffer in place, after everything that was launched before; None of any other device."""
+    if buffer.device != "CPU":
+        return None
+    return np.frombuffer(buffer.as_memoryview(force_zero_copy=True), np.uint8)
+
+
+def _same_bits(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> bool:
+    """Whether two arrays of one type hold the same bits: NaN equals itself, and -0 is not 0."""
+    return np.array_equal(np.ascontiguousarray(a).view(np.uint8), np.ascontiguousarray(b).view(np.uint8))
+
+
 def guard_bytes(nbytes: int) -> int:
-    """How many bytes are guarded before and after a buffer."""
-    return GUARD_BYTES if nbytes < 1 << 20 else WIDE_GUARD_BYTES
+    """How many bytes are guarded before and after a buffer: as many as it has, within limits."""
+    return min(max(-(-nbytes // GUARD_BYTES) * GUARD_BYTES, GUARD_BYTES), WIDE_GUARD_BYTES)
 
 
 @functools.cache
