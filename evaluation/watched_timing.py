@@ -47,11 +47,9 @@ def timed(runs: list[Run], flush: Callable[[], None], wanted: int) -> tuple[list
         for place in range(len(runs)):
             i = (turn + place) % len(runs)
             cold[i].append(runs[i](flush=flush))
-    for turn in range(wanted):
-        for place in range(len(runs)):
-            i = (turn + place) % len(runs)
-            runs[i](flush=None)
-            warm[i].append(runs[i](flush=None))
+    for i, run in enumerate((*runs, *runs)):
+        run(flush=None)
+        warm[i % len(runs)].extend(run(flush=None) for _ in range(-(-wanted // 2)))
     return [median(samples) for samples in cold], [median(samples) for samples in warm]
 
 

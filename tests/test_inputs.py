@@ -21,6 +21,7 @@ from kcg.measure.fill import PIECES, filler
 from kcg.measure.inputs import (
     BELOW_ZERO_RECIPE,
     BINARY_RECIPE,
+    BLOCK,
     FEW,
     FEW_RECIPE,
     MODEST_RECIPE,
@@ -29,7 +30,6 @@ from kcg.measure.inputs import (
     RECIPE,
     SMALL_INTEGERS,
     SPECIAL_RECIPE,
-    TABLE,
     UNIT_RECIPE,
     WIDE_POSITIVE_RECIPE,
     WIDE_RECIPE,
@@ -262,9 +262,9 @@ def test_some_rows_hold_huge_negative_numbers_only() -> None:
     assert (rows.max(1) < -1e30).sum() >= 10 and (rows.max(1) > -10).sum() >= 400
 
 
-def test_large_buffers_of_one_recipe_share_a_table_and_are_others() -> None:
+def test_large_buffers_of_one_recipe_share_a_block_and_are_others() -> None:
     one, other = drawn(RECIPE, "float"), drawn(RECIPE, "float", rows=701)
-    assert one.table is other.table and one.key == other.key
+    assert one.block is other.block and one.key == other.key
     (ast,) = kernels_of(empty(700, 301) + empty(700, 301))
     first, second = make_inputs(ast_of(kernel_of(ast)), 0).values()
     assert (first.whole() == second.whole()).mean() < 0.01
@@ -275,13 +275,13 @@ def test_large_buffers_of_one_recipe_share_a_table_and_are_others() -> None:
 @pytest.mark.parametrize("dev", ["CPU", pytest.param("CUDA", marks=pytest.mark.gpu)])
 def test_a_device_fills_a_buffer_as_the_host_computes_it(dev: str, width: int, by_kind: bool) -> None:
     target = detect("CPU:X86" if dev == "CPU" else dev, 1)[0]
-    table = np.random.default_rng(0).integers(0, 256, TABLE * width, dtype=np.uint8).view(f"u{width}")
-    wanted = Hashed(table, 3 * PIECES[1] + 77, 0xFEDCBA98, by_kind)
+    block = np.random.default_rng(0).integers(0, 256, BLOCK * width, dtype=np.uint8).view(f"u{width}")
+    wanted = Hashed(block, 3 * PIECES[1] + 77, 0xFEDCBA98, by_kind)
     buffer = Buffer(target.device, wanted.nbytes, dtypes.uint8).allocate()
     filler(target)(buffer, wanted)
     found = np.empty(wanted.nbytes, np.uint8)
     buffer.allocator._copyout(found.data, buffer._buf)
-    assert wanted.same_as(found.view(table.dtype))
+    assert wanted.same_as(found.view(block.dtype))
 
 
 @pytest.mark.parametrize("dev", ["CPU", pytest.param("CUDA", marks=pytest.mark.gpu)])

@@ -24,7 +24,7 @@ from kcg.kernel.projection import (
     ratio,
     signs,
 )
-from kcg.measure.inputs import TABLE, Hashed, to_bits, to_values
+from kcg.measure.inputs import BLOCK, Hashed, to_bits, to_values
 from kcg.workloads.registry import find
 from tests.kernels import empty, example_asts, kernels_of
 from tests.test_evaluate import run_on
@@ -138,8 +138,8 @@ def test_some_rows_and_computed_inputs(name: str) -> None:
     projection, v = planned(ast), signs(planned(ast), rng)
     inputs, plain = {}, {}
     for slot, values in make_inputs(ast, rng).items():
-        table = np.resize(values.astype(np.float32), TABLE)
-        inputs[slot] = Hashed(table, values.size, 17 + slot, False)
+        block = np.resize(values.astype(np.float32), BLOCK)
+        inputs[slot] = Hashed(block, values.size, 17 + slot, False)
         plain[slot] = inputs[slot].whole()
     want, error = expected(projection, plain, v)
     np.testing.assert_allclose(expected(projection, inputs, v), (want, error), rtol=1e-9)

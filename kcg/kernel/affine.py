@@ -6,6 +6,7 @@ A load in a kernel mostly reads element `base + Σ stride · range` of its buffe
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from kcg.errors import VerificationError
 from kcg.kernel.numerics import unit_roundoff
 
 WINDOW = 1 << 20  # elements of one piece: 8 MiB, in cache
+COMPUTED = 1 << 19  # of one that is computed first: it should still be in a near cache when it is read
+COMPUTED_A_PIECE = 1 << 15  # elements that are computed in the time that a piece more takes
 
 Array = NDArray[Any]
 Grid = Mapping[UOp, NDArray[np.int64]]
@@ -30,14 +33,14 @@ Conditions = Callable[[tuple[UOp, ...], Grid], Array]
 
 @runtime_checkable
 class Computed(Protocol):
-    """A buffer of `size` elements, each one of `table`, computed when asked for; `kcg.measure.inputs.Hashed` is one."""
+    """A buffer of `size` elements, each one of `block`, computed when asked for; `kcg.measure.inputs.Hashed` is one."""
 
     @property
-    def table(self) -> Array: ...
+    def block(self) -> Array: ...
     @property
     def size(self) -> int: ...
-    def of(self, table: Array) -> Computed:
-        """The same with other numbers in the table."""
+    def of(self, block: Array) -> Computed:
+        """The same with other numbers in the block."""
         ...
 
     def window(self, first: int, count: int) -> Array:
@@ -151,12 +154,13 @@ class Reader:
     def __init__(self, values: Array | Computed) -> None:
         self._computed: Computed | None = None
         if isinstance(values, Computed):
-            self._computed = values.of(np.asarray(values.table, np.float64))
-            self._flat: Array = self._computed.table  # every number that there is
+            self._computed = values.of(np.asarray(values.block, np.float64))
+            self._flat: Array = self._computed.block  # every number that there is
             self.size = int(values.size)
         else:
             self._flat = values.reshape(-1)
             self.size = self._flat.size
+        self._limit = WINDOW if self._computed is None else COMPUTED
         self._integral: bool | None = None
 
     @property
@@ -176,11 +180,16 @@ class Reader:
         order = sorted(access.strides, key=lambda r: -abs(access.strides[r]))
         axes = [_Axis.over(r, access.strides[r], grid[r]) for r in order]
         self._check(access, axes)
-        # only of the axis of the largest stride are parts left out unread: elsewhere that is one piece per part
-        parts = _consecutive(grid[order[0]]) if axes and axes[0].length != len(grid[order[0]]) else []
-        heads = [[_Axis.over(order[0], access.strides[order[0]], part)] for part in parts] or [axes[:1]]
-        for head in heads:
-            for cut in self._split([*head, *axes[1:]]):
+        # parts are left out unread of the axis of the largest stride: elsewhere that is one piece per part, which costs
+        # more than reading them, unless they are computed and large
+        options: list[list[_Axis]] = []
+        for place, axis in enumerate(axes):
+            parts = _consecutive(grid[axis.range]) if axis.length != len(grid[axis.range]) else []
+            left_out = (axis.length - len(grid[axis.range])) * abs(axis.stride) // max(1, len(parts))
+            apart = bool(parts) and (not place or (self._computed is not None and left_out > COMPUTED_A_PIECE))
+            options.append([_Axis.over(axis.range, axis.stride, part) for part in parts] if apart else [axis])
+        for head in itertools.product(*options):
+            for cut in self._split(head):
                 if (piece := self._piece(access, cut, grid, conditions)) is not None:
                     yield piece
 
@@ -230,11 +239,11 @@ class Reader:
             return
         axis, rest = axes[0], list(axes[1:])
         inside, count = 1 + sum(abs(a.reach) for a in rest), math.prod(a.length for a in rest)
-        fits = inside <= WINDOW and count <= WINDOW
+        fits = inside <= self._limit and count <= WINDOW
         most = 1
-        if fits:
-            step = abs(axis.stride * axis.step)
-            most = min(WINDOW // count, 1 + (WINDOW - inside) // step if step else WINDOW)
+        step = abs(axis.stride * axis.step)
+        if fits and not (self._computed is not None and step - inside > COMPUTED_A_PIECE):
+            most = min(WINDOW // count, 1 + (self._limit - inside) // step if step else WINDOW)
         for begin in range(0, axis.length, most):
             part = axis.part(begin, min(most, axis.length - begin))
             if fits:

@@ -76,7 +76,7 @@ def expected(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """`(values, error)` of P at `rows` (flat indices of o'; all if None), each `(rows,)`.
 
-    `inputs` is as `evaluate` takes it; what has a `table` is computed where it is read. A few rows cost
+    `inputs` is as `evaluate` takes it; what has a `block` is computed where it is read. A few rows cost
     less only if they share their outermost indices. `summed_in_float32`: so is the P that this is compared with.
     Raises VerificationError for an absent input and a load outside its buffer.
     """

@@ -227,6 +227,8 @@ def _samples(job: TimeJob, run: Watched, *, full: bool) -> tuple[float, ...]:
     flush = _flusher(job.target).flush if job.cache_state == CacheState.COLD else None
     samples: list[float] = []
     wanted, flush_s = MIN_SAMPLES, 0.0
+    if flush is None:
+        run.warmed()
 
     def timed_flush() -> None:
         nonlocal flush_s
@@ -334,7 +336,7 @@ def _in_turns(runs: list[Watched], job: DuelJob) -> tuple[list[tuple[float, ...]
             sensors(job.target).look()
     warm = []
     for run in runs:
-        run()
+        run.warmed()
         warm.append(tuple(run() for _ in range(wanted)))
         sensors(job.target).look()
     return [tuple(samples) for samples in cold], warm

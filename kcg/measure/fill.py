@@ -1,4 +1,4 @@
-"""Filling a large buffer on the device: the hash of `kcg.measure.inputs.places`, as a kernel of tinygrad's own.
+"""Filling a large buffer on the device: `kcg.measure.inputs.Hashed`, as a kernel of tinygrad's own.
 
 One kernel for each width of an element and each of two sizes of a piece; what is left over is copied from the host.
 The kernels are checked once against the host.
@@ -16,13 +16,13 @@ import numpy as np
 from kcg.compat.tiny import Buffer, Device, KernelInfo, UOp, dtypes
 from kcg.errors import DeviceError
 from kcg.kernel.compiler import compile_schedule, to_elf
-from kcg.measure.inputs import HASH, KINDS, SEGMENT, TABLE, Hashed
+from kcg.measure.inputs import BLOCK, HASH, SEGMENT, Hashed, slicing
 from kcg.types import Region, Target
 
 PIECES = (1 << 22, 1 << 16)  # elements that one launch fills
-KEPT = 32  # tables on the device
+KEPT = 32  # blocks on the device
 UNSIGNED = {1: dtypes.uint8, 2: dtypes.uint16, 4: dtypes.uint32, 8: dtypes.uint64}
-WORDS = 4  # of a launch: first element, key, mask of the hash of the element, mask of that of its segment
+WORDS = 4  # of a launch: first segment, key, and the two numbers of `slicing`
 
 
 @cache
@@ -37,26 +37,25 @@ class DeviceFill:
     def __init__(self, target: Target) -> None:
         self.target, self.device = target, target.device
         self._launches: dict[tuple[int, int], Callable[..., None]] = {}
-        self._tables: OrderedDict[int, tuple[Any, Any]] = (
+        self._blocks: OrderedDict[int, tuple[Any, Any]] = (
             OrderedDict()
         )  # by id: the array, so that it stays, and a copy
 
     def __call__(self, view: Any, wanted: Hashed) -> None:
         """Write all elements of `wanted` into a buffer of its size in bytes."""
-        width, table, at = wanted.dtype.itemsize, self._table(wanted.table), 0
+        width, block, at = wanted.dtype.itemsize, self._block(wanted.block), 0
         plan: list[tuple[int, int]] = []
         for piece in PIECES:
             while wanted.size - at >= piece:
                 plan.append((piece, at))
                 at += piece
-        masks = (TABLE // KINDS - 1, TABLE - TABLE // KINDS) if wanted.by_kind else (TABLE - 1, 0)
-        words = np.array([[first & 0xFFFFFFFF, wanted.key, *masks] for _, first in plan], np.uint32)
+        words = np.array([[first // SEGMENT, wanted.key, *slicing(wanted.by_kind)] for _, first in plan], np.uint32)
         if len(plan):
             asked = self._copied(words)
         for place, (piece, first) in enumerate(plan):
             part = view.view(piece * width, dtypes.uint8, first * width).ensure_allocated()
             told = asked.view(4 * WORDS, dtypes.uint8, 4 * WORDS * place).ensure_allocated()
-            self._launch(width, piece)(part, table, told)
+            self._launch(width, piece)(part, block, told)
         if at < wanted.size:
             rest = wanted.window(at, wanted.size - at)
             part = view.view(rest.nbytes, dtypes.uint8, at * width).ensure_allocated()
@@ -68,13 +67,13 @@ class DeviceFill:
         buffer.allocator._copyin(buffer._buf, np.ascontiguousarray(values).view(np.uint8).reshape(-1).data)
         return buffer
 
-    def _table(self, table: np.ndarray[Any, Any]) -> Any:
-        if id(table) not in self._tables:
-            while len(self._tables) >= KEPT:
-                self._tables.popitem(last=False)
-            self._tables[id(table)] = (table, self._copied(table))
-        self._tables.move_to_end(id(table))
-        return self._tables[id(table)][1]
+    def _block(self, block: np.ndarray[Any, Any]) -> Any:
+        if id(block) not in self._blocks:
+            while len(self._blocks) >= KEPT:
+                self._blocks.popitem(last=False)
+            self._blocks[id(block)] = (block, self._copied(block))
+        self._blocks.move_to_end(id(block))
+        return self._blocks[id(block)][1]
 
     def _launch(self, width: int, piece: int) -> Callable[..., None]:
         if (width, piece) not in self._launches:
@@ -99,35 +98,33 @@ class DeviceFill:
         return launch
 
     def _check(self, width: int, piece: int) -> None:
-        table = np.random.default_rng(width).integers(0, 256, TABLE * width, dtype=np.uint8).view(f"u{width}")
+        block = np.random.default_rng(width).integers(0, 256, BLOCK * width, dtype=np.uint8).view(f"u{width}")
         for by_kind in (False, True):
-            wanted = Hashed(table, piece, 0x12345678, by_kind)
+            wanted = Hashed(block, piece, 0x12345678, by_kind)
             buffer = Buffer(self.device, wanted.nbytes, dtypes.uint8).allocate()
             self(buffer, wanted)
             found = np.empty(wanted.nbytes, np.uint8)
             buffer.allocator._copyout(found.data, buffer._buf)
-            if not wanted.same_as(found.view(table.dtype)):
+            if not wanted.same_as(found.view(block.dtype)):
                 raise DeviceError(f"{self.device} does not fill a buffer right: it cannot be trusted")
 
 
 def _kernel(width: int, piece: int) -> UOp:
-    """`out[i] = table[place(first + i)]` as an AST."""
+    """`out[i] = block[start(segment of i) + place in it]` as an AST."""
     from tinygrad import Tensor
 
-    def fill(out: UOp, table: UOp, words: UOp) -> UOp:
-        i = UOp.range(piece, 0)
-        index = i.cast(dtypes.uint32) + words[0]
-        x = index * HASH[0] + words[1]
+    def fill(out: UOp, block: UOp, words: UOp) -> UOp:
+        segment, i = UOp.range(piece // SEGMENT, 0), UOp.range(SEGMENT, 1)
+        x = (segment.cast(dtypes.uint32) + words[0]) * HASH[0] + words[1]
         x = (x ^ (x >> 15)) * HASH[1]
         x = (x ^ (x >> 13)) * HASH[2]
-        kind = (index // SEGMENT) * HASH[0] + words[1]
-        kind = (kind ^ (kind >> 15)) * HASH[1]
-        place = ((x >> 16) & words[2]) | ((kind >> 16) & words[3])
-        return out[i].store(table[place.cast(dtypes.int)]).end(i).sink(arg=KernelInfo())
+        start = (x >> 29) * words[2] + ((x >> 8) & words[3])
+        value = block[start.cast(dtypes.int) + i]
+        return out[segment * SEGMENT + i].store(value).end(segment, i).sink(arg=KernelInfo())
 
     held = UNSIGNED[width]
     buffers = [
-        Tensor.empty(n, dtype=t, device="CPU") for n, t in ((piece, held), (TABLE, held), (WORDS, dtypes.uint32))
+        Tensor.empty(n, dtype=t, device="CPU") for n, t in ((piece, held), (BLOCK, held), (WORDS, dtypes.uint32))
     ]
     filled = buffers[0].custom_kernel(*buffers[1:], fxn=fill)[0]
     ast: UOp = filled.schedule_linear().src[0].src[0]

@@ -1,8 +1,9 @@
 """Random inputs for one kernel: floats of a recipe, integers in the range of what they index, the same everywhere.
 
-An element of a large buffer is `table[hash(seed, slot, index)]`: a counter-based hash picks one of `TABLE` numbers that
-the recipe drew. So there is no period, a device fills a buffer at the speed of its memory (`kcg.measure.fill`), and a
-process without a device computes the few elements that a reference needs. Small buffers are drawn element by element.
+A large buffer is made of segments, and each is a slice of the numbers that the recipe drew, from where a counter-based
+hash of seed, slot and segment says. So there is no period, a device fills a buffer at the speed of its memory
+(`kcg.measure.fill`), a process without a device computes the elements that a reference needs, and whoever reads all of
+them (`kcg.kernel.projection`) does so at the speed of a copy. Small buffers are drawn element by element.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
 from kcg.compat.tiny import Ops, UOp, dtypes, fp8_to_float
 from kcg.errors import KcgError
@@ -37,15 +39,16 @@ MODEST_RECIPE = "modest-v2"  # between 2^-8 and 2^8, integers between -1000 and 
 
 FEW = (-1.0, -0.5, 0.5, 1.0)
 SMALL_INTEGERS = 8  # integers that index nothing are drawn from [-8, 8) by most recipes
-TABLE = 1 << 16  # numbers that a recipe draws for a large buffer; a smaller buffer is drawn itself
-SEGMENT = 1 << 12  # consecutive elements that are of one kind, under a recipe of kinds; fewer in a small buffer
-KINDS = 8  # of segments: each has an eighth of the table
-PIECE = 1 << 16  # elements that are computed at once: its arrays stay in cache
+SMALL = 1 << 16  # elements up to which a buffer is drawn itself
+SEGMENT = 1 << 12  # consecutive elements of a large buffer that are one slice, and of one kind under a recipe of kinds
+KINDS = 8  # of segments: each has an eighth of the numbers
+BLOCK = SMALL + SEGMENT  # numbers that a recipe draws for large buffers: a slice begins at any of the first 65,536
 CHUNK = 1 << 20  # elements that are written at once
-KEPT_TABLES = 64
-NO_SLOT = 0xFFFF  # in the seed of a table, which the large buffers of all slots share
+KEPT_BLOCKS = 64
+NO_SLOT = 0xFFFF  # in the seed of a block, which the large buffers of all slots share
 
 HASH = (0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D)  # odd: Knuth's, and two of xxHash's steps
+STEP = BLOCK // KINDS  # numbers of a kind; of these a slice begins at any of the first 4,096
 
 # exponents of the smallest normal and of the largest number
 FLOATS = {
@@ -64,52 +67,43 @@ _NUMPY: dict[str, Any] = {
 }  # fmt: skip
 
 
-def places(index: Array, key: int, *, by_kind: bool) -> Array:
-    """Which number of a table each element takes: the top 16 bits of a hash of `index` (uint32) and `key`.
-
-    `by_kind`: the top 3 bits are the same for all of a segment. `kcg.measure.fill` computes the same on a device.
-    """
-    x = index * np.uint32(HASH[0]) + np.uint32(key)
+def starts(segment: Array, key: int, *, by_kind: bool) -> Array:
+    """Where in a block each of some segments (uint32) begins. `kcg.measure.fill` computes the same on a device."""
+    x = segment * np.uint32(HASH[0]) + np.uint32(key)
     x ^= x >> 15
     x *= np.uint32(HASH[1])
     x ^= x >> 13
     x *= np.uint32(HASH[2])
-    x >>= 16
-    if by_kind:
-        kind = (index // np.uint32(SEGMENT)) * np.uint32(HASH[0]) + np.uint32(key)
-        kind ^= kind >> 15
-        kind *= np.uint32(HASH[1])
-        kind >>= 16
-        x &= np.uint32(TABLE // KINDS - 1)
-        x |= kind & np.uint32(TABLE - TABLE // KINDS)
-    return x.astype(np.intp)
+    step, mask = slicing(by_kind)
+    return ((x >> 29) * np.uint32(step) + ((x >> 8) & np.uint32(mask))).astype(np.int64)
+
+
+def slicing(by_kind: bool) -> tuple[int, int]:
+    """What the top three bits of a segment's hash are multiplied by, and the mask of those that are added."""
+    return (STEP, SEGMENT - 1) if by_kind else (0, SMALL - 1)
 
 
 @dataclass(frozen=True, eq=False)
 class Hashed:
-    """A large buffer whose elements are computed where they are asked for. Indexing gives elements, as of an array.
+    """A large buffer whose elements are computed where they are asked for. Indexing gives elements, as of an array."""
 
-    Indices are taken modulo 2^32.
-    """
-
-    table: Array  # (TABLE,), stored bits or values
+    block: Array  # (BLOCK,), stored bits or values
     size: int
     key: int  # of its hash, 32 bits
     by_kind: bool
 
     @property
     def dtype(self) -> Any:
-        return self.table.dtype
+        return self.block.dtype
 
     @property
     def nbytes(self) -> int:
-        return self.size * self.table.itemsize
+        return self.size * self.block.itemsize
 
     def __getitem__(self, index: Any) -> Any:
         wanted = np.asarray(index)
-        return self.table[places(wanted.astype(np.uint32).reshape(-1), self.key, by_kind=self.by_kind)].reshape(
-            wanted.shape
-        )
+        begin = starts((wanted // SEGMENT).astype(np.uint32).reshape(-1), self.key, by_kind=self.by_kind)
+        return self.block[begin.reshape(wanted.shape) + wanted % SEGMENT]
 
     def reshape(self, shape: int) -> Hashed:
         """Flat as it is; the name is NumPy's, so that readers of arrays can read this too."""
@@ -119,12 +113,10 @@ class Hashed:
 
     def window(self, first: int, count: int) -> Array:
         """The elements `first` to `first + count`."""
-        found = np.empty(count, self.table.dtype)
-        ramp = np.arange(min(count, PIECE), dtype=np.uint32)
-        for begin in range(0, count, PIECE):
-            here = ramp[: count - begin] + np.uint32((first + begin) & 0xFFFFFFFF)
-            at = places(here, self.key, by_kind=self.by_kind)
-            np.take(self.table, at, out=found[begin : begin + len(here)], mode="clip")
+        begin, end = first // SEGMENT, -(-(first + count) // SEGMENT)
+        at = starts(np.arange(begin, end, dtype=np.uint32), self.key, by_kind=self.by_kind)
+        slices = sliding_window_view(self.block, SEGMENT)[at].reshape(-1)
+        found: Array = slices[first - begin * SEGMENT : first - begin * SEGMENT + count]
         return found
 
     def chunks(self) -> Iterator[tuple[int, Array]]:
@@ -134,7 +126,7 @@ class Hashed:
 
     def same_as(self, other: Array) -> bool:
         """Whether an array of `size` elements holds these."""
-        kind = np.dtype(f"u{self.table.itemsize}")  # bits: NaN equals itself
+        kind = np.dtype(f"u{self.block.itemsize}")  # bits: NaN equals itself
         parts = ((other[first : first + len(part)], part) for first, part in self.chunks())
         return all(np.array_equal(ours.view(kind), part.view(kind)) for ours, part in parts)
 
@@ -142,9 +134,9 @@ class Hashed:
         """All elements as one array."""
         return self.window(0, self.size)
 
-    def of(self, table: Array) -> Hashed:
-        """The same with other numbers in the table."""
-        return replace(self, table=table)
+    def of(self, block: Array) -> Hashed:
+        """The same with other numbers in the block."""
+        return replace(self, block=block)
 
 
 Stored = Array | Hashed
@@ -262,14 +254,14 @@ def to_values(bits: Any, dtype: str) -> Any:
     """What the device stored, as numbers NumPy can compute with (16- and 8-bit floats that it lacks become float32): an
     array, or `Hashed`."""
     if isinstance(bits, Hashed):
-        return bits.of(to_values(bits.table, dtype))
+        return bits.of(to_values(bits.block, dtype))
     if dtype == "__bf16":
         return (bits.astype(np.uint32) << 16).view(np.float32)
     return _codes(dtype)[0][bits] if dtype in HELD_AS_BITS else bits
 
 
 def make_inputs(ast: UOp, seed: int, *, recipe: str = RECIPE) -> dict[int, Any]:
-    """Slot -> stored bits (an array, `Hashed` beyond `TABLE` elements), for every buffer that the kernel reads."""
+    """Slot -> stored bits (an array, `Hashed` beyond `SMALL` elements), for every buffer that the kernel reads."""
     bounds = integer_bounds(ast)
     density = exact_density(ast) if recipe == BINARY_RECIPE else 0.0
     made: dict[int, Any] = {}
@@ -277,12 +269,12 @@ def make_inputs(ast: UOp, seed: int, *, recipe: str = RECIPE) -> dict[int, Any]:
         if not info.is_input:
             continue
         asked = _Asked(recipe, info.dtype, density, bounds.get(info.slot, 0))
-        if info.size <= TABLE:
+        if info.size <= SMALL:
             # the seed depends on the slot but not on the process
             made[info.slot] = _small(asked, info.size, _generator(seed, info.slot, recipe))
         else:
             key = int(content_id([seed, info.slot, recipe])[:8], 16)
-            made[info.slot] = Hashed(_table(asked, seed), info.size, key, recipe in _SEGMENTED)
+            made[info.slot] = Hashed(_block(asked, seed), info.size, key, recipe in _SEGMENTED)
     return made
 
 
@@ -300,13 +292,13 @@ def _generator(seed: int, slot: int, recipe: str) -> np.random.Generator:
     return np.random.default_rng([seed, slot, int(content_id(recipe)[:8], 16)])
 
 
-@functools.lru_cache(maxsize=KEPT_TABLES)
-def _table(asked: _Asked, seed: int) -> Array:
+@functools.lru_cache(maxsize=KEPT_BLOCKS)
+def _block(asked: _Asked, seed: int) -> Array:
     """The numbers of a large buffer: `KINDS` parts where segments have kinds. Nobody writes into it."""
     rng = _generator(seed, NO_SLOT, asked.recipe)
     if asked.recipe not in _SEGMENTED:
-        return _drawn(asked, 0, TABLE, rng)
-    return np.concatenate([_drawn(asked, kind, TABLE // KINDS, rng) for kind in range(KINDS)])
+        return _drawn(asked, 0, BLOCK, rng)
+    return np.concatenate([_drawn(asked, kind, STEP, rng) for kind in range(KINDS)])
 
 
 def _small(asked: _Asked, size: int, rng: np.random.Generator) -> Array:

@@ -296,24 +296,35 @@ class CheckedBench(Workbench, Referee):
 
 
 class Watched:
-    """A binary whose timed runs are looked at: poisoned before each, compared after each.
+    """A binary whose timed runs are looked at: outputs poisoned before each cold one, and compared after each.
 
-    What returns because its output looks done, or computes only the first times, is not timed as a miracle.
+    What returns because its output looks done, or computes only the first times, is not timed as a miracle. Warm runs
+    follow each other: poison would push what the last one left out of the cache (5 % of 50 us on one NVIDIA H100), so it
+    comes before the first of them only. No choice depends on a warm time.
     """
 
     def __init__(self, bench: CheckedBench, launch: Launch, reason: str = "") -> None:
         """The outputs on the device are those of a run of `launch`; `reason` is what is wrong with them."""
         self._bench, self._launch = bench, launch
         self.runs, self.reason = 0, reason
+        self._in_place = any(info.is_output and info.is_input for info in bench.buffers)
         self._poison = bench.poisoned_with  # what is never written must hold what it held
         self._expected = {slot: bench.snapshot(slot) for slot in bench.outputs}
 
     def __call__(self, *, flush: Callable[[], None] | None = None) -> float:
-        """One run on poisoned outputs, after `flush` where the cache is to be cold: its seconds."""
-        self._bench.poison(self._poison)
+        """One run, on poisoned outputs and after `flush` where the cache is to be cold: its seconds."""
+        if flush is not None or self._in_place:
+            self._bench.poison(self._poison)
         if flush is not None:
             flush()
-        seconds = self._launch()
+        return self._looked_at(self._launch())
+
+    def warmed(self) -> None:
+        """An untimed run on poisoned outputs, before warm ones."""
+        self._bench.poison(self._poison)
+        self._looked_at(self._launch())
+
+    def _looked_at(self, seconds: float) -> float:
         self.runs += 1
         for slot, snapshot in self._expected.items():
             if not self.reason and not self._bench.holds(slot, snapshot):
