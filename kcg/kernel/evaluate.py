@@ -33,8 +33,18 @@ from numpy.typing import NDArray
 from kcg.compat.tiny import AddrSpace, AxisType, DType, Invalid, Ops, UOp, dtypes
 from kcg.errors import VerificationError
 from kcg.kernel.complements import as_complement, complements
+from kcg.kernel.identities import identities
 from kcg.kernel.numerics import CONFIDENT as CONFIDENT
-from kcg.kernel.numerics import Value, alu, bit_cast, cast, numpy_dtype, settled, unit_roundoff
+from kcg.kernel.numerics import (
+    Value,
+    alu,
+    bit_cast,
+    cast,
+    difference_with_itself,
+    numpy_dtype,
+    settled,
+    unit_roundoff,
+)
 from kcg.kernel.reduction import Fold
 
 MAX_ELEMENTS = 1 << 18  # of one intermediate array: 2 MiB, so that a dozen of them stay in cache and far below 256 MB
@@ -185,6 +195,7 @@ class Run:
         self.variables = dict(variables or {})
         self.scopes: dict[UOp, _Scope] = {}
         self._complements = complements(ast)
+        self._identities = identities(ast)
         for node in ast.toposort():
             if node.op is Ops.REDUCE:
                 self.scopes[node] = self._scope(node.src[:1], frozenset(node.src[1:]))
@@ -197,6 +208,8 @@ class Run:
             return tuple(node.src[1:])
         if node in self._complements:
             return (*node.src, self._complements[node])
+        if node in self._identities.zero:
+            return (self._identities.zero[node],)
         return () if node.op in (Ops.RANGE, Ops.PARAM) else tuple(node.src)
 
     def _scope(self, roots: Iterable[UOp], bound: frozenset[UOp] | None) -> _Scope:
@@ -283,8 +296,14 @@ class Run:
                 return cast(values[node.src[0]], node.src[0].dtype, node.dtype)
             case Ops.BITCAST:
                 return bit_cast(values[node.src[0]], node.src[0].dtype, node.dtype)
+            case Ops.ADD if node in self._identities.zero:
+                return difference_with_itself(values[self._identities.zero[node]])
             case _:
-                result = alu(node.op, node.dtype, [values[s] for s in node.src], [s.dtype for s in node.src])
+                known = self._identities
+                result = alu(
+                    node.op, node.dtype, [values[s] for s in node.src], [s.dtype for s in node.src],
+                    same=node in known.same, unrelated=node not in known.related, positive=node in known.positive,
+                )  # fmt: skip
                 x = self._complements.get(node)
                 return result if x is None else as_complement(result, values[x], node.dtype)
 
@@ -340,7 +359,7 @@ class Run:
         total = math.prod(extents)
         outer = np.broadcast_shapes(*(values[i].data.shape for i in scope.inputs))
         block = max(1, MAX_ELEMENTS // max(1, math.prod(outer)))
-        fold = Fold(node.arg[0], node.dtype, total)
+        fold = Fold(node.arg[0], node.dtype, total, unrelated=body.op is not Ops.MUL)
         inside = {i: values[i] for i in scope.inputs}
         for start in range(0, total, block):
             flat = np.arange(start, min(total, start + block), dtype=np.int64)
