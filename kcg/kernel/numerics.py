@@ -149,7 +149,8 @@ def rounded(
         own = np.where(_representable(data, dtype), 0.0, own)
     tiny = (size < normal) & (size > 0)
     if tiny.any():
-        own = np.where(tiny, _subnormal(data, dtype, ulps), own)
+        own = np.array(own)
+        own[tiny] = _subnormal(data[tiny], dtype, ulps)
     total = own if error is None else own + error
     if not (size.size and size.max() <= largest):  # also where something is NaN
         data, total = _beyond(data, total, dtype, made_of, doubt, certain_nan, exact)

@@ -34,7 +34,7 @@ _NEUTRAL = {Ops.ADD: 0.0, Ops.MUL: 1.0, Ops.MAX: -math.inf}
 class Fold:
     """A reduction along the first axis, block after block: ADD, MUL or MAX of `count` terms.
 
-    `unrelated` says that its terms are no products: inf - inf is NaN then, in every order and however it is written.
+    `unrelated` says that no factor of its terms may be moved out of it: inf - inf is NaN then, in every order.
     """
 
     def __init__(self, op: Ops, dtype: DType, count: int, *, unrelated: bool = False) -> None:
@@ -60,11 +60,13 @@ class Fold:
         self._large: Array = np.ones(())  # Π max(|term|, 1) and Π min(|term|, 1): what partial products may come to
         self._small: Array = np.ones(())
         self._wide: Array = np.zeros(())  # the result of integers, in float64
+        self._wrapped: Array = np.asarray(False)  # where a term overflowed
         self._parts = 1  # a term that is a sum itself is added part by part: `(a + x) + y`, not `a + (x + y)`
 
     def add(self, term: Value, terms: int, outer_axes: int) -> None:
         """One block of `terms` terms along the first of `outer_axes` + 1 axes; fewer axes: the same term every time."""
-        term = settled(term)
+        if self._is_float or self._op is Ops.MAX:
+            term = settled(term)
 
         def whole(array: Array) -> Array:
             return np.broadcast_to(array, (terms, *array.shape)) if array.ndim <= outer_axes else array
@@ -78,7 +80,7 @@ class Fold:
         if self._is_float:
             self._look_at_extremes(data, error, block)
         else:
-            self._look_at_integers(data, error)
+            self._look_at_integers(data, error, None if term.wrapped is None else whole(term.wrapped))
         if self._is_float and self._op is Ops.ADD:
             parts = [whole(part) for part in term.terms] or [data]
             self._parts = max(self._parts, len(parts))
@@ -105,10 +107,14 @@ class Fold:
         """The term where it is valid. What tinygrad makes of the others depends on the schedule, so that the result is
         uncertain wherever there is one; it is selected away where padding surrounds a reduction."""
         self._hidden = self._hidden | ~valid.all(0)
+        if not np.isfinite(term.data).all():
+            # on tinygrad's X86 assembler a store that is gated off overwrites what gated loads give where they are off,
+            # which shows where that is multiplied by an infinity
+            self._hidden = np.ones(valid.shape[1:], bool)
         kind = term.data.dtype
         neutral = _NEUTRAL[self._op] if self._is_float or self._op is not Ops.MAX else 0
         error = None if term.error is None else np.where(valid, term.error, 0.0)
-        return Value(np.where(valid, term.data, np.asarray(neutral, kind)), error)
+        return Value(np.where(valid, term.data, np.asarray(neutral, kind)), error, wrapped=term.wrapped)
 
     def _look_at_extremes(self, data: Array, error: Array | None, block: Array) -> None:
         """Where infinities and NaN go in, and how far partial products reach."""
@@ -124,7 +130,9 @@ class Fold:
         if self._op is Ops.MAX:
             self._settled = self._settled | ((data == np.inf) & sure).any(0)
 
-    def _look_at_integers(self, data: Array, error: Array | None) -> None:
+    def _look_at_integers(self, data: Array, error: Array | None, wrapped: Array | None) -> None:
+        if wrapped is not None:  # the low bits of a sum depend on those of its terms only
+            self._wrapped = self._wrapped | wrapped.any(0)
         if data.dtype == bool:
             if error is not None:
                 decides = data if self._op is not Ops.MUL else ~data
@@ -180,8 +188,10 @@ class Fold:
         if not self._is_float:
             spread = np.where(self._settled, 0.0, np.where(self._hidden, np.inf, spread))
             limits = None if result.dtype == bool else np.iinfo(result.dtype)
-            over = limits is not None and ((self._wide > limits.max) | (self._wide < limits.min))
-            return Value(result, spread if np.any(spread) else None, None, np.asarray(over) if np.any(over) else None)
+            over = self._wrapped
+            if limits is not None:
+                over = over | (self._wide > limits.max) | (self._wide < limits.min)
+            return Value(result, spread if np.any(spread) else None, None, over if np.any(over) else None)
         if self._op is Ops.MAX:  # tinygrad compares and selects: with NaN the result depends on the order
             spread = np.where(self._settled, 0.0, spread)
             spread = np.where(np.isnan(result) | np.isnan(spread) | self._hidden, np.inf, spread)
