@@ -44,6 +44,7 @@ from kcg.kernel.numerics import (
     difference_with_itself,
     numpy_dtype,
     settled,
+    smallest_normal,
     unit_roundoff,
 )
 from kcg.kernel.reduction import Fold
@@ -383,6 +384,8 @@ class Run:
         # an uncertain index may load anything
         unsure = [e for node in index.src[1:] if (e := settled(values[node]).error) is not None]
         error = np.where(sum(unsure, np.zeros(())) > 0, np.inf, 0.0) if unsure else None
+        if index.dtype in dtypes.fp8s and (tiny := np.abs(loaded) < smallest_normal(index.dtype)).any():
+            error = np.where(tiny, np.abs(loaded), 0.0) if error is None else error + np.where(tiny, np.abs(loaded), 0)
         return Value(np.asarray(loaded), error)
 
     def _reduce(self, node: UOp, values: Mapping[UOp, Value]) -> Value:

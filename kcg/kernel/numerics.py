@@ -160,11 +160,17 @@ def rounded(
     return Value(data, total if peak != 0 else None)
 
 
+def _may_flush(dtype: DType) -> bool:
+    """Whether subnormals of a type may be taken for 0: by tinygrad's arithmetic for types that a device does not have
+    (`f2f` in tinygrad/codegen/decomp/dtype.py)."""
+    return dtype is dtypes.bfloat16 or dtype in dtypes.fp8s
+
+
 def _subnormal(data: Array, dtype: DType, ulps: float) -> Array:
     """The own rounding of results below the normal numbers: CPUs and CUDA keep subnormals, so that it is a part of
     their distance. A function that hardware approximates may give 0 instead."""
     step = subnormal_step(dtype)
-    if ulps > 0.5:
+    if ulps > 0.5 or _may_flush(dtype):
         return np.asarray(np.abs(data) + ulps * step)
     on_grid = (data == np.rint(data / step) * step) & (np.abs(data) >= step)
     return np.where(on_grid, 0.0, ulps * step)
@@ -199,8 +205,10 @@ def _beyond(
     limit = largest * (1 + unit_roundoff(dtype) / 2)  # what is closer to the largest float is rounded to that
     over = (size >= limit) & ~infinite
     unsure = unsure | (np.isfinite(size) & (np.abs(size - limit) <= CONFIDENT * total) & (total > 0))
-    if narrow:  # what was beyond is known only as it is; fp8 saturates on some devices
-        unsure = unsure | beyond | (over & (dtype is not dtypes.float16))
+    if narrow:  # what was beyond is known only as it is
+        unsure = unsure | beyond
+    if dtype in dtypes.fp8s:  # some devices saturate
+        unsure = unsure | over | np.isinf(data)
     data = np.where(over, np.copysign(np.inf, data), data)
     error = np.where(np.isinf(data), np.where(over, OVERFLOWED, 0.0), total)
     error = np.where(unsure, np.inf, error)
@@ -473,7 +481,10 @@ def _float_alu(
             passed = None if a.error is None else np.minimum(_some(_times(0.5 / root, a.error)), np.sqrt(a.error))
             if a.error is not None and not positive:  # else a root of less than 0 is no number
                 passed = np.where(_may_be_negative(a), np.inf, np.where(np.isnan(root), 0.0, _some(passed)))
-            return rounded(root, passed, dtype, 1.0, made_of=(a,), certain_nan=True)
+            return rounded(
+                root, passed, dtype, 1.0, made_of=(a,), certain_nan=True,
+                doubt=None if positive else lambda: _may_be_negative(a),
+            )  # fmt: skip
         case Ops.EXP2:
             power = np.exp2(x)
             passed = None if a.error is None else _times(power, np.expm1(LOG_2 * a.error))
