@@ -22,6 +22,7 @@ depends on order). Axes: the points are the last axis; each reduction in scope a
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,11 +34,25 @@ from numpy.typing import NDArray
 from kcg.compat.tiny import AddrSpace, AxisType, DType, Invalid, Ops, UOp, dtypes
 from kcg.errors import VerificationError
 from kcg.kernel.complements import as_complement, complements
+from kcg.kernel.identities import Identities, identities
 from kcg.kernel.numerics import CONFIDENT as CONFIDENT
-from kcg.kernel.numerics import Value, alu, bit_cast, cast, numpy_dtype, settled, unit_roundoff
+from kcg.kernel.numerics import (
+    Value,
+    alu,
+    bit_cast,
+    cast,
+    difference_with_itself,
+    numpy_dtype,
+    settled,
+    smallest_normal,
+    unit_roundoff,
+)
 from kcg.kernel.reduction import Fold
 
 MAX_ELEMENTS = 1 << 18  # of one intermediate array: 2 MiB, so that a dozen of them stay in cache and far below 256 MB
+
+EXPLAINED = 0.05
+"""An error of such a share of a store's typical value is rounding: float16 and bfloat16 come to 0.02 in the zoo."""
 
 Array = NDArray[Any]
 
@@ -66,6 +81,24 @@ class StoreValues:
     def known_share(self) -> float:
         """The share of the points about which the reference says anything: near 0, the inputs were badly chosen."""
         return float(np.isfinite(self.error).mean()) if self.error.size else 0.0
+
+    def known(self) -> NDArray[np.bool_]:
+        """The points whose value is a number and known: (points,)."""
+        sure = np.isfinite(self.error)
+        return sure & ~np.isnan(self.values) if self.values.dtype == np.float64 else sure
+
+    def swamped(self) -> NDArray[np.bool_]:
+        """The points that prove nothing, because an error as large as the value is expected: (points,).
+
+        What is near 0 among larger values is none of them while its error is small beside those: so are sums that
+        cancel here and there. Where all of them cancel, an empty output would pass.
+        """
+        if self.values.dtype == bool:
+            return np.asarray((self.error > 0) & np.isfinite(self.error))
+        sizes = np.abs(self.values.astype(np.float64))
+        numbers = sizes[self.known() & np.isfinite(sizes)]
+        typical = float(np.sqrt(np.mean(np.square(numbers)))) if numbers.size else 0.0
+        return np.asarray((self.error >= sizes) & (self.error > EXPLAINED * typical) & np.isfinite(self.error))
 
 
 class _Scope(NamedTuple):
@@ -177,6 +210,13 @@ def _depends(node: UOp, bound: frozenset[UOp]) -> bool:
     return not bound.isdisjoint(node.ranges)
 
 
+def _stay_inside(body: UOp, ranges: frozenset[UOp]) -> bool:
+    """Whether no factor of a reduction's terms may be moved out of it: Σ x · y is y · Σ x."""
+    if body.op is not Ops.MUL:
+        return body.op is Ops.CONST or _depends(body, ranges)
+    return all(_stay_inside(factor, ranges) for factor in body.src)
+
+
 class Run:
     """One evaluation: the inputs, the variables, and which node is computed in which scope."""
 
@@ -185,9 +225,14 @@ class Run:
         self.variables = dict(variables or {})
         self.scopes: dict[UOp, _Scope] = {}
         self._complements = complements(ast)
+        self._ast = ast
         for node in ast.toposort():
             if node.op is Ops.REDUCE:
                 self.scopes[node] = self._scope(node.src[:1], frozenset(node.src[1:]))
+
+    @functools.cached_property
+    def _identities(self) -> Identities:
+        return identities(self._ast)
 
     def _needs(self, node: UOp) -> tuple[UOp, ...]:
         """The nodes that must be known before `node`, in its own scope."""
@@ -197,6 +242,8 @@ class Run:
             return tuple(node.src[1:])
         if node in self._complements:
             return (*node.src, self._complements[node])
+        if node.op is Ops.ADD and dtypes.is_float(node.dtype) and node in self._identities.zero:
+            return (self._identities.zero[node],)
         return () if node.op in (Ops.RANGE, Ops.PARAM) else tuple(node.src)
 
     def _scope(self, roots: Iterable[UOp], bound: frozenset[UOp] | None) -> _Scope:
@@ -283,8 +330,14 @@ class Run:
                 return cast(values[node.src[0]], node.src[0].dtype, node.dtype)
             case Ops.BITCAST:
                 return bit_cast(values[node.src[0]], node.src[0].dtype, node.dtype)
+            case Ops.ADD if node in self._identities.zero:
+                return difference_with_itself(values[self._identities.zero[node]])
             case _:
-                result = alu(node.op, node.dtype, [values[s] for s in node.src], [s.dtype for s in node.src])
+                known = self._identities
+                result = alu(
+                    node.op, node.dtype, [values[s] for s in node.src], [s.dtype for s in node.src],
+                    same=node in known.same, unrelated=node not in known.related, positive=node in known.positive,
+                )  # fmt: skip
                 x = self._complements.get(node)
                 return result if x is None else as_complement(result, values[x], node.dtype)
 
@@ -331,6 +384,8 @@ class Run:
         # an uncertain index may load anything
         unsure = [e for node in index.src[1:] if (e := settled(values[node]).error) is not None]
         error = np.where(sum(unsure, np.zeros(())) > 0, np.inf, 0.0) if unsure else None
+        if index.dtype in dtypes.fp8s and (tiny := np.abs(loaded) < smallest_normal(index.dtype)).any():
+            error = np.where(tiny, np.abs(loaded), 0.0) if error is None else error + np.where(tiny, np.abs(loaded), 0)
         return Value(np.asarray(loaded), error)
 
     def _reduce(self, node: UOp, values: Mapping[UOp, Value]) -> Value:
@@ -340,7 +395,7 @@ class Run:
         total = math.prod(extents)
         outer = np.broadcast_shapes(*(values[i].data.shape for i in scope.inputs))
         block = max(1, MAX_ELEMENTS // max(1, math.prod(outer)))
-        fold = Fold(node.arg[0], node.dtype, total)
+        fold = Fold(node.arg[0], node.dtype, total, unrelated=_stay_inside(body, frozenset(ranges)))
         inside = {i: values[i] for i in scope.inputs}
         for start in range(0, total, block):
             flat = np.arange(start, min(total, start + block), dtype=np.int64)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,6 +23,10 @@ CONFIDENT = 4.0
 
 TIPPING = 8.0
 """A comparison whose sides are closer than so many errors may come out either way in a correct kernel."""
+
+OVERFLOWED = 1.0
+"""The error beside an infinity that is no infinity but a number beyond the largest float: another order of the
+arithmetic may avoid it. An infinity with error 0 is one: it comes out of the data or of a constant."""
 
 MOST_TERMS = 16  # of a sum of sums; what is added to more counts as added to one
 
@@ -46,20 +50,21 @@ _FLOATS: dict[DType, tuple[int, float, float]] = {
 
 
 class Value(NamedTuple):
-    """The values of one node. Arrays broadcast against each other."""
+    """The values of one node. Arrays broadcast against each other. The error beside an infinity: see `OVERFLOWED`."""
 
     data: Array  # float64 for floats, else the node's own integer or bool type (weak integers: int64)
     error: Array | None = None  # float64; None: exact
     valid: Array | None = None  # bool; None: everywhere
-    wrapped: Array | None = None  # bool: an 8- or 16-bit result that overflowed; None: nowhere
+    wrapped: Array | None = None  # bool: a signed or narrow integer that overflowed; None: nowhere
     terms: tuple[Array, ...] = ()  # of a float sum of sums: what is added up
 
 
 def settled(value: Value) -> Value:
     """The value for anybody but wrapping arithmetic and a store of its own width.
 
-    C computes 8- and 16-bit integers in 32 bits, an interpreter in their own width: after an overflow, a wider cast, a
-    comparison or a division may see either. So what overflowed is uncertain from here on.
+    C computes 8- and 16-bit integers in 32 bits, an interpreter in their own width, and tinygrad simplifies signed ones
+    as if they were unbounded (`x * 2 // 2` is x): after an overflow, a wider cast, a comparison or a division may see
+    either. So what overflowed is uncertain from here on.
     """
     if value.wrapped is None:
         return value
@@ -78,9 +83,35 @@ def numpy_dtype(dtype: DType) -> np.dtype[Any]:
     return held
 
 
+def significant_bits(dtype: DType) -> int:
+    """Of the mantissa of a float type, the implicit one included: 24 of float32."""
+    return _FLOATS[dtype][0]
+
+
 def unit_roundoff(dtype: DType) -> float:
     """Half the distance of neighbouring floats, relative: 2**-24 for float32."""
     return 2.0 ** -_FLOATS[dtype][0]
+
+
+def largest_of(dtype: DType) -> float:
+    """The largest finite value."""
+    return _FLOATS[dtype][1]
+
+
+def smallest_normal(dtype: DType) -> float:
+    """The smallest positive value that has all significant bits."""
+    return _FLOATS[dtype][2]
+
+
+def subnormal_step(dtype: DType) -> float:
+    """The distance of the floats next to 0: 1.4e-45 for float32."""
+    bits, _, normal = _FLOATS[dtype]
+    return normal * 2.0 ** (1 - bits)
+
+
+def _is_narrow(dtype: DType) -> bool:
+    """Whether a kernel may hold intermediate values of a type in a wider register, where they do not overflow."""
+    return dtype is dtypes.float16 or dtype in dtypes.fp8s
 
 
 def _representable(data: Array, dtype: DType) -> Array:
@@ -94,35 +125,95 @@ def _representable(data: Array, dtype: DType) -> Array:
 
 
 def rounded(
-    data: Array, error: Array | None, dtype: DType, ulps: float = 0.5, *, made_of: tuple[Array, ...] = ()
+    data: Array,
+    error: Array | None,
+    dtype: DType,
+    ulps: float = 0.5,
+    *,
+    made_of: Sequence[Value],
+    doubt: Callable[[], Array | bool] | None = None,
+    certain_nan: bool = False,
+    exact: Callable[[], Array] | None = None,
 ) -> Value:
     """A float result as `dtype` would hold it: its own rounding added to the operands' `error`.
 
-    `ulps` 0.5 is an operation that rounds correctly, hence is exact where it can be; a larger one never is. A product
-    or sum that is no number though all that it is `made_of` are (0 · inf) is uncertain: another order may give one.
+    `ulps` 0.5 is an operation that rounds correctly, hence is exact where it can be; a larger one never is. For
+    infinities and NaN: `made_of` are the operands, `doubt` is where the sign of one of them is open, `exact` where a
+    result that is infinite is so by definition (1 / 0), and `certain_nan` says that what is no number though all of
+    `made_of` are (sqrt(-1), inf - inf) is none in every order of the arithmetic.
     """
-    bits, largest, floor = _FLOATS[dtype]
+    _, largest, normal = _FLOATS[dtype]
     size = np.abs(data)
-    if ulps == 0.5 and bits < 24 and dtype is not dtypes.bfloat16:
-        floor *= 2.0**-bits  # half a subnormal: arithmetic flushes those of float32's exponents only
-    own = 2.0 * ulps * unit_roundoff(dtype) * size + floor * (size > 0)
+    own = (2.0 * ulps * unit_roundoff(dtype)) * size
     if ulps == 0.5:
         own = np.where(_representable(data, dtype), 0.0, own)
+    tiny = (size < normal) & (size > 0)
+    if tiny.any():
+        own = np.array(own)
+        own[tiny] = _subnormal(data[tiny], dtype, ulps)
     total = own if error is None else own + error
     if not (size.size and size.max() <= largest):  # also where something is NaN
-        # float32 and its like overflow to infinity everywhere; an 11-bit intermediate may be held in a wider register
-        over = (size > largest) & np.isfinite(size)
-        if dtype in (dtypes.float16, *dtypes.fp8s):
-            total = np.where(over, np.inf, total)
-        else:
-            data = np.where(over, np.copysign(np.inf, data), data)
-        unsure = np.zeros(()) if error is None else np.where(np.isinf(error), np.inf, 0.0)
-        if made_of:
-            numbers = np.logical_and.reduce([~np.isnan(part) for part in np.broadcast_arrays(*made_of)])
-            unsure = np.where(np.isnan(data) & numbers, np.inf, unsure)
-        total = np.where(np.isfinite(data), total, unsure)
-    total = np.where(np.isnan(total), np.inf, total)
-    return Value(data, total if np.any(total) else None)
+        data, total = _beyond(data, total, dtype, made_of, doubt, certain_nan, exact)
+    peak = total.max(initial=0.0)
+    if np.isnan(peak):
+        total = np.where(np.isnan(total), np.inf, total)
+    return Value(data, total if peak != 0 else None)
+
+
+def _may_flush(dtype: DType) -> bool:
+    """Whether subnormals of a type may be taken for 0: by tinygrad's arithmetic for types that a device does not have
+    (`f2f` in tinygrad/codegen/decomp/dtype.py)."""
+    return dtype is dtypes.bfloat16 or dtype in dtypes.fp8s
+
+
+def _subnormal(data: Array, dtype: DType, ulps: float) -> Array:
+    """The own rounding of results below the normal numbers: CPUs and CUDA keep subnormals, so that it is a part of
+    their distance. A function that hardware approximates may give 0 instead."""
+    step = subnormal_step(dtype)
+    if ulps > 0.5 or _may_flush(dtype):
+        return np.asarray(np.abs(data) + ulps * step)
+    on_grid = (data == np.rint(data / step) * step) & (np.abs(data) >= step)
+    return np.where(on_grid, 0.0, ulps * step)
+
+
+def _beyond(
+    data: Array,
+    total: Array,
+    dtype: DType,
+    made_of: Sequence[Value],
+    doubt: Callable[[], Array | bool] | None,
+    certain_nan: bool,
+    exact: Callable[[], Array] | None,
+) -> tuple[Array, Array]:
+    """Results and errors where some are infinite, too large for `dtype`, or no numbers: `rounded` has the words.
+
+    An exact infinity plus or times a number that is off by a little is an exact infinity. float32 and its like overflow
+    to infinity everywhere; an 11-bit intermediate may be held in a wider register.
+    """
+    largest = largest_of(dtype)
+    unsure = np.asarray(False if doubt is None else doubt())
+    infinite, numbers, beyond = np.asarray(False), np.asarray(True), np.asarray(False)
+    for part in made_of:
+        error = _some(part.error)
+        unsure = unsure | np.isinf(error)
+        infinite = infinite | (np.isinf(part.data) & (error == 0))
+        beyond = beyond | (np.isinf(part.data) & (error > 0))
+        numbers = numbers & (~np.isnan(part.data) | np.isinf(error))
+    if exact is not None:
+        infinite = infinite | exact()
+    size, narrow = np.abs(data), _is_narrow(dtype)
+    limit = largest * (1 + unit_roundoff(dtype) / 2)  # what is closer to the largest float is rounded to that
+    over = (size >= limit) & ~infinite
+    unsure = unsure | (np.isfinite(size) & (np.abs(size - limit) <= CONFIDENT * total) & (total > 0))
+    if narrow:  # what was beyond is known only as it is
+        unsure = unsure | beyond
+    if dtype in dtypes.fp8s:  # some devices saturate
+        unsure = unsure | over | np.isinf(data)
+    data = np.where(over, np.copysign(np.inf, data), data)
+    error = np.where(np.isinf(data), np.where(over, OVERFLOWED, 0.0), total)
+    error = np.where(unsure, np.inf, error)
+    certain = (certain_nan & ~unsure) if certain_nan else False
+    return data, np.where(np.isnan(data), np.where(~numbers | certain, 0.0, np.inf), error)
 
 
 def cast(value: Value, source: DType, target: DType) -> Value:
@@ -134,14 +225,19 @@ def cast(value: Value, source: DType, target: DType) -> Value:
         value = value._replace(wrapped=None)  # truncates explicitly: all agree
     data, error, valid = settled(value)[:3]
     if target is dtypes.bool:
-        unsure = None if error is None else np.where(np.abs(data) <= TIPPING * error, 1.0, 0.0)
+        unsure = None if error is None else np.where((np.abs(data) <= TIPPING * error) & (error > 0), 1.0, 0.0)
         return Value(data != 0, unsure, valid)
     if dtypes.is_float(target):
         data = data.astype(np.float64)
         if target is dtypes.weakfloat or (dtypes.is_float(source) and _FLOATS[source][0] <= _FLOATS[target][0]
                                           and source is not dtypes.weakfloat):  # fmt: skip
+            if error is not None and _is_narrow(source) and source is not target and np.isinf(data).any():
+                error = np.where(np.isinf(data) & (error > 0), np.inf, error)  # perhaps a number in a wider register
             return Value(data, error, valid)
-        return rounded(data, error, target)._replace(valid=valid)
+        operand = Value(data, error)
+        if error is not None and np.isinf(data).any():  # of a wide type: infinite in every register
+            operand = Value(data, np.where(np.isinf(data) & np.isfinite(error), 0.0, error))
+        return rounded(data, error, target, made_of=(operand,))._replace(valid=valid)
     if not dtypes.is_float(source):
         return Value(data.astype(wanted), error, valid)
     whole = np.trunc(data)
@@ -170,8 +266,21 @@ def bit_cast(value: Value, source: DType, target: DType) -> Value:
     return Value(data.astype(numpy_dtype(target)), _all_or_nothing([error]), valid)
 
 
-def alu(op: Ops, dtype: DType, operands: Sequence[Value], types: Sequence[DType]) -> Value:
-    """One arithmetic operation with result `dtype`. Raises VerificationError for one that is not known."""
+def alu(
+    op: Ops,
+    dtype: DType,
+    operands: Sequence[Value],
+    types: Sequence[DType],
+    *,
+    same: bool = False,
+    unrelated: bool = False,
+    positive: bool = False,
+) -> Value:
+    """One arithmetic operation with result `dtype`. Raises VerificationError for one that is not known.
+
+    What is known of the form of the expression (`kcg.kernel.identities`): `same` says that a comparison's sides are one
+    value, `unrelated` that a sum's operands share nothing, `positive` that rounding makes no operand negative.
+    """
     if op not in GroupOp.ALU:
         raise VerificationError(f"no reference for operation {op.name}")
     valid: Array | None = None
@@ -186,26 +295,60 @@ def alu(op: Ops, dtype: DType, operands: Sequence[Value], types: Sequence[DType]
         common = next((t for t in types if t not in dtypes.weaks), types[0])
         if any(dtypes.is_float(t) for t in types) and not dtypes.is_float(common):
             common = dtypes.weakfloat
-        result = _compare(op, *(cast(v, t, common) for v, t in zip(operands, types, strict=True)))
+        sides = [cast(v, t, common) for v, t in zip(operands, types, strict=True)]
+        result = _compare_same(op, *sides) if same else _compare(op, *sides, narrow=_narrow_float(common))
     else:
         values = [cast(v, t, dtype) for v, t in zip(operands, types, strict=True)]
         if dtypes.is_float(dtype):
-            result = _float_alu(op, dtype, values)
+            result = _float_alu(op, dtype, values, unrelated=unrelated, positive=positive)
         else:
             result = _int_alu(op, dtype, values)
-            if op in _WRAPPING and numpy_dtype(dtype).kind in "iu" and numpy_dtype(dtype).itemsize <= 2:
+            if op in _WRAPPING and dtype is not dtypes.weakint and may_wrap(numpy_dtype(dtype)):
                 result = result._replace(wrapped=_overflow(op, values, result.data))
     return result if op is Ops.WHERE else result._replace(valid=valid)
 
 
-def _overflow(op: Ops, values: Sequence[Value], narrow: Array) -> Array | None:
-    """Where a narrow integer result, or an operand already, is not the integer that 32 bits would hold."""
-    wide = _int_alu(op, dtypes.int32, [v._replace(data=v.data.astype(np.int32)) for v in values]).data
-    over = np.asarray(wide != narrow)
+def _narrow_float(dtype: DType) -> bool:
+    return dtypes.is_float(dtype) and _is_narrow(dtype)
+
+
+def may_wrap(kind: np.dtype[Any]) -> bool:
+    """Whether an overflow of an integer type is not the same everywhere: that of wide unsigned ones is."""
+    return kind.kind == "i" or (kind.kind == "u" and kind.itemsize <= 2)
+
+
+def _overflow(op: Ops, values: Sequence[Value], result: Array) -> Array | None:
+    """Where an integer result, or an operand already, is not the integer that unbounded ones would give."""
+    if op in (Ops.AND, Ops.OR, Ops.XOR) or result.dtype.itemsize == 8:
+        # bits of a wider register may differ only where an operand did; 64 bits are looked at in float64
+        over = np.asarray(np.abs(_size(op, [v.data for v in values])) >= 2.0**63)
+    else:
+        larger = np.int32 if result.dtype.itemsize <= 2 else np.int64
+        wider = {np.int32: dtypes.int32, np.int64: dtypes.int64}[larger]
+        over = np.asarray(_int_alu(op, wider, [v._replace(data=v.data.astype(larger)) for v in values]).data != result)
     for value in values:
         if value.wrapped is not None:
             over = over | value.wrapped
     return over if over.any() else None
+
+
+def _size(op: Ops, values: Sequence[Array]) -> Array:
+    """About what arithmetic gives in unbounded integers; 0 for operations on bits."""
+    x, y = values[0].astype(np.float64), values[-1].astype(np.float64)
+    match op:
+        case Ops.ADD:
+            return x + y
+        case Ops.SUB:
+            return x - y
+        case Ops.MUL:
+            return x * y
+        case Ops.MULACC:
+            return x * values[1].astype(np.float64) + y
+        case Ops.NEG:
+            return -x
+        case Ops.SHL:
+            return x * np.exp2(y)
+    return np.zeros(())
 
 
 def _all_or_nothing(errors: Sequence[Array | None]) -> Array | None:
@@ -236,7 +379,8 @@ def _where(dtype: DType, operands: Sequence[Value], types: Sequence[DType]) -> V
         error = np.where(condition.data, _some(yes.error), _some(no.error))
     if condition.error is not None:
         gap = np.abs(yes.data.astype(np.float64) - no.data.astype(np.float64))
-        gap = np.where((yes.data == no.data) | np.isnan(gap), 0.0, gap)
+        alike = (yes.data == no.data) | ((yes.data != yes.data) & (no.data != no.data))
+        gap = np.where(alike, 0.0, np.where(np.isnan(gap), np.inf, gap))
         both = gap + _some(yes.error) + _some(no.error)
         error = np.where(condition.error > 0, both, _some(error))
     valid: Array | None = None
@@ -248,13 +392,37 @@ def _where(dtype: DType, operands: Sequence[Value], types: Sequence[DType]) -> V
     return Value(data, error, valid)
 
 
-def _compare(op: Ops, a: Value, b: Value) -> Value:
-    data = {Ops.CMPLT: np.less, Ops.CMPNE: np.not_equal, Ops.CMPEQ: np.equal}[op](a.data, b.data)
+_COMPARE = {Ops.CMPLT: np.less, Ops.CMPNE: np.not_equal, Ops.CMPEQ: np.equal}
+
+
+def _compare(op: Ops, a: Value, b: Value, *, narrow: bool) -> Value:
+    data = _COMPARE[op](a.data, b.data)
     if (error := _plus(a.error, b.error)) is None:
         return Value(data)
     gap = np.abs(a.data.astype(np.float64) - b.data.astype(np.float64))
     unsure = (error > 0) & ((gap <= TIPPING * error) | np.isinf(error))
+    if narrow:  # both infinite, and one perhaps a number in a wider register
+        unsure = unsure | ((error > 0) & np.isinf(a.data) & (a.data == b.data))
+    if unsure.any():
+        for side in (a, b):  # what is no number compares in one way with all others
+            unsure = unsure & ~((side.data != side.data) & ~np.isinf(_some(side.error)))
     return Value(data, np.where(unsure, 1.0, 0.0) if unsure.any() else None)
+
+
+def _compare_same(op: Ops, a: Value, b: Value) -> Value:
+    """A value beside itself: whatever it is off by, so is the other side. In doubt only where it may be no number."""
+    data = _COMPARE[op](a.data, b.data)
+    if (error := _plus(a.error, b.error)) is None or op is Ops.CMPLT or a.data.dtype.kind != "f":
+        return Value(data)
+    unsure = np.isinf(error)
+    return Value(data, np.where(unsure, 1.0, 0.0) if unsure.any() else None)
+
+
+def difference_with_itself(x: Value) -> Value:
+    """`x - x`: tinygrad makes it a constant 0, other compilers only where x is a number and finite."""
+    sure = np.isfinite(x.data) & ~np.isinf(_some(x.error))
+    data = np.zeros(np.shape(x.data))
+    return Value(data, None if sure.all() else np.where(sure, 0.0, np.inf), x.valid)
 
 
 def _reordered(total: Value, a: Value, b: Value, dtype: DType) -> Value:
@@ -273,7 +441,9 @@ def _reordered(total: Value, a: Value, b: Value, dtype: DType) -> Value:
     return total._replace(error=error, terms=terms if len(terms) < MOST_TERMS else ())
 
 
-def _float_alu(op: Ops, dtype: DType, values: Sequence[Value]) -> Value:
+def _float_alu(
+    op: Ops, dtype: DType, values: Sequence[Value], *, unrelated: bool = False, positive: bool = False
+) -> Value:
     a, b = values[0], values[1] if len(values) > 1 else values[0]
     x, y = a.data, b.data
     match op:
@@ -283,58 +453,135 @@ def _float_alu(op: Ops, dtype: DType, values: Sequence[Value]) -> Value:
             if a.error is None:
                 return Value(np.trunc(x))
             spread = np.trunc(x + TIPPING * a.error) - np.trunc(x - TIPPING * a.error)
+            spread = np.where(np.isfinite(x), spread, a.error)
             return Value(np.trunc(x), np.where(np.isnan(spread), np.inf, spread))
-        case Ops.MAX:  # tinygrad compares and selects: with NaN the result depends on the order
-            unsure = np.where(np.isnan(x) | np.isnan(y), np.inf, 0.0)
-            either = np.maximum(_some(a.error), _some(b.error)) + unsure
-            return Value(np.maximum(x, y), either if either.any() else None)
+        case Ops.MAX:
+            return _maximum(a, b)
         case Ops.ADD:
-            return _reordered(rounded(x + y, _plus(a.error, b.error), dtype, made_of=(x, y)), a, b, dtype)
+            passed = _plus(a.error, b.error)
+            total = rounded(
+                x + y, passed, dtype, made_of=(a, b), certain_nan=unrelated, doubt=lambda: _overflows_opposed(a, b)
+            )
+            return _reordered(total, a, b, dtype)
         case Ops.SUB:
-            return rounded(x - y, _plus(a.error, b.error), dtype, made_of=(x, y))
+            return rounded(x - y, _plus(a.error, b.error), dtype, made_of=(a, b))
         case Ops.MUL:
             cross = None if a.error is None or b.error is None else _times(a.error, b.error)
-            return rounded(x * y, _plus(_times(x, b.error), _times(y, a.error), cross), dtype, made_of=(x, y))
+            passed = _plus(_times(x, b.error), _times(y, a.error), cross)
+            return rounded(x * y, passed, dtype, made_of=(a, b), doubt=lambda: _infinity_of_open_sign(a, b))
         case Ops.MULACC:
             product = _float_alu(Ops.MUL, dtype, values[:2])
             return _float_alu(Ops.ADD, dtype, (product, values[2]))
         case Ops.RECIPROCAL:
             return _float_alu(Ops.FDIV, dtype, (Value(np.ones(())), a))
         case Ops.FDIV:
-            # the divisor may be smaller by its error: no bound where that reaches 0
-            near = np.abs(y) if b.error is None else np.maximum(np.abs(y) - b.error, 0.0)
-            error = _plus(_times(1 / near, a.error), _times(x / (y * near), b.error))
-            return rounded(x / y, error, dtype, 1.0)
+            return _quotient(a, b, dtype)
         case Ops.SQRT:
             root = np.sqrt(x)
             passed = None if a.error is None else np.minimum(_some(_times(0.5 / root, a.error)), np.sqrt(a.error))
-            return rounded(root, passed, dtype, 1.0)
+            if a.error is not None and not positive:  # else a root of less than 0 is no number
+                passed = np.where(_may_be_negative(a), np.inf, np.where(np.isnan(root), 0.0, _some(passed)))
+            return rounded(
+                root, passed, dtype, 1.0, made_of=(a,), certain_nan=True,
+                doubt=None if positive else lambda: _may_be_negative(a),
+            )  # fmt: skip
         case Ops.EXP2:
             power = np.exp2(x)
             passed = None if a.error is None else _times(power, np.expm1(LOG_2 * a.error))
-            return rounded(power, passed, dtype, 2.0)
+            limit = math.log2(largest_of(dtype))
+            return rounded(
+                power, passed, dtype, 2.0, made_of=(a,), certain_nan=True,
+                doubt=lambda: (power > largest_of(dtype)) & np.isfinite(x) & (x - TIPPING * _some(a.error) <= limit),
+            )  # fmt: skip
         case Ops.LOG2:
             # relative to 1 near 1: hardware gives log2 with an absolute error there
             near = np.abs(x) if a.error is None else np.maximum(np.abs(x) - a.error, 0.0)
             absolute = np.where(np.isfinite(x) & (x > 0), 4 * unit_roundoff(dtype), 0.0)
-            return rounded(np.log2(x), _plus(_times(1 / (LOG_2 * near), a.error), absolute), dtype, 2.0)
+            passed = _plus(_times(1 / (LOG_2 * near), a.error), absolute)
+            if a.error is not None and not positive:
+                passed = np.where(_may_be_negative(a), np.inf, _some(passed))
+            return rounded(
+                np.log2(x), passed, dtype, 2.0, made_of=(a,), certain_nan=True,
+                doubt=lambda: np.isinf(_some(passed)), exact=lambda: (x == 0) & (_some(a.error) == 0),
+            )  # fmt: skip
         case Ops.SIN:
             absolute = np.where(x == 0, 0.0, 4 * unit_roundoff(dtype))
             passed = None if a.error is None else np.minimum(a.error, 2.0)
-            return rounded(np.sin(x), _plus(passed, absolute), dtype, 2.0)
+            return rounded(np.sin(x), _plus(passed, absolute), dtype, 2.0, made_of=(a,), certain_nan=True)
         case Ops.POW:
-            power = np.power(x, y)
-            passed = _plus(_times(y * power / x, a.error), _times(power * np.log(np.abs(x)), b.error))
-            # usually computed as exp2(y · log2 x): the exponent's rounding counts as often as the exponent is large
-            return rounded(
-                power, passed, dtype, 2.0 * (1 + float(np.nanmax(np.abs(y * np.log2(np.abs(x) + 2.0**-126)))))
-            )
+            return _power(a, b, dtype)
         case _:
             raise VerificationError(f"no reference for {op.name} of floats")
 
 
+def _maximum(a: Value, b: Value) -> Value:
+    """tinygrad compares and selects: with NaN the result depends on the order."""
+    x, y = a.data, b.data
+    data = np.maximum(x, y)
+    unsure = np.isnan(data)
+    if a.error is None and b.error is None:
+        return Value(data, np.where(unsure, np.inf, 0.0) if unsure.any() else None)
+    ours, theirs = _some(a.error), _some(b.error)
+    gap, reach = x - y, TIPPING * (ours + theirs)
+    # by so much larger that no rounding tips it, or infinite: then its own error counts
+    either = np.where(gap > reach, ours, np.where(-gap > reach, theirs, np.maximum(ours, theirs)))
+    either = np.where(unsure, np.inf, either)
+    return Value(data, either if either.any() else None)
+
+
+def _overflows_opposed(a: Value, b: Value) -> Array:
+    """Where infinities of which one is an overflow are subtracted."""
+    opposed = np.isinf(a.data) & np.isinf(b.data) & (a.data != b.data)
+    return np.asarray(opposed & ((_some(a.error) > 0) | (_some(b.error) > 0)))
+
+
+def _infinity_of_open_sign(a: Value, b: Value) -> Array:
+    """Where a factor is infinite, and whether the other is positive, negative or 0 is a matter of rounding."""
+    open_sign = [np.isinf(u.data) & (_some(v.error) > 0) & (np.abs(v.data) <= TIPPING * _some(v.error))
+                 & ~np.isinf(v.data) for u, v in ((a, b), (b, a))]  # fmt: skip
+    return np.asarray(open_sign[0] | open_sign[1])
+
+
+def _may_be_negative(a: Value) -> Array:
+    """Where a number may or may not be below 0."""
+    error = _some(a.error)
+    return np.asarray((np.abs(a.data) < CONFIDENT * error) & ~np.isinf(a.data))
+
+
+def _quotient(a: Value, b: Value, dtype: DType) -> Value:
+    x, y = a.data, b.data
+    # the divisor may be smaller by its error: no bound where that reaches 0
+    near = np.abs(y) if b.error is None else np.maximum(np.abs(y) - b.error, 0.0)
+    error = _plus(_times(1 / near, a.error), _times(x / (y * near), b.error))
+    if b.error is not None and (beyond := np.isinf(y)).any():
+        error = np.where(beyond & (b.error > 0), 1 / largest_of(dtype), _some(error))
+    return rounded(
+        x / y, error, dtype, 1.0, made_of=(a, b),
+        doubt=lambda: (near == 0) & (_some(b.error) > 0), exact=lambda: (y == 0) & (_some(b.error) == 0),
+    )  # fmt: skip
+
+
+def _power(a: Value, b: Value, dtype: DType) -> Value:
+    x, y = a.data, b.data
+    power = np.power(x, y)
+    passed = _plus(_times(y * power / x, a.error), _times(power * np.log(np.abs(x)), b.error))
+    # usually computed as exp2(y · log2 x): the exponent's rounding counts as often as the exponent is large
+    exponent = np.abs(y * np.log2(np.abs(x) + 2.0**-126))
+    own = np.where(np.isfinite(power) & (power != 0), 4 * unit_roundoff(dtype) * np.abs(power) * exponent, 0.0)
+    unsure = np.isnan(power) if a.error is None else np.isnan(power) | _may_be_negative(a)
+    certain = np.where(unsure & (_some(a.error) + _some(b.error) > 0), np.inf, 0.0)
+    return rounded(
+        power, _plus(passed, own, certain), dtype, 2.0, made_of=(a, b), certain_nan=True,
+        exact=lambda: (x == 0) & (_some(a.error) == 0), doubt=lambda: np.isinf(certain),
+    )  # fmt: skip
+
+
 def _some(error: Array | None) -> Array:
     return np.zeros(()) if error is None else error
+
+
+_BOOLEAN = {Ops.ADD: Ops.OR, Ops.MAX: Ops.OR, Ops.MUL: Ops.AND}
+"""What arithmetic of bools is."""
 
 
 def _int_alu(op: Ops, dtype: DType, values: Sequence[Value]) -> Value:
@@ -342,6 +589,8 @@ def _int_alu(op: Ops, dtype: DType, values: Sequence[Value]) -> Value:
     x, y = a.data, b.data
     errors = [v.error for v in values]
     unsure = _all_or_nothing(errors)
+    if dtype is dtypes.bool:
+        op = _BOOLEAN.get(op, op)
     match op:
         case Ops.ADD:
             return Value(x + y, _plus(a.error, b.error))
@@ -373,7 +622,10 @@ def _int_alu(op: Ops, dtype: DType, values: Sequence[Value]) -> Value:
         case Ops.MULACC:
             return _int_alu(Ops.ADD, dtype, (_int_alu(Ops.MUL, dtype, values[:2]), values[2]))
         case Ops.CDIV | Ops.CMOD | Ops.FLOORDIV | Ops.FLOORMOD:
-            by_zero = _all_or_nothing([np.where(y == 0, 1.0, 0.0)]) if (y == 0).any() else None  # undefined in C
+            undefined = y == 0  # in C
+            if x.dtype.kind == "i":
+                undefined = undefined | ((y == -1) & (x == np.iinfo(x.dtype).min))
+            by_zero = np.where(undefined, np.inf, 0.0) if undefined.any() else None
             down, rest = np.floor_divide(x, y), np.remainder(x, y)
             if op in (Ops.CDIV, Ops.CMOD):
                 up = ((rest != 0) & ((x < 0) != (y < 0))).astype(down.dtype)

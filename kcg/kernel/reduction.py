@@ -10,7 +10,17 @@ from numpy.typing import NDArray
 
 from kcg.compat.tiny import DType, Ops, dtypes
 from kcg.errors import VerificationError
-from kcg.kernel.numerics import CONFIDENT, Value, settled, unit_roundoff
+from kcg.kernel.numerics import (
+    CONFIDENT,
+    OVERFLOWED,
+    Value,
+    largest_of,
+    may_wrap,
+    settled,
+    smallest_normal,
+    subnormal_step,
+    unit_roundoff,
+)
 
 Array = NDArray[Any]
 
@@ -18,15 +28,19 @@ LOOKED_AT = 1 << 10  # terms of a sum in which equal ones are looked for, drawn 
 COLUMNS = 128  # sums in which they are
 
 _COMBINE = {Ops.ADD: np.add, Ops.MUL: np.multiply, Ops.MAX: np.maximum}
+_NEUTRAL = {Ops.ADD: 0.0, Ops.MUL: 1.0, Ops.MAX: -math.inf}
 
 
 class Fold:
-    """A reduction along the first axis, block after block: ADD, MUL or MAX of `count` terms."""
+    """A reduction along the first axis, block after block: ADD, MUL or MAX of `count` terms.
 
-    def __init__(self, op: Ops, dtype: DType, count: int) -> None:
+    `unrelated` says that no factor of its terms may be moved out of it: inf - inf is NaN then, in every order.
+    """
+
+    def __init__(self, op: Ops, dtype: DType, count: int, *, unrelated: bool = False) -> None:
         if op not in _COMBINE:
             raise VerificationError(f"no reference for a reduction by {op.name}")
-        self._op, self._dtype, self._count = op, dtype, count
+        self._op, self._dtype, self._count, self._unrelated = op, dtype, count, unrelated
         self._is_float = dtypes.is_float(dtype)
         self._result: Array | None = None
         # running over the terms: Σ term²; Σ |term|; Σ error² (of MUL relative; of MAX and integers the plain maximum or
@@ -39,21 +53,34 @@ class Fold:
         self._biased = False  # one part is the same every time: so is the error of adding it, and errors do not cancel
         self._drawn: dict[int, list[Array]] = {}  # by part: some terms of some sums, (terms, sums)
         self._random = np.random.default_rng(0)
+        self._hidden: Array = np.asarray(False)  # sums of which a term is invalid: tinygrad may add anything for it
+        self._settled: Array = np.asarray(False)  # where one term decides alone: a certain True of any(), an infinity
+        self._no_number: Array = np.asarray(False)  # where a term is NaN for certain
+        self._doubtful: Array = np.asarray(False)  # where a term that is infinite is an overflow
+        self._large: Array = np.ones(())  # Π max(|term|, 1) and Π min(|term|, 1): what partial products may come to
+        self._small: Array = np.ones(())
+        self._wide: Array = np.zeros(())  # the result of integers, in float64
+        self._wrapped: Array = np.asarray(False)  # where a term overflowed
         self._parts = 1  # a term that is a sum itself is added part by part: `(a + x) + y`, not `a + (x + y)`
 
     def add(self, term: Value, terms: int, outer_axes: int) -> None:
         """One block of `terms` terms along the first of `outer_axes` + 1 axes; fewer axes: the same term every time."""
-        term = settled(term)
-        if term.valid is not None and not term.valid.all():  # what tinygrad leaves of a padding may hide none
-            raise VerificationError("a reduction over values that are partly invalid")
+        if self._is_float or self._op is Ops.MAX:
+            term = settled(term)
 
         def whole(array: Array) -> Array:
             return np.broadcast_to(array, (terms, *array.shape)) if array.ndim <= outer_axes else array
 
+        if term.valid is not None and not term.valid.all():
+            term = self._hide(term, whole(term.valid))
         data, error = whole(term.data), None if term.error is None else whole(term.error)
         combine = _COMBINE[self._op]
         block = np.asarray(combine.reduce(data, axis=0, dtype=data.dtype))
         self._result = block if self._result is None else np.asarray(combine(self._result, block))
+        if self._is_float:
+            self._look_at_extremes(data, error, block)
+        else:
+            self._look_at_integers(data, error, None if term.wrapped is None else whole(term.wrapped))
         if self._is_float and self._op is Ops.ADD:
             parts = [whole(part) for part in term.terms] or [data]
             self._parts = max(self._parts, len(parts))
@@ -75,6 +102,46 @@ class Fold:
             self._shift = self._shift + (np.sign(data) * error).sum(0)
         else:
             self._spread = self._spread + np.square(np.where(error == 0, 0.0, error / np.abs(data))).sum(0)
+
+    def _hide(self, term: Value, valid: Array) -> Value:
+        """The term where it is valid. What tinygrad makes of the others depends on the schedule, so that the result is
+        uncertain wherever there is one; it is selected away where padding surrounds a reduction."""
+        self._hidden = self._hidden | ~valid.all(0)
+        if not np.isfinite(term.data).all():
+            # on tinygrad's X86 assembler a store that is gated off overwrites what gated loads give where they are off,
+            # which shows where that is multiplied by an infinity
+            self._hidden = np.ones(valid.shape[1:], bool)
+        kind = term.data.dtype
+        neutral = _NEUTRAL[self._op] if self._is_float or self._op is not Ops.MAX else 0
+        error = None if term.error is None else np.where(valid, term.error, 0.0)
+        return Value(np.where(valid, term.data, np.asarray(neutral, kind)), error, wrapped=term.wrapped)
+
+    def _look_at_extremes(self, data: Array, error: Array | None, block: Array) -> None:
+        """Where infinities and NaN go in, and how far partial products reach."""
+        if self._op is Ops.MUL:
+            size = np.abs(data)
+            self._large = self._large * np.fmax(size, 1.0).prod(0)
+            self._small = self._small * np.fmin(size, 1.0).prod(0)
+        if np.isfinite(block).all() and not (self._op is Ops.MAX and np.isinf(data).any()):
+            return
+        sure = np.ones((), bool) if error is None else error == 0
+        self._no_number = self._no_number | (np.isnan(data) & sure).any(0)
+        self._doubtful = self._doubtful | (np.isinf(data) & ~sure).any(0)
+        if self._op is Ops.MAX:
+            self._settled = self._settled | ((data == np.inf) & sure).any(0)
+
+    def _look_at_integers(self, data: Array, error: Array | None, wrapped: Array | None) -> None:
+        if wrapped is not None:  # the low bits of a sum depend on those of its terms only
+            self._wrapped = self._wrapped | wrapped.any(0)
+        if data.dtype == bool:
+            if error is not None:
+                decides = data if self._op is not Ops.MUL else ~data
+                self._settled = self._settled | (decides & (error == 0)).any(0)
+            else:
+                self._settled = self._settled | (data if self._op is not Ops.MUL else ~data).any(0)
+        elif self._op is not Ops.MAX and self._dtype is not dtypes.weakint and may_wrap(data.dtype):
+            wide = _COMBINE[self._op].reduce(data, axis=0, dtype=np.float64)
+            self._wide = self._wide + wide if self._op is Ops.ADD else np.where(self._wide == 0, 1.0, self._wide) * wide
 
     def _draw(self, place: int, terms: Array) -> None:
         """Keep copies of some terms of some sums."""
@@ -118,25 +185,77 @@ class Fold:
         """The reduction of all blocks."""
         assert self._result is not None, "a range has at least one value"
         result, spread = self._result, self._spread
-        if not self._is_float or self._op is Ops.MAX:
-            if self._is_float:  # tinygrad compares and selects: with NaN the result depends on the order
-                spread = np.where(np.isnan(result) | np.isnan(spread), np.inf, spread)
+        if not self._is_float:
+            spread = np.where(self._settled, 0.0, np.where(self._hidden, np.inf, spread))
+            limits = None if result.dtype == bool else np.iinfo(result.dtype)
+            over = self._wrapped
+            if limits is not None:
+                over = over | (self._wide > limits.max) | (self._wide < limits.min)
+            return Value(result, spread if np.any(spread) else None, None, over if np.any(over) else None)
+        if self._op is Ops.MAX:  # tinygrad compares and selects: with NaN the result depends on the order
+            spread = np.where(self._settled, 0.0, spread)
+            spread = np.where(np.isnan(result) | np.isnan(spread) | self._hidden, np.inf, spread)
             return Value(result, spread if np.any(spread) else None)
-        accumulated = unit_roundoff(self._dtype) * math.sqrt(self._count * self._parts)
-        if self._op is Ops.MUL:
-            error = np.abs(result) * (np.sqrt(spread) + accumulated)
-        else:
-            error = np.sqrt(spread) + np.abs(self._shift)
-            # a sum of integers is exact in any order while every partial sum is small: none is above Σ term²
-            if not (self._integral and (self._squares * unit_roundoff(self._dtype) <= 0.5).all()):
-                size = np.maximum(np.abs(result), np.sqrt(self._squares))
-                terms, pairs = self._alike()
-                widened = unit_roundoff(self._dtype) * np.sqrt(pairs * self._parts) * size
-                # no error is more: each addition's is that of its partial sum, which is half of Σ |term| on average
-                bound = unit_roundoff(self._dtype) * terms * self._parts * self._sizes / 2 / CONFIDENT
-                error = error + np.maximum(accumulated * size, np.minimum(widened, bound))
-                if self._biased:
-                    error = error + unit_roundoff(self._dtype) * self._count * size / CONFIDENT  # a bound
-        certain = np.isfinite(spread)  # an infinite or NaN result of certain terms is certain
-        error = np.where(np.isfinite(result), np.where(np.isnan(error), np.inf, error), np.where(certain, 0.0, np.inf))
+        error = self._error_of_product() if self._op is Ops.MUL else self._error_of_sum()
+        error = np.where(np.isfinite(result), np.where(np.isnan(error), np.inf, error), self._error_beyond())
+        if self._hidden.any():
+            error = np.where(self._hidden, np.inf, error)
+        return self._limited(result, error)
+
+    def _accumulated(self) -> float:
+        return unit_roundoff(self._dtype) * math.sqrt(self._count * self._parts)
+
+    def _error_of_product(self) -> Array:
+        """In any order: a partial product below the normal numbers is off by a part of their distance, which the large
+        factors after it multiply."""
+        assert self._result is not None
+        relative = np.abs(self._result) * (np.sqrt(self._spread) + self._accumulated())
+        if self._small.min(initial=1.0) < smallest_normal(self._dtype):
+            relative = relative + subnormal_step(self._dtype) * self._large
+        return np.asarray(relative)
+
+    def _error_of_sum(self) -> Array:
+        assert self._result is not None
+        result, unit = self._result, unit_roundoff(self._dtype)
+        error: Array = np.sqrt(self._spread) + np.abs(self._shift)
+        # a sum of integers is exact in any order while every partial sum is small: none is above Σ term²
+        if not (self._integral and (self._squares * unit <= 0.5).all()):
+            size = np.maximum(np.abs(result), np.sqrt(self._squares))
+            terms, pairs = self._alike()
+            widened = unit * np.sqrt(pairs * self._parts) * size
+            # no error is more: each addition's is that of its partial sum, which is half of Σ |term| on average
+            bound = unit * terms * self._parts * self._sizes / 2 / CONFIDENT
+            error = error + np.maximum(self._accumulated() * size, np.minimum(widened, bound))
+            if self._biased:
+                error = error + unit * self._count * size / CONFIDENT  # a bound
+        return error
+
+    def _error_beyond(self) -> Array:
+        """The error beside an infinite result or one that is no number.
+
+        An infinite one of certain terms is certain, and so is NaN where a term is NaN for certain. Infinities that
+        cancel make none in every order where they are of the data.
+        """
+        assert self._result is not None
+        certain = np.isfinite(self._spread)
+        cancelled = certain & ~self._doubtful & self._unrelated & (self._op is Ops.ADD)
+        beside_nan = np.where(self._no_number | cancelled, 0.0, np.inf)
+        beside_inf = np.where(certain, np.where(self._doubtful, OVERFLOWED, 0.0), np.inf)
+        return np.where(np.isnan(self._result), beside_nan, beside_inf)
+
+    def _limited(self, result: Array, error: Array) -> Value:
+        """The result as its type holds it: partial results that are too large for it may make it infinite."""
+        largest = largest_of(self._dtype)
+        reach = self._sizes if self._op is Ops.ADD else self._large
+        if not (reach.size and reach.max() <= largest):
+            size = np.abs(result)
+            # terms of one sign overflow in every order; so do factors of which no partial product is lost
+            steady = reach <= size * 1.001 if self._op is Ops.ADD else self._small >= subnormal_step(self._dtype)
+            over = np.isfinite(size) & (size > largest)
+            tipping = np.abs(size - largest) <= np.maximum(CONFIDENT * error, largest * unit_roundoff(self._dtype))
+            unsure = (reach > largest) & np.isfinite(size) & (~over | ~steady | tipping)
+            if self._op is Ops.MUL:
+                unsure = unsure | (np.isinf(size) & ~steady)
+            result = np.where(over, np.copysign(np.inf, result), result)
+            error = np.where(unsure, np.inf, np.where(over, OVERFLOWED, error))
         return Value(result, error if np.any(error) else None)

@@ -46,6 +46,7 @@ TELLS = 0.4  # this share of them
 TIMED_SEED = 0  # of the inputs on which a kernel is timed
 SCALARS = 8  # elements of an input on which alone it may depend whether the outputs are numbers
 TELLING = 8  # so many zeros and nothing else are no accident
+MOST = 0.5  # of a store's points with an error as large as the value, and the reference proves nothing about it
 EXACT = 0.5  # of so many points the reference must be exact, or {0,1} inputs prove nothing more
 
 Variables = tuple[tuple[str, int], ...]
@@ -58,15 +59,19 @@ class Reference:
     stores: tuple[StoreValues, ...]
 
     def judged(self) -> float:
-        """The share of points whose value is known: not NaN, and with a finite error."""
-        known = total = 0
+        """The share of points about which something is known: not NaN, and with an error below the value's size.
+
+        Of several stores the least: what proves nothing about one of them does not verify the kernel. 0 where the
+        errors of most points of a store exceed the values, since an empty output would pass there.
+        """
+        shares = [1.0]
         for store in self.stores:
-            total += len(store.values)
-            finite = np.isfinite(store.error)
-            if store.values.dtype == np.float64:
-                finite &= ~np.isnan(store.values)
-            known += int(finite.sum())
-        return known / total if total else 1.0
+            if not len(store.values):
+                continue
+            swamped = store.swamped()
+            share = float((store.known() & ~swamped).mean())
+            shares.append(0.0 if swamped.mean() > MOST else share)
+        return min(shares)
 
     def nothing(self) -> bool:
         """Whether an empty output would be right: every known value is 0, and there are enough to tell."""
