@@ -322,8 +322,8 @@ def _drawn(asked: _Asked, kind: int, count: int, rng: np.random.Generator) -> Ar
     return _integers(asked, kind, count, rng)
 
 
-# kinds of segments with a meaning for all types; the others are of ordinary size
-_EXTREME, _ALL_SMALL, _ALL_LARGE = 5, 6, 7
+# kinds of segments with a meaning for all types
+_POSITIVE, _EXTREME, _ALL_SMALL, _ALL_LARGE = 0, 5, 6, 7
 
 
 def _floats(asked: _Asked, kind: int, count: int, rng: np.random.Generator) -> Array:
@@ -342,13 +342,16 @@ def _floats(asked: _Asked, kind: int, count: int, rng: np.random.Generator) -> A
         values[rng.random(count, dtype=np.float32) < 0.125] *= 0.0625
         sign = {RECIPE: 0.0, POSITIVE_RECIPE: 1.0}.get(recipe, -1.0)
         return values if not sign else np.float32(sign) * (np.abs(values) + np.float32(0.0625))
-    if recipe == MODEST_RECIPE:
-        return _signed(_magnitudes(asked.dtype, -8, 8, count, rng), rng)
-    values = _wide(asked.dtype, kind, count, rng)
-    if recipe == WIDE_POSITIVE_RECIPE:
+    modest = recipe == MODEST_RECIPE
+    values = _magnitudes(asked.dtype, -8, 8, count, rng) if modest else _wide(asked.dtype, kind, count, rng)
+    if recipe == WIDE_POSITIVE_RECIPE or kind == _POSITIVE:
         return values
     values = _signed(values, rng)
-    if recipe == SPECIAL_RECIPE and kind == _ALL_LARGE and asked.dtype not in _WITHOUT_INFINITY:
+    if recipe != SPECIAL_RECIPE or asked.dtype in _WITHOUT_INFINITY:
+        return values
+    if kind == _ALL_SMALL:  # whole rows of a mask
+        values[: count // 2] = -np.inf
+    if kind == _ALL_LARGE:
         chance = rng.random(count)
         values[chance < 1 / 32] = np.inf
         values[chance < 1 / 64] = -np.inf
@@ -406,8 +409,8 @@ def _integers(asked: _Asked, kind: int, count: int, rng: np.random.Generator) ->
         bits = (4, 7, 12, 16, 24, 0, 31, 8 * held.itemsize - 1)[kind]
         bits = min(bits, 8 * held.itemsize - 1)
         low, high = -(1 << bits), (1 << bits) - 1
-        if recipe == WIDE_POSITIVE_RECIPE:
-            low = 1
+    if recipe == WIDE_POSITIVE_RECIPE or (recipe in (SPECIAL_RECIPE, WIDE_RECIPE, MODEST_RECIPE) and kind == _POSITIVE):
+        low = 1
     if held.kind == "u":
         low, high = (0, min(-low, int(limits.max))) if recipe in (NEGATIVE_RECIPE, BELOW_ZERO_RECIPE) else (low, high)
         low, high = (max(low, 0), 2 * high + 1) if high > 1 << 6 else (max(low, 0), high)
