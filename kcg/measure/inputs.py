@@ -337,7 +337,9 @@ def _floats(asked: _Asked, kind: int, count: int, rng: np.random.Generator) -> A
     if recipe in (RECIPE, POSITIVE_RECIPE, NEGATIVE_RECIPE, BELOW_ZERO_RECIPE):
         if recipe == NEGATIVE_RECIPE and kind == _ALL_LARGE:
             highest = FLOATS[asked.dtype][1]
-            return -_magnitudes(asked.dtype, 0.8 * highest, 0.95 * highest, count, rng)
+            return -_magnitudes(
+                asked.dtype, 0.33 * highest, 0.43 * highest, count, rng
+            )  # whose squares do not overflow
         values = rng.standard_normal(count, dtype=np.float32)
         values[rng.random(count, dtype=np.float32) < 0.125] *= 0.0625
         sign = {RECIPE: 0.0, POSITIVE_RECIPE: 1.0}.get(recipe, -1.0)
