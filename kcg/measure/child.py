@@ -227,8 +227,6 @@ def _samples(job: TimeJob, run: Watched, *, full: bool) -> tuple[float, ...]:
     flush = _flusher(job.target).flush if job.cache_state == CacheState.COLD else None
     samples: list[float] = []
     wanted, flush_s = MIN_SAMPLES, 0.0
-    if flush is None:
-        run.warmed()
 
     def timed_flush() -> None:
         nonlocal flush_s
