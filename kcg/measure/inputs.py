@@ -45,7 +45,6 @@ KINDS = 8  # of segments: each has an eighth of the numbers
 BLOCK = SMALL + SEGMENT  # numbers that a recipe draws for large buffers: a slice begins at any of the first 65,536
 CHUNK = 1 << 20  # elements that are written at once
 KEPT_BLOCKS = 64
-NO_SLOT = 0xFFFF  # in the seed of a block, which the large buffers of all slots share
 
 HASH = (0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D)  # odd: Knuth's, and two of xxHash's steps
 STEP = BLOCK // KINDS  # numbers of a kind; of these a slice begins at any of the first 4,096
@@ -274,7 +273,7 @@ def make_inputs(ast: UOp, seed: int, *, recipe: str = RECIPE) -> dict[int, Any]:
             made[info.slot] = _small(asked, info.size, _generator(seed, info.slot, recipe))
         else:
             key = int(content_id([seed, info.slot, recipe])[:8], 16)
-            made[info.slot] = Hashed(_block(asked, seed), info.size, key, recipe in _SEGMENTED)
+            made[info.slot] = Hashed(_block(asked, seed, info.slot), info.size, key, recipe in _SEGMENTED)
     return made
 
 
@@ -293,9 +292,12 @@ def _generator(seed: int, slot: int, recipe: str) -> np.random.Generator:
 
 
 @functools.lru_cache(maxsize=KEPT_BLOCKS)
-def _block(asked: _Asked, seed: int) -> Array:
-    """The numbers of a large buffer: `KINDS` parts where segments have kinds. Nobody writes into it."""
-    rng = _generator(seed, NO_SLOT, asked.recipe)
+def _block(asked: _Asked, seed: int, slot: int) -> Array:
+    """The numbers of a large buffer: `KINDS` parts where segments have kinds. Nobody writes into it.
+
+    Each slot has its own: where two slices of one block are multiplied, term by term, some agree in all terms.
+    """
+    rng = _generator(seed, slot, asked.recipe)
     if asked.recipe not in _SEGMENTED:
         return _drawn(asked, 0, BLOCK, rng)
     return np.concatenate([_drawn(asked, kind, STEP, rng) for kind in range(KINDS)])
