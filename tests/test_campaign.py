@@ -20,7 +20,7 @@ from kcg.campaign.lattice import lattice, prefixes
 from kcg.campaign.samplers import View, beam_level, beam_winner, sampler
 from kcg.campaign.settings import DEFAULT_MIX, CampaignSettings, parse_mix, parse_shard
 from kcg.campaign.shards import generate
-from kcg.campaign.tables import replay_table, table_calls
+from kcg.campaign.tables import TableTask, replay_table, table_calls
 from kcg.campaign.task import KernelTask
 from kcg.dataset.journal import Journal
 from kcg.errors import DataError, DeviceError, UsageError
@@ -31,7 +31,7 @@ from kcg.measure.protocol import PROTOCOL
 from kcg.predictor.choice import check_choice
 from kcg.predictor.roofline import Roofline
 from kcg.search.tables import FILE, read_tables
-from kcg.types import RAW, Measurement, Region, Schedule, Status, Workload, WorkloadCall
+from kcg.types import RAW, Measurement, Region, Schedule, Status, Target, Workload, WorkloadCall
 from tests.kernels import empty, kernels_of
 
 H200 = KNOWN_TARGETS["sm_90"]
@@ -98,6 +98,75 @@ def test_a_small_space_ends(space: KernelSpace) -> None:
     own = KernelSpace(small.region, H200)
     drawn = run_all(KernelTask(small, H200, wanted=500, mix=MIX, seed=0), own)
     assert 1 < len(drawn) < 30
+
+
+def whole_space(region: Region, target: Target) -> set[str]:
+    """The identities of all schedules that steps lead to from the unoptimised kernel and from tinygrad's own."""
+    space = KernelSpace(region, target)
+    reached = {space.key(start): start for start in (RAW, space.baseline())}
+    waiting = list(reached.values())
+    while waiting:
+        for action in space.actions(waiting.pop()):
+            if (key := space.key(action.schedule)) not in reached:
+                reached[key] = action.schedule
+                waiting.append(action.schedule)
+    return set(reached)
+
+
+SMALL_SPACES = {
+    2: lambda: empty(5) + 1, 3: lambda: empty(2) + 1, 6: lambda: empty(7, 2).sum(1), 9: lambda: empty(9) + 1,
+    10: lambda: empty(4) + 1, 47: lambda: empty(28) + 1, 72: lambda: empty(4, 4).sum(1), 168: lambda: empty(16) + 1,
+}  # fmt: skip
+"""Schedules that a kernel has on an H200, counted."""
+
+
+@pytest.mark.parametrize("size", SMALL_SPACES)
+def test_a_kernel_gets_as_many_schedules_as_are_wanted_or_all_that_it_has(size: int) -> None:
+    (ast,) = kernels_of(SMALL_SPACES[size]())
+    call = WorkloadCall(Region((kernel_of(ast),)), 1)
+    space, everything = KernelSpace(call.region, H200), whole_space(call.region, H200)
+    assert len(everything) == size
+    for wanted in sorted({1, 2, 3, 4, 5, 9, 20, 64, size - 1, size, size + 1, 3 * size}):
+        for mix in (MIX, (("beam:2/8", 1.0),), (("walk:hand-coded", 0.5), ("near:best", 0.5))):
+            drawn = run_all(KernelTask(call, H200, wanted=wanted, mix=mix, seed=wanted), space)
+            keys = {space.key(schedule) for schedule, _ in drawn}
+            assert len(keys) == len(drawn) == min(wanted, size), (wanted, mix)
+            assert keys <= everything
+
+
+def test_in_stages_and_on_several_occasions_it_gets_no_fewer() -> None:
+    (ast,) = kernels_of(empty(4, 4).sum(1))
+    call = WorkloadCall(Region((kernel_of(ast),)), 1)
+    space = KernelSpace(call.region, H200)
+    rows: list[Measurement] = []
+    for wanted, mix in ((5, MIX), (16, (("walk:raw", 1.0),)), (64, MIX), (500, (("near:best", 1.0),))):
+        task = KernelTask(call, H200, wanted=wanted, mix=mix, seed=3, most=7, known=rows)
+        rows += [measured(call, space, schedule, who) for schedule, who in run_all(task, space)]
+        assert len({space.key(row.schedule) for row in rows}) == len(rows) == min(wanted, 72)
+
+
+def test_a_table_has_what_its_searches_ask_for_and_its_lattice_alone() -> None:
+    (ast,) = kernels_of(empty(4, 4).sum(1))
+    call = WorkloadCall(Region((kernel_of(ast),)), 1)
+    drawn = run_all(TableTask(call, H200, seed=0, limit=12), KernelSpace(call.region, H200))
+    assert {who.partition(":")[0] for _, who in drawn} == {HAND_CODED, "raw", "beam", "lattice"}
+
+
+def test_a_campaign_measures_as_many_as_are_wanted_where_there_are_so_many(tmp_path: Path) -> None:
+    calls = tuple(WorkloadCall(Region((kernel_of(ast),)), 1) for n in (5, 16) for ast in kernels_of(empty(n) + 1))
+    source, out = tmp_path / "source.sqlite", tmp_path / "j.sqlite"
+    with Journal.open(source) as journal:
+        journal.add_workload(Workload("small", "x", calls))
+    mix = (("walk:raw", 0.5), ("beam:2/8", 0.5))
+    settings = CampaignSettings(out, source=source, device="CPU:X86", schedules_per_kernel=9, mix=mix)
+    assert generate_here(settings, say=lambda line, eta_s: None).finished
+    with Journal.open(out, create=False) as journal:
+        (target,), (toolchain,) = journal.targets().values(), journal.toolchains()
+        for call in calls:
+            rows = list(journal.known(target.fingerprint, toolchain, PROTOCOL, region_id=call.region.id))
+            space, everything = KernelSpace(call.region, target), whole_space(call.region, target)
+            keys = {space.key(row.schedule) for row in rows if not row.trial}
+            assert len(keys) == min(9, len(everything)) and keys <= everything
 
 
 def test_schedules_expected_to_take_seconds_are_left_out_but_for_the_hand_coded_one() -> None:

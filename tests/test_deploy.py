@@ -35,6 +35,7 @@ from kcg.optimize.result import write_result
 from kcg.types import Finalist, Region, RegionResult, Result, Schedule, Target, Toolchain, Verification
 from kcg.workloads.capture import to_workload
 from tests.beam_cache import put, rows_of
+from tests.without_clang import HIDE
 
 ROOT = Path(__file__).parent.parent
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -367,7 +368,7 @@ def test_tuned_opens_the_cpu_without_clang_and_goes_before_beam(
         "search.beam_search = None\n"
         "with kcg.tuned(sys.argv[1]): output().realize()"
     )
-    done = run("-c", body, stored, **settings)
+    done = run("-c", HIDE + body, stored, **settings)
     assert done.returncode == 0, done.stderr
 
 

@@ -221,6 +221,18 @@ def test_c_source_is_compiled_and_verified(service: MeasureService) -> None:
     assert row.status == Status.COMPILE_ERROR and "must come first" in row.reason, row
 
 
+@needs_clang
+def test_what_c_keeps_between_launches_has_memory_of_its_own(service: MeasureService) -> None:
+    """tinygrad's loader gives a section without contents no memory: what begins as 0 would lie over the code."""
+    body = source_body(lower(kernel(C_MATMUL, "c"), view_of(MATMUL, service.target)))
+    kept = "static volatile float kept[4096];\nvoid C_MATMUL"
+    begin = "{ for (int i = 0; i < 4096; i++) kept[i] = i;\n  for (int i = 0"
+    source = body.source.replace("void C_MATMUL", kept).replace("{\n  for (int i = 0", begin, 1)
+    assert "kept[i] = i" in source
+    row = measured(service, source_schedule(replace(body, source=source)))
+    assert row.status == Status.OK, row
+
+
 # -- a user's file
 
 FILE = """

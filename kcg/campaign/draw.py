@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kcg.campaign.samplers import View, key_of, sampler
+from kcg.campaign.samplers import View, key_of, sampler, unseen
 from kcg.errors import ScheduleError
 from kcg.kernel.space import KernelSpace
 from kcg.predictor.choice import AUTO, choose_predictor
@@ -29,6 +29,7 @@ were a quarter, and seven tenths of all compiling. Searches and what is near the
 
 THINNED = ("walk:", "greedy:")
 HAND_CODED = "hand-coded"  # the sampler of tinygrad's own choice
+REST = "rest"  # the same of what no sampler finds, in a small space
 SPACES_KEPT = 8
 
 
@@ -55,6 +56,7 @@ class DrawJob:
     ended: frozenset[str] = frozenset()  # samplers that have nothing more to draw
     most: int = 64  # schedules of the batch
     predictor: str = AUTO  # whom a greedy sampler follows, as `choose_predictor` takes it
+    fill: bool = True  # whether what no sampler finds is drawn too, for the sake of `wanted`
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,9 @@ def keys_of(space: KernelSpace, known: tuple[Known, ...]) -> tuple[str, ...]:
 
 def draw(job: DrawJob) -> Drawn:
     """The next batch: tinygrad's own choice and the unoptimised kernel first, then some of every sampler that has not
-    had its share, so that searches advance while walks fill the rest. None of them is known."""
+    had its share, so that searches advance while walks fill the rest. What samplers cannot draw of their shares is the
+    others', and where none finds anything new the space is counted through: a kernel gets as many schedules as are
+    wanted, or all that it has. None of the batch is known."""
     try:
         space = space_of(job.region, job.target)
         baseline = space.baseline()
@@ -118,10 +122,24 @@ def draw(job: DrawJob) -> Drawn:
     for schedule, who in ((baseline, HAND_CODED), (RAW, "raw")):
         drawing.add(schedule, who, always=who == HAND_CODED)
     fixed = len(drawing.batch)
+    drawing.deal()
     while len(drawing.batch) == fixed and (open_ := drawing.open()):
         for who in open_:
             drawing.ask(who)
+    if job.fill and len(drawing.batch) == fixed:
+        drawing.take_rest()
     return Drawn(tuple(drawing.batch), keys, frozenset(drawing.ended))
+
+
+def shares(mix: Sequence[tuple[str, float]], count: int) -> dict[str, int]:
+    """So many schedules, dealt by the shares of a mix, none lost by rounding: the largest remainders get one more."""
+    total = sum(share for _, share in mix)
+    exact = {who: count * share / total for who, share in mix}
+    dealt = {who: math.floor(part) for who, part in exact.items()}
+    by_remainder = sorted(exact, key=lambda who: dealt[who] - exact[who])
+    for who in by_remainder[: count - sum(dealt.values())]:
+        dealt[who] += 1
+    return dealt
 
 
 class _Drawing:
@@ -135,14 +153,24 @@ class _Drawing:
         self.asked = 0
         self.room = min(job.wanted - len(job.known), job.most)
         self.by_sampler = Counter(known.sampler for known in job.known)
-        self.share = {who: round(share * max(job.wanted - 2, 0)) for who, share in job.mix}
+        self.share: dict[str, int] = {}
+
+    def deal(self) -> None:
+        """The samplers' shares of what is wanted beside what others drew."""
+        others = sum(count for who, count in self.by_sampler.items() if who not in dict(self.job.mix))
+        self.share = shares(self.job.mix, max(self.job.wanted - others, 0))
 
     def open(self) -> list[str]:
-        """The samplers that may draw more, those that had least of their share first."""
+        """The samplers that may draw more, those that had least of their share first. When all have had theirs and
+        there is room, because some had nothing more to draw, the shares of those that go on grow."""
         if self.room <= 0:
             return []
-        served = {w: self.by_sampler[w] / share for w, share in self.share.items() if share and w not in self.ended}
-        return sorted((w for w, part in served.items() if part < 1), key=served.__getitem__)
+        able = tuple((who, share) for who, share in self.job.mix if who not in self.ended)
+        if able and all(self.by_sampler[who] >= self.share[who] for who, _ in able):
+            for who, more in shares(able, self.room).items():
+                self.share[who] = self.by_sampler[who] + more
+        served = {who: self.by_sampler[who] / self.share[who] for who, _ in able if self.share[who]}
+        return sorted((who for who, part in served.items() if part < 1), key=served.__getitem__)
 
     def ask(self, who: str) -> None:
         """Take what a sampler draws next, as far as there is room. One that draws nothing new has ended."""
@@ -156,6 +184,14 @@ class _Drawing:
                 new += self.add(schedule, who, rng)
         if not new and self.room > 0:
             self.ended.add(who)
+
+    def take_rest(self) -> None:
+        """Schedules that no sampler drew, as far as there is room and the space has some."""
+        rng = random.Random(f"{self.job.seed}:{REST}:{len(self.taken)}")
+        for schedule in unseen(self.view, rng, self.taken):
+            if self.room <= 0:
+                return
+            self.add(schedule, REST)
 
     def add(self, schedule: Schedule, who: str, rng: random.Random | None = None, *, always: bool = False) -> bool:
         """Take a schedule into the batch; whether it is a new one. With `rng` a long random one may be left out, and is

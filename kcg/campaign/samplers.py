@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 
 from kcg.errors import ScheduleError
@@ -20,6 +20,7 @@ MAX_WALK = 8  # Opts of one random walk; BEAM's winners on Flux have 3 to 6
 WALKS_A_BATCH = 8
 GREEDY_CHOICES = 5  # legal steps, drawn at random, among which the best predicted is taken
 NEAR_BEST = 5  # schedules around which `near:best` looks
+MOST_VISITED = 20_000  # schedules whose steps `unseen` follows: some ten seconds of one core
 BEAM_MIN_PROGRESS_S = 1e-8  # BEAM stops when the best improves by less: 0.01 µs, as in tinygrad
 
 Draw = Callable[[random.Random], list[Schedule]]
@@ -131,6 +132,30 @@ def beam_state(
         kept = [level[key] for _, key in fastest[:width]]
         winner = kept[0]
     return [], winner
+
+
+def unseen(view: View, rng: random.Random, seen: Collection[str]) -> Iterator[Schedule]:
+    """Every schedule that steps lead to and whose identity is not in `seen`, those of few steps first and at random
+    among these; ends when the space does, or after `MOST_VISITED` that are in `seen`: of so large a space walks find
+    new ones."""
+    reached = {view.space.key(start): start for start in (RAW, view.space.baseline())}
+    level, visited = list(reached), 0
+    while level:
+        rng.shuffle(level)
+        for key in level:
+            if key not in seen:
+                yield reached[key]
+        after: list[str] = []
+        for key in level:
+            visited += 1
+            if visited > MOST_VISITED:
+                return
+            for action in view.space.actions(reached[key]):
+                child = view.space.key(action.schedule)
+                if child not in reached:
+                    reached[child] = action.schedule
+                    after.append(child)
+        level = after
 
 
 def key_of(space: KernelSpace, schedule: Schedule) -> str | None:

@@ -150,6 +150,8 @@ def _schedules(declared: Mapping[str, Any]) -> list[Schedule]:
 class TableTask(KernelTask):
     """A kernel that gets a table: complete BEAM searches first, then what else is in the lattice."""
 
+    fill = False  # a lattice is around what BEAM measures, and around nothing else
+
     def __init__(
         self,
         call: WorkloadCall,

@@ -14,6 +14,8 @@ from kcg.types import Measurement, Schedule, ScheduleKind, Status, Target, Workl
 class KernelTask:
     """Remembers, and leaves the drawing to `draw`, which runs in a child."""
 
+    fill = True  # see `DrawJob`
+
     def __init__(
         self, call: WorkloadCall, target: Target, *, wanted: int, mix: tuple[tuple[str, float], ...], seed: int,
         most: int = 64, known: Iterable[Measurement] = (), predictor: str = AUTO,
@@ -43,7 +45,7 @@ class KernelTask:
             return None
         return draw, DrawJob(
             self.call.region, self.target, tuple(self.known.values()), self._wanted, self._mix, self.seed, self._ended,
-            self._most, self._predictor,
+            self._most, self._predictor, self.fill,
         )  # fmt: skip
 
     def drawn(self, answer: Drawn) -> list[tuple[Schedule, str]]:

@@ -100,13 +100,17 @@ def compiler_words(error: BaseException) -> str:
 
 
 def compile_c(source: str, target: TinyTarget) -> bytes:
-    """An ELF object of C source, compiled as tinygrad compiles what it renders. Raises CompileError, in one line."""
+    """An ELF object of C source, compiled as tinygrad compiles what it renders. Raises CompileError, in one line.
+
+    What begins as 0 is kept with the other data: tinygrad's loader would lay a section without contents over the code.
+    """
     from tinygrad.runtime.support.compiler_cpu import ClangCompiler
 
     compiler = ClangCompiler(target.arch.split(","))
     command = [
         os.environ.get("CC", "clang"), "-c", "-x", "c", "-O2", "-fPIC", "-ffreestanding", "-fno-math-errno",
-        "-nostdlib", "-fno-ident", f"--target={compiler.arch}-none-unknown-elf", *compiler.args, "-", "-o", "-",
+        "-nostdlib", "-fno-ident", "-fno-zero-initialized-in-bss",
+        f"--target={compiler.arch}-none-unknown-elf", *compiler.args, "-", "-o", "-",
     ]  # fmt: skip
     done = subprocess.run(command, input=source.encode(), capture_output=True, check=False)
     if done.returncode != 0:

@@ -12,6 +12,7 @@ SAMPLERS = {
     "beam": "what tinygrad's BEAM would measure, level by level (beam:WIDTH/CHILDREN)",
     "greedy": "walks along the best predicted of some steps, at random with a probability (greedy:EPSILON)",
     "near": "the fastest measured so far, their last Opts taken back and one to three others instead",
+    "rest": "schedules of a small space that no sampler drew, so that a kernel has as many as were wanted, or all",
     "lattice": "every schedule of a declared lattice, for a replay table",
     "retime": "binaries of an earlier run, timed again on another occasion",
 }

@@ -9,16 +9,19 @@ static inline __attribute__((always_inline)) double tanh_of(double x) {
   return x > 0 ? t : -t;
 }
 static inline __attribute__((always_inline)) float exact(float x) {
-  double v = x, cube = __builtin_fabs(v) > 1e6 ? 1e30 : v * v;
+  double v = x, inner = -1.5957691216057308 * (v + 0.044715 * v * v * v);
   if (v == -__builtin_inf()) return __builtin_nanf("");
-  if (v < -30.0) return -0.0f;
-  return (float)(0.5 * v * (1.0 + tanh_of(0.7978845608028654 * (v + 0.044715 * v * cube))));
+  inner = inner > 700.0 ? 700.0 : inner < -700.0 ? -700.0 : inner;
+  double k = __builtin_floor(inner * 1.4426950408889634 + 0.5), r = inner - k * 0.6931471805599453, s = 1.0;
+  for (int n = 13; n > 0; n--) s = 1.0 + s * r / n;
+  union { double d; long long i; } two = {.i = (long long)(k + 1023.0) << 52};
+  return (float)(v / (1.0 + s * two.d)); // of 1 + tanh only 2 / (1 + exp) keeps its digits where it is small
 }
 
-//! right: in double
+//! right: in double, as x times a logistic function
 void plain(float *out, const float *x) { for (int i = 0; i < N; i++) out[i] = exact(x[i]); }
 
-//! right: as x times a logistic function of float32, from the library's exponential
+//! right: the same in float32, by the library's exponential
 float expf(float);
 void logistic(float *out, const float *x) {
   for (int i = 0; i < N; i++) {
