@@ -107,7 +107,7 @@ class Fold:
         """The term where it is valid. What tinygrad makes of the others depends on the schedule, so that the result is
         uncertain wherever there is one; it is selected away where padding surrounds a reduction."""
         self._hidden = self._hidden | ~valid.all(0)
-        if not np.isfinite(term.data).all():
+        if self._op is not Ops.MAX and not np.isfinite(term.data).all():
             # on tinygrad's X86 assembler a store that is gated off overwrites what gated loads give where they are off,
             # which shows where that is multiplied by an infinity
             self._hidden = np.ones(valid.shape[1:], bool)
