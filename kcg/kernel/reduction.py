@@ -59,7 +59,7 @@ class Fold:
         self._doubtful: Array = np.asarray(False)  # where a term that is infinite is an overflow
         self._large: Array = np.ones(())  # Π max(|term|, 1) and Π min(|term|, 1): what partial products may come to
         self._small: Array = np.ones(())
-        self._wide: Array = np.zeros(())  # the result of integers, in float64
+        self._wide: Array = np.ones(()) if op is Ops.MUL else np.zeros(())  # the result of integers, in float64
         self._wrapped: Array = np.asarray(False)  # where a term overflowed
         self._parts = 1  # a term that is a sum itself is added part by part: `(a + x) + y`, not `a + (x + y)`
 
@@ -141,7 +141,7 @@ class Fold:
                 self._settled = self._settled | (data if self._op is not Ops.MUL else ~data).any(0)
         elif self._op is not Ops.MAX and self._dtype is not dtypes.weakint and may_wrap(data.dtype):
             wide = _COMBINE[self._op].reduce(data, axis=0, dtype=np.float64)
-            self._wide = self._wide + wide if self._op is Ops.ADD else np.where(self._wide == 0, 1.0, self._wide) * wide
+            self._wide = self._wide + wide if self._op is Ops.ADD else self._wide * wide
 
     def _draw(self, place: int, terms: Array) -> None:
         """Keep copies of some terms of some sums."""
