@@ -53,6 +53,7 @@ class Fold:
         self._biased = False  # one part is the same every time: so is the error of adding it, and errors do not cancel
         self._drawn: dict[int, list[Array]] = {}  # by part: some terms of some sums, (terms, sums)
         self._random = np.random.default_rng(0)
+        self._nonzero: Array = np.zeros(())  # terms that are not 0
         self._hidden: Array = np.asarray(False)  # sums of which a term is invalid: tinygrad may add anything for it
         self._settled: Array = np.asarray(False)  # where one term decides alone: a certain True of any(), an infinity
         self._no_number: Array = np.asarray(False)  # where a term is NaN for certain
@@ -84,6 +85,7 @@ class Fold:
         if self._is_float and self._op is Ops.ADD:
             parts = [whole(part) for part in term.terms] or [data]
             self._parts = max(self._parts, len(parts))
+            self._nonzero = self._nonzero + np.count_nonzero(data, axis=0)
             self._biased = self._biased or any(part.ndim <= outer_axes for part in term.terms)
             for place, part in enumerate(parts):
                 if not term.terms or term.terms[place].ndim > outer_axes:
@@ -202,8 +204,12 @@ class Fold:
             error = np.where(self._hidden, np.inf, error)
         return self._limited(result, error)
 
-    def _accumulated(self) -> float:
-        return unit_roundoff(self._dtype) * math.sqrt(self._count * self._parts)
+    def _accumulated(self) -> Array | float:
+        """The relative error of accumulating: adding 0 makes none, so that a gather written as a sum is exact."""
+        if self._op is Ops.MUL or self._parts > 1:
+            return unit_roundoff(self._dtype) * math.sqrt(self._count * self._parts)
+        additions = np.minimum(self._count, np.where(self._nonzero > 1, 2 * self._nonzero, 0))
+        return np.asarray(unit_roundoff(self._dtype) * np.sqrt(additions))
 
     def _error_of_product(self) -> Array:
         """In any order: a partial product below the normal numbers is off by a part of their distance, which the large
@@ -225,7 +231,9 @@ class Fold:
             widened = unit * np.sqrt(pairs * self._parts) * size
             # no error is more: each addition's is that of its partial sum, which is half of Σ |term| on average
             bound = unit * terms * self._parts * self._sizes / 2 / CONFIDENT
-            error = error + np.maximum(self._accumulated() * size, np.minimum(widened, bound))
+            # of few terms that are not 0 no sample tells how many are alike
+            widened = np.where((self._nonzero > 1) | (self._parts > 1), np.minimum(widened, bound), 0.0)
+            error = error + np.maximum(self._accumulated() * size, widened)
             if self._biased:
                 error = error + unit * self._count * size / CONFIDENT  # a bound
         return error
