@@ -283,6 +283,18 @@ def test_a_factor_far_below_the_smallest_float_is_not_exact() -> None:
     assert error_ratio(store, np.zeros(4, np.float32)).max() <= CONFIDENT
 
 
+def test_numbers_of_8_bits_are_as_devices_without_them_compute() -> None:
+    """tinygrad emulates them: subnormals are 0, and what is too large becomes the largest. Others do otherwise."""
+    (widened,) = kernels_of(empty(3, dtype="fp8e4m3").cast("float32") + 0)
+    store = reference(widened, {1: np.array([2.0**-8, 2.0**-6, -448], np.float32)})
+    exact, flushed = store.values.copy(), np.where(np.abs(store.values) < 2.0**-6, 0, store.values)
+    assert error_ratio(store, exact).max() <= CONFIDENT and error_ratio(store, flushed).max() <= CONFIDENT
+    assert (error_ratio(store, np.zeros(3)) > CONFIDENT).sum() == 2
+    (narrowed,) = kernels_of(empty(3).cast("fp8e4m3"))
+    store = reference(narrowed, {1: np.array([1000, -INF, 1.5], np.float32)})
+    assert np.isinf(store.error[store.indices < 2]).all() and not store.error[store.indices == 2].any()
+
+
 # -- padding around a reduction
 
 POOLED: dict[str, Callable[[str], Tensor]] = {
@@ -316,11 +328,12 @@ POOLED: dict[str, Callable[[str], Tensor]] = {
 @pytest.mark.parametrize("name", POOLED)
 def test_a_reduction_that_padding_selects_away_is_judged(name: str, dtype: str) -> None:
     for ast in kernels_of(POOLED[name](dtype)):
-        data = data_of(ast, np.random.default_rng(0))
-        store = reference(ast, data)
-        got = run_on("CPU", ast, data)[store.slot][store.indices]
-        assert error_ratio(store, got).max() <= CONFIDENT
-        assert judged(store) > 0.9
+        for infinities in (0.0, 0.06):
+            data = data_of(ast, np.random.default_rng(7), infinities=infinities)
+            store = reference(ast, data)
+            got = run_on("CPU", ast, data)[store.slot][store.indices]
+            assert error_ratio(store, got).max() <= CONFIDENT
+            assert infinities or judged(store) > 0.9
 
 
 # -- integers over their whole range

@@ -65,6 +65,20 @@ def test_zeros_are_no_sum_of_equal_terms_in_sixteen_bits() -> None:
         assert (error_ratio(expected, np.zeros(len(expected.values), np.float32)) > CONFIDENT).all(), (dtype, count)
 
 
+@pytest.mark.parametrize(("dtype", "count"), [("bfloat16", 3000), ("float32", 3000), ("float16", 100)])
+def test_a_gather_that_is_written_as_a_sum_is_exact(dtype: str, count: int) -> None:
+    rng = np.random.default_rng(0)
+    (ast,) = kernels_of(empty(count, 8, dtype=dtype)[empty(5, dtype="int32")])
+    table = _narrow(rng.normal(size=count * 8).astype(np.float32), dtype)
+    chosen = rng.integers(0, count, 5).astype(np.int32)
+    slots = {use.dtype_name: use.slot for use in buffers(ast) if use.is_input}
+    (expected,) = evaluate(ast, {slots["int32"]: chosen, slots[dtype]: table}, sample_points(ast, 40, rng))
+    assert not expected.error.any()
+    right = table.reshape(count, 8)[chosen].reshape(-1)[expected.indices]
+    assert error_ratio(expected, right).max() == 0
+    assert np.isinf(error_ratio(expected, right * np.float32(1.01))).all()
+
+
 def _narrow(values: np.ndarray, dtype: str) -> np.ndarray:
     return round_to_bf16(values) if dtype == "bfloat16" else values.astype(dtype)
 

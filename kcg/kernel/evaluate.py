@@ -13,7 +13,14 @@ beside each value runs an *error*, the absolute rounding error that a correct ke
   part by part; where one part is the same every time its rounding errors add up linearly. So do those of terms that
   are equal, as the terms of a masked sum are: K is then Σ m² over values that occur m times, up to the bound.
 - x / (1 + x) may be computed as 1 - 1 / (1 + x).
-- A comparison or a truncation that rounding may tip makes what depends on it uncertain by as much as it would change.
+- A comparison or a truncation that rounding may tip makes what depends on it uncertain by as much as it would change;
+  not so a comparison of a value with itself (`kcg.kernel.identities`), which is open only where NaN is.
+- Below the normal numbers a result is off by a part of their distance (1.4e-45 in float32): subnormals are kept, but by
+  approximated functions and by types that tinygrad emulates.
+- An infinity of the data or of a constant is exact, and so it stays beside what is off by a little. An overflow is a
+  number beyond the largest: infinite in every kernel, but perhaps not in every order of what is done with it.
+- A signed integer that wraps around is certain as it is stored, and uncertain for comparisons, quotients and casts.
+- A term of a reduction that is `Invalid` may be anything: the result is uncertain unless it is selected away.
 
 So error 0 means: must match bit for bit. A correct kernel stays within `CONFIDENT` errors; infinity means that nothing
 can be said (overflow of a 16-bit intermediate, a quotient whose denominator may be 0, NaN in a maximum, whose result

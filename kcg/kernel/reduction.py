@@ -53,13 +53,14 @@ class Fold:
         self._biased = False  # one part is the same every time: so is the error of adding it, and errors do not cancel
         self._drawn: dict[int, list[Array]] = {}  # by part: some terms of some sums, (terms, sums)
         self._random = np.random.default_rng(0)
+        self._nonzero: Array = np.zeros(())  # terms that are not 0
         self._hidden: Array = np.asarray(False)  # sums of which a term is invalid: tinygrad may add anything for it
         self._settled: Array = np.asarray(False)  # where one term decides alone: a certain True of any(), an infinity
         self._no_number: Array = np.asarray(False)  # where a term is NaN for certain
         self._doubtful: Array = np.asarray(False)  # where a term that is infinite is an overflow
         self._large: Array = np.ones(())  # Π max(|term|, 1) and Π min(|term|, 1): what partial products may come to
         self._small: Array = np.ones(())
-        self._wide: Array = np.zeros(())  # the result of integers, in float64
+        self._wide: Array = np.ones(()) if op is Ops.MUL else np.zeros(())  # the result of integers, in float64
         self._wrapped: Array = np.asarray(False)  # where a term overflowed
         self._parts = 1  # a term that is a sum itself is added part by part: `(a + x) + y`, not `a + (x + y)`
 
@@ -84,6 +85,7 @@ class Fold:
         if self._is_float and self._op is Ops.ADD:
             parts = [whole(part) for part in term.terms] or [data]
             self._parts = max(self._parts, len(parts))
+            self._nonzero = self._nonzero + np.count_nonzero(data, axis=0)
             self._biased = self._biased or any(part.ndim <= outer_axes for part in term.terms)
             for place, part in enumerate(parts):
                 if not term.terms or term.terms[place].ndim > outer_axes:
@@ -107,7 +109,7 @@ class Fold:
         """The term where it is valid. What tinygrad makes of the others depends on the schedule, so that the result is
         uncertain wherever there is one; it is selected away where padding surrounds a reduction."""
         self._hidden = self._hidden | ~valid.all(0)
-        if not np.isfinite(term.data).all():
+        if self._op is not Ops.MAX and not np.isfinite(term.data).all():
             # on tinygrad's X86 assembler a store that is gated off overwrites what gated loads give where they are off,
             # which shows where that is multiplied by an infinity
             self._hidden = np.ones(valid.shape[1:], bool)
@@ -141,7 +143,7 @@ class Fold:
                 self._settled = self._settled | (data if self._op is not Ops.MUL else ~data).any(0)
         elif self._op is not Ops.MAX and self._dtype is not dtypes.weakint and may_wrap(data.dtype):
             wide = _COMBINE[self._op].reduce(data, axis=0, dtype=np.float64)
-            self._wide = self._wide + wide if self._op is Ops.ADD else np.where(self._wide == 0, 1.0, self._wide) * wide
+            self._wide = self._wide + wide if self._op is Ops.ADD else self._wide * wide
 
     def _draw(self, place: int, terms: Array) -> None:
         """Keep copies of some terms of some sums."""
@@ -202,8 +204,12 @@ class Fold:
             error = np.where(self._hidden, np.inf, error)
         return self._limited(result, error)
 
-    def _accumulated(self) -> float:
-        return unit_roundoff(self._dtype) * math.sqrt(self._count * self._parts)
+    def _accumulated(self) -> Array | float:
+        """The relative error of accumulating: adding 0 makes none, so that a gather written as a sum is exact."""
+        if self._op is Ops.MUL or self._parts > 1:
+            return unit_roundoff(self._dtype) * math.sqrt(self._count * self._parts)
+        additions = np.minimum(self._count, np.where(self._nonzero > 1, 2 * self._nonzero, 0))
+        return np.asarray(unit_roundoff(self._dtype) * np.sqrt(additions))
 
     def _error_of_product(self) -> Array:
         """In any order: a partial product below the normal numbers is off by a part of their distance, which the large
@@ -225,7 +231,9 @@ class Fold:
             widened = unit * np.sqrt(pairs * self._parts) * size
             # no error is more: each addition's is that of its partial sum, which is half of Σ |term| on average
             bound = unit * terms * self._parts * self._sizes / 2 / CONFIDENT
-            error = error + np.maximum(self._accumulated() * size, np.minimum(widened, bound))
+            # of few terms that are not 0 no sample tells how many are alike
+            widened = np.where((self._nonzero > 1) | (self._parts > 1), np.minimum(widened, bound), 0.0)
+            error = error + np.maximum(self._accumulated() * size, widened)
             if self._biased:
                 error = error + unit * self._count * size / CONFIDENT  # a bound
         return error
