@@ -165,6 +165,11 @@ class Measurement:
         )  # fmt: skip
 
 
+SeenAs = tuple[str, tuple[str, ...]]
+"""How a program asked for a kernel, which its identity leaves out: the name that its author gave it, empty where
+tinygrad names it, and the devices that run it, several for one over sharded tensors."""
+
+
 @dataclass(frozen=True)
 class WorkloadCall:
     """A region of a workload and how often one execution calls it."""
@@ -173,6 +178,18 @@ class WorkloadCall:
     calls: int
     variables: tuple[tuple[str, int], ...] = ()
     origin: str = ""  # where it comes from, e.g. a line of the model, for the reader only
+    seen_as: tuple[SeenAs, ...] = field(default=(), compare=False)  # empty: not known
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """Kernels that a program ran and that are not optimised, for one reason."""
+
+    reason: str  # follows "left out: "
+    kernels: int
+    executions: int
+    names: tuple[str, ...]  # tinygrad's or their author's, without colours; of many some
+    searched_by_beam: bool  # whether `BEAM=N` searches them
 
 
 @dataclass(frozen=True)
@@ -184,6 +201,7 @@ class Workload:
     calls: tuple[WorkloadCall, ...]
     held_bytes: int = field(default=0, compare=False)  # weights, inputs and outputs of a whole run; 0: not known
     between_bytes: int = field(default=0, compare=False)  # what lives between them, laid out by tinygrad's planner
+    left_out: tuple[LeftOut, ...] = field(default=(), compare=False)  # what else the program ran
 
     @property
     def id(self) -> str:
@@ -368,6 +386,8 @@ class Result:
     expectations: tuple[Expectation, ...] = ()  # none where the strategy asks no predictor
     clocks: tuple[tuple[str, float, float, float], ...] = ()  # what the device told: name, least, median, most
     phases: tuple[tuple[str, float], ...] = ()  # seconds of each part of the run, which `search_s` is the sum of
+    left_out: tuple[LeftOut, ...] = ()  # what else the program ran
+    seen_as: tuple[tuple[str, SeenAs], ...] = ()  # id of a kernel, and how the program asked for it; maybe several times
 
     @property
     def plan(self) -> Plan:

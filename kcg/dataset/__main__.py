@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kcg.commandline import command_text, guarded
+from kcg.commandline import command_text, counted, guarded
 from kcg.errors import ExitCode, JournalError, UsageError
 
 if TYPE_CHECKING:
@@ -115,31 +115,40 @@ def retime(
 
 @app.command()
 def capture(
-    script: Annotated[Path | None, typer.Argument(help="a tinygrad script, after --")] = None,
-    arguments: Annotated[list[str] | None, typer.Argument(help="its own arguments")] = None,
+    program: Annotated[
+        list[str] | None, typer.Argument(help="after --: SCRIPT args…, -m MODULE args… or -c CODE args…")
+    ] = None,
     out: Annotated[Path, typer.Option(help="the journal that gets the kernels")] = Path("captured.sqlite"),
     device: Annotated[str, typer.Option(help="auto, CPU, CUDA …")] = "auto",
-    workloads: Annotated[str, typer.Option(help="instead of a script: NAME, NAME/PRESET, NAME/all or zoo")] = "",
-) -> None:
-    """Record every kernel of a script, run unchanged, with how often it was executed; or those of named workloads.
+    workloads: Annotated[str, typer.Option(help="instead of a program: NAME, NAME/PRESET, NAME/all or zoo")] = "",
+) -> ExitCode:
+    """Record every kernel of a program, run unchanged, with how often it was executed; or those of named workloads.
 
-    Workloads are only scheduled: the device of their presets need not be there, and `generate --from` measures them.
+    A program that fails or is interrupted keeps what it ran. Workloads are only scheduled: the device of their presets
+    need not be there, and `generate --from` measures them.
     """
     from kcg.compat.device import choose_device
     from kcg.dataset.journal import Journal
-    from kcg.workloads.script import capture_script
+    from kcg.workloads.program import program_of
+    from kcg.workloads.script import capture_program
 
-    if (script is None) == (not workloads):
-        raise UsageError("capture takes a script, or --workloads")
-    if script is None:
+    if (not program) == (not workloads):
+        raise UsageError("capture takes a program, or --workloads")
+    if not program:
         _capture_workloads(workloads, out, device)
-        return
+        return ExitCode.OK
 
-    workload = capture_script(script, tuple(arguments or ()), dev=choose_device(device).dev)
+    captured = capture_program(program_of(program), dev=choose_device(device).dev)
+    for line in captured.lines:
+        typer.echo(f"kcg: {line}", err=True)
+    workload = captured.workload
     with Journal.open(out) as journal:
         journal.add_workload(workload)
+    kernels = len({c.region.id for c in workload.calls})
     executed = sum(c.calls for c in workload.calls)
-    typer.echo(f"{workload.name}: {len(workload.calls)} kernels, executed {executed} times, recorded in {out}")
+    what = f"{counted(kernels, 'kernel')}, executed {counted(executed, 'time')}"
+    typer.echo(f"{workload.name}: {what}, recorded in {out}")
+    return ExitCode.INTERRUPTED if captured.interrupted else ExitCode.OK
 
 
 def _capture_workloads(workloads: str, out: Path, device: str) -> None:

@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, as_completed
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kcg.compat.device import choose_device, prepare
@@ -185,11 +184,17 @@ class Session:
         from kcg.workloads.registry import find
 
         self.phases.begin(CAPTURING)
-        if self.settings.is_script:
-            from kcg.workloads.script import capture_script
+        if (program := self.settings.program) is not None:
+            from kcg.workloads.script import capture_program
 
-            self.progress.phase(f"running {self.settings.workload} to record its kernels")
-            self.workload = capture_script(Path(self.settings.workload), self.settings.script_args, dev=self.choice.dev)
+            self.progress.phase(f"running {program.label} to record its kernels")
+            captured = capture_program(program, dev=self.choice.dev)
+            for line in captured.lines:
+                self.progress.line(f"kcg: {line}", important=True)
+            if captured.interrupted:
+                raise KeyboardInterrupt
+            self.warnings += captured.notes
+            self.workload = captured.workload
         else:
             spec, preset = find(self.settings.workload, self.settings.preset, self.choice.device)
             self.progress.phase(f"capturing {spec.name} {preset} ({spec.about})")

@@ -1,0 +1,245 @@
+"""Running somebody's program as Python would run it: a script, a module (`-m`) or code (`-c`).
+
+`run_as_main` is what a process of its own does for `python script.py args…`: children that the program starts, classes
+that it pickles and what it reads about itself are as under plain Python. It needs no tinygrad.
+"""
+
+from __future__ import annotations
+
+import builtins
+import hashlib
+import importlib.machinery
+import importlib.util
+import shlex
+import sys
+import traceback
+import types
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from kcg.errors import UsageError
+
+TEXT_LENGTH = 300  # characters that are said of somebody else's message
+
+
+class Form(StrEnum):
+    """How a program is named on Python's command line."""
+
+    SCRIPT = "script"
+    MODULE = "module"
+    CODE = "code"
+
+
+_OPTIONS = {"-m": Form.MODULE, "-c": Form.CODE}
+
+
+@dataclass(frozen=True)
+class Program:
+    """What `python` runs: the path of a script, the name of a module or package, or code, with its arguments."""
+
+    form: Form
+    what: str
+    arguments: tuple[str, ...] = ()
+
+    @property
+    def command(self) -> list[str]:
+        """Python's own arguments that run it."""
+        options = [option for option, form in _OPTIONS.items() if form == self.form]
+        return [*options, self.what, *self.arguments]
+
+    @property
+    def name(self) -> str:
+        """A short name: of a script its file's, of code one that tells it from other code."""
+        match self.form:
+            case Form.SCRIPT:
+                return Path(self.what).stem
+            case Form.MODULE:
+                return self.what
+            case Form.CODE:
+                return f"code-{hashlib.sha256(self.what.encode('utf-8', 'surrogatepass')).hexdigest()[:8]}"
+
+    @property
+    def label(self) -> str:
+        """What messages call it."""
+        match self.form:
+            case Form.SCRIPT:
+                return self.what
+            case Form.MODULE:
+                return f"-m {self.what}"
+            case Form.CODE:
+                lines = self.what.strip().splitlines() or [""]
+                shown = lines[0] if len(lines) == 1 and len(lines[0]) <= 60 else lines[0][:60] + "…"
+                return f"-c {shlex.quote(shown)}"
+
+
+def program_of(words: Sequence[str]) -> Program:
+    """The program of `SCRIPT args…`, `-m MODULE args…` or `-c CODE args…`. Raises UsageError where there is none."""
+    first, *rest = words or ("",)
+    if first not in _OPTIONS:
+        return Program(Form.SCRIPT, first, tuple(rest))
+    if not rest:
+        raise UsageError(f"{first} needs {'the name of a module' if first == '-m' else 'the code'} after it")
+    return Program(_OPTIONS[first], rest[0], tuple(rest[1:]))
+
+
+def check_program(program: Program) -> None:
+    """Raises UsageError for what Python could not start, with what to do. A module is looked up when it is run."""
+    if program.form == Form.MODULE and program.what.endswith(".py"):
+        name = ".".join(Path(program.what).with_suffix("").parts)
+        raise UsageError(f"-m {program.what}: -m takes the name of a module, such as {name}")
+    if program.form == Form.MODULE and not all(program.what.split(".")):
+        raise UsageError(f"-m {program.what!r} is no name of a module: write package.module")
+    if program.form != Form.SCRIPT:
+        return
+    path = Path(program.what)
+    if path.suffix.lower() == ".ipynb":
+        raise UsageError(
+            f"{path} is a notebook: export it with `jupyter nbconvert --to script {shlex.quote(str(path))}` and give the "
+            f"{path.with_suffix('.py').name} that it writes"
+        )
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder: give a script in it, or run it as a package with -m")
+    if not path.is_file():
+        raise UsageError(f"there is no script {path}")
+
+
+# ---- in the process that becomes the program ----
+
+
+class _ScriptLoader(importlib.machinery.SourceFileLoader):
+    """Loads a script as Python loads the one that it is started with, whose code it does not keep beside it."""
+
+    def set_data(self, path: str, data: Any, *, _mode: int = 0o666) -> None:
+        """Keep nothing."""
+
+
+def run_as_main(program: Program) -> None:
+    """Do in this process what `python` does with a program, and let out whatever it raises.
+
+    The program's module stays `__main__` after it, for its threads and exit handlers; `runpy` would take it away.
+    Raises UsageError where there is no such module, as Python says it in one line.
+    """
+    main = types.ModuleType("__main__")
+    main.__dict__["__builtins__"] = builtins
+    sys.modules["__main__"] = main
+    if "multiprocessing" in sys.modules:
+        # multiprocessing makes this alias when it is imported; what a spawned child returns is pickled under it
+        sys.modules["__mp_main__"] = main
+    sys.orig_argv = [*sys.orig_argv[:1], *program.command]
+    _start(program, main)()
+
+
+def _start(program: Program, main: types.ModuleType) -> Callable[[], None]:
+    """Set up what the program sees of itself; what is returned executes it."""
+    in_path = not sys.flags.safe_path  # sys.path begins with the working folder, for `python -m`
+    match program.form:
+        case Form.SCRIPT:
+            path = str(Path(program.what).absolute())
+            loader = _ScriptLoader("__main__", path)
+            main.__dict__.update(__file__=path, __cached__=None, __package__=None, __loader__=loader)
+            sys.argv = [program.what, *program.arguments]
+            if in_path:
+                sys.path[0] = str(Path(path).resolve().parent)
+            return lambda: loader.exec_module(main)
+        case Form.MODULE:
+            sys.argv = ["-m", *program.arguments]
+            spec = _module_spec(program.what)
+            assert spec.origin is not None
+            sys.argv[0] = spec.origin
+            main.__dict__.update(
+                __file__=spec.origin, __cached__=getattr(spec, "cached", None), __package__=spec.parent, __loader__=spec.loader,
+                __spec__=spec,
+            )  # fmt: skip
+            code = spec.loader.get_code(spec.name)  # type: ignore[union-attr]
+            return lambda: exec(code, main.__dict__)
+        case Form.CODE:
+            sys.argv = ["-c", *program.arguments]
+            main.__dict__.update(__package__=None, __loader__=importlib.machinery.BuiltinImporter)
+            if in_path:
+                sys.path[0] = ""
+            return lambda: exec(compile(program.what, "<string>", "exec"), main.__dict__)
+
+
+def _module_spec(name: str) -> importlib.machinery.ModuleSpec:
+    """Of a module, or of the `__main__` of a package; packages above it are imported, as `python -m` does."""
+    try:
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.submodule_search_locations is not None:
+            name += ".__main__"
+            spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError) as error:
+        missing = isinstance(error, ModuleNotFoundError) and error.name is not None
+        if missing and not (name + ".").startswith(f"{error.name}."):  # type: ignore[union-attr]
+            raise  # it is there, but imports what is not
+        spec = None
+        if isinstance(error, ImportError) and not missing:
+            raise
+    if spec is None or spec.origin is None or not hasattr(spec.loader, "get_code"):
+        raise UsageError(f"there is no module {name} to run with -m: it is looked for in the working folder first")
+    return spec
+
+
+# ---- how it ended ----
+
+
+def exit_text(code: object) -> str:
+    """How a program that called `sys.exit(code)` ended, in words; empty where it ended well."""
+    if code is None or (isinstance(code, int) and code == 0):
+        return ""
+    if isinstance(code, int):
+        return f"ended with exit code {int(code)}"
+    return f"ended with {_line_of(code)!r}"
+
+
+def error_text(program: Program, error: BaseException) -> str:
+    """What a program raised, in words: the exception, file and line, and what to do where the cause is well known."""
+    name, line = type(error).__name__, _line_of(error)
+    text = f"raised {name}{f': {line}' if line else ''}{_place(error)}"
+    if isinstance(error, ImportError) and "relative import" in line:
+        text += f"; {_as_module(program, error)}"
+    return text
+
+
+def _line_of(value: object) -> str:
+    try:
+        text = str(value)
+    except Exception as error:  # of a class of the program
+        text = f"no message: {type(error).__name__}"
+    return next((line.strip()[:TEXT_LENGTH] for line in text.splitlines() if line.strip()), "")
+
+
+def _place(error: BaseException) -> str:
+    """The file and line that raised: the innermost of the program's own, else the one in a library."""
+    if isinstance(error, SyntaxError) and error.filename and error.lineno:
+        return f" ({error.filename}, line {error.lineno})"
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<frozen ")]
+    frames = [f for f in frames if f.filename != __file__]
+    own = [f for f in frames if not _is_installed(f.filename)]
+    if not (chosen := (own or frames)[-1:]):
+        return ""
+    return f" ({chosen[0].filename}, line {chosen[0].lineno})"
+
+
+def _is_installed(file: str) -> bool:
+    """Whether a file is of a library: one that is installed, of Python itself, or kcg's."""
+    folders = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
+    folders += [str(Path(traceback.__file__).parent), str(Path(__file__).parents[1])]
+    return any(file.startswith(folder + "/") for folder in folders)
+
+
+def _as_module(program: Program, error: BaseException) -> str:
+    """Which `-m` to use for a file that imports relatively."""
+    files = [f.filename for f in traceback.extract_tb(error.__traceback__)]
+    path = Path(program.what).absolute()
+    if program.form != Form.SCRIPT or str(path) not in files:
+        return "run it as -m package.module, from the folder that holds the package"
+    parts, folder = [path.stem], path.parent
+    while not parts[1:] or (folder / "__init__.py").is_file():
+        parts.append(folder.name)
+        if folder.parent == folder:
+            break
+        folder = folder.parent
+    return f"run it as -m {'.'.join(reversed(parts))} in {folder}"
