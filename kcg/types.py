@@ -181,6 +181,10 @@ class WorkloadCall:
     seen_as: tuple[SeenAs, ...] = field(default=(), compare=False)  # empty: not known
 
 
+NAMES_SAID = 6
+"""How many kernels that are left out for one reason are named in a line; the rest is counted."""
+
+
 @dataclass(frozen=True)
 class LeftOut:
     """Kernels that a program ran and that are not optimised, for one reason."""
@@ -190,6 +194,16 @@ class LeftOut:
     executions: int
     names: tuple[str, ...]  # tinygrad's or their author's, without colours; of many some
     searched_by_beam: bool  # whether `BEAM=N` searches them
+
+    def __str__(self) -> str:
+        """`3 executions of 2 kernels (a, b) are left out: …`."""
+        shown = list(self.names[:NAMES_SAID])
+        if shown and (rest := self.kernels - len(shown)) > 0:
+            shown.append(f"{rest} more")
+        executions = f"{self.executions} execution{'s' * (self.executions != 1)}"
+        names = f" ({', '.join(shown)})" if shown else ""
+        kernels = f"{self.kernels} kernel{'s' * (self.kernels != 1)}{names}"
+        return f"{executions} of {kernels} {'is' if self.executions == 1 else 'are'} left out: {self.reason}"
 
 
 @dataclass(frozen=True)
@@ -387,7 +401,7 @@ class Result:
     clocks: tuple[tuple[str, float, float, float], ...] = ()  # what the device told: name, least, median, most
     phases: tuple[tuple[str, float], ...] = ()  # seconds of each part of the run, which `search_s` is the sum of
     left_out: tuple[LeftOut, ...] = ()  # what else the program ran
-    seen_as: tuple[tuple[str, SeenAs], ...] = ()  # id of a kernel, and how the program asked for it; maybe several times
+    seen_as: tuple[tuple[str, SeenAs], ...] = ()  # id of a kernel, and one way in which the program asked for it
 
     @property
     def plan(self) -> Plan:

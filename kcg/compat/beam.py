@@ -39,10 +39,10 @@ def run_beam(ast: UOp, width: int) -> tuple[Schedule, int]:
 
 
 def cache_key(
-    ast: UOp, width: int, device: str | tuple[str, ...], renderer: Any, *, name: str = ""
+    ast: UOp, width: int, device: str | tuple[str, ...] | None, renderer: Any, *, name: str = ""
 ) -> dict[str, Any]:
-    """The key under which tinygrad's BEAM of `width` keeps the Opts of a normalised AST on `device`, or on several that
-    share its work; `name` is its author's, if that gave it one.
+    """The key under which tinygrad's BEAM of `width` keeps the Opts of a normalised AST on `device`, on several that
+    share its work, or on none, which custom kernels name; `name` is its author's, if that gave it one.
 
     `pm_beam` writes the width into the kernel's info before the search, so the AST's own key holds it too.
     """

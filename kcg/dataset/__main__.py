@@ -118,6 +118,8 @@ def capture(
     program: Annotated[
         list[str] | None, typer.Argument(help="after --: SCRIPT args…, -m MODULE args… or -c CODE args…")
     ] = None,
+    module: Annotated[str | None, typer.Option("-m", help="a module or package to run, as of python")] = None,
+    code: Annotated[str | None, typer.Option("-c", help="code to run, as of python")] = None,
     out: Annotated[Path, typer.Option(help="the journal that gets the kernels")] = Path("captured.sqlite"),
     device: Annotated[str, typer.Option(help="auto, CPU, CUDA …")] = "auto",
     workloads: Annotated[str, typer.Option(help="instead of a program: NAME, NAME/PRESET, NAME/all or zoo")] = "",
@@ -132,13 +134,14 @@ def capture(
     from kcg.workloads.program import program_of
     from kcg.workloads.script import capture_program
 
-    if (not program) == (not workloads):
-        raise UsageError("capture takes a program, or --workloads")
-    if not program:
+    words = [*(["-m", module] if module else ["-c", code] if code else ()), *(program or ())]
+    if (not words) == (not workloads) or (module and code):
+        raise UsageError("capture takes a program, or --workloads: a script, -m MODULE or -c CODE")
+    if not words:
         _capture_workloads(workloads, out, device)
         return ExitCode.OK
 
-    captured = capture_program(program_of(program), dev=choose_device(device).dev)
+    captured = capture_program(program_of(words), dev=choose_device(device).dev)
     for line in captured.lines:
         typer.echo(f"kcg: {line}", err=True)
     workload = captured.workload

@@ -105,7 +105,9 @@ def _workload(
         raise UsageError("-m and -c: choose one")
     words = sys.argv[1:]
     if workload is not None and ("--" not in words or workload in words[: words.index("--")]):
-        raise UsageError(f"{workload} and {'-m' if code is None else '-c'}: choose one; a program's arguments come after --")
+        raise UsageError(
+            f"{workload} and {'-m' if code is None else '-c'}: choose one; a program's arguments come after --"
+        )
     form, what = (Form.MODULE, module) if code is None else (Form.CODE, code)
     return str(what), form, (*(() if workload is None else (workload,)), *script_args)
 

@@ -60,13 +60,10 @@ def left_out(
     for call in elsewhere:
         reason = f"on {call.device.split(':')[0]}, where kernels of {device} are recorded"
         found[reason, True][call.ast.key.hex(), call.name] += call.calls
-    left = [
-        LeftOut(
-            reason, len(counts), counts.total(), tuple(dict.fromkeys(name for (_, name), _ in counts.most_common()))[:names_kept],
-            searched,
-        )
-        for (reason, searched), counts in found.items()
-    ]  # fmt: skip
+    left = []
+    for (reason, searched), counts in found.items():
+        names = tuple(dict.fromkeys(name for (_, name), _ in counts.most_common()))
+        left.append(LeftOut(reason, len(counts), counts.total(), names[:names_kept], searched))
     return tuple(sorted(left, key=lambda one: -one.kernels))
 
 

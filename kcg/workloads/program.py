@@ -18,7 +18,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
 
 from kcg.errors import UsageError
 
@@ -96,10 +95,8 @@ def check_program(program: Program) -> None:
         return
     path = Path(program.what)
     if path.suffix.lower() == ".ipynb":
-        raise UsageError(
-            f"{path} is a notebook: export it with `jupyter nbconvert --to script {shlex.quote(str(path))}` and give the "
-            f"{path.with_suffix('.py').name} that it writes"
-        )
+        export = f"jupyter nbconvert --to script {shlex.quote(str(path))}"
+        raise UsageError(f"{path} is a notebook: export it with `{export}` and give {path.with_suffix('.py')} instead")
     if path.is_dir():
         raise UsageError(f"{path} is a folder: give a script in it, or run it as a package with -m")
     if not path.is_file():
@@ -107,13 +104,6 @@ def check_program(program: Program) -> None:
 
 
 # ---- in the process that becomes the program ----
-
-
-class _ScriptLoader(importlib.machinery.SourceFileLoader):
-    """Loads a script as Python loads the one that it is started with, whose code it does not keep beside it."""
-
-    def set_data(self, path: str, data: Any, *, _mode: int = 0o666) -> None:
-        """Keep nothing."""
 
 
 def run_as_main(program: Program) -> None:
@@ -138,20 +128,21 @@ def _start(program: Program, main: types.ModuleType) -> Callable[[], None]:
     match program.form:
         case Form.SCRIPT:
             path = str(Path(program.what).absolute())
-            loader = _ScriptLoader("__main__", path)
+            loader = importlib.machinery.SourceFileLoader("__main__", path)
             main.__dict__.update(__file__=path, __cached__=None, __package__=None, __loader__=loader)
             sys.argv = [program.what, *program.arguments]
             if in_path:
                 sys.path[0] = str(Path(path).resolve().parent)
-            return lambda: loader.exec_module(main)
+            # not by the loader, which would keep the compiled code beside the script
+            return lambda: exec(_compiled(loader.get_data(path), path), main.__dict__)
         case Form.MODULE:
             sys.argv = ["-m", *program.arguments]
             spec = _module_spec(program.what)
             assert spec.origin is not None
             sys.argv[0] = spec.origin
             main.__dict__.update(
-                __file__=spec.origin, __cached__=getattr(spec, "cached", None), __package__=spec.parent, __loader__=spec.loader,
-                __spec__=spec,
+                __file__=spec.origin, __cached__=getattr(spec, "cached", None), __package__=spec.parent,
+                __loader__=spec.loader, __spec__=spec,
             )  # fmt: skip
             code = spec.loader.get_code(spec.name)  # type: ignore[union-attr]
             return lambda: exec(code, main.__dict__)
@@ -160,7 +151,11 @@ def _start(program: Program, main: types.ModuleType) -> Callable[[], None]:
             main.__dict__.update(__package__=None, __loader__=importlib.machinery.BuiltinImporter)
             if in_path:
                 sys.path[0] = ""
-            return lambda: exec(compile(program.what, "<string>", "exec"), main.__dict__)
+            return lambda: exec(_compiled(program.what, "<string>"), main.__dict__)
+
+
+def _compiled(source: str | bytes, name: str) -> types.CodeType:
+    return compile(source, name, "exec", dont_inherit=True)  # of this file, which imports from __future__
 
 
 def _module_spec(name: str) -> importlib.machinery.ModuleSpec:
@@ -168,8 +163,7 @@ def _module_spec(name: str) -> importlib.machinery.ModuleSpec:
     try:
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.submodule_search_locations is not None:
-            name += ".__main__"
-            spec = importlib.util.find_spec(name)
+            spec = importlib.util.find_spec(f"{name}.__main__")
     except (ImportError, ValueError) as error:
         missing = isinstance(error, ModuleNotFoundError) and error.name is not None
         if missing and not (name + ".").startswith(f"{error.name}."):  # type: ignore[union-attr]
@@ -194,13 +188,17 @@ def exit_text(code: object) -> str:
     return f"ended with {_line_of(code)!r}"
 
 
-def error_text(program: Program, error: BaseException) -> str:
-    """What a program raised, in words: the exception, file and line, and what to do where the cause is well known."""
-    name, line = type(error).__name__, _line_of(error)
-    text = f"raised {name}{f': {line}' if line else ''}{_place(error)}"
-    if isinstance(error, ImportError) and "relative import" in line:
-        text += f"; {_as_module(program, error)}"
-    return text
+def error_text(error: BaseException) -> str:
+    """What a program raised, in words: the exception, file and line."""
+    name, line = type(error).__name__, _line_of(error.msg if isinstance(error, SyntaxError) else error)
+    return f"raised {name}{f': {line}' if line else ''}{_place(error)}"
+
+
+def advice_on(program: Program, error: BaseException) -> str:
+    """What to do where the cause of what a program raised is well known; else empty."""
+    if isinstance(error, ImportError) and "relative import" in _line_of(error):
+        return _as_module(program, error)
+    return ""
 
 
 def _line_of(value: object) -> str:

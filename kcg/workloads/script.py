@@ -29,15 +29,14 @@ from kcg.commandline import counted
 from kcg.errors import KcgError, ScriptError, UsageError
 from kcg.files import write_whole
 from kcg.types import Kernel, LeftOut, Region, Workload, WorkloadCall
-from kcg.workloads.program import Form, Program, check_program, error_text, exit_text, run_as_main
+from kcg.workloads.program import Form, Program, advice_on, check_program, error_text, exit_text, run_as_main
 
 if TYPE_CHECKING:
     from kcg.compat.capture import Recorder
 
 PREFIX = "script:"  # of the names of recorded workloads: no family of the zoo has one like it
 NAME_LENGTH = 80  # characters of a workload's name and of its preset
-NAMES_SAID = 6  # of the kernels that are left out for one reason; the rest is counted
-NAMES_KEPT = 20  # of them, in a result
+NAMES_KEPT = 20  # of the kernels that are left out for one reason, in a result
 
 INTERRUPT_AGAIN_S = 2.0  # a script that Ctrl-C has not ended by then is told again
 KILL_S = 5.0
@@ -54,7 +53,7 @@ class Captured:
     @property
     def lines(self) -> tuple[str, ...]:
         """All of it: the notes, and a line for every reason for which kernels are left out."""
-        return (*self.notes, *(left_out_text(left) for left in self.workload.left_out))
+        return (*self.notes, *map(str, self.workload.left_out))
 
 
 def workload_name(program: Program) -> str:
@@ -69,16 +68,6 @@ def bounded(text: str) -> str:
     if plain == text and len(text) <= NAME_LENGTH:
         return text
     return f"{plain[: NAME_LENGTH - 10]}… {hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()[:8]}"
-
-
-def left_out_text(left: LeftOut) -> str:
-    """`3 executions of 2 kernels (a, b) are left out: …`."""
-    kernels = counted(left.kernels, "kernel")
-    shown = list(left.names[:NAMES_SAID])
-    if (rest := left.kernels - len(shown)) and shown:
-        shown.append(f"{rest} more")
-    names = f" ({', '.join(shown)})" if shown else ""
-    return f"{_executions(left.executions, kernels + names)} left out: {left.reason}"
 
 
 def capture_program(program: Program, *, dev: str) -> Captured:
@@ -183,6 +172,7 @@ class _Recording:
     def __init__(self, out: Path, program: Program, *, dev: str) -> None:
         self.out, self.program, self.dev = out, program, dev
         self.ended = ""  # how, in words, where it did not end well
+        self.advice = ""  # what to do about it, where that is known
         self.error: tuple[str, str] | None = None  # kind and message, where nothing is to be recorded
         self.processes = 0  # that the program started
         self._starting = threading.local()
@@ -219,7 +209,7 @@ class _Recording:
         if isinstance(error, KcgError) and self._recorder.is_empty:
             self.error = ("usage", str(error))
             return
-        self.ended = error_text(self.program, error)
+        self.ended, self.advice = error_text(error), advice_on(self.program, error)
         if sys.excepthook is not sys.__excepthook__:  # of the program, which may save something
             sys.excepthook(type(error), error, error.__traceback__)
 
@@ -307,12 +297,13 @@ class _Recording:
             notes.append(f"{what} that the script started: what runs there is not recorded")
         if workload.calls:
             if self.ended:
-                notes.insert(0, f"{self.program.label} {self.ended}: what it ran before is recorded")
+                advice = f"; {self.advice}" if self.advice else ""
+                notes.insert(0, f"{self.program.label} {self.ended}: what it ran before is recorded{advice}")
             return {**workload_json(workload), "notes": notes}
         if self.ended:
-            ran = "before it ran a tinygrad kernel that can be recorded"
-            return {"error": ("script", f"{self.program.label} {self.ended}, {ran}; run it alone first")}
-        notes += [left_out_text(left) for left in workload.left_out]
+            ran, advice = "before it ran a tinygrad kernel that can be recorded", self.advice or "run it alone first"
+            return {"error": ("script", f"{self.program.label} {self.ended}, {ran}; {advice}")}
+        notes += map(str, workload.left_out)
         why = "; ".join(notes) or "does it realise its tensors?"
         return {"error": ("script", f"{self.program.label} ran no tinygrad kernel that can be recorded: {why}")}
 
@@ -321,7 +312,7 @@ _kept: list[contextlib.ExitStack] = []  # closed by the end of the process
 
 
 def _workload_and_notes(recorder: Recorder, program: Program, device: str) -> tuple[Workload, list[str]]:
-    """What a program ran on `device`, with what is left out of it, and a line for everything else that is to be said."""
+    """What a program ran on `device`, with what is left out of it, and a line for all else that is to be said."""
     name, preset = workload_name(program), bounded(shlex.join(program.arguments))
     if recorder.is_empty:
         return Workload(name, preset, ()), []  # without importing tinygrad
@@ -335,7 +326,7 @@ def _workload_and_notes(recorder: Recorder, program: Program, device: str) -> tu
     workload = replace(workload, left_out=left_out(recorder, refused, elsewhere, device=device, names_kept=NAMES_KEPT))
     notes = []
     if recorder.queued:
-        notes.append(f"{_executions(recorder.queued, 'kernels by HCQ2=1, which shows no ASTs,')} left out")
+        notes.append(f"{counted(recorder.queued, 'execution')} by HCQ2=1, which shows no ASTs, left out")
     few = thinned(workload)
     if len(few.calls) < len(workload.calls):
         notes.append(
@@ -345,12 +336,8 @@ def _workload_and_notes(recorder: Recorder, program: Program, device: str) -> tu
     return few, notes
 
 
-def _executions(number: int, of: str) -> str:
-    return f"{counted(number, 'execution')} of {of} {'is' if number == 1 else 'are'}"
-
-
 def main() -> None:
-    """`python -m kcg.workloads.script OUT FORM WHAT args…`: record a program and write its workload, or why not, to OUT."""
+    """`python -m kcg.workloads.script OUT FORM WHAT args…`: record a program into OUT, or say there why not."""
     out, form, what, *arguments = sys.argv[1:]
     _Recording(Path(out), Program(Form(form), what, tuple(arguments)), dev=os.environ["DEV"]).run()
 

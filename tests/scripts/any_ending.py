@@ -3,16 +3,22 @@
 import argparse
 import atexit
 import os
+import signal
 import sys
 import threading
 import time
 
-from neighbour import table  # a module beside the script
+from neighbour import divided, table  # a module beside the script
 
 parser = argparse.ArgumentParser()
 parser.add_argument("how")
 parser.add_argument("--idle", action="store_true")
 settings = parser.parse_args()
+
+
+class Odd(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no text")
 
 
 def work(size: int) -> float:
@@ -40,8 +46,21 @@ match settings.how:
         os._exit(0)
     case "leave-4":
         os._exit(4)
+    case "exit-true":
+        sys.exit(True)
     case "raise":
-        raise RuntimeError("the loss is\nnot a number")
+        raise RuntimeError("the loss is\nnot a number")  # here: raise
+    case "assert":
+        assert not table(2).shape  # here: assert
+    case "below":
+        divided(0)
+    case "odd":
+        raise Odd  # here: odd
+    case "told":
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(60)
+    case "interrupt":
+        signal.raise_signal(signal.SIGINT)  # here: interrupt
     case "killed":
         os.kill(os.getpid(), 9)
     case "replaced":

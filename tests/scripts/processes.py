@@ -1,6 +1,8 @@
-"""A program with workers of its own, as for loading data: one started afresh, which imports this file, one forked."""
+"""A program with workers of its own, as for loading data: one started afresh, which imports this file,
+one forked by multiprocessing, one forked by hand, which fails."""
 
 import multiprocessing
+import os
 
 from tinygrad import Tensor
 
@@ -20,4 +22,7 @@ if __name__ == "__main__":
     forked = multiprocessing.get_context("fork").Process(target=work, args=(5,))
     forked.start()
     forked.join()
+    if (child := os.fork()) == 0:
+        raise SystemExit(7)
+    print(f"child ended with {os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}", flush=True)
     print(f"sum {table(6).clone().realize().sum().item():.1f}")
