@@ -181,7 +181,7 @@ class WorkloadCall:
     seen_as: tuple[SeenAs, ...] = field(default=(), compare=False)  # empty: not known
 
 
-NAMES_SAID = 6
+_NAMES_SAID = 6
 """How many kernels that are left out for one reason are named in a line; the rest is counted."""
 
 
@@ -197,7 +197,7 @@ class LeftOut:
 
     def __str__(self) -> str:
         """`3 executions of 2 kernels (a, b) are left out: …`."""
-        shown = list(self.names[:NAMES_SAID])
+        shown = list(self.names[:_NAMES_SAID])
         if shown and (rest := self.kernels - len(shown)) > 0:
             shown.append(f"{rest} more")
         executions = f"{self.executions} execution{'s' * (self.executions != 1)}"

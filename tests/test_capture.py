@@ -171,7 +171,7 @@ def test_kernels_are_recorded_whatever_their_name_if_their_schedule_is_free() ->
     captured = capture_of(SCRIPTS / "hand_written.py")
     assert captured.lines == (
         "2 executions of 1 kernel (fixed_sums) are left out: the schedule is fixed by the author",
-        "1 execution of 1 kernel (E_16) is left out: not encodable: AST node 3: axis type 'GLOBAL' is not allowed",
+        "1 execution of 1 kernel (E_4_4) is left out: not encodable: AST node 3: axis type 'GLOBAL' is not allowed",
     )
     fixed, refused = captured.workload.left_out
     assert not fixed.searched_by_beam and refused.searched_by_beam

@@ -347,11 +347,11 @@ def build_result(session: Session, regions: tuple[RegionResult, ...], *, complet
         warnings=tuple(session.warnings), predictor=session.predictor.name if session.predictor is not None else "",
         expectations=tuple(session.expectations),
         clocks=tuple((name, min(seen), median(seen), max(seen)) for name, seen in sorted(session.clocks.items())),
-        left_out=session.workload.left_out, seen_as=_seen_as(session.workload, target.device),
+        left_out=session.workload.left_out, seen_as=seen_as_of(session.workload, target.device),
     )  # fmt: skip
 
 
-def _seen_as(workload: Workload, device: str) -> tuple[tuple[str, SeenAs], ...]:
+def seen_as_of(workload: Workload, device: str) -> tuple[tuple[str, SeenAs], ...]:
     """How the program asked for its kernels, where that is not by tinygrad's name on the first device."""
     found = {(call.region.id, seen): None for call in workload.calls for seen in call.seen_as}
     return tuple(place for place in found if place[1] != ("", (device,)))

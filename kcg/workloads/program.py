@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import builtins
 import hashlib
+import importlib.abc
 import importlib.machinery
 import importlib.util
 import shlex
 import sys
 import traceback
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -119,11 +120,24 @@ def run_as_main(program: Program) -> None:
         # multiprocessing makes this alias when it is imported; what a spawned child returns is pickled under it
         sys.modules["__mp_main__"] = main
     sys.orig_argv = [*sys.orig_argv[:1], *program.command]
-    _start(program, main)()
+    _Compiled(_start(program, main)).exec_module(main)
 
 
-def _start(program: Program, main: types.ModuleType) -> Callable[[], None]:
-    """Set up what the program sees of itself; what is returned executes it."""
+class _Compiled(importlib.abc.InspectLoader):
+    """Executes code in a module, as Python's own loaders do."""
+
+    def __init__(self, code: types.CodeType | None) -> None:
+        self._code = code
+
+    def get_code(self, fullname: str) -> types.CodeType | None:
+        return self._code
+
+    def get_source(self, fullname: str) -> str | None:
+        return None
+
+
+def _start(program: Program, main: types.ModuleType) -> types.CodeType | None:
+    """Set up what the program sees of itself, and compile it."""
     in_path = not sys.flags.safe_path  # sys.path begins with the working folder, for `python -m`
     match program.form:
         case Form.SCRIPT:
@@ -133,8 +147,8 @@ def _start(program: Program, main: types.ModuleType) -> Callable[[], None]:
             sys.argv = [program.what, *program.arguments]
             if in_path:
                 sys.path[0] = str(Path(path).resolve().parent)
-            # not by the loader, which would keep the compiled code beside the script
-            return lambda: exec(_compiled(loader.get_data(path), path), main.__dict__)
+            # not `get_code`, which would keep it beside the script
+            return loader.source_to_code(loader.get_data(path), path)
         case Form.MODULE:
             sys.argv = ["-m", *program.arguments]
             spec = _module_spec(program.what)
@@ -144,18 +158,13 @@ def _start(program: Program, main: types.ModuleType) -> Callable[[], None]:
                 __file__=spec.origin, __cached__=getattr(spec, "cached", None), __package__=spec.parent,
                 __loader__=spec.loader, __spec__=spec,
             )  # fmt: skip
-            code = spec.loader.get_code(spec.name)  # type: ignore[union-attr]
-            return lambda: exec(code, main.__dict__)
+            return spec.loader.get_code(spec.name)  # type: ignore[union-attr, no-any-return]
         case Form.CODE:
             sys.argv = ["-c", *program.arguments]
             main.__dict__.update(__package__=None, __loader__=importlib.machinery.BuiltinImporter)
             if in_path:
                 sys.path[0] = ""
-            return lambda: exec(_compiled(program.what, "<string>"), main.__dict__)
-
-
-def _compiled(source: str | bytes, name: str) -> types.CodeType:
-    return compile(source, name, "exec", dont_inherit=True)  # of this file, which imports from __future__
+            return importlib.abc.InspectLoader.source_to_code(program.what, "<string>")
 
 
 def _module_spec(name: str) -> importlib.machinery.ModuleSpec:
