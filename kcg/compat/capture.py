@@ -65,7 +65,7 @@ def _devices_of(call: UOp) -> tuple[str, ...]:
 
 
 def calls_of(*tensors: Any) -> list[CapturedCall]:
-    """The kernel calls that realising `tensors` would make, without allocating anything.
+    """The kernel calls that realising `tensors` would make, without allocating anything; none whose schedule is fixed.
 
     Equal ASTs with equal variables are counted together, in the order of their first call.
     """
@@ -107,7 +107,7 @@ def _counted(linear: UOp, values: Mapping[str, int]) -> list[CapturedCall]:
 
     counts: dict[tuple[UOp, Variables], CapturedCall] = {}
     for call in linear.src:
-        if call.op is not Ops.CALL or call.src[0].op is not Ops.SINK:
+        if call.op is not Ops.CALL or call.src[0].op is not Ops.SINK or why_fixed(call.src[0]):
             continue
         ast, devices = call.src[0], _devices_of(call)
         place = (ast, _bound(variable_names(ast), values))

@@ -74,10 +74,11 @@ def generate(
         shown.phase(f"generating into {out}")
         summary = generate_now(settings, say=_teller(shown))
     counts = ", ".join(f"{n} {status}" for status, n in sorted(summary.statuses.items())) or "nothing new"
-    left_out = f", {summary.skipped} kernels left out" if summary.skipped else ""
+    left_out = f", {counted(summary.skipped, 'kernel')} left out" if summary.skipped else ""
     end = "complete" if summary.finished else "budget reached, run again to go on"
     typer.echo(
-        f"{summary.kernels} kernels: {summary.measured} schedules measured in {summary.elapsed_s:.0f} s ({counts}), "
+        f"{counted(summary.kernels, 'kernel')}: {counted(summary.measured, 'schedule')} measured in "
+        f"{summary.elapsed_s:.0f} s ({counts}), "
         f"{summary.already_known} known before{left_out}; compilers busy {summary.compilers_busy:.0%}, "
         f"device {summary.device_busy:.0%}; {end}"
     )
@@ -170,8 +171,8 @@ def _capture_workloads(workloads: str, out: Path, device: str) -> None:
         for workload in workloads_of(CampaignSettings(out, names), wanted, lambda line: shown.phase(line)):
             journal.add_workload(workload)
             count += 1
-        kernels = journal.counts()["kernels"]
-    typer.echo(f"{count} workloads captured, {kernels} distinct kernels in {out}")
+        kernels = counted(journal.counts()["kernels"], "distinct kernel")
+    typer.echo(f"{counted(count, 'workload')} captured, {kernels} in {out}")
 
 
 @app.command()

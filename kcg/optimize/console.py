@@ -202,12 +202,15 @@ def _summary(result: Result) -> list[tuple[str, str]]:
     workload = " ".join(filter(None, (result.workload, result.preset)))
     outcomes = Counter(row.outcome for row in result.regions)
     counts = ", ".join(f"{outcomes[name]} {name}" for name in ("improved", "kept", "quarantined") if outcomes[name])
+    kernels = counted(len({row.region.id for row in result.regions}), "kernel")
+    if len({row.region.id for row in result.regions}) < len(result.regions):
+        kernels += f", with the values of their variables {len(result.regions)}"
     lines = [
         (
             f"{workload}: {format_seconds(before)} → {format_seconds(after)}, {format_speedup(before, after)} as fast",
             "bold",
         ),
-        (f"{counted(len(result.regions), 'kernel')}: {counts or 'none'}", ""),
+        (f"{kernels}: {counts or 'none'}", ""),
         (
             f"{result.measurements} measurements, {result.compilations} compilations, "
             f"{format_seconds(result.search_s)} ({result.search}{_guide(result)}, seed {result.seed})",

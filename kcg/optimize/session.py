@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from kcg.commandline import counted
 from kcg.compat.device import choose_device, prepare
 from kcg.errors import UsageError
 from kcg.measure.protocol import PROTOCOL
@@ -365,7 +366,8 @@ class Session:
         on_cpu = self.choice.device == "CPU"
         if on_cpu:
             meanwhile()
-        self.progress.phase(f"timing {len(self.works)} kernels as tinygrad schedules them")
+        kernels = counted(len({work.call.region.id for work in self.works}), "kernel")
+        self.progress.phase(f"timing {kernels} as tinygrad schedules them")
         waiting = [w for w in self.works if w.space.baseline() not in w.known]
         # on a CPU no sample is taken while one of a batch compiles; on a GPU no compiler waits for the device
         size = max(4, 2 * self.service.compile_workers) if on_cpu else 1
