@@ -185,7 +185,7 @@ def test_processes_that_a_script_starts_are_named(capfd: pytest.CaptureFixture[s
     captured = capture_of(SCRIPTS / "processes.py")
     said = capfd.readouterr().err
     assert "[9, 16]" in said and "sum 85.0" in said and "child ended with 7" in said
-    assert captured.lines == ("3 processes that the script started: what runs there is not recorded",)
+    assert captured.lines == ("4 processes that the program started: what runs there is not recorded",)
     assert sum(c.calls for c in captured.workload.calls) == 1
 
 
@@ -249,6 +249,14 @@ def test_a_script_that_fails_before_its_first_kernel_is_one_line(
     assert "Traceback" not in capfd.readouterr().err
 
 
+def test_a_programs_own_hook_for_exceptions_is_called(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    script = tmp_path / "hooked.py"
+    script.write_text("import sys\nsys.excepthook = lambda *seen: print('hooked', seen[0].__name__)\n1 / 0\n")
+    with pytest.raises(ScriptError, match="raised ZeroDivisionError"):
+        capture_of(script)
+    assert "hooked ZeroDivisionError" in capfd.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("how", "says"),
     [
@@ -262,7 +270,7 @@ def test_what_cannot_be_recorded_is_one_line(how: str, says: str) -> None:
         capture_of(script, how, "--idle")
 
 
-@pytest.mark.parametrize("how", ["wait", "save"])
+@pytest.mark.parametrize("how", ["wait", "save", "deaf"])
 @pytest.mark.parametrize("idle", [True, False])
 def test_ctrl_c_ends_a_capture_without_a_traceback_and_keeps_what_ran(how: str, idle: bool, tmp_path: Path) -> None:
     script = SCRIPTS / "any_ending.py"
@@ -284,6 +292,7 @@ def test_ctrl_c_ends_a_capture_without_a_traceback_and_keeps_what_ran(how: str, 
     else:
         assert "2 kernels, executed 2 times" in printed
         assert any("raised KeyboardInterrupt" in line for line in said) == (how == "wait")
+        assert any("was ended by SIGTERM" in line for line in said) == (how == "deaf")
 
 
 def test_a_name_is_one_bounded_line() -> None:

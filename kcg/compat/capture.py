@@ -164,7 +164,7 @@ class Recorder:
     asts: dict[str, UOp] = field(default_factory=dict)  # tag -> AST before optimisation
     counts: dict[tuple[str, Variables, str], int] = field(default_factory=dict)  # tag, variables, device
     names: dict[str, str] = field(default_factory=dict)  # tag -> tinygrad's name of the program, without colours
-    unrecorded: dict[Unrecorded, int] = field(default_factory=dict)  # executions of programs that are no candidates
+    others: dict[Unrecorded, int] = field(default_factory=dict)  # executions of programs that are no candidates
     queued: int = 0  # executions that tinygrad put into hardware queues of its own (HCQ2=1), where no AST is known
     _variables: dict[str, frozenset[str]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -172,7 +172,7 @@ class Recorder:
     @property
     def is_empty(self) -> bool:
         """Whether nothing was executed."""
-        return not (self.counts or self.unrecorded or self.queued)
+        return not (self.counts or self.others or self.queued)
 
     def calls(self) -> list[CapturedCall]:
         """Every kernel that was executed and is a candidate, with its count."""
@@ -182,6 +182,11 @@ class Recorder:
             CapturedCall(self.asts[tag], variables, n, device, self.names[tag])
             for (tag, variables, device), n in counts.items()
         ]
+
+    def unrecorded(self) -> dict[Unrecorded, int]:
+        """How often every program was executed that is no candidate."""
+        with self._lock:
+            return dict(self.others)
 
     def saw_compiled(self, before: UOp, after: UOp) -> UOp:
         """Remember which AST each program of a linear came from. Returns the linear with tagged calls."""
@@ -225,7 +230,7 @@ class Recorder:
 
     def _count_unrecorded(self, key: str, name: str, reason: str, executions: int) -> None:
         place = Unrecorded(key, name, reason)
-        self.unrecorded[place] = self.unrecorded.get(place, 0) + executions
+        self.others[place] = self.others.get(place, 0) + executions
 
     def watch(self, realize: Any) -> Callable[[], None]:
         """Put the hooks into the module `tinygrad.engine.realize`; what is returned takes them out again."""

@@ -53,7 +53,7 @@ def left_out(
     """What a program ran besides its workload on `device`: kernels that are no candidates, `refused` ones, and those
     `elsewhere`. One for each reason, the most kernels first."""
     found: dict[tuple[str, bool], Counter[tuple[str, str]]] = defaultdict(Counter)
-    for one, executions in recorder.unrecorded.items():
+    for one, executions in recorder.unrecorded().items():
         found[one.reason, one.reason == PARTLY_FIXED][one.key, one.name] += executions
     for reason, counts in refused.items():
         found[f"not encodable: {reason}", True].update(counts)

@@ -38,7 +38,9 @@ PREFIX = "script:"  # of the names of recorded workloads: no family of the zoo h
 NAME_LENGTH = 80  # characters of a workload's name and of its preset
 NAMES_KEPT = 20  # of the kernels that are left out for one reason, in a result
 
+ENDING = (signal.SIGTERM, signal.SIGHUP)  # signals that end a process, which this one records before
 INTERRUPT_AGAIN_S = 2.0  # a script that Ctrl-C has not ended by then is told again
+TERMINATE_S = 5.0  # and then is told to end, if it does not listen
 KILL_S = 5.0
 
 
@@ -116,10 +118,10 @@ def _run(command: Sequence[str], environment: dict[str, str]) -> tuple[int, bool
             return child.wait(), False
         except KeyboardInterrupt:
             # a terminal interrupts the script as well, which may still have something to save
-            for patience in (INTERRUPT_AGAIN_S, KILL_S):
+            for patience, then in ((INTERRUPT_AGAIN_S, signal.SIGINT), (TERMINATE_S, signal.SIGTERM)):
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     return child.wait(patience), True
-                child.send_signal(signal.SIGINT)
+                child.send_signal(then)
             return child.wait(KILL_S), True
     except subprocess.TimeoutExpired:
         raise KeyboardInterrupt from None
@@ -178,6 +180,7 @@ class _Recording:
         self._starting = threading.local()
         self._pid = os.getpid()
         self._written = False
+        self._finishing = threading.RLock()
         self._recorder: Recorder | None = None
 
     def run(self) -> None:
@@ -186,6 +189,8 @@ class _Recording:
 
         atexit.register(self.finish)  # the first that is registered is the last that runs
         self._watch_exit()
+        self._watch_signals()
+        self._watch_programs()
         # all of it stays in place until the process ends: threads and exit handlers of the script may run kernels too
         stays = contextlib.ExitStack()
         stays.enter_context(when_imported("multiprocessing.process", self._watch_processes))
@@ -214,7 +219,7 @@ class _Recording:
             sys.excepthook(type(error), error, error.__traceback__)
 
     def _watch_exit(self) -> None:
-        """`os._exit` ends a process without exit handlers, and so do signals that tell it to end and `os.exec`."""
+        """`os._exit` ends a process without exit handlers."""
         leave = os._exit
 
         def leave_after_writing(code: int) -> None:
@@ -225,6 +230,9 @@ class _Recording:
 
         os._exit = leave_after_writing  # type: ignore[assignment]
 
+    def _watch_signals(self) -> None:
+        """So do signals that tell it to end, unless the program handles them, or they are ignored, as by `nohup`."""
+
         def end(number: int, frame: object) -> None:
             if os.getpid() == self._pid:
                 self.ended = f"was ended by {signal.Signals(number).name}"
@@ -232,16 +240,18 @@ class _Recording:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
 
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(number) == signal.SIG_DFL:  # else it is ignored, as by nohup
-                signal.signal(number, end)
-
-        def end_in_a_child() -> None:
-            for number in (signal.SIGTERM, signal.SIGHUP):
+        def end_at_once() -> None:
+            for number in ENDING:
                 if signal.getsignal(number) is end:
                     signal.signal(number, signal.SIG_DFL)
 
-        os.register_at_fork(after_in_child=end_in_a_child)
+        for number in ENDING:
+            if signal.getsignal(number) == signal.SIG_DFL:
+                signal.signal(number, end)
+        os.register_at_fork(after_in_child=end_at_once)
+
+    def _watch_programs(self) -> None:
+        """`os.exec` replaces the process; what is started as another Python is counted."""
 
         def audit(event: str, arguments: tuple[Any, ...]) -> None:
             if event == "os.exec" and os.getpid() == self._pid and not self._written:
@@ -249,6 +259,8 @@ class _Recording:
                 self.ended = f"replaced its process by {os.fsdecode(arguments[0])}, which is not recorded"
                 self._write()
                 self.ended = before  # what is to replace it may not exist
+            elif event == "subprocess.Popen" and os.getpid() == self._pid:
+                self.processes += Path(os.fsdecode(arguments[0])).name.startswith("python")
 
         sys.addaudithook(audit)
 
@@ -272,12 +284,16 @@ class _Recording:
 
     def finish(self) -> None:
         """Write the answer, once, and only in the process of the program itself: not in one that it forked."""
-        if self._written or os.getpid() != self._pid:
+        if os.getpid() != self._pid:
             return
-        self._written = True
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
-        self._write()
+        with self._finishing:  # a thread that ends the process waits until it is written
+            if self._written:
+                return
+            self._written = True
+            if threading.current_thread() is threading.main_thread():
+                for number in (signal.SIGINT, *ENDING):
+                    signal.signal(number, signal.SIG_IGN)
+            self._write()
 
     def _write(self) -> None:
         try:
@@ -294,7 +310,7 @@ class _Recording:
         workload, notes = _workload_and_notes(self._recorder, self.program, self.dev.split(":")[0])
         if self.processes:
             what = counted(self.processes, "process", "processes")
-            notes.append(f"{what} that the script started: what runs there is not recorded")
+            notes.append(f"{what} that the program started: what runs there is not recorded")
         if workload.calls:
             if self.ended:
                 advice = f"; {self.advice}" if self.advice else ""

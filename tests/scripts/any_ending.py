@@ -68,6 +68,10 @@ match settings.how:
     case "later":
         threading.Thread(target=later).start()
         atexit.register(later)
+    case "deaf":
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        print("waiting", flush=True)
+        time.sleep(600)
     case "wait" | "save":
         try:
             print("waiting", flush=True)
