@@ -9,9 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from markupsafe import escape
 
 from kcg.dataset.journal import Journal
 from kcg.errors import ExitCode, ScriptError, UsageError
+from kcg.optimize.result import read_result
 from kcg.optimize.settings import Settings
 from kcg.workloads.program import Form, Program, check_program, program_of
 from kcg.workloads.script import capture_program
@@ -168,3 +170,22 @@ def test_optimize_takes_a_module_and_code_as_python_does(tmp_path: Path) -> None
     command = [sys.executable, "-m", "kcg.optimize", "flux", "-m", "package"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == ExitCode.USAGE and "flux and -m: choose one" in done.stderr
+
+
+def test_an_optimisation_goes_on_with_what_a_failing_program_ran_and_names_what_it_leaves_out(tmp_path: Path) -> None:
+    script, folder = tmp_path / "failing.py", tmp_path / "out"
+    text = f"import sys; sys.path.append({str(SCRIPTS)!r})\nimport hand_written\nassert False, 'no more'\n"
+    script.write_text(text)
+    command = [sys.executable, "-m", "kcg.optimize", str(script), "--measurements", "0", "--report", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode in (ExitCode.OK, ExitCode.NOTHING_IMPROVED), done.stderr
+    result = read_result(folder / "RESULT.json")
+    ended = f"{script} raised AssertionError: no more ({script}, line 3): what it ran before is recorded"
+    assert ended in result.warnings
+    assert [(left.kernels, left.executions, left.names) for left in result.left_out] == [
+        (1, 2, ("fixed_sums",)), (1, 1, ("E_4_4",)),
+    ]  # fmt: skip
+    assert {name for _, (name, _) in result.seen_as} == {"doubled"}
+    page, printed = (folder / "report.html").read_text(), " ".join(done.stdout.split())
+    for line in (ended, *map(str, result.left_out)):
+        assert f"kcg: {line}" in done.stderr and line in printed and str(escape(line)) in page
