@@ -203,17 +203,17 @@ def test_nothing_is_lost_however_a_script_ends_well(how: str, kernels: int) -> N
 
 
 FAILING = [
-    ("exit-3", "ended with exit code 3"),
-    ("exit-text", "ended with 'no data here'"),
-    ("exit-true", "ended with exit code 1"),
-    ("leave-4", "ended with exit code 4"),
+    ("exit-3", "ended with exit code 3 ({script}, line {exit_3})"),
+    ("exit-text", "ended with 'no data here' ({script}, line {exit_text})"),
+    ("exit-true", "ended with exit code 1 ({script}, line {exit_true})"),
+    ("leave-4", "ended with exit code 4 ({script}, line {leave_4})"),
     ("raise", "raised RuntimeError: the loss is ({script}, line {raise})"),
     ("assert", "raised AssertionError ({script}, line {assert})"),
     ("below", "raised ZeroDivisionError: division by zero ({folder}/neighbour.py, line {below})"),
     ("odd", "raised Odd: no message: ValueError ({script}, line {odd})"),
-    ("told", "was ended by SIGTERM"),
+    ("told", "was ended by SIGTERM ({script}, line {told})"),
     ("interrupt", "raised KeyboardInterrupt ({script}, line {interrupt})"),
-    ("replaced", "replaced its process by {python}, which is not recorded"),
+    ("replaced", "replaced its process by {python} ({script}, line {replaced})"),
 ]
 
 

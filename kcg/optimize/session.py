@@ -190,10 +190,10 @@ class Session:
 
             self.progress.phase(f"running {program.label} to record its kernels")
             captured = capture_program(program, dev=self.choice.dev)
-            for line in captured.lines:
-                self.progress.line(f"kcg: {line}", important=True)
             if captured.interrupted:
                 raise KeyboardInterrupt
+            for line in captured.lines:
+                self.progress.line(f"kcg: {line}", important=True)
             self.warnings += captured.notes
             self.workload = captured.workload
         else:

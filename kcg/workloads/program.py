@@ -188,19 +188,22 @@ def _module_spec(name: str) -> importlib.machinery.ModuleSpec:
 # ---- how it ended ----
 
 
-def exit_text(code: object) -> str:
-    """How a program that called `sys.exit(code)` ended, in words; empty where it ended well."""
+def exit_text(code: object, stack: traceback.StackSummary) -> str:
+    """How a program that exited with `code` at `stack` ended, in words; empty where it ended well."""
     if code is None or (isinstance(code, int) and code == 0):
         return ""
-    if isinstance(code, int):
-        return f"ended with exit code {int(code)}"
-    return f"ended with {_line_of(code)!r}"
+    how = f"exit code {int(code)}" if isinstance(code, int) else repr(_line_of(code))
+    return f"ended with {how}{place_of(stack)}"
 
 
 def error_text(error: BaseException) -> str:
     """What a program raised, in words: the exception, file and line."""
     name, line = type(error).__name__, _line_of(error.msg if isinstance(error, SyntaxError) else error)
-    return f"raised {name}{f': {line}' if line else ''}{_place(error)}"
+    if isinstance(error, SyntaxError) and error.filename and error.lineno:
+        place = f" ({error.filename}, line {error.lineno})"
+    else:
+        place = place_of(traceback.extract_tb(error.__traceback__))
+    return f"raised {name}{f': {line}' if line else ''}{place}"
 
 
 def advice_on(program: Program, error: BaseException) -> str:
@@ -218,12 +221,9 @@ def _line_of(value: object) -> str:
     return next((line.strip()[:TEXT_LENGTH] for line in text.splitlines() if line.strip()), "")
 
 
-def _place(error: BaseException) -> str:
-    """The file and line that raised: the innermost of the program's own, else the one in a library."""
-    if isinstance(error, SyntaxError) and error.filename and error.lineno:
-        return f" ({error.filename}, line {error.lineno})"
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<frozen ")]
-    frames = [f for f in frames if f.filename != __file__]
+def place_of(stack: traceback.StackSummary) -> str:
+    """The file and line of a stack, innermost last: the innermost of the program's own, else the one in a library."""
+    frames = [f for f in stack if not f.filename.startswith("<frozen ") and f.filename != __file__]
     own = [f for f in frames if not _is_installed(f.filename)]
     if not (chosen := (own or frames)[-1:]):
         return ""

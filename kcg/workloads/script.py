@@ -20,6 +20,8 @@ import subprocess
 import sys
 import tempfile
 import threading
+import traceback
+import types
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -29,7 +31,7 @@ from kcg.commandline import counted
 from kcg.errors import KcgError, ScriptError, UsageError
 from kcg.files import write_whole
 from kcg.types import Kernel, LeftOut, Region, Workload, WorkloadCall
-from kcg.workloads.program import Form, Program, advice_on, check_program, error_text, exit_text, run_as_main
+from kcg.workloads.program import Form, Program, advice_on, check_program, error_text, exit_text, place_of, run_as_main
 
 if TYPE_CHECKING:
     from kcg.compat.capture import Recorder
@@ -208,7 +210,7 @@ class _Recording:
 
     def _raised(self, error: BaseException) -> None:
         if isinstance(error, SystemExit):
-            self.ended = exit_text(error.code)
+            self.ended = exit_text(error.code, traceback.extract_tb(error.__traceback__))
             return
         assert self._recorder is not None
         if isinstance(error, KcgError) and self._recorder.is_empty:
@@ -224,7 +226,7 @@ class _Recording:
 
         def leave_after_writing(code: int) -> None:
             if os.getpid() == self._pid:
-                self.ended = exit_text(code)
+                self.ended = exit_text(code, traceback.extract_stack())
                 self.finish()
             leave(code)
 
@@ -233,9 +235,10 @@ class _Recording:
     def _watch_signals(self) -> None:
         """So do signals that tell it to end, unless the program handles them, or they are ignored, as by `nohup`."""
 
-        def end(number: int, frame: object) -> None:
+        def end(number: int, frame: types.FrameType | None) -> None:
             if os.getpid() == self._pid:
-                self.ended = f"was ended by {signal.Signals(number).name}"
+                where = place_of(traceback.extract_stack(frame))
+                self.ended = f"was ended by {signal.Signals(number).name}{where}"
                 self.finish()
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
@@ -256,7 +259,8 @@ class _Recording:
         def audit(event: str, arguments: tuple[Any, ...]) -> None:
             if event == "os.exec" and os.getpid() == self._pid and not self._written:
                 before = self.ended
-                self.ended = f"replaced its process by {os.fsdecode(arguments[0])}, which is not recorded"
+                where = place_of(traceback.extract_stack())
+                self.ended = f"replaced its process by {os.fsdecode(arguments[0])}{where}"
                 self._write()
                 self.ended = before  # what is to replace it may not exist
             elif event == "subprocess.Popen" and os.getpid() == self._pid:

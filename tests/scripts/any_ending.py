@@ -39,15 +39,15 @@ match settings.how:
     case "exit":
         sys.exit(0)
     case "exit-3":
-        sys.exit(3)
+        sys.exit(3)  # here: exit_3
     case "exit-text":
-        sys.exit("no data here")
+        sys.exit("no data here")  # here: exit_text
     case "leave":
         os._exit(0)
     case "leave-4":
-        os._exit(4)
+        os._exit(4)  # here: leave_4
     case "exit-true":
-        sys.exit(True)
+        sys.exit(True)  # here: exit_true
     case "raise":
         raise RuntimeError("the loss is\nnot a number")  # here: raise
     case "assert":
@@ -57,14 +57,14 @@ match settings.how:
     case "odd":
         raise Odd  # here: odd
     case "told":
-        os.kill(os.getpid(), signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)  # here: told
         time.sleep(60)
     case "interrupt":
         signal.raise_signal(signal.SIGINT)  # here: interrupt
     case "killed":
         os.kill(os.getpid(), 9)
     case "replaced":
-        os.execv(sys.executable, [sys.executable, "-c", "pass"])
+        os.execv(sys.executable, [sys.executable, "-c", "pass"])  # here: replaced
     case "later":
         threading.Thread(target=later).start()
         atexit.register(later)
