@@ -23,6 +23,11 @@ def command_text(module: str) -> str:
     return shlex.join(["python", "-m", module, *sys.argv[1:]])
 
 
+def counted(number: int, noun: str, many: str = "") -> str:
+    """`1 kernel`, `2 kernels`; `many` where it is not the noun with an s."""
+    return f"{number} {noun if number == 1 else many or noun + 's'}"
+
+
 def guarded(body: Callable[[], ExitCode | None]) -> NoReturn:
     """Run a command and leave the process with its exit code.
 

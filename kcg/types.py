@@ -165,6 +165,11 @@ class Measurement:
         )  # fmt: skip
 
 
+SeenAs = tuple[str, tuple[str, ...]]
+"""How a program asked for a kernel, which its identity leaves out: the name that its author gave it, empty where
+tinygrad names it, and the devices that run it, several for one over sharded tensors."""
+
+
 @dataclass(frozen=True)
 class WorkloadCall:
     """A region of a workload and how often one execution calls it."""
@@ -173,6 +178,32 @@ class WorkloadCall:
     calls: int
     variables: tuple[tuple[str, int], ...] = ()
     origin: str = ""  # where it comes from, e.g. a line of the model, for the reader only
+    seen_as: tuple[SeenAs, ...] = field(default=(), compare=False)  # empty: not known
+
+
+_NAMES_SAID = 6
+"""How many kernels that are left out for one reason are named in a line; the rest is counted."""
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """Kernels that a program ran and that are not optimised, for one reason."""
+
+    reason: str  # follows "left out: "
+    kernels: int
+    executions: int
+    names: tuple[str, ...]  # tinygrad's or their author's, without colours; of many some
+    searched_by_beam: bool  # whether `BEAM=N` searches them
+
+    def __str__(self) -> str:
+        """`3 executions of 2 kernels (a, b) are left out: …`."""
+        shown = list(self.names[:_NAMES_SAID])
+        if shown and (rest := self.kernels - len(shown)) > 0:
+            shown.append(f"{rest} more")
+        executions = f"{self.executions} execution{'s' * (self.executions != 1)}"
+        names = f" ({', '.join(shown)})" if shown else ""
+        kernels = f"{self.kernels} kernel{'s' * (self.kernels != 1)}{names}"
+        return f"{executions} of {kernels} {'is' if self.executions == 1 else 'are'} left out: {self.reason}"
 
 
 @dataclass(frozen=True)
@@ -184,6 +215,7 @@ class Workload:
     calls: tuple[WorkloadCall, ...]
     held_bytes: int = field(default=0, compare=False)  # weights, inputs and outputs of a whole run; 0: not known
     between_bytes: int = field(default=0, compare=False)  # what lives between them, laid out by tinygrad's planner
+    left_out: tuple[LeftOut, ...] = field(default=(), compare=False)  # what else the program ran
 
     @property
     def id(self) -> str:
@@ -368,6 +400,8 @@ class Result:
     expectations: tuple[Expectation, ...] = ()  # none where the strategy asks no predictor
     clocks: tuple[tuple[str, float, float, float], ...] = ()  # what the device told: name, least, median, most
     phases: tuple[tuple[str, float], ...] = ()  # seconds of each part of the run, which `search_s` is the sum of
+    left_out: tuple[LeftOut, ...] = ()  # what else the program ran
+    seen_as: tuple[tuple[str, SeenAs], ...] = ()  # id of a kernel, and one way in which the program asked for it
 
     @property
     def plan(self) -> Plan:

@@ -94,6 +94,11 @@ def _all_reduce(device: str) -> Tensor:
     return a.shard(devices, axis=1) @ b.shard(devices, axis=0)
 
 
+def _sharded_scalar(device: str) -> Tensor:
+    """Sums over devices are of buffers without dimensions, as in the loss of a model in parallel."""
+    return empty(16, 32, device=device).shard((device, f"{device}:1"), axis=0).square().mean().sqrt()
+
+
 def _tensors(device: str) -> dict[str, Callable[[], Tensor | tuple[Tensor, ...]]]:
     def new(*shape: int, dtype: str = "float32") -> Tensor:
         return empty(*shape, dtype=dtype, device=device)
@@ -121,6 +126,7 @@ def _tensors(device: str) -> dict[str, Callable[[], Tensor | tuple[Tensor, ...]]
         "set_item": lambda: _set_item(device),
         "sharded": lambda: _sharded(device),
         "all_reduce": lambda: _all_reduce(device),
+        "sharded_scalar": lambda: _sharded_scalar(device),
         "int_math": lambda: (new(40, dtype="int32") // 7) * (new(40, dtype="int32") % 5) - (new(40, dtype="int32") ^ 3),
         "int_negative_div": lambda: new(40, dtype="int8").div(new(40, dtype="int8"), rounding_mode="trunc"),
         "shift": lambda: (new(40, dtype="uint32") << 5) | (new(40, dtype="uint32") >> 27),
@@ -166,8 +172,8 @@ def _tensors(device: str) -> dict[str, Callable[[], Tensor | tuple[Tensor, ...]]
 
 SEVERAL = {
     "softmax": 3, "layernorm": 3, "argmax": 2, "cache_update": 2, "attention": 4, "sharded": 3, "all_reduce": 7,
-    "rand": 2, "randn": 3, "sort": 11, "group_norm_style": 2, "two_outputs": 2, "bf16_norm": 2, "f16_norm": 2,
-    "f16_softmax": 3, "nested_reduce": 2, "logsumexp": 2, "std": 2, "interpolate": 2, "cross_entropy": 3,
+    "sharded_scalar": 5, "rand": 2, "randn": 3, "sort": 11, "group_norm_style": 2, "two_outputs": 2, "bf16_norm": 2,
+    "f16_norm": 2, "f16_softmax": 3, "nested_reduce": 2, "logsumexp": 2, "std": 2, "interpolate": 2, "cross_entropy": 3,
 }  # fmt: skip
 """Kernels of each tensor that takes more than one, so that names are known before anything is scheduled."""
 

@@ -21,8 +21,9 @@ from kcg.kernel.space import KernelSpace
 from kcg.measure.inputs import buffers_of
 from kcg.measure.protocol import PROTOCOL
 from kcg.types import RAW, Kernel, Region, Target, Workload, WorkloadCall
-from kcg.workloads.capture import VALUES_KEPT, thinned, to_workload
-from kcg.workloads.script import NAME_LENGTH, bounded, capture_script
+from kcg.workloads.capture import VALUES_KEPT, Refused, thinned, to_workload
+from kcg.workloads.program import Form, Program
+from kcg.workloads.script import NAME_LENGTH, Captured, bounded, capture_program
 
 SCRIPTS = Path(__file__).parent / "scripts"
 STEPS, POSITIONS = 4, 12
@@ -42,6 +43,10 @@ def run(*arguments: str | Path, stdin: str = "", **settings: str) -> subprocess.
         command(*arguments), capture_output=True, text=True, timeout=120, check=False, input=stdin,
         env={**os.environ, **settings},
     )  # fmt: skip
+
+
+def capture_of(script: Path, *arguments: str, dev: str = DEV) -> Captured:
+    return capture_program(Program(Form.SCRIPT, str(script), arguments), dev=dev)
 
 
 def lines_of_kcg(text: str) -> list[str]:
@@ -115,7 +120,7 @@ def test_replays_of_a_graph_are_counted_by_its_kernels(
     captured: tuple[Path, dict[str, Workload], dict[str, str]],
 ) -> None:
     plain = captured[1]["script:decode_loop"]
-    graphed = capture_script(SCRIPTS / "decode_loop.py", (str(POSITIONS),), dev="NULL")
+    graphed = capture_of(SCRIPTS / "decode_loop.py", str(POSITIONS), dev="NULL").workload
     assert Counter({c.variables: c.calls for c in graphed.calls if c.variables}) == Counter(
         {c.variables: c.calls for c in plain.calls if c.variables}
     )
@@ -153,7 +158,7 @@ def test_a_script_that_sets_tinygrad_up_runs_as_it_would_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("CACHEDB", str(tmp_path / "users.db"))
-    workload = capture_script(SCRIPTS / "own_settings.py", dev=DEV)
+    workload = capture_of(SCRIPTS / "own_settings.py").workload
     said = capfd.readouterr().err
     assert "HALF BEAM=2 PARALLEL=2 dtypes.half" in said, "what it sets before it imports tinygrad counts"
     executions = executions_printed(said)
@@ -162,23 +167,26 @@ def test_a_script_that_sets_tinygrad_up_runs_as_it_would_alone(
     assert not any(tmp_path.iterdir()), "the user's cache is left alone"
 
 
-def test_hand_written_and_refused_kernels_are_counted_and_the_others_kept(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    workload = capture_script(SCRIPTS / "hand_written.py", dev=DEV)
-    assert lines_of_kcg(capfd.readouterr().err) == [
-        "kcg: 3 executions of hand-written kernels are left out",
-        "kcg: 1 execution of 1 kernel is left out: AST node 3: axis type 'GLOBAL' is not allowed",
-    ]
-    assert len(workload.calls) == 2
+def test_kernels_are_recorded_whatever_their_name_if_their_schedule_is_free() -> None:
+    captured = capture_of(SCRIPTS / "hand_written.py")
+    assert captured.lines == (
+        "2 executions of 1 kernel (fixed_sums) are left out: the schedule is fixed by the author",
+        "1 execution of 1 kernel (E_4_4) is left out: not encodable: AST node 3: axis type 'GLOBAL' is not allowed",
+    )
+    fixed, refused = captured.workload.left_out
+    assert not fixed.searched_by_beam and refused.searched_by_beam
+    names = {name for call in captured.workload.calls for name, _ in call.seen_as}
+    assert names == {"", "doubled"}
+    (doubled,) = (call for call in captured.workload.calls if call.seen_as == (("doubled", ()),))
+    assert doubled.calls == 3
 
 
 def test_processes_that_a_script_starts_are_named(capfd: pytest.CaptureFixture[str]) -> None:
-    workload = capture_script(SCRIPTS / "processes.py", dev=DEV)
+    captured = capture_of(SCRIPTS / "processes.py")
     said = capfd.readouterr().err
-    assert "[9, 16]" in said and "sum 85.0" in said
-    assert lines_of_kcg(said) == ["kcg: 2 processes that the script started: what runs there is not recorded"]
-    assert sum(c.calls for c in workload.calls) == 1
+    assert "[9, 16]" in said and "sum 85.0" in said and "child ended with 7" in said
+    assert captured.lines == ("4 processes that the program started: what runs there is not recorded",)
+    assert sum(c.calls for c in captured.workload.calls) == 1
 
 
 def test_arguments_input_output_and_neighbours_are_the_scripts_own(tmp_path: Path) -> None:
@@ -189,46 +197,102 @@ def test_arguments_input_output_and_neighbours_are_the_scripts_own(tmp_path: Pat
 
 
 @pytest.mark.parametrize(("how", "kernels"), [("exit", 2), ("leave", 2), ("later", 4)])
-def test_nothing_is_lost_however_a_script_ends_well(how: str, kernels: int, capfd: pytest.CaptureFixture[str]) -> None:
-    workload = capture_script(SCRIPTS / "any_ending.py", (how,), dev=DEV)
-    assert len(workload.calls) == kernels
-    assert lines_of_kcg(capfd.readouterr().err) == []
+def test_nothing_is_lost_however_a_script_ends_well(how: str, kernels: int) -> None:
+    captured = capture_of(SCRIPTS / "any_ending.py", how)
+    assert len(captured.workload.calls) == kernels and captured.lines == ()
+
+
+FAILING = [
+    ("exit-3", "ended with exit code 3 ({script}, line {exit_3})"),
+    ("exit-text", "ended with 'no data here' ({script}, line {exit_text})"),
+    ("exit-true", "ended with exit code 1 ({script}, line {exit_true})"),
+    ("leave-4", "ended with exit code 4 ({script}, line {leave_4})"),
+    ("raise", "raised RuntimeError: the loss is ({script}, line {raise})"),
+    ("assert", "raised AssertionError ({script}, line {assert})"),
+    ("below", "raised ZeroDivisionError: division by zero ({folder}/neighbour.py, line {below})"),
+    ("odd", "raised Odd: no message: ValueError ({script}, line {odd})"),
+    ("told", "was ended by SIGTERM ({script}, line {told})"),
+    ("interrupt", "raised KeyboardInterrupt ({script}, line {interrupt})"),
+    ("replaced", "replaced its process by {python} ({script}, line {replaced})"),
+]
+
+
+def as_said(text: str) -> str:
+    """What a script says with its places filled in: the line of each ending has its name in a comment."""
+    script, neighbour = SCRIPTS / "any_ending.py", SCRIPTS / "neighbour.py"
+    places = {"script": str(script), "folder": str(SCRIPTS), "python": sys.executable}
+    for file in (script, neighbour):
+        for number, line in enumerate(file.read_text().splitlines(), 1):
+            if (found := re.search(r"# here: (\w+)$", line)) is not None:
+                places[found[1]] = str(number)
+    return text.format_map(places)
+
+
+@pytest.mark.parametrize(("how", "says"), FAILING)
+def test_a_script_that_fails_keeps_what_it_ran_and_says_where_it_failed(
+    how: str, says: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    captured = capture_of(SCRIPTS / "any_ending.py", how)
+    assert captured.lines == (f"{SCRIPTS / 'any_ending.py'} {as_said(says)}: what it ran before is recorded",)
+    assert len(captured.workload.calls) == 2 and not captured.interrupted
+    assert "Traceback" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(("how", "says"), FAILING)
+def test_a_script_that_fails_before_its_first_kernel_is_one_line(
+    how: str, says: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    ran = "before it ran a tinygrad kernel that can be recorded; run it alone first"
+    script = SCRIPTS / "any_ending.py"
+    with pytest.raises(ScriptError, match=f"^{re.escape(f'{script} {as_said(says)}, {ran}')}$"):
+        capture_of(script, how, "--idle")
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_a_programs_own_hook_for_exceptions_is_called(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    script = tmp_path / "hooked.py"
+    script.write_text("import sys\nsys.excepthook = lambda *seen: print('hooked', seen[0].__name__)\n1 / 0\n")
+    with pytest.raises(ScriptError, match="raised ZeroDivisionError"):
+        capture_of(script)
+    assert "hooked ZeroDivisionError" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("how", "says"),
     [
-        ("exit-3", "ended with exit code 3; run it alone first"),
-        ("exit-text", "ended with 'no data here'; run it alone first"),
-        ("leave-4", "ended with exit code 4; run it alone first"),
-        ("raise", "raised RuntimeError: the loss is (line 44); run it alone first"),
         ("killed", "was killed by SIGKILL, and its kernels are not recorded; run it alone first"),
-        ("replaced", "replaced its process or ended it without Python (exit code 0), and its kernels are not recorded"),
         ("exit", "ran no tinygrad kernel that can be recorded: does it realise its tensors?"),
     ],
 )
-def test_a_script_that_fails_is_one_line(how: str, says: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_recorded_is_one_line(how: str, says: str) -> None:
     script = SCRIPTS / "any_ending.py"
     with pytest.raises(ScriptError, match=re.escape(f"{script} {says}")):
-        capture_script(script, (how, "--idle"), dev=DEV)
-    assert "Traceback" not in capfd.readouterr().err
+        capture_of(script, how, "--idle")
 
 
-@pytest.mark.parametrize("how", ["wait", "save"])
-def test_ctrl_c_ends_a_capture_without_a_traceback(how: str, tmp_path: Path) -> None:
-    arguments = ("capture", "--out", tmp_path / "c.sqlite", "--", SCRIPTS / "any_ending.py", how, "--idle")
+@pytest.mark.parametrize("how", ["wait", "save", "deaf"])
+@pytest.mark.parametrize("idle", [True, False])
+def test_ctrl_c_ends_a_capture_without_a_traceback_and_keeps_what_ran(how: str, idle: bool, tmp_path: Path) -> None:
+    script = SCRIPTS / "any_ending.py"
+    arguments = ("capture", "--out", tmp_path / "c.sqlite", "--", script, how, *(("--idle",) if idle else ()))
     with subprocess.Popen(
         command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as process:
         assert process.stderr is not None
         said = list(iter(process.stderr.readline, "waiting\n"))
         os.killpg(process.pid, signal.SIGINT)
-        said += process.communicate(timeout=30)[1].splitlines()
+        printed, rest = process.communicate(timeout=60)
+        said += rest.splitlines()
     assert process.returncode == ExitCode.INTERRUPTED
-    assert said[-1] == f"kcg: interrupted: what {SCRIPTS / 'any_ending.py'} ran is not recorded"
     assert ("saved" in said) == (how == "save")
     assert not any("Traceback" in line for line in said)
-    assert not (tmp_path / "c.sqlite").exists()
+    assert (tmp_path / "c.sqlite").exists() != idle
+    if idle:
+        assert said[-1] == f"kcg: interrupted: {script} had run nothing that is recorded"
+    else:
+        assert "2 kernels, executed 2 times" in printed
+        assert any("raised KeyboardInterrupt" in line for line in said) == (how == "wait")
+        assert any("was ended by SIGTERM" in line for line in said) == (how == "deaf")
 
 
 def test_a_name_is_one_bounded_line() -> None:
@@ -254,6 +318,6 @@ def test_a_kernel_that_the_codec_refuses_fails_only_where_it_must() -> None:
     calls = [CapturedCall(custom, (), 3, "CPU"), CapturedCall(custom, (), 2, "CPU:1")]
     with pytest.raises(CodecError):
         to_workload("w", "", calls)
-    refused: dict[str, Counter[str]] = {}
+    refused: Refused = {}
     assert to_workload("w", "", calls, refused=refused).calls == ()
     assert [(list(counts.values())) for counts in refused.values()] == [[5]]

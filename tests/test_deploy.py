@@ -31,9 +31,12 @@ from kcg.measure.target import detect
 from kcg.optimize import deploy
 from kcg.optimize.cache_rows import undo_path
 from kcg.optimize.deploy import apply, choices, undo
+from kcg.optimize.finals import seen_as_of
 from kcg.optimize.result import write_result
 from kcg.types import Finalist, Region, RegionResult, Result, Schedule, Target, Toolchain, Verification
 from kcg.workloads.capture import to_workload
+from kcg.workloads.program import program_of
+from kcg.workloads.script import capture_program
 from tests.beam_cache import put, rows_of
 from tests.without_clang import HIDE
 
@@ -149,6 +152,43 @@ def test_an_unchanged_program_with_beam_takes_the_schedules_without_a_search(
     plain = run(*command, **{**settings, "BEAM": "0"})
     assert float(value) == pytest.approx(float(plain.stdout.splitlines()[0]), rel=1e-5)
     assert applied.searched == len(result.regions) - 1 and applied.kernels == len(result.regions)
+
+
+@pytest.mark.parametrize(
+    ("script", "unserved"), [("hand_written", 1), ("sharded", 0), ("two_devices", 1)], ids=lambda value: str(value)
+)
+def test_beam_searches_as_many_kernels_of_a_captured_program_as_apply_says(
+    script: str, unserved: int, tmp_path: Path, cache: Path, facts: Facts, run: Any, stand_in_compiler: dict[str, str]
+) -> None:
+    path = SCRIPTS / f"{script}.py"
+    workload = capture_program(program_of([str(path)]), dev="CPU:X86").workload
+    regions = []
+    for call in workload.calls:
+        space = KernelSpace(call.region, facts[0])
+        chosen = finalist(space, unlike_baseline_or_it(space))
+        regions.append(RegionResult(call.region, call.calls, finalist(space, space.baseline()), chosen, 1, "improved"))
+    written = replace(
+        sample_result(), target=facts[0], toolchain=facts[1], regions=tuple(regions), recomputes=(), expectations=(),
+        left_out=workload.left_out, seen_as=seen_as_of(workload, facts[0].device),
+    )  # fmt: skip
+    write_result(written, tmp_path / "RESULT.json")
+    applied = apply(tmp_path / "RESULT.json", widths=(2,), cache_db=cache, facts=facts)
+    count = {0: "none", 1: "1 kernel"}[unserved]
+    assert f"BEAM=2 will still search {count} of the kernels that the program ran" in str(applied)
+    assert sum(note.startswith("BEAM still searches: ") for note in applied.notes) == unserved
+
+    settings = {"cache": cache, "DEV": "CPU:X86", "BEAM": "2", "PARALLEL": "0", **stand_in_compiler}
+    done = run(SCRIPTS / "report_opts.py", path, **settings)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1])["searched"] == applied.still_searched == unserved
+    undo(cache)
+    again = json.loads(run(SCRIPTS / "report_opts.py", path, **settings).stdout.splitlines()[-1])
+    assert again["searched"] > unserved, "without the rows it would search them all"
+
+
+def unlike_baseline_or_it(space: KernelSpace) -> Schedule:
+    other = (step.schedule for step in space.actions(space.start()))
+    return next((found for found in other if space.key(found) != space.key(space.baseline())), space.baseline())
 
 
 def test_the_rows_are_those_that_tinygrad_writes(result: Result, stored: Path, cache: Path, facts: Facts) -> None:

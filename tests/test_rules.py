@@ -91,8 +91,8 @@ PUBLIC = {
         "ResultError", "ScheduleError", "ScriptError", "UnknownName", "UsageError", "VerificationError", "WeightsError",
     ],
     "kcg.types": [
-        "Action", "CacheState", "Expectation", "Finalist", "Kernel", "Measurement", "ModelCheck", "Opt", "Plan",
-        "PlannedRegion", "Prediction", "ProgressPoint", "RAW",
+        "Action", "CacheState", "Expectation", "Finalist", "Kernel", "LeftOut", "Measurement", "ModelCheck", "Opt",
+        "Plan", "PlannedRegion", "Prediction", "ProgressPoint", "RAW", "SeenAs",
         "Recompute", "Region", "RegionResult", "Result", "Schedule", "ScheduleKind", "Status", "Target", "Toolchain",
         "Verification", "Workload", "WorkloadCall", "canonical_json", "content_id",
     ],

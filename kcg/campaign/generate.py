@@ -17,6 +17,7 @@ from kcg.campaign.kernels import distinct_calls, shard_of, why_not, workloads_of
 from kcg.campaign.settings import CampaignSettings, CampaignSummary
 from kcg.campaign.tables import TableTask, table_calls
 from kcg.campaign.task import KernelTask
+from kcg.commandline import counted
 from kcg.compat.device import choose_device, prepare
 from kcg.dataset.journal import Journal, Run
 from kcg.dataset.repeats import RETIMED
@@ -83,10 +84,11 @@ class _Occasion:
         before = self.journal.schedules_known(target.fingerprint, toolchain.fingerprint, PROTOCOL)
         self.known = sum(before.get((call.region.id, call.variables), 0) for call in self.calls)
         unfit = [why_not(call, target) for call in self.calls]
-        reasons = Counter(filter(None, unfit))
+        left_out = {(call.region.id, why) for call, why in zip(self.calls, unfit, strict=True) if why}
+        reasons = Counter(why for _, why in left_out)  # of kernels, whatever the values of their variables
         self.skipped = reasons.total()
         for reason, number in reasons.items():
-            self.say(f"{number} kernels left out: {reason}", None)
+            self.say(f"{counted(number, 'kernel')} left out: {reason}", None)
         calls = [call for call, reason in zip(self.calls, unfit, strict=True) if not reason]
         self._left = sum(max(wanted - before.get((c.region.id, c.variables), 0), 0) for c in calls)
         for stage in sorted({max(round(FIRST_SHARE * wanted), min(wanted, 8)), wanted}):
@@ -279,6 +281,6 @@ def generate_here(settings: CampaignSettings, *, say: Say) -> CampaignSummary:
         occasion.run()
         busy = occasion.busy
     return CampaignSummary(
-        len(calls), occasion.measured, occasion.known, dict(occasion.statuses), time.monotonic() - began,
-        occasion.finished, occasion.skipped, *busy,
+        len({call.region.id for call in calls}), occasion.measured, occasion.known, dict(occasion.statuses),
+        time.monotonic() - began, occasion.finished, occasion.skipped, *busy,
     )  # fmt: skip

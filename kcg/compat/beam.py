@@ -38,12 +38,15 @@ def run_beam(ast: UOp, width: int) -> tuple[Schedule, int]:
     return Schedule.from_opts([from_tiny(o) for o in found.applied_opts]), timed
 
 
-def cache_key(ast: UOp, width: int, device: str, renderer: Any) -> dict[str, Any]:
-    """The key under which tinygrad's BEAM of `width` keeps the Opts of a normalised AST on `device`.
+def cache_key(
+    ast: UOp, width: int, device: str | tuple[str, ...] | None, renderer: Any, *, name: str = ""
+) -> dict[str, Any]:
+    """The key under which tinygrad's BEAM of `width` keeps the Opts of a normalised AST on `device`, on several that
+    share its work, or on none, which custom kernels name; `name` is its author's, if that gave it one.
 
     `pm_beam` writes the width into the kernel's info before the search, so the AST's own key holds it too.
     """
-    marked = with_device(ast, device).replace(arg=KernelInfo(beam=width))
+    marked = with_device(ast, device).replace(arg=KernelInfo(name=name or KernelInfo().name, beam=width))
     state = initial_state(marked, renderer)
     return {
         "ast": state.ast.key, "amt": width, "allow_test_size": True, "device": renderer.target.device,

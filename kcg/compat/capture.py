@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import importlib.machinery
 import os
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -38,6 +39,14 @@ class CapturedCall:
     variables: Variables
     calls: int
     device: str
+    name: str = ""  # tinygrad's of its program, where one was compiled
+
+
+def plain_name(name: str) -> str:
+    """A kernel's name without the colours that tinygrad puts into it."""
+    from tinygrad.helpers import ansistrip
+
+    return re.sub(r"\s", "", ansistrip(name))
 
 
 def variable_names(ast: UOp) -> frozenset[str]:
@@ -56,7 +65,7 @@ def _devices_of(call: UOp) -> tuple[str, ...]:
 
 
 def calls_of(*tensors: Any) -> list[CapturedCall]:
-    """The kernel calls that realising `tensors` would make, without allocating anything.
+    """The kernel calls that realising `tensors` would make, without allocating anything; none whose schedule is fixed.
 
     Equal ASTs with equal variables are counted together, in the order of their first call.
     """
@@ -98,13 +107,50 @@ def _counted(linear: UOp, values: Mapping[str, int]) -> list[CapturedCall]:
 
     counts: dict[tuple[UOp, Variables], CapturedCall] = {}
     for call in linear.src:
-        if call.op is not Ops.CALL or call.src[0].op is not Ops.SINK:
+        if call.op is not Ops.CALL or call.src[0].op is not Ops.SINK or why_fixed(call.src[0]):
             continue
         ast, devices = call.src[0], _devices_of(call)
         place = (ast, _bound(variable_names(ast), values))
         earlier = counts[place].calls if place in counts else 0
         counts[place] = CapturedCall(*place, earlier + len(devices), devices[0])
     return list(counts.values())
+
+
+FIXED = "the schedule is fixed by the author"
+PARTLY_FIXED = "a part of the schedule is fixed by the author"
+WRITTEN = "not compiled from an AST of tinygrad's"
+"""Why a kernel that a program ran is no candidate, see `why_fixed`."""
+
+
+def why_fixed(ast: UOp) -> str:
+    """Why the schedule of a kernel is not free; empty where tinygrad chooses it, by its heuristic or by BEAM.
+
+    Whatever name a kernel has: tinygrad schedules a custom kernel (`Tensor.custom_kernel`) like its own, unless
+    `KernelInfo.opts_to_apply` says how, or a tag that it is scheduled already.
+    """
+    info = ast.arg
+    if ast.tag is not None or info.opts_to_apply is not None:
+        return FIXED
+    return PARTLY_FIXED if info.applied_opts or info.dont_use_locals else ""
+
+
+def asked_as(ast: UOp) -> tuple[str, tuple[str, ...]]:
+    """What BEAM's cache tells a kernel by and its identity leaves out: the name that its author gave it, empty where
+    tinygrad names it, and its devices."""
+    from kcg.compat.tiny import KernelInfo, Ops
+
+    params = (node for node in ast.toposort() if node.op is Ops.PARAM and node.arg.device is not None)
+    devices = next((_names(param.arg.device) for param in params), ())
+    return "" if ast.arg.name == KernelInfo().name else ast.arg.name, devices
+
+
+@dataclass(frozen=True)
+class Unrecorded:
+    """A program that ran and is no candidate."""
+
+    key: str  # tells programs apart
+    name: str  # tinygrad's or its author's, without colours
+    reason: str
 
 
 @dataclass
@@ -117,31 +163,44 @@ class Recorder:
 
     asts: dict[str, UOp] = field(default_factory=dict)  # tag -> AST before optimisation
     counts: dict[tuple[str, Variables, str], int] = field(default_factory=dict)  # tag, variables, device
-    unknown: int = 0  # executions of programs that tinygrad did not make from an AST of its own: hand-written ones
+    names: dict[str, str] = field(default_factory=dict)  # tag -> tinygrad's name of the program, without colours
+    others: dict[Unrecorded, int] = field(default_factory=dict)  # executions of programs that are no candidates
     queued: int = 0  # executions that tinygrad put into hardware queues of its own (HCQ2=1), where no AST is known
-    _names: dict[str, frozenset[str]] = field(default_factory=dict)
+    _variables: dict[str, frozenset[str]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was executed."""
+        return not (self.counts or self.others or self.queued)
+
     def calls(self) -> list[CapturedCall]:
-        """Every kernel that was executed, with its count."""
+        """Every kernel that was executed and is a candidate, with its count."""
         with self._lock:
             counts = dict(self.counts)
-        return [CapturedCall(self.asts[tag], variables, n, device) for (tag, variables, device), n in counts.items()]
+        return [
+            CapturedCall(self.asts[tag], variables, n, device, self.names[tag])
+            for (tag, variables, device), n in counts.items()
+        ]
+
+    def unrecorded(self) -> dict[Unrecorded, int]:
+        """How often every program was executed that is no candidate."""
+        with self._lock:
+            return dict(self.others)
 
     def saw_compiled(self, before: UOp, after: UOp) -> UOp:
         """Remember which AST each program of a linear came from. Returns the linear with tagged calls."""
-        from kcg.compat.tiny import KernelInfo, Ops
+        from kcg.compat.tiny import Ops
 
         calls = list(after.src)
         for place, (old, new) in enumerate(zip(before.src, after.src, strict=True)):
             if old.op is not Ops.CALL or old.src[0].op is not Ops.SINK or new.src[0].op is not Ops.PROGRAM:
                 continue
-            # who writes a kernel names it (`Tensor.custom_kernel`); tinygrad's scheduler never does
-            if getattr(old.src[0].arg, "name", "") == KernelInfo().name:
-                tag = TAG + old.src[0].key.hex()
-                self._names.setdefault(tag, variable_names(old.src[0]))
-                self.asts.setdefault(tag, old.src[0])
-                calls[place] = new.rtag(tag)
+            tag = TAG + old.src[0].key.hex()
+            self._variables.setdefault(tag, variable_names(old.src[0]))
+            self.names.setdefault(tag, plain_name(new.src[0].arg.name))
+            self.asts.setdefault(tag, old.src[0])
+            calls[place] = new.rtag(tag)
         return after.replace(src=tuple(calls))
 
     def saw_executed(self, call: UOp, variables: Mapping[str, int]) -> None:
@@ -159,12 +218,19 @@ class Recorder:
             devices = _devices_of(call)
             with self._lock:
                 if call.tag not in self.asts:
-                    self.unknown += len(devices)
+                    self._count_unrecorded(body.key.hex(), plain_name(body.arg.name), WRITTEN, len(devices))
                     return
-                bound = _bound(self._names[call.tag], variables)
+                if reason := why_fixed(self.asts[call.tag]):
+                    self._count_unrecorded(call.tag, self.names[call.tag], reason, len(devices))
+                    return
+                bound = _bound(self._variables[call.tag], variables)
                 for device in devices:
                     place = (call.tag, bound, device)
                     self.counts[place] = self.counts.get(place, 0) + 1
+
+    def _count_unrecorded(self, key: str, name: str, reason: str, executions: int) -> None:
+        place = Unrecorded(key, name, reason)
+        self.others[place] = self.others.get(place, 0) + executions
 
     def watch(self, realize: Any) -> Callable[[], None]:
         """Put the hooks into the module `tinygrad.engine.realize`; what is returned takes them out again."""

@@ -43,8 +43,8 @@ def from_tiny(opt: Any) -> Opt:
     return Opt(opt.op.name, opt.axis, tuple(opt.arg) if isinstance(opt.arg, tuple) else opt.arg)
 
 
-def with_device(ast: UOp, device: str | None) -> UOp:
-    """The AST with every buffer on `device`; tinygrad's caches and its code generation ask for one."""
+def with_device(ast: UOp, device: str | tuple[str, ...] | None) -> UOp:
+    """The AST with every buffer on `device`, or on several; tinygrad's caches and its code generation ask for one."""
     params = {
         p: p.replace(arg=replace(p.arg, device=device))
         for p in ast.toposort()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kcg.commandline import command_text, guarded
+from kcg.commandline import command_text, counted, guarded
 from kcg.errors import ExitCode, JournalError, UsageError
 
 if TYPE_CHECKING:
@@ -74,10 +74,11 @@ def generate(
         shown.phase(f"generating into {out}")
         summary = generate_now(settings, say=_teller(shown))
     counts = ", ".join(f"{n} {status}" for status, n in sorted(summary.statuses.items())) or "nothing new"
-    left_out = f", {summary.skipped} kernels left out" if summary.skipped else ""
+    left_out = f", {counted(summary.skipped, 'kernel')} left out" if summary.skipped else ""
     end = "complete" if summary.finished else "budget reached, run again to go on"
     typer.echo(
-        f"{summary.kernels} kernels: {summary.measured} schedules measured in {summary.elapsed_s:.0f} s ({counts}), "
+        f"{counted(summary.kernels, 'kernel')}: {counted(summary.measured, 'schedule')} measured in "
+        f"{summary.elapsed_s:.0f} s ({counts}), "
         f"{summary.already_known} known before{left_out}; compilers busy {summary.compilers_busy:.0%}, "
         f"device {summary.device_busy:.0%}; {end}"
     )
@@ -115,31 +116,43 @@ def retime(
 
 @app.command()
 def capture(
-    script: Annotated[Path | None, typer.Argument(help="a tinygrad script, after --")] = None,
-    arguments: Annotated[list[str] | None, typer.Argument(help="its own arguments")] = None,
+    program: Annotated[
+        list[str] | None, typer.Argument(help="after --: SCRIPT args…, -m MODULE args… or -c CODE args…")
+    ] = None,
+    module: Annotated[str | None, typer.Option("-m", help="a module or package to run, as of python")] = None,
+    code: Annotated[str | None, typer.Option("-c", help="code to run, as of python")] = None,
     out: Annotated[Path, typer.Option(help="the journal that gets the kernels")] = Path("captured.sqlite"),
     device: Annotated[str, typer.Option(help="auto, CPU, CUDA …")] = "auto",
-    workloads: Annotated[str, typer.Option(help="instead of a script: NAME, NAME/PRESET, NAME/all or zoo")] = "",
-) -> None:
-    """Record every kernel of a script, run unchanged, with how often it was executed; or those of named workloads.
+    workloads: Annotated[str, typer.Option(help="instead of a program: NAME, NAME/PRESET, NAME/all or zoo")] = "",
+) -> ExitCode:
+    """Record every kernel of a program, run unchanged, with how often it was executed; or those of named workloads.
 
-    Workloads are only scheduled: the device of their presets need not be there, and `generate --from` measures them.
+    A program that fails or is interrupted keeps what it ran. Workloads are only scheduled: the device of their presets
+    need not be there, and `generate --from` measures them.
     """
     from kcg.compat.device import choose_device
     from kcg.dataset.journal import Journal
-    from kcg.workloads.script import capture_script
+    from kcg.workloads.program import program_of
+    from kcg.workloads.script import capture_program
 
-    if (script is None) == (not workloads):
-        raise UsageError("capture takes a script, or --workloads")
-    if script is None:
+    words = [*(["-m", module] if module else ["-c", code] if code else ()), *(program or ())]
+    if (not words) == (not workloads) or (module and code):
+        raise UsageError("capture takes a program, or --workloads: a script, -m MODULE or -c CODE")
+    if not words:
         _capture_workloads(workloads, out, device)
-        return
+        return ExitCode.OK
 
-    workload = capture_script(script, tuple(arguments or ()), dev=choose_device(device).dev)
+    captured = capture_program(program_of(words), dev=choose_device(device).dev)
+    for line in captured.lines:
+        typer.echo(f"kcg: {line}", err=True)
+    workload = captured.workload
     with Journal.open(out) as journal:
         journal.add_workload(workload)
+    kernels = len({c.region.id for c in workload.calls})
     executed = sum(c.calls for c in workload.calls)
-    typer.echo(f"{workload.name}: {len(workload.calls)} kernels, executed {executed} times, recorded in {out}")
+    what = f"{counted(kernels, 'kernel')}, executed {counted(executed, 'time')}"
+    typer.echo(f"{workload.name}: {what}, recorded in {out}")
+    return ExitCode.INTERRUPTED if captured.interrupted else ExitCode.OK
 
 
 def _capture_workloads(workloads: str, out: Path, device: str) -> None:
@@ -158,8 +171,8 @@ def _capture_workloads(workloads: str, out: Path, device: str) -> None:
         for workload in workloads_of(CampaignSettings(out, names), wanted, lambda line: shown.phase(line)):
             journal.add_workload(workload)
             count += 1
-        kernels = journal.counts()["kernels"]
-    typer.echo(f"{count} workloads captured, {kernels} distinct kernels in {out}")
+        kernels = counted(journal.counts()["kernels"], "distinct kernel")
+    typer.echo(f"{counted(count, 'workload')} captured, {kernels} in {out}")
 
 
 @app.command()

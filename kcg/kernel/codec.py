@@ -59,7 +59,7 @@ _ARITY: dict[Ops, tuple[int, int]] = {
     Ops.RANGE: (1, 1),
     Ops.RESHAPE: (2, 2),
     Ops.STACK: (0, 16),
-    Ops.INDEX: (2, 17),
+    Ops.INDEX: (1, 17),  # one where a buffer of no dimensions is read, as where a scalar is summed over devices
     Ops.REDUCE: (2, MAX_RANGES),
     Ops.STORE: (2, 2),
     Ops.END: (2, MAX_RANGES),

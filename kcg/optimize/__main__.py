@@ -1,4 +1,4 @@
-"""python -m kcg.optimize flux | path/to/script.py -- args | apply RESULT.json | apply --undo"""
+"""python -m kcg.optimize flux | script.py -- args | -m module -- args | -c code | apply RESULT.json | apply --undo"""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import time
 
 STARTED = time.monotonic()
 
+import shlex  # noqa: E402
 import signal  # noqa: E402
 import sys  # noqa: E402
 from pathlib import Path  # noqa: E402
@@ -18,6 +19,7 @@ from kcg.errors import ExitCode, UsageError  # noqa: E402
 
 if TYPE_CHECKING:
     from kcg.types import Result
+    from kcg.workloads.program import Form
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
 apply_app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
@@ -26,8 +28,10 @@ apply_app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, ri
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": False})
 def optimize(
     context: typer.Context,
-    workload: Annotated[str, typer.Argument(help="flux, or the path of a tinygrad script")],
-    script_args: Annotated[list[str] | None, typer.Argument(help="after --: the script's own arguments")] = None,
+    workload: Annotated[str | None, typer.Argument(help="flux, or the path of a tinygrad script")] = None,
+    script_args: Annotated[list[str] | None, typer.Argument(help="after --: the program's own arguments")] = None,
+    module: Annotated[str | None, typer.Option("-m", help="instead: a module or package to run, as of python")] = None,
+    code: Annotated[str | None, typer.Option("-c", help="instead: code to run, as of python")] = None,
     preset: Annotated[str, typer.Option(help="mini, 768, 1024; auto takes what fits the device")] = "auto",
     device: Annotated[str, typer.Option(help="auto, CPU, CPU:X86, CPU:CLANG, CUDA, AMD, METAL …")] = "auto",
     search: Annotated[
@@ -69,18 +73,49 @@ def optimize(
     from kcg.optimize.settings import Settings, check_effort, check_folder, check_measurements, parse_budget
     from kcg.predictor.choice import check_choice
 
+    what, form, own_args = _workload(workload, tuple(script_args or ()), module, code)
     settings = Settings(
-        workload=workload, preset=preset, device=device, search=search,
+        workload=what, form=form, preset=preset, device=device, search=search,
         predictor=check_choice(predictor), effort=check_effort(effort),
         budget_s=parse_budget(budget) if budget is not None else None,
         measurements=check_measurements(measurements), seed=seed, resume=resume, wait=wait,
-        folder=Path("kcg-out") / (Path(workload).stem or "out") if report is None else check_folder(report),
-        script_args=tuple(script_args or ()), weights=weights,
+        folder=Path("kcg-out") / _folder_name(what, form) if report is None else check_folder(report),
+        script_args=own_args, weights=weights,
         kernels=tuple(path.absolute() for path in kernels or ()), command=command_text("kcg.optimize"),
     )  # fmt: skip
-    if script_args and not settings.is_script:
-        raise UsageError(f"arguments after the workload are for scripts; {workload} is not a .py file")
+    if own_args and not settings.is_script:
+        raise UsageError(f"arguments after the workload are for scripts; {what} is not a .py file")
     raise typer.Exit(int(run(settings, dry_run=dry_run, json_mode=json_mode, quiet=quiet)))
+
+
+def _workload(
+    workload: str | None, script_args: tuple[str, ...], module: str | None, code: str | None
+) -> tuple[str, Form | None, tuple[str, ...]]:
+    """What to optimise, the form of a program, and its arguments."""
+    from kcg.workloads.program import Form, program_of
+
+    if module is None and code is None:
+        if workload is None:
+            raise UsageError("what is to be optimised? flux, the path of a script, -m MODULE, or -c CODE")
+        if workload in ("-m", "-c"):  # after --, as of python
+            program = program_of([workload, *script_args])
+            return program.what, program.form, program.arguments
+        return workload, None, script_args
+    if module is not None and code is not None:
+        raise UsageError("-m and -c: choose one")
+    words = sys.argv[1:]
+    if workload is not None and ("--" not in words or workload in words[: words.index("--")]):
+        raise UsageError(
+            f"{workload} and {'-m' if code is None else '-c'}: choose one; a program's arguments come after --"
+        )
+    form, what = (Form.MODULE, module) if code is None else (Form.CODE, code)
+    return str(what), form, (*(() if workload is None else (workload,)), *script_args)
+
+
+def _folder_name(workload: str, form: Form | None) -> str:
+    from kcg.workloads.program import Program
+
+    return (Path(workload).stem if form is None else Program(form, workload).name) or "out"
 
 
 def run(settings: object, *, dry_run: bool, json_mode: bool, quiet: bool) -> ExitCode:
@@ -149,8 +184,9 @@ def resume_command(settings: object) -> str:
     assert isinstance(settings, Settings)
     if settings.resume:
         return settings.command
-    head, separator, tail = settings.command.partition(" -- ")
-    return f"{head} --resume{separator}{tail}"
+    words = shlex.split(settings.command)
+    place = words.index("--") if "--" in words else len(words)
+    return shlex.join([*words[:place], "--resume", *words[place:]])
 
 
 @apply_app.command()

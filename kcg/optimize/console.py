@@ -13,6 +13,7 @@ from collections import Counter
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TextIO
 
+from kcg.commandline import counted
 from kcg.types import ModelCheck, Result
 
 if TYPE_CHECKING:
@@ -201,12 +202,15 @@ def _summary(result: Result) -> list[tuple[str, str]]:
     workload = " ".join(filter(None, (result.workload, result.preset)))
     outcomes = Counter(row.outcome for row in result.regions)
     counts = ", ".join(f"{outcomes[name]} {name}" for name in ("improved", "kept", "quarantined") if outcomes[name])
+    kernels = counted(len({row.region.id for row in result.regions}), "kernel")
+    if len({row.region.id for row in result.regions}) < len(result.regions):
+        kernels += f", with the values of their variables {len(result.regions)}"
     lines = [
         (
             f"{workload}: {format_seconds(before)} → {format_seconds(after)}, {format_speedup(before, after)} as fast",
             "bold",
         ),
-        (f"{len(result.regions)} kernels: {counts or 'none'}", ""),
+        (f"{kernels}: {counts or 'none'}", ""),
         (
             f"{result.measurements} measurements, {result.compilations} compilations, "
             f"{format_seconds(result.search_s)} ({result.search}{_guide(result)}, seed {result.seed})",
@@ -232,6 +236,7 @@ def _summary(result: Result) -> list[tuple[str, str]]:
     if unverified := sum(r.outcome == "improved" and not r.chosen.verification.passed for r in result.regions):
         told = f"{unverified} of the improved are not verified: these keep tinygrad's own schedule wherever it is used"
         lines.append((told, "yellow"))
+    lines += [(str(left), "yellow") for left in result.left_out]
     if not result.complete:
         lines.append(("incomplete: it ended before everything was tried", "yellow"))
     return lines + [(f"warning: {warning}", "yellow") for warning in result.warnings]

@@ -18,9 +18,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kcg.commandline import counted
 from kcg.errors import CodecError, DeviceError, MismatchError, ResultError, UsageError, VerificationError
 from kcg.optimize.result import read_result
-from kcg.types import Kernel, Region, RegionResult, Result, Schedule, ScheduleKind, Target, Toolchain
+from kcg.types import Kernel, Region, RegionResult, Result, Schedule, ScheduleKind, SeenAs, Target, Toolchain
 
 if TYPE_CHECKING:
     from kcg.optimize.cache_rows import Undone
@@ -36,7 +37,7 @@ class Choice:
     kernel: Kernel
     schedule: Schedule  # of kind `opts`
     searched: bool  # False: tinygrad's own schedule
-    sharded: bool  # it runs on several devices at once
+    seen_as: tuple[SeenAs, ...]  # how programs ask for it; tinygrad's name on the result's device is among them
     handwritten: Schedule | None = None  # what was faster than these Opts, where it can be used
 
 
@@ -48,9 +49,10 @@ class Applied:
     widths: tuple[int, ...]  # the values of BEAM that are served
     kernels: int
     searched: int  # kernels with a schedule that the search found; the others have tinygrad's own
-    rows: int  # kernels × widths
+    rows: int  # a row for every way in which programs ask for a kernel, and every width
     replaced: int  # rows that held another value before
     dev: str  # what DEV= selects the device, e.g. "CUDA"
+    still_searched: int = 0  # kernels of the program for which no row is written, so that BEAM searches them
     own_cache: bool = True  # whether `cache_db` is what tinygrad uses without being told
     notes: tuple[str, ...] = ()
     clang: str = ""  # where plain tinygrad does not find one by itself
@@ -71,9 +73,11 @@ class Applied:
     def __str__(self) -> str:
         widths = ", ".join(f"BEAM={width}" for width in self.widths)
         lines = [
-            f"{self.kernels} kernels: {self.searched} with a schedule that was found, {self.kernels - self.searched} "
-            "with tinygrad's own",
-            f"{self.rows} rows for {widths} in {self.cache_db} ({self.replaced} held another schedule)",
+            f"{counted(self.kernels, 'kernel')}: {self.searched} with a schedule that was found, "
+            f"{self.kernels - self.searched} with tinygrad's own",
+            f"{counted(self.rows, 'row')} for {widths} in {self.cache_db} ({self.replaced} held another schedule)",
+            f"{widths} will still search {counted(self.still_searched, 'kernel') if self.still_searched else 'none'} "
+            "of the kernels that the program ran",
             *(f"note: {note}" for note in self.notes),
             f"use:  {self.use_command}",
             f"undo: {self.undo_command}",
@@ -122,15 +126,18 @@ def apply(
     rows: dict[Key, bytes] = {}
     for choice in chosen:
         ast, value = ast_of(choice.kernel), cache_value(choice.schedule.opts)
-        for width in served:
-            key = cache_key(ast, width, result.target.device, renderer)
-            place = (key["ast"], key["amt"], int(key["allow_test_size"]), key["device"], key["suffix"])
-            rows[place] = value
+        for name, devices in choice.seen_as:
+            on = devices if len(devices) > 1 else "".join(devices) or None
+            for width in served:
+                key = cache_key(ast, width, on, renderer, name=name)
+                place = (key["ast"], key["amt"], int(key["allow_test_size"]), key["device"], key["suffix"])
+                rows[place] = value
     own, clang = default_cache_db(), _missing_clang(result.target)
     written = write_rows(cache_db or own, cache_table(), rows)
     return Applied(
         cache_db=cache_db or own, widths=served, kernels=len(chosen), searched=sum(c.searched for c in chosen),
         rows=written.rows, replaced=written.replaced, dev=target.tinygrad_device,
+        still_searched=_still_searched(result, chosen),
         own_cache=cache_db is None or cache_db.absolute() == own.absolute(),
         notes=_notes(result, toolchain, chosen, skipped, clang), clang=clang or "",
     )  # fmt: skip
@@ -241,14 +248,26 @@ def choices(result: Result) -> tuple[list[Choice], int]:
             skipped += 1
         elif row.region.id not in rows or _weight(row) > _weight(rows[row.region.id]):
             rows[row.region.id] = row
-    return [_choice(row, result.target) for row in rows.values()], skipped
+    seen: dict[str, list[SeenAs]] = {}
+    for kernel_id, seen_as in result.seen_as:
+        seen.setdefault(kernel_id, []).append(seen_as)
+    own: SeenAs = ("", (result.target.device,))
+    return [_choice(row, result.target, (own, *seen.get(row.region.id, ()))) for row in rows.values()], skipped
+
+
+def _still_searched(result: Result, chosen: Sequence[Choice]) -> int:
+    """How many kernels BEAM finds nothing for in its cache: those of regions that have no row, and what the workload
+    does not hold and BEAM can search."""
+    served = {choice.kernel for choice in chosen}
+    unserved = {kernel for row in result.regions for kernel in row.region.kernels} - served
+    return len(unserved) + sum(left.kernels for left in result.left_out if left.searched_by_beam)
 
 
 def _weight(row: RegionResult) -> float:
     return row.before_s if math.isfinite(row.before_s) else 0.0
 
 
-def _choice(row: RegionResult, target: Target) -> Choice:
+def _choice(row: RegionResult, target: Target, seen_as: tuple[SeenAs, ...]) -> Choice:
     from kcg.kernel.space import KernelSpace
 
     handwritten = _written_by_hand(row)
@@ -268,8 +287,7 @@ def _choice(row: RegionResult, target: Target) -> Choice:
         raise ResultError(
             f"the schedule of kernel {kernel.id[:12]} in the result does not apply ({line}): run the search again"
         ) from error
-    sharded = any(r.arg[-1].name == "DEVICE" for r in space.ast.toposort() if r.op.name == "RANGE")
-    return Choice(kernel, schedule, searched, sharded, handwritten)
+    return Choice(kernel, schedule, searched, tuple(dict.fromkeys(seen_as)), handwritten)
 
 
 def _written_by_hand(row: RegionResult) -> Schedule | None:
@@ -339,15 +357,11 @@ def _notes(
     result: Result, toolchain: Toolchain, chosen: list[Choice], skipped: int, clang: str | None
 ) -> tuple[str, ...]:
     """What the user should know, though nothing is wrong; `clang` is what `_missing_clang` says."""
-    notes = []
+    notes = [f"BEAM still searches: {left}" for left in result.left_out if left.searched_by_beam]
     if by_hand := sum(c.handwritten is not None for c in chosen):
         notes.append(f"{_by_hand(by_hand)}: BEAM's cache holds nothing else; kcg.tuned(..., kernels=FILE) uses it")
     if skipped:
         notes.append(f"{skipped} regions of several kernels cannot be served by BEAM's cache and were left out")
-    if sharded := sum(c.sharded for c in chosen):
-        notes.append(
-            f"{sharded} kernels run on several devices at once; BEAM's cache serves them on one, kcg.tuned on all"
-        )
     for name in ("compiler", "driver"):
         before, now = getattr(result.toolchain, name), getattr(toolchain, name)
         if before != now:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import asdict
 
+from kcg.commandline import counted
 from kcg.optimize import handwritten
 from kcg.optimize.console import Progress
 from kcg.optimize.session import Session
@@ -47,6 +49,7 @@ def describe(settings: Settings, progress: Progress, *, json_mode: bool) -> None
             plan = {
                 "workload": workload.name, "preset": workload.preset, "target": target.model, "search": settings.search,
                 "budget": settings.budget_text, "kernels": rows, "folder": str(settings.folder),
+                "left_out": [asdict(left) for left in workload.left_out],
             }  # fmt: skip
             sys.stdout.write(canonical_json(plan) + "\n")
             return
@@ -57,7 +60,8 @@ def describe(settings: Settings, progress: Progress, *, json_mode: bool) -> None
             fits = "" if workload.memory_bytes <= room.free else ", which is refused"
             out(f"{shortage(workload, room, device=session.choice.device)}{fits}\n")
         total = sum(float(str(r["operations"])) * int(str(r["calls"])) for r in rows)
-        out(f"{len(works)} kernels, {calls} calls, {total / 1e9:.2f} GFLOP; budget {settings.budget_text or 'none'}\n")
+        counts = f"{counted(len({w.call.region.id for w in works}), 'kernel')}, {counted(calls, 'call')}"
+        out(f"{counts}, {total / 1e9:.2f} GFLOP; budget {settings.budget_text or 'none'}\n")
         for row in rows[:10]:
             millions = float(str(row["operations"])) / 1e6
             out(f"  {row['name']!s:28} {row['calls']!s:>5} calls  {millions:10.1f} MFLOP each\n")
@@ -67,6 +71,8 @@ def describe(settings: Settings, progress: Progress, *, json_mode: bool) -> None
             for offer in work.offers:
                 name, fate = work.space.name(work.space.baseline()), "fits" if offer.schedule else offer.reason
                 out(f"written by hand: {offer.name} for {name} ({work.call.region.id[:12]}): {fate}\n")
+        for left in workload.left_out:
+            out(f"{left}\n")
         for warning in session.warnings:
             out(f"warning: {warning}\n")
         for found in waste:

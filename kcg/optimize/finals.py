@@ -22,7 +22,18 @@ from kcg.measure.references import FINAL_SEEDS
 from kcg.measure.rows import duel_rows
 from kcg.optimize.handwritten import contest
 from kcg.optimize.verdicts import Side, is_known, keep, taken_over
-from kcg.types import RAW, Finalist, RegionResult, Result, Schedule, ScheduleKind, Status, Verification
+from kcg.types import (
+    RAW,
+    Finalist,
+    RegionResult,
+    Result,
+    Schedule,
+    ScheduleKind,
+    SeenAs,
+    Status,
+    Verification,
+    Workload,
+)
 
 if TYPE_CHECKING:
     from kcg.kernel.compiled import Compiled
@@ -336,7 +347,14 @@ def build_result(session: Session, regions: tuple[RegionResult, ...], *, complet
         warnings=tuple(session.warnings), predictor=session.predictor.name if session.predictor is not None else "",
         expectations=tuple(session.expectations),
         clocks=tuple((name, min(seen), median(seen), max(seen)) for name, seen in sorted(session.clocks.items())),
+        left_out=session.workload.left_out, seen_as=seen_as_of(session.workload, target.device),
     )  # fmt: skip
+
+
+def seen_as_of(workload: Workload, device: str) -> tuple[tuple[str, SeenAs], ...]:
+    """How the program asked for its kernels, where that is not by tinygrad's name on the first device."""
+    found = {(call.region.id, seen): None for call in workload.calls for seen in call.seen_as}
+    return tuple(place for place in found if place[1] != ("", (device,)))
 
 
 def _line(error: BaseException) -> str:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from kcg.errors import UnknownName, UsageError
 from kcg.optimize.settings import Settings
+from kcg.workloads.program import check_program
 
 TINY_BEAM = "tinygrad-beam"  # with a width: tinygrad's own BEAM, which is no strategy of kcg's
 
@@ -29,12 +28,12 @@ def check_names(settings: Settings, device: str) -> None:
             known = False
         if not known:
             raise UnknownName("search strategy", name, [*offered, f"{TINY_BEAM}:2"])
-    if not settings.is_script:
+    if settings.program is None:
         find(settings.workload, settings.preset, device)
-    elif not Path(settings.workload).is_file():
-        raise UsageError(f"there is no script {settings.workload}")
-    elif settings.preset != "auto":
-        raise UsageError(f"--preset {settings.preset}: a script has none; its own arguments come after --")
+    else:
+        check_program(settings.program)
+        if settings.preset != "auto":
+            raise UsageError(f"--preset {settings.preset}: a script has none; its own arguments come after --")
     if settings.weights:
         check_weights(settings, device, fetch=False)
     for path in settings.kernels:

@@ -24,7 +24,7 @@ from kcg.types import Kernel, Region, RegionResult, Result, Schedule, ScheduleKi
 
 T = TypeVar("T")
 
-SCHEMA = 7
+SCHEMA = 8
 """The version of the file. A change of any field is a new number, never a silent one."""
 
 ADDED = {
@@ -34,6 +34,7 @@ ADDED = {
     5: {("ModelCheck", "clock"), ("Result", "phases")},
     6: {("ModelCheck", "clocks_before"), ("ModelCheck", "clocks_after"), ("RegionResult", "clocks")},
     7: {("ModelCheck", "weights")},
+    8: {("Result", "left_out"), ("Result", "seen_as")},
 }
 """Fields that came with each version: files of the versions before it are read without them, with their defaults."""
 
@@ -248,6 +249,8 @@ def _read(document: Any) -> Result:
         _check_region(row, f"regions[{i}]")
     if any(seconds < 0 for _, seconds in result.phases):
         raise _Malformed("phases", "a time is negative")
+    if any(left.kernels < 0 or left.executions < 0 for left in result.left_out):
+        raise _Malformed("left_out", "a count is negative")
     for i, seen in enumerate(result.expectations):
         if not 0 <= seen.region < len(result.regions):
             raise _Malformed(f"expectations[{i}].region", "it names a region that the result lacks")

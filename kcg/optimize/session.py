@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, as_completed
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kcg.commandline import counted
 from kcg.compat.device import choose_device, prepare
 from kcg.errors import UsageError
 from kcg.measure.protocol import PROTOCOL
@@ -185,11 +185,17 @@ class Session:
         from kcg.workloads.registry import find
 
         self.phases.begin(CAPTURING)
-        if self.settings.is_script:
-            from kcg.workloads.script import capture_script
+        if (program := self.settings.program) is not None:
+            from kcg.workloads.script import capture_program
 
-            self.progress.phase(f"running {self.settings.workload} to record its kernels")
-            self.workload = capture_script(Path(self.settings.workload), self.settings.script_args, dev=self.choice.dev)
+            self.progress.phase(f"running {program.label} to record its kernels")
+            captured = capture_program(program, dev=self.choice.dev)
+            if captured.interrupted:
+                raise KeyboardInterrupt
+            for line in captured.lines:
+                self.progress.line(f"kcg: {line}", important=True)
+            self.warnings += captured.notes
+            self.workload = captured.workload
         else:
             spec, preset = find(self.settings.workload, self.settings.preset, self.choice.device)
             self.progress.phase(f"capturing {spec.name} {preset} ({spec.about})")
@@ -360,7 +366,8 @@ class Session:
         on_cpu = self.choice.device == "CPU"
         if on_cpu:
             meanwhile()
-        self.progress.phase(f"timing {len(self.works)} kernels as tinygrad schedules them")
+        kernels = counted(len({work.call.region.id for work in self.works}), "kernel")
+        self.progress.phase(f"timing {kernels} as tinygrad schedules them")
         waiting = [w for w in self.works if w.space.baseline() not in w.known]
         # on a CPU no sample is taken while one of a batch compiles; on a GPU no compiler waits for the device
         size = max(4, 2 * self.service.compile_workers) if on_cpu else 1

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from kcg.errors import UnknownName, UsageError
+from kcg.workloads.program import Form, Program
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 class Settings:
     """Settings of one run of `python -m kcg.optimize`."""
 
-    workload: str  # a name, or the path of a tinygrad script
+    workload: str  # a name, or of a program the path, the module or the code
     preset: str = "auto"
     device: str = "auto"
     search: str = "mcts"
@@ -41,14 +42,23 @@ class Settings:
     resume: bool = False
     wait: bool = False  # while another optimisation uses the device
     folder: Path = Path("kcg-out")
+    form: Form | None = None  # of a program; None: a path of a script, or else a name
     script_args: tuple[str, ...] = ()
     weights: str = ""  # published ones for the comparison of the whole model, a file or a repository; empty: random
     kernels: tuple[Path, ...] = ()  # files of hand-written kernels, absolute
     command: str = ""
 
     @property
+    def program(self) -> Program | None:
+        """The program whose kernels are the workload, which may be absent or no program; None for a named workload."""
+        is_path = "/" in self.workload and Path(self.workload).exists()
+        if self.form is None and not is_path and not self.workload.endswith((".py", ".ipynb")):
+            return None
+        return Program(self.form or Form.SCRIPT, self.workload, self.script_args)
+
+    @property
     def is_script(self) -> bool:
-        return self.workload.endswith(".py")
+        return self.program is not None
 
     @property
     def least_saving(self) -> float:

@@ -7,19 +7,20 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from kcg.compat.capture import CapturedCall, planned_calls
+from kcg.compat.capture import PARTLY_FIXED, CapturedCall, Recorder, asked_as, planned_calls
 from kcg.errors import CodecError
 from kcg.kernel.codec import kernel_of
-from kcg.types import Kernel, Region, Workload, WorkloadCall
+from kcg.types import Kernel, LeftOut, Region, SeenAs, Workload, WorkloadCall
 
 Place = tuple[str, tuple[tuple[str, int], ...]]  # region and values of its variables
+Refused = dict[str, Counter[tuple[str, str]]]  # reason -> executions of each kernel, by its key and name
 
 VALUES_KEPT = 5
 """For how many values of its variables a kernel of a script is kept, see `thinned`."""
 
 
 def to_workload(
-    name: str, preset: str, captured: Sequence[CapturedCall], *, refused: dict[str, Counter[str]] | None = None
+    name: str, preset: str, captured: Sequence[CapturedCall], *, refused: Refused | None = None
 ) -> Workload:
     """Count equal kernels together. The order is that of the first call.
 
@@ -28,19 +29,42 @@ def to_workload(
     """
     kernels: dict[Any, Kernel | str] = {}  # AST -> its kernel, or why there is none
     counts: dict[Place, WorkloadCall] = {}
+    seen: dict[str, dict[SeenAs, None]] = defaultdict(dict)
     for call in captured:
         if call.ast not in kernels:
             kernels[call.ast] = _kernel_or_reason(call.ast, strict=refused is None)
         kernel = kernels[call.ast]
         if isinstance(kernel, str):
             assert refused is not None
-            refused.setdefault(kernel, Counter())[call.ast.key.hex()] += call.calls
+            refused.setdefault(kernel, Counter())[call.ast.key.hex(), call.name] += call.calls
             continue
         region = Region((kernel,))
         key = (region.id, call.variables)
         earlier = counts.get(key)
         counts[key] = WorkloadCall(region, call.calls + (earlier.calls if earlier else 0), call.variables)
-    return Workload(name, preset, tuple(counts.values()))
+        seen[region.id][asked_as(call.ast)] = None
+    calls = tuple(replace(call, seen_as=tuple(seen[call.region.id])) for call in counts.values())
+    return Workload(name, preset, calls)
+
+
+def left_out(
+    recorder: Recorder, refused: Refused, elsewhere: Sequence[CapturedCall], *, device: str, names_kept: int
+) -> tuple[LeftOut, ...]:
+    """What a program ran besides its workload on `device`: kernels that are no candidates, `refused` ones, and those
+    `elsewhere`. One for each reason, the most kernels first."""
+    found: dict[tuple[str, bool], Counter[tuple[str, str]]] = defaultdict(Counter)
+    for one, executions in recorder.unrecorded().items():
+        found[one.reason, one.reason == PARTLY_FIXED][one.key, one.name] += executions
+    for reason, counts in refused.items():
+        found[f"not encodable: {reason}", True].update(counts)
+    for call in elsewhere:
+        reason = f"on {call.device.split(':')[0]}, where kernels of {device} are recorded"
+        found[reason, True][call.ast.key.hex(), call.name] += call.calls
+    left = []
+    for (reason, searched), counts in found.items():
+        names = tuple(dict.fromkeys(name for (_, name), _ in counts.most_common()))
+        left.append(LeftOut(reason, len(counts), counts.total(), names[:names_kept], searched))
+    return tuple(sorted(left, key=lambda one: -one.kernels))
 
 
 def _kernel_or_reason(ast: Any, *, strict: bool) -> Kernel | str:

@@ -1,9 +1,10 @@
-"""Recording the kernels of any tinygrad script, by running it unchanged.
+"""Recording the kernels of any tinygrad program, by running it unchanged.
 
-The script runs in a process of its own (`python -m kcg.workloads.script`), as `python script.py` would run it, so that
-nothing it does to tinygrad or to the process can disturb a search. tinygrad is imported by the script, after whatever
-the script sets in its environment. What was recorded is written when the process ends, after the script's threads and
-exit handlers. Only the process of the script itself is recorded, not those that it starts.
+The program runs in a process of its own (`python -m kcg.workloads.script`), as `python script.py`, `python -m module`
+or `python -c code` would run it, so that nothing it does to tinygrad or to the process can disturb a search. tinygrad
+is imported by the program, after whatever it sets in its environment. What was recorded is written when the process
+ends, after the program's threads and exit handlers, however it ends. Only the process of the program itself is
+recorded, not those that it starts.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import hashlib
-import importlib.machinery
 import json
 import os
 import shlex
@@ -22,29 +22,47 @@ import tempfile
 import threading
 import traceback
 import types
-from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kcg.commandline import counted
 from kcg.errors import KcgError, ScriptError, UsageError
 from kcg.files import write_whole
-from kcg.types import Kernel, Region, Workload, WorkloadCall
+from kcg.types import Kernel, LeftOut, Region, Workload, WorkloadCall
+from kcg.workloads.program import Form, Program, advice_on, check_program, error_text, exit_text, place_of, run_as_main
 
 if TYPE_CHECKING:
     from kcg.compat.capture import Recorder
 
 PREFIX = "script:"  # of the names of recorded workloads: no family of the zoo has one like it
 NAME_LENGTH = 80  # characters of a workload's name and of its preset
-REASONS_SAID = 3  # of refused kernels; the rest is counted
+NAMES_KEPT = 20  # of the kernels that are left out for one reason, in a result
 
+ENDING = (signal.SIGTERM, signal.SIGHUP)  # signals that end a process, which this one records before
 INTERRUPT_AGAIN_S = 2.0  # a script that Ctrl-C has not ended by then is told again
+TERMINATE_S = 5.0  # and then is told to end, if it does not listen
 KILL_S = 5.0
 
 
-def workload_name(script: Path) -> str:
-    """`script:` and the file's name: the provenance of its kernels."""
-    return PREFIX + bounded(script.stem)
+@dataclass(frozen=True)
+class Captured:
+    """What a program ran, and what is to be said of it."""
+
+    workload: Workload
+    notes: tuple[str, ...]  # a line each: that it failed, and what is not recorded. What is left out is the workload's
+    interrupted: bool = False  # with this process, as by Ctrl-C
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """All of it: the notes, and a line for every reason for which kernels are left out."""
+        return (*self.notes, *map(str, self.workload.left_out))
+
+
+def workload_name(program: Program) -> str:
+    """`script:` and the program's name: the provenance of its kernels."""
+    return PREFIX + bounded(program.name)
 
 
 def bounded(text: str) -> str:
@@ -56,35 +74,31 @@ def bounded(text: str) -> str:
     return f"{plain[: NAME_LENGTH - 10]}… {hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()[:8]}"
 
 
-def capture_script(script: Path, arguments: Sequence[str] = (), *, dev: str) -> Workload:
-    """Record `script` in a child process; what it prints, and what was left out, goes to stderr.
+def capture_program(program: Program, *, dev: str) -> Captured:
+    """Record `program` in a child process; what it prints goes to stderr.
 
-    The workload is `script:` and the file's name, its preset the arguments. `sys.exit(0)` and `os._exit(0)` are normal
-    ends. tinygrad's cache is a new one for this run. Raises UsageError where there is no such file, ScriptError where
-    the script raises, exits with an error, or runs no kernel, KeyboardInterrupt where it or this process is
-    interrupted.
+    The workload is `script:` and the program's name, its preset the arguments. tinygrad's cache is a new one for this
+    run. A program that raises, exits with an error, or is interrupted keeps what it ran, and a note says how it ended.
+
+    Raises UsageError where there is no such program, ScriptError where it ran no kernel that can be recorded, or ended
+    without Python, KeyboardInterrupt where this process is interrupted before a kernel was recorded.
     """
-    if not script.is_file():
-        raise UsageError(f"there is no script {script}")
+    check_program(program)
     with tempfile.TemporaryDirectory(prefix="kcg-capture-", ignore_cleanup_errors=True) as folder:
         out = Path(folder) / "workload.json"
-        command = [sys.executable, "-m", "kcg.workloads.script", str(out), str(script), *arguments]
+        command = [sys.executable, "-m", "kcg.workloads.script", str(out), program.form, program.what]
         environment = {**os.environ, "DEV": dev, "CACHEDB": str(Path(folder) / "cache.db")}
-        try:
-            code = _run(command, environment)
-            answer = json.loads(out.read_text()) if out.exists() else None
-            if answer is not None and answer.get("ended") == "interrupted":
-                raise KeyboardInterrupt
-        except KeyboardInterrupt:
-            sys.stderr.write(f"kcg: interrupted: what {script} ran is not recorded\n")
-            raise
+        code, interrupted = _run([*command, *program.arguments], environment)
+        answer = json.loads(out.read_text()) if out.exists() else None
+    if interrupted and (answer is None or "error" in answer):
+        sys.stderr.write(f"kcg: interrupted: {program.label} had run nothing that is recorded\n")
+        raise KeyboardInterrupt
     if answer is None:
-        raise ScriptError(f"{script} {_unforeseen(code)}, and its kernels are not recorded; run it alone first")
-    for note in answer.get("notes", ()):
-        sys.stderr.write(f"kcg: {note}\n")
-    if "ended" in answer:
-        raise {"script": ScriptError, "usage": UsageError}.get(answer["ended"], KcgError)(answer["message"])
-    return workload_of(answer)
+        raise ScriptError(f"{program.label} {_unforeseen(code)}, and its kernels are not recorded; run it alone first")
+    if "error" in answer:
+        kind, message = answer["error"]
+        raise {"script": ScriptError, "usage": UsageError}.get(kind, KcgError)(message)
+    return Captured(workload_of(answer), tuple(answer["notes"]), interrupted)
 
 
 def _unforeseen(code: int) -> str:
@@ -93,22 +107,26 @@ def _unforeseen(code: int) -> str:
     return f"was killed by {signal.Signals(-code).name}"
 
 
-def _run(command: Sequence[str], environment: dict[str, str]) -> int:
-    """Run the child to its end. It is interrupted with this process, and not before it can be without a traceback."""
+def _run(command: Sequence[str], environment: dict[str, str]) -> tuple[int, bool]:
+    """Run the child to its end: its exit code, and whether it was interrupted with this process.
+
+    It is interrupted with this process, and not before it can be without a traceback.
+    """
     child: subprocess.Popen[bytes] | None = None
     try:
         with _interrupts_held():
             child = subprocess.Popen(command, env=environment, stdout=sys.stderr.fileno())
         try:
-            return child.wait()
+            return child.wait(), False
         except KeyboardInterrupt:
             # a terminal interrupts the script as well, which may still have something to save
-            for patience in (INTERRUPT_AGAIN_S, KILL_S):
+            for patience, then in ((INTERRUPT_AGAIN_S, signal.SIGINT), (TERMINATE_S, signal.SIGTERM)):
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    child.wait(patience)
-                    break
-                child.send_signal(signal.SIGINT)
-            raise
+                    return child.wait(patience), True
+                child.send_signal(then)
+            return child.wait(KILL_S), True
+    except subprocess.TimeoutExpired:
+        raise KeyboardInterrupt from None
     finally:
         if child is not None and child.poll() is None:
             child.kill()
@@ -129,82 +147,78 @@ def _interrupts_held() -> Iterator[None]:
 def workload_json(workload: Workload) -> dict[str, Any]:
     """A workload as plain JSON values."""
     calls = [
-        {"ast": c.region.kernel.ast_json, "calls": c.calls, "variables": [list(v) for v in c.variables]}
+        {"ast": c.region.kernel.ast_json, "calls": c.calls, "variables": c.variables, "seen_as": c.seen_as}
         for c in workload.calls
     ]
-    return {"name": workload.name, "preset": workload.preset, "calls": calls}
+    left_out = [asdict(left) for left in workload.left_out]
+    return {"name": workload.name, "preset": workload.preset, "calls": calls, "left_out": left_out}
 
 
 def workload_of(values: dict[str, Any]) -> Workload:
     """The workload that `workload_json` wrote."""
     calls = tuple(
-        WorkloadCall(Region((Kernel(c["ast"]),)), c["calls"], tuple((name, value) for name, value in c["variables"]))
+        WorkloadCall(
+            Region((Kernel(c["ast"]),)), c["calls"], tuple((name, value) for name, value in c["variables"]),
+            seen_as=tuple((name, tuple(devices)) for name, devices in c["seen_as"]),
+        )
         for c in values["calls"]
-    )
-    return Workload(values["name"], values["preset"], calls)
+    )  # fmt: skip
+    left_out = tuple(LeftOut(**{**left, "names": tuple(left["names"])}) for left in values["left_out"])
+    return Workload(values["name"], values["preset"], calls, left_out=left_out)
 
 
 # ---- in the child ----
 
 
-class _ScriptLoader(importlib.machinery.SourceFileLoader):
-    """Loads a script as Python loads the one that it is started with, whose code it does not keep beside it."""
-
-    def set_data(self, path: str, data: Any, *, _mode: int = 0o666) -> None:
-        """Keep nothing."""
-
-
 class _Recording:
-    """One script in this process: what it ran, how it ended, and the answer to the parent."""
+    """One program in this process: what it ran, how it ended, and the answer to the parent."""
 
-    def __init__(self, out: Path, script: Path, arguments: Sequence[str], *, dev: str) -> None:
-        self.out, self.script, self.arguments, self.dev = out, script, list(arguments), dev
-        self.path = script.absolute()
-        self.ended: tuple[str, str] | None = None  # kind and message, where it did not end well
-        self.processes = 0  # that the script started
+    def __init__(self, out: Path, program: Program, *, dev: str) -> None:
+        self.out, self.program, self.dev = out, program, dev
+        self.ended = ""  # how, in words, where it did not end well
+        self.advice = ""  # what to do about it, where that is known
+        self.error: tuple[str, str] | None = None  # kind and message, where nothing is to be recorded
+        self.processes = 0  # that the program started
+        self._starting = threading.local()
         self._pid = os.getpid()
         self._written = False
+        self._finishing = threading.RLock()
         self._recorder: Recorder | None = None
 
     def run(self) -> None:
-        """Run the script to its end, whatever that is. `finish` is called when the process ends."""
-        from kcg.compat.capture import opening, recording
+        """Run the program to its end, whatever that is. `finish` is called when the process ends."""
+        from kcg.compat.capture import opening, recording, when_imported
 
         atexit.register(self.finish)  # the first that is registered is the last that runs
         self._watch_exit()
-        self._watch_processes()
+        self._watch_signals()
+        self._watch_programs()
         # all of it stays in place until the process ends: threads and exit handlers of the script may run kernels too
         stays = contextlib.ExitStack()
+        stays.enter_context(when_imported("multiprocessing.process", self._watch_processes))
+        os.register_at_fork(after_in_parent=self._forked)
         stays.enter_context(opening(self.dev))
         self._recorder = stays.enter_context(recording())
+        _kept.append(stays)
         try:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
-            self._execute()
-        except SystemExit as stop:
-            self._exited(stop.code)
-        except KeyboardInterrupt:
-            self.ended = ("interrupted", "")
-        except KcgError as error:
-            self.ended = ("usage", str(error))
-        except BaseException as error:  # whatever the script raises
-            self.ended = ("script", f"{self.script} raised {_where(error, self.path)}; run it alone first")
-        _kept.append(stays)
+            run_as_main(self.program)
+        except BaseException as error:  # whatever the program raises
+            if os.getpid() != self._pid:
+                raise  # in a process that it forked, which ends as it would alone
+            self._raised(error)
 
-    def _execute(self) -> None:
-        """What `python script.py` does. `runpy` takes the module away at the end, which threads still need."""
-        main = types.ModuleType("__main__")
-        main.__dict__.update(__file__=str(self.path), __builtins__=__builtins__, __cached__=None, __package__=None)
-        sys.modules["__main__"] = main
-        sys.argv = [str(self.script), *self.arguments]
-        if not sys.flags.safe_path:
-            sys.path[0] = str(self.path.resolve().parent)  # it was the working folder, for `python -m`
-        _ScriptLoader("__main__", str(self.path)).exec_module(main)
-
-    def _exited(self, code: object) -> None:
-        if isinstance(code, str):
-            self.ended = ("script", f"{self.script} ended with {code.strip()[:300]!r}; run it alone first")
-        elif code not in (None, 0):
-            self.ended = ("script", f"{self.script} ended with exit code {code}; run it alone first")
+    def _raised(self, error: BaseException) -> None:
+        if isinstance(error, SystemExit):
+            self.ended = exit_text(error.code, traceback.extract_tb(error.__traceback__))
+            return
+        assert self._recorder is not None
+        if isinstance(error, KcgError) and self._recorder.is_empty:
+            self.error = ("usage", str(error))
+            return
+        self.ended, self.advice = error_text(error), advice_on(self.program, error)
+        if sys.excepthook is not sys.__excepthook__:  # of the program, which may save something
+            sys.excepthook(type(error), error, error.__traceback__)
 
     def _watch_exit(self) -> None:
         """`os._exit` ends a process without exit handlers."""
@@ -212,78 +226,127 @@ class _Recording:
 
         def leave_after_writing(code: int) -> None:
             if os.getpid() == self._pid:
-                self._exited(code)
+                self.ended = exit_text(code, traceback.extract_stack())
                 self.finish()
             leave(code)
 
         os._exit = leave_after_writing  # type: ignore[assignment]
 
-    def _watch_processes(self) -> None:
-        from multiprocessing.process import BaseProcess
+    def _watch_signals(self) -> None:
+        """So do signals that tell it to end, unless the program handles them, or they are ignored, as by `nohup`."""
 
-        start = BaseProcess.start
+        def end(number: int, frame: types.FrameType | None) -> None:
+            if os.getpid() == self._pid:
+                where = place_of(traceback.extract_stack(frame))
+                self.ended = f"was ended by {signal.Signals(number).name}{where}"
+                self.finish()
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
 
-        def counted(process: BaseProcess) -> None:
-            if not type(process).__module__.startswith("tinygrad."):  # its compilers are recorded
-                self.processes += 1
-            start(process)
+        def end_at_once() -> None:
+            for number in ENDING:
+                if signal.getsignal(number) is end:
+                    signal.signal(number, signal.SIG_DFL)
 
-        BaseProcess.start = counted  # type: ignore[assignment, method-assign]
+        for number in ENDING:
+            if signal.getsignal(number) == signal.SIG_DFL:
+                signal.signal(number, end)
+        os.register_at_fork(after_in_child=end_at_once)
+
+    def _watch_programs(self) -> None:
+        """`os.exec` replaces the process; what is started as another Python is counted."""
+
+        def audit(event: str, arguments: tuple[Any, ...]) -> None:
+            if event == "os.exec" and os.getpid() == self._pid and not self._written:
+                before = self.ended
+                where = place_of(traceback.extract_stack())
+                self.ended = f"replaced its process by {os.fsdecode(arguments[0])}{where}"
+                self._write()
+                self.ended = before  # what is to replace it may not exist
+            elif event == "subprocess.Popen" and os.getpid() == self._pid:
+                self.processes += Path(os.fsdecode(arguments[0])).name.startswith("python")
+
+        sys.addaudithook(audit)
+
+    def _watch_processes(self, module: Any) -> None:
+        """Count the processes that the program starts; tinygrad's compilers are recorded."""
+        start = module.BaseProcess.start
+
+        def start_and_count(process: Any) -> None:
+            self.processes += not type(process).__module__.startswith("tinygrad.")
+            self._starting.now = True
+            try:
+                start(process)
+            finally:
+                self._starting.now = False
+
+        module.BaseProcess.start = start_and_count
+
+    def _forked(self) -> None:
+        if os.getpid() == self._pid and not getattr(self._starting, "now", False):
+            self.processes += 1
 
     def finish(self) -> None:
-        """Write the answer, once, and only in the process of the script itself: not in one that it forked."""
-        if self._written or os.getpid() != self._pid:
+        """Write the answer, once, and only in the process of the program itself: not in one that it forked."""
+        if os.getpid() != self._pid:
             return
-        self._written = True
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
+        with self._finishing:  # a thread that ends the process waits until it is written
+            if self._written:
+                return
+            self._written = True
+            if threading.current_thread() is threading.main_thread():
+                for number in (signal.SIGINT, *ENDING):
+                    signal.signal(number, signal.SIG_IGN)
+            self._write()
+
+    def _write(self) -> None:
         try:
             answer = self._answer()
         except Exception as error:
-            answer = _not_well("internal", f"recording {self.script} failed: {type(error).__name__}: {error}")
+            message = f"recording {self.program.label} failed: {type(error).__name__}: {error}"
+            answer = {"error": ("internal", message)}
         write_whole(self.out, json.dumps(answer))
 
     def _answer(self) -> dict[str, Any]:
-        if self.ended is not None:
-            return _not_well(*self.ended)
+        if self.error is not None:
+            return {"error": self.error}
         assert self._recorder is not None
-        workload, notes = _workload_and_notes(self._recorder, self.script, self.arguments, self.dev.split(":")[0])
+        workload, notes = _workload_and_notes(self._recorder, self.program, self.dev.split(":")[0])
         if self.processes:
-            what = _count(self.processes, "process", "processes")
-            notes.append(f"{what} that the script started: what runs there is not recorded")
+            what = counted(self.processes, "process", "processes")
+            notes.append(f"{what} that the program started: what runs there is not recorded")
         if workload.calls:
+            if self.ended:
+                advice = f"; {self.advice}" if self.advice else ""
+                notes.insert(0, f"{self.program.label} {self.ended}: what it ran before is recorded{advice}")
             return {**workload_json(workload), "notes": notes}
+        if self.ended:
+            ran, advice = "before it ran a tinygrad kernel that can be recorded", self.advice or "run it alone first"
+            return {"error": ("script", f"{self.program.label} {self.ended}, {ran}; {advice}")}
+        notes += map(str, workload.left_out)
         why = "; ".join(notes) or "does it realise its tensors?"
-        return _not_well("script", f"{self.script} ran no tinygrad kernel that can be recorded: {why}")
+        return {"error": ("script", f"{self.program.label} ran no tinygrad kernel that can be recorded: {why}")}
 
 
 _kept: list[contextlib.ExitStack] = []  # closed by the end of the process
 
 
-def _not_well(kind: str, message: str) -> dict[str, Any]:
-    return {"ended": kind, "message": message}
+def _workload_and_notes(recorder: Recorder, program: Program, device: str) -> tuple[Workload, list[str]]:
+    """What a program ran on `device`, with what is left out of it, and a line for all else that is to be said."""
+    name, preset = workload_name(program), bounded(shlex.join(program.arguments))
+    if recorder.is_empty:
+        return Workload(name, preset, ()), []  # without importing tinygrad
+    from kcg.workloads.capture import VALUES_KEPT, Refused, left_out, thinned, to_workload
 
-
-def _workload_and_notes(
-    recorder: Recorder, script: Path, arguments: Sequence[str], device: str
-) -> tuple[Workload, list[str]]:
-    """What a script ran on `device`, and a line for everything that is left out of it."""
-    if not recorder.counts and not recorder.unknown and not recorder.queued:
-        return Workload(workload_name(script), bounded(shlex.join(arguments)), ()), []  # without importing tinygrad
-    from kcg.workloads.capture import VALUES_KEPT, thinned, to_workload
-
-    refused: dict[str, Counter[str]] = {}
+    refused: Refused = {}
     all_calls = recorder.calls()
     calls = [c for c in all_calls if c.device.split(":")[0] == device]
-    workload = to_workload(workload_name(script), bounded(shlex.join(arguments)), calls, refused=refused)
+    elsewhere = [c for c in all_calls if c.device.split(":")[0] != device]
+    workload = to_workload(name, preset, calls, refused=refused)
+    workload = replace(workload, left_out=left_out(recorder, refused, elsewhere, device=device, names_kept=NAMES_KEPT))
     notes = []
-    if elsewhere := sum(c.calls for c in all_calls) - sum(c.calls for c in calls):
-        notes.append(f"{_executions(elsewhere, f'kernels on other devices than {device}')} left out")
-    if recorder.unknown:
-        notes.append(f"{_executions(recorder.unknown, 'hand-written kernels')} left out")
     if recorder.queued:
-        notes.append(f"{_executions(recorder.queued, 'kernels by HCQ2=1, which shows no ASTs,')} left out")
-    notes += _refusals(refused)
+        notes.append(f"{counted(recorder.queued, 'execution')} by HCQ2=1, which shows no ASTs, left out")
     few = thinned(workload)
     if len(few.calls) < len(workload.calls):
         notes.append(
@@ -293,36 +356,10 @@ def _workload_and_notes(
     return few, notes
 
 
-def _refusals(refused: dict[str, Counter[str]]) -> list[str]:
-    ordered = sorted(refused.items(), key=lambda item: -item[1].total())
-    said = [
-        f"{_executions(counts.total(), _count(len(counts), 'kernel', 'kernels'))} left out: {reason}"
-        for reason, counts in ordered[:REASONS_SAID]
-    ]
-    if rest := sum(counts.total() for _, counts in ordered[REASONS_SAID:]):
-        said.append(f"{_executions(rest, 'kernels')} left out for other reasons")
-    return said
-
-
-def _count(number: int, one: str, many: str) -> str:
-    return f"{number} {one if number == 1 else many}"
-
-
-def _executions(number: int, of: str) -> str:
-    return f"{_count(number, 'execution', 'executions')} of {of} {'is' if number == 1 else 'are'}"
-
-
-def _where(error: BaseException, path: Path) -> str:
-    lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
-    text = next((line.strip()[:300] for line in str(error).splitlines() if line.strip()), "")
-    place = f" (line {lines[-1]})" if lines else ""
-    return f"{type(error).__name__}: {text}{place}" if text else f"{type(error).__name__}{place}"
-
-
 def main() -> None:
-    """`python -m kcg.workloads.script OUT SCRIPT args…`: record a script and write its workload, or why not, to OUT."""
-    out, script, *arguments = sys.argv[1:]
-    _Recording(Path(out), Path(script), arguments, dev=os.environ["DEV"]).run()
+    """`python -m kcg.workloads.script OUT FORM WHAT args…`: record a program into OUT, or say there why not."""
+    out, form, what, *arguments = sys.argv[1:]
+    _Recording(Path(out), Program(Form(form), what, tuple(arguments)), dev=os.environ["DEV"]).run()
 
 
 if __name__ == "__main__":

@@ -3,16 +3,22 @@
 import argparse
 import atexit
 import os
+import signal
 import sys
 import threading
 import time
 
-from neighbour import table  # a module beside the script
+from neighbour import divided, table  # a module beside the script
 
 parser = argparse.ArgumentParser()
 parser.add_argument("how")
 parser.add_argument("--idle", action="store_true")
 settings = parser.parse_args()
+
+
+class Odd(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no text")
 
 
 def work(size: int) -> float:
@@ -33,22 +39,39 @@ match settings.how:
     case "exit":
         sys.exit(0)
     case "exit-3":
-        sys.exit(3)
+        sys.exit(3)  # here: exit_3
     case "exit-text":
-        sys.exit("no data here")
+        sys.exit("no data here")  # here: exit_text
     case "leave":
         os._exit(0)
     case "leave-4":
-        os._exit(4)
+        os._exit(4)  # here: leave_4
+    case "exit-true":
+        sys.exit(True)  # here: exit_true
     case "raise":
-        raise RuntimeError("the loss is\nnot a number")
+        raise RuntimeError("the loss is\nnot a number")  # here: raise
+    case "assert":
+        assert not table(2).shape  # here: assert
+    case "below":
+        divided(0)
+    case "odd":
+        raise Odd  # here: odd
+    case "told":
+        signal.raise_signal(signal.SIGTERM)  # here: told
+        time.sleep(60)
+    case "interrupt":
+        signal.raise_signal(signal.SIGINT)  # here: interrupt
     case "killed":
         os.kill(os.getpid(), 9)
     case "replaced":
-        os.execv(sys.executable, [sys.executable, "-c", "pass"])
+        os.execv(sys.executable, [sys.executable, "-c", "pass"])  # here: replaced
     case "later":
         threading.Thread(target=later).start()
         atexit.register(later)
+    case "deaf":
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        print("waiting", flush=True)
+        time.sleep(600)
     case "wait" | "save":
         try:
             print("waiting", flush=True)
