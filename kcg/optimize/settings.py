@@ -42,6 +42,7 @@ class Settings:
     wait: bool = False  # while another optimisation uses the device
     folder: Path = Path("kcg-out")
     script_args: tuple[str, ...] = ()
+    script_check: bool = True  # whether a script runs twice more at the end, to compare what it leaves
     weights: str = ""  # published ones for the comparison of the whole model, a file or a repository; empty: random
     kernels: tuple[Path, ...] = ()  # files of hand-written kernels, absolute
     command: str = ""

@@ -154,6 +154,19 @@ class _ScriptLoader(importlib.machinery.SourceFileLoader):
         """Keep nothing."""
 
 
+def execute(script: Path, arguments: Sequence[str]) -> None:
+    """What `python script.py` does, in this process. `runpy` takes the module away at the end, which threads still
+    need. Raises what the script raises."""
+    path = script.absolute()
+    main = types.ModuleType("__main__")
+    main.__dict__.update(__file__=str(path), __builtins__=__builtins__, __cached__=None, __package__=None)
+    sys.modules["__main__"] = main
+    sys.argv = [str(script), *arguments]
+    if not sys.flags.safe_path:
+        sys.path[0] = str(path.resolve().parent)  # it was the working folder, for `python -m`
+    _ScriptLoader("__main__", str(path)).exec_module(main)
+
+
 class _Recording:
     """One script in this process: what it ran, how it ended, and the answer to the parent."""
 
@@ -179,7 +192,7 @@ class _Recording:
         self._recorder = stays.enter_context(recording())
         try:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
-            self._execute()
+            execute(self.script, self.arguments)
         except SystemExit as stop:
             self._exited(stop.code)
         except KeyboardInterrupt:
@@ -189,16 +202,6 @@ class _Recording:
         except BaseException as error:  # whatever the script raises
             self.ended = ("script", f"{self.script} raised {_where(error, self.path)}; run it alone first")
         _kept.append(stays)
-
-    def _execute(self) -> None:
-        """What `python script.py` does. `runpy` takes the module away at the end, which threads still need."""
-        main = types.ModuleType("__main__")
-        main.__dict__.update(__file__=str(self.path), __builtins__=__builtins__, __cached__=None, __package__=None)
-        sys.modules["__main__"] = main
-        sys.argv = [str(self.script), *self.arguments]
-        if not sys.flags.safe_path:
-            sys.path[0] = str(self.path.resolve().parent)  # it was the working folder, for `python -m`
-        _ScriptLoader("__main__", str(self.path)).exec_module(main)
 
     def _exited(self, code: object) -> None:
         if isinstance(code, str):
