@@ -166,18 +166,16 @@ class Observer:
         if asked:  # a program that is wrong may not write what its kernel writes
             wrote = tuple(int(slot) for slot in call.tag.removeprefix(MARK).split())
         arguments = resolve_params(call, list(inputs))
-        outs, ins = [arguments[i] for i in wrote], [arguments[i] for i in read if i not in wrote]
-        also = [arguments[i] for i in read if i in wrote]
-        if asked or any(self._memory.holds(b) for u in (*ins, *also) for b in _buffers(u.buffer)):
-            for u in outs:
-                for b in _buffers(u.buffer):
-                    self._memory.add(b)
-        elif self._shake:
-            copied = call.src[0].op is Ops.COPY
-            if all(_is_host(u) for u in ins) if copied else not any(dtypes.is_float(u.dtype) for u in (*ins, *also)):
-                for u in outs:
-                    for b in _buffers(u.buffer):
-                        self.shaken += _shake(b, seed=self._seed + self.shaken)
+        outs, ins = [arguments[i] for i in wrote], [arguments[i] for i in read]
+        written = [b for u in outs for b in _buffers(u.buffer)]
+        if asked or any(self._memory.holds(b) for u in ins for b in _buffers(u.buffer)):
+            for b in written:
+                self._memory.add(b)
+        copied = call.src[0].op is Ops.COPY
+        begins = all(_is_host(u) for u in ins) if copied else not any(dtypes.is_float(u.dtype) for u in ins)
+        if self._shake and begins:
+            for b in written:
+                self.shaken += _shake(b, seed=self._seed + self.shaken)
 
     # ---- what is left ----
 

@@ -133,8 +133,8 @@ def run(settings: object, *, dry_run: bool, json_mode: bool, quiet: bool) -> Exi
 def not_verified(result: Result) -> str:
     """Why a run that came to its end has the exit code of a failed verification, in one line."""
     if result.model_check is not None and result.model_check.passed is False:
-        what = "the script" if result.model_check.runs else "the whole model"
-        return f"{what} is wrong with these schedules, do not use them: {result.model_check.reason}"
+        what = "script" if result.model_check.runs else "model"
+        return f"the whole {what} is wrong with these schedules, do not use them: {result.model_check.reason}"
     failed = [region for region in result.regions if not region.chosen.verification.passed]
     return (
         f"{len(failed)} of {len(result.regions)} kernels could not be verified and keep tinygrad's own schedule; the "

@@ -222,7 +222,7 @@ def _summary(result: Result) -> list[tuple[str, str]]:
     if len(by_hand) > MAX_ROWS:
         lines.append((f"... and {len(by_hand) - MAX_ROWS} more written by hand: see the report", ""))
     if result.model_check is not None:
-        lines.append(_model_line(result.model_check, what_of(result)))
+        lines.append(_model_line(result.model_check, f"whole {checked_as(result)}"))
     for found in result.recomputes:
         name = next((r.chosen.name for r in result.regions if r.region.id == found.kernel_id), found.kernel_id[:12])
         waste = f"{found.calls} × {found.wasted_operations / 1e6:,.1f} MFLOP wasted"
@@ -241,11 +241,11 @@ def _guide(result: Result) -> str:
     return f" guided by {result.predictor}" if result.predictor else ""
 
 
-def what_of(result: Result) -> str:
-    """What was checked as a whole, in words."""
+def checked_as(result: Result) -> str:
+    """What is checked as a whole: `model` or `script`."""
     from kcg.workloads.script import PREFIX
 
-    return "script" if result.workload.startswith(PREFIX) else "whole model"
+    return "script" if result.workload.startswith(PREFIX) else "model"
 
 
 def _model_line(check: ModelCheck, what: str) -> tuple[str, str]:

@@ -118,7 +118,7 @@ def _checked_model(session: Session, result: Result, child: Alone | None, *, end
     from kcg.optimize import whole_model, whole_script
 
     settings = session.settings
-    kind, what = (whole_script, "script") if settings.is_script else (whole_model, "whole model")
+    kind, what = (whole_script, "script") if settings.is_script else (whole_model, "model")
     if reason := kind.why_not_needed(settings, result, ended_early=ended_early):
         return ModelCheck(None, reason)
     needed_s = whole_s(session, step_s=result.total_before_s)
@@ -127,7 +127,7 @@ def _checked_model(session: Session, result: Result, child: Alone | None, *, end
         left_s = session.started + settings.budget_s - time.monotonic()
         if left_s < needed_s / 2:  # what is needed is a guess on the safe side
             reason = f"not run: {max(left_s, 0):.0f} s of the budget were left, and it takes about {needed_s:.0f} s"
-            session.warnings.append(f"the {what} was not compared with tinygrad's own schedules, {reason}")
+            session.warnings.append(f"the whole {what} was not compared with tinygrad's own schedules, {reason}")
             return ModelCheck(None, reason)
         timeout_s = max(left_s, needed_s) + OVERTIME * settings.budget_s  # no verdict would cost more than a late one
     try:
@@ -141,7 +141,7 @@ def _checked_model(session: Session, result: Result, child: Alone | None, *, end
     if check.passed is False:
         forget(session)
     if check.passed is None:
-        session.warnings.append(f"the {what} was not compared with tinygrad's own schedules, {check.reason}")
+        session.warnings.append(f"the whole {what} was not compared with tinygrad's own schedules, {check.reason}")
     return check
 
 

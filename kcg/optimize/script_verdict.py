@@ -108,11 +108,11 @@ def judge(
     failed = [j for j in judged if j.ratio > 1 and not j.is_open(rounding, values)]
     if failed:
         worst = max(failed, key=lambda one: one.ratio)
-        return ModelCheck(False, worst.words(), worst.error, worst.tolerance)
+        return ModelCheck(False, worst.words(values), worst.error, worst.tolerance)
     opened = [j for j in judged if j.ratio > 1 or j.is_too_sensitive]
     if opened:
         share = f"{len(opened)} of {_count(len(judged), 'tensor')}"
-        reason = f"no verdict: {share} may differ by rounding alone; the first, {opened[0].words()}"
+        reason = f"no verdict: {share} may differ by rounding alone; the first, {opened[0].words(values)}"
         return ModelCheck(None, reason, opened[0].error, opened[0].tolerance)
     worst = max(judged, key=lambda one: one.ratio)
     return ModelCheck(True, "", worst.error, worst.tolerance)
@@ -148,7 +148,7 @@ class _Judged:
             return rounding.floats
         return self.is_too_sensitive or not values  # where nothing was shaken, D tells nothing
 
-    def words(self) -> str:
+    def words(self, values: int) -> str:
         shape = "×".join(map(str, self.piece.values.shape)) or "single"
         name = f"a tensor ({shape} {self.piece.dtype}) {PLACES[self.piece.place]}"
         if not self.piece.eps:
@@ -156,7 +156,9 @@ class _Judged:
         if not math.isfinite(self.error):
             return f"{name} is not finite where it is with tinygrad's own schedules, or the other way round"
         explained = f"rounding explains {self.tolerance:.2g}"
-        if self.is_too_sensitive:
+        if not values:
+            explained = "nothing that the script begins with could be changed to see what it makes of rounding"
+        elif self.is_too_sensitive:
             explained = "one rounding unit in what the script begins with moves it too much to tell"
         return f"{name} differs by {self.error:.2g} of its size from that with tinygrad's own schedules; {explained}"
 
