@@ -5,11 +5,15 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import signal
+import threading
+from ast import literal_eval
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 from rich.console import Console
 from sample_result import sample_result
@@ -20,6 +24,7 @@ from kcg.kernel.actions import ACTION_SPACE_VERSION
 from kcg.kernel.space import KernelSpace
 from kcg.measure.handwritten import KernelFile, describe_job, lower_job, match_job
 from kcg.measure.target import detect
+from kcg.optimize import whole_script
 from kcg.optimize.console import print_result
 from kcg.optimize.deploy import check_verdict
 from kcg.optimize.report import render_report
@@ -30,6 +35,7 @@ from kcg.optimize.settings import Settings
 from kcg.optimize.whole_script import check_script, expected_cost_s, why_not_needed
 from kcg.types import ModelCheck, RegionResult, Result, Schedule
 from kcg.workloads.script import capture_script
+from tests.faults.processes import wait_until
 from tests.test_whole_model import WRONG, another, finalist
 
 DEV = os.environ["DEV"]
@@ -91,6 +97,8 @@ def test_what_is_alive_is_compared_and_seeds_and_side_effects_repeat(right: Resu
     assert (verdict.runs, verdict.seed) == (2, 7)
     first, second = file.read_text().splitlines()
     assert first == second, "Python's, NumPy's and tinygrad's random numbers, and the order of sets"
+    drawn = literal_eval(first)
+    assert drawn[4] == "" and len({float(number) for number in (*drawn[:3], *drawn[5:])}) == 5, "each is another"
 
 
 def test_a_wrong_schedule_fails_and_the_result_is_refused(wrong: Result) -> None:
@@ -147,6 +155,21 @@ def test_what_cannot_be_compared_says_why(right: Result) -> None:
     late = check(right, "waits", timeout_s=1.0)
     told = "no verdict: the script does not run again: with tinygrad's own schedules it did not finish in 1 s"
     assert (late.passed, late.reason, late.runs) == (None, told, 1)
+
+
+def test_ctrl_c_ends_it_and_the_script(right: Result, tmp_path: Path) -> None:
+    file = tmp_path / "runs.txt"
+
+    def interrupt() -> None:
+        if wait_until(file.exists, seconds=60.0):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    told = threading.Thread(target=interrupt)
+    told.start()
+    with pytest.raises(KeyboardInterrupt):
+        check(right, "waits", str(file))
+    told.join()
+    assert not [child for child in psutil.Process().children() if whole_script.CHILD in child.cmdline()]
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import itertools
 import random
 import threading
 import weakref
@@ -34,7 +35,7 @@ ALIVE, RETURNED, READ = "alive", "returned", "read"
 MARK = "kcg:writes "  # begins the tag of a call whose kernel is asked for; the arguments that it writes follow
 
 READS = 64  # of what a program reads, so many are kept, the last ones
-READ_BYTES = 1 << 24  # and none that is larger
+READ_BYTES = 1 << 22  # and none that is larger
 HOST = ("PYTHON", "NPY", "DISK")  # tinygrad's devices that values come from
 
 
@@ -62,7 +63,7 @@ class Observer:
         self._asked, self._prepare, self._seed, self._shake = asked, prepare, seed, shake
         self._lock = threading.Lock()
         self._memory = _Memory()
-        self._seen: dict[tuple[UOp, tuple[int, ...]], int] = {}
+        self._seen: weakref.WeakKeyDictionary[UOp, tuple[int, ...]] = weakref.WeakKeyDictionary()
         self._returned: Any = None
         self._read: deque[Piece] = deque(maxlen=READS)
 
@@ -70,7 +71,7 @@ class Observer:
         """Fix the seeds of Python, NumPy and tinygrad, and begin. What is returned must live as long as the program."""
         stays = contextlib.ExitStack()
         for module, hook in (
-            ("numpy", lambda numpy: numpy.random.seed(self._seed % 2**32)),
+            ("numpy", self._seed_numpy),
             ("tinygrad.engine.realize", self._watch_kernels),
             ("tinygrad.engine.jit", self._watch_jit),
             ("tinygrad.tensor", self._watch_tensors),
@@ -80,6 +81,17 @@ class Observer:
         return stays
 
     # ---- hooks ----
+
+    def _seed_numpy(self, numpy: Any) -> None:
+        """The global generator, and those that a program makes without a seed, each with one of its own."""
+        made, default_rng = itertools.count(), numpy.random.default_rng
+
+        @functools.wraps(default_rng)
+        def seeded(seed: Any = None) -> Any:
+            return default_rng([self._seed % 2**32, next(made)] if seed is None else seed)
+
+        numpy.random.seed(self._seed % 2**32)
+        numpy.random.default_rng = seeded
 
     def _watch_kernels(self, realize: Any) -> None:
         original, stats_before = realize.lower_and_compile, realize.track_stats
@@ -148,11 +160,11 @@ class Observer:
         body = call.src[0]
         if body.op is Ops.CUSTOM_FUNCTION and body.arg == "graph":
             # a replay on the same memory shows nothing new, unless other memory came to hold what is asked for
-            place = (call, tuple(id(u) for u in inputs))
-            if self._seen.get(place) != self._memory.version:
+            place = tuple(id(u) for u in inputs)
+            if self._seen.get(call) != (self._memory.version, *place):
                 for inner in body.src[0].src:
                     self._executed(inner, inputs)
-                self._seen[place] = self._memory.version
+                self._seen[call] = (self._memory.version, *place)
         elif body.op in (Ops.PROGRAM, Ops.COPY):
             self._follow(call, inputs)
 

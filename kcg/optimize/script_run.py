@@ -23,7 +23,7 @@ from kcg.errors import CodecError, KcgError
 from kcg.files import write_whole
 from kcg.measure import alone
 
-MAX_BYTES = 1 << 30
+MAX_BYTES = 1 << 28
 """Of what a script leaves, so much is compared, the small tensors first."""
 
 ANSWER = "answer.json"

@@ -154,6 +154,7 @@ def _compared(runs: _Runs, result: Result, changed: int) -> ModelCheck:
     if check.passed and chosen.kernels < changed:
         missing = changed - chosen.kernels
         reason = f"no verdict: {missing} of {changed} changed kernels do not occur when the script runs again"
+        reason += f" ({chosen.words})" if chosen.ended else ""
         return replace(check, passed=None, reason=reason)
     return check
 
@@ -175,7 +176,8 @@ def _whose_fault(runs: _Runs, own: Ran, words: str) -> ModelCheck:
 
 def _of_what_is_left(runs: _Runs, result: Result, own: Ran, chosen: Ran) -> ModelCheck:
     if not own.pieces and not chosen.pieces:
-        return _none("nothing that the script left or read came out of a kernel with another schedule")
+        where = f" ({own.words})" if own.ended else ""
+        return _none(f"nothing that the script left or read came out of a kernel with another schedule{where}")
     if not same_layout(own.pieces, chosen.pieces):
         told = f"{words_of(own.pieces) or 'nothing'} with tinygrad's own schedules"
         ours = f"{words_of(chosen.pieces) or 'nothing'} with the chosen ones"
