@@ -28,8 +28,13 @@ COPY_S_PER_BYTE: Final = 1.5e-10  # outputs back from a GPU, whole, and compared
 
 def final_cost_s(session: Session) -> float:
     """What judging every finalist, and then the whole model, is expected to take, in seconds."""
+    from kcg.optimize import whole_script
+
     step_s = sum(work.call.calls * work.baseline_s for work in session.works)
-    return judging_s(session) + whole_s(session, step_s=step_s)
+    kept_s = whole_s(session, step_s=step_s)
+    if session.settings.is_script:
+        kept_s = whole_script.reserved_s(kept_s, budget_s=session.settings.budget_s)
+    return judging_s(session) + kept_s
 
 
 def whole_s(session: Session, *, step_s: float) -> float:
