@@ -355,7 +355,8 @@ class Recompute:
 
 @dataclass(frozen=True)
 class ModelCheck:
-    """The whole model's output with the chosen schedules against its output with tinygrad's own, on random inputs."""
+    """The whole model's output with the chosen schedules against its output with tinygrad's own, on random inputs; of a
+    script, what it left when it ran again with each of them."""
 
     passed: bool | None  # None: there is no verdict
     reason: str = ""  # why there is none, or what is wrong
@@ -369,6 +370,8 @@ class ModelCheck:
     clocks_before: tuple[tuple[str, float], ...] = ()  # what the device told in these steps, as in `Measurement`
     clocks_after: tuple[tuple[str, float], ...] = ()
     weights: str = ""  # the published ones it ran on, a file or a repository; empty: random ones
+    runs: int = 0  # how often a script ran again for it, with all its side effects
+    compared: str = ""  # of a script, what was compared
 
 
 @dataclass(frozen=True)

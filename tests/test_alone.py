@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -35,3 +36,24 @@ def test_a_shells_settings_do_not_reach_it_but_what_it_needs_does(
     assert isinstance(paths, list) and paths.index(str(tmp_path / "ours")) < paths.index(str(tmp_path / "users"))
     *found, _ = told(clean_environment(dev, cache, BEAM="2"))
     assert found[0] == 2, "what is asked for is there"
+
+
+ASIDE = "import sys, time; from kcg.measure import alone; job = alone.listening(aside=True)(); "
+ASIDE += "alone.answer({'job': job, 'input': sys.stdin.read()}); time.sleep(600)"
+
+
+def test_a_job_aside_leaves_standard_input_empty_and_still_ends_the_child_with_its_parent() -> None:
+    child = subprocess.Popen(
+        [sys.executable, "-c", ASIDE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        assert child.stdin is not None and child.stdout is not None
+        child.stdin.write('{"a": 1}\nnot for the script\n')
+        child.stdin.flush()
+        assert json.loads(child.stdout.readline()) == {"job": {"a": 1}, "input": ""}
+        child.stdin.close()
+        assert child.wait(60) == -signal.SIGKILL
+    finally:
+        child.kill()
+        child.wait()
+        child.stdout.close()

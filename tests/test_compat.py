@@ -19,13 +19,15 @@ from typing import Any
 import pytest
 import tinygrad.codegen
 import tinygrad.codegen.opt.search as tiny_search
+import tinygrad.dtype
 import tinygrad.helpers
 import tinygrad.runtime.ops_cpu as ops_cpu
 import tinygrad.runtime.ops_cuda as ops_cuda
 import tinygrad.runtime.support.compiler_amd as compiler_amd
 import tinygrad.runtime.support.compiler_cuda as compiler_cuda
+import tinygrad.tensor
 from tinygrad import Tensor
-from tinygrad.engine import realize
+from tinygrad.engine import jit, realize
 from tinygrad.runtime.autogen import nvrtc
 
 from kcg.compat import scheduling, tiny
@@ -176,6 +178,12 @@ def test_events_and_hand_written_code_on_a_gpu() -> None:
         (realize.lower_and_compile, ["linear"]),
         (realize.track_stats, ["ctx", "call", "st", "ets"]),
         (realize.compile_linear, ["linear", "beam", "validate", "input_uops", "profile"]),
+        (realize.get_call_outs_ins, ["call"]),
+        (realize.resolve_params, ["call", "inputs"]),
+        (jit._TinyJit.__call__, ["self", "args", "kwargs"]),
+        (Tensor._buffer, ["self"]),
+        (tinygrad.dtype.fp8_to_float, ["x", "dtype"]),
+        (tinygrad.dtype._to_np_dtype, ["dtype"]),
         (tiny_search.beam_search, ["s", "rawbufs", "var_vals", "amt", "allow_test_size", "disable_cache"]),
         (tinygrad.codegen.apply_opts, ["ast", "ren", "beam"]),
         (tinygrad.codegen.full_rewrite_to_sink, ["ast", "ren", "optimize"]),
@@ -197,10 +205,20 @@ def test_signature_is_the_one_that_kcg_calls(function: Callable[..., Any], param
     assert list(inspect.signature(function).parameters) == parameters
 
 
+def test_tensors_are_listed_in_the_order_in_which_they_were_made() -> None:
+    made = [Tensor([1.0]), Tensor([2.0]).realize(), Tensor([3.0])]
+    listed = [found for ref in tinygrad.tensor.all_tensors if (found := ref()) is not None]
+    places = [next(i for i, found in enumerate(listed) if found is tensor) for tensor in made]
+    assert places == sorted(places)
+    assert made[1].uop.base.realized is not None and made[0].uop.base.realized is None
+    assert isinstance(Tensor._device_seeds, dict) and isinstance(Tensor._device_rng_counters, dict)
+
+
 def test_functions_that_kcg_replaces_are_looked_up_when_they_are_called() -> None:
     """Replacing a module's attribute only works where callers read it from that module."""
     assert "lower_and_compile(" in inspect.getsource(realize.compile_linear)
     assert "track_stats(" in inspect.getsource(realize.run_linear)
+    assert all("self._buffer()" in inspect.getsource(read) for read in (Tensor._data, Tensor.data, Tensor.numpy))
     assert "_time_program(" in inspect.getsource(tiny_search.beam_search)
     assert "do_to_program(" in inspect.getsource(ops_cpu.CPUDevice.__init__)
     assert "HIPCompiler" in vars(compiler_amd)

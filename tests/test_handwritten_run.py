@@ -71,6 +71,16 @@ def test_the_faster_one_is_chosen_and_verified_by_every_rule(row: RegionResult) 
     assert "written by hand (uop)" in row.chosen.legend and row.chosen.source
 
 
+def test_the_script_ran_again_with_it_and_left_the_same(
+    optimised: tuple[subprocess.CompletedProcess[str], Path], result: Result
+) -> None:
+    check = result.model_check
+    assert check is not None and check.passed, check
+    assert check.kernels == sum(row.outcome == "improved" for row in result.regions)
+    assert check.runs >= 2 and "returned by its last TinyJit step" in check.compared
+    assert "twice more, with tinygrad's own schedules and with the chosen ones" in optimised[0].stderr
+
+
 def test_the_best_opts_of_its_region_stay_in_the_result(row: RegionResult) -> None:
     assert row.opts is not None and row.opts.schedule.kind == ScheduleKind.OPTS
     assert row.opts.verification.passed and row.opts.cold_s > row.chosen.cold_s
@@ -223,7 +233,7 @@ def test_a_result_never_brings_its_own_code(
 def test_results_of_before_are_read_without_the_new_fields(result: Result, tmp_path: Path) -> None:
     regions = tuple(replace(r, chosen=r.opts or r.chosen, opts=None, handwritten=(), clocks=()) for r in result.regions)
     check = result.model_check
-    later = ("clock", "clocks_before", "clocks_after", "weights")
+    later = ("clock", "clocks_before", "clocks_after", "weights", "runs", "compared")
     check = None if check is None else replace(check, **{name: getattr(ModelCheck, name) for name in later})
     old = replace(result, regions=regions, expectations=(), clocks=(), phases=(), model_check=check)
     new = ("expectations", "clocks", "phases")

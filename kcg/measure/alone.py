@@ -16,7 +16,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,13 +69,21 @@ class Alone:
     """A process `python -m module *arguments` with `DEV=dev` and a tinygrad cache of its own, which waits for a job.
 
     Use as a context manager: leaving it kills the process with all that it started. `label` is in the name of its
-    temporary folder.
+    temporary folder, `settings` are what else is in its environment.
     """
 
-    def __init__(self, module: str, *, dev: str, label: str, arguments: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        module: str,
+        *,
+        dev: str,
+        label: str,
+        arguments: Sequence[str] = (),
+        settings: Mapping[str, str] | None = None,
+    ) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix=f"kcg-{label}-", ignore_cleanup_errors=True)
         folder = Path(self._folder.name)
-        environment = clean_environment(dev, folder / "tinygrad-cache.db")
+        environment = clean_environment(dev, folder / "tinygrad-cache.db") | dict(settings or {})
         self._killed = False
         # files and not pipes: a process that the child leaves behind would hold a pipe open, and the reader with it
         self._out, self._err = (folder / "out").open("w+"), (folder / "err").open("w+")
@@ -158,13 +166,20 @@ def _finished(process: subprocess.Popen[bytes], line: str, timeout_s: float, sto
     return True
 
 
-def listening() -> Callable[[], dict[str, Any]]:
-    """In the child: what waits for the job. From here on the child, and what it starts, dies with its parent."""
+def listening(*, aside: bool = False) -> Callable[[], dict[str, Any]]:
+    """In the child: what waits for the job. From here on the child, and what it starts, dies with its parent. With
+    `aside` the job does not come by standard input, which is empty then: what runs in the child may read it."""
     jobs: queue.SimpleQueue[str] = queue.SimpleQueue()
+    pipe, stream = 0, sys.stdin
+    if aside:
+        pipe = os.dup(0)  # which processes that the child starts do not inherit
+        stream = os.fdopen(pipe)
+        with Path(os.devnull).open() as nothing:
+            os.dup2(nothing.fileno(), 0)
 
     def watch() -> None:
-        jobs.put(sys.stdin.readline())
-        while os.read(0, 1):
+        jobs.put(stream.readline())
+        while os.read(pipe, 1):
             pass
         os.killpg(0, signal.SIGKILL)
 

@@ -59,6 +59,9 @@ def optimize(
         str,
         typer.Option(help="published ones for the last check, the whole model: a safetensors file or a repository"),
     ] = "",
+    no_script_check: Annotated[
+        bool, typer.Option("--no-script-check", help="do not run a script twice more at the end to compare its results")
+    ] = False,
     seed: Annotated[int, typer.Option(help="seed of the search")] = 0,
     wait: Annotated[bool, typer.Option("--wait", help="wait while another optimisation uses the GPU")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="go on from the journal of the same output folder")] = False,
@@ -80,11 +83,13 @@ def optimize(
         budget_s=parse_budget(budget) if budget is not None else None,
         measurements=check_measurements(measurements), seed=seed, resume=resume, wait=wait,
         folder=Path("kcg-out") / _folder_name(what, form) if report is None else check_folder(report),
-        script_args=own_args, weights=weights,
+        script_args=own_args, script_check=not no_script_check, weights=weights,
         kernels=tuple(path.absolute() for path in kernels or ()), command=command_text("kcg.optimize"),
     )  # fmt: skip
     if own_args and not settings.is_script:
         raise UsageError(f"arguments after the workload are for scripts; {what} is not a .py file")
+    if no_script_check and not settings.is_script:
+        raise UsageError(f"--no-script-check is for scripts; {what} is not a .py file")
     raise typer.Exit(int(run(settings, dry_run=dry_run, json_mode=json_mode, quiet=quiet)))
 
 
@@ -163,7 +168,8 @@ def run(settings: object, *, dry_run: bool, json_mode: bool, quiet: bool) -> Exi
 def not_verified(result: Result) -> str:
     """Why a run that came to its end has the exit code of a failed verification, in one line."""
     if result.model_check is not None and result.model_check.passed is False:
-        return f"the whole model is wrong with these schedules, do not use them: {result.model_check.reason}"
+        what = "script" if result.model_check.runs else "model"
+        return f"the whole {what} is wrong with these schedules, do not use them: {result.model_check.reason}"
     failed = [region for region in result.regions if not region.chosen.verification.passed]
     return (
         f"{len(failed)} of {len(result.regions)} kernels could not be verified and keep tinygrad's own schedule; the "

@@ -226,7 +226,7 @@ def _summary(result: Result) -> list[tuple[str, str]]:
     if len(by_hand) > MAX_ROWS:
         lines.append((f"... and {len(by_hand) - MAX_ROWS} more written by hand: see the report", ""))
     if result.model_check is not None:
-        lines.append(_model_line(result.model_check))
+        lines.append(_model_line(result.model_check, f"whole {checked_as(result)}"))
     for found in result.recomputes:
         name = next((r.chosen.name for r in result.regions if r.region.id == found.kernel_id), found.kernel_id[:12])
         waste = f"{found.calls} × {found.wasted_operations / 1e6:,.1f} MFLOP wasted"
@@ -246,16 +246,32 @@ def _guide(result: Result) -> str:
     return f" guided by {result.predictor}" if result.predictor else ""
 
 
-def _model_line(check: ModelCheck) -> tuple[str, str]:
-    """The verdict on the whole model in one line, with its style."""
+def checked_as(result: Result) -> str:
+    """What is checked as a whole: `model` or `script`."""
+    from kcg.workloads.script import PREFIX
+
+    return "script" if result.workload.startswith(PREFIX) else "model"
+
+
+def _model_line(check: ModelCheck, what: str) -> tuple[str, str]:
+    """The verdict on the whole model, or on a script, in one line, with its style."""
+    again = f"; {repeated(check.runs)}" if check.runs else ""
     if check.passed is None:
-        return f"whole model: {check.reason}", ""
+        return f"{what}: {check.reason}{again}", ""
     if not check.passed:
-        return f"whole model: FAILED, do not use this result: {check.reason}", "bold red"
+        return f"{what}: FAILED, do not use this result: {check.reason}{again}", "bold red"
     on = f" on {check.weights}" if check.weights else ""
-    text = f"whole model: verified{on}, error {check.error:.2g} of a tolerated {check.tolerance:.2g}"
+    text = f"{what}: verified{on}, error {check.error:.2g} of a tolerated {check.tolerance:.2g}"
+    if check.runs:
+        return f"{text} ({check.compared}){again}", "green"
     clock = check.clock.partition(",")[0]
     return f"{text}; one step {format_seconds(check.before_s)} → {format_seconds(check.after_s)} by {clock}", "green"
+
+
+def repeated(runs: int) -> str:
+    """That a script ran so many times more, and what that means."""
+    times = {1: "once", 2: "twice"}.get(runs, f"{runs} times")
+    return f"it ran {times} more to find out, and its side effects with it"
 
 
 def _bar(stream: TextIO) -> Any:

@@ -301,10 +301,11 @@ def _by_hand(count: int) -> str:
 
 
 def check_verdict(result: Result) -> None:
-    """Raises VerificationError where the whole model failed with the schedules of the result."""
+    """Raises VerificationError where the whole model, or the script, failed with the schedules of the result."""
     if result.model_check is not None and result.model_check.passed is False:
+        what = "script" if result.model_check.runs else "model"
         raise VerificationError(
-            f"the result failed its last check, the whole model: {result.model_check.reason}: run the search again, "
+            f"the result failed its last check, the whole {what}: {result.model_check.reason}: run the search again, "
             "with another --seed"
         )
 

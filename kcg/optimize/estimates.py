@@ -28,11 +28,23 @@ COPY_S_PER_BYTE: Final = 1.5e-10  # outputs back from a GPU, whole, and compared
 
 def final_cost_s(session: Session) -> float:
     """What judging every finalist, and then the whole model, is expected to take, in seconds."""
-    from kcg.optimize.whole_model import expected_cost_s
+    from kcg.optimize import whole_script
 
     step_s = sum(work.call.calls * work.baseline_s for work in session.works)
+    kept_s = whole_s(session, step_s=step_s)
+    if session.settings.is_script:
+        kept_s = whole_script.reserved_s(kept_s, budget_s=session.settings.budget_s)
+    return judging_s(session) + kept_s
+
+
+def whole_s(session: Session, *, step_s: float) -> float:
+    """What checking the whole model or the script is expected to take; a step of the model takes `step_s`."""
+    from kcg.optimize import whole_model, whole_script
+
+    if session.settings.is_script:
+        return whole_script.expected_cost_s(session.settings, recorded_s=session.recorded_s)
     device = session.choice.device
-    return judging_s(session) + expected_cost_s(session.settings, session.workload, device=device, step_s=step_s)
+    return whole_model.expected_cost_s(session.settings, session.workload, device=device, step_s=step_s)
 
 
 def judging_s(session: Session) -> float:

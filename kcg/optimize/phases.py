@@ -10,12 +10,12 @@ STARTING, CAPTURING, OPENING, BASELINES, SEARCH, JUDGING, MODEL = PHASES = (
 )  # fmt: skip
 """Until the workload is captured; capturing it; what is left of opening the device by then, and planning; timing
 tinygrad's own schedules, hand-written kernels and (on a GPU, meanwhile) reading the predictor; searching; re-timing and
-verifying; the whole model's check, and writing the result."""
+verifying; the check of the whole model or script, and writing the result."""
 
 WORDS: Final = {
     STARTING: "starting", CAPTURING: "capturing the workload", OPENING: "opening the device",
     BASELINES: "timing tinygrad's own schedules", SEARCH: "searching", JUDGING: "re-timing and verifying",
-    MODEL: "checking the whole model",
+    MODEL: "checking the whole",
 }  # fmt: skip
 """What each is called in the report."""
 

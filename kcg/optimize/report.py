@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from kcg.files import write_whole
-from kcg.optimize.console import format_seconds, format_speedup
+from kcg.optimize.console import checked_as, format_seconds, format_speedup, repeated
 from kcg.optimize.phases import WORDS
 from kcg.optimize.report_roofline import roofline_picture
 from kcg.optimize.report_rows import Row, rows_of
@@ -102,6 +102,8 @@ def render_report(result: Result) -> str:
         tips=_script({name: shown.tips for name, shown in pictures.items() if shown is not None}),
         style=STYLE,
         step=step_of(result),
+        noun=checked_as(result),
+        repeated=repeated,
         checks=_checks(rows),
         outcomes=[(name, words, [r for r in rows if r.region.outcome == name]) for name, words in _OUTCOMES.items()],
         by_note=_by_note,

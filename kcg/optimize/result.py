@@ -34,7 +34,9 @@ ADDED = {
     5: {("ModelCheck", "clock"), ("Result", "phases")},
     6: {("ModelCheck", "clocks_before"), ("ModelCheck", "clocks_after"), ("RegionResult", "clocks")},
     7: {("ModelCheck", "weights")},
-    8: {("Result", "left_out"), ("Result", "seen_as")},
+    8: {
+        ("Result", "left_out"), ("Result", "seen_as"), ("ModelCheck", "runs"), ("ModelCheck", "compared"),
+    },
 }
 """Fields that came with each version: files of the versions before it are read without them, with their defaults."""
 

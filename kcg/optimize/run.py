@@ -12,7 +12,7 @@ from kcg.errors import DeviceError, ExitCode
 from kcg.measure.alone import Alone
 from kcg.optimize import handwritten
 from kcg.optimize.console import Progress, format_seconds
-from kcg.optimize.estimates import judging_s
+from kcg.optimize.estimates import judging_s, whole_s
 from kcg.optimize.finals import as_searched, build_result, judge_all
 from kcg.optimize.memory import check_memory, room_on
 from kcg.optimize.names import TINY_BEAM, check_weights
@@ -113,30 +113,25 @@ def _lose(session: Session, error: DeviceError) -> None:
 
 
 def _checked_model(session: Session, result: Result, child: Alone | None, *, ended_early: bool) -> ModelCheck:
-    """The verdict on the whole model, or why there is none; a warning where there should have been one. `child` may be
-    planning the model already."""
-    from kcg.optimize import whole_model
+    """The verdict on the whole model or the script, or why there is none; a warning where there should have been one.
+    `child` may be planning the model already."""
+    from kcg.optimize import whole_model, whole_script
 
     settings = session.settings
-    if reason := whole_model.why_not_needed(settings, result, ended_early=ended_early):
+    kind, what = (whole_script, "script") if settings.is_script else (whole_model, "model")
+    if reason := kind.why_not_needed(settings, result, ended_early=ended_early):
         return ModelCheck(None, reason)
-    needed_s = whole_model.expected_cost_s(
-        settings, session.workload, device=session.choice.device, step_s=result.total_before_s
-    )
-    timeout_s = whole_model.TIMEOUT_S
+    needed_s = whole_s(session, step_s=result.total_before_s)
+    timeout_s = whole_script.timeout_s(needed_s) if settings.is_script else whole_model.TIMEOUT_S
     if settings.budget_s is not None:
         left_s = session.started + settings.budget_s - time.monotonic()
         if left_s < needed_s / 2:  # what is needed is a guess on the safe side
             reason = f"not run: {max(left_s, 0):.0f} s of the budget were left, and it takes about {needed_s:.0f} s"
-            session.warnings.append(f"the whole model was not compared with tinygrad's own schedules, {reason}")
+            session.warnings.append(f"the whole {what} was not compared with tinygrad's own schedules, {reason}")
             return ModelCheck(None, reason)
         timeout_s = max(left_s, needed_s) + OVERTIME * settings.budget_s  # no verdict would cost more than a late one
-    session.progress.phase("comparing the whole model's output with that of tinygrad's own schedules")
     try:
-        check = whole_model.check_model(
-            result, timeout_s=timeout_s, seed=settings.seed, kernels=settings.kernels, weights=settings.weights,
-            child=child, check_device=session.service.check_device,
-        )  # fmt: skip
+        check = _compared(session, result, child, timeout_s=timeout_s)
     except DeviceError as error:
         _lose(session, error)
         return ModelCheck(None, "not run: the device was lost")
@@ -146,8 +141,25 @@ def _checked_model(session: Session, result: Result, child: Alone | None, *, end
     if check.passed is False:
         forget(session)
     if check.passed is None:
-        session.warnings.append(f"the whole model was not compared with tinygrad's own schedules, {check.reason}")
+        session.warnings.append(f"the whole {what} was not compared with tinygrad's own schedules, {check.reason}")
     return check
+
+
+def _compared(session: Session, result: Result, child: Alone | None, *, timeout_s: float) -> ModelCheck:
+    from kcg.optimize import whole_model, whole_script
+
+    settings, check_device = session.settings, session.service.check_device
+    if settings.is_script:
+        session.progress.phase(
+            f"running {settings.workload} twice more, with tinygrad's own schedules and with the chosen ones (its side "
+            "effects repeat; --no-script-check leaves this out)"
+        )
+        return whole_script.check_script(result, settings, timeout_s=timeout_s, check_device=check_device)
+    session.progress.phase("comparing the whole model's output with that of tinygrad's own schedules")
+    return whole_model.check_model(
+        result, timeout_s=timeout_s, seed=settings.seed, kernels=settings.kernels, weights=settings.weights,
+        child=child, check_device=check_device,
+    )  # fmt: skip
 
 
 def _written(session: Session, result: Result) -> Finished:

@@ -124,6 +124,7 @@ class Session:
         self.lost = ""  # why the device went away in the middle, if it did
         self.unsearched = False  # there was no time to search at all
         self.settled = False  # the search ended because nothing more was worth its measurements
+        self.recorded_s = 0.0  # what recording the kernels of a script took
         self.preparing_s = 0.0  # what preparing a first measurement of a kernel takes on average, once it is known
         self.works: list[RegionWork] = []
         self.predictor: Predictor | None = None  # none: tinygrad searches by itself
@@ -189,7 +190,9 @@ class Session:
             from kcg.workloads.script import capture_program
 
             self.progress.phase(f"running {program.label} to record its kernels")
+            begin = time.monotonic()
             captured = capture_program(program, dev=self.choice.dev)
+            self.recorded_s = time.monotonic() - begin
             if captured.interrupted:
                 raise KeyboardInterrupt
             for line in captured.lines:

@@ -4,7 +4,7 @@ that goes on (`--resume`) takes it over and does not judge once more.
 It is taken over where all is the same that it depends on: the region and the values of its variables, both schedules
 and their binaries, target, toolchain, protocol, and the rules of judging. Kept is only a duel of which everything was
 right and timed: a device that is about to be lost may compute wrongly, which is no verdict on a schedule. Where the
-whole model fails with schedules that passed one by one, all verdicts are dropped.
+whole model or script fails with schedules that passed one by one, all verdicts are dropped.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def forget(session: Session) -> None:
     if session.journal is not None:
         session.journal.forget_verdicts()
         session.warnings.append(
-            "the whole model failed with these schedules: --resume judges every kernel again; without it, and with "
+            "the last check failed with these schedules: --resume judges every kernel again; without it, and with "
             "another --seed, they are also searched in another way"
         )
 

@@ -73,8 +73,6 @@ def why_not_needed(settings: Settings, result: Result, *, ended_early: bool) -> 
     """Why there is nothing to check, or no way to; empty where the check is due."""
     if ended_early:
         return "not run: the run ended before every kernel was verified"
-    if settings.is_script:
-        return "not run: the workload is a script"
     if not is_runnable(settings, result.workload):
         return f"not run: kcg has no runnable {result.workload}"
     if not any(row.outcome == "improved" for row in result.regions):

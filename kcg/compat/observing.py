@@ -1,0 +1,333 @@
+"""What a running program leaves in memory, so that two runs of it can be compared.
+
+Observed is what came, directly or through other kernels, out of the kernels that are asked for: the values of tensors
+that are alive, what the last call of a `TinyJit` returned, and what the program last read. Importing this module
+imports no tinygrad, and `Observer.watch` may be called before a program imports it: tinygrad reads its settings from
+the environment then, and a program may set them first.
+
+Private: `realize.lower_and_compile` and `.track_stats` (see `kcg.compat.capture`), `_TinyJit.__call__`,
+`Tensor._buffer` (every read of values goes through it), `tensor.all_tensors` (in the order in which they were made),
+and `get_call_outs_ins`, `get_call_arg_uops`, `resolve_params`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import itertools
+import random
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from kcg.compat.capture import _without_beam, when_imported
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from kcg.compat.tiny import Buffer, DType, UOp
+
+ALIVE, RETURNED, READ = "alive", "returned", "read"
+MARK = "kcg:writes "  # begins the tag of a call whose kernel is asked for; the arguments that it writes follow
+
+READS = 64  # of what a program reads, so many are kept, the last ones
+READ_BYTES = 1 << 22  # and none that is larger
+HOST = ("PYTHON", "NPY", "DISK")  # tinygrad's devices that values come from
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Values that a program left, on the host."""
+
+    place: str  # `ALIVE`, `RETURNED` or `READ`
+    dtype: str
+    eps: float  # distance from 1 to the next number of the dtype; 0 for whole numbers and booleans
+    values: NDArray[Any]  # bfloat16 and fp8 as float32
+
+
+class Observer:
+    """Watches one program in this process, to its end.
+
+    `asked(ast)` says whether a kernel is one of those that are asked for. `prepare` is called before the first kernel
+    is compiled, when tinygrad is there: what it puts into `realize.lower_and_compile` stays. With `shake`, every
+    floating value that the program begins with (from the host, or out of a kernel that reads none) is changed at
+    random by one rounding unit, up or down, except in graphs of kernels: `JIT=2` makes none.
+    """
+
+    def __init__(self, asked: Callable[[UOp], bool], prepare: Callable[[], object], *, seed: int, shake: bool) -> None:
+        self.shaken = 0  # values that were changed so
+        self._asked, self._prepare, self._seed, self._shake = asked, prepare, seed, shake
+        self._lock = threading.Lock()
+        self._memory = _Memory()
+        self._seen: weakref.WeakKeyDictionary[UOp, tuple[int, ...]] = weakref.WeakKeyDictionary()
+        self._returned: Any = None
+        self._read: deque[Piece] = deque(maxlen=READS)
+
+    def watch(self) -> contextlib.ExitStack:
+        """Fix the seeds of Python, NumPy and tinygrad, and begin. What is returned must live as long as the program."""
+        stays = contextlib.ExitStack()
+        for module, hook in (
+            ("numpy", self._seed_numpy),
+            ("tinygrad.engine.realize", self._watch_kernels),
+            ("tinygrad.engine.jit", self._watch_jit),
+            ("tinygrad.tensor", self._watch_tensors),
+        ):
+            stays.enter_context(when_imported(module, hook))
+        random.seed(self._seed)
+        return stays
+
+    # ---- hooks ----
+
+    def _seed_numpy(self, numpy: Any) -> None:
+        """The global generator, and those that a program makes without a seed, each with one of its own."""
+        made, default_rng = itertools.count(), numpy.random.default_rng
+
+        @functools.wraps(default_rng)
+        def seeded(seed: Any = None) -> Any:
+            return default_rng([self._seed % 2**32, next(made)] if seed is None else seed)
+
+        numpy.random.seed(self._seed % 2**32)
+        numpy.random.default_rng = seeded
+
+    def _watch_kernels(self, realize: Any) -> None:
+        original, stats_before = realize.lower_and_compile, realize.track_stats
+
+        def first(linear: UOp) -> UOp:
+            with self._lock:
+                if realize.lower_and_compile is first:
+                    realize.lower_and_compile = original
+                    self._prepare()
+                    realize.lower_and_compile = self._marking(realize.lower_and_compile)
+            compiled: UOp = realize.lower_and_compile(linear)
+            return compiled
+
+        def track_stats(context: Any, call: UOp, *rest: Any) -> Any:
+            if context.update_stats:  # else it is tinygrad's own work, or this module's
+                self._executed(call, tuple(context.input_uops))
+            return stats_before(context, call, *rest)
+
+        realize.lower_and_compile, realize.track_stats = first, track_stats
+
+    def _marking(self, compile_before: Callable[[UOp], UOp]) -> Callable[[UOp], UOp]:
+        """`lower_and_compile` that tags the calls that are asked for. BEAM does not search."""
+        from kcg.compat.tiny import Ops
+
+        def lower_and_compile(linear: UOp) -> UOp:
+            linear = _without_beam(linear)
+            after = compile_before(linear)
+            calls = list(after.src)
+            for place, (old, new) in enumerate(zip(linear.src, after.src, strict=True)):
+                was_kernel = old.op is Ops.CALL and old.src[0].op is Ops.SINK
+                if was_kernel and new.src[0].op is Ops.PROGRAM and self._asked(old.src[0]):
+                    calls[place] = new.rtag(MARK + " ".join(map(str, _written(old.src[0]))))
+            return after.replace(src=tuple(calls))
+
+        return lower_and_compile
+
+    def _watch_jit(self, jit: Any) -> None:
+        call = jit._TinyJit.__call__
+
+        @functools.wraps(call)
+        def watched(jitted: Any, *args: Any, **kwargs: Any) -> Any:
+            self._returned = None  # not in memory beside what comes next
+            self._returned = call(jitted, *args, **kwargs)
+            return self._returned
+
+        jit._TinyJit.__call__ = watched
+
+    def _watch_tensors(self, tensor: Any) -> None:
+        tensor.Tensor.manual_seed(self._seed)
+        buffer_before = tensor.Tensor._buffer
+
+        @functools.wraps(buffer_before)
+        def watched(read: Any) -> Any:
+            buffer = buffer_before(read)
+            if buffer.nbytes <= READ_BYTES and self._memory.holds(buffer):
+                self._read.append(_piece(READ, buffer, read.shape))
+            return buffer
+
+        tensor.Tensor._buffer = watched
+
+    # ---- what ran ----
+
+    def _executed(self, call: UOp, inputs: tuple[UOp, ...]) -> None:
+        from kcg.compat.tiny import Ops
+
+        body = call.src[0]
+        if body.op is Ops.CUSTOM_FUNCTION and body.arg == "graph":
+            # a replay on the same memory shows nothing new, unless other memory came to hold what is asked for
+            place = tuple(id(u) for u in inputs)
+            if self._seen.get(call) != (self._memory.version, *place):
+                for inner in body.src[0].src:
+                    self._executed(inner, inputs)
+                self._seen[call] = (self._memory.version, *place)
+        elif body.op in (Ops.PROGRAM, Ops.COPY):
+            self._follow(call, inputs)
+
+    def _follow(self, call: UOp, inputs: tuple[UOp, ...]) -> None:
+        from tinygrad.engine.realize import get_call_outs_ins, resolve_params
+
+        from kcg.compat.tiny import Ops, dtypes
+
+        wrote, read = get_call_outs_ins(call)
+        asked = isinstance(call.tag, str) and call.tag.startswith(MARK)
+        if asked:  # a program that is wrong may not write what its kernel writes
+            wrote = tuple(int(slot) for slot in call.tag.removeprefix(MARK).split())
+        arguments = resolve_params(call, list(inputs))
+        outs, ins = [arguments[i] for i in wrote], [arguments[i] for i in read]
+        written = [b for u in outs for b in _buffers(u.buffer)]
+        if asked or any(self._memory.holds(b) for u in ins for b in _buffers(u.buffer)):
+            for b in written:
+                self._memory.add(b)
+        copied = call.src[0].op is Ops.COPY
+        begins = all(_is_host(u) for u in ins) if copied else not any(dtypes.is_float(u.dtype) for u in ins)
+        if self._shake and begins:
+            for b in written:
+                self.shaken += _shake(b, seed=self._seed + self.shaken)
+
+    # ---- what is left ----
+
+    def pieces(self, limit: int) -> tuple[list[Piece], int]:
+        """What the program has left, of at most `limit` bytes, the small ones first, and how much is left out for that.
+
+        What is alive comes in the order in which it was made. Lazy tensors are left out: to realise them would run
+        kernels that the program did not run.
+        """
+        import sys
+
+        if "tinygrad.tensor" not in sys.modules:
+            return [], 0
+        found = list(self._left())
+        sizes = sorted(enumerate(buffer.nbytes for _, buffer, _ in found), key=lambda item: item[1])
+        kept, used = set(), 0
+        for index, size in sizes:
+            used += size
+            if used <= limit:
+                kept.add(index)
+        pieces = [_piece(*one) for index, one in enumerate(found) if index in kept]
+        return [*pieces, *self._read], len(found) - len(kept)
+
+    def _left(self) -> Iterator[tuple[str, Buffer, tuple[Any, ...]]]:
+        from tinygrad.tensor import Tensor, all_tensors
+
+        gc.collect()  # what is only held by a circle is not alive
+        own = {id(t) for t in (*Tensor._device_seeds.values(), *Tensor._device_rng_counters.values())}
+        returned = list(_tensors(self._returned))
+        alive = [t for ref in list(all_tensors) if (t := ref()) is not None and id(t) not in own]
+        seen: set[tuple[int, int, int]] = set()
+        for place, tensors in ((RETURNED, returned), (ALIVE, alive)):
+            for tensor in tensors:
+                realized = tensor.uop.base.realized
+                for buffer in _buffers(realized) if realized is not None else ():
+                    span = (id(buffer.base), buffer.offset, buffer.nbytes)
+                    if span not in seen and self._memory.holds(buffer):
+                        seen.add(span)
+                        yield place, buffer, tensor.shape
+
+
+class _Memory:
+    """Which bytes of which buffers hold what came out of the kernels that are asked for. Never forgets while a buffer
+    lives: memory that is used again for something else counts too."""
+
+    def __init__(self) -> None:
+        self.version = 0
+        self._spans: weakref.WeakKeyDictionary[Buffer, set[tuple[int, int]]] = weakref.WeakKeyDictionary()
+
+    def add(self, buffer: Buffer) -> None:
+        spans = self._spans.setdefault(buffer.base, set())
+        span = (buffer.offset, buffer.offset + buffer.nbytes)
+        if span not in spans:
+            spans.add(span)
+            self.version += 1
+
+    def holds(self, buffer: Buffer) -> bool:
+        begin, end = buffer.offset, buffer.offset + buffer.nbytes
+        return any(begin < last and first < end for first, last in self._spans.get(buffer.base, ()))
+
+
+def _written(ast: UOp) -> tuple[int, ...]:
+    """The slots of the buffers that a kernel stores to."""
+    from kcg.compat.tiny import Ops
+
+    slots = set()
+    for node in ast.toposort():
+        if node.op is Ops.STORE:
+            place = node.src[0]
+            while place.op is not Ops.PARAM and place.src:
+                place = place.src[0]
+            if place.op is Ops.PARAM:  # else it is memory of the kernel's own
+                slots.add(int(place.arg.slot))
+    return tuple(sorted(slots))
+
+
+def _buffers(buffer: Any) -> Sequence[Buffer]:
+    """One buffer, or those of a tensor on several devices."""
+    return getattr(buffer, "bufs", None) or (buffer,)
+
+
+def _is_host(u: UOp) -> bool:
+    devices = (u.device,) if isinstance(u.device, str) else u.device or ()
+    return all(device.startswith(HOST) for device in devices)
+
+
+def _tensors(value: Any) -> Iterator[Any]:
+    from tinygrad import Tensor
+
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, dict | list | tuple):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _tensors(item)
+
+
+def _piece(place: str, buffer: Buffer, shape: tuple[Any, ...]) -> Piece:
+    import math
+
+    from kcg.compat.tiny import dtypes
+
+    values = _decoded(bytes(buffer.as_memoryview()), buffer.dtype)
+    whole = all(isinstance(n, int) for n in shape) and math.prod(shape) == values.size
+    eps = float(2.0 ** -dtypes.finfo(buffer.dtype)[1]) if dtypes.is_float(buffer.dtype) else 0.0
+    return Piece(place, buffer.dtype.name, eps, values.reshape(shape) if whole else values)
+
+
+def _decoded(data: bytes, dtype: DType) -> NDArray[Any]:
+    import numpy as np
+    from tinygrad.dtype import _to_np_dtype, fp8_to_float
+
+    from kcg.compat.tiny import dtypes
+
+    if dtype == dtypes.bfloat16:
+        return (np.frombuffer(data, np.uint16).astype(np.uint32) << 16).view(np.float32)
+    if dtype in dtypes.fp8s:
+        table = np.array([fp8_to_float(code, dtype) for code in range(256)], np.float32)
+        return table[np.frombuffer(data, np.uint8)]
+    return np.frombuffer(data, _to_np_dtype(dtype))
+
+
+def _shake(buffer: Buffer, *, seed: int) -> int:
+    """Change every floating value of a buffer by one rounding unit at random, up or down; zeros and what is not finite
+    stay. Returns how many were changed."""
+    import numpy as np
+
+    from kcg.compat.tiny import Buffer, dtypes
+
+    dtype = buffer.dtype
+    if not dtypes.is_float(dtype):
+        return 0
+    data = bytearray(buffer.as_memoryview())
+    bits: NDArray[Any] = np.frombuffer(data, np.dtype(f"u{dtype.itemsize}"))
+    magnitude = bits & bits.dtype.type(2 ** (8 * dtype.itemsize - 1) - 1)
+    decoded = _decoded(bytes(data), dtype)
+    may = np.isfinite(decoded) & (magnitude > 0)
+    largest = magnitude[may].max(initial=0)  # above the largest of all there may be no number
+    up = (np.random.default_rng(seed).random(bits.size) < 0.5) & (magnitude < largest)
+    bits[may & up] += 1
+    bits[may & ~up] -= 1
+    if may.any():
+        buffer.copy_from(Buffer("PYTHON", buffer.size, dtype, opaque=memoryview(data)))
+    return int(may.sum())

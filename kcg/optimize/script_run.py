@@ -1,0 +1,182 @@
+"""One run of a user's script in a process of its own, and what it leaves: the child of `kcg.optimize.whole_script`.
+
+`python -m kcg.optimize.script_run < job.json`. The script runs unchanged, as `python script.py` would run it, with the
+seeds of Python, NumPy and tinygrad fixed, standard input empty, and what it prints thrown away. tinygrad is imported by
+the script, after whatever the script sets in its environment. What it leaves is read when it is over and its threads
+have ended, before its exit handlers run, and before tinygrad closes its devices.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import sys
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kcg.compat.observing import Observer, Piece
+from kcg.errors import CodecError, KcgError
+from kcg.files import write_whole
+from kcg.measure import alone
+from kcg.workloads.program import Form, Program, run_as_main
+
+MAX_BYTES = 1 << 28
+"""Of what a script leaves, so much is compared, the small tensors first."""
+
+ANSWER = "answer.json"
+PROPERTIES = ("place", "dtype", "eps")  # of a piece, beside its values
+
+
+@dataclass(frozen=True)
+class Ran:
+    """How a run of a script went, and what it left."""
+
+    ended: str  # "" for a normal end, else what ended it, the same wherever it is the same
+    words: str  # of that, for the reader
+    pieces: tuple[Piece, ...]
+    left_out: int  # tensors that were too large
+    kernels: int  # of those with another schedule that occurred in it
+    shaken: int  # values that were changed by one rounding unit
+    refused: str = ""  # why the chosen schedules could not be used at all
+    seconds: float = 0.0
+
+
+def read_answer(folder: Path, *, seconds: float) -> Ran | None:
+    """What the child wrote into `folder`; None where it did not come to that."""
+    import numpy as np
+
+    if not (folder / ANSWER).exists():
+        return None
+    told = json.loads((folder / ANSWER).read_text())
+    pieces = tuple(
+        Piece(**of, values=np.load(folder / f"{place}.npy", mmap_mode="r")) for place, of in enumerate(told["pieces"])
+    )
+    return Ran(**{**told, "pieces": pieces, "seconds": seconds})
+
+
+# ---- in the child ----
+
+
+class _Run:
+    def __init__(self, job: dict[str, Any], *, dev: str) -> None:
+        self.job, self.dev = job, dev
+        self.folder = Path(job["folder"])
+        self.program = Program(Form(job["form"]), job["what"], tuple(job["arguments"]))
+        self.ended, self.words, self.refused = "", "", ""
+        self._error: BaseException | None = None  # holds what was alive in the frames that it went through
+        self._pid, self._done = os.getpid(), False
+        self._changed, self._served = frozenset(job["changed"]), set[str]()
+        self._known: dict[bytes, bool] = {}
+        self._stays = contextlib.ExitStack()  # until the process ends
+        self._observer = Observer(self._is_changed, self._prepare, seed=job["seed"], shake=job["shake"])
+
+    def run(self) -> None:
+        """Run the script to its end, whatever that is. `finish` is called once its threads have ended too."""
+        from kcg.compat.capture import opening
+        self._watch_exit()
+        self._stays.enter_context(opening(self.dev))
+        self._stays.enter_context(self._observer.watch())
+        try:
+            run_as_main(self.program)
+        except SystemExit as stop:
+            self._error = stop
+            self._exited(stop.code)
+        except BaseException as error:  # whatever the script raises
+            self._error = error
+            self._raised(error)
+        atexit.register(self.finish)  # the last that is registered is the first that runs
+
+    def finish(self) -> None:
+        """Write the answer, once, and only in the process of the script itself: not in one that it forked."""
+        import numpy as np
+
+        if self._done or os.getpid() != self._pid:
+            return
+        self._done = True
+        pieces: list[Piece] = []
+        left_out = 0
+        try:
+            pieces, left_out = self._observer.pieces(MAX_BYTES)
+        except Exception as error:  # of the device: what ran before on it may have failed
+            self._raised(error)
+        for place, piece in enumerate(pieces):
+            np.save(self.folder / f"{place}.npy", piece.values, allow_pickle=False)
+        answer = {
+            "ended": self.ended, "words": self.words, "refused": self.refused, "left_out": left_out,
+            "pieces": [{name: getattr(piece, name) for name in PROPERTIES} for piece in pieces],
+            "kernels": len(self._served), "shaken": self._observer.shaken,
+        }  # fmt: skip
+        write_whole(self.folder / ANSWER, json.dumps(answer))
+
+    def _watch_exit(self) -> None:
+        """`os._exit` ends a process without exit handlers."""
+        leave = os._exit
+
+        def leave_after_writing(code: int) -> None:
+            if os.getpid() == self._pid and not self._done:
+                self._exited(code)
+                self.finish()
+            leave(code)
+
+        os._exit = leave_after_writing  # type: ignore[assignment]
+
+    def _exited(self, code: object) -> None:
+        if code not in (None, 0):
+            self.ended = "exit code " + (str(code) if isinstance(code, int) else "1")
+            self.words = f"it ended with {self.ended if isinstance(code, int) else repr(str(code)[:300])}"
+
+    def _raised(self, error: BaseException) -> None:
+        """What is the same in two runs is where it was raised, not its message, which may hold numbers."""
+        frames = traceback.extract_tb(error.__traceback__)
+        path = getattr(sys.modules["__main__"], "__file__", None) or "<string>"  # code given with -c has no file
+        lines = [frame.lineno for frame in frames if frame.filename in (path, str(Path(path).absolute()))]
+        place = f" (line {lines[-1]})" if lines else ""
+        text = next((line.strip()[:300] for line in str(error).splitlines() if line.strip()), "")
+        self.ended = type(error).__name__ + place
+        self.words = "it raised " + type(error).__name__ + (f": {text}" if text else "") + place
+
+    # ---- its kernels ----
+
+    def _is_changed(self, ast: Any) -> bool:
+        from kcg.kernel.codec import kernel_of
+
+        if ast.key not in self._known:
+            kernel_id = ""
+            with contextlib.suppress(CodecError):  # the script's own
+                kernel_id = kernel_of(ast).id
+            self._known[ast.key] = kernel_id in self._changed
+            if self._known[ast.key] and not self.job["chosen"]:
+                self._served.add(kernel_id)
+        return self._known[ast.key]
+
+    def _prepare(self) -> None:
+        if not self.job["chosen"]:
+            return
+        from kcg.optimize.deploy import scheduling
+        from kcg.optimize.result import read_result
+
+        try:
+            result, files = read_result(Path(self.job["result"])), [Path(file) for file in self.job["kernels"]]
+            self._served = self._stays.enter_context(scheduling(result, changed_only=True, kernels=files))
+        except KcgError as error:  # another device than the result is for, for one
+            self.refused = str(error)
+            raise
+
+
+def main() -> None:
+    """Read a job, one line of standard input; run the script; write the answer into the job's folder."""
+    job = alone.listening(aside=True)()
+    with Path(os.devnull).open("w") as nothing:
+        os.dup2(nothing.fileno(), sys.stdout.fileno())
+    _Run(job, dev=os.environ["DEV"]).run()
+
+
+if __name__ == "__main__":
+    # run as a module of the package, so that what the script imports does not see this one as __main__
+    from kcg.optimize.script_run import main as main_of_the_package
+
+    main_of_the_package()

@@ -1,0 +1,57 @@
+"""What a program leaves is followed through memory, read bit by bit, and moved by one rounding unit at most."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tinygrad import Tensor, dtypes
+
+from kcg.compat.observing import ALIVE, _Memory, _piece, _shake, _written
+from kcg.compat.tiny import Buffer, Device, DType
+from tests.kernels import kernels_of
+
+
+def buffer_of(values: np.ndarray, dtype: DType) -> Buffer:
+    return Tensor(values).cast(dtype).contiguous().realize().uop.base.buffer
+
+
+def test_memory_is_followed_by_its_bytes() -> None:
+    base, other = (Buffer(Device.DEFAULT, 64, dtypes.float32).allocate() for _ in range(2))
+    memory = _Memory()
+    memory.add(base.view(16, dtypes.float32, 64))
+    assert memory.holds(base) and memory.holds(base.view(4, dtypes.float32, 124))
+    for outside in (base.view(16, dtypes.float32, 0), base.view(16, dtypes.float32, 128), other):
+        assert not memory.holds(outside)
+    version = memory.version
+    memory.add(base.view(16, dtypes.float32, 64))
+    assert memory.version == version, "nothing new"
+    memory.add(other)
+    assert memory.version == version + 1
+
+
+def test_what_a_kernel_stores_to_is_read_off_its_ast() -> None:
+    a, b = Tensor.empty(4, 8), Tensor.empty(8, 4)
+    (ast,) = kernels_of((a @ b).relu())
+    assert _written(ast) == (0,)
+
+
+@pytest.mark.parametrize("dtype", [dtypes.float32, dtypes.float16, dtypes.bfloat16, dtypes.float64])
+def test_values_are_moved_by_one_rounding_unit_and_special_ones_stay(dtype: DType) -> None:
+    special = [0.0, np.inf, -np.inf, np.nan]
+    values = np.concatenate([np.random.default_rng(0).normal(size=200), special])
+    buffer = buffer_of(values, dtype)
+    before = _piece(ALIVE, buffer, (len(values),))
+    assert _shake(buffer, seed=1) == 200
+    after = _piece(ALIVE, buffer, (len(values),))
+    assert np.array_equal(before.values[-4:], after.values[-4:], equal_nan=True)
+    old, new = (piece.values[:200].astype(np.float64) for piece in (before, after))
+    moved = np.abs(new - old) / np.abs(old)
+    assert (moved > 0).all() and (moved <= before.eps).all()
+    assert 20 < (np.abs(new) > np.abs(old)).sum() < 180, "some up, some down"
+
+
+def test_whole_numbers_are_not_moved() -> None:
+    buffer = buffer_of(np.arange(8), dtypes.int32)
+    assert _shake(buffer, seed=1) == 0
+    piece = _piece(ALIVE, buffer, (2, 4))
+    assert piece.eps == 0 and piece.values.tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]
