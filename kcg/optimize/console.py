@@ -13,7 +13,8 @@ from collections import Counter
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TextIO
 
-from kcg.types import ModelCheck, Result
+from kcg.optimize.result import OUTCOMES
+from kcg.types import ModelCheck, RegionResult, Result
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -23,6 +24,7 @@ LINE_INTERVAL_S = 2.0
 
 MAX_WIDTH = 100
 MAX_ROWS = 40
+MAX_NAMED = 10  # kernels that are named one by one below the table
 
 _UNITS = ((1e-9, "ns"), (1e-6, "µs"), (1e-3, "ms"), (1.0, "s"))
 _ASCII = str.maketrans({"µ": "u", "×": "x", "→": ">", "–": "-", "…": "."})
@@ -172,7 +174,7 @@ def print_result(result: Result, console: Console) -> None:
             text(title, "bold"), justify="right" if right else "left", no_wrap=True, overflow=overflow,
             ratio={"kernel": 3, "schedule": 4}.get(title), min_width=8 if wide else None,
         )  # fmt: skip
-    styles = {"improved": "green", "quarantined": "red"}
+    styles = {"improved": "green", "quarantined": "red", "unjudged": "yellow", "undecided": "yellow"}
     for row in rows[:MAX_ROWS]:
         style = styles.get(row.outcome, "")
         table.add_row(
@@ -200,7 +202,7 @@ def _summary(result: Result) -> list[tuple[str, str]]:
     before, after = result.total_before_s, result.total_after_s
     workload = " ".join(filter(None, (result.workload, result.preset)))
     outcomes = Counter(row.outcome for row in result.regions)
-    counts = ", ".join(f"{outcomes[name]} {name}" for name in ("improved", "kept", "quarantined") if outcomes[name])
+    counts = ", ".join(f"{outcomes[name]} {name}" for name in OUTCOMES if outcomes[name])
     lines = [
         (
             f"{workload}: {format_seconds(before)} → {format_seconds(after)}, {format_speedup(before, after)} as fast",
@@ -213,6 +215,7 @@ def _summary(result: Result) -> list[tuple[str, str]]:
             "",
         ),
     ]
+    lines += _left_as_they_are(result)
     by_hand = [
         f"{name} for {row.baseline.name or row.region.id[:12]}: {fate}"
         for row in result.regions
@@ -235,6 +238,22 @@ def _summary(result: Result) -> list[tuple[str, str]]:
     if not result.complete:
         lines.append(("incomplete: it ended before everything was tried", "yellow"))
     return lines + [(f"warning: {warning}", "yellow") for warning in result.warnings]
+
+
+def _left_as_they_are(result: Result) -> list[tuple[str, str]]:
+    """The kernels of which nothing can be said, each with the reason: they keep tinygrad's own schedule."""
+    rows = [row for row in result.regions if row.outcome in ("unjudged", "quarantined")]
+    lines = [(f"{row.outcome}: {name_of(row)} keeps tinygrad's own schedule: {row.note}", "yellow") for row in rows]
+    if rest := len(lines[MAX_NAMED:]):
+        lines[MAX_NAMED:] = [(f"... and {rest} more that are unjudged or quarantined: see the report", "yellow")]
+    if untimed := sum(not row.before_s > 0 for row in rows):
+        lines.append((f"{untimed} of these could not be timed: the totals are without them", "yellow"))
+    return lines
+
+
+def name_of(row: RegionResult) -> str:
+    """What a kernel is called."""
+    return row.baseline.name or row.region.id[:12]
 
 
 def _guide(result: Result) -> str:
