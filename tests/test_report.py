@@ -169,7 +169,7 @@ def test_table_fits_and_is_plain_when_piped(width: int) -> None:
     assert lines[1].startswith("r_80_32") and "15.7 ms" in lines[1]  # the slowest before comes first
     assert "69.3 ms → 36.7 ms, 1.89×" in text
     assert "failed: 41 compile_error, 17 resource, 2 wrong, 1 worker_died" in text
-    assert "8 improved, 7 kept, 1 quarantined" in text
+    assert "8 improved, 4 kept, 1 undecided, 1 not searched, 1 unjudged, 1 quarantined" in text
     assert "no clang: <CPU>" in text
 
 

@@ -24,7 +24,7 @@ LINE_INTERVAL_S = 2.0
 
 MAX_WIDTH = 100
 MAX_ROWS = 40
-MAX_NAMED = 10  # kernels that are named one by one below the table
+MAX_NAMED = 10  # kernels that are named for one reason
 
 _UNITS = ((1e-9, "ns"), (1e-6, "µs"), (1e-3, "ms"), (1.0, "s"))
 _ASCII = str.maketrans({"µ": "u", "×": "x", "→": ">", "–": "-", "…": "."})
@@ -241,14 +241,19 @@ def _summary(result: Result) -> list[tuple[str, str]]:
 
 
 def _left_as_they_are(result: Result) -> list[tuple[str, str]]:
-    """The kernels of which nothing can be said, each with the reason: they keep tinygrad's own schedule."""
+    """The kernels of which nothing can be said, by reason: they keep tinygrad's own schedule."""
     rows = [row for row in result.regions if row.outcome in ("unjudged", "quarantined")]
-    lines = [(f"{row.outcome}: {name_of(row)} keeps tinygrad's own schedule: {row.note}", "yellow") for row in rows]
-    if rest := len(lines[MAX_NAMED:]):
-        lines[MAX_NAMED:] = [(f"... and {rest} more that are unjudged or quarantined: see the report", "yellow")]
+    names: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        names.setdefault((row.outcome, row.note), []).append(name_of(row))
+    lines = []
+    for (outcome, note), found in names.items():
+        more = f" and {len(found) - MAX_NAMED} more" if len(found) > MAX_NAMED else ""
+        verb = "keeps" if len(found) == 1 else "keep"
+        lines.append(f"{outcome}: {', '.join(found[:MAX_NAMED])}{more} {verb} tinygrad's own schedule: {note}")
     if untimed := sum(not row.before_s > 0 for row in rows):
-        lines.append((f"{untimed} of these could not be timed: the totals are without them", "yellow"))
-    return lines
+        lines.append(f"{untimed} of these could not be timed: the totals are without them")
+    return [(line, "yellow") for line in lines]
 
 
 def name_of(row: RegionResult) -> str:

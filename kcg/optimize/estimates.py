@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 SEARCH_SHARE: Final = 1 / 3
 """Of what is left of a budget after the baselines, at least so much is for searching."""
+LEAST_SHARE: Final = 1 / 4  # the same where the whole model could not be checked otherwise
 FEW: Final = 4  # measurements that a search must have time for, or it is not begun
 ROUND_S: Final = 10.0  # a budget that is advised is a multiple of it
 
@@ -83,7 +84,7 @@ def search_until(session: Session) -> float:
     assert session.settings.budget_s is not None
     end = session.started + session.settings.budget_s
     left_s = end - session.measured_at
-    share_s = min(SEARCH_SHARE * left_s, left_s - _least_judging_s(session))
+    share_s = min(SEARCH_SHARE * left_s, left_s - _least_judging_s(session) - _model_s(session))
     return max(session.measured_at + share_s, end - final_cost_s(session))
 
 
@@ -190,7 +191,7 @@ def _model_s(session: Session) -> float:
     if budget_s is None:
         return model_s
     left_s = session.started + budget_s - session.measured_at
-    return model_s if (1 - SEARCH_SHARE) * left_s >= model_s + _least_judging_s(session) else 0.0
+    return model_s if (1 - LEAST_SHARE) * left_s >= model_s + _least_judging_s(session) else 0.0
 
 
 def whole_model_s(session: Session, *, changed: int | None = None) -> float:
