@@ -186,12 +186,13 @@ def _measuring_s(session: Session) -> float:
 
 
 def _model_s(session: Session) -> float:
-    """What checking the whole model is expected to take, in seconds; 0 where the budget has no room for it at all."""
-    model_s, budget_s = whole_model_s(session), session.settings.budget_s
-    if budget_s is None:
-        return model_s
-    left_s = session.started + budget_s - session.measured_at
-    return model_s if (1 - LEAST_SHARE) * left_s >= model_s + _least_judging_s(session) else 0.0
+    """What checking the whole model is expected to take, in seconds; 0 where the budget has no room for it, which
+    does not depend on what the search finds."""
+    if (budget_s := session.settings.budget_s) is not None:
+        left_s = session.started + budget_s - session.measured_at
+        if (1 - LEAST_SHARE) * left_s < whole_model_s(session, changed=1) + _least_judging_s(session):
+            return 0.0
+    return whole_model_s(session)
 
 
 def whole_model_s(session: Session, *, changed: int | None = None) -> float:

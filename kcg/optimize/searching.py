@@ -144,11 +144,15 @@ def _limits(session: Session) -> Limits:
 
 
 def _seen(session: Session) -> None:
+    _estimate_anew(session)
+    session.check_journal()
+    session.show()
+
+
+def _estimate_anew(session: Session) -> None:
     """After something was measured: more improved kernels mean more finalists to be judged, and so less time."""
     if session.settings.budget_s is not None:
         session.ledger.deadline = estimates.search_until(session)
-    session.check_journal()
-    session.show()
 
 
 def _tiny_beam(session: Session, width: int) -> None:
@@ -174,6 +178,7 @@ def _tiny_beam(session: Session, width: int) -> None:
         for future in session.measure(work, [found.schedule], sampler=f"{TINY_BEAM}:{width}"):
             observation = future.result()
             work.known[observation.schedule] = observation
+        _estimate_anew(session)
         session.check_journal()
         session.show(note=work.space.name(work.space.baseline()))
 
