@@ -19,7 +19,7 @@ from kcg.optimize import estimates, finals
 from kcg.optimize.__main__ import incomplete, nothing_faster
 from kcg.optimize.console import progress
 from kcg.optimize.result import read_result
-from kcg.optimize.run import exit_code_of
+from kcg.optimize.run import exit_code_of, has_an_answer
 from kcg.optimize.searching import search
 from kcg.optimize.session import RegionWork, Session
 from kcg.optimize.settings import Settings
@@ -247,6 +247,15 @@ def test_what_the_budget_leaves_no_time_to_judge_keeps_tinygrads_own_schedule_an
             row.chosen == row.baseline and row.after_s == row.before_s > 0 and "there was no time to judge" in row.note
         )
     assert any(warning.startswith("the budget left no time to judge 2 of 3 kernels") for warning in session.warnings)
+
+
+def test_a_run_that_left_all_undecided_does_not_say_that_nothing_was_faster(session: Session) -> None:
+    kept, improved = (only(sample_result(), outcome) for outcome in ("kept", "improved"))
+    assert not has_an_answer(session, kept), "nothing was searched yet"
+    find(session.works[0])
+    assert has_an_answer(session, kept) and has_an_answer(session, improved)
+    session.undecided = 1
+    assert not has_an_answer(session, kept) and has_an_answer(session, improved)
 
 
 def test_a_search_that_finds_nothing_may_go_on_in_the_time_for_checking_the_model(

@@ -99,12 +99,17 @@ def optimize(settings: Settings, progress: Progress, *, started: float | None = 
                 f"the budget of {settings.budget_s:g} s is less than timing and verifying the kernels takes"
             )
         phases = session.phases.seconds()
-        incomplete = ended_early or over or session.searched_nothing or session.undecided > 0
         result = replace(
-            result, model_check=check, complete=not incomplete,
+            result, model_check=check, complete=not ended_early and not over and has_an_answer(session, result),
             search_s=sum(seconds for _, seconds in phases), warnings=tuple(session.warnings), phases=phases,
         )  # fmt: skip
         return _written(session, result)
+
+
+def has_an_answer(session: Session, result: Result) -> bool:
+    """Whether a run can say what there is to gain: it searched, and left nothing open where nothing is faster."""
+    improved = any(row.outcome == "improved" for row in result.regions)
+    return not session.searched_nothing and (improved or not session.undecided)
 
 
 def _alone(session: Session) -> AbstractContextManager[None]:
