@@ -19,9 +19,10 @@ from sample_result import sample_result
 
 from kcg.errors import UsageError
 from kcg.optimize.console import format_seconds, format_speedup, print_result, progress
-from kcg.optimize.report import render_report, write_report
+from kcg.optimize.report import _FAILURES, _OUTCOMES, render_report, write_report
 from kcg.optimize.report_svg import COLORS
-from kcg.types import Result
+from kcg.optimize.result import OUTCOMES
+from kcg.types import Result, Status
 
 
 @pytest.fixture(scope="module")
@@ -174,6 +175,11 @@ def test_table_fits_and_is_plain_when_piped(width: int) -> None:
     unjudged = next(row for row in sample_result().regions if row.outcome == "unjudged")
     assert f"unjudged: {unjudged.baseline.name} keeps tinygrad's own schedule: {unjudged.note}" in said
     assert "no clang: <CPU>" in text
+
+
+def test_the_report_has_words_for_every_outcome_and_status() -> None:
+    assert tuple(_OUTCOMES) == OUTCOMES
+    assert set(_FAILURES) == {str(status) for status in Status if status != Status.OK}
 
 
 def test_no_color_is_honoured_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
