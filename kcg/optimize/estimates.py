@@ -139,13 +139,14 @@ class Pace:
         self._first = True  # in which the new process starts too
 
     def allows(self, work: RegionWork) -> bool:
-        """Whether there is time to judge `work`. The first needs only the budget itself: without it all was in vain."""
+        """Whether there is time to judge `work`. While nothing is improved there is no model to check, and only the
+        budget itself counts."""
         from kcg.optimize.finals import is_judged
 
         session = self._session
         if (until := judge_until(session)) is None or is_judged(session, work):
             return True
-        if self._first:
+        if not any(row.outcome == "improved" for row in session.judged.values()):
             assert session.settings.budget_s is not None
             until = session.started + session.settings.budget_s
         slower = self._spent_s / self._expected_s if self._expected_s else 1.0

@@ -85,8 +85,8 @@ def _say_what_was_not_judged(session: Session, count: int) -> None:
         )
     if session.undecided:
         session.warnings.append(
-            f"the budget left no time to judge {session.undecided} of {count} kernels for which the search found "
-            "something: they keep tinygrad's own schedule"
+            f"the budget left no time to judge {session.undecided} of {count} kernels: they keep "
+            "tinygrad's own schedule"
         )
 
 
@@ -278,7 +278,7 @@ def _who_is_wrong(session: Session, work: RegionWork, reason: str) -> str:
 
 def _without_candidate(session: Session, work: RegionWork) -> tuple[str, str]:
     """The outcome of a region for which the search found nothing, and why."""
-    if session.settings.measurements == 0:
+    if session.settings.measurements == 0 and work.known:
         return "kept", "the predictor expects nothing faster"
     if work.tried:
         return "kept", f"nothing faster among {work.tried} others"
@@ -347,7 +347,7 @@ def _as_searched(session: Session, work: RegionWork) -> RegionResult:
 
 def _too_late(session: Session, work: RegionWork) -> RegionResult:
     """The result of a region which the budget leaves no time to judge."""
-    session.undecided += 1
+    session.undecided += 1  # what fails as it is too: it was not seen in a fresh process
     base = as_measured(session, work)
     if work.own is not None and work.own.status != Status.OK:
         return _quarantined(session, work, f"tinygrad's own schedule fails: {work.own.status}: {work.own.reason}")

@@ -424,7 +424,7 @@ class Session:
     def searched_nothing(self) -> bool:
         """Whether no schedule was tried of any kernel that has one beside tinygrad's own."""
         if self.settings.measurements == 0:
-            return not all(w.known for w in self.works)  # by prediction alone
+            return not any(w.known for w in self.works)  # by prediction alone
         return not any(w.tried for w in self.works) and not all(w.is_alone for w in self.works)
 
     def final_cost_s(self) -> float:
