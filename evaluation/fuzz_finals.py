@@ -68,7 +68,7 @@ def main(
             ):
                 rules.update(verdict.rules)
                 worst = max(worst, verdict.max_error)
-                if not verdict.passed:
+                if verdict.wrong:
                     rejected.append(
                         {"kernel": region.id, "origin": origin, "schedule": str(schedule), "reason": verdict.reason}
                     )

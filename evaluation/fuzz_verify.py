@@ -22,7 +22,6 @@ import typer
 from kcg.commandline import guarded, record_results
 from kcg.compat.device import choose_device, prepare
 from kcg.dataset.journal import Journal
-from kcg.measure.jobs import UNJUDGED
 from kcg.measure.protocol import PROTOCOL
 from kcg.measure.service import MeasureService, Request
 from kcg.optimize.settings import parse_budget
@@ -36,7 +35,7 @@ BATCH = 6  # kernels whose schedules are compiled together
 
 def summary(rows: list[Measurement], origins: dict[str, str]) -> dict[str, Any]:
     """The entry for the results."""
-    unjudged = {row.region_id for row in rows if row.reason.startswith(UNJUDGED)}
+    unjudged = {row.region_id for row in rows if row.status == Status.UNJUDGED}
     judged = [row for row in rows if row.region_id not in unjudged]
     legal, padto = ([r for r in judged if (r.sampler == "padto") is flag] for flag in (False, True))
     raw = {row.region_id: str(row.status) for row in rows if row.schedule == RAW}

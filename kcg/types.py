@@ -272,6 +272,12 @@ class Verification:
     max_error: float = 0.0  # largest error over its tolerance; at most 1 passes
     seeds: int = 0
     reason: str = ""
+    unjudged: bool = False  # the reference cannot tell: neither right nor wrong
+
+    @property
+    def wrong(self) -> bool:
+        """Whether a rule ran and proved it wrong. What nothing was run of is not: it is only not verified."""
+        return not self.passed and not self.unjudged and bool(self.rules)
 
 
 @dataclass(frozen=True)
@@ -299,7 +305,7 @@ class RegionResult:
     baseline: Finalist
     chosen: Finalist
     measurements: int
-    outcome: str  # "improved", "kept", "quarantined"; with `note` in words
+    outcome: str  # one of `OUTCOMES` of `kcg.optimize.result`; with `note` in words
     variables: tuple[tuple[str, int], ...] = ()
     note: str = ""
     operations: float = 0.0  # arithmetic of one call

@@ -59,6 +59,15 @@ def measured(call: WorkloadCall, space: KernelSpace, schedule: Schedule, who: st
     return Measurement(call.region.id, schedule, "t", "c", 1, Status.OK, samples_s=(seconds,), sampler=who)
 
 
+def test_a_kernel_that_is_unjudged_draws_no_more(call: WorkloadCall, space: KernelSpace) -> None:
+    task = KernelTask(call, H200, wanted=10, mix=MIX, seed=0)
+    row = replace(measured(call, space, RAW, "random"), samples_s=(), reason="element 7 is 1, not 2")
+    task.tell(replace(row, status=Status.WRONG))
+    assert task.next_draw() is not None, "another schedule may be right"
+    task.tell(replace(row, status=Status.UNJUDGED))
+    assert task.next_draw() is None
+
+
 def run_all(task: KernelTask, space: KernelSpace, *, batches: int = 1000) -> list[tuple[Schedule, str]]:
     drawn: list[tuple[Schedule, str]] = []
     while batches and (more := task.next_draw()) is not None:

@@ -227,6 +227,21 @@ def test_what_is_not_verified_gets_the_baseline(result: Result, facts: Facts) ->
         assert choice.schedule == first.baseline.schedule and not choice.searched
 
 
+def test_what_is_unjudged_or_only_checked_gets_the_baseline(
+    result: Result, stored: Path, cache: Path, facts: Facts
+) -> None:
+    *improved, last = result.regions
+    for outcome, unjudged in (("unjudged", True), ("not searched", False)):
+        base = replace(last.baseline, verification=Verification(False, seeds=1, unjudged=unjudged))
+        changed = replace(result, regions=(*improved, replace(last, baseline=base, chosen=base, outcome=outcome)))
+        *_, choice = choices(changed)[0]
+        assert not choice.searched and choice.schedule == last.baseline.schedule
+        write_result(changed, stored)
+        said = str(apply(stored, widths=(2,), cache_db=cache, facts=facts))
+        assert ("note: kernels that are unjudged have tinygrad's own schedule: 1" in said) == unjudged
+        assert "had not verified" not in said
+
+
 def test_of_one_kernel_with_several_values_the_costlier_decides(result: Result) -> None:
     first = result.regions[0]
     small = replace(first, variables=(("n", 1),), chosen=first.baseline)

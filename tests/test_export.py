@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -65,6 +66,30 @@ def edit_column(folder: Path, name: str, column: str, edit: Callable[[list[Any]]
 
 
 # -- what comes back
+
+
+def test_rows_from_before_the_status_unjudged_come_back_as_unjudged(path: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    with Journal.open(path) as journal:
+        fill(journal)
+        for n in range(3):
+            journal.record(measurement(n, run_id="r2", status=Status.UNJUDGED, samples_s=(), reason="it is all NaN"))
+    exported(path, folder)
+
+    def read() -> list[Any]:
+        data = read_export(folder)
+        tables = [data.table(1, names) for names in (None, ["status"], ["reason"], ["status", "median_s"])]
+        return [set(data.records(1)), *(repr(table.to_pylist()) for table in tables)]  # NaN is not equal to itself
+
+    today = read()
+    for name, now, once in (("status", "unjudged", "wrong"), ("reason", "it is", "cannot be judged: it is")):
+
+        def as_before(values: list[str], now: str = now, once: str = once) -> None:
+            values[:] = [value.replace(now, once) for value in values]
+
+        edit_column(folder, "measurements.parquet", name, as_before)
+    assert read() == today
+    assert Counter(r.measurement.status for r in today[0])[Status.UNJUDGED] == 3
 
 
 def test_an_export_says_what_the_journal_says(path: Path, tmp_path: Path) -> None:

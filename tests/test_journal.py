@@ -17,6 +17,7 @@ import pytest
 
 from kcg.dataset.export import export
 from kcg.dataset.journal import APPLICATION_ID, SCHEMA_VERSION, Journal, Run
+from kcg.dataset.records import status_and_reason
 from kcg.errors import DataError, JournalError, UsageError
 from kcg.types import (
     RAW,
@@ -373,3 +374,34 @@ def test_a_journal_opened_read_only_refuses_to_write_and_sees_a_live_writer(path
         assert reader.counts()["measurements"] == 1
         with pytest.raises(JournalError, match="cannot be written"):
             reader.record(measurement(1))
+
+
+# -- what older kcg called `wrong` where the reference could not tell
+
+OLD_REASON = "cannot be judged: most outputs are not numbers (seed 0)"
+
+
+def test_a_row_from_before_the_status_unjudged_is_read_as_unjudged(path: Path) -> None:
+    wrong = measurement(1, status=Status.WRONG, samples_s=(), reason="element 7 of buffer 0 is 1, not 2 (seed 0)")
+    old = measurement(2, status=Status.WRONG, samples_s=(), reason=OLD_REASON)
+    new = measurement(3, status=Status.UNJUDGED, samples_s=(), reason="every output is 0 (seed 0)")
+    with Journal.open(path) as journal:
+        for row in (measurement(0), wrong, old, new):
+            journal.record(row)
+    with Journal.open(path, read_only=True) as journal:
+        read = list(journal.measurements(1))
+        assert read[1] == wrong and read[3] == new
+        assert read[2] == replace(old, status=Status.UNJUDGED, reason="most outputs are not numbers (seed 0)")
+        assert journal.has(old.key), "its identity is what it was"
+        of = {
+            status: list(journal.known(TARGET.fingerprint, TOOLCHAIN.fingerprint, 1, status=status))
+            for status in Status
+        }
+    assert (of[Status.WRONG], of[Status.UNJUDGED]) == ([wrong], read[2:]) and of[Status.OK] == read[:1]
+
+
+def test_only_wrong_rows_are_read_anew() -> None:
+    assert status_and_reason("ok", OLD_REASON) == (Status.OK, OLD_REASON)
+    assert status_and_reason("wrong", f"it said: {OLD_REASON}")[0] == Status.WRONG
+    with pytest.raises(ValueError, match="great"):
+        status_and_reason("great", "")

@@ -156,6 +156,18 @@ def test_measurement_is_complete(service: MeasureService, recorder: Recorder, ca
     assert recorder.rows == [row]
 
 
+def test_a_kernel_that_the_reference_cannot_judge_is_unjudged_and_not_wrong(service: MeasureService) -> None:
+    (ast,) = kernels_of((-(empty(64).abs()) - 1).log())  # NaN whatever the input
+    region = Region((kernel_of(ast),))
+    row = one(service, Request(region, RAW))
+    assert (row.status, row.samples_s) == (Status.UNJUDGED, ())
+    assert row.reason == "most outputs are not numbers (seed 0)" and row.checked
+    compiled = service.compiled(region, RAW).result(timeout=60).compiled
+    duel = service.duel(DuelJob(region, compiled, compiled, service.target), timeout_s=30).result(timeout=60)
+    for verdict in (duel.baseline_verification, duel.finalist_verification):
+        assert verdict is not None and verdict.unjudged and not verdict.passed and not verdict.wrong
+
+
 def test_samples_and_early_stop(service: MeasureService) -> None:
     row = one(service, Request(MATMUL, RAW, samples=3))
     assert len(row.samples_s) == 3 and row.early_stop

@@ -67,7 +67,7 @@ def test_json_reports_verified_kernels_and_never_a_slower_total(
     for seen in answer["expectations"]:
         assert seen["predicted_s"] > 0 and (seen["measured_s"] is not None) == (seen["status"] == "ok")
     for kernel in answer["kernels"]:
-        assert kernel["verified"] is True
+        assert kernel["verified"] or kernel["outcome"] in ("kept", "not searched"), "what is changed is verified"
         assert kernel["after_s"] <= kernel["before_s"]
         assert {"id", "name", "calls", "schedule"} <= set(kernel)
     _check_of_a_script(answer)
@@ -160,7 +160,8 @@ def test_kill_9_in_the_middle_then_resume_measures_nothing_twice(tmp_path: Path)
             timings.setdefault((region, binary), set()).add(samples)
     assert all(len(found) == 1 for found in timings.values()), "no binary is timed twice"
     kept = _rows(journal, finals=True)
-    assert len(kept) >= 3 * len({row[0] for row in after}), "each baseline as A and as B, cold, and once warm"
+    judged = [kernel for kernel in json.loads(done.stdout)["kernels"] if kernel["verified"]]
+    assert len(kept) >= 3 * len(judged), "each baseline that is judged as A and as B, cold, and once warm"
     assert json.loads(done.stdout)["measurements"] == len(timings)
 
 
@@ -336,10 +337,10 @@ def test_bad_input_is_one_line_and_an_exit_code(
 
 def test_a_failed_verification_is_explained_in_one_line() -> None:
     sample = sample_result()
-    failed = [region for region in sample.regions if not region.chosen.verification.passed]
+    wrong = [region for region in sample.regions if region.chosen.verification.wrong]
     line = not_verified(replace(sample, model_check=None))
-    assert line.startswith(f"{len(failed)} of {len(sample.regions)} kernels could not be verified")
-    assert line.endswith(f"{failed[0].baseline.name}: {failed[0].note}")
+    assert line.startswith(f"{len(wrong)} of {len(sample.regions)} kernels are wrong with tinygrad's own schedule")
+    assert line.endswith(f"{wrong[0].baseline.name}: {wrong[0].note}")
     wrong = not_verified(replace(sample, model_check=ModelCheck(False, "error 0.3 of a tolerated 0.1")))
     assert wrong == "the whole model is wrong with these schedules, do not use them: error 0.3 of a tolerated 0.1"
 

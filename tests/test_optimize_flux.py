@@ -59,6 +59,6 @@ def test_flux_is_optimised_and_kept(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
     assert done.returncode == 0, done.stderr
     (run,) = json.loads((tmp_path / "kept.json").read_text())["runs"].values()
-    assert run["complete"] and run["verified"] == len(run["kernels"]) > 10
+    assert run["complete"] and len(run["kernels"]) > 10 and run["verified"] >= run["outcomes"].get("improved", 0)
     assert run["model_check"]["passed"] is not False, "it is not run where nothing was faster"
     assert run["total_after_s"] <= run["total_before_s"]

@@ -17,8 +17,8 @@ from sample_result import sample_result
 
 from kcg.errors import ExitCode, ResultError, UsageError
 from kcg.kernel.handwritten import SourceBody, source_schedule
-from kcg.optimize.result import ADDED, SCHEMA, from_dict, read_result, to_dict, write_result
-from kcg.types import Kernel, ModelCheck, Region, Result, Verification
+from kcg.optimize.result import ADDED, OUTCOMES, SCHEMA, from_dict, read_result, to_dict, write_result
+from kcg.types import Kernel, ModelCheck, Region, RegionResult, Result, Verification
 
 UNPRIVILEGED = 65534  # nobody
 
@@ -178,6 +178,34 @@ def without(value: Any, names: set[str]) -> Any:
     return [without(v, names) for v in value] if isinstance(value, list) else value
 
 
+def without_unjudged(result: Result) -> Result:
+    """As before verifications said it."""
+
+    def before(row: RegionResult) -> RegionResult:
+        base = replace(row.baseline, verification=replace(row.baseline.verification, unjudged=False))
+        return replace(row, baseline=base, chosen=base) if row.baseline.verification.unjudged else row
+
+    return replace(result, regions=tuple(before(row) for row in result.regions))
+
+
+def test_what_older_files_call_quarantined_or_kept_is_read_as_unjudged_or_not_searched() -> None:
+    why = "most outputs are not numbers (seed 1)"
+    sample = without_unjudged(sample_result())
+    wrong = next(row for row in sample.regions if row.outcome == "quarantined")
+    verification = Verification(False, reason=f"the kernel cannot be judged: {why}")
+    base = replace(wrong.baseline, verification=verification)
+    old = replace(wrong, baseline=base, chosen=base, note=verification.reason)
+    idle = replace(sample.regions[0], outcome="kept", note="not searched: too little to save")
+    older = replace(sample, regions=(old, wrong, idle), expectations=())
+    document = without({**to_dict(older), "schema": 7}, {name for _, name in ADDED[8]})
+    unjudged, quarantined, idle = from_dict(document).regions
+    assert (unjudged.outcome, unjudged.note) == ("unjudged", why)
+    assert unjudged.chosen.verification == unjudged.baseline.verification
+    assert (unjudged.chosen.verification.unjudged, unjudged.chosen.verification.wrong) == (True, False)
+    assert quarantined == wrong and quarantined.chosen.verification.wrong
+    assert (idle.outcome, idle.note) == ("not searched", "too little to save")
+
+
 def test_files_of_the_first_version_are_read() -> None:
     target = replace(sample_result().target, bandwidth_bytes_s=None)
     first = replace(
@@ -187,7 +215,7 @@ def test_files_of_the_first_version_are_read() -> None:
     with pytest.raises(ResultError, match="'clocks' is unknown"):
         from_dict(document)
     document = without(document, {name for added in ADDED.values() for _, name in added})
-    assert from_dict(document) == first
+    assert from_dict(document) == without_unjudged(first)
     with pytest.raises(ResultError, match="'model_check' is missing"):
         from_dict({**document, "schema": 2})
 
@@ -197,7 +225,7 @@ def test_files_of_the_third_version_have_no_expectations() -> None:
     third = replace(sample_result(), expectations=(), clocks=(), phases=(), model_check=check)
     later = {name for version, added in ADDED.items() if version > 3 for _, name in added}
     document = without({**to_dict(third), "schema": 3}, later)
-    assert from_dict(document) == third
+    assert from_dict(document) == without_unjudged(third)
     assert check.clock == "wall clock, the fastest of three", "as steps were timed then"
     with pytest.raises(ResultError, match="is missing"):
         from_dict({**document, "schema": 4})
@@ -242,7 +270,7 @@ def test_missing_and_unknown_fields_are_refused() -> None:
         (("regions", 0, "calls"), -1, "negative"),
         (("regions", 0, "chosen", "cold_s"), -1e-6, "negative"),
         (("regions", 0, "chosen", "cold_s"), 10**400, "too large"),
-        (("regions", 0, "outcome"), "great", "none of improved, kept, quarantined"),
+        (("regions", 0, "outcome"), "great", "none of improved, kept, undecided, not searched, unj"),
         (("regions", 0, "region", "kernels"), [], "no kernels"),
         (("regions", 0, "region", "kernels"), ["00"], "no kernel '00'"),
         (("regions", 0, "region", "wiring"), [[0, 0, 1, 0]], "lacks"),
@@ -313,5 +341,5 @@ def test_folder_that_is_a_file_is_one_line(tmp_path: Path) -> None:
 def test_sample_is_what_the_other_tests_need() -> None:
     sample: Result = sample_result()
     assert len(sample.regions) >= 15
-    assert {r.outcome for r in sample.regions} == {"improved", "kept", "quarantined"}
+    assert {r.outcome for r in sample.regions} == set(OUTCOMES)
     assert sample.total_after_s < sample.total_before_s

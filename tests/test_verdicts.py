@@ -214,9 +214,14 @@ def test_a_journal_without_verdicts_is_read(session: Session, judged: DuelOutcom
     assert session.journal.verdicts() == {}
 
 
-def test_what_cannot_be_judged_is_held_against_no_schedule(session: Session, work: RegionWork) -> None:
-    said = finals._who_is_wrong(session, work, "cannot be judged: most outputs are not numbers (seed 1)")
-    assert said == "the kernel cannot be judged: most outputs are not numbers (seed 1)"
+def test_what_is_unjudged_is_held_against_no_schedule(
+    session: Session, work: RegionWork, baseline: Side, judged: DuelOutcome
+) -> None:
+    cannot = Verification(False, ("poisoned outputs",), reason="most outputs are not numbers (seed 1)", unjudged=True)
+    duel = replace(judged, baseline_verification=cannot, finalist_verification=cannot)
+    row = finals._decide(session, work, baseline.compiled, baseline.compiled, baseline.schedule, duel, [])
+    assert row is not None and (row.outcome, row.note) == ("unjudged", "most outputs are not numbers (seed 1)")
+    assert row.chosen.schedule == work.space.baseline() and row.chosen.verification == cannot and not cannot.wrong
 
 
 def test_an_optimisation_measures_carefully(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,6 +242,7 @@ def test_what_a_run_that_goes_on_has_yet_to_compile_is_expected(
 ) -> None:
     own = work.space.baseline()
     monkeypatch.setattr(session, "works", [work])
+    monkeypatch.setattr(work, "own", None)  # so it is to be judged
     assert session.service.has_compiled(work.call.region, own, work.call.variables) and finals.compiling_s(session) == 0
     before = judging_s(session)
     monkeypatch.setattr(session.service, "_kept", {})

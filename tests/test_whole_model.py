@@ -360,8 +360,9 @@ def test_when_it_is_not_run(make: Make) -> None:
     assert why_not_needed(flux, result, ended_early=False) == ""
     assert why_not_needed(Settings("tiny"), make("float32"), ended_early=False) == "not run: kcg has no runnable tiny"
     workload = replace(TINY.capture("float32"), name="flux")
-    assert expected_cost_s(script, workload, device="CPU", step_s=1.0) == 0
-    assert 0 < expected_cost_s(flux, workload, device="CPU", step_s=0.5) < 30
+    assert expected_cost_s(script, workload, device="CPU", step_s=1.0, changed=1) == 0
+    few, many = (expected_cost_s(flux, workload, device="CPU", step_s=0.5, changed=n) for n in (1, 9))
+    assert 0 < few < many < 30
 
 
 def test_a_result_that_failed_is_refused(make: Make, tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ from kcg.optimize.result import from_dict, to_dict
 from kcg.optimize.run import exit_code_of
 from kcg.optimize.script_verdict import Rounding, equal, judge, judge_first, rounding_of, same_layout
 from kcg.optimize.settings import Settings
-from kcg.optimize.whole_script import check_script, expected_cost_s, reserved_s, why_not_needed
+from kcg.optimize.whole_script import check_script, expected_cost_s, why_not_needed
 from kcg.types import ModelCheck, RegionResult, Result, Schedule
 from kcg.workloads.script import capture_script
 from tests.faults.processes import wait_until
@@ -290,8 +290,6 @@ def test_when_it_is_not_run(right: Result) -> None:
     assert why_not_needed(script, unchanged, ended_early=False) == "not run: no schedule was changed"
     assert why_not_needed(script, right, ended_early=True).startswith("not run: the run ended before")
     assert expected_cost_s(script, recorded_s=10.0) == 25.0 and expected_cost_s(without, recorded_s=10.0) == 0
-    assert reserved_s(25.0, budget_s=None) == reserved_s(25.0, budget_s=90.0) == 25.0
-    assert reserved_s(25.0, budget_s=60.0) == 0, "the search comes first"
 
 
 @pytest.mark.parametrize(

@@ -77,6 +77,8 @@ def duel(campaign: Campaign, bench: LiveBench, schedule: Schedule, prepared: Pre
     except Exception as error:  # a crash or a hang is this schedule's, and part of what is told of it
         return told | {"reason": f"{type(error).__name__}: {error}"[:300]}
     verdict = outcome.finalist_verification or outcome.baseline_verification
+    if verdict.unjudged:
+        return told | {"reason": f"unjudged: {verdict.reason}"[:300]}
     if not verdict.passed or not outcome.baseline_verification.passed:
         return told | {"wrong": verdict.reason or outcome.baseline_verification.reason}
     return told | {

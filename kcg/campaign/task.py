@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Iterable
 
 from kcg.campaign.draw import HAND_CODED, DrawJob, Drawn, Known, draw
-from kcg.measure.jobs import UNJUDGED
 from kcg.predictor.choice import AUTO
 from kcg.types import Measurement, Schedule, ScheduleKind, Status, Target, WorkloadCall
 
@@ -65,7 +64,7 @@ class KernelTask:
             return
         time_s = row.median_s if row.status == Status.OK else math.inf
         self.known[row.schedule] = Known(row.schedule, row.sampler, time_s, self._keys.get(row.schedule, ""))
-        if row.reason.startswith(UNJUDGED):
-            self.exhausted = True  # no schedule of it ever will
+        if row.status == Status.UNJUDGED:
+            self.exhausted = True  # no schedule of it ever will be judged
         if row.sampler == HAND_CODED and row.status == Status.OK:
             self.baseline, self.baseline_s = row.schedule, row.median_s

@@ -289,10 +289,12 @@ class Journal:
     ) -> Iterator[Measurement]:
         """Every measurement of a target and toolchain (by fingerprint) under one protocol, oldest first."""
         where, values = "target=? AND toolchain=?", [target, toolchain]
-        for column, value in (("region_id", region_id), ("status", status)):
-            if value is not None:
-                where, values = f"{where} AND {column}=?", [*values, str(value)]
-        return (r.measurement for r in self._records(protocol, where, values))
+        if region_id is not None:
+            where, values = f"{where} AND region_id=?", [*values, region_id]
+        if status is not None:  # what is stored as `wrong` may be `unjudged` in today's words
+            where, values = f"{where} AND status IN (?, ?)", [*values, str(status), str(Status.WRONG)]
+        found = (r.measurement for r in self._records(protocol, where, values))
+        return (m for m in found if status in (None, m.status))
 
     def schedules_known(
         self, target: str, toolchain: str, protocol: int

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,6 +28,7 @@ from kcg.dataset.records import (
     Run,
     record_from_json,
     region_from_json,
+    status_and_reason,
 )
 from kcg.dataset.rows import TIMINGS, Timings, medians, record_of, values_of
 from kcg.errors import DataError
@@ -116,7 +117,9 @@ class Export:
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        own = [n for n in measurements_schema().names if columns is None or n in ("protocol", "timing", *columns)]
+        needed = {"protocol", "timing", *columns} if columns is not None else set(measurements_schema().names)
+        needed |= {"status", "reason"} if needed & {"status", "reason"} else set()
+        own = [n for n in measurements_schema().names if n in needed]
         timings = self._timings(valid=True)
         empty = timings_schema([n.removeprefix(CLOCK) for n in timings.column_names if n.startswith(CLOCK)])
         batches = list(self._batches(MEASUREMENTS, own, valid=True))
@@ -130,7 +133,7 @@ class Export:
             raise DataError(f"{self.folder / TIMINGS}: a sample is no time: export again")
         median_s = medians(values, ends.to_numpy(zero_copy_only=False))
         timings = timings.append_column("median_s", pa.array(median_s))
-        table = table.filter(pc.equal(table["protocol"], protocol))
+        table = _in_todays_words(table.filter(pc.equal(table["protocol"], protocol)))
         for name in [*empty.names, "median_s"]:
             if columns is None or name in columns:
                 table = table.append_column(name, timings[name].take(table["timing"]))
@@ -289,6 +292,25 @@ def sha256_of(path: Path) -> str:
     """The SHA-256 of a file, as `checksums.json` holds it."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _in_todays_words(table: Any) -> Any:
+    """A table with the columns `status` and `reason`, if it has them, as `status_and_reason` reads them."""
+    import pyarrow as pa
+
+    if "status" not in table.column_names:
+        return table
+    stored = list(zip(*(values_of(table[name].combine_chunks()) for name in ("status", "reason")), strict=True))
+    today: dict[Any, Any] = {pair: pair for pair in stored if None in pair}  # of such only `records` says what is wrong
+    for pair in set(stored) - set(today):
+        with suppress(ValueError):  # of an unknown status too
+            today[pair] = status_and_reason(*pair)
+    if all(today.get(pair, pair) == pair for pair in set(stored)):
+        return table
+    for place, name in enumerate(("status", "reason")):
+        texts = pa.array([today.get(pair, pair)[place] for pair in stored], pa.string()).dictionary_encode()
+        table = table.set_column(table.column_names.index(name), name, texts)
+    return table
 
 
 def _version_at(path: Path) -> str:

@@ -83,6 +83,17 @@ def measurement_row(m: Measurement) -> tuple[Any, ...]:
     )  # fmt: skip
 
 
+_UNJUDGED_ONCE = "cannot be judged: "  # how the reason of a `wrong` row began before there was the status `unjudged`
+
+
+def status_and_reason(status: str, reason: str) -> tuple[Status, str]:
+    """The status and the reason of a stored row in today's words: what older kcg called `wrong` where the reference
+    could not tell is `unjudged`. Raises ValueError where there is no such status."""
+    if status == Status.WRONG and reason.startswith(_UNJUDGED_ONCE):
+        return Status.UNJUDGED, reason.removeprefix(_UNJUDGED_ONCE)
+    return Status(status), reason
+
+
 def measurement_from_row(row: Sequence[Any]) -> Measurement:
     """The inverse of `measurement_row`. Raises one of `ROW_ERRORS` where the row is not one."""
     for (name, kind), value in zip(_TYPES, row, strict=True):
@@ -92,8 +103,9 @@ def measurement_from_row(row: Sequence[Any]) -> Measurement:
         region_id, schedule_kind, body, target, toolchain, protocol, status, cache_state, variables, input_recipe,
         samples_s, reason, binary_hash, checked, early_stop, sampler, compile_s, launch, run_id, trial, clocks,
     ) = row  # fmt: skip
+    status, reason = status_and_reason(status, reason)
     made = Measurement(
-        region_id, Schedule(schedule_kind, body), target, toolchain, protocol, Status(status), CacheState(cache_state),
+        region_id, Schedule(schedule_kind, body), target, toolchain, protocol, status, CacheState(cache_state),
         variables_from_json(variables), input_recipe, tuple(float(s) for s in json.loads(samples_s)), reason,
         binary_hash, bool(checked), bool(early_stop), sampler, compile_s, launch_from_json(launch), run_id, trial,
         tuple((str(name), float(value)) for name, value in json.loads(clocks)),

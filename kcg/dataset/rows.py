@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kcg.dataset.columns import CLOCK, measurements_schema, rounded_clock
-from kcg.dataset.records import Record, launch_from_json, variables_from_json
+from kcg.dataset.records import Record, launch_from_json, status_and_reason, variables_from_json
 from kcg.types import CacheState, Measurement, Schedule, Status
 
 TIMINGS = "timings.parquet"
@@ -80,8 +80,9 @@ def record_of(row: Sequence[Any], timings: Timings) -> Record:
         body, protocol, trial, recorded, timing, checked, early_stop, compile_s,
     ) = row  # fmt: skip
     samples_s, binary_hash, launch, clocks = timings.of(timing)
+    status, reason = status_and_reason(status, reason)
     made = Measurement(
-        region_id, Schedule(kind, body), target, toolchain, protocol, Status(status), CacheState(cache_state),
+        region_id, Schedule(kind, body), target, toolchain, protocol, status, CacheState(cache_state),
         variables_from_json(variables), input_recipe, samples_s, reason, binary_hash, checked, early_stop, sampler,
         compile_s, launch, run_id, trial, clocks,
     )  # fmt: skip

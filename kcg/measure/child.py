@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from kcg.errors import VerificationError
 from kcg.measure.jobs import (
-    UNJUDGED,
     CompileJob,
     CompileOutcome,
     DuelJob,
@@ -147,7 +146,7 @@ def time_job(job: TimeJob) -> TimeOutcome:
     try:
         recipe = bench.choose_recipe(job.variables)
     except VerificationError as error:
-        return TimeOutcome((), "", wrong=f"{UNJUDGED}: {error}", checked=True)
+        return TimeOutcome((), "", unjudged=str(error), checked=True)
     laps.lap("inputs and reference")
     launch = bench.launcher(job.compiled)
     laps.lap("load")
@@ -166,7 +165,8 @@ def time_job(job: TimeJob) -> TimeOutcome:
     else:
         verdict = bench.check(observed, job.variables, seeds=(job.check_seed,))
         if not verdict.passed:
-            return TimeOutcome((), recipe, wrong=verdict.reason, checked=True, tainted=bench.tainted)
+            wrong, unjudged = _wrong_or_unjudged(verdict)
+            return TimeOutcome((), recipe, wrong=wrong, unjudged=unjudged, checked=True, tainted=bench.tainted)
     laps.lap("check")
     job = _with_limit(job, bench.fastest_s)
     named = f"{recipe}:seed={bench.seed}"
@@ -179,24 +179,32 @@ def time_job(job: TimeJob) -> TimeOutcome:
     samples, noisy = _trusted(lambda: _samples(job, run, full=False), job.target, begin=False)
     wrong = run.verdict()
     laps.lap("sample")
+    unjudged = ""
     if not wrong and not noisy and min(samples) <= 0:
         noisy = "the device's clock told no time"
     if not wrong and not noisy and median(samples) < max(job.floor_s, job.recheck_below_s):
         # too good to be true: every rule, and all samples again with nothing else on the device
-        wrong = bench.check(launch, job.variables, seeds=FINAL_SEEDS, thorough=True).reason
+        wrong, unjudged = _wrong_or_unjudged(bench.check(launch, job.variables, seeds=FINAL_SEEDS, thorough=True))
         bench.fill(job.check_seed or TIMED_SEED, recipe)
-        if not wrong:
+        if not wrong and not unjudged:
             samples, noisy = _trusted(lambda: _samples(job, run, full=True), job.target)
             wrong = run.verdict()
-        if not wrong and not noisy and (seconds := median(samples)) < job.floor_s:
+        if not wrong and not unjudged and not noisy and (seconds := median(samples)) < job.floor_s:
             wrong = f"faster than the device can be: {seconds * 1e6:.3g} us, at least {job.floor_s * 1e6:.3g} us"
         laps.lap("suspicion")
-    if not wrong and not noisy:
+    trusted = not wrong and not unjudged and not noisy
+    if trusted:
         bench.fastest_s = min(bench.fastest_s, median(samples))
     return TimeOutcome(
-        () if wrong or noisy else samples, named, wrong=wrong, noisy=noisy, checked=job.check_seed is not None,
+        samples if trusted else (), named, wrong=wrong, unjudged=unjudged, noisy=noisy,
+        checked=job.check_seed is not None,
         clocks=sensors(job.target).readings(), tainted=bench.tainted, spent_s=laps.spent_s,
     )  # fmt: skip
+
+
+def _wrong_or_unjudged(verdict: Verification) -> tuple[str, str]:
+    """Why a binary is wrong, and why the reference cannot tell: at most one of them."""
+    return ("", verdict.reason) if verdict.unjudged else (verdict.reason, "")
 
 
 def _with_limit(job: TimeJob, fastest_s: float) -> TimeJob:

@@ -11,8 +11,6 @@ from kcg.types import CacheState, Region, Schedule, Target, Verification
 if TYPE_CHECKING:
     from kcg.measure.references import Foretold
 
-UNJUDGED = "cannot be judged"  # how the reason begins where a kernel has no reference: none of its schedules will do
-
 
 @dataclass(frozen=True)
 class CompileJob:
@@ -52,6 +50,7 @@ class TimeOutcome:
     samples_s: tuple[float, ...]
     input_recipe: str
     wrong: str = ""  # why the output is wrong, if it is
+    unjudged: str = ""  # why the reference cannot tell, if it cannot: no schedule of the kernel is judged then
     noisy: str = ""  # why no samples can be trusted, if none can
     checked: bool = False
     clocks: tuple[tuple[str, float], ...] = ()

@@ -339,11 +339,12 @@ class MeasureService:
             self._fail(request, future, error, timeout=Status.TIMEOUT, other=Status.LAUNCH_ERROR, **known)
             return
         timed = done.result()
-        status = Status.WRONG if timed.wrong else Status.NOISY if timed.noisy else Status.OK
+        failures = ((Status.UNJUDGED, timed.unjudged), (Status.WRONG, timed.wrong), (Status.NOISY, timed.noisy))
+        status, reason = next(((status, why) for status, why in failures if why), (Status.OK, ""))
         self._resolve(
             future,
             self._measurement(
-                request, status, reason=timed.wrong or timed.noisy, samples_s=timed.samples_s,
+                request, status, reason=reason, samples_s=timed.samples_s,
                 input_recipe=timed.input_recipe,
                 checked=timed.checked, clocks=timed.clocks, **known,
             ),

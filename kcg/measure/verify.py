@@ -17,7 +17,6 @@ from kcg.compat.tiny import UOp
 from kcg.errors import VerificationError
 from kcg.kernel.evaluate import CONFIDENT, StoreValues, error_ratio
 from kcg.measure.inputs import BINARY_RECIPE, RECIPE, to_values
-from kcg.measure.jobs import UNJUDGED
 from kcg.measure.references import EXACT, JUDGED, TIMED_SEED, Foretold, Referee, Reference, Variables
 from kcg.measure.whole_output import WholeOutput, judge_projections
 from kcg.measure.workbench import FINITE_POISON, GUARD_BYTE, NAN_POISON, OTHER_GUARDS, Workbench
@@ -43,12 +42,14 @@ class _Verdict:
     max_error: float = 0.0
     seeds: int = 0
     reason: str = ""
+    unjudged: bool = False  # `reason` says why the reference cannot tell
 
     def ran(self, *rules: str) -> None:
         self.rules.update(dict.fromkeys(rules))
 
     def final(self) -> Verification:
-        return Verification(not self.reason, tuple(self.rules), self.max_error, self.seeds, self.reason)
+        passed, rules = not self.reason, tuple(self.rules)
+        return Verification(passed, rules, self.max_error, self.seeds, self.reason, unjudged=self.unjudged)
 
 
 class CheckedBench(Workbench, Referee):
@@ -110,7 +111,8 @@ class CheckedBench(Workbench, Referee):
                         verdict.ran("exact on {0,1} inputs")
         except VerificationError as error:
             for verdict in verdicts:
-                verdict.reason = verdict.reason or f"{UNJUDGED}: {error}"
+                if not verdict.reason:
+                    verdict.reason, verdict.unjudged = str(error), True
         return [verdict.final() for verdict in verdicts]
 
     def _judge_all(
@@ -126,9 +128,9 @@ class CheckedBench(Workbench, Referee):
             self.fill(seed, recipe)
             reference = self.reference(*key)
             if reference.judged() < JUDGED:
-                reason = f"{UNJUDGED}: most outputs are not numbers"
+                reason, verdict.unjudged = "most outputs are not numbers", True
             elif self.inputs and reference.nothing() and recipe != BINARY_RECIPE:
-                reason = f"{UNJUDGED}: every output is 0, as an empty kernel would leave it"
+                reason, verdict.unjudged = "every output is 0, as an empty kernel would leave it", True
             else:
                 reason = self._check_once_or_again(launch, reference, verdict, thorough=first)
                 if whole and not reason:

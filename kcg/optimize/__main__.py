@@ -161,7 +161,9 @@ def run(settings: object, *, dry_run: bool, json_mode: bool, quiet: bool) -> Exi
     elif finished.exit_code == ExitCode.VERIFICATION_FAILED:
         shown.line(f"kcg: {not_verified(finished.result)}", important=True)
     elif finished.exit_code == ExitCode.NOTHING_IMPROVED:
-        shown.line("nothing was faster than tinygrad's own schedules, which are kept; try --effort thorough")
+        shown.line(nothing_faster(finished.result))
+    elif finished.exit_code == ExitCode.BUDGET_HIT:
+        shown.line(incomplete(finished.result))
     return finished.exit_code
 
 
@@ -170,10 +172,25 @@ def not_verified(result: Result) -> str:
     if result.model_check is not None and result.model_check.passed is False:
         what = "script" if result.model_check.runs else "model"
         return f"the whole {what} is wrong with these schedules, do not use them: {result.model_check.reason}"
-    failed = [region for region in result.regions if not region.chosen.verification.passed]
+    wrong = [region for region in result.regions if region.chosen.verification.wrong]
     return (
-        f"{len(failed)} of {len(result.regions)} kernels could not be verified and keep tinygrad's own schedule; the "
-        f"first is {failed[0].baseline.name}: {failed[0].note}"
+        f"{len(wrong)} of {len(result.regions)} kernels are wrong with tinygrad's own schedule, and keep it; the "
+        f"first is {wrong[0].baseline.name}: {wrong[0].note}"
+    )
+
+
+def nothing_faster(result: Result) -> str:
+    """What is said where a search found nothing, in one line."""
+    missing = sum(region.outcome == "not searched" for region in result.regions)
+    of_them = f" ({missing} of {len(result.regions)} kernels were not searched)" if missing else ""
+    return f"nothing was faster than tinygrad's own schedules, which are kept{of_them}; try --effort thorough"
+
+
+def incomplete(result: Result) -> str:
+    """Why a run ended before all was done, in one line."""
+    told = next((w for w in result.warnings if w.startswith("nothing was searched")), "")
+    return (
+        told or "the budget ended before everything was done: what is missing is said above; give it more with --budget"
     )
 
 

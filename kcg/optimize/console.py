@@ -14,7 +14,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TextIO
 
 from kcg.commandline import counted
-from kcg.types import ModelCheck, Result
+from kcg.optimize.result import OUTCOMES
+from kcg.types import ModelCheck, RegionResult, Result
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -24,6 +25,7 @@ LINE_INTERVAL_S = 2.0
 
 MAX_WIDTH = 100
 MAX_ROWS = 40
+MAX_NAMED = 10  # kernels that are named for one reason
 
 _UNITS = ((1e-9, "ns"), (1e-6, "µs"), (1e-3, "ms"), (1.0, "s"))
 _ASCII = str.maketrans({"µ": "u", "×": "x", "→": ">", "–": "-", "…": "."})
@@ -173,7 +175,7 @@ def print_result(result: Result, console: Console) -> None:
             text(title, "bold"), justify="right" if right else "left", no_wrap=True, overflow=overflow,
             ratio={"kernel": 3, "schedule": 4}.get(title), min_width=8 if wide else None,
         )  # fmt: skip
-    styles = {"improved": "green", "quarantined": "red"}
+    styles = {"improved": "green", "quarantined": "red", "unjudged": "yellow", "undecided": "yellow"}
     for row in rows[:MAX_ROWS]:
         style = styles.get(row.outcome, "")
         table.add_row(
@@ -201,7 +203,7 @@ def _summary(result: Result) -> list[tuple[str, str]]:
     before, after = result.total_before_s, result.total_after_s
     workload = " ".join(filter(None, (result.workload, result.preset)))
     outcomes = Counter(row.outcome for row in result.regions)
-    counts = ", ".join(f"{outcomes[name]} {name}" for name in ("improved", "kept", "quarantined") if outcomes[name])
+    counts = ", ".join(f"{outcomes[name]} {name}" for name in OUTCOMES if outcomes[name])
     kernels = counted(len({row.region.id for row in result.regions}), "kernel")
     if len({row.region.id for row in result.regions}) < len(result.regions):
         kernels += f", with the values of their variables {len(result.regions)}"
@@ -217,6 +219,7 @@ def _summary(result: Result) -> list[tuple[str, str]]:
             "",
         ),
     ]
+    lines += _left_as_they_are(result)
     by_hand = [
         f"{name} for {row.baseline.name or row.region.id[:12]}: {fate}"
         for row in result.regions
@@ -240,6 +243,27 @@ def _summary(result: Result) -> list[tuple[str, str]]:
     if not result.complete:
         lines.append(("incomplete: it ended before everything was tried", "yellow"))
     return lines + [(f"warning: {warning}", "yellow") for warning in result.warnings]
+
+
+def _left_as_they_are(result: Result) -> list[tuple[str, str]]:
+    """The kernels of which nothing can be said, by reason: they keep tinygrad's own schedule."""
+    rows = [row for row in result.regions if row.outcome in ("unjudged", "quarantined")]
+    names: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        names.setdefault((row.outcome, row.note), []).append(name_of(row))
+    lines = []
+    for (outcome, note), found in names.items():
+        more = f" and {len(found) - MAX_NAMED} more" if len(found) > MAX_NAMED else ""
+        verb = "keeps" if len(found) == 1 else "keep"
+        lines.append(f"{outcome}: {', '.join(found[:MAX_NAMED])}{more} {verb} tinygrad's own schedule: {note}")
+    if untimed := sum(not row.before_s > 0 for row in rows):
+        lines.append(f"{untimed} of these could not be timed: the totals are without them")
+    return [(line, "yellow") for line in lines]
+
+
+def name_of(row: RegionResult) -> str:
+    """What a kernel is called."""
+    return row.baseline.name or row.region.id[:12]
 
 
 def _guide(result: Result) -> str:

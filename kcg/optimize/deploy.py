@@ -367,8 +367,11 @@ def _notes(
         before, now = getattr(result.toolchain, name), getattr(toolchain, name)
         if before != now:
             notes.append(f"the {name} was {before!r} in the search and is {now!r} now: times may differ")
-    if any(not r.chosen.verification.passed for r in result.regions):
+    if any(r.outcome == "improved" and not r.chosen.verification.passed for r in result.regions):
         notes.append("what the search had not verified has tinygrad's own schedule")
+    for outcome, why in (("unjudged", "are unjudged"), ("quarantined", "are wrong or fail as they are")):
+        if count := sum(r.outcome == outcome for r in result.regions):
+            notes.append(f"kernels that {why} have tinygrad's own schedule: {count}")
     if clang is not None:
         advice = f"export CC={clang}" if clang else "without it, use kcg.tuned"
         notes.append(f"plain tinygrad opens the CPU only where it finds clang: {advice}")

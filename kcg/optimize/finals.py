@@ -1,11 +1,14 @@
 """The last word on every region: finalists re-timed beside the baseline in a fresh process, and verified.
 
-Search timings are never reported. A finalist is chosen only if it verifies and its paired speed-up over the baseline is
-above 1 with its whole confidence interval; otherwise tinygrad's own schedule is kept, and it is said why.
+A finalist is chosen only if it verifies and its paired speed-up over the baseline is above 1 with its whole confidence
+interval; otherwise tinygrad's own schedule is kept, and it is said why. A region for which nothing faster was found has
+no finalist: the time of its baseline stands as the search measured it, the same before and after, and it is not called
+verified. The budget is kept: what it leaves no time to judge keeps tinygrad's own schedule too.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,11 +18,12 @@ from typing import TYPE_CHECKING
 from kcg import __version__
 from kcg.errors import DeviceError
 from kcg.kernel.handwritten import source_body
-from kcg.measure.jobs import UNJUDGED, DuelJob, DuelOutcome
+from kcg.measure.jobs import DuelJob, DuelOutcome
 from kcg.measure.pools import ServiceClosed
 from kcg.measure.protocol import PROTOCOL, median, median_interval, spread
 from kcg.measure.references import FINAL_SEEDS
 from kcg.measure.rows import duel_rows
+from kcg.optimize import estimates
 from kcg.optimize.handwritten import contest
 from kcg.optimize.verdicts import Side, is_known, keep, taken_over
 from kcg.types import (
@@ -45,6 +49,7 @@ DUEL_TIMEOUT_S = 120.0  # at least
 FORETELL_TIMEOUT_S = 30.0  # references of one region, in a process beside
 DUEL_RUNS = 200  # launches of a duel, with room for samples that are taken again
 UNVERIFIED = Verification(False, reason="the run ended before it was verified")
+CHECKED = "not verified: it is tinygrad's own schedule, checked on one seed"
 
 
 @dataclass(frozen=True)
@@ -56,30 +61,57 @@ class Judged:
 
 
 def judge_all(session: Session) -> tuple[RegionResult, ...]:
-    """Judge every region, those with the largest share first; the verdicts that an earlier run left are taken over."""
-    session.service.fresh_child()
-    order = sorted(session.works, key=lambda w: -w.call.calls * w.baseline_s)
-    results: dict[str, RegionResult] = {}
-    _foretell(session, order)
-    _precompile(session)
+    """Judge every region that has a candidate, where most is to be gained first, while the budget lasts; the verdicts
+    that an earlier run left are taken over. The others are as the search left them."""
+    order = sorted((w for w in session.works if is_due(session, w)), key=lambda w: (-_saving_s(w), -_share_s(w)))
+    for work in session.works:
+        if work not in order:
+            session.judged[work.id] = contest(session, work, _as_searched(session, work))
+    if order:
+        session.service.fresh_child()
+        _foretell(session, order)
+        _precompile(session)
+    pace = estimates.Pace(session)
     try:
         for count, work in enumerate(order, 1):
-            results[work.id] = session.judged[work.id] = contest(session, work, _judge(session, work))
+            if pace.allows(work):
+                with pace.judging(work):
+                    session.judged[work.id] = contest(session, work, _judge(session, work))
+            else:
+                session.judged[work.id] = contest(session, work, _too_late(session, work))
             elapsed = time.monotonic() - session.started
             session.progress.update(
                 done_s=elapsed, budget_s=session.expected_s(), measurements=session.ledger.measurements,
-                kernels=(count, len(order)), total_s=sum(results.get(w.id, w).after_s for w in order),
+                kernels=(count, len(order)), total_s=sum(session.judged.get(w.id, w).after_s for w in session.works),
             )  # fmt: skip
     finally:
-        if spared := len(session.taken_over - session.fought):
-            session.warnings.append(
-                f"the verdicts on {spared} of {len(order)} kernels are those of an earlier run: they were not "
-                "judged again"
-            )
-    return tuple(results[w.id] for w in session.works)
+        _say_what_was_not_judged(session, len(order))
+    return tuple(session.judged[w.id] for w in session.works)
 
 
-def _candidates(work: RegionWork) -> list[Schedule]:
+def _say_what_was_not_judged(session: Session, count: int) -> None:
+    if spared := len(session.taken_over - session.fought):
+        session.warnings.append(
+            f"the verdicts on {spared} of {count} kernels are those of an earlier run: they were not judged again"
+        )
+    if session.undecided:
+        session.warnings.append(
+            f"the budget left no time to judge {session.undecided} of {count} kernels: they keep "
+            "tinygrad's own schedule"
+        )
+
+
+def _share_s(work: RegionWork) -> float:
+    return work.call.calls * work.baseline_s
+
+
+def _saving_s(work: RegionWork) -> float:
+    """What its first candidate would save of one execution, by the search."""
+    first = candidates(work)[:1] if work.baseline_s else []
+    return sum(work.call.calls * (work.baseline_s - work.known[schedule].time_s) for schedule in first)
+
+
+def candidates(work: RegionWork) -> list[Schedule]:
     """The schedules that a search found faster than the baseline, fastest first."""
     baseline = work.space.baseline()
     limit = work.baseline_s or float("inf")
@@ -87,15 +119,25 @@ def _candidates(work: RegionWork) -> list[Schedule]:
     return faster[:TRIES]
 
 
+def is_due(session: Session, work: RegionWork) -> bool:
+    """Whether a region is judged: something was found for it, or it has no measurement that could stand."""
+    if work.is_unjudged:
+        return False
+    if session.settings.measurements == 0 or work.own is None or work.own.status != Status.OK:
+        return True
+    return bool(work.offers) or bool(candidates(work))
+
+
 def is_judged(session: Session, work: RegionWork) -> bool:
     """Whether an earlier run left a verdict on what would be judged of this region first, and nothing else is left."""
-    first = _candidates(work)[:1] if session.verdicts else []
+    first = candidates(work)[:1] if session.verdicts else []
     return not work.offers and is_known(session, work, [work.space.baseline(), *first])
 
 
 def _sides(session: Session) -> list[tuple[RegionWork, Schedule]]:
-    """Every baseline and first finalist."""
-    return [(work, schedule) for work in session.works for schedule in (work.space.baseline(), *_candidates(work)[:1])]
+    """The baseline and the first finalist of everything that is to be judged."""
+    due = [work for work in session.works if is_due(session, work)]
+    return [(work, schedule) for work in due for schedule in (work.space.baseline(), *candidates(work)[:1])]
 
 
 def compiling_s(session: Session) -> float:
@@ -106,13 +148,13 @@ def compiling_s(session: Session) -> float:
 
 
 def _precompile(session: Session) -> None:
-    """Compile every baseline and first finalist before the first duel: on a CPU nothing may compile while one runs."""
+    """Compile what is to be judged before the first duel: on a CPU nothing may compile while one runs."""
     for future in [session.service.compiled(w.call.region, s, w.call.variables) for w, s in _sides(session)]:
         future.exception()
 
 
 def _foretell(session: Session, order: Sequence[RegionWork]) -> None:
-    """On a GPU, let the compiling children compute the references of every region while the device times others."""
+    """On a GPU, let the compiling children compute the references of these regions while the device times others."""
     if session.choice.device == "CPU":
         return  # nothing may disturb a sample
     from kcg.measure.references import foretell_job
@@ -145,7 +187,7 @@ def _judge(session: Session, work: RegionWork) -> RegionResult:
     except Exception as error:  # whatever the compiler raised, the region is reported, not the run ended
         return _quarantined(session, work, f"tinygrad's own schedule does not compile: {_line(error)}")
     notes: list[str] = []
-    for schedule in [*_candidates(work), None]:
+    for schedule in [*candidates(work), None]:
         finalist: Compiled | None = None
         if schedule is not None:
             try:
@@ -204,16 +246,19 @@ def _decide(
 ) -> RegionResult | None:
     """The region's result, or None where this finalist is wrong and the next one gets its turn."""
     verified = duel.baseline_verification
+    if verified.unjudged:
+        return _unjudged(session, work, verified)
     if not verified.passed:
         return _quarantined(session, work, _who_is_wrong(session, work, verified.reason), verified)
     if duel.finalist_verification is not None and not duel.finalist_verification.passed:
-        notes.append(f"{schedule} is wrong: {duel.finalist_verification.reason}")
+        verb = "is unjudged" if duel.finalist_verification.unjudged else "is wrong"
+        notes.append(f"{schedule} {verb}: {duel.finalist_verification.reason}")
         return None
     base = finalist_of(work, work.space.baseline(), baseline, duel.baseline_cold_s, duel.baseline_warm_s, verified)
     noise = spread(duel.baseline_cold_s, duel.again_cold_s)
     if schedule is None or finalist is None:
-        note = "; ".join(notes) or _why_kept(session, work)
-        return _result(session, work, base, base, "kept", note, noise)
+        outcome, why = ("kept", "; ".join(notes)) if notes else _without_candidate(session, work)
+        return _result(session, work, base, base, outcome, why, noise)
     if duel.noisy:
         notes.append(f"{schedule} cannot be compared: {duel.noisy}")
         return _result(session, work, base, base, "kept", "; ".join(notes), noise)
@@ -231,9 +276,7 @@ def _decide(
 
 
 def _who_is_wrong(session: Session, work: RegionWork, reason: str) -> str:
-    """Whether tinygrad's own schedule of a kernel is wrong or the reference cannot judge it: the raw kernel tells."""
-    if reason.startswith(UNJUDGED):
-        return f"the kernel {reason}"
+    """Whether tinygrad's own schedule of a kernel is wrong or the reference is: the raw kernel tells."""
     if work.space.baseline() == RAW:
         return f"the kernel does not verify as tinygrad compiles it: {reason}"
     raw = session.measure(work, [RAW], sampler="reference")[0].result()
@@ -244,13 +287,18 @@ def _who_is_wrong(session: Session, work: RegionWork, reason: str) -> str:
     return f"tinygrad's own schedule does not verify: {reason}"
 
 
-def _why_kept(session: Session, work: RegionWork) -> str:
-    if session.settings.measurements == 0:
-        return "the predictor expects nothing faster"
-    tried = max(len(work.binaries) - 1, work.tried_by_beam)
-    if tried > 0:
-        return f"nothing faster among {tried} others"
-    return "not searched: too little to save" if session.settled else "not searched: the time for searching was over"
+def _without_candidate(session: Session, work: RegionWork) -> tuple[str, str]:
+    """The outcome of a region for which the search found nothing, and why."""
+    if session.settings.measurements == 0 and work.known:
+        return "kept", "the predictor expects nothing faster"
+    if work.tried:
+        return "kept", f"nothing faster among {work.tried} others"
+    if work.is_alone:
+        return "kept", "there is no other schedule"
+    if session.settled:
+        return "not searched", "too little to save"
+    counted = session.ledger.max_measurements is not None and session.ledger.remaining(1) < 1
+    return "not searched", "the measurements were used up" if counted else "the time for searching was over"
 
 
 def finalist_of(
@@ -284,6 +332,44 @@ def unverified(work: RegionWork, schedule: Schedule) -> Finalist:
     )  # fmt: skip
 
 
+def as_measured(session: Session, work: RegionWork) -> Finalist:
+    """tinygrad's own schedule as the search measured it, where that stands: checked on one seed, cold, not warm."""
+    schedule, row, service = work.space.baseline(), work.own, session.service
+    if row is None or not row.samples_s:
+        return unverified(work, schedule)
+    known = service.has_compiled(work.call.region, schedule, work.call.variables)
+    return Finalist(
+        schedule=schedule, cold_s=row.median_s, warm_s=math.nan, interval_s=median_interval(row.samples_s),
+        verification=Verification(False, seeds=int(row.checked), reason=CHECKED), binary_hash=row.binary_hash,
+        name=work.space.name(schedule), legend=work.space.legend(schedule),
+        source=compiled_for(session, work, schedule).source if known else "", launch=row.launch,
+    )  # fmt: skip
+
+
+def _as_searched(session: Session, work: RegionWork) -> RegionResult:
+    """The result of a region that is not judged: nothing was found for it, or nothing can be said of it."""
+    if work.is_unjudged:
+        assert work.own is not None
+        seen = Verification(False, seeds=int(work.own.checked), reason=work.own.reason, unjudged=True)
+        return _unjudged(session, work, seen)
+    base = as_measured(session, work)
+    return _result(session, work, base, base, *_without_candidate(session, work))
+
+
+def _too_late(session: Session, work: RegionWork) -> RegionResult:
+    """The result of a region which the budget leaves no time to judge."""
+    session.undecided += 1  # what fails as it is too: it was not seen in a fresh process
+    base = as_measured(session, work)
+    if work.own is not None and work.own.status != Status.OK:
+        return _quarantined(session, work, f"tinygrad's own schedule fails: {work.own.status}: {work.own.reason}")
+    if not (found := candidates(work)):
+        return _result(session, work, base, base, "undecided", "there was no time to judge what is written by hand")
+    said = "is expected to be faster"
+    if work.baseline_s:
+        said = f"was {work.baseline_s / work.known[found[0]].time_s:.2f}× as fast in the search"
+    return _result(session, work, base, base, "undecided", f"{found[0]} {said}, and there was no time to judge it")
+
+
 def as_searched(session: Session) -> tuple[RegionResult, ...]:
     """The best so far of a run that ended early: what was judged as it was judged, the rest as the search left it.
 
@@ -295,18 +381,27 @@ def as_searched(session: Session) -> tuple[RegionResult, ...]:
         if work.id in session.judged:
             results.append(session.judged[work.id])
             continue
+        if work.is_unjudged:
+            results.append(_as_searched(session, work))
+            continue
         base = unverified(work, work.space.baseline())
-        faster = _candidates(work)
-        chosen = unverified(work, faster[0]) if faster and work.baseline_s else base
-        outcome = "improved" if faster and work.baseline_s else "kept"
+        faster = candidates(work) if work.baseline_s else []
+        chosen = unverified(work, faster[0]) if faster else base
+        outcome = "improved" if faster else "kept" if work.tried else "not searched"
         results.append(_result(session, work, base, chosen, outcome, f"{why}: not verified"))
     return tuple(results)
+
+
+def _unjudged(session: Session, work: RegionWork, seen: Verification) -> RegionResult:
+    """Nothing is claimed of a kernel of which the reference cannot tell what is right: neither that it is wrong."""
+    base = replace(unverified(work, work.space.baseline()), verification=seen)
+    return _result(session, work, base, base, "unjudged", seen.reason)
 
 
 def _quarantined(
     session: Session, work: RegionWork, reason: str, verification: Verification = UNVERIFIED
 ) -> RegionResult:
-    """Nothing is claimed of a kernel that cannot be judged: it keeps tinygrad's schedule, and the report says why."""
+    """tinygrad's own schedule is wrong, or fails: it is kept, as nothing better is known, and the report says why."""
     base = replace(unverified(work, work.space.baseline()), verification=replace(verification, reason=reason))
     return _result(session, work, base, base, "quarantined", reason)
 

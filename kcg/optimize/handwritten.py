@@ -22,7 +22,7 @@ from kcg.measure.protocol import median, median_interval, spread
 from kcg.measure.target import first_line
 from kcg.optimize.console import format_seconds
 from kcg.optimize.verdicts import Side
-from kcg.types import Finalist, RegionResult, Schedule, Status
+from kcg.types import Finalist, RegionResult, Schedule, Status, Verification
 
 if TYPE_CHECKING:
     from kcg.kernel.compiled import Compiled
@@ -126,9 +126,12 @@ def contest(session: Session, work: RegionWork, result: RegionResult) -> RegionR
     """The region's result after its hand-written kernels had their turn, the fastest of the search first."""
     if not work.offers:
         return result
-    if result.outcome == "quarantined":
-        said = [(o.name, "not judged: the kernel itself cannot be") for o in work.offers]
-        return replace(result, handwritten=tuple(said))
+    if result.outcome in ("quarantined", "unjudged"):
+        return replace(
+            result, handwritten=tuple((o.name, f"not judged: the kernel is {result.outcome}") for o in work.offers)
+        )
+    if result.outcome == "undecided":
+        return replace(result, handwritten=tuple((o.name, "not judged: the budget was over") for o in work.offers))
     fates: dict[str, str] = {}
     opts, order = result.chosen, sorted(work.offers, key=lambda o: _time_s(work, o))
     for one in order:
@@ -212,6 +215,12 @@ def _challenge(
     ), told  # fmt: skip
 
 
+def _verdict_in_words(verdict: Verification | None) -> str:
+    if verdict is None:
+        return "it was not judged"
+    return f"{'unjudged' if verdict.unjudged else 'wrong'}: {verdict.reason}"
+
+
 def _bout(session: Session, work: RegionWork, before: Schedule, after: Schedule, mine: Compiled) -> _Bout | str:
     """Verify and time `after` in turns with `before`; why it is out, where it is."""
     from kcg.optimize import finals
@@ -222,7 +231,7 @@ def _bout(session: Session, work: RegionWork, before: Schedule, after: Schedule,
         return f"rejected: {judged.reason}"
     duel = judged.outcome
     if (verdict := duel.finalist_verification) is None or not verdict.passed:
-        return f"rejected: wrong: {verdict.reason if verdict else 'it was not judged'}"
+        return f"rejected: {_verdict_in_words(verdict)}"
     if not duel.baseline_verification.passed:
         return f"not compared: {before} did not verify again: {duel.baseline_verification.reason}"
     if duel.noisy:

@@ -30,14 +30,17 @@ from kcg.optimize.report_text import (
     format_schedule,
     format_share,
 )
-from kcg.types import Result
+from kcg.types import Result, Verification
 
 FILE_NAME = "report.html"
 
 _OUTCOMES = {
     "improved": "a faster schedule was found and verified",
-    "kept": "tinygrad's own schedule is kept",
-    "quarantined": "not optimised, because its results could not be trusted",
+    "kept": "searched, and nothing verified was faster",
+    "undecided": "something was faster in the search, and there was no time to judge it",
+    "not searched": "no other schedule was tried",
+    "unjudged": "not optimised, because the reference cannot tell what is right",
+    "quarantined": "not optimised, because tinygrad's own schedule is wrong or fails",
 }
 
 _FAILURES = {
@@ -47,6 +50,7 @@ _FAILURES = {
     "launch_error": "could not be started on the device",
     "timeout": "ran too long and was stopped",
     "wrong": "computed something else than the kernel says",
+    "unjudged": "ran, and the reference cannot tell whether it is right",
     "worker_died": "took the measuring process down with it",
     "noisy": "gave times that varied too much to be compared",
 }
@@ -88,6 +92,7 @@ def render_report(result: Result) -> str:
     filters: dict[str, Callable[..., str]] = {
         "seconds": format_seconds, "share": format_share, "schedule": format_schedule, "count": format_count,
         "rate": format_rate, "error": format_error, "binary": format_bytes, "launch": format_launch,
+        "verdict": _verdict,
     }  # fmt: skip
     environment.filters.update(filters)
     rows = rows_of(result)
@@ -137,10 +142,20 @@ def _checks(rows: Sequence[Row]) -> dict[str, object]:
         names.update(dict.fromkeys(row.region.chosen.verification.rules))
     return {
         "passed": passed,
-        "failed": [row for row in rows if not row.region.chosen.verification.passed],
+        "failed": [row for row in rows if _verdict(row.region.chosen.verification) in ("wrong", "unjudged", "not run")],
+        "checked": sum(_verdict(row.region.chosen.verification) == "checked" for row in rows),
         "rules": list(names),
         "worst": max(passed, key=lambda row: row.region.chosen.verification.max_error, default=None),
     }
+
+
+def _verdict(check: Verification) -> str:
+    """A verdict in a word or two. What is `checked` ran on one seed, as all of a search does, and is not verified."""
+    if check.passed:
+        return "passed"
+    if check.unjudged or check.wrong:
+        return "unjudged" if check.unjudged else "wrong"
+    return "checked" if check.seeds else "not run"
 
 
 def _range(least: float, middle: float, most: float) -> str:

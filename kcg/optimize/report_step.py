@@ -16,7 +16,7 @@ from operator import or_
 
 from kcg.measure.sensors import HOLDS_BACK, words_of
 from kcg.optimize.console import format_seconds
-from kcg.types import Result
+from kcg.types import Finalist, Result
 
 APART = 0.1
 """From this difference on between a step's time and the sum of its kernels, the report asks why."""
@@ -88,17 +88,22 @@ def step_of(result: Result) -> Step | None:
     cache = "cache" if result.target.device == "CPU" else "L2 cache"
     sides = {
         "Before": Side(
-            check.before_s, before, sum(r.calls * r.baseline.warm_s for r in result.regions), launches, cache,
+            check.before_s, before, sum(r.calls * _warm_s(r.baseline) for r in result.regions), launches, cache,
             check.clocks_before, tuple((r.before_s, r.clocks) for r in result.regions),
         ),
         "After": Side(
-            check.after_s, after, sum(r.calls * r.chosen.warm_s for r in result.regions), launches, cache,
+            check.after_s, after, sum(r.calls * _warm_s(r.chosen) for r in result.regions), launches, cache,
             check.clocks_after, tuple((r.after_s, r.clocks) for r in result.regions),
         ),
     }  # fmt: skip
     differing = {when: side for when, side in sides.items() if side.differs}
     why = [" ".join((f"{when}:", *reasons(side))) for when, side in differing.items()]
     return Step(check.before_s, check.after_s, before, after, tuple(why))
+
+
+def _warm_s(one: Finalist) -> float:
+    """Its time with warm caches; with cold ones where no other was taken, which then accounts for nothing."""
+    return one.warm_s if math.isfinite(one.warm_s) else one.cold_s
 
 
 def reasons(side: Side) -> Iterator[str]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import types
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from datetime import datetime
 from functools import cache
 from pathlib import Path
@@ -35,7 +35,11 @@ ADDED = {
     6: {("ModelCheck", "clocks_before"), ("ModelCheck", "clocks_after"), ("RegionResult", "clocks")},
     7: {("ModelCheck", "weights")},
     8: {
-        ("Result", "left_out"), ("Result", "seen_as"), ("ModelCheck", "runs"), ("ModelCheck", "compared"),
+        ("Result", "left_out"),
+        ("Result", "seen_as"),
+        ("ModelCheck", "runs"),
+        ("ModelCheck", "compared"),
+        ("Verification", "unjudged"),
     },
 }
 """Fields that came with each version: files of the versions before it are read without them, with their defaults."""
@@ -43,7 +47,15 @@ ADDED = {
 MAX_BYTES = 512 * 1024 * 1024
 """Larger files are refused before they are read; a result of a thousand kernels takes about 30 MB."""
 
-OUTCOMES = ("improved", "kept", "quarantined")
+OUTCOMES = ("improved", "kept", "undecided", "not searched", "unjudged", "quarantined")
+"""What became of a kernel; `RegionResult.note` says it in words. All but the first keep tinygrad's own schedule:
+
+- kept: it was searched, and nothing that was found is faster and right;
+- undecided: something was faster in the search, and there was no time to judge it;
+- not searched: no other schedule was tried;
+- unjudged: the reference cannot tell what is right;
+- quarantined: tinygrad's own schedule is wrong, or fails.
+"""
 
 _NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 _ADVICE = "use an intact copy or run the search again"
@@ -267,7 +279,18 @@ def _read(document: Any) -> Result:
     for name in derived:
         if not _same(document[name], expected[name]):
             raise _Malformed(name, "it contradicts the regions")
-    return result
+    return result if schema >= 8 else replace(result, regions=tuple(_in_todays_words(row) for row in result.regions))
+
+
+def _in_todays_words(row: RegionResult) -> RegionResult:
+    """A region of a file from before there were the outcomes `unjudged` and `not searched`."""
+    if row.outcome == "quarantined" and row.note.startswith(once := "the kernel cannot be judged: "):
+        note = row.note.removeprefix(once)
+        base = replace(row.baseline, verification=replace(row.baseline.verification, unjudged=True, reason=note))
+        return replace(row, baseline=base, chosen=base, outcome="unjudged", note=note)
+    if row.outcome == "kept" and row.note.startswith(once := "not searched: "):
+        return replace(row, outcome="not searched", note=row.note.removeprefix(once))
+    return row
 
 
 def _check_region(row: RegionResult, where: str) -> None:

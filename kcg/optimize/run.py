@@ -13,7 +13,7 @@ from kcg.measure.alone import Alone
 from kcg.optimize import handwritten
 from kcg.optimize.console import Progress, format_seconds
 from kcg.optimize.estimates import judging_s, whole_s
-from kcg.optimize.finals import as_searched, build_result, judge_all
+from kcg.optimize.finals import as_searched, build_result, is_due, judge_all
 from kcg.optimize.memory import check_memory, room_on
 from kcg.optimize.names import TINY_BEAM, check_weights
 from kcg.optimize.phases import BASELINES, JUDGING, MODEL, SEARCH
@@ -54,11 +54,13 @@ def optimize(settings: Settings, progress: Progress, *, started: float | None = 
         if settings.weights:
             progress.phase(f"looking at the weights {settings.weights}")
             check_weights(settings, device, fetch=True)
+        guided = settings.measurements == 0 or not settings.search.startswith(TINY_BEAM)
+        if guided and device == "CPU":
+            session.preload()
         session.open_journal()
         session.plan()
         handwritten.offer(session, kernels)
         session.phases.begin(BASELINES)
-        guided = settings.measurements == 0 or not settings.search.startswith(TINY_BEAM)
         regions, planning = None, None
         try:
             if settings.measurements != 0:
@@ -66,13 +68,16 @@ def optimize(settings: Settings, progress: Progress, *, started: float | None = 
                 handwritten.measure(session)
             else:
                 session.guide()
+            session.measured_at = time.monotonic()
             session.phases.begin(SEARCH)
             if (planning := whole_model.ahead(settings, workload, dev=session.choice.dev)) is not None:
                 children.enter_context(planning)
             search(session)
             session.phases.begin(JUDGING)
-            about = format_seconds(judging_s(session))
-            progress.phase(f"re-timing and verifying the finalists in a fresh process, about {about}")
+            if due := sum(is_due(session, work) for work in session.works):
+                about = format_seconds(judging_s(session))
+                many = f"{due} kernel{'s' * (due > 1)}"
+                progress.phase(f"re-timing and verifying what was found for {many} in a fresh process, about {about}")
             regions = judge_all(session)
             session.check_journal()
         except KeyboardInterrupt:
@@ -95,10 +100,16 @@ def optimize(settings: Settings, progress: Progress, *, started: float | None = 
             )
         phases = session.phases.seconds()
         result = replace(
-            result, model_check=check, complete=not (ended_early or over or session.unsearched),
+            result, model_check=check, complete=not ended_early and not over and has_an_answer(session, result),
             search_s=sum(seconds for _, seconds in phases), warnings=tuple(session.warnings), phases=phases,
         )  # fmt: skip
         return _written(session, result)
+
+
+def has_an_answer(session: Session, result: Result) -> bool:
+    """Whether a run can say what there is to gain: it searched, and left nothing open where nothing is faster."""
+    improved = any(row.outcome == "improved" for row in result.regions)
+    return not session.searched_nothing and (improved or not session.undecided)
 
 
 def _alone(session: Session) -> AbstractContextManager[None]:
@@ -121,11 +132,11 @@ def _checked_model(session: Session, result: Result, child: Alone | None, *, end
     kind, what = (whole_script, "script") if settings.is_script else (whole_model, "model")
     if reason := kind.why_not_needed(settings, result, ended_early=ended_early):
         return ModelCheck(None, reason)
-    needed_s = whole_s(session, step_s=result.total_before_s)
+    needed_s = whole_s(session, changed=sum(row.outcome == "improved" for row in result.regions))
     timeout_s = whole_script.timeout_s(needed_s) if settings.is_script else whole_model.TIMEOUT_S
     if settings.budget_s is not None:
         left_s = session.started + settings.budget_s - time.monotonic()
-        if left_s < needed_s / 2:  # what is needed is a guess on the safe side
+        if left_s + OVERTIME * settings.budget_s < needed_s:
             reason = f"not run: {max(left_s, 0):.0f} s of the budget were left, and it takes about {needed_s:.0f} s"
             session.warnings.append(f"the whole {what} was not compared with tinygrad's own schedules, {reason}")
             return ModelCheck(None, reason)
@@ -175,13 +186,13 @@ def _written(session: Session, result: Result) -> Finished:
 
 
 def exit_code_of(result: Result, *, interrupted: bool, lost: bool = False) -> ExitCode:
-    """The exit code of a run, worst news first."""
+    """The exit code of a run, worst news first. What is unjudged or fails counts for nothing: it is the rest's."""
     if interrupted:
         return ExitCode.INTERRUPTED
     if lost:
         return ExitCode.DEVICE_UNUSABLE
     wrong_model = result.model_check is not None and result.model_check.passed is False
-    if wrong_model or any(not r.chosen.verification.passed for r in result.regions):
+    if wrong_model or any(r.chosen.verification.wrong for r in result.regions):
         return ExitCode.VERIFICATION_FAILED
     if not result.complete:
         return ExitCode.BUDGET_HIT

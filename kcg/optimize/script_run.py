@@ -77,6 +77,7 @@ class _Run:
     def run(self) -> None:
         """Run the script to its end, whatever that is. `finish` is called once its threads have ended too."""
         from kcg.compat.capture import opening
+
         self._watch_exit()
         self._stays.enter_context(opening(self.dev))
         self._stays.enter_context(self._observer.watch())

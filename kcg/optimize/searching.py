@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from kcg.errors import ScheduleError
 from kcg.measure.jobs import TinyBeamJob
+from kcg.optimize import estimates
 from kcg.optimize.names import TINY_BEAM
 from kcg.optimize.session import RegionWork, Session
 from kcg.optimize.settings import EFFORTS
@@ -57,18 +58,42 @@ def problem(session: Session, work: RegionWork, predictor: Predictor, index: int
 
 
 def search(session: Session) -> None:
-    """Spend the rest of the budget where it is expected to save the most."""
+    """Spend the rest of the budget where it is expected to save the most. A run in which nothing was searched says why:
+    at once where it is known before."""
     name = session.settings.search
-    if session.settings.budget_s is not None:
-        session.ledger.deadline = session.started + session.settings.budget_s - session.final_cost_s()
+    too_short = estimates.too_short(session)
+    if too_short:
+        session.ledger.deadline = session.measured_at
+        session.progress.line(too_short, important=True)
+    elif session.settings.budget_s is not None:
+        session.ledger.deadline = estimates.search_until(session)
+        if advice := estimates.too_short_for_the_model(session):
+            session.progress.line(advice)
     elif session.settings.measurements is None:
         session.ledger.deadline = time.monotonic() + EFFORTS[session.settings.effort].search_s
-    if session.settings.measurements and session.ledger.exhausted:
-        session.warnings.append("timing tinygrad's own schedules used up the measurements: nothing was searched")
-    elif session.settings.measurements is None and session.ledger.exhausted:
-        session.unsearched = True
-        needed_s = time.monotonic() - session.started + session.final_cost_s()
-        session.warnings.append(f"nothing was searched: timing and judging alone take about {needed_s:.0f} s")
+    used_up = bool(session.settings.measurements) and session.ledger.measurements >= (
+        session.settings.measurements or 0
+    )
+    _spend(session, name)
+    if session.searched_nothing:
+        why = too_short or (
+            "timing tinygrad's own schedules used up the measurements" if used_up else _why_nothing(session)
+        )
+        session.warnings.append(f"nothing was searched: {why}")
+
+
+def _why_nothing(session: Session) -> str:
+    if not any(work.baseline_s for work in session.works) and session.settings.measurements != 0:
+        unjudged = all(work.is_unjudged for work in session.works)
+        return "every kernel is unjudged" if unjudged else "there is no kernel that runs and can be judged"
+    if session.settled:
+        return "no step was expected to save enough; --effort thorough tries those that save less too"
+    if session.ledger.exhausted:
+        return "the time for searching was over"
+    return f"--search {session.settings.search} tried no schedule but tinygrad's own"
+
+
+def _spend(session: Session, name: str) -> None:
     if session.predictor is None:
         _tiny_beam(session, int(name.partition(":")[2] or "2"))
     elif session.settings.measurements == 0:
@@ -119,11 +144,15 @@ def _limits(session: Session) -> Limits:
 
 
 def _seen(session: Session) -> None:
-    """After something was measured: more improved kernels mean more finalists to be judged, and so less time."""
-    if session.settings.budget_s is not None:
-        session.ledger.deadline = session.started + session.settings.budget_s - session.final_cost_s()
+    _estimate_anew(session)
     session.check_journal()
     session.show()
+
+
+def _estimate_anew(session: Session) -> None:
+    """After something was measured: more improved kernels mean more finalists to be judged, and so less time."""
+    if session.settings.budget_s is not None:
+        session.ledger.deadline = estimates.search_until(session)
 
 
 def _tiny_beam(session: Session, width: int) -> None:
@@ -149,6 +178,7 @@ def _tiny_beam(session: Session, width: int) -> None:
         for future in session.measure(work, [found.schedule], sampler=f"{TINY_BEAM}:{width}"):
             observation = future.result()
             work.known[observation.schedule] = observation
+        _estimate_anew(session)
         session.check_journal()
         session.show(note=work.space.name(work.space.baseline()))
 

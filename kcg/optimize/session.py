@@ -49,7 +49,9 @@ if TYPE_CHECKING:
     from kcg.search.thinking import Thinkers
 
 THINKING = 3  # processes that search, for every four that compile
-PASSING = (Status.NOISY, Status.WORKER_DIED)
+PASSING = (Status.NOISY, Status.WORKER_DIED, Status.UNJUDGED)
+"""A run that goes on measures these again: they say little of the schedule, or the reference may know more by now."""
+AT_ONCE = 8  # baselines that are compiled before the first of them is timed, for each compiler, on a CPU
 
 
 @dataclass
@@ -61,6 +63,7 @@ class RegionWork:
     known: dict[Schedule, Observation] = field(default_factory=dict)
     binaries: set[str] = field(default_factory=set)
     compile_s: dict[Schedule, float] = field(default_factory=dict)  # what compiling each took, in this run or before
+    own: Measurement | None = None  # the hand-coded schedule as the search measured it
     tried_by_beam: int = 0  # binaries that tinygrad's own BEAM timed
     offers: list[Offer] = field(default_factory=list)  # kernels that are written by hand for it
     by_hand: dict[Schedule, Observation] = field(default_factory=dict)  # what was seen of such; a search does not know
@@ -82,6 +85,22 @@ class RegionWork:
         """Measured time of the hand-coded schedule; 0 where it is not known."""
         seen = self.known.get(self.space.baseline())
         return seen.runtime_s or 0.0 if seen is not None else 0.0
+
+    @property
+    def is_unjudged(self) -> bool:
+        """Whether the reference cannot tell what is right: no schedule of it is judged then."""
+        return self.own is not None and self.own.status == Status.UNJUDGED
+
+    @property
+    def tried(self) -> int:
+        """Schedules beside the hand-coded one that were measured, whether they ran or not."""
+        return max(len(self.known) - (self.space.baseline() in self.known), self.tried_by_beam)
+
+    @functools.cached_property
+    def is_alone(self) -> bool:
+        """Whether its space holds no schedule but tinygrad's own."""
+        start = self.space.start()
+        return self.space.baseline() == start and not self.space.actions(start)
 
     @property
     def best_s(self) -> float:
@@ -122,9 +141,12 @@ class Session:
         self.warnings: list[str] = []
         self.interrupted = False
         self.lost = ""  # why the device went away in the middle, if it did
-        self.unsearched = False  # there was no time to search at all
+        self.measured_at = self.started  # when the baselines were timed, by `time.monotonic`
+        self.sampling = [0, 0.0]  # samples that this run took, and their own seconds: the rest was emptying the cache
+        self.undecided = 0  # kernels with a candidate that the budget left no time to judge
         self.settled = False  # the search ended because nothing more was worth its measurements
         self.recorded_s = 0.0  # what recording the kernels of a script took
+        self.baselines_s = 0.0  # what compiling and timing a baseline took on average, in this run
         self.preparing_s = 0.0  # what preparing a first measurement of a kernel takes on average, once it is known
         self.works: list[RegionWork] = []
         self.predictor: Predictor | None = None  # none: tinygrad searches by itself
@@ -167,6 +189,14 @@ class Session:
         self.service.close()
         if self.thinkers is not None:
             self.thinkers.close()
+
+    def preload(self) -> None:
+        """Load what the predictor needs, which takes seconds of a core, while the device opens in its own process."""
+        from kcg.predictor.choice import preload
+
+        self.phases.begin(OPENING)
+        device, _, renderer = self.choice.dev.partition(":")
+        preload(self.settings.predictor, device, renderer)
 
     def guide(self) -> None:
         """Read the predictor, here and beside the device in the processes that will search."""
@@ -290,7 +320,7 @@ class Session:
                     seen[row.schedule] = Observation.of(row)
                     self.service.remember(row)
                     self._charge(work, row)
-            self.ledger.compilations = 0
+            self.ledger.compilations, self.sampling = 0, [0, 0.0]
             self.verdicts = self.journal.verdicts()
             if others := self.journal.measured_elsewhere(target.fingerprint, toolchain.fingerprint, PROTOCOL):
                 self.warnings.append(
@@ -337,10 +367,14 @@ class Session:
         """One compilation, and one measurement where the binary is new."""
         with self._lock:
             work.compile_s[row.schedule] = row.compile_s
+            if row.schedule == work.space.baseline():
+                work.own = row
             self.ledger.compilations += 1
             if row.binary_hash and row.binary_hash not in work.binaries:
                 work.binaries.add(row.binary_hash)
                 self.ledger.measurements += 1
+                self.sampling[0] += len(row.samples_s)
+                self.sampling[1] += sum(row.samples_s)
 
     def compare(
         self, region: int, predicted: Prediction, corrected: Prediction | None, measured: Future[Observation]
@@ -371,9 +405,9 @@ class Session:
             meanwhile()
         kernels = counted(len({work.call.region.id for work in self.works}), "kernel")
         self.progress.phase(f"timing {kernels} as tinygrad schedules them")
-        waiting = [w for w in self.works if w.space.baseline() not in w.known]
+        waiting, begun = [w for w in self.works if w.space.baseline() not in w.known], time.monotonic()
         # on a CPU no sample is taken while one of a batch compiles; on a GPU no compiler waits for the device
-        size = max(4, 2 * self.service.compile_workers) if on_cpu else 1
+        size = AT_ONCE * self.service.compile_workers if on_cpu else 1
         batches = (waiting[begin : begin + size] for begin in range(0, len(waiting), size))
         sent: dict[Future[Observation], RegionWork] = {}
         for batch in batches:
@@ -386,6 +420,7 @@ class Session:
         self._take_baselines(sent, len(waiting))
         if waiting:
             self.preparing_s = estimates.preparing_s(self.service.spent_s) / len(waiting)
+            self.baselines_s = (time.monotonic() - begun) / len(waiting)
 
     def _take_baselines(self, sent: dict[Future[Observation], RegionWork], count: int) -> None:
         """Wait for the baselines in `sent`, of `count` in all, as they come."""
@@ -395,8 +430,15 @@ class Session:
             self.check_journal()
             self.show(kernels=(sum(w.space.baseline() in w.known for w in sent.values()), count))
 
+    @property
+    def searched_nothing(self) -> bool:
+        """Whether no schedule was tried of any kernel that has one beside tinygrad's own."""
+        if self.settings.measurements == 0:
+            return not any(w.known for w in self.works)  # by prediction alone
+        return not any(w.tried for w in self.works) and not all(w.is_alone for w in self.works)
+
     def final_cost_s(self) -> float:
-        """What judging every finalist, and then the whole model, is expected to take, in seconds."""
+        """What judging what has a candidate, and then the whole model, is expected to take, in seconds."""
         return estimates.final_cost_s(self)
 
     def expected_s(self) -> float | None:

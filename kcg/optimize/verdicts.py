@@ -26,7 +26,7 @@ from kcg.types import Schedule, Target, Toolchain
 if TYPE_CHECKING:
     from kcg.optimize.session import RegionWork, Session
 
-RULES = 2
+RULES = 3
 """How finalists are judged, and the fields of what is kept. A change of either is a new number: a verdict under another
 one is not even read, and the region is judged again."""
 

@@ -47,19 +47,23 @@ READ = 3  # replays with the chosen schedules whose outputs are compared too, be
 ROOM = 1.25  # times what the one program has for its own values must be free, for the other to stand beside it
 TIMEOUT_S = 600.0  # where there is no budget
 
-START_S = {"CPU": 7.0}  # a process, the device, and weights; on a GPU there are more of them
+START_S = {"CPU": 8.5}  # a process, the device, and weights; on a GPU there are more of them
 START_ELSEWHERE_S = 30.0
-COMPILE_S = 0.11  # one kernel; those that change twice, say half of them
+COMPILE_S = 0.11  # one kernel; those that change twice
 READ_BYTES_S = 5e8  # of published weights, from a disk
 
 
-def expected_cost_s(settings: Settings, workload: Workload, *, device: str, step_s: float) -> float:
-    """About how many seconds the check takes; `step_s` are those of one step. 0 where it will not run."""
+def expected_cost_s(
+    settings: Settings, workload: Workload, *, device: str, step_s: float, changed: int, compile_s: float = COMPILE_S
+) -> float:
+    """About how many seconds the check takes where one step takes `step_s`, compiling one kernel `compile_s`, and
+    `changed` kernels have another schedule. 0 where it will not run."""
     if not is_runnable(settings, workload.name):
         return 0.0
     steps_s = 2 * (replays_of(step_s) + 2) * step_s
     read_s = workload.memory_bytes / READ_BYTES_S if settings.weights else 0.0  # that of its values too, to be safe
-    return START_S.get(device, START_ELSEWHERE_S) + 1.5 * COMPILE_S * len(workload.calls) + read_s + steps_s
+    compiling_s = compile_s * (len(workload.calls) + changed)
+    return START_S.get(device, START_ELSEWHERE_S) + compiling_s + read_s + steps_s
 
 
 def is_runnable(settings: Settings, workload: str) -> bool:

@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 CHILD = "kcg.optimize.script_run"
 RUNS_AT_FIRST = 2
 MORE = 1.25  # a run takes longer than the one that recorded the kernels: other schedules take longer to compile
-MOST_OF_BUDGET = 1 / 3  # the search comes first
 LEAST_TIMEOUT_S = 600.0  # of all runs, where there is no budget
 TIMES = 10.0  # so many times what is expected is waited for then
 
@@ -49,12 +48,6 @@ TIMES = 10.0  # so many times what is expected is waited for then
 def expected_cost_s(settings: Settings, *, recorded_s: float) -> float:
     """About how many seconds the check takes, where recording the script's kernels took `recorded_s`."""
     return RUNS_AT_FIRST * MORE * recorded_s if settings.script_check else 0.0
-
-
-def reserved_s(expected_s: float, *, budget_s: float | None) -> float:
-    """How much of the budget to keep for it while kernels are searched: nothing where it would not leave the search its
-    share. Then it is run only if there is time all the same, and else it is said that it was not."""
-    return expected_s if budget_s is None or expected_s <= MOST_OF_BUDGET * budget_s else 0.0
 
 
 def timeout_s(expected_s: float) -> float:

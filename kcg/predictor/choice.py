@@ -27,7 +27,11 @@ def shipped_path(target: Target) -> Path | None:
 
 
 def _on_kind(path: Path, target: Target) -> bool:
-    return any((t["device"], t["renderer"]) == (target.device, target.renderer) for t in _trained_on(path))
+    return _on(path, target.device, target.renderer)
+
+
+def _on(path: Path, device: str, renderer: str) -> bool:
+    return any((t["device"], t["renderer"]) == (device, renderer) for t in _trained_on(path))
 
 
 def _on_it(path: Path, target: Target) -> bool:
@@ -54,6 +58,14 @@ def check_choice(choice: str) -> str:
 
     check_file(Path(choice))
     return choice
+
+
+def preload(choice: str, device: str, renderer: str) -> None:
+    """Import what `choose_predictor` will, as far as that can be told before the target is known."""
+    shipped = any(_on(path, device, renderer) for path in SHIPPED.glob("*.safetensors"))
+    if choice != ROOFLINE and (choice != AUTO or shipped):
+        import kcg.predictor.checkpoint
+        import kcg.predictor.learned  # noqa: F401
 
 
 def choose_predictor(choice: str, target: Target) -> Predictor:

@@ -21,7 +21,6 @@ from kcg.dataset.reading import Export, read_export
 from kcg.dataset.repeats import RETIMED
 from kcg.dataset.splits import PARTS, SPLITS, TEST_FAMILY, TRAINING_PREFIX
 from kcg.errors import DataError
-from kcg.measure.jobs import UNJUDGED
 from kcg.measure.protocol import PROTOCOL
 from kcg.predictor.context import kernel_features, target_features
 from kcg.predictor.encode import Array, encode
@@ -35,10 +34,11 @@ FAILED = (
     Status.COMPILE_ERROR, Status.COMPILE_TIMEOUT, Status.RESOURCE, Status.LAUNCH_ERROR, Status.TIMEOUT, Status.WRONG,
     Status.WORKER_DIED,
 )  # fmt: skip
-"""What the failure head learns to expect. A noisy sample says nothing about a schedule."""
+"""What the failure head learns to expect. A noisy sample says nothing about a schedule, nor does a kernel that is
+`unjudged` whatever its schedule."""
 
 COLUMNS = (
-    "region_id", "variables", "target", "schedule_kind", "schedule_body", "status", "reason", "cache_state", "sampler",
+    "region_id", "variables", "target", "schedule_kind", "schedule_body", "status", "cache_state", "sampler",
     "run_id", "trial", "median_s", "early_stop",
 )  # fmt: skip
 
@@ -89,8 +89,8 @@ def load(folder: Path | str, *, cache: Path | None = None, workers: int | None =
          say: Callable[[str], None] = lambda line: None) -> TrainingData:  # fmt: skip
     """The rows of an export, from the cache where it has them. `cache=None` is the user's own.
 
-    Left out are noisy rows, rows timed again, warm ones, kernels that cannot be judged, and schedules of other kinds
-    than Opts. Raises DataError.
+    Left out are noisy rows, rows timed again, warm ones, `unjudged` ones, and schedules of other kinds than
+    Opts. Raises DataError.
     """
     export = read_export(folder)
     path = (cache or cache_folder("graphs")) / f"{_identity(export)}.npz"
@@ -167,7 +167,6 @@ def _wanted(columns: dict[str, Array]) -> Array:
     wanted &= columns["schedule_kind"] == ScheduleKind.OPTS
     seconds = columns["median_s"]
     wanted &= (status != Status.OK) | (np.isfinite(seconds) & (np.where(np.isfinite(seconds), seconds, 0) > 0))
-    wanted &= ~np.array([str(reason).startswith(UNJUDGED) for reason in columns["reason"]], bool)
     return np.flatnonzero(wanted)
 
 

@@ -13,10 +13,11 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from kcg.dataset.records import status_and_reason
 from kcg.errors import DataError, MismatchError, UsageError
 from kcg.search.comparison import Play, Turn
 from kcg.search.interface import Observation
-from kcg.types import Kernel, Region, Schedule, Status, Target, Toolchain, canonical_json
+from kcg.types import Kernel, Region, Schedule, Target, Toolchain, canonical_json
 
 Launch = tuple[tuple[int, ...], tuple[int, ...]]
 """Global and local sizes: workgroups along each axis, and threads of one."""
@@ -180,9 +181,8 @@ class LiveJournal:
             return
         seen, schedule = self.of(told["region"]), Schedule(told["kind"], told["body"])
         if told["what"] == "row":
-            seen.rows[schedule] = Observation(
-                schedule, Status(told["status"]), told["runtime_s"], told["binary"], told["reason"]
-            )
+            status, reason = status_and_reason(told["status"], told["reason"])
+            seen.rows[schedule] = Observation(schedule, status, told["runtime_s"], told["binary"], reason)
             seen.row_s[schedule] = float(told["spent_s"])
             seen.keep_launch(schedule, told.get("launch"))
         elif told["what"] == "full":

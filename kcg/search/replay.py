@@ -16,6 +16,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
+from kcg.dataset.records import status_and_reason
 from kcg.errors import DataError, ScheduleError
 from kcg.search.interface import Action, ActionSpace, Ledger, Measure, Observation, Predict, Problem
 from kcg.types import Opt, Prediction, Schedule, ScheduleKind, Status, canonical_json
@@ -227,7 +228,8 @@ def _observation(row: Any, i: int) -> Observation:
     elif runtime_s is not None:
         raise DataError(f"replay table: schedule {i} failed and has a runtime")
     schedule = Schedule(row["kind"], canonical_json(row["body"]))
-    return Observation(schedule, Status(row["status"]), runtime_s, row["binary_hash"], row["reason"])
+    status, reason = status_and_reason(row["status"], row["reason"])
+    return Observation(schedule, status, runtime_s, row["binary_hash"], reason)
 
 
 def _is_opts(body: Any) -> bool:

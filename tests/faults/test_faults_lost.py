@@ -17,8 +17,8 @@ import pytest
 from kcg.errors import ExitCode
 from kcg.measure import service
 from kcg.measure.pools import DevicePool
+from kcg.optimize import finals, whole_model
 from kcg.optimize import run as run_module
-from kcg.optimize import whole_model
 from kcg.optimize.__main__ import run
 from kcg.optimize.result import read_result
 from kcg.optimize.session import Session
@@ -104,6 +104,7 @@ def lose(
 def test_device_that_goes_away_in_the_search_and_once_more_in_the_finals_which_then_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr(finals, "is_due", lambda session, work: True)  # whatever the search finds in so few rows
     assert lose(tmp_path, monkeypatch, at_row=KERNELS + 1) == ExitCode.DEVICE_UNUSABLE
     told = capfd.readouterr().err.splitlines()[-1]
     assert "cannot be trusted: its canary is wrong" in told and told.endswith(f"go on with {COMMAND} --resume")
@@ -154,6 +155,7 @@ def test_device_that_goes_away_in_the_check_of_the_whole_model(
     def changed(session: Session) -> tuple[RegionResult, ...]:
         return tuple(replace(row, outcome="improved") for row in judge_all(session))  # else there is nothing to check
 
+    monkeypatch.setattr(finals, "is_due", lambda session, work: True)
     monkeypatch.setitem(registry.WORKLOADS, "tiny", lambda: TINY)
     monkeypatch.setattr(run_module, "judge_all", changed)
     monkeypatch.setattr(whole_model, "check_model", partial(whole_model.check_model, module="tests.tiny_models"))
