@@ -154,16 +154,24 @@ def stored_schema(constants: Mapping[str, Any]) -> Any:
     return pa.schema([fields[name] for name in names], metadata=metadata)
 
 
+def constants_in(metadata: Mapping[bytes, bytes] | None) -> dict[str, Any]:
+    """The columns that a file's metadata says to be the same in every row. Raises TypeError or ValueError."""
+    found = json.loads((metadata or {}).get(CONSTANTS.encode(), b"{}"))
+    if not isinstance(found, dict):
+        raise TypeError("its constant columns are no JSON object")
+    return found
+
+
 def constants_of(metadata: Mapping[bytes, bytes] | None) -> dict[str, Any]:
-    """The constant columns that a file's metadata names, each of its column's type. Raises TypeError or ValueError."""
+    """`constants_in` of measurements, each of its column's type. Raises TypeError or ValueError."""
     import pyarrow as pa
 
-    found = json.loads((metadata or {}).get(CONSTANTS.encode(), b"{}"))
+    found = constants_in(metadata)
     kinds = {f.name: f.type for f in measurements_schema() if f.name not in KEPT}
-    for name, value in found.items() if isinstance(found, dict) else [(CONSTANTS, None)]:
+    for name, value in found.items():
         if name not in kinds or pa.scalar(value).type != kinds[name]:
             raise TypeError(f"{name} is no constant column")
-    return dict(found)
+    return found
 
 
 def timings_schema(clocks: Iterable[str] = ()) -> Any:
