@@ -368,6 +368,8 @@ class Result:
     expectations: tuple[Expectation, ...] = ()  # none where the strategy asks no predictor
     clocks: tuple[tuple[str, float, float, float], ...] = ()  # what the device told: name, least, median, most
     phases: tuple[tuple[str, float], ...] = ()  # seconds of each part of the run, which `search_s` is the sum of
+    revision: str = ""  # of kcg's code, see `kcg.provenance`; empty in a result of before it was written
+    dirty: bool | None = None  # whether the code differed from that revision; None where that is not known
 
     @property
     def plan(self) -> Plan:

@@ -30,13 +30,13 @@ from evaluation.baselines.methods_text import write_down
 from evaluation.baselines.pieces import piece_of
 from evaluation.baselines.retiming import retime
 from evaluation.baselines.strays import by_duration, floor_of, strays
-from kcg.commandline import revision
 from kcg.errors import DeviceError, MismatchError, UsageError
 from kcg.kernel.codec import kernel_of
 from kcg.measure.service import MeasureService
 from kcg.optimize.result import write_result
 from kcg.predictor.choice import choose_predictor
 from kcg.predictor.interface import Predictor
+from kcg.provenance import provenance
 from kcg.search.live import LiveBench
 from kcg.search.live_journal import LiveJournal, Shard
 from kcg.types import RAW, Region, RegionResult
@@ -172,7 +172,11 @@ def test_a_piece_says_when_on_what_and_with_which_revision_it_was_made(tmp_path:
     campaign.journal.add_piece(piece_of(campaign, SimpleNamespace(facts=(known.target, known.toolchain))))
     (piece,) = LiveJournal(path).pieces
     assert datetime.now(UTC) - datetime.fromisoformat(piece["began"]) < timedelta(minutes=1)
-    assert piece["revision"] == revision() and piece["cpu_cores"] >= 1 and piece["journal"] == "table.jsonl"
+    assert (
+        (piece["revision"], piece["dirty"]) == tuple(provenance().values())
+        and piece["cpu_cores"] >= 1
+        and piece["journal"] == "table.jsonl"
+    )
     assert (piece["device"], piece["driver"], piece["canary_s"]) == ("NVIDIA H200", "550.54.15", 1e-3)
 
 

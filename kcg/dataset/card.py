@@ -26,6 +26,7 @@ from kcg.measure import protocol
 CARD = "README.md"
 LICENSE = "mit"  # that of kcg, whose code wrote the kernels; a test compares it with the LICENSE of the repository
 HUB_SPLIT = "unsplit"
+BY_RUN = ("shard", "compile_workers", "revision", "dirty")  # facts of a run that do not make it one of another kind
 SIZES = ((1_000, "n<1K"), (10_000, "1K<n<10K"), (100_000, "10K<n<100K"), (1_000_000, "100K<n<1M"))
 
 
@@ -209,7 +210,7 @@ def _sampling(export: Export, stats: Stats) -> Iterator[str]:
     yield ""
     groups: dict[str, list[Run]] = {}
     for run in export.runs().values():
-        facts = {k: v for k, v in run.description.items() if v is not None and k not in ("shard", "compile_workers")}
+        facts = {k: v for k, v in run.description.items() if v is not None and k not in BY_RUN}
         groups.setdefault(", ".join(f"{k} {_words(facts[k])}" for k in sorted(facts)), []).append(run)
     yield "Runs of one kind are one line; each run is in `runs.json`."
     yield ""

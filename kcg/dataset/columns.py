@@ -31,11 +31,13 @@ from kcg.dataset.records import Record
 from kcg.dataset.splits import PARTS, SPLITS, TEST, TRAIN, VALIDATION, make_splits
 from kcg.errors import CodecError, DataError
 from kcg.measure.jobs import UNJUDGED
+from kcg.provenance import provenance
 from kcg.types import Kernel, Measurement, Status, Workload, canonical_json
 
 SCHEMA_VERSION = "3"
 READABLE = ("2", SCHEMA_VERSION)
 METADATA = {"kcg_schema": SCHEMA_VERSION}
+MADE_BY = "kcg_made_by"  # a key of the metadata: revision and dirty of the code that wrote the file, as JSON
 CONSTANTS = "kcg_constants"  # a key of the metadata: JSON of the columns that are the same in every row
 HASH_BYTES = 8  # of a binary: two of a million are equal by chance with a probability of 3e-8
 TWIN_DIGITS = 16
@@ -193,10 +195,11 @@ def _schema(required: list[tuple[str, Any]], optional: list[tuple[str, Any]]) ->
 
 
 def write_parquet(path: Path, schema: Any, tables: Iterable[Any]) -> None:
-    """Writes tables of one schema as row groups; the same tables always give the same bytes."""
+    """Writes tables of one schema as row groups; the same tables always give the same bytes, by the same code."""
     import pyarrow as pa
     from pyarrow import parquet
 
+    schema = schema.with_metadata({**(schema.metadata or {}), MADE_BY: canonical_json(dict(provenance()))})
     encodings = {"schedule_body": "DELTA_BYTE_ARRAY", "samples_s.list.element": "BYTE_STREAM_SPLIT"}
     encodings |= {"compile_s": "BYTE_STREAM_SPLIT"}
     encodings |= {"median_s": "BYTE_STREAM_SPLIT"}

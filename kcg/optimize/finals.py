@@ -22,6 +22,7 @@ from kcg.measure.references import FINAL_SEEDS
 from kcg.measure.rows import duel_rows
 from kcg.optimize.handwritten import contest
 from kcg.optimize.verdicts import Side, is_known, keep, taken_over
+from kcg.provenance import provenance
 from kcg.types import RAW, Finalist, RegionResult, Result, Schedule, ScheduleKind, Status, Verification
 
 if TYPE_CHECKING:
@@ -336,6 +337,7 @@ def build_result(session: Session, regions: tuple[RegionResult, ...], *, complet
         warnings=tuple(session.warnings), predictor=session.predictor.name if session.predictor is not None else "",
         expectations=tuple(session.expectations),
         clocks=tuple((name, min(seen), median(seen), max(seen)) for name, seen in sorted(session.clocks.items())),
+        **provenance(),
     )  # fmt: skip
 
 

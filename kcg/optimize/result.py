@@ -24,7 +24,7 @@ from kcg.types import Kernel, Region, RegionResult, Result, Schedule, ScheduleKi
 
 T = TypeVar("T")
 
-SCHEMA = 7
+SCHEMA = 8
 """The version of the file. A change of any field is a new number, never a silent one."""
 
 ADDED = {
@@ -34,6 +34,7 @@ ADDED = {
     5: {("ModelCheck", "clock"), ("Result", "phases")},
     6: {("ModelCheck", "clocks_before"), ("ModelCheck", "clocks_after"), ("RegionResult", "clocks")},
     7: {("ModelCheck", "weights")},
+    8: {("Result", "revision"), ("Result", "dirty")},
 }
 """Fields that came with each version: files of the versions before it are read without them, with their defaults."""
 

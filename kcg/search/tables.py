@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kcg.dataset.columns import CONSTANTS, constants_in, rows_of_a_group
+from kcg.dataset.columns import CONSTANTS, MADE_BY, constants_in, rows_of_a_group
 from kcg.errors import DataError
+from kcg.provenance import provenance
 from kcg.search.replay import ReplayTable
 from kcg.types import canonical_json
 
@@ -46,7 +47,10 @@ def write_tables(tables: Iterable[NamedTable], path: Path) -> None:
     }  # fmt: skip
     same = {name: columns[name][0] for name in ("target", "toolchain") if len(set(columns[name])) == 1}
     names = [name for name in COLUMNS if name not in same]
-    schema = pa.schema([(name, types[name]) for name in names], metadata={CONSTANTS: canonical_json(same)})
+    schema = pa.schema(
+        [(name, types[name]) for name in names],
+        metadata={CONSTANTS: canonical_json(same), MADE_BY: canonical_json(dict(provenance()))},
+    )
     table = pa.table({name: columns[name] for name in names}, schema=schema)
     parquet.write_table(
         table, path, compression="zstd", compression_level=19, row_group_size=rows_of_a_group(table)
