@@ -38,7 +38,7 @@ def checkout(tmp_path: Path) -> Path:
     root = tmp_path / "checkout"
     for name in ("kcg/provenance.py", "evaluation/script.py", "evaluation/results/a.json", "docs/a.md", ".gitignore"):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text("ignored.py\n" if name == ".gitignore" else name)
+        (root / name).write_text("ignored.py\n__pycache__/\n" if name == ".gitignore" else name)
     git(tmp_path, "init", "-q", str(root))
     git(root, "add", "-A")
     git(root, "commit", "-qm", "one")
@@ -136,7 +136,7 @@ def figures(value: Any, place: str = "") -> Iterator[tuple[str, dict[str, Any]]]
 
 def without_provenance(report: dict[str, Any]) -> list[str]:
     """Entries of `SINCE` or later that do not say which code made them; runs must say when they were made."""
-    lacking = [run for run, entry in report.get("runs", {}).items() if "date" not in entry]
+    lacking = [run for run, entry in report.get("runs", {}).items() if not {"date", "created"} & entry.keys()]
     for place, entry in figures(report):
         made = str(entry.get("date") or entry.get("created") or entry.get("began"))
         if made >= SINCE and not {"revision", "dirty"} <= entry.keys():
