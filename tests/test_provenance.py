@@ -18,6 +18,7 @@ from kcg.commandline import record_results
 from kcg.dataset.columns import MADE_BY
 from kcg.dataset.export import export
 from kcg.dataset.journal import Journal
+from kcg.optimize.result import read_result
 from kcg.provenance import UNKNOWN, provenance, read
 
 ROOT = Path(__file__).parent.parent
@@ -199,6 +200,33 @@ def test_an_export_and_the_runs_in_it_say_it(tmp_path: Path) -> None:
     write_tables([], tmp_path / "out" / "replay.parquet")
     for path in (tmp_path / "out").glob("*.parquet"):
         assert json.loads(parquet.read_schema(path).metadata[MADE_BY.encode()]) == provenance(), path.name
+
+
+def test_checkpoints_of_before_say_no_more_than_they_know() -> None:
+    from kcg.predictor.checkpoint import read as read_checkpoint
+    from kcg.search.policy import read_policy
+
+    shipped = [
+        *((p, read_checkpoint(p).about) for p in (ROOT / "kcg" / "predictor" / "checkpoints").glob("*.safetensors")),
+        *((p, read_policy(p).about) for p in (ROOT / "kcg" / "search" / "policies").glob("*.safetensors")),
+    ]
+    assert len(shipped) >= 3
+    for path, about in shipped:
+        assert about.revision or about.dirty is None, path
+
+
+def test_a_run_says_it_in_its_result_and_its_journal(tmp_path: Path) -> None:
+    script = tmp_path / "sum.py"
+    script.write_text("from tinygrad import Tensor\nTensor.empty(64, 64).sum(1).realize()\n")
+    command = [sys.executable, "-m", "kcg.optimize", str(script), "--device", "CPU:X86", "--effort", "quick",
+               "--report", str(tmp_path / "out"), "--quiet"]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert (tmp_path / "out" / "RESULT.json").is_file(), done.stderr
+    result = read_result(tmp_path / "out" / "RESULT.json")
+    assert {"revision": result.revision, "dirty": result.dirty} == provenance()
+    with Journal.open(tmp_path / "out" / "journal.sqlite", read_only=True) as journal:
+        (run,) = journal.runs().values()
+    assert {key: run.description[key] for key in provenance()} == provenance()
 
 
 def test_what_a_checkout_says_is_asked_once_a_process() -> None:
