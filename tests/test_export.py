@@ -342,7 +342,10 @@ def test_what_could_not_be_judged_is_exported_as_that(path: Path, tmp_path: Path
     with Journal.open(path) as journal:
         journal.record(measurement(0, status=Status.WRONG, samples_s=(), reason="cannot be judged: every output is 0"))
         journal.record(measurement(1, status=Status.WRONG, samples_s=(), reason="element 3 is 0.0, not 1.0"))
-    rows = exported(path, tmp_path / "out").measurements(1)
+        wanted = {as_exported(r) for r in journal.records(1)}
+    data = exported(path, tmp_path / "out")
+    rows = data.measurements(1)
+    assert set(data.records(1)) == wanted
     assert {r.reason[:7]: r.status for r in rows} == {"cannot ": Status.UNJUDGED, "element": Status.WRONG}
 
 

@@ -102,7 +102,8 @@ def as_exported(record: Record) -> Record:
 
     - samples and `compile_s` as float32 (relative rounding 6e-8, below the resolution of any clock that is used),
     - the time of recording to a second, readings to three significant digits and sorted by name,
-    - `binary_hash` shortened to 16 hex digits (a journal keeps all 64).
+    - `binary_hash` shortened to 16 hex digits (a journal keeps all 64),
+    - the status of what could not be judged, which older journals called `wrong`.
 
     Raises OverflowError where a number is too large for float32.
     """
@@ -113,6 +114,7 @@ def as_exported(record: Record) -> Record:
     kept = replace(
         m, samples_s=numbers[1:], compile_s=numbers[0], binary_hash="" if short is None else short.hex(),
         clocks=tuple(sorted((name, rounded_clock(value)) for name, value in dict(m.clocks).items())),
+        status=Status(_status(m)),
     )  # fmt: skip
     return Record(kept, float(round(record.recorded_unix_s)))
 
