@@ -4,7 +4,7 @@
     python evaluation/compare_search.py --replay --part other --strategies random,mcts,mcts/oracle --tables 6 --docs ""
 
 On the replay tables of a dataset, on any machine: every strategy on every kernel and seed, BEAM in the same lattice;
-predictions are those of a checkpoint. `--part test` is Flux, which nothing was chosen on; `--part other` is where
+predictions are those of a checkpoint. `--part test` is Flux, which no network saw; `--part other` is where
 defaults are chosen. The same command goes on where it was cut. Writes results/compare_search.json, and tables and a
 picture into the document.
 """

@@ -24,8 +24,9 @@ from typing import Annotated, Any
 
 import typer
 
-from kcg.commandline import guarded, revision
+from kcg.commandline import guarded
 from kcg.errors import DeviceError
+from kcg.provenance import provenance
 
 ROOT = Path(__file__).parent.parent
 OPTIONS = ("-vv", "-rs", "--no-header", "--tb=short", "--durations=10", "-p", "no:cacheprovider")
@@ -83,7 +84,7 @@ def main(
     facts = {
         "command": f"python evaluation/faults_gpu.py --marker {shlex.quote(marker)}",
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "revision": revision(),
+        **provenance(),
     }
     body = {"headline": headline, **facts, "faults": tests}
     out.mkdir(parents=True, exist_ok=True)

@@ -21,6 +21,7 @@ from kcg.dataset.journal import Journal
 from kcg.errors import DataError, ExitCode
 from kcg.measure.protocol import PROTOCOL
 from kcg.predictor.fitting import fit_cpu, shipped_quality
+from kcg.provenance import provenance
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,7 @@ def run(settings: Settings) -> ExitCode:
     report[renderer] = {
         "fitted_to_all": asdict(final), "heldout": asdict(judged), "shipped": asdict(shipped), "target": asdict(target),
         "command": f"python evaluation/fit_roofline.py {settings.journal.name}", "date": date.today().isoformat(),
+        **provenance(),
     }  # fmt: skip
     settings.out.parent.mkdir(parents=True, exist_ok=True)
     settings.out.write_text(json.dumps(report, indent=1, sort_keys=True) + "\n")

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import shlex
-import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -16,6 +15,9 @@ from typing import Any, NoReturn
 
 from kcg.errors import ExitCode, KcgError, UsageError
 from kcg.files import locked, write_whole
+from kcg.provenance import provenance
+
+SCRIPTS = ("evaluation", "training")  # folders of scripts that record figures
 
 
 def command_text(module: str) -> str:
@@ -34,6 +36,8 @@ def guarded(body: Callable[[], ExitCode | None]) -> NoReturn:
     Anything kcg raises on purpose is one line on stderr. Anything else is a bug of kcg: one line that says so, and the
     traceback only with `KCG_TRACEBACK=1`.
     """
+    if Path(sys.argv[0]).parent.name in SCRIPTS:
+        provenance()  # of what runs, not of what is committed by the time there are results
     try:
         code = body() or ExitCode.OK
     except KcgError as error:
@@ -61,16 +65,6 @@ def _complain(line: str) -> None:
     sys.stderr.write(f"kcg: {line}\n")
 
 
-def revision() -> str:
-    """The git revision of the checkout that kcg runs from; empty where it is none, or there is no git."""
-    command = ["git", "rev-parse", "--short", "HEAD"]
-    try:
-        done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
-    except OSError:
-        return ""
-    return done.stdout.strip()
-
-
 def record_results(
     path: Path,
     run: str,
@@ -84,10 +78,11 @@ def record_results(
     and what follows `overall` from the whole headline. Figures there whose names have this `ending` are all of this
     run: what an earlier one had and this one has not goes.
 
-    Says with it at which revision and on which day. Of several processes at once each adds its own, in turns. A new
-    file takes the old one's place whole. Returns all of it. Raises UsageError where it cannot be written.
+    Says with it at which revision, whether the tree was dirty (`kcg.provenance`), and on which day. Of several
+    processes at once each adds its own, in turns. A new file takes the old one's place whole. Returns all of it. Raises
+    UsageError where it cannot be written.
     """
-    entry = {**entry, "revision": revision(), "date": date.today().isoformat()}
+    entry = {**entry, **provenance(), "date": date.today().isoformat()}
     with _alone_with(path):
         report = json.loads(path.read_text()) if path.exists() else {"headline": {}, "runs": {}}
         report["runs"][run] = entry

@@ -411,6 +411,8 @@ class Result:
     phases: tuple[tuple[str, float], ...] = ()  # seconds of each part of the run, which `search_s` is the sum of
     left_out: tuple[LeftOut, ...] = ()  # what else the program ran
     seen_as: tuple[tuple[str, SeenAs], ...] = ()  # id of a kernel, and one way in which the program asked for it
+    revision: str = ""  # of kcg's code, see `kcg.provenance`; empty in a result of before it was written
+    dirty: bool | None = None  # whether the code differed from that revision; None where that is not known
 
     @property
     def plan(self) -> Plan:

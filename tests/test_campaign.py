@@ -30,6 +30,7 @@ from kcg.kernel.targets import KNOWN_TARGETS
 from kcg.measure.protocol import PROTOCOL
 from kcg.predictor.choice import check_choice
 from kcg.predictor.roofline import Roofline
+from kcg.provenance import provenance
 from kcg.search.tables import FILE, read_tables
 from kcg.types import RAW, Measurement, Region, Schedule, Status, Target, Workload, WorkloadCall
 from tests.kernels import empty, kernels_of
@@ -368,6 +369,7 @@ def test_a_campaign_with_tables_for_real(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="not measured"):
         replay_table(declaration, rows[:1])
     assert run.description["mix"] == {"walk:raw": 1.0}
+    assert {key: run.description[key] for key in provenance()} == provenance()
     command = ["-m", "kcg.dataset", "export", str(settings.out), str(tmp_path / "export")]
     assert FILE in subprocess.run([sys.executable, *command], check=True, capture_output=True, text=True).stdout
     (named,) = read_tables(tmp_path / "export")

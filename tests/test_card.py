@@ -14,15 +14,17 @@ from pathlib import Path
 import pytest
 
 from kcg.dataset.__main__ import main
-from kcg.dataset.card import CARD, LICENSE, render_card, write_card
+from kcg.dataset.card import CARD, HUB_SPLIT, LICENSE, render_card, write_card
 from kcg.dataset.card_words import COLUMNS, FILES, SAMPLERS, STATUSES
-from kcg.dataset.columns import kernels_schema, measurements_schema, timings_schema
+from kcg.dataset.columns import kernels_schema, stored_schema, timings_schema
 from kcg.dataset.export import CHECKSUMS, export, read_export
 from kcg.dataset.export import FILES as EXPORTED
 from kcg.dataset.journal import Journal
 from kcg.errors import DataError, ExitCode
+from kcg.search.tables import COLUMNS as REPLAY_COLUMNS
 from kcg.types import Status
 from tests.commands import ended
+from tests.test_journal import KERNELS, measurement
 from tests.test_stats_page import sample
 
 ROOT = Path(__file__).parent.parent
@@ -67,7 +69,9 @@ def test_the_hub_reads_its_header(card: str) -> None:
     assert data.license == LICENSE and "H200" in data.pretty_name and "tinygrad" in data.tags
     assert data.size_categories == ["n<1K"]
     configs = {c["config_name"]: c["data_files"] for c in data.to_dict()["configs"]}
-    assert configs == {name: f"{name}.parquet" for name in ("measurements", "timings", "kernels")}
+    assert configs == {
+        name: [{"split": HUB_SPLIT, "path": f"{name}.parquet"}] for name in ("measurements", "timings", "kernels")
+    }, "not `train`, which the Hub calls a file of no split: it has the rows of the tests"
     assert [c["config_name"] for c in data.to_dict()["configs"] if c.get("default")] == ["measurements"]
 
 
@@ -116,14 +120,58 @@ def test_it_lists_the_sums_of_the_other_files(exported: Path, card: str) -> None
 
 def test_every_column_status_and_sampler_has_words() -> None:
     schemas = {
-        "kernels.parquet": kernels_schema(), "measurements.parquet": measurements_schema(),
-        "timings.parquet": timings_schema(["*"]),
+        "kernels.parquet": kernels_schema().names, "measurements.parquet": stored_schema({}).names,
+        "timings.parquet": timings_schema(["*"]).names, "replay.parquet": REPLAY_COLUMNS,
     }  # fmt: skip
-    for name, schema in schemas.items():
+    assert schemas.keys() == COLUMNS.keys()
+    for name, columns in schemas.items():
         told = [column for names in COLUMNS[name] for column in names.split(", ")]
-        assert sorted(told) == sorted(schema.names), name
+        assert sorted(told) == sorted(columns), name
     assert set(STATUSES) == set(Status)
     assert set(SAMPLERS) >= {"hand-coded", "raw", "walk:raw", "walk:hand-coded", "beam", "greedy"}
+
+
+def test_columns_that_never_differ_are_on_the_card_and_the_others_in_the_table(exported: Path, card: str) -> None:
+    same, files = read_export(exported).constants(), section(card, "Files and columns")
+    table, rest = files.split("\nmeasurements.parquet:\n")[1].split("\ntimings.parquet:\n")
+    assert same and {"schedule_kind", "protocol"} <= same.keys()
+    for column in stored_schema({}).names:
+        assert (f"`{column}`" in table) == (column not in same), column
+    for column, value in same.items():
+        text = value if isinstance(value, str) else json.dumps(value)
+        assert f"| measurements.parquet | `{column}` | `{text or ' '}` |" in rest
+
+
+def test_replay_tables_have_a_config_and_their_columns_explained() -> None:
+    from huggingface_hub import DatasetCard
+
+    recorded = (ROOT / "datasets" / "h200" / CARD).read_text(encoding="utf-8")
+    configs = {c["config_name"]: c for c in DatasetCard(recorded).data.to_dict()["configs"]}
+    assert configs["replay"]["data_files"] == [{"split": HUB_SPLIT, "path": "replay.parquet"}]
+    assert "default" not in configs["replay"]
+    files = section(recorded, "Files and columns")
+    assert all(f"`{column}`" in files.split("\nreplay.parquet:\n")[1] for column in REPLAY_COLUMNS)
+
+
+@pytest.mark.parametrize("name", ["h200", "cpu"])
+def test_the_recorded_datasets_have_todays_card(name: str) -> None:
+    folder = ROOT / "datasets" / name
+    assert render_card(read_export(folder)) == (folder / CARD).read_text(encoding="utf-8")
+    stored = read_export(folder).stored()
+    assert stored is not None and 0 < stored["median_s"].null_count < len(stored) / 50
+
+
+def test_rows_that_could_not_be_judged_have_their_own_count_and_words(tmp_path: Path) -> None:
+    with Journal.open(tmp_path / "a.sqlite") as journal:
+        sample(journal)
+        row = measurement(50, status=Status.UNJUDGED, samples_s=(), reason="cannot be judged: all are 0")
+        journal.add_kernel(next(k for k in KERNELS if k.id == row.region_id))
+        journal.record(row)
+        export(journal, tmp_path / "out")
+    told = write_card(tmp_path / "out").read_text()
+    assert "| rows that could not be judged | 1 |" in told and "neither right nor wrong" in STATUSES[Status.UNJUDGED]
+    assert f"| `unjudged` | {STATUSES[Status.UNJUDGED]} | 1 |" in told and "judged" not in STATUSES[Status.WRONG]
+    assert "could not be judged (1 of them)" in section(told, "Known limits")
 
 
 def test_the_samplers_are_those_of_a_campaign() -> None:

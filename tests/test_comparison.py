@@ -103,7 +103,8 @@ def test_policies_join_where_there_is_one() -> None:
     assert plays[ROLLOUT, 0, 0].measurements == plays[DRAFT, 0, 0].measurements == 0
     assert plays[ROLLOUT, 0, 0].end_s != table.records[table.start()].observation.time_s, "the policy walked on"
     found = headline(Board([bench.kernel], [plays], settings), has_policy=True)
-    assert {"ppo_vs_random_at_16", "ppo_vs_random_at_16_low", "ppo_vs_no_ppo_at_16_high", "unmeasured_vs_beam4",
+    assert not [key for key in found if key.startswith("ppo_vs_random")], "the default against random says it"
+    assert {"default_vs_random_at_16", "default_vs_random_at_16_low", "ppo_vs_no_ppo_at_16_high", "unmeasured_vs_beam4",
             "unmeasured_policy_vs_beam4", "unmeasured_policy_s_per_kernel", "measurements_vs_beam4",
             "quality_vs_beam4"} <= set(found)  # fmt: skip
 

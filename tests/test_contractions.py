@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+import itertools
+import random
+from dataclasses import replace
+
 import pytest
-from tinygrad import Tensor, Variable
+from tinygrad import Tensor, Variable, nn
 
 from kcg.compat.tiny import AxisType, KernelInfo, Ops, ParamArg, UOp, dtypes
 from kcg.kernel.codec import normalise
-from kcg.kernel.contractions import Contraction, arithmetic, contractions, find_recompute, least_bytes, operations
+from kcg.kernel.contractions import (
+    Contraction,
+    arithmetic,
+    certain_bytes,
+    certain_operations,
+    contractions,
+    find_recompute,
+    least_bytes,
+    operations,
+)
+from kcg.kernel.targets import KNOWN_TARGETS
+from kcg.measure.limits import floor_s
+from kcg.types import CacheState
 
 
 def kernels_of(*tensors: Tensor) -> list[UOp]:
@@ -155,3 +171,131 @@ def test_least_traffic_takes_what_is_touched_not_what_is_there() -> None:
     assert least_bytes(only(empty(8, 1).expand(8, 64).contiguous())) == 4 * (8 + 8 * 64)
     joined = only(empty(16, 32).cat(empty(48, 32), dim=0))
     assert least_bytes(joined) == 2 * 4 * 64 * 32
+
+
+# -- indexing by a tensor: what is touched, not the table
+
+
+def integers(*shape: int) -> Tensor:
+    return empty(*shape, dtype="int32")
+
+
+ROWS, WIDTH, PICKED = 5000, 64, 16
+
+
+def embedded() -> Tensor:
+    layer = nn.Embedding(ROWS, WIDTH)
+    layer.weight = empty(ROWS, WIDTH)
+    return layer(integers(2, PICKED))
+
+
+@pytest.mark.parametrize(
+    ("made", "elements"),
+    [
+        (embedded, 2 * PICKED + 2 * 2 * PICKED * WIDTH),
+        (lambda: empty(ROWS, WIDTH)[integers(PICKED)], PICKED + 2 * PICKED * WIDTH),
+        (lambda: empty(ROWS, WIDTH).gather(0, integers(PICKED, WIDTH)), 3 * PICKED * WIDTH),
+        (lambda: empty(ROWS, WIDTH).gather(1, integers(ROWS, 3)), 3 * ROWS * 3),
+        (lambda: embedded().sum(1), 2 * PICKED + 2 * PICKED * WIDTH + 2 * WIDTH),
+        (lambda: empty(ROWS, WIDTH)[Tensor.arange(PICKED)], 2 * PICKED * WIDTH),
+        (lambda: empty(3, WIDTH)[integers(ROWS)], 3 * WIDTH + ROWS + ROWS * WIDTH),  # no more than the whole table
+    ],
+    ids=["embedding", "index", "gather rows", "gather columns", "bag of words", "positions", "small table"],
+)  # fmt: skip
+def test_a_table_that_a_tensor_indexes_counts_the_rows_that_are_touched(made: object, elements: int) -> None:
+    ast = only(made())  # type: ignore[operator]
+    assert least_bytes(ast) == 4 * elements
+    assert arithmetic(ast) <= 8 * elements, "the sum over the table, of which tinygrad makes a load, is not computed"
+    assert contractions(ast) == []
+
+
+def test_the_class_that_a_loss_picks_is_one_element_of_each_row() -> None:
+    loss = kernels_of(empty(PICKED, ROWS).sparse_categorical_crossentropy(integers(PICKED)))[-1]
+    assert least_bytes(loss) == 4 * (4 * PICKED + 1) and arithmetic(loss) < 10 * PICKED and contractions(loss) == []
+
+
+def test_rows_chosen_by_two_tensors_are_read_once_though_the_sum_over_them_remains() -> None:
+    first, second = kernels_of(empty(ROWS, WIDTH)[integers(PICKED), integers(PICKED)])
+    assert least_bytes(first) == 4 * (2 * PICKED + PICKED + PICKED * 256), "one element each, not one a partial sum"
+    assert least_bytes(second) == 4 * (3 * PICKED + PICKED * 256)
+
+
+def test_a_scatter_and_a_product_with_a_one_hot_matrix_count_in_full_for_tinygrad_runs_them_so() -> None:
+    scattered = only(empty(ROWS, WIDTH).scatter(0, integers(PICKED, WIDTH), empty(PICKED, WIDTH)))
+    assert least_bytes(scattered) == 4 * (2 * ROWS * WIDTH + 2 * PICKED * WIDTH)
+    assert arithmetic(scattered) >= ROWS * WIDTH * PICKED
+    (product,) = contractions(only(integers(PICKED).one_hot(ROWS).float() @ empty(ROWS, WIDTH)))
+    assert product.reduce_shape == (ROWS,)
+
+
+# -- what no program avoids: a bound from below
+
+
+def reading(extents: tuple[int, ...], factors: tuple[int, ...]) -> UOp:
+    """A kernel that reads x[sum of ranges times factors] and writes each to a place of its own."""
+    axes = [UOp.range(n, i, AxisType.WEAK) for i, n in enumerate(extents)]
+    address = sum((axis * factor for axis, factor in zip(axes, factors, strict=True)), UOp.const(0, dtypes.weakint))
+    place, size = UOp.const(0, dtypes.weakint), 1
+    for axis, n in zip(axes, extents, strict=True):
+        place, size = place * n + axis, size * n
+    largest = sum((n - 1) * abs(f) for n, f in zip(extents, factors, strict=True)) + 1
+    value = buffer(1, largest).index(address.simplify()) * 2.0
+    return buffer(0, size).index(place.simplify()).store(value).end(*axes).sink(arg=KernelInfo())
+
+
+def test_certain_traffic_never_exceeds_the_distinct_elements_and_meets_them_where_rows_do_not_interleave() -> None:
+    rng, exact = random.Random(0), 0
+    for _ in range(300):
+        count = rng.randint(1, 3)
+        extents = tuple(rng.randint(1, 7) for _ in range(count))
+        factors = tuple(rng.randint(1, 9) for _ in range(count))
+        places = itertools.product(*(range(n) for n in extents))
+        touched = {sum(i * f for i, f in zip(place, factors, strict=True)) for place in places}
+        written = 1
+        for n in extents:
+            written *= n
+        found = certain_bytes(reading(extents, factors)) // 4 - written
+        assert 1 <= found <= len(touched), (extents, factors)
+        exact += found == len(touched)
+    assert exact > 200
+
+
+@pytest.mark.parametrize(
+    ("made", "elements"),
+    [
+        (lambda: empty(64, 64) * 2, 2 * 64 * 64),
+        (lambda: empty(64, 64) @ empty(64, 64), 3 * 64 * 64),
+        (embedded, 2 * PICKED * WIDTH),  # what is written: rows may be equal, or none of the table
+        (lambda: empty(64, 64).tril().contiguous(), 64 * 64),  # what is written
+        (lambda: (empty(64) > 0).where(empty(64), empty(64)), 2 * 64),  # the condition and what is written
+        (lambda: (empty(64).float() * (empty(64) > 0).float()).contiguous(), 2 * 64),
+        (lambda: empty(32, 64).pad(((0, 32), (0, 0))).contiguous(), 64 * 64),
+        (lambda: empty(64, 64).diagonal().contiguous(), 2 * 64),
+    ],
+    ids=["product", "matmul", "embedding", "triangle", "where", "mask", "pad", "diagonal"],
+)  # fmt: skip
+def test_certain_traffic_leaves_out_what_a_condition_or_an_index_may_spare(made: object, elements: int) -> None:
+    ast = only(made())  # type: ignore[operator]
+    assert certain_bytes(ast) == 4 * elements <= least_bytes(ast)
+
+
+def test_a_symbolic_size_is_certain_only_as_far_as_its_least_value() -> None:
+    length = Variable("length", 3, 1000).bind(1000)
+    ast = only((empty(64, 1000)[:, :length] * 2).sum(1))
+    assert certain_bytes(ast) <= 4 * (64 + 64 * 3) < least_bytes(ast) and certain_operations(ast) == 0
+    assert certain_operations(only(empty(64, 32) @ empty(32, 16))) == 2 * 64 * 32 * 16
+    assert certain_operations(only(empty(64, 32).tril() @ empty(32, 16))) == 0
+
+
+def test_the_floor_of_a_kernel_is_its_certain_traffic_beyond_the_cache_at_the_rate_of_the_memory() -> None:
+    known = KNOWN_TARGETS["sm_90"]
+    target = replace(known, cores=132, clock_limit_mhz=1980.0, bandwidth_bytes_s=4.8e12, cache_bytes=60 << 20)
+    assert target.bandwidth_bytes_s
+    size = 8 * target.cache_bytes // 4
+    copied = only((empty(size) * 2).contiguous())
+    assert floor_s(copied, target) == pytest.approx((2 * 4 * size - target.cache_bytes) / target.bandwidth_bytes_s)
+    assert floor_s(copied, target, CacheState.WARM) < floor_s(copied, target)
+    picked = kernels_of(empty(size // WIDTH, WIDTH)[integers(PICKED)])
+    assert [floor_s(ast, target) for ast in picked] == [0.0] * len(picked), "the table is not read"
+    chosen = only((empty(size) > 0).where(empty(size), 0.0).contiguous())
+    assert 0 < floor_s(chosen, target) <= floor_s(copied, target), "the condition is read, and the result is written"

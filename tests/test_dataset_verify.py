@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 from pebble import ProcessExpired
 from pyarrow import parquet
-from tinygrad import Tensor
+from tinygrad import Tensor, Variable
 
 from kcg.dataset import verify as room
 from kcg.dataset.export import CHECKSUMS, export
@@ -23,8 +23,9 @@ from kcg.dataset.journal import Journal, Run
 from kcg.dataset.verify import LISTED, Report, verify
 from kcg.kernel.codec import kernel_of
 from kcg.kernel.targets import KNOWN_TARGETS
-from kcg.types import Kernel, Measurement, Opt, Region, Schedule, Status, Toolchain, Workload, WorkloadCall
+from kcg.types import CacheState, Kernel, Measurement, Opt, Region, Schedule, Status, Toolchain, Workload, WorkloadCall
 from tests.kernels import empty, kernels_of
+from tests.test_export import as_schema_2, with_every_column
 
 TARGET = KNOWN_TARGETS["sm_90"]
 TOOLCHAIN = Toolchain(tinygrad="0.14.0", compiler="NVRTC", driver="", triton="", action_space=1)
@@ -106,7 +107,7 @@ def edit_json(folder: Path, name: str, edit: Callable[[Any], object]) -> None:
 
 
 def edit_column(folder: Path, name: str, column: str, edit: Callable[[list[Any]], object]) -> None:
-    table = parquet.read_table(folder / name)
+    table = with_every_column(parquet.read_table(folder / name))
     values = table[column].to_pylist()
     edit(values)
     place, field = table.schema.get_field_index(column), table.schema.field(column)
@@ -292,6 +293,89 @@ def test_a_kernel_in_the_wrong_part_of_a_split_is_named(folder: Path) -> None:
     edit_column(folder, "kernels.parquet", "split_workload", lambda v: v.__setitem__(1, "test"))
     line = only_line(verify(folder))
     assert "split_workload is 'test', but should be" in line
+
+
+@pytest.mark.usefixtures("in_this_process")
+@pytest.mark.parametrize(
+    ("column", "value", "says"),
+    [
+        ("split_workload", "test", "split_workload is 'test', but should be 'train'"),
+        ("split_twin", None, "split_twin is None, but should be '"),
+        ("median_s", 1.0, "median_s is 1.0, but should be 1.2"),
+        ("median_s", None, "median_s is None, but should be 1.2"),
+        ("n_samples", 3, "n_samples is 3, but should be 2"),
+    ],
+)
+def test_what_is_beside_a_row_must_be_what_the_other_files_say(
+    folder: Path, column: str, value: object, says: str
+) -> None:
+    edit_column(folder, "measurements.parquet", column, lambda v: v.__setitem__(4, value))
+    line = only_line(verify(folder))
+    assert line.startswith("measurements.parquet: row 4: ") and says in line
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_a_failed_row_with_a_time_beside_it_is_named(folder: Path, tmp_path: Path) -> None:
+    failed = row(kernel(empty(64, 32).exp()), Schedule.from_opts(OPTS[3]), 9, status=Status.NOISY, reason="it varied")
+    whole = written(tmp_path / "failed", rows=(replace(failed, run_id="r1", trial=7),))
+    assert verify(whole).ok
+    place = parquet.read_table(whole / "measurements.parquet")["status"].to_pylist().index("noisy")
+    edit_column(whole, "measurements.parquet", "median_s", lambda v: v.__setitem__(place, 1e-5))
+    assert f"row {place}: median_s is" in only_line(verify(whole))
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_an_export_of_the_schema_before_has_nothing_beside_its_rows_and_is_right(folder: Path) -> None:
+    as_schema_2(folder)
+    assert verify(folder) == Report(rows=9, kernels=2, schedules=8, binaries=4, skipped_rows=0, problems=())
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_a_row_that_beats_the_roofline_of_its_target_is_named(tmp_path: Path) -> None:
+    target = replace(
+        TARGET, cores=132, clock_limit_mhz=1980.0, bandwidth_bytes_s=4.8e12, cache_bytes=60 << 20
+    )  # fmt: skip
+    many = 1 << 26
+    copied, matmul = kernel(empty(many) * 2), kernel(empty(4096, 4096) @ empty(4096, 4096))
+    picked = kernel(empty(3, 5000, 64).gather(1, Tensor.empty(3, 16, 64, dtype="int32", device="CPU")))
+    n = Variable("n", 1, many)
+    symbolic = kernel((empty(many)[: n.bind(many)] * 2).contiguous())
+    least_copy_s = (2 * 4 * many - target.cache_bytes) / 4.8e12
+    least_matmul_s = 2 * 4096**3 / (132 * 8192 * 1.98e9)
+    times = {copied: least_copy_s, matmul: least_matmul_s}
+
+    def told(factor: float, *others: Measurement) -> tuple[str, ...]:
+        rows = [
+            row(k, Schedule.from_opts(()), i, target=target.fingerprint, samples_s=(factor * s,) * 3)
+            for i, (k, s) in enumerate(times.items())
+        ]
+        name = tmp_path / str(len(list(tmp_path.iterdir())))
+        with Journal.open(name.with_suffix(".sqlite")) as journal:
+            for each in (*times, *(k for k in (picked, symbolic))):
+                journal.add_kernel(each)
+            journal.add_target(target)
+            journal.add_toolchain(TOOLCHAIN)
+            journal.add_run(Run("r1", "2025-01-01T00:00:00+00:00", "kcg", {}))
+            for m in (*rows, *others):
+                journal.record(m)
+            export(journal, name)
+        return verify(name).problems
+
+    assert told(1.01) == ()
+    lines = told(0.99)
+    assert len(lines) == 2 and all("the device needs at least" in line for line in lines)
+    assert {k.id for k in times} == {k.id for k in times for line in lines if k.id in line}
+    small = [
+        row(k, Schedule.from_opts(()), 9, target=target.fingerprint, samples_s=(1e-6,), variables=variables)
+        for k, variables in ((picked, ()), (symbolic, (("n", 3),)))
+    ]
+    assert told(1.01, *small) == (), "a gather reads what it picks, and a symbolic size may be small"
+    warm = row(copied, Schedule.from_opts(()), 0, target=target.fingerprint, cache_state=CacheState.WARM)
+    kept_s = target.cache_bytes / 4.8e12
+    assert told(1.01, replace(warm, samples_s=(least_copy_s - 0.9 * kept_s,))) == (), "what the cache keeps"
+    assert len(told(1.01, replace(warm, samples_s=(least_copy_s - 1.1 * kept_s,)))) == 1
+    source = replace(row(copied, Schedule("source", "{}")), target=target.fingerprint, samples_s=(1e-6,))
+    assert len(told(1.01, source)) == 1, "however its schedule is written"
 
 
 @pytest.mark.usefixtures("in_this_process")

@@ -14,8 +14,20 @@ from typing import Any
 
 import pytest
 
-from kcg.dataset.columns import SPLIT_COLUMNS, as_exported
-from kcg.dataset.export import CHECKSUMS, FILES, Export, export, read_export
+from kcg.dataset import columns as columns_module
+from kcg.dataset.columns import (
+    BESIDE,
+    GROUP_BYTES,
+    KEPT,
+    ROW_GROUP,
+    SPLIT_COLUMNS,
+    SPLIT_PARTS,
+    as_exported,
+    measurements_schema,
+    parts_of_regions,
+    rows_of_a_group,
+)
+from kcg.dataset.export import CHECKSUMS, FILES, Export, export, merge, read_export
 from kcg.dataset.journal import Journal
 from kcg.dataset.records import Record
 from kcg.dataset.stats import stats
@@ -58,11 +70,21 @@ def edit_column(folder: Path, name: str, column: str, edit: Callable[[list[Any]]
     import pyarrow as pa
     from pyarrow import parquet
 
-    table = parquet.read_table(folder / name)
+    table = with_every_column(parquet.read_table(folder / name))
     values = table[column].to_pylist()
     edit(values)
     place, field = table.schema.get_field_index(column), table.schema.field(column)
     return put(folder, name, table.set_column(place, field.with_nullable(True), pa.array(values, type=field.type)))
+
+
+def with_every_column(table: Any) -> Any:
+    """A table of an export with the columns that its metadata says are the same in every row."""
+    import pyarrow as pa
+
+    metadata = dict(table.schema.metadata or {})
+    for name, value in json.loads(metadata.pop(b"kcg_constants", b"{}")).items():
+        table = table.append_column(measurements_schema().field(name), pa.array([value] * len(table)))
+    return table.replace_schema_metadata(metadata)
 
 
 # -- what comes back
@@ -228,6 +250,130 @@ def test_a_bad_row_is_told_and_the_others_are_read(path: Path, tmp_path: Path) -
         list(data.records(1))
 
 
+# -- the default table, for readers of that file alone
+
+
+def test_a_row_has_its_time_its_samples_and_its_part_of_every_split(path: Path, tmp_path: Path) -> None:
+    from pyarrow import parquet
+
+    product = kernel_of(kernels_of(empty(32, 48) @ empty(48, 64))[-1])
+    with Journal.open(path) as journal:
+        journal.add_workload(Workload("flux", "tiny", (WorkloadCall(Region((product,)), 1),)))
+        journal.add_workload(Workload("synthetic_matmul", "tiny", (WorkloadCall(Region((KERNELS[0],)), 1),)))
+        journal.record(measurement(0, region_id=product.id, samples_s=(1e-6, 3e-6, 2e-6, 9e-6)))
+        journal.record(measurement(1, region_id=product.id, status=Status.NOISY, samples_s=(1e-6,), reason="noisy"))
+        journal.record(measurement(2, region_id=product.id, status=Status.TIMEOUT, samples_s=(), reason="slow"))
+        journal.record(measurement(3, region_id=KERNELS[0].id, samples_s=(5e-6,)))
+    data = exported(path, tmp_path / "out")
+    file = parquet.ParquetFile(tmp_path / "out" / "measurements.parquet")
+    assert file.schema_arrow.names[:8] == [
+        "region_id", *SPLIT_PARTS, "status", "median_s", "n_samples", "schedule_body",
+    ]  # fmt: skip
+    found = {(r["region_id"], r["status"]): r for r in file.read().to_pylist()}
+    good, noisy, late = (found[product.id, s] for s in ("ok", "noisy", "timeout"))
+    assert good["median_s"] == pytest.approx(2.5e-6, rel=1e-7) and good["n_samples"] == 4
+    assert (noisy["median_s"], noisy["n_samples"]) == (None, 1), "a failure has no time"
+    assert (late["median_s"], late["n_samples"]) == (None, 0)
+    assert {r["split_workload"] for r in (good, noisy, late)} == {"test"}
+    kernels = {r["id"]: r for r in data.kernels_table().to_pylist()}
+    assert [good[name] for name in SPLIT_PARTS] == [kernels[product.id][name] for name in SPLIT_PARTS]
+    assert [found[KERNELS[0].id, "ok"][name] for name in SPLIT_PARTS] == [None] * 3, "it is no AST: in no part"
+    made = data.table(1, ["region_id", *BESIDE]).to_pylist()
+    assert [r["split_workload"] for r in made if r["region_id"] == product.id] == ["test"] * 3
+    assert sorted(r["n_samples"] for r in made) == [0, 1, 1, 4]
+
+
+def test_a_region_of_several_kernels_is_held_out_with_the_one_that_is() -> None:
+    def of(*parts: str | None) -> str | None:
+        kernels = {f"k{i}": dict.fromkeys(SPLIT_PARTS, part) for i, part in enumerate(parts)}
+        return parts_of_regions(kernels, {"region": [*kernels]})["region"][0]
+
+    assert (of("train", "test", "validation"), of("train", "validation"), of("train", "train")) == (
+        "test", "validation", "train",
+    )  # fmt: skip
+    assert (of("train", None), of("test", None)) == (None, "test")
+    assert parts_of_regions({"k": dict.fromkeys(SPLIT_PARTS, "train")}, {"r": ["k", "gone"]})["r"] == (None,) * 3
+
+
+def test_a_column_that_never_differs_is_said_once_and_comes_back(path: Path, tmp_path: Path) -> None:
+    from pyarrow import parquet
+
+    with Journal.open(path) as journal:
+        for i in range(4):
+            journal.record(measurement(i, early_stop=True, sampler=f"sampler {i % 2}"))
+        wanted = [as_exported(r) for r in journal.sorted_records()]
+    data = exported(path, tmp_path / "out")
+    stored = set(parquet.read_schema(tmp_path / "out" / "measurements.parquet").names)
+    same = data.constants()
+    assert same.keys() | stored == {*measurements_schema().names, *BESIDE} and not same.keys() & stored
+    assert same["early_stop"] is True and same["protocol"] == 1 and "sampler" in stored
+    assert not same.keys() & set(KEPT), "what a reader cannot do without is always there"
+    assert list(data.sorted_records()) == wanted and data.protocols() == [1]
+    assert data.table(1, ["protocol", "early_stop"]).to_pylist() == [{"protocol": 1, "early_stop": True}] * 4
+    assert data.table(1, ["cache_state"])["cache_state"].to_pylist() == ["cold"] * 4
+    table = parquet.read_table(tmp_path / "out" / "measurements.parquet")
+    metadata = dict(table.schema.metadata)
+    for lie in ({"early_stop": 3}, {"timing": 0}, {"x": 1}, [1]):
+        metadata[b"kcg_constants"] = json.dumps(lie).encode()
+        with pytest.raises(DataError, match="cannot be read"):
+            put(tmp_path / "out", "measurements.parquet", table.replace_schema_metadata(metadata)).protocols()
+
+
+def test_row_groups_are_small_enough_for_a_viewer(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    wide = pa.table({"id": [f"{i:08}" * 1000 for i in range(5000)]})
+    assert len(wide) // rows_of_a_group(wide) >= wide.nbytes // GROUP_BYTES
+    assert rows_of_a_group(pa.table({"x": range(10**6)})) == ROW_GROUP
+    monkeypatch.setattr(columns_module, "ROW_GROUP", 7)
+    with Journal.open(path) as journal:
+        for i in range(30):
+            journal.record(measurement(i))
+    data = exported(path, tmp_path / "out")
+    for name in ("measurements.parquet", "timings.parquet"):
+        metadata = parquet.ParquetFile(tmp_path / "out" / name).metadata
+        assert max(metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)) <= 7
+    assert len(list(data.records(1))) == len(data.table(1)) == 30
+
+
+def as_schema_2(folder: Path) -> Export:
+    """An export as it was written before times and splits were in the default table."""
+    from pyarrow import parquet
+
+    for name in ("kernels.parquet", "timings.parquet", "measurements.parquet"):
+        table = with_every_column(parquet.read_table(folder / name))
+        if name.startswith("measurements"):
+            table = table.select(measurements_schema().names)
+        put(folder, name, table.replace_schema_metadata({"kcg_schema": "2"}))
+    return read_export(folder)
+
+
+def test_an_export_of_the_schema_before_is_read_and_gets_todays_columns(path: Path, tmp_path: Path) -> None:
+    new = exported(path, tmp_path / "new")
+    with Journal.open(path) as journal:
+        export(journal, tmp_path / "old")
+    old = as_schema_2(tmp_path / "old")
+    assert old.stored() is None and new.stored() is not None and old.constants() == {}
+    assert list(old.records(1)) == list(new.records(1))
+    for row, same in zip(old.table(1).to_pylist(), new.table(1).to_pylist(), strict=True):
+        assert repr(sorted(row.items())) == repr(sorted(same.items()))
+    assert export(old, tmp_path / "again") == export(new, tmp_path / "again too") == dict(new.checksums)
+    assert export(old, tmp_path / "old", overwrite=True) == dict(new.checksums), "over itself"
+    assert merge([tmp_path / "old"], tmp_path / "merged.sqlite") == len(list(new.records(1)))
+
+
+def test_what_could_not_be_judged_is_exported_as_that(path: Path, tmp_path: Path) -> None:
+    with Journal.open(path) as journal:
+        journal.record(measurement(0, status=Status.WRONG, samples_s=(), reason="cannot be judged: every output is 0"))
+        journal.record(measurement(1, status=Status.WRONG, samples_s=(), reason="element 3 is 0.0, not 1.0"))
+        wanted = {as_exported(r) for r in journal.records(1)}
+    data = exported(path, tmp_path / "out")
+    rows = data.measurements(1)
+    assert set(data.records(1)) == wanted
+    assert {r.reason[:7]: r.status for r in rows} == {"every o": Status.UNJUDGED, "element": Status.WRONG}
+
+
 # -- files
 
 
@@ -316,7 +462,7 @@ def test_an_export_with_checksums_to_match_is_still_not_trusted(path: Path, tmp_
     forged = kernels.set_column(1, "ast_json", pa.array(["[]"] * len(kernels)))
     with pytest.raises(DataError, match="row 0 does not hash"):
         replaced("kernels.parquet", forged).kernels()
-    with pytest.raises(DataError, match="has schema unknown, this kcg reads 2: export again"):
+    with pytest.raises(DataError, match="has schema unknown, this kcg reads 2 and 3: export again"):
         replaced("kernels.parquet", kernels.replace_schema_metadata({})).kernels()
     with pytest.raises(DataError, match="cannot be read"):
         replaced("kernels.parquet", kernels.drop_columns(["ast_json"])).kernels()
@@ -353,7 +499,7 @@ def test_an_export_of_an_earlier_schema_is_refused_in_one_line(path: Path, tmp_p
     (folder / CHECKSUMS).write_text(json.dumps(checksums))
     with pytest.raises(DataError) as caught:
         read_export(folder)
-    assert str(caught.value) == f"{folder} has schema 1, this kcg reads 2: export again with this kcg"
+    assert str(caught.value) == f"{folder} has schema 1, this kcg reads 2 and 3: export again with this kcg"
 
 
 def test_extra_files_are_part_of_an_export(path: Path, tmp_path: Path) -> None:

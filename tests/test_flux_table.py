@@ -24,19 +24,19 @@ from evaluation.baselines.choosing import Choices, choices
 from evaluation.baselines.kcg_run import command_of, keep_report, run_of, together
 from evaluation.baselines.method_names import budgets_s, part_before, turn_of
 from evaluation.baselines.methods_headline import headline, overall, worse
-from evaluation.baselines.methods_markdown import described, markdown
+from evaluation.baselines.methods_markdown import ONE_RUN, described, markdown
 from evaluation.baselines.methods_table import columns, interval
 from evaluation.baselines.methods_text import write_down
 from evaluation.baselines.pieces import piece_of
 from evaluation.baselines.retiming import retime
 from evaluation.baselines.strays import by_duration, floor_of, strays
-from kcg.commandline import revision
 from kcg.errors import DeviceError, MismatchError, UsageError
 from kcg.kernel.codec import kernel_of
 from kcg.measure.service import MeasureService
 from kcg.optimize.result import write_result
 from kcg.predictor.choice import choose_predictor
 from kcg.predictor.interface import Predictor
+from kcg.provenance import provenance
 from kcg.search.live import LiveBench
 from kcg.search.live_journal import LiveJournal, Shard
 from kcg.types import RAW, Region, RegionResult
@@ -172,7 +172,11 @@ def test_a_piece_says_when_on_what_and_with_which_revision_it_was_made(tmp_path:
     campaign.journal.add_piece(piece_of(campaign, SimpleNamespace(facts=(known.target, known.toolchain))))
     (piece,) = LiveJournal(path).pieces
     assert datetime.now(UTC) - datetime.fromisoformat(piece["began"]) < timedelta(minutes=1)
-    assert piece["revision"] == revision() and piece["cpu_cores"] >= 1 and piece["journal"] == "table.jsonl"
+    assert (
+        (piece["revision"], piece["dirty"]) == tuple(provenance().values())
+        and piece["cpu_cores"] >= 1
+        and piece["journal"] == "table.jsonl"
+    )
     assert (piece["device"], piece["driver"], piece["canary_s"]) == ("NVIDIA H200", "550.54.15", 1e-3)
 
 
@@ -239,17 +243,32 @@ def test_the_markdown_says_what_is_missing_and_what_was_published() -> None:
         "raw": {**row, "not_tried": 3, "wrong": 2, "over_kcg": []},
     }
     lines = markdown(rows, {"torch_s": {"default": 0.07, "eager": 0.1}}, "768")
-    assert "| BEAM=8 | 1,000.0 ms | 900.0–1,100.0 | 20 | 9 | 1,234 s | 1.200× (1.100–1.300) |" in lines
+    assert lines[0] == ONE_RUN and "One run of each method" in ONE_RUN
+    heads = [cell.strip() for cell in lines[2].split("|")[1:-1]]
+    assert heads.index("over kcg, same kernels") < heads.index("total"), "what compares alike comes first"
+    assert "| BEAM=8 | 1.200× (1.100–1.300) | 1,000.0 ms | 900.0–1,100.0 | 20 | 9 | 1,234 s |" in lines
     assert any("2 wrong, 3 not tried: hand-coded there" in line for line in lines)
-    eager, compiled = lines[4:6]
-    assert eager.startswith("| PyTorch, eager: the whole step | 100.0 ms |")
-    assert compiled.startswith("| PyTorch, torch.compile, default: the whole step | 70.0 ms |")
-    published = [line.split("|")[1:3] for line in lines[6:]]
+    eager, compiled = lines[6:8]
+    assert eager.startswith("| PyTorch, eager: the whole step |  | 100.0 ms |")
+    assert compiled.startswith("| PyTorch, torch.compile, default: the whole step |  | 70.0 ms |")
+    published = [line.split("|")[1:4:2] for line in lines[8:]]
     assert [float(ms.removesuffix(" ms ").replace(",", "")) for _, ms in published] == [
         201654.09, 7989.64, 6317.52, 825.11, 594.45, 592.4
     ], "each once"  # fmt: skip
     assert published[-1][0] == " published, H100: the best of these five for each kernel "
-    assert len(markdown(rows, {"torch_s": {}}, "1024")) == 4, "another size has no published figures"
+    assert len(markdown(rows, {"torch_s": {}}, "1024")) == 6, "another size has no published figures"
+
+
+def test_the_slowest_on_the_same_kernels_comes_first_whatever_its_total() -> None:
+    def row(total_s: float, over_kcg: list[float]) -> dict[str, object]:
+        return {"total_s": [total_s] * 3, "gflops": 1.0, "not_tried": 0, "wrong": 0, "over_kcg": over_kcg}
+
+    rows = {
+        "kcg:quick": row(1.0, [1.0, 1.0, 1.0]), "tinygrad-beam:8": row(9.0, [1.1, 1.1, 1.1]),
+        "tinygrad-beam:4": row(2.0, [1.3, 1.3, 1.3]), "tinygrad-beam:2": row(3.0, []),
+    }  # fmt: skip
+    told = [line.split("|")[1].strip() for line in markdown(rows, {"torch_s": {}}, "1024")[4:]]
+    assert told == ["BEAM=2", "BEAM=4", "BEAM=8", "kcg, quick"]
 
 
 @pytest.mark.parametrize(

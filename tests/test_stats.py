@@ -60,6 +60,30 @@ def test_stats_of_a_journal_made_by_hand(path: Path) -> None:
     assert json.loads(to_json(found))["workloads"][0]["compared"] == 2
 
 
+def test_what_could_not_be_judged_is_neither_ok_nor_wrong(path: Path) -> None:
+    from rich.console import Console
+
+    with Journal.open(path) as journal:
+        rows = [
+            measurement(0, region_id=KERNELS[0].id, status=Status.UNJUDGED, samples_s=(), reason="cannot be judged: 0"),
+            measurement(1, region_id=KERNELS[0].id, status=Status.UNJUDGED, samples_s=(), reason="cannot be judged: 0"),
+            measurement(2, region_id=KERNELS[1].id, status=Status.UNJUDGED, samples_s=(), reason="cannot be judged: 1"),
+            measurement(3, region_id=KERNELS[1].id),
+            measurement(4, region_id=KERNELS[2].id, status=Status.WRONG, samples_s=(), reason="element 1 is 0"),
+        ]
+        for row in rows:
+            journal.record(row)
+        found = stats(journal)
+    assert (found.rows, found.ok_rows, found.unjudged_rows, found.unjudged_regions) == (5, 1, 3, 1)
+    assert found.statuses == {"unjudged": 3, "ok": 1, "wrong": 1}
+    console = Console(width=120, record=True, file=open(os.devnull, "w"))  # noqa: SIM115, PTH123
+    with console.file:
+        render(found, console)
+    text = " ".join(console.export_text().split())
+    assert "1 ok and 3 unjudged" in text
+    assert "3 rows: the reference cannot tell whether they are right; 1 kernels have none that is ok" in text
+
+
 def test_stats_are_readable_and_do_not_read_markup(path: Path) -> None:
     from rich.console import Console
 

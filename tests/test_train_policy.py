@@ -25,6 +25,7 @@ from kcg.errors import DataError, UnknownName, UsageError
 from kcg.predictor.checkpoint import read
 from kcg.predictor.settings import changed
 from kcg.predictor.tracking import read_metrics
+from kcg.provenance import provenance
 from kcg.search import policy_training
 from kcg.search.comparison import kernels_of as recorded_kernels
 from kcg.search.env_speed import KNOWN, NEW, play, rates, speed_of
@@ -80,6 +81,7 @@ def test_a_training_leaves_a_policy_that_can_be_read(whole: tuple[Path, dict[str
     out, figures = whole
     policy = read_policy(out / POLICY)
     assert policy.about.metrics == pytest.approx(figures) and policy.about.split == "workload"
+    assert {"revision": policy.about.revision, "dirty": policy.about.dirty} == provenance()
     assert policy.about.targets and policy.about.datasets and policy.about.settings["seed"] == 1
     assert set(figures) == {"policy_log_speedup", "search_log_speedup", "behind_search", "kernels"}
     assert figures["kernels"] == 1 and all(map(math.isfinite, figures.values()))

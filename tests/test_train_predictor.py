@@ -43,6 +43,7 @@ from kcg.predictor.settings import TrainingSettings, names_of, parsed, read_sett
 from kcg.predictor.tensors import MOST_BYTES
 from kcg.predictor.tracking import METRICS, Tracker, read_metrics
 from kcg.predictor.training import CHECKPOINT, Trained, devices_of, train
+from kcg.provenance import provenance
 from kcg.types import Schedule, canonical_json
 from tests.small_dataset import small_dataset
 from tests.test_journal import fill, measurement
@@ -140,6 +141,7 @@ def test_the_checkpoint_is_small_says_what_it_is_and_predicts_the_same(
     about = checkpoint.about
     assert about == whole.about and len(checkpoint.nets) == 2
     assert about.datasets == data.checksums and about.split == "workload" and about.settings == names_of(SETTINGS)
+    assert {"revision": about.revision, "dirty": about.dirty} == provenance()
     assert [t["model"] for t in about.targets] == ["NVIDIA H200"] and "REDUCE" in about.operations
     assert about.metrics["pairwise"] == whole.metrics["both"]["pairwise"] and "net/kendall_tau" in about.metrics
     export_, kernel = read_export(folder), int(data.kernel[validation_rows(data, "workload")[0]])

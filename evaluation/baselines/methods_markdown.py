@@ -14,14 +14,20 @@ PUBLISHED_MS = {
 }  # fmt: skip
 """flux-tinygrad-opt, README.md and utils.py: sums of 1,423 kernels, timed one by one on an NVIDIA H100 with tinygrad of
 2024, of Flux.1-schnell on two pictures, each with 1,024 image and 256 text tokens."""
+ONE_RUN = (
+    "One run of each method: an interval says how well its schedules are timed, not how far another run's would be. "
+    "The first column compares on the kernels for which the method's choice is right; in the total, tinygrad's own "
+    "schedule stands for the others."
+)
 PUBLISHED_PRESET = "768"  # which has as many tokens
 
 
 def markdown(rows: dict[str, Any], entry: dict[str, Any], preset: str) -> list[str]:
-    """The table, the slowest first; then PyTorch's whole steps, and the figures that others published."""
-    heads = ["", "total", "95 % interval", "TFLOP/s", "measured", "from cold", "over kcg, same kernels"]
-    lines = [cells(heads), "|---|" + "--:|" * (len(heads) - 1)]
-    for method, row in sorted(rows.items(), key=lambda item: -item[1]["total_s"][0]):
+    """The table, the slowest first: by the comparison on the same kernels, then by the total. Then PyTorch's whole
+    steps, and the figures that others published."""
+    heads = ["", "over kcg, same kernels", "total", "95 % interval", "TFLOP/s", "measured", "from cold"]
+    lines = [ONE_RUN, "", cells(heads), "|---|" + "--:|" * (len(heads) - 1)]
+    for method, row in sorted(rows.items(), key=_slowest_first):
         total, low, high = (f"{1e3 * s:,.1f}" for s in row["total_s"])
         notes = [
             f"{row[key]} {words}"
@@ -34,8 +40,8 @@ def markdown(rows: dict[str, Any], entry: dict[str, Any], preset: str) -> list[s
         spent = f"{row['wall_s']:,.0f} s" if row.get("wall_s") else ""
         measured = str(row.get("measurements") or "")
         columns = [
-            described(method) + missing, f"{total} ms", f"{low}–{high}" if low != high else "",
-            f"{row['gflops'] / 1e3:.3g}", measured, spent, over,
+            described(method) + missing, over, f"{total} ms", f"{low}–{high}" if low != high else "",
+            f"{row['gflops'] / 1e3:.3g}", measured, spent,
         ]  # fmt: skip
         lines.append(cells(columns))
     beside = {
@@ -44,8 +50,14 @@ def markdown(rows: dict[str, Any], entry: dict[str, Any], preset: str) -> list[s
     }
     if preset == PUBLISHED_PRESET:
         beside |= {f"published, H100: {what}": f"{known_ms:,.2f}" for what, known_ms in PUBLISHED_MS.items()}
-    lines += [cells([what, f"{known} ms", *[""] * (len(heads) - 2)]) for what, known in beside.items()]
+    lines += [cells([what, "", f"{known} ms", *[""] * (len(heads) - 3)]) for what, known in beside.items()]
     return lines
+
+
+def _slowest_first(item: tuple[str, dict[str, Any]]) -> tuple[float, float]:
+    """On the kernels on which a method and kcg's best run are both right; a total also holds those where it is not."""
+    row = item[1]
+    return -row["over_kcg"][0] if row["over_kcg"] else -float("inf"), -row["total_s"][0]
 
 
 def cells(words: Sequence[str]) -> str:

@@ -11,8 +11,9 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from kcg.commandline import record_results, revision
+from kcg.commandline import record_results
 from kcg.optimize.settings import parse_budget
+from kcg.provenance import provenance
 
 Row = dict[str, Any]
 
@@ -50,7 +51,7 @@ class Rows:
     def add(self, key: str, row: Row) -> None:
         """Keep a row."""
         self._stale.discard(key)
-        self.rows[key] = {**row, **self._settings, "revision": revision(), "date": date.today().isoformat()}
+        self.rows[key] = {**row, **self._settings, **provenance(), "date": date.today().isoformat()}
         command = shlex.join(["python", f"evaluation/{Path(sys.argv[0]).name}", *sys.argv[1:]])
         entry = {"command": command, "rows": self.rows}
         record_results(self._out, self._run, entry, self._headline(self.rows))

@@ -24,6 +24,7 @@ from kcg.dataset.repeats import RETIMED
 from kcg.dataset.schema import check_header
 from kcg.measure.protocol import PROTOCOL
 from kcg.measure.service import MeasureService, Request
+from kcg.provenance import provenance
 from kcg.types import Measurement, Schedule, WorkloadCall
 
 log = logging.getLogger(__name__)
@@ -268,7 +269,7 @@ def generate_here(settings: CampaignSettings, *, say: Say) -> CampaignSummary:
             "device": choice.dev, "mix": dict(settings.mix), "seed": settings.seed, "shard": list(settings.shard),
             "schedules_per_kernel": settings.schedules_per_kernel,
             "kernels_per_family": settings.kernels_per_family, "predictor": settings.predictor,
-            "compile_workers": service.compile_workers,
+            "compile_workers": service.compile_workers, **provenance(),
         }  # fmt: skip
         started = datetime.now(UTC).isoformat(timespec="seconds")
         journal.add_run(Run(service.run_id, started, settings.command, facts))

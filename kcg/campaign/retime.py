@@ -18,6 +18,7 @@ from kcg.dataset.repeats import RETIMED
 from kcg.errors import UsageError
 from kcg.measure.protocol import PROTOCOL
 from kcg.measure.service import MeasureService, Request
+from kcg.provenance import provenance
 from kcg.types import Measurement, Status
 
 BATCH = 32
@@ -57,6 +58,7 @@ def retime(path: Path, *, share: float, device: str, command: str, budget_s: flo
                 f"{path} has nothing that was timed on this target with this toolchain: nothing to compare"
             )
         facts = {"device": choice.dev, "retime": share, "compile_workers": service.compile_workers}
+        facts |= provenance()
         journal.add_run(Run(service.run_id, datetime.now(UTC).isoformat(timespec="seconds"), command, facts))
         by_region: dict[str, list[Measurement]] = defaultdict(list)
         for row in rows:

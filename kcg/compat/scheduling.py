@@ -90,14 +90,20 @@ class QuickScheduler(Scheduler):  # type: ignore[misc]  # tinygrad counts as Any
         return made
 
 
+def with_loads_collapsed(ast: UOp) -> UOp:
+    """The AST with tinygrad's indexing by a tensor as it runs: a load at a loaded index. Before, it is a sum over the
+    whole table with a comparison. The first passes of `initial_state`."""
+    sink = graph_rewrite(ast, pm_mops, name="early movement ops", bottom_up=True)
+    return graph_rewrite(sink, pm_load_collapse, name="load collapse")
+
+
 def initial_state(ast: UOp, renderer: Any) -> Scheduler:
     """The schedule state from which tinygrad's search and its hand-coded Opts start.
 
     The same passes in the same order as `codegen.full_rewrite_to_sink` runs before `apply_opts`; a test compares.
     """
     sink = graph_rewrite(ast, multi_pm, name="multi_pm")
-    sink = graph_rewrite(sink, pm_mops, name="early movement ops", bottom_up=True)
-    sink = graph_rewrite(sink, pm_load_collapse, name="load collapse")
+    sink = with_loads_collapsed(sink)
     sink = graph_rewrite(sink, pm_split_ranges + pm_flatten_range, ctx={}, name="split ranges")
     sink = graph_rewrite(sink, sym + pm_flatten_range, name="initial symbolic")
     sink = graph_rewrite(sink, pm_flatten_range + pm_simplify_ranges, ctx={}, name="simplify ranges")

@@ -211,7 +211,7 @@ def stats(
 
 @app.command()
 def export(
-    journal: Annotated[Path, typer.Argument(help="a journal")],
+    source: Annotated[Path, typer.Argument(help="a journal, or an export, which gets today's columns")],
     folder: Annotated[Path, typer.Argument(help="where the Parquet files go")],
     overwrite: Annotated[bool, typer.Option("--overwrite", help="replace an earlier export")] = False,
 ) -> None:
@@ -219,13 +219,20 @@ def export(
     from kcg.campaign.tables import tables_of
     from kcg.dataset.card import CARD, write_card
     from kcg.dataset.export import export as export_now
+    from kcg.dataset.export import read_export
     from kcg.dataset.journal import Journal
-    from kcg.search.tables import FILE, write_tables
+    from kcg.search.tables import FILE, NamedTable, read_tables, write_tables
 
-    with Journal.open(journal, create=False, read_only=True) as source:
-        tables = tables_of(source)
-        extras = {FILE: lambda path: write_tables(tables, path)} if tables else None
-        files = export_now(source, folder, overwrite=overwrite, extras=extras)
+    def extras(tables: list[NamedTable]) -> dict[str, Callable[[Path], None]] | None:
+        return {FILE: lambda path: write_tables(tables, path)} if tables else None
+
+    if source.is_dir():
+        data = read_export(source)
+        tables = read_tables(source) if FILE in data.checksums else []
+        files = export_now(data, folder, overwrite=overwrite, extras=extras(tables))
+    else:
+        with Journal.open(source, create=False, read_only=True) as journal:
+            files = export_now(journal, folder, overwrite=overwrite, extras=extras(tables_of(journal)))
     write_card(folder)
     typer.echo(f"{folder}: {', '.join(sorted([*files, CARD]))}")
 

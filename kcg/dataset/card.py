@@ -11,19 +11,22 @@ from pathlib import Path
 from typing import Any
 
 from kcg.dataset.card_words import COLUMNS, FILES, SAMPLERS, STATUSES
+from kcg.dataset.columns import constants_in
 from kcg.dataset.export import CHECKSUMS, Export, read_export
-from kcg.dataset.reading import sha256_of
+from kcg.dataset.reading import MEASUREMENTS, sha256_of
 from kcg.dataset.records import Run, disk_full, is_disk_full
 from kcg.dataset.repeats import Spread
 from kcg.dataset.stats import Stats
 from kcg.dataset.stats import stats as compute
 from kcg.dataset.stats_text import duration, duration_class, listed, percent, share
-from kcg.errors import UsageError
+from kcg.errors import DataError, UsageError
 from kcg.files import whole
 from kcg.measure import protocol
 
 CARD = "README.md"
 LICENSE = "mit"  # that of kcg, whose code wrote the kernels; a test compares it with the LICENSE of the repository
+HUB_SPLIT = "unsplit"
+BY_RUN = ("shard", "compile_workers", "revision", "dirty")  # facts of a run that do not make it one of another kind
 SIZES = ((1_000, "n<1K"), (10_000, "1K<n<10K"), (100_000, "10K<n<100K"), (1_000_000, "100K<n<1M"))
 
 
@@ -74,22 +77,29 @@ def render_card(export: Export) -> str:
     title = f"Measured schedules of tinygrad kernels on {' and '.join(models) or 'no device'}"
     sections = [
         _summary(stats, title), _provenance(export, stats), _measuring(export, stats), _sampling(export, stats),
-        _outcomes(stats), _trust(stats), _splits(stats), _files(export), _loading(stats), _limits(stats, export),
+        _outcomes(stats), _trust(stats), _splits(stats), _files(export), _loading(export, stats),
+        _limits(stats, export),
     ]  # fmt: skip
-    return _header(stats, title) + "\n\n".join("\n".join(section) for section in sections) + "\n"
+    return _header(export, stats, title) + "\n\n".join("\n".join(section) for section in sections) + "\n"
 
 
-def _header(stats: Stats, title: str) -> str:
-    """What the Hub reads: YAML, with every text in JSON's quotes, which are YAML's too."""
+def _header(export: Export, stats: Stats, title: str) -> str:
+    """What the Hub reads: YAML, with every text in JSON's quotes, which are YAML's too.
+
+    The Hub calls the rows of a file without splits `train`, test rows too. They are called `unsplit` here, so that
+    nobody asks for a training set and gets all: the columns `split_*` make it.
+    """
     size = next((name for limit, name in SIZES if stats.rows < limit), "1M<n<10M")
     lines = [
         "---", f"license: {LICENSE}", f"pretty_name: {json.dumps(title)}", "tags:",
         *(f"- {tag}" for tag in ("tinygrad", "kernels", "compilers", "autotuning", "cost-model", "performance")),
         "size_categories:", f"- {size}", "configs:",
     ]  # fmt: skip
-    for name in ("measurements", "timings", "kernels"):
-        default = ["  default: true"] if name == "measurements" else []
-        lines += [f"- config_name: {name}", f"  data_files: {name}.parquet", *default]
+    for name in ("measurements", "timings", "kernels", "replay"):
+        if f"{name}.parquet" in export.checksums:
+            default = ["  default: true"] if name == "measurements" else []
+            lines += [f"- config_name: {name}", "  data_files:", f"  - split: {HUB_SPLIT}"]
+            lines += [f"    path: {name}.parquet", *default]
     return "\n".join([*lines, "---", "", ""])
 
 
@@ -111,6 +121,7 @@ def _summary(stats: Stats, title: str) -> Iterator[str]:
             ("kernels with at least one of them", f"{stats.ok_regions:,} of {stats.kernels:,}"),
             ("families of workloads", f"{len(stats.families):,}, with {len(stats.workloads):,} presets"),
             ("rows", f"{stats.rows:,}, of them {stats.ok_rows:,} ok and {stats.search_rows:,} of few samples"),
+            *([("rows that could not be judged", f"{stats.unjudged_rows:,}")] if stats.unjudged_rows else []),
             ("unique binaries", f"{stats.unique_binaries:,}; {stats.sharing_schedules:,} schedules share theirs"),
             ("schedules of a kernel", f"{low:,} to {high:,}, median {middle:,g}"),
             ("runtimes", f"{runtimes[0]} to {runtimes[4]}, median {runtimes[2]}" if runtimes else "none"),
@@ -199,7 +210,7 @@ def _sampling(export: Export, stats: Stats) -> Iterator[str]:
     yield ""
     groups: dict[str, list[Run]] = {}
     for run in export.runs().values():
-        facts = {k: v for k, v in run.description.items() if v is not None and k not in ("shard", "compile_workers")}
+        facts = {k: v for k, v in run.description.items() if v is not None and k not in BY_RUN}
         groups.setdefault(", ".join(f"{k} {_words(facts[k])}" for k in sorted(facts)), []).append(run)
     yield "Runs of one kind are one line; each run is in `runs.json`."
     yield ""
@@ -263,7 +274,8 @@ def _splits(stats: Stats) -> Iterator[str]:
     yield ""
     yield (
         "By workload (Flux is test, whole; some families are validation), by kernel, and by twin: kernels that differ "
-        "in sizes only are in one part. The columns `split_*` of kernels.parquet say which part a kernel is in."
+        "in sizes only are in one part. The columns `split_*` of measurements.parquet and of kernels.parquet say which "
+        "part a row's kernel is in: train on `train` of one split, and report on its `test`."
     )
     yield ""
     yield from _table(
@@ -286,28 +298,78 @@ def _files(export: Export) -> Iterator[str]:
         ("file", "what it holds", "bytes", "SHA-256"),
         [(name, FILES.get(name, ""), f"{n:,}", f"`{export.checksums[name]}`") for name, n in sizes.items()],
     )
+    same = {MEASUREMENTS: export.constants(), **_of_replay(export)}
     for name, columns in COLUMNS.items():
+        if name not in export.checksums:
+            continue
+        left_out = same.get(name, {})
         yield ""
         yield f"{name}:"
         yield ""
         yield from _table(
             ("column", "meaning"),
-            [(", ".join(f"`{c}`" for c in names.split(", ")), words) for names, words in columns.items()],
+            [
+                (", ".join(f"`{c}`" for c in there), words)
+                for names, words in columns.items()
+                if (there := [c for c in names.split(", ") if c not in left_out])
+            ],
         )
+    yield from _same(same)
 
 
-def _loading(stats: Stats) -> Iterator[str]:
+def _of_replay(export: Export) -> dict[str, dict[str, Any]]:
+    """What is the same in every replay table. Raises DataError where the file is none."""
+    import pyarrow
+    from pyarrow import parquet
+
+    name = "replay.parquet"
+    if name not in export.checksums:
+        return {}
+    try:
+        return {name: constants_in(parquet.read_schema(export.folder / name).metadata)}
+    except (pyarrow.ArrowException, OSError, TypeError, ValueError) as error:
+        line = (str(error) or type(error).__name__).splitlines()[0]
+        raise DataError(f"{export.folder / name} cannot be read ({line}): export again") from error
+
+
+def _same(files: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """The columns that are left out since every row has the same value."""
+    rows = []
+    for name, same in files.items():
+        words = {c: words for names, words in COLUMNS[name].items() for c in names.split(", ")}
+        for column, value in same.items():
+            text = value if isinstance(value, str) else json.dumps(value)
+            rows.append((name, f"`{column}`", f"`{_plain(text) or ' '}`", words.get(column, "")))
+    if rows:
+        yield ""
+        yield "The same in every row, so that they are no columns there:"
+        yield ""
+        yield from _table(("file", "what", "value", "meaning"), rows)
+
+
+def _loading(export: Export, stats: Stats) -> Iterator[str]:
     version = max(stats.protocols, default=protocol.PROTOCOL)
     yield "## How to load it"
     yield ""
     yield from _code(
         "import pyarrow.parquet as pq",
         "",
-        'rows = pq.read_table("measurements.parquet")',
-        'timings = pq.read_table("timings.parquet").take(rows["timing"])  # one for each row',
+        'rows = pq.read_table("measurements.parquet")  # or pandas.read_parquet: median_s is the time in seconds',
+        'wanted = [("split_workload", "=", "train"), ("status", "=", "ok")]',
+        'train = pq.read_table("measurements.parquet", filters=wanted)',
+        'timings = pq.read_table("timings.parquet").take(rows["timing"])  # all samples, one list for each row',
         'kernels = pq.read_table("kernels.parquet")',
-        "# rows.to_pandas(), timings.to_pandas() and kernels.to_pandas() with pandas",
     )
+    yield ""
+    yield (
+        f"From the Hub the rows come as one split, `{HUB_SPLIT}`, whatever part they are in: "
+        f'`load_dataset("OWNER/NAME", split="{HUB_SPLIT}").filter(lambda row: row["split_workload"] == "train")`.'
+    )
+    if "replay.parquet" in export.checksums:
+        yield (
+            "The replay tables are the config `replay`: "
+            f'`load_dataset("OWNER/NAME", "replay", split="{HUB_SPLIT}")`, or `kcg.search.tables.read_tables`.'
+        )
     yield ""
     yield "With kcg, which checks sums and ids first:"
     yield ""
@@ -338,7 +400,12 @@ def _limits(stats: Stats, export: Export) -> Iterator[str]:
     if len(export.targets()) == 1:
         yield "- One model of hardware. Its times say little about another one."
     if (missing := stats.kernels - stats.ok_regions) > 0:
-        yield f"- {missing:,} kernels have no row with status ok: not measured yet, too large, or never right."
+        unjudged = f", or could not be judged ({stats.unjudged_regions:,} of them)" if stats.unjudged_regions else ""
+        yield f"- {missing:,} kernels have no row with status ok: not measured yet, too large, never right{unjudged}."
+    yield (
+        "- `bytes` and `operations` are counted from the kernel, not measured. What equal indices of a gather, or a "
+        "condition, spare on top is not taken off."
+    )
     yield "- Samples are rounded to float32, readings of the device to three digits, and a binary's hash to 8 bytes."
     yield ""
     yield "## Licence"

@@ -1,14 +1,17 @@
-"""Schema 2 of an export: which columns its Parquet files have, how they are packed, and what of a row is kept.
+"""Schema 3 of an export: which columns its Parquet files have, how they are packed, and what of a row is kept.
 
 - `kernels.parquet`: a kernel. `workloads` that use it, `nodes` of its AST, `operations` (arithmetic) and least traffic
   in `bytes` of one call, its part of each split of `kcg.dataset.splits` with the default seed, and its `twin` class.
   Null where the AST does not decode.
-- `measurements.parquet`: a schedule timed once. `timing` is a row of `timings.parquet`, counted from 0.
+- `measurements.parquet`: a schedule timed once, the default table of the Hub. Beside what was asked and how it ended
+  it holds what most readers want without a join (`BESIDE`): the part of each split, `median_s` (null where the status
+  is not ok) and `n_samples`. `timing` is a row of `timings.parquet`, counted from 0. A column other than `KEPT` in
+  which every row has one value is left out: the value is in the file's metadata (`kcg_constants`) and on the card.
 - `timings.parquet`: samples in seconds, the device's readings (`clock_*`), the launch and the binary. Schedules that
   share a binary share the row. `binary_hash` is null where there is no binary.
 
-Rows are sorted by region, target, toolchain, protocol and schedule, so that what is alike is neighbouring: files are
-read whole, and are compressed in large pages. Three things are rounded, see `as_exported`.
+Rows are sorted by region, target, toolchain, protocol and schedule, so that what is alike is neighbouring. Three things
+are rounded, see `as_exported`. Schema 2 had no `BESIDE` and no constants; it is still read.
 """
 
 from __future__ import annotations
@@ -25,11 +28,16 @@ from pathlib import Path
 from typing import Any
 
 from kcg.dataset.records import Record
+from kcg.dataset.splits import PARTS, SPLITS, TEST, TRAIN, VALIDATION, make_splits
 from kcg.errors import CodecError, DataError
-from kcg.types import Kernel, Workload, canonical_json
+from kcg.provenance import provenance
+from kcg.types import Kernel, Measurement, Status, Workload, canonical_json
 
-SCHEMA_VERSION = "2"
+SCHEMA_VERSION = "3"
+READABLE = ("2", SCHEMA_VERSION)
 METADATA = {"kcg_schema": SCHEMA_VERSION}
+MADE_BY = "kcg_made_by"  # a key of the metadata: revision and dirty of the code that wrote the file, as JSON
+CONSTANTS = "kcg_constants"  # a key of the metadata: JSON of the columns that are the same in every row
 HASH_BYTES = 8  # of a binary: two of a million are equal by chance with a probability of 3e-8
 TWIN_DIGITS = 16
 CLOCK = "clock_"  # and the name of a reading
@@ -37,7 +45,11 @@ CLOCK_DIGITS = 3
 LARGEST = (2 - 2**-23) * 2.0**127  # of float32
 
 BLOCK = 10_000  # rows that are turned into columns at once
-ROW_GROUP = 250_000
+ROW_GROUP = 10_000
+GROUP_BYTES = 16 << 20
+"""Of a row group in memory, at most. The Hub's viewer reads whole groups for a page of 100 rows, and scans no more than
+300 MB ("Scan size limit exceeded … limit is 300000000 bytes"; it advises groups of 100 to 300 MB, for large files). A
+group of 10,000 of these rows is below 1 MB, and all groups together are as large as one."""
 LEVEL = 15  # of zstd
 PAGE_BYTES = 64 << 20
 
@@ -46,6 +58,16 @@ TEXTS = (
     "reason", "sampler", "run_id",
 )  # fmt: skip
 """Columns of measurements in which few texts come again and again."""
+
+KEPT = ("region_id", "schedule_body", "status", "compile_s", "recorded_unix_s", "timing")
+"""Columns of measurements that are always there; of the others those are, in which rows differ."""
+
+SPLIT_PARTS = tuple(f"split_{name}" for name in SPLITS)
+BESIDE = (*SPLIT_PARTS, "median_s", "n_samples")
+"""Columns of measurements that follow from the other files."""
+
+FIRST = ("region_id", *SPLIT_PARTS, "status", "median_s", "n_samples", "schedule_body")
+"""The first columns of measurements as they are stored: what a viewer shows without scrolling."""
 
 SPLIT_COLUMNS = (
     "id", "split_workload", "split_kernel", "split_twin", "twin", "workload_twin_in_training",
@@ -112,13 +134,45 @@ def kernels_schema() -> Any:
 
 
 def measurements_schema() -> Any:
-    """The columns of `measurements.parquet`."""
+    """The columns of `measurements.parquet` that say what was measured, constant ones too: those of schema 2."""
     import pyarrow as pa
 
     columns = [*((name, pa.string()) for name in TEXTS), ("schedule_body", pa.string())]
     columns += [(name, pa.int64()) for name in ("protocol", "trial", "recorded_unix_s", "timing")]
     columns += [("checked", pa.bool_()), ("early_stop", pa.bool_()), ("compile_s", pa.float32())]
     return _schema(columns, [])
+
+
+def stored_schema(constants: Mapping[str, Any]) -> Any:
+    """The columns of `measurements.parquet` as they are stored, without those that are in `constants`."""
+    import pyarrow as pa
+
+    fields = {f.name: f for f in measurements_schema() if f.name not in constants}
+    fields |= {name: pa.field(name, pa.string()) for name in SPLIT_PARTS}
+    fields |= {"median_s": pa.field("median_s", pa.float32()), "n_samples": pa.field("n_samples", pa.int32())}
+    names = [*FIRST, *(name for name in fields if name not in FIRST)]
+    metadata = METADATA | ({CONSTANTS: canonical_json(dict(constants))} if constants else {})
+    return pa.schema([fields[name] for name in names], metadata=metadata)
+
+
+def constants_in(metadata: Mapping[bytes, bytes] | None) -> dict[str, Any]:
+    """The columns that a file's metadata says to be the same in every row. Raises TypeError or ValueError."""
+    found = json.loads((metadata or {}).get(CONSTANTS.encode(), b"{}"))
+    if not isinstance(found, dict):
+        raise TypeError("its constant columns are no JSON object")
+    return found
+
+
+def constants_of(metadata: Mapping[bytes, bytes] | None) -> dict[str, Any]:
+    """`constants_in` of measurements, each of its column's type. Raises TypeError or ValueError."""
+    import pyarrow as pa
+
+    found = constants_in(metadata)
+    kinds = {f.name: f.type for f in measurements_schema() if f.name not in KEPT}
+    for name, value in found.items():
+        if name not in kinds or pa.scalar(value).type != kinds[name]:
+            raise TypeError(f"{name} is no constant column")
+    return found
 
 
 def timings_schema(clocks: Iterable[str] = ()) -> Any:
@@ -140,13 +194,16 @@ def _schema(required: list[tuple[str, Any]], optional: list[tuple[str, Any]]) ->
 
 
 def write_parquet(path: Path, schema: Any, tables: Iterable[Any]) -> None:
-    """Writes tables of one schema as row groups; the same tables always give the same bytes."""
+    """Writes tables of one schema as row groups; the same tables always give the same bytes, by the same code."""
     import pyarrow as pa
     from pyarrow import parquet
 
+    schema = schema.with_metadata({**(schema.metadata or {}), MADE_BY: canonical_json(dict(provenance()))})
     encodings = {"schedule_body": "DELTA_BYTE_ARRAY", "samples_s.list.element": "BYTE_STREAM_SPLIT"}
     encodings |= {"compile_s": "BYTE_STREAM_SPLIT"}
-    encodings |= dict.fromkeys(("recorded_unix_s", "timing", "trial", "protocol"), "DELTA_BINARY_PACKED")
+    encodings |= {"median_s": "BYTE_STREAM_SPLIT"}
+    whole = ("recorded_unix_s", "timing", "trial", "protocol", "n_samples")
+    encodings |= dict.fromkeys(whole, "DELTA_BINARY_PACKED")
     present = _leaves(schema)
     with (
         path.open("wb") as file,
@@ -162,8 +219,14 @@ def write_parquet(path: Path, schema: Any, tables: Iterable[Any]) -> None:
             if table is not None:
                 waiting.append(table)
             if waiting and (table is None or sum(map(len, waiting)) >= ROW_GROUP):
-                writer.write_table(pa.concat_tables(waiting).combine_chunks(), row_group_size=ROW_GROUP)
+                joined = pa.concat_tables(waiting).combine_chunks()
+                writer.write_table(joined, row_group_size=rows_of_a_group(joined))
                 waiting.clear()
+
+
+def rows_of_a_group(table: Any) -> int:
+    """How many rows of a table one row group holds: `ROW_GROUP`, or fewer where those are more than `GROUP_BYTES`."""
+    return int(max(1, min(ROW_GROUP, GROUP_BYTES * len(table) // max(table.nbytes, 1))))
 
 
 def _leaves(schema: Any) -> list[str]:
@@ -177,8 +240,13 @@ _Timing = tuple[str, tuple[tuple[int, ...], tuple[int, ...]], tuple[float, ...],
 
 @dataclass
 class MeasurementColumns:
-    """Records as tables of measurements; what was timed is gathered meanwhile, in about 60 bytes a row."""
+    """Records as tables of measurements; what was timed is gathered meanwhile, in about 60 bytes a row.
 
+    `parts` are the parts of each region in the splits (`parts_of_regions`), `constants` the columns that are left out.
+    """
+
+    parts: Mapping[str, tuple[str | None, ...]] = field(default_factory=dict)
+    constants: Mapping[str, Any] = field(default_factory=dict)
     _gathered: list[Any] = field(default_factory=list)
     _clocks: set[str] = field(default_factory=set)
 
@@ -196,13 +264,13 @@ class MeasurementColumns:
             if timing not in known:
                 known[timing], count = count, count + 1
                 timed.append(timing)
-            rows.append(_row(record, known[timing]))
+            rows.append((*_row(record, known[timing]), *self._beside(m)))
             if len(timed) == BLOCK:
                 self._gather(timed)
             if len(rows) == BLOCK:
-                yield _table(rows)
+                yield self._table(rows)
         self._gather(timed)
-        yield _table(rows)
+        yield self._table(rows)
 
     def timings(self) -> tuple[Any, Any]:
         """The schema of the timings and their table, when `tables` has ended."""
@@ -211,6 +279,19 @@ class MeasurementColumns:
         schema = timings_schema(self._clocks)
         whole = pa.concat_tables(self._gathered, promote_options="default")  # a reading that came later was null before
         return schema, pa.Table.from_arrays([whole[name] for name in schema.names], schema=schema)
+
+    def _beside(self, m: Measurement) -> tuple[Any, ...]:
+        """The values of `BESIDE`."""
+        median_s = m.median_s if m.status == Status.OK else None  # a failure has no time
+        return (*self.parts.get(m.region_id, (None,) * len(SPLITS)), median_s, len(m.samples_s))
+
+    def _table(self, rows: list[tuple[Any, ...]]) -> Any:
+        import pyarrow as pa
+
+        schema, names = stored_schema(self.constants), [*measurements_schema().names, *BESIDE]
+        columns = dict(zip(names, zip(*rows, strict=True) if rows else [()] * len(names), strict=True))
+        rows.clear()
+        return pa.Table.from_arrays([pa.array(columns[f.name], type=f.type) for f in schema], schema=schema)
 
     def _gather(self, timed: list[_Timing]) -> None:
         import pyarrow as pa
@@ -243,22 +324,14 @@ def _row(record: Record, timing: int) -> tuple[Any, ...]:
     )  # fmt: skip
 
 
-def _table(rows: list[tuple[Any, ...]]) -> Any:
+Splits = Mapping[str, Mapping[str, str | bool | None]]  # kernel id -> the values of `SPLIT_COLUMNS` without the id
+
+
+def kernels_table(kernels: Mapping[str, Kernel], used: Mapping[str, set[str]], splits: Splits) -> Any:
+    """All kernels by id as one table; `used` names the workloads of each, `splits` are those of `split_values`. Opens
+    no device and runs nothing."""
     import pyarrow as pa
 
-    schema = measurements_schema()
-    columns = list(zip(*rows, strict=True)) or [()] * len(schema)
-    rows.clear()
-    return pa.Table.from_arrays(
-        [pa.array(column, type=f.type) for column, f in zip(columns, schema, strict=True)], schema=schema
-    )
-
-
-def kernels_table(kernels: Mapping[str, Kernel], used: Mapping[str, set[str]], workloads: list[Workload]) -> Any:
-    """All kernels by id as one table; `used` names the workloads of each. Opens no device and runs nothing."""
-    import pyarrow as pa
-
-    splits = split_values(kernels, workloads)
     rows = []
     for kernel_id in sorted(kernels):
         text = kernels[kernel_id].ast_json
@@ -273,7 +346,6 @@ def kernels_table(kernels: Mapping[str, Kernel], used: Mapping[str, set[str]], w
 
 def split_values(kernels: Mapping[str, Kernel], workloads: list[Workload]) -> dict[str, dict[str, str | bool | None]]:
     """The columns of each kernel that say where it stands in the splits; all None where it is no AST."""
-    from kcg.dataset.splits import SPLITS, make_splits
     from kcg.kernel.twins import twin_id
 
     twins: dict[str, str] = {}
@@ -290,6 +362,28 @@ def split_values(kernels: Mapping[str, Kernel], workloads: list[Workload]) -> di
             values[f"{name}_twin_in_training"] = kernel_id in splits[name].twin_in_training if twin else None
         found[kernel_id] = values
     return found
+
+
+def parts_of_regions(splits: Splits, regions: Mapping[str, Iterable[str]]) -> dict[str, tuple[str | None, ...]]:
+    """The part of every region in each split, `regions` naming the kernels of each; every kernel is a region, too.
+
+    A region of several kernels is in the part of the one that is held out most: with a kernel of the test it is test.
+    None where a kernel of it is in no part, unless another is test.
+    """
+
+    def part(kernel: str, name: str) -> str | None:
+        found = splits.get(kernel, {}).get(name)
+        return str(found) if found in PARTS else None
+
+    members: dict[str, Iterable[str]] = {kernel: (kernel,) for kernel in splits}
+    return {
+        region: tuple(_part_of({part(kernel, name) for kernel in kernels}) for name in SPLIT_PARTS)
+        for region, kernels in (members | {r: tuple(k) for r, k in regions.items()}).items()
+    }
+
+
+def _part_of(parts: set[str | None]) -> str | None:
+    return next((part for part in (TEST, None, VALIDATION, TRAIN) if part in parts), None)
 
 
 def _costs(ast_json: str) -> tuple[float | None, float | None]:

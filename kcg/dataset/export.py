@@ -17,7 +17,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from kcg.dataset.columns import MeasurementColumns, kernels_schema, kernels_table, measurements_schema, write_parquet
+from kcg.dataset.columns import (
+    KEPT,
+    MeasurementColumns,
+    kernels_schema,
+    kernels_table,
+    measurements_schema,
+    parts_of_regions,
+    split_values,
+    stored_schema,
+    write_parquet,
+)
 from kcg.dataset.journal import Journal
 from kcg.dataset.reading import (
     CHECKSUMS,
@@ -39,10 +49,13 @@ __all__ = ["CHECKSUMS", "FILES", "OPTIONAL_FILES", "Export", "export", "merge", 
 
 
 def export(
-    journal: Journal, folder: Path | str, *, overwrite: bool = False,
+    journal: Journal | Export, folder: Path | str, *, overwrite: bool = False,
     extras: Mapping[str, Callable[[Path], None]] | None = None,
 ) -> dict[str, str]:  # fmt: skip
     """Writes everything in the journal, of one moment, to `folder` and returns the SHA-256 of each file by name.
+
+    An export can be exported again, so that one of an earlier schema gets today's columns: to another folder, or over
+    itself. What `extras` hold must then be given again.
 
     `extras` are further files by name (of `OPTIONAL_FILES`) and what writes each, at the same moment of the journal;
     they are checksummed like the others.
@@ -60,7 +73,7 @@ def export(
     parts = {name: folder / f"{name}.{os.getpid()}.part" for name in (*FILES, *sorted(extras), CHECKSUMS)}
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with journal.snapshot():
+        with journal.snapshot() if isinstance(journal, Journal) else contextlib.nullcontext():
             _write_all(journal, parts)
             for name, write in extras.items():
                 write(parts[name])
@@ -138,10 +151,10 @@ def _check_inputs(paths: Sequence[Path], *, same_target: bool) -> None:
             raise MismatchError(f"{path} is of {here}, {first[0]} of {there}: leave it out, or allow several targets")
 
 
-def _write_all(journal: Journal, parts: Mapping[str, Path]) -> None:
+def _write_all(journal: Journal | Export, parts: Mapping[str, Path]) -> None:
     """Writes every file of `FILES` to its place."""
     kernels, workloads = journal.kernels(), journal.workloads()
-    used: dict[str, set[str]] = {k: {name} if name else set() for k, name in journal.first_seen().items()}
+    used = _used(journal)
     for workload in workloads:
         for call in workload.calls:
             for kernel in call.region.kernels:
@@ -154,18 +167,37 @@ def _write_all(journal: Journal, parts: Mapping[str, Path]) -> None:
         }
         for w in workloads
     }
+    found = journal.regions()
     regions = {
-        k: None if k in kernels else [[x.id for x in r.kernels], r.wiring] for k, r in journal.regions().items()
+        k: None if k in kernels else [[x.id for x in r.kernels], r.wiring] for k, r in found.items()
     }  # null: the kernel of that id, as almost all are
-    write_parquet(parts[KERNELS], kernels_schema(), [kernels_table(kernels, used, workloads)])
-    columns = MeasurementColumns()
-    write_parquet(parts[MEASUREMENTS], measurements_schema(), columns.tables(journal.sorted_records()))
+    splits = split_values(kernels, workloads)
+    write_parquet(parts[KERNELS], kernels_schema(), [kernels_table(kernels, used, splits)])
+    members = {region_id: [kernel.id for kernel in region.kernels] for region_id, region in found.items()}
+    columns = MeasurementColumns(parts_of_regions(splits, members), _constants(journal))
+    write_parquet(parts[MEASUREMENTS], stored_schema(columns.constants), columns.tables(journal.sorted_records()))
     schema, timings = columns.timings()
     write_parquet(parts[TIMINGS], schema, [timings])
     _write_json(parts["runs.json"], {k: asdict(r) for k, r in journal.runs().items()})
     _write_json(parts["targets.json"], {k: values_of(t, k) for k, t in journal.targets().items()})
     _write_json(parts["toolchains.json"], {k: values_of(t, k) for k, t in journal.toolchains().items()})
     _write_json(parts["workloads.json"], {"regions": regions, "workloads": calls})
+
+
+def _used(journal: Journal | Export) -> dict[str, set[str]]:
+    """The workload in which each kernel was first seen; of an export all of them, since it does not say the first."""
+    if isinstance(journal, Export):
+        return journal.workloads_of_kernels()
+    return {kernel: {name} if name else set() for kernel, name in journal.first_seen().items()}
+
+
+def _constants(journal: Journal | Export) -> dict[str, Any]:
+    """The columns of measurements that are the same in every row, as Parquet's types."""
+    import pyarrow as pa
+
+    kinds = {f.name: f.type for f in measurements_schema() if f.name not in KEPT}
+    found = journal.constants(list(kinds))
+    return {name: bool(value) if kinds[name] == pa.bool_() else value for name, value in found.items()}
 
 
 def _listed(folder: Path) -> set[str]:

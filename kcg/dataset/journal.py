@@ -347,6 +347,13 @@ class Journal:
         """The versions of the protocol that have measurements."""
         return [row[0] for row in self._rows("SELECT DISTINCT protocol FROM measurements ORDER BY protocol")]
 
+    def constants(self, names: Sequence[str]) -> dict[str, Any]:
+        """Of these columns of measurements those in which every row has the same value, with the value."""
+        columns = ", ".join(f"MIN({name}), MAX({name})" for name in names)
+        ((rows, *found),) = self._rows(f"SELECT COUNT(*), {columns} FROM measurements")
+        least_and_most = zip(names, found[::2], found[1::2], strict=True)
+        return {name: least for name, least, most in least_and_most if rows and least == most}
+
     def kernels(self) -> dict[str, Kernel]:
         """Every kernel by id, in the order in which they were added."""
         return self._by_id("kernels", "SELECT id, ast_json FROM kernels ORDER BY rowid", Kernel)

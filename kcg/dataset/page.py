@@ -209,7 +209,7 @@ def _actions(stats: Stats) -> Any:
 
 
 def _samplers(stats: Stats) -> Any:
-    """What share of each sampler's rows failed, and how."""
+    """What share of each sampler's rows is not ok, and how it ended: what failed, and what could not be judged."""
     from plotly.graph_objects import Bar
 
     failed = [status for status in stats.statuses if status != "ok"]
@@ -235,7 +235,7 @@ def _samplers(stats: Stats) -> Any:
     return _figure(
         traces, height=110 + 34 * max(len(samplers), 2), barmode="stack", bargap=0.35,
         legend="normal",
-        x={"title": {"text": "rows that failed"}, "ticksuffix": "%", "rangemode": "tozero"},
+        x={"title": {"text": "rows that are not ok"}, "ticksuffix": "%", "rangemode": "tozero"},
         y={
             "tickmode": "array", "tickvals": list(range(len(samplers))), "ticktext": names, "showgrid": False,
             "zeroline": False,

@@ -6,6 +6,7 @@ Nothing of an export is trusted: columns have the types of the schema, ids are h
 from __future__ import annotations
 
 import hashlib
+import heapq
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -14,12 +15,18 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from kcg.dataset.columns import (
+    BESIDE,
     BLOCK,
     CLOCK,
-    SCHEMA_VERSION,
+    KEPT,
+    READABLE,
+    SPLIT_PARTS,
     TEXTS,
+    constants_of,
     kernels_schema,
     measurements_schema,
+    parts_of_regions,
+    stored_schema,
     timings_schema,
 )
 from kcg.dataset.records import (
@@ -105,21 +112,60 @@ class Export:
                     yield record
             first = last
 
-    def table(self, protocol: int, columns: Sequence[str] | None = None) -> Any:
-        """Measurements under one protocol as one `pyarrow.Table`, in the order of `records`: for training.
+    def sorted_records(self) -> Iterator[Record]:
+        """Every row of every protocol in the order of the file, as a journal gives them for an export."""
+        versions = self.protocols()
+        if len(versions) < 2:
+            return (record for version in versions for record in self.records(version))
+        return heapq.merge(*map(self.records, versions), key=_place_of)
 
-        It has the columns of measurements and of timings (see `kcg.dataset.columns`), joined, and `median_s`, the
-        median of the samples in seconds, NaN where there are none; of these those in `columns`, all where it is None.
-        Texts are dictionaries. Raises DataError where a row has no timing or a time is none; what else could be wrong
-        with a row only `records` looks at.
+    def constants(self, names: Sequence[str] | None = None) -> dict[str, Any]:
+        """Of these columns of measurements those in which every row has the same value, with the value. Where no names
+        are given, those that the file leaves out for that."""
+        with self._opened(MEASUREMENTS, measurements_schema()) as file:
+            stored = constants_of(file.schema_arrow.metadata)
+        if names is None:
+            return stored
+        found: dict[str, set[Any]] = {name: set() for name in names}
+        for batch in self._batches(MEASUREMENTS, list(names)):
+            for name in names:
+                found[name].update(values_of(batch[name].unique()))
+        return {name: values.pop() for name, values in found.items() if len(values) == 1 and values != {None}}
+
+    def workloads_of_kernels(self) -> dict[str, set[str]]:
+        """Every `name/preset` that a kernel was seen in, by the kernel's id."""
+        rows = self.kernels_table(["id", "workloads"]).to_pylist()
+        return {row["id"]: {str(name) for name in row["workloads"] or ()} for row in rows}
+
+    def stored(self) -> Any | None:
+        """`BESIDE` as `measurements.parquet` holds it, with `status`, as a `pyarrow.Table`; None in schema 2, which had
+        none of it. `table` makes the same anew from the other files, and is what kcg itself trains on."""
+        import pyarrow as pa
+
+        names = [*BESIDE, "status"]
+        with self._opened(MEASUREMENTS, measurements_schema()) as file:
+            if _version_of(file) == READABLE[0]:
+                return None
+            table = file.read(columns=names)
+            wanted = pa.schema([stored_schema({}).field(name) for name in names])
+            return table.select(names).cast(wanted)
+
+    def table(self, protocol: int | None, columns: Sequence[str] | None = None) -> Any:
+        """Measurements under one protocol (or all) as one `pyarrow.Table`, in the order of `records`: for training.
+
+        It has the columns of measurements and of timings (see `kcg.dataset.columns`), joined, and `BESIDE`, made from
+        the other files: the parts of the splits, the number of samples, and `median_s`, the median of the samples in
+        seconds, NaN where there are none. Of these those in `columns`, all where it is None. Texts are dictionaries.
+        Raises DataError where a row has no timing or a time is none; what else could be wrong with a row only
+        `records` looks at.
         """
         import numpy as np
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        needed = {"protocol", "timing", *columns} if columns is not None else set(measurements_schema().names)
-        needed |= {"status", "reason"} if needed & {"status", "reason"} else set()
-        own = [n for n in measurements_schema().names if n in needed]
+        wanted = {"protocol", "timing", "region_id", *(columns or ())}
+        wanted |= {"status", "reason"} if wanted & {"status", "reason"} else set()
+        own = [n for n in measurements_schema().names if columns is None or n in wanted]
         timings = self._timings(valid=True)
         empty = timings_schema([n.removeprefix(CLOCK) for n in timings.column_names if n.startswith(CLOCK)])
         batches = list(self._batches(MEASUREMENTS, own, valid=True))
@@ -132,12 +178,30 @@ class Export:
         if not (np.isfinite(values).all() and (values >= 0).all()):
             raise DataError(f"{self.folder / TIMINGS}: a sample is no time: export again")
         median_s = medians(values, ends.to_numpy(zero_copy_only=False))
-        timings = timings.append_column("median_s", pa.array(median_s))
-        table = _in_todays_words(table.filter(pc.equal(table["protocol"], protocol)))
-        for name in [*empty.names, "median_s"]:
+        timings = timings.append_column("median_s", pa.array(median_s)).append_column("n_samples", ends)
+        table = _in_todays_words(table)
+        if protocol is not None:
+            table = table.filter(pc.equal(table["protocol"], protocol))
+        for name in [*empty.names, "median_s", "n_samples"]:
             if columns is None or name in columns:
                 table = table.append_column(name, timings[name].take(table["timing"]))
+        if columns is None or wanted & set(SPLIT_PARTS):
+            table = self._with_parts(table)
         return table if columns is None else table.select(list(columns))
+
+    def _with_parts(self, table: Any) -> Any:
+        """A table of measurements with the part of each row's region in every split."""
+        import pyarrow as pa
+
+        rows = self.kernels_table(["id", *SPLIT_PARTS]).to_pylist()
+        regions = {k: v[0] for k, v in self._json("workloads.json", "regions").items() if isinstance(v, list) and v}
+        parts = self._built(
+            "workloads.json", "regions", lambda found: parts_of_regions({r["id"]: r for r in rows}, found), regions
+        )
+        of_rows = [parts.get(region, (None,) * len(SPLIT_PARTS)) for region in table["region_id"].to_pylist()]
+        for i, name in enumerate(SPLIT_PARTS):
+            table = table.append_column(name, pa.array([row[i] for row in of_rows], pa.string()))
+        return table
 
     def kernels_table(self, columns: Sequence[str] | None = None) -> Any:
         """`kernels.parquet` as one `pyarrow.Table`, with splits and costs; all its columns where none are named."""
@@ -232,10 +296,12 @@ class Export:
         """`valid` refuses what would not be safe to compute with: texts that are none, indices that lead nowhere."""
         schema = kernels_schema() if name == KERNELS else measurements_schema()
         with self._opened(name, schema) as file:
-            for batch in file.iter_batches(columns=columns, batch_size=BLOCK):
+            same = constants_of(file.schema_arrow.metadata) if name == MEASUREMENTS else {}
+            stored = [column for column in columns if column not in same] or [KEPT[0]]
+            for batch in file.iter_batches(columns=stored, batch_size=BLOCK):
                 if valid:
                     batch.validate(full=True)
-                yield batch
+                yield _with_constants(batch, {k: v for k, v in same.items() if k in columns}, columns)
 
     @contextmanager
     def _opened(self, name: str, schema: Any) -> Iterator[Any]:
@@ -245,10 +311,11 @@ class Export:
 
         try:
             with parquet.ParquetFile(self.folder / name) as file:
-                if (found := _version_of(file)) != SCHEMA_VERSION:
+                if (found := _version_of(file)) not in READABLE:
                     raise DataError(_other_schema(self.folder / name, found))
-                _check_types(file.schema_arrow, schema)
-            texts = [text for text in (*TEXTS, "launch") if text in schema.names]
+                _check_types(file.schema_arrow, schema, constants_of(file.schema_arrow.metadata))
+                there = set(schema.names) & set(file.schema_arrow.names)
+            texts = [text for text in (*TEXTS, "launch") if text in there]
             with parquet.ParquetFile(self.folder / name, read_dictionary=texts) as file:
                 yield file
         except (pyarrow.ArrowException, OSError, TypeError, ValueError) as e:  # names may be no text
@@ -277,7 +344,7 @@ def read_export(folder: Path | str) -> Export:
     except (OSError, ValueError) as e:
         raise DataError(f"{folder} is no complete export ({CHECKSUMS} cannot be read): export again") from e
     if not isinstance(checksums, dict) or not set(FILES) <= set(checksums) <= {*FILES, *OPTIONAL_FILES}:
-        if (found := _version_at(folder / MEASUREMENTS)) not in ("", SCHEMA_VERSION):
+        if (found := _version_at(folder / MEASUREMENTS)) not in ("", *READABLE):
             raise DataError(_other_schema(folder, found))
         raise DataError(f"{folder / CHECKSUMS} does not name the files of an export: export again")
     for name in checksums:
@@ -331,11 +398,34 @@ def _version_of(file: Any) -> str:
 
 
 def _other_schema(path: Path, found: str) -> str:
-    return f"{path} has schema {found or 'unknown'}, this kcg reads {SCHEMA_VERSION}: export again with this kcg"
+    return (
+        f"{path} has schema {found or 'unknown'}, this kcg reads {' and '.join(READABLE)}: export again with this kcg"
+    )
 
 
-def _check_types(found: Any, schema: Any) -> None:
-    """Raises TypeError where a column is missing, or of another type."""
+def _place_of(record: Record) -> tuple[object, ...]:
+    """Where a row stands in an export among those of other protocols."""
+    m = record.measurement
+    return m.region_id, m.target, m.toolchain, m.protocol
+
+
+def _with_constants(batch: Any, constants: Mapping[str, Any], columns: Sequence[str]) -> Any:
+    """A batch of measurements with the columns that are the same in every row, all in the order of `columns`."""
+    import pyarrow as pa
+
+    if not constants:
+        return batch
+    arrays = {name: batch[name] for name in columns if name not in constants}
+    for name, value in constants.items():
+        if isinstance(value, str):
+            arrays[name] = pa.DictionaryArray.from_arrays(pa.array([0] * len(batch), pa.int32()), [value])
+        else:
+            arrays[name] = pa.array([value] * len(batch), measurements_schema().field(name).type)
+    return pa.RecordBatch.from_arrays([arrays[name] for name in columns], list(columns))
+
+
+def _check_types(found: Any, schema: Any, constants: Collection[str] = ()) -> None:
+    """Raises TypeError where a column is missing that is not among the `constants`, or is of another type."""
     import pyarrow as pa
 
     def plain(kind: Any) -> Any:
@@ -344,6 +434,8 @@ def _check_types(found: Any, schema: Any) -> None:
         return pa.list_(kind.value_type) if pa.types.is_list(kind) else kind  # whatever its items are called
 
     for field in schema:
+        if field.name in constants and field.name not in found.names:
+            continue
         if found.names.count(field.name) != 1:
             raise TypeError(f"there is no column {field.name}, or more than one")
         if plain(kind := found.field(field.name).type) != plain(field.type):

@@ -89,7 +89,7 @@ _UNJUDGED_ONCE = "cannot be judged: "  # how the reason of a `wrong` row began b
 def status_and_reason(status: str, reason: str) -> tuple[Status, str]:
     """The status and the reason of a stored row in today's words: what older kcg called `wrong` where the reference
     could not tell is `unjudged`. Raises ValueError where there is no such status."""
-    if status == Status.WRONG and reason.startswith(_UNJUDGED_ONCE):
+    if status in (Status.WRONG, Status.UNJUDGED) and reason.startswith(_UNJUDGED_ONCE):
         return Status.UNJUDGED, reason.removeprefix(_UNJUDGED_ONCE)
     return Status(status), reason
 

@@ -94,13 +94,17 @@ class Stats:
     kernels: int
     regions_measured: int
     ok_regions: int  # with at least one row of status ok
+    unjudged_rows: int  # the reference could not tell whether the output is right: neither ok nor failed
+    unjudged_regions: int  # with such rows, and none of status ok
     schedules: int  # distinct, each of one region
     ok_schedules: int
     unique_binaries: int
     sharing_schedules: int  # distinct schedules whose binary is that of another one, too
     targets: Mapping[str, str]  # fingerprint -> in words
     statuses: Mapping[str, int]
-    reasons: Mapping[str, int]  # "status: first line of the cause" of what failed, numbers left out; the most frequent
+    reasons: Mapping[
+        str, int
+    ]  # "status: first line of the cause" of what is not ok, numbers left out; the most frequent
     samplers: Mapping[str, int]  # rows
     sampler_statuses: Mapping[str, Mapping[str, int]]  # rows, by sampler and status
     protocols: Mapping[int, int]  # rows
@@ -129,6 +133,7 @@ def stats(source: Source) -> Stats:
     trials: list[Measurement] = []
     protocols: Counter[int] = Counter()
     rows: dict[str, Counter[bool]] = defaultdict(Counter)  # by region and whether they are ok
+    unjudged: Counter[str] = Counter()  # rows by region
     times: dict[str, list[float]] = defaultdict(list)
     medians, searched = array("d"), 0
     schedules, speed, repeats = _Schedules(), _Speedups(), Repeats()
@@ -147,6 +152,7 @@ def stats(source: Source) -> Stats:
                     trials.append(m)
             else:
                 reasons[f"{m.status}: {NUMBER.sub('#', m.reason)}"] += 1
+                unjudged[m.region_id] += m.status == Status.UNJUDGED
             times[m.run_id].append(at)
             schedules.add(m)
             speed.add(m)
@@ -166,6 +172,8 @@ def stats(source: Source) -> Stats:
         kernels=len(kernels),
         regions_measured=len(rows),
         ok_regions=sum(counts[True] > 0 for counts in rows.values()),
+        unjudged_rows=unjudged.total(),
+        unjudged_regions=sum(n > 0 and not rows[region][True] for region, n in unjudged.items()),
         schedules=len(known),
         ok_schedules=sum(known),
         unique_binaries=len(schedules.owners),

@@ -50,7 +50,8 @@ def _facts(stats: Stats) -> Iterator[tuple[str, str]]:
     low, middle, high = stats.schedules_per_kernel
     protocols = ", ".join(f"{n:,} under protocol {p}" for p, n in stats.protocols.items())
     yield "target", "; ".join(stats.targets.values()) or "none"
-    yield "rows", f"{stats.rows:,}, of them {stats.ok_rows:,} ok" + (f"; {protocols}" if protocols else "")
+    unjudged = f" and {stats.unjudged_rows:,} unjudged" if stats.unjudged_rows else ""
+    yield "rows", f"{stats.rows:,}, of them {stats.ok_rows:,} ok{unjudged}" + (f"; {protocols}" if protocols else "")
     yield (
         "schedules",
         f"{stats.schedules:,} distinct, {stats.ok_schedules:,} ok; least, median and most of a kernel "
@@ -60,6 +61,12 @@ def _facts(stats: Stats) -> Iterator[tuple[str, str]]:
         "kernels",
         f"{stats.kernels:,}; {stats.regions_measured:,} measured, {stats.ok_regions:,} with at least one row ok",
     )
+    if stats.unjudged_rows:
+        yield (
+            "unjudged",
+            f"{stats.unjudged_rows:,} rows: the reference cannot tell whether they are right; "
+            f"{stats.unjudged_regions:,} kernels have none that is ok",
+        )
     yield "unique binaries", f"{stats.unique_binaries:,}; {stats.sharing_schedules:,} schedules share theirs"
     yield "statuses", listed(stats.statuses, stats.rows)
     if stats.reasons:

@@ -8,6 +8,7 @@ minutes on two cores.
 from __future__ import annotations
 
 import itertools
+import math
 import signal
 import time
 from collections import Counter, defaultdict
@@ -17,12 +18,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from kcg.dataset.columns import SPLIT_COLUMNS, split_values
+from kcg.dataset.columns import BESIDE, SPLIT_COLUMNS, split_values
 from kcg.dataset.export import Export, read_export
 from kcg.dataset.records import ROW_ERRORS, identity_of
 from kcg.errors import CodecError, DataError
-from kcg.types import Kernel, Measurement, Region, Schedule, ScheduleKind, Target, Workload
+from kcg.types import CacheState, Kernel, Measurement, Region, Schedule, ScheduleKind, Status, Target, Workload
 
+FLOAT32 = 2.0**-23  # how near a float32 is to what it stands for
 LISTED = 20  # problems of one kind that are listed, the others are counted
 SCHEDULES_PER_JOB = 256
 JOB_TIMEOUT_S = 120.0  # a job of Flux takes less than one second
@@ -83,6 +85,8 @@ class _Rows:
     binaries: set[str] = field(default_factory=set)
     schedules: dict[str, set[Schedule]] = field(default_factory=lambda: defaultdict(set))  # by region
     to_apply: dict[str, dict[str, set[str]]] = field(default_factory=dict)  # region -> target -> bodies
+    fastest: dict[tuple[str, str, CacheState], tuple[float, str]] = field(default_factory=dict)
+    """Of each region, target and cache state the least median of a row that is ok, and that row's schedule."""
 
 
 def verify(folder: Path, *, workers: int = 2, say: Say = lambda line, eta_s: None) -> Report:
@@ -90,8 +94,9 @@ def verify(folder: Path, *, workers: int = 2, say: Say = lambda line, eta_s: Non
 
     Checked are the checksums and the schema; that kernels, regions, targets, toolchains and runs have the ids they are
     stored under and that workloads and measurements name only such; that samples are times and no row comes twice; that
-    the splits are those of `kcg.dataset.splits`; that every AST decodes; and that every schedule of kind `opts` applies
-    to its kernel for its target. `say(line, eta_s)` is told how far it is.
+    the splits are those of `kcg.dataset.splits`, beside each row too, as are its median and the number of its samples;
+    that every AST decodes; that every schedule of kind `opts` applies to its kernel for its target; and that none is
+    faster than the target can be (`kcg.measure.limits.floor_s`). `say(line, eta_s)` is told how far it is.
     """
     problems = _Problems()
     export = problems.reading("unreadable", lambda: read_export(folder))
@@ -110,6 +115,8 @@ def verify(folder: Path, *, workers: int = 2, say: Say = lambda line, eta_s: Non
         "run": problems.reading("unreadable", export.runs),
     }
     found = _read_rows(export, known, problems, say)
+    if not problems.counts:  # else it would say the same again
+        _check_beside(export, problems)
     jobs = list(_jobs(kernels or {}, regions or {}, targets or {}, found, problems))
     _run_jobs(jobs, workers, problems, say)
     schedules = sum(len(s) for s in found.schedules.values())
@@ -126,6 +133,39 @@ def _check_splits(
             if row[name] != value:
                 line = f"kernels.parquet: kernel {row['id']}: {name} is {row[name]!r}, but should be {value!r}"
                 problems.add("splits", line)
+
+
+def _check_beside(export: Export, problems: _Problems) -> None:
+    """What measurements.parquet repeats of the other files, for readers of that file alone, must be what they say."""
+    import pyarrow as pa
+
+    def read() -> tuple[dict[str, list[Any]], dict[str, list[Any]]] | None:
+        if (stored := export.stored()) is None:
+            return None
+        made = export.table(None, [*BESIDE, "status"])
+        return stored.to_pydict(), {
+            name: made[name].cast(_plain(made[name].type)).to_pylist() for name in made.column_names
+        }
+
+    def _plain(kind: Any) -> Any:
+        return kind.value_type if pa.types.is_dictionary(kind) else kind
+
+    if (found := problems.reading("unreadable", read)) is None:
+        return
+    stored, made = found
+    for name in BESIDE:
+        for row, (value, right, status) in enumerate(zip(stored[name], made[name], made["status"], strict=True)):
+            wanted = None if name == "median_s" and status != Status.OK else right
+            if not _same(value, wanted):
+                line = f"measurements.parquet: row {row}: {name} is {value!r}, but should be {wanted!r}"
+                problems.add("columns beside", line)
+
+
+def _same(value: Any, wanted: Any) -> bool:
+    """Equal, and times as near as float32 keeps them."""
+    if isinstance(value, float) and isinstance(wanted, float):
+        return math.isclose(value, wanted, rel_tol=FLOAT32)
+    return bool(value == wanted)
 
 
 # -- rows
@@ -160,6 +200,9 @@ def _read_rows(
         if m.binary_hash:
             found.binaries.add(m.binary_hash)
         found.schedules[m.region_id].add(m.schedule)
+        if m.status == Status.OK:
+            timed = (m.region_id, m.target, m.cache_state)
+            found.fastest[timed] = min(found.fastest.get(timed, (math.inf, "")), (m.median_s, _short(m.schedule.body)))
         if m.schedule.kind == ScheduleKind.OPTS:
             found.to_apply.setdefault(m.region_id, defaultdict(set))[m.target].add(m.schedule.body)
     files = {"region": "kernels.parquet and workloads.json", "target": "targets.json", "toolchain": "toolchains.json"}
@@ -189,6 +232,7 @@ class _Job:
     ast_json: str
     target: Target | None = None
     bodies: tuple[str, ...] = ()
+    fastest: tuple[tuple[CacheState, float, str], ...] = ()  # least seconds in each state, and with which schedule
 
 
 def _jobs(
@@ -196,9 +240,10 @@ def _jobs(
     problems: _Problems,
 ) -> Iterator[_Job]:  # fmt: skip
     """Every kernel at least once. Schedules are sorted, so that those with a beginning in common follow each other."""
-    for kernel in kernels.values():
-        if kernel.id not in found.to_apply:
-            yield _Job(kernel.id, kernel.ast_json)
+    fastest: dict[tuple[str, str], list[tuple[CacheState, float, str]]] = defaultdict(list)
+    for (region_id, target, state), (seconds, body) in sorted(found.fastest.items()):
+        fastest[region_id, target].append((state, seconds, body))
+    timed: set[str] = set()
     for region_id, by_target in found.to_apply.items():
         members = regions[region_id].kernels if region_id in regions else (kernels.get(region_id),)
         if len(members) != 1 or members[0] is None:
@@ -206,14 +251,25 @@ def _jobs(
                 problems.add("regions", f"measurements.parquet: Opts for region {region_id}, which is not one kernel")
             continue
         kernel = members[0]
+        timed.add(kernel.id)
         for fingerprint, bodies in by_target.items():
             ordered = iter(sorted(bodies))
+            times = tuple(fastest.pop((region_id, fingerprint), ()))  # with the first of its jobs
             while some := tuple(itertools.islice(ordered, SCHEDULES_PER_JOB)):
                 if fingerprint in targets:
-                    yield _Job(kernel.id, kernel.ast_json, targets[fingerprint], some)
+                    yield _Job(kernel.id, kernel.ast_json, targets[fingerprint], some, times)
+                    times = ()
                 else:  # the targets could not be read
                     yield _Job(kernel.id, kernel.ast_json)
                     break
+    for (region_id, fingerprint), rest in fastest.items():  # schedules of other kinds only
+        members = regions[region_id].kernels if region_id in regions else (kernels.get(region_id),)
+        if len(members) == 1 and members[0] is not None and fingerprint in targets:
+            timed.add(members[0].id)
+            yield _Job(members[0].id, members[0].ast_json, targets[fingerprint], fastest=tuple(rest))
+    for kernel in kernels.values():
+        if kernel.id not in timed:
+            yield _Job(kernel.id, kernel.ast_json)
 
 
 def _run_jobs(jobs: list[_Job], workers: int, problems: _Problems, say: Say) -> None:
@@ -273,17 +329,36 @@ def _check(job: _Job) -> list[Problem]:
     if job.target is None:
         return []
     where = f"kernel {job.kernel_id} on {job.target.model} ({job.target.renderer})"
+    found = _too_fast(kernel, job, where)
+    if not job.bodies:
+        return found
     try:
         space = KernelSpace(Region((kernel,)), job.target)
     except Exception as error:  # a foreign target, or tinygrad's passes on a foreign AST
-        return [("kernels", f"kernels.parquet: {where} cannot be scheduled: {_line_of(error)}")]
-    found: list[Problem] = []
+        return [*found, ("kernels", f"kernels.parquet: {where} cannot be scheduled: {_line_of(error)}")]
     for body in job.bodies:
         try:
             _apply(space, Schedule(ScheduleKind.OPTS, body))
         except Exception as error:  # tinygrad asserts and raises anything where arguments are foreign
             line = f"measurements.parquet: schedule {_short(body)} of {where} does not apply: {_line_of(error)}"
             found.append(("schedules", line))
+    return found
+
+
+def _too_fast(kernel: Kernel, job: _Job, where: str) -> list[Problem]:
+    """Times that the target cannot reach: below the roofline of what every program for the kernel has to do."""
+    from kcg.kernel.codec import ast_of
+    from kcg.measure.limits import floor_s
+
+    found: list[Problem] = []
+    for state, seconds, body in job.fastest:
+        try:
+            least_s = floor_s(ast_of(kernel), job.target, state) if job.target is not None else 0.0
+        except Exception as error:  # tinygrad asserts and raises anything where a kernel is foreign, though it decodes
+            return [("kernels", f"kernels.parquet: {where} has no roofline: {_line_of(error)}")]
+        if seconds < least_s:
+            line = f"measurements.parquet: schedule {body} of {where} took {seconds * 1e6:.4g} us, {state}"
+            found.append(("roofline", f"{line}: the device needs at least {least_s * 1e6:.4g} us"))
     return found
 
 

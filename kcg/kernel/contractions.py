@@ -5,7 +5,9 @@ schedules, used inside another reduction. Such a kernel computes the same produc
 kernel can mend it: the model needs a `.contiguous()`. `find_recompute` says where.
 
 All functions take the SINK AST of a kernel before optimisation. A symbolic extent counts with its largest value.
-Ranges over devices do not count: what is said is said of one device.
+Ranges over devices do not count: what is said is said of one device. Indexing by a tensor (a gather, an embedding, a
+loss that picks a class) counts as it runs: a load at a loaded index, not the sum over the whole table that the AST
+spells. A one-hot matrix that tinygrad does multiply by counts as that.
 """
 
 from __future__ import annotations
@@ -13,8 +15,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 
-from kcg.compat.tiny import AxisType, GroupOp, Ops, UOp, dtypes
+from kcg.compat.scheduling import with_loads_collapsed
+from kcg.compat.tiny import AddrSpace, AxisType, GroupOp, Ops, UOp, dtypes
 from kcg.types import Recompute
 
 NOTABLE = 1.05
@@ -54,7 +58,7 @@ def contractions(ast: UOp) -> list[Contraction]:
     """
     found: list[Contraction] = []
     seen: set[tuple[UOp, frozenset[UOp]]] = set()
-    for top, scopes in _stores(ast):
+    for top, scopes in _stores(_as_run(ast)):
         boxes = _used(top)
         for node in top.toposort():
             if not _is_contraction(node):
@@ -92,7 +96,7 @@ def arithmetic(ast: UOp) -> float:
     For a roofline: a multiply-add is two operations, an `exp2` or a `where` is one, a cast none.
     """
     total = 0
-    for top, scopes in _stores(ast):
+    for top, scopes in _stores(_as_run(ast)):
         for node in _values(top):
             if node.op is Ops.REDUCE or (node.op in GroupOp.ALU and not _is_address(node)):
                 total += math.prod(_extents(scopes[node]))
@@ -100,30 +104,53 @@ def arithmetic(ast: UOp) -> float:
 
 
 def least_bytes(ast: UOp) -> int:
-    """Least traffic of a kernel in bytes: each touched element of a buffer is read once and written once."""
-    written: dict[UOp, int] = {}
-    read: dict[UOp, int] = {}
-    nodes = list(ast.toposort())
-    targets = {node.src[0] for node in nodes if node.op is Ops.STORE}
-    loaded = {s for node in nodes for i, s in enumerate(node.src) if not (node.op is Ops.STORE and i == 0)}
-    for node in nodes:
-        if node.op is not Ops.INDEX or (buffer := _buffer(node)) is None:
-            continue
+    """Least traffic of a kernel in bytes: each touched element of a buffer is read once and written once.
+
+    Of a table that a tensor indexes that is one row for each index, unless the whole table is less. An estimate: equal
+    indices touch less, and what a condition skips is not touched. For what cannot be less there is `certain_bytes`.
+    """
+    counted: dict[tuple[str, UOp], int] = {}
+    for role, buffer, node in _accesses(_as_run(ast)):
         box: Box = {}
         for index in node.src[1:]:
             if index.op is Ops.WHERE:
                 box = _both(box, _condition(index.src[0], True))
-        touched = math.prod(_extent(r, box) for r in UOp.sink(*node.src[1:]).ranges if _counts(r))
-        if len(node.src) == 2 and node.src[1].op is not Ops.WHERE:  # windows that overlap touch an element only once
-            touched = min(touched, int(node.src[1].vmax) - int(node.src[1].vmin) + 1)
-        for counts, members in ((written, targets), (read, loaded)):
-            if node in members:
-                counts[buffer] = counts.get(buffer, 0) + touched
-    return sum(
-        min(count, buffer.max_numel()) * buffer.dtype.itemsize
-        for counts in (written, read)
-        for buffer, count in counts.items()
-    )
+        addresses = [_address(index) for index in node.src[1:]]
+        touched = math.prod(_extent(r, box) for r in UOp.sink(*addresses).ranges if _counts(r))
+        if len(addresses) == 1:  # windows that overlap touch an element only once
+            touched = min(touched, int(addresses[0].vmax) - int(addresses[0].vmin) + 1)
+        counted[role, buffer] = counted.get((role, buffer), 0) + touched
+    return sum(min(count, buffer.max_numel()) * buffer.dtype.itemsize for (_, buffer), count in counted.items())
+
+
+def certain_bytes(ast: UOp) -> int:
+    """Bytes that every program for this kernel moves, whatever is in its buffers: a bound from below.
+
+    Counted are the elements of which it is certain that they are written, or that a value stored depends on them: not
+    what only one side of a condition uses, nor a load at a loaded index, and symbolic extents with their least value.
+    Of accesses to one buffer the largest counts, since they may be to the same elements.
+    """
+    ast = _as_run(ast)
+    needed = _unconditional(ast)
+    counted: dict[tuple[str, UOp], int] = {}
+    for role, buffer, node in _accesses(ast):
+        if node in needed:
+            count = min(_least_touched(node.src[1:]), buffer.max_numel())
+            counted[role, buffer] = max(count, counted.get((role, buffer), 0))
+    return sum(count * buffer.dtype.itemsize for (_, buffer), count in counted.items())
+
+
+def certain_operations(ast: UOp) -> int:
+    """Operations of the contractions that every program for this kernel computes: those whose values are certainly
+    used, and in which no condition, variable, division or loaded index could make terms equal or zero."""
+    ast = _as_run(ast)
+    needed = _unconditional(ast)
+    found: dict[UOp, int] = {}
+    for top, _ in _stores(ast):
+        for node in _values(top):
+            if _is_contraction(node) and node in needed and not _may_share(node):
+                found[node] = 2 * math.prod(_extents([*node.ended_ranges, *node.ranges]))
+    return sum(found.values())
 
 
 def find_recompute(ast: UOp, kernel_id: str, calls: int) -> Recompute | None:
@@ -151,6 +178,126 @@ def find_recompute(ast: UOp, kernel_id: str, calls: int) -> Recompute | None:
     return Recompute(
         kernel_id=kernel_id, factor=worst.factor, wasted_operations=float(wasted), calls=calls, advice=advice
     )
+
+
+@lru_cache(64)
+def _as_run(ast: UOp) -> UOp:
+    """The AST with indexing by a tensor as tinygrad runs it; callers ask several things of the same kernel."""
+    return with_loads_collapsed(ast)
+
+
+def _accesses(ast: UOp) -> list[tuple[str, UOp, UOp]]:
+    """Every INDEX of a buffer that is read or written: which, the buffer, and the INDEX."""
+    nodes = list(ast.toposort())
+    targets = {node.src[0] for node in nodes if node.op is Ops.STORE}
+    loaded = {s for node in nodes for i, s in enumerate(node.src) if not (node.op is Ops.STORE and i == 0)}
+    found = []
+    for node in nodes:
+        if node.op is Ops.INDEX and (buffer := _buffer(node)) is not None:
+            found += [(role, buffer, node) for role, some in (("w", targets), ("r", loaded)) if node in some]
+    return found
+
+
+def _address(index: UOp) -> UOp:
+    """Where an access goes when it does: an index without the condition on which it is valid."""
+    return index.src[1] if index.op is Ops.WHERE and index.src[1].dtype == dtypes.weakint else index
+
+
+def _certain_sources(node: UOp) -> tuple[UOp, ...]:
+    """The sources without which the value of a node is never known."""
+    if node.op is Ops.WHERE:
+        return tuple(node.src[:1])
+    if node.dtype == dtypes.bool and node.op in (Ops.AND, Ops.OR, Ops.MUL, Ops.MAX, Ops.REDUCE):
+        return ()  # known as soon as one term is
+    if node.op is Ops.MUL and (
+        gates := tuple(s for s in node.src if s.op is Ops.CAST and s.src[0].dtype == dtypes.bool)
+    ):
+        return gates  # which tinygrad turns into a condition on the other factor
+    return tuple(node.src[1:] if node.op is Ops.INDEX else node.src)
+
+
+def _unconditional(ast: UOp) -> set[UOp]:
+    """The nodes whose value decides what is stored whatever the buffers hold, and the INDEX of every such store."""
+    seen: set[UOp] = set()
+    stack = [
+        node for node in ast.toposort() if node.op is Ops.STORE and not any(i.op is Ops.WHERE for i in node.src[0].src)
+    ]
+    while stack:
+        node = stack.pop()
+        if node not in seen:
+            seen.add(node)
+            stack.extend(_certain_sources(node))
+    return seen
+
+
+def _least_touched(indices: Iterable[UOp]) -> int:
+    """Distinct elements at least: exact where an address is a sum of ranges times constants, else 1 (0 if gated)."""
+    count, known = 1, set[UOp]()
+    for index in indices:
+        if index.op is Ops.WHERE:
+            return 0
+        if (terms := _linear(index)) is not None:
+            here = _distinct(terms)
+            count = max(count, here) if known & terms.keys() else count * here  # a diagonal is no product
+            known |= terms.keys()
+    return count
+
+
+def _linear(address: UOp) -> dict[UOp, int] | None:
+    """The factor of each range in an address that is a sum of ranges times constants; None where it is another."""
+    if address.op is Ops.CONST:
+        return {}
+    if _counts(address):
+        return {address: 1}
+    if address.op is Ops.ADD:
+        parts = [_linear(s) for s in address.src]
+        if any(part is None for part in parts):
+            return None
+        total: dict[UOp, int] = {}
+        for part in parts:
+            for axis, factor in (part or {}).items():
+                total[axis] = total.get(axis, 0) + factor
+        return total
+    if address.op is Ops.MUL and address.src[1].op is Ops.CONST and (part := _linear(address.src[0])) is not None:
+        return {axis: factor * int(address.src[1].vmax) for axis, factor in part.items()}
+    return None
+
+
+def _distinct(terms: dict[UOp, int]) -> int:
+    """How many values a sum of ranges times factors takes at least.
+
+    From the smallest factor on: values further apart than all so far reach multiply them. Multiples of the first step
+    that leave no gap make one longer row. Otherwise |A + B| >= |A| + |B| - 1.
+    """
+    count, reach, step, gapless = 1, 0, 0, True
+    for factor, extent in sorted((abs(f), _least_extent(axis)) for axis, f in terms.items() if f):
+        if extent == 0:
+            return 0
+        if extent == 1:
+            continue
+        step = step or factor
+        if gapless and factor % step == 0 and factor <= reach + step:
+            count += (extent - 1) * (factor // step)
+        elif factor > reach:
+            count, gapless = count * extent, False
+        else:
+            count, gapless = count + extent - 1, False
+        reach += (extent - 1) * factor
+    return count
+
+
+def _least_extent(axis: UOp) -> int:
+    return max(0, int(axis.src[0].vmin))
+
+
+def _may_share(node: UOp) -> bool:
+    """Whether a program could compute less than the ranges of a contraction say."""
+    nodes = list(node.toposort())
+    if any(n.op is Ops.WHERE or n.dtype == dtypes.bool for n in nodes):
+        return True
+    if any(n.op is Ops.PARAM and n.arg.addrspace is AddrSpace.ALU for n in nodes):
+        return True
+    return any(_linear(index) is None for n in nodes if n.op is Ops.INDEX for index in n.src[1:])
 
 
 def _times(shape: Iterable[int]) -> str:

@@ -26,6 +26,7 @@ from kcg.measure.rows import duel_rows
 from kcg.optimize import estimates
 from kcg.optimize.handwritten import contest
 from kcg.optimize.verdicts import Side, is_known, keep, taken_over
+from kcg.provenance import provenance
 from kcg.types import (
     RAW,
     Finalist,
@@ -443,6 +444,7 @@ def build_result(session: Session, regions: tuple[RegionResult, ...], *, complet
         expectations=tuple(session.expectations),
         clocks=tuple((name, min(seen), median(seen), max(seen)) for name, seen in sorted(session.clocks.items())),
         left_out=session.workload.left_out, seen_as=seen_as_of(session.workload, target.device),
+        **provenance(),
     )  # fmt: skip
 
 

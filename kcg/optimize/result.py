@@ -40,6 +40,8 @@ ADDED = {
         ("ModelCheck", "runs"),
         ("ModelCheck", "compared"),
         ("Verification", "unjudged"),
+        ("Result", "revision"),
+        ("Result", "dirty"),
     },
 }
 """Fields that came with each version: files of the versions before it are read without them, with their defaults."""

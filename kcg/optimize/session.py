@@ -25,6 +25,7 @@ from kcg.optimize.lock import alone_in
 from kcg.optimize.names import check_names
 from kcg.optimize.phases import CAPTURING, OPENING, Phases
 from kcg.optimize.settings import Settings, writable_folder
+from kcg.provenance import provenance
 from kcg.search.interface import Ledger, Observation, best
 from kcg.types import (
     CacheState,
@@ -253,7 +254,12 @@ class Session:
         self.journal.add_toolchain(toolchain)
         self.journal.add_workload(self.workload)
         self.journal.add_run(
-            Run(self.run_id, self.created.isoformat(), self.settings.command, {"device": self.choice.dev})
+            Run(
+                self.run_id,
+                self.created.isoformat(),
+                self.settings.command,
+                {"device": self.choice.dev, **provenance()},
+            )
         )
         self.service.on_measurement = self._record
         return self.journal

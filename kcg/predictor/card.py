@@ -22,6 +22,9 @@ SHORT = 12  # hexadecimal digits that are shown of a checksum
 LONGEST = 300  # characters of one text
 
 
+_TREES = {None: "", True: ", with changes that were not committed", False: ", nothing uncommitted"}
+
+
 def facts(checkpoint: Checkpoint, size: int) -> list[tuple[str, str]]:
     """What it is, what it was trained on, and what it reached: names and values. `size` is in bytes."""
     about = checkpoint.about
@@ -39,7 +42,7 @@ def facts(checkpoint: Checkpoint, size: int) -> list[tuple[str, str]]:
     rows += [("dataset", f"{name} {digest[:SHORT]}") for name, digest in about.datasets]
     rows.append(("operations", f"{len(about.operations)} kinds seen in training"))
     rows.append(("errors", f"expected ones are multiplied by {about.spread_scale:.4g}"))
-    rows += [("code", about.revision)] if about.revision else []
+    rows += [("code", about.revision + _TREES[about.dirty])] if about.revision else []
     rows += [(f"validation {name}", _number(value)) for name, value in sorted(about.metrics.items())]
     return [(plain(name), plain(value)) for name, value in rows]
 

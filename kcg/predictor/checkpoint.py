@@ -37,6 +37,7 @@ class About:
     metrics: dict[str, float] = field(default_factory=dict)  # on the validation part
     revision: str = ""  # of the code
     settings: dict[str, Any] = field(default_factory=dict)  # of the training
+    dirty: bool | None = None  # whether the code differed from its revision; None: written before that was kept
 
 
 @dataclass(frozen=True)

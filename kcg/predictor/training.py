@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from kcg.commandline import revision
 from kcg.dataset.reading import Export, read_export
 from kcg.dataset.splits import PARTS, SPLITS, TRAIN
 from kcg.errors import DataError, DeviceError, UsageError
@@ -40,6 +39,7 @@ from kcg.predictor.tensors import MOST_BYTES
 from kcg.predictor.tracking import Tracker, Tracking
 from kcg.predictor.trees import Trees
 from kcg.predictor.workers import dataset_of, workers
+from kcg.provenance import provenance
 
 log = logging.getLogger(__name__)
 
@@ -110,7 +110,7 @@ def train(
     export = read_export(data)
     rows = load(data, say=log.info)
     floors = floors_of(export)
-    config = {"settings": names_of(settings), "datasets": dict(rows.checksums), "revision": revision(),
+    config = {"settings": names_of(settings), "datasets": dict(rows.checksums), **provenance(),
               "features_version": FEATURES_VERSION}  # fmt: skip
     _claim(out, settings, rows)
     tracking = Tracking(wandb, out.name, config)
@@ -184,7 +184,7 @@ def _about(export: Export, data: TrainingData, settings: TrainingSettings, name:
     ]  # fmt: skip
     return About(
         name=name, targets=tuple(told), datasets=data.checksums, split=settings.fit.split,
-        operations=tuple(sorted(operations)), revision=revision(), settings=names_of(settings),
+        operations=tuple(sorted(operations)), settings=names_of(settings), **provenance(),
     )  # fmt: skip
 
 

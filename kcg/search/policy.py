@@ -139,6 +139,7 @@ class PolicyAbout:
     metrics: dict[str, float] = field(default_factory=dict)
     revision: str = ""  # of the code
     settings: dict[str, Any] = field(default_factory=dict)  # of the training
+    dirty: bool | None = None  # whether the code differed from its revision; None: written before that was kept
 
 
 def save_policy(policy: Policy, path: Path) -> None:

@@ -22,7 +22,6 @@ from typing import Any, Final, TypeVar
 
 import torch
 
-from kcg.commandline import revision
 from kcg.dataset.reading import Export, read_export
 from kcg.dataset.splits import TRAIN, VALIDATION
 from kcg.env import STARTS, Cost, Reading, Task, learned
@@ -35,6 +34,7 @@ from kcg.predictor.learned import LearnedPredictor
 from kcg.predictor.tracking import Tracker, Tracking
 from kcg.predictor.views import Viewer
 from kcg.predictor.workers import workers as processes
+from kcg.provenance import provenance
 from kcg.search.comparison import RecordedKernel
 from kcg.search.comparison import kernels_of as recorded_kernels
 from kcg.search.draft import draft
@@ -249,14 +249,14 @@ def train_policy(
             raise DataError(f"{data} has no kernel of the {part} part of the split by {told.split}")
     ours, others = ([replace(k, members=settings.networks) for k in kernels] for kernels in (ours, others))
     config = {"settings": asdict(settings), "datasets": dict(told.datasets), "predictor": told.name,
-              "revision": revision()}  # fmt: skip
+              **provenance()}  # fmt: skip
     about = PolicyAbout(
         out.name,
         tuple(t["fingerprint"] for t in told.targets),
         told.datasets,
         told.split,
-        revision=revision(),
         settings=asdict(settings),
+        **provenance(),
     )
     given = {"datasets": dict(told.datasets), "predictor": told.name, "kernels of": dict(export.checksums)}
     state = _Progress(out / PROGRESS, asdict(settings) | given)

@@ -230,7 +230,7 @@ def headline(board: Board, *, has_policy: bool) -> dict[str, float | None]:
     at_16 = board.budgets.index(16) if 16 in board.budgets else None
     others = {"default_vs_random": RANDOM}
     if has_policy:
-        others |= {"ppo_vs_random": RANDOM, "ppo_vs_no_ppo": f"{default}/{NO_POLICY}"}
+        others |= {"ppo_vs_no_ppo": f"{default}/{NO_POLICY}"}
     for key, other in others.items():
         if at_16 is not None and board.has(other) and other != default:
             found |= board.paired(default, other)[at_16].named(f"{key}_at_16")

@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from kcg.dataset.columns import CONSTANTS, MADE_BY, constants_in, rows_of_a_group
 from kcg.errors import DataError
+from kcg.provenance import provenance
 from kcg.search.replay import ReplayTable
+from kcg.types import canonical_json
 
 FILE = "replay.parquet"
 COLUMNS = ("region_id", "target", "toolchain", "actions", "schedules", "best_s", "hand_coded_s", "table")
@@ -25,12 +29,12 @@ class NamedTable:
 
 
 def write_tables(tables: Iterable[NamedTable], path: Path) -> None:
-    """Write tables, sorted by kernel, as one Parquet file."""
+    """Write tables, sorted by kernel, as one Parquet file. A target or toolchain that all have is in its metadata."""
     import pyarrow as pa
     from pyarrow import parquet
 
     rows = sorted(tables, key=lambda named: (named.region_id, named.target, named.toolchain))
-    columns = {
+    columns: dict[str, list[Any]] = {
         "region_id": [r.region_id for r in rows], "target": [r.target for r in rows],
         "toolchain": [r.toolchain for r in rows], "actions": [list(r.actions) for r in rows],
         "schedules": [len(r.table.records) for r in rows], "best_s": [r.table.best_s for r in rows],
@@ -41,8 +45,16 @@ def write_tables(tables: Iterable[NamedTable], path: Path) -> None:
         "region_id": pa.string(), "target": pa.string(), "toolchain": pa.string(), "actions": pa.list_(pa.string()),
         "schedules": pa.int32(), "best_s": pa.float64(), "hand_coded_s": pa.float64(), "table": pa.large_string(),
     }  # fmt: skip
-    schema = pa.schema([(name, types[name]) for name in COLUMNS])
-    parquet.write_table(pa.table(columns, schema=schema), path, compression="zstd", compression_level=19)
+    same = {name: columns[name][0] for name in ("target", "toolchain") if len(set(columns[name])) == 1}
+    names = [name for name in COLUMNS if name not in same]
+    schema = pa.schema(
+        [(name, types[name]) for name in names],
+        metadata={CONSTANTS: canonical_json(same), MADE_BY: canonical_json(dict(provenance()))},
+    )
+    table = pa.table({name: columns[name] for name in names}, schema=schema)
+    parquet.write_table(
+        table, path, compression="zstd", compression_level=19, row_group_size=rows_of_a_group(table)
+    )  # fmt: skip
 
 
 def read_tables(folder: Path, *, regions: Collection[str] | None = None) -> list[NamedTable]:
@@ -53,14 +65,14 @@ def read_tables(folder: Path, *, regions: Collection[str] | None = None) -> list
 
     path = folder / FILE
     try:
-        rows = parquet.read_table(path, columns=["region_id", "target", "toolchain", "actions", "table"]).to_pylist()
-    except (pyarrow.ArrowException, OSError, KeyError) as error:
+        same = constants_in(parquet.read_schema(path).metadata)
+        stored = [name for name in ("region_id", "target", "toolchain", "actions", "table") if name not in same]
+        rows = [same | row for row in parquet.read_table(path, columns=stored).to_pylist()]
+        wanted = [row for row in rows if regions is None or row["region_id"] in regions]
+        named = [(str(row["region_id"]), str(row["target"]), str(row["toolchain"])) for row in wanted]
+    except (pyarrow.ArrowException, OSError, KeyError, TypeError, ValueError) as error:
         raise DataError(f"{path} cannot be read ({str(error).splitlines()[0]}): export or download it again") from error
     return [
-        NamedTable(
-            row["region_id"], row["target"], row["toolchain"], tuple(row["actions"]),
-            ReplayTable.from_json(row["table"]),
-        )
-        for row in rows
-        if regions is None or row["region_id"] in regions
-    ]  # fmt: skip
+        NamedTable(*ids, tuple(row["actions"]), ReplayTable.from_json(row["table"]))
+        for ids, row in zip(named, wanted, strict=True)
+    ]
