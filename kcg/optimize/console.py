@@ -6,6 +6,7 @@ caller gives.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import sys
 import time
@@ -142,8 +143,9 @@ class Progress:
         if self._bar is not None:
             self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
         else:
-            self._stream.write(_fit(text, self._stream.encoding) + "\n")
-            self._stream.flush()
+            with contextlib.suppress(OSError):  # a full disk, or a reader that went away: no reason to end the work
+                self._stream.write(_fit(text, self._stream.encoding) + "\n")
+                self._stream.flush()
 
 
 def progress(*, quiet: bool = False, json_mode: bool = False, stream: TextIO | None = None) -> Progress:
