@@ -57,6 +57,15 @@ _NAMES = ", ".join(MEASUREMENT_COLUMNS)
 T = TypeVar("T")
 
 
+def _file_at(path: Path) -> tuple[int, int] | None:
+    """Which file a path names; None where there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
 def _text_id(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -72,6 +81,8 @@ class Journal:
         self.read_only = read_only
         self._connection = connection
         self._lock = threading.RLock()
+        self._place = path.absolute()
+        self._file = _file_at(self._place)
 
     @classmethod
     def open(cls, path: Path | str, *, create: bool = True, read_only: bool = False) -> Journal:
@@ -139,6 +150,14 @@ class Journal:
             found = self._connection.execute("PRAGMA quick_check(1)").fetchone()[0]
         if found != "ok":
             raise corrupt(self.path, str(found).splitlines()[-1])
+
+    def moved(self) -> str:
+        """What became of the open file, in words, if it is no longer what its path names: SQLite writes on into a file
+        that was deleted, and says nothing. Empty if all is well."""
+        found = _file_at(self._place)
+        if found == self._file:
+            return ""
+        return "was deleted" if found is None else "was replaced by another file"
 
     def close(self) -> None:
         """Closes the file; safe to call twice."""

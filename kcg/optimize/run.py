@@ -93,6 +93,7 @@ def optimize(settings: Settings, progress: Progress, *, started: float | None = 
             session.warnings.append(
                 f"the budget of {settings.budget_s:g} s is less than timing and verifying the kernels takes"
             )
+        session.notice_moved_journal()
         phases = session.phases.seconds()
         result = replace(
             result, model_check=check, complete=not (ended_early or over or session.unsearched),

@@ -135,6 +135,7 @@ class Session:
         self.fought: set[str] = set()  # and those of whose duels at least one was fought in this run
         self._lock = threading.Lock()
         self._journal_error: BaseException | None = None
+        self._journal_moved = False
         self.journal: Journal | None = None
 
         self.choice = choose_device(settings.device)
@@ -263,6 +264,19 @@ class Session:
             raise self.service.device_error
         if self._journal_error is not None:
             raise self._journal_error
+        self.notice_moved_journal()
+
+    def notice_moved_journal(self) -> None:
+        """Say once that somebody deleted or replaced the journal under this run, which goes on to its result."""
+        if self.journal is None or self._journal_moved or not (what := self.journal.moved()):
+            return
+        self._journal_moved = True
+        line = (
+            f"the journal {self.journal.path} {what} while this run wrote to it: its result is written all the same, "
+            "but --resume cannot go on from its measurements"
+        )
+        self.warnings.append(line)
+        self.progress.line(f"kcg: {line}", important=True)
 
     def plan(self) -> list[RegionWork]:
         """One `RegionWork` per call, with what the journal already knows of it."""

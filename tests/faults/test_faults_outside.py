@@ -15,6 +15,7 @@ import pytest
 
 from kcg.errors import DeviceError, ExitCode
 from kcg.measure import spawned
+from kcg.measure.alone import Alone, Overdue
 from kcg.measure.pools import Killed
 from kcg.measure.service import MeasureService
 from kcg.types import Status
@@ -186,6 +187,14 @@ class Unstartable(spawned.ProcessPool):  # type: ignore[misc]
 
     def _start_pool(self) -> None:
         raise spawned.BrokenProcessPool from OSError(11, "Resource temporarily unavailable")
+
+
+def test_process_that_reads_nothing_is_ended_in_time() -> None:
+    """A job that is larger than what a pipe holds, for one that was stopped."""
+    with Alone("tests.faults.busy_service", dev=DEV, label="stopped") as process:
+        os.kill(process._process.pid, signal.SIGSTOP)
+        with pytest.raises(Overdue, match=r"the job did not finish in 0.2 s"):
+            process.run({"long": "x" * (1 << 20)}, timeout_s=0.2, name="the job")
 
 
 STUBBORN = """
