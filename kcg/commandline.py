@@ -98,19 +98,41 @@ def _failed(error: Exception) -> ExitCode:
         _complain(f"{usage()}; --help lists what there is")
         return ExitCode.USAGE
     line = (str(error).strip().splitlines() or ["no message"])[0]
-    if isinstance(error, MemoryError) or any(words in line.lower() for words in NO_MEMORY):
-        _complain(f"not enough memory ({line}): free some, or raise the limit (ulimit -v)")
+    if _is_about_memory(error):
+        _complain("not enough memory: free some, or raise the limit (ulimit -v)")
+        atexit.register(_leave, ExitCode.USAGE)  # libraries that found none end badly: by a signal, or never
         return ExitCode.USAGE
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EBADF, errno.EIO):
         with showing():
             pass
         if not _lost_output:
-            _complain(f"cannot write: {error.strerror}: free space, or choose another place")
+            what = error.filename or "the output"  # what is printed has no name
+            _complain(f"cannot write {what}: {error.strerror}: free space, or choose another place")
         return ExitCode.USAGE
     if os.environ.get("KCG_TRACEBACK"):
         traceback.print_exc()
     _complain(f"internal error: {type(error).__name__}: {line}; set KCG_TRACEBACK=1 for the traceback")
     return ExitCode.INTERNAL
+
+
+def _is_about_memory(error: BaseException | None) -> bool:
+    """Whether memory is what is missing, by an error or one that it came of."""
+    while error is not None:
+        if isinstance(error, MemoryError) or any(words in str(error).lower() for words in NO_MEMORY):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _leave(code: ExitCode) -> NoReturn:
+    """End this process without what its libraries do at the end."""
+    for act in _last_acts:
+        with contextlib.suppress(Exception):
+            act()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+    os._exit(code)
 
 
 def _complain(line: str) -> None:
@@ -196,12 +218,9 @@ def _ended_by_signals() -> Iterator[None]:
 
 
 def _end_at_once() -> NoReturn:
-    for act in _last_acts:
-        with contextlib.suppress(Exception):
-            act()
     with contextlib.suppress(OSError):
         os.write(2, b"kcg: interrupted again: ended at once\n")
-    os._exit(ExitCode.INTERRUPTED)
+    _leave(ExitCode.INTERRUPTED)
 
 
 def revision() -> str:

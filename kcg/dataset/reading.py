@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from kcg.dataset.bounds import Texts, check_bounds
 from kcg.dataset.columns import (
     BLOCK,
     CLOCK,
@@ -217,7 +218,7 @@ class Export:
     def _timings(self, *, valid: bool = False) -> Any:
         import pyarrow as pa
 
-        with self._opened(TIMINGS, timings_schema()) as file:
+        with self._opened(TIMINGS, timings_schema()) as (file, _):
             clocks = [n for n in file.schema_arrow.names if n.startswith(CLOCK)]
             _check_types(file.schema_arrow, timings_schema([n.removeprefix(CLOCK) for n in clocks]))
             table = file.read(columns=[*timings_schema().names, *clocks])
@@ -228,15 +229,17 @@ class Export:
     def _batches(self, name: str, columns: list[str], *, valid: bool = False) -> Iterator[Any]:
         """`valid` refuses what would not be safe to compute with: texts that are none, indices that lead nowhere."""
         schema = kernels_schema() if name == KERNELS else measurements_schema()
-        with self._opened(name, schema) as file:
-            for batch in file.iter_batches(columns=columns, batch_size=BLOCK):
+        with self._opened(name, schema) as (file, rows):
+            texts = Texts((self.folder / name).stat().st_size)
+            for batch in file.iter_batches(columns=columns, batch_size=rows):
                 if valid:
                     batch.validate(full=True)
-                yield batch
+                yield texts.plain(batch, keep=TEXTS if name == MEASUREMENTS else ())
 
     @contextmanager
-    def _opened(self, name: str, schema: Any) -> Iterator[Any]:
-        """A Parquet file of this schema; all that Arrow says about it is a DataError, inside the block too."""
+    def _opened(self, name: str, schema: Any) -> Iterator[tuple[Any, int]]:
+        """A Parquet file of this schema, and how many of its rows to read at once; all that Arrow says about it is a
+        DataError, inside the block too."""
         import pyarrow
         from pyarrow import parquet
 
@@ -245,9 +248,9 @@ class Export:
                 if (found := _version_of(file)) != SCHEMA_VERSION:
                     raise DataError(_other_schema(self.folder / name, found))
                 _check_types(file.schema_arrow, schema)
-            texts = [text for text in (*TEXTS, "launch") if text in schema.names]
-            with parquet.ParquetFile(self.folder / name, read_dictionary=texts) as file:
-                yield file
+                how = check_bounds(file, self.folder / name)
+            with parquet.ParquetFile(self.folder / name, read_dictionary=how.dictionaries) as file:
+                yield file, min(BLOCK, how.rows)
         except (pyarrow.ArrowException, OSError, TypeError, ValueError) as e:  # names may be no text
             line = (str(e) or type(e).__name__).splitlines()[0]
             raise DataError(f"{self.folder / name} cannot be read ({line}): export again") from e

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from kcg.dataset.bounds import Texts, check_bounds
 from kcg.errors import DataError
 from kcg.search.replay import ReplayTable
 
@@ -51,10 +52,14 @@ def read_tables(folder: Path, *, regions: Collection[str] | None = None) -> list
     import pyarrow
     from pyarrow import parquet
 
-    path = folder / FILE
+    path, columns = folder / FILE, ["region_id", "target", "toolchain", "actions", "table"]
     try:
-        rows = parquet.read_table(path, columns=["region_id", "target", "toolchain", "actions", "table"]).to_pylist()
-    except (pyarrow.ArrowException, OSError, KeyError) as error:
+        with parquet.ParquetFile(path) as file:
+            how = check_bounds(file, path)
+        with parquet.ParquetFile(path, read_dictionary=how.dictionaries) as file:
+            texts, batches = Texts(path.stat().st_size), file.iter_batches(columns=columns, batch_size=how.rows)
+            rows = [row for batch in batches for row in texts.plain(batch).to_pylist()]
+    except (pyarrow.ArrowException, OSError, KeyError, ValueError) as error:
         raise DataError(f"{path} cannot be read ({str(error).splitlines()[0]}): export or download it again") from error
     return [
         NamedTable(
