@@ -25,8 +25,8 @@ from kcg.files import locked, write_whole
 
 
 def command_text(module: str) -> str:
-    """The command as it can be typed again."""
-    return shlex.join(["python", "-m", module, *sys.argv[1:]])
+    """The command as it can be typed again; what of it is no text is replaced, since files are to hold it."""
+    return shlex.join(["python", "-m", module, *sys.argv[1:]]).encode("utf-8", "replace").decode()
 
 
 AGAIN_S = 0.25
@@ -154,6 +154,8 @@ def _open_streams() -> None:
             if opened != descriptor:
                 os.dup2(opened, descriptor)
                 os.close(opened)
+    if sys.stdout is not None and getattr(sys.stdout, "errors", "") == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # such as a file's name
     if sys.stdout is None:
         sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)
     if sys.stderr is None:

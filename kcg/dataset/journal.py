@@ -50,6 +50,7 @@ __all__ = ["APPLICATION_ID", "SCHEMA_VERSION", "Journal", "Record", "Run"]
 
 CHECK_AT_OPEN_BYTES = 64 << 20  # SQLite checks about 500 MB/s: larger journals are checked by `check()` only
 PAGE_ROWS = 1000
+LATEST_UNIX_S = 2.0**40  # of a recording: 36,000 years from now
 BULK_CACHE_KIB = 256 << 10
 
 _NAMES = ", ".join(MEASUREMENT_COLUMNS)
@@ -356,6 +357,8 @@ class Journal:
         number, identity, recorded, *rest = row
         with self._row("measurements", number):
             record = Record(measurement_from_row(rest), float(recorded))
+            if not 0 <= record.recorded_unix_s <= LATEST_UNIX_S:
+                raise ValueError("the time of its recording is none")
             if identity_of(record.measurement.key) != identity:
                 raise ValueError("it does not hash to its identity")
         return record

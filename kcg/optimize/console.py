@@ -293,7 +293,7 @@ def _escape(content: str) -> str:
 def _fit(content: str, encoding: str | None) -> str:
     """`content` in characters that the stream can take: an old locale must not end a search with UnicodeEncodeError."""
     if _is_unicode(encoding):
-        return content
+        return content.encode("utf-8", "replace").decode()  # half a character, as JSON can spell one, is no text
     return content.translate(_ASCII).encode("ascii", "replace").decode()
 
 

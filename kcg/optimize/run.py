@@ -56,6 +56,7 @@ def optimize(settings: Settings, progress: Progress, *, started: float | None = 
             check_weights(settings, device, fetch=True)
         session.open_journal()
         session.plan()
+        session.notice_busy_machine()
         handwritten.offer(session, kernels)
         session.phases.begin(BASELINES)
         guided = settings.measurements == 0 or not settings.search.startswith(TINY_BEAM)

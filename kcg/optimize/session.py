@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from kcg.compat.device import choose_device, prepare
 from kcg.errors import UsageError
 from kcg.measure.protocol import PROTOCOL
+from kcg.measure.sensors import Neighbours
 from kcg.measure.service import BASELINE_TIMEOUT_S, MeasureService, Request
 from kcg.optimize import estimates
 from kcg.optimize.lock import alone_in
@@ -138,6 +139,7 @@ class Session:
         self._journal_moved = False
         self.journal: Journal | None = None
 
+        self._neighbours = Neighbours()  # before this process has work for the machine
         self.choice = choose_device(settings.device)
         check_names(settings, self.choice.device)
         prepare(self.choice.dev)
@@ -219,6 +221,13 @@ class Session:
         )
         self.service.on_measurement = self._record
         return self.journal
+
+    def notice_busy_machine(self) -> None:
+        """Say, here and in the result, that others use this machine, if they do."""
+        if why := self._neighbours.words():
+            line = f"this machine is busy ({why}): its times are less certain, and a budget searches less"
+            self.warnings.append(line)
+            self.progress.line(f"kcg: {line}")
 
     def set_aside(self, *names: str) -> None:
         """Rename what an earlier run left in the folder under these names, unless this one goes on with it."""
