@@ -39,6 +39,7 @@ NO_MEMORY = ("can't start new thread", "cannot allocate memory", "failed to map 
 
 _last_acts: list[Callable[[], None]] = []
 _lost_output: list[str] = []  # why standard output could not be written, if so
+_told: list[str] = []  # how to go on after an interrupt, where a command has said it itself
 
 
 def at_once(act: Callable[[], None]) -> None:
@@ -66,8 +67,11 @@ def guarded(body: Callable[[], ExitCode | None], *, go_on: str = "") -> NoReturn
 
 
 def _code_of(body: Callable[[], ExitCode | None], go_on: str) -> ExitCode:
+    _told.clear()
     try:
-        return body() or ExitCode.OK
+        code = body() or ExitCode.OK
+        # the command-line library makes an exit code of an interrupt, without a word
+        return _interrupted(go_on) if code == ExitCode.INTERRUPTED and not _told else code
     except KcgError as error:
         _complain(str(error))
         return error.exit_code
@@ -90,6 +94,12 @@ def _code_of(body: Callable[[], ExitCode | None], go_on: str) -> ExitCode:
 def _interrupted(go_on: str) -> ExitCode:
     _complain(f"interrupted; {go_on}" if go_on else "interrupted")
     return ExitCode.INTERRUPTED
+
+
+def interrupted(line: str) -> None:
+    """Say that a command was interrupted, and how to go on, in its own words: nothing more is said of it."""
+    _told.append(line)
+    _complain(line)
 
 
 def _failed(error: Exception) -> ExitCode:

@@ -128,6 +128,18 @@ def test_who_is_told_to_end_says_how_to_go_on(number: signal.Signals) -> None:
     assert process.returncode == ExitCode.INTERRUPTED
 
 
+def test_an_interrupt_that_typer_took_is_said_too() -> None:
+    """It makes an exit code of it."""
+    waits = WAITS.replace("guarded(main,", "guarded(app,").replace(
+        "kcg.commandline.guarded", "import typer\napp = typer.Typer()\napp.command()(main)\nkcg.commandline.guarded"
+    ).replace("guarded(app,", "guarded(lambda: app(standalone_mode=False),")  # fmt: skip
+    process = subprocess.Popen([sys.executable, "-c", waits], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGTERM)
+    assert process.communicate(timeout=60)[1].strip() == "kcg: interrupted; to go on: it"
+    assert process.returncode == ExitCode.INTERRUPTED
+
+
 def test_what_nohup_ignores_stays_ignored() -> None:
     ignoring = f"import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n{WAITS}"
     process = subprocess.Popen(

@@ -74,7 +74,7 @@ class _ForkedPopen(popen_forkserver.Popen):
 
     def _launch(self, process_obj: BaseProcess) -> None:
         with _server.watched():
-            super()._launch(process_obj)
+            super()._launch(process_obj)  # type: ignore[misc]
         with contextlib.suppress(AttributeError, OSError):  # an old Linux, or it has ended already
             self._pidfd = os.pidfd_open(self.pid)
             util.Finalize(self, os.close, (self._pidfd,))
@@ -101,7 +101,7 @@ class _ForkedPopen(popen_forkserver.Popen):
     def _told(self) -> int:
         """The exit code, as the server tells it. Where the server is gone, its children were killed with it."""
         try:
-            return int(forkserver.read_signed(self.sentinel))  # type: ignore[attr-defined]
+            return int(forkserver.read_signed(self.sentinel))
         except (OSError, EOFError):
             return -signal.SIGKILL
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated  # noqa: E402
 
 import typer  # noqa: E402
 
-from kcg.commandline import command_text, guarded, showing  # noqa: E402
+from kcg.commandline import command_text, guarded, interrupted, showing  # noqa: E402
 from kcg.errors import ExitCode, UsageError  # noqa: E402
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def run(settings: object, *, dry_run: bool, json_mode: bool, quiet: bool) -> Exi
             print_result(finished.result, Console(highlight=False))
             sys.stdout.write(f"result: {finished.result_path}\nreport: {finished.report_path}\n")
     if finished.exit_code == ExitCode.INTERRUPTED:
-        shown.line(f"interrupted; to go on: {resume_command(settings)}", important=True)
+        interrupted(f"interrupted; to go on: {resume_command(settings)}")
     elif finished.exit_code == ExitCode.DEVICE_UNUSABLE:
         told = f"{finished.lost}; what was measured is kept: when the device is back, go on with"
         shown.line(f"kcg: {told} {resume_command(settings)}", important=True)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,16 @@ from kcg.measure import spawned
 from kcg.measure.alone import Alone, Overdue
 from kcg.measure.pools import Killed
 from kcg.measure.service import MeasureService
-from kcg.types import Status
+from kcg.optimize import run as run_module
+from kcg.optimize.__main__ import run
+from kcg.optimize.result import read_result
+from kcg.optimize.session import RegionWork, Session
+from kcg.types import Measurement, Status
 from tests.faults import bad_jobs
 from tests.faults.processes import PATIENCE_S, alive, below, fork_servers, wait_until
 from tests.faults.relu import DEV, request
 from tests.faults.test_faults_canary import Flight
+from tests.faults.test_faults_lost import KERNELS, SCRIPTED
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="there are fork servers on Linux only")
 
@@ -195,6 +201,32 @@ def test_process_that_reads_nothing_is_ended_in_time() -> None:
         os.kill(process._process.pid, signal.SIGSTOP)
         with pytest.raises(Overdue, match=r"the job did not finish in 0.2 s"):
             process.run({"long": "x" * (1 << 20)}, timeout_s=0.2, name="the job")
+
+
+class Deleting(Session):
+    """A session whose journal somebody deletes when its first kernel is measured, on a machine with much to do."""
+
+    def plan(self) -> list[RegionWork]:
+        self._neighbours._load = 1e3
+        return super().plan()
+
+    def _record(self, measurement: Measurement) -> None:
+        super()._record(measurement)
+        (self.folder / "journal.sqlite").unlink(missing_ok=True)
+
+
+def test_deleted_journal_and_busy_machine_are_said_and_the_result_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(run_module, "Session", Deleting)
+    settings = replace(SCRIPTED, folder=tmp_path, measurements=KERNELS + 1)
+    code = run(settings, dry_run=False, json_mode=False, quiet=False)
+    assert code in (ExitCode.OK, ExitCode.NOTHING_IMPROVED)
+    said, result = capfd.readouterr().err.splitlines(), read_result(tmp_path / "RESULT.json")
+    for words in (f"the journal {tmp_path}/journal.sqlite was deleted", "this machine is busy (its load average was"):
+        assert [line for line in said if words in line] == [f"kcg: {w}" for w in result.warnings if words in w], said
+        assert sum(words in line for line in said) == 1, said
+    assert said.index(next(s for s in said if "busy" in s)) < said.index(next(s for s in said if "searching" in s))
 
 
 STUBBORN = """
