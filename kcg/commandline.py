@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import errno
+import io
 import json
 import os
 import shlex
+import signal
 import sys
+import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from datetime import date
@@ -21,8 +27,8 @@ SCRIPTS = ("evaluation", "training")  # folders of scripts that record figures
 
 
 def command_text(module: str) -> str:
-    """The command as it can be typed again."""
-    return shlex.join(["python", "-m", module, *sys.argv[1:]])
+    """The command as it can be typed again; what of it is no text is replaced, since files are to hold it."""
+    return shlex.join(["python", "-m", module, *sys.argv[1:]]).encode("utf-8", "replace").decode()
 
 
 def counted(number: int, noun: str, many: str = "") -> str:
@@ -30,39 +36,211 @@ def counted(number: int, noun: str, many: str = "") -> str:
     return f"{number} {noun if number == 1 else many or noun + 's'}"
 
 
-def guarded(body: Callable[[], ExitCode | None]) -> NoReturn:
+AGAIN_S = 0.25
+"""A Ctrl-C that comes sooner after the first is the same one: `timeout -s INT` tells the process, then its group."""
+ENDING = ("SIGINT", "SIGTERM", "SIGHUP")
+
+NO_MEMORY = ("can't start new thread", "cannot allocate memory", "failed to map segment", "out of memory")
+"""What errors of other kinds say where memory is what is missing."""
+
+_last_acts: list[Callable[[], None]] = []
+_lost_output: list[str] = []  # why standard output could not be written, if so
+_told: list[str] = []  # how to go on after an interrupt, where a command has said it itself
+
+
+def at_once(act: Callable[[], None]) -> None:
+    """Have `act` called where this process is ended by a second Ctrl-C: it kills what would outlive it. It may neither
+    wait nor take a lock."""
+    _last_acts.append(act)
+
+
+def guarded(body: Callable[[], ExitCode | None], *, go_on: str = "") -> NoReturn:
     """Run a command and leave the process with its exit code.
 
     Anything kcg raises on purpose is one line on stderr. Anything else is a bug of kcg: one line that says so, and the
-    traceback only with `KCG_TRACEBACK=1`.
+    traceback only with `KCG_TRACEBACK=1`. SIGTERM and SIGHUP end a command as Ctrl-C does; a second Ctrl-C ends it at
+    once. `go_on` says after that what was kept and how to go on.
     """
     if Path(sys.argv[0]).parent.name in SCRIPTS:
         provenance()  # of what runs, not of what is committed by the time there are results
-    try:
-        code = body() or ExitCode.OK
-    except KcgError as error:
-        code = error.exit_code
-        _complain(str(error))
-    except KeyboardInterrupt:
-        code = ExitCode.INTERRUPTED
-        _complain("interrupted")
-    except BrokenPipeError:
-        code = ExitCode.OK  # the reader of a pipe has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except Exception as error:
-        if (usage := getattr(error, "format_message", None)) is not None:  # the command-line library's own errors
-            _complain(f"{usage()}; --help lists what there is")
-            raise SystemExit(int(ExitCode.USAGE)) from None
-        code = ExitCode.INTERNAL
-        if os.environ.get("KCG_TRACEBACK"):
-            traceback.print_exc()
-        line = (str(error).strip().splitlines() or ["no message"])[0]
-        _complain(f"internal error: {type(error).__name__}: {line}; set KCG_TRACEBACK=1 for the traceback")
+    _open_streams()
+    with _ended_by_signals():
+        code = _code_of(body, go_on)
+        with showing():
+            pass  # what is still in the buffer
+        if _lost_output and code == ExitCode.OK:
+            code = ExitCode.USAGE
+        _lost_output.clear()
     raise SystemExit(int(code))
 
 
+def _code_of(body: Callable[[], ExitCode | None], go_on: str) -> ExitCode:
+    _told.clear()
+    try:
+        code = body() or ExitCode.OK
+        # the command-line library makes an exit code of an interrupt, without a word
+        return _interrupted(go_on) if code == ExitCode.INTERRUPTED and not _told else code
+    except KcgError as error:
+        _complain(str(error))
+        return error.exit_code
+    except KeyboardInterrupt:
+        return _interrupted(go_on)
+    except BrokenPipeError:
+        _drop_output()
+        return ExitCode.OK  # the reader of a pipe has seen enough
+    except SystemExit as error:  # the command-line library's own way to end
+        if isinstance(error.__context__, BrokenPipeError):
+            _drop_output()
+            return ExitCode.OK
+        raise
+    except Exception as error:
+        if type(error).__name__ == "Abort" and isinstance(error.__context__, KeyboardInterrupt):
+            return _interrupted(go_on)
+        return _failed(error)
+
+
+def _interrupted(go_on: str) -> ExitCode:
+    _complain(f"interrupted; {go_on}" if go_on else "interrupted")
+    return ExitCode.INTERRUPTED
+
+
+def interrupted(line: str) -> None:
+    """Say that a command was interrupted, and how to go on, in its own words: nothing more is said of it."""
+    _told.append(line)
+    _complain(line)
+
+
+def _failed(error: Exception) -> ExitCode:
+    """One line on an error that nobody foresaw, and its exit code."""
+    if (usage := getattr(error, "format_message", None)) is not None:  # the command-line library's own errors
+        _complain(f"{usage()}; --help lists what there is")
+        return ExitCode.USAGE
+    line = (str(error).strip().splitlines() or ["no message"])[0]
+    if _is_about_memory(error):
+        _complain("not enough memory: free some, or raise the limit (ulimit -v)")
+        atexit.register(_leave, ExitCode.USAGE)  # libraries that found none end badly: by a signal, or never
+        return ExitCode.USAGE
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EBADF, errno.EIO):
+        with showing():
+            pass
+        if not _lost_output:
+            what = error.filename or "the output"  # what is printed has no name
+            _complain(f"cannot write {what}: {error.strerror}: free space, or choose another place")
+        return ExitCode.USAGE
+    if os.environ.get("KCG_TRACEBACK"):
+        traceback.print_exc()
+    _complain(f"internal error: {type(error).__name__}: {line}; set KCG_TRACEBACK=1 for the traceback")
+    return ExitCode.INTERNAL
+
+
+def _is_about_memory(error: BaseException | None) -> bool:
+    """Whether memory is what is missing, by an error or one that it came of."""
+    while error is not None:
+        if isinstance(error, MemoryError) or any(words in str(error).lower() for words in NO_MEMORY):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _leave(code: ExitCode) -> NoReturn:
+    """End this process without what its libraries do at the end."""
+    for act in _last_acts:
+        with contextlib.suppress(Exception):
+            act()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+    os._exit(code)
+
+
 def _complain(line: str) -> None:
-    sys.stderr.write(f"kcg: {line}\n")
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # nobody can be told
+        sys.stderr.write(f"kcg: {line}\n")
+
+
+# ---- standard streams ----
+
+
+def _open_streams() -> None:
+    """Give this process the standard streams that it was started without: the next file that is opened would be one of
+    them. What is written to such an output fails, as it should."""
+    for descriptor, flags in ((0, os.O_RDONLY), (1, os.O_RDONLY), (2, os.O_WRONLY)):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            opened = os.open(os.devnull, flags)
+            if opened != descriptor:
+                os.dup2(opened, descriptor)
+                os.close(opened)
+    if sys.stdout is not None and getattr(sys.stdout, "errors", "") == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # such as a file's name
+    if sys.stdout is None:
+        sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(2, "w", encoding="utf-8", closefd=False)
+
+
+@contextlib.contextmanager
+def showing() -> Iterator[None]:
+    """A block that prints what a command found, which was kept elsewhere before: an output that cannot be written is
+    said once, and changes the exit code of no command that has other news. A reader that went away is no news."""
+    try:
+        yield
+        with contextlib.suppress(ValueError):  # somebody closed it
+            sys.stdout.flush()
+    except BrokenPipeError:
+        _drop_output()
+    except OSError as error:
+        if not _lost_output:
+            _complain(f"cannot write to standard output: {error.strerror}")
+        _lost_output.append(str(error))
+        _drop_output()
+
+
+def _drop_output() -> None:
+    """Let what is still in the buffer of standard output, and all that follows, go nowhere."""
+    with contextlib.suppress(OSError, ValueError, io.UnsupportedOperation):
+        sink = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(sink, sys.stdout.fileno())
+        os.close(sink)
+
+
+# ---- signals ----
+
+
+@contextlib.contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """Inside the block the first of `ENDING` raises KeyboardInterrupt. A second Ctrl-C ends the process; who is told to
+    end again by the others is ending already. What the caller ignores, as `nohup` does, stays ignored."""
+    first_s: list[float] = []
+
+    def told(number: int, frame: object) -> None:
+        if not first_s:
+            first_s.append(time.monotonic())
+            raise KeyboardInterrupt
+        if number == signal.SIGINT and time.monotonic() - first_s[0] > AGAIN_S:
+            _end_at_once()
+
+    if threading.current_thread() is not threading.main_thread():  # where there are no handlers
+        yield
+        return
+    numbers = [getattr(signal, name) for name in ENDING if hasattr(signal, name)]
+    before = {number: handler for number in numbers if (handler := signal.getsignal(number)) != signal.SIG_IGN}
+    for number in before:
+        signal.signal(number, told)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+        if signal.SIGINT in before:  # no traceback where it comes while the process ends
+            atexit.register(signal.signal, signal.SIGINT, signal.SIG_DFL)
+
+
+def _end_at_once() -> NoReturn:
+    with contextlib.suppress(OSError):
+        os.write(2, b"kcg: interrupted again: ended at once\n")
+    _leave(ExitCode.INTERRUPTED)
 
 
 def record_results(

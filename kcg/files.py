@@ -43,6 +43,15 @@ def write_whole(path: Path, data: bytes | str) -> None:
         raise UsageError(f"cannot write {path}: {error.strerror}: choose a folder that can be written") from error
 
 
+def is_text(value: str) -> bool:
+    """Whether a string can be written: JSON can spell halves of characters (lone surrogates), which no file holds."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def sync(path: Path) -> None:
     """Wait until a file, or the names in a folder, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)

@@ -9,6 +9,7 @@ from typing import TypedDict
 
 UNKNOWN = "unknown"  # installed without its repository, or there is no git
 OUTPUTS = ("evaluation/results",)  # what evaluation writes: the figures themselves are no code
+GIT_TIMEOUT_S = 20.0
 CODE = ("kcg", "evaluation", "training")  # where an untracked file can be part of what ran
 
 
@@ -49,7 +50,9 @@ def _git(folder: Path, *arguments: str) -> str | None:
     """What git prints; None where it fails, or there is none."""
     command = ["git", "--no-optional-locks", *arguments]
     try:
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, errors="replace", check=False)
-    except OSError:
+        done = subprocess.run(
+            command, cwd=folder, capture_output=True, text=True, errors="replace", check=False, timeout=GIT_TIMEOUT_S
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None

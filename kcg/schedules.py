@@ -87,7 +87,11 @@ def _text_of(opt: Opt) -> str:
 @functools.lru_cache(16384)
 def _opts_of(body: str) -> tuple[Opt, ...]:
     """Kept, since a search asks for those of each schedule about ten times."""
-    return tuple(Opt(op, axis, tuple(arg) if isinstance(arg, list) else arg) for op, axis, arg in json.loads(body))
+    try:
+        rows = json.loads(body)
+    except RecursionError:
+        raise ValueError("a schedule is nested too deeply") from None
+    return tuple(Opt(op, axis, tuple(arg) if isinstance(arg, list) else arg) for op, axis, arg in rows)
 
 
 RAW = Schedule.from_opts(())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from pathlib import Path
 
@@ -50,6 +51,22 @@ def test_a_file_that_is_no_cache_is_refused(cache: Path) -> None:
     cache.write_bytes(b"certainly not a database " * 100)
     with pytest.raises(DataError, match="not a cache of tinygrad"):
         write_rows(cache, cache_table(), {(b"k", 2, 1, "CPU", ""): b"v"})
+
+
+@pytest.mark.parametrize(
+    "part", ["\\ud800", 1 << 63, -(1 << 63) - 1, 1 << 2000, 1e999, True, None, [], {}], ids=lambda part: str(part)[:12]
+)
+@pytest.mark.parametrize("place", range(5))
+def test_what_sqlite_cannot_hold_is_damage(cache: Path, place: int, part: object) -> None:
+    key = (b"k", 2, 1, "CPU", "")
+    write_rows(cache, cache_table(), {key: b"v"})
+    log = json.loads(undo_path(cache).read_text())
+    log["rows"][0]["key"][place] = "\ud800" if isinstance(part, str) else part
+    undo_path(cache).write_text(json.dumps(log))
+    with pytest.raises(DataError, match=r"is damaged .*: delete it to give up the undo$") as caught:
+        restore_rows(cache)
+    assert "\n" not in str(caught.value)
+    assert rows_of(cache) == {key: b"v"}
 
 
 def test_a_damaged_undo_file_is_refused_and_the_rows_stay(cache: Path) -> None:

@@ -91,6 +91,40 @@ def script(body: str, *arguments: object) -> subprocess.Popen[str]:
 # -- the journal
 
 
+def test_a_journal_that_is_deleted_or_replaced_is_noticed(path: Path) -> None:
+    """SQLite writes on into a file that no name leads to any more."""
+    with Journal.open(path) as journal:
+        fill(journal)
+        assert journal.moved() == ""
+        path.rename(path.with_name("elsewhere"))
+        assert journal.record(measurement(7)), "SQLite says nothing"
+        assert journal.moved() == "was deleted"
+        path.write_bytes(path.with_name("elsewhere").read_bytes())
+        assert journal.moved() == "was replaced by another file"
+        path.with_name("elsewhere").replace(path)
+        assert journal.moved() == ""
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "says"),
+    [
+        ("clocks", '[["\\ud800",1.0]]', "the name of a reading is no text"),
+        ("recorded_unix_s", float("inf"), "the time of its recording is none"),
+        ("recorded_unix_s", -1e300, "the time of its recording is none"),
+        ("samples_s", "[1e999]", "its samples are no times"),
+        ("samples_s", "[" * 50_000 + "]" * 50_000, "recursion"),
+        ("launch", "[[1e999],[1]]", "infinity"),
+    ],
+    ids=lambda value: str(value)[:16],
+)
+def test_a_row_of_what_no_file_can_hold_is_one_line(path: Path, column: str, value: object, says: str) -> None:
+    with Journal.open(path) as journal:
+        fill(journal)
+        journal._connection.execute(f"UPDATE measurements SET {column}=? WHERE row=1", (value,))
+        with pytest.raises(JournalError, match=f"row 1 of measurements cannot be trusted .*{says}"):
+            export(journal, path.parent / "out")
+
+
 def test_everything_comes_back_as_it_went_in(path: Path) -> None:
     with Journal.open(path) as journal:
         rows = fill(journal)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import math
@@ -11,6 +12,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from html_page import Page
@@ -22,7 +24,7 @@ from kcg.optimize.console import format_seconds, format_speedup, print_result, p
 from kcg.optimize.report import _FAILURES, _OUTCOMES, render_report, write_report
 from kcg.optimize.report_svg import COLORS
 from kcg.optimize.result import OUTCOMES
-from kcg.types import Result, Status
+from kcg.types import Kernel, RegionResult, Result, Schedule, Status, Target
 
 
 @pytest.fixture(scope="module")
@@ -285,3 +287,38 @@ def test_console_is_cheap_to_import() -> None:
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=True)
     loaded = {name.split(".")[0] for name in done.stdout.split()}
     assert not loaded & {"rich", "plotly", "jinja2", "numpy", "tinygrad"}
+
+
+def with_numbers(value: Any, number: float) -> Any:
+    """The same with every float replaced, and with it every count."""
+    if isinstance(value, float):
+        return number
+    if isinstance(value, tuple):
+        return tuple(with_numbers(one, number) for one in value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, Target | Schedule | Kernel):
+        changed = {f.name: with_numbers(getattr(value, f.name), number) for f in dataclasses.fields(value)}
+        if isinstance(value, RegionResult):
+            changed["calls"] = 0 if number == 0 else value.calls
+        return replace(value, **changed)
+    return value
+
+
+ODD = (0.0, 5e-324, 1e-45, 1e308, math.inf, math.nan)
+
+
+@pytest.mark.parametrize("number", ODD)
+@pytest.mark.parametrize("part", ["all", "regions", "progress", "expectations", "clocks", "phases", "model_check"])
+def test_no_number_breaks_the_page_or_the_table(part: str, number: float) -> None:
+    sample = sample_result()
+    fields = [f.name for f in dataclasses.fields(sample) if part in ("all", f.name) and f.name != "target"]
+    odd = replace(sample, **{name: with_numbers(getattr(sample, name), number) for name in fields})
+    for result in (odd, replace(odd, regions=(), expectations=(), recomputes=())):
+        assert "</html>" in render_report(result)
+        print_result(result, Console(file=io.StringIO(), width=100))
+
+
+@pytest.mark.parametrize("number", [0.0, None, 5e-324, 1e308])
+def test_a_target_that_tells_no_bandwidth_or_clock_has_a_page(number: float | None) -> None:
+    sample = sample_result()
+    target = replace(sample.target, bandwidth_bytes_s=number or 0.0, clock_limit_mhz=number, cores=0)
+    assert "</html>" in render_report(replace(sample, target=target))

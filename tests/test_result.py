@@ -47,6 +47,28 @@ def read_only() -> Iterator[Path]:
         shutil.rmtree(folder)
 
 
+@pytest.mark.parametrize(
+    ("path", "value", "says"),
+    [
+        (("seed",), 1 << 63, r"seed: the number is too large"),
+        (("measurements",), 1 << 2000, r"measurements: the number is too large"),
+        (("regions", 0, "calls"), 1 << 64, r"calls: the number is too large"),
+        (("target", "bandwidth_bytes_s"), "inf", r"target.bandwidth_bytes_s: the number is no size and no rate"),
+        (("target", "cores"), -1, r"target.cores: the number is no size and no rate"),
+    ],
+    ids=lambda value: str(value)[:20].encode("ascii", "replace").decode(),
+)
+def test_what_no_result_holds_is_refused(stored: Path, path: tuple[Any, ...], value: object, says: str) -> None:
+    document = place = json.loads(stored.read_text())
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    stored.write_text(json.dumps(document))
+    with pytest.raises(ResultError, match=says) as caught:
+        read_result(stored)
+    assert "\n" not in str(caught.value) and str(caught.value).isascii()
+
+
 BY_HAND = SourceBody("mine", "cuda", "CUDA", "mine", 'x < 1 && "q" </script> µ', (8, 2), (32,), 1024)
 
 

@@ -11,10 +11,10 @@ from kcg.compat.tiny import dtypes
 from kcg.kernel.codec import kernel_of
 from kcg.kernel.compiler import compile_schedule
 from kcg.kernel.targets import KNOWN_TARGETS
-from kcg.measure import child
+from kcg.measure import child, sensors
 from kcg.measure.jobs import TimeJob
 from kcg.measure.limits import floor_s
-from kcg.measure.sensors import LinuxCpuSensors, NoSensors, describe, sensors_for
+from kcg.measure.sensors import LinuxCpuSensors, Neighbours, NoSensors, describe, sensors_for
 from kcg.measure.target import detect
 from kcg.types import RAW, CacheState, Region, Target
 from tests.kernels import empty, example_asts, kernels_of
@@ -102,6 +102,41 @@ def test_sensors_of_this_cpu_and_of_an_unknown_device() -> None:
 H200 = replace(
     KNOWN_TARGETS["sm_90"], cores=132, clock_limit_mhz=1980.0, bandwidth_bytes_s=4.8e12, cache_bytes=60 << 20
 )
+
+
+def busy(load: float | None, steal: int, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What is said of a machine with 4 cores, this load and so many of 100 ticks of steal time; None: it tells none."""
+
+    def load_average() -> tuple[float, float, float]:
+        if load is None:
+            raise OSError("not told")
+        return load, 0.0, 0.0
+
+    ticks = iter([] if load is None else [[10] * 8, [110 - steal, *[10] * 6, 10 + steal]])
+    monkeypatch.setattr(sensors.os, "cpu_count", lambda: 4)
+    monkeypatch.setattr(sensors.os, "getloadavg", load_average, raising=False)
+    monkeypatch.setattr(sensors, "_cpu_ticks", lambda: next(ticks, []))
+    return Neighbours().words()
+
+
+@pytest.mark.parametrize(
+    ("load", "steal", "says"),
+    [
+        (3.9, 4, ""),
+        (4.1, 0, "its load average was 4.1 on 4 cores"),
+        (0.0, 7, "its hypervisor gave 7% of its time to others"),
+        (9.0, 50, "its load average was 9.0 on 4 cores, and its hypervisor gave 50% of its time to others"),
+        (None, 0, ""),
+    ],
+)
+def test_a_busy_machine_is_noticed(load: float | None, steal: int, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert busy(load, steal, monkeypatch) == says
+
+
+def test_a_machine_that_has_no_load_average_is_not_called_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(sensors.os, "getloadavg", raising=False)
+    monkeypatch.setattr(sensors, "_cpu_ticks", list)
+    assert Neighbours().words() == ""
 
 
 def test_floor_of_a_matmul_is_its_arithmetic() -> None:

@@ -53,4 +53,4 @@ if __name__ == "__main__":
     logging.getLogger("kcg").setLevel(logging.INFO)
     application = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     application.command()(main)
-    guarded(lambda: application(standalone_mode=False))
+    guarded(lambda: application(standalone_mode=False), go_on="the same command goes on from the last epoch")

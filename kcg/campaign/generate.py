@@ -22,6 +22,7 @@ from kcg.compat.device import choose_device, prepare
 from kcg.dataset.journal import Journal, Run
 from kcg.dataset.repeats import RETIMED
 from kcg.dataset.schema import check_header
+from kcg.errors import JournalError
 from kcg.measure.protocol import PROTOCOL
 from kcg.measure.service import MeasureService, Request
 from kcg.provenance import provenance
@@ -225,6 +226,7 @@ class _Occasion:
         if self.service.device_error is not None:  # what could not run is not recorded: a later occasion measures it
             raise self.service.device_error
         self.journal.record(row)
+        check_in_place(self.journal)
         task.tell(row)
         self.statuses[str(row.status)] += 1
         self.measured += 1
@@ -235,6 +237,14 @@ class _Occasion:
             left = max(self._left - self.measured, 0)
             eta = left / pace if self.deadline is None else min(left / pace, self.deadline - now)
             self.say(f"{self.measured} schedules measured, at most {left} to go, {pace:.1f} a second", eta)
+
+
+def check_in_place(journal: Journal) -> None:
+    """Raises JournalError where the journal that is written is no longer at its path."""
+    if what := journal.moved():
+        raise JournalError(
+            f"{journal.path} {what} while it was written: what was measured is lost, unless you have a copy; run again"
+        )
 
 
 def record_workloads(settings: CampaignSettings, say: Say) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from concurrent.futures import as_completed
 from datetime import UTC, datetime
 from pathlib import Path
 
-from kcg.campaign.generate import LONGEST_TIMEOUT_S, STOP_ABOVE, Say
+from kcg.campaign.generate import LONGEST_TIMEOUT_S, STOP_ABOVE, Say, check_in_place
 from kcg.campaign.settings import CampaignSummary
 from kcg.compat.device import choose_device, prepare
 from kcg.dataset.journal import Journal, Run
@@ -79,6 +79,7 @@ def retime(path: Path, *, share: float, device: str, command: str, budget_s: flo
                 if service.device_error is not None:
                     raise service.device_error
                 journal.record(row)
+                check_in_place(journal)
                 statuses[str(row.status)] += 1
                 measured += 1
             pace = measured / (time.monotonic() - began)

@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from kcg.campaign.generate import Say, generate_here, record_workloads
+from kcg.campaign.generate import Say, check_in_place, generate_here, record_workloads
 from kcg.campaign.settings import CampaignSettings, CampaignSummary
 from kcg.compat.device import choose_device, cuda_count
 from kcg.dataset.journal import Journal
@@ -61,6 +61,7 @@ def _on_gpus(settings: CampaignSettings, gpus: int, say: Say) -> CampaignSummary
         try:
             while not all(future.done() for future in futures):
                 time.sleep(POLL_S)
+                check_in_place(journal)
                 rows, spent = journal.counts()["measurements"] - before, time.monotonic() - began
                 eta = None if settings.budget_s is None else max(settings.budget_s - spent, 0.0)
                 say(f"{rows} schedules measured on {gpus} GPUs, {rows / spent:.1f} a second", eta)

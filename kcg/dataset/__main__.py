@@ -333,5 +333,12 @@ def main() -> ExitCode:
     return ExitCode(code) if isinstance(code, int) else ExitCode.OK
 
 
+def after_interrupt(command: str) -> str:
+    """What a command that was interrupted has kept, and how to go on."""
+    if command in ("generate", "retime"):
+        return f"what was measured is kept; to go on: {command_text('kcg.dataset')}"
+    return ""
+
+
 if __name__ == "__main__":
-    guarded(main)
+    guarded(main, go_on=after_interrupt("".join(sys.argv[1:2])))

@@ -50,11 +50,21 @@ __all__ = ["APPLICATION_ID", "SCHEMA_VERSION", "Journal", "Record", "Run"]
 
 CHECK_AT_OPEN_BYTES = 64 << 20  # SQLite checks about 500 MB/s: larger journals are checked by `check()` only
 PAGE_ROWS = 1000
+LATEST_UNIX_S = 2.0**40  # of a recording: 36,000 years from now
 BULK_CACHE_KIB = 256 << 10
 
 _NAMES = ", ".join(MEASUREMENT_COLUMNS)
 
 T = TypeVar("T")
+
+
+def _file_at(path: Path) -> tuple[int, int] | None:
+    """Which file a path names; None where there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _text_id(text: str) -> str:
@@ -72,6 +82,8 @@ class Journal:
         self.read_only = read_only
         self._connection = connection
         self._lock = threading.RLock()
+        self._place = path.absolute()
+        self._file = _file_at(self._place)
 
     @classmethod
     def open(cls, path: Path | str, *, create: bool = True, read_only: bool = False) -> Journal:
@@ -139,6 +151,14 @@ class Journal:
             found = self._connection.execute("PRAGMA quick_check(1)").fetchone()[0]
         if found != "ok":
             raise corrupt(self.path, str(found).splitlines()[-1])
+
+    def moved(self) -> str:
+        """What became of the open file, in words, if it is no longer what its path names: SQLite writes on into a file
+        that was deleted, and says nothing. Empty if all is well."""
+        found = _file_at(self._place)
+        if found == self._file:
+            return ""
+        return "was deleted" if found is None else "was replaced by another file"
 
     def close(self) -> None:
         """Closes the file; safe to call twice."""
@@ -339,6 +359,8 @@ class Journal:
         number, identity, recorded, *rest = row
         with self._row("measurements", number):
             record = Record(measurement_from_row(rest), float(recorded))
+            if not 0 <= record.recorded_unix_s <= LATEST_UNIX_S:
+                raise ValueError("the time of its recording is none")
             if identity_of(record.measurement.key) != identity:
                 raise ValueError("it does not hash to its identity")
         return record

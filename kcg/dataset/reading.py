@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from kcg.dataset.bounds import Texts, check_bounds
 from kcg.dataset.columns import (
     BESIDE,
     BLOCK,
@@ -122,7 +123,7 @@ class Export:
     def constants(self, names: Sequence[str] | None = None) -> dict[str, Any]:
         """Of these columns of measurements those in which every row has the same value, with the value. Where no names
         are given, those that the file leaves out for that."""
-        with self._opened(MEASUREMENTS, measurements_schema()) as file:
+        with self._opened(MEASUREMENTS, measurements_schema()) as (file, _):
             stored = constants_of(file.schema_arrow.metadata)
         if names is None:
             return stored
@@ -143,7 +144,7 @@ class Export:
         import pyarrow as pa
 
         names = [*BESIDE, "status"]
-        with self._opened(MEASUREMENTS, measurements_schema()) as file:
+        with self._opened(MEASUREMENTS, measurements_schema()) as (file, _):
             if _version_of(file) == READABLE[0]:
                 return None
             table = file.read(columns=names)
@@ -284,7 +285,7 @@ class Export:
     def _timings(self, *, valid: bool = False) -> Any:
         import pyarrow as pa
 
-        with self._opened(TIMINGS, timings_schema()) as file:
+        with self._opened(TIMINGS, timings_schema()) as (file, _):
             clocks = [n for n in file.schema_arrow.names if n.startswith(CLOCK)]
             _check_types(file.schema_arrow, timings_schema([n.removeprefix(CLOCK) for n in clocks]))
             table = file.read(columns=[*timings_schema().names, *clocks])
@@ -295,17 +296,20 @@ class Export:
     def _batches(self, name: str, columns: list[str], *, valid: bool = False) -> Iterator[Any]:
         """`valid` refuses what would not be safe to compute with: texts that are none, indices that lead nowhere."""
         schema = kernels_schema() if name == KERNELS else measurements_schema()
-        with self._opened(name, schema) as file:
+        with self._opened(name, schema) as (file, rows):
+            texts = Texts((self.folder / name).stat().st_size)
             same = constants_of(file.schema_arrow.metadata) if name == MEASUREMENTS else {}
             stored = [column for column in columns if column not in same] or [KEPT[0]]
-            for batch in file.iter_batches(columns=stored, batch_size=BLOCK):
+            for batch in file.iter_batches(columns=stored, batch_size=rows):
                 if valid:
                     batch.validate(full=True)
-                yield _with_constants(batch, {k: v for k, v in same.items() if k in columns}, columns)
+                plain = texts.plain(batch, keep=TEXTS if name == MEASUREMENTS else ())
+                yield _with_constants(plain, {k: v for k, v in same.items() if k in columns}, columns)
 
     @contextmanager
-    def _opened(self, name: str, schema: Any) -> Iterator[Any]:
-        """A Parquet file of this schema; all that Arrow says about it is a DataError, inside the block too."""
+    def _opened(self, name: str, schema: Any) -> Iterator[tuple[Any, int]]:
+        """A Parquet file of this schema, and how many of its rows to read at once; all that Arrow says about it is a
+        DataError, inside the block too."""
         import pyarrow
         from pyarrow import parquet
 
@@ -314,10 +318,9 @@ class Export:
                 if (found := _version_of(file)) not in READABLE:
                     raise DataError(_other_schema(self.folder / name, found))
                 _check_types(file.schema_arrow, schema, constants_of(file.schema_arrow.metadata))
-                there = set(schema.names) & set(file.schema_arrow.names)
-            texts = [text for text in (*TEXTS, "launch") if text in there]
-            with parquet.ParquetFile(self.folder / name, read_dictionary=texts) as file:
-                yield file
+                how = check_bounds(file, self.folder / name)
+            with parquet.ParquetFile(self.folder / name, read_dictionary=how.dictionaries) as file:
+                yield file, min(BLOCK, how.rows)
         except (pyarrow.ArrowException, OSError, TypeError, ValueError) as e:  # names may be no text
             line = (str(e) or type(e).__name__).splitlines()[0]
             raise DataError(f"{self.folder / name} cannot be read ({line}): export again") from e

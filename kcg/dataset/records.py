@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from kcg.errors import DataError, JournalError
+from kcg.files import is_text
 from kcg.types import (
     CacheState,
     Kernel,
@@ -112,6 +113,8 @@ def measurement_from_row(row: Sequence[Any]) -> Measurement:
     )  # fmt: skip
     if not _has_times(made):
         raise ValueError("its samples are no times")
+    if not all(is_text(name) for name, _ in made.clocks):  # JSON can spell what no file holds
+        raise ValueError("the name of a reading is no text")
     return made
 
 

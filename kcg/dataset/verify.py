@@ -273,16 +273,26 @@ def _jobs(
 
 
 def _run_jobs(jobs: list[_Job], workers: int, problems: _Problems, say: Say) -> None:
-    from kcg.measure.spawned import end_pool, start_pool
+    from concurrent.futures.process import BrokenProcessPool
+
+    from kcg.measure.spawned import end_pool, schedule, start_pool
 
     if not jobs:
         return
     undecodable: set[str] = set()
     started, done, total = time.monotonic(), 0, sum(len(job.bodies) for job in jobs)
     # Ctrl-C is for this process, which then ends those
-    pool = start_pool(workers, signal.signal, (signal.SIGINT, signal.SIG_IGN))
     try:
-        futures = [pool.schedule(_check, args=(job,), timeout=JOB_TIMEOUT_S) for job in jobs]
+        pool = start_pool(workers, signal.signal, (signal.SIGINT, signal.SIG_IGN))
+    except BrokenProcessPool as error:
+        problems.add("jobs", f"no job was done: no process can be started ({_line_of(error.__cause__ or error)})")
+        return
+    try:
+        try:
+            futures = [schedule(pool, _check, (job,), timeout_s=JOB_TIMEOUT_S) for job in jobs]
+        except BrokenProcessPool as error:
+            problems.add("jobs", f"no job was done: the processes ended ({_line_of(error)})")
+            return
         for number, (job, future) in enumerate(zip(jobs, futures, strict=True), 1):
             if (answer := _answer(job, future)) is None:
                 left = len(jobs) - number + 1

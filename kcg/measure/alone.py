@@ -24,6 +24,7 @@ from typing import Any
 from kcg.measure.pools import ServiceClosed
 
 POLL_S = 0.05
+END_S = 10.0  # how long the end of a process is waited for that was killed
 FOREIGN = ("BEAM", "IGNORE_BEAM_CACHE", "CACHELEVEL", "NOOPT", "JIT", "JITBEAM")
 """A shell's settings that choose other schedules, leave the cache unused, or nothing captured."""
 
@@ -85,6 +86,7 @@ class Alone:
         folder = Path(self._folder.name)
         environment = clean_environment(dev, folder / "tinygrad-cache.db") | dict(settings or {})
         self._killed = False
+        self._sender: threading.Thread | None = None
         # files and not pipes: a process that the child leaves behind would hold a pipe open, and the reader with it
         self._out, self._err = (folder / "out").open("w+"), (folder / "err").open("w+")
         self._process = subprocess.Popen(
@@ -105,7 +107,11 @@ class Alone:
         """
         overdue = False
         try:
-            overdue = not _finished(self._process, json.dumps(job) + "\n", timeout_s, stop)
+            # beside this thread: a pipe holds 64 KiB, and a process that is stopped or hangs reads nothing
+            line = (json.dumps(job) + "\n").encode()
+            self._sender = threading.Thread(target=_send, args=(self._process, line), name="kcg-job", daemon=True)
+            self._sender.start()
+            overdue = not _finished(self._process, timeout_s, stop)
         finally:
             self._kill()  # what it started too
         printed = []
@@ -129,9 +135,14 @@ class Alone:
         self._killed = True
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # one in a call of a driver may not end
+            self._process.wait(END_S)
+        if self._sender is not None:
+            self._sender.join(END_S)
+            if self._sender.is_alive():  # a process that left the group holds the other end
+                return
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
+        with contextlib.suppress(OSError):
             self._process.stdin.close()
 
 
@@ -150,13 +161,9 @@ def run_alone(
         return process.run(job, timeout_s=timeout_s, name=name, stop=stop)
 
 
-def _finished(process: subprocess.Popen[bytes], line: str, timeout_s: float, stop: threading.Event | None) -> bool:
-    """Send the job and wait. Its pipe stays open: its end tells the process that this one is gone."""
+def _finished(process: subprocess.Popen[bytes], timeout_s: float, stop: threading.Event | None) -> bool:
+    """Wait for the end. Its pipe stays open: its end tells the process that this one is gone."""
     deadline = time.monotonic() + timeout_s
-    assert process.stdin is not None
-    with contextlib.suppress(BrokenPipeError):  # it died at once: its exit code and its last words say more
-        process.stdin.write(line.encode())
-        process.stdin.flush()
     while process.poll() is None:
         if stop is not None and stop.is_set():
             raise ServiceClosed
@@ -164,6 +171,13 @@ def _finished(process: subprocess.Popen[bytes], line: str, timeout_s: float, sto
             return False
         time.sleep(POLL_S)
     return True
+
+
+def _send(process: subprocess.Popen[bytes], line: bytes) -> None:
+    assert process.stdin is not None
+    with contextlib.suppress(OSError, ValueError):  # it died at once: its exit code and its last words say more
+        process.stdin.write(line)
+        process.stdin.flush()
 
 
 def listening(*, aside: bool = False) -> Callable[[], dict[str, Any]]:

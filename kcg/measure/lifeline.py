@@ -69,7 +69,7 @@ def _begin(parent_pid: int) -> None:
     if hasattr(os, "fork"):
         os.setpgid(0, 0)  # a group of its own: this process and what it starts, e.g. clang
         signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # such a group may be stopped for writing to the terminal
-        guard()  # first of all: what is loaded later is not in its copy of this process
+        guard(parent_pid)  # first of all: what is loaded later is not in its copy of this process
         _no_stdin()
     libc = ctypes.CDLL(None)
     if hasattr(libc, "prctl"):
@@ -98,43 +98,53 @@ def _fork_server() -> int | None:
     return int(preloaded.SERVER_PID)
 
 
-def guard() -> None:
+def guard(measuring: int | None = None) -> None:
     """Fork a guardian: it waits for the end of this process, whatever ends it, and kills the group that this one leads.
 
-    Out of its reach is only a process that left the group by itself.
+    Out of its reach is only a process that left the group by itself. In what a fork server forked it waits for the end
+    of the process that is `measuring` too, and then kills the server with this one: one that is stopped does not see
+    that end.
     """
     group, libc = os.getpid(), ctypes.CDLL(None)
     watched = [os.pipe()[0]]  # the other end is never closed: the system does it when this process ends
+    measures = server = -1
     with contextlib.suppress(AttributeError, OSError):  # not Linux, or an old one
         # a process forked from this one without exec has that other end too: it hides the end from the pipe, not here
         watched.append(os.pidfd_open(group))
+        if measuring is not None and (preloaded := sys.modules.get(PRELOADED)) is not None:
+            server = os.pidfd_open(preloaded.SERVER_PID)
+            watched.append(measures := os.pidfd_open(measuring))
     with warnings.catch_warnings():
         # where threads run already, newer Pythons warn: a lock that one holds stays locked in the copy. It takes none
         warnings.simplefilter("ignore", DeprecationWarning)
         guardian = os.fork()
     if guardian == 0:
         try:
-            _outlive(group, watched, libc)
+            if measures in _outlive(group, watched, server, libc) and server >= 0:
+                signal.pidfd_send_signal(server, signal.SIGKILL)
         finally:  # on no path into what this process would do at its end
             os._exit(0)
-    for descriptor in watched:
-        os.close(descriptor)
+    for descriptor in (*watched, server):
+        if descriptor >= 0:
+            os.close(descriptor)
 
 
-def _outlive(group: int, watched: list[int], libc: ctypes.CDLL) -> None:
-    """The guardian's life."""
+def _outlive(group: int, watched: list[int], server: int, libc: ctypes.CDLL) -> list[int]:
+    """The guardian's life. Gives those of `watched` whose end it was."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     os.setsid()  # no signal of a terminal, or to the child's group, ends it
     # whoever reads a pipe of the child's is to see its end, and this copy holds the other end of its own pipe
     for name in os.listdir("/dev/fd"):  # noqa: PTH208  # a plain call: nothing is to be loaded here
-        if int(name) not in watched:
+        if int(name) not in (*watched, server):
             with contextlib.suppress(OSError):
                 os.close(int(name))
     if hasattr(libc, "prctl"):
         libc.prctl(PR_SET_NAME, GUARDIAN)
-    select.select(watched, [], [])
-    os.killpg(group, signal.SIGKILL)
+    ended = select.select(watched, [], [])[0]
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGKILL)
+    return ended
 
 
 def _no_stdin() -> None:

@@ -13,7 +13,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import CancelledError, Future, InvalidStateError, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, InvalidStateError
 from concurrent.futures import TimeoutError as FutureTimeout
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -26,12 +26,15 @@ from kcg.errors import DeviceError, KcgError
 from kcg.measure import canary, child, lifeline
 from kcg.measure.canary import CanaryReading, CompiledCanary, is_sticky
 from kcg.measure.lifeline import AnotherChild
-from kcg.measure.spawned import end_pool, start_pool
+from kcg.measure.spawned import end_pool, schedule, start_pool
 from kcg.measure.target import first_line
 
 log = logging.getLogger(__name__)
 
 STUCK_S = 30.0  # how long after a job's own timeout its pool itself is taken for dead
+POLL_S = 0.5  # between two looks at whether a pool is still there
+TRIES = 3  # of a job whose child ended before it took the job, or of whose pool broke: it says nothing of the job
+CLOSE_S = 20.0  # how long the end of a pool's thread is waited for; it waits itself for the ends of its children
 
 
 _canaries: dict[str, CompiledCanary] = {}
@@ -55,6 +58,10 @@ class ChildDied(KcgError):
     """The child that ran the job died of it."""
 
 
+class Killed(ChildDied):
+    """Something from outside killed the child (SIGKILL), e.g. Linux where memory ran out: perhaps not for its job."""
+
+
 def _block_interrupts() -> None:
     """Let Ctrl-C go to the main thread alone; children started by this thread begin with it blocked.
 
@@ -73,6 +80,12 @@ def _why_died(error: BaseException) -> str:
         return f"its process died of {signal.Signals(-code).name}"
     except ValueError:
         return f"its process died of signal {-code}"
+
+
+def _died(error: BaseException) -> ChildDied:
+    """What `pebble` says of a child that died, as what it means for its job."""
+    killed = getattr(error, "exitcode", None) == -signal.SIGKILL
+    return (Killed if killed else ChildDied)(_why_died(error))
 
 
 def _settle(future: Future[Any], result: Any, error: BaseException | None) -> None:
@@ -174,12 +187,13 @@ class DevicePool:
             result, failure = None, None
             try:
                 result = self._run(job)
-                if getattr(result, "tainted", False):
-                    self._after_fault()
             except BaseException as error:
                 failure = error
-                if is_sticky(error):
+            try:
+                if getattr(result, "tainted", False) or (failure is not None and is_sticky(failure)):
                     self._after_fault()
+            except Exception as error:  # on no account this thread's end: whoever waits would wait for ever
+                log.warning("a child could not be replaced: %s", first_line(error))
             _settle(job.future, result, failure)
             with self._changed:
                 self._unfinished -= 1
@@ -191,15 +205,20 @@ class DevicePool:
             raise ServiceClosed
         if job.here:
             return job.function(*job.args)
-        try:
-            return self._in_child(job)
-        except (BrokenProcessPool, AnotherChild):  # the child died before it took the job: not of it, so once more
-            self._after_fault()
-        try:
-            return self._in_child(job)
-        except (BrokenProcessPool, AnotherChild) as error:
-            self._after_fault()
-            raise ChildDied(_why_died(error)) from error
+        killed = False
+        for left in reversed(range(TRIES)):
+            try:
+                return self._in_child(job)
+            except (BrokenProcessPool, AnotherChild) as error:  # the child died before it took the job: not of it
+                self._after_fault()
+                if not left:
+                    line = f"{self._dev} cannot be used: its process ended {TRIES} times before it took a job"
+                    raise DeviceError(f"{line} ({_why_died(error)})") from error
+            except Killed:  # perhaps by whoever wanted its memory
+                if killed or not left:
+                    raise
+                killed = True
+        raise AssertionError("the last try returns or raises")
 
     def _in_child(self, job: _Job) -> Any:
         if self._pool is None or not self._pool.active:
@@ -271,7 +290,7 @@ class DevicePool:
         except (ServiceClosed, DeviceError):
             raise
         except (BrokenProcessPool, AnotherChild) as error:
-            return f"before its canary, {_why_died(error)}", None
+            return f"before its canary, {_why_died(error.__cause__ or error)}", None
         except Exception as error:  # it died, it hung, or anything that a broken device may raise
             return f"its canary failed: {first_line(error)}", None
         fault = reading.fault()
@@ -286,6 +305,8 @@ class DevicePool:
             self._call(child.open_job, (self._dev,), self._open_timeout_s)
         except FutureTimeout:
             raise DeviceError(f"{self._dev} did not open within {self._open_timeout_s:g} s") from None
+        except Killed as error:  # not of the device; and with a fork server that is killed goes all that it forked
+            raise BrokenProcessPool(str(error)) from error
         except ChildDied as error:
             raise DeviceError(f"{self._dev} does not open: {error}") from None
 
@@ -293,9 +314,9 @@ class DevicePool:
         with self._changed:  # so that `close` sees either the running job or that none will start
             if self.closed.is_set():
                 raise ServiceClosed
-            self._busy = self._pool.schedule(lifeline.call_in, args=(self._child, function, args), timeout=timeout_s)
+            self._busy = schedule(self._pool, lifeline.call_in, (self._child, function, args), timeout_s=timeout_s)
         try:
-            return self._busy.result(timeout=timeout_s + STUCK_S)
+            return _result(self._pool, self._busy, timeout_s)
         except CancelledError:
             raise ServiceClosed from None
         except FutureTimeout:
@@ -303,7 +324,7 @@ class DevicePool:
             raise TimeoutError(f"no result within {timeout_s:g} s: its process was killed") from None
         except ProcessExpired as error:
             self._after_fault()
-            raise ChildDied(_why_died(error)) from error
+            raise _died(error) from error
 
     def close(self) -> None:
         """Kill the child and end the thread. Every future that is not done fails with ServiceClosed."""
@@ -314,87 +335,172 @@ class DevicePool:
             self._changed.notify_all()
         if busy is not None:
             busy.cancel()
-        self._thread.join(timeout=STUCK_S)
+        self._thread.join(timeout=CLOSE_S)
+
+
+def _result(pool: Any, job: Future[Any], timeout_s: float) -> Any:
+    """The result of a pool's job. Raises BrokenProcessPool where the pool broke, or never gave the job to a child."""
+    deadline, active = time.monotonic() + timeout_s + STUCK_S, True
+    while True:
+        try:
+            return job.result(timeout=POLL_S)
+        except FutureTimeout:
+            if job.done():
+                return job.result()
+            was_active, active = active, pool.active
+            if not active and not was_active:  # what breaks a pool fails its jobs a moment later, but not every one
+                raise BrokenProcessPool("its pool broke") from None
+            if time.monotonic() > deadline:
+                if not job.running():
+                    raise BrokenProcessPool("its pool gave the job to no child") from None
+                raise
+
+
+@dataclass(eq=False)
+class _Compilation:
+    """A job of a `CompilePool`, and how often it may be tried again: where its pool failed, and where it was killed."""
+
+    call: tuple[Any, ...]
+    timeout_s: float
+    future: Future[Any]
+    broken: int = TRIES - 1
+    killed: int = 1
+    inner: Future[Any] | None = None  # of the pool that has it
 
 
 class CompilePool:
     """Several children for compiling. `before` is called ahead of each job and may wait, e.g. until the device is idle.
 
     All that touches the pool happens in one thread; callbacks of futures only hand it work, so none waits for another.
+    A pool that ends none of its jobs for longer than the longest may take is replaced. DeviceError is what a job gets
+    for which no process can be started.
     """
 
     def __init__(self, initargs: tuple[Any, ...], *, workers: int, before: Callable[[], None]) -> None:
         self._initargs, self._workers, self._before = initargs, workers, before
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="kcg-compilers", initializer=_block_interrupts)
         self._lock = threading.Lock()
-        self._unfinished: set[Future[Any]] = set()
+        self._unfinished: set[_Compilation] = set()
         self._closed = False
         self._pool: Any = None
+        self._progress_s = 0.0  # when a job last went to the pool that had none, or came back from it
+        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._loop, name="kcg-compilers", daemon=True)
+        self._thread.start()
 
     def start_early(self) -> None:
         """Start the children before the first job: many that start at once take seconds to import what they need."""
-        self._thread.submit(self._start_early)
+        self._work.put(self._start_early)
 
     def _start_early(self) -> None:
         if not self._closed and self._pool is None:
-            self._pool = self._start()
-            _ = self._pool.active  # asking is what starts it
+            with contextlib.suppress(BrokenProcessPool):  # the first job tries again
+                self._start()
 
-    def _start(self) -> Any:
+    def _start(self) -> None:
         fork = _forked(self._initargs)
-        return start_pool(self._workers, lifeline.start_compiler, self._initargs, fork=fork)
+        self._pool = start_pool(self._workers, lifeline.start_compiler, self._initargs, fork=fork)
+        self._progress_s = time.monotonic()
+
+    def _loop(self) -> None:
+        _block_interrupts()
+        while True:
+            try:
+                work = self._work.get(timeout=STUCK_S / 10)
+            except queue.Empty:
+                work = self._look_at_pool
+            if work is None:
+                break
+            try:
+                work()
+            except Exception as error:  # on no account this thread's end: whoever waits would wait for ever
+                log.warning("the compilers: %s", first_line(error))
+        if self._pool is not None:
+            end_pool(self._pool)
 
     def submit(self, function: Callable[..., Any], *args: Any, timeout_s: float) -> Future[Any]:
         """Run `function(*args)` in a child; the future fails with TimeoutError after the child was killed."""
         future: Future[Any] = Future()
         future.set_running_or_notify_cancel()
-        self._hand_over(future, (function, args), timeout_s, retry=True)
+        self._hand_over(_Compilation((function, args), timeout_s, future))
         return future
 
-    def _hand_over(self, future: Future[Any], call: tuple[Any, ...], timeout_s: float, *, retry: bool) -> None:
+    def _hand_over(self, job: _Compilation) -> None:
         with self._lock:
             if not self._closed:
-                self._unfinished.add(future)
-                self._thread.submit(self._schedule, future, call, timeout_s, retry)
+                job.inner = None
+                self._unfinished.add(job)
+                self._work.put(lambda: self._schedule(job))
                 return
-        _settle(future, None, ServiceClosed())
+        self._end(job, None, ServiceClosed())
 
-    def _schedule(self, future: Future[Any], call: tuple[Any, ...], timeout_s: float, retry: bool) -> None:
-        self._before()
+    def _schedule(self, job: _Compilation) -> None:
+        if not self._closed:
+            self._before()
         if self._closed:
             return  # `close` settles it
         broken = None
         try:
-            if self._pool is None or not self._pool.active:
-                broken = self._pool
-                self._pool = self._start()
-            inner = self._pool.schedule(lifeline.call, args=call, timeout=timeout_s)
-        except Exception as error:  # no process can be started: that is this job's end, and not this thread's
-            self._end(future, None, ChildDied(f"no process could be started: {error}"))
-            return
-        inner.add_done_callback(lambda done: self._done(future, call, timeout_s, retry, done))
+            if self._pool is not None and not self._pool.active:
+                broken, self._pool = self._pool, None
+            if self._pool is None:
+                self._start()
+            if not any(other.inner is not None for other in list(self._unfinished)):
+                self._progress_s = time.monotonic()
+            inner = schedule(self._pool, lifeline.call, job.call, timeout_s=job.timeout_s)
+        except Exception as error:
+            self._pool_failed(job, error)
+        else:
+            job.inner = inner
+            inner.add_done_callback(lambda done: self._done(job, done))
         if broken is not None:
             end_pool(broken)
 
-    def _done(
-        self, future: Future[Any], call: tuple[Any, ...], timeout_s: float, retry: bool, done: Future[Any]
-    ) -> None:
+    def _pool_failed(self, job: _Compilation, error: BaseException) -> None:
+        """Try a job again that a pool did not even give to a child, or else say that there can be none."""
+        if job.broken:
+            job.broken -= 1
+            self._hand_over(job)
+            return
+        why = first_line(error.__cause__ or error)
+        self._end(job, None, DeviceError(f"no process can be started that compiles: {why}"))
+
+    def _done(self, job: _Compilation, done: Future[Any]) -> None:
+        if job.inner is not done:
+            return  # of a pool that was given up
+        self._progress_s = time.monotonic()
         error = ServiceClosed() if done.cancelled() else done.exception()
         if isinstance(error, BrokenProcessPool):  # an idle child died; this job was only in the queue
-            if retry:
-                self._hand_over(future, call, timeout_s, retry=False)
+            self._pool_failed(job, error)
+            return
+        if isinstance(error, ProcessExpired):
+            error = _died(error)
+            if isinstance(error, Killed) and job.killed:  # perhaps by whoever wanted its memory
+                job.killed -= 1
+                self._hand_over(job)
                 return
-            error = ChildDied(_why_died(error))
-        elif isinstance(error, ProcessExpired):
-            error = ChildDied(_why_died(error))
         elif isinstance(error, FutureTimeout):
-            error = TimeoutError(f"no result within {timeout_s:g} s: its process was killed")
-        self._end(future, None if error is not None else done.result(), error)
+            error = TimeoutError(f"no result within {job.timeout_s:g} s: its process was killed")
+        self._end(job, None if error is not None else done.result(), error)
 
-    def _end(self, future: Future[Any], result: Any, error: BaseException | None) -> None:
+    def _look_at_pool(self) -> None:
+        """Replace a pool that is stuck: it breaks without a word, or a child was stopped while it held a lock."""
+        flying = [job for job in list(self._unfinished) if job.inner is not None]
+        if not flying or self._pool is None:
+            return
+        limit_s = max(job.timeout_s for job in flying) + STUCK_S if self._pool.active else STUCK_S / 10
+        if time.monotonic() - self._progress_s < limit_s:
+            return
+        log.warning("processes that compile do not answer: others take their place")
+        broken, self._pool = self._pool, None
+        end_pool(broken)
+        for job in flying:
+            if job.inner is not None and not job.inner.done():
+                self._pool_failed(job, BrokenProcessPool("the processes did not answer"))
+
+    def _end(self, job: _Compilation, result: Any, error: BaseException | None) -> None:
         with self._lock:
-            self._unfinished.discard(future)
-        _settle(future, result, error)
+            self._unfinished.discard(job)
+        _settle(job.future, result, error)
 
     def close(self) -> None:
         """Kill the children. Every future that is not done fails with ServiceClosed."""
@@ -402,7 +508,7 @@ class CompilePool:
             if self._closed:
                 return
             self._closed = True
-        self._thread.submit(lambda: end_pool(self._pool) if self._pool is not None else None)
-        self._thread.shutdown(wait=True)
-        for future in list(self._unfinished):
-            self._end(future, None, ServiceClosed())
+        self._work.put(None)
+        self._thread.join(timeout=CLOSE_S)
+        for job in list(self._unfinished):
+            self._end(job, None, ServiceClosed())

@@ -18,6 +18,7 @@ without_the_users_settings()
 
 import kcg.kernel.compiler  # noqa: E402
 import kcg.measure.child  # noqa: E402
+import kcg.measure.spawned  # noqa: E402
 import kcg.measure.verify  # noqa: E402, F401
 from kcg.compat.device import import_runtime  # noqa: E402
 

@@ -157,6 +157,41 @@ class LinuxCpuSensors:
         return total
 
 
+BUSY_STEAL = 0.05
+"""The share of a machine's time that a hypervisor gives to others, from which on it is said."""
+LEAST_TICKS = 20  # of all CPUs, a fifth of a second of one: less says nothing of a share
+
+
+class Neighbours:
+    """What else this machine has to do: looked at when it is made, before this process begins to work, and told later.
+
+    The load average where the system has one, against all cores of the machine, since it counts what runs on any of
+    them; and what a hypervisor took away in between, where /proc tells it.
+    """
+
+    def __init__(self) -> None:
+        self._load: float | None = None
+        with contextlib.suppress(AttributeError, OSError):  # not on every system
+            self._load = os.getloadavg()[0]
+        self._ticks = _cpu_ticks()
+
+    def words(self) -> str:
+        """Why this machine is busy; empty if it is not, or does not tell."""
+        cores, found = os.cpu_count() or 1, []
+        if self._load is not None and self._load > cores:
+            found.append(f"its load average was {self._load:.1f} on {cores} core{'s' * (cores > 1)}")
+        share = _steal_share(self._ticks)
+        if share is not None and share > BUSY_STEAL:
+            found.append(f"its hypervisor gave {share:.0%} of its time to others")
+        return ", and ".join(found)
+
+
+def _steal_share(before: list[int]) -> float | None:
+    """The share of all CPUs' time since `before` that a hypervisor took away; None where that is not known."""
+    ticks = [after - since for since, after in zip(before, _cpu_ticks(), strict=False)]
+    return ticks[7] / sum(ticks) if len(ticks) > 7 and sum(ticks) >= LEAST_TICKS else None
+
+
 def _cpu_ticks() -> list[int]:
     """User, nice, system, idle, iowait, irq, softirq, steal of all CPUs, in ticks since the machine started."""
     with contextlib.suppress(OSError, ValueError, IndexError):

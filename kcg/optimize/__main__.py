@@ -7,14 +7,13 @@ import time
 STARTED = time.monotonic()
 
 import shlex  # noqa: E402
-import signal  # noqa: E402
 import sys  # noqa: E402
 from pathlib import Path  # noqa: E402
 from typing import TYPE_CHECKING, Annotated  # noqa: E402
 
 import typer  # noqa: E402
 
-from kcg.commandline import command_text, guarded  # noqa: E402
+from kcg.commandline import command_text, guarded, interrupted, showing  # noqa: E402
 from kcg.errors import ExitCode, UsageError  # noqa: E402
 
 if TYPE_CHECKING:
@@ -143,18 +142,19 @@ def run(settings: object, *, dry_run: bool, json_mode: bool, quiet: bool) -> Exi
         from kcg.optimize.run import optimize as optimize_now
 
         finished = optimize_now(settings, shown, started=STARTED)
-    if json_mode:
-        from kcg.optimize.result import to_dict
-        from kcg.types import canonical_json
+    with showing():  # the files are written: who cannot print has lost nothing
+        if json_mode:
+            from kcg.optimize.result import to_dict
+            from kcg.types import canonical_json
 
-        sys.stdout.write(canonical_json(to_dict(finished.result)) + "\n")
-    elif finished.result.total_before_s or finished.exit_code != ExitCode.INTERRUPTED:  # else nothing was timed
-        from rich.console import Console
+            sys.stdout.write(canonical_json(to_dict(finished.result)) + "\n")
+        elif finished.result.total_before_s or finished.exit_code != ExitCode.INTERRUPTED:  # else nothing was timed
+            from rich.console import Console
 
-        print_result(finished.result, Console(highlight=False))
-        sys.stdout.write(f"result: {finished.result_path}\nreport: {finished.report_path}\n")
+            print_result(finished.result, Console(highlight=False))
+            sys.stdout.write(f"result: {finished.result_path}\nreport: {finished.report_path}\n")
     if finished.exit_code == ExitCode.INTERRUPTED:
-        shown.line(f"interrupted; to go on: {resume_command(settings)}", important=True)
+        interrupted(f"interrupted; to go on: {resume_command(settings)}")
     elif finished.exit_code == ExitCode.DEVICE_UNUSABLE:
         told = f"{finished.lost}; what was measured is kept: when the device is back, go on with"
         shown.line(f"kcg: {told} {resume_command(settings)}", important=True)
@@ -192,12 +192,6 @@ def incomplete(result: Result) -> str:
     return (
         told or "the budget ended before everything was done: what is missing is said above; give it more with --budget"
     )
-
-
-def told_to_end(number: int, frame: object) -> None:
-    """Who is told to end keeps what it has, as on Ctrl-C. Once: `timeout` tells the process, and then its group."""
-    signal.signal(number, signal.SIG_IGN)
-    raise KeyboardInterrupt
 
 
 def resume_command(settings: object) -> str:
@@ -243,5 +237,4 @@ def main() -> ExitCode:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, told_to_end)
     guarded(main)

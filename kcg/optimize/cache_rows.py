@@ -19,7 +19,7 @@ from typing import Any
 
 from kcg.compat.beam import KEY_COLUMNS, create_table_sql
 from kcg.errors import DataError, KcgError, UsageError
-from kcg.files import write_whole
+from kcg.files import is_text, write_whole
 
 SCHEMA = 1
 WAIT_S = 10.0  # for another program that holds the cache; tinygrad's own writes take milliseconds
@@ -219,13 +219,20 @@ def _read_log(path: Path, table: str | None) -> dict[Key, Touched]:
         for row in document["rows"]:
             ast, *rest = row["key"]
             key = (_decode(ast), *rest)
-            if tuple(type(part) for part in key) != _KEY_TYPES:
+            if tuple(type(part) for part in key) != _KEY_TYPES or not all(_fits_sqlite(part) for part in key):
                 raise ValueError("a row's key is malformed")
             before = None if row["before"] is None else _decode(row["before"])
             log[key] = Touched(before, tuple(_decode(value) for value in row["written"]))
     except (ValueError, KeyError, TypeError) as error:
         raise _damaged(path, str(error) or type(error).__name__) from None
     return log
+
+
+def _fits_sqlite(value: bytes | int | str) -> bool:
+    """Whether SQLite can hold a value: numbers of 64 bits, and texts that are text. JSON knows others."""
+    if isinstance(value, int):
+        return -(1 << 63) <= value < 1 << 63
+    return isinstance(value, bytes) or is_text(value)
 
 
 def _document(path: Path) -> dict[str, Any]:

@@ -6,6 +6,7 @@ caller gives.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import sys
 import time
@@ -145,8 +146,9 @@ class Progress:
         if self._bar is not None:
             self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
         else:
-            self._stream.write(_fit(text, self._stream.encoding) + "\n")
-            self._stream.flush()
+            with contextlib.suppress(OSError):  # a full disk, or a reader that went away: no reason to end the work
+                self._stream.write(_fit(text, self._stream.encoding) + "\n")
+                self._stream.flush()
 
 
 def progress(*, quiet: bool = False, json_mode: bool = False, stream: TextIO | None = None) -> Progress:
@@ -336,7 +338,7 @@ def _escape(content: str) -> str:
 def _fit(content: str, encoding: str | None) -> str:
     """`content` in characters that the stream can take: an old locale must not end a search with UnicodeEncodeError."""
     if _is_unicode(encoding):
-        return content
+        return content.encode("utf-8", "replace").decode()  # half a character, as JSON can spell one, is no text
     return content.translate(_ASCII).encode("ascii", "replace").decode()
 
 

@@ -185,6 +185,8 @@ def _judge(session: Session, work: RegionWork) -> RegionResult:
     baseline_schedule = work.space.baseline()
     try:
         baseline = compiled_for(session, work, baseline_schedule)
+    except (DeviceError, ServiceClosed):  # says nothing of the kernel
+        raise
     except Exception as error:  # whatever the compiler raised, the region is reported, not the run ended
         return _quarantined(session, work, f"tinygrad's own schedule does not compile: {_line(error)}")
     notes: list[str] = []
@@ -193,6 +195,8 @@ def _judge(session: Session, work: RegionWork) -> RegionResult:
         if schedule is not None:
             try:
                 finalist = compiled_for(session, work, schedule)
+            except (DeviceError, ServiceClosed):
+                raise
             except Exception as error:
                 notes.append(f"{schedule} does not compile: {_line(error)}")
                 continue

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from kcg.optimize.console import format_seconds
 from kcg.optimize.report_rows import Row
 from kcg.optimize.report_svg import WIDE, Axis, Canvas, Picture, alone, grid, picture, short_count
-from kcg.optimize.report_text import format_count, format_rate, format_schedule, format_share
+from kcg.optimize.report_text import drawable, format_count, format_rate, format_schedule, format_share
 from kcg.types import Finalist, Target
 
 LABEL = "Roofline: operations per byte against operations per second of each kernel, before and after"
@@ -52,19 +52,20 @@ class Point:
 
 def points_of(rows: Sequence[Row]) -> list[Point]:
     """The kernels that compute something and have a time."""
-    return [
+    points = [
         Point(row, r.operations / r.bytes, r.operations / r.baseline.cold_s, r.operations / r.chosen.cold_s)
         for row in rows
-        if (r := row.region).operations > 0 and r.bytes > 0 and row.timed
+        if drawable((r := row.region).operations, r.bytes) and row.timed
     ]
+    return [p for p in points if drawable(p.intensity, p.before, p.after)]
 
 
 def roofs_of(target: Target, points: Sequence[Point]) -> Roofs:
     """The roofs of the target as the hardware tells them, else the fastest of `points`, of which there must be one."""
     cycles_s = target.cores * (target.clock_limit_mhz or 0.0) * 1e6
-    if target.bandwidth_bytes_s and cycles_s and target.arch in TENSOR_16_BIT:
+    if target.arch in TENSOR_16_BIT and drawable(target.bandwidth_bytes_s or 0.0, cycles_s):
         peak, plain = cycles_s * TENSOR_16_BIT[target.arch], cycles_s * PLAIN_32_BIT[target.arch]
-        return Roofs(target.bandwidth_bytes_s, peak, plain, clock_mhz=target.clock_limit_mhz or 0.0)
+        return Roofs(target.bandwidth_bytes_s or 0.0, peak, plain, clock_mhz=target.clock_limit_mhz or 0.0)
     return Roofs(max(p.after / p.intensity for p in points), max(p.after for p in points), told=False)
 
 

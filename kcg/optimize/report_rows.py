@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from html import escape
 
-from kcg.optimize.report_text import format_count
+from kcg.optimize.report_text import drawable, format_count
 from kcg.types import Finalist, RegionResult, Result
 
 SOURCE_CHARACTERS = 20_000
@@ -49,8 +49,8 @@ class Row:
     @property
     def timed(self) -> bool:
         """Whether it has times that can be drawn."""
-        before, after = self.region.before_s, self.region.after_s
-        return math.isfinite(before) and math.isfinite(after) and before > 0 and after > 0
+        region = self.region
+        return drawable(region.before_s, region.after_s, region.baseline.cold_s, region.chosen.cold_s)
 
     @property
     def changed(self) -> bool:

@@ -12,7 +12,7 @@ from kcg.measure.protocol import median
 from kcg.optimize.console import format_seconds, format_speedup
 from kcg.optimize.report_rows import Row
 from kcg.optimize.report_svg import WIDE, Axis, Canvas, Picture, grid, picture, short_seconds
-from kcg.optimize.report_text import format_factor, format_schedule, format_share
+from kcg.optimize.report_text import drawable, format_factor, format_schedule, format_share
 from kcg.types import Expectation, ProgressPoint, Result
 
 PROGRESS = "Best total of the workload over the seconds of the search, and over its measurements"
@@ -98,7 +98,7 @@ def _draw_progress(canvas: Canvas, points: Sequence[ProgressPoint], result: Resu
 
 def expected_picture(result: Result, rows: Sequence[Row]) -> Picture | None:
     """None where nothing was expected, or no measurement succeeded."""
-    timed = [e for e in result.expectations if _measured(e) > 0 and expected_s(e) > 0]
+    timed = _timed(result)
     if not timed:
         return None
     shown = timed[:: math.ceil(len(timed) / MOST_POINTS)]
@@ -117,13 +117,17 @@ def expected_s(seen: Expectation) -> float:
     return seen.predicted_s if seen.corrected_s is None else seen.corrected_s
 
 
+def _timed(result: Result) -> list[Expectation]:
+    return [e for e in result.expectations if drawable(_measured(e), expected_s(e))]
+
+
 def _measured(seen: Expectation) -> float:
     return seen.measured_s if seen.measured_s is not None and math.isfinite(seen.measured_s) else 0.0
 
 
 def error_words(result: Result) -> list[str]:
     """How far measurements were from what was expected, in sentences."""
-    timed = [e for e in result.expectations if _measured(e) > 0 and expected_s(e) > 0]
+    timed = _timed(result)
     if not timed:
         return []
     ratios = [_measured(e) / expected_s(e) for e in timed]
@@ -134,8 +138,9 @@ def error_words(result: Result) -> list[str]:
         f"{format_factor(statistics.geometric_mean(ratios))} what was expected; more than 1 is likely, since what "
         "looks fastest is what is measured."
     ]
-    if any(e.corrected_s is not None for e in timed):
-        middle, most = _spread([_measured(e) / e.predicted_s for e in timed if e.predicted_s > 0])
+    alone = [_measured(e) / e.predicted_s for e in timed if drawable(e.predicted_s)]
+    if alone and any(e.corrected_s is not None for e in timed):
+        middle, most = _spread(alone)
         words.append(
             "That is after correction by what was measured of the same kernel before; the predictor alone was "
             f"within {format_factor(middle)} and {format_factor(most)}."

@@ -8,6 +8,12 @@ from datetime import datetime
 from kcg.types import Schedule
 
 
+def drawable(*values: float) -> bool:
+    """Whether all are numbers that a picture can show: above 0, finite, and not so far out that a ratio overflows. A
+    result from anywhere may hold others."""
+    return all(1e-30 < value < 1e30 for value in values)
+
+
 def cut(text: str, length: int) -> str:
     """`text` in at most `length` characters."""
     return text if len(text) <= length else text[: max(length - 1, 0)] + "…"

@@ -49,6 +49,9 @@ ADDED = {
 MAX_BYTES = 512 * 1024 * 1024
 """Larger files are refused before they are read; a result of a thousand kernels takes about 30 MB."""
 
+LARGEST = 2**63 - 1
+"""Of an integer: what is beyond is no count, no size and no seed."""
+
 OUTCOMES = ("improved", "kept", "undecided", "not searched", "unjudged", "quarantined")
 """What became of a kernel; `RegionResult.note` says it in words. All but the first keep tinygrad's own schedule:
 
@@ -225,6 +228,8 @@ def _decode(value: Any, hint: Any, where: str, *, of: _Document) -> Any:
         raise _Malformed(where, f"a number is expected, not {_shown(value)}")
     if type(value) is not hint:  # not isinstance: True is no number of calls
         raise _Malformed(where, f"{hint.__name__} is expected, not {_shown(value)}")
+    if isinstance(value, int) and abs(value) > LARGEST:
+        raise _Malformed(where, "the number is too large")
     return value
 
 
@@ -261,6 +266,10 @@ def _read(document: Any) -> Result:
             raise _Malformed(f"asts.{_shown(name)}", "the text of the kernel was changed")
     parts = {n: document[n] for n in names}
     result: Result = _decode(parts, Result, "", of=_Document(kernels, later))
+    for field in fields(result.target):
+        value = getattr(result.target, field.name)
+        if isinstance(value, int | float) and not (math.isfinite(value) and value >= 0):
+            raise _Malformed(f"target.{field.name}", "the number is no size and no rate")
     for i, row in enumerate(result.regions):
         _check_region(row, f"regions[{i}]")
     if any(seconds < 0 for _, seconds in result.phases):

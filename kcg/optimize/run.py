@@ -59,6 +59,7 @@ def optimize(settings: Settings, progress: Progress, *, started: float | None = 
             session.preload()
         session.open_journal()
         session.plan()
+        session.notice_busy_machine()
         handwritten.offer(session, kernels)
         session.phases.begin(BASELINES)
         regions, planning = None, None
@@ -98,6 +99,7 @@ def optimize(settings: Settings, progress: Progress, *, started: float | None = 
             session.warnings.append(
                 f"the budget of {settings.budget_s:g} s is less than timing and verifying the kernels takes"
             )
+        session.notice_moved_journal()
         phases = session.phases.seconds()
         result = replace(
             result, model_check=check, complete=not ended_early and not over and has_an_answer(session, result),

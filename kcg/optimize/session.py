@@ -19,6 +19,7 @@ from kcg.commandline import counted
 from kcg.compat.device import choose_device, prepare
 from kcg.errors import UsageError
 from kcg.measure.protocol import PROTOCOL
+from kcg.measure.sensors import Neighbours
 from kcg.measure.service import BASELINE_TIMEOUT_S, MeasureService, Request
 from kcg.optimize import estimates
 from kcg.optimize.lock import alone_in
@@ -159,8 +160,10 @@ class Session:
         self.fought: set[str] = set()  # and those of whose duels at least one was fought in this run
         self._lock = threading.Lock()
         self._journal_error: BaseException | None = None
+        self._journal_moved = False
         self.journal: Journal | None = None
 
+        self._neighbours = Neighbours()  # before this process has work for the machine
         self.choice = choose_device(settings.device)
         check_names(settings, self.choice.device)
         prepare(self.choice.dev)
@@ -264,6 +267,13 @@ class Session:
         self.service.on_measurement = self._record
         return self.journal
 
+    def notice_busy_machine(self) -> None:
+        """Say, here and in the result, that others use this machine, if they do."""
+        if why := self._neighbours.words():
+            line = f"this machine is busy ({why}): its times are less certain, and a budget searches less"
+            self.warnings.append(line)
+            self.progress.line(f"kcg: {line}")
+
     def set_aside(self, *names: str) -> None:
         """Rename what an earlier run left in the folder under these names, unless this one goes on with it."""
         stamp = self.created.strftime("%Y%m%d-%H%M%S")
@@ -308,6 +318,19 @@ class Session:
             raise self.service.device_error
         if self._journal_error is not None:
             raise self._journal_error
+        self.notice_moved_journal()
+
+    def notice_moved_journal(self) -> None:
+        """Say once that somebody deleted or replaced the journal under this run, which goes on to its result."""
+        if self.journal is None or self._journal_moved or not (what := self.journal.moved()):
+            return
+        self._journal_moved = True
+        line = (
+            f"the journal {self.journal.path} {what} while this run wrote to it: its result is written all the same, "
+            "but --resume cannot go on from its measurements"
+        )
+        self.warnings.append(line)
+        self.progress.line(f"kcg: {line}", important=True)
 
     def plan(self) -> list[RegionWork]:
         """One `RegionWork` per call, with what the journal already knows of it."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -130,6 +131,9 @@ def check_model(
         begin = time.monotonic()
         try:
             ended = run(job, timeout_s, child)
+            left_s = begin + timeout_s - time.monotonic()
+            if ended.returncode == -signal.SIGKILL and left_s > 0:
+                ended = run(job, left_s)  # from outside, e.g. where memory ran out: once more before anything is said
         except alone.Overdue as error:
             return none(f"{error} ({_stage(error.out)})")
         if ended.returncode == 0 and ended.out:

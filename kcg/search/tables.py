@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kcg.dataset.bounds import Texts, check_bounds
 from kcg.dataset.columns import CONSTANTS, MADE_BY, constants_in, rows_of_a_group
 from kcg.errors import DataError
 from kcg.provenance import provenance
@@ -63,11 +64,14 @@ def read_tables(folder: Path, *, regions: Collection[str] | None = None) -> list
     import pyarrow
     from pyarrow import parquet
 
-    path = folder / FILE
+    path, columns = folder / FILE, ["region_id", "target", "toolchain", "actions", "table"]
     try:
-        same = constants_in(parquet.read_schema(path).metadata)
-        stored = [name for name in ("region_id", "target", "toolchain", "actions", "table") if name not in same]
-        rows = [same | row for row in parquet.read_table(path, columns=stored).to_pylist()]
+        with parquet.ParquetFile(path) as file:
+            how, same = check_bounds(file, path), constants_in(file.schema_arrow.metadata)
+        stored = [name for name in columns if name not in same]
+        with parquet.ParquetFile(path, read_dictionary=how.dictionaries) as file:
+            texts, batches = Texts(path.stat().st_size), file.iter_batches(columns=stored, batch_size=how.rows)
+            rows = [same | row for batch in batches for row in texts.plain(batch).to_pylist()]
         wanted = [row for row in rows if regions is None or row["region_id"] in regions]
         named = [(str(row["region_id"]), str(row["target"]), str(row["toolchain"])) for row in wanted]
     except (pyarrow.ArrowException, OSError, KeyError, TypeError, ValueError) as error:

@@ -35,6 +35,7 @@ WARM, SEARCH, ANSWER = "warm", "search", "answer"  # to a child
 ASK, MEASURE, END, ERROR = "ask", "measure", "end", "error"  # from a child
 DIED, OVER = "died", "over"
 POLL_S: Final = 0.2
+END_S: Final = 10.0  # how long the end of a child is waited for that was killed
 ONE_CORE: Final = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 """For a child, which thinks on one core beside others: NumPy's BLAS reads it when it is loaded, and would start a
 thread for every core, which wait for those of the other children: twice the CPU time of four children on two cores
@@ -114,7 +115,7 @@ class _Thinker:
         """Kill it; searches that still wait for it end."""
         self._closed = True
         self._process.kill()
-        self._process.join()
+        self._process.join(END_S)  # one in a call of a driver may not end
 
     def search(self, thought: Thought, problem: Problem) -> Iterator[Observation]:
         """Every observation of one search. Raises EOFError where the child died, and what the search raised."""

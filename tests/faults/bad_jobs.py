@@ -59,8 +59,9 @@ def hold_interpreter(job: Any) -> None:
 def start_family(pid_file: str) -> set[int]:
     """Start a process that starts another. Gives this process, both of them, and its guardian if there is one."""
     script = f"sleep 300 & echo $! >{pid_file}.part; mv {pid_file}.part {pid_file}.inner; wait"
-    outer = subprocess.Popen(["sh", "-c", script])
     inner = Path(f"{pid_file}.inner")
+    inner.unlink(missing_ok=True)  # of a first try
+    outer = subprocess.Popen(["sh", "-c", script])
     while not inner.exists():
         time.sleep(0.01)
     family = {os.getpid(), outer.pid, int(inner.read_text())} | processes.guardians(os.getpid())
@@ -192,8 +193,17 @@ def note(folder: str, what: str) -> int:
 
 
 def note_and_die(folder: str) -> None:
+    """Die as of a fault of its own: what is killed from outside gets another chance."""
     note(folder, "crash")
-    kill_itself(None)
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def note_and_be_killed(folder: str, times: int) -> int:
+    """Be killed as by Linux where memory runs out, but only the first times."""
+    pid = note(folder, "killed")
+    if sum(line.startswith("killed") for line in (Path(folder) / "log").read_text().splitlines()) <= times:
+        kill_itself(None)
+    return pid
 
 
 def nap(seconds: float) -> float:

@@ -3,7 +3,8 @@
 It writes the process ids of its children once all are busy. Modes: `busy` has a kernel that never ends on the device
 and two compilers that never end; `native` has compilers whose native code lets no Python run, one of which started
 processes of its own; `starting` interrupts its own group while its children start; `beam` runs tinygrad's
-BEAM. With `afresh` its children are not forked by a server, as those of a GPU are not.
+BEAM; `stopped` has a fork server that is stopped, and waits for a child of it.
+With `afresh` its children are not forked by a server, as those of a GPU are not.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from kcg.measure.service import MeasureService
 from kcg.measure.spawned import _server
 from kcg.types import Region
 from tests.faults import bad_jobs, machine_code
-from tests.faults.processes import descendants, guardians, wait_until
+from tests.faults.processes import below, descendants, fork_servers, guardians, wait_until
 from tests.faults.relu import DEV, REQUEST, binary, compiled_relu
 from tests.kernels import empty, kernels_of
 
@@ -57,6 +58,12 @@ def main(mode: str) -> int:
                 os.killpg(0, signal.SIGINT)
             elif mode == "beam":
                 start_beam(service)
+            elif mode == "stopped":
+                assert service.target
+                (server,) = fork_servers(below(os.getpid()))
+                os.kill(server, signal.SIGSTOP)
+                service.fresh_child()
+                service.measure([REQUEST])
             elif mode == "native":
                 with tempfile.TemporaryDirectory() as folder:
                     pid_file = Path(folder) / "pids"

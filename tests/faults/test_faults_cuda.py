@@ -210,9 +210,10 @@ def test_killed_child(bench: Bench, record_property: Record) -> None:
         os.kill(pid, signal.SIGKILL)
         return future.result(timeout=60)
 
+    # who killed it may have wanted its memory: the job gets another child, in which it hangs as before
     row = bench.judge("its process is killed", record_property, provoke)
-    assert row.status is Status.WORKER_DIED and "SIGKILL" in row.reason, row.reason
-    assert service.children_replaced == replaced + 1
+    assert row.status is Status.TIMEOUT, row.reason
+    assert service.children_replaced == replaced + 2
     assert wait_until(lambda: not alive({pid}), seconds=10)
 
 

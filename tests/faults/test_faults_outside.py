@@ -1,0 +1,260 @@
+"""What befalls kcg's processes from outside: a server is stopped or killed, a child is killed, a pool breaks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kcg.errors import DeviceError, ExitCode
+from kcg.measure import spawned
+from kcg.measure.alone import Alone, Overdue
+from kcg.measure.pools import Killed
+from kcg.measure.service import MeasureService
+from kcg.optimize import run as run_module
+from kcg.optimize.__main__ import run
+from kcg.optimize.result import read_result
+from kcg.optimize.session import RegionWork, Session
+from kcg.types import Measurement, Status
+from tests.faults import bad_jobs
+from tests.faults.processes import PATIENCE_S, alive, below, fork_servers, wait_until
+from tests.faults.relu import DEV, request
+from tests.faults.test_faults_canary import Flight
+from tests.faults.test_faults_lost import KERNELS, SCRIPTED
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="there are fork servers on Linux only")
+
+
+@pytest.fixture
+def service() -> Iterator[MeasureService]:
+    with MeasureService(DEV, run_id="outside", compile_workers=1) as opened:
+        yield opened
+
+
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody continues what is stopped here."""
+    monkeypatch.setattr(spawned, "STOPPED_S", 0.3)
+    monkeypatch.setattr(spawned, "TELL_S", 0.1)
+
+
+def server() -> int:
+    """The fork server of this process."""
+    (found,) = fork_servers(below(os.getpid()))
+    return found
+
+
+def assert_goes_on(service: MeasureService, trial: int = 0) -> None:
+    (future,) = service.measure([request(trial=trial)])
+    row = future.result(timeout=90)
+    assert (row.status, row.reason) == (Status.OK, "")
+
+
+@pytest.mark.usefixtures("soon")
+def test_stopped_fork_server_is_replaced(service: MeasureService) -> None:
+    """While children live that it forked, and when the next one is wanted of it."""
+    assert_goes_on(service)
+    old = server()
+    os.kill(old, signal.SIGSTOP)
+    service.fresh_child()
+    assert_goes_on(service, trial=1)
+    assert server() != old and not alive({old})
+
+
+@pytest.mark.usefixtures("soon")
+def test_end_of_a_child_is_seen_though_its_server_is_stopped(service: MeasureService) -> None:
+    """A stopped server buries nobody, and tells nobody how a child ended."""
+    child = service._device.submit(bad_jobs.nap, 0.0, timeout_s=60)
+    child.result(timeout=90)
+    old = server()
+    os.kill(old, signal.SIGSTOP)
+    killed = service._device.submit(bad_jobs.kill_itself, None, timeout_s=600)  # its own time says nothing
+    with pytest.raises(Killed, match="SIGKILL"):
+        killed.result(timeout=90)
+    assert server() != old
+
+
+def test_stopped_fork_server_does_not_hold_up_the_end(tmp_path: Path) -> None:
+    """Ctrl-C ends all, the stopped server too."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.faults.busy_service", "stopped"], env={**os.environ, "TMPDIR": str(tmp_path)},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    process.stdout.readline()
+    family = below(process.pid)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=PATIENCE_S + spawned.END_S)
+    assert process.returncode == 130 and "Traceback" not in said
+    assert wait_until(lambda: not alive(family)), alive(family)
+
+
+def test_killed_parent_of_a_stopped_fork_server_leaves_nothing(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.faults.busy_service", "busy"], env={**os.environ, "TMPDIR": str(tmp_path)},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    process.stdout.readline()
+    family = below(process.pid)
+    (stopped,) = fork_servers(family)
+    os.kill(stopped, signal.SIGSTOP)
+    process.kill()
+    assert wait_until(lambda: not alive(family)), alive(family)
+    process.communicate()
+
+
+def test_killed_fork_server_is_replaced() -> None:
+    """At the start, and while a child that it forked is at work: the job gets another child."""
+    with MeasureService(DEV, run_id="outside", compile_workers=1) as service:
+        assert wait_until(lambda: bool(fork_servers(below(os.getpid()))))
+        first = server()
+        os.kill(first, signal.SIGKILL)
+        assert service.target
+        second = server()
+        assert second != first
+        job = service._device.submit(bad_jobs.nap, 0.5, timeout_s=60)
+        assert wait_until(lambda: service._device._busy is not None and service._device._busy.running())
+        os.kill(second, signal.SIGKILL)
+        assert job.result(timeout=90) > 0
+        assert_goes_on(service)
+
+
+def test_server_that_fails_again_and_again_is_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spawned._server, "_failed", spawned.SERVERS)
+    with MeasureService(DEV, run_id="outside", compile_workers=1) as service:
+        assert_goes_on(service)
+        assert type(service._device._pool._pool_manager.worker_manager.mp_context) is spawned._Spawning
+
+
+@pytest.fixture
+def flight(tmp_path: Path) -> Iterator[Flight]:
+    opened = Flight(tmp_path)
+    opened.measure().result(timeout=60)
+    opened.plan("1")
+    yield opened
+    opened.pool.close()
+
+
+def test_killed_child_gets_another_chance_before_its_job_is_blamed(flight: Flight) -> None:
+    folder = str(flight.folder)
+    assert flight.submit(bad_jobs.note_and_be_killed, folder, 1).result(timeout=60)
+    assert flight.log == ["killed 0", "canary 1", "killed 1"]
+    flight.plan("1")
+    with pytest.raises(Killed, match="its process died of SIGKILL"):
+        flight.submit(bad_jobs.note_and_be_killed, folder, 9).result(timeout=60)
+    assert flight.log == ["killed 0", "canary 1", "killed 1"], "twice, and no more"
+
+
+def test_killed_compiler_gets_another_chance(service: MeasureService, tmp_path: Path) -> None:
+    job = service._compile(bad_jobs.note_and_be_killed, str(tmp_path), 1)
+    assert job.result(timeout=90) and (tmp_path / "log").read_text().count("killed") == 2
+
+
+def break_pool(pool: Any) -> None:
+    """As a pool breaks by itself: it cannot talk to its processes any more."""
+    pool._pool_manager.worker_manager.close_channels()
+
+
+def test_pool_that_breaks_is_no_verdict(service: MeasureService) -> None:
+    """Nor is the moment in which it does."""
+    assert_goes_on(service)
+    for breaks in (break_pool, lambda pool: setattr(pool._context, "status", type(pool._context.status).ERROR)):
+        for pool in (service._device._pool, service._compilers._pool):
+            breaks(pool)
+        assert_goes_on(service, trial=1)
+    job = service._device.submit(bad_jobs.nap, 0.5, timeout_s=60)
+    assert wait_until(lambda: service._device._busy is not None and service._device._busy.running())
+    break_pool(service._device._pool)
+    assert job.result(timeout=90) > 0
+
+
+def test_where_no_process_can_be_started_the_device_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And no kernel: the run ends, and can go on."""
+    with MeasureService(DEV, run_id="outside", compile_workers=1) as service:
+        assert service.target
+        monkeypatch.setattr(spawned, "ProcessPool", lambda **_: Unstartable())
+        row = service.measure([request()])[0].result(timeout=90)
+        assert row.status is Status.WORKER_DIED and "no process can be started that compiles" in row.reason
+        assert isinstance(service.device_error, DeviceError)
+        assert service.device_error.exit_code == ExitCode.DEVICE_UNUSABLE
+
+
+class Unstartable(spawned.ProcessPool):  # type: ignore[misc]
+    """A pool on a system that forks no more."""
+
+    def _start_pool(self) -> None:
+        raise spawned.BrokenProcessPool from OSError(11, "Resource temporarily unavailable")
+
+
+def test_process_that_reads_nothing_is_ended_in_time() -> None:
+    """A job that is larger than what a pipe holds, for one that was stopped."""
+    with Alone("tests.faults.busy_service", dev=DEV, label="stopped") as process:
+        os.kill(process._process.pid, signal.SIGSTOP)
+        with pytest.raises(Overdue, match=r"the job did not finish in 0.2 s"):
+            process.run({"long": "x" * (1 << 20)}, timeout_s=0.2, name="the job")
+
+
+class Deleting(Session):
+    """A session whose journal somebody deletes when its first kernel is measured, on a machine with much to do."""
+
+    def plan(self) -> list[RegionWork]:
+        self._neighbours._load = 1e3
+        return super().plan()
+
+    def _record(self, measurement: Measurement) -> None:
+        super()._record(measurement)
+        (self.folder / "journal.sqlite").unlink(missing_ok=True)
+
+
+def test_deleted_journal_and_busy_machine_are_said_and_the_result_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(run_module, "Session", Deleting)
+    settings = replace(SCRIPTED, folder=tmp_path, measurements=KERNELS + 1)
+    code = run(settings, dry_run=False, json_mode=False, quiet=False)
+    assert code in (ExitCode.OK, ExitCode.NOTHING_IMPROVED)
+    said, result = capfd.readouterr().err.splitlines(), read_result(tmp_path / "RESULT.json")
+    for words in (f"the journal {tmp_path}/journal.sqlite was deleted", "this machine is busy (its load average was"):
+        assert [line for line in said if words in line] == [f"kcg: {w}" for w in result.warnings if words in w], said
+        assert sum(words in line for line in said) == 1, said
+    assert said.index(next(s for s in said if "busy" in s)) < said.index(next(s for s in said if "searching" in s))
+
+
+STUBBORN = """
+import sys, time
+from kcg.commandline import guarded
+def body():
+    try:
+        print("ready", flush=True)
+        time.sleep(600)
+    finally:
+        print("cleaning", flush=True)
+        time.sleep(600)
+guarded(body)
+"""
+
+
+@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_second_interrupt_ends_at_once(first: signal.Signals) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", STUBBORN], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )  # fmt: skip
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    process.send_signal(first)
+    process.send_signal(first)  # `timeout` tells the process, and then its group
+    assert process.stdout.readline() == "cleaning\n"
+    begin = time.monotonic()
+    while process.poll() is None and time.monotonic() < begin + PATIENCE_S:
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.05)
+    assert process.returncode == ExitCode.INTERRUPTED
+    assert process.communicate()[1] == "kcg: interrupted again: ended at once\n"

@@ -1,0 +1,165 @@
+"""How every command ends: what it says, and its exit code, where its output, its memory or its user gives out."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from sample_result import sample_result
+
+from kcg.dataset.journal import Journal
+from kcg.errors import ExitCode
+from kcg.optimize.console import print_result
+from tests.test_journal import fill
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="has /dev/full, and shells' descriptors")
+
+GIB = 1 << 30
+
+
+@pytest.fixture(scope="module")
+def journal(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("output") / "journal.sqlite"
+    with Journal.open(path) as opened:
+        fill(opened)
+    return path
+
+
+def shell(line: str, *arguments: object, limit: Callable[[], None] | None = None) -> subprocess.CompletedProcess[str]:
+    """A command of kcg as a shell runs it, with its output led elsewhere; `$K` is `python -m kcg`."""
+    environment = {**os.environ, "K": f"{sys.executable} -m kcg"}
+    command = ["bash", "-o", "pipefail", "-c", line, "bash", *map(str, arguments)]
+    return subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=False, timeout=120, preexec_fn=limit
+    )
+
+
+COMMANDS = ["$K.dataset stats $1", "$K.dataset stats $1 --json", "$K.dataset --help", "$K.doctor --help"]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_an_output_that_cannot_be_written_is_one_line(journal: Path, command: str) -> None:
+    for where, says in ((">/dev/full", "No space left on device"), (">&-", "Bad file descriptor")):
+        done = shell(f"{command} {where}", journal)
+        assert done.returncode == ExitCode.USAGE, done.stderr
+        assert done.stderr.startswith("kcg: cannot write") and says in done.stderr and done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", COMMANDS[:2])
+def test_a_reader_that_goes_away_is_no_error(journal: Path, command: str) -> None:
+    done = shell(f"{command} | head -c 0", journal)
+    assert (done.returncode, done.stderr) == (ExitCode.OK, "")
+
+
+def test_nobody_to_complain_to_changes_nothing(journal: Path) -> None:
+    for where in ("2>&-", "2>/dev/full", "<&- 2>&-"):
+        assert shell(f"$K.dataset stats $1 {where}", journal).returncode == ExitCode.OK
+        assert shell(f"$K.dataset stats $1/no {where}", journal).returncode == ExitCode.USAGE
+
+
+PRINTS = """
+import sys
+from kcg.commandline import guarded, showing
+from kcg.errors import ExitCode
+def body():
+    with showing():
+        print("x" * 100_000)
+    return ExitCode(int(sys.argv[1]))
+guarded(body)
+"""
+
+
+@pytest.mark.parametrize("code", [ExitCode.OK, ExitCode.VERIFICATION_FAILED])
+def test_news_of_a_run_come_before_those_of_its_output(code: ExitCode) -> None:
+    """What was printed is in files as well: a run that failed says so, whoever reads."""
+    for where, plain in (("| head -c 0", code), (">/dev/full", code or ExitCode.USAGE)):
+        done = shell(f'{sys.executable} -c "$1" $2 {where}', PRINTS, int(code))
+        assert done.returncode == plain and done.stderr.count("\n") == (where != "| head -c 0"), done.stderr
+
+
+LACKS = """
+from kcg.commandline import guarded
+def body():
+    try:
+        hoard = [bytearray(1 << 26) for _ in range(1000)]
+    except MemoryError as error:
+        raise {} from error
+guarded(body)
+"""
+
+
+@pytest.mark.parametrize(
+    "raised", ["error", "ImportError('read this first')", 'RuntimeError("can\'t start new thread")']
+)
+def test_a_limit_of_memory_is_one_line(raised: str) -> None:
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_AS, (GIB, GIB))
+
+    done = shell(f'{sys.executable} -c "$1"', LACKS.format(raised), limit=limit)
+    assert done.stderr == "kcg: not enough memory: free some, or raise the limit (ulimit -v)\n"
+    assert done.returncode == ExitCode.USAGE
+
+
+WAITS = """
+import sys, time
+import kcg.commandline
+def main():
+    print("ready", flush=True)
+    time.sleep(600)
+kcg.commandline.guarded(main, go_on="to go on: it")
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_who_is_told_to_end_says_how_to_go_on(number: signal.Signals) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", WAITS], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )  # fmt: skip
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    process.send_signal(number)
+    assert process.communicate(timeout=60)[1] == "kcg: interrupted; to go on: it\n"
+    assert process.returncode == ExitCode.INTERRUPTED
+
+
+def test_an_interrupt_that_typer_took_is_said_too() -> None:
+    """It makes an exit code of it."""
+    waits = WAITS.replace("guarded(main,", "guarded(app,").replace(
+        "kcg.commandline.guarded", "import typer\napp = typer.Typer()\napp.command()(main)\nkcg.commandline.guarded"
+    ).replace("guarded(app,", "guarded(lambda: app(standalone_mode=False),")  # fmt: skip
+    process = subprocess.Popen([sys.executable, "-c", waits], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGTERM)
+    assert process.communicate(timeout=60)[1].strip() == "kcg: interrupted; to go on: it"
+    assert process.returncode == ExitCode.INTERRUPTED
+
+
+def test_what_nohup_ignores_stays_ignored() -> None:
+    ignoring = f"import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n{WAITS}"
+    process = subprocess.Popen(
+        [sys.executable, "-c", ignoring], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )  # fmt: skip
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGHUP)
+    process.send_signal(signal.SIGTERM)
+    assert process.communicate(timeout=60)[1] == "kcg: interrupted; to go on: it\n"
+
+
+def test_names_that_are_no_text_are_shown(tmp_path: Path) -> None:
+    """A file's name may be of any bytes, and JSON can spell half a character."""
+    from rich.console import Console
+
+    with (tmp_path / "out").open("w", encoding="utf-8") as file:
+        print_result(replace(sample_result(), workload="caf\udce9", warnings=("\ud800",)), Console(file=file))
+    assert "caf?" in (tmp_path / "out").read_text(encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-m", "kcg.dataset", "stats", os.fsencode(tmp_path) + b"/caf\xe9"],
+        capture_output=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == ExitCode.USAGE and b"Traceback" not in done.stderr and done.stderr.count(b"\n") == 1
