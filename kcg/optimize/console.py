@@ -13,6 +13,7 @@ from collections import Counter
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TextIO
 
+from kcg.optimize.ends import values_of
 from kcg.types import ModelCheck, Result
 
 if TYPE_CHECKING:
@@ -166,7 +167,10 @@ def print_result(result: Result, console: Console) -> None:
     overflow: Literal["ellipsis", "crop"] = "ellipsis" if _is_unicode(console.encoding) else "crop"
     rows = sorted(result.regions, key=lambda r: -r.before_s if math.isfinite(r.before_s) else math.inf)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), width=width, header_style="")
+    values = any(values_of(row) for row in rows[:MAX_ROWS])
     for title, right in _COLUMNS:
+        if title == VALUES and not values:
+            continue
         wide = title in ("kernel", "schedule")
         table.add_column(
             text(title, "bold"), justify="right" if right else "left", no_wrap=True, overflow=overflow,
@@ -176,9 +180,10 @@ def print_result(result: Result, console: Console) -> None:
     for row in rows[:MAX_ROWS]:
         style = styles.get(row.outcome, "")
         table.add_row(
-            text(row.chosen.name or row.region.id[:12]), text(str(row.calls)), text(format_seconds(row.before_s)),
-            text(format_seconds(row.after_s)), text(format_speedup(row.before_s, row.after_s), style),
-            text(row.outcome, style), text(str(row.chosen.schedule), "dim"),
+            text(row.chosen.name or row.region.id[:12]), *([text(values_of(row))] * values), text(str(row.calls)),
+            text(format_seconds(row.before_s)), text(format_seconds(row.after_s)),
+            text(format_speedup(row.before_s, row.after_s), style), text(row.outcome, style),
+            text(str(row.chosen.schedule), "dim"),
         )  # fmt: skip
     console.print(table)
     if rest := rows[MAX_ROWS:]:
@@ -189,9 +194,10 @@ def print_result(result: Result, console: Console) -> None:
         console.print(text(line, style), width=width)
 
 
+VALUES = "values"  # of symbolic variables: a column where a kernel has some
 _COLUMNS = (
-    ("kernel", False), ("calls", True), ("before", True), ("after", True), ("speed-up", True), ("outcome", False),
-    ("schedule", False),
+    ("kernel", False), (VALUES, False), ("calls", True), ("before", True), ("after", True), ("speed-up", True),
+    ("outcome", False), ("schedule", False),
 )  # fmt: skip
 
 

@@ -45,13 +45,13 @@ def judging_s(session: Session) -> float:
     verify_s = VERIFY_S.get(device, CHECKS * _check_s(session))
     cost_s = FRESH_CHILD_S + compiling_s(session)
     for work in (w for w in session.works if not is_judged(session, w)):
-        seconds = work.baseline_s
+        seconds, ends = work.baseline_s, len(work.ends)
         sides = 2 if work.best_s < seconds or not work.known else 1
         sides += 2 * sum(offer.schedule is not None for offer in work.offers)  # against the best of the others too
         copies_s = 0.0 if device == "CPU" else COPY_S_PER_BYTE * work.bytes
         samples = samples_for(seconds, flush_s=flush_s)
-        cost_s += verify_s + copies_s + sides * FINAL_RUNS * seconds
-        cost_s += (sides + 1) * samples * (2 * seconds + flush_s)  # cold and warm; the baseline twice
+        cost_s += ends * (verify_s + copies_s + sides * FINAL_RUNS * seconds)
+        cost_s += ends * (sides + 1) * samples * (2 * seconds + flush_s)  # cold and warm; the baseline twice
     return cost_s
 
 

@@ -24,7 +24,7 @@ from kcg.types import Kernel, Region, RegionResult, Result, Schedule, ScheduleKi
 
 T = TypeVar("T")
 
-SCHEMA = 7
+SCHEMA = 8
 """The version of the file. A change of any field is a new number, never a silent one."""
 
 ADDED = {
@@ -34,6 +34,7 @@ ADDED = {
     5: {("ModelCheck", "clock"), ("Result", "phases")},
     6: {("ModelCheck", "clocks_before"), ("ModelCheck", "clocks_after"), ("RegionResult", "clocks")},
     7: {("ModelCheck", "weights")},
+    8: {("RegionResult", "ends")},
 }
 """Fields that came with each version: files of the versions before it are read without them, with their defaults."""
 
@@ -276,6 +277,10 @@ def _check_region(row: RegionResult, where: str) -> None:
         raise _Malformed(f"{where}.outcome", f"{_shown(row.outcome)} is none of {', '.join(OUTCOMES)}")
     if row.calls < 0 or row.measurements < 0:
         raise _Malformed(where, "a count is negative")
+    if any(min(end.share, end.before_s, end.after_s) < 0 for end in row.ends):
+        raise _Malformed(f"{where}.ends", "a share or a time is negative")
+    if len({tuple(name for name, _ in end.variables) for end in row.ends}) > 1:
+        raise _Malformed(f"{where}.ends", "they name different variables")
     for name, finalist in (("baseline", row.baseline), ("chosen", row.chosen), ("opts", row.opts)):
         if finalist is None:
             continue

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 from kcg.errors import KcgError, ScriptError, UsageError
 from kcg.files import write_whole
+from kcg.kernel.symbolic import merged, seen_by
 from kcg.types import Kernel, Region, Workload, WorkloadCall
 
 if TYPE_CHECKING:
@@ -129,7 +130,7 @@ def _interrupts_held() -> Iterator[None]:
 def workload_json(workload: Workload) -> dict[str, Any]:
     """A workload as plain JSON values."""
     calls = [
-        {"ast": c.region.kernel.ast_json, "calls": c.calls, "variables": [list(v) for v in c.variables]}
+        {"ast": c.region.kernel.ast_json, "seen": [[[list(v) for v in values], n] for values, n in seen_by(c)]}
         for c in workload.calls
     ]
     return {"name": workload.name, "preset": workload.preset, "calls": calls}
@@ -137,11 +138,12 @@ def workload_json(workload: Workload) -> dict[str, Any]:
 
 def workload_of(values: dict[str, Any]) -> Workload:
     """The workload that `workload_json` wrote."""
-    calls = tuple(
-        WorkloadCall(Region((Kernel(c["ast"]),)), c["calls"], tuple((name, value) for name, value in c["variables"]))
+    calls = (
+        WorkloadCall(Region((Kernel(c["ast"]),)), count, tuple((name, value) for name, value in variables))
         for c in values["calls"]
+        for variables, count in c["seen"]
     )
-    return Workload(values["name"], values["preset"], calls)
+    return Workload(values["name"], values["preset"], merged(calls))
 
 
 # ---- in the child ----
@@ -270,7 +272,8 @@ def _workload_and_notes(
     """What a script ran on `device`, and a line for everything that is left out of it."""
     if not recorder.counts and not recorder.unknown and not recorder.queued:
         return Workload(workload_name(script), bounded(shlex.join(arguments)), ()), []  # without importing tinygrad
-    from kcg.workloads.capture import VALUES_KEPT, thinned, to_workload
+    from kcg.kernel.symbolic import VALUES_KEPT
+    from kcg.workloads.capture import thinned, to_workload
 
     refused: dict[str, Counter[str]] = {}
     all_calls = recorder.calls()
@@ -285,7 +288,7 @@ def _workload_and_notes(
         notes.append(f"{_executions(recorder.queued, 'kernels by HCQ2=1, which shows no ASTs,')} left out")
     notes += _refusals(refused)
     few = thinned(workload)
-    if len(few.calls) < len(workload.calls):
+    if few != workload:
         notes.append(
             f"of kernels that ran with more than {VALUES_KEPT} values of their variables, {VALUES_KEPT} are kept, and "
             "all executions count for the nearest of them"
