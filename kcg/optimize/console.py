@@ -168,13 +168,15 @@ def print_result(result: Result, console: Console) -> None:
     rows = sorted(result.regions, key=lambda r: -r.before_s if math.isfinite(r.before_s) else math.inf)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), width=width, header_style="")
     values = any(values_of(row) for row in rows[:MAX_ROWS])
+    ratios = {"kernel": 1, "schedule": 1} if values and width < MAX_WIDTH else {"kernel": 3, "schedule": 4}
     for title, right in _COLUMNS:
         if title == VALUES and not values:
             continue
-        wide = title in ("kernel", "schedule")
+        broken = title == VALUES and width < MAX_WIDTH  # into lines, or there would be no room for names
         table.add_column(
-            text(title, "bold"), justify="right" if right else "left", no_wrap=True, overflow=overflow,
-            ratio={"kernel": 3, "schedule": 4}.get(title), min_width=8 if wide else None,
+            text(title, "bold"), justify="right" if right else "left", no_wrap=not broken, overflow=overflow,
+            ratio=ratios.get(title), min_width=8 if title in ratios else None,
+            max_width=VALUES_WIDTH if broken else None,
         )  # fmt: skip
     styles = {"improved": "green", "quarantined": "red"}
     for row in rows[:MAX_ROWS]:
@@ -195,6 +197,7 @@ def print_result(result: Result, console: Console) -> None:
 
 
 VALUES = "values"  # of symbolic variables: a column where a kernel has some
+VALUES_WIDTH = 9  # on a narrow terminal
 _COLUMNS = (
     ("kernel", False), (VALUES, False), ("calls", True), ("before", True), ("after", True), ("speed-up", True),
     ("outcome", False), ("schedule", False),
