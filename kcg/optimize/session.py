@@ -391,7 +391,7 @@ class Session:
 
     def _charge(self, work: RegionWork, rows: Sequence[Measurement]) -> None:
         """One compilation, and one measurement where the binary is new, at however many ends it was timed."""
-        row = rows[0]
+        row = next((row for row in rows if row.binary_hash), rows[0])
         with self._lock:
             work.compile_s[row.schedule] = row.compile_s
             self.ledger.compilations += 1
