@@ -22,6 +22,9 @@ from kcg.schedules import ScheduleKind as ScheduleKind
 from kcg.schedules import canonical_json as canonical_json
 from kcg.schedules import content_id as content_id
 
+Variables = tuple[tuple[str, int], ...]
+"""Values of a kernel's symbolic variables, sorted by name."""
+
 
 @dataclass(frozen=True)
 class Kernel:
@@ -137,7 +140,7 @@ class Measurement:
     protocol: int
     status: Status
     cache_state: CacheState = CacheState.COLD
-    variables: tuple[tuple[str, int], ...] = ()  # values of symbolic variables, sorted by name
+    variables: Variables = ()
     input_recipe: str = ""  # how the inputs were made, e.g. "normal-v2:seed=0"
     samples_s: tuple[float, ...] = ()
     reason: str = ""  # first line of the cause of a failure
@@ -172,12 +175,17 @@ tinygrad names it, and the devices that run it, several for one over sharded ten
 
 @dataclass(frozen=True)
 class WorkloadCall:
-    """A region of a workload and how often one execution calls it."""
+    """A region of a workload and how often one execution calls it.
+
+    A kernel that ran with several values of its symbolic variables is one call: `seen` holds these and how often each,
+    the smallest first (`kcg.kernel.symbolic` says which is smallest), and `variables` are the largest.
+    """
 
     region: Region
     calls: int
-    variables: tuple[tuple[str, int], ...] = ()
+    variables: Variables = ()
     origin: str = ""  # where it comes from, e.g. a line of the model, for the reader only
+    seen: tuple[tuple[Variables, int], ...] = ()  # empty where there was only `variables`; else `calls` is its sum
     seen_as: tuple[SeenAs, ...] = field(default=(), compare=False)  # empty: not known
 
 
@@ -229,11 +237,11 @@ class Workload:
 
 @dataclass(frozen=True)
 class PlannedRegion:
-    """One region of a plan and the schedule it gets, for these values of its variables."""
+    """One region of a plan and the schedule it gets; `variables` as in `WorkloadCall`."""
 
     region: Region
     schedule: Schedule
-    variables: tuple[tuple[str, int], ...] = ()
+    variables: Variables = ()
 
 
 @dataclass(frozen=True)
@@ -297,8 +305,22 @@ class Finalist:
 
 
 @dataclass(frozen=True)
+class TimedAt:
+    """What one call of a kernel takes at one of the two ends of the values that its symbolic variables had."""
+
+    variables: Variables
+    share: float  # of the calls that count as calls at this end; those of both ends sum to 1
+    before_s: float  # cold, with the baseline
+    after_s: float  # with what was chosen
+
+
+@dataclass(frozen=True)
 class RegionResult:
-    """What became of one region: its baseline and what was chosen, which may be the baseline itself."""
+    """What became of one region: its baseline and what was chosen, which may be the baseline itself.
+
+    Of a kernel that ran with several values of its variables, times and counts of one call are the means of those at
+    both `ends`, weighted by their shares.
+    """
 
     region: Region
     calls: int
@@ -306,7 +328,7 @@ class RegionResult:
     chosen: Finalist
     measurements: int
     outcome: str  # one of `OUTCOMES` of `kcg.optimize.result`; with `note` in words
-    variables: tuple[tuple[str, int], ...] = ()
+    variables: Variables = ()  # as in `WorkloadCall`
     note: str = ""
     operations: float = 0.0  # arithmetic of one call
     bytes: float = 0.0  # least traffic of one call
@@ -314,6 +336,7 @@ class RegionResult:
     opts: Finalist | None = None  # the best Opts, where `chosen` is written by hand
     handwritten: tuple[tuple[str, str], ...] = ()  # each kernel that was offered, and what became of it
     clocks: tuple[tuple[str, float], ...] = ()  # what the device told while both were timed, as in `Measurement`
+    ends: tuple[TimedAt, ...] = ()  # the smallest and the largest values; none where there was one set of values
 
     @property
     def before_s(self) -> float:

@@ -7,7 +7,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections import Counter, defaultdict
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -18,10 +18,11 @@ from kcg.dataset.journal import Journal
 from kcg.errors import CodecError, ExitCode, ScriptError
 from kcg.kernel.codec import ast_of
 from kcg.kernel.space import KernelSpace
+from kcg.kernel.symbolic import ends_of
 from kcg.measure.inputs import buffers_of
 from kcg.measure.protocol import PROTOCOL
-from kcg.types import RAW, Kernel, Region, Target, Workload, WorkloadCall
-from kcg.workloads.capture import VALUES_KEPT, Refused, thinned, to_workload
+from kcg.types import RAW, Target, Workload
+from kcg.workloads.capture import Refused, to_workload
 from kcg.workloads.program import Form, Program
 from kcg.workloads.script import NAME_LENGTH, Captured, bounded, capture_program
 
@@ -101,19 +102,18 @@ def test_a_training_loop_has_every_execution_that_tinygrad_prints(
     assert sum(c.calls for c in generators) >= 2 * STEPS, "the random numbers of batches and dropout"
 
 
-def test_a_decode_loop_has_a_few_values_of_its_position_and_all_of_its_executions(
+def test_a_kernel_of_a_decode_loop_is_one_call_that_knows_every_position_and_replay(
     captured: tuple[Path, dict[str, Workload], dict[str, str]],
 ) -> None:
-    values: dict[str, Counter[int]] = defaultdict(Counter)
-    for call in captured[1]["script:decode_loop"].calls:
-        for name, value in call.variables:
-            assert name == "start_pos"
-            values[call.region.id][value] += call.calls
-    assert len(values) > 3
-    for counts in values.values():
-        assert len(counts) == VALUES_KEPT and {1, POSITIONS} <= set(counts)
-        assert counts.total() == POSITIONS
-    assert f"kcg: of kernels that ran with more than {VALUES_KEPT} values" in captured[2]["decode_loop"]
+    symbolic = [call for call in captured[1]["script:decode_loop"].calls if call.variables]
+    assert len(symbolic) > 3 and len({call.region.id for call in symbolic}) == len(symbolic)
+    for call in symbolic:
+        assert call.seen == tuple(((("start_pos", i),), 1) for i in range(1, POSITIONS + 1)), "replays of TinyJit too"
+        assert call.variables == (("start_pos", POSITIONS),) and call.calls == POSITIONS
+        low, high = ends_of(call)
+        assert (low.variables, high.variables) == ((("start_pos", 1),), (("start_pos", POSITIONS),))
+        assert low.share == pytest.approx(0.5) and high.share == pytest.approx(0.5)
+    assert "values of their variables" not in captured[2]["decode_loop"], "nothing is left out"
 
 
 def test_replays_of_a_graph_are_counted_by_its_kernels(
@@ -301,16 +301,6 @@ def test_a_name_is_one_bounded_line() -> None:
     assert len(set(odd)) == len(odd)
     for name in odd:
         assert len(name) <= NAME_LENGTH and name.isprintable() and name.encode()
-
-
-def test_thinning_keeps_the_ends_and_the_total() -> None:
-    region = Region((Kernel("{}"),))
-    calls = tuple(WorkloadCall(region, n, (("n", n),)) for n in (9, 3, 5, 1, 7, 8, 2))
-    few = thinned(Workload("w", "", calls), kept=3)
-    assert [dict(c.variables)["n"] for c in few.calls] == [9, 5, 1]
-    assert sum(c.calls for c in few.calls) == sum(c.calls for c in calls)
-    assert thinned(few, kept=3) == few
-    assert [dict(c.variables)["n"] for c in thinned(few, kept=1).calls] == [9]
 
 
 def test_a_kernel_that_the_codec_refuses_fails_only_where_it_must() -> None:

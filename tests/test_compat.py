@@ -72,7 +72,7 @@ def test_name_exists(name: str) -> None:
 ATTRIBUTES: dict[type, str] = {
     Scheduler: "copy apply_opt rngs full_shape axis_types real_axis convert_loop_to_global get_optimized_ast reduceop",
     UOp: "toposort substitute ranges replace key src arg op dtype tag device addrspace backward_slice variables expr "
-    "max_numel is_invalid vmax shape render ended_ranges sink range const call from_buffer cast nbytes",
+    "max_numel is_invalid vmax shape render ended_ranges sink range const const_like call from_buffer cast nbytes",
     Renderer: "target suffix has_local has_threads global_max shared_max tensor_cores compiler render asm",
     ProgramInfo: "name function_name global_size local_size vars globals outs ins launch_dims vals target",
     Buffer: "allocate ensure_allocated view as_memoryview get_buf nbytes",

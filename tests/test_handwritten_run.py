@@ -239,7 +239,7 @@ def test_results_of_before_are_read_without_the_new_fields(result: Result, tmp_p
     new = ("expectations", "clocks", "phases")
     document = {name: value for name, value in to_dict(old).items() if name not in new}
     for region in document["regions"]:
-        del region["opts"], region["handwritten"], region["clocks"]
+        del region["opts"], region["handwritten"], region["clocks"], region["ends"]
         for side in ("baseline", "chosen"):
             del region[side]["verification"]["unjudged"]
     for name in later if document["model_check"] is not None else ():

@@ -162,6 +162,16 @@ def printed(result: Result, **options: object) -> str:
     return stream.getvalue()
 
 
+def test_the_values_of_a_kernels_variables_are_said_once_with_what_is_timed_at_each_end() -> None:
+    assert printed(sample_result(), width=100).count("start_pos 1 to 17") == 1
+    page = render_report(sample_result())
+    (row,) = (row for row in sample_result().regions if row.ends)
+    low, high = (f"{format_seconds(end.before_s)} → {format_seconds(end.after_s)}" for end in row.ends)
+    assert f"a call takes {low} with start_pos 1, as 25% of the calls count, and {high} with start_pos 17" in page
+    fixed = replace(sample_result(), regions=tuple(r for r in sample_result().regions if not r.ends))
+    assert "values" not in printed(fixed, width=100).splitlines()[0]
+
+
 @pytest.mark.parametrize("width", [80, 100, 120])
 def test_table_fits_and_is_plain_when_piped(width: int) -> None:
     text = printed(sample_result(), width=width)

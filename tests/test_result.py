@@ -228,11 +228,17 @@ def test_what_older_files_call_quarantined_or_kept_is_read_as_unjudged_or_not_se
     assert (idle.outcome, idle.note) == ("not searched", "too little to save")
 
 
+def without_ends() -> tuple[RegionResult, ...]:
+    """The regions of the sample as they were before a kernel with symbolic variables was one row with two ends."""
+    return tuple(replace(row, ends=()) for row in sample_result().regions)
+
+
 def test_files_of_the_first_version_are_read() -> None:
     target = replace(sample_result().target, bandwidth_bytes_s=None)
     first = replace(
-        sample_result(), model_check=None, predictor="", target=target, expectations=(), clocks=(), phases=()
-    )
+        sample_result(), model_check=None, predictor="", target=target, expectations=(), clocks=(), phases=(),
+        regions=without_ends(),
+    )  # fmt: skip
     document = {**to_dict(first), "schema": 1}
     with pytest.raises(ResultError, match="'clocks' is unknown"):
         from_dict(document)
@@ -244,7 +250,9 @@ def test_files_of_the_first_version_are_read() -> None:
 
 def test_files_of_the_third_version_have_no_expectations() -> None:
     check = ModelCheck(True, "", 0.0031, 0.043, before_s=0.07, after_s=0.04)
-    third = replace(sample_result(), expectations=(), clocks=(), phases=(), model_check=check)
+    third = replace(
+        sample_result(), expectations=(), clocks=(), phases=(), model_check=check, regions=without_ends()
+    )  # fmt: skip
     later = {name for version, added in ADDED.items() if version > 3 for _, name in added}
     document = without({**to_dict(third), "schema": 3}, later)
     assert from_dict(document) == without_unjudged(third)
@@ -299,6 +307,9 @@ def test_missing_and_unknown_fields_are_refused() -> None:
         (("regions", 0, "chosen", "schedule", "kind"), "magic", "unknown kind"),
         (("regions", 0, "chosen", "schedule", "body"), "[", "not JSON"),
         (("regions", 0, "chosen", "schedule", "body"), '[["UPCAST",0,"x"]]', "not a list of"),
+        (("regions", 1, "ends", 0, "before_s"), -1e-6, "ends: a share or a time is negative"),
+        (("regions", 1, "ends", 0, "share"), 0.5, "ends: they are not two whose shares sum to 1"),
+        (("regions", 1, "ends", 0, "variables"), [["pos", 1]], "ends: they name different variables"),
         (("created",), "yesterday", "not an ISO date"),
         (("phases", 0, 1), -0.5, "negative"),
         (("expectations", 0, "region"), 16, "lacks"),

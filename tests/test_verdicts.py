@@ -182,8 +182,8 @@ def test_what_is_wrong_or_noisy_is_no_verdict(
     kept = session.journal.verdicts()
     wrong = replace(judged, baseline_verification=Verification(False, reason="another device answered"))
     for bad in (wrong, replace(judged, noisy="the clocks fell"), replace(judged, tainted=True)):
-        verdicts.keep(session, work, [baseline], bad)
-    verdicts.keep(session, work, [baseline, baseline], judged)  # of two sides one was judged
+        verdicts.keep(session, work, [baseline], bad, work.call.variables)
+    verdicts.keep(session, work, [baseline, baseline], judged, work.call.variables)  # of two sides one was judged
     assert session.journal.verdicts() == kept
 
 

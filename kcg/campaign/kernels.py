@@ -9,6 +9,7 @@ from kcg.campaign.settings import CampaignSettings
 from kcg.dataset.journal import Journal
 from kcg.errors import UsageError
 from kcg.kernel.codec import ast_of
+from kcg.kernel.symbolic import at_ends
 from kcg.measure.inputs import buffers_of
 from kcg.types import Target, Workload, WorkloadCall
 from kcg.workloads.registry import WORKLOADS, WorkloadSpec, find, spec_of
@@ -55,14 +56,15 @@ def workloads_of(settings: CampaignSettings, device: str, say: Callable[[str], N
 def distinct_calls(
     workloads: Iterable[Workload], *, shard: tuple[int, int], seed: int, per_family: int | None = None
 ) -> list[WorkloadCall]:
-    """Each kernel once for each set of values of its variables, those of one shard, in an order of chance.
+    """Each kernel once, or where it ran with several values of its variables once for the smallest and once for the
+    largest; those of one shard, in an order of chance.
 
     Of a family, all presets of a workload, there are `per_family` at most. To which shard a kernel belongs depends on
     nothing but its identity.
     """
     families: dict[str, dict[Key, WorkloadCall]] = {}
     for workload in workloads:
-        for call in workload.calls:
+        for call in (end for merged in workload.calls for end in at_ends(merged)):
             families.setdefault(workload.name, {}).setdefault((call.region.id, call.variables), call)
     distinct: dict[Key, WorkloadCall] = {}
     for calls in families.values():

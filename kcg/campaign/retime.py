@@ -19,18 +19,19 @@ from kcg.errors import UsageError
 from kcg.measure.protocol import PROTOCOL
 from kcg.measure.service import MeasureService, Request
 from kcg.provenance import provenance
-from kcg.types import Measurement, Status
+from kcg.types import Measurement, Status, Variables
 
 BATCH = 32
 
 
 def chosen_rows(rows: list[Measurement], share: float) -> list[Measurement]:
-    """A share of the distinct binaries with status ok, by a hash: the same ones whenever asked. One row of each."""
-    found: dict[tuple[str, str], Measurement] = {}
+    """A share of the distinct binaries with status ok, by a hash: the same ones whenever asked. One row of each, and of
+    each set of values of its kernel's variables."""
+    found: dict[tuple[str, str, Variables], Measurement] = {}
     for row in rows:
         if row.status == Status.OK and row.early_stop and row.sampler != RETIMED:
-            found.setdefault((row.region_id, row.binary_hash), row)
-    return [row for (_, binary), row in found.items() if _fraction(binary) < share]
+            found.setdefault((row.region_id, row.binary_hash, row.variables), row)
+    return [row for (_, binary, _), row in found.items() if _fraction(binary) < share]
 
 
 def _fraction(text: str) -> float:
@@ -60,15 +61,15 @@ def retime(path: Path, *, share: float, device: str, command: str, budget_s: flo
         facts = {"device": choice.dev, "retime": share, "compile_workers": service.compile_workers}
         facts |= provenance()
         journal.add_run(Run(service.run_id, datetime.now(UTC).isoformat(timespec="seconds"), command, facts))
-        by_region: dict[str, list[Measurement]] = defaultdict(list)
+        by_kernel: dict[tuple[str, Variables], list[Measurement]] = defaultdict(list)
         for row in rows:
-            by_region[row.region_id].append(row)
+            by_kernel[row.region_id, row.variables].append(row)
         requests = [
             Request(
                 regions[region_id], row.schedule, row.variables, RETIMED, in_search=True, timeout_s=LONGEST_TIMEOUT_S,
                 stop_above_s=STOP_ABOVE * min(r.median_s for r in some),
             )
-            for region_id, some in by_region.items() for row in some
+            for (region_id, _), some in by_kernel.items() for row in some
         ]  # fmt: skip
         measured = 0
         for first in range(0, len(requests), BATCH):
@@ -85,5 +86,5 @@ def retime(path: Path, *, share: float, device: str, command: str, budget_s: flo
             pace = measured / (time.monotonic() - began)
             say(f"{measured} of {len(requests)} timed again, {pace:.1f} a second", (len(requests) - measured) / pace)
     return CampaignSummary(
-        len(by_region), measured, 0, dict(statuses), time.monotonic() - began, measured == len(requests)
+        len(by_kernel), measured, 0, dict(statuses), time.monotonic() - began, measured == len(requests)
     )

@@ -43,6 +43,7 @@ from kcg.dataset.records import disk_full, is_disk_full, values_of
 from kcg.dataset.rows import TIMINGS
 from kcg.errors import MismatchError, UsageError
 from kcg.files import sync
+from kcg.kernel.symbolic import seen_by
 from kcg.types import canonical_json
 
 __all__ = ["CHECKSUMS", "FILES", "OPTIONAL_FILES", "Export", "export", "merge", "read_export"]
@@ -163,7 +164,7 @@ def _write_all(journal: Journal | Export, parts: Mapping[str, Path]) -> None:
         f"{w.name}/{w.preset}": {
             "name": w.name,
             "preset": w.preset,
-            "calls": [[c.region.id, c.calls, c.variables, c.origin] for c in w.calls],
+            "calls": [[c.region.id, count, values, c.origin] for c in w.calls for values, count in seen_by(c)],
         }
         for w in workloads
     }

@@ -44,6 +44,7 @@ from kcg.dataset.schema import (
     translated,
 )
 from kcg.errors import JournalError, UsageError
+from kcg.kernel.symbolic import merged, seen_by
 from kcg.types import Kernel, Measurement, Region, Status, Target, Toolchain, Workload, WorkloadCall, canonical_json
 
 __all__ = ["APPLICATION_ID", "SCHEMA_VERSION", "Journal", "Record", "Run"]
@@ -223,10 +224,14 @@ class Journal:
             return self._insert("INSERT OR IGNORE INTO regions VALUES(?, ?, ?)", values)
 
     def add_workload(self, workload: Workload) -> bool:
-        """Stores its regions and calls; a changed definition replaces the old calls, and no kernel is ever removed."""
+        """Stores its regions and calls; a changed definition replaces the old calls, and no kernel is ever removed.
+
+        A row is a call with one set of values of its variables.
+        """
+        seen = [(c, variables, count) for c in workload.calls for variables, count in seen_by(c)]
         rows = [
-            (workload.name, workload.preset, i, c.region.id, canonical_json(c.variables), c.calls, c.origin)
-            for i, c in enumerate(workload.calls)
+            (workload.name, workload.preset, i, c.region.id, canonical_json(variables), count, c.origin)
+            for i, (c, variables, count) in enumerate(seen)
         ]
         query = "SELECT * FROM workload_calls WHERE workload=? AND preset=? ORDER BY position"
         with self._transaction() as connection:
@@ -409,7 +414,7 @@ class Journal:
         return found
 
     def workloads(self) -> list[Workload]:
-        """Every workload, by name and preset, its calls in their order."""
+        """Every workload, by name and preset, its calls in their order; those of a kernel with variables are one."""
         regions = self.regions()
         calls: dict[tuple[str, str], list[WorkloadCall]] = {}
         query = "SELECT * FROM workload_calls ORDER BY workload, preset, position"
@@ -417,7 +422,7 @@ class Journal:
             with self._row("workload_calls", f"{name}/{preset} {position}"):
                 pairs = tuple((str(n), int(v)) for n, v in json.loads(variables))
                 calls.setdefault((name, preset), []).append(WorkloadCall(regions[region_id], int(count), pairs, origin))
-        return [Workload(name, preset, tuple(rows)) for (name, preset), rows in calls.items()]
+        return [Workload(name, preset, merged(rows)) for (name, preset), rows in calls.items()]
 
     def first_seen(self) -> dict[str, str]:
         """Kernel id -> the workload (`name/preset`) in which it was first seen, empty where none was named."""

@@ -40,6 +40,7 @@ from kcg.dataset.records import (
 )
 from kcg.dataset.rows import TIMINGS, Timings, medians, record_of, values_of
 from kcg.errors import DataError
+from kcg.kernel.symbolic import merged
 from kcg.types import (
     Kernel,
     Measurement,
@@ -251,7 +252,7 @@ class Export:
         return found
 
     def workloads(self) -> list[Workload]:
-        """Every workload, by name and preset, its calls in their order."""
+        """Every workload, by name and preset, its calls in their order; those of a kernel with variables are one."""
         regions = self.regions()
 
         def build(row: Any) -> Workload:
@@ -259,7 +260,7 @@ class Export:
                 WorkloadCall(regions[region_id], int(calls), tuple((str(n), int(v)) for n, v in variables), str(origin))
                 for region_id, calls, variables, origin in row["calls"]
             ]
-            return Workload(str(row["name"]), str(row["preset"]), tuple(calls))
+            return Workload(str(row["name"]), str(row["preset"]), merged(calls))
 
         rows = self._json("workloads.json", "workloads").items()
         return [self._built("workloads.json", name, build, row) for name, row in rows]

@@ -11,9 +11,9 @@ from kcg.compat.scheduling import hand_coded, initial_state, to_tiny, with_devic
 from kcg.compat.tiny import AddrSpace, CompileError, Context, KernelInfo, Ops, TinyELF, dtypes, to_program
 from kcg.errors import ScheduleError
 from kcg.kernel.codec import ast_of
-from kcg.kernel.compiled import Compiled
+from kcg.kernel.compiled import BoundLaunch, Compiled
 from kcg.kernel.handwritten import MACHINE, PTX, SourceBody, source_body
-from kcg.types import Region, Schedule, ScheduleKind, Target
+from kcg.types import Region, Schedule, ScheduleKind, Target, Variables
 
 UOPS_MAX = 3000
 """Schedules of more micro-operations are refused, as BEAM refuses them: compilers take seconds and the code is slow.
@@ -30,9 +30,14 @@ def _program(region: Region, schedule: Schedule, renderer: Any, *, name: str) ->
 
 
 def compile_schedule(
-    region: Region, schedule: Schedule, target: Target, *, variables: tuple[tuple[str, int], ...] = ()
+    region: Region,
+    schedule: Schedule,
+    target: Target,
+    *,
+    variables: Variables = (),
+    also: tuple[Variables, ...] = (),
 ) -> Compiled:
-    """Compile for `target` on this machine.
+    """Compile for `target` on this machine, to be launched with `variables` or with one of those in `also`.
 
     The function is always named `kernel`, so that two schedules with the same code have the same binary.
     Raises ScheduleError (the schedule is not legal, or it makes the kernel too long) or the compiler's own error.
@@ -46,7 +51,7 @@ def compile_schedule(
         _check_places(program)
     if (uops := len(program.src[1].src)) > UOPS_MAX and not _is_own(schedule, region, target):
         raise ScheduleError(f"the kernel has {uops} micro-operations, more than {UOPS_MAX}")
-    return _plain(program, dict(variables), source, machine_code(source, renderer))
+    return _plain(program, (variables, *also), source, machine_code(source, renderer))
 
 
 def _is_own(schedule: Schedule, region: Region, target: Target) -> bool:
@@ -78,11 +83,21 @@ def _readable(program: Any, renderer: Any) -> str:
     return str(program.src[2].arg)
 
 
-def _plain(program: Any, variables: dict[str, int], source: str, image: bytes) -> Compiled:
+def _launch(info: Any, variables: Variables) -> BoundLaunch:
+    global_size, local_size = info.launch_dims(dict(variables))
+    return BoundLaunch(
+        variables,
+        global_size=tuple(math.ceil(x) for x in global_size),
+        local_size=tuple(int(x) for x in (local_size or (1, 1, 1))),
+        values=tuple(info.vals(dict(variables))),
+    )
+
+
+def _plain(program: Any, bindings: tuple[Variables, ...], source: str, image: bytes) -> Compiled:
     linear, info = program.src[1].src, program.arg
+    launches = tuple(_launch(info, variables) for variables in bindings)
     pointers = [u for u in linear if u.op is Ops.PARAM and u.addrspace != AddrSpace.ALU]
     parameters = [*pointers, *info.vars]
-    global_size, local_size = info.launch_dims(variables)
     return Compiled(
         binary=program.src[3].arg,
         source=source,
@@ -91,11 +106,12 @@ def _plain(program: Any, variables: dict[str, int], source: str, image: bytes) -
         slots=tuple(info.globals),
         outputs=tuple(info.outs),
         inputs=tuple(info.ins),
-        global_size=tuple(math.ceil(x) for x in global_size),
-        local_size=tuple(int(x) for x in (local_size or (1, 1, 1))),
-        values=tuple(info.vals(variables)),
+        global_size=launches[0].global_size,
+        local_size=launches[0].local_size,
+        values=launches[0].values,
         uops=len(linear),
         image=image,
+        launches=launches if any(bindings) else (),
     )
 
 

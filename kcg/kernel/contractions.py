@@ -4,21 +4,23 @@ tinygrad fuses across matmuls where the result is joined with something else (`c
 schedules, used inside another reduction. Such a kernel computes the same product many times, and no schedule of that
 kernel can mend it: the model needs a `.contiguous()`. `find_recompute` says where.
 
-All functions take the SINK AST of a kernel before optimisation. A symbolic extent counts with its largest value.
-Ranges over devices do not count: what is said is said of one device. Indexing by a tensor (a gather, an embedding, a
-loss that picks a class) counts as it runs: a load at a loaded index, not the sum over the whole table that the AST
-spells. A one-hot matrix that tinygrad does multiply by counts as that.
+All functions take the SINK AST of a kernel before optimisation. A symbolic extent counts with its largest possible
+value; `kcg.kernel.symbolic.at_values` fills in another. Ranges over devices do not count: what is said is said of one
+device. Indexing by a tensor (a gather, an embedding, a loss that picks a class) counts as it runs: a load at a loaded
+index, not the sum over the whole table that the AST spells. A one-hot matrix that tinygrad does multiply by counts as
+that.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
 from kcg.compat.scheduling import with_loads_collapsed
-from kcg.compat.tiny import AddrSpace, AxisType, GroupOp, Ops, UOp, dtypes
+from kcg.compat.tiny import AddrSpace, AxisType, GroupOp, Ops, UOp, dtypes, sym_infer
 from kcg.types import Recompute
 
 NOTABLE = 1.05
@@ -95,12 +97,29 @@ def arithmetic(ast: UOp) -> float:
 
     For a roofline: a multiply-add is two operations, an `exp2` or a `where` is one, a cast none.
     """
-    total = 0
-    for top, scopes in _stores(_as_run(ast)):
-        for node in _values(top):
-            if node.op is Ops.REDUCE or (node.op in GroupOp.ALU and not _is_address(node)):
-                total += math.prod(_extents(scopes[node]))
-    return float(total)
+    scopes = (scope for top, scopes in _stores(_as_run(ast)) for scope in _arithmetic_scopes(top, scopes))
+    return float(sum(math.prod(_extents(scope)) for scope in scopes))
+
+
+def _arithmetic_scopes(top: UOp, scopes: dict[UOp, list[UOp]]) -> Iterator[list[UOp]]:
+    """The ranges in scope of each operation on values."""
+    for node in _values(top):
+        if node.op is Ops.REDUCE or (node.op in GroupOp.ALU and not _is_address(node)):
+            yield scopes[node]
+
+
+def work_at(ast: UOp) -> Callable[[Mapping[str, int]], float]:
+    """The work of a kernel as a function of the values of its variables: its arithmetic and the elements it stores."""
+    scopes: Counter[tuple[UOp, ...]] = Counter()
+    for top, of_top in _stores(_as_run(ast)):
+        scopes.update(tuple(filter(_counts, scope)) for scope in (of_top[top], *_arithmetic_scopes(top, of_top)))
+    extents = {axis: axis.src[0] for scope in scopes for axis in scope}
+
+    def work(values: Mapping[str, int]) -> float:
+        known = {axis: sym_infer(extent, dict(values)) for axis, extent in extents.items()}
+        return float(sum(count * math.prod(known[axis] for axis in scope) for scope, count in scopes.items()))
+
+    return work
 
 
 def least_bytes(ast: UOp) -> int:

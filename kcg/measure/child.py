@@ -77,7 +77,7 @@ def compile_job(job: CompileJob) -> CompileOutcome:
     global _compiled
     begin = time.perf_counter()
     try:
-        compiled = compile_schedule(job.region, job.schedule, job.target, variables=job.variables)
+        compiled = compile_schedule(job.region, job.schedule, job.target, variables=job.variables, also=job.also)
     finally:
         _compiled += 1
         if _compiled % COLLECT_EVERY == 0:  # a compiling child does not look for cycles by itself

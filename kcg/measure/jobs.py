@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kcg.kernel.compiled import Compiled
-from kcg.types import CacheState, Region, Schedule, Target, Verification
+from kcg.types import CacheState, Region, Schedule, Target, Variables, Verification
 
 if TYPE_CHECKING:
     from kcg.measure.references import Foretold
@@ -14,10 +14,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CompileJob:
+    """Compile once, for launches with `variables` and with each of `also`."""
+
     region: Region
     schedule: Schedule
     target: Target
-    variables: tuple[tuple[str, int], ...] = ()
+    variables: Variables = ()
+    also: tuple[Variables, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from kcg.errors import DeviceError
 from kcg.kernel.compiled import Compiled
@@ -27,7 +27,7 @@ from kcg.measure.jobs import TinyBeamOutcome as TinyBeamOutcome
 from kcg.measure.pools import ChildDied, CompilePool, DevicePool, ServiceClosed
 from kcg.measure.protocol import PROTOCOL
 from kcg.measure.target import first_line, usable_cores
-from kcg.types import CacheState, Measurement, Region, Schedule, Status, Target, Toolchain
+from kcg.types import CacheState, Measurement, Region, Schedule, Status, Target, Toolchain, Variables
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ class MeasureService:
         self._compiling = 0
         self._ready: list[Ready] = []
         self._by_binary: dict[tuple[Any, ...], Future[TimeOutcome] | Measurement] = {}
-        self._kept: dict[tuple[str, tuple[tuple[str, int], ...], Schedule], CompileOutcome] = {}
+        self._kept: dict[tuple[str, Schedule], CompileOutcome] = {}  # by region
         self.device_error: DeviceError | None = None  # set when the device does not open again after a fault
         self._floors: dict[tuple[str, CacheState], float] = {}
         self.compilations = 0
@@ -153,9 +153,10 @@ class MeasureService:
 
     # ---- compiling ----
 
-    def compile(self, region: Region, schedule: Schedule, variables: tuple[tuple[str, int], ...] = ()) -> Future[Any]:
-        """Compile in the pool: a future of CompileOutcome."""
-        return self._compile(child.compile_job, CompileJob(region, schedule, self.target, variables))
+    def compile(self, region: Region, schedule: Schedule, *bindings: Variables) -> Future[Any]:
+        """Compile in the pool: a future of CompileOutcome. `bindings` are the sets of values of the kernel's symbolic
+        variables with which the binary will run."""
+        return self._compile(child.compile_job, self._job(region, schedule, bindings))
 
     def _compile(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
         with self._lock:
@@ -175,28 +176,28 @@ class MeasureService:
             except Exception as error:  # in a callback it would only be logged, and whoever waits would wait for ever
                 self._fail(request, future, error, timeout=Status.TIMEOUT, other=Status.LAUNCH_ERROR)
 
-    def _keep(self, key: tuple[str, tuple[tuple[str, int], ...], Schedule], outcome: CompileOutcome) -> None:
+    def _keep(self, key: tuple[str, Schedule], outcome: CompileOutcome) -> None:
         with self._lock:
             while len(self._kept) >= KEPT_BINARIES:
                 self._kept.pop(next(iter(self._kept)))
             self._kept[key] = outcome
 
-    def compiled(self, region: Region, schedule: Schedule, variables: tuple[tuple[str, int], ...] = ()) -> Future[Any]:
-        """A future of CompileOutcome; what this service compiled before is not compiled again."""
-        key = (region.id, variables, schedule)
-        kept = self._kept.get(key)
+    def compiled(self, region: Region, schedule: Schedule, *bindings: Variables) -> Future[Any]:
+        """A future of CompileOutcome, as `compile`; what this service compiled before is not compiled again."""
         future: Future[CompileOutcome]
-        if kept is None:
-            future = self.compile(region, schedule, variables)
-            future.add_done_callback(lambda done: None if done.exception() else self._keep(key, done.result()))
-        else:
+        if self.has_compiled(region, schedule, *bindings) and (kept := self._kept.get((region.id, schedule))):
             future = Future()
             future.set_result(kept)
+            return future
+        future = self.compile(region, schedule, *bindings)
+        key = (region.id, schedule)
+        future.add_done_callback(lambda done: None if done.exception() else self._keep(key, done.result()))
         return future
 
-    def has_compiled(self, region: Region, schedule: Schedule, variables: tuple[tuple[str, int], ...] = ()) -> bool:
+    def has_compiled(self, region: Region, schedule: Schedule, *bindings: Variables) -> bool:
         """Whether `compiled` would compile nothing."""
-        return (region.id, variables, schedule) in self._kept
+        kept = self._kept.get((region.id, schedule))
+        return kept is not None and all(kept.compiled.runs_at(variables) for variables in bindings or ((),))
 
     def beside(self, function: Callable[..., Any], *args: Any, timeout_s: float) -> Future[Any]:
         """Run a function of a module in one of the compiling children: for work that would hold up this process. On a
@@ -219,21 +220,21 @@ class MeasureService:
     def measure(self, requests: Sequence[Request], *, together: bool = False) -> list[Future[Measurement]]:
         """Compile and time. A failure is a Measurement with a status; the futures themselves do not raise.
 
-        A schedule whose binary was timed before in this service shares that timing and costs none. `together` times
-        the requests one after the other, in their order, once all are compiled: batches of several kernels then do not
-        take turns on the device, which holds the inputs of one kernel only.
+        A schedule whose binary was timed before in this service shares that timing and costs none; one that is asked
+        for with several values of its kernel's variables is compiled once. `together` times the requests one after the
+        other, in their order, once all are compiled: batches of several kernels then do not take turns on the device,
+        which holds the inputs of one kernel only.
         """
-        jobs = [self._job(request) for request in requests]
         group = Group(len(requests)) if together else None
+        futures = [_new_future() for _ in requests]
         with self._lock:
             self._compiling += 1  # the batch itself: on a CPU no sample is taken before its last job is sent
         try:
-            return [
-                self._measure(request, child.compile_job, job, place=(group, i) if group is not None else None)
-                for i, (request, job) in enumerate(zip(requests, jobs, strict=True))
-            ]
+            for places in _of_one_schedule(requests):
+                self._measure([_Asked(requests[i], futures[i], i) for i in places], group)
         finally:
             self._release(compiled=1)
+        return futures
 
     def measure_compiled(self, request: Request, compiled: Compiled) -> Future[Measurement]:
         """Time a binary that is compiled already, as `measure` does."""
@@ -241,38 +242,45 @@ class MeasureService:
         self._time(request, CompileOutcome(compiled, 0.0), future)
         return future
 
-    def _job(self, request: Request) -> CompileJob:
-        return CompileJob(request.region, request.schedule, self.target, request.variables)
+    def _job(self, region: Region, schedule: Schedule, bindings: Sequence[Variables]) -> CompileJob:
+        first, *others = dict.fromkeys(bindings) or ((),)
+        return CompileJob(region, schedule, self.target, first, tuple(others))
 
-    def _measure(
-        self, request: Request, function: Callable[..., Any], *args: Any, place: tuple[Group, int] | None = None
-    ) -> Future[Measurement]:
-        future = _new_future()
+    def _measure(self, asked: Sequence[_Asked], group: Group | None) -> None:
+        """Compile a schedule once, and time it for each request."""
+        first = asked[0].request
+        job = self._job(first.region, first.schedule, [one.request.variables for one in asked])
 
         def compiled(done: Future[Any]) -> None:
-            outcome = self._compile_result(request, done, future)
-            now = [] if outcome is None else [(request, outcome, future)]
-            if place is not None:
-                now = place[0].compiled(place[1], now)
+            outcome = self._compile_result(done, (first.region.id, first.schedule))
+            now: list[Ready] = []
+            for request, future, place in asked:
+                of_one: list[Ready] = []
+                if outcome is None:
+                    error = done.exception()
+                    assert error is not None
+                    self._fail(
+                        request, future, error, timeout=Status.COMPILE_TIMEOUT, other=Status.COMPILE_ERROR
+                    )  # fmt: skip
+                else:
+                    bound = outcome.compiled.at(request.variables)
+                    of_one = [(request, CompileOutcome(bound, outcome.compile_s), future)]
+                now += of_one if group is None else group.compiled(place, of_one)
             if now:
                 with self._lock:
                     self._ready += now
                 self._release()
 
-        self._compile(function, *args).add_done_callback(compiled)
-        return future
+        self._compile(child.compile_job, job).add_done_callback(compiled)
 
-    def _compile_result(
-        self, request: Request, done: Future[Any], future: Future[Measurement]
-    ) -> CompileOutcome | None:
-        error = done.exception()
-        if error is None:
-            outcome: CompileOutcome = done.result()
-            self._count({"compile": outcome.compile_s})
-            self._keep((request.region.id, request.variables, request.schedule), outcome)
-            return outcome
-        self._fail(request, future, error, timeout=Status.COMPILE_TIMEOUT, other=Status.COMPILE_ERROR)
-        return None
+    def _compile_result(self, done: Future[Any], key: tuple[str, Schedule]) -> CompileOutcome | None:
+        """What a compiler made, kept; None where it failed."""
+        if done.exception() is not None:
+            return None
+        outcome: CompileOutcome = done.result()
+        self._count({"compile": outcome.compile_s})
+        self._keep(key, outcome)
+        return outcome
 
     def _time(self, request: Request, outcome: CompileOutcome, future: Future[Measurement]) -> None:
         compiled = outcome.compiled
@@ -408,6 +416,25 @@ class MeasureService:
 
         stop = self._device.closed
         return self._device.submit_here(lambda: tiny_beam.run(job, timeout_s=timeout_s, stop=stop))
+
+
+class _Asked(NamedTuple):
+    """A request, what becomes of it, and its place among those asked together."""
+
+    request: Request
+    future: Future[Measurement]
+    place: int
+
+
+def _of_one_schedule(requests: Sequence[Request]) -> list[list[int]]:
+    """The places of requests that differ in the values of variables only, together."""
+    asked: Counter[tuple[str, Schedule, Variables]] = Counter()
+    places: dict[tuple[str, Schedule, int], list[int]] = {}
+    for place, request in enumerate(requests):
+        same = (request.region.id, request.schedule, request.variables)
+        places.setdefault((request.region.id, request.schedule, asked[same]), []).append(place)
+        asked[same] += 1
+    return list(places.values())
 
 
 def _new_future() -> Future[Measurement]:

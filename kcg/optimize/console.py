@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TextIO
 
 from kcg.commandline import counted
+from kcg.optimize.ends import values_of
 from kcg.optimize.result import OUTCOMES
 from kcg.types import ModelCheck, RegionResult, Result
 
@@ -171,19 +172,25 @@ def print_result(result: Result, console: Console) -> None:
     overflow: Literal["ellipsis", "crop"] = "ellipsis" if _is_unicode(console.encoding) else "crop"
     rows = sorted(result.regions, key=lambda r: -r.before_s if math.isfinite(r.before_s) else math.inf)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), width=width, header_style="")
+    values = any(values_of(row) for row in rows[:MAX_ROWS])
+    ratios = {"kernel": 1, "schedule": 1} if values and width < MAX_WIDTH else {"kernel": 3, "schedule": 4}
     for title, right in _COLUMNS:
-        wide = title in ("kernel", "schedule")
+        if title == VALUES and not values:
+            continue
+        broken = title == VALUES and width < MAX_WIDTH  # into lines, or there would be no room for names
         table.add_column(
-            text(title, "bold"), justify="right" if right else "left", no_wrap=True, overflow=overflow,
-            ratio={"kernel": 3, "schedule": 4}.get(title), min_width=8 if wide else None,
+            text(title, "bold"), justify="right" if right else "left", no_wrap=not broken, overflow=overflow,
+            ratio=ratios.get(title), min_width=8 if title in ratios else None,
+            max_width=VALUES_WIDTH if broken else None,
         )  # fmt: skip
     styles = {"improved": "green", "quarantined": "red", "unjudged": "yellow", "undecided": "yellow"}
     for row in rows[:MAX_ROWS]:
         style = styles.get(row.outcome, "")
         table.add_row(
-            text(row.chosen.name or row.region.id[:12]), text(str(row.calls)), text(format_seconds(row.before_s)),
-            text(format_seconds(row.after_s)), text(format_speedup(row.before_s, row.after_s), style),
-            text(row.outcome, style), text(str(row.chosen.schedule), "dim"),
+            text(row.chosen.name or row.region.id[:12]), *([text(values_of(row))] * values), text(str(row.calls)),
+            text(format_seconds(row.before_s)), text(format_seconds(row.after_s)),
+            text(format_speedup(row.before_s, row.after_s), style), text(row.outcome, style),
+            text(str(row.chosen.schedule), "dim"),
         )  # fmt: skip
     console.print(table)
     if rest := rows[MAX_ROWS:]:
@@ -194,9 +201,11 @@ def print_result(result: Result, console: Console) -> None:
         console.print(text(line, style), width=width)
 
 
+VALUES = "values"  # of symbolic variables: a column where a kernel has some
+VALUES_WIDTH = 9  # on a narrow terminal
 _COLUMNS = (
-    ("kernel", False), ("calls", True), ("before", True), ("after", True), ("speed-up", True), ("outcome", False),
-    ("schedule", False),
+    ("kernel", False), (VALUES, False), ("calls", True), ("before", True), ("after", True), ("speed-up", True),
+    ("outcome", False), ("schedule", False),
 )  # fmt: skip
 
 

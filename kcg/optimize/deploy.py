@@ -236,8 +236,8 @@ def choices(result: Result) -> tuple[list[Choice], int]:
     """What every kernel of a result gets, and how many regions cannot be served because they hold several kernels.
 
     A schedule that was not verified gives way to the baseline's, a hand-written kernel to the best Opts, with it beside
-    them. BEAM's cache does not know the values of variables: of several regions of one kernel, the one that takes the
-    most time decides.
+    them. BEAM's cache does not know the values of variables: of several regions of one kernel, which results before
+    schema 8 have, the one that takes the most time decides.
 
     Raises ResultError where a schedule does not apply to its kernel.
     """

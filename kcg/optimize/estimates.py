@@ -74,8 +74,9 @@ def duel_s(session: Session, work: RegionWork) -> float:
     sides += 2 * sum(offer.schedule is not None for offer in work.offers)  # against the best of the others too
     copies_s = 0.0 if device == "CPU" else COPY_S_PER_BYTE * work.bytes
     samples = samples_for(seconds, flush_s=flush_s)
-    # cold and warm; the baseline twice
-    return verify_s + copies_s + sides * FINAL_RUNS * seconds + (sides + 1) * samples * (2 * seconds + flush_s)
+    # at each end of the values of its variables: cold and warm; the baseline twice
+    once_s = verify_s + copies_s + sides * FINAL_RUNS * seconds + (sides + 1) * samples * (2 * seconds + flush_s)
+    return len(work.ends) * once_s
 
 
 def search_until(session: Session) -> float:

@@ -23,7 +23,7 @@ from kcg.measure.pools import ServiceClosed
 from kcg.measure.protocol import PROTOCOL, median, median_interval, spread
 from kcg.measure.references import FINAL_SEEDS
 from kcg.measure.rows import duel_rows
-from kcg.optimize import estimates
+from kcg.optimize import ends, estimates
 from kcg.optimize.handwritten import contest
 from kcg.optimize.verdicts import Side, is_known, keep, taken_over
 from kcg.provenance import provenance
@@ -36,12 +36,15 @@ from kcg.types import (
     ScheduleKind,
     SeenAs,
     Status,
+    TimedAt,
+    Variables,
     Verification,
     Workload,
 )
 
 if TYPE_CHECKING:
     from kcg.kernel.compiled import Compiled
+    from kcg.kernel.symbolic import End
     from kcg.measure.references import Foretold
     from kcg.optimize.session import RegionWork, Session
 
@@ -59,6 +62,7 @@ class Judged:
 
     outcome: DuelOutcome | None
     reason: str = ""  # why there is no outcome
+    at_ends: tuple[DuelOutcome, ...] = ()  # what `outcome` is the mean of, see `ends`
 
 
 def judge_all(session: Session) -> tuple[RegionResult, ...]:
@@ -144,13 +148,13 @@ def _sides(session: Session) -> list[tuple[RegionWork, Schedule]]:
 def compiling_s(session: Session) -> float:
     """About how long it takes to compile those of them that this run has not compiled, as one that goes on has not."""
     service = session.service
-    wanted = [(w, s) for w, s in _sides(session) if not service.has_compiled(w.call.region, s, w.call.variables)]
+    wanted = [(w, s) for w, s in _sides(session) if not service.has_compiled(w.call.region, s, *w.bindings)]
     return sum(work.compile_s.get(schedule, 0.0) for work, schedule in wanted) / service.compile_workers
 
 
 def _precompile(session: Session) -> None:
     """Compile what is to be judged before the first duel: on a CPU nothing may compile while one runs."""
-    for future in [session.service.compiled(w.call.region, s, w.call.variables) for w, s in _sides(session)]:
+    for future in [session.service.compiled(w.call.region, s, *w.bindings) for w, s in _sides(session)]:
         future.exception()
 
 
@@ -161,14 +165,15 @@ def _foretell(session: Session, order: Sequence[RegionWork]) -> None:
     from kcg.measure.references import foretell_job
 
     for work in (w for w in order if not is_judged(session, w)):
-        session.foretold[work.id] = session.service.beside(
-            foretell_job, work.call.region, work.call.variables, FINAL_SEEDS, timeout_s=FORETELL_TIMEOUT_S
-        )
+        for values in work.bindings:
+            session.foretold[work.id, values] = session.service.beside(
+                foretell_job, work.call.region, values, FINAL_SEEDS, timeout_s=FORETELL_TIMEOUT_S
+            )
 
 
-def _foretold(session: Session, work: RegionWork) -> Foretold | None:
+def _foretold(session: Session, work: RegionWork, values: Variables) -> Foretold | None:
     """The references of a region; None where they are computed with the verification, or could not be before it."""
-    future = session.foretold.get(work.id)
+    future = session.foretold.get((work.id, values))
     if future is None or future.exception() is not None:
         return None
     told: Foretold = future.result()
@@ -176,9 +181,9 @@ def _foretold(session: Session, work: RegionWork) -> Foretold | None:
 
 
 def compiled_for(session: Session, work: RegionWork, schedule: Schedule) -> Compiled:
-    outcome = session.service.compiled(work.call.region, schedule, work.call.variables).result()
+    outcome = session.service.compiled(work.call.region, schedule, *work.bindings).result()
     compiled: Compiled = outcome.compiled
-    return compiled
+    return compiled.at(work.call.variables)
 
 
 def _judge(session: Session, work: RegionWork) -> RegionResult:
@@ -210,24 +215,37 @@ def _judge(session: Session, work: RegionWork) -> RegionResult:
             notes.append(f"{schedule}: {judged.reason}")
             continue
         if (result := _decide(session, work, baseline, finalist, schedule, judged.outcome, notes)) is not None:
-            return replace(result, clocks=judged.outcome.clocks)
+            return replace(result, clocks=judged.outcome.clocks, ends=ends_of(work, judged, result))
     raise AssertionError("the baseline alone always decides")
 
 
 def duel(session: Session, work: RegionWork, baseline: Side, finalist: Side | None) -> Judged:
     """Verify and time both in turns, or the baseline alone, and record what was seen; or take over what an earlier run
-    saw of the same."""
+    saw of the same. All this at each end of the kernel's values, and not at the second what is wrong at the first."""
+    outcomes: list[DuelOutcome] = []
+    for end in work.ends:
+        judged = _duel_at(session, work, end, baseline, finalist)
+        if judged.outcome is None:
+            return Judged(None, ends.reason_at(work.ends, end, judged.reason))
+        outcomes.append(judged.outcome)
+        if not judged.outcome.baseline_cold_s:
+            break
+    return Judged(ends.outcome(work.ends, outcomes), at_ends=tuple(outcomes))
+
+
+def _duel_at(session: Session, work: RegionWork, end: End, baseline: Side, finalist: Side | None) -> Judged:
     sides = [baseline] if finalist is None else [baseline, finalist]
-    if (seen := taken_over(session, work, sides)) is not None:
+    if (seen := taken_over(session, work, sides, end.variables)) is not None:
         session.taken_over.add(work.id)
         return Judged(seen)
     session.fought.add(work.id)
     job = DuelJob(
-        work.call.region, baseline.compiled, finalist.compiled if finalist is not None else None,
-        session.service.target, work.call.variables, seeds=FINAL_SEEDS, foretold=_foretold(session, work),
+        work.call.region, baseline.compiled.at(end.variables),
+        finalist.compiled.at(end.variables) if finalist is not None else None, session.service.target, end.variables,
+        seeds=FINAL_SEEDS, foretold=_foretold(session, work, end.variables),
     )  # fmt: skip
     try:
-        outcome = session.service.duel(job, timeout_s=DUEL_TIMEOUT_S + DUEL_RUNS * work.baseline_s).result()
+        outcome = session.service.duel(job, timeout_s=DUEL_TIMEOUT_S + DUEL_RUNS * work.longest_s).result()
     except (DeviceError, ServiceClosed):
         raise
     except Exception as error:  # a crash or a hang of the child is the finalist's, not the run's
@@ -236,8 +254,18 @@ def duel(session: Session, work: RegionWork, baseline: Side, finalist: Side | No
         job, outcome, baseline.schedule, finalist.schedule if finalist is not None else None,
         toolchain=session.service.toolchain.fingerprint, run_id=session.run_id,
     ))  # fmt: skip
-    keep(session, work, sides, outcome)  # last: where it is kept, its measurements are
+    keep(session, work, sides, outcome, end.variables)  # last: where it is kept, its measurements are
     return Judged(outcome)
+
+
+def ends_of(work: RegionWork, judged: Judged, result: RegionResult) -> tuple[TimedAt, ...]:
+    """What was timed at each end of what became the result."""
+    if not all(outcome.baseline_cold_s for outcome in judged.at_ends) or result.outcome == "quarantined":
+        return result.ends
+    before_s = [median(outcome.baseline_cold_s) for outcome in judged.at_ends]
+    changed = result.chosen is not result.baseline
+    after_s = [median(outcome.finalist_cold_s) for outcome in judged.at_ends] if changed else before_s
+    return ends.timed_at(work.ends, before_s, after_s)
 
 
 def _decide(
@@ -420,13 +448,13 @@ def _result(
     note: str,
     noise_floor: float = 0.0,
 ) -> RegionResult:
-    from kcg.kernel.contractions import arithmetic
-
+    before_s, after_s = (work.at_ends.get(side.schedule) for side in (base, chosen))
     return RegionResult(
         region=work.call.region, calls=work.call.calls, baseline=base, chosen=chosen,
         measurements=max(len(work.binaries), work.tried_by_beam), outcome=outcome, variables=work.call.variables,
         note=note,
-        operations=float(arithmetic(work.space.ast)), bytes=float(work.bytes), noise_floor=noise_floor,
+        operations=work.operations, bytes=float(work.bytes), noise_floor=noise_floor,
+        ends=ends.timed_at(work.ends, before_s, after_s),
     )  # fmt: skip
 
 

@@ -42,6 +42,7 @@ ADDED = {
         ("Verification", "unjudged"),
         ("Result", "revision"),
         ("Result", "dirty"),
+        ("RegionResult", "ends"),
     },
 }
 """Fields that came with each version: files of the versions before it are read without them, with their defaults."""
@@ -315,6 +316,12 @@ def _check_region(row: RegionResult, where: str) -> None:
         raise _Malformed(f"{where}.outcome", f"{_shown(row.outcome)} is none of {', '.join(OUTCOMES)}")
     if row.calls < 0 or row.measurements < 0:
         raise _Malformed(where, "a count is negative")
+    if any(min(end.share, end.before_s, end.after_s) < 0 for end in row.ends):
+        raise _Malformed(f"{where}.ends", "a share or a time is negative")
+    if row.ends and (len(row.ends) != 2 or not math.isclose(sum(end.share for end in row.ends), 1, abs_tol=1e-9)):
+        raise _Malformed(f"{where}.ends", "they are not two whose shares sum to 1")
+    if len({tuple(name for name, _ in end.variables) for end in row.ends}) > 1:
+        raise _Malformed(f"{where}.ends", "they name different variables")
     for name, finalist in (("baseline", row.baseline), ("chosen", row.chosen), ("opts", row.opts)):
         if finalist is None:
             continue

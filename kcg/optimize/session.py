@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import threading
 import time
 import uuid
@@ -18,10 +19,12 @@ from typing import TYPE_CHECKING, Any
 from kcg.commandline import counted
 from kcg.compat.device import choose_device, prepare
 from kcg.errors import UsageError
+from kcg.kernel.symbolic import End, at_values, ends_of
 from kcg.measure.protocol import PROTOCOL
 from kcg.measure.sensors import Neighbours
 from kcg.measure.service import BASELINE_TIMEOUT_S, MeasureService, Request
 from kcg.optimize import estimates
+from kcg.optimize.ends import mean, observed
 from kcg.optimize.lock import alone_in
 from kcg.optimize.names import check_names
 from kcg.optimize.phases import CAPTURING, OPENING, Phases
@@ -38,6 +41,7 @@ from kcg.types import (
     Schedule,
     ScheduleKind,
     Status,
+    Variables,
     Workload,
     WorkloadCall,
 )
@@ -69,6 +73,7 @@ class RegionWork:
     tried_by_beam: int = 0  # binaries that tinygrad's own BEAM timed
     offers: list[Offer] = field(default_factory=list)  # kernels that are written by hand for it
     by_hand: dict[Schedule, Observation] = field(default_factory=dict)  # what was seen of such; a search does not know
+    at_ends: dict[Schedule, tuple[float, ...]] = field(default_factory=dict)  # seconds at each end, of what ran
 
     @property
     def id(self) -> str:
@@ -76,11 +81,46 @@ class RegionWork:
         return f"{self.call.region.id}|{values}"
 
     @functools.cached_property
+    def ends(self) -> tuple[End, ...]:
+        """With which values of its variables it is timed, and how much each counts."""
+        return ends_of(self.call)
+
+    @functools.cached_property
+    def bindings(self) -> tuple[Variables, ...]:
+        """The values at the ends: one set, which is empty where the kernel has no variables, or two."""
+        return tuple(end.variables for end in self.ends)
+
+    @functools.cached_property
     def bytes(self) -> int:
         """Least traffic of one call."""
         from kcg.kernel.contractions import least_bytes
 
-        return least_bytes(self.space.ast)
+        return round(mean(self.ends, [least_bytes(at_values(self.space.ast, v)) for v in self.bindings]))
+
+    @functools.cached_property
+    def operations(self) -> float:
+        """Arithmetic of one call."""
+        from kcg.kernel.contractions import arithmetic
+
+        return mean(self.ends, [arithmetic(at_values(self.space.ast, v)) for v in self.bindings])
+
+    def saw(self, schedule: Schedule, rows: Sequence[Measurement]) -> Observation:
+        """What a search sees of a schedule that was measured at each end; its times there are kept."""
+        if all(row.status == Status.OK for row in rows):
+            self.at_ends[schedule] = tuple(row.median_s for row in rows)
+        return observed(self.ends, rows)
+
+    @property
+    def scales(self) -> tuple[float, ...]:
+        """How long the fastest known schedule takes at each end, relative to its time of one call; 1 where none is."""
+        found = best(list(self.known.values()))
+        times = self.at_ends.get(found.schedule) if found is not None else None
+        return tuple(s / found.time_s for s in times) if found is not None and times else (1.0,) * len(self.ends)
+
+    @property
+    def longest_s(self) -> float:
+        """What tinygrad's own schedule takes at the end where it takes longer; 0 where it is not known."""
+        return max(self.at_ends.get(self.space.baseline(), ()), default=self.baseline_s)
 
     @property
     def baseline_s(self) -> float:
@@ -140,6 +180,7 @@ class Session:
         self.expectations: list[Expectation] = []
         self.clocks: defaultdict[str, list[float]] = defaultdict(list)  # by sensor
         self.failures: Counter[str] = Counter()
+        self._failed: set[tuple[str, Schedule, Status]] = set()
         self.warnings: list[str] = []
         self.interrupted = False
         self.lost = ""  # why the device went away in the middle, if it did
@@ -153,7 +194,8 @@ class Session:
         self.works: list[RegionWork] = []
         self.predictor: Predictor | None = None  # none: tinygrad searches by itself
         self.thinkers: Thinkers | None = None  # processes that search; none where it would disturb the samples
-        self.foretold: dict[str, Future[Any]] = {}  # by region, its references (`Foretold`) for the finals
+        self.foretold: dict[tuple[str, Variables], Future[Any]] = {}
+        """By region and values of its variables, its references (`Foretold`) for the finals."""
         self.judged: dict[str, RegionResult] = {}  # by region, as far as the finals have come
         self.verdicts: dict[bytes, str] = {}  # of earlier runs, see `verdicts`
         self.taken_over: set[str] = set()  # the regions of whose duels at least one was taken over from these
@@ -296,8 +338,10 @@ class Session:
     def _record(self, measurement: Measurement) -> None:
         """Journal one measurement. Called from the service's threads, so an error waits for the main one."""
         with self._lock:
-            if measurement.status != Status.OK:
-                self.failures[str(measurement.status)] += 1
+            failed = measurement.region_id, measurement.schedule, measurement.status
+            if measurement.status != Status.OK and not (measurement.variables and failed in self._failed):
+                self.failures[str(measurement.status)] += 1  # once, where a schedule fails at both ends
+                self._failed.add(failed)
             for name, value in measurement.clocks:
                 self.clocks[name].append(value)
             try:
@@ -339,16 +383,20 @@ class Session:
         target, toolchain = self.service.facts
         self.works = [RegionWork(c, KernelSpace(c.region, target)) for c in self.workload.calls]
         if self.settings.resume and self.journal is not None:
-            by_region = {(w.call.region.id, w.call.variables): w for w in self.works}
+            by_region = {(w.call.region.id, values): w for w in self.works for values in w.bindings}
+            found: defaultdict[tuple[str, Schedule], dict[Variables, Measurement]] = defaultdict(dict)
             for row in self.journal.known(target.fingerprint, toolchain.fingerprint, PROTOCOL):
                 work = by_region.get((row.region_id, row.variables))
                 if row.status in PASSING or (row.status == Status.TIMEOUT and row.sampler == "hand-coded"):
                     continue  # says little of the schedule: it is measured again
                 if work is not None and row.early_stop and row.cache_state == CacheState.COLD:
-                    seen = work.known if row.schedule.kind == ScheduleKind.OPTS else work.by_hand
-                    seen[row.schedule] = Observation.of(row)
                     self.service.remember(row)
-                    self._charge(work, row)
+                    rows = found[work.id, row.schedule]
+                    rows[row.variables] = row
+                    self._charge(work, [row])
+                    if len(rows) == len(work.ends):  # else it is measured again, at the end that is missing
+                        seen = work.known if row.schedule.kind == ScheduleKind.OPTS else work.by_hand
+                        seen[row.schedule] = work.saw(row.schedule, [rows[values] for values in work.bindings])
             self.ledger.compilations, self.sampling = 0, [0, 0.0]
             self.verdicts = self.journal.verdicts()
             if others := self.journal.measured_elsewhere(target.fingerprint, toolchain.fingerprint, PROTOCOL):
@@ -368,32 +416,50 @@ class Session:
     def _measure(
         self, wanted: Sequence[tuple[RegionWork, Schedule, str]], *, stop_above_s: float | None = None
     ) -> list[Future[Observation]]:
-        """Measure `(region, schedule, sampler)`; each is journalled and charged before its future is done."""
+        """Measure `(region, schedule, sampler)`, at each end; each is journalled and charged before its future is
+        done."""
         requests = [
             Request(
-                work.call.region, schedule, work.call.variables, sampler,
-                in_search=True, careful=True, stop_above_s=stop_above_s, best_s=work.best_s or None,
+                work.call.region, schedule, values, sampler, in_search=True, careful=True,
+                stop_above_s=None if stop_above_s is None else scale * stop_above_s,
+                best_s=scale * work.best_s or None,
                 timeout_s=BASELINE_TIMEOUT_S if sampler == "hand-coded" else None,
             )
             for work, schedule, sampler in wanted
+            for values, scale in zip(work.bindings, work.scales, strict=True)
         ]  # fmt: skip
         futures: list[Future[Observation]] = []
         together = (
             self.choice.device != "CPU" and stop_above_s is not None
         )  # one kernel's: its inputs stay on the device
-        for (work, _, _), measured in zip(wanted, self.service.measure(requests, together=together), strict=True):
-            future: Future[Observation] = Future()
-
-            def done(m: Future[Measurement], work: RegionWork = work, future: Future[Observation] = future) -> None:
-                self._charge(work, m.result())
-                future.set_result(Observation.of(m.result()))
-
-            measured.add_done_callback(done)
-            futures.append(future)
+        measured = iter(self.service.measure(requests, together=together))
+        for work, schedule, _ in wanted:
+            futures.append(self._of_ends(work, schedule, list(itertools.islice(measured, len(work.ends)))))
         return futures
 
-    def _charge(self, work: RegionWork, row: Measurement) -> None:
-        """One compilation, and one measurement where the binary is new."""
+    def _of_ends(
+        self, work: RegionWork, schedule: Schedule, measured: Sequence[Future[Measurement]]
+    ) -> Future[Observation]:
+        """What is seen of a schedule once it is measured at each end."""
+        future: Future[Observation] = Future()
+        waiting = [len(measured)]
+
+        def done(_: Future[Measurement]) -> None:
+            with self._lock:
+                waiting[0] -= 1
+                if waiting[0]:
+                    return
+            rows = [one.result() for one in measured]
+            self._charge(work, rows)
+            future.set_result(work.saw(schedule, rows))
+
+        for one in measured:
+            one.add_done_callback(done)
+        return future
+
+    def _charge(self, work: RegionWork, rows: Sequence[Measurement]) -> None:
+        """One compilation, and one measurement where the binary is new, at however many ends it was timed."""
+        row = next((row for row in rows if row.binary_hash), rows[0])
         with self._lock:
             work.compile_s[row.schedule] = row.compile_s
             if row.schedule == work.space.baseline():

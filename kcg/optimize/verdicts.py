@@ -21,7 +21,7 @@ from kcg.measure import references
 from kcg.measure.jobs import DuelOutcome
 from kcg.measure.protocol import PROTOCOL
 from kcg.optimize.result import noun_from_json, noun_to_json
-from kcg.types import Schedule, Target, Toolchain
+from kcg.types import Schedule, Target, Toolchain, Variables
 
 if TYPE_CHECKING:
     from kcg.optimize.session import RegionWork, Session
@@ -48,20 +48,23 @@ class Verdict:
 
 
 def is_known(session: Session, work: RegionWork, schedules: Sequence[Schedule]) -> bool:
-    """Whether an earlier run left a verdict on these schedules. It may be of other binaries, and then counts for
-    nothing."""
-    return bool(session.verdicts) and _identity(session, work, schedules) in session.verdicts
+    """Whether an earlier run left a verdict on these schedules, at each end of the kernel's values. It may be of other
+    binaries, and then counts for nothing."""
+    return bool(session.verdicts) and all(
+        _identity(session, work, schedules, values) in session.verdicts for values in work.bindings
+    )
 
 
-def taken_over(session: Session, work: RegionWork, sides: Sequence[Side]) -> DuelOutcome | None:
-    """What an earlier run saw of this very duel; None where it has to be fought.
+def taken_over(session: Session, work: RegionWork, sides: Sequence[Side], values: Variables) -> DuelOutcome | None:
+    """What an earlier run saw of this very duel with these values of the kernel's variables; None where it has to be
+    fought.
 
     Raises:
         JournalError: what the journal holds of it cannot be trusted.
     """
     if not session.verdicts:
         return None
-    text = session.verdicts.get(_identity(session, work, [side.schedule for side in sides]))
+    text = session.verdicts.get(_identity(session, work, [side.schedule for side in sides], values))
     if text is None:
         return None
     try:
@@ -74,10 +77,10 @@ def taken_over(session: Session, work: RegionWork, sides: Sequence[Side]) -> Due
     return verdict.outcome if verdict.binaries == _binaries(sides) else None
 
 
-def keep(session: Session, work: RegionWork, sides: Sequence[Side], outcome: DuelOutcome) -> None:
-    """Store what a duel showed, where it is a verdict: everything verified and timed."""
+def keep(session: Session, work: RegionWork, sides: Sequence[Side], outcome: DuelOutcome, values: Variables) -> None:
+    """Store what a duel with these values showed, where it is a verdict: everything verified and timed."""
     if session.journal is not None and _is_verdict(outcome, len(sides)):
-        key = _key(session, work, [side.schedule for side in sides])
+        key = _key(session, work, [side.schedule for side in sides], values)
         session.journal.add_verdict(key, noun_to_json(Verdict(_binaries(sides), outcome)))
 
 
@@ -108,15 +111,15 @@ def _binaries(sides: Sequence[Side]) -> tuple[str, ...]:
     return tuple(side.compiled.binary_hash for side in sides)
 
 
-def _identity(session: Session, work: RegionWork, schedules: Sequence[Schedule]) -> bytes:
+def _identity(session: Session, work: RegionWork, schedules: Sequence[Schedule], values: Variables) -> bytes:
     from kcg.dataset.records import identity_of
 
-    return identity_of(_key(session, work, schedules))
+    return identity_of(_key(session, work, schedules, values))
 
 
-def _key(session: Session, work: RegionWork, schedules: Sequence[Schedule]) -> list[Any]:
+def _key(session: Session, work: RegionWork, schedules: Sequence[Schedule], values: Variables) -> list[Any]:
     return [
-        work.call.region.id, work.call.variables, [[s.kind, s.body] for s in schedules],
+        work.call.region.id, values, [[s.kind, s.body] for s in schedules],
         *_fingerprints(*session.service.facts), PROTOCOL, RULES, references.FINAL_SEEDS,
     ]  # fmt: skip
 

@@ -9,20 +9,19 @@ from typing import Any
 
 from kcg.compat.capture import PARTLY_FIXED, CapturedCall, Recorder, asked_as, planned_calls
 from kcg.errors import CodecError
+from kcg.kernel import symbolic
 from kcg.kernel.codec import kernel_of
+from kcg.kernel.symbolic import merged
 from kcg.types import Kernel, LeftOut, Region, SeenAs, Workload, WorkloadCall
 
 Place = tuple[str, tuple[tuple[str, int], ...]]  # region and values of its variables
 Refused = dict[str, Counter[tuple[str, str]]]  # reason -> executions of each kernel, by its key and name
 
-VALUES_KEPT = 5
-"""For how many values of its variables a kernel of a script is kept, see `thinned`."""
-
 
 def to_workload(
     name: str, preset: str, captured: Sequence[CapturedCall], *, refused: Refused | None = None
 ) -> Workload:
-    """Count equal kernels together. The order is that of the first call.
+    """Count equal kernels together, whatever the values of their variables. The order is that of the first call.
 
     A kernel whose AST cannot be encoded raises CodecError. Where there is a `refused`, it is left out instead, and
     `refused[reason]` counts the executions of each such kernel.
@@ -43,7 +42,7 @@ def to_workload(
         earlier = counts.get(key)
         counts[key] = WorkloadCall(region, call.calls + (earlier.calls if earlier else 0), call.variables)
         seen[region.id][asked_as(call.ast)] = None
-    calls = tuple(replace(call, seen_as=tuple(seen[call.region.id])) for call in counts.values())
+    calls = merged(replace(call, seen_as=tuple(seen[call.region.id])) for call in counts.values())
     return Workload(name, preset, calls)
 
 
@@ -80,30 +79,9 @@ def _kernel_or_reason(ast: Any, *, strict: bool) -> Kernel | str:
         return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:160]}"
 
 
-def thinned(workload: Workload, *, kept: int = VALUES_KEPT) -> Workload:
-    """The workload with at most `kept` values of the variables of each kernel.
-
-    A decode loop runs one kernel at every position: as many calls as positions, whose times differ little from one to
-    the next. Of the sets of values in their order, the first, the last and some evenly between stay, and each of them
-    gets the executions of those nearest to it, so that the counts keep their total.
-    """
-    values: dict[str, set[tuple[tuple[str, int], ...]]] = defaultdict(set)
-    for call in workload.calls:
-        values[call.region.id].add(call.variables)
-    stand_in: dict[Place, tuple[tuple[str, int], ...]] = {}
-    for region_id, of_region in values.items():
-        ordered = sorted(of_region)
-        last, parts = len(ordered) - 1, min(kept, len(ordered)) - 1
-        chosen = sorted({round(i * last / parts) if parts else last for i in range(parts + 1)})
-        for place, variables in enumerate(ordered):
-            stand_in[region_id, variables] = ordered[min(chosen, key=lambda c: abs(c - place))]
-    calls: dict[Place, WorkloadCall] = {}
-    for call in workload.calls:
-        chosen_values = stand_in[call.region.id, call.variables]
-        earlier = calls.get((call.region.id, chosen_values))
-        count = call.calls + (earlier.calls if earlier else 0)
-        calls[call.region.id, chosen_values] = replace(call, calls=count, variables=chosen_values)
-    return replace(workload, calls=tuple(calls.values()))
+def thinned(workload: Workload) -> Workload:
+    """The workload with at most `VALUES_KEPT` sets of values of the variables of each kernel."""
+    return replace(workload, calls=tuple(symbolic.thinned(call) for call in workload.calls))
 
 
 def lazy_workload(name: str, preset: str, *outputs: Any) -> Workload:

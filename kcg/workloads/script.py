@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 from kcg.commandline import counted
 from kcg.errors import KcgError, ScriptError, UsageError
 from kcg.files import write_whole
+from kcg.kernel.symbolic import merged, seen_by
 from kcg.types import Kernel, LeftOut, Region, Workload, WorkloadCall
 from kcg.workloads.program import Form, Program, advice_on, check_program, error_text, exit_text, place_of, run_as_main
 
@@ -147,7 +148,11 @@ def _interrupts_held() -> Iterator[None]:
 def workload_json(workload: Workload) -> dict[str, Any]:
     """A workload as plain JSON values."""
     calls = [
-        {"ast": c.region.kernel.ast_json, "calls": c.calls, "variables": c.variables, "seen_as": c.seen_as}
+        {
+            "ast": c.region.kernel.ast_json,
+            "seen": [[[list(v) for v in values], n] for values, n in seen_by(c)],
+            "seen_as": c.seen_as,
+        }
         for c in workload.calls
     ]
     left_out = [asdict(left) for left in workload.left_out]
@@ -156,12 +161,13 @@ def workload_json(workload: Workload) -> dict[str, Any]:
 
 def workload_of(values: dict[str, Any]) -> Workload:
     """The workload that `workload_json` wrote."""
-    calls = tuple(
+    calls = merged(
         WorkloadCall(
-            Region((Kernel(c["ast"]),)), c["calls"], tuple((name, value) for name, value in c["variables"]),
+            Region((Kernel(c["ast"]),)), count, tuple((name, value) for name, value in variables),
             seen_as=tuple((name, tuple(devices)) for name, devices in c["seen_as"]),
         )
         for c in values["calls"]
+        for variables, count in c["seen"]
     )  # fmt: skip
     left_out = tuple(LeftOut(**{**left, "names": tuple(left["names"])}) for left in values["left_out"])
     return Workload(values["name"], values["preset"], calls, left_out=left_out)
@@ -336,7 +342,8 @@ def _workload_and_notes(recorder: Recorder, program: Program, device: str) -> tu
     name, preset = workload_name(program), bounded(shlex.join(program.arguments))
     if recorder.is_empty:
         return Workload(name, preset, ()), []  # without importing tinygrad
-    from kcg.workloads.capture import VALUES_KEPT, Refused, left_out, thinned, to_workload
+    from kcg.kernel.symbolic import VALUES_KEPT
+    from kcg.workloads.capture import Refused, left_out, thinned, to_workload
 
     refused: Refused = {}
     all_calls = recorder.calls()
@@ -348,7 +355,7 @@ def _workload_and_notes(recorder: Recorder, program: Program, device: str) -> tu
     if recorder.queued:
         notes.append(f"{counted(recorder.queued, 'execution')} by HCQ2=1, which shows no ASTs, left out")
     few = thinned(workload)
-    if len(few.calls) < len(workload.calls):
+    if few != workload:
         notes.append(
             f"of kernels that ran with more than {VALUES_KEPT} values of their variables, {VALUES_KEPT} are kept, and "
             "all executions count for the nearest of them"

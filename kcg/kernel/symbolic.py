@@ -1,0 +1,127 @@
+"""Kernels that run with several values of their symbolic variables, such as the position of a decode loop.
+
+Such a kernel has one schedule for all values: tinygrad compiles it once and passes the values to each launch, and its
+BEAM cache cannot tell them apart. So it is one call of a workload and is searched once. What a schedule takes is
+measured at two *ends*, the smallest and the largest values that were seen, and the time of one call is the mean of
+both, weighted by calls. Which values are smaller: where one variable differs, its value says; where several do, the
+kernel's work at their values (arithmetic and elements stored). Calls between the ends are split linearly: one whose
+values lie a quarter of the way from the smallest to the largest counts as three quarters of a call at the smallest and
+one quarter of a call at the largest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from kcg.types import Region, Variables, WorkloadCall
+
+if TYPE_CHECKING:
+    from kcg.compat.tiny import UOp
+
+VALUES_KEPT = 100
+"""For how many values of its variables the calls of a kernel are counted apart, see `thinned`."""
+
+
+@dataclass(frozen=True)
+class End:
+    """The smallest or the largest values of a kernel's variables, or the only ones."""
+
+    variables: Variables
+    share: float  # of the kernel's calls that count as calls with these values; the shares of a kernel sum to 1
+
+
+def merged(calls: Iterable[WorkloadCall]) -> tuple[WorkloadCall, ...]:
+    """The calls with one entry for each kernel that has variables, at the place of its first."""
+    found: dict[object, WorkloadCall] = {}
+    counts: dict[str, dict[Variables, int]] = {}
+    for place, call in enumerate(calls):
+        if not call.variables:
+            found[place] = call
+            continue
+        found.setdefault(call.region.id, call)
+        counted = counts.setdefault(call.region.id, {})
+        for variables, count in seen_by(call):
+            counted[variables] = counted.get(variables, 0) + count
+    return tuple(_with_values(c, counts[c.region.id]) if c.variables else c for c in found.values())
+
+
+def seen_by(call: WorkloadCall) -> tuple[tuple[Variables, int], ...]:
+    """Every set of values that a call was made with, and how often: what is stored, a row each."""
+    return call.seen or ((call.variables, call.calls),)
+
+
+def _with_values(call: WorkloadCall, counts: dict[Variables, int]) -> WorkloadCall:
+    size = _size_of(call.region, counts)
+    ordered = sorted(counts, key=lambda variables: (size(variables), variables))
+    seen = tuple((variables, counts[variables]) for variables in ordered) if len(ordered) > 1 else ()
+    return replace(call, calls=sum(counts.values()), variables=ordered[-1], seen=seen)
+
+
+def _size_of(region: Region, bindings: Collection[Variables]) -> Callable[[Variables], float]:
+    """What says which of a kernel's values are smaller, and how far one is from another."""
+    differ = {name for name, _ in set().union(*bindings) - set(next(iter(bindings)))}
+    if len(differ) < 2:
+        return lambda variables: float(sum(value for name, value in variables if name in differ))
+    from kcg.kernel.codec import ast_of
+    from kcg.kernel.contractions import work_at
+
+    works = [work_at(ast_of(kernel)) for kernel in region.kernels]
+    return lambda variables: sum(work(dict(variables)) for work in works)
+
+
+def ends_of(call: WorkloadCall) -> tuple[End, ...]:
+    """Where a kernel is timed: with the smallest and the largest values that were seen, or with the only ones."""
+    if not call.seen:
+        return (End(call.variables, 1.0),)
+    size = _size_of(call.region, [variables for variables, _ in call.seen])
+    (smallest, _), (largest, _) = call.seen[0], call.seen[-1]
+    low, span = size(smallest), size(largest) - size(smallest)
+    weight = sum(count * ((size(variables) - low) / span if span else 0.5) for variables, count in call.seen)
+    share = weight / call.calls
+    return End(smallest, 1.0 - share), End(largest, share)
+
+
+def at_ends(call: WorkloadCall) -> list[WorkloadCall]:
+    """The call as one of its own for each end, for whoever measures kernels with one set of values at a time."""
+    *first, last = ends_of(call)
+    counts = [max(1, round(end.share * call.calls)) for end in first]
+    counts.append(max(1, call.calls - sum(counts)))
+    return [
+        replace(call, calls=count, variables=end.variables, seen=())
+        for end, count in zip([*first, last], counts, strict=True)
+    ]
+
+
+def thinned(call: WorkloadCall, *, kept: int = VALUES_KEPT) -> WorkloadCall:
+    """The call with at most `kept` sets of values of its variables, and as many executions.
+
+    A decode loop has one for each position. The first, the last and some evenly between stay, and each of them gets the
+    executions of those nearest to it.
+    """
+    if len(call.seen) <= kept:
+        return call
+    last, parts = len(call.seen) - 1, max(kept, 2) - 1
+    chosen = sorted({round(i * last / parts) for i in range(parts + 1)})
+    counts: dict[Variables, int] = {}
+    for place, (_, count) in enumerate(call.seen):
+        nearest = call.seen[min(chosen, key=lambda c: abs(c - place))][0]
+        counts[nearest] = counts.get(nearest, 0) + count
+    return replace(call, seen=tuple(counts.items()))
+
+
+def at_values(ast: UOp, variables: Variables) -> UOp:
+    """The kernel with the values of its variables filled in: what it computes then, for counting operations and bytes.
+
+    It is never compiled: a binary takes the values when it is launched.
+    """
+    from kcg.compat.tiny import AddrSpace, Ops
+
+    values = dict(variables)
+    found = {
+        node: node.const_like(values[node.arg.name])
+        for node in ast.toposort()
+        if node.op is Ops.PARAM and node.arg.addrspace is AddrSpace.ALU and node.arg.name in values
+    }
+    return ast.substitute(found) if found else ast
