@@ -84,7 +84,7 @@ def _code_of(body: Callable[[], ExitCode | None], go_on: str) -> ExitCode:
         _complain(str(error))
         return error.exit_code
     except KeyboardInterrupt:
-        return _interrupted(go_on)
+        return ExitCode.INTERRUPTED if _told else _interrupted(go_on)
     except BrokenPipeError:
         _drop_output()
         return ExitCode.OK  # the reader of a pipe has seen enough

@@ -271,7 +271,7 @@ def test_a_search_that_finds_nothing_may_go_on_in_the_time_for_checking_the_mode
     find(session.works[0])
     assert before - estimates.search_until(session) > 90
     monkeypatch.setattr(estimates, "whole_s", lambda session, **more: 590.0)
-    assert "leaves no time to check the whole model" in estimates.too_short_for_the_model(session)
+    assert "leaves no time to check the whole script" in estimates.too_short_for_the_model(session)
     assert before - estimates.search_until(session) < 90, "it would not fit anyhow"
 
 

@@ -162,6 +162,7 @@ def test_a_value_near_0_among_larger_ones_is_known() -> None:
     values = np.where(np.arange(20) % 4 == 0, 1e-8, 1.0)
     assert judged(StoreValues(0, np.arange(20), values, error)) == 1.0
     assert judged(StoreValues(0, np.arange(20), values * 1e-8, error)) == 0.0
+    assert judged(StoreValues(0, np.arange(20), values * 1e300, error * 1e300)) == 1.0
     assert judged(StoreValues(0, np.arange(20), np.zeros(20), np.zeros(20))) == 1.0, "exactly 0: `nothing` is for that"
 
 

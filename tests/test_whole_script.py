@@ -34,7 +34,8 @@ from kcg.optimize.script_verdict import Rounding, equal, judge, judge_first, rou
 from kcg.optimize.settings import Settings
 from kcg.optimize.whole_script import check_script, expected_cost_s, why_not_needed
 from kcg.types import ModelCheck, RegionResult, Result, Schedule
-from kcg.workloads.script import capture_script
+from kcg.workloads.program import Form, Program
+from kcg.workloads.script import capture_program
 from tests.faults.processes import wait_until
 from tests.test_whole_model import WRONG, another, finalist
 
@@ -48,7 +49,7 @@ TIMEOUT_S = 240.0  # much more than it takes, on a machine that does much else
 def result_of(script: Path, *arguments: str) -> Result:
     """A result of a script, every kernel with another schedule than tinygrad's where there is one that compiles."""
     target, toolchain = detect(DEV, ACTION_SPACE_VERSION)
-    workload, rows = capture_script(script, arguments, dev=DEV), []
+    workload, rows = capture_program(Program(Form.SCRIPT, str(script), arguments), dev=DEV).workload, []
     for call in workload.calls:
         space = KernelSpace(call.region, target)
         base, ours = finalist(space, space.baseline()), finalist(space, another(space))

@@ -104,7 +104,8 @@ class StoreValues:
             return np.asarray((self.error > 0) & np.isfinite(self.error))
         sizes = np.abs(self.values.astype(np.float64))
         numbers = sizes[self.known() & np.isfinite(sizes)]
-        typical = float(np.sqrt(np.mean(np.square(numbers)))) if numbers.size else 0.0
+        peak = numbers.max(initial=0.0)  # whose square may overflow
+        typical = float(peak * np.sqrt(np.mean(np.square(numbers / peak)))) if peak > 0 else 0.0
         return np.asarray((self.error >= sizes) & (self.error > EXPLAINED * typical) & np.isfinite(self.error))
 
 

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kcg.commandline import counted
+from kcg.commandline import interrupted as say_interrupted
 from kcg.errors import KcgError, ScriptError, UsageError
 from kcg.files import write_whole
 from kcg.kernel.symbolic import merged, seen_by
@@ -92,7 +93,7 @@ def capture_program(program: Program, *, dev: str) -> Captured:
         code, interrupted = _run([*command, *program.arguments], environment)
         answer = json.loads(out.read_text()) if out.exists() else None
     if interrupted and (answer is None or "error" in answer):
-        sys.stderr.write(f"kcg: interrupted: {program.label} had run nothing that is recorded\n")
+        say_interrupted(f"interrupted: {program.label} had run nothing that is recorded")
         raise KeyboardInterrupt
     if answer is None:
         raise ScriptError(f"{program.label} {_unforeseen(code)}, and its kernels are not recorded; run it alone first")
