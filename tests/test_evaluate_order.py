@@ -9,7 +9,9 @@ import pytest
 from tinygrad import dtypes
 
 from kcg.compat.tiny import AxisType, Invalid, KernelInfo, Ops, ParamArg, UOp
+from kcg.kernel.codec import ast_of, kernel_of
 from kcg.kernel.evaluate import CONFIDENT, buffers, error_ratio, evaluate, sample_points
+from kcg.measure.inputs import MODEST_RECIPE, NEGATIVE_RECIPE, RECIPE, WIDE_RECIPE, Hashed, make_inputs
 from tests.kernels import empty, kernels_of, round_to_bf16
 
 
@@ -166,3 +168,28 @@ def test_a_long_reduction_to_one_point_is_blocked() -> None:
     (store,) = evaluate(ast, {1: values}, sample_points(ast, 64, np.random.default_rng(0)))
     assert store.values[0] == pytest.approx(values.astype(np.float64).sum(), rel=1e-12)
     assert error_ratio(store, values.sum(dtype=np.float32).reshape(1)).max() <= CONFIDENT
+
+
+@pytest.mark.parametrize("recipe", [RECIPE, WIDE_RECIPE, MODEST_RECIPE, NEGATIVE_RECIPE])
+@pytest.mark.parametrize("squared", [False, True])
+def test_what_one_large_term_swallows_is_held_against_no_order(recipe: str, squared: bool) -> None:
+    """Where magnitudes differ widely, each small term that is added after a large one is lost, and always downwards."""
+    rows, columns = 64, 12288
+    x = empty(rows, columns)
+    (ast,) = kernels_of((x.square() if squared else x).sum(1))
+    ast = ast_of(kernel_of(ast))
+    for seed in (1, 2, 3):
+        ((slot, drawn),) = make_inputs(ast, seed, recipe=recipe).items()
+        assert isinstance(drawn, Hashed)
+        terms = drawn.whole().reshape(rows, columns)
+        terms = terms * terms if squared else terms
+        largest_first = np.take_along_axis(terms, np.argsort(-np.abs(terms), axis=1), 1)
+        (store,) = evaluate(ast, {slot: drawn}, [np.arange(rows)[:, None]])
+        for ordered in (terms, largest_first):
+            total = np.zeros(rows, np.float32)
+            for column in range(columns):
+                total = total + ordered[:, column]
+            assert error_ratio(store, total[store.indices]).max() < CONFIDENT / 2
+            assert (error_ratio(store, 1.001 * store.values) > CONFIDENT).mean() > 0.5, (
+                "which is no reason to pass more"
+            )

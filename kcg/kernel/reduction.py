@@ -183,6 +183,26 @@ class Fold:
             return terms.reshape(shape), pairs.reshape(shape)
         return np.max(terms, initial=0.0), np.max(pairs, initial=0.0)
 
+    def _swallowed(self, size: Array) -> Array:
+        """About how much of each sum is at most lost in terms below the last bit of the sum, `size` being its own size or
+        that of its largest term; the largest share of those looked at where these are not all.
+
+        Where magnitudes differ widely one term comes to be the sum, and adding one that is below its last bit changes
+        nothing, each time: such errors have one direction, where the terms have one sign.
+        """
+        shape = np.shape(self._squares)
+        columns = math.prod(shape)
+        chosen = np.arange(0, columns, -(-columns // COLUMNS) or 1)
+        sizes = np.broadcast_to(size, shape).reshape(-1)[chosen]
+        last_bit = unit_roundoff(self._dtype) * sizes
+        share: Array = np.zeros(len(sizes))
+        for drawn in self._drawn.values():
+            terms = np.abs(np.concatenate(drawn))
+            below = np.where(terms < 2 * last_bit, np.minimum(terms, last_bit), 0.0)
+            share = share + below.sum(0) * (self._count / max(len(terms), 1)) / np.where(sizes > 0, sizes, 1.0)
+        share = share.reshape(shape) if columns == len(chosen) else np.max(share, initial=0.0)
+        return np.asarray(np.nan_to_num(share) * size)
+
     def value(self) -> Value:
         """The reduction of all blocks."""
         assert self._result is not None, "a range has at least one value"
@@ -234,6 +254,7 @@ class Fold:
             # of few terms that are not 0 no sample tells how many are alike
             widened = np.where((self._nonzero > 1) | (self._parts > 1), np.minimum(widened, bound), 0.0)
             error = error + np.maximum(self._accumulated() * size, widened)
+            error = error + self._swallowed(size) / CONFIDENT
             if self._biased:
                 error = error + unit * self._count * size / CONFIDENT  # a bound
         return error

@@ -344,6 +344,7 @@ def _in_turns(runs: list[Watched], job: DuelJob) -> tuple[list[tuple[float, ...]
     for run in runs:
         run.warmed()
         warm.append(tuple(run() for _ in range(wanted)))
+        run.look()
         sensors(job.target).look()
     return [tuple(samples) for samples in cold], warm
 

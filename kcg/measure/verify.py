@@ -325,11 +325,11 @@ class CheckedBench(Workbench, Referee):
 
 
 class Watched:
-    """A binary whose timed runs are looked at: outputs poisoned before each cold one, and compared after each.
+    """A binary whose timed runs are looked at: outputs are poisoned before each cold one, and compared after it.
 
     What returns because its output looks done, or computes only the first times, is not timed as a miracle. Warm runs
-    follow each other: poison would push out of the cache what the last one left (5 % of 50 us on one NVIDIA H100). It
-    comes before the first of them only. No choice depends on a warm time.
+    follow each other: poison, and looking, would push out of the cache what the last one left (3 to 5 % of 50 us on one
+    NVIDIA H100). So poison comes before the first of them and a look after the last. No choice depends on a warm time.
     """
 
     def __init__(self, bench: CheckedBench, launch: Launch, reason: str = "") -> None:
@@ -342,8 +342,10 @@ class Watched:
 
     def __call__(self, *, flush: Callable[[], None] | None = None) -> float:
         """One run, on poisoned outputs and after `flush` where the cache is to be cold: its seconds."""
-        if flush is not None or self._in_place:
-            self._bench.poison(self._poison)
+        if flush is None and not self._in_place:
+            self.runs += 1
+            return self._launch()
+        self._bench.poison(self._poison)
         if flush is not None:
             flush()
         return self._looked_at(self._launch())
@@ -353,16 +355,21 @@ class Watched:
         self._bench.poison(self._poison)
         self._looked_at(self._launch())
 
-    def _looked_at(self, seconds: float) -> float:
-        self.runs += 1
+    def look(self) -> str:
+        """What is wrong with what the last run left, or was with one before it; empty if nothing."""
         for slot, snapshot in self._expected.items():
             if not self.reason and not self._bench.holds(slot, snapshot):
                 self.reason = f"timed run {self.runs} left something else in buffer {slot} than the runs before it"
+        return self.reason
+
+    def _looked_at(self, seconds: float) -> float:
+        self.runs += 1
+        self.look()
         return seconds
 
     def verdict(self) -> str:
         """What was wrong with a run, or with what all of them left of inputs and guards; empty if nothing was."""
-        return self.reason or self._bench.left_behind()
+        return self.look() or self._bench.left_behind()
 
 
 def _differs(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> int | None:
