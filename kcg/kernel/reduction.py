@@ -184,8 +184,8 @@ class Fold:
         return np.max(terms, initial=0.0), np.max(pairs, initial=0.0)
 
     def _swallowed(self, size: Array) -> Array:
-        """About how much of each sum is at most lost in terms below the last bit of the sum, `size` being its own size or
-        that of its largest term; the largest share of those looked at where these are not all.
+        """About how much of each sum is at most lost in terms below the last bit of the sum, `size` being its own size
+        or that of its largest term; the largest share of those looked at where these are not all.
 
         Where magnitudes differ widely one term comes to be the sum, and adding one that is below its last bit changes
         nothing, each time: such errors have one direction, where the terms have one sign.
@@ -254,7 +254,10 @@ class Fold:
             # of few terms that are not 0 no sample tells how many are alike
             widened = np.where((self._nonzero > 1) | (self._parts > 1), np.minimum(widened, bound), 0.0)
             error = error + np.maximum(self._accumulated() * size, widened)
-            error = error + self._swallowed(size) / CONFIDENT
+            # terms of one size are mostly added to a much smaller sum: as many as there are then count as alike
+            with_weight = np.square(self._sizes) / np.where(self._squares > 0, self._squares, 1.0)
+            unequal = 1.0 - np.minimum(1.0, with_weight / np.maximum(self._nonzero, 1.0))
+            error = error + unequal * self._swallowed(size) / CONFIDENT
             if self._biased:
                 error = error + unit * self._count * size / CONFIDENT  # a bound
         return error
