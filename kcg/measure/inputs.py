@@ -30,8 +30,8 @@ FEW_RECIPE = "few-v2"  # four floats and four integers, so that many are equal: 
 BINARY_RECIPE = "binary-v2"  # floats are 0 or 1, few enough ones that every sum is exact in the narrowest type
 
 # of segments of their own kinds, see `SEGMENT`
-NEGATIVE_RECIPE = "negative-v2"  # no value is above 0, and some rows hold huge ones only: a maximum that starts from 0
-BELOW_ZERO_RECIPE = "below-zero-v2"  # the same without the huge ones
+NEGATIVE_RECIPE = "negative-v2"  # all below 0, some rows hold huge ones only, some a -inf: a maximum that starts from 0
+BELOW_ZERO_RECIPE = "below-zero-v2"  # the same without the huge and the infinite ones
 SPECIAL_RECIPE = "special-v2"  # wide, and some infinities and NaN
 WIDE_RECIPE = "wide-v2"  # magnitudes over the whole type, subnormal ones too; integers of all bits
 WIDE_POSITIVE_RECIPE = "wide-positive-v2"
@@ -345,7 +345,10 @@ def _floats(asked: _Asked, kind: int, count: int, rng: np.random.Generator) -> A
         values = rng.standard_normal(count, dtype=np.float32)
         values[rng.random(count, dtype=np.float32) < 0.125] *= 0.0625
         sign = {RECIPE: 0.0, POSITIVE_RECIPE: 1.0}.get(recipe, -1.0)
-        return values if not sign else np.float32(sign) * (np.abs(values) + np.float32(0.0625))
+        values = values if not sign else np.float32(sign) * (np.abs(values) + np.float32(0.0625))
+        if recipe == NEGATIVE_RECIPE and kind == _EXTREME and asked.dtype not in _WITHOUT_INFINITY:
+            values[rng.random(count) < 1 / 32] = -np.inf  # masked places
+        return values
     modest = recipe == MODEST_RECIPE
     values = _magnitudes(asked.dtype, -8, 8, count, rng) if modest else _wide(asked.dtype, kind, count, rng)
     if recipe == WIDE_POSITIVE_RECIPE or kind == _POSITIVE:

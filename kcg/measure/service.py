@@ -246,8 +246,9 @@ class MeasureService:
         first, *others = dict.fromkeys(bindings) or ((),)
         return CompileJob(region, schedule, self.target, first, tuple(others))
 
-    def _measure(self, asked: Sequence[_Asked], group: Group | None) -> None:
-        """Compile a schedule once, and time it for each request."""
+    def _measure(self, asked: Sequence[_Asked], group: Group | None = None, *, compiler: tuple[Any, ...] = ()) -> None:
+        """Compile a schedule once, and time it for each request. `compiler` is another function than the usual one,
+        with its arguments."""
         first = asked[0].request
         job = self._job(first.region, first.schedule, [one.request.variables for one in asked])
 
@@ -271,7 +272,7 @@ class MeasureService:
                     self._ready += now
                 self._release()
 
-        self._compile(child.compile_job, job).add_done_callback(compiled)
+        self._compile(*(compiler or (child.compile_job, job))).add_done_callback(compiled)
 
     def _compile_result(self, done: Future[Any], key: tuple[str, Schedule]) -> CompileOutcome | None:
         """What a compiler made, kept; None where it failed."""

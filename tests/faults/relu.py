@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +13,7 @@ from kcg.kernel.codec import kernel_of
 from kcg.kernel.compiled import Compiled
 from kcg.kernel.evaluate import sample_points
 from kcg.measure.references import POINTS
-from kcg.measure.service import MeasureService, Request
+from kcg.measure.service import MeasureService, Request, _Asked
 from kcg.types import RAW, Measurement, Region, Schedule
 from tests.kernels import empty, kernels_of
 
@@ -35,6 +37,14 @@ def binary(code: bytes, like: Compiled) -> Compiled:
 def compiled_relu(service: MeasureService) -> Compiled:
     compiled: Compiled = service.compile(REGION, RAW).result(timeout=60).compiled
     return compiled
+
+
+def compiled_by(service: MeasureService, function: Callable[..., Any], *args: Any) -> Future[Measurement]:
+    """The measurement of a schedule for whose compiling `function` stands."""
+    future: Future[Measurement] = Future()
+    future.set_running_or_notify_cancel()
+    service._measure([_Asked(request(), future, 0)], compiler=(function, *args))
+    return future
 
 
 def time_code(service: MeasureService, code: bytes, like: Compiled, *, timeout_s: float | None = None) -> Measurement:

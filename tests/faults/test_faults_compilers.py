@@ -19,7 +19,7 @@ from kcg.measure.service import COMPILE_TIMEOUT_S, MeasureService
 from kcg.types import RAW, Measurement, Opt, Region, Schedule, Status
 from tests.faults import bad_jobs
 from tests.faults.processes import alive, descendants, wait_until
-from tests.faults.relu import DEV, REGION, request
+from tests.faults.relu import DEV, REGION, compiled_by, request
 from tests.kernels import empty, kernels_of
 
 TIMEOUT_S = 1.5
@@ -38,7 +38,7 @@ def compile_with(
     """The measurement of a schedule for whose compiling `function` stands."""
     service.compile_timeout_s = timeout_s
     try:
-        future = service._measure(request(), function, *(args or (None,)))
+        future = compiled_by(service, function, *(args or (None,)))
     finally:
         service.compile_timeout_s = COMPILE_TIMEOUT_S
     return future.result(timeout=90)

@@ -33,7 +33,7 @@ from kcg.types import RAW, CacheState, Measurement, Opt, Region, Schedule, Statu
 from tests.faults import cuda_code
 from tests.faults.cuda_code import DEV, Code, binary
 from tests.faults.processes import alive, descendants, wait_until
-from tests.faults.relu import COUNT, REQUEST, compiled_relu, request, sampled_elements
+from tests.faults.relu import COUNT, REQUEST, compiled_by, compiled_relu, request, sampled_elements
 from tests.kernels import empty, kernels_of
 
 pytestmark = pytest.mark.gpu
@@ -194,7 +194,7 @@ def test_too_much_shared_memory_seen_by_the_compiler(bench: Bench, record_proper
     job = (cuda_code.compile_outcome, cuda_code.TOO_MUCH_SHARED, service.target, bench.like)
     row = bench.judge(
         "too much shared memory, seen by the compiler", record_property,
-        lambda: service._measure(request(), *job).result(timeout=60),
+        lambda: compiled_by(service, *job).result(timeout=60),
     )  # fmt: skip
     assert row.status is Status.RESOURCE and "too much shared data" in row.reason, row.reason
 

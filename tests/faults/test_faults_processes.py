@@ -22,7 +22,7 @@ from kcg.measure.service import MeasureService
 from kcg.types import Measurement, Region, Status
 from tests.faults import bad_jobs, busy_service, machine_code
 from tests.faults.processes import PATIENCE_S, alive, below, descendants, fork_servers, guardians, holding, wait_until
-from tests.faults.relu import COUNT, DEV, REGION, REQUEST, binary, compiled_relu, request
+from tests.faults.relu import COUNT, DEV, REGION, REQUEST, binary, compiled_by, compiled_relu, request
 from tests.kernels import empty, kernels_of
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
@@ -80,7 +80,7 @@ def test_close_in_the_middle_ends_every_future_and_child() -> None:
             service.measure_compiled(REQUEST, binary(code, relu))
             for code in (machine_code.HANG, machine_code.right(COUNT), machine_code.HANG)
         ]
-        compiling = [service._measure(request(), bad_jobs.loop_in_python, None) for _ in range(3)]
+        compiling = [compiled_by(service, bad_jobs.loop_in_python, None) for _ in range(3)]
         duel: Future[object] = service._device.submit(bad_jobs.nap, 0.0, timeout_s=60)
         wait_until(lambda: service._device._busy is not None and service._device._busy.running())
         time.sleep(0.2)
