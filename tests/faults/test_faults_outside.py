@@ -230,7 +230,8 @@ def test_deleted_journal_and_busy_machine_are_said_and_the_result_is_written(
 
 
 STUBBORN = """
-import sys, time
+import signal, sys, time
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # `nohup` is respected
 from kcg.commandline import guarded
 def body():
     try:
