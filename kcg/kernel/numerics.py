@@ -28,6 +28,8 @@ OVERFLOWED = 1.0
 """The error beside an infinity that is no infinity but a number beyond the largest float: another order of the
 arithmetic may avoid it. An infinity with error 0 is one: it comes out of the data or of a constant."""
 
+SMALL_ANGLE = 30.0  # up to which a sine of float64 is one
+
 MOST_TERMS = 16  # of a sum of sums; what is added to more counts as added to one
 
 LOG_2 = math.log(2.0)
@@ -160,9 +162,9 @@ def rounded(
     return Value(data, total if peak != 0 else None)
 
 
-def _may_flush(dtype: DType) -> bool:
-    """Whether subnormals of a type may be taken for 0: by tinygrad's arithmetic for types that a device does not have
-    (`f2f` in tinygrad/codegen/decomp/dtype.py)."""
+def may_flush(dtype: DType) -> bool:
+    """Whether subnormals of a type, loaded ones too, may be taken for 0: by tinygrad's arithmetic for types that a
+    device does not have (`f2f` in tinygrad/codegen/decomp/dtype.py)."""
     return dtype is dtypes.bfloat16 or dtype in dtypes.fp8s
 
 
@@ -170,8 +172,10 @@ def _subnormal(data: Array, dtype: DType, ulps: float) -> Array:
     """The own rounding of results below the normal numbers: CPUs and CUDA keep subnormals, so that it is a part of
     their distance. A function that hardware approximates may give 0 instead."""
     step = subnormal_step(dtype)
-    if ulps > 0.5 or _may_flush(dtype):
+    if ulps > 0.5 or may_flush(dtype):
         return np.asarray(np.abs(data) + ulps * step)
+    if dtype is dtypes.float64:  # as it is computed here: no test
+        return np.full(data.shape, max(ulps, 1.0) * step)
     on_grid = (data == np.rint(data / step) * step) & (np.abs(data) >= step)
     return np.where(on_grid, 0.0, ulps * step)
 
@@ -473,7 +477,10 @@ def _float_alu(
             product = _float_alu(Ops.MUL, dtype, values[:2])
             return _float_alu(Ops.ADD, dtype, (product, values[2]))
         case Ops.RECIPROCAL:
-            return _float_alu(Ops.FDIV, dtype, (Value(np.ones(())), a))
+            inverse = _float_alu(Ops.FDIV, dtype, (Value(np.ones(())), a))
+            if inverse.error is None or not (over := np.isinf(inverse.data) & (x != 0)).any():
+                return inverse
+            return inverse._replace(error=np.where(over, np.inf, inverse.error))  # tinygrad divides: y · 1/x is y / x
         case Ops.FDIV:
             return _quotient(a, b, dtype)
         case Ops.SQRT:
@@ -500,12 +507,16 @@ def _float_alu(
             passed = _plus(_times(1 / (LOG_2 * near), a.error), absolute)
             if a.error is not None and not positive:
                 passed = np.where(_may_be_negative(a), np.inf, _some(passed))
+            # tinygrad tells -0 from other negative numbers by its reciprocal, which overflows for subnormals too
+            like_0 = (x < 0) & (x > -smallest_normal(dtype))
             return rounded(
                 np.log2(x), passed, dtype, 2.0, made_of=(a,), certain_nan=True,
-                doubt=lambda: np.isinf(_some(passed)), exact=lambda: (x == 0) & (_some(a.error) == 0),
+                doubt=lambda: like_0 | np.isinf(_some(passed)), exact=lambda: (x == 0) & (_some(a.error) == 0),
             )  # fmt: skip
         case Ops.SIN:
             absolute = np.where(x == 0, 0.0, 4 * unit_roundoff(dtype))
+            if dtype is dtypes.float64:  # tinygrad reduces larger angles with fewer bits (`xsin`)
+                absolute = np.where(np.abs(x) < SMALL_ANGLE, absolute, np.inf)
             passed = None if a.error is None else np.minimum(a.error, 2.0)
             return rounded(np.sin(x), _plus(passed, absolute), dtype, 2.0, made_of=(a,), certain_nan=True)
         case Ops.POW:
