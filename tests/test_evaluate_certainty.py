@@ -305,6 +305,12 @@ def test_bfloat16_below_the_normal_numbers_may_be_0_where_it_is_loaded() -> None
     assert (error_ratio(store, np.zeros(3)) > CONFIDENT).sum() == 1
 
 
+def test_a_bfloat16_may_be_too_large_for_float16() -> None:
+    (ast,) = kernels_of(empty(2, dtype="bfloat16").cast("float16"))
+    store = reference(ast, {1: np.array([-(2.0**20), 2.0], np.float32)})
+    assert store.values.tolist() == np.array([-INF, 2.0])[store.indices].tolist()
+
+
 FLOATS = {"float32": np.float32, "float16": np.float16, "float64": np.float64}
 
 

@@ -220,6 +220,12 @@ def _beyond(
     return data, np.where(np.isnan(data), np.where(~numbers | certain, 0.0, np.inf), error)
 
 
+def _holds_all(target: DType, source: DType) -> bool:
+    """Whether a float type has every value of another one; float16 has the bits of bfloat16, and not its range."""
+    (bits, largest, normal), (needed, most, least) = _FLOATS[target], _FLOATS[source]
+    return needed <= bits and most <= largest and normal <= least
+
+
 def cast(value: Value, source: DType, target: DType) -> Value:
     """CAST, as C converts: to an integer by truncation, to a narrower integer by wrapping."""
     if source is target:
@@ -233,8 +239,9 @@ def cast(value: Value, source: DType, target: DType) -> Value:
         return Value(data != 0, unsure, valid)
     if dtypes.is_float(target):
         data = data.astype(np.float64)
-        if target is dtypes.weakfloat or (dtypes.is_float(source) and _FLOATS[source][0] <= _FLOATS[target][0]
-                                          and source is not dtypes.weakfloat):  # fmt: skip
+        if target is dtypes.weakfloat or (
+            dtypes.is_float(source) and source is not dtypes.weakfloat and _holds_all(target, source)
+        ):
             if error is not None and _is_narrow(source) and source is not target and np.isinf(data).any():
                 error = np.where(np.isinf(data) & (error > 0), np.inf, error)  # perhaps a number in a wider register
             return Value(data, error, valid)
