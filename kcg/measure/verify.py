@@ -17,10 +17,10 @@ from kcg.compat.tiny import UOp
 from kcg.errors import VerificationError
 from kcg.kernel.evaluate import CONFIDENT, StoreValues, error_ratio
 from kcg.measure.inputs import BINARY_RECIPE, RECIPE, to_values
-from kcg.measure.references import EXACT, JUDGED, TIMED_SEED, Foretold, Referee, Reference, Variables
+from kcg.measure.references import EXACT, JUDGED, TIMED_SEED, Foretold, Referee, Reference
 from kcg.measure.whole_output import WholeOutput, judge_projections
 from kcg.measure.workbench import FINITE_POISON, GUARD_BYTE, NAN_POISON, OTHER_GUARDS, Workbench
-from kcg.types import Target, Verification
+from kcg.types import Target, Variables, Verification
 
 LARGE_BYTES = 64 << 20
 """On a CPU, the inputs of a larger kernel are compared for finalists only: that takes longer than the kernel."""
