@@ -514,11 +514,11 @@ def _float_alu(
             passed = _plus(_times(1 / (LOG_2 * near), a.error), absolute)
             if a.error is not None and not positive:
                 passed = np.where(_may_be_negative(a), np.inf, _some(passed))
-            # tinygrad tells -0 from other negative numbers by its reciprocal, which overflows for subnormals too
-            like_0 = (x < 0) & (x > -smallest_normal(dtype))
+            if (tiny := (x < 0) & (x > -smallest_normal(dtype))).any():  # tinygrad's own takes them for -0
+                passed = np.where(tiny, np.inf, _some(passed))
             return rounded(
                 np.log2(x), passed, dtype, 2.0, made_of=(a,), certain_nan=True,
-                doubt=lambda: like_0 | np.isinf(_some(passed)), exact=lambda: (x == 0) & (_some(a.error) == 0),
+                doubt=lambda: np.isinf(_some(passed)), exact=lambda: (x == 0) & (_some(a.error) == 0),
             )  # fmt: skip
         case Ops.SIN:
             absolute = np.where(x == 0, 0.0, 4 * unit_roundoff(dtype))

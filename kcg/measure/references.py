@@ -29,7 +29,8 @@ from kcg.measure.inputs import (
     make_inputs,
     to_values,
 )
-from kcg.types import Region, Variables
+from kcg.types import Region
+from kcg.types import Variables as Variables
 
 POINTS = 96  # sampled output elements per store and seed
 PROBE_POINTS = 32  # to choose the recipe of the inputs

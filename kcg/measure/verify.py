@@ -17,10 +17,10 @@ from kcg.compat.tiny import UOp
 from kcg.errors import VerificationError
 from kcg.kernel.evaluate import CONFIDENT, StoreValues, error_ratio
 from kcg.measure.inputs import BINARY_RECIPE, RECIPE, to_values
-from kcg.measure.references import EXACT, JUDGED, TIMED_SEED, Foretold, Referee, Reference
+from kcg.measure.references import EXACT, JUDGED, TIMED_SEED, Foretold, Referee, Reference, Variables
 from kcg.measure.whole_output import WholeOutput, judge_projections
 from kcg.measure.workbench import FINITE_POISON, GUARD_BYTE, NAN_POISON, OTHER_GUARDS, Workbench
-from kcg.types import Target, Variables, Verification
+from kcg.types import Target, Verification
 
 LARGE_BYTES = 64 << 20
 """On a CPU, the inputs of a larger kernel are compared for finalists only: that takes longer than the kernel."""
@@ -263,16 +263,15 @@ class CheckedBench(Workbench, Referee):
         return ""
 
     def _run_on_nearly_done(self, launch: Launch, run: int, count: int, reference: Reference) -> str:
-        """A run on what the last one wrote, but for `count` elements: what it wrote outside its buffers.
-
-        They are any, or, where the kernel writes only a part of the buffer, some of the sampled ones, which it writes.
-        """
+        """A run on what the last one wrote, but for `count` elements anywhere: what it wrote outside its buffers."""
         rng = np.random.default_rng([run, self.seed or 0])
         for slot in self.outputs:
-            if self.by_slot[slot].is_input:
-                continue
-            sampled = np.concatenate([store.indices for store in reference.stores if store.slot == slot])
-            self.disturb(slot, count, rng, among=None if self._covered(slot) else sampled)
+            if not self.by_slot[slot].is_input:
+                among = None
+                if not self._covered(slot):  # what the kernel leaves alone stays changed
+                    among = np.concatenate([store.indices for store in reference.stores if store.slot == slot])
+                if among is None or len(among):
+                    self.disturb(slot, count, rng, among)
         self.restore_inputs(only_outputs=True)
         launch()
         if (slot_written := self.guards_intact()) is not None:
