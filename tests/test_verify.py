@@ -15,6 +15,7 @@ from kcg.compat.tiny import Device, UOp
 from kcg.kernel.codec import ast_of, kernel_of
 from kcg.kernel.compiled import Compiled
 from kcg.kernel.compiler import compile_schedule
+from kcg.kernel.evaluate import StoreValues
 from kcg.kernel.space import KernelSpace
 from kcg.measure import child
 from kcg.measure import verify as verify_module
@@ -298,6 +299,32 @@ def test_a_kernel_that_writes_a_part_of_its_output_is_a_right_one(name: str) -> 
     launch = bench.launcher(compile_schedule(region, RAW, TARGET, variables=variables))
     verdict = bench.check(launch, variables, seeds=FINAL_SEEDS, thorough=True)
     assert verdict.passed and "outputs that look done" in verdict.rules, verdict.reason
+
+
+@pytest.mark.parametrize("dtype", ["fp8e4m3", "fp8e5m2"])
+def test_numbers_of_8_bits_are_made_and_verified(dtype: str) -> None:
+    x = empty(40, 64, dtype=dtype).cast("float32")
+    for made in (x.sum(1), x @ empty(64, 16), x.max(1), empty(40, 64).cast(dtype)):
+        (ast,) = kernels_of(made)
+        bench, region = bench_of(ast)
+        space = KernelSpace(region, TARGET)
+        verdict = bench.check(
+            bench.launcher(compile_schedule(region, space.baseline(), TARGET)), (), seeds=FINAL_SEEDS, thorough=True
+        )
+        assert verdict.passed, verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("got", "want", "error", "words"),
+    [
+        (1.5, 1.0, 1e-7, "1.5, not 1"),
+        (1.0000001, 1.0, 1e-9, "1.0000001, off by 1e-07 where 4e-09 is tolerated"),
+        (7, 8, 0.0, "7, not 8"),
+    ],
+)
+def test_what_is_wrong_is_said_so_that_it_shows(got: float, want: float, error: float, words: str) -> None:
+    store = StoreValues(0, np.array([5]), np.array([want]), np.array([error]))
+    assert verify_module._told(got, store, 0) == words
 
 
 @pytest.mark.parametrize("fooled", [0, 1, 2])
