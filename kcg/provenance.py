@@ -52,7 +52,7 @@ def _git(folder: Path, *arguments: str) -> str | None:
     try:
         done = subprocess.run(
             command, cwd=folder, capture_output=True, text=True, errors="replace", check=False, timeout=GIT_TIMEOUT_S
-        )  # fmt: skip
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None

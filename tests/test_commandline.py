@@ -144,7 +144,7 @@ def test_what_nohup_ignores_stays_ignored() -> None:
     ignoring = f"import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n{WAITS}"
     process = subprocess.Popen(
         [sys.executable, "-c", ignoring], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )  # fmt: skip
+    )
     assert process.stdout is not None and process.stdout.readline() == "ready\n"
     process.send_signal(signal.SIGHUP)
     process.send_signal(signal.SIGTERM)

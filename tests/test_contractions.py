@@ -201,7 +201,7 @@ def embedded() -> Tensor:
         (lambda: empty(3, WIDTH)[integers(ROWS)], 3 * WIDTH + ROWS + ROWS * WIDTH),  # no more than the whole table
     ],
     ids=["embedding", "index", "gather rows", "gather columns", "bag of words", "positions", "small table"],
-)  # fmt: skip
+)
 def test_a_table_that_a_tensor_indexes_counts_the_rows_that_are_touched(made: object, elements: int) -> None:
     ast = only(made())  # type: ignore[operator]
     assert least_bytes(ast) == 4 * elements
@@ -273,7 +273,7 @@ def test_certain_traffic_never_exceeds_the_distinct_elements_and_meets_them_wher
         (lambda: empty(64, 64).diagonal().contiguous(), 2 * 64),
     ],
     ids=["product", "matmul", "embedding", "triangle", "where", "mask", "pad", "diagonal"],
-)  # fmt: skip
+)
 def test_certain_traffic_leaves_out_what_a_condition_or_an_index_may_spare(made: object, elements: int) -> None:
     ast = only(made())  # type: ignore[operator]
     assert certain_bytes(ast) == 4 * elements <= least_bytes(ast)

@@ -296,6 +296,60 @@ def test_numbers_of_8_bits_are_as_devices_without_them_compute() -> None:
     assert np.isinf(store.error[store.indices < 2]).all() and not store.error[store.indices == 2].any()
 
 
+def test_bfloat16_below_the_normal_numbers_may_be_0_where_it_is_loaded() -> None:
+    """tinygrad computes it in float32 on what lacks it, and takes its subnormals for 0."""
+    (ast,) = kernels_of(empty(3, dtype="bfloat16") * 2.0**30)
+    store = reference(ast, {1: np.array([2.0**-130, -(2.0**-129), 2.0**-125], np.float32)})
+    flushed = np.where(store.indices < 2, 0.0, store.values)
+    assert error_ratio(store, store.values).max() <= CONFIDENT and error_ratio(store, flushed).max() <= CONFIDENT
+    assert (error_ratio(store, np.zeros(3)) > CONFIDENT).sum() == 1
+
+
+def test_a_bfloat16_may_be_too_large_for_float16() -> None:
+    (ast,) = kernels_of(empty(2, dtype="bfloat16").cast("float16"))
+    store = reference(ast, {1: np.array([-(2.0**20), 2.0], np.float32)})
+    assert store.values.tolist() == np.array([-INF, 2.0])[store.indices].tolist()
+
+
+FLOATS = {"float32": np.float32, "float16": np.float16, "float64": np.float64}
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_the_logarithm_of_a_negative_subnormal_may_be_that_of_0(dtype: str) -> None:
+    tiny = float(np.finfo(FLOATS[dtype]).smallest_subnormal)
+    (ast,) = kernels_of(empty(4, dtype=dtype).log2())
+    data = {0: np.zeros(4, FLOATS[dtype]), 1: np.array([-tiny, -1.0, -0.0, 4.0], FLOATS[dtype])}
+    store = reference(ast, data)
+    assert np.isinf(store.error[store.indices == 0]).all() and np.isfinite(store.error[store.indices > 0]).all()
+    got = run_on("CPU", ast, data)[store.slot][store.indices]
+    assert error_ratio(store, got).max() <= CONFIDENT
+    assert (error_ratio(store, np.zeros(4)) > CONFIDENT).sum() == 3
+
+
+def test_a_quotient_may_be_one_division_where_the_inverse_overflows() -> None:
+    (quotient,) = kernels_of(empty(2) / empty(2))
+    data = {use.slot: np.zeros(2, np.float32) for use in buffers(quotient)}
+    data |= {1: np.array([-0.75, -0.75], np.float32), 2: np.array([2.5e-39, 2.5], np.float32)}
+    store = reference(quotient, data)
+    got = run_on("CPU", quotient, data)[store.slot][store.indices]
+    assert np.isfinite(got).all() and error_ratio(store, got).max() <= CONFIDENT
+    assert (error_ratio(store, np.zeros(2)) > CONFIDENT).sum() == 1
+
+
+def test_what_lies_between_subnormals_of_float64_is_rounded() -> None:
+    (ast,) = kernels_of(empty(40, dtype="float64") * (1 / 64))
+    data = {1: np.full(40, 1e-308) * np.random.default_rng(0).random(40)}
+    store = reference(ast, data)
+    step = float(np.finfo(np.float64).smallest_subnormal)
+    assert error_ratio(store, store.values + step).max() <= CONFIDENT < error_ratio(store, store.values * 2).min()
+
+
+def test_the_sine_of_a_large_float64_is_not_known() -> None:
+    (ast,) = kernels_of(empty(2, dtype="float64").sin())
+    store = reference(ast, {1: np.array([29.0, 1e6])})
+    assert np.isinf(store.error).tolist() == (store.indices == 1).tolist()
+
+
 # -- padding around a reduction
 
 POOLED: dict[str, Callable[[str], Tensor]] = {

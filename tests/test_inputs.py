@@ -1,4 +1,5 @@
-"""Inputs are finite, the same in every process, in the range of what they index, and stored as on the device."""
+"""Inputs are what their recipe says, the same in every process, in the range of what they index, and stored as on the
+device."""
 
 from __future__ import annotations
 

@@ -132,6 +132,11 @@ def test_a_compiled_kernel_passes(name: str) -> None:
         assert ratio(*expected(projection, inputs, v), project(got, projection, v)).max() <= MARGIN
 
 
+def test_a_mean_of_integers_is_none_of_these_kernels() -> None:
+    (ast,) = kernels_of(empty(48, 96, dtype="int32").mean(1))
+    assert plan(ast) is None
+
+
 @pytest.mark.parametrize("name", ["matmul", "heads", "padded", "gated_bf16", "batched", "column_sums"])
 def test_some_rows_and_computed_inputs(name: str) -> None:
     ast, rng = linear(name), np.random.default_rng(4)

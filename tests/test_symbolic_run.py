@@ -12,6 +12,7 @@ import pytest
 from rich.console import Console
 
 from kcg.compat.tiny import Ops
+from kcg.kernel.symbolic import End
 from kcg.measure.jobs import CompileOutcome, DuelOutcome
 from kcg.measure.protocol import PROTOCOL
 from kcg.optimize import ends, finals, searching
@@ -23,7 +24,7 @@ from kcg.optimize.session import RegionWork, Session
 from kcg.optimize.settings import Settings
 from kcg.optimize.verdicts import Side
 from kcg.search.interface import Observation
-from kcg.types import CacheState, Measurement, RegionResult, Schedule, Status, Variables
+from kcg.types import CacheState, Measurement, RegionResult, Schedule, Status, Variables, Verification
 
 SCRIPT = Path(__file__).parent / "scripts" / "decode_loop.py"
 POSITIONS = 5
@@ -123,6 +124,21 @@ def test_what_is_wrong_or_fails_at_one_end_is_no_time(session: Session, work: Re
         seen = ends.observed(work.ends, rows)
         assert (seen.status, seen.reason, seen.runtime_s) == (Status.WRONG, wrong.reason, None)
     assert ends.observed(work.ends, [late, high]).status == Status.TIMEOUT
+
+
+RIGHT = Verification(True, ("float64 reference",), 0.5, 3)
+UNJUDGED = replace(RIGHT, passed=False, reason="most outputs are not numbers", unjudged=True)
+WRONG = replace(RIGHT, passed=False, reason="element 3 is 1, not 2")
+
+
+@pytest.mark.parametrize(
+    ("found", "seen"),
+    [((RIGHT, RIGHT), RIGHT), ((RIGHT, UNJUDGED), UNJUDGED), ((UNJUDGED,), UNJUDGED), ((UNJUDGED, WRONG), WRONG)],
+)
+def test_what_is_unjudged_at_one_end_is_not_called_wrong(found: tuple[Verification, ...], seen: Verification) -> None:
+    both = ends.outcome([End(LOW, 0.5), End(HIGH, 0.5)], [DuelOutcome(one) for one in found]).baseline_verification
+    assert (both.passed, both.unjudged, both.wrong) == (seen.passed, seen.unjudged, seen.wrong)
+    assert both.reason.startswith(seen.reason)
 
 
 def judged(session: Session, work: RegionWork, schedule: Schedule) -> tuple[DuelOutcome, tuple[DuelOutcome, ...]]:

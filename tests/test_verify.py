@@ -6,6 +6,7 @@ import gc
 import pickle
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,11 +15,23 @@ from kcg.compat.tiny import Device, UOp
 from kcg.kernel.codec import ast_of, kernel_of
 from kcg.kernel.compiled import Compiled
 from kcg.kernel.compiler import compile_schedule
+from kcg.kernel.evaluate import StoreValues
 from kcg.kernel.space import KernelSpace
 from kcg.measure import child
 from kcg.measure import verify as verify_module
-from kcg.measure.inputs import BINARY_RECIPE, FEW_RECIPE, POSITIVE_RECIPE, RECIPE, UNIT_RECIPE, to_values
-from kcg.measure.references import foretell_job
+from kcg.measure.digest import copied
+from kcg.measure.inputs import (
+    BINARY_RECIPE,
+    FEW_RECIPE,
+    NEGATIVE_RECIPE,
+    POSITIVE_RECIPE,
+    RECIPE,
+    SPECIAL_RECIPE,
+    UNIT_RECIPE,
+    WIDE_RECIPE,
+    to_values,
+)
+from kcg.measure.references import FINAL_SEEDS, foretell_job
 from kcg.measure.target import detect
 from kcg.measure.verify import CheckedBench
 from kcg.measure.workbench import FINITE_POISON, GUARD_BYTES, NAN_POISON
@@ -172,6 +185,28 @@ def test_what_is_0_unless_two_numbers_are_equal_gets_few_different_ones() -> Non
     assert not verdict.passed and "every output is 0" in verdict.reason, "nothing shows that it is right"
 
 
+@pytest.mark.parametrize(
+    ("name", "recipes"),
+    [
+        ("max", (RECIPE, NEGATIVE_RECIPE, SPECIAL_RECIPE)),
+        ("relu", (RECIPE, RECIPE, SPECIAL_RECIPE)),  # of nothing above 0 all is 0
+        ("matmul", (RECIPE, NEGATIVE_RECIPE, WIDE_RECIPE)),  # one NaN or infinity is in every sum
+        ("log", (POSITIVE_RECIPE, POSITIVE_RECIPE, SPECIAL_RECIPE)),
+    ],
+)
+def test_each_seed_has_data_of_its_own_where_the_reference_can_judge(name: str, recipes: tuple[str, ...]) -> None:
+    made = {
+        "max": empty(70, 301).max(1), "relu": empty(70, 301).relu(), "matmul": empty(64, 64) @ empty(64, 64),
+        "log": empty(70, 301).log(),
+    }  # fmt: skip
+    (ast,) = kernels_of(made[name])
+    bench, region = bench_of(ast)
+    assert tuple(bench.choose_recipe(place=place) for place in range(len(FINAL_SEEDS))) == recipes
+    launch = bench.launcher(compile_schedule(region, RAW, TARGET))
+    verdict = bench.check(launch, (), seeds=FINAL_SEEDS, thorough=True)
+    assert verdict.passed and {f"data of recipe {recipe}" for recipe in recipes} <= {*verdict.rules}, verdict.reason
+
+
 def test_data_of_0_and_1_that_give_no_numbers_prove_nothing_and_are_left_out() -> None:
     """A quotient by one of many zeros: what the rule cannot judge it does not hold against the kernel."""
     (ast,) = kernels_of((empty(16, 8) * empty(16, 1).reciprocal()).sum())
@@ -236,6 +271,91 @@ def test_check_of_a_large_kernel_does_not_blame_the_next_binary(monkeypatch: pyt
     assert bench.check(run, (), seeds=(1,)).passed
     bench._write(bench._views[2], np.zeros(bench.by_slot[2].size, np.float32))
     assert not bench.check(lambda: 0.0, (), seeds=(1,)).passed
+
+
+def test_what_returns_because_its_output_looks_done_is_refused() -> None:
+    bench, region = bench_of(example_asts()["matmul_f32"])
+    run = bench.launcher(compile_schedule(region, RAW, TARGET))
+    done: dict[float, np.ndarray[Any, Any]] = {}  # by a number of the input, what it computed
+
+    def launch() -> float:
+        key = float(bench.inputs[1][0])
+        if key in done and np.array_equal(bench.read_elements(0, np.array([0])), done[key][:1]):
+            return 1e-9
+        seconds = run()
+        done[key] = bench.read(0)
+        return seconds
+
+    assert bench.check(launch, (), seeds=(1,)).passed, "of poison nothing looks done"
+    verdict = bench.check(launch, (), seeds=(1,), thorough=True)
+    assert not verdict.passed and "it may leave what looks done" in verdict.reason
+
+
+@pytest.mark.parametrize("name", ["cache_update.0", "symbolic_elementwise"])
+def test_a_kernel_that_writes_a_part_of_its_output_is_a_right_one(name: str) -> None:
+    """What it does not write stays as it was, whatever that is."""
+    variables = (("length", 20), ("position", 3))
+    bench, region = bench_of(example_asts()[name])
+    launch = bench.launcher(compile_schedule(region, RAW, TARGET, variables=variables))
+    verdict = bench.check(launch, variables, seeds=FINAL_SEEDS, thorough=True)
+    assert verdict.passed and "outputs that look done" in verdict.rules, verdict.reason
+
+
+@pytest.mark.parametrize("dtype", ["fp8e4m3", "fp8e5m2"])
+def test_numbers_of_8_bits_are_made_and_verified(dtype: str) -> None:
+    x = empty(40, 64, dtype=dtype).cast("float32")
+    for made in (x.sum(1), x @ empty(64, 16), x.max(1), empty(40, 64).cast(dtype)):
+        (ast,) = kernels_of(made)
+        bench, region = bench_of(ast)
+        space = KernelSpace(region, TARGET)
+        verdict = bench.check(
+            bench.launcher(compile_schedule(region, space.baseline(), TARGET)), (), seeds=FINAL_SEEDS, thorough=True
+        )
+        assert verdict.passed, verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("got", "want", "error", "words"),
+    [
+        (1.5, 1.0, 1e-7, "1.5, not 1"),
+        (1.0000001, 1.0, 1e-9, "1.0000001, off by 1e-07 where 4e-09 is tolerated"),
+        (7, 8, 0.0, "7, not 8"),
+    ],
+)
+def test_what_is_wrong_is_said_so_that_it_shows(got: float, want: float, error: float, words: str) -> None:
+    store = StoreValues(0, np.array([5]), np.array([want]), np.array([error]))
+    assert verify_module._told(got, store, 0) == words
+
+
+@pytest.mark.parametrize("fooled", [0, 1, 2])
+def test_what_reads_outside_its_buffers_is_refused(fooled: int) -> None:
+    """What it finds there, times 0, is added to an element: seen with NaN, with large or with negative numbers."""
+    bench, region = bench_of(example_asts()["matmul_f32"])
+    run = bench.launcher(compile_schedule(region, RAW, TARGET))
+
+    def launch() -> float:
+        seconds = run()
+        (before, _) = bench._guards(1)
+        outside = copied(before).view(np.float32)[-1]
+        if (np.isnan(outside), outside > 1e30, outside < -1e30)[fooled]:
+            bench._write(bench._views[0], bench.read(0) * np.float32(1.5))
+        return seconds
+
+    verdict = bench.check(launch, (), seeds=FINAL_SEEDS, thorough=True)
+    assert not verdict.passed and "outside its buffers" in verdict.reason.replace("outside them", "outside its buffers")
+
+
+def test_timed_runs_count_as_runs() -> None:
+    """A kernel that computes the first times only is not timed as a miracle."""
+    bench, region = bench_of(example_asts()["matmul_f32"])
+    run = bench.launcher(compile_schedule(region, RAW, TARGET))
+    bench.fill(0, RECIPE)
+    for computed, reason in ((100, ""), (3, "timed run 3 left something else in buffer 0")):
+        left = iter(range(computed))
+        watched = bench.watch(lambda left=left: run() if next(left, None) is not None else 1e-9)  # type: ignore[misc]
+        for _ in range(5):
+            watched(flush=lambda: None)
+        assert watched.runs == 5 and watched.verdict().startswith(reason) and bool(watched.verdict()) == bool(reason)
 
 
 def test_in_place_kernel_starts_from_its_inputs_every_time() -> None:

@@ -129,8 +129,9 @@ def load_of(node: UOp) -> Access | None:
 
 
 def cast_variance(cast: UOp) -> float:
-    """(relative rounding error)² of a cast between floats: 0 to a type that holds all values of its source."""
-    narrower = unit_roundoff(cast.dtype) > unit_roundoff(cast.src[0].dtype)
+    """(relative rounding error)² of a cast to a float: 0 to a type that holds all values of its source."""
+    source = cast.src[0].dtype
+    narrower = not dtypes.is_float(source) or unit_roundoff(cast.dtype) > unit_roundoff(source)
     return unit_roundoff(cast.dtype) ** 2 if narrower else 0.0
 
 

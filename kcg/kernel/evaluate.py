@@ -49,6 +49,7 @@ from kcg.kernel.numerics import (
     bit_cast,
     cast,
     difference_with_itself,
+    may_flush,
     numpy_dtype,
     settled,
     smallest_normal,
@@ -392,7 +393,7 @@ class Run:
         # an uncertain index may load anything
         unsure = [e for node in index.src[1:] if (e := settled(values[node]).error) is not None]
         error = np.where(sum(unsure, np.zeros(())) > 0, np.inf, 0.0) if unsure else None
-        if index.dtype in dtypes.fp8s and (tiny := np.abs(loaded) < smallest_normal(index.dtype)).any():
+        if may_flush(index.dtype) and (tiny := np.abs(loaded) < smallest_normal(index.dtype)).any():
             error = np.where(tiny, np.abs(loaded), 0.0) if error is None else error + np.where(tiny, np.abs(loaded), 0)
         return Value(np.asarray(loaded), error)
 

@@ -28,6 +28,8 @@ OVERFLOWED = 1.0
 """The error beside an infinity that is no infinity but a number beyond the largest float: another order of the
 arithmetic may avoid it. An infinity with error 0 is one: it comes out of the data or of a constant."""
 
+SMALL_ANGLE = 30.0  # up to which a sine of float64 is one
+
 MOST_TERMS = 16  # of a sum of sums; what is added to more counts as added to one
 
 LOG_2 = math.log(2.0)
@@ -160,9 +162,9 @@ def rounded(
     return Value(data, total if peak != 0 else None)
 
 
-def _may_flush(dtype: DType) -> bool:
-    """Whether subnormals of a type may be taken for 0: by tinygrad's arithmetic for types that a device does not have
-    (`f2f` in tinygrad/codegen/decomp/dtype.py)."""
+def may_flush(dtype: DType) -> bool:
+    """Whether subnormals of a type, loaded ones too, may be taken for 0: by tinygrad's arithmetic for types that a
+    device does not have (`f2f` in tinygrad/codegen/decomp/dtype.py)."""
     return dtype is dtypes.bfloat16 or dtype in dtypes.fp8s
 
 
@@ -170,8 +172,10 @@ def _subnormal(data: Array, dtype: DType, ulps: float) -> Array:
     """The own rounding of results below the normal numbers: CPUs and CUDA keep subnormals, so that it is a part of
     their distance. A function that hardware approximates may give 0 instead."""
     step = subnormal_step(dtype)
-    if ulps > 0.5 or _may_flush(dtype):
+    if ulps > 0.5 or may_flush(dtype):
         return np.asarray(np.abs(data) + ulps * step)
+    if dtype is dtypes.float64:  # as it is computed here: no test
+        return np.full(data.shape, max(ulps, 1.0) * step)
     on_grid = (data == np.rint(data / step) * step) & (np.abs(data) >= step)
     return np.where(on_grid, 0.0, ulps * step)
 
@@ -216,6 +220,12 @@ def _beyond(
     return data, np.where(np.isnan(data), np.where(~numbers | certain, 0.0, np.inf), error)
 
 
+def _holds_all(target: DType, source: DType) -> bool:
+    """Whether a float type has every value of another one; float16 has the bits of bfloat16, and not its range."""
+    (bits, largest, normal), (needed, most, least) = _FLOATS[target], _FLOATS[source]
+    return needed <= bits and most <= largest and normal <= least
+
+
 def cast(value: Value, source: DType, target: DType) -> Value:
     """CAST, as C converts: to an integer by truncation, to a narrower integer by wrapping."""
     if source is target:
@@ -229,8 +239,9 @@ def cast(value: Value, source: DType, target: DType) -> Value:
         return Value(data != 0, unsure, valid)
     if dtypes.is_float(target):
         data = data.astype(np.float64)
-        if target is dtypes.weakfloat or (dtypes.is_float(source) and _FLOATS[source][0] <= _FLOATS[target][0]
-                                          and source is not dtypes.weakfloat):  # fmt: skip
+        if target is dtypes.weakfloat or (
+            dtypes.is_float(source) and source is not dtypes.weakfloat and _holds_all(target, source)
+        ):
             if error is not None and _is_narrow(source) and source is not target and np.isinf(data).any():
                 error = np.where(np.isinf(data) & (error > 0), np.inf, error)  # perhaps a number in a wider register
             return Value(data, error, valid)
@@ -473,7 +484,10 @@ def _float_alu(
             product = _float_alu(Ops.MUL, dtype, values[:2])
             return _float_alu(Ops.ADD, dtype, (product, values[2]))
         case Ops.RECIPROCAL:
-            return _float_alu(Ops.FDIV, dtype, (Value(np.ones(())), a))
+            inverse = _float_alu(Ops.FDIV, dtype, (Value(np.ones(())), a))
+            if inverse.error is None or not (over := np.isinf(inverse.data) & (x != 0)).any():
+                return inverse
+            return inverse._replace(error=np.where(over, np.inf, inverse.error))  # tinygrad divides: y · 1/x is y / x
         case Ops.FDIV:
             return _quotient(a, b, dtype)
         case Ops.SQRT:
@@ -500,12 +514,16 @@ def _float_alu(
             passed = _plus(_times(1 / (LOG_2 * near), a.error), absolute)
             if a.error is not None and not positive:
                 passed = np.where(_may_be_negative(a), np.inf, _some(passed))
+            if (tiny := (x < 0) & (x > -smallest_normal(dtype))).any():  # tinygrad's own takes them for -0
+                passed = np.where(tiny, np.inf, _some(passed))
             return rounded(
                 np.log2(x), passed, dtype, 2.0, made_of=(a,), certain_nan=True,
                 doubt=lambda: np.isinf(_some(passed)), exact=lambda: (x == 0) & (_some(a.error) == 0),
             )  # fmt: skip
         case Ops.SIN:
             absolute = np.where(x == 0, 0.0, 4 * unit_roundoff(dtype))
+            if dtype is dtypes.float64:  # tinygrad reduces larger angles with fewer bits (`xsin`)
+                absolute = np.where(np.abs(x) < SMALL_ANGLE, absolute, np.inf)
             passed = None if a.error is None else np.minimum(a.error, 2.0)
             return rounded(np.sin(x), _plus(passed, absolute), dtype, 2.0, made_of=(a,), certain_nan=True)
         case Ops.POW:

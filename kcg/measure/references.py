@@ -30,10 +30,11 @@ from kcg.measure.inputs import (
     to_values,
 )
 from kcg.types import Region
+from kcg.types import Variables as Variables
 
 POINTS = 96  # sampled output elements per store and seed
 PROBE_POINTS = 32  # to choose the recipe of the inputs
-JUDGED = 0.25  # at least this share of the points must have a known value, or the kernel cannot be judged
+JUDGED = 0.25  # at least this share of the points must have a known value, or the kernel is unjudged
 FINAL_SEEDS = (1, 2, 3)  # of the inputs on which finalists are judged
 EXTREMES = (
     (),
@@ -46,10 +47,8 @@ TELLS = 0.4  # this share of them
 TIMED_SEED = 0  # of the inputs on which a kernel is timed
 SCALARS = 8  # elements of an input on which alone it may depend whether the outputs are numbers
 TELLING = 8  # so many zeros and nothing else are no accident
-MOST = 0.5  # of a store's points with an error as large as the value, and the reference proves nothing about it
+MOST = 0.5  # a store with more points whose error is as large as the value is not judged
 EXACT = 0.5  # of so many points the reference must be exact, or {0,1} inputs prove nothing more
-
-Variables = tuple[tuple[str, int], ...]
 
 
 @dataclass(frozen=True)

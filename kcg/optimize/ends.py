@@ -87,12 +87,13 @@ def outcome(ends: Sequence[End], outcomes: Sequence[DuelOutcome]) -> DuelOutcome
 
 
 def _verification(ends: Sequence[End], found: Sequence[Verification]) -> Verification:
-    """A side's verification at the ends as one."""
+    """A side's verification at the ends as one: what is wrong at one end is wrong, though the other is unjudged."""
     rules = dict.fromkeys(rule for one in found for rule in one.rules)
-    reasons = [reason_at(ends, end, one.reason) for end, one in zip(ends, found, strict=False) if not one.passed]
+    failed = [(end, one) for end, one in zip(ends, found, strict=False) if not one.passed]
+    at, worst = min(failed, key=lambda pair: pair[1].unjudged, default=(ends[0], found[0]))
     return Verification(
-        passed=not reasons, rules=tuple(rules), max_error=max(one.max_error for one in found),
-        seeds=min(one.seeds for one in found), reason=next(iter(reasons), ""),
+        passed=not failed, rules=tuple(rules), max_error=max(one.max_error for one in found),
+        seeds=min(one.seeds for one in found), reason=reason_at(ends, at, worst.reason), unjudged=worst.unjudged,
     )  # fmt: skip
 
 

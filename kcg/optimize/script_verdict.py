@@ -29,6 +29,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from kcg.commandline import counted
 from kcg.compat.observing import ALIVE, READ, RETURNED, Piece
 from kcg.optimize.model_verdict import FACTOR, MAX_TOLERANCE, eps_of, relative_error, rounding_of_sums
 from kcg.types import ModelCheck, Result
@@ -111,7 +112,7 @@ def judge(
         return ModelCheck(False, worst.words(values), worst.error, worst.tolerance)
     opened = [j for j in judged if j.ratio > 1 or j.is_too_sensitive]
     if opened:
-        share = f"{len(opened)} of {_count(len(judged), 'tensor')}"
+        share = f"{len(opened)} of {counted(len(judged), 'tensor')}"
         reason = f"no verdict: {share} may differ by rounding alone; the first, {opened[0].words(values)}"
         return ModelCheck(None, reason, opened[0].error, opened[0].tolerance)
     worst = max(judged, key=lambda one: one.ratio)
@@ -121,7 +122,7 @@ def judge(
 def words_of(pieces: Sequence[Piece]) -> str:
     """What was compared, counted by where it was."""
     counts = Counter(piece.place for piece in pieces)
-    return ", ".join(f"{_count(counts[place], 'tensor')} {words}" for place, words in PLACES.items() if counts[place])
+    return ", ".join(f"{counted(counts[place], 'tensor')} {words}" for place, words in PLACES.items() if counts[place])
 
 
 @dataclass(frozen=True)
@@ -195,7 +196,3 @@ def _bits(values: NDArray[Any]) -> bytes:
     import numpy as np
 
     return np.ascontiguousarray(values).tobytes()
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"

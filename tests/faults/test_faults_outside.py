@@ -248,7 +248,7 @@ guarded(body)
 def test_second_interrupt_ends_at_once(first: signal.Signals) -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", STUBBORN], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )  # fmt: skip
+    )
     assert process.stdout is not None and process.stdout.readline() == "ready\n"
     process.send_signal(first)
     process.send_signal(first)  # `timeout` tells the process, and then its group
