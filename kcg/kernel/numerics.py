@@ -500,6 +500,8 @@ def _float_alu(
             passed = _plus(_times(1 / (LOG_2 * near), a.error), absolute)
             if a.error is not None and not positive:
                 passed = np.where(_may_be_negative(a), np.inf, _some(passed))
+            if (tiny := (x < 0) & (x > -smallest_normal(dtype))).any():  # tinygrad's own takes them for -0
+                passed = np.where(tiny, np.inf, _some(passed))
             return rounded(
                 np.log2(x), passed, dtype, 2.0, made_of=(a,), certain_nan=True,
                 doubt=lambda: np.isinf(_some(passed)), exact=lambda: (x == 0) & (_some(a.error) == 0),
