@@ -66,6 +66,9 @@ MANTISSAS = {
 }  # fmt: skip
 HELD_AS_BITS = {"__bf16": np.uint16, **dict.fromkeys((name for name in FLOATS if "8" in name), np.uint8)}
 
+_ARITHMETIC = frozenset(
+    {Ops.ADD, Ops.SUB, Ops.MUL, Ops.MULACC, Ops.FDIV, Ops.RECIPROCAL, Ops.POW, Ops.EXP2, Ops.REDUCE, Ops.CAST}
+)
 _SEGMENTED = frozenset(
     {NEGATIVE_RECIPE, BELOW_ZERO_RECIPE, SPECIAL_RECIPE, WIDE_RECIPE, WIDE_POSITIVE_RECIPE, MODEST_RECIPE}
 )
@@ -312,11 +315,14 @@ def make_inputs(ast: UOp, seed: int, *, recipe: str = RECIPE) -> dict[int, Any]:
     bounds, constants, divide = integer_bounds(ast), compared_constants(ast), divisors(ast)
     density = exact_density(ast) if recipe == BINARY_RECIPE else 0.0
     ends = recipe in _SEGMENTED or (recipe == RECIPE and seed != TIMED_SEED)
+    compares = not any(u.op in _ARITHMETIC and dtypes.is_float(u.dtype) for u in ast.toposort())
     made: dict[int, Any] = {}
     for info in buffers_of(ast):
         if not info.is_input:
             continue
-        asked = _Asked(recipe, info.dtype, density, bounds.get(info.slot, 0), constants, ends, info.slot in divide)
+        asked = _Asked(
+            recipe, info.dtype, density, bounds.get(info.slot, 0), constants, compares, ends, info.slot in divide
+        )
         if info.size <= SMALL:
             # the seed depends on the slot but not on the process
             made[info.slot] = _small(asked, info.size, _generator(seed, info.slot, recipe))
@@ -335,6 +341,7 @@ class _Asked:
     density: float  # the share of ones of {0,1} floats
     bound: int  # of integers that select something: how many there are; else 0
     constants: tuple[float, ...] = ()  # with which the kernel compares something
+    compares: bool = False  # whether the kernel does no arithmetic of floats, so that nothing overflows
     ends: bool = False  # whether the first and the last element stand out
     divides: bool = False  # integers are divided by these, and 0 or the least integer by -1 end a process
 
@@ -385,9 +392,9 @@ def _kinds(asked: _Asked, count: int, rng: np.random.Generator) -> list[int]:
 
 def _kinds_of_ends(asked: _Asked) -> tuple[int, int]:
     """The kinds of the first and the last segment."""
-    if _rises(asked):
-        return _ALL_LARGE, _ALL_SMALL
-    return _ALL_SMALL, _ALL_LARGE if asked.dtype == "bool" else _POSITIVE
+    if asked.dtype != "bool":
+        return 1, _POSITIVE
+    return (_ALL_LARGE, _ALL_SMALL) if _rises(asked) else (_ALL_SMALL, _ALL_LARGE)
 
 
 def _rises(asked: _Asked) -> bool:
@@ -496,7 +503,8 @@ def _with_ties(asked: _Asked, values: Array, rng: np.random.Generator) -> Array:
     constants, ties = np.array(_fitting(asked)), np.array(TIES)
     if asked.recipe == SPECIAL_RECIPE:
         highest = FLOATS[asked.dtype][1]
-        ties = np.array([*TIES, *(s * 2.0**e for s in (-1.5, 1.5) for e in (highest, 0.9 * highest, 0.6 * highest))])
+        reached = (highest, 0.9 * highest, 0.6 * highest) if asked.compares else (0.45 * highest,)
+        ties = np.array([*TIES, *(sign * 1.5 * 2.0**e for sign in (-1, 1) for e in reached)])
     if asked.recipe == WIDE_POSITIVE_RECIPE:
         constants, ties = constants[constants > 0], ties[ties > 0]
     chance = rng.random(len(values)) * np.where(np.arange(len(values)) < len(values) // 2, 1.0, 8.0)

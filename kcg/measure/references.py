@@ -46,7 +46,8 @@ EXTREMES = (
 outputs are known numbers. Ordinary data hardly hold a row without a positive number, or a value beyond 5."""
 ORDINARY = (RECIPE, POSITIVE_RECIPE, UNIT_RECIPE, FEW_RECIPE, FEW_SPECIAL_RECIPE, MODEST_RECIPE)
 """Of these a kernel gets the first on which most of its outputs can be judged and are not all 0."""
-TELLS = 0.4  # this share of them
+TELLS = 0.2  # this share of them: the others may be infinite, as sums of exp(x) are
+KNOWN = 0.4  # and this share must be known, which is well above `JUDGED`
 SCALARS = 8  # elements of an input on which alone it may depend whether the outputs are numbers
 TELLING = 8  # so many zeros and nothing else are no accident
 MOST = 0.5  # of a store's points with an error as large as the value, and the reference proves nothing about it
@@ -136,7 +137,7 @@ class Referee:
         for recipe in recipes:
             seed = FINAL_SEEDS[place]
             probe = self._evaluate(make_inputs(self.ast, seed, recipe=recipe), seed, PROBE_POINTS, variables)
-            if probe.telling() >= TELLS and not probe.nothing():
+            if probe.telling() >= TELLS and probe.judged() >= KNOWN and not probe.nothing():
                 return recipe
         return "" if not place else self.choose_recipe(variables)
 
