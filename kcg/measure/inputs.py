@@ -60,10 +60,6 @@ FLOATS = {
     "half": (-14, 15), "float": (-126, 127), "double": (-1022, 1023), "__bf16": (-126, 127),
     "float8_e4m3": (-6, 8), "float8_e5m2": (-14, 15), "float8_e4m3fnuz": (-7, 7), "float8_e5m2fnuz": (-15, 15),
 }  # fmt: skip
-MANTISSAS = {
-    "half": 10, "float": 23, "double": 52, "__bf16": 7,
-    "float8_e4m3": 3, "float8_e5m2": 2, "float8_e4m3fnuz": 3, "float8_e5m2fnuz": 2,
-}  # fmt: skip
 HELD_AS_BITS = {"__bf16": np.uint16, **dict.fromkeys((name for name in FLOATS if "8" in name), np.uint8)}
 
 _ARITHMETIC = frozenset(
@@ -517,9 +513,16 @@ def _with_ties(asked: _Asked, values: Array, rng: np.random.Generator) -> Array:
 def _fitting(asked: _Asked) -> list[float]:
     """What the kernel compares with, and its neighbours in a float type."""
     lowest, highest = FLOATS[asked.dtype]
-    near = 2.0 ** -(MANTISSAS[asked.dtype])
     fits = [float(c) for c in asked.constants if 2.0**lowest <= abs(c) < 2.0**highest or c == 0]
-    return [c * factor for c in fits for factor in (1.0, 1.0 + near, 1.0 - near)]
+    if asked.dtype in HELD_AS_BITS:
+        near = 2.0 ** -(7 if asked.dtype == "__bf16" else 3)
+        return [c * factor for c in fits for factor in (1.0, 1.0 + near, 1.0 - near)]
+    held = np.array(fits, numpy_dtype(asked.dtype))
+    return [
+        float(value)
+        for side in (held, np.nextafter(held, -held.dtype.type(np.inf)), np.nextafter(held, held.dtype.type(np.inf)))
+        for value in side
+    ]
 
 
 _WITHOUT_INFINITY = frozenset(name for name in FLOATS if "8" in name)
