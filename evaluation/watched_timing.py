@@ -25,8 +25,8 @@ from kcg.kernel.codec import ast_of
 from kcg.kernel.compiler import compile_schedule
 from kcg.kernel.contractions import arithmetic, least_bytes
 from kcg.kernel.space import KernelSpace
+from kcg.measure.inputs import TIMED_SEED
 from kcg.measure.protocol import median, samples_for
-from kcg.measure.references import TIMED_SEED
 from kcg.measure.target import detect
 from kcg.measure.verify import CheckedBench
 from kcg.measure.workbench import CacheFlusher

@@ -29,6 +29,7 @@ from kcg.measure.inputs import (
     NEGATIVE_RECIPE,
     POSITIVE_RECIPE,
     RECIPE,
+    SEGMENT,
     SMALL_INTEGERS,
     SPECIAL_RECIPE,
     UNIT_RECIPE,
@@ -295,3 +296,41 @@ def test_large_inputs_are_on_the_device_as_they_were_drawn(dev: str) -> None:
     (slot,) = bench.inputs
     assert bench.holds_input(slot)
     assert bench.guards_intact() is None
+
+
+@pytest.mark.parametrize("dtype", ("float32", "float16", "int32", "uint8", "bool"))
+def test_the_ends_of_a_buffer_are_its_largest_and_its_smallest_value(dtype: str) -> None:
+    for size in (1000, 200_003):
+        (ast,) = kernels_of(empty(size, dtype=dtype).cast("float32") + 1)
+        for recipe in (RECIPE, BELOW_ZERO_RECIPE, NEGATIVE_RECIPE, MODEST_RECIPE):
+            if dtype == "bool" and recipe == RECIPE:
+                continue
+            bits = make_inputs(ast, 3, recipe=recipe)[1]
+            whole = bits.whole() if isinstance(bits, Hashed) else bits
+            rises = recipe in (BELOW_ZERO_RECIPE, NEGATIVE_RECIPE)
+            least, most = (whole[0], whole[-1]) if rises else (whole[-1], whole[0])
+            assert (least, most) == (whole.min(), whole.max()), (dtype, size, recipe)
+            if isinstance(bits, Hashed):
+                some = np.r_[0, 1, SEGMENT - 1 : SEGMENT + 2, size // 2, size - SEGMENT - 1 : size]
+                assert np.array_equal(bits[some], whole[some]) and np.array_equal(bits.window(7, 9000), whole[7:9007])
+
+
+def test_what_is_timed_has_no_ends_of_its_own() -> None:
+    (ast,) = kernels_of(empty(200_000) + 1)
+    assert not make_inputs(ast, 0)[1].ends and make_inputs(ast, 1)[1].ends
+
+
+def test_what_a_kernel_compares_with_is_among_its_inputs() -> None:
+    for ast in kernels_of((empty(4099) > 0.3).where(empty(4099), 2.0)):
+        held = make_inputs(ast, 3, recipe=WIDE_RECIPE)[1]
+        threshold = np.float32(0.3)
+        for value in (threshold, np.nextafter(threshold, np.float32(1)), np.nextafter(threshold, np.float32(0)), 2.5):
+            assert (held == value).any(), value
+
+
+def test_what_divides_is_never_0() -> None:
+    (ast,) = kernels_of(empty(5000, dtype="int32") // empty(5000, dtype="int32"))
+    for recipe in (RECIPE, POSITIVE_RECIPE, FEW_RECIPE, *SEGMENTED):
+        divisor = make_inputs(ast, 3, recipe=recipe)[2]
+        assert divisor.all(), recipe
+        assert recipe not in SEGMENTED or (divisor != -1).all(), "the least integer by -1"

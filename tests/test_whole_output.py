@@ -8,7 +8,7 @@ import pytest
 from kcg.compat.tiny import UOp, dtypes
 from kcg.kernel.codec import ast_of, kernel_of
 from kcg.kernel.compiler import compile_schedule
-from kcg.kernel.evaluate import evaluate, sample_points
+from kcg.kernel.evaluate import StoreIndex, evaluate, sample_points
 from kcg.kernel.space import KernelSpace
 from kcg.measure.inputs import RECIPE, to_bits
 from kcg.measure.references import POINTS
@@ -136,10 +136,12 @@ def test_points_of_elements_come_back() -> None:
     bench = CheckedBench(ast_of(kernel_of(ast)), TARGET)
     bench.fill(0, RECIPE)
     wanted = np.array([0, 1, 5, 34, 209, 100])
-    points = elements_to_points(bench, 0, {0: wanted}, {})
+    index = StoreIndex(bench.ast, 0, bench.values())
+    points, complete = elements_to_points(index, wanted)
+    assert complete
     (stored,) = evaluate(bench.ast, bench.values(), [points], {})
     assert stored.indices.tolist() == wanted.tolist()
-    assert elements_to_points(bench, 0, {1: wanted}, {}).shape == (0, points.shape[1])
+    assert elements_to_points(index, wanted[:0])[0].shape == (0, points.shape[1])
 
 
 def test_projection_sees_one_element_off_by_one() -> None:

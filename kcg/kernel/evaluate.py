@@ -426,6 +426,43 @@ def _constant(node: UOp) -> Value:
     return Value(np.array(node.arg, wanted))
 
 
+class StoreIndex:
+    """Which elements one store writes: of its index alone, so that what is stored is never computed."""
+
+    def __init__(
+        self, ast: UOp, place: int, inputs: Mapping[int, Array], variables: Mapping[str, int] | None = None
+    ) -> None:
+        self._run, sink = Run(ast, inputs, variables), ast.src[place]
+        self._index = store_of(sink).src[0]
+        self._ranges = sink.src[1:] if sink.op is Ops.END else ()
+        self._order = self._run._scope(self._index.src[1:], None).order
+        self.slot = int(buffer_of(self._index).arg.slot)
+        self.extents = np.array([self._run.extent(r) for r in self._ranges], np.int64)
+
+    def at(self, points: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """The element that each of some points writes, and whether it does."""
+        known = {r: Value(np.ascontiguousarray(points[:, axis])) for axis, r in enumerate(self._ranges)}
+        with np.errstate(all="ignore"):
+            where, gate = self._run._flat_index(
+                self._index, self._run._compute(self._order, self._index.src[1:], known)
+            )
+        opened = np.ones(len(points), bool) if gate is None else np.broadcast_to(gate, len(points))
+        return np.broadcast_to(where, len(points)), opened
+
+    def points_of(self, elements: NDArray[np.int64], most: int) -> NDArray[np.int64] | None:
+        """The points that write some elements, whatever the index: None if all points are more than `most`."""
+        if (total := math.prod(int(e) for e in self.extents)) > most:
+            return None
+        found = [np.zeros((0, len(self.extents)), np.int64)]
+        for start in range(0, total, MAX_ELEMENTS // 4):
+            flat = np.arange(start, min(total, start + MAX_ELEMENTS // 4), dtype=np.int64)
+            axes = np.unravel_index(flat, tuple(self.extents)) if len(self.extents) else ()
+            points = np.stack(axes, 1).astype(np.int64) if len(axes) else np.zeros((1, 0), np.int64)
+            where, opened = self.at(points)
+            found.append(points[np.isin(where, elements) & opened])
+        return np.concatenate(found)
+
+
 def stored_elements(ast: UOp, slot: int) -> int:
     """How many elements of a buffer the kernel's stores write; 0 where a store is gated or symbolic, so unknown."""
     total = 0

@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kcg.errors import VerificationError
+from kcg.measure.inputs import TIMED_SEED
 from kcg.measure.jobs import (
     CompileJob,
     CompileOutcome,
@@ -24,7 +25,7 @@ from kcg.measure.jobs import (
     TimeOutcome,
 )
 from kcg.measure.protocol import MIN_SAMPLES, SLOWDOWN_WAITS_S, median, samples_for
-from kcg.measure.references import FINAL_SEEDS, TIMED_SEED
+from kcg.measure.references import FINAL_SEEDS
 from kcg.measure.sensors import Sensors, sensors_for
 from kcg.types import CacheState, Region, Target, Toolchain, Verification
 

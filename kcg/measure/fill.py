@@ -60,6 +60,9 @@ class DeviceFill:
             rest = wanted.window(at, wanted.size - at)
             part = view.view(rest.nbytes, dtypes.uint8, at * width).ensure_allocated()
             part.allocator._copyin(part._buf, rest.view(np.uint8).data)
+        for first, values in wanted.ends:
+            part = view.view(values.nbytes, dtypes.uint8, first * width).ensure_allocated()
+            part.allocator._copyin(part._buf, np.ascontiguousarray(values).view(np.uint8).data)
         Device[self.device].synchronize()
 
     def _copied(self, values: np.ndarray[Any, Any]) -> Any:

@@ -27,6 +27,7 @@ RECIPE = "normal-v2"  # signed, of mixed scale: what is timed, and what a candid
 POSITIVE_RECIPE = "positive-v2"
 UNIT_RECIPE = "unit-v2"  # floats between 0 and 1, and integers that are not 0: for log(1 - x), asin(x) or n // m
 FEW_RECIPE = "few-v2"  # four floats and four integers, so that many are equal: for x == max(x)
+FEW_SPECIAL_RECIPE = "few-special-v1"  # the same with infinities, NaN and both zeros: for isinf(x), or x == y
 BINARY_RECIPE = "binary-v2"  # floats are 0 or 1, few enough ones that every sum is exact in the narrowest type
 
 # of segments of their own kinds, see `SEGMENT`
@@ -37,7 +38,12 @@ WIDE_RECIPE = "wide-v2"  # magnitudes over the whole type, subnormal ones too; i
 WIDE_POSITIVE_RECIPE = "wide-positive-v2"
 MODEST_RECIPE = "modest-v2"  # between 2^-8 and 2^8, integers between -1000 and 1000
 
+TIMED_SEED = 0  # of the inputs on which a kernel is timed
 FEW = (-1.0, -0.5, 0.5, 1.0)
+FEW_SPECIAL = (-np.inf, -1.0, -0.0, 0.0, 0.5, 1.0, np.inf, np.nan)
+TIES = tuple(half / 2 for half in range(-8, 9))  # where rounding and many a case decide
+MOST_CONSTANTS = 16
+WITH_ENDS = 16  # elements from which a buffer's first and last one are the largest and the smallest of all
 SMALL_INTEGERS = 8  # integers that index nothing are drawn from [-8, 8) by most recipes
 SMALL = 1 << 16  # elements up to which a buffer is drawn itself
 SEGMENT = 1 << 12  # consecutive elements of a large buffer that are one slice, and of one kind under a recipe of kinds
@@ -56,6 +62,9 @@ FLOATS = {
 }  # fmt: skip
 HELD_AS_BITS = {"__bf16": np.uint16, **dict.fromkeys((name for name in FLOATS if "8" in name), np.uint8)}
 
+_ARITHMETIC = frozenset(
+    {Ops.ADD, Ops.SUB, Ops.MUL, Ops.MULACC, Ops.FDIV, Ops.RECIPROCAL, Ops.POW, Ops.EXP2, Ops.REDUCE, Ops.CAST}
+)
 _SEGMENTED = frozenset(
     {NEGATIVE_RECIPE, BELOW_ZERO_RECIPE, SPECIAL_RECIPE, WIDE_RECIPE, WIDE_POSITIVE_RECIPE, MODEST_RECIPE}
 )
@@ -86,7 +95,7 @@ def slicing(by_kind: bool) -> tuple[int, int]:
 class Hashed:
     """A large buffer whose elements are computed where they are asked for. Indexing gives elements, as of an array."""
 
-    block: Array  # (BLOCK,), stored bits or values
+    block: Array  # (BLOCK,), stored bits or values; two segments more where those at its ends are of their own
     size: int
     key: int  # of its hash, 32 bits
     by_kind: bool
@@ -102,7 +111,18 @@ class Hashed:
     def __getitem__(self, index: Any) -> Any:
         wanted = np.asarray(index)
         begin = starts((wanted // SEGMENT).astype(np.uint32).reshape(-1), self.key, by_kind=self.by_kind)
-        return self.block[begin.reshape(wanted.shape) + wanted % SEGMENT]
+        at = begin.reshape(wanted.shape) + wanted % SEGMENT
+        if len(self.block) > BLOCK:
+            tail = self.size - SEGMENT
+            at = np.where(wanted < SEGMENT, BLOCK + wanted, at)
+            at = np.where(wanted >= tail, BLOCK + SEGMENT + wanted - tail, at)
+        return self.block[at]
+
+    @property
+    def ends(self) -> tuple[tuple[int, Array], ...]:
+        """`(first element, elements)` of the first and the last segment, where they are of their own."""
+        first, last = self.block[BLOCK : BLOCK + SEGMENT], self.block[BLOCK + SEGMENT :]
+        return ((0, first), (self.size - SEGMENT, last)) if len(last) else ()
 
     def reshape(self, shape: int) -> Hashed:
         """Flat as it is; the name is NumPy's, so that readers of arrays can read this too."""
@@ -116,6 +136,10 @@ class Hashed:
         at = starts(np.arange(begin, end, dtype=np.uint32), self.key, by_kind=self.by_kind)
         slices = sliding_window_view(self.block, SEGMENT)[at].reshape(-1)
         found: Array = slices[first - begin * SEGMENT : first - begin * SEGMENT + count]
+        for at_end, part in self.ends:
+            low, high = max(first, at_end), min(first + count, at_end + SEGMENT)
+            if low < high:
+                found[low - first : high - first] = part[low - at_end : high - at_end]
         return found
 
     def chunks(self) -> Iterator[tuple[int, Array]]:
@@ -211,6 +235,29 @@ def integer_bounds(ast: UOp) -> dict[int, int]:
     return bounds
 
 
+def compared_constants(ast: UOp) -> tuple[float, ...]:
+    """The numbers with which a kernel compares what it loaded, or of which it takes the larger: there, cases differ."""
+    found: dict[float, None] = {}
+    for u in ast.toposort():
+        if u.op not in (Ops.CMPLT, Ops.CMPNE, Ops.CMPEQ, Ops.MAX):
+            continue
+        for ours, other in (u.src, u.src[::-1]):
+            plain = other.src[0] if other.op is Ops.CAST else other
+            if plain.op is not Ops.CONST or isinstance(plain.arg, bool) or not isinstance(plain.arg, int | float):
+                continue
+            if np.isfinite(float(plain.arg)) and any(node.op is Ops.INDEX for node in ours.toposort()):
+                found[plain.arg] = None
+    return tuple(found)[:MOST_CONSTANTS]
+
+
+def divisors(ast: UOp) -> frozenset[int]:
+    """The slots of integers by which a kernel divides: dividing by 0 ends a process, or leaves anything."""
+    whole = (Ops.CDIV, Ops.CMOD, Ops.FLOORDIV, Ops.FLOORMOD)
+    quotients = [u for u in ast.toposort() if u.op in whole and dtypes.is_int(u.dtype)]
+    loads = (n for u in quotients for n in u.src[1].toposort() if n.op is Ops.INDEX)
+    return frozenset(_buffer_slot(n) for n in loads if dtypes.is_int(n.src[0].dtype))
+
+
 def _extents(source: UOp) -> list[int]:
     """The extent of each index into a buffer: flat, or in the shape that it is given for the access."""
     if source.op is Ops.RESHAPE:
@@ -261,13 +308,17 @@ def to_values(bits: Any, dtype: str) -> Any:
 
 def make_inputs(ast: UOp, seed: int, *, recipe: str = RECIPE) -> dict[int, Any]:
     """Slot -> stored bits (an array, `Hashed` beyond `SMALL` elements), for every buffer that the kernel reads."""
-    bounds = integer_bounds(ast)
+    bounds, constants, divide = integer_bounds(ast), compared_constants(ast), divisors(ast)
     density = exact_density(ast) if recipe == BINARY_RECIPE else 0.0
+    ends = recipe in _SEGMENTED or (recipe == RECIPE and seed != TIMED_SEED)
+    compares = not any(u.op in _ARITHMETIC and dtypes.is_float(u.dtype) for u in ast.toposort())
     made: dict[int, Any] = {}
     for info in buffers_of(ast):
         if not info.is_input:
             continue
-        asked = _Asked(recipe, info.dtype, density, bounds.get(info.slot, 0))
+        asked = _Asked(
+            recipe, info.dtype, density, bounds.get(info.slot, 0), constants, compares, ends, info.slot in divide
+        )
         if info.size <= SMALL:
             # the seed depends on the slot but not on the process
             made[info.slot] = _small(asked, info.size, _generator(seed, info.slot, recipe))
@@ -285,6 +336,10 @@ class _Asked:
     dtype: str
     density: float  # the share of ones of {0,1} floats
     bound: int  # of integers that select something: how many there are; else 0
+    constants: tuple[float, ...] = ()  # with which the kernel compares something
+    compares: bool = False  # whether the kernel does no arithmetic of floats, so that nothing overflows
+    ends: bool = False  # whether the first and the last element stand out
+    divides: bool = False  # integers are divided by these, and 0 or the least integer by -1 end a process
 
 
 def _generator(seed: int, slot: int, recipe: str) -> np.random.Generator:
@@ -298,19 +353,85 @@ def _block(asked: _Asked, seed: int, slot: int) -> Array:
     Each slot has its own: where two slices of one block are multiplied, term by term, some agree in all terms.
     """
     rng = _generator(seed, slot, asked.recipe)
-    if asked.recipe not in _SEGMENTED:
-        return _drawn(asked, 0, BLOCK, rng)
-    return np.concatenate([_drawn(asked, kind, STEP, rng) for kind in range(KINDS)])
+    if asked.recipe in _SEGMENTED:
+        parts = [_drawn(asked, kind, STEP, rng) for kind in range(KINDS)]
+    else:
+        parts = [_drawn(asked, 0, BLOCK, rng)]
+    if len(ends := _ends(asked, parts[0].dtype)):
+        first, last = (_drawn(asked, kind, SEGMENT, rng) for kind in _kinds_of_ends(asked))
+        first[0], last[-1] = ends
+        parts += [first, last]
+    return np.concatenate(parts)
 
 
 def _small(asked: _Asked, size: int, rng: np.random.Generator) -> Array:
     """The elements of a small buffer; its segments are so short that each kind comes, in an order of its own."""
-    if asked.recipe not in _SEGMENTED:
-        return _drawn(asked, 0, size, rng)
-    kinds = rng.permutation(KINDS)
-    length = min(SEGMENT, max(1, size // KINDS))
-    parts = [_drawn(asked, int(kinds[at // length % KINDS]), length, rng) for at in range(0, size, length)]
-    return np.concatenate(parts)[:size]
+    if asked.recipe in _SEGMENTED:
+        length = min(SEGMENT, -(-size // KINDS))
+        kinds = _kinds(asked, -(-size // length), rng)
+        drawn = np.concatenate([_drawn(asked, kind, length, rng) for kind in kinds])[:size]
+    else:
+        drawn = _drawn(asked, 0, size, rng)
+    if size >= WITH_ENDS and len(ends := _ends(asked, drawn.dtype)):
+        drawn[0], drawn[-1] = ends
+    return drawn
+
+
+def _kinds(asked: _Asked, count: int, rng: np.random.Generator) -> list[int]:
+    """The kind of each of `count` segments of a small buffer: what its ends are, stands out from where they lie."""
+    kinds = [int(kind) for kind in rng.permutation(KINDS)]
+    for kind, at in zip(_kinds_of_ends(asked), (0, (count - 1) % KINDS), strict=True):
+        other = kinds.index(kind)
+        kinds[at], kinds[other] = kinds[other], kinds[at]
+    return [kinds[at % KINDS] for at in range(count)]
+
+
+def _kinds_of_ends(asked: _Asked) -> tuple[int, int]:
+    """The kinds of the first and the last segment."""
+    if asked.dtype != "bool":
+        return 1, _POSITIVE
+    return (_ALL_LARGE, _ALL_SMALL) if _rises(asked) else (_ALL_SMALL, _ALL_LARGE)
+
+
+def _rises(asked: _Asked) -> bool:
+    """Whether the last element is the largest and the first the smallest; else the other way round."""
+    return asked.recipe in (NEGATIVE_RECIPE, BELOW_ZERO_RECIPE)
+
+
+def _ends(asked: _Asked, held: Any) -> Array:
+    """The first and the last element: the largest and the smallest of all, or the other way round, so that a maximum, a
+    minimum, an any or an all that leaves one of them out is seen. Empty where they are as the others.
+    """
+    if not asked.ends or asked.bound or asked.divides:
+        return np.zeros(0, held)
+    if asked.dtype in FLOATS:
+        pair = to_bits(np.array(_float_ends(asked), np.float64), asked.dtype)
+    else:
+        pair = np.array((False, True) if asked.dtype == "bool" else _integer_ends(asked, np.iinfo(held)), held)
+    return pair if _rises(asked) else pair[::-1]
+
+
+def _float_ends(asked: _Asked) -> tuple[float, float]:
+    """Just above and below all finite numbers of a recipe."""
+    lowest, highest = FLOATS[asked.dtype]
+    if asked.recipe == RECIPE:
+        return -8.0, 8.0
+    if _rises(asked):
+        return -(2.0 ** (0.45 * highest)) if asked.recipe == NEGATIVE_RECIPE else -64.0, -(2.0**-6)
+    top = 1.5 * 2.0 ** (min(8, highest) if asked.recipe == MODEST_RECIPE else _largest_exponent(asked.dtype))
+    return 2.0**lowest if asked.recipe == WIDE_POSITIVE_RECIPE else -top, top
+
+
+def _integer_ends(asked: _Asked, limits: Any) -> tuple[int, int]:
+    low, high = int(limits.min), int(limits.max)
+    if _rises(asked):
+        low, high = (low if asked.recipe == NEGATIVE_RECIPE else -65, -1) if low else (0, 65)
+    elif asked.recipe in (RECIPE, MODEST_RECIPE):
+        most = SMALL_INTEGERS + 1 if asked.recipe == RECIPE else 1001
+        low, high = -most, most
+    elif asked.recipe == WIDE_POSITIVE_RECIPE:
+        low = 1
+    return max(low, int(limits.min)), min(high, int(limits.max))
 
 
 def _drawn(asked: _Asked, kind: int, count: int, rng: np.random.Generator) -> Array:
@@ -318,14 +439,13 @@ def _drawn(asked: _Asked, kind: int, count: int, rng: np.random.Generator) -> Ar
     if asked.dtype in FLOATS:
         return to_bits(_floats(asked, kind, count, rng), asked.dtype)
     if asked.dtype == "bool":
-        if asked.recipe in _SEGMENTED and kind in (_ALL_SMALL, _ALL_LARGE):
-            return np.full(count, kind == _ALL_LARGE)
-        return rng.random(count) < 0.5
+        return rng.random(count) < (TRUTHS[kind] if asked.recipe in _SEGMENTED else 0.5)
     return _integers(asked, kind, count, rng)
 
 
 # kinds of segments with a meaning for all types
 _POSITIVE, _EXTREME, _ALL_SMALL, _ALL_LARGE = 0, 5, 6, 7
+TRUTHS = (0.5, 1 / 8, 7 / 8, 1 / 64, 63 / 64, 1 / 1024, 0.0, 1.0)  # by kind: one in a row decides any() and all()
 
 
 def _floats(asked: _Asked, kind: int, count: int, rng: np.random.Generator) -> Array:
@@ -334,6 +454,10 @@ def _floats(asked: _Asked, kind: int, count: int, rng: np.random.Generator) -> A
         return (rng.random(count, dtype=np.float32) < asked.density).astype(np.float32)
     if recipe == UNIT_RECIPE:
         return 0.0625 + 0.875 * rng.random(count, dtype=np.float32)
+    if recipe == FEW_SPECIAL_RECIPE:
+        lowest, highest = FLOATS[asked.dtype]
+        ends = [sign * end for sign in (-1, 1) for end in (2.0 ** (lowest - 1), 1.5 * 2.0**highest)]
+        return rng.choice(np.array([*FEW_SPECIAL, *ends, *_fitting(asked)]), count)
     if recipe == FEW_RECIPE:
         return rng.choice(np.array(FEW, np.float32), count)
     if recipe in (RECIPE, POSITIVE_RECIPE, NEGATIVE_RECIPE, BELOW_ZERO_RECIPE):
@@ -351,9 +475,14 @@ def _floats(asked: _Asked, kind: int, count: int, rng: np.random.Generator) -> A
         return values
     modest = recipe == MODEST_RECIPE
     values = _magnitudes(asked.dtype, -8, 8, count, rng) if modest else _wide(asked.dtype, kind, count, rng)
-    if recipe == WIDE_POSITIVE_RECIPE or kind == _POSITIVE:
+    if kind == _POSITIVE:
         return values
-    values = _signed(values, rng)
+    if recipe != WIDE_POSITIVE_RECIPE:
+        values = _signed(values, rng)
+    if kind == _EXTREME:
+        return _with_ties(asked, values, rng)
+    if recipe == WIDE_POSITIVE_RECIPE:
+        return values
     if recipe != SPECIAL_RECIPE or asked.dtype in _WITHOUT_INFINITY:
         return values
     if kind == _ALL_SMALL:  # whole rows of a mask
@@ -363,7 +492,40 @@ def _floats(asked: _Asked, kind: int, count: int, rng: np.random.Generator) -> A
         values[chance < 1 / 32] = np.inf
         values[chance < 1 / 64] = -np.inf
         values[chance > 63 / 64] = np.nan
+        if count >= KINDS:  # however few there are
+            values[[count // 4, count // 2, 3 * count // 4]] = np.inf, -np.inf, np.nan
     return values
+
+
+def _with_ties(asked: _Asked, values: Array, rng: np.random.Generator) -> Array:
+    """The same, with halves and with what the kernel compares with: many of them in one half, few in the other."""
+    constants, ties = np.array(_fitting(asked)), np.array(TIES)
+    if asked.recipe == SPECIAL_RECIPE:
+        highest = FLOATS[asked.dtype][1]
+        reached = (highest, 0.9 * highest, 0.6 * highest) if asked.compares else (0.45 * highest,)
+        ties = np.array([*TIES, *(sign * 1.5 * 2.0**e for sign in (-1, 1) for e in reached)])
+    if asked.recipe == WIDE_POSITIVE_RECIPE:
+        constants, ties = constants[constants > 0], ties[ties > 0]
+    chance = rng.random(len(values)) * np.where(np.arange(len(values)) < len(values) // 2, 1.0, 8.0)
+    drawn = rng.choice(ties, len(values))
+    if len(constants):
+        drawn = np.where(rng.random(len(values)) < 0.5, rng.choice(constants, len(values)), drawn)
+    return np.where(chance < 0.25, drawn, values)
+
+
+def _fitting(asked: _Asked) -> list[float]:
+    """What the kernel compares with, and its neighbours in a float type."""
+    lowest, highest = FLOATS[asked.dtype]
+    fits = [float(c) for c in asked.constants if 2.0**lowest <= abs(c) < 2.0**highest or c == 0]
+    if asked.dtype in HELD_AS_BITS:
+        near = 2.0 ** -(7 if asked.dtype == "__bf16" else 3)
+        return [c * factor for c in fits for factor in (1.0, 1.0 + near, 1.0 - near)]
+    held = np.array(fits, numpy_dtype(asked.dtype))
+    return [
+        float(value)
+        for side in (held, np.nextafter(held, -held.dtype.type(np.inf)), np.nextafter(held, held.dtype.type(np.inf)))
+        for value in side
+    ]
 
 
 _WITHOUT_INFINITY = frozenset(name for name in FLOATS if "8" in name)
@@ -377,9 +539,15 @@ def _wide(dtype: str, kind: int, count: int, rng: np.random.Generator) -> Array:
     if kind in (_ALL_SMALL, _ALL_LARGE):  # a mixture
         low, high = (-0.3 * highest, 2.0) if kind == _ALL_SMALL else (-8.0, 0.3 * highest)
         return _magnitudes(dtype, low, high, count, rng)
-    large = max(0.3 * highest, min(highest, 15.0))  # all of what float16 has
+    large = _largest_exponent(dtype)
     low, high = ((-4.0, 4.0), (-2.0, 7.0), (4.0, 12.0), (min(12.0, 0.7 * highest), large), (-0.3 * highest, -4.0))[kind]
     return _magnitudes(dtype, low, high, count, rng)
+
+
+def _largest_exponent(dtype: str) -> float:
+    """Of wide data: all of what float16 has, and in other types so much that a product is finite."""
+    highest = FLOATS[dtype][1]
+    return max(0.3 * highest, min(highest, 15.0))
 
 
 def _magnitudes(dtype: str, low: float, high: float, count: int, rng: np.random.Generator) -> Array:
@@ -394,7 +562,16 @@ def _signed(values: Array, rng: np.random.Generator) -> Array:
 
 
 def _integers(asked: _Asked, kind: int, count: int, rng: np.random.Generator) -> Array:
-    """Integers of a recipe; what selects something stays among what there is."""
+    """Integers of a recipe; what selects something stays among what there is, what divides is no 0."""
+    values = _any_integers(asked, kind, count, rng)
+    if asked.divides:
+        values[values == 0] = 3
+        if values.dtype.kind == "i" and asked.recipe in _SEGMENTED:
+            values[values == -1] = -3
+    return values
+
+
+def _any_integers(asked: _Asked, kind: int, count: int, rng: np.random.Generator) -> Array:
     held = np.dtype(numpy_dtype(asked.dtype))
     limits, recipe = np.iinfo(held), asked.recipe
     if asked.bound:
@@ -403,14 +580,16 @@ def _integers(asked: _Asked, kind: int, count: int, rng: np.random.Generator) ->
             return rng.choice(np.array([0, last]), count).astype(held)
         return rng.integers(0, last, count, dtype=held, endpoint=True)
     low, high = {
-        UNIT_RECIPE: (1, SMALL_INTEGERS), FEW_RECIPE: (0, len(FEW) - 1), MODEST_RECIPE: (-1000, 1000),
-        NEGATIVE_RECIPE: (-64, -1), BELOW_ZERO_RECIPE: (-64, -1),
+        UNIT_RECIPE: (1, SMALL_INTEGERS), FEW_RECIPE: (0, len(FEW) - 1), FEW_SPECIAL_RECIPE: (-1, 2),
+        MODEST_RECIPE: (-1000, 1000), NEGATIVE_RECIPE: (-64, -2), BELOW_ZERO_RECIPE: (-64, -2),
     }.get(recipe, (-SMALL_INTEGERS, SMALL_INTEGERS - 1))  # fmt: skip
     if recipe == NEGATIVE_RECIPE and kind == _ALL_LARGE:
         low = int(limits.min)
     if recipe in (SPECIAL_RECIPE, WIDE_RECIPE, WIDE_POSITIVE_RECIPE):
         if kind == _EXTREME:
             ends = [limits.min, limits.min + 1, limits.max, limits.max - 1, 0, 1, 2]
+            ends += [int(c) + by for c in asked.constants if float(c).is_integer() for by in (-1, 0, 1)]
+            ends = [end for end in ends if limits.min <= end <= limits.max]
             ends = [end for end in ends if end > 0] if recipe == WIDE_POSITIVE_RECIPE else ends
             return rng.choice(np.array(ends, held), count)
         bits = (4, 7, 12, 16, 24, 0, 31, 8 * held.itemsize - 1)[kind]

@@ -16,11 +16,13 @@ from kcg.measure.inputs import (
     BELOW_ZERO_RECIPE,
     BINARY_RECIPE,
     FEW_RECIPE,
+    FEW_SPECIAL_RECIPE,
     MODEST_RECIPE,
     NEGATIVE_RECIPE,
     POSITIVE_RECIPE,
     RECIPE,
     SPECIAL_RECIPE,
+    TIMED_SEED,
     UNIT_RECIPE,
     WIDE_POSITIVE_RECIPE,
     WIDE_RECIPE,
@@ -43,8 +45,10 @@ EXTREMES = (
 )
 """For each of these seeds, recipes beside the ordinary one, best first: a kernel gets the first on which enough of its
 outputs are known numbers. Ordinary data hardly hold a row without a positive number, or a value beyond 5."""
-TELLS = 0.4  # this share of them
-TIMED_SEED = 0  # of the inputs on which a kernel is timed
+ORDINARY = (RECIPE, POSITIVE_RECIPE, UNIT_RECIPE, FEW_RECIPE, FEW_SPECIAL_RECIPE, MODEST_RECIPE)
+"""Of these a kernel gets the first on which most of its outputs can be judged and are not all 0."""
+TELLS = 0.2  # this share of them: the others may be infinite, as sums of exp(x) are
+KNOWN = 0.4  # and this share must be known, which is well above `JUDGED`
 SCALARS = 8  # elements of an input on which alone it may depend whether the outputs are numbers
 TELLING = 8  # so many zeros and nothing else are no accident
 MOST = 0.5  # a store with more points whose error is as large as the value is not judged
@@ -116,7 +120,8 @@ class Referee:
         it can be (all-positive data hides padding bugs), positive data for kernels that take the logarithm or the root
         of their inputs, whose outputs would otherwise be NaN and prove nothing. Then data between 0 and 1, and integers
         without a 0: `Tensor.randn` takes the logarithm of 1 - x. Last, few different numbers: what depends on two that
-        are equal, as the gradient of a max-pool does, is 0 for all others. Other places prefer their `EXTREMES`.
+        are equal, as the gradient of a max-pool does, is 0 for all others; with infinities and NaN for `isinf`; rows
+        of almost equal booleans for `all`. Other places prefer their `EXTREMES`.
         Raises VerificationError where there is no reference for the kernel.
         """
         place %= len(EXTREMES)
@@ -125,10 +130,13 @@ class Referee:
         return self._recipes[place, variables]
 
     def _extreme(self, place: int, variables: Variables) -> str:
-        for recipe in EXTREMES[place] if self.inputs_are_read else ():
+        recipes = EXTREMES[place] if self.inputs_are_read else ()
+        if place == len(EXTREMES) - 1 and recipes and self.choose_recipe(variables) == FEW_RECIPE:
+            recipes = (FEW_SPECIAL_RECIPE, *recipes)
+        for recipe in recipes:
             seed = FINAL_SEEDS[place]
             probe = self._evaluate(make_inputs(self.ast, seed, recipe=recipe), seed, PROBE_POINTS, variables)
-            if probe.telling() >= TELLS and not probe.nothing():
+            if probe.telling() >= TELLS and probe.judged() >= KNOWN and not probe.nothing():
                 return recipe
         return "" if not place else self.choose_recipe(variables)
 
@@ -136,7 +144,7 @@ class Referee:
         shares = {}
         has_scalars = any(info.is_input and info.size <= SCALARS for info in self.buffers)
         seeds = (0, *FINAL_SEEDS) if has_scalars else (0,)
-        for recipe in (RECIPE, POSITIVE_RECIPE, UNIT_RECIPE, FEW_RECIPE):
+        for recipe in ORDINARY:
             shares[recipe] = min(self._share(seed, recipe, variables) for seed in seeds)
             if shares[recipe] > 1 - JUDGED:
                 break

@@ -16,8 +16,8 @@ import numpy as np
 from kcg.compat.tiny import UOp
 from kcg.errors import VerificationError
 from kcg.kernel.evaluate import CONFIDENT, StoreValues, error_ratio
-from kcg.measure.inputs import BINARY_RECIPE, RECIPE, to_values
-from kcg.measure.references import EXACT, JUDGED, TIMED_SEED, Foretold, Referee, Reference, Variables
+from kcg.measure.inputs import BINARY_RECIPE, RECIPE, TIMED_SEED, to_values
+from kcg.measure.references import EXACT, JUDGED, Foretold, Referee, Reference, Variables
 from kcg.measure.whole_output import WholeOutput, judge_projections
 from kcg.measure.workbench import FINITE_POISON, GUARD_BYTE, NAN_POISON, OTHER_GUARDS, Workbench
 from kcg.types import Target, Verification

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kcg.compat.tiny import Ops, UOp
-from kcg.kernel.evaluate import CONFIDENT, StoreValues, evaluate, sample_points
+from kcg.kernel.evaluate import CONFIDENT, StoreIndex, StoreValues, evaluate
 from kcg.kernel.projection import expected, plan, project, ratio, signs
 from kcg.measure.inputs import to_values
 
@@ -27,6 +26,8 @@ WHOLE_BELOW_BYTES = 512 << 20  # outputs that are copied back and compared whole
 AGAIN_BELOW_BYTES = 32 << 20  # on the later seeds; larger ones there only where they are the same bit for bit
 SUSPECTS = 48  # elements that differ most, judged by the reference
 CHUNK = 1 << 22  # elements that are compared at once
+
+LOOKED_THROUGH = 1 << 23  # points of a store among which those that write an element are looked for, one by one
 
 FEW_ROWS_ABOVE = 1 << 28  # input elements: of a larger kernel only some rows are projected
 FEW_ROWS = 64
@@ -64,15 +65,31 @@ class WholeOutput:
         if not self._fits:
             return ""
         ran(BESIDE)
-        wanted = {
-            slot: most_different(self._first[slot], self._bench.read(slot), self._dtype(slot)) for slot in self._slots
-        }
+        bench = self._bench
+        wanted = {slot: most_different(self._first[slot], bench.read(slot), self._dtype(slot)) for slot in self._slots}
         if not any(len(elements) for elements in wanted.values()):
             return ""
-        points = [
-            elements_to_points(self._bench, place, wanted, self._variables) for place in range(len(self._bench.ast.src))
-        ]
-        return self._bench.compare(self._at(points))
+        indices = [StoreIndex(bench.ast, place, bench.values(), self._variables) for place in range(len(bench.ast.src))]
+        found = [elements_to_points(index, wanted[index.slot]) for index in indices]
+        expected_values = self._at([points for points, _ in found])
+        return bench.compare(expected_values) or self._left_alone(wanted, indices, found)
+
+    def _left_alone(
+        self,
+        wanted: dict[int, NDArray[np.int64]],
+        indices: list[StoreIndex],
+        found: list[tuple[NDArray[np.int64], bool]],
+    ) -> str:
+        """What is wrong with elements that differ though no store of the kernel writes them."""
+        for slot, elements in wanted.items():
+            here = [(index, *told) for index, told in zip(indices, found, strict=True) if index.slot == slot]
+            if not all(complete for _, _, complete in here):
+                continue
+            written = [index.at(points)[0] for index, points, _ in here if len(points)]
+            others = np.setdiff1d(elements, np.concatenate(written) if written else np.zeros(0, np.int64))
+            if len(others):
+                return f"wrote element {int(others[0])} of buffer {slot}, which the kernel leaves alone"
+        return ""
 
     def _dtype(self, slot: int) -> str:
         return self._bench.by_slot[slot].dtype
@@ -162,37 +179,32 @@ def most_different(first: Bits, other: Bits, dtype: str, count: int = SUSPECTS) 
     return found
 
 
-def elements_to_points(
-    bench: CheckedBench, place: int, wanted: dict[int, NDArray[np.int64]], variables: dict[str, int]
-) -> NDArray[np.int64]:
-    """The points of one store that write the wanted elements, as far as its index is a sum of strides.
+def elements_to_points(index: StoreIndex, elements: NDArray[np.int64]) -> tuple[NDArray[np.int64], bool]:
+    """The points at which one store writes some elements, and whether there are no others.
 
-    The strides are read off the store itself, and a point that does not write what it should is left out.
+    By strides where its index is a sum of them; else all points are looked through, if they are not more than
+    `LOOKED_THROUGH`.
     """
-    sink: UOp = bench.ast.src[place]
-    ranges = sink.src[1:] if sink.op is Ops.END else ()
-    nothing = np.zeros((0, len(ranges)), np.int64)
-    others = [np.zeros((0, len(s.src[1:]) if s.op is Ops.END else 0), np.int64) for s in bench.ast.src]
+    if not len(elements):
+        return np.zeros((0, len(index.extents)), np.int64), True
+    points = _by_strides(index, elements)
+    if len(points) == len(elements):
+        return points, True
+    found = index.points_of(elements, LOOKED_THROUGH)
+    return (points, False) if found is None else (found, True)
 
-    def written(points: NDArray[np.int64]) -> StoreValues:
-        chosen = [points if i == place else other for i, other in enumerate(others)]
-        return evaluate(bench.ast, bench.values(), chosen, variables)[place]
 
-    # the last point of all has every range at its end
-    extents = 1 + sample_points(bench.ast, 2 + 2 * len(ranges), np.random.default_rng(0), variables)[place].max(
-        0, initial=0
-    )
-    basis = np.concatenate([np.zeros((1, len(ranges)), np.int64), np.diag((extents > 1).astype(np.int64))])
-    at_basis = written(basis)
-    elements = wanted.get(at_basis.slot, np.zeros(0, np.int64))
-    if len(at_basis.indices) != len(basis) or not len(elements):
-        return nothing
-    strides = at_basis.indices[1:] - at_basis.indices[0]
-    rest = elements - at_basis.indices[0]
-    points = np.zeros((len(elements), len(ranges)), np.int64)
+def _by_strides(index: StoreIndex, elements: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The same as far as the index is a sum of strides, which are read off it."""
+    extents = index.extents
+    basis = np.concatenate([np.zeros((1, len(extents)), np.int64), np.diag((extents > 1).astype(np.int64))])
+    first = index.at(basis)[0]
+    strides, rest = first[1:] - first[0], elements - first[0]
+    points = np.zeros((len(elements), len(extents)), np.int64)
     for axis in np.argsort(-np.abs(strides), kind="stable"):
         if strides[axis] > 0:
             points[:, axis] = np.clip(rest // strides[axis], 0, extents[axis] - 1)
             rest = rest - points[:, axis] * strides[axis]
-    fitting: NDArray[np.int64] = points[rest == 0]
+    where, opened = index.at(points)
+    fitting: NDArray[np.int64] = points[(where == elements) & opened]
     return fitting

@@ -66,6 +66,19 @@ def _two_outputs(N: int) -> UOp:
     return UOp.sink(double[i].store(x[i] * 2.0).end(i), half[j].store(x[j] * 0.5).end(j), arg=KernelInfo())
 
 
+def _slice(ROWS: int, COLUMNS: int) -> UOp:
+    """Twice a transposed input, into a part of each row of a wider buffer."""
+    out, x = (UOp.placeholder((size,), dtypes.float32, slot) for slot, size in enumerate((50 * ROWS, COLUMNS * ROWS)))
+    c, r = UOp.range(COLUMNS, 0), UOp.range(ROWS, 1)
+    return UOp.sink(out[r * 50 + c + 3].store(x[c * ROWS + r] * 2.0).end(c, r), arg=KernelInfo())
+
+
+def _scattered(N: int) -> UOp:
+    out, x = (UOp.placeholder((N,), dtypes.float32, slot) for slot in range(2))
+    i = UOp.range(N, 0)
+    return UOp.sink(out[(i * 7) % N].store(x[i] * 2.0).end(i), arg=KernelInfo())
+
+
 PROGRAMS: dict[str, Program] = {
     "affine": Program({"N": 5003}, lambda N: empty(N) * 2 + 1),
     "large": Program({"N": (1 << 21) + 7}, lambda N: empty(N) * 2 + 1),
@@ -98,6 +111,16 @@ PROGRAMS: dict[str, Program] = {
     "doubles": Program({"N": 4099}, lambda N: empty(N, dtype="float64") * 0.1 + 1),
     "mask": Program({"N": 4099}, lambda N: empty(N, dtype="bool") & (empty(N) > 0.5)),
     "two_outputs": Program({"N": 4099}, _two_outputs),
+    "logarithm": Program({"N": 4099}, lambda N: empty(N).log()),
+    "any_of_row": Program({"ROWS": 64, "COLUMNS": 75}, lambda ROWS, COLUMNS: empty(ROWS, COLUMNS, dtype="bool").any(1)),
+    "all_of_row": Program({"ROWS": 64, "COLUMNS": 75}, lambda ROWS, COLUMNS: empty(ROWS, COLUMNS, dtype="bool").all(1)),
+    "few_minima": Program({"ROWS": 3, "COLUMNS": 1000}, lambda ROWS, COLUMNS: empty(ROWS, COLUMNS).min(1)),
+    "is_infinite": Program({"N": 4099}, lambda N: empty(N).isinf()),
+    "int_modulo": Program({"N": 4099}, lambda N: empty(N, dtype="int32") % empty(N, dtype="int32")),
+    "slice": Program({"ROWS": 40, "COLUMNS": 37}, _slice),
+    "scattered": Program({"N": 100_003}, _scattered),
+    "above": Program({"N": 4099}, lambda N: (empty(N) > 0.5).where(empty(N), -1.0)),
+    "rounding": Program({"N": 4099}, lambda N: empty(N).round()),
 }
 
 
