@@ -252,7 +252,9 @@ def _summary(result: Result) -> list[tuple[str, str]]:
         lines.append((told, "yellow"))
     lines += [(str(left), "yellow") for left in result.left_out]
     if not result.complete:
-        lines.append(("incomplete: it ended before everything was tried", "yellow"))
+        nothing = any(warning.startswith("nothing was searched") for warning in result.warnings)
+        why = "nothing was searched, see below" if nothing else "it ended before everything was tried"
+        lines.append((f"incomplete: {why}", "yellow"))
     return lines + [(f"warning: {warning}", "yellow") for warning in result.warnings]
 
 
