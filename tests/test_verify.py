@@ -18,7 +18,7 @@ from kcg.kernel.space import KernelSpace
 from kcg.measure import child
 from kcg.measure import verify as verify_module
 from kcg.measure.inputs import BINARY_RECIPE, FEW_RECIPE, POSITIVE_RECIPE, RECIPE, UNIT_RECIPE, to_values
-from kcg.measure.references import foretell_job
+from kcg.measure.references import FINAL_SEEDS, JUDGED, foretell_job
 from kcg.measure.target import detect
 from kcg.measure.verify import CheckedBench
 from kcg.measure.workbench import FINITE_POISON, GUARD_BYTES, NAN_POISON
@@ -160,6 +160,17 @@ def test_one_number_that_decides_over_all_outputs_is_tried_on_every_seed() -> No
     (ast,) = kernels_of(empty(4, 64) * at.sqrt() + empty(4, 64) * (1 - at).sqrt())
     assert bench_of(ast)[0].choose_recipe() == UNIT_RECIPE
     assert verify(ast).passed
+
+
+@pytest.mark.parametrize("shape", [(5, 5), (8, 8), (3, 40)])
+def test_inputs_that_drown_the_only_output_in_rounding_are_not_chosen(shape: tuple[int, int]) -> None:
+    """The largest of a few sums: huge negative numbers make every sum's error larger than the largest sum."""
+    (ast,) = kernels_of(empty(*shape).sum(0).max())
+    bench, _ = bench_of(ast)
+    for place in range(3):
+        reference = bench.reference(FINAL_SEEDS[place], bench.choose_recipe(place=place), ())
+        assert reference.judged() >= JUDGED
+    assert verify(ast, seeds=FINAL_SEEDS).passed
 
 
 def test_what_is_0_unless_two_numbers_are_equal_gets_few_different_ones() -> None:

@@ -41,7 +41,8 @@ EXTREMES = (
     (SPECIAL_RECIPE, WIDE_RECIPE, WIDE_POSITIVE_RECIPE, MODEST_RECIPE),
 )
 """For each of these seeds, recipes beside the ordinary one, best first: a kernel gets the first on which enough of its
-outputs are known numbers. Ordinary data hardly hold a row without a positive number, or a value beyond 5."""
+outputs are known numbers, and their errors below their sizes. Ordinary data hardly hold a row without a positive
+number, or a value beyond 5."""
 TELLS = 0.4  # this share of them
 TIMED_SEED = 0  # of the inputs on which a kernel is timed
 SCALARS = 8  # elements of an input on which alone it may depend whether the outputs are numbers
@@ -129,7 +130,7 @@ class Referee:
         for recipe in EXTREMES[place] if self.inputs_are_read else ():
             seed = FINAL_SEEDS[place]
             probe = self._evaluate(make_inputs(self.ast, seed, recipe=recipe), seed, PROBE_POINTS, variables)
-            if probe.telling() >= TELLS and not probe.nothing():
+            if min(probe.telling(), probe.judged()) >= TELLS and not probe.nothing():
                 return recipe
         return "" if not place else self.choose_recipe(variables)
 
