@@ -75,6 +75,16 @@ def test_each_exit_code_has_its_line() -> None:
     sample = replace(sample_result(), model_check=None)
     assert f"(1 of {len(sample.regions)} kernels were not searched)" in nothing_faster(sample)
     assert "not searched" not in nothing_faster(only(sample, "kept"))
+    assert nothing_faster(only(sample, "kept")).endswith("try --effort thorough")
+    (row,) = only(sample, "not searched").regions
+    for note, advice in (
+        ("the measurements were used up", "; give it more with --measurements"),
+        ("the time for searching was over", "; give it more time with --budget"),
+        ("too little to save", "; try --effort thorough"),
+    ):
+        assert nothing_faster(replace(sample, regions=(replace(row, note=note),))).endswith(advice)
+    alone = replace(sample, regions=(replace(row, note="there is no other schedule"),))
+    assert "not searched" not in nothing_faster(alone)
     assert incomplete(replace(sample, warnings=("nothing was searched: no time",))) == "nothing was searched: no time"
     assert "--budget" in incomplete(replace(sample, warnings=("it rains",)))
 
@@ -278,9 +288,15 @@ def test_a_search_that_finds_nothing_may_go_on_in_the_time_for_checking_the_mode
 def test_measurements_that_the_baselines_use_up_are_no_search(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    phases: list[str] = []
+    monkeypatch.setattr(session.progress, "phase", phases.append)
     monkeypatch.setattr(session, "settings", replace(session.settings, measurements=3, predictor="roofline"))
     monkeypatch.setattr(session.ledger, "max_measurements", 3)
     session.guide()
     search(session)
-    assert session.warnings == ["nothing was searched: timing tinygrad's own schedules used up the measurements"]
+    assert session.warnings == [
+        f"nothing was searched: timing tinygrad's own schedules took {session.ledger.measurements} measurements: "
+        "give it more with --measurements"
+    ]
+    assert not phases, "nothing is said to be searched"
     assert {finals._without_candidate(session, work)[0] for work in session.works} == {"not searched"}

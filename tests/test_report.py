@@ -162,6 +162,19 @@ def printed(result: Result, **options: object) -> str:
     return stream.getvalue()
 
 
+def test_a_kernel_that_was_not_timed_has_no_time() -> None:
+    """As in a run that was interrupted while tinygrad's own schedules were timed."""
+    timed, *others = sample_result().regions
+    none = replace(timed.baseline, cold_s=0.0)
+    untimed = [replace(r, baseline=none, chosen=none, outcome="not searched", note="interrupted") for r in others]
+    for count in (len(untimed), 60):
+        rows = tuple(replace(untimed[i % len(untimed)], calls=i + 1) for i in range(count))
+        text = " ".join(printed(replace(sample_result(), regions=(timed, *rows)), width=200).split())
+        assert " 0 s " not in text
+        assert f"{count} kernels were not timed: the totals are without them" in text
+    assert "not timed" not in printed(replace(sample_result(), regions=(timed,)), width=200)
+
+
 def test_the_values_of_a_kernels_variables_are_said_once_with_what_is_timed_at_each_end() -> None:
     assert printed(sample_result(), width=100).count("start_pos 1 to 17") == 1
     page = render_report(sample_result())

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tinygrad import Variable
+from tinygrad import Tensor, Variable
 
 from kcg.campaign.kernels import distinct_calls
 from kcg.compat.capture import calls_of
@@ -16,7 +16,7 @@ from kcg.compat.renderers import planning_renderer
 from kcg.dataset.journal import Journal
 from kcg.kernel import compiler
 from kcg.kernel.codec import ast_of, kernel_of
-from kcg.kernel.contractions import arithmetic, least_bytes, work_at
+from kcg.kernel.contractions import arithmetic, certain_bytes, least_bytes, operations, work_at
 from kcg.kernel.space import KernelSpace
 from kcg.kernel.symbolic import at_ends, at_values, ends_of, merged, seen_by, thinned
 from kcg.kernel.targets import KNOWN_TARGETS
@@ -95,6 +95,26 @@ def test_operations_and_bytes_are_those_at_the_values() -> None:
     assert arithmetic(many) == 4 * arithmetic(few) > 0
     assert least_bytes(many) - least_bytes(few) == 4 * 12 * COLUMNS
     assert arithmetic(at_values(ast, ())) == arithmetic(ast), "the largest possible, where nothing is filled in"
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        lambda some: some.sum(0),
+        lambda some: empty(8, COLUMNS) @ some.T,
+        lambda some: some.T @ some,
+        lambda some: some.T.softmax(-1),
+        lambda some: some.max(0) * 2,
+        lambda some: empty(ROWS, COLUMNS)[some.cast("int").sum(1)],  # a tensor that indexes
+    ],
+)
+def test_an_axis_that_has_one_value_or_none_is_counted_like_any_other(rows: Callable[[Tensor], Tensor]) -> None:
+    some = empty(ROWS, COLUMNS)[0 : Variable("n", 0, LARGEST).bind(3)]
+    for call in calls_of(rows(some)):
+        ast = ast_of(kernel_of(call.ast))
+        for counted in (arithmetic, least_bytes, certain_bytes, operations):
+            none, one, two, many = (counted(at_values(ast, at(n, "n"))) for n in (0, 1, 2, LARGEST))
+            assert none <= one <= two <= many
 
 
 def test_a_journal_keeps_every_value_and_one_with_an_entry_for_each_is_read_the_same(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tinygrad import Tensor, Variable
 
 from kcg.compat.tiny import Device, UOp
 from kcg.kernel.codec import ast_of, kernel_of
@@ -31,7 +32,7 @@ from kcg.measure.inputs import (
     WIDE_RECIPE,
     to_values,
 )
-from kcg.measure.references import FINAL_SEEDS, foretell_job
+from kcg.measure.references import FINAL_SEEDS, JUDGED, foretell_job
 from kcg.measure.target import detect
 from kcg.measure.verify import CheckedBench
 from kcg.measure.workbench import FINITE_POISON, GUARD_BYTES, NAN_POISON
@@ -173,6 +174,70 @@ def test_one_number_that_decides_over_all_outputs_is_tried_on_every_seed() -> No
     (ast,) = kernels_of(empty(4, 64) * at.sqrt() + empty(4, 64) * (1 - at).sqrt())
     assert bench_of(ast)[0].choose_recipe() == UNIT_RECIPE
     assert verify(ast).passed
+
+
+def a_row_of_a_cache() -> Tensor:
+    cache, at = empty(64, 32), Variable("length", 0, 60).bind(3)
+    cache[at : at + 1].assign(empty(1, 32) * 2)
+    return cache
+
+
+def some_rows() -> Tensor:
+    cache = empty(64, 32)
+    cache[4:8].assign(empty(4, 32) + 1)
+    return cache
+
+
+def some_columns_in_place() -> Tensor:
+    table = empty(64, 32)
+    table[:, 4:8].assign(table[:, 8:12] + 1)
+    return table
+
+
+def the_first_rows() -> Tensor:
+    return (empty(64, 32)[0 : Variable("length", 1, 64).bind(3)] * 2).contiguous()
+
+
+def unless_done(bench: CheckedBench, run: Callable[[], float], first: int) -> Callable[[], float]:
+    """Runs only where there is poison in the first element that it writes."""
+
+    def launch() -> float:
+        bits = bench.read(bench.outputs[0])[first : first + 1].view(np.uint8)
+        return run() if (bits == NAN_POISON).all() or (bits == FINITE_POISON).all() else 1e-5
+
+    return launch
+
+
+@pytest.mark.parametrize("made", [a_row_of_a_cache, some_rows, some_columns_in_place, the_first_rows])
+def test_a_kernel_that_writes_a_part_of_a_buffer_is_right_and_must_write_it_every_time(
+    made: Callable[[], Tensor],
+) -> None:
+    """What it does not write is as the last run left it, also where that is not what it was."""
+    for ast in kernels_of(made()):
+        bench, region = bench_of(ast)
+        variables = VARIABLES if ast.variables() else ()
+        run = bench.launcher(compile_schedule(region, RAW, TARGET, variables=variables))
+        assert bench.check(run, variables, seeds=FINAL_SEEDS, thorough=True).passed
+        (slot,) = bench.outputs
+        if bench.by_slot[slot].is_input:
+            continue  # it may not look at what it has written: that is restored
+        run()
+        before = bench.read(slot).copy()
+        bench.poison(FINITE_POISON)
+        first = int((bench.read(slot) != before).argmax())
+        verdict = bench.check(unless_done(bench, run, first), variables, seeds=FINAL_SEEDS, thorough=True)
+        assert not verdict.passed and "it may leave what looks done" in verdict.reason
+
+
+@pytest.mark.parametrize("shape", [(5, 5), (8, 8), (3, 40)])
+def test_inputs_that_drown_the_only_output_in_rounding_are_not_chosen(shape: tuple[int, int]) -> None:
+    """The largest of a few sums: huge negative numbers make every sum's error larger than the largest sum."""
+    (ast,) = kernels_of(empty(*shape).sum(0).max())
+    bench, _ = bench_of(ast)
+    for place in range(3):
+        reference = bench.reference(FINAL_SEEDS[place], bench.choose_recipe(place=place), ())
+        assert reference.judged() >= JUDGED
+    assert verify(ast, seeds=FINAL_SEEDS).passed
 
 
 def test_what_is_0_unless_two_numbers_are_equal_gets_few_different_ones() -> None:

@@ -114,7 +114,8 @@ def thinned(call: WorkloadCall, *, kept: int = VALUES_KEPT) -> WorkloadCall:
 def at_values(ast: UOp, variables: Variables) -> UOp:
     """The kernel with the values of its variables filled in: what it computes then, for counting operations and bytes.
 
-    It is never compiled: a binary takes the values when it is launched.
+    Axes of one value are left out, as tinygrad leaves them out of a schedule: its passes expect it. It is never
+    compiled: a binary takes the values when it is launched.
     """
     from kcg.compat.tiny import AddrSpace, Ops
 
@@ -124,4 +125,24 @@ def at_values(ast: UOp, variables: Variables) -> UOp:
         for node in ast.toposort()
         if node.op is Ops.PARAM and node.arg.addrspace is AddrSpace.ALU and node.arg.name in values
     }
-    return ast.substitute(found) if found else ast
+    return _without_single_axes(ast.substitute(found)) if found else ast
+
+
+def _without_single_axes(ast: UOp) -> UOp:
+    """The kernel with 0 in the place of every axis that has no other value, which ends nowhere then."""
+    from kcg.compat.tiny import Ops
+
+    single = {node for node in ast.toposort() if node.op is Ops.RANGE and node.vmin == node.vmax == 0}
+    made: dict[UOp, UOp] = {}
+    for node in ast.toposort() if single else ():
+        first, rest = node.src[:1], node.src[1:]
+        if node.op in (Ops.REDUCE, Ops.END):
+            rest = tuple(axis for axis in rest if axis not in single)
+        src = tuple(made[source] for source in (*first, *rest))
+        if node in single:
+            made[node] = node.const_like(0)
+        elif node.op in (Ops.REDUCE, Ops.END) and not rest:
+            made[node] = src[0] if src[0].dtype == node.dtype else src[0].cast(node.dtype)
+        else:
+            made[node] = node.replace(src=src)
+    return made.get(ast, ast)

@@ -44,7 +44,8 @@ EXTREMES = (
     (SPECIAL_RECIPE, WIDE_RECIPE, WIDE_POSITIVE_RECIPE, MODEST_RECIPE),
 )
 """For each of these seeds, recipes beside the ordinary one, best first: a kernel gets the first on which enough of its
-outputs are known numbers. Ordinary data hardly hold a row without a positive number, or a value beyond 5."""
+outputs are known numbers, and their errors below their sizes. Ordinary data hardly hold a row without a positive
+number, or a value beyond 5."""
 ORDINARY = (RECIPE, POSITIVE_RECIPE, UNIT_RECIPE, FEW_RECIPE, FEW_SPECIAL_RECIPE, MODEST_RECIPE)
 """Of these a kernel gets the first on which most of its outputs can be judged and are not all 0."""
 TELLS = 0.2  # this share of them: the others may be infinite, as sums of exp(x) are

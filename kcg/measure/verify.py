@@ -250,7 +250,7 @@ class CheckedBench(Workbench, Referee):
         arounds = dict(enumerate(OTHER_GUARDS[1:], 3))
         for run in range(3, REPEATS + 1):
             if run > REPEATS - len(NEARLY_DONE):
-                reason = self._run_on_nearly_done(launch, run, NEARLY_DONE[run - REPEATS - 1], reference)
+                reason = self._run_on_nearly_done(launch, reference, run, NEARLY_DONE[run - REPEATS - 1])
                 why = " (on outputs that were right but for a few elements: it may leave what looks done)"
             else:
                 reason = self._run(launch, NAN_POISON, arounds.get(run, GUARD_BYTE))[0]
@@ -262,16 +262,22 @@ class CheckedBench(Workbench, Referee):
                 return reason
         return ""
 
-    def _run_on_nearly_done(self, launch: Launch, run: int, count: int, reference: Reference) -> str:
-        """A run on what the last one wrote, but for `count` elements anywhere: what it wrote outside its buffers."""
+    def _run_on_nearly_done(self, launch: Launch, reference: Reference, run: int, count: int) -> str:
+        """A run on what the last one wrote, but for `count` elements anywhere: what it wrote outside its buffers.
+
+        Where stores may not reach every element, as one that writes a row of a cache, elements are taken that it
+        surely writes: all others stay as they are left.
+        """
         rng = np.random.default_rng([run, self.seed or 0])
         for slot in self.outputs:
-            if not self.by_slot[slot].is_input:
-                among = None
-                if not self._covered(slot):  # what the kernel leaves alone stays changed
-                    among = np.concatenate([store.indices for store in reference.stores if store.slot == slot])
-                if among is None or len(among):
-                    self.disturb(slot, count, rng, among)
+            if self.by_slot[slot].is_input:
+                continue
+            if self._covered(slot):
+                self.disturb(slot, count, rng)
+            else:
+                written = [store.indices for store in reference.stores if store.slot == slot and store.indices.size]
+                if written:
+                    self.disturb(slot, count, rng, among=np.unique(np.concatenate(written)))
         self.restore_inputs(only_outputs=True)
         launch()
         if (slot_written := self.guards_intact()) is not None:

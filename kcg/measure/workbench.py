@@ -97,12 +97,17 @@ class Workbench:
                 self._set(self._views[info.slot], byte)
         self.restore_inputs(only_outputs=True)
 
-    def disturb(self, slot: int, count: int, rng: np.random.Generator, among: np.ndarray[Any, Any] | None) -> None:
-        """Change up to `count` elements of a buffer, of those `among`, else anywhere but its first and its last where
-        it has others."""
+    def disturb(
+        self, slot: int, count: int, rng: np.random.Generator, *, among: np.ndarray[Any, Any] | None = None
+    ) -> None:
+        """Change up to `count` elements of a buffer: of those in `among`, by default all but the first and the last
+        where there are others."""
         info, view = self.by_slot[slot], self._views[slot]
-        first, end = (1, info.size - 1) if info.size > 2 else (0, info.size)
-        chosen = np.unique(rng.integers(first, end, count) if among is None else rng.choice(among, count))
+        if among is None:
+            first, end = (1, info.size - 1) if info.size > 2 else (0, info.size)
+            chosen = np.unique(rng.integers(first, end, count))
+        else:
+            chosen = rng.choice(among, min(count, among.size), replace=False)
         for element, bits in zip(chosen, self.read_elements(slot, chosen), strict=True):
             part = view.view(info.itemsize, dtypes.uint8, int(element) * info.itemsize).ensure_allocated()
             self._write(part, np.array([bits]).view(np.uint8) ^ np.uint8(0x55))

@@ -181,9 +181,14 @@ def not_verified(result: Result) -> str:
 
 def nothing_faster(result: Result) -> str:
     """What is said where a search found nothing, in one line."""
-    missing = sum(region.outcome == "not searched" for region in result.regions)
+    from kcg.optimize.result import NO_OTHER, TIME_OVER, USED_UP
+
+    notes = [region.note for region in result.regions if region.outcome == "not searched"]
+    missing = sum(note != NO_OTHER for note in notes)
     of_them = f" ({missing} of {len(result.regions)} kernels were not searched)" if missing else ""
-    return f"nothing was faster than tinygrad's own schedules, which are kept{of_them}; try --effort thorough"
+    advice = {USED_UP: "give it more with --measurements", TIME_OVER: "give it more time with --budget"}
+    what_to_do = next((advice[note] for note in notes if note in advice), "try --effort thorough")
+    return f"nothing was faster than tinygrad's own schedules, which are kept{of_them}; {what_to_do}"
 
 
 def incomplete(result: Result) -> str:

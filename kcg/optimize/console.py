@@ -188,13 +188,13 @@ def print_result(result: Result, console: Console) -> None:
         style = styles.get(row.outcome, "")
         table.add_row(
             text(row.chosen.name or row.region.id[:12]), *([text(values_of(row))] * values), text(str(row.calls)),
-            text(format_seconds(row.before_s)), text(format_seconds(row.after_s)),
+            text(format_seconds(row.before_s or None)), text(format_seconds(row.after_s or None)),
             text(format_speedup(row.before_s, row.after_s), style), text(row.outcome, style),
             text(str(row.chosen.schedule), "dim"),
         )  # fmt: skip
     console.print(table)
     if rest := rows[MAX_ROWS:]:
-        before, after = (sum(getattr(r, name) for r in rest) for name in ("before_s", "after_s"))
+        before, after = (sum(getattr(r, name) for r in rest) or None for name in ("before_s", "after_s"))
         console.print(text(f"... and {len(rest)} more kernels: {format_seconds(before)} → {format_seconds(after)}"))
     console.print()
     for line, style in _summary(result):
@@ -252,7 +252,9 @@ def _summary(result: Result) -> list[tuple[str, str]]:
         lines.append((told, "yellow"))
     lines += [(str(left), "yellow") for left in result.left_out]
     if not result.complete:
-        lines.append(("incomplete: it ended before everything was tried", "yellow"))
+        nothing = any(warning.startswith("nothing was searched") for warning in result.warnings)
+        why = "nothing was searched, see below" if nothing else "it ended before everything was tried"
+        lines.append((f"incomplete: {why}", "yellow"))
     return lines + [(f"warning: {warning}", "yellow") for warning in result.warnings]
 
 
@@ -269,6 +271,8 @@ def _left_as_they_are(result: Result) -> list[tuple[str, str]]:
         lines.append(f"{outcome}: {', '.join(found[:MAX_NAMED])}{more} {verb} tinygrad's own schedule: {note}")
     if untimed := sum(not row.before_s > 0 for row in rows):
         lines.append(f"{untimed} of these could not be timed: the totals are without them")
+    if untimed := sum(not row.before_s > 0 for row in result.regions if row not in rows):
+        lines.append(f"{counted(untimed, 'kernel was', 'kernels were')} not timed: the totals are without them")
     return [(line, "yellow") for line in lines]
 
 

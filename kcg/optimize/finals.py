@@ -25,6 +25,7 @@ from kcg.measure.references import FINAL_SEEDS
 from kcg.measure.rows import duel_rows
 from kcg.optimize import ends, estimates
 from kcg.optimize.handwritten import contest
+from kcg.optimize.result import NO_OTHER, TIME_OVER, USED_UP
 from kcg.optimize.verdicts import Side, is_known, keep, taken_over
 from kcg.provenance import provenance
 from kcg.types import (
@@ -327,11 +328,11 @@ def _without_candidate(session: Session, work: RegionWork) -> tuple[str, str]:
     if work.tried:
         return "kept", f"nothing faster among {work.tried} others"
     if work.is_alone:
-        return "kept", "there is no other schedule"
+        return "not searched", NO_OTHER
     if session.settled:
         return "not searched", "too little to save"
     counted = session.ledger.max_measurements is not None and session.ledger.remaining(1) < 1
-    return "not searched", "the measurements were used up" if counted else "the time for searching was over"
+    return "not searched", USED_UP if counted else TIME_OVER
 
 
 def finalist_of(

@@ -63,6 +63,11 @@ OUTCOMES = ("improved", "kept", "undecided", "not searched", "unjudged", "quaran
 - quarantined: tinygrad's own schedule is wrong, or fails.
 """
 
+NO_OTHER = "there is no other schedule"
+USED_UP = "the measurements were used up"
+TIME_OVER = "the time for searching was over"
+"""Notes of kernels that were not searched."""
+
 _NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 _ADVICE = "use an intact copy or run the search again"
 

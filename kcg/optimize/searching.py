@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
+from kcg.commandline import counted
 from kcg.errors import ScheduleError
 from kcg.measure.jobs import TinyBeamJob
 from kcg.optimize import estimates
@@ -74,18 +75,21 @@ def search(session: Session) -> None:
     used_up = bool(session.settings.measurements) and session.ledger.measurements >= (
         session.settings.measurements or 0
     )
-    _spend(session, name)
+    if not (session.searched_nothing and (too_short or used_up)):
+        _spend(session, name)
     if session.searched_nothing:
-        why = too_short or (
-            "timing tinygrad's own schedules used up the measurements" if used_up else _why_nothing(session)
-        )
-        session.warnings.append(f"nothing was searched: {why}")
+        session.warnings.append(f"nothing was searched: {too_short or _why_nothing(session, used_up=used_up)}")
 
 
-def _why_nothing(session: Session) -> str:
+def _why_nothing(session: Session, *, used_up: bool) -> str:
     if not any(work.baseline_s for work in session.works) and session.settings.measurements != 0:
         unjudged = all(work.is_unjudged for work in session.works)
         return "every kernel is unjudged" if unjudged else "there is no kernel that runs and can be judged"
+    if all(work.is_alone for work in session.works):
+        return "no kernel has a schedule beside tinygrad's own"
+    if used_up:
+        taken = counted(session.ledger.measurements, "measurement")
+        return f"timing tinygrad's own schedules took {taken}: give it more with --measurements"
     if session.settled:
         return "no step was expected to save enough; --effort thorough tries those that save less too"
     if session.ledger.exhausted:

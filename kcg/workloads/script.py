@@ -331,7 +331,8 @@ class _Recording:
             ran, advice = "before it ran a tinygrad kernel that can be recorded", self.advice or "run it alone first"
             return {"error": ("script", f"{self.program.label} {self.ended}, {ran}; {advice}")}
         notes += map(str, workload.left_out)
-        why = "; ".join(notes) or "does it realise its tensors?"
+        imports = "does it realise its tensors?" if "tinygrad" in sys.modules else "it imported no tinygrad"
+        why = "; ".join(notes) or imports
         return {"error": ("script", f"{self.program.label} ran no tinygrad kernel that can be recorded: {why}")}
 
 
