@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,8 +17,9 @@ import pytest
 
 from kcg.errors import ExitCode
 from kcg.optimize import estimates, finals
+from kcg.optimize import session as session_of_kcg
 from kcg.optimize.__main__ import incomplete, nothing_faster
-from kcg.optimize.console import progress
+from kcg.optimize.console import _summary, progress
 from kcg.optimize.result import read_result
 from kcg.optimize.run import exit_code_of, has_an_answer
 from kcg.optimize.searching import search
@@ -273,6 +275,58 @@ def test_a_search_that_finds_nothing_may_go_on_in_the_time_for_checking_the_mode
     monkeypatch.setattr(estimates, "whole_s", lambda session, **more: 590.0)
     assert "leaves no time to check the whole script" in estimates.too_short_for_the_model(session)
     assert before - estimates.search_until(session) < 90, "it would not fit anyhow"
+
+
+def test_the_first_verdict_may_take_what_still_counts_as_in_time(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(estimates, "duel_s", lambda session, work: 1.0)
+    now_s = time.monotonic() - session.started
+    for budget_s, allowed in ((now_s / 1.05 + 1, True), (now_s / 1.2, False)):
+        monkeypatch.setattr(session, "settings", replace(session.settings, budget_s=budget_s))
+        monkeypatch.setattr(estimates, "judge_until", lambda session: 0.0)
+        pace = estimates.Pace(session)
+        assert pace.allows(session.works[0]) is allowed
+        with pace.judging(session.works[0]):
+            pass
+        assert not pace.allows(session.works[0]), "the second has the budget itself"
+
+
+def test_a_process_that_is_stopped_in_the_finals_is_not_waited_for_when_the_budget_is_over(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find(session.works[0])
+    monkeypatch.setattr(session.service, "duel", lambda job, *, timeout_s: Future())
+    monkeypatch.setattr(estimates.Pace, "allows", lambda pace, work: True)
+    monkeypatch.setattr(estimates, "patience_s", lambda session, expected_s: 10.0 * (expected_s == 0))
+    rows = finals.judge_all(session)
+    assert [row.outcome for row in rows] == ["undecided", "not searched", "not searched"], "nothing is blamed on it"
+    assert rows[0].chosen == rows[0].baseline and session.undecided == 1
+
+
+def test_a_budget_that_is_over_ends_the_timing_of_the_baselines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_of_kcg, "AT_ONCE", 1)
+    settings = Settings(str(SCRIPTS / "three_kernels.py"), device=os.environ["DEV"], folder=tmp_path, budget_s=0.01)
+    with progress(quiet=True) as shown, Session(settings, shown) as session:
+        monkeypatch.setattr(session.service, "compile_workers", 1)
+        session.capture()
+        session.open_journal()
+        session.plan()
+        session.measure_baselines(session.guide)
+        session.measured_at = time.monotonic()
+        assert [work.is_timed for work in session.works] == [True, False, False] and session.untimed == 2
+        search(session)
+        (warning,) = session.warnings
+        assert "tinygrad's own schedules of 2 of 3 kernels were not timed yet: try --budget " in warning
+        rows = finals.judge_all(session)
+        result = finals.build_result(session, rows, complete=False)
+    assert [row.outcome for row in rows] == ["not searched"] * 3
+    assert [row.before_s > 0 for row in rows] == [True, False, False]
+    assert rows[1].note == "the budget was over before it was timed"
+    assert exit_code_of(result, interrupted=False) == ExitCode.BUDGET_HIT
+    assert any("2 kernels had no time yet: the totals are without them" in line for line, _ in _summary(result))
 
 
 def test_measurements_that_the_baselines_use_up_are_no_search(

@@ -269,6 +269,10 @@ def _left_as_they_are(result: Result) -> list[tuple[str, str]]:
         lines.append(f"{outcome}: {', '.join(found[:MAX_NAMED])}{more} {verb} tinygrad's own schedule: {note}")
     if untimed := sum(not row.before_s > 0 for row in rows):
         lines.append(f"{untimed} of these could not be timed: the totals are without them")
+    if late := sum(row.outcome == "not searched" and not row.before_s > 0 for row in result.regions):
+        lines.append(
+            f"{counted(late, 'kernel')} had no time yet: the totals are without {'it' if late == 1 else 'them'}"
+        )
     return [(line, "yellow") for line in lines]
 
 

@@ -12,7 +12,7 @@ from kcg.errors import DeviceError, ExitCode
 from kcg.measure.alone import Alone
 from kcg.optimize import handwritten
 from kcg.optimize.console import Progress, format_seconds
-from kcg.optimize.estimates import judging_s, whole_s
+from kcg.optimize.estimates import OVERTIME, judging_s, whole_s
 from kcg.optimize.finals import as_searched, build_result, is_due, judge_all
 from kcg.optimize.memory import check_memory, room_on
 from kcg.optimize.names import TINY_BEAM, check_weights
@@ -21,8 +21,6 @@ from kcg.optimize.session import Session
 from kcg.optimize.settings import Settings
 from kcg.optimize.verdicts import forget
 from kcg.types import ModelCheck, Result
-
-OVERTIME = 0.1  # of the budget, within which a run still counts as in time
 
 
 @dataclass(frozen=True)

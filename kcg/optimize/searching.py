@@ -15,7 +15,7 @@ from kcg.optimize import estimates
 from kcg.optimize.names import TINY_BEAM
 from kcg.optimize.session import RegionWork, Session
 from kcg.optimize.settings import EFFORTS
-from kcg.search.bidding import Auction, Limits
+from kcg.search.bidding import PATIENCE_S, Auction, Limits
 from kcg.search.interface import Observation, Problem, Said
 from kcg.search.kin import Relative, adopted, family
 from kcg.types import Schedule, Status
@@ -106,7 +106,9 @@ def _search_with(session: Session, name: str, predictor: Predictor) -> None:
     from kcg.search.strategies import strategy
 
     session.progress.phase(f"searching with {name}")
-    auction = Auction(session.ledger, _limits(session), seen=lambda: _seen(session))
+    auction = Auction(
+        session.ledger, _limits(session), seen=lambda: _seen(session), patience_s=lambda: _patience_s(session)
+    )  # fmt: skip
     # without a baseline there is nothing to compare with
     works = [(index, work) for index, work in enumerate(session.works) if work.baseline_s]
     works.sort(key=lambda one: -one[1].call.calls * one[1].baseline_s)
@@ -141,6 +143,11 @@ def _limits(session: Session) -> Limits:
         return Limits(measuring=max(4, workers), batch=4, least_saving=least)  # four take no more thinking than one
     thinking = session.thinkers.count if session.thinkers is not None else 2
     return Limits.on_gpu(workers, thinking, least_saving=least)
+
+
+def _patience_s(session: Session) -> float:
+    wait_s = estimates.patience_s(session, 0.0)
+    return PATIENCE_S if wait_s is None else max(min(wait_s, PATIENCE_S), 0.0)
 
 
 def _seen(session: Session) -> None:

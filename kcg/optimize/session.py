@@ -11,7 +11,7 @@ import time
 import uuid
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, as_completed
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -129,6 +129,11 @@ class RegionWork:
         return seen.runtime_s or 0.0 if seen is not None else 0.0
 
     @property
+    def is_timed(self) -> bool:
+        """Whether tinygrad's own schedule was tried, with whatever end: all else is compared with it."""
+        return self.space.baseline() in self.known
+
+    @property
     def is_unjudged(self) -> bool:
         """Whether the reference cannot tell what is right: no schedule of it is judged then."""
         return self.own is not None and self.own.status == Status.UNJUDGED
@@ -186,6 +191,7 @@ class Session:
         self.lost = ""  # why the device went away in the middle, if it did
         self.measured_at = self.started  # when the baselines were timed, by `time.monotonic`
         self.sampling = [0, 0.0]  # samples that this run took, and their own seconds: the rest was emptying the cache
+        self.untimed = 0  # kernels of which the budget left no time to time tinygrad's own schedule
         self.undecided = 0  # kernels with a candidate that the budget left no time to judge
         self.settled = False  # the search ended because nothing more was worth its measurements
         self.recorded_s = 0.0  # what recording the kernels of a script took
@@ -493,19 +499,22 @@ class Session:
     def measure_baselines(self, meanwhile: Callable[[], None] = lambda: None) -> None:
         """Time the hand-coded schedule of every region: all else is compared with it.
 
-        On a GPU `meanwhile` is called while that is done; on a CPU before, since nothing may disturb a sample.
+        On a GPU `meanwhile` is called while that is done; on a CPU before, since nothing may disturb a sample. Where
+        the budget is over, it ends with what is timed by then, one kernel at least: a search has no time any more.
         """
         on_cpu = self.choice.device == "CPU"
         if on_cpu:
             meanwhile()
         kernels = counted(len({work.call.region.id for work in self.works}), "kernel")
         self.progress.phase(f"timing {kernels} as tinygrad schedules them")
-        waiting, begun = [w for w in self.works if w.space.baseline() not in w.known], time.monotonic()
+        waiting, begun = [w for w in self.works if not w.is_timed], time.monotonic()
         # on a CPU no sample is taken while one of a batch compiles; on a GPU no compiler waits for the device
         size = AT_ONCE * self.service.compile_workers if on_cpu else 1
         batches = (waiting[begin : begin + size] for begin in range(0, len(waiting), size))
         sent: dict[Future[Observation], RegionWork] = {}
         for batch in batches:
+            if sent and self._is_over():
+                break
             futures = self._measure([(w, w.space.baseline(), "hand-coded") for w in batch])
             sent.update(zip(futures, batch, strict=True))
             if on_cpu:
@@ -513,17 +522,30 @@ class Session:
         if not on_cpu:
             meanwhile()
         self._take_baselines(sent, len(waiting))
-        if waiting:
-            self.preparing_s = estimates.preparing_s(self.service.spent_s) / len(waiting)
-            self.baselines_s = (time.monotonic() - begun) / len(waiting)
+        self.untimed = sum(not work.is_timed for work in waiting)
+        if timed := len(waiting) - self.untimed:
+            self.preparing_s = estimates.preparing_s(self.service.spent_s) / timed
+            self.baselines_s = (time.monotonic() - begun) / timed
 
     def _take_baselines(self, sent: dict[Future[Observation], RegionWork], count: int) -> None:
-        """Wait for the baselines in `sent`, of `count` in all, as they come."""
-        for future in as_completed([f for f, w in sent.items() if w.space.baseline() not in w.known]):
-            observation = future.result()
-            sent[future].known[observation.schedule] = observation
-            self.check_journal()
-            self.show(kernels=(sum(w.space.baseline() in w.known for w in sent.values()), count))
+        """Wait for the baselines in `sent`, of `count` in all, as they come, or until the budget is over."""
+        waiting = {future for future, work in sent.items() if not work.is_timed}
+        while waiting:
+            some = any(work.is_timed for work in sent.values())
+            left_s = estimates.patience_s(self, 0.0) if some else None
+            done, waiting = wait(waiting, timeout=left_s, return_when=FIRST_COMPLETED)
+            if not done:
+                break
+            for future in done:
+                observation = future.result()
+                sent[future].known[observation.schedule] = observation
+                self.check_journal()
+                self.show(kernels=(sum(w.is_timed for w in sent.values()), count))
+
+    def _is_over(self) -> bool:
+        """Whether the budget is over."""
+        over = estimates.over_at(self)
+        return over is not None and time.monotonic() >= over
 
     @property
     def searched_nothing(self) -> bool:
