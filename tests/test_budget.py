@@ -17,6 +17,7 @@ import pytest
 
 from kcg.errors import ExitCode
 from kcg.optimize import estimates, finals
+from kcg.optimize import run as run_of_kcg
 from kcg.optimize import session as session_of_kcg
 from kcg.optimize.__main__ import incomplete, nothing_faster
 from kcg.optimize.console import _summary, progress
@@ -139,6 +140,33 @@ def test_a_kernel_without_a_candidate_is_not_judged_and_not_called_verified(tmp_
     )
     assert row.chosen.source and row.chosen.interval_s[0] <= row.chosen.cold_s <= row.chosen.interval_s[1]
     assert samplers(tmp_path) == ["hand-coded"], "its measurement stands, and nothing is timed again"
+
+
+def test_who_interrupts_the_writing_of_the_result_has_it_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whenever Ctrl-C comes: before the file is there, or after; what an earlier run left is kept aside either way."""
+    settings = Settings(
+        str(SCRIPTS / "one_layer.py"), device=os.environ["DEV"], folder=tmp_path, search="hand-coded",
+        script_args=("8",),
+    )  # fmt: skip
+    written = run_of_kcg._written
+    for count, when in enumerate(("before", "after"), 1):
+        calls: list[str] = []
+
+        def interrupted(session: Session, result: Result, calls: list[str] = calls, when: str = when) -> object:
+            calls.append(when)
+            finished = written(session, result) if when == "after" or len(calls) == 2 else None
+            if len(calls) == 1:
+                raise KeyboardInterrupt
+            return finished
+
+        monkeypatch.setattr(run_of_kcg, "_written", interrupted)
+        with progress(quiet=True) as shown:
+            finished = run_of_kcg.optimize(settings, shown)
+        assert len(calls) == 2 and finished.exit_code == ExitCode.INTERRUPTED
+        assert not read_result(tmp_path / "RESULT.json").complete
+        assert len(list(tmp_path.glob("RESULT*.json"))) == count
 
 
 # ---- estimates ----

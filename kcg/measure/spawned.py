@@ -27,6 +27,7 @@ from typing import Any, Final
 from pebble import ProcessPool
 
 from kcg.commandline import at_once
+from kcg.measure import lifeline
 from kcg.measure.lifeline import PRELOADED
 
 log = logging.getLogger(__name__)
@@ -228,8 +229,10 @@ def schedule(pool: Any, function: Callable[..., Any], args: tuple[Any, ...], *, 
 def end_pool(pool: Any, *, timeout_s: float = END_S) -> None:
     """Stop every process of a pool, with what it is at, and wait for their ends, but no longer than `timeout_s`: what
     has not ended then is killed, and left."""
-    pool.stop()
     processes = list(pool._pool_manager.worker_manager.workers)
+    guardians = [guardian for pid in processes for guardian in lifeline.guardians_of(pid)]
+    pool.stop()
+    processes += pool._pool_manager.worker_manager.workers
 
     def join() -> None:
         with contextlib.suppress(RuntimeError):  # pebble's word for a process that even SIGKILL does not end
@@ -243,5 +246,6 @@ def end_pool(pool: Any, *, timeout_s: float = END_S) -> None:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
         joining.join(TELL_S)
+    lifeline.wake(guardians)
     if joining.is_alive():  # such as one in a driver's call
         log.warning("a child process could not be ended")

@@ -20,7 +20,7 @@ from kcg.optimize.phases import BASELINES, JUDGING, MODEL, SEARCH
 from kcg.optimize.session import Session
 from kcg.optimize.settings import Settings
 from kcg.optimize.verdicts import forget
-from kcg.types import ModelCheck, Result
+from kcg.types import ModelCheck, RegionResult, Result
 
 
 @dataclass(frozen=True)
@@ -85,25 +85,37 @@ def optimize(settings: Settings, progress: Progress, *, started: float | None = 
         except DeviceError as error:
             _lose(session, error)
             session.close_children()
-        if regions is not None:
-            session.close_children()  # its memory on the device is wanted, and nothing may disturb the model's run
-        ended_early = regions is None or session.interrupted or bool(session.lost)
-        result = build_result(session, as_searched(session) if regions is None else regions, complete=not ended_early)
-        session.phases.begin(MODEL)
-        check = _checked_model(session, result, planning, ended_early=ended_early)
-        ended_early = ended_early or session.interrupted or bool(session.lost)
-        over = settings.budget_s is not None and time.monotonic() - session.started > settings.budget_s * (1 + OVERTIME)
-        if over and not session.interrupted:
-            session.warnings.append(
-                f"the budget of {settings.budget_s:g} s is less than timing and verifying the kernels takes"
-            )
-        session.notice_moved_journal()
-        phases = session.phases.seconds()
-        result = replace(
-            result, model_check=check, complete=not ended_early and not over and has_an_answer(session, result),
-            search_s=sum(seconds for _, seconds in phases), warnings=tuple(session.warnings), phases=phases,
-        )  # fmt: skip
-        return _written(session, result)
+        try:
+            if regions is not None:
+                session.close_children()  # its memory on the device is wanted, and nothing may disturb the model's run
+            return _finished(session, regions, planning)
+        except KeyboardInterrupt:  # what was found is written all the same; a second one ends the process
+            session.interrupted = True
+            session.close_children()
+            return _finished(session, regions, planning)
+
+
+def _finished(session: Session, regions: tuple[RegionResult, ...] | None, planning: Alone | None) -> Finished:
+    """The result of what there is: checked as a whole where it is due, and written."""
+    settings = session.settings
+    ended_early = regions is None or session.interrupted or bool(session.lost)
+    result = build_result(session, as_searched(session) if regions is None else regions, complete=not ended_early)
+    session.phases.begin(MODEL)
+    if (check := session.model_check) is None:
+        check = session.model_check = _checked_model(session, result, planning, ended_early=ended_early)
+    ended_early = ended_early or session.interrupted or bool(session.lost)
+    over = settings.budget_s is not None and time.monotonic() - session.started > settings.budget_s * (1 + OVERTIME)
+    if over and not session.interrupted:
+        session.warnings.append(
+            f"the budget of {settings.budget_s:g} s is less than timing and verifying the kernels takes"
+        )
+    session.notice_moved_journal()
+    phases = session.phases.seconds()
+    result = replace(
+        result, model_check=check, complete=not ended_early and not over and has_an_answer(session, result),
+        search_s=sum(seconds for _, seconds in phases), warnings=tuple(session.warnings), phases=phases,
+    )  # fmt: skip
+    return _written(session, result)
 
 
 def has_an_answer(session: Session, result: Result) -> bool:

@@ -74,7 +74,8 @@ def search(session: Session) -> None:
     used_up = bool(session.settings.measurements) and session.ledger.measurements >= (
         session.settings.measurements or 0
     )
-    _spend(session, name)
+    if not too_short:
+        _spend(session, name)
     if session.searched_nothing:
         why = too_short or (
             "timing tinygrad's own schedules used up the measurements" if used_up else _why_nothing(session)

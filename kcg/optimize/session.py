@@ -35,6 +35,7 @@ from kcg.types import (
     CacheState,
     Expectation,
     Measurement,
+    ModelCheck,
     Prediction,
     ProgressPoint,
     RegionResult,
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from kcg.optimize.handwritten import Offer
     from kcg.predictor.interface import Predictor
     from kcg.search.thinking import Thinkers
+    from kcg.workloads.script import Late
 
 THINKING = 3  # processes that search, for every four that compile
 PASSING = (Status.NOISY, Status.WORKER_DIED, Status.UNJUDGED)
@@ -193,6 +195,7 @@ class Session:
         self.sampling = [0, 0.0]  # samples that this run took, and their own seconds: the rest was emptying the cache
         self.untimed = 0  # kernels of which the budget left no time to time tinygrad's own schedule
         self.undecided = 0  # kernels with a candidate that the budget left no time to judge
+        self.model_check: ModelCheck | None = None  # as soon as it is known
         self.settled = False  # the search ended because nothing more was worth its measurements
         self.recorded_s = 0.0  # what recording the kernels of a script took
         self.baselines_s = 0.0  # what compiling and timing a baseline took on average, in this run
@@ -209,6 +212,7 @@ class Session:
         self._lock = threading.Lock()
         self._journal_error: BaseException | None = None
         self._journal_moved = False
+        self._own: set[str] = set()  # names of files in the folder that are this run's from now on
         self.journal: Journal | None = None
 
         self._neighbours = Neighbours()  # before this process has work for the machine
@@ -273,7 +277,7 @@ class Session:
 
             self.progress.phase(f"running {program.label} to record its kernels")
             begin = time.monotonic()
-            captured = capture_program(program, dev=self.choice.dev)
+            captured = capture_program(program, dev=self.choice.dev, late=self._late(program.label))
             self.recorded_s = time.monotonic() - begin
             if captured.interrupted:
                 raise KeyboardInterrupt
@@ -286,6 +290,18 @@ class Session:
             self.progress.phase(f"capturing {spec.name} {preset} ({spec.about})")
             self.workload = spec.capture(preset)
         return self.workload
+
+    def _late(self, label: str) -> Late | None:
+        """What is said of a program that still runs when the budget is over: nobody can tell how long it will."""
+        from kcg.workloads.script import Late
+
+        if (over := estimates.over_at(self)) is None:
+            return None
+        line = (
+            f"kcg: the budget of {self.settings.budget_s:g} s is over, and {label} still runs: it is waited for, since "
+            "what it runs is what there is to search; Ctrl-C ends it"
+        )
+        return Late(over - time.monotonic(), lambda: self.progress.line(line, important=True))
 
     def open_journal(self) -> Journal:
         """The journal of this output folder. Without `--resume` an earlier one is set aside, never deleted.
@@ -327,9 +343,10 @@ class Session:
         stamp = self.created.strftime("%Y%m%d-%H%M%S")
         for name in names:
             old = self.folder / name
-            if old.exists() and not self.settings.resume:
+            if old.exists() and not self.settings.resume and name not in self._own:
                 stem, dot, kind = name.partition(".")
                 old.rename(self.folder / f"{stem}-{stamp}{dot}{kind}")
+            self._own.add(name)
 
     def _check_resumed(self, journal: Journal) -> None:
         held = set(journal.regions())

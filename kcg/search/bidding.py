@@ -118,8 +118,8 @@ class Auction:
         patience_s: Callable[[], float] = lambda: PATIENCE_S,
     ) -> None:  # fmt: skip
         """`seen` is called in the caller's thread about as often as something was measured, `told` in whichever thread
-        with each observation and its kernel. A search that ended by itself gets no hints any more. `patience_s` says, at the
-        end, how long to wait for what is with the device; what comes later is not waited for."""
+        with each observation and its kernel. A search that ended by itself gets no hints any more. At the end
+        `patience_s` says how long to wait for what is with the device; what comes later is not waited for."""
         self.patience_s = patience_s
         self.ledger, self.limits, self.seen, self.told = ledger, limits, seen, told
         self.bidders: list[Bidder] = []
