@@ -195,6 +195,24 @@ def _is_stopped(pid: int | None) -> bool:
     return False
 
 
+class Stopped:
+    """Ends children that somebody stopped (SIGSTOP), so that their jobs get others: to be asked again and again."""
+
+    def __init__(self) -> None:
+        self._since_s: dict[int, float] = {}
+
+    def end(self, pool: Any) -> None:
+        """Kill the processes of a pool that were found stopped whenever this was called in the last `STOPPED_S`."""
+        now_s = time.monotonic()
+        stopped = [pid for pid in list(pool._pool_manager.worker_manager.workers) if _is_stopped(pid)]
+        self._since_s = {pid: self._since_s.get(pid, now_s) for pid in stopped}
+        for pid, since_s in self._since_s.items():
+            if now_s - since_s > STOPPED_S:
+                log.warning("a child process is stopped: it is killed, and another takes its place")
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+
+
 def start_pool(workers: int, initializer: Callable[..., Any], initargs: tuple[Any, ...], *, fork: bool = False) -> Any:
     """A `pebble.ProcessPool` of processes that inherit nothing, which have been started. With `fork`, what begins by
     `lifeline.start` is there sooner: a child that has opened a CPU after 0.2 s, not 0.6 (a core of an AMD EPYC). It
