@@ -293,6 +293,24 @@ def test_a_run_that_left_all_undecided_does_not_say_that_nothing_was_faster(sess
     assert not has_an_answer(session, kept) and has_an_answer(session, improved)
 
 
+def test_a_budget_that_did_not_come_to_every_kernel_has_not_shown_that_nothing_is_faster(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, missing = only(sample_result(), "kept", "not searched"), only(sample_result(), "improved", "not searched")
+    find(session.works[0])
+    assert not has_an_answer(session, kept) and has_an_answer(session, missing)
+    assert f"(1 of {len(kept.regions)} kernels were not searched)" in incomplete(replace(kept, warnings=()))
+    session.settled = True
+    assert has_an_answer(session, kept), "too little was to be saved"
+    session.settled = False
+    monkeypatch.setattr(session.ledger, "max_measurements", 1000)
+    session.ledger.deadline = 0.0
+    assert not has_an_answer(session, kept), "its time was over, and not the measurements"
+    assert finals._without_candidate(session, session.works[1])[1] == "the time for searching was over"
+    monkeypatch.setattr(session.ledger, "max_measurements", 1)
+    assert has_an_answer(session, kept), "so many were asked for"
+
+
 def test_a_search_that_finds_nothing_may_go_on_in_the_time_for_checking_the_model(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -181,16 +181,21 @@ def not_verified(result: Result) -> str:
 
 def nothing_faster(result: Result) -> str:
     """What is said where a search found nothing, in one line."""
-    missing = sum(region.outcome == "not searched" for region in result.regions)
-    of_them = f" ({missing} of {len(result.regions)} kernels were not searched)" if missing else ""
+    of_them = _not_searched(result)
     return f"nothing was faster than tinygrad's own schedules, which are kept{of_them}; try --effort thorough"
+
+
+def _not_searched(result: Result) -> str:
+    missing = sum(region.outcome == "not searched" for region in result.regions)
+    return f" ({missing} of {len(result.regions)} kernels were not searched)" if missing else ""
 
 
 def incomplete(result: Result) -> str:
     """Why a run ended before all was done, in one line."""
     told = next((w for w in result.warnings if w.startswith("nothing was searched")), "")
-    return (
-        told or "the budget ended before everything was done: what is missing is said above; give it more with --budget"
+    return told or (
+        f"the budget ended before everything was done{_not_searched(result)}: what is missing is said above; give it "
+        "more with --budget"
     )
 
 

@@ -342,8 +342,8 @@ def _without_candidate(session: Session, work: RegionWork) -> tuple[str, str]:
         return "kept", "there is no other schedule"
     if session.settled:
         return "not searched", "too little to save"
-    counted = session.ledger.max_measurements is not None and session.ledger.remaining(1) < 1
-    return "not searched", "the measurements were used up" if counted else "the time for searching was over"
+    used_up = session.ledger.used_up
+    return "not searched", "the measurements were used up" if used_up else "the time for searching was over"
 
 
 def finalist_of(

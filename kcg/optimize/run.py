@@ -119,9 +119,12 @@ def _finished(session: Session, regions: tuple[RegionResult, ...] | None, planni
 
 
 def has_an_answer(session: Session, result: Result) -> bool:
-    """Whether a run can say what there is to gain: it searched, and left nothing open where nothing is faster."""
+    """Whether a run can say what there is to gain: it searched, and left nothing open where nothing is faster, neither
+    a candidate that was not judged nor a kernel to which its budget did not come."""
     improved = any(row.outcome == "improved" for row in result.regions)
-    return not session.searched_nothing and (improved or not session.undecided)
+    cut = session.settings.budget_s is not None and not session.settled and not session.ledger.used_up
+    missing = cut and any(row.outcome == "not searched" for row in result.regions)
+    return not session.searched_nothing and (improved or not (session.undecided or missing))
 
 
 def _alone(session: Session) -> AbstractContextManager[None]:

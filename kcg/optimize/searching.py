@@ -71,9 +71,7 @@ def search(session: Session) -> None:
             session.progress.line(advice)
     elif session.settings.measurements is None:
         session.ledger.deadline = time.monotonic() + EFFORTS[session.settings.effort].search_s
-    used_up = bool(session.settings.measurements) and session.ledger.measurements >= (
-        session.settings.measurements or 0
-    )
+    used_up = session.ledger.used_up
     if not too_short:
         _spend(session, name)
     if session.searched_nothing:
