@@ -40,6 +40,9 @@ AGAIN_S = 0.25
 """A Ctrl-C that comes sooner after the first is the same one: `timeout -s INT` tells the process, then its group."""
 ENDING = ("SIGINT", "SIGTERM", "SIGHUP")
 
+QUIET_TRACKER = "ignore:resource_tracker:UserWarning"
+"""Where a command is ended at once, multiprocessing's tracker cleans up after it: that is no news."""
+
 NO_MEMORY = ("can't start new thread", "cannot allocate memory", "failed to map segment", "out of memory")
 """What errors of other kinds say where memory is what is missing."""
 
@@ -63,6 +66,8 @@ def guarded(body: Callable[[], ExitCode | None], *, go_on: str = "") -> NoReturn
     """
     if Path(sys.argv[0]).parent.name in SCRIPTS:
         provenance()  # of what runs, not of what is committed by the time there are results
+    if QUIET_TRACKER not in sys.warnoptions:
+        sys.warnoptions.append(QUIET_TRACKER)  # processes that are started take it over
     _open_streams()
     with _ended_by_signals():
         code = _code_of(body, go_on)

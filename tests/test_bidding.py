@@ -280,3 +280,25 @@ def test_what_thinking_costs_is_measured(tmp_path: Path) -> None:
     subprocess.run([sys.executable, str(script), *asked, str(tmp_path / "out.json")], check=True)
     (entry,) = json.loads((tmp_path / "out.json").read_text())["runs"].values()
     assert all(seconds > 0 for seconds in (*entry["cpu_s"].values(), *entry["wall_s"].values()))
+
+
+def test_what_never_comes_back_from_the_device_is_not_waited_for_when_the_search_is_over() -> None:
+    table, sent = chain_table([1e-3, 9e-4]), threading.Event()
+    ledger, never = Ledger(), Future[Observation]()
+
+    def measure(batch: Sequence[Schedule]) -> list[Future[Observation]]:
+        ledger.deadline = 0.0  # over, while this is on its way
+        sent.set()
+        return [never for _ in batch]
+
+    problem = table.problem(oracle_predict(table), ledger=ledger)
+    problem.measure = measure
+    auction = Auction(ledger, Limits(), patience_s=lambda: 0.1)
+    auction.enter("stopped", 1, problem, strategy("mcts"))
+    auction.run()  # a minute by default, which the test's own limit would see
+    assert sent.is_set() and not never.done() and not auction.bidders[0].saw
+    never.set_result(Observation(table.baseline(), Status.OK, 1e-3))  # its thread ends
+    thread = auction.bidders[0].thread
+    assert thread is not None
+    thread.join(30)
+    assert not thread.is_alive()

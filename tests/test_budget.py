@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,8 +17,10 @@ import pytest
 
 from kcg.errors import ExitCode
 from kcg.optimize import estimates, finals
+from kcg.optimize import run as run_of_kcg
+from kcg.optimize import session as session_of_kcg
 from kcg.optimize.__main__ import incomplete, nothing_faster
-from kcg.optimize.console import progress
+from kcg.optimize.console import _summary, progress
 from kcg.optimize.result import read_result
 from kcg.optimize.run import exit_code_of, has_an_answer
 from kcg.optimize.searching import search
@@ -149,6 +152,33 @@ def test_a_kernel_without_a_candidate_is_not_judged_and_not_called_verified(tmp_
     assert samplers(tmp_path) == ["hand-coded"], "its measurement stands, and nothing is timed again"
 
 
+def test_who_interrupts_the_writing_of_the_result_has_it_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whenever Ctrl-C comes: before the file is there, or after; what an earlier run left is kept aside either way."""
+    settings = Settings(
+        str(SCRIPTS / "one_layer.py"), device=os.environ["DEV"], folder=tmp_path, search="hand-coded",
+        script_args=("8",),
+    )  # fmt: skip
+    written = run_of_kcg._written
+    for count, when in enumerate(("before", "after"), 1):
+        calls: list[str] = []
+
+        def interrupted(session: Session, result: Result, calls: list[str] = calls, when: str = when) -> object:
+            calls.append(when)
+            finished = written(session, result) if when == "after" or len(calls) == 2 else None
+            if len(calls) == 1:
+                raise KeyboardInterrupt
+            return finished
+
+        monkeypatch.setattr(run_of_kcg, "_written", interrupted)
+        with progress(quiet=True) as shown:
+            finished = run_of_kcg.optimize(settings, shown)
+        assert len(calls) == 2 and finished.exit_code == ExitCode.INTERRUPTED
+        assert not read_result(tmp_path / "RESULT.json").complete
+        assert len(list(tmp_path.glob("RESULT*.json"))) == count
+
+
 # ---- estimates ----
 
 
@@ -273,6 +303,24 @@ def test_a_run_that_left_all_undecided_does_not_say_that_nothing_was_faster(sess
     assert not has_an_answer(session, kept) and has_an_answer(session, improved)
 
 
+def test_a_budget_that_did_not_come_to_every_kernel_has_not_shown_that_nothing_is_faster(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, missing = only(sample_result(), "kept", "not searched"), only(sample_result(), "improved", "not searched")
+    find(session.works[0])
+    assert not has_an_answer(session, kept) and has_an_answer(session, missing)
+    assert f"(1 of {len(kept.regions)} kernels were not searched)" in incomplete(replace(kept, warnings=()))
+    session.settled = True
+    assert has_an_answer(session, kept), "too little was to be saved"
+    session.settled = False
+    monkeypatch.setattr(session.ledger, "max_measurements", 1000)
+    session.ledger.deadline = 0.0
+    assert not has_an_answer(session, kept), "its time was over, and not the measurements"
+    assert finals._without_candidate(session, session.works[1])[1] == "the time for searching was over"
+    monkeypatch.setattr(session.ledger, "max_measurements", 1)
+    assert has_an_answer(session, kept), "so many were asked for"
+
+
 def test_a_search_that_finds_nothing_may_go_on_in_the_time_for_checking_the_model(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -283,6 +331,58 @@ def test_a_search_that_finds_nothing_may_go_on_in_the_time_for_checking_the_mode
     monkeypatch.setattr(estimates, "whole_s", lambda session, **more: 590.0)
     assert "leaves no time to check the whole script" in estimates.too_short_for_the_model(session)
     assert before - estimates.search_until(session) < 90, "it would not fit anyhow"
+
+
+def test_the_first_verdict_may_take_what_still_counts_as_in_time(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(estimates, "duel_s", lambda session, work: 1.0)
+    now_s = time.monotonic() - session.started
+    for budget_s, allowed in ((now_s / 1.05 + 1, True), (now_s / 1.2, False)):
+        monkeypatch.setattr(session, "settings", replace(session.settings, budget_s=budget_s))
+        monkeypatch.setattr(estimates, "judge_until", lambda session: 0.0)
+        pace = estimates.Pace(session)
+        assert pace.allows(session.works[0]) is allowed
+        with pace.judging(session.works[0]):
+            pass
+        assert not pace.allows(session.works[0]), "the second has the budget itself"
+
+
+def test_a_process_that_is_stopped_in_the_finals_is_not_waited_for_when_the_budget_is_over(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find(session.works[0])
+    monkeypatch.setattr(session.service, "duel", lambda job, *, timeout_s: Future())
+    monkeypatch.setattr(estimates.Pace, "allows", lambda pace, work: True)
+    monkeypatch.setattr(estimates, "patience_s", lambda session, expected_s: 10.0 * (expected_s == 0))
+    rows = finals.judge_all(session)
+    assert [row.outcome for row in rows] == ["undecided", "not searched", "not searched"], "nothing is blamed on it"
+    assert rows[0].chosen == rows[0].baseline and session.undecided == 1
+
+
+def test_a_budget_that_is_over_ends_the_timing_of_the_baselines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_of_kcg, "AT_ONCE", 1)
+    settings = Settings(str(SCRIPTS / "three_kernels.py"), device=os.environ["DEV"], folder=tmp_path, budget_s=0.01)
+    with progress(quiet=True) as shown, Session(settings, shown) as session:
+        monkeypatch.setattr(session.service, "compile_workers", 1)
+        session.capture()
+        session.open_journal()
+        session.plan()
+        session.measure_baselines(session.guide)
+        session.measured_at = time.monotonic()
+        assert [work.is_timed for work in session.works] == [True, False, False] and session.untimed == 2
+        search(session)
+        (warning,) = session.warnings
+        assert "tinygrad's own schedules of 2 of 3 kernels were not timed yet: try --budget " in warning
+        rows = finals.judge_all(session)
+        result = finals.build_result(session, rows, complete=False)
+    assert [row.outcome for row in rows] == ["not searched"] * 3
+    assert [row.before_s > 0 for row in rows] == [True, False, False]
+    assert rows[1].note == "the budget was over before it was timed"
+    assert exit_code_of(result, interrupted=False) == ExitCode.BUDGET_HIT
+    assert any("2 kernels were not timed: the totals are without them" in line for line, _ in _summary(result))
 
 
 def test_measurements_that_the_baselines_use_up_are_no_search(

@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import random
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 
 from kcg.dataset import columns as columns_module
+from kcg.dataset.card import render_card
 from kcg.dataset.columns import (
     BESIDE,
     GROUP_BYTES,
@@ -485,6 +487,40 @@ def test_an_export_with_checksums_to_match_is_still_not_trusted(path: Path, tmp_
             replaced("workloads.json", text).workloads()
     with pytest.raises(DataError, match=r"runs\.json"):
         replaced("runs.json", b'{"r": {"name": 1}}').runs()
+
+
+@pytest.mark.parametrize("name", ["runs.json", "targets.json", "toolchains.json", "workloads.json"])
+def test_json_of_other_types_is_refused_in_one_line(path: Path, tmp_path: Path, name: str) -> None:
+    """Whatever stands where: the card and the statistics read all of it."""
+    folder = tmp_path / "out"
+    exported(path, folder)
+    text, refused = (folder / name).read_text(), 0
+    values = (None, [], {}, [None], -1, 1e999, "x", "\ud800", True, 2**70)
+    cases = [(place, value) for place in places(json.loads(text)) for value in values]
+    for place, value in random.Random(0).sample(cases, min(40, len(cases))):
+        content = json.loads(text)
+        inner = content
+        for key in place[:-1]:
+            inner = inner[key]
+        inner[place[-1]] = value
+        try:
+            export = put(folder, name, json.dumps(content).encode())
+            stats(export)
+            render_card(export)
+        except DataError as error:
+            assert "\n" not in str(error)
+            refused += 1
+    assert refused > 10
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Where something stands in a JSON value: the first two of each list, and all of an object."""
+    inner = (
+        list(value.items()) if isinstance(value, dict) else [*enumerate(value)][:2] if isinstance(value, list) else []
+    )
+    for key, item in inner:
+        yield (*path, key)
+        yield from places(item, (*path, key))
 
 
 def test_an_export_of_an_earlier_schema_is_refused_in_one_line(path: Path, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from kcg.errors import ExitCode, ScriptError, UsageError
 from kcg.optimize.result import read_result
 from kcg.optimize.settings import Settings
 from kcg.workloads.program import Form, Program, check_program, program_of
-from kcg.workloads.script import capture_program
+from kcg.workloads.script import Late, capture_program
 
 SCRIPTS = Path(__file__).parent / "scripts"
 DEV = os.environ["DEV"]
@@ -106,6 +106,15 @@ def test_code_is_captured_under_a_name_of_its_own(words: tuple[str, ...], tmp_pa
     with Journal.open(tmp_path / "c.sqlite", create=False) as journal:
         (workload,) = journal.workloads()
     assert workload.name == f"script:{program_of(['-c', code]).name}" and workload.preset == "7"
+
+
+def test_a_program_that_runs_longer_than_it_should_is_said_and_waited_for(tmp_path: Path) -> None:
+    script, said = tmp_path / "s.py", list[str]()
+    script.write_text("from tinygrad import Tensor\nTensor.ones(4).contiguous().realize()\n")
+    for after_s in (0.0, 300.0):
+        late = Late(after_s, lambda: said.append("late"))
+        captured = capture_program(Program(Form.SCRIPT, str(script)), dev=DEV, late=late)
+        assert captured.workload.calls and said == ["late"], "said once, of the first"
 
 
 def test_what_python_could_not_start_is_one_line_that_says_what_to_do(

@@ -268,7 +268,7 @@ class Export:
     def _by_fingerprint(self, name: str, cls: type[T]) -> dict[str, T]:
         found: dict[str, T] = {}
         for fingerprint, values in self._json(name).items():
-            text = canonical_json(values)
+            text = self._built(name, fingerprint, canonical_json, values)
             if hashlib.sha256(text.encode()).hexdigest() != fingerprint:
                 raise DataError(f"{self.folder / name}: {fingerprint} does not hash to its fingerprint: export again")
             found[fingerprint] = self._built(name, fingerprint, lambda t: record_from_json(cls, t), text)

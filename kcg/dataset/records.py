@@ -29,7 +29,7 @@ from kcg.types import (
     content_id,
 )
 
-ROW_ERRORS = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)  # of a foreign row
+ROW_ERRORS = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError)  # of a foreign row
 
 _TEXT, _INTEGER, _REAL = "TEXT NOT NULL", "INTEGER NOT NULL", "REAL NOT NULL"
 MEASUREMENT_COLUMNS = {
@@ -59,6 +59,12 @@ class Run:
     started: str  # ISO date and time
     command: str
     description: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        """Raises TypeError where a field is of another type, as a file can have it."""
+        texts = (self.run_id, self.started, self.command)
+        if not all(isinstance(text, str) for text in texts) or not isinstance(self.description, Mapping):
+            raise TypeError("a run has an id, a time and a command, which are texts, and a description by names")
 
 
 def is_disk_full(error: OSError) -> bool:

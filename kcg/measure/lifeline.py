@@ -147,6 +147,23 @@ def _outlive(group: int, watched: list[int], server: int, libc: ctypes.CDLL) -> 
     return ended
 
 
+def guardians_of(pid: int) -> list[int]:
+    """The guardians of a child, by their process ids; none where the system does not tell."""
+    found = []
+    with contextlib.suppress(OSError):
+        for child in map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()):
+            if Path(f"/proc/{child}/comm").read_bytes().strip() == GUARDIAN:
+                found.append(child)
+    return found
+
+
+def wake(guardians: list[int]) -> None:
+    """Let guardians go on that somebody stopped (SIGSTOP): those whose child has ended do what is left, and end."""
+    for guardian in guardians:
+        with contextlib.suppress(OSError):
+            os.kill(guardian, signal.SIGCONT)
+
+
 def _no_stdin() -> None:
     """Give the child, and the compilers that it starts, an empty standard input instead of the user's terminal."""
     empty = os.open(os.devnull, os.O_RDONLY)

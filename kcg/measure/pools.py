@@ -26,7 +26,7 @@ from kcg.errors import DeviceError, KcgError
 from kcg.measure import canary, child, lifeline
 from kcg.measure.canary import CanaryReading, CompiledCanary, is_sticky
 from kcg.measure.lifeline import AnotherChild
-from kcg.measure.spawned import end_pool, schedule, start_pool
+from kcg.measure.spawned import Stopped, end_pool, schedule, start_pool
 from kcg.measure.target import first_line
 
 log = logging.getLogger(__name__)
@@ -340,13 +340,14 @@ class DevicePool:
 
 def _result(pool: Any, job: Future[Any], timeout_s: float) -> Any:
     """The result of a pool's job. Raises BrokenProcessPool where the pool broke, or never gave the job to a child."""
-    deadline, active = time.monotonic() + timeout_s + STUCK_S, True
+    deadline, active, stopped = time.monotonic() + timeout_s + STUCK_S, True, Stopped()
     while True:
         try:
             return job.result(timeout=POLL_S)
         except FutureTimeout:
             if job.done():
                 return job.result()
+            stopped.end(pool)
             was_active, active = active, pool.active
             if not active and not was_active:  # what breaks a pool fails its jobs a moment later, but not every one
                 raise BrokenProcessPool("its pool broke") from None
@@ -382,6 +383,7 @@ class CompilePool:
         self._unfinished: set[_Compilation] = set()
         self._closed = False
         self._pool: Any = None
+        self._stopped = Stopped()
         self._progress_s = 0.0  # when a job last went to the pool that had none, or came back from it
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._loop, name="kcg-compilers", daemon=True)
@@ -487,6 +489,7 @@ class CompilePool:
         flying = [job for job in list(self._unfinished) if job.inner is not None]
         if not flying or self._pool is None:
             return
+        self._stopped.end(self._pool)
         limit_s = max(job.timeout_s for job in flying) + STUCK_S if self._pool.active else STUCK_S / 10
         if time.monotonic() - self._progress_s < limit_s:
             return

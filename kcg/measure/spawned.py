@@ -27,6 +27,7 @@ from typing import Any, Final
 from pebble import ProcessPool
 
 from kcg.commandline import at_once
+from kcg.measure import lifeline
 from kcg.measure.lifeline import PRELOADED
 
 log = logging.getLogger(__name__)
@@ -194,6 +195,24 @@ def _is_stopped(pid: int | None) -> bool:
     return False
 
 
+class Stopped:
+    """Ends children that somebody stopped (SIGSTOP), so that their jobs get others: to be asked again and again."""
+
+    def __init__(self) -> None:
+        self._since_s: dict[int, float] = {}
+
+    def end(self, pool: Any) -> None:
+        """Kill the processes of a pool that were found stopped whenever this was called in the last `STOPPED_S`."""
+        now_s = time.monotonic()
+        stopped = [pid for pid in list(pool._pool_manager.worker_manager.workers) if _is_stopped(pid)]
+        self._since_s = {pid: self._since_s.get(pid, now_s) for pid in stopped}
+        for pid, since_s in self._since_s.items():
+            if now_s - since_s > STOPPED_S:
+                log.warning("a child process is stopped: it is killed, and another takes its place")
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+
+
 def start_pool(workers: int, initializer: Callable[..., Any], initargs: tuple[Any, ...], *, fork: bool = False) -> Any:
     """A `pebble.ProcessPool` of processes that inherit nothing, which have been started. With `fork`, what begins by
     `lifeline.start` is there sooner: a child that has opened a CPU after 0.2 s, not 0.6 (a core of an AMD EPYC). It
@@ -228,8 +247,10 @@ def schedule(pool: Any, function: Callable[..., Any], args: tuple[Any, ...], *, 
 def end_pool(pool: Any, *, timeout_s: float = END_S) -> None:
     """Stop every process of a pool, with what it is at, and wait for their ends, but no longer than `timeout_s`: what
     has not ended then is killed, and left."""
-    pool.stop()
     processes = list(pool._pool_manager.worker_manager.workers)
+    guardians = [guardian for pid in processes for guardian in lifeline.guardians_of(pid)]
+    pool.stop()
+    processes += pool._pool_manager.worker_manager.workers
 
     def join() -> None:
         with contextlib.suppress(RuntimeError):  # pebble's word for a process that even SIGKILL does not end
@@ -243,5 +264,6 @@ def end_pool(pool: Any, *, timeout_s: float = END_S) -> None:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
         joining.join(TELL_S)
+    lifeline.wake(guardians)
     if joining.is_alive():  # such as one in a driver's call
         log.warning("a child process could not be ended")

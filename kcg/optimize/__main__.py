@@ -181,21 +181,27 @@ def not_verified(result: Result) -> str:
 
 def nothing_faster(result: Result) -> str:
     """What is said where a search found nothing, in one line."""
-    from kcg.optimize.result import NO_OTHER, TIME_OVER, USED_UP
+    from kcg.optimize.result import TIME_OVER, USED_UP
 
     notes = [region.note for region in result.regions if region.outcome == "not searched"]
-    missing = sum(note != NO_OTHER for note in notes)
-    of_them = f" ({missing} of {len(result.regions)} kernels were not searched)" if missing else ""
     advice = {USED_UP: "give it more with --measurements", TIME_OVER: "give it more time with --budget"}
     what_to_do = next((advice[note] for note in notes if note in advice), "try --effort thorough")
-    return f"nothing was faster than tinygrad's own schedules, which are kept{of_them}; {what_to_do}"
+    return f"nothing was faster than tinygrad's own schedules, which are kept{_not_searched(result)}; {what_to_do}"
+
+
+def _not_searched(result: Result) -> str:
+    from kcg.optimize.result import NO_OTHER
+
+    missing = sum(region.outcome == "not searched" and region.note != NO_OTHER for region in result.regions)
+    return f" ({missing} of {len(result.regions)} kernels were not searched)" if missing else ""
 
 
 def incomplete(result: Result) -> str:
     """Why a run ended before all was done, in one line."""
     told = next((w for w in result.warnings if w.startswith("nothing was searched")), "")
-    return (
-        told or "the budget ended before everything was done: what is missing is said above; give it more with --budget"
+    return told or (
+        f"the budget ended before everything was done{_not_searched(result)}: what is missing is said above; give it "
+        "more with --budget"
     )
 
 

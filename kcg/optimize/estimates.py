@@ -22,6 +22,8 @@ SEARCH_SHARE: Final = 1 / 3
 LEAST_SHARE: Final = 1 / 4  # the same where the whole model could not be checked otherwise
 FEW: Final = 4  # measurements that a search must have time for, or it is not begun
 ROUND_S: Final = 10.0  # a budget that is advised is a multiple of it
+OVERTIME: Final = 0.1  # of the budget, within which a run still counts as in time
+SLOWER: Final = 3.0  # so many times what was expected is waited for when a budget is over
 
 FRESH_CHILD_S: Final = 3.0  # a new process that opens the device, canary and all
 FINAL_RUNS: Final = 16  # launches that verify one finalist
@@ -96,6 +98,11 @@ def too_short(session: Session) -> str:
         return ""
     elapsed_s = session.measured_at - session.started
     least_s = _least_judging_s(session)
+    if untimed := session.untimed:
+        return (
+            f"the budget of {budget_s:g} s is too short to search in: after {elapsed_s:.0f} s tinygrad's own schedules "
+            f"of {untimed} of {len(session.works)} kernels were not timed yet: try --budget {_advised_s(session):.0f}s"
+        )
     if budget_s - elapsed_s - least_s >= FEW * _measuring_s(session):
         return ""
     return (
@@ -121,7 +128,8 @@ def _advised_s(session: Session) -> float:
     assert session.settings.budget_s is not None
     last_s = _least_judging_s(session) + whole_s(session)
     rest_s = max(last_s / (1 - SEARCH_SHARE), last_s + FEW * _measuring_s(session))
-    wanted_s = max(session.measured_at - session.started + rest_s, 1.01 * session.settings.budget_s)
+    timed_s = session.measured_at - session.started + session.untimed * _measuring_s(session)
+    wanted_s = max(timed_s + rest_s, 1.01 * session.settings.budget_s)
     return ROUND_S * math.ceil(wanted_s / ROUND_S)
 
 
@@ -130,6 +138,20 @@ def judge_until(session: Session) -> float | None:
     if session.settings.budget_s is None:
         return None
     return session.started + session.settings.budget_s - _model_s(session)
+
+
+def over_at(session: Session) -> float | None:
+    """When the budget is over, by `time.monotonic`; None without one."""
+    return None if session.settings.budget_s is None else session.started + session.settings.budget_s
+
+
+def patience_s(session: Session, expected_s: float) -> float | None:
+    """How long to wait now for something that should take `expected_s`, in seconds; None: as long as its own deadline
+    allows. In a budget nobody waits much longer than until it is over for a process that was stopped."""
+    if (over := over_at(session)) is None:
+        return None
+    assert session.settings.budget_s is not None
+    return max(over - time.monotonic(), SLOWER * expected_s) + OVERTIME * session.settings.budget_s
 
 
 class Pace:
@@ -142,7 +164,7 @@ class Pace:
 
     def allows(self, work: RegionWork) -> bool:
         """Whether there is time to judge `work`. While nothing is improved there is no model to check, and only the
-        budget itself counts."""
+        budget itself counts; for the first of all what counts as in time: without it the search was for nothing."""
         from kcg.optimize.finals import is_judged
 
         session = self._session
@@ -150,7 +172,7 @@ class Pace:
             return True
         if not any(row.outcome == "improved" for row in session.judged.values()):
             assert session.settings.budget_s is not None
-            until = session.started + session.settings.budget_s
+            until = session.started + session.settings.budget_s * (1 + OVERTIME if self._first else 1)
         slower = self._spent_s / self._expected_s if self._expected_s else 1.0
         return time.monotonic() + slower * duel_s(session, work) <= until
 

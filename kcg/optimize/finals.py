@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
+from concurrent.futures import wait
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -63,6 +64,7 @@ class Judged:
 
     outcome: DuelOutcome | None
     reason: str = ""  # why there is no outcome
+    late: bool = False  # the budget was over before there was one
     at_ends: tuple[DuelOutcome, ...] = ()  # what `outcome` is the mean of, see `ends`
 
 
@@ -73,11 +75,11 @@ def judge_all(session: Session) -> tuple[RegionResult, ...]:
     for work in session.works:
         if work not in order:
             session.judged[work.id] = contest(session, work, _as_searched(session, work))
-    if order:
+    pace = estimates.Pace(session)
+    if any(pace.allows(work) for work in order):
         session.service.fresh_child()
         _foretell(session, order)
         _precompile(session)
-    pace = estimates.Pace(session)
     try:
         for count, work in enumerate(order, 1):
             if pace.allows(work):
@@ -127,7 +129,7 @@ def candidates(work: RegionWork) -> list[Schedule]:
 
 def is_due(session: Session, work: RegionWork) -> bool:
     """Whether a region is judged: something was found for it, or it has no measurement that could stand."""
-    if work.is_unjudged:
+    if work.is_unjudged or (session.untimed and not work.is_timed):
         return False
     if session.settings.measurements == 0 or work.own is None or work.own.status != Status.OK:
         return True
@@ -155,8 +157,9 @@ def compiling_s(session: Session) -> float:
 
 def _precompile(session: Session) -> None:
     """Compile what is to be judged before the first duel: on a CPU nothing may compile while one runs."""
-    for future in [session.service.compiled(w.call.region, s, *w.bindings) for w, s in _sides(session)]:
-        future.exception()
+    expected_s = compiling_s(session)
+    sent = [session.service.compiled(w.call.region, s, *w.bindings) for w, s in _sides(session)]
+    wait(sent, timeout=estimates.patience_s(session, expected_s))
 
 
 def _foretell(session: Session, order: Sequence[RegionWork]) -> None:
@@ -210,6 +213,8 @@ def _judge(session: Session, work: RegionWork) -> RegionResult:
                 continue  # tinygrad's own choice by another name
         ours = None if schedule is None or finalist is None else Side(schedule, finalist)
         judged = duel(session, work, Side(baseline_schedule, baseline), ours)
+        if judged.late:
+            return _too_late(session, work)
         if judged.outcome is None:
             if schedule is None:
                 return _quarantined(session, work, f"tinygrad's own schedule fails: {judged.reason}")
@@ -227,7 +232,7 @@ def duel(session: Session, work: RegionWork, baseline: Side, finalist: Side | No
     for end in work.ends:
         judged = _duel_at(session, work, end, baseline, finalist)
         if judged.outcome is None:
-            return Judged(None, ends.reason_at(work.ends, end, judged.reason))
+            return replace(judged, reason=ends.reason_at(work.ends, end, judged.reason))
         outcomes.append(judged.outcome)
         if not judged.outcome.baseline_cold_s:
             break
@@ -245,8 +250,13 @@ def _duel_at(session: Session, work: RegionWork, end: End, baseline: Side, final
         finalist.compiled.at(end.variables) if finalist is not None else None, session.service.target, end.variables,
         seeds=FINAL_SEEDS, foretold=_foretold(session, work, end.variables),
     )  # fmt: skip
+    future = session.service.duel(job, timeout_s=DUEL_TIMEOUT_S + DUEL_RUNS * work.longest_s)
+    expected_s = estimates.FRESH_CHILD_S + estimates.duel_s(session, work)
+    _, waiting = wait([future], timeout=estimates.patience_s(session, expected_s))
+    if waiting:  # nothing is blamed on a kernel whose process was stopped, say
+        return Judged(None, late=True)
     try:
-        outcome = session.service.duel(job, timeout_s=DUEL_TIMEOUT_S + DUEL_RUNS * work.longest_s).result()
+        outcome = future.result()
     except (DeviceError, ServiceClosed):
         raise
     except Exception as error:  # a crash or a hang of the child is the finalist's, not the run's
@@ -325,14 +335,15 @@ def _without_candidate(session: Session, work: RegionWork) -> tuple[str, str]:
     """The outcome of a region for which the search found nothing, and why."""
     if session.settings.measurements == 0 and work.known:
         return "kept", "the predictor expects nothing faster"
+    if session.untimed and not work.is_timed:
+        return "not searched", "the budget was over before it was timed"
     if work.tried:
         return "kept", f"nothing faster among {work.tried} others"
     if work.is_alone:
         return "not searched", NO_OTHER
     if session.settled:
         return "not searched", "too little to save"
-    counted = session.ledger.max_measurements is not None and session.ledger.remaining(1) < 1
-    return "not searched", USED_UP if counted else TIME_OVER
+    return "not searched", USED_UP if session.ledger.used_up else TIME_OVER
 
 
 def finalist_of(

@@ -227,6 +227,8 @@ def _bout(session: Session, work: RegionWork, before: Schedule, after: Schedule,
 
     theirs = finals.compiled_for(session, work, before)
     judged = finals.duel(session, work, Side(before, theirs), Side(after, mine))
+    if judged.late:
+        return "not judged: the budget was over"
     if judged.outcome is None:
         return f"rejected: {judged.reason}"
     duel = judged.outcome

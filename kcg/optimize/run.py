@@ -12,7 +12,7 @@ from kcg.errors import DeviceError, ExitCode
 from kcg.measure.alone import Alone
 from kcg.optimize import handwritten
 from kcg.optimize.console import Progress, format_seconds
-from kcg.optimize.estimates import judging_s, whole_s
+from kcg.optimize.estimates import OVERTIME, judging_s, whole_s
 from kcg.optimize.finals import as_searched, build_result, is_due, judge_all
 from kcg.optimize.memory import check_memory, room_on
 from kcg.optimize.names import TINY_BEAM, check_weights
@@ -20,9 +20,7 @@ from kcg.optimize.phases import BASELINES, JUDGING, MODEL, SEARCH
 from kcg.optimize.session import Session
 from kcg.optimize.settings import Settings
 from kcg.optimize.verdicts import forget
-from kcg.types import ModelCheck, Result
-
-OVERTIME = 0.1  # of the budget, within which a run still counts as in time
+from kcg.types import ModelCheck, RegionResult, Result
 
 
 @dataclass(frozen=True)
@@ -87,31 +85,46 @@ def optimize(settings: Settings, progress: Progress, *, started: float | None = 
         except DeviceError as error:
             _lose(session, error)
             session.close_children()
-        if regions is not None:
-            session.close_children()  # its memory on the device is wanted, and nothing may disturb the model's run
-        ended_early = regions is None or session.interrupted or bool(session.lost)
-        result = build_result(session, as_searched(session) if regions is None else regions, complete=not ended_early)
-        session.phases.begin(MODEL)
-        check = _checked_model(session, result, planning, ended_early=ended_early)
-        ended_early = ended_early or session.interrupted or bool(session.lost)
-        over = settings.budget_s is not None and time.monotonic() - session.started > settings.budget_s * (1 + OVERTIME)
-        if over and not session.interrupted:
-            session.warnings.append(
-                f"the budget of {settings.budget_s:g} s is less than timing and verifying the kernels takes"
-            )
-        session.notice_moved_journal()
-        phases = session.phases.seconds()
-        result = replace(
-            result, model_check=check, complete=not ended_early and not over and has_an_answer(session, result),
-            search_s=sum(seconds for _, seconds in phases), warnings=tuple(session.warnings), phases=phases,
-        )  # fmt: skip
-        return _written(session, result)
+        try:
+            if regions is not None:
+                session.close_children()  # its memory on the device is wanted, and nothing may disturb the model's run
+            return _finished(session, regions, planning)
+        except KeyboardInterrupt:  # what was found is written all the same; a second one ends the process
+            session.interrupted = True
+            session.close_children()
+            return _finished(session, regions, planning)
+
+
+def _finished(session: Session, regions: tuple[RegionResult, ...] | None, planning: Alone | None) -> Finished:
+    """The result of what there is: checked as a whole where it is due, and written."""
+    settings = session.settings
+    ended_early = regions is None or session.interrupted or bool(session.lost)
+    result = build_result(session, as_searched(session) if regions is None else regions, complete=not ended_early)
+    session.phases.begin(MODEL)
+    if (check := session.model_check) is None:
+        check = session.model_check = _checked_model(session, result, planning, ended_early=ended_early)
+    ended_early = ended_early or session.interrupted or bool(session.lost)
+    over = settings.budget_s is not None and time.monotonic() - session.started > settings.budget_s * (1 + OVERTIME)
+    if over and not session.interrupted:
+        session.warnings.append(
+            f"the budget of {settings.budget_s:g} s is less than timing and verifying the kernels takes"
+        )
+    session.notice_moved_journal()
+    phases = session.phases.seconds()
+    result = replace(
+        result, model_check=check, complete=not ended_early and not over and has_an_answer(session, result),
+        search_s=sum(seconds for _, seconds in phases), warnings=tuple(session.warnings), phases=phases,
+    )  # fmt: skip
+    return _written(session, result)
 
 
 def has_an_answer(session: Session, result: Result) -> bool:
-    """Whether a run can say what there is to gain: it searched, and left nothing open where nothing is faster."""
+    """Whether a run can say what there is to gain: it searched, and left nothing open where nothing is faster, neither
+    a candidate that was not judged nor a kernel to which its budget did not come."""
     improved = any(row.outcome == "improved" for row in result.regions)
-    return not session.searched_nothing and (improved or not session.undecided)
+    cut = session.settings.budget_s is not None and not session.settled and not session.ledger.used_up
+    missing = cut and any(row.outcome == "not searched" for row in result.regions)
+    return not session.searched_nothing and (improved or not (session.undecided or missing))
 
 
 def _alone(session: Session) -> AbstractContextManager[None]:

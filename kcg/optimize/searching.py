@@ -16,7 +16,7 @@ from kcg.optimize import estimates
 from kcg.optimize.names import TINY_BEAM
 from kcg.optimize.session import RegionWork, Session
 from kcg.optimize.settings import EFFORTS
-from kcg.search.bidding import Auction, Limits
+from kcg.search.bidding import PATIENCE_S, Auction, Limits
 from kcg.search.interface import Observation, Problem, Said
 from kcg.search.kin import Relative, adopted, family
 from kcg.types import Schedule, Status
@@ -72,9 +72,7 @@ def search(session: Session) -> None:
             session.progress.line(advice)
     elif session.settings.measurements is None:
         session.ledger.deadline = time.monotonic() + EFFORTS[session.settings.effort].search_s
-    used_up = bool(session.settings.measurements) and session.ledger.measurements >= (
-        session.settings.measurements or 0
-    )
+    used_up = session.ledger.used_up
     if not (session.searched_nothing and (too_short or used_up)):
         _spend(session, name)
     if session.searched_nothing:
@@ -110,7 +108,9 @@ def _search_with(session: Session, name: str, predictor: Predictor) -> None:
     from kcg.search.strategies import strategy
 
     session.progress.phase(f"searching with {name}")
-    auction = Auction(session.ledger, _limits(session), seen=lambda: _seen(session))
+    auction = Auction(
+        session.ledger, _limits(session), seen=lambda: _seen(session), patience_s=lambda: _patience_s(session)
+    )  # fmt: skip
     # without a baseline there is nothing to compare with
     works = [(index, work) for index, work in enumerate(session.works) if work.baseline_s]
     works.sort(key=lambda one: -one[1].call.calls * one[1].baseline_s)
@@ -145,6 +145,11 @@ def _limits(session: Session) -> Limits:
         return Limits(measuring=max(4, workers), batch=4, least_saving=least)  # four take no more thinking than one
     thinking = session.thinkers.count if session.thinkers is not None else 2
     return Limits.on_gpu(workers, thinking, least_saving=least)
+
+
+def _patience_s(session: Session) -> float:
+    wait_s = estimates.patience_s(session, 0.0)
+    return PATIENCE_S if wait_s is None else max(min(wait_s, PATIENCE_S), 0.0)
 
 
 def _seen(session: Session) -> None:

@@ -11,7 +11,7 @@ import time
 import uuid
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, as_completed
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -35,6 +35,7 @@ from kcg.types import (
     CacheState,
     Expectation,
     Measurement,
+    ModelCheck,
     Prediction,
     ProgressPoint,
     RegionResult,
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from kcg.optimize.handwritten import Offer
     from kcg.predictor.interface import Predictor
     from kcg.search.thinking import Thinkers
+    from kcg.workloads.script import Late
 
 THINKING = 3  # processes that search, for every four that compile
 PASSING = (Status.NOISY, Status.WORKER_DIED, Status.UNJUDGED)
@@ -129,6 +131,11 @@ class RegionWork:
         return seen.runtime_s or 0.0 if seen is not None else 0.0
 
     @property
+    def is_timed(self) -> bool:
+        """Whether tinygrad's own schedule was tried, with whatever end: all else is compared with it."""
+        return self.space.baseline() in self.known
+
+    @property
     def is_unjudged(self) -> bool:
         """Whether the reference cannot tell what is right: no schedule of it is judged then."""
         return self.own is not None and self.own.status == Status.UNJUDGED
@@ -186,7 +193,9 @@ class Session:
         self.lost = ""  # why the device went away in the middle, if it did
         self.measured_at = self.started  # when the baselines were timed, by `time.monotonic`
         self.sampling = [0, 0.0]  # samples that this run took, and their own seconds: the rest was emptying the cache
+        self.untimed = 0  # kernels of which the budget left no time to time tinygrad's own schedule
         self.undecided = 0  # kernels with a candidate that the budget left no time to judge
+        self.model_check: ModelCheck | None = None  # as soon as it is known
         self.settled = False  # the search ended because nothing more was worth its measurements
         self.recorded_s = 0.0  # what recording the kernels of a script took
         self.baselines_s = 0.0  # what compiling and timing a baseline took on average, in this run
@@ -203,6 +212,7 @@ class Session:
         self._lock = threading.Lock()
         self._journal_error: BaseException | None = None
         self._journal_moved = False
+        self._own: set[str] = set()  # names of files in the folder that are this run's from now on
         self.journal: Journal | None = None
 
         self._neighbours = Neighbours()  # before this process has work for the machine
@@ -267,7 +277,7 @@ class Session:
 
             self.progress.phase(f"running {program.label} to record its kernels")
             begin = time.monotonic()
-            captured = capture_program(program, dev=self.choice.dev)
+            captured = capture_program(program, dev=self.choice.dev, late=self._late(program.label))
             self.recorded_s = time.monotonic() - begin
             if captured.interrupted:
                 raise KeyboardInterrupt
@@ -280,6 +290,18 @@ class Session:
             self.progress.phase(f"capturing {spec.name} {preset} ({spec.about})")
             self.workload = spec.capture(preset)
         return self.workload
+
+    def _late(self, label: str) -> Late | None:
+        """What is said of a program that still runs when the budget is over: nobody can tell how long it will."""
+        from kcg.workloads.script import Late
+
+        if (over := estimates.over_at(self)) is None:
+            return None
+        line = (
+            f"kcg: the budget of {self.settings.budget_s:g} s is over, and {label} still runs: it is waited for, since "
+            "what it runs is what there is to search; Ctrl-C ends it"
+        )
+        return Late(over - time.monotonic(), lambda: self.progress.line(line, important=True))
 
     def open_journal(self) -> Journal:
         """The journal of this output folder. Without `--resume` an earlier one is set aside, never deleted.
@@ -321,9 +343,10 @@ class Session:
         stamp = self.created.strftime("%Y%m%d-%H%M%S")
         for name in names:
             old = self.folder / name
-            if old.exists() and not self.settings.resume:
+            if old.exists() and not self.settings.resume and name not in self._own:
                 stem, dot, kind = name.partition(".")
                 old.rename(self.folder / f"{stem}-{stamp}{dot}{kind}")
+            self._own.add(name)
 
     def _check_resumed(self, journal: Journal) -> None:
         held = set(journal.regions())
@@ -493,19 +516,22 @@ class Session:
     def measure_baselines(self, meanwhile: Callable[[], None] = lambda: None) -> None:
         """Time the hand-coded schedule of every region: all else is compared with it.
 
-        On a GPU `meanwhile` is called while that is done; on a CPU before, since nothing may disturb a sample.
+        On a GPU `meanwhile` is called while that is done; on a CPU before, since nothing may disturb a sample. Where
+        the budget is over, it ends with what is timed by then, one kernel at least: a search has no time any more.
         """
         on_cpu = self.choice.device == "CPU"
         if on_cpu:
             meanwhile()
         kernels = counted(len({work.call.region.id for work in self.works}), "kernel")
         self.progress.phase(f"timing {kernels} as tinygrad schedules them")
-        waiting, begun = [w for w in self.works if w.space.baseline() not in w.known], time.monotonic()
+        waiting, begun = [w for w in self.works if not w.is_timed], time.monotonic()
         # on a CPU no sample is taken while one of a batch compiles; on a GPU no compiler waits for the device
         size = AT_ONCE * self.service.compile_workers if on_cpu else 1
         batches = (waiting[begin : begin + size] for begin in range(0, len(waiting), size))
         sent: dict[Future[Observation], RegionWork] = {}
         for batch in batches:
+            if sent and self._is_over():
+                break
             futures = self._measure([(w, w.space.baseline(), "hand-coded") for w in batch])
             sent.update(zip(futures, batch, strict=True))
             if on_cpu:
@@ -513,17 +539,30 @@ class Session:
         if not on_cpu:
             meanwhile()
         self._take_baselines(sent, len(waiting))
-        if waiting:
-            self.preparing_s = estimates.preparing_s(self.service.spent_s) / len(waiting)
-            self.baselines_s = (time.monotonic() - begun) / len(waiting)
+        self.untimed = sum(not work.is_timed for work in waiting)
+        if timed := len(waiting) - self.untimed:
+            self.preparing_s = estimates.preparing_s(self.service.spent_s) / timed
+            self.baselines_s = (time.monotonic() - begun) / timed
 
     def _take_baselines(self, sent: dict[Future[Observation], RegionWork], count: int) -> None:
-        """Wait for the baselines in `sent`, of `count` in all, as they come."""
-        for future in as_completed([f for f, w in sent.items() if w.space.baseline() not in w.known]):
-            observation = future.result()
-            sent[future].known[observation.schedule] = observation
-            self.check_journal()
-            self.show(kernels=(sum(w.space.baseline() in w.known for w in sent.values()), count))
+        """Wait for the baselines in `sent`, of `count` in all, as they come, or until the budget is over."""
+        waiting = {future for future, work in sent.items() if not work.is_timed}
+        while waiting:
+            some = any(work.is_timed for work in sent.values())
+            left_s = estimates.patience_s(self, 0.0) if some else None
+            done, waiting = wait(waiting, timeout=left_s, return_when=FIRST_COMPLETED)
+            if not done:
+                break
+            for future in done:
+                observation = future.result()
+                sent[future].known[observation.schedule] = observation
+                self.check_journal()
+                self.show(kernels=(sum(w.is_timed for w in sent.values()), count))
+
+    def _is_over(self) -> bool:
+        """Whether the budget is over."""
+        over = estimates.over_at(self)
+        return over is not None and time.monotonic() >= over
 
     @property
     def searched_nothing(self) -> bool:

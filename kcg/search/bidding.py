@@ -44,6 +44,7 @@ MOST_AT_ONCE: Final = 4
 MOST_ALONE: Final = 8
 """The same where so few searches are left that the compilers would have nothing to do."""
 POLL_S: Final = 0.2
+PATIENCE_S: Final = 60.0  # for what is with the device when the search is over
 
 
 @dataclass(frozen=True)
@@ -114,9 +115,12 @@ class Auction:
     def __init__(
         self, ledger: Ledger, limits: Limits, *, seen: Callable[[], None] = lambda: None,
         told: Callable[[str, Observation], None] = lambda name, observation: None,
+        patience_s: Callable[[], float] = lambda: PATIENCE_S,
     ) -> None:  # fmt: skip
         """`seen` is called in the caller's thread about as often as something was measured, `told` in whichever thread
-        with each observation and its kernel. A search that ended by itself gets no hints any more."""
+        with each observation and its kernel. A search that ended by itself gets no hints any more. At the end
+        `patience_s` says how long to wait for what is with the device; what comes later is not waited for."""
+        self.patience_s = patience_s
         self.ledger, self.limits, self.seen, self.told = ledger, limits, seen, told
         self.bidders: list[Bidder] = []
         self.settled = False  # ended because nothing more was worth its measurements
@@ -234,7 +238,7 @@ class Auction:
 
     def _join(self) -> None:
         """Every search has seen that it is over; what it raised is raised here."""
-        end = time.monotonic() + 60.0
+        end = time.monotonic() + self.patience_s()
         for bidder in self.bidders:
             if bidder.thread is not None:
                 bidder.thread.join(max(end - time.monotonic(), 0.0))

@@ -102,6 +102,11 @@ class Ledger:
         return self.remaining(1) < 1
 
     @property
+    def used_up(self) -> bool:
+        """Whether all measurements that it allows were made, whatever time is left; not where it allows none."""
+        return bool(self.max_measurements) and self.measurements >= (self.max_measurements or 0)
+
+    @property
     def may_evaluate(self) -> bool:
         """Whether the predictor may be asked about more schedules. What was found so far can still be measured."""
         return self.max_evaluations is None or self.evaluations < self.max_evaluations

@@ -22,10 +22,10 @@ import tempfile
 import threading
 import traceback
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kcg.commandline import counted
 from kcg.commandline import interrupted as say_interrupted
@@ -62,6 +62,13 @@ class Captured:
         return (*self.notes, *map(str, self.workload.left_out))
 
 
+class Late(NamedTuple):
+    """When a program runs for longer than it should, and what is done then."""
+
+    after_s: float
+    say: Callable[[], None]
+
+
 def workload_name(program: Program) -> str:
     """`script:` and the program's name: the provenance of its kernels."""
     return PREFIX + bounded(program.name)
@@ -76,11 +83,12 @@ def bounded(text: str) -> str:
     return f"{plain[: NAME_LENGTH - 10]}… {hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()[:8]}"
 
 
-def capture_program(program: Program, *, dev: str) -> Captured:
+def capture_program(program: Program, *, dev: str, late: Late | None = None) -> Captured:
     """Record `program` in a child process; what it prints goes to stderr.
 
     The workload is `script:` and the program's name, its preset the arguments. tinygrad's cache is a new one for this
-    run. A program that raises, exits with an error, or is interrupted keeps what it ran, and a note says how it ended.
+    run. A program that still runs when it is `late` is waited for all the same. One that raises, exits with an error,
+    or is interrupted keeps what it ran, and a note says how it ended.
 
     Raises UsageError where there is no such program, ScriptError where it ran no kernel that can be recorded, or ended
     without Python, KeyboardInterrupt where this process is interrupted before a kernel was recorded.
@@ -90,7 +98,7 @@ def capture_program(program: Program, *, dev: str) -> Captured:
         out = Path(folder) / "workload.json"
         command = [sys.executable, "-m", "kcg.workloads.script", str(out), program.form, program.what]
         environment = {**os.environ, "DEV": dev, "CACHEDB": str(Path(folder) / "cache.db")}
-        code, interrupted = _run([*command, *program.arguments], environment)
+        code, interrupted = _run([*command, *program.arguments], environment, late)
         answer = json.loads(out.read_text()) if out.exists() else None
     if interrupted and (answer is None or "error" in answer):
         say_interrupted(f"interrupted: {program.label} had run nothing that is recorded")
@@ -109,7 +117,7 @@ def _unforeseen(code: int) -> str:
     return f"was killed by {signal.Signals(-code).name}"
 
 
-def _run(command: Sequence[str], environment: dict[str, str]) -> tuple[int, bool]:
+def _run(command: Sequence[str], environment: dict[str, str], late: Late | None) -> tuple[int, bool]:
     """Run the child to its end: its exit code, and whether it was interrupted with this process.
 
     It is interrupted with this process, and not before it can be without a traceback.
@@ -119,6 +127,11 @@ def _run(command: Sequence[str], environment: dict[str, str]) -> tuple[int, bool
         with _interrupts_held():
             child = subprocess.Popen(command, env=environment, stdout=sys.stderr.fileno())
         try:
+            if late is not None:
+                try:
+                    return child.wait(max(late.after_s, 0.0)), False
+                except subprocess.TimeoutExpired:
+                    late.say()
             return child.wait(), False
         except KeyboardInterrupt:
             # a terminal interrupts the script as well, which may still have something to save

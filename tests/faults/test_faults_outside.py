@@ -18,12 +18,12 @@ from kcg.errors import DeviceError, ExitCode
 from kcg.measure import spawned
 from kcg.measure.alone import Alone, Overdue
 from kcg.measure.pools import Killed
-from kcg.measure.service import MeasureService
+from kcg.measure.service import TIMING_TIMEOUT_S, MeasureService
 from kcg.optimize import run as run_module
 from kcg.optimize.__main__ import run
 from kcg.optimize.result import read_result
 from kcg.optimize.session import RegionWork, Session
-from kcg.types import Measurement, Status
+from kcg.types import Measurement, Opt, Schedule, Status
 from tests.faults import bad_jobs
 from tests.faults.processes import PATIENCE_S, alive, below, fork_servers, wait_until
 from tests.faults.relu import DEV, request
@@ -259,3 +259,20 @@ def test_second_interrupt_ends_at_once(first: signal.Signals) -> None:
         time.sleep(0.05)
     assert process.returncode == ExitCode.INTERRUPTED
     assert process.communicate()[1] == "kcg: interrupted again: ended at once\n"
+
+
+@pytest.mark.parametrize("which", ["device", "compiler"])
+@pytest.mark.usefixtures("soon")
+def test_a_stopped_child_is_replaced_and_its_job_not_blamed(service: MeasureService, which: str) -> None:
+    """Long before the deadline of the job, which a child that was stopped while it was idle never began."""
+    assert_goes_on(service)
+    pool = service._device if which == "device" else service._compilers
+    (pid,) = pool._pool._pool_manager.worker_manager.workers
+    os.kill(pid, signal.SIGSTOP)
+    begun = time.monotonic()
+    other = Schedule.from_opts([Opt("UPCAST", 0, 4)])  # to be compiled, and timed
+    (future,) = service.measure([request(schedule=other)])
+    row = future.result(timeout=90)
+    assert (row.status, row.reason) == (Status.OK, "")
+    assert time.monotonic() - begun < TIMING_TIMEOUT_S, "a child that says nothing is waited for longer"
+    assert wait_until(lambda: not alive({pid}))

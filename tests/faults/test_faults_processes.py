@@ -190,6 +190,16 @@ def test_guardian_ends_what_its_child_started_and_nothing_else_of_it_runs(how: s
     assert process.returncode == (-signal.SIGKILL if how == "kill" else 0)
 
 
+def test_a_guardian_that_is_stopped_ends_with_the_service(tmp_path: Path) -> None:
+    with MeasureService(DEV, run_id="stopped guardian", compile_workers=1) as service:
+        family = service._device.submit(bad_jobs.start_family, str(tmp_path / "asked"), timeout_s=60).result()
+        stopped = guardians(os.getpid())
+        assert stopped & family
+        for guardian in stopped:
+            os.kill(guardian, signal.SIGSTOP)
+    assert wait_until(lambda: not alive(family | stopped)), alive(family | stopped)
+
+
 def test_device_child_takes_with_it_what_it_started(tmp_path: Path) -> None:
     with MeasureService(DEV, run_id="family", compile_workers=1) as service:
         family = service._device.submit(bad_jobs.start_family, str(tmp_path / "asked"), timeout_s=60).result()
