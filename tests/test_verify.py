@@ -87,6 +87,31 @@ def test_what_tinygrad_compiles_passes(name: str) -> None:
             assert verdict.max_error <= 1 and verdict.seeds == 1
 
 
+FINALISTS = (*RIGHT, "matmul_bf16", "f16_softmax", "bf16_norm", "float64", "cross_entropy", "gelu")
+OPERATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "log": Tensor.log, "exp": Tensor.exp, "sin": Tensor.sin, "rsqrt": Tensor.rsqrt, "tanh": Tensor.tanh,
+    "floor": Tensor.floor, "divide": lambda x: x / x.flip(0), "cast": lambda x: x.cast("int32"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "ast",
+    [pytest.param(ast, id=key) for key, ast in example_asts().items() if key.split(".")[0] in FINALISTS]
+    + [
+        pytest.param(kernels_of(made(empty(40, 64, dtype=dtype)))[0], id=f"{name}-{dtype}")
+        for name, made in OPERATIONS.items()
+        for dtype in ("float32", "float16", "bfloat16", "float64")
+    ],
+)
+def test_what_tinygrad_compiles_passes_as_a_finalist(ast: UOp) -> None:
+    """On data of every kind: tinygrad's own schedule of a kernel is not called wrong."""
+    bench, region = bench_of(ast)
+    schedules = (KernelSpace(region, TARGET).baseline(), RAW)
+    launches = [bench.launcher(compile_schedule(region, schedule, TARGET)) for schedule in schedules]
+    for verdict in bench.check_all(launches, (), seeds=FINAL_SEEDS, thorough=True):
+        assert verdict.passed, verdict.reason
+
+
 @pytest.mark.parametrize("name", ["symbolic", "symbolic_elementwise"])
 def test_symbolic_shapes_pass(name: str) -> None:
     verdict = verify(example_asts()[name], variables=VARIABLES)
