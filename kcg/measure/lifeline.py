@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any, Final
@@ -147,18 +147,25 @@ def _outlive(group: int, watched: list[int], server: int, libc: ctypes.CDLL) -> 
     return ended
 
 
-def guardians_of(pid: int) -> list[int]:
-    """The guardians of a child, by their process ids; none where the system does not tell."""
-    found = []
+def children_of(pid: int) -> list[int]:
+    """The children of a process, by their ids; none where the system does not tell."""
     with contextlib.suppress(OSError):
-        for child in map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()):
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return []
+
+
+def guardians_of(pids: Iterable[int]) -> list[int]:
+    """The guardians of these children, by their ids."""
+    found = []
+    for child in (child for pid in pids for child in children_of(pid)):
+        with contextlib.suppress(OSError):
             if Path(f"/proc/{child}/comm").read_bytes().strip() == GUARDIAN:
                 found.append(child)
     return found
 
 
-def wake(guardians: list[int]) -> None:
-    """Let guardians go on that somebody stopped (SIGSTOP): those whose child has ended do what is left, and end."""
+def wake(guardians: Iterable[int]) -> None:
+    """Let guardians go on that somebody stopped (SIGSTOP): at the end of their child they do what is left, and end."""
     for guardian in guardians:
         with contextlib.suppress(OSError):
             os.kill(guardian, signal.SIGCONT)

@@ -175,8 +175,10 @@ class _Server:
     def kill(self) -> None:
         """End the server at once, and with it all that it forked (`PDEATHSIG`)."""
         if (pid := _server_pid()) is not None:
+            guardians = lifeline.guardians_of(lifeline.children_of(pid))
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
+            lifeline.wake(guardians)
 
 
 _server = _Server()
@@ -209,8 +211,10 @@ class Stopped:
         for pid, since_s in self._since_s.items():
             if now_s - since_s > STOPPED_S:
                 log.warning("a child process is stopped: it is killed, and another takes its place")
+                guardians = lifeline.guardians_of([pid])
                 with contextlib.suppress(OSError):
                     os.kill(pid, signal.SIGKILL)
+                lifeline.wake(guardians)
 
 
 def start_pool(workers: int, initializer: Callable[..., Any], initargs: tuple[Any, ...], *, fork: bool = False) -> Any:
@@ -248,7 +252,7 @@ def end_pool(pool: Any, *, timeout_s: float = END_S) -> None:
     """Stop every process of a pool, with what it is at, and wait for their ends, but no longer than `timeout_s`: what
     has not ended then is killed, and left."""
     processes = list(pool._pool_manager.worker_manager.workers)
-    guardians = [guardian for pid in processes for guardian in lifeline.guardians_of(pid)]
+    guardians = lifeline.guardians_of(processes)
     pool.stop()
     processes += pool._pool_manager.worker_manager.workers
 

@@ -145,6 +145,12 @@ def over_at(session: Session) -> float | None:
     return None if session.settings.budget_s is None else session.started + session.settings.budget_s
 
 
+def late_at(session: Session) -> float | None:
+    """When a run counts as late, by `time.monotonic`; None without a budget."""
+    over, budget_s = over_at(session), session.settings.budget_s
+    return None if over is None or budget_s is None else over + OVERTIME * budget_s
+
+
 def patience_s(session: Session, expected_s: float) -> float | None:
     """How long to wait now for something that should take `expected_s`, in seconds; None: as long as its own deadline
     allows. In a budget nobody waits much longer than until it is over for a process that was stopped."""

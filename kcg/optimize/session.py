@@ -547,9 +547,10 @@ class Session:
     def _take_baselines(self, sent: dict[Future[Observation], RegionWork], count: int) -> None:
         """Wait for the baselines in `sent`, of `count` in all, as they come, or until the budget is over."""
         waiting = {future for future, work in sent.items() if not work.is_timed}
+        late = estimates.late_at(self)
         while waiting:
             some = any(work.is_timed for work in sent.values())
-            left_s = estimates.patience_s(self, 0.0) if some else None
+            left_s = max(late - time.monotonic(), 0.0) if some and late is not None else None
             done, waiting = wait(waiting, timeout=left_s, return_when=FIRST_COMPLETED)
             if not done:
                 break
