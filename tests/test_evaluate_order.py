@@ -11,7 +11,17 @@ from tinygrad import dtypes
 from kcg.compat.tiny import AxisType, Invalid, KernelInfo, Ops, ParamArg, UOp
 from kcg.kernel.codec import ast_of, kernel_of
 from kcg.kernel.evaluate import CONFIDENT, buffers, error_ratio, evaluate, sample_points
-from kcg.measure.inputs import MODEST_RECIPE, NEGATIVE_RECIPE, RECIPE, WIDE_RECIPE, Hashed, make_inputs
+from kcg.measure.inputs import (
+    MODEST_RECIPE,
+    NEGATIVE_RECIPE,
+    RECIPE,
+    SPECIAL_RECIPE,
+    WIDE_RECIPE,
+    Hashed,
+    buffers_of,
+    make_inputs,
+    to_values,
+)
 from tests.kernels import empty, kernels_of, round_to_bf16
 
 
@@ -193,3 +203,34 @@ def test_what_one_large_term_swallows_is_held_against_no_order(recipe: str, squa
             assert (error_ratio(store, 1.001 * store.values) > CONFIDENT).mean() > 0.5, (
                 "which is no reason to pass more"
             )
+
+
+@pytest.mark.parametrize("recipe", [RECIPE, WIDE_RECIPE, NEGATIVE_RECIPE, SPECIAL_RECIPE])
+def test_terms_that_rounding_makes_equal_count_as_equal(recipe: str) -> None:
+    """(x - m)² for an m far above every x: each of 3,072 additions is rounded in the same direction."""
+    rows, columns = 96, 3072
+    shifted = empty(rows, columns, dtype="bfloat16").cast("float32") - empty(rows, 1)
+    (ast,) = kernels_of(shifted.square().sum(1))
+    ast = ast_of(kernel_of(ast))
+    infos = {info.slot: info for info in buffers_of(ast)}
+    for seed in (1, 2, 3):
+        made = make_inputs(ast, seed, recipe=recipe)
+        values = {slot: to_values(bits, infos[slot].dtype) for slot, bits in made.items()}
+        (x,) = (values[slot] for slot in values if infos[slot].size == rows * columns)
+        (m,) = (values[slot] for slot in values if infos[slot].size == rows)
+        with np.errstate(all="ignore"):
+            terms = np.square(x.whole().reshape(rows, columns) - m[:, None])
+            total = np.zeros(rows, np.float32)
+            for column in range(columns):
+                total = total + terms[:, column]
+        (store,) = evaluate(ast, values, [np.arange(rows)[:, None]])
+        assert error_ratio(store, total[store.indices]).max() <= CONFIDENT
+
+
+def test_factors_of_other_ranges_may_be_summed_apart() -> None:
+    """Σ Σ x · y is Σ x · Σ y, which is no NaN where the products are infinities of both signs."""
+    (ast,) = kernels_of((empty(4, 3, 1) * empty(4, 1, 5)).sum((1, 2)))
+    x, y = np.ones(12, np.float32), np.tile(np.array([1, -1, 1, -1, 1], np.float32), 4)
+    x[0] = np.inf
+    (store,) = evaluate(ast, {1: x, 2: y}, [np.arange(4)[:, None]])
+    assert np.isnan(store.values[0]) and np.isinf(store.error[0]) and np.isfinite(store.error[1:]).all()

@@ -236,7 +236,8 @@ def test_results_of_before_are_read_without_the_new_fields(result: Result, tmp_p
     later = ("clock", "clocks_before", "clocks_after", "weights", "runs", "compared")
     check = None if check is None else replace(check, **{name: getattr(ModelCheck, name) for name in later})
     old = replace(result, regions=regions, expectations=(), clocks=(), phases=(), model_check=check)
-    new = ("expectations", "clocks", "phases")
+    old = replace(old, left_out=(), seen_as=(), revision="", dirty=None)
+    new = ("expectations", "clocks", "phases", "left_out", "seen_as", "revision", "dirty")
     document = {name: value for name, value in to_dict(old).items() if name not in new}
     for region in document["regions"]:
         del region["opts"], region["handwritten"], region["clocks"], region["ends"]

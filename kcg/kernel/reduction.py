@@ -27,6 +27,7 @@ Array = NDArray[Any]
 LOOKED_AT = 1 << 10  # terms of a sum in which equal ones are looked for, drawn from all of them
 COLUMNS = 128  # sums in which they are
 
+SPARED_BITS = 4  # of a term's last, where it was rounded itself before it is added
 _COMBINE = {Ops.ADD: np.add, Ops.MUL: np.multiply, Ops.MAX: np.maximum}
 _NEUTRAL = {Ops.ADD: 0.0, Ops.MUL: 1.0, Ops.MAX: -math.inf}
 
@@ -157,11 +158,13 @@ class Fold:
         """Of each sum, about how many of its terms are not 0, and Σ m² over their values, each of which occurs m times;
         the most of those looked at where these are not all.
 
-        Equal terms are rounded alike, so that m errors are one error, m times as large; adding 0 makes none.
+        Equal terms are rounded alike, so that m errors are one error, m times as large; adding 0 makes none. Equal are
+        terms too that the kernel's own type can hardly tell apart: (x - m)² for an m far above every x.
         """
         found = []
         for drawn in self._drawn.values():
             columns = np.concatenate(drawn)
+            columns = _nearly(columns, self._dtype)
             telling = np.isfinite(columns) & (columns != 0)
             count = telling.sum(0)
             ordered = np.sort(np.where(telling, columns, np.nan), axis=0)  # NaN comes last
@@ -291,3 +294,10 @@ class Fold:
             result = np.where(over, np.copysign(np.inf, result), result)
             error = np.where(unsure, np.inf, np.where(over, OVERFLOWED, error))
         return Value(result, error if np.any(error) else None)
+
+
+def _nearly(terms: Array, dtype: DType) -> Array:
+    """Terms as a type of a few bits less would hold them: what its arithmetic may make equal is equal."""
+    kept = min(52, round(-math.log2(unit_roundoff(dtype))) - SPARED_BITS)
+    fraction, exponent = np.frexp(terms)
+    return np.asarray(np.ldexp(np.rint(np.ldexp(fraction, kept)), exponent - kept))

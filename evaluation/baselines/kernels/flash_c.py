@@ -69,7 +69,7 @@ void flash_attention_in_c(float* restrict out, const float* restrict q, const fl
   }}
 }}
 static inline float power_of_two(float x) {{
-  x = x < -126.0f ? -126.0f : x;
+  if (x < -126.0f) return 0.0f;
   int whole = (int)(x - 0.5f);
   x -= whole;
   union {{ int bits; float value; }} scale = {{ (whole + 127) << 23 }};
