@@ -21,8 +21,7 @@ from kcg.errors import VerificationError
 from kcg.kernel.numerics import unit_roundoff
 
 WINDOW = 1 << 20  # elements of one piece: 8 MiB, in cache
-COMPUTED = 1 << 19  # of one that is computed first: it should still be in a near cache when it is read
-COMPUTED_A_PIECE = 1 << 15  # elements that are computed in the time that a piece more takes
+COMPUTED_A_PIECE = 1 << 16  # elements that are computed in the time that a piece more takes
 
 Array = NDArray[Any]
 Grid = Mapping[UOp, NDArray[np.int64]]
@@ -161,7 +160,6 @@ class Reader:
         else:
             self._flat = values.reshape(-1)
             self.size = self._flat.size
-        self._limit = WINDOW if self._computed is None else COMPUTED
         self._integral: bool | None = None
 
     @property
@@ -240,11 +238,11 @@ class Reader:
             return
         axis, rest = axes[0], list(axes[1:])
         inside, count = 1 + sum(abs(a.reach) for a in rest), math.prod(a.length for a in rest)
-        fits = inside <= self._limit and count <= WINDOW
+        fits = inside <= WINDOW and count <= WINDOW
         most = 1
         step = abs(axis.stride * axis.step)
         if fits and not (self._computed is not None and step - inside > COMPUTED_A_PIECE):
-            most = min(WINDOW // count, 1 + (self._limit - inside) // step if step else WINDOW)
+            most = min(WINDOW // count, 1 + (WINDOW - inside) // step if step else WINDOW)
         for begin in range(0, axis.length, most):
             part = axis.part(begin, min(most, axis.length - begin))
             if fits:

@@ -220,8 +220,8 @@ def _depends(node: UOp, bound: frozenset[UOp]) -> bool:
 
 
 def _stay_inside(body: UOp, ranges: frozenset[UOp]) -> bool:
-    """Whether no factor of a reduction's terms may be moved out of it: Σ x · y is y · Σ x where y does not depend on one
-    of the ranges, and Σ Σ x · y is Σ x · Σ y where each depends on one of them."""
+    """Whether no factor of a reduction's terms may be moved out of it: Σ x · y is y · Σ x where y does not depend on
+    one of the ranges, and Σ Σ x · y is Σ x · Σ y where each depends on one of them."""
     if body.op is not Ops.MUL:
         return body.op is Ops.CONST or all(_depends(body, frozenset((axis,))) for axis in ranges)
     return all(_stay_inside(factor, ranges) for factor in body.src)

@@ -46,7 +46,10 @@ MOST_CONSTANTS = 16
 WITH_ENDS = 16  # elements from which a buffer's first and last one are the largest and the smallest of all
 SMALL_INTEGERS = 8  # integers that index nothing are drawn from [-8, 8) by most recipes
 SMALL = 1 << 16  # elements up to which a buffer is drawn itself
-SEGMENT = 1 << 12  # consecutive elements of a large buffer that are one slice, and of one kind under a recipe of kinds
+SEGMENT_BITS = 12
+SEGMENT = (
+    1 << SEGMENT_BITS
+)  # consecutive elements of a large buffer that are one slice, and of one kind under a recipe of kinds
 KINDS = 8  # of segments: each has an eighth of the numbers
 BLOCK = SMALL + SEGMENT  # numbers that a recipe draws for large buffers: a slice begins at any of the first 65,536
 CHUNK = 1 << 20  # elements that are written at once
@@ -110,13 +113,24 @@ class Hashed:
 
     def __getitem__(self, index: Any) -> Any:
         wanted = np.asarray(index)
-        begin = starts((wanted // SEGMENT).astype(np.uint32).reshape(-1), self.key, by_kind=self.by_kind)
-        at = begin.reshape(wanted.shape) + wanted % SEGMENT
+        at = self._starts[wanted >> SEGMENT_BITS] + (wanted & (SEGMENT - 1))
         if len(self.block) > BLOCK:
             tail = self.size - SEGMENT
-            at = np.where(wanted < SEGMENT, BLOCK + wanted, at)
-            at = np.where(wanted >= tail, BLOCK + SEGMENT + wanted - tail, at)
+            if (in_tail := wanted >= tail).any():
+                at = np.where(in_tail, BLOCK + SEGMENT + wanted - tail, at)
         return self.block[at]
+
+    @functools.cached_property
+    def _starts(self) -> Array:
+        """Where in the block each segment begins; the first is of its own where the ends are."""
+        count = -(-self.size // SEGMENT)
+        begin = starts(np.arange(count, dtype=np.uint32), self.key, by_kind=self.by_kind)
+        begin[:1] = BLOCK if len(self.block) > BLOCK else begin[:1]
+        return begin
+
+    @functools.cached_property
+    def _slices(self) -> Array:
+        return sliding_window_view(self.block, SEGMENT)
 
     @property
     def ends(self) -> tuple[tuple[int, Array], ...]:
@@ -133,13 +147,12 @@ class Hashed:
     def window(self, first: int, count: int) -> Array:
         """The elements `first` to `first + count`."""
         begin, end = first // SEGMENT, -(-(first + count) // SEGMENT)
-        at = starts(np.arange(begin, end, dtype=np.uint32), self.key, by_kind=self.by_kind)
-        slices = sliding_window_view(self.block, SEGMENT)[at].reshape(-1)
+        slices = self._slices[self._starts[begin:end]].reshape(-1)
         found: Array = slices[first - begin * SEGMENT : first - begin * SEGMENT + count]
-        for at_end, part in self.ends:
-            low, high = max(first, at_end), min(first + count, at_end + SEGMENT)
-            if low < high:
-                found[low - first : high - first] = part[low - at_end : high - at_end]
+        tail = self.size - SEGMENT
+        if len(self.block) > BLOCK and first + count > tail:
+            low = max(first, tail)
+            found[low - first :] = self.block[BLOCK + SEGMENT + low - tail :][: first + count - low]
         return found
 
     def chunks(self) -> Iterator[tuple[int, Array]]:
