@@ -24,9 +24,10 @@ from kcg.kernel.numerics import (
 
 Array = NDArray[Any]
 
-LOOKED_AT = 1 << 10  # terms of a sum in which equal ones are looked for, drawn from all of them
+LOOKED_AT = 1 << 12  # terms of a sum in which equal ones are looked for, drawn from all of them
 COLUMNS = 128  # sums in which they are
 
+PARTS = (1.0, 0.5, 0.25)  # of a sum, in each of which its last terms may be added
 SPARED_BITS = 4  # of a term's last, where it was rounded itself before it is added
 _COMBINE = {Ops.ADD: np.add, Ops.MUL: np.multiply, Ops.MAX: np.maximum}
 _NEUTRAL = {Ops.ADD: 0.0, Ops.MUL: 1.0, Ops.MAX: -math.inf}
@@ -186,24 +187,31 @@ class Fold:
             return terms.reshape(shape), pairs.reshape(shape)
         return np.max(terms, initial=0.0), np.max(pairs, initial=0.0)
 
-    def _swallowed(self, size: Array) -> Array:
-        """About how much of each sum is at most lost in terms below the last bit of the sum, `size` being its own size
-        or that of its largest term; the largest share of those looked at where these are not all.
+    def _one_sided(self, size: Array) -> Array:
+        """About how much of each sum is lost, or won, where all errors of adding its small terms have one direction;
+        the largest share of those looked at where these are not all.
 
-        Where magnitudes differ widely one term comes to be the sum, and adding one that is below its last bit changes
-        nothing, each time: such errors have one direction, where the terms have one sign.
+        Where magnitudes differ widely a few terms come to be the sum, of about `size`. Adding another one rounds it to
+        a multiple of the sum's last bit: one below half of that bit is lost, and of many between one and two bits, all
+        are rounded down if they are nearly equal. The bit is that of the sum, or of a part of it.
         """
         shape = np.shape(self._squares)
         columns = math.prod(shape)
         chosen = np.arange(0, columns, -(-columns // COLUMNS) or 1)
         sizes = np.broadcast_to(size, shape).reshape(-1)[chosen]
-        last_bit = unit_roundoff(self._dtype) * sizes
+        last_bit = np.ldexp(2.0 * unit_roundoff(self._dtype), np.frexp(sizes)[1] - 1)
         share: Array = np.zeros(len(sizes))
         for drawn in self._drawn.values():
-            terms = np.abs(np.concatenate(drawn))
-            below = np.where(terms < 2 * last_bit, np.minimum(terms, last_bit), 0.0)
-            share = share + below.sum(0) * (self._count / max(len(terms), 1)) / np.where(sizes > 0, sizes, 1.0)
-        share = share.reshape(shape) if columns == len(chosen) else np.max(share, initial=0.0)
+            terms = np.concatenate(drawn)
+            times = self._count / max(len(terms), 1)
+            most: Array = np.zeros(len(sizes))
+            for part in PARTS:
+                bit = np.where(last_bit > 0, last_bit * part, 1.0)
+                lost = np.abs((np.rint(terms / bit) * bit - terms).sum(0))
+                by_chance = 1.5 * bit * np.sqrt(len(terms) / 12)  # of errors that are spread over one bit
+                most = np.maximum(most, lost - by_chance)
+            share = share + most * times / np.where(sizes > 0, sizes, 1.0)
+        share = share.reshape(shape) if columns == len(chosen) else np.max(np.nan_to_num(share), initial=0.0)
         return np.asarray(np.nan_to_num(share) * size)
 
     def value(self) -> Value:
@@ -260,7 +268,7 @@ class Fold:
             # terms of one size are mostly added to a much smaller sum: as many as there are then count as alike
             with_weight = np.square(self._sizes) / np.where(self._squares > 0, self._squares, 1.0)
             unequal = 1.0 - np.minimum(1.0, with_weight / np.maximum(self._nonzero, 1.0))
-            error = error + unequal * self._swallowed(size) / CONFIDENT
+            error = error + unequal * self._one_sided(size) / 2
             if self._biased:
                 error = error + unit * self._count * size / CONFIDENT  # a bound
         return error
