@@ -11,7 +11,8 @@ beside each value runs an *error*, the absolute rounding error that a correct ke
   ones, and adds `eps · sqrt(K) · max(|sum|, sqrt(Σ term²))` for accumulating in any order.
 - A sum of sums (`a + (b + c)`) may be added in any order, too: tinygrad has an order of its own. A sum over sums,
   part by part; where one part is the same every time its rounding errors add up linearly. So do those of terms that
-  are equal, as the terms of a masked sum are: K is then Σ m² over values that occur m times, up to the bound.
+  are equal, as the terms of a masked sum are: K is then Σ m² over values that occur m times, up to the bound. Where a
+  few large terms come to be the sum, the errors of adding many small ones may have one direction: they are counted.
 - x / (1 + x) may be computed as 1 - 1 / (1 + x).
 - A comparison or a truncation that rounding may tip makes what depends on it uncertain by as much as it would change;
   not so a comparison of a value with itself (`kcg.kernel.identities`), which is open only where NaN is.
