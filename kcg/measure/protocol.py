@@ -4,10 +4,10 @@ Random finite inputs of the ordinary recipe; one warm-up run; N timed runs by th
 GPU, the monotonic clock around the call on a CPU); full grid. Before each cold sample the outputs are poisoned, and
 then the last-level cache is flushed by writing well over its size. Warm samples follow each other, after one run on
 poisoned outputs that is not timed. After each cold sample, and after the last warm one, the outputs must be those of
-the first run, or the binary is wrong (`kcg.measure.verify.Watched`). Raw samples are kept and the median is reported. Clock, temperature and
-power are recorded where the device tells them. Samples taken under a thermal or hardware slow-down are taken again, a
-bounded number of times, and then the measurement is `noisy`; a power cap alone is no reason (large matmuls run at it
-by nature).
+the first run, or the binary is wrong (`kcg.measure.verify.Watched`). Raw samples are kept and the median is reported.
+Clock, temperature and power are recorded where the device tells them. Samples taken under a thermal or hardware
+slow-down are taken again, a bounded number of times, and then the measurement is `noisy`; a power cap alone is no
+reason (large matmuls run at it by nature).
 
 A change of any of this is a new version, never a silent one. Poisoning and looking are outside of what the clock sees:
 `evaluation/watched_timing.py` compares the medians with and without, which differ by no more than noise, so the
