@@ -37,9 +37,8 @@ class DeviceFill:
     def __init__(self, target: Target) -> None:
         self.target, self.device = target, target.device
         self._launches: dict[tuple[int, int], Callable[..., None]] = {}
-        self._blocks: OrderedDict[int, tuple[Any, Any]] = (
-            OrderedDict()
-        )  # by id: the array, so that it stays, and a copy
+        # by id: the array, so that it stays, and a copy on the device
+        self._blocks: OrderedDict[int, tuple[Any, Any]] = OrderedDict()
 
     def __call__(self, view: Any, wanted: Hashed) -> None:
         """Write all elements of `wanted` into a buffer of its size in bytes."""

@@ -194,11 +194,16 @@ class CheckedBench(Workbench, Referee):
         self.lap("check: poison")
         seconds = launch()
         self.lap("check: run")
-        if (slot := self.guards_intact()) is not None:
-            self.tainted = True
-            return f"wrote outside buffer {slot}", seconds
-        self.lap("check: guards")
-        return "", seconds
+        if not (reason := self._wrote_outside()):
+            self.lap("check: guards")
+        return reason, seconds
+
+    def _wrote_outside(self) -> str:
+        """Where a run wrote outside its buffers, if it did: nothing in this process is trusted from then on."""
+        if (slot := self.guards_intact()) is None:
+            return ""
+        self.tainted = True
+        return f"wrote outside buffer {slot}"
 
     def poisoned_run(self, launch: Launch) -> float:
         """One run on poisoned outputs, with the usual bytes around all buffers: its seconds."""
@@ -208,10 +213,7 @@ class CheckedBench(Workbench, Referee):
 
     def left_behind(self) -> str:
         """What runs changed besides their outputs; empty if nothing."""
-        if (slot := self.guards_intact()) is not None:
-            self.tainted = True
-            return f"wrote outside buffer {slot}"
-        return self._inputs_changed(self.outputs, _Verdict(), thorough=not self.is_large)
+        return self._wrote_outside() or self._inputs_changed(self.outputs, _Verdict(), thorough=not self.is_large)
 
     def compare(self, stores: Iterable[StoreValues], verdict: _Verdict | None = None) -> str:
         """What is wrong with what was written at the points of `stores`; empty if nothing is."""
@@ -280,10 +282,7 @@ class CheckedBench(Workbench, Referee):
                     self.disturb(slot, count, rng, among=np.unique(np.concatenate(written)))
         self.restore_inputs(only_outputs=True)
         launch()
-        if (slot_written := self.guards_intact()) is not None:
-            self.tainted = True
-            return f"wrote outside buffer {slot_written}"
-        return ""
+        return self._wrote_outside()
 
     # ---- timed runs ----
 
