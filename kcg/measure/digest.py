@@ -15,9 +15,8 @@ import numpy as np
 
 from kcg.compat.tiny import Buffer, Device, dtypes
 from kcg.errors import DeviceError
-from kcg.kernel.compiled import Compiled
-from kcg.kernel.compiler import compile_schedule, to_elf
-from kcg.types import Region, Target
+from kcg.measure.fill import launcher_of
+from kcg.types import Target
 
 COLUMNS = 4096  # words that are summed
 ROWS = (1024, 32)  # sums of one piece: pieces of 16 MiB, then of 512 KiB; what is left is copied
@@ -49,27 +48,13 @@ class DeviceDigest:
     def _compile(self, rows: int, target: Target) -> Callable[[Any, Any], None]:
         from tinygrad import Tensor
 
-        from kcg.kernel.codec import kernel_of
-        from kcg.kernel.space import KernelSpace
-
         words = Tensor.empty(rows, COLUMNS, dtype=dtypes.uint32, device=target.device)
         places = Tensor.arange(rows * COLUMNS, dtype=dtypes.uint32).reshape(rows, COLUMNS)
         mixed = (words ^ (words >> 15)) * (places * ODD).bitwise_or(1)
         mixed = (mixed ^ (mixed >> 13)) * MIX
         summed = (mixed ^ (mixed >> 16)).sum(1, dtype=dtypes.uint32)
         (call,) = summed.schedule_linear().src
-        region = Region((kernel_of(call.src[0]),))
-        compiled: Compiled = compile_schedule(region, KernelSpace(region, target).baseline(), target)
-        runtime = Device[self.device].runtime(to_elf(compiled, target, as_tinygrad=False))
-
-        def launch(sums: Any, source: Any) -> None:
-            pointers = {0: sums.get_buf(self.device), 1: source.get_buf(self.device)}
-            runtime(
-                *(pointers[slot] for slot in compiled.slots), global_size=compiled.global_size,
-                local_size=compiled.local_size, vals=compiled.values, wait=False,
-            )  # fmt: skip
-
-        return launch
+        return launcher_of(call.src[0], target)
 
     def _check(self, rows: int, launch: Callable[[Any, Any], None]) -> None:
         words = np.random.default_rng(rows).integers(0, 1 << 32, rows * COLUMNS, dtype=np.uint32)

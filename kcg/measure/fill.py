@@ -79,25 +79,9 @@ class DeviceFill:
 
     def _launch(self, width: int, piece: int) -> Callable[..., None]:
         if (width, piece) not in self._launches:
-            self._launches[width, piece] = self._compile(width, piece)
+            self._launches[width, piece] = launcher_of(_kernel(width, piece), self.target)
             self._check(width, piece)
         return self._launches[width, piece]
-
-    def _compile(self, width: int, piece: int) -> Callable[..., None]:
-        from kcg.kernel.codec import kernel_of
-        from kcg.kernel.space import KernelSpace
-
-        region = Region((kernel_of(_kernel(width, piece)),))
-        compiled = compile_schedule(region, KernelSpace(region, self.target).baseline(), self.target)
-        runtime = Device[self.device].runtime(to_elf(compiled, self.target, as_tinygrad=False))
-
-        def launch(*buffers: Any) -> None:
-            runtime(
-                *(buffers[slot].get_buf(self.device) for slot in compiled.slots), global_size=compiled.global_size,
-                local_size=compiled.local_size, vals=compiled.values, wait=False,
-            )  # fmt: skip
-
-        return launch
 
     def _check(self, width: int, piece: int) -> None:
         block = np.random.default_rng(width).integers(0, 256, BLOCK * width, dtype=np.uint8).view(f"u{width}")
@@ -109,6 +93,24 @@ class DeviceFill:
             buffer.allocator._copyout(found.data, buffer._buf)
             if not wanted.same_as(found.view(block.dtype)):
                 raise DeviceError(f"{self.device} does not fill a buffer right: it cannot be trusted")
+
+
+def launcher_of(ast: UOp, target: Target) -> Callable[..., None]:
+    """A kernel of kcg's own, as tinygrad schedules it: launches it, without waiting, on its buffers in slot order."""
+    from kcg.kernel.codec import kernel_of
+    from kcg.kernel.space import KernelSpace
+
+    region = Region((kernel_of(ast),))
+    compiled = compile_schedule(region, KernelSpace(region, target).baseline(), target)
+    runtime = Device[target.device].runtime(to_elf(compiled, target, as_tinygrad=False))
+
+    def launch(*buffers: Any) -> None:
+        runtime(
+            *(buffers[slot].get_buf(target.device) for slot in compiled.slots), global_size=compiled.global_size,
+            local_size=compiled.local_size, vals=compiled.values, wait=False,
+        )  # fmt: skip
+
+    return launch
 
 
 def _kernel(width: int, piece: int) -> UOp:
