@@ -1,21 +1,22 @@
 """Optimise Flux on the devices of this machine and keep what came out.
 
     python evaluation/optimize_flux.py mini CPU:CLANG CPU:X86
-    python evaluation/optimize_flux.py 768 CUDA --budget 240s
+    python evaluation/optimize_flux.py mini CPU:CLANG --budget 60s --runs 3     # the entry is the median run
     python evaluation/optimize_flux.py --result kcg-out/flux/RESULT.json      # of a run that was made already
 
-Updates evaluation/results/optimize_flux.json: one entry per preset and device.
+Updates evaluation/results/optimize_flux.json: one entry per preset, device and budget.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import statistics
 import subprocess
 import sys
 import tempfile
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -65,6 +66,14 @@ def measure(settings: Settings) -> dict[str, Any]:
     return entry_of(json.loads(done.stdout), " ".join(["python", *command(settings)])) | {"exit_code": done.returncode}
 
 
+def median_of(settings: Settings, runs: int) -> dict[str, Any]:
+    """The median run of several, which differ in their seeds alone; `speedups` are those of all, in order."""
+    entries = [measure(replace(settings, seed=settings.seed + number)) for number in range(runs)]
+    speedups = [entry["speedup"] for entry in entries]
+    median = entries[speedups.index(statistics.median_low(speedups))]
+    return median | {"speedups": speedups, "exit_codes": [entry["exit_code"] for entry in entries]}
+
+
 def entry_of(answer: dict[str, Any], command: str) -> dict[str, Any]:
     """What is kept of a result, and the command that made it."""
     entry = {name: answer[name] for name in KEPT}
@@ -79,6 +88,7 @@ def main(
     preset: Annotated[str, typer.Argument(help="mini, 768 or 1024")] = "",
     devices: Annotated[list[str] | None, typer.Argument(help="CPU:CLANG, CUDA …, one after the other")] = None,
     budget: Annotated[str | None, typer.Option(help="time of each run, instead of normal effort")] = None,
+    runs: Annotated[int, typer.Option(min=1, help="how many, each with the next seed; the median is kept")] = 1,
     result: Annotated[Path | None, typer.Option(help="a RESULT.json to take in, instead of running")] = None,
     out: Annotated[Path, typer.Option(help="the results file")] = OUT,
 ) -> None:
@@ -90,11 +100,11 @@ def main(
         command = re.sub(r" --report \S+", "", told.command)  # where it was written is the machine's matter
         made = [(told.preset, told.target.tinygrad_device, entry_of(to_dict(told), command))]
     elif preset and devices:
-        made = [(preset, device, measure(Settings(preset, device, budget))) for device in devices]
+        made = [(preset, device, median_of(Settings(preset, device, budget), runs)) for device in devices]
     else:
         raise UsageError("say a preset and devices, for example mini CPU:X86, or --result RESULT.json")
     for preset, device, entry in made:
-        name = run_of(preset, device)
+        name = run_of(preset, device) + (f"_{budget}" if budget is not None else "")
         headline = {f"{key}_{name}": entry[key] for key in ("total_before_s", "total_after_s", "speedup")}
         record_results(out, name, entry, headline)
         typer.echo(f"{name}: {entry['total_before_s'] * 1e3:.1f} ms -> {entry['total_after_s'] * 1e3:.1f} ms")

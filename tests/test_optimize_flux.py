@@ -52,6 +52,20 @@ def test_without_a_preset_or_a_result_it_says_what_to_write(tmp_path: Path, keep
     assert not [*tmp_path.iterdir()]
 
 
+def test_the_median_of_several_runs_is_kept_under_its_budget(
+    tmp_path: Path, keep: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = {"total_before_s": 1.5, "exit_code": 0}
+    speedups = {0: 1.5, 1: 1.2, 2: 1.25}
+    made = {seed: entry | {"seed": seed, "speedup": s, "total_after_s": 1.5 / s} for seed, s in speedups.items()}
+    monkeypatch.setitem(keep.__globals__, "measure", lambda settings: made[settings.seed])
+    keep(preset="mini", devices=["CPU:CLANG"], budget="60s", runs=3, out=tmp_path / "kept.json")
+    kept = json.loads((tmp_path / "kept.json").read_text())
+    run = kept["runs"]["mini_cpu_clang_60s"]
+    assert run["seed"] == 2 and run["speedups"] == [1.5, 1.2, 1.25] and run["exit_codes"] == [0, 0, 0]
+    assert kept["headline"]["speedup_mini_cpu_clang_60s"] == 1.25
+
+
 @pytest.mark.slow
 def test_flux_is_optimised_and_kept(tmp_path: Path) -> None:
     device = "CPU:CLANG" if clang_path() else "CPU:X86"
