@@ -42,25 +42,47 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Region:
-    """What one schedule is for: wired kernels, for now exactly one.
+    """What one schedule is for: one call of a program, or several that share buffers.
 
-    `wiring` lists `(producer, output slot, consumer, input slot)` by index into `kernels`.
+    `args` lists, for each kernel, which buffer of the region each of its slots binds. Buffers are numbered by their
+    first appearance, so that shared inputs and updates in place can be said. `outputs` are the buffers whose contents
+    are observed afterwards; what else is written is an intermediate, which need not be stored. A region of one kernel
+    has neither: its slots are its buffers, and all that it writes is observed.
     """
 
     kernels: tuple[Kernel, ...]
-    wiring: tuple[tuple[int, int, int, int], ...] = ()
+    args: tuple[tuple[int, ...], ...] = ()
+    outputs: tuple[int, ...] = ()
 
-    @property
+    @cached_property
     def id(self) -> str:
         if len(self.kernels) == 1:
             return self.kernels[0].id
-        return content_id([[k.id for k in self.kernels], [list(w) for w in self.wiring]])
+        return content_id([[k.id for k in self.kernels], [list(slots) for slots in self.args], list(self.outputs)])
 
     @property
     def kernel(self) -> Kernel:
         """The only kernel of a region of one."""
         (only,) = self.kernels
         return only
+
+
+def malformed(region: Region) -> str:
+    """What is wrong with a region that comes from a file, in a line; empty where nothing is."""
+    if not region.kernels:
+        return "it has no kernels"
+    if len(region.kernels) == 1:
+        return "a region of one kernel has no args and no outputs" if region.args or region.outputs else ""
+    if len(region.args) != len(region.kernels):
+        return "args must list the slots of each kernel"
+    seen = 0
+    for number in (number for slots in region.args for number in slots):
+        if not 0 <= number <= seen:
+            return "its buffers are not numbered by their first appearance"
+        seen = max(seen, number + 1)
+    if list(region.outputs) != sorted(set(region.outputs)) or not all(0 <= n < seen for n in region.outputs):
+        return "outputs must be buffers of the region, each once, in order"
+    return "" if region.outputs else "it has no outputs"
 
 
 @dataclass(frozen=True)
@@ -215,6 +237,85 @@ class LeftOut:
 
 
 @dataclass(frozen=True)
+class BufferView:
+    """What one slot of a call binds: a part of a buffer of its sequence. Offset and size are in bytes."""
+
+    buffer: int
+    offset: int
+    size: int
+
+
+@dataclass(frozen=True)
+class SequenceBuffer:
+    """Memory that calls of a sequence share."""
+
+    size: int  # bytes
+    dtype: str
+    held: bool  # whether it is there before, or is observed after: inputs, weights, outputs; else an intermediate
+
+
+@dataclass(frozen=True)
+class SequenceCall:
+    """One call of a sequence. Without a `kernel` it is none that can be scheduled: a copy between devices, a program
+    that tinygrad did not compile from an AST."""
+
+    kernel: Kernel | None
+    views: tuple[BufferView, ...]  # by slot
+    reads: tuple[int, ...]  # slots
+    writes: tuple[int, ...]  # slots; of an update in place in both
+    what: str = ""  # where there is no kernel, what it is
+    devices: tuple[str, ...] = field(default=(), compare=False)  # several where it runs on each
+    origin: str = field(default="", compare=False)  # the line that made it, as `file:line`; empty: not known
+
+
+@dataclass(frozen=True)
+class Sequence:
+    """Ordered calls of one stretch of a program that tinygrad plans the memory of at once, with their buffers.
+
+    Buffers are numbered by their first appearance in the calls. `steady` is what a `TinyJit` captured and replays;
+    else it ran as it was scheduled, which of a loop without `TinyJit` is often.
+    """
+
+    calls: tuple[SequenceCall, ...]
+    buffers: tuple[SequenceBuffer, ...]
+    steady: bool = False
+    seen: tuple[tuple[Variables, int], ...] = field(default=(), compare=False)  # values of variables, how often each
+
+    @property
+    def executions(self) -> int:
+        """How often it ran."""
+        return sum(count for _, count in self.seen)
+
+    @cached_property
+    def id(self) -> str:
+        """What is computed on which buffers; not how often, nor whether it is steady."""
+        calls = [
+            [c.kernel.id if c.kernel else c.what, [[v.buffer, v.offset, v.size] for v in c.views], c.reads, c.writes]
+            for c in self.calls
+        ]
+        return content_id([calls, [[b.size, b.dtype, b.held] for b in self.buffers]])
+
+    def region(self, *places: int) -> Region:
+        """The region of some calls, in their order. Raises ValueError where one runs no kernel that can be scheduled.
+
+        Its outputs are what is held, and what a call outside of it uses: fewer are not safe, more are allowed.
+        """
+        chosen = [self.calls[place] for place in sorted(places)]
+        kernels = tuple(call.kernel for call in chosen if call.kernel is not None)
+        if not chosen or len(kernels) != len(chosen):
+            raise ValueError("a region is of calls that run kernels")
+        if len(kernels) == 1:
+            return Region(kernels)
+        numbers: dict[BufferView, int] = {}
+        args = tuple(tuple(numbers.setdefault(view, len(numbers)) for view in call.views) for call in chosen)
+        others = [call for place, call in enumerate(self.calls) if place not in places]
+        used = {view.buffer for call in others for view in call.views}
+        written = {call.views[slot] for call in chosen for slot in call.writes}
+        observed = [view for view in written if view.buffer in used or self.buffers[view.buffer].held]
+        return Region(kernels, args, tuple(sorted(numbers[view] for view in observed)))
+
+
+@dataclass(frozen=True)
 class Workload:
     """A named program that yields regions, each with how often it is called."""
 
@@ -224,6 +325,9 @@ class Workload:
     held_bytes: int = field(default=0, compare=False)  # weights, inputs and outputs of a whole run; 0: not known
     between_bytes: int = field(default=0, compare=False)  # what lives between them, laid out by tinygrad's planner
     left_out: tuple[LeftOut, ...] = field(default=(), compare=False)  # what else the program ran
+    # each distinct one, in the order in which they ran first; none where it is not known. Of a model of many equal
+    # blocks they are those of a model of fewer, see `kcg.workloads.repeated`
+    sequences: tuple[Sequence, ...] = field(default=(), compare=False)
 
     @property
     def id(self) -> str:

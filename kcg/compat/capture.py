@@ -54,7 +54,8 @@ def variable_names(ast: UOp) -> frozenset[str]:
     return frozenset(v.expr for v in ast.variables())
 
 
-def _bound(names: frozenset[str], values: Mapping[str, Any]) -> Variables:
+def bound_variables(names: frozenset[str], values: Mapping[str, Any]) -> Variables:
+    """The values of some variables, sorted by name. A sharded kernel counts as on its first device."""
     known = {DEVICE_NUMBER: 0, **values}
     return tuple(sorted((name, int(known[name])) for name in names if name in known))
 
@@ -110,7 +111,7 @@ def _counted(linear: UOp, values: Mapping[str, int]) -> list[CapturedCall]:
         if call.op is not Ops.CALL or call.src[0].op is not Ops.SINK or why_fixed(call.src[0]):
             continue
         ast, devices = call.src[0], _devices_of(call)
-        place = (ast, _bound(variable_names(ast), values))
+        place = (ast, bound_variables(variable_names(ast), values))
         earlier = counts[place].calls if place in counts else 0
         counts[place] = CapturedCall(*place, earlier + len(devices), devices[0])
     return list(counts.values())
@@ -223,7 +224,7 @@ class Recorder:
                 if reason := why_fixed(self.asts[call.tag]):
                     self._count_unrecorded(call.tag, self.names[call.tag], reason, len(devices))
                     return
-                bound = _bound(self._variables[call.tag], variables)
+                bound = bound_variables(self._variables[call.tag], variables)
                 for device in devices:
                     place = (call.tag, bound, device)
                     self.counts[place] = self.counts.get(place, 0) + 1

@@ -11,7 +11,7 @@ import os
 import re
 import struct
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from kcg.compat.tiny import (
@@ -28,6 +28,7 @@ from kcg.compat.tiny import (
 )
 
 ALIGNMENT = 16  # bytes; what vector loads of a hand-written kernel may rely on
+MOST = 2**31 - 1  # of an integer that a program takes
 CORE_ID = "core_id"  # tinygrad's name of the variable that tells a CPU kernel which of its threads it is
 
 
@@ -50,11 +51,45 @@ def program_in_place(
         (u for u in ast.toposort() if u.op is Ops.PARAM and u.addrspace != AddrSpace.ALU), key=lambda u: u.arg.slot
     )
     variables = (core_variable(len(buffers), threads),) if threads else ()
+    return _program(
+        ast, buffers, variables, elf, device, shared_bytes=shared_bytes, global_size=global_size, local_size=local_size,
+        outputs=outputs, inputs=inputs, source=source,
+    )  # fmt: skip
+
+
+def program_of_launch(
+    elf: Any, device: str, buffers: Sequence[tuple[int, str]], *, shared_bytes: int, global_size: tuple[int, ...],
+    local_size: tuple[int, ...], outputs: tuple[int, ...], inputs: tuple[int, ...], variables: Sequence[str] = (),
+    source: str = "",
+) -> UOp:  # fmt: skip
+    """A PROGRAM that runs `elf` on buffers of so many elements of a dtype, in this order, in a call of its own making.
+
+    `variables` are the names of integers that follow the buffers: the program's symbolic ones, or `CORE_ID`. What the
+    launch writes, workspaces included, must be in `outputs`, and what it reads in `inputs`: by these `TinyJit` copies
+    what is fed back, and graphs order their launches.
+    """
+    by_name = {d.name: d for d in dtypes.all}
+    params = [UOp.param(slot, by_name[dtype], (size,), device) for slot, (size, dtype) in enumerate(buffers)]
+    limits = {CORE_ID: global_size[0] - 1}
+    numbers = tuple(
+        _variable(len(params) + place, name, limits.get(name, MOST)) for place, name in enumerate(variables)
+    )  # fmt: skip
+    return _program(
+        UOp.sink(*params), params, numbers, elf, device, shared_bytes=shared_bytes, global_size=global_size,
+        local_size=local_size, outputs=outputs, inputs=inputs, source=source,
+    )  # fmt: skip
+
+
+def _program(
+    sink: UOp, buffers: Sequence[UOp], variables: tuple[UOp, ...], elf: Any, device: str, *, shared_bytes: int,
+    global_size: tuple[int, ...], local_size: tuple[int, ...], outputs: tuple[int, ...], inputs: tuple[int, ...],
+    source: str,
+) -> UOp:  # fmt: skip
     info = ProgramInfo(
         name=elf.name, global_size=global_size, local_size=local_size, vars=variables,
         globals=tuple(u.arg.slot for u in buffers), outs=outputs, ins=inputs, target=elf.target,
     )  # fmt: skip
-    sink = ast.replace(arg=KernelInfo(name=elf.name), tag=None)
+    sink = sink.replace(arg=KernelInfo(name=elf.name), tag=None)
     parts = (
         sink, UOp(Ops.LINEAR, src=(*buffers, *variables)), UOp(Ops.SOURCE, arg=source), UOp(Ops.BINARY, arg=elf.lib),
     )  # fmt: skip
@@ -70,7 +105,11 @@ def program_in_place(
 
 def core_variable(slot: int, threads: int) -> UOp:
     """The variable `core_id` of a kernel that is called `threads` times."""
-    arg = ParamArg(slot, dtypes.int, (0, threads - 1), name=CORE_ID, addrspace=AddrSpace.ALU)
+    return _variable(slot, CORE_ID, threads - 1)
+
+
+def _variable(slot: int, name: str, most: int) -> UOp:
+    arg = ParamArg(slot, dtypes.int, (0, most), name=name, addrspace=AddrSpace.ALU)
     return UOp(Ops.PARAM, src=(UOp(Ops.STACK, src=()),), arg=arg)
 
 

@@ -39,7 +39,7 @@ from kcg.dataset.reading import (
     read_export,
     sha256_of,
 )
-from kcg.dataset.records import disk_full, is_disk_full, values_of
+from kcg.dataset.records import disk_full, is_disk_full, values_of, wiring_json
 from kcg.dataset.rows import TIMINGS
 from kcg.errors import MismatchError, UsageError
 from kcg.files import sync
@@ -170,7 +170,7 @@ def _write_all(journal: Journal | Export, parts: Mapping[str, Path]) -> None:
     }
     found = journal.regions()
     regions = {
-        k: None if k in kernels else [[x.id for x in r.kernels], r.wiring] for k, r in found.items()
+        k: None if k in kernels else [[x.id for x in r.kernels], wiring_json(r)] for k, r in found.items()
     }  # null: the kernel of that id, as almost all are
     splits = split_values(kernels, workloads)
     write_parquet(parts[KERNELS], kernels_schema(), [kernels_table(kernels, used, splits)])

@@ -29,6 +29,7 @@ from kcg.dataset.records import (
     record_from_json,
     region_from_json,
     values_of,
+    wiring_json,
 )
 from kcg.dataset.schema import (
     APPLICATION_ID,
@@ -220,7 +221,7 @@ class Journal:
         with self._transaction():
             for kernel in region.kernels:
                 self.add_kernel(kernel, workload=workload)
-            values = (region.id, canonical_json([k.id for k in region.kernels]), canonical_json(region.wiring))
+            values = (region.id, canonical_json([k.id for k in region.kernels]), canonical_json(wiring_json(region)))
             return self._insert("INSERT OR IGNORE INTO regions VALUES(?, ?, ?)", values)
 
     def add_workload(self, workload: Workload) -> bool:

@@ -27,6 +27,7 @@ from kcg.types import (
     Toolchain,
     canonical_json,
     content_id,
+    malformed,
 )
 
 ROW_ERRORS = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError)  # of a foreign row
@@ -171,10 +172,22 @@ def values_of(record: Target | Toolchain, fingerprint: str) -> dict[str, Any]:
     return values
 
 
-def region_from_json(kernel_ids: list[str], wiring: list[list[int]], kernels: Mapping[str, Kernel]) -> Region:
-    """A region from its stored JSON values. Raises one of `ROW_ERRORS`."""
-    wires = tuple((int(a), int(b), int(c), int(d)) for a, b, c, d in wiring)
-    return Region(tuple(kernels[k] for k in kernel_ids), wires)
+def wiring_json(region: Region) -> list[Any]:
+    """What is stored of a region beside its kernels: nothing of one kernel, else its args and its outputs."""
+    return [] if len(region.kernels) == 1 else [[list(slots) for slots in region.args], list(region.outputs)]
+
+
+def region_from_json(kernel_ids: list[str], wiring: list[Any], kernels: Mapping[str, Kernel]) -> Region:
+    """A region from its stored JSON values, see `wiring_json`. Raises one of `ROW_ERRORS`."""
+    args, outputs = wiring or ((), ())
+    made = Region(
+        tuple(kernels[k] for k in kernel_ids),
+        tuple(tuple(int(number) for number in slots) for slots in args),
+        tuple(int(number) for number in outputs),
+    )
+    if wrong := malformed(made):
+        raise ValueError(wrong)
+    return made
 
 
 def identity_of(key: Sequence[Any]) -> bytes:

@@ -1,11 +1,12 @@
-"""A compiled kernel as plain data that can cross a process boundary."""
+"""Compiled kernels and programs of several launches, as plain data that can cross a process boundary."""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from kcg.types import Variables
+from kcg.types import Region, Variables, content_id
 
 
 @dataclass(frozen=True)
@@ -60,3 +61,80 @@ class Compiled:
     def binary_hash(self) -> str:
         """What tells it from other binaries of the same kernel."""
         return hashlib.sha256(self.binary + self.launch_id.encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class ProgramLaunch:
+    """One launch of a program: `args` lists which of the program's buffers each pointer of the binary takes, in the
+    order of `Compiled.slots`."""
+
+    compiled: Compiled
+    args: tuple[int, ...]
+
+    def binds(self, slots: tuple[int, ...]) -> tuple[int, ...]:
+        """The program's buffers that some slots of the binary take, such as its outputs."""
+        return tuple(self.args[self.compiled.slots.index(slot)] for slot in slots)
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """A buffer that nobody else sees: a workspace of one launch, or what one launch leaves for the next."""
+
+    elements: int
+    dtype: str  # tinygrad's name of it, as in `Compiled.signature`
+
+    def __post_init__(self) -> None:
+        if self.elements < 1:
+            raise ValueError("a workspace has at least one element")
+
+
+@dataclass(frozen=True)
+class Program:
+    """What runs a region: launches in order on the region's buffers, numbered as there, and on `scratch` after these.
+
+    What a launch writes must be among the outputs of its `Compiled`, workspaces included.
+    """
+
+    launches: tuple[ProgramLaunch, ...]
+    buffers: int  # of the region
+    scratch: tuple[Scratch, ...] = ()
+
+    def __post_init__(self) -> None:
+        last = self.buffers + len(self.scratch)
+        if not self.launches or any(not 0 <= n < last for launch in self.launches for n in launch.args):
+            raise ValueError("a program has launches, on buffers of its own")
+        if any(len(launch.args) != len(launch.compiled.slots) for launch in self.launches):
+            raise ValueError("a launch binds each pointer of its binary to a buffer")
+
+    @property
+    def id(self) -> str:
+        """Hash of binaries, launch sizes, argument order and workspace: equal programs are one measurement."""
+        rows = [
+            [
+                launch.compiled.binary_hash, list(launch.compiled.global_size), list(launch.compiled.local_size),
+                list(launch.compiled.values), launch.compiled.shared_bytes, list(launch.args),
+            ]
+            for launch in self.launches
+        ]  # fmt: skip
+        return content_id([rows, self.buffers, [[s.elements, s.dtype] for s in self.scratch]])
+
+    @property
+    def outputs(self) -> tuple[int, ...]:
+        """The region's buffers that it writes."""
+        written = {n for launch in self.launches for n in launch.binds(launch.compiled.outputs)}
+        return tuple(sorted(n for n in written if n < self.buffers))
+
+
+def program_of_parts(region: Region, parts: Sequence[Compiled]) -> Program:
+    """The region's kernels in order, each compiled by itself, as one program: what it is compared with.
+
+    The intermediates stay buffers of the region, so it stores what tinygrad stores.
+    """
+    if len(parts) != len(region.kernels):
+        raise ValueError("a region has as many parts as kernels")
+    args = region.args or (tuple(range(1 + max(parts[0].slots))),)
+    launches = [
+        ProgramLaunch(compiled, tuple(slots[slot] for slot in compiled.slots))
+        for compiled, slots in zip(parts, args, strict=True)
+    ]
+    return Program(tuple(launches), buffers=1 + max(number for slots in args for number in slots))

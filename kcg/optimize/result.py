@@ -20,11 +20,11 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 from kcg.errors import ResultError, ScheduleError
 from kcg.files import write_whole
 from kcg.kernel.handwritten import source_body
-from kcg.types import Kernel, Region, RegionResult, Result, Schedule, ScheduleKind
+from kcg.types import Kernel, Region, RegionResult, Result, Schedule, ScheduleKind, malformed
 
 T = TypeVar("T")
 
-SCHEMA = 8
+SCHEMA = 9
 """The version of the file. A change of any field is a new number, never a silent one."""
 
 ADDED = {
@@ -44,6 +44,7 @@ ADDED = {
         ("Result", "dirty"),
         ("RegionResult", "ends"),
     },
+    9: {("Region", "args"), ("Region", "outputs")},
 }
 """Fields that came with each version: files of the versions before it are read without them, with their defaults."""
 
@@ -216,6 +217,8 @@ def _decode(value: Any, hint: Any, where: str, *, of: _Document) -> Any:
         hints = {n: h for n, h in _hints(hint).items() if (hint.__name__, n) not in of.later}
         if not isinstance(value, dict):
             raise _Malformed(where, f"an object is expected, not {_shown(value)}")
+        if hint is Region and "args" not in hints:
+            value = _without_wiring(value, where)
         _same_names(set(value), set(hints), where)
         return hint(**{n: _decode(value[n], h, f"{where}.{n}".lstrip("."), of=of) for n, h in hints.items()})
     if origin is tuple:
@@ -237,6 +240,13 @@ def _decode(value: Any, hint: Any, where: str, *, of: _Document) -> Any:
     if isinstance(value, int) and abs(value) > LARGEST:
         raise _Malformed(where, "the number is too large")
     return value
+
+
+def _without_wiring(value: dict[str, Any], where: str) -> dict[str, Any]:
+    """A region of a file from before schema 9, which had `wiring` and only ever one kernel."""
+    if value.get("wiring") != []:
+        raise _Malformed(f"{where}.wiring", "an empty list is expected")
+    return {name: part for name, part in value.items() if name != "wiring"}
 
 
 def _float(value: float, where: str) -> float:
@@ -312,11 +322,8 @@ def _in_todays_words(row: RegionResult) -> RegionResult:
 
 def _check_region(row: RegionResult, where: str) -> None:
     region: Region = row.region
-    if not region.kernels:
-        raise _Malformed(f"{where}.region", "it has no kernels")
-    for wire in region.wiring:
-        if not (0 <= wire[0] < len(region.kernels) and 0 <= wire[2] < len(region.kernels)):
-            raise _Malformed(f"{where}.region.wiring", "it names a kernel that the region lacks")
+    if wrong := malformed(region):
+        raise _Malformed(f"{where}.region", wrong)
     if row.outcome not in OUTCOMES:
         raise _Malformed(f"{where}.outcome", f"{_shown(row.outcome)} is none of {', '.join(OUTCOMES)}")
     if row.calls < 0 or row.measurements < 0:

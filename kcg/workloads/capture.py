@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from kcg.compat.capture import PARTLY_FIXED, CapturedCall, Recorder, asked_as, planned_calls
+from kcg.compat.sequences import recording_sequences
 from kcg.errors import CodecError
 from kcg.kernel import symbolic
 from kcg.kernel.codec import kernel_of
+from kcg.kernel.sequences import sequences_of_captured
 from kcg.kernel.symbolic import merged
 from kcg.types import Kernel, LeftOut, Region, SeenAs, Workload, WorkloadCall
 
@@ -86,5 +88,21 @@ def thinned(workload: Workload) -> Workload:
 
 def lazy_workload(name: str, preset: str, *outputs: Any) -> Workload:
     """The workload of realising `outputs`, without allocating anything; with the memory that a whole run would need."""
-    calls, held, between = planned_calls(*outputs)
-    return replace(to_workload(name, preset, calls), held_bytes=held, between_bytes=between)
+    return step_workload(name, preset, lambda: outputs)
+
+
+def step_workload(name: str, preset: str, build: Callable[[], Sequence[Any]]) -> Workload:
+    """`lazy_workload` of the outputs that `build` makes, with the lines of the model that its kernels come from.
+
+    Its sequence counts as one that is replayed.
+    """
+    with recording_sequences() as recorder:
+        outputs = build()
+        calls, held, between = planned_calls(*outputs)
+    step = [(replace(sequence, steady=True), seen) for sequence, seen in recorder.sequences()]
+    return replace(
+        to_workload(name, preset, calls),
+        held_bytes=held,
+        between_bytes=between,
+        sequences=sequences_of_captured(step),
+    )

@@ -23,7 +23,7 @@ from tinygrad import Tensor, dtypes
 
 from kcg.compat.tiny import UOp
 from kcg.types import Workload
-from kcg.workloads.capture import lazy_workload
+from kcg.workloads.capture import step_workload
 from kcg.workloads.registry import Step
 
 if TYPE_CHECKING:
@@ -131,8 +131,12 @@ def capture(family: Family, name: str, preset: str) -> Workload:
     """The kernels of one step, without allocating anything."""
     config = family.PRESETS[preset]
     empty = {k: Tensor.empty(*i.shape, dtype=getattr(dtypes, i.dtype)) for k, i in family.inputs(config).items()}
-    outputs = family.run(Parameters(config.dtype), config, **empty)
-    return lazy_workload(name, preset, *(outputs if isinstance(outputs, tuple) else (outputs,)))
+
+    def outputs() -> tuple[Tensor, ...]:
+        made = family.run(Parameters(config.dtype), config, **empty)
+        return made if isinstance(made, tuple) else (made,)
+
+    return step_workload(name, preset, outputs)
 
 
 def runnable(family: Family, preset: str, seed: int) -> Step:

@@ -69,13 +69,16 @@ class WorkloadSpec:
 
 def _flux() -> WorkloadSpec:
     from kcg.workloads import flux, weights
-    from kcg.workloads.capture import lazy_workload
+    from kcg.workloads.capture import step_workload
     from kcg.workloads.repeated import of_repeated
 
     def capture(preset: str) -> Workload:
         def with_blocks(double: int, single: int) -> Workload:
-            model, inputs = flux.build(preset, double_blocks=double, single_blocks=single)
-            return lazy_workload("flux", preset, flux.step(model, inputs))
+            def outputs() -> tuple[Tensor]:
+                model, inputs = flux.build(preset, double_blocks=double, single_blocks=single)
+                return (flux.step(model, inputs),)
+
+            return step_workload("flux", preset, outputs)
 
         config = flux.flux_config(preset)
         return of_repeated(with_blocks, config.double_blocks, config.single_blocks)

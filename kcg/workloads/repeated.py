@@ -22,7 +22,8 @@ Place = tuple[str, tuple[tuple[str, int], ...]]  # region and values of its vari
 def of_repeated(capture: Callable[..., Workload], *blocks: int) -> Workload:
     """`capture(*blocks)`, where `capture(n, m)` is the workload of a model of n blocks of one kind and m of another.
 
-    Few blocks are captured as they are.
+    Few blocks are captured as they are. Of many, the sequences are those of the capture that was checked: every kernel
+    and every way in which they are wired, of fewer blocks.
     """
     few = [tuple(1 + (kind == more) for kind in range(len(blocks))) for more in range(len(blocks))]
     one, checked = (1,) * len(blocks), (CHECKED,) * len(blocks)

@@ -1,0 +1,289 @@
+"""The sequences of calls that a program runs: order, buffers, what stays live, how often, and the lines they come from.
+
+They are read before tinygrad plans memory (`kcg.compat.planning`). What a `TinyJit` captures is steady, and each of its
+replays counts; all else counts when it is scheduled. Importing this module imports no tinygrad, and
+`recording_sequences` may begin before a program does.
+
+A kernel's line is that of the user's code that made the value it stores. tinygrad knows only a method's name, and that
+only until it schedules, so the stack is looked at whenever a Tensor is made. An intermediate that no Tensor names has
+the line of what is computed from it.
+
+Private: `tensor.transform_to_call` (which buffer each value gets), `tensor.create_linear_with_vars` (the values of
+variables), `engine.jit.jit_lower` and `.run_linear` (what a `TinyJit` captures and replays), `Tensor._apply_uop`,
+`Tensor._wrap_uop`, `Tensor.assign`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kcg.compat.capture import WRITTEN, Variables, bound_variables, plain_name, variable_names, when_imported, why_fixed
+from kcg.compat.planning import JIT, PlannedCall, before_planning, stretch_of
+
+if TYPE_CHECKING:
+    from kcg.compat.tiny import UOp
+
+COPY = "copy between devices"
+
+_KCG = Path(__file__).parent.parent
+_MODELS = str(_KCG / "workloads") + os.sep  # models of kcg's own are code that a line may name
+
+
+@dataclass(frozen=True)
+class CapturedView:
+    """What a slot binds: a part of one of the sequence's buffers, in bytes."""
+
+    buffer: int
+    offset: int
+    size: int
+
+
+@dataclass(frozen=True)
+class CapturedBuffer:
+    size: int  # bytes
+    dtype: str
+    held: bool
+
+
+@dataclass(frozen=True)
+class SequencedCall:
+    """One call; `ast` is None where tinygrad does not compile it from one, or not freely: `what` says what it is."""
+
+    ast: UOp | None
+    views: tuple[CapturedView, ...]
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+    what: str = ""
+    devices: tuple[str, ...] = field(default=(), compare=False)
+    origin: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True)
+class CapturedSequence:
+    """Calls in order, with buffers numbered by their first appearance. Equal ones do the same on buffers alike."""
+
+    calls: tuple[SequencedCall, ...]
+    buffers: tuple[CapturedBuffer, ...]
+    steady: bool
+
+    @functools.cached_property
+    def variables(self) -> frozenset[str]:
+        """The names of the variables that its kernels need."""
+        return frozenset(name for call in self.calls if call.ast is not None for name in variable_names(call.ast))
+
+
+class SequenceRecorder:
+    """What a running program scheduled and replayed. Threads may share it."""
+
+    def __init__(self) -> None:
+        self._counts: dict[CapturedSequence, dict[Variables, int]] = {}
+        self._jitted: weakref.WeakKeyDictionary[UOp, CapturedSequence] = weakref.WeakKeyDictionary()
+        self._lines: weakref.WeakKeyDictionary[UOp, str] = weakref.WeakKeyDictionary()  # of values and of buffers
+        self._lock = threading.Lock()
+        self._now = threading.local()
+
+    def sequences(self) -> list[tuple[CapturedSequence, tuple[tuple[Variables, int], ...]]]:
+        """Every distinct one in the order of its first run, with the values of its variables and how often each."""
+        with self._lock:
+            return [(sequence, tuple(sorted(counts.items()))) for sequence, counts in self._counts.items()]
+
+    # ---- what came by ----
+
+    def saw_planned(self, linear: UOp, module: str) -> UOp:
+        """Remember the calls of a linear that is about to be planned, until it is known how it runs."""
+        self._now.planned = captured(stretch_of(linear), steady=module == JIT, line_of=self._line_of)
+        return linear
+
+    def _line_of(self, node: UOp) -> str:
+        return self._lines.get(node, "")
+
+    def _taken(self) -> CapturedSequence | None:
+        planned: CapturedSequence | None = getattr(self._now, "planned", None)
+        self._now.planned = None
+        return planned if planned is not None and planned.calls else None
+
+    def _count(self, sequence: CapturedSequence, values: Mapping[str, Any]) -> None:
+        bound = bound_variables(sequence.variables, values)
+        with self._lock:
+            counts = self._counts.setdefault(sequence, {})
+            counts[bound] = counts.get(bound, 0) + 1
+
+    # ---- hooks ----
+
+    def watch_jit(self, jit: Any) -> Callable[[], None]:
+        lower_before, run_before = jit.jit_lower, jit.run_linear
+
+        def jit_lower(linear: UOp, *rest: Any) -> UOp:
+            self._taken()
+            lowered: UOp = lower_before(linear, *rest)
+            if (sequence := self._taken()) is not None:
+                self._jitted[lowered] = sequence
+            return lowered
+
+        def run_linear(linear: UOp, var_vals: Mapping[str, int] | None = None, *rest: Any, **named: Any) -> Any:
+            if (sequence := self._jitted.get(linear)) is not None:
+                self._count(sequence, var_vals or {})
+            return run_before(linear, var_vals, *rest, **named)
+
+        def undo() -> None:
+            jit.jit_lower, jit.run_linear = lower_before, run_before
+
+        jit.jit_lower, jit.run_linear = jit_lower, run_linear
+        return undo
+
+    def watch_tensors(self, tensor: Any) -> Callable[[], None]:
+        schedule_before, buffers_before = tensor.create_linear_with_vars, tensor.transform_to_call
+        cls = tensor.Tensor
+        own = {name: vars(cls)[name] for name in ("_apply_uop", "_wrap_uop", "assign")}
+        apply_before, wrap_before, assign_before = cls._apply_uop, cls._wrap_uop.__func__, cls.assign
+
+        def create_linear_with_vars(sink: UOp) -> tuple[UOp, dict[str, int]]:
+            self._taken()
+            linear, values = schedule_before(sink)
+            if (sequence := self._taken()) is not None:
+                self._count(sequence, values)
+            return linear, values
+
+        def transform_to_call(sink: UOp) -> Any:
+            call, buffers = buffers_before(sink)
+            for value, place in buffers.items():
+                if line := self._lines.get(value):
+                    self._lines[place.buf_uop] = line
+            return call, buffers
+
+        @functools.wraps(apply_before)
+        def _apply_uop(self_: Any, *args: Any, **kwargs: Any) -> Any:
+            return self._made(apply_before(self_, *args, **kwargs))
+
+        @functools.wraps(wrap_before)
+        def _wrap_uop(cls_: Any, node: UOp) -> Any:
+            return self._made(wrap_before(cls_, node))
+
+        @functools.wraps(assign_before)
+        def assign(self_: Any, *args: Any, **kwargs: Any) -> Any:
+            return self._made(assign_before(self_, *args, **kwargs))
+
+        def undo() -> None:
+            tensor.create_linear_with_vars, tensor.transform_to_call = schedule_before, buffers_before
+            for name, value in own.items():
+                setattr(cls, name, value)
+
+        tensor.create_linear_with_vars, tensor.transform_to_call = create_linear_with_vars, transform_to_call
+        cls._apply_uop, cls._wrap_uop, cls.assign = _apply_uop, classmethod(_wrap_uop), assign
+        return undo
+
+    def _made(self, made: Any) -> Any:
+        """Remember which line made the value of a new Tensor, unless an earlier line made the same."""
+        if made.uop not in self._lines and (line := _users_line()):
+            self._lines[made.uop] = line
+        return made
+
+
+@contextlib.contextmanager
+def recording_sequences() -> Iterator[SequenceRecorder]:
+    """Record the sequences that this process schedules inside the block, and how often each runs there."""
+    recorder, undo = SequenceRecorder(), list[Callable[[], None]]()
+    with (
+        before_planning(recorder.saw_planned),
+        when_imported(JIT, lambda jit: undo.append(recorder.watch_jit(jit))),
+        when_imported("tinygrad.tensor", lambda tensor: undo.append(recorder.watch_tensors(tensor))),
+    ):
+        try:
+            yield recorder
+        finally:
+            for one in undo:
+                one()
+
+
+def sequences_of(*tensors: Any) -> list[CapturedSequence]:
+    """The sequences that realising `tensors` would run, without allocating anything: one, or none where nothing is left
+    to compute. They count as a step: as steady."""
+    from tinygrad import Tensor
+
+    found: list[CapturedSequence] = []
+
+    def read(linear: UOp, _: str) -> UOp:
+        found.append(captured(stretch_of(linear), steady=True))
+        return linear
+
+    with before_planning(read):
+        Tensor.linear_with_vars(*tensors)
+    return [sequence for sequence in found if sequence.calls]
+
+
+def captured(
+    stretch: list[PlannedCall], *, steady: bool, line_of: Callable[[UOp], str] = lambda node: ""
+) -> CapturedSequence:
+    """A stretch as plain values: no buffer of the program is kept alive by it."""
+    numbers: dict[Hashable, int] = {}
+    buffers: list[CapturedBuffer] = []
+    calls = []
+    lines = _lines_of(stretch, line_of)
+    for call, line in zip(stretch, lines, strict=True):
+        views = []
+        for number, slot in enumerate(call.slots):
+            # a value in parts on several devices is memory of its own here
+            memory = slot.base if not slot.others else slot.bases
+            if memory not in numbers:
+                numbers[memory] = len(buffers)
+                # what is read before it is written was there before, though perhaps no Tensor is left that says so
+                held = slot.held or number in call.reads
+                buffers.append(CapturedBuffer(slot.total, slot.dtype, held))
+            whole = slot.offset is None
+            views.append(CapturedView(numbers[memory], slot.offset or 0, slot.total if whole else slot.size))
+        ast, what = _what(call)
+        calls.append(SequencedCall(ast, tuple(views), call.reads, call.writes, what, call.devices, line))
+    return CapturedSequence(tuple(calls), tuple(buffers), steady)
+
+
+def _what(call: PlannedCall) -> tuple[UOp | None, str]:
+    from kcg.compat.tiny import Ops
+
+    ast, body = call.ast, call.node.src[0]
+    if ast is None:
+        return None, COPY if body.op is Ops.COPY else _name(body)
+    return (None, reason) if (reason := why_fixed(ast)) else (ast, "")
+
+
+def _name(body: UOp) -> str:
+    return f"{WRITTEN}: {plain_name(getattr(body.arg, 'name', None) or str(body.arg or body.op.name))}"
+
+
+def _lines_of(stretch: list[PlannedCall], line_of: Callable[[UOp], str]) -> list[str]:
+    """The line of each call: of what it writes, else of the next call that uses what it writes."""
+    lines = [""] * len(stretch)
+    used: dict[Hashable, str] = {}  # memory -> line of the call that uses it next
+    for place in reversed(range(len(stretch))):
+        call = stretch[place]
+        written = [call.slots[slot] for slot in call.writes]
+        named = [line for slot in written if (line := line_of(slot.node.buf_uop))]
+        lines[place] = named[0] if named else next((used[s.base] for s in written if used.get(s.base)), "")
+        for slot in call.slots:
+            used[slot.base] = lines[place] or used.get(slot.base, "")
+    return lines
+
+
+@functools.cache
+def _is_users(path: str) -> bool:
+    import tinygrad
+
+    library = os.path.dirname(tinygrad.__file__) + os.sep  # noqa: PTH120  # as code objects name it
+    ours = path.startswith(str(_KCG) + os.sep) and not path.startswith(_MODELS)
+    return not (path.startswith(library) or ours or path.startswith("<frozen"))
+
+
+def _users_line() -> str:
+    """The line of the innermost frame that is neither tinygrad's nor kcg's machinery, as `file:line`."""
+    frame = sys._getframe(2)
+    while frame is not None and not _is_users(frame.f_code.co_filename):
+        frame = frame.f_back  # type: ignore[assignment]
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else ""

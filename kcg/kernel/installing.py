@@ -1,0 +1,131 @@
+"""Compiled programs in a running program: `install` puts them in the place of the calls of their regions.
+
+It works wherever the program plans memory inside the block: eagerly, under `TinyJit`, in graphs. See
+`kcg.compat.replacing` for what is safe, and what becomes of the rest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from kcg.compat.programs import CORE_ID, program_of_launch
+from kcg.compat.replacing import Launch, Placed, Replaced, Replacement, replacing
+from kcg.compat.scheduling import to_tiny, with_device
+from kcg.compat.tiny import AddrSpace, Ops, UOp
+from kcg.errors import CodecError, ScheduleError
+from kcg.kernel.codec import ast_of, kernel_of
+from kcg.kernel.compiled import Compiled, Program, ProgramLaunch
+from kcg.kernel.compiler import to_elf
+from kcg.types import Region, Schedule, Target, malformed
+
+
+@contextlib.contextmanager
+def install(programs: Mapping[Region, Program], target: Target, *, aligned: bool = False) -> Iterator[Replaced]:
+    """Inside the block, the calls of each region run its program, wherever that is safe; regions named first go first.
+
+    A `TinyJit` that is captured in the block keeps its programs after it. `aligned` leaves calls alone whose buffers do
+    not begin at multiples of 16 bytes. Gives what was replaced so far, and what was left and why.
+
+    Raises ScheduleError, before the block, for a program that does not fit its region or cannot be launched by
+    tinygrad: it leaves an output unwritten, or its grid depends on the values of variables.
+    """
+    replacements = [
+        Replacement(region, _placing(region, program, target, aligned)) for region, program in programs.items()
+    ]
+    with installing(replacements) as report:
+        yield report
+
+
+@contextlib.contextmanager
+def installing(replacements: Sequence[Replacement]) -> Iterator[Replaced]:
+    """`install` for what is not compiled yet, such as `placed_kernels`. Raises ScheduleError for no possible region."""
+    for replacement in replacements:
+        if wrong := malformed(replacement.region):
+            raise ScheduleError(f"no region: {wrong}")
+    with replacing(replacements, kernel_id) as report:
+        yield report
+
+
+def kernel_id(ast: UOp) -> str | None:
+    """The id of the kernel of an AST; None where it is none of tinygrad's scheduler."""
+    try:
+        return kernel_of(ast).id
+    except CodecError:
+        return None
+
+
+def placed_kernels(region: Region, schedules: Sequence[Schedule], device: str) -> Placed:
+    """The region's own kernels in order, each with its Opts: tinygrad compiles them, for any values of variables."""
+    launches = []
+    args = region.args or (tuple(range(len(buffers_of_kernel(region, 0)))),)
+    for kernel, schedule, slots in zip(region.kernels, schedules, args, strict=True):
+        ast = with_device(ast_of(kernel), device)
+        opts = tuple(to_tiny(opt) for opt in schedule.opts)
+        launches.append(Launch(ast.replace(arg=replace(ast.arg, opts_to_apply=opts)), slots))
+    return Placed(tuple(launches))
+
+
+def buffers_of_kernel(region: Region, place: int) -> dict[int, tuple[int, str]]:
+    """Elements and dtype of each buffer of one of a region's kernels, by slot."""
+    params = (u for u in ast_of(region.kernels[place]).toposort() if u.op is Ops.PARAM)
+    return {u.arg.slot: (int(u.max_numel()), u.dtype.name) for u in params if u.addrspace != AddrSpace.ALU}
+
+
+def buffers_of_region(region: Region) -> dict[int, tuple[int, str]]:
+    """Elements and dtype of each buffer of a region that a kernel of it uses."""
+    found: dict[int, tuple[int, str]] = {}
+    for place in range(len(region.kernels)):
+        of_slots = buffers_of_kernel(region, place)
+        slots = region.args[place] if region.args else tuple(range(1 + max(of_slots)))
+        found.update({slots[slot]: buffer for slot, buffer in of_slots.items()})
+    return found
+
+
+def _placing(region: Region, program: Program, target: Target, aligned: bool) -> Callable[[str], Placed | None]:
+    """The program on any device of the target; each device's PROGRAMs are made once."""
+    buffers = buffers_of_region(region)
+    buffers |= {program.buffers + i: (s.elements, s.dtype) for i, s in enumerate(program.scratch)}
+    scratch = tuple((s.elements, s.dtype) for s in program.scratch)
+    if missing := set(region.outputs) - set(program.outputs):
+        raise ScheduleError(f"the program does not write the outputs {sorted(missing)} of its region")
+    known: dict[str, Placed] = {}
+
+    def place(device: str) -> Placed | None:
+        if device.split(":")[0] != target.device:
+            return None
+        if device not in known:
+            launches = [_launch(launch, buffers, target, device) for launch in program.launches]
+            known[device] = Placed(tuple(launches), scratch, aligned)
+        return known[device]
+
+    for launch in program.launches:
+        _variables_of(launch.compiled)
+    return place
+
+
+def _launch(launch: ProgramLaunch, buffers: Mapping[int, tuple[int, str]], target: Target, device: str) -> Launch:
+    compiled = launch.compiled
+    places = {slot: place for place, slot in enumerate(compiled.slots)}
+    body = program_of_launch(
+        to_elf(compiled, target), device, [buffers[number] for number in launch.args],
+        shared_bytes=compiled.shared_bytes, global_size=compiled.global_size, local_size=compiled.local_size,
+        outputs=tuple(places[slot] for slot in compiled.outputs),
+        inputs=tuple(places[slot] for slot in compiled.inputs),
+        variables=_variables_of(compiled), source=compiled.source,
+    )  # fmt: skip
+    return Launch(body, launch.args)
+
+
+def _variables_of(compiled: Compiled) -> tuple[str, ...]:
+    """The names of the integers that follow the buffers. Graphs are launched with a grid that is made once."""
+    if len({(launch.global_size, launch.local_size) for launch in compiled.launches}) > 1:
+        raise ScheduleError(f"{compiled.function_name}'s grid depends on the values of its variables")
+    names = [name or "" for name, _, _ in compiled.signature[len(compiled.slots) :]]
+    if len(names) != len(compiled.values) or not all(names):
+        raise ScheduleError(f"{compiled.function_name} takes {len(compiled.values)} values, but does not name them")
+    threads = [name == CORE_ID for name, value in zip(names, compiled.values, strict=True) if value is None]
+    if not all(threads):
+        raise ScheduleError(f"{compiled.function_name} takes a value that tinygrad does not fill in")
+    return tuple(names)

@@ -1,0 +1,194 @@
+"""Sequences as nouns: from what was captured, and as canonical JSON that can be read back without trust.
+
+The text is `{"format":1,"asts":[...],"buffers":[[size, dtype, held],...],"calls":[[ast or what, views, reads, writes,
+devices, origin],...],"steady":bool,"seen":[...]}`. Every kernel in it is checked as `kcg.kernel.codec` checks one.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from kcg.compat.sequences import CapturedSequence
+from kcg.errors import CodecError
+from kcg.kernel.codec import MAX_BYTES, kernel_of, load_kernel
+from kcg.types import (
+    BufferView,
+    Kernel,
+    Sequence,
+    SequenceBuffer,
+    SequenceCall,
+    Variables,
+    canonical_json,
+)
+
+FORMAT = 1
+MAX_CALLS = 100_000
+MAX_SIZE = 1 << 62  # bytes
+UNENCODABLE = "not encodable"
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
+_TEXT = 4_096  # characters of a line or a name
+
+
+def sequences_of_captured(
+    captured: Iterable[tuple[CapturedSequence, tuple[tuple[Variables, int], ...]]],
+) -> tuple[Sequence, ...]:
+    """The sequences that were captured, in their order, each with how often it ran with which values.
+
+    A kernel that cannot be encoded is a call without a kernel.
+    """
+    kernels: dict[Any, Kernel | str] = {}
+    return tuple(_sequence_of(one, seen, kernels) for one, seen in captured)
+
+
+def _sequence_of(
+    captured: CapturedSequence, seen: tuple[tuple[Variables, int], ...], kernels: dict[Any, Kernel | str]
+) -> Sequence:
+    calls = []
+    for call in captured.calls:
+        if call.ast is not None and call.ast not in kernels:
+            kernels[call.ast] = _kernel_or_reason(call.ast)
+        kernel = call.what if call.ast is None else kernels[call.ast]
+        calls.append(
+            SequenceCall(
+                kernel if isinstance(kernel, Kernel) else None,
+                tuple(BufferView(view.buffer, view.offset, view.size) for view in call.views),
+                call.reads,
+                call.writes,
+                "" if isinstance(kernel, Kernel) else kernel,
+                call.devices,
+                call.origin,
+            )
+        )
+    buffers = tuple(SequenceBuffer(b.size, b.dtype, b.held) for b in captured.buffers)
+    return Sequence(tuple(calls), buffers, captured.steady, seen)
+
+
+def _kernel_or_reason(ast: Any) -> Kernel | str:
+    try:
+        return kernel_of(ast)
+    except CodecError as error:
+        return f"{UNENCODABLE}: {error}"
+
+
+def sequence_json(sequence: Sequence) -> str:
+    """A sequence as canonical JSON, with all that is known of it."""
+    asts: dict[str, int] = {}
+    calls = []
+    for call in sequence.calls:
+        kernel = call.what if call.kernel is None else asts.setdefault(call.kernel.ast_json, len(asts))
+        views = [[view.buffer, view.offset, view.size] for view in call.views]
+        calls.append([kernel, views, list(call.reads), list(call.writes), list(call.devices), call.origin])
+    return canonical_json(
+        {
+            "format": FORMAT,
+            "asts": list(asts),
+            "buffers": [[b.size, b.dtype, b.held] for b in sequence.buffers],
+            "calls": calls,
+            "steady": sequence.steady,
+            "seen": [[[list(v) for v in variables], count] for variables, count in sequence.seen],
+        }
+    )
+
+
+def sequence_from_json(text: str) -> Sequence:
+    """The sequence of a text that `sequence_json` wrote, each field checked. Raises only CodecError, in one line."""
+    if not isinstance(text, str) or len(text) > MAX_BYTES * 8:
+        raise CodecError("the sequence is no text, or too long")
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        raise CodecError("the sequence is not JSON") from None
+    _require(isinstance(value, dict) and set(value) == _FIELDS, "the sequence lacks a field or has one too many")
+    _require(value["format"] == FORMAT and type(value["format"]) is int, f"the sequence is not of format {FORMAT}")
+    _require(type(value["steady"]) is bool, "steady must be a bool")
+    kernels = [_kernel(ast) for ast in _list(value["asts"], MAX_CALLS, "asts")]
+    buffers = tuple(_buffer(row) for row in _list(value["buffers"], 16 * MAX_CALLS, "buffers"))
+    calls = tuple(_call(row, kernels, buffers) for row in _list(value["calls"], MAX_CALLS, "calls"))
+    _require(bool(calls), "a sequence has calls")
+    numbers = [view.buffer for call in calls for view in call.views]
+    _require(list(dict.fromkeys(numbers)) == list(range(len(buffers))), "buffers must be numbered as they appear")
+    seen = tuple(_seen(row) for row in _list(value["seen"], MAX_CALLS, "seen"))
+    return Sequence(calls, buffers, value["steady"], seen)
+
+
+_FIELDS = {"format", "asts", "buffers", "calls", "steady", "seen"}
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise CodecError(message)
+
+
+def _list(value: object, most: int, noun: str) -> list[Any]:
+    if not isinstance(value, list) or len(value) > most:
+        raise CodecError(f"{noun} must be a list of at most {most}")
+    return value
+
+
+def _row(value: object, length: int, noun: str) -> list[Any]:
+    if not isinstance(value, list) or len(value) != length:
+        raise CodecError(f"a row of {noun} must have {length} entries")
+    return value
+
+
+def _number(value: object, most: int, noun: str) -> int:
+    if type(value) is not int or not 0 <= value <= most:
+        raise CodecError(f"{noun} must be a whole number from 0 to {most}")
+    return value
+
+
+def _text(value: object, noun: str) -> str:
+    if not isinstance(value, str) or len(value) > _TEXT or len(value.splitlines()) > 1:
+        raise CodecError(f"{noun} must be a line of text")
+    return value
+
+
+def _kernel(ast: object) -> Kernel:
+    if not isinstance(ast, str):
+        raise CodecError("an AST must be a text")
+    return load_kernel(ast, expected_id=Kernel(ast).id)
+
+
+def _buffer(value: object) -> SequenceBuffer:
+    size, dtype, held = _row(value, 3, "buffers")
+    _require(isinstance(dtype, str) and bool(_NAME.fullmatch(dtype)), "a data type must be a plain word")
+    _require(type(held) is bool, "held must be a bool")
+    return SequenceBuffer(_number(size, MAX_SIZE, "a buffer's size"), dtype, held)
+
+
+def _call(value: object, kernels: list[Kernel], buffers: tuple[SequenceBuffer, ...]) -> SequenceCall:
+    kernel, views, reads, writes, devices, origin = _row(value, 6, "calls")
+    made: Kernel | None = None
+    if not isinstance(kernel, str):
+        made = kernels[_number(kernel, len(kernels) - 1, "a call's kernel")]
+    bound = tuple(_view(view, buffers) for view in _list(views, 4_096, "views"))
+    reads, writes = (
+        tuple(_number(slot, len(bound) - 1, "a slot") for slot in _list(slots, 4_096, "slots"))
+        for slots in (reads, writes)
+    )
+    names = tuple(_text(device, "a device") for device in _list(devices, 4_096, "devices"))
+    what = "" if made else _text(kernel, "what a call is")
+    return SequenceCall(made, bound, reads, writes, what, names, _text(origin, "an origin"))
+
+
+def _view(value: object, buffers: tuple[SequenceBuffer, ...]) -> BufferView:
+    buffer, offset, size = _row(value, 3, "views")
+    buffer = _number(buffer, len(buffers) - 1, "a view's buffer")
+    view = BufferView(buffer, _number(offset, MAX_SIZE, "an offset"), _number(size, MAX_SIZE, "a size"))
+    _require(view.offset + view.size <= buffers[buffer].size, "a view ends after its buffer")
+    return view
+
+
+def _seen(value: object) -> tuple[Variables, int]:
+    variables, count = _row(value, 2, "seen")
+    values = []
+    for row in _list(variables, 64, "variables"):
+        name, number = _row(row, 2, "variables")
+        _require(isinstance(name, str) and bool(_NAME.fullmatch(name)), "a variable's name must be a plain word")
+        _require(type(number) is int and abs(number) <= MAX_SIZE, "a variable must be a whole number")
+        values.append((name, number))
+    return tuple(values), _number(count, MAX_SIZE, "a count")

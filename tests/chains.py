@@ -1,0 +1,73 @@
+"""Chains of kernels, the regions of their calls, and programs for these that tinygrad itself schedules and compiles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from tinygrad import Tensor
+
+from kcg.compat.planning import before_planning
+from kcg.compat.sequences import sequences_of
+from kcg.compat.tiny import Ops, UOp
+from kcg.kernel.codec import ast_of, kernel_of
+from kcg.kernel.compiled import Compiled, Program, ProgramLaunch, Scratch
+from kcg.kernel.compiler import compile_schedule
+from kcg.kernel.sequences import sequences_of_captured
+from kcg.kernel.space import KernelSpace
+from kcg.types import Region, Sequence, Target
+
+X86 = Target(
+    device="CPU", renderer="X86", arch="x86_64,native", model="test", cores=2, has_local=False, has_threads=True,
+    max_threads=2, shared_bytes=0, memory_bytes=1 << 33, cache_bytes=1 << 25,
+)  # fmt: skip
+
+
+def sequence_of(*outputs: Tensor) -> Sequence:
+    """The only sequence of what is not realised yet."""
+    (captured,) = sequences_of(*outputs)
+    (sequence,) = sequences_of_captured([(captured, (((), 1),))])
+    return sequence
+
+
+def region_of(*outputs: Tensor) -> Region:
+    """All calls of the sequence as one region."""
+    sequence = sequence_of(*outputs)
+    return sequence.region(*range(len(sequence.calls)))
+
+
+def compiled_of(ast: UOp) -> Compiled:
+    """A kernel as tinygrad schedules it; its variables, if any, are bound to 2."""
+    region = Region((kernel_of(ast),))
+    variables = tuple(sorted((v.expr, 2) for v in ast_of(region.kernel).variables()))
+    return compile_schedule(region, KernelSpace(region, X86).baseline(), X86, variables=variables)
+
+
+def program_of(
+    region: Region, inputs: Mapping[int, Tensor], build: Callable[..., Mapping[int, Tensor]], **scratch: Tensor
+) -> Program:
+    """What tinygrad schedules for `build(*inputs)`, as a program on a region's buffers: `inputs` and what `build` gives
+    are named by the region's numbers. Whatever else the launches use becomes scratch."""
+    linears: list[UOp] = []
+
+    def keep(linear: UOp, _: str) -> UOp:
+        linears.append(linear)
+        return linear
+
+    outputs = build(*inputs.values(), **scratch)
+    with before_planning(keep):
+        Tensor.linear_with_vars(*outputs.values())
+    (linear,) = linears
+    numbers = {t.uop.buf_uop: number for number, t in (*inputs.items(), *outputs.items())}
+    buffers = 1 + max(number for slots in region.args for number in slots) if region.args else len(numbers)
+    made: list[Scratch] = []
+    launches = []
+    for call in linear.src:
+        assert call.src[0].op is Ops.SINK
+        compiled = compiled_of(call.src[0])
+        arguments = [call.src[1 + slot] for slot in compiled.slots]
+        for argument in arguments:
+            if argument not in numbers:
+                numbers[argument] = buffers + len(made)
+                made.append(Scratch(argument.max_numel(), argument.dtype.name))
+        launches.append(ProgramLaunch(compiled, tuple(numbers[a] for a in arguments)))
+    return Program(tuple(launches), buffers, tuple(made))
