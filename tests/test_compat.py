@@ -26,7 +26,8 @@ import tinygrad.runtime.ops_cuda as ops_cuda
 import tinygrad.runtime.support.compiler_amd as compiler_amd
 import tinygrad.runtime.support.compiler_cuda as compiler_cuda
 import tinygrad.tensor
-from tinygrad import Tensor
+import tinygrad.uop.ops
+from tinygrad import Tensor, schedule
 from tinygrad.engine import jit, realize
 from tinygrad.runtime.autogen import nvrtc
 
@@ -181,6 +182,14 @@ def test_events_and_hand_written_code_on_a_gpu() -> None:
         (realize.get_call_outs_ins, ["call"]),
         (realize.resolve_params, ["call", "inputs"]),
         (jit._TinyJit.__call__, ["self", "args", "kwargs"]),
+        (jit.memory_plan_rewrite, ["linear", "held_bufs"]),
+        (schedule.memory_plan_rewrite, ["linear", "held_bufs"]),
+        (jit.run_linear, ["linear", "var_vals", "input_uops", "update_stats", "jit", "wait"]),
+        (Tensor._apply_uop, ["self", "fxn", "x", "kwargs"]),
+        (Tensor._wrap_uop, ["u"]),
+        (Tensor.assign, ["self", "x"]),
+        (UOp.new_buffer, ["device", "size", "dtype", "num"]),
+        (UOp.contiguous_view, ["self"]),
         (Tensor._buffer, ["self"]),
         (tinygrad.dtype.fp8_to_float, ["x", "dtype"]),
         (tinygrad.dtype._to_np_dtype, ["dtype"]),
@@ -222,6 +231,27 @@ def test_functions_that_kcg_replaces_are_looked_up_when_they_are_called() -> Non
     assert "_time_program(" in inspect.getsource(tiny_search.beam_search)
     assert "do_to_program(" in inspect.getsource(ops_cpu.CPUDevice.__init__)
     assert "HIPCompiler" in vars(compiler_amd)
+    # these are wrapped by tinygrad, which leaves no signature
+    assert "def create_linear_with_vars(big_sink:UOp) -> tuple[UOp, dict[str, int]]:" in inspect.getsource(schedule)
+    assert "return memory_plan_rewrite(linear, held_bufs), var_vals" in inspect.getsource(schedule)
+    assert "def jit_lower(linear:UOp, held_bufs:set[UOp], input_uops:list[UOp]) -> UOp:" in inspect.getsource(jit)
+    assert "linear = memory_plan_rewrite(linear, held_bufs)" in inspect.getsource(jit)
+    assert "def transform_to_call(big_sink:UOp) -> tuple[UOp, dict[UOp, UOp]]:" in inspect.getsource(tinygrad.tensor)
+    assert "jit_lower(" in inspect.getsource(jit._TinyJit.__call__)
+    assert "run_linear(" in inspect.getsource(jit.CapturedJit.__call__)
+    scheduling_of_tensors = inspect.getsource(Tensor.linear_with_vars)
+    assert all(f"{name}(" in scheduling_of_tensors for name in ("transform_to_call", "create_linear_with_vars"))
+    assert isinstance(Tensor.__dict__["_wrap_uop"], classmethod)
+
+
+def test_what_the_memory_planner_is_given_names_its_buffers() -> None:
+    """A base is what tells memory from other memory: a buffer, an input of a `TinyJit`, or what backs them."""
+    whole = Tensor([1.0, 2.0, 3.0, 4.0]).realize().uop.buf_uop
+    part = whole[1:3]
+    base, offset = part.contiguous_view()
+    assert (base, offset) == (whole, 1) and whole.buffer.base is whole.buffer and whole.buffer.offset == 0
+    assert part.buffer.base is whole.buffer and part.buffer.offset == 4
+    assert tinygrad.uop.ops.buffers.get(whole) is whole.buffer
 
 
 def test_the_cpu_opens_without_clang(tmp_path: Path) -> None:

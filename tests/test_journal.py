@@ -58,7 +58,7 @@ def measurement(n: int = 0, **changes: object) -> Measurement:
 
 def fill(journal: Journal) -> list[Measurement]:
     """Two kernels in one workload, a third wired to the first, and three measurements, one of them failed."""
-    pair = Region((KERNELS[0], KERNELS[2]), ((0, 0, 1, 1),))
+    pair = Region((KERNELS[0], KERNELS[2]), ((0, 1, 2), (3, 0)), (3,))
     calls = (WorkloadCall(Region((KERNELS[0],)), 7, (("n", 3),), "model.py:4"), WorkloadCall(Region((KERNELS[1],)), 2))
     journal.add_workload(Workload("flux", "tiny", (*calls, WorkloadCall(pair, 1))))
     journal.add_target(TARGET)
@@ -323,7 +323,7 @@ def test_a_damaged_journal_is_refused_and_left_alone(path: Path, damage: str) ->
         ("UPDATE kernels SET ast_json = ast_json || ' ' WHERE rowid = 2", "kernels"),
         ("UPDATE kernels SET ast_json = x'00ff' WHERE rowid = 2", "kernels"),
         ("UPDATE targets SET json = '{}'", "targets"),
-        ("UPDATE regions SET wiring = '[[0,0,1,0]]' WHERE rowid = 3", "regions"),
+        ("UPDATE regions SET wiring = '[[[0,1],[2,0]],[2]]' WHERE rowid = 3", "regions"),
         ("UPDATE measurements SET schedule_body = '[]' WHERE row = 2", "row 2 of measurements"),
         ("UPDATE measurements SET samples_s = 'fast' WHERE row = 2", "row 2 of measurements"),
         ("UPDATE measurements SET samples_s = '[1e999]' WHERE row = 2", "row 2 of measurements"),

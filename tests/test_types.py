@@ -6,7 +6,19 @@ from dataclasses import replace
 
 import pytest
 
-from kcg.types import RAW, Kernel, Measurement, Opt, Plan, PlannedRegion, Region, Schedule, Status, canonical_json
+from kcg.types import (
+    RAW,
+    Kernel,
+    Measurement,
+    Opt,
+    Plan,
+    PlannedRegion,
+    Region,
+    Schedule,
+    Status,
+    canonical_json,
+    malformed,
+)
 
 ONE, TWO = Region((Kernel("[1]"),)), Region((Kernel("[2]"),))
 SPLIT = Schedule.from_opts([Opt("UPCAST", 0, 4), Opt("TC", 0, (-1, 2, 1)), Opt("NOLOCALS")])
@@ -26,11 +38,30 @@ def test_a_schedule_gives_back_its_opts() -> None:
         _ = Schedule("source", "{}").opts
 
 
-def test_a_region_of_several_kernels_is_its_kernels_and_their_wiring() -> None:
-    both = Region((*ONE.kernels, *TWO.kernels), ((0, 0, 1, 1),))
-    assert both.id not in (ONE.id, TWO.id, replace(both, wiring=((0, 0, 1, 2),)).id)
+def test_a_region_of_several_kernels_is_its_kernels_and_what_they_bind() -> None:
+    both = Region((*ONE.kernels, *TWO.kernels), ((0, 1), (2, 0)), (2,))
+    others = {replace(both, args=((0, 1), (2, 1))).id, replace(both, outputs=(0, 2)).id}
+    assert len({both.id, ONE.id, TWO.id} | others) == 5 and not malformed(both)
+    assert both.id == "b245999d4b256292484b0029ad5f7c502ffc78d665a2684356f51cd77e763cd9"
     with pytest.raises(ValueError):
         _ = both.kernel
+
+
+@pytest.mark.parametrize(
+    ("region", "wrong"),
+    [
+        (Region(()), "no kernels"),
+        (replace(ONE, outputs=(0,)), "one kernel has no args"),
+        (Region(ONE.kernels * 2), "slots of each kernel"),
+        (Region(ONE.kernels * 2, ((0,), (2,)), (0,)), "first appearance"),
+        (Region(ONE.kernels * 2, ((0,), (-1,)), (0,)), "first appearance"),
+        (Region(ONE.kernels * 2, ((0,), (1,)), (2,)), "outputs must be buffers"),
+        (Region(ONE.kernels * 2, ((0,), (1,)), (1, 0)), "outputs must be buffers"),
+        (Region(ONE.kernels * 2, ((0,), (1,))), "no outputs"),
+    ],
+)
+def test_regions_that_cannot_be_are_named(region: Region, wrong: str) -> None:
+    assert wrong in malformed(region)
 
 
 def test_a_plan_is_what_was_chosen_in_any_order() -> None:

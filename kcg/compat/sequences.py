@@ -50,7 +50,7 @@ class CapturedView:
 @dataclass(frozen=True)
 class CapturedBuffer:
     size: int  # bytes
-    dtype: str
+    dtype: str  # tinygrad's own name
     held: bool
 
 

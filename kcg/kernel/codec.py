@@ -47,6 +47,8 @@ _DTYPE_NAMES = (
 )  # fmt: skip
 _DTYPES: dict[str, DType] = {name: getattr(dtypes, name) for name in _DTYPE_NAMES}
 _NAME_OF: dict[DType, str] = {dtype: name for name, dtype in _DTYPES.items()}
+DTYPE_NAMES: dict[str, str] = {dtype.name: name for name, dtype in _DTYPES.items()}
+"""tinygrad's own name of a data type, as code in C has it (`unsigned char`) -> the name that is stored (`uint8`)."""
 
 _ARITY: dict[Ops, tuple[int, int]] = {
     **dict.fromkeys(GroupOp.Unary, (1, 1)),

@@ -31,15 +31,19 @@ from kcg.commandline import counted
 from kcg.commandline import interrupted as say_interrupted
 from kcg.errors import KcgError, ScriptError, UsageError
 from kcg.files import write_whole
+from kcg.kernel.sequences import sequence_from_json, sequence_json, sequences_of_captured
 from kcg.kernel.symbolic import merged, seen_by
 from kcg.types import Kernel, LeftOut, Region, Workload, WorkloadCall
+from kcg.types import Sequence as CallSequence
 from kcg.workloads.program import Form, Program, advice_on, check_program, error_text, exit_text, place_of, run_as_main
 
 if TYPE_CHECKING:
     from kcg.compat.capture import Recorder
+    from kcg.compat.sequences import CapturedSequence, SequenceRecorder
 
 PREFIX = "script:"  # of the names of recorded workloads: no family of the zoo has one like it
 NAME_LENGTH = 80  # characters of a workload's name and of its preset
+SEQUENCES_KEPT = 200  # different ones: a script that changes its shapes all the time has thousands
 NAMES_KEPT = 20  # of the kernels that are left out for one reason, in a result
 
 ENDING = (signal.SIGTERM, signal.SIGHUP)  # signals that end a process, which this one records before
@@ -170,7 +174,8 @@ def workload_json(workload: Workload) -> dict[str, Any]:
         for c in workload.calls
     ]
     left_out = [asdict(left) for left in workload.left_out]
-    return {"name": workload.name, "preset": workload.preset, "calls": calls, "left_out": left_out}
+    answer = {"name": workload.name, "preset": workload.preset, "calls": calls, "left_out": left_out}
+    return {**answer, "sequences": [sequence_json(sequence) for sequence in workload.sequences]}
 
 
 def workload_of(values: dict[str, Any]) -> Workload:
@@ -184,7 +189,8 @@ def workload_of(values: dict[str, Any]) -> Workload:
         for variables, count in c["seen"]
     )  # fmt: skip
     left_out = tuple(LeftOut(**{**left, "names": tuple(left["names"])}) for left in values["left_out"])
-    return Workload(values["name"], values["preset"], calls, left_out=left_out)
+    sequences = tuple(sequence_from_json(text, trusted=True) for text in values.get("sequences", ()))
+    return Workload(values["name"], values["preset"], calls, left_out=left_out, sequences=sequences)
 
 
 # ---- in the child ----
@@ -204,10 +210,12 @@ class _Recording:
         self._written = False
         self._finishing = threading.RLock()
         self._recorder: Recorder | None = None
+        self._sequences: SequenceRecorder | None = None
 
     def run(self) -> None:
         """Run the program to its end, whatever that is. `finish` is called when the process ends."""
         from kcg.compat.capture import opening, recording, when_imported
+        from kcg.compat.sequences import recording_sequences
 
         atexit.register(self.finish)  # the first that is registered is the last that runs
         self._watch_exit()
@@ -219,6 +227,7 @@ class _Recording:
         os.register_at_fork(after_in_parent=self._forked)
         stays.enter_context(opening(self.dev))
         self._recorder = stays.enter_context(recording())
+        self._sequences = stays.enter_context(recording_sequences())
         _kept.append(stays)
         try:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
@@ -331,7 +340,10 @@ class _Recording:
         if self.error is not None:
             return {"error": self.error}
         assert self._recorder is not None
-        workload, notes = _workload_and_notes(self._recorder, self.program, self.dev.split(":")[0])
+        device = self.dev.split(":")[0]
+        workload, notes = _workload_and_notes(self._recorder, self.program, device)
+        if workload.calls and self._sequences is not None:
+            workload = replace(workload, sequences=_sequences_on(device, self._sequences))
         if self.processes:
             what = counted(self.processes, "process", "processes")
             notes.append(f"{what} that the program started: what runs there is not recorded")
@@ -376,6 +388,18 @@ def _workload_and_notes(recorder: Recorder, program: Program, device: str) -> tu
             "all executions count for the nearest of them"
         )
     return few, notes
+
+
+def _sequences_on(device: str, recorder: SequenceRecorder) -> tuple[CallSequence, ...]:
+    """What a program ran on `device`, in the order of the first run; of many different ones those that ran the most."""
+
+    def runs_there(captured: CapturedSequence) -> bool:
+        return any(name.split(":")[0] == device for call in captured.calls for name in call.devices)
+
+    found = [(captured, seen) for captured, seen in recorder.sequences() if runs_there(captured)]
+    weights = [len(captured.calls) * sum(count for _, count in seen) for captured, seen in found]
+    kept = sorted(sorted(range(len(found)), key=lambda place: -weights[place])[:SEQUENCES_KEPT])
+    return sequences_of_captured(found[place] for place in kept)
 
 
 def main() -> None:
