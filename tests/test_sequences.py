@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -20,6 +21,8 @@ from kcg.errors import CodecError
 from kcg.kernel.sequences import sequence_from_json, sequence_json, sequences_of_captured
 from kcg.types import BufferView, Region, Sequence
 from kcg.workloads.capture import lazy_workload
+from kcg.workloads.program import Form, Program
+from kcg.workloads.script import capture_program
 from tests.chains import region_of, sequence_of
 from tests.kernels import empty
 
@@ -212,6 +215,36 @@ def test_a_model_of_kcgs_own_names_its_lines() -> None:
 
     (sequence,) = spec_of("norms").capture(spec_of("norms").presets_for("CPU")[0]).sequences
     assert all("kcg/workloads/zoo/" in call.origin for call in sequence.calls if call.kernel)
+
+
+SCRIPT = """
+from tinygrad import Tensor, TinyJit, dtypes
+once = (Tensor([[3, 1, 2], [7, 5, 4]], dtype=dtypes.uint8).clone().realize() + 1).contiguous().realize()
+@TinyJit
+def step(x):
+    return (x.layernorm().contiguous() * 2).contiguous().realize()
+for _ in range(5):
+    step(once.cast("float32").contiguous().realize())
+"""
+
+
+def test_a_script_is_captured_with_its_sequences(tmp_path: Path) -> None:
+    script = tmp_path / "s.py"
+    script.write_text(SCRIPT)
+    captured = capture_program(Program(Form.SCRIPT, str(script)), dev=os.environ["DEV"])
+    sequences = captured.workload.sequences
+    (steady,) = [sequence for sequence in sequences if sequence.steady]
+    assert steady.executions == 4 and len(steady.calls) == 4
+    assert [call.origin for call in steady.calls] == [f"{script}:6"] * 4
+    once = [sequence for sequence in sequences if not sequence.steady]
+    assert any(buffer.dtype == "uint8" for sequence in once for buffer in sequence.buffers)
+    counts: dict[str, int] = {}
+    for sequence in sequences:
+        for call in sequence.calls:
+            if call.kernel is not None:
+                counts[call.kernel.id] = counts.get(call.kernel.id, 0) + sequence.executions
+    assert counts == {call.region.id: call.calls for call in captured.workload.calls}, "every execution is in one"
+    assert [sequence_from_json(sequence_json(sequence)) for sequence in sequences] == list(sequences)
 
 
 def test_nothing_stays_behind() -> None:

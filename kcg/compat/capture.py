@@ -266,13 +266,18 @@ def _without_beam(linear: UOp) -> UOp:
 
 
 class _Finder:
-    """Finds one module as Python would, and has something done once it is imported."""
+    """Finds one module as Python would without it, and has something done once it is imported. Several may wait for
+    the same module: each asks those that were there before it."""
 
     def __init__(self, name: str, then: Callable[[Any], None]) -> None:
         self._name, self._then = name, then
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
-        spec = importlib.machinery.PathFinder.find_spec(name, path, target) if name == self._name else None
+        if name != self._name:
+            return None
+        others = sys.meta_path[sys.meta_path.index(self) + 1 :]
+        found = (finder.find_spec(name, path, target) for finder in others)
+        spec = next((one for one in found if one is not None), None)
         if spec is not None and spec.loader is not None:
             execute = spec.loader.exec_module
 
