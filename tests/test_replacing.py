@@ -516,6 +516,17 @@ def test_programs_that_cannot_be_are_refused_before_they_run(whole: tuple[Region
     wrong = Region(region.kernels, ((0, 2), (1, 0), (3, 2, 0)), (3,))
     with pytest.raises(ScheduleError, match="numbered by their first appearance"), install({wrong: program}, X86):
         pass
+    silent_one, (out, x) = Region((region.kernels[0],)), (0, 1)
+    compiled = compiled_of(ast_of(silent_one.kernel))
+    elsewhere = Program((ProgramLaunch(compiled, (2, x)),), 2, (Scratch(ROWS * WIDTH, "float"),))
+    with pytest.raises(ScheduleError, match=r"does not write the outputs \[0\]"), install({silent_one: elsewhere}, X86):
+        pass
+    beyond = Program((ProgramLaunch(compiled, (out, 2)),), 3)
+    with (
+        pytest.raises(ScheduleError, match=r"buffers that its region lacks: \[2\]"),
+        install({silent_one: beyond}, X86),
+    ):
+        pass
     with pytest.raises(ValueError, match="buffers of its own"):
         Program(program.launches, 1)
 

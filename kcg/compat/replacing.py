@@ -15,6 +15,7 @@ Calls are put into another order where a region needs that; every read and write
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -45,7 +46,7 @@ class Launch:
     """One call of what comes instead: a PROGRAM that is compiled, or a kernel's AST with the Opts that it takes."""
 
     body: UOp
-    args: tuple[int, ...]  # by slot of `body`: which buffer of the region; after these come those of `Placed.scratch`
+    args: tuple[int, ...]  # by slot of `body`: which buffer of the region, or from `Placed.buffers` on of the scratch
 
 
 @dataclass(frozen=True)
@@ -53,13 +54,14 @@ class Placed:
     """Launches for one device, in order."""
 
     launches: tuple[Launch, ...]
+    buffers: int  # of the region: numbers from here on are of `scratch`
     scratch: tuple[tuple[int, str], ...] = ()  # elements and dtype of each workspace and intermediate buffer
     aligned: bool = False  # whether every buffer has to begin at a multiple of `ALIGNMENT`
 
 
 @dataclass(frozen=True)
 class Replacement:
-    """What is put in the place of a region's calls on a device; None: nothing on that one."""
+    """What is put in the place of a region's calls on a device, asked for once; None: nothing on that one."""
 
     region: Region
     place: Callable[[str], Placed | None]
@@ -82,13 +84,14 @@ class Replaced:
 
 
 @contextlib.contextmanager
-def replacing(replacements: Sequence[Replacement], id_of: Callable[[UOp], str | None]) -> Iterator[Replaced]:
+def replacing_calls(replacements: Sequence[Replacement], id_of: Callable[[UOp], str | None]) -> Iterator[Replaced]:
     """Inside the block, calls of the regions are replaced wherever memory is planned, those named first before others.
 
     `id_of` gives the id of a kernel's AST, None of what is no kernel. A `TinyJit` that is captured in the block keeps
     what it got. Gives what became of the regions so far.
     """
     report = Replaced()
+    wanted = [Replacement(one.region, functools.cache(one.place)) for one in replacements]
     ids: dict[bytes, str | None] = {}
 
     def known_id(ast: UOp) -> str | None:
@@ -98,7 +101,7 @@ def replacing(replacements: Sequence[Replacement], id_of: Callable[[UOp], str | 
 
     def rewrite(linear: UOp, _: str) -> UOp:
         pass_ = _Pass(linear, known_id)
-        for replacement in replacements:
+        for replacement in wanted:
             pass_.replace(replacement)
         report.add(pass_.counts, pass_.counted_left())
         return pass_.linear()
@@ -211,8 +214,9 @@ class _Pass:
         )
         if reason or not self._groups.merge(places):
             return reason or BETWEEN
-        nodes = [bound[number].node for number in range(len(bound))]
-        nodes += [_new_buffer(one[0], elements, dtype) for elements, dtype in placed.scratch]
+        nodes = {number: slot.node for number, slot in bound.items()}
+        for place, (elements, dtype) in enumerate(placed.scratch):
+            nodes[placed.buffers + place] = _new_buffer(one[0], elements, dtype)
         like = calls[0].node
         self._new[min(places)] = [
             like.replace(src=(launch.body, *(nodes[number] for number in launch.args)), tag=TAG + region.id)

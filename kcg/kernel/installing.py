@@ -10,8 +10,9 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from kcg.compat.planning import accesses_of
 from kcg.compat.programs import CORE_ID, program_of_launch
-from kcg.compat.replacing import Launch, Placed, Replaced, Replacement, replacing
+from kcg.compat.replacing import Launch, Placed, Replaced, Replacement, replacing_calls
 from kcg.compat.scheduling import to_tiny, with_device
 from kcg.compat.tiny import AddrSpace, Ops, UOp
 from kcg.errors import CodecError, ScheduleError
@@ -44,7 +45,7 @@ def installing(replacements: Sequence[Replacement]) -> Iterator[Replaced]:
     for replacement in replacements:
         if wrong := malformed(replacement.region):
             raise ScheduleError(f"no region: {wrong}")
-    with replacing(replacements, kernel_id) as report:
+    with replacing_calls(replacements, kernel_id) as report:
         yield report
 
 
@@ -64,7 +65,7 @@ def placed_kernels(region: Region, schedules: Sequence[Schedule], device: str) -
         ast = with_device(ast_of(kernel), device)
         opts = tuple(to_tiny(opt) for opt in schedule.opts)
         launches.append(Launch(ast.replace(arg=replace(ast.arg, opts_to_apply=opts)), slots))
-    return Placed(tuple(launches))
+    return Placed(tuple(launches), 1 + max(number for slots in args for number in slots))
 
 
 def buffers_of_kernel(region: Region, place: int) -> dict[int, tuple[int, str]]:
@@ -83,12 +84,22 @@ def buffers_of_region(region: Region) -> dict[int, tuple[int, str]]:
     return found
 
 
+def outputs_of_region(region: Region) -> tuple[int, ...]:
+    """What is observed of a region: of one kernel all that it writes."""
+    if region.outputs:
+        return region.outputs
+    accesses = accesses_of(ast_of(region.kernel))
+    return accesses[1] if accesses else ()
+
+
 def _placing(region: Region, program: Program, target: Target, aligned: bool) -> Callable[[str], Placed | None]:
     """The program on any device of the target; each device's PROGRAMs are made once."""
     buffers = buffers_of_region(region)
     buffers |= {program.buffers + i: (s.elements, s.dtype) for i, s in enumerate(program.scratch)}
     scratch = tuple((s.elements, s.dtype) for s in program.scratch)
-    if missing := set(region.outputs) - set(program.outputs):
+    if unknown := {number for launch in program.launches for number in launch.args} - set(buffers):
+        raise ScheduleError(f"the program takes buffers that its region lacks: {sorted(unknown)}")
+    if missing := set(outputs_of_region(region)) - set(program.outputs):
         raise ScheduleError(f"the program does not write the outputs {sorted(missing)} of its region")
     known: dict[str, Placed] = {}
 
@@ -97,7 +108,7 @@ def _placing(region: Region, program: Program, target: Target, aligned: bool) ->
             return None
         if device not in known:
             launches = [_launch(launch, buffers, target, device) for launch in program.launches]
-            known[device] = Placed(tuple(launches), scratch, aligned)
+            known[device] = Placed(tuple(launches), program.buffers, scratch, aligned)
         return known[device]
 
     for launch in program.launches:

@@ -1,9 +1,9 @@
-"""The buffers of one kernel on the device, with guard bytes around each, and launching binaries on them."""
+"""Buffers on the device with guard bytes around each, such as those of one kernel, and launching binaries on them."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -34,27 +34,34 @@ NAN_POISON = 0xFF  # all bits set: NaN for every float, -1 for integers
 FINITE_POISON = 0x3C  # a finite pattern for every float
 
 
-class Workbench:
-    """Buffers of one kernel, filled from one seed. A second kernel needs a second workbench."""
+class Bench:
+    """Buffers with guards around each, filled from one seed, poisoned before a run and looked at after it."""
 
-    def __init__(self, ast: UOp, target: Target) -> None:
-        self.ast, self.target = ast, target
-        self.device = target.device
-        self.buffers: tuple[BufferInfo, ...] = buffers_of(ast)
-        self.by_slot = {info.slot: info for info in self.buffers}
+    def __init__(self, buffers: Iterable[BufferInfo], target: Target) -> None:
+        self.target, self.device = target, target.device
+        self.buffers: tuple[BufferInfo, ...] = ()
+        self.by_slot: dict[int, BufferInfo] = {}
         self._bases: dict[int, Any] = {}
         self._views: dict[int, Any] = {}
-        for info in self.buffers:
-            width = guard_bytes(info.nbytes)
-            base = Buffer(self.device, info.nbytes + 2 * width, dtypes.uint8).allocate()
-            self._bases[info.slot] = base
-            self._views[info.slot] = base.view(info.nbytes, dtypes.uint8, width).ensure_allocated()
+        for info in buffers:
+            self._allocate(info)
         self._guard_byte = -1
         self.guard(GUARD_BYTE)
         self.poisoned_with = NAN_POISON
         self.inputs: dict[int, Any] = {}  # slot -> stored bits: arrays or `Hashed`
         self.seed: int | None = None
         self.recipe = ""
+
+    def _allocate(self, info: BufferInfo) -> None:
+        width = guard_bytes(info.nbytes)
+        base = Buffer(self.device, info.nbytes + 2 * width, dtypes.uint8).allocate()
+        self.buffers, self.by_slot[info.slot] = (*self.buffers, info), info
+        self._bases[info.slot] = base
+        self._views[info.slot] = base.view(info.nbytes, dtypes.uint8, width).ensure_allocated()
+
+    def _new_inputs(self, seed: int, recipe: str) -> dict[int, Any]:
+        """Slot -> stored bits of what is read, as `make_inputs` makes them."""
+        raise NotImplementedError
 
     @property
     def nbytes(self) -> int:
@@ -65,7 +72,7 @@ class Workbench:
         """Put the inputs of `seed` on the device, unless they are there."""
         if (self.seed, self.recipe) != (seed, recipe):
             self.seed = None  # until all of them are there
-            self.inputs, self.recipe = make_inputs(self.ast, seed, recipe=recipe), recipe
+            self.inputs, self.recipe = self._new_inputs(seed, recipe), recipe
             if self.device == "CPU":
                 for slot, bits in self.inputs.items():
                     if isinstance(bits, Hashed) and bits.nbytes <= KEPT_WHOLE_BYTES:
@@ -191,6 +198,22 @@ class Workbench:
                 broken = slot if broken is None else broken
         return broken
 
+    def _write(self, buffer: Any, values: np.ndarray[Any, Any]) -> None:
+        raw = np.ascontiguousarray(values).view(np.uint8).reshape(-1)
+        buffer.allocator._copyin(buffer._buf, raw.data)
+        Device[self.device].synchronize()
+
+
+class Workbench(Bench):
+    """Buffers of one kernel. A second kernel needs a second workbench."""
+
+    def __init__(self, ast: UOp, target: Target) -> None:
+        self.ast = ast
+        super().__init__(buffers_of(ast), target)
+
+    def _new_inputs(self, seed: int, recipe: str) -> dict[int, Any]:
+        return make_inputs(self.ast, seed, recipe=recipe)
+
     def launcher(self, compiled: Compiled, *, as_tinygrad: bool = False) -> Callable[[], float]:
         """Load a binary; the callable launches it once on the whole grid and gives the device's seconds.
 
@@ -210,11 +233,6 @@ class Workbench:
             return float(seconds)
 
         return launch
-
-    def _write(self, buffer: Any, values: np.ndarray[Any, Any]) -> None:
-        raw = np.ascontiguousarray(values).view(np.uint8).reshape(-1)
-        buffer.allocator._copyin(buffer._buf, raw.data)
-        Device[self.device].synchronize()
 
 
 def on_host(buffer: Any) -> np.ndarray[Any, Any] | None:
