@@ -237,7 +237,7 @@ class LeftOut:
 
 
 @dataclass(frozen=True)
-class BufferView:
+class SlotBinding:
     """What one slot of a call binds: a part of a buffer of its sequence. Offset and size are in bytes."""
 
     buffer: int
@@ -260,7 +260,7 @@ class SequenceCall:
     that tinygrad did not compile from an AST."""
 
     kernel: Kernel | None
-    views: tuple[BufferView, ...]  # by slot
+    views: tuple[SlotBinding, ...]  # by slot
     reads: tuple[int, ...]  # slots
     writes: tuple[int, ...]  # slots; of an update in place in both
     what: str = ""  # where there is no kernel, what it is
@@ -306,7 +306,7 @@ class Sequence:
             raise ValueError("a region is of calls that run kernels")
         if len(kernels) == 1:
             return Region(kernels)
-        numbers: dict[BufferView, int] = {}
+        numbers: dict[SlotBinding, int] = {}
         args = tuple(tuple(numbers.setdefault(view, len(numbers)) for view in call.views) for call in chosen)
         others = [call for place, call in enumerate(self.calls) if place not in places]
         used = {view.buffer for call in others for view in call.views}

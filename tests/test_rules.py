@@ -93,8 +93,9 @@ PUBLIC = {
     "kcg.types": [
         "Action", "CacheState", "Expectation", "Finalist", "Kernel", "LeftOut", "Measurement", "ModelCheck", "Opt",
         "Plan", "PlannedRegion", "Prediction", "ProgressPoint", "RAW", "SeenAs",
-        "Recompute", "Region", "RegionResult", "Result", "Schedule", "ScheduleKind", "Status", "Target", "TimedAt",
-        "Toolchain", "Variables", "Verification", "Workload", "WorkloadCall", "canonical_json", "content_id",
+        "Recompute", "Region", "RegionResult", "Result", "Schedule", "ScheduleKind", "Sequence", "SequenceBuffer",
+        "SequenceCall", "SlotBinding", "Status", "Target", "TimedAt", "Toolchain", "Variables", "Verification",
+        "Workload", "WorkloadCall", "canonical_json", "content_id", "malformed",
     ],
     "kcg.kernels": [
         "BufferView", "DEVICES", "F", "HandwrittenKernel", "ID_DIGITS", "KernelView", "Launch", "Matches", "collecting",

@@ -19,7 +19,7 @@ from kcg.compat.capture import calls_of
 from kcg.compat.sequences import COPY, recording_sequences, sequences_of
 from kcg.errors import CodecError
 from kcg.kernel.sequences import sequence_from_json, sequence_json, sequences_of_captured
-from kcg.types import BufferView, Region, Sequence
+from kcg.types import Region, Sequence, SlotBinding
 from kcg.workloads.capture import lazy_workload
 from kcg.workloads.program import Form, Program
 from kcg.workloads.script import capture_program
@@ -159,7 +159,7 @@ def test_updates_in_place_views_and_copies_are_seen() -> None:
     assert call.writes == (0,) and 0 in call.reads and update.region(0).id == call.kernel.id  # type: ignore[union-attr]
     (part,) = recorded(lambda: (x[1:3].contiguous() + 1).contiguous().realize())
     (call,) = part.calls
-    assert call.views[1] == BufferView(1, 4 * WIDTH, 2 * 4 * WIDTH) and part.buffers[1].size == 4 * ROWS * WIDTH
+    assert call.views[1] == SlotBinding(1, 4 * WIDTH, 2 * 4 * WIDTH) and part.buffers[1].size == 4 * ROWS * WIDTH
     (copied,) = recorded(lambda: Tensor([1.0, 2.0, 3.0]).contiguous().realize())
     assert [call.what for call in copied.calls] == [COPY] and copied.calls[0].kernel is None
     assert (copied.calls[0].reads, copied.calls[0].writes) == ((1,), (0,))

@@ -15,11 +15,11 @@ from typing import Any
 from kcg.compat.sequences import CapturedSequence
 from kcg.errors import CodecError
 from kcg.types import (
-    BufferView,
     Kernel,
     Sequence,
     SequenceBuffer,
     SequenceCall,
+    SlotBinding,
     Variables,
     canonical_json,
 )
@@ -56,7 +56,7 @@ def _sequence_of(
         calls.append(
             SequenceCall(
                 kernel if isinstance(kernel, Kernel) else None,
-                tuple(BufferView(view.buffer, view.offset, view.size) for view in call.views),
+                tuple(SlotBinding(view.buffer, view.offset, view.size) for view in call.views),
                 call.reads,
                 call.writes,
                 "" if isinstance(kernel, Kernel) else kernel,
@@ -191,10 +191,10 @@ def _call(value: object, kernels: list[Kernel], buffers: tuple[SequenceBuffer, .
     return SequenceCall(made, bound, reads, writes, what, names, _text(origin, "an origin"))
 
 
-def _view(value: object, buffers: tuple[SequenceBuffer, ...]) -> BufferView:
+def _view(value: object, buffers: tuple[SequenceBuffer, ...]) -> SlotBinding:
     buffer, offset, size = _row(value, 3, "views")
     buffer = _number(buffer, len(buffers) - 1, "a view's buffer")
-    view = BufferView(buffer, _number(offset, MAX_SIZE, "an offset"), _number(size, MAX_SIZE, "a size"))
+    view = SlotBinding(buffer, _number(offset, MAX_SIZE, "an offset"), _number(size, MAX_SIZE, "a size"))
     _require(view.offset + view.size <= buffers[buffer].size, "a view ends after its buffer")
     return view
 
