@@ -35,15 +35,19 @@ def region_of(*outputs: Tensor) -> Region:
     return sequence.region(*range(len(sequence.calls)))
 
 
-def compiled_of(ast: UOp) -> Compiled:
+def compiled_of(ast: UOp, target: Target = X86) -> Compiled:
     """A kernel as tinygrad schedules it; its variables, if any, are bound to 2."""
     region = Region((kernel_of(ast),))
     variables = tuple(sorted((v.expr, 2) for v in ast_of(region.kernel).variables()))
-    return compile_schedule(region, KernelSpace(region, X86).baseline(), X86, variables=variables)
+    return compile_schedule(region, KernelSpace(region, target).baseline(), target, variables=variables)
 
 
 def program_of(
-    region: Region, inputs: Mapping[int, Tensor], build: Callable[..., Mapping[int, Tensor]], **scratch: Tensor
+    region: Region,
+    inputs: Mapping[int, Tensor],
+    build: Callable[..., Mapping[int, Tensor]],
+    *,
+    target: Target = X86,
 ) -> Program:
     """What tinygrad schedules for `build(*inputs)`, as a program on a region's buffers: `inputs` and what `build` gives
     are named by the region's numbers. Whatever else the launches use becomes scratch."""
@@ -53,7 +57,7 @@ def program_of(
         linears.append(linear)
         return linear
 
-    outputs = build(*inputs.values(), **scratch)
+    outputs = build(*inputs.values())
     with before_planning(keep):
         Tensor.linear_with_vars(*outputs.values())
     (linear,) = linears
@@ -63,7 +67,7 @@ def program_of(
     launches = []
     for call in linear.src:
         assert call.src[0].op is Ops.SINK
-        compiled = compiled_of(call.src[0])
+        compiled = compiled_of(call.src[0], target)
         arguments = [call.src[1 + slot] for slot in compiled.slots]
         for argument in arguments:
             if argument not in numbers:

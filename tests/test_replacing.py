@@ -10,11 +10,13 @@ import pytest
 from tinygrad import Tensor, TinyJit, Variable
 
 from kcg.compat import planning, replacing
+from kcg.compat.device import prepare
 from kcg.compat.tiny import Ops, UOp
 from kcg.errors import ScheduleError
 from kcg.kernel.codec import ast_of
 from kcg.kernel.compiled import Program, ProgramLaunch, Scratch, program_of_parts
 from kcg.kernel.installing import buffers_of_region, install, installing, placed_kernels
+from kcg.measure.target import detect
 from kcg.types import RAW, Region
 from tests.chains import X86, compiled_of, program_of, region_of, sequence_of
 from tests.kernels import empty
@@ -215,6 +217,8 @@ def test_replays_are_bitwise_those_of_the_plain_program(whole: tuple[Region, Pro
     with install({region: program}, X86) as report:
         tuned(values()), tuned(values())
     assert report.counts[region.id] == 2, "once eagerly, once captured"
+    tags = [call.tag for call in tuned.captured.linear.src]
+    assert tags == [replacing.TAG + region.id, None], "what was planned, compiled and runs tells what it replaced"
     for seed in range(4):  # outside of the block: what was captured keeps its programs
         x = values(seed)
         assert tuned(x).numpy().tobytes() == plain(x).numpy().tobytes()
@@ -288,6 +292,35 @@ def test_an_update_in_place_stays_one() -> None:
             step(state, x)
     np.testing.assert_array_equal(state.numpy(), plain + 4 * 2 * x.numpy())
     assert report.counts[region.id] == 2
+
+
+@pytest.mark.gpu
+def test_programs_are_nodes_of_a_cuda_graph() -> None:
+    """Two chains of one step, each with an intermediate of its own, replayed as one graph."""
+    prepare("CUDA")
+    target, _ = detect("CUDA", 1)
+    region = region_of(chain(empty(ROWS, WIDTH, device="CUDA")))
+    program = program_of(
+        region,
+        {1: empty(ROWS, WIDTH, device="CUDA")},
+        lambda x: {3: (((x + 1).flip(1) * 2).contiguous().flip(0) - (x + 1)).contiguous()},
+        target=target,
+    )
+    assert len(program.launches) == 2 and len(program.scratch) == 1
+
+    def model(x: Tensor, y: Tensor) -> Tensor:
+        return (chain(x) + chain(y)).contiguous().realize()
+
+    plain, tuned = TinyJit(model), TinyJit(model)
+    pairs = [[values(seed).to("CUDA").realize(), values(seed + 9).to("CUDA").realize()] for seed in range(6)]
+    with install({region: program}, target) as report:
+        for _ in range(2):
+            tuned(*pairs[0])
+    assert report.counts[region.id] == 4
+    (graph,) = tuned.captured.linear.src
+    assert [call.tag for call in graph.src[0].src[0].src] == [replacing.TAG + region.id] * 4 + [None]
+    for pair in pairs * 5:
+        assert tuned(*pair).numpy().tobytes() == plain(*pair).numpy().tobytes()
 
 
 # ---- what is not safe ----
