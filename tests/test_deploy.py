@@ -255,7 +255,7 @@ def test_regions_of_several_kernels_are_left_out_and_said(
     result: Result, tmp_path: Path, cache: Path, facts: Facts
 ) -> None:
     first, second, *rest = result.regions
-    fused = replace(first, region=Region((first.region.kernel, second.region.kernel), ((0, 0, 1, 1),)))
+    fused = replace(first, region=Region((first.region.kernel, second.region.kernel), ((0, 1), (2, 0)), (2,)))
     write_result(replace(result, regions=(fused, second, *rest)), tmp_path / "RESULT.json")
     applied = apply(tmp_path / "RESULT.json", widths=(2,), cache_db=cache, facts=facts)
     assert applied.kernels == len(result.regions) - 1
