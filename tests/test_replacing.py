@@ -11,11 +11,13 @@ from tinygrad import Tensor, TinyJit, Variable
 
 from kcg.compat import planning, replacing
 from kcg.compat.device import prepare
+from kcg.compat.sequences import recording_sequences
 from kcg.compat.tiny import Ops, UOp
 from kcg.errors import ScheduleError
 from kcg.kernel.codec import ast_of
 from kcg.kernel.compiled import Program, ProgramLaunch, Scratch, program_of_parts
 from kcg.kernel.installing import buffers_of_region, install, installing, placed_kernels
+from kcg.kernel.sequences import sequences_of_captured
 from kcg.measure.target import detect
 from kcg.types import RAW, Region
 from tests.chains import X86, compiled_of, program_of, region_of, sequence_of
@@ -628,6 +630,53 @@ def test_random_chains_are_replaced_only_where_it_is_safe(seed: int) -> None:
         np.testing.assert_array_equal(one, wanted)
     for one, wanted in zip(replayed, expected, strict=False):
         np.testing.assert_array_equal(one, wanted)
+    assert report.counts.total() + report.left.total() > 0
+
+
+def random_step(rng: np.random.Generator, states: list[Tensor], x: Tensor) -> Tensor:
+    """Values and updates in place of some states, each of which reads some of what is there by then."""
+    made = [x]
+    for _ in range(int(rng.integers(4, 9))):
+        known = [*made, *states]
+        one, other = (known[int(rng.integers(len(known)))] for _ in range(2))
+        value = [one + 1, one.flip(1) - other, one - one.max(axis=1, keepdim=True), other.relu()][int(rng.integers(4))]
+        if rng.random() < 0.5:
+            made.append(value.contiguous().realize())
+        else:
+            state = states[int(rng.integers(len(states)))]
+            state.assign((value * 0.5).contiguous() if rng.random() < 0.5 else state - value).realize()
+    return (made[-1] + states[0]).contiguous().realize()
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_random_updates_in_place_keep_their_order(seed: int) -> None:
+    """As above, of a step that reads and writes the same memory many times, and is replayed."""
+    rng = np.random.default_rng(100 + seed)
+    draws = rng.integers(1 << 30)
+
+    def replays(step: TinyJit, programs: dict[Region, Program] | None) -> tuple[list[bytes], replacing.Replaced]:
+        states = [values(1), values(2)]
+        with install(programs or {}, X86) as report:
+            outputs = [step(*states, values(n)).numpy().tobytes() for n in range(4)]
+        return [*outputs, *(state.numpy().tobytes() for state in states)], report
+
+    def jitted() -> TinyJit:
+        return TinyJit(lambda a, b, x: random_step(np.random.default_rng(draws), [a, b], x))
+
+    with recording_sequences() as recorder:
+        expected, _ = replays(jitted(), None)
+    (sequence,) = [one for one in sequences_of_captured(recorder.sequences()) if one.steady]
+    count, programs = len(sequence.calls), dict[Region, Program]()
+    for _ in range(12):
+        near = int(rng.integers(max(count - 3, 1))) + np.arange(min(count, 4))
+        some = sorted(map(int, rng.choice(near, int(rng.integers(2, min(count, 3) + 1)), replace=False)))
+        region = sequence.region(*some)
+        if rng.random() < 0.3:
+            region = replace(region, outputs=(region.args[-1][0],))
+        if region.outputs:
+            programs[region] = hiding(region, keep=set(region.outputs))
+    found, report = replays(jitted(), programs)
+    assert found == expected
     assert report.counts.total() + report.left.total() > 0
 
 
