@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -11,13 +12,14 @@ from tinygrad import Tensor, TinyJit, Variable
 
 from kcg.compat import planning, replacing
 from kcg.compat.device import prepare
+from kcg.compat.partition import BETWEEN, LIVE, OVERLAP, USED
 from kcg.compat.sequences import recording_sequences
 from kcg.compat.tiny import Ops, UOp
 from kcg.errors import ScheduleError
 from kcg.kernel.codec import ast_of
 from kcg.kernel.compiled import Program, ProgramLaunch, Scratch, program_of_parts
 from kcg.kernel.installing import buffers_of_region, install, installing, placed_kernels
-from kcg.kernel.sequences import sequences_of_captured
+from kcg.kernel.sequences import partition_of, sequences_of_captured
 from kcg.measure.target import detect
 from kcg.types import RAW, Region
 from tests.chains import X86, compiled_of, program_of, region_of, sequence_of
@@ -343,7 +345,7 @@ def test_a_value_that_is_still_alive_leaves_the_calls_as_they_were(whole: tuple[
         step = TinyJit(lambda a: model(a).realize())
         for _ in range(3):
             step(x)
-        assert report.left == {(region.id, replacing.LIVE): 3} and not report.counts
+        assert report.left == {(region.id, LIVE): 3} and not report.counts
         np.testing.assert_array_equal(kept[0].numpy(), x.numpy() + 1)
         np.testing.assert_array_equal(found, chain(x).numpy())
         assert report.counts[region.id] == 1, "where nobody holds it, it is replaced: that is asked every time"
@@ -375,7 +377,7 @@ def test_a_value_that_another_call_reads_leaves_the_calls_as_they_were(whole: tu
     with install(dict([whole]), X86) as report:
         out, other = model()
         Tensor.realize(out, other)
-    assert report.left == {(whole[0].id, replacing.USED): 1} and not report.counts
+    assert report.left == {(whole[0].id, USED): 1} and not report.counts
     np.testing.assert_array_equal(other.numpy(), (x.numpy() + 1)[:, ::-1] * 10)
 
 
@@ -394,7 +396,7 @@ def test_calls_that_another_must_run_between_stay(planned: list[list[UOp]]) -> N
     x = values()
     with install({region: program}, X86) as report:
         found = model(x).numpy()
-    assert report.left == {(region.id, replacing.BETWEEN): 1} and not report.counts
+    assert report.left == {(region.id, BETWEEN): 1} and not report.counts
     np.testing.assert_array_equal(found, -2 * (x.numpy() + 1))
 
 
@@ -418,7 +420,7 @@ def test_regions_that_would_wait_for_each_other_are_not_both_replaced() -> None:
     with install(programs, X86) as report:
         outputs = model(x, y)
         Tensor.realize(*outputs)
-    assert report.counts == {pairs[0].id: 1} and report.left == {(pairs[1].id, replacing.BETWEEN): 1}
+    assert report.counts == {pairs[0].id: 1} and report.left == {(pairs[1].id, BETWEEN): 1}
     wanted = (x.numpy() + 1, y.numpy() * 5, (x.numpy() + 1) * 2, y.numpy() * 5 - 3)
     for found, value in zip(outputs, wanted, strict=True):
         np.testing.assert_array_equal(found.numpy(), value)
@@ -447,7 +449,7 @@ def test_calls_in_another_order_than_the_regions_are_others() -> None:
         for _ in range(4):
             np.testing.assert_array_equal(step(state, x).numpy(), plain * 2)
             plain = plain - x.numpy()
-        assert report.left == {(region.id, replacing.BETWEEN): 1} and not report.counts
+        assert report.left == {(region.id, BETWEEN): 1} and not report.counts
         _, read = update_and_read(state, x)
         np.testing.assert_array_equal(read.numpy(), (plain - x.numpy()) * 2)
         assert report.counts.total() == 1
@@ -478,7 +480,7 @@ def test_a_state_that_is_written_in_between_keeps_its_reads_apart() -> None:
             np.testing.assert_array_equal(before.numpy(), plain + 1)
             plain = plain - x.numpy()
             np.testing.assert_array_equal(later.numpy(), plain * 2)
-        assert report.left == {(region.id, replacing.BETWEEN): 1} and not report.counts
+        assert report.left == {(region.id, BETWEEN): 1} and not report.counts
         Tensor.realize(*reads(state))
         assert report.counts.total() == 1
 
@@ -497,7 +499,7 @@ def test_buffers_that_share_memory_are_not_two() -> None:
 
         return rewrite
 
-    for begin, reason in ((8, ""), (12, ""), (4, replacing.OVERLAP)):
+    for begin, reason in ((8, ""), (12, ""), (4, OVERLAP)):
         with install(dict([kernel]), X86) as report, planning.before_planning(rebound(begin)):
             (empty(8).realize() * 2).contiguous().realize()
         assert (report.counts.total(), list(report.left)) == (not reason, [(kernel[0].id, reason)] if reason else [])
@@ -654,11 +656,14 @@ def test_random_updates_in_place_keep_their_order(seed: int) -> None:
     rng = np.random.default_rng(100 + seed)
     draws = rng.integers(1 << 30)
 
-    def replays(step: TinyJit, programs: dict[Region, Program] | None) -> tuple[list[bytes], replacing.Replaced]:
+    def replays(step: TinyJit, programs: dict[Region, Program] | None) -> tuple[list[bytes], Counter[str]]:
+        """What four calls leave, and what was replaced in the second, which is captured."""
         states = [values(1), values(2)]
         with install(programs or {}, X86) as report:
-            outputs = [step(*states, values(n)).numpy().tobytes() for n in range(4)]
-        return [*outputs, *(state.numpy().tobytes() for state in states)], report
+            outputs = [step(*states, values(0)).numpy().tobytes()]
+            eagerly = Counter(report.counts)
+            outputs += [step(*states, values(n)).numpy().tobytes() for n in range(1, 4)]
+        return [*outputs, *(state.numpy().tobytes() for state in states)], report.counts - eagerly
 
     def jitted() -> TinyJit:
         return TinyJit(lambda a, b, x: random_step(np.random.default_rng(draws), [a, b], x))
@@ -675,9 +680,13 @@ def test_random_updates_in_place_keep_their_order(seed: int) -> None:
             region = replace(region, outputs=(region.args[-1][0],))
         if region.outputs:
             programs[region] = hiding(region, keep=set(region.outputs))
-    found, report = replays(jitted(), programs)
+    found, counts = replays(jitted(), programs)
     assert found == expected
-    assert report.counts.total() + report.left.total() > 0
+    partition = partition_of(sequence)
+    for region in programs:
+        partition.claim(region)
+    assert counts == {region: len(places) for region, places in partition.found.items()}, "as the sequence foretells"
+    assert counts.total() + partition.left().total() > 0
 
 
 def hiding(region: Region, keep: set[int]) -> Program:

@@ -16,9 +16,10 @@ import pytest
 from tinygrad import Tensor, TinyJit, Variable
 
 from kcg.compat.capture import calls_of
+from kcg.compat.partition import LIVE
 from kcg.compat.sequences import COPY, recording_sequences, sequences_of
 from kcg.errors import CodecError
-from kcg.kernel.sequences import sequence_from_json, sequence_json, sequences_of_captured
+from kcg.kernel.sequences import partition_of, sequence_from_json, sequence_json, sequences_of_captured
 from kcg.types import Region, Sequence, SlotBinding
 from kcg.workloads.capture import lazy_workload
 from kcg.workloads.program import Form, Program
@@ -79,6 +80,22 @@ def test_what_another_call_reads_is_an_output() -> None:
     assert [call.writes for call in sequence.calls] == [(0,)] * 3
     assert sequence.region(0, 1).outputs == (0, 2) and sequence.region(0, 1, 2).outputs == (0, 2, 3)
     del first
+
+
+def test_a_sequence_shows_where_a_region_occurs_and_where_it_is_not_safe() -> None:
+    x, y = empty(ROWS, WIDTH), empty(ROWS, WIDTH)
+    norm = region_of(empty(ROWS, WIDTH).layernorm().contiguous())
+    one, other = x.layernorm().contiguous(), y.layernorm().contiguous()
+    sequence = sequence_of((one + other).contiguous(), other)
+    partition = partition_of(sequence)
+    claimed = [places for places, _ in partition.claim(norm)]
+    assert len(claimed) == 2 and len({place for places in claimed for place in places}) == 6
+    assert [len(group) for group in partition.order()] == [3, 3, 1] and not partition.left()
+    whole = sequence.region(*range(7))
+    assert [places for places, _ in partition_of(sequence).claim(whole)] == [tuple(range(7))]
+    less = replace(whole, outputs=whole.outputs[-1:])
+    partition = partition_of(sequence)
+    assert not partition.claim(less) and partition.left() == {(less.id, LIVE): 1}
 
 
 @pytest.mark.parametrize("name", ["eager", "jit"])

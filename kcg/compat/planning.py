@@ -33,7 +33,7 @@ FILES = ("DISK", "TINYFS")  # devices whose buffers may be the same file without
 class Slot:
     """What one slot of a call binds: memory, and which part of it."""
 
-    node: UOp
+    node: Any  # tinygrad's UOp, or what stands for it where a stretch was captured earlier
     base: Hashable  # the memory: a BUFFER or a PARAM, or what backs several of them
     offset: int | None  # in bytes; None where it is not one plain part
     size: int  # bytes
@@ -59,10 +59,11 @@ class Slot:
 class PlannedCall:
     """One call before memory is planned."""
 
-    node: UOp
+    node: Any  # as of a slot
     slots: tuple[Slot, ...]
     reads: tuple[int, ...]
     writes: tuple[int, ...]
+    devices: tuple[str, ...]
 
     @property
     def ast(self) -> UOp | None:
@@ -71,14 +72,6 @@ class PlannedCall:
 
         body: UOp = self.node.src[0]
         return body if body.op is Ops.SINK else None
-
-    @cached_property
-    def devices(self) -> tuple[str, ...]:
-        found: dict[str, None] = {}
-        for slot in self.slots:
-            device = slot.node.device
-            found.update(dict.fromkeys((device,) if isinstance(device, str) else device or ()))
-        return tuple(found)
 
     @cached_property
     def access(self) -> Access:
@@ -151,8 +144,17 @@ def stretch_of(linear: UOp) -> list[PlannedCall]:
             known[node.src[0]] = accesses_of(node.src[0])
         everything = tuple(range(len(arguments)))
         reads, writes = known[node.src[0]] or (everything, everything)
-        calls.append(PlannedCall(node, tuple(slots[a] for a in arguments), reads, writes))
+        bound = tuple(slots[argument] for argument in arguments)
+        calls.append(PlannedCall(node, bound, reads, writes, _devices_of(bound)))
     return calls
+
+
+def _devices_of(slots: tuple[Slot, ...]) -> tuple[str, ...]:
+    found: dict[str, None] = {}
+    for slot in slots:
+        device = slot.node.device
+        found.update(dict.fromkeys((device,) if isinstance(device, str) else device or ()))
+    return tuple(found)
 
 
 def accesses_of(body: UOp) -> tuple[tuple[int, ...], tuple[int, ...]] | None:

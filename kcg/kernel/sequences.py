@@ -12,6 +12,8 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
+from kcg.compat.partition import Partition
+from kcg.compat.planning import PlannedCall, Slot
 from kcg.compat.sequences import CapturedSequence
 from kcg.errors import CodecError
 from kcg.types import (
@@ -81,6 +83,24 @@ def _kernel_or_reason(ast: Any) -> Kernel | str:
         return kernel_of(ast)
     except CodecError as error:
         return f"{UNENCODABLE}: {error}"
+
+
+def partition_of(sequence: Sequence) -> Partition:
+    """The calls of a sequence, to be grouped into regions by the rules by which a running program's are.
+
+    `claim` a region to see where it occurs, `left` for the reasons where it is not safe. Regions claimed one after the
+    other can be replaced together.
+    """
+    kernels = [call.kernel.id if call.kernel else None for call in sequence.calls]
+    return Partition(kernels, lambda: [_planned(call, sequence) for call in sequence.calls])
+
+
+def _planned(call: SequenceCall, sequence: Sequence) -> PlannedCall:
+    slots = []
+    for view in call.views:
+        buffer = sequence.buffers[view.buffer]
+        slots.append(Slot(view, view.buffer, view.offset, view.size, buffer.size, buffer.dtype, buffer.held))
+    return PlannedCall(call, tuple(slots), call.reads, call.writes, call.devices)
 
 
 def sequence_json(sequence: Sequence) -> str:

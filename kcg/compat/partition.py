@@ -1,0 +1,181 @@
+"""Which calls of a stretch are those of a region, and whether they can run as one program that the region describes.
+
+Calls are found by what they run and what they bind: each runs the region's kernel, and buffers are the same where the
+region's are. They can run as one where
+- what the region does not store is observed by nobody: no live Tensor, no input, no other call;
+- no other call has to run in between (`kcg.compat.hazards`), also by way of calls that are grouped already;
+- buffers that are different ones in the region share no memory that is written.
+Nothing here needs tinygrad: a stretch may be one that is about to run, or one that was captured earlier.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+
+from kcg.compat.hazards import Groups
+from kcg.compat.planning import PlannedCall, Slot
+from kcg.types import Region
+
+TRIES = 256  # ways to bind a region that are looked at for one first call
+
+LIVE = "a value that it does not store is still alive"
+USED = "another call uses a value that it does not store"
+BETWEEN = "another call has to run in between"
+OVERLAP = "two of its buffers share memory"
+"""Why calls that match a region are left as they are."""
+
+Bound = dict[int, Slot]
+"""Which memory each buffer of a region is."""
+
+
+class Partition:
+    """The calls of one stretch, grouped into regions one by one; a call belongs to the first that claims it."""
+
+    def __init__(self, kernels: Sequence[str | None], read: Callable[[], list[PlannedCall]]) -> None:
+        """`kernels` are the ids of what the calls run; `read` gives the calls, once a region asks for them."""
+        self.found: dict[str, list[tuple[int, ...]]] = {}  # region id -> sets of calls that it claimed
+        self.calls: list[PlannedCall] = []
+        self._kernels, self._read_calls = kernels, read
+        self._by_kernel: dict[str, list[int]] = defaultdict(list)
+        for place, kernel in enumerate(kernels):
+            if kernel is not None:
+                self._by_kernel[kernel].append(place)
+        self._left: list[tuple[str, str, frozenset[int]]] = []  # region id, reason, its calls
+        self._taken: set[int] = set()
+        self._users: dict[object, set[int]] = defaultdict(set)  # memory -> calls that use it
+        self._by_slot: dict[tuple[str, int, object], list[int]] = defaultdict(list)
+        self._groups = Groups(())
+
+    def _read(self) -> None:
+        if self.calls:
+            return
+        self.calls = self._read_calls()
+        self._groups = Groups([call.access for call in self.calls])
+        for place, call in enumerate(self.calls):
+            for number, slot in enumerate(call.slots):
+                for base in slot.bases:
+                    self._users[base].add(place)
+                if (kernel := self._kernels[place]) is not None:
+                    self._by_slot[kernel, number, slot.node].append(place)
+
+    def claim(
+        self, region: Region, refuse: Callable[[list[PlannedCall], Bound], str] = lambda calls, bound: ""
+    ) -> list[tuple[tuple[int, ...], Bound]]:
+        """Group every set of calls of the region, where that is safe and `refuse` names no reason against it.
+
+        Gives the places of the calls, by kernel of the region, and what they bind.
+        """
+        kernels = [kernel.id for kernel in region.kernels]
+        if any(len(self._by_kernel.get(kernel, ())) < count for kernel, count in Counter(kernels).items()):
+            return []
+        self._read()
+        claimed = []
+        for first in self._by_kernel[kernels[0]]:
+            refused: list[tuple[str, frozenset[int]]] = []
+            for places, bound in self._matches(region, kernels, first):
+                reason = refuse([self.calls[place] for place in places], bound)
+                reason = reason or self._why_unsafe(region, places, bound)
+                if not reason and self._groups.merge(places):
+                    self._taken.update(places)
+                    claimed.append((places, bound))
+                    break
+                refused.append((reason or BETWEEN, frozenset(places)))
+            else:
+                self._left.extend((region.id, reason, places) for reason, places in refused[:1])
+        if claimed:
+            self.found.setdefault(region.id, []).extend(places for places, _ in claimed)
+        return claimed
+
+    def left(self) -> Counter[tuple[str, str]]:
+        """Region id and reason -> sets of calls that match it and that no region claimed any of."""
+        return Counter((region, why) for region, why, places in self._left if places.isdisjoint(self._taken))
+
+    def order(self) -> list[list[int]]:
+        """All calls in groups, in an order that keeps every read and write."""
+        self._read()
+        return self._groups.order()
+
+    # ---- finding ----
+
+    def _matches(self, region: Region, kernels: list[str], first: int) -> Iterator[tuple[tuple[int, ...], Bound]]:
+        """Calls that run the region's kernels on buffers wired as it says, by kernel; and what its buffers are."""
+        if first in self._taken:
+            return
+        args = region.args or (tuple(range(len(self.calls[first].slots))),)
+        order = _connected(args)
+        tries = TRIES
+
+        def extend(chosen: dict[int, int], bound: Bound) -> Iterator[tuple[dict[int, int], Bound]]:
+            nonlocal tries
+            if len(chosen) == len(kernels):
+                yield chosen, bound
+                return
+            kernel = order[len(chosen)]
+            for place in [first] if kernel == 0 else self._candidates(kernels[kernel], args[kernel], bound):
+                if tries <= 0:
+                    return
+                tries -= 1
+                if place in self._taken or place in chosen.values():
+                    continue
+                if (more := _bind(args[kernel], self.calls[place].slots, bound)) is not None:
+                    yield from extend({**chosen, kernel: place}, more)
+
+        for chosen, bound in extend({}, {}):
+            yield tuple(chosen[kernel] for kernel in range(len(kernels))), bound
+
+    def _candidates(self, kernel: str, numbers: tuple[int, ...], bound: Bound) -> list[int]:
+        """The calls of a kernel that use one of the buffers known so far; all of them, where it uses none."""
+        found = [
+            self._by_slot.get((kernel, slot, bound[number].node), [])
+            for slot, number in enumerate(numbers)
+            if number in bound
+        ]
+        return min(found, key=len) if found else self._by_kernel[kernel]
+
+    # ---- safety ----
+
+    def _why_unsafe(self, region: Region, places: tuple[int, ...], bound: Bound) -> str:
+        calls = [self.calls[place] for place in places]
+        written = {call.slots[slot] for call in calls for slot in call.writes}
+        slots = list(bound.values())
+        for number, slot in enumerate(slots):
+            if any(slot.overlaps(other) for other in slots[:number] if slot in written or other in written):
+                return OVERLAP
+        # the region says in which order its kernels ran; calls that do not conflict may have any
+        for later, place in enumerate(places):
+            for earlier in range(later):
+                if places[earlier] > place and calls[earlier].access.conflicts(calls[later].access):
+                    return BETWEEN
+        if len(region.kernels) == 1:
+            return ""
+        inside = set(places)
+        for number, slot in bound.items():
+            if slot in written and number not in region.outputs:
+                if slot.held:
+                    return LIVE
+                if not all(self._users[base] <= inside for base in slot.bases):
+                    return USED
+        return ""
+
+
+def _connected(args: Sequence[tuple[int, ...]]) -> list[int]:
+    """The kernels in an order in which each shares a buffer with one before it, where that can be."""
+    order, known = [0], set(args[0])
+    while len(order) < len(args):
+        left = [kernel for kernel in range(len(args)) if kernel not in order]
+        following = max(left, key=lambda kernel: (len(known.intersection(args[kernel])), -kernel))
+        order.append(following)
+        known.update(args[following])
+    return order
+
+
+def _bind(numbers: tuple[int, ...], slots: tuple[Slot, ...], bound: Bound) -> Bound | None:
+    """`bound` with the buffers of one more call; None where it does not fit: one buffer is one number."""
+    if len(numbers) != len(slots):
+        return None
+    more, back = dict(bound), {slot: number for number, slot in bound.items()}
+    for number, slot in zip(numbers, slots, strict=True):
+        if more.setdefault(number, slot) != slot or back.setdefault(slot, number) != number:
+            return None
+    return more
