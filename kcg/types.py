@@ -265,7 +265,7 @@ class SequenceCall:
     writes: tuple[int, ...]  # slots; of an update in place in both
     what: str = ""  # where there is no kernel, what it is
     devices: tuple[str, ...] = field(default=(), compare=False)  # several where it runs on each
-    origin: str = field(default="", compare=False)  # the line that made it, as `file:line`; empty: not known
+    origin: str = field(default="", compare=False)  # `file:line` that made it `< file:line` that called that; or empty
 
 
 @dataclass(frozen=True)

@@ -351,6 +351,35 @@ def test_a_value_that_is_still_alive_leaves_the_calls_as_they_were(whole: tuple[
         assert report.counts[region.id] == 1, "where nobody holds it, it is replaced: that is asked every time"
 
 
+def test_a_value_that_only_a_view_or_another_capture_reaches_is_alive(whole: tuple[Region, Program]) -> None:
+    region, program = whole
+    x = values()
+
+    def parts(a: Tensor) -> tuple[Tensor, Tensor]:
+        first = (a + 1).contiguous()
+        second = (first.flip(1) * 2).contiguous()
+        return first, (second.flip(0) - first).contiguous()
+
+    with install({region: program}, X86) as report:
+        first, out = parts(x)
+        row = first[1:2].relu()  # lazy, and all that is left of the value
+        del first
+        out.realize()
+        assert report.left == {(region.id, LIVE): 1} and not report.counts
+        np.testing.assert_array_equal(row.numpy(), np.maximum(x.numpy()[1:2] + 1, 0))
+        kept: dict[str, Tensor] = {}
+
+        def one(a: Tensor) -> Tensor:
+            kept["first"], out = parts(a)
+            return out.realize()
+
+        step, later = TinyJit(one), TinyJit(lambda: (kept["first"] * 3).contiguous().realize())
+        for seed in range(4):
+            np.testing.assert_array_equal(step(values(seed)).numpy(), fused(values(seed)).numpy())
+            np.testing.assert_array_equal(later().numpy(), (values(seed).numpy() + 1) * 3)
+    assert not report.counts
+
+
 def test_a_program_that_stores_the_value_as_well_may_stand_where_it_lives(whole: tuple[Region, Program]) -> None:
     region = Region(whole[0].kernels, whole[0].args, (0, 3))
     program = program_of(region, {1: empty(ROWS, WIDTH)}, lambda x: {0: (x + 1).contiguous(), 3: fused(x).contiguous()})

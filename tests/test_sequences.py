@@ -221,10 +221,10 @@ def test_a_kernel_names_the_line_that_made_it() -> None:
     step = TinyJit(lambda a: model(a).realize())
     eager, steady = recorded(lambda: [step(x) for _ in range(2)])
     for sequence in (eager, steady):
-        assert [call.origin for call in sequence.calls] == [norm] * 3 + [product]
+        assert [call.origin.split(" < ")[0] for call in sequence.calls] == [norm] * 3 + [product]
     state = Tensor.zeros(ROWS, WIDTH).contiguous().realize()
     (update,) = recorded(lambda: state.assign(state + x).realize())  # the line of the update
-    assert update.calls[0].origin == line_of("# the line of the update")
+    assert update.calls[0].origin.startswith(line_of("# the line of the update"))
 
 
 def test_a_model_of_kcgs_own_names_its_lines() -> None:
@@ -252,7 +252,7 @@ def test_a_script_is_captured_with_its_sequences(tmp_path: Path) -> None:
     sequences = captured.workload.sequences
     (steady,) = [sequence for sequence in sequences if sequence.steady]
     assert steady.executions == 4 and len(steady.calls) == 4
-    assert [call.origin for call in steady.calls] == [f"{script}:6"] * 4
+    assert [call.origin for call in steady.calls] == [f"{script}:6 < {script}:8"] * 4
     once = [sequence for sequence in sequences if not sequence.steady]
     assert any(buffer.dtype == "uint8" for sequence in once for buffer in sequence.buffers)
     counts: dict[str, int] = {}

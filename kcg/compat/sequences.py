@@ -24,6 +24,7 @@ import weakref
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from kcg.compat.capture import WRITTEN, Variables, bound_variables, plain_name, variable_names, when_imported, why_fixed
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from kcg.compat.tiny import UOp
 
 COPY = "copy between devices"
+LINES = 3  # of the stack that are kept
+CALLED_BY = " < "  # between a line and the one that called it
 
 _KCG = Path(__file__).parent.parent
 _MODELS = str(_KCG / "workloads") + os.sep  # models of kcg's own are code that a line may name
@@ -282,8 +285,15 @@ def _is_users(path: str) -> bool:
 
 
 def _users_line() -> str:
-    """The line of the innermost frame that is neither tinygrad's nor kcg's machinery, as `file:line`."""
-    frame = sys._getframe(2)
-    while frame is not None and not _is_users(frame.f_code.co_filename):
-        frame = frame.f_back  # type: ignore[assignment]
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else ""
+    """The innermost line that is neither tinygrad's nor kcg's machinery, and the lines of the same folder that called
+    it, the nearest ones: `file:line < file:line`. A layer that all of a model calls says little by itself."""
+    frame: FrameType | None = sys._getframe(2)
+    found: list[str] = []
+    folder = ""
+    while frame is not None and len(found) < LINES:
+        path = frame.f_code.co_filename
+        if _is_users(path) and (not found or os.path.dirname(path) == folder):  # noqa: PTH120  # a thousand times
+            folder = folder or os.path.dirname(path)  # noqa: PTH120
+            found.append(f"{path}:{frame.f_lineno}")
+        frame = frame.f_back
+    return CALLED_BY.join(found)
