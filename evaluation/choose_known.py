@@ -17,8 +17,8 @@ from typing import Annotated
 
 import numpy as np
 import typer
-from baselines.known import AFTER, CORRECTIONS, followed, known_of
 
+from evaluation.flux.known import AFTER, CORRECTIONS, followed, known_of
 from kcg.commandline import guarded, record_results
 from kcg.errors import UsageError
 from kcg.kernel.space import KernelSpace

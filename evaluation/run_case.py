@@ -14,8 +14,9 @@ import sys
 
 def main() -> None:
     """Build the case that the argument describes, and run it once."""
-    from baselines.tiny_cases import build, outputs_of
     from tinygrad import Tensor
+
+    from evaluation.pytorch.in_tinygrad import build, outputs_of
 
     step = build(json.loads(sys.argv[1]))
     Tensor.realize(*outputs_of(step.run(**step.inputs)))
