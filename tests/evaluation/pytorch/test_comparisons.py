@@ -19,6 +19,7 @@ from tinygrad import Tensor
 from evaluation import rows as figures
 from evaluation.pytorch import cases, in_pytorch, in_tinygrad, kind, models_torch
 from evaluation.pytorch.cases import least_bytes, operations
+from evaluation.pytorch.compare import headline
 from evaluation.pytorch.reports import profiles_text, times_table
 from evaluation.pytorch.sum_levels import PARTIALS, in_uops
 from evaluation.pytorch.turns import IN_TINYGRAD, IN_TORCH, Contender, Pool, Turns
@@ -255,7 +256,21 @@ def test_tables_tell_times_rates_and_reasons() -> None:
     assert "aten::mul" in text and "| `E_4` | 2 | 2.00 µs | 1.00 µs | 1 | `UPCAST` |" in text
 
 
-# -- the scripts
+@pytest.mark.parametrize("name", cases.COMPARISONS)
+def test_figures_and_cases_are_those_of_the_results(name: str) -> None:
+    """The names of committed figures, and the cases that they are of."""
+    comparison = cases.COMPARISONS[name]
+    report = json.loads((ROOT / "evaluation" / "results" / f"{name}.json").read_text())
+    made: dict[str, float] = {}
+    for run, entry in report["runs"].items():
+        made |= headline(comparison)(run)(entry["rows"])
+        asked = {row.key: row.case for row in comparison.entries(run.partition("_")[0])}
+        for key, row in entry["rows"].items():
+            assert row["case"] == asked[key], key
+    assert made == report["headline"]
+
+
+# -- the program
 
 
 def test_rope_script(tmp_path: Path) -> None:
