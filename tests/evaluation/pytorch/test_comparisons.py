@@ -262,9 +262,9 @@ def test_figures_and_cases_are_those_of_the_results(name: str) -> None:
     comparison = cases.COMPARISONS[name]
     report = json.loads((ROOT / "evaluation" / "results" / f"{name}.json").read_text())
     made: dict[str, float] = {}
-    for run, entry in report["runs"].items():
-        made |= headline(comparison)(run)(entry["rows"])
-        asked = {row.key: row.case for row in comparison.entries(run.partition("_")[0])}
+    for name_of_run, entry in report["runs"].items():
+        made |= headline(comparison)(name_of_run)(entry["rows"])
+        asked = {row.key: row.case for row in comparison.entries(name_of_run.partition("_")[0])}
         for key, row in entry["rows"].items():
             assert row["case"] == asked[key], key
     assert made == report["headline"]
