@@ -1,6 +1,6 @@
 """Attention a row at a time, in C, for kcg to put into a program whose attention is one kernel on a CPU.
 
-    python -m kcg.optimize program.py --device CPU --kernels evaluation/baselines/kernels/flash_c.py
+    python -m kcg.optimize program.py --device CPU --kernels evaluation/pytorch/kernels/flash_c.py
 
 It keeps one row of scores, float32. C that kcg compiles calls no library, so that 2^x is written out.
 """

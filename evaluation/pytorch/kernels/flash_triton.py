@@ -1,6 +1,6 @@
 """Attention in one pass over the keys, in Triton, for kcg to put into a program whose attention is one kernel.
 
-    python -m kcg.optimize program.py --device CUDA --kernels evaluation/baselines/kernels/flash_triton.py
+    python -m kcg.optimize program.py --device CUDA --kernels evaluation/pytorch/kernels/flash_triton.py
 
 A row's maximum and sum are kept as they are so far, and what was added up before is scaled when the maximum grows
 (Milakov and Gimelshein 2018; Dao et al. 2022, Dao 2023). No mask; products take what is stored, sums are float32.
