@@ -79,8 +79,7 @@ def _distances(kernels: Iterable[tuple[KernelSpace, list[Observation]]]) -> dict
 
 
 def _measured(work: Path, dev: str) -> Iterator[tuple[KernelSpace, list[Observation]]]:
-    from baselines.campaign import Campaign
-
+    from evaluation.flux.campaign import Campaign
     from kcg.search.live_journal import LiveJournal
 
     for preset in ("1024", "768"):

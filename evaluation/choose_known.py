@@ -17,8 +17,8 @@ from typing import Annotated
 
 import numpy as np
 import typer
-from baselines.known import AFTER, CORRECTIONS, followed, known_of
 
+from evaluation.flux.known import AFTER, CORRECTIONS, followed, known_of
 from kcg.commandline import guarded, record_results
 from kcg.errors import UsageError
 from kcg.kernel.space import KernelSpace
@@ -39,7 +39,7 @@ def main(
     known, rows = known_of(journals, result or []), dict[str, dict[str, list[float]]]()
     for journal in journals:
         if journal.setting is None:
-            raise UsageError(f"{journal.path} holds no campaign yet: evaluation/flux_table.py begins one")
+            raise UsageError(f"{journal.path} holds no campaign yet: python -m evaluation.flux.table begins one")
         target, kernels = journal.setting.target, journal.setting.kernels
         predictor = choose_predictor("auto", target)
         for region, _, own_s in kernels:

@@ -15,8 +15,8 @@ from typing import Annotated
 
 import numpy as np
 import typer
-from baselines.promises import Promise, promises_of
 
+from evaluation.flux.known import Promise, promises_of
 from kcg.commandline import guarded, record_results
 from kcg.errors import UsageError
 

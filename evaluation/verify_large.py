@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from baselines.opening import run_of
 
+from evaluation.rows import run_of
 from kcg.commandline import guarded, record_results
 from kcg.compat.device import choose_device, prepare
 from kcg.kernel.codec import ast_of

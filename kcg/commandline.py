@@ -64,7 +64,7 @@ def guarded(body: Callable[[], ExitCode | None], *, go_on: str = "") -> NoReturn
     traceback only with `KCG_TRACEBACK=1`. SIGTERM and SIGHUP end a command as Ctrl-C does; a second Ctrl-C ends it at
     once. `go_on` says after that what was kept and how to go on.
     """
-    if Path(sys.argv[0]).parent.name in SCRIPTS:
+    if {*Path(sys.argv[0]).parts[-3:-1]} & {*SCRIPTS}:
         provenance()  # of what runs, not of what is committed by the time there are results
     if QUIET_TRACKER not in sys.warnoptions:
         sys.warnoptions.append(QUIET_TRACKER)  # processes that are started take it over

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 from collections.abc import Iterator
@@ -50,6 +51,11 @@ def is_text(value: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+def is_disk_full(error: OSError) -> bool:
+    """Whether writing failed for want of space: a full disk, a quota, or the largest file that is allowed."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def sync(path: Path) -> None:

@@ -72,7 +72,7 @@ def pytest_collection_finish() -> None:
 
 # half a minute or more each, most of it in processes that they start; nothing long is left for the end by them
 LONGEST = (
-    "test_optimize", "test_baselines", "test_capture", "test_dataset_cli", "test_readme", "test_flux_torch",
+    "test_optimize", "test_comparisons", "test_capture", "test_dataset_cli", "test_readme", "test_against_torch",
     "test_handwritten_run", "test_deploy", "test_attention", "test_uops", "test_search", "test_whole_model",
 )  # fmt: skip
 

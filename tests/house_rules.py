@@ -16,8 +16,9 @@ ROOT = Path(__file__).parent.parent
 # -- the rooms, lowest first; rooms of one level are siblings and do not import each other
 
 LEVELS = (
-    {"schedules"}, {"errors", "types"}, {"files", "provenance"}, {"commandline", "kernels"}, {"compat"}, {"kernel"},
-    {"workloads", "measure"}, {"dataset"}, {"predictor"}, {"env"}, {"search"}, {"campaign", "optimize"}, {"doctor"},
+    {"schedules"}, {"errors", "types"}, {"files", "provenance"}, {"commandline", "hub", "kernels"}, {"compat"},
+    {"kernel"}, {"workloads", "measure"}, {"dataset"}, {"predictor"}, {"env"}, {"search"}, {"campaign", "optimize"},
+    {"doctor"},
 )  # fmt: skip
 LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
 

@@ -69,7 +69,7 @@ def test_the_attention_of_the_document_is_one_and_what_takes_its_place_is_for_it
     out = Tensor.empty(3, 24, 8).custom_kernel(*map(Tensor, (q, k, v)), fxn=attention)[0]
     assert np.abs(out.numpy() - reference.attention(q.astype(np.float64), k, v)).max() < 2e-6
     region = region_of(Tensor.empty(2, 64, 16).custom_kernel(*(empty(2, 64, 16) for _ in range(3)), fxn=attention)[0])
-    path = ROOT / "evaluation" / "baselines" / "kernels" / "flash_c.py"
+    path = ROOT / "evaluation" / "pytorch" / "kernels" / "flash_c.py"
     (kernel,) = read_kernels(path, file_digest(path))
     assert kernel.wants(view_of(region, detect("CPU:X86", 1)[0]))
 

@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from evaluation.baselines.known import AFTER, behind
-from evaluation.baselines.promises import FIRST, kept
+from evaluation.flux.known import AFTER, FIRST, behind, kept
 
 SCRIPT = Path(__file__).parents[1] / "evaluation" / "choose_known.py"
 

@@ -164,7 +164,7 @@ def test_a_results_file_written_without_them_is_seen(tmp_path: Path) -> None:
 
 
 def test_rows_of_a_comparison_each_have_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from evaluation.baselines.rows import Rows
+    from evaluation.rows import Rows
 
     rows = Rows(tmp_path / "a.json", "run")
     rows.add("first", {"s": 1.0})

@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
@@ -15,7 +13,6 @@ import pytest
 from html_page import Page
 from sample_result import sample_result
 
-from kcg.errors import ExitCode
 from kcg.optimize.console import format_seconds
 from kcg.optimize.report import render_report
 from kcg.optimize.report_roofline import points_of, roofline_file, roofs_of
@@ -23,9 +20,6 @@ from kcg.optimize.report_rows import rows_of
 from kcg.optimize.report_search import error_words, expected_s, steps_of
 from kcg.optimize.report_share import share_file, slices_of
 from kcg.optimize.report_svg import COLORS
-from kcg.optimize.result import write_result
-
-SCRIPT = Path(__file__).parent.parent / "evaluation" / "report_pictures.py"
 
 
 @pytest.fixture(scope="module")
@@ -154,16 +148,3 @@ def test_pictures_stand_alone(tmp_path: Path) -> None:
         assert not re.search(r"<script|@import|url\(|href", text) and "prefers-color-scheme" in text
         assert any("as fast" in (t.text or "") or "FLOP/s" in (t.text or "") for t in root.iter() if "title" in t.tag)
         assert len(text) < 60_000
-
-
-def test_the_script_writes_both_pictures_of_a_result(tmp_path: Path) -> None:
-    write_result(sample_result(), tmp_path / "RESULT.json")
-    command = [sys.executable, str(SCRIPT), str(tmp_path / "RESULT.json"), "--out", str(tmp_path / "docs")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    rows = rows_of(sample_result())
-    written = [tmp_path / "docs" / f"flux-mini-{name}.svg" for name in ("share", "roofline")]
-    assert done.stdout.splitlines() == [str(path) for path in written]
-    assert [p.read_text() for p in written] == [share_file(rows), roofline_file(rows, sample_result().target)]
-    write_result(replace(sample_result(), regions=(), expectations=()), tmp_path / "RESULT.json")
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == ExitCode.USAGE and "give the result of a run" in done.stderr

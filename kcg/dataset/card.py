@@ -14,13 +14,13 @@ from kcg.dataset.card_words import COLUMNS, FILES, SAMPLERS, STATUSES
 from kcg.dataset.columns import constants_in
 from kcg.dataset.export import CHECKSUMS, Export, read_export
 from kcg.dataset.reading import MEASUREMENTS, sha256_of
-from kcg.dataset.records import Run, disk_full, is_disk_full
+from kcg.dataset.records import Run, disk_full
 from kcg.dataset.repeats import Spread
 from kcg.dataset.stats import Stats
 from kcg.dataset.stats import stats as compute
 from kcg.dataset.stats_text import duration, duration_class, listed, percent, share
 from kcg.errors import DataError, UsageError
-from kcg.files import whole
+from kcg.files import is_disk_full, whole
 from kcg.measure import protocol
 
 CARD = "README.md"

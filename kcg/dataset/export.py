@@ -39,10 +39,10 @@ from kcg.dataset.reading import (
     read_export,
     sha256_of,
 )
-from kcg.dataset.records import disk_full, is_disk_full, values_of, wiring_json
+from kcg.dataset.records import disk_full, values_of, wiring_json
 from kcg.dataset.rows import TIMINGS
 from kcg.errors import MismatchError, UsageError
-from kcg.files import sync
+from kcg.files import is_disk_full, sync
 from kcg.kernel.symbolic import seen_by
 from kcg.types import canonical_json
 

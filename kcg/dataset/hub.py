@@ -1,6 +1,6 @@
 """Exports to and from datasets of the Hugging Face Hub: one commit up, one pinned commit down, whole or not at all.
 
-Only Parquet, JSON and Markdown travel; see `kcg.dataset.hub_folder`. Every export among what is pushed or pulled agrees
+Only Parquet, JSON and Markdown travel; see `kcg.hub`. Every export among what is pushed or pulled agrees
 with its `checksums.json`.
 """
 
@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
 from kcg.dataset.export import CHECKSUMS, read_export
-from kcg.dataset.hub_client import LIMITS, Limits
-from kcg.dataset.hub_folder import Cargo, pull_folder, push_folder
+from kcg.hub import LIMITS, Cargo, Limits, pull_folder, push_folder
 
 
 def push(
@@ -27,7 +26,7 @@ def push(
 ) -> str:
     """Uploads an export, or a folder of exports, to the dataset `repo` in one commit; returns its 40-hex id.
 
-    Everything else, errors included, as `kcg.dataset.hub_folder.push_folder` says.
+    Everything else, errors included, as `kcg.hub.push_folder` says.
     """
     return push_folder(
         folder, repo, cargo=EXPORTS, message=message or "kcg: push a dataset", private=private, token=token,
@@ -46,7 +45,7 @@ def pull(
 ) -> dict[str, str]:
     """Downloads one commit of the dataset `repo` to a new or empty `folder`; returns the SHA-256 of each file by name.
 
-    Everything else, errors included, as `kcg.dataset.hub_folder.pull_folder` says.
+    Everything else, errors included, as `kcg.hub.pull_folder` says.
     """
     return pull_folder(repo, folder, cargo=EXPORTS, revision=revision, token=token, endpoint=endpoint, limits=limits)
 

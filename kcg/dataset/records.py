@@ -5,7 +5,6 @@ Nothing foreign is decoded here: a row's types, its times and every field of a s
 
 from __future__ import annotations
 
-import errno
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -66,11 +65,6 @@ class Run:
         texts = (self.run_id, self.started, self.command)
         if not all(isinstance(text, str) for text in texts) or not isinstance(self.description, Mapping):
             raise TypeError("a run has an id, a time and a command, which are texts, and a description by names")
-
-
-def is_disk_full(error: OSError) -> bool:
-    """Whether writing failed for want of space: a full disk, a quota, or the largest file that is allowed."""
-    return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def disk_full(path: Path) -> JournalError:

@@ -8,8 +8,9 @@ import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
-from kcg.dataset.records import MEASUREMENT_COLUMNS, disk_full, is_disk_full
+from kcg.dataset.records import MEASUREMENT_COLUMNS, disk_full
 from kcg.errors import JournalError, UsageError
+from kcg.files import is_disk_full
 
 APPLICATION_ID = 0x6B63676A  # "kcgj", in the header of the file: what tells a journal from any other SQLite file
 SCHEMA_VERSION = 1

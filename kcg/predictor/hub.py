@@ -1,7 +1,7 @@
 """Predictors to and from models of the Hugging Face Hub: one commit up, one pinned commit down, whole or not at all.
 
 A repository holds one predictor, so that a later one is a later commit: the checkpoint, a card, and their checksums.
-Only safetensors, JSON and Markdown travel; see `kcg.dataset.hub_folder`. A checkpoint is read, and with it refused
+Only safetensors, JSON and Markdown travel; see `kcg.hub`. A checkpoint is read, and with it refused
 where this kcg cannot use it, before it is pushed and before a pulled one takes its place.
 """
 
@@ -13,10 +13,9 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from kcg.dataset.hub_client import LIMITS, Limits
-from kcg.dataset.hub_folder import MAIN, Cargo, pull_folder, push_folder
 from kcg.dataset.reading import sha256_of
 from kcg.errors import DataError, UsageError
+from kcg.hub import LIMITS, MAIN, Cargo, Limits, pull_folder, push_folder
 from kcg.predictor.card import CARD, PREDICTOR, model_card
 from kcg.predictor.checkpoint import read
 from kcg.predictor.tensors import MOST_BYTES
@@ -37,7 +36,7 @@ def push(
 ) -> str:
     """Uploads a checkpoint, with a card of what it says of itself, to the model `repo`; returns the commit's 40-hex id.
 
-    Everything else, errors included, as `kcg.dataset.hub_folder.push_folder` says.
+    Everything else, errors included, as `kcg.hub.push_folder` says.
     """
     if checkpoint.is_dir():
         raise UsageError(f"{checkpoint} is a folder: give the checkpoint itself, a .safetensors file")
@@ -65,7 +64,7 @@ def pull(
 ) -> dict[str, str]:
     """Downloads one commit of the model `repo` to a new or empty `folder`; returns the SHA-256 of each file by name.
 
-    Everything else, errors included, as `kcg.dataset.hub_folder.pull_folder` says.
+    Everything else, errors included, as `kcg.hub.pull_folder` says.
     """
     return pull_folder(repo, folder, cargo=PREDICTORS, revision=revision, token=token, endpoint=endpoint, limits=limits)
 

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
+from kcg import hub as kcg_hub
 from kcg.dataset import hub as hub_module
-from kcg.dataset import hub_folder
 from kcg.dataset.export import CHECKSUMS, export, read_export
 from kcg.dataset.hub import pull, push
 from kcg.dataset.journal import Journal
@@ -185,7 +185,7 @@ def test_a_folder_that_changes_while_it_is_pushed_is_not_committed(
 def test_a_commit_in_between_and_an_ignored_file_are_told(
     hub: Hub, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    repo, head = hub.repo(), hub_folder._head
+    repo, head = hub.repo(), kcg_hub._head
 
     def raced(*args: object, **kwargs: object) -> str | None:
         found = head(*args, **kwargs)  # type: ignore[arg-type]
@@ -193,7 +193,7 @@ def test_a_commit_in_between_and_an_ignored_file_are_told(
         return found
 
     with monkeypatch.context() as patch:
-        patch.setattr(hub_folder, "_head", raced)
+        patch.setattr(kcg_hub, "_head", raced)
         with pytest.raises(DataError, match="another commit meanwhile: push again") as error:
             push(folder, REPO, token=TOKEN, endpoint=hub.endpoint)
         refused(error)

@@ -7,15 +7,24 @@ import time
 from pathlib import Path
 
 import pytest
-from huggingface_hub import constants
+from huggingface_hub import constants, file_download
 
-from kcg.dataset.hub import Limits, pull, push
+from kcg.dataset.hub import pull, push
 from kcg.errors import DataError, UsageError
+from kcg.hub import Limits
 from tests.hub.checks import contents, is_untouched, refused
 from tests.hub.server import READ_TOKEN, TOKEN, Hub
 
 REPO = "owner/name"
 SHORT = Limits(stall_s=0.2, total_s=0.6)
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client's own limits for downloads, as short."""
+    monkeypatch.setattr(constants, "HF_HUB_ETAG_TIMEOUT", SHORT.stall_s)
+    monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", SHORT.stall_s)
+    monkeypatch.setattr(file_download, "_ETAG_RETRY_TIMEOUT", SHORT.stall_s)
 
 
 def test_without_a_connection_there_is_one_line(folder: Path, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,7 +97,9 @@ def test_a_hub_that_hangs_ends_a_push(hub: Hub, folder: Path, where: str) -> Non
     ("how", "where"),
     [("hang", "/revision/"), ("hang", "HEAD /"), ("cut", "/storage/"), ("drip", "/resolve/")],
 )
-def test_a_hub_that_hangs_ends_a_pull(hub: Hub, folder: Path, target: Path, how: str, where: str) -> None:
+def test_a_hub_that_hangs_ends_a_pull(
+    hub: Hub, folder: Path, target: Path, impatient: None, how: str, where: str
+) -> None:
     commit = hub.repo(files=contents(folder)).head
     setattr(hub, how, where)
     begin = time.monotonic()

@@ -13,8 +13,8 @@ import torch
 from huggingface_hub import constants
 
 from kcg.commandline import guarded
-from kcg.dataset.hub_client import Limits
 from kcg.errors import DataError, ExitCode, KcgError, UsageError
+from kcg.hub import Limits
 from kcg.predictor import header
 from kcg.predictor.__main__ import main
 from kcg.predictor.card import CARD, PREDICTOR, model_card

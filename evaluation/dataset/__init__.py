@@ -1,0 +1,1 @@
+"""The recorded datasets: their figures, and what reading and writing them costs."""

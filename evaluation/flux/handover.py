@@ -1,0 +1,184 @@
+"""Is what kcg finds worth as much in plain tinygrad? An unchanged program, in a fresh process, with `BEAM=N`.
+
+    python -m evaluation.flux.handover --preset mini --device CPU:CLANG --budget 150s
+    python -m evaluation.flux.handover --preset 1024 --device CUDA --result kcg-out/flux/RESULT.json
+
+`python -m kcg.optimize apply` writes a result into a cache of its own, never the user's. `plain_step.py` then runs with
+that cache, in turns with itself within `kcg.tuned`: it must search nothing, give the same output bit by bit, and be as
+fast. Writes evaluation/results/handover.json; exit code 4 where any of this does not hold.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from evaluation.rows import FAR, distance, rounded, run_of, this_command
+from kcg.commandline import guarded, record_results
+from kcg.errors import DeviceError, KcgError, UsageError, VerificationError
+from kcg.measure.protocol import median, median_interval, spread
+
+ROOT = Path(__file__).parent.parent.parent
+PROGRAM = "evaluation.flux.plain_step"
+UNDER_KCG = f"""import runpy, sys, kcg
+result, sys.argv = sys.argv[1], sys.argv[1:]
+with kcg.tuned(result):
+    runpy.run_module("{PROGRAM}", run_name="__main__", alter_sys=True)"""
+TIMEOUT_S = 900.0
+SAME = 0.02  # two processes of one binary may be this far apart, even where less is seen
+Told = dict[str, Any]
+OUT = ROOT / "evaluation" / "results" / "handover.json"
+FIGURES = ("kcg_s", "plain_s", "hand_coded_s", "ratio", "noise", "rows", "searched")
+HOLDS = {
+    "same_speed": "it is not as fast", "same_output": "its output is another", "right_output": "its output is wrong",
+    "unhooked": "a program was hooked that should not be, or the other way round",
+}  # fmt: skip
+
+
+def python(what: str, command: list[str], dev: str, cache: Path, *, beam: int = 0) -> str:
+    """The standard output of `python command` on a device with a cache of its own. Raises KcgError where it fails."""
+    from kcg.compat.device import clang_path
+    from kcg.measure.alone import clean_environment
+
+    if dev.startswith("CPU") and "CC" not in os.environ and clang_path() is None:
+        raise DeviceError("plain tinygrad opens the CPU only where it finds clang: pip install ziglang, or set CC")
+    environment = clean_environment(dev, cache, paths=[ROOT], BEAM=str(beam))
+    if dev.startswith("CPU"):
+        environment.setdefault("CC", clang_path() or "")
+    whole: Told = {"env": environment, "capture_output": True, "text": True, "timeout": TIMEOUT_S, "check": False}
+    try:
+        done = subprocess.run([sys.executable, *command], **whole)
+    except subprocess.TimeoutExpired:
+        raise KcgError(f"{what} did not end in {TIMEOUT_S:.0f} s") from None
+    if done.returncode:
+        words = (done.stderr.strip().splitlines() or ["it said nothing"])[-1][:300]
+        raise KcgError(f"{what} ended with exit code {done.returncode}: {words}")
+    return done.stdout
+
+
+def step(
+    case: dict[str, Any], dev: str, cache: Path, *, replays: int, beam: int = 0, result: Path | None = None
+) -> Told:
+    """One run of the program: plainly, or within `kcg.tuned` where there is a `result`."""
+    first, what = ["-m", PROGRAM], "the program"
+    if result is not None:
+        first, what = ["-c", UNDER_KCG, str(result)], "the program within kcg.tuned"
+    told = python(what, [*first, json.dumps(case), str(replays)], dev, cache, beam=beam)
+    return json.loads(told.splitlines()[-1])
+
+
+def searches(cache: Path) -> dict[tuple[Any, ...], bytes]:
+    """The rows of BEAM's cache; a search ends in a new one."""
+    from kcg.compat.beam import cache_table
+
+    with sqlite3.connect(f"file:{cache}?mode=ro", uri=True) as database:
+        return {tuple(row[:-1]): row[-1] for row in database.execute(f"SELECT * FROM {cache_table()}")}
+
+
+def prove(case: dict[str, Any], dev: str, result: Path, folder: Path, *, beam: int, rounds: int, replays: int) -> Told:
+    """Apply the result to a new cache in `folder`, then run the step with kcg and without it, in turns."""
+    cache, empty = folder / "handed-over.db", folder / "empty.db"
+    said = python(
+        "apply", ["-m", "kcg.optimize", "apply", str(result), "--beam", str(beam), "--cachedb", str(cache)], dev, empty
+    )
+    before = searches(cache)
+    of_kcg, plain = [], []
+    for _ in range(rounds):
+        of_kcg.append(step(case, dev, empty, replays=replays, result=result))
+        plain.append(step(case, dev, cache, replays=replays, beam=beam))
+    own = step(case, dev, empty, replays=replays)
+    after = searches(cache)
+    return judged(of_kcg, plain, own, FAR[case.get("dtype", "bfloat16")]) | {
+        "rows": len(before), "searched": len(after.keys() - before.keys()), "applied": said.splitlines()[0],
+        "rows_changed": sum(after.get(key) != value for key, value in before.items()),
+    }  # fmt: skip
+
+
+def judged(of_kcg: list[Told], plain: list[Told], own: Told, far: float) -> Told:
+    """The runs of both kinds beside each other.
+
+    The noise is how far processes of one kind are apart, or half the interval of the median of all their samples.
+    """
+    seconds = {name: [s for r in runs for s in r["seconds"]] for name, runs in (("kcg", of_kcg), ("plain", plain))}
+    noise = max(spread(r[0]["seconds"], other["seconds"]) for r in (of_kcg, plain) for other in r)
+    for samples in seconds.values():
+        low, high = median_interval(samples)
+        noise = max(noise, (high - low) / 2 / median(samples))
+    ratio = median(seconds["plain"]) / median(seconds["kcg"])
+    return {
+        "kcg_s": rounded(median(seconds["kcg"])), "plain_s": rounded(median(seconds["plain"])),
+        "hand_coded_s": rounded(median(own["seconds"])), "ratio": rounded(ratio), "noise": rounded(noise),
+        "same_speed": abs(ratio - 1) <= max(noise, SAME),
+        "same_output": len({r["output"] for r in (*of_kcg, *plain)}) == 1,
+        "right_output": distance(plain[0]["values"], own["values"]) <= far,
+        "unhooked": all(r["unhooked"] for r in plain) and not any(r["unhooked"] for r in of_kcg),
+        "ready_s": {name: [rounded(r["ready_s"]) for r in runs] for name, runs in (("kcg", of_kcg), ("plain", plain))},
+        "seconds": {**seconds, "hand_coded": own["seconds"]},
+    }  # fmt: skip
+
+
+def main(
+    preset: Annotated[str, typer.Option(help="of Flux: mini, 768 or 1024; auto: as kcg takes it")] = "auto",
+    device: Annotated[str, typer.Option(help="as kcg.optimize --device")] = "auto",
+    result: Annotated[Path | None, typer.Option(help="a RESULT.json; without one kcg is run first")] = None,
+    budget: Annotated[str, typer.Option(help="time of that run")] = "150s",
+    beam: Annotated[int, typer.Option(help="the width that the program is started with")] = 2,
+    rounds: Annotated[int, typer.Option(help="processes of each kind")] = 2,
+    replays: Annotated[int, typer.Option(help="timed steps in each")] = 7,
+    case: Annotated[str, typer.Option(help="another case than Flux, as evaluation/pytorch/cases.py has it")] = "",
+    out: Annotated[Path, typer.Option(help="the results file")] = OUT,
+) -> None:
+    """Hand over, run, compare, and write down."""
+    with tempfile.TemporaryDirectory(prefix="kcg-handover-", ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        os.environ["CACHEDB"] = str(folder / "search.db")  # before anything imports tinygrad
+        from evaluation.pytorch.tuning import tune
+        from kcg.compat.device import choose_device
+        from kcg.optimize.result import read_result
+        from kcg.optimize.settings import parse_budget
+        from kcg.workloads.flux import PRESETS
+        from kcg.workloads.registry import find
+
+        dev = choose_device(device).dev
+        preset = find("flux", preset, dev)[1]
+        flux = {"kind": "family", "name": "flux", "preset": preset, "dtype": PRESETS[preset].dtype}
+        what = json.loads(case) if case else flux
+        if result is None:
+            made = tune(what, dev, budget_s=parse_budget(budget), folder=folder / "kcg")
+            result = Path(made["result"])
+        told = read_result(result)
+        if what == flux and (told.workload, told.preset) != ("flux", preset):
+            raise UsageError(
+                f"{result} is of {told.workload} {told.preset}: give --preset, or a result of flux {preset}"
+            )
+        if told.target.tinygrad_device != dev:
+            raise UsageError(f"{result} was made for {told.target.tinygrad_device}: give --device, or another result")
+        found = prove(what, dev, result.absolute(), folder, beam=beam, rounds=rounds, replays=replays)
+    run = run_of(preset if not case else what["kind"], dev)
+    headline = {f"{key}_{run}": found[key] for key in FIGURES}
+    headline |= {f"{key}_{run}": int(found[key]) for key in HOLDS}
+    facts = {"command": this_command(), "beam": beam, "case": what, "model": told.target.model}
+    record_results(out, run, {**facts, "toolchain": vars(told.toolchain), **found}, headline)
+    typer.echo(
+        f"{run}: kcg {found['kcg_s'] * 1e3:.4g} ms, plain tinygrad with BEAM={beam} {found['plain_s'] * 1e3:.4g} ms, "
+        f"hand-coded {found['hand_coded_s'] * 1e3:.4g} ms; {found['searched']} searches"
+    )
+    broken = [words for name, words in HOLDS.items() if not found[name]]
+    if found["searched"] or found["rows_changed"]:
+        broken.append(f"it searched {found['searched']} kernels")
+    if broken:
+        raise VerificationError(f"the hand-over does not hold: {'; '.join(broken)}")
+
+
+if __name__ == "__main__":
+    application = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    application.command()(main)
+    guarded(lambda: application(standalone_mode=False))

@@ -1,0 +1,95 @@
+"""kcg beside PyTorch, Triton and kernels written by hand: one program, a comparison each for a family of cases.
+
+    python -m evaluation.pytorch.compare attention --device cuda --budget 20m
+    python -m evaluation.pytorch.compare rope --device cpu --size mini --tune 5s --contenders tinygrad,kcg,eager
+    python -m evaluation.pytorch.compare layers_torch --device cuda --only softmax
+    python -m evaluation.pytorch.compare sum_levels --device cuda --draw-only
+
+`attention`, `rope`, `sum_levels` and `layers_torch` are in the files of their names (`layers.py`), each with what is
+run in tinygrad, PyTorch and Triton, and its float64 reference. All contenders are timed in turns, each in a process of
+its own. Writes evaluation/results/NAME.json, and from it pictures and tables. The same command goes on where it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from evaluation.pytorch import comparing
+from evaluation.pytorch.cases import COMPARISONS
+from evaluation.pytorch.comparing import named, opened, redraw
+from evaluation.pytorch.kind import SIZES, Comparison, Rows
+from evaluation.rows import key_of
+from kcg.commandline import guarded
+from kcg.errors import UnknownName
+
+RESULTS = Path(__file__).parent.parent / "results"
+WORK = Path("kcg-out")
+
+
+def headline(comparison: Comparison) -> Callable[[str], Callable[[Rows], dict[str, float]]]:
+    """By run: the figures of every contender, by the rows' labels."""
+
+    def of_run(run: str) -> Callable[[Rows], dict[str, float]]:
+        def made(rows: Rows) -> dict[str, float]:
+            return {
+                key_of(name, comparison.label(key), words, run): found[figure]
+                for key in sorted(rows, key=comparison.place)
+                for name, found in rows[key]["contenders"].items()
+                if found["status"] == "ok"
+                for words, figure in comparison.figures
+            }
+
+        return made
+
+    return of_run
+
+
+def main(
+    name: Annotated[str, typer.Argument(help=", ".join(COMPARISONS))],
+    device: comparing.Device = "auto",
+    size: Annotated[str, typer.Option(help="full or mini")] = "full",
+    only: Annotated[str, typer.Option(help="cases whose names contain this")] = "",
+    tune: Annotated[str, typer.Option(help="kcg's budget for each case; empty: the comparison's usual one")] = "",
+    contenders: Annotated[str, typer.Option(help="with commas between; empty: the usual ones")] = "",
+    limit: Annotated[float, typer.Option(help="seconds for making a contender ready; 0: as usual")] = 0.0,
+    budget: comparing.Budget = "",
+    again: comparing.Again = False,
+    retry: comparing.Retry = False,
+    draw_only: Annotated[
+        bool, typer.Option("--draw-only", help="time nothing: pictures and table of the rows there are")
+    ] = False,
+    work: Annotated[Path | None, typer.Option(help="what kcg and BEAM found, for a call that goes on")] = None,
+    out: Annotated[Path | None, typer.Option(help="the results file")] = None,
+) -> None:
+    """Time what is not in the results yet."""
+    if name not in COMPARISONS:
+        raise UnknownName("comparison", name, list(COMPARISONS))
+    if size not in SIZES:
+        raise UnknownName("size", size, list(SIZES))
+    comparison = COMPARISONS[name]
+    out = out or RESULTS / f"{name}.json"
+    if draw_only:
+        redraw(comparison.write, out, size, device)
+        return
+    chosen = named("contender", contenders or comparison.usual, comparison.contenders)
+    from kcg.compat.device import choose_device
+
+    how: dict[str, Any] = {"budget": budget, "again": again, "retry": retry, "tune": tune or comparison.tune}
+    with opened(
+        choose_device(device).dev, size, out, headline=headline(comparison), work=work or WORK / name,
+        limit=limit or comparison.limit_s, write=comparison.write, **how,
+    ) as rows:  # fmt: skip
+        for entry in comparison.entries(size):
+            if only in entry.key:
+                by = named("contender", entry.only, comparison.contenders) if entry.only else chosen
+                rows.time(entry.key, entry.case, by, profiled=entry.profiled)
+
+
+if __name__ == "__main__":
+    application = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    application.command()(main)
+    guarded(lambda: application(standalone_mode=False))

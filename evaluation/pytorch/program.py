@@ -1,0 +1,25 @@
+"""One case of the comparisons as a tinygrad program, for kcg to record and for anyone to look at.
+
+    python -m evaluation.pytorch.program '{"kind": "softmax", "rows": 64, "width": 96, "dtype": "float32"}'
+
+The cases are those of `cases.py`; `compare.py` is the comparison itself.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from tinygrad import Tensor
+
+from evaluation.pytorch.in_tinygrad import build, outputs_of
+
+
+def main() -> None:
+    """Build the case that the argument describes, and run it once."""
+    step = build(json.loads(sys.argv[1]))
+    Tensor.realize(*outputs_of(step.run(**step.inputs)))
+
+
+if __name__ == "__main__":
+    main()
