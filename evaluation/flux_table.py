@@ -55,12 +55,12 @@ def main(
     from baselines.retiming import retime_all
     from baselines.searches import fly_canary, search
 
+    from evaluation.search.live import live_flux
+    from evaluation.search.live_journal import LiveJournal, Shard
     from kcg.compat.device import choose_device
     from kcg.optimize.lock import alone_on
     from kcg.optimize.settings import parse_budget
     from kcg.predictor.choice import choose_predictor
-    from kcg.search.live import live_flux
-    from kcg.search.live_journal import LiveJournal, Shard
     from kcg.workloads.registry import find
 
     if part not in PARTS:

@@ -19,10 +19,10 @@ from evaluation.baselines.choosing import choices
 from evaluation.baselines.dealing import claim, claim_journal, dealt
 from evaluation.baselines.preparing import Prepared
 from evaluation.baselines.retiming import retime, retime_all
+from evaluation.search.live_journal import Beam, LiveJournal, Shard
 from kcg.errors import UsageError
 from kcg.kernel.codec import kernel_of
 from kcg.measure.service import MeasureService
-from kcg.search.live_journal import Beam, LiveJournal, Shard
 from kcg.types import RAW, Opt, Region, Schedule
 from tests.kernels import empty, kernels_of
 

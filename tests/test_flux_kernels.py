@@ -12,8 +12,8 @@ from evaluation.baselines.campaign import Campaign
 from evaluation.baselines.choosing import Choices
 from evaluation.baselines.methods_kernels import kernels_markdown
 from evaluation.baselines.retiming import duel
+from evaluation.search.live_journal import LiveJournal, Shard
 from kcg.measure.jobs import DuelOutcome
-from kcg.search.live_journal import LiveJournal, Shard
 from kcg.types import RAW, Opt, Region, Schedule, Verification
 from tests.sample_result import sample_result
 

@@ -30,6 +30,8 @@ from evaluation.baselines.methods_text import write_down
 from evaluation.baselines.pieces import piece_of
 from evaluation.baselines.retiming import retime
 from evaluation.baselines.strays import by_duration, floor_of, strays
+from evaluation.search.live import LiveBench
+from evaluation.search.live_journal import LiveJournal, Shard
 from kcg.errors import DeviceError, MismatchError, UsageError
 from kcg.kernel.codec import kernel_of
 from kcg.measure.service import MeasureService
@@ -37,8 +39,6 @@ from kcg.optimize.result import write_result
 from kcg.predictor.choice import choose_predictor
 from kcg.predictor.interface import Predictor
 from kcg.provenance import provenance
-from kcg.search.live import LiveBench
-from kcg.search.live_journal import LiveJournal, Shard
 from kcg.types import RAW, Region, RegionResult
 from tests.kernels import empty, kernels_of
 from tests.sample_result import sample_result

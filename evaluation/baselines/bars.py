@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from kcg.search.comparison_text import WIDTH
+from evaluation.search.comparison_text import WIDTH
 
 from .axes import Axis
 from .contenders import colour, words

@@ -1,7 +1,7 @@
 """A campaign: every method searches the same kernels of Flux on one kind of device, in pieces that go on.
 
 A unit (`searches`) is one method on one kernel; kcg's is one run of its command, which deals with all kernels. What a
-unit finds is in a journal (`kcg.search.live_journal`) as soon as it is there. Several processes share the units
+unit finds is in a journal (`evaluation.search.live_journal`) as soon as it is there. Several processes share the units
 (`dealing`). In the end all choices are timed again beside tinygrad's own, in turns (`retiming`). Each piece times one
 kernel first, the canary: a piece on a device that is not as fast as the first one's is refused.
 """
@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from evaluation.search.live_journal import LiveJournal, Setting
 from kcg.errors import UsageError
-from kcg.search.live_journal import LiveJournal, Setting
 from kcg.types import RAW, Region
 
 from .method_names import KCG, TINY_BEAM, check, turn_of

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from evaluation.search.live import LiveBench
 from kcg.measure.protocol import median
-from kcg.search.live import LiveBench
 from kcg.types import Region, Schedule, ScheduleKind
 
 from .campaign import Campaign

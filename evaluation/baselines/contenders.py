@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from kcg.search.comparison_text import COLOURS, GREY
+from evaluation.search.comparison_text import COLOURS, GREY
 
 BLUE, VERMILION, GREEN, PINK, ORANGE, SKY, PURPLE, BLACK = COLOURS
 KNOWN = {

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from kcg.search.comparison_text import BOTTOM, HEIGHT, LABEL_STEP, LEFT, RIGHT, TOP, WIDTH
+from evaluation.search.comparison_text import BOTTOM, HEIGHT, LABEL_STEP, LEFT, RIGHT, TOP, WIDTH
 
 from .axes import Axis
 from .contenders import Found, colour, in_order, reason, words

@@ -7,8 +7,8 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from evaluation.search.live import LiveBench
 from kcg.measure.references import Foretold, foretell_job
-from kcg.search.live import LiveBench
 from kcg.types import Schedule
 
 if TYPE_CHECKING:

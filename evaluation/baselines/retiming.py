@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from evaluation.search.live import LiveBench
 from kcg.errors import DeviceError
 from kcg.measure.jobs import DuelJob, DuelOutcome
 from kcg.measure.pools import ServiceClosed
-from kcg.search.live import LiveBench
 from kcg.types import Schedule
 
 from .campaign import RETIME, Campaign, Unit

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from evaluation.search.live import LiveBench
 from kcg.errors import DeviceError
 from kcg.measure.group import Request
 from kcg.search.interface import Observation
-from kcg.search.live import LiveBench
 
 from .campaign import LEAST_S, Campaign, Unit
 from .kcg_run import run_kcg
