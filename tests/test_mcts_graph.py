@@ -196,7 +196,7 @@ def test_no_evaluation_is_counted_twice() -> None:
 def test_what_is_exhausted_is_closed() -> None:
     table = synthetic_table()
     trials = Trials(table.problem(constant_predict()))
-    graph = Graph(trials, MctsSettings())
+    graph = Graph(trials, MctsSettings(near_from=10 * KERNELS))  # what is beside a schedule leads back to it
     while True:
         for _ in range(16):
             graph.simulate()
@@ -207,7 +207,7 @@ def test_what_is_exhausted_is_closed() -> None:
             break
         else:
             graph.expand(node)
-    assert len(graph.nodes) == KERNELS and all(node.closed for node in graph.nodes.values())
+    assert [len(graph.nodes), sum(node.closed for node in graph.nodes.values())] == [KERNELS, KERNELS]
     assert graph.simulate() is False
 
 
@@ -241,7 +241,8 @@ def test_noise_stirs_the_priors_and_they_stay_shares() -> None:
         graph.simulate(node)
     assert node.children is not None and len(node.priors) == len(node.children) == len(node.visits)
     assert sum(node.visits) + node.stops > 100
-    assert graph.vary() and len(node.priors) == len(node.children) == len(node.visits)
+    assert graph.vary()
+    assert len(node.priors) == len(node.children) == len(node.visits), "what is linked beside it has no noise"
 
 
 def test_simulations_that_begin_at_a_node_stay_below_it() -> None:

@@ -236,8 +236,8 @@ def test_the_script_compares_two_kernels_in_two_processes(tmp_path: Path) -> Non
     document.write_text((ROOT / "docs" / "search.md").read_text())
     command = [
         sys.executable, "-m", "evaluation.search.compare", "--replay", "--tables", "2", "--seeds", "2",
-        "--budget", "16", "--strategies", "random,mcts,mcts/oracle", "--beams", "1,4", "--jobs", "2", "--work", str(tmp_path),
-        "--out", str(tmp_path / "out.json"), "--docs", str(document),
+        "--budget", "16", "--strategies", "random,mcts,mcts/oracle", "--beams", "1,4", "--jobs", "2",
+        "--work", str(tmp_path), "--out", str(tmp_path / "out.json"), "--docs", str(document),
     ]  # fmt: skip
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr
