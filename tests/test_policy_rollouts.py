@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import math
 import random
+import sqlite3
+import subprocess
+import sys
 from collections.abc import Sequence
 from concurrent.futures import Future
 from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
 
+from kcg.errors import ExitCode
 from kcg.search.interface import Ledger, Observation, Problem, best
 from kcg.search.policy import Policy, PolicyNet, shipped_policy
 from kcg.search.replay import ReplayTable, constant_predict, noisy_predict, oracle_predict
@@ -133,3 +140,19 @@ def test_a_search_repeats_itself_under_its_seed() -> None:
 
 def test_a_device_without_a_policy_of_its_own_gets_that_of_cuda() -> None:
     assert shipped_policy("AMD").about == shipped().about
+
+
+def test_the_command_searches_with_it_to_a_verified_result(tmp_path: Path) -> None:
+    program = "from tinygrad import Tensor\nx = Tensor.empty(512, 512)\nfor _ in range(3): x.sum(0).realize()"
+    command = [
+        sys.executable, "-m", "kcg.optimize", "-c", program, "--search", "ppo", "--budget", "300s", "--measurements",
+        "12", "--json", "--quiet", "--no-script-check", "--report", str(tmp_path),
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False, cwd=tmp_path)
+    assert done.returncode in (ExitCode.OK, ExitCode.NOTHING_IMPROVED), done.stderr
+    (kernel,) = json.loads(done.stdout)["kernels"]
+    assert kernel["outcome"] in ("improved", "kept") and kernel["after_s"] <= kernel["before_s"]
+    assert kernel["verified"] or kernel["outcome"] == "kept", "what is changed is verified"
+    with contextlib.closing(sqlite3.connect(tmp_path / "journal.sqlite")) as journal:
+        counts = dict(journal.execute("SELECT sampler, COUNT(*) FROM measurements GROUP BY sampler"))
+    assert counts["ppo"] >= 8 and counts["hand-coded"] == 1 and counts["final"] > 0, "the best of them was judged"
