@@ -16,11 +16,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from replay_table import noisy_predict
 
 from kcg.errors import ExitCode
 from kcg.search.interface import Ledger, Observation, Problem, best
 from kcg.search.policy import Policy, PolicyNet, shipped_policy
-from kcg.search.replay import ReplayTable, constant_predict, noisy_predict, oracle_predict
+from kcg.search.replay import ReplayTable, constant_predict, oracle_predict
 from kcg.search.rollouts import RolloutSettings, _Acting, ppo
 from kcg.search.trials import Trials
 from kcg.types import Prediction, Schedule, Status

@@ -10,18 +10,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from replay_table import BASELINE, KERNELS, chain_table, synthetic_table
+from replay_table import BASELINE, KERNELS, chain_table, inverted_predict, noisy_predict, synthetic_table
 
 from kcg.errors import UnknownName
 from kcg.search.graph import MctsSettings
 from kcg.search.interface import Action, Ledger, Observation, Predict, Problem, best
-from kcg.search.replay import (
-    ReplayTable,
-    constant_predict,
-    inverted_predict,
-    noisy_predict,
-    oracle_predict,
-)
+from kcg.search.replay import ReplayTable, constant_predict, oracle_predict
 from kcg.search.strategies import STRATEGIES, strategy
 from kcg.types import Opt, Prediction, Schedule
 

@@ -7,11 +7,11 @@ import math
 from collections.abc import Callable, Sequence
 
 import pytest
-from replay_table import BASELINE, RECORDED, recorded, synthetic_table, tree_table
+from replay_table import BASELINE, RECORDED, inverted_predict, noisy_predict, recorded, synthetic_table, tree_table
 
 from kcg.search.interface import Ledger, Observation, Predict
 from kcg.search.local import AnnealingSettings, annealing
-from kcg.search.replay import constant_predict, inverted_predict, noisy_predict, oracle_predict
+from kcg.search.replay import constant_predict, oracle_predict
 from kcg.types import Prediction, Schedule
 from tests.table_search import EXHAUSTING, best_s, run
 

@@ -8,12 +8,12 @@ import random
 from collections.abc import Sequence
 
 import pytest
-from replay_table import BASELINE, RECORDED, chain_table, recorded, synthetic_table, tree_table
+from replay_table import BASELINE, RECORDED, chain_table, noisy_predict, recorded, synthetic_table, tree_table
 
 from kcg.search.beams import predicted_beam
 from kcg.search.diversity import StepSets, diverse, twins
 from kcg.search.draft import Drafts, draft
-from kcg.search.replay import Record, ReplayTable, constant_predict, noisy_predict, oracle_predict
+from kcg.search.replay import Record, ReplayTable, constant_predict, oracle_predict
 from kcg.search.strategies import strategy
 from kcg.search.trials import Trials
 from kcg.search.walks import Ways, fresh

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 import pytest
-from replay_table import BASELINE, RECORDED, chain_table, recorded, synthetic_table
+from replay_table import BASELINE, RECORDED, chain_table, noisy_predict, recorded, synthetic_table
 
 from evaluation.search.rollouts import Led
 from evaluation.search.strategies import needs_policy, registry, strategy
@@ -14,7 +14,7 @@ from kcg.errors import UsageError
 from kcg.search import strategies
 from kcg.search.interface import Ledger, Observation, Problem
 from kcg.search.policy import Proposal
-from kcg.search.replay import Record, ReplayTable, constant_predict, noisy_predict, oracle_predict
+from kcg.search.replay import Record, ReplayTable, constant_predict, oracle_predict
 from kcg.types import Action, Prediction, Schedule
 from tests.table_search import best_s
 
