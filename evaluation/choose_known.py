@@ -19,11 +19,11 @@ import numpy as np
 import typer
 
 from evaluation.flux.known import AFTER, CORRECTIONS, followed, known_of
+from evaluation.search.live_journal import LiveJournal
 from kcg.commandline import guarded, record_results
 from kcg.errors import UsageError
 from kcg.kernel.space import KernelSpace
 from kcg.predictor.choice import choose_predictor
-from kcg.search.live_journal import LiveJournal
 
 HERE = Path(__file__).parent
 

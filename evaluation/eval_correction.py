@@ -3,8 +3,9 @@
     python evaluation/eval_correction.py CHECKPOINT
     python evaluation/eval_correction.py CHECKPOINT --part test --docs docs/predictor.md
 
-Scores are geometric means over kernels, in pools of the dataset and in its replay tables; `kcg.search.correcting` says
-what is measured and how it is judged. Writes evaluation/results/eval_correction.json.
+Scores are geometric means over kernels, in pools of the dataset and in its replay tables;
+`evaluation.search.correcting` says what is measured and how it is judged. Writes
+evaluation/results/eval_correction.json.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numpy as np
 import torch
 import typer
 
+from evaluation.search.correcting import BUDGETS, METHODS, ORDERS, Pool, play, steps_of, table_of
 from kcg.commandline import guarded, record_results
 from kcg.dataset.reading import read_export
 from kcg.dataset.splits import PARTS
@@ -32,7 +34,6 @@ from kcg.predictor.encode import Array
 from kcg.predictor.ensemble import blend_of, blended, said_by_checkpoint
 from kcg.predictor.figures_text import write_into
 from kcg.predictor.fit import evaluation_pool
-from kcg.search.correcting import BUDGETS, METHODS, ORDERS, Pool, play, steps_of, table_of
 from kcg.search.tables import FILE, read_tables
 from kcg.types import Schedule, ScheduleKind
 

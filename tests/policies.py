@@ -17,7 +17,7 @@ from kcg.predictor.gnn import NetSettings
 from kcg.predictor.roofline import Roofline
 from kcg.predictor.views import Viewer
 from kcg.search.graph import Graph, MctsSettings
-from kcg.search.interface import Predict, Propose
+from kcg.search.interface import Predict
 from kcg.search.policy import PolicyAbout, PolicyNet
 from kcg.search.replay import oracle_predict
 from kcg.search.trials import Trials
@@ -61,8 +61,6 @@ def task(name: str) -> Task:
     return Task(name, viewer.space, viewer, predicted(Roofline().of(viewer.space).predict))
 
 
-def grown(propose: Propose | None, *, widen: int = 12, seed: int = 0) -> Graph:
+def grown(*, seed: int = 0) -> Graph:
     table = synthetic_table()
-    problem = table.problem(oracle_predict(table), seed=seed)
-    problem.propose = propose
-    return Graph(Trials(problem), MctsSettings(widen=widen))
+    return Graph(Trials(table.problem(oracle_predict(table), seed=seed)), MctsSettings())

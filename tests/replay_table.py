@@ -14,13 +14,17 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import math
+import random
+import statistics
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-from kcg.search.interface import Action, Observation
-from kcg.search.replay import Record, ReplayTable
+from kcg.search.interface import Action, Observation, Predict
+from kcg.search.replay import Record, ReplayTable, oracle_predict
 from kcg.search.tables import read_tables
-from kcg.types import RAW, Opt, Schedule, Status
+from kcg.types import RAW, Opt, Prediction, Schedule, Status
 
 STEPS = [
     *(Opt("UPCAST", 0, n) for n in (2, 4, 8)),
@@ -121,3 +125,31 @@ def _recorded() -> dict[str, ReplayTable]:
 
 def recorded(name: str) -> ReplayTable:
     return _recorded()[RECORDED[name]]
+
+
+# Predictors that are wrong
+
+
+def inverted_predict(table: ReplayTable) -> Predict:
+    """Ranks backwards: what is as much faster than the mean (of logarithms) is predicted that much slower."""
+    logs = [math.log(r.observation.runtime_s) for r in table.records.values() if r.observation.runtime_s is not None]
+    oracle, mean = oracle_predict(table), statistics.fmean(logs) if logs else 0.0
+
+    def predict(schedules: Sequence[Schedule]) -> list[Prediction]:
+        return [Prediction(2 * mean - p.log_runtime, 0.0, 1 - p.failure_probability) for p in oracle(schedules)]
+
+    return predict
+
+
+def noisy_predict(table: ReplayTable, *, sigma: float, seed: int) -> Predict:
+    """The truth with normal noise of deviation `sigma` in log-seconds, the same for a kernel whenever asked."""
+    oracle = oracle_predict(table)
+
+    def noise(schedule: Schedule) -> float:
+        return random.Random(f"{seed}:{table.key(schedule)}").gauss(0.0, sigma)
+
+    def predict(schedules: Sequence[Schedule]) -> list[Prediction]:
+        known = zip(schedules, oracle(schedules), strict=True)
+        return [Prediction(p.log_runtime + noise(s), sigma, p.failure_probability) for s, p in known]
+
+    return predict

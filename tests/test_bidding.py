@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
@@ -18,6 +15,7 @@ import pytest
 from kcg.kernel.codec import kernel_of
 from kcg.kernel.space import KernelSpace
 from kcg.kernel.targets import KNOWN_TARGETS
+from kcg.optimize.names import strategy_of
 from kcg.predictor.roofline import Roofline
 from kcg.search.bidding import MOST_ALONE, MOST_AT_ONCE, Auction, Limits
 from kcg.search.improvement import expected_improvement
@@ -244,6 +242,16 @@ def test_a_process_that_thinks_takes_one_core(thinkers: Thinkers) -> None:
     assert b"OPENBLAS_NUM_THREADS=1" in told
 
 
+def test_a_process_finds_the_strategies_of_the_command(tmp_path: Path) -> None:
+    region, space = matmul()
+    initargs = ("CPU", os.getpid(), str(tmp_path / "cache.db"))
+    with Thinkers(1, "roofline", KNOWN_TARGETS["sm_90"], initargs, strategies=strategy_of) as of_the_command:
+        ledger = Ledger(max_measurements=6)
+        seen = [o.schedule for o in of_the_command.strategy("ppo", region, place=0, seed="1")(asked(space, ledger))]
+    assert len(set(seen)) == len(seen) == 6
+    assert seen == [o.schedule for o in strategy_of("ppo")(asked(space, Ledger(max_measurements=6)))]
+
+
 def test_where_a_process_dies_the_search_goes_on_here(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     region, space = matmul()
     with Thinkers(1, "roofline", KNOWN_TARGETS["sm_90"], ("CPU", os.getpid(), str(tmp_path / "cache.db"))) as mortal:
@@ -271,15 +279,6 @@ def test_a_search_whose_process_is_closed_ends_without_a_word(
         assert list(search) == [] and ledger.measurements == 0, "it is not gone on with here"
         closing.join()
     assert "died" not in caplog.text
-
-
-@pytest.mark.slow
-def test_what_thinking_costs_is_measured(tmp_path: Path) -> None:
-    script = Path(__file__).parent.parent / "evaluation" / "bench_thinking.py"
-    asked = ["--processes", "1", "--known", "3", "--batches", "1", "--rounds", "1", "--out"]
-    subprocess.run([sys.executable, str(script), *asked, str(tmp_path / "out.json")], check=True)
-    (entry,) = json.loads((tmp_path / "out.json").read_text())["runs"].values()
-    assert all(seconds > 0 for seconds in (*entry["cpu_s"].values(), *entry["wall_s"].values()))
 
 
 def test_what_never_comes_back_from_the_device_is_not_waited_for_when_the_search_is_over() -> None:

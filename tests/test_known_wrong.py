@@ -1,7 +1,7 @@
 """Kernels that tinygrad 0.14.0 compiles wrong: each schedule is refused, or rejected by verification, or right.
 
 What is right is said by NumPy on the data that the device was given, not by kcg's own reference. What the fuzz campaign
-(`evaluation/fuzz_verify.py`) finds is reduced to a case here.
+(`evaluation/measure/fuzz_verify.py`) finds is reduced to a case here.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from kcg.search.calibration import Calibration, Trial
 from kcg.search.candidates import candidates
 from kcg.search.diversity import seldom
 from kcg.search.graph import Graph, MctsSettings
+from kcg.search.interface import Ledger, best
 from kcg.search.mcts import mcts
 from kcg.search.replay import (
     constant_predict,
@@ -21,6 +23,7 @@ from kcg.search.replay import (
 )
 from kcg.search.trials import Trials
 from kcg.types import Opt, Prediction, Schedule
+from tests.policies import grown
 
 
 def test_transpositions_share_a_node() -> None:
@@ -162,3 +165,92 @@ def test_kinds_are_chosen_by_what_is_predicted_and_how_little_is_known() -> None
     assert seldom(kinds, predicted, scores, Counter(a=9, b=1), 1) == [3], "the best expected of the kind"
     assert seldom(kinds, predicted, scores, Counter(a=9, b=1), 5) == [3, 2, 0, 1, 4], "c is predicted far slower"
     assert seldom([], [], [], Counter(), 3) == []
+
+
+# Evaluations
+
+
+@pytest.mark.parametrize("limit", [1, 2, 10, 37, 100])
+def test_evaluations_end_within_a_batch_of_children(limit: int) -> None:
+    table = synthetic_table()
+    most = max(len(r.actions) for r in table.records.values())
+    problem = table.problem(oracle_predict(table), ledger=Ledger(max_evaluations=limit))
+    found = best(mcts(problem))
+    assert min(limit, 2) <= problem.ledger.evaluations < max(limit, 2) + most
+    assert problem.ledger.measurements >= 1 and found is not None, "what was found is still measured"
+
+
+def test_no_evaluation_is_counted_twice() -> None:
+    table, asked = synthetic_table(), list[str]()
+    oracle = oracle_predict(table)
+
+    def predict(schedules: Sequence[Schedule]) -> list[Prediction]:
+        asked.extend(table.key(s) for s in schedules)
+        return oracle(schedules)
+
+    problem = table.problem(predict, max_measurements=12)
+    list(mcts(problem))
+    assert problem.ledger.evaluations == len(asked) == len(set(asked)) <= KERNELS
+
+
+def test_what_is_exhausted_is_closed() -> None:
+    table = synthetic_table()
+    trials = Trials(table.problem(constant_predict()))
+    graph = Graph(trials, MctsSettings(near_from=10 * KERNELS))  # what is beside a schedule leads back to it
+    while True:
+        for _ in range(16):
+            graph.simulate()
+        if batch := candidates(graph, 32)[0]:
+            list(trials.measure(batch))
+            graph.learn()
+        elif (node := graph.frontier()) is None:
+            break
+        else:
+            graph.expand(node)
+    assert [len(graph.nodes), sum(node.closed for node in graph.nodes.values())] == [KERNELS, KERNELS]
+    assert graph.simulate() is False
+
+
+# Priors
+
+
+def test_without_a_prior_every_option_is_as_likely() -> None:
+    table = synthetic_table()
+    graph = Graph(Trials(table.problem(oracle_predict(table))), MctsSettings(predictor_prior=False))
+    node = graph.nodes[table.key(table.start())]
+    graph.expand(node)
+    options = [(-1, node.own, node.own, 0), *((i, c.own, c.value, 0) for i, c in enumerate(node.children or ()))]
+    assert graph._priors(node, options) == pytest.approx([1 / len(options)] * len(options))
+
+
+def test_noise_stirs_the_priors_and_they_stay_shares() -> None:
+    table = synthetic_table()
+
+    def stirred(share: float, seed: int = 0) -> tuple[Graph, Any, list[float]]:
+        graph = grown(seed=seed)
+        node = graph.nodes[table.key(table.start())]
+        graph.stir(node, share=share, alpha=0.3)
+        return graph, node, [node.stop_prior, *node.priors]
+
+    graph, node, calm = stirred(0.0)
+    _, _, noisy = stirred(0.25)
+    assert sum(calm) == pytest.approx(1.0) == sum(noisy)
+    assert noisy != calm and stirred(0.25)[2] == noisy != stirred(0.25, seed=1)[2]
+    assert all(abs(a - b) <= 0.25 for a, b in zip(calm, noisy, strict=True)) and min(noisy) >= 0
+    for _ in range(200):  # it goes on
+        graph.simulate(node)
+    assert node.children is not None and len(node.priors) == len(node.children) == len(node.visits)
+    assert sum(node.visits) + node.stops > 100
+    assert graph.vary()
+    assert len(node.priors) == len(node.children) == len(node.visits), "what is linked beside it has no noise"
+
+
+def test_simulations_that_begin_at_a_node_stay_below_it() -> None:
+    table = synthetic_table()
+    graph = grown()
+    begin = graph.nodes[table.key(table.baseline())]
+    for _ in range(40):
+        graph.simulate(begin)
+    steps = {str(o) for o in table.baseline().opts}
+    expanded = [n for n in graph.nodes.values() if n.children is not None]
+    assert len(expanded) > 5 and all(steps <= {str(o) for o in n.schedule.opts} for n in expanded)

@@ -24,8 +24,7 @@ from kcg.predictor.gnn import NetSettings
 from kcg.predictor.tensors import MOST_BYTES
 from kcg.predictor.views import View
 from kcg.search import policy as policy_module
-from kcg.search.interface import Proposal
-from kcg.search.policy import Policy, PolicyNet, batch_of, read_policy, save_policy, uniform
+from kcg.search.policy import Policy, PolicyNet, Proposal, batch_of, read_policy, save_policy
 from kcg.types import RAW
 from tests.policies import ABOUT, SHIPPED, SMALL, opinionated, viewer_of
 
@@ -63,7 +62,8 @@ def test_a_new_policy_takes_every_legal_step_as_often() -> None:
             assert [*proposal.steps, proposal.stop] == pytest.approx([1 / len(view.rows)] * len(view.rows))
     for name in ("matmul", "no step"):
         viewer = viewer_of(name)
-        assert said(uniform(viewer)([RAW])[0])[:-1] == pytest.approx(said(Policy(net, ABOUT).of(viewer)([RAW])[0])[:-1])
+        shares = said(Policy(net, ABOUT).of(viewer)([RAW])[0])[:-1]
+        assert shares == pytest.approx([1 / len(viewer.view(RAW).rows)] * len(shares))
 
 
 def test_probabilities_sum_to_one_and_are_the_same_in_any_batch() -> None:

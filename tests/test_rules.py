@@ -102,8 +102,8 @@ PUBLIC = {
         "handwritten",
     ],
     "kcg.search.interface": [
-        "Action", "ActionSpace", "Correct", "Ledger", "Measure", "Observation", "Predict", "Problem", "Proposal",
-        "Propose", "Said", "Strategy", "best",
+        "Action", "ActionSpace", "Correct", "Ledger", "Measure", "Observation", "Predict", "Problem", "Said",
+        "Strategy", "best",
     ],
 }  # fmt: skip
 

@@ -10,22 +10,16 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from replay_table import BASELINE, KERNELS, chain_table, synthetic_table
+from replay_table import BASELINE, KERNELS, chain_table, inverted_predict, noisy_predict, synthetic_table
 
 from kcg.errors import UnknownName
 from kcg.search.graph import MctsSettings
 from kcg.search.interface import Action, Ledger, Observation, Predict, Problem, best
-from kcg.search.replay import (
-    ReplayTable,
-    constant_predict,
-    inverted_predict,
-    noisy_predict,
-    oracle_predict,
-)
+from kcg.search.replay import ReplayTable, constant_predict, oracle_predict
 from kcg.search.strategies import STRATEGIES, strategy
 from kcg.types import Opt, Prediction, Schedule
 
-NAMES = [*(name for name, named in STRATEGIES.items() if not named.needs_policy), "beam:1", "beam:8"]
+NAMES = [*STRATEGIES, "beam:1", "beam:8"]
 SEARCHES = [n for n in NAMES if n != "hand-coded"]
 
 
@@ -336,7 +330,7 @@ def test_the_registry_knows_its_names() -> None:
     assert list(STRATEGIES) == [
         "hand-coded", "random", "epsilon-greedy", "greedy", "evolution", "unguided-evolution", "annealing", "beam",
         "full-beam", "full-beam-from-hand-coded", "predicted-beam", "mcts",
-        "mcts-no-prior", "frugal-mcts", "tinygrad-mcts", "policy", "policy-beam",
+        "mcts-no-prior", "frugal-mcts",
     ]  # fmt: skip
     for bad in ("bogus", "beam:0", "beam:", "beam:x", "beam:-1", "beam:²", "beam:99999999999", "mcts:4", ""):
         with pytest.raises(UnknownName, match="unknown search strategy"):

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from replay_table import chain_table, synthetic_table
+from replay_table import chain_table, inverted_predict, noisy_predict, synthetic_table
 
 from kcg.errors import DataError, ScheduleError
 from kcg.search.interface import Observation, Predict, Problem, best
-from kcg.search.replay import ReplayTable, constant_predict, inverted_predict, noisy_predict, oracle_predict
+from kcg.search.replay import ReplayTable, constant_predict, oracle_predict
 from kcg.search.strategies import strategy
 from kcg.search.trials import Trials
 from kcg.types import RAW, Opt, Schedule, Status

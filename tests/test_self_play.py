@@ -13,7 +13,7 @@ import torch
 
 from kcg.predictor.kernel_jobs import keep, kept
 from kcg.predictor.views import Viewer
-from kcg.search.policy import PolicyNet, batch_of, uniform
+from kcg.search.policy import PolicyNet, batch_of
 from kcg.search.policy_learning import ExampleSet, LearningSettings, judge, learn, losses
 from kcg.search.self_play import (
     LEAST_VISITS,
@@ -78,15 +78,8 @@ def test_a_kernel_of_one_step_teaches_whether_to_take_it() -> None:
     assert found.n_rows.tolist() == [2] and found.chances.sum() == pytest.approx(1.0)
 
 
-def test_self_play_with_a_policy_follows_it() -> None:
-    viewer = viewer_of("sum")
-    found = games(viewer, roofline(viewer), PLAY, propose=uniform(viewer))
-    assert found is not None and not same(found, played("sum"))
-    assert np.bincount(np.repeat(np.arange(len(found)), found.n_rows), found.chances) == pytest.approx(1.0, abs=1e-5)
-
-
 def test_schedules_that_were_visited_rarely_are_left_out() -> None:
-    graph = grown(None)
+    graph = grown()
     assert examples_of(viewer_of("matmul"), graph) is None, "nothing was visited"
     assert LEAST_VISITS > 1
 

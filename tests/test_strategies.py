@@ -7,28 +7,16 @@ import math
 from collections.abc import Callable, Sequence
 
 import pytest
-from replay_table import BASELINE, RECORDED, chain_table, recorded, synthetic_table, tree_table
+from replay_table import BASELINE, RECORDED, inverted_predict, noisy_predict, recorded, synthetic_table, tree_table
 
-from kcg.errors import UsageError
-from kcg.search.interface import Ledger, Observation, Predict, Proposal, Propose
+from kcg.search.interface import Ledger, Observation, Predict
 from kcg.search.local import AnnealingSettings, annealing
-from kcg.search.replay import Record, ReplayTable, constant_predict, inverted_predict, noisy_predict, oracle_predict
-from kcg.search.strategies import strategy
-from kcg.types import Action, Prediction, Schedule
-from tests.table_search import EXHAUSTING, POLICIES, best_s, informed, problem_of, run
+from kcg.search.replay import constant_predict, oracle_predict
+from kcg.types import Prediction, Schedule
+from tests.table_search import EXHAUSTING, best_s, run
 
-UNGUIDED = ["random", "unguided-evolution", "annealing", "full-beam", "full-beam-from-hand-coded", "policy"]
-GUIDED = ["epsilon-greedy", "greedy", "evolution", "beam", "predicted-beam", "policy-beam"]
-
-
-def always_on(table: ReplayTable) -> Propose:
-    """A policy that is sure of the last step there is and never stops."""
-
-    def propose(schedules: Sequence[Schedule]) -> list[Proposal]:
-        counts = [len(table.actions(s)) for s in schedules]
-        return [Proposal(0.0 if n else 1.0, tuple(float(i == n - 1) for i in range(n))) for n in counts]
-
-    return propose
+UNGUIDED = ["random", "unguided-evolution", "annealing", "full-beam", "full-beam-from-hand-coded"]
+GUIDED = ["epsilon-greedy", "greedy", "evolution", "beam", "predicted-beam"]
 
 
 # Golden searches
@@ -44,8 +32,6 @@ GOLDEN = {
     "full-beam": {"gpt2": (2.68, 24), "rope": (2.081, 24), "flux": (1.536, 24)},
     "full-beam-from-hand-coded": {"gpt2": (4.778, 7), "rope": (1.357, 5), "flux": (1.957, 1)},
     "predicted-beam": {"gpt2": (1.02, 24), "rope": (1.153, 24), "flux": (1.0, 24)},
-    "policy": {"gpt2": (1.0, 24), "rope": (1.0, 24), "flux": (1.0, 24)},
-    "policy-beam": {"gpt2": (1.0, 24), "rope": (1.0, 24), "flux": (1.0, 24)},
 }
 BEAMS_ALONE = {
     1: {"gpt2": (1.02, 38), "rope": (1.814, 15), "flux": (1.201, 33)},
@@ -62,7 +48,7 @@ def test_a_search_of_a_recorded_kernel_finds_what_it_found_before(name: str) -> 
     found = {}
     for kernel in RECORDED:
         table = recorded(kernel)
-        problem = problem_of(table, noisy_predict(table, sigma=0.3, seed=1), seed=1, max_measurements=24)
+        problem = table.problem(noisy_predict(table, sigma=0.3, seed=1), seed=1, max_measurements=24)
         found[kernel] = (round(best_s(run(name, problem)) / table.best_s, 3), problem.ledger.measurements)
     assert found == GOLDEN[name]
 
@@ -115,7 +101,7 @@ def test_what_claims_no_predictor_asks_none(name: str) -> None:
         raise AssertionError("the predictor was asked")
 
     table = synthetic_table()
-    found = run(name, problem_of(table, predict, max_measurements=30))
+    found = run(name, table.problem(predict, max_measurements=30))
     assert best_s(found) < found[0].time_s
 
 
@@ -127,7 +113,7 @@ def test_what_claims_no_predictor_asks_none(name: str) -> None:
 def test_no_more_is_predicted_than_allowed_and_what_was_found_is_measured(name: str, evaluations: int) -> None:
     table = synthetic_table()
     ledger = Ledger(max_measurements=20, max_evaluations=evaluations)
-    problem = problem_of(table, oracle_predict(table), ledger=ledger)
+    problem = table.problem(oracle_predict(table), ledger=ledger)
     predict, asked = problem.predict, []
 
     def strict(schedules: Sequence[Schedule]) -> list[Prediction]:
@@ -148,27 +134,9 @@ def test_no_more_is_predicted_than_allowed_and_what_was_found_is_measured(name: 
 @pytest.mark.parametrize("name", EXHAUSTING)
 def test_an_exhausted_space_ends_the_search(name: str) -> None:
     table = synthetic_table(2)
-    found = run(name, problem_of(table, noisy_predict(table, sigma=0.5, seed=0)))
+    found = run(name, table.problem(noisy_predict(table, sigma=0.5, seed=0)))
     assert {table.key(o.schedule) for o in found} == {r.key for r in table.records.values()}
     assert len(found) == 60 < len(table.records)  # some by two orders of steps
-
-
-@pytest.mark.parametrize("name", POLICIES)
-@pytest.mark.parametrize("budget", [0, 1, 2, 7])
-def test_policies_keep_to_the_budget(name: str, budget: int) -> None:
-    table = synthetic_table()
-    problem = problem_of(table, oracle_predict(table), max_measurements=budget)
-    found = run(name, problem)
-    assert problem.ledger.measurements == budget
-    assert [o.schedule for o in found[:1]] == [BASELINE][:budget]
-
-
-@pytest.mark.parametrize("name", POLICIES)
-def test_policies_on_one_action_none_and_failures(name: str) -> None:
-    for runtimes in ([2e-6], [2e-6, 1e-6], [None, None, 3e-6, None]):
-        table = chain_table(list(runtimes))
-        found = run(name, problem_of(table, oracle_predict(table)))
-        assert len(found) == len(runtimes) and best_s(found) == table.best_s
 
 
 @pytest.mark.parametrize("name", EXHAUSTING)
@@ -176,7 +144,7 @@ def test_what_is_random_follows_the_seed(name: str) -> None:
     table = recorded("rope")
 
     def once(seed: int) -> list[Observation]:
-        return run(name, problem_of(table, constant_predict(), seed=seed, max_measurements=24))
+        return run(name, table.problem(constant_predict(), seed=seed, max_measurements=24))
 
     assert once(3) == once(3) != once(4)
 
@@ -239,70 +207,3 @@ def test_annealing_cools_down_with_the_budget() -> None:
         return sum(logs) / len(logs)
 
     assert mean_of_last(0.01) < mean_of_last(5.0) - 0.5
-
-
-# Policies
-
-
-@pytest.mark.parametrize("name", POLICIES)
-def test_without_a_policy_there_is_an_error_before_anything_is_measured(name: str) -> None:
-    problem = synthetic_table().problem(constant_predict())
-    with pytest.raises(UsageError, match="follows a policy, and there is none"):
-        strategy(name)(problem)
-    assert problem.ledger.compilations == 0
-
-
-def test_the_first_rollouts_take_the_likeliest_steps() -> None:
-    table = recorded("gpt2")
-    propose = informed(table)
-
-    def likeliest(schedule: Schedule) -> str:
-        while True:
-            (proposal,) = propose([schedule])
-            if not proposal.steps or proposal.stop >= max(proposal.steps):
-                return table.key(schedule)
-            schedule = table.actions(schedule)[proposal.steps.index(max(proposal.steps))].schedule
-
-    found = run("policy", problem_of(table, constant_predict(), max_measurements=16))
-    assert [table.key(o.schedule) for o in found[1:3]] == list(
-        dict.fromkeys(map(likeliest, (table.start(), table.baseline())))
-    )
-    assert best_s(found) == table.best_s
-
-
-@pytest.mark.parametrize("name", ["policy", "policy-beam:4"])
-def test_an_informed_policy_finds_with_fewer_measurements_than_a_blunt_one(name: str) -> None:
-    table = recorded("flux")
-
-    def found_s(sharpness: float) -> float:
-        problem = table.problem(noisy_predict(table, sigma=0.3, seed=0), max_measurements=8)
-        problem.propose = informed(table, sharpness=sharpness)
-        return best_s(run(name, problem))
-
-    assert found_s(4.0) < 1.05 * table.best_s < found_s(0.0)
-
-
-@pytest.mark.parametrize("name", POLICIES)
-def test_a_policy_that_is_sure_and_wrong_does_not_keep_the_search_from_going_on(name: str) -> None:
-    table = recorded("rope")
-    problem = table.problem(noisy_predict(table, sigma=0.3, seed=0), max_measurements=60)
-    problem.propose = always_on(table)
-    found = run(name, problem)
-    assert problem.ledger.measurements == 60
-    assert best_s(found) < 0.8 * found[0].time_s
-
-
-def test_a_rollout_does_not_walk_in_circles() -> None:
-    ring = chain_table([5e-6, 9e-6, 8e-6, 2e-6])
-    table = ReplayTable(
-        (
-            Record(r.key, r.observation, (Action("on", list(ring.records)[(int(r.key) + 1) % 4]),))
-            for r in ring.records.values()
-        ),
-        start=ring.start(), baseline=ring.baseline(),
-    )  # fmt: skip
-    problem = table.problem(constant_predict())
-    problem.propose = always_on(table)
-    found = run("policy", problem)
-    assert [table.key(o.schedule) for o in found[:2]] == ["0", "3"]  # once around, and not back to the start
-    assert len(found) == 4

@@ -8,17 +8,17 @@ import random
 from collections.abc import Sequence
 
 import pytest
-from replay_table import BASELINE, RECORDED, chain_table, recorded, synthetic_table, tree_table
+from replay_table import BASELINE, RECORDED, chain_table, noisy_predict, recorded, synthetic_table, tree_table
 
 from kcg.search.beams import predicted_beam
 from kcg.search.diversity import StepSets, diverse, twins
 from kcg.search.draft import Drafts, draft
-from kcg.search.replay import Record, ReplayTable, constant_predict, noisy_predict, oracle_predict
+from kcg.search.replay import Record, ReplayTable, constant_predict, oracle_predict
 from kcg.search.strategies import strategy
 from kcg.search.trials import Trials
 from kcg.search.walks import Ways, fresh
 from kcg.types import RAW, Opt, Prediction, Schedule
-from tests.table_search import EXHAUSTING, best_s, problem_of, run
+from tests.table_search import EXHAUSTING, best_s, run
 
 # Draft, then verify
 
@@ -173,4 +173,4 @@ def test_what_steps_do_not_reach_stands_alone() -> None:
     assert (way.origin, way.labels) == (baseline, ()) and ways.without_step(way) is None
     assert ways.of(records[2].observation.schedule).origin == baseline
     for name in EXHAUSTING:
-        assert best_s(run(name, problem_of(table, oracle_predict(table)))) == 3e-6
+        assert best_s(run(name, table.problem(oracle_predict(table)))) == 3e-6

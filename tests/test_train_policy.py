@@ -27,8 +27,6 @@ from kcg.predictor.settings import changed
 from kcg.predictor.tracking import read_metrics
 from kcg.provenance import provenance
 from kcg.search import policy_training
-from kcg.search.comparison import kernels_of as recorded_kernels
-from kcg.search.env_speed import KNOWN, NEW, play, rates, speed_of
 from kcg.search.policy import Policy, PolicyNet, read_policy, save_policy
 from kcg.search.policy_training import (
     POLICY,
@@ -41,8 +39,8 @@ from kcg.search.policy_training import (
     self_play,
     train_policy,
 )
-from kcg.types import RAW, Schedule
-from tests.policies import ABOUT, SHIPPED, task, viewer_of
+from kcg.search.tables import kernels_of as recorded_kernels
+from tests.policies import ABOUT, SHIPPED
 
 ROOT = Path(__file__).parent.parent
 DATASET = ROOT / "datasets" / "h200"
@@ -101,8 +99,8 @@ def test_a_training_tells_what_it_did(whole: tuple[Path, dict[str, float]]) -> N
     assert [line["step"] for line in told_by(out, "ppo")] == [8, 16, 24]
     assert len(told_by(out, "learned")) == 1
     assert told_by(out, "done") == [{"stage": "done"} | figures]
-    assert json.loads((out / PROGRESS).read_text())["done"] == {"rounds": 1, "ppo_steps": 24}
-    played = sorted((out / "self-play-0").glob("*.npz"))
+    assert json.loads((out / PROGRESS).read_text())["done"] == {"self_play": 1, "ppo_steps": 24}
+    played = sorted((out / "self-play").glob("*.npz"))
     export = read_export(DATASET)
     kernels = [k for part, n in ((TRAIN, 2), (VALIDATION, 1)) for k in kernels_of(export, SHIPPED, part, n, 1)]
     assert [path.stem for path in played] == sorted(k.region.id[:24] for k in kernels)
@@ -241,29 +239,13 @@ def test_kernels_of_a_part_are_of_that_part_and_none_is_of_flux() -> None:
     assert few == found[:5] and few != kernels_of(export, SHIPPED, part, 5, 1)
 
 
-# How fast it is
-
-
-def test_speed_tells_new_states_from_those_visited_before() -> None:
-    visited: dict[Schedule, None] = {}
-    env = KernelScheduleEnv([task("matmul")], start="either")
-    first = play(env, 6, seed=0, visited=visited)
-    assert len(first[NEW]) == len(visited) - len({RAW, viewer_of("matmul").space.baseline()} & set(visited)) > 5
-    again = play(env, 6, seed=0, visited=visited)
-    assert not again[NEW] and len(again[KNOWN]) == len(first[NEW]) + len(first[KNOWN])
-    told = rates({NEW: [0.5, 0.25, 0.25], KNOWN: []})
-    assert told == {"new_steps": 3, "new_steps_per_s": 3.0, "known_steps": 0, "known_steps_per_s": 0.0}
-
-
 # With processes, and as a user starts it
 
 
 @pytest.mark.slow
 def test_processes_play_and_judge_as_this_one_does(tmp_path: Path, whole: tuple[Path, dict[str, float]]) -> None:
     kernels = [replace(k, members=1) for k in kernels_of(read_export(DATASET), SHIPPED, TRAIN, 3, 1)]
-    found = [
-        self_play(kernels, tmp_path / str(n), SETTINGS.self_play, workers=n, policy=whole[0] / POLICY) for n in (1, 2)
-    ]
+    found = [self_play(kernels, tmp_path / str(n), SETTINGS.self_play, workers=n) for n in (1, 2)]
     assert np.array_equal(found[0].chances, found[1].chances) and np.array_equal(found[0].value, found[1].value)
     ours, theirs = (judged(kernels, whole[0] / POLICY, workers=n) for n in (1, 2))
     assert ours == pytest.approx(theirs, abs=1e-5)
@@ -287,18 +269,6 @@ def test_what_has_not_begun_by_the_deadline_never_runs_and_what_runs_is_kept(tmp
     assert 0 < len(found) == begun < 12  # two run, and a pool hands out a few ahead
     time.sleep(1)
     assert len(list(tmp_path.iterdir())) == begun, "a worker went on after the end"
-
-
-@pytest.mark.slow
-def test_the_speed_of_the_environment_is_told_by_family_and_networks() -> None:
-    entry = speed_of(SHIPPED, DATASET, kernels=1, episodes=3, seed=0)
-    for name in ("one network", "whole checkpoint"):
-        for family in ("flux", "other"):
-            told = entry[name][family]
-            assert told["new_steps"] > 3 and told["new_steps_per_s"] < told["known_steps_per_s"]
-            assert min(told["microseconds_of_a_new_state"].values()) > 0
-            assert {"graph", "network", "legal actions"} < told["microseconds_of_a_new_state"].keys()
-        assert entry[name]["new_steps"] == sum(entry[name][family]["new_steps"] for family in ("flux", "other"))
 
 
 def script(*arguments: object, home: Path) -> subprocess.CompletedProcess[str]:

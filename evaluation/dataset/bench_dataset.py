@@ -3,7 +3,7 @@
     python -m evaluation.dataset.bench_dataset --sizes 30000,100000,150000,300000,1000000 --from zoo.sqlite
 
 Kernels are those of a journal (`python -m kcg.dataset capture --workloads zoo --out zoo.sqlite`), or recombined ones;
-their rows are those of evaluation/made_up_rows.py. Updates evaluation/results/bench_dataset.json.
+their rows are those of evaluation/measure/made_up_rows.py. Updates evaluation/results/bench_dataset.json.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Annotated, Any
 import typer
 from pyarrow import parquet
 
-from evaluation.made_up_rows import TARGET, TOOLCHAIN, campaign, describe, workloads_of
+from evaluation.measure.made_up_rows import TARGET, TOOLCHAIN, campaign, describe, workloads_of
 from evaluation.rows import this_command
 from kcg.commandline import guarded, record_results
 from kcg.dataset.export import export, merge, read_export

@@ -24,12 +24,12 @@ from datetime import UTC, datetime
 from itertools import groupby
 from typing import Any, TextIO
 
+from evaluation.search.live_journal import LiveJournal, Setting
 from kcg.errors import UsageError
 from kcg.files import locked
 from kcg.measure.target import usable_cores
 from kcg.optimize.settings import check_effort, parse_budget
 from kcg.provenance import provenance
-from kcg.search.live_journal import LiveJournal, Setting
 from kcg.types import RAW, Region
 
 KCG, TINY_BEAM, FULL_BEAM, TINY_MCTS = "kcg", "tinygrad-beam", "full-beam", "tinygrad-mcts"

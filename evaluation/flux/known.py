@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from evaluation.search.live_journal import LiveJournal
 from kcg.errors import ScheduleError
 from kcg.kernel.space import KernelSpace
 from kcg.measure.protocol import median
@@ -20,7 +21,6 @@ from kcg.predictor.correcting import TRAITS, TileNumbers, traits_of
 from kcg.predictor.correction import Correction
 from kcg.predictor.encode import Array
 from kcg.search.improvement import expected_improvement
-from kcg.search.live_journal import LiveJournal
 from kcg.types import Region, Schedule, ScheduleKind, Target
 
 AFTER: Final = (4, 8, 16, 32)  # measurements, tinygrad's own schedule not among them

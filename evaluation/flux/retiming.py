@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from evaluation.flux.campaign import KCG, RETIME, TINY_BEAM, Campaign, Unit, assigned, turn_of
+from evaluation.search.live import LiveBench
 from kcg.errors import DeviceError
 from kcg.measure.jobs import DuelJob, DuelOutcome
 from kcg.measure.pools import ServiceClosed
 from kcg.measure.protocol import median
 from kcg.measure.references import Foretold, foretell_job
-from kcg.search.live import LiveBench
 from kcg.types import Region, Schedule, ScheduleKind
 
 if TYPE_CHECKING:

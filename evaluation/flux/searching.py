@@ -24,10 +24,10 @@ from evaluation.flux.campaign import (
     piece_of,
     turn_of,
 )
+from evaluation.search.live import LiveBench
 from kcg.errors import DeviceError, ExitCode, KcgError
 from kcg.measure.group import Request
 from kcg.search.interface import Observation
-from kcg.search.live import LiveBench
 
 CANARY_SHARE = 0.02
 MOST_S = 900.0  # that one unit may take

@@ -52,12 +52,12 @@ def main(
     from evaluation.flux.methods_table import write_down
     from evaluation.flux.retiming import choices, retime_all
     from evaluation.flux.searching import fly_canary, search
+    from evaluation.search.live import live_flux
+    from evaluation.search.live_journal import LiveJournal, Shard
     from kcg.compat.device import choose_device
     from kcg.optimize.lock import alone_on
     from kcg.optimize.settings import parse_budget
     from kcg.predictor.choice import choose_predictor
-    from kcg.search.live import live_flux
-    from kcg.search.live_journal import LiveJournal, Shard
     from kcg.workloads.registry import find
 
     if part not in PARTS:

@@ -136,7 +136,7 @@ class KernelSpace:
     def alike(self, schedule: Schedule) -> str:
         """Equal where two schedules differ in the order only in which a thread does its part. Most of these are the
         same binary; of the pairs that are not, 95 % are within 1 % on an H200's tensor cores, while a few small kernels
-        were recorded up to twice as slow (`evaluation/alike.py`)."""
+        were recorded up to twice as slow (`evaluation/search/alike.py`)."""
         if self._planner is not None:
             return self._planner.alike(self._planner.state(schedule))
         return self.key(schedule)

@@ -10,7 +10,7 @@ slow-down are taken again, a bounded number of times, and then the measurement i
 reason (large matmuls run at it by nature).
 
 A change of any of this is a new version, never a silent one. Poisoning and looking are outside of what the clock sees:
-`evaluation/watched_timing.py` compares the medians with and without, which differ by no more than noise, so the
+`evaluation/measure/watched_timing.py` compares the medians with and without, which differ by no more than noise, so the
 version stayed 1. How many samples a search takes is no part of it: rows of one are marked, and no figure is.
 """
 

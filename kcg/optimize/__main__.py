@@ -37,7 +37,7 @@ def optimize(
         str,
         typer.Option(
             help="mcts, predicted-beam, evolution, greedy, epsilon-greedy, annealing, beam, beam:8, full-beam:4, "
-            "random, hand-coded, tinygrad-beam:2; a name that is unknown lists the rest"
+            "ppo, random, hand-coded, tinygrad-beam:2; a name that is unknown lists the rest"
         ),
     ] = "mcts",
     predictor: Annotated[

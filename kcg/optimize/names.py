@@ -2,16 +2,48 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
 from kcg.errors import UnknownName, UsageError
 from kcg.optimize.settings import Settings
 from kcg.workloads.program import check_program
 
+if TYPE_CHECKING:
+    from kcg.search.interface import Observation, Problem, Strategy
+    from kcg.search.strategies import Named
+
 TINY_BEAM = "tinygrad-beam"  # with a width: tinygrad's own BEAM, which is no strategy of kcg's
+
+
+def strategies() -> dict[str, Named]:
+    """What `--search` may name, but tinygrad's own BEAM: the strategies of `kcg.search`, and what lies above it."""
+    from kcg.search.strategies import STRATEGIES, Named
+
+    return STRATEGIES | {"ppo": Named(lambda _: _ppo, "rollouts of the shipped policy, ranked by the predictor")}
+
+
+def _ppo(problem: Problem) -> Iterator[Observation]:
+    from kcg.kernel.space import KernelSpace
+    from kcg.predictor.views import Viewer
+    from kcg.search.policy import shipped_policy
+    from kcg.search.rollouts import ppo
+
+    space = problem.space
+    assert isinstance(space, KernelSpace)
+    yield from ppo(shipped_policy(space.target.device), Viewer(space))(problem)
+
+
+def strategy_of(name: str) -> Strategy:
+    """The strategy that `--search` names. Raises UnknownName."""
+    from kcg.search.strategies import strategy
+
+    return strategy(name, strategies())
 
 
 def check_names(settings: Settings, device: str) -> None:
     """Raises UnknownName or UsageError for what does not exist."""
-    from kcg.search.strategies import STRATEGIES, WIDEST, strategy
+    from kcg.search.strategies import WIDEST
     from kcg.workloads.registry import find
 
     name = settings.search
@@ -20,14 +52,10 @@ def check_names(settings: Settings, device: str) -> None:
         if not (width.isascii() and width.isdecimal() and 1 <= int(width[:5]) <= WIDEST):
             raise UsageError(f"--search {name}: write a width, for example {TINY_BEAM}:2")
     else:
-        offered = [n for n, named in STRATEGIES.items() if not named.needs_policy]
         try:
-            strategy(name)
-            known = name.partition(":")[0] in offered
+            strategy_of(name)
         except UnknownName:
-            known = False
-        if not known:
-            raise UnknownName("search strategy", name, [*offered, f"{TINY_BEAM}:2"])
+            raise UnknownName("search strategy", name, [*strategies(), f"{TINY_BEAM}:2"]) from None
     if settings.program is None:
         find(settings.workload, settings.preset, device)
     else:

@@ -13,7 +13,7 @@ from kcg.commandline import counted
 from kcg.errors import ScheduleError
 from kcg.measure.jobs import TinyBeamJob
 from kcg.optimize import estimates
-from kcg.optimize.names import TINY_BEAM
+from kcg.optimize.names import TINY_BEAM, strategy_of
 from kcg.optimize.session import RegionWork, Session
 from kcg.optimize.settings import EFFORTS
 from kcg.search.bidding import PATIENCE_S, Auction, Limits
@@ -105,8 +105,6 @@ def _spend(session: Session, name: str) -> None:
 
 
 def _search_with(session: Session, name: str, predictor: Predictor) -> None:
-    from kcg.search.strategies import strategy
-
     session.progress.phase(f"searching with {name}")
     auction = Auction(
         session.ledger, _limits(session), seen=lambda: _seen(session), patience_s=lambda: _patience_s(session)
@@ -117,7 +115,7 @@ def _search_with(session: Session, name: str, predictor: Predictor) -> None:
     seconds = [work.call.calls * work.baseline_s for _, work in works]
     places = dealt(seconds, session.thinkers.count) if session.thinkers is not None else [0] * len(works)
     for place, (index, work) in zip(places, works, strict=True):
-        how, asked = strategy(name), problem(session, work, predictor, index)
+        how, asked = strategy_of(name), problem(session, work, predictor, index)
         if session.thinkers is not None:
             seed = f"{session.settings.seed}:{index}"
             how = session.thinkers.strategy(name, work.call.region, place=place, seed=seed)

@@ -26,7 +26,7 @@ from kcg.measure.service import BASELINE_TIMEOUT_S, MeasureService, Request
 from kcg.optimize import estimates
 from kcg.optimize.ends import mean, observed
 from kcg.optimize.lock import alone_in
-from kcg.optimize.names import check_names
+from kcg.optimize.names import check_names, strategy_of
 from kcg.optimize.phases import CAPTURING, OPENING, Phases
 from kcg.optimize.settings import Settings, writable_folder
 from kcg.provenance import provenance
@@ -262,7 +262,7 @@ class Session:
         choice, target = self.settings.predictor, self.service.target
         if self.choice.device != "CPU" and self.settings.measurements != 0:
             count = max(2, THINKING * self.service.compile_workers // 4)
-            self.thinkers = Thinkers(count, choice, target, self.service.initargs)
+            self.thinkers = Thinkers(count, choice, target, self.service.initargs, strategies=strategy_of)
         self.predictor = choose_predictor(choice, target)
 
     # ---- the steps ----

@@ -6,7 +6,7 @@ strategies.py   the registry of all strategies by name; hand-coded and random
 local.py        greedy, ε-greedy, simulated annealing
 beams.py        BEAM as tinygrad has it, one that the predictor spares measurements, one over predictions
 evolution.py    mutation and crossing of the best
-rollouts.py     rollouts of a policy, and a beam over its probabilities
+rollouts.py     rollouts of a policy in the environment, ranked by the predictor
 mcts.py         Monte Carlo tree search over a graph of schedules
 draft.py        candidates from predictions, and what is expected of them as measurements come in
 diversity.py    a batch without near twins
@@ -16,7 +16,4 @@ bidding.py      several regions searched at once: which gets the next measuremen
 kin.py          what made a kernel faster is tried on its kin
 replay.py       a recorded table in the place of a device
 tables.py       the recorded tables of a dataset
-
-How strategies compare: comparison.py lets each play every recorded kernel, plays.py shares that between processes and
-keeps it, regret.py says what it means, comparison_text.py tells it.
 """

@@ -54,7 +54,7 @@ def _turn(graph: Graph, measured: int) -> str:
     """Whose turn the next measurement is."""
     settings, problem = graph.settings, graph.trials.problem
     counted = settings.evaluations is not None or problem.ledger.max_evaluations is not None
-    looks = problem.step is not None and not counted and not graph.has_policy  # all that is near is predicted
+    looks = problem.step is not None and not counted  # all that is near is predicted
     if measured % 4 == 0 and measured >= settings.near_from and looks:
         return NEAR
     if measured % 2 == 0 and measured >= settings.broad_from and problem.kind is not None:

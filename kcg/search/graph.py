@@ -8,11 +8,9 @@ Values are log-speedups over the baseline:
     value   the best `own` within reach, since one schedule is kept in the end (a mean would punish good ones for
             their bad siblings)
 
-A node with 60 children does not need 60 visits: each child has a value from its prediction at once, and a prior: the
-policy's where the problem has one, else a softmax over what the predictor says of the children. With a policy only its
-first choices are predicted, and the others once simulations come back (progressive widening: Coulom 2007), so that the
-same number of evaluations reaches further. The graph stays for the whole search: what a batch taught moves every value
-in it, and no simulation is thrown away.
+A node with 60 children does not need 60 visits: each child has a value from its prediction at once, and a prior: a
+softmax over what the predictor says of the children. The graph stays for the whole search: what a batch taught moves
+every value in it, and no simulation is thrown away.
 """
 
 from __future__ import annotations
@@ -44,8 +42,7 @@ class MctsSettings:
 
     exploration: float = 2.0  # weight of PUCT's bonus against values in 0..1
     temperature: float = 0.3  # of the prior over children, in log-seconds
-    uniform: float = 0.25  # share of a policy's prior that is spread evenly, for where it is wrong
-    uniform_predicted: float = 0.6  # the same of the predictor's; with 0.25 two of 40 kernels were never found out
+    uniform: float = 0.6  # share of the prior that is spread evenly; with 0.25 two of 40 kernels were never found out
     first: int = 128  # expansions before the first batch of measurements, at most
     expansions: int = 32  # between two batches, at most
     simulations: int = 8  # for each of them, at most; most end in an expansion or a draft
@@ -58,9 +55,7 @@ class MctsSettings:
     broad_from: int = 24  # after which every second of the others is of a kind of schedule that was seldom measured
     failure_value: float = -0.5  # log-speedup of a schedule that fails: it costs a measurement, not what was found
     entries: int = 3  # so many of the best known schedules are roots too when a search is resumed
-    policy: bool = True  # take the prior from the policy, where the problem has one
-    predictor_prior: bool = True  # where it has none: from the predictor; else every step is as likely
-    widen: int = 12  # children that are predicted at once where there is a policy, its first choices first
+    predictor_prior: bool = True  # take the prior from the predictor; else every step is as likely
 
 
 @dataclass(slots=True, eq=False)
@@ -75,11 +70,8 @@ class Node:
     observation: Observation | None = None  # its own, or that of a schedule that is alike
     parents: list[Node] = field(default_factory=list)
     children: list[Node] | None = None  # None: never expanded
-    priors: list[float] = field(default_factory=list)  # of each child, from the policy; empty where there is none
-    stop_prior: float = 0.0
-    held_back: list[tuple[Schedule, float]] = field(
-        default_factory=list
-    )  # and priors: predicted when it is visited more
+    priors: list[float] = field(default_factory=list)  # of each child, where `stir` set them; else empty
+    stop_prior: float = 0.0  # likewise, of stopping here
     visits: list[int] = field(default_factory=list)  # simulations through each child
     stops: int = 0  # simulations that stopped here
     own: float = -math.inf  # log-speedup of stopping here
@@ -106,7 +98,6 @@ class Graph:
         self._learned: set[str] = set()  # measurements that were taken in
         self._varied: set[Hashable] = set()  # tiles
         self._step_sets = StepSets()
-        self.has_policy = settings.policy and trials.problem.propose is not None
         self.root = Node(Schedule("", ""), 0, Prediction(0.0), Evidence(), 0.0, children=[])
         self._baseline = trials.problem.space.baseline()
         known = [o for o in trials.observations.values() if o.schedule != self._baseline]
@@ -139,44 +130,23 @@ class Graph:
                 self._appraise(node)
                 node.value = node.own
 
-    def _link(self, parent: Node, child: Node, prior: float | None = None) -> None:
+    def _link(self, parent: Node, child: Node) -> None:
         assert parent.children is not None
         parent.children.append(child)
         parent.visits.append(0)
-        if prior is not None:
-            parent.priors.append(prior)
+        if parent.priors:
+            parent.priors.append(0.0)
         child.parents.append(parent)
         _raise(parent, child.value)
 
     def expand(self, node: Node) -> None:
-        """Asks for the legal steps from a node and predicts where they lead; with a policy, its first choices."""
+        """Asks for the legal steps from a node and predicts where they lead."""
         children = self.trials.children(node.schedule)
         node.children = []
-        if self.has_policy:
-            proposal = self.trials.proposals([node.schedule])[0]
-            chances: dict[str, float] = {}
-            for action, chance in zip(self.trials.actions(node.schedule), proposal.steps, strict=True):
-                key = self.trials.key(action.schedule)
-                chances[key] = chances.get(key, 0.0) + chance
-            scored = [(child, chances.get(self.trials.key(child), 0.0)) for child in children]
-            node.stop_prior = proposal.stop
-            node.held_back = sorted(scored, key=lambda pair: -pair[1])
-            self.widen(node)
-        else:
-            self._add(children)
-            for child in children:
-                self._link(node, self.nodes[self.trials.key(child)])
-            self._close(node)
-
-    def widen(self, node: Node) -> None:
-        """Predicts the next choices of the policy."""
-        count = self.settings.widen
-        some, node.held_back = node.held_back[:count], node.held_back[count:]
-        self._add([child for child, _ in some])
-        for child, prior in some:
-            if (found := self.nodes[self.trials.key(child)]) not in (node.children or ()):
-                self._link(node, found, prior)
-        self._close(node)  # the last choices may all be nodes that were closed from elsewhere
+        self._add(children)
+        for child in children:
+            self._link(node, self.nodes[self.trials.key(child)])
+        self._close(node)
 
     def vary(self) -> bool:
         """Takes in the variants of the most promising schedule whose variants are not known, each tile once before any
@@ -213,7 +183,7 @@ class Graph:
         linked = {node, *(node.children or ())}
         for child in dict.fromkeys(self.nodes[self.trials.key(schedule)] for schedule in schedules):
             if child not in linked:
-                self._link(node, child, 0.0 if node.priors else None)
+                self._link(node, child)
                 if not child.closed:
                     self._open(node)
 
@@ -254,8 +224,7 @@ class Graph:
         self._add([o.schedule for o in met])
         for observation in met:
             if best([observation]) is not None:
-                prior = 0.0 if self.root.priors else None
-                self._link(self.root, self.nodes[self.trials.key(observation.schedule)], prior)
+                self._link(self.root, self.nodes[self.trials.key(observation.schedule)])
 
     def _appraise(self, node: Node) -> None:
         """Sets the value of stopping at a node."""
@@ -288,7 +257,7 @@ class Graph:
         rising = [node]
         while rising:
             node = rising.pop()
-            done = node.observation is not None and node.children is not None and not node.held_back
+            done = node.observation is not None and node.children is not None
             if done and all(c.closed for c in node.children or ()) and not node.closed:
                 node.closed = True
                 rising.extend(p for p in node.parents if p is not self.root)
@@ -313,15 +282,9 @@ class Graph:
             if node.children is None:
                 self.expand(node)
                 return True
-            if node.held_back and sum(node.visits) >= len(node.children):
-                self.widen(node)
-                return True
             choice = self._select(node, path)
             if choice is None:
-                if not node.held_back:
-                    return False
-                self.widen(node)
-                return True
+                return False
             if choice < 0:
                 node.stops += 1
                 self.drafts.add(self.trials.key(node.schedule))
@@ -353,7 +316,7 @@ class Graph:
         return chosen
 
     def _priors(self, node: Node, options: Sequence[tuple[int, float, float, int]]) -> list[float]:
-        """The prior of each option `(child or -1, own, value, visits)`: the policy's, else by what is predicted."""
+        """The prior of each option `(child or -1, own, value, visits)`: that of `stir`, else by what is predicted."""
         settings = self.settings
         if node.priors:
             weights = [node.stop_prior if i < 0 else node.priors[i] for i, *_ in options]
@@ -362,8 +325,7 @@ class Graph:
             weights = [math.exp((own - top) / settings.temperature) for _, own, _, _ in options]
         else:
             weights = [1.0] * len(options)
-        uniform = settings.uniform if node.priors else settings.uniform_predicted
-        total = sum(weights) or 1.0
+        total, uniform = sum(weights) or 1.0, settings.uniform
         return [(1.0 - uniform) * weight / total + uniform / len(options) for weight in weights]
 
     def stir(self, node: Node, *, share: float, alpha: float) -> None:
@@ -386,7 +348,7 @@ class Graph:
 
     def frontier(self) -> Node | None:
         """The most promising node that was never expanded; None where the space is exhausted."""
-        waiting = (n for n in self.nodes.values() if n.children is None or n.held_back)
+        waiting = (n for n in self.nodes.values() if n.children is None)
         return max(waiting, key=lambda n: n.own + n.jitter, default=None)
 
 

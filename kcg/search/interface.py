@@ -63,17 +63,7 @@ def best(observations: Iterable[Observation]) -> Observation | None:
     return None if found is None or math.isinf(found.time_s) else found
 
 
-@dataclass(frozen=True)
-class Proposal:
-    """What a policy would do at one schedule: probabilities that sum to 1, and what it hopes for."""
-
-    stop: float
-    steps: tuple[float, ...]  # of each of the space's `actions`, in their order
-    value: float = 0.0  # expected log-speedup, over this schedule, of where the policy ends
-
-
 Predict = Callable[[Sequence[Schedule]], list[Prediction]]
-Propose = Callable[[Sequence[Schedule]], list[Proposal]]
 Correct = Callable[[Sequence[Schedule], Sequence[tuple[Schedule, float]]], list[Prediction]]
 Said = tuple[Prediction, Prediction | None]
 """What was expected of a schedule when it was measured: as predicted, and corrected by what was measured before."""
@@ -140,8 +130,6 @@ class Problem:
     correct: Correct | None = None
     """Predictions corrected by all that was measured so far, in seconds (not finite: failed); None where the predictor
     learns nothing from measurements."""
-    propose: Propose | None = None
-    """A policy's own steps from a schedule; None where there is no policy."""
     expected: dict[Schedule, Said] | None = None
     """Where somebody wants to know: what was expected of each schedule, put here before it is measured."""
     step: Callable[[Schedule, Opt], Schedule | None] | None = None

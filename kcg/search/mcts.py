@@ -50,8 +50,6 @@ def searched(graph: Graph) -> Iterator[Observation]:
         elif not problem.ledger.may_evaluate or (node := graph.frontier()) is None:
             yield from trials.measure(graph.alike())
             return
-        elif node.held_back:
-            graph.widen(node)
         else:
             graph.expand(node)
 

@@ -7,7 +7,8 @@ features; so is that of stopping. Beside it stands a value: the log-speedup over
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,11 +26,24 @@ from kcg.predictor.gnn import Net, NetSettings
 from kcg.predictor.learned import one_thread
 from kcg.predictor.tensors import as_stored, read_tensors, save_tensors
 from kcg.predictor.views import View, Viewer
-from kcg.search.interface import Proposal, Propose
 from kcg.types import Schedule
 
 FORMAT = "kcg-policy-1"
 FEATURE_SCALE = 0.25  # most features are logarithms up to 10
+SHIPPED = Path(__file__).parent / "policies"
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """What a policy would do at one schedule: probabilities that sum to 1, and what it hopes for."""
+
+    stop: float
+    steps: tuple[float, ...]  # of each of the space's `actions`, in their order
+    value: float = 0.0  # expected log-speedup, over this schedule, of where the policy ends
+
+
+Propose = Callable[[Sequence[Schedule]], list[Proposal]]
+"""What a policy would do at some schedules of one kernel."""
 
 
 @dataclass(frozen=True)
@@ -176,11 +190,9 @@ def read_policy(path: Path) -> Policy:
         raise DataError(f"{path} does not hold what it says ({str(error).splitlines()[0]}): train it again") from error
 
 
-def uniform(viewer: Viewer) -> Propose:
-    """A policy that knows nothing: every legal step and stopping alike. For ablations."""
-
-    def propose(schedules: Sequence[Schedule]) -> list[Proposal]:
-        counts = [len(view.rows) for view in viewer.views(schedules)]
-        return [Proposal(1 / n, (1 / n,) * (n - 1)) for n in counts]
-
-    return propose
+@functools.lru_cache(maxsize=2)
+def shipped_policy(device: str) -> Policy:
+    """The policy that comes with kcg for a kind of device (`Target.device`); where there is none, that of CUDA, which
+    was trained on an H200 and can only guess elsewhere. Read once in a process."""
+    path = SHIPPED / f"{device.lower()}.safetensors"
+    return read_policy(path if path.exists() else SHIPPED / "cuda.safetensors")

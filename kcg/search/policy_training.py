@@ -35,8 +35,6 @@ from kcg.predictor.tracking import Tracker, Tracking
 from kcg.predictor.views import Viewer
 from kcg.predictor.workers import workers as processes
 from kcg.provenance import provenance
-from kcg.search.comparison import RecordedKernel
-from kcg.search.comparison import kernels_of as recorded_kernels
 from kcg.search.draft import draft
 from kcg.search.interface import Ledger, Problem
 from kcg.search.policy import Policy, PolicyAbout, PolicyNet, read_policy, save_policy
@@ -45,6 +43,8 @@ from kcg.search.ppo import PpoSettings, divided, environments
 from kcg.search.ppo import train as train_ppo
 from kcg.search.replay import ReplayTable
 from kcg.search.self_play import Examples, SelfPlaySettings, as_arrays, from_arrays, games, together
+from kcg.search.tables import RecordedKernel
+from kcg.search.tables import kernels_of as recorded_kernels
 from kcg.types import Region, Schedule, Target
 
 log = logging.getLogger(__name__)
@@ -62,7 +62,6 @@ class PolicyTrainingSettings:
 
     kernels: int = 1000  # of the training part, drawn at random
     held_out: int = 60  # of the validation part
-    rounds: int = 1  # of self-play and learning; from the second on the policy is the prior
     networks: int = 5  # of the predictor that judge in self-play, at most; PPO asks one
     self_play: SelfPlaySettings = field(default_factory=SelfPlaySettings)
     learning: LearningSettings = field(default_factory=LearningSettings)
@@ -145,8 +144,6 @@ class _Game:
     kernel: KernelOf
     settings: SelfPlaySettings
     seed: int
-    policy: Path | None
-    changed: float  # when the policy was written
 
 
 def _played(game: _Game) -> Examples | None:
@@ -155,20 +152,18 @@ def _played(game: _Game) -> Examples | None:
     except ScheduleError as error:
         log.warning("kernel %s is left out: %s", game.kernel.region.id[:12], error)
         return None
-    propose = _policy(game.policy, game.changed).of(viewer) if game.policy is not None else None
-    return games(viewer, predictor.of(viewer.space).predict, game.settings, propose=propose, seed=game.seed)
+    return games(viewer, predictor.of(viewer.space).predict, game.settings, seed=game.seed)
 
 
 def self_play(
-    kernels: Sequence[KernelOf], folder: Path, settings: SelfPlaySettings, *, workers: int, policy: Path | None = None,
-    seed: int = 0, told: Callable[[int], None] = lambda done: None, deadline: float = math.inf,
+    kernels: Sequence[KernelOf], folder: Path, settings: SelfPlaySettings, *, workers: int, seed: int = 0,
+    told: Callable[[int], None] = lambda done: None, deadline: float = math.inf,
 ) -> Examples:  # fmt: skip
     """Plays every kernel and keeps what it taught, a file each; those that are there already are not played again."""
-    changed = policy.stat().st_mtime if policy is not None else 0.0
     files = {kernel.region.id: folder / f"{kernel.region.id[:24]}.npz" for kernel in kernels}
     waiting = [k for k in kernels if not files[k.region.id].exists()]
     if waiting and time.monotonic() < deadline:
-        jobs = [_Game(kernel, settings, seed, policy, changed) for kernel in waiting]
+        jobs = [_Game(kernel, settings, seed) for kernel in waiting]
         for i, (place, found) in enumerate(_each(_played, jobs, workers, deadline=deadline), 1):
             keep(as_arrays(found) if found is not None else {}, files[waiting[place].region.id])
             told(i)
@@ -265,26 +260,24 @@ def train_policy(
         if not path.exists():
             net = read_policy(start).net if start is not None else PolicyNet(trunk=read(predictor).nets[0])
             save_policy(Policy(net, about), path)
-        for round_ in range(settings.rounds if from_mcts else 0):
-            if state.done.get("rounds", 0) > round_:
-                continue
+        if from_mcts and not state.done.get("self_play", 0):
             examples = [
                 self_play(
-                    some, out / f"self-play-{round_}", settings.self_play, workers=workers, seed=settings.seed,
-                    policy=path if round_ else None, deadline=deadline, told=functools.partial(_say, len(some)),
+                    some, out / "self-play", settings.self_play, workers=workers, seed=settings.seed,
+                    deadline=deadline, told=functools.partial(_say, len(some)),
                 )
                 for some in (others, ours)  # what judges first: the budget may end what there is to learn from
             ]  # fmt: skip
-            tracker.log({"stage": "self-play", "round": round_, "examples": len(examples[1])})
+            tracker.log({"stage": "self-play", "examples": len(examples[1])})
 
-            def heard(epoch: int, loss: float, found: Judged | None, round_: int = round_) -> None:
-                tracker.log({"round": round_, "epoch": epoch, "loss": loss} | (asdict(found) if found else {}))
+            def heard(epoch: int, loss: float, found: Judged | None) -> None:
+                tracker.log({"epoch": epoch, "loss": loss} | (asdict(found) if found else {}))
 
             net = read_policy(path).net
             learn(net, examples[1], examples[0], settings.learning, device=device, told=heard)
             save_policy(Policy(net.cpu(), about), path)
-            state.write(rounds=round_ + 1)
-            tracker.log({"stage": "learned", "round": round_, **judged(others, path, workers=workers)})
+            state.write(self_play=1)
+            tracker.log({"stage": "learned", **judged(others, path, workers=workers)})
         parallel = divided(len(ours), workers)
         # one network: each step is a batch of one
         makers = [functools.partial(_tasks, [replace(ours[i], members=1) for i in places]) for places in parallel]

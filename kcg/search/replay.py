@@ -242,45 +242,21 @@ def _is_opts(body: Any) -> bool:
     )  # fmt: skip
 
 
-# Predictors for tests and ablations
+# Predictors for ablations
 
 
 def oracle_predict(table: ReplayTable) -> Predict:
-    """Knows every runtime and every failure."""
-    return noisy_predict(table, sigma=0.0, seed=0)
+    """Knows every runtime and every failure; of what fails it says the mean of the others."""
+    logs = [math.log(r.observation.runtime_s) for r in table.records.values() if r.observation.runtime_s is not None]
+    mean = statistics.fmean(logs) if logs else 0.0
+
+    def predict(schedules: Sequence[Schedule]) -> list[Prediction]:
+        times_s = [table.records[schedule].observation.time_s for schedule in schedules]
+        return [Prediction(mean, 0.0, 1.0) if math.isinf(t) else Prediction(math.log(t)) for t in times_s]
+
+    return predict
 
 
 def constant_predict() -> Predict:
     """Knows nothing: a millisecond for every schedule."""
     return lambda schedules: [Prediction(math.log(1e-3)) for _ in schedules]
-
-
-def inverted_predict(table: ReplayTable) -> Predict:
-    """Ranks backwards: what is as much faster than the mean (of logarithms) is predicted that much slower."""
-    oracle, mean = oracle_predict(table), _mean_log(table)
-
-    def predict(schedules: Sequence[Schedule]) -> list[Prediction]:
-        return [Prediction(2 * mean - p.log_runtime, 0.0, 1 - p.failure_probability) for p in oracle(schedules)]
-
-    return predict
-
-
-def noisy_predict(table: ReplayTable, *, sigma: float, seed: int) -> Predict:
-    """The truth with normal noise of deviation `sigma` in log-seconds, the same for a kernel whenever asked."""
-    mean = _mean_log(table)
-
-    def predict(schedules: Sequence[Schedule]) -> list[Prediction]:
-        answers = []
-        for schedule in schedules:
-            time_s = table.records[schedule].observation.time_s
-            noise = random.Random(f"{seed}:{table.key(schedule)}").gauss(0.0, sigma) if sigma else 0.0
-            failed = math.isinf(time_s)
-            answers.append(Prediction((mean if failed else math.log(time_s)) + noise, sigma, float(failed)))
-        return answers
-
-    return predict
-
-
-def _mean_log(table: ReplayTable) -> float:
-    logs = [math.log(r.observation.runtime_s) for r in table.records.values() if r.observation.runtime_s is not None]
-    return statistics.fmean(logs) if logs else 0.0

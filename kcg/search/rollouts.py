@@ -1,163 +1,118 @@
-"""Searches that a policy leads: rollouts of it, and a beam over its probabilities."""
+"""A search that a policy leads: it acts in the environment, and the predictor ranks what it passes.
+
+An episode is one rollout in `kcg.env`: steps are drawn from the policy, and one that the predictor expects to fail ends
+it. All schedules that episodes pass are candidates. They are corrected by what was measured, and a batch of the best
+that are no near twins is measured; then the policy acts again.
+"""
 
 from __future__ import annotations
 
-import itertools
-import math
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
 
-from kcg.errors import UsageError
+import numpy as np
+
+from kcg.env import MOST_ACTIONS, KernelScheduleEnv, Reading, Task
+from kcg.predictor.views import Viewer
 from kcg.search.draft import Drafts
 from kcg.search.interface import Observation, Problem, Strategy
+from kcg.search.policy import Policy, Proposal
 from kcg.search.trials import Trials
 from kcg.search.walks import fresh
-from kcg.types import Schedule
-
-LONGEST: Final = 16
-"""Steps of a rollout; the fastest schedule of none of 60 recorded kernels has more than 9."""
+from kcg.types import Action, Schedule
 
 
 @dataclass(frozen=True)
 class RolloutSettings:
-    """How schedules are sampled from a policy."""
+    """How a policy acts."""
 
-    longest: int = LONGEST  # steps of a rollout at most
-    rounds: int = 8  # so many batches of rollouts at each temperature, as long as too few of their ends are new
-    temperatures: tuple[float, ...] = (1.0, 2.0, 4.0)  # then random walks
+    episodes: int = 8  # at once, half of them from the unoptimised schedule, half from tinygrad's own
+    longest: int = 12  # steps of an episode; the fastest schedule of none of 60 recorded kernels has more than 9
+    rounds: int = 4  # of such episodes before a batch, as long as they pass too little that is new
+    hotter: float = 1.5  # the temperature rises by this factor where they do
+    hottest: float = 4.0
 
 
-def policy(*, settings: RolloutSettings = RolloutSettings()) -> Strategy:
-    """Rollouts of the policy, sampled from its probabilities; each new end is measured. No predictor is asked.
+def ppo(policy: Policy, viewer: Viewer, *, settings: RolloutSettings = RolloutSettings()) -> Strategy:
+    """The search of one kernel, whose schedules and steps `viewer` shows to the policy.
 
-    The first rollout takes the likeliest step each time, from the start; the second likewise from the baseline; the
-    others begin at either. Where sampling meets nothing new any more, the temperature rises.
+    The first episodes take the likeliest step each time. The others draw a step in proportion to its probability to the
+    power of 1 / temperature. Where all that episodes pass was measured, random walks go on.
     """
 
     def search(problem: Problem) -> Iterator[Observation]:
-        _need_policy(problem)
-        return _policy(problem, settings)
+        trials = Trials(problem)
+        yield from trials.baseline()
+        acting, drafts, temperature = _Acting(trials, policy, viewer, settings), Drafts(trials), 1.0
+        drafts.add(acting.episodes(0.0))
+        while not trials.out_of_budget:
+            for _ in range(settings.rounds):
+                if len(drafts.add(acting.episodes(temperature))) >= problem.batch_size or trials.out_of_budget:
+                    break
+                temperature = min(settings.hotter * temperature, settings.hottest)
+            batch = drafts.batch(problem.batch_size)
+            batch += fresh(trials, problem.batch_size - len(batch))
+            if not batch:
+                return
+            yield from trials.measure(batch)
 
     return search
 
 
-def _need_policy(problem: Problem) -> None:
-    if problem.propose is None:
-        raise UsageError("this search strategy follows a policy, and there is none: choose another, for example mcts")
+class _Acting:
+    """The environments of one kernel, which walk in step, so that policy and predictor are asked in batches."""
 
+    def __init__(self, trials: Trials, policy: Policy, viewer: Viewer, settings: RolloutSettings) -> None:
+        space = trials.problem.space
+        self.trials, self.policy, self.rng = trials, policy, trials.problem.rng
+        self.ends = [space.start(), space.baseline()]
+        task = Task("", space, viewer, lambda schedule: Reading.of(trials.predict([schedule])[0]))
+        starts = ("raw", "hand-coded") * max(settings.episodes // 2, 1)
+        self.envs = [KernelScheduleEnv([task], start=start, max_steps=settings.longest) for start in starts]
+        self.passed: set[str] = set()  # keys
 
-def _policy(problem: Problem, settings: RolloutSettings) -> Iterator[Observation]:
-    trials = Trials(problem)
-    yield from trials.baseline()
-    origins = [problem.space.start(), problem.space.baseline()]
-    if not trials.out_of_budget:
-        yield from trials.measure(rollouts(trials, origins, temperature=0.0, longest=settings.longest))
-    while not trials.out_of_budget:
-        batch: dict[str, Schedule] = {}
-        for temperature, _ in itertools.product(settings.temperatures, range(settings.rounds)):
-            if len(batch) >= problem.batch_size or trials.out_of_budget:
+    def episodes(self, temperature: float) -> list[Schedule]:
+        """What one episode in each environment passes that none passed before; at temperature 0 one from each end."""
+        walking = self.envs if temperature > 0.0 else self.envs[:2]
+        if not self._predicted(self.ends):
+            return []
+        for env in walking:
+            env.reset()
+        found = {self.trials.key(schedule): schedule for schedule in self.ends}
+        while walking:
+            proposals = self.policy.propose([env.view for env in walking])
+            taken = [(env, _drawn(self.rng, env, p, temperature)) for env, p in zip(walking, proposals, strict=True)]
+            if not self._predicted([_steps(env)[place].schedule for env, place in taken if place < len(_steps(env))]):
                 break
-            begun = [problem.rng.choice(origins) for _ in range(problem.batch_size)]
-            ends = rollouts(trials, begun, temperature=temperature, longest=settings.longest)
-            batch.update((trials.key(s), s) for s in ends if trials.observed(s) is None)
-        new = list(batch.values())[: problem.batch_size]
-        new += fresh(trials, problem.batch_size - len(new))
-        if not new:
-            return
-        yield from trials.measure(new)
+            going = []
+            for env, action in taken:
+                _, _, terminated, truncated, _ = env.step(action)
+                if not (terminated or truncated):
+                    found[self.trials.key(env.view.schedule)] = env.view.schedule
+                    going.append(env)
+            walking = going
+        new = [schedule for key, schedule in found.items() if key not in self.passed]
+        self.passed |= found.keys()
+        return new
+
+    def _predicted(self, schedules: Sequence[Schedule]) -> bool:
+        """Whether the predictor could be asked about all of them, in one batch, so that an environment asks nothing."""
+        if self.trials.out_of_budget or len(self.trials.within_evaluations(schedules)) < len(schedules):
+            return False
+        self.trials.predict(schedules)
+        return True
 
 
-def rollouts(
-    trials: Trials, begun: Sequence[Schedule], *, temperature: float, longest: int = LONGEST
-) -> list[Schedule]:
-    """Where rollouts of the policy from each of `begun` end, all walking in step; none comes back to where it was.
-
-    A step is drawn in proportion to its probability to the power of 1 / `temperature`; at 0 the likeliest is taken.
-    """
-    ends, walking = list(begun), list(range(len(begun)))
-    seen = [{trials.key(schedule)} for schedule in begun]
-    for _ in range(longest):
-        if not walking or trials.out_of_budget:
-            break
-        proposals = dict(zip(walking, trials.proposals([ends[i] for i in walking]), strict=True))
-        for i, proposal in proposals.items():
-            actions = trials.actions(ends[i])
-            new = [trials.key(action.schedule) not in seen[i] for action in actions]
-            steps = [share if is_new else 0.0 for share, is_new in zip(proposal.steps, new, strict=True)]
-            choice = _choice(trials.problem.rng, (proposal.stop, *steps), temperature)
-            if choice == 0:
-                walking.remove(i)
-            else:
-                ends[i] = actions[choice - 1].schedule
-                seen[i].add(trials.key(ends[i]))
-    return ends
+def _steps(env: KernelScheduleEnv) -> tuple[Action, ...]:
+    """The legal steps that the environment has rows for; the row after them is stopping."""
+    return env.view.steps[: MOST_ACTIONS - 1]
 
 
-def _choice(rng: random.Random, weights: Sequence[float], temperature: float) -> int:
-    """The place of one of `weights`; the first where all are 0."""
-    if temperature == 0.0 or sum(weights) <= 0.0:
-        return max(range(len(weights)), key=weights.__getitem__)
-    return rng.choices(range(len(weights)), [w ** (1.0 / temperature) for w in weights])[0]
-
-
-def policy_beam(width: int, *, longest: int = LONGEST) -> Strategy:
-    """A beam over the policy's cumulative probability; what it meets is ranked by the predictor and measured.
-
-    The predictor is corrected by each batch, which holds no near twins. The beam is wider by half of `width` each time:
-    its first candidates would else all be measured before the policy's next are looked at.
-    """
-
-    def search(problem: Problem) -> Iterator[Observation]:
-        _need_policy(problem)
-        return _policy_beam(problem, width, longest)
-
-    return search
-
-
-def _policy_beam(problem: Problem, width: int, longest: int) -> Iterator[Observation]:
-    trials = Trials(problem)
-    yield from trials.baseline()
-    drafts, now = Drafts(trials), width
-    while not trials.out_of_budget:
-        likely = _beam_of_policy(trials, now, longest)
-        drafts.add(likely)
-        batch = drafts.batch(problem.batch_size)
-        if not batch:  # the predictor may not be asked any more: the likeliest first
-            batch = [s for s in likely if trials.observed(s) is None][: problem.batch_size]
-        batch += fresh(trials, problem.batch_size - len(batch))
-        if not batch:
-            return
-        yield from trials.measure(batch)
-        now += max(width // 2, 1)
-
-
-def _beam_of_policy(trials: Trials, width: int, longest: int) -> list[Schedule]:
-    """What a beam meets, the likeliest end first. A kernel reached by several ways is as likely as all together."""
-    space = trials.problem.space
-    passing = {trials.key(s): (s, 0.0) for s in (space.start(), space.baseline())}  # and the logarithm of how likely
-    ends: dict[str, tuple[Schedule, float]] = {}
-    for _ in range(longest + 1):
-        if not passing or trials.out_of_budget:
-            break
-        level: dict[str, tuple[Schedule, float]] = {}
-        proposals = trials.proposals([schedule for schedule, _ in passing.values()])
-        for (key, (schedule, likely)), proposal in zip(passing.items(), proposals, strict=True):
-            ends[key] = (schedule, likely + _log(proposal.stop))
-            for action, share in zip(trials.actions(schedule), proposal.steps, strict=True):
-                child = trials.key(action.schedule)
-                before = level.get(child, (action.schedule, -math.inf))[1]
-                level[child] = (action.schedule, _log_sum(before, likely + _log(share)))
-        kept = sorted(level.keys() - ends.keys(), key=lambda key: (-level[key][1], key))[:width]
-        passing = {key: level[key] for key in kept if math.isfinite(level[key][1])}
-    return [schedule for schedule, _ in sorted(ends.values(), key=lambda end: -end[1])]
-
-
-def _log(share: float) -> float:
-    return math.log(share) if share > 0.0 else -math.inf
-
-
-def _log_sum(one: float, other: float) -> float:
-    high = max(one, other)
-    return high if math.isinf(high) else high + math.log(math.exp(one - high) + math.exp(other - high))
+def _drawn(rng: random.Random, env: KernelScheduleEnv, proposal: Proposal, temperature: float) -> int:
+    """The action that an environment takes: the place of a legal step, or of stopping."""
+    shares = np.array([*proposal.steps[: len(_steps(env))], proposal.stop])
+    shares *= env.action_masks()[: len(shares)]
+    if temperature == 0.0 or shares.sum() <= 0.0:
+        return int(shares.argmax()) if shares.sum() > 0.0 else len(shares) - 1
+    return rng.choices(range(len(shares)), (shares ** (1.0 / temperature)).tolist())[0]

@@ -20,7 +20,7 @@ from kcg.predictor.encode import Array
 from kcg.predictor.features import Graphs, joined
 from kcg.predictor.views import View, Viewer
 from kcg.search.graph import Graph, MctsSettings, Node
-from kcg.search.interface import Ledger, Observation, Predict, Problem, Propose
+from kcg.search.interface import Ledger, Observation, Predict, Problem
 from kcg.search.trials import Trials
 from kcg.types import Schedule
 
@@ -60,13 +60,11 @@ class Examples:
         return len(self.kernel)
 
 
-def games(
-    viewer: Viewer, predict: Predict, settings: SelfPlaySettings, *, propose: Propose | None = None, seed: int = 0
-) -> Examples | None:
+def games(viewer: Viewer, predict: Predict, settings: SelfPlaySettings, *, seed: int = 0) -> Examples | None:
     """Plays one kernel some times; None where it has no legal step."""
     rng = random.Random(seed)
-    problem = Problem(viewer.space, predict, _no_measure, Ledger(), rng, propose=propose)
-    how = MctsSettings(exploration=settings.exploration, uniform_predicted=settings.uniform, entries=0)
+    problem = Problem(viewer.space, predict, _no_measure, Ledger(), rng)
+    how = MctsSettings(exploration=settings.exploration, uniform=settings.uniform, entries=0)
     graph = Graph(Trials(problem), how)
     ends = (viewer.space.start(), viewer.space.baseline())
     for i in range(settings.games):

@@ -5,7 +5,7 @@ A strategy is a function from a `Problem` to an iterator of `Observation`s; see 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -17,8 +17,6 @@ from kcg.search.graph import MctsSettings
 from kcg.search.interface import Observation, Problem, Strategy
 from kcg.search.local import annealing, epsilon_greedy, greedy
 from kcg.search.mcts import mcts
-from kcg.search.rollouts import policy, policy_beam
-from kcg.search.tinygrad_mcts import tinygrad_mcts
 from kcg.search.trials import Trials
 from kcg.search.walks import fresh
 
@@ -45,7 +43,6 @@ class Named:
     make: Callable[[int], Strategy]  # of a number, which only some have: a beam's width, for example
     about: str
     width: int | None = None  # where none is given
-    needs_policy: bool = False  # raises UsageError where the problem has no `propose`
 
 
 STRATEGIES: dict[str, Named] = {
@@ -62,36 +59,29 @@ STRATEGIES: dict[str, Named] = {
         lambda width: full_beam(width, from_hand_coded=True), "the same, begun at the hand-coded schedule", 4
     ),
     "predicted-beam": Named(predicted_beam, "beams over predictions draft, a batch is measured, and again", 4),
-    "mcts": Named(lambda _: mcts, "Monte Carlo tree search with the predictor as value, the policy or it as prior"),
+    "mcts": Named(lambda _: mcts, "Monte Carlo tree search with the predictor as value and prior"),
     "mcts-no-prior": Named(
-        lambda _: partial(mcts, settings=MctsSettings(policy=False, predictor_prior=False)),
+        lambda _: partial(mcts, settings=MctsSettings(predictor_prior=False)),
         "the same where every step is as likely at first",
     ),
     "frugal-mcts": Named(
-        lambda evaluations: partial(mcts, settings=MctsSettings(evaluations=evaluations, widen=8)),
+        lambda evaluations: partial(mcts, settings=MctsSettings(evaluations=evaluations)),
         "the same with so many predictions before each batch",
         64,
-    ),
-    "tinygrad-mcts": Named(
-        tinygrad_mcts, "the tree search that tinygrad once had, without a predictor; ends after so many binaries", 500
-    ),
-    "policy": Named(lambda _: policy(), "rollouts of the policy, without a predictor", needs_policy=True),
-    "policy-beam": Named(
-        policy_beam, "a beam over the policy's probabilities, ranked by the predictor", 16, needs_policy=True
     ),
 }
 
 
-def strategy(name: str) -> Strategy:
-    """The strategy called `name`; `beam:8` is a beam of width 8.
+def strategy(name: str, registry: Mapping[str, Named] = STRATEGIES) -> Strategy:
+    """The strategy of a registry called `name`; `beam:8` is a beam of width 8.
 
     Raises:
         UnknownName: there is none of that name, or the width is not a whole number from 1 to 1024.
     """
     stem, colon, width = name.partition(":")
-    named = STRATEGIES.get(stem)
+    named = registry.get(stem)
     if named is not None and not colon:
         return named.make(named.width or 0)
     if named is not None and named.width and width.isascii() and width.isdecimal() and 1 <= int(width[:5]) <= WIDEST:
         return named.make(int(width))
-    raise UnknownName("search strategy", name, [*STRATEGIES, "beam:WIDTH"])
+    raise UnknownName("search strategy", name, [*registry, "beam:WIDTH"])

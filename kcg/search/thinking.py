@@ -14,7 +14,7 @@ import os
 import queue
 import random
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -39,7 +39,7 @@ END_S: Final = 10.0  # how long the end of a child is waited for that was killed
 ONE_CORE: Final = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 """For a child, which thinks on one core beside others: NumPy's BLAS reads it when it is loaded, and would start a
 thread for every core, which wait for those of the other children: twice the CPU time of four children on two cores
-(`evaluation/bench_thinking.py`)."""
+(`evaluation/search/bench_thinking.py`)."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,7 @@ class Thought:
     target: Target
     predictor: str  # as `choose_predictor` takes it
     strategy: str
+    strategies: Callable[[str], Strategy]  # by name: a function of a module, which the child imports
     seed: str
     batch_size: int
     drafting: int | None
@@ -60,10 +61,13 @@ class Thought:
 class Thinkers:
     """Some children, each of which thinks for several kernels. Use as a context manager."""
 
-    def __init__(self, count: int, predictor: str, target: Target, initargs: tuple[Any, ...]) -> None:
+    def __init__(
+        self, count: int, predictor: str, target: Target, initargs: tuple[Any, ...], *,
+        strategies: Callable[[str], Strategy] = strategy,
+    ) -> None:  # fmt: skip
         """They start at once and read the predictor's networks while there is something else to do. `initargs` are
-        those of `kcg.measure.lifeline.start`."""
-        self.predictor, self.target, self.count = predictor, target, count
+        those of `kcg.measure.lifeline.start`. `strategies` looks a name up, in a child too: a function of a module."""
+        self.predictor, self.target, self.count, self.strategies = predictor, target, count, strategies
         self._children = [_Thinker(initargs, (WARM, (predictor, target))) for _ in range(count)]
 
     def __enter__(self) -> Thinkers:
@@ -83,14 +87,14 @@ class Thinkers:
         def remote(problem: Problem) -> Iterator[Observation]:
             child = self._children[place % len(self._children)]
             thought = Thought(
-                region, self.target, self.predictor, name, seed, problem.batch_size, problem.drafting,
+                region, self.target, self.predictor, name, self.strategies, seed, problem.batch_size, problem.drafting,
                 tuple(problem.known.values()), problem.ledger.deadline,
             )  # fmt: skip
             try:
                 yield from child.search(thought, problem)
             except EOFError:
                 log.warning("a process that searched died: its kernel is searched here")
-                yield from strategy(name)(problem)
+                yield from self.strategies(name)(problem)
 
         return remote
 
@@ -206,7 +210,7 @@ class _Search:
                 expected=self.expected, step=space.step, tile=space.tile, kind=kind_of,
                 alike=space.alike,
             )  # fmt: skip
-            for _ in strategy(thought.strategy)(self.problem):
+            for _ in thought.strategies(thought.strategy)(self.problem):
                 pass
             self.send(END, self.ledger.evaluations - self.told)
         except Exception as error:

@@ -13,7 +13,7 @@ from typing import Final
 
 from kcg.errors import ScheduleError
 from kcg.search.improvement import PRIOR_GAIN, expected_improvement
-from kcg.search.interface import Action, Observation, Problem, Proposal, Said
+from kcg.search.interface import Action, Observation, Problem, Said
 from kcg.types import Prediction, Schedule
 
 STANDS_FOR: Final = 1.5
@@ -36,7 +36,6 @@ class Trials:
         self._keys: dict[Schedule, str] = {}
         self._actions: dict[str, list[Action]] = {}
         self._predictions: dict[str, Prediction] = {}
-        self._proposals: dict[str, Proposal] = {}
         self._alike: dict[str, str] = {}  # by key
         self._like: dict[str, Observation] = {}  # the fastest of those alike
         self._fastest_s = math.inf
@@ -105,14 +104,6 @@ class Trials:
         if self.problem.ledger.may_evaluate:
             return list(schedules)
         return [s for s in schedules if self.key(s) in self._predictions]
-
-    def proposals(self, schedules: Sequence[Schedule]) -> list[Proposal]:
-        """What the policy would do at each; those not asked for before go to it in one batch. There must be one."""
-        assert self.problem.propose is not None
-        missing = {self.key(s): s for s in schedules if self.key(s) not in self._proposals}
-        if missing:
-            self._proposals.update(zip(missing, self.problem.propose(list(missing.values())), strict=True))
-        return [self._proposals[self.key(s)] for s in schedules]
 
     def corrected(self, schedules: Sequence[Schedule]) -> list[Prediction] | None:
         """What is expected of each after all that was measured, where the predictor learns from it."""

@@ -1,7 +1,7 @@
 """On an NVIDIA GPU: a kernel that hangs, faults, wants too much or computes something else, and what comes after it.
 
 Each test records how long the fault took and how long until the next correct kernel was measured; those figures are
-kept by `evaluation/faults_gpu.py`. This process opens no GPU: all of it happens in the children of the service.
+kept by `evaluation/measure/faults_gpu.py`. This process opens no GPU: all of it happens in the children of the service.
 """
 
 from __future__ import annotations

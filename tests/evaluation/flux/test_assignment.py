@@ -16,10 +16,10 @@ import pytest
 from evaluation.flux import retiming, searching
 from evaluation.flux.campaign import RETIME, Campaign, Unit, assigned, claim, claim_journal
 from evaluation.flux.retiming import Prepared, choices, retime, retime_all
+from evaluation.search.live_journal import Beam, LiveJournal, Shard
 from kcg.errors import UsageError
 from kcg.kernel.codec import kernel_of
 from kcg.measure.service import MeasureService
-from kcg.search.live_journal import Beam, LiveJournal, Shard
 from kcg.types import RAW, Opt, Region, Schedule
 from tests.kernels import empty, kernels_of
 

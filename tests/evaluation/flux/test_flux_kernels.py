@@ -11,8 +11,8 @@ import pytest
 from evaluation.flux.campaign import Campaign
 from evaluation.flux.methods_table import kernels_markdown
 from evaluation.flux.retiming import Choices, duel
+from evaluation.search.live_journal import LiveJournal, Shard
 from kcg.measure.jobs import DuelOutcome
-from kcg.search.live_journal import LiveJournal, Shard
 from kcg.types import RAW, Opt, Region, Schedule, Verification
 from tests.sample_result import sample_result
 

@@ -36,6 +36,8 @@ from evaluation.flux.methods_table import (
 )
 from evaluation.flux.retiming import Choices, choices, retime
 from evaluation.flux.searching import command_of, keep_report, run_of, together
+from evaluation.search.live import LiveBench
+from evaluation.search.live_journal import LiveJournal, Shard
 from kcg.errors import DeviceError, MismatchError, UsageError
 from kcg.kernel.codec import kernel_of
 from kcg.measure.service import MeasureService
@@ -43,8 +45,6 @@ from kcg.optimize.result import write_result
 from kcg.predictor.choice import choose_predictor
 from kcg.predictor.interface import Predictor
 from kcg.provenance import provenance
-from kcg.search.live import LiveBench
-from kcg.search.live_journal import LiveJournal, Shard
 from kcg.types import RAW, Region, RegionResult
 from tests.kernels import empty, kernels_of
 from tests.sample_result import sample_result
