@@ -70,8 +70,8 @@ def main(
     has_policy = policy_path is not None
     settings = Settings(names, default, tuple(map(int, widths)), seeds, budget).checked(has_policy=has_policy, say=say)
 
+    from evaluation.documents import write_into
     from kcg.measure.target import usable_cores  # seconds from here on: torch
-    from kcg.predictor.figures_text import write_into
     from kcg.search.comparison_text import regret_svg, sections
     from kcg.search.dealing import dealt
     from kcg.search.live import live_on_flux

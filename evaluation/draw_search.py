@@ -30,9 +30,9 @@ def main(
     docs: Annotated[str, typer.Option(help="the document; empty: none")] = str(ROOT / "docs/search.md"),
 ) -> None:
     """Search, and write down how."""
+    from evaluation.documents import write_into
     from kcg.dataset.reading import read_export
     from kcg.errors import UsageError
-    from kcg.predictor.figures_text import write_into
     from kcg.search.comparison import Bench, kernels_of, predictor_of
     from kcg.search.drawing import batches, drawn, opened
     from kcg.search.trials import Trials

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from replay_table import synthetic_table
 
+from evaluation.documents import write_into
 from kcg.predictor.encode import Array
-from kcg.predictor.figures_text import write_into
 from kcg.search.comparison import ALONE, BEAM, Bench, Play, RecordedKernel, Turn, play
 from kcg.search.comparison_text import regret_svg, sections
 from kcg.search.dealing import dealt

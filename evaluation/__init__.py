@@ -1,0 +1,1 @@
+"""What makes every figure of the documents: experiments, benchmarks and comparisons, by subject."""
