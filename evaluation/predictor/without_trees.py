@@ -46,8 +46,9 @@ def main(
         save_tensors(trees, {TREES: tensors[TREES]}, told | {"nets": []})
     made_by = provenance()
     since = (
-        f"trees with a share of {told['about'][TREE_SHARE]:.0%} of the ranking were taken out; the networks are as they "
-        f"were; errors and figures fitted anew on the validation part (code {made_by['revision']})"
+        f"trees with a share of {told['about'][TREE_SHARE]:.0%} of the ranking were taken out; the networks are as "
+        "they were; errors and figures fitted anew on the validation part "
+        f"(code {made_by['revision']}{', with changes that were not committed' if made_by['dirty'] else ''})"
     )
     about = calibrated(replace(old.about, since=since), old.nets, load(dataset), floors_of(read_export(dataset)))
     save(Checkpoint(about, old.nets), checkpoint)
