@@ -15,7 +15,7 @@ from kcg.errors import ExitCode, KcgError
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 CORE = ("tinygrad", "numpy", "torch", "torch_geometric", "gymnasium", "safetensors", "huggingface_hub", "pyarrow",
-        "pebble", "scipy", "lightgbm", "typer", "rich", "jinja2", "plotly")  # fmt: skip
+        "pebble", "scipy", "typer", "rich", "jinja2", "plotly")  # fmt: skip
 EXTRAS = {"train": ("stable_baselines3", "sb3_contrib", "wandb", "optuna"), "gpu": ("triton",)}
 
 

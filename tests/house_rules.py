@@ -29,7 +29,7 @@ FORBIDDEN_CALLS = {
     "torch.load", "pandas.read_pickle",
 }  # fmt: skip
 HEAVY = {
-    "tinygrad", "numpy", "torch", "torch_geometric", "pyarrow", "scipy", "lightgbm", "gymnasium", "plotly", "jinja2",
+    "tinygrad", "numpy", "torch", "torch_geometric", "pyarrow", "scipy", "gymnasium", "plotly", "jinja2",
     "wandb", "optuna", "stable_baselines3", "sb3_contrib", "triton", "networkx", "huggingface_hub", "safetensors",
 }  # fmt: skip
 

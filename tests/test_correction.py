@@ -13,7 +13,7 @@ from kcg.kernel.space import KernelSpace
 from kcg.kernel.targets import KNOWN_TARGETS
 from kcg.predictor.batches import GraphSet
 from kcg.predictor.context import kernel_features, target_features
-from kcg.predictor.correction import MOST, Correction, embedded
+from kcg.predictor.correction import MOST, Correction
 from kcg.predictor.encode import Array, encode
 from kcg.predictor.features import graphs
 from kcg.predictor.gnn import Net, NetSettings
@@ -109,21 +109,6 @@ def test_the_order_and_the_batches_do_not_matter() -> None:
         np.testing.assert_allclose(one, other, atol=1e-9)
 
 
-def test_kin_tell_less_than_the_kernel_itself() -> None:
-    x, predicted, sigma = candidates(4)
-    truth = predicted + planted(x, level=0.8, tilt=0.4)
-
-    def error(own: int, kin: int) -> float:
-        correction = Correction(x)
-        correction.observe(x[100 : 100 + kin], predicted[100 : 100 + kin], truth[100 : 100 + kin] + 0.2, kin=1)
-        correction.observe(x[:own], predicted[:own], truth[:own])
-        return float(np.abs(correction.corrected(x[200:], predicted[200:], sigma[200:])[0] - truth[200:]).mean())
-
-    nothing = error(0, 0)
-    assert error(16, 0) < error(0, 16) < nothing
-    assert error(4, 40) < error(4, 0)
-
-
 # -- what cannot be
 
 
@@ -149,13 +134,14 @@ def test_without_features_the_level_is_learned() -> None:
     assert np.abs(mean - 1.0).max() < 0.1 and (deviation <= SIGMA).all()
 
 
-def test_the_last_measurements_of_the_kernel_itself_are_kept() -> None:
-    x, predicted, _ = candidates(6)
-    correction = Correction(x)
-    correction.observe(x[:100], predicted[:100], predicted[:100])
-    correction.observe(x, predicted, predicted, kin=1)
-    assert len(correction) == MOST
-    assert (correction._kin == 0).sum() == 100
+def test_the_last_measurements_are_kept() -> None:
+    x, predicted, sigma = candidates(6)
+    whole, last = Correction(x), Correction(x)
+    whole.observe(x, predicted, predicted + planted(x, level=0.5, tilt=0.4))
+    last.observe(x[-MOST:], predicted[-MOST:], (predicted + planted(x, level=0.5, tilt=0.4))[-MOST:])
+    assert len(whole) == len(last) == MOST < len(x)
+    for one, other in zip(whole.corrected(x, predicted, sigma), last.corrected(x, predicted, sigma), strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 def test_ten_thousand_candidates_are_corrected_at_once() -> None:
@@ -185,10 +171,9 @@ def test_embeddings_are_what_the_heads_read(compare: bool) -> None:
     batch = GraphSet(made, zeros, *static).batch(torch.arange(len(made)))
     torch.manual_seed(0)
     nets = [Net(NetSettings(hidden=16, layers=1, compare=compare)).eval() for _ in range(2)]
-    found = embedded(nets, batch)
-    assert found.shape == (12, 32) and found.dtype == np.float64 and np.isfinite(found).all()
-    assert embedded([], batch).shape == (12, 0)
     with torch.inference_mode():
-        for net, part in zip(nets, (found[:, :16], found[:, 16:]), strict=True):
-            answer = net.answer(batch, torch.from_numpy(part).float())
+        for net in nets:
+            state = net.embed_graphs(batch)
+            assert state.shape == (12, 16) and bool(torch.isfinite(state).all())
+            answer = net.answer(batch, state)
             assert torch.equal(answer.rank, net(batch).rank) and torch.equal(answer.failure, net(batch).failure)

@@ -9,7 +9,7 @@ import random
 import numpy as np
 import pytest
 
-from kcg.predictor.metrics import TOP, Floors, auc, calibration, interval, kernel_scores, scores, summary
+from kcg.predictor.metrics import TOP, Floors, auc, calibration, kernel_scores, scores, summary
 
 NONE = Floors(within=(0.0,) * 5, across=(0.0,) * 5)
 
@@ -63,21 +63,6 @@ def test_kernels_are_scored_apart_and_weighed_alike() -> None:
     assert values["top1"] == pytest.approx((1 * 1.0 + 3 * 1.0) / (1 * 1.0 + 3 * 2.0)), "weighted by calls"
     assert values["top1_mean"] == pytest.approx(math.sqrt(1.0 * 0.5))
     assert values["random_top1_mean"] < 1 and values["top5"] == 1.0
-
-
-def test_intervals_hold_the_value_and_shrink() -> None:
-    rng = np.random.default_rng(1)
-
-    def made(kernels: int) -> tuple[float, float, float]:
-        kernel = np.repeat(np.arange(kernels), 8)
-        log_s = rng.normal(size=len(kernel))
-        found = scores(log_s + rng.normal(size=len(kernel)), log_s, kernel, np.zeros(len(kernel), int), NONE)
-        low, high = interval(found, np.ones(kernels), "pairwise")
-        return low, summary(found, np.ones(kernels))["pairwise"], high
-
-    few, many = made(12), made(200)
-    assert few[0] < few[1] < few[2] and many[0] < many[1] < many[2]
-    assert many[2] - many[0] < few[2] - few[0]
 
 
 def test_auc() -> None:

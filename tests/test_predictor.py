@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from kcg.dataset.reading import read_export
@@ -24,14 +25,13 @@ from kcg.predictor.checkpoint import About, Checkpoint, read, save
 from kcg.predictor.choice import check_choice, choose_predictor, shipped_path
 from kcg.predictor.context import operations_of
 from kcg.predictor.data import TrainingData, load
-from kcg.predictor.fit import Fit, FitSettings, evaluation_pool, predicted
+from kcg.predictor.fit import STATE, Fit, FitSettings, evaluation_pool, predicted
 from kcg.predictor.gnn import Net, NetSettings, Output
 from kcg.predictor.learned import IMPOSSIBLE, NEVER_SEEN, LearnedPredictor
 from kcg.predictor.losses import Truth, Weights, loss_of
 from kcg.predictor.metrics import Floors, scores, summary
 from kcg.predictor.roofline import Roofline
 from kcg.predictor.tensors import MOST_BYTES
-from kcg.predictor.trees import Trees, TreeSettings, pooled
 from kcg.types import RAW, Opt, Region, Schedule
 from tests.kernels import empty, kernels_of
 from tests.small_dataset import small_dataset
@@ -68,7 +68,7 @@ def trained(data: TrainingData, tmp_path_factory: pytest.TempPathFactory) -> Fit
 
 @pytest.fixture(scope="module")
 def predictor(data: TrainingData, trained: Fit) -> LearnedPredictor:
-    return LearnedPredictor(Checkpoint(about_of(data), (trained.averaged,), None))
+    return LearnedPredictor(Checkpoint(about_of(data), (trained.averaged,)))
 
 
 def about_of(data: TrainingData) -> About:
@@ -219,16 +219,9 @@ def test_the_right_order_costs_less() -> None:
 # ---- files ----
 
 
-@pytest.fixture(scope="module")
-def trees(data: TrainingData) -> Trees:
-    index = np.flatnonzero(~data.failed)
-    x = pooled(data.graphs, data.kernel_x[data.kernel], data.target_x[data.target[data.kernel]])[index]
-    return Trees.train(x, data.log_s[index], data.kernel[index], TreeSettings(rounds=20, leaves=7, threads=1))
-
-
-def test_a_checkpoint_says_what_the_model_said(data: TrainingData, trained: Fit, trees: Trees, tmp_path: Path) -> None:
-    about = replace(about_of(data), tree_share=0.3, spread_scale=1.5, metrics={"pairwise": 0.9})
-    made = Checkpoint(about, (trained.averaged, trained.averaged), trees)
+def test_a_checkpoint_says_what_the_model_said(data: TrainingData, trained: Fit, tmp_path: Path) -> None:
+    about = replace(about_of(data), spread_scale=1.5, metrics={"pairwise": 0.9}, since="trained, then looked at")
+    made = Checkpoint(about, (trained.averaged, trained.averaged))
     save(made, tmp_path / "p.safetensors")
     found = read(tmp_path / "p.safetensors")
     assert found.about == about
@@ -245,7 +238,7 @@ def test_a_checkpoint_of_other_features_is_refused_with_the_way_out(
     data: TrainingData, trained: Fit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "p.safetensors"
-    save(Checkpoint(about_of(data), (trained.averaged,), None), path)
+    save(Checkpoint(about_of(data), (trained.averaged,)), path)
     monkeypatch.setattr(header, "FEATURES_VERSION", 99)
     with pytest.raises(DataError, match="features of version 1, this kcg has version 99: train again"):
         read(path)
@@ -261,10 +254,8 @@ def test_what_is_no_checkpoint_is_one_line(data: TrainingData, trained: Fit, tmp
     with pytest.raises(DataError, match="is no checkpoint of a predictor"):
         read(tmp_path / "foreign")
     path = tmp_path / "p.safetensors"
-    save(Checkpoint(about_of(data), (trained.averaged,), None), path)
+    save(Checkpoint(about_of(data), (trained.averaged,)), path)
     tensors = load_file(path)
-    from safetensors import safe_open
-
     with safe_open(path, "pt") as file:
         told = file.metadata()
     del tensors["net0.heads.weight"]
@@ -291,13 +282,70 @@ def test_what_is_no_checkpoint_is_one_line(data: TrainingData, trained: Fit, tmp
 def test_a_checkpoint_that_is_too_large_is_not_written(data: TrainingData, tmp_path: Path) -> None:
     net = Net(NetSettings(hidden=256, layers=3))
     with pytest.raises(DataError, match="fewer or smaller networks"):
-        save(Checkpoint(about_of(data), (net,) * 2, None), tmp_path / "large")
+        save(Checkpoint(about_of(data), (net,) * 2), tmp_path / "large")
     assert not list(tmp_path.iterdir())
 
 
-def test_broken_trees_are_refused() -> None:
-    with pytest.raises(DataError, match="trees of a checkpoint"):
-        Trees.unpacked(b"nothing")
+# ---- files of before ----
+
+
+def of_before(path: Path, out: Path, drop: str = "", **about: object) -> Path:
+    """A checkpoint with trees beside its networks, as kcg wrote them; without its tensors that begin with `drop`."""
+    with safe_open(path, "pt") as file:
+        told = json.loads(file.metadata()["kcg"])
+    tensors = {name: values for name, values in load_file(path).items() if not drop or not name.startswith(drop)}
+    told["about"] = {**{k: v for k, v in told["about"].items() if k != "since"}, "tree_share": 0.4, **about}
+    told["nets"] = told["nets"] if tensors else []
+    save_file({**tensors, "trees": torch.zeros(99, dtype=torch.uint8)}, out, {"kcg": json.dumps(told)})
+    return out
+
+
+def test_trees_of_a_checkpoint_of_before_are_left_out_and_that_is_said(
+    data: TrainingData, trained: Fit, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    new = tmp_path / "new.safetensors"
+    save(Checkpoint(about_of(data), (trained.averaged,)), new)
+    old = of_before(new, tmp_path / "old.safetensors", settings={"trees.rounds": 600})
+    with caplog.at_level("WARNING"):
+        found = read(old)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{old} holds gradient-boosted trees, which this kcg leaves out: its networks predict alone"
+    ]
+    assert found.about == replace(about_of(data), settings={"trees.rounds": 600})
+    space = space_of(empty(64, 96) @ empty(96, 80))
+    one, other = (LearnedPredictor(c).predict(space, [RAW]) for c in (read(new), found))
+    assert one == other
+    with pytest.raises(DataError, match=r"alone.*: train networks") as caught:
+        read(of_before(new, tmp_path / "trees.safetensors", drop="net"))
+    assert "\n" not in str(caught.value) and "gradient-boosted trees alone" in str(caught.value)
+
+
+def test_the_weights_of_another_kind_of_network_are_refused(data: TrainingData, trained: Fit, tmp_path: Path) -> None:
+    """Such as that over scheduled ASTs, which kcg had once."""
+    path = tmp_path / "p.safetensors"
+    save(Checkpoint(about_of(data), (trained.averaged,)), path)
+    with safe_open(path, "pt") as file:
+        told = file.metadata()
+    tensors = load_file(path)
+    names = {name: name.replace("embed.axes.", "embed.nodes.") for name in tensors}
+    assert any(name != other for name, other in names.items())
+    save_file({names[name]: values for name, values in tensors.items()}, path, told)
+    with pytest.raises(DataError, match=r"\(the weights of another kind of network\): train it again"):
+        read(path)
+
+
+def test_a_training_of_another_kind_of_network_is_not_gone_on_with(data: TrainingData, tmp_path: Path) -> None:
+    settings = replace(SETTINGS, epochs=1, net=NetSettings(hidden=8, layers=1))
+    Fit(data, settings, tmp_path, floors=FLOORS).run()
+    path = tmp_path / STATE
+    with safe_open(path, "pt") as file:
+        told = json.loads(file.metadata()["progress"])
+    save_file(load_file(path), path, {"progress": json.dumps({**told, "form": "AstNet"})})
+    with pytest.raises(DataError, match="is of a kind of network that this kcg has not: remove it"):
+        Fit(data, settings, tmp_path, floors=FLOORS).run()
+
+
+# ---- which is chosen ----
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ from kcg.kernel.codec import kernel_of
 from kcg.kernel.space import KernelSpace
 from kcg.kernel.targets import KNOWN_TARGETS
 from kcg.predictor import stacked as stacked_module
-from kcg.predictor.ast_gnn import AstNet
 from kcg.predictor.batches import GraphSet
 from kcg.predictor.checkpoint import Checkpoint, read
 from kcg.predictor.choice import shipped_path
@@ -24,9 +23,8 @@ from kcg.predictor.encode import Array, encode
 from kcg.predictor.features import Graphs, graphs, joined
 from kcg.predictor.gnn import Net, NetSettings
 from kcg.predictor.learned import LearnedPredictor
-from kcg.predictor.speed import candidates
 from kcg.predictor.stacked import Answers, Stacked
-from kcg.types import Region
+from kcg.types import RAW, Region
 from tests.kernels import empty, kernels_of
 
 TARGET = KNOWN_TARGETS["sm_90"]
@@ -55,8 +53,14 @@ def elementwise() -> Region:
 
 
 def graphs_of(region: Region, count: int, seed: int = 0) -> Graphs:
-    space = KernelSpace(region, TARGET)
-    drawn = candidates(space, count, random.Random(seed))
+    """Of schedules from the ends of random walks, of few steps and of many."""
+    space, rng, found = KernelSpace(region, TARGET), random.Random(seed), {RAW: None}
+    while len(found) < count:
+        schedule = RAW
+        for _ in range(rng.randint(1, 6)):
+            schedule = space.random_step(schedule, rng) or schedule
+        found.setdefault(schedule)
+    drawn = list(found)[:count]
     return graphs(encode([space.table(s) for s in drawn], [space.uops(s) for s in drawn]), TARGET)
 
 
@@ -151,7 +155,6 @@ def test_what_cannot_be_stacked_is_said() -> None:
     assert Stacked.of([]) is None
     assert Stacked.of([small, large]) is None
     assert Stacked.of([Net(NetSettings(hidden=8, compare=True))]) is None
-    assert Stacked.of([AstNet(NetSettings(hidden=8))]) is None
 
 
 def test_a_predictor_of_networks_of_several_shapes_says_the_mean_of_what_each_says(shipped: Checkpoint) -> None:

@@ -13,7 +13,8 @@ import pytest
 
 from kcg.errors import DataError, UnknownName, UsageError
 from kcg.predictor import tracking
-from kcg.predictor.tracking import METRICS, Tracker, read_metrics, wanted_mode
+from kcg.predictor.tracking import METRICS, Tracker, wanted_mode
+from tests.metrics_file import read_metrics
 
 
 def test_metrics_are_told_once_and_a_torn_line_is_taken_away(tmp_path: Path) -> None:

@@ -24,7 +24,6 @@ from kcg.env import KernelScheduleEnv
 from kcg.errors import DataError, UnknownName, UsageError
 from kcg.predictor.checkpoint import read
 from kcg.predictor.settings import changed
-from kcg.predictor.tracking import read_metrics
 from kcg.provenance import provenance
 from kcg.search import policy_training
 from kcg.search.policy import Policy, PolicyNet, read_policy, save_policy
@@ -40,6 +39,7 @@ from kcg.search.policy_training import (
     train_policy,
 )
 from kcg.search.tables import kernels_of as recorded_kernels
+from tests.metrics_file import read_metrics
 from tests.policies import ABOUT, SHIPPED
 
 ROOT = Path(__file__).parent.parent

@@ -1,4 +1,4 @@
-"""Train the runtime predictor on a dataset: networks, trees, how they are blended, and one checkpoint.
+"""Train the runtime predictor on a dataset: networks, how sure they are together, and one checkpoint.
 
     python training/train_predictor.py --data datasets/h200 --out training/runs/h200
     python training/train_predictor.py --data datasets/h200 --out training/runs/wide --set net.hidden=128 --members 2

@@ -204,7 +204,7 @@ def beside(kernels: Sequence[Timed], preset: str) -> dict[str, Row]:
 def put_beside(rows: Rows, kernels: Sequence[Timed], preset: str, document: Path | None = None) -> None:
     """Put kcg's kernels into the rows of the parts that are there; and where the time of a step is, of which `document`
     gets a table."""
-    from kcg.predictor.figures_text import write_into
+    from evaluation.documents import write_into
 
     for name, told in beside(kernels, preset).items():
         if (key := f"region {name}") in rows.rows:

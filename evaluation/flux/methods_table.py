@@ -420,7 +420,7 @@ def write_down(campaign: Campaign, chosen: Sequence[Choices], torch: Path, out: 
     lines = [*markdown(rows, entry, campaign.preset), *kernels_markdown(rows, entry["kernels"])]
     campaign.say("\n".join(lines))
     if document is not None:
-        from kcg.predictor.figures_text import write_into
+        from evaluation.documents import write_into
 
         write_into(document, {f"flux-table-{campaign.preset}": lines})
 

@@ -71,6 +71,7 @@ def main(
     has_policy = policy_path is not None
     settings = Settings(names, default, tuple(map(int, widths)), seeds, budget).checked(has_policy=has_policy, say=say)
 
+    from evaluation.documents import write_into
     from evaluation.search.comparison_text import regret_svg, sections
     from evaluation.search.dealing import dealt
     from evaluation.search.live import live_on_flux
@@ -78,7 +79,6 @@ def main(
     from evaluation.search.plays import compare, guides_of, policy_of
     from evaluation.search.regret import Board, entry, headline
     from kcg.measure.target import usable_cores  # seconds from here on: torch
-    from kcg.predictor.figures_text import write_into
     from kcg.search.tables import FILE, kernels_of
 
     extra, together = dict[str, object](), None

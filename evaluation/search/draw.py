@@ -28,11 +28,11 @@ def main(
     docs: Annotated[str, typer.Option(help="the document; empty: none")] = str(ROOT / "docs/search.md"),
 ) -> None:
     """Search, and write down how."""
+    from evaluation.documents import write_into
     from evaluation.search.comparison import Bench, predictor_of
     from evaluation.search.drawing import batches, drawn, opened
     from kcg.dataset.reading import read_export
     from kcg.errors import UsageError
-    from kcg.predictor.figures_text import write_into
     from kcg.search.tables import kernels_of
     from kcg.search.trials import Trials
 

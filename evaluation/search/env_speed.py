@@ -98,7 +98,7 @@ def speed_of(checkpoint: Path, dataset: Path, *, kernels: int, episodes: int, se
     export, whole = read_export(dataset), read(checkpoint)
     (target, *_) = export.targets().values()
     families = drawn(export, kernels, random.Random(seed))
-    asked = {"one network": replace(whole, nets=whole.nets[:1], trees=None), "whole checkpoint": whole}
+    asked = {"one network": replace(whole, nets=whole.nets[:1]), "whole checkpoint": whole}
     entry: dict[str, Any] = {
         "episodes": episodes, "seed": seed, "threads": 1, "target": target.model, "checkpoint": whole.about.name,
         "kernels": {family: [region.id[:12] for region in regions] for family, regions in families.items()},

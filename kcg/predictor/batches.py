@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields
 
 import torch
@@ -13,22 +12,13 @@ from kcg.predictor.features import Graphs
 
 
 @dataclass(frozen=True)
-class Candidates:
-    """What is known of n schedules as a whole, whatever form their graphs have."""
+class Batch:
+    """n graphs for the network. Edges go from axes to accesses or groups; each kind of node counts on its own."""
 
     schedule: Tensor  # (n, schedule features)
     kernel_x: Tensor  # (n, kernel features)
     target_x: Tensor  # (n, target features)
     kernel: Tensor  # (n,) which candidates belong together
-
-    def __len__(self) -> int:
-        return len(self.schedule)
-
-
-@dataclass(frozen=True)
-class Batch(Candidates):
-    """n graphs for the network. Edges go from axes to accesses or groups; each kind of node counts on its own."""
-
     axes: Tensor
     accesses: Tensor
     groups: Tensor
@@ -40,15 +30,18 @@ class Batch(Candidates):
     graph_of_access: Tensor
     graph_of_group: Tensor
 
+    def __len__(self) -> int:
+        return len(self.schedule)
 
-class CandidateSet(ABC):
-    """Candidates that stay on one device; `batch` gathers any of them there."""
 
-    def __init__(
-        self, arrays: dict[str, Array], counts: dict[str, Array], kernel: Array, kernel_x: Array, target_x: Array,
-        target: Array, device: str | torch.device,
-    ) -> None:  # fmt: skip
-        """Candidate i has `counts[name][i]` rows of `arrays[name]`, one candidate after another."""
+class GraphSet:
+    """Graphs of loop nests that stay on one device; `batch` gathers any of them there."""
+
+    def __init__(self, graphs: Graphs, kernel: Array, kernel_x: Array, target_x: Array, target: Array,
+                 device: str | torch.device = "cpu") -> None:  # fmt: skip
+        """`kernel` (n,) is a place in `kernel_x`; `target`, for each kernel, one in `target_x`."""
+        # graph i has `counts[name][i]` rows of `arrays[name]`, one graph after another
+        arrays, counts = {f.name: getattr(graphs, f.name) for f in fields(Graphs)}, graphs.counts()
         self._fields = {name: torch.from_numpy(array).to(device) for name, array in arrays.items()}
         self._counts = {name: torch.from_numpy(counts[name]).to(device) for name in arrays}
         self._starts = {name: torch.cumsum(count, 0) - count for name, count in self._counts.items()}
@@ -61,9 +54,16 @@ class CandidateSet(ABC):
     def __len__(self) -> int:
         return len(self._kernel)
 
-    @abstractmethod
-    def batch(self, index: Tensor) -> Candidates:
-        """The candidates at `index` (m,), in that order."""
+    def batch(self, index: Tensor) -> Batch:
+        """The graphs at `index` (m,), in that order."""
+        index = index.to(self.device)
+        n_axes, n_accesses, n_groups = (self._counts[name][index] for name in ("axes", "accesses", "groups"))
+        return Batch(
+            **{name: self._gathered(name, index) for name in (
+                "axes", "accesses", "groups", "access_edges", "group_edges")},
+            **self._known(index), access_index=all_edges(n_axes, n_accesses), group_index=all_edges(n_axes, n_groups),
+            graph_of_axis=owners(n_axes), graph_of_access=owners(n_accesses), graph_of_group=owners(n_groups),
+        )  # fmt: skip
 
     def _gathered(self, name: str, index: Tensor) -> Tensor:
         counts = self._counts[name][index]
@@ -77,27 +77,6 @@ class CandidateSet(ABC):
             "schedule": self._fields["schedule"][index], "kernel_x": self._kernel_x[kernel],
             "target_x": self._target_x[self._target[kernel]], "kernel": kernel,
         }  # fmt: skip
-
-
-class GraphSet(CandidateSet):
-    """Graphs of loop nests."""
-
-    def __init__(self, graphs: Graphs, kernel: Array, kernel_x: Array, target_x: Array, target: Array,
-                 device: str | torch.device = "cpu") -> None:  # fmt: skip
-        """`kernel` (n,) is a place in `kernel_x`; `target`, for each kernel, one in `target_x`."""
-        arrays = {f.name: getattr(graphs, f.name) for f in fields(Graphs)}
-        super().__init__(arrays, graphs.counts(), kernel, kernel_x, target_x, target, device)
-
-    def batch(self, index: Tensor) -> Batch:
-        """The graphs at `index` (m,), in that order."""
-        index = index.to(self.device)
-        n_axes, n_accesses, n_groups = (self._counts[name][index] for name in ("axes", "accesses", "groups"))
-        return Batch(
-            **{name: self._gathered(name, index) for name in (
-                "axes", "accesses", "groups", "access_edges", "group_edges")},
-            **self._known(index), access_index=all_edges(n_axes, n_accesses), group_index=all_edges(n_axes, n_groups),
-            graph_of_axis=owners(n_axes), graph_of_access=owners(n_accesses), graph_of_group=owners(n_groups),
-        )  # fmt: skip
 
 
 def owners(counts: Tensor) -> Tensor:

@@ -28,12 +28,9 @@ _TREES = {None: "", True: ", with changes that were not committed", False: ", no
 def facts(checkpoint: Checkpoint, size: int) -> list[tuple[str, str]]:
     """What it is, what it was trained on, and what it reached: names and values. `size` is in bytes."""
     about = checkpoint.about
-    parts = [f"{len(checkpoint.nets)} network{'s'[: len(checkpoint.nets) > 1]}"] if checkpoint.nets else []
-    if checkpoint.trees is not None:
-        parts.append(f"{checkpoint.trees.rounds} trees, {about.tree_share:.0%} of the ranking")
     rows = [
         ("name", about.name), ("features", f"version {FEATURES_VERSION}"), ("size", f"{size:,} bytes"),
-        ("consists of", "; ".join(parts) or "nothing"),
+        ("consists of", f"{len(checkpoint.nets)} network{'s'[: len(checkpoint.nets) > 1]}"),
     ]  # fmt: skip
     for target in about.targets:
         named = [str(target[key]) for key in ("model", "device", "renderer") if target.get(key)]
@@ -43,6 +40,7 @@ def facts(checkpoint: Checkpoint, size: int) -> list[tuple[str, str]]:
     rows.append(("operations", f"{len(about.operations)} kinds seen in training"))
     rows.append(("errors", f"expected ones are multiplied by {about.spread_scale:.4g}"))
     rows += [("code", about.revision + _TREES[about.dirty])] if about.revision else []
+    rows += [("since its training", about.since)] if about.since else []
     rows += [(f"validation {name}", _number(value)) for name, value in sorted(about.metrics.items())]
     return [(plain(name), plain(value)) for name, value in rows]
 
@@ -83,7 +81,7 @@ def model_card(checkpoint: Checkpoint, repo: str, size: int) -> str:
         f"```\npython -m kcg.predictor pull {repo} --revision COMMIT --out FOLDER\n"
         f"python -m kcg.predictor show FOLDER/{PREDICTOR}\n```",
         "`COMMIT` is the 40 hex digits of a commit of this repository. Everything is read from "
-        f"`{PREDICTOR}`: the numbers of the networks and trees, and in its header what is said here. Nothing is "
+        f"`{PREDICTOR}`: the numbers of the networks, and in its header what is said here. Nothing is "
         "executed or unpickled. A kcg with other features than the version below refuses it.",
         "## What it is", _markdown([row for row in rows if row not in metrics]),
     ]  # fmt: skip

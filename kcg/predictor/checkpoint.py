@@ -1,10 +1,12 @@
-"""Trained predictors as files: the numbers of networks and trees as safetensors, everything else as JSON beside them.
+"""Trained predictors as files: the numbers of networks as safetensors, everything else as JSON beside them.
 
 One file holds both: the JSON stands in the header of the safetensors file under `kcg`. Nothing of a file is executed.
+Files of before may hold gradient-boosted trees beside the networks, which were blended with them: these are left out.
 """
 
 from __future__ import annotations
 
+import logging
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,10 +19,11 @@ from kcg.predictor.features import FEATURES_VERSION
 from kcg.predictor.gnn import Net, NetSettings
 from kcg.predictor.header import FORMAT, check_header
 from kcg.predictor.tensors import as_stored, read_tensors, save_tensors
-from kcg.predictor.trees import Trees
+
+log = logging.getLogger(__name__)
 
 MOST_HIDDEN, MOST_LAYERS = 1024, 16
-TREES = "trees"
+TREES, TREE_SHARE = "trees", "tree_share"  # of files of before: the tensor, and what `about` says of it
 
 
 @dataclass(frozen=True)
@@ -32,21 +35,20 @@ class About:
     datasets: tuple[tuple[str, str], ...]  # checksums of the files that it was trained on
     split: str  # whose validation and test parts it never saw
     operations: tuple[str, ...]  # every operation that a kernel of its training part has
-    tree_share: float = 0.0  # of the ranking; the rest is that of the networks
     spread_scale: float = 1.0  # by which expected errors are multiplied: fitted on the validation part
     metrics: dict[str, float] = field(default_factory=dict)  # on the validation part
     revision: str = ""  # of the code
     settings: dict[str, Any] = field(default_factory=dict)  # of the training
     dirty: bool | None = None  # whether the code differed from its revision; None: written before that was kept
+    since: str = ""  # what was done to it after its training, and by which revision
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Networks that are averaged, and trees beside them."""
+    """Networks that are averaged, one at least."""
 
     about: About
     nets: tuple[Net, ...]
-    trees: Trees | None
 
 
 def save(checkpoint: Checkpoint, path: Path) -> None:
@@ -54,8 +56,6 @@ def save(checkpoint: Checkpoint, path: Path) -> None:
     tensors: dict[str, Tensor] = {}
     for i, net in enumerate(checkpoint.nets):
         tensors |= as_stored(net.state_dict(), f"net{i}.")
-    if checkpoint.trees is not None:
-        tensors[TREES] = torch.frombuffer(bytearray(checkpoint.trees.packed()), dtype=torch.uint8)
     told = {
         "format": FORMAT, "features_version": FEATURES_VERSION, "about": asdict(checkpoint.about),
         "nets": [asdict(net.settings) for net in checkpoint.nets],
@@ -64,19 +64,25 @@ def save(checkpoint: Checkpoint, path: Path) -> None:
 
 
 def read(path: Path) -> Checkpoint:
-    """A checkpoint. Raises DataError where it cannot be read, or is of another version of the features."""
+    """A checkpoint. Raises DataError where it cannot be read, is of another version of the features, or has no network
+    that this kcg knows."""
     told, tensors = read_tensors(path, "checkpoint")
     check_header(path, told)
     try:
         nets = tuple(_net(NetSettings(**s), tensors, f"net{i}.") for i, s in enumerate(told["nets"]))
-        trees = Trees.unpacked(tensors[TREES].numpy().tobytes()) if TREES in tensors else None
-        about = told["about"]
+        about = {name: value for name, value in told["about"].items() if name != TREE_SHARE}
         for name in ("targets", "operations"):
             about[name] = tuple(about[name])
         about["datasets"] = tuple((name, value) for name, value in about["datasets"])
-        return Checkpoint(About(**about), nets, trees)
+        found = Checkpoint(About(**about), nets)
     except (KeyError, TypeError, ValueError, RuntimeError, AssertionError) as error:
         raise DataError(f"{path} does not hold what it says ({str(error).splitlines()[0]}): train it again") from error
+    if not nets:
+        held = "gradient-boosted trees alone, which this kcg has no use for" if TREES in tensors else "no network"
+        raise DataError(f"{path} holds {held}: train networks (python training/train_predictor.py)")
+    if TREES in tensors:
+        log.warning("%s holds gradient-boosted trees, which this kcg leaves out: its networks predict alone", path)
+    return found
 
 
 def _net(settings: NetSettings, tensors: dict[str, Tensor], prefix: str) -> Net:
@@ -87,5 +93,7 @@ def _net(settings: NetSettings, tensors: dict[str, Tensor], prefix: str) -> Net:
     held = {k.removeprefix(prefix): v.float() for k, v in tensors.items() if k.startswith(prefix)}
     if not all(bool(value.isfinite().all()) for value in held.values()):
         raise ValueError("weights that are not numbers")
+    if held.keys() != net.state_dict().keys():
+        raise ValueError("the weights of another kind of network")
     net.load_state_dict(held, assign=True)
     return net.eval()

@@ -1,17 +1,33 @@
-"""What no schedule changes: numbers of a kernel and of a target, which stand beside every graph."""
+"""What no schedule changes: numbers of a kernel and of a target; and all that a predictor sees of one schedule."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from kcg.compat.tiny import GroupOp, Ops, dtypes
 from kcg.kernel.codec import ast_of
 from kcg.predictor.encode import Array
-from kcg.predictor.features import KERNEL_DTYPES, KERNEL_OPS
-from kcg.types import Region, Target
+from kcg.predictor.features import KERNEL_DTYPES, KERNEL_OPS, Graphs
+from kcg.types import Region, Schedule, Target
+
+if TYPE_CHECKING:
+    from kcg.kernel.space import KernelSpace
+
+
+@dataclass(frozen=True)
+class ScheduleFeatures:
+    """One schedule as a predictor sees it."""
+
+    space: KernelSpace
+    schedule: Schedule
+    refused: float  # probability that the compiler refuses it, by rule; see `kcg.kernel.refusals`
+    graph: Graphs  # of this one schedule
+    kernel_x: Array  # (kernel features,)
+    target_x: Array  # (target features,)
 
 
 def kernel_features(region: Region) -> Array:

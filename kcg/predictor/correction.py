@@ -8,8 +8,6 @@ fixed: every combination of a small grid is fitted and counts by its marginal li
 change little of what the grid expects and many decide. Of held-out kernels, the marginal likelihood is higher with both
 the linear and the fading part than with either alone.
 
-Measurements of kin, kernels that differ in sizes only, count as measurements with more noise and another constant.
-
 Where it is told which schedules are of one tile (what a thread computes, `KernelSpace.tile`), these share something,
 too, and what is particular to one schedule may be less: of what four searches had measured on the kernels of Flux, on
 an H200, residuals spread by 0.04 within a tile and the means of tiles by 0.07 (medians over 26 tensor-core kernels; of
@@ -18,23 +16,19 @@ an H200, residuals spread by 0.04 within a tile and the means of tiles by 0.07 (
 Where it is told the traits of a schedule (which kinds of steps it uses at all, and along which axes a thread computes
 several elements), each trait, there or not, has a part of its own: a predictor that promises too much of unrolling
 promises it of everything that unrolls, and what does not is not to be judged by it. What that is worth is in
-docs/search.md and, on recorded lattices, by `evaluation/eval_correction.py`.
+docs/search.md and, on recorded lattices, by `evaluation/predictor/evaluate_correction.py`.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
 from kcg.predictor.encode import Array
-
-if TYPE_CHECKING:
-    from kcg.predictor.batches import Batch
-    from kcg.predictor.gnn import Net
 
 CONSTANT: Final = 1.0
 """Standard deviation, in log-seconds, of what all schedules of a kernel share: a predictor that ranks a new kernel well
@@ -47,22 +41,11 @@ TILE: Final = (0.05, 0.15)  # of what the schedules of one tile share, where til
 TRAIT: Final = (0.2, 0.5)  # of what all traits together explain, where they are told
 TRAIT_LOCAL: Final = (0.1, 0.3)  # of what schedules with like features share then
 TILE_NOISE: Final = (0.02, *NOISE)  # of what is particular to a schedule then
-KIN_CONSTANT: Final = 0.3  # of what a kernel and its kin do not share
-KIN_NOISE: Final = 2.0  # by which the noise of what was measured of kin is multiplied
 MOST: Final = 128  # measurements that are kept, so that a correction of 10,000 schedules takes a fraction of a second
 LEAST_SHARE: Final = 0.02  # of a combination of the grid: the others change nothing that would be seen
 LEAST_SCALE: Final = 1e-6
 FARTHEST: Final = 8.0  # from the centre: embeddings beyond are brought nearer
 WORST: Final = 3.0  # log-seconds: of a residual beyond, the sign alone is news
-
-
-def embedded(nets: Iterable[Net], batch: Batch) -> Array:
-    """(n, sum of hidden) float64: the last hidden states of all networks, side by side."""
-    import torch
-
-    with torch.inference_mode():
-        states = [net.embed_graphs(batch).double().cpu().numpy() for net in nets]
-    return np.concatenate(states, 1) if states else np.zeros((len(batch), 0))
 
 
 @dataclass(frozen=True)
@@ -92,7 +75,6 @@ class Correction:
         self._scale = spread if spread > LEAST_SCALE else 1.0
         self._x = np.zeros((0, reference.shape[1]))
         self._left = np.zeros(0)
-        self._kin = np.zeros(0, np.int64)  # 0 for the kernel itself, else which of its kin
         self._tile = np.zeros(0, np.int64)  # numbers of tiles; -1: not told
         self._traits = np.zeros((0, 0), np.int64)  # 0 or 1 of each; as many columns as are told
         self._fits: list[_Fit] | None = None
@@ -101,29 +83,23 @@ class Correction:
         return len(self._left)
 
     def observe(
-        self, embedding: Array, predicted: Array, measured: Array, *, kin: int = 0, tiles: Sequence[int] | None = None,
+        self, embedding: Array, predicted: Array, measured: Array, *, tiles: Sequence[int] | None = None,
         traits: Array | None = None,
     ) -> None:  # fmt: skip
         """Take in measurements: embeddings (n, d), predicted and measured log-seconds (n,).
 
-        A failed one has a `measured` that is not finite and teaches nothing here. Measurements of a kernel of the same
-        twin class have a number of that kernel, from 1, as `kin`; their embeddings are of the same networks. `tiles`
-        are numbers, the same for schedules of one tile, `traits` (n, t) are 1 where a schedule has a trait and 0
-        where it has not: told of all or of none, else ValueError is raised.
+        A failed one has a `measured` that is not finite and teaches nothing here. `tiles` are numbers, the same for
+        schedules of one tile, `traits` (n, t) are 1 where a schedule has a trait and 0 where it has not: told of all
+        or of none, else ValueError is raised.
         """
         left = np.asarray(measured, np.float64) - np.asarray(predicted, np.float64)
         x = self._scaled(embedding)
         usable = np.isfinite(left) & np.isfinite(x).all(1)
-        # the kernel's own come last, so that those of kin are the first to be forgotten
-        own = self._kin == 0
         told = self._told(traits, len(usable))
-        held = (self._x, self._left, self._kin, self._tile, self._traits.reshape(len(self), told.shape[1]))
-        parts = [tuple(column[~own] for column in held), tuple(column[own] for column in held)]
-        new = (x[usable], np.clip(left[usable], -WORST, WORST), np.full(int(usable.sum()), kin, np.int64),
-               _numbers(tiles, len(usable))[usable], told[usable])  # fmt: skip
-        parts.insert(1 if kin else 2, new)
-        self._x, self._left, self._kin, self._tile, self._traits = (
-            np.concatenate(column)[-MOST:] for column in zip(*parts, strict=True)
+        held = (self._x, self._left, self._tile, self._traits.reshape(len(self), told.shape[1]))
+        new = (x, np.clip(left, -WORST, WORST), _numbers(tiles, len(usable)), told)
+        self._x, self._left, self._tile, self._traits = (
+            np.concatenate([old, column[usable]])[-MOST:] for old, column in zip(held, new, strict=True)
         )
         self._fits = None
 
@@ -148,12 +124,11 @@ class Correction:
         near, own = x @ self._x.T, np.square(x).sum(1)
         far = _distances(near, own, np.square(self._x).sum(1))
         fading = {length: np.exp(-far / length) for length in {fit.length for fit in self._fits}}
-        shared = CONSTANT**2 - KIN_CONSTANT**2 * (self._kin > 0)
         alike = _same_tile(_numbers(tiles, len(x)), self._tile)
         common = _common(self._told(traits, len(x)), self._traits)
         change, second = np.zeros(len(x)), np.zeros(len(x))
         for fit in self._fits:
-            covariance = shared + fit.linear * near + fit.local * fading[fit.length] + fit.tile * alike
+            covariance = CONSTANT**2 + fit.linear * near + fit.local * fading[fit.length] + fit.tile * alike
             covariance += fit.trait * common
             told = covariance @ fit.solved
             unknown = CONSTANT**2 + fit.linear * own + fit.local + fit.tile + fit.trait + fit.noise
@@ -181,9 +156,7 @@ class Correction:
         """Every combination of the grid that has a share in the answer."""
         near = self._x @ self._x.T
         far = _distances(near, np.diag(near), np.diag(near))
-        same = self._kin[:, None] == self._kin[None]
-        shared = np.where(same, CONSTANT**2, CONSTANT**2 - KIN_CONSTANT**2)
-        noisy = np.where(self._kin > 0, KIN_NOISE**2, 1.0)
+        particular = np.eye(len(self))
         alike = _same_tile(self._tile, self._tile)
         common, traits = _common(self._traits, self._traits), bool(self._traits.shape[1])
         told = bool((self._tile >= 0).any())
@@ -192,7 +165,7 @@ class Correction:
             LINEAR, TRAIT_LOCAL if traits else LOCAL, LENGTH, TILE_NOISE if told else NOISE, TILE if told else (0.0,),
             TRAIT if traits else (0.0,),
         ):  # fmt: skip
-            covariance = shared + linear**2 * near + local**2 * np.exp(-far / length) + np.diag(noise**2 * noisy)
+            covariance = CONSTANT**2 + linear**2 * near + local**2 * np.exp(-far / length) + noise**2 * particular
             covariance += tile**2 * alike + trait**2 * common
             lower = np.linalg.cholesky(covariance)
             factor = np.linalg.inv(lower)

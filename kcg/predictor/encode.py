@@ -101,20 +101,6 @@ def encode(tables: Sequence[AxisTable], uops: Sequence[int]) -> Tables:
     return made
 
 
-def join(parts: Iterable[Tables]) -> Tables:
-    """All of them in a row, padded to the largest."""
-    parts = [part for part in parts if len(part)]
-    a, m = (max((p.strides.shape[i] for p in parts), default=0) for i in (1, 2))
-    made = _zeros(sum(map(len, parts)), a, m, max((p.varies.shape[2] for p in parts), default=0))
-    first = 0
-    for part in parts:
-        rows = slice(first, first := first + len(part))
-        for f in fields(Tables):
-            values = getattr(part, f.name)
-            getattr(made, f.name)[(rows, *(slice(0, size) for size in values.shape[1:]))] = values
-    return made
-
-
 def _zeros(n: int, a: int, m: int, g: int) -> Tables:
     shapes: dict[str, tuple[int, ...]] = {
         "extents": (a,), "kinds": (a,), "strides": (a, m), "touches": (a, m), "itemsizes": (m,), "stores": (m,),

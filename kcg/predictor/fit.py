@@ -23,9 +23,7 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 from kcg.dataset.splits import TRAIN, VALIDATION
 from kcg.errors import DataError
 from kcg.files import whole
-from kcg.predictor.ast_gnn import AstNet, AstSet
-from kcg.predictor.ast_graphs import AstGraphs
-from kcg.predictor.batches import CandidateSet, GraphSet
+from kcg.predictor.batches import GraphSet
 from kcg.predictor.data import TrainingData
 from kcg.predictor.encode import Array
 from kcg.predictor.gnn import Net, NetSettings, Output
@@ -70,7 +68,7 @@ class _Progress:
     spent_s: float = 0.0
 
 
-def predicted(net: Net, graphs: CandidateSet, index: Array) -> dict[str, Array]:
+def predicted(net: Net, graphs: GraphSet, index: Array) -> dict[str, Array]:
     """What a network says of some rows: `log_s`, `rank`, `log_sigma`, `failure` (a logit), each (m,) float64.
 
     With attention between candidates, those of one kernel that stand together are compared with one another.
@@ -115,10 +113,9 @@ class Fit:
 
     def __init__(
         self, data: TrainingData, settings: FitSettings, folder: Path, *, floors: Floors, device: str = "cpu",
-        log: Log = lambda values: None, asts: AstGraphs | None = None, start: Net | None = None,
+        log: Log = lambda values: None, start: Net | None = None,
     ) -> None:  # fmt: skip
-        """With `asts`, the scheduled ASTs of the rows of `data`, the network reads these instead of the loop nests.
-        With `start`, a network of the same shape, training begins with its numbers.
+        """With `start`, a network of the same shape, training begins with its numbers.
 
         Raises DataError where the split leaves nothing to train on.
         """
@@ -128,13 +125,9 @@ class Fit:
         if not self.rows:
             raise DataError(f"the split by {settings.split} leaves no kernel to train on")
         self.validation = pool_rows(data, settings.split, VALIDATION)
-        known = (data.kernel, data.kernel_x, data.target_x, data.target, device)
-        self.graphs: CandidateSet = GraphSet(data.graphs, *known)
-        if asts is not None:
-            self.graphs = AstSet(asts, data.graphs.schedule, *known)
-        self.form = Net if asts is None else AstNet
+        self.graphs = GraphSet(data.graphs, data.kernel, data.kernel_x, data.target_x, data.target, device)
         torch.manual_seed(settings.seed)
-        self.net, self.averaged = self.form(settings.net).to(device), self.form(settings.net).to(device)
+        self.net, self.averaged = Net(settings.net).to(device), Net(settings.net).to(device)
         if not (settings.weights.pairs or settings.weights.listwise):
             self.net.rank_by_time()
         self.started_from = ""
@@ -265,7 +258,7 @@ class Fit:
             save_file({k: v.contiguous() for k, v in tensors.items()}, temporary, {"progress": json.dumps(told)})
 
     def _identity(self) -> dict[str, Any]:
-        told = {"settings": asdict(self.settings), "data": self.data.checksums, "form": self.form.__name__}
+        told = {"settings": asdict(self.settings), "data": self.data.checksums, "form": "Net"}
         return told | ({"start": self.started_from} if self.started_from else {})
 
     def _resume(self) -> None:
@@ -281,6 +274,8 @@ class Fit:
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping
         except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
             raise DataError(f"{path} cannot be read ({error}): remove it to begin again") from error
+        if told.get("form") not in (None, "Net"):
+            raise DataError(f"{path} is of a kind of network that this kcg has not: remove it, or name another folder")
         mine = json.loads(json.dumps(self._identity()))
         if {name: told.get(name, "") for name in (*mine, "start")} != {"start": "", **mine}:
             raise DataError(f"{path} is of other settings or another dataset: remove it, or name another folder")

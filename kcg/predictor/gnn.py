@@ -8,12 +8,12 @@ correction of it that only ranks the schedules of one kernel, the spread to expe
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from kcg.predictor.batches import Batch, Candidates
+from kcg.predictor.batches import Batch
 from kcg.predictor.features import (
     ACCESS_EDGES,
     ACCESS_FEATURES,
@@ -30,6 +30,7 @@ SIZES = {
     "access_edges": len(ACCESS_EDGES), "group_edges": len(GROUP_EDGES), "schedule": len(SCHEDULE_FEATURES),
     "kernel_x": len(KERNEL_FEATURES), "target_x": len(TARGET_FEATURES),
 }  # fmt: skip
+KINDS = ("axes", "accesses", "groups")  # of nodes
 RANK = 1  # its place among the heads
 LEAST_LOG_SIGMA, MOST_LOG_SIGMA = -4.0, 2.0
 
@@ -123,23 +124,21 @@ class Net(nn.Module):
     """See the module. `fit_scale` must have seen the training data, or a checkpoint been loaded."""
 
     log_s_mean: Tensor
-    sizes: ClassVar[dict[str, int]] = SIZES  # of what a batch holds, each with a mean and a scale
-    kinds: ClassVar[tuple[str, ...]] = ("axes", "accesses", "groups")  # of nodes
 
     def __init__(self, settings: NetSettings | None = None) -> None:
         super().__init__()
         self.settings = settings = settings or NetSettings()
         hidden = settings.hidden
-        for name, size in self.sizes.items():
+        for name, size in SIZES.items():
             self.register_buffer(f"{name}_mean", torch.zeros(size))
             self.register_buffer(f"{name}_scale", torch.ones(size))
         self.register_buffer("log_s_mean", torch.zeros(()))
         known = SIZES["target_x"] + settings.schedule * SIZES["schedule"] + settings.kernel * SIZES["kernel_x"]
         self.whole = nn.Sequential(nn.Linear(known, 2 * hidden), nn.ReLU(), nn.Linear(2 * hidden, hidden))
-        self.embed = nn.ModuleDict({name: nn.Linear(self.sizes[name], hidden) for name in self.kinds})
+        self.embed = nn.ModuleDict({name: nn.Linear(SIZES[name], hidden) for name in KINDS})
         layers = settings.layers if settings.messages else 0
-        self.layers = nn.ModuleList(self.new_layer(hidden, settings.dropout) for _ in range(layers))
-        pooled = (1 + 2 * len(self.kinds)) * hidden
+        self.layers = nn.ModuleList(Layer(hidden, settings.dropout) for _ in range(layers))
+        pooled = (1 + 2 * len(KINDS)) * hidden
         self.read = nn.Sequential(
             nn.LayerNorm(pooled), nn.Linear(pooled, 2 * hidden), nn.ReLU(), nn.Dropout(settings.dropout),
             nn.Linear(2 * hidden, hidden), nn.ReLU(),
@@ -148,42 +147,39 @@ class Net(nn.Module):
         self.heads = nn.Linear(hidden, 4)
         self.skip = nn.Linear(SIZES["schedule"], 1)
 
-    def new_layer(self, hidden: int, dropout: float) -> nn.Module:
-        """One round of messages."""
-        return Layer(hidden, dropout)
-
     def rank_by_time(self) -> None:
         """Without a loss that ranks, nothing teaches the correction: it is nothing, and gets no gradient."""
         with torch.no_grad():
             self.heads.weight[RANK].zero_()
             self.heads.bias[RANK].zero_()
 
-    def fit_scale(self, batch: Candidates, log_s: Tensor) -> None:
+    def fit_scale(self, batch: Batch, log_s: Tensor) -> None:
         """Take mean and spread of every feature from some training graphs, and the mean of their log-runtimes."""
-        for name in self.sizes:
+        for name in SIZES:
             values = getattr(batch, name)
             getattr(self, f"{name}_mean").copy_(values.mean(0))
             spread = values.std(0, unbiased=False)
             getattr(self, f"{name}_scale").copy_(torch.where(spread > 1e-3, spread, torch.ones_like(spread)))
         self.log_s_mean.copy_(log_s.mean())
 
-    def _scaled(self, batch: Candidates, name: str) -> Tensor:
+    def _scaled(self, batch: Batch, name: str) -> Tensor:
         values: Tensor = (getattr(batch, name) - getattr(self, f"{name}_mean")) / getattr(self, f"{name}_scale")
         return values.clamp(-8.0, 8.0)  # what was never seen stays near what was
 
-    def forward(self, batch: Candidates) -> Output:
+    def forward(self, batch: Batch) -> Output:
         """Predict every graph of a batch."""
         return self.answer(batch, self.embed_graphs(batch))
 
-    def embed_graphs(self, batch: Candidates) -> Tensor:
+    def embed_graphs(self, batch: Batch) -> Tensor:
         """(n, hidden): the last hidden state of every graph, of which each answer is a linear function but for `skip`.
 
         `kcg.predictor.correction` learns in it. `answer` takes it, so that both cost one pass.
         """
         return self.embed_nodes(batch)[0]
 
-    def embed_nodes(self, batch: Candidates) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
-        """What `embed_graphs` gives, and beside it `node_states`."""
+    def embed_nodes(self, batch: Batch) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+        """What `embed_graphs` gives, and beside it the last states of each kind of nodes, with the graph that each node
+        belongs to."""
         from kcg.predictor.messages import pooled  # seconds: it imports torch-geometric
 
         known = [self._scaled(batch, "target_x")]
@@ -192,15 +188,14 @@ class Net(nn.Module):
         if self.settings.kernel:
             known.append(self._scaled(batch, "kernel_x"))
         whole = self.whole(torch.cat(known, -1))
-        nodes = self.node_states(batch, whole)
+        nodes = self._node_states(batch, whole)
         pools = [pool for values, owner in nodes for pool in pooled(values, owner, len(batch))]
         state: Tensor = self.read(torch.cat([whole, *pools], -1))
         if self.compare is not None:
             state = state + self._compared(state, batch.kernel)
         return state, nodes
 
-    def node_states(self, batch: Any, whole: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """The last states of each kind of nodes, and the graph that each node belongs to. `batch` is a `Batch`."""
+    def _node_states(self, batch: Batch, whole: Tensor) -> list[tuple[Tensor, Tensor]]:
         owners = {"axes": batch.graph_of_axis, "accesses": batch.graph_of_access, "groups": batch.graph_of_group}
         nodes = [self.embed[name](self._scaled(batch, name)) + whole[owner] for name, owner in owners.items()]
         edges = {name: self._scaled(batch, name) for name in ("access_edges", "group_edges")}
@@ -208,7 +203,7 @@ class Net(nn.Module):
             nodes = layer(*nodes, batch, edges)
         return list(zip(nodes, owners.values(), strict=True))
 
-    def answer(self, batch: Candidates, state: Tensor) -> Output:
+    def answer(self, batch: Batch, state: Tensor) -> Output:
         """What the network says of the graphs of a batch, from what `embed_graphs` made of them."""
         time, rank, sigma, failure = self.heads(state).unbind(-1)
         if self.settings.schedule:

@@ -1,4 +1,4 @@
-"""The learned predictor: networks and trees of a checkpoint, asked about schedules of a kernel in batches."""
+"""The learned predictor: the networks of a checkpoint, asked about schedules of a kernel in batches."""
 
 from __future__ import annotations
 
@@ -15,19 +15,17 @@ from kcg.errors import ScheduleError
 from kcg.kernel.refusals import refusal
 from kcg.predictor.batches import GraphSet
 from kcg.predictor.checkpoint import Checkpoint
-from kcg.predictor.context import kernel_features, operations_of, target_features
+from kcg.predictor.context import ScheduleFeatures, kernel_features, operations_of, target_features
 from kcg.predictor.correcting import CorrectingKernel
 from kcg.predictor.encode import Array, encode
-from kcg.predictor.ensemble import Said, blend_of, blended
+from kcg.predictor.ensemble import Said, averaged
 from kcg.predictor.features import Graphs, graphs, joined
 from kcg.predictor.interface import Judge
 from kcg.predictor.stacked import Stacked
-from kcg.predictor.trees import pooled
 from kcg.types import Prediction, Schedule, Target
 
 if TYPE_CHECKING:
     from kcg.kernel.space import KernelSpace
-    from kcg.predictor.views import View
 
 ROWS = 512  # schedules that are predicted at once
 KERNELS_KEPT = 64
@@ -68,8 +66,6 @@ class LearnedPredictor:
 
     def of(self, space: KernelSpace) -> Judge:
         """What it says of one kernel, corrected by what is measured of it."""
-        if not self.checkpoint.nets:
-            return Judge(lambda schedules: self.predict(space, schedules))
         kernel = CorrectingKernel(self, space)
         return Judge(kernel.predict, kernel.correct)
 
@@ -106,7 +102,7 @@ class LearnedPredictor:
         for place, state, *said in zip(places, hidden, mean.tolist(), sigma.tolist(), failure.tolist(), strict=True):
             found[place], states[place] = Prediction(*said), state
 
-    def of_views(self, views: Sequence[View]) -> list[Prediction]:
+    def of_views(self, views: Sequence[ScheduleFeatures]) -> list[Prediction]:
         """What it predicts of schedules of any kernels, whose graphs are there already; in order."""
         if not views:
             return []
@@ -130,11 +126,8 @@ class LearnedPredictor:
         self, made: Graphs, kernel_x: Array, target_x: Array, kernel: Array
     ) -> tuple[Array, Array, Array, Array]:
         """`estimate` of several kernels: `kernel` (n,) is a place in `kernel_x` and `target_x`."""
-        stacked, hidden = self._asked(made, kernel_x, target_x, kernel)
-        blend, trees = blend_of(self.checkpoint), None
-        if self.checkpoint.trees is not None and blend.tree_share > 0:
-            trees = self.checkpoint.trees.predict(pooled(made, kernel_x[kernel], target_x[kernel]))
-        found = blended(Said(**stacked, trees=trees), blend)
+        said, hidden = self._asked(made, kernel_x, target_x, kernel)
+        found = averaged(said, self.checkpoint.about.spread_scale)
         mean, sigma = found["rank"], np.exp(found["log_sigma"])
         failure = 1 / (1 + np.exp(-np.clip(found["failure"], -30, 30)))
         broken = ~(np.isfinite(mean) & np.isfinite(sigma) & np.isfinite(failure))
@@ -143,11 +136,9 @@ class LearnedPredictor:
             np.where(broken, 1.0, failure), hidden,
         )  # fmt: skip
 
-    def _asked(self, made: Graphs, kernel_x: Array, target_x: Array, kernel: Array) -> tuple[dict[str, Array], Array]:
-        """What every network says, as `Said` has it, and (n, sum of hidden) their last hidden states."""
+    def _asked(self, made: Graphs, kernel_x: Array, target_x: Array, kernel: Array) -> tuple[Said, Array]:
+        """What every network says, and (n, sum of hidden) their last hidden states."""
         n, nets = len(made), self.checkpoint.nets
-        if not nets:
-            return {name: np.zeros((0, n)) for name in ("rank", "log_sigma", "failure")}, np.zeros((n, 0), np.float32)
         with one_thread(), torch.inference_mode():
             if self._stacked is not None:
                 said = self._stacked(made, kernel_x[kernel], target_x[kernel])
@@ -161,8 +152,7 @@ class LearnedPredictor:
                 rank, log_sigma, failure = (
                     torch.stack([getattr(one, name) for one in answers]) for name in ("rank", "log_sigma", "failure")
                 )
-            stacked = {"rank": rank, "log_sigma": log_sigma, "failure": failure}
-            return {name: values.double().numpy() for name, values in stacked.items()}, states.numpy()
+            return Said(*(values.double().numpy() for values in (rank, log_sigma, failure))), states.numpy()
 
     def _is_strange(self, space: KernelSpace) -> bool:
         """Whether training never showed an operation of the kernel, or the machine."""

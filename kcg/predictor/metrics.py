@@ -7,7 +7,7 @@ whose times differ by less than the noise floor are dropped, because no order of
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +16,6 @@ from kcg.dataset.noise import DURATIONS_S
 from kcg.predictor.encode import Array
 
 TOP = (1, 5, 16)
-RESAMPLES = 1000
 COVERAGE = ((0.5, 0.6745), (0.8, 1.2816), (0.95, 1.96))
 """Shares of a normal distribution, and within how many standard deviations they lie."""
 
@@ -122,29 +121,9 @@ def score_of(values: Mapping[str, float]) -> float:
     return values["pairwise"] + values["top1_mean"]
 
 
-def half_width(values: Sequence[float]) -> float:
-    """Half of the 95 % interval of a mean over seeds (Student's t); 0 for one seed."""
-    from scipy.special import stdtrit  # of `scipy.stats`, which takes a second longer to import, `t.ppf` is this
-
-    n = len(values)
-    return float(stdtrit(n - 1, 0.975)) * float(np.std(values, ddof=1)) / math.sqrt(n) if n > 1 else 0.0
-
-
 def _mean(values: Array) -> float:
     values = values[np.isfinite(values)]
     return float(values.mean()) if len(values) else math.nan
-
-
-def interval(
-    found: list[KernelScores], calls: Array, name: str, *, seed: int = 0, share: float = 0.95
-) -> tuple[float, float]:
-    """A bootstrap interval over kernels of one entry of `summary`."""
-    rng = np.random.default_rng(seed)
-    drawn = [
-        summary([found[i] for i in rng.integers(0, len(found), len(found))], calls)[name] for _ in range(RESAMPLES)
-    ]
-    low, high = np.nanquantile(drawn, [(1 - share) / 2, (1 + share) / 2])
-    return float(low), float(high)
 
 
 def auc(scored: Array, positive: Array) -> float:

@@ -30,8 +30,8 @@ CPU_SECONDS: dict[str, tuple[float, ...]] = {
     "X86": (0.2e-9, 0.02e-9, 0.0, 5.5e-9, 1.3e-9, 0.1e-9, 0.137e-9, 2e-9, 20e-6),
     "CLANG": (0.087e-9, 0.0, 0.0, 0.2e-9, 0.19e-9, 0.02e-9, 0.0114e-9, 4.9e-9, 16e-6),
 }
-"""Seconds per event of each term by renderer, on one core of about 3 GHz. `evaluation/fit_roofline.py` fits them and
-says how well they rank. tinygrad's X86 assembler does not vectorise and keeps accumulators in memory."""
+"""Seconds per event of each term by renderer, on one core of about 3 GHz. `evaluation.predictor.fit_roofline` fits them
+and says how well they rank. tinygrad's X86 assembler does not vectorise and keeps accumulators in memory."""
 
 FUNCTIONS = ("EXP2", "LOG2", "SIN", "SQRT", "RECIPROCAL", "POW", "FDIV", "THREEFRY")
 CPU_RESIDENT = 24

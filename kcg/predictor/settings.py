@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 from kcg.dataset.splits import SPLITS
 from kcg.errors import DataError, UnknownName, UsageError
 from kcg.predictor.fit import FitSettings
-from kcg.predictor.trees import TreeSettings
 
 T = TypeVar("T")
 
@@ -23,25 +22,19 @@ class TrainingSettings:
 
     members: int = 5  # networks, of the seeds fit.seed, fit.seed + 1, …
     fit: FitSettings = field(default_factory=FitSettings)
-    trees: TreeSettings = field(default_factory=TreeSettings)  # rounds = 0 grows none
 
-
-_WITHOUT = ("trees.seed", "trees.threads")  # the seed is that of the networks; threads change no result
 
 _LIMITS: dict[str, tuple[float, float]] = {
-    "members": (0, 32), "seed": (0, 2**31), "epochs": (1, 1e6), "kernels_a_step": (1, 1e6),
+    "members": (1, 32), "seed": (0, 2**31), "epochs": (1, 1e6), "kernels_a_step": (1, 1e6),
     "schedules_a_kernel": (1, 4096), "learning_rate": (1e-7, 1), "weight_decay": (0, 10), "warm_up": (0, 1),
     "average": (0, 0.999999), "patience": (0, 1e6), "validate_every": (1, 1e6), "share": (1e-9, 1),
-    "net.hidden": (4, 4096), "net.layers": (0, 64), "net.dropout": (0, 0.95), "trees.rounds": (0, 1e5),
-    "trees.leaves": (2, 65536), "trees.learning_rate": (1e-7, 1), "trees.least_rows": (1, 1e6),
-    "trees.features": (1e-3, 1), "trees.rows": (1e-3, 1), "trees.patience": (1, 1e6),
+    "net.hidden": (4, 4096), "net.layers": (0, 64), "net.dropout": (0, 0.95),
 }  # fmt: skip
 
 
 def names_of(settings: TrainingSettings) -> dict[str, Any]:
     """Every setting by the name that `--set` takes, and its value. Those of a network stand without `fit.`."""
-    found = {name.removeprefix("fit."): value for name, value in _flat(settings)}
-    return {name: value for name, value in found.items() if name not in _WITHOUT}
+    return {name.removeprefix("fit."): value for name, value in _flat(settings)}
 
 
 def with_values(settings: TrainingSettings, values: Mapping[str, Any]) -> TrainingSettings:
@@ -50,12 +43,10 @@ def with_values(settings: TrainingSettings, values: Mapping[str, Any]) -> Traini
     for name, value in values.items():
         if name not in known:
             raise UnknownName("setting", name, list(known))
-        path = name if name == "members" or name.startswith("trees.") else f"fit.{name}"
+        path = name if name == "members" else f"fit.{name}"
         settings = _replaced(settings, path.split("."), _checked(name, value, known[name]))
     if settings.fit.net.compare and settings.fit.net.hidden % 4:
         raise UsageError(f"net.hidden={settings.fit.net.hidden}: with net.compare it has to be a multiple of 4")
-    if not settings.members and not settings.trees.rounds:
-        raise UsageError("members=0 and trees.rounds=0 leave nothing to train")
     return settings
 
 

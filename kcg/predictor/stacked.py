@@ -69,7 +69,7 @@ class Stacked:
     def of(nets: Sequence[Net]) -> Stacked | None:
         """The networks in their order; None where they are not all of one shape, or compare the schedules of a kernel.
         What changes in them later is not seen."""
-        if not nets or any(type(net) is not Net or net.settings != nets[0].settings for net in nets):
+        if not nets or any(net.settings != nets[0].settings for net in nets):
             return None
         return None if nets[0].settings.compare else Stacked(nets)
 

@@ -193,8 +193,3 @@ def _mended(path: Path) -> list[dict[str, Any]]:
     if torn:
         os.truncate(path, len(text) - len(torn))
     return lines
-
-
-def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """Every line that a run left in its folder, in order. Raises DataError."""
-    return _mended(folder / METRICS)

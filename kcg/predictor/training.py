@@ -1,4 +1,4 @@
-"""Training a whole predictor from a dataset: trees, several networks, how they are blended, and the checkpoint.
+"""Training a whole predictor from a dataset: several networks, how sure they are together, and the checkpoint.
 
 Every step leaves its work in the folder of the training, so that the same command goes on where it was cut. With
 several devices each trains its own networks: they are too small for one to be spread over several GPUs (a step takes
@@ -10,13 +10,13 @@ from __future__ import annotations
 import itertools
 import json
 import logging
+import math
 from collections.abc import Sequence
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from kcg.dataset.reading import Export, read_export
@@ -24,26 +24,24 @@ from kcg.dataset.splits import PARTS, SPLITS, TRAIN
 from kcg.errors import DataError, DeviceError, UsageError
 from kcg.files import write_whole
 from kcg.measure.target import usable_cores
-from kcg.predictor.checkpoint import About, Checkpoint, read, save
+from kcg.predictor.checkpoint import About, Checkpoint, save
 from kcg.predictor.context import operations_of
 from kcg.predictor.data import TrainingData, load
-from kcg.predictor.encode import Array
-from kcg.predictor.ensemble import Said, chosen, judged, said_by, tree_rows, validation_rows
+from kcg.predictor.ensemble import averaged, said_by, spread_scale, validation_rows
 from kcg.predictor.features import FEATURES_VERSION
-from kcg.predictor.fit import Fit, FitSettings, rows_of_kernels
+from kcg.predictor.fit import Fit, FitSettings, judge
 from kcg.predictor.floors import floors_of
 from kcg.predictor.gnn import Net
 from kcg.predictor.metrics import Floors
 from kcg.predictor.settings import TrainingSettings, names_of
 from kcg.predictor.tensors import MOST_BYTES
 from kcg.predictor.tracking import Tracker, Tracking
-from kcg.predictor.trees import Trees
 from kcg.predictor.workers import dataset_of, workers
 from kcg.provenance import provenance
 
 log = logging.getLogger(__name__)
 
-CHECKPOINT, TREES, TRAINING = "predictor.safetensors", "trees.safetensors", "training.json"
+CHECKPOINT, TRAINING = "predictor.safetensors", "training.json"
 
 
 @dataclass(frozen=True)
@@ -52,18 +50,15 @@ class Trained:
 
     path: Path
     about: About
-    metrics: dict[str, dict[str, float]]  # on the validation part, of "net", "trees" and "both"
 
     def line(self) -> str:
         """One line for the user."""
         shown = ("pairwise", "kendall_tau", "top1", "failure_auc")
-        figures = "; ".join(
-            f"{name} " + ", ".join(f"{k} {values[k]:.3f}" for k in shown if k in values)
-            for name, values in self.metrics.items() if values
-        )  # fmt: skip
+        metrics = self.about.metrics
+        figures = ", ".join(f"{name} {metrics[name]:.3f}" for name in shown if name in metrics)
         return (
-            f"{self.path}: {self.path.stat().st_size / 1e6:.1f} MB, tree share {self.about.tree_share:g}, spread × "
-            f"{self.about.spread_scale:.2f}; validation: {figures or 'no rows'}"
+            f"{self.path}: {self.path.stat().st_size / 1e6:.1f} MB, spread × {self.about.spread_scale:.2f}; "
+            f"validation: {figures or 'no rows'}"
         )
 
 
@@ -119,10 +114,7 @@ def train(
             tracker.begin()
         about = _about(export, rows, settings, name or out.name)
         tracker.log({"stage": "data", "rows": len(rows), "kernels": len(rows.region_ids), **_of_floors(floors)})
-        trees = _trees(rows, settings, about, out / TREES)
-        if trees is not None:
-            tracker.log({"stage": "trees", "rounds": trees.rounds, "bytes": len(trees.packed())})
-        _check_size(settings, trees)
+        _check_size(settings)
         members = [
             _Member(
                 data, out / f"member-{i}", replace(settings.fit, seed=settings.fit.seed + i), floors,
@@ -131,36 +123,33 @@ def train(
             for i in range(settings.members)
         ]  # fmt: skip
         nets = _nets(members, rows, devices)
-        index = validation_rows(rows, settings.fit.split)
-        said = said_by(nets, trees, rows, index, device=devices[0])
-        return _finished(said, nets, trees, rows, index, floors, about, tracker, out / CHECKPOINT)
+        about = calibrated(about, nets, rows, floors, device=devices[0])
+        path = out / CHECKPOINT
+        save(Checkpoint(about, tuple(net.cpu() for net in nets)), path)
+        tracker.log({"stage": "predictor", "spread_scale": about.spread_scale, **about.metrics,
+                     "bytes": path.stat().st_size})  # fmt: skip
+        tracker.artifact(path, f"{about.name}-predictor")
+        return Trained(path, about)
 
 
-def _finished(
-    said: Said, nets: Sequence[Net], trees: Trees | None, data: TrainingData, index: Array, floors: Floors,
-    about: About, tracker: Tracker, path: Path,
-) -> Trained:  # fmt: skip
-    blend, by_share = chosen(said, data, index, floors)
-    metrics = judged(said, blend, data, index, floors) if len(index) else {}
-    flat = {f"{part}/{key}": value for part, values in metrics.items() for key, value in values.items()}
-    about = replace(
-        about, tree_share=blend.tree_share, spread_scale=blend.spread_scale,
-        metrics=metrics.get("both", {}) | {k: v for k, v in flat.items() if not k.startswith("both/")},
-    )  # fmt: skip
-    kept = trees if blend.tree_share > 0 else None
-    save(Checkpoint(about, tuple(net.cpu() for net in nets), kept), path)
-    scores = {f"score of share {share:g}": score for share, score in by_share.items()}
-    tracker.log({"stage": "predictor", **asdict(blend), **flat, **scores, "bytes": path.stat().st_size})
-    tracker.artifact(path, f"{about.name}-predictor")
-    return Trained(path, about, metrics)
+def calibrated(about: About, nets: Sequence[Net], data: TrainingData, floors: Floors, *, device: str = "cpu") -> About:
+    """With the scale of spreads that the validation part asks for, and what the networks reach on it together; figures
+    that cannot be had are left out. The networks are moved to the device."""
+    index = validation_rows(data, about.split)
+    if not len(index):
+        return replace(about, spread_scale=1.0, metrics={})
+    said = said_by(nets, data, index, device=device)
+    scale = spread_scale(averaged(said), data.log_s[index])
+    metrics = judge(data, averaged(said, scale), index, floors)
+    return replace(about, spread_scale=scale, metrics={k: v for k, v in metrics.items() if math.isfinite(v)})
 
 
 def _claim(out: Path, settings: TrainingSettings, data: TrainingData) -> None:
     """Keep what the networks of this folder are trained by. Raises DataError where it holds others.
 
-    Their number may change, and so may the trees, which are grown anew.
+    Their number may change.
     """
-    by = {name: v for name, v in names_of(settings).items() if name != "members" and not name.startswith("trees.")}
+    by = {name: value for name, value in names_of(settings).items() if name != "members"}
     claim = json.loads(json.dumps({"settings": by, "datasets": dict(data.checksums), "features": FEATURES_VERSION}))
     path = out / TRAINING
     try:
@@ -188,55 +177,13 @@ def _about(export: Export, data: TrainingData, settings: TrainingSettings, name:
     )  # fmt: skip
 
 
-def _trees(data: TrainingData, settings: TrainingSettings, about: About, path: Path) -> Trees | None:
-    """The trees, grown once: they stand in a checkpoint of their own, and are taken from there the next time."""
-    if not settings.trees.rounds:
-        return None
-    by = {k: v for k, v in about.settings.items() if k.startswith("trees.") or k in ("seed", "split")}
-    about = replace(about, tree_share=1.0, settings=by, name=f"{about.name}-trees")
-    if (found := _kept_trees(about, path)) is not None:
-        return found
-    save(Checkpoint(about, (), grown(data, settings)), path)
-    return read(path).trees
-
-
-def grown(data: TrainingData, settings: TrainingSettings, *, threads: int = 0) -> Trees:
-    """Trees of the training part, stopped by the validation part. Raises DataError where nothing can be trained on."""
-    index = np.concatenate([np.zeros(0, np.int64), *rows_of_kernels(data, settings.fit)])
-    training = index[~data.failed[index]]
-    if not len(training):
-        raise DataError(f"the split by {settings.fit.split} leaves no schedule with a time to train on")
-    index = validation_rows(data, settings.fit.split)
-    timed = index[~data.failed[index]]
-    log.info("growing trees on %d schedules", len(training))
-    return Trees.train(
-        tree_rows(data, training), data.log_s[training], data.kernel[training],
-        replace(settings.trees, seed=settings.fit.seed, threads=threads or settings.trees.threads),
-        (tree_rows(data, timed), data.log_s[timed]) if len(timed) else None,
-    )  # fmt: skip
-
-
-def _kept_trees(about: About, path: Path) -> Trees | None:
-    """The trees of an earlier run of the same settings on the same dataset."""
-    if not path.exists():
-        return None
-    try:
-        kept = read(path)
-    except DataError as error:
-        log.info("%s; they are grown again", error)
-        return None
-    same = kept.about.settings == about.settings and kept.about.datasets == about.datasets
-    return kept.trees if same else None
-
-
-def _check_size(settings: TrainingSettings, trees: Trees | None) -> None:
+def _check_size(settings: TrainingSettings) -> None:
     """Say before the networks are trained what would be too large after. Raises UsageError."""
     each = 2 * sum(values.numel() for values in Net(settings.fit.net).state_dict().values())
-    of_trees = len(trees.packed()) if trees is not None else 0
-    if settings.members * each + of_trees > MOST_BYTES:
+    if settings.members * each > MOST_BYTES:
         raise UsageError(
-            f"{settings.members} networks of {each / 1e6:.1f} MB and trees of {of_trees / 1e6:.1f} MB are more than "
-            f"the {MOST_BYTES / 1e6:g} MB of a checkpoint: make members, net.hidden, net.layers or trees.rounds smaller"
+            f"{settings.members} networks of {each / 1e6:.1f} MB are more than the {MOST_BYTES / 1e6:g} MB of a "
+            "checkpoint: make members, net.hidden or net.layers smaller"
         )
 
 

@@ -50,7 +50,7 @@ SPACE: dict[str, Callable[[Any], Any]] = {
     "weights.time": lambda t: t.suggest_float("weights.time", 0.1, 1.0),
 }  # fmt: skip
 """What is tried, by the name of the setting. Wider or deeper networks answer fewer than 1,000 candidates a second, four
-of them together on one core (`evaluation/bench_predictor.py`)."""
+of them together on one core (`evaluation/predictor/bench.py`)."""
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ import numpy as np
 from kcg.kernel.actions import ACTIONS
 from kcg.kernel.refusals import refusal
 from kcg.predictor.actions import ActionRows, action_rows
-from kcg.predictor.context import kernel_features, target_features
-from kcg.predictor.encode import Array, encode
-from kcg.predictor.features import Graphs, graphs
+from kcg.predictor.context import ScheduleFeatures, kernel_features, target_features
+from kcg.predictor.encode import encode
+from kcg.predictor.features import graphs
 from kcg.types import Action, Opt, Schedule
 
 if TYPE_CHECKING:
@@ -25,15 +25,9 @@ VIEWS_KEPT = 2048  # of one kernel; each is about 10 KB
 
 
 @dataclass(frozen=True)
-class View:
-    """One schedule as a policy sees it."""
+class View(ScheduleFeatures):
+    """One schedule as a policy sees it: as a predictor does, and with its actions."""
 
-    space: KernelSpace
-    schedule: Schedule
-    refused: float  # probability that the compiler refuses it, by rule; see `kcg.kernel.refusals`
-    graph: Graphs  # of this one schedule
-    kernel_x: Array  # (kernel features,)
-    target_x: Array  # (target features,)
     steps: tuple[Action, ...]  # m legal actions
     rows: ActionRows  # m + 1: theirs, and to stop
 

@@ -36,7 +36,7 @@ ABOUT = About(
 @pytest.fixture(scope="module")
 def trained() -> Checkpoint:
     torch.manual_seed(0)
-    return Checkpoint(ABOUT, (Net(NetSettings(hidden=8, layers=1)),), None)
+    return Checkpoint(ABOUT, (Net(NetSettings(hidden=8, layers=1)),))
 
 
 @pytest.fixture

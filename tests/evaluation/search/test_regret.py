@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 from replay_table import synthetic_table
 
+from evaluation.documents import write_into
 from evaluation.search.comparison import ALONE, BEAM, Bench, Play, Turn, play
 from evaluation.search.comparison_text import regret_svg, sections
 from evaluation.search.dealing import dealt
 from evaluation.search.regret import Board, Bootstrap, entry, headline
 from kcg.predictor.encode import Array
-from kcg.predictor.figures_text import write_into
 from kcg.search.replay import Record, ReplayTable
 from kcg.search.strategies import strategy
 from kcg.search.tables import RecordedKernel

@@ -1,18 +1,36 @@
-"""Fitting the constants of the roofline's CPU terms to a journal, and how well they rank within a kernel."""
+"""Fit the CPU constants of the analytic predictor to a journal, and say how well it ranks kernels left out of the fit.
+
+    python -m kcg.dataset generate --workloads flux --preset mini --device CPU --schedules-per-kernel 40 --out FILE
+    python -m evaluation.predictor.fit_roofline FILE
+
+Writes evaluation/results/fit_roofline.json. The constants go into kcg/predictor/roofline.py by hand.
+"""
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass
+from datetime import date
+from pathlib import Path
+from typing import Annotated, Any
 
+import numpy as np
+import typer
+
+from evaluation.predictor.places import RESULTS
+from kcg.commandline import guarded
+from kcg.dataset.journal import Journal
 from kcg.errors import DataError, ScheduleError
 from kcg.kernel.space import KernelSpace
+from kcg.measure.protocol import PROTOCOL
 from kcg.predictor.roofline import CPU_SECONDS, CPU_TERMS, cpu_counts
+from kcg.provenance import provenance
 from kcg.types import Measurement, Region, Status, Target
 
 LARGE_S = 1e-3
+HOLDOUT = 0.3  # share of the kernels whose quality is reported and which the fit does not see
 ROUNDS = 40  # of reweighting; the fit settles within about ten
 
 
@@ -36,7 +54,6 @@ def fit_cpu(
     With `holdout`, that share of the kernels (by id) is left out of the fit and the quality is theirs. Raises DataError
     where there are too few rows.
     """
-    import numpy as np
     from scipy.optimize import nnls
 
     rows, times, groups = _rows(measurements, regions, target)
@@ -67,8 +84,6 @@ def fit_cpu(
 
 def shipped_quality(measurements: Sequence[Measurement], regions: dict[str, Region], target: Target) -> Fit:
     """How well the constants in `kcg.predictor.roofline` do on these rows, all of them."""
-    import numpy as np
-
     rows, times, groups = _rows(measurements, regions, target)
     constants = CPU_SECONDS.get(target.renderer, CPU_SECONDS["CLANG"])
     predicted = np.maximum(np.array(rows) @ np.array(constants), 1e-12)
@@ -105,8 +120,6 @@ def _rows(
 
 def _of_large_kernels(seconds: Any, groups: Sequence[str]) -> Any:
     """Which rows belong to kernels whose median schedule takes at least `LARGE_S`."""
-    import numpy as np
-
     members: dict[str, list[int]] = defaultdict(list)
     for i, group in enumerate(groups):
         members[group].append(i)
@@ -116,7 +129,6 @@ def _of_large_kernels(seconds: Any, groups: Sequence[str]) -> Any:
 
 def mean_tau(predicted: Any, measured: Any, groups: Sequence[str], judged: Any) -> float:
     """Mean Kendall τ within kernels that have at least four judged schedules; NaN where there is none."""
-    import numpy as np
     from scipy.stats import kendalltau
 
     members: dict[str, list[int]] = defaultdict(list)
@@ -126,3 +138,46 @@ def mean_tau(predicted: Any, measured: Any, groups: Sequence[str], judged: Any) 
     found = [float(kendalltau(predicted[at], measured[at]).statistic) for at in members.values() if len(at) >= 4]
     found = [t for t in found if not np.isnan(t)]
     return float(np.mean(found)) if found else float("nan")
+
+
+def main(
+    journal: Annotated[Path, typer.Argument(help="measurements of one CPU target")],
+    out: Annotated[Path, typer.Option(help="the results file")] = RESULTS / "fit_roofline.json",
+) -> None:
+    """Fit on all kernels, and once more without the held-out ones for an honest quality."""
+    with Journal.open(journal, create=False, read_only=True) as opened:
+        targets = [t for t in opened.targets().values() if t.device == "CPU"]
+        if len(targets) != 1:
+            raise DataError(f"{journal} has {len(targets)} CPU targets; the fit needs exactly one")
+        rows, regions = list(opened.measurements(PROTOCOL)), opened.regions()
+    target = targets[0]
+    judged = fit_cpu(rows, regions, target, holdout=HOLDOUT)
+    final = fit_cpu(rows, regions, target)
+    shipped = shipped_quality(rows, regions, target)
+    headline = {
+        "kendall_tau_large_heldout": judged.kendall_tau_large,
+        "kendall_tau_large_shipped": shipped.kendall_tau_large,
+        "kendall_tau_shipped": shipped.kendall_tau,
+        "median_log_error_heldout": judged.median_log_error,
+        "median_log_error_shipped": shipped.median_log_error,
+        "rows": final.rows,
+        "kernels": final.kernels,
+    }
+    report = json.loads(out.read_text()) if out.exists() else {"headline": {}}
+    renderer = target.renderer.lower()
+    report["headline"].update({f"{name}_{renderer}": value for name, value in headline.items()})
+    report[renderer] = {
+        "fitted_to_all": asdict(final), "heldout": asdict(judged), "shipped": asdict(shipped), "target": asdict(target),
+        "command": f"python -m evaluation.predictor.fit_roofline {journal.name}", "date": date.today().isoformat(),
+        **provenance(),
+    }  # fmt: skip
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(report, indent=1, sort_keys=True) + "\n")
+    typer.echo(json.dumps(headline, indent=1))
+    typer.echo(json.dumps(final.seconds, indent=1))
+
+
+if __name__ == "__main__":
+    application = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    application.command()(main)
+    guarded(lambda: application(standalone_mode=False))

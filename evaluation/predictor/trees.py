@@ -1,4 +1,4 @@
-"""Gradient-boosted trees on pooled graphs (LightGBM): what a network has to beat, and what stands beside it.
+"""Gradient-boosted trees on pooled graphs (LightGBM): a baseline, what a network has to beat.
 
 A tree takes no graph, so nodes and edges are pooled to their least, greatest and sum; everything else is the same.
 """
@@ -6,14 +6,21 @@ A tree takes no graph, so nodes and edges are pooled to their least, greatest an
 from __future__ import annotations
 
 import gzip
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from kcg.errors import DataError
+from kcg.predictor.checkpoint import TREES
+from kcg.predictor.data import TrainingData
 from kcg.predictor.encode import Array
+from kcg.predictor.ensemble import validation_rows
 from kcg.predictor.features import ACCESS_FEATURES, Graphs
+from kcg.predictor.fit import FitSettings, rows_of_kernels
+from kcg.predictor.header import check_header
+from kcg.predictor.tensors import read_tensors
 
 MOST_TEXT_BYTES = 64 << 20  # of an unpacked model: more is no model of ours
 
@@ -44,6 +51,12 @@ def pooled(graphs: Graphs, kernel_x: Array, target_x: Array) -> Array:
     parts += [_reduced(graphs.groups, graphs.n_groups, how) for how in (np.maximum, np.add)]
     parts.append(_reduced(graphs.access_edges, graphs.n_axes * graphs.n_accesses, np.add))
     return np.concatenate(parts, 1).astype(np.float32)
+
+
+def tree_rows(data: TrainingData, index: Array) -> Array:
+    """(n, features) what trees see of some rows of a dataset."""
+    kernel = data.kernel[index]
+    return pooled(data.graphs.take(index), data.kernel_x[kernel], data.target_x[data.target[kernel]])
 
 
 def _reduced(rows: Array, counts: Array, how: Any) -> Array:
@@ -113,3 +126,29 @@ class Trees:
             return cls(lightgbm.Booster(model_str=text.decode()))
         except (OSError, EOFError, ValueError, lightgbm.basic.LightGBMError) as error:
             raise DataError(f"the trees of a checkpoint cannot be read: {error}") from error
+
+
+def grown(data: TrainingData, fit: FitSettings, settings: TreeSettings | None = None, *, threads: int = 0) -> Trees:
+    """Trees of the training part, with the seed of `fit`, stopped by the validation part. Raises DataError where
+    nothing can be trained on."""
+    index = np.concatenate([np.zeros(0, np.int64), *rows_of_kernels(data, fit)])
+    training = index[~data.failed[index]]
+    if not len(training):
+        raise DataError(f"the split by {fit.split} leaves no schedule with a time to train on")
+    index = validation_rows(data, fit.split)
+    timed = index[~data.failed[index]]
+    settings = settings or TreeSettings()
+    return Trees.train(
+        tree_rows(data, training), data.log_s[training], data.kernel[training],
+        replace(settings, seed=fit.seed, threads=threads or settings.threads),
+        (tree_rows(data, timed), data.log_s[timed]) if len(timed) else None,
+    )  # fmt: skip
+
+
+def read_trees(path: Path) -> Trees:
+    """The trees of a checkpoint of before, which may hold nothing else. Raises DataError."""
+    told, tensors = read_tensors(path, "checkpoint")
+    check_header(path, told)
+    if TREES not in tensors:
+        raise DataError(f"{path} holds no trees")
+    return Trees.unpacked(tensors[TREES].numpy().tobytes())

@@ -1,16 +1,14 @@
-"""The figures of a predictor as Markdown, put between the marks of a document."""
+"""The figures of a predictor as Markdown, for between the marks of a document."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-from kcg.errors import DataError
-from kcg.predictor.figures import SHIPPED_ROW
+from evaluation.predictor.figures import SHIPPED_ROW
 
 
-def scores_table(rows: dict[str, dict[str, Any]], share: float | None = None) -> list[str]:
-    """A Markdown table of figures with intervals; `share` is that of the trees."""
+def scores_table(rows: dict[str, dict[str, Any]]) -> list[str]:
+    """A Markdown table of figures with intervals."""
     shown = {
         "pairwise": "pairwise", "kendall_tau": "Kendall τ", "top1": "top-1", "top1_mean": "top-1, unweighted",
         "top5": "top-5", "top5_mean": "top-5, unweighted",
@@ -23,18 +21,12 @@ def scores_table(rows: dict[str, dict[str, Any]], share: float | None = None) ->
             cells.append(f"{row[figure]:.3f} ({low:.3f}–{high:.3f})")
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     first = next(iter(rows.values()))
-    lines += ["", f"{first['kernels']:.0f} kernels, {first['schedules']:.0f} schedules."]
-    if share is not None:
-        lines[-1] += f" In the ensemble the trees have a share of {share:.0%}: what ranked the validation part best."
-    return lines
+    return [*lines, "", f"{first['kernels']:.0f} kernels, {first['schedules']:.0f} schedules."]
 
 
 def sections(told: dict[str, Any]) -> dict[str, list[str]]:
     """The generated parts of the document, by the name of their mark."""
-    made = {
-        f"split-{split}": scores_table(values["all"], values.get("tree share"))
-        for split, values in told["splits"].items()
-    }
+    made = {f"split-{split}": scores_table(values["all"]) for split, values in told["splits"].items()}
     twins = {k: v[SHIPPED_ROW] for k, v in told["splits"].get("workload", {}).items() if k.endswith("in training")}
     if twins:
         made["twins"] = scores_table(twins)
@@ -100,17 +92,3 @@ def sections(told: dict[str, Any]) -> dict[str, list[str]]:
 
 def _opts(opts: list[str]) -> str:
     return "`" + " ".join(opts) + "`" if opts else "unoptimised"
-
-
-def write_into(document: Path, made: dict[str, list[str]]) -> None:
-    """Put each part between its marks. Raises DataError where a mark has no end."""
-    text = document.read_text()
-    end = "<!-- end -->"
-    for name, lines in made.items():
-        before, mark, after = text.partition(f"<!-- generated: {name} -->")
-        if mark:
-            _, closed, rest = after.partition(end)
-            if not closed:
-                raise DataError(f"{document}: the mark {name} has no end")
-            text = before + mark + "\n".join(["", "", *lines, "", ""]) + end + rest
-    document.write_text(text)

@@ -1,6 +1,6 @@
 """Whether what a search promises itself comes true: the gain of each measurement beside what was expected of it.
 
-    python evaluation/promised_gains.py RESULT.json OTHER.json
+    python -m evaluation.predictor.promised_gains RESULT.json OTHER.json
 
 Every schedule that kcg's runs timed, but the first four of a kernel, is predicted once more from those that were timed
 before it, and corrected as a search does. Needs no device. Writes results/promised_gains.json: by the deviation that
@@ -17,10 +17,11 @@ import numpy as np
 import typer
 
 from evaluation.flux.known import Promise, promises_of
+from evaluation.predictor.places import RESULTS
 from kcg.commandline import guarded, record_results
 from kcg.errors import UsageError
 
-OUT = Path(__file__).parent / "results" / "promised_gains.json"
+OUT = RESULTS / "promised_gains.json"
 EDGES = (0.0, 0.05, 0.08, 0.12, 0.2, float("inf"))  # of deviations, log-seconds
 
 
@@ -51,7 +52,7 @@ def main(
             ranges[f"from {low:g}"] = of(some)
             typer.echo(f"deviation from {low:g}: {ranges[f'from {low:g}']}")
     headline = {f"{what}_{name}": value for what, value in of(found).items()}
-    command = f"python evaluation/promised_gains.py{' RESULT.json' * len(results)} --name {name}"
+    command = f"python -m evaluation.predictor.promised_gains{' RESULT.json' * len(results)} --name {name}"
     record_results(out, name, {"command": command, "by_deviation": ranges}, headline)
 
 

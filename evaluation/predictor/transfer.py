@@ -1,4 +1,10 @@
-"""How much of a target's own data a predictor of another target needs: fine-tuned on shares of it, beside from nothing.
+"""How much of a target's own data does a predictor of another target need?
+
+    python -m evaluation.predictor.transfer
+    python -m evaluation.predictor.transfer --dataset datasets/cpu --shares 0,0.01 --seeds 1 --docs ""
+
+The shipped CUDA networks are fine-tuned on shares of the CPU's dataset, beside new ones trained on the same rows.
+Writes results/transfer_predictor.json, and the table into the document. A run that was cut goes on.
 
 Every share is trained for the same number of steps, and the last network counts: who has few rows of a target has no
 validation part to stop by. All are judged on the test part of the split by workload.
@@ -6,23 +12,30 @@ validation part to stop by. All are judged on the test part of the split by work
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+import typer
 
+from evaluation.documents import write_into
+from evaluation.predictor.intervals import half_width
+from evaluation.predictor.places import DOCUMENT, RESULTS, ROOT, SHIPPED, WORK, command
+from kcg.commandline import guarded, record_results
 from kcg.dataset.reading import read_export
 from kcg.dataset.splits import TEST
-from kcg.errors import DataError
-from kcg.predictor.checkpoint import Checkpoint
+from kcg.errors import DataError, UsageError
+from kcg.predictor.checkpoint import Checkpoint, read
 from kcg.predictor.data import TrainingData, load
 from kcg.predictor.fit import Fit, FitSettings, judge, pool_rows, predicted, rows_of_kernels
 from kcg.predictor.floors import floors_of
 from kcg.predictor.gnn import Net
-from kcg.predictor.metrics import Floors, half_width
+from kcg.predictor.metrics import Floors
+from kcg.predictor.training import devices_of
 
 SHARES = (0.0, 0.01, 0.05, 0.1)
 STEPS = 300
@@ -41,10 +54,8 @@ def transfer(
     """The figures of every share, for networks that begin as those of the checkpoint and for new ones, over seeds.
 
     What is trained stays in `work`, so that a run that was cut goes on. Raises DataError where the dataset cannot be
-    read, has nothing to train or to judge on, or the checkpoint has no network.
+    read, or has nothing to train or to judge on.
     """
-    if not checkpoint.nets:
-        raise DataError(f"{checkpoint.about.name} has no network that could be trained on")
     export, data = read_export(dataset), load(dataset, say=say)
     floors, index = floors_of(export), pool_rows(data, "workload", TEST)
     if not len(index):
@@ -108,3 +119,41 @@ def table_of(told: dict[str, Any]) -> list[str]:
 
 def _cell(values: Sequence[float]) -> str:
     return f"{sum(values) / len(values):.3f} ± {half_width(values):.3f}"
+
+
+def main(
+    dataset: Annotated[Path, typer.Option(help="an export of the other target")] = ROOT / "datasets" / "cpu",
+    checkpoint: Annotated[Path, typer.Option(help="what is trained already")] = SHIPPED,
+    out: Annotated[Path, typer.Option(help="the results file")] = RESULTS / "transfer_predictor.json",
+    work: Annotated[Path, typer.Option(help="folder of what is being trained")] = WORK / "transfer",
+    docs: Annotated[str, typer.Option(help="the document whose table is written; empty: none")] = str(DOCUMENT),
+    shares: Annotated[str, typer.Option(help="of the training kernels, with commas")] = "0,0.01,0.05,0.1",
+    seeds: Annotated[int, typer.Option(help="trainings of each", min=1)] = 3,
+    steps: Annotated[int, typer.Option(help="of each training", min=1)] = STEPS,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda:N")] = "auto",
+) -> None:
+    """Train, judge and write down."""
+    try:
+        wanted = sorted({float(share) for share in shares.split(",")})
+    except ValueError:
+        wanted = []
+    if not wanted or not all(0 <= share <= 1 for share in wanted):
+        raise UsageError(f"--shares {shares}: write numbers from 0 to 1, for example 0,0.01,0.1")
+    told = transfer(
+        dataset, read(checkpoint), work, shares=wanted, seeds=seeds, steps=steps, device=devices_of(device)[0],
+        say=lambda line: typer.echo(line, err=True),
+    )  # fmt: skip
+    told["command"] = command("transfer")
+    found = {
+        f"pairwise at {share}": sum(row["fine-tuned"]["pairwise"]) / seeds for share, row in told["shares"].items()
+    }
+    record_results(out, f"{told['from']} to {dataset.name}", told, found)
+    if docs and Path(docs).is_file():
+        write_into(Path(docs), {"transfer": table_of(told)})
+    typer.echo(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    application = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    application.command()(main)
+    guarded(lambda: application(standalone_mode=False))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-AXES, AST, TREES = "axes", "ast", "trees"
+AXES, TREES = "axes", "trees"
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,6 @@ class Variant:
     says: str
     changes: Mapping[str, Any]
     form: str = AXES  # of the input; TREES are no network, and have one seed
-    sampled: bool = False  # trained on a sample of the rows
 
 
 VARIANTS: dict[str, Variant] = {
@@ -39,12 +38,4 @@ VARIANTS: dict[str, Variant] = {
     ),
     "no-level": Variant("without the loss on a kernel's level", {"weights.level": 0.0}),
     "trees": Variant("LightGBM on pooled nodes", {}, TREES),
-    "sampled": Variant("loop nest", {}, AXES, sampled=True),
-    "sampled-no-schedule": Variant(
-        "loop nest, without numbers of the whole schedule", {"net.schedule": False}, AXES, sampled=True
-    ),
-    "ast": Variant("scheduled AST", {}, AST, sampled=True),
-    "ast-no-schedule": Variant(
-        "scheduled AST, without numbers of the whole schedule", {"net.schedule": False}, AST, sampled=True
-    ),
 }  # fmt: skip

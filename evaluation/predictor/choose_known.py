@@ -1,7 +1,7 @@
 """What corrections are worth on what a campaign measured of Flux's kernels: one schedule chosen after the other.
 
-    python evaluation/choose_known.py
-    python evaluation/choose_known.py --least 25 --result RESULT.json --result OTHER.json
+    python -m evaluation.predictor.choose_known
+    python -m evaluation.predictor.choose_known --least 25 --result RESULT.json --result OTHER.json
 
 A search that knew only the schedules which the campaign's methods timed begins with tinygrad's own and measures what is
 expected to improve most. It is judged by how far its best is behind the best of all after so many measurements. With
@@ -10,8 +10,6 @@ expected to improve most. It is judged by how far its best is behind the best of
 
 from __future__ import annotations
 
-import shlex
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -19,20 +17,19 @@ import numpy as np
 import typer
 
 from evaluation.flux.known import AFTER, CORRECTIONS, followed, known_of
+from evaluation.predictor.places import RESULTS, command
 from evaluation.search.live_journal import LiveJournal
 from kcg.commandline import guarded, record_results
 from kcg.errors import UsageError
 from kcg.kernel.space import KernelSpace
 from kcg.predictor.choice import choose_predictor
 
-HERE = Path(__file__).parent
-
 
 def main(
-    work: Annotated[Path, typer.Option(help="the campaign's folder")] = HERE / "results" / "flux-table",
+    work: Annotated[Path, typer.Option(help="the campaign's folder")] = RESULTS / "flux-table",
     result: Annotated[list[Path] | None, typer.Option(help="a RESULT.json of kcg's; may be repeated")] = None,
     least: Annotated[int, typer.Option(help="schedules that must be known of a kernel")] = 100,
-    out: Annotated[Path, typer.Option(help="the results file")] = HERE / "results" / "choose_known.json",
+    out: Annotated[Path, typer.Option(help="the results file")] = RESULTS / "choose_known.json",
 ) -> None:
     """Follow every kernel of which enough is known, then write the results."""
     journals = [LiveJournal(path) for path in sorted(work.glob("CUDA-[0-9]*.jsonl")) if path.stem.count(".") == 0]
@@ -54,7 +51,7 @@ def main(
         f"{name}, behind after {count}": float(np.expm1(np.mean([row[name][place] for row in rows.values()])))
         for name in CORRECTIONS for place, count in enumerate(AFTER)
     }  # fmt: skip
-    record_results(out, f"least {least}", {"command": shlex.join(["python", *sys.argv]), "kernels": rows}, headline)
+    record_results(out, f"least {least}", {"command": command("choose_known"), "kernels": rows}, headline)
     for said, value in headline.items():
         typer.echo(f"{said}: {100 * value:.2f} %")
 

@@ -1,19 +1,27 @@
-"""How many candidate schedules a second a predictor judges, from Opts to a prediction, and where the time goes.
+"""How many candidate schedules a second the predictor judges on one core, from Opts to a prediction, and by phase.
 
-Every candidate is new to the planner and to the predictor, as in a search.
+    python -m evaluation.predictor.bench                      # the shipped checkpoint, on Flux of datasets/h200
+    python -m evaluation.predictor.bench --checkpoint FILE
+
+Every candidate is new to the planner and to the predictor, as in a search. Writes results/bench_predictor.json.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import random
 import statistics
 import time
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+import typer
 
+from evaluation.predictor.places import RESULTS, ROOT, SHIPPED, command
+from kcg.commandline import guarded, record_results
 from kcg.dataset.reading import read_export
 from kcg.kernel.space import KernelSpace
 from kcg.predictor.batches import GraphSet
@@ -22,7 +30,6 @@ from kcg.predictor.context import kernel_features, target_features
 from kcg.predictor.encode import encode
 from kcg.predictor.features import graphs
 from kcg.predictor.learned import LearnedPredictor
-from kcg.predictor.trees import pooled
 from kcg.types import RAW, Region, Schedule, Target
 
 
@@ -87,11 +94,6 @@ def profile(
         for net in predictor.checkpoint.nets:
             net(batch)
     lap("networks")
-    if predictor.checkpoint.trees is not None:
-        predictor.checkpoint.trees.predict(
-            pooled(made, *(np.broadcast_to(x, (len(made), len(x))) for x in (kernel_x, target_x)))
-        )
-        lap("trees")
     return {name: 1e6 * seconds / len(drawn) for name, seconds in spent.items()}
 
 
@@ -116,3 +118,24 @@ def speed_of(checkpoint: Path, dataset: Path, family: str, count: int) -> dict[s
         "microseconds_of_the_worst": profile(predictor, regions[slowest], target, count, rng),
         "checkpoint": predictor.name, "threads": 1,
     }  # fmt: skip
+
+
+def main(
+    checkpoint: Annotated[Path, typer.Option(help="a predictor's file")] = SHIPPED,
+    dataset: Annotated[Path, typer.Option(help="an export")] = ROOT / "datasets" / "h200",
+    family: Annotated[str, typer.Option(help="whose kernels")] = "flux",
+    schedules: Annotated[int, typer.Option(help="candidates of each kernel")] = 512,
+    out: Annotated[Path, typer.Option(help="the results file")] = RESULTS / "bench_predictor.json",
+) -> None:
+    """Measure and write the results."""
+    entry = {**speed_of(checkpoint, dataset, family, schedules), "command": command("bench")}
+    headline = {name: entry[name] for name in ("candidates_per_s", "worst_candidates_per_s")}
+    record_results(out, family, entry, headline)
+    typer.echo(json.dumps(entry, indent=1))
+
+
+if __name__ == "__main__":
+    os.environ["OMP_NUM_THREADS"] = "1"
+    application = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    application.command()(main)
+    guarded(lambda: application(standalone_mode=False))

@@ -14,18 +14,20 @@ from pathlib import Path
 import pytest
 import torch
 
+from evaluation.documents import write_into
+from evaluation.predictor.ablate import Ablation, ablate, best_of, table_of
+from evaluation.predictor.trees import TreeSettings
+from evaluation.predictor.variants import VARIANTS
 from kcg.errors import DataError, UnknownName
-from kcg.predictor.ablation import Ablation, ablate, best_of, table_of
 from kcg.predictor.data import load
-from kcg.predictor.figures_text import write_into
+from kcg.predictor.features import FEATURES_VERSION
 from kcg.predictor.fit import STATE, Fit, predicted
 from kcg.predictor.metrics import Floors
-from kcg.predictor.settings import TrainingSettings, with_values
-from kcg.predictor.variants import VARIANTS
+from kcg.predictor.settings import TrainingSettings, names_of, with_values
 from tests.small_dataset import small_dataset
 
-ROOT = Path(__file__).parent.parent
-TINY = {"epochs": 1, "kernels_a_step": 8, "schedules_a_kernel": 8, "net.hidden": 8, "net.layers": 1, "trees.rounds": 5}
+ROOT = Path(__file__).parents[3]
+TINY = {"epochs": 1, "kernels_a_step": 8, "schedules_a_kernel": 8, "net.hidden": 8, "net.layers": 1}
 NAMES = ("base", "no-messages")
 
 
@@ -50,7 +52,8 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def ablation(dataset: Path, tmp_path: Path) -> Ablation:
     base = with_values(TrainingSettings(), TINY)
-    return Ablation(dataset, tmp_path / "results.json", tmp_path / "work", base, NAMES, seeds=2, sample=60)
+    trees = TreeSettings(rounds=5)
+    return Ablation(dataset, tmp_path / "results.json", tmp_path / "work", base, NAMES, seeds=2, trees=trees)
 
 
 def written(ablation: Ablation) -> dict[str, list[str]]:
@@ -62,7 +65,7 @@ def written(ablation: Ablation) -> dict[str, list[str]]:
 def test_variants_are_settings_that_exist() -> None:
     for variant in VARIANTS.values():
         with_values(TrainingSettings(), dict(variant.changes))
-    assert len({(v.says, v.sampled) for v in VARIANTS.values()}) == len(VARIANTS)
+    assert len({variant.says for variant in VARIANTS.values()}) == len(VARIANTS)
 
 
 @pytest.mark.slow
@@ -98,7 +101,7 @@ def test_what_was_cut_goes_on_and_what_is_there_is_not_trained_again(ablation: A
 
 @pytest.mark.slow
 def test_the_table_is_written_into_the_document(ablation: Ablation, tmp_path: Path) -> None:
-    names = ("base", "attention", "trees", "ast")
+    names = ("base", "attention", "trees")
     lines: list[str] = []
     entry = ablate(replace(ablation, variants=names, seeds=1), say=lines.append)
     assert set(entry["variants"]) == set(names), lines
@@ -108,8 +111,23 @@ def test_the_table_is_written_into_the_document(ablation: Ablation, tmp_path: Pa
     text = document.read_text().partition("<!-- generated: ablation -->")[2].partition("<!-- end -->")[0]
     rows = [line for line in text.splitlines() if line.startswith("|")]
     assert len(rows) == 2 + len(names) and len({row.count("|") for row in rows}) == 1
-    assert rows[-1].startswith("| scheduled AST (sample) |") and "trained on 60 rows" in text
-    assert best_of(entry)[0] in ("base", "attention", "trees")
+    assert rows[-1].startswith("| LightGBM on pooled nodes |") and "a network has 1 seed" in text
+    assert best_of(entry)[0] in names
+
+
+def test_results_of_when_trees_were_settings_are_gone_on_with(ablation: Ablation) -> None:
+    """And what is no variant any more, as the network over scheduled ASTs, is left out."""
+    ablate(ablation, budget_s=0.0)
+    data = load(ablation.dataset, workers=1)
+    told = {"settings": names_of(ablation.base) | {"trees.rounds": 600}, "datasets": dict(data.checksums)}
+    known = {"changes": {}, "form": "axes", "sampled": False, "says": "as shipped", "seeds": {"0": {"pairwise": 0.9}}}
+    variants = {"base": known, "ast": {**known, "form": "ast", "sampled": True}}
+    entry = {**told, "features": FEATURES_VERSION, "ast features": 1, "sample": 60, "variants": variants}
+    ablation.out.write_text(json.dumps({"headline": {}, "runs": {ablation.dataset.name: entry}}))
+    found = ablate(ablation, budget_s=0.0)
+    assert set(found["variants"]) == {"base"} and found["variants"]["base"]["seeds"] == {"0": {"pairwise": 0.9}}
+    with pytest.raises(DataError, match="of other settings"):
+        ablate(replace(ablation, base=with_values(ablation.base, {"epochs": 3})), budget_s=0.0)
 
 
 def test_a_network_that_learns_times_alone_ranks_by_them(ablation: Ablation) -> None:
@@ -132,11 +150,11 @@ def test_a_killed_run_of_two_processes_leaves_none_and_goes_on(ablation: Ablatio
     settings = tmp_path / "settings.json"
     settings.write_text(json.dumps(TINY))
     command = [
-        sys.executable, str(ROOT / "evaluation" / "ablate_predictor.py"), "--dataset", str(ablation.dataset), "--out",
+        sys.executable, "-m", "evaluation.predictor.ablate", "--dataset", str(ablation.dataset), "--out",
         str(ablation.out), "--work", str(ablation.work), "--docs", "", "--only", ",".join(NAMES), "--seeds", "2",
-        "--sample", "60", "--jobs", "2", "--devices", "cpu", "--settings", str(settings),
+        "--jobs", "2", "--devices", "cpu", "--settings", str(settings),
     ]  # fmt: skip
-    process = subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, stderr=subprocess.DEVNULL, cwd=ROOT)
     try:
         wait_for(lambda: ablation.out.exists() or process.poll() is not None)
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()

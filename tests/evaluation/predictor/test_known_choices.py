@@ -1,4 +1,4 @@
-"""What is known of a kernel, followed one schedule after the other (`evaluation/choose_known.py`)."""
+"""What is known of a kernel, followed one schedule after the other (`evaluation.predictor.choose_known`)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,13 @@ import pytest
 
 from evaluation.flux.known import AFTER, FIRST, behind, kept
 
-SCRIPT = Path(__file__).parents[1] / "evaluation" / "choose_known.py"
+ROOT = Path(__file__).parents[3]
+
+
+def run(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """A module of `evaluation.predictor` as a user starts it."""
+    command = [sys.executable, "-m", f"evaluation.predictor.{name}", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
 
 
 def test_a_trait_that_is_taken_for_too_fast_is_seen_through() -> None:
@@ -34,8 +40,16 @@ def test_what_is_predicted_right_is_found_at_once() -> None:
 
 
 def test_a_folder_without_a_campaign(tmp_path: Path) -> None:
-    command = [sys.executable, str(SCRIPT), "--work", str(tmp_path), "--out", str(tmp_path / "out.json")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    command = [
+        sys.executable,
+        "-m",
+        "evaluation.predictor.choose_known",
+        "--work",
+        str(tmp_path),
+        "--out",
+        str(tmp_path / "out.json"),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
     assert done.returncode == 2 and "no kernel with 100 schedules" in done.stderr, done.stderr
     assert not (tmp_path / "out.json").exists()
 
@@ -55,8 +69,15 @@ def test_promises_are_of_what_was_known_then() -> None:
 
 
 def test_results_of_short_runs(tmp_path: Path) -> None:
-    script, out = SCRIPT.with_name("promised_gains.py"), tmp_path / "out.json"
-    command = [sys.executable, str(script), str(tmp_path / "none.json"), "--out", str(out)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    out = tmp_path / "out.json"
+    command = [
+        sys.executable,
+        "-m",
+        "evaluation.predictor.promised_gains",
+        str(tmp_path / "none.json"),
+        "--out",
+        str(out),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
     assert done.returncode == 2 and str(tmp_path / "none.json") in done.stderr and len(done.stderr.splitlines()) == 1
     assert not out.exists()

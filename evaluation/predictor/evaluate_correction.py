@@ -1,7 +1,7 @@
 """What online correction is worth: the best schedule that is known after 0, 4, 8 and 16 measurements of a kernel.
 
-    python evaluation/eval_correction.py CHECKPOINT
-    python evaluation/eval_correction.py CHECKPOINT --part test --docs docs/predictor.md
+    python -m evaluation.predictor.evaluate_correction CHECKPOINT
+    python -m evaluation.predictor.evaluate_correction CHECKPOINT --part test --docs docs/predictor.md
 
 Scores are geometric means over kernels, in pools of the dataset and in its replay tables;
 `evaluation.search.correcting` says what is measured and how it is judged. Writes
@@ -11,7 +11,7 @@ evaluation/results/eval_correction.json.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,32 +19,38 @@ import numpy as np
 import torch
 import typer
 
+from evaluation.documents import write_into
+from evaluation.predictor.places import RESULTS, command
 from evaluation.search.correcting import BUDGETS, METHODS, ORDERS, Pool, play, steps_of, table_of
 from kcg.commandline import guarded, record_results
 from kcg.dataset.reading import read_export
 from kcg.dataset.splits import PARTS
 from kcg.errors import UnknownName
 from kcg.measure.protocol import PROTOCOL
-from kcg.predictor.batches import GraphSet
+from kcg.predictor.batches import Batch, GraphSet
 from kcg.predictor.checkpoint import Checkpoint, read
 from kcg.predictor.correcting import traits_of
-from kcg.predictor.correction import embedded
 from kcg.predictor.data import TrainingData, load
 from kcg.predictor.encode import Array
-from kcg.predictor.ensemble import blend_of, blended, said_by_checkpoint
-from kcg.predictor.figures_text import write_into
+from kcg.predictor.ensemble import averaged, said_by
 from kcg.predictor.fit import evaluation_pool
+from kcg.predictor.gnn import Net
 from kcg.search.tables import FILE, read_tables
 from kcg.types import Schedule, ScheduleKind
 
-RESULTS = Path(__file__).parent / "results" / "eval_correction.json"
 LEAST, RESAMPLES = 32, 2000  # schedules of a pool: of fewer, 16 measurements are half; draws for an interval
+
+
+def embedded(nets: Iterable[Net], batch: Batch) -> Array:
+    """(n, sum of hidden) float64: the last hidden states of all networks, side by side."""
+    with torch.inference_mode():
+        return np.concatenate([net.embed_graphs(batch).double().cpu().numpy() for net in nets], 1)
 
 
 def pools_of(checkpoint: Checkpoint, data: TrainingData, bodies: Array, groups: list[Array]) -> Iterator[Pool]:
     """Some rows of each kernel, with what the checkpoint says of them."""
     for rows in groups:
-        said = blended(said_by_checkpoint(checkpoint, data, rows), blend_of(checkpoint))
+        said = averaged(said_by(checkpoint.nets, data, rows), checkpoint.about.spread_scale)
         some = data.take(rows)
         graphs = GraphSet(some.graphs, some.kernel, some.kernel_x, some.target_x, some.target)
         embedding = embedded(checkpoint.nets, graphs.batch(torch.arange(len(rows))))
@@ -88,7 +94,7 @@ def main(
     checkpoint: Annotated[Path, typer.Argument(help="a .safetensors file of kcg.predictor")],
     dataset: Annotated[Path, typer.Option(help="an export")] = Path("datasets/h200"),
     part: Annotated[str, typer.Option(help="of the checkpoint's split: validation, test …")] = "validation",
-    out: Annotated[Path, typer.Option(help="the results file")] = RESULTS,
+    out: Annotated[Path, typer.Option(help="the results file")] = RESULTS / "eval_correction.json",
     docs: Annotated[Path | None, typer.Option(help="a document whose table is written")] = None,
 ) -> None:
     """Play every pool, then write the results."""
@@ -97,7 +103,7 @@ def main(
     torch.set_num_threads(1)
     export, predictor, data = read_export(dataset), read(checkpoint), load(dataset)
     bodies = np.array(export.table(PROTOCOL, ["schedule_body"])["schedule_body"].to_pylist(), object)[data.row]
-    entry: dict[str, Any] = {"command": " ".join(["python", *sys.argv]), "checkpoint": predictor.about.name}
+    entry: dict[str, Any] = {"command": command("evaluate_correction"), "checkpoint": predictor.about.name}
     headline: dict[str, float] = {}
     for kind, groups in groups_of(data, bodies, data.part(predictor.about.split, part), dataset).items():
         pools = list(pools_of(predictor, data, bodies, groups))

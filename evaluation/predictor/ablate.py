@@ -1,5 +1,11 @@
 """What each part of the predictor is worth: variants of its settings, each trained from several seeds.
 
+    python -m evaluation.predictor.ablate --jobs 8 --devices cuda:0,cuda:1 --budget 3h
+    python -m evaluation.predictor.ablate --only base,no-messages --seeds 2 --epochs 20 --devices cpu --docs ""
+
+The same command goes on where it was cut. Writes results/ablate_predictor.json after each training, and the table into
+the document.
+
 All are judged on the validation part of the split by workload; the test part is never looked at. Every (variant, seed)
 is a training of its own in a folder of its own, several at once in processes of their own: one process cannot prepare
 batches fast enough for a GPU. What is in the results file is not trained again, and what was cut goes on.
@@ -13,29 +19,33 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+import typer
 
-from kcg.commandline import record_results
+from evaluation.documents import write_into
+from evaluation.predictor.intervals import half_width
+from evaluation.predictor.places import DOCUMENT, RESULTS, ROOT, WORK
+from evaluation.predictor.trees import TreeSettings, grown, tree_rows
+from evaluation.predictor.variants import TREES, VARIANTS, Variant
+from kcg.commandline import guarded, record_results
 from kcg.dataset.reading import read_export
 from kcg.errors import DataError, DeviceError, KcgError, UnknownName
 from kcg.measure.target import usable_cores
-from kcg.predictor.ast_graphs import AST_VERSION, for_rows
+from kcg.optimize.settings import parse_budget
 from kcg.predictor.data import TrainingData, load
-from kcg.predictor.encode import Array
-from kcg.predictor.ensemble import Blend, judged, said_by, tree_rows, validation_rows
+from kcg.predictor.ensemble import validation_rows
 from kcg.predictor.features import FEATURES_VERSION
-from kcg.predictor.fit import STATE, Fit, FitSettings, judge, predicted, rows_of_kernels
+from kcg.predictor.fit import STATE, Fit, judge, predicted
 from kcg.predictor.floors import floors_of
-from kcg.predictor.metrics import Floors, half_width
-from kcg.predictor.settings import TrainingSettings, names_of, with_values
+from kcg.predictor.metrics import Floors, scores, summary
+from kcg.predictor.settings import TrainingSettings, names_of, read_settings, with_values
 from kcg.predictor.tracking import Tracker
-from kcg.predictor.training import grown
-from kcg.predictor.variants import AST, TREES, VARIANTS, Variant
+from kcg.predictor.training import devices_of
 from kcg.predictor.workers import dataset_of, workers
 from kcg.types import canonical_json, content_id
 
@@ -59,7 +69,7 @@ class Ablation:
     base: TrainingSettings
     variants: tuple[str, ...] = tuple(VARIANTS)
     seeds: int = 5
-    sample: int = 20_000  # training rows of the variants that are trained on a sample
+    trees: TreeSettings = field(default_factory=TreeSettings)
 
 
 @dataclass(frozen=True)
@@ -70,11 +80,11 @@ class _Task:
     seed: int
     settings: TrainingSettings
     form: str
-    sample: int  # 0: all rows
     dataset: Path
     folder: Path
     floors: Floors
     ends_unix_s: float
+    trees: TreeSettings
     device: str = "cpu"
     threads: int = 1
 
@@ -106,9 +116,6 @@ def ablate(
     entry = _entry(ablation, data)
     floors = floors_of(export)
     tasks = [task for task in _tasks(ablation, floors, ends) if not _known(entry, task)]
-    if any(task.sample for task in tasks):
-        say("computing the scheduled ASTs of the sample, once")
-        for_rows(export, data, sample_of(data, ablation.base.fit, ablation.sample))
     left = len(tasks)
     for task, found in _outcomes(tasks, devices, min(jobs, len(tasks))):
         if isinstance(found, str):
@@ -126,23 +133,12 @@ def ablate(
     return entry
 
 
-def sample_of(data: TrainingData, settings: FitSettings, count: int) -> Array:
-    """The rows of the variants trained on a sample: `count` of the training rows, always the same, and the pool of the
-    validation part, ascending."""
-    training = np.concatenate([np.zeros(0, np.int64), *rows_of_kernels(data, settings)])
-    some = np.random.default_rng(0).permutation(training)[:count]
-    return np.unique(np.concatenate([some, validation_rows(data, settings.split)]))
-
-
 # ---- what is known and what is to be done ----
 
 
 def _identity(ablation: Ablation, data: TrainingData) -> dict[str, Any]:
     """What all results of an entry have in common."""
-    told = {
-        "settings": names_of(ablation.base), "datasets": dict(data.checksums), "sample": ablation.sample,
-        "features": FEATURES_VERSION, "ast features": AST_VERSION,
-    }  # fmt: skip
+    told = {"settings": names_of(ablation.base), "datasets": dict(data.checksums), "features": FEATURES_VERSION}
     found: dict[str, Any] = json.loads(canonical_json(told))
     return found
 
@@ -153,7 +149,9 @@ def _entry(ablation: Ablation, data: TrainingData) -> dict[str, Any]:
     try:
         report = json.loads(ablation.out.read_text()) if ablation.out.exists() else {"runs": {}}
         entry: dict[str, Any] = report["runs"].get(ablation.dataset.name) or {**identity, "variants": {}}
-        same = {name: entry.get(name) for name in identity} == identity
+        # entries of before name settings of the trees, too, which no network depends on
+        known = entry | {"settings": {k: v for k, v in entry["settings"].items() if not k.startswith("trees.")}}
+        same = {name: known.get(name) for name in identity} == identity
         kept = {name: v for name, v in entry["variants"].items() if name in VARIANTS and _same(v, VARIANTS[name])}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{ablation.out} cannot be read as results: remove it to begin again") from error
@@ -163,7 +161,7 @@ def _entry(ablation: Ablation, data: TrainingData) -> dict[str, Any]:
 
 
 def _told(variant: Variant) -> dict[str, Any]:
-    return {"changes": dict(variant.changes), "form": variant.form, "sampled": variant.sampled}
+    return {"changes": dict(variant.changes), "form": variant.form}
 
 
 def _same(known: dict[str, Any], variant: Variant) -> bool:
@@ -184,10 +182,11 @@ def _tasks(ablation: Ablation, floors: Floors, ends_unix_s: float) -> Iterator[_
             if variant.form == TREES and seed != first:
                 continue
             settings = with_values(ablation.base, {**variant.changes, "seed": seed})
-            sample = ablation.sample if variant.sampled else 0
-            told = content_id([names_of(settings), variant.form, sample])
+            told = content_id([names_of(settings), variant.form])
             folder = ablation.work / f"{name}-{seed}-{told[:8]}"
-            yield _Task(name, seed, settings, variant.form, sample, ablation.dataset, folder, floors, ends_unix_s)
+            yield _Task(
+                name, seed, settings, variant.form, ablation.dataset, folder, floors, ends_unix_s, ablation.trees
+            )  # fmt: skip
 
 
 def _write(ablation: Ablation, entry: dict[str, Any]) -> None:
@@ -242,11 +241,7 @@ def _trained(task: _Task) -> dict[str, float] | str:
 
 
 def _of_net(task: _Task) -> dict[str, float]:
-    data, settings, asts = dataset_of(task.dataset), task.settings.fit, None
-    if task.sample:
-        index, made = for_rows(read_export(task.dataset), data, sample_of(data, settings, task.sample), workers=1)
-        data, asts = data.take(index), made if task.form == AST else None
-        settings = replace(settings, share=1.0)  # the sample has that share of the kernels
+    data, settings = dataset_of(task.dataset), task.settings.fit
     with Tracker(task.folder) as tracker:
 
         def tell(values: dict[str, Any]) -> None:
@@ -254,7 +249,7 @@ def _of_net(task: _Task) -> dict[str, float]:
             if time.time() > task.ends_unix_s:
                 raise _OutOfTime
 
-        fit = Fit(data, settings, task.folder, floors=task.floors, device=task.device, log=tell, asts=asts)
+        fit = Fit(data, settings, task.folder, floors=task.floors, device=task.device, log=tell)
         net = fit.run()
     index = fit.validation
     figures = judge(data, predicted(net, fit.graphs, index), index, task.floors)
@@ -269,14 +264,14 @@ def _of_net(task: _Task) -> dict[str, float]:
 
 
 def _of_trees(task: _Task) -> dict[str, float]:
-    data, settings = dataset_of(task.dataset), task.settings
-    index = validation_rows(data, settings.fit.split)
+    data, settings = dataset_of(task.dataset), task.settings.fit
+    index = validation_rows(data, settings.split)
     began = time.monotonic()
-    trees = grown(data, settings, threads=task.threads)
+    trees = grown(data, settings, task.trees, threads=task.threads)
     spent = time.monotonic() - began
-    figures = judged(said_by((), trees, data, index), Blend(1.0), data, index, task.floors)["trees"]
-    for name in [name for name in figures if name == "failure_auc" or name.startswith("within_")]:
-        del figures[name]  # trees say nothing of these
+    log_s, rank = data.log_s[index], trees.predict(tree_rows(data, index))
+    figures = summary(scores(rank, log_s, data.kernel[index], data.run[index], task.floors), data.calls)
+    figures["log_error"] = float(np.sqrt(np.nanmean((rank - log_s) ** 2)))
     rows = tree_rows(data, index[:TIMED_ROWS])
     return _finite(
         {**figures, "spent_s": round(spent, 1), "candidates_per_s": _rate(lambda: trees.predict(rows), len(rows))}
@@ -305,12 +300,11 @@ def _finite(values: dict[str, float]) -> dict[str, float]:
 
 
 def best_of(entry: dict[str, Any]) -> tuple[str, float]:
-    """The variant with the best mean score, of those trained on all rows where there are any, and its score."""
+    """The variant with the best mean score, and its score."""
     found = {
         name: float(np.mean([sum(figures.get(key, 0.0) for key in DECIDES) for figures in known["seeds"].values()]))
         for name, known in entry["variants"].items() if known["seeds"]
     }  # fmt: skip
-    found = {k: v for k, v in found.items() if not entry["variants"][k]["sampled"]} or found
     if not found:
         return "", 0.0
     name = max(found, key=lambda name: found[name])
@@ -318,25 +312,22 @@ def best_of(entry: dict[str, Any]) -> tuple[str, float]:
 
 
 def table_of(entry: dict[str, Any]) -> list[str]:
-    """The Markdown table: variants on all rows, then those on the sample."""
+    """The Markdown table."""
     lines = ["| variant | " + " | ".join(SHOWN.values()) + " | candidates a second |", "|---" * (len(SHOWN) + 2) + "|"]
     seeds = set()
-    for name in sorted(entry["variants"], key=lambda name: (VARIANTS[name].sampled, list(VARIANTS).index(name))):
+    for name in sorted(entry["variants"], key=list(VARIANTS).index):
         known = list(entry["variants"][name]["seeds"].values())
         if VARIANTS[name].form != TREES:
             seeds.add(len(known))
         cells = [_cell([f[figure] for f in known if figure in f]) for figure in SHOWN]
         rates = [f["candidates_per_s"] for f in known if "candidates_per_s" in f]
         cells.append(f"{float(f'{max(rates):.2g}'):,.0f}" if rates else "–")
-        mark = " (sample)" if VARIANTS[name].sampled else ""
-        lines.append(f"| {VARIANTS[name].says}{mark} | " + " | ".join(cells) + " |")
+        lines.append(f"| {VARIANTS[name].says} | " + " | ".join(cells) + " |")
     if seeds:
         number = f"{min(seeds)}" if len(seeds) == 1 else f"{min(seeds)} to {max(seeds)}"
         each = "a network has 1 seed" if seeds == {1} else f"mean and 95 % interval over {number} seeds (trees: one)"
         told = [f"Validation families, {each}; error is the root mean square of log-seconds;"]
         told.append("candidates a second are of the network alone on one thread, without making its input.")
-        if any(known["sampled"] for known in entry["variants"].values()):
-            told.append(f"Rows marked (sample) were trained on {entry['sample']:,} rows, the same for all of them.")
         lines += ["", " ".join(told)]
     return lines
 
@@ -347,3 +338,38 @@ def _cell(values: Sequence[float]) -> str:
     if len(values) == 1:
         return f"{values[0]:.3f}"
     return f"{np.mean(values):.3f} ± {half_width(values):.3f}"
+
+
+def main(
+    dataset: Annotated[Path, typer.Option(help="an export")] = ROOT / "datasets" / "h200",
+    out: Annotated[Path, typer.Option(help="the results file")] = RESULTS / "ablate_predictor.json",
+    work: Annotated[Path, typer.Option(help="folder of what is being trained")] = WORK / "ablation",
+    docs: Annotated[str, typer.Option(help="the document whose table is written; empty: none")] = str(DOCUMENT),
+    only: Annotated[str, typer.Option(help="variants by name, with commas; all by default")] = "",
+    seeds: Annotated[int, typer.Option(help="trainings of each variant", min=1)] = 5,
+    jobs: Annotated[int, typer.Option(help="trainings at once", min=1)] = 1,
+    devices: Annotated[str, typer.Option(help="auto, cpu, cuda, or a list; trainings take them in turn")] = "auto",
+    epochs: Annotated[int | None, typer.Option(help="passes over all kernels at most")] = None,
+    share: Annotated[float | None, typer.Option(help="of the training kernels, 0 to 1")] = None,
+    settings: Annotated[Path | None, typer.Option(help="JSON of settings by name, of which variants are made")] = None,
+    budget: Annotated[str | None, typer.Option(help="time, e.g. 2h; no limit by default")] = None,
+) -> None:
+    """Train what is missing and write down the figures."""
+    budget_s = parse_budget(budget) if budget is not None else None
+    values = read_settings(settings) if settings is not None else {}
+    values |= {k: v for k, v in {"epochs": epochs, "share": share}.items() if v is not None}
+    names = tuple(name.strip() for name in only.split(",") if name.strip()) or tuple(VARIANTS)
+    ablation = Ablation(dataset, out, work, with_values(TrainingSettings(), values), names, seeds)
+    entry = ablate(
+        ablation, devices=devices_of(devices), jobs=jobs, budget_s=budget_s, say=lambda line: typer.echo(line, err=True)
+    )
+    if docs and Path(docs).is_file():
+        write_into(Path(docs), {"ablation": table_of(entry)})
+    name, score = best_of(entry)
+    typer.echo(json.dumps({"best": name, "score": score}))
+
+
+if __name__ == "__main__":
+    application = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    application.command()(main)
+    guarded(lambda: application(standalone_mode=False))

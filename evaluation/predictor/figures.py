@@ -1,6 +1,6 @@
 """The figures of `docs/predictor.md`: what each way to predict scores on kernels that it has never seen.
 
-Every function answers one question from a dataset and a checkpoint; `kcg.predictor.evaluation` asks them all.
+Every function answers one question from a dataset and a checkpoint; `evaluation.predictor.evaluate` asks them all.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from evaluation.predictor.intervals import half_width, interval
+from evaluation.predictor.trees import Trees, tree_rows
 from kcg.dataset.reading import Export
 from kcg.dataset.repeats import RETIMED
 from kcg.dataset.splits import TEST
@@ -23,7 +25,7 @@ from kcg.measure.protocol import PROTOCOL
 from kcg.predictor.checkpoint import Checkpoint
 from kcg.predictor.data import TrainingData
 from kcg.predictor.encode import Array
-from kcg.predictor.ensemble import Blend, Said, blend_of, blended, said_by_checkpoint
+from kcg.predictor.ensemble import Said, averaged, said_by
 from kcg.predictor.fit import pool_rows
 from kcg.predictor.metrics import (
     Floors,
@@ -31,8 +33,6 @@ from kcg.predictor.metrics import (
     auc,
     calibration,
     expected_best,
-    half_width,
-    interval,
     kernel_scores,
     scores,
     summary,
@@ -86,22 +86,18 @@ def seeds_line(pool: Pool, said: Said) -> dict[str, Any]:
 
 
 def table(
-    pool: Pool, said: Said, blend: Blend, roofline: Array, mlp: Checkpoint | None, trees: Checkpoint | None
+    pool: Pool, said: Said, roofline: Array, mlp: Checkpoint | None, trees: Trees | None
 ) -> dict[str, dict[str, Any]]:
-    """All ways to predict on one pool, by name; `said` is what the parts of the checkpoint say of its rows. `mlp` and
-    `trees` are trained beside it; trees that are part of the checkpoint itself go before."""
+    """All ways to predict on one pool, by name; `said` is what the networks of the checkpoint say of its rows. `mlp`
+    and `trees` are trained beside it."""
     rng = np.random.default_rng(0)
     rows = {"random": line(pool, rng.normal(size=len(pool.index))), "roofline": line(pool, roofline)}
     if mlp is not None:
-        rows["MLP, one seed"] = seeds_line(pool, said_by_checkpoint(mlp, pool.data, pool.index))
-    grown = said.trees
-    if grown is None and trees is not None:
-        grown = said_by_checkpoint(trees, pool.data, pool.index).trees
-    if grown is not None:
-        rows["LightGBM"] = line(pool, grown)
+        rows["MLP, one seed"] = seeds_line(pool, said_by(mlp.nets, pool.data, pool.index))
+    if trees is not None:
+        rows["LightGBM"] = line(pool, trees.predict(tree_rows(pool.data, pool.index)))
     rows["GNN, one seed"] = seeds_line(pool, said)
-    rows["GNNs averaged"] = line(pool, said.rank.mean(0))
-    rows[SHIPPED_ROW] = line(pool, blended(said, blend)["rank"])
+    rows[SHIPPED_ROW] = line(pool, averaged(said)["rank"])
     return rows
 
 
@@ -176,9 +172,9 @@ def by_family(pool: Pool, rank: Array) -> dict[str, dict[str, float]]:
     return found
 
 
-def certainty(pool: Pool, said: Said, blend: Blend) -> dict[str, Any]:
-    """Whether spreads are what they say over the pool, of which `said` is."""
-    found = blended(said, blend)
+def certainty(pool: Pool, said: Said, scale: float) -> dict[str, Any]:
+    """Whether spreads are what they say over the pool, of which `said` is; `scale` is that of the checkpoint."""
+    found = averaged(said, scale)
     log_s = pool.data.log_s[pool.index]
     timed = np.isfinite(log_s)
     z = (found["rank"] - log_s)[timed] * np.exp(-found["log_sigma"][timed])
@@ -196,8 +192,7 @@ def certainty(pool: Pool, said: Said, blend: Blend) -> dict[str, Any]:
 def failure_auc(data: TrainingData, split: str, checkpoint: Checkpoint, spaces: Spaces) -> dict[str, float]:
     """How well failures are told from successes over every row of the test part, with the rules on what is refused."""
     index = np.flatnonzero(data.part(split, TEST))
-    said = said_by_checkpoint(checkpoint, data, index)
-    logits = blended(said, blend_of(checkpoint))["failure"]
+    logits = averaged(said_by(checkpoint.nets, data, index))["failure"]
     failed = data.failed[index]
     refused = np.array([refusal(*spaces.scheduled(data, row)) for row in index])
     with_rules = np.maximum(1 / (1 + np.exp(-logits)), refused)

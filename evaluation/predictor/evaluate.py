@@ -1,20 +1,28 @@
-"""Everything that `docs/predictor.md` tells of a predictor, from a dataset and checkpoints, on a plain CPU."""
+r"""Every table of docs/predictor.md, from the committed dataset and checkpoints, on a plain CPU.
+
+    python -m evaluation.predictor.evaluate
+    python -m evaluation.predictor.evaluate --dataset datasets/cpu \
+        --checkpoint kcg/predictor/checkpoints/cpu.safetensors
+
+Under each split: the pool of the test part, fixed before training; rankings within kernels; 95 % intervals over
+kernels (over seeds for single networks). Writes results/eval_predictor.json, and the tables into the document between
+its marks.
+"""
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+import typer
 
-from kcg.dataset.reading import read_export
-from kcg.dataset.splits import SPLITS, TEST, TEST_FAMILY
-from kcg.predictor.checkpoint import read
-from kcg.predictor.data import load
-from kcg.predictor.ensemble import blend_of, blended, said_by_checkpoint
-from kcg.predictor.figures import (
+from evaluation.documents import write_into
+from evaluation.predictor.bench import speed_of
+from evaluation.predictor.figures import (
     SHIPPED_ROW,
     Spaces,
     by_family,
@@ -27,10 +35,20 @@ from kcg.predictor.figures import (
     table,
     worst_kernels,
 )
+from evaluation.predictor.figures_text import sections
+from evaluation.predictor.places import CHECKPOINTS, DOCUMENT, RESULTS, ROOT, SHIPPED, command
+from evaluation.predictor.trees import read_trees
+from kcg.commandline import guarded, record_results
+from kcg.dataset.reading import read_export
+from kcg.dataset.splits import SPLITS, TEST, TEST_FAMILY
+from kcg.predictor.checkpoint import read
+from kcg.predictor.data import load
+from kcg.predictor.ensemble import averaged, said_by
 from kcg.predictor.floors import floors_of
 from kcg.predictor.learned import LearnedPredictor
-from kcg.predictor.speed import speed_of
+from kcg.search.tables import FILE, read_tables
 
+MAIN = "h200"  # the dataset that the document is about
 HEADLINE = ("pairwise", "kendall_tau", "top1", "top5")
 SPEED_SCHEDULES = 256
 
@@ -60,14 +78,15 @@ def evaluate(
         if dict(one.about.datasets) != dict(data.checksums):
             say(f"{path.name} was trained on another version of {dataset.name}: its splits still hold")
         mlp, trees = (others / f"{dataset.name}-{split}-{what}.safetensors" for what in ("mlp", "trees"))
-        roofline = spaces.roofline(data, pool.index)
-        said, blend = said_by_checkpoint(one, data, pool.index), blend_of(one)
-        rank = blended(said, blend)["rank"]
+        said = said_by(one.nets, data, pool.index)
+        rank = averaged(said)["rank"]
         told["splits"][split] = {
-            "all": table(pool, said, blend, roofline, *(read(p) if p.is_file() else None for p in (mlp, trees))),
+            "all": table(
+                pool, said, spaces.roofline(data, pool.index), read(mlp) if mlp.is_file() else None,
+                read_trees(trees) if trees.is_file() else None,
+            ),
             "schedules": len(pool.index),
-            "tree share": blend.tree_share,
-        }
+        }  # fmt: skip
         if split == "workload":
             for name, chosen in (("twin in training", data.twin), ("no twin in training", ~data.twin)):
                 part = pool.where(chosen)
@@ -75,7 +94,7 @@ def evaluate(
                     kept = chosen[data.kernel[pool.index]]
                     told["splits"][split][name] = {SHIPPED_ROW: line(part, rank[kept])}
             told["failure"] = failure_auc(data, split, one, spaces)
-            told["certainty"] = certainty(pool, said, blend)
+            told["certainty"] = certainty(pool, said, one.about.spread_scale)
             told["worst"] = worst_kernels(pool, rank, spaces)
         else:
             told["splits"][split]["families"] = by_family(pool, rank)
@@ -100,3 +119,28 @@ def headline(told: dict[str, Any]) -> dict[str, float]:
         found["candidates_per_s"] = told["speed"]["candidates_per_s"]
         found["worst_candidates_per_s"] = told["speed"]["worst_candidates_per_s"]
     return found
+
+
+def main(
+    dataset: Annotated[Path, typer.Option(help="an export")] = ROOT / "datasets" / MAIN,
+    checkpoint: Annotated[Path, typer.Option(help="a predictor's file")] = SHIPPED,
+    out: Annotated[Path, typer.Option(help="the results file")] = RESULTS / "eval_predictor.json",
+    docs: Annotated[str, typer.Option(help="the document whose tables are written; empty: none")] = str(DOCUMENT),
+    speed: Annotated[bool, typer.Option(help="measure candidates a second, too")] = True,
+) -> None:
+    """Evaluate a predictor and write down the figures."""
+    tables = read_tables(dataset) if (dataset / FILE).is_file() else []
+    told = evaluate(dataset, checkpoint, CHECKPOINTS, tables, say=lambda text: typer.echo(text, err=True), speed=speed)
+    told["command"] = command("evaluate")
+    before = "" if dataset.name == MAIN else f"{dataset.name}_"  # the headline proper is that of the H200
+    found = {before + name: value for name, value in headline(told).items()}
+    record_results(out, dataset.name, told, found)
+    if docs and Path(docs).is_file():
+        write_into(Path(docs), {before.replace("_", "-") + name: lines for name, lines in sections(told).items()})
+    typer.echo(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    application = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    application.command()(main)
+    guarded(lambda: application(standalone_mode=False))

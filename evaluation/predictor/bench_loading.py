@@ -1,6 +1,6 @@
 """How long a dataset takes to load, graphs and all, ready to train: the first time, and from the cache.
 
-    python evaluation/bench_loading.py datasets/h200
+    python -m evaluation.predictor.bench_loading datasets/h200
 
 Writes results/bench_loading.json.
 """
@@ -16,17 +16,17 @@ from typing import Annotated
 
 import typer
 
+from evaluation.predictor.places import RESULTS, command
 from kcg.commandline import guarded, record_results
 from kcg.measure.target import usable_cores
+from kcg.predictor.data import load
 
-OUT = Path(__file__).parent / "results" / "bench_loading.json"
+OUT = RESULTS / "bench_loading.json"
 ROWS = 100_000  # of which the figures are given
 
 
 def main(dataset: Path, out: Annotated[Path, typer.Option(help="the results file")] = OUT) -> None:
     """Load twice with a new cache."""
-    from kcg.predictor.data import load
-
     seconds = []
     with tempfile.TemporaryDirectory() as folder:
         for _ in range(2):
@@ -37,7 +37,7 @@ def main(dataset: Path, out: Annotated[Path, typer.Option(help="the results file
     entry = {
         "rows": len(data), "kernels": len(data.region_ids), "first_s": seconds[0], "cached_s": seconds[1],
         "cache_bytes": nbytes, "cores": usable_cores(), "load": os.getloadavg()[0],
-        "command": f"python evaluation/bench_loading.py {dataset}",
+        "command": command("bench_loading"),
     }  # fmt: skip
     scale = ROWS / len(data)
     headline = {"first_s_of_100000": seconds[0] * scale, "cached_s_of_100000": seconds[1] * scale}

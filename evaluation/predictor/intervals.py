@@ -1,0 +1,33 @@
+"""95 % intervals of figures: over seeds for single networks, over kernels for all else."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from kcg.predictor.encode import Array
+from kcg.predictor.metrics import KernelScores, summary
+
+RESAMPLES = 1000
+
+
+def half_width(values: Sequence[float]) -> float:
+    """Half of the 95 % interval of a mean over seeds (Student's t); 0 for one seed."""
+    from scipy.special import stdtrit  # of `scipy.stats`, which takes a second longer to import, `t.ppf` is this
+
+    n = len(values)
+    return float(stdtrit(n - 1, 0.975)) * float(np.std(values, ddof=1)) / math.sqrt(n) if n > 1 else 0.0
+
+
+def interval(
+    found: list[KernelScores], calls: Array, name: str, *, seed: int = 0, share: float = 0.95
+) -> tuple[float, float]:
+    """A bootstrap interval over kernels of one entry of `summary`."""
+    rng = np.random.default_rng(seed)
+    drawn = [
+        summary([found[i] for i in rng.integers(0, len(found), len(found))], calls)[name] for _ in range(RESAMPLES)
+    ]
+    low, high = np.nanquantile(drawn, [(1 - share) / 2, (1 + share) / 2])
+    return float(low), float(high)
