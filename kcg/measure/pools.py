@@ -26,7 +26,7 @@ from kcg.errors import DeviceError, KcgError
 from kcg.measure import canary, child, lifeline
 from kcg.measure.canary import CanaryReading, CompiledCanary, is_sticky
 from kcg.measure.lifeline import AnotherChild
-from kcg.measure.spawned import Stopped, end_pool, schedule, start_pool
+from kcg.measure.spawned import Stopped, end_pool, just_killed, schedule, start_pool
 from kcg.measure.target import first_line
 
 log = logging.getLogger(__name__)
@@ -84,7 +84,8 @@ def _why_died(error: BaseException) -> str:
 
 def _died(error: BaseException) -> ChildDied:
     """What `pebble` says of a child that died, as what it means for its job."""
-    killed = getattr(error, "exitcode", None) == -signal.SIGKILL
+    # without a code nobody knows what it died of: its server, which would say so, went first
+    killed = getattr(error, "exitcode", None) in (None, 0, -signal.SIGKILL)
     return (Killed if killed else ChildDied)(_why_died(error))
 
 
@@ -215,7 +216,7 @@ class DevicePool:
                     line = f"{self._dev} cannot be used: its process ended {TRIES} times before it took a job"
                     raise DeviceError(f"{line} ({_why_died(error)})") from error
             except Killed:  # perhaps by whoever wanted its memory
-                if killed or not left:
+                if (killed and not just_killed()) or not left:
                     raise
                 killed = True
         raise AssertionError("the last try returns or raises")
@@ -476,8 +477,8 @@ class CompilePool:
             return
         if isinstance(error, ProcessExpired):
             error = _died(error)
-            if isinstance(error, Killed) and job.killed:  # perhaps by whoever wanted its memory
-                job.killed -= 1
+            if isinstance(error, Killed) and (job.killed or just_killed()):  # perhaps by whoever wanted its memory
+                job.killed = max(0, job.killed - 1)
                 self._hand_over(job)
                 return
         elif isinstance(error, FutureTimeout):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import logging
+import math
 import os
 import signal
 import sys
@@ -43,6 +44,7 @@ STOPPED_S = 2.0
 continues this program does so with all of its processes, one after the other."""
 TELL_S = 1.0  # how long after the end of a process its fork server may take to tell the exit code
 END_S = 10.0  # how long the end of a pool is waited for: its processes get SIGTERM, and SIGKILL 3 s later
+SETTLED_S = 5.0  # so long after a fork server was killed are its children seen to die
 SERVERS = 3  # fork servers that may fail in a row before children begin without one
 POLL_S = 0.1
 
@@ -129,6 +131,7 @@ class _Server:
         self._lock = threading.Lock()
         self._environment: dict[str, str] | None = None
         self._failed = 0  # servers in a row that forked nothing
+        self._killed_s = -math.inf
 
     def may_fork(self) -> bool:
         """Whether what it forks is what a process begun now would be. The first pool that forks starts it. A process
@@ -175,13 +178,19 @@ class _Server:
     def kill(self) -> None:
         """End the server at once, and with it all that it forked (`PDEATHSIG`)."""
         if (pid := _server_pid()) is not None:
+            self._killed_s = time.monotonic()
             guardians = lifeline.guardians_of(lifeline.children_of(pid))
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
             lifeline.wake(guardians)
 
+    def just_killed(self) -> bool:
+        """Whether it was killed a moment ago: a child that died since may have died of that, whatever it was at."""
+        return time.monotonic() - self._killed_s < SETTLED_S
+
 
 _server = _Server()
+just_killed = _server.just_killed
 
 
 def _server_pid() -> int | None:
