@@ -26,7 +26,7 @@ def main(
     out: Annotated[Path, typer.Option(help="the results file")] = HERE / "results" / "ablate_predictor.json",
     work: Annotated[Path, typer.Option(help="folder of what is being trained")] = ROOT / "kcg-out" / "ablation",
     docs: Annotated[str, typer.Option(help="the document whose table is written; empty: none")] = str(
-        ROOT / "docs/predictor.md"
+        ROOT / "docs/experiments/2026-11-22-predictor-ablation.md"
     ),
     only: Annotated[str, typer.Option(help="variants by name, with commas; all by default")] = "",
     seeds: Annotated[int, typer.Option(help="trainings of each variant", min=1)] = 5,

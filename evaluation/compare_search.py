@@ -48,7 +48,7 @@ def main(
     work: Annotated[Path, typer.Option(help="folder of what was played")] = ROOT / "kcg-out" / "compare",
     out: Annotated[Path, typer.Option(help="the results file")] = HERE / "results" / "compare_search.json",
     docs: Annotated[str, typer.Option(help="the document whose tables are written; empty: none")] = str(
-        ROOT / "docs/search.md"
+        ROOT / "docs/experiments/2026-11-23-search-strategies.md"
     ),
 ) -> None:
     """Play what is missing and write down the figures."""

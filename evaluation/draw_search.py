@@ -2,7 +2,8 @@
 
     python evaluation/draw_search.py
 
-Replays the table of a kernel of Flux with the shipped predictor, and writes both into docs/search.md.
+Replays the table of a kernel of Flux with the shipped predictor, and writes both into
+docs/experiments/2026-11-23-one-search.md.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ def main(
     checkpoint: Annotated[Path, typer.Option(help="the predictor's file")] = ROOT
     / "kcg/predictor/checkpoints/cuda.safetensors",
     out: Annotated[Path, typer.Option(help="the results file")] = HERE / "results" / "draw_search.json",
-    docs: Annotated[str, typer.Option(help="the document; empty: none")] = str(ROOT / "docs/search.md"),
+    docs: Annotated[str, typer.Option(help="the document; empty: none")] = str(
+        ROOT / "docs/experiments/2026-11-23-one-search.md"
+    ),
 ) -> None:
     """Search, and write down how."""
     from kcg.dataset.reading import read_export

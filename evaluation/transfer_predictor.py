@@ -29,7 +29,7 @@ def main(
     out: Annotated[Path, typer.Option(help="the results file")] = HERE / "results" / "transfer_predictor.json",
     work: Annotated[Path, typer.Option(help="folder of what is being trained")] = ROOT / "kcg-out" / "transfer",
     docs: Annotated[str, typer.Option(help="the document whose table is written; empty: none")] = str(
-        ROOT / "docs/predictor.md"
+        ROOT / "docs/experiments/2026-11-22-predictor-on-another-machine.md"
     ),
     shares: Annotated[str, typer.Option(help="of the training kernels, with commas")] = "0,0.01,0.05,0.1",
     seeds: Annotated[int, typer.Option(help="trainings of each", min=1)] = 3,
