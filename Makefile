@@ -32,6 +32,10 @@ optimize: $(VENV)/.installed-core $(VENV)/.installed-clang
 test: $(VENV)/.installed-dev
 	@$(MAKE) --no-print-directory --keep-going checks tests
 
+# what makes the figures: no part of `test`, run before a change of evaluation/ is called done
+test-evaluation: $(VENV)/.installed-dev
+	$(PYTEST) tests/evaluation --numprocesses 2 --dist loadfile $(ARGS)
+
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -59,7 +63,7 @@ ifeq ($(strip $(ARGS)),)
 	{ $(LATER) $(PYTEST) -q --ignore tests/faults --collect-only >/dev/null; \
 	  $(LATER) $(PYTEST) tests/zoo >$(VENV)/zoo.log 2>&1; } & zoo=$$!; \
 	$(PYTEST) tests/faults --numprocesses 2 --dist worksteal || status=1; \
-	$(PYTEST) --ignore tests/faults --ignore tests/zoo --numprocesses 2 --dist loadfile --no-loadscope-reorder || status=1; \
+	$(PYTEST) --ignore tests/faults --ignore tests/zoo --ignore tests/evaluation --numprocesses 2 --dist loadfile --no-loadscope-reorder || status=1; \
 	wait $$checks || status=1; \
 	wait $$zoo || status=1; cat $(VENV)/zoo.log; \
 	exit $$status

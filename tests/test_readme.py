@@ -7,6 +7,7 @@ exit codes. The marked blocks of one document run in their order in one empty fo
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
 import shlex
@@ -91,14 +92,16 @@ def commands(block: Block) -> list[list[str]]:
 
 
 def inline_commands(text: str) -> list[list[str]]:
-    """Commands between single backticks, outside of blocks, that name kcg's modules or make."""
+    """Commands between single backticks, outside of blocks, that name modules or scripts of this repository or make."""
     outside = re.sub(r"(?ms)^\s*(`{3,}).*?^\s*\1\s*$", "", text)
-    spans = re.findall(r"`((?:python -m kcg|make )[^`]*)`", outside)
+    spans = re.findall(
+        r"`((?:python -m (?:kcg|evaluation|training)\b|python (?:evaluation|training)/|make )[^`]*)`", outside
+    )
     return [words for span in spans for words in commands(Block("bash", " ".join(span.split()), 0, False))]
 
 
 def problem(words: list[str]) -> str:
-    """What is wrong with a command as it is shown, empty where nothing is. Only kcg's own commands are looked at."""
+    """What is wrong with a command as it is shown, empty where nothing is. Only commands of this repository are."""
     shown = shlex.join(words)
     program = Path(words[0]).name
     if program == "make":
@@ -109,6 +112,10 @@ def problem(words: list[str]) -> str:
         return ""
     if words[1] == "-m" and len(words) > 2 and words[2].split(".")[0] == "kcg":
         return module_problem(words[2], words[3:])
+    if words[1] == "-m" and len(words) > 2 and words[2].split(".")[0] in ("evaluation", "training"):
+        path = ROOT / words[2].replace(".", "/")
+        exists = path.with_suffix(".py").is_file() or (path / "__main__.py").is_file()
+        return "" if exists else f"{shown}: no such module"
     if re.match(r"^(training|evaluation|tests)/", words[1]) and not (ROOT / words[1]).is_file():
         return f"{shown}: no such file"
     return ""
@@ -217,6 +224,44 @@ def test_links_to_files_lead_somewhere(document: str) -> None:
     assert [link for link in local if not ((ROOT / document).parent / link).exists()] == []
 
 
+METHODS = {
+    "tinygrad, hand-coded": "hand-coded",
+    "random, 64 a kernel": "random:64",
+    "kcg, `--effort quick`": "kcg:quick",
+    "BEAM=2": "tinygrad-beam:2",
+    "BEAM=4": "tinygrad-beam:4",
+    "BEAM=8": "tinygrad-beam:8",
+    "kcg": "kcg:normal",
+    "kcg, `--effort thorough --budget 8m`": "kcg:thorough:8m",
+}
+
+
+def test_the_table_of_the_readme_is_that_of_the_results() -> None:
+    runs = json.loads((ROOT / "evaluation/results/flux_table.json").read_text(encoding="utf-8"))["runs"]
+    lines = [line for line in read("README.md").splitlines() if line.startswith("| ")]
+    rows = {cells[0]: cells[1:] for line in lines if (cells := [c.strip() for c in line.strip("|").split("|")])}
+    for shown, method in METHODS.items():
+        expected = []
+        for run in ("1024_cuda", "768_cuda"):
+            row = runs[run]["methods"][method]
+            wrong = f", **{row['wrong']} wrong**" if row["wrong"] else ""
+            expected += [f"{row['over_kcg'][0]:.3f}", f"{row['total_s'][0] * 1e3:,.0f} ms{wrong}"]
+            searched = [f"{row['measurements']:,}", f"{row['wall_s']:,.0f} s"]
+            expected += searched if row["measurements"] else ["", ""]
+        assert rows[shown] == expected, shown
+
+
+def test_every_experiment_is_in_the_index_with_its_question_and_answer() -> None:
+    index = read("docs/experiments/README.md")
+    entries = [d for d in DOCUMENTS if d.startswith("docs/experiments/") and not d.endswith("README.md")]
+    assert entries
+    for entry in entries:
+        assert re.fullmatch(r"\d{4}-\d\d-\d\d-[a-z0-9-]+\.md", Path(entry).name), entry
+        assert f"({Path(entry).name})" in index, entry
+        text = read(entry)
+        assert "\n**Question.** " in text and "\n**Answer.** " in text, entry
+
+
 # -- the extractor and the checks, on made-up documents
 
 SAMPLE = """\
@@ -299,6 +344,7 @@ def test_a_block_that_fails_is_noticed(block: Block, tmp_path: Path) -> None:
         "python -m kcg.dataset no-such-command",
         "python -m kcg.doctor --no-such-option",
         "python evaluation/no_such_script.py",
+        "python -m evaluation.no_such_subject.no_such_script --anything",
     ],
 )
 def test_a_command_that_does_not_exist_is_noticed(command: str) -> None:

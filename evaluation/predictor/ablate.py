@@ -29,7 +29,7 @@ import typer
 
 from evaluation.documents import write_into
 from evaluation.predictor.intervals import half_width
-from evaluation.predictor.places import DOCUMENT, RESULTS, ROOT, WORK
+from evaluation.predictor.places import RESULTS, ROOT, WORK
 from evaluation.predictor.trees import TreeSettings, grown, tree_rows
 from evaluation.predictor.variants import TREES, VARIANTS, Variant
 from kcg.commandline import guarded, record_results
@@ -344,7 +344,9 @@ def main(
     dataset: Annotated[Path, typer.Option(help="an export")] = ROOT / "datasets" / "h200",
     out: Annotated[Path, typer.Option(help="the results file")] = RESULTS / "ablate_predictor.json",
     work: Annotated[Path, typer.Option(help="folder of what is being trained")] = WORK / "ablation",
-    docs: Annotated[str, typer.Option(help="the document whose table is written; empty: none")] = str(DOCUMENT),
+    docs: Annotated[str, typer.Option(help="the document whose table is written; empty: none")] = str(
+        ROOT / "docs/experiments/2026-11-22-predictor-ablation.md"
+    ),
     only: Annotated[str, typer.Option(help="variants by name, with commas; all by default")] = "",
     seeds: Annotated[int, typer.Option(help="trainings of each variant", min=1)] = 5,
     jobs: Annotated[int, typer.Option(help="trainings at once", min=1)] = 1,

@@ -24,7 +24,7 @@ import typer
 
 from evaluation.documents import write_into
 from evaluation.predictor.intervals import half_width
-from evaluation.predictor.places import DOCUMENT, RESULTS, ROOT, SHIPPED, WORK, command
+from evaluation.predictor.places import RESULTS, ROOT, SHIPPED, WORK, command
 from kcg.commandline import guarded, record_results
 from kcg.dataset.reading import read_export
 from kcg.dataset.splits import TEST
@@ -126,7 +126,9 @@ def main(
     checkpoint: Annotated[Path, typer.Option(help="what is trained already")] = SHIPPED,
     out: Annotated[Path, typer.Option(help="the results file")] = RESULTS / "transfer_predictor.json",
     work: Annotated[Path, typer.Option(help="folder of what is being trained")] = WORK / "transfer",
-    docs: Annotated[str, typer.Option(help="the document whose table is written; empty: none")] = str(DOCUMENT),
+    docs: Annotated[str, typer.Option(help="the document whose table is written; empty: none")] = str(
+        ROOT / "docs/experiments/2026-11-22-predictor-on-another-machine.md"
+    ),
     shares: Annotated[str, typer.Option(help="of the training kernels, with commas")] = "0,0.01,0.05,0.1",
     seeds: Annotated[int, typer.Option(help="trainings of each", min=1)] = 3,
     steps: Annotated[int, typer.Option(help="of each training", min=1)] = STEPS,

@@ -49,7 +49,7 @@ def main(
     / "results"
     / "compare_search.json",
     docs: Annotated[str, typer.Option(help="the document whose tables are written; empty: none")] = str(
-        ROOT / "docs/search.md"
+        ROOT / "docs/experiments/2026-11-23-search-strategies.md"
     ),
 ) -> None:
     """Play what is missing and write down the figures."""

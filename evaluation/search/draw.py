@@ -2,7 +2,8 @@
 
     python -m evaluation.search.draw
 
-Replays the table of a kernel of Flux with the shipped predictor, and writes both into docs/search.md.
+Replays the table of a kernel of Flux with the shipped predictor, and writes both into
+docs/experiments/2026-11-23-one-search.md.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ def main(
     checkpoint: Annotated[Path, typer.Option(help="the predictor's file")] = ROOT
     / "kcg/predictor/checkpoints/cuda.safetensors",
     out: Annotated[Path, typer.Option(help="the results file")] = ROOT / "evaluation" / "results" / "draw_search.json",
-    docs: Annotated[str, typer.Option(help="the document; empty: none")] = str(ROOT / "docs/search.md"),
+    docs: Annotated[str, typer.Option(help="the document; empty: none")] = str(
+        ROOT / "docs/experiments/2026-11-23-one-search.md"
+    ),
 ) -> None:
     """Search, and write down how."""
     from evaluation.documents import write_into

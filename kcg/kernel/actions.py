@@ -2,7 +2,7 @@
 
 BEAM's list of tinygrad 0.14.0 has 193 actions; this one adds the amounts it leaves out (UPCAST and UNROLL by 8 and 16,
 LOCAL by 32 on every axis), and keeps the limits of BEAM on the size of what is unrolled and of a workgroup.
-PADTO is left out, as BEAM leaves it out by default: with UNROLL it makes wrong kernels (docs/how-it-works.md).
+PADTO is left out, as BEAM leaves it out by default: with UNROLL it makes wrong kernels (docs/architecture.md).
 """
 
 from __future__ import annotations

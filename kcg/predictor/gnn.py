@@ -37,7 +37,7 @@ LEAST_LOG_SIGMA, MOST_LOG_SIGMA = -4.0, 2.0
 
 @dataclass(frozen=True)
 class NetSettings:
-    """The shape of a network. Each switch is a row of the ablation table in `docs/predictor.md`."""
+    """The shape of a network. Each switch is a row of `docs/experiments/2026-11-22-predictor-ablation.md`."""
 
     hidden: int = 64
     layers: int = 2

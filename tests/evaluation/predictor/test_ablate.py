@@ -106,7 +106,7 @@ def test_the_table_is_written_into_the_document(ablation: Ablation, tmp_path: Pa
     entry = ablate(replace(ablation, variants=names, seeds=1), say=lines.append)
     assert set(entry["variants"]) == set(names), lines
     document = tmp_path / "predictor.md"
-    document.write_text((ROOT / "docs" / "predictor.md").read_text())
+    document.write_text((ROOT / "docs" / "experiments" / "2026-11-22-predictor-ablation.md").read_text())
     write_into(document, {"ablation": table_of(entry)})
     text = document.read_text().partition("<!-- generated: ablation -->")[2].partition("<!-- end -->")[0]
     rows = [line for line in text.splitlines() if line.startswith("|")]

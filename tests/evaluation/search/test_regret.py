@@ -181,7 +181,7 @@ def test_tables_and_picture_are_written_into_a_document(tmp_path: Path) -> None:
     told = entry(made, kernels)
     parts = sections(told, headline(made), "test", "curves.svg")
     document = tmp_path / "search.md"
-    document.write_text((ROOT / "docs" / "search.md").read_text())
+    document.write_text((ROOT / "docs" / "experiments" / "2026-11-23-search-strategies.md").read_text())
     marks = set(re.findall(r"<!-- generated: (test-[\w-]+) -->", document.read_text()))
     assert marks == set(parts), "every part has its place in the document"
     write_into(document, parts)
