@@ -18,7 +18,7 @@ unexport PYTHON
 # would each compile torch and tinygrad anew (8.0 s of CPU time to import the predictor, 3.3 s once it is compiled)
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help optimize test checks lint types tests clean
+.PHONY: help optimize test test-evaluation checks lint types tests clean
 .DELETE_ON_ERROR:
 
 help:

@@ -1,7 +1,8 @@
 """What online correction is worth: the best schedule that is known after 0, 4, 8 and 16 measurements of a kernel.
 
     python -m evaluation.predictor.evaluate_correction CHECKPOINT
-    python -m evaluation.predictor.evaluate_correction CHECKPOINT --part test --docs docs/experiments/2026-11-23-correction.md
+    python -m evaluation.predictor.evaluate_correction CHECKPOINT --part test \
+        --docs docs/experiments/2026-11-23-correction.md
 
 Scores are geometric means over kernels, in pools of the dataset and in its replay tables;
 `evaluation.search.correcting` says what is measured and how it is judged. Writes
