@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from evaluation.rows import run_of
 from kcg.commandline import record_results
 from kcg.compat.device import choose_device, prepare
 from kcg.kernel.codec import ast_of
@@ -45,7 +46,7 @@ class OnFlux:
 
     def keep(self, tinygrad_device: str, rows: list[dict[str, Any]], headline: dict[str, Any]) -> None:
         """Writes the rows, and the headline under the name of this run."""
-        name = f"{self.preset}_{tinygrad_device.lower().replace(':', '_')}"
+        name = run_of(self.preset, tinygrad_device)
         entry = {"kernels": rows, "command": f"python -m {self.module} {self.asked} --preset {self.preset}"}
         record_results(self.out, name, entry, {f"{key}_{name}": value for key, value in headline.items()})
 

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 import typer
 
+from evaluation.laps import laps
 from evaluation.predictor.places import RESULTS, ROOT, SHIPPED, command
 from kcg.commandline import guarded, record_results
 from kcg.dataset.reading import read_export
@@ -70,14 +71,7 @@ def profile(
     drawn = candidates(KernelSpace(region, target), count, rng)
     space, spent = KernelSpace(region, target), dict[str, float]()
     space.table(RAW)
-    last = time.perf_counter()
-
-    def lap(name: str) -> None:
-        nonlocal last
-        now = time.perf_counter()
-        spent[name] = spent.get(name, 0.0) + now - last
-        last = now
-
+    lap = laps(spent)
     tables = [space.table(schedule) for schedule in drawn]
     lap("apply the Opts, axis table")
     uops = [space.uops(schedule) for schedule in drawn]
@@ -87,7 +81,7 @@ def profile(
     made = graphs(encoded, target)
     lap("graphs")
     kernel_x, target_x = kernel_features(region), target_features(target)
-    last = time.perf_counter()
+    lap = laps(spent)  # what was asked once a kernel is no part of a candidate
     zeros = np.zeros(len(made), np.int64)
     batch = GraphSet(made, zeros, kernel_x[None], target_x[None], zeros[:1]).batch(torch.arange(len(made)))
     with torch.inference_mode():

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from evaluation.laps import laps
 from kcg.dataset.reading import Export, read_export
 from kcg.env import KernelScheduleEnv, Task, learned, observation_of
 from kcg.kernel.space import KernelSpace
@@ -57,14 +58,7 @@ def profile(
     views = Viewer(KernelSpace(region, target)).views(schedules)
     space, spent = KernelSpace(region, target), dict[str, float]()
     space.actions(schedules[0])
-    last = time.perf_counter()
-
-    def lap(name: str) -> None:
-        nonlocal last
-        now = time.perf_counter()
-        spent[name] = spent.get(name, 0.0) + now - last
-        last = now
-
+    lap = laps(spent)
     for schedule, view in zip(schedules[1:], views[1:], strict=True):
         table, uops = space.table(schedule), space.uops(schedule)
         lap("axis table, micro-operations")
