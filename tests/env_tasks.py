@@ -19,13 +19,13 @@ from kcg.dataset.reading import read_export
 from kcg.env import FAULT_VALUE, Cost, KernelScheduleEnv, Reading, Task, predicted
 from kcg.kernel.codec import kernel_of
 from kcg.kernel.space import KernelSpace
-from kcg.kernel.targets import KNOWN_TARGETS
 from kcg.predictor.roofline import Roofline
 from kcg.predictor.views import Viewer
 from kcg.search.replay import ReplayTable
 from kcg.search.tables import read_tables
 from kcg.types import Region, Schedule, Target
 from tests.kernels import empty, example_ast, kernels_of
+from tests.known_targets import KNOWN_TARGETS
 
 DATASET = Path(__file__).parent.parent / "datasets" / "h200"
 RECORDED = "b6807720"

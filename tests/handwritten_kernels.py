@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from kcg.kernel.codec import kernel_of
-from kcg.kernel.targets import KNOWN_TARGETS
 from kcg.kernels import HandwrittenKernel, collecting, handwritten
 from kcg.types import Region
 from tests.kernels import example_ast
+from tests.known_targets import KNOWN_TARGETS
 
 SM_90 = KNOWN_TARGETS["sm_90"]
 ROWS, COLUMNS, INNER = 24, 32, 40

@@ -18,8 +18,8 @@ from tinygrad import Tensor, Variable, dtypes
 from kcg.compat.tiny import Ops, UOp
 from kcg.kernel.codec import kernel_of
 from kcg.kernel.space import KernelSpace
-from kcg.kernel.targets import KNOWN_TARGETS
 from kcg.types import Opt, Region, Schedule
+from tests.known_targets import KNOWN_TARGETS
 
 
 def kernels_of(*tensors: Tensor) -> list[UOp]:

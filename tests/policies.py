@@ -11,7 +11,6 @@ from torch import nn
 from kcg.env import Task, predicted
 from kcg.kernel.codec import kernel_of
 from kcg.kernel.space import KernelSpace
-from kcg.kernel.targets import KNOWN_TARGETS
 from kcg.predictor import choice
 from kcg.predictor.gnn import NetSettings
 from kcg.predictor.roofline import Roofline
@@ -23,6 +22,7 @@ from kcg.search.replay import oracle_predict
 from kcg.search.trials import Trials
 from kcg.types import Region
 from tests.kernels import empty, example_ast, kernels_of
+from tests.known_targets import KNOWN_TARGETS
 
 SHIPPED = choice.SHIPPED / "cuda.safetensors"
 SMALL = NetSettings(hidden=16, layers=1)

@@ -13,7 +13,6 @@ from replay_table import chain_table, synthetic_table
 
 from kcg.kernel.codec import kernel_of
 from kcg.kernel.space import KernelSpace
-from kcg.kernel.targets import KNOWN_TARGETS
 from kcg.optimize import searching
 from kcg.predictor.roofline import Roofline
 from kcg.search.bidding import Auction, Limits
@@ -27,6 +26,7 @@ from kcg.search.strategies import strategy
 from kcg.search.trials import STANDS_FOR, Trials
 from kcg.types import Opt, Region, Schedule
 from tests.kernels import empty, kernels_of
+from tests.known_targets import KNOWN_TARGETS
 
 TARGET = KNOWN_TARGETS["sm_90"]
 

@@ -14,7 +14,6 @@ import pytest
 
 from kcg.kernel.codec import kernel_of
 from kcg.kernel.space import KernelSpace
-from kcg.kernel.targets import KNOWN_TARGETS
 from kcg.optimize.names import strategy_of
 from kcg.predictor.roofline import Roofline
 from kcg.search.bidding import MOST_ALONE, MOST_AT_ONCE, Auction, Limits
@@ -26,6 +25,7 @@ from kcg.search.thinking import Thinkers, _Thinker
 from kcg.types import Region, Schedule, Status
 from tests.faults import processes
 from tests.kernels import empty, kernels_of
+from tests.known_targets import KNOWN_TARGETS
 from tests.replay_table import chain_table, synthetic_table
 
 

@@ -26,7 +26,6 @@ from kcg.dataset.journal import Journal
 from kcg.errors import DataError, DeviceError, UsageError
 from kcg.kernel.codec import kernel_of
 from kcg.kernel.space import KernelSpace
-from kcg.kernel.targets import KNOWN_TARGETS
 from kcg.measure.protocol import PROTOCOL
 from kcg.predictor.choice import check_choice
 from kcg.predictor.roofline import Roofline
@@ -34,6 +33,7 @@ from kcg.provenance import provenance
 from kcg.search.tables import FILE, read_tables
 from kcg.types import RAW, Measurement, Region, Schedule, Status, Target, Workload, WorkloadCall
 from tests.kernels import empty, kernels_of
+from tests.known_targets import KNOWN_TARGETS
 
 H200 = KNOWN_TARGETS["sm_90"]
 MIX = tuple(DEFAULT_MIX.items())

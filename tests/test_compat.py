@@ -51,9 +51,9 @@ from kcg.compat.tiny import (
     dtypes,
 )
 from kcg.kernel.codec import ast_of, kernel_of
-from kcg.kernel.targets import KNOWN_TARGETS
 from kcg.types import Opt
 from tests.kernels import kernels_of
+from tests.known_targets import KNOWN_TARGETS
 from tests.without_clang import HIDE
 
 ROOT = Path(__file__).parent.parent

@@ -18,9 +18,9 @@ from kcg.compat import beam, programs, scheduling
 from kcg.compat.renderers import planning_renderer
 from kcg.compat.tiny import Device, KernelInfo, Ops, Scheduler, UOp, dtypes, to_program
 from kcg.kernel.codec import ast_of, kernel_of
-from kcg.kernel.targets import KNOWN_TARGETS
 from kcg.types import Opt, Target
 from tests.kernels import example_asts, example_region, kernels_of, on_targets
+from tests.known_targets import KNOWN_TARGETS
 
 ASTS = example_asts()
 

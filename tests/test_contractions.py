@@ -21,9 +21,9 @@ from kcg.kernel.contractions import (
     least_bytes,
     operations,
 )
-from kcg.kernel.targets import KNOWN_TARGETS
 from kcg.measure.limits import floor_s
 from kcg.types import CacheState
+from tests.known_targets import KNOWN_TARGETS
 
 
 def kernels_of(*tensors: Tensor) -> list[UOp]:

@@ -10,7 +10,6 @@ import torch
 
 from kcg.kernel.codec import kernel_of
 from kcg.kernel.space import KernelSpace
-from kcg.kernel.targets import KNOWN_TARGETS
 from kcg.predictor.batches import GraphSet
 from kcg.predictor.context import kernel_features, target_features
 from kcg.predictor.correction import MOST, Correction
@@ -19,6 +18,7 @@ from kcg.predictor.features import graphs
 from kcg.predictor.gnn import Net, NetSettings
 from kcg.types import Region
 from tests.kernels import empty, kernels_of
+from tests.known_targets import KNOWN_TARGETS
 
 SIGMA = 0.3
 

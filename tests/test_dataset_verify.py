@@ -22,9 +22,9 @@ from kcg.dataset.export import CHECKSUMS, export
 from kcg.dataset.journal import Journal, Run
 from kcg.dataset.verify import LISTED, Report, verify
 from kcg.kernel.codec import kernel_of
-from kcg.kernel.targets import KNOWN_TARGETS
 from kcg.types import CacheState, Kernel, Measurement, Opt, Region, Schedule, Status, Toolchain, Workload, WorkloadCall
 from tests.kernels import empty, kernels_of
+from tests.known_targets import KNOWN_TARGETS
 from tests.test_export import as_schema_2, with_every_column
 
 TARGET = KNOWN_TARGETS["sm_90"]

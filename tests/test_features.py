@@ -17,7 +17,6 @@ from kcg.errors import DataError
 from kcg.kernel.axes import Access, AxisTable
 from kcg.kernel.codec import kernel_of
 from kcg.kernel.space import KernelSpace
-from kcg.kernel.targets import KNOWN_TARGETS
 from kcg.predictor import data as data_module
 from kcg.predictor import encode as encode_module
 from kcg.predictor import kernel_jobs
@@ -29,6 +28,7 @@ from kcg.predictor.features import ACCESS_FEATURES, SCHEDULE_FEATURES, Graphs, g
 from kcg.predictor.gnn import Net, NetSettings
 from kcg.types import RAW, Region, Schedule, Status
 from tests.kernels import empty, example_asts, example_region, kernels_of, on_targets
+from tests.known_targets import KNOWN_TARGETS
 from tests.small_dataset import small_dataset
 
 H200 = KNOWN_TARGETS["sm_90"]

@@ -17,13 +17,13 @@ from kcg.compat.renderers import compiling_renderer
 from kcg.kernel.codec import ast_of, kernel_of
 from kcg.kernel.compiler import compile_schedule
 from kcg.kernel.lowering import file_digest, lower, read_kernels, view_of
-from kcg.kernel.targets import KNOWN_TARGETS
 from kcg.kernels import Launch
 from kcg.measure.target import detect
 from kcg.measure.verify import CheckedBench
 from kcg.optimize.result import read_result
 from kcg.types import Region, ScheduleKind, Target
 from tests.kernels import empty, kernels_of
+from tests.known_targets import KNOWN_TARGETS
 from tests.test_readme import Block, blocks, run_block
 from tests.zoo import reference
 

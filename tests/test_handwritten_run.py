@@ -24,7 +24,7 @@ from kcg.optimize.result import from_dict, read_result, to_dict, write_result
 from kcg.optimize.session import Session
 from kcg.optimize.settings import Settings
 from kcg.types import ModelCheck, RegionResult, Result, ScheduleKind
-from kcg.workloads.registry import Step
+from kcg.workloads.family import Step
 
 SCRIPTS = Path(__file__).parent / "scripts"
 DEV = "CPU:X86"

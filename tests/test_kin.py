@@ -14,7 +14,6 @@ import pytest
 
 from kcg.kernel.codec import kernel_of
 from kcg.kernel.space import KernelSpace
-from kcg.kernel.targets import KNOWN_TARGETS
 from kcg.search.bidding import Auction, Bidder, Limits
 from kcg.search.graph import Graph, MctsSettings
 from kcg.search.interface import Ledger, Observation, Problem
@@ -24,6 +23,7 @@ from kcg.search.thinking import Thinkers
 from kcg.search.trials import Trials
 from kcg.types import RAW, Opt, Prediction, Region, Schedule, Status
 from tests.kernels import empty, kernels_of
+from tests.known_targets import KNOWN_TARGETS
 
 TARGET = KNOWN_TARGETS["sm_90"]
 GOOD = Schedule.from_opts([Opt("LOCAL", 0, 8), Opt("UPCAST", 0, 3), Opt("UNROLL", 0, 4)])

@@ -24,7 +24,8 @@ from kcg.optimize.whole_model import _Program
 from kcg.types import Workload
 from kcg.workloads import registry
 from kcg.workloads.capture import lazy_workload
-from kcg.workloads.registry import Step, WorkloadSpec, spec_of
+from kcg.workloads.family import Step
+from kcg.workloads.registry import WorkloadSpec, spec_of
 from tests.tiny_models import TINY
 
 WIDTHS = {"mini": 64, "middling": 1024, "vast": 1 << 24}

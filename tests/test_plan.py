@@ -19,11 +19,11 @@ from kcg.kernel.axes import axis_table
 from kcg.kernel.codec import ast_of, kernel_of
 from kcg.kernel.ground import Ground
 from kcg.kernel.plan import MAKES, Planner, PlanState, plan_of, planner_from
-from kcg.kernel.targets import KNOWN_TARGETS
 from kcg.kernel.uops import count_uops
 from kcg.types import Opt, Region, Schedule, Target
 from kcg.workloads.registry import spec_of
 from tests.kernels import empty, example_asts, example_region, kernels_of
+from tests.known_targets import KNOWN_TARGETS
 
 X86 = Target(
     device="CPU", renderer="X86", arch="x86_64,native", model="test", cores=8, has_local=False, has_threads=True,

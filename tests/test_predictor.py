@@ -18,7 +18,6 @@ from kcg.dataset.reading import read_export
 from kcg.errors import DataError, UsageError
 from kcg.kernel.codec import kernel_of
 from kcg.kernel.space import KernelSpace
-from kcg.kernel.targets import KNOWN_TARGETS
 from kcg.predictor import choice, header
 from kcg.predictor.batches import GraphSet
 from kcg.predictor.checkpoint import About, Checkpoint, read, save
@@ -34,6 +33,7 @@ from kcg.predictor.roofline import Roofline
 from kcg.predictor.tensors import MOST_BYTES
 from kcg.types import RAW, Opt, Region, Schedule
 from tests.kernels import empty, kernels_of
+from tests.known_targets import KNOWN_TARGETS
 from tests.small_dataset import small_dataset
 
 FLOORS = Floors()

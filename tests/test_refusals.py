@@ -11,9 +11,9 @@ from kcg.kernel.codec import kernel_of
 from kcg.kernel.compiler import UOPS_MAX, render_schedule
 from kcg.kernel.refusals import refusal, too_long
 from kcg.kernel.space import KernelSpace
-from kcg.kernel.targets import KNOWN_TARGETS
 from kcg.types import Opt, Region, Schedule
 from tests.kernels import empty, kernels_of
+from tests.known_targets import KNOWN_TARGETS
 
 H200 = KNOWN_TARGETS["sm_90"]
 CORE = ("TC", 0, (-1, 0, 1))

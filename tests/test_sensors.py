@@ -10,7 +10,6 @@ import pytest
 from kcg.compat.tiny import dtypes
 from kcg.kernel.codec import kernel_of
 from kcg.kernel.compiler import compile_schedule
-from kcg.kernel.targets import KNOWN_TARGETS
 from kcg.measure import child, sensors
 from kcg.measure.jobs import TimeJob
 from kcg.measure.limits import floor_s
@@ -18,6 +17,7 @@ from kcg.measure.sensors import LinuxCpuSensors, Neighbours, NoSensors, describe
 from kcg.measure.target import detect
 from kcg.types import RAW, CacheState, Region, Target
 from tests.kernels import empty, example_asts, kernels_of
+from tests.known_targets import KNOWN_TARGETS
 
 TARGET: Target = detect("CPU:X86", 1)[0]
 REGION = Region((kernel_of(example_asts()["matmul_f32"]),))

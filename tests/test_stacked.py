@@ -13,7 +13,6 @@ import torch
 
 from kcg.kernel.codec import kernel_of
 from kcg.kernel.space import KernelSpace
-from kcg.kernel.targets import KNOWN_TARGETS
 from kcg.predictor import stacked as stacked_module
 from kcg.predictor.batches import GraphSet
 from kcg.predictor.checkpoint import Checkpoint, read
@@ -26,6 +25,7 @@ from kcg.predictor.learned import LearnedPredictor
 from kcg.predictor.stacked import Answers, Stacked
 from kcg.types import RAW, Region
 from tests.kernels import empty, kernels_of
+from tests.known_targets import KNOWN_TARGETS
 
 TARGET = KNOWN_TARGETS["sm_90"]
 CLOSE = 1e-5

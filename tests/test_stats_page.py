@@ -26,7 +26,6 @@ from kcg.dataset.stats import Stats, WorkloadStats, quartiles, stats
 from kcg.dataset.stats_text import duration, percent, render, share
 from kcg.errors import ExitCode
 from kcg.kernel.codec import kernel_of
-from kcg.kernel.targets import KNOWN_TARGETS
 from kcg.types import (
     Kernel,
     Measurement,
@@ -39,6 +38,7 @@ from kcg.types import (
     WorkloadCall,
 )
 from tests.kernels import empty, kernels_of
+from tests.known_targets import KNOWN_TARGETS
 
 TARGET = replace(KNOWN_TARGETS["sm_90"], model="NVIDIA <b>H200</b>")
 TOOLCHAIN = Toolchain("0.14.0", "NVRTC 13.0", "580", "", 1)

@@ -19,11 +19,11 @@ from kcg.kernel.codec import ast_of, kernel_of
 from kcg.kernel.contractions import arithmetic, certain_bytes, least_bytes, operations, work_at
 from kcg.kernel.space import KernelSpace
 from kcg.kernel.symbolic import at_ends, at_values, ends_of, merged, seen_by, thinned
-from kcg.kernel.targets import KNOWN_TARGETS
 from kcg.measure.group import Request
 from kcg.measure.service import MeasureService
 from kcg.types import RAW, Kernel, Region, Status, Variables, Workload, WorkloadCall
 from tests.kernels import empty
+from tests.known_targets import KNOWN_TARGETS
 
 ROWS, COLUMNS, LARGEST = 64, 48, 32
 

@@ -9,9 +9,9 @@ import pytest
 from kcg.kernel.codec import kernel_of
 from kcg.kernel.compiler import render_schedule
 from kcg.kernel.space import KernelSpace
-from kcg.kernel.targets import KNOWN_TARGETS
 from kcg.types import Opt, Region, Schedule, Target
 from tests.kernels import empty, example_asts, example_region, kernels_of, on_targets
+from tests.known_targets import KNOWN_TARGETS
 
 ASTS = example_asts()
 

@@ -16,11 +16,11 @@ from kcg.errors import ScheduleError
 from kcg.kernel.codec import kernel_of
 from kcg.kernel.compiler import UOPS_MAX, _program, compile_schedule
 from kcg.kernel.space import UOPS_OFFERED, KernelSpace
-from kcg.kernel.targets import KNOWN_TARGETS
 from kcg.kernel.uops import _packs, count_uops
 from kcg.measure.target import detect
 from kcg.types import RAW, Opt, Region, Schedule, Target
 from tests.kernels import empty, example_region, kernels_of
+from tests.known_targets import KNOWN_TARGETS
 
 X86 = Target(
     device="CPU", renderer="X86", arch="x86_64,native", model="test", cores=2, has_local=False, has_threads=True,

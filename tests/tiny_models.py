@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from kcg.workloads import registry
-from kcg.workloads.registry import Published, Step, WorkloadSpec
+from kcg.workloads.family import Step
+from kcg.workloads.registry import Published, WorkloadSpec
 
 DTYPES = ("float32", "bfloat16", "float16")
 BAD = ("hangs", "dies-at-once", "dies-when-tuned", "nan", "zero", "other-kernels")

@@ -14,9 +14,9 @@ from typing import Any
 from evaluation.measure.fuzzing import fuzz_kernels
 from kcg.dataset.journal import Journal, Run
 from kcg.dataset.records import Record
-from kcg.kernel.targets import KNOWN_TARGETS
 from kcg.measure.protocol import PROTOCOL, samples_for
 from kcg.types import Measurement, Opt, Schedule, Status, Toolchain, Workload, WorkloadCall
+from tests.known_targets import KNOWN_TARGETS
 
 TARGET = KNOWN_TARGETS["sm_90"]
 TOOLCHAIN = Toolchain(tinygrad="0.14.0", compiler="NVRTC 12.4", driver="550.54", triton="", action_space=1)

@@ -17,8 +17,8 @@ from evaluation.pytorch.serving import Call, Prepared, host_seconds, serve
 from evaluation.pytorch.sum_levels import hand_written, run_of
 from evaluation.pytorch.tuning import FOLDER
 from kcg.measure.sensors import sensors_for
-from kcg.workloads.family import tensor_of
-from kcg.workloads.registry import Step, spec_of
+from kcg.workloads.family import Step, tensor_of
+from kcg.workloads.registry import spec_of
 
 
 def prepare(case: dict[str, Any]) -> Prepared:

@@ -23,7 +23,7 @@ from evaluation.pytorch.turns import IN_TINYGRAD, IN_TORCH, TINYGRAD, Contender
 from kcg.compat.tiny import AxisType, Device, KernelInfo, Ops
 from kcg.errors import UsageError
 from kcg.optimize.console import format_seconds
-from kcg.workloads.registry import Step
+from kcg.workloads.family import Step
 
 SUM, COPY = "sum", "copy"
 ELEMENTS = {"full": 1 << 28, "mini": 1 << 18}

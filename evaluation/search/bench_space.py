@@ -29,10 +29,10 @@ from kcg.kernel.actions import legal_steps
 from kcg.kernel.axes import axis_table
 from kcg.kernel.codec import ast_of
 from kcg.kernel.plan import planner_from
-from kcg.kernel.targets import KNOWN_TARGETS
 from kcg.kernel.uops import count_uops
 from kcg.types import Region, Target
 from kcg.workloads import registry
+from tests.known_targets import KNOWN_TARGETS
 
 RESULTS = Path(__file__).parents[2] / "evaluation" / "results" / "bench_space.json"
 DEFAULT = ["flux/mini", "gpt2/mini", "resnet/mini"]

@@ -26,10 +26,10 @@ from tinygrad import Tensor
 from kcg.commandline import command_text, guarded, record_results
 from kcg.kernel.codec import kernel_of
 from kcg.kernel.space import KernelSpace
-from kcg.kernel.targets import KNOWN_TARGETS
 from kcg.search import thinking
 from kcg.search.interface import Ledger, Observation, Problem
 from kcg.types import Region, Schedule, Status
+from tests.known_targets import KNOWN_TARGETS
 
 ROOT = Path(__file__).parents[2]
 TARGET = KNOWN_TARGETS["sm_90"]

@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from tinygrad import Tensor
 
-    from kcg.workloads.registry import Step, WorkloadSpec
+    from kcg.workloads.family import Step
+    from kcg.workloads.registry import WorkloadSpec
 
     Array = NDArray[np.float64]
 

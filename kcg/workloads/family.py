@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -24,11 +24,25 @@ from tinygrad import Tensor, dtypes
 from kcg.compat.tiny import UOp
 from kcg.types import Workload
 from kcg.workloads.capture import step_workload
-from kcg.workloads.registry import Step
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class Step:
+    """One execution of a workload on random weights and inputs, all of them realised on the default device.
+
+    Weights are scaled by fan-in (standard deviation `1/sqrt(fan_in)`), so that bfloat16 does not overflow.
+    `run(**inputs)` gives the outputs, not realised; it may be called many times and must make the kernels that the
+    workload's `capture` yields. How far the output moves when floating inputs change by a rounding unit is measured, so
+    at least one is floating (a model that reads only tokens has its embedding table among the inputs), and what is
+    exact by nature, such as positions or a timestep, is no input but bound in `run`.
+    """
+
+    inputs: dict[str, Tensor | UOp]  # a UOp is a bound variable, of which replays are told
+    run: Callable[..., Tensor | tuple[Tensor, ...]]
 
 
 @dataclass(frozen=True)

@@ -20,24 +20,9 @@ from kcg.types import Workload
 if TYPE_CHECKING:
     from tinygrad import Tensor
 
-    from kcg.compat.tiny import UOp
+    from kcg.workloads.family import Step
 
 CPU_PREFIX = "mini"  # of the presets that suit a CPU
-
-
-@dataclass(frozen=True)
-class Step:
-    """One execution of a workload on random weights and inputs, all of them realised on the default device.
-
-    Weights are scaled by fan-in (standard deviation `1/sqrt(fan_in)`), so that bfloat16 does not overflow.
-    `run(**inputs)` gives the outputs, not realised; it may be called many times and must make the kernels that the
-    workload's `capture` yields. How far the output moves when floating inputs change by a rounding unit is measured, so
-    at least one is floating (a model that reads only tokens has its embedding table among the inputs), and what is
-    exact by nature, such as positions or a timestep, is no input but bound in `run`.
-    """
-
-    inputs: dict[str, Tensor | UOp]  # a UOp is a bound variable, of which replays are told
-    run: Callable[..., Tensor | tuple[Tensor, ...]]
 
 
 @dataclass(frozen=True)
@@ -95,6 +80,8 @@ def _flux() -> WorkloadSpec:
             weights.weights_file(model, published)
 
     def step(preset: str, seed: int, published: str = "") -> Step:
+        from kcg.workloads.family import Step
+
         model, _ = flux.build(preset)
         if published:
             weights.load_weights(model, published)

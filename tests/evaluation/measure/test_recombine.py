@@ -18,9 +18,9 @@ from kcg.kernel.compiler import compile_schedule
 from kcg.kernel.contractions import arithmetic
 from kcg.kernel.evaluate import buffers, evaluate, sample_points
 from kcg.kernel.space import KernelSpace
-from kcg.kernel.targets import KNOWN_TARGETS
 from kcg.types import RAW, Region, Target
 from tests.kernels import example_asts
+from tests.known_targets import KNOWN_TARGETS
 
 X86 = Target(
     device="CPU", renderer="X86", arch="x86_64,native", model="test", cores=2, has_local=False, has_threads=True,

@@ -25,7 +25,6 @@ from kcg.kernel.contractions import contractions
 from kcg.kernel.evaluate import CONFIDENT, error_ratio, evaluate, sample_points
 from kcg.kernel.lowering import file_digest, lower, read_kernels, view_of
 from kcg.kernel.space import KernelSpace
-from kcg.kernel.targets import KNOWN_TARGETS
 from kcg.kernels import KernelView
 from kcg.measure.inputs import make_inputs, to_values
 from kcg.measure.target import detect
@@ -33,6 +32,7 @@ from kcg.measure.verify import CheckedBench
 from kcg.types import RAW, Region
 from tests.evaluation.pytorch.running import COMPARE, ROOT, run
 from tests.kernels import empty, kernels_of
+from tests.known_targets import KNOWN_TARGETS
 from tests.zoo import reference
 
 KERNELS = ROOT / "evaluation" / "pytorch" / "kernels"

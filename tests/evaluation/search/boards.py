@@ -8,10 +8,10 @@ from pathlib import Path
 
 from evaluation.search.comparison import Bench, Settings, play_all
 from evaluation.search.regret import Board
-from kcg.kernel.targets import KNOWN_TARGETS
 from kcg.search.replay import ReplayTable
 from kcg.search.tables import NamedTable, RecordedKernel
 from kcg.types import Kernel, Region
+from tests.known_targets import KNOWN_TARGETS
 
 ROOT = Path(__file__).parents[3]
 CHECKPOINT = ROOT / "kcg" / "predictor" / "checkpoints" / "cuda.safetensors"

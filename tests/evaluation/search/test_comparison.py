@@ -34,13 +34,13 @@ from evaluation.search.regret import Board, headline
 from evaluation.search.rollouts import Led
 from kcg.dataset.reading import Export, read_export
 from kcg.errors import DataError, MismatchError, UnknownName, UsageError
-from kcg.kernel.targets import KNOWN_TARGETS
 from kcg.predictor.gnn import NetSettings
 from kcg.search.policy import Policy, PolicyAbout, PolicyNet, Proposal, save_policy
 from kcg.search.replay import ReplayTable
 from kcg.search.tables import FILE, RecordedKernel, kernels_of
 from kcg.types import Schedule
 from tests.evaluation.search.boards import CHECKPOINT, FEW, ROOT, board, recorded
+from tests.known_targets import KNOWN_TARGETS
 
 H200 = ROOT / "datasets" / "h200"
 
