@@ -15,7 +15,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from kcg.commandline import command_text, record_results
+from kcg.cli import command_text, record_results
 from kcg.measure.protocol import median, median_interval
 from kcg.optimize.settings import parse_budget
 from kcg.provenance import provenance
@@ -42,9 +42,16 @@ class Rows:
     """
 
     def __init__(
-        self, out: Path, run: str, *, budget: str = "", again: bool = False, retry: bool = False,
-        settings: dict[str, Any] | None = None, headline: Callable[[dict[str, Row]], dict[str, Any]] = lambda rows: {},
-    ) -> None:  # fmt: skip
+        self,
+        out: Path,
+        run: str,
+        *,
+        budget: str = "",
+        again: bool = False,
+        retry: bool = False,
+        settings: dict[str, Any] | None = None,
+        headline: Callable[[dict[str, Row]], dict[str, Any]] = lambda rows: {},
+    ) -> None:
         self._out, self._run, self._headline = out, run, headline
         self._until = time.monotonic() + parse_budget(budget) if budget else float("inf")
         self._settings = settings or {}

@@ -9,13 +9,27 @@ from typing import Annotated
 
 import typer
 
-from kcg.commandline import guarded
+from kcg.cli import guarded
 from kcg.errors import ExitCode, KcgError
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
-CORE = ("tinygrad", "numpy", "torch", "torch_geometric", "gymnasium", "safetensors", "huggingface_hub", "pyarrow",
-        "pebble", "scipy", "typer", "rich", "jinja2", "plotly")  # fmt: skip
+CORE = (
+    "tinygrad",
+    "numpy",
+    "torch",
+    "torch_geometric",
+    "gymnasium",
+    "safetensors",
+    "huggingface_hub",
+    "pyarrow",
+    "pebble",
+    "scipy",
+    "typer",
+    "rich",
+    "jinja2",
+    "plotly",
+)
 EXTRAS = {"train": ("stable_baselines3", "sb3_contrib", "wandb", "optuna"), "gpu": ("triton",)}
 
 
@@ -74,9 +88,13 @@ def _packages() -> list[Finding]:
     found = []
     missing = [name for name in CORE if importlib.util.find_spec(name) is None]
     found.append(
-        Finding("packages", f"missing: {', '.join(missing)}" if missing else "all of the core", not missing,
-                "pip install -c constraints.txt -e ." if missing else "")
-    )  # fmt: skip
+        Finding(
+            "packages",
+            f"missing: {', '.join(missing)}" if missing else "all of the core",
+            not missing,
+            "pip install -c constraints.txt -e ." if missing else "",
+        )
+    )
     if "tinygrad" not in missing:
         version = metadata.version("tinygrad")
         ok = version == "0.14.0"

@@ -1,8 +1,8 @@
 """Folders to and from repositories of the Hugging Face Hub: one commit up, one pinned commit down, whole or not at all.
 
-What travels is a kind of cargo: datasets' exports (`kcg.dataset.hub`), predictors (`kcg.predictor.hub`). Only files of
-its suffixes travel, from a folder and its subfolders one level deep; nothing that is pulled is ever executed or
-unpickled. What is pushed was checked before, what is pulled after it arrived. Errors are one line each.
+What travels is a kind of cargo: datasets' exports (`kcg.dataset.publish`), predictors (`kcg.predictor.publish`). Only
+files of its suffixes travel, from a folder and its subfolders one level deep; nothing that is pulled is ever executed
+or unpickled. What is pushed was checked before, what is pulled after it arrived. Errors are one line each.
 
 No call waits for ever. The Hub's own client retries, resumes downloads, and gives up on one that stalls
 (`HF_HUB_DOWNLOAD_TIMEOUT`, `HF_HUB_ETAG_TIMEOUT`). It has no limit for its other requests, for a whole transfer, and
@@ -52,9 +52,16 @@ MAIN = "main"
 LONGEST_WAIT_S = 60  # a Hub that asks for a longer pause is reported instead
 
 FOREIGN = (
-    OSError, httpx2.HTTPError, httpx2.InvalidURL, EntryNotFoundError, ValueError, RuntimeError, LookupError, TypeError,
+    OSError,
+    httpx2.HTTPError,
+    httpx2.InvalidURL,
+    EntryNotFoundError,
+    ValueError,
+    RuntimeError,
+    LookupError,
+    TypeError,
     AttributeError,
-)  # fmt: skip
+)
 """What the Hub's client raises: for the network, for a refusal, and where an answer has not the shape of the Hub's."""
 
 

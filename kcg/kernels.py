@@ -162,9 +162,7 @@ class _Decorators:
     ) -> Callable[[F], F]:
         """A Triton kernel, with or without `@triton.jit`: first a pointer per buffer, then constants (`tl.constexpr`).
         Of `launch` only `blocks` counts: Triton decides on threads and shared memory."""
-        return _register(
-            "triton", matches, launch=launch, constants=constants or {}, warps=warps, stages=stages
-        )  # fmt: skip
+        return _register("triton", matches, launch=launch, constants=constants or {}, warps=warps, stages=stages)
 
 
 handwritten = _Decorators()

@@ -1,26 +1,22 @@
-"""The nouns of kcg: frozen dataclasses of the standard library only, passed between all rooms.
-
-Every noun that is stored has an identity that is the same on every machine: a SHA-256 of canonical JSON
-(sorted keys, no spaces). Times are seconds, sizes are bytes, unless a name says otherwise.
-"""
+"""The nouns of kcg: kernels, regions, schedules, targets, measurements, predictions and results."""
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import json
 import math
+import re
 import statistics
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from functools import cached_property
 from typing import Any
 
-from kcg.schedules import RAW as RAW
-from kcg.schedules import Action as Action
-from kcg.schedules import Opt as Opt
-from kcg.schedules import Schedule as Schedule
-from kcg.schedules import ScheduleKind as ScheduleKind
-from kcg.schedules import canonical_json as canonical_json
-from kcg.schedules import content_id as content_id
+# ---- The nouns of kcg: frozen dataclasses of the standard library only, passed between all rooms.
+#
+# Every noun that is stored has an identity that is the same on every machine: a SHA-256 of canonical JSON
+# (sorted keys, no spaces). Times are seconds, sizes are bytes, unless a name says otherwise.
 
 Variables = tuple[tuple[str, int], ...]
 """Values of a kernel's symbolic variables, sorted by name."""
@@ -185,9 +181,17 @@ class Measurement:
     def key(self) -> tuple[Any, ...]:
         """Everything of the identity but run and trial."""
         return (
-            self.region_id, self.variables, self.input_recipe, self.schedule.kind, self.schedule.body,
-            self.target, self.toolchain, self.protocol, str(self.cache_state), self.early_stop,
-        )  # fmt: skip
+            self.region_id,
+            self.variables,
+            self.input_recipe,
+            self.schedule.kind,
+            self.schedule.body,
+            self.target,
+            self.toolchain,
+            self.protocol,
+            str(self.cache_state),
+            self.early_stop,
+        )
 
 
 SeenAs = tuple[str, tuple[str, ...]]
@@ -326,7 +330,7 @@ class Workload:
     between_bytes: int = field(default=0, compare=False)  # what lives between them, laid out by tinygrad's planner
     left_out: tuple[LeftOut, ...] = field(default=(), compare=False)  # what else the program ran
     # each distinct one, in the order in which they ran first; none where it is not known. Of a model of many equal
-    # blocks they are those of a model of fewer, see `kcg.workloads.repeated`
+    # blocks they are those of a model of fewer, see `kcg.workloads.capture`
     sequences: tuple[Sequence, ...] = field(default=(), compare=False)
 
     @property
@@ -493,7 +497,7 @@ class ModelCheck:
 
     passed: bool | None  # None: there is no verdict
     reason: str = ""  # why there is none, or what is wrong
-    error: float | None = None  # relative, as `kcg.optimize.model_verdict` defines it
+    error: float | None = None  # relative, as `kcg.optimize.whole_model` defines it
     tolerance: float | None = None
     seed: int = 0
     kernels: int = 0  # changed kernels that ran in the model
@@ -554,3 +558,99 @@ class Result:
     @property
     def total_after_s(self) -> float:
         return sum(r.after_s for r in self.regions)
+
+
+# ---- What is done to a region: Opts, schedules and the steps between them; and the hash that every identity is made
+# of.
+
+_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def canonical_json(value: Any) -> str:
+    """The one JSON text of a value: sorted keys, no spaces, no NaN."""
+    return _ENCODER.encode(value)
+
+
+def content_id(value: Any) -> str:
+    """SHA-256 (hex) of the canonical JSON of a value."""
+    return hashlib.sha256(canonical_json(value).encode()).hexdigest()
+
+
+@dataclass(frozen=True, order=True)
+class Opt:
+    """One tinygrad `Opt` by name: `op` is the name of an `OptOps` member."""
+
+    op: str
+    axis: int | None = None
+    arg: int | tuple[int, ...] | None = None
+
+    def __str__(self) -> str:
+        inner = ",".join(str(x) for x in (self.axis, self.arg) if x is not None)
+        return f"{self.op}({inner})"
+
+
+class ScheduleKind(StrEnum):
+    OPTS = "opts"
+    SOURCE = "source"
+    TILE = "tile"
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What is done to a region: a kind and its canonical JSON. Its identity is the pair."""
+
+    kind: str
+    body: str
+
+    @staticmethod
+    def from_opts(opts: tuple[Opt, ...] | list[Opt]) -> Schedule:
+        """The schedule that applies `opts` in order; `()` is the unoptimised kernel."""
+        return Schedule(ScheduleKind.OPTS, f"[{','.join(map(_text_of, opts))}]")
+
+    def then(self, opt: Opt) -> Schedule:
+        """The `opts` schedule with one more Opt."""
+        return Schedule(self.kind, f"{self.body[:-1]}{',' if len(self.body) > 2 else ''}{_text_of(opt)}]")
+
+    @property
+    def opts(self) -> tuple[Opt, ...]:
+        """The Opts of an `opts` schedule, in the order in which they apply."""
+        if self.kind != ScheduleKind.OPTS:
+            raise ValueError(f"a schedule of kind {self.kind!r} has no opts")
+        return _opts_of(self.body)
+
+    @property
+    def id(self) -> str:
+        return content_id([self.kind, self.body])
+
+    def __str__(self) -> str:
+        if self.kind != ScheduleKind.OPTS:
+            named = re.search(r'"name":"(\w+)"', self.body)  # quotes inside of a JSON text have backslashes
+            return f"{self.kind}:{named[1] if named else self.id[:8]}"
+        return " ".join(str(o) for o in self.opts) or "(none)"
+
+
+@functools.lru_cache(4096)
+def _text_of(opt: Opt) -> str:
+    return canonical_json([opt.op, opt.axis, list(opt.arg) if isinstance(opt.arg, tuple) else opt.arg])
+
+
+@functools.lru_cache(16384)
+def _opts_of(body: str) -> tuple[Opt, ...]:
+    """Kept, since a search asks for those of each schedule about ten times."""
+    try:
+        rows = json.loads(body)
+    except RecursionError:
+        raise ValueError("a schedule is nested too deeply") from None
+    return tuple(Opt(op, axis, tuple(arg) if isinstance(arg, list) else arg) for op, axis, arg in rows)
+
+
+RAW = Schedule.from_opts(())
+"""The unoptimised schedule."""
+
+
+@dataclass(frozen=True)
+class Action:
+    """One legal step from a schedule: what it is, and the schedule that it leads to."""
+
+    label: str  # e.g. "UPCAST(0,4)"
+    schedule: Schedule  # the schedule after the step

@@ -43,9 +43,12 @@ class Browser:
             f"--user-data-dir={profile}", "about:blank",
         ]  # fmt: skip
         self._process = subprocess.Popen(
-            command, pass_fds=(reads, writes), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+            command,
+            pass_fds=(reads, writes),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-        )  # fmt: skip
+        )
         os.close(reads)
         os.close(writes)
         self._to, self._from = to_browser, from_browser
@@ -106,8 +109,9 @@ class Browser:
 
     def open(self, url: str, *, width: int = 1200, height: int = 900, dark: bool = False, scripts: bool = True) -> None:
         """Opens a page in a window of that size, as a phone below 500 pixels, and waits until it is there."""
-        self.send("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1,
-                  mobile=width < 500)  # fmt: skip
+        self.send(
+            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 500
+        )
         self.send("Emulation.setTouchEmulationEnabled", enabled=width < 500)
         self.send("Emulation.setScriptExecutionDisabled", value=not scripts)
         features = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]

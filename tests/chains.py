@@ -10,16 +10,24 @@ from kcg.compat.planning import before_planning
 from kcg.compat.sequences import sequences_of
 from kcg.compat.tiny import Ops, UOp
 from kcg.kernel.codec import ast_of, kernel_of
-from kcg.kernel.compiled import Compiled, Program, ProgramLaunch, Scratch
-from kcg.kernel.compiler import compile_schedule
+from kcg.kernel.compile import Compiled, Program, ProgramLaunch, Scratch, compile_schedule
+from kcg.kernel.opts.space import KernelSpace
 from kcg.kernel.sequences import sequences_of_captured
-from kcg.kernel.space import KernelSpace
 from kcg.types import Region, Sequence, Target
 
 X86 = Target(
-    device="CPU", renderer="X86", arch="x86_64,native", model="test", cores=2, has_local=False, has_threads=True,
-    max_threads=2, shared_bytes=0, memory_bytes=1 << 33, cache_bytes=1 << 25,
-)  # fmt: skip
+    device="CPU",
+    renderer="X86",
+    arch="x86_64,native",
+    model="test",
+    cores=2,
+    has_local=False,
+    has_threads=True,
+    max_threads=2,
+    shared_bytes=0,
+    memory_bytes=1 << 33,
+    cache_bytes=1 << 25,
+)
 
 
 def sequence_of(*outputs: Tensor) -> Sequence:

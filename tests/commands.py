@@ -12,7 +12,7 @@ from unittest import mock
 
 import pytest
 
-from kcg.commandline import guarded
+from kcg.cli import guarded
 from kcg.errors import ExitCode
 
 
@@ -30,7 +30,9 @@ def ended(main: Callable[[], ExitCode | None], *arguments: str | Path) -> Ended:
     out, err = io.StringIO(), io.StringIO()
     with (
         mock.patch.object(sys, "argv", ["kcg", *map(str, arguments)]),
-        contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as left,
-    ):  # fmt: skip
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+        pytest.raises(SystemExit) as left,
+    ):
         guarded(main)
     return Ended(int(left.value.code or 0), out.getvalue(), err.getvalue())

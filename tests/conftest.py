@@ -23,10 +23,27 @@ ROOT = Path(__file__).parent.parent
 
 # settings of tinygrad that a developer's shell may hold and that would change which kernels exist or how they compile
 FOREIGN = (
-    "BEAM", "DEBUG", "NOOPT", "JIT", "SPEC", "VIZ", "IMAGE", "PROFILE", "HCQ2", "TC", "TC_OPT", "USE_TC", "NOLOCALS",
-    "EMULATED_DTYPES", "DEFAULT_FLOAT", "CACHELEVEL", "IGNORE_BEAM_CACHE", "BEAM_PADTO", "BEAM_ESTIMATE",
+    "BEAM",
+    "DEBUG",
+    "NOOPT",
+    "JIT",
+    "SPEC",
+    "VIZ",
+    "IMAGE",
+    "PROFILE",
+    "HCQ2",
+    "TC",
+    "TC_OPT",
+    "USE_TC",
+    "NOLOCALS",
+    "EMULATED_DTYPES",
+    "DEFAULT_FLOAT",
+    "CACHELEVEL",
+    "IGNORE_BEAM_CACHE",
+    "BEAM_PADTO",
+    "BEAM_ESTIMATE",
     "KCG_TRACEBACK",
-)  # fmt: skip
+)
 
 
 def _cpu() -> str:
@@ -72,9 +89,19 @@ def pytest_collection_finish() -> None:
 
 # half a minute or more each, most of it in processes that they start; nothing long is left for the end by them
 LONGEST = (
-    "test_optimize", "test_comparisons", "test_capture", "test_dataset_cli", "test_readme", "test_against_torch",
-    "test_handwritten_run", "test_deploy", "test_attention", "test_uops", "test_search", "test_whole_model",
-)  # fmt: skip
+    "test_optimize",
+    "test_comparisons",
+    "test_capture",
+    "test_dataset_cli",
+    "test_readme",
+    "test_against_torch",
+    "test_handwritten_run",
+    "test_deploy",
+    "test_attention",
+    "test_uops",
+    "test_search",
+    "test_whole_model",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

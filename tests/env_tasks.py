@@ -16,13 +16,12 @@ from gymnasium.envs.registration import EnvSpec
 from tinygrad import Variable
 
 from kcg.dataset.reading import read_export
-from kcg.env import FAULT_VALUE, Cost, KernelScheduleEnv, Reading, Task, predicted
 from kcg.kernel.codec import kernel_of
-from kcg.kernel.space import KernelSpace
+from kcg.kernel.opts.space import KernelSpace
 from kcg.predictor.roofline import Roofline
-from kcg.predictor.views import Viewer
-from kcg.search.replay import ReplayTable
-from kcg.search.tables import read_tables
+from kcg.rl.env import FAULT_VALUE, Cost, KernelScheduleEnv, Reading, Task, predicted
+from kcg.rl.observation import Viewer
+from kcg.search.replay import ReplayTable, read_tables
 from kcg.types import Region, Schedule, Target
 from tests.kernels import empty, example_ast, kernels_of
 from tests.known_targets import KNOWN_TARGETS
@@ -31,9 +30,18 @@ DATASET = Path(__file__).parent.parent / "datasets" / "h200"
 RECORDED = "b6807720"
 """A recorded kernel of 600 schedules, 10 of which fail."""
 CPU = Target(
-    device="CPU", renderer="X86", arch="x86_64,native", model="test", cores=8, has_local=False, has_threads=True,
-    max_threads=8, shared_bytes=0, memory_bytes=1 << 30, cache_bytes=1 << 20,
-)  # fmt: skip
+    device="CPU",
+    renderer="X86",
+    arch="x86_64,native",
+    model="test",
+    cores=8,
+    has_local=False,
+    has_threads=True,
+    max_threads=8,
+    shared_bytes=0,
+    memory_bytes=1 << 30,
+    cache_bytes=1 << 20,
+)
 TARGETS = {"CUDA": KNOWN_TARGETS["sm_90"], "CPU": CPU}
 
 
@@ -41,11 +49,14 @@ TARGETS = {"CUDA": KNOWN_TARGETS["sm_90"], "CPU": CPU}
 def region_of(name: str) -> Region:
     """A kernel of `tests.kernels`, or one that says which steps it has."""
     made = {
-        "one step": lambda: empty(11) + 1, "no step": lambda: empty(17) + 1, "no axis": lambda: empty(1) + 1,
-        "copy": lambda: empty(8, 4).permute(1, 0).contiguous(), "sum": lambda: empty(64, 48).sum(1),
+        "one step": lambda: empty(11) + 1,
+        "no step": lambda: empty(17) + 1,
+        "no axis": lambda: empty(1) + 1,
+        "copy": lambda: empty(8, 4).permute(1, 0).contiguous(),
+        "sum": lambda: empty(64, 48).sum(1),
         "matmul": lambda: empty(64, 96) @ empty(96, 80),
         "symbolic sum": lambda: empty(32, 24, 16)[: Variable("length", 1, 32).bind(20)].sum((0, 2)),
-    }  # fmt: skip
+    }
     return Region((kernel_of(kernels_of(made[name]())[-1] if name in made else example_ast(name)),))
 
 

@@ -16,22 +16,61 @@ ROOT = Path(__file__).parent.parent
 # -- the rooms, lowest first; rooms of one level are siblings and do not import each other
 
 LEVELS = (
-    {"schedules"}, {"errors", "types"}, {"files", "provenance"}, {"commandline", "hub", "kernels"}, {"compat"},
-    {"kernel"}, {"workloads", "measure"}, {"dataset"}, {"predictor"}, {"env"}, {"search"}, {"campaign", "optimize"},
+    {"schedules"},
+    {"errors", "types"},
+    {"files", "provenance"},
+    {"commandline", "hub", "kernels"},
+    {"compat"},
+    {"kernel"},
+    {"workloads", "measure"},
+    {"dataset"},
+    {"predictor"},
+    {"env"},
+    {"search"},
+    {"campaign", "optimize"},
     {"doctor"},
-)  # fmt: skip
+)
 LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
 
 TINYGRAD_PUBLIC = {"Tensor", "dtypes", "Device", "TinyJit", "nn", "Variable", "UOp"}
 FORBIDDEN_CALLS = {
-    "eval", "exec", "compile", "__import__", "pickle.load", "pickle.loads", "pickle.Unpickler", "cloudpickle.load",
-    "cloudpickle.loads", "dill.load", "dill.loads", "joblib.load", "marshal.load", "marshal.loads", "shelve.open",
-    "torch.load", "pandas.read_pickle",
-}  # fmt: skip
+    "eval",
+    "exec",
+    "compile",
+    "__import__",
+    "pickle.load",
+    "pickle.loads",
+    "pickle.Unpickler",
+    "cloudpickle.load",
+    "cloudpickle.loads",
+    "dill.load",
+    "dill.loads",
+    "joblib.load",
+    "marshal.load",
+    "marshal.loads",
+    "shelve.open",
+    "torch.load",
+    "pandas.read_pickle",
+}
 HEAVY = {
-    "tinygrad", "numpy", "torch", "torch_geometric", "pyarrow", "scipy", "gymnasium", "plotly", "jinja2",
-    "wandb", "optuna", "stable_baselines3", "sb3_contrib", "triton", "networkx", "huggingface_hub", "safetensors",
-}  # fmt: skip
+    "tinygrad",
+    "numpy",
+    "torch",
+    "torch_geometric",
+    "pyarrow",
+    "scipy",
+    "gymnasium",
+    "plotly",
+    "jinja2",
+    "wandb",
+    "optuna",
+    "stable_baselines3",
+    "sb3_contrib",
+    "triton",
+    "networkx",
+    "huggingface_hub",
+    "safetensors",
+}
 
 
 class Import(NamedTuple):

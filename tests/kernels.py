@@ -17,7 +17,7 @@ from tinygrad import Tensor, Variable, dtypes
 
 from kcg.compat.tiny import Ops, UOp
 from kcg.kernel.codec import kernel_of
-from kcg.kernel.space import KernelSpace
+from kcg.kernel.opts.space import KernelSpace
 from kcg.types import Opt, Region, Schedule
 from tests.known_targets import KNOWN_TARGETS
 
@@ -171,10 +171,28 @@ def _tensors(device: str) -> dict[str, Callable[[], Tensor | tuple[Tensor, ...]]
 
 
 SEVERAL = {
-    "softmax": 3, "layernorm": 3, "argmax": 2, "cache_update": 2, "attention": 4, "sharded": 3, "all_reduce": 7,
-    "sharded_scalar": 5, "rand": 2, "randn": 3, "sort": 11, "group_norm_style": 2, "two_outputs": 2, "bf16_norm": 2,
-    "f16_norm": 2, "f16_softmax": 3, "nested_reduce": 2, "logsumexp": 2, "std": 2, "interpolate": 2, "cross_entropy": 3,
-}  # fmt: skip
+    "softmax": 3,
+    "layernorm": 3,
+    "argmax": 2,
+    "cache_update": 2,
+    "attention": 4,
+    "sharded": 3,
+    "all_reduce": 7,
+    "sharded_scalar": 5,
+    "rand": 2,
+    "randn": 3,
+    "sort": 11,
+    "group_norm_style": 2,
+    "two_outputs": 2,
+    "bf16_norm": 2,
+    "f16_norm": 2,
+    "f16_softmax": 3,
+    "nested_reduce": 2,
+    "logsumexp": 2,
+    "std": 2,
+    "interpolate": 2,
+    "cross_entropy": 3,
+}
 """Kernels of each tensor that takes more than one, so that names are known before anything is scheduled."""
 
 

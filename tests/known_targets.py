@@ -1,6 +1,7 @@
 """Targets that need no device: what kernels are scheduled and rendered for on a machine without that hardware.
 
-The figures are the vendors' published ones; `kcg.measure.target` reads a target that is measured on off the device.
+The figures are the vendors' published ones; `kcg.measure.device_info` reads a target that is measured on off the
+device.
 """
 
 from __future__ import annotations

@@ -8,18 +8,17 @@ import torch
 from replay_table import synthetic_table
 from torch import nn
 
-from kcg.env import Task, predicted
 from kcg.kernel.codec import kernel_of
-from kcg.kernel.space import KernelSpace
+from kcg.kernel.opts.space import KernelSpace
 from kcg.predictor import choice
-from kcg.predictor.gnn import NetSettings
+from kcg.predictor.network import NetSettings
 from kcg.predictor.roofline import Roofline
-from kcg.predictor.views import Viewer
-from kcg.search.graph import Graph, MctsSettings
-from kcg.search.interface import Predict
-from kcg.search.policy import PolicyAbout, PolicyNet
+from kcg.rl.env import Task, predicted
+from kcg.rl.observation import Viewer
+from kcg.rl.policy import PolicyAbout, PolicyNet
+from kcg.search.mcts import Graph, MctsSettings
+from kcg.search.problem import Predict, Trials
 from kcg.search.replay import oracle_predict
-from kcg.search.trials import Trials
 from kcg.types import Region
 from tests.kernels import empty, example_ast, kernels_of
 from tests.known_targets import KNOWN_TARGETS
@@ -32,11 +31,15 @@ ABOUT = PolicyAbout("tiny", ("f",), (("kernels.parquet", "c"),), "workload", {"x
 @cache
 def viewer_of(name: str) -> Viewer:
     made = {
-        "matmul": lambda: empty(64, 96) @ empty(96, 80), "sum": lambda: empty(64, 48).sum(1),
-        "rows": lambda: empty(256, 64).exp().contiguous(), "one step": lambda: empty(11) + 1,
-        "other matmul": lambda: empty(48, 64) @ empty(64, 32), "no step": lambda: empty(17) + 1,
-        "no axis": lambda: empty(1) + 1, "copy": lambda: empty(8, 4).permute(1, 0).contiguous(),
-    }  # fmt: skip
+        "matmul": lambda: empty(64, 96) @ empty(96, 80),
+        "sum": lambda: empty(64, 48).sum(1),
+        "rows": lambda: empty(256, 64).exp().contiguous(),
+        "one step": lambda: empty(11) + 1,
+        "other matmul": lambda: empty(48, 64) @ empty(64, 32),
+        "no step": lambda: empty(17) + 1,
+        "no axis": lambda: empty(1) + 1,
+        "copy": lambda: empty(8, 4).permute(1, 0).contiguous(),
+    }
     ast = kernels_of(made[name]())[-1] if name in made else example_ast(name)
     return Viewer(KernelSpace(Region((kernel_of(ast),)), KNOWN_TARGETS["sm_90"]))
 

@@ -21,9 +21,8 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-from kcg.search.interface import Action, Observation, Predict
-from kcg.search.replay import Record, ReplayTable, oracle_predict
-from kcg.search.tables import read_tables
+from kcg.search.problem import Action, Observation, Predict
+from kcg.search.replay import Record, ReplayTable, oracle_predict, read_tables
 from kcg.types import RAW, Opt, Prediction, Schedule, Status
 
 STEPS = [

@@ -142,11 +142,15 @@ def _expectation(place: int, region: RegionResult) -> Expectation:
     failed = place % 20 == 19
     opts = (Opt("UPCAST", 0, 4), Opt("LOCAL", 0, 2 + trial))
     return Expectation(
-        elapsed_s=6.0 + 3.0 * place, region=number, schedule=Schedule.from_opts(opts), predicted_s=measured_s * off,
+        elapsed_s=6.0 + 3.0 * place,
+        region=number,
+        schedule=Schedule.from_opts(opts),
+        predicted_s=measured_s * off,
         corrected_s=None if place in range(2, len(_ROWS)) else measured_s * off**0.5,
-        failure_probability=0.4 if failed else 0.02, measured_s=None if failed else measured_s,
+        failure_probability=0.4 if failed else 0.02,
+        measured_s=None if failed else measured_s,
         status="compile_error" if failed else "ok",
-    )  # fmt: skip
+    )
 
 
 def sample_result() -> Result:
@@ -157,9 +161,20 @@ def sample_result() -> Result:
         workload="flux",
         preset="mini",
         target=Target(
-            device="CUDA", renderer="CUDA", arch="sm_90", model="NVIDIA H200", cores=132, has_local=True,
-            has_threads=False, max_threads=0, shared_bytes=232448, memory_bytes=150754820096, cache_bytes=62914560,
-            tensor_cores=("8x16x16 bf16->f32", "8x16x16 f16->f32"), power_limit_w=700.0, clock_limit_mhz=1980.0,
+            device="CUDA",
+            renderer="CUDA",
+            arch="sm_90",
+            model="NVIDIA H200",
+            cores=132,
+            has_local=True,
+            has_threads=False,
+            max_threads=0,
+            shared_bytes=232448,
+            memory_bytes=150754820096,
+            cache_bytes=62914560,
+            tensor_cores=("8x16x16 bf16->f32", "8x16x16 f16->f32"),
+            power_limit_w=700.0,
+            clock_limit_mhz=1980.0,
             bandwidth_bytes_s=4.8e12,
         ),
         toolchain=Toolchain(tinygrad="0.14.0", compiler="NVRTC 12.4", driver="550.54.15", triton="", action_space=1),
@@ -182,22 +197,38 @@ def sample_result() -> Result:
         ),
         recomputes=(
             Recompute(
-                regions[8].region.id, factor=16.0, wasted_operations=1.2e8, calls=4,
+                regions[8].region.id,
+                factor=16.0,
+                wasted_operations=1.2e8,
+                calls=4,
                 advice="call .contiguous() on the left operand of the matmul at model.py:88 <before the reshape>",
             ),
         ),
         warnings=("the GPU ran at its power cap for 12 % of the samples", "no clang: <CPU> kernels were not compared"),
         expectations=tuple(_expectation(i, regions[i % len(regions)]) for i in range(6 * len(regions))),
         clocks=(
-            ("power_w", 212.0, 603.5, 698.0), ("slowdown_reasons", 0.0, 0.0, 4.0),
+            ("power_w", 212.0, 603.5, 698.0),
+            ("slowdown_reasons", 0.0, 0.0, 4.0),
             ("sm_mhz_min", 1590.0, 1965.0, 1980.0),
         ),
         phases=(
-            ("starting", 0.418), ("capturing", 4.0), ("opening", 2.0), ("baselines", 16.0), ("search", 200.0),
-            ("judging", 50.0), ("model", 40.0),
+            ("starting", 0.418),
+            ("capturing", 4.0),
+            ("opening", 2.0),
+            ("baselines", 16.0),
+            ("search", 200.0),
+            ("judging", 50.0),
+            ("model", 40.0),
         ),
         model_check=ModelCheck(
-            True, "", 0.0031, 0.043, seed=7, kernels=8, before_s=0.0713, after_s=0.0391,
+            True,
+            "",
+            0.0031,
+            0.043,
+            seed=7,
+            kernels=8,
+            before_s=0.0713,
+            after_s=0.0391,
             clock="device events, median of 5 in turns",
         ),
-    )  # fmt: skip
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kcg.search.interface import Observation, Problem, best
+from kcg.search.problem import Observation, Problem, best
 from kcg.search.strategies import strategy
 
 EXHAUSTING = ["epsilon-greedy", "evolution", "unguided-evolution", "annealing", "predicted-beam"]

@@ -12,11 +12,10 @@ import torch
 from kcg.compat.scheduling import to_tiny
 from kcg.errors import ScheduleError
 from kcg.kernel.codec import kernel_of
-from kcg.kernel.plan import SHARED
-from kcg.kernel.space import KernelSpace
-from kcg.predictor.actions import ACTION_FEATURES, AXES_OF_ACTION, KINDS_OF_ACTION, action_rows
-from kcg.predictor.encode import MOST_AXES
-from kcg.predictor.views import VIEWS_KEPT, Viewer, opt_of
+from kcg.kernel.opts.planner import SHARED
+from kcg.kernel.opts.space import KernelSpace
+from kcg.predictor.features import MOST_AXES
+from kcg.rl.observation import ACTION_FEATURES, AXES_OF_ACTION, KINDS_OF_ACTION, VIEWS_KEPT, Viewer, action_rows, opt_of
 from kcg.types import RAW, Action, Opt, Region, Schedule
 from tests.env_tasks import (
     TARGETS,
@@ -45,9 +44,16 @@ def walked(space: KernelSpace, *, walks: int = 3, seed: int = 0) -> list[Schedul
 
 
 KINDS_OF_KERNEL = [
-    "matmul", "softmax.1", "conv2d", "matmul_f16", "nested_reduce.1", "symbolic", "symbolic_elementwise",
-    "cache_update.1", "symbolic sum",
-]  # fmt: skip
+    "matmul",
+    "softmax.1",
+    "conv2d",
+    "matmul_f16",
+    "nested_reduce.1",
+    "symbolic",
+    "symbolic_elementwise",
+    "cache_update.1",
+    "symbolic sum",
+]
 
 
 @pytest.mark.parametrize("name", KINDS_OF_KERNEL)
@@ -137,7 +143,7 @@ def test_views_are_kept_the_latest_of_them(monkeypatch: pytest.MonkeyPatch) -> N
     viewer = Viewer(viewer_of("sum").space)
     steps = [step.schedule for step in viewer.space.actions(RAW)]
     assert len(steps) > 4 and VIEWS_KEPT > 100
-    monkeypatch.setattr("kcg.predictor.views.VIEWS_KEPT", 3)
+    monkeypatch.setattr("kcg.rl.observation.VIEWS_KEPT", 3)
     found = viewer.views([*steps, RAW, steps[0]])
     assert [view.schedule for view in found] == [*steps, RAW, steps[0]], "more at once than are kept"
     assert found[0] is found[-1]

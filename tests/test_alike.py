@@ -12,18 +12,15 @@ import pytest
 from replay_table import chain_table, synthetic_table
 
 from kcg.kernel.codec import kernel_of
-from kcg.kernel.space import KernelSpace
-from kcg.optimize import searching
+from kcg.kernel.opts.space import KernelSpace
+from kcg.optimize import search
 from kcg.predictor.roofline import Roofline
-from kcg.search.bidding import Auction, Limits
-from kcg.search.candidates import candidates
-from kcg.search.draft import Drafts
-from kcg.search.graph import Graph, MctsSettings
-from kcg.search.interface import Ledger
-from kcg.search.kin import Relative
+from kcg.search.allocation import Auction, Limits, Relative
+from kcg.search.beam import Drafts
+from kcg.search.mcts import Graph, MctsSettings, candidates
+from kcg.search.problem import STANDS_FOR, Ledger, Trials
 from kcg.search.replay import constant_predict, oracle_predict
 from kcg.search.strategies import strategy
-from kcg.search.trials import STANDS_FOR, Trials
 from kcg.types import Opt, Region, Schedule
 from tests.kernels import empty, kernels_of
 from tests.known_targets import KNOWN_TARGETS
@@ -47,12 +44,15 @@ def matmul() -> KernelSpace:
         ([("UPCAST", 1, 2), ("UPCAST", 1, 3)], [("UPCAST", 1, 3), ("UPCAST", 1, 2)], True),
         ([("LOCAL", 0, 8), ("UPCAST", 0, 3)], [("LOCAL", 0, 8), ("UPCAST", 0, 3), ("UNROLL", 0, 4)], False),
         ([("UPCAST", 0, 2), ("LOCAL", 0, 4)], [("LOCAL", 0, 4), ("UPCAST", 0, 2)], False),  # other elements
-        ([("UPCAST", 1, 2), ("LOCAL", 1, 5), ("UPCAST", 1, 3)], [("UPCAST", 1, 2), ("UPCAST", 1, 3), ("LOCAL", 1, 5)],
-         False),
+        (
+            [("UPCAST", 1, 2), ("LOCAL", 1, 5), ("UPCAST", 1, 3)],
+            [("UPCAST", 1, 2), ("UPCAST", 1, 3), ("LOCAL", 1, 5)],
+            False,
+        ),
         ([("LOCAL", 0, 4), ("LOCAL", 1, 2)], [("LOCAL", 1, 2), ("LOCAL", 0, 4)], False),  # which lanes are neighbours
         ([("UPCAST", 0, 4)], [("UPCAST", 0, 4), ("SWAP", 0, 1)], False),  # which blocks are
     ],
-)  # fmt: skip
+)
 def test_alike_is_what_only_the_order_within_a_thread_tells_apart(
     one: list[tuple[str, int, int]], other: list[tuple[str, int, int]], alike: bool
 ) -> None:
@@ -182,7 +182,7 @@ def test_a_search_of_optimize_knows_what_is_alike() -> None:
     space = matmul()
     session: Any = SimpleNamespace(ledger=Ledger(), settings=SimpleNamespace(seed=0))
     work: Any = SimpleNamespace(space=space, known={}, best_s=None)
-    asked = searching.problem(session, work, Roofline(), 0)
+    asked = search.problem(session, work, Roofline(), 0)
     assert asked.alike is not None
     one, other = schedule(("UPCAST", 0, 4), ("UPCAST", 1, 2)), schedule(("UPCAST", 1, 2), ("UPCAST", 0, 4))
     assert asked.alike(one) == asked.alike(other) != asked.alike(schedule(("UPCAST", 0, 4)))

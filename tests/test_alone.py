@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kcg.measure.alone import FOREIGN, clean_environment
+from kcg.measure.isolated import FOREIGN, clean_environment
 
 TOLD = "import json, sys; import tinygrad.helpers as h; print(json.dumps([h.BEAM.value, h.NOOPT.value, h.JIT.value, "
 TOLD += "h.DEBUG.value, h.CACHEDB, h.getenv('JITBEAM', 7), h.getenv('IGNORE_BEAM_CACHE', 7), sys.path]))"

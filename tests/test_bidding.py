@@ -13,15 +13,14 @@ from pathlib import Path
 import pytest
 
 from kcg.kernel.codec import kernel_of
-from kcg.kernel.space import KernelSpace
-from kcg.optimize.names import strategy_of
+from kcg.kernel.opts.space import KernelSpace
+from kcg.optimize.settings import strategy_of
 from kcg.predictor.roofline import Roofline
-from kcg.search.bidding import MOST_ALONE, MOST_AT_ONCE, Auction, Limits
-from kcg.search.improvement import expected_improvement
-from kcg.search.interface import Ledger, Measure, Observation, Problem
+from kcg.search.allocation import MOST_ALONE, MOST_AT_ONCE, Auction, Limits
+from kcg.search.problem import Ledger, Measure, Observation, Problem, expected_improvement
 from kcg.search.replay import ReplayTable, constant_predict, oracle_predict
 from kcg.search.strategies import strategy
-from kcg.search.thinking import Thinkers, _Thinker
+from kcg.search.workers import Thinkers, _Thinker
 from kcg.types import Region, Schedule, Status
 from tests.faults import processes
 from tests.kernels import empty, kernels_of
@@ -176,9 +175,17 @@ def asked(space: KernelSpace, ledger: Ledger) -> Problem:
         return futures
 
     return Problem(
-        space, judge.predict, measure, ledger, random.Random("1"), batch_size=2, correct=judge.correct,
-        step=space.step, tile=space.tile, alike=space.alike,
-    )  # fmt: skip
+        space,
+        judge.predict,
+        measure,
+        ledger,
+        random.Random("1"),
+        batch_size=2,
+        correct=judge.correct,
+        step=space.step,
+        tile=space.tile,
+        alike=space.alike,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -269,7 +276,7 @@ def test_where_a_process_dies_the_search_goes_on_here(tmp_path: Path, caplog: py
 def test_a_search_whose_process_is_closed_ends_without_a_word(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("kcg.search.thinking._serve", processes.wait_for_end)  # it never answers
+    monkeypatch.setattr("kcg.search.workers._serve", processes.wait_for_end)  # it never answers
     region, space = matmul()
     ledger = Ledger(max_measurements=8)
     with Thinkers(1, "roofline", KNOWN_TARGETS["sm_90"], ("CPU", os.getpid(), "")) as closed:

@@ -9,10 +9,10 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from kcg.dataset.bounds import BYTES, VALUES, OutOfProportion, check_bounds
 from kcg.dataset.columns import METADATA
+from kcg.dataset.reading import BYTES, VALUES, OutOfProportion, check_bounds
 from kcg.errors import DataError
-from kcg.search.tables import read_tables
+from kcg.search.replay import read_tables
 from tests.test_export import exported, put
 
 ROOT = Path(__file__).parent.parent
@@ -23,9 +23,10 @@ SMALL = 16_384  # another number that takes three bytes in a file's description 
 def timings(rows: int, samples: list[Any]) -> Any:
     launches = pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int32()), pa.array(["[[1],[1]]"]))
     columns = {
-        "launch": launches, "samples_s": pa.array(samples, pa.list_(pa.float32())),
+        "launch": launches,
+        "samples_s": pa.array(samples, pa.list_(pa.float32())),
         "binary_hash": pa.nulls(rows, pa.binary(8)),
-    }  # fmt: skip
+    }
     return pa.table(columns).replace_schema_metadata(METADATA)
 
 

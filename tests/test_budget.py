@@ -23,10 +23,10 @@ from kcg.optimize.__main__ import incomplete, nothing_faster
 from kcg.optimize.console import _summary, progress
 from kcg.optimize.result import read_result
 from kcg.optimize.run import exit_code_of, has_an_answer
-from kcg.optimize.searching import search
+from kcg.optimize.search import search
 from kcg.optimize.session import RegionWork, Session
 from kcg.optimize.settings import Settings
-from kcg.search.interface import Observation
+from kcg.search.problem import Observation
 from kcg.types import ModelCheck, RegionResult, Result, Schedule, Status
 from tests.sample_result import sample_result
 
@@ -157,9 +157,12 @@ def test_who_interrupts_the_writing_of_the_result_has_it_all_the_same(
 ) -> None:
     """Whenever Ctrl-C comes: before the file is there, or after; what an earlier run left is kept aside either way."""
     settings = Settings(
-        str(SCRIPTS / "one_layer.py"), device=os.environ["DEV"], folder=tmp_path, search="hand-coded",
+        str(SCRIPTS / "one_layer.py"),
+        device=os.environ["DEV"],
+        folder=tmp_path,
+        search="hand-coded",
         script_args=("8",),
-    )  # fmt: skip
+    )
     written = run_of_kcg._written
     for count, when in enumerate(("before", "after"), 1):
         calls: list[str] = []

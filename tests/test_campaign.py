@@ -13,24 +13,32 @@ from pathlib import Path
 
 import pytest
 
-from kcg.campaign.draw import HAND_CODED, LONG_SHARE, LONG_UOPS, DrawJob, Known, draw
 from kcg.campaign.generate import generate_here
-from kcg.campaign.kernels import chosen_specs, distinct_calls
-from kcg.campaign.lattice import lattice, prefixes
-from kcg.campaign.samplers import View, beam_level, beam_winner, sampler
+from kcg.campaign.sampling import (
+    HAND_CODED,
+    LONG_SHARE,
+    LONG_UOPS,
+    DrawJob,
+    Known,
+    View,
+    beam_level,
+    beam_winner,
+    draw,
+    sampler,
+)
 from kcg.campaign.settings import DEFAULT_MIX, CampaignSettings, parse_mix, parse_shard
-from kcg.campaign.shards import generate
-from kcg.campaign.tables import TableTask, replay_table, table_calls
-from kcg.campaign.task import KernelTask
+from kcg.campaign.tables import TableTask, lattice, prefixes, replay_table, table_calls
+from kcg.campaign.tasks import KernelTask, chosen_specs, distinct_calls
+from kcg.campaign.workers import generate
 from kcg.dataset.journal import Journal
 from kcg.errors import DataError, DeviceError, UsageError
 from kcg.kernel.codec import kernel_of
-from kcg.kernel.space import KernelSpace
+from kcg.kernel.opts.space import KernelSpace
 from kcg.measure.protocol import PROTOCOL
 from kcg.predictor.choice import check_choice
 from kcg.predictor.roofline import Roofline
 from kcg.provenance import provenance
-from kcg.search.tables import FILE, read_tables
+from kcg.search.replay import FILE, read_tables
 from kcg.types import RAW, Measurement, Region, Schedule, Status, Target, Workload, WorkloadCall
 from tests.kernels import empty, kernels_of
 from tests.known_targets import KNOWN_TARGETS
@@ -124,9 +132,15 @@ def whole_space(region: Region, target: Target) -> set[str]:
 
 
 SMALL_SPACES = {
-    2: lambda: empty(5) + 1, 3: lambda: empty(2) + 1, 6: lambda: empty(7, 2).sum(1), 9: lambda: empty(9) + 1,
-    10: lambda: empty(4) + 1, 47: lambda: empty(28) + 1, 72: lambda: empty(4, 4).sum(1), 168: lambda: empty(16) + 1,
-}  # fmt: skip
+    2: lambda: empty(5) + 1,
+    3: lambda: empty(2) + 1,
+    6: lambda: empty(7, 2).sum(1),
+    9: lambda: empty(9) + 1,
+    10: lambda: empty(4) + 1,
+    47: lambda: empty(28) + 1,
+    72: lambda: empty(4, 4).sum(1),
+    168: lambda: empty(16) + 1,
+}
 """Schedules that a kernel has on an H200, counted."""
 
 
@@ -304,9 +318,10 @@ def test_which_kernels_get_a_table(call: WorkloadCall) -> None:
 
     symbolic = replace(call, variables=(("n", 4),))
     workloads = [
-        Workload("flux", "mini", (*some(12, 100), symbolic)), Workload("bert", "mini", some(3, 300)),
+        Workload("flux", "mini", (*some(12, 100), symbolic)),
+        Workload("bert", "mini", some(3, 300)),
         Workload("synthetic_x", "mini", some(9, 400)),
-    ]  # fmt: skip
+    ]
     chosen = table_calls(workloads, 12, seed=0)
     names = Counter(w.name for c in chosen for w in workloads if c in w.calls)
     assert names["flux"] == 4 and len(chosen) == 12 and symbolic not in chosen
@@ -316,9 +331,16 @@ def test_which_kernels_get_a_table(call: WorkloadCall) -> None:
 
 @pytest.mark.parametrize(
     ("text", "says"),
-    [("walk", "unknown sampler"), ("beam:0=1", "unknown sampler"), ("walk:raw=-1", "share"), ("walk:raw=x", "share"),
-     ("walk:raw=1,walk:raw=1", "share"), ("", "empty"), ("greedy:2=1", "unknown sampler")],
-)  # fmt: skip
+    [
+        ("walk", "unknown sampler"),
+        ("beam:0=1", "unknown sampler"),
+        ("walk:raw=-1", "share"),
+        ("walk:raw=x", "share"),
+        ("walk:raw=1,walk:raw=1", "share"),
+        ("", "empty"),
+        ("greedy:2=1", "unknown sampler"),
+    ],
+)
 def test_a_bad_mix_is_one_line(text: str, says: str) -> None:
     with pytest.raises(UsageError, match=says):
         parse_mix(text)
@@ -349,9 +371,16 @@ def test_names_of_workloads() -> None:
 @pytest.mark.slow
 def test_a_campaign_with_tables_for_real(tmp_path: Path) -> None:
     settings = CampaignSettings(
-        tmp_path / "j.sqlite", ("rope/mini",), device="CPU:X86", schedules_per_kernel=3, kernels_per_family=2,
-        mix=(("walk:raw", 1.0),), tables=1, table_schedules=12, budget_s=300,
-    )  # fmt: skip
+        tmp_path / "j.sqlite",
+        ("rope/mini",),
+        device="CPU:X86",
+        schedules_per_kernel=3,
+        kernels_per_family=2,
+        mix=(("walk:raw", 1.0),),
+        tables=1,
+        table_schedules=12,
+        budget_s=300,
+    )
     told: list[str] = []
     done = generate_here(settings, say=lambda line, eta_s: told.append(line))
     assert done.finished and done.measured > 12 and done.kernels == 2

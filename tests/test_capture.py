@@ -17,22 +17,30 @@ from kcg.compat.tiny import Ops, UOp
 from kcg.dataset.journal import Journal
 from kcg.errors import CodecError, ExitCode, ScriptError
 from kcg.kernel.codec import ast_of
-from kcg.kernel.space import KernelSpace
+from kcg.kernel.opts.space import KernelSpace
 from kcg.kernel.symbolic import ends_of
 from kcg.measure.inputs import buffers_of
 from kcg.measure.protocol import PROTOCOL
 from kcg.types import RAW, Target, Workload
 from kcg.workloads.capture import Refused, to_workload
-from kcg.workloads.program import Form, Program
-from kcg.workloads.script import NAME_LENGTH, Captured, bounded, capture_program
+from kcg.workloads.script import NAME_LENGTH, Captured, Form, Program, bounded, capture_program
 
 SCRIPTS = Path(__file__).parent / "scripts"
 STEPS, POSITIONS = 4, 12
 DEV = os.environ["DEV"]
 X86 = Target(
-    device="CPU", renderer="X86", arch="x86_64,native", model="test", cores=2, has_local=False, has_threads=True,
-    max_threads=2, shared_bytes=0, memory_bytes=1 << 33, cache_bytes=1 << 24,
-)  # fmt: skip
+    device="CPU",
+    renderer="X86",
+    arch="x86_64,native",
+    model="test",
+    cores=2,
+    has_local=False,
+    has_threads=True,
+    max_threads=2,
+    shared_bytes=0,
+    memory_bytes=1 << 33,
+    cache_bytes=1 << 24,
+)
 
 
 def command(*arguments: str | Path) -> list[str]:
@@ -41,9 +49,14 @@ def command(*arguments: str | Path) -> list[str]:
 
 def run(*arguments: str | Path, stdin: str = "", **settings: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        command(*arguments), capture_output=True, text=True, timeout=120, check=False, input=stdin,
+        command(*arguments),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        input=stdin,
         env={**os.environ, **settings},
-    )  # fmt: skip
+    )
 
 
 def capture_of(script: Path, *arguments: str, dev: str = DEV) -> Captured:
@@ -143,9 +156,18 @@ def test_what_was_captured_is_measured(
     captured: tuple[Path, dict[str, Workload], dict[str, str]], tmp_path: Path
 ) -> None:
     done = run(
-        "generate", "--from", captured[0], "--out", tmp_path / "d.sqlite", "--schedules-per-kernel", "1",
-        "--kernels-per-family", "3", "--budget", "120s",
-    )  # fmt: skip
+        "generate",
+        "--from",
+        captured[0],
+        "--out",
+        tmp_path / "d.sqlite",
+        "--schedules-per-kernel",
+        "1",
+        "--kernels-per-family",
+        "3",
+        "--budget",
+        "120s",
+    )
     assert done.returncode == ExitCode.OK and "complete" in done.stdout, done.stderr
     with Journal.open(tmp_path / "d.sqlite", create=False) as journal:
         rows = list(journal.measurements(PROTOCOL))

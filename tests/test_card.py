@@ -14,14 +14,13 @@ from pathlib import Path
 import pytest
 
 from kcg.dataset.__main__ import main
-from kcg.dataset.card import CARD, HUB_SPLIT, LICENSE, render_card, write_card
-from kcg.dataset.card_words import COLUMNS, FILES, SAMPLERS, STATUSES
 from kcg.dataset.columns import kernels_schema, stored_schema, timings_schema
 from kcg.dataset.export import CHECKSUMS, export, read_export
 from kcg.dataset.export import FILES as EXPORTED
 from kcg.dataset.journal import Journal
+from kcg.dataset.publish import CARD, COLUMNS, FILES, HUB_SPLIT, LICENSE, SAMPLERS, STATUSES, render_card, write_card
 from kcg.errors import DataError, ExitCode
-from kcg.search.tables import COLUMNS as REPLAY_COLUMNS
+from kcg.search.replay import COLUMNS as REPLAY_COLUMNS
 from kcg.types import Status
 from tests.commands import ended
 from tests.test_journal import KERNELS, measurement
@@ -96,8 +95,10 @@ def test_it_tells_the_numbers(card: str) -> None:
         "| noise: timed in full, twice in one run | below 100 µs | 1 | 2.0% | 2.0% |",
         "| drift: a later run against the first | below 100 µs | 1 | 10% | 10% |",
         "| workload | test | 2 |",
-        "Timing protocol v1", "tinygrad 0.14.0, NVRTC 13.0, driver 580", "of 3 to 9 samples",
-    ):  # fmt: skip
+        "Timing protocol v1",
+        "tinygrad 0.14.0, NVRTC 13.0, driver 580",
+        "of 3 to 9 samples",
+    ):
         assert expected in card, expected
 
 
@@ -120,9 +121,11 @@ def test_it_lists_the_sums_of_the_other_files(exported: Path, card: str) -> None
 
 def test_every_column_status_and_sampler_has_words() -> None:
     schemas = {
-        "kernels.parquet": kernels_schema().names, "measurements.parquet": stored_schema({}).names,
-        "timings.parquet": timings_schema(["*"]).names, "replay.parquet": REPLAY_COLUMNS,
-    }  # fmt: skip
+        "kernels.parquet": kernels_schema().names,
+        "measurements.parquet": stored_schema({}).names,
+        "timings.parquet": timings_schema(["*"]).names,
+        "replay.parquet": REPLAY_COLUMNS,
+    }
     assert schemas.keys() == COLUMNS.keys()
     for name, columns in schemas.items():
         told = [column for names in COLUMNS[name] for column in names.split(", ")]
@@ -177,7 +180,7 @@ def test_rows_that_could_not_be_judged_have_their_own_count_and_words(tmp_path: 
 def test_the_samplers_are_those_of_a_campaign() -> None:
     from kcg.campaign.settings import DEFAULT_MIX
     from kcg.campaign.tables import LATTICE
-    from kcg.dataset.repeats import RETIMED
+    from kcg.dataset.noise import RETIMED
 
     asked = (*DEFAULT_MIX, RETIMED, LATTICE)
     assert [name for name in asked if name not in SAMPLERS and name.partition(":")[0] not in SAMPLERS] == []

@@ -173,11 +173,19 @@ def test_refused(name: str) -> None:
 
 
 NOT_AN_AST = (
-    "", "null", "[]", "{}", "[" * 100_000, '{"format":1,"nodes":' + "[" * 5_000 + "]" * 5_000 + "}", "\ud800",
-    '"\ud800"', '{"format":1,"nodes":[["CONST","weakfloat",[],NaN]]}',
+    "",
+    "null",
+    "[]",
+    "{}",
+    "[" * 100_000,
+    '{"format":1,"nodes":' + "[" * 5_000 + "]" * 5_000 + "}",
+    "\ud800",
+    '"\ud800"',
+    '{"format":1,"nodes":[["CONST","weakfloat",[],NaN]]}',
     '{"format":1,"nodes":[["CONST","weakint",[],' + "9" * 5_000 + "]]}",
-    " " * (codec.MAX_BYTES + 1), "é" * (codec.MAX_BYTES // 2 + 1),
-)  # fmt: skip
+    " " * (codec.MAX_BYTES + 1),
+    "é" * (codec.MAX_BYTES // 2 + 1),
+)
 
 
 @pytest.mark.parametrize("text", NOT_AN_AST, ids=range(len(NOT_AN_AST)))

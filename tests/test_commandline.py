@@ -66,7 +66,7 @@ def test_nobody_to_complain_to_changes_nothing(journal: Path) -> None:
 
 PRINTS = """
 import sys
-from kcg.commandline import guarded, showing
+from kcg.cli import guarded, showing
 from kcg.errors import ExitCode
 def body():
     with showing():
@@ -85,7 +85,7 @@ def test_news_of_a_run_come_before_those_of_its_output(code: ExitCode) -> None:
 
 
 LACKS = """
-from kcg.commandline import guarded
+from kcg.cli import guarded
 def body():
     try:
         hoard = [bytearray(1 << 26) for _ in range(1000)]
@@ -109,19 +109,17 @@ def test_a_limit_of_memory_is_one_line(raised: str) -> None:
 
 WAITS = """
 import sys, time
-import kcg.commandline
+import kcg.cli
 def main():
     print("ready", flush=True)
     time.sleep(600)
-kcg.commandline.guarded(main, go_on="to go on: it")
+kcg.cli.guarded(main, go_on="to go on: it")
 """
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_who_is_told_to_end_says_how_to_go_on(number: signal.Signals) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-c", WAITS], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )  # fmt: skip
+    process = subprocess.Popen([sys.executable, "-c", WAITS], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None and process.stdout.readline() == "ready\n"
     process.send_signal(number)
     assert process.communicate(timeout=60)[1] == "kcg: interrupted; to go on: it\n"
@@ -130,9 +128,11 @@ def test_who_is_told_to_end_says_how_to_go_on(number: signal.Signals) -> None:
 
 def test_an_interrupt_that_typer_took_is_said_too() -> None:
     """It makes an exit code of it."""
-    waits = WAITS.replace("guarded(main,", "guarded(app,").replace(
-        "kcg.commandline.guarded", "import typer\napp = typer.Typer()\napp.command()(main)\nkcg.commandline.guarded"
-    ).replace("guarded(app,", "guarded(lambda: app(standalone_mode=False),")  # fmt: skip
+    waits = (
+        WAITS.replace("guarded(main,", "guarded(app,")
+        .replace("kcg.cli.guarded", "import typer\napp = typer.Typer()\napp.command()(main)\nkcg.commandline.guarded")
+        .replace("guarded(app,", "guarded(lambda: app(standalone_mode=False),")
+    )
     process = subprocess.Popen([sys.executable, "-c", waits], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None and process.stdout.readline() == "ready\n"
     process.send_signal(signal.SIGTERM)
@@ -160,6 +160,7 @@ def test_names_that_are_no_text_are_shown(tmp_path: Path) -> None:
     assert "caf?" in (tmp_path / "out").read_text(encoding="utf-8")
     done = subprocess.run(
         [sys.executable, "-m", "kcg.dataset", "stats", os.fsencode(tmp_path) + b"/caf\xe9"],
-        capture_output=True, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        check=False,
+    )
     assert done.returncode == ExitCode.USAGE and b"Traceback" not in done.stderr and done.stderr.count(b"\n") == 1

@@ -144,11 +144,15 @@ def test_what_kcg_takes_of_the_cuda_compiler() -> None:
 
 
 def test_what_kcg_takes_of_the_cuda_runtime() -> None:
-    """`kcg.compat.events` times with tinygrad's own pair of events, and launches hand-written code as it does."""
+    """`kcg.compat.programs` times with tinygrad's own pair of events, and launches hand-written code as it does."""
     assert list(inspect.signature(ops_cuda.cu_time_execution).parameters) == ["cb", "enable"]
     assert list(inspect.signature(ops_cuda.CUDAProgram.__call__).parameters)[:5] == [
-        "self", "args", "global_size", "local_size", "vals",
-    ]  # fmt: skip
+        "self",
+        "args",
+        "global_size",
+        "local_size",
+        "vals",
+    ]
     signature = (("out", 0, dtypes.float32, ()), ("x", 1, dtypes.float32, ()), ("wide", 2, dtypes.int32, ()))
     arguments, _ = ops_cuda.encode_args((4096, 8192), (7,), signature)
     assert bytes(arguments)[:20] == (4096).to_bytes(8, "little") + (8192).to_bytes(8, "little") + b"\7\0\0\0"
@@ -159,7 +163,7 @@ def test_what_kcg_takes_of_the_cuda_runtime() -> None:
 @pytest.mark.gpu
 def test_events_and_hand_written_code_on_a_gpu() -> None:
     from kcg.compat.device import prepare
-    from kcg.compat.events import CudaCode, Spin, device_seconds
+    from kcg.compat.programs import CudaCode, Spin, device_seconds
 
     prepare("CUDA")
     spin = Spin("CUDA")

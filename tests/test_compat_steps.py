@@ -25,9 +25,18 @@ from tests.known_targets import KNOWN_TARGETS
 ASTS = example_asts()
 
 X86 = Target(
-    device="CPU", renderer="X86", arch="x86_64,native", model="test", cores=2, has_local=False, has_threads=True,
-    max_threads=2, shared_bytes=0, memory_bytes=1 << 30, cache_bytes=1 << 20,
-)  # fmt: skip
+    device="CPU",
+    renderer="X86",
+    arch="x86_64,native",
+    model="test",
+    cores=2,
+    has_local=False,
+    has_threads=True,
+    max_threads=2,
+    shared_bytes=0,
+    memory_bytes=1 << 30,
+    cache_bytes=1 << 20,
+)
 TARGETS = {"X86": X86, **KNOWN_TARGETS}
 
 
@@ -159,7 +168,7 @@ def test_the_table_has_tinygrads_columns(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_a_jit_that_captures_its_first_call_gives_what_an_uncaptured_one_does() -> None:
     """Its memory is planned from the start: nothing that the function made contiguous outlives the call."""
-    from kcg.compat.jit import captured_at_once
+    from kcg.compat.programs import captured_at_once
 
     def step(x: Tensor) -> Tensor:
         return ((x + 1).contiguous() * 2).contiguous().sum()

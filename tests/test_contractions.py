@@ -10,8 +10,7 @@ import pytest
 from tinygrad import Tensor, Variable, nn
 
 from kcg.compat.tiny import AxisType, KernelInfo, Ops, ParamArg, UOp, dtypes
-from kcg.kernel.codec import normalise
-from kcg.kernel.contractions import (
+from kcg.kernel.analysis import (
     Contraction,
     arithmetic,
     certain_bytes,
@@ -21,7 +20,8 @@ from kcg.kernel.contractions import (
     least_bytes,
     operations,
 )
-from kcg.measure.limits import floor_s
+from kcg.kernel.codec import normalise
+from kcg.measure.service import floor_s
 from kcg.types import CacheState
 from tests.known_targets import KNOWN_TARGETS
 

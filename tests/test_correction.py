@@ -9,13 +9,10 @@ import pytest
 import torch
 
 from kcg.kernel.codec import kernel_of
-from kcg.kernel.space import KernelSpace
-from kcg.predictor.batches import GraphSet
-from kcg.predictor.context import kernel_features, target_features
+from kcg.kernel.opts.space import KernelSpace
 from kcg.predictor.correction import MOST, Correction
-from kcg.predictor.encode import Array, encode
-from kcg.predictor.features import graphs
-from kcg.predictor.gnn import Net, NetSettings
+from kcg.predictor.features import Array, encode, graphs, kernel_features, target_features
+from kcg.predictor.network import GraphSet, Net, NetSettings
 from kcg.types import Region
 from tests.kernels import empty, kernels_of
 from tests.known_targets import KNOWN_TARGETS
@@ -159,8 +156,9 @@ def test_ten_thousand_candidates_are_corrected_at_once() -> None:
 
 @pytest.mark.parametrize("compare", [False, True])
 def test_embeddings_are_what_the_heads_read(compare: bool) -> None:
-    space = KernelSpace(Region((kernel_of(kernels_of((empty(64, 96) @ empty(96, 80)).relu())[-1]),)),
-                        KNOWN_TARGETS["sm_90"])  # fmt: skip
+    space = KernelSpace(
+        Region((kernel_of(kernels_of((empty(64, 96) @ empty(96, 80)).relu())[-1]),)), KNOWN_TARGETS["sm_90"]
+    )
     rng, schedules = random.Random(0), [space.baseline()]
     while len(schedules) < 12:
         if (step := space.random_step(rng.choice([*schedules, space.start()]), rng)) is not None:

@@ -17,10 +17,10 @@ from pebble import ProcessExpired
 from pyarrow import parquet
 from tinygrad import Tensor, Variable
 
-from kcg.dataset import verify as room
+from kcg.dataset import check as room
+from kcg.dataset.check import LISTED, Report, verify
 from kcg.dataset.export import CHECKSUMS, export
 from kcg.dataset.journal import Journal, Run
-from kcg.dataset.verify import LISTED, Report, verify
 from kcg.kernel.codec import kernel_of
 from kcg.types import CacheState, Kernel, Measurement, Opt, Region, Schedule, Status, Toolchain, Workload, WorkloadCall
 from tests.kernels import empty, kernels_of
@@ -44,9 +44,17 @@ def kernel(tensor: Tensor) -> Kernel:
 
 def row(of: Kernel, schedule: Schedule, n: int = 0, **changes: object) -> Measurement:
     made = Measurement(
-        region_id=of.id, schedule=schedule, target=TARGET.fingerprint, toolchain=TOOLCHAIN.fingerprint, protocol=1,
-        status=Status.OK, samples_s=(1e-5, 1.5e-5), binary_hash=f"binary{n}", sampler="random", run_id="r1",
-    )  # fmt: skip
+        region_id=of.id,
+        schedule=schedule,
+        target=TARGET.fingerprint,
+        toolchain=TOOLCHAIN.fingerprint,
+        protocol=1,
+        status=Status.OK,
+        samples_s=(1e-5, 1.5e-5),
+        binary_hash=f"binary{n}",
+        sampler="random",
+        run_id="r1",
+    )
     return replace(made, **changes)  # type: ignore[arg-type]
 
 
@@ -243,8 +251,10 @@ def test_a_single_row_of_an_unknown_target_or_kernel_is_skipped(tmp_path: Path) 
     )
     report = verify(written(tmp_path / "bad", rows=rows))
     assert [next(w for w in ("region", "target", "run") if f": {w} " in p) for p in sorted(report.problems)] == [
-        "region", "run", "target",
-    ]  # fmt: skip
+        "region",
+        "run",
+        "target",
+    ]
     assert all("1 rows skipped" in p for p in report.problems)
     assert (report.rows, report.skipped_rows) == (9, 3)
 
@@ -332,9 +342,7 @@ def test_an_export_of_the_schema_before_has_nothing_beside_its_rows_and_is_right
 
 @pytest.mark.usefixtures("in_this_process")
 def test_a_row_that_beats_the_roofline_of_its_target_is_named(tmp_path: Path) -> None:
-    target = replace(
-        TARGET, cores=132, clock_limit_mhz=1980.0, bandwidth_bytes_s=4.8e12, cache_bytes=60 << 20
-    )  # fmt: skip
+    target = replace(TARGET, cores=132, clock_limit_mhz=1980.0, bandwidth_bytes_s=4.8e12, cache_bytes=60 << 20)
     many = 1 << 26
     copied, matmul = kernel(empty(many) * 2), kernel(empty(4096, 4096) @ empty(4096, 4096))
     picked = kernel(empty(3, 5000, 64).gather(1, Tensor.empty(3, 16, 64, dtype="int32", device="CPU")))

@@ -24,10 +24,10 @@ from kcg.compat.device import has_cuda, prepare
 from kcg.compat.opened import open_default
 from kcg.compat.renderers import planning_renderer
 from kcg.errors import MismatchError, ResultError, UsageError
-from kcg.kernel.actions import ACTION_SPACE_VERSION
 from kcg.kernel.codec import ast_of
-from kcg.kernel.space import KernelSpace
-from kcg.measure.target import detect
+from kcg.kernel.opts.planner import ACTION_SPACE_VERSION
+from kcg.kernel.opts.space import KernelSpace
+from kcg.measure.device_info import detect
 from kcg.optimize import deploy
 from kcg.optimize.cache_rows import undo_path
 from kcg.optimize.deploy import apply, choices, undo
@@ -35,8 +35,7 @@ from kcg.optimize.finals import seen_as_of
 from kcg.optimize.result import write_result
 from kcg.types import Finalist, Region, RegionResult, Result, Schedule, Target, Toolchain, Verification
 from kcg.workloads.capture import to_workload
-from kcg.workloads.program import program_of
-from kcg.workloads.script import capture_program
+from kcg.workloads.script import capture_program, program_of
 from tests.beam_cache import put, rows_of
 from tests.without_clang import HIDE
 
@@ -168,9 +167,15 @@ def test_beam_searches_as_many_kernels_of_a_captured_program_as_apply_says(
         chosen = finalist(space, unlike_baseline_or_it(space))
         regions.append(RegionResult(call.region, call.calls, finalist(space, space.baseline()), chosen, 1, "improved"))
     written = replace(
-        sample_result(), target=facts[0], toolchain=facts[1], regions=tuple(regions), recomputes=(), expectations=(),
-        left_out=workload.left_out, seen_as=seen_as_of(workload, facts[0].device),
-    )  # fmt: skip
+        sample_result(),
+        target=facts[0],
+        toolchain=facts[1],
+        regions=tuple(regions),
+        recomputes=(),
+        expectations=(),
+        left_out=workload.left_out,
+        seen_as=seen_as_of(workload, facts[0].device),
+    )
     write_result(written, tmp_path / "RESULT.json")
     applied = apply(tmp_path / "RESULT.json", widths=(2,), cache_db=cache, facts=facts)
     count = {0: "none", 1: "1 kernel"}[unserved]

@@ -7,8 +7,8 @@ import pytest
 
 from kcg.compat.hardware import device_pieces
 from kcg.compat.tiny import Buffer, dtypes
-from kcg.measure.digest import COLUMNS, DeviceDigest, expected_sums
-from kcg.measure.target import detect
+from kcg.measure.device_info import detect
+from kcg.measure.workbench import COLUMNS, DeviceDigest, expected_sums
 
 TARGET = detect("CPU:X86", 1)[0]
 WORDS = 2 * COLUMNS * 32 + 1001  # two small pieces and a rest

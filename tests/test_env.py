@@ -13,10 +13,9 @@ import pytest
 import torch
 from gymnasium.utils.env_checker import check_env
 
-from kcg.env import FAULT_VALUE, MOST_ACTIONS, Cost, KernelScheduleEnv, Reading, observation_of, predicted
 from kcg.errors import UsageError
-from kcg.predictor.actions import ACTION_FEATURES, KINDS_OF_ACTION
-from kcg.predictor.views import Viewer
+from kcg.rl.env import FAULT_VALUE, MOST_ACTIONS, Cost, KernelScheduleEnv, Reading, observation_of, predicted
+from kcg.rl.observation import ACTION_FEATURES, KINDS_OF_ACTION, Viewer
 from kcg.search.replay import ReplayTable
 from kcg.types import RAW, Action, Opt, Prediction, Schedule
 from tests.env_tasks import (

@@ -14,8 +14,8 @@ import pytest
 import torch
 from gymnasium.utils.env_checker import check_env
 
-from kcg.env import FAULT_VALUE, ID, KernelScheduleEnv
-from kcg.predictor.encode import MOST_AXES
+from kcg.predictor.features import MOST_AXES
+from kcg.rl.env import FAULT_VALUE, ID, KernelScheduleEnv
 from tests.env_tasks import (
     TARGETS,
     check_episodes,
@@ -186,15 +186,26 @@ class NumbersForWords(Twin):
 
 
 GYMNASIUM_REFUSES: dict[type[Twin], str] = {
-    NotANumber: "not within the observation space", WrongType: "not within the observation space",
-    WrongShape: "not within the observation space", Outside: "not within the observation space",
-    MissingKey: "not within the observation space", SameArray: "share an object",
-    NoInfo: "not a dictionary", NoInfoOfAStep: "must be a python dictionary", NoInfoOfAReset: "not a tuple",
-    OldSteps: "old step API", RewardInWords: "must be a float", NoReward: "must be a float", NanReward: "NaN value",
-    InfiniteReward: "inf value", NoSeed: "does not call `super", OwnDice: "not equivalent",
-    NoisyReward: "rewards are not equivalent", AlwaysCut: "truncates after 1 step",
+    NotANumber: "not within the observation space",
+    WrongType: "not within the observation space",
+    WrongShape: "not within the observation space",
+    Outside: "not within the observation space",
+    MissingKey: "not within the observation space",
+    SameArray: "share an object",
+    NoInfo: "not a dictionary",
+    NoInfoOfAStep: "must be a python dictionary",
+    NoInfoOfAReset: "not a tuple",
+    OldSteps: "old step API",
+    RewardInWords: "must be a float",
+    NoReward: "must be a float",
+    NanReward: "NaN value",
+    InfiniteReward: "inf value",
+    NoSeed: "does not call `super",
+    OwnDice: "not equivalent",
+    NoisyReward: "rewards are not equivalent",
+    AlwaysCut: "truncates after 1 step",
     NumbersForWords: "should produce a string",
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("twin", GYMNASIUM_REFUSES, ids=lambda twin: twin.__name__)
@@ -253,9 +264,13 @@ class NumpyReward(Twin):
 
 
 OURS_REFUSES: dict[type[Twin], str] = {
-    Generous: "sum to the log-speedup", Silent: "what the cost says", Mild: "paid as one",
-    OtherMask: "the mask is that", LateDice: "the same again|zip", NumpyReward: "a reward is a number",
-}  # fmt: skip
+    Generous: "sum to the log-speedup",
+    Silent: "what the cost says",
+    Mild: "paid as one",
+    OtherMask: "the mask is that",
+    LateDice: "the same again|zip",
+    NumpyReward: "a reward is a number",
+}
 
 
 @pytest.mark.parametrize("twin", OURS_REFUSES, ids=lambda twin: twin.__name__)

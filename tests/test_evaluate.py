@@ -13,7 +13,7 @@ from tinygrad.engine.realize import run_linear
 
 from kcg.compat.tiny import AddrSpace, AxisType, Buffer, KernelInfo, Ops, ParamArg, UOp
 from kcg.errors import VerificationError
-from kcg.kernel.evaluate import (
+from kcg.kernel.reference import (
     CONFIDENT,
     BufferUse,
     StoreValues,

@@ -10,8 +10,8 @@ import pytest
 from tinygrad import Tensor, dtypes
 
 from kcg.compat.tiny import KernelInfo, Ops, ParamArg, UOp
-from kcg.kernel.evaluate import CONFIDENT, StoreValues, buffers, error_ratio, evaluate, sample_points
-from kcg.measure.references import JUDGED, Reference
+from kcg.kernel.reference import CONFIDENT, StoreValues, buffers, error_ratio, evaluate, sample_points
+from kcg.measure.verify import JUDGED, Reference
 from tests.kernels import empty, kernels_of
 from tests.test_evaluate import run_on
 

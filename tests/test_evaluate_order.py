@@ -10,7 +10,7 @@ from tinygrad import dtypes
 
 from kcg.compat.tiny import AxisType, Invalid, KernelInfo, Ops, ParamArg, UOp
 from kcg.kernel.codec import ast_of, kernel_of
-from kcg.kernel.evaluate import CONFIDENT, buffers, error_ratio, evaluate, sample_points
+from kcg.kernel.reference import CONFIDENT, buffers, error_ratio, evaluate, sample_points
 from kcg.measure.inputs import (
     MODEST_RECIPE,
     NEGATIVE_RECIPE,

@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 
 from kcg.dataset import columns as columns_module
-from kcg.dataset.card import render_card
 from kcg.dataset.columns import (
     BESIDE,
     GROUP_BYTES,
@@ -30,8 +29,8 @@ from kcg.dataset.columns import (
     rows_of_a_group,
 )
 from kcg.dataset.export import CHECKSUMS, FILES, Export, export, merge, read_export
-from kcg.dataset.journal import Journal
-from kcg.dataset.records import Record
+from kcg.dataset.journal import Journal, Record
+from kcg.dataset.publish import render_card
 from kcg.dataset.stats import stats
 from kcg.errors import DataError, UsageError
 from kcg.kernel.codec import kernel_of
@@ -154,9 +153,12 @@ def test_what_is_rounded_is_said_and_nothing_else_is(path: Path, tmp_path: Path)
     assert first.measurement.samples_s == pytest.approx(rows[0].samples_s, rel=6e-8)
     assert first.measurement.compile_s == pytest.approx(1 / 3, rel=6e-8)
     kept = replace(
-        rows[0], binary_hash=binary[:16], samples_s=first.measurement.samples_s, compile_s=first.measurement.compile_s,
+        rows[0],
+        binary_hash=binary[:16],
+        samples_s=first.measurement.samples_s,
+        compile_s=first.measurement.compile_s,
         clocks=(("power_w", 0.00123), ("sm_mhz", 1230.0)),
-    )  # fmt: skip
+    )
     assert first.measurement == kept
     assert found["r1", 2**40] == as_exported(Record(rows[1], 1e9 + 1))
     assert found["r2", 0] == as_exported(Record(rows[2], 1e9 + 2))
@@ -229,9 +231,13 @@ def test_a_bad_row_is_told_and_the_others_are_read(path: Path, tmp_path: Path) -
             journal.record(measurement(i))
     whole = list(exported(path, folder).records(1))
     edits: dict[str, object] = {
-        "status": "great", "cache_state": None, "variables": '[["n",{}]]', "timing": 99, "trial": None,
+        "status": "great",
+        "cache_state": None,
+        "variables": '[["n",{}]]',
+        "timing": 99,
+        "trial": None,
         "protocol": None,
-    }  # fmt: skip
+    }
     for row, (column, value) in enumerate(edits.items()):
         edit_column(folder, "measurements.parquet", column, lambda v, row=row, value=value: v.__setitem__(row, value))
     edit_column(folder, "timings.parquet", "samples_s", lambda v: v.__setitem__(7, []))
@@ -269,8 +275,13 @@ def test_a_row_has_its_time_its_samples_and_its_part_of_every_split(path: Path, 
     data = exported(path, tmp_path / "out")
     file = parquet.ParquetFile(tmp_path / "out" / "measurements.parquet")
     assert file.schema_arrow.names[:8] == [
-        "region_id", *SPLIT_PARTS, "status", "median_s", "n_samples", "schedule_body",
-    ]  # fmt: skip
+        "region_id",
+        *SPLIT_PARTS,
+        "status",
+        "median_s",
+        "n_samples",
+        "schedule_body",
+    ]
     found = {(r["region_id"], r["status"]): r for r in file.read().to_pylist()}
     good, noisy, late = (found[product.id, s] for s in ("ok", "noisy", "timeout"))
     assert good["median_s"] == pytest.approx(2.5e-6, rel=1e-7) and good["n_samples"] == 4
@@ -291,8 +302,10 @@ def test_a_region_of_several_kernels_is_held_out_with_the_one_that_is() -> None:
         return parts_of_regions(kernels, {"region": [*kernels]})["region"][0]
 
     assert (of("train", "test", "validation"), of("train", "validation"), of("train", "train")) == (
-        "test", "validation", "train",
-    )  # fmt: skip
+        "test",
+        "validation",
+        "train",
+    )
     assert (of("train", None), of("test", None)) == (None, "test")
     assert parts_of_regions({"k": dict.fromkeys(SPLIT_PARTS, "train")}, {"r": ["k", "gone"]})["r"] == (None,) * 3
 

@@ -14,18 +14,24 @@ import pytest
 import torch
 
 from kcg.errors import DataError
-from kcg.kernel.axes import Access, AxisTable
 from kcg.kernel.codec import kernel_of
-from kcg.kernel.space import KernelSpace
-from kcg.predictor import data as data_module
-from kcg.predictor import encode as encode_module
-from kcg.predictor import kernel_jobs
-from kcg.predictor.batches import Batch, GraphSet
-from kcg.predictor.context import kernel_features, target_features
-from kcg.predictor.data import TrainingData, load
-from kcg.predictor.encode import encode
-from kcg.predictor.features import ACCESS_FEATURES, SCHEDULE_FEATURES, Graphs, graphs, joined
-from kcg.predictor.gnn import Net, NetSettings
+from kcg.kernel.loop_nest import Access, AxisTable
+from kcg.kernel.opts.space import KernelSpace
+from kcg.predictor import features as encode_module
+from kcg.predictor import training_data as data_module
+from kcg.predictor import training_data as kernel_jobs
+from kcg.predictor.features import (
+    ACCESS_FEATURES,
+    SCHEDULE_FEATURES,
+    Graphs,
+    encode,
+    graphs,
+    joined,
+    kernel_features,
+    target_features,
+)
+from kcg.predictor.network import Batch, GraphSet, Net, NetSettings
+from kcg.predictor.training_data import TrainingData, load
 from kcg.types import RAW, Region, Schedule, Status
 from tests.kernels import empty, example_asts, example_region, kernels_of, on_targets
 from tests.known_targets import KNOWN_TARGETS
@@ -143,13 +149,14 @@ def permuted(batch: Batch, seed: int) -> Batch:
         return moved[:, places[edges]]
 
     return replace(
-        batch, **{name: getattr(batch, name)[place] for name, place in places.items()},
+        batch,
+        **{name: getattr(batch, name)[place] for name, place in places.items()},
         access_index=index(batch.access_index, "accesses", "access_edges"),
         group_index=index(batch.group_index, "groups", "group_edges"),
         graph_of_axis=batch.graph_of_axis[places["axes"]],
         graph_of_access=batch.graph_of_access[places["accesses"]],
         graph_of_group=batch.graph_of_group[places["groups"]],
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("compare", [False, True])

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from kcg.commandline import record_results
+from kcg.cli import record_results
 from kcg.errors import UsageError
 from kcg.files import whole, write_whole
 

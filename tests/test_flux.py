@@ -17,8 +17,8 @@ from tinygrad.helpers import Context
 
 from kcg.compat.tiny import Ops, UOp
 from kcg.errors import ExitCode, UnknownName, UsageError, WeightsError
+from kcg.kernel.analysis import find_recompute, operations
 from kcg.kernel.codec import encode, normalise
-from kcg.kernel.contractions import find_recompute, operations
 from kcg.workloads.flux import (
     PRESETS,
     Flux,
@@ -30,12 +30,22 @@ from kcg.workloads.flux import (
     parameter_shapes,
     step,
 )
-from kcg.workloads.weights import load_weights, random_inputs, random_weights
+from kcg.workloads.flux_weights import load_weights, random_inputs, random_weights
 
 TINY = replace(
-    PRESETS["mini"], double_blocks=1, single_blocks=1, hidden=32, heads=2, axes_dim=(4, 6, 6), image_tokens=6,
-    text_tokens=4, context_in_dim=8, vec_in_dim=8, in_channels=4, variant="schnell",
-)  # fmt: skip
+    PRESETS["mini"],
+    double_blocks=1,
+    single_blocks=1,
+    hidden=32,
+    heads=2,
+    axes_dim=(4, 6, 6),
+    image_tokens=6,
+    text_tokens=4,
+    context_in_dim=8,
+    vec_in_dim=8,
+    in_channels=4,
+    variant="schnell",
+)
 
 
 def random_state(config: FluxConfig, seed: int = 0) -> dict[str, np.ndarray]:
@@ -204,7 +214,7 @@ def test_weights_of_the_other_variant_are_refused(tmp_path: Path) -> None:
 def test_a_repository_of_other_weights_is_refused_before_anything_is_downloaded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("kcg.workloads.weights._download", lambda repository: pytest.fail("it was downloaded"))
+    monkeypatch.setattr("kcg.workloads.flux_weights._download", lambda repository: pytest.fail("it was downloaded"))
     with pytest.raises(WeightsError, match=r"FLUX.1-dev does not hold .* schnell: it holds those of dev; 4 extra"):
         load_weights(build("768", variant="schnell")[0], "black-forest-labs/FLUX.1-dev")
     with pytest.raises(WeightsError, match=r"it holds those of dev, preset 768 or 1024; .* misshapen \(img_in.weight"):

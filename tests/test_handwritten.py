@@ -14,13 +14,20 @@ from tinygrad.uop.ops import AxisType, KernelInfo, Ops
 from kcg.compat.device import clang_path
 from kcg.errors import ScheduleError, UsageError
 from kcg.kernel.codec import kernel_of
-from kcg.kernel.handwritten import SourceBody, source_body, source_schedule
-from kcg.kernel.lowering import file_digest, lower, read_kernels, view_of
-from kcg.kernel.space import KernelSpace
+from kcg.kernel.opts.space import KernelSpace
+from kcg.kernel.source.kernels import (
+    SourceBody,
+    file_digest,
+    lower,
+    read_kernels,
+    source_body,
+    source_schedule,
+    view_of,
+)
 from kcg.kernels import KernelView, collecting, handwritten
-from kcg.measure.handwritten import Described, KernelFile, describe_job, lower_job, match_job
 from kcg.measure.jobs import DuelJob
 from kcg.measure.service import MeasureService, Request
+from kcg.measure.source_kernels import Described, KernelFile, describe_job, lower_job, match_job
 from kcg.types import Measurement, Region, Schedule, Status
 from tests.handwritten_kernels import COLUMNS, INNER, MATMUL, ROWS, SM_90, kernel
 from tests.kernels import empty, example_ast, kernels_of
@@ -72,9 +79,12 @@ def test_kernels_that_none_can_replace_are_said(name: str) -> None:
 def test_ids_and_predicates_match() -> None:
     view = view_of(MATMUL, SM_90)
     for matches, expected in (
-        (MATMUL.id[:8], True), ("abcdef", False), (("abcdef", MATMUL.id), True),
-        (lambda v: v.reduces == (INNER,), True), (lambda v: len(v.inputs) == 1, False),
-    ):  # fmt: skip
+        (MATMUL.id[:8], True),
+        ("abcdef", False),
+        (("abcdef", MATMUL.id), True),
+        (lambda v: v.reduces == (INNER,), True),
+        (lambda v: len(v.inputs) == 1, False),
+    ):
         with collecting() as found:
             handwritten.uop(matches=matches)(matmul)
         assert found[0].wants(view) is expected
@@ -99,9 +109,7 @@ def test_a_uop_kernel_is_lowered_verified_and_timed(service: MeasureService) -> 
     row = measured(service, schedule)
     assert (row.status, row.checked, row.launch) == (Status.OK, True, ((1, 1, 1), (1, 1, 1))), row.reason
     space = KernelSpace(MATMUL, service.target)
-    baseline, mine = (
-        service.compiled(MATMUL, one).result().compiled for one in (space.baseline(), schedule)
-    )  # fmt: skip
+    baseline, mine = (service.compiled(MATMUL, one).result().compiled for one in (space.baseline(), schedule))
     duel = service.duel(DuelJob(MATMUL, baseline, mine, service.target, samples=3), timeout_s=60).result()
     assert duel.finalist_verification is not None and duel.finalist_verification.passed
     assert set(duel.finalist_verification.rules) >= set(duel.baseline_verification.rules)

@@ -15,10 +15,10 @@ from tinygrad import Tensor
 from kcg.compat.device import clang_path
 from kcg.compat.renderers import compiling_renderer
 from kcg.kernel.codec import ast_of, kernel_of
-from kcg.kernel.compiler import compile_schedule
-from kcg.kernel.lowering import file_digest, lower, read_kernels, view_of
+from kcg.kernel.compile import compile_schedule
+from kcg.kernel.source.kernels import file_digest, lower, read_kernels, view_of
 from kcg.kernels import Launch
-from kcg.measure.target import detect
+from kcg.measure.device_info import detect
 from kcg.measure.verify import CheckedBench
 from kcg.optimize.result import read_result
 from kcg.types import Region, ScheduleKind, Target
@@ -216,16 +216,32 @@ def test_the_triton_example_wins_on_a_gpu_and_runs_in_a_cuda_graph(tmp_path: Pat
 
     def python(*arguments: str) -> str:
         done = subprocess.run(
-            [sys.executable, *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=400,
+            [sys.executable, *arguments],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=400,
             check=False,
-        )  # fmt: skip
+        )
         assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
         return done.stdout
 
     said = python(
-        "-m", "kcg.optimize", "model.py", "--device", "CUDA", "--kernels", "triton_kernels.py", "--budget", "200s",
-        "--measurements", "24", "--report", "out",
-    )  # fmt: skip
+        "-m",
+        "kcg.optimize",
+        "model.py",
+        "--device",
+        "CUDA",
+        "--kernels",
+        "triton_kernels.py",
+        "--budget",
+        "200s",
+        "--measurements",
+        "24",
+        "--report",
+        "out",
+    )
     rows = [r for r in read_result(tmp_path / "out" / "RESULT.json").regions if r.handwritten]
     assert len(rows) == 2 and all(r.chosen.name == "tiled_matmul" for r in rows), said
     print(said, python("use.py"))

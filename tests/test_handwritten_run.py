@@ -41,9 +41,19 @@ def optimised(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.Comp
     for _ in range(3):  # a busy machine may hide which one is faster
         folder = tmp_path_factory.mktemp("out")
         done = run(
-            SCRIPT, "--kernels", KERNELS, "--budget", "300s", "--measurements", "9", "--report", folder, "--json",
-            "--", "160",
-        )  # fmt: skip
+            SCRIPT,
+            "--kernels",
+            KERNELS,
+            "--budget",
+            "300s",
+            "--measurements",
+            "9",
+            "--report",
+            folder,
+            "--json",
+            "--",
+            "160",
+        )
         if done.returncode == ExitCode.OK and "won against" in (folder / "RESULT.json").read_text():
             break
     assert done.returncode == ExitCode.OK, done.stderr
@@ -66,8 +76,11 @@ def test_the_faster_one_is_chosen_and_verified_by_every_rule(row: RegionResult) 
     assert row.chosen.name == "apart" and str(row.chosen.schedule) == "source:apart"
     assert row.chosen.cold_s < row.baseline.cold_s
     assert set(row.chosen.verification.rules) >= {
-        "float64 reference at sampled points", "guard bytes", "10 runs bitwise equal", "inputs unchanged",
-    }  # fmt: skip
+        "float64 reference at sampled points",
+        "guard bytes",
+        "10 runs bitwise equal",
+        "inputs unchanged",
+    }
     assert "written by hand (uop)" in row.chosen.legend and row.chosen.source
 
 
@@ -129,9 +142,20 @@ def test_resuming_measures_none_of_them_again(
     before = searched()
     assert sum(kind == "source" for kind, _ in before) == 4
     done = run(
-        SCRIPT, "--kernels", KERNELS, "--budget", "300s", "--measurements", "9", "--report", folder, "--resume",
-        "--quiet", "--", "160",
-    )  # fmt: skip
+        SCRIPT,
+        "--kernels",
+        KERNELS,
+        "--budget",
+        "300s",
+        "--measurements",
+        "9",
+        "--report",
+        folder,
+        "--resume",
+        "--quiet",
+        "--",
+        "160",
+    )
     assert done.returncode == ExitCode.OK, done.stderr
     assert sorted(searched()) == sorted(before), "nothing is measured twice"
     assert any(r.chosen.name == "apart" for r in read_result(folder / "RESULT.json").regions)

@@ -10,10 +10,8 @@ import pytest
 from kcg.compat.renderers import compiling_renderer
 from kcg.errors import ScheduleError
 from kcg.kernel.codec import kernel_of
-from kcg.kernel.compiler import compile_schedule
-from kcg.kernel.handwritten import source_body, source_schedule
-from kcg.kernel.lowering import lower, view_of
-from kcg.kernel.triton_kernels import without_scratch
+from kcg.kernel.compile import compile_schedule
+from kcg.kernel.source.kernels import lower, source_body, source_schedule, view_of, without_scratch
 from kcg.kernels import KernelView, Launch
 from kcg.types import Region, Schedule
 from tests.handwritten_kernels import COLUMNS, INNER, MATMUL, ROWS, SM_90, kernel
@@ -143,7 +141,7 @@ def rows(out, a, b, N):  # type: ignore[no-untyped-def]
 
 
 def test_a_triton_kernel_without_triton_is_one_line() -> None:
-    pytest.importorskip("kcg.kernel.triton_kernels")
+    pytest.importorskip("kcg.kernel.source.kernels")
     try:
         import triton  # noqa: F401
     except ImportError:
@@ -162,12 +160,20 @@ def test_a_body_is_read_only_if_every_field_is_right() -> None:
     assert source_schedule(source_body(good)) == good
     document = json.loads(good.body)
     for changed, says in (
-        ({"format": 2}, "format"), ({"extra": 1}, "one too many"), ({"entry": "a b"}, "plain name"),
-        ({"name": "../../x"}, "plain name"), ({"kind": "exe"}, "no kind"), ({"language": "python"}, "no kind"),
-        ({"global_size": [1.5]}, "whole numbers"), ({"global_size": [True]}, "whole numbers"),
-        ({"global_size": 4}, "extents"), ({"shared_bytes": -1}, "not a size"), ({"threads": "4"}, "not a size"),
-        ({"code": "%%%"}, "base64"), ({"source": 7}, "not a text"),
-    ):  # fmt: skip
+        ({"format": 2}, "format"),
+        ({"extra": 1}, "one too many"),
+        ({"entry": "a b"}, "plain name"),
+        ({"name": "../../x"}, "plain name"),
+        ({"kind": "exe"}, "no kind"),
+        ({"language": "python"}, "no kind"),
+        ({"global_size": [1.5]}, "whole numbers"),
+        ({"global_size": [True]}, "whole numbers"),
+        ({"global_size": 4}, "extents"),
+        ({"shared_bytes": -1}, "not a size"),
+        ({"threads": "4"}, "not a size"),
+        ({"code": "%%%"}, "base64"),
+        ({"source": 7}, "not a text"),
+    ):
         with pytest.raises(ScheduleError, match=says):
             source_body(Schedule("source", json.dumps({**document, **changed})))
     for text in ("[]", "{", "5", "[" * 100_000):

@@ -17,8 +17,8 @@ from tinygrad.dtype import float_to_fp8
 
 from kcg.compat.tiny import Buffer, DType, UOp, dtypes
 from kcg.kernel.codec import ast_of, kernel_of
-from kcg.kernel.evaluate import buffers, evaluate, sample_points
-from kcg.measure.fill import PIECES, filler
+from kcg.kernel.reference import buffers, evaluate, sample_points
+from kcg.measure.device_info import detect
 from kcg.measure.inputs import (
     BELOW_ZERO_RECIPE,
     BINARY_RECIPE,
@@ -27,6 +27,7 @@ from kcg.measure.inputs import (
     FEW_RECIPE,
     MODEST_RECIPE,
     NEGATIVE_RECIPE,
+    PIECES,
     POSITIVE_RECIPE,
     RECIPE,
     SEGMENT,
@@ -37,13 +38,13 @@ from kcg.measure.inputs import (
     WIDE_RECIPE,
     Hashed,
     buffers_of,
+    filler,
     integer_bounds,
     make_inputs,
     numpy_dtype,
     to_bits,
     to_values,
 )
-from kcg.measure.target import detect
 from kcg.measure.workbench import Workbench
 from tests.kernels import empty, example_asts, example_region, kernels_of
 
@@ -69,9 +70,12 @@ def digest() -> str:
 def test_same_in_every_process() -> None:
     code = "from tests.test_inputs import digest; print(digest())"
     other = subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": "7"}, stdout=subprocess.PIPE, text=True,
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONHASHSEED": "7"},
+        stdout=subprocess.PIPE,
+        text=True,
         check=True,
-    )  # fmt: skip
+    )
     assert other.stdout.strip() == digest()
 
 

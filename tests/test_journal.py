@@ -16,8 +16,7 @@ from pathlib import Path
 import pytest
 
 from kcg.dataset.export import export
-from kcg.dataset.journal import APPLICATION_ID, SCHEMA_VERSION, Journal, Run
-from kcg.dataset.records import status_and_reason
+from kcg.dataset.journal import APPLICATION_ID, SCHEMA_VERSION, Journal, Run, status_and_reason
 from kcg.errors import DataError, JournalError, UsageError
 from kcg.types import (
     RAW,
@@ -36,10 +35,21 @@ from kcg.types import (
 
 ROOT = Path(__file__).parent.parent
 TARGET = Target(
-    device="CPU", renderer="X86", arch="x86_64,native", model="A CPU", cores=2, has_local=False, has_threads=True,
-    max_threads=2, shared_bytes=0, memory_bytes=1 << 34, cache_bytes=1 << 25, tensor_cores=("8x16x16 bf16->f32",),
-    power_limit_w=700, clock_limit_mhz=None,
-)  # fmt: skip
+    device="CPU",
+    renderer="X86",
+    arch="x86_64,native",
+    model="A CPU",
+    cores=2,
+    has_local=False,
+    has_threads=True,
+    max_threads=2,
+    shared_bytes=0,
+    memory_bytes=1 << 34,
+    cache_bytes=1 << 25,
+    tensor_cores=("8x16x16 bf16->f32",),
+    power_limit_w=700,
+    clock_limit_mhz=None,
+)
 TOOLCHAIN = Toolchain(tinygrad="0.14.0", compiler="X86", driver="", triton="", action_space=1)
 KERNELS = tuple(Kernel(json.dumps({"format": 1, "nodes": [["CONST", i]] * (i + 2)})) for i in range(3))
 UPCAST = Schedule.from_opts((Opt("UPCAST", 0, 4), Opt("TC", 0, (-1, 2, 1))))
@@ -48,11 +58,23 @@ UPCAST = Schedule.from_opts((Opt("UPCAST", 0, 4), Opt("TC", 0, (-1, 2, 1))))
 def measurement(n: int = 0, **changes: object) -> Measurement:
     """A well-formed measurement; another `n` is another identity."""
     made = Measurement(
-        region_id=KERNELS[n % 3].id, schedule=UPCAST, target=TARGET.fingerprint, toolchain=TOOLCHAIN.fingerprint,
-        protocol=1, status=Status.OK, variables=(("start_pos", n),), input_recipe="normal-v1:seed=0",
-        samples_s=(1e-5, 1.1e-5 + n * 1e-9, 0.1 + 0.2), binary_hash=f"b{n}", checked=True, sampler="random",
-        compile_s=0.25, launch=((4, 1, 1), (32, 2, 1)), run_id="r1", clocks=(("sm_mhz", 1980.0),),
-    )  # fmt: skip
+        region_id=KERNELS[n % 3].id,
+        schedule=UPCAST,
+        target=TARGET.fingerprint,
+        toolchain=TOOLCHAIN.fingerprint,
+        protocol=1,
+        status=Status.OK,
+        variables=(("start_pos", n),),
+        input_recipe="normal-v1:seed=0",
+        samples_s=(1e-5, 1.1e-5 + n * 1e-9, 0.1 + 0.2),
+        binary_hash=f"b{n}",
+        checked=True,
+        sampler="random",
+        compile_s=0.25,
+        launch=((4, 1, 1), (32, 2, 1)),
+        run_id="r1",
+        clocks=(("sm_mhz", 1980.0),),
+    )
     return replace(made, **changes)  # type: ignore[arg-type]
 
 
@@ -84,8 +106,11 @@ def script(body: str, *arguments: object) -> subprocess.Popen[str]:
     code = f"import sys; sys.path.insert(0, {str(ROOT / 'tests')!r}); import test_journal as t\n{body}"
     return subprocess.Popen(
         [sys.executable, "-c", code, *map(str, arguments)],
-        env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
 # -- the journal
@@ -142,9 +167,14 @@ def test_everything_comes_back_as_it_went_in(path: Path) -> None:
         assert journal.toolchains() == {TOOLCHAIN.fingerprint: TOOLCHAIN}
         assert journal.runs()["r1"].description == {"clock_mhz": 1980, "note": "quiet"}
         assert journal.counts() == {
-            "kernels": 3, "regions": 3, "workload_calls": 3, "targets": 1, "toolchains": 1, "runs": 1,
+            "kernels": 3,
+            "regions": 3,
+            "workload_calls": 3,
+            "targets": 1,
+            "toolchains": 1,
+            "runs": 1,
             "measurements": 3,
-        }  # fmt: skip
+        }
     assert [p.name for p in path.parent.iterdir()] == [path.name], "a clean close leaves one file"
 
 

@@ -13,14 +13,12 @@ from pathlib import Path
 import pytest
 
 from kcg.kernel.codec import kernel_of
-from kcg.kernel.space import KernelSpace
-from kcg.search.bidding import Auction, Bidder, Limits
-from kcg.search.graph import Graph, MctsSettings
-from kcg.search.interface import Ledger, Observation, Problem
-from kcg.search.kin import LEAST_LEAD, Hint, Relative, adopted, family
+from kcg.kernel.opts.space import KernelSpace
+from kcg.search.allocation import LEAST_LEAD, Auction, Bidder, Hint, Limits, Relative, adopted, family
+from kcg.search.mcts import Graph, MctsSettings
+from kcg.search.problem import Ledger, Observation, Problem, Trials
 from kcg.search.strategies import strategy
-from kcg.search.thinking import Thinkers
-from kcg.search.trials import Trials
+from kcg.search.workers import Thinkers
 from kcg.types import RAW, Opt, Prediction, Region, Schedule, Status
 from tests.kernels import empty, kernels_of
 from tests.known_targets import KNOWN_TARGETS
@@ -48,8 +46,15 @@ def problem(space: KernelSpace, ledger: Ledger, time_s: Callable[[Schedule], flo
         return futures
 
     known = {s: measure([s])[0].result() for s in [space.baseline()]}
-    return Problem(space, lambda batch: [Prediction(-9.0, 0.1) for _ in batch], measure, ledger, random.Random(1),
-                   batch_size=2, known=known)  # fmt: skip
+    return Problem(
+        space,
+        lambda batch: [Prediction(-9.0, 0.1) for _ in batch],
+        measure,
+        ledger,
+        random.Random(1),
+        batch_size=2,
+        known=known,
+    )
 
 
 def relative(space: KernelSpace) -> Relative:
@@ -156,8 +161,9 @@ def test_what_no_longer_applies_is_left_aside() -> None:
 def test_no_search_begins_with_a_hint_that_there_is_no_budget_for() -> None:
     space = space_of(480, 4096)
     auction = Auction(Ledger(max_measurements=1), Limits())
-    bidder = auction.enter("a", 1, problem(space, auction.ledger, gains(space)), strategy("mcts"),
-                           relative=relative(space))  # fmt: skip
+    bidder = auction.enter(
+        "a", 1, problem(space, auction.ledger, gains(space)), strategy("mcts"), relative=relative(space)
+    )
     leader = Relative(family(space), lambda s: s, own_s=1.0, best=[(0.1, GOOD)])
     auction.bidders.append(Bidder("b", 1, bidder.problem, strategy("mcts"), relative=leader))
     assert auction.ledger.exhausted

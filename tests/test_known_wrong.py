@@ -17,11 +17,11 @@ from tinygrad import Tensor, dtypes
 from kcg.compat.tiny import Ops, UOp
 from kcg.errors import ScheduleError
 from kcg.kernel.codec import ast_of, kernel_of
-from kcg.kernel.compiler import compile_schedule
-from kcg.kernel.space import KernelSpace
+from kcg.kernel.compile import compile_schedule
+from kcg.kernel.opts.space import KernelSpace
+from kcg.measure.device_info import detect
 from kcg.measure.inputs import RECIPE
 from kcg.measure.service import MeasureService, Request
-from kcg.measure.target import detect
 from kcg.measure.verify import CheckedBench
 from kcg.measure.workbench import NAN_POISON
 from kcg.types import RAW, Opt, Region, Schedule, Status, Target

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from kcg.errors import DeviceError, UsageError
-from kcg.optimize import lock
+from kcg.measure import lock
 from kcg.optimize.console import progress
 from kcg.optimize.run import optimize
 from kcg.optimize.session import Session
@@ -23,7 +23,7 @@ from kcg.optimize.settings import Settings
 UUID = "4f5e5ad6-2c4b-5a43-a1c9-5d7f0a0f2b44"
 HOLD = """
 import sys, time
-from kcg.optimize.lock import alone_on
+from kcg.measure.lock import alone_on
 with alone_on(sys.argv[1]):
     print("held", flush=True)
     sys.stdin.read()

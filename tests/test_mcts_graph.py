@@ -12,16 +12,10 @@ import pytest
 from replay_table import BASELINE, KERNELS, chain_table, synthetic_table
 
 from kcg.search.calibration import Calibration, Trial
-from kcg.search.candidates import candidates
-from kcg.search.diversity import seldom
-from kcg.search.graph import Graph, MctsSettings
-from kcg.search.interface import Ledger, best
-from kcg.search.mcts import mcts
-from kcg.search.replay import (
-    constant_predict,
-    oracle_predict,
-)
-from kcg.search.trials import Trials
+from kcg.search.mcts import Graph, MctsSettings, candidates, mcts
+from kcg.search.moves import seldom
+from kcg.search.problem import Ledger, Trials, best
+from kcg.search.replay import constant_predict, oracle_predict
 from kcg.types import Opt, Prediction, Schedule
 from tests.policies import grown
 

@@ -14,8 +14,9 @@ import pytest
 from kcg.dataset.noise import noise_floors, spreads
 from kcg.errors import CodecError, DeviceError, ScheduleError, UnknownName
 from kcg.kernel.codec import kernel_of
-from kcg.kernel.space import KernelSpace
-from kcg.measure import lifeline
+from kcg.kernel.opts.space import KernelSpace
+from kcg.measure import lifetime
+from kcg.measure.device_info import first_line
 from kcg.measure.jobs import DuelJob
 from kcg.measure.protocol import (
     MIN_SAMPLES,
@@ -29,10 +30,8 @@ from kcg.measure.protocol import (
     samples_for,
     spread,
 )
-from kcg.measure.references import foretell_job
-from kcg.measure.rows import duel_rows
-from kcg.measure.service import MeasureService, Request
-from kcg.measure.target import first_line
+from kcg.measure.service import MeasureService, Request, duel_rows
+from kcg.measure.verify import foretell_job
 from kcg.types import RAW, CacheState, Measurement, Opt, Region, Schedule, Status
 from tests.kernels import empty, example_asts, kernels_of
 
@@ -287,8 +286,12 @@ def test_duel(service: MeasureService) -> None:
     assert len(outcome.again_cold_s) == len(outcome.baseline_cold_s) and outcome.input_recipe == "normal-v2:seed=0"
     rows = duel_rows(job, outcome, *schedules, toolchain="t", run_id="r")
     assert [(r.trial, str(r.cache_state), r.schedule) for r in rows] == [
-        (1, "cold", RAW), (2, "cold", RAW), (1, "warm", RAW), (1, "cold", schedules[1]), (1, "warm", schedules[1]),
-    ]  # fmt: skip
+        (1, "cold", RAW),
+        (2, "cold", RAW),
+        (1, "warm", RAW),
+        (1, "cold", schedules[1]),
+        (1, "warm", schedules[1]),
+    ]
     assert all(r.status is Status.OK and not r.early_stop and r.checked for r in rows)
     ((first, noise),) = spreads(rows)
     assert first == rows[0] and noise == spread(outcome.baseline_cold_s, outcome.again_cold_s)
@@ -334,7 +337,7 @@ def raised_by_child(error: BaseException) -> BaseException:
         raise error
 
     with pytest.raises(BaseException) as caught:
-        lifeline.call(fail, ())
+        lifetime.call(fail, ())
     return caught.value
 
 

@@ -14,11 +14,11 @@ import psutil
 import pytest
 from tinygrad import Tensor
 
-from kcg.commandline import guarded
+from kcg.cli import guarded
 from kcg.compat.hardware import allocated_bytes, memory_of
 from kcg.errors import ExitCode, UsageError
 from kcg.optimize.__main__ import main
-from kcg.optimize.memory import Room, check_memory, next_smaller
+from kcg.optimize.run import Room, check_memory, next_smaller
 from kcg.optimize.settings import Settings
 from kcg.optimize.whole_model import _Program
 from kcg.types import Workload
@@ -41,9 +41,13 @@ def _never(preset: str, seed: int) -> Step:
 
 
 LAYER = WorkloadSpec(
-    name="layer", about="a layer twice", presets=tuple(WIDTHS), auto_preset=lambda _: "vast", capture=_capture,
+    name="layer",
+    about="a layer twice",
+    presets=tuple(WIDTHS),
+    auto_preset=lambda _: "vast",
+    capture=_capture,
     runnable=_never,
-)  # fmt: skip
+)
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ import psutil
 import pytest
 from tinygrad import Tensor
 
-from kcg.commandline import guarded
+from kcg.cli import guarded
 from kcg.errors import ExitCode, UsageError
 from kcg.optimize.__main__ import main, not_verified
 from kcg.optimize.console import progress
@@ -102,9 +102,19 @@ def test_the_report_is_beside_the_result(optimised: tuple[subprocess.CompletedPr
 def test_nothing_is_measured_with_zero_measurements_but_the_choice_is_verified(tmp_path: Path) -> None:
     learned = SHIPPED / "cuda.safetensors"  # of another kind of device: it guides, and is not sure
     done = run(
-        SMALL, "--budget", "300s", "--measurements", "0", "--predictor", learned, "--json", "--report", tmp_path,
-        "--", "16",
-    )  # fmt: skip
+        SMALL,
+        "--budget",
+        "300s",
+        "--measurements",
+        "0",
+        "--predictor",
+        learned,
+        "--json",
+        "--report",
+        tmp_path,
+        "--",
+        "16",
+    )
     assert done.returncode in (ExitCode.OK, ExitCode.NOTHING_IMPROVED), done.stderr
     answer = json.loads(done.stdout)
     assert answer["measurements"] == 0 and answer["predictor"] == "h200-workload"
@@ -178,9 +188,12 @@ def test_who_is_interrupted_writes_the_best_so_far_and_says_how_to_resume(
     """`timeout` sends SIGTERM to its child, and then to the group."""
     arguments = (SMALL, "--budget", "300s", "--report", tmp_path)
     process = subprocess.Popen(
-        command(*arguments, "--", "8"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        command(*arguments, "--", "8"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
         start_new_session=True,
-    )  # fmt: skip
+    )
     _wait_for_rows(tmp_path / "journal.sqlite", 4, process)
     children = psutil.Process(process.pid).children(recursive=True)
     for number in signals:
@@ -294,9 +307,13 @@ SCHNELL = "black-forest-labs/FLUX.1-schnell"  # kcg's workload is dev
     ],
 )
 def test_what_is_refused_before_anything_starts_is_one_line_and_an_exit_code(
-    arguments: list[str], code: ExitCode, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    code: ExitCode,
+    says: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.chdir(tmp_path)
     Path("truncated.json").write_text('{"schema": 1, "total_before')
     Path("raising.py").write_text(RAISING)

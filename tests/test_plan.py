@@ -14,27 +14,49 @@ from tinygrad import Tensor
 from kcg.compat import scheduling
 from kcg.compat.renderers import planning_renderer
 from kcg.errors import ScheduleError
-from kcg.kernel.actions import legal_steps
-from kcg.kernel.axes import axis_table
 from kcg.kernel.codec import ast_of, kernel_of
-from kcg.kernel.ground import Ground
-from kcg.kernel.plan import MAKES, Planner, PlanState, plan_of, planner_from
-from kcg.kernel.uops import count_uops
+from kcg.kernel.loop_nest import axis_table, count_uops
+from kcg.kernel.opts.plan_state import Ground
+from kcg.kernel.opts.planner import MAKES, Planner, PlanState, legal_steps, plan_of, planner_from
 from kcg.types import Opt, Region, Schedule, Target
 from kcg.workloads.registry import spec_of
 from tests.kernels import empty, example_asts, example_region, kernels_of
 from tests.known_targets import KNOWN_TARGETS
 
 X86 = Target(
-    device="CPU", renderer="X86", arch="x86_64,native", model="test", cores=8, has_local=False, has_threads=True,
-    max_threads=8, shared_bytes=0, memory_bytes=1 << 30, cache_bytes=1 << 20,
-)  # fmt: skip
+    device="CPU",
+    renderer="X86",
+    arch="x86_64,native",
+    model="test",
+    cores=8,
+    has_local=False,
+    has_threads=True,
+    max_threads=8,
+    shared_bytes=0,
+    memory_bytes=1 << 30,
+    cache_bytes=1 << 20,
+)
 TARGETS = {"X86": X86, "CLANG": replace(X86, renderer="CLANG"), **KNOWN_TARGETS}
 TYPICAL = (
-    "matmul_f16", "matmul_f32", "matmul_bf16", "softmax.1", "layernorm.0", "conv2d", "embedding", "argmax.1", "pad",
-    "causal_mask", "nested_reduce.1", "one_hot", "cross_entropy.2", "interpolate.0", "rand.0", "scatter",
-    "conv_transpose", "bf16_norm.0",
-)  # fmt: skip
+    "matmul_f16",
+    "matmul_f32",
+    "matmul_bf16",
+    "softmax.1",
+    "layernorm.0",
+    "conv2d",
+    "embedding",
+    "argmax.1",
+    "pad",
+    "causal_mask",
+    "nested_reduce.1",
+    "one_hot",
+    "cross_entropy.2",
+    "interpolate.0",
+    "rand.0",
+    "scatter",
+    "conv_transpose",
+    "bf16_norm.0",
+)
 SYMBOLIC = {"symbolic", "symbolic_elementwise", "cache_update.1"}
 
 

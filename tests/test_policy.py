@@ -17,14 +17,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from kcg.errors import DataError
-from kcg.predictor import tensors as tensors_module
+from kcg.predictor import header as tensors_module
 from kcg.predictor.checkpoint import read
 from kcg.predictor.features import FEATURES_VERSION
-from kcg.predictor.gnn import NetSettings
-from kcg.predictor.tensors import MOST_BYTES
-from kcg.predictor.views import View
-from kcg.search import policy as policy_module
-from kcg.search.policy import Policy, PolicyNet, Proposal, batch_of, read_policy, save_policy
+from kcg.predictor.header import MOST_BYTES
+from kcg.predictor.network import NetSettings
+from kcg.rl import policy as policy_module
+from kcg.rl.observation import View
+from kcg.rl.policy import Policy, PolicyNet, Proposal, batch_of, read_policy, save_policy
 from kcg.types import RAW
 from tests.policies import ABOUT, SHIPPED, SMALL, opinionated, viewer_of
 
@@ -159,9 +159,12 @@ def written(path: Path, **changes: Any) -> Path:
     save_policy(Policy(PolicyNet(SMALL), ABOUT), path)
     tensors = load_file(path)
     told = {
-        "format": policy_module.FORMAT, "features_version": FEATURES_VERSION,
-        "action_features": list(policy_module.ACTION_FEATURES), "about": asdict(ABOUT), "trunk": asdict(SMALL),
-    }  # fmt: skip
+        "format": policy_module.FORMAT,
+        "features_version": FEATURES_VERSION,
+        "action_features": list(policy_module.ACTION_FEATURES),
+        "about": asdict(ABOUT),
+        "trunk": asdict(SMALL),
+    }
     tensors.update({name: value for name, value in changes.items() if isinstance(value, torch.Tensor)})
     told.update({name: value for name, value in changes.items() if not isinstance(value, torch.Tensor)})
     save_file({name: value for name, value in tensors.items() if value.numel()}, path, {"kcg": json.dumps(told)})

@@ -19,11 +19,9 @@ import torch
 from replay_table import noisy_predict
 
 from kcg.errors import ExitCode
-from kcg.search.interface import Ledger, Observation, Problem, best
-from kcg.search.policy import Policy, PolicyNet, shipped_policy
+from kcg.rl.policy import Policy, PolicyNet, RolloutSettings, _Acting, ppo, shipped_policy
+from kcg.search.problem import Ledger, Observation, Problem, Trials, best
 from kcg.search.replay import ReplayTable, constant_predict, oracle_predict
-from kcg.search.rollouts import RolloutSettings, _Acting, ppo
-from kcg.search.trials import Trials
 from kcg.types import Prediction, Schedule, Status
 from tests.env_tasks import recorded_table, recorded_viewer
 from tests.policies import ABOUT, SMALL, opinionated, roofline, viewer_of
@@ -146,9 +144,23 @@ def test_a_device_without_a_policy_of_its_own_gets_that_of_cuda() -> None:
 def test_the_command_searches_with_it_to_a_verified_result(tmp_path: Path) -> None:
     program = "from tinygrad import Tensor\nx = Tensor.empty(512, 512)\nfor _ in range(3): x.sum(0).realize()"
     command = [
-        sys.executable, "-m", "kcg.optimize", "-c", program, "--search", "ppo", "--budget", "300s", "--measurements",
-        "12", "--json", "--quiet", "--no-script-check", "--report", str(tmp_path),
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "kcg.optimize",
+        "-c",
+        program,
+        "--search",
+        "ppo",
+        "--budget",
+        "300s",
+        "--measurements",
+        "12",
+        "--json",
+        "--quiet",
+        "--no-script-check",
+        "--report",
+        str(tmp_path),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False, cwd=tmp_path)
     assert done.returncode in (ExitCode.OK, ExitCode.NOTHING_IMPROVED), done.stderr
     (kernel,) = json.loads(done.stdout)["kernels"]

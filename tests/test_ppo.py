@@ -14,13 +14,11 @@ from stable_baselines3.common.preprocessing import preprocess_obs
 from stable_baselines3.common.utils import obs_as_tensor
 from stable_baselines3.common.vec_env import VecEnv
 
-from kcg.env import MOST_ACTIONS, KernelScheduleEnv, observation_of, observation_space
-from kcg.predictor.views import View
-from kcg.search.policy import Policy, PolicyNet, batch_of
-from kcg.search.policy_training import (
-    rollouts,
-)
-from kcg.search.ppo import BELOW, PpoSettings, ScheduleExtractor, SchedulePolicy, divided, environments, train, unpadded
+from kcg.rl.env import MOST_ACTIONS, KernelScheduleEnv, observation_of, observation_space
+from kcg.rl.observation import View
+from kcg.rl.policy import Policy, PolicyNet, batch_of
+from kcg.rl.ppo import BELOW, PpoSettings, ScheduleExtractor, SchedulePolicy, divided, environments, train, unpadded
+from kcg.rl.training import rollouts
 from kcg.types import RAW
 from tests.policies import ABOUT, SMALL, opinionated, task, viewer_of
 
@@ -90,9 +88,12 @@ def test_ppo_learns_the_network_and_nothing_behind_it() -> None:
     """Its probabilities are those of the policy as a search asks it."""
     net = opinionated(settings=STILL)
     policy = SchedulePolicy(
-        observation_space(), KernelScheduleEnv([task("matmul")]).action_space, lambda _: 1e-3,
-        features_extractor_class=ScheduleExtractor, features_extractor_kwargs={"net": net},
-    )  # fmt: skip
+        observation_space(),
+        KernelScheduleEnv([task("matmul")]).action_space,
+        lambda _: 1e-3,
+        features_extractor_class=ScheduleExtractor,
+        features_extractor_kwargs={"net": net},
+    )
     assert {id(p) for p in policy.parameters()} == {id(p) for p in net.parameters()}
     views = every_view()
     padded = [observation_of(view) for view in views]

@@ -17,20 +17,18 @@ from safetensors.torch import load_file, save_file
 from kcg.dataset.reading import read_export
 from kcg.errors import DataError, UsageError
 from kcg.kernel.codec import kernel_of
-from kcg.kernel.space import KernelSpace
+from kcg.kernel.opts.space import KernelSpace
 from kcg.predictor import choice, header
-from kcg.predictor.batches import GraphSet
 from kcg.predictor.checkpoint import About, Checkpoint, read, save
 from kcg.predictor.choice import check_choice, choose_predictor, shipped_path
-from kcg.predictor.context import operations_of
-from kcg.predictor.data import TrainingData, load
+from kcg.predictor.features import operations_of
 from kcg.predictor.fit import STATE, Fit, FitSettings, evaluation_pool, predicted
-from kcg.predictor.gnn import Net, NetSettings, Output
+from kcg.predictor.header import MOST_BYTES
 from kcg.predictor.learned import IMPOSSIBLE, NEVER_SEEN, LearnedPredictor
-from kcg.predictor.losses import Truth, Weights, loss_of
 from kcg.predictor.metrics import Floors, scores, summary
+from kcg.predictor.network import GraphSet, Net, NetSettings, Output, Truth, Weights, loss_of
 from kcg.predictor.roofline import Roofline
-from kcg.predictor.tensors import MOST_BYTES
+from kcg.predictor.training_data import TrainingData, load
 from kcg.types import RAW, Opt, Region, Schedule
 from tests.kernels import empty, kernels_of
 from tests.known_targets import KNOWN_TARGETS
@@ -38,9 +36,15 @@ from tests.small_dataset import small_dataset
 
 FLOORS = Floors()
 SETTINGS = FitSettings(
-    epochs=10, kernels_a_step=8, schedules_a_kernel=16, patience=99, validate_every=5, learning_rate=4e-3, average=0.95,
+    epochs=10,
+    kernels_a_step=8,
+    schedules_a_kernel=16,
+    patience=99,
+    validate_every=5,
+    learning_rate=4e-3,
+    average=0.95,
     net=NetSettings(hidden=24, layers=2),
-)  # fmt: skip
+)
 
 
 @pytest.fixture(scope="module", autouse=True)

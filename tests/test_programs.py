@@ -15,8 +15,7 @@ from kcg.dataset.journal import Journal
 from kcg.errors import ExitCode, ScriptError, UsageError
 from kcg.optimize.result import read_result
 from kcg.optimize.settings import Settings
-from kcg.workloads.program import Form, Program, check_program, program_of
-from kcg.workloads.script import Late, capture_program
+from kcg.workloads.script import Form, Late, Program, capture_program, check_program, program_of
 
 SCRIPTS = Path(__file__).parent / "scripts"
 DEV = os.environ["DEV"]
@@ -49,9 +48,14 @@ def test_a_program_sees_of_itself_what_plain_python_shows(tmp_path: Path, monkey
     for name in ("script.py", "folder/script.py", "folder/__main__.py"):
         (tmp_path / name).write_text(text)
     for words in (
-        ["script.py", "a", "--b"], ["folder/../script.py"], [str(tmp_path / "folder/script.py")], ["-m", "script", "a"],
-        ["-m", "folder", "-m"], ["-m", "folder.script"], ["-c", text, "a", "-c"],
-    ):  # fmt: skip
+        ["script.py", "a", "--b"],
+        ["folder/../script.py"],
+        [str(tmp_path / "folder/script.py")],
+        ["-m", "script", "a"],
+        ["-m", "folder", "-m"],
+        ["-m", "folder.script"],
+        ["-c", text, "a", "-c"],
+    ):
         captured = capture_program(program_of(words), dev=DEV)
         assert captured.lines == () and captured.workload.calls
         ours = json.loads(out.read_text())
@@ -192,8 +196,9 @@ def test_an_optimisation_goes_on_with_what_a_failing_program_ran_and_names_what_
     ended = f"{script} raised AssertionError: no more ({script}, line 3): what it ran before is recorded"
     assert ended in result.warnings
     assert [(left.kernels, left.executions, left.names) for left in result.left_out] == [
-        (1, 2, ("fixed_sums",)), (1, 1, ("E_4_4",)),
-    ]  # fmt: skip
+        (1, 2, ("fixed_sums",)),
+        (1, 1, ("E_4_4",)),
+    ]
     assert {name for _, (name, _) in result.seen_as} == {"doubled"}
     page, printed = (folder / "report.html").read_text(), "".join(done.stdout.split())
     for line in (ended, *map(str, result.left_out)):

@@ -11,19 +11,10 @@ from tinygrad import Tensor
 
 from kcg.compat.tiny import UOp
 from kcg.errors import VerificationError
+from kcg.kernel.analysis import operations
 from kcg.kernel.codec import ast_of
-from kcg.kernel.contractions import operations
-from kcg.kernel.evaluate import CONFIDENT, buffers, error_ratio, evaluate, sample_points
-from kcg.kernel.projection import (
-    Projection,
-    exact_density,
-    expected,
-    output_view,
-    plan,
-    project,
-    ratio,
-    signs,
-)
+from kcg.kernel.projection import Projection, exact_density, expected, output_view, plan, project, ratio, signs
+from kcg.kernel.reference import CONFIDENT, buffers, error_ratio, evaluate, sample_points
 from kcg.measure.inputs import BLOCK, Hashed, to_bits, to_values
 from kcg.workloads.registry import find
 from tests.kernels import empty, example_asts, kernels_of
@@ -61,7 +52,7 @@ OWN = {
     "gated_bf16": lambda: _gated("bfloat16"),
     "curved_residual": lambda: empty(24, 40) @ empty(40, 56) + empty(24, 56).exp(),
     "scaled": lambda: (empty(24, 40) @ empty(40, 56)) * 0.125,
-}  # fmt: skip
+}
 
 
 LINEAR = ("matmul_f16", "matmul_f32", "matmul_bf16", "conv2d", "float64", "std.0", *OWN)
@@ -157,8 +148,18 @@ def test_some_rows_and_computed_inputs(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(set(ASTS) - {"embedding"}))
 def test_other_kernels_have_no_projection(name: str) -> None:
     ast = ASTS[name]
-    linear = {"matmul_f16", "matmul_f32", "matmul_bf16", "conv2d", "float64", "layernorm.0", "std.0", "nested_reduce.0",
-              "group_norm_style.0", "all_reduce.4"}  # fmt: skip
+    linear = {
+        "matmul_f16",
+        "matmul_f32",
+        "matmul_bf16",
+        "conv2d",
+        "float64",
+        "layernorm.0",
+        "std.0",
+        "nested_reduce.0",
+        "group_norm_style.0",
+        "all_reduce.4",
+    }
     assert any(plan(ast, i) is not None for i in range(len(ast.src))) == (name in linear)
 
 
@@ -259,8 +260,9 @@ def test_sums_too_large_for_bfloat16_are_not_called_exact() -> None:
     assert 0 < away.max() <= MARGIN
 
 
-@pytest.mark.parametrize("name", ["matmul_bf16", "matmul_f16", "matmul_f32", "conv2d", "padded", "row_sums",
-                                  "bias_bf16", "gated_bf16"])  # fmt: skip
+@pytest.mark.parametrize(
+    "name", ["matmul_bf16", "matmul_f16", "matmul_f32", "conv2d", "padded", "row_sums", "bias_bf16", "gated_bf16"]
+)
 def test_exact_density_makes_sums_exact(name: str) -> None:
     ast = linear(name)
     for seed in range(3):

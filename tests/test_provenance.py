@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from kcg import provenance as module
-from kcg.commandline import record_results
+from kcg.cli import record_results
 from kcg.dataset.columns import MADE_BY
 from kcg.dataset.export import export
 from kcg.dataset.journal import Journal
@@ -63,7 +63,7 @@ def test_a_clean_checkout_has_its_whole_revision_and_is_not_dirty(checkout: Path
         (lambda root: (root / "kcg" / "provenance.py").write_text("changed"), True),
         (lambda root: (root / "docs" / "a.md").write_text("changed"), True),
         (lambda root: (root / "evaluation" / "script.py").unlink(), True),
-        (lambda root: (git(root, "rm", "-q", "--cached", "docs/a.md")), True),
+        (lambda root: git(root, "rm", "-q", "--cached", "docs/a.md"), True),
         (lambda root: (root / "kcg" / "new.py").write_text("imported by what is there"), True),
         (lambda root: (root / "evaluation" / "new.py").write_text(""), True),
         (lambda root: (root / "kcg" / "ignored.py").write_text(""), False),
@@ -71,9 +71,19 @@ def test_a_clean_checkout_has_its_whole_revision_and_is_not_dirty(checkout: Path
         (lambda root: (root / "evaluation" / "results" / "a.json").write_text("what a run before wrote"), False),
         (lambda root: (root / "evaluation" / "results" / "b.json").write_text("what this run writes"), False),
     ],
-    ids=["code", "document", "deleted", "staged", "untracked module", "untracked script", "ignored", "untracked note",
-         "result", "new result"],
-)  # fmt: skip
+    ids=[
+        "code",
+        "document",
+        "deleted",
+        "staged",
+        "untracked module",
+        "untracked script",
+        "ignored",
+        "untracked note",
+        "result",
+        "new result",
+    ],
+)
 def test_dirty_is_any_tracked_change_but_results_and_any_untracked_code(
     checkout: Path, change: Any, dirty: bool
 ) -> None:
@@ -99,7 +109,7 @@ def test_a_commit_made_while_a_script_runs_is_not_taken_for_what_ran(checkout: P
     (checkout / "evaluation" / "script.py").write_text(
         "import subprocess, sys\n"
         "from pathlib import Path\n"
-        "from kcg.commandline import guarded, record_results\n"
+        "from kcg.cli import guarded, record_results\n"
         "def main():\n"
         "    subprocess.run(sys.argv[2:], check=True)\n"
         "    record_results(Path(sys.argv[1]), 'run', {}, {})\n"
@@ -111,9 +121,13 @@ def test_a_commit_made_while_a_script_runs_is_not_taken_for_what_ran(checkout: P
     later = ("git", "-c", "user.name=a", "-c", "user.email=a@b.c", "commit", "-q", "--allow-empty", "-m", "later")
     command = [sys.executable, str(checkout / "evaluation" / "script.py"), str(out), *later]
     done = subprocess.run(
-        command, cwd=checkout, env={"PYTHONPATH": str(checkout), "PATH": "/usr/bin:/bin", "HOME": str(checkout)},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        command,
+        cwd=checkout,
+        env={"PYTHONPATH": str(checkout), "PATH": "/usr/bin:/bin", "HOME": str(checkout)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     assert git(checkout, "rev-parse", "HEAD") != first
     entry = json.loads(out.read_text())["runs"]["run"]
@@ -179,11 +193,12 @@ def test_no_script_writes_json_results_on_its_own_without_them() -> None:
         text = path.read_text()
         calls = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
         writes = [
-            c for c in calls
+            c
+            for c in calls
             if isinstance(c.func, ast.Attribute | ast.Name)
             and (c.func.attr if isinstance(c.func, ast.Attribute) else c.func.id) in ("write_text", "write_whole")
             and any(isinstance(n, ast.Attribute) and n.attr == "dumps" for a in c.args for n in ast.walk(a))
-        ]  # fmt: skip
+        ]
         if writes:
             writers.append(path.name)
             assert "provenance()" in text, f"{path} writes JSON without saying which code made it"
@@ -193,7 +208,7 @@ def test_no_script_writes_json_results_on_its_own_without_them() -> None:
 def test_an_export_and_the_runs_in_it_say_it(tmp_path: Path) -> None:
     from pyarrow import parquet
 
-    from kcg.search.tables import write_tables
+    from kcg.search.replay import write_tables
 
     with Journal.open(tmp_path / "a.sqlite") as journal:
         export(journal, tmp_path / "out")
@@ -204,11 +219,11 @@ def test_an_export_and_the_runs_in_it_say_it(tmp_path: Path) -> None:
 
 def test_checkpoints_of_before_say_no_more_than_they_know() -> None:
     from kcg.predictor.checkpoint import read as read_checkpoint
-    from kcg.search.policy import read_policy
+    from kcg.rl.policy import read_policy
 
     shipped = [
         *((p, read_checkpoint(p).about) for p in (ROOT / "kcg" / "predictor" / "checkpoints").glob("*.safetensors")),
-        *((p, read_policy(p).about) for p in (ROOT / "kcg" / "search" / "policies").glob("*.safetensors")),
+        *((p, read_policy(p).about) for p in (ROOT / "kcg" / "rl" / "policies").glob("*.safetensors")),
     ]
     assert len(shipped) >= 3
     for path, about in shipped:
@@ -218,8 +233,19 @@ def test_checkpoints_of_before_say_no_more_than_they_know() -> None:
 def test_a_run_says_it_in_its_result_and_its_journal(tmp_path: Path) -> None:
     script = tmp_path / "sum.py"
     script.write_text("from tinygrad import Tensor\nTensor.empty(64, 64).sum(1).realize()\n")
-    command = [sys.executable, "-m", "kcg.optimize", str(script), "--device", "CPU:X86", "--effort", "quick",
-               "--report", str(tmp_path / "out"), "--quiet"]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "kcg.optimize",
+        str(script),
+        "--device",
+        "CPU:X86",
+        "--effort",
+        "quick",
+        "--report",
+        str(tmp_path / "out"),
+        "--quiet",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert (tmp_path / "out" / "RESULT.json").is_file(), done.stderr
     result = read_result(tmp_path / "out" / "RESULT.json")

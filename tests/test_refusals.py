@@ -8,9 +8,8 @@ import pytest
 
 from kcg.errors import KcgError
 from kcg.kernel.codec import kernel_of
-from kcg.kernel.compiler import UOPS_MAX, render_schedule
-from kcg.kernel.refusals import refusal, too_long
-from kcg.kernel.space import KernelSpace
+from kcg.kernel.compile import UOPS_MAX, render_schedule
+from kcg.kernel.opts.space import KernelSpace, refusal, too_long
 from kcg.types import Opt, Region, Schedule
 from tests.kernels import empty, kernels_of
 from tests.known_targets import KNOWN_TARGETS
@@ -37,11 +36,18 @@ def compiles(space: KernelSpace, schedule: Schedule) -> bool:
 @pytest.mark.parametrize(
     "steps",
     [
-        (), (("UPCAST", 0, 2),), (("UPCAST", 0, 0),), (("UPCAST", 1, 2),), (("UPCAST", 2, 2),), (("LOCAL", 0, 2),),
-        (("UPCAST", 0, 2), ("UPCAST", 1, 2)), (("UPCAST", 0, 2), ("UNROLL", 0, 2)), (("UPCAST", 0, 2), ("LOCAL", 0, 3)),
+        (),
+        (("UPCAST", 0, 2),),
+        (("UPCAST", 0, 0),),
+        (("UPCAST", 1, 2),),
+        (("UPCAST", 2, 2),),
+        (("LOCAL", 0, 2),),
+        (("UPCAST", 0, 2), ("UPCAST", 1, 2)),
+        (("UPCAST", 0, 2), ("UNROLL", 0, 2)),
+        (("UPCAST", 0, 2), ("LOCAL", 0, 3)),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_a_tensor_core_that_tinygrad_cannot_lower_is_known_before(steps: tuple[tuple[str, int, Any], ...]) -> None:
     space = KernelSpace(batched(), H200)
     schedule = Schedule.from_opts([Opt(*step) for step in (CORE, *steps)])

@@ -7,7 +7,7 @@ import pytest
 from tinygrad import Tensor
 
 from kcg.kernel.codec import ast_of, kernel_of
-from kcg.kernel.compiled import Program, ProgramLaunch, Scratch, program_of_parts
+from kcg.kernel.compile import Program, ProgramLaunch, Scratch, program_of_parts
 from kcg.measure.inputs import RECIPE
 from kcg.measure.region_bench import RegionBench
 from kcg.measure.workbench import FINITE_POISON, NAN_POISON, Workbench
@@ -44,8 +44,11 @@ def filled(region: Region) -> RegionBench:
 def test_a_norm_runs_as_its_parts_between_one_pair_of_clock_readings(region: Region, parts: Program) -> None:
     bench = filled(region)
     assert [(b.slot, b.is_input, b.is_output) for b in bench.buffers] == [
-        (0, False, True), (1, True, False), (2, False, True), (3, False, True),
-    ]  # fmt: skip
+        (0, False, True),
+        (1, True, False),
+        (2, False, True),
+        (3, False, True),
+    ]
     run = bench.launcher(parts)
     seconds = []
     for byte in (NAN_POISON, FINITE_POISON):
@@ -147,8 +150,10 @@ def test_an_update_in_place_is_put_back_before_each_run() -> None:
     parts = program_of_parts(region, [compiled_of(ast_of(kernel)) for kernel in region.kernels])
     bench, found = filled(region), []
     assert [(b.slot, b.is_input, b.is_output) for b in bench.buffers] == [
-        (0, False, True), (1, True, False), (2, True, True),
-    ]  # fmt: skip
+        (0, False, True),
+        (1, True, False),
+        (2, True, True),
+    ]
     for program in (parts, fused, fused):
         bench.poison(NAN_POISON)
         bench.launcher(program)()

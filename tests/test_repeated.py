@@ -8,10 +8,9 @@ import pytest
 from tinygrad import Tensor
 
 from kcg.types import Workload
-from kcg.workloads.capture import lazy_workload
+from kcg.workloads.capture import lazy_workload, of_repeated
 from kcg.workloads.flux import PRESETS, build, step
 from kcg.workloads.registry import spec_of
-from kcg.workloads.repeated import of_repeated
 from tests.kernels import empty
 
 WIDTH = 8
@@ -65,9 +64,10 @@ def test_counts_follow_from_few_blocks() -> None:
 
 
 @pytest.mark.parametrize(
-    "model", [Model(growing, narrow), Model(wide, from_the_third), Model(wide, narrow, rounds=True)],
+    "model",
+    [Model(growing, narrow), Model(wide, from_the_third), Model(wide, narrow, rounds=True)],
     ids=["other kernels", "another kernel from the third block on", "blocks within blocks"],
-)  # fmt: skip
+)
 def test_what_is_not_linear_is_captured_whole(model: Model) -> None:
     found = of_repeated(model, 8, 9)
     assert model.captured[-1] == (8, 9)

@@ -17,10 +17,10 @@ from kcg.compat.sequences import recording_sequences
 from kcg.compat.tiny import Ops, UOp
 from kcg.errors import ScheduleError
 from kcg.kernel.codec import ast_of
-from kcg.kernel.compiled import Program, ProgramLaunch, Scratch, program_of_parts
+from kcg.kernel.compile import Program, ProgramLaunch, Scratch, program_of_parts
 from kcg.kernel.installing import buffers_of_region, install, installing, placed_kernels
 from kcg.kernel.sequences import partition_of, sequences_of_captured
-from kcg.measure.target import detect
+from kcg.measure.device_info import detect
 from kcg.types import RAW, Region
 from tests.chains import X86, compiled_of, program_of, region_of, sequence_of
 from tests.kernels import empty
@@ -95,9 +95,7 @@ def after(planned: list[list[UOp]], run: Callable[[], object]) -> list[UOp]:
 
 def test_one_call_becomes_two_with_a_buffer_between(planned: list[list[UOp]]) -> None:
     region = region_of(((empty(ROWS, WIDTH) + 1) * 3).contiguous())
-    program = program_of(
-        region, {1: empty(ROWS, WIDTH)}, lambda x: {0: ((x + 1).contiguous() * 3).contiguous()}
-    )  # fmt: skip
+    program = program_of(region, {1: empty(ROWS, WIDTH)}, lambda x: {0: ((x + 1).contiguous() * 3).contiguous()})
     assert len(program.launches) == 2 and len(program.scratch) == 1
     x = values()
     with install({region: program}, X86) as report:
@@ -284,9 +282,7 @@ def test_an_update_in_place_stays_one() -> None:
     region = region_of(model(empty(ROWS, WIDTH), empty(ROWS, WIDTH)))
     assert region.args == ((0, 1), (2, 0)) and region.outputs == (2,)
     state_in = empty(ROWS, WIDTH)
-    program = program_of(
-        region, {1: empty(ROWS, WIDTH), 2: state_in}, lambda x, s: {2: s.assign(s + x * 2)}
-    )  # fmt: skip
+    program = program_of(region, {1: empty(ROWS, WIDTH), 2: state_in}, lambda x, s: {2: s.assign(s + x * 2)})
     (launch,) = program.launches
     assert set(launch.compiled.outputs) & set(launch.compiled.inputs), "it reads what it writes"
     x, state, plain = values(), values(1), values(1).numpy()
@@ -419,9 +415,10 @@ def test_calls_that_another_must_run_between_stay(planned: list[list[UOp]]) -> N
     sequence = sequence_of(model(empty(ROWS, WIDTH)))
     region = sequence.region(0, 2)
     program = program_of(
-        region, {1: empty(ROWS, WIDTH), 3: empty(ROWS, WIDTH)},
+        region,
+        {1: empty(ROWS, WIDTH), 3: empty(ROWS, WIDTH)},
         lambda x, between: {0: (x + 1).contiguous(), 2: (x + 1 - between).contiguous()},
-    )  # fmt: skip
+    )
     x = values()
     with install({region: program}, X86) as report:
         found = model(x).numpy()

@@ -22,8 +22,8 @@ from sample_result import sample_result
 from kcg.errors import UsageError
 from kcg.optimize.console import format_seconds, format_speedup, print_result, progress
 from kcg.optimize.report import _FAILURES, _OUTCOMES, render_report, write_report
-from kcg.optimize.report_svg import COLORS
 from kcg.optimize.result import OUTCOMES
+from kcg.optimize.svg import COLORS
 from kcg.types import Kernel, RegionResult, Result, Schedule, Status, Target
 
 
@@ -80,12 +80,28 @@ def test_page_says_everything(page: Page) -> None:
             assert " ".join(finalist.source.split()) in text
         assert row.region.id in text
         assert row.note in text
-    for word in (*sample.warnings, *dict(sample.failures), sample.command, "seed 7", "1,311 compilations",
-                 "guided by h200-workload",
-                 "NVIDIA H200", "14 March 2026", "69.3 ms", "36.7 ms", "1.89×", "504", "5 min 12 s", "fresh process",
-                 sample.recomputes[0].advice, "the references disagree", "start_pos = 17",
-                 "212 to 698, median 603.5 W", "1,590 to 1,980, median 1,965 MHz",
-                 "capturing the workload 4.00 s, opening the device 2.00 s"):  # fmt: skip
+    for word in (
+        *sample.warnings,
+        *dict(sample.failures),
+        sample.command,
+        "seed 7",
+        "1,311 compilations",
+        "guided by h200-workload",
+        "NVIDIA H200",
+        "14 March 2026",
+        "69.3 ms",
+        "36.7 ms",
+        "1.89×",
+        "504",
+        "5 min 12 s",
+        "fresh process",
+        sample.recomputes[0].advice,
+        "the references disagree",
+        "start_pos = 17",
+        "212 to 698, median 603.5 W",
+        "1,590 to 1,980, median 1,965 MHz",
+        "capturing the workload 4.00 s, opening the device 2.00 s",
+    ):
         assert word in text, word
 
 
@@ -124,11 +140,52 @@ def test_foreign_text_is_escaped(page: Page, page_text: str) -> None:
     assert "<b>tiled</b>" not in page_text and "<b>name</b>" not in page_text
     assert "&lt;b&gt;tiled&lt;/b&gt;" in page_text
     assert {t for t, _ in page.tags} <= {
-        "html", "head", "meta", "title", "link", "style", "body", "main", "header", "h1", "h2", "h3", "p", "div", "b",
-        "span", "section", "table", "thead", "tbody", "tr", "th", "td", "details", "summary", "dl", "dt", "dd", "ul",
-        "li", "code", "pre", "script", "a", "nav", "strong", "label", "select",
-        "svg", "text", "line", "rect", "circle", "path", "polygon",
-    }  # fmt: skip
+        "html",
+        "head",
+        "meta",
+        "title",
+        "link",
+        "style",
+        "body",
+        "main",
+        "header",
+        "h1",
+        "h2",
+        "h3",
+        "p",
+        "div",
+        "b",
+        "span",
+        "section",
+        "table",
+        "thead",
+        "tbody",
+        "tr",
+        "th",
+        "td",
+        "details",
+        "summary",
+        "dl",
+        "dt",
+        "dd",
+        "ul",
+        "li",
+        "code",
+        "pre",
+        "script",
+        "a",
+        "nav",
+        "strong",
+        "label",
+        "select",
+        "svg",
+        "text",
+        "line",
+        "rect",
+        "circle",
+        "path",
+        "polygon",
+    }
     assert any('"strange" <b>name</b> & ✓' in tip for tip in json.loads(page.scripts["tips"])["expected"])
 
 
@@ -233,11 +290,24 @@ def test_old_locales_get_ascii() -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0, "0 s"), (3e-10, "0.30 ns"), (9.996e-9, "10.0 ns"), (411.2e-6, "411 µs"), (999.6e-6, "1.00 ms"),
-     (0.0123, "12.3 ms"), (1, "1.00 s"), (99.96, "1 min 40 s"), (312.4, "5 min 12 s"), (3599.7, "1 h 00 min"),
-     (7500, "2 h 05 min"),
-     (-2e-3, "-2.00 ms"), (math.nan, "–"), (math.inf, "–"), (None, "–")],
-)  # fmt: skip
+    [
+        (0, "0 s"),
+        (3e-10, "0.30 ns"),
+        (9.996e-9, "10.0 ns"),
+        (411.2e-6, "411 µs"),
+        (999.6e-6, "1.00 ms"),
+        (0.0123, "12.3 ms"),
+        (1, "1.00 s"),
+        (99.96, "1 min 40 s"),
+        (312.4, "5 min 12 s"),
+        (3599.7, "1 h 00 min"),
+        (7500, "2 h 05 min"),
+        (-2e-3, "-2.00 ms"),
+        (math.nan, "–"),
+        (math.inf, "–"),
+        (None, "–"),
+    ],
+)
 def test_times_have_sensible_units(seconds: float | None, text: str) -> None:
     assert format_seconds(seconds) == text
 

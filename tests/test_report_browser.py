@@ -16,9 +16,7 @@ from kcg.optimize.report import write_report
 pytestmark = [pytest.mark.browser, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on the path")]
 
 PICTURES = {"share": "rect", "roofline": "circle", "progress": "circle", "expected": "circle"}
-SECTIONS = (
-    "time", "roofline", "search", "expected", "kernels", "sources", "kept", "verification", "failures", "run"
-)  # fmt: skip
+SECTIONS = ("time", "roofline", "search", "expected", "kernels", "sources", "kept", "verification", "failures", "run")
 TIP = "(t => t.hidden ? '' : t.textContent)(document.getElementById('tip'))"
 
 

@@ -15,11 +15,17 @@ from sample_result import sample_result
 
 from kcg.optimize.console import format_seconds
 from kcg.optimize.report import render_report
-from kcg.optimize.report_roofline import points_of, roofline_file, roofs_of
-from kcg.optimize.report_rows import rows_of
-from kcg.optimize.report_search import error_words, expected_s, steps_of
-from kcg.optimize.report_share import share_file, slices_of
-from kcg.optimize.report_svg import COLORS
+from kcg.optimize.report_charts import (
+    error_words,
+    expected_s,
+    points_of,
+    roofline_file,
+    roofs_of,
+    share_file,
+    slices_of,
+    steps_of,
+)
+from kcg.optimize.svg import COLORS, rows_of
 
 
 @pytest.fixture(scope="module")
@@ -30,9 +36,10 @@ def page() -> Page:
 def figure(page: Page, name: str, kind: str = "wide") -> list[tuple[str, dict[str, str | None]]]:
     """The shapes of one picture: what follows its `svg` up to the next."""
     begin = next(
-        i for i, (tag, a) in enumerate(page.tags)
+        i
+        for i, (tag, a) in enumerate(page.tags)
         if tag == "svg" and a["data-figure"] == name and kind in (a["class"] or "")
-    )  # fmt: skip
+    )
     rest = itertools.takewhile(lambda t: t[0] != "svg" and t[0] != "section", page.tags[begin + 1 :])
     return list(rest)
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from kcg.optimize.report_step import Clocks, Side, reasons, step_of
+from kcg.optimize.report import Clocks, Side, reasons, step_of
 from tests.sample_result import sample_result
 
 CAPPED, FREE = 4.0, 0.0
@@ -30,25 +30,30 @@ def side(step_s: float, *, in_step: Clocks = (), kernels: Clocks = (), launches:
         (side(1.2), ["2.00 ms each", "accounts for at most 1.00 ms of 200 ms: the rest is not explained"], ["L2"]),
         (
             side(1.2, in_step=clocks(1600, CAPPED), kernels=clocks(1920)),
-            ["1,600 MHz in the step and 1,920 MHz while its kernels were timed: what depends on it takes 20% longer",
-             "held back in the step (power cap), not while its kernels were timed"],
+            [
+                "1,600 MHz in the step and 1,920 MHz while its kernels were timed: what depends on it takes 20% longer",
+                "held back in the step (power cap), not while its kernels were timed",
+            ],
             ["not explained", "does not explain"],
         ),
         (
             side(0.7, in_step=clocks(1980), kernels=clocks(1683, CAPPED)),
-            ["15% shorter", "held back while its kernels were timed (power cap), not in the step"], ["not explained"],
+            ["15% shorter", "held back while its kernels were timed (power cap), not in the step"],
+            ["not explained"],
         ),
         (
             side(1.2, in_step=clocks(1980, CAPPED), kernels=clocks(1978, CAPPED)),
-            ["The clock does not explain it: it was 1,980 MHz", "the rest is not explained"], ["held back", "depends"],
+            ["The clock does not explain it: it was 1,980 MHz", "the rest is not explained"],
+            ["held back", "depends"],
         ),
         (
             side(1.2, in_step=clocks(1980), kernels=clocks(1600, CAPPED)),
-            ["would make the step differ the other way", "the rest is not explained"], ["held back", "depends"],
+            ["would make the step differ the other way", "the rest is not explained"],
+            ["held back", "depends"],
         ),
         (side(1.2, in_step=clocks(1600, CAPPED)), ["is not recorded"], ["held back", "MHz"]),
     ],
-)  # fmt: skip
+)
 def test_only_what_was_recorded_is_a_reason(of: Side, said: list[str], not_said: list[str]) -> None:
     text = " ".join(reasons(of))
     for words in said:
@@ -66,9 +71,12 @@ def test_each_side_that_differs_has_its_own_reasons() -> None:
 
     def why(times_before: float, times_after: float) -> tuple[str, ...]:
         told = replace(
-            check, before_s=before * times_before, after_s=after * times_after, clocks_before=clocks(1980),
+            check,
+            before_s=before * times_before,
+            after_s=after * times_after,
+            clocks_before=clocks(1980),
             clocks_after=clocks(1500),
-        )  # fmt: skip
+        )
         step = step_of(replace(sample, regions=rows, model_check=told))
         assert step is not None
         return step.why

@@ -16,7 +16,7 @@ import pytest
 from sample_result import sample_result
 
 from kcg.errors import ExitCode, ResultError, UsageError
-from kcg.kernel.handwritten import SourceBody, source_schedule
+from kcg.kernel.source.kernels import SourceBody, source_schedule
 from kcg.optimize.result import ADDED, OUTCOMES, SCHEMA, from_dict, read_result, to_dict, write_result
 from kcg.types import Kernel, ModelCheck, Region, RegionResult, Result, Verification
 
@@ -145,9 +145,22 @@ def test_truncated_file_is_refused(stored: Path, tenths: int) -> None:
 
 @pytest.mark.parametrize(
     "data",
-    [b"", b"\x00\xff\x93NUMPY", b"null", b"[]", b"3", b'{"a": 1}', b"[" * 200_000, b'{"schema": 1}', b'{"schema": NaN}',
-     b'{"schema": %d, "regions": []}' % (SCHEMA + 1), b'{"schema": true}', b'{"schema": 1, "schema": 1}', b"9" * 5000],
-)  # fmt: skip
+    [
+        b"",
+        b"\x00\xff\x93NUMPY",
+        b"null",
+        b"[]",
+        b"3",
+        b'{"a": 1}',
+        b"[" * 200_000,
+        b'{"schema": 1}',
+        b'{"schema": NaN}',
+        b'{"schema": %d, "regions": []}' % (SCHEMA + 1),
+        b'{"schema": true}',
+        b'{"schema": 1, "schema": 1}',
+        b"9" * 5000,
+    ],
+)
 def test_foreign_file_is_refused(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "r.json").write_bytes(data)
     refuse(tmp_path / "r.json", "is (not a result|truncated or not JSON)")
@@ -238,9 +251,15 @@ def without_ends() -> tuple[RegionResult, ...]:
 def test_files_of_the_first_version_are_read() -> None:
     target = replace(sample_result().target, bandwidth_bytes_s=None)
     first = replace(
-        sample_result(), model_check=None, predictor="", target=target, expectations=(), clocks=(), phases=(),
+        sample_result(),
+        model_check=None,
+        predictor="",
+        target=target,
+        expectations=(),
+        clocks=(),
+        phases=(),
         regions=without_ends(),
-    )  # fmt: skip
+    )
     document = {**to_dict(first), "schema": 1}
     with pytest.raises(ResultError, match="'clocks' is unknown"):
         from_dict(document)
@@ -261,9 +280,7 @@ def test_regions_of_the_eighth_version_had_wiring_of_one_kernel() -> None:
 
 def test_files_of_the_third_version_have_no_expectations() -> None:
     check = ModelCheck(True, "", 0.0031, 0.043, before_s=0.07, after_s=0.04)
-    third = replace(
-        sample_result(), expectations=(), clocks=(), phases=(), model_check=check, regions=without_ends()
-    )  # fmt: skip
+    third = replace(sample_result(), expectations=(), clocks=(), phases=(), model_check=check, regions=without_ends())
     later = {name for version, added in ADDED.items() if version > 3 for _, name in added}
     document = without({**to_dict(third), "schema": 3}, later)
     assert from_dict(document) == without_unjudged(third)

@@ -57,7 +57,7 @@ def test_help_loads_nothing_heavy(command: str) -> None:
 
 def test_kcg_itself_loads_nothing_heavy() -> None:
     assert (
-        loaded_by("-c", "import kcg, kcg.errors, kcg.types, kcg.kernels, kcg.search, kcg.search.interface") & HEAVY
+        loaded_by("-c", "import kcg, kcg.errors, kcg.types, kcg.kernels, kcg.search, kcg.search.problem") & HEAVY
         == set()
     )
 
@@ -101,7 +101,7 @@ PUBLIC = {
         "BufferView", "DEVICES", "F", "HandwrittenKernel", "ID_DIGITS", "KernelView", "Launch", "Matches", "collecting",
         "handwritten",
     ],
-    "kcg.search.interface": [
+    "kcg.search.problem": [
         "Action", "ActionSpace", "Correct", "Ledger", "Measure", "Observation", "Predict", "Problem", "Said",
         "Strategy", "best",
     ],

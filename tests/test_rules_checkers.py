@@ -33,7 +33,7 @@ def source(root: Path, name: str, text: str) -> Source:
     ("name", "text"),
     [
         ("kcg/kernel/a.py", "import kcg.search.mcts"),
-        ("kcg/kernel/a.py", "from kcg.search.interface import Action"),
+        ("kcg/kernel/a.py", "from kcg.search.problem import Action"),
         ("kcg/kernel/a.py", "def f():\n  from kcg.workloads import flux"),
         ("kcg/kernel/a.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n  from kcg.measure import jobs"),
         ("kcg/kernel/a.py", "from ..workloads import flux"),

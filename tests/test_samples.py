@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pytest
 
 from kcg.kernel.codec import ast_of, kernel_of
-from kcg.kernel.compiler import compile_schedule
+from kcg.kernel.compile import compile_schedule
 from kcg.measure.child import LATE_S, LONG_S, _hopeless, _samples
+from kcg.measure.device_info import detect
 from kcg.measure.jobs import TimeJob
-from kcg.measure.target import detect
 from kcg.measure.verify import CheckedBench
 from kcg.measure.workbench import NAN_POISON
 from kcg.types import RAW, CacheState, Region
@@ -32,8 +32,15 @@ def taken(
     careful: bool = False,
 ) -> tuple[tuple[float, ...], int]:
     """The samples of a kernel that takes so long run after run, and how many runs they took."""
-    job = TimeJob(REGION, compile_schedule(REGION, RAW, TARGET), TARGET, early_stop=early_stop, stop_above_s=limit,
-                  cache_state=CacheState.WARM, careful=careful)  # fmt: skip
+    job = TimeJob(
+        REGION,
+        compile_schedule(REGION, RAW, TARGET),
+        TARGET,
+        early_stop=early_stop,
+        stop_above_s=limit,
+        cache_state=CacheState.WARM,
+        careful=careful,
+    )
     runs = iter(times)
     launch: Callable[[], float] = lambda: next(runs)  # noqa: E731
     hopeless = None if full else _hopeless(job, launch, [checked])

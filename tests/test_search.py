@@ -13,8 +13,8 @@ import pytest
 from replay_table import BASELINE, KERNELS, chain_table, inverted_predict, noisy_predict, synthetic_table
 
 from kcg.errors import UnknownName
-from kcg.search.graph import MctsSettings
-from kcg.search.interface import Action, Ledger, Observation, Predict, Problem, best
+from kcg.search.mcts import MctsSettings
+from kcg.search.problem import Action, Ledger, Observation, Predict, Problem, best
 from kcg.search.replay import ReplayTable, constant_predict, oracle_predict
 from kcg.search.strategies import STRATEGIES, strategy
 from kcg.types import Opt, Prediction, Schedule
@@ -230,8 +230,9 @@ def test_a_space_with_cycles_ends() -> None:
     seen = {ring[i]: dataclasses.replace(r.observation, schedule=ring[i]) for i, r in enumerate(records)}
     table = ReplayTable(
         (dataclasses.replace(r, observation=seen[s], actions=()) for r, s in zip(records, ring, strict=True)),
-        start=ring[0], baseline=ring[1],
-    )  # fmt: skip
+        start=ring[0],
+        baseline=ring[1],
+    )
     for name in SEARCHES:
         problem = table.problem(oracle_predict(table))
         problem.space = Ring(table)
@@ -328,10 +329,21 @@ def test_what_is_known_is_used_and_never_measured_again(name: str) -> None:
 
 def test_the_registry_knows_its_names() -> None:
     assert list(STRATEGIES) == [
-        "hand-coded", "random", "epsilon-greedy", "greedy", "evolution", "unguided-evolution", "annealing", "beam",
-        "full-beam", "full-beam-from-hand-coded", "predicted-beam", "mcts",
-        "mcts-no-prior", "frugal-mcts",
-    ]  # fmt: skip
+        "hand-coded",
+        "random",
+        "epsilon-greedy",
+        "greedy",
+        "evolution",
+        "unguided-evolution",
+        "annealing",
+        "beam",
+        "full-beam",
+        "full-beam-from-hand-coded",
+        "predicted-beam",
+        "mcts",
+        "mcts-no-prior",
+        "frugal-mcts",
+    ]
     for bad in ("bogus", "beam:0", "beam:", "beam:x", "beam:-1", "beam:²", "beam:99999999999", "mcts:4", ""):
         with pytest.raises(UnknownName, match="unknown search strategy"):
             strategy(bad)

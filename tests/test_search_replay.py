@@ -10,10 +10,9 @@ import pytest
 from replay_table import chain_table, inverted_predict, noisy_predict, synthetic_table
 
 from kcg.errors import DataError, ScheduleError
-from kcg.search.interface import Observation, Predict, Problem, best
+from kcg.search.problem import Observation, Predict, Problem, Trials, best
 from kcg.search.replay import ReplayTable, constant_predict, oracle_predict
 from kcg.search.strategies import strategy
-from kcg.search.trials import Trials
 from kcg.types import RAW, Opt, Schedule, Status
 
 
@@ -58,15 +57,38 @@ def corruptions() -> list[Callable[[Any], Any]]:
         return change
 
     return [
-        lambda data: [], lambda data: None, lambda data: {}, put("extra", 1), put("format", "kcg-replay-9"),
-        put("start", 9), put("start", True), put("baseline", -1), put("schedules", {}), put("schedules", [1]),
-        put_row("kind", "bogus"), put_row("kind", []), put_row("body", "x"), put_row("body", [["UPCAST", 0]]),
-        put_row("body", [["UPCAST", 0.5, 1]]), put_row("body", [["UNROLL", 0, 2]]), put_row("key", 3),
-        put_row("status", "fine"), put_row("status", "timeout"), put_row("runtime_s", 0), put_row("runtime_s", -1.0),
-        put_row("runtime_s", None), put_row("runtime_s", "1"), put_row("runtime_s", True), put_row("runtime_s", 1, 1),
-        put_row("actions", None), put_row("actions", [["a"]]), put_row("actions", [["a", 2]]),
-        put_row("actions", [[0, 0]]), put_row("actions", [["a", "0"]]), put_row("extra", 1),
-    ]  # fmt: skip
+        lambda data: [],
+        lambda data: None,
+        lambda data: {},
+        put("extra", 1),
+        put("format", "kcg-replay-9"),
+        put("start", 9),
+        put("start", True),
+        put("baseline", -1),
+        put("schedules", {}),
+        put("schedules", [1]),
+        put_row("kind", "bogus"),
+        put_row("kind", []),
+        put_row("body", "x"),
+        put_row("body", [["UPCAST", 0]]),
+        put_row("body", [["UPCAST", 0.5, 1]]),
+        put_row("body", [["UNROLL", 0, 2]]),
+        put_row("key", 3),
+        put_row("status", "fine"),
+        put_row("status", "timeout"),
+        put_row("runtime_s", 0),
+        put_row("runtime_s", -1.0),
+        put_row("runtime_s", None),
+        put_row("runtime_s", "1"),
+        put_row("runtime_s", True),
+        put_row("runtime_s", 1, 1),
+        put_row("actions", None),
+        put_row("actions", [["a"]]),
+        put_row("actions", [["a", 2]]),
+        put_row("actions", [[0, 0]]),
+        put_row("actions", [["a", "0"]]),
+        put_row("extra", 1),
+    ]
 
 
 @pytest.mark.parametrize("change", corruptions())

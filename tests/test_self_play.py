@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from kcg.predictor.kernel_jobs import keep, kept
-from kcg.predictor.views import Viewer
-from kcg.search.policy import PolicyNet, batch_of
-from kcg.search.policy_learning import ExampleSet, LearningSettings, judge, learn, losses
-from kcg.search.self_play import (
+from kcg.predictor.training_data import keep, kept
+from kcg.rl.observation import Viewer
+from kcg.rl.policy import PolicyNet, batch_of
+from kcg.rl.self_play import (
     LEAST_VISITS,
     Examples,
     SelfPlaySettings,
@@ -25,6 +24,7 @@ from kcg.search.self_play import (
     games,
     together,
 )
+from kcg.rl.training import ExampleSet, LearningSettings, judge, learn, losses
 from kcg.types import RAW
 from tests.policies import SMALL, grown, opinionated, roofline, viewer_of
 
@@ -112,8 +112,12 @@ def test_an_example_set_gathers_what_batch_of_makes_of_the_views() -> None:
             alone, _ = losses(net, data.chosen(torch.tensor([place])))
             assert float(cross[i]) == pytest.approx(float(alone[0]), abs=1e-4)
         view = viewer.view(RAW)
-        places = [i for i in range(len(examples)) if examples.n_rows[i] == len(view.rows)
-                  and np.array_equal(examples.graphs.take(np.array([i])).schedule, view.graph.schedule)]  # fmt: skip
+        places = [
+            i
+            for i in range(len(examples))
+            if examples.n_rows[i] == len(view.rows)
+            and np.array_equal(examples.graphs.take(np.array([i])).schedule, view.graph.schedule)
+        ]
         logits, values = net(data.chosen(torch.tensor(places[:1]))[0])
         ours, our_value = net(batch_of([view]))
     assert torch.allclose(logits, ours, atol=1e-5) and torch.allclose(values, our_value, atol=1e-5)

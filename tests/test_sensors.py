@@ -9,12 +9,11 @@ import pytest
 
 from kcg.compat.tiny import dtypes
 from kcg.kernel.codec import kernel_of
-from kcg.kernel.compiler import compile_schedule
-from kcg.measure import child, sensors
+from kcg.kernel.compile import compile_schedule
+from kcg.measure import child, device_info
+from kcg.measure.device_info import LinuxCpuSensors, Neighbours, NoSensors, describe, detect, sensors_for
 from kcg.measure.jobs import TimeJob
-from kcg.measure.limits import floor_s
-from kcg.measure.sensors import LinuxCpuSensors, Neighbours, NoSensors, describe, sensors_for
-from kcg.measure.target import detect
+from kcg.measure.service import floor_s
 from kcg.types import RAW, CacheState, Region, Target
 from tests.kernels import empty, example_asts, kernels_of
 from tests.known_targets import KNOWN_TARGETS
@@ -80,20 +79,29 @@ def test_a_device_that_stays_slow_is_noisy() -> None:
 
 @pytest.mark.parametrize(
     ("reasons", "words"),
-    [(0, ""), (0x1, ""), (0x4, ""), (0x10, ""), (0x20, "thermal"), (0x40, "by the hardware"), (0x80, "power brake"),
-     (0x8, "hardware slow-down"), (0x4 | 0x20, "thermal")],
-)  # fmt: skip
+    [
+        (0, ""),
+        (0x1, ""),
+        (0x4, ""),
+        (0x10, ""),
+        (0x20, "thermal"),
+        (0x40, "by the hardware"),
+        (0x80, "power brake"),
+        (0x8, "hardware slow-down"),
+        (0x4 | 0x20, "thermal"),
+    ],
+)
 def test_a_power_cap_disqualifies_nothing(reasons: int, words: str) -> None:
     told = describe(reasons, 1200.0)
     assert (words in told and told.endswith("at 1200 MHz")) if words else told == ""
 
 
 def test_sensors_of_this_cpu_and_of_an_unknown_device() -> None:
-    sensors = sensors_for(TARGET)
-    if isinstance(sensors, LinuxCpuSensors):
-        sensors.begin()
-        assert {name for name, _ in sensors.readings()} >= {"throttle_events"}
-        assert sensors.slowdown() == ""
+    device_info = sensors_for(TARGET)
+    if isinstance(device_info, LinuxCpuSensors):
+        device_info.begin()
+        assert {name for name, _ in device_info.readings()} >= {"throttle_events"}
+        assert device_info.slowdown() == ""
     assert isinstance(sensors_for(replace(TARGET, device="METAL")), NoSensors)
 
 
@@ -113,9 +121,9 @@ def busy(load: float | None, steal: int, monkeypatch: pytest.MonkeyPatch) -> str
         return load, 0.0, 0.0
 
     ticks = iter([] if load is None else [[10] * 8, [110 - steal, *[10] * 6, 10 + steal]])
-    monkeypatch.setattr(sensors.os, "cpu_count", lambda: 4)
-    monkeypatch.setattr(sensors.os, "getloadavg", load_average, raising=False)
-    monkeypatch.setattr(sensors, "_cpu_ticks", lambda: next(ticks, []))
+    monkeypatch.setattr(device_info.os, "cpu_count", lambda: 4)
+    monkeypatch.setattr(device_info.os, "getloadavg", load_average, raising=False)
+    monkeypatch.setattr(device_info, "_cpu_ticks", lambda: next(ticks, []))
     return Neighbours().words()
 
 
@@ -134,8 +142,8 @@ def test_a_busy_machine_is_noticed(load: float | None, steal: int, says: str, mo
 
 
 def test_a_machine_that_has_no_load_average_is_not_called_busy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(sensors.os, "getloadavg", raising=False)
-    monkeypatch.setattr(sensors, "_cpu_ticks", list)
+    monkeypatch.delattr(device_info.os, "getloadavg", raising=False)
+    monkeypatch.setattr(device_info, "_cpu_ticks", list)
     assert Neighbours().words() == ""
 
 

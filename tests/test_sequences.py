@@ -22,8 +22,7 @@ from kcg.errors import CodecError
 from kcg.kernel.sequences import partition_of, sequence_from_json, sequence_json, sequences_of_captured
 from kcg.types import Region, Sequence, SlotBinding
 from kcg.workloads.capture import lazy_workload
-from kcg.workloads.program import Form, Program
-from kcg.workloads.script import capture_program
+from kcg.workloads.script import Form, Program, capture_program
 from tests.chains import region_of, sequence_of
 from tests.kernels import empty
 

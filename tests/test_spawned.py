@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from kcg.measure import lifeline, spawned
-from kcg.measure.spawned import end_pool, start_pool
+from kcg.measure import lifetime, pools
+from kcg.measure.pools import end_pool, start_pool
 from tests.conftest import CPU
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere every process begins afresh")
@@ -29,15 +29,22 @@ def surroundings() -> dict[str, Any]:
     from tinygrad import Device
 
     return {
-        "parent": os.getppid(), "forked": lifeline.PRELOADED in sys.modules, "cache": helpers.CACHEDB,
-        "debug": helpers.DEBUG.value, "beam": helpers.BEAM.value, "device": Device.DEFAULT, "dev": os.environ["DEV"],
-        "said": os.environ.get("SAID"), "stdin": Path("/dev/fd/0").readlink(), "group": os.getpgid(0) == os.getpid(),
+        "parent": os.getppid(),
+        "forked": lifetime.PRELOADED in sys.modules,
+        "cache": helpers.CACHEDB,
+        "debug": helpers.DEBUG.value,
+        "beam": helpers.BEAM.value,
+        "device": Device.DEFAULT,
+        "dev": os.environ["DEV"],
+        "said": os.environ.get("SAID"),
+        "stdin": Path("/dev/fd/0").readlink(),
+        "group": os.getpgid(0) == os.getpid(),
         "opened": sorted(Device._opened_devices),
-    }  # fmt: skip
+    }
 
 
 def seen_in_a_child(folder: Path, **how: bool) -> dict[str, Any]:
-    pool = start_pool(1, lifeline.start, (CPU, os.getpid(), str(folder / "cache.db")), **how)
+    pool = start_pool(1, lifetime.start, (CPU, os.getpid(), str(folder / "cache.db")), **how)
     try:
         found: dict[str, Any] = pool.schedule(surroundings).result(timeout=60)
         return found
@@ -48,8 +55,8 @@ def seen_in_a_child(folder: Path, **how: bool) -> dict[str, Any]:
 @pytest.fixture
 def forking(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server of this environment: the test that started this process's may have had another one."""
-    spawned._server.may_fork()
-    monkeypatch.setattr(spawned._server, "_environment", spawned._environment())
+    pools._server.may_fork()
+    monkeypatch.setattr(pools._server, "_environment", pools._environment())
 
 
 @linux

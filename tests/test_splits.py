@@ -17,8 +17,8 @@ from tinygrad import Tensor, dtypes
 
 from kcg.dataset.splits import PARTS, SPLITS, TEST, TRAIN, VALIDATION, is_validation_family, make_splits
 from kcg.errors import CodecError
+from kcg.kernel.analysis import twin_id
 from kcg.kernel.codec import ast_of, kernel_of
-from kcg.kernel.twins import twin_id
 from kcg.types import Kernel, Region, Workload, WorkloadCall, canonical_json
 from tests.kernels import empty, example_asts, kernels_of
 
@@ -144,13 +144,18 @@ def test_every_example_kernel_has_a_twin_id_and_few_share_one() -> None:
 def test_a_twin_id_is_the_same_in_another_process_and_quick() -> None:
     kernels = [kernel_of(ast) for ast in example_asts().values()]
     code = (
-        "import json, sys; from kcg.kernel.twins import twin_id; from kcg.types import Kernel\n"
+        "import json, sys; from kcg.kernel.analysis import twin_id; from kcg.types import Kernel\n"
         "print(json.dumps([twin_id(Kernel(text)) for text in json.load(sys.stdin)]))"
     )
     other = subprocess.run(
-        [sys.executable, "-c", code], input=json.dumps([k.ast_json for k in kernels]), capture_output=True, text=True,
-        check=True, timeout=60, env={**os.environ, "PYTHONHASHSEED": "7"},
-    )  # fmt: skip
+        [sys.executable, "-c", code],
+        input=json.dumps([k.ast_json for k in kernels]),
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+        env={**os.environ, "PYTHONHASHSEED": "7"},
+    )
     assert json.loads(other.stdout) == [twin_id(k) for k in kernels]
     largest = max(kernels, key=lambda k: len(k.ast_json)).ast_json
     nodes = len(json.loads(largest)["nodes"])
@@ -163,13 +168,22 @@ def test_a_twin_id_is_the_same_in_another_process_and_quick() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "", "[]", "{}", "null", '{"format":2,"nodes":[]}', '{"format":1,"nodes":[]}', '{"format":1,"nodes":[1]}',
-        '{"format":1,"nodes":[["CONST","weakint",[0],1]]}', '{"format":1,"nodes":[["ADD",1,[],1]]}',
-        '{"format":1,"nodes":[["PARAM","float32",[],null]]}', '{"format":1,"nodes":[["CONST","float32",[],"zz"]]}',
+        "",
+        "[]",
+        "{}",
+        "null",
+        '{"format":2,"nodes":[]}',
+        '{"format":1,"nodes":[]}',
+        '{"format":1,"nodes":[1]}',
+        '{"format":1,"nodes":[["CONST","weakint",[0],1]]}',
+        '{"format":1,"nodes":[["ADD",1,[],1]]}',
+        '{"format":1,"nodes":[["PARAM","float32",[],null]]}',
+        '{"format":1,"nodes":[["CONST","float32",[],"zz"]]}',
         '{"format":1,"nodes":[["RANGE","weakint",[],[1,"WEAK"]],["RANGE","weakint",[],["a","WEAK"]]]}',
-        '{"format":1,"nodes":[["REDUCE","float32",[],null]]}', "[" * 100_000,
+        '{"format":1,"nodes":[["REDUCE","float32",[],null]]}',
+        "[" * 100_000,
     ],
-)  # fmt: skip
+)
 def test_what_is_no_ast_has_no_twin_id(text: str) -> None:
     with pytest.raises(CodecError) as caught:
         twin_id(Kernel(text))

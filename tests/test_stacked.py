@@ -12,17 +12,13 @@ import pytest
 import torch
 
 from kcg.kernel.codec import kernel_of
-from kcg.kernel.space import KernelSpace
-from kcg.predictor import stacked as stacked_module
-from kcg.predictor.batches import GraphSet
+from kcg.kernel.opts.space import KernelSpace
+from kcg.predictor import learned as stacked_module
 from kcg.predictor.checkpoint import Checkpoint, read
 from kcg.predictor.choice import shipped_path
-from kcg.predictor.context import kernel_features, target_features
-from kcg.predictor.encode import Array, encode
-from kcg.predictor.features import Graphs, graphs, joined
-from kcg.predictor.gnn import Net, NetSettings
-from kcg.predictor.learned import LearnedPredictor
-from kcg.predictor.stacked import Answers, Stacked
+from kcg.predictor.features import Array, Graphs, encode, graphs, joined, kernel_features, target_features
+from kcg.predictor.learned import Answers, LearnedPredictor, Stacked
+from kcg.predictor.network import GraphSet, Net, NetSettings
 from kcg.types import RAW, Region
 from tests.kernels import empty, kernels_of
 from tests.known_targets import KNOWN_TARGETS
@@ -135,10 +131,12 @@ def test_a_graph_may_lack_a_kind_of_nodes(shipped: Checkpoint, kind: str) -> Non
 @pytest.mark.parametrize(
     "settings",
     [
-        NetSettings(hidden=8, layers=3), NetSettings(hidden=8, messages=False), NetSettings(hidden=8, schedule=False),
+        NetSettings(hidden=8, layers=3),
+        NetSettings(hidden=8, messages=False),
+        NetSettings(hidden=8, schedule=False),
         NetSettings(hidden=8, kernel=False),
     ],
-)  # fmt: skip
+)
 def test_every_shape_of_network_can_be_stacked(settings: NetSettings) -> None:
     torch.manual_seed(0)
     nets = [Net(settings).eval() for _ in range(2)]

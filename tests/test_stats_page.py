@@ -21,22 +21,11 @@ from tinygrad import Tensor
 
 from kcg.dataset.export import export, read_export
 from kcg.dataset.journal import Journal, Run
-from kcg.dataset.page import render_page
-from kcg.dataset.stats import Stats, WorkloadStats, quartiles, stats
-from kcg.dataset.stats_text import duration, percent, render, share
+from kcg.dataset.stats import Stats, WorkloadStats, duration, percent, quartiles, render, share, stats
+from kcg.dataset.stats_page import render_page
 from kcg.errors import ExitCode
 from kcg.kernel.codec import kernel_of
-from kcg.types import (
-    Kernel,
-    Measurement,
-    Opt,
-    Region,
-    Schedule,
-    Status,
-    Toolchain,
-    Workload,
-    WorkloadCall,
-)
+from kcg.types import Kernel, Measurement, Opt, Region, Schedule, Status, Toolchain, Workload, WorkloadCall
 from tests.kernels import empty, kernels_of
 from tests.known_targets import KNOWN_TARGETS
 
@@ -65,10 +54,20 @@ def kernels() -> tuple[Kernel, ...]:
 def row(of: int, opts: tuple[Opt, ...], seconds: float, **changes: object) -> Measurement:
     """A row of the `of`-th kernel with status ok, its binary named after its time."""
     made = Measurement(
-        kernels()[of].id, Schedule.from_opts(opts), TARGET.fingerprint, TOOLCHAIN.fingerprint, 1, Status.OK,
-        input_recipe="normal-v1:seed=0", samples_s=(seconds, seconds, seconds), binary_hash=f"b{of}{seconds}",
-        early_stop=True, sampler="walk:raw", run_id="r1", clocks=(("sm_mhz", 1980.0),),
-    )  # fmt: skip
+        kernels()[of].id,
+        Schedule.from_opts(opts),
+        TARGET.fingerprint,
+        TOOLCHAIN.fingerprint,
+        1,
+        Status.OK,
+        input_recipe="normal-v1:seed=0",
+        samples_s=(seconds, seconds, seconds),
+        binary_hash=f"b{of}{seconds}",
+        early_stop=True,
+        sampler="walk:raw",
+        run_id="r1",
+        clocks=(("sm_mhz", 1980.0),),
+    )
     return replace(made, **changes)  # type: ignore[arg-type]
 
 
@@ -152,9 +151,12 @@ def test_gains_are_of_families_with_each_kernel_once(found: Stats) -> None:
 def test_actions_count_distinct_schedules_and_kernels(found: Stats) -> None:
     told = {(a.op, a.arg): (a.schedules, a.regions) for a in found.action_coverage}
     assert told == {
-        ("LOCAL", None): (5, 3), ("LOCAL", "8"): (5, 3),
-        ("UPCAST", None): (8, 4), ("UPCAST", "4"): (8, 4), ("UPCAST", "2"): (1, 1),
-    }  # fmt: skip
+        ("LOCAL", None): (5, 3),
+        ("LOCAL", "8"): (5, 3),
+        ("UPCAST", None): (8, 4),
+        ("UPCAST", "4"): (8, 4),
+        ("UPCAST", "2"): (1, 1),
+    }
     assert found.walk_lengths == {0: 4, 1: 6, 2: 4}
 
 
@@ -206,9 +208,21 @@ def printed(found: Stats, width: int = 120) -> str:
 
 def test_the_terminal_says_it_all_and_reads_no_markup(found: Stats) -> None:
     text = printed(found)
-    for expected in ("17, of them 15 ok", "14 distinct, 12 ok", "NVIDIA <b>H200</b>", SCRIPT, "2 schedules share",
-                     "UPCAST 57% (4, 2)", "10 µs to 80 µs", "workload 2 / 0 / 2", "1.41×", "4.00×", "flux/mini",
-                     "10% (90%: 10%) below 100 µs", "no | registers"):  # fmt: skip
+    for expected in (
+        "17, of them 15 ok",
+        "14 distinct, 12 ok",
+        "NVIDIA <b>H200</b>",
+        SCRIPT,
+        "2 schedules share",
+        "UPCAST 57% (4, 2)",
+        "10 µs to 80 µs",
+        "workload 2 / 0 / 2",
+        "1.41×",
+        "4.00×",
+        "flux/mini",
+        "10% (90%: 10%) below 100 µs",
+        "no | registers",
+    ):
         assert expected in text, expected
     assert "\x1b" not in text
 
@@ -247,9 +261,19 @@ def test_the_page_loads_nothing(page_text: str) -> None:
 def test_the_page_says_what_the_terminal_says_and_escapes_foreign_text(page_text: str, found: Stats) -> None:
     page = Page(page_text)
     text = " ".join(" ".join(page.text).split())
-    for expected in ("12 distinct schedules with status ok, of 14", SCRIPT, "gpt2/mini_f16", "NVIDIA <b>H200</b>",
-                     "output # differs by <i>#</i>", "no | registers", "From 10 µs to 80 µs", "bfloat16", "4.00×",
-                     "search timings of a later run", "integers only"):  # fmt: skip
+    for expected in (
+        "12 distinct schedules with status ok, of 14",
+        SCRIPT,
+        "gpt2/mini_f16",
+        "NVIDIA <b>H200</b>",
+        "output # differs by <i>#</i>",
+        "no | registers",
+        "From 10 µs to 80 µs",
+        "bfloat16",
+        "4.00×",
+        "search timings of a later run",
+        "integers only",
+    ):
         assert expected in text, expected
     assert "<b>H200" not in page_text and "<i>" not in page_text
     figures = json.loads(page.scripts["figures"])
@@ -278,11 +302,23 @@ def test_a_browser_draws_every_picture_without_errors(tmp_path: Path, page_text:
     path = tmp_path / "page.html"
     path.write_text(page_text)
     command = [
-        str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-        "--disable-background-networking", "--disable-component-update", "--disable-sync", "--window-size=1200,2000",
-        f"--user-data-dir={tmp_path / 'profile'}", "--enable-logging=stderr", "--v=0", "--virtual-time-budget=10000",
-        "--dump-dom", path.as_uri(),
-    ]  # fmt: skip
+        str(CHROMIUM),
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-quic",
+        "--no-first-run",
+        "--disable-background-networking",
+        "--disable-component-update",
+        "--disable-sync",
+        "--window-size=1200,2000",
+        f"--user-data-dir={tmp_path / 'profile'}",
+        "--enable-logging=stderr",
+        "--v=0",
+        "--virtual-time-budget=10000",
+        "--dump-dom",
+        path.as_uri(),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     assert "CONSOLE" not in done.stderr, done.stderr
     assert re.search(r'<html[^>]* data-charts="drawn"', done.stdout)

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 import pytest
 from replay_table import BASELINE, RECORDED, inverted_predict, noisy_predict, recorded, synthetic_table, tree_table
 
-from kcg.search.interface import Ledger, Observation, Predict
-from kcg.search.local import AnnealingSettings, annealing
+from kcg.search.problem import Ledger, Observation, Predict
 from kcg.search.replay import constant_predict, oracle_predict
+from kcg.search.strategies import AnnealingSettings, annealing
 from kcg.types import Prediction, Schedule
 from tests.table_search import EXHAUSTING, best_s, run
 
@@ -153,10 +153,21 @@ def test_what_is_random_follows_the_seed(name: str) -> None:
 
 
 def test_full_beam_measures_every_child_of_each_level() -> None:
-    table = tree_table({
-        "": (100, "0"), "a": (50, "1"), "b": (60, "2"), "c": (70, "3"), "aa": (45, "4"), "ab": (44, "5"),
-        "ba": (20, "6"), "ca": (1, "7"), "baa": (20, "8"), "bab": (30, "9"), "baba": (2, "10"),
-    })  # fmt: skip
+    table = tree_table(
+        {
+            "": (100, "0"),
+            "a": (50, "1"),
+            "b": (60, "2"),
+            "c": (70, "3"),
+            "aa": (45, "4"),
+            "ab": (44, "5"),
+            "ba": (20, "6"),
+            "ca": (1, "7"),
+            "baa": (20, "8"),
+            "bab": (30, "9"),
+            "baba": (2, "10"),
+        }
+    )
 
     def order(name: str) -> list[str]:
         return [table.key(o.schedule) for o in run(name, table.problem(constant_predict()))]

@@ -10,13 +10,11 @@ from collections.abc import Sequence
 import pytest
 from replay_table import BASELINE, RECORDED, chain_table, noisy_predict, recorded, synthetic_table, tree_table
 
-from kcg.search.beams import predicted_beam
-from kcg.search.diversity import StepSets, diverse, twins
-from kcg.search.draft import Drafts, draft
+from kcg.search.beam import Drafts, draft, predicted_beam
+from kcg.search.moves import StepSets, Ways, diverse, fresh, twins
+from kcg.search.problem import Trials
 from kcg.search.replay import Record, ReplayTable, constant_predict, oracle_predict
 from kcg.search.strategies import strategy
-from kcg.search.trials import Trials
-from kcg.search.walks import Ways, fresh
 from kcg.types import RAW, Opt, Prediction, Schedule
 from tests.table_search import EXHAUSTING, best_s, run
 
@@ -154,8 +152,10 @@ def test_one_step_of_a_way_is_changed() -> None:
         assert other is not None and len(set(other.labels) & set(way.labels)) == 1
     amounts = {ways.with_other_amount(way) for _ in range(20)}
     assert {w.labels for w in amounts if w} == {
-        ("UPCAST(0,2)", "UNROLL(0,4)"), ("UPCAST(0,8)", "UNROLL(0,4)"), ("UPCAST(0,4)", "UNROLL(0,8)")
-    }  # fmt: skip
+        ("UPCAST(0,2)", "UNROLL(0,4)"),
+        ("UPCAST(0,8)", "UNROLL(0,4)"),
+        ("UPCAST(0,4)", "UNROLL(0,8)"),
+    }
     assert ways.without_step(ways.of(RAW)) is None
     followed = ways.follow(RAW, ["UNROLL(0,4)", "nonsense", "UNROLL(0,8)", "LOCAL(0,4)"])
     assert sorted(followed.labels) == ["LOCAL(0,4)", "UNROLL(0,4)"]

@@ -10,17 +10,16 @@ from pathlib import Path
 import pytest
 from tinygrad import Tensor, Variable
 
-from kcg.campaign.kernels import distinct_calls
+from kcg.campaign.tasks import distinct_calls
 from kcg.compat.capture import calls_of
 from kcg.compat.renderers import planning_renderer
 from kcg.dataset.journal import Journal
-from kcg.kernel import compiler
+from kcg.kernel import compile as compiler
+from kcg.kernel.analysis import arithmetic, certain_bytes, least_bytes, operations, work_at
 from kcg.kernel.codec import ast_of, kernel_of
-from kcg.kernel.contractions import arithmetic, certain_bytes, least_bytes, operations, work_at
-from kcg.kernel.space import KernelSpace
+from kcg.kernel.opts.space import KernelSpace
 from kcg.kernel.symbolic import at_ends, at_values, ends_of, merged, seen_by, thinned
-from kcg.measure.group import Request
-from kcg.measure.service import MeasureService
+from kcg.measure.service import MeasureService, Request
 from kcg.types import RAW, Kernel, Region, Status, Variables, Workload, WorkloadCall
 from tests.kernels import empty
 from tests.known_targets import KNOWN_TARGETS

@@ -15,7 +15,7 @@ from kcg.compat.tiny import Ops
 from kcg.kernel.symbolic import End
 from kcg.measure.jobs import CompileOutcome, DuelOutcome
 from kcg.measure.protocol import PROTOCOL
-from kcg.optimize import ends, finals, searching
+from kcg.optimize import ends, finals, search
 from kcg.optimize.console import print_result, progress
 from kcg.optimize.deploy import choices
 from kcg.optimize.report import render_report
@@ -23,7 +23,7 @@ from kcg.optimize.result import from_dict, to_dict
 from kcg.optimize.session import RegionWork, Session
 from kcg.optimize.settings import Settings
 from kcg.optimize.verdicts import Side
-from kcg.search.interface import Observation
+from kcg.search.problem import Observation
 from kcg.types import CacheState, Measurement, RegionResult, Schedule, Status, Variables, Verification
 
 SCRIPT = Path(__file__).parent / "scripts" / "decode_loop.py"
@@ -34,9 +34,14 @@ HIGH: Variables = (("start_pos", POSITIONS),)
 
 def settings(folder: Path, *, resume: bool = False) -> Settings:
     return Settings(
-        str(SCRIPT), device=os.environ["DEV"], folder=folder, script_args=(str(POSITIONS),), measurements=12,
-        predictor="roofline", resume=resume,
-    )  # fmt: skip
+        str(SCRIPT),
+        device=os.environ["DEV"],
+        folder=folder,
+        script_args=(str(POSITIONS),),
+        measurements=12,
+        predictor="roofline",
+        resume=resume,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -64,9 +69,7 @@ def work(session: Session) -> RegionWork:
 @pytest.fixture(scope="module")
 def other(session: Session, work: RegionWork) -> Schedule:
     """A schedule that is not tinygrad's own, measured as a search does."""
-    found: Schedule = next(
-        a.schedule for a in work.space.actions(work.space.start()) if a.schedule not in work.known
-    )  # fmt: skip
+    found: Schedule = next(a.schedule for a in work.space.actions(work.space.start()) if a.schedule not in work.known)
     return found
 
 
@@ -198,7 +201,7 @@ def test_a_candidate_that_is_wrong_at_one_end_is_refused(
 
 @pytest.fixture(scope="module")
 def results(session: Session, work: RegionWork) -> tuple[RegionResult, ...]:
-    searching.search(session)
+    search.search(session)
     return finals.judge_all(session)
 
 
@@ -226,7 +229,7 @@ def test_a_result_has_one_row_for_each_kernel_with_its_values(
 
 
 def test_operations_of_a_call_are_those_at_its_values(session: Session, work: RegionWork) -> None:
-    from kcg.kernel.contractions import arithmetic
+    from kcg.kernel.analysis import arithmetic
 
     assert 0 < work.operations < arithmetic(work.space.ast), "not those of the largest value that is possible"
 

@@ -7,8 +7,8 @@ import random
 import pytest
 
 from kcg.kernel.codec import kernel_of
-from kcg.kernel.compiler import render_schedule
-from kcg.kernel.space import KernelSpace
+from kcg.kernel.compile import render_schedule
+from kcg.kernel.opts.space import KernelSpace
 from kcg.types import Opt, Region, Schedule, Target
 from tests.kernels import empty, example_asts, example_region, kernels_of, on_targets
 from tests.known_targets import KNOWN_TARGETS
@@ -17,9 +17,21 @@ ASTS = example_asts()
 
 # one of each family: contractions in several formats, reductions, gathers, padding, symbolic shapes, special floats
 KERNELS = (
-    "matmul_f16", "matmul_f32", "matmul_bf16", "matmul_int8", "softmax.0", "layernorm.1", "conv2d", "embedding", "pad",
-    "symbolic", "special_floats", "trigonometry", "bf16_norm.0", "float_to_int",
-)  # fmt: skip
+    "matmul_f16",
+    "matmul_f32",
+    "matmul_bf16",
+    "matmul_int8",
+    "softmax.0",
+    "layernorm.1",
+    "conv2d",
+    "embedding",
+    "pad",
+    "symbolic",
+    "special_floats",
+    "trigonometry",
+    "bf16_norm.0",
+    "float_to_int",
+)
 
 # how each language says that a function is a kernel
 ENTRY = {"CUDA": 'extern "C" __global__ void', "HIP": "__attribute__((global)) void", "METAL": "kernel void"}
@@ -92,9 +104,18 @@ def test_the_same_schedule_renders_to_the_same_source() -> None:
 def test_legal_actions_differ_between_targets() -> None:
     """No workgroups on a CPU, tensor cores only where the architecture has them."""
     cpu = Target(
-        device="CPU", renderer="X86", arch="x86_64,native", model="test", cores=4, has_local=False, has_threads=True,
-        max_threads=4, shared_bytes=0, memory_bytes=1 << 30, cache_bytes=1 << 20,
-    )  # fmt: skip
+        device="CPU",
+        renderer="X86",
+        arch="x86_64,native",
+        model="test",
+        cores=4,
+        has_local=False,
+        has_threads=True,
+        max_threads=4,
+        shared_bytes=0,
+        memory_bytes=1 << 30,
+        cache_bytes=1 << 20,
+    )
     ops = {}
     for name, target in {"cpu": cpu, **KNOWN_TARGETS}.items():
         space = KernelSpace(example_region("matmul_f32"), target)

@@ -8,15 +8,13 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from kcg.kernel.space import KernelSpace
-from kcg.optimize.searching import dealt
-from kcg.predictor.correcting import CorrectingKernel
-from kcg.predictor.correction import Correction
-from kcg.predictor.encode import Array
-from kcg.search.diversity import diverse
-from kcg.search.graph import Graph, MctsSettings
-from kcg.search.interface import Ledger, Problem
-from kcg.search.trials import Trials
+from kcg.kernel.opts.space import KernelSpace
+from kcg.optimize.search import dealt
+from kcg.predictor.correction import CorrectingKernel, Correction
+from kcg.predictor.features import Array
+from kcg.search.mcts import Graph, MctsSettings
+from kcg.search.moves import diverse
+from kcg.search.problem import Ledger, Problem, Trials
 from kcg.types import RAW, Prediction, Schedule
 from tests.kernels import schedule_of, small_matmul
 

@@ -27,8 +27,10 @@ def test_metrics_are_told_once_and_a_torn_line_is_taken_away(tmp_path: Path) -> 
         tracker.log({"epoch": 1, "loss": 9.0})
         tracker.log({"epoch": 2, "loss": math.inf})
     assert read_metrics(tmp_path) == [
-        {"epoch": 0, "loss": 1.5}, {"epoch": 1, "loss": None}, {"epoch": 2, "loss": None},
-    ]  # fmt: skip
+        {"epoch": 0, "loss": 1.5},
+        {"epoch": 1, "loss": None},
+        {"epoch": 2, "loss": None},
+    ]
     with Tracker(tmp_path, key="") as tracker:
         tracker.log({"loss": 1.5, "epoch": 0})
         tracker.log({"epoch": 0, "loss": 1.6})
@@ -74,9 +76,14 @@ def test_online_without_a_key_or_a_network_is_a_line_and_offline(tmp_path: Path,
     env = {name: value for name, value in os.environ.items() if not name.startswith("WANDB")}
     env |= {"HOME": str(tmp_path), "WANDB_BASE_URL": "http://127.0.0.1:9"} | ({"WANDB_API_KEY": key} if key else {})
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", ONLINE, str(tmp_path / "run")], env=env, stdin=subprocess.DEVNULL,
-        capture_output=True, text=True, timeout=60, check=True,
-    )  # fmt: skip
+        [sys.executable, "-W", "error", "-c", ONLINE, str(tmp_path / "run")],
+        env=env,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
     (line,) = done.stderr.splitlines()
     assert ("cannot be reached" if key else "no key") in line and line.endswith("`wandb sync` sends it later")
     assert done.stdout == "offline\n" and list((tmp_path / "run" / "wandb").glob("offline-run-*/run-*.wandb"))

@@ -20,14 +20,14 @@ from torch import nn
 
 from kcg.dataset.reading import read_export
 from kcg.dataset.splits import TRAIN, VALIDATION
-from kcg.env import KernelScheduleEnv
 from kcg.errors import DataError, UnknownName, UsageError
 from kcg.predictor.checkpoint import read
-from kcg.predictor.settings import changed
+from kcg.predictor.training import changed
 from kcg.provenance import provenance
-from kcg.search import policy_training
-from kcg.search.policy import Policy, PolicyNet, read_policy, save_policy
-from kcg.search.policy_training import (
+from kcg.rl import training
+from kcg.rl.env import KernelScheduleEnv
+from kcg.rl.policy import Policy, PolicyNet, read_policy, save_policy
+from kcg.rl.training import (
     POLICY,
     PROGRESS,
     PolicyTrainingSettings,
@@ -38,17 +38,27 @@ from kcg.search.policy_training import (
     self_play,
     train_policy,
 )
-from kcg.search.tables import kernels_of as recorded_kernels
+from kcg.search.replay import kernels_of as recorded_kernels
 from tests.metrics_file import read_metrics
 from tests.policies import ABOUT, SHIPPED
 
 ROOT = Path(__file__).parent.parent
 DATASET = ROOT / "datasets" / "h200"
 TINY = {
-    "kernels": 2, "held_out": 1, "networks": 1, "self_play.simulations": 14, "self_play.games": 1,
-    "self_play.most_steps": 1, "learning.epochs": 2, "ppo.steps": 24, "ppo.rollout": 8, "ppo.batch": 8,
-    "ppo.epochs": 1, "ppo.most_steps": 3, "seed": 1,
-}  # fmt: skip
+    "kernels": 2,
+    "held_out": 1,
+    "networks": 1,
+    "self_play.simulations": 14,
+    "self_play.games": 1,
+    "self_play.most_steps": 1,
+    "learning.epochs": 2,
+    "ppo.steps": 24,
+    "ppo.rollout": 8,
+    "ppo.batch": 8,
+    "ppo.epochs": 1,
+    "ppo.most_steps": 3,
+    "seed": 1,
+}
 SETTINGS = changed(PolicyTrainingSettings(), TINY)
 
 
@@ -115,8 +125,8 @@ def test_the_same_call_does_nothing_twice(
     lines = read_metrics(out)
     for module, name in ((pickle, "load"), (pickle, "loads"), (torch, "load")):
         monkeypatch.setattr(module, name, lambda *_, **__: pytest.fail("something is unpickled"))
-    monkeypatch.setattr(policy_training, "_played", lambda game: pytest.fail("it is played again"))
-    monkeypatch.setattr(policy_training, "train_ppo", lambda *_, **__: pytest.fail("it is trained again"))
+    monkeypatch.setattr(training, "_played", lambda game: pytest.fail("it is played again"))
+    monkeypatch.setattr(training, "train_ppo", lambda *_, **__: pytest.fail("it is trained again"))
     assert trained(out) == pytest.approx(figures)
     assert {path: path.stat().st_mtime_ns for path in out.rglob("*.npz")} == before and read_metrics(out) == lines
     assert {path.suffix for path in out.rglob("*") if path.is_file()} == {".npz", ".json", ".jsonl", ".safetensors"}

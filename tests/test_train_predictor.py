@@ -21,19 +21,27 @@ from kcg.dataset.export import export
 from kcg.dataset.journal import Journal
 from kcg.dataset.reading import read_export
 from kcg.errors import DataError, DeviceError, KcgError, UsageError
-from kcg.kernel.space import KernelSpace
+from kcg.kernel.opts.space import KernelSpace
 from kcg.predictor import training, tuning
 from kcg.predictor.checkpoint import read
-from kcg.predictor.data import TrainingData, load
 from kcg.predictor.ensemble import averaged, said_by, spread_scale, validation_rows
-from kcg.predictor.floors import floors_of
-from kcg.predictor.gnn import Net
+from kcg.predictor.header import MOST_BYTES
 from kcg.predictor.learned import LearnedPredictor
-from kcg.predictor.metrics import Floors, scores, summary
-from kcg.predictor.settings import TrainingSettings, names_of, parsed, read_settings, with_values
-from kcg.predictor.tensors import MOST_BYTES
+from kcg.predictor.metrics import Floors, floors_of, scores, summary
+from kcg.predictor.network import Net
 from kcg.predictor.tracking import METRICS, Tracker
-from kcg.predictor.training import CHECKPOINT, Trained, devices_of, train
+from kcg.predictor.training import (
+    CHECKPOINT,
+    Trained,
+    TrainingSettings,
+    devices_of,
+    names_of,
+    parsed,
+    read_settings,
+    train,
+    with_values,
+)
+from kcg.predictor.training_data import TrainingData, load
 from kcg.provenance import provenance
 from kcg.types import Schedule, canonical_json
 from tests.metrics_file import read_metrics
@@ -43,9 +51,16 @@ from tests.test_journal import fill, measurement
 ROOT = Path(__file__).parent.parent
 WAIT_S = 120.0
 TINY = {
-    "members": 2, "epochs": 4, "kernels_a_step": 6, "schedules_a_kernel": 12, "learning_rate": 6e-3, "average": 0.8,
-    "validate_every": 2, "net.hidden": 16, "net.layers": 1,
-}  # fmt: skip
+    "members": 2,
+    "epochs": 4,
+    "kernels_a_step": 6,
+    "schedules_a_kernel": 12,
+    "learning_rate": 6e-3,
+    "average": 0.8,
+    "validate_every": 2,
+    "net.hidden": 16,
+    "net.layers": 1,
+}
 SETTINGS = with_values(TrainingSettings(), TINY)
 
 
@@ -89,10 +104,14 @@ def script(name: str, *arguments: object, home: Path, **settings: str) -> subpro
     """A script of `training/` as a user starts it: nothing is said about Weights & Biases."""
     env = {key: value for key, value in os.environ.items() if not key.startswith("WANDB")}
     return subprocess.Popen(
-        [sys.executable, str(ROOT / "training" / name), *map(str, arguments)], stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=home,
+        [sys.executable, str(ROOT / "training" / name), *map(str, arguments)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=home,
         env={**env, "HOME": str(home), "OMP_NUM_THREADS": "1", **settings},
-    )  # fmt: skip
+    )
 
 
 def told(folder: Path) -> list[dict[str, Any]]:
@@ -209,13 +228,22 @@ def test_every_setting_can_be_named_and_reaches_where_it_is_used() -> None:
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("net.hiden=3", "did you mean net.hidden"), ("net=3", "unknown setting 'net'"), ("hidden", "write name=value"),
-        ("net.hidden=2.5", "a whole number"), ("net.hidden=wide", "a whole number"), ("epochs=0", "from 1 to"),
-        ("learning_rate=nan", "a number"), ("learning_rate=-1", "from 1e-07"), ("net.compare=1", "true or false"),
-        ("split=flux", "unknown split 'flux'"), ("share=0", "from 1e-09"), ("average=1", "to 0.999999"),
-        ("members=0", "from 1 to"), ("trees.rounds=0", "unknown setting 'trees.rounds'"),
+        ("net.hiden=3", "did you mean net.hidden"),
+        ("net=3", "unknown setting 'net'"),
+        ("hidden", "write name=value"),
+        ("net.hidden=2.5", "a whole number"),
+        ("net.hidden=wide", "a whole number"),
+        ("epochs=0", "from 1 to"),
+        ("learning_rate=nan", "a number"),
+        ("learning_rate=-1", "from 1e-07"),
+        ("net.compare=1", "true or false"),
+        ("split=flux", "unknown split 'flux'"),
+        ("share=0", "from 1e-09"),
+        ("average=1", "to 0.999999"),
+        ("members=0", "from 1 to"),
+        ("trees.rounds=0", "unknown setting 'trees.rounds'"),
     ],
-)  # fmt: skip
+)
 def test_a_setting_that_cannot_be_meant_is_one_line(text: str, line: str) -> None:
     with pytest.raises(UsageError, match=line) as caught:
         with_values(TrainingSettings(), parsed([text]))
@@ -324,8 +352,10 @@ def test_without_repeats_the_floor_is_the_usual_one(folder: Path) -> None:
 def test_a_study_is_kept_gone_on_with_and_gives_settings_that_train(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    small = {"net.hidden": lambda t: t.suggest_categorical("net.hidden", [8, 12]),
-             "learning_rate": lambda t: t.suggest_float("learning_rate", 1e-3, 1e-2, log=True)}  # fmt: skip
+    small = {
+        "net.hidden": lambda t: t.suggest_categorical("net.hidden", [8, 12]),
+        "learning_rate": lambda t: t.suggest_float("learning_rate", 1e-3, 1e-2, log=True),
+    }
     monkeypatch.setattr(tuning, "SPACE", small)
     settings = with_values(SETTINGS, {"epochs": 2, "validate_every": 1})
 

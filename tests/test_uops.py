@@ -14,18 +14,27 @@ from kcg.compat.device import choose_cpu
 from kcg.compat.renderers import planning_renderer
 from kcg.errors import ScheduleError
 from kcg.kernel.codec import kernel_of
-from kcg.kernel.compiler import UOPS_MAX, _program, compile_schedule
-from kcg.kernel.space import UOPS_OFFERED, KernelSpace
-from kcg.kernel.uops import _packs, count_uops
-from kcg.measure.target import detect
+from kcg.kernel.compile import UOPS_MAX, _program, compile_schedule
+from kcg.kernel.loop_nest import _packs, count_uops
+from kcg.kernel.opts.space import UOPS_OFFERED, KernelSpace
+from kcg.measure.device_info import detect
 from kcg.types import RAW, Opt, Region, Schedule, Target
 from tests.kernels import empty, example_region, kernels_of
 from tests.known_targets import KNOWN_TARGETS
 
 X86 = Target(
-    device="CPU", renderer="X86", arch="x86_64,native", model="test", cores=2, has_local=False, has_threads=True,
-    max_threads=2, shared_bytes=0, memory_bytes=1 << 30, cache_bytes=1 << 20,
-)  # fmt: skip
+    device="CPU",
+    renderer="X86",
+    arch="x86_64,native",
+    model="test",
+    cores=2,
+    has_local=False,
+    has_threads=True,
+    max_threads=2,
+    shared_bytes=0,
+    memory_bytes=1 << 30,
+    cache_bytes=1 << 20,
+)
 CLANG = replace(X86, renderer="CLANG")
 TARGETS = {"X86": X86, "CLANG": CLANG, **KNOWN_TARGETS}
 CORE = (("TC", 0, (-1, 0, 1)), ("UPCAST", 0, 4), ("UPCAST", 1, 4))
@@ -74,11 +83,17 @@ def test_tensor_cores(steps: Steps) -> None:
 @pytest.mark.parametrize(
     ("target", "dtype", "within"),
     [
-        ("sm_90", "float32", 0.1), ("sm_90", "float16", 0.1), ("sm_90", "bfloat16", 0.1), ("CLANG", "float32", 0.1),
-        ("CLANG", "bfloat16", 0.15), ("gfx942", "bfloat16", 0.15), ("Apple9", "bfloat16", 0.25),
-        ("X86", "float32", 0.4), pytest.param("X86", "bfloat16", 0.4, marks=pytest.mark.slow),
+        ("sm_90", "float32", 0.1),
+        ("sm_90", "float16", 0.1),
+        ("sm_90", "bfloat16", 0.1),
+        ("CLANG", "float32", 0.1),
+        ("CLANG", "bfloat16", 0.15),
+        ("gfx942", "bfloat16", 0.15),
+        ("Apple9", "bfloat16", 0.25),
+        ("X86", "float32", 0.4),
+        pytest.param("X86", "bfloat16", 0.4, marks=pytest.mark.slow),
     ],
-)  # fmt: skip
+)
 def test_matmuls_without_them(target: str, dtype: str, within: float) -> None:
     steps = (("UPCAST", 1, 4), ("UPCAST", 0, 4), ("UNROLL", 0, 4))
     assert abs(error(matmul(512, dtype), target, steps)) < within
@@ -163,7 +178,7 @@ def test_packing(unrolled: tuple[tuple[int, int], ...], widest: int, packed: int
 
 def test_only_what_tinygrad_itself_does_may_be_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise the kernel would have nothing to be compared with, and its time would be missing from the total."""
-    monkeypatch.setattr("kcg.kernel.compiler.UOPS_MAX", 10)
+    monkeypatch.setattr("kcg.kernel.compile.UOPS_MAX", 10)
     target = detect(choose_cpu().dev, 1)[0]
     space = KernelSpace(matmul(16, "float32"), target)
     assert space.baseline() != RAW

@@ -11,15 +11,12 @@ import pytest
 from replay_table import synthetic_table
 
 from kcg.errors import ScheduleError
-from kcg.kernel.space import KernelSpace
-from kcg.search.bidding import LITTLE, Auction, Limits
-from kcg.search.candidates import candidates
-from kcg.search.graph import Graph, MctsSettings
-from kcg.search.interface import Action, Ledger, Observation, Problem, Strategy
-from kcg.search.mcts import mcts
-from kcg.search.neighbours import moved, variants
+from kcg.kernel.opts.space import KernelSpace
+from kcg.search.allocation import LITTLE, Auction, Limits
+from kcg.search.mcts import Graph, MctsSettings, candidates, mcts
+from kcg.search.moves import moved, variants
+from kcg.search.problem import Action, Ledger, Observation, Problem, Strategy, Trials
 from kcg.search.replay import ReplayTable, charged, constant_predict, oracle_predict
-from kcg.search.trials import Trials
 from kcg.types import RAW, Opt, Prediction, Schedule, ScheduleKind, Status
 from tests.kernels import schedule_of, small_matmul
 
@@ -45,9 +42,13 @@ def problem(space: KernelSpace, log_s: dict[tuple[str, ...], float], *, step: bo
         return [Prediction(log_s.get(tuple(sorted(map(str, s.opts))), math.log(1e-3))) for s in schedules]
 
     ledger = Ledger(max_measurements=3)
-    measure = charged(ledger, space.key, lambda some: [
-        Observation(s, Status.OK, math.exp(p.log_runtime), str(s)) for s, p in zip(some, predict(some), strict=True)
-    ])  # fmt: skip
+    measure = charged(
+        ledger,
+        space.key,
+        lambda some: [
+            Observation(s, Status.OK, math.exp(p.log_runtime), str(s)) for s, p in zip(some, predict(some), strict=True)
+        ],
+    )
     return Problem(space, predict, measure, ledger, random.Random(0), batch_size=1, step=space.step if step else None)
 
 
@@ -157,8 +158,12 @@ def test_what_is_varied_is_within_reach_of_walks(space: KernelSpace) -> None:
     trials = Trials(problem(space, TRAP))
     list(trials.baseline())
     graph = Graph(trials, MctsSettings())
-    walk = [RAW, schedule_of(("UPCAST", 0, 4)), schedule_of(("UPCAST", 0, 4), ("UNROLL", 0, 4)),
-            schedule_of(("UPCAST", 0, 4), ("UNROLL", 0, 4), ("LOCAL", 1, 8))]  # fmt: skip
+    walk = [
+        RAW,
+        schedule_of(("UPCAST", 0, 4)),
+        schedule_of(("UPCAST", 0, 4), ("UNROLL", 0, 4)),
+        schedule_of(("UPCAST", 0, 4), ("UNROLL", 0, 4), ("LOCAL", 1, 8)),
+    ]
     for one in walk[:-1]:
         graph.expand(graph.nodes[trials.key(one)])
     top = graph.nodes[trials.key(walk[-1])]

@@ -13,11 +13,11 @@ import pytest
 
 from kcg.errors import JournalError
 from kcg.kernel.codec import kernel_of
-from kcg.kernel.compiled import Compiled
-from kcg.measure import references
-from kcg.measure.group import Request
+from kcg.kernel.compile import Compiled
+from kcg.measure import verify
 from kcg.measure.jobs import DuelOutcome, TimeJob
 from kcg.measure.protocol import PROTOCOL
+from kcg.measure.service import Request
 from kcg.optimize import finals, verdicts
 from kcg.optimize.console import progress
 from kcg.optimize.estimates import judging_s
@@ -135,7 +135,7 @@ def test_a_verdict_is_of_one_device_and_its_tools_and_rules(
     for where, name, value in (
         (verdicts, "PROTOCOL", PROTOCOL + 1),
         (verdicts, "RULES", verdicts.RULES + 2),
-        (references, "FINAL_SEEDS", (*references.FINAL_SEEDS, 9)),
+        (verify, "FINAL_SEEDS", (*verify.FINAL_SEEDS, 9)),
     ):
         with monkeypatch.context() as patched:
             patched.setattr(where, name, value)

@@ -14,13 +14,12 @@ from tinygrad import Tensor, Variable
 
 from kcg.compat.tiny import Device, UOp
 from kcg.kernel.codec import ast_of, kernel_of
-from kcg.kernel.compiled import Compiled
-from kcg.kernel.compiler import compile_schedule
-from kcg.kernel.evaluate import StoreValues
-from kcg.kernel.space import KernelSpace
+from kcg.kernel.compile import Compiled, compile_schedule
+from kcg.kernel.opts.space import KernelSpace
+from kcg.kernel.reference import StoreValues
 from kcg.measure import child
 from kcg.measure import verify as verify_module
-from kcg.measure.digest import copied
+from kcg.measure.device_info import detect
 from kcg.measure.inputs import (
     BINARY_RECIPE,
     FEW_RECIPE,
@@ -32,10 +31,8 @@ from kcg.measure.inputs import (
     WIDE_RECIPE,
     to_values,
 )
-from kcg.measure.references import FINAL_SEEDS, JUDGED, foretell_job
-from kcg.measure.target import detect
-from kcg.measure.verify import CheckedBench
-from kcg.measure.workbench import FINITE_POISON, GUARD_BYTES, NAN_POISON
+from kcg.measure.verify import FINAL_SEEDS, JUDGED, CheckedBench, foretell_job
+from kcg.measure.workbench import FINITE_POISON, GUARD_BYTES, NAN_POISON, copied
 from kcg.types import RAW, Opt, Region, Schedule, Target, Verification
 from tests.kernels import empty, example_asts, kernels_of
 
@@ -72,10 +69,31 @@ def verify_fake(bench: CheckedBench, region: Region, spoil: Callable[[], None]) 
 
 
 RIGHT = (
-    "matmul_f32", "softmax", "layernorm", "conv2d", "embedding", "take_along", "cat", "pad", "argmax", "causal_mask",
-    "assign", "set_item", "int_math", "bool_logic", "special_floats", "max_pool", "one_hot", "trigonometry",
-    "two_outputs", "scatter", "logsumexp", "power", "float_to_int", "integer_sum",
-)  # fmt: skip
+    "matmul_f32",
+    "softmax",
+    "layernorm",
+    "conv2d",
+    "embedding",
+    "take_along",
+    "cat",
+    "pad",
+    "argmax",
+    "causal_mask",
+    "assign",
+    "set_item",
+    "int_math",
+    "bool_logic",
+    "special_floats",
+    "max_pool",
+    "one_hot",
+    "trigonometry",
+    "two_outputs",
+    "scatter",
+    "logsumexp",
+    "power",
+    "float_to_int",
+    "integer_sum",
+)
 
 
 @pytest.mark.parametrize("name", RIGHT)
@@ -89,9 +107,15 @@ def test_what_tinygrad_compiles_passes(name: str) -> None:
 
 FINALISTS = (*RIGHT, "matmul_bf16", "f16_softmax", "bf16_norm", "float64", "cross_entropy", "gelu")
 OPERATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "log": Tensor.log, "exp": Tensor.exp, "sin": Tensor.sin, "rsqrt": Tensor.rsqrt, "tanh": Tensor.tanh,
-    "floor": Tensor.floor, "divide": lambda x: x / x.flip(0), "cast": lambda x: x.cast("int32"),
-}  # fmt: skip
+    "log": Tensor.log,
+    "exp": Tensor.exp,
+    "sin": Tensor.sin,
+    "rsqrt": Tensor.rsqrt,
+    "tanh": Tensor.tanh,
+    "floor": Tensor.floor,
+    "divide": lambda x: x / x.flip(0),
+    "cast": lambda x: x.cast("int32"),
+}
 
 
 @pytest.mark.parametrize(
@@ -286,9 +310,11 @@ def test_what_is_0_unless_two_numbers_are_equal_gets_few_different_ones() -> Non
 )
 def test_each_seed_has_data_of_its_own_where_the_reference_can_judge(name: str, recipes: tuple[str, ...]) -> None:
     made = {
-        "max": empty(70, 301).max(1), "relu": empty(70, 301).relu(), "matmul": empty(64, 64) @ empty(64, 64),
+        "max": empty(70, 301).max(1),
+        "relu": empty(70, 301).relu(),
+        "matmul": empty(64, 64) @ empty(64, 64),
         "log": empty(70, 301).log(),
-    }  # fmt: skip
+    }
     (ast,) = kernels_of(made[name])
     bench, region = bench_of(ast)
     assert tuple(bench.choose_recipe(place=place) for place in range(len(FINAL_SEEDS))) == recipes

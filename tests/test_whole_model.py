@@ -19,19 +19,28 @@ import pytest
 from sample_result import sample_result
 
 from kcg.errors import ExitCode, VerificationError
-from kcg.kernel.actions import ACTION_SPACE_VERSION
-from kcg.kernel.compiler import compile_schedule
-from kcg.kernel.space import KernelSpace
-from kcg.measure import alone
-from kcg.measure.sensors import NoSensors
-from kcg.measure.target import detect
+from kcg.kernel.compile import compile_schedule
+from kcg.kernel.opts.planner import ACTION_SPACE_VERSION
+from kcg.kernel.opts.space import KernelSpace
+from kcg.measure import isolated
+from kcg.measure.device_info import NoSensors, detect
 from kcg.optimize import whole_model
 from kcg.optimize.deploy import apply, tuned
-from kcg.optimize.model_verdict import MAX_TOLERANCE, judge, relative_error, rounding_of_sums
 from kcg.optimize.result import read_result, write_result
 from kcg.optimize.run import exit_code_of
 from kcg.optimize.settings import Settings
-from kcg.optimize.whole_model import REPLAYS, ahead, check_model, compare, expected_cost_s, why_not_needed
+from kcg.optimize.whole_model import (
+    MAX_TOLERANCE,
+    REPLAYS,
+    ahead,
+    check_model,
+    compare,
+    expected_cost_s,
+    judge,
+    relative_error,
+    rounding_of_sums,
+    why_not_needed,
+)
 from kcg.types import Finalist, ModelCheck, Opt, RegionResult, Result, Schedule, Verification, Workload
 from kcg.workloads.registry import spec_of
 from tests.faults.processes import wait_until
@@ -78,9 +87,15 @@ def make() -> Make:
             base, ours = finalist(space, space.baseline()), finalist(space, chosen)
             rows.append(RegionResult(call.region, call.calls, base, ours, 1, "improved"))
         return replace(
-            sample_result(), workload="tiny", preset=preset, target=target, toolchain=toolchain, regions=tuple(rows),
-            recomputes=(), expectations=(),
-        )  # fmt: skip
+            sample_result(),
+            workload="tiny",
+            preset=preset,
+            target=target,
+            toolchain=toolchain,
+            regions=tuple(rows),
+            recomputes=(),
+            expectations=(),
+        )
 
     return result
 
@@ -154,8 +169,7 @@ def test_a_step_is_timed_with_all_that_the_device_does() -> None:
     """Twice the work takes longer by about as much; nothing is left running when a sample is taken."""
     from tinygrad import Device, Tensor
 
-    from kcg.compat.events import StepClock, clock_of
-    from kcg.compat.jit import captured_at_once
+    from kcg.compat.programs import StepClock, captured_at_once, clock_of
 
     device = Device.DEFAULT
     values = Tensor.ones(512, 512).contiguous().realize()
@@ -175,8 +189,7 @@ def test_a_step_is_timed_with_all_that_the_device_does() -> None:
 def test_on_a_gpu_what_the_host_does_first_is_hidden() -> None:
     from tinygrad import Tensor
 
-    from kcg.compat.events import StepClock
-    from kcg.compat.jit import captured_at_once
+    from kcg.compat.programs import StepClock, captured_at_once
 
     values = Tensor.ones(64, 64, device="CUDA").contiguous().realize()
     once, clock = captured_at_once(lambda x: (x @ x).contiguous()), StepClock("CUDA")
@@ -192,7 +205,7 @@ def test_on_a_gpu_what_the_host_does_first_is_hidden() -> None:
 
 
 def test_a_host_that_was_too_slow_to_be_hidden_gets_more_time() -> None:
-    from kcg.compat.events import HIDDEN_MOST_S, HIDDEN_S, HIDING_TRIES, hiding
+    from kcg.compat.programs import HIDDEN_MOST_S, HIDDEN_S, HIDING_TRIES, hiding
 
     def sampled(host_s: Callable[[float], float], first_s: float = HIDDEN_S) -> tuple[list[float], float]:
         """The times for which a device was kept busy by a host of that kind, and the last sample."""
@@ -268,9 +281,7 @@ def test_where_looking_at_the_device_took_the_time_no_more_is_spent(
     looks: list[float] = []  # seconds that each took
     clock = SimpleNamespace(monotonic=lambda: time.monotonic() + sum(looks))
     monkeypatch.setattr(whole_model, "time", clock)
-    check = check_model(
-        make("dies-when-tuned"), timeout_s=60, module=CHILD, check_device=lambda: looks.append(60.0)
-    )  # fmt: skip
+    check = check_model(make("dies-when-tuned"), timeout_s=60, module=CHILD, check_device=lambda: looks.append(60.0))
     assert check.passed is None and "no time to try others" in check.reason and "SIGABRT" in check.reason
     assert len(looks) == 1, "no other process was started"
 
@@ -388,7 +399,7 @@ def test_a_result_that_failed_is_refused(make: Make, tmp_path: Path) -> None:
 def test_a_model_that_was_planned_is_not_scheduled_again() -> None:
     from tinygrad.schedule import schedule_cache
 
-    from kcg.compat.jit import captured_at_once
+    from kcg.compat.programs import captured_at_once
 
     spec = spec_of("flux")
     assert spec.plan is not None and spec.runnable is not None
@@ -406,10 +417,10 @@ def test_nothing_is_planned_ahead_beside_the_samples_of_a_cpu() -> None:
 
 
 def test_a_child_that_waits_takes_its_job_or_dies(make: Make) -> None:
-    with alone.Alone(CHILD, dev=DEV, label="model", arguments=("flux", "mini")) as child:
+    with isolated.Alone(CHILD, dev=DEV, label="model", arguments=("flux", "mini")) as child:
         check = check_model(make("float32"), timeout_s=60, child=child)
     assert check.passed is True, check.reason
-    waiting = alone.Alone(CHILD, dev=DEV, label="model")
+    waiting = isolated.Alone(CHILD, dev=DEV, label="model")
     pid = waiting._process.pid
     waiting.close()
     waiting.close()

@@ -7,14 +7,22 @@ import pytest
 
 from kcg.compat.tiny import UOp, dtypes
 from kcg.kernel.codec import ast_of, kernel_of
-from kcg.kernel.compiler import compile_schedule
-from kcg.kernel.evaluate import StoreIndex, evaluate, sample_points
-from kcg.kernel.space import KernelSpace
+from kcg.kernel.compile import compile_schedule
+from kcg.kernel.opts.space import KernelSpace
+from kcg.kernel.reference import StoreIndex, evaluate, sample_points
+from kcg.measure.device_info import detect
 from kcg.measure.inputs import RECIPE, to_bits
-from kcg.measure.references import POINTS
-from kcg.measure.target import detect
-from kcg.measure.verify import REPEATS, CheckedBench, Launch
-from kcg.measure.whole_output import BESIDE, PROJECTED, SUSPECTS, elements_to_points, most_different
+from kcg.measure.verify import (
+    BESIDE,
+    POINTS,
+    PROJECTED,
+    REPEATS,
+    SUSPECTS,
+    CheckedBench,
+    Launch,
+    elements_to_points,
+    most_different,
+)
 from kcg.types import RAW, Opt, Region, Schedule, Target, Verification
 from tests.kernels import empty, example_asts, kernels_of
 

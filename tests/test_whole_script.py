@@ -20,22 +20,30 @@ from sample_result import sample_result
 
 from kcg.compat.observing import ALIVE, READ, RETURNED, Piece
 from kcg.errors import ExitCode, VerificationError
-from kcg.kernel.actions import ACTION_SPACE_VERSION
-from kcg.kernel.space import KernelSpace
-from kcg.measure.handwritten import KernelFile, describe_job, lower_job, match_job
-from kcg.measure.target import detect
+from kcg.kernel.opts.planner import ACTION_SPACE_VERSION
+from kcg.kernel.opts.space import KernelSpace
+from kcg.measure.device_info import detect
+from kcg.measure.source_kernels import KernelFile, describe_job, lower_job, match_job
 from kcg.optimize import whole_script
 from kcg.optimize.console import print_result
 from kcg.optimize.deploy import check_verdict
 from kcg.optimize.report import render_report
 from kcg.optimize.result import from_dict, to_dict
 from kcg.optimize.run import exit_code_of
-from kcg.optimize.script_verdict import Rounding, equal, judge, judge_first, rounding_of, same_layout
 from kcg.optimize.settings import Settings
-from kcg.optimize.whole_script import check_script, expected_cost_s, why_not_needed
+from kcg.optimize.whole_script import (
+    Rounding,
+    check_script,
+    equal,
+    expected_cost_s,
+    judge,
+    judge_first,
+    rounding_of,
+    same_layout,
+    why_not_needed,
+)
 from kcg.types import ModelCheck, RegionResult, Result, Schedule
-from kcg.workloads.program import Form, Program
-from kcg.workloads.script import capture_program
+from kcg.workloads.script import Form, Program, capture_program
 from tests.faults.processes import wait_until
 from tests.test_whole_model import WRONG, another, finalist
 
@@ -56,9 +64,15 @@ def result_of(script: Path, *arguments: str) -> Result:
         outcome = "kept" if base.schedule == ours.schedule else "improved"
         rows.append(RegionResult(call.region, call.calls, base, ours, 1, outcome))
     return replace(
-        sample_result(), workload=workload.name, preset=workload.preset, target=target, toolchain=toolchain,
-        regions=tuple(rows), recomputes=(), expectations=(),
-    )  # fmt: skip
+        sample_result(),
+        workload=workload.name,
+        preset=workload.preset,
+        target=target,
+        toolchain=toolchain,
+        regions=tuple(rows),
+        recomputes=(),
+        expectations=(),
+    )
 
 
 @pytest.fixture(scope="module")
@@ -195,7 +209,7 @@ def test_hand_written_kernels_run_in_it() -> None:
 
 
 def _digest(path: Path) -> str:
-    from kcg.kernel.lowering import file_digest
+    from kcg.kernel.source.kernels import file_digest
 
     return file_digest(path)
 

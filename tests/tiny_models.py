@@ -66,10 +66,14 @@ def step(preset: str, seed: int, weights: str = "") -> Step:
 
 
 TINY = WorkloadSpec(
-    name="tiny", about="two layers with a square between", presets=(*DTYPES, *BAD),
-    auto_preset=lambda _: "float32", capture=lambda preset: _capture(preset), runnable=step,
+    name="tiny",
+    about="two layers with a square between",
+    presets=(*DTYPES, *BAD),
+    auto_preset=lambda _: "float32",
+    capture=lambda preset: _capture(preset),
+    runnable=step,
     published=Published(lambda preset, weights, download: None, step),
-)  # fmt: skip
+)
 
 
 def _capture(preset: str) -> Any:

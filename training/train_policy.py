@@ -16,7 +16,7 @@ from typing import Annotated
 
 import typer
 
-from kcg.commandline import guarded
+from kcg.cli import guarded
 
 ROOT = Path(__file__).parent.parent
 
@@ -40,16 +40,23 @@ def main(
     from kcg.predictor.tracking import wanted_mode
 
     mode, budget_s = wanted_mode(wandb), parse_budget(budget) if budget is not None else None
-    from kcg.measure.target import usable_cores
-    from kcg.predictor.settings import changed, parsed
-    from kcg.predictor.training import devices_of
-    from kcg.search.policy_training import PolicyTrainingSettings, train_policy
+    from kcg.measure.device_info import usable_cores
+    from kcg.predictor.training import changed, devices_of, parsed
+    from kcg.rl.training import PolicyTrainingSettings, train_policy
 
     settings = changed(PolicyTrainingSettings(), parsed(set_ or []) | {"seed": seed})
     found = train_policy(
-        data, predictor, out, settings, from_mcts=from_mcts, device=devices_of(device)[0], wandb=mode,
-        workers=workers or usable_cores(), budget_s=budget_s if budget_s is not None else float("inf"), start=start,
-    )  # fmt: skip
+        data,
+        predictor,
+        out,
+        settings,
+        from_mcts=from_mcts,
+        device=devices_of(device)[0],
+        wandb=mode,
+        workers=workers or usable_cores(),
+        budget_s=budget_s if budget_s is not None else float("inf"),
+        start=start,
+    )
     typer.echo(", ".join(f"{name} {value:.4g}" for name, value in found.items()))
 
 

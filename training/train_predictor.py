@@ -16,7 +16,7 @@ from typing import Annotated
 
 import typer
 
-from kcg.commandline import guarded
+from kcg.cli import guarded
 
 Seed = Annotated[int | None, typer.Option(help="of the first network; the others have the next ones; 0 by default")]
 
@@ -38,8 +38,7 @@ def main(
     from kcg.predictor.tracking import wanted_mode
 
     mode = wanted_mode(wandb)
-    from kcg.predictor.settings import TrainingSettings, parsed, read_settings, with_values
-    from kcg.predictor.training import devices_of, train
+    from kcg.predictor.training import TrainingSettings, devices_of, parsed, read_settings, train, with_values
 
     options = {"members": members, "epochs": epochs, "split": split, "seed": seed}
     values = read_settings(settings) if settings is not None else {}

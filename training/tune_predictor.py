@@ -16,7 +16,7 @@ from typing import Annotated
 
 import typer
 
-from kcg.commandline import guarded
+from kcg.cli import guarded
 
 
 def main(
@@ -34,8 +34,7 @@ def main(
     from kcg.optimize.settings import parse_budget
 
     budget_s = parse_budget(budget) if budget is not None else None
-    from kcg.predictor.settings import TrainingSettings, parsed, with_values
-    from kcg.predictor.training import devices_of
+    from kcg.predictor.training import TrainingSettings, devices_of, parsed, with_values
     from kcg.predictor.tuning import tune
 
     values = parsed(set_ or []) | {k: v for k, v in {"epochs": epochs, "seed": seed}.items() if v is not None}

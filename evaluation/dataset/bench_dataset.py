@@ -23,7 +23,7 @@ from pyarrow import parquet
 
 from evaluation.measure.made_up_rows import TARGET, TOOLCHAIN, campaign, describe, workloads_of
 from evaluation.rows import this_command
-from kcg.commandline import guarded, record_results
+from kcg.cli import guarded, record_results
 from kcg.dataset.export import export, merge, read_export
 from kcg.dataset.journal import Journal
 from kcg.measure.protocol import PROTOCOL
@@ -93,9 +93,15 @@ def bench(folder: Path, workloads: list[Workload], rows: int) -> dict[str, Any]:
         {name: round(1e6 * s / (found if name == "known" else rows), 2) for name, s in seconds.items()}
         for seconds in (watch.clock_s, watch.processor_s)
     )
-    return {"rows": rows, "kernels": len(data.kernels()), "us_per_row": by_clock, "processor_us_per_row": processor,
-            "bytes": sum(files.values()), "files": files,
-            "bytes_per_row": {name: round(size / rows, 3) for name, size in columns.most_common()}}  # fmt: skip
+    return {
+        "rows": rows,
+        "kernels": len(data.kernels()),
+        "us_per_row": by_clock,
+        "processor_us_per_row": processor,
+        "bytes": sum(files.values()),
+        "files": files,
+        "bytes_per_row": {name: round(size / rows, 3) for name, size in columns.most_common()},
+    }
 
 
 def main(

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kcg.commandline import guarded, record_results
+from kcg.cli import guarded, record_results
 from kcg.dataset.export import Export, read_export
 from kcg.dataset.stats import stats
 
@@ -37,16 +37,24 @@ def figures(export: Export) -> tuple[dict[str, Any], dict[str, Any]]:
     )
     drift = [asdict(spread) for spread in found.drift]
     headline = {
-        "rows": found.rows, "ok_schedules": found.ok_schedules, "kernels": found.ok_regions,
-        "binaries": found.unique_binaries, "families": len([f for f in found.families if f.ok_rows]),
+        "rows": found.rows,
+        "ok_schedules": found.ok_schedules,
+        "kernels": found.ok_regions,
+        "binaries": found.unique_binaries,
+        "families": len([f for f in found.families if f.ok_rows]),
         "bytes": sum(path.stat().st_size for path in export.folder.iterdir()),
         "rows_per_s_of_one_device": rows / seconds if seconds else None,
-    }  # fmt: skip
+    }
     entry = {
-        "statuses": found.statuses, "samplers": found.samplers, "families": [asdict(f) for f in found.families],
-        "runs": workers, "drift": drift, "search_noise": [asdict(spread) for spread in found.search_noise],
-        "targets": found.targets, "checksums": dict(export.checksums),
-    }  # fmt: skip
+        "statuses": found.statuses,
+        "samplers": found.samplers,
+        "families": [asdict(f) for f in found.families],
+        "runs": workers,
+        "drift": drift,
+        "search_noise": [asdict(spread) for spread in found.search_noise],
+        "targets": found.targets,
+        "checksums": dict(export.checksums),
+    }
     return entry, headline
 
 

@@ -23,7 +23,7 @@ from evaluation.flux.in_pytorch import check_installed
 from evaluation.pytorch import comparing
 from evaluation.pytorch.reports import times_table
 from evaluation.pytorch.turns import IN_TINYGRAD, Contender, Pool, Turns
-from kcg.commandline import guarded
+from kcg.cli import guarded
 from kcg.errors import UnknownName, UsageError
 
 OUT = Path(__file__).parent.parent / "results" / "flux_torch.json"

@@ -27,7 +27,7 @@ from typing import Any, TextIO
 from evaluation.search.live_journal import LiveJournal, Setting
 from kcg.errors import UsageError
 from kcg.files import locked
-from kcg.measure.target import usable_cores
+from kcg.measure.device_info import usable_cores
 from kcg.optimize.settings import check_effort, parse_budget
 from kcg.provenance import provenance
 from kcg.types import RAW, Region
@@ -170,10 +170,14 @@ def piece_of(campaign: Campaign, service: Any) -> dict[str, Any]:
     where it has none), and the CPU cores that the process may use, with which it compiles. The host is not named."""
     target, toolchain = service.facts
     return {
-        "began": datetime.now(UTC).isoformat(timespec="seconds"), **provenance(), "device": target.model,
-        "driver": toolchain.driver, "cpu_cores": usable_cores(), "canary_s": campaign.canary_s,
+        "began": datetime.now(UTC).isoformat(timespec="seconds"),
+        **provenance(),
+        "device": target.model,
+        "driver": toolchain.driver,
+        "cpu_cores": usable_cores(),
+        "canary_s": campaign.canary_s,
         "journal": campaign.journal.path.name,
-    }  # fmt: skip
+    }
 
 
 ALONE = (KCG, TINY_BEAM, FULL_BEAM, RETIME, "raw")

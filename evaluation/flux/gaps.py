@@ -122,7 +122,7 @@ def _without_torch(name: str, rows: dict[str, Row], kernels: Sequence[Timed], pr
     """kcg's kernels of a part that was not timed in PyTorch. Its roof is the sum of theirs: each one's least bytes, or
     its arithmetic."""
     from evaluation.flux.parts import COPY, MATMUL, ceiling, part_of
-    from kcg.kernel.contractions import contractions, least_bytes
+    from kcg.kernel.analysis import contractions, least_bytes
     from kcg.workloads.flux import PRESETS
 
     mine = [kernel for kernel in kernels if part_of(kernel.ast, PRESETS[preset]) == name]

@@ -22,7 +22,7 @@ from typing import Annotated, Any
 import typer
 
 from evaluation.rows import FAR, distance, rounded, run_of, this_command
-from kcg.commandline import guarded, record_results
+from kcg.cli import guarded, record_results
 from kcg.errors import DeviceError, KcgError, UsageError, VerificationError
 from kcg.measure.protocol import median, median_interval, spread
 
@@ -38,15 +38,17 @@ Told = dict[str, Any]
 OUT = ROOT / "evaluation" / "results" / "handover.json"
 FIGURES = ("kcg_s", "plain_s", "hand_coded_s", "ratio", "noise", "rows", "searched")
 HOLDS = {
-    "same_speed": "it is not as fast", "same_output": "its output is another", "right_output": "its output is wrong",
+    "same_speed": "it is not as fast",
+    "same_output": "its output is another",
+    "right_output": "its output is wrong",
     "unhooked": "a program was hooked that should not be, or the other way round",
-}  # fmt: skip
+}
 
 
 def python(what: str, command: list[str], dev: str, cache: Path, *, beam: int = 0) -> str:
     """The standard output of `python command` on a device with a cache of its own. Raises KcgError where it fails."""
     from kcg.compat.device import clang_path
-    from kcg.measure.alone import clean_environment
+    from kcg.measure.isolated import clean_environment
 
     if dev.startswith("CPU") and "CC" not in os.environ and clang_path() is None:
         raise DeviceError("plain tinygrad opens the CPU only where it finds clang: pip install ziglang, or set CC")
@@ -97,9 +99,11 @@ def prove(case: dict[str, Any], dev: str, result: Path, folder: Path, *, beam: i
     own = step(case, dev, empty, replays=replays)
     after = searches(cache)
     return judged(of_kcg, plain, own, FAR[case.get("dtype", "bfloat16")]) | {
-        "rows": len(before), "searched": len(after.keys() - before.keys()), "applied": said.splitlines()[0],
+        "rows": len(before),
+        "searched": len(after.keys() - before.keys()),
+        "applied": said.splitlines()[0],
         "rows_changed": sum(after.get(key) != value for key, value in before.items()),
-    }  # fmt: skip
+    }
 
 
 def judged(of_kcg: list[Told], plain: list[Told], own: Told, far: float) -> Told:
@@ -114,15 +118,18 @@ def judged(of_kcg: list[Told], plain: list[Told], own: Told, far: float) -> Told
         noise = max(noise, (high - low) / 2 / median(samples))
     ratio = median(seconds["plain"]) / median(seconds["kcg"])
     return {
-        "kcg_s": rounded(median(seconds["kcg"])), "plain_s": rounded(median(seconds["plain"])),
-        "hand_coded_s": rounded(median(own["seconds"])), "ratio": rounded(ratio), "noise": rounded(noise),
+        "kcg_s": rounded(median(seconds["kcg"])),
+        "plain_s": rounded(median(seconds["plain"])),
+        "hand_coded_s": rounded(median(own["seconds"])),
+        "ratio": rounded(ratio),
+        "noise": rounded(noise),
         "same_speed": abs(ratio - 1) <= max(noise, SAME),
         "same_output": len({r["output"] for r in (*of_kcg, *plain)}) == 1,
         "right_output": distance(plain[0]["values"], own["values"]) <= far,
         "unhooked": all(r["unhooked"] for r in plain) and not any(r["unhooked"] for r in of_kcg),
         "ready_s": {name: [rounded(r["ready_s"]) for r in runs] for name, runs in (("kcg", of_kcg), ("plain", plain))},
         "seconds": {**seconds, "hand_coded": own["seconds"]},
-    }  # fmt: skip
+    }
 
 
 def main(

@@ -37,12 +37,17 @@ def build_model(config: FluxConfig, device: str) -> Any:
     try:
         with torch.device(device):
             model = FluxTransformer2DModel(
-                patch_size=1, in_channels=config.in_channels, num_layers=config.double_blocks,
-                num_single_layers=config.single_blocks, attention_head_dim=config.head_dim,
-                num_attention_heads=config.heads, joint_attention_dim=config.context_in_dim,
-                pooled_projection_dim=config.vec_in_dim, guidance_embeds=config.variant == "dev",
+                patch_size=1,
+                in_channels=config.in_channels,
+                num_layers=config.double_blocks,
+                num_single_layers=config.single_blocks,
+                attention_head_dim=config.head_dim,
+                num_attention_heads=config.heads,
+                joint_attention_dim=config.context_in_dim,
+                pooled_projection_dim=config.vec_in_dim,
+                guidance_embeds=config.variant == "dev",
                 axes_dims_rope=config.axes_dim,
-            )  # fmt: skip
+            )
     finally:
         torch.set_default_dtype(before)
     return model.eval().requires_grad_(False)
@@ -61,10 +66,13 @@ def inputs_of(config: FluxConfig, device: str) -> dict[str, torch.Tensor]:
     ids = torch.stack((torch.zeros_like(places), places // side, places % side), dim=1)
     one = torch.full((1,), 0.5, device=device, dtype=made["img"].dtype)
     inputs = {
-        "hidden_states": made["img"], "encoder_hidden_states": made["txt"], "pooled_projections": made["y"],
-        "timestep": one, "img_ids": ids.to(device).float(),
+        "hidden_states": made["img"],
+        "encoder_hidden_states": made["txt"],
+        "pooled_projections": made["y"],
+        "timestep": one,
+        "img_ids": ids.to(device).float(),
         "txt_ids": torch.zeros(config.text_tokens, 3, device=device),
-    }  # fmt: skip
+    }
     return inputs | ({"guidance": one.clone()} if config.variant == "dev" else {})
 
 

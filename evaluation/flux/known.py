@@ -13,14 +13,13 @@ import numpy as np
 
 from evaluation.search.live_journal import LiveJournal
 from kcg.errors import ScheduleError
-from kcg.kernel.space import KernelSpace
+from kcg.kernel.opts.space import KernelSpace
 from kcg.measure.protocol import median
 from kcg.optimize.result import read_result
 from kcg.predictor.choice import choose_predictor
-from kcg.predictor.correcting import TRAITS, TileNumbers, traits_of
-from kcg.predictor.correction import Correction
-from kcg.predictor.encode import Array
-from kcg.search.improvement import expected_improvement
+from kcg.predictor.correction import TRAITS, Correction, TileNumbers, traits_of
+from kcg.predictor.features import Array
+from kcg.search.problem import expected_improvement
 from kcg.types import Region, Schedule, ScheduleKind, Target
 
 AFTER: Final = (4, 8, 16, 32)  # measurements, tinygrad's own schedule not among them
@@ -135,6 +134,8 @@ def kept(told: Told, columns: dict[str, Any]) -> Iterator[Promise]:
         (mean,), (deviation,) = correction.corrected(features[this], predicted[this], doubt[this], **asked)
         best_s, time_s = float(np.exp(log_s[done].min())), float(np.exp(log_s[count]))
         yield Promise(
-            float(deviation), float((log_s[count] - mean) / deviation),
-            expected_improvement(float(mean), float(deviation), best_s), max(1.0 - time_s / best_s, 0.0),
-        )  # fmt: skip
+            float(deviation),
+            float((log_s[count] - mean) / deviation),
+            expected_improvement(float(mean), float(deviation), best_s),
+            max(1.0 - time_s / best_s, 0.0),
+        )

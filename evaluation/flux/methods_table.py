@@ -23,7 +23,7 @@ from evaluation.flux.campaign import BUDGET, EAGER, FULL_BEAM, KCG, TINY_BEAM, T
 from evaluation.flux.gaps import OWN, STEP, part_words
 from evaluation.flux.retiming import Choices
 from evaluation.rows import run_of, this_command
-from kcg.commandline import record_results
+from kcg.cli import record_results
 from kcg.measure.protocol import median, spread
 from kcg.optimize.phases import MODEL
 from kcg.types import RAW
@@ -107,10 +107,12 @@ def cost(campaign: Campaign, chosen: Sequence[Choices], method: str) -> dict[str
         phases = dict(run["phases"])
         same = sum(run["measured"].get(kernel.bench.region.id, 0) for kernel in chosen)
         return {
-            "measurements": same, "measurements_of_all_kernels": run["measurements"],
-            "wall_s": run["search_s"] - phases.get(MODEL, 0.0), "whole_command_s": run["search_s"],
+            "measurements": same,
+            "measurements_of_all_kernels": run["measurements"],
+            "wall_s": run["search_s"] - phases.get(MODEL, 0.0),
+            "whole_command_s": run["search_s"],
             **{f"{phase}_s": seconds for phase, seconds in phases.items()},
-        }  # fmt: skip
+        }
     benches = [kernel.bench.seen for kernel in chosen]
     if name == TINY_BEAM:
         beams = [seen.tiny[int(of)] for seen in benches if int(of) in seen.tiny]
@@ -256,10 +258,13 @@ def worse(chosen: Sequence[Choices], table: Sequence[Column], method: str, stray
 
 
 PUBLISHED_MS = {
-    "unoptimised": 201654.093, "hand-coded, without tensor cores": 7989.641,
-    "tensor cores where they can be, unoptimised elsewhere": 6317.517, "MCTS, 150 each": 825.108, "BEAM=20": 594.451,
+    "unoptimised": 201654.093,
+    "hand-coded, without tensor cores": 7989.641,
+    "tensor cores where they can be, unoptimised elsewhere": 6317.517,
+    "MCTS, 150 each": 825.108,
+    "BEAM=20": 594.451,
     "the best of these five for each kernel": 592.40,
-}  # fmt: skip
+}
 """flux-tinygrad-opt, README.md and utils.py: sums of 1,423 kernels, timed one by one on an NVIDIA H100 with tinygrad of
 2024, of Flux.1-schnell on two pictures, each with 1,024 image and 256 text tokens."""
 ONE_RUN = (
@@ -288,9 +293,14 @@ def markdown(rows: dict[str, Any], entry: dict[str, Any], preset: str) -> list[s
         spent = f"{row['wall_s']:,.0f} s" if row.get("wall_s") else ""
         measured = str(row.get("measurements") or "")
         columns = [
-            described(method) + missing, over, f"{total} ms", f"{low}–{high}" if low != high else "",
-            f"{row['gflops'] / 1e3:.3g}", measured, spent,
-        ]  # fmt: skip
+            described(method) + missing,
+            over,
+            f"{total} ms",
+            f"{low}–{high}" if low != high else "",
+            f"{row['gflops'] / 1e3:.3g}",
+            measured,
+            spent,
+        ]
         lines.append(cells(columns))
     beside = {
         f"PyTorch, {mode if mode == EAGER else f'torch.compile, {mode}'}: the whole step": f"{1e3 * seconds:.1f}"
@@ -317,12 +327,15 @@ def described(method: str) -> str:
     """A method in words."""
     name, _, of = method.partition(":")
     words = {
-        "hand-coded": "hand-coded, tensor cores", "full-beam": f"BEAM={of} over kcg's actions",
+        "hand-coded": "hand-coded, tensor cores",
+        "full-beam": f"BEAM={of} over kcg's actions",
         KCG: f"kcg, {of.replace(':', ' in ')}",
-        TINY_BEAM: f"BEAM={of}", "random": f"random, {of or BUDGET} each",
-        TINY_MCTS: f"tinygrad's MCTS, {of or BUDGET} each", "raw": "unoptimised (one sample)",
+        TINY_BEAM: f"BEAM={of}",
+        "random": f"random, {of or BUDGET} each",
+        TINY_MCTS: f"tinygrad's MCTS, {of or BUDGET} each",
+        "raw": "unoptimised (one sample)",
         "no-tensor-cores": "hand-coded, without tensor cores",
-    }  # fmt: skip
+    }
     return words.get(name, method)
 
 
@@ -344,9 +357,15 @@ def kernels_markdown(rows: dict[str, Row], kernels: Sequence[Row]) -> list[str]:
     if not kernels:
         return []
     return [
-        "", "One call of each kernel that was searched, in microseconds:", "", *map(cells, times),
-        "", "Global × local sizes of the same (workgroups, threads of one):", "", *map(cells, sizes),
-    ]  # fmt: skip
+        "",
+        "One call of each kernel that was searched, in microseconds:",
+        "",
+        *map(cells, times),
+        "",
+        "Global × local sizes of the same (workgroups, threads of one):",
+        "",
+        *map(cells, sizes),
+    ]
 
 
 def _shown(rows: dict[str, Row]) -> Iterator[str]:
@@ -386,8 +405,8 @@ def _launch(kernel: Row, method: str) -> str:
 
 def write_down(campaign: Campaign, chosen: Sequence[Choices], torch: Path, out: Path, document: Path | None) -> None:
     """Record everything that is known of a campaign."""
-    from kcg.kernel.contractions import arithmetic
-    from kcg.kernel.space import KernelSpace
+    from kcg.kernel.analysis import arithmetic
+    from kcg.kernel.opts.space import KernelSpace
 
     setting, searched = campaign.setting, {kernel.bench.region.id for kernel in chosen}
     table = columns(chosen, campaign.methods)
@@ -398,13 +417,16 @@ def write_down(campaign: Campaign, chosen: Sequence[Choices], torch: Path, out: 
     best = min(kcgs, key=lambda column: column.totals[0], default=None)
     rows = {
         column.method: {
-            "total_s": (total := interval(column.totals + rest_s)), "gflops": work / total[0] / 1e9,
+            "total_s": (total := interval(column.totals + rest_s)),
+            "gflops": work / total[0] / 1e9,
             "not_tried": int((~column.there).sum()) - column.wrong - column.failed,
-            "wrong": column.wrong, "failed": column.failed,
-            "over_kcg": against(column, best) if best is not None else [], **cost(campaign, chosen, column.method),
+            "wrong": column.wrong,
+            "failed": column.failed,
+            "over_kcg": against(column, best) if best is not None else [],
+            **cost(campaign, chosen, column.method),
         }
         for column in tried
-    }  # fmt: skip
+    }
     ours, strayed = [column.method for column in kcgs], strays(campaign, chosen)
     entry: dict[str, Any] = {
         "command": this_command(), "methods": rows,
@@ -432,14 +454,16 @@ def _kernel(kernel: Choices, table: Sequence[Column], k: int, part: str) -> dict
     duels = {m: seen.duels.get(schedule, {}) for m, schedule in kernel.by_method.items()}
     chosen = {**kernel.by_method, **({"raw": RAW} if RAW in seen.rows else {})}
     return {
-        "name": kernel.bench.label, "part": part, "calls": kernel.calls,
+        "name": kernel.bench.label,
+        "part": part,
+        "calls": kernel.calls,
         "seconds": {c.method: c.seconds[k, 0] for c in table},
         "choices": {m: str(schedule) for m, schedule in kernel.by_method.items()},
         "launch": {m: seen.launches[schedule] for m, schedule in chosen.items() if schedule in seen.launches},
         "hand_coded_stands": [c.method for c in table if not c.there[k]],
         "wrong": {m: d["wrong"] for m, d in duels.items() if "wrong" in d},
         "failed": {m: d["reason"] for m, d in duels.items() if d.get("reason")},
-    }  # fmt: skip
+    }
 
 
 def _part(kernel: Choices, preset: str) -> str:

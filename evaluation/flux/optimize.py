@@ -23,14 +23,27 @@ from typing import Annotated, Any
 import typer
 
 from evaluation.rows import run_of
-from kcg.commandline import guarded, record_results
+from kcg.cli import guarded, record_results
 from kcg.errors import ExitCode, KcgError, UsageError
 
 KEPT = (
-    "total_before_s", "total_after_s", "measurements", "compilations", "search_s", "target", "toolchain", "failures",
-    "complete", "created", "kcg_version", "protocol", "predictor", "model_check", "progress",
+    "total_before_s",
+    "total_after_s",
+    "measurements",
+    "compilations",
+    "search_s",
+    "target",
+    "toolchain",
+    "failures",
+    "complete",
+    "created",
+    "kcg_version",
+    "protocol",
+    "predictor",
+    "model_check",
+    "progress",
     "phases",
-)  # fmt: skip
+)
 OUT = Path(__file__).parent.parent / "results" / "optimize_flux.json"
 
 
@@ -48,10 +61,20 @@ class Settings:
 def command(settings: Settings) -> list[str]:
     """The command that anyone can run."""
     return [
-        "-m", "kcg.optimize", "flux", "--preset", settings.preset, "--device", settings.device,
-        "--search", settings.search, "--seed", str(settings.seed), "--json",
+        "-m",
+        "kcg.optimize",
+        "flux",
+        "--preset",
+        settings.preset,
+        "--device",
+        settings.device,
+        "--search",
+        settings.search,
+        "--seed",
+        str(settings.seed),
+        "--json",
         *(["--budget", settings.budget] if settings.budget is not None else []),
-    ]  # fmt: skip
+    ]
 
 
 def measure(settings: Settings) -> dict[str, Any]:

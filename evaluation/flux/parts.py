@@ -14,7 +14,7 @@ from torch.nn import functional
 from evaluation.pytorch.kind import ITEM_BYTES
 from evaluation.rows import rounded, speed
 from kcg.compat.tiny import Ops, UOp
-from kcg.kernel.contractions import contractions
+from kcg.kernel.analysis import contractions
 from kcg.workloads.flux import PRESETS, FluxConfig
 
 Tensor = torch.Tensor

@@ -23,7 +23,7 @@ def main() -> None:
     from evaluation.pytorch.in_tinygrad import build, outputs_of
     from evaluation.pytorch.kind import values_of
     from kcg.compat.capture import is_hooked
-    from kcg.compat.jit import captured_at_once
+    from kcg.compat.programs import captured_at_once
     from kcg.compat.tiny import Context
 
     with Context(BEAM=0):  # the kernels that draw random weights are no part of the step

@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from kcg.commandline import guarded
+from kcg.cli import guarded
 
 
 def main(
@@ -24,10 +24,9 @@ def main(
     """Draw, and say where."""
     from kcg.errors import UsageError
     from kcg.files import write_whole
-    from kcg.optimize.report_roofline import points_of, roofline_file
-    from kcg.optimize.report_rows import rows_of
-    from kcg.optimize.report_share import share_file
+    from kcg.optimize.report_charts import points_of, roofline_file, share_file
     from kcg.optimize.result import read_result
+    from kcg.optimize.svg import rows_of
 
     read = read_result(result)
     rows = rows_of(read)

@@ -19,11 +19,11 @@ from kcg.errors import DeviceError
 from kcg.measure.jobs import DuelJob, DuelOutcome
 from kcg.measure.pools import ServiceClosed
 from kcg.measure.protocol import median
-from kcg.measure.references import Foretold, foretell_job
+from kcg.measure.verify import Foretold, foretell_job
 from kcg.types import Region, Schedule, ScheduleKind
 
 if TYPE_CHECKING:
-    from kcg.kernel.compiled import Compiled
+    from kcg.kernel.compile import Compiled
 
 
 UNSTEADY_S = 50e-6  # on a GPU, samples of what is shorter differ by up to 26 % from one process to the next
@@ -173,9 +173,14 @@ def duel(campaign: Campaign, bench: LiveBench, schedule: Schedule, prepared: Pre
         told_of = prepared.references(bench)
         many = bench.target.device != "CPU" and campaign.own_s(bench.region) < MAYBE_SHORT_S
         job = DuelJob(
-            bench.region, own, None if same else other, service.target, samples=SAMPLES if many else None,
-            seeds=SEEDS, foretold=told_of,
-        )  # fmt: skip
+            bench.region,
+            own,
+            None if same else other,
+            service.target,
+            samples=SAMPLES if many else None,
+            seeds=SEEDS,
+            foretold=told_of,
+        )
         outcome: DuelOutcome = service.duel(job, timeout_s=COMPARISON_TIMEOUT_S).result()
     except (DeviceError, ServiceClosed):
         raise
@@ -187,8 +192,12 @@ def duel(campaign: Campaign, bench: LiveBench, schedule: Schedule, prepared: Pre
     if not verdict.passed or not outcome.baseline_verification.passed:
         return told | {"wrong": verdict.reason or outcome.baseline_verification.reason}
     return told | {
-        "name": bench.space.name(schedule), "own_s": outcome.baseline_cold_s, "own_again_s": outcome.again_cold_s,
-        "cold_s": outcome.baseline_cold_s if same else outcome.finalist_cold_s, "noisy": outcome.noisy,
-        "warm_s": outcome.baseline_warm_s if same else outcome.finalist_warm_s, "max_error": verdict.max_error,
+        "name": bench.space.name(schedule),
+        "own_s": outcome.baseline_cold_s,
+        "own_again_s": outcome.again_cold_s,
+        "cold_s": outcome.baseline_cold_s if same else outcome.finalist_cold_s,
+        "noisy": outcome.noisy,
+        "warm_s": outcome.baseline_warm_s if same else outcome.finalist_warm_s,
+        "max_error": verdict.max_error,
         "clocks": dict(outcome.clocks),
-    }  # fmt: skip
+    }

@@ -26,8 +26,8 @@ from evaluation.flux.campaign import (
 )
 from evaluation.search.live import LiveBench
 from kcg.errors import DeviceError, ExitCode, KcgError
-from kcg.measure.group import Request
-from kcg.search.interface import Observation
+from kcg.measure.service import Request
+from kcg.search.problem import Observation
 
 CANARY_SHARE = 0.02
 MOST_S = 900.0  # that one unit may take
@@ -75,7 +75,7 @@ def _play(campaign: Campaign, bench: LiveBench, unit: Unit) -> None:
 def fly_canary(campaign: Campaign, service: Any) -> float:
     """Time the canary, the kernel with the largest share, and keep of what the piece is that begins with it. Raises
     DeviceError where it is not what it was at first."""
-    from kcg.kernel.space import KernelSpace
+    from kcg.kernel.opts.space import KernelSpace
 
     region = campaign.setting.kernels[0][0]
     schedule = KernelSpace(region, campaign.setting.target).baseline()
@@ -144,9 +144,10 @@ def together(earlier: dict[str, Any], run: dict[str, Any]) -> dict[str, Any]:
     phases = dict(run["phases"])
     took = [(phase, seconds + phases.pop(phase, 0.0)) for phase, seconds in earlier["phases"]]
     return run | {
-        "phases": [*took, *phases.items()], "command": f"{earlier['command']} && {run['command']}",
+        "phases": [*took, *phases.items()],
+        "command": f"{earlier['command']} && {run['command']}",
         **{name: earlier[name] + run[name] for name in ("search_s", "compilations")},
-    }  # fmt: skip
+    }
 
 
 def kept_at(campaign: Campaign, method: str) -> Path:
@@ -176,6 +177,7 @@ def run_of(path: Path) -> dict[str, Any]:
         "chosen": {i: [str(row.chosen.schedule.kind), row.chosen.schedule.body] for i, row in rows.items()},
         "measured": {i: row.measurements for i, row in rows.items()},
         "cold_s": {i: row.chosen.cold_s for i, row in rows.items()},
-        "total_before_s": result.total_before_s, "total_after_s": result.total_after_s,
+        "total_before_s": result.total_before_s,
+        "total_after_s": result.total_after_s,
         "model_check": None if result.model_check is None else asdict(result.model_check),
-    }  # fmt: skip
+    }

@@ -21,16 +21,28 @@ from typing import Annotated
 
 import typer
 
-from kcg.commandline import guarded
+from kcg.cli import guarded
 from kcg.errors import UnknownName
 
 RESULTS = Path(__file__).parent.parent / "results"
 PARTS = ("all", "search", "retime", "table")
 METHODS = (
-    "kcg:thorough:8m", "kcg:normal", "kcg:quick", "tinygrad-beam:4", "tinygrad-beam:8", "tinygrad-mcts:64", "random:64",
-    "tinygrad-beam:2", "tinygrad-beam:1", "full-beam:4", "full-beam:8", "full-beam:2", "full-beam:1", "no-tensor-cores",
+    "kcg:thorough:8m",
+    "kcg:normal",
+    "kcg:quick",
+    "tinygrad-beam:4",
+    "tinygrad-beam:8",
+    "tinygrad-mcts:64",
+    "random:64",
+    "tinygrad-beam:2",
+    "tinygrad-beam:1",
+    "full-beam:4",
+    "full-beam:8",
+    "full-beam:2",
+    "full-beam:1",
+    "no-tensor-cores",
     "raw",
-)  # fmt: skip
+)
 
 
 def main(
@@ -55,7 +67,7 @@ def main(
     from evaluation.search.live import live_flux
     from evaluation.search.live_journal import LiveJournal, Shard
     from kcg.compat.device import choose_device
-    from kcg.optimize.lock import alone_on
+    from kcg.measure.lock import alone_on
     from kcg.optimize.settings import parse_budget
     from kcg.predictor.choice import choose_predictor
     from kcg.workloads.registry import find

@@ -21,10 +21,10 @@ from typing import Annotated, Any
 import typer
 
 from evaluation.measure.unisolated import Unisolated
-from kcg.commandline import guarded, record_results
+from kcg.cli import guarded, record_results
 from kcg.compat.device import prepare
 from kcg.kernel.codec import kernel_of
-from kcg.kernel.space import KernelSpace
+from kcg.kernel.opts.space import KernelSpace
 from kcg.measure.jobs import TinyBeamJob
 from kcg.measure.service import MeasureService, Request
 from kcg.types import RAW, CacheState, Region, Schedule, Status, Target
@@ -95,12 +95,20 @@ def run(device: str, rounds: int, schedules: int) -> dict[str, Any]:
         cold, warm = (future.result().median_s for future in service.measure(both))
         beam = service.tiny_beam(TinyBeamJob(regions[-1], target, 2), timeout_s=300).result()
     return {
-        "isolation_ratio": statistics.geometric_mean(a / b for a, b in rates), "isolated_and_plain_per_s": rates,
-        "candidates_per_s": statistics.harmonic_mean([a for a, _ in rates]), "beam_per_s": beam.binaries / beam.wall_s,
-        "cold_over_warm": cold / warm, "cold_s": cold, "warm_s": warm, "ended": dict(ends), "workers": workers,
-        "spent_s": dict(service.spent_s), "target": asdict(target), "beam": asdict(beam),
+        "isolation_ratio": statistics.geometric_mean(a / b for a, b in rates),
+        "isolated_and_plain_per_s": rates,
+        "candidates_per_s": statistics.harmonic_mean([a for a, _ in rates]),
+        "beam_per_s": beam.binaries / beam.wall_s,
+        "cold_over_warm": cold / warm,
+        "cold_s": cold,
+        "warm_s": warm,
+        "ended": dict(ends),
+        "workers": workers,
+        "spent_s": dict(service.spent_s),
+        "target": asdict(target),
+        "beam": asdict(beam),
         "command": f"python -m evaluation.measure.bench {device} --rounds {rounds} --schedules {schedules}",
-    }  # fmt: skip
+    }
 
 
 def main(

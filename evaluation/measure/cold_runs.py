@@ -23,7 +23,7 @@ from typing import Annotated, Any
 import typer
 
 from evaluation.measure.marked import run_marked
-from kcg.commandline import guarded, record_results
+from kcg.cli import guarded, record_results
 from kcg.errors import ExitCode, UsageError
 
 ROOT = Path(__file__).parents[2]
@@ -35,9 +35,20 @@ KEPT = ("measurements", "compilations", "total_before_s", "total_after_s", "fail
 def command(device: str, budget: str) -> list[str]:
     """The command that anyone can run."""
     return [
-        "-m", "kcg.optimize", "evaluation/search/small_model.py", "--device", device, "--budget", budget,
-        "--search", "mcts", "--measurements", "24", "--json", "--quiet",
-    ]  # fmt: skip
+        "-m",
+        "kcg.optimize",
+        "evaluation/search/small_model.py",
+        "--device",
+        device,
+        "--budget",
+        budget,
+        "--search",
+        "mcts",
+        "--measurements",
+        "24",
+        "--json",
+        "--quiet",
+    ]
 
 
 def run_once(device: str, *, budget: str, limit_s: float) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from evaluation.measure.fault_tests import ROOT, run_tests
-from kcg.commandline import guarded, record_results
+from kcg.cli import guarded, record_results
 from kcg.errors import DeviceError
 
 OUT = ROOT / "evaluation" / "results" / "fault_catalogue.json"
@@ -37,13 +37,15 @@ def summary(kernels: dict[str, list[str]]) -> dict[str, Any]:
     total = Counter(kind for _, kind, _, _ in wrong.values())
     refused = Counter(kind for _, kind, refused_in, _ in wrong.values() if refused_in)
     return {
-        "faulty": len(wrong), "refused": refused.total(), "right": len(right),
+        "faulty": len(wrong),
+        "refused": refused.total(),
+        "right": len(right),
         "right_refused": sum(bool(refused_in) for _, _, refused_in, _ in right.values()),
         "kinds": {kind: {"faulty": count, "refused": refused[kind]} for kind, count in sorted(total.items())},
         "refused_in": dict(Counter(refused_in for _, _, refused_in, _ in wrong.values() if refused_in)),
         "passed": sorted(name for name, found in wrong.items() if not found[2]),
         "rejections": {name: found[3] for name, found in sorted(right.items()) if found[2]},
-    }  # fmt: skip
+    }
 
 
 def main(out: Annotated[Path, typer.Option(help="the results file")] = OUT) -> None:

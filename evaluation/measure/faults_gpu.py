@@ -24,7 +24,7 @@ from typing import Annotated, Any
 import typer
 
 from evaluation.measure.fault_tests import ROOT, run_tests
-from kcg.commandline import guarded
+from kcg.cli import guarded
 from kcg.errors import DeviceError
 from kcg.provenance import provenance
 

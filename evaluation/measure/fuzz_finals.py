@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import typer
 
 from evaluation.measure.fuzzing import fuzz_kernels, fuzz_schedules
-from kcg.commandline import guarded, record_results
+from kcg.cli import guarded, record_results
 from kcg.compat.device import choose_device, prepare
 from kcg.measure.jobs import DuelJob
 from kcg.measure.service import MeasureService
@@ -75,9 +75,12 @@ def main(
         name = service.target.tinygrad_device.lower().replace(":", "_")
     headline = {"kernels": judged, "verdicts": 2 * judged, "rejected": len(rejected), "worst_error": worst}
     entry = {
-        "rules": dict(rules), "rejections": rejected, "not_judged": dict(failed), "seed": seed,
+        "rules": dict(rules),
+        "rejections": rejected,
+        "not_judged": dict(failed),
+        "seed": seed,
         "command": f"python -m evaluation.measure.fuzz_finals {device} --kernels {count} --seed {seed}",
-    }  # fmt: skip
+    }
     record_results(out, name, entry | headline, {f"{key}_{name}": value for key, value in headline.items()})
     typer.echo(json.dumps(headline))
 

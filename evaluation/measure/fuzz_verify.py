@@ -20,7 +20,7 @@ from typing import Annotated, Any
 import typer
 
 from evaluation.measure.fuzzing import fuzz_kernels, fuzz_schedules
-from kcg.commandline import command_text, guarded, record_results
+from kcg.cli import command_text, guarded, record_results
 from kcg.compat.device import choose_device, prepare
 from kcg.dataset.journal import Journal
 from kcg.measure.protocol import PROTOCOL
@@ -49,13 +49,28 @@ def summary(rows: list[Measurement], origins: dict[str, str]) -> dict[str, Any]:
         "failures_per_1000": 1000 * (1 - statuses["ok"] / max(len(legal), 1)),
         "schedules_padto": len(padto), "wrong_padto": sum(r.status == Status.WRONG for r in padto),
     }  # fmt: skip
-    cases = [{"kernel": r.region_id, "origin": origins[r.region_id], "schedule": str(r.schedule), "sampler": r.sampler,
-              "reason": r.reason, "raw": raw.get(r.region_id, "not measured")}
-             for r in judged if r.status == Status.WRONG]  # fmt: skip
+    cases = [
+        {
+            "kernel": r.region_id,
+            "origin": origins[r.region_id],
+            "schedule": str(r.schedule),
+            "sampler": r.sampler,
+            "reason": r.reason,
+            "raw": raw.get(r.region_id, "not measured"),
+        }
+        for r in judged
+        if r.status == Status.WRONG
+    ]
     bad = [r for r in legal if r.status not in (Status.OK, Status.WRONG)]
     failures = Counter(f"{r.status}: {re.sub('[0-9]+', 'N', r.reason)[:80]}" for r in bad)
-    return {"headline": headline, "statuses": statuses, "statuses_padto": Counter(str(r.status) for r in padto),
-            "failures": dict(failures.most_common(20)), "wrong": cases, "unjudged": sorted(unjudged)}  # fmt: skip
+    return {
+        "headline": headline,
+        "statuses": statuses,
+        "statuses_padto": Counter(str(r.status) for r in padto),
+        "failures": dict(failures.most_common(20)),
+        "wrong": cases,
+        "unjudged": sorted(unjudged),
+    }
 
 
 def main(
@@ -98,8 +113,13 @@ def main(
             sys.stderr.write(f"{len(chosen) - len(todo)} of {len(chosen)} kernels, {done} schedules, {wrong} wrong\n")
         rows = [r for r in journal.known(target.fingerprint, toolchain.fingerprint, PROTOCOL) if r.region_id in chosen]
     entry = summary(rows, {key: origin for key, (_, origin) in chosen.items()})
-    entry |= {"kernels_skipped": skipped, "seed": seed, "target": target.fingerprint, "model": target.model,
-              "command": command_text("evaluation.measure.fuzz_verify")}  # fmt: skip
+    entry |= {
+        "kernels_skipped": skipped,
+        "seed": seed,
+        "target": target.fingerprint,
+        "model": target.model,
+        "command": command_text("evaluation.measure.fuzz_verify"),
+    }
     name = target.tinygrad_device.lower().replace(":", "_")
     record_results(RESULTS, name, entry, {f"{key}_{name}": value for key, value in entry["headline"].items()})
     typer.echo(json.dumps(entry["headline"], indent=1))

@@ -7,9 +7,9 @@ import random
 from evaluation.measure.recombine import recombined
 from kcg.compat.scheduling import apply
 from kcg.errors import ScheduleError
+from kcg.kernel.analysis import arithmetic
 from kcg.kernel.codec import ast_of
-from kcg.kernel.contractions import arithmetic
-from kcg.kernel.space import KernelSpace
+from kcg.kernel.opts.space import KernelSpace
 from kcg.types import RAW, Opt, Region, Schedule, Target
 from kcg.workloads.registry import WORKLOADS, spec_of
 

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from evaluation.measure.fuzzing import fuzz_kernels
-from kcg.dataset.journal import Journal, Run
-from kcg.dataset.records import Record
+from kcg.dataset.journal import Journal, Record, Run
 from kcg.measure.protocol import PROTOCOL, samples_for
 from kcg.types import Measurement, Opt, Schedule, Status, Toolchain, Workload, WorkloadCall
 from tests.known_targets import KNOWN_TARGETS
@@ -78,10 +77,19 @@ def made_up(region_id: str, count: int, *, seed: int, first: int) -> Iterator[Re
         shared = timings and rng.random() < 0.2
         timings.append(rng.choice(timings) if shared else _timing(rng, baseline_s))
         row = Measurement(
-            region_id=region_id, schedule=schedule, target=TARGET.fingerprint, toolchain=TOOLCHAIN.fingerprint,
-            protocol=PROTOCOL, early_stop=True, input_recipe="normal-v1:seed=0", sampler=rng.choice(SAMPLERS),
-            compile_s=rng.lognormvariate(-1, 0.7), run_id=f"{number // ROWS_A_RUN:032x}", trial=0, **timings[-1],
-        )  # fmt: skip
+            region_id=region_id,
+            schedule=schedule,
+            target=TARGET.fingerprint,
+            toolchain=TOOLCHAIN.fingerprint,
+            protocol=PROTOCOL,
+            early_stop=True,
+            input_recipe="normal-v1:seed=0",
+            sampler=rng.choice(SAMPLERS),
+            compile_s=rng.lognormvariate(-1, 0.7),
+            run_id=f"{number // ROWS_A_RUN:032x}",
+            trial=0,
+            **timings[-1],
+        )
         yield Record(row, 1.76e9 + number / ROWS_PER_SECOND)
 
 
@@ -99,8 +107,12 @@ def _timing(rng: random.Random, baseline_s: float) -> dict[str, Any]:
         return made | {"status": status, "reason": REASONS[status].format(rng.randrange(10**6), rng.randrange(1000))}
     median_s = baseline_s * rng.lognormvariate(0.7, 0.8)
     samples = [abs(rng.gauss(median_s, 0.02 * median_s)) for _ in range(samples_for(median_s, early_stop=True))]
-    clocks = {"memory_mhz": 3201.0, "power_w": round(rng.uniform(120, 690), 3),
-              "slowdown_reasons": rng.choice((0.0, 4.0)), "sm_mhz_max": 1980.0,
-              "sm_mhz_min": 1980.0 - rng.choice((0, 0, 0, 15, 30, 45)),
-              "temperature_c": float(rng.randint(30, 60))}  # fmt: skip
+    clocks = {
+        "memory_mhz": 3201.0,
+        "power_w": round(rng.uniform(120, 690), 3),
+        "slowdown_reasons": rng.choice((0.0, 4.0)),
+        "sm_mhz_max": 1980.0,
+        "sm_mhz_min": 1980.0 - rng.choice((0, 0, 0, 15, 30, 45)),
+        "temperature_c": float(rng.randint(30, 60)),
+    }
     return made | {"status": Status.OK, "checked": True, "samples_s": tuple(samples), "clocks": tuple(clocks.items())}

@@ -39,9 +39,14 @@ def run_marked(
     # files, not pipes: a child that is left over would keep a pipe open, and this process waiting
     with (folder / "out").open("w+") as out, (folder / "err").open("w+") as err:
         process = subprocess.Popen(
-            command, cwd=cwd, env={**environment, MARKER: marker}, stdin=subprocess.DEVNULL, stdout=out, stderr=err,
+            command,
+            cwd=cwd,
+            env={**environment, MARKER: marker},
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
             start_new_session=True,
-        )  # fmt: skip
+        )
         try:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 code = process.wait(timeout=limit_s)

@@ -10,10 +10,10 @@ from typing import Annotated, Any, Final
 import typer
 
 from evaluation.rows import run_of
-from kcg.commandline import record_results
+from kcg.cli import record_results
 from kcg.compat.device import choose_device, prepare
+from kcg.kernel.analysis import arithmetic, least_bytes
 from kcg.kernel.codec import ast_of
-from kcg.kernel.contractions import arithmetic, least_bytes
 from kcg.types import Workload, WorkloadCall
 from kcg.workloads.registry import find
 

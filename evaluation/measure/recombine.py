@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from evaluation.measure.rewriting import Affine, Unfit, cast, extent, number, rewritten
 from kcg.compat.tiny import AddrSpace, AxisType, Invalid, Ops, ParamArg, UOp, dtypes
 from kcg.errors import KcgError
+from kcg.kernel.analysis import arithmetic
 from kcg.kernel.codec import kernel_of, normalise
-from kcg.kernel.contractions import arithmetic
 from kcg.types import Region
 
 SIZES = (1, 2, 3, 4, 5, 7, 8, 11, 13, 16, 17, 23, 24, 31, 32, 33, 37, 48, 50, 64, 65, 96, 100, 127)
@@ -46,7 +46,7 @@ def recombined(
     """At most `count` new kernels, all different and none among `asts`.
 
     Kernels with variables, device ranges or shaped buffers are no parts. Kernels of more than `most_operations`
-    (`kcg.kernel.contractions.arithmetic`) are made smaller first. Ends early where nothing new is found any more.
+    (`kcg.kernel.analysis.arithmetic`) are made smaller first. Ends early where nothing new is found any more.
     Raises KcgError where no AST can be used.
     """
     parts = [ast for ast in map(normalise, asts) if is_part(ast)]
@@ -133,8 +133,14 @@ def _next_number(ast: UOp) -> int:
     return 1 + max((n.arg[0] for n in ast.toposort() if n.op is Ops.RANGE), default=-1)
 
 
-def _over(roots: Sequence[UOp], kept: Sequence[UOp], base: UOp, targets: Sequence[UOp], rng: random.Random,
-          given: Mapping[UOp, UOp] | None = None) -> list[UOp]:  # fmt: skip
+def _over(
+    roots: Sequence[UOp],
+    kept: Sequence[UOp],
+    base: UOp,
+    targets: Sequence[UOp],
+    rng: random.Random,
+    given: Mapping[UOp, UOp] | None = None,
+) -> list[UOp]:
     """A donor's `roots` as a part of `base`: its ranges `kept` become `targets`, its reductions get new ranges.
 
     Equal extents are paired first, the rest at random; a range that is left over stands still at 0.
@@ -241,10 +247,12 @@ def padded(base: UOp, donor: UOp, rng: random.Random) -> UOp:
     """Something that the base loads, padded along one range: shifted, and outside of it not loaded at all."""
     index, value, ranges = _first(base)
     loads = [
-        (n, axis) for n in value.toposort()
+        (n, axis)
+        for n in value.toposort()
         if n.op is Ops.INDEX and _is_float(n) and n is not index and (a := Affine.of(n.src[1]))
-        for axis, stride in a.strides.items() if extent(axis) > 2 and stride
-    ]  # fmt: skip
+        for axis, stride in a.strides.items()
+        if extent(axis) > 2 and stride
+    ]
     if not loads:
         raise Unfit
     load, axis = rng.choice(loads)
@@ -269,8 +277,9 @@ def second_output(base: UOp, donor: UOp, rng: random.Random) -> UOp:
     if not values or not ranges or any(n is index for n in value.toposort()):
         raise Unfit
     fresh = _next_number(base)
-    own = {r: r.replace(arg=(fresh + i, *r.arg[1:])) for i, r in enumerate(
-        n for n in base.toposort() if n.op is Ops.RANGE)}  # fmt: skip
+    own = {
+        r: r.replace(arg=(fresh + i, *r.arg[1:])) for i, r in enumerate(n for n in base.toposort() if n.op is Ops.RANGE)
+    }
     kept = rng.choice(values).substitute(own)
     strides, reach = {}, 1
     for axis in rng.sample(list(ranges), len(ranges)):

@@ -21,7 +21,7 @@ def _start(dev: str, cache_db: str) -> None:
     from kcg.compat.device import prepare
 
     prepare(dev)
-    import kcg.kernel.compiler  # noqa: F401
+    import kcg.kernel.compile  # noqa: F401
 
 
 def _compile(job: CompileJob) -> CompileOutcome | None:

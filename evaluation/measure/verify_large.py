@@ -14,9 +14,9 @@ from typing import Annotated, Any
 import typer
 
 from evaluation.measure.on_flux import RESULTS, Device, OnFlux, Out, Preset, told, work_of
-from kcg.commandline import guarded
-from kcg.kernel.contractions import arithmetic, least_bytes
-from kcg.kernel.space import KernelSpace
+from kcg.cli import guarded
+from kcg.kernel.analysis import arithmetic, least_bytes
+from kcg.kernel.opts.space import KernelSpace
 from kcg.measure.jobs import DuelJob
 from kcg.measure.protocol import median, spread
 from kcg.measure.service import MeasureService

@@ -16,15 +16,15 @@ from typing import Annotated, Any
 import typer
 
 from evaluation.measure.on_flux import RESULTS, Device, OnFlux, Out, Preset, told
-from kcg.commandline import guarded
-from kcg.kernel.actions import ACTION_SPACE_VERSION
+from kcg.cli import guarded
+from kcg.kernel.analysis import arithmetic, least_bytes
 from kcg.kernel.codec import ast_of
-from kcg.kernel.compiler import compile_schedule
-from kcg.kernel.contractions import arithmetic, least_bytes
-from kcg.kernel.space import KernelSpace
+from kcg.kernel.compile import compile_schedule
+from kcg.kernel.opts.planner import ACTION_SPACE_VERSION
+from kcg.kernel.opts.space import KernelSpace
+from kcg.measure.device_info import detect
 from kcg.measure.inputs import TIMED_SEED
 from kcg.measure.protocol import median, samples_for
-from kcg.measure.target import detect
 from kcg.measure.verify import CheckedBench
 from kcg.measure.workbench import CacheFlusher
 from kcg.types import Target, WorkloadCall
@@ -70,9 +70,12 @@ def compare(call: WorkloadCall, target: Target, flusher: CacheFlusher) -> dict[s
     row: dict[str, Any] = {"kernel": space.name(space.baseline()), "bytes": least_bytes(space.ast)}
     for state, (a, seen, b) in (("cold", cold), ("warm", warm)):
         row[state] = {
-            "plain_s": a, "watched_s": seen, "plain_again_s": b,
-            "change": seen / statistics.fmean((a, b)) - 1, "noise": abs(a - b) / min(a, b),
-        }  # fmt: skip
+            "plain_s": a,
+            "watched_s": seen,
+            "plain_again_s": b,
+            "change": seen / statistics.fmean((a, b)) - 1,
+            "noise": abs(a - b) / min(a, b),
+        }
     return row
 
 

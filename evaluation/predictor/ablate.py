@@ -32,29 +32,37 @@ from evaluation.predictor.intervals import half_width
 from evaluation.predictor.places import RESULTS, ROOT, WORK
 from evaluation.predictor.trees import TreeSettings, grown, tree_rows
 from evaluation.predictor.variants import TREES, VARIANTS, Variant
-from kcg.commandline import guarded, record_results
+from kcg.cli import guarded, record_results
 from kcg.dataset.reading import read_export
 from kcg.errors import DataError, DeviceError, KcgError, UnknownName
-from kcg.measure.target import usable_cores
+from kcg.measure.device_info import usable_cores
 from kcg.optimize.settings import parse_budget
-from kcg.predictor.data import TrainingData, load
 from kcg.predictor.ensemble import validation_rows
 from kcg.predictor.features import FEATURES_VERSION
 from kcg.predictor.fit import STATE, Fit, judge, predicted
-from kcg.predictor.floors import floors_of
-from kcg.predictor.metrics import Floors, scores, summary
-from kcg.predictor.settings import TrainingSettings, names_of, read_settings, with_values
+from kcg.predictor.metrics import Floors, floors_of, scores, summary
 from kcg.predictor.tracking import Tracker
-from kcg.predictor.training import devices_of
-from kcg.predictor.workers import dataset_of, workers
+from kcg.predictor.training import (
+    TrainingSettings,
+    dataset_of,
+    devices_of,
+    names_of,
+    read_settings,
+    with_values,
+    workers,
+)
+from kcg.predictor.training_data import TrainingData, load
 from kcg.types import canonical_json, content_id
 
 TIMED_ROWS, TIMED_S = 256, 0.2  # of each timing of a network, which is the best of several
 DECIDES = ("pairwise", "top1_mean")  # whose sum is the score
 SHOWN = {
-    "pairwise": "pairwise", "kendall_tau": "Kendall τ", "top1_mean": "top-1", "top5_mean": "top-5",
+    "pairwise": "pairwise",
+    "kendall_tau": "Kendall τ",
+    "top1_mean": "top-1",
+    "top5_mean": "top-5",
     "log_error": "error",
-}  # fmt: skip
+}
 
 Say = Callable[[str], None]
 
@@ -97,9 +105,13 @@ OUT_OF_TIME = "the time was over"
 
 
 def ablate(
-    ablation: Ablation, *, devices: Sequence[str] = ("cpu",), jobs: int = 1, budget_s: float | None = None,
+    ablation: Ablation,
+    *,
+    devices: Sequence[str] = ("cpu",),
+    jobs: int = 1,
+    budget_s: float | None = None,
     say: Say = lambda line: None,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Train what is missing, write each result as it comes, and return the entry of the results file.
 
     `jobs` trainings at once, on the devices in turn. Raises UnknownName for a variant, and DataError where the dataset
@@ -186,7 +198,7 @@ def _tasks(ablation: Ablation, floors: Floors, ends_unix_s: float) -> Iterator[_
             folder = ablation.work / f"{name}-{seed}-{told[:8]}"
             yield _Task(
                 name, seed, settings, variant.form, ablation.dataset, folder, floors, ends_unix_s, ablation.trees
-            )  # fmt: skip
+            )
 
 
 def _write(ablation: Ablation, entry: dict[str, Any]) -> None:
@@ -303,8 +315,9 @@ def best_of(entry: dict[str, Any]) -> tuple[str, float]:
     """The variant with the best mean score, and its score."""
     found = {
         name: float(np.mean([sum(figures.get(key, 0.0) for key in DECIDES) for figures in known["seeds"].values()]))
-        for name, known in entry["variants"].items() if known["seeds"]
-    }  # fmt: skip
+        for name, known in entry["variants"].items()
+        if known["seeds"]
+    }
     if not found:
         return "", 0.0
     name = max(found, key=lambda name: found[name])

@@ -22,15 +22,13 @@ import typer
 
 from evaluation.laps import laps
 from evaluation.predictor.places import RESULTS, ROOT, SHIPPED, command
-from kcg.commandline import guarded, record_results
+from kcg.cli import guarded, record_results
 from kcg.dataset.reading import read_export
-from kcg.kernel.space import KernelSpace
-from kcg.predictor.batches import GraphSet
+from kcg.kernel.opts.space import KernelSpace
 from kcg.predictor.checkpoint import read
-from kcg.predictor.context import kernel_features, target_features
-from kcg.predictor.encode import encode
-from kcg.predictor.features import graphs
+from kcg.predictor.features import encode, graphs, kernel_features, target_features
 from kcg.predictor.learned import LearnedPredictor
+from kcg.predictor.network import GraphSet
 from kcg.types import RAW, Region, Schedule, Target
 
 
@@ -106,12 +104,16 @@ def speed_of(checkpoint: Path, dataset: Path, family: str, count: int) -> dict[s
     slowest = min(full, key=full.__getitem__)
     spent = [profile(predictor, regions[k], target, count, rng) for k in random.Random(1).sample(sorted(full), 8)]
     return {
-        "candidates_per_s": statistics.median(full.values()), "worst_candidates_per_s": full[slowest],
-        "worst_kernel": slowest[:12], "kernels": len(full), "schedules_each": count,
+        "candidates_per_s": statistics.median(full.values()),
+        "worst_candidates_per_s": full[slowest],
+        "worst_kernel": slowest[:12],
+        "kernels": len(full),
+        "schedules_each": count,
         "microseconds": {name: statistics.median(s[name] for s in spent) for name in spent[0]},
         "microseconds_of_the_worst": profile(predictor, regions[slowest], target, count, rng),
-        "checkpoint": predictor.name, "threads": 1,
-    }  # fmt: skip
+        "checkpoint": predictor.name,
+        "threads": 1,
+    }
 
 
 def main(

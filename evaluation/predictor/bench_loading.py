@@ -17,9 +17,9 @@ from typing import Annotated
 import typer
 
 from evaluation.predictor.places import RESULTS, command
-from kcg.commandline import guarded, record_results
-from kcg.measure.target import usable_cores
-from kcg.predictor.data import load
+from kcg.cli import guarded, record_results
+from kcg.measure.device_info import usable_cores
+from kcg.predictor.training_data import load
 
 OUT = RESULTS / "bench_loading.json"
 ROWS = 100_000  # of which the figures are given

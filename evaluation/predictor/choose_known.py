@@ -19,9 +19,9 @@ import typer
 from evaluation.flux.known import AFTER, CORRECTIONS, followed, known_of
 from evaluation.predictor.places import RESULTS, command
 from evaluation.search.live_journal import LiveJournal
-from kcg.commandline import guarded, record_results
+from kcg.cli import guarded, record_results
 from kcg.errors import UsageError
-from kcg.kernel.space import KernelSpace
+from kcg.kernel.opts.space import KernelSpace
 from kcg.predictor.choice import choose_predictor
 
 
@@ -49,8 +49,9 @@ def main(
         raise UsageError(f"{work} has no kernel with {least} schedules: say another --work, or a smaller --least")
     headline = {
         f"{name}, behind after {count}": float(np.expm1(np.mean([row[name][place] for row in rows.values()])))
-        for name in CORRECTIONS for place, count in enumerate(AFTER)
-    }  # fmt: skip
+        for name in CORRECTIONS
+        for place, count in enumerate(AFTER)
+    }
     record_results(out, f"least {least}", {"command": command("choose_known"), "kernels": rows}, headline)
     for said, value in headline.items():
         typer.echo(f"{said}: {100 * value:.2f} %")

@@ -38,15 +38,15 @@ from evaluation.predictor.figures import (
 from evaluation.predictor.figures_text import sections
 from evaluation.predictor.places import CHECKPOINTS, DOCUMENT, RESULTS, ROOT, SHIPPED, command
 from evaluation.predictor.trees import read_trees
-from kcg.commandline import guarded, record_results
+from kcg.cli import guarded, record_results
 from kcg.dataset.reading import read_export
 from kcg.dataset.splits import SPLITS, TEST, TEST_FAMILY
 from kcg.predictor.checkpoint import read
-from kcg.predictor.data import load
 from kcg.predictor.ensemble import averaged, said_by
-from kcg.predictor.floors import floors_of
 from kcg.predictor.learned import LearnedPredictor
-from kcg.search.tables import FILE, read_tables
+from kcg.predictor.metrics import floors_of
+from kcg.predictor.training_data import load
+from kcg.search.replay import FILE, read_tables
 
 MAIN = "h200"  # the dataset that the document is about
 HEADLINE = ("pairwise", "kendall_tau", "top1", "top5")
@@ -66,9 +66,13 @@ def evaluate(
     floors, spaces = floors_of(export), Spaces(export)
     checkpoint = read(shipped)
     told: dict[str, Any] = {
-        "dataset": dataset.name, "rows": len(data), "floors": {"within": floors.within, "across": floors.across},
-        "noise ceiling": noise_ceiling(export, floors), "checkpoint": checkpoint.about.name, "splits": {},
-    }  # fmt: skip
+        "dataset": dataset.name,
+        "rows": len(data),
+        "floors": {"within": floors.within, "across": floors.across},
+        "noise ceiling": noise_ceiling(export, floors),
+        "checkpoint": checkpoint.about.name,
+        "splits": {},
+    }
     for split in SPLITS:
         path = shipped if split == checkpoint.about.split else others / f"{dataset.name}-{split}.safetensors"
         if not path.is_file():
@@ -82,11 +86,14 @@ def evaluate(
         rank = averaged(said)["rank"]
         told["splits"][split] = {
             "all": table(
-                pool, said, spaces.roofline(data, pool.index), read(mlp) if mlp.is_file() else None,
+                pool,
+                said,
+                spaces.roofline(data, pool.index),
+                read(mlp) if mlp.is_file() else None,
                 read_trees(trees) if trees.is_file() else None,
             ),
             "schedules": len(pool.index),
-        }  # fmt: skip
+        }
         if split == "workload":
             for name, chosen in (("twin in training", data.twin), ("no twin in training", ~data.twin)):
                 part = pool.where(chosen)

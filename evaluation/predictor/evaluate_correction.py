@@ -23,20 +23,19 @@ import typer
 from evaluation.documents import write_into
 from evaluation.predictor.places import RESULTS, command
 from evaluation.search.correcting import BUDGETS, METHODS, ORDERS, Pool, play, steps_of, table_of
-from kcg.commandline import guarded, record_results
+from kcg.cli import guarded, record_results
 from kcg.dataset.reading import read_export
 from kcg.dataset.splits import PARTS
 from kcg.errors import UnknownName
 from kcg.measure.protocol import PROTOCOL
-from kcg.predictor.batches import Batch, GraphSet
 from kcg.predictor.checkpoint import Checkpoint, read
-from kcg.predictor.correcting import traits_of
-from kcg.predictor.data import TrainingData, load
-from kcg.predictor.encode import Array
+from kcg.predictor.correction import traits_of
 from kcg.predictor.ensemble import averaged, said_by
+from kcg.predictor.features import Array
 from kcg.predictor.fit import evaluation_pool
-from kcg.predictor.gnn import Net
-from kcg.search.tables import FILE, read_tables
+from kcg.predictor.network import Batch, GraphSet, Net
+from kcg.predictor.training_data import TrainingData, load
+from kcg.search.replay import FILE, read_tables
 from kcg.types import Schedule, ScheduleKind
 
 LEAST, RESAMPLES = 32, 2000  # schedules of a pool: of fewer, 16 measurements are half; draws for an interval
@@ -84,10 +83,12 @@ def entry_of(scores: dict[str, Array]) -> dict[str, Any]:
         drawn = gain[rng.integers(0, len(gain), (RESAMPLES, len(gain)))].mean(1)
         low, high = np.exp(np.quantile(drawn, (0.025, 0.975), axis=0))
         found[name] = {
-            f"top1_after_{budget}": {"score": round(float(np.exp(logs[:, i].mean())), 4),
-                                     "gain_on_none": [round(float(low[i]), 4), round(float(high[i]), 4)]}
+            f"top1_after_{budget}": {
+                "score": round(float(np.exp(logs[:, i].mean())), 4),
+                "gain_on_none": [round(float(low[i]), 4), round(float(high[i]), 4)],
+            }
             for i, budget in enumerate(BUDGETS)
-        }  # fmt: skip
+        }
     return found
 
 
@@ -110,8 +111,10 @@ def main(
         pools = list(pools_of(predictor, data, bodies, groups))
         entry[kind] = {"kernels": len(pools), "schedules": sum(len(rows) for rows in groups)}
         for order in ORDERS if pools else ():
-            scores = {name: np.array([play(pool, method, order=order, seed=i) for i, pool in enumerate(pools)])
-                      for name, method in METHODS.items()}  # fmt: skip
+            scores = {
+                name: np.array([play(pool, method, order=order, seed=i) for i, pool in enumerate(pools)])
+                for name, method in METHODS.items()
+            }
             entry[kind][order] = entry_of(scores)
             for name, values in entry[kind][order].items():
                 sys.stderr.write(f"{kind}, {order}, {name}: {[v['score'] for v in values.values()]}\n")

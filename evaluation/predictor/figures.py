@@ -16,28 +16,18 @@ import numpy as np
 
 from evaluation.predictor.intervals import half_width, interval
 from evaluation.predictor.trees import Trees, tree_rows
+from kcg.dataset.noise import RETIMED
 from kcg.dataset.reading import Export
-from kcg.dataset.repeats import RETIMED
 from kcg.dataset.splits import TEST
-from kcg.kernel.refusals import refusal
-from kcg.kernel.space import KernelSpace
+from kcg.kernel.opts.space import KernelSpace, refusal
 from kcg.measure.protocol import PROTOCOL
 from kcg.predictor.checkpoint import Checkpoint
-from kcg.predictor.data import TrainingData
-from kcg.predictor.encode import Array
 from kcg.predictor.ensemble import Said, averaged, said_by
+from kcg.predictor.features import Array
 from kcg.predictor.fit import pool_rows
-from kcg.predictor.metrics import (
-    Floors,
-    KernelScores,
-    auc,
-    calibration,
-    expected_best,
-    kernel_scores,
-    scores,
-    summary,
-)
+from kcg.predictor.metrics import Floors, KernelScores, auc, calibration, expected_best, kernel_scores, scores, summary
 from kcg.predictor.roofline import Roofline
+from kcg.predictor.training_data import TrainingData
 from kcg.types import CacheState, Region, Schedule, ScheduleKind, Status, Target
 
 SHIPPED_ROW = "ensemble"
@@ -197,9 +187,11 @@ def failure_auc(data: TrainingData, split: str, checkpoint: Checkpoint, spaces: 
     refused = np.array([refusal(*spaces.scheduled(data, row)) for row in index])
     with_rules = np.maximum(1 / (1 + np.exp(-logits)), refused)
     return {
-        "failure_auc": auc(with_rules, failed), "failures": float(failed.sum()), "head alone": auc(logits, failed),
+        "failure_auc": auc(with_rules, failed),
+        "failures": float(failed.sum()),
+        "head alone": auc(logits, failed),
         "rules alone": auc(refused, failed),
-    }  # fmt: skip
+    }
 
 
 def worst_kernels(pool: Pool, rank: Array, spaces: Spaces, count: int = 10) -> list[dict[str, Any]]:
@@ -216,18 +208,33 @@ def worst_kernels(pool: Pool, rank: Array, spaces: Spaces, count: int = 10) -> l
         schedules = {
             name: spaces.schedule(pool.data.row[pool.index[i]]) for name, i in (("picked", picked), ("best", best))
         }
-        told.append({
-            "kernel": space.name(space.baseline()), "family": pool.data.families[one.kernel], "region": region[:12],
-            "schedules": one.schedules, "top1": one.best_s / one.top_s[0], "pairwise": one.pairwise,
-            "picked": [str(o) for o in schedules["picked"].opts], "best": [str(o) for o in schedules["best"].opts],
-            "picked_us": 1e6 * math.exp(pool.data.log_s[pool.index[picked]]), "best_us": 1e6 * one.best_s,
-            "picked_predicted_us": 1e6 * math.exp(rank[picked]), "best_predicted_us": 1e6 * math.exp(rank[best]),
-        })  # fmt: skip
+        told.append(
+            {
+                "kernel": space.name(space.baseline()),
+                "family": pool.data.families[one.kernel],
+                "region": region[:12],
+                "schedules": one.schedules,
+                "top1": one.best_s / one.top_s[0],
+                "pairwise": one.pairwise,
+                "picked": [str(o) for o in schedules["picked"].opts],
+                "best": [str(o) for o in schedules["best"].opts],
+                "picked_us": 1e6 * math.exp(pool.data.log_s[pool.index[picked]]),
+                "best_us": 1e6 * one.best_s,
+                "picked_predicted_us": 1e6 * math.exp(rank[picked]),
+                "best_predicted_us": 1e6 * math.exp(rank[best]),
+            }
+        )
     return told
 
 
-def on_tables(named: Sequence[Any], predictor: Any, spaces: Spaces, wanted: set[str], calls: dict[str, int],
-              tops: Sequence[int] = (1, 5, 16, 64)) -> dict[str, Any]:  # fmt: skip
+def on_tables(
+    named: Sequence[Any],
+    predictor: Any,
+    spaces: Spaces,
+    wanted: set[str],
+    calls: dict[str, int],
+    tops: Sequence[int] = (1, 5, 16, 64),
+) -> dict[str, Any]:
     """On complete lattices of some kernels: the best of the first k predicted over the lattice's optimum, and what k
     random ones reach in expectation."""
     rows = []
@@ -240,12 +247,16 @@ def on_tables(named: Sequence[Any], predictor: Any, spaces: Spaces, wanted: set[
         said = predictor.predict(space, [r.observation.schedule for r in records])
         order = np.argsort([p.log_runtime + 10 * (p.failure_probability > 0.5) for p in said], kind="stable")
         ranked = np.sort(times[np.isfinite(times)])
-        rows.append({
-            "region": one.region_id[:12], "schedules": len(records), "calls": calls.get(one.region_id, 1),
-            "best_us": 1e6 * float(ranked[0]),
-            **{f"top{k}": float(ranked[0] / times[order[:k]].min()) for k in tops},
-            **{f"random{k}": float(ranked[0] / expected_best(ranked, k)) for k in tops},
-        })  # fmt: skip
+        rows.append(
+            {
+                "region": one.region_id[:12],
+                "schedules": len(records),
+                "calls": calls.get(one.region_id, 1),
+                "best_us": 1e6 * float(ranked[0]),
+                **{f"top{k}": float(ranked[0] / times[order[:k]].min()) for k in tops},
+                **{f"random{k}": float(ranked[0] / expected_best(ranked, k)) for k in tops},
+            }
+        )
     totals: dict[str, Any] = {"tables": len(rows), "rows": rows}
     for name in [f"{what}{k}" for what in ("top", "random") for k in tops]:
         if rows:

@@ -10,9 +10,13 @@ from evaluation.predictor.figures import SHIPPED_ROW
 def scores_table(rows: dict[str, dict[str, Any]]) -> list[str]:
     """A Markdown table of figures with intervals."""
     shown = {
-        "pairwise": "pairwise", "kendall_tau": "Kendall τ", "top1": "top-1", "top1_mean": "top-1, unweighted",
-        "top5": "top-5", "top5_mean": "top-5, unweighted",
-    }  # fmt: skip
+        "pairwise": "pairwise",
+        "kendall_tau": "Kendall τ",
+        "top1": "top-1",
+        "top1_mean": "top-1, unweighted",
+        "top5": "top-5",
+        "top5_mean": "top-5, unweighted",
+    }
     lines = ["| | " + " | ".join(shown.values()) + " |", "|---|" + "---|" * len(shown)]
     for name, row in rows.items():
         cells = []
@@ -43,18 +47,21 @@ def sections(told: dict[str, Any]) -> dict[str, list[str]]:
     if "certainty" in told:
         c = told["certainty"]
         made["calibration"] = [
-            "| tenth of the schedules, by expected error | expected | found |", "|---|---|---|",
+            "| tenth of the schedules, by expected error | expected | found |",
+            "|---|---|---|",
             *(
                 f"| {i} | {a:.3f} | {b:.3f} |"
                 for i, (a, b) in enumerate(zip(c["expected error by decile"], c["error by decile"], strict=True), 1)
             ),
-            "", "Root mean squares of log-seconds. Of all errors "
-            + ", ".join(f"{c[f'within {n} %']:.0%} lie in the interval meant for {n} %" for n in (50, 80, 95)) + ".",
-        ]  # fmt: skip
+            "",
+            "Root mean squares of log-seconds. Of all errors "
+            + ", ".join(f"{c[f'within {n} %']:.0%} lie in the interval meant for {n} %" for n in (50, 80, 95))
+            + ".",
+        ]
         f = told["failure"]
         made["failure"] = [
             f"AUC {f['failure_auc']:.3f} over {f['failures']:.0f} failures of the test part (the network's head alone: "
-            f"{f['head alone']:.3f}, the rules of `kcg.kernel.refusals` alone: {f['rules alone']:.3f})."
+            f"{f['head alone']:.3f}, the rules of `kcg.kernel.opts.space` alone: {f['rules alone']:.3f})."
         ]
     if "worst" in told:
         made["worst"] = ["| kernel | top-1 | picked | takes | best | takes |", "|---|---|---|---|---|---|"] + [
@@ -84,9 +91,10 @@ def sections(told: dict[str, Any]) -> dict[str, list[str]]:
             for name, value in s["microseconds"].items()
         ]
         made["speed"] += [
-            "", f"{s['candidates_per_s']:.0f} candidates a second on one core in the median kernel of Flux, "
+            "",
+            f"{s['candidates_per_s']:.0f} candidates a second on one core in the median kernel of Flux, "
             f"{s['worst_candidates_per_s']:.0f} in the worst.",
-        ]  # fmt: skip
+        ]
     return made
 
 

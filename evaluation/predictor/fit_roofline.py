@@ -20,10 +20,10 @@ import numpy as np
 import typer
 
 from evaluation.predictor.places import RESULTS
-from kcg.commandline import guarded
+from kcg.cli import guarded
 from kcg.dataset.journal import Journal
 from kcg.errors import DataError, ScheduleError
-from kcg.kernel.space import KernelSpace
+from kcg.kernel.opts.space import KernelSpace
 from kcg.measure.protocol import PROTOCOL
 from kcg.predictor.roofline import CPU_SECONDS, CPU_TERMS, cpu_counts
 from kcg.provenance import provenance

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from kcg.predictor.encode import Array
+from kcg.predictor.features import Array
 from kcg.predictor.metrics import KernelScores, summary
 
 RESAMPLES = 1000

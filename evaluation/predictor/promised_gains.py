@@ -18,7 +18,7 @@ import typer
 
 from evaluation.flux.known import Promise, promises_of
 from evaluation.predictor.places import RESULTS
-from kcg.commandline import guarded, record_results
+from kcg.cli import guarded, record_results
 from kcg.errors import UsageError
 
 OUT = RESULTS / "promised_gains.json"

@@ -25,17 +25,16 @@ import typer
 from evaluation.documents import write_into
 from evaluation.predictor.intervals import half_width
 from evaluation.predictor.places import RESULTS, ROOT, SHIPPED, WORK, command
-from kcg.commandline import guarded, record_results
+from kcg.cli import guarded, record_results
 from kcg.dataset.reading import read_export
 from kcg.dataset.splits import TEST
 from kcg.errors import DataError, UsageError
 from kcg.predictor.checkpoint import Checkpoint, read
-from kcg.predictor.data import TrainingData, load
 from kcg.predictor.fit import Fit, FitSettings, judge, pool_rows, predicted, rows_of_kernels
-from kcg.predictor.floors import floors_of
-from kcg.predictor.gnn import Net
-from kcg.predictor.metrics import Floors
+from kcg.predictor.metrics import Floors, floors_of
+from kcg.predictor.network import Net
 from kcg.predictor.training import devices_of
+from kcg.predictor.training_data import TrainingData, load
 
 SHARES = (0.0, 0.01, 0.05, 0.1)
 STEPS = 300
@@ -48,9 +47,16 @@ Say = Callable[[str], None]
 
 
 def transfer(
-    dataset: Path, checkpoint: Checkpoint, work: Path, *, shares: Sequence[float] = SHARES, seeds: int = 3,
-    steps: int = STEPS, device: str = "cpu", say: Say = lambda line: None,
-) -> dict[str, Any]:  # fmt: skip
+    dataset: Path,
+    checkpoint: Checkpoint,
+    work: Path,
+    *,
+    shares: Sequence[float] = SHARES,
+    seeds: int = 3,
+    steps: int = STEPS,
+    device: str = "cpu",
+    say: Say = lambda line: None,
+) -> dict[str, Any]:
     """The figures of every share, for networks that begin as those of the checkpoint and for new ones, over seeds.
 
     What is trained stays in `work`, so that a run that was cut goes on. Raises DataError where the dataset cannot be
@@ -87,16 +93,29 @@ def _rows(data: TrainingData, share: float) -> list[Any]:
 
 
 def _fit(
-    data: TrainingData, like: Net, share: float, seed: int, steps: int, tuned: bool, folder: Path, floors: Floors,
+    data: TrainingData,
+    like: Net,
+    share: float,
+    seed: int,
+    steps: int,
+    tuned: bool,
+    folder: Path,
+    floors: Floors,
     device: str,
-) -> Fit:  # fmt: skip
+) -> Fit:
     usual = FitSettings()
     kernels = len(_rows(data, share or 1.0))
     epochs = max(1, math.ceil(steps / math.ceil(kernels / usual.kernels_a_step)))
     settings = replace(
-        usual, seed=seed, share=share or 1.0, epochs=epochs, validate_every=epochs, average=AVERAGE, net=like.settings,
+        usual,
+        seed=seed,
+        share=share or 1.0,
+        epochs=epochs,
+        validate_every=epochs,
+        average=AVERAGE,
+        net=like.settings,
         learning_rate=TUNED_RATE if tuned else usual.learning_rate,
-    )  # fmt: skip
+    )
     torch.manual_seed(seed)
     return Fit(data, settings, folder, floors=floors, device=device, start=like if tuned else None)
 
@@ -142,9 +161,15 @@ def main(
     if not wanted or not all(0 <= share <= 1 for share in wanted):
         raise UsageError(f"--shares {shares}: write numbers from 0 to 1, for example 0,0.01,0.1")
     told = transfer(
-        dataset, read(checkpoint), work, shares=wanted, seeds=seeds, steps=steps, device=devices_of(device)[0],
+        dataset,
+        read(checkpoint),
+        work,
+        shares=wanted,
+        seeds=seeds,
+        steps=steps,
+        device=devices_of(device)[0],
         say=lambda line: typer.echo(line, err=True),
-    )  # fmt: skip
+    )
     told["command"] = command("transfer")
     found = {
         f"pairwise at {share}": sum(row["fine-tuned"]["pairwise"]) / seeds for share, row in told["shares"].items()

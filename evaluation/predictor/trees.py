@@ -14,13 +14,11 @@ import numpy as np
 
 from kcg.errors import DataError
 from kcg.predictor.checkpoint import TREES
-from kcg.predictor.data import TrainingData
-from kcg.predictor.encode import Array
 from kcg.predictor.ensemble import validation_rows
-from kcg.predictor.features import ACCESS_FEATURES, Graphs
+from kcg.predictor.features import ACCESS_FEATURES, Array, Graphs
 from kcg.predictor.fit import FitSettings, rows_of_kernels
-from kcg.predictor.header import check_header
-from kcg.predictor.tensors import read_tensors
+from kcg.predictor.header import check_header, read_tensors
+from kcg.predictor.training_data import TrainingData
 
 MOST_TEXT_BYTES = 64 << 20  # of an unpacked model: more is no model of ours
 
@@ -76,19 +74,31 @@ class Trees:
 
     @classmethod
     def train(
-        cls, x: Array, log_s: Array, kernel: Array, settings: TreeSettings,
+        cls,
+        x: Array,
+        log_s: Array,
+        kernel: Array,
+        settings: TreeSettings,
         validation: tuple[Array, Array] | None = None,
-    ) -> Trees:  # fmt: skip
+    ) -> Trees:
         """Grow trees on pooled features (n, …). A kernel's weight is the square root of its number of rows."""
         import lightgbm
 
         _, place, counts = np.unique(kernel, return_inverse=True, return_counts=True)
         parameters = {
-            "objective": "regression", "learning_rate": settings.learning_rate, "num_leaves": settings.leaves,
-            "min_data_in_leaf": settings.least_rows, "feature_fraction": settings.features,
-            "bagging_fraction": settings.rows, "bagging_freq": 1, "seed": settings.seed, "deterministic": True,
-            "force_row_wise": True, "num_threads": settings.threads, "verbose": -1,
-        }  # fmt: skip
+            "objective": "regression",
+            "learning_rate": settings.learning_rate,
+            "num_leaves": settings.leaves,
+            "min_data_in_leaf": settings.least_rows,
+            "feature_fraction": settings.features,
+            "bagging_fraction": settings.rows,
+            "bagging_freq": 1,
+            "seed": settings.seed,
+            "deterministic": True,
+            "force_row_wise": True,
+            "num_threads": settings.threads,
+            "verbose": -1,
+        }
         training = lightgbm.Dataset(x, log_s, weight=1 / np.sqrt(counts[place]))
         callbacks, sets = [], []
         if validation is not None and len(validation[0]):
@@ -139,10 +149,12 @@ def grown(data: TrainingData, fit: FitSettings, settings: TreeSettings | None = 
     timed = index[~data.failed[index]]
     settings = settings or TreeSettings()
     return Trees.train(
-        tree_rows(data, training), data.log_s[training], data.kernel[training],
+        tree_rows(data, training),
+        data.log_s[training],
+        data.kernel[training],
         replace(settings, seed=fit.seed, threads=threads or settings.threads),
         (tree_rows(data, timed), data.log_s[timed]) if len(timed) else None,
-    )  # fmt: skip
+    )
 
 
 def read_trees(path: Path) -> Trees:

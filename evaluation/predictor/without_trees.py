@@ -18,14 +18,14 @@ from typing import Annotated
 
 import typer
 
-from kcg.commandline import guarded
+from kcg.cli import guarded
 from kcg.dataset.reading import read_export
 from kcg.errors import UsageError
 from kcg.predictor.checkpoint import TREE_SHARE, TREES, Checkpoint, read, save
-from kcg.predictor.data import load
-from kcg.predictor.floors import floors_of
-from kcg.predictor.tensors import read_tensors, save_tensors
+from kcg.predictor.header import read_tensors, save_tensors
+from kcg.predictor.metrics import floors_of
 from kcg.predictor.training import calibrated
+from kcg.predictor.training_data import load
 from kcg.provenance import provenance
 
 READS_TREES = "kcg.predictor.checkpoint"  # whose line about them is what this is for

@@ -23,7 +23,7 @@ from evaluation.pytorch.cases import COMPARISONS
 from evaluation.pytorch.comparing import named, opened, redraw
 from evaluation.pytorch.kind import SIZES, Comparison, Rows
 from evaluation.rows import key_of
-from kcg.commandline import guarded
+from kcg.cli import guarded
 from kcg.errors import UnknownName
 
 RESULTS = Path(__file__).parent.parent / "results"
@@ -80,9 +80,15 @@ def main(
 
     how: dict[str, Any] = {"budget": budget, "again": again, "retry": retry, "tune": tune or comparison.tune}
     with opened(
-        choose_device(device).dev, size, out, headline=headline(comparison), work=work or WORK / name,
-        limit=limit or comparison.limit_s, write=comparison.write, **how,
-    ) as rows:  # fmt: skip
+        choose_device(device).dev,
+        size,
+        out,
+        headline=headline(comparison),
+        work=work or WORK / name,
+        limit=limit or comparison.limit_s,
+        write=comparison.write,
+        **how,
+    ) as rows:
         for entry in comparison.entries(size):
             if only in entry.key:
                 by = named("contender", entry.only, comparison.contenders) if entry.only else chosen

@@ -71,9 +71,19 @@ class Opened:
 
 @contextlib.contextmanager
 def opened(
-    dev: str, size: str, out: Path, *, headline: Headline, budget: str, again: bool, retry: bool, tune: str = "",
-    work: Path = Path("kcg-out"), limit: float = 300.0, write: Write | None = None,
-) -> Iterator[Opened]:  # fmt: skip
+    dev: str,
+    size: str,
+    out: Path,
+    *,
+    headline: Headline,
+    budget: str,
+    again: bool,
+    retry: bool,
+    tune: str = "",
+    work: Path = Path("kcg-out"),
+    limit: float = 300.0,
+    write: Write | None = None,
+) -> Iterator[Opened]:
     """Open what `size` has on `dev`; at the end `write` its pictures and table, if there are rows, end its processes,
     and say how many rows are left."""
     run, settings = run_of(size, dev), {"tune": tune} if tune else {}

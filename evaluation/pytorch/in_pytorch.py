@@ -16,9 +16,9 @@ import torch
 from evaluation.pytorch.cases import FAMILY, arrays, kind_of
 from evaluation.pytorch.kind import Case, values_of
 from evaluation.pytorch.serving import Call, Prepared, serve
-from kcg.compat.events import SPIN_HZ, hidden_s, hiding
+from kcg.compat.programs import SPIN_HZ, hidden_s, hiding
+from kcg.measure.device_info import NoSensors, NvidiaSensors, Sensors
 from kcg.measure.protocol import flush_bytes
-from kcg.measure.sensors import NoSensors, NvidiaSensors, Sensors
 
 COMPILED = ("default", "max-autotune", "max-autotune-no-cudagraphs", "reduce-overhead")
 """Modes of torch.compile; all but the first and the third replay CUDA graphs."""

@@ -16,7 +16,7 @@ from evaluation.pytorch.kind import Case, values_of
 from evaluation.pytorch.serving import Call, Prepared, host_seconds, serve
 from evaluation.pytorch.sum_levels import hand_written, run_of
 from evaluation.pytorch.tuning import FOLDER
-from kcg.measure.sensors import sensors_for
+from kcg.measure.device_info import sensors_for
 from kcg.workloads.family import Step, tensor_of
 from kcg.workloads.registry import spec_of
 
@@ -27,7 +27,7 @@ def prepare(case: dict[str, Any]) -> Prepared:
     `how` is `hand-coded`; `beam`, with its width in `beam`; `kcg`, with the path of a `result` and the `kernels` it
     had, if any; or the name of a hand-written kernel of `sum_levels`. What is captured inside keeps its schedules.
     """
-    from kcg.compat.jit import captured_at_once
+    from kcg.compat.programs import captured_at_once
     from kcg.compat.tiny import Context, Ops
     from kcg.errors import KcgError
 
@@ -91,9 +91,9 @@ class TinyClock:
     """For what runs on tinygrad's device `dev`."""
 
     def __init__(self, dev: str) -> None:
-        from kcg.compat.events import StepClock
-        from kcg.kernel.actions import ACTION_SPACE_VERSION
-        from kcg.measure.target import detect
+        from kcg.compat.programs import StepClock
+        from kcg.kernel.opts.planner import ACTION_SPACE_VERSION
+        from kcg.measure.device_info import detect
         from kcg.measure.workbench import CacheFlusher
 
         self.target, self.toolchain = detect(dev, ACTION_SPACE_VERSION)
@@ -102,12 +102,12 @@ class TinyClock:
         self._flusher, self._clock = CacheFlusher(self.target), StepClock(self.target.device)
 
     def synchronize(self) -> None:
-        from kcg.compat.events import synchronize
+        from kcg.compat.programs import synchronize
 
         synchronize(self.target.device)
 
     def seconds(self, call: Call, state: str, host_s: float) -> float:
-        from kcg.compat.events import hidden_s, hiding
+        from kcg.compat.programs import hidden_s, hiding
 
         def sample(busy_s: float) -> tuple[float, float]:
             if state == "cold":
@@ -126,7 +126,7 @@ class TinyClock:
         """As `kcg.measure.canary` has it, made once; the whole of its output is looked at every time."""
         import numpy as np
 
-        from kcg.compat.jit import captured_at_once
+        from kcg.compat.programs import captured_at_once
         from kcg.measure.canary import CPU_BYTES, DEVICE_BYTES, SAMPLES
 
         if self._canary is None:

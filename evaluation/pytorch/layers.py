@@ -36,8 +36,14 @@ MODELS = {
 }
 PYTORCH = {"eager": "eager", "compile": "default", "compile-graphs": "reduce-overhead"}
 FIRST = "tinygrad"  # with whose time all others are compared
-TITLES = {"softmax": "softmax", "layernorm": "LayerNorm", "gelu_mlp": "GELU MLP",
-          "resnet": "ResNet", "gpt2": "GPT-2", "llama": "Llama"}  # fmt: skip
+TITLES = {
+    "softmax": "softmax",
+    "layernorm": "LayerNorm",
+    "gelu_mlp": "GELU MLP",
+    "resnet": "ResNet",
+    "gpt2": "GPT-2",
+    "llama": "Llama",
+}
 
 
 def entries(size: str) -> list[Entry]:

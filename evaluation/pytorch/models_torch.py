@@ -32,7 +32,7 @@ def _rotated(x: Tensor, at: tuple[Tensor, Tensor]) -> Tensor:
 
 def attended(
     p: Any, config: Any, name: str, normed: Tensor, at: tuple[Tensor, Tensor], linear: Callable[..., Tensor]
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """What attention adds to the residual, (batch, tokens, width)."""
     batch, tokens, width = normed.shape
     d, start = width // config.heads, config.position

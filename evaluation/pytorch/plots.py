@@ -130,9 +130,12 @@ def lost_in(rows: Iterable[Row]) -> list[str]:
 
 
 def lines_svg(
-    title: str, across: str, curves: Mapping[str, Sequence[Point]], axis: Callable[[Iterable[float]], Axis],
+    title: str,
+    across: str,
+    curves: Mapping[str, Sequence[Point]],
+    axis: Callable[[Iterable[float]], Axis],
     notes: Sequence[str],
-) -> str:  # fmt: skip
+) -> str:
     """The picture: sizes across, logarithmic, which `across` names; values upwards on `axis`; `notes` below."""
     sizes = sorted({point[0] for points in curves.values() for point in points}) or [1.0]
     up = axis([end for points in curves.values() for point in points for end in point[2:]])
@@ -214,9 +217,13 @@ class Group:
 
 
 def bars_svg(
-    title: str, across: str, groups: Sequence[Group], axis: Callable[[Iterable[float]], Axis], begin: float,
+    title: str,
+    across: str,
+    groups: Sequence[Group],
+    axis: Callable[[Iterable[float]], Axis],
+    begin: float,
     mark: tuple[str, float] | None,
-) -> str:  # fmt: skip
+) -> str:
     """The picture: bars from `begin` across on `axis`, which `across` names; a dashed line with words at `mark`."""
     values = [end for group in groups for bar in group.bars for end in bar.value or ()]
     along = axis([*values, *([mark[1]] if mark else [])])
@@ -241,8 +248,9 @@ def bars_svg(
         parts.append(f'<line x1="{x(begin):.1f}" y1="{first}" x2="{x(begin):.1f}" y2="{y}" stroke="#777"/>')
     if mark is not None:
         at = x(mark[1])
-        parts.append(f'<line x1="{at:.1f}" y1="{ABOVE - 6}" x2="{at:.1f}" y2="{end:.1f}" stroke="#222" '
-                     'stroke-dasharray="5 3"/>')  # fmt: skip
+        parts.append(
+            f'<line x1="{at:.1f}" y1="{ABOVE - 6}" x2="{at:.1f}" y2="{end:.1f}" stroke="#222" stroke-dasharray="5 3"/>'
+        )
         parts.append(text(at, ABOVE - 10, mark[0], anchor="middle"))
     return "\n".join([*parts, "</svg>", ""])
 

@@ -13,9 +13,7 @@ WARPS = 4
 
 
 @triton.jit
-def rotate(
-    x_ptr, cos_ptr, sin_ptr, out_ptr, heads, rows, SIGN: tl.constexpr, PAIRS: tl.constexpr, BLOCK: tl.constexpr
-):  # fmt: skip
+def rotate(x_ptr, cos_ptr, sin_ptr, out_ptr, heads, rows, SIGN: tl.constexpr, PAIRS: tl.constexpr, BLOCK: tl.constexpr):
     """Rows of x (tokens · heads, 2 · PAIRS) turned by SIGN times the angles of their token, whose tables are
     (tokens, PAIRS). Whole rows are read and written in order; pairs are taken apart in registers."""
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -36,7 +34,7 @@ def launch(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, sign: int) -> 
     out, rows = torch.empty_like(x), tokens * heads
     rotate[(triton.cdiv(rows, ROWS),)](
         x, cos, sin, out, heads, rows, SIGN=sign, PAIRS=width // 2, BLOCK=ROWS, num_warps=WARPS
-    )  # fmt: skip
+    )
     return out
 
 

@@ -4,8 +4,8 @@ It is asked to prepare a case, then for samples, then what its sensors saw. What
 error. What goes wrong in one command is the answer to it; the process goes on.
 
 Its clock follows kcg's protocol: device events, the last-level cache flushed or not. Both libraries hide the host in
-the same way (`kcg.compat.events.hiding`): before the first event the device is kept busy for as long as the host needs
-to send the call off. What a caller waits for, host included, is the state `called`.
+the same way (`kcg.compat.programs.hiding`): before the first event the device is kept busy for as long as the host
+needs to send the call off. What a caller waits for, host included, is the state `called`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from kcg.measure.sensors import Sensors
-from kcg.measure.target import first_line
+from kcg.measure.device_info import Sensors, first_line
 
 WARM_UPS = 3
 PARENT_LOOK_S = 0.5
@@ -79,8 +78,14 @@ def serve(make_clock: Callable[[dict[str, Any]], Clock], prepare: Callable[[dict
         make = state["ready"].profile
         return {"text": make() if make is not None else ""}
 
-    done = {"prepare": prepared, "canary": canary, "begin": begin, "sample": sample, "readings": readings,
-            "profile": profile}  # fmt: skip
+    done = {
+        "prepare": prepared,
+        "canary": canary,
+        "begin": begin,
+        "sample": sample,
+        "readings": readings,
+        "profile": profile,
+    }
     for line in sys.stdin:
         order = json.loads(line)
         try:

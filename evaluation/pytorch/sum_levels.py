@@ -68,8 +68,8 @@ def by_cuda_code(name: str, x: Tensor) -> Callable[[], Tensor]:
 
     Raises UsageError on other devices than CUDA.
     """
-    from kcg.compat.events import CudaCode
     from kcg.compat.hardware import cuda_properties
+    from kcg.compat.programs import CudaCode
 
     if Device.DEFAULT != "CUDA":
         raise UsageError(f"{SOURCES[name]} runs on CUDA only")

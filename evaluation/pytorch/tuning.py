@@ -12,16 +12,22 @@ from kcg.optimize.result import read_result
 from kcg.optimize.run import optimize
 from kcg.optimize.settings import Settings
 from kcg.types import Result, ScheduleKind, content_id
-from kcg.workloads.program import Form
+from kcg.workloads.script import Form
 
 PROGRAM = "evaluation.pytorch.program"
 FOLDER = Path(__file__).parent / "kernels"
 
 
 def tune(
-    case: dict[str, Any], dev: str, *, budget_s: float, folder: Path, search: str = "mcts", kernels: str = "",
+    case: dict[str, Any],
+    dev: str,
+    *,
+    budget_s: float,
+    folder: Path,
+    search: str = "mcts",
+    kernels: str = "",
     only: str = "",
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Optimise the kernels of a case on the device; `result` is the path of its RESULT.json, `tuned` what is kept.
 
     With a file of `kernels` written by hand, for `only` one kind of device, nothing is searched: kcg verifies them,
@@ -48,15 +54,24 @@ def tune(
         check_chosen(result)
     told = [
         {
-            "name": row.chosen.name, "calls": row.calls, "before_s": row.baseline.cold_s, "after_s": row.chosen.cold_s,
-            "schedule": str(row.chosen.schedule), "bytes": row.bytes, "outcome": row.outcome,
+            "name": row.chosen.name,
+            "calls": row.calls,
+            "before_s": row.baseline.cold_s,
+            "after_s": row.chosen.cold_s,
+            "schedule": str(row.chosen.schedule),
+            "bytes": row.bytes,
+            "outcome": row.outcome,
         }
         for row in result.regions
-    ]  # fmt: skip
+    ]
     facts = {
-        "search_s": result.search_s, "measurements": result.measurements, "predictor": result.predictor,
-        "before_s": result.total_before_s, "after_s": result.total_after_s, "kernels": told,
-    }  # fmt: skip
+        "search_s": result.search_s,
+        "measurements": result.measurements,
+        "predictor": result.predictor,
+        "before_s": result.total_before_s,
+        "after_s": result.total_after_s,
+        "kernels": told,
+    }
     return {"result": str(path), "tuned": facts}
 
 

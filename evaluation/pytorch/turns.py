@@ -19,8 +19,8 @@ from typing import Any
 from evaluation.pytorch.serving import STATES
 from evaluation.rows import FAR, distance, figures, rounded
 from kcg.errors import KcgError
-from kcg.measure.alone import clean_environment
 from kcg.measure.canary import tolerance
+from kcg.measure.isolated import clean_environment
 from kcg.measure.protocol import PROTOCOL, SLOWDOWN_WAITS_S, samples_for
 
 ROOT = Path(__file__).parent.parent.parent
@@ -38,14 +38,21 @@ class Side:
         self.module, self._buffer = module, b""
         self._folder = tempfile.TemporaryDirectory(prefix="kcg-side-", ignore_cleanup_errors=True)
         environment = clean_environment(
-            job["dev"], job.get("cachedb") or f"{self._folder.name}/cache.db", paths=[ROOT],
-            TORCHINDUCTOR_CACHE_DIR=f"{self._folder.name}/inductor", TRITON_CACHE_DIR=f"{self._folder.name}/triton",
-        )  # fmt: skip
+            job["dev"],
+            job.get("cachedb") or f"{self._folder.name}/cache.db",
+            paths=[ROOT],
+            TORCHINDUCTOR_CACHE_DIR=f"{self._folder.name}/inductor",
+            TRITON_CACHE_DIR=f"{self._folder.name}/triton",
+        )
         self._err = (Path(self._folder.name) / "err").open("w+")
         self._process = subprocess.Popen(
-            [sys.executable, "-m", module], env=environment, stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE, stderr=self._err, start_new_session=True,
-        )  # fmt: skip
+            [sys.executable, "-m", module],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._err,
+            start_new_session=True,
+        )
         self._send(job)
 
     def ask(self, order: dict[str, Any], timeout_s: float) -> dict[str, Any]:
@@ -171,9 +178,13 @@ class Turns:
         self.pool, self.least = pool, least
 
     def row(
-        self, contenders: Sequence[Contender], case: dict[str, Any], reference: Sequence[float] | None = None,
-        profiles: dict[str, str] | None = None, keep_values: bool = False,
-    ) -> dict[str, Any]:  # fmt: skip
+        self,
+        contenders: Sequence[Contender],
+        case: dict[str, Any],
+        reference: Sequence[float] | None = None,
+        profiles: dict[str, str] | None = None,
+        keep_values: bool = False,
+    ) -> dict[str, Any]:
         """Time all contenders on one case: name -> what was found, or why not. The first whose output the others must
         have stands in where there is no `reference`; `keep_values` keeps it for a later row. What profilers say is put
         into `profiles`."""

@@ -16,9 +16,9 @@ from typing import Annotated
 
 import typer
 
-from kcg.commandline import command_text, guarded, record_results
-from kcg.kernel.space import KernelSpace
-from kcg.search.interface import Observation
+from kcg.cli import command_text, guarded, record_results
+from kcg.kernel.opts.space import KernelSpace
+from kcg.search.problem import Observation
 
 ROOT = Path(__file__).parents[2]
 SLOWEST = 4 / 3  # relative to the best
@@ -43,8 +43,9 @@ def main(
         typer.echo(f"{name}: " + ", ".join(f"{key} {value:.4g}" for key, value in row.items()))
     headline = {
         f"alike_p95_pct_{name.replace(', ', '_').replace(' ', '_')}": 100 * row["alike_p95"]
-        for name, row in found.items() if "alike_p95" in row
-    }  # fmt: skip
+        for name, row in found.items()
+        if "alike_p95" in row
+    }
     record_results(out, "alike", {"command": command_text("evaluation.search.alike"), "groups": found}, headline)
 
 
@@ -53,7 +54,7 @@ def _distances(kernels: Iterable[tuple[KernelSpace, list[Observation]]]) -> dict
     of those alike, and of neighbours, a step apart, that are not."""
     import numpy as np
 
-    from kcg.search.diversity import StepSets, twins
+    from kcg.search.moves import StepSets, twins
 
     schedules = groups = binaries = kernels_with = 0
     alike, near = list[float](), list[float]()
@@ -92,7 +93,7 @@ def _measured(work: Path, dev: str) -> Iterator[tuple[KernelSpace, list[Observat
 
 def _recorded(dataset: Path) -> Iterator[tuple[KernelSpace, list[Observation]]]:
     from kcg.dataset.reading import read_export
-    from kcg.search.tables import kernels_of
+    from kcg.search.replay import kernels_of
 
     for kernel in kernels_of(read_export(dataset), "all"):
         records = kernel.table.records.values()

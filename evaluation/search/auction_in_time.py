@@ -24,9 +24,9 @@ from typing import Annotated, Any
 
 import typer
 
-from kcg.commandline import command_text, guarded, record_results
-from kcg.search.bidding import Auction, Limits
-from kcg.search.interface import Ledger, Measure, Observation
+from kcg.cli import command_text, guarded, record_results
+from kcg.search.allocation import Auction, Limits
+from kcg.search.problem import Ledger, Measure, Observation
 from kcg.types import Schedule
 
 ROOT = Path(__file__).parents[2]
@@ -51,7 +51,7 @@ def main(
     from evaluation.search.comparison import predictor_of
     from kcg.dataset.reading import read_export
     from kcg.optimize.session import THINKING
-    from kcg.search.tables import kernels_of
+    from kcg.search.replay import kernels_of
 
     kernels, predictor = kernels_of(read_export(ROOT / "datasets" / "h200"), part), predictor_of(CHECKPOINT)
     limits = Limits.on_gpu(compilers, max(2, THINKING * compilers // 4))
@@ -59,9 +59,11 @@ def main(
     most, found = limits.measuring, [_run(kernels, predictor, compilers, limits, speed, n) for n in range(runs)]
     total_ms = {str(s): fmean(run["total_ms"][s] for run in found) for s in SHOWN_S}
     entry = {
-        "command": command_text("evaluation.search.auction_in_time"), "total_ms": total_ms, "runs": found,
+        "command": command_text("evaluation.search.auction_in_time"),
+        "total_ms": total_ms,
+        "runs": found,
         "optimum_ms": 1e3 * sum(k.calls * k.table.best_s for k in kernels),
-    }  # fmt: skip
+    }
     typer.echo(", ".join(f"{s} s: {ms:.2f} ms" for s, ms in total_ms.items()))
     headline = {f"{part}_{most}_after_{s}_s": ms for s, ms in total_ms.items()}
     record_results(out, f"{part}_{compilers}_{most}", entry, headline)
@@ -72,7 +74,7 @@ def _run(
 ) -> dict[str, Any]:
     """One search of all kernels: their seconds together after so many, in milliseconds, and what was measured."""
     from evaluation.search.comparison import Bench
-    from kcg.kernel.space import KernelSpace
+    from kcg.kernel.opts.space import KernelSpace
     from kcg.search.strategies import strategy
 
     rng, benches = random.Random(seed), (Bench(kernel, predictor, batch_size=1) for kernel in kernels)
@@ -106,9 +108,13 @@ def _run(
 
 
 def _slept(
-    pool: ThreadPoolExecutor, measure: Measure, between: tuple[float, float], speed: float, rng: random.Random,
+    pool: ThreadPoolExecutor,
+    measure: Measure,
+    between: tuple[float, float],
+    speed: float,
+    rng: random.Random,
     schedules: Sequence[Schedule],
-) -> list[Future[Observation]]:  # fmt: skip
+) -> list[Future[Observation]]:
     def compiled(done: Future[Observation], compile_s: float) -> Observation:
         time.sleep(compile_s / speed)
         return done.result()

@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from kcg.commandline import command_text, guarded, record_results
+from kcg.cli import command_text, guarded, record_results
 
 ROOT = Path(__file__).parents[2]
 OUT = ROOT / "evaluation" / "results" / "bench_env.json"

@@ -1,4 +1,5 @@
-"""Time of one step of the action space, tinygrad's own way (graph rewriting) and by arithmetic (`kcg.kernel.plan`).
+"""Time of one step of the action space, tinygrad's own way (graph rewriting) and by arithmetic
+(`kcg.kernel.opts.planner`).
 
     python -m evaluation.search.bench_space flux/mini gpt2/mini resnet/mini
     python -m evaluation.search.bench_space kernels.sqlite --kernels 100
@@ -20,16 +21,14 @@ from typing import Annotated, Any
 
 import typer
 
-from kcg.commandline import command_text, guarded, record_results
+from kcg.cli import command_text, guarded, record_results
 from kcg.compat import scheduling
 from kcg.compat.device import choose_cpu, prepare
 from kcg.compat.renderers import planning_renderer
 from kcg.dataset.journal import Journal
-from kcg.kernel.actions import legal_steps
-from kcg.kernel.axes import axis_table
 from kcg.kernel.codec import ast_of
-from kcg.kernel.plan import planner_from
-from kcg.kernel.uops import count_uops
+from kcg.kernel.loop_nest import axis_table, count_uops
+from kcg.kernel.opts.planner import legal_steps, planner_from
 from kcg.types import Region, Target
 from kcg.workloads import registry
 from tests.known_targets import KNOWN_TARGETS

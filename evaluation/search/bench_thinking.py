@@ -23,11 +23,11 @@ from typing import Annotated
 import typer
 from tinygrad import Tensor
 
-from kcg.commandline import command_text, guarded, record_results
+from kcg.cli import command_text, guarded, record_results
 from kcg.kernel.codec import kernel_of
-from kcg.kernel.space import KernelSpace
-from kcg.search import thinking
-from kcg.search.interface import Ledger, Observation, Problem
+from kcg.kernel.opts.space import KernelSpace
+from kcg.search import workers
+from kcg.search.problem import Ledger, Observation, Problem
 from kcg.types import Region, Schedule, Status
 from tests.known_targets import KNOWN_TARGETS
 
@@ -61,7 +61,7 @@ def spent(processes: int, known: int, batches: int) -> tuple[float, float]:
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     with tempfile.TemporaryDirectory() as folder:
         initargs = ("CPU", os.getpid(), str(Path(folder) / "cache.db"))
-        with thinking.Thinkers(processes, "auto", TARGET, initargs) as thinkers:
+        with workers.Thinkers(processes, "auto", TARGET, initargs) as thinkers:
 
             def search(place: int) -> None:
                 space, drawn = KernelSpace(region, TARGET), random.Random(place)
@@ -77,8 +77,14 @@ def spent(processes: int, known: int, batches: int) -> tuple[float, float]:
                     return answers
 
                 problem = Problem(
-                    space=space, predict=list, measure=measure, known=seen, batch_size=BATCH, rng=drawn, ledger=ledger,
-                )  # fmt: skip
+                    space=space,
+                    predict=list,
+                    measure=measure,
+                    known=seen,
+                    batch_size=BATCH,
+                    rng=drawn,
+                    ledger=ledger,
+                )
                 list(thinkers.strategy("mcts", region, place=place, seed=str(place))(problem))
 
             begin = time.monotonic()
@@ -101,11 +107,11 @@ def main(
     / "bench_thinking.json",
 ) -> None:
     """Measure both settings in turns and write the results."""
-    settings = {"one thread": thinking.ONE_CORE, "as many as BLAS takes": {}}
+    settings = {"one thread": workers.ONE_CORE, "as many as BLAS takes": {}}
     seen: dict[str, list[tuple[float, float]]] = {name: [] for name in settings}
     for _ in range(rounds):
         for name, variables in settings.items():
-            thinking.ONE_CORE = variables  # type: ignore[misc]
+            workers.ONE_CORE = variables  # type: ignore[misc]
             seen[name].append(spent(processes, known, batches))
             typer.echo(f"{name}: {seen[name][-1][0]:.1f} s of CPU time each, {seen[name][-1][1]:.1f} s")
     cpu_s, wall_s = ({name: median(pair[i] for pair in pairs) for name, pairs in seen.items()} for i in (0, 1))

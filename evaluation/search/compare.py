@@ -19,10 +19,10 @@ from typing import Annotated
 
 import typer
 
-from kcg.commandline import command_text, guarded, record_results
+from kcg.cli import command_text, guarded, record_results
 
 ROOT = Path(__file__).parents[2]
-CHECKPOINT, POLICY = (ROOT / "kcg" / of / "cuda.safetensors" for of in ("predictor/checkpoints", "search/policies"))
+CHECKPOINT, POLICY = (ROOT / "kcg" / of / "cuda.safetensors" for of in ("predictor/checkpoints", "rl/policies"))
 
 
 def main(
@@ -78,24 +78,37 @@ def main(
     from evaluation.search.live_journal import LiveJournal, Shard
     from evaluation.search.plays import compare, guides_of, policy_of
     from evaluation.search.regret import Board, entry, headline
-    from kcg.measure.target import usable_cores  # seconds from here on: torch
-    from kcg.search.tables import FILE, kernels_of
+    from kcg.measure.device_info import usable_cores  # seconds from here on: torch
+    from kcg.search.replay import FILE, kernels_of
 
     extra, together = dict[str, object](), None
     if live:
         part = "live"
         journal = LiveJournal(work / f"{live}-{preset}.jsonl", shard=Shard.parse(shard))
         kernels, each, extra = live_on_flux(
-            live, preset, journal, predictor_of(checkpoint), settings, count=tables or 8, say=say, tiny_beams=[4],
-            policy=policy_of(policy_path) if policy_path is not None else None, recorded=recorded,
+            live,
+            preset,
+            journal,
+            predictor_of(checkpoint),
+            settings,
+            count=tables or 8,
+            say=say,
+            tiny_beams=[4],
+            policy=policy_of(policy_path) if policy_path is not None else None,
+            recorded=recorded,
             budget_s=parse_budget(time) if time is not None else None,
-        )  # fmt: skip
+        )
     else:
         kernels = kernels_of(read_export(dataset), part)[:tables]
         plays = compare(
-            kernels, guides_of(checkpoint, policy_path), settings, tables=dataset / FILE,
-            journal=work / f"{dataset.name}.jsonl", jobs=jobs or usable_cores(), say=say,
-        )  # fmt: skip
+            kernels,
+            guides_of(checkpoint, policy_path),
+            settings,
+            tables=dataset / FILE,
+            journal=work / f"{dataset.name}.jsonl",
+            jobs=jobs or usable_cores(),
+            say=say,
+        )
         each = [plays[kernel.region.id] for kernel in kernels]
         together = dealt(
             kernels, checkpoint, default, budget=16 * len(kernels), seeds=seeds, jobs=jobs or usable_cores()

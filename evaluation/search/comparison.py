@@ -18,16 +18,14 @@ from typing import TYPE_CHECKING, Final
 from evaluation.search.rollouts import Led, rollouts
 from evaluation.search.strategies import needs_policy, registry, strategy
 from kcg.errors import UnknownName, UsageError
-from kcg.search.draft import draft
-from kcg.search.interface import Correct, Observation, Predict, Problem, Strategy
-from kcg.search.replay import ReplayTable, constant_predict, oracle_predict
-from kcg.search.tables import RecordedKernel
-from kcg.search.trials import Trials
+from kcg.search.beam import draft
+from kcg.search.problem import Correct, Observation, Predict, Problem, Strategy, Trials
+from kcg.search.replay import RecordedKernel, ReplayTable, constant_predict, oracle_predict
 from kcg.types import Prediction, Region, Schedule, Status, Target
 
 if TYPE_CHECKING:
-    from kcg.kernel.space import KernelSpace
-    from kcg.predictor.encode import Array
+    from kcg.kernel.opts.space import KernelSpace
+    from kcg.predictor.features import Array
     from kcg.predictor.learned import LearnedPredictor
 
 LEARNED, UNCORRECTED, ORACLE, CONSTANT = "", "uncorrected", "oracle", "constant"
@@ -184,16 +182,23 @@ def play(name: str, problem: Problem, *, seed: int, led: Led | None = None) -> P
             best_s = observation.time_s
             curve.append((len(binaries), best_s))
     return Play(
-        name, seed, problem.ledger.max_measurements, tuple(curve), problem.ledger.measurements,
-        problem.ledger.evaluations, failures, time.thread_time() - began, problem.rng.getstate() != before,
-    )  # fmt: skip
+        name,
+        seed,
+        problem.ledger.max_measurements,
+        tuple(curve),
+        problem.ledger.measurements,
+        problem.ledger.evaluations,
+        failures,
+        time.thread_time() - began,
+        problem.rng.getstate() != before,
+    )
 
 
 class Remembered:
     """What a predictor makes of the schedules of a table, asked once and shared by all plays on it."""
 
     def __init__(self, predictor: LearnedPredictor, kernel: RecordedKernel) -> None:
-        from kcg.kernel.space import KernelSpace
+        from kcg.kernel.opts.space import KernelSpace
 
         self.space = KernelSpace(kernel.region, kernel.target)
         self.corrects = bool(predictor.checkpoint.nets)
@@ -231,7 +236,7 @@ class Bench:
         return problem
 
     def _learned(self, predictor: LearnedPredictor) -> tuple[Predict, Correct | None, KernelSpace]:
-        from kcg.predictor.correcting import CorrectingKernel
+        from kcg.predictor.correction import CorrectingKernel
 
         if self._remembered is None:
             self._remembered = Remembered(predictor, self.kernel)

@@ -45,8 +45,12 @@ def beam_table(entry: Entry) -> list[str]:
     lines = ["| | measurements of a kernel | at most | quality | unweighted |", "|---|---|---|---|---|"]
     for width, told in entry["beams"].items():
         quality = told["quality"]
-        cells = [f"{told['measurements']:.0f}", str(told["most_measurements"]), _cell(quality, WEIGHTED),
-                 _cell(quality, MEAN)]  # fmt: skip
+        cells = [
+            f"{told['measurements']:.0f}",
+            str(told["most_measurements"]),
+            _cell(quality, WEIGHTED),
+            _cell(quality, MEAN),
+        ]
         lines.append(_row(f"BEAM={width}", cells))
     return lines
 
@@ -194,8 +198,9 @@ def regret_svg(entry: Entry) -> str:
         parts.append(f'<text x="{LEFT - 8}" y="{y(10.0**power) + 4:.1f}" fill="#555" text-anchor="end">{said}</text>')
     for power in range(math.floor(math.log2(most_x)) + 1):
         parts.append(_tick(x(2**power), TOP, x(2**power), HEIGHT - BOTTOM))
-        parts.append(f'<text x="{x(2**power):.1f}" y="{HEIGHT - BOTTOM + 18}" fill="#555" text-anchor="middle">'
-                     f"{2**power}</text>")  # fmt: skip
+        parts.append(
+            f'<text x="{x(2**power):.1f}" y="{HEIGHT - BOTTOM + 18}" fill="#555" text-anchor="middle">{2**power}</text>'
+        )
     labels = []
     for name, curve in curves.items():
         colour, dash = _style(name, names.index(name))
@@ -205,8 +210,9 @@ def regret_svg(entry: Entry) -> str:
             band += [(n, v) for n, v in reversed(list(enumerate(curve["low"], 1)))]
             parts.append(f'<polygon points="{_points(band, x, y)}" fill="{colour}" opacity="0.13"/>')
         wide = 2.6 if name == settings["default"] else 1.6
-        parts.append(f'<polyline points="{_points(points, x, y)}" fill="none" stroke="{colour}" stroke-width="{wide}"'
-                     f"{dash}/>")  # fmt: skip
+        parts.append(
+            f'<polyline points="{_points(points, x, y)}" fill="none" stroke="{colour}" stroke-width="{wide}"{dash}/>'
+        )
         labels.append((y(points[-1][1]), name, colour, dash))
     for name, (n, regret) in beams.items():
         parts.append(f'<circle cx="{x(n):.1f}" cy="{y(regret):.1f}" r="4" fill="#111"/>')
@@ -239,7 +245,9 @@ def _names(labels: Sequence[tuple[float, str, str, str]]) -> list[str]:
         room = HEIGHT - BOTTOM - LABEL_STEP * (len(ordered) - 1 - place)
         last = max(min(height, room), last + LABEL_STEP)
         left = WIDTH - RIGHT + 14
-        found.append(f'<line x1="{left}" y1="{last:.1f}" x2="{left + 18}" y2="{last:.1f}" stroke="{colour}" '
-                     f'stroke-width="2.4"{dash}/>')  # fmt: skip
+        found.append(
+            f'<line x1="{left}" y1="{last:.1f}" x2="{left + 18}" y2="{last:.1f}" stroke="{colour}" '
+            f'stroke-width="2.4"{dash}/>'
+        )
         found.append(f'<text x="{left + 24}" y="{last + 4:.1f}" fill="#222">{escape(name)}</text>')
     return found

@@ -13,10 +13,10 @@ from typing import Any, Final
 import numpy as np
 
 from kcg.predictor.correction import Correction
-from kcg.predictor.encode import Array
+from kcg.predictor.features import Array
 from kcg.search.calibration import Calibration, Trial
-from kcg.search.diversity import StepSets
-from kcg.search.improvement import expected_improvement
+from kcg.search.moves import StepSets
+from kcg.search.problem import expected_improvement
 from kcg.types import Prediction, Schedule
 
 BUDGETS: Final = (0, 4, 8, 16)  # measurements
@@ -33,7 +33,7 @@ class Pool:
     embedding: Array  # (n, d)
     log_s: Array  # (n,) measured; NaN where it failed
     steps: tuple[int, ...]  # the set of each one's Opts, a bit each
-    traits: Array  # (n, t) 0 or 1, see `kcg.predictor.correcting`
+    traits: Array  # (n, t) 0 or 1, see `kcg.predictor.correction`
 
 
 Said = tuple[Array, Array]  # (n,) log-seconds, and their standard deviations
@@ -71,8 +71,11 @@ def _regressed_with_traits(pool: Pool, done: list[int]) -> Said:
 
 Method = Callable[[Pool, list[int]], Said]
 METHODS: Final[dict[str, Method]] = {
-    "none": _nothing, "calibration": _calibrated, "regression": _regressed, "traits": _regressed_with_traits,
-}  # fmt: skip
+    "none": _nothing,
+    "calibration": _calibrated,
+    "regression": _regressed,
+    "traits": _regressed_with_traits,
+}
 """By name: (n,) corrected log-seconds of a pool, of which some schedules were measured, and the doubt about each."""
 
 

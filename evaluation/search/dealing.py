@@ -1,4 +1,4 @@
-"""One budget for several recorded kernels, dealt out as an optimisation deals it: by bids (`kcg.search.bidding`)."""
+"""One budget for several recorded kernels, dealt out as an optimisation deals it: by bids (`kcg.search.allocation`)."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from evaluation.search.comparison import Bench, Contender, predictor_of
-from kcg.search.bidding import Auction, Limits
-from kcg.search.interface import Ledger, Observation
-from kcg.search.tables import RecordedKernel
+from kcg.search.allocation import Auction, Limits
+from kcg.search.problem import Ledger, Observation
+from kcg.search.replay import RecordedKernel
 
 if TYPE_CHECKING:
-    from kcg.predictor.encode import Array
+    from kcg.predictor.features import Array
 
 
 def dealt(
@@ -27,7 +27,7 @@ def dealt(
     """
     if jobs < 2 or seeds < 2:
         return np.stack([_dealt(kernels, checkpoint, name, budget, seed) for seed in range(seeds)])
-    from kcg.predictor.workers import workers
+    from kcg.predictor.training import workers
 
     with workers(min(jobs, seeds)) as pool:
         futures = [pool.submit(_dealt, kernels, checkpoint, name, budget, seed) for seed in range(seeds)]

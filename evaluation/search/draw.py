@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from kcg.commandline import command_text, guarded, record_results
+from kcg.cli import command_text, guarded, record_results
 
 ROOT = Path(__file__).parents[2]
 
@@ -36,8 +36,8 @@ def main(
     from evaluation.search.drawing import batches, drawn, opened
     from kcg.dataset.reading import read_export
     from kcg.errors import UsageError
-    from kcg.search.tables import kernels_of
-    from kcg.search.trials import Trials
+    from kcg.search.problem import Trials
+    from kcg.search.replay import kernels_of
 
     kernels = [k for k in kernels_of(read_export(dataset), part) if k.region.id.startswith(kernel)]
     if not kernels:

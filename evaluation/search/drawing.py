@@ -6,10 +6,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from kcg.search.graph import Graph, MctsSettings, Node
-from kcg.search.interface import Observation, best
-from kcg.search.mcts import searched
-from kcg.search.trials import Trials
+from kcg.search.mcts import Graph, MctsSettings, Node, searched
+from kcg.search.problem import Observation, Trials, best
 
 MOST_CHILDREN = 3  # of a node that are drawn
 

@@ -19,14 +19,12 @@ import torch
 
 from evaluation.laps import laps
 from kcg.dataset.reading import Export, read_export
-from kcg.env import KernelScheduleEnv, Task, learned, observation_of
-from kcg.kernel.space import KernelSpace
-from kcg.predictor.actions import action_rows
+from kcg.kernel.opts.space import KernelSpace
 from kcg.predictor.checkpoint import read
-from kcg.predictor.encode import encode
-from kcg.predictor.features import graphs
+from kcg.predictor.features import encode, graphs
 from kcg.predictor.learned import LearnedPredictor
-from kcg.predictor.views import Viewer, opt_of
+from kcg.rl.env import KernelScheduleEnv, Task, learned, observation_of
+from kcg.rl.observation import Viewer, action_rows, opt_of
 from kcg.types import Region, Schedule, Target
 
 NEW, KNOWN = "new", "known"
@@ -94,9 +92,13 @@ def speed_of(checkpoint: Path, dataset: Path, *, kernels: int, episodes: int, se
     families = drawn(export, kernels, random.Random(seed))
     asked = {"one network": replace(whole, nets=whole.nets[:1]), "whole checkpoint": whole}
     entry: dict[str, Any] = {
-        "episodes": episodes, "seed": seed, "threads": 1, "target": target.model, "checkpoint": whole.about.name,
+        "episodes": episodes,
+        "seed": seed,
+        "threads": 1,
+        "target": target.model,
+        "checkpoint": whole.about.name,
         "kernels": {family: [region.id[:12] for region in regions] for family, regions in families.items()},
-    }  # fmt: skip
+    }
     for name, part in asked.items():
         predictor, total = LearnedPredictor(part), {NEW: list[float](), KNOWN: list[float]()}
         entry[name] = {}

@@ -31,18 +31,17 @@ from evaluation.search.comparison import (
 from evaluation.search.live_journal import Beam, Ended, LiveJournal, Seen, Setting
 from evaluation.search.rollouts import Led
 from kcg.errors import DataError, DeviceError, ScheduleError, UsageError
-from kcg.kernel.space import KernelSpace
-from kcg.measure.group import Request
+from kcg.kernel.opts.space import KernelSpace
 from kcg.measure.jobs import TinyBeamJob, TinyBeamOutcome
-from kcg.search.interface import Ledger, Observation, Problem, best
-from kcg.search.replay import Record, ReplayTable, charged
-from kcg.search.tables import NamedTable, RecordedKernel
+from kcg.measure.service import Request
+from kcg.search.problem import Ledger, Observation, Problem, best
+from kcg.search.replay import NamedTable, Record, RecordedKernel, ReplayTable, charged
 from kcg.types import RAW, Measurement, Region, Schedule
 
 if TYPE_CHECKING:
     from kcg.measure.service import MeasureService
     from kcg.predictor.learned import LearnedPredictor
-    from kcg.search.policy import Policy
+    from kcg.rl.policy import Policy
 
 TINY_BEAM = "tinygrad-beam"
 BEAM_TIMEOUT_S = 300.0
@@ -53,13 +52,21 @@ class LiveBench(Bench):
     """Where contenders play one kernel on a device."""
 
     def __init__(
-        self, region: Region, calls: int, service: MeasureService | Setting, predictor: LearnedPredictor,
-        journal: LiveJournal, *, policy: Policy | None = None, batch_size: int = 4, until: float = math.inf,
-    ) -> None:  # fmt: skip
+        self,
+        region: Region,
+        calls: int,
+        service: MeasureService | Setting,
+        predictor: LearnedPredictor,
+        journal: LiveJournal,
+        *,
+        policy: Policy | None = None,
+        batch_size: int = 4,
+        until: float = math.inf,
+    ) -> None:
         """`service` may be the setting of a journal alone: then only what the journal knows can be had. No batch is
         begun after `until`, on `time.monotonic`: a play that asks for one raises TimeoutError, and goes on another time
         from what is kept."""
-        from kcg.predictor.views import Viewer
+        from kcg.rl.observation import Viewer
 
         self.region, self.calls, self.journal = region, calls, journal
         self.target, self.toolchain = service.target, service.toolchain
@@ -106,9 +113,15 @@ class LiveBench(Bench):
         # BEAM measures all children of a level, whatever the first of them shows: the compilers work on many at once
         batch_size = 2 * self.service.compile_workers if name.startswith(BEAM) else self.batch_size
         return Problem(
-            self.space, judge.predict, measure, ledger, random.Random(seed), batch_size=batch_size,
-            correct=judge.correct if not guide else None, alike=self.space.alike,
-        )  # fmt: skip
+            self.space,
+            judge.predict,
+            measure,
+            ledger,
+            random.Random(seed),
+            batch_size=batch_size,
+            correct=judge.correct if not guide else None,
+            alike=self.space.alike,
+        )
 
     def _measure(self, schedules: Sequence[Schedule]) -> list[Observation]:
         """What each shows, measured unless it was before."""
@@ -132,9 +145,16 @@ class LiveBench(Bench):
     def _keep(self, row: Measurement, spent_s: float) -> None:
         seen = Observation.of(row)
         self.journal.add(
-            "row", self.region.id, row.schedule, status=str(seen.status), runtime_s=seen.runtime_s,
-            binary=seen.binary_hash, reason=seen.reason, spent_s=spent_s, launch=row.launch,
-        )  # fmt: skip
+            "row",
+            self.region.id,
+            row.schedule,
+            status=str(seen.status),
+            runtime_s=seen.runtime_s,
+            binary=seen.binary_hash,
+            reason=seen.reason,
+            spent_s=spent_s,
+            launch=row.launch,
+        )
 
     def full_s(self, schedule: Schedule) -> float:
         """The runtime of a schedule with all samples; that of the search where it fails, infinite where that failed."""
@@ -172,9 +192,14 @@ class LiveBench(Bench):
                 reason = str(error)
                 found = TinyBeamOutcome(self.space.baseline(), 0, time.monotonic() - begin)
             self.journal.add(
-                "tiny", self.region.id, found.schedule, width=width, binaries=found.binaries, wall_s=found.wall_s,
+                "tiny",
+                self.region.id,
+                found.schedule,
+                width=width,
+                binaries=found.binaries,
+                wall_s=found.wall_s,
                 reason=reason,
-            )  # fmt: skip
+            )
         return self.seen.tiny[width]
 
     def _trust(self, failure: str) -> None:
@@ -239,9 +264,16 @@ def live_flux(device: str, preset: str, journal: LiveJournal) -> Iterator[Measur
 
 
 def live_on_flux(
-    device: str, preset: str, journal: LiveJournal, predictor: LearnedPredictor, settings: Settings, *, count: int,
-    recorded: bool = False, **more: Any,
-) -> tuple[list[RecordedKernel], list[dict[Turn, Play]], dict[str, Any]]:  # fmt: skip
+    device: str,
+    preset: str,
+    journal: LiveJournal,
+    predictor: LearnedPredictor,
+    settings: Settings,
+    *,
+    count: int,
+    recorded: bool = False,
+    **more: Any,
+) -> tuple[list[RecordedKernel], list[dict[Turn, Play]], dict[str, Any]]:
     """`compare_live` on the `count` kernels of Flux with the largest share, of these the journal's shard.
 
     What is `recorded` takes no device; raises UsageError or DataError where the journal does not hold it. `more` goes
@@ -257,10 +289,17 @@ def live_on_flux(
 
 
 def compare_live(
-    calls: Sequence[tuple[Region, int]], service: MeasureService | Setting, predictor: LearnedPredictor,
-    settings: Settings, journal: LiveJournal, *, policy: Policy | None = None, tiny_beams: Sequence[int] = (),
-    budget_s: float | None = None, say: Callable[[str], None] = lambda line: None,
-) -> tuple[list[RecordedKernel], list[dict[Turn, Play]], dict[str, Any]]:  # fmt: skip
+    calls: Sequence[tuple[Region, int]],
+    service: MeasureService | Setting,
+    predictor: LearnedPredictor,
+    settings: Settings,
+    journal: LiveJournal,
+    *,
+    policy: Policy | None = None,
+    tiny_beams: Sequence[int] = (),
+    budget_s: float | None = None,
+    say: Callable[[str], None] = lambda line: None,
+) -> tuple[list[RecordedKernel], list[dict[Turn, Play]], dict[str, Any]]:
     """Plays on kernels, each with its number of calls. None is begun once the budget is spent.
 
     Beside the plays: what each contender's winners make of the workload, and tinygrad's own BEAM on the same kernels.
@@ -293,13 +332,14 @@ def compare_live(
         raise DataError(f"{journal.path} holds no kernel that everything was played on")
     measured = sum(len(journal.of(k.region.id).rows) for k in kernels)
     told: dict[str, Any] = {
-        "totals": totals(weights, winners), "costs": costs([journal.of(k.region.id) for k in kernels], plays),
+        "totals": totals(weights, winners),
+        "costs": costs([journal.of(k.region.id) for k in kernels], plays),
         "seconds_per_measurement": sum(journal.of(k.region.id).spent_s for k in kernels) / max(measured, 1),
         TINY_BEAM: {
             str(width): {"kernels": len(rows), "binaries": sum(r[1] for r in rows), "wall_s": sum(r[2] for r in rows)}
             for width, rows in beams.items()
         },
-    }  # fmt: skip
+    }
     return kernels, plays, told
 
 
@@ -309,12 +349,10 @@ def totals(weights: Sequence[int], winners: Sequence[Mapping[str, Sequence[float
     return {
         name: {
             "total_s": sum(w * sum(found[name]) / len(found[name]) for w, found in zip(weights, winners, strict=True)),
-            "log_mean": sum(
-                sum(map(math.log, found[name])) / len(found[name]) for found in winners
-            ) / len(winners),
+            "log_mean": sum(sum(map(math.log, found[name])) / len(found[name]) for found in winners) / len(winners),
         }
         for name in sorted(names)
-    }  # fmt: skip
+    }
 
 
 def costs(seen: Sequence[Seen], plays: Sequence[Mapping[Turn, Play]]) -> dict[str, dict[str, float]]:
@@ -329,4 +367,4 @@ def costs(seen: Sequence[Seen], plays: Sequence[Mapping[Turn, Play]]) -> dict[st
             "wall_s": sum(e.spent_s for e in of) / len(of),
         }
         for name, of in ended.items()
-    }  # fmt: skip
+    }

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from evaluation.search.comparison import Play, Turn
-from kcg.dataset.records import status_and_reason
+from kcg.dataset.journal import status_and_reason
 from kcg.errors import DataError, MismatchError, UsageError
-from kcg.search.interface import Observation
+from kcg.search.problem import Observation
 from kcg.types import Kernel, Region, Schedule, Target, Toolchain, canonical_json
 
 Launch = tuple[tuple[int, ...], tuple[int, ...]]

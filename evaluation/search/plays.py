@@ -20,21 +20,36 @@ from typing import TYPE_CHECKING
 from evaluation.search.comparison import Bench, LedOf, Play, Settings, Turn, play_all, predictor_of, turns
 from evaluation.search.rollouts import Led
 from kcg.errors import DataError, DeviceError, MismatchError
-from kcg.search.replay import ReplayTable
-from kcg.search.tables import RecordedKernel
+from kcg.search.replay import RecordedKernel, ReplayTable
 from kcg.types import Region, Target, canonical_json, content_id
 
 if TYPE_CHECKING:
-    from kcg.search.policy import Policy
+    from kcg.rl.policy import Policy
 
 FORMAT = "kcg-plays-1"
-PLAYED = ("kcg/kernel", "kcg/predictor", "kcg/search", "evaluation/search")
+PLAYED = ("kcg/kernel", "kcg/predictor", "kcg/search", "kcg/rl", "evaluation/search")
 """Folders whose code decides what is played."""
 NOT_PLAYED = (
-    "alike.py", "auction_in_time.py", "bench_env.py", "bench_space.py", "bench_thinking.py", "bidding.py", "compare.py",
-    "comparison_text.py", "correcting.py", "dealing.py", "draw.py", "drawing.py", "env_speed.py", "live.py",
-    "live_journal.py", "plays.py", "regret.py", "small_model.py", "thinking.py",
-)  # fmt: skip
+    "alike.py",
+    "allocation.py",
+    "auction_in_time.py",
+    "bench_env.py",
+    "bench_space.py",
+    "bench_thinking.py",
+    "compare.py",
+    "comparison_text.py",
+    "correcting.py",
+    "dealing.py",
+    "draw.py",
+    "drawing.py",
+    "env_speed.py",
+    "live.py",
+    "live_journal.py",
+    "plays.py",
+    "regret.py",
+    "small_model.py",
+    "workers.py",
+)
 """Modules that no play depends on."""
 
 Say = Callable[[str], None]
@@ -61,8 +76,8 @@ def guides_of(checkpoint: Path, policy: Path | None = None) -> Guides:
 
 def _led(path: Path, region: Region, target: Target, table: ReplayTable) -> Led:
     """A policy's file on the schedules of one table, whose steps are its actions."""
-    from kcg.kernel.space import KernelSpace
-    from kcg.predictor.views import Viewer
+    from kcg.kernel.opts.space import KernelSpace
+    from kcg.rl.observation import Viewer
 
     policy = policy_of(path)
     if target.fingerprint not in policy.about.targets:
@@ -73,7 +88,7 @@ def _led(path: Path, region: Region, target: Target, table: ReplayTable) -> Led:
 @functools.lru_cache(maxsize=1)
 def policy_of(path: Path) -> Policy:
     """The policy of a file, read once in a process."""
-    from kcg.search.policy import read_policy
+    from kcg.rl.policy import read_policy
 
     return read_policy(path)
 
@@ -87,9 +102,15 @@ class _Job:
 
 
 def compare(
-    kernels: Sequence[RecordedKernel], guides: Guides, settings: Settings, *, tables: Path, journal: Path,
-    jobs: int = 1, say: Say = lambda line: None,
-) -> Played:  # fmt: skip
+    kernels: Sequence[RecordedKernel],
+    guides: Guides,
+    settings: Settings,
+    *,
+    tables: Path,
+    journal: Path,
+    jobs: int = 1,
+    say: Say = lambda line: None,
+) -> Played:
     """Plays what is not in the journal yet, and returns all plays. `tables` is the file that the kernels came from.
 
     Raises DataError or MismatchError where the checkpoint cannot be used, DeviceError where a process died.
@@ -118,7 +139,7 @@ def compare(
         for job in waiting:
             take(job, _play_job(job))
         return played
-    from kcg.predictor.workers import workers
+    from kcg.predictor.training import workers
 
     try:
         with workers(min(jobs, len(waiting))) as pool:
@@ -154,10 +175,16 @@ def stamp_of(guides: Guides, settings: Settings, tables: Path) -> str:
     """The hash of all that plays depend on."""
     root = Path(__file__).parents[2]
     code = [path for name in PLAYED for path in sorted((root / name).glob("*.py")) if path.name not in NOT_PLAYED]
-    return content_id({
-        "format": FORMAT, "checkpoint": _sha256(guides.checkpoint), "policy": guides.policy, "tables": _sha256(tables),
-        "batch_size": settings.batch_size, "code": [[path.name, _sha256(path)] for path in code],
-    })  # fmt: skip
+    return content_id(
+        {
+            "format": FORMAT,
+            "checkpoint": _sha256(guides.checkpoint),
+            "policy": guides.policy,
+            "tables": _sha256(tables),
+            "batch_size": settings.batch_size,
+            "code": [[path.name, _sha256(path)] for path in code],
+        }
+    )
 
 
 def _sha256(path: Path) -> str:

@@ -26,8 +26,8 @@ from evaluation.search.comparison import (
     Turn,
     played,
 )
-from kcg.predictor.encode import Array
-from kcg.search.tables import RecordedKernel
+from kcg.predictor.features import Array
+from kcg.search.replay import RecordedKernel
 
 RESAMPLES: Final = 2000
 SHARE: Final = (0.025, 0.975)  # of resamples below the ends of an interval
@@ -76,9 +76,13 @@ class Board:
     """All plays as times: K kernels, S seeds, after 0 to N measurements."""
 
     def __init__(
-        self, kernels: Sequence[RecordedKernel], plays: Sequence[Mapping[Turn, Play]], settings: Settings, *,
+        self,
+        kernels: Sequence[RecordedKernel],
+        plays: Sequence[Mapping[Turn, Play]],
+        settings: Settings,
+        *,
         dealt: Array | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`dealt` is what `evaluation.search.dealing.dealt` found for the default contender."""
         self.settings, self.plays, self.dealt = settings, plays, dealt
         self.weights = np.array([kernel.calls for kernel in kernels], np.float64)  # (K,)
@@ -98,10 +102,12 @@ class Board:
         """(K, S, N + 1) the best time known after 0 to N measurements."""
         if name not in self._known:
             budget, seeds = self.settings.budget, range(self.settings.seeds)
-            self._known[name] = np.array([
-                [_after(self._play(k, (name, seed, budget)), budget, float(otherwise_s)) for seed in seeds]
-                for k, otherwise_s in enumerate(self.hand_coded_s)
-            ])  # fmt: skip
+            self._known[name] = np.array(
+                [
+                    [_after(self._play(k, (name, seed, budget)), budget, float(otherwise_s)) for seed in seeds]
+                    for k, otherwise_s in enumerate(self.hand_coded_s)
+                ]
+            )
         return self._known[name]
 
     def ends(self, turn: Turn) -> tuple[Array, Array]:
@@ -286,8 +292,10 @@ def entry(board: Board, kernels: Sequence[RecordedKernel]) -> dict[str, Any]:
         shape = (len(times), settings.seeds, 1)
         ratio = board.quality(np.broadcast_to(times[:, None, None], shape))[0]
         told["beams"][width] = {
-            "quality": ratio.told(), "measurements": _short(made.mean()), "most_measurements": int(made.max()),
-        }  # fmt: skip
+            "quality": ratio.told(),
+            "measurements": _short(made.mean()),
+            "most_measurements": int(made.max()),
+        }
     told["pairs"] = {
         other: {n: ratio.told() for n, ratio in zip(budgets, board.paired(settings.default, other), strict=True)}
         for other in settings.contenders
@@ -302,14 +310,22 @@ def entry(board: Board, kernels: Sequence[RecordedKernel]) -> dict[str, Any]:
 def _kernel(board: Board, k: int, kernel: RecordedKernel) -> dict[str, Any]:
     """One kernel: what it is, and what each contender knew after each budget in microseconds, mean over seeds."""
     return {
-        "region": kernel.region.id[:12], "family": kernel.family, "part": kernel.part, "calls": kernel.calls,
-        "schedules": len(kernel.table.records), "best_us": _short(1e6 * kernel.table.best_s),
+        "region": kernel.region.id[:12],
+        "family": kernel.family,
+        "part": kernel.part,
+        "calls": kernel.calls,
+        "schedules": len(kernel.table.records),
+        "best_us": _short(1e6 * kernel.table.best_s),
         "hand_coded_us": _short(1e6 * kernel.hand_coded_s),
-        "beams": {width: [_short(1e6 * board.beam(width)[0][k]), int(board.beam(width)[1][k])]
-                  for width in board.settings.beams},
-        "known_us": {name: [_short(1e6 * t) for t in board.known(name)[k][:, board.budgets].mean(0)]
-                     for name in board.settings.contenders},
-    }  # fmt: skip
+        "beams": {
+            width: [_short(1e6 * board.beam(width)[0][k]), int(board.beam(width)[1][k])]
+            for width in board.settings.beams
+        },
+        "known_us": {
+            name: [_short(1e6 * t) for t in board.known(name)[k][:, board.budgets].mean(0)]
+            for name in board.settings.contenders
+        },
+    }
 
 
 def _short(value: Any) -> float:

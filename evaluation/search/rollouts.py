@@ -10,13 +10,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from kcg.errors import UsageError
-from kcg.predictor.views import Viewer
-from kcg.search.draft import Drafts
-from kcg.search.interface import Observation, Problem, Strategy
-from kcg.search.policy import Policy, Proposal, Propose
-from kcg.search.rollouts import ppo
-from kcg.search.trials import Trials
-from kcg.search.walks import fresh
+from kcg.rl.observation import Viewer
+from kcg.rl.policy import Policy, Proposal, Propose, ppo
+from kcg.search.beam import Drafts
+from kcg.search.moves import fresh
+from kcg.search.problem import Observation, Problem, Strategy, Trials
 from kcg.types import Schedule
 
 LONGEST: Final = 16
@@ -43,7 +41,7 @@ class Led:
 
 
 def acting(led: Led) -> Strategy:
-    """`kcg.search.rollouts.ppo`. Raises UsageError where nothing can act."""
+    """`kcg.rl.policy.ppo`. Raises UsageError where nothing can act."""
     if led.acts is None:
         raise UsageError("this policy proposes steps and cannot act in an environment")
     return ppo(*led.acts)

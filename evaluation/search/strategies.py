@@ -14,7 +14,7 @@ from evaluation.search.rollouts import Led, acting, policy, policy_beam
 from evaluation.search.tinygrad_mcts import tinygrad_mcts
 from kcg.errors import UsageError
 from kcg.search import strategies
-from kcg.search.interface import Observation, Problem, Strategy
+from kcg.search.problem import Observation, Problem, Strategy
 from kcg.search.strategies import Named
 
 MakeLed = Callable[[Led, int], Strategy]

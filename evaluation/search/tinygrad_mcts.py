@@ -22,8 +22,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from kcg.search.interface import Observation, Problem, Strategy
-from kcg.search.trials import Trials
+from kcg.search.problem import Observation, Problem, Strategy, Trials
 from kcg.types import Schedule
 
 EXPLORATION: Final = math.sqrt(2)

@@ -12,16 +12,14 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from kcg.campaign.draw import HAND_CODED, Drawn, draw_timed
-from kcg.campaign.kernels import distinct_calls, shard_of, why_not, workloads_of
+from kcg.campaign.sampling import HAND_CODED, Drawn, draw_timed
 from kcg.campaign.settings import CampaignSettings, CampaignSummary
 from kcg.campaign.tables import TableTask, table_calls
-from kcg.campaign.task import KernelTask
-from kcg.commandline import counted
+from kcg.campaign.tasks import KernelTask, distinct_calls, shard_of, why_not, workloads_of
+from kcg.cli import counted
 from kcg.compat.device import choose_device, prepare
-from kcg.dataset.journal import Journal, Run
-from kcg.dataset.repeats import RETIMED
-from kcg.dataset.schema import check_header
+from kcg.dataset.journal import Journal, Run, check_header
+from kcg.dataset.noise import RETIMED
 from kcg.errors import JournalError
 from kcg.measure.protocol import PROTOCOL
 from kcg.measure.service import MeasureService, Request
@@ -108,8 +106,9 @@ class _Occasion:
         spent, elapsed_s = self.service.spent_s, time.monotonic() - self.began
         compiling = self.drawing_s + spent["compile"]
         return (
-            compiling / (elapsed_s * self.service.compile_workers), (sum(spent.values()) - spent["compile"]) / elapsed_s
-        )  # fmt: skip
+            compiling / (elapsed_s * self.service.compile_workers),
+            (sum(spent.values()) - spent["compile"]) / elapsed_s,
+        )
 
     @property
     def _most(self) -> int:
@@ -118,15 +117,26 @@ class _Occasion:
 
     def _table_task(self, call: WorkloadCall, declaration: str) -> TableTask:
         return TableTask(
-            call, self.service.target, seed=self.settings.seed, limit=self.settings.table_schedules, most=self._most,
-            known=self._rows(call), declaration=declaration,
-        )  # fmt: skip
+            call,
+            self.service.target,
+            seed=self.settings.seed,
+            limit=self.settings.table_schedules,
+            most=self._most,
+            known=self._rows(call),
+            declaration=declaration,
+        )
 
     def _task(self, call: WorkloadCall, wanted: int) -> KernelTask:
         return KernelTask(
-            call, self.service.target, wanted=wanted, mix=self.settings.mix, seed=self.settings.seed,
-            most=self._most, known=self._rows(call), predictor=self.settings.predictor,
-        )  # fmt: skip
+            call,
+            self.service.target,
+            wanted=wanted,
+            mix=self.settings.mix,
+            seed=self.settings.seed,
+            most=self._most,
+            known=self._rows(call),
+            predictor=self.settings.predictor,
+        )
 
     def _rows(self, call: WorkloadCall) -> list[Measurement]:
         """What was measured of a kernel in a search; its binaries are not timed again."""
@@ -199,19 +209,29 @@ class _Occasion:
         timeout_s = min(max(TIMEOUT_FACTOR * baseline_s, SHORTEST_TIMEOUT_S), LONGEST_TIMEOUT_S)
         requests = [
             Request(
-                task.call.region, schedule, task.call.variables, who, in_search=True, stop_above_best=STOP_ABOVE,
+                task.call.region,
+                schedule,
+                task.call.variables,
+                who,
+                in_search=True,
+                stop_above_best=STOP_ABOVE,
                 stop_above_s=STOP_ABOVE * baseline_s or None,
                 timeout_s=LONGEST_TIMEOUT_S if who == HAND_CODED else timeout_s,
             )
             for schedule, who in batch
-        ]  # fmt: skip
+        ]
         if batch and task.baseline is not None and not task.repeated:
             # once more among the others, as A and as B: what they differ by is the noise floor of this kernel
             task.repeated = True
             again = Request(
-                task.call.region, task.baseline, task.call.variables, HAND_CODED, in_search=True, trial=1,
+                task.call.region,
+                task.baseline,
+                task.call.variables,
+                HAND_CODED,
+                in_search=True,
+                trial=1,
                 timeout_s=LONGEST_TIMEOUT_S,
-            )  # fmt: skip
+            )
             requests.insert(len(requests) // 2, again)
         flight.left = len(requests)
 
@@ -260,7 +280,7 @@ def record_workloads(settings: CampaignSettings, say: Say) -> tuple[str, ...]:
 
 
 def generate_here(settings: CampaignSettings, *, say: Say) -> CampaignSummary:
-    """One occasion on one device, in this process; see `kcg.campaign.shards.generate`."""
+    """One occasion on one device, in this process; see `kcg.campaign.workers.generate`."""
     began = time.monotonic()
     choice = choose_device(settings.device)
     prepare(choice.dev)
@@ -292,6 +312,12 @@ def generate_here(settings: CampaignSettings, *, say: Say) -> CampaignSummary:
         occasion.run()
         busy = occasion.busy
     return CampaignSummary(
-        len({call.region.id for call in calls}), occasion.measured, occasion.known, dict(occasion.statuses),
-        time.monotonic() - began, occasion.finished, occasion.skipped, *busy,
-    )  # fmt: skip
+        len({call.region.id for call in calls}),
+        occasion.measured,
+        occasion.known,
+        dict(occasion.statuses),
+        time.monotonic() - began,
+        occasion.finished,
+        occasion.skipped,
+        *busy,
+    )

@@ -11,8 +11,12 @@ from pathlib import Path
 from kcg.errors import UsageError
 
 DEFAULT_MIX: Mapping[str, float] = {
-    "walk:raw": 0.2, "walk:hand-coded": 0.2, "beam:2/8": 0.25, "greedy:0.3": 0.15, "near:best": 0.2,
-}  # fmt: skip
+    "walk:raw": 0.2,
+    "walk:hand-coded": 0.2,
+    "beam:2/8": 0.25,
+    "greedy:0.3": 0.15,
+    "near:best": 0.2,
+}
 """Shares of the schedules of a kernel by sampler, beside the unoptimised and the hand-coded one, which always come.
 
 Two fifths are random walks, which cover the space; the rest follows what is fast, since a search lives at the good end

@@ -49,9 +49,12 @@ def cache_key(
     marked = with_device(ast, device).replace(arg=KernelInfo(name=name or KernelInfo().name, beam=width))
     state = initial_state(marked, renderer)
     return {
-        "ast": state.ast.key, "amt": width, "allow_test_size": True, "device": renderer.target.device,
+        "ast": state.ast.key,
+        "amt": width,
+        "allow_test_size": True,
+        "device": renderer.target.device,
         "suffix": renderer.suffix,
-    }  # fmt: skip
+    }
 
 
 KEY_COLUMNS = (

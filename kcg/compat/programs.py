@@ -11,8 +11,11 @@ import os
 import re
 import struct
 import subprocess
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
+
+from tinygrad import TinyJit
 
 from kcg.compat.tiny import (
     AddrSpace,
@@ -22,6 +25,7 @@ from kcg.compat.tiny import (
     Ops,
     ParamArg,
     ProgramInfo,
+    TinyELF,
     TinyTarget,
     UOp,
     dtypes,
@@ -43,25 +47,51 @@ def load_program(device: str, elf: Any, *, shared_bytes: int = 0) -> Any:
 
 
 def program_in_place(
-    ast: UOp, elf: Any, device: str, *, shared_bytes: int, global_size: tuple[int, ...], local_size: tuple[int, ...],
-    outputs: tuple[int, ...], inputs: tuple[int, ...], threads: int = 0, source: str = "",
-) -> UOp:  # fmt: skip
+    ast: UOp,
+    elf: Any,
+    device: str,
+    *,
+    shared_bytes: int,
+    global_size: tuple[int, ...],
+    local_size: tuple[int, ...],
+    outputs: tuple[int, ...],
+    inputs: tuple[int, ...],
+    threads: int = 0,
+    source: str = "",
+) -> UOp:
     """A PROGRAM that runs `elf` on the buffers of `ast`, in slot order, for a call in the place of `ast`."""
     buffers = sorted(
         (u for u in ast.toposort() if u.op is Ops.PARAM and u.addrspace != AddrSpace.ALU), key=lambda u: u.arg.slot
     )
     variables = (core_variable(len(buffers), threads),) if threads else ()
     return _program(
-        ast, buffers, variables, elf, device, shared_bytes=shared_bytes, global_size=global_size, local_size=local_size,
-        outputs=outputs, inputs=inputs, source=source,
-    )  # fmt: skip
+        ast,
+        buffers,
+        variables,
+        elf,
+        device,
+        shared_bytes=shared_bytes,
+        global_size=global_size,
+        local_size=local_size,
+        outputs=outputs,
+        inputs=inputs,
+        source=source,
+    )
 
 
 def program_of_launch(
-    elf: Any, device: str, buffers: Sequence[tuple[int, str]], *, shared_bytes: int, global_size: tuple[int, ...],
-    local_size: tuple[int, ...], outputs: tuple[int, ...], inputs: tuple[int, ...], variables: Sequence[str] = (),
+    elf: Any,
+    device: str,
+    buffers: Sequence[tuple[int, str]],
+    *,
+    shared_bytes: int,
+    global_size: tuple[int, ...],
+    local_size: tuple[int, ...],
+    outputs: tuple[int, ...],
+    inputs: tuple[int, ...],
+    variables: Sequence[str] = (),
     source: str = "",
-) -> UOp:  # fmt: skip
+) -> UOp:
     """A PROGRAM that runs `elf` on buffers of so many elements of a dtype, in this order, in a call of its own making.
 
     `variables` are the names of integers that follow the buffers: the program's symbolic ones, or `CORE_ID`. What the
@@ -73,26 +103,53 @@ def program_of_launch(
     limits = {CORE_ID: global_size[0] - 1}
     numbers = tuple(
         _variable(len(params) + place, name, limits.get(name, MOST)) for place, name in enumerate(variables)
-    )  # fmt: skip
+    )
     return _program(
-        UOp.sink(*params), params, numbers, elf, device, shared_bytes=shared_bytes, global_size=global_size,
-        local_size=local_size, outputs=outputs, inputs=inputs, source=source,
-    )  # fmt: skip
+        UOp.sink(*params),
+        params,
+        numbers,
+        elf,
+        device,
+        shared_bytes=shared_bytes,
+        global_size=global_size,
+        local_size=local_size,
+        outputs=outputs,
+        inputs=inputs,
+        source=source,
+    )
 
 
 def _program(
-    sink: UOp, buffers: Sequence[UOp], variables: tuple[UOp, ...], elf: Any, device: str, *, shared_bytes: int,
-    global_size: tuple[int, ...], local_size: tuple[int, ...], outputs: tuple[int, ...], inputs: tuple[int, ...],
+    sink: UOp,
+    buffers: Sequence[UOp],
+    variables: tuple[UOp, ...],
+    elf: Any,
+    device: str,
+    *,
+    shared_bytes: int,
+    global_size: tuple[int, ...],
+    local_size: tuple[int, ...],
+    outputs: tuple[int, ...],
+    inputs: tuple[int, ...],
     source: str,
-) -> UOp:  # fmt: skip
+) -> UOp:
     info = ProgramInfo(
-        name=elf.name, global_size=global_size, local_size=local_size, vars=variables,
-        globals=tuple(u.arg.slot for u in buffers), outs=outputs, ins=inputs, target=elf.target,
-    )  # fmt: skip
+        name=elf.name,
+        global_size=global_size,
+        local_size=local_size,
+        vars=variables,
+        globals=tuple(u.arg.slot for u in buffers),
+        outs=outputs,
+        ins=inputs,
+        target=elf.target,
+    )
     sink = sink.replace(arg=KernelInfo(name=elf.name), tag=None)
     parts = (
-        sink, UOp(Ops.LINEAR, src=(*buffers, *variables)), UOp(Ops.SOURCE, arg=source), UOp(Ops.BINARY, arg=elf.lib),
-    )  # fmt: skip
+        sink,
+        UOp(Ops.LINEAR, src=(*buffers, *variables)),
+        UOp(Ops.SOURCE, arg=source),
+        UOp(Ops.BINARY, arg=elf.lib),
+    )
     program = UOp(Ops.PROGRAM, src=parts, arg=info)
     if shared_bytes:
         from tinygrad.engine.realize import runtime_cache
@@ -147,10 +204,23 @@ def compile_c(source: str, target: TinyTarget) -> bytes:
 
     compiler = ClangCompiler(target.arch.split(","))
     command = [
-        os.environ.get("CC", "clang"), "-c", "-x", "c", "-O2", "-fPIC", "-ffreestanding", "-fno-math-errno",
-        "-nostdlib", "-fno-ident", "-fno-zero-initialized-in-bss",
-        f"--target={compiler.arch}-none-unknown-elf", *compiler.args, "-", "-o", "-",
-    ]  # fmt: skip
+        os.environ.get("CC", "clang"),
+        "-c",
+        "-x",
+        "c",
+        "-O2",
+        "-fPIC",
+        "-ffreestanding",
+        "-fno-math-errno",
+        "-nostdlib",
+        "-fno-ident",
+        "-fno-zero-initialized-in-bss",
+        f"--target={compiler.arch}-none-unknown-elf",
+        *compiler.args,
+        "-",
+        "-o",
+        "-",
+    ]
     done = subprocess.run(command, input=source.encode(), capture_output=True, check=False)
     if done.returncode != 0:
         raise CompileError(compiler_words(RuntimeError(done.stderr.decode(errors="replace") or "clang failed")))
@@ -177,3 +247,148 @@ class _NoLibrary:
         import ctypes
 
         return ctypes.CFUNCTYPE(None)(lambda: None)
+
+
+# ---- Timing any call by the device's own clock, and CUDA code that was written by hand.
+#
+# A whole step is timed by a pair of events around it, not by the sum of its kernels. What the host needs to send it off
+# can be hidden: the device is given something to wait for first (`Spin`), so that all launches are queued when the
+# first event passes. Whether it was long enough is seen afterwards (`hiding`): a host that was not done by then is
+# given more time, and the sample is taken again.
+
+SPIN_SOURCE = """extern "C" __global__ void spin(long long cycles) {
+  for (long long begin = clock64(); clock64() - begin < cycles;);
+}"""
+HIDDEN_S = 0.01  # of what the host does for a whole step, at first
+HIDDEN_MOST_S = 0.25
+HIDING_TRIES = 4
+SPIN_HZ = 2.0e9  # multiprocessors run at up to 1.98 GHz (NVIDIA H200); where they run slower, a spin lasts longer
+
+
+def device_seconds(device: str, call: Callable[[], object]) -> float:
+    """Seconds between two events around `call` on a CUDA device; elsewhere by the host's clock until all is done."""
+    if device == "CUDA":
+        from tinygrad.runtime.autogen import cuda
+        from tinygrad.runtime.ops_cuda import check, cu_time_execution
+
+        check(cuda.cuCtxSetCurrent(Device[device].context))
+        return float(cu_time_execution(call, enable=True))
+    begin = time.perf_counter()
+    call()
+    Device[device].synchronize()
+    return time.perf_counter() - begin
+
+
+def clock_of(device: str) -> str:
+    """What `device_seconds` reads on a device, in words."""
+    return "device events" if device == "CUDA" else "wall clock"
+
+
+def synchronize(device: str) -> None:
+    """Wait until the device has done all."""
+    Device[device].synchronize()
+
+
+class CudaCode:
+    """A kernel given as CUDA source or as PTX text, loaded on tinygrad's CUDA device.
+
+    `signature` names its arguments and their dtypes in order, pointers first: `(("out", "float32"), …)`. Raises what
+    tinygrad raises where it does not compile or load.
+    """
+
+    def __init__(self, name: str, text: str, signature: Sequence[tuple[str, str]], *, pointers: int) -> None:
+        device = Device["CUDA"]
+        code = text.encode() + b"\0" if ".visible .entry" in text else device.compiler.compile(text)
+        named = tuple((arg, slot, getattr(dtypes, dtype), ()) for slot, (arg, dtype) in enumerate(signature))
+        self._pointers = pointers
+        self._program: Any = device.runtime(TinyELF(code, name, device.renderer.target, named))
+
+    def __call__(self, *arguments: Any, grid: int, block: int) -> None:
+        """Launch it on tensors, then integers; the host does not wait."""
+        pointers = [buffer_of(tensor).get_buf("CUDA") for tensor in arguments[: self._pointers]]
+        self._program(
+            *pointers, global_size=(grid, 1, 1), local_size=(block, 1, 1), vals=tuple(arguments[self._pointers :])
+        )
+
+
+class Spin:
+    """Keeps the device busy for a time without touching its caches. On other devices than CUDA it does nothing."""
+
+    def __init__(self, device: str) -> None:
+        on_cuda = device == "CUDA"
+        self._code = CudaCode("spin", SPIN_SOURCE, (("cycles", "int64"),), pointers=0) if on_cuda else None
+
+    def __call__(self, seconds: float) -> None:
+        if self._code is not None:
+            self._code(int(seconds * SPIN_HZ), grid=1, block=1)
+
+
+def hidden_s(host_s: float) -> float:
+    """How long the device is kept busy, so that it does not wait for a host that takes `host_s` to send a call off."""
+    return min(1.5 * host_s + 20e-6, HIDDEN_MOST_S)
+
+
+def hiding(sample: Callable[[float], tuple[float, float]], busy_s: float) -> tuple[float, float]:
+    """A sample whose launches the host had sent off before the device came to them, and how long to keep that busy for
+    the next one.
+
+    `sample` keeps the device busy for so many seconds, and says what the call took and how long the host was at it. A
+    host that slept before is slower than one that repeats itself, so `busy_s` is only the first guess. Where the host
+    waits for the device itself, no time is enough: what the last try shows is taken.
+    """
+    for _ in range(HIDING_TRIES):
+        seconds, host_s = sample(busy_s)
+        if host_s < busy_s or busy_s >= HIDDEN_MOST_S:
+            break
+        busy_s = hidden_s(2 * max(host_s, busy_s))
+    return seconds, busy_s
+
+
+class StepClock:
+    """Times a whole step that is launched as a program launches it, on the device alone where it has events."""
+
+    def __init__(self, device: str) -> None:
+        self.device, self._spin = device, Spin(device)
+        self._busy_s = HIDDEN_S
+
+    def __call__(self, call: Callable[[], object]) -> float:
+        """Seconds of `call`, which is done when this returns. On CUDA it is called again where the host was too slow to
+        be hidden; the time that was enough is where the next sample begins."""
+        synchronize(self.device)
+        if self.device != "CUDA":
+            return self.sample(call, 0.0)[0]
+        seconds, self._busy_s = hiding(lambda busy_s: self.sample(call, busy_s), self._busy_s)
+        return seconds
+
+    def sample(self, call: Callable[[], object], busy_s: float) -> tuple[float, float]:
+        """Seconds of one `call` behind a device that is busy for `busy_s`, and those that the host took to send it
+        off. The device must be idle."""
+        begin, sent = time.perf_counter(), []
+
+        def sending() -> None:
+            call()
+            sent.append(time.perf_counter() - begin)
+
+        self._spin(busy_s)
+        return device_seconds(self.device, sending), sent[0]
+
+
+def buffer_of(tensor: Any) -> Any:
+    """The device buffer of a realised tensor."""
+    return tensor.uop.base.buffer.ensure_allocated()
+
+
+# ---- tinygrad's TinyJit without the uncaptured call that it begins with.
+#
+# Private: `_TinyJit.cnt`, how often it was called (0: not captured yet, 1: captured at the next call).
+
+
+def captured_at_once(function: Callable[..., Any]) -> Any:
+    """A `TinyJit` of `function` that captures its first call.
+
+    An uncaptured call keeps every value that a program made contiguous until it ends: a step of Flux 1024 ran out of
+    the 141 GB of an H200 so. The memory of a captured call is planned.
+    """
+    jitted: Any = TinyJit(function)
+    jitted.cnt = 1
+    return jitted

@@ -167,9 +167,10 @@ def _two_codes() -> type:
                 ptx, cubin = (
                     compiler_cuda._get_bytes(program, get, size, check)
                     for get, size in (
-                        (nvrtc.nvrtcGetPTX, nvrtc.nvrtcGetPTXSize), (nvrtc.nvrtcGetCUBIN, nvrtc.nvrtcGetCUBINSize),
+                        (nvrtc.nvrtcGetPTX, nvrtc.nvrtcGetPTXSize),
+                        (nvrtc.nvrtcGetCUBIN, nvrtc.nvrtcGetCUBINSize),
                     )
-                )  # fmt: skip
+                )
             finally:
                 check(nvrtc.nvrtcDestroyProgram(ctypes.byref(program)))
             self._cubin = (src, cubin)

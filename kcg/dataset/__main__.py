@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kcg.commandline import command_text, counted, guarded
+from kcg.cli import command_text, counted, guarded
 from kcg.errors import ExitCode, JournalError, UsageError
 
 if TYPE_CHECKING:
@@ -61,14 +61,25 @@ def generate(
     from kcg.predictor.choice import check_choice
 
     settings = CampaignSettings(
-        workloads=names, source=source, out=out, preset=preset, device=device, budget_s=budget_s, seed=seed,
-        schedules_per_kernel=schedules_per_kernel, kernels_per_family=kernels_per_family, shard=parse_shard(shard),
-        mix=tuple(DEFAULT_MIX.items()) if mix is None else parse_mix(mix), gpus=gpus, tables=tables,
-        table_schedules=table_schedules, predictor=check_choice(predictor),
+        workloads=names,
+        source=source,
+        out=out,
+        preset=preset,
+        device=device,
+        budget_s=budget_s,
+        seed=seed,
+        schedules_per_kernel=schedules_per_kernel,
+        kernels_per_family=kernels_per_family,
+        shard=parse_shard(shard),
+        mix=tuple(DEFAULT_MIX.items()) if mix is None else parse_mix(mix),
+        gpus=gpus,
+        tables=tables,
+        table_schedules=table_schedules,
+        predictor=check_choice(predictor),
         command=command_text("kcg.dataset"),
-    )  # fmt: skip
-    from kcg.campaign.shards import generate as generate_now
-    from kcg.optimize.lock import alone_with
+    )
+    from kcg.campaign.workers import generate as generate_now
+    from kcg.measure.lock import alone_with
 
     with alone_with(out), progress(quiet=quiet) as shown:
         shown.phase(f"generating into {out}")
@@ -99,9 +110,9 @@ def retime(
     from kcg.optimize.settings import parse_budget
 
     budget_s = parse_budget(budget) if budget is not None else None
-    from kcg.campaign.retime import retime as retime_now
+    from kcg.campaign.workers import retime as retime_now
+    from kcg.measure.lock import alone_with
     from kcg.optimize.console import progress
-    from kcg.optimize.lock import alone_with
 
     command = command_text("kcg.dataset")
     with alone_with(journal), progress(quiet=quiet) as shown:
@@ -132,8 +143,7 @@ def capture(
     """
     from kcg.compat.device import choose_device
     from kcg.dataset.journal import Journal
-    from kcg.workloads.program import program_of
-    from kcg.workloads.script import capture_program
+    from kcg.workloads.script import capture_program, program_of
 
     words = [*(["-m", module] if module else ["-c", code] if code else ()), *(program or ())]
     if (not words) == (not workloads) or (module and code):
@@ -156,8 +166,8 @@ def capture(
 
 
 def _capture_workloads(workloads: str, out: Path, device: str) -> None:
-    from kcg.campaign.kernels import workloads_of
     from kcg.campaign.settings import CampaignSettings
+    from kcg.campaign.tasks import workloads_of
     from kcg.compat.device import choose_device, prepare
     from kcg.dataset.journal import Journal
     from kcg.optimize.console import progress
@@ -184,9 +194,8 @@ def stats(
     """Rows, kernels, statuses, coverage of actions, gains over hand-coded."""
     from kcg.dataset.export import read_export
     from kcg.dataset.journal import Journal
+    from kcg.dataset.stats import render, to_json
     from kcg.dataset.stats import stats as compute
-    from kcg.dataset.stats import to_json
-    from kcg.dataset.stats_text import render
 
     if source.is_dir():
         found = compute(read_export(source))
@@ -194,7 +203,7 @@ def stats(
         with Journal.open(source, create=False, read_only=True) as journal, journal.snapshot():
             found = compute(journal)
     if html is not None:
-        from kcg.dataset.page import render_page
+        from kcg.dataset.stats_page import render_page
         from kcg.files import write_whole
 
         write_whole(html, render_page(found, title=source.resolve().name).encode("utf-8", "replace"))
@@ -217,11 +226,11 @@ def export(
 ) -> None:
     """Write a journal as immutable Parquet with checksums, its replay tables if it has some, and a card."""
     from kcg.campaign.tables import tables_of
-    from kcg.dataset.card import CARD, write_card
     from kcg.dataset.export import export as export_now
     from kcg.dataset.export import read_export
     from kcg.dataset.journal import Journal
-    from kcg.search.tables import FILE, NamedTable, read_tables, write_tables
+    from kcg.dataset.publish import CARD, write_card
+    from kcg.search.replay import FILE, NamedTable, read_tables, write_tables
 
     def extras(tables: list[NamedTable]) -> dict[str, Callable[[Path], None]] | None:
         return {FILE: lambda path: write_tables(tables, path)} if tables else None
@@ -240,7 +249,7 @@ def export(
 @app.command()
 def card(folder: Annotated[Path, typer.Argument(help="the folder of an export")]) -> None:
     """Write the data card of an export, its README.md, again."""
-    from kcg.dataset.card import write_card
+    from kcg.dataset.publish import write_card
 
     typer.echo(str(write_card(folder)))
 
@@ -252,7 +261,7 @@ def verify(
     quiet: Annotated[bool, typer.Option("--quiet", help="only what was found")] = False,
 ) -> ExitCode:
     """Read a whole export again: files, ids, kernels, schedules. Exit code 4 where something is wrong."""
-    from kcg.dataset.verify import verify as verify_now
+    from kcg.dataset.check import verify as verify_now
     from kcg.optimize.console import progress
 
     if not folder.is_dir():
@@ -297,7 +306,7 @@ def push(
     ] = False,
 ) -> None:
     """Upload to the Hugging Face Hub in one commit; the token is HF_TOKEN. Prints the commit."""
-    from kcg.dataset.hub import push as push_now
+    from kcg.dataset.publish import push as push_now
 
     commit = push_now(folder, repo, message=message, private=private)
     typer.echo(f"{repo} has it as {commit}")
@@ -311,7 +320,7 @@ def pull(
     revision: Annotated[str, typer.Option(help="the commit: 40 hex digits")],
 ) -> None:
     """Download one commit from the Hugging Face Hub, whole and with its checksums compared."""
-    from kcg.dataset.hub import pull as pull_now
+    from kcg.dataset.publish import pull as pull_now
 
     files = pull_now(repo, folder, revision=revision)
     typer.echo(f"{folder}: {len(files)} files, {', '.join(sorted(files))}")

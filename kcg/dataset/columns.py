@@ -19,19 +19,20 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import re
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from kcg.dataset.records import Record
+from kcg.dataset.journal import Record, launch_from_json, status_and_reason, variables_from_json
 from kcg.dataset.splits import PARTS, SPLITS, TEST, TRAIN, VALIDATION, make_splits
 from kcg.errors import CodecError, DataError
 from kcg.provenance import provenance
-from kcg.types import Kernel, Measurement, Status, Workload, canonical_json
+from kcg.types import CacheState, Kernel, Measurement, Schedule, Status, Workload, canonical_json
 
 SCHEMA_VERSION = "3"
 READABLE = ("2", SCHEMA_VERSION)
@@ -54,9 +55,18 @@ LEVEL = 15  # of zstd
 PAGE_BYTES = 64 << 20
 
 TEXTS = (
-    "region_id", "schedule_kind", "target", "toolchain", "status", "cache_state", "variables", "input_recipe",
-    "reason", "sampler", "run_id",
-)  # fmt: skip
+    "region_id",
+    "schedule_kind",
+    "target",
+    "toolchain",
+    "status",
+    "cache_state",
+    "variables",
+    "input_recipe",
+    "reason",
+    "sampler",
+    "run_id",
+)
 """Columns of measurements in which few texts come again and again."""
 
 KEPT = ("region_id", "schedule_body", "status", "compile_s", "recorded_unix_s", "timing")
@@ -70,9 +80,14 @@ FIRST = ("region_id", *SPLIT_PARTS, "status", "median_s", "n_samples", "schedule
 """The first columns of measurements as they are stored: what a viewer shows without scrolling."""
 
 SPLIT_COLUMNS = (
-    "id", "split_workload", "split_kernel", "split_twin", "twin", "workload_twin_in_training",
+    "id",
+    "split_workload",
+    "split_kernel",
+    "split_twin",
+    "twin",
+    "workload_twin_in_training",
     "kernel_twin_in_training",
-)  # fmt: skip
+)
 """Columns of kernels that say where each stands in the splits."""
 
 _SHA256 = re.compile(r"[0-9a-f]{64}|[0-9a-f]{16}")  # whole, or as an export kept it
@@ -110,9 +125,12 @@ def as_exported(record: Record) -> Record:
     numbers = struct.unpack(f"{count}f", struct.pack(f"{count}f", m.compile_s, *m.samples_s))
     short = short_hash(m.binary_hash)
     kept = replace(
-        m, samples_s=numbers[1:], compile_s=numbers[0], binary_hash="" if short is None else short.hex(),
+        m,
+        samples_s=numbers[1:],
+        compile_s=numbers[0],
+        binary_hash="" if short is None else short.hex(),
         clocks=tuple(sorted((name, rounded_clock(value)) for name, value in dict(m.clocks).items())),
-    )  # fmt: skip
+    )
     return Record(kept, float(round(record.recorded_unix_s)))
 
 
@@ -208,12 +226,17 @@ def write_parquet(path: Path, schema: Any, tables: Iterable[Any]) -> None:
     with (
         path.open("wb") as file,
         parquet.ParquetWriter(
-            file, schema, compression="zstd", compression_level=LEVEL, write_statistics=False,
+            file,
+            schema,
+            compression="zstd",
+            compression_level=LEVEL,
+            write_statistics=False,
             column_encoding={name: encoding for name, encoding in encodings.items() if name in present},
             use_dictionary=[c for c in present if c in TEXTS or c.startswith((CLOCK, "split_", "workloads", "launch"))],
-            dictionary_pagesize_limit=PAGE_BYTES, data_page_size=PAGE_BYTES,
+            dictionary_pagesize_limit=PAGE_BYTES,
+            data_page_size=PAGE_BYTES,
         ) as writer,
-    ):  # fmt: skip
+    ):
         waiting: list[Any] = []
         for table in (*tables, None):
             if table is not None:
@@ -317,11 +340,26 @@ def _row(record: Record, timing: int) -> tuple[Any, ...]:
     if max(m.compile_s, *m.samples_s, *(value for _, value in m.clocks), 0.0) > LARGEST:
         raise DataError(f"a measurement of region {m.region_id} holds a number that float32 does not: leave it out")
     return (
-        m.region_id, str(m.schedule.kind), m.target, m.toolchain, str(m.status), str(m.cache_state),
-        canonical_json(m.variables) if m.variables else "[]", m.input_recipe, m.reason, m.sampler, m.run_id,
-        m.schedule.body, m.protocol, m.trial, round(record.recorded_unix_s), timing, m.checked, m.early_stop,
+        m.region_id,
+        str(m.schedule.kind),
+        m.target,
+        m.toolchain,
+        str(m.status),
+        str(m.cache_state),
+        canonical_json(m.variables) if m.variables else "[]",
+        m.input_recipe,
+        m.reason,
+        m.sampler,
+        m.run_id,
+        m.schedule.body,
+        m.protocol,
+        m.trial,
+        round(record.recorded_unix_s),
+        timing,
+        m.checked,
+        m.early_stop,
         m.compile_s,
-    )  # fmt: skip
+    )
 
 
 Splits = Mapping[str, Mapping[str, str | bool | None]]  # kernel id -> the values of `SPLIT_COLUMNS` without the id
@@ -346,7 +384,7 @@ def kernels_table(kernels: Mapping[str, Kernel], used: Mapping[str, set[str]], s
 
 def split_values(kernels: Mapping[str, Kernel], workloads: list[Workload]) -> dict[str, dict[str, str | bool | None]]:
     """The columns of each kernel that say where it stands in the splits; all None where it is no AST."""
-    from kcg.kernel.twins import twin_id
+    from kcg.kernel.analysis import twin_id
 
     twins: dict[str, str] = {}
     for kernel in kernels.values():
@@ -388,8 +426,8 @@ def _part_of(parts: set[str | None]) -> str | None:
 
 def _costs(ast_json: str) -> tuple[float | None, float | None]:
     """Arithmetic and least traffic in bytes of one call."""
+    from kcg.kernel.analysis import arithmetic, least_bytes
     from kcg.kernel.codec import decode
-    from kcg.kernel.contractions import arithmetic, least_bytes
 
     try:
         ast = decode(ast_json)
@@ -409,3 +447,132 @@ def _count_nodes(ast_json: str) -> int | None:
         return None
     nodes = value.get("nodes") if isinstance(value, dict) else value
     return len(nodes) if isinstance(nodes, list) else None
+
+
+# ---- Rows of an export's Parquet files as nouns, and columns as plain values.
+
+TIMINGS = "timings.parquet"
+
+
+def values_of(array: Any) -> list[Any]:
+    """A column as Python values; None for what is missing, and for a text that is none."""
+    import pyarrow as pa
+
+    if pa.types.is_dictionary(array.type):
+        texts = values_of(array.dictionary)
+        return [texts[i] if i is not None and 0 <= i < len(texts) else None for i in values_of(array.indices)]
+    if pa.types.is_primitive(array.type) and not array.null_count:
+        return list(array.to_numpy(zero_copy_only=False).tolist())
+    try:
+        return list(array.to_pylist())
+    except UnicodeDecodeError:
+        return [_text(value) for value in array]
+
+
+def _text(value: Any) -> str | None:
+    try:
+        return str(value) if value.is_valid else None
+    except UnicodeDecodeError:
+        return None
+
+
+class Timings:
+    """Some rows of timings, each taken apart once."""
+
+    def __init__(self, table: Any, numbers: Sequence[int]) -> None:
+        self._place = {number: i for i, number in enumerate(numbers)}
+        samples = table["samples_s"].combine_chunks()
+        self._samples = samples.flatten().to_numpy(zero_copy_only=False).tolist()  # a missing sample is NaN
+        self._ends = samples.value_lengths().fill_null(0).to_numpy(zero_copy_only=False).cumsum().tolist()
+        self._launches = values_of(table["launch"].combine_chunks())
+        self._hashes = values_of(table["binary_hash"].combine_chunks())
+        names = [name for name in table.column_names if name.startswith(CLOCK)]
+        self._names = [name.removeprefix(CLOCK) for name in sorted(names)]
+        self._readings = list(zip(*(values_of(table[name].combine_chunks()) for name in sorted(names)), strict=True))
+        self._known: dict[int, tuple[Any, ...]] = {}
+
+    def of(self, number: int) -> tuple[Any, ...]:
+        """Samples, binary, launch and readings. Raises one of `ROW_ERRORS`."""
+        if number not in self._known:
+            i = self._place.get(number)
+            if i is None or self._launches[i] is None:
+                raise ValueError(f"there is no row {number} in {TIMINGS}, or it has no launch")
+            samples = tuple(self._samples[self._ends[i - 1] if i else 0 : self._ends[i]])
+            if not all(0 <= s < math.inf for s in samples):
+                raise ValueError(f"the samples of row {number} of {TIMINGS} are no times")
+            readings = zip(self._names, self._readings[i] if self._readings else (), strict=False)
+            clocks = tuple((name, rounded_clock(value)) for name, value in readings if value is not None)
+            binary = self._hashes[i]
+            self._known[number] = (
+                samples,
+                "" if binary is None else binary.hex(),
+                launch_from_json(self._launches[i]),
+                clocks,
+            )
+        return self._known[number]
+
+
+def record_of(row: Sequence[Any], timings: Timings) -> Record:
+    """The inverse of what `MeasurementColumns` makes. Raises one of `ROW_ERRORS`."""
+    if None in row:
+        raise TypeError(f"{measurements_schema().names[row.index(None)]} is missing")
+    (
+        region_id,
+        kind,
+        target,
+        toolchain,
+        status,
+        cache_state,
+        variables,
+        input_recipe,
+        reason,
+        sampler,
+        run_id,
+        body,
+        protocol,
+        trial,
+        recorded,
+        timing,
+        checked,
+        early_stop,
+        compile_s,
+    ) = row
+    samples_s, binary_hash, launch, clocks = timings.of(timing)
+    status, reason = status_and_reason(status, reason)
+    made = Measurement(
+        region_id,
+        Schedule(kind, body),
+        target,
+        toolchain,
+        protocol,
+        status,
+        CacheState(cache_state),
+        variables_from_json(variables),
+        input_recipe,
+        samples_s,
+        reason,
+        binary_hash,
+        checked,
+        early_stop,
+        sampler,
+        compile_s,
+        launch,
+        run_id,
+        trial,
+        clocks,
+    )
+    if made.status == Status.OK and not samples_s:
+        raise ValueError(f"status ok, and row {timing} of {TIMINGS} has no samples")
+    return Record(made, float(recorded))
+
+
+def medians(values: Any, lengths: Any) -> Any:
+    """The median of each run of `values`: (timings,) float64, NaN for a run of length 0."""
+    import numpy as np
+
+    found = np.full(len(lengths), np.nan)
+    starts = np.cumsum(lengths) - lengths
+    for length in np.unique(lengths[lengths > 0]):
+        which = np.flatnonzero(lengths == length)
+        found[which] = np.median(values[starts[which, None] + np.arange(length)].astype(np.float64), axis=1)
+    return found

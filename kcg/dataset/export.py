@@ -19,6 +19,7 @@ from typing import Any
 
 from kcg.dataset.columns import (
     KEPT,
+    TIMINGS,
     MeasurementColumns,
     kernels_schema,
     kernels_table,
@@ -28,19 +29,8 @@ from kcg.dataset.columns import (
     stored_schema,
     write_parquet,
 )
-from kcg.dataset.journal import Journal
-from kcg.dataset.reading import (
-    CHECKSUMS,
-    FILES,
-    KERNELS,
-    MEASUREMENTS,
-    OPTIONAL_FILES,
-    Export,
-    read_export,
-    sha256_of,
-)
-from kcg.dataset.records import disk_full, values_of, wiring_json
-from kcg.dataset.rows import TIMINGS
+from kcg.dataset.journal import Journal, disk_full, values_of, wiring_json
+from kcg.dataset.reading import CHECKSUMS, FILES, KERNELS, MEASUREMENTS, OPTIONAL_FILES, Export, read_export, sha256_of
 from kcg.errors import MismatchError, UsageError
 from kcg.files import is_disk_full, sync
 from kcg.kernel.symbolic import seen_by
@@ -50,9 +40,12 @@ __all__ = ["CHECKSUMS", "FILES", "OPTIONAL_FILES", "Export", "export", "merge", 
 
 
 def export(
-    journal: Journal | Export, folder: Path | str, *, overwrite: bool = False,
+    journal: Journal | Export,
+    folder: Path | str,
+    *,
+    overwrite: bool = False,
     extras: Mapping[str, Callable[[Path], None]] | None = None,
-) -> dict[str, str]:  # fmt: skip
+) -> dict[str, str]:
     """Writes everything in the journal, of one moment, to `folder` and returns the SHA-256 of each file by name.
 
     An export can be exported again, so that one of an earlier schema gets today's columns: to another folder, or over

@@ -10,43 +10,269 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, asdict, dataclass, fields
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from kcg.dataset.records import (
-    MEASUREMENT_COLUMNS,
-    ROW_ERRORS,
-    Record,
-    Run,
-    identity_of,
-    measurement_from_row,
-    measurement_row,
-    record_from_json,
-    region_from_json,
-    values_of,
-    wiring_json,
-)
-from kcg.dataset.schema import (
-    APPLICATION_ID,
-    BUSY_TIMEOUT_S,
-    LATTICES,
-    SCHEMA,
-    SCHEMA_VERSION,
-    VERDICTS,
-    check_header,
-    check_ids,
-    corrupt,
-    make_folder,
-    translated,
-)
-from kcg.errors import JournalError, UsageError
+from kcg.errors import DataError, JournalError, UsageError
+from kcg.files import is_disk_full, is_text
 from kcg.kernel.symbolic import merged, seen_by
-from kcg.types import Kernel, Measurement, Region, Status, Target, Toolchain, Workload, WorkloadCall, canonical_json
+from kcg.types import (
+    CacheState,
+    Kernel,
+    Measurement,
+    Region,
+    Schedule,
+    Status,
+    Target,
+    Toolchain,
+    Workload,
+    WorkloadCall,
+    canonical_json,
+    content_id,
+    malformed,
+)
+
+# ---- What the journal and the export hold, as rows and as nouns: the columns of a measurement, and the way there and
+# back.
+#
+# Nothing foreign is decoded here: a row's types, its times and every field of a stored target are checked one by one.
+
+ROW_ERRORS = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError)  # of a foreign row
+
+_TEXT, _INTEGER, _REAL = "TEXT NOT NULL", "INTEGER NOT NULL", "REAL NOT NULL"
+MEASUREMENT_COLUMNS = {
+    "region_id": _TEXT,
+    "schedule_kind": _TEXT,
+    "schedule_body": _TEXT,
+    "target": _TEXT,
+    "toolchain": _TEXT,
+    "protocol": _INTEGER,
+    "status": _TEXT,
+    "cache_state": _TEXT,
+    "variables": _TEXT,
+    "input_recipe": _TEXT,
+    "samples_s": _TEXT,
+    "reason": _TEXT,
+    "binary_hash": _TEXT,
+    "checked": _INTEGER,
+    "early_stop": _INTEGER,
+    "sampler": _TEXT,
+    "compile_s": _REAL,
+    "launch": _TEXT,
+    "run_id": _TEXT,
+    "trial": _INTEGER,
+    "clocks": _TEXT,
+}
+_TYPES = tuple((name, {_TEXT: str, _INTEGER: int, _REAL: float}[kind]) for name, kind in MEASUREMENT_COLUMNS.items())
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Record:
+    """A measurement and when it was recorded, in Unix seconds."""
+
+    measurement: Measurement
+    recorded_unix_s: float
+
+
+@dataclass(frozen=True)
+class Run:
+    """A host, a device and its clocks on one occasion, described without naming the host."""
+
+    run_id: str
+    started: str  # ISO date and time
+    command: str
+    description: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        """Raises TypeError where a field is of another type, as a file can have it."""
+        texts = (self.run_id, self.started, self.command)
+        if not all(isinstance(text, str) for text in texts) or not isinstance(self.description, Mapping):
+            raise TypeError("a run has an id, a time and a command, which are texts, and a description by names")
+
+
+def disk_full(path: Path) -> JournalError:
+    """The error for a write to `path` that found no space."""
+    return JournalError(f"disk full: {path}: free some space and resume; what was acknowledged is kept")
+
+
+def measurement_row(m: Measurement) -> tuple[Any, ...]:
+    """The values of `MEASUREMENT_COLUMNS`. Raises DataError for a sample that is no time, or `ok` without samples."""
+    if not _has_times(m):
+        raise DataError(f"status {m.status} with samples {m.samples_s} is no timing: record the failure as a status")
+    reason = m.reason.encode("utf-8", "replace").decode()  # a compiler's output may not be text
+    return (
+        m.region_id,
+        str(m.schedule.kind),
+        m.schedule.body,
+        m.target,
+        m.toolchain,
+        m.protocol,
+        str(m.status),
+        str(m.cache_state),
+        canonical_json(m.variables),
+        m.input_recipe,
+        canonical_json(m.samples_s),
+        reason,
+        m.binary_hash,
+        int(m.checked),
+        int(m.early_stop),
+        m.sampler,
+        float(m.compile_s),
+        canonical_json(m.launch),
+        m.run_id,
+        m.trial,
+        canonical_json(m.clocks),
+    )
+
+
+_UNJUDGED_ONCE = "cannot be judged: "  # how the reason of a `wrong` row began before there was the status `unjudged`
+
+
+def status_and_reason(status: str, reason: str) -> tuple[Status, str]:
+    """The status and the reason of a stored row in today's words: what older kcg called `wrong` where the reference
+    could not tell is `unjudged`. Raises ValueError where there is no such status."""
+    if status in (Status.WRONG, Status.UNJUDGED) and reason.startswith(_UNJUDGED_ONCE):
+        return Status.UNJUDGED, reason.removeprefix(_UNJUDGED_ONCE)
+    return Status(status), reason
+
+
+def measurement_from_row(row: Sequence[Any]) -> Measurement:
+    """The inverse of `measurement_row`. Raises one of `ROW_ERRORS` where the row is not one."""
+    for (name, kind), value in zip(_TYPES, row, strict=True):
+        if not isinstance(value, kind):  # SQLite keeps any type in any column
+            raise TypeError(f"{name} is a {type(value).__name__}")
+    (
+        region_id,
+        schedule_kind,
+        body,
+        target,
+        toolchain,
+        protocol,
+        status,
+        cache_state,
+        variables,
+        input_recipe,
+        samples_s,
+        reason,
+        binary_hash,
+        checked,
+        early_stop,
+        sampler,
+        compile_s,
+        launch,
+        run_id,
+        trial,
+        clocks,
+    ) = row
+    status, reason = status_and_reason(status, reason)
+    made = Measurement(
+        region_id,
+        Schedule(schedule_kind, body),
+        target,
+        toolchain,
+        protocol,
+        status,
+        CacheState(cache_state),
+        variables_from_json(variables),
+        input_recipe,
+        tuple(float(s) for s in json.loads(samples_s)),
+        reason,
+        binary_hash,
+        bool(checked),
+        bool(early_stop),
+        sampler,
+        compile_s,
+        launch_from_json(launch),
+        run_id,
+        trial,
+        tuple((str(name), float(value)) for name, value in json.loads(clocks)),
+    )
+    if not _has_times(made):
+        raise ValueError("its samples are no times")
+    if not all(is_text(name) for name, _ in made.clocks):  # JSON can spell what no file holds
+        raise ValueError("the name of a reading is no text")
+    return made
+
+
+@lru_cache(1 << 12)
+def variables_from_json(text: str) -> tuple[tuple[str, int], ...]:
+    """`Measurement.variables`. Raises one of `ROW_ERRORS`."""
+    return tuple((str(name), int(value)) for name, value in json.loads(text))
+
+
+@lru_cache(1 << 14)
+def launch_from_json(text: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """`Measurement.launch`. Raises one of `ROW_ERRORS`."""
+    grid, local = json.loads(text)
+    return tuple(int(x) for x in grid), tuple(int(x) for x in local)
+
+
+def _has_times(m: Measurement) -> bool:
+    return all(math.isfinite(s) and s >= 0 for s in m.samples_s) and (m.status != Status.OK or bool(m.samples_s))
+
+
+_FIELD_CHECKS: dict[str, Callable[[Any], bool]] = {
+    "str": lambda v: isinstance(v, str),
+    "int": lambda v: isinstance(v, int) and not isinstance(v, bool),
+    "bool": lambda v: isinstance(v, bool),
+    "float | None": lambda v: v is None or (isinstance(v, int | float) and not isinstance(v, bool)),
+    "tuple[str, ...]": lambda v: isinstance(v, tuple) and all(isinstance(x, str) for x in v),
+}
+
+
+def record_from_json(cls: type[T], text: str) -> T:
+    """A Target or a Toolchain from its canonical JSON, every field checked. Raises one of `ROW_ERRORS`."""
+    values = {k: tuple(v) if isinstance(v, list) else v for k, v in json.loads(text).items()}
+    for f in fields(cls):  # type: ignore[arg-type]
+        if f.name not in values and f.default is not MISSING:
+            continue  # written before there was such a field
+        if f.name not in values or not _FIELD_CHECKS[str(f.type)](values[f.name]):
+            raise ValueError(f"field {f.name!r} is missing or of the wrong type")
+    return cls(**values)
+
+
+def values_of(record: Target | Toolchain, fingerprint: str) -> dict[str, Any]:
+    """The fields of a Target or a Toolchain that hash to its fingerprint: without those that are newer than it."""
+    values = asdict(record)
+    while values and content_id(values) != fingerprint:
+        values.popitem()  # new fields are the last
+    if not values:
+        raise DataError(f"{type(record).__name__} {fingerprint} does not hash to its fingerprint: restore a copy")
+    return values
+
+
+def wiring_json(region: Region) -> list[Any]:
+    """What is stored of a region beside its kernels: nothing of one kernel, else its args and its outputs."""
+    return [] if len(region.kernels) == 1 else [[list(slots) for slots in region.args], list(region.outputs)]
+
+
+def region_from_json(kernel_ids: list[str], wiring: list[Any], kernels: Mapping[str, Kernel]) -> Region:
+    """A region from its stored JSON values, see `wiring_json`. Raises one of `ROW_ERRORS`."""
+    args, outputs = wiring or ((), ())
+    made = Region(
+        tuple(kernels[k] for k in kernel_ids),
+        tuple(tuple(int(number) for number in slots) for slots in args),
+        tuple(int(number) for number in outputs),
+    )
+    if wrong := malformed(made):
+        raise ValueError(wrong)
+    return made
+
+
+def identity_of(key: Sequence[Any]) -> bytes:
+    """The SHA-256 by which a `Measurement.key` is stored."""
+    return bytes.fromhex(content_id(list(key)))
+
 
 __all__ = ["APPLICATION_ID", "SCHEMA_VERSION", "Journal", "Record", "Run"]
 
@@ -56,8 +282,6 @@ LATEST_UNIX_S = 2.0**40  # of a recording: 36,000 years from now
 BULK_CACHE_KIB = 256 << 10
 
 _NAMES = ", ".join(MEASUREMENT_COLUMNS)
-
-T = TypeVar("T")
 
 
 def _file_at(path: Path) -> tuple[int, int] | None:
@@ -455,3 +679,101 @@ class Journal:
             yield
         except ROW_ERRORS as e:
             raise JournalError(f"{self.path}: row {row} of {table} cannot be trusted ({e}): restore a copy") from e
+
+
+# ---- The journal as a file: its tables, what tells it from any other SQLite file, and SQLite's errors as one line.
+
+APPLICATION_ID = 0x6B63676A  # "kcgj", in the header of the file: what tells a journal from any other SQLite file
+SCHEMA_VERSION = 1
+BUSY_TIMEOUT_S = 60.0
+
+SCHEMA = f"""
+CREATE TABLE meta(key TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE kernels(id TEXT PRIMARY KEY, ast_json TEXT NOT NULL, first_seen_workload TEXT NOT NULL);
+CREATE TABLE regions(id TEXT PRIMARY KEY, kernel_ids TEXT NOT NULL, wiring TEXT NOT NULL);
+CREATE TABLE workload_calls(workload TEXT NOT NULL, preset TEXT NOT NULL, position INTEGER NOT NULL,
+  region_id TEXT NOT NULL, variables TEXT NOT NULL, calls INTEGER NOT NULL, origin TEXT NOT NULL,
+  PRIMARY KEY(workload, preset, position));
+CREATE TABLE targets(fingerprint TEXT PRIMARY KEY, json TEXT NOT NULL);
+CREATE TABLE toolchains(fingerprint TEXT PRIMARY KEY, json TEXT NOT NULL);
+CREATE TABLE runs(run_id TEXT PRIMARY KEY, json TEXT NOT NULL, started TEXT NOT NULL, command TEXT NOT NULL);
+CREATE TABLE measurements(row INTEGER PRIMARY KEY, identity BLOB NOT NULL, recorded_unix_s REAL NOT NULL,
+  {", ".join(f"{name} {kind}" for name, kind in MEASUREMENT_COLUMNS.items())});
+CREATE UNIQUE INDEX measurements_identity ON measurements(identity, run_id, trial);
+CREATE INDEX measurements_region ON measurements(region_id, target, toolchain, protocol);
+INSERT INTO meta VALUES('format', 'kcg journal'), ('schema', '{SCHEMA_VERSION}');
+PRAGMA application_id = {APPLICATION_ID};
+PRAGMA user_version = {SCHEMA_VERSION};
+"""
+
+LATTICES = """CREATE TABLE IF NOT EXISTS lattices(region_id TEXT NOT NULL, target TEXT NOT NULL,
+  toolchain TEXT NOT NULL, declaration TEXT NOT NULL, PRIMARY KEY(region_id, target, toolchain))"""
+VERDICTS = "CREATE TABLE IF NOT EXISTS verdicts(identity BLOB PRIMARY KEY, verdict TEXT NOT NULL)"
+"""Made when the first of it is stored: journals without replay tables, or of a run that judged nothing, have none."""
+
+
+def check_header(path: Path, *, create: bool) -> bool:
+    """Whether the file exists and has content. Looks only, so that a file that is not ours is left as it is."""
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder: name a file for the journal")
+    try:
+        with path.open("rb") as file:
+            header = file.read(100)
+    except (FileNotFoundError, NotADirectoryError) as e:
+        if create:
+            return False
+        raise JournalError(f"there is no journal at {path}: check the path, or record something first") from e
+    except OSError as e:
+        raise UsageError(f"{path} cannot be read: {e.strerror}") from e
+    if not header and create:
+        return False
+    if len(header) < 100 or not header.startswith(b"SQLite format 3\0"):
+        raise JournalError(f"{path} is no journal, or it is corrupt (no SQLite header): name another file")
+    check_ids(path, int.from_bytes(header[68:72], "big"), int.from_bytes(header[60:64], "big"))
+    return True
+
+
+def check_ids(path: Path, application_id: int, user_version: int) -> None:
+    """Raises JournalError where the two ids of a SQLite file are not those of a journal of this schema."""
+    if application_id != APPLICATION_ID:
+        raise JournalError(f"{path} is another program's SQLite file, not a journal of kcg: name another file")
+    if user_version != SCHEMA_VERSION:
+        wanted = f"this kcg reads schema {SCHEMA_VERSION}"
+        raise JournalError(f"{path} has schema {user_version}, {wanted}: use the kcg that wrote it, or start a new one")
+
+
+def make_folder(folder: Path) -> None:
+    """Makes the folder of a new journal. Raises UsageError where that cannot be."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise UsageError(f"no journal can be created in {folder}: {e.strerror}") from e
+    if not os.access(folder, os.W_OK):
+        raise UsageError(f"no journal can be created in {folder}: the folder cannot be written")
+
+
+def corrupt(path: Path, detail: object) -> JournalError:
+    """The error for a journal whose structure is damaged."""
+    return JournalError(f"{path} is corrupt ({detail}): restore a copy, or start a new one")
+
+
+@contextlib.contextmanager
+def translated(path: Path) -> Iterator[None]:
+    """SQLite's errors as one line of ours."""
+    try:
+        yield
+    except sqlite3.Error as e:
+        match getattr(e, "sqlite_errorcode", 0) & 0xFF:  # without the extended part
+            case sqlite3.SQLITE_FULL:
+                raise disk_full(path) from e
+            case sqlite3.SQLITE_CORRUPT | sqlite3.SQLITE_NOTADB:
+                raise corrupt(path, e) from e
+            case sqlite3.SQLITE_BUSY:
+                raise JournalError(f"{path} was locked for {BUSY_TIMEOUT_S:.0f} s: end whoever holds it") from e
+            case sqlite3.SQLITE_READONLY | sqlite3.SQLITE_CANTOPEN:
+                raise JournalError(f"{path} cannot be written ({e}): open it read-only, or copy it") from e
+        raise JournalError(f"{path} cannot be used ({e}): what was acknowledged is kept") from e
+    except OSError as e:
+        if is_disk_full(e):
+            raise disk_full(path) from e
+        raise

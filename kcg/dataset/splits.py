@@ -3,7 +3,7 @@
 - `workload`: Flux is test, whole; the families that `is_validation_family` names are validation; the rest is training.
   A kernel of Flux is test whoever else has it, and a kernel of any training family is training.
 - `kernel`: 80 / 10 / 10 % of the kernels, by a hash of their ids.
-- `twin`: 80 / 10 / 10 % of the twin classes (kernels that differ in sizes only, see `kcg.kernel.twins`).
+- `twin`: 80 / 10 / 10 % of the twin classes (kernels that differ in sizes only, see `kcg.kernel.analysis`).
 
 A kernel is in exactly one part of each. Everything goes by seeded hashes of names and ids, so that kernels and families
 that join a dataset later move no kernel that was there, unless a workload that joins has that kernel too.
@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from kcg.kernel.twins import twin_id
+from kcg.kernel.analysis import twin_id
 from kcg.types import Kernel, Workload
 
 TRAIN, VALIDATION, TEST = "train", "validation", "test"

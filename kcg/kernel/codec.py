@@ -41,10 +41,27 @@ MAX_SLOT = 4_095
 MAX_SOURCES = 4_096
 
 _DTYPE_NAMES = (
-    "void", "weakint", "weakfloat", "bool",
-    "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64",
-    "fp8e4m3", "fp8e5m2", "fp8e4m3fnuz", "fp8e5m2fnuz", "float16", "bfloat16", "float32", "float64",
-)  # fmt: skip
+    "void",
+    "weakint",
+    "weakfloat",
+    "bool",
+    "int8",
+    "uint8",
+    "int16",
+    "uint16",
+    "int32",
+    "uint32",
+    "int64",
+    "uint64",
+    "fp8e4m3",
+    "fp8e5m2",
+    "fp8e4m3fnuz",
+    "fp8e5m2fnuz",
+    "float16",
+    "bfloat16",
+    "float32",
+    "float64",
+)
 _DTYPES: dict[str, DType] = {name: getattr(dtypes, name) for name in _DTYPE_NAMES}
 _NAME_OF: dict[DType, str] = {dtype: name for name, dtype in _DTYPES.items()}
 DTYPE_NAMES: dict[str, str] = {dtype.name: name for name, dtype in _DTYPES.items()}
@@ -73,9 +90,14 @@ _OPS: dict[str, Ops] = {op.name: op for op in _ARITY}
 _AXIS_TYPES = {  # what one thread holds, UPCAST and UNROLL, is only in kernels that a program writes itself
     axis.name: axis
     for axis in (
-        AxisType.WEAK, AxisType.LOOP, AxisType.REDUCE, AxisType.UPCAST, AxisType.UNROLL, AxisType.DEVICE,
+        AxisType.WEAK,
+        AxisType.LOOP,
+        AxisType.REDUCE,
+        AxisType.UPCAST,
+        AxisType.UNROLL,
+        AxisType.DEVICE,
     )
-}  # fmt: skip
+}
 _ADDR_SPACES = {space.name: space for space in (AddrSpace.GLOBAL, AddrSpace.ALU)}
 _REDUCE_OPS = {op.name: op for op in GroupOp.Reduce}
 _VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")  # it is rendered into source code

@@ -17,8 +17,7 @@ from kcg.compat.scheduling import to_tiny, with_device
 from kcg.compat.tiny import AddrSpace, Ops, UOp
 from kcg.errors import CodecError, ScheduleError
 from kcg.kernel.codec import ast_of, kernel_of
-from kcg.kernel.compiled import Compiled, Program, ProgramLaunch
-from kcg.kernel.compiler import to_elf
+from kcg.kernel.compile import Compiled, Program, ProgramLaunch, to_elf
 from kcg.types import Region, Schedule, Target, malformed
 
 
@@ -120,12 +119,17 @@ def _launch(launch: ProgramLaunch, buffers: Mapping[int, tuple[int, str]], targe
     compiled = launch.compiled
     places = {slot: place for place, slot in enumerate(compiled.slots)}
     body = program_of_launch(
-        to_elf(compiled, target), device, [buffers[number] for number in launch.args],
-        shared_bytes=compiled.shared_bytes, global_size=compiled.global_size, local_size=compiled.local_size,
+        to_elf(compiled, target),
+        device,
+        [buffers[number] for number in launch.args],
+        shared_bytes=compiled.shared_bytes,
+        global_size=compiled.global_size,
+        local_size=compiled.local_size,
         outputs=tuple(places[slot] for slot in compiled.outputs),
         inputs=tuple(places[slot] for slot in compiled.inputs),
-        variables=_variables_of(compiled), source=compiled.source,
-    )  # fmt: skip
+        variables=_variables_of(compiled),
+        source=compiled.source,
+    )
     return Launch(body, launch.args)
 
 

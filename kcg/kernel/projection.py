@@ -8,25 +8,510 @@ depend on o' or on c only (gates, softmax denominators). A term is a sum over k 
 which one depends on c; or anything elementwise (bias, residual). Loads are affine in the ranges, perhaps padded with
 zeros, and of floats; the store is affine and writes no element twice. All else has no projection.
 
-The error of P is that of independent errors, `sqrt(Σ_c error²)`, by the rules of `kcg.kernel.evaluate`. It is 0 where
+The error of P is that of independent errors, `sqrt(Σ_c error²)`, by the rules of `kcg.kernel.reference`. It is 0 where
 all inputs are integers so small that every rounding is exact: then P must match exactly, and one wrong element is seen.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
-from kcg.compat.tiny import Ops, UOp, dtypes
+from kcg.compat.tiny import AddrSpace, AxisType, Invalid, Ops, UOp, dtypes
 from kcg.errors import VerificationError
-from kcg.kernel.affine import Access, Array, Grid, Reader
-from kcg.kernel.evaluate import MAX_ELEMENTS, Run
-from kcg.kernel.linear import Projection, Term, chain, extent, plan
-from kcg.kernel.numerics import Value, unit_roundoff
+from kcg.kernel.arithmetic import Value, unit_roundoff
+from kcg.kernel.reference import MAX_ELEMENTS, Run, buffer_of, buffers, store_of
+
+# ---- Which stored values are linear, and the terms that they are sums of.
+
+
+@dataclass(frozen=True, eq=False)
+class Term:
+    """`scale · Π rows · Π columns · Σ_reduced other · summed`, or an elementwise `element` instead.
+
+    `summed` depends on c, `other`, `rows` and `element`'s other ranges are those of o' (and `reduced`). Variances are
+    squares of relative rounding errors.
+    """
+
+    scale: float = 1.0
+    rows: tuple[UOp, ...] = ()  # factors that do not depend on c
+    columns: tuple[UOp, ...] = ()  # factors that depend on c only
+    summed: Access | None = None
+    other: Access | None = None
+    element: UOp | None = None
+    reduced: tuple[UOp, ...] = ()
+    variance: float = 0.0  # of the term after its sum
+    product_variance: float = 0.0  # of each product before it
+    sum_variance: float = 0.0  # of the sum, relative to the root sum of squares of the products
+    bits: int = 53  # significant bits of the narrowest float computed on the way
+
+
+@dataclass(frozen=True, eq=False)
+class Projection:
+    """How to project what one store writes. The rows are o', flattened in the order of the output's memory."""
+
+    ast: UOp
+    store: int  # which source of the sink
+    slot: int
+    column: UOp  # the range c
+    columns: int
+    row_ranges: tuple[UOp, ...]
+    row_shape: tuple[int, ...]
+    output: Access
+    terms: tuple[Term, ...]
+    variance: float  # (relative rounding error)² of casts of the whole value
+
+    @property
+    def rows(self) -> int:
+        """How many numbers a projection is."""
+        return math.prod(self.row_shape)
+
+
+def plan(ast: UOp, store: int = 0) -> Projection | None:
+    """How to project one store; None if it is not linear, or there is no range to project along.
+
+    Of the ranges that would do, the longest: then a projection is the fewest numbers. Of equals the one whose elements
+    are closest in memory.
+    """
+    sink = ast.src[store]
+    nodes = ast.toposort()
+    if sink.op is not Ops.END or any(node.op is Ops.RANGE and affine(node) is None for node in nodes):
+        return None
+    if any(node.op is Ops.PARAM and node.arg.addrspace is AddrSpace.ALU for node in nodes):
+        return None
+    if any(node.op is Ops.INDEX and node.dtype in dtypes.fp8s for node in nodes):
+        return None  # their subnormals, of which there are many, may be 0 where tinygrad emulates them
+    target, value = store_of(sink).src
+    slot = buffer_of(target).arg.slot
+    shared = [buffer_of(store_of(s).src[0]).arg.slot for s in ast.src].count(slot) > 1
+    in_place = any(use.slot == slot and use.is_input for use in buffers(ast))
+    output = access_of(target)
+    if any(node.op is Ops.CONST and isinstance(node.arg, float) and not math.isfinite(node.arg) for node in nodes):
+        return None  # a mask of -inf: infinities have no sum
+    if output is None or output.mask or in_place or shared or not dtypes.is_float(target.dtype):
+        return None
+    order = sorted(output.strides, key=lambda r: -output.strides[r])
+    if set(order) != set(sink.src[1:]) or not _distinct(order, output):
+        return None
+    variance, bits = 0.0, significant_bits(target)
+    while value.op is Ops.CAST and dtypes.is_float(value.src[0].dtype):
+        variance, bits = variance + cast_variance(value), min(bits, significant_bits(value))
+        value = value.src[0]
+    for column in sorted(order, key=lambda r: (-extent(r), output.strides[r])):
+        rows = tuple(r for r in order if r is not column)
+        found = _terms(value, column, frozenset(rows)) if extent(column) > 1 else None
+        if found is not None and any(t.reduced for t in found):
+            terms = tuple(replace(t, bits=min(t.bits, bits)) for t in found)
+            shape = tuple(map(extent, rows))
+            return Projection(ast, store, slot, column, extent(column), rows, shape, output, terms, variance)
+    return None
+
+
+def chain(node: UOp) -> tuple[int, int]:
+    """`(terms, factors)` of the longest chain of nested sums in a value: how many products, each of how many loads."""
+    known: dict[UOp, tuple[int, int]] = {}
+    for n in node.toposort():
+        if n.op is Ops.INDEX:
+            known[n] = 1, 1
+        elif n.op in (Ops.RANGE, Ops.PARAM, Ops.CONST):
+            known[n] = 1, 0
+        elif n.op is Ops.REDUCE:
+            terms, factors = known[n.src[0]]
+            known[n] = terms * math.prod(int(r.vmax) + 1 for r in n.src[1:]), factors
+        else:
+            parts = [known[s] for s in n.src]
+            loads = [factors for _, factors in parts]
+            combined = sum(loads) if n.op is Ops.MUL else max(loads, default=0)
+            known[n] = max((terms for terms, _ in parts), default=1), combined
+    return known[node]
+
+
+def extent(axis: UOp) -> int:
+    """The extent of a range that is not symbolic."""
+    return int(axis.src[0].arg)
+
+
+def significant_bits(node: UOp) -> int:
+    """The significant bits of a float."""
+    return round(-math.log2(unit_roundoff(node.dtype)))
+
+
+def _distinct(order: list[UOp], output: Access) -> bool:
+    """Whether no two points write one element: each stride steps over all that the smaller ones reach."""
+    reach = 0
+    for axis in reversed(order):
+        if output.strides[axis] <= reach:
+            return False
+        reach += output.strides[axis] * (extent(axis) - 1)
+    return True
+
+
+def _has_sum(node: UOp) -> bool:
+    return any(n.op is Ops.REDUCE for n in node.toposort())
+
+
+def _terms(node: UOp, column: UOp, rows: frozenset[UOp]) -> tuple[Term, ...] | None:
+    """The terms of a value, None if it is not a sum of such."""
+    if not dtypes.is_float(node.dtype):
+        return None
+    own = unit_roundoff(node.dtype) ** 2
+    found: list[Term] = []
+    if node.op is Ops.ADD:
+        for source in node.src:
+            part = _terms(source, column, rows)
+            if part is None:
+                return None
+            found.extend(part)
+    elif not _has_sum(node):
+        return (_elementwise(node, column),)
+    elif node.op is Ops.REDUCE:
+        return _sum(node, column, rows)
+    elif node.op is Ops.CAST:
+        found, own = list(_terms(node.src[0], column, rows) or ()), cast_variance(node)
+    elif node.op is Ops.MUL and not (_has_sum(node.src[0]) and _has_sum(node.src[1])):
+        linear, factor = node.src if _has_sum(node.src[0]) else node.src[::-1]
+        by = _elementwise(factor, column)
+        if by.summed is not None or by.element is not None:
+            return None
+        for t in _terms(linear, column, rows) or ():
+            scale, variance = t.scale * by.scale, t.variance + by.variance
+            found.append(
+                replace(t, scale=scale, rows=t.rows + by.rows, columns=t.columns + by.columns, variance=variance)
+            )
+    bits = significant_bits(node)
+    return tuple(replace(t, variance=t.variance + own, bits=min(t.bits, bits)) for t in found) or None
+
+
+def _elementwise(node: UOp, column: UOp) -> Term:
+    """A value without sums: its factors by what they depend on. What depends on both c and o' is kept whole."""
+    parts = list(_factors(node))
+    both = [f for f in parts if column in f.ranges and len(f.ranges) > 1]
+    load = load_of(both[0]) if len(both) == 1 else None
+    if both and load is None:
+        return Term(element=node)
+    products = [n for n in node.toposort() if n.op is Ops.MUL and dtypes.is_float(n.dtype)]
+    return Term(
+        scale=_constant(parts),
+        rows=tuple(f for f in parts if column not in f.ranges and f.op is not Ops.CONST),
+        columns=tuple(f for f in parts if column in f.ranges and f not in both),
+        summed=load,
+        variance=sum(unit_roundoff(n.dtype) ** 2 for n in products),
+        bits=min(map(significant_bits, products), default=53),
+    )
+
+
+def _constant(factors: list[UOp]) -> float:
+    return math.prod((float(f.arg) for f in factors if f.op is Ops.CONST), start=1.0)
+
+
+def _factors(node: UOp) -> Iterator[UOp]:
+    """The factors of a product, through casts that change no value."""
+    if node.op is Ops.MUL:
+        for source in node.src:
+            yield from _factors(source)
+    elif node.op is Ops.CAST and dtypes.is_float(node.src[0].dtype) and not cast_variance(node):
+        yield from _factors(node.src[0])
+    else:
+        yield node
+
+
+def _sum(node: UOp, column: UOp, rows: frozenset[UOp]) -> tuple[Term, ...] | None:
+    """A sum of products of constants and at most two loads, of which exactly one depends on c."""
+    reduced, body = node.src[1:], node.src[0]
+    if node.arg[0] is not Ops.ADD or _has_sum(body):
+        return None
+    parts = list(_factors(body))
+    loads = [load_of(f) for f in parts if f.op is not Ops.CONST]
+    known = [load for load in loads if load is not None and {*load.strides} <= {column, *rows, *reduced}]
+    with_column = [load for load in known if column in load.strides]
+    if len(known) != len(loads) or len(known) > 2 or len(with_column) != 1:
+        return None
+    products = [n for n in body.toposort() if n.op is Ops.MUL and dtypes.is_float(n.dtype)]
+    used = {r for load in known for r in load.strides}
+    term = Term(
+        scale=_constant(parts) * math.prod(extent(r) for r in reduced if r not in used),
+        summed=with_column[0],
+        other=next((load for load in known if load is not with_column[0]), None),
+        reduced=tuple(r for r in reduced if r in used),
+        product_variance=sum(unit_roundoff(n.dtype) ** 2 for n in products) + sum(load.variance for load in known),
+        sum_variance=unit_roundoff(node.dtype) ** 2 * math.prod(map(extent, reduced)),
+        bits=min(map(significant_bits, [node, *products])),
+    )
+    return (term,)
+
+
+# ---- Loads at affine positions, read as strided views of the buffer: no gather, no copy where the strides allow.
+#
+# A load in a kernel mostly reads element `base + Σ stride · range` of its buffer, perhaps zero outside a mask
+# (padding). `Reader` walks such a load over a grid of its ranges in pieces that stay in cache, each a float64 view.
+
+WINDOW = 1 << 20  # elements of one piece: 8 MiB, in cache
+COMPUTED_A_PIECE = 1 << 16  # elements that are computed in the time that a piece more takes
+
+Array = NDArray[Any]
+Grid = Mapping[UOp, NDArray[np.int64]]
+"""The values, ascending, that each range takes."""
+Conditions = Callable[[tuple[UOp, ...], Grid], Array]
+"""Computes whether all of some conditions hold, on a grid with its axes in the mapping's order."""
+
+
+@runtime_checkable
+class Computed(Protocol):
+    """A buffer of `size` elements, each one of `block`, computed when asked for; `kcg.measure.inputs.Hashed` is one."""
+
+    @property
+    def block(self) -> Array: ...
+    @property
+    def size(self) -> int: ...
+    def of(self, block: Array) -> Computed:
+        """The same with other numbers in the block."""
+        ...
+
+    def window(self, first: int, count: int) -> Array:
+        """The elements `first` to `first + count`."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Access:
+    """Elements `base + Σ strides[range] · range` of a buffer; 0 where a condition of `mask` is false."""
+
+    slot: int
+    size: int  # elements of the buffer
+    base: int
+    strides: Mapping[UOp, int]  # also 0, for ranges that only the mask depends on
+    mask: tuple[UOp, ...] = ()
+    variance: float = 0.0  # (relative rounding error)² of casts after the load
+
+
+def affine(node: UOp) -> tuple[int, dict[UOp, int]] | None:
+    """`(base, stride of each range)` of an integer expression; None if it is not affine in ranges of fixed extent."""
+    match node.op:
+        case Ops.CONST if isinstance(node.arg, int):
+            return int(node.arg), {}
+        case Ops.RANGE if node.arg[-1] is not AxisType.DEVICE and node.src[0].op is Ops.CONST:
+            return 0, {node: 1}
+        case Ops.CAST if dtypes.is_int(node.dtype) and node.dtype.itemsize >= 4:
+            return affine(node.src[0])
+        case Ops.ADD:
+            left, right = affine(node.src[0]), affine(node.src[1])
+            if left is None or right is None:
+                return None
+            return left[0] + right[0], {
+                r: left[1].get(r, 0) + right[1].get(r, 0) for r in dict.fromkeys((*left[1], *right[1]))
+            }
+        case Ops.MUL:
+            left, right = affine(node.src[0]), affine(node.src[1])
+            if left is None or right is None or (left[1] and right[1]):
+                return None
+            (base, strides), factor = (left, right[0]) if left[1] else (right, left[0])
+            return base * factor, {r: s * factor for r, s in strides.items()}
+        case _:
+            return None
+
+
+def access_of(index: UOp) -> Access | None:
+    """The access of an INDEX; None if its position is not affine. A gate (`Invalid`) becomes the mask."""
+    source, positions = index.src[0], index.src[1:]
+    dims = [0]
+    if source.op is Ops.RESHAPE:
+        shape = source.src[1].src if source.src[1].op is Ops.STACK else source.src[1:]
+        if any(s.op is not Ops.CONST for s in shape):
+            return None
+        dims, source = [int(s.arg) for s in shape], source.src[0]
+    if source.op is not Ops.PARAM or source.src[0].op is not Ops.CONST or len(dims) != len(positions):
+        return None
+    base, strides, mask = 0, dict[UOp, int](), []
+    for dim, position in zip(dims, positions, strict=True):
+        if position.op is Ops.WHERE and position.src[2].op is Ops.CONST and position.src[2].arg is Invalid:
+            mask.append(position.src[0])
+            position = position.src[1]
+        if (part := affine(position)) is None:
+            return None
+        base = base * dim + part[0]
+        strides = {r: strides.get(r, 0) * dim + part[1].get(r, 0) for r in dict.fromkeys((*strides, *part[1]))}
+    return _masked(Access(source.arg.slot, int(source.src[0].arg), base, strides), mask)
+
+
+def load_of(node: UOp) -> Access | None:
+    """The access of a value that is a plain float load, perhaps cast between floats, perhaps zero outside a mask."""
+    if not dtypes.is_float(node.dtype):
+        return None
+    match node.op:
+        case Ops.INDEX:
+            return access_of(node)
+        case Ops.CAST:
+            if (inner := load_of(node.src[0])) is None:
+                return None
+            return Access(
+                inner.slot, inner.size, inner.base, inner.strides, inner.mask, inner.variance + cast_variance(node)
+            )
+        case Ops.WHERE if node.src[2].op is Ops.CONST and node.src[2].arg == 0:
+            inner = load_of(node.src[1])
+            return None if inner is None else _masked(inner, [node.src[0]])
+        case _:
+            return None
+
+
+def cast_variance(cast: UOp) -> float:
+    """(relative rounding error)² of a cast to a float: 0 to a type that holds all values of its source."""
+    source = cast.src[0].dtype
+    narrower = not dtypes.is_float(source) or unit_roundoff(cast.dtype) > unit_roundoff(source)
+    return unit_roundoff(cast.dtype) ** 2 if narrower else 0.0
+
+
+def _masked(access: Access, conditions: Sequence[UOp]) -> Access | None:
+    """The access under further conditions; None if one depends on anything but ranges of fixed extent."""
+    strides = dict(access.strides)
+    for condition in conditions:
+        for node in condition.toposort():
+            if node.op in (Ops.INDEX, Ops.PARAM, Ops.REDUCE):
+                return None
+            if node.op is Ops.RANGE:
+                if affine(node) is None:
+                    return None
+                strides.setdefault(node, 0)
+    return Access(access.slot, access.size, access.base, strides, (*access.mask, *conditions), access.variance)
+
+
+class Reader:
+    """One buffer as float64, an array or something computed."""
+
+    def __init__(self, values: Array | Computed) -> None:
+        self._computed: Computed | None = None
+        if isinstance(values, Computed):
+            self._computed = values.of(np.asarray(values.block, np.float64))
+            self._flat: Array = self._computed.block  # every number that there is
+            self.size = int(values.size)
+        else:
+            self._flat = values.reshape(-1)
+            self.size = self._flat.size
+        self._integral: bool | None = None
+
+    @property
+    def integral(self) -> bool:
+        """Whether all values are integers."""
+        if self._integral is None:
+            parts = (self._flat[s : s + WINDOW] for s in range(0, self._flat.size, WINDOW))
+            self._integral = all(bool((np.rint(part) == part).all()) for part in parts)
+        return self._integral
+
+    def pieces(self, access: Access, grid: Grid, conditions: Conditions) -> Iterator[tuple[dict[UOp, slice], Array]]:
+        """Pieces that together cover the grid of an access: where each lies in the grid, and its values.
+
+        The axes of a piece are the keys of its position, by falling stride. Raises VerificationError for an access
+        outside the buffer.
+        """
+        order = sorted(access.strides, key=lambda r: -abs(access.strides[r]))
+        axes = [_Axis.over(r, access.strides[r], grid[r]) for r in order]
+        self._check(access, axes)
+        # parts are left out unread of the axis of the largest stride: elsewhere that is one piece per part, which costs
+        # more than reading them, unless they are computed and large
+        options: list[list[_Axis]] = []
+        for place, axis in enumerate(axes):
+            parts = _consecutive(grid[axis.range]) if axis.length != len(grid[axis.range]) else []
+            left_out = (axis.length - len(grid[axis.range])) * abs(axis.stride) // max(1, len(parts))
+            apart = bool(parts) and (not place or (self._computed is not None and left_out > COMPUTED_A_PIECE))
+            options.append([_Axis.over(axis.range, axis.stride, part) for part in parts] if apart else [axis])
+        for head in itertools.product(*options):
+            for cut in self._split(head):
+                if (piece := self._piece(access, cut, grid, conditions)) is not None:
+                    yield piece
+
+    def _check(self, access: Access, axes: Sequence[_Axis]) -> None:
+        ends = [sorted((a.stride * a.start, a.stride * (a.start + a.step * (a.length - 1)))) for a in axes]
+        low, high = (access.base + sum(end[i] for end in ends) for i in (0, 1))
+        if not access.mask and (low < 0 or high >= min(self.size, access.size)):
+            raise VerificationError(f"an access is outside its buffer {access.slot} of {self.size} elements")
+
+    def _piece(
+        self, access: Access, axes: Sequence[_Axis], grid: Grid, conditions: Conditions
+    ) -> tuple[dict[UOp, slice], Array] | None:
+        first = access.base + sum(a.stride * a.start for a in axes)
+        low = sum(min(0, a.reach) for a in axes)
+        window = self._window(first + low, sum(abs(a.reach) for a in axes) + 1)
+        view = as_strided(
+            window[-low:], [a.length for a in axes], [8 * a.stride * a.step for a in axes], writeable=False
+        )
+        where: dict[UOp, slice] = {}
+        for i, axis in enumerate(axes):
+            last = axis.start + axis.step * (axis.length - 1)
+            begin, end = np.searchsorted(grid[axis.range], (axis.start, last + 1))
+            where[axis.range] = slice(int(begin), int(end))
+            if end - begin != axis.length:
+                if begin == end:
+                    return None
+                view = view.take(grid[axis.range][begin:end] - axis.start, i)
+        if access.mask:
+            view = np.where(conditions(access.mask, {r: grid[r][s] for r, s in where.items()}), view, 0.0)
+        return where, view
+
+    def _window(self, first: int, count: int) -> Array:
+        begin, end = max(0, first), min(self.size, max(0, first + count))
+        if self._computed is not None:
+            part = self._computed.window(begin, max(0, end - begin))
+        else:
+            part = np.asarray(self._flat[begin:end], np.float64)
+        if len(part) == count:
+            return part
+        before = min(count, max(0, -first))  # a padded load: the mask hides what is outside
+        return np.pad(part, (before, count - before - len(part)))
+
+    def _split(self, axes: Sequence[_Axis]) -> Iterator[list[_Axis]]:
+        """The axes cut into pieces that fit a window: those of the largest strides are cut."""
+        if not axes:
+            yield []
+            return
+        axis, rest = axes[0], list(axes[1:])
+        inside, count = 1 + sum(abs(a.reach) for a in rest), math.prod(a.length for a in rest)
+        fits = inside <= WINDOW and count <= WINDOW
+        most = 1
+        step = abs(axis.stride * axis.step)
+        if fits and not (self._computed is not None and step - inside > COMPUTED_A_PIECE):
+            most = min(WINDOW // count, 1 + (WINDOW - inside) // step if step else WINDOW)
+        for begin in range(0, axis.length, most):
+            part = axis.part(begin, min(most, axis.length - begin))
+            if fits:
+                yield [part, *rest]
+            else:
+                yield from ([part, *cut] for cut in self._split(rest))
+
+
+class _Axis(NamedTuple):
+    """Values `start + step · i` of one range, `length` of them."""
+
+    range: UOp
+    stride: int  # in elements of the buffer, for 1 of the range
+    start: int
+    step: int
+    length: int
+
+    @classmethod
+    def over(cls, axis: UOp, stride: int, values: NDArray[np.int64]) -> _Axis:
+        """The values, or all between the first and the last where these are not evenly spaced."""
+        first, last = int(values[0]), int(values[-1])
+        steps = np.diff(values)
+        step = int(steps[0]) if len(steps) and (steps == steps[0]).all() else 1
+        return cls(axis, stride, first, step, (last - first) // step + 1)
+
+    @property
+    def reach(self) -> int:
+        return self.stride * self.step * (self.length - 1)
+
+    def part(self, begin: int, length: int) -> _Axis:
+        return self._replace(start=self.start + self.step * begin, length=length)
+
+
+def _consecutive(values: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+    return np.split(values, np.flatnonzero(np.diff(values) != 1) + 1)
+
 
 __all__ = ["Projection", "exact_density", "expected", "output_view", "plan", "project", "ratio", "signs"]
 
@@ -87,7 +572,7 @@ def expected(
 
 
 def ratio(values: Array, error: Array, got: Array) -> NDArray[np.float64]:
-    """How many expected errors `got` is away: a correct kernel stays below `kcg.kernel.evaluate.CONFIDENT`.
+    """How many expected errors `got` is away: a correct kernel stays below `kcg.kernel.reference.CONFIDENT`.
 
     NaN is infinitely far. Where the expected value is not finite, or its error is infinite, nothing is said (0).
     """

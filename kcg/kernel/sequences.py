@@ -16,15 +16,7 @@ from kcg.compat.partition import Partition
 from kcg.compat.planning import PlannedCall, Slot
 from kcg.compat.sequences import CapturedSequence
 from kcg.errors import CodecError
-from kcg.types import (
-    Kernel,
-    Sequence,
-    SequenceBuffer,
-    SequenceCall,
-    SlotBinding,
-    Variables,
-    canonical_json,
-)
+from kcg.types import Kernel, Sequence, SequenceBuffer, SequenceCall, SlotBinding, Variables, canonical_json
 
 FORMAT = 1
 MAX_BYTES = 64 << 20

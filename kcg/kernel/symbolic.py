@@ -64,8 +64,8 @@ def _size_of(region: Region, bindings: Collection[Variables]) -> Callable[[Varia
     differ = {name for name, _ in set().union(*bindings) - set(next(iter(bindings)))}
     if len(differ) < 2:
         return lambda variables: float(sum(value for name, value in variables if name in differ))
+    from kcg.kernel.analysis import work_at
     from kcg.kernel.codec import ast_of
-    from kcg.kernel.contractions import work_at
 
     works = [work_at(ast_of(kernel)) for kernel in region.kernels]
     return lambda variables: sum(work(dict(variables)) for work in works)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from kcg.kernel.compiled import Compiled
+    from kcg.kernel.compile import Compiled
     from kcg.types import Region, Target
 
 SAMPLES = 7
@@ -92,8 +92,8 @@ def _compile(target: Target) -> CompiledCanary:
     from tinygrad import Tensor, dtypes
 
     from kcg.kernel.codec import kernel_of
-    from kcg.kernel.compiler import compile_schedule
-    from kcg.kernel.space import KernelSpace
+    from kcg.kernel.compile import compile_schedule
+    from kcg.kernel.opts.space import KernelSpace
     from kcg.types import Region
 
     source = Tensor.empty(_elements(target), dtype=dtypes.int32, device=target.device)
@@ -108,9 +108,9 @@ def canary_job(dev: str, known: CompiledCanary | None = None) -> CanaryReading:
     """
     import numpy as np
 
-    from kcg.kernel.actions import ACTION_SPACE_VERSION
     from kcg.kernel.codec import ast_of
-    from kcg.measure.target import detect
+    from kcg.kernel.opts.planner import ACTION_SPACE_VERSION
+    from kcg.measure.device_info import detect
     from kcg.measure.workbench import NAN_POISON, Workbench, free_cached_memory
 
     target, _ = detect(dev, ACTION_SPACE_VERSION)

@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kcg.errors import VerificationError
+from kcg.measure.device_info import Sensors, sensors_for
 from kcg.measure.inputs import TIMED_SEED
 from kcg.measure.jobs import (
     CompileJob,
@@ -25,8 +26,7 @@ from kcg.measure.jobs import (
     TimeOutcome,
 )
 from kcg.measure.protocol import MIN_SAMPLES, SLOWDOWN_WAITS_S, median, samples_for
-from kcg.measure.references import FINAL_SEEDS
-from kcg.measure.sensors import Sensors, sensors_for
+from kcg.measure.verify import FINAL_SEEDS
 from kcg.types import CacheState, Region, Target, Toolchain, Verification
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def open_job(dev: str) -> None:
     """Open the device, so that no job pays for it."""
     from kcg.compat.tiny import Device
     from kcg.errors import DeviceError
-    from kcg.measure.target import first_line
+    from kcg.measure.device_info import first_line
 
     try:
         Device[dev.split(":")[0]]
@@ -66,14 +66,14 @@ def open_job(dev: str) -> None:
 
 def detect_job(dev: str) -> tuple[Target, Toolchain]:
     """Open the device and describe it. The device library and the compiler are loaded on the way."""
-    from kcg.kernel.actions import ACTION_SPACE_VERSION
-    from kcg.measure.target import detect
+    from kcg.kernel.opts.planner import ACTION_SPACE_VERSION
+    from kcg.measure.device_info import detect
 
     return detect(dev, ACTION_SPACE_VERSION)
 
 
 def compile_job(job: CompileJob) -> CompileOutcome:
-    from kcg.kernel.compiler import compile_schedule
+    from kcg.kernel.compile import compile_schedule
 
     global _compiled
     begin = time.perf_counter()
@@ -173,9 +173,12 @@ def time_job(job: TimeJob) -> TimeOutcome:
     named = f"{recipe}:seed={bench.seed}"
     if (hopeless := _hopeless(job, launch, first_s)) is not None:
         return TimeOutcome(
-            (hopeless,), named, checked=job.check_seed is not None, clocks=sensors(job.target).readings(),
+            (hopeless,),
+            named,
+            checked=job.check_seed is not None,
+            clocks=sensors(job.target).readings(),
             spent_s=laps.spent_s,
-        )  # fmt: skip
+        )
     run = bench.watch(launch, job.variables, has_run=True)
     samples, noisy = _trusted(lambda: _samples(job, run, full=False), job.target, begin=False)
     wrong = run.verdict()
@@ -197,10 +200,16 @@ def time_job(job: TimeJob) -> TimeOutcome:
     if trusted:
         bench.fastest_s = min(bench.fastest_s, median(samples))
     return TimeOutcome(
-        samples if trusted else (), named, wrong=wrong, unjudged=unjudged, noisy=noisy,
+        samples if trusted else (),
+        named,
+        wrong=wrong,
+        unjudged=unjudged,
+        noisy=noisy,
         checked=job.check_seed is not None,
-        clocks=sensors(job.target).readings(), tainted=bench.tainted, spent_s=laps.spent_s,
-    )  # fmt: skip
+        clocks=sensors(job.target).readings(),
+        tainted=bench.tainted,
+        spent_s=laps.spent_s,
+    )
 
 
 def _wrong_or_unjudged(verdict: Verification) -> tuple[str, str]:
@@ -314,11 +323,17 @@ def duel_job(job: DuelJob) -> DuelOutcome:
     if not all(verdict.passed for verdict in verdicts):
         return DuelOutcome(**judged, spent_s=laps.spent_s)
     return DuelOutcome(
-        **judged, baseline_cold_s=cold[0], again_cold_s=cold[-1], baseline_warm_s=warm[0],
-        finalist_cold_s=cold[1] if len(sides) > 1 else (), finalist_warm_s=warm[1] if len(sides) > 1 else (),
-        input_recipe=f"{recipe}:seed={TIMED_SEED}", clocks=sensors(job.target).readings(), noisy=noisy,
+        **judged,
+        baseline_cold_s=cold[0],
+        again_cold_s=cold[-1],
+        baseline_warm_s=warm[0],
+        finalist_cold_s=cold[1] if len(sides) > 1 else (),
+        finalist_warm_s=warm[1] if len(sides) > 1 else (),
+        input_recipe=f"{recipe}:seed={TIMED_SEED}",
+        clocks=sensors(job.target).readings(),
+        noisy=noisy,
         spent_s=laps.spent_s,
-    )  # fmt: skip
+    )
 
 
 def _after_timing(verdict: Verification, reason: str, runs: int) -> Verification:

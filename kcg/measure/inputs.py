@@ -1,25 +1,28 @@
 """Random inputs for one kernel: floats of a recipe, integers in the range of what they index, the same everywhere.
 
 A large buffer is made of segments, and each is a slice of the numbers that the recipe drew, from where a counter-based
-hash of seed, slot and segment says. So there is no period, a device fills a buffer at the speed of its memory
-(`kcg.measure.fill`), a process without a device computes the elements that a reference needs, and whoever reads all of
-them (`kcg.kernel.projection`) does so at the speed of a copy. Small buffers are drawn element by element.
+hash of seed, slot and segment says. So there is no period, a device fills a buffer at the speed of its memory, a
+process without a device computes the elements that a reference needs, and whoever reads all of them
+(`kcg.kernel.projection`) does so at the speed of a copy. Small buffers are drawn element by element.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from kcg.compat.tiny import Ops, UOp, dtypes, fp8_to_float
-from kcg.errors import KcgError
+from kcg.compat.tiny import Buffer, Device, KernelInfo, Ops, UOp, dtypes, fp8_to_float
+from kcg.errors import DeviceError, KcgError
+from kcg.kernel.compile import compile_schedule, to_elf
 from kcg.kernel.projection import exact_density
-from kcg.types import content_id
+from kcg.types import Region, Target, content_id
 
 Array = np.ndarray[Any, Any]
 
@@ -60,9 +63,15 @@ STEP = BLOCK // KINDS  # numbers of a kind; of these a slice begins at any of th
 
 # exponents of the smallest normal and of the largest number
 FLOATS = {
-    "half": (-14, 15), "float": (-126, 127), "double": (-1022, 1023), "__bf16": (-126, 127),
-    "float8_e4m3": (-6, 8), "float8_e5m2": (-14, 15), "float8_e4m3fnuz": (-7, 7), "float8_e5m2fnuz": (-15, 15),
-}  # fmt: skip
+    "half": (-14, 15),
+    "float": (-126, 127),
+    "double": (-1022, 1023),
+    "__bf16": (-126, 127),
+    "float8_e4m3": (-6, 8),
+    "float8_e5m2": (-14, 15),
+    "float8_e4m3fnuz": (-7, 7),
+    "float8_e5m2fnuz": (-15, 15),
+}
 HELD_AS_BITS = {"__bf16": np.uint16, **dict.fromkeys((name for name in FLOATS if "8" in name), np.uint8)}
 
 _ARITHMETIC = frozenset(
@@ -72,14 +81,24 @@ _SEGMENTED = frozenset(
     {NEGATIVE_RECIPE, BELOW_ZERO_RECIPE, SPECIAL_RECIPE, WIDE_RECIPE, WIDE_POSITIVE_RECIPE, MODEST_RECIPE}
 )
 _NUMPY: dict[str, Any] = {
-    "bool": np.bool_, "signed char": np.int8, "unsigned char": np.uint8, "short": np.int16, "unsigned short": np.uint16,
-    "int": np.int32, "unsigned int": np.uint32, "long": np.int64, "unsigned long": np.uint64, "half": np.float16,
-    "float": np.float32, "double": np.float64, **HELD_AS_BITS,
-}  # fmt: skip
+    "bool": np.bool_,
+    "signed char": np.int8,
+    "unsigned char": np.uint8,
+    "short": np.int16,
+    "unsigned short": np.uint16,
+    "int": np.int32,
+    "unsigned int": np.uint32,
+    "long": np.int64,
+    "unsigned long": np.uint64,
+    "half": np.float16,
+    "float": np.float32,
+    "double": np.float64,
+    **HELD_AS_BITS,
+}
 
 
 def starts(segment: Array, key: int, *, by_kind: bool) -> Array:
-    """Where in a block each of some segments (uint32) begins. `kcg.measure.fill` computes the same on a device."""
+    """Where in a block each of some segments (uint32) begins. The same is computed on a device."""
     x = segment * np.uint32(HASH[0]) + np.uint32(key)
     x ^= x >> 15
     x *= np.uint32(HASH[1])
@@ -204,11 +223,15 @@ def buffers_of(ast: UOp) -> tuple[BufferInfo, ...]:
     params = sorted((u for u in nodes if u.op is Ops.PARAM and u.arg.slot >= 0), key=lambda u: u.arg.slot)
     return tuple(
         BufferInfo(
-            slot=u.arg.slot, size=int(u.max_numel()), dtype=u.dtype.name, itemsize=u.dtype.itemsize,
-            is_output=u.arg.slot in stored, is_input=u.arg.slot in read,
+            slot=u.arg.slot,
+            size=int(u.max_numel()),
+            dtype=u.dtype.name,
+            itemsize=u.dtype.itemsize,
+            is_output=u.arg.slot in stored,
+            is_input=u.arg.slot in read,
         )
         for u in params
-    )  # fmt: skip
+    )
 
 
 def _buffer_slot(index: UOp) -> int:
@@ -593,9 +616,13 @@ def _any_integers(asked: _Asked, kind: int, count: int, rng: np.random.Generator
             return rng.choice(np.array([0, last]), count).astype(held)
         return rng.integers(0, last, count, dtype=held, endpoint=True)
     low, high = {
-        UNIT_RECIPE: (1, SMALL_INTEGERS), FEW_RECIPE: (0, len(FEW) - 1), FEW_SPECIAL_RECIPE: (-1, 2),
-        MODEST_RECIPE: (-1000, 1000), NEGATIVE_RECIPE: (-64, -2), BELOW_ZERO_RECIPE: (-64, -2),
-    }.get(recipe, (-SMALL_INTEGERS, SMALL_INTEGERS - 1))  # fmt: skip
+        UNIT_RECIPE: (1, SMALL_INTEGERS),
+        FEW_RECIPE: (0, len(FEW) - 1),
+        FEW_SPECIAL_RECIPE: (-1, 2),
+        MODEST_RECIPE: (-1000, 1000),
+        NEGATIVE_RECIPE: (-64, -2),
+        BELOW_ZERO_RECIPE: (-64, -2),
+    }.get(recipe, (-SMALL_INTEGERS, SMALL_INTEGERS - 1))
     if recipe == NEGATIVE_RECIPE and kind == _ALL_LARGE:
         low = int(limits.min)
     if recipe in (SPECIAL_RECIPE, WIDE_RECIPE, WIDE_POSITIVE_RECIPE):
@@ -615,3 +642,127 @@ def _any_integers(asked: _Asked, kind: int, count: int, rng: np.random.Generator
         low, high = (max(low, 0), 2 * high + 1) if high > 1 << 6 else (max(low, 0), high)
     low, high = max(low, int(limits.min)), min(high, int(limits.max))
     return rng.integers(low, max(low, high), count, dtype=held, endpoint=True)
+
+
+# ---- Filling a large buffer on the device: `Hashed`, as a kernel of tinygrad's own.
+#
+# One kernel for each width of an element and each of two sizes of a piece; what is left over is copied from the host.
+# The kernels are checked once against the host.
+
+PIECES = (1 << 22, 1 << 16)  # elements that one launch fills
+KEPT = 32  # blocks on the device
+UNSIGNED = {1: dtypes.uint8, 2: dtypes.uint16, 4: dtypes.uint32, 8: dtypes.uint64}
+WORDS = 4  # of a launch: first segment, key, and the two numbers of `slicing`
+
+
+@cache
+def filler(target: Target) -> DeviceFill:
+    """The filler of a target, made once."""
+    return DeviceFill(target)
+
+
+class DeviceFill:
+    """Fills buffers of one device. Raises DeviceError if the device does not compute the hash right."""
+
+    def __init__(self, target: Target) -> None:
+        self.target, self.device = target, target.device
+        self._launches: dict[tuple[int, int], Callable[..., None]] = {}
+        # by id: the array, so that it stays, and a copy on the device
+        self._blocks: OrderedDict[int, tuple[Any, Any]] = OrderedDict()
+
+    def __call__(self, view: Any, wanted: Hashed) -> None:
+        """Write all elements of `wanted` into a buffer of its size in bytes."""
+        width, block, at = wanted.dtype.itemsize, self._block(wanted.block), 0
+        plan: list[tuple[int, int]] = []
+        for piece in PIECES:
+            while wanted.size - at >= piece:
+                plan.append((piece, at))
+                at += piece
+        words = np.array([[first // SEGMENT, wanted.key, *slicing(wanted.by_kind)] for _, first in plan], np.uint32)
+        if len(plan):
+            asked = self._copied(words)
+        for place, (piece, first) in enumerate(plan):
+            part = view.view(piece * width, dtypes.uint8, first * width).ensure_allocated()
+            told = asked.view(4 * WORDS, dtypes.uint8, 4 * WORDS * place).ensure_allocated()
+            self._launch(width, piece)(part, block, told)
+        if at < wanted.size:
+            rest = wanted.window(at, wanted.size - at)
+            part = view.view(rest.nbytes, dtypes.uint8, at * width).ensure_allocated()
+            part.allocator._copyin(part._buf, rest.view(np.uint8).data)
+        for first, values in wanted.ends:
+            part = view.view(values.nbytes, dtypes.uint8, first * width).ensure_allocated()
+            part.allocator._copyin(part._buf, np.ascontiguousarray(values).view(np.uint8).data)
+        Device[self.device].synchronize()
+
+    def _copied(self, values: np.ndarray[Any, Any]) -> Any:
+        buffer = Buffer(self.device, values.nbytes, dtypes.uint8).allocate()
+        buffer.allocator._copyin(buffer._buf, np.ascontiguousarray(values).view(np.uint8).reshape(-1).data)
+        return buffer
+
+    def _block(self, block: np.ndarray[Any, Any]) -> Any:
+        if id(block) not in self._blocks:
+            while len(self._blocks) >= KEPT:
+                self._blocks.popitem(last=False)
+            self._blocks[id(block)] = (block, self._copied(block))
+        self._blocks.move_to_end(id(block))
+        return self._blocks[id(block)][1]
+
+    def _launch(self, width: int, piece: int) -> Callable[..., None]:
+        if (width, piece) not in self._launches:
+            self._launches[width, piece] = launcher_of(_kernel(width, piece), self.target)
+            self._check(width, piece)
+        return self._launches[width, piece]
+
+    def _check(self, width: int, piece: int) -> None:
+        block = np.random.default_rng(width).integers(0, 256, BLOCK * width, dtype=np.uint8).view(f"u{width}")
+        for by_kind in (False, True):
+            wanted = Hashed(block, piece, 0x12345678, by_kind)
+            buffer = Buffer(self.device, wanted.nbytes, dtypes.uint8).allocate()
+            self(buffer, wanted)
+            found = np.empty(wanted.nbytes, np.uint8)
+            buffer.allocator._copyout(found.data, buffer._buf)
+            if not wanted.same_as(found.view(block.dtype)):
+                raise DeviceError(f"{self.device} does not fill a buffer right: it cannot be trusted")
+
+
+def launcher_of(ast: UOp, target: Target) -> Callable[..., None]:
+    """A kernel of kcg's own, as tinygrad schedules it: launches it, without waiting, on its buffers in slot order."""
+    from kcg.kernel.codec import kernel_of
+    from kcg.kernel.opts.space import KernelSpace
+
+    region = Region((kernel_of(ast),))
+    compiled = compile_schedule(region, KernelSpace(region, target).baseline(), target)
+    runtime = Device[target.device].runtime(to_elf(compiled, target, as_tinygrad=False))
+
+    def launch(*buffers: Any) -> None:
+        runtime(
+            *(buffers[slot].get_buf(target.device) for slot in compiled.slots),
+            global_size=compiled.global_size,
+            local_size=compiled.local_size,
+            vals=compiled.values,
+            wait=False,
+        )
+
+    return launch
+
+
+def _kernel(width: int, piece: int) -> UOp:
+    """`out[i] = block[start(segment of i) + place in it]` as an AST."""
+    from tinygrad import Tensor
+
+    def fill(out: UOp, block: UOp, words: UOp) -> UOp:
+        segment, i = UOp.range(piece // SEGMENT, 0), UOp.range(SEGMENT, 1)
+        x = (segment.cast(dtypes.uint32) + words[0]) * HASH[0] + words[1]
+        x = (x ^ (x >> 15)) * HASH[1]
+        x = (x ^ (x >> 13)) * HASH[2]
+        start = (x >> 29) * words[2] + ((x >> 8) & words[3])
+        value = block[start.cast(dtypes.int) + i]
+        return out[segment * SEGMENT + i].store(value).end(segment, i).sink(arg=KernelInfo())
+
+    held = UNSIGNED[width]
+    buffers = [
+        Tensor.empty(n, dtype=t, device="CPU") for n, t in ((piece, held), (BLOCK, held), (WORDS, dtypes.uint32))
+    ]
+    filled = buffers[0].custom_kernel(*buffers[1:], fxn=fill)[0]
+    ast: UOp = filled.schedule_linear().src[0].src[0]
+    return ast

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kcg.kernel.compiled import Compiled
+from kcg.kernel.compile import Compiled
 from kcg.types import CacheState, Region, Schedule, Target, Variables, Verification
 
 if TYPE_CHECKING:
-    from kcg.measure.references import Foretold
+    from kcg.measure.verify import Foretold
 
 
 @dataclass(frozen=True)

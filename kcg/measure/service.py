@@ -13,21 +13,151 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from kcg.compat.tiny import UOp
 from kcg.errors import DeviceError
-from kcg.kernel.compiled import Compiled
+from kcg.kernel.analysis import certain_bytes, certain_operations
+from kcg.kernel.compile import Compiled
 from kcg.measure import child
-from kcg.measure.group import Group, Ready
-from kcg.measure.group import Request as Request
-from kcg.measure.jobs import CompileJob, CompileOutcome, DuelJob, DuelOutcome, TimeJob, TimeOutcome, TinyBeamJob
-from kcg.measure.jobs import TinyBeamOutcome as TinyBeamOutcome
+from kcg.measure.device_info import first_line, usable_cores
+from kcg.measure.jobs import (
+    CompileJob,
+    CompileOutcome,
+    DuelJob,
+    DuelOutcome,
+    TimeJob,
+    TimeOutcome,
+    TinyBeamJob,
+    TinyBeamOutcome,
+)
 from kcg.measure.pools import ChildDied, CompilePool, DevicePool, ServiceClosed
 from kcg.measure.protocol import PROTOCOL
-from kcg.measure.target import first_line, usable_cores
 from kcg.types import CacheState, Measurement, Region, Schedule, Status, Target, Toolchain, Variables
+
+# ---- What is asked of the service: one schedule to be measured, and several that go to the device together.
+
+
+@dataclass(frozen=True)
+class Request:
+    """One schedule to be measured."""
+
+    region: Region
+    schedule: Schedule
+    variables: tuple[tuple[str, int], ...] = ()
+    sampler: str = ""
+    in_search: bool = False  # the few samples of a search are enough
+    careful: bool = False  # more of them where the kernel is short
+    samples: int | None = None  # so many, whatever the protocol asks
+    stop_above_s: float | None = None  # a slower one gets one sample only
+    stop_above_best: float | None = None  # the same as a multiple of the fastest timed just before it
+    best_s: float | None = None  # the fastest known: what is ten times faster is not believed at once
+    cache_state: CacheState = CacheState.COLD
+    timeout_s: float | None = None  # None: the service's
+    trial: int = 0  # a binary is timed once for each trial
+
+    @property
+    def early_stop(self) -> bool:
+        """Whether fewer samples are taken than the protocol asks."""
+        return self.in_search or self.samples is not None
+
+
+Ready = tuple[Request, CompileOutcome, "Future[Measurement]"]
+
+
+class Group:
+    """Requests that go to the device together, in their order, when the last of them is compiled."""
+
+    def __init__(self, count: int) -> None:
+        self._waiting = count
+        self._lock = threading.Lock()
+        self._ready: dict[int, list[Ready]] = {}
+
+    def compiled(self, place: int, ready: list[Ready]) -> list[Ready]:
+        """All of the group if this was the last one, else nothing; `ready` is empty where compiling failed."""
+        with self._lock:
+            self._ready[place] = ready
+            self._waiting -= 1
+            return [] if self._waiting else [one for _, some in sorted(self._ready.items()) for one in some]
+
+
+# ---- A duel as measurements: full samples of both sides, cold and warm, and the baseline once more as B.
+#
+# The two trials of the baseline are what the noise floor of a kernel is read from (`kcg.dataset.noise`).
+
+A_TRIAL, B_TRIAL = 1, 2
+SAMPLER = "final"
+
+
+def duel_rows(
+    job: DuelJob, outcome: DuelOutcome, baseline: Schedule, finalist: Schedule | None, *, toolchain: str, run_id: str
+) -> list[Measurement]:
+    """The measurements of a duel whose sides were timed; none where they were not."""
+
+    def row(
+        schedule: Schedule, compiled: Compiled, samples_s: tuple[float, ...], state: CacheState, trial: int
+    ) -> Measurement:
+        return Measurement(
+            region_id=job.region.id,
+            schedule=schedule,
+            target=job.target.fingerprint,
+            toolchain=toolchain,
+            protocol=PROTOCOL,
+            status=Status.NOISY if outcome.noisy else Status.OK,
+            cache_state=state,
+            variables=job.variables,
+            input_recipe=outcome.input_recipe,
+            samples_s=() if outcome.noisy else samples_s,
+            reason=outcome.noisy,
+            binary_hash=compiled.binary_hash,
+            checked=True,
+            sampler=SAMPLER,
+            launch=(compiled.global_size, compiled.local_size),
+            run_id=run_id,
+            trial=trial,
+            clocks=outcome.clocks,
+        )
+
+    if not outcome.baseline_cold_s:
+        return []
+    rows = [
+        row(baseline, job.baseline, outcome.baseline_cold_s, CacheState.COLD, A_TRIAL),
+        row(baseline, job.baseline, outcome.again_cold_s, CacheState.COLD, B_TRIAL),
+        row(baseline, job.baseline, outcome.baseline_warm_s, CacheState.WARM, A_TRIAL),
+    ]
+    if finalist is not None and job.finalist is not None:
+        rows.append(row(finalist, job.finalist, outcome.finalist_cold_s, CacheState.COLD, A_TRIAL))
+        rows.append(row(finalist, job.finalist, outcome.finalist_warm_s, CacheState.WARM, A_TRIAL))
+    return rows
+
+
+# ---- What the hardware cannot beat: a bound from below on a kernel's time, against timings that are too good to be
+# true.
+#
+# Deliberately loose, since a measurement below it is rejected: all tensor cores busy with their fastest type, the
+# memory at the rate of its pins, and only work and traffic of which `kcg.kernel.analysis` is certain: what a condition,
+# a loaded index or a symbolic size may spare counts nothing. Where the hardware does not tell its rates, there is no
+# bound.
+
+TENSOR_OPERATIONS = {"sm_80": 4096, "sm_86": 2048, "sm_89": 4096, "sm_90": 8192}
+"""Dense operations of one multiprocessor in a cycle, with the fastest type (NVIDIA's architecture white papers)."""
+MOST_TENSOR_OPERATIONS = 32768  # of an architecture that is not listed
+
+
+def floor_s(ast: UOp, target: Target, cache_state: CacheState = CacheState.COLD) -> float:
+    """Seconds that a kernel takes at least on `target`; 0 where nothing is known."""
+    if target.clock_limit_mhz is None or not target.cores or target.device not in ("CUDA", "NV"):
+        return 0.0
+    cycles = TENSOR_OPERATIONS.get(target.arch, MOST_TENSOR_OPERATIONS)
+    arithmetic_s = certain_operations(ast) / (target.cores * cycles * target.clock_limit_mhz * 1e6)
+    # what the cache can keep is not written yet when the kernel ends, nor read again when it is warm
+    kept = target.cache_bytes * (1 if cache_state == CacheState.COLD else 2)
+    moved = max(0, certain_bytes(ast) - kept)
+    memory_s = moved / target.bandwidth_bytes_s if target.bandwidth_bytes_s else 0.0
+    return max(arithmetic_s, memory_s)
+
 
 log = logging.getLogger(__name__)
 
@@ -260,9 +390,7 @@ class MeasureService:
                 if outcome is None:
                     error = done.exception()
                     assert error is not None
-                    self._fail(
-                        request, future, error, timeout=Status.COMPILE_TIMEOUT, other=Status.COMPILE_ERROR
-                    )  # fmt: skip
+                    self._fail(request, future, error, timeout=Status.COMPILE_TIMEOUT, other=Status.COMPILE_ERROR)
                 else:
                     bound = outcome.compiled.at(request.variables)
                     of_one = [(request, CompileOutcome(bound, outcome.compile_s), future)]
@@ -286,14 +414,19 @@ class MeasureService:
     def _time(self, request: Request, outcome: CompileOutcome, future: Future[Measurement]) -> None:
         compiled = outcome.compiled
         key = (
-            request.region.id, request.variables, request.cache_state, request.early_stop,
-            compiled.binary_hash[:HASH_DIGITS], request.trial,
-        )  # fmt: skip
+            request.region.id,
+            request.variables,
+            request.cache_state,
+            request.early_stop,
+            compiled.binary_hash[:HASH_DIGITS],
+            request.trial,
+        )
         job = self._time_job(request, compiled)
         known = {
-            "binary_hash": compiled.binary_hash, "compile_s": outcome.compile_s,
+            "binary_hash": compiled.binary_hash,
+            "compile_s": outcome.compile_s,
             "launch": (compiled.global_size, compiled.local_size),
-        }  # fmt: skip
+        }
         with self._lock:
             timing = self._by_binary.get(key)
             if timing is None:
@@ -318,12 +451,19 @@ class MeasureService:
 
     def _time_job(self, request: Request, compiled: Compiled) -> TimeJob:
         return TimeJob(
-            request.region, compiled, self.target, request.variables, samples=request.samples,
-            early_stop=request.early_stop, careful=request.careful, cache_state=request.cache_state,
-            stop_above_s=request.stop_above_s, stop_above_best=request.stop_above_best,
+            request.region,
+            compiled,
+            self.target,
+            request.variables,
+            samples=request.samples,
+            early_stop=request.early_stop,
+            careful=request.careful,
+            cache_state=request.cache_state,
+            stop_above_s=request.stop_above_s,
+            stop_above_best=request.stop_above_best,
             floor_s=self._floor_s(request.region, request.cache_state),
             recheck_below_s=(request.best_s or 0.0) / TOO_GOOD,
-        )  # fmt: skip
+        )
 
     def _count(self, spent_s: Any) -> None:
         with self._spent_lock:
@@ -333,15 +473,18 @@ class MeasureService:
         key = (region.id, cache_state)
         if key not in self._floors:
             from kcg.kernel.codec import ast_of
-            from kcg.measure.limits import floor_s
 
             self._floors[key] = floor_s(ast_of(region.kernel), self.target, cache_state)
         return self._floors[key]
 
     def _timed(
-        self, request: Request, known: dict[str, Any], future: Future[Measurement], done: Future[TimeOutcome],
+        self,
+        request: Request,
+        known: dict[str, Any],
+        future: Future[Measurement],
+        done: Future[TimeOutcome],
         key: tuple[Any, ...],
-    ) -> None:  # fmt: skip
+    ) -> None:
         if (error := done.exception()) is not None:
             if _not_its_fault(error):
                 self._by_binary.pop(key, None)
@@ -353,11 +496,16 @@ class MeasureService:
         self._resolve(
             future,
             self._measurement(
-                request, status, reason=reason, samples_s=timed.samples_s,
+                request,
+                status,
+                reason=reason,
+                samples_s=timed.samples_s,
                 input_recipe=timed.input_recipe,
-                checked=timed.checked, clocks=timed.clocks, **known,
+                checked=timed.checked,
+                clocks=timed.clocks,
+                **known,
             ),
-        )  # fmt: skip
+        )
 
     def _fail(
         self,
@@ -386,11 +534,20 @@ class MeasureService:
 
     def _measurement(self, request: Request, status: Status, **fields: Any) -> Measurement:
         return Measurement(
-            region_id=request.region.id, schedule=request.schedule, target=self.target.fingerprint,
-            toolchain=self.toolchain.fingerprint, protocol=PROTOCOL, status=status, cache_state=request.cache_state,
-            variables=request.variables, early_stop=request.early_stop, sampler=request.sampler, run_id=self.run_id,
-            trial=request.trial,            **fields,
-        )  # fmt: skip
+            region_id=request.region.id,
+            schedule=request.schedule,
+            target=self.target.fingerprint,
+            toolchain=self.toolchain.fingerprint,
+            protocol=PROTOCOL,
+            status=status,
+            cache_state=request.cache_state,
+            variables=request.variables,
+            early_stop=request.early_stop,
+            sampler=request.sampler,
+            run_id=self.run_id,
+            trial=request.trial,
+            **fields,
+        )
 
     def _resolve(self, future: Future[Measurement], measurement: Measurement, *, record: bool = True) -> None:
         if measurement.status != Status.OK:

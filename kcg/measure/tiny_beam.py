@@ -11,7 +11,7 @@ import time
 from dataclasses import asdict
 
 from kcg.errors import ScheduleError
-from kcg.measure import alone
+from kcg.measure import isolated
 from kcg.measure.jobs import TinyBeamJob, TinyBeamOutcome
 from kcg.types import Kernel, Region, Schedule, Target
 
@@ -23,10 +23,15 @@ def run(job: TinyBeamJob, *, timeout_s: float, stop: threading.Event | None = No
     """
     row = {"asts": [k.ast_json for k in job.region.kernels], "target": asdict(job.target), "width": job.width}
     name = f"tinygrad's BEAM={job.width}"
-    ended = alone.run_alone(
-        "kcg.measure.tiny_beam", row, dev=job.target.tinygrad_device, timeout_s=timeout_s, name=name, label="beam",
+    ended = isolated.run_alone(
+        "kcg.measure.tiny_beam",
+        row,
+        dev=job.target.tinygrad_device,
+        timeout_s=timeout_s,
+        name=name,
+        label="beam",
         stop=stop,
-    )  # fmt: skip
+    )
     if ended.returncode != 0:
         raise ScheduleError(f"{name} failed: {ended.last_words}")
     found = json.loads(ended.out[-1])
@@ -35,7 +40,7 @@ def run(job: TinyBeamJob, *, timeout_s: float, stop: threading.Event | None = No
 
 def main() -> None:
     """Read a job, one line of standard input; write the outcome as the last line of standard output."""
-    row = alone.receive()
+    row = isolated.receive()
     row["target"]["tensor_cores"] = tuple(row["target"]["tensor_cores"])
     target = Target(**row["target"])
     from kcg.compat.device import prepare
@@ -48,7 +53,7 @@ def main() -> None:
     region = Region(tuple(Kernel(text) for text in row["asts"]))
     schedule, binaries = run_beam(ast_of(region.kernel), row["width"])
     wall_s = time.perf_counter() - begin
-    alone.answer({"kind": schedule.kind, "body": schedule.body, "binaries": binaries, "wall_s": wall_s})
+    isolated.answer({"kind": schedule.kind, "body": schedule.body, "binaries": binaries, "wall_s": wall_s})
 
 
 if __name__ == "__main__":

@@ -12,15 +12,421 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kcg.compat.tiny import UOp
 from kcg.errors import VerificationError
-from kcg.kernel.evaluate import CONFIDENT, StoreValues, error_ratio
-from kcg.measure.inputs import BINARY_RECIPE, RECIPE, TIMED_SEED, to_values
-from kcg.measure.references import EXACT, JUDGED, Foretold, Referee, Reference, Variables
-from kcg.measure.whole_output import WholeOutput, judge_projections
+from kcg.kernel.arithmetic import CONFIDENT
+from kcg.kernel.projection import expected, plan, project, ratio, signs
+from kcg.kernel.reference import StoreIndex, StoreValues, error_ratio, evaluate, sample_points
+from kcg.measure.inputs import (
+    BELOW_ZERO_RECIPE,
+    BINARY_RECIPE,
+    FEW_RECIPE,
+    FEW_SPECIAL_RECIPE,
+    MODEST_RECIPE,
+    NEGATIVE_RECIPE,
+    POSITIVE_RECIPE,
+    RECIPE,
+    SPECIAL_RECIPE,
+    TIMED_SEED,
+    UNIT_RECIPE,
+    WIDE_POSITIVE_RECIPE,
+    WIDE_RECIPE,
+    BufferInfo,
+    buffers_of,
+    make_inputs,
+    to_values,
+)
 from kcg.measure.workbench import FINITE_POISON, GUARD_BYTE, NAN_POISON, OTHER_GUARDS, Workbench
-from kcg.types import Target, Verification
+from kcg.types import Region, Target, Variables, Verification
+
+# ---- What a kernel must compute on the inputs of a seed, in float64: without a device, so in any process.
+#
+# While a GPU times the finalists of one kernel, the references of the next ones are computed beside it
+# (`foretell_job`).
+
+POINTS = 96  # sampled output elements per store and seed
+PROBE_POINTS = 32  # to choose the recipe of the inputs
+JUDGED = 0.25  # at least this share of the points must have a known value, or the kernel is unjudged
+FINAL_SEEDS = (1, 2, 3)  # of the inputs on which finalists are judged
+EXTREMES = (
+    (),
+    (NEGATIVE_RECIPE, BELOW_ZERO_RECIPE),
+    (SPECIAL_RECIPE, WIDE_RECIPE, WIDE_POSITIVE_RECIPE, MODEST_RECIPE),
+)
+"""For each of these seeds, recipes beside the ordinary one, best first: a kernel gets the first on which enough of its
+outputs are known numbers, and their errors below their sizes. Ordinary data hardly hold a row without a positive
+number, or a value beyond 5."""
+ORDINARY = (RECIPE, POSITIVE_RECIPE, UNIT_RECIPE, FEW_RECIPE, FEW_SPECIAL_RECIPE, MODEST_RECIPE)
+"""Of these a kernel gets the first on which most of its outputs can be judged and are not all 0."""
+TELLS = 0.2  # this share of them: the others may be infinite, as sums of exp(x) are
+KNOWN = 0.4  # and this share must be known, which is well above `JUDGED`
+SCALARS = 8  # elements of an input on which alone it may depend whether the outputs are numbers
+TELLING = 8  # so many zeros and nothing else are no accident
+MOST = 0.5  # a store with more points whose error is as large as the value is not judged
+EXACT = 0.5  # of so many points the reference must be exact, or {0,1} inputs prove nothing more
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What each store writes at the sampled points."""
+
+    stores: tuple[StoreValues, ...]
+
+    def judged(self) -> float:
+        """The share of points about which something is known: not NaN, and with an error below the value's size.
+
+        Of several stores the least: what proves nothing about one of them does not verify the kernel. 0 where the
+        errors of most points of a store exceed the values, since an empty output would pass there.
+        """
+        shares = [1.0]
+        for store in self.stores:
+            if not len(store.values):
+                continue
+            swamped = store.swamped()
+            share = float((store.known() & ~swamped).mean())
+            shares.append(0.0 if swamped.mean() > MOST else share)
+        return min(shares)
+
+    def nothing(self) -> bool:
+        """Whether an empty output would be right: every known value is 0, and there are enough to tell."""
+        values = np.concatenate([store.values.ravel() for store in self.stores]) if self.stores else np.zeros(0)
+        return values.size >= TELLING and not values.any()
+
+    def telling(self) -> float:
+        """The share of points that are known and finite: what tells a value from any other."""
+        known = [np.isfinite(store.error) & np.isfinite(store.values.astype(np.float64)) for store in self.stores]
+        points = np.concatenate(known) if known else np.zeros(0)
+        return float(points.mean()) if points.size else 0.0
+
+    def exact(self) -> float:
+        """The share of points that must match bit for bit; what is not a number matches anything."""
+        sure = [(store.error == 0) & ~np.isnan(store.values) for store in self.stores]
+        points = np.concatenate(sure) if sure else np.zeros(0)
+        return float(points.mean()) if points.size else 0.0
+
+
+class Referee:
+    """The references of one kernel, each computed once. Whoever inherits has `ast`, `buffers`, `by_slot`, the `inputs`
+    that are filled in, and `fill`."""
+
+    ast: UOp
+    buffers: tuple[BufferInfo, ...]
+    by_slot: dict[int, BufferInfo]
+    inputs: dict[int, Any]
+    recipe: str
+
+    def __init__(self) -> None:
+        self._references: dict[tuple[int, str, Variables], Reference] = {}
+        self._recipes: dict[tuple[int, Variables], str] = {}  # by place among the final seeds
+        self.projections: dict[tuple[int, str, int], Any] = {}  # by seed, recipe and store; see `whole_output`
+
+    def fill(self, seed: int, recipe: str) -> None:
+        """Make the inputs of `seed`, unless they are there."""
+        raise NotImplementedError
+
+    def choose_recipe(self, variables: Variables = (), *, place: int = 0) -> str:
+        """The recipe of inputs for the final seed at `place`; 0 is what is timed, and what candidates are checked on.
+
+        The ordinary recipe is one under which most of the outputs are numbers, and not all of them 0: signed data where
+        it can be (all-positive data hides padding bugs), positive data for kernels that take the logarithm or the root
+        of their inputs, whose outputs would otherwise be NaN and prove nothing. Then data between 0 and 1, and integers
+        without a 0: `Tensor.randn` takes the logarithm of 1 - x. Last, few different numbers: what depends on two that
+        are equal, as the gradient of a max-pool does, is 0 for all others; with infinities and NaN for `isinf`; rows
+        of almost equal booleans for `all`. Other places prefer their `EXTREMES`.
+        Raises VerificationError where there is no reference for the kernel.
+        """
+        place %= len(EXTREMES)
+        if (place, variables) not in self._recipes:
+            self._recipes[place, variables] = self._extreme(place, variables) or self._ordinary(variables)
+        return self._recipes[place, variables]
+
+    def _extreme(self, place: int, variables: Variables) -> str:
+        recipes = EXTREMES[place] if self.inputs_are_read else ()
+        if place == len(EXTREMES) - 1 and recipes and self.choose_recipe(variables) == FEW_RECIPE:
+            recipes = (FEW_SPECIAL_RECIPE, *recipes)
+        for recipe in recipes:
+            seed = FINAL_SEEDS[place]
+            probe = self._evaluate(make_inputs(self.ast, seed, recipe=recipe), seed, PROBE_POINTS, variables)
+            if probe.telling() >= TELLS and probe.judged() >= KNOWN and not probe.nothing():
+                return recipe
+        return "" if not place else self.choose_recipe(variables)
+
+    def _ordinary(self, variables: Variables) -> str:
+        shares = {}
+        has_scalars = any(info.is_input and info.size <= SCALARS for info in self.buffers)
+        seeds = (0, *FINAL_SEEDS) if has_scalars else (0,)
+        for recipe in ORDINARY:
+            shares[recipe] = min(self._share(seed, recipe, variables) for seed in seeds)
+            if shares[recipe] > 1 - JUDGED:
+                break
+        return max(shares, key=lambda r: shares[r])
+
+    @property
+    def inputs_are_read(self) -> bool:
+        """Whether the kernel reads anything at all."""
+        return any(info.is_input for info in self.buffers)
+
+    def _share(self, seed: int, recipe: str, variables: Variables) -> float:
+        """Of how many outputs something can be said."""
+        probe = self._evaluate(make_inputs(self.ast, seed, recipe=recipe), seed, PROBE_POINTS, variables)
+        return 0.0 if self.inputs_are_read and probe.nothing() else probe.judged()
+
+    def _evaluate(self, inputs: dict[int, Any], seed: int, count: int, variables: Variables) -> Reference:
+        named = dict(variables)
+        points = sample_points(self.ast, count, np.random.default_rng(seed), named)
+        return Reference(tuple(evaluate(self.ast, self._numbers(inputs), points, named)))
+
+    def _numbers(self, inputs: dict[int, Any]) -> dict[int, Any]:
+        return {slot: to_values(bits, self.by_slot[slot].dtype) for slot, bits in inputs.items()}
+
+    def values(self) -> dict[int, Any]:
+        """The inputs that are filled in, as numbers."""
+        return self._numbers(self.inputs)
+
+    def reference(self, seed: int, recipe: str, variables: Variables) -> Reference:
+        """The reference of one seed, computed once."""
+        key = (seed, recipe, variables)
+        if key not in self._references:
+            self.fill(seed, recipe)
+            self._references[key] = self._evaluate(self.inputs, seed, POINTS, variables)
+        return self._references[key]
+
+
+class _WithoutDevice(Referee):
+    """References in a process that has no device."""
+
+    def __init__(self, ast: UOp) -> None:
+        super().__init__()
+        self.ast, self.buffers = ast, buffers_of(ast)
+        self.by_slot = {info.slot: info for info in self.buffers}
+
+    def fill(self, seed: int, recipe: str) -> None:
+        self.inputs, self.recipe = make_inputs(self.ast, seed, recipe=recipe), recipe
+
+
+@dataclass(frozen=True)
+class Foretold:
+    """The references that verifying one kernel asks for; what is missing is computed where it is asked for."""
+
+    recipes: tuple[str, ...]  # by place among the final seeds
+    references: tuple[tuple[tuple[int, str], Reference], ...]  # by seed and recipe
+    projections: tuple[tuple[tuple[int, str, int], Any], ...]  # by seed, recipe and store
+
+
+def foretell_job(region: Region, variables: Variables, seeds: tuple[int, ...]) -> Foretold:
+    """The references of a thorough check under `seeds`. Raises VerificationError where the kernel has none."""
+    from kcg.kernel.codec import ast_of
+
+    referee = _WithoutDevice(ast_of(region.kernel))
+    recipes = tuple(referee.choose_recipe(variables, place=place) for place in range(len(EXTREMES)))
+    ordinary = recipes[0]
+    keys = [(seed, recipes[place % len(EXTREMES)]) for place, seed in enumerate(seeds)]
+    keys += [(TIMED_SEED, ordinary)] + ([(0, BINARY_RECIPE)] if ordinary == RECIPE else [])
+    found = {key: referee.reference(*key, variables) for key in keys}
+    for key, reference in found.items():
+        if key == keys[0] or (key[1] == BINARY_RECIPE and reference.exact() >= EXACT):
+            referee.fill(*key)
+            for place in range(len(referee.ast.src)):
+                projected(referee, key[0], place)
+    return Foretold(recipes, tuple(found.items()), tuple(referee.projections.items()))
+
+
+# ---- Every element of an output, and not only sampled ones: beside another binary's, and by projections.
+#
+# Two right schedules differ in the last bits only. Where two outputs differ most the float64 reference is asked, and it
+# alone decides: so nothing is rejected for a harmless difference, and one wrong element among a hundred million is
+# found. That the first of the binaries is right everywhere is shown, for linear kernels, by random projections of its
+# output.
+
+WHOLE_BELOW_BYTES = 512 << 20  # outputs that are copied back and compared whole
+AGAIN_BELOW_BYTES = 32 << 20  # on the later seeds; larger ones there only where they are the same bit for bit
+SUSPECTS = 48  # elements that differ most, judged by the reference
+CHUNK = 1 << 22  # elements that are compared at once
+
+LOOKED_THROUGH = 1 << 23  # points of a store among which those that write an element are looked for, one by one
+
+FEW_ROWS_ABOVE = 1 << 28  # input elements: of a larger kernel only some rows are projected
+FEW_ROWS = 64
+
+BESIDE = "whole output beside the first binary's"
+PROJECTED = "random projections of the whole output"
+
+Bits = NDArray[Any]
+
+
+class WholeOutput:
+    """The outputs of the first binary that passed on one seed, and what those of the others are held against."""
+
+    def __init__(
+        self, bench: CheckedBench, seed: int, variables: dict[str, int], *, alone: bool, first: bool = True
+    ) -> None:
+        """`alone`: there is no other binary; `first`: on the first seed, whose outputs are also projected."""
+        self._bench, self._seed, self._variables, self._alone, self._is_first = bench, seed, variables, alone, first
+        self._slots = bench.outputs
+        limit = WHOLE_BELOW_BYTES if first else AGAIN_BELOW_BYTES
+        self._fits = sum(bench.by_slot[slot].nbytes for slot in self._slots) <= limit
+        self._snapshots: dict[int, Bits] = {}
+        self._first: dict[int, Bits] = {}
+
+    def judge(self, ran: Callable[..., None]) -> str:
+        """What is wrong with the outputs that are on the device now; empty if nothing is."""
+        if not self._snapshots:
+            if not self._alone:
+                self._snapshots = {slot: self._bench.snapshot(slot) for slot in self._slots}
+                self._first = {slot: self._bench.read(slot) for slot in self._slots} if self._fits else {}
+            return judge_projections(self._bench, self._seed, ran) if self._is_first and self._fits else ""
+        if all(self._bench.holds(slot, snapshot) for slot, snapshot in self._snapshots.items()):
+            ran(BESIDE)
+            return ""
+        if not self._fits:
+            return ""
+        ran(BESIDE)
+        bench = self._bench
+        wanted = {slot: most_different(self._first[slot], bench.read(slot), self._dtype(slot)) for slot in self._slots}
+        if not any(len(elements) for elements in wanted.values()):
+            return ""
+        indices = [StoreIndex(bench.ast, place, bench.values(), self._variables) for place in range(len(bench.ast.src))]
+        found = [elements_to_points(index, wanted[index.slot]) for index in indices]
+        expected_values = self._at([points for points, _ in found])
+        return bench.compare(expected_values) or self._left_alone(wanted, indices, found)
+
+    def _left_alone(
+        self,
+        wanted: dict[int, NDArray[np.int64]],
+        indices: list[StoreIndex],
+        found: list[tuple[NDArray[np.int64], bool]],
+    ) -> str:
+        """What is wrong with elements that differ though no store of the kernel writes them."""
+        for slot, elements in wanted.items():
+            here = [(index, *told) for index, told in zip(indices, found, strict=True) if index.slot == slot]
+            if not all(complete for _, _, complete in here):
+                continue
+            written = [index.at(points)[0] for index, points, _ in here if len(points)]
+            others = np.setdiff1d(elements, np.concatenate(written) if written else np.zeros(0, np.int64))
+            if len(others):
+                return f"wrote element {int(others[0])} of buffer {slot}, which the kernel leaves alone"
+        return ""
+
+    def _dtype(self, slot: int) -> str:
+        return self._bench.by_slot[slot].dtype
+
+    def _at(self, points: list[NDArray[np.int64]]) -> list[StoreValues]:
+        return evaluate(self._bench.ast, self._bench.values(), points, self._variables)
+
+
+def judge_projections(bench: CheckedBench, seed: int, ran: Callable[..., None]) -> str:
+    """What random projections of the outputs on the device show to be wrong; empty if nothing, or if there are none."""
+    for place in range(len(bench.ast.src)):
+        if (told := projected(bench, seed, place)) is None or (found := plan(bench.ast, place)) is None:
+            continue
+        ran(PROJECTED)
+        slot = found.slot
+        values = to_values(bench.read(slot), bench.by_slot[slot].dtype)
+        got = project(values, found, told.signs, rows=told.rows)
+        ratios = ratio(told.values, told.error, got)
+        if float(ratios.max(initial=0.0)) > CONFIDENT:
+            at = int(ratios.argmax())
+            row = at if told.rows is None else int(told.rows[at])
+            return f"the projection of row {row} of buffer {slot} is {got[at]:.6g}, not {told.values[at]:.6g}"
+    return ""
+
+
+def projected(referee: Referee, seed: int, place: int) -> Projected | None:
+    """What one store must project to on the inputs that are filled in, computed once; None if it is not linear."""
+    key = (seed, referee.recipe, place)
+    if key not in referee.projections:
+        referee.projections[key] = Projected.of(referee, seed, place)
+    told: Projected | None = referee.projections[key]
+    return told
+
+
+@dataclass(frozen=True, eq=False)
+class Projected:
+    """The projections that one store of a kernel must have on the inputs of one seed."""
+
+    signs: NDArray[np.float64]
+    rows: NDArray[np.int64] | None
+    values: NDArray[np.float64]
+    error: NDArray[np.float64]
+
+    @staticmethod
+    def of(bench: Referee, seed: int, place: int) -> Projected | None:
+        """None where the store is not linear, or its output too large to be copied."""
+        if (found := plan(bench.ast, place)) is None or bench.by_slot[found.slot].nbytes > WHOLE_BELOW_BYTES:
+            return None
+        rng = np.random.default_rng([seed, place])
+        v, rows = signs(found, rng), None
+        if sum(info.size for info in bench.buffers if info.is_input) > FEW_ROWS_ABOVE:
+            rows = np.unique(rng.integers(0, found.rows, FEW_ROWS))
+        return Projected(v, rows, *expected(found, bench.values(), v, rows))
+
+
+def most_different(first: Bits, other: Bits, dtype: str, count: int = SUSPECTS) -> NDArray[np.int64]:
+    """The elements in which two outputs differ most, relative to their size; none where they agree bit for bit."""
+    scale: float | None = None
+    scores: list[NDArray[np.float64]] = []
+    places: list[NDArray[np.int64]] = []
+    for begin in range(0, len(first), CHUNK):
+        a, b = first[begin : begin + CHUNK], other[begin : begin + CHUNK]
+        at = np.flatnonzero(a != b)
+        if not len(at):
+            continue
+        x, y = (np.asarray(to_values(side[at], dtype), np.float64) for side in (a, b))
+        with np.errstate(all="ignore"):
+            if scale is None:  # small elements are compared with what is typical
+                part = np.asarray(to_values(a[:: max(1, len(a) // 4096)], dtype), np.float64)
+                finite = part[np.isfinite(part)]
+                scale = float(np.sqrt(np.mean(np.square(finite)))) if len(finite) else 0.0
+            score = np.abs(x - y) / (np.abs(x) + 0.1 * scale)
+        same = (x == y) | (np.isnan(x) & np.isnan(y))
+        if (
+            a.dtype.kind in "iu" and dtype != "__bf16"
+        ):  # float64 cannot tell large integers apart: any difference counts
+            same, score = np.zeros(len(x), bool), score + 1.0
+        score = np.where(same, 0.0, np.where(np.isnan(score), np.inf, score))
+        best = np.argpartition(score, -count)[-count:] if len(score) > count else np.arange(len(score))
+        best = best[score[best] > 0]
+        scores.append(score[best])
+        places.append(at[best] + begin)
+    if not scores:
+        return np.zeros(0, np.int64)
+    order = np.argsort(-np.concatenate(scores), kind="stable")[:count]
+    found: NDArray[np.int64] = np.concatenate(places)[order].astype(np.int64)
+    return found
+
+
+def elements_to_points(index: StoreIndex, elements: NDArray[np.int64]) -> tuple[NDArray[np.int64], bool]:
+    """The points at which one store writes some elements, and whether there are no others.
+
+    By strides where its index is a sum of them; else all points are looked through, if they are not more than
+    `LOOKED_THROUGH`.
+    """
+    if not len(elements):
+        return np.zeros((0, len(index.extents)), np.int64), True
+    points = _by_strides(index, elements)
+    if len(points) == len(elements):
+        return points, True
+    found = index.points_of(elements, LOOKED_THROUGH)
+    return (points, False) if found is None else (found, True)
+
+
+def _by_strides(index: StoreIndex, elements: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The same as far as the index is a sum of strides, which are read off it."""
+    extents = index.extents
+    basis = np.concatenate([np.zeros((1, len(extents)), np.int64), np.diag((extents > 1).astype(np.int64))])
+    first = index.at(basis)[0]
+    strides, rest = first[1:] - first[0], elements - first[0]
+    points = np.zeros((len(elements), len(extents)), np.int64)
+    for axis in np.argsort(-np.abs(strides), kind="stable"):
+        if strides[axis] > 0:
+            points[:, axis] = np.clip(rest // strides[axis], 0, extents[axis] - 1)
+            rest = rest - points[:, axis] * strides[axis]
+    where, opened = index.at(points)
+    fitting: NDArray[np.int64] = points[(where == elements) & opened]
+    return fitting
+
 
 LARGE_BYTES = 64 << 20
 """On a CPU, the inputs of a larger kernel are compared for finalists only: that takes longer than the kernel."""
@@ -328,7 +734,7 @@ class CheckedBench(Workbench, Referee):
 
     def _covered(self, slot: int) -> bool:
         """Whether the kernel's stores reach every element of a buffer: some only write a slice of it."""
-        from kcg.kernel.evaluate import stored_elements
+        from kcg.kernel.reference import stored_elements
 
         return stored_elements(self.ast, slot) >= self.by_slot[slot].size
 

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Annotated  # noqa: E402
 
 import typer  # noqa: E402
 
-from kcg.commandline import command_text, guarded, interrupted, showing  # noqa: E402
+from kcg.cli import command_text, guarded, interrupted, showing  # noqa: E402
 from kcg.errors import ExitCode, UsageError  # noqa: E402
 
 if TYPE_CHECKING:
     from kcg.types import Result
-    from kcg.workloads.program import Form
+    from kcg.workloads.script import Form
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
 apply_app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
@@ -77,14 +77,25 @@ def optimize(
 
     what, form, own_args = _workload(workload, tuple(script_args or ()), module, code)
     settings = Settings(
-        workload=what, form=form, preset=preset, device=device, search=search,
-        predictor=check_choice(predictor), effort=check_effort(effort),
+        workload=what,
+        form=form,
+        preset=preset,
+        device=device,
+        search=search,
+        predictor=check_choice(predictor),
+        effort=check_effort(effort),
         budget_s=parse_budget(budget) if budget is not None else None,
-        measurements=check_measurements(measurements), seed=seed, resume=resume, wait=wait,
+        measurements=check_measurements(measurements),
+        seed=seed,
+        resume=resume,
+        wait=wait,
         folder=Path("kcg-out") / _folder_name(what, form) if report is None else check_folder(report),
-        script_args=own_args, script_check=not no_script_check, weights=weights,
-        kernels=tuple(path.absolute() for path in kernels or ()), command=command_text("kcg.optimize"),
-    )  # fmt: skip
+        script_args=own_args,
+        script_check=not no_script_check,
+        weights=weights,
+        kernels=tuple(path.absolute() for path in kernels or ()),
+        command=command_text("kcg.optimize"),
+    )
     if own_args and not settings.is_script:
         raise UsageError(f"arguments after the workload are for scripts; {what} is not a .py file")
     if no_script_check and not settings.is_script:
@@ -96,7 +107,7 @@ def _workload(
     workload: str | None, script_args: tuple[str, ...], module: str | None, code: str | None
 ) -> tuple[str, Form | None, tuple[str, ...]]:
     """What to optimise, the form of a program, and its arguments."""
-    from kcg.workloads.program import Form, program_of
+    from kcg.workloads.script import Form, program_of
 
     if module is None and code is None:
         if workload is None:
@@ -117,7 +128,7 @@ def _workload(
 
 
 def _folder_name(workload: str, form: Form | None) -> str:
-    from kcg.workloads.program import Program
+    from kcg.workloads.script import Program
 
     return (Path(workload).stem if form is None else Program(form, workload).name) or "out"
 
@@ -135,7 +146,7 @@ def run(settings: object, *, dry_run: bool, json_mode: bool, quiet: bool) -> Exi
         choice = choose_device(settings.device)
         shown.line(f"kcg {__version__}: {settings.workload} on {choice.dev} ({choice.why})")
         if dry_run:
-            from kcg.optimize.dry_run import describe
+            from kcg.optimize.run import describe
 
             describe(settings, shown, json_mode=json_mode)
             return ExitCode.OK

@@ -14,7 +14,7 @@ from collections import Counter
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TextIO
 
-from kcg.commandline import counted
+from kcg.cli import counted
 from kcg.optimize.ends import values_of
 from kcg.optimize.result import OUTCOMES
 from kcg.types import ModelCheck, RegionResult, Result
@@ -179,19 +179,27 @@ def print_result(result: Result, console: Console) -> None:
             continue
         broken = title == VALUES and width < MAX_WIDTH  # into lines, or there would be no room for names
         table.add_column(
-            text(title, "bold"), justify="right" if right else "left", no_wrap=not broken, overflow=overflow,
-            ratio=ratios.get(title), min_width=8 if title in ratios else None,
+            text(title, "bold"),
+            justify="right" if right else "left",
+            no_wrap=not broken,
+            overflow=overflow,
+            ratio=ratios.get(title),
+            min_width=8 if title in ratios else None,
             max_width=VALUES_WIDTH if broken else None,
-        )  # fmt: skip
+        )
     styles = {"improved": "green", "quarantined": "red", "unjudged": "yellow", "undecided": "yellow"}
     for row in rows[:MAX_ROWS]:
         style = styles.get(row.outcome, "")
         table.add_row(
-            text(row.chosen.name or row.region.id[:12]), *([text(values_of(row))] * values), text(str(row.calls)),
-            text(format_seconds(row.before_s or None)), text(format_seconds(row.after_s or None)),
-            text(format_speedup(row.before_s, row.after_s), style), text(row.outcome, style),
+            text(row.chosen.name or row.region.id[:12]),
+            *([text(values_of(row))] * values),
+            text(str(row.calls)),
+            text(format_seconds(row.before_s or None)),
+            text(format_seconds(row.after_s or None)),
+            text(format_speedup(row.before_s, row.after_s), style),
+            text(row.outcome, style),
             text(str(row.chosen.schedule), "dim"),
-        )  # fmt: skip
+        )
     console.print(table)
     if rest := rows[MAX_ROWS:]:
         before, after = (sum(getattr(r, name) for r in rest) or None for name in ("before_s", "after_s"))
@@ -204,9 +212,15 @@ def print_result(result: Result, console: Console) -> None:
 VALUES = "values"  # of symbolic variables: a column where a kernel has some
 VALUES_WIDTH = 9  # on a narrow terminal
 _COLUMNS = (
-    ("kernel", False), (VALUES, False), ("calls", True), ("before", True), ("after", True), ("speed-up", True),
-    ("outcome", False), ("schedule", False),
-)  # fmt: skip
+    ("kernel", False),
+    (VALUES, False),
+    ("calls", True),
+    ("before", True),
+    ("after", True),
+    ("speed-up", True),
+    ("outcome", False),
+    ("schedule", False),
+)
 
 
 def _summary(result: Result) -> list[tuple[str, str]]:

@@ -18,7 +18,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kcg.commandline import counted
+from kcg.cli import counted
 from kcg.errors import CodecError, DeviceError, MismatchError, ResultError, UsageError, VerificationError
 from kcg.optimize.result import read_result
 from kcg.types import Kernel, Region, RegionResult, Result, Schedule, ScheduleKind, SeenAs, Target, Toolchain
@@ -135,12 +135,18 @@ def apply(
     own, clang = default_cache_db(), _missing_clang(result.target)
     written = write_rows(cache_db or own, cache_table(), rows)
     return Applied(
-        cache_db=cache_db or own, widths=served, kernels=len(chosen), searched=sum(c.searched for c in chosen),
-        rows=written.rows, replaced=written.replaced, dev=target.tinygrad_device,
+        cache_db=cache_db or own,
+        widths=served,
+        kernels=len(chosen),
+        searched=sum(c.searched for c in chosen),
+        rows=written.rows,
+        replaced=written.replaced,
+        dev=target.tinygrad_device,
         still_searched=_still_searched(result, chosen),
         own_cache=cache_db is None or cache_db.absolute() == own.absolute(),
-        notes=_notes(result, toolchain, chosen, skipped, clang), clang=clang or "",
-    )  # fmt: skip
+        notes=_notes(result, toolchain, chosen, skipped, clang),
+        clang=clang or "",
+    )
 
 
 def undo(cache_db: Path | None = None) -> Undone:
@@ -268,7 +274,7 @@ def _weight(row: RegionResult) -> float:
 
 
 def _choice(row: RegionResult, target: Target, seen_as: tuple[SeenAs, ...]) -> Choice:
-    from kcg.kernel.space import KernelSpace
+    from kcg.kernel.opts.space import KernelSpace
 
     handwritten = _written_by_hand(row)
     best = row.chosen if row.opts is None or handwritten is None else row.opts

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kcg.measure.jobs import DuelOutcome
-from kcg.search.interface import Observation
+from kcg.search.problem import Observation
 from kcg.types import Measurement, RegionResult, Status, TimedAt, Variables, Verification
 
 if TYPE_CHECKING:
@@ -67,9 +67,11 @@ def outcome(ends: Sequence[End], outcomes: Sequence[DuelOutcome]) -> DuelOutcome
     both = DuelOutcome(
         baseline_verification=_verification(ends, [o.baseline_verification for o in outcomes]),
         finalist_verification=_verification(ends, finals) if finals else None,
-        input_recipe=last.input_recipe, clocks=last.clocks, noisy=next((o.noisy for o in outcomes if o.noisy), ""),
+        input_recipe=last.input_recipe,
+        clocks=last.clocks,
+        noisy=next((o.noisy for o in outcomes if o.noisy), ""),
         tainted=any(o.tainted for o in outcomes),
-    )  # fmt: skip
+    )
     if len(outcomes) < len(ends) or not all(o.baseline_cold_s for o in outcomes):
         return both
 
@@ -92,9 +94,13 @@ def _verification(ends: Sequence[End], found: Sequence[Verification]) -> Verific
     failed = [(end, one) for end, one in zip(ends, found, strict=False) if not one.passed]
     at, worst = min(failed, key=lambda pair: pair[1].unjudged, default=(ends[0], found[0]))
     return Verification(
-        passed=not failed, rules=tuple(rules), max_error=max(one.max_error for one in found),
-        seeds=min(one.seeds for one in found), reason=reason_at(ends, at, worst.reason), unjudged=worst.unjudged,
-    )  # fmt: skip
+        passed=not failed,
+        rules=tuple(rules),
+        max_error=max(one.max_error for one in found),
+        seeds=min(one.seeds for one in found),
+        reason=reason_at(ends, at, worst.reason),
+        unjudged=worst.unjudged,
+    )
 
 
 def timed_at(

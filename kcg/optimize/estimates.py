@@ -59,9 +59,11 @@ def judging_s(session: Session) -> float:
     due = [w for w in session.works if is_due(session, w)]
     if not due and session.settings.budget_s is None:
         return 0.0
-    return FRESH_CHILD_S + compiling_s(session) + sum(
-        duel_s(session, work) for work in due or _largest(session) if not is_judged(session, work)
-    )  # fmt: skip
+    return (
+        FRESH_CHILD_S
+        + compiling_s(session)
+        + sum(duel_s(session, work) for work in due or _largest(session) if not is_judged(session, work))
+    )
 
 
 def duel_s(session: Session, work: RegionWork) -> float:
@@ -242,9 +244,13 @@ def whole_s(session: Session, *, changed: int | None = None) -> float:
     compilations = session.service.compilations
     compile_s = session.service.spent_s["compile"] / compilations if compilations else 0.0
     return expected_cost_s(
-        session.settings, session.workload, device=session.choice.device, step_s=step_s, changed=changed,
+        session.settings,
+        session.workload,
+        device=session.choice.device,
+        step_s=step_s,
+        changed=changed,
         compile_s=max(COMPILE_S, compile_s / session.service.compile_workers),
-    )  # fmt: skip
+    )
 
 
 def _flush_s(session: Session) -> float:

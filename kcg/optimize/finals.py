@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING
 
 from kcg import __version__
 from kcg.errors import DeviceError
-from kcg.kernel.handwritten import source_body
+from kcg.kernel.source.kernels import source_body
 from kcg.measure.jobs import DuelJob, DuelOutcome
 from kcg.measure.pools import ServiceClosed
 from kcg.measure.protocol import PROTOCOL, median, median_interval, spread
-from kcg.measure.references import FINAL_SEEDS
-from kcg.measure.rows import duel_rows
+from kcg.measure.service import duel_rows
+from kcg.measure.verify import FINAL_SEEDS
 from kcg.optimize import ends, estimates
 from kcg.optimize.handwritten import contest
 from kcg.optimize.result import NO_OTHER, TIME_OVER, USED_UP
@@ -45,9 +45,9 @@ from kcg.types import (
 )
 
 if TYPE_CHECKING:
-    from kcg.kernel.compiled import Compiled
+    from kcg.kernel.compile import Compiled
     from kcg.kernel.symbolic import End
-    from kcg.measure.references import Foretold
+    from kcg.measure.verify import Foretold
     from kcg.optimize.session import RegionWork, Session
 
 TRIES = 2  # finalists per region, the second only if the first is wrong
@@ -89,9 +89,12 @@ def judge_all(session: Session) -> tuple[RegionResult, ...]:
                 session.judged[work.id] = contest(session, work, _too_late(session, work))
             elapsed = time.monotonic() - session.started
             session.progress.update(
-                done_s=elapsed, budget_s=session.expected_s(), measurements=session.ledger.measurements,
-                kernels=(count, len(order)), total_s=sum(session.judged.get(w.id, w).after_s for w in session.works),
-            )  # fmt: skip
+                done_s=elapsed,
+                budget_s=session.expected_s(),
+                measurements=session.ledger.measurements,
+                kernels=(count, len(order)),
+                total_s=sum(session.judged.get(w.id, w).after_s for w in session.works),
+            )
     finally:
         _say_what_was_not_judged(session, len(order))
     return tuple(session.judged[w.id] for w in session.works)
@@ -166,7 +169,7 @@ def _foretell(session: Session, order: Sequence[RegionWork]) -> None:
     """On a GPU, let the compiling children compute the references of these regions while the device times others."""
     if session.choice.device == "CPU":
         return  # nothing may disturb a sample
-    from kcg.measure.references import foretell_job
+    from kcg.measure.verify import foretell_job
 
     for work in (w for w in order if not is_judged(session, w)):
         for values in work.bindings:
@@ -246,10 +249,14 @@ def _duel_at(session: Session, work: RegionWork, end: End, baseline: Side, final
         return Judged(seen)
     session.fought.add(work.id)
     job = DuelJob(
-        work.call.region, baseline.compiled.at(end.variables),
-        finalist.compiled.at(end.variables) if finalist is not None else None, session.service.target, end.variables,
-        seeds=FINAL_SEEDS, foretold=_foretold(session, work, end.variables),
-    )  # fmt: skip
+        work.call.region,
+        baseline.compiled.at(end.variables),
+        finalist.compiled.at(end.variables) if finalist is not None else None,
+        session.service.target,
+        end.variables,
+        seeds=FINAL_SEEDS,
+        foretold=_foretold(session, work, end.variables),
+    )
     future = session.service.duel(job, timeout_s=DUEL_TIMEOUT_S + DUEL_RUNS * work.longest_s)
     expected_s = estimates.FRESH_CHILD_S + estimates.duel_s(session, work)
     _, waiting = wait([future], timeout=estimates.patience_s(session, expected_s))
@@ -261,10 +268,16 @@ def _duel_at(session: Session, work: RegionWork, end: End, baseline: Side, final
         raise
     except Exception as error:  # a crash or a hang of the child is the finalist's, not the run's
         return Judged(None, f"{type(error).__name__}: {_line(error)}")
-    session.record(duel_rows(
-        job, outcome, baseline.schedule, finalist.schedule if finalist is not None else None,
-        toolchain=session.service.toolchain.fingerprint, run_id=session.run_id,
-    ))  # fmt: skip
+    session.record(
+        duel_rows(
+            job,
+            outcome,
+            baseline.schedule,
+            finalist.schedule if finalist is not None else None,
+            toolchain=session.service.toolchain.fingerprint,
+            run_id=session.run_id,
+        )
+    )
     keep(session, work, sides, outcome, end.variables)  # last: where it is kept, its measurements are
     return Judged(outcome)
 
@@ -360,10 +373,17 @@ def finalist_of(
     else:
         name, legend = work.space.name(schedule), work.space.legend(schedule)
     return Finalist(
-        schedule=schedule, cold_s=median(cold_s), warm_s=median(warm_s), interval_s=median_interval(cold_s),
-        verification=verification, binary_hash=compiled.binary_hash, name=name, legend=legend, source=compiled.source,
+        schedule=schedule,
+        cold_s=median(cold_s),
+        warm_s=median(warm_s),
+        interval_s=median_interval(cold_s),
+        verification=verification,
+        binary_hash=compiled.binary_hash,
+        name=name,
+        legend=legend,
+        source=compiled.source,
         launch=(compiled.global_size, compiled.local_size),
-    )  # fmt: skip
+    )
 
 
 def unverified(work: RegionWork, schedule: Schedule) -> Finalist:
@@ -371,10 +391,15 @@ def unverified(work: RegionWork, schedule: Schedule) -> Finalist:
     observation = work.known.get(schedule)
     seconds = observation.runtime_s if observation is not None and observation.runtime_s else 0.0
     return Finalist(
-        schedule=schedule, cold_s=seconds, warm_s=seconds, interval_s=(seconds, seconds), verification=UNVERIFIED,
-        binary_hash=observation.binary_hash if observation is not None else "", name=work.space.name(schedule),
+        schedule=schedule,
+        cold_s=seconds,
+        warm_s=seconds,
+        interval_s=(seconds, seconds),
+        verification=UNVERIFIED,
+        binary_hash=observation.binary_hash if observation is not None else "",
+        name=work.space.name(schedule),
         legend=work.space.legend(schedule),
-    )  # fmt: skip
+    )
 
 
 def as_measured(session: Session, work: RegionWork) -> Finalist:
@@ -384,11 +409,17 @@ def as_measured(session: Session, work: RegionWork) -> Finalist:
         return unverified(work, schedule)
     known = service.has_compiled(work.call.region, schedule, work.call.variables)
     return Finalist(
-        schedule=schedule, cold_s=row.median_s, warm_s=math.nan, interval_s=median_interval(row.samples_s),
-        verification=Verification(False, seeds=int(row.checked), reason=CHECKED), binary_hash=row.binary_hash,
-        name=work.space.name(schedule), legend=work.space.legend(schedule),
-        source=compiled_for(session, work, schedule).source if known else "", launch=row.launch,
-    )  # fmt: skip
+        schedule=schedule,
+        cold_s=row.median_s,
+        warm_s=math.nan,
+        interval_s=median_interval(row.samples_s),
+        verification=Verification(False, seeds=int(row.checked), reason=CHECKED),
+        binary_hash=row.binary_hash,
+        name=work.space.name(schedule),
+        legend=work.space.legend(schedule),
+        source=compiled_for(session, work, schedule).source if known else "",
+        launch=row.launch,
+    )
 
 
 def _as_searched(session: Session, work: RegionWork) -> RegionResult:
@@ -462,34 +493,55 @@ def _result(
 ) -> RegionResult:
     before_s, after_s = (work.at_ends.get(side.schedule) for side in (base, chosen))
     return RegionResult(
-        region=work.call.region, calls=work.call.calls, baseline=base, chosen=chosen,
-        measurements=max(len(work.binaries), work.tried_by_beam), outcome=outcome, variables=work.call.variables,
+        region=work.call.region,
+        calls=work.call.calls,
+        baseline=base,
+        chosen=chosen,
+        measurements=max(len(work.binaries), work.tried_by_beam),
+        outcome=outcome,
+        variables=work.call.variables,
         note=note,
-        operations=work.operations, bytes=float(work.bytes), noise_floor=noise_floor,
+        operations=work.operations,
+        bytes=float(work.bytes),
+        noise_floor=noise_floor,
         ends=ends.timed_at(work.ends, before_s, after_s),
-    )  # fmt: skip
+    )
 
 
 def build_result(session: Session, regions: tuple[RegionResult, ...], *, complete: bool) -> Result:
     """Everything of the run as one `Result`."""
-    from kcg.kernel.contractions import find_recompute
+    from kcg.kernel.analysis import find_recompute
 
     target, toolchain = session.service.facts
     recomputes = (find_recompute(w.space.ast, w.call.region.id, w.call.calls) for w in session.works)
     return Result(
-        workload=session.workload.name, preset=session.workload.preset, target=target, toolchain=toolchain,
-        regions=regions, search=session.settings.search, seed=session.settings.seed,
-        measurements=session.ledger.measurements, compilations=session.ledger.compilations,
-        search_s=time.monotonic() - session.started, budget=session.settings.budget_text, protocol=PROTOCOL,
-        created=datetime.now(UTC).isoformat(timespec="seconds"), command=session.settings.command,
-        kcg_version=__version__, complete=complete, failures=tuple(sorted(session.failures.items())),
-        progress=tuple(session.history), recomputes=tuple(r for r in recomputes if r is not None),
-        warnings=tuple(session.warnings), predictor=session.predictor.name if session.predictor is not None else "",
+        workload=session.workload.name,
+        preset=session.workload.preset,
+        target=target,
+        toolchain=toolchain,
+        regions=regions,
+        search=session.settings.search,
+        seed=session.settings.seed,
+        measurements=session.ledger.measurements,
+        compilations=session.ledger.compilations,
+        search_s=time.monotonic() - session.started,
+        budget=session.settings.budget_text,
+        protocol=PROTOCOL,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        command=session.settings.command,
+        kcg_version=__version__,
+        complete=complete,
+        failures=tuple(sorted(session.failures.items())),
+        progress=tuple(session.history),
+        recomputes=tuple(r for r in recomputes if r is not None),
+        warnings=tuple(session.warnings),
+        predictor=session.predictor.name if session.predictor is not None else "",
         expectations=tuple(session.expectations),
         clocks=tuple((name, min(seen), median(seen), max(seen)) for name, seen in sorted(session.clocks.items())),
-        left_out=session.workload.left_out, seen_as=seen_as_of(session.workload, target.device),
+        left_out=session.workload.left_out,
+        seen_as=seen_as_of(session.workload, target.device),
         **provenance(),
-    )  # fmt: skip
+    )
 
 
 def seen_as_of(workload: Workload, device: str) -> tuple[tuple[str, SeenAs], ...]:
@@ -499,6 +551,6 @@ def seen_as_of(workload: Workload, device: str) -> tuple[tuple[str, SeenAs], ...
 
 
 def _line(error: BaseException) -> str:
-    from kcg.measure.target import first_line
+    from kcg.measure.device_info import first_line
 
     return first_line(error)

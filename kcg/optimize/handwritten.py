@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, Any
 
 from kcg.errors import DeviceError, UsageError
 from kcg.kernels import DEVICES
-from kcg.measure import handwritten as children
-from kcg.measure.handwritten import Described, KernelFile
+from kcg.measure import source_kernels
+from kcg.measure.device_info import first_line
 from kcg.measure.protocol import median, median_interval, spread
-from kcg.measure.target import first_line
+from kcg.measure.source_kernels import Described, KernelFile
 from kcg.optimize.console import format_seconds
 from kcg.optimize.verdicts import Side
 from kcg.types import Finalist, RegionResult, Schedule, Status, Verification
 
 if TYPE_CHECKING:
-    from kcg.kernel.compiled import Compiled
+    from kcg.kernel.compile import Compiled
     from kcg.optimize.session import RegionWork, Session
 
 READ_TIMEOUT_S = 60.0  # importing a file: Triton takes seconds
@@ -45,13 +45,13 @@ class Offer:
 
 def read_files(session: Session) -> list[Described]:
     """The kernels of all files of `--kernels`. Raises UsageError where one cannot be read, or two have one name."""
-    from kcg.kernel.lowering import file_digest
+    from kcg.kernel.source.kernels import file_digest
 
     service, found = session.service, []
     for path in session.settings.kernels:
         file = KernelFile(path, file_digest(path))
         try:
-            found += service.beside(children.describe_job, file, timeout_s=READ_TIMEOUT_S).result()
+            found += service.beside(source_kernels.describe_job, file, timeout_s=READ_TIMEOUT_S).result()
         except TimeoutError:
             raise UsageError(f"{path} took more than {READ_TIMEOUT_S:g} s to import: mend it or leave it out") from None
         except (UsageError, DeviceError):
@@ -73,7 +73,9 @@ def offer(session: Session, kernels: Sequence[Described]) -> None:
             session.warnings.append(f"{kernel.name} is for {wanted} and this is {target.device}: it was left out")
             continue
         try:
-            places = service.beside(children.match_job, kernel, regions, target, timeout_s=MATCH_TIMEOUT_S).result()
+            places = service.beside(
+                source_kernels.match_job, kernel, regions, target, timeout_s=MATCH_TIMEOUT_S
+            ).result()
         except DeviceError:
             raise
         except Exception as error:
@@ -82,11 +84,14 @@ def offer(session: Session, kernels: Sequence[Described]) -> None:
         if not places:
             session.warnings.append(f"{kernel.name} is for no kernel of the workload: it was left out")
         waiting = [
-            (session.works[place], service.beside(
-                children.lower_job, kernel, regions[place], target, timeout_s=service.compile_timeout_s
-            ))
+            (
+                session.works[place],
+                service.beside(
+                    source_kernels.lower_job, kernel, regions[place], target, timeout_s=service.compile_timeout_s
+                ),
+            )
             for place in places
-        ]  # fmt: skip
+        ]
         for work, future in waiting:
             work.offers.append(_offer(kernel, future))
 
@@ -110,9 +115,7 @@ def measure(session: Session) -> None:
         return
     session.progress.phase("timing the kernels that are written by hand")
     for work in session.works:
-        batch = [
-            o.schedule for o in work.offers if o.schedule is not None and o.schedule not in work.by_hand
-        ]  # fmt: skip
+        batch = [o.schedule for o in work.offers if o.schedule is not None and o.schedule not in work.by_hand]
         for future in session.measure(work, batch, sampler=SAMPLER) if work.baseline_s else []:
             seen = future.result()
             work.by_hand[seen.schedule] = seen
@@ -210,9 +213,7 @@ def _challenge(
         if not final.won:
             return result, f"{final.outcome} tinygrad's own schedule: {final}"
         told, bout = f"{told}; against tinygrad's own schedule: {final}", final
-    return replace(
-        result, baseline=bout.before, chosen=bout.after, outcome="improved", noise_floor=bout.noise
-    ), told  # fmt: skip
+    return replace(result, baseline=bout.before, chosen=bout.after, outcome="improved", noise_floor=bout.noise), told
 
 
 def _verdict_in_words(verdict: Verification | None) -> str:
@@ -245,5 +246,8 @@ def _bout(session: Session, work: RegionWork, before: Schedule, after: Schedule,
             work, before, theirs, duel.baseline_cold_s, duel.baseline_warm_s, duel.baseline_verification
         ),
         finals.finalist_of(work, after, mine, duel.finalist_cold_s, duel.finalist_warm_s, verdict),
-        low, median(ratios), high, spread(duel.baseline_cold_s, duel.again_cold_s),
-    )  # fmt: skip
+        low,
+        median(ratios),
+        high,
+        spread(duel.baseline_cold_s, duel.again_cold_s),
+    )

@@ -9,15 +9,15 @@ from typing import Any
 from kcg.compat.programs import is_aligned, program_in_place, single_device
 from kcg.errors import CodecError
 from kcg.kernel.codec import kernel_of
-from kcg.kernel.compiler import to_elf
-from kcg.measure.handwritten import rebuilt
+from kcg.kernel.compile import to_elf
+from kcg.measure.source_kernels import rebuilt
 from kcg.types import Kernel, Region, Schedule, Target
 
 
 class HandwrittenPrograms:
     """Gives the program for a call, if there is one. All are made when this is, in a child, from the user's files.
 
-    Raises UsageError or MismatchError, see `kcg.measure.handwritten.rebuilt`.
+    Raises UsageError or MismatchError, see `kcg.measure.source_kernels.rebuilt`.
     """
 
     def __init__(self, wanted: Mapping[Kernel, Schedule], paths: Sequence[Path], target: Target) -> None:
@@ -48,8 +48,15 @@ class HandwrittenPrograms:
             return None
         if (ast.key, device) not in self._programs:
             self._programs[ast.key, device] = program_in_place(
-                ast, to_elf(compiled, self._target), device, shared_bytes=compiled.shared_bytes,
-                global_size=compiled.global_size, local_size=compiled.local_size, outputs=compiled.outputs,
-                inputs=compiled.inputs, threads=compiled.threads, source=compiled.source,
-            )  # fmt: skip
+                ast,
+                to_elf(compiled, self._target),
+                device,
+                shared_bytes=compiled.shared_bytes,
+                global_size=compiled.global_size,
+                local_size=compiled.local_size,
+                outputs=compiled.outputs,
+                inputs=compiled.inputs,
+                threads=compiled.threads,
+                source=compiled.source,
+            )
         return kernel_id, self._programs[ast.key, device]

@@ -6,17 +6,27 @@ import time
 from typing import Final
 
 STARTING, CAPTURING, OPENING, BASELINES, SEARCH, JUDGING, MODEL = PHASES = (
-    "starting", "capturing", "opening", "baselines", "search", "judging", "model",
-)  # fmt: skip
+    "starting",
+    "capturing",
+    "opening",
+    "baselines",
+    "search",
+    "judging",
+    "model",
+)
 """Until the workload is captured; capturing it; what is left of opening the device by then, and planning; timing
 tinygrad's own schedules, hand-written kernels and (on a GPU, meanwhile) reading the predictor; searching; re-timing and
 verifying; the check of the whole model or script, and writing the result."""
 
 WORDS: Final = {
-    STARTING: "starting", CAPTURING: "capturing the workload", OPENING: "opening the device",
-    BASELINES: "timing tinygrad's own schedules", SEARCH: "searching", JUDGING: "re-timing and verifying",
+    STARTING: "starting",
+    CAPTURING: "capturing the workload",
+    OPENING: "opening the device",
+    BASELINES: "timing tinygrad's own schedules",
+    SEARCH: "searching",
+    JUDGING: "re-timing and verifying",
     MODEL: "checking the whole",
-}  # fmt: skip
+}
 """What each is called in the report."""
 
 

@@ -3,24 +3,165 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from kcg.errors import DeviceError, ExitCode
-from kcg.measure.alone import Alone
+from kcg.cli import counted
+from kcg.errors import DeviceError, ExitCode, UsageError
+from kcg.measure.isolated import Alone
 from kcg.optimize import handwritten
 from kcg.optimize.console import Progress, format_seconds
 from kcg.optimize.estimates import OVERTIME, judging_s, whole_s
 from kcg.optimize.finals import as_searched, build_result, is_due, judge_all
-from kcg.optimize.memory import check_memory, room_on
-from kcg.optimize.names import TINY_BEAM, check_weights
 from kcg.optimize.phases import BASELINES, JUDGING, MODEL, SEARCH
 from kcg.optimize.session import Session
-from kcg.optimize.settings import Settings
+from kcg.optimize.settings import TINY_BEAM, Settings, check_weights, check_writable
 from kcg.optimize.verdicts import forget
-from kcg.types import ModelCheck, RegionResult, Result
+from kcg.optimize.whole_model import is_runnable
+from kcg.types import ModelCheck, RegionResult, Result, Workload
+
+# ---- Is there memory for the workload as a whole? Asked before anything of it is allocated.
+#
+# At the end of a run the whole model runs on random weights (`whole_model`). What that needs is known as soon as the
+# workload is captured: its weights, inputs and outputs, and the arena in which tinygrad's planner lays out all values
+# in between. It is a lower bound: making the weights, and the programs themselves, take a little more.
+
+GB = 1e9
+
+
+@dataclass(frozen=True)
+class Room:
+    """Bytes of a device's memory: what is free now, and all of it."""
+
+    free: int
+    total: int
+
+
+def room_on(device: str) -> Room | None:
+    """The memory of `device`, such as `CPU` or `CUDA`; None where it does not tell."""
+    from kcg.compat.hardware import memory_of
+
+    known = memory_of(device)
+    return Room(*known) if known is not None else None
+
+
+def check_memory(
+    settings: Settings, workload: Workload, room: Room | None, *, device: str, say: Callable[[str], None]
+) -> None:
+    """Raises UsageError where `workload` will run as a whole and has no room; it names the next smaller that has.
+
+    For that the other presets are captured, which takes a while; `say` is told.
+    """
+    if room is None or not is_runnable(settings, workload.name) or workload.memory_bytes <= room.free:
+        return
+    say(f"{shortage(workload, room, device=device)}: looking for a preset that fits")
+    smaller = next_smaller(workload, room)
+    if smaller is not None:
+        advice = f"use --preset {smaller.preset}, which needs {smaller.memory_bytes / GB:.3g} GB"
+    elif workload.memory_bytes <= room.total:
+        advice = "no smaller preset fits: free memory that others use, or use another device"
+    else:
+        advice = "no smaller preset fits: use a device with more memory"
+    raise UsageError(f"{shortage(workload, room, device=device)}: {advice}")
+
+
+def shortage(workload: Workload, room: Room, *, device: str) -> str:
+    """What is needed, and what there is, in one line."""
+    return (
+        f"{workload.name} {workload.preset} needs {workload.memory_bytes / GB:.3g} GB of memory "
+        f"({workload.held_bytes / GB:.3g} GB of weights and inputs, {workload.between_bytes / GB:.3g} GB in between), "
+        f"{device} has {room.free / GB:.3g} GB free of {room.total / GB:.3g} GB"
+    )
+
+
+def next_smaller(workload: Workload, room: Room) -> Workload | None:
+    """The preset of the same workload that needs most of those that need less and have room; None if there is none."""
+    from kcg.workloads.registry import spec_of
+
+    spec = spec_of(workload.name)
+    others = [spec.capture(preset) for preset in spec.presets if preset != workload.preset]
+    fitting = [w for w in others if w.memory_bytes < workload.memory_bytes and w.memory_bytes <= room.free]
+    return max(fitting, key=lambda w: w.memory_bytes, default=None)
+
+
+# ---- `--dry-run`: what an optimisation would do, without measuring anything.
+
+
+def describe(settings: Settings, progress: Progress, *, json_mode: bool) -> None:
+    """Capture the workload and say what a run would do: kernels, calls, target, operations, the longest first.
+
+    The script of a workload that is one is run, since its kernels are not known otherwise; nothing is timed or written.
+    """
+    from kcg.kernel.analysis import arithmetic, find_recompute
+    from kcg.optimize.whole_model import is_runnable
+    from kcg.types import canonical_json
+
+    check_writable(settings.folder)
+    with Session(settings, progress, writes=False) as session:
+        kernels = handwritten.read_files(session)
+        workload = session.capture()
+        works = session.plan()
+        handwritten.offer(session, kernels)
+        target = session.service.target
+        rows = sorted(
+            (
+                {
+                    "id": w.call.region.id,
+                    "name": w.space.name(w.space.baseline()),
+                    "calls": w.call.calls,
+                    "operations": float(arithmetic(w.space.ast)),
+                    "schedule": str(w.space.baseline()),
+                    "first_actions": len(w.space.actions(w.space.start())),
+                    "handwritten": [[offer.name, offer.reason] for offer in w.offers],
+                }
+                for w in works
+            ),
+            key=lambda row: -float(str(row["operations"])) * int(str(row["calls"])),
+        )
+        waste = [find_recompute(w.space.ast, w.call.region.id, w.call.calls) for w in works]
+        if json_mode:
+            plan = {
+                "workload": workload.name,
+                "preset": workload.preset,
+                "target": target.model,
+                "search": settings.search,
+                "budget": settings.budget_text,
+                "kernels": rows,
+                "folder": str(settings.folder),
+                "left_out": [asdict(left) for left in workload.left_out],
+            }
+            sys.stdout.write(canonical_json(plan) + "\n")
+            return
+        out = sys.stdout.write
+        out(f"would optimise {workload.name} {workload.preset} on {target.model} with {settings.search}\n")
+        calls = sum(w.call.calls for w in works)
+        if is_runnable(settings, workload.name) and (room := room_on(session.choice.device)) is not None:
+            fits = "" if workload.memory_bytes <= room.free else ", which is refused"
+            out(f"{shortage(workload, room, device=session.choice.device)}{fits}\n")
+        total = sum(float(str(r["operations"])) * int(str(r["calls"])) for r in rows)
+        counts = f"{counted(len({w.call.region.id for w in works}), 'kernel')}, {counted(calls, 'call')}"
+        out(f"{counts}, {total / 1e9:.2f} GFLOP; budget {settings.budget_text or 'none'}\n")
+        for row in rows[:10]:
+            millions = float(str(row["operations"])) / 1e6
+            out(f"  {row['name']!s:28} {row['calls']!s:>5} calls  {millions:10.1f} MFLOP each\n")
+        if len(rows) > 10:
+            out(f"  and {len(rows) - 10} smaller ones\n")
+        for work in works:
+            for offer in work.offers:
+                name, fate = work.space.name(work.space.baseline()), "fits" if offer.schedule else offer.reason
+                out(f"written by hand: {offer.name} for {name} ({work.call.region.id[:12]}): {fate}\n")
+        for left in workload.left_out:
+            out(f"{left}\n")
+        for warning in session.warnings:
+            out(f"warning: {warning}\n")
+        for found in waste:
+            if found is not None:
+                out(f"recomputes {found.factor:.1f} times: {found.advice}\n")
+        out(f"would write RESULT.json, report.html and journal.sqlite to {settings.folder}\n")
 
 
 @dataclass(frozen=True)
@@ -41,11 +182,9 @@ def optimize(settings: Settings, progress: Progress, *, started: float | None = 
     same where the device goes away in the middle; the exit code is 5 then. Raises DeviceError where it never opened.
     """
     from kcg.optimize import whole_model
-    from kcg.optimize.searching import search
+    from kcg.optimize.search import search
 
-    with (
-        Session(settings, progress, started=started) as session, _alone(session), contextlib.ExitStack() as children
-    ):  # fmt: skip
+    with Session(settings, progress, started=started) as session, _alone(session), contextlib.ExitStack() as children:
         kernels = handwritten.read_files(session)  # first: a mistake in it is to be known before anything takes time
         workload, device = session.capture(), session.choice.device
         check_memory(settings, workload, room_on(device), device=device, say=progress.phase)
@@ -112,9 +251,13 @@ def _finished(session: Session, regions: tuple[RegionResult, ...] | None, planni
     session.notice_moved_journal()
     phases = session.phases.seconds()
     result = replace(
-        result, model_check=check, complete=not ended_early and not over and has_an_answer(session, result),
-        search_s=sum(seconds for _, seconds in phases), warnings=tuple(session.warnings), phases=phases,
-    )  # fmt: skip
+        result,
+        model_check=check,
+        complete=not ended_early and not over and has_an_answer(session, result),
+        search_s=sum(seconds for _, seconds in phases),
+        warnings=tuple(session.warnings),
+        phases=phases,
+    )
     return _written(session, result)
 
 
@@ -128,7 +271,7 @@ def has_an_answer(session: Session, result: Result) -> bool:
 
 
 def _alone(session: Session) -> AbstractContextManager[None]:
-    from kcg.optimize.lock import alone_on
+    from kcg.measure.lock import alone_on
 
     return alone_on(session.choice.dev, wait=session.settings.wait, say=session.progress.line)
 
@@ -183,9 +326,14 @@ def _compared(session: Session, result: Result, child: Alone | None, *, timeout_
         return whole_script.check_script(result, settings, timeout_s=timeout_s, check_device=check_device)
     session.progress.phase("comparing the whole model's output with that of tinygrad's own schedules")
     return whole_model.check_model(
-        result, timeout_s=timeout_s, seed=settings.seed, kernels=settings.kernels, weights=settings.weights,
-        child=child, check_device=check_device,
-    )  # fmt: skip
+        result,
+        timeout_s=timeout_s,
+        seed=settings.seed,
+        kernels=settings.kernels,
+        weights=settings.weights,
+        child=child,
+        check_device=check_device,
+    )
 
 
 def _written(session: Session, result: Result) -> Finished:

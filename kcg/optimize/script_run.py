@@ -21,8 +21,8 @@ from typing import Any
 from kcg.compat.observing import Observer, Piece
 from kcg.errors import CodecError, KcgError
 from kcg.files import write_whole
-from kcg.measure import alone
-from kcg.workloads.program import Form, Program, run_as_main
+from kcg.measure import isolated
+from kcg.workloads.script import Form, Program, run_as_main
 
 MAX_BYTES = 1 << 28
 """Of what a script leaves, so much is compared, the small tensors first."""
@@ -107,10 +107,14 @@ class _Run:
         for place, piece in enumerate(pieces):
             np.save(self.folder / f"{place}.npy", piece.values, allow_pickle=False)
         answer = {
-            "ended": self.ended, "words": self.words, "refused": self.refused, "left_out": left_out,
+            "ended": self.ended,
+            "words": self.words,
+            "refused": self.refused,
+            "left_out": left_out,
             "pieces": [{name: getattr(piece, name) for name in PROPERTIES} for piece in pieces],
-            "kernels": len(self._served), "shaken": self._observer.shaken,
-        }  # fmt: skip
+            "kernels": len(self._served),
+            "shaken": self._observer.shaken,
+        }
         write_whole(self.folder / ANSWER, json.dumps(answer))
 
     def _watch_exit(self) -> None:
@@ -170,7 +174,7 @@ class _Run:
 
 def main() -> None:
     """Read a job, one line of standard input; run the script; write the answer into the job's folder."""
-    job = alone.listening(aside=True)()
+    job = isolated.listening(aside=True)()
     with Path(os.devnull).open("w") as nothing:
         os.dup2(nothing.fileno(), sys.stdout.fileno())
     _Run(job, dev=os.environ["DEV"]).run()

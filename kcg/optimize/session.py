@@ -16,21 +16,20 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from kcg.commandline import counted
+from kcg.cli import counted
 from kcg.compat.device import choose_device, prepare
 from kcg.errors import UsageError
 from kcg.kernel.symbolic import End, at_values, ends_of
+from kcg.measure.device_info import Neighbours
+from kcg.measure.lock import alone_in
 from kcg.measure.protocol import PROTOCOL
-from kcg.measure.sensors import Neighbours
 from kcg.measure.service import BASELINE_TIMEOUT_S, MeasureService, Request
 from kcg.optimize import estimates
 from kcg.optimize.ends import mean, observed
-from kcg.optimize.lock import alone_in
-from kcg.optimize.names import check_names, strategy_of
 from kcg.optimize.phases import CAPTURING, OPENING, Phases
-from kcg.optimize.settings import Settings, writable_folder
+from kcg.optimize.settings import Settings, check_names, strategy_of, writable_folder
 from kcg.provenance import provenance
-from kcg.search.interface import Ledger, Observation, best
+from kcg.search.problem import Ledger, Observation, best
 from kcg.types import (
     CacheState,
     Expectation,
@@ -49,11 +48,11 @@ from kcg.types import (
 
 if TYPE_CHECKING:
     from kcg.dataset.journal import Journal
-    from kcg.kernel.space import KernelSpace
+    from kcg.kernel.opts.space import KernelSpace
     from kcg.optimize.console import Progress
     from kcg.optimize.handwritten import Offer
     from kcg.predictor.interface import Predictor
-    from kcg.search.thinking import Thinkers
+    from kcg.search.workers import Thinkers
     from kcg.workloads.script import Late
 
 THINKING = 3  # processes that search, for every four that compile
@@ -95,14 +94,14 @@ class RegionWork:
     @functools.cached_property
     def bytes(self) -> int:
         """Least traffic of one call."""
-        from kcg.kernel.contractions import least_bytes
+        from kcg.kernel.analysis import least_bytes
 
         return round(mean(self.ends, [least_bytes(at_values(self.space.ast, v)) for v in self.bindings]))
 
     @functools.cached_property
     def operations(self) -> float:
         """Arithmetic of one call."""
-        from kcg.kernel.contractions import arithmetic
+        from kcg.kernel.analysis import arithmetic
 
         return mean(self.ends, [arithmetic(at_values(self.space.ast, v)) for v in self.bindings])
 
@@ -257,7 +256,7 @@ class Session:
     def guide(self) -> None:
         """Read the predictor, here and beside the device in the processes that will search."""
         from kcg.predictor.choice import choose_predictor
-        from kcg.search.thinking import Thinkers
+        from kcg.search.workers import Thinkers
 
         choice, target = self.settings.predictor, self.service.target
         if self.choice.device != "CPU" and self.settings.measurements != 0:
@@ -401,7 +400,7 @@ class Session:
 
     def plan(self) -> list[RegionWork]:
         """One `RegionWork` per call, with what the journal already knows of it."""
-        from kcg.kernel.space import KernelSpace
+        from kcg.kernel.opts.space import KernelSpace
 
         target, toolchain = self.service.facts
         self.works = [RegionWork(c, KernelSpace(c.region, target)) for c in self.workload.calls]
@@ -443,14 +442,19 @@ class Session:
         done."""
         requests = [
             Request(
-                work.call.region, schedule, values, sampler, in_search=True, careful=True,
+                work.call.region,
+                schedule,
+                values,
+                sampler,
+                in_search=True,
+                careful=True,
                 stop_above_s=None if stop_above_s is None else scale * stop_above_s,
                 best_s=scale * work.best_s or None,
                 timeout_s=BASELINE_TIMEOUT_S if sampler == "hand-coded" else None,
             )
             for work, schedule, sampler in wanted
             for values, scale in zip(work.bindings, work.scales, strict=True)
-        ]  # fmt: skip
+        ]
         futures: list[Future[Observation]] = []
         together = (
             self.choice.device != "CPU" and stop_above_s is not None
@@ -504,10 +508,15 @@ class Session:
                 return
             seen = future.result()
             row = Expectation(
-                time.monotonic() - self.started, region, seen.schedule, predicted.runtime_s,
-                None if corrected is None else corrected.runtime_s, predicted.failure_probability, seen.runtime_s,
+                time.monotonic() - self.started,
+                region,
+                seen.schedule,
+                predicted.runtime_s,
+                None if corrected is None else corrected.runtime_s,
+                predicted.failure_probability,
+                seen.runtime_s,
                 str(seen.status),
-            )  # fmt: skip
+            )
             with self._lock:
                 self.expectations.append(row)
 
@@ -589,6 +598,10 @@ class Session:
         if complete and self.settings.measurements != 0:
             self.history.append(ProgressPoint(elapsed, self.ledger.measurements, total))
         self.progress.update(
-            done_s=elapsed, budget_s=self.expected_s(), measurements=self.ledger.measurements,
-            total_s=total if complete else None, kernels=kernels, note=note,
-        )  # fmt: skip
+            done_s=elapsed,
+            budget_s=self.expected_s(),
+            measurements=self.ledger.measurements,
+            total_s=total if complete else None,
+            kernels=kernels,
+            note=note,
+        )

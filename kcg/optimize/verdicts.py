@@ -16,8 +16,8 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from kcg.errors import JournalError, ResultError
-from kcg.kernel.compiled import Compiled
-from kcg.measure import references
+from kcg.kernel.compile import Compiled
+from kcg.measure import verify
 from kcg.measure.jobs import DuelOutcome
 from kcg.measure.protocol import PROTOCOL
 from kcg.optimize.result import noun_from_json, noun_to_json
@@ -112,16 +112,21 @@ def _binaries(sides: Sequence[Side]) -> tuple[str, ...]:
 
 
 def _identity(session: Session, work: RegionWork, schedules: Sequence[Schedule], values: Variables) -> bytes:
-    from kcg.dataset.records import identity_of
+    from kcg.dataset.journal import identity_of
 
     return identity_of(_key(session, work, schedules, values))
 
 
 def _key(session: Session, work: RegionWork, schedules: Sequence[Schedule], values: Variables) -> list[Any]:
     return [
-        work.call.region.id, values, [[s.kind, s.body] for s in schedules],
-        *_fingerprints(*session.service.facts), PROTOCOL, RULES, references.FINAL_SEEDS,
-    ]  # fmt: skip
+        work.call.region.id,
+        values,
+        [[s.kind, s.body] for s in schedules],
+        *_fingerprints(*session.service.facts),
+        PROTOCOL,
+        RULES,
+        verify.FINAL_SEEDS,
+    ]
 
 
 @cache  # they are asked for with every estimate of what judging will take

@@ -5,16 +5,15 @@ by `TinyJit`, in a fresh process that can be killed: `python -m kcg.optimize.who
 weights, random ones scaled by fan-in (others overflow bfloat16) or published ones, and the same random inputs. The
 chosen schedules run first: a kernel that fails to write its output, of which there are some, must not find there what
 tinygrad's own left. Then both are replayed in turns, and the median of these replays is the time of a step: between two
-events of the device where it has them, with what the host does first hidden (`kcg.compat.events`), else by wall clock.
-For that both must be in memory, apart from the weights, which they share. Where there is no room for that, all of the
-one come first.
-
-What is said of the outputs, and with which tolerance: `kcg.optimize.model_verdict`.
+events of the device where it has them, with what the host does first hidden (`kcg.compat.programs`), else by wall
+clock. For that both must be in memory, apart from the weights, which they share. Where there is no room for that, all
+of the one come first.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import sys
@@ -25,10 +24,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kcg.measure import alone
+from kcg.measure import isolated
+from kcg.measure.device_info import NoSensors, sensors_for
 from kcg.measure.protocol import median
-from kcg.measure.sensors import NoSensors, sensors_for
-from kcg.optimize.model_verdict import eps_of, judge, perturbed, rounding_of_sums
 from kcg.optimize.settings import Settings
 from kcg.types import ModelCheck, Result, Target, Workload
 
@@ -41,6 +39,114 @@ if TYPE_CHECKING:
     from kcg.workloads.registry import WorkloadSpec
 
     Array = NDArray[np.float64]
+
+
+# ---- How far apart two outputs of a whole model are, and how much of that is rounding.
+#
+# The error. An output is taken as rows along its last axis (a token, a line of pixels): the error is the largest, over
+# all rows, of ‖tuned - own‖, divided by the root mean square of ‖own‖ over the rows, in float64. It is never less than
+# ‖tuned - own‖ / ‖own‖ of the whole output, and a single wrong row among thousands does not drown in it. NaN and
+# infinities never pass, nor does an output of zeros.
+#
+# The tolerance. How much of a difference is rounding depends on the model, so it is measured on the spot: tinygrad's
+# own schedules run twice more, every floating input changed at random by one rounding unit of its dtype, up or down.
+# Nearly all intermediate values are then rounded anew, so the error of these runs (D, at least one rounding unit) holds
+# both what the model makes of a small change and the rounding of all its layers. What it may not hold is another order
+# of summation: K terms added one after the other have a relative error of about 0.2·√K rounding units of the dtype they
+# are summed in (a random walk; padded and unrolled they have less), tinygrad's own order may be much better, and
+# storing a value, which D does hold, is good for 0.3 units. Thus
+#
+# tolerance = 3 · D · max(1, √K · eps(sum) / eps(model)), with the largest √K · eps(sum) of all kernels
+#
+# where eps(model) is that of the coarsest dtype among inputs and outputs. The last factor counts in float32 models
+# only: in bfloat16, sums are float32 and their order is lost below the rounding of what is stored. Where the tolerance
+# comes out above 0.25, the model is too sensitive on random weights for a verdict, and none is given.
+
+FACTOR = 3.0  # between two runs whose rounding is independent and the worst that is still taken for rounding
+MAX_TOLERANCE = 0.25
+
+
+def judge(
+    tuned: Sequence[list[Array]], own: list[Array], shaken: Sequence[list[Array]], *, eps: float, sums: float
+) -> ModelCheck:
+    """The verdict on the outputs of runs with the chosen schedules.
+
+    `own` and `shaken` are the outputs with tinygrad's own schedules, of the inputs and of slightly changed ones; `eps`
+    is that of the model's dtype, `sums` is what `rounding_of_sums` gives.
+    """
+    import numpy as np
+
+    if not all(np.isfinite(o).all() for o in own):
+        return ModelCheck(None, "no verdict: the output is not finite with tinygrad's own schedules either")
+    if not all(np.any(o) for o in own):
+        return ModelCheck(None, "no verdict: the output is zero with tinygrad's own schedules either")
+    moved = max(relative_error(outputs, own) for outputs in shaken)
+    tolerance = FACTOR * max(moved, eps) * max(1.0, sums / eps)
+    error = max(relative_error(outputs, own) for outputs in tuned)
+    if not math.isfinite(error):
+        reason = "the output with the chosen schedules is not finite, or of another shape"
+        return ModelCheck(False, reason, error, tolerance if math.isfinite(tolerance) else None)
+    if not tolerance <= MAX_TOLERANCE:
+        reason = f"no verdict: one rounding unit at the inputs moves the output by {moved:.2g}, too much to tell"
+        return ModelCheck(None, reason, error, tolerance if math.isfinite(tolerance) else None)
+    if error > tolerance:
+        reason = f"the output differs by {error:.2g} of its size from that with tinygrad's own schedules; "
+        return ModelCheck(False, reason + f"rounding explains {tolerance:.2g}", error, tolerance)
+    return ModelCheck(True, "", error, tolerance)
+
+
+def relative_error(outputs: Sequence[Array], own: Sequence[Array]) -> float:
+    """The error as this module's docstring defines it, the largest of all outputs; infinite where a value is not."""
+    import numpy as np
+
+    worst = 0.0
+    for ours, theirs in zip(outputs, own, strict=True):
+        if ours.shape != theirs.shape or not np.isfinite(ours).all():
+            return math.inf
+        width = theirs.shape[-1] if theirs.ndim else 1
+        rows = np.linalg.norm((ours - theirs).reshape(-1, width), axis=1)
+        size = math.sqrt(float(np.mean(np.square(np.linalg.norm(theirs.reshape(-1, width), axis=1)))))
+        worst = max(worst, float(rows.max()) / size if size else math.inf)
+    return worst
+
+
+def perturbed(inputs: dict[str, Any], *, seed: int) -> dict[str, Any]:
+    """Every floating input times 1 plus or minus the eps of its dtype, at random; others as they are."""
+    from tinygrad import Tensor, dtypes
+
+    Tensor.manual_seed(seed)
+    changed = {}
+    for name, value in inputs.items():
+        if not dtypes.is_float(value.dtype):
+            changed[name] = value
+            continue
+        wide = dtypes.float64 if value.dtype == dtypes.float64 else dtypes.float32
+        up = Tensor.rand(*value.shape, dtype=dtypes.float32, device=value.device) < 0.5
+        factor = up.where(1.0 + eps_of(value.dtype), 1.0 - eps_of(value.dtype)).cast(wide)
+        changed[name] = (value.cast(wide) * factor).cast(value.dtype).contiguous().realize()
+    return changed
+
+
+def eps_of(dtype: Any) -> float:
+    """Distance from 1 to the next number of a floating dtype."""
+    from tinygrad import dtypes
+
+    return float(2.0 ** -dtypes.finfo(dtype)[1])
+
+
+def rounding_of_sums(result: Result) -> float:
+    """The largest √K·eps of all kernels: K is the number of terms of a sum, eps that of the dtype it is summed in."""
+    from kcg.compat.tiny import Ops, dtypes
+    from kcg.kernel.codec import ast_of
+
+    largest = 0.0
+    for kernel in {kernel for row in result.regions for kernel in row.region.kernels}:
+        for node in ast_of(kernel).toposort():
+            if node.op is Ops.REDUCE and node.arg[0] is Ops.ADD and dtypes.is_float(node.dtype):
+                terms = math.prod(int(axis.vmax) + 1 for axis in node.src[1:])
+                largest = max(largest, math.sqrt(terms) * eps_of(node.dtype))
+    return largest
+
 
 CHILD = "kcg.optimize.whole_model"
 REPLAYS = 5  # of each kind, all of them timed; the run before them, which captures, is not
@@ -86,18 +192,25 @@ def why_not_needed(settings: Settings, result: Result, *, ended_early: bool) -> 
     return ""
 
 
-def ahead(settings: Settings, workload: Workload, *, dev: str) -> alone.Alone | None:
+def ahead(settings: Settings, workload: Workload, *, dev: str) -> isolated.Alone | None:
     """The child of `check_model`, which plans the model while kernels are searched: scheduling Flux 1024 takes 33 s of
     one core. None on a CPU, where it would disturb samples, and where the model will not run."""
     if dev.startswith("CPU") or not is_runnable(settings, workload.name):
         return None
-    return alone.Alone(CHILD, dev=dev, label="model", arguments=(workload.name, workload.preset))
+    return isolated.Alone(CHILD, dev=dev, label="model", arguments=(workload.name, workload.preset))
 
 
 def check_model(
-    result: Result, *, timeout_s: float, seed: int = 0, module: str = CHILD, kernels: Sequence[Path] = (),
-    weights: str = "", child: alone.Alone | None = None, check_device: Callable[[], None] = lambda: None,
-) -> ModelCheck:  # fmt: skip
+    result: Result,
+    *,
+    timeout_s: float,
+    seed: int = 0,
+    module: str = CHILD,
+    kernels: Sequence[Path] = (),
+    weights: str = "",
+    child: isolated.Alone | None = None,
+    check_device: Callable[[], None] = lambda: None,
+) -> ModelCheck:
     """Run the model of `result` with tinygrad's own schedules and with the chosen ones in a child, and compare.
 
     Never raises for what the child does: a crash with the chosen schedules fails, anything else gives no verdict.
@@ -114,12 +227,12 @@ def check_model(
         job = {"result": str(path), "workload": result.workload, "preset": result.preset, "seed": seed}
         job |= {"kernels": [str(file) for file in kernels], "weights": weights}
 
-        def run(job: dict[str, Any], seconds: float, child: alone.Alone | None = None) -> alone.Ended:
+        def run(job: dict[str, Any], seconds: float, child: isolated.Alone | None = None) -> isolated.Ended:
             dev, name = result.target.tinygrad_device, "the whole model's run"
             try:
-                with child or alone.Alone(module, dev=dev, label="model") as process:
+                with child or isolated.Alone(module, dev=dev, label="model") as process:
                     ended = process.run(job, timeout_s=seconds, name=name)
-            except alone.Overdue:
+            except isolated.Overdue:
                 check_device()  # before anything is said of the schedules
                 raise
             if ended.returncode != 0:
@@ -135,7 +248,7 @@ def check_model(
             left_s = begin + timeout_s - time.monotonic()
             if ended.returncode == -signal.SIGKILL and left_s > 0:
                 ended = run(job, left_s)  # from outside, e.g. where memory ran out: once more before anything is said
-        except alone.Overdue as error:
+        except isolated.Overdue as error:
             return none(f"{error} ({_stage(error.out)})")
         if ended.returncode == 0 and ended.out:
             return replace(noun_from_json(ModelCheck, ended.out[-1]), weights=weights)
@@ -148,7 +261,7 @@ def check_model(
             return late
         try:
             alone_too = run({**job, "own_only": True}, left_s)
-        except alone.Overdue:
+        except isolated.Overdue:
             return late
     if alone_too.returncode != 0:
         return none(f"the model does not run with any schedules: {words}")
@@ -229,9 +342,8 @@ class _Program:
     def __init__(self, step: Step, target: Target | None = None) -> None:
         from tinygrad import dtypes
 
-        from kcg.compat.events import StepClock, clock_of
         from kcg.compat.hardware import allocated_bytes
-        from kcg.compat.jit import captured_at_once
+        from kcg.compat.programs import StepClock, captured_at_once, clock_of
         from kcg.compat.tiny import Device
 
         self.device: str = Device.DEFAULT.split(":")[0]
@@ -312,7 +424,7 @@ def _step(spec: WorkloadSpec, job: dict[str, Any]) -> Step:
 def main() -> None:
     """Read a job, one line of standard input; write the verdict as the last line of standard output. With a workload
     and a preset as arguments, plan that program before the job is there."""
-    receive = alone.listening()
+    receive = isolated.listening()
     from kcg.compat.device import prepare
 
     prepare(os.environ["DEV"])
@@ -328,8 +440,8 @@ def main() -> None:
         run_own(step)
         return
     files = [Path(file) for file in job["kernels"]]
-    check = compare(step, result, seed=job["seed"], said=lambda stage: alone.answer({"stage": stage}), kernels=files)
-    alone.answer(json.loads(noun_to_json(check)))
+    check = compare(step, result, seed=job["seed"], said=lambda stage: isolated.answer({"stage": stage}), kernels=files)
+    isolated.answer(json.loads(noun_to_json(check)))
 
 
 if __name__ == "__main__":

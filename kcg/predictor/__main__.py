@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from kcg.commandline import guarded
+from kcg.cli import guarded
 from kcg.errors import ExitCode, UsageError
 
 PIPED_WIDTH = 120  # of tables that no terminal shows
@@ -34,10 +34,10 @@ def show(
 
     from rich.console import Console
 
-    from kcg.predictor.card import table
     from kcg.predictor.checkpoint import read
     from kcg.predictor.choice import SHIPPED
     from kcg.predictor.features import FEATURES_VERSION
+    from kcg.predictor.publish import table
 
     source = checkpoint or SHIPPED
     paths = sorted(source.glob("*.safetensors")) if checkpoint is None or source.is_dir() else [source]
@@ -65,7 +65,7 @@ def push(
     private: Annotated[bool, typer.Option("--private", help="a new model is private; a public one is refused")] = False,
 ) -> None:
     """Upload to the Hugging Face Hub in one commit, with a card; the token is HF_TOKEN. Prints the commit."""
-    from kcg.predictor.hub import push as push_now
+    from kcg.predictor.publish import push as push_now
 
     commit = push_now(checkpoint, repo, branch=revision, message=message, private=private)
     typer.echo(f"{repo} has it as {commit}")
@@ -79,7 +79,7 @@ def pull(
     out: Annotated[Path, typer.Option(help="a new or empty folder")],
 ) -> None:
     """Download one commit from the Hugging Face Hub, whole, with its checksums compared and its checkpoint read."""
-    from kcg.predictor.hub import pull as pull_now
+    from kcg.predictor.publish import pull as pull_now
 
     files = pull_now(repo, out, revision=revision)
     typer.echo(f"{out}: {len(files)} files, {', '.join(sorted(files))}")

@@ -16,9 +16,8 @@ from torch import Tensor
 
 from kcg.errors import DataError
 from kcg.predictor.features import FEATURES_VERSION
-from kcg.predictor.gnn import Net, NetSettings
-from kcg.predictor.header import FORMAT, check_header
-from kcg.predictor.tensors import as_stored, read_tensors, save_tensors
+from kcg.predictor.header import FORMAT, as_stored, check_header, read_tensors, save_tensors
+from kcg.predictor.network import Net, NetSettings
 
 log = logging.getLogger(__name__)
 
@@ -57,9 +56,11 @@ def save(checkpoint: Checkpoint, path: Path) -> None:
     for i, net in enumerate(checkpoint.nets):
         tensors |= as_stored(net.state_dict(), f"net{i}.")
     told = {
-        "format": FORMAT, "features_version": FEATURES_VERSION, "about": asdict(checkpoint.about),
+        "format": FORMAT,
+        "features_version": FEATURES_VERSION,
+        "about": asdict(checkpoint.about),
         "nets": [asdict(net.settings) for net in checkpoint.nets],
-    }  # fmt: skip
+    }
     save_tensors(path, tensors, told)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kcg.errors import DataError, UsageError
-from kcg.predictor.tensors import read_tensors
+from kcg.predictor.header import read_tensors
 from kcg.types import Target
 
 if TYPE_CHECKING:

@@ -10,12 +10,11 @@ import numpy as np
 import torch
 
 from kcg.dataset.splits import VALIDATION
-from kcg.predictor.batches import GraphSet
-from kcg.predictor.data import TrainingData
-from kcg.predictor.encode import Array
+from kcg.predictor.features import Array
 from kcg.predictor.fit import pool_rows, predicted
-from kcg.predictor.gnn import Net
 from kcg.predictor.metrics import COVERAGE
+from kcg.predictor.network import GraphSet, Net
+from kcg.predictor.training_data import TrainingData
 
 LEAST_ROWS = 20  # from which a scale of spreads is taken
 
@@ -46,9 +45,10 @@ def averaged(said: Said, scale: float = 1.0) -> dict[str, Array]:
     """
     variance = np.exp(2 * said.log_sigma).mean(0) + said.rank.var(0)
     return {
-        "rank": said.rank.mean(0), "log_sigma": 0.5 * np.log(variance) + math.log(scale),
+        "rank": said.rank.mean(0),
+        "log_sigma": 0.5 * np.log(variance) + math.log(scale),
         "failure": said.failure.mean(0),
-    }  # fmt: skip
+    }
 
 
 def validation_rows(data: TrainingData, split: str) -> Array:

@@ -11,15 +11,245 @@ The features are a function of the kernel, the schedule and the target alone. `F
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kcg.kernel.compiler import UOPS_MAX
-from kcg.predictor.encode import KINDS, OP_CLASSES, Array, Tables
-from kcg.types import Target
+from kcg.compat.tiny import GroupOp, Ops, dtypes
+from kcg.kernel.codec import ast_of
+from kcg.kernel.compile import UOPS_MAX
+from kcg.kernel.loop_nest import AxisTable
+from kcg.types import Region, Schedule, Target
+
+if TYPE_CHECKING:
+    from kcg.kernel.opts.space import KernelSpace
+
+
+# ---- Axis tables of many schedules as padded arrays of integers: what features are computed from, and what is cached.
+
+Array = np.ndarray[Any, Any]
+
+KINDS = (
+    "GLOBAL",
+    "THREAD",
+    "WEAK",
+    "LOOP",
+    "LOCAL",
+    "WARP",
+    "GROUP_REDUCE",
+    "REDUCE",
+    "UNROLL",
+    "UPCAST",
+    "DEVICE",
+    "other",
+)
+"""Kinds of axes; a kind that is none of these is the last."""
+
+OP_CLASSES: dict[str, tuple[str, ...]] = {
+    "add": ("ADD", "SUB", "NEG"), "mul": ("MUL", "MULACC"), "max": ("MAX",), "divide": ("RECIPROCAL", "FDIV", "CDIV"),
+    "function": ("EXP2", "LOG2", "SIN", "POW"), "root": ("SQRT", "TRUNC"), "compare": ("CMPLT", "CMPNE", "CMPEQ"),
+    "select": ("WHERE",), "bits": ("AND", "OR", "XOR", "SHL", "SHR", "THREEFRY"),
+    "integer": ("FLOORDIV", "FLOORMOD", "CMOD"), "matrix": ("WMMA",), "other": (),
+}  # fmt: skip
+_CLASS_OF = {op: i for i, ops in enumerate(OP_CLASSES.values()) for op in ops}
+_KIND_OF = {kind: i for i, kind in enumerate(KINDS)}
+OTHER_OP, OTHER_KIND = len(OP_CLASSES) - 1, len(KINDS) - 1
+
+MOST_AXES, MOST_ACCESSES, MOST_GROUPS = 24, 24, 24
+"""What one kernel may have at most; of larger ones the last are left out. No kernel of the datasets is cut."""
+
+
+@dataclass(frozen=True)
+class Tables:
+    """n schedules with at most A axes, M loads and stores, and G groups of operations that vary with the same axes.
+
+    Places beyond `axes`, `accesses` and `groups` are zero.
+    """
+
+    axes: Array  # (n,) number of axes
+    accesses: Array  # (n,)
+    groups: Array  # (n,)
+    extents: Array  # (n, A) int64
+    kinds: Array  # (n, A) int8, a place in `KINDS`
+    strides: Array  # (n, A, M) int64, elements
+    touches: Array  # (n, A, M) bool: the access depends on the axis
+    itemsizes: Array  # (n, M)
+    stores: Array  # (n, M) bool
+    elements: Array  # (n, M) int64: size of the buffer
+    slots: Array  # (n, M)
+    varies: Array  # (n, A, G) bool: the operations depend on the axis
+    operations: Array  # (n, G, C) how many of each class in `OP_CLASSES`
+    tensor_core: Array  # (n,) bool
+    uops: Array  # (n,) about how many micro-operations the code has, see `kcg.kernel.loop_nest`
+
+    def __len__(self) -> int:
+        return len(self.axes)
+
+    def take(self, index: Array) -> Tables:
+        """Some of the schedules."""
+        return Tables(**{f.name: getattr(self, f.name)[index] for f in fields(self)})
+
+
+_INT, _BOOL = np.int64, np.bool_
+_TYPES: dict[str, Any] = {
+    "axes": np.int16,
+    "accesses": np.int16,
+    "groups": np.int16,
+    "extents": _INT,
+    "kinds": np.int8,
+    "strides": _INT,
+    "touches": _BOOL,
+    "itemsizes": np.int16,
+    "stores": _BOOL,
+    "elements": _INT,
+    "slots": np.int16,
+    "varies": _BOOL,
+    "operations": np.int16,
+    "tensor_core": _BOOL,
+    "uops": np.int64,
+}
+
+
+def encode(tables: Sequence[AxisTable], uops: Sequence[int]) -> Tables:
+    """The arrays of some axis tables, in order. `uops` are the micro-operations of each."""
+    rows = [_cut(table) for table in tables]
+    grouped = [_groups(table.operations) for table in rows]
+    n = len(rows)
+    a = max((len(t.extents) for t in rows), default=0)
+    m = max((len(t.accesses) for t in rows), default=0)
+    g = max((len(groups) for groups in grouped), default=0)
+    made = _zeros(n, a, m, g)
+    for i, (table, groups) in enumerate(zip(rows, grouped, strict=True)):
+        na, nm = len(table.extents), len(table.accesses)
+        made.axes[i], made.accesses[i], made.groups[i] = na, nm, len(groups)
+        made.extents[i, :na] = table.extents
+        made.kinds[i, :na] = [_KIND_OF.get(kind, OTHER_KIND) for kind in table.kinds]
+        if nm and na:
+            made.strides[i, :na, :nm] = np.array([t.strides for t in table.accesses], _INT).T
+            made.touches[i, :na, :nm] = np.array([t.used for t in table.accesses], _BOOL).T
+        made.itemsizes[i, :nm] = [t.itemsize for t in table.accesses]
+        made.stores[i, :nm] = [t.is_store for t in table.accesses]
+        made.elements[i, :nm] = [t.elements for t in table.accesses]
+        made.slots[i, :nm] = [t.slot for t in table.accesses]
+        for place, (used, counts) in enumerate(groups.items()):
+            made.varies[i, :na, place] = used
+            made.operations[i, place] = counts
+        made.tensor_core[i] = table.tensor_core
+    made.uops[:] = uops
+    return made
+
+
+def _zeros(n: int, a: int, m: int, g: int) -> Tables:
+    shapes: dict[str, tuple[int, ...]] = {
+        "extents": (a,),
+        "kinds": (a,),
+        "strides": (a, m),
+        "touches": (a, m),
+        "itemsizes": (m,),
+        "stores": (m,),
+        "elements": (m,),
+        "slots": (m,),
+        "varies": (a, g),
+        "operations": (g, len(OP_CLASSES)),
+    }
+    return Tables(**{f.name: np.zeros((n, *shapes.get(f.name, ())), _TYPES[f.name]) for f in fields(Tables)})
+
+
+def _groups(operations: Iterable[tuple[str, tuple[bool, ...]]]) -> dict[tuple[bool, ...], list[int]]:
+    """Counts by class of the operations that vary with the same axes."""
+    found: dict[tuple[bool, ...], list[int]] = {}
+    for op, used in operations:
+        if used not in found:
+            if len(found) == MOST_GROUPS:
+                continue
+            found[used] = [0] * len(OP_CLASSES)
+        found[used][_CLASS_OF.get(op, OTHER_OP)] += 1
+    return found
+
+
+def _cut(table: AxisTable) -> AxisTable:
+    if len(table.extents) <= MOST_AXES and len(table.accesses) <= MOST_ACCESSES:
+        return table
+    from dataclasses import replace
+
+    stores = [t for t in table.accesses if t.is_store]
+    kept = (stores + [t for t in table.accesses if not t.is_store])[:MOST_ACCESSES]
+    return AxisTable(
+        table.extents[:MOST_AXES],
+        table.kinds[:MOST_AXES],
+        tuple(replace(t, strides=t.strides[:MOST_AXES], used=t.used[:MOST_AXES]) for t in kept),
+        tuple((op, used[:MOST_AXES]) for op, used in table.operations),
+        table.tensor_core,
+    )
+
+
+# ---- What no schedule changes: numbers of a kernel and of a target; and all that a predictor sees of one schedule.
+
+
+@dataclass(frozen=True)
+class ScheduleFeatures:
+    """One schedule as a predictor sees it."""
+
+    space: KernelSpace
+    schedule: Schedule
+    refused: float  # probability that the compiler refuses it, by rule; see `kcg.kernel.opts.space`
+    graph: Graphs  # of this one schedule
+    kernel_x: Array  # (kernel features,)
+    target_x: Array  # (target features,)
+
+
+def kernel_features(region: Region) -> Array:
+    """Numbers of a kernel that no schedule changes: (len(KERNEL_FEATURES),) float32."""
+    nodes = list(ast_of(region.kernel).toposort())
+    found = {op.name: 0 for op in Ops}
+    for u in nodes:
+        found[u.op.name] += 1
+    known = sum(found[op] for op in KERNEL_OPS)
+    alu = sum(1 for u in nodes if u.op in GroupOp.ALU)
+    stored = {u.src[0].src[0] for u in nodes if u.op is Ops.STORE}
+    stores, loads = [0] * len(KERNEL_DTYPES), [0] * len(KERNEL_DTYPES)
+    for u in nodes:
+        if u.op is Ops.PARAM:
+            (stores if u in stored else loads)[_dtype_place(u.dtype)] += 1
+    symbolic = any(u.op.name in ("DEFINE_VAR", "BIND", "VARIABLE") for u in nodes)
+    values = [math.log2(1 + found[op]) for op in KERNEL_OPS]
+    values += [math.log2(1 + alu), math.log2(1 + len(nodes) - known)]
+    values += [math.log2(1 + v) for v in (*stores, *loads)]
+    return np.array([*values, float(symbolic)], np.float32)
+
+
+def operations_of(region: Region) -> frozenset[str]:
+    """The names of all operations of a kernel."""
+    return frozenset(u.op.name for u in ast_of(region.kernel).toposort())
+
+
+def _dtype_place(dtype: Any) -> int:
+    scalar = getattr(dtype, "base", dtype)
+    scalar = scalar.scalar() if hasattr(scalar, "scalar") else scalar
+    name = "fp8" if scalar in dtypes.fp8s else scalar.name
+    name = "int" if scalar in dtypes.ints else name
+    return KERNEL_DTYPES.index(name) if name in KERNEL_DTYPES else len(KERNEL_DTYPES) - 1
+
+
+def target_features(target: Target) -> Array:
+    """Numbers of a target: (len(TARGET_FEATURES),) float32."""
+    renderers = ("X86", "CLANG", "CUDA")
+    values = [
+        target.has_local, target.device == "CPU", not target.has_local and target.device != "CPU",
+        math.log2(max(target.cores, 1)) / 4, _logs(target.cache_bytes), _logs(target.memory_bytes),
+        _logs(target.shared_bytes), _logs(target.bandwidth_bytes_s or 0), (target.clock_limit_mhz or 0) / 1000,
+        len(target.tensor_cores) / 4, *(target.renderer == name for name in renderers),
+        target.renderer not in renderers,
+    ]  # fmt: skip
+    return np.array(values, np.float32)
+
+
+def _logs(value: float) -> float:
+    return math.log2(max(value, 1.0)) / 16
+
 
 FEATURES_VERSION = 1
 
@@ -47,41 +277,137 @@ _IS_INNER, _IS_REDUCING, _IS_BLOCK, _IS_PARALLEL = (_marks(*k) for k in (_INNER,
 
 AXIS_FEATURES = (*KINDS, "extent", "power_of_two", "depth", "first_of_kind", "lane_step")
 ACCESS_FEATURES = (
-    "store", "itemsize", "elements", "spanned", "executed", "copies", "width", "instructions", "sectors", "traffic",
-    "block_footprint", "block_reuse", "thread_footprint", "grid_reuse", "loop_reuse", "lines", "same_slot",
-)  # fmt: skip
+    "store",
+    "itemsize",
+    "elements",
+    "spanned",
+    "executed",
+    "copies",
+    "width",
+    "instructions",
+    "sectors",
+    "traffic",
+    "block_footprint",
+    "block_reuse",
+    "thread_footprint",
+    "grid_reuse",
+    "loop_reuse",
+    "lines",
+    "same_slot",
+)
 GROUP_FEATURES = (*OP_CLASSES, "span", "copies", "simple", "work")
 ACCESS_EDGES = (
-    "touches", "still", "contiguous", "stride", "bytes", "within_vector", "within_sector", "within_line", "extent",
+    "touches",
+    "still",
+    "contiguous",
+    "stride",
+    "bytes",
+    "within_vector",
+    "within_sector",
+    "within_line",
+    "extent",
     "reach",
-)  # fmt: skip
+)
 GROUP_EDGES = ("varies", "extent")
 SCHEDULE_FEATURES = (
-    *(f"extent of {kind}" for kind in KINDS), "tensor core", "threads", "warps", "idle lanes", "blocks", "waves",
-    "last wave", "blocks a core", "occupancy", "held", "loaded", "registers", "spill", "trips", "code", "work",
-    "load instructions", "store instructions", "traffic", "unique bytes", "block bytes", "shared bytes", "intensity",
-    "compute_s", "issue_s", "memory_s", "cache_s", "latency_s", "lines_s", "bound_s", "axes", "accesses",
-    "uops", "uops left",
-)  # fmt: skip
+    *(f"extent of {kind}" for kind in KINDS),
+    "tensor core",
+    "threads",
+    "warps",
+    "idle lanes",
+    "blocks",
+    "waves",
+    "last wave",
+    "blocks a core",
+    "occupancy",
+    "held",
+    "loaded",
+    "registers",
+    "spill",
+    "trips",
+    "code",
+    "work",
+    "load instructions",
+    "store instructions",
+    "traffic",
+    "unique bytes",
+    "block bytes",
+    "shared bytes",
+    "intensity",
+    "compute_s",
+    "issue_s",
+    "memory_s",
+    "cache_s",
+    "latency_s",
+    "lines_s",
+    "bound_s",
+    "axes",
+    "accesses",
+    "uops",
+    "uops left",
+)
 KERNEL_OPS = (
-    "LOAD", "STORE", "INDEX", "REDUCE", "RANGE", "CAST", "BITCAST", "WHERE", "CMPLT", "CMPNE", "ADD", "MUL", "MAX",
-    "RECIPROCAL", "EXP2", "LOG2", "SIN", "SQRT", "CONST", "PARAM", "FLOORDIV", "FLOORMOD", "AND",
-)  # fmt: skip
+    "LOAD",
+    "STORE",
+    "INDEX",
+    "REDUCE",
+    "RANGE",
+    "CAST",
+    "BITCAST",
+    "WHERE",
+    "CMPLT",
+    "CMPNE",
+    "ADD",
+    "MUL",
+    "MAX",
+    "RECIPROCAL",
+    "EXP2",
+    "LOG2",
+    "SIN",
+    "SQRT",
+    "CONST",
+    "PARAM",
+    "FLOORDIV",
+    "FLOORMOD",
+    "AND",
+)
 KERNEL_DTYPES = ("float", "half", "__bf16", "fp8", "double", "bool", "int", "other")
 KERNEL_FEATURES = (
-    *(f"number of {op}" for op in KERNEL_OPS), "other operations", "unseen operations",
-    *(f"stores {name}" for name in KERNEL_DTYPES), *(f"loads {name}" for name in KERNEL_DTYPES), "symbolic",
-)  # fmt: skip
+    *(f"number of {op}" for op in KERNEL_OPS),
+    "other operations",
+    "unseen operations",
+    *(f"stores {name}" for name in KERNEL_DTYPES),
+    *(f"loads {name}" for name in KERNEL_DTYPES),
+    "symbolic",
+)
 TARGET_FEATURES = (
-    "GPU", "CPU", "other device", "cores", "cache", "memory", "shared", "bandwidth", "clock", "tensor cores", "X86",
-    "CLANG", "CUDA", "other renderer",
-)  # fmt: skip
+    "GPU",
+    "CPU",
+    "other device",
+    "cores",
+    "cache",
+    "memory",
+    "shared",
+    "bandwidth",
+    "clock",
+    "tensor cores",
+    "X86",
+    "CLANG",
+    "CUDA",
+    "other renderer",
+)
 
 
 NAMES = (
-    AXIS_FEATURES, ACCESS_FEATURES, GROUP_FEATURES, ACCESS_EDGES, GROUP_EDGES, SCHEDULE_FEATURES, KERNEL_FEATURES,
+    AXIS_FEATURES,
+    ACCESS_FEATURES,
+    GROUP_FEATURES,
+    ACCESS_EDGES,
+    GROUP_EDGES,
+    SCHEDULE_FEATURES,
+    KERNEL_FEATURES,
     TARGET_FEATURES,
-)  # fmt: skip
+)
 """Every feature by name: what is kept under other names is not read."""
 
 
@@ -109,10 +435,16 @@ class Graphs:
         """How many rows of each field a graph has."""
         one = np.ones_like(self.n_axes)
         return {
-            "axes": self.n_axes, "accesses": self.n_accesses, "groups": self.n_groups,
-            "access_edges": self.n_axes * self.n_accesses, "group_edges": self.n_axes * self.n_groups,
-            "schedule": one, "n_axes": one, "n_accesses": one, "n_groups": one,
-        }  # fmt: skip
+            "axes": self.n_axes,
+            "accesses": self.n_accesses,
+            "groups": self.n_groups,
+            "access_edges": self.n_axes * self.n_accesses,
+            "group_edges": self.n_axes * self.n_groups,
+            "schedule": one,
+            "n_axes": one,
+            "n_accesses": one,
+            "n_groups": one,
+        }
 
     def take(self, index: Array) -> Graphs:
         """The graphs at these places, in this order."""
@@ -302,22 +634,44 @@ class _Build:
         bound = np.maximum.reduce([compute, issue, memory, cache])
         named: dict[str, Any] = {f"extent of {kind}": self.over(self.kind == i) for i, kind in enumerate(KINDS)}
         named |= {
-            "tensor core": t.tensor_core, "threads": threads, "warps": np.log2(warps),
-            "idle lanes": np.log2(warps * WARP) - threads, "blocks": blocks, "waves": np.log2(np.maximum(waves, 1e-6)),
-            "last wave": np.ceil(waves) / np.maximum(waves, 1e-6), "blocks a core": np.log2(resident),
-            "occupancy": np.log2(resident * warps), "held": held, "loaded": _log(loaded),
-            "registers": np.log2(registers), "spill": np.maximum(np.log2(registers) - 7, 0), "trips": trips,
-            "code": _log(code), "work": _log(work), "load instructions": _log(load_instructions),
-            "store instructions": _log(store_instructions), "traffic": _log(traffic), "unique bytes": _log(unique),
-            "block bytes": _log(block_bytes), "shared bytes": shared,
-            "intensity": _log(work) - _log(unique), "axes": t.axes, "accesses": t.accesses, "uops": _log(t.uops),
+            "tensor core": t.tensor_core,
+            "threads": threads,
+            "warps": np.log2(warps),
+            "idle lanes": np.log2(warps * WARP) - threads,
+            "blocks": blocks,
+            "waves": np.log2(np.maximum(waves, 1e-6)),
+            "last wave": np.ceil(waves) / np.maximum(waves, 1e-6),
+            "blocks a core": np.log2(resident),
+            "occupancy": np.log2(resident * warps),
+            "held": held,
+            "loaded": _log(loaded),
+            "registers": np.log2(registers),
+            "spill": np.maximum(np.log2(registers) - 7, 0),
+            "trips": trips,
+            "code": _log(code),
+            "work": _log(work),
+            "load instructions": _log(load_instructions),
+            "store instructions": _log(store_instructions),
+            "traffic": _log(traffic),
+            "unique bytes": _log(unique),
+            "block bytes": _log(block_bytes),
+            "shared bytes": shared,
+            "intensity": _log(work) - _log(unique),
+            "axes": t.axes,
+            "accesses": t.accesses,
+            "uops": _log(t.uops),
             "uops left": np.clip((UOPS_MAX - t.uops) / UOPS_MAX, -1, 1),
-        }  # fmt: skip
+        }
         named["last wave"] = np.log2(np.clip(named["last wave"], 1, 2**10))
         seconds = {
-            "compute_s": compute, "issue_s": issue, "memory_s": memory, "cache_s": cache, "latency_s": latency,
-            "lines_s": lines_s, "bound_s": bound,
-        }  # fmt: skip
+            "compute_s": compute,
+            "issue_s": issue,
+            "memory_s": memory,
+            "cache_s": cache,
+            "latency_s": latency,
+            "lines_s": lines_s,
+            "bound_s": bound,
+        }
         named |= {name: np.log2(np.maximum(value, 1e-9)) + 17 for name, value in seconds.items()}  # 0 at 7.6 µs
         return self.stacked(named, SCHEDULE_FEATURES, None)
 
@@ -328,10 +682,16 @@ class _Build:
         accesses, access = self.access_features(steps)
         groups, group = self.group_features()
         return Graphs(
-            axes=self.axis_features(steps), accesses=accesses, groups=groups, access_edges=self.access_edges(),
-            group_edges=self.group_edges(), schedule=self.schedule_features(access, group),
-            n_axes=self.has_axis.sum(1), n_accesses=self.has_access.sum(1), n_groups=self.has_group.sum(1),
-        )  # fmt: skip
+            axes=self.axis_features(steps),
+            accesses=accesses,
+            groups=groups,
+            access_edges=self.access_edges(),
+            group_edges=self.group_edges(),
+            schedule=self.schedule_features(access, group),
+            n_axes=self.has_axis.sum(1),
+            n_accesses=self.has_access.sum(1),
+            n_groups=self.has_group.sum(1),
+        )
 
     def axis_features(self, steps: Array) -> Array:
         integer = self.t.extents
@@ -339,10 +699,12 @@ class _Build:
         before = np.concatenate([np.full((len(self.kind), 1), -2), self.kind[:, :-1]], 1)
         named: dict[str, Array] = {kind: self.kind == i for i, kind in enumerate(KINDS)}
         named |= {
-            "extent": self.logs, "power_of_two": np.bitwise_and(integer, integer - 1) == 0,
-            "depth": (self.t.axes[:, None] - places) / 8.0, "first_of_kind": before != self.kind,
+            "extent": self.logs,
+            "power_of_two": np.bitwise_and(integer, integer - 1) == 0,
+            "depth": (self.t.axes[:, None] - places) / 8.0,
+            "first_of_kind": before != self.kind,
             "lane_step": _log(steps),
-        }  # fmt: skip
+        }
         return self.stacked(named, AXIS_FEATURES, self.has_axis)
 
     def access_edges(self) -> Array:

@@ -23,12 +23,10 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 from kcg.dataset.splits import TRAIN, VALIDATION
 from kcg.errors import DataError
 from kcg.files import whole
-from kcg.predictor.batches import GraphSet
-from kcg.predictor.data import TrainingData
-from kcg.predictor.encode import Array
-from kcg.predictor.gnn import Net, NetSettings, Output
-from kcg.predictor.losses import Truth, Weights, loss_of
+from kcg.predictor.features import Array
 from kcg.predictor.metrics import Floors, auc, calibration, score_of, scores, summary
+from kcg.predictor.network import GraphSet, Net, NetSettings, Output, Truth, Weights, loss_of
+from kcg.predictor.training_data import TrainingData
 
 STATE = "state.safetensors"
 SCALE_ROWS = 8192  # rows from which the features' means and spreads are taken
@@ -112,9 +110,16 @@ class Fit:
     """One training run in a folder of its own."""
 
     def __init__(
-        self, data: TrainingData, settings: FitSettings, folder: Path, *, floors: Floors, device: str = "cpu",
-        log: Log = lambda values: None, start: Net | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        data: TrainingData,
+        settings: FitSettings,
+        folder: Path,
+        *,
+        floors: Floors,
+        device: str = "cpu",
+        log: Log = lambda values: None,
+        start: Net | None = None,
+    ) -> None:
         """With `start`, a network of the same shape, training begins with its numbers.
 
         Raises DataError where the split leaves nothing to train on.
@@ -158,8 +163,13 @@ class Fit:
                 values |= self._validate()
             progress.spent_s += time.monotonic() - began
             progress.epoch += 1
-            self.log({**values, "learning_rate": self._learning_rate(progress.epoch * self.steps_an_epoch),
-                      "spent_s": round(progress.spent_s, 3)})  # fmt: skip
+            self.log(
+                {
+                    **values,
+                    "learning_rate": self._learning_rate(progress.epoch * self.steps_an_epoch),
+                    "spent_s": round(progress.spent_s, 3),
+                }
+            )
             self._keep()
         if self.best:
             self.averaged.load_state_dict(self.best)
@@ -233,9 +243,9 @@ class Fit:
         log_s, run = self.data.log_s[index], self.data.run[index]
         timed = there & np.isfinite(log_s)
         log_s = np.where(timed, log_s, 0.0)
-        floor = np.stack([
-            self.floors.of_pairs(row, same[:, None] == same[None]) for row, same in zip(log_s, run, strict=True)
-        ])  # fmt: skip
+        floor = np.stack(
+            [self.floors.of_pairs(row, same[:, None] == same[None]) for row, same in zip(log_s, run, strict=True)]
+        )
         values = (log_s.astype(np.float32), timed, there, run, floor.astype(np.float32))
         return Truth(*(torch.from_numpy(value).to(self.device) for value in values))
 

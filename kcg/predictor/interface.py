@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from kcg.types import Prediction, Schedule
 
 if TYPE_CHECKING:
-    from kcg.kernel.space import KernelSpace
+    from kcg.kernel.opts.space import KernelSpace
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from kcg.errors import ScheduleError
-from kcg.kernel.axes import INNER, REDUCING, Access, AxisTable
-from kcg.kernel.refusals import refusal
+from kcg.kernel.loop_nest import INNER, REDUCING, Access, AxisTable
+from kcg.kernel.opts.space import refusal
 from kcg.predictor.interface import Judge
 from kcg.types import Prediction, Schedule, Target
 
 if TYPE_CHECKING:
-    from kcg.kernel.space import KernelSpace
+    from kcg.kernel.opts.space import KernelSpace
 
 LINE_BYTES = 64
 WARP = 32
@@ -120,12 +120,16 @@ def cpu_counts(table: AxisTable) -> tuple[float, ...]:
     reduces = any(k in REDUCING for k in table.kinds)
     held = table.product("UPCAST") + sum(table.span(a.used, skip=outer) for a in table.accesses if not a.is_store)
     return (
-        loads, stores, simple, functions, trips,
+        loads,
+        stores,
+        simple,
+        functions,
+        trips,
         trips * table.product("UPCAST") if reduces else 0.0,
         max(0.0, 1.0 - CPU_RESIDENT / max(held, 1)) * simple,
         lines,
         1.0,
-    )  # fmt: skip
+    )
 
 
 def _missed_lines(table: AxisTable, access: Access) -> float:

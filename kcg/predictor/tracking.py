@@ -151,17 +151,31 @@ class Tracker:
     def _started(self, wandb: Any, mode: str) -> Any:
         # nothing of the machine is told, and nothing of its terminal: metrics, settings and the model are
         settings = wandb.Settings(
-            init_timeout=START_S, finish_timeout=UPLOAD_S, silent=True, console="off", disable_git=True,
-            disable_code=True, x_disable_stats=True, x_disable_meta=True, x_disable_machine_info=True,
+            init_timeout=START_S,
+            finish_timeout=UPLOAD_S,
+            silent=True,
+            console="off",
+            disable_git=True,
+            disable_code=True,
+            x_disable_stats=True,
+            x_disable_meta=True,
+            x_disable_machine_info=True,
             x_save_requirements=False,
-        )  # fmt: skip
+        )
         # the same folder is the same run, also when it goes on; a start that failed keeps its id in use
         identity = content_id([str(self.folder.resolve()), self.tracking.config, mode])[:16]
         run = wandb.init(
-            project=PROJECT, name=self.name, group=self.tracking.group or None, dir=str(self.folder), mode=mode,
-            config=self.tracking.config, settings=settings, reinit="create_new", id=identity,
+            project=PROJECT,
+            name=self.name,
+            group=self.tracking.group or None,
+            dir=str(self.folder),
+            mode=mode,
+            config=self.tracking.config,
+            settings=settings,
+            reinit="create_new",
+            id=identity,
             resume="allow" if mode == ONLINE else None,
-        )  # fmt: skip
+        )
         if mode == ONLINE:
             log.warning("%s: %s", self.name, run.url)
         return run

@@ -7,37 +7,185 @@ milliseconds, most of it launches), and members of an ensemble need nothing of o
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import logging
 import math
-from collections.abc import Sequence
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from multiprocessing import connection, get_context, parent_process
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from kcg.dataset.reading import Export, read_export
 from kcg.dataset.splits import PARTS, SPLITS, TRAIN
-from kcg.errors import DataError, DeviceError, UsageError
+from kcg.errors import DataError, DeviceError, UnknownName, UsageError
 from kcg.files import write_whole
-from kcg.measure.target import usable_cores
+from kcg.measure.device_info import usable_cores
 from kcg.predictor.checkpoint import About, Checkpoint, save
-from kcg.predictor.context import operations_of
-from kcg.predictor.data import TrainingData, load
 from kcg.predictor.ensemble import averaged, said_by, spread_scale, validation_rows
-from kcg.predictor.features import FEATURES_VERSION
+from kcg.predictor.features import FEATURES_VERSION, operations_of
 from kcg.predictor.fit import Fit, FitSettings, judge
-from kcg.predictor.floors import floors_of
-from kcg.predictor.gnn import Net
-from kcg.predictor.metrics import Floors
-from kcg.predictor.settings import TrainingSettings, names_of
-from kcg.predictor.tensors import MOST_BYTES
+from kcg.predictor.header import MOST_BYTES
+from kcg.predictor.metrics import Floors, floors_of
+from kcg.predictor.network import Net
 from kcg.predictor.tracking import Tracker, Tracking
-from kcg.predictor.workers import dataset_of, workers
+from kcg.predictor.training_data import TrainingData, load
 from kcg.provenance import provenance
+
+# ---- The settings of a whole training as one dataclass, and their names on a command line and in a file.
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class TrainingSettings:
+    """Everything that decides what a training gives, but the dataset."""
+
+    members: int = 5  # networks, of the seeds fit.seed, fit.seed + 1, …
+    fit: FitSettings = field(default_factory=FitSettings)
+
+
+_LIMITS: dict[str, tuple[float, float]] = {
+    "members": (1, 32), "seed": (0, 2**31), "epochs": (1, 1e6), "kernels_a_step": (1, 1e6),
+    "schedules_a_kernel": (1, 4096), "learning_rate": (1e-7, 1), "weight_decay": (0, 10), "warm_up": (0, 1),
+    "average": (0, 0.999999), "patience": (0, 1e6), "validate_every": (1, 1e6), "share": (1e-9, 1),
+    "net.hidden": (4, 4096), "net.layers": (0, 64), "net.dropout": (0, 0.95),
+}  # fmt: skip
+
+
+def names_of(settings: TrainingSettings) -> dict[str, Any]:
+    """Every setting by the name that `--set` takes, and its value. Those of a network stand without `fit.`."""
+    return {name.removeprefix("fit."): value for name, value in _flat(settings)}
+
+
+def with_values(settings: TrainingSettings, values: Mapping[str, Any]) -> TrainingSettings:
+    """The settings with some changed by name. Raises UnknownName, and UsageError for a value that cannot be meant."""
+    known = names_of(settings)
+    for name, value in values.items():
+        if name not in known:
+            raise UnknownName("setting", name, list(known))
+        path = name if name == "members" else f"fit.{name}"
+        settings = _replaced(settings, path.split("."), _checked(name, value, known[name]))
+    if settings.fit.net.compare and settings.fit.net.hidden % 4:
+        raise UsageError(f"net.hidden={settings.fit.net.hidden}: with net.compare it has to be a multiple of 4")
+    return settings
+
+
+def changed(settings: T, values: Mapping[str, Any]) -> T:
+    """A dataclass of settings, some of which are dataclasses, with values changed by dotted name.
+
+    Raises UnknownName, and UsageError for a value of another type. What a value may be, the settings' user checks.
+    """
+    known = dict(_flat(settings))
+    for name, value in values.items():
+        if name not in known:
+            raise UnknownName("setting", name, list(known))
+        now = known[name]
+        if isinstance(now, str):
+            if not isinstance(value, str):
+                raise UsageError(f"{name}={value!r}: it has to be a word")
+        else:
+            value = _number(name, value, now)
+        settings = _replaced(settings, name.split("."), value)
+    return settings
+
+
+def parsed(assignments: Sequence[str]) -> dict[str, Any]:
+    """`["net.hidden=96", …]` as values by name. Raises UsageError."""
+    found: dict[str, Any] = {}
+    for text in assignments:
+        name, equals, value = text.partition("=")
+        if not equals or not name.strip():
+            raise UsageError(f"--set {text!r} is no setting: write name=value, for example net.hidden=96")
+        try:
+            found[name.strip()] = json.loads(value)
+        except ValueError:
+            found[name.strip()] = value.strip()
+    return found
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """Values by name from a JSON file, as tuning writes them. Raises DataError."""
+    try:
+        values = json.loads(path.read_text())
+    except FileNotFoundError as error:
+        raise DataError(f"there is no file of settings {path}") from error
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read as settings: {error}") from error
+    if not isinstance(values, dict):
+        raise DataError(f"{path} holds no settings: it has to be an object of names and values")
+    return values
+
+
+def _flat(settings: Any, prefix: str = "") -> list[tuple[str, Any]]:
+    found = []
+    for f in fields(settings):
+        value = getattr(settings, f.name)
+        found += _flat(value, f"{prefix}{f.name}.") if is_dataclass(value) else [(prefix + f.name, value)]
+    return found
+
+
+def _replaced(settings: Any, path: Sequence[str], value: Any) -> Any:
+    name, *rest = path
+    return replace(settings, **{name: _replaced(getattr(settings, name), rest, value) if rest else value})
+
+
+def _checked(name: str, value: Any, now: Any) -> Any:
+    """The value as the type of the one that it replaces."""
+    if isinstance(now, str):
+        if value not in SPLITS:  # the only setting that is a word
+            raise UnknownName("split", str(value), list(SPLITS))
+        return value
+    return _number(name, value, now)
+
+
+def _number(name: str, value: Any, now: Any) -> Any:
+    if isinstance(now, bool):
+        if not isinstance(value, bool):
+            raise UsageError(f"{name}={value!r}: it has to be true or false")
+        return value
+    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not number or (isinstance(now, int) and value != int(value)):
+        raise UsageError(f"{name}={value!r}: it has to be {'a whole number' if isinstance(now, int) else 'a number'}")
+    low, high = _LIMITS.get(name, (0.0, 1e9))
+    if not low <= value <= high:
+        raise UsageError(f"{name}={value:g}: it has to be from {low:g} to {high:g}")
+    return type(now)(value)
+
+
+# ---- Processes that train networks beside one another: one alone cannot prepare batches fast enough for a GPU.
+
+
+def workers(count: int) -> ProcessPoolExecutor:
+    """A pool of new processes, which end when this one was killed, wherever they are."""
+    return ProcessPoolExecutor(count, mp_context=get_context("spawn"), initializer=end_with_parent)
+
+
+def end_with_parent() -> None:
+    """Let this process end as soon as the one that started it has."""
+    parent = parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        connection.wait([parent.sentinel])
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+@functools.lru_cache(maxsize=1)
+def dataset_of(folder: Path) -> TrainingData:
+    """The rows of an export, loaded once for all that a process trains on them."""
+    return load(folder)
+
 
 log = logging.getLogger(__name__)
 
@@ -93,9 +241,14 @@ def devices_of(text: str) -> tuple[str, ...]:
 
 
 def train(
-    data: Path, out: Path, settings: TrainingSettings, *, devices: Sequence[str] = ("cpu",), wandb: str = "disabled",
+    data: Path,
+    out: Path,
+    settings: TrainingSettings,
+    *,
+    devices: Sequence[str] = ("cpu",),
+    wandb: str = "disabled",
     name: str = "",
-) -> Trained:  # fmt: skip
+) -> Trained:
     """Train on an export, or go on with it, and write `out/predictor.safetensors`.
 
     `metrics.jsonl` of `out` tells each stage, that of `out/member-N` each epoch of a network. Raises DataError where
@@ -105,8 +258,12 @@ def train(
     export = read_export(data)
     rows = load(data, say=log.info)
     floors = floors_of(export)
-    config = {"settings": names_of(settings), "datasets": dict(rows.checksums), **provenance(),
-              "features_version": FEATURES_VERSION}  # fmt: skip
+    config = {
+        "settings": names_of(settings),
+        "datasets": dict(rows.checksums),
+        **provenance(),
+        "features_version": FEATURES_VERSION,
+    }
     _claim(out, settings, rows)
     tracking = Tracking(wandb, out.name, config)
     with Tracker(out, tracking, name=out.name, key="") as tracker:
@@ -117,17 +274,22 @@ def train(
         _check_size(settings)
         members = [
             _Member(
-                data, out / f"member-{i}", replace(settings.fit, seed=settings.fit.seed + i), floors,
-                devices[i % len(devices)], replace(tracking, mode=tracker.mode),
+                data,
+                out / f"member-{i}",
+                replace(settings.fit, seed=settings.fit.seed + i),
+                floors,
+                devices[i % len(devices)],
+                replace(tracking, mode=tracker.mode),
             )
             for i in range(settings.members)
-        ]  # fmt: skip
+        ]
         nets = _nets(members, rows, devices)
         about = calibrated(about, nets, rows, floors, device=devices[0])
         path = out / CHECKPOINT
         save(Checkpoint(about, tuple(net.cpu() for net in nets)), path)
-        tracker.log({"stage": "predictor", "spread_scale": about.spread_scale, **about.metrics,
-                     "bytes": path.stat().st_size})  # fmt: skip
+        tracker.log(
+            {"stage": "predictor", "spread_scale": about.spread_scale, **about.metrics, "bytes": path.stat().st_size}
+        )
         tracker.artifact(path, f"{about.name}-predictor")
         return Trained(path, about)
 
@@ -169,12 +331,18 @@ def _about(export: Export, data: TrainingData, settings: TrainingSettings, name:
     operations = frozenset[str]().union(*(operations_of(regions[region]) for region in trained))
     told = [
         {"fingerprint": f, "model": t.model, "device": t.device, "renderer": t.renderer}
-        for f, t in sorted(targets.items()) if f in data.targets
-    ]  # fmt: skip
+        for f, t in sorted(targets.items())
+        if f in data.targets
+    ]
     return About(
-        name=name, targets=tuple(told), datasets=data.checksums, split=settings.fit.split,
-        operations=tuple(sorted(operations)), settings=names_of(settings), **provenance(),
-    )  # fmt: skip
+        name=name,
+        targets=tuple(told),
+        datasets=data.checksums,
+        split=settings.fit.split,
+        operations=tuple(sorted(operations)),
+        settings=names_of(settings),
+        **provenance(),
+    )
 
 
 def _check_size(settings: TrainingSettings) -> None:
@@ -220,8 +388,9 @@ def _fit(member: _Member, data: TrainingData) -> Net:
             tracker.log(values)
             judged_now = "".join(
                 f", {name} {values[f'validation/{name}']:.4f}"
-                for name in ("pairwise", "top1_mean") if f"validation/{name}" in values
-            )  # fmt: skip
+                for name in ("pairwise", "top1_mean")
+                if f"validation/{name}" in values
+            )
             log.info("%s epoch %d: loss %.4f%s", member.folder.name, values["epoch"], values["train/loss"], judged_now)
 
         fit = Fit(data, member.settings, member.folder, floors=member.floors, device=member.device, log=tell)

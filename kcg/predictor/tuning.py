@@ -21,15 +21,13 @@ import torch
 from kcg.dataset.reading import read_export
 from kcg.errors import DataError, DeviceError, UsageError
 from kcg.files import write_whole
-from kcg.measure.target import usable_cores
-from kcg.predictor.data import load
+from kcg.measure.device_info import usable_cores
 from kcg.predictor.ensemble import validation_rows
 from kcg.predictor.fit import STATE, Fit
-from kcg.predictor.floors import floors_of
-from kcg.predictor.metrics import Floors, score_of
-from kcg.predictor.settings import TrainingSettings, names_of, with_values
+from kcg.predictor.metrics import Floors, floors_of, score_of
 from kcg.predictor.tracking import Tracker
-from kcg.predictor.workers import dataset_of, workers
+from kcg.predictor.training import TrainingSettings, dataset_of, names_of, with_values, workers
+from kcg.predictor.training_data import load
 from kcg.types import canonical_json, content_id
 
 log = logging.getLogger(__name__)
@@ -48,7 +46,7 @@ SPACE: dict[str, Callable[[Any], Any]] = {
     "schedules_a_kernel": lambda t: t.suggest_categorical("schedules_a_kernel", [16, 24, 32]),
     "weights.listwise": lambda t: t.suggest_float("weights.listwise", 0.0, 1.0),
     "weights.time": lambda t: t.suggest_float("weights.time", 0.1, 1.0),
-}  # fmt: skip
+}
 """What is tried, by the name of the setting. Wider or deeper networks answer fewer than 1,000 candidates a second, four
 of them together on one core (`evaluation/predictor/bench.py`)."""
 
@@ -73,9 +71,15 @@ class _OutOfTime(Exception):
 
 
 def tune(
-    data: Path, out: Path, settings: TrainingSettings, *, trials: int = 30, budget_s: float | None = None,
-    devices: Sequence[str] = ("cpu",), jobs: int = 1,
-) -> Tuned:  # fmt: skip
+    data: Path,
+    out: Path,
+    settings: TrainingSettings,
+    *,
+    trials: int = 30,
+    budget_s: float | None = None,
+    devices: Sequence[str] = ("cpu",),
+    jobs: int = 1,
+) -> Tuned:
     """Go on with the study in `out` until it has so many trials or the time is over; `out/best.json` has the best.
 
     `jobs` trials at once, in processes of their own, on the devices in turn. `settings` are those that are not tried.
@@ -170,9 +174,11 @@ def _try(one: _Trial) -> None:
     # would begin with the draws that it began with
     sampler = optuna.samplers.TPESampler(n_startup_trials=FIRST_TRIALS, seed=one.seed, constant_liar=True)
     study = optuna.load_study(
-        study_name=NAME, storage=_storage(one.out), sampler=sampler,
+        study_name=NAME,
+        storage=_storage(one.out),
+        sampler=sampler,
         pruner=optuna.pruners.MedianPruner(FIRST_TRIALS, n_warmup_steps=one.settings.fit.epochs // 8),
-    )  # fmt: skip
+    )
     trial = study.ask()
     try:
         study.tell(trial, objective(trial))

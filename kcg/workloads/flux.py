@@ -1,8 +1,8 @@
 """Flux.1 (`dev` and `schnell`), one denoising step, in plain tinygrad.
 
 The architecture and the names of the parameters are those of Black Forest Labs' published weights, so that these load
-as they are (`kcg.workloads.weights`). Building a model and scheduling a step allocates nothing: parameters and inputs
-are `Tensor.empty`.
+as they are (`kcg.workloads.flux_weights`). Building a model and scheduling a step allocates nothing: parameters and
+inputs are `Tensor.empty`.
 
 How the step is cut into kernels. tinygrad fuses what is not told to be materialised, and a fused matmul may be
 computed many times over (once per column of a concatenation, say). Every matmul therefore ends in a `.contiguous()`
@@ -150,8 +150,12 @@ def analytic_operations(config: FluxConfig) -> int:
       (L, hidden) each per block. They are multiply-add reductions too (under 0.1 % at full size).
     """
     hidden, mlp, image, text, both = (
-        config.hidden, config.mlp_hidden, config.image_tokens, config.text_tokens, config.tokens,
-    )  # fmt: skip
+        config.hidden,
+        config.mlp_hidden,
+        config.image_tokens,
+        config.text_tokens,
+        config.tokens,
+    )
     attention = 2 * 2 * both * both * hidden + 2 * 2 * both * hidden  # QKᵀ and PV, norms of query and key
     double = attention
     for n in (image, text):

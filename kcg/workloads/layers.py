@@ -15,9 +15,17 @@ def linear(p: Parameters, name: str, x: Tensor, outputs: int, *, bias: bool = Tr
 
 
 def conv2d(
-    p: Parameters, name: str, x: Tensor, outputs: int, size: int, *, stride: int = 1, padding: int | None = None,
-    groups: int = 1, bias: bool = True,
-) -> Tensor:  # fmt: skip
+    p: Parameters,
+    name: str,
+    x: Tensor,
+    outputs: int,
+    size: int,
+    *,
+    stride: int = 1,
+    padding: int | None = None,
+    groups: int = 1,
+    bias: bool = True,
+) -> Tensor:
     """A square convolution of x (n, channels, height, width); by default the size of the picture stays."""
     weight = p(f"{name}.weight", outputs, int(x.shape[1]) // groups, size, size)
     padding = size // 2 if padding is None else padding
@@ -59,7 +67,7 @@ def batch_norm(p: Parameters, name: str, x: Tensor, *, epsilon: float = 1e-5) ->
 
 def conv_norm(
     p: Parameters, name: str, x: Tensor, outputs: int, size: int, *, stride: int = 1, groups: int = 1
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """A convolution without bias that keeps the size (but for the stride), then a batch norm; not materialised."""
     out = conv2d(p, f"{name}.conv", x, outputs, size, stride=stride, groups=groups, bias=False)
     return batch_norm(p, f"{name}.norm", out)
@@ -67,7 +75,7 @@ def conv_norm(
 
 def residual_block(
     p: Parameters, name: str, x: Tensor, channels: int, groups: int, *, time: Tensor | None = None
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """Stable Diffusion's: twice group norm, SiLU and a 3x3 convolution, plus x; `time` (n, width) is added between."""
     y = group_norm(p, f"{name}.norm1", x, groups).silu().contiguous()
     y = conv2d(p, f"{name}.conv1", y, channels, 3)

@@ -53,9 +53,8 @@ class WorkloadSpec:
 
 
 def _flux() -> WorkloadSpec:
-    from kcg.workloads import flux, weights
-    from kcg.workloads.capture import step_workload
-    from kcg.workloads.repeated import of_repeated
+    from kcg.workloads import flux, flux_weights
+    from kcg.workloads.capture import of_repeated, step_workload
 
     def capture(preset: str) -> Workload:
         def with_blocks(double: int, single: int) -> Workload:
@@ -74,20 +73,20 @@ def _flux() -> WorkloadSpec:
 
     def check(preset: str, published: str, download: bool) -> None:
         model, _ = flux.build(preset)
-        if published in weights.REPOSITORIES and not download:
-            weights.check_repository(model, published)
+        if published in flux_weights.REPOSITORIES and not download:
+            flux_weights.check_repository(model, published)
         else:
-            weights.weights_file(model, published)
+            flux_weights.weights_file(model, published)
 
     def step(preset: str, seed: int, published: str = "") -> Step:
         from kcg.workloads.family import Step
 
         model, _ = flux.build(preset)
         if published:
-            weights.load_weights(model, published)
+            flux_weights.load_weights(model, published)
         else:
-            weights.random_weights(model, seed)
-        inputs = weights.random_inputs(model.config, seed + 1)
+            flux_weights.random_weights(model, seed)
+        inputs = flux_weights.random_inputs(model.config, seed + 1)
         varied = {name: inputs.pop(name) for name in ("img", "txt", "y")}
         return Step(varied, functools.partial(model, **inputs))
 

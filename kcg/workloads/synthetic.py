@@ -16,9 +16,13 @@ ALIGNED = 0.6
 """The share of extents that are a multiple of 8 or, if large, of 64, as most are in real models."""
 
 GPU_PRESETS = {
-    "f16": ("float16", 4), "bf16": ("bfloat16", 5), "f32": ("float32", 6), "f16-more": ("float16", 7),
-    "bf16-more": ("bfloat16", 8), "f32-more": ("float32", 9),
-}  # fmt: skip
+    "f16": ("float16", 4),
+    "bf16": ("bfloat16", 5),
+    "f32": ("float32", 6),
+    "f16-more": ("float16", 7),
+    "bf16-more": ("bfloat16", 8),
+    "f32-more": ("float32", 9),
+}
 """Dtype and seed of the presets that every family has for a GPU."""
 
 

@@ -95,9 +95,12 @@ def surroundings() -> dict[str, Any]:
     shown = "readlink /proc/self/fd/0; ps -o pgid= -p $$"
     stdin, group = subprocess.run(["sh", "-c", shown], stdout=subprocess.PIPE, text=True, check=True).stdout.split()
     return {
-        "pid": os.getpid(), "group": os.getpgid(0), "stdin": str(Path("/proc/self/fd/0").readlink()),
-        "inner stdin": stdin, "inner group": int(group),
-    }  # fmt: skip
+        "pid": os.getpid(),
+        "group": os.getpgid(0),
+        "stdin": str(Path("/proc/self/fd/0").readlink()),
+        "inner stdin": stdin,
+        "inner group": int(group),
+    }
 
 
 def segfault(job: Any) -> None:
@@ -129,7 +132,7 @@ def map_memory(job: Any) -> None:
 
 def compile_too_long_a_kernel(job: CompileJob) -> Any:
     """Compile as ever, under a limit on the length that every kernel exceeds."""
-    from kcg.kernel import compiler
+    from kcg.kernel import compile as compiler
 
     limit, compiler.UOPS_MAX = compiler.UOPS_MAX, 3
     try:

@@ -20,8 +20,8 @@ from pathlib import Path
 from kcg.compat.device import prepare
 from kcg.kernel.codec import kernel_of
 from kcg.measure.jobs import TinyBeamJob
+from kcg.measure.pools import _server
 from kcg.measure.service import MeasureService
-from kcg.measure.spawned import _server
 from kcg.types import Region
 from tests.faults import bad_jobs, machine_code
 from tests.faults.processes import below, descendants, fork_servers, guardians, wait_until

@@ -14,7 +14,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kcg.kernel.compiled import Compiled
+from kcg.kernel.compile import Compiled
 from kcg.measure.jobs import CompileOutcome, TimeJob
 from kcg.types import Target
 
@@ -69,8 +69,9 @@ TOO_MANY_BLOCKS = Code(RELU, blocks=(1, 70_000, 1))
 TOO_MANY_REGISTERS = Code(  # what is loaded last is needed first, so that all is held at once
     "float v[200]; volatile float* from = x;\n#pragma unroll\n  for (int k = 0; k < 200; k++) v[k] = from[k];\n"
     "  float sum = 0.0f;\n#pragma unroll\n  for (int k = 199; k >= 0; k--) sum = sum * 0.5f + v[k];\n  out[i] = sum;",
-    threads=1024, blocks=(COUNT // 1024, 1, 1),
-)  # fmt: skip
+    threads=1024,
+    blocks=(COUNT // 1024, 1, 1),
+)
 TOO_MUCH_SHARED = Code(  # 64 KiB where 48 can be had without asking
     f"tile[threadIdx.x] = x[i]; tile[65535 - threadIdx.x] = x[i]; __syncthreads(); {RELU} out[i] += 0.0f * tile[i];",
     before="__shared__ volatile float tile[65536];",

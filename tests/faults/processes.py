@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from kcg.measure.lifeline import GUARDIAN
+from kcg.measure.lifetime import GUARDIAN
 
 
 def _parents() -> dict[int, int]:

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from kcg.kernel.codec import kernel_of
-from kcg.kernel.compiled import Compiled
-from kcg.kernel.evaluate import sample_points
-from kcg.measure.references import POINTS
+from kcg.kernel.compile import Compiled
+from kcg.kernel.reference import sample_points
 from kcg.measure.service import MeasureService, Request, _Asked
+from kcg.measure.verify import POINTS
 from kcg.types import RAW, Measurement, Region, Schedule
 from tests.kernels import empty, kernels_of
 

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from kcg.errors import DeviceError
-from kcg.kernel import compiler
-from kcg.kernel.compiled import Compiled
+from kcg.kernel import compile as compiler
+from kcg.kernel.compile import Compiled
 from kcg.measure import canary, service
 from kcg.measure.canary import STICKY_FAULTS, CanaryReading, canary_job, is_sticky
 from kcg.measure.pools import ChildDied, DevicePool, ServiceClosed
@@ -155,8 +155,16 @@ def test_every_child_flies_its_canary_first(flight: Flight) -> None:
     time.sleep(0.5)
     flight.measure().result(timeout=60)
     assert flight.log == [
-        "job 0", "crash 0", "canary 1", "job 1", "job 1", "canary 2", "job 2", "canary 3", "job 3",
-    ]  # fmt: skip
+        "job 0",
+        "crash 0",
+        "canary 1",
+        "job 1",
+        "job 1",
+        "canary 2",
+        "job 2",
+        "canary 3",
+        "job 3",
+    ]
     assert (flight.pool.canaries, flight.pool.replaced) == (canaries + 3, replaced + 3)
 
 

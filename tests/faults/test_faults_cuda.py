@@ -23,8 +23,8 @@ import numpy as np
 import pytest
 
 from kcg.kernel.codec import kernel_of
-from kcg.kernel.compiled import Compiled
-from kcg.kernel.space import KernelSpace
+from kcg.kernel.compile import Compiled
+from kcg.kernel.opts.space import KernelSpace
 from kcg.measure import child
 from kcg.measure.inputs import RECIPE, make_inputs, to_values
 from kcg.measure.jobs import TimeJob
@@ -193,9 +193,10 @@ def test_too_much_shared_memory_seen_by_the_compiler(bench: Bench, record_proper
     service = bench.service
     job = (cuda_code.compile_outcome, cuda_code.TOO_MUCH_SHARED, service.target, bench.like)
     row = bench.judge(
-        "too much shared memory, seen by the compiler", record_property,
+        "too much shared memory, seen by the compiler",
+        record_property,
         lambda: compiled_by(service, *job).result(timeout=60),
-    )  # fmt: skip
+    )
     assert row.status is Status.RESOURCE and "too much shared data" in row.reason, row.reason
 
 
@@ -331,9 +332,12 @@ def test_close_while_a_kernel_hangs(record_property: Record) -> None:
 
 def test_killed_parent_leaves_no_child_on_the_device(bench: Bench, record_property: Record, tmp_path: Path) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.faults.cuda_code"], env={**os.environ, "TMPDIR": str(tmp_path)},
-        stdout=subprocess.PIPE, text=True, start_new_session=True,
-    )  # fmt: skip
+        [sys.executable, "-m", "tests.faults.cuda_code"],
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
     try:
         assert process.stdout is not None
         line = process.stdout.readline()

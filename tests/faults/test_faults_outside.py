@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from kcg.errors import DeviceError, ExitCode
-from kcg.measure import spawned
-from kcg.measure.alone import Alone, Overdue
-from kcg.measure.lifeline import guardians_of
+from kcg.measure import pools
+from kcg.measure.isolated import Alone, Overdue
+from kcg.measure.lifetime import guardians_of
 from kcg.measure.pools import Killed
 from kcg.measure.service import TIMING_TIMEOUT_S, MeasureService
 from kcg.optimize import run as run_module
@@ -43,8 +43,8 @@ def service() -> Iterator[MeasureService]:
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody continues what is stopped here."""
-    monkeypatch.setattr(spawned, "STOPPED_S", 0.3)
-    monkeypatch.setattr(spawned, "TELL_S", 0.1)
+    monkeypatch.setattr(pools, "STOPPED_S", 0.3)
+    monkeypatch.setattr(pools, "TELL_S", 0.1)
 
 
 def server() -> int:
@@ -86,23 +86,31 @@ def test_end_of_a_child_is_seen_though_its_server_is_stopped(service: MeasureSer
 def test_stopped_fork_server_does_not_hold_up_the_end(tmp_path: Path) -> None:
     """Ctrl-C ends all, the stopped server too."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.faults.busy_service", "stopped"], env={**os.environ, "TMPDIR": str(tmp_path)},
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
-    )  # fmt: skip
+        [sys.executable, "-m", "tests.faults.busy_service", "stopped"],
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
     assert process.stdout is not None
     process.stdout.readline()
     family = below(process.pid)
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=PATIENCE_S + spawned.END_S)
+    _, said = process.communicate(timeout=PATIENCE_S + pools.END_S)
     assert process.returncode == 130 and "Traceback" not in said
     assert wait_until(lambda: not alive(family)), alive(family)
 
 
 def test_killed_parent_of_a_stopped_fork_server_leaves_nothing(tmp_path: Path) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.faults.busy_service", "busy"], env={**os.environ, "TMPDIR": str(tmp_path)},
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
-    )  # fmt: skip
+        [sys.executable, "-m", "tests.faults.busy_service", "busy"],
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
     assert process.stdout is not None
     process.stdout.readline()
     family = below(process.pid)
@@ -130,10 +138,10 @@ def test_killed_fork_server_is_replaced() -> None:
 
 
 def test_server_that_fails_again_and_again_is_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spawned._server, "_failed", spawned.SERVERS)
+    monkeypatch.setattr(pools._server, "_failed", pools.SERVERS)
     with MeasureService(DEV, run_id="outside", compile_workers=1) as service:
         assert_goes_on(service)
-        assert type(service._device._pool._pool_manager.worker_manager.mp_context) is spawned._Spawning
+        assert type(service._device._pool._pool_manager.worker_manager.mp_context) is pools._Spawning
 
 
 @pytest.fixture
@@ -182,18 +190,18 @@ def test_where_no_process_can_be_started_the_device_is_named(monkeypatch: pytest
     """And no kernel: the run ends, and can go on."""
     with MeasureService(DEV, run_id="outside", compile_workers=1) as service:
         assert service.target
-        monkeypatch.setattr(spawned, "ProcessPool", lambda **_: Unstartable())
+        monkeypatch.setattr(pools, "ProcessPool", lambda **_: Unstartable())
         row = service.measure([request()])[0].result(timeout=90)
         assert row.status is Status.WORKER_DIED and "no process can be started that compiles" in row.reason
         assert isinstance(service.device_error, DeviceError)
         assert service.device_error.exit_code == ExitCode.DEVICE_UNUSABLE
 
 
-class Unstartable(spawned.ProcessPool):  # type: ignore[misc]
+class Unstartable(pools.ProcessPool):  # type: ignore[misc]
     """A pool on a system that forks no more."""
 
     def _start_pool(self) -> None:
-        raise spawned.BrokenProcessPool from OSError(11, "Resource temporarily unavailable")
+        raise pools.BrokenProcessPool from OSError(11, "Resource temporarily unavailable")
 
 
 def test_process_that_reads_nothing_is_ended_in_time() -> None:
@@ -233,7 +241,7 @@ def test_deleted_journal_and_busy_machine_are_said_and_the_result_is_written(
 STUBBORN = """
 import signal, sys, time
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # `nohup` is respected
-from kcg.commandline import guarded
+from kcg.cli import guarded
 def body():
     try:
         print("ready", flush=True)

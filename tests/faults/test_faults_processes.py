@@ -31,9 +31,13 @@ pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="re
 def start(mode: str, folder: Path) -> subprocess.Popen[str]:
     """A measuring process in a session of its own; what it cannot tidy up when it is killed stays in `folder`."""
     return subprocess.Popen(
-        [sys.executable, "-m", "tests.faults.busy_service", *mode.split()], env={**os.environ, "TMPDIR": str(folder)},
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
-    )  # fmt: skip
+        [sys.executable, "-m", "tests.faults.busy_service", *mode.split()],
+        env={**os.environ, "TMPDIR": str(folder)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
 
 
 def first_line(process: subprocess.Popen[str]) -> str:
@@ -181,8 +185,10 @@ def test_guardian_ends_what_its_child_started_and_nothing_else_of_it_runs(how: s
     """Also where threads run, of which newer Pythons warn."""
     process = subprocess.Popen(
         [sys.executable, "-W", "error", "-W", "ignore::ResourceWarning", "-c", GUARDED, how, watch],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     # ends when nobody can write there any more: neither the guardian nor the process that it ends
     printed, errors = process.communicate(timeout=60)
     assert errors == ""

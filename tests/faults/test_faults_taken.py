@@ -52,9 +52,7 @@ def test_gpu_that_is_taken_away_and_is_back_later(
     capfd: pytest.CaptureFixture[str],
     record_property: Callable[[str, object], None],
 ) -> None:
-    settings = Settings(
-        workload=str(SCRIPT), device=DEV, measurements=KERNELS + 8, command=COMMAND, folder=tmp_path
-    )  # fmt: skip
+    settings = Settings(workload=str(SCRIPT), device=DEV, measurements=KERNELS + 8, command=COMMAND, folder=tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(run_module, "Session", Taken)
         patch.setenv(HIDING, os.environ.get(HIDING, "0"))  # so that leaving restores what was there

@@ -17,10 +17,10 @@ import pytest
 from huggingface_hub import constants
 
 from kcg import hub as kcg_hub
-from kcg.dataset import hub as hub_module
+from kcg.dataset import publish as hub_module
 from kcg.dataset.export import CHECKSUMS, export, read_export
-from kcg.dataset.hub import pull, push
 from kcg.dataset.journal import Journal
+from kcg.dataset.publish import pull, push
 from kcg.errors import DataError, UsageError
 from tests.hub.checks import contents, is_untouched, refused
 from tests.hub.server import TOKEN, Hub
@@ -63,8 +63,19 @@ def test_only_the_allowed_files_travel_both_ways(hub: Hub, folder: Path, target:
     commit = push(folder, REPO, token=TOKEN, endpoint=hub.endpoint)
     assert {*hub.repos[REPO].commits[commit]} == allowed | {".gitattributes"}
     assert len(hub.repos[REPO].messages) == 2  # one commit for all of it
-    foreign = ("name.py", "data.pkl", "../out.json", "/etc/x.json", "a/../../x.json", "a/b/c.json", "a\\..\\x.json",
-               ".cache/x.json", "C:x.json", "x.json/", "con\n.json")  # fmt: skip
+    foreign = (
+        "name.py",
+        "data.pkl",
+        "../out.json",
+        "/etc/x.json",
+        "a/../../x.json",
+        "a/b/c.json",
+        "a\\..\\x.json",
+        ".cache/x.json",
+        "C:x.json",
+        "x.json/",
+        "con\n.json",
+    )
     commit = hub.repos[REPO].commit(dict.fromkeys(foreign, b"{}"), "by somebody else")
     digests = pull(REPO, target, revision=commit, endpoint=hub.endpoint)
     assert {*contents(target)} == {*digests} == allowed
@@ -260,7 +271,7 @@ def test_a_full_disk_leaves_nothing(hub: Hub, folder: Path, target: Path, monkey
     code = """
 import resource, sys
 from pathlib import Path
-from kcg.dataset.hub import pull
+from kcg.dataset.publish import pull
 from kcg.errors import DataError
 resource.setrlimit(resource.RLIMIT_FSIZE, (300, 300))
 try: pull("owner/name", Path(sys.argv[1]), revision=sys.argv[2], endpoint=sys.argv[3])
@@ -276,9 +287,12 @@ def script(code: str, *arguments: object) -> subprocess.Popen[str]:
     """Another process, online, with another home than the user's."""
     environment = {k: v for k, v in os.environ.items() if k not in ("HF_HUB_OFFLINE", "HF_TOKEN")}
     return subprocess.Popen(
-        [sys.executable, "-c", code, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        [sys.executable, "-c", code, *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
         env={**environment, "PYTHONPATH": str(ROOT), "HF_TOKEN_PATH": os.devnull},
-    )  # fmt: skip
+    )
 
 
 def test_an_interrupt_leaves_nothing(hub: Hub, folder: Path, target: Path) -> None:
@@ -287,7 +301,7 @@ def test_an_interrupt_leaves_nothing(hub: Hub, folder: Path, target: Path) -> No
     code = """
 import sys
 from pathlib import Path
-from kcg.dataset.hub import pull
+from kcg.dataset.publish import pull
 pull("owner/name", Path(sys.argv[1]), revision=sys.argv[2], endpoint=sys.argv[3])
 """
     process = script(code, target, commit, hub.endpoint)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants, file_download
 
-from kcg.dataset.hub import pull, push
+from kcg.dataset.publish import pull, push
 from kcg.errors import DataError, UsageError
 from kcg.hub import Limits
 from tests.hub.checks import contents, is_untouched, refused

@@ -12,25 +12,29 @@ import pytest
 import torch
 from huggingface_hub import constants
 
-from kcg.commandline import guarded
+from kcg.cli import guarded
 from kcg.errors import DataError, ExitCode, KcgError, UsageError
 from kcg.hub import Limits
 from kcg.predictor import header
 from kcg.predictor.__main__ import main
-from kcg.predictor.card import CARD, PREDICTOR, model_card
 from kcg.predictor.checkpoint import About, Checkpoint, read, save
-from kcg.predictor.gnn import Net, NetSettings
-from kcg.predictor.hub import CHECKSUMS, pull, push
+from kcg.predictor.network import Net, NetSettings
+from kcg.predictor.publish import CARD, CHECKSUMS, PREDICTOR, model_card, pull, push
 from tests.house_rules import HEAVY, loaded_by
 from tests.hub.checks import is_untouched
 from tests.hub.server import READ_TOKEN, TOKEN, Hub
 
 REPO = "owner/name"
 ABOUT = About(
-    "tiny", ({"fingerprint": "f" * 64, "model": "NVIDIA H200", "device": "CUDA", "renderer": "CUDA"},),
-    (("kernels.parquet", "0123456789abcdef" * 4),), "workload", ("ADD", "MUL"), metrics={"pairwise": 0.91234},
-    revision="abc1234", settings={"epochs": 3},
-)  # fmt: skip
+    "tiny",
+    ({"fingerprint": "f" * 64, "model": "NVIDIA H200", "device": "CUDA", "renderer": "CUDA"},),
+    (("kernels.parquet", "0123456789abcdef" * 4),),
+    "workload",
+    ("ADD", "MUL"),
+    metrics={"pairwise": 0.91234},
+    revision="abc1234",
+    settings={"epochs": 3},
+)
 
 
 @pytest.fixture(scope="module")

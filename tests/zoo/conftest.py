@@ -9,11 +9,31 @@ import pytest
 from tinygrad.helpers import Context
 
 SLOW = (
-    "[unet-", "[vae_decoder-", "[yolo-", "[resnet-", "[efficientnet-", "[convnext-", "[llama-", "[moe-", "[bert-",
-    "[mamba-mamba-mini-0", "test_swin", "test_clip", "test_dit", "test_whisper", "test_diffusion_decoder",
-    "[unet_train]", "[autoencoder_train]", "[gpt2_train]", "[vit_train]", "[convnet_train]", "[resnet_train]",
-    "[llama_train]", "[lora_train]", "[lstm_train]",
-)  # fmt: skip
+    "[unet-",
+    "[vae_decoder-",
+    "[yolo-",
+    "[resnet-",
+    "[efficientnet-",
+    "[convnext-",
+    "[llama-",
+    "[moe-",
+    "[bert-",
+    "[mamba-mamba-mini-0",
+    "test_swin",
+    "test_clip",
+    "test_dit",
+    "test_whisper",
+    "test_diffusion_decoder",
+    "[unet_train]",
+    "[autoencoder_train]",
+    "[gpt2_train]",
+    "[vit_train]",
+    "[convnet_train]",
+    "[resnet_train]",
+    "[llama_train]",
+    "[lora_train]",
+    "[lstm_train]",
+)
 """Two to six seconds each; what they are made of is in the families that are left."""
 
 

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from tinygrad import Tensor
 
 from kcg.compat.capture import recording
+from kcg.kernel.analysis import find_recompute, operations
 from kcg.kernel.codec import ast_of, kernel_of
-from kcg.kernel.contractions import find_recompute, operations
 from kcg.workloads.family import Parameters, array_of, random_inputs
 
 Array = NDArray[np.float64]
@@ -72,9 +72,14 @@ def check(name: str, forward: Callable[..., Any], *, preset: str = "mini", toler
 
 
 def check_gradients(
-    name: str, loss: Callable[..., float], *, gradients: Callable[[Any], list[str]], preset: str = "mini",
-    tolerance: float = 2e-3, only: Collection[str] = (),
-) -> None:  # fmt: skip
+    name: str,
+    loss: Callable[..., float],
+    *,
+    gradients: Callable[[Any], list[str]],
+    preset: str = "mini",
+    tolerance: float = 2e-3,
+    only: Collection[str] = (),
+) -> None:
     """For a family whose outputs are a loss and gradients of the parameters named by `gradients(config)`, in order.
 
     Each gradient is compared, along three random directions, with the central difference of `loss` in float64. Where

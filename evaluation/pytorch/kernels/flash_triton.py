@@ -42,9 +42,13 @@ def is_attention(kernel: KernelView) -> bool:
 def sizes(kernel: KernelView) -> dict[str, int | float | str]:
     _, tokens, width = shape_of(kernel)
     return {
-        "TOKENS": tokens, "WIDTH": width, "ROWS": min(ROWS, tokens), "KEYS": min(KEYS, tokens),
-        "SCALE": math.log2(math.e) / math.sqrt(width), "PRECISION": PRECISION[kernel.inputs[0].dtype],
-    }  # fmt: skip
+        "TOKENS": tokens,
+        "WIDTH": width,
+        "ROWS": min(ROWS, tokens),
+        "KEYS": min(KEYS, tokens),
+        "SCALE": math.log2(math.e) / math.sqrt(width),
+        "PRECISION": PRECISION[kernel.inputs[0].dtype],
+    }
 
 
 def tiles(kernel: KernelView) -> Launch:
@@ -55,10 +59,17 @@ def tiles(kernel: KernelView) -> Launch:
 @handwritten.triton(matches=is_attention, launch=tiles, constants=sizes, warps=8, stages=3)
 @triton.jit
 def flash_attention(
-    out, q, k, v,
-    TOKENS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, SCALE: tl.constexpr,
+    out,
+    q,
+    k,
+    v,
+    TOKENS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
+    KEYS: tl.constexpr,
+    SCALE: tl.constexpr,
     PRECISION: tl.constexpr,
-):  # fmt: skip
+):
     """One tile of rows of one head; all buffers are (heads, TOKENS, WIDTH)."""
     tile = tl.program_id(0)
     head = tile // (TOKENS // ROWS) * (TOKENS * WIDTH)

@@ -89,12 +89,9 @@ def run(
 def _block(p: Parameters, config: Config, name: str, x: Tensor, padding: Tensor) -> Tensor:
     batch, tokens, width = config.batch, config.tokens, config.width
     q, k, v = (
-        linear(p, f"{name}.{part}", x, width)
-        .contiguous()
-        .reshape(batch, tokens, config.heads, -1)
-        .transpose(1, 2)
+        linear(p, f"{name}.{part}", x, width).contiguous().reshape(batch, tokens, config.heads, -1).transpose(1, 2)
         for part in ("query", "key", "value")
-    )  # fmt: skip
+    )
     mixed = attention(q, k, v, bias=padding).transpose(1, 2).reshape(batch, tokens, width)
     x = layer_norm(p, f"{name}.attention.norm", (x + linear(p, f"{name}.attention.output", mixed, width)).contiguous())
     between = linear(p, f"{name}.intermediate", x, 4 * width).gelu().contiguous()

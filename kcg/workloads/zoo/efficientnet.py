@@ -24,9 +24,14 @@ class Stage:
 
 
 B0 = (
-    Stage(1, 3, 1, 16, blocks=1), Stage(6, 3, 2, 24), Stage(6, 5, 2, 40), Stage(6, 3, 2, 80), Stage(6, 5, 1, 112),
-    Stage(6, 5, 2, 192), Stage(6, 3, 1, 320, blocks=1),
-)  # fmt: skip
+    Stage(1, 3, 1, 16, blocks=1),
+    Stage(6, 3, 2, 24),
+    Stage(6, 5, 2, 40),
+    Stage(6, 3, 2, 80),
+    Stage(6, 5, 1, 112),
+    Stage(6, 5, 2, 192),
+    Stage(6, 3, 1, 320, blocks=1),
+)
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,20 @@ from kcg.workloads.synthetic import draw, extent, gpu_presets, one_of
 ABOUT = "synthetic gathers, scatters and cumulative sums"
 
 LOOKUPS = (
-    "embedding", "embedding", "bag", "gather", "gather_columns", "pairs", "one_hot", "bins", "cumulative_sum",
-    "cumulative_sum", "cumulative_max", "scatter", "mask",
-)  # fmt: skip
+    "embedding",
+    "embedding",
+    "bag",
+    "gather",
+    "gather_columns",
+    "pairs",
+    "one_hot",
+    "bins",
+    "cumulative_sum",
+    "cumulative_sum",
+    "cumulative_max",
+    "scatter",
+    "mask",
+)
 
 
 @dataclass(frozen=True)

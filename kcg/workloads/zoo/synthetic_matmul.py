@@ -61,11 +61,16 @@ def cases(config: Config) -> tuple[Case, ...]:
         rows = extent(rng, 1, 16) if rng.random() < 0.15 else extent(rng, 8, config.longest)
         inner, columns = extent(rng, 8, config.longest), extent(rng, 8, config.longest)
         return Case(
-            batch, rows, inner, columns, one_of(rng, (False, False, True)), one_of(rng, (False, True)),
+            batch,
+            rows,
+            inner,
+            columns,
+            one_of(rng, (False, False, True)),
+            one_of(rng, (False, True)),
             batch > 1 and one_of(rng, (False, False, True)),
             one_of(rng, ("", "", "", "relu", "scale", "cast")),
             one_of(rng, ("", "", "bias", "bias_gelu", "bias_relu", "residual", "halved")),
-        )  # fmt: skip
+        )
 
     def fits(c: Case) -> bool:
         largest = c.batch * max(c.rows * c.inner, c.inner * c.columns, c.rows * c.columns)

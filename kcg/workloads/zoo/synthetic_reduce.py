@@ -16,9 +16,23 @@ from kcg.workloads.synthetic import draw, extent, gpu_presets, one_of
 ABOUT = "synthetic reductions"
 
 REDUCTIONS = (
-    "sum", "sum", "max", "max", "min", "mean", "mean", "var", "prod", "argmax", "argmin", "norm", "dot", "logsumexp",
-    "count", "spread",
-)  # fmt: skip
+    "sum",
+    "sum",
+    "max",
+    "max",
+    "min",
+    "mean",
+    "mean",
+    "var",
+    "prod",
+    "argmax",
+    "argmin",
+    "norm",
+    "dot",
+    "logsumexp",
+    "count",
+    "spread",
+)
 
 
 @dataclass(frozen=True)

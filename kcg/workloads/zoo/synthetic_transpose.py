@@ -16,9 +16,22 @@ from kcg.workloads.synthetic import draw, extent, gpu_presets, one_of
 ABOUT = "synthetic transposes, pads, slices and joins"
 
 MOVEMENTS = (
-    "permute", "permute", "permute", "permute", "flip", "pad", "slice", "stride", "join", "roll", "repeat", "triangle",
-    "stack", "patches", "outer",
-)  # fmt: skip
+    "permute",
+    "permute",
+    "permute",
+    "permute",
+    "flip",
+    "pad",
+    "slice",
+    "stride",
+    "join",
+    "roll",
+    "repeat",
+    "triangle",
+    "stack",
+    "patches",
+    "outer",
+)
 
 
 @dataclass(frozen=True)

@@ -105,9 +105,7 @@ def test_kernels_of_a_result_stand_beside_their_parts(tmp_path: Path) -> None:
     ][:2]
     first = sample_result().regions[0]
     rows = tuple(replace(first, region=call.region, calls=calls) for call in of_attention)
-    result = replace(
-        sample_result(), workload="flux", preset="mini", regions=rows, expectations=(), recomputes=()
-    )  # fmt: skip
+    result = replace(sample_result(), workload="flux", preset="mini", regions=rows, expectations=(), recomputes=())
     write_result(result, tmp_path / "RESULT.json")
     device = result.target.device
     kernels = of_result(tmp_path / "RESULT.json", "mini", device)

@@ -73,8 +73,12 @@ def test_each_takes_what_nobody_holds_and_looks_again_at_what_was_dropped(
     assert names(next(others)) == [("random:2", 2)]
     ones.close()  # nothing was kept
     assert [names(wave) for wave in others] == [
-        [("raw", 0)], [("raw", 1)], [("raw", 2)], [("kcg:quick", None)], [("random:2", 0), ("random:2", 1)],
-    ]  # fmt: skip
+        [("raw", 0)],
+        [("raw", 1)],
+        [("raw", 2)],
+        [("kcg:quick", None)],
+        [("random:2", 0), ("random:2", 1)],
+    ]
 
 
 def test_the_widest_searches_of_the_slowest_kernels_come_first(service: MeasureService, tmp_path: Path) -> None:
@@ -149,11 +153,14 @@ def test_two_processes_do_everything_once(service: MeasureService, tmp_path: Pat
     )
     both = [
         subprocess.Popen(
-            [sys.executable, *command.split(), f"{number}/2"], cwd=ROOT, stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE, text=True,
+            [sys.executable, *command.split(), f"{number}/2"],
+            cwd=ROOT,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
         )
         for number in range(2)
-    ]  # fmt: skip
+    ]
     said = [process.communicate()[1] for process in both]
     assert [process.returncode for process in both] == [0, 0], said
     lines = [json.loads(line) for file in tmp_path.glob("*.jsonl") for line in file.read_text().splitlines()]
@@ -320,7 +327,8 @@ def test_a_line_that_only_lacks_its_end_is_known_to_all(service: MeasureService,
 def test_two_processes_do_not_write_one_file(service: MeasureService, tmp_path: Path) -> None:
     begin(tmp_path, service)
     with (
-        claim_journal(process(tmp_path, 0)), claim_journal(process(tmp_path, 1)),
+        claim_journal(process(tmp_path, 0)),
+        claim_journal(process(tmp_path, 1)),
         pytest.raises(UsageError, match="give each its own --shard"),
-    ):  # fmt: skip
+    ):
         claim_journal(process(tmp_path, 0))

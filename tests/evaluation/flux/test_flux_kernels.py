@@ -72,8 +72,17 @@ def test_rows_tell_launches_and_those_of_before_do_not(tmp_path: Path) -> None:
 
 
 def test_the_kernels_table_says_times_launches_and_what_is_wrong() -> None:
-    totals = {"hand-coded": 9, "kcg:quick": 5, "kcg:normal": 4, "tinygrad-beam:4": 6, "tinygrad-beam:8": 7,
-              "tinygrad-mcts:64": 8, "full-beam:1": 8, "full-beam:2": 7, "random:64": 1}  # fmt: skip
+    totals = {
+        "hand-coded": 9,
+        "kcg:quick": 5,
+        "kcg:normal": 4,
+        "tinygrad-beam:4": 6,
+        "tinygrad-beam:8": 7,
+        "tinygrad-mcts:64": 8,
+        "full-beam:1": 8,
+        "full-beam:2": 7,
+        "random:64": 1,
+    }
     rows = {method: {"total_s": [total, total, total]} for method, total in totals.items()}
     kernel = {
         "name": "r_72_24", "part": "linear_gated 4608x3072x15360", "calls": 2,

@@ -259,8 +259,13 @@ def test_the_markdown_says_what_is_missing_and_what_was_published() -> None:
     assert compiled.startswith("| PyTorch, torch.compile, default: the whole step |  | 70.0 ms |")
     published = [line.split("|")[1:4:2] for line in lines[8:]]
     assert [float(ms.removesuffix(" ms ").replace(",", "")) for _, ms in published] == [
-        201654.09, 7989.64, 6317.52, 825.11, 594.45, 592.4
-    ], "each once"  # fmt: skip
+        201654.09,
+        7989.64,
+        6317.52,
+        825.11,
+        594.45,
+        592.4,
+    ], "each once"
     assert published[-1][0] == " published, H100: the best of these five for each kernel "
     assert len(markdown(rows, {"torch_s": {}}, "1024")) == 6, "another size has no published figures"
 
@@ -270,9 +275,11 @@ def test_the_slowest_on_the_same_kernels_comes_first_whatever_its_total() -> Non
         return {"total_s": [total_s] * 3, "gflops": 1.0, "not_tried": 0, "wrong": 0, "over_kcg": over_kcg}
 
     rows = {
-        "kcg:quick": row(1.0, [1.0, 1.0, 1.0]), "tinygrad-beam:8": row(9.0, [1.1, 1.1, 1.1]),
-        "tinygrad-beam:4": row(2.0, [1.3, 1.3, 1.3]), "tinygrad-beam:2": row(3.0, []),
-    }  # fmt: skip
+        "kcg:quick": row(1.0, [1.0, 1.0, 1.0]),
+        "tinygrad-beam:8": row(9.0, [1.1, 1.1, 1.1]),
+        "tinygrad-beam:4": row(2.0, [1.3, 1.3, 1.3]),
+        "tinygrad-beam:2": row(3.0, []),
+    }
     told = [line.split("|")[1].strip() for line in markdown(rows, {"torch_s": {}}, "1024")[4:]]
     assert told == ["BEAM=2", "BEAM=4", "BEAM=8", "kcg, quick"]
 
@@ -281,10 +288,11 @@ def test_the_slowest_on_the_same_kernels_comes_first_whatever_its_total() -> Non
     ("method", "says"),
     [
         *((name, "write a width or an effort after it") for name in ("tinygrad-beam", "tinygrad-beam:wide", "kcg")),
-        ("kcg::5m", "unknown effort ''"), ("kcg:hasty", "unknown effort 'hasty'"),
+        ("kcg::5m", "unknown effort ''"),
+        ("kcg:hasty", "unknown effort 'hasty'"),
         ("kcg:quick:soon", "'soon' is not a positive time"),
     ],
-)  # fmt: skip
+)
 def test_a_method_that_is_none(service: MeasureService, tmp_path: Path, method: str, says: str) -> None:
     with pytest.raises(UsageError, match=says):
         Campaign(LiveJournal(tmp_path / "x.jsonl"), "mini", DEV, (method,))
@@ -302,10 +310,20 @@ def test_names_of_methods() -> None:
 
 
 def test_a_run_that_went_on_took_what_both_took() -> None:
-    first = {"search_s": 9.0, "compilations": 5, "measurements": 4, "phases": [["search", 6.0], ["model", 3.0]],
-             "command": "one"}  # fmt: skip
-    later = {"search_s": 7.0, "compilations": 2, "measurements": 6, "phases": [["search", 2.0], ["judging", 5.0]],
-             "command": "two"}  # fmt: skip
+    first = {
+        "search_s": 9.0,
+        "compilations": 5,
+        "measurements": 4,
+        "phases": [["search", 6.0], ["model", 3.0]],
+        "command": "one",
+    }
+    later = {
+        "search_s": 7.0,
+        "compilations": 2,
+        "measurements": 6,
+        "phases": [["search", 2.0], ["judging", 5.0]],
+        "command": "two",
+    }
     told = together(first, later)
     assert dict(told["phases"]) == {"search": 8.0, "model": 3.0, "judging": 5.0}
     assert (told["search_s"], told["compilations"], told["measurements"]) == (16.0, 7, 6)
@@ -355,8 +373,13 @@ def test_a_table_of_nothing_says_so(tmp_path: Path) -> None:
 
 
 def test_of_several_presets_the_dearest_search_and_every_wrong_kernel_count() -> None:
-    said = {"measurements_vs_beam4_768": 0.04, "measurements_vs_beam4_1024": 0.05, "wrong_kernels_768": 1.0,
-            "wrong_kernels_1024": 2.0, "opts_total_ms_768": 7.0}  # fmt: skip
+    said = {
+        "measurements_vs_beam4_768": 0.04,
+        "measurements_vs_beam4_1024": 0.05,
+        "wrong_kernels_768": 1.0,
+        "wrong_kernels_1024": 2.0,
+        "opts_total_ms_768": 7.0,
+    }
     assert overall(said) == {"measurements_vs_beam4": 0.05, "wrong_kernels": 3.0} == overall(said | overall(said))
     assert overall(said | {"measurements_vs_beam4_mini": 0.9, "wrong_kernels_mini": 7.0}) == overall(said), (
         "mini is none"
@@ -378,9 +401,10 @@ def test_the_headline_compares_what_is_complete_and_as_fast(service: MeasureServ
     }
     rows = {c.method: {"total_s": interval(c.totals), "not_tried": 0, **spent.get(c.method, {})} for c in table[:-1]}
     entry = {
-        "steps_s": {"kcg_step_ms": 1.5}, "torch_s": {"default": 0.2, "eager": 0.1},
+        "steps_s": {"kcg_step_ms": 1.5},
+        "torch_s": {"default": 0.2, "eager": 0.1},
         "worse_than_baselines": {"kcg:quick": ["a kernel: 1.100"], "kcg:normal": []},
-    }  # fmt: skip
+    }
     found = headline(campaign, table, rows, entry, 0.0)
     assert found["measurements_vs_beam4_mini"] == 2.0, "the quick run is not as fast as BEAM=4"
     assert found["search_wall_vs_beam4_mini"] == 0.1 and found["whole_command_vs_beam4_mini"] == 0.16

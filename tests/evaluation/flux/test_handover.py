@@ -16,9 +16,9 @@ from evaluation.flux.handover import judged
 from evaluation.pytorch import in_tinygrad
 from kcg.compat.device import clang_path
 from kcg.errors import ExitCode
-from kcg.kernel.actions import ACTION_SPACE_VERSION
-from kcg.kernel.space import KernelSpace
-from kcg.measure.target import detect
+from kcg.kernel.opts.planner import ACTION_SPACE_VERSION
+from kcg.kernel.opts.space import KernelSpace
+from kcg.measure.device_info import detect
 from kcg.optimize.result import write_result
 from kcg.types import Finalist, RegionResult, Result, Schedule, Verification
 from kcg.workloads.capture import lazy_workload

@@ -8,10 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from kcg.errors import ExitCode
-from kcg.optimize.report_roofline import roofline_file
-from kcg.optimize.report_rows import rows_of
-from kcg.optimize.report_share import share_file
+from kcg.optimize.report_charts import roofline_file, share_file
 from kcg.optimize.result import write_result
+from kcg.optimize.svg import rows_of
 from tests.sample_result import sample_result
 
 ROOT = Path(__file__).parents[3]

@@ -13,19 +13,28 @@ from evaluation.measure.recombine import STEPS, Recombined, _tidy, is_part, reco
 from evaluation.measure.rewriting import Unfit
 from kcg.compat.tiny import Ops, UOp
 from kcg.errors import KcgError
+from kcg.kernel.analysis import arithmetic
 from kcg.kernel.codec import ast_of, kernel_of, normalise
-from kcg.kernel.compiler import compile_schedule
-from kcg.kernel.contractions import arithmetic
-from kcg.kernel.evaluate import buffers, evaluate, sample_points
-from kcg.kernel.space import KernelSpace
+from kcg.kernel.compile import compile_schedule
+from kcg.kernel.opts.space import KernelSpace
+from kcg.kernel.reference import buffers, evaluate, sample_points
 from kcg.types import RAW, Region, Target
 from tests.kernels import example_asts
 from tests.known_targets import KNOWN_TARGETS
 
 X86 = Target(
-    device="CPU", renderer="X86", arch="x86_64,native", model="test", cores=2, has_local=False, has_threads=True,
-    max_threads=2, shared_bytes=0, memory_bytes=1 << 33, cache_bytes=1 << 24,
-)  # fmt: skip
+    device="CPU",
+    renderer="X86",
+    arch="x86_64,native",
+    model="test",
+    cores=2,
+    has_local=False,
+    has_threads=True,
+    max_threads=2,
+    shared_bytes=0,
+    memory_bytes=1 << 33,
+    cache_bytes=1 << 24,
+)
 MOST_OPERATIONS = 2e5
 COUNT = 120
 

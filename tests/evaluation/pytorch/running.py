@@ -18,8 +18,12 @@ def run(name: str, out: Path, *arguments: str) -> dict[str, Any]:
     command = [*COMPARE, name, "--device", os.environ["DEV"], "--size", "mini", "--out", str(out)]
     done = subprocess.run(
         [*command, "--work", str(out.parent / "work"), *arguments],
-        cwd=ROOT, capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     report = json.loads(out.read_text())
     (entry,) = report["runs"].values()

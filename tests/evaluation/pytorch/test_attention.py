@@ -18,16 +18,16 @@ from evaluation.pytorch import cases, in_tinygrad, kind
 from evaluation.pytorch.one_kernel import GPU_TILE, attention
 from kcg.compat.device import clang_path
 from kcg.errors import KcgError
-from kcg.kernel.axes import axis_table
+from kcg.kernel.analysis import contractions
 from kcg.kernel.codec import ast_of, kernel_of
-from kcg.kernel.compiler import compile_schedule
-from kcg.kernel.contractions import contractions
-from kcg.kernel.evaluate import CONFIDENT, error_ratio, evaluate, sample_points
-from kcg.kernel.lowering import file_digest, lower, read_kernels, view_of
-from kcg.kernel.space import KernelSpace
+from kcg.kernel.compile import compile_schedule
+from kcg.kernel.loop_nest import axis_table
+from kcg.kernel.opts.space import KernelSpace
+from kcg.kernel.reference import CONFIDENT, error_ratio, evaluate, sample_points
+from kcg.kernel.source.kernels import file_digest, lower, read_kernels, view_of
 from kcg.kernels import KernelView
+from kcg.measure.device_info import detect
 from kcg.measure.inputs import make_inputs, to_values
-from kcg.measure.target import detect
 from kcg.measure.verify import CheckedBench
 from kcg.types import RAW, Region
 from tests.evaluation.pytorch.running import COMPARE, ROOT, run
@@ -214,8 +214,12 @@ def test_what_kcg_chose_by_hand_is_timed_and_what_is_for_another_device_says_so(
     command = [*COMPARE, "attention", "--device", "CPU:CLANG", "--size", "mini", "--out", str(out)]
     done = subprocess.run(
         [*command, "--work", str(tmp_path / "work"), "--contenders", "c,triton,eager"],
-        cwd=ROOT, capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     (entry,) = json.loads(out.read_text())["runs"].values()
     for row in entry["rows"].values():

@@ -242,15 +242,30 @@ def test_finished_rows_are_kept_and_failed_ones_made_again_when_asked(tmp_path: 
 def test_tables_tell_times_rates_and_reasons() -> None:
     row = {
         "contenders": {
-            "kcg": {"status": "ok", "cold_s": 2e-3, "warm_s": 1e-3, "gb_s": 50.0, "tuned": {
-                "measurements": 3, "search_s": 5.0, "kernels": [
-                    {"name": "E_4", "calls": 2, "before_s": 2e-6, "after_s": 1e-6, "bytes": 1000, "schedule": "UPCAST"}
-                ],
-            }},
+            "kcg": {
+                "status": "ok",
+                "cold_s": 2e-3,
+                "warm_s": 1e-3,
+                "gb_s": 50.0,
+                "tuned": {
+                    "measurements": 3,
+                    "search_s": 5.0,
+                    "kernels": [
+                        {
+                            "name": "E_4",
+                            "calls": 2,
+                            "before_s": 2e-6,
+                            "after_s": 1e-6,
+                            "bytes": 1000,
+                            "schedule": "UPCAST",
+                        }
+                    ],
+                },
+            },
             "beam": {"status": "failed", "reason": "a | b"},
         },
         "profiles": {"eager": "aten::mul 1 us\n"},
-    }  # fmt: skip
+    }
     assert times_table({"sum": row})[-1] == "| sum | 2.00 ms / 1.00 ms, 50 GB/s | a / b |"
     text = "\n".join(profiles_text("sum", row))
     assert "aten::mul" in text and "| `E_4` | 2 | 2.00 µs | 1.00 µs | 1 | `UPCAST` |" in text

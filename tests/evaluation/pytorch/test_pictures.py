@@ -77,7 +77,7 @@ def test_rope_is_drawn_as_time_and_as_rate_and_its_table_goes_by_length(tmp_path
         }
         for way in ("backward", "forward")
         for tokens in (16384, 512, 2048)
-    }  # fmt: skip
+    }
     rows["forward 2048"]["contenders"]["kcg"] = lost(LATE)
     rope.write(rows, tmp_path / "rope.json", "mini")
     assert first_cells(tmp_path / "rope_mini.md") == [
@@ -108,9 +108,11 @@ def test_a_rate_has_the_interval_of_its_time(tmp_path: Path) -> None:
 
 def sums(copied: dict[str, Any]) -> dict[str, Any]:
     levels = {
-        "torch": took(2e-4, gb_s=4000.0), "cuda": lost("sum.cu runs on CUDA only"),
-        "tinygrad": took(4e-4, gb_s=2000.0), "kcg": took(1e-3, gb_s=800.0),
-    }  # fmt: skip
+        "torch": took(2e-4, gb_s=4000.0),
+        "cuda": lost("sum.cu runs on CUDA only"),
+        "tinygrad": took(4e-4, gb_s=2000.0),
+        "kcg": took(1e-3, gb_s=800.0),
+    }
     return {"sum": {"contenders": levels}, "copy": {"contenders": {"torch": copied}}}
 
 
@@ -169,10 +171,17 @@ def test_layers_are_bars_of_speed_over_hand_coded(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("axis", "values"),
     [
-        (seconds_axis, [3e-6, 2e-3]), (seconds_axis, [1e-3]), (seconds_axis, []), (rate_axis, [12.0, 4361.0]),
-        (rate_axis, [0.3]), (rate_axis, []), (ratio_axis, [0.4, 85.0]), (ratio_axis, [3.0]), (ratio_axis, []),
+        (seconds_axis, [3e-6, 2e-3]),
+        (seconds_axis, [1e-3]),
+        (seconds_axis, []),
+        (rate_axis, [12.0, 4361.0]),
+        (rate_axis, [0.3]),
+        (rate_axis, []),
+        (ratio_axis, [0.4, 85.0]),
+        (ratio_axis, [3.0]),
+        (ratio_axis, []),
     ],
-)  # fmt: skip
+)
 def test_an_axis_holds_its_values_and_its_ticks(axis: Any, values: list[float]) -> None:
     made = axis(values)
     ticks = [value for value, _ in made.ticks]
@@ -204,9 +213,7 @@ def test_a_run_is_drawn_again_without_a_device(tmp_path: Path) -> None:
     out, write = tmp_path / "sum.json", sum_levels.write
     out.write_text(json.dumps({"headline": {}, "runs": {"full_cpu_x86": {"rows": sums(lost(LATE))}}}))
     redraw(write, out, "full", "CPU:X86")
-    assert {file.name for file in tmp_path.iterdir()} == {
-        "sum.json", "sum_full_cpu_x86.md", "sum_full_cpu_x86.svg"
-    }  # fmt: skip
+    assert {file.name for file in tmp_path.iterdir()} == {"sum.json", "sum_full_cpu_x86.md", "sum_full_cpu_x86.svg"}
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from evaluation.search.comparison import Bench, Settings, play_all
 from evaluation.search.regret import Board
-from kcg.search.replay import ReplayTable
-from kcg.search.tables import NamedTable, RecordedKernel
+from kcg.search.replay import NamedTable, RecordedKernel, ReplayTable
 from kcg.types import Kernel, Region
 from tests.known_targets import KNOWN_TARGETS
 

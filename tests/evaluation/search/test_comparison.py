@@ -34,10 +34,9 @@ from evaluation.search.regret import Board, headline
 from evaluation.search.rollouts import Led
 from kcg.dataset.reading import Export, read_export
 from kcg.errors import DataError, MismatchError, UnknownName, UsageError
-from kcg.predictor.gnn import NetSettings
-from kcg.search.policy import Policy, PolicyAbout, PolicyNet, Proposal, save_policy
-from kcg.search.replay import ReplayTable
-from kcg.search.tables import FILE, RecordedKernel, kernels_of
+from kcg.predictor.network import NetSettings
+from kcg.rl.policy import Policy, PolicyAbout, PolicyNet, Proposal, save_policy
+from kcg.search.replay import FILE, RecordedKernel, ReplayTable, kernels_of
 from kcg.types import Schedule
 from tests.evaluation.search.boards import CHECKPOINT, FEW, ROOT, board, recorded
 from tests.known_targets import KNOWN_TARGETS
@@ -101,15 +100,32 @@ def test_policies_join_where_there_is_one() -> None:
     assert plays[ROLLOUT, 0, 0].measurements == plays[DRAFT, 0, 0].measurements == 0
     assert plays[ROLLOUT, 0, 0].end_s != table.records[table.start()].observation.time_s, "the policy walked on"
     found = headline(Board([bench.kernel], [plays], settings))
-    assert {"default_vs_random_at_16", "default_vs_random_at_16_low", "unmeasured_vs_beam4",
-            "unmeasured_policy_vs_beam4", "unmeasured_policy_s_per_kernel", "measurements_vs_beam4",
-            "quality_vs_beam4"} <= set(found)  # fmt: skip
+    assert {
+        "default_vs_random_at_16",
+        "default_vs_random_at_16_low",
+        "unmeasured_vs_beam4",
+        "unmeasured_policy_vs_beam4",
+        "unmeasured_policy_s_per_kernel",
+        "measurements_vs_beam4",
+        "quality_vs_beam4",
+    } <= set(found)
 
 
 def test_the_field_holds_every_strategy_and_every_ablation() -> None:
     names = the_field("mcts")
-    assert {"random", "evolution", "annealing", "predicted-beam", ALONE, "mcts/oracle", "mcts/uncorrected",
-            "mcts/constant", "policy", "ppo", "tinygrad-mcts"} <= set(names)  # fmt: skip
+    assert {
+        "random",
+        "evolution",
+        "annealing",
+        "predicted-beam",
+        ALONE,
+        "mcts/oracle",
+        "mcts/uncorrected",
+        "mcts/constant",
+        "policy",
+        "ppo",
+        "tinygrad-mcts",
+    } <= set(names)
     assert all(Contender.of(name).search() for name in names)
 
 

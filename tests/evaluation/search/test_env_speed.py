@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from evaluation.search.env_speed import KNOWN, NEW, play, rates, speed_of
-from kcg.env import KernelScheduleEnv
+from kcg.rl.env import KernelScheduleEnv
 from kcg.types import RAW, Schedule
 from tests.policies import SHIPPED, task, viewer_of
 

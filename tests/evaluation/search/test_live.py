@@ -73,9 +73,14 @@ def test_a_comparison_on_a_device_goes_on_and_measures_nothing_twice(service: Me
 def test_no_kernel_is_begun_once_the_time_is_over(service: MeasureService, tmp_path: Path) -> None:
     said: list[str] = []
     kernels, plays, _ = compare_live(
-        [(a_region(), 1)], service, predictor_of(CHECKPOINT), SETTINGS, LiveJournal(tmp_path / "live.jsonl"),
-        budget_s=0.0, say=said.append,
-    )  # fmt: skip
+        [(a_region(), 1)],
+        service,
+        predictor_of(CHECKPOINT),
+        SETTINGS,
+        LiveJournal(tmp_path / "live.jsonl"),
+        budget_s=0.0,
+        say=said.append,
+    )
     assert (kernels, plays) == ([], []) and "0 of 1 kernels were played" in said[0]
 
 

@@ -19,10 +19,9 @@ from evaluation.search.comparison import ALONE, BEAM, Bench, Play, Turn, play
 from evaluation.search.comparison_text import regret_svg, sections
 from evaluation.search.dealing import dealt
 from evaluation.search.regret import Board, Bootstrap, entry, headline
-from kcg.predictor.encode import Array
-from kcg.search.replay import Record, ReplayTable
+from kcg.predictor.features import Array
+from kcg.search.replay import Record, RecordedKernel, ReplayTable
 from kcg.search.strategies import strategy
-from kcg.search.tables import RecordedKernel
 from tests.evaluation.search.boards import CHECKPOINT, FEW, ROOT, board, recorded
 
 TWO_SEEDS = replace(FEW, seeds=2)

@@ -11,9 +11,9 @@ from replay_table import BASELINE, RECORDED, chain_table, noisy_predict, recorde
 from evaluation.search.rollouts import Led
 from evaluation.search.strategies import needs_policy, registry, strategy
 from kcg.errors import UsageError
+from kcg.rl.policy import Proposal
 from kcg.search import strategies
-from kcg.search.interface import Ledger, Observation, Problem
-from kcg.search.policy import Proposal
+from kcg.search.problem import Ledger, Observation, Problem
 from kcg.search.replay import Record, ReplayTable, constant_predict, oracle_predict
 from kcg.types import Action, Prediction, Schedule
 from tests.table_search import best_s
@@ -129,8 +129,9 @@ def test_a_rollout_does_not_walk_in_circles() -> None:
             Record(r.key, r.observation, (Action("on", list(ring.records)[(int(r.key) + 1) % 4]),))
             for r in ring.records.values()
         ),
-        start=ring.start(), baseline=ring.baseline(),
-    )  # fmt: skip
+        start=ring.start(),
+        baseline=ring.baseline(),
+    )
     problem = table.problem(constant_predict())
     found = run("policy", problem, always_on(table))
     assert [table.key(o.schedule) for o in found[:2]] == ["0", "3"]  # once around, and not back to the start

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from kcg.kernel.compiled import Compiled
-from kcg.kernel.lowering import lower, view_of
-from kcg.kernel.space import KernelSpace
+from kcg.kernel.compile import Compiled
+from kcg.kernel.opts.space import KernelSpace
+from kcg.kernel.source.kernels import lower, view_of
 from kcg.kernels import collecting, handwritten
 from kcg.measure.jobs import DuelJob
 from kcg.measure.service import MeasureService, Request

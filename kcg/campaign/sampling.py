@@ -1,0 +1,368 @@
+"""Drawing the next schedules of one kernel: what a compiling child does for a campaign, since it takes a core."""
+
+from __future__ import annotations
+
+import functools
+import math
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from kcg.errors import ScheduleError
+from kcg.kernel.opts.space import KernelSpace
+from kcg.predictor.choice import AUTO, choose_predictor
+from kcg.predictor.interface import Judge, Predictor
+from kcg.predictor.roofline import Roofline
+from kcg.types import RAW, Prediction, Region, Schedule, Target
+
+# ---- Who draws the schedules of a kernel: walks over the whole space, and searches that go where it is fast.
+#
+# A sampler is a function of what is known of the kernel, so that it can run in any process, at any time: it keeps no
+# state, and a resumed campaign goes on where the first one ended.
+
+MAX_WALK = 8  # Opts of one random walk; BEAM's winners on Flux have 3 to 6
+WALKS_A_BATCH = 8
+GREEDY_CHOICES = 5  # legal steps, drawn at random, among which the best predicted is taken
+NEAR_BEST = 5  # schedules around which `near:best` looks
+MOST_VISITED = 20_000  # schedules whose steps `unseen` follows: some ten seconds of one core
+BEAM_MIN_PROGRESS_S = 1e-8  # BEAM stops when the best improves by less: 0.01 µs, as in tinygrad
+
+Draw = Callable[[random.Random], list[Schedule]]
+
+
+@dataclass(frozen=True)
+class View:
+    """What a sampler sees of a kernel."""
+
+    space: KernelSpace
+    predictor: Predictor
+    times_s: dict[str, float]  # by key of the schedule, of all that were measured; infinite where it failed
+    known: dict[str, Schedule] = field(default_factory=dict)  # the same, the schedules
+
+
+def sampler(name: str, view: View) -> Draw:
+    """The sampler called `name`, as `kcg.campaign.settings.SAMPLER` spells them: the next schedules, which may contain
+    some that are known already; none where the sampler has come to its end."""
+    kind, _, argument = name.partition(":")
+    if kind == "walk":
+        origin = view.space.baseline() if argument == "hand-coded" else RAW
+        return lambda rng: [_walk(view, rng, origin) for _ in range(WALKS_A_BATCH)]
+    if kind == "near":
+        return lambda rng: [_near_best(view, rng) for _ in range(WALKS_A_BATCH)]
+    if kind == "greedy":
+        return lambda rng: [_greedy_walk(view, rng, float(argument)) for _ in range(WALKS_A_BATCH)]
+    width, _, children = argument.partition("/")
+    return lambda rng: beam_level(view, rng, int(width), int(children) if children else None)
+
+
+def _walk(view: View, rng: random.Random, origin: Schedule) -> Schedule:
+    """A random legal walk of any length from `origin`."""
+    schedule = origin
+    for _ in range(rng.randint(1, MAX_WALK)):
+        step = view.space.random_step(schedule, rng)
+        if step is None:
+            break
+        schedule = step
+    return schedule
+
+
+def _near_best(view: View, rng: random.Random) -> Schedule:
+    """One of the fastest measured so far, up to two of its last Opts taken back, and one to three others instead."""
+    fastest = sorted((seconds, key) for key, seconds in view.times_s.items() if math.isfinite(seconds))[:NEAR_BEST]
+    known = [view.known[key] for _, key in fastest if key in view.known]
+    opts = (rng.choice(known) if known else view.space.baseline()).opts
+    schedule = Schedule.from_opts(opts[: max(0, len(opts) - rng.randint(0, 2))])
+    for _ in range(rng.randint(1, 3)):
+        schedule = view.space.random_step(schedule, rng) or schedule
+    return schedule
+
+
+def _greedy_walk(view: View, rng: random.Random, epsilon: float) -> Schedule:
+    """A walk from the unoptimised kernel that takes a random step with probability `epsilon`, else the best predicted
+    of some, until none is better: where today's predictor would go, so that the next one learns where it is wrong."""
+    schedule, best = RAW, math.inf
+    for _ in range(MAX_WALK):
+        at_random = rng.random() < epsilon
+        drawn = [view.space.random_step(schedule, rng) for _ in range(1 if at_random else GREEDY_CHOICES)]
+        steps = list(dict.fromkeys(s for s in drawn if s is not None))
+        if not steps:
+            break
+        expected = [p.log_runtime for p in view.predictor.predict(view.space, steps)]
+        if not at_random and min(expected) >= best:
+            break
+        best = min(expected)
+        schedule = steps[expected.index(best)]
+    return schedule
+
+
+def beam_level(view: View, rng: random.Random, width: int, children: int | None) -> list[Schedule]:
+    """What tinygrad's BEAM would measure next, by the times of this campaign; nothing where it has ended.
+
+    Of each level the `width` fastest lead to the next. All legal steps of a level are measured, or `children` of them
+    drawn at random. It begins at the unoptimised kernel and ends when a level's best improves on the last by less than
+    0.01 µs, so it cannot cross a valley.
+    """
+    return beam_state(view, rng, width, children)[0]
+
+
+def beam_winner(view: View, width: int) -> Schedule | None:
+    """What a complete BEAM search of that width ended with; None where nothing worked."""
+    return beam_state(view, random.Random(0), width, None)[1]
+
+
+def beam_state(
+    view: View, rng: random.Random, width: int, children: int | None
+) -> tuple[list[Schedule], Schedule | None]:
+    """What the search asks for next, and the fastest it knows of."""
+    kept, record_s, seen = [RAW], math.inf, {view.space.key(RAW)}
+    winner: Schedule | None = None
+    while kept:
+        level: dict[str, Schedule] = {}
+        for schedule in kept:
+            for action in view.space.actions(schedule):
+                key = view.space.key(action.schedule)
+                if key not in seen:
+                    level.setdefault(key, action.schedule)
+        seen.update(level)
+        measured = {key: view.times_s[key] for key in level if key in view.times_s}
+        missing = [schedule for key, schedule in level.items() if key not in measured]
+        short = min(children or len(level), len(level)) - len(measured)
+        if short > 0:
+            return missing if children is None else rng.sample(missing, short), winner
+        fastest = sorted((seconds, key) for key, seconds in measured.items() if math.isfinite(seconds))
+        if not fastest or fastest[0][0] > record_s - BEAM_MIN_PROGRESS_S:
+            break
+        record_s = fastest[0][0]
+        kept = [level[key] for _, key in fastest[:width]]
+        winner = kept[0]
+    return [], winner
+
+
+def unseen(view: View, rng: random.Random, seen: Collection[str]) -> Iterator[Schedule]:
+    """Every schedule that steps lead to and whose identity is not in `seen`, those of few steps first and at random
+    among these; ends when the space does, or after `MOST_VISITED` that are in `seen`: of so large a space walks find
+    new ones."""
+    reached = {view.space.key(start): start for start in (RAW, view.space.baseline())}
+    level, visited = list(reached), 0
+    while level:
+        rng.shuffle(level)
+        for key in level:
+            if key not in seen:
+                yield reached[key]
+        after: list[str] = []
+        for key in level:
+            visited += 1
+            if visited > MOST_VISITED:
+                return
+            for action in view.space.actions(reached[key]):
+                child = view.space.key(action.schedule)
+                if child not in reached:
+                    reached[child] = action.schedule
+                    after.append(child)
+        level = after
+
+
+def key_of(space: KernelSpace, schedule: Schedule) -> str | None:
+    """The identity of a schedule, None where it does not apply."""
+    try:
+        return space.key(schedule)
+    except ScheduleError:
+        return None
+
+
+SLOWEST_S = 2.0
+"""Schedules that the analytic model expects to take longer are not drawn: one of them costs as much as a hundred."""
+
+LONG_UOPS = 1200
+LONG_SHARE = 1 / 3
+"""Of the random schedules whose code is longer than that, so many are drawn: of the H200's first 24,000 rows they
+were a quarter, and seven tenths of all compiling. Searches and what is near the best are never thinned."""
+
+THINNED = ("walk:", "greedy:")
+HAND_CODED = "hand-coded"  # the sampler of tinygrad's own choice
+REST = "rest"  # the same of what no sampler finds, in a small space
+SPACES_KEPT = 8
+
+
+@dataclass(frozen=True)
+class Known:
+    """A schedule that was measured."""
+
+    schedule: Schedule
+    sampler: str
+    time_s: float  # infinite where it failed
+    key: str = ""  # empty: not computed yet
+
+
+@dataclass(frozen=True)
+class DrawJob:
+    """What is known of a kernel, and how many schedules it is to have."""
+
+    region: Region
+    target: Target
+    known: tuple[Known, ...]
+    wanted: int
+    mix: tuple[tuple[str, float], ...]
+    seed: str
+    ended: frozenset[str] = frozenset()  # samplers that have nothing more to draw
+    most: int = 64  # schedules of the batch
+    predictor: str = AUTO  # whom a greedy sampler follows, as `choose_predictor` takes it
+    fill: bool = True  # whether what no sampler finds is drawn too, for the sake of `wanted`
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """The next schedules, and what was found out on the way."""
+
+    batch: tuple[tuple[Schedule, str, str], ...]  # schedule, sampler, key
+    keys: tuple[str, ...]  # of `DrawJob.known`, in order; empty where a schedule does not apply
+    ended: frozenset[str]
+    why_not: str = ""  # why nothing can be drawn
+    draw_s: float = 0.0  # how long that took
+
+
+def draw_timed(draw: Callable[[Any], Drawn], job: Any) -> Drawn:
+    """What `draw` answers, with the seconds that it took."""
+    begin = time.perf_counter()
+    answer = draw(job)
+    return replace(answer, draw_s=time.perf_counter() - begin)
+
+
+class _Chosen:
+    """The predictor that a greedy sampler follows, read when one first asks: that takes seconds."""
+
+    def __init__(self, choice: str, target: Target) -> None:
+        self.name, self._target = choice, target
+
+    def predict(self, space: KernelSpace, schedules: Sequence[Schedule]) -> list[Prediction]:
+        return _predictor(self.name, self._target).predict(space, schedules)
+
+    def of(self, space: KernelSpace) -> Judge:
+        return _predictor(self.name, self._target).of(space)
+
+
+@functools.lru_cache(2)
+def _predictor(choice: str, target: Target) -> Predictor:
+    return choose_predictor(choice, target)
+
+
+@functools.lru_cache(SPACES_KEPT)
+def space_of(region: Region, target: Target) -> KernelSpace:
+    return KernelSpace(region, target)
+
+
+def keys_of(space: KernelSpace, known: tuple[Known, ...]) -> tuple[str, ...]:
+    """The identity of each known schedule, empty where it does not apply."""
+    return tuple(one.key or key_of(space, one.schedule) or "" for one in known)
+
+
+def draw(job: DrawJob) -> Drawn:
+    """The next batch: tinygrad's own choice and the unoptimised kernel first, then some of every sampler that has not
+    had its share, so that searches advance while walks fill the rest. What samplers cannot draw of their shares is the
+    others', and where none finds anything new the space is counted through: a kernel gets as many schedules as are
+    wanted, or all that it has. None of the batch is known."""
+    try:
+        space = space_of(job.region, job.target)
+        baseline = space.baseline()
+    except ScheduleError as error:
+        return Drawn((), ("",) * len(job.known), job.ended, str(error))
+    keys = keys_of(space, job.known)
+    known = {key: k for key, k in zip(keys, job.known, strict=True) if key}
+    times, schedules = {key: k.time_s for key, k in known.items()}, {key: k.schedule for key, k in known.items()}
+    drawing = _Drawing(job, View(space, _Chosen(job.predictor, job.target), times, schedules))
+    for schedule, who in ((baseline, HAND_CODED), (RAW, "raw")):
+        drawing.add(schedule, who, always=who == HAND_CODED)
+    fixed = len(drawing.batch)
+    drawing.deal()
+    while len(drawing.batch) == fixed and (open_ := drawing.open()):
+        for who in open_:
+            drawing.ask(who)
+    if job.fill and len(drawing.batch) == fixed:
+        drawing.take_rest()
+    return Drawn(tuple(drawing.batch), keys, frozenset(drawing.ended))
+
+
+def shares(mix: Sequence[tuple[str, float]], count: int) -> dict[str, int]:
+    """So many schedules, dealt by the shares of a mix, none lost by rounding: the largest remainders get one more."""
+    total = sum(share for _, share in mix)
+    exact = {who: count * share / total for who, share in mix}
+    dealt = {who: math.floor(part) for who, part in exact.items()}
+    by_remainder = sorted(exact, key=lambda who: dealt[who] - exact[who])
+    for who in by_remainder[: count - sum(dealt.values())]:
+        dealt[who] += 1
+    return dealt
+
+
+class _Drawing:
+    """A batch in the making."""
+
+    def __init__(self, job: DrawJob, view: View) -> None:
+        self.job, self.view = job, view
+        self.batch: list[tuple[Schedule, str, str]] = []
+        self.ended = set(job.ended)
+        self.taken = set(view.times_s)
+        self.asked = 0
+        self.room = min(job.wanted - len(job.known), job.most)
+        self.by_sampler = Counter(known.sampler for known in job.known)
+        self.share: dict[str, int] = {}
+
+    def deal(self) -> None:
+        """The samplers' shares of what is wanted beside what others drew."""
+        others = sum(count for who, count in self.by_sampler.items() if who not in dict(self.job.mix))
+        self.share = shares(self.job.mix, max(self.job.wanted - others, 0))
+
+    def open(self) -> list[str]:
+        """The samplers that may draw more, those that had least of their share first. When all have had theirs and
+        there is room, because some had nothing more to draw, the shares of those that go on grow."""
+        if self.room <= 0:
+            return []
+        able = tuple((who, share) for who, share in self.job.mix if who not in self.ended)
+        if able and all(self.by_sampler[who] >= self.share[who] for who, _ in able):
+            for who, more in shares(able, self.room).items():
+                self.share[who] = self.by_sampler[who] + more
+        served = {who: self.by_sampler[who] / self.share[who] for who, _ in able if self.share[who]}
+        return sorted((who for who, part in served.items() if part < 1), key=served.__getitem__)
+
+    def ask(self, who: str) -> None:
+        """Take what a sampler draws next, as far as there is room. One that draws nothing new has ended."""
+        if self.room <= 0:
+            return
+        self.asked += 1  # else a batch of which all was left out would be drawn again for ever
+        rng = random.Random(f"{self.job.seed}:{who}:{self.by_sampler[who]}:{len(self.taken)}:{self.asked}")
+        new = 0
+        for schedule in sampler(who, self.view)(rng):
+            if self.by_sampler[who] < self.share[who]:
+                new += self.add(schedule, who, rng)
+        if not new and self.room > 0:
+            self.ended.add(who)
+
+    def take_rest(self) -> None:
+        """Schedules that no sampler drew, as far as there is room and the space has some."""
+        rng = random.Random(f"{self.job.seed}:{REST}:{len(self.taken)}")
+        for schedule in unseen(self.view, rng, self.taken):
+            if self.room <= 0:
+                return
+            self.add(schedule, REST)
+
+    def add(self, schedule: Schedule, who: str, rng: random.Random | None = None, *, always: bool = False) -> bool:
+        """Take a schedule into the batch; whether it is a new one. With `rng` a long random one may be left out, and is
+        new all the same: it may be drawn again, so that its sampler has not come to its end."""
+        key = key_of(self.view.space, schedule)
+        if key is None or key in self.taken or self.room <= 0:
+            return False
+        is_long = rng is not None and who.startswith(THINNED) and self.view.space.uops(schedule) > LONG_UOPS
+        if rng is not None and is_long and rng.random() >= LONG_SHARE:
+            return True
+        self.taken.add(key)
+        expected = Roofline().predict(self.view.space, [schedule])[0]
+        if not always and expected.runtime_s > SLOWEST_S:
+            # as good as measured, for a beam search: it would not be kept
+            self.view.times_s[key] = math.inf
+            return False
+        self.batch.append((schedule, who, key))
+        self.by_sampler[who] += 1
+        self.room -= 1
+        return True

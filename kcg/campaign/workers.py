@@ -1,0 +1,222 @@
+"""A campaign on all GPUs of a machine: one worker each, every worker a process with a shard of the kernels."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import threading
+import time
+import uuid
+from collections import Counter, defaultdict
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from kcg.campaign.generate import LONGEST_TIMEOUT_S, STOP_ABOVE, Say, check_in_place, generate_here, record_workloads
+from kcg.campaign.settings import CampaignSettings, CampaignSummary
+from kcg.compat.device import choose_device, cuda_count, prepare
+from kcg.dataset.journal import Journal, Run
+from kcg.dataset.noise import RETIMED
+from kcg.errors import DeviceError, KcgError, UsageError
+from kcg.measure import isolated
+from kcg.measure.device_info import usable_cores
+from kcg.measure.pools import ServiceClosed
+from kcg.measure.protocol import PROTOCOL
+from kcg.measure.service import MeasureService, Request
+from kcg.provenance import provenance
+from kcg.types import Measurement, Status, Variables
+
+# ---- Timing a part of what is known once more, on another occasion: how far a dataset drifts from machine to machine.
+
+BATCH = 32
+
+
+def chosen_rows(rows: list[Measurement], share: float) -> list[Measurement]:
+    """A share of the distinct binaries with status ok, by a hash: the same ones whenever asked. One row of each, and of
+    each set of values of its kernel's variables."""
+    found: dict[tuple[str, str, Variables], Measurement] = {}
+    for row in rows:
+        if row.status == Status.OK and row.early_stop and row.sampler != RETIMED:
+            found.setdefault((row.region_id, row.binary_hash, row.variables), row)
+    return [row for (_, binary, _), row in found.items() if _fraction(binary) < share]
+
+
+def _fraction(text: str) -> float:
+    return int.from_bytes(hashlib.sha256(f"retime:{text}".encode()).digest()[:6]) / 2**48
+
+
+def retime(path: Path, *, share: float, device: str, command: str, budget_s: float | None, say: Say) -> CampaignSummary:
+    """Time a share of a journal's binaries again on this machine and add the rows to it.
+
+    A row stands under the identity of the first, with another run. What this run has timed already is left out.
+    Raises UsageError where the journal has nothing of this target and toolchain.
+    """
+    began = time.monotonic()
+    choice = choose_device(device)
+    prepare(choice.dev)
+    statuses: Counter[str] = Counter()
+    with Journal.open(path, create=False) as journal, MeasureService(choice.dev, run_id=uuid.uuid4().hex) as service:
+        target, toolchain = service.facts
+        regions = journal.regions()
+        known = list(journal.known(target.fingerprint, toolchain.fingerprint, PROTOCOL))
+        if not (rows := chosen_rows(known, share)):
+            if some := len(chosen_rows(known, 1.0)):
+                raise UsageError(f"{share:.3g} of {some} binaries is none of them: give a larger --share, at most 1")
+            raise UsageError(
+                f"{path} has nothing that was timed on this target with this toolchain: nothing to compare"
+            )
+        facts = {"device": choice.dev, "retime": share, "compile_workers": service.compile_workers}
+        facts |= provenance()
+        journal.add_run(Run(service.run_id, datetime.now(UTC).isoformat(timespec="seconds"), command, facts))
+        by_kernel: dict[tuple[str, Variables], list[Measurement]] = defaultdict(list)
+        for row in rows:
+            by_kernel[row.region_id, row.variables].append(row)
+        requests = [
+            Request(
+                regions[region_id],
+                row.schedule,
+                row.variables,
+                RETIMED,
+                in_search=True,
+                timeout_s=LONGEST_TIMEOUT_S,
+                stop_above_s=STOP_ABOVE * min(r.median_s for r in some),
+            )
+            for (region_id, _), some in by_kernel.items()
+            for row in some
+        ]
+        measured = 0
+        for first in range(0, len(requests), BATCH):
+            if budget_s is not None and time.monotonic() - began > budget_s:
+                break
+            for future in as_completed(service.measure(requests[first : first + BATCH], together=True)):
+                row = future.result()
+                if service.device_error is not None:
+                    raise service.device_error
+                journal.record(row)
+                check_in_place(journal)
+                statuses[str(row.status)] += 1
+                measured += 1
+            pace = measured / (time.monotonic() - began)
+            say(f"{measured} of {len(requests)} timed again, {pace:.1f} a second", (len(requests) - measured) / pace)
+    return CampaignSummary(
+        len(by_kernel), measured, 0, dict(statuses), time.monotonic() - began, measured == len(requests)
+    )
+
+
+WORKER = "kcg.campaign.workers"
+GRACE_S = 300.0  # beyond the budget, for the start of a worker and its last batches
+POLL_S = 1.0
+
+
+def generate(settings: CampaignSettings, *, say: Say) -> CampaignSummary:
+    """Measure until every kernel has its schedules or the budget ends, on every GPU that is there. A second call with
+    the same journal goes on. `say(line, eta_s)` is told what happens, about once a second."""
+    choice = choose_device(settings.device)
+    gpus = cuda_count() if choice.device == "CUDA" else 1
+    if settings.gpus is not None:
+        if settings.gpus > gpus:
+            raise DeviceError(f"--gpus {settings.gpus}: {choice.dev} has {gpus} here")
+        gpus = settings.gpus
+    return generate_here(settings, say=say) if gpus == 1 else _on_gpus(settings, gpus, say)
+
+
+def _on_gpus(settings: CampaignSettings, gpus: int, say: Say) -> CampaignSummary:
+    began = time.monotonic()
+    names = record_workloads(settings, say)
+    part, parts = settings.shard
+    left_s = None if settings.budget_s is None else max(settings.budget_s - (time.monotonic() - began), 1.0)
+    jobs = []
+    for gpu in range(gpus):
+        one = replace(
+            settings,
+            workloads=(),
+            source=settings.out,
+            only=names,
+            gpus=1,
+            budget_s=left_s,
+            shard=((part - 1) * gpus + gpu + 1, parts * gpus),
+            compile_workers=settings.compile_workers or max(1, usable_cores() // gpus),
+        )
+        values = {**asdict(one), "out": str(one.out), "source": str(one.source)}
+        jobs.append({"settings": values, "gpu": _visible(gpu)})
+    stop = threading.Event()
+    with Journal.open(settings.out) as journal, ThreadPoolExecutor(gpus) as threads:
+        before = journal.counts()["measurements"]
+        timeout_s = math.inf if left_s is None else left_s + GRACE_S
+        futures = [threads.submit(_work, job, timeout_s, stop) for job in jobs]
+        try:
+            while not all(future.done() for future in futures):
+                time.sleep(POLL_S)
+                check_in_place(journal)
+                rows, spent = journal.counts()["measurements"] - before, time.monotonic() - began
+                eta = None if settings.budget_s is None else max(settings.budget_s - spent, 0.0)
+                say(f"{rows} schedules measured on {gpus} GPUs, {rows / spent:.1f} a second", eta)
+        finally:
+            stop.set()
+    return _joined([_result(future) for future in futures], time.monotonic() - began)
+
+
+def _visible(gpu: int) -> str:
+    """The name by which CUDA_VISIBLE_DEVICES knows the `gpu`-th GPU of this process."""
+    names = [n for n in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if n.strip()]
+    return names[gpu].strip() if names else str(gpu)
+
+
+def _work(job: dict[str, Any], timeout_s: float, stop: threading.Event) -> dict[str, Any]:
+    name = f"the worker of GPU {job['gpu']}"
+    ended = isolated.run_alone(WORKER, job, dev="CUDA", timeout_s=timeout_s, name=name, label="campaign", stop=stop)
+    if ended.returncode != 0 or not ended.out:
+        raise DeviceError(f"{name} ended early ({ended.last_words}); what it measured is kept")
+    answer: dict[str, Any] = json.loads(ended.out[-1])
+    return answer
+
+
+def _result(future: Future[dict[str, Any]]) -> CampaignSummary:
+    try:
+        return CampaignSummary(**future.result())
+    except (TimeoutError, ServiceClosed) as error:
+        raise DeviceError(f"{error}; what was measured is kept") from error
+
+
+def _joined(parts: list[CampaignSummary], elapsed_s: float) -> CampaignSummary:
+    statuses: dict[str, int] = {}
+    for part in parts:
+        for status, count in part.statuses.items():
+            statuses[status] = statuses.get(status, 0) + count
+    return CampaignSummary(
+        sum(p.kernels for p in parts),
+        sum(p.measured for p in parts),
+        sum(p.already_known for p in parts),
+        statuses,
+        elapsed_s,
+        all(p.finished for p in parts),
+        sum(p.skipped for p in parts),
+        fmean(p.compilers_busy for p in parts),
+        fmean(p.device_busy for p in parts),
+    )
+
+
+def main() -> None:
+    """`python -m kcg.campaign.workers`: one shard on one GPU; the job is one line of standard input."""
+    job = isolated.receive()
+    os.environ["CUDA_VISIBLE_DEVICES"] = job["gpu"]
+    values = job["settings"]
+    for name in ("out", "source"):
+        values[name] = Path(values[name])
+    for name in ("workloads", "only", "shard"):
+        values[name] = tuple(values[name])
+    values["mix"] = tuple((who, share) for who, share in values["mix"])
+    try:
+        summary = generate_here(CampaignSettings(**values), say=lambda line, eta_s: None)
+    except KcgError as error:
+        raise SystemExit(str(error)) from None
+    isolated.answer(asdict(summary))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,344 @@
+"""A dataset ready to train on: every schedule as a graph, its log-runtime, and the part of each split it is in.
+
+Planning and encoding a row takes a fraction of a millisecond, so the graphs are kept in the user's cache under the
+dataset's checksums and the version of the features; the second load reads arrays.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import itertools
+import json
+import logging
+import os
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, fields, replace
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from kcg.dataset.noise import RETIMED
+from kcg.dataset.reading import Export, read_export
+from kcg.dataset.splits import PARTS, SPLITS, TEST_FAMILY, TRAINING_PREFIX
+from kcg.errors import CodecError, DataError, ScheduleError
+from kcg.files import whole
+from kcg.kernel.opts.space import KernelSpace
+from kcg.measure.device_info import usable_cores
+from kcg.measure.protocol import PROTOCOL
+from kcg.predictor.features import (
+    FEATURES_VERSION,
+    NAMES,
+    Array,
+    Graphs,
+    encode,
+    graphs,
+    joined,
+    kernel_features,
+    target_features,
+)
+from kcg.types import Region, Schedule, ScheduleKind, Status, Target
+
+# ---- What is computed of the schedules of many kernels: shared between processes, and kept in the user's cache.
+
+log = logging.getLogger(__name__)
+
+CHUNK = 32  # kernels of one job of a process
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class KernelJob:
+    """Schedules of one kernel."""
+
+    region: Region
+    target: Target
+    bodies: tuple[str, ...]
+
+    def each(self, make: Callable[[KernelSpace, Schedule], T]) -> tuple[list[T], Array]:
+        """What `make` gives for each schedule that applies, and which ones these are: (n,) bool.
+
+        Raises DataError where the kernel cannot be read.
+        """
+        try:
+            space = KernelSpace(self.region, self.target)
+        except (CodecError, ScheduleError) as error:
+            raise DataError(f"kernel {self.region.id[:12]}: {error}") from error
+        found, applies = [], np.zeros(len(self.bodies), bool)
+        for i, body in enumerate(self.bodies):
+            try:
+                found.append(make(space, Schedule(ScheduleKind.OPTS, body)))
+                applies[i] = True
+            except ScheduleError as error:
+                log.warning("%s of %s is left out: %s", body, self.region.id[:12], error)
+        return found, applies
+
+
+def in_processes(work: Callable[[KernelJob], T], jobs: Sequence[KernelJob], workers: int | None) -> Iterator[T]:
+    """`work`, a function of a module, on each job, in order; in one process for each core where `workers` is None."""
+    chunks = [jobs[i : i + CHUNK] for i in range(0, len(jobs), CHUNK)]
+    workers, done = min(workers or usable_cores(), len(chunks)), 0
+    if workers > 1:
+        try:
+            with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+                for part in pool.map(functools.partial(_all, work), chunks):
+                    yield from part
+                    done += 1
+        except BrokenProcessPool as error:  # out of memory, or a script that does its work at import
+            log.warning("the graphs are computed in one process: %s", error)
+    for chunk in chunks[done:]:
+        yield from _all(work, chunk)
+
+
+def _all(work: Callable[[KernelJob], T], jobs: Sequence[KernelJob]) -> list[T]:
+    return [work(job) for job in jobs]
+
+
+def cache_folder(name: str) -> Path:
+    """A folder of the user's cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kcg" / name
+
+
+def keep(arrays: Mapping[str, Any], path: Path) -> None:
+    """Write arrays, whole or not at all. A cache that cannot be written costs the next load its time."""
+    try:
+        with whole(path) as temporary, temporary.open("wb") as file:
+            np.savez(file, **arrays)
+    except OSError as error:
+        log.warning("the graphs are not kept for the next time: %s", error)
+
+
+def kept(path: Path, build: Callable[[dict[str, Any]], T]) -> T | None:
+    """What `build` makes of kept arrays; None where there are none, or none that can be read."""
+    if not path.is_file():
+        return None
+    try:
+        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
+            return build({name: file[name] for name in file.files})
+    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
+        log.warning("%s cannot be read and is made again: %s", path, error)
+        return None
+
+
+FAILED = (
+    Status.COMPILE_ERROR,
+    Status.COMPILE_TIMEOUT,
+    Status.RESOURCE,
+    Status.LAUNCH_ERROR,
+    Status.TIMEOUT,
+    Status.WRONG,
+    Status.WORKER_DIED,
+)
+"""What the failure head learns to expect. A noisy sample says nothing about a schedule, nor does a kernel that is
+`unjudged` whatever its schedule."""
+
+COLUMNS = (
+    "region_id",
+    "variables",
+    "target",
+    "schedule_kind",
+    "schedule_body",
+    "status",
+    "cache_state",
+    "sampler",
+    "run_id",
+    "trial",
+    "median_s",
+    "early_stop",
+)
+
+
+@dataclass(frozen=True)
+class TrainingData:
+    """n rows over K kernels (a kernel with its variables' values, on one target) and T targets."""
+
+    graphs: Graphs  # n
+    kernel: Array  # (n,) a place in `region_ids`
+    run: Array  # (n,) which run measured it: a place in `runs`
+    log_s: Array  # (n,) natural logarithm of the median in seconds, NaN where it failed
+    sampler: Array  # (n,) a place in `samplers`
+    row: Array  # (n,) its row in the dataset
+    kernel_x: Array  # (K, len(KERNEL_FEATURES))
+    target_x: Array  # (T, len(TARGET_FEATURES))
+    target: Array  # (K,) a place in `targets`
+    parts: Array  # (K, splits) a place in `PARTS`
+    twin: Array  # (K,) bool: a kernel of another size of it is in training, under the split by workload
+    calls: Array  # (K,) how often its workload runs it
+    region_ids: tuple[str, ...]
+    families: tuple[str, ...]  # of each kernel
+    targets: tuple[str, ...]
+    runs: tuple[str, ...]
+    samplers: tuple[str, ...]
+    checksums: tuple[tuple[str, str], ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.kernel)
+
+    @property
+    def failed(self) -> Array:
+        return np.isnan(self.log_s)
+
+    def part(self, split: str, part: str) -> Array:
+        """(n,) bool: the rows whose kernel is in this part of a split."""
+        chosen = self.parts[:, SPLITS.index(split)] == PARTS.index(part)
+        return np.asarray(chosen[self.kernel])
+
+    def take(self, index: Array) -> TrainingData:
+        """Some of the rows; kernels and targets stay."""
+        index = np.flatnonzero(index) if index.dtype == np.bool_ else index
+        rows = {name: getattr(self, name)[index] for name in ("kernel", "run", "log_s", "sampler", "row")}
+        return replace(self, graphs=self.graphs.take(index), **rows)
+
+
+def load(
+    folder: Path | str,
+    *,
+    cache: Path | None = None,
+    workers: int | None = None,
+    say: Callable[[str], None] = lambda line: None,
+) -> TrainingData:
+    """The rows of an export, from the cache where it has them. `cache=None` is the user's own.
+
+    Left out are noisy rows, rows timed again, warm ones, `unjudged` ones, and schedules of other kinds than
+    Opts. Raises DataError.
+    """
+    export = read_export(folder)
+    path = (cache or cache_folder("graphs")) / f"{_identity(export)}.npz"
+    found = kept(path, _from_arrays)
+    if found is not None:
+        return found
+    say(f"{folder}: computing graphs, once")
+    made = _build(export, workers)
+    keep(_as_arrays(made), path)
+    return made
+
+
+def _identity(export: Export) -> str:
+    text = json.dumps([FEATURES_VERSION, NAMES, PROTOCOL, sorted(export.checksums.items())])
+    return f"v{FEATURES_VERSION}-{hashlib.sha256(text.encode()).hexdigest()[:24]}"
+
+
+def _build(export: Export, workers: int | None) -> TrainingData:
+    table = export.table(PROTOCOL, COLUMNS)
+    columns = {name: _column(table[name]) for name in COLUMNS}
+    rows = _wanted(columns)
+    if not len(rows):
+        raise DataError(f"{export.folder} has no rows to train on")
+    keys: dict[tuple[str, str, str], int] = {}
+    kernel = np.array(
+        [
+            keys.setdefault((columns["region_id"][i], columns["variables"][i], columns["target"][i]), len(keys))
+            for i in rows
+        ]
+    )
+    order = np.argsort(kernel, kind="stable")
+    rows, kernel = rows[order], kernel[order]
+    regions, targets = export.regions(), export.targets()
+    ends = np.searchsorted(kernel, np.arange(len(keys) + 1))
+    jobs = [
+        KernelJob(regions[region], targets[target], tuple(columns["schedule_body"][rows[a:b]]))
+        for (region, _, target), (a, b) in zip(keys, itertools.pairwise(ends), strict=True)
+    ]
+    encoded = list(in_processes(_encode, jobs, workers))
+    applies = np.concatenate([ok for _, _, ok in encoded])
+    names = sorted({target for _, _, target in keys})
+    status = columns["status"][rows]
+    seconds = np.where(status == Status.OK, columns["median_s"][rows], np.nan).astype(np.float64)
+    runs, run = np.unique(columns["run_id"][rows], return_inverse=True)
+    samplers, sampler = np.unique(columns["sampler"][rows], return_inverse=True)
+    made = TrainingData(
+        graphs=joined(part for part, _, _ in encoded),
+        kernel=kernel[applies],
+        run=run[applies],
+        log_s=np.log(seconds)[applies],
+        sampler=sampler[applies],
+        row=rows[applies],
+        kernel_x=np.stack([x for _, x, _ in encoded]),
+        target_x=np.stack([target_features(targets[t]) for t in names]),
+        target=np.array([names.index(target) for _, _, target in keys]),
+        region_ids=tuple(region for region, _, _ in keys),
+        targets=tuple(names),
+        runs=tuple(runs.tolist()),
+        samplers=tuple(samplers.tolist()),
+        checksums=tuple(sorted(export.checksums.items())),
+        **_of_kernels(export, regions, keys),
+    )
+    if not len(made):
+        raise DataError(f"{export.folder}: none of its schedules applies to its kernel in this tinygrad")
+    return made
+
+
+def _column(column: Any) -> Array:
+    """A column as an array; what is missing is an empty text or NaN."""
+    import pyarrow as pa
+
+    if pa.types.is_dictionary(column.type):
+        one = column.combine_chunks()
+        names = np.array([name or "" for name in one.dictionary.to_pylist()] or [""], object)
+        return np.asarray(names[one.indices.to_numpy(zero_copy_only=False).astype(np.int64)])
+    values = column.to_numpy()
+    return values if values.dtype != object else np.array(["" if v is None else v for v in values], object)
+
+
+def _wanted(columns: dict[str, Array]) -> Array:
+    status = columns["status"]
+    wanted = (status == Status.OK) | np.isin(status, [str(s) for s in FAILED])
+    wanted &= (columns["trial"] == 0) & (columns["sampler"] != RETIMED) & (columns["cache_state"] == "cold")
+    wanted &= columns["schedule_kind"] == ScheduleKind.OPTS
+    seconds = columns["median_s"]
+    wanted &= (status != Status.OK) | (np.isfinite(seconds) & (np.where(np.isfinite(seconds), seconds, 0) > 0))
+    return np.flatnonzero(wanted)
+
+
+def _of_kernels(export: Export, regions: dict[str, Region], keys: dict[tuple[str, str, str], int]) -> dict[str, Any]:
+    """What the dataset says of each kernel: family, parts, whether a twin is in training, and calls."""
+    names = [f"split_{split}" for split in SPLITS]
+    table = export.kernels_table(["id", *names, "workload_twin_in_training"]).to_pylist()
+    by_id = {row["id"]: row for row in table}
+    family: dict[str, str] = {}
+    calls: dict[str, int] = {}
+    for workload in export.workloads():
+        for call in workload.calls:
+            known = family.get(call.region.id, TRAINING_PREFIX)
+            if known.startswith(TRAINING_PREFIX) or workload.name == TEST_FAMILY:
+                family[call.region.id] = workload.name
+            calls[call.region.id] = max(calls.get(call.region.id, 0), call.calls)
+    rows = [by_id[regions[region].kernel.id] for region, _, _ in keys]
+    return {
+        "families": tuple(family.get(region, "") for region, _, _ in keys),
+        "parts": np.array([[PARTS.index(row[name] or PARTS[0]) for name in names] for row in rows]),
+        "twin": np.array([bool(row["workload_twin_in_training"]) for row in rows]),
+        "calls": np.array([calls.get(region, 1) for region, _, _ in keys]),
+    }
+
+
+def _encode(job: KernelJob) -> tuple[Graphs, Array, Array]:
+    """Graphs, the kernel's own numbers, and which schedules apply."""
+    found, applies = job.each(lambda space, schedule: (space.table(schedule), space.uops(schedule)))
+    encoded = encode([table for table, _ in found], [uops for _, uops in found])
+    return graphs(encoded, job.target), kernel_features(job.region), applies
+
+
+_LISTS = ("region_ids", "families", "targets", "runs", "samplers", "checksums")
+
+
+def _as_arrays(data: TrainingData) -> dict[str, Array]:
+    arrays = {f"graphs.{f.name}": getattr(data.graphs, f.name) for f in fields(Graphs)}
+    arrays |= {f.name: getattr(data, f.name) for f in fields(data) if f.name not in (*_LISTS, "graphs")}
+    arrays["lists"] = np.frombuffer(json.dumps({name: getattr(data, name) for name in _LISTS}).encode(), np.uint8)
+    return arrays
+
+
+def _from_arrays(arrays: dict[str, Any]) -> TrainingData:
+    """The inverse of `_as_arrays`."""
+    lists = json.loads(arrays.pop("lists").tobytes())
+    made = Graphs(**{name.removeprefix("graphs."): arrays.pop(name) for name in list(arrays) if "." in name})
+    texts: dict[str, Any] = {name: tuple(values) for name, values in lists.items()}
+    texts["checksums"] = tuple((name, value) for name, value in lists["checksums"])
+    return TrainingData(graphs=made, **arrays, **texts)

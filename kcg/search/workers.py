@@ -1,0 +1,324 @@
+"""Searches that think in processes of their own, so that sixteen cores draft for sixteen kernels at once.
+
+Drafting a batch takes seconds of one core on a large kernel, measuring it tenths of a second: in one process a GPU
+would mostly wait. A `Thinker` is a child that runs strategies on one core; each asks over a pipe when it may measure
+(`Problem.ask`) and what a batch showed (`Problem.measure`), and what answers stands in the parent. To whoever runs the
+searches, `Thinkers.strategy` is a strategy like any other. Where a child dies its searches go on in the parent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import queue
+import random
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING, Any, Final
+
+from kcg.search.problem import Ledger, Observation, Problem, Said, Strategy
+from kcg.search.strategies import strategy
+from kcg.types import Region, Schedule, Target
+
+if TYPE_CHECKING:
+    from kcg.kernel.opts.space import KernelSpace
+    from kcg.predictor.interface import Predictor
+
+log = logging.getLogger(__name__)
+
+WARM, SEARCH, ANSWER = "warm", "search", "answer"  # to a child
+ASK, MEASURE, END, ERROR = "ask", "measure", "end", "error"  # from a child
+DIED, OVER = "died", "over"
+POLL_S: Final = 0.2
+END_S: Final = 10.0  # how long the end of a child is waited for that was killed
+ONE_CORE: Final = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+"""For a child, which thinks on one core beside others: NumPy's BLAS reads it when it is loaded, and would start a
+thread for every core, which wait for those of the other children: twice the CPU time of four children on two cores
+(`evaluation/search/bench_thinking.py`)."""
+
+
+@dataclass(frozen=True)
+class Thought:
+    """What a child needs to know of a search."""
+
+    region: Region
+    target: Target
+    predictor: str  # as `choose_predictor` takes it
+    strategy: str
+    strategies: Callable[[str], Strategy]  # by name: a function of a module, which the child imports
+    seed: str
+    batch_size: int
+    drafting: int | None
+    known: tuple[Observation, ...]
+    deadline: float | None  # on the clock of the machine (`time.monotonic`)
+
+
+class Thinkers:
+    """Some children, each of which thinks for several kernels. Use as a context manager."""
+
+    def __init__(
+        self,
+        count: int,
+        predictor: str,
+        target: Target,
+        initargs: tuple[Any, ...],
+        *,
+        strategies: Callable[[str], Strategy] = strategy,
+    ) -> None:
+        """They start at once and read the predictor's networks while there is something else to do. `initargs` are
+        those of `kcg.measure.lifetime.start`. `strategies` looks a name up, in a child too: a function of a module."""
+        self.predictor, self.target, self.count, self.strategies = predictor, target, count, strategies
+        self._children = [_Thinker(initargs, (WARM, (predictor, target))) for _ in range(count)]
+
+    def __enter__(self) -> Thinkers:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Kill them; searches that still wait for one end."""
+        for child in self._children:
+            child.close()
+
+    def strategy(self, name: str, region: Region, *, place: int, seed: str) -> Strategy:
+        """The strategy `name` of one kernel, thought out in a child; `place` says in which."""
+
+        def remote(problem: Problem) -> Iterator[Observation]:
+            child = self._children[place % len(self._children)]
+            thought = Thought(
+                region,
+                self.target,
+                self.predictor,
+                name,
+                self.strategies,
+                seed,
+                problem.batch_size,
+                problem.drafting,
+                tuple(problem.known.values()),
+                problem.ledger.deadline,
+            )
+            try:
+                yield from child.search(thought, problem)
+            except EOFError:
+                log.warning("a process that searched died: its kernel is searched here")
+                yield from self.strategies(name)(problem)
+
+        return remote
+
+
+class _Thinker:
+    """The parent's end of one child."""
+
+    def __init__(self, initargs: tuple[Any, ...], first: tuple[str, Any]) -> None:
+        context = get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=[theirs, initargs], name="kcg-thinker", daemon=True)
+        with _environment(ONE_CORE):
+            self._process.start()
+        theirs.close()
+        self._sending = threading.Lock()
+        self._answers: dict[int, queue.SimpleQueue[tuple[str, Any]]] = {}
+        self._died = self._closed = False
+        self._send(*first)
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def close(self) -> None:
+        """Kill it; searches that still wait for it end."""
+        self._closed = True
+        self._process.kill()
+        self._process.join(END_S)  # one in a call of a driver may not end
+
+    def search(self, thought: Thought, problem: Problem) -> Iterator[Observation]:
+        """Every observation of one search. Raises EOFError where the child died, and what the search raised."""
+        inbox: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
+        key = id(inbox)
+        self._answers[key] = inbox
+        told = {o.schedule for o in thought.known}
+        self._send(SEARCH, key, thought)
+        while True:
+            kind, value = self._next(inbox, problem)
+            if kind == OVER:
+                return
+            if kind == ASK:
+                count, gain, evaluations = value
+                problem.ledger.evaluations += evaluations
+                granted = problem.ask(count, gain) if problem.ask is not None else problem.ledger.remaining(count)
+                news = [o for s, o in problem.known.items() if s not in told]
+                told.update(o.schedule for o in news)
+                over = granted < 1 and problem.ledger.exhausted
+                self._send(ANSWER, key, (granted, over, problem.ledger.deadline, news))
+            elif kind == MEASURE:
+                schedules, said = value
+                if problem.expected is not None:
+                    problem.expected |= said
+                futures = problem.measure(schedules)
+                observations = [future.result() for future in futures]
+                problem.known.update((o.schedule, o) for o in observations)
+                told.update(o.schedule for o in observations)
+                self._send(ANSWER, key, (observations, problem.batch_size))
+                yield from observations
+            elif kind == END:
+                problem.ledger.evaluations += value
+                return
+            elif kind == ERROR:
+                raise RuntimeError(f"a search failed in its process: {value}")
+            else:
+                raise EOFError
+
+    def _next(self, inbox: queue.SimpleQueue[tuple[str, Any]], problem: Problem) -> tuple[str, Any]:
+        """The next message of a search. Nobody waits for one that thinks while all is over."""
+        while True:
+            with contextlib.suppress(queue.Empty):
+                return inbox.get(timeout=POLL_S)
+            if self._closed or problem.ledger.exhausted:
+                return OVER, None
+            if self._died:
+                return DIED, None
+
+    def _send(self, *message: Any) -> None:
+        with self._sending, contextlib.suppress(OSError):  # one that died is noticed by whoever listens
+            self._pipe.send(message)
+
+    def _listen(self) -> None:
+        try:
+            with contextlib.suppress(EOFError, OSError):
+                while True:
+                    kind, key, value = self._pipe.recv()
+                    self._answers[key].put((kind, value))
+        finally:
+            self._died = True
+
+
+# ---- in the child ----
+
+
+class _Search:
+    """One search in the child."""
+
+    def __init__(self, pipe: Connection, sending: threading.Lock, key: int, thought: Thought) -> None:
+        self.pipe, self.sending, self.key, self.thought = pipe, sending, key, thought
+        self.inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.told = 0  # evaluations that the parent knows of
+        self.expected: dict[Schedule, Said] = {}
+        self.ledger = _Granted(deadline=thought.deadline)
+
+    def run(self) -> None:
+        """Search until the parent grants nothing more."""
+        from kcg.predictor.correction import kind_of
+
+        try:
+            thought = self.thought
+            space = _space(thought.region, thought.target)
+            judge = _predictor(thought.predictor, thought.target).of(space)
+            self.problem = Problem(
+                space=space,
+                predict=judge.predict,
+                measure=self.measure,
+                ledger=self.ledger,
+                rng=random.Random(thought.seed),
+                batch_size=thought.batch_size,
+                drafting=thought.drafting,
+                known={o.schedule: o for o in thought.known},
+                correct=judge.correct,
+                ask=self.ask,
+                expected=self.expected,
+                step=space.step,
+                tile=space.tile,
+                kind=kind_of,
+                alike=space.alike,
+            )
+            for _ in thought.strategies(thought.strategy)(self.problem):
+                pass
+            self.send(END, self.ledger.evaluations - self.told)
+        except Exception as error:
+            log.debug("a search failed", exc_info=True)
+            self.send(ERROR, f"{type(error).__name__}: {error}")  # not itself: not every error can be sent
+
+    def ask(self, count: int, gain: float) -> int:
+        evaluations, self.told = self.ledger.evaluations - self.told, self.ledger.evaluations
+        self.send(ASK, (count, gain, evaluations))
+        granted, self.ledger.over, self.ledger.deadline, news = self.inbox.get()
+        self.problem.known.update((o.schedule, o) for o in news)
+        return int(granted)
+
+    def measure(self, schedules: Sequence[Schedule]) -> list[Future[Observation]]:
+        self.send(MEASURE, (list(schedules), {s: said for s in schedules if (said := self.expected.pop(s, None))}))
+        futures = []
+        observations, self.problem.batch_size = self.inbox.get()
+        for observation in observations:
+            future: Future[Observation] = Future()
+            future.set_result(observation)
+            futures.append(future)
+        return futures
+
+    def send(self, kind: str, value: Any) -> None:
+        with self.sending:
+            self.pipe.send((kind, self.key, value))
+
+
+@dataclass
+class _Granted(Ledger):
+    """A search in a child asks the parent for everything; here it only learns that it is over."""
+
+    over: bool = False
+
+    def remaining(self, wanted: int) -> int:
+        return 0 if self.over else super().remaining(wanted)
+
+
+@contextlib.contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """What is started inside finds these variables so."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def _serve(pipe: Connection, initargs: tuple[Any, ...]) -> None:
+    """Searches that a parent asks for, each in a thread, until the parent closes the pipe or dies."""
+    from kcg.measure import lifetime
+
+    lifetime.start(*initargs)
+    sending = threading.Lock()
+    searches: dict[int, _Search] = {}
+    with contextlib.suppress(EOFError, KeyboardInterrupt):
+        while True:
+            message = pipe.recv()
+            if message[0] == WARM:
+                _predictor(*message[1])
+            elif message[0] == SEARCH:
+                search = searches[message[1]] = _Search(pipe, sending, *message[1:])
+                threading.Thread(target=search.run, daemon=True).start()
+            else:
+                searches[message[1]].inbox.put(message[2])
+
+
+_loaded: dict[tuple[str, str], Predictor] = {}
+
+
+def _predictor(choice: str, target: Target) -> Predictor:
+    from kcg.predictor.choice import choose_predictor
+
+    key = (choice, target.fingerprint)
+    if key not in _loaded:
+        _loaded[key] = choose_predictor(choice, target)
+    return _loaded[key]
+
+
+def _space(region: Region, target: Target) -> KernelSpace:
+    from kcg.kernel.opts.space import KernelSpace
+
+    return KernelSpace(region, target)
