@@ -10,8 +10,9 @@ from kcg.compat.planning import before_planning
 from kcg.compat.sequences import sequences_of
 from kcg.compat.tiny import Ops, UOp
 from kcg.kernel.codec import ast_of, kernel_of
-from kcg.kernel.compile import Compiled, Program, ProgramLaunch, Scratch, compile_schedule
+from kcg.kernel.compile import compile_schedule
 from kcg.kernel.opts.space import KernelSpace
+from kcg.kernel.program import Compiled, Program, ProgramLaunch, Scratch
 from kcg.kernel.sequences import sequences_of_captured
 from kcg.types import Region, Sequence, Target
 

@@ -17,7 +17,7 @@ from sample_result import sample_result
 from kcg.dataset.journal import Journal
 from kcg.errors import ExitCode
 from kcg.optimize.console import print_result
-from tests.test_journal import fill
+from tests.dataset.test_journal import fill
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="has /dev/full, and shells' descriptors")
 
@@ -130,7 +130,7 @@ def test_an_interrupt_that_typer_took_is_said_too() -> None:
     """It makes an exit code of it."""
     waits = (
         WAITS.replace("guarded(main,", "guarded(app,")
-        .replace("kcg.cli.guarded", "import typer\napp = typer.Typer()\napp.command()(main)\nkcg.commandline.guarded")
+        .replace("kcg.cli.guarded", "import typer\napp = typer.Typer()\napp.command()(main)\nkcg.cli.guarded")
         .replace("guarded(app,", "guarded(lambda: app(standalone_mode=False),")
     )
     process = subprocess.Popen([sys.executable, "-c", waits], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

@@ -23,7 +23,7 @@ from kcg.measure.verify import Foretold, foretell_job
 from kcg.types import Region, Schedule, ScheduleKind
 
 if TYPE_CHECKING:
-    from kcg.kernel.compile import Compiled
+    from kcg.kernel.program import Compiled
 
 
 UNSTEADY_S = 50e-6  # on a GPU, samples of what is shorter differ by up to 26 % from one process to the next

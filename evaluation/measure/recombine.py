@@ -325,7 +325,8 @@ def _tidy(ast: UOp) -> UOp:
     """Slots and ranges numbered without gaps, in their order, outputs first; conditions that always hold left out.
 
     The scheduler leaves them out too. What only they use is a buffer that the code does not take, and with one in the
-    middle tinygrad 0.14.0 calls threaded kernels on CPU:X86 with the wrong arguments (tests/test_known_wrong.py).
+    middle tinygrad 0.14.0 calls threaded kernels on CPU:X86 with the wrong arguments
+    (tests/measure/test_known_wrong.py).
     """
     while settled := [n for n in ast.toposort() if n.op is Ops.WHERE and n.src[0].vmin == n.src[0].vmax]:
         node = settled[0]

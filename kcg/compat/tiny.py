@@ -1,6 +1,6 @@
 """tinygrad's internals, by name: the one module through which the rest of kcg reaches them.
 
-This import list is the checklist for a new tinygrad version; `tests/test_compat.py` checks every name and every
+This import list is the checklist for a new tinygrad version; `tests/compat/test_compat.py` checks every name and every
 attribute that kcg relies on.
 """
 

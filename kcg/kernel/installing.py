@@ -17,7 +17,8 @@ from kcg.compat.scheduling import to_tiny, with_device
 from kcg.compat.tiny import AddrSpace, Ops, UOp
 from kcg.errors import CodecError, ScheduleError
 from kcg.kernel.codec import ast_of, kernel_of
-from kcg.kernel.compile import Compiled, Program, ProgramLaunch, to_elf
+from kcg.kernel.compile import to_elf
+from kcg.kernel.program import Compiled, Program, ProgramLaunch
 from kcg.types import Region, Schedule, Target, malformed
 
 

@@ -2,7 +2,7 @@
 
 tinygrad unrolls every UPCAST and UNROLL axis, so a node of the AST becomes as many operations as those of its axes have
 elements ("copies"), less what later passes merge: equal constants, equal addresses, neighbouring loads. Counting takes
-about 0.2 ms where code generation takes seconds; `tests/test_uops.py` compares it with real programs.
+about 0.2 ms where code generation takes seconds; `tests/kernel/test_loop_nest.py` compares it with real programs.
 """
 
 from __future__ import annotations

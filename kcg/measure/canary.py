@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from kcg.kernel.compile import Compiled
+    from kcg.kernel.program import Compiled
     from kcg.types import Region, Target
 
 SAMPLES = 7

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kcg.kernel.compile import Compiled
+from kcg.kernel.program import Compiled
 from kcg.types import CacheState, Region, Schedule, Target, Variables, Verification
 
 if TYPE_CHECKING:

@@ -16,7 +16,8 @@ from typing import Any
 from kcg.compat.programs import HIDDEN_MOST_S, Spin, device_seconds, hidden_s, load_program
 from kcg.compat.tiny import AddrSpace, Ops, UOp, dtypes
 from kcg.kernel.codec import ast_of
-from kcg.kernel.compile import Program, Scratch, to_elf
+from kcg.kernel.compile import to_elf
+from kcg.kernel.program import Program, Scratch
 from kcg.measure.inputs import BufferInfo, buffers_of, integer_bounds, make_inputs
 from kcg.measure.workbench import Bench
 from kcg.types import Region, Target

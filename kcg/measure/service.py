@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from kcg.compat.tiny import UOp
 from kcg.errors import DeviceError
 from kcg.kernel.analysis import certain_bytes, certain_operations
-from kcg.kernel.compile import Compiled
+from kcg.kernel.program import Compiled
 from kcg.measure import child
 from kcg.measure.device_info import first_line, usable_cores
 from kcg.measure.jobs import (

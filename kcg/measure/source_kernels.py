@@ -20,7 +20,7 @@ from kcg.measure import isolated
 from kcg.types import Region, Schedule, Target
 
 if TYPE_CHECKING:
-    from kcg.kernel.compile import Compiled
+    from kcg.kernel.program import Compiled
     from kcg.kernels import HandwrittenKernel
 
 CHILD = "kcg.measure.source_kernels"
@@ -97,7 +97,7 @@ def rebuilt(
         UsageError: a file cannot be imported.
         MismatchError: the files do not give a schedule that is wanted, or it does not compile any more.
     """
-    from kcg.kernel.compile import Compiled
+    from kcg.kernel.program import Compiled
 
     job = {
         "paths": [str(path.absolute()) for path in paths],
@@ -159,7 +159,7 @@ def main() -> None:
 
 def _made(ast_json: str, body: str, kernels: Mapping[str, Described], target: Target) -> dict[str, Any]:
     from kcg.kernel.compile import compile_schedule
-    from kcg.kernel.source.kernels import source_body
+    from kcg.kernel.source.body import source_body
     from kcg.types import Kernel, ScheduleKind
 
     region, wanted = Region((Kernel(ast_json),)), Schedule(ScheduleKind.SOURCE, body)

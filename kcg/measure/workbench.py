@@ -12,7 +12,8 @@ from kcg.compat.hardware import device_memset, device_pieces
 from kcg.compat.programs import load_program
 from kcg.compat.tiny import Buffer, Device, UOp, dtypes
 from kcg.errors import DeviceError
-from kcg.kernel.compile import Compiled, to_elf
+from kcg.kernel.compile import to_elf
+from kcg.kernel.program import Compiled
 from kcg.measure.inputs import BufferInfo, Hashed, buffers_of, filler, launcher_of, make_inputs, numpy_dtype
 from kcg.measure.protocol import flush_bytes
 from kcg.types import Target

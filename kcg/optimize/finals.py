@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from kcg import __version__
 from kcg.errors import DeviceError
-from kcg.kernel.source.kernels import source_body
+from kcg.kernel.source.body import source_body
 from kcg.measure.jobs import DuelJob, DuelOutcome
 from kcg.measure.pools import ServiceClosed
 from kcg.measure.protocol import PROTOCOL, median, median_interval, spread
@@ -45,7 +45,7 @@ from kcg.types import (
 )
 
 if TYPE_CHECKING:
-    from kcg.kernel.compile import Compiled
+    from kcg.kernel.program import Compiled
     from kcg.kernel.symbolic import End
     from kcg.measure.verify import Foretold
     from kcg.optimize.session import RegionWork, Session

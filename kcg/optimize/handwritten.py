@@ -25,7 +25,7 @@ from kcg.optimize.verdicts import Side
 from kcg.types import Finalist, RegionResult, Schedule, Status, Verification
 
 if TYPE_CHECKING:
-    from kcg.kernel.compile import Compiled
+    from kcg.kernel.program import Compiled
     from kcg.optimize.session import RegionWork, Session
 
 READ_TIMEOUT_S = 60.0  # importing a file: Triton takes seconds

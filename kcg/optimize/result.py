@@ -19,7 +19,7 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from kcg.errors import ResultError, ScheduleError
 from kcg.files import write_whole
-from kcg.kernel.source.kernels import source_body
+from kcg.kernel.source.body import source_body
 from kcg.types import Kernel, Region, RegionResult, Result, Schedule, ScheduleKind, malformed
 
 T = TypeVar("T")

@@ -16,7 +16,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from kcg.errors import JournalError, ResultError
-from kcg.kernel.compile import Compiled
+from kcg.kernel.program import Compiled
 from kcg.measure import verify
 from kcg.measure.jobs import DuelOutcome
 from kcg.measure.protocol import PROTOCOL

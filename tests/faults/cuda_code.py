@@ -14,7 +14,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kcg.kernel.compile import Compiled
+from kcg.kernel.program import Compiled
 from kcg.measure.jobs import CompileOutcome, TimeJob
 from kcg.types import Target
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from kcg.kernel.codec import kernel_of
-from kcg.kernel.compile import Compiled
+from kcg.kernel.program import Compiled
 from kcg.kernel.reference import sample_points
 from kcg.measure.service import MeasureService, Request, _Asked
 from kcg.measure.verify import POINTS

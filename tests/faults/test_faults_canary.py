@@ -17,7 +17,7 @@ import pytest
 
 from kcg.errors import DeviceError
 from kcg.kernel import compile as compiler
-from kcg.kernel.compile import Compiled
+from kcg.kernel.program import Compiled
 from kcg.measure import canary, service
 from kcg.measure.canary import STICKY_FAULTS, CanaryReading, canary_job, is_sticky
 from kcg.measure.pools import ChildDied, DevicePool, ServiceClosed

@@ -23,8 +23,8 @@ import numpy as np
 import pytest
 
 from kcg.kernel.codec import kernel_of
-from kcg.kernel.compile import Compiled
 from kcg.kernel.opts.space import KernelSpace
+from kcg.kernel.program import Compiled
 from kcg.measure import child
 from kcg.measure.inputs import RECIPE, make_inputs, to_values
 from kcg.measure.jobs import TimeJob

@@ -9,7 +9,7 @@ from itertools import count
 import numpy as np
 import pytest
 
-from kcg.kernel.compile import Compiled
+from kcg.kernel.program import Compiled
 from kcg.measure.inputs import RECIPE, make_inputs
 from kcg.measure.jobs import DuelJob
 from kcg.measure.service import MeasureService

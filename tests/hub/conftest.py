@@ -12,8 +12,8 @@ from huggingface_hub import constants
 
 from kcg.dataset.export import export
 from kcg.dataset.journal import Journal
+from tests.dataset.test_journal import fill
 from tests.hub.server import Hub, serve
-from tests.test_journal import fill
 
 
 @pytest.fixture(autouse=True)

@@ -22,9 +22,9 @@ from kcg.dataset.export import CHECKSUMS, export, read_export
 from kcg.dataset.journal import Journal
 from kcg.dataset.publish import pull, push
 from kcg.errors import DataError, UsageError
+from tests.dataset.test_journal import fill, measurement
 from tests.hub.checks import contents, is_untouched, refused
 from tests.hub.server import TOKEN, Hub
-from tests.test_journal import fill, measurement
 
 REPO = "owner/name"
 ROOT = Path(__file__).parents[2]

@@ -7,7 +7,7 @@ import pytest
 
 from evaluation.search.correcting import BUDGETS, METHODS, ORDERS, Pool, play, steps_of
 from kcg.types import RAW, Opt, Schedule
-from tests.test_correction import candidates, planted
+from tests.predictor.test_correction import candidates, planted
 
 
 @pytest.mark.parametrize("order", ORDERS)

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from kcg.kernel.compile import Compiled
 from kcg.kernel.opts.space import KernelSpace
+from kcg.kernel.program import Compiled
 from kcg.kernel.source.kernels import lower, view_of
 from kcg.kernels import collecting, handwritten
 from kcg.measure.jobs import DuelJob

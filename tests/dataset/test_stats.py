@@ -1,0 +1,105 @@
+"""The numbers of a dataset, checked on a journal made by hand."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from kcg.dataset.journal import Journal
+from kcg.dataset.stats import render, stats, to_json
+from kcg.errors import DataError
+from kcg.types import CacheState, Measurement, Opt, Region, Schedule, Status, Workload, WorkloadCall
+from tests.dataset.test_journal import KERNELS, fill, measurement
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "journal.sqlite"
+
+
+def test_stats_of_a_journal_made_by_hand(path: Path) -> None:
+    a, b = Region((KERNELS[0],)), Region((KERNELS[1],))
+
+    def row(region: Region, opts: tuple[Opt, ...], seconds: float, **changes: object) -> Measurement:
+        plain = {"variables": (), "region_id": region.id, "schedule": Schedule.from_opts(opts), "samples_s": (seconds,)}
+        return measurement(**(plain | changes))
+
+    up, local = Opt("UPCAST", 0, 4), Opt("LOCAL", 0, 8)
+    rows = [
+        row(a, (up,), 4.0, sampler="hand-coded", binary_hash="x"),
+        row(a, (up, local), 1.0, binary_hash="y"),
+        row(a, (local,), 0.1, cache_state=CacheState.WARM, binary_hash="y"),  # warm is not compared with cold
+        row(a, (up, up), 0.5, status=Status.WRONG),  # nor is what failed
+        row(a, (up, up), 0.5, status=Status.WRONG, trial=1),
+        row(b, (), 9.0, sampler="hand-coded", binary_hash="z"),
+        row(b, (up,), 9.5, run_id="r2", binary_hash=""),
+    ]
+    with Journal.open(path) as journal:
+        journal.add_workload(Workload("w", "one", (WorkloadCall(a, 3), WorkloadCall(a, 1), WorkloadCall(b, 1))))
+        journal.add_workload(Workload("w", "two", (WorkloadCall(a, 3),)))
+        journal.add_workload(Workload("w", "unmeasured", (WorkloadCall(Region((KERNELS[2],)), 3),)))
+        for i, m in enumerate(rows):
+            journal.record(m, recorded_unix_s=100.0 + i * 0.5)
+        found = stats(journal)
+    assert (found.rows, found.kernels, found.regions_measured) == (7, 3, 2)
+    assert found.unique_binaries == 4  # x, y, z and the b0 of what failed
+    assert found.statuses == {"ok": 5, "wrong": 2}
+    assert found.samplers == {"random": 5, "hand-coded": 2}
+    assert found.protocols == {1: 7}
+    assert found.schedules_per_kernel == (2, 3.0, 4)
+    assert found.actions == {"UPCAST": 5, "LOCAL": 2}
+    assert found.rows_per_second == {"r1": 5 / 2.5}
+    one, two, unmeasured = found.workloads
+    assert (one.name, one.kernels, one.rows, one.compared) == ("w/one", 2, 7, 2)
+    assert one.speedup == pytest.approx(2.0)  # the geometric mean of 4 and 1
+    assert (two.speedup, two.rows) == (4.0, 5)
+    assert (unmeasured.speedup, unmeasured.rows, unmeasured.compared) == (None, 0, 0)
+    assert json.loads(to_json(found))["workloads"][0]["compared"] == 2
+
+
+def test_what_could_not_be_judged_is_neither_ok_nor_wrong(path: Path) -> None:
+    from rich.console import Console
+
+    with Journal.open(path) as journal:
+        rows = [
+            measurement(0, region_id=KERNELS[0].id, status=Status.UNJUDGED, samples_s=(), reason="cannot be judged: 0"),
+            measurement(1, region_id=KERNELS[0].id, status=Status.UNJUDGED, samples_s=(), reason="cannot be judged: 0"),
+            measurement(2, region_id=KERNELS[1].id, status=Status.UNJUDGED, samples_s=(), reason="cannot be judged: 1"),
+            measurement(3, region_id=KERNELS[1].id),
+            measurement(4, region_id=KERNELS[2].id, status=Status.WRONG, samples_s=(), reason="element 1 is 0"),
+        ]
+        for row in rows:
+            journal.record(row)
+        found = stats(journal)
+    assert (found.rows, found.ok_rows, found.unjudged_rows, found.unjudged_regions) == (5, 1, 3, 1)
+    assert found.statuses == {"unjudged": 3, "ok": 1, "wrong": 1}
+    console = Console(width=120, record=True, file=open(os.devnull, "w"))  # noqa: SIM115, PTH123
+    with console.file:
+        render(found, console)
+    text = " ".join(console.export_text().split())
+    assert "1 ok and 3 unjudged" in text
+    assert "3 rows: the reference cannot tell whether they are right; 1 kernels have none that is ok" in text
+
+
+def test_stats_are_readable_and_do_not_read_markup(path: Path) -> None:
+    from rich.console import Console
+
+    with Journal.open(path) as journal:
+        fill(journal)
+        journal.record(measurement(7, sampler="[bold]mcts"))
+        console = Console(width=120, record=True, file=open(os.devnull, "w"))  # noqa: SIM115, PTH123
+        with console.file:
+            render(stats(journal), console)
+    text = console.export_text()
+    for expected in ("flux/tiny", "compile_error", "[bold]mcts", "UPCAST", "unique binaries"):
+        assert expected in text
+
+
+def test_stats_refuse_a_foreign_schedule(path: Path) -> None:
+    with Journal.open(path) as journal:
+        journal.record(measurement(schedule=Schedule("opts", "[1]")))
+        with pytest.raises(DataError, match="does not decode"):
+            stats(journal)

@@ -1,0 +1,123 @@
+"""Pools of processes: forked by a server or begun afresh, they are the same, and end without a word."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kcg.measure import lifetime, pools
+from kcg.measure.pools import end_pool, start_pool
+from tests.conftest import CPU
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere every process begins afresh")
+
+
+def nothing() -> None:
+    pass
+
+
+def surroundings() -> dict[str, Any]:
+    """What a child is: whom it descends from, and what of tinygrad is set in it."""
+    import tinygrad.helpers as helpers
+    from tinygrad import Device
+
+    return {
+        "parent": os.getppid(),
+        "forked": lifetime.PRELOADED in sys.modules,
+        "cache": helpers.CACHEDB,
+        "debug": helpers.DEBUG.value,
+        "beam": helpers.BEAM.value,
+        "device": Device.DEFAULT,
+        "dev": os.environ["DEV"],
+        "said": os.environ.get("SAID"),
+        "stdin": Path("/dev/fd/0").readlink(),
+        "group": os.getpgid(0) == os.getpid(),
+        "opened": sorted(Device._opened_devices),
+    }
+
+
+def seen_in_a_child(folder: Path, **how: bool) -> dict[str, Any]:
+    pool = start_pool(1, lifetime.start, (CPU, os.getpid(), str(folder / "cache.db")), **how)
+    try:
+        found: dict[str, Any] = pool.schedule(surroundings).result(timeout=60)
+        return found
+    finally:
+        end_pool(pool)
+
+
+@pytest.fixture
+def forking(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server of this environment: the test that started this process's may have had another one."""
+    pools._server.may_fork()
+    monkeypatch.setattr(pools._server, "_environment", pools._environment())
+
+
+@linux
+@pytest.mark.usefixtures("forking")
+def test_a_forked_child_is_what_one_begun_afresh_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DEBUG", "3")  # the user's own
+    forked, afresh = seen_in_a_child(tmp_path, fork=True), seen_in_a_child(tmp_path)
+    assert forked.pop("forked") and not afresh.pop("forked")
+    assert forked.pop("parent") != afresh.pop("parent") == os.getpid(), "a server forked it"
+    assert forked == afresh
+    told = [forked[name] for name in ("cache", "debug", "beam", "device", "dev", "group", "opened")]
+    assert told == [str(tmp_path / "cache.db"), 0, 0, "CPU", CPU, True, []]
+
+
+@linux
+@pytest.mark.usefixtures("forking")
+def test_a_child_has_the_environment_of_its_parent_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert seen_in_a_child(tmp_path, fork=True)["said"] is None
+    monkeypatch.setenv("SAID", "later")
+    told = seen_in_a_child(tmp_path, fork=True)
+    assert told["said"] == "later" and not told["forked"], "the server knows nothing of it"
+
+
+@linux
+def test_nothing_is_forked_where_a_program_has_a_fork_server_of_its_own(tmp_path: Path) -> None:
+    """It has not loaded what a child needs, and a child would not know whose end to wait for."""
+    program = f"""
+import multiprocessing, os
+from pathlib import Path
+if __name__ == "__main__":
+    process = multiprocessing.get_context("forkserver").Process(target=print, args=["theirs"])
+    process.start()
+    process.join()
+    from tests.measure.test_pools import seen_in_a_child
+    print(seen_in_a_child(Path({str(tmp_path)!r}), fork=True)["forked"])
+"""
+    (tmp_path / "program.py").write_text(program)
+    command = [sys.executable, str(tmp_path / "program.py")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.stdout.split(), done.stderr) == (["theirs", "False"], "")
+
+
+@pytest.mark.parametrize("dies_first", [False, True])
+@pytest.mark.parametrize("fork", [False, pytest.param(True, marks=linux)])
+def test_a_process_that_begins_while_its_pool_ends_prints_nothing(
+    fork: bool, dies_first: bool, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a busy machine: the pool's locks are gone before the process looks for them, and the signal comes late."""
+    from pebble.pool import process as pebble_process
+
+    def late(worker: BaseProcess, stop: Any = pebble_process.stop_process) -> None:
+        worker.join(5)  # what it does unless it is stopped
+        stop(worker)
+
+    pool = start_pool(1, nothing, (), fork=fork)
+    if dies_first:
+        with pytest.raises(Exception, match="Abnormal termination"):
+            pool.schedule(os._exit, args=(5,)).result(timeout=60)
+        time.sleep(0.05)  # until another is started in its place
+    else:
+        assert pool.active  # which starts it
+    monkeypatch.setattr(pebble_process, "stop_process", late)
+    end_pool(pool)
+    assert capfd.readouterr().err == ""

@@ -1,0 +1,405 @@
+"""What a budget is spent on: the search has its share, only candidates are judged, and what was left out is said."""
+
+from __future__ import annotations
+
+import os
+import re
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kcg.errors import ExitCode
+from kcg.optimize import estimates, finals
+from kcg.optimize import run as run_of_kcg
+from kcg.optimize import session as session_of_kcg
+from kcg.optimize.__main__ import incomplete, nothing_faster
+from kcg.optimize.console import _summary, progress
+from kcg.optimize.result import read_result
+from kcg.optimize.run import exit_code_of, has_an_answer
+from kcg.optimize.search import search
+from kcg.optimize.session import RegionWork, Session
+from kcg.optimize.settings import Settings
+from kcg.search.problem import Observation
+from kcg.types import ModelCheck, RegionResult, Result, Schedule, Status
+from tests.sample_result import sample_result
+
+SCRIPTS = Path(__file__).parents[1] / "scripts"
+
+
+def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "kcg.optimize", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+
+
+def samplers(folder: Path) -> list[str]:
+    with sqlite3.connect(f"file:{folder / 'journal.sqlite'}?mode=ro", uri=True) as journal:
+        return [sampler for (sampler,) in journal.execute("SELECT sampler FROM measurements")]
+
+
+# ---- exit codes ----
+
+
+def only(result: Result, *outcomes: str) -> Result:
+    return replace(result, regions=tuple(row for row in result.regions if row.outcome in outcomes))
+
+
+def test_the_exit_code_is_that_of_the_rest_where_a_kernel_is_unjudged() -> None:
+    sample = replace(sample_result(), complete=True)
+
+    def code(*outcomes: str) -> ExitCode:
+        return exit_code_of(only(sample, *outcomes), interrupted=False)
+
+    assert code("improved", "unjudged") == code("improved", "kept", "not searched", "unjudged") == ExitCode.OK
+    assert code("kept", "unjudged") == ExitCode.NOTHING_IMPROVED
+    assert code("improved", "unjudged", "quarantined") == ExitCode.VERIFICATION_FAILED, "that one is proven wrong"
+    failing = only(sample, "improved", "quarantined")
+    rows = tuple(
+        replace(row, chosen=replace(row.chosen, verification=finals.UNVERIFIED))
+        if row.outcome == "quarantined"
+        else row
+        for row in failing.regions
+    )
+    assert exit_code_of(replace(failing, regions=rows), interrupted=False) == ExitCode.OK, (
+        "it fails, which proves nothing"
+    )
+    wrong = replace(only(sample, "improved"), model_check=ModelCheck(False, "the output differs by 0.3"))
+    assert exit_code_of(wrong, interrupted=False) == ExitCode.VERIFICATION_FAILED
+    assert exit_code_of(replace(only(sample, "kept"), complete=False), interrupted=False) == ExitCode.BUDGET_HIT
+
+
+def test_each_exit_code_has_its_line() -> None:
+    sample = replace(sample_result(), model_check=None)
+    assert f"(1 of {len(sample.regions)} kernels were not searched)" in nothing_faster(sample)
+    assert "not searched" not in nothing_faster(only(sample, "kept"))
+    assert nothing_faster(only(sample, "kept")).endswith("try --effort thorough")
+    (row,) = only(sample, "not searched").regions
+    for note, advice in (
+        ("the measurements were used up", "; give it more with --measurements"),
+        ("the time for searching was over", "; give it more time with --budget"),
+        ("too little to save", "; try --effort thorough"),
+    ):
+        assert nothing_faster(replace(sample, regions=(replace(row, note=note),))).endswith(advice)
+    alone = replace(sample, regions=(replace(row, note="there is no other schedule"),))
+    assert "not searched" not in nothing_faster(alone)
+    assert incomplete(replace(sample, warnings=("nothing was searched: no time",))) == "nothing was searched: no time"
+    assert "--budget" in incomplete(replace(sample, warnings=("it rains",)))
+
+
+# ---- whole runs ----
+
+
+def test_an_unjudged_kernel_keeps_its_schedule_and_is_named_and_the_rest_is_optimised(tmp_path: Path) -> None:
+    done = run(SCRIPTS / "half_unjudged.py", "--measurements", "8", "--report", tmp_path)
+    result = read_result(tmp_path / "RESULT.json")
+    unjudged, other = sorted(result.regions, key=lambda row: row.outcome != "unjudged")
+    assert unjudged.outcome == "unjudged" and unjudged.note == "most outputs are not numbers (seed 0)"
+    assert unjudged.chosen == unjudged.baseline
+    assert (unjudged.chosen.verification.unjudged, unjudged.chosen.verification.wrong) == (True, False)
+    expected = ExitCode.OK if other.outcome == "improved" else ExitCode.NOTHING_IMPROVED
+    assert (done.returncode, other.outcome) in ((expected, "improved"), (expected, "kept")), done.stderr
+    assert result.complete and dict(result.failures) == {"unjudged": 1}, "it is measured once, and not judged"
+    said = " ".join(done.stdout.split())
+    name = unjudged.baseline.name
+    assert f"unjudged: {name} keeps tinygrad's own schedule: most outputs are not numbers (seed 0)" in said
+    assert f"2 kernels: 1 {other.outcome}, 1 unjudged" in said
+    page = (tmp_path / "report.html").read_text()
+    assert "the reference cannot tell what is right" in page and unjudged.note in page
+
+
+def test_a_run_in_which_all_is_unjudged_has_searched_nothing(tmp_path: Path) -> None:
+    done = run(SCRIPTS / "half_unjudged.py", "--report", tmp_path, "--", "alone")
+    assert done.returncode == ExitCode.BUDGET_HIT, done.stderr
+    result = read_result(tmp_path / "RESULT.json")
+    assert [row.outcome for row in result.regions] == ["unjudged"] and not result.complete
+    assert "nothing was searched: every kernel is unjudged" in result.warnings
+    assert "nothing was faster" not in done.stderr and "nothing was searched: every kernel is unjudged" in done.stderr
+
+
+def test_a_budget_too_short_to_search_in_is_said_with_one_that_is_not(tmp_path: Path) -> None:
+    done = run(SCRIPTS / "one_layer.py", "--budget", "1s", "--report", tmp_path, "--quiet", "--", "8")
+    assert done.returncode == ExitCode.BUDGET_HIT, done.stderr
+    (line,) = [
+        line for line in done.stderr.splitlines() if line.startswith("the budget of 1 s is too short to search in")
+    ]
+    advised = re.search(r"try --budget (\d+)s$", line)
+    assert advised is not None and int(advised[1]) > 1
+    result = read_result(tmp_path / "RESULT.json")
+    assert [row.outcome for row in result.regions] == ["not searched"] and not result.complete
+    assert f"nothing was searched: {line}" in result.warnings
+
+
+def test_a_kernel_without_a_candidate_is_not_judged_and_not_called_verified(tmp_path: Path) -> None:
+    done = run(SCRIPTS / "one_layer.py", "--search", "hand-coded", "--report", tmp_path, "--", "8")
+    assert done.returncode == ExitCode.BUDGET_HIT, "it searched nothing, whoever asked for that"
+    (row,) = read_result(tmp_path / "RESULT.json").regions
+    assert row.outcome == "not searched" and row.chosen == row.baseline and row.after_s == row.before_s > 0
+    check = row.chosen.verification
+    assert (check.passed, check.wrong, check.unjudged, check.seeds, check.reason) == (
+        False,
+        False,
+        False,
+        1,
+        finals.CHECKED,
+    )
+    assert row.chosen.source and row.chosen.interval_s[0] <= row.chosen.cold_s <= row.chosen.interval_s[1]
+    assert samplers(tmp_path) == ["hand-coded"], "its measurement stands, and nothing is timed again"
+
+
+def test_who_interrupts_the_writing_of_the_result_has_it_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whenever Ctrl-C comes: before the file is there, or after; what an earlier run left is kept aside either way."""
+    settings = Settings(
+        str(SCRIPTS / "one_layer.py"),
+        device=os.environ["DEV"],
+        folder=tmp_path,
+        search="hand-coded",
+        script_args=("8",),
+    )
+    written = run_of_kcg._written
+    for count, when in enumerate(("before", "after"), 1):
+        calls: list[str] = []
+
+        def interrupted(session: Session, result: Result, calls: list[str] = calls, when: str = when) -> object:
+            calls.append(when)
+            finished = written(session, result) if when == "after" or len(calls) == 2 else None
+            if len(calls) == 1:
+                raise KeyboardInterrupt
+            return finished
+
+        monkeypatch.setattr(run_of_kcg, "_written", interrupted)
+        with progress(quiet=True) as shown:
+            finished = run_of_kcg.optimize(settings, shown)
+        assert len(calls) == 2 and finished.exit_code == ExitCode.INTERRUPTED
+        assert not read_result(tmp_path / "RESULT.json").complete
+        assert len(list(tmp_path.glob("RESULT*.json"))) == count
+
+
+# ---- estimates ----
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
+    """One whose baselines are timed, with three kernels and a budget of ten minutes."""
+    settings = Settings(
+        str(SCRIPTS / "three_kernels.py"),
+        device=os.environ["DEV"],
+        folder=tmp_path_factory.mktemp("out"),
+        budget_s=600.0,
+    )
+    with progress(quiet=True) as shown, Session(settings, shown) as session:
+        session.capture()
+        session.open_journal()
+        session.plan()
+        session.measure_baselines()
+        session.measured_at = time.monotonic()
+        yield session
+
+
+@pytest.fixture
+def session(measured: Session) -> Iterator[Session]:
+    """The same, without what a test put into it."""
+    known = [dict(work.known) for work in measured.works]
+    yield measured
+    for work, before in zip(measured.works, known, strict=True):
+        work.known = before
+    measured.judged, measured.warnings, measured.undecided = {}, [], 0
+    measured.ledger.deadline = None
+
+
+def find(work: RegionWork, *, times: float = 2.0) -> Schedule:
+    """As if its search had found a schedule that is so many times as fast."""
+    schedule: Schedule = work.space.actions(work.space.start())[0].schedule
+    work.known[schedule] = Observation(schedule, Status.OK, work.baseline_s / times, f"found {schedule}")
+    return schedule
+
+
+def test_only_what_has_a_candidate_is_expected_to_be_judged_and_more_of_it_leaves_less_to_search(
+    session: Session,
+) -> None:
+    one, two, _ = session.works
+    nothing_s, until = estimates.judging_s(session), [estimates.search_until(session)]
+    assert not any(finals.is_due(session, work) for work in session.works)
+    assert nothing_s == pytest.approx(
+        estimates.FRESH_CHILD_S + max(estimates.duel_s(session, work) for work in session.works), rel=0.2
+    ), "one that may be found"
+    for work in (one, two):
+        find(work)
+        until.append(estimates.search_until(session))
+    assert [finals.is_due(session, work) for work in session.works] == [True, True, False]
+    assert until[0] > until[2] and until[1] > until[2]
+    find(one, times=0.5)
+    assert not finals.is_due(session, one), "what is slower is no candidate"
+    assert estimates.search_until(session) > until[2]
+
+
+@pytest.mark.parametrize("slow_s", [1.0, 1000.0])
+def test_the_search_has_its_share_of_the_budget_whatever_is_to_be_judged(
+    session: Session, monkeypatch: pytest.MonkeyPatch, slow_s: float
+) -> None:
+    monkeypatch.setitem(estimates.VERIFY_S, "CPU", slow_s)
+    for work in session.works:
+        find(work)
+    end = session.started + 600.0
+    share = (estimates.search_until(session) - session.measured_at) / (end - session.measured_at)
+    if slow_s < 2:
+        assert share > 0.9
+    else:
+        assert share < 0, "there is no time to judge even one"
+        assert "try --budget" in estimates.too_short(session)
+    monkeypatch.setitem(estimates.VERIFY_S, "CPU", 200.0)  # one fits, three do not
+    share = (estimates.search_until(session) - session.measured_at) / (end - session.measured_at)
+    assert share == pytest.approx(estimates.SEARCH_SHARE) and estimates.too_short(session) == ""
+
+
+def test_emptying_the_cache_takes_what_it_took_in_this_run(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken, own_s = session.sampling
+    assert taken >= 9 and own_s > 0, "three samples at least of each of three kernels"
+    before_s = estimates.duel_s(session, session.works[0])
+    monkeypatch.setitem(session.service.spent_s, "sample", own_s + taken * 1.5)
+    assert estimates._flush_s(session) == pytest.approx(1.5)
+    assert estimates.duel_s(session, session.works[0]) > before_s + 10
+
+
+@pytest.mark.parametrize("outcome", ["improved", "kept"])
+def test_what_the_budget_leaves_no_time_to_judge_keeps_tinygrads_own_schedule_and_is_said(
+    session: Session, monkeypatch: pytest.MonkeyPatch, outcome: str
+) -> None:
+    """Once something is improved, the time for checking the whole model is kept; before, there is nothing to check."""
+    small, *others = sorted(session.works, key=lambda work: work.call.calls * work.baseline_s)
+    for work in session.works:
+        find(work, times=1.01 if work is small else 3.0)
+    judged, judge = [], finals._judge
+
+    def judging(session: Session, work: RegionWork) -> RegionResult:
+        judged.append(work.id)
+        return replace(judge(session, work), outcome=outcome)
+
+    monkeypatch.setattr(finals, "_judge", judging)
+    monkeypatch.setattr(estimates, "judge_until", lambda session: time.monotonic() - 1)  # of the model's check
+    rows = finals.judge_all(session)
+    undecided = [row for row in rows if row.outcome == "undecided"]
+    if outcome == "kept":
+        assert len(judged) == 3 and not undecided
+        return
+    assert judged == [max(others, key=finals._saving_s).id], "where most is to be gained first"
+    assert len(undecided) == session.undecided == 2
+    for row in undecided:
+        assert row.chosen == row.baseline and row.after_s == row.before_s > 0
+        assert "there was no time to judge" in row.note
+    assert any(warning.startswith("the budget left no time to judge 2 of 3 kernels") for warning in session.warnings)
+
+
+def test_a_run_that_left_all_undecided_does_not_say_that_nothing_was_faster(session: Session) -> None:
+    kept, improved = (only(sample_result(), outcome) for outcome in ("kept", "improved"))
+    assert not has_an_answer(session, kept), "nothing was searched yet"
+    find(session.works[0])
+    assert has_an_answer(session, kept) and has_an_answer(session, improved)
+    session.undecided = 1
+    assert not has_an_answer(session, kept) and has_an_answer(session, improved)
+
+
+def test_a_budget_that_did_not_come_to_every_kernel_has_not_shown_that_nothing_is_faster(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, missing = only(sample_result(), "kept", "not searched"), only(sample_result(), "improved", "not searched")
+    find(session.works[0])
+    assert not has_an_answer(session, kept) and has_an_answer(session, missing)
+    assert f"(1 of {len(kept.regions)} kernels were not searched)" in incomplete(replace(kept, warnings=()))
+    session.settled = True
+    assert has_an_answer(session, kept), "too little was to be saved"
+    session.settled = False
+    monkeypatch.setattr(session.ledger, "max_measurements", 1000)
+    session.ledger.deadline = 0.0
+    assert not has_an_answer(session, kept), "its time was over, and not the measurements"
+    assert finals._without_candidate(session, session.works[1])[1] == "the time for searching was over"
+    monkeypatch.setattr(session.ledger, "max_measurements", 1)
+    assert has_an_answer(session, kept), "so many were asked for"
+
+
+def test_a_search_that_finds_nothing_may_go_on_in_the_time_for_checking_the_model(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(estimates, "whole_s", lambda session, **more: 100.0)
+    before = estimates.search_until(session)
+    find(session.works[0])
+    assert before - estimates.search_until(session) > 90
+    monkeypatch.setattr(estimates, "whole_s", lambda session, **more: 590.0)
+    assert "leaves no time to check the whole script" in estimates.too_short_for_the_model(session)
+    assert before - estimates.search_until(session) < 90, "it would not fit anyhow"
+
+
+def test_the_first_verdict_may_take_what_still_counts_as_in_time(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(estimates, "duel_s", lambda session, work: 1.0)
+    now_s = time.monotonic() - session.started
+    for budget_s, allowed in ((now_s / 1.05 + 1, True), (now_s / 1.2, False)):
+        monkeypatch.setattr(session, "settings", replace(session.settings, budget_s=budget_s))
+        monkeypatch.setattr(estimates, "judge_until", lambda session: 0.0)
+        pace = estimates.Pace(session)
+        assert pace.allows(session.works[0]) is allowed
+        with pace.judging(session.works[0]):
+            pass
+        assert not pace.allows(session.works[0]), "the second has the budget itself"
+
+
+def test_a_process_that_is_stopped_in_the_finals_is_not_waited_for_when_the_budget_is_over(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find(session.works[0])
+    monkeypatch.setattr(session.service, "duel", lambda job, *, timeout_s: Future())
+    monkeypatch.setattr(estimates.Pace, "allows", lambda pace, work: True)
+    monkeypatch.setattr(estimates, "patience_s", lambda session, expected_s: 10.0 * (expected_s == 0))
+    rows = finals.judge_all(session)
+    assert [row.outcome for row in rows] == ["undecided", "not searched", "not searched"], "nothing is blamed on it"
+    assert rows[0].chosen == rows[0].baseline and session.undecided == 1
+
+
+def test_a_budget_that_is_over_ends_the_timing_of_the_baselines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_of_kcg, "AT_ONCE", 1)
+    settings = Settings(str(SCRIPTS / "three_kernels.py"), device=os.environ["DEV"], folder=tmp_path, budget_s=0.01)
+    with progress(quiet=True) as shown, Session(settings, shown) as session:
+        monkeypatch.setattr(session.service, "compile_workers", 1)
+        session.capture()
+        session.open_journal()
+        session.plan()
+        session.measure_baselines(session.guide)
+        session.measured_at = time.monotonic()
+        assert [work.is_timed for work in session.works] == [True, False, False] and session.untimed == 2
+        search(session)
+        (warning,) = session.warnings
+        assert "tinygrad's own schedules of 2 of 3 kernels were not timed yet: try --budget " in warning
+        rows = finals.judge_all(session)
+        result = finals.build_result(session, rows, complete=False)
+    assert [row.outcome for row in rows] == ["not searched"] * 3
+    assert [row.before_s > 0 for row in rows] == [True, False, False]
+    assert rows[1].note == "the budget was over before it was timed"
+    assert exit_code_of(result, interrupted=False) == ExitCode.BUDGET_HIT
+    assert any("2 kernels were not timed: the totals are without them" in line for line, _ in _summary(result))
+
+
+def test_measurements_that_the_baselines_use_up_are_no_search(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    phases: list[str] = []
+    monkeypatch.setattr(session.progress, "phase", phases.append)
+    monkeypatch.setattr(session, "settings", replace(session.settings, measurements=3, predictor="roofline"))
+    monkeypatch.setattr(session.ledger, "max_measurements", 3)
+    session.guide()
+    search(session)
+    assert session.warnings == [
+        f"nothing was searched: timing tinygrad's own schedules took {session.ledger.measurements} measurements: "
+        "give it more with --measurements"
+    ]
+    assert not phases, "nothing is said to be searched"
+    assert {finals._without_candidate(session, work)[0] for work in session.works} == {"not searched"}

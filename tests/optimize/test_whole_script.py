@@ -1,0 +1,346 @@
+"""A script computes with the chosen schedules what it computes with tinygrad's own, or the result is refused."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import signal
+import threading
+from ast import literal_eval
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from rich.console import Console
+from sample_result import sample_result
+
+from kcg.compat.observing import ALIVE, READ, RETURNED, Piece
+from kcg.errors import ExitCode, VerificationError
+from kcg.kernel.opts.planner import ACTION_SPACE_VERSION
+from kcg.kernel.opts.space import KernelSpace
+from kcg.measure.device_info import detect
+from kcg.measure.source_kernels import KernelFile, describe_job, lower_job, match_job
+from kcg.optimize import whole_script
+from kcg.optimize.console import print_result
+from kcg.optimize.deploy import check_verdict
+from kcg.optimize.report import render_report
+from kcg.optimize.result import from_dict, to_dict
+from kcg.optimize.run import exit_code_of
+from kcg.optimize.settings import Settings
+from kcg.optimize.whole_script import (
+    Rounding,
+    check_script,
+    equal,
+    expected_cost_s,
+    judge,
+    judge_first,
+    rounding_of,
+    same_layout,
+    why_not_needed,
+)
+from kcg.types import ModelCheck, RegionResult, Result, Schedule
+from kcg.workloads.script import Form, Program, capture_program
+from tests.faults.processes import wait_until
+from tests.optimize.test_whole_model import WRONG, another, finalist
+
+DEV = os.environ["DEV"]
+SCRIPTS = Path(__file__).parents[1] / "scripts"
+SCRIPT = SCRIPTS / "left_over.py"
+OUTER, BY_HAND = SCRIPTS / "outer_sum.py", SCRIPTS / "outer_kernels.py"
+TIMEOUT_S = 240.0  # much more than it takes, on a machine that does much else
+
+
+def result_of(script: Path, *arguments: str) -> Result:
+    """A result of a script, every kernel with another schedule than tinygrad's where there is one that compiles."""
+    target, toolchain = detect(DEV, ACTION_SPACE_VERSION)
+    workload, rows = capture_program(Program(Form.SCRIPT, str(script), arguments), dev=DEV).workload, []
+    for call in workload.calls:
+        space = KernelSpace(call.region, target)
+        base, ours = finalist(space, space.baseline()), finalist(space, another(space))
+        outcome = "kept" if base.schedule == ours.schedule else "improved"
+        rows.append(RegionResult(call.region, call.calls, base, ours, 1, outcome))
+    return replace(
+        sample_result(),
+        workload=workload.name,
+        preset=workload.preset,
+        target=target,
+        toolchain=toolchain,
+        regions=tuple(rows),
+        recomputes=(),
+        expectations=(),
+    )
+
+
+@pytest.fixture(scope="module")
+def right() -> Result:
+    """Of the model that every way of leaving its results has."""
+    return result_of(SCRIPT, "alive")
+
+
+@pytest.fixture(scope="module")
+def wrong(right: Result) -> Result:
+    """The same with a schedule of its maximum that writes nothing: see test_whole_model."""
+    rows = []
+    for row in right.regions:
+        space = KernelSpace(row.region, right.target)
+        with contextlib.suppress(Exception):  # it does not apply to the others
+            space.state(WRONG)
+            row = replace(row, chosen=finalist(space, WRONG), outcome="improved")
+        rows.append(row)
+    assert sum(row.chosen.schedule == WRONG for row in rows) == 1
+    return replace(right, regions=tuple(rows))
+
+
+def check(result: Result, *arguments: str, timeout_s: float = TIMEOUT_S, **settings: Any) -> ModelCheck:
+    return check_script(result, Settings(str(SCRIPT), script_args=arguments, **settings), timeout_s=timeout_s)
+
+
+# ---- real runs ----
+
+
+def test_what_is_alive_is_compared_and_seeds_and_side_effects_repeat(right: Result, tmp_path: Path) -> None:
+    file = tmp_path / "runs.txt"
+    verdict = check(right, "alive", str(file), seed=7)
+    assert verdict.passed, verdict
+    assert verdict.compared == "1 tensor alive at its end", "neither what it began with, nor the generator's own"
+    assert verdict.kernels == sum(row.outcome == "improved" for row in right.regions)
+    assert verdict.error is not None and verdict.tolerance is not None and verdict.error <= verdict.tolerance < 1e-4
+    assert (verdict.runs, verdict.seed) == (2, 7)
+    first, second = file.read_text().splitlines()
+    assert first == second, "Python's, NumPy's and tinygrad's random numbers, and the order of sets"
+    drawn = literal_eval(first)
+    assert drawn[4] == "" and len({float(number) for number in (*drawn[:3], *drawn[5:])}) == 5, "each is another"
+
+
+def test_a_wrong_schedule_fails_and_the_result_is_refused(wrong: Result) -> None:
+    """Here the script is a function that leaves nothing but what its jitted step returned."""
+    verdict = check(wrong, "jitted")
+    assert verdict.passed is False, verdict
+    assert verdict.compared == "1 tensor returned by its last TinyJit step"
+    assert verdict.reason.startswith("a tensor (8×24 float) returned by its last TinyJit step differs by ")
+    assert verdict.runs == 4, "it repeats itself, and rounding does not explain it"
+    failed = replace(wrong, model_check=verdict)
+    assert exit_code_of(failed, interrupted=False) == ExitCode.VERIFICATION_FAILED
+    with pytest.raises(VerificationError, match=r"the whole script: a tensor \(8×24 float\)"):
+        check_verdict(failed)
+
+
+def test_a_script_that_fails_with_the_chosen_schedules_only_fails_by_name(wrong: Result) -> None:
+    verdict = check(wrong, "checks-itself")
+    assert verdict.passed is False and verdict.runs == 3, verdict
+    told = "the script fails with the chosen schedules, and not with tinygrad's own: it raised AssertionError: off by "
+    assert verdict.reason.startswith(told) and "(line " in verdict.reason
+
+
+def test_a_script_that_does_not_repeat_itself_is_not_wrong(right: Result, tmp_path: Path) -> None:
+    verdict = check(right, "random")
+    assert verdict.passed is None and verdict.runs == 3, verdict
+    assert verdict.reason == "no verdict: the script does not repeat itself with tinygrad's own schedules either"
+    other = check(right, "as many as lines", str(tmp_path / "runs.txt"))
+    assert other.passed is None and other.runs == 2, other
+    assert other.reason.startswith(
+        "no verdict: the script left 1 tensor alive at its end with tinygrad's own schedules, 2 tensors alive at its "
+        "end with the chosen ones"
+    )
+
+
+@pytest.mark.parametrize(
+    ("how", "compared"),
+    [
+        ("local", "1 tensor read by it"),
+        ("raises", "1 tensor alive at its end"),
+        pytest.param("leaves", "1 tensor alive at its end", marks=pytest.mark.slow),
+        pytest.param("exits", "1 tensor alive at its end", marks=pytest.mark.slow),
+        pytest.param("reads", "1 tensor alive at its end", marks=pytest.mark.slow),
+    ],
+)
+def test_however_it_ends_what_it_left_is_compared(right: Result, how: str, compared: str) -> None:
+    verdict = check(right, how)
+    assert verdict.passed and verdict.compared == compared, verdict
+
+
+def test_what_cannot_be_compared_says_why(right: Result) -> None:
+    nothing = check(right, "nothing")
+    told = "no verdict: nothing that the script left or read came out of a kernel with another schedule"
+    assert (nothing.passed, nothing.reason, nothing.runs) == (None, told, 2)
+    late = check(right, "waits", timeout_s=1.0)
+    told = "no verdict: the script does not run again: with tinygrad's own schedules it did not finish in 1 s"
+    assert (late.passed, late.reason, late.runs) == (None, told, 1)
+
+
+def test_ctrl_c_ends_it_and_the_script(right: Result, tmp_path: Path) -> None:
+    file = tmp_path / "runs.txt"
+
+    def interrupt() -> None:
+        if wait_until(file.exists, seconds=60.0):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    told = threading.Thread(target=interrupt)
+    told.start()
+    with pytest.raises(KeyboardInterrupt):
+        check(right, "waits", str(file))
+    told.join()
+    assert not [child for child in psutil.Process().children() if whole_script.CHILD in child.cmdline()]
+
+
+@pytest.mark.slow
+def test_a_script_that_makes_much_of_rounding_is_not_wrong() -> None:
+    verdict = check(result_of(SCRIPT, "chaos"), "chaos")
+    assert verdict.passed is None and verdict.runs == 4, verdict
+    assert "one rounding unit in what the script begins with moves it too much to tell" in verdict.reason
+
+
+def test_hand_written_kernels_run_in_it() -> None:
+    """Forced into a result: one that is right, and one that adds what it should multiply."""
+    own = result_of(OUTER, "24")
+    kernels = {kernel.name: kernel for kernel in describe_job(KernelFile(BY_HAND, _digest(BY_HAND)))}
+    (summed,) = [row for row in own.regions if match_job(kernels["wrong"], [row.region], own.target)]
+    settings = Settings(str(OUTER), script_args=("24",), kernels=(BY_HAND,))
+    for name, passed in (("apart", True), ("wrong", False)):
+        schedule = lower_job(kernels[name], summed.region, own.target)
+        chosen = replace(summed.chosen, schedule=schedule)
+        only = replace(own, regions=(replace(summed, chosen=chosen, opts=summed.baseline, outcome="improved"),))
+        verdict = check_script(only, settings, timeout_s=TIMEOUT_S)
+        assert verdict.passed is passed and verdict.kernels == 1, verdict
+
+
+def _digest(path: Path) -> str:
+    from kcg.kernel.source.kernels import file_digest
+
+    return file_digest(path)
+
+
+# ---- the verdict ----
+
+RNG = np.random.default_rng(0)
+EPS = 2.0**-23
+ROUNDING = Rounding(sums=16 * EPS, stored=EPS, floats=True)
+VALUES = RNG.normal(size=(64, 32)).astype(np.float32)
+
+
+def piece(values: Any, place: str = ALIVE) -> Piece:
+    values = np.asarray(values)
+    eps = float(np.finfo(values.dtype).eps) if values.dtype.kind == "f" else 0.0
+    return Piece(place, values.dtype.name, eps, values)
+
+
+def judged(ours: Any, own: Any, shaken: Any, rounding: Rounding = ROUNDING, *, values: int = 1) -> ModelCheck:
+    return judge([piece(ours)], [piece(own)], [piece(shaken)], rounding, values=values)
+
+
+def test_what_one_kernel_may_do_passes_at_once() -> None:
+    for factor, passes in ((1.0, True), (1 + 20 * EPS, True), (1 + 1e-3, False)):
+        verdict = judge_first([piece(VALUES * np.float32(factor))], [piece(VALUES)], ROUNDING)
+        assert (verdict is not None and verdict.passed is True) is passes
+    assert judge_first([piece(VALUES[::-1])], [piece(VALUES)], ROUNDING) is None
+
+
+def test_what_a_script_makes_of_rounding_is_tolerated() -> None:
+    ours, shaken = VALUES * np.float32(1.001), VALUES * np.float32(1.0005)
+    assert judged(ours, VALUES, shaken).passed
+    assert judged(ours, VALUES, VALUES).passed is False
+    unknown = judged(ours, VALUES, VALUES, values=0)
+    assert unknown.passed is None and "nothing that the script begins with could be changed" in unknown.reason
+    chaotic = judged(ours, VALUES, -VALUES)
+    assert chaotic.passed is None and "moves it too much to tell" in chaotic.reason
+
+
+def test_one_wrong_tensor_among_many_that_are_sensitive_fails() -> None:
+    own, shaken = [piece(VALUES), piece(VALUES)], [piece(-VALUES), piece(VALUES)]
+    verdict = judge([piece(-VALUES), piece(VALUES * 2)], own, shaken, ROUNDING, values=1)
+    assert verdict.passed is False and verdict.error == pytest.approx(1, rel=0.5)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_must_be_the_same(value: float) -> None:
+    masked = VALUES.copy()
+    masked[3, 4] = value
+    assert judge_first([piece(masked)], [piece(masked)], ROUNDING) is not None, "a mask of -inf is no fault"
+    assert judged(masked, VALUES, VALUES).passed is False
+    assert judged(VALUES, masked, masked).passed is False
+    assert judged(masked, VALUES, masked).passed is None, "rounding does it too"
+
+
+def test_zeros_must_stay_zeros() -> None:
+    zeros = np.zeros(4, np.float32)
+    assert judge_first([piece(zeros)], [piece(zeros)], ROUNDING) is not None
+    assert judged(np.ones(4, np.float32), zeros, zeros).passed is False
+
+
+def test_whole_numbers_prove_a_fault_only_where_nothing_is_rounded() -> None:
+    own, ours = np.arange(9), np.array([0, 1, 2, 3, 4, 5, 6, 7, 9])
+    assert judge_first([piece(own)], [piece(own)], ROUNDING) is not None
+    assert judged(ours, own, own, Rounding(0.0, 0.0, floats=False)).passed is False
+    token = judged(ours, own, own)
+    assert token.passed is None and "differs from that with tinygrad's own schedules in 0.11 of its val" in token.reason
+
+
+def test_layouts_and_bytes() -> None:
+    own = [piece(VALUES), piece(VALUES[0], RETURNED)]
+    assert same_layout(own, own) and equal(own, own)
+    for other in (own[:1], own[::-1], [own[0], piece(VALUES[0], READ)], [own[0], piece(VALUES[0].astype("f8"))]):
+        assert not same_layout(own, other)
+    assert not equal(own, [own[0], piece(VALUES[1], RETURNED)])
+    nan = [piece(np.full(3, math.nan))]
+    assert equal(nan, nan)
+
+
+def test_the_rounding_of_a_result(right: Result) -> None:
+    assert rounding_of(right).stored == EPS and rounding_of(right).floats
+    assert rounding_of(right).sums >= 4 * EPS
+
+
+# ---- what becomes of it ----
+
+
+def test_when_it_is_not_run(right: Result) -> None:
+    script, without = Settings("a.py"), Settings("a.py", script_check=False)
+    unchanged = replace(right, regions=tuple(replace(r, outcome="kept") for r in right.regions))
+    assert why_not_needed(script, right, ended_early=False) == ""
+    assert why_not_needed(without, right, ended_early=False) == "not run: left out by --no-script-check"
+    assert why_not_needed(script, unchanged, ended_early=False) == "not run: no schedule was changed"
+    assert why_not_needed(script, right, ended_early=True).startswith("not run: the run ended before")
+    assert expected_cost_s(script, recorded_s=10.0) == 25.0 and expected_cost_s(without, recorded_s=10.0) == 0
+
+
+@pytest.mark.parametrize(
+    ("verdict", "says"),
+    [
+        (
+            ModelCheck(True, "", 1e-7, 1e-5, runs=2, compared="1 tensor alive at its end"),
+            "whole script: verified, error 1e-07 of a tolerated 1e-05 (1 tensor alive at its end); it ran twice more",
+        ),
+        (
+            ModelCheck(False, "it raised OSError", runs=3),
+            "whole script: FAILED, do not use this result: it raised OSError",
+        ),
+        (ModelCheck(None, "no verdict: it does not repeat", runs=3), "whole script: no verdict: it does not repeat"),
+        (
+            ModelCheck(None, "not run: left out by --no-script-check"),
+            "whole script: not run: left out by --no-script-check",
+        ),
+    ],
+)
+def test_summary_and_report_say_it_and_that_side_effects_repeated(
+    right: Result, verdict: ModelCheck, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = replace(right, model_check=verdict)
+    print_result(result, Console(width=400))
+    told = " ".join(capsys.readouterr().out.split())
+    assert " ".join(says.split()) in told
+    assert ("its side effects with it" in told) is (verdict.runs > 0)
+    page = render_report(result)
+    assert ("its side effects with it" in page) is (verdict.runs > 0)
+    assert verdict.compared in page and "whole model" not in page
+    assert from_dict(to_dict(result)) == result
+
+
+def test_other_schedules_are_of_kind_opts(right: Result) -> None:
+    """Else the runs above would compare a script with itself."""
+    changed = [row for row in right.regions if row.outcome == "improved"]
+    assert len(changed) >= 3 and all(isinstance(row.chosen.schedule, Schedule) for row in changed)
+    assert all(row.chosen.schedule != row.baseline.schedule for row in changed)
