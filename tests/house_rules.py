@@ -1,4 +1,4 @@
-"""The house's rules as checkers: each reads a file of Python and yields what breaks the rule, as lines."""
+"""The rules of the packages as checkers: each reads a file of Python and yields what breaks the rule, as lines."""
 
 from __future__ import annotations
 
@@ -6,31 +6,30 @@ import ast
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parent.parent
 
-# -- the rooms, lowest first; rooms of one level are siblings and do not import each other
+# -- the packages, lowest first; those of one level are siblings and do not import each other
 
 LEVELS = (
-    {"schedules"},
     {"errors", "types"},
     {"files", "provenance"},
-    {"commandline", "hub", "kernels"},
+    {"cli", "hub", "kernels"},
     {"compat"},
     {"kernel"},
     {"workloads", "measure"},
     {"dataset"},
     {"predictor"},
-    {"env"},
     {"search"},
+    {"rl"},
     {"campaign", "optimize"},
     {"doctor"},
 )
-LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
+LEVEL = {package: level for level, packages in enumerate(LEVELS) for package in packages}
 
 TINYGRAD_PUBLIC = {"Tensor", "dtypes", "Device", "TinyJit", "nn", "Variable", "UOp"}
 FORBIDDEN_CALLS = {
@@ -96,13 +95,13 @@ class Source:
     def imports(self) -> list[Import]:
         """Every import of the file, those inside functions and under TYPE_CHECKING included."""
         found: list[Import] = []
-        package = self.module if self.path.name == "__init__.py" else self.module.rpartition(".")[0]
+        parent = self.module if self.path.name == "__init__.py" else self.module.rpartition(".")[0]
 
         def visit(node: ast.AST, lazy: bool) -> None:
             if isinstance(node, ast.Import):
                 found.extend(Import(alias.name, "", node.lineno, lazy) for alias in node.names)
             elif isinstance(node, ast.ImportFrom):
-                base = ".".join(package.split(".")[: len(package.split(".")) - node.level + 1]) if node.level else ""
+                base = ".".join(parent.split(".")[: len(parent.split(".")) - node.level + 1]) if node.level else ""
                 module = ".".join(filter(None, (base, node.module or "")))
                 found.extend(Import(module, alias.name, node.lineno, lazy) for alias in node.names)
             inside = lazy or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
@@ -123,42 +122,62 @@ def sources(root: Path, folder: str) -> list[Source]:
     return found
 
 
-def room_of(module: str) -> str:
+def package_of(module: str) -> str:
     """`kcg.kernel.codec` -> `kernel`; empty for the package itself and for other packages."""
     parts = module.split(".")
     return parts[1] if parts[0] == "kcg" and len(parts) > 1 else ""
 
 
-def room_imported(item: Import) -> str:
-    """The room that an import reaches: `from kcg import errors` reaches `errors`."""
+def package_imported(item: Import) -> str:
+    """The package that an import reaches: `from kcg import errors` reaches `errors`."""
     if item.module == "kcg" and item.name in LEVEL:
         return item.name
-    return room_of(item.module)
+    return package_of(item.module)
 
 
 # -- the checkers: each returns the violations as lines; test_rules_checkers.py runs each on files that break the rule
 
 
 def upward_imports(source: Source) -> Iterator[str]:
-    """Imports that do not go down. An entry (`__main__`, `kcg.doctor`, `kcg` itself) may import any room lazily."""
-    here = room_of(source.module)
+    """Imports that do not go down. An entry (`__main__`, `kcg.doctor`, `kcg` itself) may import any package lazily."""
+    here = package_of(source.module)
     entry = source.path.name == "__main__.py" or here in ("doctor", "")
     if here and here not in LEVEL:
-        yield f"{source.module}: {here!r} is no room; name its level in LEVELS"
+        yield f"{source.module}: {here!r} is no package; name its level in LEVELS"
         return
     for item in source.imports():
-        room = room_imported(item)
-        if room in ("", here) or (entry and item.lazy):
+        package = package_imported(item)
+        if package in ("", here) or (entry and item.lazy):
             continue
-        if room not in LEVEL:
-            yield f"{source.module}:{item.line}: imports {room!r}, which is no room"
-        elif not here or LEVEL[room] >= LEVEL[here]:
-            yield f"{source.module}:{item.line}: {here or 'kcg'} imports {room}, which is not below it"
+        if package not in LEVEL:
+            yield f"{source.module}:{item.line}: imports {package!r}, which is no package"
+        elif not here or LEVEL[package] >= LEVEL[here]:
+            yield f"{source.module}:{item.line}: {here or 'kcg'} imports {package}, which is not below it"
+
+
+def circles(sources: Iterable[Source]) -> Iterator[str]:
+    """Modules that import each other in a circle, imports inside functions and for typing included. Entries may."""
+    known = {
+        s.module: s for s in sources if s.path.name != "__main__.py" and package_of(s.module) not in ("", "doctor")
+    }
+    below = {
+        module: {f"{i.module}.{i.name}" if f"{i.module}.{i.name}" in known else i.module for i in source.imports()}
+        for module, source in known.items()
+    }
+
+    def above(module: str) -> list[str]:
+        return [m for m, imported in below.items() if m != module and module in imported]
+
+    while loose := [m for m, imported in below.items() if not (imported - {m}) & below.keys() or not above(m)]:
+        for module in loose:
+            del below[module]
+    for module, imported in below.items():
+        yield f"{module} imports {', '.join(sorted((imported - {module}) & below.keys()))}: a circle"
 
 
 def private_tinygrad(source: Source) -> Iterator[str]:
     """Imports of tinygrad's internals outside of `kcg/compat`."""
-    if room_of(source.module) == "compat":
+    if package_of(source.module) == "compat":
         return
     for item in source.imports():
         package, *rest = item.module.split(".")

@@ -1,4 +1,4 @@
-"""The checkers of the house's rules find each rule broken, and nothing else."""
+"""The checkers of the rules of the packages find each rule broken, and nothing else."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 from tests.house_rules import (
     HEAVY,
     Source,
+    circles,
     defined_names,
     drawn_tree,
     forbidden_calls,
@@ -27,6 +28,21 @@ def source(root: Path, name: str, text: str) -> Source:
     path.write_text(text, encoding="utf-8")
     (found,) = [s for s in sources(root, name.split("/")[0]) if s.path == path]
     return found
+
+
+def test_circles_are_found_with_their_members_alone(tmp_path: Path) -> None:
+    made = [
+        source(tmp_path, "kcg/search/a.py", "def f():\n  from kcg.search.b import g"),
+        source(
+            tmp_path,
+            "kcg/search/b.py",
+            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n  from kcg.search import a",
+        ),
+        source(tmp_path, "kcg/search/below.py", "import kcg.errors"),
+        source(tmp_path, "kcg/search/above.py", "from kcg.search import a, below"),
+        source(tmp_path, "kcg/search/__main__.py", "from kcg.search import a, __main__"),
+    ]
+    assert [line.split()[0] for line in circles(made)] == ["kcg.search.a", "kcg.search.b"]
 
 
 @pytest.mark.parametrize(
