@@ -337,6 +337,22 @@ class Workload:
     def id(self) -> str:
         return content_id([self.name, self.preset])
 
+    @cached_property
+    def steps(self) -> int:
+        """How often its steady state ran: the replays of the `TinyJit` that replayed most; 0 where none did twice."""
+        most = max((sequence.executions for sequence in self.sequences if sequence.steady), default=0)
+        return most if most > 1 else 0
+
+    @cached_property
+    def replayed(self) -> dict[str, int]:
+        """Executions of each kernel, by its id, that were replays of the steady state; what is not in it ran apart."""
+        found: dict[str, int] = {}
+        for sequence in self.sequences if self.steps else ():
+            for call in sequence.calls if sequence.steady else ():
+                if call.kernel is not None:
+                    found[call.kernel.id] = found.get(call.kernel.id, 0) + sequence.executions
+        return found
+
     @property
     def memory_bytes(self) -> int:
         """Device memory that a whole run needs; 0 where it is not known."""

@@ -261,6 +261,17 @@ def test_a_script_is_captured_with_its_sequences(tmp_path: Path) -> None:
                 counts[call.kernel.id] = counts.get(call.kernel.id, 0) + sequence.executions
     assert counts == {call.region.id: call.calls for call in captured.workload.calls}, "every execution is in one"
     assert [sequence_from_json(sequence_json(sequence)) for sequence in sequences] == list(sequences)
+    workload = captured.workload
+    assert workload.steps == 4 and set(workload.replayed.values()) == {4}
+    apart = {call.region.id: call.calls for call in workload.calls if call.region.id not in workload.replayed}
+    assert len(workload.replayed) == len(workload.calls) - len(apart) and sum(apart.values()) >= 2
+
+
+def test_a_workload_that_was_never_replayed_has_no_steady_state() -> None:
+    from kcg.workloads.registry import spec_of
+
+    workload = spec_of("norms").capture(spec_of("norms").presets_for("CPU")[0])
+    assert (workload.steps, workload.replayed) == (0, {})
 
 
 def test_nothing_stays_behind() -> None:
