@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 from kcg.compat.capture import WRITTEN, Variables, bound_variables, plain_name, variable_names, when_imported, why_fixed
 from kcg.compat.planning import JIT, PlannedCall, before_planning, stretch_of
+from kcg.types import SequenceBuffer, SlotBinding
 
 if TYPE_CHECKING:
     from kcg.compat.tiny import UOp
@@ -42,27 +43,11 @@ _MODELS = str(_KCG / "workloads") + os.sep  # models of kcg's own are code that 
 
 
 @dataclass(frozen=True)
-class CapturedView:
-    """What a slot binds: a part of one of the sequence's buffers, in bytes."""
-
-    buffer: int
-    offset: int
-    size: int
-
-
-@dataclass(frozen=True)
-class CapturedBuffer:
-    size: int  # bytes
-    dtype: str  # tinygrad's own name
-    held: bool
-
-
-@dataclass(frozen=True)
 class SequencedCall:
     """One call; `ast` is None where tinygrad does not compile it from one, or not freely: `what` says what it is."""
 
     ast: UOp | None
-    views: tuple[CapturedView, ...]
+    views: tuple[SlotBinding, ...]
     reads: tuple[int, ...]
     writes: tuple[int, ...]
     what: str = ""
@@ -72,10 +57,13 @@ class SequencedCall:
 
 @dataclass(frozen=True)
 class CapturedSequence:
-    """Calls in order, with buffers numbered by their first appearance. Equal ones do the same on buffers alike."""
+    """Calls in order, with buffers numbered by their first appearance. Equal ones do the same on buffers alike.
+
+    The data types of buffers have tinygrad's own names.
+    """
 
     calls: tuple[SequencedCall, ...]
-    buffers: tuple[CapturedBuffer, ...]
+    buffers: tuple[SequenceBuffer, ...]
     steady: bool
 
     @functools.cached_property
@@ -228,7 +216,7 @@ def captured(
 ) -> CapturedSequence:
     """A stretch as plain values: no buffer of the program is kept alive by it."""
     numbers: dict[Hashable, int] = {}
-    buffers: list[CapturedBuffer] = []
+    buffers: list[SequenceBuffer] = []
     calls = []
     lines = _lines_of(stretch, line_of)
     for call, line in zip(stretch, lines, strict=True):
@@ -240,9 +228,9 @@ def captured(
                 numbers[memory] = len(buffers)
                 # what is read before it is written was there before, though perhaps no Tensor is left that says so
                 held = slot.held or number in call.reads
-                buffers.append(CapturedBuffer(slot.total, slot.dtype, held))
+                buffers.append(SequenceBuffer(slot.total, slot.dtype, held))
             whole = slot.offset is None
-            views.append(CapturedView(numbers[memory], slot.offset or 0, slot.total if whole else slot.size))
+            views.append(SlotBinding(numbers[memory], slot.offset or 0, slot.total if whole else slot.size))
         ast, what = _what(call)
         calls.append(SequencedCall(ast, tuple(views), call.reads, call.writes, what, call.devices, line))
     return CapturedSequence(tuple(calls), tuple(buffers), steady)

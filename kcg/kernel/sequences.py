@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from kcg.compat.partition import Partition
@@ -50,7 +51,7 @@ def _sequence_of(
         calls.append(
             SequenceCall(
                 kernel if isinstance(kernel, Kernel) else None,
-                tuple(SlotBinding(view.buffer, view.offset, view.size) for view in call.views),
+                call.views,
                 call.reads,
                 call.writes,
                 "" if isinstance(kernel, Kernel) else kernel,
@@ -58,7 +59,7 @@ def _sequence_of(
                 call.origin,
             )
         )
-    buffers = tuple(SequenceBuffer(b.size, _stored_name(b.dtype), b.held) for b in captured.buffers)
+    buffers = tuple(replace(b, dtype=_stored_name(b.dtype)) for b in captured.buffers)
     return Sequence(tuple(calls), buffers, captured.steady, seen)
 
 
