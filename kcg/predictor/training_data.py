@@ -320,9 +320,8 @@ def _of_kernels(export: Export, regions: dict[str, Region], keys: dict[tuple[str
 
 def _encode(job: KernelJob) -> tuple[Graphs, Array, Array]:
     """Graphs, the kernel's own numbers, and which schedules apply."""
-    found, applies = job.each(lambda space, schedule: (space.table(schedule), space.uops(schedule)))
-    encoded = encode([table for table, _ in found], [uops for _, uops in found])
-    return graphs(encoded, job.target), kernel_features(job.region), applies
+    nests, applies = job.each(lambda space, schedule: space.loop_nests([schedule])[0])
+    return graphs(encode(nests), job.target), kernel_features(job.region), applies
 
 
 _LISTS = ("region_ids", "families", "targets", "runs", "samplers", "checksums")

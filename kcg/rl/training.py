@@ -37,7 +37,7 @@ from kcg.predictor.training import workers as processes
 from kcg.predictor.training_data import keep, kept
 from kcg.provenance import provenance
 from kcg.rl.env import STARTS, Cost, Reading, Task, learned
-from kcg.rl.observation import Viewer
+from kcg.rl.observation import Observer
 from kcg.rl.policy import Policy, PolicyAbout, PolicyBatch, PolicyNet, log_softmax, placed, read_policy, save_policy
 from kcg.rl.ppo import PpoSettings, divided, environments
 from kcg.rl.ppo import train as train_ppo
@@ -200,9 +200,9 @@ class KernelOf:
     predictor: Path
     members: int | None = None  # networks of the predictor that are asked; all by default
 
-    def opened(self) -> tuple[Viewer, LearnedPredictor]:
-        """Its views and its judge. Raises ScheduleError."""
-        return Viewer(KernelSpace(self.region, self.target)), _predictor(self.predictor, self.members)
+    def opened(self) -> tuple[Observer, LearnedPredictor]:
+        """What observes it, and its judge. Raises ScheduleError."""
+        return Observer(KernelSpace(self.region, self.target)), _predictor(self.predictor, self.members)
 
 
 @functools.lru_cache(maxsize=2)
@@ -269,11 +269,11 @@ class _Game:
 
 def _played(game: _Game) -> Examples | None:
     try:
-        viewer, predictor = game.kernel.opened()
+        observer, predictor = game.kernel.opened()
     except ScheduleError as error:
         log.warning("kernel %s is left out: %s", game.kernel.region.id[:12], error)
         return None
-    return games(viewer, predictor.of(viewer.space).predict, game.settings, seed=game.seed)
+    return games(observer, predictor.of(observer.space).predict, game.settings, seed=game.seed)
 
 
 def self_play(
@@ -313,27 +313,27 @@ class _Rollout:
 def _rolled(job: _Rollout) -> tuple[float, float, float] | None:
     """Log-seconds as predicted: of tinygrad's own schedule, of the policy's end, of the best that a draft finds."""
     try:
-        viewer, predictor = job.kernel.opened()
+        observer, predictor = job.kernel.opened()
     except ScheduleError:
         return None
-    judge = predictor.of(viewer.space)
-    problem = Problem(viewer.space, judge.predict, lambda batch: [], Ledger(), random.Random(0))
-    best, ends = draft(problem)[0], rollouts(_policy(job.policy, job.changed), viewer)
-    said = [p.log_runtime for p in judge.predict([viewer.space.baseline(), best, *ends])]
+    judge = predictor.of(observer.space)
+    problem = Problem(observer.space, judge.predict, lambda batch: [], Ledger(), random.Random(0))
+    best, ends = draft(problem)[0], rollouts(_policy(job.policy, job.changed), observer)
+    said = [p.log_runtime for p in judge.predict([observer.space.baseline(), best, *ends])]
     return said[0], min(said[2:]), min(said[1], said[0])
 
 
-def rollouts(policy: Policy, viewer: Viewer, *, most_steps: int = 10) -> list[Schedule]:
+def rollouts(policy: Policy, observer: Observer, *, most_steps: int = 10) -> list[Schedule]:
     """Where the policy ends if it takes its likeliest step each time, from raw and from the hand-coded schedule."""
     ends = []
-    for schedule in (viewer.space.start(), viewer.space.baseline()):
+    for schedule in (observer.space.start(), observer.space.baseline()):
         for _ in range(most_steps):
-            view = viewer.view(schedule)
-            proposal = policy.propose([view])[0]
+            observation = observer.observe(schedule)
+            proposal = policy.propose([observation])[0]
             best = max(range(len(proposal.steps)), key=proposal.steps.__getitem__, default=-1)
             if best < 0 or proposal.stop >= proposal.steps[best]:
                 break
-            schedule = view.steps[best].schedule
+            schedule = observation.steps[best].schedule
         ends.append(schedule)
     return ends
 
@@ -508,25 +508,25 @@ def _tasks(kernels: Sequence[KernelOf]) -> list[Task]:
     found = []
     for kernel in kernels:
         try:
-            viewer, predictor = kernel.opened()
+            observer, predictor = kernel.opened()
         except ScheduleError as error:
             log.warning("kernel %s is left out: %s", kernel.region.id[:12], error)
             continue
-        found.append(Task(kernel.region.id[:12], viewer.space, viewer, learned(predictor, viewer)))
+        found.append(Task(kernel.region.id[:12], observer.space, observer, learned(predictor, observer)))
     return found
 
 
 def _table_tasks(data: Path, region_ids: Sequence[str]) -> list[Task]:
     """A task for each recorded kernel: the steps of its table, paid by what measuring showed."""
     return [
-        Task(kernel.region.id[:12], kernel.table, _viewer(kernel), recorded(kernel.table))
+        Task(kernel.region.id[:12], kernel.table, _observer(kernel), recorded(kernel.table))
         for kernel in recorded_kernels(read_export(data), TRAIN)
         if kernel.region.id in region_ids
     ]
 
 
-def _viewer(kernel: RecordedKernel) -> Viewer:
-    return Viewer(KernelSpace(kernel.region, kernel.target), kernel.table.actions)
+def _observer(kernel: RecordedKernel) -> Observer:
+    return Observer(KernelSpace(kernel.region, kernel.target), kernel.table.actions)
 
 
 def recorded(table: ReplayTable) -> Cost:
