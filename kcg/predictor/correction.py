@@ -41,12 +41,12 @@ CONSTANT: Final = 1.0
 """Standard deviation, in log-seconds, of what all schedules of a kernel share: a predictor that ranks a new kernel well
 may place it badly. With less, the level would be taken for news about the features."""
 LINEAR: Final = (0.0, 0.3)  # standard deviation of what is linear in the features
-LOCAL: Final = (0.1, 0.2, 0.4)  # standard deviation of what schedules with like features share
+NEARBY: Final = (0.1, 0.2, 0.4)  # standard deviation of what schedules with like features share
 LENGTH: Final = (0.4, 0.8)  # how far apart those are, in units of the usual distance from the kernel's centre
 NOISE: Final = (0.05, 0.1, 0.2)  # of what is particular to a schedule
 TILE: Final = (0.05, 0.15)  # of what the schedules of one tile share, where tiles are told
 TRAIT: Final = (0.2, 0.5)  # of what all traits together explain, where they are told
-TRAIT_LOCAL: Final = (0.1, 0.3)  # of what schedules with like features share then
+TRAIT_NEARBY: Final = (0.1, 0.3)  # of what schedules with like features share then
 TILE_NOISE: Final = (0.02, *NOISE)  # of what is particular to a schedule then
 MOST: Final = 128  # measurements that are kept, so that a correction of 10,000 schedules takes a fraction of a second
 LEAST_SHARE: Final = 0.02  # of a combination of the grid: the others change nothing that would be seen
@@ -180,7 +180,7 @@ class Correction:
         made, likelihoods = [], []
         for linear, local, length, noise, tile, trait in itertools.product(
             LINEAR,
-            TRAIT_LOCAL if traits else LOCAL,
+            TRAIT_NEARBY if traits else NEARBY,
             LENGTH,
             TILE_NOISE if told else NOISE,
             TILE if told else (0.0,),

@@ -247,7 +247,7 @@ def _logs(value: float) -> float:
 
 FEATURES_VERSION = 1
 
-WARP = 32
+WARP_THREADS = 32
 SECTOR_BYTES = 32  # what a GPU moves between its caches at once
 LINE_BYTES = 64  # of a CPU
 WIDEST_BYTES = 16  # one load or store moves at most
@@ -510,7 +510,7 @@ class _Build:
 
     def sectors(self, steps: Array) -> Array:
         """(n, M) sectors that the first warp touches with one load or store."""
-        lanes = np.arange(WARP)[None, :, None]
+        lanes = np.arange(WARP_THREADS)[None, :, None]
         along = np.where(self.block[:, None], lanes // np.maximum(steps, 1)[:, None] % self.extents[:, None], 0.0)
         offsets = along @ self.t.strides.astype(np.float64)  # (n, 32, M)
         touched = np.floor(offsets * self.t.itemsizes[:, None] / SECTOR_BYTES)
@@ -592,13 +592,15 @@ class _Build:
         exp = np.exp2
         cores = float(max(target.cores, 1))
         blocks, threads = self.of_kind(GRID), self.over(self.block)
-        warps = np.ceil(exp(threads) / WARP)
+        warps = np.ceil(exp(threads) / WARP_THREADS)
         held = self.of_kind(HELD)
         loads = self.has_access & ~t.stores
         loaded = (exp(access["copies"]) * loads).sum(1)
         registers = 16.0 + exp(held) + loaded
         resident = np.clip(
-            np.minimum(2048 // (warps * WARP), 65536 / (warps * WARP * np.clip(registers, 16, 255))), 1, 32
+            np.minimum(2048 // (warps * WARP_THREADS), 65536 / (warps * WARP_THREADS * np.clip(registers, 16, 255))),
+            1,
+            32,
         )
         shared = np.where(self.of_kind(SHARED_SUMS) > 0, threads + held + 2, 0.0)
         waves = exp(blocks) / (cores * resident)
@@ -632,7 +634,7 @@ class _Build:
             "tensor core": t.tensor_core,
             "threads": threads,
             "warps": np.log2(warps),
-            "idle lanes": np.log2(warps * WARP) - threads,
+            "idle lanes": np.log2(warps * WARP_THREADS) - threads,
             "blocks": blocks,
             "waves": np.log2(np.maximum(waves, 1e-6)),
             "last wave": np.ceil(waves) / np.maximum(waves, 1e-6),

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from kcg.kernel.opts.space import KernelSpace
 
 LINE_BYTES = 64
-WARP = 32
+WARP_THREADS = 32
 
 CPU_TERMS = ("load", "store", "simple", "function", "trip", "accumulator", "reload", "line", "start")
 """What the CPU's estimate counts; see `cpu_counts`."""
@@ -157,11 +157,11 @@ def _gpu_seconds(table: AxisTable, target: Target) -> float:
     cores = max(target.cores, 1)  # 0 where the device does not tell
     blocks = table.product(*GRID)
     threads = table.product(*WORKGROUP)
-    warps = math.ceil(threads / WARP)
-    lanes_idle = warps * WARP / max(threads, 1)
-    per_core = max(1, min(32, GPU_THREADS_PER_CORE // (warps * WARP)))
+    warps = math.ceil(threads / WARP_THREADS)
+    lanes_idle = warps * WARP_THREADS / max(threads, 1)
+    per_core = max(1, min(32, GPU_THREADS_PER_CORE // (warps * WARP_THREADS)))
     held = table.product(*HELD)
-    per_core = max(1, min(per_core, (65536 // (warps * WARP)) // max(16, min(255, held + 16))))
+    per_core = max(1, min(per_core, (65536 // (warps * WARP_THREADS)) // max(16, min(255, held + 16))))
     waves = math.ceil(blocks / (cores * per_core))
     wave_loss = waves * cores * per_core / max(blocks, 1) if blocks >= cores else cores / blocks
     # latency is hidden by threads in flight and by independent work in each
@@ -193,7 +193,7 @@ def _coalescing_loss(table: AxisTable, access: Access, width: int) -> float:
         for extent, kind, stride in zip(table.extents, table.kinds, access.strides, strict=True):
             if kind == kind_wanted and extent > 1:
                 if stride == 0:
-                    return 1.0 / min(extent, WARP)
+                    return 1.0 / min(extent, WARP_THREADS)
                 if stride <= width:
                     return 1.0
                 return min(32.0 / (access.itemsize * width), float(stride) / width)

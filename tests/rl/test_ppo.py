@@ -51,8 +51,8 @@ def scaled() -> PolicyNet:
 
 def as_tensors(observations: list[ScheduleObservation]) -> Any:
     """Padded observations as stable-baselines3 hands them to a policy: all of them floats."""
-    padded = [padded(observation) for observation in observations]
-    stacked = {name: np.stack([one[name] for one in padded]) for name in padded[0]}
+    arrays = [padded(observation) for observation in observations]
+    stacked = {name: np.stack([one[name] for one in arrays]) for name in arrays[0]}
     return preprocess_obs(obs_as_tensor(stacked, torch.device("cpu")), observation_space())
 
 
@@ -98,8 +98,8 @@ def test_ppo_learns_the_network_and_nothing_behind_it() -> None:
     )
     assert {id(p) for p in policy.parameters()} == {id(p) for p in net.parameters()}
     observations = every_observation()
-    padded = [padded(observation) for observation in observations]
-    stacked = {name: torch.from_numpy(np.stack([one[name] for one in padded])) for name in padded[0]}
+    arrays = [padded(observation) for observation in observations]
+    stacked = {name: torch.from_numpy(np.stack([one[name] for one in arrays])) for name in arrays[0]}
     masks = stacked["mask"].numpy().astype(bool)
     with torch.no_grad():
         told = policy.get_distribution(stacked, masks).distribution.probs
