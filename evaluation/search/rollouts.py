@@ -11,7 +11,7 @@ from typing import Final
 
 from kcg.errors import UsageError
 from kcg.rl.observation import Observer
-from kcg.rl.policy import Policy, Proposal, Propose, ppo
+from kcg.rl.policy import Policy, Proposal, Propose, policy_search
 from kcg.search.beam import Drafts
 from kcg.search.moves import fresh
 from kcg.search.problem import Observation, Problem, Strategy, Trials
@@ -41,10 +41,10 @@ class Led:
 
 
 def acting(led: Led) -> Strategy:
-    """`kcg.rl.policy.ppo`. Raises UsageError where nothing can act."""
+    """`kcg.rl.policy.policy_search`. Raises UsageError where nothing can act."""
     if led.acts is None:
         raise UsageError("this policy proposes steps and cannot act in an environment")
-    return ppo(*led.acts)
+    return policy_search(*led.acts)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ The features are a function of the kernel, the schedule and the target alone. `F
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -431,6 +431,15 @@ class Graphs:
             "n_accesses": one,
             "n_groups": one,
         }
+
+    def as_arrays(self) -> dict[str, Array]:
+        """Every array by name, for a file that may hold others."""
+        return {f"graphs.{f.name}": getattr(self, f.name) for f in fields(self)}
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, Array]) -> Graphs:
+        """The inverse of `as_arrays`. Raises KeyError where one is missing."""
+        return cls(**{f.name: arrays[f"graphs.{f.name}"] for f in fields(cls)})
 
     def take(self, index: Array) -> Graphs:
         """The graphs at these places, in this order."""

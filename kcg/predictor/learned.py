@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 EDGES_AT_ONCE: Final = 4096
 """Edges times networks whose messages are made together: more would not stay in a processor's own cache."""
-KINDS: Final = {"axes": "n_axes", "accesses": "n_accesses", "groups": "n_groups"}
+NODES: Final = {"axes": "n_axes", "accesses": "n_accesses", "groups": "n_groups"}
 OTHERS: Final = {"accesses": "access_edges", "groups": "group_edges"}
 """What axes have edges to, and the features of these edges."""
 
@@ -112,7 +112,7 @@ class Stacked:
         )
         self._layers = range(self.settings.layers if self.settings.messages else 0)
         self._whole, self._out = self._linear("whole.0"), self._linear("whole.2")
-        self._embed = {name: self._linear(f"embed.{name}") for name in KINDS}
+        self._embed = {name: self._linear(f"embed.{name}") for name in NODES}
         self._edges = {other: self._of_edges(other) for other in OTHERS} if self._layers else {}
         self._sources = {
             (i, way): self._linear(f"layers.{i}.{way}.source")
@@ -120,7 +120,7 @@ class Stacked:
             for other in OTHERS
             for way in (f"to_{other}", f"from_{other}")
         }
-        changes = {(i, name): f"layers.{i}.{name}.change" for i in self._layers for name in KINDS}
+        changes = {(i, name): f"layers.{i}.{name}.change" for i in self._layers for name in NODES}
         self._updates = {k: (self._after_norm(name, 0, 1), self._linear(f"{name}.4")) for k, name in changes.items()}
         self._read = self._after_norm("read", 0, 1), self._linear("read.4")
         self._heads = self._linear("heads")
@@ -220,7 +220,7 @@ def _normed(x: Tensor) -> Tensor:
 def _blocks(made: Graphs, most_edges: int) -> tuple[Array | None, list[_Blocks]]:
     """All graphs in blocks of at most about so many edges each, and their order there: None where it is theirs. Graphs
     of a size stand together, so that little is padded."""
-    counts = {name: getattr(made, how_many) for name, how_many in KINDS.items()}
+    counts = {name: getattr(made, how_many) for name, how_many in NODES.items()}
     if len(made) * int(counts["axes"].max() * (counts["accesses"].max() + counts["groups"].max())) <= most_edges:
         return None, [_block(made, counts)]
     order = np.lexsort((counts["groups"], counts["axes"]))
@@ -245,7 +245,7 @@ def _block(made: Graphs, counts: dict[str, Array]) -> _Blocks:
         name: None if (counts[name] == size).all() else np.arange(size) < counts[name][:, None]
         for name, size in sizes.items()
     }
-    x = {name: _padded(getattr(made, name), there[name]) for name in KINDS}
+    x = {name: _padded(getattr(made, name), there[name]) for name in NODES}
     edge_masks = {}
     for other, edges in OTHERS.items():
         a, b = there["axes"], there[other]

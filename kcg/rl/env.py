@@ -1,9 +1,9 @@
-"""The Gymnasium environment: a schedule is built Opt by Opt, and an episode's return is the log-speedup over its start.
+"""The Gymnasium environment: a schedule is built step by step; the return of an episode is its log-speedup.
 
     import kcg.rl.env
     env = gymnasium.make("kcg/KernelSchedule-v0", tasks=[task])
 
-An action is a row of a padded table of action features (`kcg.rl.observation`): each legal Opt, and to stop. What a
+An action is a row of a padded table of action features (`kcg.rl.observation`): each legal step, and to stop. What a
 row means changes from state to state; `action_masks` says which rows there are. What a schedule costs is injected: a
 predictor, a recorded table or a device stand behind the same callable.
 
@@ -45,6 +45,7 @@ from kcg.types import Prediction, Schedule
 
 if TYPE_CHECKING:
     from kcg.predictor.learned import LearnedPredictor
+    from kcg.search.replay import ReplayTable
 
 ID: Final = "kcg/KernelSchedule-v0"
 MOST_ACTIONS: Final = 96
@@ -99,12 +100,17 @@ def predicted(predict: Callable[[Sequence[Schedule]], list[Prediction]]) -> Cost
 
 def learned(predictor: LearnedPredictor, observer: Observer) -> Cost:
     """The cost that a learned predictor expects, read off the same graphs that the policy sees."""
-    known: dict[Schedule, Reading] = {}
+    return predicted(lambda schedules: predictor.predict_features(observer.observe_all(schedules)))
+
+
+def recorded(table: ReplayTable) -> Cost:
+    """The cost that was measured, of a table of records."""
 
     def cost(schedule: Schedule) -> Reading:
-        if schedule not in known:
-            known[schedule] = Reading.of(predictor.predict_features([observer.observe(schedule)])[0])
-        return known[schedule]
+        found = table.records[schedule].observation
+        if found.runtime_s is None:
+            return Reading(math.nan, found.reason or str(found.status))
+        return Reading(math.log(found.runtime_s))
 
     return cost
 

@@ -204,6 +204,21 @@ def shipped_policy(device: str) -> Policy:
     return read_policy(path if path.exists() else SHIPPED / "cuda.safetensors")
 
 
+def likeliest_ends(policy: Policy, observer: Observer, *, most_steps: int = 10) -> list[Schedule]:
+    """Where the policy ends if it takes its likeliest step each time, from raw and from the hand-coded schedule."""
+    ends = []
+    for schedule in (observer.space.start(), observer.space.baseline()):
+        for _ in range(most_steps):
+            observation = observer.observe(schedule)
+            proposal = policy.propose([observation])[0]
+            best = max(range(len(proposal.steps)), key=proposal.steps.__getitem__, default=-1)
+            if best < 0 or proposal.stop >= proposal.steps[best]:
+                break
+            schedule = observation.steps[best].schedule
+        ends.append(schedule)
+    return ends
+
+
 # ---- A search that a policy leads: it acts in the environment, and the predictor ranks what it passes.
 #
 # An episode is one rollout in `kcg.rl.env`: steps are drawn from the policy, and one that the predictor expects to fail
@@ -222,7 +237,7 @@ class RolloutSettings:
     hottest: float = 4.0
 
 
-def ppo(policy: Policy, observer: Observer, *, settings: RolloutSettings = RolloutSettings()) -> Strategy:
+def policy_search(policy: Policy, observer: Observer, *, settings: RolloutSettings = RolloutSettings()) -> Strategy:
     """The search of one kernel, whose schedules and steps `observer` shows to the policy.
 
     The first episodes take the likeliest step each time. The others draw a step in proportion to its probability to the

@@ -58,6 +58,9 @@ class Examples:
         return len(self.kernel)
 
 
+_BESIDE_GRAPHS = tuple(f.name for f in fields(Examples) if f.name != "graphs")
+
+
 def games(observer: Observer, predict: Predict, settings: SelfPlaySettings, *, seed: int = 0) -> Examples | None:
     """Plays one kernel some times; None where it has no legal step."""
     rng = random.Random(seed)
@@ -134,20 +137,16 @@ def together(parts: Iterable[Examples]) -> Examples:
     firsts = np.cumsum([0, *(len(part.kernel_x) for part in parts)])
     kernel = np.concatenate([part.kernel + first for part, first in zip(parts, firsts[:-1], strict=True)])
     rest = {
-        f.name: np.concatenate([getattr(part, f.name) for part in parts])
-        for f in fields(Examples)
-        if f.name not in ("graphs", "kernel")
+        name: np.concatenate([getattr(part, name) for part in parts]) for name in _BESIDE_GRAPHS if name != "kernel"
     }
     return Examples(graphs=joined(part.graphs for part in parts), kernel=kernel, **rest)
 
 
 def as_arrays(examples: Examples) -> dict[str, Array]:
     """Every array by name, for a file."""
-    arrays = {f"graphs.{f.name}": getattr(examples.graphs, f.name) for f in fields(Graphs)}
-    return arrays | {f.name: getattr(examples, f.name) for f in fields(Examples) if f.name != "graphs"}
+    return examples.graphs.as_arrays() | {name: getattr(examples, name) for name in _BESIDE_GRAPHS}
 
 
 def from_arrays(arrays: dict[str, Array]) -> Examples:
     """The inverse of `as_arrays`."""
-    made = Graphs(**{f.name: arrays[f"graphs.{f.name}"] for f in fields(Graphs)})
-    return Examples(graphs=made, **{f.name: arrays[f.name] for f in fields(Examples) if f.name != "graphs"})
+    return Examples(graphs=Graphs.from_arrays(arrays), **{name: arrays[name] for name in _BESIDE_GRAPHS})

@@ -16,9 +16,8 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from kcg.rl.env import MOST_ACTIONS, KernelScheduleEnv, observation_space, padded
 from kcg.rl.observation import ScheduleObservation
-from kcg.rl.policy import Policy, PolicyNet, batch_of
+from kcg.rl.policy import Policy, PolicyNet, batch_of, likeliest_ends
 from kcg.rl.ppo import BELOW, PpoSettings, ScheduleExtractor, SchedulePolicy, divided, environments, train, unpadded
-from kcg.rl.training import rollouts
 from kcg.types import RAW
 from tests.policies import ABOUT, SMALL, observer_of, opinionated, task
 
@@ -139,7 +138,7 @@ def test_ppo_improves_its_return_on_a_real_kernel() -> None:
     assert len(told) == 5 and told[-1]["step"] == 480 and told[-1]["rollout/faults"] == 0.0
     assert np.mean([line["rollout/log_speedup"] for line in told[-2:]]) > told[0]["rollout/log_speedup"] + 0.15
     assert all(math.isfinite(value) for line in told for value in line.values())
-    ends = rollouts(Policy(net, ABOUT), observer_of("matmul"))
+    ends = likeliest_ends(Policy(net, ABOUT), observer_of("matmul"))
     costs = [task("matmul").cost(schedule).log_s for schedule in (RAW, ends[0])]
     assert costs[1] < costs[0] - 0.5, "taken greedily, too"
 

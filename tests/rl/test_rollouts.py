@@ -19,7 +19,7 @@ import torch
 from replay_table import noisy_predict
 
 from kcg.errors import ExitCode
-from kcg.rl.policy import Policy, PolicyNet, RolloutSettings, _Acting, ppo, shipped_policy
+from kcg.rl.policy import Policy, PolicyNet, RolloutSettings, _Acting, policy_search, shipped_policy
 from kcg.search.problem import Ledger, Observation, Problem, Trials, best
 from kcg.search.replay import ReplayTable, constant_predict, oracle_predict
 from kcg.types import Prediction, Schedule, Status
@@ -42,7 +42,7 @@ def shipped() -> Policy:
 
 
 def searched(problem: Problem, policy: Policy | None = None, **settings: int) -> list[Observation]:
-    how = ppo(policy or shipped(), recorded_observer(), settings=RolloutSettings(**settings))
+    how = policy_search(policy or shipped(), recorded_observer(), settings=RolloutSettings(**settings))
     return list(how(problem))
 
 
@@ -126,7 +126,7 @@ def test_an_exhausted_space_ends_the_search(name: str) -> None:
         return futures
 
     problem = Problem(observer.space, roofline(observer), measure, Ledger(), random.Random(0))
-    found = list(ppo(Policy(opinionated(), ABOUT), observer)(problem))
+    found = list(policy_search(Policy(opinionated(), ABOUT), observer)(problem))
     assert [o.schedule for o in found] == measured and len(set(measured)) == len(measured) == len(steps) + 1
 
 

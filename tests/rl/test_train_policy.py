@@ -33,7 +33,7 @@ from kcg.rl.training import (
     PolicyTrainingSettings,
     _each,
     _table_tasks,
-    judged,
+    against_search,
     kernels_of,
     self_play,
     train_policy,
@@ -257,7 +257,7 @@ def test_processes_play_and_judge_as_this_one_does(tmp_path: Path, whole: tuple[
     kernels = [replace(k, members=1) for k in kernels_of(read_export(DATASET), SHIPPED, TRAIN, 3, 1)]
     found = [self_play(kernels, tmp_path / str(n), SETTINGS.self_play, workers=n) for n in (1, 2)]
     assert np.array_equal(found[0].chances, found[1].chances) and np.array_equal(found[0].value, found[1].value)
-    ours, theirs = (judged(kernels, whole[0] / POLICY, workers=n) for n in (1, 2))
+    ours, theirs = (against_search(kernels, whole[0] / POLICY, workers=n) for n in (1, 2))
     assert ours == pytest.approx(theirs, abs=1e-5)
     begun = time.monotonic()
     with pytest.raises(DataError):  # it begins none, and waits for none
