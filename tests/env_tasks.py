@@ -20,7 +20,7 @@ from kcg.kernel.codec import kernel_of
 from kcg.kernel.opts.space import KernelSpace
 from kcg.predictor.roofline import Roofline
 from kcg.rl.env import FAULT_VALUE, Cost, KernelScheduleEnv, Reading, Task, predicted
-from kcg.rl.observation import Viewer
+from kcg.rl.observation import Observer
 from kcg.search.replay import ReplayTable, read_tables
 from kcg.types import Region, Schedule, Target
 from tests.kernels import empty, example_ast, kernels_of
@@ -61,18 +61,18 @@ def region_of(name: str) -> Region:
 
 
 @cache
-def viewer_of(name: str, target: str = "CUDA") -> Viewer:
-    return Viewer(KernelSpace(region_of(name), TARGETS[target]))
+def observer_of(name: str, target: str = "CUDA") -> Observer:
+    return Observer(KernelSpace(region_of(name), TARGETS[target]))
 
 
-def roofline(viewer: Viewer) -> Cost:
-    return predicted(Roofline().of(viewer.space).predict)
+def roofline(observer: Observer) -> Cost:
+    return predicted(Roofline().of(observer.space).predict)
 
 
 @cache
 def task(name: str, target: str = "CUDA") -> Task:
-    viewer = viewer_of(name, target)
-    return Task(name, viewer.space, viewer, roofline(viewer))
+    observer = observer_of(name, target)
+    return Task(name, observer.space, observer, roofline(observer))
 
 
 @cache
@@ -83,9 +83,9 @@ def recorded_table() -> tuple[Region, Target, ReplayTable]:
 
 
 @cache
-def recorded_viewer() -> Viewer:
+def recorded_observer() -> Observer:
     region, target, table = recorded_table()
-    return Viewer(KernelSpace(region, target), table.actions)
+    return Observer(KernelSpace(region, target), table.actions)
 
 
 def measured(table: ReplayTable) -> Cost:
@@ -103,7 +103,7 @@ def measured(table: ReplayTable) -> Cost:
 @cache
 def recorded_task() -> Task:
     table = recorded_table()[2]
-    return Task("recorded", table, recorded_viewer(), measured(table))
+    return Task("recorded", table, recorded_observer(), measured(table))
 
 
 def env_of(*tasks: Task, **settings: Any) -> KernelScheduleEnv:
@@ -118,7 +118,7 @@ def made(env_class: type[KernelScheduleEnv], *tasks: Task, **settings: Any) -> K
 
 def stop(env: KernelScheduleEnv) -> int:
     """The action that stops here."""
-    return len(env.view.steps)
+    return len(env.observed.steps)
 
 
 # What an environment has to keep, beyond what Gymnasium checks
@@ -133,7 +133,7 @@ def check_episodes(env: KernelScheduleEnv, *, episodes: int = 6, seed: int = 0) 
             observation, info = env.reset(seed=seed + episode)
             check_observation(env, observation, info)
             assert env.task is not None
-            first_s, paid, over = env.task.cost(env.view.schedule).log_s, 0.0, False
+            first_s, paid, over = env.task.cost(env.observed.schedule).log_s, 0.0, False
             while not over:
                 action = rng.choice(np.flatnonzero(env.action_masks()).tolist())
                 observation, reward, terminated, truncated, info = env.step(action)

@@ -14,7 +14,7 @@ from kcg.predictor import choice
 from kcg.predictor.network import NetSettings
 from kcg.predictor.roofline import Roofline
 from kcg.rl.env import Task, predicted
-from kcg.rl.observation import Viewer
+from kcg.rl.observation import Observer
 from kcg.rl.policy import PolicyAbout, PolicyNet
 from kcg.search.mcts import Graph, MctsSettings
 from kcg.search.problem import Predict, Trials
@@ -29,7 +29,7 @@ ABOUT = PolicyAbout("tiny", ("f",), (("kernels.parquet", "c"),), "workload", {"x
 
 
 @cache
-def viewer_of(name: str) -> Viewer:
+def observer_of(name: str) -> Observer:
     made = {
         "matmul": lambda: empty(64, 96) @ empty(96, 80),
         "sum": lambda: empty(64, 48).sum(1),
@@ -41,11 +41,11 @@ def viewer_of(name: str) -> Viewer:
         "copy": lambda: empty(8, 4).permute(1, 0).contiguous(),
     }
     ast = kernels_of(made[name]())[-1] if name in made else example_ast(name)
-    return Viewer(KernelSpace(Region((kernel_of(ast),)), KNOWN_TARGETS["sm_90"]))
+    return Observer(KernelSpace(Region((kernel_of(ast),)), KNOWN_TARGETS["sm_90"]))
 
 
-def roofline(viewer: Viewer) -> Predict:
-    return Roofline().of(viewer.space).predict
+def roofline(observer: Observer) -> Predict:
+    return Roofline().of(observer.space).predict
 
 
 def opinionated(seed: int = 0, settings: NetSettings = SMALL) -> PolicyNet:
@@ -60,8 +60,8 @@ def opinionated(seed: int = 0, settings: NetSettings = SMALL) -> PolicyNet:
 
 @cache
 def task(name: str) -> Task:
-    viewer = viewer_of(name)
-    return Task(name, viewer.space, viewer, predicted(Roofline().of(viewer.space).predict))
+    observer = observer_of(name)
+    return Task(name, observer.space, observer, predicted(Roofline().of(observer.space).predict))
 
 
 def grown(*, seed: int = 0) -> Graph:

@@ -14,10 +14,11 @@ import numpy as np
 from evaluation.search.live_journal import LiveJournal
 from kcg.errors import ScheduleError
 from kcg.kernel.opts.space import KernelSpace
+from kcg.kernel.opts.traits import TRAITS
 from kcg.measure.protocol import median
 from kcg.optimize.result import read_result
 from kcg.predictor.choice import choose_predictor
-from kcg.predictor.correction import TRAITS, Correction, TileNumbers, traits_of
+from kcg.predictor.correction import Correction, TileNumbers
 from kcg.predictor.features import Array
 from kcg.search.problem import expected_improvement
 from kcg.types import Region, Schedule, ScheduleKind, Target
@@ -60,7 +61,8 @@ def followed(region: Region, target: Target, known: Known, predictor: Any) -> It
 def tiles_and_traits(space: KernelSpace, schedules: Sequence[Schedule]) -> tuple[Array, Array]:
     """(n,) numbers of tiles and (n, t) traits: what a correction may be told of schedules."""
     numbers = TileNumbers(space)
-    return np.array([numbers[schedule] for schedule in schedules]), traits_of(schedules)
+    traits = [space.groups(schedule) for schedule in schedules]
+    return np.array([numbers[schedule] for schedule in schedules]), np.array(traits, np.int64)
 
 
 def seen_by(predictor: Any, space: KernelSpace, known: Known) -> tuple[list[Schedule], Told]:

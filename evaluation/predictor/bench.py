@@ -70,11 +70,12 @@ def profile(
     space, spent = KernelSpace(region, target), dict[str, float]()
     space.table(RAW)
     lap = laps(spent)
-    tables = [space.table(schedule) for schedule in drawn]
+    for schedule in drawn:
+        space.table(schedule)
     lap("apply the Opts, axis table")
-    uops = [space.uops(schedule) for schedule in drawn]
+    nests = space.loop_nests(drawn)
     lap("micro-operations")
-    encoded = encode(tables, uops)
+    encoded = encode(nests)
     lap("arrays")
     made = graphs(encoded, target)
     lap("graphs")

@@ -27,9 +27,9 @@ from kcg.cli import guarded, record_results
 from kcg.dataset.reading import read_export
 from kcg.dataset.splits import PARTS
 from kcg.errors import UnknownName
+from kcg.kernel.opts.traits import traits_of
 from kcg.measure.protocol import PROTOCOL
 from kcg.predictor.checkpoint import Checkpoint, read
-from kcg.predictor.correction import traits_of
 from kcg.predictor.ensemble import averaged, said_by
 from kcg.predictor.features import Array
 from kcg.predictor.fit import evaluation_pool
@@ -56,7 +56,7 @@ def pools_of(checkpoint: Checkpoint, data: TrainingData, bodies: Array, groups: 
         embedding = embedded(checkpoint.nets, graphs.batch(torch.arange(len(rows))))
         opts = [Schedule(ScheduleKind.OPTS, body) for body in bodies[rows]]
         told = (said["rank"], np.exp(said["log_sigma"]), embedding, data.log_s[rows])
-        yield Pool(*told, steps_of(opts), traits_of(opts))
+        yield Pool(*told, steps_of(opts), np.array([traits_of(schedule) for schedule in opts], np.int64))
 
 
 def groups_of(data: TrainingData, bodies: Array, inside: Array, dataset: Path) -> dict[str, list[Array]]:

@@ -19,7 +19,7 @@ from evaluation.predictor.trees import Trees, tree_rows
 from kcg.dataset.noise import RETIMED
 from kcg.dataset.reading import Export
 from kcg.dataset.splits import TEST
-from kcg.kernel.opts.space import KernelSpace, refusal
+from kcg.kernel.opts.space import KernelSpace
 from kcg.measure.protocol import PROTOCOL
 from kcg.predictor.checkpoint import Checkpoint
 from kcg.predictor.ensemble import Said, averaged, said_by
@@ -184,7 +184,7 @@ def failure_auc(data: TrainingData, split: str, checkpoint: Checkpoint, spaces: 
     index = np.flatnonzero(data.part(split, TEST))
     logits = averaged(said_by(checkpoint.nets, data, index))["failure"]
     failed = data.failed[index]
-    refused = np.array([refusal(*spaces.scheduled(data, row)) for row in index])
+    refused = np.array([space.refusals([s])[0] for space, s in (spaces.scheduled(data, row) for row in index)])
     with_rules = np.maximum(1 / (1 + np.exp(-logits)), refused)
     return {
         "failure_auc": auc(with_rules, failed),

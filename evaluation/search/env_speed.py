@@ -23,8 +23,8 @@ from kcg.kernel.opts.space import KernelSpace
 from kcg.predictor.checkpoint import read
 from kcg.predictor.features import encode, graphs
 from kcg.predictor.learned import LearnedPredictor
-from kcg.rl.env import KernelScheduleEnv, Task, learned, observation_of
-from kcg.rl.observation import Viewer, action_rows, opt_of
+from kcg.rl.env import KernelScheduleEnv, Task, learned, padded
+from kcg.rl.observation import Observer
 from kcg.types import Region, Schedule, Target
 
 NEW, KNOWN = "new", "known"
@@ -36,15 +36,15 @@ def play(env: KernelScheduleEnv, episodes: int, *, seed: int, visited: dict[Sche
     rng, spent = random.Random(seed), {NEW: list[float](), KNOWN: list[float]()}
     for episode in range(episodes):
         env.reset(seed=seed + episode)
-        visited.setdefault(env.view.schedule)
+        visited.setdefault(env.observed.schedule)
         over = False
         while not over:
             action = rng.choice(env.action_masks().nonzero()[0].tolist())
             begin = time.perf_counter()
             _, _, terminated, truncated, _ = env.step(action)
             seconds = time.perf_counter() - begin
-            spent[KNOWN if env.view.schedule in visited else NEW].append(seconds)
-            visited.setdefault(env.view.schedule)
+            spent[KNOWN if env.observed.schedule in visited else NEW].append(seconds)
+            visited.setdefault(env.observed.schedule)
             over = terminated or truncated
     return spent
 
@@ -53,22 +53,22 @@ def profile(
     region: Region, target: Target, predictor: LearnedPredictor, schedules: Sequence[Schedule]
 ) -> dict[str, float]:
     """Microseconds of a new state by what is done for it, in a space that knows only the first of `schedules`."""
-    views = Viewer(KernelSpace(region, target)).views(schedules)
+    observations = Observer(KernelSpace(region, target)).observe_all(schedules)
     space, spent = KernelSpace(region, target), dict[str, float]()
     space.actions(schedules[0])
     lap = laps(spent)
-    for schedule, view in zip(schedules[1:], views[1:], strict=True):
-        table, uops = space.table(schedule), space.uops(schedule)
+    for schedule, observation in zip(schedules[1:], observations[1:], strict=True):
+        nests = space.loop_nests([schedule])
         lap("axis table, micro-operations")
-        graphs(encode([table], [uops]), target)
+        graphs(encode(nests), target)
         lap("graph")
         steps = space.actions(schedule)
         lap("legal actions")
-        action_rows(table, [opt_of(step) for step in steps], depth=len(schedule.opts))
+        space.action_features(schedule, steps)
         lap("rows of actions")
-        predictor.of_views([view])
+        predictor.predict_features([observation])
         lap("network")
-        observation_of(view)
+        padded(observation)
         lap("observation")
     return {name: 1e6 * seconds / (len(schedules) - 1) for name, seconds in spent.items()}
 
@@ -125,8 +125,8 @@ def speed_of(checkpoint: Path, dataset: Path, *, kernels: int, episodes: int, se
 
 def _env_of(region: Region, target: Target, predictor: LearnedPredictor) -> KernelScheduleEnv:
     """An environment of one kernel that knows nothing of it yet."""
-    viewer = Viewer(KernelSpace(region, target))
-    return KernelScheduleEnv([Task(region.id, viewer.space, viewer, learned(predictor, viewer))], start="either")
+    observer = Observer(KernelSpace(region, target))
+    return KernelScheduleEnv([Task(region.id, observer.space, observer, learned(predictor, observer))], start="either")
 
 
 def rates(spent: Seconds) -> dict[str, float]:

@@ -66,14 +66,14 @@ class LiveBench(Bench):
         """`service` may be the setting of a journal alone: then only what the journal knows can be had. No batch is
         begun after `until`, on `time.monotonic`: a play that asks for one raises TimeoutError, and goes on another time
         from what is kept."""
-        from kcg.rl.observation import Viewer
+        from kcg.rl.observation import Observer
 
         self.region, self.calls, self.journal = region, calls, journal
         self.target, self.toolchain = service.target, service.toolchain
         self._service = None if isinstance(service, Setting) else service
         self.space = KernelSpace(region, self.target)
         self.predictor, self.batch_size, self.until = predictor, batch_size, until
-        self.led = Led.by(policy, Viewer(self.space)) if policy is not None else None
+        self.led = Led.by(policy, Observer(self.space)) if policy is not None else None
         self.seen = journal.of(region.id)
         self._measure([self.space.baseline()])
 

@@ -77,12 +77,12 @@ def guides_of(checkpoint: Path, policy: Path | None = None) -> Guides:
 def _led(path: Path, region: Region, target: Target, table: ReplayTable) -> Led:
     """A policy's file on the schedules of one table, whose steps are its actions."""
     from kcg.kernel.opts.space import KernelSpace
-    from kcg.rl.observation import Viewer
+    from kcg.rl.observation import Observer
 
     policy = policy_of(path)
     if target.fingerprint not in policy.about.targets:
         raise MismatchError(f"{path} was not trained on {target.model}, of which the tables are: give its own policy")
-    return Led.by(policy, Viewer(KernelSpace(region, target), table.actions))
+    return Led.by(policy, Observer(KernelSpace(region, target), table.actions))
 
 
 @functools.lru_cache(maxsize=1)

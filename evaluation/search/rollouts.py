@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from kcg.errors import UsageError
-from kcg.rl.observation import Viewer
-from kcg.rl.policy import Policy, Proposal, Propose, ppo
+from kcg.rl.observation import Observer
+from kcg.rl.policy import Policy, Proposal, Propose, policy_search
 from kcg.search.beam import Drafts
 from kcg.search.moves import fresh
 from kcg.search.problem import Observation, Problem, Strategy, Trials
@@ -24,13 +24,13 @@ LONGEST: Final = 16
 class Led:
     """A policy on one kernel, asked once about each schedule. `acts` is what acts in the environment, where it can."""
 
-    def __init__(self, propose: Propose, acts: tuple[Policy, Viewer] | None = None) -> None:
+    def __init__(self, propose: Propose, acts: tuple[Policy, Observer] | None = None) -> None:
         self._propose, self.acts = propose, acts
         self._known: dict[Schedule, Proposal] = {}
 
     @classmethod
-    def by(cls, policy: Policy, viewer: Viewer) -> Led:
-        return cls(policy.of(viewer), (policy, viewer))
+    def by(cls, policy: Policy, observer: Observer) -> Led:
+        return cls(policy.of(observer), (policy, observer))
 
     def proposals(self, schedules: Sequence[Schedule]) -> list[Proposal]:
         """What the policy would do at each."""
@@ -41,10 +41,10 @@ class Led:
 
 
 def acting(led: Led) -> Strategy:
-    """`kcg.rl.policy.ppo`. Raises UsageError where nothing can act."""
+    """`kcg.rl.policy.policy_search`. Raises UsageError where nothing can act."""
     if led.acts is None:
         raise UsageError("this policy proposes steps and cannot act in an environment")
-    return ppo(*led.acts)
+    return policy_search(*led.acts)
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,6 @@ HOPELESS = 2.5  # a candidate this much slower than the best so far gets one sam
 
 def problem(session: Session, work: RegionWork, predictor: Predictor, index: int) -> Problem:
     """The search problem of one region: its space, this session's predictor, device and ledger."""
-    from kcg.predictor.correction import kind_of
-
     judge = predictor.of(work.space)
 
     def measure(batch: Sequence[Schedule]) -> list[Future[Observation]]:
@@ -51,7 +49,7 @@ def problem(session: Session, work: RegionWork, predictor: Predictor, index: int
         expected=expected,
         step=work.space.step,
         tile=work.space.tile,
-        kind=kind_of,
+        kind=work.space.groups,
         alike=work.space.alike,
     )
 

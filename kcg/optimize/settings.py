@@ -145,12 +145,12 @@ def strategies() -> dict[str, Named]:
 
 def _ppo(problem: Problem) -> Iterator[Observation]:
     from kcg.kernel.opts.space import KernelSpace
-    from kcg.rl.observation import Viewer
-    from kcg.rl.policy import ppo, shipped_policy
+    from kcg.rl.observation import Observer
+    from kcg.rl.policy import policy_search, shipped_policy
 
     space = problem.space
     assert isinstance(space, KernelSpace)
-    yield from ppo(shipped_policy(space.target.device), Viewer(space))(problem)
+    yield from policy_search(shipped_policy(space.target.device), Observer(space))(problem)
 
 
 def strategy_of(name: str) -> Strategy:

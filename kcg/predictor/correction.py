@@ -13,10 +13,11 @@ too, and what is particular to one schedule may be less: of what four searches h
 an H200, residuals spread by 0.04 within a tile and the means of tiles by 0.07 (medians over 26 tensor-core kernels; of
 14 others 0.08 and 0.17).
 
-Where it is told the traits of a schedule (which kinds of steps it uses at all, and along which axes a thread computes
-several elements), each trait, there or not, has a part of its own: a predictor that promises too much of unrolling
-promises it of everything that unrolls, and what does not is not to be judged by it. What that is worth is in
-docs/experiments/2026-11-23-traits.md and, on recorded lattices, by `evaluation/predictor/evaluate_correction.py`.
+Where it is told the traits of a schedule (its space's `groups`: which kinds of steps it uses at all, and along which
+axes a thread computes several elements), each trait, there or not, has a part of its own: a predictor that promises too
+much of unrolling promises it of everything that unrolls, and what does not is not to be judged by it. What that is
+worth is in docs/experiments/2026-11-23-traits.md and, on recorded lattices, by
+`evaluation/predictor/evaluate_correction.py`.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 import numpy as np
 
 from kcg.predictor.features import Array
-from kcg.types import Prediction, Schedule, ScheduleKind
+from kcg.types import Prediction, Schedule
 
 if TYPE_CHECKING:
     from kcg.kernel.opts.space import KernelSpace
@@ -40,12 +41,12 @@ CONSTANT: Final = 1.0
 """Standard deviation, in log-seconds, of what all schedules of a kernel share: a predictor that ranks a new kernel well
 may place it badly. With less, the level would be taken for news about the features."""
 LINEAR: Final = (0.0, 0.3)  # standard deviation of what is linear in the features
-LOCAL: Final = (0.1, 0.2, 0.4)  # standard deviation of what schedules with like features share
+NEARBY: Final = (0.1, 0.2, 0.4)  # standard deviation of what schedules with like features share
 LENGTH: Final = (0.4, 0.8)  # how far apart those are, in units of the usual distance from the kernel's centre
 NOISE: Final = (0.05, 0.1, 0.2)  # of what is particular to a schedule
 TILE: Final = (0.05, 0.15)  # of what the schedules of one tile share, where tiles are told
 TRAIT: Final = (0.2, 0.5)  # of what all traits together explain, where they are told
-TRAIT_LOCAL: Final = (0.1, 0.3)  # of what schedules with like features share then
+TRAIT_NEARBY: Final = (0.1, 0.3)  # of what schedules with like features share then
 TILE_NOISE: Final = (0.02, *NOISE)  # of what is particular to a schedule then
 MOST: Final = 128  # measurements that are kept, so that a correction of 10,000 schedules takes a fraction of a second
 LEAST_SHARE: Final = 0.02  # of a combination of the grid: the others change nothing that would be seen
@@ -179,7 +180,7 @@ class Correction:
         made, likelihoods = [], []
         for linear, local, length, noise, tile, trait in itertools.product(
             LINEAR,
-            TRAIT_LOCAL if traits else LOCAL,
+            TRAIT_NEARBY if traits else NEARBY,
             LENGTH,
             TILE_NOISE if told else NOISE,
             TILE if told else (0.0,),
@@ -224,9 +225,6 @@ def _distances(products: Array, one: Array, other: Array) -> Array:
 
 # ---- A learned predictor of one kernel that takes in what is measured while the kernel is searched.
 
-TRAITS: Final = ({"UNROLL"}, {"GROUP", "GROUPTOP"}, {"LOCAL"})  # a schedule has one where it uses one of the Opts
-UPCAST_AXES: Final = 4  # for each of the first axes: whether a thread computes several elements along it
-
 
 class Embeds(Protocol):
     """What says of schedules of a kernel how long they take, and what its networks see in each: a `LearnedPredictor`,
@@ -263,7 +261,7 @@ class CorrectingKernel:
         self._measured: dict[Schedule, float] = {}
         self._correction: Correction | None = None
         self._tiles = TileNumbers(space)
-        self._traits: dict[Schedule, Array] = {}
+        self._traits: dict[Schedule, tuple[int, ...]] = {}
 
     def predict(self, schedules: Sequence[Schedule]) -> list[Prediction]:
         """What the predictor says of each, in order."""
@@ -313,23 +311,8 @@ class CorrectingKernel:
         return predictions
 
     def _traits_of(self, schedules: Sequence[Schedule]) -> Array:
-        """(n, t) as `traits_of`, worked out once for each schedule."""
-        missing = [s for s in schedules if s not in self._traits]
-        self._traits.update(zip(missing, traits_of(missing), strict=True))
-        return np.stack([self._traits[s] for s in schedules])
-
-
-def traits_of(schedules: Sequence[Schedule]) -> Array:
-    """(n, t) which traits each has, 1 or 0: the `TRAITS`, then `UPCAST_AXES`."""
-    return np.array([kind_of(schedule) for schedule in schedules], np.int64).reshape(-1, len(TRAITS) + UPCAST_AXES)
-
-
-def kind_of(schedule: Schedule) -> tuple[int, ...]:
-    """Which traits a schedule has, 1 or 0 each: what is of one kind has them in common."""
-    told = [0] * (len(TRAITS) + UPCAST_AXES)
-    for opt in schedule.opts if schedule.kind == ScheduleKind.OPTS else ():
-        for place, of in enumerate(TRAITS):
-            told[place] |= opt.op in of
-        if opt.op == "UPCAST" and isinstance(opt.axis, int) and opt.axis < UPCAST_AXES:
-            told[len(TRAITS) + opt.axis] = 1
-    return tuple(told)
+        """(n, t): which traits each has, worked out once for each schedule."""
+        for schedule in schedules:
+            if schedule not in self._traits:
+                self._traits[schedule] = self.space.groups(schedule)
+        return np.array([self._traits[s] for s in schedules], np.int64)

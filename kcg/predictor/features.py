@@ -12,8 +12,8 @@ The features are a function of the kernel, the schedule and the target alone. `F
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,7 +21,20 @@ import numpy as np
 from kcg.compat.tiny import GroupOp, Ops, dtypes
 from kcg.kernel.codec import ast_of
 from kcg.kernel.compile import UOPS_MAX
-from kcg.kernel.loop_nest import AxisTable
+from kcg.kernel.loop_nest import (
+    AXIS_KINDS,
+    CORES,
+    GRID,
+    HELD,
+    INNER,
+    LANES,
+    LOOPS,
+    REDUCING,
+    SHARED_SUMS,
+    SUMMED_IN_TURN,
+    WORKGROUP,
+    AxisTable,
+)
 from kcg.types import Region, Schedule, Target
 
 if TYPE_CHECKING:
@@ -32,22 +45,6 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 
-KINDS = (
-    "GLOBAL",
-    "THREAD",
-    "WEAK",
-    "LOOP",
-    "LOCAL",
-    "WARP",
-    "GROUP_REDUCE",
-    "REDUCE",
-    "UNROLL",
-    "UPCAST",
-    "DEVICE",
-    "other",
-)
-"""Kinds of axes; a kind that is none of these is the last."""
-
 OP_CLASSES: dict[str, tuple[str, ...]] = {
     "add": ("ADD", "SUB", "NEG"), "mul": ("MUL", "MULACC"), "max": ("MAX",), "divide": ("RECIPROCAL", "FDIV", "CDIV"),
     "function": ("EXP2", "LOG2", "SIN", "POW"), "root": ("SQRT", "TRUNC"), "compare": ("CMPLT", "CMPNE", "CMPEQ"),
@@ -55,8 +52,8 @@ OP_CLASSES: dict[str, tuple[str, ...]] = {
     "integer": ("FLOORDIV", "FLOORMOD", "CMOD"), "matrix": ("WMMA",), "other": (),
 }  # fmt: skip
 _CLASS_OF = {op: i for i, ops in enumerate(OP_CLASSES.values()) for op in ops}
-_KIND_OF = {kind: i for i, kind in enumerate(KINDS)}
-OTHER_OP, OTHER_KIND = len(OP_CLASSES) - 1, len(KINDS) - 1
+_KIND = {kind: i for i, kind in enumerate(AXIS_KINDS)}
+OTHER_OP, OTHER_KIND = len(OP_CLASSES) - 1, len(AXIS_KINDS) - 1
 
 MOST_AXES, MOST_ACCESSES, MOST_GROUPS = 24, 24, 24
 """What one kernel may have at most; of larger ones the last are left out. No kernel of the datasets is cut."""
@@ -73,7 +70,7 @@ class Tables:
     accesses: Array  # (n,)
     groups: Array  # (n,)
     extents: Array  # (n, A) int64
-    kinds: Array  # (n, A) int8, a place in `KINDS`
+    kinds: Array  # (n, A) int8, a place in `AXIS_KINDS`
     strides: Array  # (n, A, M) int64, elements
     touches: Array  # (n, A, M) bool: the access depends on the axis
     itemsizes: Array  # (n, M)
@@ -113,8 +110,8 @@ _TYPES: dict[str, Any] = {
 }
 
 
-def encode(tables: Sequence[AxisTable], uops: Sequence[int]) -> Tables:
-    """The arrays of some axis tables, in order. `uops` are the micro-operations of each."""
+def encode(tables: Sequence[AxisTable]) -> Tables:
+    """The arrays of some axis tables, in order."""
     rows = [_cut(table) for table in tables]
     grouped = [_groups(table.operations) for table in rows]
     n = len(rows)
@@ -126,7 +123,7 @@ def encode(tables: Sequence[AxisTable], uops: Sequence[int]) -> Tables:
         na, nm = len(table.extents), len(table.accesses)
         made.axes[i], made.accesses[i], made.groups[i] = na, nm, len(groups)
         made.extents[i, :na] = table.extents
-        made.kinds[i, :na] = [_KIND_OF.get(kind, OTHER_KIND) for kind in table.kinds]
+        made.kinds[i, :na] = [_KIND.get(kind, OTHER_KIND) for kind in table.kinds]
         if nm and na:
             made.strides[i, :na, :nm] = np.array([t.strides for t in table.accesses], _INT).T
             made.touches[i, :na, :nm] = np.array([t.used for t in table.accesses], _BOOL).T
@@ -137,8 +134,7 @@ def encode(tables: Sequence[AxisTable], uops: Sequence[int]) -> Tables:
         for place, (used, counts) in enumerate(groups.items()):
             made.varies[i, :na, place] = used
             made.operations[i, place] = counts
-        made.tensor_core[i] = table.tensor_core
-    made.uops[:] = uops
+        made.tensor_core[i], made.uops[i] = table.tensor_core, table.uops
     return made
 
 
@@ -173,16 +169,14 @@ def _groups(operations: Iterable[tuple[str, tuple[bool, ...]]]) -> dict[tuple[bo
 def _cut(table: AxisTable) -> AxisTable:
     if len(table.extents) <= MOST_AXES and len(table.accesses) <= MOST_ACCESSES:
         return table
-    from dataclasses import replace
-
     stores = [t for t in table.accesses if t.is_store]
     kept = (stores + [t for t in table.accesses if not t.is_store])[:MOST_ACCESSES]
-    return AxisTable(
-        table.extents[:MOST_AXES],
-        table.kinds[:MOST_AXES],
-        tuple(replace(t, strides=t.strides[:MOST_AXES], used=t.used[:MOST_AXES]) for t in kept),
-        tuple((op, used[:MOST_AXES]) for op, used in table.operations),
-        table.tensor_core,
+    return replace(
+        table,
+        extents=table.extents[:MOST_AXES],
+        kinds=table.kinds[:MOST_AXES],
+        accesses=tuple(replace(t, strides=t.strides[:MOST_AXES], used=t.used[:MOST_AXES]) for t in kept),
+        operations=tuple((op, used[:MOST_AXES]) for op, used in table.operations),
     )
 
 
@@ -195,7 +189,7 @@ class ScheduleFeatures:
 
     space: KernelSpace
     schedule: Schedule
-    refused: float  # probability that the compiler refuses it, by rule; see `kcg.kernel.opts.space`
+    refused: float  # probability that the compiler refuses it, by rule, see its space's `refusals`
     graph: Graphs  # of this one schedule
     kernel_x: Array  # (kernel features,)
     target_x: Array  # (target features,)
@@ -253,29 +247,21 @@ def _logs(value: float) -> float:
 
 FEATURES_VERSION = 1
 
-WARP = 32
+WARP_THREADS = 32
 SECTOR_BYTES = 32  # what a GPU moves between its caches at once
 LINE_BYTES = 64  # of a CPU
 WIDEST_BYTES = 16  # one load or store moves at most
 FUNCTION_COST = 20.0  # an exponential or a logarithm in simple operations
 
-_KIND = {kind: i for i, kind in enumerate(KINDS)}
-_INNER = (_KIND["UPCAST"], _KIND["UNROLL"])
-_REDUCING = (_KIND["REDUCE"], _KIND["UNROLL"], _KIND["GROUP_REDUCE"])
-_BLOCK = (_KIND["LOCAL"], _KIND["WARP"], _KIND["GROUP_REDUCE"])
-_PARALLEL = (_KIND["GLOBAL"], _KIND["THREAD"])
 
-
-def _marks(*kinds: int) -> Array:
+def _marks(kinds: Iterable[str]) -> Array:
     """(kinds + 1,) bool, to be indexed by kinds: which of them are these. The last is that of no axis, -1."""
-    marks = np.zeros(len(KINDS) + 1, bool)
-    marks[list(kinds)] = True
+    marks = np.zeros(len(AXIS_KINDS) + 1, bool)
+    marks[[_KIND[kind] for kind in kinds]] = True
     return marks
 
 
-_IS_INNER, _IS_REDUCING, _IS_BLOCK, _IS_PARALLEL = (_marks(*k) for k in (_INNER, _REDUCING, _BLOCK, _PARALLEL))
-
-AXIS_FEATURES = (*KINDS, "extent", "power_of_two", "depth", "first_of_kind", "lane_step")
+AXIS_FEATURES = (*AXIS_KINDS, "extent", "power_of_two", "depth", "first_of_kind", "lane_step")
 ACCESS_FEATURES = (
     "store",
     "itemsize",
@@ -310,7 +296,7 @@ ACCESS_EDGES = (
 )
 GROUP_EDGES = ("varies", "extent")
 SCHEDULE_FEATURES = (
-    *(f"extent of {kind}" for kind in KINDS),
+    *(f"extent of {kind}" for kind in AXIS_KINDS),
     "tensor core",
     "threads",
     "warps",
@@ -446,6 +432,15 @@ class Graphs:
             "n_groups": one,
         }
 
+    def as_arrays(self) -> dict[str, Array]:
+        """Every array by name, for a file that may hold others."""
+        return {f"graphs.{f.name}": getattr(self, f.name) for f in fields(self)}
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, Array]) -> Graphs:
+        """The inverse of `as_arrays`. Raises KeyError where one is missing."""
+        return cls(**{f.name: arrays[f"graphs.{f.name}"] for f in fields(cls)})
+
     def take(self, index: Array) -> Graphs:
         """The graphs at these places, in this order."""
         return Graphs(**{name: getattr(self, name)[rows_of(counts, index)] for name, counts in self.counts().items()})
@@ -463,6 +458,12 @@ def joined(parts: Iterable[Graphs]) -> Graphs:
     """All graphs of all parts, in order."""
     parts = list(parts)
     return Graphs(**{f.name: np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(Graphs)})
+
+
+def side_by_side(features: Sequence[ScheduleFeatures]) -> tuple[Graphs, Array, Array]:
+    """The graphs of some schedules, at least one, and (n, …) the numbers of the kernel and of the target of each."""
+    made = features[0].graph if len(features) == 1 else joined(one.graph for one in features)
+    return made, np.stack([one.kernel_x for one in features]), np.stack([one.target_x for one in features])
 
 
 def graphs(tables: Tables, target: Target) -> Graphs:
@@ -486,9 +487,7 @@ class _Build:
         self.extents = np.where(self.has_axis, np.maximum(tables.extents, 1), 1).astype(np.float64)
         self.logs = np.log2(self.extents)  # (n, A)
         self.kind = np.where(self.has_axis, tables.kinds, -1)
-        self.inner = _IS_INNER[self.kind]
-        self.reducing: Array = np.asarray(_IS_REDUCING[self.kind])
-        self.block = _IS_BLOCK[self.kind]
+        self.inner, self.reducing, self.block = self.are(INNER), self.are(REDUCING), self.are(WORKGROUP)
 
     def over(self, marked: Array) -> Array:
         """Logarithm of the product of the extents of marked axes: (n, A) to (n,), or (n, A, X) to (n, X)."""
@@ -496,8 +495,13 @@ class _Build:
             return np.asarray((self.logs * marked).sum(1))
         return np.asarray(np.einsum("na,nax->nx", self.logs, marked.astype(np.float64)))
 
-    def of_kind(self, *kinds: str) -> Array:
-        return self.over(_marks(*[_KIND[k] for k in kinds])[self.kind])
+    def are(self, kinds: Iterable[str]) -> Array:
+        """(n, A) bool: the axes of these kinds."""
+        return np.asarray(_marks(kinds)[self.kind])
+
+    def of_kind(self, kinds: Iterable[str]) -> Array:
+        """(n,) logarithm of the product of the extents of the axes of these kinds."""
+        return self.over(self.are(kinds))
 
     # ---- lanes ----
 
@@ -515,7 +519,7 @@ class _Build:
 
     def sectors(self, steps: Array) -> Array:
         """(n, M) sectors that the first warp touches with one load or store."""
-        lanes = np.arange(WARP)[None, :, None]
+        lanes = np.arange(WARP_THREADS)[None, :, None]
         along = np.where(self.block[:, None], lanes // np.maximum(steps, 1)[:, None] % self.extents[:, None], 0.0)
         offsets = along @ self.t.strides.astype(np.float64)  # (n, 32, M)
         touched = np.floor(offsets * self.t.itemsizes[:, None] / SECTOR_BYTES)
@@ -544,8 +548,8 @@ class _Build:
         inside = self.block | self.inner
         block_footprint = self.over(used & inside[:, :, None])
         block_reuse = self.over(np.broadcast_to(inside[:, :, None], used.shape)) - block_footprint
-        thread_footprint = copies + self.over(used & (self.kind == _KIND["REDUCE"])[:, :, None])
-        parallel: Array = np.asarray(_IS_PARALLEL[self.kind])
+        thread_footprint = copies + self.over(used & self.are(SUMMED_IN_TURN)[:, :, None])
+        parallel = self.are((*GRID, *CORES))
         grid_reuse = self.over(~used & parallel[:, :, None])
         loops = (self.has_axis & ~self.inner & ~self.block & ~parallel)[:, :, None]
         loop_reuse = self.over(~used & loops)
@@ -596,16 +600,18 @@ class _Build:
         target, t = self.target, self.t
         exp = np.exp2
         cores = float(max(target.cores, 1))
-        blocks, threads = self.of_kind("GLOBAL"), self.over(self.block)
-        warps = np.ceil(exp(threads) / WARP)
-        held = self.of_kind("UPCAST")
+        blocks, threads = self.of_kind(GRID), self.over(self.block)
+        warps = np.ceil(exp(threads) / WARP_THREADS)
+        held = self.of_kind(HELD)
         loads = self.has_access & ~t.stores
         loaded = (exp(access["copies"]) * loads).sum(1)
         registers = 16.0 + exp(held) + loaded
         resident = np.clip(
-            np.minimum(2048 // (warps * WARP), 65536 / (warps * WARP * np.clip(registers, 16, 255))), 1, 32
+            np.minimum(2048 // (warps * WARP_THREADS), 65536 / (warps * WARP_THREADS * np.clip(registers, 16, 255))),
+            1,
+            32,
         )
-        shared = np.where(self.of_kind("GROUP_REDUCE") > 0, threads + held + 2, 0.0)
+        shared = np.where(self.of_kind(SHARED_SUMS) > 0, threads + held + 2, 0.0)
         waves = exp(blocks) / (cores * resident)
         work = (exp(group["work"]) * self.has_group).sum(1)
         code = (exp(group["simple"] + group["copies"]) * self.has_group).sum(1)
@@ -615,7 +621,7 @@ class _Build:
         traffic = (exp(access["traffic"]) * self.has_access).sum(1)
         unique = (exp(access["spanned"] + access["itemsize"]) * self.has_access).sum(1)
         block_bytes = (exp(access["block_footprint"] + access["itemsize"]) * self.has_access).sum(1)
-        trips = self.of_kind("REDUCE", "WEAK", "LOOP")
+        trips = self.of_kind(LOOPS)
         lines = (exp(access["lines"]) * self.has_access).sum(1)
         clock = 1e6 * (target.clock_limit_mhz or 2000.0)
         bandwidth = target.bandwidth_bytes_s or 2e10
@@ -626,18 +632,18 @@ class _Build:
             issue = (load_instructions + store_instructions) / (cores * 32 * clock) / busy
             latency = exp(trips) * 500 / clock * np.ceil(waves)
         else:
-            used = np.minimum(exp(self.of_kind("THREAD")), cores)
+            used = np.minimum(exp(self.of_kind(CORES)), cores)
             compute, issue = work / (clock * used), (load_instructions + store_instructions) / (clock * used)
-            latency = exp(trips + blocks + self.of_kind("LOCAL")) * 2 / clock
+            latency = exp(trips + blocks + self.of_kind(LANES)) * 2 / clock
         memory, cache = unique / bandwidth, traffic / (3 * bandwidth)
         lines_s = lines * LINE_BYTES / bandwidth
         bound = np.maximum.reduce([compute, issue, memory, cache])
-        named: dict[str, Any] = {f"extent of {kind}": self.over(self.kind == i) for i, kind in enumerate(KINDS)}
+        named: dict[str, Any] = {f"extent of {kind}": self.over(self.kind == i) for i, kind in enumerate(AXIS_KINDS)}
         named |= {
             "tensor core": t.tensor_core,
             "threads": threads,
             "warps": np.log2(warps),
-            "idle lanes": np.log2(warps * WARP) - threads,
+            "idle lanes": np.log2(warps * WARP_THREADS) - threads,
             "blocks": blocks,
             "waves": np.log2(np.maximum(waves, 1e-6)),
             "last wave": np.ceil(waves) / np.maximum(waves, 1e-6),
@@ -697,7 +703,7 @@ class _Build:
         integer = self.t.extents
         places = np.arange(integer.shape[1])[None]
         before = np.concatenate([np.full((len(self.kind), 1), -2), self.kind[:, :-1]], 1)
-        named: dict[str, Array] = {kind: self.kind == i for i, kind in enumerate(KINDS)}
+        named: dict[str, Array] = {kind: self.kind == i for i, kind in enumerate(AXIS_KINDS)}
         named |= {
             "extent": self.logs,
             "power_of_two": np.bitwise_and(integer, integer - 1) == 0,

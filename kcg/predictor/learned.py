@@ -15,7 +15,6 @@ from torch import Tensor
 from torch.nn.functional import layer_norm, pad
 
 from kcg.errors import ScheduleError
-from kcg.kernel.opts.space import refusal
 from kcg.predictor.checkpoint import Checkpoint
 from kcg.predictor.correction import CorrectingKernel
 from kcg.predictor.ensemble import Said, averaged
@@ -25,9 +24,9 @@ from kcg.predictor.features import (
     ScheduleFeatures,
     encode,
     graphs,
-    joined,
     kernel_features,
     operations_of,
+    side_by_side,
     target_features,
 )
 from kcg.predictor.interface import Judge
@@ -48,7 +47,7 @@ if TYPE_CHECKING:
 
 EDGES_AT_ONCE: Final = 4096
 """Edges times networks whose messages are made together: more would not stay in a processor's own cache."""
-KINDS: Final = {"axes": "n_axes", "accesses": "n_accesses", "groups": "n_groups"}
+NODES: Final = {"axes": "n_axes", "accesses": "n_accesses", "groups": "n_groups"}
 OTHERS: Final = {"accesses": "access_edges", "groups": "group_edges"}
 """What axes have edges to, and the features of these edges."""
 
@@ -113,7 +112,7 @@ class Stacked:
         )
         self._layers = range(self.settings.layers if self.settings.messages else 0)
         self._whole, self._out = self._linear("whole.0"), self._linear("whole.2")
-        self._embed = {name: self._linear(f"embed.{name}") for name in KINDS}
+        self._embed = {name: self._linear(f"embed.{name}") for name in NODES}
         self._edges = {other: self._of_edges(other) for other in OTHERS} if self._layers else {}
         self._sources = {
             (i, way): self._linear(f"layers.{i}.{way}.source")
@@ -121,7 +120,7 @@ class Stacked:
             for other in OTHERS
             for way in (f"to_{other}", f"from_{other}")
         }
-        changes = {(i, name): f"layers.{i}.{name}.change" for i in self._layers for name in KINDS}
+        changes = {(i, name): f"layers.{i}.{name}.change" for i in self._layers for name in NODES}
         self._updates = {k: (self._after_norm(name, 0, 1), self._linear(f"{name}.4")) for k, name in changes.items()}
         self._read = self._after_norm("read", 0, 1), self._linear("read.4")
         self._heads = self._linear("heads")
@@ -221,7 +220,7 @@ def _normed(x: Tensor) -> Tensor:
 def _blocks(made: Graphs, most_edges: int) -> tuple[Array | None, list[_Blocks]]:
     """All graphs in blocks of at most about so many edges each, and their order there: None where it is theirs. Graphs
     of a size stand together, so that little is padded."""
-    counts = {name: getattr(made, how_many) for name, how_many in KINDS.items()}
+    counts = {name: getattr(made, how_many) for name, how_many in NODES.items()}
     if len(made) * int(counts["axes"].max() * (counts["accesses"].max() + counts["groups"].max())) <= most_edges:
         return None, [_block(made, counts)]
     order = np.lexsort((counts["groups"], counts["axes"]))
@@ -246,7 +245,7 @@ def _block(made: Graphs, counts: dict[str, Array]) -> _Blocks:
         name: None if (counts[name] == size).all() else np.arange(size) < counts[name][:, None]
         for name, size in sizes.items()
     }
-    x = {name: _padded(getattr(made, name), there[name]) for name in KINDS}
+    x = {name: _padded(getattr(made, name), there[name]) for name in NODES}
     edge_masks = {}
     for other, edges in OTHERS.items():
         a, b = there["axes"], there[other]
@@ -330,40 +329,37 @@ class LearnedPredictor:
         found: list[Prediction],
         states: list[Array | None],
     ) -> None:
-        tables, places, uops, refused = [], [], [], []
+        nests, places, refused = [], [], []
         for place, schedule in enumerate(schedules, first):
             try:
-                table, length = space.table(schedule), space.uops(schedule)
-                chance = refusal(space, schedule, length)
+                (nest,), (chance,) = space.loop_nests([schedule]), space.refusals([schedule])
             except ScheduleError:
                 continue
             places.append(place)
-            tables.append(table)
-            uops.append(length)
+            nests.append(nest)
             refused.append(chance)
         if not places:
             return
         kernel_x, _ = self._kernel(space)
-        mean, sigma, failure, hidden = self.estimate(graphs(encode(tables, uops), space.target), kernel_x, space.target)
+        mean, sigma, failure, hidden = self.estimate(graphs(encode(nests), space.target), kernel_x, space.target)
         if self._is_strange(space):
             sigma = np.maximum(sigma, NEVER_SEEN)
         failure = np.maximum(failure, refused)
         for place, state, *said in zip(places, hidden, mean.tolist(), sigma.tolist(), failure.tolist(), strict=True):
             found[place], states[place] = Prediction(*said), state
 
-    def of_views(self, views: Sequence[ScheduleFeatures]) -> list[Prediction]:
-        """What it predicts of schedules of any kernels, whose graphs are there already; in order."""
-        if not views:
+    def predict_features(self, features: Sequence[ScheduleFeatures]) -> list[Prediction]:
+        """`predict` of schedules of any kernels whose features are there already."""
+        if not features:
             return []
-        kernels = {view.space.region.id: i for i, view in enumerate(views)}
-        made = views[0].graph if len(views) == 1 else joined(view.graph for view in views)
-        kernel_x, target_x = (np.stack([getattr(view, name) for view in views]) for name in ("kernel_x", "target_x"))
-        kernel = np.array([kernels[view.space.region.id] for view in views])
+        kernels = {one.space.region.id: i for i, one in enumerate(features)}
+        made, kernel_x, target_x = side_by_side(features)
+        kernel = np.array([kernels[one.space.region.id] for one in features])
         mean, sigma, failure, _ = self._estimate(made, kernel_x, target_x, kernel)
         found = []
-        for view, *said in zip(views, mean.tolist(), sigma.tolist(), failure.tolist(), strict=True):
-            least = NEVER_SEEN if self._is_strange(view.space) else 0.0
-            found.append(Prediction(said[0], max(said[1], least), max(said[2], view.refused)))
+        for one, *said in zip(features, mean.tolist(), sigma.tolist(), failure.tolist(), strict=True):
+            least = NEVER_SEEN if self._is_strange(one.space) else 0.0
+            found.append(Prediction(said[0], max(said[1], least), max(said[2], one.refused)))
         return found
 
     def estimate(self, made: Graphs, kernel_x: Array, target: Target) -> tuple[Array, Array, Array, Array]:

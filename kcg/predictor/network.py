@@ -233,7 +233,7 @@ SIZES = {
     "access_edges": len(ACCESS_EDGES), "group_edges": len(GROUP_EDGES), "schedule": len(SCHEDULE_FEATURES),
     "kernel_x": len(KERNEL_FEATURES), "target_x": len(TARGET_FEATURES),
 }  # fmt: skip
-KINDS = ("axes", "accesses", "groups")  # of nodes
+NODES = ("axes", "accesses", "groups")  # of nodes
 RANK = 1  # its place among the heads
 LEAST_LOG_SIGMA, MOST_LOG_SIGMA = -4.0, 2.0
 
@@ -341,10 +341,10 @@ class Net(nn.Module):
         self.register_buffer("log_s_mean", torch.zeros(()))
         known = SIZES["target_x"] + settings.schedule * SIZES["schedule"] + settings.kernel * SIZES["kernel_x"]
         self.whole = nn.Sequential(nn.Linear(known, 2 * hidden), nn.ReLU(), nn.Linear(2 * hidden, hidden))
-        self.embed = nn.ModuleDict({name: nn.Linear(SIZES[name], hidden) for name in KINDS})
+        self.embed = nn.ModuleDict({name: nn.Linear(SIZES[name], hidden) for name in NODES})
         layers = settings.layers if settings.messages else 0
         self.layers = nn.ModuleList(Layer(hidden, settings.dropout) for _ in range(layers))
-        pooled = (1 + 2 * len(KINDS)) * hidden
+        pooled = (1 + 2 * len(NODES)) * hidden
         self.read = nn.Sequential(
             nn.LayerNorm(pooled),
             nn.Linear(pooled, 2 * hidden),

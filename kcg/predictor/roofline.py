@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from kcg.errors import ScheduleError
-from kcg.kernel.loop_nest import INNER, REDUCING, Access, AxisTable
-from kcg.kernel.opts.space import refusal
+from kcg.kernel.loop_nest import GRID, HELD, INNER, LANES, LOOPS, REDUCING, WORKGROUP, Access, AxisTable
 from kcg.predictor.interface import Judge
 from kcg.types import Prediction, Schedule, Target
 
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from kcg.kernel.opts.space import KernelSpace
 
 LINE_BYTES = 64
-WARP = 32
+WARP_THREADS = 32
 
 CPU_TERMS = ("load", "store", "simple", "function", "trip", "accumulator", "reload", "line", "start")
 """What the CPU's estimate counts; see `cpu_counts`."""
@@ -60,7 +59,7 @@ class Roofline:
         predictions = []
         for schedule in schedules:
             try:
-                table = space.table(schedule)
+                (table,), (refused,) = space.loop_nests([schedule]), space.refusals([schedule])
             except ScheduleError:
                 predictions.append(Prediction(0.0, uncertainty=10.0, failure_probability=1.0))
                 continue
@@ -68,7 +67,7 @@ class Roofline:
                 Prediction(
                     math.log(estimate(table, space.target)),
                     uncertainty=0.7,
-                    failure_probability=max(refusal(space, schedule), USUAL_FAILURES),
+                    failure_probability=max(refused, USUAL_FAILURES),
                 )
             )
         return predictions
@@ -118,14 +117,14 @@ def cpu_counts(table: AxisTable) -> tuple[float, ...]:
     outer = tuple(k for k in table.kinds if k not in INNER)
     trips = float(math.prod(e for e, k in zip(table.extents, table.kinds, strict=True) if k not in INNER))
     reduces = any(k in REDUCING for k in table.kinds)
-    held = table.product("UPCAST") + sum(table.span(a.used, skip=outer) for a in table.accesses if not a.is_store)
+    held = table.product(*HELD) + sum(table.span(a.used, skip=outer) for a in table.accesses if not a.is_store)
     return (
         loads,
         stores,
         simple,
         functions,
         trips,
-        trips * table.product("UPCAST") if reduces else 0.0,
+        trips * table.product(*HELD) if reduces else 0.0,
         max(0.0, 1.0 - CPU_RESIDENT / max(held, 1)) * simple,
         lines,
         1.0,
@@ -156,13 +155,13 @@ def _cpu_seconds(table: AxisTable, renderer: str) -> float:
 
 def _gpu_seconds(table: AxisTable, target: Target) -> float:
     cores = max(target.cores, 1)  # 0 where the device does not tell
-    blocks = table.product("GLOBAL")
-    threads = table.product("LOCAL", "WARP", "GROUP_REDUCE")
-    warps = math.ceil(threads / WARP)
-    lanes_idle = warps * WARP / max(threads, 1)
-    per_core = max(1, min(32, GPU_THREADS_PER_CORE // (warps * WARP)))
-    held = table.product("UPCAST")
-    per_core = max(1, min(per_core, (65536 // (warps * WARP)) // max(16, min(255, held + 16))))
+    blocks = table.product(*GRID)
+    threads = table.product(*WORKGROUP)
+    warps = math.ceil(threads / WARP_THREADS)
+    lanes_idle = warps * WARP_THREADS / max(threads, 1)
+    per_core = max(1, min(32, GPU_THREADS_PER_CORE // (warps * WARP_THREADS)))
+    held = table.product(*HELD)
+    per_core = max(1, min(per_core, (65536 // (warps * WARP_THREADS)) // max(16, min(255, held + 16))))
     waves = math.ceil(blocks / (cores * per_core))
     wave_loss = waves * cores * per_core / max(blocks, 1) if blocks >= cores else cores / blocks
     # latency is hidden by threads in flight and by independent work in each
@@ -183,18 +182,18 @@ def _gpu_seconds(table: AxisTable, target: Target) -> float:
         device_bytes += min(access.elements, table.span(access.used)) * access.itemsize
     issue = instructions / (32 * 1.7e9 * cores)
     traffic = max(device_bytes / GPU_BYTES_S, l2_bytes / 16 / GPU_L2_BYTES_S)
-    loops = table.product("REDUCE", "WEAK", "LOOP") * 20e-9 * waves
+    loops = table.product(*LOOPS) * 20e-9 * waves
     busy = max(compute, traffic, issue) + 0.3 * (compute + traffic + issue)
     return busy * lanes_idle * min(wave_loss, 8.0) / hiding * spill + loops * 0.05 + GPU_LAUNCH_S
 
 
 def _coalescing_loss(table: AxisTable, access: Access, width: int) -> float:
     """Bytes moved over bytes used by one warp: 1 when neighbouring threads read neighbouring elements."""
-    for kind_wanted in ("LOCAL", "WARP"):
+    for kind_wanted in LANES:
         for extent, kind, stride in zip(table.extents, table.kinds, access.strides, strict=True):
             if kind == kind_wanted and extent > 1:
                 if stride == 0:
-                    return 1.0 / min(extent, WARP)
+                    return 1.0 / min(extent, WARP_THREADS)
                 if stride <= width:
                     return 1.0
                 return min(32.0 / (access.itemsize * width), float(stride) / width)

@@ -320,16 +320,15 @@ def _of_kernels(export: Export, regions: dict[str, Region], keys: dict[tuple[str
 
 def _encode(job: KernelJob) -> tuple[Graphs, Array, Array]:
     """Graphs, the kernel's own numbers, and which schedules apply."""
-    found, applies = job.each(lambda space, schedule: (space.table(schedule), space.uops(schedule)))
-    encoded = encode([table for table, _ in found], [uops for _, uops in found])
-    return graphs(encoded, job.target), kernel_features(job.region), applies
+    nests, applies = job.each(lambda space, schedule: space.loop_nests([schedule])[0])
+    return graphs(encode(nests), job.target), kernel_features(job.region), applies
 
 
 _LISTS = ("region_ids", "families", "targets", "runs", "samplers", "checksums")
 
 
 def _as_arrays(data: TrainingData) -> dict[str, Array]:
-    arrays = {f"graphs.{f.name}": getattr(data.graphs, f.name) for f in fields(Graphs)}
+    arrays = data.graphs.as_arrays()
     arrays |= {f.name: getattr(data, f.name) for f in fields(data) if f.name not in (*_LISTS, "graphs")}
     arrays["lists"] = np.frombuffer(json.dumps({name: getattr(data, name) for name in _LISTS}).encode(), np.uint8)
     return arrays
@@ -338,7 +337,8 @@ def _as_arrays(data: TrainingData) -> dict[str, Array]:
 def _from_arrays(arrays: dict[str, Any]) -> TrainingData:
     """The inverse of `_as_arrays`."""
     lists = json.loads(arrays.pop("lists").tobytes())
-    made = Graphs(**{name.removeprefix("graphs."): arrays.pop(name) for name in list(arrays) if "." in name})
+    made = Graphs.from_arrays(arrays)
+    arrays = {name: array for name, array in arrays.items() if "." not in name}
     texts: dict[str, Any] = {name: tuple(values) for name, values in lists.items()}
     texts["checksums"] = tuple((name, value) for name, value in lists["checksums"])
     return TrainingData(graphs=made, **arrays, **texts)

@@ -1,9 +1,9 @@
-"""The Gymnasium environment: a schedule is built Opt by Opt, and an episode's return is the log-speedup over its start.
+"""The Gymnasium environment: a schedule is built step by step; the return of an episode is its log-speedup.
 
     import kcg.rl.env
     env = gymnasium.make("kcg/KernelSchedule-v0", tasks=[task])
 
-An action is a row of a padded table of action features (`kcg.rl.observation`): each legal Opt, and to stop. What a
+An action is a row of a padded table of action features (`kcg.rl.observation`): each legal step, and to stop. What a
 row means changes from state to state; `action_masks` says which rows there are. What a schedule costs is injected: a
 predictor, a recorded table or a device stand behind the same callable.
 
@@ -25,6 +25,7 @@ import numpy as np
 from gymnasium import spaces
 
 from kcg.errors import ScheduleError, UsageError
+from kcg.kernel.opts.action_features import ACTION_FEATURES, AXES_OF_ACTION
 from kcg.predictor.features import (
     ACCESS_EDGES,
     ACCESS_FEATURES,
@@ -39,11 +40,12 @@ from kcg.predictor.features import (
     TARGET_FEATURES,
     Array,
 )
-from kcg.rl.observation import ACTION_FEATURES, AXES_OF_ACTION, View, Viewer
+from kcg.rl.observation import Observer, ScheduleObservation
 from kcg.types import Prediction, Schedule
 
 if TYPE_CHECKING:
     from kcg.predictor.learned import LearnedPredictor
+    from kcg.search.replay import ReplayTable
 
 ID: Final = "kcg/KernelSchedule-v0"
 MOST_ACTIONS: Final = 96
@@ -96,14 +98,19 @@ def predicted(predict: Callable[[Sequence[Schedule]], list[Prediction]]) -> Cost
     return cost
 
 
-def learned(predictor: LearnedPredictor, viewer: Viewer) -> Cost:
+def learned(predictor: LearnedPredictor, observer: Observer) -> Cost:
     """The cost that a learned predictor expects, read off the same graphs that the policy sees."""
-    known: dict[Schedule, Reading] = {}
+    return predicted(lambda schedules: predictor.predict_features(observer.observe_all(schedules)))
+
+
+def recorded(table: ReplayTable) -> Cost:
+    """The cost that was measured, of a table of records."""
 
     def cost(schedule: Schedule) -> Reading:
-        if schedule not in known:
-            known[schedule] = Reading.of(predictor.of_views([viewer.view(schedule)])[0])
-        return known[schedule]
+        found = table.records[schedule].observation
+        if found.runtime_s is None:
+            return Reading(math.nan, found.reason or str(found.status))
+        return Reading(math.log(found.runtime_s))
 
     return cost
 
@@ -114,7 +121,7 @@ class Task:
 
     name: str
     ends: Ends
-    viewer: Viewer
+    observer: Observer
     cost: Cost
     guide: Cost | None = None  # pays for the steps; the cost by default
     weight: float = 1.0  # how often it is drawn, relative to others
@@ -144,9 +151,9 @@ def observation_space() -> spaces.Dict:
     )
 
 
-def observation_of(view: View, *, only_stop: bool = False) -> dict[str, Array]:
-    """A view as padded arrays."""
-    g, rows = view.graph, view.rows
+def padded(observation: ScheduleObservation, *, only_stop: bool = False) -> dict[str, Array]:
+    """An observation as the arrays of `observation_space`; with `only_stop` that is the only action."""
+    g, rows = observation.graph, observation.rows
     n_axes, n_accesses, n_groups = int(g.n_axes[0]), int(g.n_accesses[0]), int(g.n_groups[0])
     steps = min(len(rows) - 1, MOST_ACTIONS - 1)
     made: dict[str, Array] = {
@@ -157,7 +164,8 @@ def observation_of(view: View, *, only_stop: bool = False) -> dict[str, Array]:
     made["access_edges"][:n_axes, :n_accesses] = g.access_edges.reshape(n_axes, n_accesses, len(ACCESS_EDGES))
     made["group_edges"][:n_axes, :n_groups] = g.group_edges.reshape(n_axes, n_groups, len(GROUP_EDGES))
     made["counts"][:] = n_axes, n_accesses, n_groups
-    made["schedule"][:], made["kernel"][:], made["target"][:] = g.schedule[0], view.kernel_x, view.target_x
+    made["schedule"][:] = g.schedule[0]
+    made["kernel"][:], made["target"][:] = observation.kernel_x, observation.target_x
     made["actions"][:steps], made["actions"][steps] = rows.features[:steps], rows.features[-1]
     made["action_axes"].fill(-1)
     made["action_axes"][:steps] = rows.axes[:steps]
@@ -208,7 +216,7 @@ class KernelScheduleEnv(gymnasium.Env[Any, Any]):
         self.task = task = self.tasks[index]
         start = self.start if self.start != "either" else STARTS[int(self.np_random.integers(2))]
         schedule = task.ends.start() if start == "raw" else task.ends.baseline()
-        self._view = task.viewer.view(schedule)
+        self._observed = task.observer.observe(schedule)
         self._depth, self._paid, self._over = 0, 0.0, False
         self._first = task.cost(schedule)
         self._now = self._first if task.guide is None else task.guide(schedule)
@@ -216,9 +224,9 @@ class KernelScheduleEnv(gymnasium.Env[Any, Any]):
         return self._observation(), self._info(start=start)
 
     @property
-    def view(self) -> View:
+    def observed(self) -> ScheduleObservation:
         """The schedule as it is now, as a policy sees it; there is none before the first reset."""
-        return self._view
+        return self._observed
 
     def action_masks(self) -> Array:
         """(MOST_ACTIONS,) bool: the legal actions, as sb3-contrib's MaskablePPO asks for them."""
@@ -229,7 +237,7 @@ class KernelScheduleEnv(gymnasium.Env[Any, Any]):
         assert self.task is not None, "reset comes before the first step"
         if self._over:
             raise UsageError("the episode is over: reset comes before the next step")
-        steps = self._view.steps[: MOST_ACTIONS - 1]
+        steps = self._observed.steps[: MOST_ACTIONS - 1]
         if self._fault:
             return self._faulted(self._fault)
         if not (0 <= action < MOST_ACTIONS and self._mask[action]):
@@ -238,15 +246,15 @@ class KernelScheduleEnv(gymnasium.Env[Any, Any]):
             return self._stopped()
         child = steps[action].schedule
         try:
-            view = self.task.viewer.view(child)
+            observation = self.task.observer.observe(child)
             reading = (self.task.guide or self.task.cost)(child)
         except ScheduleError as error:
             return self._faulted(str(error))
         if reading.fault:
-            self._view = view
+            self._observed = observation
             return self._faulted(reading.fault)
         reward = self._now.log_s - reading.log_s
-        self._view, self._now = view, reading
+        self._observed, self._now = observation, reading
         self._depth += 1
         self._paid += reward
         return self._observation(), float(reward), False, False, self._info()
@@ -255,7 +263,7 @@ class KernelScheduleEnv(gymnasium.Env[Any, Any]):
         assert self.task is not None
         if self.task.guide is None:
             end = self._now
-        elif (end := self.task.cost(self._view.schedule)).fault:
+        elif (end := self.task.cost(self._observed.schedule)).fault:
             return self._faulted(end.fault)
         speedup = self._first.log_s - end.log_s
         reward = speedup - self._paid
@@ -268,13 +276,13 @@ class KernelScheduleEnv(gymnasium.Env[Any, Any]):
         return self._observation(), float(reward), False, True, self._info(fault=fault, log_speedup=FAULT_VALUE)
 
     def _observation(self) -> dict[str, Array]:
-        made = observation_of(self._view, only_stop=self._depth >= self.max_steps or bool(self._fault))
+        made = padded(self._observed, only_stop=self._depth >= self.max_steps or bool(self._fault))
         self._mask = made["mask"].astype(bool)
         return made
 
     def _info(self, **more: Any) -> dict[str, Any]:
         assert self.task is not None
-        info = {"kernel": self.task.name, "schedule": str(self._view.schedule), "log_s": self._now.log_s}
+        info = {"kernel": self.task.name, "schedule": str(self._observed.schedule), "log_s": self._now.log_s}
         return info | ({"fault": self._fault} if self._fault else {}) | more
 
     def render(self) -> str:
@@ -282,7 +290,7 @@ class KernelScheduleEnv(gymnasium.Env[Any, Any]):
         if self.task is None:
             return "no kernel"
         cost = self._fault or f"{math.exp(self._now.log_s) * 1e6:.3g} µs"
-        return f"{self.task.name}: {self._view.schedule} ({cost})"
+        return f"{self.task.name}: {self._observed.schedule} ({cost})"
 
 
 gymnasium.register(ID, entry_point="kcg.rl.env:KernelScheduleEnv")

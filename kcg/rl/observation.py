@@ -1,169 +1,38 @@
-"""Actions as numbers: what each legal Opt would do to which axis, so that a policy scores what an action is.
+"""What a policy observes of a schedule: its graph, the numbers of kernel and target, and a row for each legal action.
 
-An action has no fixed index. Its row says the kind of Opt, how much, what is left of the axis, how loads and stores
-move along that axis, and what one thread and one workgroup would hold afterwards; beside it stand the places of the
-axes that it acts on, so that a network can look up what it made of them. The last row is always to stop. Sizes are
-base-2 logarithms. Another kind of action joins with rows of its own.
+The graph is the one that predictors see. What an action would do to the loop nest is said by the kernel's space
+(`action_features`), since only a kind of schedule knows what its actions are; the last row is always to stop.
 """
 
 from __future__ import annotations
 
-import math
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from kcg.kernel.loop_nest import INNER, AxisTable
-from kcg.kernel.opts.planner import ACTIONS, SHARED, TAKES
-from kcg.kernel.opts.space import refusal
-from kcg.predictor.features import MOST_AXES, Array, ScheduleFeatures, encode, graphs, kernel_features, target_features
-from kcg.types import Action, Opt, Schedule
+from kcg.kernel.loop_nest import ActionRows
+from kcg.predictor.features import MOST_AXES, ScheduleFeatures, encode, graphs, kernel_features, target_features
+from kcg.types import Action, Schedule
 
 if TYPE_CHECKING:
     from kcg.kernel.opts.space import KernelSpace
 
-
-STOP: Final = "stop"
-KINDS_OF_ACTION: Final = ("UPCAST", "UNROLL", "LOCAL", "GROUP", "GROUPTOP", "TC", "SWAP", "THREAD", "other", STOP)
-ACTION_FEATURES: Final = (
-    *(f"is {kind}" for kind in KINDS_OF_ACTION),
-    "amount",
-    "extent",
-    "rest",
-    "whole",
-    "power of two",
-    "loads that move",
-    "loads in steps of one",
-    "stores that move",
-    "stores in steps of one",
-    "least step",
-    "held",
-    "held after",
-    "threads",
-    "threads after",
-    "core axes",
-    "core padding",
-    "depth",
-)
-AXES_OF_ACTION: Final = 2  # it acts on at most so many
-_PLACE = {kind: i for i, kind in enumerate(KINDS_OF_ACTION)}
-_FEATURE = {name: i for i, name in enumerate(ACTION_FEATURES)}
-_ALONG_THE_NEST = ("UPCAST", "LOCAL", "THREAD")  # their axis counts all axes, that of the others those they may split
+OBSERVATIONS_KEPT: Final = 2048  # of one kernel; each is about 10 KB
 
 
 @dataclass(frozen=True)
-class ActionRows:
-    """The actions of one state: m legal Opts in order, then to stop."""
-
-    features: Array  # (m + 1, len(ACTION_FEATURES)) float32
-    axes: Array  # (m + 1, AXES_OF_ACTION) int64: places of axes, -1 for none
-
-    def __len__(self) -> int:
-        return len(self.features)
-
-
-def action_rows(
-    table: AxisTable, opts: Sequence[Opt], *, depth: int = 0, symbolic: frozenset[int] = frozenset()
-) -> ActionRows:
-    """The rows of `opts`, all legal at a schedule of `depth` steps with this axis table, and of stopping there.
-    `symbolic` are the places of axes of symbolic extent, which UNROLL does not count."""
-    features = np.zeros((len(opts) + 1, len(ACTION_FEATURES)), np.float32)
-    axes = np.full((len(opts) + 1, AXES_OF_ACTION), -1, np.int64)
-    along = _along(table)
-    sizes = [(e, k) for e, k in zip(table.extents, table.kinds, strict=True)]
-    held = sum(math.log2(max(e, 1)) for e, k in sizes if k in INNER)
-    threads = sum(math.log2(max(e, 1)) for e, k in sizes if k in SHARED)
-    for name, value in (("held", held), ("held after", held), ("threads", threads), ("threads after", threads)):
-        features[:, _FEATURE[name]] = value
-    features[:, _FEATURE["depth"]] = depth
-    places = {op: [i for i, kind in enumerate(table.kinds) if kind in TAKES[op]] for op in ("UNROLL", "GROUP")}
-    places["UNROLL"] = [i for i in places["UNROLL"] if i not in symbolic]
-    places["GROUPTOP"] = places["GROUP"]
-    for row, opt in enumerate(opts):
-        kind = opt.op if opt.op in _PLACE else "other"
-        features[row, _PLACE[kind]] = 1.0
-        found = _axes_of(opt, places, len(table.extents))
-        axes[row, : len(found)] = [place if place < MOST_AXES else -1 for place in found]  # graphs are cut there
-        if opt.op == "TC" and isinstance(opt.arg, tuple):
-            features[row, _FEATURE["core axes"]] = opt.axis if isinstance(opt.axis, int) else 0
-            features[row, _FEATURE["core padding"]] = opt.arg[1]
-        if found:
-            features[row, along.start : along.stop] = along.rows[found[0]]
-            _amounts(features[row], opt, table.extents[found[0]], kind, table.kinds[found[0]])
-    features[-1, _PLACE[STOP]] = 1.0
-    return ActionRows(features, axes)
-
-
-def _axes_of(opt: Opt, places: dict[str, list[int]], count: int) -> list[int]:
-    """The places of the axes that an Opt acts on."""
-    if not isinstance(opt.axis, int):
-        return []
-    if opt.op == "SWAP":
-        found = [opt.axis, opt.arg if isinstance(opt.arg, int) else -1]
-    elif opt.op in places:
-        found = [places[opt.op][opt.axis]] if opt.axis < len(places[opt.op]) else []
-    else:
-        found = [opt.axis] if opt.op in _ALONG_THE_NEST else []
-    return found if all(0 <= place < count for place in found) else []
-
-
-def _amounts(row: Array, opt: Opt, extent: int, kind: str, of: str) -> None:
-    """`of` is the kind of the axis."""
-    amount = (opt.arg or extent) if isinstance(opt.arg, int) and kind != "SWAP" else 1
-    row[_FEATURE["amount"]] = math.log2(max(amount, 1))
-    row[_FEATURE["extent"]] = math.log2(max(extent, 1))
-    row[_FEATURE["rest"]] = math.log2(max(extent // max(amount, 1), 1))
-    row[_FEATURE["whole"]] = amount == extent
-    row[_FEATURE["power of two"]] = amount & (amount - 1) == 0
-    if kind in ("UPCAST", "UNROLL"):
-        row[_FEATURE["held after"]] += math.log2(max(amount, 1))
-        if of in SHARED:  # what one thread takes over, no other does
-            row[_FEATURE["threads after"]] -= math.log2(max(amount, 1))
-    if kind in ("LOCAL", "GROUP", "GROUPTOP"):
-        row[_FEATURE["threads after"]] += math.log2(max(amount, 1))
-
-
-@dataclass(frozen=True)
-class _Along:
-    rows: Array  # (axes, 5)
-    start: int  # of their places among the features
-    stop: int
-
-
-def _along(table: AxisTable) -> _Along:
-    """How loads and stores move along each axis."""
-    rows = np.zeros((len(table.extents), 5), np.float32)
-    least = np.full(len(table.extents), 64.0, np.float32)
-    for access in table.accesses:
-        for i, (step, used) in enumerate(zip(access.strides, access.used, strict=True)):
-            if used:
-                rows[i, 2 * access.is_store] += 1
-                rows[i, 2 * access.is_store + 1] += step == 1
-                least[i] = min(least[i], math.log2(1 + abs(step)))
-    rows[:, 4] = np.where(least < 64.0, least, 0.0)
-    start = _FEATURE["loads that move"]
-    return _Along(rows, start, start + rows.shape[1])
-
-
-# ---- What a policy sees of one schedule: its graph, the numbers of kernel and target, and the table of its actions.
-
-VIEWS_KEPT = 2048  # of one kernel; each is about 10 KB
-
-
-@dataclass(frozen=True)
-class View(ScheduleFeatures):
+class ScheduleObservation(ScheduleFeatures):
     """One schedule as a policy sees it: as a predictor does, and with its actions."""
 
     steps: tuple[Action, ...]  # m legal actions
     rows: ActionRows  # m + 1: theirs, and to stop
 
 
-class Viewer:
-    """The views of one kernel's schedules, the latest of them kept.
+class Observer:
+    """Observes the schedules of one kernel, and keeps the latest observations.
 
     `actions` says which steps there are from a schedule: those of the space by default, or those of a recorded table.
     """
@@ -172,49 +41,42 @@ class Viewer:
         self.space = space
         self._actions = actions or space.actions
         self._kernel_x, self._target_x = kernel_features(space.region), target_features(space.target)
-        self._views: OrderedDict[Schedule, View] = OrderedDict()
+        self._kept: OrderedDict[Schedule, ScheduleObservation] = OrderedDict()
 
-    def view(self, schedule: Schedule) -> View:
-        """The view of one. Raises ScheduleError if it does not apply."""
-        return self.views([schedule])[0]
+    def observe(self, schedule: Schedule) -> ScheduleObservation:
+        """The observation of one. Raises ScheduleError if it does not apply."""
+        return self.observe_all([schedule])[0]
 
-    def views(self, schedules: Sequence[Schedule]) -> list[View]:
-        """The views of several, in order; those not kept are computed together."""
-        found = {s: self._views[s] for s in schedules if s in self._views}
+    def observe_all(self, schedules: Sequence[Schedule]) -> list[ScheduleObservation]:
+        """The observations of several, in order; those not kept are computed together."""
+        found = {s: self._kept[s] for s in schedules if s in self._kept}
         missing = [s for s in dict.fromkeys(schedules) if s not in found]
         if missing:
-            tables, lengths = [self.space.table(s) for s in missing], [self.space.uops(s) for s in missing]
-            made = graphs(encode(tables, lengths), self.space.target)
-            for i, (schedule, table, length) in enumerate(zip(missing, tables, lengths, strict=True)):
-                steps = tuple(self._actions(schedule))
-                opts, symbolic = [opt_of(step) for step in steps], self.space.symbolic_axes(schedule)
-                rows = action_rows(table, opts, depth=len(schedule.opts), symbolic=symbolic)
-                one = made if len(missing) == 1 else made.take(np.array([i]))
-                found[schedule] = View(
-                    self.space,
-                    schedule,
-                    refusal(self.space, schedule, length),
-                    one,
-                    self._kernel_x,
-                    self._target_x,
-                    steps,
-                    rows,
-                )
-                self._views[schedule] = found[schedule]
+            found |= self._observed(missing)
         for schedule in schedules:
-            self._views.move_to_end(schedule)
-        while len(self._views) > VIEWS_KEPT:
-            self._views.popitem(last=False)
+            self._kept[schedule] = found[schedule]
+            self._kept.move_to_end(schedule)
+        while len(self._kept) > OBSERVATIONS_KEPT:
+            self._kept.popitem(last=False)
         return [found[s] for s in schedules]
 
+    def _observed(self, schedules: Sequence[Schedule]) -> dict[Schedule, ScheduleObservation]:
+        made, found = graphs(encode(self.space.loop_nests(schedules)), self.space.target), {}
+        for i, (schedule, refused) in enumerate(zip(schedules, self.space.refusals(schedules), strict=True)):
+            steps = tuple(self._actions(schedule))
+            found[schedule] = ScheduleObservation(
+                self.space,
+                schedule,
+                refused,
+                made if len(schedules) == 1 else made.take(np.array([i])),
+                self._kernel_x,
+                self._target_x,
+                steps,
+                _within_graph(self.space.action_features(schedule, steps)),
+            )
+        return found
 
-def opt_of(action: Action) -> Opt:
-    """The Opt that an action applies. Its label says it: in a recorded table a step may lead to a schedule that was
-    recorded in another order."""
-    known = _by_label().get(action.label)
-    return known if known is not None else action.schedule.opts[-1]
 
-
-@cache
-def _by_label() -> dict[str, Opt]:
-    return {str(opt): opt for opt in ACTIONS}
+def _within_graph(rows: ActionRows) -> ActionRows:
+    """A graph has the first axes of a kernel only: others are no places."""
+    return replace(rows, axes=np.where(rows.axes < MOST_AXES, rows.axes, -1))

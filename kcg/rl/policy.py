@@ -19,13 +19,14 @@ import torch
 from torch import Tensor, nn
 
 from kcg.errors import DataError
+from kcg.kernel.opts.action_features import ACTION_FEATURES, AXES_OF_ACTION
 from kcg.predictor.checkpoint import MOST_HIDDEN, MOST_LAYERS
-from kcg.predictor.features import FEATURES_VERSION, joined
+from kcg.predictor.features import FEATURES_VERSION, side_by_side
 from kcg.predictor.header import as_stored, read_tensors, save_tensors
 from kcg.predictor.learned import one_thread
 from kcg.predictor.network import Batch, GraphSet, Net, NetSettings, owners
 from kcg.rl.env import MOST_ACTIONS, KernelScheduleEnv, Reading, Task
-from kcg.rl.observation import ACTION_FEATURES, AXES_OF_ACTION, View, Viewer
+from kcg.rl.observation import Observer, ScheduleObservation
 from kcg.search.beam import Drafts
 from kcg.search.moves import fresh
 from kcg.search.problem import Observation, Problem, Strategy, Trials
@@ -62,15 +63,14 @@ class PolicyBatch:
         return len(self.graphs)
 
 
-def batch_of(views: Sequence[View]) -> PolicyBatch:
-    """Views as one batch."""
-    made = views[0].graph if len(views) == 1 else joined(view.graph for view in views)
-    kernel_x, target_x = (np.stack([getattr(view, name) for view in views]) for name in ("kernel_x", "target_x"))
-    every = np.arange(len(views))
-    whole = GraphSet(made, every, kernel_x, target_x, every).batch(torch.arange(len(views)))
-    rows = torch.from_numpy(np.concatenate([view.rows.features for view in views]))
-    axes = torch.from_numpy(np.concatenate([view.rows.axes for view in views]))
-    owner = owners(torch.tensor([len(view.rows) for view in views]))
+def batch_of(observations: Sequence[ScheduleObservation]) -> PolicyBatch:
+    """Observations as one batch."""
+    made, kernel_x, target_x = side_by_side(observations)
+    every = np.arange(len(observations))
+    whole = GraphSet(made, every, kernel_x, target_x, every).batch(torch.arange(len(observations)))
+    rows = torch.from_numpy(np.concatenate([one.rows.features for one in observations]))
+    axes = torch.from_numpy(np.concatenate([one.rows.axes for one in observations]))
+    owner = owners(torch.tensor([len(one.rows) for one in observations]))
     return PolicyBatch(whole, rows, placed(axes, owner, torch.from_numpy(made.n_axes)), owner)
 
 
@@ -116,32 +116,32 @@ def log_softmax(logits: Tensor, owner: Tensor, count: int) -> Tensor:
 
 
 class Policy:
-    """A trained policy, asked about schedules of one kernel: `of(viewer)` is what a search takes."""
+    """A trained policy, asked about schedules of one kernel: `of(observer)` is what a search takes."""
 
     def __init__(self, net: PolicyNet, about: PolicyAbout) -> None:
         self.net, self.about = net.eval(), about
 
-    def of(self, viewer: Viewer) -> Propose:
-        """Proposals for the schedules of one kernel, whose actions are those of the viewer."""
+    def of(self, observer: Observer) -> Propose:
+        """Proposals for the schedules of one kernel, whose actions are those of the observer."""
 
         def propose(schedules: Sequence[Schedule]) -> list[Proposal]:
-            return self.propose(viewer.views(schedules))
+            return self.propose(observer.observe_all(schedules))
 
         return propose
 
-    def propose(self, views: Sequence[View]) -> list[Proposal]:
-        """One proposal for each view, in order."""
-        if not views:
+    def propose(self, observations: Sequence[ScheduleObservation]) -> list[Proposal]:
+        """One proposal for each observation, in order."""
+        if not observations:
             return []
-        batch = batch_of(views)
+        batch = batch_of(observations)
         with one_thread(), torch.inference_mode():
             logits, values = self.net(batch)
-            chances = log_softmax(torch.nan_to_num(logits), batch.owner, len(views)).exp().tolist()
+            chances = log_softmax(torch.nan_to_num(logits), batch.owner, len(observations)).exp().tolist()
         found, first = [], 0
-        for view, value in zip(views, torch.nan_to_num(values).tolist(), strict=True):
-            *steps, stop = chances[first : first + len(view.rows)]
+        for observation, value in zip(observations, torch.nan_to_num(values).tolist(), strict=True):
+            *steps, stop = chances[first : first + len(observation.rows)]
             found.append(Proposal(stop, tuple(steps), value))
-            first += len(view.rows)
+            first += len(observation.rows)
         return found
 
 
@@ -204,6 +204,21 @@ def shipped_policy(device: str) -> Policy:
     return read_policy(path if path.exists() else SHIPPED / "cuda.safetensors")
 
 
+def likeliest_ends(policy: Policy, observer: Observer, *, most_steps: int = 10) -> list[Schedule]:
+    """Where the policy ends if it takes its likeliest step each time, from raw and from the hand-coded schedule."""
+    ends = []
+    for schedule in (observer.space.start(), observer.space.baseline()):
+        for _ in range(most_steps):
+            observation = observer.observe(schedule)
+            proposal = policy.propose([observation])[0]
+            best = max(range(len(proposal.steps)), key=proposal.steps.__getitem__, default=-1)
+            if best < 0 or proposal.stop >= proposal.steps[best]:
+                break
+            schedule = observation.steps[best].schedule
+        ends.append(schedule)
+    return ends
+
+
 # ---- A search that a policy leads: it acts in the environment, and the predictor ranks what it passes.
 #
 # An episode is one rollout in `kcg.rl.env`: steps are drawn from the policy, and one that the predictor expects to fail
@@ -222,8 +237,8 @@ class RolloutSettings:
     hottest: float = 4.0
 
 
-def ppo(policy: Policy, viewer: Viewer, *, settings: RolloutSettings = RolloutSettings()) -> Strategy:
-    """The search of one kernel, whose schedules and steps `viewer` shows to the policy.
+def policy_search(policy: Policy, observer: Observer, *, settings: RolloutSettings = RolloutSettings()) -> Strategy:
+    """The search of one kernel, whose schedules and steps `observer` shows to the policy.
 
     The first episodes take the likeliest step each time. The others draw a step in proportion to its probability to the
     power of 1 / temperature. Where all that episodes pass was measured, random walks go on.
@@ -232,7 +247,7 @@ def ppo(policy: Policy, viewer: Viewer, *, settings: RolloutSettings = RolloutSe
     def search(problem: Problem) -> Iterator[Observation]:
         trials = Trials(problem)
         yield from trials.baseline()
-        acting, drafts, temperature = _Acting(trials, policy, viewer, settings), Drafts(trials), 1.0
+        acting, drafts, temperature = _Acting(trials, policy, observer, settings), Drafts(trials), 1.0
         drafts.add(acting.episodes(0.0))
         while not trials.out_of_budget:
             for _ in range(settings.rounds):
@@ -251,11 +266,11 @@ def ppo(policy: Policy, viewer: Viewer, *, settings: RolloutSettings = RolloutSe
 class _Acting:
     """The environments of one kernel, which walk in step, so that policy and predictor are asked in batches."""
 
-    def __init__(self, trials: Trials, policy: Policy, viewer: Viewer, settings: RolloutSettings) -> None:
+    def __init__(self, trials: Trials, policy: Policy, observer: Observer, settings: RolloutSettings) -> None:
         space = trials.problem.space
         self.trials, self.policy, self.rng = trials, policy, trials.problem.rng
         self.ends = [space.start(), space.baseline()]
-        task = Task("", space, viewer, lambda schedule: Reading.of(trials.predict([schedule])[0]))
+        task = Task("", space, observer, lambda schedule: Reading.of(trials.predict([schedule])[0]))
         starts = ("raw", "hand-coded") * max(settings.episodes // 2, 1)
         self.envs = [KernelScheduleEnv([task], start=start, max_steps=settings.longest) for start in starts]
         self.passed: set[str] = set()  # keys
@@ -269,7 +284,7 @@ class _Acting:
             env.reset()
         found = {self.trials.key(schedule): schedule for schedule in self.ends}
         while walking:
-            proposals = self.policy.propose([env.view for env in walking])
+            proposals = self.policy.propose([env.observed for env in walking])
             taken = [(env, _drawn(self.rng, env, p, temperature)) for env, p in zip(walking, proposals, strict=True)]
             if not self._predicted([_steps(env)[place].schedule for env, place in taken if place < len(_steps(env))]):
                 break
@@ -277,7 +292,7 @@ class _Acting:
             for env, action in taken:
                 _, _, terminated, truncated, _ = env.step(action)
                 if not (terminated or truncated):
-                    found[self.trials.key(env.view.schedule)] = env.view.schedule
+                    found[self.trials.key(env.observed.schedule)] = env.observed.schedule
                     going.append(env)
             walking = going
         new = [schedule for key, schedule in found.items() if key not in self.passed]
@@ -294,7 +309,7 @@ class _Acting:
 
 def _steps(env: KernelScheduleEnv) -> tuple[Action, ...]:
     """The legal steps that the environment has rows for; the row after them is stopping."""
-    return env.view.steps[: MOST_ACTIONS - 1]
+    return env.observed.steps[: MOST_ACTIONS - 1]
 
 
 def _drawn(rng: random.Random, env: KernelScheduleEnv, proposal: Proposal, temperature: float) -> int:

@@ -217,5 +217,5 @@ def train(
 
 
 def divided(count: int, parts: int) -> list[list[int]]:
-    """Places 0 to count - 1 dealt out to so many parts, at least one place each."""
+    """Places 0 to count - 1 shared out to so many parts, at least one place each."""
     return [list(range(i, count, parts)) for i in range(min(parts, count))]

@@ -16,8 +16,8 @@ from typing import Final
 
 import numpy as np
 
-from kcg.predictor.features import Array, Graphs, joined
-from kcg.rl.observation import View, Viewer
+from kcg.predictor.features import Array, Graphs, joined, side_by_side
+from kcg.rl.observation import Observer, ScheduleObservation
 from kcg.search.mcts import Graph, MctsSettings, Node
 from kcg.search.problem import Ledger, Observation, Predict, Problem, Trials
 from kcg.types import Schedule
@@ -58,16 +58,19 @@ class Examples:
         return len(self.kernel)
 
 
-def games(viewer: Viewer, predict: Predict, settings: SelfPlaySettings, *, seed: int = 0) -> Examples | None:
+_BESIDE_GRAPHS = tuple(f.name for f in fields(Examples) if f.name != "graphs")
+
+
+def games(observer: Observer, predict: Predict, settings: SelfPlaySettings, *, seed: int = 0) -> Examples | None:
     """Plays one kernel some times; None where it has no legal step."""
     rng = random.Random(seed)
-    problem = Problem(viewer.space, predict, _no_measure, Ledger(), rng)
+    problem = Problem(observer.space, predict, _no_measure, Ledger(), rng)
     how = MctsSettings(exploration=settings.exploration, uniform=settings.uniform, entries=0)
     graph = Graph(Trials(problem), how)
-    ends = (viewer.space.start(), viewer.space.baseline())
+    ends = (observer.space.start(), observer.space.baseline())
     for i in range(settings.games):
         _play(graph, graph.nodes[graph.trials.key(ends[i % 2])], settings, rng)
-    return examples_of(viewer, graph)
+    return examples_of(observer, graph)
 
 
 def _no_measure(schedules: Sequence[Schedule]) -> list[Future[Observation]]:
@@ -94,33 +97,34 @@ def _play(graph: Graph, node: Node, settings: SelfPlaySettings, rng: random.Rand
         node = node.children[chosen - 1]
 
 
-def examples_of(viewer: Viewer, graph: Graph, *, least_visits: int = LEAST_VISITS) -> Examples | None:
+def examples_of(observer: Observer, graph: Graph, *, least_visits: int = LEAST_VISITS) -> Examples | None:
     """What a graph teaches: the shares of the visits of each schedule that was visited often, and that has steps."""
-    views, chances, values, weights = list[View](), list[Array](), list[float](), list[float]()
+    observations, chances, values, weights = list[ScheduleObservation](), list[Array](), list[float](), list[float]()
     for node in graph.nodes.values():
         total = node.stops + sum(node.visits)
         if not node.children or total < least_visits:  # where stopping is all that there is, there is nothing to learn
             continue
-        view = viewer.view(node.schedule)
+        observation = observer.observe(node.schedule)
         counts = {graph.trials.key(c.schedule): n for c, n in zip(node.children, node.visits, strict=True)}
-        keys = [graph.trials.key(step.schedule) for step in view.steps]
+        keys = [graph.trials.key(step.schedule) for step in observation.steps]
         shared = [counts.get(key, 0) / keys.count(key) for key in keys]  # steps to the same kernel are as good
         row = np.array([*shared, node.stops], np.float32)
         if row.sum() > 0:
-            views.append(view)
+            observations.append(observation)
             chances.append(row / row.sum())
             values.append(max(node.value - node.own, 0.0))
             weights.append(float(np.log2(total)))
-    if not views:
+    if not observations:
         return None
+    made, kernel_x, target_x = side_by_side(observations)
     return Examples(
-        joined(view.graph for view in views),
-        np.zeros(len(views), np.int64),
-        views[0].kernel_x[None],
-        views[0].target_x[None],
-        np.concatenate([view.rows.features for view in views]),
-        np.concatenate([view.rows.axes for view in views]),
-        np.array([len(view.rows) for view in views]),
+        made,
+        np.zeros(len(observations), np.int64),
+        kernel_x[:1],
+        target_x[:1],
+        np.concatenate([one.rows.features for one in observations]),
+        np.concatenate([one.rows.axes for one in observations]),
+        np.array([len(one.rows) for one in observations]),
         np.concatenate(chances),
         np.array(values, np.float32),
         np.array(weights, np.float32),
@@ -133,20 +137,16 @@ def together(parts: Iterable[Examples]) -> Examples:
     firsts = np.cumsum([0, *(len(part.kernel_x) for part in parts)])
     kernel = np.concatenate([part.kernel + first for part, first in zip(parts, firsts[:-1], strict=True)])
     rest = {
-        f.name: np.concatenate([getattr(part, f.name) for part in parts])
-        for f in fields(Examples)
-        if f.name not in ("graphs", "kernel")
+        name: np.concatenate([getattr(part, name) for part in parts]) for name in _BESIDE_GRAPHS if name != "kernel"
     }
     return Examples(graphs=joined(part.graphs for part in parts), kernel=kernel, **rest)
 
 
 def as_arrays(examples: Examples) -> dict[str, Array]:
     """Every array by name, for a file."""
-    arrays = {f"graphs.{f.name}": getattr(examples.graphs, f.name) for f in fields(Graphs)}
-    return arrays | {f.name: getattr(examples, f.name) for f in fields(Examples) if f.name != "graphs"}
+    return examples.graphs.as_arrays() | {name: getattr(examples, name) for name in _BESIDE_GRAPHS}
 
 
 def from_arrays(arrays: dict[str, Array]) -> Examples:
     """The inverse of `as_arrays`."""
-    made = Graphs(**{f.name: arrays[f"graphs.{f.name}"] for f in fields(Graphs)})
-    return Examples(graphs=made, **{f.name: arrays[f.name] for f in fields(Examples) if f.name != "graphs"})
+    return Examples(graphs=Graphs.from_arrays(arrays), **{name: arrays[name] for name in _BESIDE_GRAPHS})

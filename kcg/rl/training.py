@@ -36,17 +36,27 @@ from kcg.predictor.tracking import Tracker, Tracking
 from kcg.predictor.training import workers as processes
 from kcg.predictor.training_data import keep, kept
 from kcg.provenance import provenance
-from kcg.rl.env import STARTS, Cost, Reading, Task, learned
-from kcg.rl.observation import Viewer
-from kcg.rl.policy import Policy, PolicyAbout, PolicyBatch, PolicyNet, log_softmax, placed, read_policy, save_policy
+from kcg.rl.env import STARTS, Task, learned, recorded
+from kcg.rl.observation import Observer
+from kcg.rl.policy import (
+    Policy,
+    PolicyAbout,
+    PolicyBatch,
+    PolicyNet,
+    likeliest_ends,
+    log_softmax,
+    placed,
+    read_policy,
+    save_policy,
+)
 from kcg.rl.ppo import PpoSettings, divided, environments
 from kcg.rl.ppo import train as train_ppo
 from kcg.rl.self_play import Examples, SelfPlaySettings, as_arrays, from_arrays, games, together
 from kcg.search.beam import draft
 from kcg.search.problem import Ledger, Problem
-from kcg.search.replay import RecordedKernel, ReplayTable
+from kcg.search.replay import RecordedKernel
 from kcg.search.replay import kernels_of as recorded_kernels
-from kcg.types import Region, Schedule, Target
+from kcg.types import Region, Target
 
 # ---- Teaching a policy what searches found: cross-entropy to the shares of their visits, and the value beside it.
 
@@ -92,7 +102,7 @@ class ExampleSet(GraphSet):
 
 
 @dataclass(frozen=True)
-class Judged:
+class ExampleScores:
     """What a policy makes of examples that it may not have seen."""
 
     cross_entropy: float  # nats above the entropy of the shares: 0 is perfect
@@ -109,7 +119,7 @@ def losses(net: PolicyNet, told: tuple[PolicyBatch, Tensor, Tensor, Tensor]) -> 
     return cross, torch.nn.functional.smooth_l1_loss(hoped, value, reduction="none")
 
 
-def judge(net: PolicyNet, data: ExampleSet, *, batch: int = 512) -> Judged:
+def judge(net: PolicyNet, data: ExampleSet, *, batch: int = 512) -> ExampleScores:
     """How well a policy foretells the visits of some examples."""
     cross, sure, error, n = 0.0, 0.0, 0.0, len(data)
     with torch.no_grad():
@@ -125,7 +135,7 @@ def judge(net: PolicyNet, data: ExampleSet, *, batch: int = 512) -> Judged:
             ties = logits.new_zeros(len(made)).scatter_add(0, made.owner, first.to(logits.dtype))
             sure += float((chances * first / ties[made.owner]).sum())
             error += float((hoped - value).square().sum())
-    return Judged(cross / n, sure / n, math.sqrt(error / n))
+    return ExampleScores(cross / n, sure / n, math.sqrt(error / n))
 
 
 def learn(
@@ -135,7 +145,7 @@ def learn(
     settings: LearningSettings,
     *,
     device: str = "cpu",
-    told: Callable[[int, float, Judged | None], None] = lambda epoch, loss, judged: None,
+    told: Callable[[int, float, ExampleScores | None], None] = lambda epoch, loss, judged: None,
 ) -> PolicyNet:
     """Teach `net` in place, and return it. `told` hears after each epoch what it lost and how it is judged."""
     torch.manual_seed(settings.seed)
@@ -192,17 +202,17 @@ class PolicyTrainingSettings:
 
 
 @dataclass(frozen=True)
-class KernelOf:
-    """A kernel to be played, as a process is given it."""
+class TrainingKernel:
+    """A kernel to be scheduled, as a process is given it."""
 
     region: Region
     target: Target
     predictor: Path
     members: int | None = None  # networks of the predictor that are asked; all by default
 
-    def opened(self) -> tuple[Viewer, LearnedPredictor]:
-        """Its views and its judge. Raises ScheduleError."""
-        return Viewer(KernelSpace(self.region, self.target)), _predictor(self.predictor, self.members)
+    def opened(self) -> tuple[Observer, LearnedPredictor]:
+        """What observes it, and its judge. Raises ScheduleError."""
+        return Observer(KernelSpace(self.region, self.target)), _predictor(self.predictor, self.members)
 
 
 @functools.lru_cache(maxsize=2)
@@ -217,7 +227,7 @@ def _policy(path: Path, _changed: float) -> Policy:
     return read_policy(path)
 
 
-def kernels_of(export: Export, predictor: Path, part: str, count: int, seed: int) -> list[KernelOf]:
+def kernels_of(export: Export, predictor: Path, part: str, count: int, seed: int) -> list[TrainingKernel]:
     """Some kernels of a part of the predictor's split, on the target that it was trained on, in a random order."""
     about = read(predictor).about
     known = {target["fingerprint"] for target in about.targets}
@@ -228,7 +238,7 @@ def kernels_of(export: Export, predictor: Path, part: str, count: int, seed: int
     wanted = {row["id"] for row in rows if row[f"split_{about.split}"] == part}
     regions = [r for _, r in sorted(export.regions().items()) if len(r.kernels) == 1 and r.kernel.id in wanted]
     random.Random(f"{seed}:{part}").shuffle(regions)
-    return [KernelOf(region, targets[0], predictor.resolve()) for region in regions[:count]]
+    return [TrainingKernel(region, targets[0], predictor.resolve()) for region in regions[:count]]
 
 
 def _each(
@@ -262,22 +272,22 @@ def _cancel(futures: Iterable[Future[Any]]) -> None:
 
 @dataclass(frozen=True)
 class _Game:
-    kernel: KernelOf
+    kernel: TrainingKernel
     settings: SelfPlaySettings
     seed: int
 
 
 def _played(game: _Game) -> Examples | None:
     try:
-        viewer, predictor = game.kernel.opened()
+        observer, predictor = game.kernel.opened()
     except ScheduleError as error:
         log.warning("kernel %s is left out: %s", game.kernel.region.id[:12], error)
         return None
-    return games(viewer, predictor.of(viewer.space).predict, game.settings, seed=game.seed)
+    return games(observer, predictor.of(observer.space).predict, game.settings, seed=game.seed)
 
 
 def self_play(
-    kernels: Sequence[KernelOf],
+    kernels: Sequence[TrainingKernel],
     folder: Path,
     settings: SelfPlaySettings,
     *,
@@ -305,7 +315,7 @@ def self_play(
 
 @dataclass(frozen=True)
 class _Rollout:
-    kernel: KernelOf
+    kernel: TrainingKernel
     policy: Path
     changed: float
 
@@ -313,32 +323,17 @@ class _Rollout:
 def _rolled(job: _Rollout) -> tuple[float, float, float] | None:
     """Log-seconds as predicted: of tinygrad's own schedule, of the policy's end, of the best that a draft finds."""
     try:
-        viewer, predictor = job.kernel.opened()
+        observer, predictor = job.kernel.opened()
     except ScheduleError:
         return None
-    judge = predictor.of(viewer.space)
-    problem = Problem(viewer.space, judge.predict, lambda batch: [], Ledger(), random.Random(0))
-    best, ends = draft(problem)[0], rollouts(_policy(job.policy, job.changed), viewer)
-    said = [p.log_runtime for p in judge.predict([viewer.space.baseline(), best, *ends])]
+    judge = predictor.of(observer.space)
+    problem = Problem(observer.space, judge.predict, lambda batch: [], Ledger(), random.Random(0))
+    best, ends = draft(problem)[0], likeliest_ends(_policy(job.policy, job.changed), observer)
+    said = [p.log_runtime for p in judge.predict([observer.space.baseline(), best, *ends])]
     return said[0], min(said[2:]), min(said[1], said[0])
 
 
-def rollouts(policy: Policy, viewer: Viewer, *, most_steps: int = 10) -> list[Schedule]:
-    """Where the policy ends if it takes its likeliest step each time, from raw and from the hand-coded schedule."""
-    ends = []
-    for schedule in (viewer.space.start(), viewer.space.baseline()):
-        for _ in range(most_steps):
-            view = viewer.view(schedule)
-            proposal = policy.propose([view])[0]
-            best = max(range(len(proposal.steps)), key=proposal.steps.__getitem__, default=-1)
-            if best < 0 or proposal.stop >= proposal.steps[best]:
-                break
-            schedule = view.steps[best].schedule
-        ends.append(schedule)
-    return ends
-
-
-def judged(kernels: Sequence[KernelOf], policy: Path, *, workers: int) -> dict[str, float]:
+def against_search(kernels: Sequence[TrainingKernel], policy: Path, *, workers: int) -> dict[str, float]:
     """How far the policy alone gets on kernels, by what the predictor says, beside a search over the predictor."""
     jobs = [_Rollout(kernel, policy, policy.stat().st_mtime) for kernel in kernels]
     rows = sorted(_each(_rolled, jobs, workers), key=operator.itemgetter(0))
@@ -410,14 +405,14 @@ def train_policy(
             ]
             tracker.log({"stage": "self-play", "examples": len(examples[1])})
 
-            def heard(epoch: int, loss: float, found: Judged | None) -> None:
+            def heard(epoch: int, loss: float, found: ExampleScores | None) -> None:
                 tracker.log({"epoch": epoch, "loss": loss} | (asdict(found) if found else {}))
 
             net = read_policy(path).net
             learn(net, examples[1], examples[0], settings.learning, device=device, told=heard)
             save_policy(Policy(net.cpu(), about), path)
             state.write(self_play=1)
-            tracker.log({"stage": "learned", **judged(others, path, workers=workers)})
+            tracker.log({"stage": "learned", **against_search(others, path, workers=workers)})
         parallel = divided(len(ours), workers)
         # one network: each step is a batch of one
         makers = [functools.partial(_tasks, [replace(ours[i], members=1) for i in places]) for places in parallel]
@@ -428,7 +423,7 @@ def train_policy(
             shares = divided(len(recorded), workers)
             tables = [functools.partial(_table_tasks, data, [recorded[i] for i in places]) for places in shares]
             run(tables, replace(settings.ppo, steps=settings.table_steps, curriculum=0.0), "tables")
-        found = judged(others, path, workers=workers)
+        found = against_search(others, path, workers=workers)
         save_policy(Policy(read_policy(path).net, replace(about, metrics=found)), path)
         tracker.log({"stage": "done", **found})
         tracker.artifact(path, out.name)
@@ -503,42 +498,30 @@ def _ppo(
     save_policy(Policy(net.cpu(), about), path)
 
 
-def _tasks(kernels: Sequence[KernelOf]) -> list[Task]:
+def _tasks(kernels: Sequence[TrainingKernel]) -> list[Task]:
     """A task for each kernel that can be scheduled, paid by the predictor."""
     found = []
     for kernel in kernels:
         try:
-            viewer, predictor = kernel.opened()
+            observer, predictor = kernel.opened()
         except ScheduleError as error:
             log.warning("kernel %s is left out: %s", kernel.region.id[:12], error)
             continue
-        found.append(Task(kernel.region.id[:12], viewer.space, viewer, learned(predictor, viewer)))
+        found.append(Task(kernel.region.id[:12], observer.space, observer, learned(predictor, observer)))
     return found
 
 
 def _table_tasks(data: Path, region_ids: Sequence[str]) -> list[Task]:
     """A task for each recorded kernel: the steps of its table, paid by what measuring showed."""
     return [
-        Task(kernel.region.id[:12], kernel.table, _viewer(kernel), recorded(kernel.table))
+        Task(kernel.region.id[:12], kernel.table, _observer(kernel), recorded(kernel.table))
         for kernel in recorded_kernels(read_export(data), TRAIN)
         if kernel.region.id in region_ids
     ]
 
 
-def _viewer(kernel: RecordedKernel) -> Viewer:
-    return Viewer(KernelSpace(kernel.region, kernel.target), kernel.table.actions)
-
-
-def recorded(table: ReplayTable) -> Cost:
-    """The cost that was measured."""
-
-    def cost(schedule: Schedule) -> Reading:
-        found = table.records[schedule].observation
-        if found.runtime_s is None:
-            return Reading(math.nan, found.reason or str(found.status))
-        return Reading(math.log(found.runtime_s))
-
-    return cost
+def _observer(kernel: RecordedKernel) -> Observer:
+    return Observer(KernelSpace(kernel.region, kernel.target), kernel.table.actions)
 
 
 def _say(count: int, done: int) -> None:

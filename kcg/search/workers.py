@@ -210,8 +210,6 @@ class _Search:
 
     def run(self) -> None:
         """Search until the parent grants nothing more."""
-        from kcg.predictor.correction import kind_of
-
         try:
             thought = self.thought
             space = _space(thought.region, thought.target)
@@ -230,7 +228,7 @@ class _Search:
                 expected=self.expected,
                 step=space.step,
                 tile=space.tile,
-                kind=kind_of,
+                kind=space.groups,
                 alike=space.alike,
             )
             for _ in thought.strategies(thought.strategy)(self.problem):

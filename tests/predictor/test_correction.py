@@ -163,7 +163,7 @@ def test_embeddings_are_what_the_heads_read(compare: bool) -> None:
     while len(schedules) < 12:
         if (step := space.random_step(rng.choice([*schedules, space.start()]), rng)) is not None:
             schedules.append(step)
-    made = graphs(encode([space.table(s) for s in schedules], [space.uops(s) for s in schedules]), space.target)
+    made = graphs(encode(space.loop_nests(schedules)), space.target)
     zeros = np.zeros(len(made), np.int64)
     static = (kernel_features(space.region)[None], target_features(space.target)[None], zeros[:1])
     batch = GraphSet(made, zeros, *static).batch(torch.arange(len(made)))

@@ -45,7 +45,7 @@ def space_of(tensor: object, target: object = H200) -> KernelSpace:
 
 
 def graphs_of(space: KernelSpace, schedules: list[Schedule]) -> Graphs:
-    return graphs(encode([space.table(s) for s in schedules], [space.uops(s) for s in schedules]), space.target)
+    return graphs(encode(space.loop_nests(schedules)), space.target)
 
 
 def same(one: Graphs, other: Graphs) -> bool:
@@ -91,9 +91,9 @@ def test_the_same_schedule_has_the_same_graph_alone_and_in_company(matmul: Kerne
     parts = [graphs_of(matmul, schedules[:15]), graphs_of(matmul, schedules[15:])]
     assert same(joined(parts), together)
     other = space_of(empty(33, 7).sum(1))
-    tables = [s.table(RAW) for s in (matmul, other)]
-    apart = joined(graphs(encode([table], [1]), H200) for table in tables)
-    assert same(graphs(encode(tables, [1, 1]), H200), apart), "padding shows"
+    nests = [nest for space in (matmul, other) for nest in space.loop_nests([RAW])]
+    apart = joined(graphs(encode([nest]), H200) for nest in nests)
+    assert same(graphs(encode(nests), H200), apart), "padding shows"
 
 
 @pytest.mark.parametrize(("target", "names"), on_targets(example_asts(), sorted(KNOWN_TARGETS), whole=("sm_90",)))
@@ -111,8 +111,8 @@ def warp(*strides: int, itemsize: int = 4) -> float:
     """Sectors that a warp of 32 threads touches at such strides along axes of 32 / n and n threads, or one of 32."""
     extents = (32,) if len(strides) == 1 else (4, 8)
     access = Access(0, itemsize, False, strides, tuple(s != 0 for s in strides), 1 << 20)
-    table = AxisTable(extents, ("LOCAL",) * len(strides), (access,), (), False)
-    made = graphs(encode([table], [10]), H200)
+    table = AxisTable(extents, ("LOCAL",) * len(strides), (access,), (), False, uops=10)
+    made = graphs(encode([table]), H200)
     return float(2 ** made.accesses[0, ACCESS_FEATURES.index("sectors")])
 
 
@@ -181,9 +181,9 @@ def test_the_order_of_nodes_changes_no_prediction(matmul: KernelSpace, compare: 
 def test_too_many_loads_are_cut_and_stores_kept() -> None:
     accesses = [Access(i, 4, False, (1,), (True,), 64) for i in range(encode_module.MOST_ACCESSES + 5)]
     accesses.append(Access(99, 4, True, (1,), (True,), 64))
-    table = AxisTable((64,), ("GLOBAL",), tuple(accesses), (("ADD", (True,)),), False)
-    made = encode([table], [5])
-    assert made.accesses[0] == encode_module.MOST_ACCESSES and made.slots[0, 0] == 99
+    table = AxisTable((64,), ("GLOBAL",), tuple(accesses), (("ADD", (True,)),), False, uops=5)
+    made = encode([table])
+    assert made.accesses[0] == encode_module.MOST_ACCESSES and made.slots[0, 0] == 99 and made.uops[0] == 5
 
 
 # ---- a dataset ready to train on ----

@@ -57,7 +57,7 @@ def graphs_of(region: Region, count: int, seed: int = 0) -> Graphs:
             schedule = space.random_step(schedule, rng) or schedule
         found.setdefault(schedule)
     drawn = list(found)[:count]
-    return graphs(encode([space.table(s) for s in drawn], [space.uops(s) for s in drawn]), TARGET)
+    return graphs(encode(space.loop_nests(drawn)), TARGET)
 
 
 def alone(nets: Sequence[Net], made: Graphs, kernel_x: Array, target_x: Array) -> list[dict[str, Array]]:

@@ -14,8 +14,9 @@ import torch
 from gymnasium.utils.env_checker import check_env
 
 from kcg.errors import UsageError
-from kcg.rl.env import FAULT_VALUE, MOST_ACTIONS, Cost, KernelScheduleEnv, Reading, observation_of, predicted
-from kcg.rl.observation import ACTION_FEATURES, KINDS_OF_ACTION, Viewer
+from kcg.kernel.opts.action_features import ACTION_FEATURES, KINDS_OF_ACTION
+from kcg.rl.env import FAULT_VALUE, MOST_ACTIONS, Cost, KernelScheduleEnv, Reading, padded, predicted
+from kcg.rl.observation import Observer
 from kcg.search.replay import ReplayTable
 from kcg.types import RAW, Action, Opt, Prediction, Schedule
 from tests.env_tasks import (
@@ -23,13 +24,13 @@ from tests.env_tasks import (
     check_episodes,
     env_of,
     made,
+    observer_of,
+    recorded_observer,
     recorded_table,
     recorded_task,
-    recorded_viewer,
     roofline,
     stop,
     task,
-    viewer_of,
 )
 
 
@@ -56,7 +57,7 @@ def along(labels: Sequence[str]) -> Callable[[KernelScheduleEnv], int]:
     left = list(labels)
 
     def choose(env: KernelScheduleEnv) -> int:
-        return [step.label for step in env.view.steps].index(left.pop(0)) if left else stop(env)
+        return [step.label for step in env.observed.steps].index(left.pop(0)) if left else stop(env)
 
     return choose
 
@@ -91,25 +92,25 @@ def _reached(table: ReplayTable) -> set[Schedule]:
 @pytest.mark.parametrize("start", ["raw", "hand-coded"])
 def test_an_episode_is_paid_by_what_the_cost_says_of_its_end(start: str, guided: bool) -> None:
     _, _, table = recorded_table()
-    ours = replace(recorded_task(), guide=roofline(recorded_viewer()) if guided else None)
+    ours = replace(recorded_task(), guide=roofline(recorded_observer()) if guided else None)
     env = env_of(ours, start=start)
     rng = random.Random(1)
     begin = table.start() if start == "raw" else table.baseline()
     for _ in range(10):
         paid, (*_, info) = play(env, lambda env: rng.randrange(stop(env) + 1))
-        first_s, last_s = (table.records[s].observation.runtime_s for s in (begin, env.view.schedule))
+        first_s, last_s = (table.records[s].observation.runtime_s for s in (begin, env.observed.schedule))
         if "fault" not in info:
             assert first_s and last_s and paid == pytest.approx(math.log(first_s / last_s))
-            assert info["log_s"] == math.log(last_s) and info["schedule"] == str(env.view.schedule)
+            assert info["log_s"] == math.log(last_s) and info["schedule"] == str(env.observed.schedule)
 
 
 def test_with_a_guide_the_steps_are_paid_by_the_guide() -> None:
-    guide = roofline(recorded_viewer())
+    guide = roofline(recorded_observer())
     env = env_of(replace(recorded_task(), guide=guide))
     env.reset()
-    before = guide(env.view.schedule).log_s
+    before = guide(env.observed.schedule).log_s
     _, reward, *_ = env.step(0)
-    assert reward == pytest.approx(before - guide(env.view.schedule).log_s) and reward != 0.0
+    assert reward == pytest.approx(before - guide(env.observed.schedule).log_s) and reward != 0.0
 
 
 @pytest.mark.parametrize("guided", [False, True])
@@ -168,9 +169,9 @@ def test_actions_of_numpy_are_actions() -> None:
 def test_a_step_that_does_not_apply_is_a_fault() -> None:
     """A table recorded under another action space may name one."""
     wrong = Schedule.from_opts([Opt("UPCAST", 77, 4)])
-    viewer = Viewer(viewer_of("matmul").space, lambda schedule: [Action("UPCAST(77,4)", wrong)])
-    for cost in (lambda schedule: Reading(-9.0), predicted(lambda s: [Prediction(len(viewer.view(s[0]).rows))])):
-        env = env_of(replace(task("matmul"), viewer=viewer, cost=cost))
+    observer = Observer(observer_of("matmul").space, lambda schedule: [Action("UPCAST(77,4)", wrong)])
+    for cost in (lambda schedule: Reading(-9.0), predicted(lambda s: [Prediction(len(observer.observe(s[0]).rows))])):
+        env = env_of(replace(task("matmul"), observer=observer, cost=cost))
         paid, (*_, truncated, info) = play(env, lambda env: 0)
         assert truncated and paid == FAULT_VALUE and "UPCAST" in info["fault"]
 
@@ -178,7 +179,7 @@ def test_a_step_that_does_not_apply_is_a_fault() -> None:
 @pytest.mark.parametrize("guided", [False, True])
 def test_a_start_that_fails_says_so_and_can_only_be_left(guided: bool) -> None:
     bad: Cost = lambda schedule: Reading(math.nan, "out of registers")  # noqa: E731
-    ours = replace(task("matmul"), cost=bad, guide=roofline(viewer_of("matmul")) if guided else None)
+    ours = replace(task("matmul"), cost=bad, guide=roofline(observer_of("matmul")) if guided else None)
     env = env_of(ours, render_mode="ansi")
     observation, info = env.reset()
     assert info["fault"] == "out of registers" and observation in env.observation_space
@@ -241,7 +242,7 @@ def test_tasks_are_drawn_by_weight_or_chosen() -> None:
 
 
 def test_episodes_start_where_they_are_told_to() -> None:
-    space = viewer_of("matmul").space
+    space = observer_of("matmul").space
     ends = {"raw": str(space.start()), "hand-coded": str(space.baseline())}
     for start, schedule in ends.items():
         assert env_of(task("matmul"), start=start).reset()[1]["schedule"] == schedule
@@ -288,11 +289,11 @@ def test_rendering_is_one_line() -> None:
 
 
 def test_what_has_more_actions_than_rows_loses_the_last_and_keeps_stopping() -> None:
-    viewer = viewer_of("matmul")
-    steps = viewer.space.actions(RAW) * 4
-    crowded = Viewer(viewer.space, lambda schedule: steps)
+    observer = observer_of("matmul")
+    steps = observer.space.actions(RAW) * 4
+    crowded = Observer(observer.space, lambda schedule: steps)
     assert len(steps) >= MOST_ACTIONS
-    env = env_of(replace(task("matmul"), viewer=crowded))
+    env = env_of(replace(task("matmul"), observer=crowded))
     observation, _ = env.reset()
     assert observation["mask"].all()
     stopping = ACTION_FEATURES.index("is stop")
@@ -300,17 +301,17 @@ def test_what_has_more_actions_than_rows_loses_the_last_and_keeps_stopping() -> 
     assert env.step(MOST_ACTIONS - 1)[2], "the last row stops"
 
 
-def test_an_observation_holds_the_view() -> None:
-    view = viewer_of("conv2d").view(viewer_of("conv2d").space.baseline())
-    told = observation_of(view)
-    g, n = view.graph, len(view.rows)
+def test_a_padded_observation_holds_all_of_it() -> None:
+    observation = observer_of("conv2d").observe(observer_of("conv2d").space.baseline())
+    told = padded(observation)
+    g, n = observation.graph, len(observation.rows)
     axes, accesses, groups = told["counts"]
     assert (axes, accesses, groups) == (g.n_axes[0], g.n_accesses[0], g.n_groups[0])
     assert np.array_equal(told["axes"][:axes], g.axes) and not told["axes"][axes:].any()
     edges = told["access_edges"][:axes, :accesses]
     assert np.array_equal(edges.reshape(-1, edges.shape[-1]), g.access_edges)
     assert np.abs(told["access_edges"]).sum() == pytest.approx(np.abs(g.access_edges).sum(), rel=1e-5)
-    assert np.array_equal(told["actions"][:n], view.rows.features) and not told["actions"][n:].any()
-    assert np.array_equal(told["action_axes"][:n], view.rows.axes) and (told["action_axes"][n:] == -1).all()
+    assert np.array_equal(told["actions"][:n], observation.rows.features) and not told["actions"][n:].any()
+    assert np.array_equal(told["action_axes"][:n], observation.rows.axes) and (told["action_axes"][n:] == -1).all()
     assert told["mask"].tolist() == [1] * n + [0] * (MOST_ACTIONS - n)
-    assert observation_of(view, only_stop=True)["mask"].tolist() == [0] * (n - 1) + [1] + [0] * (MOST_ACTIONS - n)
+    assert padded(observation, only_stop=True)["mask"].tolist() == [0] * (n - 1) + [1] + [0] * (MOST_ACTIONS - n)

@@ -21,8 +21,8 @@ from tests.env_tasks import (
     check_episodes,
     env_of,
     made,
+    recorded_observer,
     recorded_task,
-    recorded_viewer,
     roofline,
     stop,
     task,
@@ -50,16 +50,16 @@ def test_the_environment_passes_gymnasiums_checker_and_ours(target: str, start: 
 def test_a_recorded_table_and_a_guide_keep_the_promises_too() -> None:
     check_env(made(KernelScheduleEnv, recorded_task()))
     check_episodes(env_of(recorded_task()), episodes=20)
-    check_episodes(env_of(replace(recorded_task(), guide=roofline(recorded_viewer()))), episodes=20)
+    check_episodes(env_of(replace(recorded_task(), guide=roofline(recorded_observer()))), episodes=20)
 
 
 # Broken twins: each is wrong in one way
 
 
 class Twin(KernelScheduleEnv):
-    """What it tells is told wrong by `observed`, `paid` or `informed`."""
+    """What it tells is told wrong by `altered`, `paid` or `informed`."""
 
-    def observed(self, observation: Any) -> Any:
+    def altered(self, observation: Any) -> Any:
         return observation
 
     def paid(self, reward: float) -> Any:
@@ -70,44 +70,44 @@ class Twin(KernelScheduleEnv):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         observation, info = super().reset(seed=seed, options=options)
-        return self.observed(observation), self.informed(info)
+        return self.altered(observation), self.informed(info)
 
     def step(self, action: int) -> Any:
         observation, reward, terminated, truncated, info = super().step(action)
-        return self.observed(observation), self.paid(reward), terminated, truncated, self.informed(info)
+        return self.altered(observation), self.paid(reward), terminated, truncated, self.informed(info)
 
 
 class NotANumber(Twin):
-    def observed(self, observation: Any) -> Any:
+    def altered(self, observation: Any) -> Any:
         observation["schedule"][3] = math.nan
         return observation
 
 
 class WrongType(Twin):
-    def observed(self, observation: Any) -> Any:
+    def altered(self, observation: Any) -> Any:
         return observation | {"axes": observation["axes"].astype(np.float64)}
 
 
 class WrongShape(Twin):
-    def observed(self, observation: Any) -> Any:
+    def altered(self, observation: Any) -> Any:
         return observation | {"mask": observation["mask"][:-1]}
 
 
 class Outside(Twin):
-    def observed(self, observation: Any) -> Any:
+    def altered(self, observation: Any) -> Any:
         observation["counts"][0] = MOST_AXES + 1
         return observation
 
 
 class MissingKey(Twin):
-    def observed(self, observation: Any) -> Any:
+    def altered(self, observation: Any) -> Any:
         return {name: value for name, value in observation.items() if name != "target"}
 
 
 class SameArray(Twin):
     kept: Any = None
 
-    def observed(self, observation: Any) -> Any:
+    def altered(self, observation: Any) -> Any:
         self.kept = observation["target"] if self.kept is None else self.kept
         return observation | {"target": self.kept}
 

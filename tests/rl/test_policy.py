@@ -23,10 +23,10 @@ from kcg.predictor.features import FEATURES_VERSION
 from kcg.predictor.header import MOST_BYTES
 from kcg.predictor.network import NetSettings
 from kcg.rl import policy as policy_module
-from kcg.rl.observation import View
+from kcg.rl.observation import ScheduleObservation
 from kcg.rl.policy import Policy, PolicyNet, Proposal, batch_of, read_policy, save_policy
 from kcg.types import RAW
-from tests.policies import ABOUT, SHIPPED, SMALL, opinionated, viewer_of
+from tests.policies import ABOUT, SHIPPED, SMALL, observer_of, opinionated
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -34,18 +34,20 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def views_of(name: str) -> list[View]:
-    viewer = viewer_of(name)
-    return viewer.views([RAW, viewer.space.baseline(), *(step.schedule for step in viewer.space.actions(RAW)[:4])])
+def observations_of(name: str) -> list[ScheduleObservation]:
+    observer = observer_of(name)
+    return observer.observe_all(
+        [RAW, observer.space.baseline(), *(step.schedule for step in observer.space.actions(RAW)[:4])]
+    )
 
 
 EVERY = ("matmul", "softmax.1", "conv2d", "matmul_f16", "cache_update.1", "copy", "one step", "no step", "no axis")
 
 
 @cache
-def every_view() -> list[View]:
+def every_observation() -> list[ScheduleObservation]:
     """Of kernels of every kind."""
-    return [view for name in EVERY for view in views_of(name)]
+    return [observation for name in EVERY for observation in observations_of(name)]
 
 
 def said(proposal: Proposal) -> list[float]:
@@ -57,53 +59,57 @@ def said(proposal: Proposal) -> list[float]:
 
 def test_a_new_policy_takes_every_legal_step_as_often() -> None:
     for net in (PolicyNet(SMALL), PolicyNet(trunk=read(SHIPPED).nets[0])):
-        for view, proposal in zip(every_view(), Policy(net, ABOUT).propose(every_view()), strict=True):
-            assert len(proposal.steps) == len(view.steps)
-            assert [*proposal.steps, proposal.stop] == pytest.approx([1 / len(view.rows)] * len(view.rows))
+        for observation, proposal in zip(
+            every_observation(), Policy(net, ABOUT).propose(every_observation()), strict=True
+        ):
+            assert len(proposal.steps) == len(observation.steps)
+            assert [*proposal.steps, proposal.stop] == pytest.approx(
+                [1 / len(observation.rows)] * len(observation.rows)
+            )
     for name in ("matmul", "no step"):
-        viewer = viewer_of(name)
-        shares = said(Policy(net, ABOUT).of(viewer)([RAW])[0])[:-1]
-        assert shares == pytest.approx([1 / len(viewer.view(RAW).rows)] * len(shares))
+        observer = observer_of(name)
+        shares = said(Policy(net, ABOUT).of(observer)([RAW])[0])[:-1]
+        assert shares == pytest.approx([1 / len(observer.observe(RAW).rows)] * len(shares))
 
 
 def test_probabilities_sum_to_one_and_are_the_same_in_any_batch() -> None:
     policy = Policy(opinionated(), ABOUT)
-    together_ = policy.propose(every_view())
+    together_ = policy.propose(every_observation())
     assert max(max(p.steps, default=0) for p in together_) > 0.5, "it has opinions"
-    for view, proposal in zip(every_view(), together_, strict=True):
+    for observation, proposal in zip(every_observation(), together_, strict=True):
         assert sum(proposal.steps) + proposal.stop == pytest.approx(1.0, abs=1e-5)
         assert min(said(proposal)[:-1]) >= 0 and math.isfinite(proposal.value)
-        assert said(policy.propose([view])[0]) == pytest.approx(said(proposal), abs=1e-4)
+        assert said(policy.propose([observation])[0]) == pytest.approx(said(proposal), abs=1e-4)
     assert policy.propose([]) == []
 
 
-def permuted(view: View, order: Sequence[int]) -> View:
+def permuted(observation: ScheduleObservation, order: Sequence[int]) -> ScheduleObservation:
     """The same with its actions in another order."""
-    rows = [*order, len(view.steps)]
-    changed = replace(view.rows, features=view.rows.features[rows], axes=view.rows.axes[rows])
-    return replace(view, steps=tuple(view.steps[i] for i in order), rows=changed)
+    rows = [*order, len(observation.steps)]
+    changed = replace(observation.rows, features=observation.rows.features[rows], axes=observation.rows.axes[rows])
+    return replace(observation, steps=tuple(observation.steps[i] for i in order), rows=changed)
 
 
 def test_permuted_actions_have_permuted_probabilities() -> None:
     policy, rng = Policy(opinionated(), ABOUT), random.Random(0)
-    for view in every_view():
-        order = rng.sample(range(len(view.steps)), len(view.steps))
-        before, after = policy.propose([view])[0], policy.propose([permuted(view, order)])[0]
+    for observation in every_observation():
+        order = rng.sample(range(len(observation.steps)), len(observation.steps))
+        before, after = policy.propose([observation])[0], policy.propose([permuted(observation, order)])[0]
         assert after.steps == pytest.approx([before.steps[i] for i in order], abs=1e-5)
         assert (after.stop, after.value) == pytest.approx((before.stop, before.value), abs=1e-5)
 
 
 def test_actions_that_are_the_same_are_as_likely_wherever_they_stand() -> None:
-    (view, *_), policy = views_of("matmul"), Policy(opinionated(), ABOUT)
-    order = [*range(len(view.steps)), 3, 0, 3]
-    steps = policy.propose([permuted(view, order)])[0].steps
+    (observation, *_), policy = observations_of("matmul"), Policy(opinionated(), ABOUT)
+    order = [*range(len(observation.steps)), 3, 0, 3]
+    steps = policy.propose([permuted(observation, order)])[0].steps
     assert steps[-3:] == pytest.approx([steps[3], steps[0], steps[3]], rel=1e-4)
 
 
 def test_an_action_is_scored_by_its_axes_too() -> None:
-    (view, *_), net = views_of("matmul"), opinionated()
-    blind = replace(view, rows=replace(view.rows, axes=np.full_like(view.rows.axes, -1)))
-    seen, unseen = (Policy(net, ABOUT).propose([v])[0].steps for v in (view, blind))
+    (observation, *_), net = observations_of("matmul"), opinionated()
+    blind = replace(observation, rows=replace(observation.rows, axes=np.full_like(observation.rows.axes, -1)))
+    seen, unseen = (Policy(net, ABOUT).propose([v])[0].steps for v in (observation, blind))
     assert np.abs(np.subtract(seen, unseen)).max() > 1e-3
 
 
@@ -114,8 +120,8 @@ def test_weights_that_are_not_numbers_never_give_proposals_that_are_not(broken: 
     with torch.no_grad():
         for parameter in getattr(net, where).parameters():
             parameter.fill_(broken)
-    for view, proposal in zip(every_view(), Policy(net, ABOUT).propose(every_view()), strict=True):
-        assert all(math.isfinite(x) for x in said(proposal)) and len(proposal.steps) == len(view.steps)
+    for observation, proposal in zip(every_observation(), Policy(net, ABOUT).propose(every_observation()), strict=True):
+        assert all(math.isfinite(x) for x in said(proposal)) and len(proposal.steps) == len(observation.steps)
         assert sum(proposal.steps) + proposal.stop == pytest.approx(1.0, abs=1e-5)
 
 
@@ -124,7 +130,7 @@ def test_weights_that_are_not_numbers_never_give_proposals_that_are_not(broken: 
 
 def test_a_policy_reads_back_as_it_was_but_for_rounding(tmp_path: Path) -> None:
     net = opinionated(settings=NetSettings(hidden=24, layers=2, dropout=0.0))
-    net.trunk.fit_scale(batch_of(every_view()).graphs, torch.zeros(1))
+    net.trunk.fit_scale(batch_of(every_observation()).graphs, torch.zeros(1))
     path = tmp_path / "new" / "policy.safetensors"
     save_policy(Policy(net, ABOUT), path)
     assert [p.name for p in path.parent.iterdir()] == [path.name]
@@ -133,8 +139,8 @@ def test_a_policy_reads_back_as_it_was_but_for_rounding(tmp_path: Path) -> None:
     for (name, one), other in zip(net.state_dict().items(), found.net.state_dict().values(), strict=True):
         exact = name.endswith(("_mean", "_scale"))
         assert torch.equal(one, other) if exact else torch.equal(one.half().float(), other), name
-    for view, was in zip(every_view(), Policy(net, ABOUT).propose(every_view()), strict=True):
-        assert said(found.propose([view])[0]) == pytest.approx(said(was), abs=2e-2)
+    for observation, was in zip(every_observation(), Policy(net, ABOUT).propose(every_observation()), strict=True):
+        assert said(found.propose([observation])[0]) == pytest.approx(said(was), abs=2e-2)
     again = tmp_path / "again.safetensors"
     save_policy(found, again)
     assert again.read_bytes() == path.read_bytes()

@@ -14,13 +14,12 @@ from stable_baselines3.common.preprocessing import preprocess_obs
 from stable_baselines3.common.utils import obs_as_tensor
 from stable_baselines3.common.vec_env import VecEnv
 
-from kcg.rl.env import MOST_ACTIONS, KernelScheduleEnv, observation_of, observation_space
-from kcg.rl.observation import View
-from kcg.rl.policy import Policy, PolicyNet, batch_of
+from kcg.rl.env import MOST_ACTIONS, KernelScheduleEnv, observation_space, padded
+from kcg.rl.observation import ScheduleObservation
+from kcg.rl.policy import Policy, PolicyNet, batch_of, likeliest_ends
 from kcg.rl.ppo import BELOW, PpoSettings, ScheduleExtractor, SchedulePolicy, divided, environments, train, unpadded
-from kcg.rl.training import rollouts
 from kcg.types import RAW
-from tests.policies import ABOUT, SMALL, opinionated, task, viewer_of
+from tests.policies import ABOUT, SMALL, observer_of, opinionated, task
 
 STILL = replace(SMALL, dropout=0.0)
 
@@ -31,13 +30,13 @@ def one_thread() -> None:
 
 
 @cache
-def every_view() -> list[View]:
+def every_observation() -> list[ScheduleObservation]:
     """Of kernels of every kind, raw, hand-coded and one step on."""
     found = []
     for name in ("matmul", "softmax.1", "conv2d", "matmul_f16", "cache_update.1", "copy", "no axis"):
-        viewer = viewer_of(name)
-        steps = [step.schedule for step in viewer.space.actions(RAW)[:2]]
-        found += viewer.views([RAW, viewer.space.baseline(), *steps])
+        observer = observer_of(name)
+        steps = [step.schedule for step in observer.space.actions(RAW)[:2]]
+        found += observer.observe_all([RAW, observer.space.baseline(), *steps])
     return found
 
 
@@ -45,39 +44,41 @@ def scaled() -> PolicyNet:
     """A new policy whose network knows the scale of its features, as one from the predictor does."""
     torch.manual_seed(0)
     net = PolicyNet(STILL)
-    net.trunk.fit_scale(batch_of(every_view()).graphs, torch.zeros(1))
+    net.trunk.fit_scale(batch_of(every_observation()).graphs, torch.zeros(1))
     return net
 
 
-def as_tensors(views: list[View]) -> Any:
+def as_tensors(observations: list[ScheduleObservation]) -> Any:
     """Padded observations as stable-baselines3 hands them to a policy: all of them floats."""
-    padded = [observation_of(view) for view in views]
-    stacked = {name: np.stack([one[name] for one in padded]) for name in padded[0]}
+    arrays = [padded(observation) for observation in observations]
+    stacked = {name: np.stack([one[name] for one in arrays]) for name in arrays[0]}
     return preprocess_obs(obs_as_tensor(stacked, torch.device("cpu")), observation_space())
 
 
 # PPO
 
 
-def test_padded_observations_are_judged_as_views_are() -> None:
-    net, views = opinionated(settings=STILL), every_view()
+def test_padded_observations_are_judged_as_they_are() -> None:
+    net, observations = opinionated(settings=STILL), every_observation()
     with torch.no_grad():
-        batch, places = unpadded(as_tensors(views))
+        batch, places = unpadded(as_tensors(observations))
         logits, values = net(batch)
-        ours, our_values = net(batch_of(views))
+        ours, our_values = net(batch_of(observations))
     assert torch.allclose(logits, ours, atol=1e-4) and torch.allclose(values, our_values, atol=1e-4)
-    expected = [i * MOST_ACTIONS + row for i, view in enumerate(views) for row in range(len(view.rows))]
+    expected = [
+        i * MOST_ACTIONS + row for i, observation in enumerate(observations) for row in range(len(observation.rows))
+    ]
     assert places.tolist() == expected
     assert ours.std() > 0.1
 
 
 def test_of_an_observation_that_can_only_stop_the_other_rows_are_left_out() -> None:
-    (view, *_), net = every_view(), opinionated(settings=STILL)
-    padded = {name: torch.from_numpy(value)[None] for name, value in observation_of(view, only_stop=True).items()}
-    batch, places = unpadded(padded)
-    assert places.tolist() == [len(view.steps)]
+    (observation, *_), net = every_observation(), opinionated(settings=STILL)
+    arrays = {name: torch.from_numpy(value)[None] for name, value in padded(observation, only_stop=True).items()}
+    batch, places = unpadded(arrays)
+    assert places.tolist() == [len(observation.steps)]
     with torch.no_grad():
-        assert net(batch)[0].item() == pytest.approx(net(batch_of([view]))[0][-1].item(), abs=1e-4)
+        assert net(batch)[0].item() == pytest.approx(net(batch_of([observation]))[0][-1].item(), abs=1e-4)
 
 
 def envs_of(settings: PpoSettings, *names: str, count: int = 1) -> VecEnv:
@@ -95,15 +96,15 @@ def test_ppo_learns_the_network_and_nothing_behind_it() -> None:
         features_extractor_kwargs={"net": net},
     )
     assert {id(p) for p in policy.parameters()} == {id(p) for p in net.parameters()}
-    views = every_view()
-    padded = [observation_of(view) for view in views]
-    stacked = {name: torch.from_numpy(np.stack([one[name] for one in padded])) for name in padded[0]}
+    observations = every_observation()
+    arrays = [padded(observation) for observation in observations]
+    stacked = {name: torch.from_numpy(np.stack([one[name] for one in arrays])) for name in arrays[0]}
     masks = stacked["mask"].numpy().astype(bool)
     with torch.no_grad():
         told = policy.get_distribution(stacked, masks).distribution.probs
         raw = policy.extract_features(stacked)
     assert (raw[:, :-1][~torch.from_numpy(masks)] == BELOW).all()
-    for row, mask, proposal in zip(told, masks, Policy(net, ABOUT).propose(views), strict=True):
+    for row, mask, proposal in zip(told, masks, Policy(net, ABOUT).propose(observations), strict=True):
         assert row[mask].tolist() == pytest.approx([*proposal.steps, proposal.stop], abs=1e-5)
         assert row[~mask].sum() == pytest.approx(0.0, abs=1e-6)
 
@@ -117,7 +118,7 @@ def mean_return(net: PolicyNet, *names: str, episodes: int = 30) -> float:
         env.reset()
         total, over = 0.0, False
         while not over:
-            proposal = policy.propose([env.view])[0]
+            proposal = policy.propose([env.observed])[0]
             chances = np.array([*proposal.steps, proposal.stop]) * env.action_masks()[: len(proposal.steps) + 1]
             _, reward, terminated, truncated, _ = env.step(int(rng.choice(len(chances), p=chances / chances.sum())))
             total, over = total + reward, terminated or truncated
@@ -137,7 +138,7 @@ def test_ppo_improves_its_return_on_a_real_kernel() -> None:
     assert len(told) == 5 and told[-1]["step"] == 480 and told[-1]["rollout/faults"] == 0.0
     assert np.mean([line["rollout/log_speedup"] for line in told[-2:]]) > told[0]["rollout/log_speedup"] + 0.15
     assert all(math.isfinite(value) for line in told for value in line.values())
-    ends = rollouts(Policy(net, ABOUT), viewer_of("matmul"))
+    ends = likeliest_ends(Policy(net, ABOUT), observer_of("matmul"))
     costs = [task("matmul").cost(schedule).log_s for schedule in (RAW, ends[0])]
     assert costs[1] < costs[0] - 0.5, "taken greedily, too"
 

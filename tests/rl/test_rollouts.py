@@ -19,12 +19,12 @@ import torch
 from replay_table import noisy_predict
 
 from kcg.errors import ExitCode
-from kcg.rl.policy import Policy, PolicyNet, RolloutSettings, _Acting, ppo, shipped_policy
+from kcg.rl.policy import Policy, PolicyNet, RolloutSettings, _Acting, policy_search, shipped_policy
 from kcg.search.problem import Ledger, Observation, Problem, Trials, best
 from kcg.search.replay import ReplayTable, constant_predict, oracle_predict
 from kcg.types import Prediction, Schedule, Status
-from tests.env_tasks import recorded_table, recorded_viewer
-from tests.policies import ABOUT, SMALL, opinionated, roofline, viewer_of
+from tests.env_tasks import recorded_observer, recorded_table
+from tests.policies import ABOUT, SMALL, observer_of, opinionated, roofline
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -42,7 +42,7 @@ def shipped() -> Policy:
 
 
 def searched(problem: Problem, policy: Policy | None = None, **settings: int) -> list[Observation]:
-    how = ppo(policy or shipped(), recorded_viewer(), settings=RolloutSettings(**settings))
+    how = policy_search(policy or shipped(), recorded_observer(), settings=RolloutSettings(**settings))
     return list(how(problem))
 
 
@@ -106,16 +106,16 @@ def test_a_step_that_is_expected_to_fail_is_not_taken() -> None:
     def predict(schedules: Sequence[Schedule]) -> list[Prediction]:
         return [Prediction(-9.0, 0.1, 0.0 if s in ends else 1.0) for s in schedules]
 
-    acting = _Acting(Trials(table().problem(predict)), shipped(), recorded_viewer(), RolloutSettings())
+    acting = _Acting(Trials(table().problem(predict)), shipped(), recorded_observer(), RolloutSettings())
     assert set(acting.episodes(1.0)) == ends and acting.episodes(1.0) == []
-    fearless = _Acting(Trials(table().problem(constant_predict())), shipped(), recorded_viewer(), RolloutSettings())
+    fearless = _Acting(Trials(table().problem(constant_predict())), shipped(), recorded_observer(), RolloutSettings())
     assert len(set(fearless.episodes(1.0)) - ends) > 5
 
 
 @pytest.mark.parametrize("name", ["no step", "one step"])
 def test_an_exhausted_space_ends_the_search(name: str) -> None:
-    viewer = viewer_of(name)
-    steps = viewer.space.actions(viewer.space.start())
+    observer = observer_of(name)
+    steps = observer.space.actions(observer.space.start())
     measured: list[Schedule] = []
 
     def measure(batch: Sequence[Schedule]) -> list[Future[Observation]]:
@@ -125,8 +125,8 @@ def test_an_exhausted_space_ends_the_search(name: str) -> None:
             future.set_result(Observation(schedule, Status.OK, 1e-6 * len(measured), f"b{len(measured)}"))
         return futures
 
-    problem = Problem(viewer.space, roofline(viewer), measure, Ledger(), random.Random(0))
-    found = list(ppo(Policy(opinionated(), ABOUT), viewer)(problem))
+    problem = Problem(observer.space, roofline(observer), measure, Ledger(), random.Random(0))
+    found = list(policy_search(Policy(opinionated(), ABOUT), observer)(problem))
     assert [o.schedule for o in found] == measured and len(set(measured)) == len(measured) == len(steps) + 1
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from kcg.predictor.training_data import keep, kept
-from kcg.rl.observation import Viewer
+from kcg.rl.observation import Observer
 from kcg.rl.policy import PolicyNet, batch_of
 from kcg.rl.self_play import (
     LEAST_VISITS,
@@ -26,7 +26,7 @@ from kcg.rl.self_play import (
 )
 from kcg.rl.training import ExampleSet, LearningSettings, judge, learn, losses
 from kcg.types import RAW
-from tests.policies import SMALL, grown, opinionated, roofline, viewer_of
+from tests.policies import SMALL, grown, observer_of, opinionated, roofline
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -39,8 +39,8 @@ PLAY = SelfPlaySettings(simulations=32, most_steps=3)
 
 @cache
 def played(name: str, seed: int = 0) -> Examples:
-    viewer = viewer_of(name)
-    found = games(viewer, roofline(viewer), PLAY, seed=seed)
+    observer = observer_of(name)
+    found = games(observer, roofline(observer), PLAY, seed=seed)
     assert found is not None
     return found
 
@@ -63,14 +63,14 @@ def same(one: Examples, other: Examples) -> bool:
 
 
 def test_the_same_seed_plays_the_same_games() -> None:
-    viewer = Viewer(viewer_of("sum").space)
-    again = games(viewer, roofline(viewer), PLAY)
+    observer = Observer(observer_of("sum").space)
+    again = games(observer, roofline(observer), PLAY)
     assert again is not None and same(again, played("sum")) and not same(played("sum", 1), played("sum"))
 
 
 @pytest.mark.parametrize("name", ["no step", "no axis"])
 def test_a_kernel_without_a_legal_step_teaches_nothing(name: str) -> None:
-    assert games(viewer_of(name), roofline(viewer_of(name)), PLAY) is None
+    assert games(observer_of(name), roofline(observer_of(name)), PLAY) is None
 
 
 def test_a_kernel_of_one_step_teaches_whether_to_take_it() -> None:
@@ -80,7 +80,7 @@ def test_a_kernel_of_one_step_teaches_whether_to_take_it() -> None:
 
 def test_schedules_that_were_visited_rarely_are_left_out() -> None:
     graph = grown()
-    assert examples_of(viewer_of("matmul"), graph) is None, "nothing was visited"
+    assert examples_of(observer_of("matmul"), graph) is None, "nothing was visited"
     assert LEAST_VISITS > 1
 
 
@@ -97,8 +97,8 @@ def test_examples_survive_a_file_and_stand_together(tmp_path: Path) -> None:
 # Learning
 
 
-def test_an_example_set_gathers_what_batch_of_makes_of_the_views() -> None:
-    viewer = viewer_of("matmul")
+def test_an_example_set_gathers_what_batch_of_makes_of_the_observations() -> None:
+    observer = observer_of("matmul")
     examples = together([played("sum"), played("matmul")])
     data, index = ExampleSet(examples), torch.tensor([len(examples) - 1, 0, 2])
     batch, chances, value, weight = data.chosen(index)
@@ -111,15 +111,15 @@ def test_an_example_set_gathers_what_batch_of_makes_of_the_views() -> None:
         for i, place in enumerate(index.tolist()):
             alone, _ = losses(net, data.chosen(torch.tensor([place])))
             assert float(cross[i]) == pytest.approx(float(alone[0]), abs=1e-4)
-        view = viewer.view(RAW)
+        observation = observer.observe(RAW)
         places = [
             i
             for i in range(len(examples))
-            if examples.n_rows[i] == len(view.rows)
-            and np.array_equal(examples.graphs.take(np.array([i])).schedule, view.graph.schedule)
+            if examples.n_rows[i] == len(observation.rows)
+            and np.array_equal(examples.graphs.take(np.array([i])).schedule, observation.graph.schedule)
         ]
         logits, values = net(data.chosen(torch.tensor(places[:1]))[0])
-        ours, our_value = net(batch_of([view]))
+        ours, our_value = net(batch_of([observation]))
     assert torch.allclose(logits, ours, atol=1e-5) and torch.allclose(values, our_value, atol=1e-5)
 
 

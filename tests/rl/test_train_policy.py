@@ -33,7 +33,7 @@ from kcg.rl.training import (
     PolicyTrainingSettings,
     _each,
     _table_tasks,
-    judged,
+    against_search,
     kernels_of,
     self_play,
     train_policy,
@@ -164,14 +164,14 @@ def test_ppo_on_recorded_tables_is_paid_by_what_was_measured(tmp_path: Path) -> 
     env = KernelScheduleEnv([task])
     env.reset(seed=0)
     table = next(k.table for k in recorded_kernels(read_export(DATASET), TRAIN) if k.region.id == region)
-    while env.view.steps:
-        assert {step.schedule for step in env.view.steps} <= table.records.keys()
+    while env.observed.steps:
+        assert {step.schedule for step in env.observed.steps} <= table.records.keys()
         _, reward, _, cut, info = env.step(0)
-        found = table.records[env.view.schedule].observation
+        found = table.records[env.observed.schedule].observation
         assert cut == (found.runtime_s is None) and (cut or info["log_s"] == pytest.approx(math.log(found.time_s)))
-        if cut or len(env.view.schedule.opts) > 3:
+        if cut or len(env.observed.schedule.opts) > 3:
             break
-    assert len(env.view.schedule.opts) > 0 and math.isfinite(reward)
+    assert len(env.observed.schedule.opts) > 0 and math.isfinite(reward)
 
 
 def test_self_play_that_was_cut_plays_the_others(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -257,7 +257,7 @@ def test_processes_play_and_judge_as_this_one_does(tmp_path: Path, whole: tuple[
     kernels = [replace(k, members=1) for k in kernels_of(read_export(DATASET), SHIPPED, TRAIN, 3, 1)]
     found = [self_play(kernels, tmp_path / str(n), SETTINGS.self_play, workers=n) for n in (1, 2)]
     assert np.array_equal(found[0].chances, found[1].chances) and np.array_equal(found[0].value, found[1].value)
-    ours, theirs = (judged(kernels, whole[0] / POLICY, workers=n) for n in (1, 2))
+    ours, theirs = (against_search(kernels, whole[0] / POLICY, workers=n) for n in (1, 2))
     assert ours == pytest.approx(theirs, abs=1e-5)
     begun = time.monotonic()
     with pytest.raises(DataError):  # it begins none, and waits for none

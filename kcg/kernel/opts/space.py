@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import random
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from kcg.compat import scheduling
@@ -13,8 +14,10 @@ from kcg.compat.renderers import planning_renderer
 from kcg.compat.tiny import Scheduler
 from kcg.kernel.codec import ast_of
 from kcg.kernel.compile import UOPS_MAX
-from kcg.kernel.loop_nest import REDUCING, AxisTable, axis_table, count_uops
+from kcg.kernel.loop_nest import REDUCING, ActionRows, AxisTable, axis_table, count_uops
+from kcg.kernel.opts.action_features import action_rows, opt_of
 from kcg.kernel.opts.planner import legal_steps, planner_from, possible_on, try_step
+from kcg.kernel.opts.traits import traits_of
 from kcg.types import RAW, Action, Opt, Region, Schedule, Target
 
 STATES_KEPT = 4096  # schedule states per kernel; each shares most of its nodes with its parent
@@ -38,6 +41,7 @@ class KernelSpace:
         self._planner = planner_from(self._root, target)
         self._states: OrderedDict[Schedule, Scheduler] = OrderedDict()
         self._tables: OrderedDict[Schedule, AxisTable] = OrderedDict()
+        self._uops: OrderedDict[Schedule, int] = OrderedDict()
         self._baseline: Schedule | None = None
         self._first: list[Action] = []
 
@@ -88,9 +92,15 @@ class KernelSpace:
 
     def uops(self, schedule: Schedule) -> int:
         """About how many micro-operations the kernel will have. Raises ScheduleError if `schedule` does not apply."""
-        if self._planner is not None:
-            return self._planner.uops(self._planner.state(schedule))
-        return count_uops(self.state(schedule), self.table(schedule))
+        found = self._uops.get(schedule)
+        if found is None:
+            planner = self._planner
+            if planner is not None:
+                found = planner.uops(planner.state(schedule))
+            else:
+                found = count_uops(self.state(schedule), self.table(schedule))
+            _keep(self._uops, schedule, found)
+        return found
 
     def actions(self, schedule: Schedule) -> list[Action]:
         if self._planner is not None:
@@ -150,6 +160,28 @@ class KernelSpace:
                 moves = tuple(access.used[axis] for access in table.accesses)
                 reach[kind, moves] = reach.get((kind, moves), 1) * extent
         return frozenset((*key, extent) for key, extent in reach.items() if extent > 1)
+
+    # what predictors and policies see
+
+    def loop_nests(self, schedules: Sequence[Schedule]) -> list[AxisTable]:
+        """The loop nest after each schedule, with how many micro-operations its code has. Raises ScheduleError if one
+        does not apply."""
+        return [replace(self.table(schedule), uops=self.uops(schedule)) for schedule in schedules]
+
+    def refusals(self, schedules: Sequence[Schedule]) -> list[float]:
+        """How likely it is, by rule, that the compiler refuses each. Raises ScheduleError if one does not apply."""
+        return [refusal(self, schedule) for schedule in schedules]
+
+    def action_features(self, schedule: Schedule, actions: Sequence[Action] | None = None) -> ActionRows:
+        """The rows of `actions` (by default all that there are from here), and of stopping; columns are
+        `kcg.kernel.opts.action_features.ACTION_FEATURES`. Raises ScheduleError if `schedule` does not apply."""
+        opts = [opt_of(action) for action in (self.actions(schedule) if actions is None else actions)]
+        table, symbolic = self.table(schedule), self.symbolic_axes(schedule)
+        return action_rows(table, opts, depth=len(schedule.opts), symbolic=symbolic)
+
+    def groups(self, schedule: Schedule) -> tuple[int, ...]:
+        """Traits, 1 or 0 each, that a predictor may misjudge alike wherever they are; as many for every schedule."""
+        return traits_of(schedule)
 
     def name(self, schedule: Schedule) -> str:
         """tinygrad's name of the scheduled kernel."""
@@ -211,12 +243,9 @@ dataset's training schedules 6 % are refused at 0.97, 8 % at 1.0, a third at 1.0
 NEVER_LOWERED = 0.99
 
 
-def refusal(space: KernelSpace, schedule: Schedule, uops: int | None = None) -> float:
-    """The probability that compiling fails, 0 to 1; `uops` is `space.uops(schedule)`, where it is known.
-
-    Raises ScheduleError where the schedule does not apply.
-    """
-    chance = too_long(space.uops(schedule) if uops is None else uops)
+def refusal(space: KernelSpace, schedule: Schedule) -> float:
+    """The probability that compiling fails, 0 to 1. Raises ScheduleError where the schedule does not apply."""
+    chance = too_long(space.uops(schedule))
     table = space.table(schedule)
     if table.tensor_core and schedule.opts[0].op == "TC" and len(schedule.opts) > 1:
         alone = space.table(Schedule.from_opts(schedule.opts[:1]))

@@ -249,7 +249,7 @@ def test_a_policy_of_a_file_proposes_the_steps_of_the_table(tmp_path: Path) -> N
 @pytest.mark.slow
 def test_the_script_compares_two_kernels_in_two_processes(tmp_path: Path) -> None:
     document = tmp_path / "search.md"
-    document.write_text((ROOT / "docs" / "search.md").read_text())
+    document.write_text((ROOT / "docs" / "experiments" / "2026-11-23-search-strategies.md").read_text())
     command = [
         sys.executable, "-m", "evaluation.search.compare", "--replay", "--tables", "2", "--seeds", "2",
         "--budget", "16", "--strategies", "random,mcts,mcts/oracle", "--beams", "1,4", "--jobs", "2",

@@ -10,7 +10,7 @@ import torch
 from evaluation.search.env_speed import KNOWN, NEW, play, rates, speed_of
 from kcg.rl.env import KernelScheduleEnv
 from kcg.types import RAW, Schedule
-from tests.policies import SHIPPED, task, viewer_of
+from tests.policies import SHIPPED, observer_of, task
 
 DATASET = Path(__file__).parents[3] / "datasets" / "h200"
 
@@ -24,7 +24,7 @@ def test_speed_tells_new_states_from_those_visited_before() -> None:
     visited: dict[Schedule, None] = {}
     env = KernelScheduleEnv([task("matmul")], start="either")
     first = play(env, 6, seed=0, visited=visited)
-    assert len(first[NEW]) == len(visited) - len({RAW, viewer_of("matmul").space.baseline()} & set(visited)) > 5
+    assert len(first[NEW]) == len(visited) - len({RAW, observer_of("matmul").space.baseline()} & set(visited)) > 5
     again = play(env, 6, seed=0, visited=visited)
     assert not again[NEW] and len(again[KNOWN]) == len(first[NEW]) + len(first[KNOWN])
     told = rates({NEW: [0.5, 0.25, 0.25], KNOWN: []})
