@@ -25,7 +25,7 @@ from evaluation.flux.retiming import Choices
 from evaluation.rows import run_of, this_command
 from kcg.cli import record_results
 from kcg.measure.protocol import median, spread
-from kcg.optimize.phases import MODEL
+from kcg.optimize.log import MODEL
 from kcg.types import RAW
 
 DRAWS = 4000

@@ -50,7 +50,7 @@ def main(
     os.environ["OMP_NUM_THREADS"] = "1"
     from evaluation.search.comparison import predictor_of
     from kcg.dataset.reading import read_export
-    from kcg.optimize.session import THINKING
+    from kcg.optimize.search import THINKING
     from kcg.search.replay import kernels_of
 
     kernels, predictor = kernels_of(read_export(ROOT / "datasets" / "h200"), part), predictor_of(CHECKPOINT)

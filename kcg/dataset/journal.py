@@ -504,7 +504,7 @@ class Journal:
             return self._insert("INSERT OR REPLACE INTO lattices VALUES(?, ?, ?, ?)", values)
 
     def add_verdict(self, key: Sequence[Any], text: str) -> bool:
-        """Stores what judging showed, as `kcg.optimize.verdicts` puts it, in the place of an earlier one of its key."""
+        """Stores what judging showed, as `kcg.optimize.kept` puts it, in the place of an earlier one of its key."""
         with self._transaction():
             self._rows(VERDICTS)
             return self._insert("INSERT OR REPLACE INTO verdicts VALUES(?, ?)", (identity_of(key), text))

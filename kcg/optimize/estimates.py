@@ -11,19 +11,26 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from kcg.measure.protocol import samples_for
+from kcg.optimize import whole_model, whole_script
+from kcg.types import Schedule, Status
+
 if TYPE_CHECKING:
-    from kcg.optimize.session import RegionWork, Session
+    from kcg.optimize.budget import Budget
+    from kcg.optimize.device import Device
+    from kcg.optimize.kept import KeptResults
+    from kcg.optimize.settings import Settings
+    from kcg.optimize.work import Captured, Measured, RegionWork
 
 SEARCH_SHARE: Final = 1 / 3
 """Of what is left of a budget after the baselines, at least so much is for searching."""
 LEAST_SHARE: Final = 1 / 4  # the same where the whole model could not be checked otherwise
 FEW: Final = 4  # measurements that a search must have time for, or it is not begun
 ROUND_S: Final = 10.0  # a budget that is advised is a multiple of it
-OVERTIME: Final = 0.1  # of the budget, within which a run still counts as in time
-SLOWER: Final = 3.0  # so many times what was expected is waited for when a budget is over
 
 FRESH_CHILD_S: Final = 3.0  # a new process that opens the device, canary and all
 FINAL_RUNS: Final = 16  # launches that verify one finalist
@@ -43,234 +50,218 @@ CHECK_ELSEWHERE_S: Final = 0.1  # preparing one, where no first measurement was 
 COPY_S_PER_BYTE: Final = 1.5e-10  # outputs back from a GPU, whole, and compared on the host
 
 
-def final_cost_s(session: Session) -> float:
-    """What judging what has a candidate, and then the whole model, is expected to take, in seconds.
+@dataclass(frozen=True)
+class Estimates:
+    """What the rest of a run is expected to take, once tinygrad's own schedules are timed."""
 
-    Before the search has found anything, judging one kernel is expected, and no check of the model: the search may go
-    on in the time for that as long as it finds nothing.
-    """
-    return judging_s(session) + (_model_s(session) if _found(session) else 0.0)
+    settings: Settings
+    captured: Captured
+    measured: Measured
+    device: Device
+    budget: Budget
+    kept: KeptResults
 
+    @property
+    def works(self) -> Sequence[RegionWork]:
+        return self.measured.works
 
-def judging_s(session: Session) -> float:
-    """What re-timing and verifying is expected to take, in seconds: all that is to be judged, or else one kernel."""
-    from kcg.optimize.finals import compiling_s, is_due, is_judged
+    # ---- when what is to end ----
 
-    due = [w for w in session.works if is_due(session, w)]
-    if not due and session.settings.budget_s is None:
-        return 0.0
-    return (
-        FRESH_CHILD_S
-        + compiling_s(session)
-        + sum(duel_s(session, work) for work in due or _largest(session) if not is_judged(session, work))
-    )
+    def search_until(self) -> float:
+        """When the search is to end, by `time.monotonic`: when the rest of the budget is needed for what comes after
+        it, but not before it has had its share."""
+        end, measured_at = self._end, self.measured.at
+        left_s = end - measured_at
+        share_s = min(SEARCH_SHARE * left_s, left_s - self._least_judging_s() - self._model_s())
+        return max(measured_at + share_s, end - self.final_cost_s())
 
+    def judge_until(self) -> float | None:
+        """When judging is to end, by `time.monotonic`, so that the whole model can be checked in time; None:
+        whenever."""
+        return None if self.budget.over_at is None else self.budget.over_at - self._model_s()
 
-def duel_s(session: Session, work: RegionWork) -> float:
-    """What re-timing and verifying one kernel is expected to take, in seconds: beside a candidate, if it has one, or if
-    nothing has one yet."""
-    from kcg.measure.protocol import samples_for
-    from kcg.optimize.finals import candidates, is_due
+    def expected_s(self) -> float | None:
+        """Seconds from start to result, as far as they are known."""
+        budget = self.budget
+        if budget.limit_s is not None or budget.ledger.deadline is None:
+            return budget.limit_s
+        return budget.ledger.deadline - budget.started + self.final_cost_s()
 
-    device, seconds, flush_s = session.choice.device, work.baseline_s, _flush_s(session)
-    verify_s = VERIFY_S.get(device, CHECKS * _check_s(session))
-    sides = 2 if candidates(work) or not is_due(session, work) else 1
-    sides += 2 * sum(offer.schedule is not None for offer in work.offers)  # against the best of the others too
-    copies_s = 0.0 if device == "CPU" else COPY_S_PER_BYTE * work.bytes
-    samples = samples_for(seconds, flush_s=flush_s)
-    # at each end of the values of its variables: cold and warm; the baseline twice
-    once_s = verify_s + copies_s + sides * FINAL_RUNS * seconds + (sides + 1) * samples * (2 * seconds + flush_s)
-    return len(work.ends) * once_s
-
-
-def search_until(session: Session) -> float:
-    """When the search is to end, by `time.monotonic`: when the rest of the budget is needed for what comes after it,
-    but not before it has had its share."""
-    assert session.settings.budget_s is not None
-    end = session.started + session.settings.budget_s
-    left_s = end - session.measured_at
-    share_s = min(SEARCH_SHARE * left_s, left_s - _least_judging_s(session) - _model_s(session))
-    return max(session.measured_at + share_s, end - final_cost_s(session))
-
-
-def too_short(session: Session) -> str:
-    """Why there is no time to search in the budget, and what it would take; empty where there is. To be asked when the
-    baselines are timed."""
-    if (budget_s := session.settings.budget_s) is None:
-        return ""
-    elapsed_s = session.measured_at - session.started
-    least_s = _least_judging_s(session)
-    if untimed := session.untimed:
+    def too_short(self) -> str:
+        """Why there is no time to search in the budget, and what it would take; empty where there is."""
+        if (budget_s := self.budget.limit_s) is None:
+            return ""
+        elapsed_s = self.measured.at - self.budget.started
+        least_s = self._least_judging_s()
+        if untimed := self.measured.untimed:
+            return (
+                f"the budget of {budget_s:g} s is too short to search in: after {elapsed_s:.0f} s tinygrad's own "
+                f"schedules of {untimed} of {len(self.works)} kernels were not timed yet: "
+                f"try --budget {self._advised_s():.0f}s"
+            )
+        if budget_s - elapsed_s - least_s >= FEW * self._measuring_s:
+            return ""
         return (
-            f"the budget of {budget_s:g} s is too short to search in: after {elapsed_s:.0f} s tinygrad's own schedules "
-            f"of {untimed} of {len(session.works)} kernels were not timed yet: try --budget {_advised_s(session):.0f}s"
+            f"the budget of {budget_s:g} s is too short to search in: starting and timing tinygrad's own schedules "
+            f"took {elapsed_s:.0f} s, judging one kernel takes about {least_s:.0f} s: "
+            f"try --budget {self._advised_s():.0f}s"
         )
-    if budget_s - elapsed_s - least_s >= FEW * _measuring_s(session):
-        return ""
-    return (
-        f"the budget of {budget_s:g} s is too short to search in: starting and timing tinygrad's own schedules took "
-        f"{elapsed_s:.0f} s, judging one kernel takes about {least_s:.0f} s: try --budget {_advised_s(session):.0f}s"
-    )
 
+    def too_short_for_the_model(self) -> str:
+        """Whether the budget leaves no room for the check of the whole model, and what it would take; empty where it
+        does."""
+        if self.budget.limit_s is None or self._model_s() or not (model_s := self.whole_s()):
+            return ""
+        return (
+            f"the budget of {self.budget.limit_s:g} s leaves no time to check the whole "
+            f"{'script' if self.settings.is_script else 'model'}, which takes about "
+            f"{model_s:.0f} s: try --budget {self._advised_s():.0f}s"
+        )
 
-def too_short_for_the_model(session: Session) -> str:
-    """Whether the budget leaves no room for the check of the whole model, and what it would take; empty where it does.
-    To be asked when the baselines are timed."""
-    if session.settings.budget_s is None or _model_s(session) or not (model_s := whole_s(session)):
-        return ""
-    return (
-        f"the budget of {session.settings.budget_s:g} s leaves no time to check the whole "
-        f"{'script' if session.settings.is_script else 'model'}, which takes about "
-        f"{model_s:.0f} s: try --budget {_advised_s(session):.0f}s"
-    )
+    def _advised_s(self) -> float:
+        """A budget in which there is time for everything, in seconds."""
+        last_s = self._least_judging_s() + self.whole_s()
+        rest_s = max(last_s / (1 - SEARCH_SHARE), last_s + FEW * self._measuring_s)
+        timed_s = self.measured.at - self.budget.started + self.measured.untimed * self._measuring_s
+        wanted_s = max(timed_s + rest_s, 1.01 * (self.budget.limit_s or 0.0))
+        return ROUND_S * math.ceil(wanted_s / ROUND_S)
 
+    @property
+    def _end(self) -> float:
+        assert self.budget.over_at is not None, "without a budget nothing has to end"
+        return self.budget.over_at
 
-def _advised_s(session: Session) -> float:
-    """A budget in which there is time for everything, in seconds."""
-    assert session.settings.budget_s is not None
-    last_s = _least_judging_s(session) + whole_s(session)
-    rest_s = max(last_s / (1 - SEARCH_SHARE), last_s + FEW * _measuring_s(session))
-    timed_s = session.measured_at - session.started + session.untimed * _measuring_s(session)
-    wanted_s = max(timed_s + rest_s, 1.01 * session.settings.budget_s)
-    return ROUND_S * math.ceil(wanted_s / ROUND_S)
+    # ---- judging ----
 
+    def is_due(self, work: RegionWork) -> bool:
+        """Whether a region is judged: something was found for it, or it has no measurement that could stand."""
+        if work.is_unjudged or (self.measured.untimed and not work.is_timed):
+            return False
+        if self.settings.measurements == 0 or work.own is None or work.own.status != Status.OK:
+            return True
+        return bool(work.offers) or bool(work.candidates)
 
-def judge_until(session: Session) -> float | None:
-    """When judging is to end, by `time.monotonic`, so that the whole model can be checked in time; None: whenever."""
-    if session.settings.budget_s is None:
-        return None
-    return session.started + session.settings.budget_s - _model_s(session)
+    def sides(self) -> list[tuple[RegionWork, Schedule]]:
+        """The baseline and the first candidate of everything that is to be judged."""
+        due = [work for work in self.works if self.is_due(work)]
+        return [(work, schedule) for work in due for schedule in (work.space.baseline(), *work.candidates[:1])]
 
+    def final_cost_s(self) -> float:
+        """What judging what has a candidate, and then the whole model, is expected to take, in seconds.
 
-def over_at(session: Session) -> float | None:
-    """When the budget is over, by `time.monotonic`; None without one."""
-    return None if session.settings.budget_s is None else session.started + session.settings.budget_s
+        Before the search has found anything, judging one kernel is expected, and no check of the model: the search may
+        go on in the time for that as long as it finds nothing.
+        """
+        found = self.settings.measurements == 0 or any(w.candidates or w.offers for w in self.works)
+        return self.judging_s() + (self._model_s() if found else 0.0)
 
+    def judging_s(self) -> float:
+        """What re-timing and verifying is expected to take, in seconds: all that is due, or else one kernel."""
+        due = [w for w in self.works if self.is_due(w)]
+        if not due and self.budget.limit_s is None:
+            return 0.0
+        comparing_s = sum(self.comparing_s(w) for w in due or self._largest() if not self.kept.holds_first(w))
+        return FRESH_CHILD_S + self.compiling_s() + comparing_s
 
-def late_at(session: Session) -> float | None:
-    """When a run counts as late, by `time.monotonic`; None without a budget."""
-    over, budget_s = over_at(session), session.settings.budget_s
-    return None if over is None or budget_s is None else over + OVERTIME * budget_s
+    def compiling_s(self) -> float:
+        """About how long it takes to compile what is to be judged and this run has not compiled, as one that goes on
+        has not."""
+        service = self.device.service
+        wanted = [(w, s) for w, s in self.sides() if not service.has_compiled(w.call.region, s, *w.bindings)]
+        return sum(work.compile_s.get(schedule, 0.0) for work, schedule in wanted) / service.compile_workers
 
+    def comparing_s(self, work: RegionWork) -> float:
+        """What re-timing and verifying one kernel is expected to take, in seconds: beside a candidate, if it has one,
+        or if nothing has one yet."""
+        device, seconds, flush_s = self.device.choice.device, work.baseline_s, self.flush_s
+        verify_s = VERIFY_S.get(device, CHECKS * (self.measured.preparing_s or CHECK_ELSEWHERE_S))
+        sides = 2 if work.candidates or not self.is_due(work) else 1
+        sides += 2 * sum(offer.schedule is not None for offer in work.offers)  # against the best of the others too
+        copies_s = 0.0 if self.device.is_cpu else COPY_S_PER_BYTE * work.bytes
+        samples = samples_for(seconds, flush_s=flush_s)
+        # at each end of the values of its variables: cold and warm; the baseline twice
+        once_s = verify_s + copies_s + sides * FINAL_RUNS * seconds + (sides + 1) * samples * (2 * seconds + flush_s)
+        return len(work.ends) * once_s
 
-def patience_s(session: Session, expected_s: float) -> float | None:
-    """How long to wait now for something that should take `expected_s`, in seconds; None: as long as its own deadline
-    allows. In a budget nobody waits much longer than until it is over for a process that was stopped."""
-    if (over := over_at(session)) is None:
-        return None
-    assert session.settings.budget_s is not None
-    return max(over - time.monotonic(), SLOWER * expected_s) + OVERTIME * session.settings.budget_s
+    @property
+    def flush_s(self) -> float:
+        """What emptying the cache once takes, by the samples of this run: the rest of their time was the kernels'."""
+        taken, own_s = self.device.samples, self.device.samples_s
+        spent_s = self.device.service.spent_s["sample"]
+        if taken and spent_s > own_s:
+            return (spent_s - own_s) / taken
+        return FLUSH_S.get(self.device.choice.device, FLUSH_ELSEWHERE_S)
+
+    @property
+    def _measuring_s(self) -> float:
+        """What measuring one schedule takes, in seconds: as long as a baseline took in this run."""
+        return self.measured.baseline_s or FLUSH_S["CPU"]
+
+    def _largest(self) -> list[RegionWork]:
+        """The kernel that takes most of the workload's time: where a search is likely to find something first."""
+        return sorted((w for w in self.works if w.baseline_s), key=lambda w: -w.before_s)[:1]
+
+    def _least_judging_s(self) -> float:
+        """What judging one kernel takes, in seconds, the new process included."""
+        return FRESH_CHILD_S + sum(self.comparing_s(work) for work in self._largest())
+
+    # ---- the whole model or script ----
+
+    def whole_s(self, *, changed: int | None = None) -> float:
+        """What checking the whole model or the script is expected to take, in seconds, with so many kernels changed;
+        without a number those that have a candidate, and at least one."""
+        if self.settings.is_script:
+            return whole_script.expected_cost_s(self.settings, recorded_s=self.captured.recorded_s)
+        if changed is None:
+            changed = max(sum(bool(work.candidates) for work in self.works), 1)
+        service = self.device.service
+        compile_s = service.spent_s["compile"] / service.compilations if service.compilations else 0.0
+        return whole_model.expected_cost_s(
+            self.settings,
+            self.captured.workload,
+            device=self.device.choice.device,
+            step_s=sum(work.before_s for work in self.works),
+            changed=changed,
+            compile_s=max(whole_model.COMPILE_S, compile_s / service.compile_workers),
+        )
+
+    def _model_s(self) -> float:
+        """What checking the whole model is expected to take, in seconds; 0 where the budget has no room for it, which
+        does not depend on what the search finds."""
+        if self.budget.over_at is not None:
+            left_s = self.budget.over_at - self.measured.at
+            if (1 - LEAST_SHARE) * left_s < self.whole_s(changed=1) + self._least_judging_s():
+                return 0.0
+        return self.whole_s()
 
 
 class Pace:
     """Whether the budget allows judging one kernel more: what it is expected to take, by what those before it took."""
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
+    def __init__(self, estimates: Estimates) -> None:
+        self._estimates = estimates
         self._expected_s = self._spent_s = 0.0
         self._first = True  # in which the new process starts too
 
-    def allows(self, work: RegionWork) -> bool:
-        """Whether there is time to judge `work`. While nothing is improved there is no model to check, and only the
+    def allows(self, work: RegionWork, *, improved: bool) -> bool:
+        """Whether there is time to judge `work`. While nothing is `improved` there is no model to check, and only the
         budget itself counts; for the first of all what counts as in time: without it the search was for nothing."""
-        from kcg.optimize.finals import is_judged
-
-        session = self._session
-        if (until := judge_until(session)) is None or is_judged(session, work):
+        estimates, budget = self._estimates, self._estimates.budget
+        if (until := estimates.judge_until()) is None or estimates.kept.holds_first(work):
             return True
-        if not any(row.outcome == "improved" for row in session.judged.values()):
-            assert session.settings.budget_s is not None
-            until = session.started + session.settings.budget_s * (1 + OVERTIME if self._first else 1)
+        if not improved:
+            late = budget.late_at if self._first else budget.over_at
+            assert late is not None
+            until = late
         slower = self._spent_s / self._expected_s if self._expected_s else 1.0
-        return time.monotonic() + slower * duel_s(session, work) <= until
+        return time.monotonic() + slower * estimates.comparing_s(work) <= until
 
     @contextlib.contextmanager
     def judging(self, work: RegionWork) -> Iterator[None]:
         """Inside, `work` is judged: take in how long that takes, beside what it was expected to."""
-        expected_s, begun = duel_s(self._session, work), time.monotonic()
+        expected_s, begun = self._estimates.comparing_s(work), time.monotonic()
         yield
         if not self._first:
             self._expected_s += expected_s
             self._spent_s += time.monotonic() - begun
         self._first = False
-
-
-def _found(session: Session) -> bool:
-    """Whether anything may be changed."""
-    from kcg.optimize.finals import candidates
-
-    return session.settings.measurements == 0 or any(candidates(w) or w.offers for w in session.works)
-
-
-def _largest(session: Session) -> list[RegionWork]:
-    """The kernel that takes most of the workload's time: where a search is likely to find something first."""
-    timed = [w for w in session.works if w.baseline_s]
-    return sorted(timed, key=lambda w: -w.call.calls * w.baseline_s)[:1]
-
-
-def _least_judging_s(session: Session) -> float:
-    """What judging one kernel takes, in seconds, the new process included."""
-    return FRESH_CHILD_S + sum(duel_s(session, work) for work in _largest(session))
-
-
-def _measuring_s(session: Session) -> float:
-    """What measuring one schedule takes, in seconds: as long as a baseline took in this run."""
-    return session.baselines_s or FLUSH_S["CPU"]
-
-
-def _model_s(session: Session) -> float:
-    """What checking the whole model is expected to take, in seconds; 0 where the budget has no room for it, which
-    does not depend on what the search finds."""
-    if (budget_s := session.settings.budget_s) is not None:
-        left_s = session.started + budget_s - session.measured_at
-        if (1 - LEAST_SHARE) * left_s < whole_s(session, changed=1) + _least_judging_s(session):
-            return 0.0
-    return whole_s(session)
-
-
-def whole_s(session: Session, *, changed: int | None = None) -> float:
-    """What checking the whole model or the script is expected to take, in seconds, with so many kernels changed;
-    without a number those that have a candidate, and at least one."""
-    if session.settings.is_script:
-        from kcg.optimize import whole_script
-
-        return whole_script.expected_cost_s(session.settings, recorded_s=session.recorded_s)
-    from kcg.optimize.finals import candidates
-    from kcg.optimize.whole_model import COMPILE_S, expected_cost_s
-
-    step_s = sum(work.call.calls * work.baseline_s for work in session.works)
-    if changed is None:
-        changed = max(sum(bool(candidates(work)) for work in session.works), 1)
-    compilations = session.service.compilations
-    compile_s = session.service.spent_s["compile"] / compilations if compilations else 0.0
-    return expected_cost_s(
-        session.settings,
-        session.workload,
-        device=session.choice.device,
-        step_s=step_s,
-        changed=changed,
-        compile_s=max(COMPILE_S, compile_s / session.service.compile_workers),
-    )
-
-
-def _flush_s(session: Session) -> float:
-    """What emptying the cache once takes, by the samples of this run: the rest of their time was the kernels' own."""
-    taken, own_s = session.sampling
-    spent_s = session.service.spent_s["sample"]
-    if taken and spent_s > own_s:
-        return (spent_s - own_s) / taken
-    return FLUSH_S.get(session.choice.device, FLUSH_ELSEWHERE_S)
-
-
-PREPARING: Final = ("inputs and reference", "load", "check")  # of the phases of a measurement; with "check: …"
-
-
-def _check_s(session: Session) -> float:
-    """What preparing the first measurement of a kernel took in this run, on average."""
-    return session.preparing_s or CHECK_ELSEWHERE_S
-
-
-def preparing_s(spent_s: Mapping[str, float]) -> float:
-    """Seconds of `MeasureService.spent_s` that were not spent on compiling, on runs or on samples."""
-    named = (phase for phase in spent_s if phase in PREPARING or phase.startswith("check: "))
-    return sum(spent_s[phase] for phase in named if phase != "check: run")

@@ -1,54 +1,39 @@
-"""Hand-written kernels in an optimisation: read, matched and lowered in children, timed with the rest, judged last.
+"""Hand-written kernels in an optimisation: read, matched and lowered in children, and timed with the rest.
 
-They do not take part in the search of Opts, which goes on as if there were none. In the finals each is verified by the
-same rules as every finalist and timed in turns with the best of the others; it is chosen only where it wins that and
-beats the baseline. The best Opts of its region stay in the result: tinygrad's BEAM cache can hold nothing else.
+They do not take part in the search of Opts, which goes on as if there were none. In the finals each is a candidate like
+what the search found (`kcg.optimize.finals`).
 """
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kcg.errors import DeviceError, UsageError
 from kcg.kernels import DEVICES
 from kcg.measure import source_kernels
 from kcg.measure.device_info import first_line
-from kcg.measure.protocol import median, median_interval, spread
 from kcg.measure.source_kernels import Described, KernelFile
-from kcg.optimize.console import format_seconds
-from kcg.optimize.verdicts import Side
-from kcg.types import Finalist, RegionResult, Schedule, Status, Verification
+from kcg.optimize.work import Offer, RegionWork
 
 if TYPE_CHECKING:
-    from kcg.kernel.program import Compiled
-    from kcg.optimize.session import RegionWork, Session
+    from kcg.optimize.device import Device
+    from kcg.optimize.log import RunLog
 
 READ_TIMEOUT_S = 60.0  # importing a file: Triton takes seconds
 MATCH_TIMEOUT_S = 30.0
-HOPELESS = 2.5  # one this much slower than the best in the search is not timed again
 SAMPLER = "hand-written"
 
 
-@dataclass(frozen=True)
-class Offer:
-    """A hand-written kernel for one region; without a schedule where it could not be lowered."""
-
-    name: str
-    schedule: Schedule | None
-    reason: str = ""  # why there is none
-
-
-def read_files(session: Session) -> list[Described]:
+def read_files(device: Device, paths: Sequence[Path]) -> list[Described]:
     """The kernels of all files of `--kernels`. Raises UsageError where one cannot be read, or two have one name."""
     from kcg.kernel.source.kernels import file_digest
 
-    service, found = session.service, []
-    for path in session.settings.kernels:
+    service, found = device.service, []
+    for path in paths:
         file = KernelFile(path, file_digest(path))
         try:
             found += service.beside(source_kernels.describe_job, file, timeout_s=READ_TIMEOUT_S).result()
@@ -63,14 +48,14 @@ def read_files(session: Session) -> list[Described]:
     return found
 
 
-def offer(session: Session, kernels: Sequence[Described]) -> None:
+def offer(kernels: Sequence[Described], works: Sequence[RegionWork], *, device: Device, log: RunLog) -> None:
     """Find the regions that each kernel is for, and lower it for each. What fails is a reason, not the run's end."""
-    target, service = session.service.target, session.service
-    regions = [work.call.region for work in session.works]
+    target, service = device.service.target, device.service
+    regions = [work.call.region for work in works]
     for kernel in kernels:
         wanted = DEVICES[kernel.kind]
         if wanted and wanted != target.device:
-            session.warnings.append(f"{kernel.name} is for {wanted} and this is {target.device}: it was left out")
+            log.warn(f"{kernel.name} is for {wanted} and this is {target.device}: it was left out")
             continue
         try:
             places = service.beside(
@@ -79,13 +64,13 @@ def offer(session: Session, kernels: Sequence[Described]) -> None:
         except DeviceError:
             raise
         except Exception as error:
-            session.warnings.append(f"{kernel.name} was left out: {_words(error, 'its predicate')}")
+            log.warn(f"{kernel.name} was left out: {_words(error, 'its predicate')}")
             continue
         if not places:
-            session.warnings.append(f"{kernel.name} is for no kernel of the workload: it was left out")
+            log.warn(f"{kernel.name} is for no kernel of the workload: it was left out")
         waiting = [
             (
-                session.works[place],
+                works[place],
                 service.beside(
                     source_kernels.lower_job, kernel, regions[place], target, timeout_s=service.compile_timeout_s
                 ),
@@ -93,7 +78,7 @@ def offer(session: Session, kernels: Sequence[Described]) -> None:
             for place in places
         ]
         for work, future in waiting:
-            work.offers.append(_offer(kernel, future))
+            work.offer(_offer(kernel, future))
 
 
 def _offer(kernel: Described, future: Future[Any]) -> Offer:
@@ -109,145 +94,13 @@ def _words(error: BaseException, what: str) -> str:
     return f"{what} did not end in time" if isinstance(error, TimeoutError) else first_line(error)
 
 
-def measure(session: Session) -> None:
+def measure(works: Sequence[RegionWork], device: Device, log: RunLog) -> None:
     """Time what was offered, where the baseline has a time and an earlier run did not do it."""
-    if not any(work.offers for work in session.works):
+    if not any(work.offers for work in works):
         return
-    session.progress.phase("timing the kernels that are written by hand")
-    for work in session.works:
+    log.progress.phase("timing the kernels that are written by hand")
+    for work in works:
         batch = [o.schedule for o in work.offers if o.schedule is not None and o.schedule not in work.by_hand]
-        for future in session.measure(work, batch, sampler=SAMPLER) if work.baseline_s else []:
-            seen = future.result()
-            work.by_hand[seen.schedule] = seen
-        session.check_journal()
-
-
-# ---- the finals ----
-
-
-def contest(session: Session, work: RegionWork, result: RegionResult) -> RegionResult:
-    """The region's result after its hand-written kernels had their turn, the fastest of the search first."""
-    if not work.offers:
-        return result
-    if result.outcome in ("quarantined", "unjudged"):
-        return replace(
-            result, handwritten=tuple((o.name, f"not judged: the kernel is {result.outcome}") for o in work.offers)
-        )
-    if result.outcome == "undecided":
-        return replace(result, handwritten=tuple((o.name, "not judged: the budget was over") for o in work.offers))
-    fates: dict[str, str] = {}
-    opts, order = result.chosen, sorted(work.offers, key=lambda o: _time_s(work, o))
-    for one in order:
-        if one.schedule is None:
-            fates[one.name] = f"rejected: {one.reason}"
-            continue
-        seen = work.by_hand.get(one.schedule)
-        if seen is not None and seen.status != Status.OK:
-            fates[one.name] = f"rejected: {seen.status}: {seen.reason}"
-            continue
-        if seen is not None and work.best_s and seen.time_s > HOPELESS * work.best_s:
-            fates[one.name] = (
-                f"lost: {format_seconds(seen.time_s)} in the search, {format_seconds(work.best_s)} the best"
-            )
-            continue
-        result, fates[one.name] = _challenge(session, work, result, one.name, one.schedule)
-    won = result.chosen is not opts
-    note = f"{result.chosen.name} {fates[result.chosen.name]}; {result.note}" if won else result.note
-    return replace(
-        result, note=note, opts=opts if won else None, handwritten=tuple((o.name, fates[o.name]) for o in work.offers)
-    )
-
-
-def _time_s(work: RegionWork, one: Offer) -> float:
-    seen = work.by_hand.get(one.schedule) if one.schedule is not None else None
-    return math.inf if seen is None else seen.time_s
-
-
-@dataclass(frozen=True)
-class _Bout:
-    """Two schedules timed in turns, both verified."""
-
-    before: Finalist
-    after: Finalist
-    low: float  # of the speed-up: its 95 % interval
-    ratio: float
-    high: float
-    noise: float
-
-    @property
-    def won(self) -> bool:
-        return self.low > 1.0 and self.ratio > 1.0 + self.noise
-
-    @property
-    def outcome(self) -> str:
-        return "won against" if self.won else "lost to" if self.high < 1.0 else "is not clearly faster than"
-
-    def __str__(self) -> str:
-        return f"{self.ratio:.2f}× as fast, 95 % interval {self.low:.2f} to {self.high:.2f}"
-
-
-def _challenge(
-    session: Session, work: RegionWork, result: RegionResult, name: str, schedule: Schedule
-) -> tuple[RegionResult, str]:
-    """One kernel against the best so far, and then against the baseline: the result, and its fate in words."""
-    from kcg.optimize.finals import compiled_for
-
-    champion, baseline = result.chosen.schedule, result.baseline.schedule
-    try:
-        mine = compiled_for(session, work, schedule)
-    except DeviceError:
-        raise
-    except Exception as error:
-        return result, f"rejected: it does not compile: {first_line(error)}"
-    against = "tinygrad's own schedule" if champion == baseline else str(champion)
-    bout = _bout(session, work, champion, schedule, mine)
-    if isinstance(bout, str):
-        return result, bout
-    if not bout.won:
-        return result, f"{bout.outcome} {against}: {bout}"
-    told = f"{bout.outcome} {against}: {bout}"
-    if champion != baseline:
-        final = _bout(session, work, baseline, schedule, mine)
-        if isinstance(final, str):
-            return result, final
-        if not final.won:
-            return result, f"{final.outcome} tinygrad's own schedule: {final}"
-        told, bout = f"{told}; against tinygrad's own schedule: {final}", final
-    return replace(result, baseline=bout.before, chosen=bout.after, outcome="improved", noise_floor=bout.noise), told
-
-
-def _verdict_in_words(verdict: Verification | None) -> str:
-    if verdict is None:
-        return "it was not judged"
-    return f"{'unjudged' if verdict.unjudged else 'wrong'}: {verdict.reason}"
-
-
-def _bout(session: Session, work: RegionWork, before: Schedule, after: Schedule, mine: Compiled) -> _Bout | str:
-    """Verify and time `after` in turns with `before`; why it is out, where it is."""
-    from kcg.optimize import finals
-
-    theirs = finals.compiled_for(session, work, before)
-    judged = finals.duel(session, work, Side(before, theirs), Side(after, mine))
-    if judged.late:
-        return "not judged: the budget was over"
-    if judged.outcome is None:
-        return f"rejected: {judged.reason}"
-    duel = judged.outcome
-    if (verdict := duel.finalist_verification) is None or not verdict.passed:
-        return f"rejected: {_verdict_in_words(verdict)}"
-    if not duel.baseline_verification.passed:
-        return f"not compared: {before} did not verify again: {duel.baseline_verification.reason}"
-    if duel.noisy:
-        return f"not compared: {duel.noisy}"
-    ratios = [a / b for a, b in zip(duel.baseline_cold_s, duel.finalist_cold_s, strict=True)]
-    low, high = median_interval(ratios)
-    return _Bout(
-        finals.finalist_of(
-            work, before, theirs, duel.baseline_cold_s, duel.baseline_warm_s, duel.baseline_verification
-        ),
-        finals.finalist_of(work, after, mine, duel.finalist_cold_s, duel.finalist_warm_s, verdict),
-        low,
-        median(ratios),
-        high,
-        spread(duel.baseline_cold_s, duel.again_cold_s),
-    )
+        for future in device.measure(work, batch, sampler=SAMPLER) if work.baseline_s else []:
+            work.keep(future.result())
+        device.check_journal()

@@ -18,7 +18,7 @@ from pathlib import Path
 from kcg.files import write_whole
 from kcg.measure.device_info import HOLDS_BACK, words_of
 from kcg.optimize.console import checked_as, format_seconds, format_speedup, repeated
-from kcg.optimize.phases import WORDS
+from kcg.optimize.log import WORDS
 from kcg.optimize.report_charts import expected_picture, progress_picture, roofline_picture, share_picture
 from kcg.optimize.svg import (
     STYLE,

@@ -1,4 +1,4 @@
-"""`python -m kcg.optimize` from settings to files and exit code."""
+"""`python -m kcg.optimize` from settings to files and exit code: the steps, the question of memory, and `--dry-run`."""
 
 from __future__ import annotations
 
@@ -6,23 +6,289 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from kcg import __version__
 from kcg.cli import counted
 from kcg.errors import DeviceError, ExitCode, UsageError
-from kcg.measure.isolated import Alone
-from kcg.optimize import handwritten
+from kcg.measure.protocol import PROTOCOL, median
+from kcg.optimize import handwritten, whole_model
+from kcg.optimize.baselines import measure_baselines
+from kcg.optimize.budget import Budget
 from kcg.optimize.console import Progress, format_seconds
-from kcg.optimize.estimates import OVERTIME, judging_s, whole_s
-from kcg.optimize.finals import as_searched, build_result, is_due, judge_all
-from kcg.optimize.phases import BASELINES, JUDGING, MODEL, SEARCH
-from kcg.optimize.session import Session
-from kcg.optimize.settings import TINY_BEAM, Settings, check_weights, check_writable
-from kcg.optimize.verdicts import forget
+from kcg.optimize.device import Device
+from kcg.optimize.estimates import Estimates
+from kcg.optimize.finals import as_searched, judge
+from kcg.optimize.kept import KeptResults
+from kcg.optimize.log import BASELINES, CAPTURING, JUDGING, MODEL, OPENING, SEARCH, RunLog
+from kcg.optimize.model_check import check_model
+from kcg.optimize.report import write_report
+from kcg.optimize.result import write_result
+from kcg.optimize.search import Guide, search
+from kcg.optimize.settings import Settings, check_weights, check_writable
 from kcg.optimize.whole_model import is_runnable
-from kcg.types import ModelCheck, RegionResult, Result, Workload
+from kcg.optimize.work import Candidates, Captured, Measured, RegionResults, RegionWork
+from kcg.provenance import provenance
+from kcg.types import ModelCheck, RegionResult, Result, SeenAs, Workload
+
+if TYPE_CHECKING:
+    from kcg.workloads.script import Late
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What a run leaves behind."""
+
+    result: Result
+    result_path: Path
+    report_path: Path
+    exit_code: ExitCode
+    lost: str = ""  # why the device went away in the middle, if it did
+
+
+def optimize(settings: Settings, progress: Progress, *, started: float | None = None) -> Finished:
+    """Run one optimisation and write RESULT.json and report.html into `settings.folder`.
+
+    On Ctrl-C the children are killed, the best so far is written, verified as far as it came; the exit code is 130. The
+    same where the device goes away in the middle; the exit code is 5 then. Raises DeviceError where it never opened.
+    """
+    log, budget = _begin(settings, progress, started=time.monotonic() if started is None else started)
+    with Device(settings, log, budget) as device, device.alone(), contextlib.ExitStack() as children:
+        guide = Guide(settings, device)
+        kernels = handwritten.read_files(device, settings.kernels)  # first: a mistake in it is known before all else
+        log.begin(CAPTURING)
+        captured = capture(settings, device, budget=budget, log=log)
+        check_room(settings, captured.workload, device=device, log=log)
+        log.begin(OPENING)
+        guide.preload()
+        device.open_journal(captured.workload)
+        works = device.plan(captured.workload)
+        kept = KeptResults(device, resumed=settings.resume)
+        device.notice_busy_machine()
+        handwritten.offer(kernels, works, device=device, log=log)
+
+        estimates, candidates, results, planning = None, None, None, None
+        judged: dict[str, RegionResult] = {}
+        try:
+            log.begin(BASELINES)
+            measured = baselines(settings, works, device=device, budget=budget, guide=guide, log=log)
+            estimates = Estimates(settings, captured, measured, device, budget, kept)
+            log.begin(SEARCH)
+            if (planning := whole_model.ahead(settings, captured.workload, dev=device.choice.dev)) is not None:
+                children.enter_context(planning)
+            candidates = search(estimates, guide, device=device, log=log)
+            log.begin(JUDGING)
+            if due := sum(estimates.is_due(work) for work in works):
+                about = format_seconds(estimates.judging_s())
+                many = f"{due} kernel{'s' * (due > 1)}"
+                progress.phase(f"re-timing and verifying what was found for {many} in a fresh process, about {about}")
+            results = judge(candidates, estimates, device=device, log=log, judged=judged)
+            device.check_journal()
+        except KeyboardInterrupt:
+            log.interrupt()
+            device.close_children()  # first of all: what is written next does not change under the writer
+        except DeviceError as error:
+            log.lose(error)
+            device.close_children()
+
+        check: ModelCheck | None = None
+        for is_last in (False, True):
+            try:
+                if results is not None:
+                    device.close_children()  # its memory is wanted, and nothing may disturb the model's run
+                ended = _Ended(settings, captured, works, candidates, results, judged, guide.name)
+                result = build_result(ended, device=device, budget=budget, log=log)
+                log.begin(MODEL)
+                if check is None:
+                    check = check_model(
+                        result, settings, estimates=estimates, planning=planning, device=device, log=log
+                    )
+                return write(ended, result, check, device=device, budget=budget, log=log)
+            except KeyboardInterrupt:  # what was found is written all the same; a second one ends the process
+                if is_last:
+                    raise
+                log.interrupt()
+                device.close_children()
+        raise AssertionError("the last try returns or raises")
+
+
+def _begin(settings: Settings, progress: Progress, *, started: float) -> tuple[RunLog, Budget]:
+    budget = Budget(started=started, limit_s=settings.budget_s, measurements=settings.measurements)
+    return RunLog(progress, started=started), budget
+
+
+# ---- the steps ----
+
+
+def capture(settings: Settings, device: Device, *, budget: Budget, log: RunLog) -> Captured:
+    """The workload's kernels; those of a script by running it once."""
+    from kcg.workloads.registry import find
+
+    if (program := settings.program) is None:
+        spec, preset = find(settings.workload, settings.preset, device.choice.device)
+        log.progress.phase(f"capturing {spec.name} {preset} ({spec.about})")
+        return Captured(spec.capture(preset))
+    from kcg.workloads.script import capture_program
+
+    log.progress.phase(f"running {program.label} to record its kernels")
+    begin = time.monotonic()
+    captured = capture_program(program, dev=device.choice.dev, late=_late(program.label, budget, log))
+    recorded_s = time.monotonic() - begin
+    if captured.interrupted:
+        raise KeyboardInterrupt
+    for line in captured.lines:
+        log.progress.line(f"kcg: {line}", important=True)
+    log.warn(*captured.notes)
+    return Captured(captured.workload, recorded_s)
+
+
+def _late(label: str, budget: Budget, log: RunLog) -> Late | None:
+    """What is said of a program that still runs when the budget is over: nobody can tell how long it will."""
+    from kcg.workloads.script import Late
+
+    if budget.over_at is None:
+        return None
+    line = (
+        f"kcg: the budget of {budget.limit_s:g} s is over, and {label} still runs: it is waited for, since "
+        "what it runs is what there is to search; Ctrl-C ends it"
+    )
+    return Late(budget.over_at - time.monotonic(), lambda: log.progress.line(line, important=True))
+
+
+def check_room(settings: Settings, workload: Workload, *, device: Device, log: RunLog) -> None:
+    """Whether the workload as a whole has room on the device, and its weights are there. Raises UsageError, or
+    WeightsError."""
+    name = device.choice.device
+    check_memory(settings, workload, room_on(name), device=name, say=log.progress.phase)
+    if settings.weights:
+        log.progress.phase(f"looking at the weights {settings.weights}")
+        check_weights(settings, name, fetch=True)
+
+
+def baselines(
+    settings: Settings, works: list[RegionWork], *, device: Device, budget: Budget, guide: Guide, log: RunLog
+) -> Measured:
+    """tinygrad's own schedules and what is written by hand, timed, unless a search by prediction alone is wanted; what
+    guides the search is read meanwhile."""
+    if settings.measurements == 0:
+        guide.read()
+        return Measured(works, time.monotonic())
+    measured = measure_baselines(works, device, budget=budget, log=log, meanwhile=guide.read)
+    handwritten.measure(works, device, log)
+    return replace(measured, at=time.monotonic())
+
+
+@dataclass(frozen=True)
+class _Ended:
+    """What a run has come to when its result is made; what it did not come to is None."""
+
+    settings: Settings
+    captured: Captured
+    works: list[RegionWork]
+    candidates: Candidates | None
+    results: RegionResults | None
+    judged: dict[str, RegionResult]  # of a run that ended while it judged
+    predictor: str
+
+
+def build_result(ended: _Ended, *, device: Device, budget: Budget, log: RunLog) -> Result:
+    """Everything of the run as one `Result`, but for the check of the whole."""
+    from kcg.kernel.analysis import find_recompute
+
+    settings, workload, results = ended.settings, ended.captured.workload, ended.results
+    complete = results is not None and not log.ended_early
+    if results is None:
+        results = as_searched(ended.works, ended.judged, why="the device was lost" if log.lost else "interrupted")
+    target, toolchain = device.service.facts
+    recomputes = (find_recompute(w.space.ast, w.call.region.id, w.call.calls) for w in ended.works)
+    return Result(
+        workload=workload.name,
+        preset=workload.preset,
+        target=target,
+        toolchain=toolchain,
+        regions=results.rows,
+        search=settings.search,
+        seed=settings.seed,
+        measurements=budget.ledger.measurements,
+        compilations=budget.ledger.compilations,
+        search_s=log.elapsed_s,
+        budget=settings.budget_text,
+        protocol=PROTOCOL,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        command=settings.command,
+        kcg_version=__version__,
+        complete=complete,
+        failures=tuple(sorted(device.failures.items())),
+        progress=tuple(log.history),
+        recomputes=tuple(r for r in recomputes if r is not None),
+        warnings=tuple(log.warnings),
+        predictor=ended.predictor,
+        expectations=tuple(log.expectations),
+        clocks=tuple((name, min(seen), median(seen), max(seen)) for name, seen in sorted(device.clocks.items())),
+        left_out=workload.left_out,
+        seen_as=seen_as_of(workload, target.device),
+        **provenance(),
+    )
+
+
+def seen_as_of(workload: Workload, device: str) -> tuple[tuple[str, SeenAs], ...]:
+    """How the program asked for its kernels, where that is not by tinygrad's name on the first device."""
+    found = {(call.region.id, seen): None for call in workload.calls for seen in call.seen_as}
+    return tuple(place for place in found if place[1] != ("", (device,)))
+
+
+def write(ended: _Ended, result: Result, check: ModelCheck, *, device: Device, budget: Budget, log: RunLog) -> Finished:
+    """Write the result, with the check of the whole, and its report."""
+    late = budget.late_at is not None and time.monotonic() > budget.late_at
+    if late and not log.interrupted:
+        log.warn(f"the budget of {budget.limit_s:g} s is less than timing and verifying the kernels takes")
+    device.notice_moved_journal()
+    phases, answered = log.phases(), False
+    if ended.candidates is not None and ended.results is not None:
+        answered = has_an_answer(result, ended.candidates, undecided=ended.results.undecided, budget=budget)
+    result = replace(
+        result,
+        model_check=check,
+        complete=result.complete and not log.ended_early and not late and answered,
+        search_s=sum(seconds for _, seconds in phases),
+        warnings=tuple(log.warnings),
+        phases=phases,
+    )
+    path = device.folder / "RESULT.json"
+    device.set_aside(path.name, "report.html")
+    write_result(result, path)
+    report = write_report(result, device.folder)
+    code = exit_code_of(result, interrupted=log.interrupted, lost=bool(log.lost))
+    return Finished(result, path, report, code, lost=log.lost)
+
+
+def has_an_answer(result: Result, candidates: Candidates, *, undecided: int, budget: Budget) -> bool:
+    """Whether a run can say what there is to gain: it searched, and left nothing open where nothing is faster, neither
+    a candidate that was not judged nor a kernel to which its budget did not come."""
+    improved = any(row.outcome == "improved" for row in result.regions)
+    cut = budget.limit_s is not None and not candidates.settled and not candidates.used_up
+    missing = cut and any(row.outcome == "not searched" for row in result.regions)
+    return candidates.searched and (improved or not (undecided or missing))
+
+
+def exit_code_of(result: Result, *, interrupted: bool, lost: bool = False) -> ExitCode:
+    """The exit code of a run, worst news first. What is unjudged or fails counts for nothing: it is the rest's."""
+    if interrupted:
+        return ExitCode.INTERRUPTED
+    if lost:
+        return ExitCode.DEVICE_UNUSABLE
+    wrong_model = result.model_check is not None and result.model_check.passed is False
+    if wrong_model or any(r.chosen.verification.wrong for r in result.regions):
+        return ExitCode.VERIFICATION_FAILED
+    if not result.complete:
+        return ExitCode.BUDGET_HIT
+    if not any(r.outcome == "improved" for r in result.regions):
+        return ExitCode.NOTHING_IMPROVED
+    return ExitCode.OK
+
 
 # ---- Is there memory for the workload as a whole? Asked before anything of it is allocated.
 #
@@ -97,16 +363,16 @@ def describe(settings: Settings, progress: Progress, *, json_mode: bool) -> None
     The script of a workload that is one is run, since its kernels are not known otherwise; nothing is timed or written.
     """
     from kcg.kernel.analysis import arithmetic, find_recompute
-    from kcg.optimize.whole_model import is_runnable
     from kcg.types import canonical_json
 
     check_writable(settings.folder)
-    with Session(settings, progress, writes=False) as session:
-        kernels = handwritten.read_files(session)
-        workload = session.capture()
-        works = session.plan()
-        handwritten.offer(session, kernels)
-        target = session.service.target
+    log, budget = _begin(settings, progress, started=time.monotonic())
+    with Device(settings, log, budget, writes=False) as device:
+        kernels = handwritten.read_files(device, settings.kernels)
+        workload = capture(settings, device, budget=budget, log=log).workload
+        works = device.plan(workload)
+        handwritten.offer(kernels, works, device=device, log=log)
+        target = device.service.target
         rows = sorted(
             (
                 {
@@ -139,9 +405,9 @@ def describe(settings: Settings, progress: Progress, *, json_mode: bool) -> None
         out = sys.stdout.write
         out(f"would optimise {workload.name} {workload.preset} on {target.model} with {settings.search}\n")
         calls = sum(w.call.calls for w in works)
-        if is_runnable(settings, workload.name) and (room := room_on(session.choice.device)) is not None:
+        if is_runnable(settings, workload.name) and (room := room_on(device.choice.device)) is not None:
             fits = "" if workload.memory_bytes <= room.free else ", which is refused"
-            out(f"{shortage(workload, room, device=session.choice.device)}{fits}\n")
+            out(f"{shortage(workload, room, device=device.choice.device)}{fits}\n")
         total = sum(float(str(r["operations"])) * int(str(r["calls"])) for r in rows)
         counts = f"{counted(len({w.call.region.id for w in works}), 'kernel')}, {counted(calls, 'call')}"
         out(f"{counts}, {total / 1e9:.2f} GFLOP; budget {settings.budget_text or 'none'}\n")
@@ -156,209 +422,9 @@ def describe(settings: Settings, progress: Progress, *, json_mode: bool) -> None
                 out(f"written by hand: {offer.name} for {name} ({work.call.region.id[:12]}): {fate}\n")
         for left in workload.left_out:
             out(f"{left}\n")
-        for warning in session.warnings:
+        for warning in log.warnings:
             out(f"warning: {warning}\n")
         for found in waste:
             if found is not None:
                 out(f"recomputes {found.factor:.1f} times: {found.advice}\n")
         out(f"would write RESULT.json, report.html and journal.sqlite to {settings.folder}\n")
-
-
-@dataclass(frozen=True)
-class Finished:
-    """What a run leaves behind."""
-
-    result: Result
-    result_path: Path
-    report_path: Path
-    exit_code: ExitCode
-    lost: str = ""  # why the device went away in the middle, if it did
-
-
-def optimize(settings: Settings, progress: Progress, *, started: float | None = None) -> Finished:
-    """Run one optimisation and write RESULT.json and report.html into `settings.folder`.
-
-    On Ctrl-C the children are killed, the best so far is written, verified as far as it came; the exit code is 130. The
-    same where the device goes away in the middle; the exit code is 5 then. Raises DeviceError where it never opened.
-    """
-    from kcg.optimize import whole_model
-    from kcg.optimize.search import search
-
-    with Session(settings, progress, started=started) as session, _alone(session), contextlib.ExitStack() as children:
-        kernels = handwritten.read_files(session)  # first: a mistake in it is to be known before anything takes time
-        workload, device = session.capture(), session.choice.device
-        check_memory(settings, workload, room_on(device), device=device, say=progress.phase)
-        if settings.weights:
-            progress.phase(f"looking at the weights {settings.weights}")
-            check_weights(settings, device, fetch=True)
-        guided = settings.measurements == 0 or not settings.search.startswith(TINY_BEAM)
-        if guided and device == "CPU":
-            session.preload()
-        session.open_journal()
-        session.plan()
-        session.notice_busy_machine()
-        handwritten.offer(session, kernels)
-        session.phases.begin(BASELINES)
-        regions, planning = None, None
-        try:
-            if settings.measurements != 0:
-                session.measure_baselines(session.guide if guided else lambda: None)
-                handwritten.measure(session)
-            else:
-                session.guide()
-            session.measured_at = time.monotonic()
-            session.phases.begin(SEARCH)
-            if (planning := whole_model.ahead(settings, workload, dev=session.choice.dev)) is not None:
-                children.enter_context(planning)
-            search(session)
-            session.phases.begin(JUDGING)
-            if due := sum(is_due(session, work) for work in session.works):
-                about = format_seconds(judging_s(session))
-                many = f"{due} kernel{'s' * (due > 1)}"
-                progress.phase(f"re-timing and verifying what was found for {many} in a fresh process, about {about}")
-            regions = judge_all(session)
-            session.check_journal()
-        except KeyboardInterrupt:
-            session.interrupted = True
-            session.close_children()  # first of all: what is written next does not change under the writer
-        except DeviceError as error:
-            _lose(session, error)
-            session.close_children()
-        try:
-            if regions is not None:
-                session.close_children()  # its memory on the device is wanted, and nothing may disturb the model's run
-            return _finished(session, regions, planning)
-        except KeyboardInterrupt:  # what was found is written all the same; a second one ends the process
-            session.interrupted = True
-            session.close_children()
-            return _finished(session, regions, planning)
-
-
-def _finished(session: Session, regions: tuple[RegionResult, ...] | None, planning: Alone | None) -> Finished:
-    """The result of what there is: checked as a whole where it is due, and written."""
-    settings = session.settings
-    ended_early = regions is None or session.interrupted or bool(session.lost)
-    result = build_result(session, as_searched(session) if regions is None else regions, complete=not ended_early)
-    session.phases.begin(MODEL)
-    if (check := session.model_check) is None:
-        check = session.model_check = _checked_model(session, result, planning, ended_early=ended_early)
-    ended_early = ended_early or session.interrupted or bool(session.lost)
-    over = settings.budget_s is not None and time.monotonic() - session.started > settings.budget_s * (1 + OVERTIME)
-    if over and not session.interrupted:
-        session.warnings.append(
-            f"the budget of {settings.budget_s:g} s is less than timing and verifying the kernels takes"
-        )
-    session.notice_moved_journal()
-    phases = session.phases.seconds()
-    result = replace(
-        result,
-        model_check=check,
-        complete=not ended_early and not over and has_an_answer(session, result),
-        search_s=sum(seconds for _, seconds in phases),
-        warnings=tuple(session.warnings),
-        phases=phases,
-    )
-    return _written(session, result)
-
-
-def has_an_answer(session: Session, result: Result) -> bool:
-    """Whether a run can say what there is to gain: it searched, and left nothing open where nothing is faster, neither
-    a candidate that was not judged nor a kernel to which its budget did not come."""
-    improved = any(row.outcome == "improved" for row in result.regions)
-    cut = session.settings.budget_s is not None and not session.settled and not session.ledger.used_up
-    missing = cut and any(row.outcome == "not searched" for row in result.regions)
-    return not session.searched_nothing and (improved or not (session.undecided or missing))
-
-
-def _alone(session: Session) -> AbstractContextManager[None]:
-    from kcg.measure.lock import alone_on
-
-    return alone_on(session.choice.dev, wait=session.settings.wait, say=session.progress.line)
-
-
-def _lose(session: Session, error: DeviceError) -> None:
-    session.lost = str(error)
-    session.warnings.append(f"the device was lost: {error}")
-
-
-def _checked_model(session: Session, result: Result, child: Alone | None, *, ended_early: bool) -> ModelCheck:
-    """The verdict on the whole model or the script, or why there is none; a warning where there should have been one.
-    `child` may be planning the model already."""
-    from kcg.optimize import whole_model, whole_script
-
-    settings = session.settings
-    kind, what = (whole_script, "script") if settings.is_script else (whole_model, "model")
-    if reason := kind.why_not_needed(settings, result, ended_early=ended_early):
-        return ModelCheck(None, reason)
-    needed_s = whole_s(session, changed=sum(row.outcome == "improved" for row in result.regions))
-    timeout_s = whole_script.timeout_s(needed_s) if settings.is_script else whole_model.TIMEOUT_S
-    if settings.budget_s is not None:
-        left_s = session.started + settings.budget_s - time.monotonic()
-        if left_s + OVERTIME * settings.budget_s < needed_s:
-            reason = f"not run: {max(left_s, 0):.0f} s of the budget were left, and it takes about {needed_s:.0f} s"
-            session.warnings.append(f"the whole {what} was not compared with tinygrad's own schedules, {reason}")
-            return ModelCheck(None, reason)
-        timeout_s = max(left_s, needed_s) + OVERTIME * settings.budget_s  # no verdict would cost more than a late one
-    try:
-        check = _compared(session, result, child, timeout_s=timeout_s)
-    except DeviceError as error:
-        _lose(session, error)
-        return ModelCheck(None, "not run: the device was lost")
-    except KeyboardInterrupt:
-        session.interrupted = True
-        return ModelCheck(None, "not run: interrupted")
-    if check.passed is False:
-        forget(session)
-    if check.passed is None:
-        session.warnings.append(f"the whole {what} was not compared with tinygrad's own schedules, {check.reason}")
-    return check
-
-
-def _compared(session: Session, result: Result, child: Alone | None, *, timeout_s: float) -> ModelCheck:
-    from kcg.optimize import whole_model, whole_script
-
-    settings, check_device = session.settings, session.service.check_device
-    if settings.is_script:
-        session.progress.phase(
-            f"running {settings.workload} twice more, with tinygrad's own schedules and with the chosen ones (its side "
-            "effects repeat; --no-script-check leaves this out)"
-        )
-        return whole_script.check_script(result, settings, timeout_s=timeout_s, check_device=check_device)
-    session.progress.phase("comparing the whole model's output with that of tinygrad's own schedules")
-    return whole_model.check_model(
-        result,
-        timeout_s=timeout_s,
-        seed=settings.seed,
-        kernels=settings.kernels,
-        weights=settings.weights,
-        child=child,
-        check_device=check_device,
-    )
-
-
-def _written(session: Session, result: Result) -> Finished:
-    from kcg.optimize.report import write_report
-    from kcg.optimize.result import write_result
-
-    path = session.folder / "RESULT.json"
-    session.set_aside(path.name, "report.html")
-    write_result(result, path)
-    report = write_report(result, session.folder)
-    code = exit_code_of(result, interrupted=session.interrupted, lost=bool(session.lost))
-    return Finished(result, path, report, code, lost=session.lost)
-
-
-def exit_code_of(result: Result, *, interrupted: bool, lost: bool = False) -> ExitCode:
-    """The exit code of a run, worst news first. What is unjudged or fails counts for nothing: it is the rest's."""
-    if interrupted:
-        return ExitCode.INTERRUPTED
-    if lost:
-        return ExitCode.DEVICE_UNUSABLE
-    wrong_model = result.model_check is not None and result.model_check.passed is False
-    if wrong_model or any(r.chosen.verification.wrong for r in result.regions):
-        return ExitCode.VERIFICATION_FAILED
-    if not result.complete:
-        return ExitCode.BUDGET_HIT
-    if not any(r.outcome == "improved" for r in result.regions):
-        return ExitCode.NOTHING_IMPROVED
-    return ExitCode.OK

@@ -1,4 +1,4 @@
-"""Spending the budget of an optimisation: which region is searched when, and with what."""
+"""Spending the budget of an optimisation: which region is searched when, with what, and what guides it."""
 
 from __future__ import annotations
 
@@ -7,119 +7,256 @@ import random
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kcg.cli import counted
 from kcg.errors import ScheduleError
 from kcg.measure.jobs import TinyBeamJob
-from kcg.optimize import estimates
-from kcg.optimize.session import RegionWork, Session
-from kcg.optimize.settings import EFFORTS, TINY_BEAM, strategy_of
+from kcg.optimize.settings import EFFORTS, TINY_BEAM, Settings, strategy_of
+from kcg.optimize.work import Candidates, RegionWork, total_s
 from kcg.search.allocation import PATIENCE_S, Auction, Limits, Relative, adopted, family
 from kcg.search.problem import Observation, Problem, Said
 from kcg.types import Schedule, Status
 
 if TYPE_CHECKING:
+    from kcg.optimize.device import Device
+    from kcg.optimize.estimates import Estimates
+    from kcg.optimize.log import RunLog
     from kcg.predictor.interface import Predictor
+    from kcg.search.workers import Thinkers
 
 HOPELESS = 2.5  # a candidate this much slower than the best so far gets one sample only
+THINKING = 3  # processes that search, for every four that compile
 
 
-def problem(session: Session, work: RegionWork, predictor: Predictor, index: int) -> Problem:
-    """The search problem of one region: its space, this session's predictor, device and ledger."""
-    judge = predictor.of(work.space)
+class Guide:
+    """What guides a search: the predictor, and where it would not disturb samples the processes that search. It is
+    read when there is time for it. Where tinygrad searches by itself there is none."""
 
-    def measure(batch: Sequence[Schedule]) -> list[Future[Observation]]:
-        best_s = work.best_s
-        futures = session.measure(work, batch, stop_above_s=HOPELESS * best_s if best_s else None)
-        for schedule, future in zip(batch, futures, strict=True):
-            if (said := expected.get(schedule)) is not None:
-                session.compare(index, *said, future)
-        return futures
+    def __init__(self, settings: Settings, device: Device) -> None:
+        self._settings, self._device = settings, device
+        self.wanted = settings.measurements == 0 or not settings.search.startswith(TINY_BEAM)
+        self.predictor: Predictor | None = None
+        self.workers: Thinkers | None = None
 
-    expected: dict[Schedule, Said] = {}
-    return Problem(
-        space=work.space,
-        predict=judge.predict,
-        measure=measure,
-        ledger=session.ledger,
-        rng=random.Random(f"{session.settings.seed}:{index}"),
-        known=work.known,
-        correct=judge.correct,
-        expected=expected,
-        step=work.space.step,
-        tile=work.space.tile,
-        kind=work.space.groups,
-        alike=work.space.alike,
-    )
+    @property
+    def name(self) -> str:
+        """What the predictor is called; empty where none was read."""
+        return self.predictor.name if self.predictor is not None else ""
+
+    def preload(self) -> None:
+        """On a CPU, load what the predictor needs, which takes seconds of a core, while the device opens in its own
+        process."""
+        from kcg.predictor.choice import preload
+
+        if self.wanted and self._device.is_cpu:
+            device, _, renderer = self._device.choice.dev.partition(":")
+            preload(self._settings.predictor, device, renderer)
+
+    def read(self) -> None:
+        """Read the predictor, here and beside the device in the processes that will search."""
+        from kcg.predictor.choice import choose_predictor
+        from kcg.search.workers import Thinkers
+
+        if not self.wanted:
+            return
+        choice, service = self._settings.predictor, self._device.service
+        if not self._device.is_cpu and self._settings.measurements != 0:
+            count = max(2, THINKING * service.compile_workers // 4)
+            self.workers = Thinkers(count, choice, service.target, service.initargs, strategies=strategy_of)
+            self._device.close_too(self.workers.close)
+        self.predictor = choose_predictor(choice, service.target)
 
 
-def search(session: Session) -> None:
+def search(estimates: Estimates, guide: Guide, *, device: Device, log: RunLog) -> Candidates:
     """Spend the rest of the budget where it is expected to save the most. A run in which nothing was searched says why:
     at once where it is known before."""
-    name = session.settings.search
-    too_short = estimates.too_short(session)
-    if too_short:
-        session.ledger.deadline = session.measured_at
-        session.progress.line(too_short, important=True)
-    elif session.settings.budget_s is not None:
-        session.ledger.deadline = estimates.search_until(session)
-        if advice := estimates.too_short_for_the_model(session):
-            session.progress.line(advice)
-    elif session.settings.measurements is None:
-        session.ledger.deadline = time.monotonic() + EFFORTS[session.settings.effort].search_s
-    used_up = session.ledger.used_up
-    if not (session.searched_nothing and (too_short or used_up)):
-        _spend(session, name)
-    if session.searched_nothing:
-        session.warnings.append(f"nothing was searched: {too_short or _why_nothing(session, used_up=used_up)}")
+    return _Search(estimates, guide, device, log).run()
 
 
-def _why_nothing(session: Session, *, used_up: bool) -> str:
-    if not any(work.baseline_s for work in session.works) and session.settings.measurements != 0:
-        unjudged = all(work.is_unjudged for work in session.works)
-        return "every kernel is unjudged" if unjudged else "there is no kernel that runs and can be judged"
-    if all(work.is_alone for work in session.works):
-        return "no kernel has a schedule beside tinygrad's own"
-    if used_up:
-        taken = counted(session.ledger.measurements, "measurement")
-        return f"timing tinygrad's own schedules took {taken}: give it more with --measurements"
-    if session.settled:
-        return "no step was expected to save enough; --effort thorough tries those that save less too"
-    if session.ledger.exhausted:
-        return "the time for searching was over"
-    return f"--search {session.settings.search} tried no schedule but tinygrad's own"
+@dataclass
+class _Search:
+    estimates: Estimates
+    guide: Guide
+    device: Device
+    log: RunLog
+    settled: bool = False
 
+    def __post_init__(self) -> None:
+        self.settings, self.budget, self.works = self.estimates.settings, self.estimates.budget, self.estimates.works
+        self.ledger = self.budget.ledger
 
-def _spend(session: Session, name: str) -> None:
-    if session.predictor is None:
-        _tiny_beam(session, int(name.partition(":")[2] or "2"))
-    elif session.settings.measurements == 0:
-        _predict_only(session, session.predictor)
-    else:
-        _search_with(session, name, session.predictor)
+    def run(self) -> Candidates:
+        settings, budget, log = self.settings, self.budget, self.log
+        too_short = self.estimates.too_short()
+        if too_short:
+            budget.search_until(self.estimates.measured.at)
+            log.progress.line(too_short, important=True)
+        elif budget.limit_s is not None:
+            budget.search_until(self.estimates.search_until())
+            if advice := self.estimates.too_short_for_the_model():
+                log.progress.line(advice)
+        elif settings.measurements is None:
+            budget.search_until(time.monotonic() + EFFORTS[settings.effort].search_s)
+        used_up = self.ledger.used_up
+        if self.searched or not (too_short or used_up):
+            self._spend()
+        if not self.searched:
+            log.warn(f"nothing was searched: {too_short or self._why_nothing(used_up=used_up)}")
+        return Candidates(
+            self.works, self.estimates.measured.untimed, self.settled, self.ledger.used_up, searched=self.searched
+        )
 
+    @property
+    def searched(self) -> bool:
+        """Whether any schedule was tried beside tinygrad's own, of any kernel."""
+        if self.settings.measurements == 0:
+            return any(w.known for w in self.works)  # by prediction alone
+        return any(w.tried for w in self.works)
 
-def _search_with(session: Session, name: str, predictor: Predictor) -> None:
-    session.progress.phase(f"searching with {name}")
-    auction = Auction(
-        session.ledger, _limits(session), seen=lambda: _seen(session), patience_s=lambda: _patience_s(session)
-    )
-    # without a baseline there is nothing to compare with
-    works = [(index, work) for index, work in enumerate(session.works) if work.baseline_s]
-    works.sort(key=lambda one: -one[1].call.calls * one[1].baseline_s)
-    seconds = [work.call.calls * work.baseline_s for _, work in works]
-    places = dealt(seconds, session.thinkers.count) if session.thinkers is not None else [0] * len(works)
-    for place, (index, work) in zip(places, works, strict=True):
-        how, asked = strategy_of(name), problem(session, work, predictor, index)
-        if session.thinkers is not None:
-            seed = f"{session.settings.seed}:{index}"
-            how = session.thinkers.strategy(name, work.call.region, place=place, seed=seed)
-        relative = Relative(family(work.space), functools.partial(adopted, work.space))
-        auction.enter(work.id, work.call.calls, asked, how, relative=relative)
-    auction.run()
-    session.check_journal()
-    session.settled = auction.settled
+    def _why_nothing(self, *, used_up: bool) -> str:
+        if not any(work.baseline_s for work in self.works) and self.settings.measurements != 0:
+            unjudged = all(work.is_unjudged for work in self.works)
+            return "every kernel is unjudged" if unjudged else "there is no kernel that runs and can be judged"
+        if all(work.is_alone for work in self.works):
+            return "no kernel has a schedule beside tinygrad's own"
+        if used_up:
+            taken = counted(self.ledger.measurements, "measurement")
+            return f"timing tinygrad's own schedules took {taken}: give it more with --measurements"
+        if self.settled:
+            return "no step was expected to save enough; --effort thorough tries those that save less too"
+        if self.ledger.exhausted:
+            return "the time for searching was over"
+        return f"--search {self.settings.search} tried no schedule but tinygrad's own"
+
+    def _spend(self) -> None:
+        name, predictor = self.settings.search, self.guide.predictor
+        if predictor is None:
+            self._tiny_beam(int(name.partition(":")[2] or "2"))
+        elif self.settings.measurements == 0:
+            self._predict_only(predictor)
+        else:
+            self._search_with(name, predictor)
+
+    def _problem(self, work: RegionWork, predictor: Predictor, index: int) -> Problem:
+        """The search problem of one region: its space, this run's predictor, device and ledger."""
+
+        judge = predictor.of(work.space)
+
+        def measure(batch: Sequence[Schedule]) -> list[Future[Observation]]:
+            best_s = work.best_s
+            futures = self.device.measure(work, batch, stop_above_s=HOPELESS * best_s if best_s else None)
+            for schedule, future in zip(batch, futures, strict=True):
+                if (said := expected.get(schedule)) is not None:
+                    self.log.expect(index, *said, future)
+            return futures
+
+        expected: dict[Schedule, Said] = {}
+        return Problem(
+            space=work.space,
+            predict=judge.predict,
+            measure=measure,
+            ledger=self.ledger,
+            rng=random.Random(f"{self.settings.seed}:{index}"),
+            known=work.known,
+            correct=judge.correct,
+            expected=expected,
+            step=work.space.step,
+            tile=work.space.tile,
+            kind=work.space.groups,
+            alike=work.space.alike,
+        )
+
+    def _search_with(self, name: str, predictor: Predictor) -> None:
+        self.log.progress.phase(f"searching with {name}")
+        auction = Auction(self.ledger, self._limits(), seen=self._seen, patience_s=self._patience_s)
+        # without a baseline there is nothing to compare with
+        works = [(index, work) for index, work in enumerate(self.works) if work.baseline_s]
+        works.sort(key=lambda one: -one[1].before_s)
+        workers = self.guide.workers
+        places = dealt([work.before_s for _, work in works], workers.count) if workers is not None else [0] * len(works)
+        for place, (index, work) in zip(places, works, strict=True):
+            how, asked = strategy_of(name), self._problem(work, predictor, index)
+            if workers is not None:
+                how = workers.strategy(name, work.call.region, place=place, seed=f"{self.settings.seed}:{index}")
+            relative = Relative(family(work.space), functools.partial(adopted, work.space))
+            auction.enter(work.id, work.call.calls, asked, how, relative=relative)
+        auction.run()
+        self.device.check_journal()
+        self.settled = auction.settled
+
+    def _limits(self) -> Limits:
+        """On a CPU all takes turns, so that nothing disturbs a sample; a GPU is kept busy by many kernels at once."""
+        compilers, least = self.device.service.compile_workers, self.settings.least_saving
+        if self.device.is_cpu:
+            return Limits(measuring=max(4, compilers), batch=4, least_saving=least)  # four take no more than one
+        searching = self.guide.workers.count if self.guide.workers is not None else 2
+        return Limits.on_gpu(compilers, searching, least_saving=least)
+
+    def _patience_s(self) -> float:
+        wait_s = self.budget.patience_s(0.0)
+        return PATIENCE_S if wait_s is None else max(min(wait_s, PATIENCE_S), 0.0)
+
+    def _seen(self, note: str = "") -> None:
+        """After something was measured. More improved kernels mean more to be judged, and so less time to search."""
+        if self.budget.limit_s is not None:
+            self.budget.search_until(self.estimates.search_until())
+        self.device.check_journal()
+        self._show(note=note)
+
+    def _show(self, *, kernels: tuple[int, int] | None = None, note: str = "") -> None:
+        self.log.show(
+            total_s(self.works),
+            measurements=self.ledger.measurements,
+            budget_s=self.estimates.expected_s(),
+            kernels=kernels,
+            note=note,
+            keep=self.settings.measurements != 0,
+        )
+
+    def _tiny_beam(self, width: int) -> None:
+        """tinygrad's own BEAM, region by region, the largest first."""
+        self.log.progress.phase(f"searching with tinygrad's own BEAM={width}")
+        service = self.device.service
+        for work in sorted(self.works, key=lambda w: -w.before_s):
+            if self.ledger.exhausted:
+                break
+            left = 3600.0 if self.ledger.deadline is None else self.ledger.deadline - time.monotonic()
+            job = TinyBeamJob(work.call.region, service.target, width)
+            own = work.space.name(work.space.baseline())
+            try:
+                found = service.tiny_beam(job, timeout_s=max(left, 1.0)).result()
+            except TimeoutError as error:
+                self.log.progress.line(str(error))
+                break
+            except ScheduleError as error:
+                self.log.warn(f"{own}: {error}")
+                continue
+            work.searched_by_beam(found.binaries)
+            self.budget.charge(measurements=max(found.binaries - 1, 0), compilations=found.binaries)
+            for future in self.device.measure(work, [found.schedule], sampler=f"{TINY_BEAM}:{width}"):
+                work.keep(future.result())
+            self._seen(note=own)
+
+    def _predict_only(self, predictor: Predictor) -> None:
+        """Choose by prediction alone. The choice is still verified and timed against the baseline at the end."""
+        from kcg.search.beam import draft
+
+        self.log.progress.phase("choosing by prediction, without measuring")
+        for index, work in enumerate(self.works):
+            if self.ledger.deadline is not None and time.monotonic() >= self.ledger.deadline:
+                self.log.warn("the budget ended before a schedule was predicted for every kernel")
+                break
+            drafted = draft(self._problem(work, predictor, index))[:2]
+            predictions = predictor.predict(work.space, drafted)
+            work.predicted(
+                {
+                    schedule: Observation(schedule, Status.OK, prediction.runtime_s, binary_hash=f"predicted:{i}")
+                    for i, (schedule, prediction) in enumerate(zip(drafted, predictions, strict=True))
+                }
+            )
+            self._show(kernels=(index + 1, len(self.works)))
 
 
 def dealt(seconds: Sequence[float], count: int) -> list[int]:
@@ -130,76 +267,3 @@ def dealt(seconds: Sequence[float], count: int) -> list[int]:
         places.append(loads.index(min(loads)))
         loads[places[-1]] += one
     return places
-
-
-def _limits(session: Session) -> Limits:
-    """On a CPU all takes turns, so that nothing disturbs a sample; a GPU is kept busy by many kernels at once."""
-    workers, least = session.service.compile_workers, session.settings.least_saving
-    if session.choice.device == "CPU":
-        return Limits(measuring=max(4, workers), batch=4, least_saving=least)  # four take no more thinking than one
-    thinking = session.thinkers.count if session.thinkers is not None else 2
-    return Limits.on_gpu(workers, thinking, least_saving=least)
-
-
-def _patience_s(session: Session) -> float:
-    wait_s = estimates.patience_s(session, 0.0)
-    return PATIENCE_S if wait_s is None else max(min(wait_s, PATIENCE_S), 0.0)
-
-
-def _seen(session: Session) -> None:
-    _estimate_anew(session)
-    session.check_journal()
-    session.show()
-
-
-def _estimate_anew(session: Session) -> None:
-    """After something was measured: more improved kernels mean more finalists to be judged, and so less time."""
-    if session.settings.budget_s is not None:
-        session.ledger.deadline = estimates.search_until(session)
-
-
-def _tiny_beam(session: Session, width: int) -> None:
-    """tinygrad's own BEAM, region by region, the largest first."""
-    session.progress.phase(f"searching with tinygrad's own BEAM={width}")
-    for work in sorted(session.works, key=lambda w: -w.call.calls * w.baseline_s):
-        if session.ledger.exhausted:
-            break
-        left = 3600.0 if session.ledger.deadline is None else session.ledger.deadline - time.monotonic()
-        job = TinyBeamJob(work.call.region, session.service.target, width)
-        try:
-            found = session.service.tiny_beam(job, timeout_s=max(left, 1.0)).result()
-        except TimeoutError as error:
-            session.progress.line(str(error))
-            break
-        except ScheduleError as error:
-            session.warnings.append(f"{work.space.name(work.space.baseline())}: {error}")
-            continue
-        work.tried_by_beam = found.binaries
-        with session._lock:
-            session.ledger.measurements += max(found.binaries - 1, 0)
-            session.ledger.compilations += found.binaries
-        for future in session.measure(work, [found.schedule], sampler=f"{TINY_BEAM}:{width}"):
-            observation = future.result()
-            work.known[observation.schedule] = observation
-        _estimate_anew(session)
-        session.check_journal()
-        session.show(note=work.space.name(work.space.baseline()))
-
-
-def _predict_only(session: Session, predictor: Predictor) -> None:
-    """Choose by prediction alone. The choice is still verified and timed against the baseline at the end."""
-    from kcg.search.beam import draft
-
-    session.progress.phase("choosing by prediction, without measuring")
-    for index, work in enumerate(session.works):
-        if session.ledger.deadline is not None and time.monotonic() >= session.ledger.deadline:
-            session.warnings.append("the budget ended before a schedule was predicted for every kernel")
-            break
-        drafted = draft(problem(session, work, predictor, index))
-        work.known = {
-            schedule: Observation(schedule, Status.OK, prediction.runtime_s, binary_hash=f"predicted:{i}")
-            for i, (schedule, prediction) in enumerate(
-                zip(drafted[:2], predictor.predict(work.space, drafted[:2]), strict=True)
-            )
-        }
-        session.show(kernels=(index + 1, len(session.works)))

@@ -17,13 +17,15 @@ import pytest
 from kcg.errors import ExitCode
 from kcg.measure import service
 from kcg.measure.pools import DevicePool
-from kcg.optimize import finals, whole_model
 from kcg.optimize import run as run_module
+from kcg.optimize import whole_model
 from kcg.optimize.__main__ import run
+from kcg.optimize.device import Device
+from kcg.optimize.estimates import Estimates
 from kcg.optimize.result import read_result
-from kcg.optimize.session import Session
 from kcg.optimize.settings import Settings
-from kcg.types import Measurement, RegionResult
+from kcg.optimize.work import RegionResults
+from kcg.types import Measurement
 from kcg.workloads import registry
 from tests.faults import bad_jobs
 from tests.faults.relu import DEV
@@ -36,8 +38,8 @@ KERNELS = 3
 COMMAND = "python -m kcg.optimize three_kernels.py"
 
 
-class Losing(Session):
-    """A session whose device child is killed, and opens no more, when there are so many rows of search or finals, or
+class Losing(Device):
+    """A device whose child is killed, and opens no more, when there are so many rows of search or finals, or
     once all is judged."""
 
     canaries: Path  # the plan of those that fly from now on
@@ -75,7 +77,7 @@ def rows(folder: Path) -> list[tuple[Any, ...]]:
         ).fetchall()
 
 
-def duels(folder: Path) -> dict[str, set[str]]:
+def comparisons(folder: Path) -> dict[str, set[str]]:
     """By region, the runs that judged it."""
     found: dict[str, set[str]] = {}
     with sqlite3.connect(f"file:{folder / 'journal.sqlite'}?mode=ro", uri=True) as journal:
@@ -95,7 +97,7 @@ def lose(
     plan.write_text("1")
     job = partial(bad_jobs.planned_canary, str(folder))
     monkeypatch.setattr(service, "DevicePool", partial(DevicePool, canary_job=job))
-    monkeypatch.setattr(run_module, "Session", type("Lost", (Losing,), {"canaries": plan, **when}))
+    monkeypatch.setattr(run_module, "Device", type("Lost", (Losing,), {"canaries": plan, **when}))
     command = f"{settings.command} --resume" if resume else settings.command
     settings = replace(settings, folder=folder, command=command, resume=resume)
     return run(settings, dry_run=False, json_mode=False, quiet=True)
@@ -104,7 +106,7 @@ def lose(
 def test_device_that_goes_away_in_the_search_and_once_more_in_the_finals_which_then_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(finals, "is_due", lambda session, work: True)  # whatever the search finds in so few rows
+    monkeypatch.setattr(Estimates, "is_due", lambda estimates, work: True)  # whatever the search finds in so few rows
     assert lose(tmp_path, monkeypatch, at_row=KERNELS + 1) == ExitCode.DEVICE_UNUSABLE
     told = capfd.readouterr().err.splitlines()[-1]
     assert "cannot be trusted: its canary is wrong" in told and told.endswith(f"go on with {COMMAND} --resume")
@@ -133,7 +135,7 @@ def test_device_that_goes_away_in_the_search_and_once_more_in_the_finals_which_t
     for one in judged:
         again = taken_over[one.region.id]
         assert (again.baseline, again.chosen, again.outcome) == (one.baseline, one.chosen, one.outcome)
-    by = duels(tmp_path)
+    by = comparisons(tmp_path)
     assert len(by) == KERNELS and all(len(runs) == 1 for runs in by.values()), "no kernel is judged twice"
     assert len({run for runs in by.values() for run in runs}) == 2, "only the rest was left to the last run"
     assert f"the verdicts on 2 of {KERNELS} kernels are those of an earlier run" in " ".join(whole.warnings)
@@ -150,14 +152,16 @@ def test_device_that_goes_away_in_the_check_of_the_whole_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The model's child dies, and a child after it finds the device unusable."""
-    judge_all = run_module.judge_all
+    judge = run_module.judge
 
-    def changed(session: Session) -> tuple[RegionResult, ...]:
-        return tuple(replace(row, outcome="improved") for row in judge_all(session))  # else there is nothing to check
+    def changed(*steps: Any, **rest: Any) -> RegionResults:
+        judged = judge(*steps, **rest)
+        rows = tuple(replace(row, outcome="improved") for row in judged.rows)  # else there is nothing to check
+        return replace(judged, rows=rows)
 
-    monkeypatch.setattr(finals, "is_due", lambda session, work: True)
+    monkeypatch.setattr(Estimates, "is_due", lambda estimates, work: True)
     monkeypatch.setitem(registry.WORKLOADS, "tiny", lambda: TINY)
-    monkeypatch.setattr(run_module, "judge_all", changed)
+    monkeypatch.setattr(run_module, "judge", changed)
     monkeypatch.setattr(whole_model, "check_model", partial(whole_model.check_model, module="tests.tiny_models"))
 
     assert lose(tmp_path, monkeypatch, MODEL, at_model=True) == ExitCode.DEVICE_UNUSABLE
@@ -178,4 +182,4 @@ def test_device_that_goes_away_in_the_check_of_the_whole_model(
     assert lose(tmp_path, monkeypatch, MODEL, resume=True) == ExitCode.VERIFICATION_FAILED
     anew = read_result(tmp_path / "RESULT.json")
     assert not {r.chosen for r in anew.regions} & {r.chosen for r in again.regions}, "each is judged again"
-    assert TAKEN_OVER not in " ".join(anew.warnings) and {len(runs) for runs in duels(tmp_path).values()} == {2}
+    assert TAKEN_OVER not in " ".join(anew.warnings) and {len(runs) for runs in comparisons(tmp_path).values()} == {2}

@@ -22,9 +22,10 @@ from kcg.measure.pools import Killed
 from kcg.measure.service import TIMING_TIMEOUT_S, MeasureService
 from kcg.optimize import run as run_module
 from kcg.optimize.__main__ import run
+from kcg.optimize.device import Device
 from kcg.optimize.result import read_result
-from kcg.optimize.session import RegionWork, Session
-from kcg.types import Measurement, Opt, Schedule, Status
+from kcg.optimize.work import RegionWork
+from kcg.types import Measurement, Opt, Schedule, Status, Workload
 from tests.faults import bad_jobs
 from tests.faults.processes import PATIENCE_S, alive, below, fork_servers, wait_until
 from tests.faults.relu import DEV, request
@@ -212,12 +213,12 @@ def test_process_that_reads_nothing_is_ended_in_time() -> None:
             process.run({"long": "x" * (1 << 20)}, timeout_s=0.2, name="the job")
 
 
-class Deleting(Session):
-    """A session whose journal somebody deletes when its first kernel is measured, on a machine with much to do."""
+class Deleting(Device):
+    """A device whose journal somebody deletes when its first kernel is measured, on a machine with much to do."""
 
-    def plan(self) -> list[RegionWork]:
+    def plan(self, workload: Workload) -> list[RegionWork]:
         self._neighbours._load = 1e3
-        return super().plan()
+        return super().plan(workload)
 
     def _record(self, measurement: Measurement) -> None:
         super()._record(measurement)
@@ -227,7 +228,7 @@ class Deleting(Session):
 def test_deleted_journal_and_busy_machine_are_said_and_the_result_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(run_module, "Session", Deleting)
+    monkeypatch.setattr(run_module, "Device", Deleting)
     settings = replace(SCRIPTED, folder=tmp_path, measurements=KERNELS + 1)
     code = run(settings, dry_run=False, json_mode=False, quiet=False)
     assert code in (ExitCode.OK, ExitCode.NOTHING_IMPROVED)

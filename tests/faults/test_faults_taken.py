@@ -16,8 +16,8 @@ import pytest
 from kcg.errors import ExitCode
 from kcg.optimize import run as run_module
 from kcg.optimize.__main__ import run
+from kcg.optimize.device import Device
 from kcg.optimize.result import read_result
-from kcg.optimize.session import Session
 from kcg.optimize.settings import Settings
 from kcg.types import Measurement
 from tests.faults.cuda_code import DEV
@@ -30,8 +30,8 @@ AT_ROW = KERNELS + 1
 HIDING = "CUDA_VISIBLE_DEVICES"
 
 
-class Taken(Session):
-    """A session whose GPU is taken away with the process that has it, when it has measured so many rows."""
+class Taken(Device):
+    """A device whose GPU is taken away with the process that has it, when it has measured so many rows."""
 
     taken_at_s = 0.0
     rows = 0
@@ -54,7 +54,7 @@ def test_gpu_that_is_taken_away_and_is_back_later(
 ) -> None:
     settings = Settings(workload=str(SCRIPT), device=DEV, measurements=KERNELS + 8, command=COMMAND, folder=tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(run_module, "Session", Taken)
+        patch.setattr(run_module, "Device", Taken)
         patch.setenv(HIDING, os.environ.get(HIDING, "0"))  # so that leaving restores what was there
         assert run(settings, dry_run=False, json_mode=False, quiet=True) == ExitCode.DEVICE_UNUSABLE
         record_property("told_s", f"{time.monotonic() - Taken.taken_at_s:.3f}")

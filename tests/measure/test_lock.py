@@ -15,9 +15,9 @@ import pytest
 
 from kcg.errors import DeviceError, UsageError
 from kcg.measure import lock
+from kcg.optimize import run as run_module
 from kcg.optimize.console import progress
 from kcg.optimize.run import optimize
-from kcg.optimize.session import Session
 from kcg.optimize.settings import Settings
 
 UUID = "4f5e5ad6-2c4b-5a43-a1c9-5d7f0a0f2b44"
@@ -128,7 +128,7 @@ def test_a_second_optimisation_in_a_folder_is_refused_before_it_touches_anything
     journal = tmp_path / "journal.sqlite"
     journal.write_bytes(b"of the first")
     settings = Settings(str(Path(__file__).parents[1] / "scripts" / "one_layer.py"), device="CPU", folder=tmp_path)
-    monkeypatch.setattr(Session, "capture", lambda session: pytest.fail("it began"))
+    monkeypatch.setattr(run_module, "capture", lambda *steps, **rest: pytest.fail("it began"))
     refused = "another optimisation writes to .*: wait until it ends, add --wait, or choose another folder"
     with lock.alone_in(tmp_path), progress(quiet=True) as shown, pytest.raises(UsageError, match=refused):
         optimize(settings, shown)

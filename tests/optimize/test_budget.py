@@ -12,22 +12,26 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kcg.errors import ExitCode
-from kcg.optimize import estimates, finals
+from kcg.optimize import baselines, estimates, finals
 from kcg.optimize import run as run_of_kcg
-from kcg.optimize import session as session_of_kcg
 from kcg.optimize.__main__ import incomplete, nothing_faster
+from kcg.optimize.budget import Budget
 from kcg.optimize.console import _summary, progress
+from kcg.optimize.estimates import Estimates, Pace
+from kcg.optimize.finals import Judge
 from kcg.optimize.result import read_result
 from kcg.optimize.run import exit_code_of, has_an_answer
-from kcg.optimize.search import search
-from kcg.optimize.session import RegionWork, Session
+from kcg.optimize.search import Guide, search
 from kcg.optimize.settings import Settings
+from kcg.optimize.work import Candidates, Measured, RegionWork
 from kcg.search.problem import Observation
 from kcg.types import ModelCheck, RegionResult, Result, Schedule, Status
+from tests.optimize_run import Begun, begun
 from tests.sample_result import sample_result
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
@@ -163,18 +167,18 @@ def test_who_interrupts_the_writing_of_the_result_has_it_all_the_same(
         search="hand-coded",
         script_args=("8",),
     )
-    written = run_of_kcg._written
+    written = run_of_kcg.write
     for count, when in enumerate(("before", "after"), 1):
         calls: list[str] = []
 
-        def interrupted(session: Session, result: Result, calls: list[str] = calls, when: str = when) -> object:
+        def interrupted(*steps: Any, calls: list[str] = calls, when: str = when, **rest: Any) -> object:
             calls.append(when)
-            finished = written(session, result) if when == "after" or len(calls) == 2 else None
+            finished = written(*steps, **rest) if when == "after" or len(calls) == 2 else None
             if len(calls) == 1:
                 raise KeyboardInterrupt
             return finished
 
-        monkeypatch.setattr(run_of_kcg, "_written", interrupted)
+        monkeypatch.setattr(run_of_kcg, "write", interrupted)
         with progress(quiet=True) as shown:
             finished = run_of_kcg.optimize(settings, shown)
         assert len(calls) == 2 and finished.exit_code == ExitCode.INTERRUPTED
@@ -186,32 +190,32 @@ def test_who_interrupts_the_writing_of_the_result_has_it_all_the_same(
 
 
 @pytest.fixture(scope="module")
-def measured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
-    """One whose baselines are timed, with three kernels and a budget of ten minutes."""
+def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Begun, Measured]]:
+    """A run whose baselines are timed, with three kernels and a budget of ten minutes."""
     settings = Settings(
         str(SCRIPTS / "three_kernels.py"),
         device=os.environ["DEV"],
         folder=tmp_path_factory.mktemp("out"),
         budget_s=600.0,
     )
-    with progress(quiet=True) as shown, Session(settings, shown) as session:
-        session.capture()
-        session.open_journal()
-        session.plan()
-        session.measure_baselines()
-        session.measured_at = time.monotonic()
-        yield session
+    with begun(settings) as opened:
+        yield opened, opened.measured()
 
 
 @pytest.fixture
-def session(measured: Session) -> Iterator[Session]:
+def opened(started: tuple[Begun, Measured], monkeypatch: pytest.MonkeyPatch) -> Begun:
     """The same, without what a test put into it."""
-    known = [dict(work.known) for work in measured.works]
-    yield measured
-    for work, before in zip(measured.works, known, strict=True):
-        work.known = before
-    measured.judged, measured.warnings, measured.undecided = {}, [], 0
-    measured.ledger.deadline = None
+    opened, _ = started
+    monkeypatch.setattr(opened.log, "warnings", [])
+    monkeypatch.setattr(opened.budget.ledger, "deadline", None)
+    for work in opened.works:
+        monkeypatch.setattr(work, "known", dict(work.known))
+    return opened
+
+
+@pytest.fixture
+def expected(opened: Begun, started: tuple[Begun, Measured]) -> Estimates:
+    return opened.estimates(started[1])
 
 
 def find(work: RegionWork, *, times: float = 2.0) -> Schedule:
@@ -222,184 +226,204 @@ def find(work: RegionWork, *, times: float = 2.0) -> Schedule:
 
 
 def test_only_what_has_a_candidate_is_expected_to_be_judged_and_more_of_it_leaves_less_to_search(
-    session: Session,
+    expected: Estimates,
 ) -> None:
-    one, two, _ = session.works
-    nothing_s, until = estimates.judging_s(session), [estimates.search_until(session)]
-    assert not any(finals.is_due(session, work) for work in session.works)
+    one, two, _ = expected.works
+    nothing_s, until = expected.judging_s(), [expected.search_until()]
+    assert not any(expected.is_due(work) for work in expected.works)
     assert nothing_s == pytest.approx(
-        estimates.FRESH_CHILD_S + max(estimates.duel_s(session, work) for work in session.works), rel=0.2
+        estimates.FRESH_CHILD_S + max(expected.comparing_s(work) for work in expected.works), rel=0.2
     ), "one that may be found"
     for work in (one, two):
         find(work)
-        until.append(estimates.search_until(session))
-    assert [finals.is_due(session, work) for work in session.works] == [True, True, False]
+        until.append(expected.search_until())
+    assert [expected.is_due(work) for work in expected.works] == [True, True, False]
     assert until[0] > until[2] and until[1] > until[2]
     find(one, times=0.5)
-    assert not finals.is_due(session, one), "what is slower is no candidate"
-    assert estimates.search_until(session) > until[2]
+    assert not expected.is_due(one), "what is slower is no candidate"
+    assert expected.search_until() > until[2]
 
 
 @pytest.mark.parametrize("slow_s", [1.0, 1000.0])
 def test_the_search_has_its_share_of_the_budget_whatever_is_to_be_judged(
-    session: Session, monkeypatch: pytest.MonkeyPatch, slow_s: float
+    expected: Estimates, monkeypatch: pytest.MonkeyPatch, slow_s: float
 ) -> None:
     monkeypatch.setitem(estimates.VERIFY_S, "CPU", slow_s)
-    for work in session.works:
+    for work in expected.works:
         find(work)
-    end = session.started + 600.0
-    share = (estimates.search_until(session) - session.measured_at) / (end - session.measured_at)
+    end, measured_at = expected.budget.started + 600.0, expected.measured.at
+    share = (expected.search_until() - measured_at) / (end - measured_at)
     if slow_s < 2:
         assert share > 0.9
     else:
         assert share < 0, "there is no time to judge even one"
-        assert "try --budget" in estimates.too_short(session)
+        assert "try --budget" in expected.too_short()
     monkeypatch.setitem(estimates.VERIFY_S, "CPU", 200.0)  # one fits, three do not
-    share = (estimates.search_until(session) - session.measured_at) / (end - session.measured_at)
-    assert share == pytest.approx(estimates.SEARCH_SHARE) and estimates.too_short(session) == ""
+    share = (expected.search_until() - measured_at) / (end - measured_at)
+    assert share == pytest.approx(estimates.SEARCH_SHARE) and expected.too_short() == ""
 
 
-def test_emptying_the_cache_takes_what_it_took_in_this_run(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    taken, own_s = session.sampling
+def test_emptying_the_cache_takes_what_it_took_in_this_run(
+    opened: Begun, expected: Estimates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken, own_s = opened.device.samples, opened.device.samples_s
     assert taken >= 9 and own_s > 0, "three samples at least of each of three kernels"
-    before_s = estimates.duel_s(session, session.works[0])
-    monkeypatch.setitem(session.service.spent_s, "sample", own_s + taken * 1.5)
-    assert estimates._flush_s(session) == pytest.approx(1.5)
-    assert estimates.duel_s(session, session.works[0]) > before_s + 10
+    before_s = expected.comparing_s(opened.works[0])
+    monkeypatch.setitem(opened.device.service.spent_s, "sample", own_s + taken * 1.5)
+    assert expected.flush_s == pytest.approx(1.5)
+    assert expected.comparing_s(opened.works[0]) > before_s + 10
 
 
 @pytest.mark.parametrize("outcome", ["improved", "kept"])
 def test_what_the_budget_leaves_no_time_to_judge_keeps_tinygrads_own_schedule_and_is_said(
-    session: Session, monkeypatch: pytest.MonkeyPatch, outcome: str
+    opened: Begun, expected: Estimates, monkeypatch: pytest.MonkeyPatch, outcome: str
 ) -> None:
     """Once something is improved, the time for checking the whole model is kept; before, there is nothing to check."""
-    small, *others = sorted(session.works, key=lambda work: work.call.calls * work.baseline_s)
-    for work in session.works:
+    small, *others = sorted(opened.works, key=lambda work: work.before_s)
+    for work in opened.works:
         find(work, times=1.01 if work is small else 3.0)
-    judged, judge = [], finals._judge
+    judged, compare_found = [], Judge.compare_found
 
-    def judging(session: Session, work: RegionWork) -> RegionResult:
+    def judging(judge: Judge, work: RegionWork) -> RegionResult:
         judged.append(work.id)
-        return replace(judge(session, work), outcome=outcome)
+        return replace(compare_found(judge, work), outcome=outcome)
 
-    monkeypatch.setattr(finals, "_judge", judging)
-    monkeypatch.setattr(estimates, "judge_until", lambda session: time.monotonic() - 1)  # of the model's check
-    rows = finals.judge_all(session)
-    undecided = [row for row in rows if row.outcome == "undecided"]
+    monkeypatch.setattr(Judge, "compare_found", judging)
+    monkeypatch.setattr(Estimates, "judge_until", lambda expected: time.monotonic() - 1)  # of the model's check
+    results = opened.judge(expected).run()
+    undecided = [row for row in results.rows if row.outcome == "undecided"]
     if outcome == "kept":
         assert len(judged) == 3 and not undecided
         return
-    assert judged == [max(others, key=finals._saving_s).id], "where most is to be gained first"
-    assert len(undecided) == session.undecided == 2
+    assert judged == [max(others, key=lambda work: work.saving_s).id], "where most is to be gained first"
+    assert len(undecided) == results.undecided == 2
     for row in undecided:
         assert row.chosen == row.baseline and row.after_s == row.before_s > 0
         assert "there was no time to judge" in row.note
-    assert any(warning.startswith("the budget left no time to judge 2 of 3 kernels") for warning in session.warnings)
+    assert any(warning.startswith("the budget left no time to judge 2 of 3 kernels") for warning in opened.log.warnings)
 
 
-def test_a_run_that_left_all_undecided_does_not_say_that_nothing_was_faster(session: Session) -> None:
+BUDGET = Budget(started=0.0, limit_s=600.0, measurements=None)
+SEARCHED = Candidates([])
+
+
+def test_a_run_that_left_all_undecided_does_not_say_that_nothing_was_faster() -> None:
     kept, improved = (only(sample_result(), outcome) for outcome in ("kept", "improved"))
-    assert not has_an_answer(session, kept), "nothing was searched yet"
-    find(session.works[0])
-    assert has_an_answer(session, kept) and has_an_answer(session, improved)
-    session.undecided = 1
-    assert not has_an_answer(session, kept) and has_an_answer(session, improved)
+
+    def answered(result: Result, candidates: Candidates = SEARCHED, *, undecided: int = 0) -> bool:
+        return has_an_answer(result, candidates, undecided=undecided, budget=BUDGET)
+
+    assert not answered(kept, replace(SEARCHED, searched=False)), "nothing was searched"
+    assert answered(kept) and answered(improved)
+    assert not answered(kept, undecided=1) and answered(improved, undecided=1)
 
 
-def test_a_budget_that_did_not_come_to_every_kernel_has_not_shown_that_nothing_is_faster(
-    session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_budget_that_did_not_come_to_every_kernel_has_not_shown_that_nothing_is_faster() -> None:
     kept, missing = only(sample_result(), "kept", "not searched"), only(sample_result(), "improved", "not searched")
-    find(session.works[0])
-    assert not has_an_answer(session, kept) and has_an_answer(session, missing)
+
+    def answered(result: Result, candidates: Candidates = SEARCHED, *, budget: Budget = BUDGET) -> bool:
+        return has_an_answer(result, candidates, undecided=0, budget=budget)
+
+    assert not answered(kept) and answered(missing)
+    assert answered(kept, budget=Budget(started=0.0, limit_s=None, measurements=None)), "there was none"
     assert f"(1 of {len(kept.regions)} kernels were not searched)" in incomplete(replace(kept, warnings=()))
-    session.settled = True
-    assert has_an_answer(session, kept), "too little was to be saved"
-    session.settled = False
-    monkeypatch.setattr(session.ledger, "max_measurements", 1000)
-    session.ledger.deadline = 0.0
-    assert not has_an_answer(session, kept), "its time was over, and not the measurements"
-    assert finals._without_candidate(session, session.works[1])[1] == "the time for searching was over"
-    monkeypatch.setattr(session.ledger, "max_measurements", 1)
-    assert has_an_answer(session, kept), "so many were asked for"
+    assert answered(kept, replace(SEARCHED, settled=True)), "too little was to be saved"
+    assert answered(kept, replace(SEARCHED, used_up=True)), "so many were asked for"
+
+
+@pytest.mark.parametrize(("measurements", "used_up"), [(1000, False), (1, True)])
+def test_a_search_says_whether_its_time_was_over_or_its_measurements_used_up(
+    opened: Begun, expected: Estimates, monkeypatch: pytest.MonkeyPatch, measurements: int, used_up: bool
+) -> None:
+    find(opened.works[0])
+    monkeypatch.setattr(opened.budget.ledger, "max_measurements", measurements)
+    monkeypatch.setattr(Estimates, "search_until", lambda expected: 0.0)
+    opened.guide.read()
+    candidates = search(expected, opened.guide, device=opened.device, log=opened.log)
+    assert (candidates.used_up, candidates.settled, candidates.searched) == (used_up, False, True)
+    why = opened.judge(expected, candidates).without_candidate(opened.works[1])[1]
+    assert why == ("the measurements were used up" if used_up else "the time for searching was over")
 
 
 def test_a_search_that_finds_nothing_may_go_on_in_the_time_for_checking_the_model(
-    session: Session, monkeypatch: pytest.MonkeyPatch
+    opened: Begun, expected: Estimates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(estimates, "whole_s", lambda session, **more: 100.0)
-    before = estimates.search_until(session)
-    find(session.works[0])
-    assert before - estimates.search_until(session) > 90
-    monkeypatch.setattr(estimates, "whole_s", lambda session, **more: 590.0)
-    assert "leaves no time to check the whole script" in estimates.too_short_for_the_model(session)
-    assert before - estimates.search_until(session) < 90, "it would not fit anyhow"
+    monkeypatch.setattr(Estimates, "whole_s", lambda expected, **more: 100.0)
+    before = expected.search_until()
+    find(opened.works[0])
+    assert before - expected.search_until() > 90
+    monkeypatch.setattr(Estimates, "whole_s", lambda expected, **more: 590.0)
+    assert "leaves no time to check the whole script" in expected.too_short_for_the_model()
+    assert before - expected.search_until() < 90, "it would not fit anyhow"
 
 
-def test_the_first_verdict_may_take_what_still_counts_as_in_time(
-    session: Session, monkeypatch: pytest.MonkeyPatch
+def test_the_first_judgement_may_take_what_still_counts_as_in_time(
+    opened: Begun, expected: Estimates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(estimates, "duel_s", lambda session, work: 1.0)
-    now_s = time.monotonic() - session.started
+    monkeypatch.setattr(Estimates, "comparing_s", lambda expected, work: 1.0)
+    monkeypatch.setattr(Estimates, "judge_until", lambda expected: 0.0)
+    now_s = time.monotonic() - opened.budget.started
     for budget_s, allowed in ((now_s / 1.05 + 1, True), (now_s / 1.2, False)):
-        monkeypatch.setattr(session, "settings", replace(session.settings, budget_s=budget_s))
-        monkeypatch.setattr(estimates, "judge_until", lambda session: 0.0)
-        pace = estimates.Pace(session)
-        assert pace.allows(session.works[0]) is allowed
-        with pace.judging(session.works[0]):
+        budget = Budget(started=opened.budget.started, limit_s=budget_s, measurements=None)
+        pace, work = Pace(replace(expected, budget=budget)), opened.works[0]
+        assert pace.allows(work, improved=False) is allowed
+        with pace.judging(work):
             pass
-        assert not pace.allows(session.works[0]), "the second has the budget itself"
+        assert not pace.allows(work, improved=False), "the second has the budget itself"
 
 
 def test_a_process_that_is_stopped_in_the_finals_is_not_waited_for_when_the_budget_is_over(
-    session: Session, monkeypatch: pytest.MonkeyPatch
+    opened: Begun, expected: Estimates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    find(session.works[0])
-    monkeypatch.setattr(session.service, "duel", lambda job, *, timeout_s: Future())
-    monkeypatch.setattr(estimates.Pace, "allows", lambda pace, work: True)
-    monkeypatch.setattr(estimates, "patience_s", lambda session, expected_s: 10.0 * (expected_s == 0))
-    rows = finals.judge_all(session)
-    assert [row.outcome for row in rows] == ["undecided", "not searched", "not searched"], "nothing is blamed on it"
-    assert rows[0].chosen == rows[0].baseline and session.undecided == 1
+    find(opened.works[0])
+    monkeypatch.setattr(opened.device.service, "duel", lambda job, *, timeout_s: Future())
+    monkeypatch.setattr(Pace, "allows", lambda pace, work, *, improved: True)
+    monkeypatch.setattr(Budget, "patience_s", lambda budget, expected_s: 10.0 * (expected_s == 0))
+    results = opened.judge(expected, Candidates(opened.works, searched=False)).run()
+    outcomes = [row.outcome for row in results.rows]
+    assert outcomes == ["undecided", "not searched", "not searched"], "nothing is blamed on it"
+    assert results.rows[0].chosen == results.rows[0].baseline and results.undecided == 1
 
 
 def test_a_budget_that_is_over_ends_the_timing_of_the_baselines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session_of_kcg, "AT_ONCE", 1)
+    monkeypatch.setattr(baselines, "AT_ONCE", 1)
     settings = Settings(str(SCRIPTS / "three_kernels.py"), device=os.environ["DEV"], folder=tmp_path, budget_s=0.01)
-    with progress(quiet=True) as shown, Session(settings, shown) as session:
-        monkeypatch.setattr(session.service, "compile_workers", 1)
-        session.capture()
-        session.open_journal()
-        session.plan()
-        session.measure_baselines(session.guide)
-        session.measured_at = time.monotonic()
-        assert [work.is_timed for work in session.works] == [True, False, False] and session.untimed == 2
-        search(session)
-        (warning,) = session.warnings
+    with begun(settings) as opened:
+        monkeypatch.setattr(opened.device.service, "compile_workers", 1)
+        measured = opened.measured(meanwhile=opened.guide.read)
+        expected = opened.estimates(measured)
+        assert [work.is_timed for work in opened.works] == [True, False, False] and measured.untimed == 2
+        candidates = search(expected, opened.guide, device=opened.device, log=opened.log)
+        (warning,) = opened.log.warnings
         assert "tinygrad's own schedules of 2 of 3 kernels were not timed yet: try --budget " in warning
-        rows = finals.judge_all(session)
-        result = finals.build_result(session, rows, complete=False)
+        results = opened.judge(expected, candidates).run()
+        result = opened.result(candidates, results)
+    rows = results.rows
     assert [row.outcome for row in rows] == ["not searched"] * 3
     assert [row.before_s > 0 for row in rows] == [True, False, False]
     assert rows[1].note == "the budget was over before it was timed"
-    assert exit_code_of(result, interrupted=False) == ExitCode.BUDGET_HIT
+    assert not has_an_answer(result, candidates, undecided=0, budget=opened.budget)
+    assert exit_code_of(replace(result, complete=False), interrupted=False) == ExitCode.BUDGET_HIT
     assert any("2 kernels were not timed: the totals are without them" in line for line, _ in _summary(result))
 
 
 def test_measurements_that_the_baselines_use_up_are_no_search(
-    session: Session, monkeypatch: pytest.MonkeyPatch
+    opened: Begun, expected: Estimates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     phases: list[str] = []
-    monkeypatch.setattr(session.progress, "phase", phases.append)
-    monkeypatch.setattr(session, "settings", replace(session.settings, measurements=3, predictor="roofline"))
-    monkeypatch.setattr(session.ledger, "max_measurements", 3)
-    session.guide()
-    search(session)
-    assert session.warnings == [
-        f"nothing was searched: timing tinygrad's own schedules took {session.ledger.measurements} measurements: "
+    monkeypatch.setattr(opened.log.progress, "phase", phases.append)
+    settings = replace(opened.settings, measurements=3, predictor="roofline")
+    monkeypatch.setattr(opened.budget.ledger, "max_measurements", 3)
+    guide = Guide(settings, opened.device)
+    guide.read()
+    expected = replace(expected, settings=settings)
+    candidates = search(expected, guide, device=opened.device, log=opened.log)
+    assert opened.log.warnings == [
+        f"nothing was searched: timing tinygrad's own schedules took {opened.budget.ledger.measurements} measurements: "
         "give it more with --measurements"
     ]
     assert not phases, "nothing is said to be searched"
-    assert {finals._without_candidate(session, work)[0] for work in session.works} == {"not searched"}
+    judge = opened.judge(expected, candidates)
+    assert {judge.without_candidate(work)[0] for work in opened.works} == {"not searched"}

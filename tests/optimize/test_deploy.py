@@ -31,8 +31,8 @@ from kcg.measure.device_info import detect
 from kcg.optimize import deploy
 from kcg.optimize.cache_rows import undo_path
 from kcg.optimize.deploy import apply, choices, undo
-from kcg.optimize.finals import seen_as_of
 from kcg.optimize.result import write_result
+from kcg.optimize.run import seen_as_of
 from kcg.types import Finalist, Region, RegionResult, Result, Schedule, Target, Toolchain, Verification
 from kcg.workloads.capture import to_workload
 from kcg.workloads.script import capture_program, program_of

@@ -17,14 +17,13 @@ import pytest
 import kcg
 from kcg.errors import ExitCode, MismatchError, ResultError, UsageError
 from kcg.optimize import whole_model
-from kcg.optimize.console import progress
 from kcg.optimize.deploy import apply, choices
 from kcg.optimize.report import render_report
 from kcg.optimize.result import from_dict, read_result, to_dict, write_result
-from kcg.optimize.session import Session
 from kcg.optimize.settings import Settings
 from kcg.types import ModelCheck, RegionResult, Result, ScheduleKind
 from kcg.workloads.family import Step
+from tests.optimize_run import begun
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 DEV = "CPU:X86"
@@ -166,10 +165,8 @@ def test_without_the_file_a_journal_of_them_is_only_rows(
 ) -> None:
     shutil.copytree(optimised[1], tmp_path / "again")
     settings = Settings(str(SCRIPT), device=DEV, resume=True, folder=tmp_path / "again", script_args=("160",))
-    with progress(quiet=True) as shown, Session(settings, shown) as session:
-        session.capture()
-        session.open_journal()
-        works = session.plan()
+    with begun(settings) as run_again:
+        works = run_again.works
     assert all(schedule.kind == ScheduleKind.OPTS for work in works for schedule in work.known)
     assert sum(len(work.by_hand) for work in works) == 4, "a search does not see them"
 

@@ -21,9 +21,10 @@ from kcg.cli import guarded
 from kcg.errors import ExitCode, UsageError
 from kcg.optimize.__main__ import main, not_verified
 from kcg.optimize.console import progress
-from kcg.optimize.phases import PHASES
+from kcg.optimize.device import Device
+from kcg.optimize.log import PHASES
 from kcg.optimize.result import read_result
-from kcg.optimize.session import Session
+from kcg.optimize.run import _begin
 from kcg.optimize.settings import Settings
 from kcg.predictor.choice import SHIPPED
 from kcg.types import ModelCheck
@@ -247,9 +248,10 @@ def test_an_earlier_journal_is_kept_and_a_budget_too_small_to_search_is_said(tmp
 def test_what_another_workload_left_is_not_gone_on_with(tmp_path: Path) -> None:
     def opened(name: str, output: Tensor, *, resume: bool) -> None:
         settings = Settings(name, device="CPU", folder=tmp_path, resume=resume)
-        with progress(quiet=True) as shown, Session(settings, shown) as session:
-            session.workload = lazy_workload(name, "", output)
-            session.open_journal()
+        with progress(quiet=True) as shown:
+            log, budget = _begin(settings, shown, started=0.0)
+            with Device(settings, log, budget) as device:
+                device.open_journal(lazy_workload(name, "", output))
 
     opened("softmax", Tensor.empty(8, 16) + 1, resume=False)
     before = (tmp_path / "journal.sqlite").read_bytes()

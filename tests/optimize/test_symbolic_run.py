@@ -15,16 +15,19 @@ from kcg.compat.tiny import Ops
 from kcg.kernel.symbolic import End
 from kcg.measure.jobs import CompileOutcome, DuelOutcome
 from kcg.measure.protocol import PROTOCOL
-from kcg.optimize import ends, finals, search
-from kcg.optimize.console import print_result, progress
+from kcg.optimize import ends
+from kcg.optimize.console import print_result
 from kcg.optimize.deploy import choices
+from kcg.optimize.estimates import Estimates
+from kcg.optimize.kept import Side
 from kcg.optimize.report import render_report
 from kcg.optimize.result import from_dict, to_dict
-from kcg.optimize.session import RegionWork, Session
+from kcg.optimize.search import search
 from kcg.optimize.settings import Settings
-from kcg.optimize.verdicts import Side
+from kcg.optimize.work import Candidates, RegionResults, RegionWork
 from kcg.search.problem import Observation
-from kcg.types import CacheState, Measurement, RegionResult, Schedule, Status, Variables, Verification
+from kcg.types import CacheState, Measurement, Schedule, Status, Variables, Verification
+from tests.optimize_run import Begun, begun
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "decode_loop.py"
 POSITIONS = 5
@@ -45,14 +48,15 @@ def settings(folder: Path, *, resume: bool = False) -> Settings:
 
 
 @pytest.fixture(scope="module")
-def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
-    """One that has timed tinygrad's own schedules."""
-    with progress(quiet=True) as shown, Session(settings(tmp_path_factory.mktemp("out")), shown) as opened:
-        opened.capture()
-        opened.open_journal()
-        opened.plan()
-        opened.measure_baselines(opened.guide)
-        yield opened
+def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Begun]:
+    with begun(settings(tmp_path_factory.mktemp("out"))) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def estimates(opened: Begun) -> Estimates:
+    """Of a run that has timed tinygrad's own schedules."""
+    return opened.estimates(opened.measured(meanwhile=opened.guide.read))
 
 
 def is_symbolic_sum(work: RegionWork) -> bool:
@@ -62,64 +66,67 @@ def is_symbolic_sum(work: RegionWork) -> bool:
 
 
 @pytest.fixture(scope="module")
-def work(session: Session) -> RegionWork:
-    return next(w for w in session.works if is_symbolic_sum(w) and w.space.actions(w.space.start()))
+def work(opened: Begun, estimates: Estimates) -> RegionWork:
+    assert estimates.measured.untimed == 0
+    return next(w for w in opened.works if is_symbolic_sum(w) and w.space.actions(w.space.start()))
 
 
 @pytest.fixture(scope="module")
-def other(session: Session, work: RegionWork) -> Schedule:
+def other(opened: Begun, work: RegionWork) -> Schedule:
     """A schedule that is not tinygrad's own, measured as a search does."""
     found: Schedule = next(a.schedule for a in work.space.actions(work.space.start()) if a.schedule not in work.known)
     return found
 
 
-def rows_of(session: Session, work: RegionWork, schedule: Schedule, sampler: str = "") -> list[Measurement]:
-    assert session.journal is not None
+def rows_of(opened: Begun, work: RegionWork, schedule: Schedule, sampler: str = "") -> list[Measurement]:
     return [
         row
-        for row in session.journal.measurements(PROTOCOL)
+        for row in opened.journal.measurements(PROTOCOL)
         if (row.region_id, row.schedule) == (work.call.region.id, schedule)
         and row.cache_state == CacheState.COLD
         and (not sampler or row.sampler == sampler)
     ]
 
 
-def test_each_kernel_is_searched_once_and_its_baseline_timed_at_both_ends(session: Session) -> None:
-    assert len({w.call.region.id for w in session.works}) == len(session.works)
-    symbolic = [w for w in session.works if len(w.ends) == 2]
+@pytest.mark.usefixtures("estimates")
+def test_each_kernel_is_searched_once_and_its_baseline_timed_at_both_ends(opened: Begun) -> None:
+    assert len({w.call.region.id for w in opened.works}) == len(opened.works)
+    symbolic = [w for w in opened.works if len(w.ends) == 2]
     assert len(symbolic) > 3 and {w.bindings for w in symbolic} == {(LOW, HIGH)}
     assert all(w.call.calls == POSITIONS for w in symbolic)
-    for one in session.works:
+    for one in opened.works:
         baseline = one.space.baseline()
-        rows = rows_of(session, one, baseline)
+        rows = rows_of(opened, one, baseline)
         assert sorted(row.variables for row in rows) == sorted(one.bindings)
         assert len({row.binary_hash for row in rows}) == 1
         by_values = {row.variables: row.median_s for row in rows}
         expected = sum(end.share * by_values[end.variables] for end in one.ends)
         assert one.baseline_s == pytest.approx(expected) and one.longest_s == max(by_values.values())
-    distinct = len({binary for w in session.works for binary in w.binaries})
-    assert session.ledger.measurements == sum(len(w.binaries) for w in session.works) >= distinct
-    assert session.ledger.compilations == session.service.compilations == len(session.works), "one for both ends"
+    distinct = len({binary for w in opened.works for binary in w.binaries})
+    assert opened.budget.ledger.measurements == sum(len(w.binaries) for w in opened.works) >= distinct
+    assert opened.budget.ledger.compilations == opened.device.service.compilations == len(opened.works), (
+        "one for both ends"
+    )
 
 
 def test_a_schedule_is_measured_at_both_ends_and_counts_as_one(
-    session: Session, work: RegionWork, other: Schedule
+    opened: Begun, work: RegionWork, other: Schedule
 ) -> None:
-    before = session.ledger.measurements, session.ledger.compilations, session.service.binaries_timed
-    (future,) = session.measure(work, [other])
+    before = opened.budget.ledger.measurements, opened.budget.ledger.compilations, opened.device.service.binaries_timed
+    (future,) = opened.device.measure(work, [other])
     seen = future.result(timeout=60)
     work.known[other] = seen
     assert seen.status == Status.OK
-    assert {row.variables for row in rows_of(session, work, other)} == {LOW, HIGH}
+    assert {row.variables for row in rows_of(opened, work, other)} == {LOW, HIGH}
     low, high = work.at_ends[other]
     assert seen.runtime_s == pytest.approx(work.ends[0].share * low + work.ends[1].share * high)
-    now = session.ledger.measurements, session.ledger.compilations, session.service.binaries_timed
+    now = opened.budget.ledger.measurements, opened.budget.ledger.compilations, opened.device.service.binaries_timed
     assert [b - a for a, b in zip(before, now, strict=True)] == [1, 1, 2]
     assert sum(s * end.share for s, end in zip(work.scales, work.ends, strict=True)) == pytest.approx(1)
 
 
-def test_what_is_wrong_or_fails_at_one_end_is_no_time(session: Session, work: RegionWork) -> None:
-    low, high = rows_of(session, work, work.space.baseline())
+def test_what_is_wrong_or_fails_at_one_end_is_no_time(opened: Begun, work: RegionWork) -> None:
+    low, high = rows_of(opened, work, work.space.baseline())
     assert ends.observed(work.ends, [low, high]).status == Status.OK
     wrong = replace(high, status=Status.WRONG, reason="element 3 is 1, not 2", samples_s=())
     late = replace(low, status=Status.TIMEOUT, reason="too late", samples_s=())
@@ -144,15 +151,19 @@ def test_what_is_unjudged_at_one_end_is_not_called_wrong(found: tuple[Verificati
     assert both.reason.startswith(seen.reason)
 
 
-def judged(session: Session, work: RegionWork, schedule: Schedule) -> tuple[DuelOutcome, tuple[DuelOutcome, ...]]:
-    sides = [Side(s, finals.compiled_for(session, work, s)) for s in (work.space.baseline(), schedule)]
-    found = finals.duel(session, work, *sides)
+def judged(
+    opened: Begun, estimates: Estimates, work: RegionWork, schedule: Schedule
+) -> tuple[DuelOutcome, tuple[DuelOutcome, ...]]:
+    sides = [Side(s, opened.device.compiled(work, s)) for s in (work.space.baseline(), schedule)]
+    found = opened.comparisons(estimates).compare(work, *sides)
     assert found.outcome is not None, found.reason
     return found.outcome, found.at_ends
 
 
-def test_a_finalist_is_verified_and_timed_at_both_ends(session: Session, work: RegionWork, other: Schedule) -> None:
-    both, (low, high) = judged(session, work, other)
+def test_a_finalist_is_verified_and_timed_at_both_ends(
+    opened: Begun, estimates: Estimates, work: RegionWork, other: Schedule
+) -> None:
+    both, (low, high) = judged(opened, estimates, work, other)
     assert both.baseline_verification.passed and both.finalist_verification is not None
     assert both.finalist_verification.passed and not both.noisy
     count = min(len(low.finalist_cold_s), len(high.finalist_cold_s))
@@ -161,26 +172,29 @@ def test_a_finalist_is_verified_and_timed_at_both_ends(session: Session, work: R
         pairs = zip(getattr(low, name), getattr(high, name), strict=False)
         means = [work.ends[0].share * a + work.ends[1].share * b for a, b in pairs]
         assert list(getattr(both, name)) == pytest.approx(means)
-    assert {row.variables for row in rows_of(session, work, other, "final")} == {LOW, HIGH}
+    assert {row.variables for row in rows_of(opened, work, other, "final")} == {LOW, HIGH}
 
 
-def test_a_verdict_is_kept_for_each_end(session: Session, work: RegionWork, other: Schedule) -> None:
-    first, _ = judged(session, work, other)
-    assert session.journal is not None
-    session.verdicts = session.journal.verdicts()
-    try:
-        assert judged(session, work, other)[0] == first
-    finally:
-        session.verdicts = {}
+def test_what_was_compared_is_kept_for_each_end(
+    opened: Begun, estimates: Estimates, work: RegionWork, other: Schedule
+) -> None:
+    first, _ = judged(opened, estimates, work, other)
+    resumed = opened.estimates(estimates.measured, resumed=True)
+    assert judged(opened, resumed, work, other)[0] == first
 
 
 @pytest.mark.parametrize("wrong", [LOW, HIGH])
 def test_a_candidate_that_is_wrong_at_one_end_is_refused(
-    session: Session, work: RegionWork, other: Schedule, wrong: Variables, monkeypatch: pytest.MonkeyPatch
+    opened: Begun,
+    estimates: Estimates,
+    work: RegionWork,
+    other: Schedule,
+    wrong: Variables,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its launch with one of the values passes another one: it is right at one end, and sums too much or little at the
     other."""
-    compiled = finals.compiled_for(session, work, other)
+    compiled = opened.device.compiled(work, other)
     launches = tuple(
         replace(launch, values=tuple(None if v is None else 3 for v in launch.values))
         if launch.variables == wrong
@@ -189,28 +203,33 @@ def test_a_candidate_that_is_wrong_at_one_end_is_refused(
     )
     assert launches != compiled.launches
     faulty = CompileOutcome(replace(compiled, launches=launches), 0.1)
-    monkeypatch.setitem(session.service._kept, (work.call.region.id, other), faulty)
+    monkeypatch.setitem(opened.device.service._kept, (work.call.region.id, other), faulty)
     fast = {s: o if s != other else replace(o, runtime_s=o.time_s / 1000) for s, o in work.known.items()}
     fast.setdefault(other, Observation(other, Status.OK, 1e-9, compiled.binary_hash))
     monkeypatch.setattr(work, "known", fast)
-    result = finals._judge(session, work)
+    result = opened.judge(estimates).compare_found(work)
     assert result.outcome == "kept" and result.chosen == result.baseline
     assert f"{other} is wrong: " in result.note and f", with start_pos {dict(wrong)['start_pos']}" in result.note
     assert [end.after_s for end in result.ends] == [end.before_s for end in result.ends] != [0.0, 0.0]
 
 
 @pytest.fixture(scope="module")
-def results(session: Session, work: RegionWork) -> tuple[RegionResult, ...]:
-    search.search(session)
-    return finals.judge_all(session)
+def candidates(opened: Begun, estimates: Estimates) -> Candidates:
+    return search(estimates, opened.guide, device=opened.device, log=opened.log)
+
+
+@pytest.fixture(scope="module")
+def results(opened: Begun, estimates: Estimates, candidates: Candidates) -> RegionResults:
+    return opened.judge(estimates, candidates).run()
 
 
 def test_a_result_has_one_row_for_each_kernel_with_its_values(
-    session: Session, results: tuple[RegionResult, ...]
+    opened: Begun, candidates: Candidates, results: RegionResults
 ) -> None:
-    result = finals.build_result(session, results, complete=True)
+    result = opened.result(candidates, results)
+    assert result.complete
     assert from_dict(to_dict(result)) == result
-    assert len(result.regions) == len(session.works) and session.ledger.measurements <= 12
+    assert len(result.regions) == len(opened.works) and opened.budget.ledger.measurements <= 12
     rows = [row for row in result.regions if row.ends]
     assert len(rows) > 3 and all(row.calls == POSITIONS for row in rows)
     for row in rows:
@@ -220,7 +239,7 @@ def test_a_result_has_one_row_for_each_kernel_with_its_values(
         assert ends.values_of(row) == f"start_pos 1 to {POSITIONS}"
         assert not row.chosen.verification.wrong
         assert row.chosen.verification.passed or row.chosen == row.baseline, "it had no candidate to be judged beside"
-    assert len(choices(result)[0]) == len(session.works), "one row of BEAM's cache each"
+    assert len(choices(result)[0]) == len(opened.works), "one row of BEAM's cache each"
     console = Console(file=io.StringIO(), width=100)
     print_result(result, console)
     assert console.file.getvalue().count(f"start_pos 1 to {POSITIONS}") == len(rows)  # type: ignore[attr-defined]
@@ -228,28 +247,19 @@ def test_a_result_has_one_row_for_each_kernel_with_its_values(
     assert f"start_pos 1 to {POSITIONS}" in page and "a call takes " in page
 
 
-def test_operations_of_a_call_are_those_at_its_values(session: Session, work: RegionWork) -> None:
+def test_operations_of_a_call_are_those_at_its_values(opened: Begun, work: RegionWork) -> None:
     from kcg.kernel.analysis import arithmetic
 
     assert 0 < work.operations < arithmetic(work.space.ast), "not those of the largest value that is possible"
 
 
-def test_a_run_that_goes_on_measures_neither_end_again(session: Session, results: tuple[RegionResult, ...]) -> None:
-    held = {w.id: set(w.known) for w in session.works}
+def test_a_run_that_goes_on_measures_neither_end_again(opened: Begun, results: RegionResults) -> None:
+    held = {w.id: set(w.known) for w in opened.works}
     assert results
-    session.close_children()
-    assert session.journal is not None
-    session.journal.close()
-    session._held.close()
-    with (
-        progress(quiet=True) as shown,
-        Session(settings(session.folder, resume=True), shown) as again,
-    ):
-        again.capture()
-        again.open_journal()
-        again.plan()
+    opened.device.__exit__()
+    with begun(settings(opened.device.folder, resume=True)) as again:
         for one in again.works:
             assert {s for s, o in one.known.items() if o.status == Status.OK} <= held[one.id]
             assert one.space.baseline() in one.known and one.space.baseline() in one.at_ends
-        again.measure_baselines()
-        assert again.service.binaries_timed == 0
+        again.measured()
+        assert again.device.service.binaries_timed == 0

@@ -1,0 +1,299 @@
+"""The device of a run: it measures, and what was measured is recorded before anybody hears of it."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+import uuid
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import AbstractContextManager
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Self
+
+from kcg.compat.device import choose_device, prepare
+from kcg.errors import UsageError
+from kcg.measure.device_info import Neighbours
+from kcg.measure.lock import alone_in, alone_on
+from kcg.measure.protocol import PROTOCOL
+from kcg.measure.service import BASELINE_TIMEOUT_S, MeasureService, Request
+from kcg.optimize.settings import Settings, check_names, writable_folder
+from kcg.optimize.work import RegionWork
+from kcg.provenance import provenance
+from kcg.types import CacheState, Measurement, Schedule, Status, Variables, Workload
+
+if TYPE_CHECKING:
+    from kcg.dataset.journal import Journal
+    from kcg.kernel.program import Compiled
+    from kcg.optimize.budget import Budget
+    from kcg.optimize.log import RunLog
+    from kcg.search.problem import Observation
+
+BASELINE = "hand-coded"  # the sampler of tinygrad's own schedules
+PASSING = (Status.NOISY, Status.WORKER_DIED, Status.UNJUDGED)
+"""A run that goes on measures these again: they say little of the schedule, or the reference may know more by now."""
+
+
+class Device:
+    """A device in use by one run, its service, and the output folder with its journal and its lock. Use as a context
+    manager: leaving it kills every child and closes the journal.
+
+    Whatever is measured is journalled and charged to the budget before its future is done.
+    """
+
+    def __init__(self, settings: Settings, log: RunLog, budget: Budget, *, writes: bool = True) -> None:
+        """Without `writes` the folder is left alone.
+
+        Raises UnknownName or UsageError for what the settings name and does not exist, DeviceError.
+        """
+        self._settings, self._log, self._budget = settings, log, budget
+        self._created = datetime.now(UTC)
+        self.run_id = uuid.uuid4().hex
+        self.clocks: defaultdict[str, list[float]] = defaultdict(list)  # by sensor
+        self.failures: Counter[str] = Counter()
+        self.samples = 0  # that this run took in its search, and their own seconds: the rest was emptying the cache
+        self.samples_s = 0.0
+        self._failed: set[tuple[str, Schedule, Status]] = set()
+        self._lock = threading.Lock()
+        self._journal_error: BaseException | None = None
+        self._journal_moved = False
+        self._own: set[str] = set()  # names of files in the folder that are this run's from now on
+        self.journal: Journal | None = None
+
+        self._neighbours = Neighbours()  # before this process has work for the machine
+        self.choice = choose_device(settings.device)
+        check_names(settings, self.choice.device)
+        prepare(self.choice.dev)
+        self._is_new = writes and not settings.folder.exists()
+        self.folder = writable_folder(settings.folder) if writes else settings.folder
+        with contextlib.ExitStack() as held:
+            if writes:
+                held.enter_context(alone_in(self.folder, wait=settings.wait, say=log.progress.line))
+            self.service = MeasureService(self.choice.dev, run_id=self.run_id)
+            self._held = held.pop_all()  # until the journal is closed
+        self._children: list[Callable[[], None]] = [self.service.close]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close_children()
+        if self.journal is not None:
+            self.journal.close()
+        self._held.close()
+        if self._is_new:
+            with contextlib.suppress(OSError):  # there is something in it
+                self.folder.rmdir()
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether what compiles or searches would disturb the samples."""
+        return self.choice.device == "CPU"
+
+    def alone(self) -> AbstractContextManager[None]:
+        """No other optimisation uses the device inside. Raises DeviceError where one does, and it is not waited for."""
+        return alone_on(self.choice.dev, wait=self._settings.wait, say=self._log.progress.line)
+
+    def close_children(self) -> None:
+        """Kill every process that measures, compiles or searches."""
+        for close in self._children:
+            close()
+
+    def close_too(self, close: Callable[[], None]) -> None:
+        """Let `close_children` kill other processes too, by calling this, maybe more than once."""
+        self._children.append(close)
+
+    def notice_busy_machine(self) -> None:
+        """Say, here and in the result, that others use this machine, if they do."""
+        if why := self._neighbours.words():
+            self._log.alert(f"this machine is busy ({why}): its times are less certain, and a budget searches less")
+
+    # ---- the folder and its journal ----
+
+    def open_journal(self, workload: Workload) -> Journal:
+        """The journal of this output folder. Without `--resume` an earlier one is set aside, never deleted.
+
+        Raises UsageError where it is to go on with that of another workload.
+        """
+        from kcg.dataset.journal import Journal, Run
+
+        target, toolchain = self.service.facts  # an earlier journal is touched only when the device works
+        path = self.folder / "journal.sqlite"
+        self.set_aside(*(path.name + suffix for suffix in ("", "-wal", "-shm")))
+        self.journal = journal = Journal.open(path)
+        if self._settings.resume:
+            self._check_resumed(journal, workload)
+        journal.add_target(target)
+        journal.add_toolchain(toolchain)
+        journal.add_workload(workload)
+        about = {"device": self.choice.dev, **provenance()}
+        journal.add_run(Run(self.run_id, self._created.isoformat(), self._settings.command, about))
+        self.service.on_measurement = self._record
+        return journal
+
+    def set_aside(self, *names: str) -> None:
+        """Rename what an earlier run left in the folder under these names, unless this one goes on with it."""
+        stamp = self._created.strftime("%Y%m%d-%H%M%S")
+        for name in names:
+            old = self.folder / name
+            if old.exists() and not self._settings.resume and name not in self._own:
+                stem, dot, kind = name.partition(".")
+                old.rename(self.folder / f"{stem}-{stamp}{dot}{kind}")
+            self._own.add(name)
+
+    def _check_resumed(self, journal: Journal, workload: Workload) -> None:
+        held = set(journal.regions())
+        if not held:
+            self._log.progress.line(f"nothing to resume in {self.folder}: this run begins anew")
+        elif held.isdisjoint(call.region.id for call in workload.calls):
+            raise UsageError(
+                f"{self.folder} holds another workload, which has none of these kernels: choose another folder "
+                "with --report DIR, or leave out --resume to set it aside"
+            )
+
+    def _record(self, measurement: Measurement) -> None:
+        """Journal one measurement. Called from the service's threads, so an error waits for the main one."""
+        with self._lock:
+            failed = measurement.region_id, measurement.schedule, measurement.status
+            if measurement.status != Status.OK and not (measurement.variables and failed in self._failed):
+                self.failures[str(measurement.status)] += 1  # once, where a schedule fails at both ends
+                self._failed.add(failed)
+            for name, value in measurement.clocks:
+                self.clocks[name].append(value)
+            try:
+                if self.journal is not None:
+                    self.journal.record(measurement)
+            except Exception as error:
+                self._journal_error = self._journal_error or error
+
+    def record(self, measurements: Sequence[Measurement]) -> None:
+        """Journal measurements that were not asked of the service one by one."""
+        for measurement in measurements:
+            self._record(measurement)
+        self.check_journal()
+
+    def check_journal(self) -> None:
+        """Raise what went wrong when a measurement was recorded, or that the device is gone."""
+        if self.service.device_error is not None:
+            raise self.service.device_error
+        if self._journal_error is not None:
+            raise self._journal_error
+        self.notice_moved_journal()
+
+    def notice_moved_journal(self) -> None:
+        """Say once that somebody deleted or replaced the journal under this run, which goes on to its result."""
+        if self.journal is None or self._journal_moved or not (what := self.journal.moved()):
+            return
+        self._journal_moved = True
+        self._log.alert(
+            f"the journal {self.journal.path} {what} while this run wrote to it: its result is written all the same, "
+            "but --resume cannot go on from its measurements",
+            important=True,
+        )
+
+    # ---- measuring ----
+
+    def plan(self, workload: Workload) -> list[RegionWork]:
+        """What is known of each region: with `--resume` what the journal holds of it."""
+        from kcg.kernel.opts.space import KernelSpace
+
+        works = [RegionWork(call, KernelSpace(call.region, self.service.target)) for call in workload.calls]
+        if self._settings.resume and self.journal is not None:
+            self._resume(works, self.journal)
+        return works
+
+    def _resume(self, works: Sequence[RegionWork], journal: Journal) -> None:
+        target, toolchain = (facts.fingerprint for facts in self.service.facts)
+        by_region = {(w.call.region.id, values): w for w in works for values in w.bindings}
+        found: defaultdict[tuple[str, Schedule], dict[Variables, Measurement]] = defaultdict(dict)
+        for row in journal.known(target, toolchain, PROTOCOL):
+            work = by_region.get((row.region_id, row.variables))
+            if row.status in PASSING or (row.status == Status.TIMEOUT and row.sampler == BASELINE):
+                continue  # says little of the schedule: it is measured again
+            if work is not None and row.early_stop and row.cache_state == CacheState.COLD:
+                self.service.remember(row)
+                rows = found[work.id, row.schedule]
+                rows[row.variables] = row
+                if work.charge([row]) is not None:
+                    self._budget.charge(measurements=1)
+                if len(rows) == len(work.ends):  # else it is measured again, at the end that is missing
+                    work.keep(work.saw(row.schedule, [rows[values] for values in work.bindings]))
+        if others := journal.measured_elsewhere(target, toolchain, PROTOCOL):
+            self._log.warn(
+                f"the journal also holds {others} measurements of another device, driver, compiler or protocol: "
+                "they are kept, and not used"
+            )
+
+    def measure(
+        self, work: RegionWork, batch: Sequence[Schedule], *, stop_above_s: float | None = None, sampler: str = ""
+    ) -> list[Future[Observation]]:
+        """Measure a batch of one region, by default for the search of the settings."""
+        sampler = sampler or self._settings.search
+        return self._measure([(work, schedule, sampler) for schedule in batch], stop_above_s=stop_above_s)
+
+    def measure_baselines(self, works: Sequence[RegionWork]) -> list[Future[Observation]]:
+        """Measure tinygrad's own schedule of each region."""
+        return self._measure([(work, work.space.baseline(), BASELINE) for work in works])
+
+    def _measure(
+        self, wanted: Sequence[tuple[RegionWork, Schedule, str]], *, stop_above_s: float | None = None
+    ) -> list[Future[Observation]]:
+        """Measure `(region, schedule, sampler)`, at each end."""
+        requests = [
+            Request(
+                work.call.region,
+                schedule,
+                values,
+                sampler,
+                in_search=True,
+                careful=True,
+                stop_above_s=None if stop_above_s is None else scale * stop_above_s,
+                best_s=scale * work.best_s or None,
+                timeout_s=BASELINE_TIMEOUT_S if sampler == BASELINE else None,
+            )
+            for work, schedule, sampler in wanted
+            for values, scale in zip(work.bindings, work.scales, strict=True)
+        ]
+        together = not self.is_cpu and stop_above_s is not None  # one kernel's: its inputs stay on the device
+        measured = iter(self.service.measure(requests, together=together))
+        return [
+            self._of_ends(work, schedule, list(itertools.islice(measured, len(work.ends))))
+            for work, schedule, _ in wanted
+        ]
+
+    def _of_ends(
+        self, work: RegionWork, schedule: Schedule, measured: Sequence[Future[Measurement]]
+    ) -> Future[Observation]:
+        """What is seen of a schedule once it is measured at each end."""
+        future: Future[Observation] = Future()
+        waiting = [len(measured)]
+
+        def done(_: Future[Measurement]) -> None:
+            with self._lock:
+                waiting[0] -= 1
+                if waiting[0]:
+                    return
+            rows = [one.result() for one in measured]
+            self._charge(work, rows)
+            future.set_result(work.saw(schedule, rows))
+
+        for one in measured:
+            one.add_done_callback(done)
+        return future
+
+    def _charge(self, work: RegionWork, rows: Sequence[Measurement]) -> None:
+        """One compilation, and one measurement where the binary is new, at however many ends it was timed."""
+        with self._lock:
+            new = work.charge(rows)
+            self._budget.charge(measurements=int(new is not None), compilations=1)
+            if new is not None:
+                self.samples += len(new.samples_s)
+                self.samples_s += sum(new.samples_s)
+
+    def compiled(self, work: RegionWork, schedule: Schedule) -> Compiled:
+        """The program of a schedule. Raises whatever its compiler raised."""
+        outcome = self.service.compiled(work.call.region, schedule, *work.bindings).result()
+        compiled: Compiled = outcome.compiled
+        return compiled.at(work.call.variables)

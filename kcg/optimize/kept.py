@@ -1,0 +1,144 @@
+"""What paired comparisons showed outlives their run: it is in the journal as soon as one is over, and a run that goes
+on (`--resume`) takes it over and does not compare once more.
+
+It is taken over where all is the same that it depends on: the region and the values of its variables, both schedules
+and their binaries, target, toolchain, protocol, and the rules of judging. Kept is only a comparison of which everything
+was right and timed: a device that is about to be lost may compute wrongly, which says nothing of a schedule. Where the
+whole model or script fails with schedules that passed one by one, all that was kept is dropped.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from kcg.errors import JournalError, ResultError
+from kcg.kernel.program import Compiled
+from kcg.measure import verify
+from kcg.measure.jobs import DuelOutcome
+from kcg.measure.protocol import PROTOCOL
+from kcg.optimize.result import noun_from_json, noun_to_json
+from kcg.types import Schedule, Target, Toolchain, Variables
+
+if TYPE_CHECKING:
+    from kcg.optimize.device import Device
+    from kcg.optimize.work import RegionWork
+
+RULES = 3
+"""How finalists are judged, and the fields of what is kept. A change of either is a new number: what is kept under
+another one is not even read, and the region is judged again."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """A schedule in a paired comparison, and its binary."""
+
+    schedule: Schedule
+    compiled: Compiled
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What is kept of a comparison; `binaries` are the hashes of those that took part."""
+
+    binaries: tuple[str, ...]
+    outcome: DuelOutcome
+
+
+class KeptResults:
+    """The results that an earlier run left in the journal of a device, and the place for those of this one."""
+
+    def __init__(self, device: Device, *, resumed: bool) -> None:
+        """Those of an earlier run are read only where this one goes on with it."""
+        self._device = device
+        self._entries = device.journal.verdicts() if resumed and device.journal is not None else {}
+
+    def holds(self, work: RegionWork, schedules: Sequence[Schedule]) -> bool:
+        """Whether an earlier run left a result of these schedules, at each end of the kernel's values. It may be of
+        other binaries, and then counts for nothing."""
+        return bool(self._entries) and all(
+            self._identity(work, schedules, values) in self._entries for values in work.bindings
+        )
+
+    def holds_first(self, work: RegionWork) -> bool:
+        """Whether an earlier run left a result of what is judged first of this region, and nothing else is left."""
+        return (
+            bool(self._entries) and not work.offers and self.holds(work, [work.space.baseline(), *work.candidates[:1]])
+        )
+
+    def find(self, work: RegionWork, sides: Sequence[Side], values: Variables) -> DuelOutcome | None:
+        """What an earlier run saw of this very comparison with these values of the kernel's variables; None where it
+        has to be made.
+
+        Raises:
+            JournalError: what the journal holds of it cannot be trusted.
+        """
+        if not self._entries:
+            return None
+        text = self._entries.get(self._identity(work, [side.schedule for side in sides], values))
+        if text is None:
+            return None
+        try:
+            entry = noun_from_json(Entry, text)
+            if not _is_whole(entry.outcome, len(sides)):
+                raise ResultError("its samples are not those of a comparison in which all was right")
+        except ResultError as error:
+            name = self._device.folder / "journal.sqlite"
+            raise JournalError(
+                f"{name}: a verdict cannot be trusted ({error}): restore a copy, or start anew"
+            ) from None
+        return entry.outcome if entry.binaries == _binaries(sides) else None
+
+    def add(self, work: RegionWork, sides: Sequence[Side], outcome: DuelOutcome, values: Variables) -> None:
+        """Store what a comparison with these values showed, where everything was verified and timed."""
+        if self._device.journal is not None and _is_whole(outcome, len(sides)):
+            key = self._key(work, [side.schedule for side in sides], values)
+            self._device.journal.add_verdict(key, noun_to_json(Entry(_binaries(sides), outcome)))
+
+    def forget(self) -> bool:
+        """Drop all, since the whole model failed with the schedules that they let through: a run that goes on would
+        take them over and end the same way. Whether there was a place to drop them from. Call it before the result is
+        written: a run that is killed in between checks the model once more when it goes on."""
+        if self._device.journal is None:
+            return False
+        self._device.journal.forget_verdicts()
+        return True
+
+    def _identity(self, work: RegionWork, schedules: Sequence[Schedule], values: Variables) -> bytes:
+        from kcg.dataset.journal import identity_of
+
+        return identity_of(self._key(work, schedules, values))
+
+    def _key(self, work: RegionWork, schedules: Sequence[Schedule], values: Variables) -> list[Any]:
+        return [
+            work.call.region.id,
+            values,
+            [[s.kind, s.body] for s in schedules],
+            *_fingerprints(*self._device.service.facts),
+            PROTOCOL,
+            RULES,
+            verify.FINAL_SEEDS,
+        ]
+
+
+def _is_whole(outcome: DuelOutcome, sides: int) -> bool:
+    """Whether everything of a comparison of so many sides was verified and timed."""
+    verifications = [outcome.baseline_verification, outcome.finalist_verification][:sides]
+    if outcome.noisy or outcome.tainted or not all(v is not None and v.passed for v in verifications):
+        return False
+    cold = [outcome.baseline_cold_s, outcome.again_cold_s, outcome.finalist_cold_s][: sides + 1]
+    warm = [outcome.baseline_warm_s, outcome.finalist_warm_s][:sides]
+    in_turns = len({len(samples) for samples in cold}) == 1
+    return in_turns and all(samples and all(0 < s < math.inf for s in samples) for samples in [*cold, *warm])
+
+
+def _binaries(sides: Sequence[Side]) -> tuple[str, ...]:
+    return tuple(side.compiled.binary_hash for side in sides)
+
+
+@cache  # they are asked for with every estimate of what judging will take
+def _fingerprints(target: Target, toolchain: Toolchain) -> tuple[str, str]:
+    return target.fingerprint, toolchain.fingerprint

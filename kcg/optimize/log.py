@@ -1,0 +1,134 @@
+"""What a run keeps of itself from its start to its result: phases, warnings, progress, and how it ended."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Final
+
+from kcg.search.problem import Observation
+from kcg.types import Expectation, Prediction, ProgressPoint
+
+if TYPE_CHECKING:
+    from kcg.optimize.console import Progress
+
+STARTING, CAPTURING, OPENING, BASELINES, SEARCH, JUDGING, MODEL = PHASES = (
+    "starting",
+    "capturing",
+    "opening",
+    "baselines",
+    "search",
+    "judging",
+    "model",
+)
+"""Until the workload is captured; capturing it; what is left of opening the device by then, and planning; timing
+tinygrad's own schedules, hand-written kernels and (on a GPU, meanwhile) reading the predictor; searching; re-timing and
+verifying; the check of the whole model or script, and writing the result."""
+
+WORDS: Final = {
+    STARTING: "starting",
+    CAPTURING: "capturing the workload",
+    OPENING: "opening the device",
+    BASELINES: "timing tinygrad's own schedules",
+    SEARCH: "searching",
+    JUDGING: "re-timing and verifying",
+    MODEL: "checking the whole",
+}
+"""What each is called in the report."""
+
+
+class RunLog:
+    """The one thing of a run that every step adds to, by its methods only."""
+
+    def __init__(self, progress: Progress, *, started: float) -> None:
+        """`started` is when the run began, and its first phase, by `time.monotonic`."""
+        self.progress, self.started = progress, started
+        self.warnings: list[str] = []
+        self.history: list[ProgressPoint] = []
+        self.expectations: list[Expectation] = []
+        self.interrupted = False
+        self.lost = ""  # why the device went away in the middle, if it did
+        self._now, self._since = STARTING, started
+        self._spent: dict[str, float] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def elapsed_s(self) -> float:
+        return time.monotonic() - self.started
+
+    @property
+    def ended_early(self) -> bool:
+        return self.interrupted or bool(self.lost)
+
+    def begin(self, phase: str) -> None:
+        """End the phase that runs and begin another one of `PHASES`."""
+        assert phase in PHASES, phase
+        now = time.monotonic()
+        self._spent[self._now] = self._spent.get(self._now, 0.0) + now - self._since
+        self._now, self._since = phase, now
+
+    def phases(self) -> tuple[tuple[str, float], ...]:
+        """Seconds of each phase that there was, in their order, up to now: together the time since the start."""
+        self.begin(self._now)
+        return tuple((phase, self._spent[phase]) for phase in PHASES if phase in self._spent)
+
+    def warn(self, *lines: str) -> None:
+        """Keep warnings for the result."""
+        self.warnings += lines
+
+    def alert(self, line: str, *, important: bool = False) -> None:
+        """Keep a warning for the result, and say it at once."""
+        self.warn(line)
+        self.progress.line(f"kcg: {line}", important=important)
+
+    def interrupt(self) -> None:
+        """The user ended the run."""
+        self.interrupted = True
+
+    def lose(self, error: Exception) -> None:
+        """The device went away in the middle."""
+        self.lost = str(error)
+        self.warn(f"the device was lost: {error}")
+
+    def show(
+        self,
+        total_s: float | None,
+        *,
+        measurements: int,
+        budget_s: float | None,
+        kernels: tuple[int, int] | None = None,
+        note: str = "",
+        keep: bool = True,
+    ) -> None:
+        """Show where the run stands, see `Progress.update`; what the workload takes by now is kept for the report."""
+        elapsed_s = self.elapsed_s
+        if keep and total_s is not None:
+            self.history.append(ProgressPoint(elapsed_s, measurements, total_s))
+        self.progress.update(
+            done_s=elapsed_s, budget_s=budget_s, measurements=measurements, total_s=total_s, kernels=kernels, note=note
+        )
+
+    def expect(
+        self, region: int, predicted: Prediction, corrected: Prediction | None, measured: Future[Observation]
+    ) -> None:
+        """Keep what was expected of a schedule of the region with this number beside what `measured` will show."""
+
+        def done(future: Future[Observation]) -> None:
+            if future.cancelled() or future.exception() is not None:
+                return
+            seen = future.result()
+            row = Expectation(
+                self.elapsed_s,
+                region,
+                seen.schedule,
+                predicted.runtime_s,
+                None if corrected is None else corrected.runtime_s,
+                predicted.failure_probability,
+                seen.runtime_s,
+                str(seen.status),
+            )
+            with self._lock:
+                self.expectations.append(row)
+
+        measured.add_done_callback(done)

@@ -1,0 +1,208 @@
+"""The paired comparison: two schedules of a region, verified by every rule and timed in turns in a fresh process.
+
+One mechanism for whatever is compared: tinygrad's own schedule alone, what a search found, what is written by hand. It
+compiles, verifies and times at each end of the kernel's values, decides by the paired speed-up, journals what it saw,
+and takes over what an earlier run saw of the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from kcg.errors import DeviceError
+from kcg.kernel.source.body import source_body
+from kcg.measure.device_info import first_line
+from kcg.measure.jobs import DuelJob, DuelOutcome
+from kcg.measure.pools import ServiceClosed
+from kcg.measure.protocol import median, median_interval, spread
+from kcg.measure.service import duel_rows
+from kcg.measure.verify import FINAL_SEEDS, foretell_job
+from kcg.optimize import ends
+from kcg.optimize.estimates import FRESH_CHILD_S
+from kcg.optimize.kept import Side
+from kcg.types import Finalist, Schedule, ScheduleKind, Variables, Verification
+
+if TYPE_CHECKING:
+    from kcg.kernel.symbolic import End
+    from kcg.measure.verify import Foretold
+    from kcg.optimize.device import Device
+    from kcg.optimize.estimates import Estimates
+    from kcg.optimize.work import RegionWork
+
+TIMEOUT_S = 120.0  # of one comparison, at least
+RUNS = 200  # launches of one, with room for samples that are taken again
+REFERENCES_TIMEOUT_S = 30.0  # references of one region, in a process beside
+
+
+@dataclass(frozen=True)
+class Compared:
+    """What a comparison showed of two schedules, or of one alone. There is a speed-up only where both are timed."""
+
+    before: Side
+    after: Side | None
+    outcome: DuelOutcome | None = None
+    reason: str = ""  # why there is no outcome
+    late: bool = False  # the budget was over before there was one
+    at_ends: tuple[DuelOutcome, ...] = ()  # what `outcome` is the mean of, see `ends`
+
+    @cached_property
+    def noise(self) -> float:
+        """What the slower schedule differs from itself, as a share of its time."""
+        assert self.outcome is not None
+        return spread(self.outcome.baseline_cold_s, self.outcome.again_cold_s)
+
+    @cached_property
+    def speed_up(self) -> tuple[float, float, float]:
+        """The paired speed-up: the low end of its 95 % interval, its median, the high end."""
+        assert self.outcome is not None
+        pairs = zip(self.outcome.baseline_cold_s, self.outcome.finalist_cold_s, strict=True)
+        ratios = [before / after for before, after in pairs]
+        low, high = median_interval(ratios)
+        return low, median(ratios), high
+
+    @property
+    def is_faster(self) -> bool:
+        """The whole interval lies above 1, and the gain exceeds the noise."""
+        low, ratio, _ = self.speed_up
+        return low > 1.0 and ratio > 1.0 + self.noise
+
+    @property
+    def words(self) -> str:
+        low, ratio, high = self.speed_up
+        return f"{ratio:.2f}× as fast, 95 % interval {low:.2f} to {high:.2f}"
+
+    def finalist_before(self, work: RegionWork) -> Finalist:
+        """The first schedule as a result keeps it."""
+        assert self.outcome is not None
+        seen = self.outcome
+        return _finalist(work, self.before, seen.baseline_cold_s, seen.baseline_warm_s, seen.baseline_verification)
+
+    def finalist_after(self, work: RegionWork) -> Finalist:
+        """The second one."""
+        assert self.outcome is not None and self.after is not None
+        seen = self.outcome
+        assert seen.finalist_verification is not None
+        return _finalist(work, self.after, seen.finalist_cold_s, seen.finalist_warm_s, seen.finalist_verification)
+
+
+def _finalist(
+    work: RegionWork, side: Side, cold_s: tuple[float, ...], warm_s: tuple[float, ...], verification: Verification
+) -> Finalist:
+    schedule, compiled = side.schedule, side.compiled
+    if schedule.kind == ScheduleKind.SOURCE:
+        body = source_body(schedule)
+        name, legend = body.name, body.legend
+    else:
+        name, legend = work.space.name(schedule), work.space.legend(schedule)
+    return Finalist(
+        schedule=schedule,
+        cold_s=median(cold_s),
+        warm_s=median(warm_s),
+        interval_s=median_interval(cold_s),
+        verification=verification,
+        binary_hash=compiled.binary_hash,
+        name=name,
+        legend=legend,
+        source=compiled.source,
+        launch=(compiled.global_size, compiled.local_size),
+    )
+
+
+class Comparisons:
+    """Makes the comparisons of one run, and knows of which regions some were made or taken over."""
+
+    def __init__(self, estimates: Estimates, device: Device) -> None:
+        self._estimates, self._device, self._kept = estimates, device, estimates.kept
+        self.made: set[str] = set()
+        self.taken_over: set[str] = set()
+        self._references: dict[tuple[str, Variables], Future[Any]] = {}  # by region and values of its variables
+
+    def prepare(self, works: Sequence[RegionWork]) -> None:
+        """Have a fresh process, and compile what is to be compared before the first comparison: on a CPU nothing may
+        compile while one runs. On a GPU the compiling children compute the references of these regions meanwhile."""
+        service, expected_s = self._device.service, self._estimates.compiling_s()
+        service.fresh_child()
+        if not self._device.is_cpu:  # where nothing may disturb a sample
+            for work in (w for w in works if not self._kept.holds_first(w)):
+                for values in work.bindings:
+                    self._references[work.id, values] = service.beside(
+                        foretell_job, work.call.region, values, FINAL_SEEDS, timeout_s=REFERENCES_TIMEOUT_S
+                    )
+        sent = [service.compiled(w.call.region, s, *w.bindings) for w, s in self._estimates.sides()]
+        wait(sent, timeout=self._estimates.budget.patience_s(expected_s))
+
+    def side(self, work: RegionWork, schedule: Schedule) -> Side | str:
+        """A schedule and its program; why there is none where it does not compile: whatever the compiler raised, the
+        region is reported, not the run ended."""
+        try:
+            return Side(schedule, self._device.compiled(work, schedule))
+        except (DeviceError, ServiceClosed):  # says nothing of the kernel
+            raise
+        except Exception as error:
+            return first_line(error)
+
+    def compare(self, work: RegionWork, before: Side, after: Side | None) -> Compared:
+        """Verify and time both in turns, or the first alone, and record what was seen; or take over what an earlier run
+        saw of the same. All this at each end of the kernel's values, and not at the second what is wrong at the first.
+        """
+        outcomes: list[DuelOutcome] = []
+        for end in work.ends:
+            seen = self._compare_at(work, end, before, after)
+            if seen.outcome is None:
+                return replace(seen, reason=ends.reason_at(work.ends, end, seen.reason))
+            outcomes.append(seen.outcome)
+            if not seen.outcome.baseline_cold_s:
+                break
+        return Compared(before, after, ends.outcome(work.ends, outcomes), at_ends=tuple(outcomes))
+
+    def _compare_at(self, work: RegionWork, end: End, before: Side, after: Side | None) -> Compared:
+        sides = [before] if after is None else [before, after]
+        if (known := self._kept.find(work, sides, end.variables)) is not None:
+            self.taken_over.add(work.id)
+            return Compared(before, after, known)
+        self.made.add(work.id)
+        service, estimates = self._device.service, self._estimates
+        job = DuelJob(
+            work.call.region,
+            before.compiled.at(end.variables),
+            after.compiled.at(end.variables) if after is not None else None,
+            service.target,
+            end.variables,
+            seeds=FINAL_SEEDS,
+            foretold=self._reference(work, end.variables),
+        )
+        future = service.duel(job, timeout_s=TIMEOUT_S + RUNS * work.longest_s)
+        expected_s = FRESH_CHILD_S + estimates.comparing_s(work)
+        _, waiting = wait([future], timeout=estimates.budget.patience_s(expected_s))
+        if waiting:  # nothing is blamed on a kernel whose process was stopped, say
+            return Compared(before, after, late=True)
+        try:
+            outcome = future.result()
+        except (DeviceError, ServiceClosed):
+            raise
+        except Exception as error:  # a crash or a hang of the child is the candidate's, not the run's
+            return Compared(before, after, reason=f"{type(error).__name__}: {first_line(error)}")
+        self._device.record(
+            duel_rows(
+                job,
+                outcome,
+                before.schedule,
+                after.schedule if after is not None else None,
+                toolchain=service.toolchain.fingerprint,
+                run_id=self._device.run_id,
+            )
+        )
+        self._kept.add(work, sides, outcome, end.variables)  # last: where it is kept, its measurements are
+        return Compared(before, after, outcome)
+
+    def _reference(self, work: RegionWork, values: Variables) -> Foretold | None:
+        """The references of a region; None where they are computed with the verification, or could not be before it."""
+        future = self._references.get((work.id, values))
+        if future is None or future.exception() is not None:
+            return None
+        computed: Foretold = future.result()
+        return computed

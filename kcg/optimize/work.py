@@ -1,0 +1,245 @@
+"""What a run knows of its regions, and what its steps hand on to the next:
+
+    capture -> Captured    baselines -> Measured    search -> Candidates    judge -> RegionResults
+
+`check_model` gives a `ModelCheck`, and `write` leaves a `Finished` (`kcg.optimize.run`).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from kcg.kernel.symbolic import End, at_values, ends_of
+from kcg.optimize.ends import mean, observed
+from kcg.search.problem import Observation, best
+from kcg.types import (
+    Measurement,
+    RegionResult,
+    Schedule,
+    ScheduleKind,
+    Status,
+    Variables,
+    Workload,
+    WorkloadCall,
+)
+
+if TYPE_CHECKING:
+    from kcg.kernel.opts.space import KernelSpace
+
+TRIES = 2  # candidates of a search that are judged per region, the second only if the first is wrong
+
+
+@dataclass(frozen=True)
+class Offer:
+    """A hand-written kernel for one region; without a schedule where it could not be lowered."""
+
+    name: str
+    schedule: Schedule | None
+    reason: str = ""  # why there is none
+
+
+@dataclass
+class RegionWork:
+    """What a run knows of one region of the workload."""
+
+    call: WorkloadCall
+    space: KernelSpace
+    known: dict[Schedule, Observation] = field(default_factory=dict)  # a search adds to it
+    binaries: set[str] = field(default_factory=set)
+    compile_s: dict[Schedule, float] = field(default_factory=dict)  # what compiling each took, in this run or before
+    own: Measurement | None = None  # the hand-coded schedule as the search measured it
+    tried_by_beam: int = 0  # binaries that tinygrad's own BEAM timed
+    offers: list[Offer] = field(default_factory=list)  # kernels that are written by hand for it
+    by_hand: dict[Schedule, Observation] = field(default_factory=dict)  # what was seen of such; a search does not know
+    at_ends: dict[Schedule, tuple[float, ...]] = field(default_factory=dict)  # seconds at each end, of what ran
+
+    # ---- what is learned of it ----
+
+    def charge(self, rows: Sequence[Measurement]) -> Measurement | None:
+        """Take in what measuring a schedule at each end cost; the row of its binary, where that is new."""
+        row = next((row for row in rows if row.binary_hash), rows[0])
+        self.compile_s[row.schedule] = row.compile_s
+        if row.schedule == self.space.baseline():
+            self.own = row
+        if not row.binary_hash or row.binary_hash in self.binaries:
+            return None
+        self.binaries.add(row.binary_hash)
+        return row
+
+    def saw(self, schedule: Schedule, rows: Sequence[Measurement]) -> Observation:
+        """What a search sees of a schedule that was measured at each end; its times there are kept."""
+        if all(row.status == Status.OK for row in rows):
+            self.at_ends[schedule] = tuple(row.median_s for row in rows)
+        return observed(self.ends, rows)
+
+    def keep(self, seen: Observation) -> None:
+        """Know what was seen of a schedule; a search does not know what is written by hand."""
+        known = self.known if seen.schedule.kind == ScheduleKind.OPTS else self.by_hand
+        known[seen.schedule] = seen
+
+    def predicted(self, known: Mapping[Schedule, Observation]) -> None:
+        """Know what was predicted of schedules, and nothing else."""
+        self.known = dict(known)
+
+    def searched_by_beam(self, binaries: int) -> None:
+        """tinygrad's own BEAM timed so many binaries."""
+        self.tried_by_beam = binaries
+
+    def offer(self, offer: Offer) -> None:
+        """There is a hand-written kernel for it."""
+        self.offers.append(offer)
+
+    # ---- what it is ----
+
+    @property
+    def id(self) -> str:
+        values = ",".join(f"{name}={value}" for name, value in self.call.variables)
+        return f"{self.call.region.id}|{values}"
+
+    @functools.cached_property
+    def ends(self) -> tuple[End, ...]:
+        """With which values of its variables it is timed, and how much each counts."""
+        return ends_of(self.call)
+
+    @functools.cached_property
+    def bindings(self) -> tuple[Variables, ...]:
+        """The values at the ends: one set, which is empty where the kernel has no variables, or two."""
+        return tuple(end.variables for end in self.ends)
+
+    @functools.cached_property
+    def bytes(self) -> int:
+        """Least traffic of one call."""
+        from kcg.kernel.analysis import least_bytes
+
+        return round(mean(self.ends, [least_bytes(at_values(self.space.ast, v)) for v in self.bindings]))
+
+    @functools.cached_property
+    def operations(self) -> float:
+        """Arithmetic of one call."""
+        from kcg.kernel.analysis import arithmetic
+
+        return mean(self.ends, [arithmetic(at_values(self.space.ast, v)) for v in self.bindings])
+
+    @functools.cached_property
+    def is_alone(self) -> bool:
+        """Whether its space holds no schedule but tinygrad's own."""
+        start = self.space.start()
+        return self.space.baseline() == start and not self.space.actions(start)
+
+    # ---- what is known of it ----
+
+    @property
+    def scales(self) -> tuple[float, ...]:
+        """How long the fastest known schedule takes at each end, relative to its time of one call; 1 where none is."""
+        found = best(list(self.known.values()))
+        times = self.at_ends.get(found.schedule) if found is not None else None
+        return tuple(s / found.time_s for s in times) if found is not None and times else (1.0,) * len(self.ends)
+
+    @property
+    def longest_s(self) -> float:
+        """What tinygrad's own schedule takes at the end where it takes longer; 0 where it is not known."""
+        return max(self.at_ends.get(self.space.baseline(), ()), default=self.baseline_s)
+
+    @property
+    def baseline_s(self) -> float:
+        """Measured time of the hand-coded schedule; 0 where it is not known."""
+        seen = self.known.get(self.space.baseline())
+        return seen.runtime_s or 0.0 if seen is not None else 0.0
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether tinygrad's own schedule was tried, with whatever end: all else is compared with it."""
+        return self.space.baseline() in self.known
+
+    @property
+    def is_unjudged(self) -> bool:
+        """Whether the reference cannot tell what is right: no schedule of it is judged then."""
+        return self.own is not None and self.own.status == Status.UNJUDGED
+
+    @property
+    def tried(self) -> int:
+        """Schedules beside the hand-coded one that were measured, whether they ran or not."""
+        return max(len(self.known) - (self.space.baseline() in self.known), self.tried_by_beam)
+
+    @property
+    def best_s(self) -> float:
+        found = best(list(self.known.values()))  # a copy: its search may run in another thread
+        return found.time_s if found is not None else 0.0
+
+    @property
+    def before_s(self) -> float:
+        """What all its calls take as tinygrad schedules them; 0 where it is not known."""
+        return self.call.calls * self.baseline_s
+
+    @property
+    def after_s(self) -> float:
+        """What all its calls take by the best that is known so far; 0 where nothing is."""
+        return self.call.calls * self.best_s
+
+    @property
+    def saving_s(self) -> float:
+        """What its first candidate would save of one execution, by the search."""
+        first = self.candidates[:1] if self.baseline_s else []
+        return sum(self.call.calls * (self.baseline_s - self.known[schedule].time_s) for schedule in first)
+
+    @property
+    def candidates(self) -> list[Schedule]:
+        """The schedules that a search found faster than the baseline, fastest first."""
+        baseline, limit = self.space.baseline(), self.baseline_s or float("inf")
+        return [s for s in self._ranked() if s != baseline and self.known[s].time_s < limit][:TRIES]
+
+    def _ranked(self) -> list[Schedule]:
+        """Schedules that ran, fastest first; one of each binary."""
+        seen: set[str] = set()
+        ordered = []
+        for observation in sorted([*self.known.values()], key=lambda o: o.time_s):  # a copy, as above
+            if observation.status == Status.OK and observation.binary_hash not in seen:
+                seen.add(observation.binary_hash)
+                ordered.append(observation.schedule)
+        return ordered
+
+
+def total_s(works: Sequence[RegionWork]) -> float | None:
+    """What the workload takes by the best that is known; None where something is not known."""
+    return sum(work.after_s for work in works) if all(work.best_s for work in works) else None
+
+
+@dataclass(frozen=True)
+class Captured:
+    """The workload, and what recording the kernels of a script took; 0 of a named one."""
+
+    workload: Workload
+    recorded_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The regions once tinygrad's own schedules are timed, and what that took."""
+
+    works: Sequence[RegionWork]
+    at: float  # when that was over, by `time.monotonic`
+    untimed: int = 0  # kernels of which the budget left no time to time tinygrad's own schedule
+    baseline_s: float = 0.0  # what compiling and timing one took on average, in this run
+    preparing_s: float = 0.0  # what preparing a first measurement of a kernel takes on average; 0: not known
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """The regions once the search is over; what it found of each is in `RegionWork.candidates`."""
+
+    works: Sequence[RegionWork]
+    untimed: int = 0
+    settled: bool = False  # it ended because nothing more was worth its measurements
+    used_up: bool = False  # all measurements that were allowed are made
+    searched: bool = True  # some schedule was tried beside tinygrad's own
+
+
+@dataclass(frozen=True)
+class RegionResults:
+    """What became of each region, in their order."""
+
+    rows: tuple[RegionResult, ...]
+    undecided: int = 0  # kernels with a candidate that the budget left no time to judge

@@ -1,0 +1,78 @@
+"""An optimisation as far as its baselines, for tests of single steps."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from kcg.dataset.journal import Journal
+from kcg.optimize import run
+from kcg.optimize.baselines import measure_baselines
+from kcg.optimize.budget import Budget
+from kcg.optimize.console import progress
+from kcg.optimize.device import Device
+from kcg.optimize.estimates import Estimates
+from kcg.optimize.finals import Judge
+from kcg.optimize.kept import KeptResults
+from kcg.optimize.log import RunLog
+from kcg.optimize.paired import Comparisons
+from kcg.optimize.search import Guide
+from kcg.optimize.settings import Settings
+from kcg.optimize.work import Candidates, Captured, Measured, RegionResults, RegionWork
+from kcg.types import Result
+
+
+@dataclass
+class Begun:
+    """What the steps of a run work on, once its kernels are planned."""
+
+    settings: Settings
+    log: RunLog
+    budget: Budget
+    device: Device
+    captured: Captured
+    works: list[RegionWork]
+    guide: Guide
+
+    def measured(self, *, meanwhile: Callable[[], object] = lambda: None) -> Measured:
+        """With tinygrad's own schedules timed."""
+        return measure_baselines(self.works, self.device, budget=self.budget, log=self.log, meanwhile=meanwhile)
+
+    def untimed(self) -> Measured:
+        """As if that had taken no time."""
+        return Measured(self.works, time.monotonic())
+
+    def estimates(self, measured: Measured, *, resumed: bool = False) -> Estimates:
+        """With `resumed` as a run that goes on with what the journal holds now."""
+        kept = KeptResults(self.device, resumed=resumed)
+        return Estimates(self.settings, self.captured, measured, self.device, self.budget, kept)
+
+    def judge(self, estimates: Estimates, candidates: Candidates | None = None) -> Judge:
+        candidates = Candidates(self.works) if candidates is None else candidates
+        return Judge(candidates, estimates, device=self.device, log=self.log, judged={})
+
+    def comparisons(self, estimates: Estimates) -> Comparisons:
+        return Comparisons(estimates, self.device)
+
+    def result(self, candidates: Candidates | None, results: RegionResults) -> Result:
+        ended = run._Ended(self.settings, self.captured, self.works, candidates, results, {}, self.guide.name)
+        return run.build_result(ended, device=self.device, budget=self.budget, log=self.log)
+
+    @property
+    def journal(self) -> Journal:
+        assert self.device.journal is not None
+        return self.device.journal
+
+
+@contextmanager
+def begun(settings: Settings) -> Iterator[Begun]:
+    """A run of these settings, its kernels planned."""
+    with progress(quiet=True) as shown:
+        log, budget = run._begin(settings, shown, started=time.monotonic())
+        with Device(settings, log, budget) as device:
+            captured = run.capture(settings, device, budget=budget, log=log)
+            device.open_journal(captured.workload)
+            works = device.plan(captured.workload)
+            yield Begun(settings, log, budget, device, captured, works, Guide(settings, device))
