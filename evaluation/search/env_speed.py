@@ -19,6 +19,7 @@ import torch
 
 from evaluation.laps import laps
 from kcg.dataset.reading import Export, read_export
+from kcg.kernel.opts.schedule import opts_of
 from kcg.kernel.opts.space import KernelSpace
 from kcg.predictor.checkpoint import read
 from kcg.predictor.features import encode, graphs
@@ -64,7 +65,7 @@ def profile(
         lap("graph")
         steps = space.actions(schedule)
         lap("legal actions")
-        action_rows(table, [opt_of(step) for step in steps], depth=len(schedule.opts))
+        action_rows(table, [opt_of(step) for step in steps], depth=len(opts_of(schedule)))
         lap("rows of actions")
         predictor.of_views([view])
         lap("network")

@@ -11,7 +11,7 @@ import functools
 import math
 import operator
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -23,8 +23,34 @@ from kcg.compat.tiny import AxisType, GroupOp, InvalidType, Ops, Scheduler, UOp,
 # Read off a schedule state arithmetically: every index expression is evaluated at the origin and one step along each
 # axis, in one vectorised pass. No code is generated.
 
-INNER = ("UPCAST", "UNROLL")
-REDUCING = ("REDUCE", "UNROLL", "GROUP_REDUCE")
+AXIS_KINDS = (
+    "GLOBAL",
+    "THREAD",
+    "WEAK",
+    "LOOP",
+    "LOCAL",
+    "WARP",
+    "GROUP_REDUCE",
+    "REDUCE",
+    "UNROLL",
+    "UPCAST",
+    "DEVICE",
+    "other",
+)
+"""Kinds of axes by tinygrad's names; a kind that is none of these is the last. Predictors have a feature of each, in
+this order."""
+
+# What an axis means to who runs it. Whoever reads a loop nest asks by these, not by the names of kinds.
+GRID = ("GLOBAL",)  # its steps are workgroups, in any order
+CORES = ("THREAD",)  # its steps are given to cores of a CPU
+LANES = ("LOCAL", "WARP")  # its steps are threads of one workgroup, each with results of its own
+SHARED_SUMS = ("GROUP_REDUCE",)  # its steps are threads of one workgroup, which share a reduction
+WORKGROUP = (*LANES, *SHARED_SUMS)
+SUMMED_IN_TURN = ("REDUCE",)  # one thread adds up its steps one after another
+LOOPS = (*SUMMED_IN_TURN, "WEAK", "LOOP")  # one thread takes its steps one after another
+HELD = ("UPCAST",)  # one thread computes its steps side by side, and holds the result of each
+INNER = (*HELD, "UNROLL")  # its steps are written out one by one
+REDUCING = (*SUMMED_IN_TURN, "UNROLL", *SHARED_SUMS)
 
 OPERATIONS_IN = {"EXP2": 20, "LOG2": 20, "SIN": 60, "POW": 45, "THREEFRY": 120}
 """Operations that tinygrad takes a function apart into where the target has no instruction (counted on CPU:X86)."""
@@ -51,6 +77,7 @@ class AxisTable:
     accesses: tuple[Access, ...]
     operations: tuple[tuple[str, tuple[bool, ...]], ...]  # (op name, axes it varies with) of every arithmetic node
     tensor_core: bool
+    uops: int = field(default=0, compare=False)  # about how many micro-operations the code has, where it was counted
 
     def product(self, *kinds: str) -> int:
         """Product of the extents of all axes of these kinds."""
@@ -66,6 +93,18 @@ class AxisTable:
         """Product of the extents of the marked axes, without those of kinds in `skip`."""
         rows = zip(self.extents, self.kinds, used, strict=True)
         return math.prod(e for e, k, u in rows if u and k not in skip)
+
+
+@dataclass(frozen=True)
+class ActionRows:
+    """What each of m actions would do to a loop nest, as numbers, and last what it is to leave it as it is. Which
+    columns there are is the matter of the kind of schedule."""
+
+    features: np.ndarray[Any, Any]  # (m + 1, features) float32
+    axes: np.ndarray[Any, Any]  # (m + 1, k) int64: places of the axes that it acts on, -1 for none
+
+    def __len__(self) -> int:
+        return len(self.features)
 
 
 def axis_table(state: Scheduler) -> AxisTable:

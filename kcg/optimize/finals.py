@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from kcg import __version__
 from kcg.errors import DeviceError
+from kcg.kernel.kinds import describe
 from kcg.kernel.source.body import source_body
 from kcg.measure.jobs import DuelJob, DuelOutcome
 from kcg.measure.pools import ServiceClosed
@@ -30,7 +31,6 @@ from kcg.optimize.result import NO_OTHER, TIME_OVER, USED_UP
 from kcg.optimize.verdicts import Side, is_known, keep, taken_over
 from kcg.provenance import provenance
 from kcg.types import (
-    RAW,
     Finalist,
     RegionResult,
     Result,
@@ -210,7 +210,7 @@ def _judge(session: Session, work: RegionWork) -> RegionResult:
             except (DeviceError, ServiceClosed):
                 raise
             except Exception as error:
-                notes.append(f"{schedule} does not compile: {_line(error)}")
+                notes.append(f"{describe(schedule)} does not compile: {_line(error)}")
                 continue
             if finalist.binary_hash == baseline.binary_hash:
                 continue  # tinygrad's own choice by another name
@@ -221,7 +221,7 @@ def _judge(session: Session, work: RegionWork) -> RegionResult:
         if judged.outcome is None:
             if schedule is None:
                 return _quarantined(session, work, f"tinygrad's own schedule fails: {judged.reason}")
-            notes.append(f"{schedule}: {judged.reason}")
+            notes.append(f"{describe(schedule)}: {judged.reason}")
             continue
         if (result := _decide(session, work, baseline, finalist, schedule, judged.outcome, notes)) is not None:
             return replace(result, clocks=judged.outcome.clocks, ends=ends_of(work, judged, result))
@@ -307,9 +307,9 @@ def _decide(
         return _unjudged(session, work, verified)
     if not verified.passed:
         return _quarantined(session, work, _who_is_wrong(session, work, verified.reason), verified)
-    if duel.finalist_verification is not None and not duel.finalist_verification.passed:
+    if schedule is not None and duel.finalist_verification is not None and not duel.finalist_verification.passed:
         verb = "is unjudged" if duel.finalist_verification.unjudged else "is wrong"
-        notes.append(f"{schedule} {verb}: {duel.finalist_verification.reason}")
+        notes.append(f"{describe(schedule)} {verb}: {duel.finalist_verification.reason}")
         return None
     base = finalist_of(work, work.space.baseline(), baseline, duel.baseline_cold_s, duel.baseline_warm_s, verified)
     noise = spread(duel.baseline_cold_s, duel.again_cold_s)
@@ -317,7 +317,7 @@ def _decide(
         outcome, why = ("kept", "; ".join(notes)) if notes else _without_candidate(session, work)
         return _result(session, work, base, base, outcome, why, noise)
     if duel.noisy:
-        notes.append(f"{schedule} cannot be compared: {duel.noisy}")
+        notes.append(f"{describe(schedule)} cannot be compared: {duel.noisy}")
         return _result(session, work, base, base, "kept", "; ".join(notes), noise)
     assert duel.finalist_verification is not None
     chosen = finalist_of(
@@ -329,14 +329,16 @@ def _decide(
     if low > 1.0 and median(ratios) > 1.0 + noise:
         return _result(session, work, base, chosen, "improved", "; ".join([text, *notes]), noise)
     slower = "is slower" if high < 1.0 and median(ratios) < 1.0 - noise else "is a tie"
-    return _result(session, work, base, base, "kept", "; ".join([f"{schedule} {slower} ({text})", *notes]), noise)
+    return _result(
+        session, work, base, base, "kept", "; ".join([f"{describe(schedule)} {slower} ({text})", *notes]), noise
+    )
 
 
 def _who_is_wrong(session: Session, work: RegionWork, reason: str) -> str:
     """Whether tinygrad's own schedule of a kernel is wrong or the reference is: the raw kernel tells."""
-    if work.space.baseline() == RAW:
+    if work.space.baseline() == work.space.start():
         return f"the kernel does not verify as tinygrad compiles it: {reason}"
-    raw = session.measure(work, [RAW], sampler="reference")[0].result()
+    raw = session.measure(work, [work.space.start()], sampler="reference")[0].result()
     if raw.status == Status.OK:
         return f"tinygrad's own schedule does not verify, the unoptimised kernel is right on one seed: {reason}"
     if raw.status == Status.WRONG:

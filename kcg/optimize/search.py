@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import random
 import time
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ from kcg.measure.jobs import TinyBeamJob
 from kcg.optimize import estimates
 from kcg.optimize.session import RegionWork, Session
 from kcg.optimize.settings import EFFORTS, TINY_BEAM, strategy_of
-from kcg.search.allocation import PATIENCE_S, Auction, Limits, Relative, adopted, family
+from kcg.search.allocation import PATIENCE_S, Allocator, Limits, Relative
 from kcg.search.problem import Observation, Problem, Said
 from kcg.types import Schedule, Status
 
@@ -27,8 +26,6 @@ HOPELESS = 2.5  # a candidate this much slower than the best so far gets one sam
 
 def problem(session: Session, work: RegionWork, predictor: Predictor, index: int) -> Problem:
     """The search problem of one region: its space, this session's predictor, device and ledger."""
-    from kcg.predictor.correction import kind_of
-
     judge = predictor.of(work.space)
 
     def measure(batch: Sequence[Schedule]) -> list[Future[Observation]]:
@@ -49,10 +46,6 @@ def problem(session: Session, work: RegionWork, predictor: Predictor, index: int
         known=work.known,
         correct=judge.correct,
         expected=expected,
-        step=work.space.step,
-        tile=work.space.tile,
-        kind=kind_of,
-        alike=work.space.alike,
     )
 
 
@@ -104,7 +97,7 @@ def _spend(session: Session, name: str) -> None:
 
 def _search_with(session: Session, name: str, predictor: Predictor) -> None:
     session.progress.phase(f"searching with {name}")
-    auction = Auction(
+    allocator = Allocator(
         session.ledger, _limits(session), seen=lambda: _seen(session), patience_s=lambda: _patience_s(session)
     )
     # without a baseline there is nothing to compare with
@@ -117,11 +110,10 @@ def _search_with(session: Session, name: str, predictor: Predictor) -> None:
         if session.thinkers is not None:
             seed = f"{session.settings.seed}:{index}"
             how = session.thinkers.strategy(name, work.call.region, place=place, seed=seed)
-        relative = Relative(family(work.space), functools.partial(adopted, work.space))
-        auction.enter(work.id, work.call.calls, asked, how, relative=relative)
-    auction.run()
+        allocator.enter(work.id, work.call.calls, asked, how, relative=Relative(work.space))
+    allocator.run()
     session.check_journal()
-    session.settled = auction.settled
+    session.settled = allocator.settled
 
 
 def dealt(seconds: Sequence[float], count: int) -> list[int]:

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
 
+from kcg.kernel.opts.schedule import opts_of
 from kcg.predictor.features import Array
 from kcg.types import Prediction, Schedule, ScheduleKind
 
@@ -327,7 +328,7 @@ def traits_of(schedules: Sequence[Schedule]) -> Array:
 def kind_of(schedule: Schedule) -> tuple[int, ...]:
     """Which traits a schedule has, 1 or 0 each: what is of one kind has them in common."""
     told = [0] * (len(TRAITS) + UPCAST_AXES)
-    for opt in schedule.opts if schedule.kind == ScheduleKind.OPTS else ():
+    for opt in opts_of(schedule) if schedule.kind == ScheduleKind.OPTS else ():
         for place, of in enumerate(TRAITS):
             told[place] |= opt.op in of
         if opt.op == "UPCAST" and isinstance(opt.axis, int) and opt.axis < UPCAST_AXES:

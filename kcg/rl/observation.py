@@ -19,9 +19,10 @@ import numpy as np
 
 from kcg.kernel.loop_nest import INNER, AxisTable
 from kcg.kernel.opts.planner import ACTIONS, SHARED, TAKES
+from kcg.kernel.opts.schedule import Opt, opts_of
 from kcg.kernel.opts.space import refusal
 from kcg.predictor.features import MOST_AXES, Array, ScheduleFeatures, encode, graphs, kernel_features, target_features
-from kcg.types import Action, Opt, Schedule
+from kcg.types import Action, Schedule
 
 if TYPE_CHECKING:
     from kcg.kernel.opts.space import KernelSpace
@@ -188,7 +189,7 @@ class Viewer:
             for i, (schedule, table, length) in enumerate(zip(missing, tables, lengths, strict=True)):
                 steps = tuple(self._actions(schedule))
                 opts, symbolic = [opt_of(step) for step in steps], self.space.symbolic_axes(schedule)
-                rows = action_rows(table, opts, depth=len(schedule.opts), symbolic=symbolic)
+                rows = action_rows(table, opts, depth=len(opts_of(schedule)), symbolic=symbolic)
                 one = made if len(missing) == 1 else made.take(np.array([i]))
                 found[schedule] = View(
                     self.space,
@@ -212,7 +213,7 @@ def opt_of(action: Action) -> Opt:
     """The Opt that an action applies. Its label says it: in a recorded table a step may lead to a schedule that was
     recorded in another order."""
     known = _by_label().get(action.label)
-    return known if known is not None else action.schedule.opts[-1]
+    return known if known is not None else opts_of(action.schedule)[-1]
 
 
 @cache

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from kcg.errors import ExitCode
+from kcg.kernel.kinds import describe
 from kcg.optimize import estimates, finals
 from kcg.optimize import run as run_of_kcg
 from kcg.optimize import session as session_of_kcg
@@ -217,7 +218,7 @@ def session(measured: Session) -> Iterator[Session]:
 def find(work: RegionWork, *, times: float = 2.0) -> Schedule:
     """As if its search had found a schedule that is so many times as fast."""
     schedule: Schedule = work.space.actions(work.space.start())[0].schedule
-    work.known[schedule] = Observation(schedule, Status.OK, work.baseline_s / times, f"found {schedule}")
+    work.known[schedule] = Observation(schedule, Status.OK, work.baseline_s / times, f"found {describe(schedule)}")
     return schedule
 
 

@@ -14,10 +14,12 @@ import torch
 from gymnasium.utils.env_checker import check_env
 
 from kcg.errors import UsageError
+from kcg.kernel.kinds import describe
+from kcg.kernel.opts.schedule import RAW, Opt, opts_of, schedule_of
 from kcg.rl.env import FAULT_VALUE, MOST_ACTIONS, Cost, KernelScheduleEnv, Reading, observation_of, predicted
 from kcg.rl.observation import ACTION_FEATURES, KINDS_OF_ACTION, Viewer
 from kcg.search.replay import ReplayTable
-from kcg.types import RAW, Action, Opt, Prediction, Schedule
+from kcg.types import Action, Prediction, Schedule
 from tests.env_tasks import (
     TARGETS,
     check_episodes,
@@ -100,7 +102,7 @@ def test_an_episode_is_paid_by_what_the_cost_says_of_its_end(start: str, guided:
         first_s, last_s = (table.records[s].observation.runtime_s for s in (begin, env.view.schedule))
         if "fault" not in info:
             assert first_s and last_s and paid == pytest.approx(math.log(first_s / last_s))
-            assert info["log_s"] == math.log(last_s) and info["schedule"] == str(env.view.schedule)
+            assert info["log_s"] == math.log(last_s) and info["schedule"] == describe(env.view.schedule)
 
 
 def test_with_a_guide_the_steps_are_paid_by_the_guide() -> None:
@@ -119,7 +121,7 @@ def test_a_schedule_that_fails_truncates_with_its_reason(guided: bool) -> None:
     bad = failing(table)
     labels = way_to(table, bad)
     assert len(labels) >= 2
-    guide: Cost = lambda schedule: Reading(-10.0 - len(schedule.opts))  # noqa: E731
+    guide: Cost = lambda schedule: Reading(-10.0 - len(opts_of(schedule)))  # noqa: E731
     env = env_of(replace(recorded_task(), guide=guide if guided else None))
     paid, (observation, _, terminated, truncated, info) = play(env, along(labels))
     assert truncated and not terminated and paid == pytest.approx(FAULT_VALUE)
@@ -138,7 +140,7 @@ def test_a_certain_failure_is_a_fault_before_anything_is_measured() -> None:
 
     def predict(schedules: Sequence[Schedule]) -> list[Prediction]:
         asked.extend(schedules)
-        return [Prediction(-9.0, 0.1, float(bool(s.opts))) for s in schedules]
+        return [Prediction(-9.0, 0.1, float(bool(opts_of(s)))) for s in schedules]
 
     env = env_of(replace(task("matmul"), cost=predicted(predict)))
     for _ in range(2):
@@ -167,7 +169,7 @@ def test_actions_of_numpy_are_actions() -> None:
 
 def test_a_step_that_does_not_apply_is_a_fault() -> None:
     """A table recorded under another action space may name one."""
-    wrong = Schedule.from_opts([Opt("UPCAST", 77, 4)])
+    wrong = schedule_of([Opt("UPCAST", 77, 4)])
     viewer = Viewer(viewer_of("matmul").space, lambda schedule: [Action("UPCAST(77,4)", wrong)])
     for cost in (lambda schedule: Reading(-9.0), predicted(lambda s: [Prediction(len(viewer.view(s[0]).rows))])):
         env = env_of(replace(task("matmul"), viewer=viewer, cost=cost))

@@ -13,10 +13,11 @@ from kcg.compat.scheduling import to_tiny
 from kcg.errors import ScheduleError
 from kcg.kernel.codec import kernel_of
 from kcg.kernel.opts.planner import SHARED
+from kcg.kernel.opts.schedule import RAW, Opt, opts_of, schedule_of
 from kcg.kernel.opts.space import KernelSpace
 from kcg.predictor.features import MOST_AXES
 from kcg.rl.observation import ACTION_FEATURES, AXES_OF_ACTION, KINDS_OF_ACTION, VIEWS_KEPT, Viewer, action_rows, opt_of
-from kcg.types import RAW, Action, Opt, Region, Schedule
+from kcg.types import Action, Region, Schedule
 from tests.env_tasks import (
     TARGETS,
     viewer_of,
@@ -37,9 +38,9 @@ def walked(space: KernelSpace, *, walks: int = 3, seed: int = 0) -> list[Schedul
     rng, found = random.Random(seed), {RAW: None, space.baseline(): None}
     for _ in range(walks):
         schedule: Schedule | None = RAW
-        while schedule is not None and len(schedule.opts) < 5:
+        while schedule is not None and len(opts_of(schedule)) < 5:
             found[schedule] = None
-            schedule = space.random_step(schedule, rng)
+            schedule = space.sample(rng, schedule)
     return list(found)
 
 
@@ -70,7 +71,7 @@ def test_a_row_names_the_axes_that_tinygrad_acts_on_and_what_it_leads_to(name: s
         assert (view.rows.axes[-1] == -1).all() and view.rows.features[-1, ACTION_FEATURES.index("is stop")] == 1
         for step, row, places in zip(view.steps, view.rows.features, view.rows.axes, strict=False):
             opt = opt_of(step)
-            assert opt == step.schedule.opts[-1]
+            assert opt == opts_of(step.schedule)[-1]
             assert row[: len(KINDS_OF_ACTION)].sum() == 1 and row[KINDS_OF_ACTION.index(opt.op)] == 1
             if opt.op == "TC":
                 assert (places == -1).all()
@@ -128,7 +129,7 @@ def test_places_beyond_what_a_graph_holds_are_no_places() -> None:
 
 def test_an_action_without_a_place_in_kcgs_list_is_read_off_its_schedule() -> None:
     opt = Opt("UPCAST", 0, 6)
-    assert opt_of(Action("six", Schedule.from_opts([Opt("LOCAL", 1, 2), opt]))) == opt
+    assert opt_of(Action("six", schedule_of([Opt("LOCAL", 1, 2), opt]))) == opt
     table = viewer_of("matmul").space.table(RAW)
     rows = action_rows(table, [Opt("NOLOCALS", None, None), Opt("PADTO", 0, 32), Opt("UNROLL", 7, 4)])
     other = KINDS_OF_ACTION.index("other")
@@ -166,4 +167,4 @@ def test_views_of_several_are_those_of_each() -> None:
 def test_a_schedule_that_does_not_apply_has_no_view() -> None:
     viewer = viewer_of("sum")
     with pytest.raises(ScheduleError):
-        viewer.view(Schedule.from_opts([Opt("UPCAST", 77, 4)]))
+        viewer.view(schedule_of([Opt("UPCAST", 77, 4)]))

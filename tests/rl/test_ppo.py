@@ -14,12 +14,12 @@ from stable_baselines3.common.preprocessing import preprocess_obs
 from stable_baselines3.common.utils import obs_as_tensor
 from stable_baselines3.common.vec_env import VecEnv
 
+from kcg.kernel.opts.schedule import RAW
 from kcg.rl.env import MOST_ACTIONS, KernelScheduleEnv, observation_of, observation_space
 from kcg.rl.observation import View
 from kcg.rl.policy import Policy, PolicyNet, batch_of
 from kcg.rl.ppo import BELOW, PpoSettings, ScheduleExtractor, SchedulePolicy, divided, environments, train, unpadded
 from kcg.rl.training import rollouts
-from kcg.types import RAW
 from tests.policies import ABOUT, SMALL, opinionated, task, viewer_of
 
 STILL = replace(SMALL, dropout=0.0)
