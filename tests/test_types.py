@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from kcg.kernel.kinds import describe
 from kcg.kernel.opts.schedule import RAW, Opt, opts_of, schedule_of
 from kcg.types import Kernel, Measurement, Plan, PlannedRegion, Region, Schedule, Status, canonical_json, malformed
 
@@ -22,7 +23,7 @@ def test_identities_are_pinned() -> None:
 
 def test_a_schedule_gives_back_its_opts() -> None:
     assert schedule_of(opts_of(SPLIT)) == SPLIT
-    assert str(SPLIT) == "UPCAST(0,4) TC(0,(-1, 2, 1)) NOLOCALS()"
+    assert describe(SPLIT) == "UPCAST(0,4) TC(0,(-1, 2, 1)) NOLOCALS()"
     with pytest.raises(ValueError, match="has no opts"):
         _ = opts_of(Schedule("source", "{}"))
 

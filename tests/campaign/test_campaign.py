@@ -27,12 +27,13 @@ from kcg.campaign.sampling import (
     sampler,
 )
 from kcg.campaign.settings import DEFAULT_MIX, CampaignSettings, parse_mix, parse_shard
-from kcg.campaign.tables import TableTask, lattice, prefixes, replay_table, table_calls
+from kcg.campaign.tables import TableTask, replay_table, table_calls
 from kcg.campaign.tasks import KernelTask, chosen_specs, distinct_calls
 from kcg.campaign.workers import generate
 from kcg.dataset.journal import Journal
 from kcg.errors import DataError, DeviceError, UsageError
 from kcg.kernel.codec import kernel_of
+from kcg.kernel.opts.lattice import lattice, prefixes
 from kcg.kernel.opts.schedule import RAW, opts_of, schedule_of
 from kcg.kernel.opts.space import KernelSpace
 from kcg.measure.protocol import PROTOCOL

@@ -106,6 +106,30 @@ def test_a_kernel_whose_own_schedule_fails_is_left_alone() -> None:
     assert len(allocator.entries[0].saw) == 1 and allocator.entries[0].best_s is None
 
 
+def test_entries_of_one_region_share_its_best_time() -> None:
+    allocator = Allocator(Ledger(), Limits(batch=1))
+    entered(allocator, chain_table([4e-6, 3e-6]), "a", calls=2)
+    entered(allocator, chain_table([5e-6, 1e-6]), "a", calls=2)
+    entered(allocator, chain_table([7e-6, 6e-6]), "b")
+    allocator.run()
+    one, other, third = allocator.entries
+    assert one.best_s == other.best_s == 1e-6 and third.best_s == 6e-6
+    assert allocator._total_s() == pytest.approx(2 * 1e-6 + 6e-6), "each region counts once"
+
+
+def test_what_is_slower_than_another_kinds_best_saves_nothing() -> None:
+    allocator = Allocator(Ledger(), Limits())
+    table = chain_table([4e-6, 3e-6])
+    problem = entered(allocator, table)
+    problem.known[table.baseline()] = table.records[table.baseline()].observation
+    (entry,) = allocator.entries
+    entry.incumbent.best_s = 4e-6
+    assert allocator._over_incumbent(entry, 0.25) == 0.25, "its own is the best"
+    entry.incumbent.best_s = 2e-6  # by schedules of another kind
+    assert allocator._over_incumbent(entry, 0.25) == 0.0
+    assert allocator._over_incumbent(entry, 0.75) == pytest.approx(0.5)
+
+
 @pytest.mark.parametrize(
     ("calls", "sizes"),
     [
