@@ -71,7 +71,7 @@ class Space(StepSpace, Protocol):
     @property
     def target(self) -> Target: ...
 
-    def sample(self, rng: random.Random, schedule: Schedule = ...) -> Schedule | None:
+    def sample(self, rng: random.Random, schedule: Schedule | None = None) -> Schedule | None:
         """One of `actions`, each equally likely, from `schedule` (by default `start`); None where there is none."""
 
     def transfer(self, schedule: Schedule, other: Any) -> Schedule | None:

@@ -122,8 +122,9 @@ class KernelSpace:
         children = ((opt, self.step(schedule, opt)) for opt in opts)
         return [Action(str(opt), child) for opt, child in children if child is not None]
 
-    def sample(self, rng: random.Random, schedule: Schedule = RAW) -> Schedule | None:
+    def sample(self, rng: random.Random, schedule: Schedule | None = None) -> Schedule | None:
         """One of `actions(schedule)`, each equally likely, without counting all of them; None where there is none."""
+        schedule = RAW if schedule is None else schedule
         if schedule == RAW:  # asked for most often, and the only state whose tensor cores have to be tried
             self._first = self._first or self.actions(RAW)
             return rng.choice(self._first).schedule if self._first else None
