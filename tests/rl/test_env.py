@@ -85,7 +85,7 @@ def _reached(table: ReplayTable) -> set[Schedule]:
     for schedule in (queue := [table.start()]):
         fresh = {step.schedule for step in table.actions(schedule)} - seen
         seen |= fresh
-        queue += sorted(fresh, key=str)
+        queue += sorted(fresh, key=describe)
     return seen
 
 
@@ -125,7 +125,7 @@ def test_a_schedule_that_fails_truncates_with_its_reason(guided: bool) -> None:
     env = env_of(replace(recorded_task(), guide=guide if guided else None))
     paid, (observation, _, terminated, truncated, info) = play(env, along(labels))
     assert truncated and not terminated and paid == pytest.approx(FAULT_VALUE)
-    assert info["fault"] and info["log_speedup"] == FAULT_VALUE and info["schedule"] == str(bad)
+    assert info["fault"] and info["log_speedup"] == FAULT_VALUE and info["schedule"] == describe(bad)
     assert observation in env.observation_space
     assert env._depth == len(labels) - (not guided)
     with pytest.raises(UsageError, match=r"^the episode is over: reset comes before the next step$"):

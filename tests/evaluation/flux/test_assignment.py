@@ -124,7 +124,7 @@ WALK = """
 import sys
 from pathlib import Path
 from evaluation.flux.campaign import assigned
-from kcg.types import RAW
+from kcg.kernel.opts.schedule import RAW
 from tests.evaluation.flux.test_assignment import process
 campaign = process(Path(sys.argv[1]), int(sys.argv[2]), tuple(sys.argv[3:]))
 for (unit,) in assigned(campaign, campaign.units(), 1):
