@@ -244,7 +244,7 @@ def test_tasks_are_drawn_by_weight_or_chosen() -> None:
 
 def test_episodes_start_where_they_are_told_to() -> None:
     space = viewer_of("matmul").space
-    ends = {"raw": str(space.start()), "hand-coded": str(space.baseline())}
+    ends = {"raw": describe(space.start()), "hand-coded": describe(space.baseline())}
     for start, schedule in ends.items():
         assert env_of(task("matmul"), start=start).reset()[1]["schedule"] == schedule
     env = env_of(task("matmul"), start="either")
