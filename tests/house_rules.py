@@ -51,6 +51,8 @@ FORBIDDEN_CALLS = {
     "torch.load",
     "pandas.read_pickle",
 }
+OPT_WORDS = {"Opt", "RAW", "opts_to_apply"}
+AXIS_WORDS = {"UPCAST", "UNROLL", "LOCAL", "GROUP", "GROUPTOP", "TC", "PADTO", "SWAP", "THREAD", "NOLOCALS"}
 HEAVY = {
     "tinygrad",
     "numpy",
@@ -207,6 +209,22 @@ def forbidden_calls(source: Source) -> Iterator[str]:
 
 def _is_false(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and node.value is False
+
+
+def words_of_kinds(source: Source) -> Iterator[str]:
+    """Names and texts in code that only the package of a kind of schedule may know, outside of `kcg/compat` and
+    `kcg/kernel`. Prose may say them."""
+    if package_of(source.module) in ("compat", "kernel"):
+        return
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Constant):
+            said = {node.value} & AXIS_WORDS if isinstance(node.value, str) else set()
+        else:
+            names = (getattr(node, field, None) for field in ("id", "attr", "arg", "name", "asname", "rest"))
+            said = {name for name in names if isinstance(name, str)} & (AXIS_WORDS | OPT_WORDS)
+        for word in sorted(said):
+            line = getattr(node, "lineno", 0)
+            yield f"{source.module}:{line}: {word} is a word of a kind of schedule: go through kcg.kernel.kinds"
 
 
 def imports_of_scripts(source: Source) -> Iterator[str]:

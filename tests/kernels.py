@@ -17,8 +17,10 @@ from tinygrad import Tensor, Variable, dtypes
 
 from kcg.compat.tiny import Ops, UOp
 from kcg.kernel.codec import kernel_of
+from kcg.kernel.opts.schedule import Opt
+from kcg.kernel.opts.schedule import schedule_of as of_opts
 from kcg.kernel.opts.space import KernelSpace
-from kcg.types import Opt, Region, Schedule
+from kcg.types import Region, Schedule
 from tests.known_targets import KNOWN_TARGETS
 
 
@@ -266,4 +268,4 @@ def small_matmul() -> KernelSpace:
 
 def schedule_of(*steps: tuple[str, int, int]) -> Schedule:
     """The schedule of some Opts: operation, axis, amount."""
-    return Schedule.from_opts([Opt(*step) for step in steps])
+    return of_opts([Opt(*step) for step in steps])

@@ -17,13 +17,15 @@ import itertools
 import math
 import random
 import statistics
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from functools import cache
 from pathlib import Path
 
+from kcg.kernel.kinds import StepSpace
+from kcg.kernel.opts.schedule import RAW, Opt, opts_of, schedule_of
 from kcg.search.problem import Action, Observation, Predict
 from kcg.search.replay import Record, ReplayTable, oracle_predict, read_tables
-from kcg.types import RAW, Opt, Prediction, Schedule, Status
+from kcg.types import Prediction, Schedule, Status
 
 STEPS = [
     *(Opt("UPCAST", 0, n) for n in (2, 4, 8)),
@@ -34,7 +36,7 @@ STEPS = [
 ]
 DEPTH = 4
 KERNELS = 276
-BASELINE = Schedule.from_opts([Opt("UPCAST", 0, 4), Opt("UNROLL", 0, 4)])
+BASELINE = schedule_of([Opt("UPCAST", 0, 4), Opt("UNROLL", 0, 4)])
 """Like a hand-coded schedule: better than nothing, and on the near side of the valley."""
 
 DATASET = Path(__file__).parent.parent / "datasets" / "h200"
@@ -48,7 +50,7 @@ RECORDED = {
 
 def _observe(opts: tuple[Opt, ...]) -> Observation:
     """The formula: 100 µs for the unoptimised kernel, with a spread of 2 % that depends on the kernel only."""
-    schedule = Schedule.from_opts(opts)
+    schedule = schedule_of(opts)
     sizes = {(o.op, o.axis): o.arg for o in opts if isinstance(o.arg, int)}
 
     def size(op: str, axis: int) -> int:
@@ -85,15 +87,15 @@ def synthetic_table(deepest: int = DEPTH) -> ReplayTable:
             if len(taken) < depth:
                 continue
             following = [o for o in STEPS if depth < deepest and (o.op, o.axis) not in taken]
-            actions = tuple(Action(str(o), Schedule.from_opts([*opts, o])) for o in following)
+            actions = tuple(Action(str(o), schedule_of([*opts, o])) for o in following)
             key = " ".join(sorted(str(o) for o in opts))
             records.append(Record(key, _observe(opts), actions))
-    return ReplayTable(records, start=Schedule.from_opts(()), baseline=BASELINE)
+    return ReplayTable(records, start=schedule_of(()), baseline=BASELINE)
 
 
 def chain_table(runtimes_s: list[float | None], *, baseline: int = 0) -> ReplayTable:
     """A space that is a single road: one action from each schedule to the next; None is a failure."""
-    schedules = [Schedule.from_opts([Opt("UNROLL", 0, 2)] * i) for i in range(len(runtimes_s))]
+    schedules = [schedule_of([Opt("UNROLL", 0, 2)] * i) for i in range(len(runtimes_s))]
     records = []
     for i, (schedule, runtime_s) in enumerate(zip(schedules, runtimes_s, strict=True)):
         status = Status.OK if runtime_s is not None else Status.COMPILE_ERROR
@@ -106,13 +108,13 @@ def tree_table(runtimes: dict[str, tuple[float, str]]) -> ReplayTable:
     """A tree: `ab` is the child of `a` by a step `b`; of each the runtime in µs and the binary. It begins at ``."""
 
     def schedule(path: str) -> Schedule:
-        return Schedule.from_opts([Opt("SWAP", 0, ord(c)) for c in path])
+        return schedule_of([Opt("SWAP", 0, ord(c)) for c in path])
 
     records = []
     for path, (microseconds, binary) in runtimes.items():
         seen = Observation(schedule(path), Status.OK, microseconds * 1e-6, binary)
         steps = [p for p in runtimes if len(p) == len(path) + 1 and p.startswith(path)]
-        actions = tuple(Action(str(schedule(p[-1]).opts[0]), schedule(p)) for p in steps)
+        actions = tuple(Action(str(opts_of(schedule(p[-1]))[0]), schedule(p)) for p in steps)
         records.append(Record(path, seen, actions))
     return ReplayTable(records, start=RAW, baseline=RAW)
 
@@ -124,6 +126,40 @@ def _recorded() -> dict[str, ReplayTable]:
 
 def recorded(name: str) -> ReplayTable:
     return _recorded()[RECORDED[name]]
+
+
+class Wrapped:
+    """A space behind another one, which changes what a test is about."""
+
+    def __init__(self, space: StepSpace) -> None:
+        self.space = space
+
+    def start(self) -> Schedule:
+        return self.space.start()
+
+    def baseline(self) -> Schedule:
+        return self.space.baseline()
+
+    def actions(self, schedule: Schedule) -> list[Action]:
+        return self.space.actions(schedule)
+
+    def variants(self, schedule: Schedule) -> list[Schedule]:
+        return self.space.variants(schedule)
+
+    def neighbours(self, schedule: Schedule) -> list[Schedule]:
+        return self.space.neighbours(schedule)
+
+    def key(self, schedule: Schedule) -> str:
+        return self.space.key(schedule)
+
+    def alike(self, schedule: Schedule) -> str:
+        return self.space.alike(schedule)
+
+    def groups(self, schedule: Schedule) -> Hashable:
+        return self.space.groups(schedule)
+
+    def tile(self, schedule: Schedule) -> Hashable:
+        return self.space.tile(schedule)
 
 
 # Predictors that are wrong

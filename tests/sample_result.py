@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from kcg.kernel.opts.schedule import RAW, Opt, schedule_of
 from kcg.types import (
-    RAW,
     Expectation,
     Finalist,
     Kernel,
     ModelCheck,
-    Opt,
     ProgressPoint,
     Recompute,
     Region,
@@ -89,7 +88,7 @@ def _finalist(name: str, legend: str, cold_s: float, schedule: Schedule, *, pass
 
 def _region(i: int) -> RegionResult:
     before, after, legend, calls, before_us, after_us, operations, traffic = _ROWS[i]
-    hand_coded = Schedule.from_opts((Opt("UPCAST", 0, 4), Opt("LOCAL", 0, 16)))
+    hand_coded = schedule_of((Opt("UPCAST", 0, 4), Opt("LOCAL", 0, 16)))
     baseline = _finalist(before, legend, before_us * 1e-6, RAW if i == 12 else hand_coded)
     chosen, outcome, note = baseline, "kept", "nothing verified was faster than tinygrad's own schedule"
     left = {
@@ -107,7 +106,7 @@ def _region(i: int) -> RegionResult:
         verification = Verification(False, seeds=1, reason=reason, unjudged=unjudged)
         baseline = chosen = replace(baseline, warm_s=math.nan, verification=verification)
     elif after_us < before_us:
-        chosen = _finalist(after, legend, after_us * 1e-6, Schedule.from_opts(_OPTS[i % len(_OPTS)]))
+        chosen = _finalist(after, legend, after_us * 1e-6, schedule_of(_OPTS[i % len(_OPTS)]))
         outcome, note = "improved", ""
     kernel = Kernel(canonical_json({"op": "SINK", "name": legend, "index": i}))
     return RegionResult(
@@ -144,7 +143,7 @@ def _expectation(place: int, region: RegionResult) -> Expectation:
     return Expectation(
         elapsed_s=6.0 + 3.0 * place,
         region=number,
-        schedule=Schedule.from_opts(opts),
+        schedule=schedule_of(opts),
         predicted_s=measured_s * off,
         corrected_s=None if place in range(2, len(_ROWS)) else measured_s * off**0.5,
         failure_probability=0.4 if failed else 0.02,

@@ -21,6 +21,7 @@ from tests.house_rules import (
     private_tinygrad,
     sources,
     upward_imports,
+    words_of_kinds,
 )
 
 LIBRARY = sources(ROOT, "kcg")
@@ -37,6 +38,10 @@ def test_no_imports_in_circles() -> None:
 
 def test_only_compat_touches_tinygrads_internals() -> None:
     assert [line for source in (*LIBRARY, *SCRIPTS) for line in private_tinygrad(source)] == []
+
+
+def test_only_a_kind_knows_its_schedules() -> None:
+    assert [line for source in LIBRARY for line in words_of_kinds(source)] == []
 
 
 def test_nothing_is_executed_or_unpickled() -> None:
@@ -96,8 +101,8 @@ PUBLIC = {
         "ResultError", "ScheduleError", "ScriptError", "UnknownName", "UsageError", "VerificationError", "WeightsError",
     ],
     "kcg.types": [
-        "Action", "CacheState", "Expectation", "Finalist", "Kernel", "LeftOut", "Measurement", "ModelCheck", "Opt",
-        "Plan", "PlannedRegion", "Prediction", "ProgressPoint", "RAW", "SeenAs",
+        "Action", "CacheState", "Expectation", "Finalist", "Kernel", "LeftOut", "Measurement", "ModelCheck",
+        "Plan", "PlannedRegion", "Prediction", "ProgressPoint", "SeenAs",
         "Recompute", "Region", "RegionResult", "Result", "Schedule", "ScheduleKind", "Sequence", "SequenceBuffer",
         "SequenceCall", "SlotBinding", "Status", "Target", "TimedAt", "Toolchain", "Variables", "Verification",
         "Workload", "WorkloadCall", "canonical_json", "content_id", "malformed",
@@ -107,8 +112,8 @@ PUBLIC = {
         "handwritten",
     ],
     "kcg.search.problem": [
-        "ActionSpace", "Correct", "FAILURE_COST", "LEAST_DOUBT", "Ledger", "Measure", "Observation", "PRIOR_GAIN",
-        "Predict", "Problem", "STANDS_FOR", "Said", "Strategy", "Trials", "best", "expected_improvement",
+        "Correct", "FAILURE_COST", "LEAST_DOUBT", "Ledger", "Measure", "Observation", "PRIOR_GAIN", "Predict",
+        "Problem", "STANDS_FOR", "Said", "Strategy", "Trials", "best", "expected_improvement",
     ],
 }  # fmt: skip
 

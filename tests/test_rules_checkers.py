@@ -18,6 +18,7 @@ from tests.house_rules import (
     private_tinygrad,
     sources,
     upward_imports,
+    words_of_kinds,
 )
 
 
@@ -160,3 +161,26 @@ def test_defined_names_are_found(tmp_path: Path) -> None:
     assert defined_names(path) == {"C", "E", "f", "G"}
     path.write_text("from b import C\nx = 1\n__all__ = ['C']\n", encoding="utf-8")
     assert defined_names(path) == {"C"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from kcg.kernel.opts.schedule import Opt",
+        "from kcg.kernel.opts.schedule import schedule_of as RAW",
+        "import kcg.kernel.opts.schedule as s\nstart = s.RAW",
+        "def f(ast, Opt=None): ...",
+        "dict(opts_to_apply=())",
+        "if op == 'UPCAST': pass",
+        "class PADTO: ...",
+        "match op:\n  case 'TC': ...",
+    ],
+)
+def test_words_of_a_kind_are_found_outside_of_its_package(text: str, tmp_path: Path) -> None:
+    for package, broken in (("search", 1), ("kernel", 0), ("compat", 0)):
+        assert len(list(words_of_kinds(source(tmp_path, f"kcg/{package}/a.py", text)))) == broken
+
+
+def test_prose_and_stored_names_may_say_the_words_of_a_kind(tmp_path: Path) -> None:
+    text = '"""tinygrad\'s Opts: UPCAST or LOCAL."""\n# RAW\nrow.opts = "an UPCAST(0,4) before a LOCAL"'
+    assert list(words_of_kinds(source(tmp_path, "kcg/search/a.py", text))) == []

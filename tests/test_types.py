@@ -6,22 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from kcg.types import (
-    RAW,
-    Kernel,
-    Measurement,
-    Opt,
-    Plan,
-    PlannedRegion,
-    Region,
-    Schedule,
-    Status,
-    canonical_json,
-    malformed,
-)
+from kcg.kernel.kinds import describe
+from kcg.kernel.opts.schedule import RAW, Opt, opts_of, schedule_of
+from kcg.types import Kernel, Measurement, Plan, PlannedRegion, Region, Schedule, Status, canonical_json, malformed
 
 ONE, TWO = Region((Kernel("[1]"),)), Region((Kernel("[2]"),))
-SPLIT = Schedule.from_opts([Opt("UPCAST", 0, 4), Opt("TC", 0, (-1, 2, 1)), Opt("NOLOCALS")])
+SPLIT = schedule_of([Opt("UPCAST", 0, 4), Opt("TC", 0, (-1, 2, 1)), Opt("NOLOCALS")])
 
 
 def test_identities_are_pinned() -> None:
@@ -32,10 +22,10 @@ def test_identities_are_pinned() -> None:
 
 
 def test_a_schedule_gives_back_its_opts() -> None:
-    assert Schedule.from_opts(SPLIT.opts) == SPLIT
-    assert str(SPLIT) == "UPCAST(0,4) TC(0,(-1, 2, 1)) NOLOCALS()"
+    assert schedule_of(opts_of(SPLIT)) == SPLIT
+    assert describe(SPLIT) == "UPCAST(0,4) TC(0,(-1, 2, 1)) NOLOCALS()"
     with pytest.raises(ValueError, match="has no opts"):
-        _ = Schedule("source", "{}").opts
+        _ = opts_of(Schedule("source", "{}"))
 
 
 def test_a_region_of_several_kernels_is_its_kernels_and_what_they_bind() -> None:

@@ -27,10 +27,11 @@ from typing import Any, TextIO
 from evaluation.search.live_journal import LiveJournal, Setting
 from kcg.errors import UsageError
 from kcg.files import locked
+from kcg.kernel.opts.schedule import RAW
 from kcg.measure.device_info import usable_cores
 from kcg.optimize.settings import check_effort, parse_budget
 from kcg.provenance import provenance
-from kcg.types import RAW, Region
+from kcg.types import Region
 
 KCG, TINY_BEAM, FULL_BEAM, TINY_MCTS = "kcg", "tinygrad-beam", "full-beam", "tinygrad-mcts"
 EAGER = "eager"  # PyTorch without torch.compile

@@ -24,9 +24,10 @@ from evaluation.flux.gaps import OWN, STEP, part_words
 from evaluation.flux.retiming import Choices
 from evaluation.rows import run_of, this_command
 from kcg.cli import record_results
+from kcg.kernel.kinds import describe
+from kcg.kernel.opts.schedule import RAW
 from kcg.measure.protocol import median, spread
 from kcg.optimize.log import MODEL
-from kcg.types import RAW
 
 DRAWS = 4000
 Array = NDArray[np.float64]
@@ -458,7 +459,7 @@ def _kernel(kernel: Choices, table: Sequence[Column], k: int, part: str) -> dict
         "part": part,
         "calls": kernel.calls,
         "seconds": {c.method: c.seconds[k, 0] for c in table},
-        "choices": {m: str(schedule) for m, schedule in kernel.by_method.items()},
+        "choices": {m: describe(schedule) for m, schedule in kernel.by_method.items()},
         "launch": {m: seen.launches[schedule] for m, schedule in chosen.items() if schedule in seen.launches},
         "hand_coded_stands": [c.method for c in table if not c.there[k]],
         "wrong": {m: d["wrong"] for m, d in duels.items() if "wrong" in d},

@@ -24,10 +24,11 @@ from evaluation.measure.unisolated import Unisolated
 from kcg.cli import guarded, record_results
 from kcg.compat.device import prepare
 from kcg.kernel.codec import kernel_of
+from kcg.kernel.opts.schedule import RAW, opts_of, schedule_of
 from kcg.kernel.opts.space import KernelSpace
 from kcg.measure.jobs import TinyBeamJob
 from kcg.measure.service import MeasureService, Request
-from kcg.types import RAW, CacheState, Region, Schedule, Status, Target
+from kcg.types import CacheState, Region, Schedule, Status, Target
 
 OUT = Path(__file__).parents[2] / "evaluation" / "results" / "bench_measure.json"
 CPU_SHAPES = ((64, 96, 80), (96, 128, 96), (128, 64, 192), (128, 128, 128))  # m, n, k; the last fits the cache
@@ -48,8 +49,8 @@ def matmul(m: int, n: int, k: int, device: str) -> Region:
 def draw(region: Region, count: int, rng: random.Random, target: Target) -> Work:
     """What a beam search on the way to tinygrad's own schedule compiles: every step from every prefix of it, and on."""
     space, drawn = KernelSpace(region, target), dict[str, Schedule]()
-    opts = space.baseline().opts
-    origins = [Schedule.from_opts(opts[:length]) for length in range(len(opts) + 1)]
+    opts = opts_of(space.baseline())
+    origins = [schedule_of(opts[:length]) for length in range(len(opts) + 1)]
     while len(drawn) < count:
         steps = [action.schedule for action in space.actions(origins.pop(0))]
         drawn |= {space.key(step): step for step in steps}

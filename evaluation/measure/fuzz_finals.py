@@ -19,6 +19,7 @@ import typer
 from evaluation.measure.fuzzing import fuzz_kernels, fuzz_schedules
 from kcg.cli import guarded, record_results
 from kcg.compat.device import choose_device, prepare
+from kcg.kernel.kinds import describe
 from kcg.measure.jobs import DuelJob
 from kcg.measure.service import MeasureService
 from kcg.optimize.settings import parse_budget
@@ -70,7 +71,12 @@ def main(
                 worst = max(worst, verdict.max_error)
                 if verdict.wrong:
                     rejected.append(
-                        {"kernel": region.id, "origin": origin, "schedule": str(schedule), "reason": verdict.reason}
+                        {
+                            "kernel": region.id,
+                            "origin": origin,
+                            "schedule": describe(schedule),
+                            "reason": verdict.reason,
+                        }
                     )
         name = service.target.tinygrad_device.lower().replace(":", "_")
     headline = {"kernels": judged, "verdicts": 2 * judged, "rejected": len(rejected), "worst_error": worst}

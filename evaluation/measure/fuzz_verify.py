@@ -23,10 +23,12 @@ from evaluation.measure.fuzzing import fuzz_kernels, fuzz_schedules
 from kcg.cli import command_text, guarded, record_results
 from kcg.compat.device import choose_device, prepare
 from kcg.dataset.journal import Journal
+from kcg.kernel.kinds import describe
+from kcg.kernel.opts.schedule import RAW
 from kcg.measure.protocol import PROTOCOL
 from kcg.measure.service import MeasureService, Request
 from kcg.optimize.settings import parse_budget
-from kcg.types import RAW, CacheState, Measurement, Status
+from kcg.types import CacheState, Measurement, Status
 from kcg.workloads.registry import WORKLOADS
 
 RESULTS = Path(__file__).parents[2] / "evaluation" / "results" / "fuzz_verify.json"
@@ -53,7 +55,7 @@ def summary(rows: list[Measurement], origins: dict[str, str]) -> dict[str, Any]:
         {
             "kernel": r.region_id,
             "origin": origins[r.region_id],
-            "schedule": str(r.schedule),
+            "schedule": describe(r.schedule),
             "sampler": r.sampler,
             "reason": r.reason,
             "raw": raw.get(r.region_id, "not measured"),

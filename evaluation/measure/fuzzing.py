@@ -9,8 +9,9 @@ from kcg.compat.scheduling import apply
 from kcg.errors import ScheduleError
 from kcg.kernel.analysis import arithmetic
 from kcg.kernel.codec import ast_of
+from kcg.kernel.opts.schedule import RAW, Opt, opts_of, schedule_of
 from kcg.kernel.opts.space import KernelSpace
-from kcg.types import RAW, Opt, Region, Schedule, Target
+from kcg.types import Region, Schedule, Target
 from kcg.workloads.registry import WORKLOADS, spec_of
 
 MOST_OPERATIONS = 2e7  # captured kernels of more are skipped: the unoptimised schedule takes seconds
@@ -55,7 +56,7 @@ def fuzz_schedules(region: Region, target: Target, *, walks: int, padto: bool, s
                 actions = [action.schedule for action in space.actions(schedule)]
             small = [after for after in actions if space.table(after).expanded() <= MOST_EXPANDED]
             schedule = rng.choice(small or [schedule])
-        drawn.setdefault(schedule, "padto" if any(o.op == "PADTO" for o in schedule.opts) else "walk")
+        drawn.setdefault(schedule, "padto" if any(o.op == "PADTO" for o in opts_of(schedule)) else "walk")
     return drawn
 
 
@@ -65,7 +66,7 @@ def pads(space: KernelSpace, schedule: Schedule) -> list[Schedule]:
     for opt in (Opt("PADTO", axis, size) for axis in range(len(state.full_shape)) for size in (2, 4, 8, 16, 32)):
         try:
             if apply(state, (opt,)).full_shape != state.full_shape:
-                found.append(Schedule.from_opts((*schedule.opts, opt)))
+                found.append(schedule_of((*opts_of(schedule), opt)))
         except ScheduleError:
             continue
     return found

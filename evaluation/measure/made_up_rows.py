@@ -13,8 +13,9 @@ from typing import Any
 
 from evaluation.measure.fuzzing import fuzz_kernels
 from kcg.dataset.journal import Journal, Record, Run
+from kcg.kernel.opts.schedule import Opt, opts_of, schedule_of
 from kcg.measure.protocol import PROTOCOL, samples_for
-from kcg.types import Measurement, Opt, Schedule, Status, Toolchain, Workload, WorkloadCall
+from kcg.types import Measurement, Schedule, Status, Toolchain, Workload, WorkloadCall
 from tests.known_targets import KNOWN_TARGETS
 
 TARGET = KNOWN_TARGETS["sm_90"]
@@ -71,8 +72,8 @@ def made_up(region_id: str, count: int, *, seed: int, first: int) -> Iterator[Re
     for number in range(first, first + count):
         schedule = None
         while schedule is None or schedule in walks:
-            beginning = rng.choice(list(walks)).opts[: MOST_OPTS - 1] if walks and rng.random() < 0.5 else ()
-            schedule = Schedule.from_opts((*beginning, *_opts(rng, MOST_OPTS - len(beginning))))
+            beginning = opts_of(rng.choice(list(walks)))[: MOST_OPTS - 1] if walks and rng.random() < 0.5 else ()
+            schedule = schedule_of((*beginning, *_opts(rng, MOST_OPTS - len(beginning))))
         walks[schedule] = number
         shared = timings and rng.random() < 0.2
         timings.append(rng.choice(timings) if shared else _timing(rng, baseline_s))

@@ -16,11 +16,12 @@ import typer
 from evaluation.measure.on_flux import RESULTS, Device, OnFlux, Out, Preset, told, work_of
 from kcg.cli import guarded
 from kcg.kernel.analysis import arithmetic, least_bytes
+from kcg.kernel.opts.schedule import opts_of, schedule_of
 from kcg.kernel.opts.space import KernelSpace
 from kcg.measure.jobs import DuelJob
 from kcg.measure.protocol import median, spread
 from kcg.measure.service import MeasureService
-from kcg.types import Schedule, Workload, WorkloadCall
+from kcg.types import Workload, WorkloadCall
 
 OUT = RESULTS / "verify_large.json"
 
@@ -33,7 +34,7 @@ def largest(workload: Workload, count: int) -> list[WorkloadCall]:
 def judge(service: MeasureService, call: WorkloadCall) -> dict[str, Any]:
     """One row of the table."""
     space = KernelSpace(call.region, service.target)
-    schedules = (space.baseline(), Schedule.from_opts(space.baseline().opts[:-1]))
+    schedules = (space.baseline(), schedule_of(opts_of(space.baseline())[:-1]))
     both = [service.compiled(call.region, schedule).result().compiled for schedule in schedules]
     outcome = service.duel(DuelJob(call.region, both[0], both[1], service.target), timeout_s=300).result()
     verdicts = [v for v in (outcome.baseline_verification, outcome.finalist_verification) if v is not None]

@@ -24,12 +24,13 @@ from evaluation.laps import laps
 from evaluation.predictor.places import RESULTS, ROOT, SHIPPED, command
 from kcg.cli import guarded, record_results
 from kcg.dataset.reading import read_export
+from kcg.kernel.opts.schedule import RAW
 from kcg.kernel.opts.space import KernelSpace
 from kcg.predictor.checkpoint import read
 from kcg.predictor.features import encode, graphs, kernel_features, target_features
 from kcg.predictor.learned import LearnedPredictor
 from kcg.predictor.network import GraphSet
-from kcg.types import RAW, Region, Schedule, Target
+from kcg.types import Region, Schedule, Target
 
 
 def candidates(space: KernelSpace, count: int, rng: random.Random) -> list[Schedule]:
@@ -38,7 +39,7 @@ def candidates(space: KernelSpace, count: int, rng: random.Random) -> list[Sched
     for _ in range(20 * count):
         schedule = RAW
         for _ in range(rng.randint(0, 5)):
-            schedule = space.random_step(schedule, rng) or schedule
+            schedule = space.sample(rng, schedule) or schedule
         for action in rng.sample(steps := space.actions(schedule), min(16, len(steps))):
             found.setdefault(action.schedule)
         if len(found) >= count:

@@ -19,6 +19,7 @@ from evaluation.predictor.trees import Trees, tree_rows
 from kcg.dataset.noise import RETIMED
 from kcg.dataset.reading import Export
 from kcg.dataset.splits import TEST
+from kcg.kernel.opts.schedule import opts_of
 from kcg.kernel.opts.space import KernelSpace
 from kcg.measure.protocol import PROTOCOL
 from kcg.predictor.checkpoint import Checkpoint
@@ -216,8 +217,8 @@ def worst_kernels(pool: Pool, rank: Array, spaces: Spaces, count: int = 10) -> l
                 "schedules": one.schedules,
                 "top1": one.best_s / one.top_s[0],
                 "pairwise": one.pairwise,
-                "picked": [str(o) for o in schedules["picked"].opts],
-                "best": [str(o) for o in schedules["best"].opts],
+                "picked": [str(o) for o in opts_of(schedules["picked"])],
+                "best": [str(o) for o in opts_of(schedules["best"])],
                 "picked_us": 1e6 * math.exp(pool.data.log_s[pool.index[picked]]),
                 "best_us": 1e6 * one.best_s,
                 "picked_predicted_us": 1e6 * math.exp(rank[picked]),

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from kcg.errors import KcgError
+from kcg.kernel.kinds import describe
 from kcg.optimize.console import progress
 from kcg.optimize.result import read_result
 from kcg.optimize.run import optimize
@@ -58,7 +59,7 @@ def tune(
             "calls": row.calls,
             "before_s": row.baseline.cold_s,
             "after_s": row.chosen.cold_s,
-            "schedule": str(row.chosen.schedule),
+            "schedule": describe(row.chosen.schedule),
             "bytes": row.bytes,
             "outcome": row.outcome,
         }
@@ -85,4 +86,4 @@ def check_chosen(result: Result) -> None:
     for row in result.regions:
         if row.chosen.schedule.kind != ScheduleKind.SOURCE:
             fates = [f"{name} {fate}" for name, fate in row.handwritten] or [row.note]
-            raise KcgError(f"kcg chose {row.chosen.schedule} for {row.chosen.name}: {'; '.join(fates)}")
+            raise KcgError(f"kcg chose {describe(row.chosen.schedule)} for {row.chosen.name}: {'; '.join(fates)}")

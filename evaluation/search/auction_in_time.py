@@ -1,9 +1,9 @@
-"""How far does a budget of seconds get, where compiling takes most of them? The auction on recorded tables, in time.
+"""How far does a budget of seconds get, where compiling takes most of them? The allocator on recorded tables, in time.
 
     python -m evaluation.search.auction_in_time
     python -m evaluation.search.auction_in_time --part other --compilers 8 --measuring 16
 
-The searches and the auction are those of `kcg.optimize` on a GPU; compiling and thinking are slept, and what a device
+The searches and the allocator are those of `kcg.optimize` on a GPU; compiling and thinking are slept, and what a device
 would time is in the tables. So the order of events is that of a run on a GPU, on any machine, `--speed` times as fast.
 Writes results/auction_in_time.json.
 """
@@ -25,7 +25,7 @@ from typing import Annotated, Any
 import typer
 
 from kcg.cli import command_text, guarded, record_results
-from kcg.search.allocation import Auction, Limits
+from kcg.search.allocation import Allocator, Limits
 from kcg.search.problem import Ledger, Measure, Observation
 from kcg.types import Schedule
 
@@ -90,18 +90,18 @@ def _run(
 
     with ThreadPoolExecutor(compilers) as pool:
         ledger = Ledger()
-        auction = Auction(ledger, limits, told=told)
+        allocator = Allocator(ledger, limits, told=told)
         for kernel, problem in zip(kernels, problems, strict=True):
             space = KernelSpace(kernel.region, kernel.target)
             between = COMPILE_S[space.table(space.baseline()).tensor_core]
             problem.known[kernel.table.baseline()] = kernel.table.records[kernel.table.baseline()].observation
             measure = functools.partial(_slept, pool, kernel.table.measurer(Ledger()), between, speed, rng)
-            auction.enter(
+            allocator.enter(
                 kernel.region.id, kernel.calls, replace(problem, ledger=ledger, measure=measure), strategy("mcts")
             )
         begin = time.monotonic()
         ledger.deadline = begin + SHOWN_S[-1] / speed
-        auction.run()
+        allocator.run()
         pool.shutdown(cancel_futures=True)
     total_ms = {s: 1e3 * next(t for at, t in reversed(events) if at <= s) for s in SHOWN_S}
     return {"total_ms": total_ms, "measurements": seen.total(), "most": [n for _, n in seen.most_common(6)]}

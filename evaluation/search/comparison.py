@@ -20,7 +20,7 @@ from evaluation.search.strategies import needs_policy, registry, strategy
 from kcg.errors import UnknownName, UsageError
 from kcg.search.beam import draft
 from kcg.search.problem import Correct, Observation, Predict, Problem, Strategy, Trials
-from kcg.search.replay import RecordedKernel, ReplayTable, constant_predict, oracle_predict
+from kcg.search.replay import RecordedKernel, ReplayTable, Traits, constant_predict, oracle_predict
 from kcg.types import Prediction, Region, Schedule, Status, Target
 
 if TYPE_CHECKING:
@@ -229,10 +229,10 @@ class Bench:
             predict = constant_predict()
         else:
             predict, correct, space = self._learned(self.predictor)
+        if space is not None:
+            table = table.with_traits(Traits(alike=space.alike, tile=space.tile))
         problem = table.problem(predict, seed=seed, max_measurements=budget, batch_size=self.batch_size)
         problem.correct = correct if guide == LEARNED else None
-        if space is not None:
-            problem.alike, problem.tile = space.alike, space.tile
         return problem
 
     def _learned(self, predictor: LearnedPredictor) -> tuple[Predict, Correct | None, KernelSpace]:

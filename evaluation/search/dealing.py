@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from evaluation.search.comparison import Bench, Contender, predictor_of
-from kcg.search.allocation import Auction, Limits
+from kcg.search.allocation import Allocator, Limits
 from kcg.search.problem import Ledger, Observation
 from kcg.search.replay import RecordedKernel
 
@@ -47,12 +47,12 @@ def _dealt(kernels: Sequence[RecordedKernel], checkpoint: Path, name: str, budge
         best_s[region_id] = min(best_s[region_id], observation.time_s)
         totals[len(binaries) :] = sum(calls[k] * best_s[k] for k in calls)
 
-    auction = Auction(ledger, Limits(measuring=1, least_saving=0.0), told=told)
+    allocator = Allocator(ledger, Limits(measuring=1, least_saving=0.0), told=told)
     predictor = predictor_of(checkpoint)
     for kernel in kernels:
         bench = Bench(kernel, predictor, batch_size=1)
         problem = bench.problem(name, seed=seed, budget=None)
         problem = replace(problem, ledger=ledger, measure=kernel.table.measurer(ledger))
-        auction.enter(kernel.region.id, kernel.calls, problem, Contender.of(name).search())
-    auction.run()
+        allocator.enter(kernel.region.id, kernel.calls, problem, Contender.of(name).search())
+    allocator.run()
     return totals

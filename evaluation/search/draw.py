@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 
 from kcg.cli import command_text, guarded, record_results
+from kcg.kernel.kinds import describe
 
 ROOT = Path(__file__).parents[2]
 
@@ -53,7 +54,8 @@ def main(
             last = f"{batch.best_s * 1e6:,.0f} µs" if j == len(batch.rows) - 1 else ""
             shown = f"{measured * 1e6:,.0f} µs" if measured is not None else "failed"
             lines.append(
-                f"| {first} | `{schedule}` | {predicted * 1e6:,.0f} µs | {corrected * 1e6:,.0f} µs | {shown} | {last} |"
+                f"| {first} | `{describe(schedule)}` | {predicted * 1e6:,.0f} µs | {corrected * 1e6:,.0f} µs | {shown} "
+                f"| {last} |"
             )
     found = min(o.time_s for o in graph.trials.observations.values())
     table = chosen.table

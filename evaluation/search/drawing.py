@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from kcg.kernel.kinds import describe, steps_of
 from kcg.search.mcts import Graph, MctsSettings, Node, searched
 from kcg.search.problem import Observation, Trials, best
 
@@ -28,7 +29,7 @@ def batches(graph: Graph) -> Iterator[Batch]:
     for seen in searched(graph):
         node = graph.nodes[graph.trials.key(seen.schedule)]  # not corrected yet by what this batch showed
         corrected = node.corrected or node.prediction
-        rows.append((str(seen.schedule), node.prediction.runtime_s, corrected.runtime_s, seen.runtime_s))
+        rows.append((describe(seen.schedule), node.prediction.runtime_s, corrected.runtime_s, seen.runtime_s))
         if len(rows) == size:
             yield _batch(graph, rows)
             rows = []
@@ -61,19 +62,21 @@ def drawn(graph: Graph, *, most_nodes: int = 24) -> list[str]:
         if again:
             return
         children = zip(node.visits, node.children or [], strict=False)
-        followed = [(n, c) for n, c in children if n and len(c.schedule.opts) > len(node.schedule.opts)]  # no variants
+        followed = [
+            (n, c) for n, c in children if n and len(steps_of(c.schedule)) > len(steps_of(node.schedule))
+        ]  # no variants
         followed = sorted(followed, key=lambda pair: (-pair[0], -pair[1].value))[:MOST_CHILDREN]
         deeper = stem + {"": "", "├─ ": "│  ", "└─ ": "   "}[branch]
         for i, (_, child) in enumerate(followed):
             visit(child, _step(node, child), deeper, "└─ " if i == len(followed) - 1 else "├─ ")
 
     for child in graph.root.children or []:
-        visit(child, str(child.schedule), "", "")
+        visit(child, describe(child.schedule), "", "")
     return lines
 
 
 def _step(parent: Node, child: Node) -> str:
-    ours, theirs = [str(o) for o in parent.schedule.opts], [str(o) for o in child.schedule.opts]
+    ours, theirs = steps_of(parent.schedule), steps_of(child.schedule)
     added = list(theirs)
     for opt in ours:
         if opt in added:

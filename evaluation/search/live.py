@@ -31,12 +31,13 @@ from evaluation.search.comparison import (
 from evaluation.search.live_journal import Beam, Ended, LiveJournal, Seen, Setting
 from evaluation.search.rollouts import Led
 from kcg.errors import DataError, DeviceError, ScheduleError, UsageError
+from kcg.kernel.opts.schedule import RAW
 from kcg.kernel.opts.space import KernelSpace
 from kcg.measure.jobs import TinyBeamJob, TinyBeamOutcome
 from kcg.measure.service import Request
 from kcg.search.problem import Ledger, Observation, Problem, best
 from kcg.search.replay import NamedTable, Record, RecordedKernel, ReplayTable, charged
-from kcg.types import RAW, Measurement, Region, Schedule
+from kcg.types import Measurement, Region, Schedule
 
 if TYPE_CHECKING:
     from kcg.measure.service import MeasureService
@@ -120,7 +121,6 @@ class LiveBench(Bench):
             random.Random(seed),
             batch_size=batch_size,
             correct=judge.correct if not guide else None,
-            alike=self.space.alike,
         )
 
     def _measure(self, schedules: Sequence[Schedule]) -> list[Observation]:

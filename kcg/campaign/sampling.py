@@ -12,11 +12,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kcg.errors import ScheduleError
+from kcg.kernel.kinds import Space
+from kcg.kernel.opts.schedule import shortened
 from kcg.kernel.opts.space import KernelSpace
 from kcg.predictor.choice import AUTO, choose_predictor
 from kcg.predictor.interface import Judge, Predictor
 from kcg.predictor.roofline import Roofline
-from kcg.types import RAW, Prediction, Region, Schedule, Target
+from kcg.types import Prediction, Region, Schedule, Target
 
 # ---- Who draws the schedules of a kernel: walks over the whole space, and searches that go where it is fast.
 #
@@ -48,7 +50,7 @@ def sampler(name: str, view: View) -> Draw:
     some that are known already; none where the sampler has come to its end."""
     kind, _, argument = name.partition(":")
     if kind == "walk":
-        origin = view.space.baseline() if argument == "hand-coded" else RAW
+        origin = view.space.baseline() if argument == "hand-coded" else view.space.start()
         return lambda rng: [_walk(view, rng, origin) for _ in range(WALKS_A_BATCH)]
     if kind == "near":
         return lambda rng: [_near_best(view, rng) for _ in range(WALKS_A_BATCH)]
@@ -62,7 +64,7 @@ def _walk(view: View, rng: random.Random, origin: Schedule) -> Schedule:
     """A random legal walk of any length from `origin`."""
     schedule = origin
     for _ in range(rng.randint(1, MAX_WALK)):
-        step = view.space.random_step(schedule, rng)
+        step = view.space.sample(rng, schedule)
         if step is None:
             break
         schedule = step
@@ -73,20 +75,20 @@ def _near_best(view: View, rng: random.Random) -> Schedule:
     """One of the fastest measured so far, up to two of its last Opts taken back, and one to three others instead."""
     fastest = sorted((seconds, key) for key, seconds in view.times_s.items() if math.isfinite(seconds))[:NEAR_BEST]
     known = [view.known[key] for _, key in fastest if key in view.known]
-    opts = (rng.choice(known) if known else view.space.baseline()).opts
-    schedule = Schedule.from_opts(opts[: max(0, len(opts) - rng.randint(0, 2))])
+    origin = rng.choice(known) if known else view.space.baseline()
+    schedule = shortened(origin, rng.randint(0, 2))
     for _ in range(rng.randint(1, 3)):
-        schedule = view.space.random_step(schedule, rng) or schedule
+        schedule = view.space.sample(rng, schedule) or schedule
     return schedule
 
 
 def _greedy_walk(view: View, rng: random.Random, epsilon: float) -> Schedule:
     """A walk from the unoptimised kernel that takes a random step with probability `epsilon`, else the best predicted
     of some, until none is better: where today's predictor would go, so that the next one learns where it is wrong."""
-    schedule, best = RAW, math.inf
+    schedule, best = view.space.start(), math.inf
     for _ in range(MAX_WALK):
         at_random = rng.random() < epsilon
-        drawn = [view.space.random_step(schedule, rng) for _ in range(1 if at_random else GREEDY_CHOICES)]
+        drawn = [view.space.sample(rng, schedule) for _ in range(1 if at_random else GREEDY_CHOICES)]
         steps = list(dict.fromkeys(s for s in drawn if s is not None))
         if not steps:
             break
@@ -117,7 +119,8 @@ def beam_state(
     view: View, rng: random.Random, width: int, children: int | None
 ) -> tuple[list[Schedule], Schedule | None]:
     """What the search asks for next, and the fastest it knows of."""
-    kept, record_s, seen = [RAW], math.inf, {view.space.key(RAW)}
+    start = view.space.start()
+    kept, record_s, seen = [start], math.inf, {view.space.key(start)}
     winner: Schedule | None = None
     while kept:
         level: dict[str, Schedule] = {}
@@ -145,7 +148,7 @@ def unseen(view: View, rng: random.Random, seen: Collection[str]) -> Iterator[Sc
     """Every schedule that steps lead to and whose identity is not in `seen`, those of few steps first and at random
     among these; ends when the space does, or after `MOST_VISITED` that are in `seen`: of so large a space walks find
     new ones."""
-    reached = {view.space.key(start): start for start in (RAW, view.space.baseline())}
+    reached = {view.space.key(start): start for start in (view.space.start(), view.space.baseline())}
     level, visited = list(reached), 0
     while level:
         rng.shuffle(level)
@@ -237,10 +240,10 @@ class _Chosen:
     def __init__(self, choice: str, target: Target) -> None:
         self.name, self._target = choice, target
 
-    def predict(self, space: KernelSpace, schedules: Sequence[Schedule]) -> list[Prediction]:
+    def predict(self, space: Space, schedules: Sequence[Schedule]) -> list[Prediction]:
         return _predictor(self.name, self._target).predict(space, schedules)
 
-    def of(self, space: KernelSpace) -> Judge:
+    def of(self, space: Space) -> Judge:
         return _predictor(self.name, self._target).of(space)
 
 
@@ -273,7 +276,7 @@ def draw(job: DrawJob) -> Drawn:
     known = {key: k for key, k in zip(keys, job.known, strict=True) if key}
     times, schedules = {key: k.time_s for key, k in known.items()}, {key: k.schedule for key, k in known.items()}
     drawing = _Drawing(job, View(space, _Chosen(job.predictor, job.target), times, schedules))
-    for schedule, who in ((baseline, HAND_CODED), (RAW, "raw")):
+    for schedule, who in ((baseline, HAND_CODED), (space.start(), "raw")):
         drawing.add(schedule, who, always=who == HAND_CODED)
     fixed = len(drawing.batch)
     drawing.deal()

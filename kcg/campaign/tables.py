@@ -5,13 +5,10 @@ No predictor has a say in it, so that any search can be compared on the tables.
 
 from __future__ import annotations
 
-import heapq
-import itertools
 import json
 import logging
 import random
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,16 +18,14 @@ from kcg.dataset.journal import Journal
 from kcg.errors import DataError, ScheduleError
 from kcg.kernel.analysis import least_bytes, operations
 from kcg.kernel.codec import ast_of
-from kcg.kernel.opts.space import KernelSpace
+from kcg.kernel.opts.lattice import Lattice, lattice
 from kcg.measure.protocol import PROTOCOL
 from kcg.predictor.roofline import Roofline
 from kcg.search.problem import Observation
 from kcg.search.replay import NamedTable, Record, ReplayTable
 from kcg.types import (
-    RAW,
     Action,
     Measurement,
-    Opt,
     Region,
     Schedule,
     ScheduleKind,
@@ -40,122 +35,6 @@ from kcg.types import (
     WorkloadCall,
     canonical_json,
 )
-
-# ---- A part of a kernel's space that is small enough to be measured completely: what a replay table is made of.
-#
-# The space itself cannot be exhausted (a matmul has over 200,000 schedules of four Opts). A lattice is declared by a
-# few schedules that it must contain, such as the hand-coded one and BEAM's winners, and by a sub-list of actions: those
-# that lead to these schedules, then others drawn at random. It holds every schedule that these actions reach, the
-# nearest to the given ones first, up to a limit; with each schedule a way to it is inside. "Optimum" always means of
-# the lattice.
-
-LIMIT = 1000
-MOST_ACTIONS = 40  # so many at most, whatever the space offers
-MOST_REPEATS = 2  # of an action that was drawn
-
-
-@dataclass(frozen=True)
-class Lattice:
-    """The declaration: the actions, and every schedule with the steps from it that stay inside."""
-
-    actions: tuple[Opt, ...]
-    steps: dict[Schedule, tuple[Action, ...]]
-    keys: dict[Schedule, str]
-    baseline: Schedule  # the schedule of the lattice that is tinygrad's own choice
-
-
-def prefixes(schedule: Schedule) -> list[Schedule]:
-    """The schedule after each of its Opts, the unoptimised one first."""
-    opts = schedule.opts
-    return [Schedule.from_opts(opts[:n]) for n in range(len(opts) + 1)]
-
-
-def lattice(space: KernelSpace, given: Sequence[Schedule], *, rng: random.Random, limit: int = LIMIT) -> Lattice:
-    """The lattice around `given`, each of which must apply; the hand-coded schedule is always among them.
-
-    An action may be taken as often as a given schedule has it. Where the given ones take a step that the space does
-    not offer, the schedules on their way are inside all the same. Raises ScheduleError where one does not apply.
-    """
-    wanted = [space.baseline(), *given]
-    growth = _Growth(space, wanted, limit)
-    growth.fill()
-    others = growth.others()
-    rng.shuffle(others)
-    while len(growth.by_key) < limit and len(growth.most) < MOST_ACTIONS and others:
-        growth.declare(others.pop())
-        growth.fill()
-    growth.add_ways(wanted)
-    steps = {
-        schedule: tuple(
-            Action(str(opt), growth.by_key[to])
-            for opt, to in growth.edges.get(key, {}).items()
-            if to in growth.by_key and to != key
-        )
-        for key, schedule in growth.by_key.items()
-    }
-    keys = {schedule: key for key, schedule in growth.by_key.items()}
-    return Lattice(tuple(growth.most), steps, keys, growth.by_key[space.key(space.baseline())])
-
-
-class _Growth:
-    """A lattice in the making: best-first from the unoptimised kernel by the distance from the given schedules."""
-
-    def __init__(self, space: KernelSpace, given: Sequence[Schedule], limit: int) -> None:
-        self.space, self.limit = space, limit
-        self.near = {space.key(p): p for schedule in given for p in prefixes(schedule)}
-        self.most: Counter[Opt] = Counter()
-        for schedule in given:
-            self.most |= Counter(schedule.opts)
-        self.by_key: dict[str, Schedule] = {}
-        self.edges: dict[str, dict[Opt, str]] = {}
-        self._waiting: list[tuple[int, int, int, str, Schedule]] = []
-        self._queued: set[str] = set()
-        self._offer(RAW, space.key(RAW), 0)
-
-    def _offer(self, schedule: Schedule, key: str, distance: int) -> None:
-        if key in self._queued:
-            return
-        self._queued.add(key)
-        entry = (0 if key in self.near else distance, len(schedule.opts), len(self._queued), key, schedule)
-        heapq.heappush(self._waiting, entry)
-
-    def fill(self) -> None:
-        """Take in what the actions reach, the nearest first, until there is nothing more or the limit is met."""
-        while self._waiting and len(self.by_key) < self.limit:
-            distance, _, _, key, schedule = heapq.heappop(self._waiting)
-            self.by_key[key] = schedule
-            for opt in self.most:
-                self._follow(key, opt, distance)
-
-    def _follow(self, key: str, opt: Opt, distance: int) -> None:
-        schedule, edges = self.by_key[key], self.edges.setdefault(key, {})
-        if opt in edges or schedule.opts.count(opt) >= self.most[opt]:
-            return
-        child = self.space.step(schedule, opt)
-        if child is not None:
-            edges[opt] = self.space.key(child)
-            self._offer(child, edges[opt], distance + 1)
-
-    def declare(self, opt: Opt) -> None:
-        """One action more."""
-        self.most[opt] = MOST_REPEATS
-        for key in list(self.by_key):
-            self._follow(key, opt, 0 if key in self.near else 1)
-
-    def others(self) -> list[Opt]:
-        """Actions that are legal from one of the given schedules or on its way, and not declared."""
-        found = {action.schedule.opts[-1] for near in self.near.values() for action in self.space.actions(near)}
-        return sorted(found - set(self.most), key=str)
-
-    def add_ways(self, wanted: Sequence[Schedule]) -> None:
-        """Put every given schedule inside with the way to it, if a step that the space does not offer kept it out."""
-        for schedule in wanted:
-            way = prefixes(schedule)
-            for before, after in itertools.pairwise(way):
-                first, second = self.space.key(before), self.space.key(after)
-                self.by_key.setdefault(second, after)
-                self.edges.setdefault(first, {}).setdefault(after.opts[-1], second)
-
 
 log = logging.getLogger(__name__)
 
@@ -236,7 +115,7 @@ def _declaration(made: Lattice, measured: Mapping[str, Schedule]) -> str:
             "format": FORMAT,
             "actions": list(actions),
             "baseline": places[made.baseline],
-            "start": places[RAW],
+            "start": places[made.start],
             "schedules": [json.loads(measured.get(made.keys[s], s).body) for s in places],
             "keys": [made.keys[s][:KEY_DIGITS] for s in places],
             "steps": [[[actions[a.label], places[a.schedule]] for a in steps] for steps in made.steps.values()],

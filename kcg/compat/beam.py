@@ -6,15 +6,15 @@ import pickle
 from pathlib import Path
 from typing import Any
 
+from kcg.compat.opts import Opt
 from kcg.compat.scheduling import from_tiny, initial_state, to_tiny, with_device
 from kcg.compat.tiny import Context, Device, KernelInfo, UOp, args_from_ast
-from kcg.types import Opt, Schedule
 
 
-def run_beam(ast: UOp, width: int) -> tuple[Schedule, int]:
+def run_beam(ast: UOp, width: int) -> tuple[tuple[Opt, ...], int]:
     """BEAM of `width` on a normalised AST on the default device, without its cache.
 
-    Returns the schedule and how many unique binaries were timed, the figure that its cost is counted in.
+    Returns its Opts and how many unique binaries were timed, the figure that its cost is counted in.
     """
     from tinygrad.codegen.opt import search
 
@@ -35,7 +35,7 @@ def run_beam(ast: UOp, width: int) -> tuple[Schedule, int]:
             found = search.beam_search(state, buffers, variables, width, True, True)
     finally:
         search._time_program = original
-    return Schedule.from_opts([from_tiny(o) for o in found.applied_opts]), timed
+    return tuple(from_tiny(o) for o in found.applied_opts), timed
 
 
 def cache_key(

@@ -14,6 +14,7 @@ from tinygrad.schedule.multi import multi_pm
 from tinygrad.schedule.rangeify import pm_mops
 from tinygrad.uop.symbolic import sym
 
+from kcg.compat.opts import Opt
 from kcg.compat.tiny import (
     Context,
     KernelInfo,
@@ -27,7 +28,6 @@ from kcg.compat.tiny import (
     hand_coded_optimizations,
 )
 from kcg.errors import ScheduleError
-from kcg.types import Opt, Schedule
 
 
 def to_tiny(opt: Opt) -> Any:
@@ -112,13 +112,13 @@ def initial_state(ast: UOp, renderer: Any) -> Scheduler:
     return state
 
 
-def hand_coded(state: Scheduler, *, tensor_cores: bool = True) -> Schedule:
+def hand_coded(state: Scheduler, *, tensor_cores: bool = True) -> tuple[Opt, ...]:
     """tinygrad's own choice of Opts for the kernel of `state`; without `tensor_cores` as with `TC=0`."""
     if any(u.op is Ops.STAGE for u in state.ast.backward_slice):
-        return Schedule.from_opts(())
+        return ()
     with contextlib.nullcontext() if tensor_cores else Context(TC=0):
         done = hand_coded_optimizations(state.copy())
-    return Schedule.from_opts([from_tiny(o) for o in done.applied_opts])
+    return tuple(from_tiny(o) for o in done.applied_opts)
 
 
 def apply(state: Scheduler, opts: tuple[Opt, ...]) -> Scheduler:

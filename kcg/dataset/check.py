@@ -333,7 +333,7 @@ def _answer(job: _Job, future: Future[list[Problem]]) -> Iterable[Problem] | Non
 def _check(job: _Job) -> list[Problem]:
     """Decodes the kernel and applies the schedules. Runs in a child."""
     from kcg.kernel.codec import load_kernel
-    from kcg.kernel.opts.space import KernelSpace
+    from kcg.kernel.kinds import parse, space_of
 
     try:
         kernel = load_kernel(job.ast_json, expected_id=job.kernel_id)
@@ -346,12 +346,12 @@ def _check(job: _Job) -> list[Problem]:
     if not job.bodies:
         return found
     try:
-        space = KernelSpace(Region((kernel,)), job.target)
+        space = space_of(Region((kernel,)), job.target)
     except Exception as error:  # a foreign target, or tinygrad's passes on a foreign AST
         return [*found, ("kernels", f"kernels.parquet: {where} cannot be scheduled: {_line_of(error)}")]
     for body in job.bodies:
         try:
-            _apply(space, Schedule(ScheduleKind.OPTS, body))
+            space.check(parse(ScheduleKind.OPTS, body))
         except Exception as error:  # tinygrad asserts and raises anything where arguments are foreign
             line = f"measurements.parquet: schedule {_short(body)} of {where} does not apply: {_line_of(error)}"
             found.append(("schedules", line))
@@ -373,15 +373,6 @@ def _too_fast(kernel: Kernel, job: _Job, where: str) -> list[Problem]:
             line = f"measurements.parquet: schedule {body} of {where} took {seconds * 1e6:.4g} us, {state}"
             found.append(("roofline", f"{line}: the device needs at least {least_s * 1e6:.4g} us"))
     return found
-
-
-def _apply(space: Any, schedule: Schedule) -> None:
-    opts = schedule.opts
-    if Schedule.from_opts(opts) != schedule:
-        raise DataError("it is not in canonical form")
-    for length in range(1, len(opts)):  # which the next schedules begin with, too: a third less work at 50 a kernel
-        space.state(Schedule.from_opts(opts[:length]))
-    space.state(schedule)
 
 
 def _line_of(error: BaseException) -> str:

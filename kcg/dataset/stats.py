@@ -16,6 +16,7 @@ from kcg.dataset.journal import Record
 from kcg.dataset.noise import NoiseFloor, Repeats, Spread, noise_floors
 from kcg.dataset.splits import PARTS, make_splits
 from kcg.errors import CodecError, DataError
+from kcg.kernel.opts.schedule import ops_and_arguments
 from kcg.types import Kernel, Measurement, ScheduleKind, Status, Target, Workload
 
 if TYPE_CHECKING:
@@ -233,7 +234,7 @@ class _Schedules:
         if m.schedule.kind != ScheduleKind.OPTS:
             return
         try:
-            opts = [(str(opt.op), "" if opt.arg is None else json.dumps(opt.arg)) for opt in m.schedule.opts]
+            opts = ops_and_arguments(m.schedule)
         except (ValueError, TypeError) as e:
             raise DataError(f"a schedule of region {m.region_id} does not decode ({e}): leave that file out") from e
         self.lengths[len(opts)] += 1

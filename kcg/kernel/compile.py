@@ -11,6 +11,7 @@ from kcg.compat.scheduling import hand_coded, initial_state, to_tiny, with_devic
 from kcg.compat.tiny import AddrSpace, CompileError, Context, KernelInfo, Ops, TinyELF, dtypes, to_program
 from kcg.errors import ScheduleError
 from kcg.kernel.codec import ast_of
+from kcg.kernel.opts.schedule import opts_of
 from kcg.kernel.program import BoundLaunch, Compiled
 from kcg.kernel.source.body import MACHINE, PTX, SourceBody, source_body
 from kcg.types import Region, Schedule, ScheduleKind, Target, Variables
@@ -23,7 +24,7 @@ tinygrad's own never is, since it is what runs now; on a CPU that of a sum over 
 def _program(region: Region, schedule: Schedule, renderer: Any, *, name: str) -> Any:
     if schedule.kind != ScheduleKind.OPTS:
         raise ScheduleError(f"a schedule of kind {schedule.kind!r} is no schedule of Opts")
-    opts = tuple(to_tiny(o) for o in schedule.opts)
+    opts = tuple(to_tiny(o) for o in opts_of(schedule))
     ast = with_device(ast_of(region.kernel), renderer.target.device)
     with Context(DEBUG=0, BEAM=0, NOOPT=0):
         return to_program(ast.replace(arg=KernelInfo(name=name, opts_to_apply=opts)), renderer)
@@ -56,7 +57,7 @@ def compile_schedule(
 
 def _is_own(schedule: Schedule, region: Region, target: Target) -> bool:
     """Whether it is what tinygrad itself does to the kernel."""
-    return schedule == hand_coded(initial_state(ast_of(region.kernel), planning_renderer(target)))
+    return opts_of(schedule) == hand_coded(initial_state(ast_of(region.kernel), planning_renderer(target)))
 
 
 def _check_places(program: Any) -> None:

@@ -18,6 +18,7 @@ from kcg.compat.tiny import AddrSpace, Ops, UOp
 from kcg.errors import CodecError, ScheduleError
 from kcg.kernel.codec import ast_of, kernel_of
 from kcg.kernel.compile import to_elf
+from kcg.kernel.opts.schedule import opts_of
 from kcg.kernel.program import Compiled, Program, ProgramLaunch
 from kcg.types import Region, Schedule, Target, malformed
 
@@ -63,7 +64,7 @@ def placed_kernels(region: Region, schedules: Sequence[Schedule], device: str) -
     args = region.args or (tuple(range(len(buffers_of_kernel(region, 0)))),)
     for kernel, schedule, slots in zip(region.kernels, schedules, args, strict=True):
         ast = with_device(ast_of(kernel), device)
-        opts = tuple(to_tiny(opt) for opt in schedule.opts)
+        opts = tuple(to_tiny(opt) for opt in opts_of(schedule))
         launches.append(Launch(ast.replace(arg=replace(ast.arg, opts_to_apply=opts)), slots))
     return Placed(tuple(launches), 1 + max(number for slots in args for number in slots))
 

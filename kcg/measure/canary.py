@@ -93,12 +93,12 @@ def _compile(target: Target) -> CompiledCanary:
 
     from kcg.kernel.codec import kernel_of
     from kcg.kernel.compile import compile_schedule
-    from kcg.kernel.opts.space import KernelSpace
+    from kcg.kernel.kinds import baseline_of
     from kcg.types import Region
 
     source = Tensor.empty(_elements(target), dtype=dtypes.int32, device=target.device)
     region = Region((kernel_of((source * 3 + 7).schedule_linear().src[0].src[0]),))
-    return CompiledCanary(target, region, compile_schedule(region, KernelSpace(region, target).baseline(), target))
+    return CompiledCanary(target, region, compile_schedule(region, baseline_of(region, target), target))
 
 
 def canary_job(dev: str, known: CompiledCanary | None = None) -> CanaryReading:

@@ -728,10 +728,10 @@ class DeviceFill:
 def launcher_of(ast: UOp, target: Target) -> Callable[..., None]:
     """A kernel of kcg's own, as tinygrad schedules it: launches it, without waiting, on its buffers in slot order."""
     from kcg.kernel.codec import kernel_of
-    from kcg.kernel.opts.space import KernelSpace
+    from kcg.kernel.kinds import baseline_of
 
     region = Region((kernel_of(ast),))
-    compiled = compile_schedule(region, KernelSpace(region, target).baseline(), target)
+    compiled = compile_schedule(region, baseline_of(region, target), target)
     runtime = Device[target.device].runtime(to_elf(compiled, target, as_tinygrad=False))
 
     def launch(*buffers: Any) -> None:

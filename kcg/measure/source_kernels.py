@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kcg.errors import KcgError, MismatchError, ScheduleError, UsageError
+from kcg.kernel.kinds import describe
 from kcg.measure import isolated
 from kcg.types import Region, Schedule, Target
 
@@ -120,7 +121,7 @@ def rebuilt(
     for (region, schedule), made in zip(wanted.items(), answer["made"], strict=True):
         if "error" in made:
             raise MismatchError(
-                f"{schedule}: {made['error']}: give the file that the search had, or run the search again"
+                f"{describe(schedule)}: {made['error']}: give the file that the search had, or run the search again"
             )
         found[region] = Compiled(**{name: _restored(name, value) for name, value in made.items()})
     return found

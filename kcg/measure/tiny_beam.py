@@ -48,10 +48,12 @@ def main() -> None:
     prepare(target.tinygrad_device)
     from kcg.compat.beam import run_beam
     from kcg.kernel.codec import ast_of
+    from kcg.kernel.opts.schedule import schedule_of
 
     begin = time.perf_counter()
     region = Region(tuple(Kernel(text) for text in row["asts"]))
-    schedule, binaries = run_beam(ast_of(region.kernel), row["width"])
+    opts, binaries = run_beam(ast_of(region.kernel), row["width"])
+    schedule = schedule_of(opts)
     wall_s = time.perf_counter() - begin
     isolated.answer({"kind": schedule.kind, "body": schedule.body, "binaries": binaries, "wall_s": wall_s})
 

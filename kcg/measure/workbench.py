@@ -377,14 +377,14 @@ class CacheFlusher:
 
         from kcg.kernel.codec import kernel_of
         from kcg.kernel.compile import compile_schedule
-        from kcg.kernel.opts.space import KernelSpace
+        from kcg.kernel.kinds import baseline_of
         from kcg.types import Region
 
         elements = self.size // 4
         ast = (Tensor.empty(elements, device=target.device) + 1).schedule_linear().src[0].src[0]
         region = Region((kernel_of(ast),))
         bench = Workbench(ast, target)
-        return bench.launcher(compile_schedule(region, KernelSpace(region, target).baseline(), target))
+        return bench.launcher(compile_schedule(region, baseline_of(region, target), target))
 
     def flush(self) -> None:
         if self._host is not None:

@@ -146,9 +146,9 @@ def run(settings: object, *, dry_run: bool, json_mode: bool, quiet: bool) -> Exi
         choice = choose_device(settings.device)
         shown.line(f"kcg {__version__}: {settings.workload} on {choice.dev} ({choice.why})")
         if dry_run:
-            from kcg.optimize.run import describe
+            from kcg.optimize.run import preview
 
-            describe(settings, shown, json_mode=json_mode)
+            preview(settings, shown, json_mode=json_mode)
             return ExitCode.OK
         from kcg.optimize.run import optimize as optimize_now
 

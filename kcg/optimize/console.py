@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TextIO
 
 from kcg.cli import counted
+from kcg.kernel.kinds import describe
 from kcg.optimize.ends import values_of
 from kcg.optimize.result import OUTCOMES
 from kcg.types import ModelCheck, RegionResult, Result
@@ -198,7 +199,7 @@ def print_result(result: Result, console: Console) -> None:
             text(format_seconds(row.after_s or None)),
             text(format_speedup(row.before_s, row.after_s), style),
             text(row.outcome, style),
-            text(str(row.chosen.schedule), "dim"),
+            text(describe(row.chosen.schedule), "dim"),
         )
     console.print(table)
     if rest := rows[MAX_ROWS:]:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from kcg.cli import counted
 from kcg.errors import CodecError, DeviceError, MismatchError, ResultError, UsageError, VerificationError
+from kcg.kernel.opts.schedule import opts_of
 from kcg.optimize.result import read_result
 from kcg.types import Kernel, Region, RegionResult, Result, Schedule, ScheduleKind, SeenAs, Target, Toolchain
 
@@ -125,7 +126,7 @@ def apply(
     renderer = planning_renderer(result.target)
     rows: dict[Key, bytes] = {}
     for choice in chosen:
-        ast, value = ast_of(choice.kernel), cache_value(choice.schedule.opts)
+        ast, value = ast_of(choice.kernel), cache_value(opts_of(choice.schedule))
         for name, devices in choice.seen_as:
             on = devices if len(devices) > 1 else "".join(devices) or None
             for width in served:
@@ -213,7 +214,7 @@ def scheduling(result: Result, *, changed_only: bool = False, kernels: Sequence[
     all_of_them = choices(result)[0]
     by_hand = {c.kernel: c.handwritten for c in all_of_them if kernels and c.handwritten is not None}
     chosen = [c for c in all_of_them if c.searched or c.kernel in by_hand or not changed_only]
-    by_id = {c.kernel.id: opts_to_tiny(c.schedule.opts) for c in chosen}
+    by_id = {c.kernel.id: opts_to_tiny(opts_of(c.schedule)) for c in chosen}
     place = HandwrittenPrograms(by_hand, kernels, result.target)
     known: dict[bytes, tuple[Any, ...] | None] = {}
     served: set[str] = set()
@@ -274,7 +275,7 @@ def _weight(row: RegionResult) -> float:
 
 
 def _choice(row: RegionResult, target: Target, seen_as: tuple[SeenAs, ...]) -> Choice:
-    from kcg.kernel.opts.space import KernelSpace
+    from kcg.kernel.kinds import space_of
 
     handwritten = _written_by_hand(row)
     best = row.chosen if row.opts is None or handwritten is None else row.opts
@@ -283,8 +284,7 @@ def _choice(row: RegionResult, target: Target, seen_as: tuple[SeenAs, ...]) -> C
     searched = schedule != row.baseline.schedule
     kernel = row.region.kernel
     try:
-        space = KernelSpace(Region((kernel,)), target)
-        space.state(schedule)  # one that does not apply would stop the user's program
+        space_of(Region((kernel,)), target).check(schedule)  # one that does not apply would stop the user's program
     except CodecError as error:
         raise ResultError(f"kernel {kernel.id[:12]} of the result cannot be read: {error}") from None
     except Exception as error:

@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from kcg.kernel.kinds import describe
 from kcg.measure.protocol import median, median_interval
 from kcg.optimize import ends
 from kcg.optimize.console import format_seconds
@@ -26,7 +27,7 @@ from kcg.optimize.paired import Compared, Comparisons
 from kcg.optimize.result import NO_OTHER, TIME_OVER, USED_UP
 from kcg.optimize.search import HOPELESS
 from kcg.optimize.work import RegionResults
-from kcg.types import RAW, Finalist, RegionResult, Schedule, Status, TimedAt, Verification
+from kcg.types import Finalist, RegionResult, Schedule, Status, TimedAt, Verification
 
 if TYPE_CHECKING:
     from kcg.optimize.device import Device
@@ -120,7 +121,8 @@ class Judge:
         for schedule in [*work.candidates, None]:
             found = None if schedule is None else self._comparisons.side(work, schedule)
             if isinstance(found, str):
-                notes.append(f"{schedule} does not compile: {found}")
+                assert schedule is not None
+                notes.append(f"{describe(schedule)} does not compile: {found}")
                 continue
             if found is not None and found.compiled.binary_hash == own.compiled.binary_hash:
                 continue  # tinygrad's own choice by another name
@@ -130,7 +132,7 @@ class Judge:
             if seen.outcome is None:
                 if schedule is None:
                     return _quarantined(work, f"tinygrad's own schedule fails: {seen.reason}")
-                notes.append(f"{schedule}: {seen.reason}")
+                notes.append(f"{describe(schedule)}: {seen.reason}")
                 continue
             if (row := self.decide(work, seen, notes)) is not None:
                 return replace(row, clocks=seen.outcome.clocks, ends=_ends_of(work, seen, row))
@@ -156,20 +158,20 @@ class Judge:
             return _result(work, base, base, what, why, noise)
         schedule = seen.after.schedule
         if outcome.noisy:
-            notes.append(f"{schedule} cannot be compared: {outcome.noisy}")
+            notes.append(f"{describe(schedule)} cannot be compared: {outcome.noisy}")
             return _result(work, base, base, "kept", "; ".join(notes), noise)
         text = f"{seen.words}, noise {100 * noise:.1f} %"
         if seen.is_faster:
             return _result(work, base, seen.finalist_after(work), "improved", "; ".join([text, *notes]), noise)
         _, ratio, high = seen.speed_up
         slower = "is slower" if high < 1.0 and ratio < 1.0 - noise else "is a tie"
-        return _result(work, base, base, "kept", "; ".join([f"{schedule} {slower} ({text})", *notes]), noise)
+        return _result(work, base, base, "kept", "; ".join([f"{describe(schedule)} {slower} ({text})", *notes]), noise)
 
     def _who_is_wrong(self, work: RegionWork, reason: str) -> str:
         """Whether tinygrad's own schedule of a kernel is wrong or the reference is: the raw kernel tells."""
-        if work.space.baseline() == RAW:
+        if work.space.baseline() == work.space.start():
             return f"the kernel does not verify as tinygrad compiles it: {reason}"
-        raw = self._device.measure(work, [RAW], sampler="reference")[0].result()
+        raw = self._device.measure(work, [work.space.start()], sampler="reference")[0].result()
         if raw.status == Status.OK:
             return f"tinygrad's own schedule does not verify, the unoptimised kernel is right on one seed: {reason}"
         if raw.status == Status.WRONG:

@@ -19,7 +19,7 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from kcg.errors import ResultError, ScheduleError
 from kcg.files import write_whole
-from kcg.kernel.source.body import source_body
+from kcg.kernel.kinds import parse
 from kcg.types import Kernel, Region, RegionResult, Result, Schedule, ScheduleKind, malformed
 
 T = TypeVar("T")
@@ -353,27 +353,9 @@ def _check_schedule(schedule: Schedule, where: str) -> None:
     if schedule.kind not in list(ScheduleKind):
         raise _Malformed(where, f"unknown kind {_shown(schedule.kind)}")
     try:
-        body = json.loads(schedule.body)
-    except (ValueError, RecursionError):
-        raise _Malformed(where, "its body is not JSON") from None
-    if schedule.kind == ScheduleKind.OPTS and not (isinstance(body, list) and all(_is_opt(row) for row in body)):
-        raise _Malformed(where, "its body is not a list of [op, axis, argument]")
-    if schedule.kind == ScheduleKind.SOURCE:
-        try:
-            source_body(schedule)
-        except ScheduleError as error:
-            raise _Malformed(where, str(error)) from None
-
-
-def _is_opt(row: Any) -> bool:
-    def integer(value: Any) -> bool:
-        return type(value) is int
-
-    if not isinstance(row, list) or len(row) != 3 or not isinstance(row[0], str):
-        return False
-    argument = row[2]
-    listed = isinstance(argument, list) and all(integer(v) for v in argument)
-    return (row[1] is None or integer(row[1])) and (argument is None or integer(argument) or listed)
+        parse(schedule.kind, schedule.body)
+    except ScheduleError as error:
+        raise _Malformed(where, str(error)) from None
 
 
 def _same_names(found: set[str], wanted: set[str], where: str) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from kcg import __version__
 from kcg.cli import counted
 from kcg.errors import DeviceError, ExitCode, UsageError
+from kcg.kernel.kinds import describe
 from kcg.measure.protocol import PROTOCOL, median
 from kcg.optimize import handwritten, whole_model
 from kcg.optimize.baselines import measure_baselines
@@ -203,7 +204,7 @@ def build_result(ended: _Ended, *, device: Device, budget: Budget, log: RunLog) 
     if results is None:
         results = as_searched(ended.works, ended.judged, why="the device was lost" if log.lost else "interrupted")
     target, toolchain = device.service.facts
-    recomputes = (find_recompute(w.space.ast, w.call.region.id, w.call.calls) for w in ended.works)
+    recomputes = (find_recompute(w.ast, w.call.region.id, w.call.calls) for w in ended.works)
     return Result(
         workload=workload.name,
         preset=workload.preset,
@@ -357,7 +358,7 @@ def next_smaller(workload: Workload, room: Room) -> Workload | None:
 # ---- `--dry-run`: what an optimisation would do, without measuring anything.
 
 
-def describe(settings: Settings, progress: Progress, *, json_mode: bool) -> None:
+def preview(settings: Settings, progress: Progress, *, json_mode: bool) -> None:
     """Capture the workload and say what a run would do: kernels, calls, target, operations, the longest first.
 
     The script of a workload that is one is run, since its kernels are not known otherwise; nothing is timed or written.
@@ -379,8 +380,8 @@ def describe(settings: Settings, progress: Progress, *, json_mode: bool) -> None
                     "id": w.call.region.id,
                     "name": w.space.name(w.space.baseline()),
                     "calls": w.call.calls,
-                    "operations": float(arithmetic(w.space.ast)),
-                    "schedule": str(w.space.baseline()),
+                    "operations": float(arithmetic(w.ast)),
+                    "schedule": describe(w.space.baseline()),
                     "first_actions": len(w.space.actions(w.space.start())),
                     "handwritten": [[offer.name, offer.reason] for offer in w.offers],
                 }
@@ -388,7 +389,7 @@ def describe(settings: Settings, progress: Progress, *, json_mode: bool) -> None
             ),
             key=lambda row: -float(str(row["operations"])) * int(str(row["calls"])),
         )
-        waste = [find_recompute(w.space.ast, w.call.region.id, w.call.calls) for w in works]
+        waste = [find_recompute(w.ast, w.call.region.id, w.call.calls) for w in works]
         if json_mode:
             plan = {
                 "workload": workload.name,

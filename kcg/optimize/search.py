@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import random
 import time
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ from kcg.errors import ScheduleError
 from kcg.measure.jobs import TinyBeamJob
 from kcg.optimize.settings import EFFORTS, TINY_BEAM, Settings, strategy_of
 from kcg.optimize.work import Candidates, RegionWork, total_s
-from kcg.search.allocation import PATIENCE_S, Auction, Limits, Relative, adopted, family
+from kcg.search.allocation import PATIENCE_S, Allocator, Limits, Relative
 from kcg.search.problem import Observation, Problem, Said
 from kcg.types import Schedule, Status
 
@@ -162,15 +161,11 @@ class _Search:
             known=work.known,
             correct=judge.correct,
             expected=expected,
-            step=work.space.step,
-            tile=work.space.tile,
-            kind=work.space.groups,
-            alike=work.space.alike,
         )
 
     def _search_with(self, name: str, predictor: Predictor) -> None:
         self.log.progress.phase(f"searching with {name}")
-        auction = Auction(self.ledger, self._limits(), seen=self._seen, patience_s=self._patience_s)
+        allocator = Allocator(self.ledger, self._limits(), seen=self._seen, patience_s=self._patience_s)
         # without a baseline there is nothing to compare with
         works = [(index, work) for index, work in enumerate(self.works) if work.baseline_s]
         works.sort(key=lambda one: -one[1].before_s)
@@ -180,11 +175,10 @@ class _Search:
             how, asked = strategy_of(name), self._problem(work, predictor, index)
             if workers is not None:
                 how = workers.strategy(name, work.call.region, place=place, seed=f"{self.settings.seed}:{index}")
-            relative = Relative(family(work.space), functools.partial(adopted, work.space))
-            auction.enter(work.id, work.call.calls, asked, how, relative=relative)
-        auction.run()
+            allocator.enter(work.id, work.call.calls, asked, how, relative=Relative(work.space))
+        allocator.run()
         self.device.check_journal()
-        self.settled = auction.settled
+        self.settled = allocator.settled
 
     def _limits(self) -> Limits:
         """On a CPU all takes turns, so that nothing disturbs a sample; a GPU is kept busy by many kernels at once."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from html import escape
 
+from kcg.kernel.kinds import describe
 from kcg.optimize.console import format_seconds
 from kcg.optimize.ends import values_of, values_text
 from kcg.types import Finalist, RegionResult, Result, Schedule
@@ -38,10 +39,7 @@ def format_share(share: float) -> str:
 
 
 def format_schedule(schedule: Schedule) -> str:
-    try:
-        return str(schedule)
-    except (ValueError, TypeError):  # an opts body of another version
-        return schedule.body
+    return describe(schedule)
 
 
 def format_count(number: float) -> str:

@@ -27,7 +27,8 @@ from kcg.types import (
 )
 
 if TYPE_CHECKING:
-    from kcg.kernel.opts.space import KernelSpace
+    from kcg.compat.tiny import UOp
+    from kcg.kernel.kinds import Space
 
 TRIES = 2  # candidates of a search that are judged per region, the second only if the first is wrong
 
@@ -46,7 +47,7 @@ class RegionWork:
     """What a run knows of one region of the workload."""
 
     call: WorkloadCall
-    space: KernelSpace
+    space: Space
     known: dict[Schedule, Observation] = field(default_factory=dict)  # a search adds to it
     binaries: set[str] = field(default_factory=set)
     compile_s: dict[Schedule, float] = field(default_factory=dict)  # what compiling each took, in this run or before
@@ -110,18 +111,25 @@ class RegionWork:
         return tuple(end.variables for end in self.ends)
 
     @functools.cached_property
+    def ast(self) -> UOp:
+        """The kernel's AST."""
+        from kcg.kernel.codec import ast_of
+
+        return ast_of(self.call.region.kernel)
+
+    @functools.cached_property
     def bytes(self) -> int:
         """Least traffic of one call."""
         from kcg.kernel.analysis import least_bytes
 
-        return round(mean(self.ends, [least_bytes(at_values(self.space.ast, v)) for v in self.bindings]))
+        return round(mean(self.ends, [least_bytes(at_values(self.ast, v)) for v in self.bindings]))
 
     @functools.cached_property
     def operations(self) -> float:
         """Arithmetic of one call."""
         from kcg.kernel.analysis import arithmetic
 
-        return mean(self.ends, [arithmetic(at_values(self.space.ast, v)) for v in self.bindings])
+        return mean(self.ends, [arithmetic(at_values(self.ast, v)) for v in self.bindings])
 
     @functools.cached_property
     def is_alone(self) -> bool:

@@ -8,7 +8,7 @@ fixed: every combination of a small grid is fitted and counts by its marginal li
 change little of what the grid expects and many decide. Of held-out kernels, the marginal likelihood is higher with both
 the linear and the fading part than with either alone.
 
-Where it is told which schedules are of one tile (what a thread computes, `KernelSpace.tile`), these share something,
+Where it is told which schedules are of one tile (what a thread computes, `Space.tile`), these share something,
 too, and what is particular to one schedule may be less: of what four searches had measured on the kernels of Flux, on
 an H200, residuals spread by 0.04 within a tile and the means of tiles by 0.07 (medians over 26 tensor-core kernels; of
 14 others 0.08 and 0.17).
@@ -34,7 +34,7 @@ from kcg.predictor.features import Array
 from kcg.types import Prediction, Schedule
 
 if TYPE_CHECKING:
-    from kcg.kernel.opts.space import KernelSpace
+    from kcg.kernel.kinds import Space
 
 
 CONSTANT: Final = 1.0
@@ -230,15 +230,13 @@ class Embeds(Protocol):
     """What says of schedules of a kernel how long they take, and what its networks see in each: a `LearnedPredictor`,
     or what one said before."""
 
-    def embed(
-        self, space: KernelSpace, schedules: Sequence[Schedule]
-    ) -> tuple[list[Prediction], list[Array | None]]: ...
+    def embed(self, space: Space, schedules: Sequence[Schedule]) -> tuple[list[Prediction], list[Array | None]]: ...
 
 
 class TileNumbers(dict[Schedule, int]):
     """A number for what a thread computes, worked out once for each schedule; schedules of one tile have the same."""
 
-    def __init__(self, space: KernelSpace) -> None:
+    def __init__(self, space: Space) -> None:
         super().__init__()
         self._space = space
         self._numbers: dict[Hashable, int] = {}
@@ -254,7 +252,7 @@ class CorrectingKernel:
     What the networks made of a schedule is kept, so that a correction costs none of their time.
     """
 
-    def __init__(self, predictor: Embeds, space: KernelSpace) -> None:
+    def __init__(self, predictor: Embeds, space: Space) -> None:
         self.predictor, self.space = predictor, space
         self._predictions: dict[Schedule, Prediction] = {}
         self._states: dict[Schedule, Array] = {}
@@ -314,5 +312,7 @@ class CorrectingKernel:
         """(n, t): which traits each has, worked out once for each schedule."""
         for schedule in schedules:
             if schedule not in self._traits:
-                self._traits[schedule] = self.space.groups(schedule)
+                traits = self.space.groups(schedule)
+                assert isinstance(traits, tuple), "of one length for all schedules of a space"
+                self._traits[schedule] = traits
         return np.array([self._traits[s] for s in schedules], np.int64)

@@ -38,7 +38,7 @@ from kcg.kernel.loop_nest import (
 from kcg.types import Region, Schedule, Target
 
 if TYPE_CHECKING:
-    from kcg.kernel.opts.space import KernelSpace
+    from kcg.kernel.kinds import Space
 
 
 # ---- Axis tables of many schedules as padded arrays of integers: what features are computed from, and what is cached.
@@ -187,7 +187,7 @@ def _cut(table: AxisTable) -> AxisTable:
 class ScheduleFeatures:
     """One schedule as a predictor sees it."""
 
-    space: KernelSpace
+    space: Space
     schedule: Schedule
     refused: float  # probability that the compiler refuses it, by rule, see its space's `refusals`
     graph: Graphs  # of this one schedule

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from kcg.types import Prediction, Schedule
 
 if TYPE_CHECKING:
-    from kcg.kernel.opts.space import KernelSpace
+    from kcg.kernel.kinds import Space
 
 
 @dataclass(frozen=True)
@@ -26,10 +26,10 @@ class Predictor(Protocol):
 
     name: str
 
-    def predict(self, space: KernelSpace, schedules: Sequence[Schedule]) -> list[Prediction]:
+    def predict(self, space: Space, schedules: Sequence[Schedule]) -> list[Prediction]:
         """One prediction per schedule, in order. Never NaN: what cannot be judged has a high failure probability."""
         ...
 
-    def of(self, space: KernelSpace) -> Judge:
+    def of(self, space: Space) -> Judge:
         """The same for one kernel, which is being searched."""
         ...

@@ -34,7 +34,7 @@ from kcg.predictor.network import LEAST_LOG_SIGMA, MOST_LOG_SIGMA, SIZES, GraphS
 from kcg.types import Prediction, Schedule, Target
 
 if TYPE_CHECKING:
-    from kcg.kernel.opts.space import KernelSpace
+    from kcg.kernel.kinds import Space
 
 
 # ---- Networks of one shape as one, for predicting: the same answers as from each alone, in a fraction of the time.
@@ -304,16 +304,16 @@ class LearnedPredictor:
         # what is loaded by now stays: walking through the objects of torch and tinygrad took a tenth of a search
         gc.freeze()
 
-    def predict(self, space: KernelSpace, schedules: Sequence[Schedule]) -> list[Prediction]:
+    def predict(self, space: Space, schedules: Sequence[Schedule]) -> list[Prediction]:
         """One prediction for each schedule, in order; never NaN. What does not apply is expected to fail."""
         return self.embed(space, schedules)[0]
 
-    def of(self, space: KernelSpace) -> Judge:
+    def of(self, space: Space) -> Judge:
         """What it says of one kernel, corrected by what is measured of it."""
         kernel = CorrectingKernel(self, space)
         return Judge(kernel.predict, kernel.correct)
 
-    def embed(self, space: KernelSpace, schedules: Sequence[Schedule]) -> tuple[list[Prediction], list[Array | None]]:
+    def embed(self, space: Space, schedules: Sequence[Schedule]) -> tuple[list[Prediction], list[Array | None]]:
         """Predictions, and beside each the last hidden states of all networks, (sum of hidden,); None where it does
         not apply."""
         found, states = [IMPOSSIBLE] * len(schedules), list[Array | None]([None] * len(schedules))
@@ -323,7 +323,7 @@ class LearnedPredictor:
 
     def _predict(
         self,
-        space: KernelSpace,
+        space: Space,
         schedules: Sequence[Schedule],
         first: int,
         found: list[Prediction],
@@ -401,11 +401,11 @@ class LearnedPredictor:
                 )
             return Said(*(values.double().numpy() for values in (rank, log_sigma, failure))), states.numpy()
 
-    def _is_strange(self, space: KernelSpace) -> bool:
+    def _is_strange(self, space: Space) -> bool:
         """Whether training never showed an operation of the kernel, or the machine."""
         return self._kernel(space)[1] or space.target.fingerprint not in self._known_targets
 
-    def _kernel(self, space: KernelSpace) -> tuple[Array, bool]:
+    def _kernel(self, space: Space) -> tuple[Array, bool]:
         """The kernel's own numbers, and whether it has an operation that training never showed."""
         region = space.region
         if region.id not in self._kernels:

@@ -17,7 +17,7 @@ from kcg.predictor.interface import Judge
 from kcg.types import Prediction, Schedule, Target
 
 if TYPE_CHECKING:
-    from kcg.kernel.opts.space import KernelSpace
+    from kcg.kernel.kinds import Space
 
 LINE_BYTES = 64
 WARP_THREADS = 32
@@ -55,7 +55,7 @@ class Roofline:
 
     name = "roofline"
 
-    def predict(self, space: KernelSpace, schedules: Sequence[Schedule]) -> list[Prediction]:
+    def predict(self, space: Space, schedules: Sequence[Schedule]) -> list[Prediction]:
         predictions = []
         for schedule in schedules:
             try:
@@ -72,7 +72,7 @@ class Roofline:
             )
         return predictions
 
-    def of(self, space: KernelSpace) -> Judge:
+    def of(self, space: Space) -> Judge:
         """What it says of one kernel. It learns nothing from measurements."""
         return Judge(lambda schedules: self.predict(space, schedules))
 

@@ -25,6 +25,7 @@ import numpy as np
 from gymnasium import spaces
 
 from kcg.errors import ScheduleError, UsageError
+from kcg.kernel.kinds import describe
 from kcg.kernel.opts.action_features import ACTION_FEATURES, AXES_OF_ACTION
 from kcg.predictor.features import (
     ACCESS_EDGES,
@@ -282,7 +283,7 @@ class KernelScheduleEnv(gymnasium.Env[Any, Any]):
 
     def _info(self, **more: Any) -> dict[str, Any]:
         assert self.task is not None
-        info = {"kernel": self.task.name, "schedule": str(self._observed.schedule), "log_s": self._now.log_s}
+        info = {"kernel": self.task.name, "schedule": describe(self._observed.schedule), "log_s": self._now.log_s}
         return info | ({"fault": self._fault} if self._fault else {}) | more
 
     def render(self) -> str:
@@ -290,7 +291,7 @@ class KernelScheduleEnv(gymnasium.Env[Any, Any]):
         if self.task is None:
             return "no kernel"
         cost = self._fault or f"{math.exp(self._now.log_s) * 1e6:.3g} µs"
-        return f"{self.task.name}: {self._observed.schedule} ({cost})"
+        return f"{self.task.name}: {describe(self._observed.schedule)} ({cost})"
 
 
 gymnasium.register(ID, entry_point="kcg.rl.env:KernelScheduleEnv")

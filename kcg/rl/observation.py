@@ -18,7 +18,7 @@ from kcg.predictor.features import MOST_AXES, ScheduleFeatures, encode, graphs, 
 from kcg.types import Action, Schedule
 
 if TYPE_CHECKING:
-    from kcg.kernel.opts.space import KernelSpace
+    from kcg.kernel.kinds import Space
 
 OBSERVATIONS_KEPT: Final = 2048  # of one kernel; each is about 10 KB
 
@@ -37,7 +37,7 @@ class Observer:
     `actions` says which steps there are from a schedule: those of the space by default, or those of a recorded table.
     """
 
-    def __init__(self, space: KernelSpace, actions: Callable[[Schedule], list[Action]] | None = None) -> None:
+    def __init__(self, space: Space, actions: Callable[[Schedule], list[Action]] | None = None) -> None:
         self.space = space
         self._actions = actions or space.actions
         self._kernel_x, self._target_x = kernel_features(space.region), target_features(space.target)

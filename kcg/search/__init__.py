@@ -1,19 +1,12 @@
-"""How to look: search strategies over an action space, a predictor and a measured budget.
+"""How to look: search strategies over a space of schedules, a predictor and a measured budget.
 
-interface.py    what a strategy sees, and what it yields
-trials.py       what a strategy has seen so far: cached actions, keys, predictions, observations
-strategies.py   the registry of all strategies by name; hand-coded and random
-local.py        greedy, ε-greedy, simulated annealing
-beams.py        BEAM as tinygrad has it, one that the predictor spares measurements, one over predictions
-evolution.py    mutation and crossing of the best
-rollouts.py     rollouts of a policy in the environment, ranked by the predictor
+problem.py      what a strategy sees, what it yields, and what it has seen so far
+strategies.py   the registry of all strategies by name; local searches, evolution
+beam.py         beams over predictions and over measurements
 mcts.py         Monte Carlo tree search over a graph of schedules
-draft.py        candidates from predictions, and what is expected of them as measurements come in
-diversity.py    a batch without near twins
-walks.py        random walks, and schedules as lists of steps that can be changed
+moves.py        random walks, changes of single steps, and batches without near twins
 calibration.py  a predictor corrected, while searching, by what was measured
-bidding.py      several regions searched at once: which gets the next measurements
-kin.py          what made a kernel faster is tried on its kin
-replay.py       a recorded table in the place of a device
-tables.py       the recorded tables of a dataset
+allocation.py   several kernels searched at once: which gets the next measurements, and what similar kernels found
+workers.py      searches that think in processes of their own
+replay.py       a recorded table in the place of a device, and those of a dataset
 """

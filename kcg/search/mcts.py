@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from kcg.search.calibration import Calibration, Evidence, Trial
-from kcg.search.moves import TWIN_PENALTY, StepSets, diverse, leaders, moved, seldom, variants
+from kcg.search.moves import TWIN_PENALTY, StepSets, diverse, leaders, seldom
 from kcg.search.problem import Ledger, Observation, Problem, Trials, best
 from kcg.types import Prediction, Schedule
 
@@ -86,7 +86,7 @@ class Node:
     value: float = -math.inf  # best `own` within reach
     closed: bool = False  # all within reach is measured
     tile: Hashable = None  # what its threads compute
-    kind: Hashable = None  # what a predictor may misjudge alike
+    groups: Hashable = None  # what a predictor may misjudge alike
     varied: bool = False  # its variants are among the nodes
     roamed: bool = False  # and all else that is near
 
@@ -106,6 +106,7 @@ class Graph:
         self._step_sets = StepSets()
         self.root = Node(Schedule("", ""), 0, Prediction(0.0), Evidence(), 0.0, children=[])
         self._baseline = trials.problem.space.baseline()
+        self.groups = trials.groups(trials.problem.space.start()) is not None  # whether the space can tell
         known = [o for o in trials.observations.values() if o.schedule != self._baseline]
         roots = [trials.problem.space.start(), self._baseline]
         roots += [o.schedule for o in sorted(known, key=lambda o: o.time_s)[: settings.entries] if best([o])]
@@ -130,7 +131,7 @@ class Graph:
                 evidence = self.calibration.evidence(steps)
                 node = self.nodes[key] = Node(schedule, steps, prediction, evidence, 1e-6 * self.rng.random())
                 node.corrected = better
-                node.tile, node.kind = self.trials.tile(schedule), self.trials.kind(schedule)
+                node.tile, node.groups = self.trials.tile(schedule), self.trials.groups(schedule)
                 if key not in self.trials.observations:
                     node.observation = self.trials.like(schedule)
                 self._appraise(node)
@@ -170,15 +171,14 @@ class Graph:
             return False
         node.varied = True
         self._varied.add(node.tile)
-        self._link_beside(node, variants(self.trials, node.schedule))
+        self._link_beside(node, self.trials.problem.space.variants(node.schedule))
         return True
 
     def neighbours(self, node: Node) -> list[Node]:
         """What is near a schedule: one step more or less, another amount of one, a factor moved to another."""
         if not node.roamed:
             node.roamed = node.varied = True
-            near = [*variants(self.trials, node.schedule), *moved(self.trials, node.schedule)]
-            self._link_beside(node, near)
+            self._link_beside(node, self.trials.problem.space.neighbours(node.schedule))
         return node.children or []
 
     def _link_beside(self, node: Node, schedules: Sequence[Schedule]) -> None:
@@ -352,7 +352,7 @@ class Graph:
     # ending
 
     def alike(self) -> list[Schedule]:
-        """What only schedules alike were measured of: the last that is worth trying. An auction grants none of it."""
+        """What only schedules alike were measured of: the last that is worth trying. No allocator grants it."""
         return [n.schedule for key, n in self.nodes.items() if key not in self.trials.observations]
 
     def frontier(self) -> Node | None:
@@ -415,10 +415,10 @@ def _turn(graph: Graph, measured: int) -> str:
     """Whose turn the next measurement is."""
     settings, problem = graph.settings, graph.trials.problem
     counted = settings.evaluations is not None or problem.ledger.max_evaluations is not None
-    looks = problem.step is not None and not counted  # all that is near is predicted
+    looks = not counted  # all that is near is predicted
     if measured % 4 == 0 and measured >= settings.near_from and looks:
         return NEAR
-    if measured % 2 == 0 and measured >= settings.broad_from and problem.kind is not None:
+    if measured % 2 == 0 and measured >= settings.broad_from and graph.groups:
         return BROAD
     return USUAL
 
@@ -443,9 +443,9 @@ def _broad(graph: Graph, rest: Sequence[tuple[Node, float]], count: int) -> list
     """Those of kinds that were seldom measured, of candidates with their scores."""
     if not count:
         return []
-    seen = Counter(graph.nodes[key].kind for key in graph.trials.observations if key in graph.nodes)
+    seen = Counter(graph.nodes[key].groups for key in graph.trials.observations if key in graph.nodes)
     told = [node.prediction.log_runtime for node, _ in rest]
-    places = seldom([node.kind for node, _ in rest], told, [score for _, score in rest], seen, count)
+    places = seldom([node.groups for node, _ in rest], told, [score for _, score in rest], seen, count)
     return [rest[i][0] for i in places]
 
 

@@ -10,13 +10,14 @@ import itertools
 import math
 import random
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from kcg.kernel.kinds import same_but_amount, steps_of
 from kcg.search.calibration import distance
 from kcg.search.problem import Trials
-from kcg.types import Action, Opt, Schedule, ScheduleKind
+from kcg.types import Action, Schedule
 
 LONGEST_WALK: Final = 8
 """Steps of the longest random walk; 22 of 24 winners of BEAM=2 on Flux have more than 3, few have more than 6."""
@@ -79,9 +80,9 @@ class Ways:
         key = self.trials.key(schedule)
         if (known := self._known.get(key)) is not None:
             return known
-        labels = _labels(schedule)
+        labels = steps_of(schedule)
         for origin in (self.trials.problem.space.start(), self.trials.problem.space.baseline()):
-            before = _labels(origin)
+            before = steps_of(origin)
             if labels[: len(before)] == before:
                 way = self.follow(origin, labels[len(before) :])
                 if self.trials.key(way.schedule) == key:
@@ -143,105 +144,6 @@ class Ways:
         return self._known.setdefault(key, Way(origin, (*labels, action.label), action.schedule))
 
 
-def _labels(schedule: Schedule) -> tuple[str, ...]:
-    return tuple(str(o) for o in schedule.opts) if schedule.kind == ScheduleKind.OPTS else ()
-
-
-# ---- Schedules near a good one that walks, which only add steps, come to late or never.
-#
-# `variants` differ in one step. `moved` differ in where a factor is: what one step gives to an axis another gives to
-# its own (a thread that computes 4 x 4 elements computes 2 x 8), or what a thread computes along an axis becomes
-# threads. In searches by evolution this is the mutation of tile sizes (TVM's MetaSchedule: Shao et al., 2022).
-
-FACTORS: Final = (2, 3)  # that are moved
-OTHER: Final = {"UPCAST": "LOCAL", "LOCAL": "UPCAST"}
-
-
-def variants(trials: Trials, schedule: Schedule) -> list[Schedule]:
-    """The schedules with one step less, and with another amount of one step, where all the other steps stay legal; each
-    kernel once. None where the problem cannot tell."""
-    step, found = trials.problem.step, dict[str, Schedule]()
-    if step is None or schedule.kind != ScheduleKind.OPTS:
-        return []
-    before = trials.problem.space.start()
-    for i, opt in enumerate(schedule.opts):
-        changed = [a.schedule for a in trials.actions(before) if same_but_amount(a.label, str(opt))]
-        for other in (before, *changed):
-            if (end := followed(step, other, schedule.opts[i + 1 :])) is not None:
-                found.setdefault(trials.key(end), end)
-        if (after := step(before, opt)) is None:
-            break  # it begins elsewhere
-        before = after
-    found.pop(trials.key(schedule), None)
-    return list(found.values())
-
-
-def moved(trials: Trials, schedule: Schedule) -> list[Schedule]:
-    """The schedules with a factor of one step moved to a step of the same kind on another axis, and with an UPCAST made
-    a LOCAL or the opposite, where all steps are legal; each kernel once. None where the problem cannot tell."""
-    step, found = trials.problem.step, dict[str, Schedule]()
-    if step is None or schedule.kind != ScheduleKind.OPTS:
-        return []
-    offered = {str(opt) for opt in schedule.opts}
-
-    def legal(before: Schedule, opt: Opt) -> Schedule | None:
-        if str(opt) in offered:
-            return step(before, opt)
-        label = str(opt)  # only the space's own list says which amounts there are
-        return next((a.schedule for a in trials.actions(before) if a.label == label), None)
-
-    for opts in _moves(schedule.opts):
-        if (end := followed(legal, trials.problem.space.start(), opts)) is not None:
-            found.setdefault(trials.key(end), end)
-    found.pop(trials.key(schedule), None)
-    return list(found.values())
-
-
-def _moves(opts: Sequence[Opt]) -> Iterator[list[Opt]]:
-    """What `moved` tries, legal or not."""
-    for i, one in enumerate(opts):
-        rest = [*opts[:i], *opts[i + 1 :]]
-        if one.op in OTHER:
-            other = Opt(OTHER[one.op], one.axis, one.arg)
-            yield [*opts[:i], other, *opts[i + 1 :]]
-            yield [*rest, other]
-        for j, two in enumerate(opts):
-            if two.op != one.op or two.axis == one.axis or not (_amount(one) and _amount(two)):
-                continue
-            for factor in FACTORS:
-                left, odd = divmod(_amount(one), factor)
-                if odd:
-                    continue
-                smaller = [Opt(one.op, one.axis, left)] if left > 1 else []
-                larger = Opt(two.op, two.axis, _amount(two) * factor)
-                changed = [[o] for o in opts]
-                changed[i] = smaller
-                yield [o for part in changed for o in part] + [Opt(two.op, two.axis, factor)]
-                changed[j] = [larger]
-                yield [o for part in changed for o in part]
-
-
-def _amount(opt: Opt) -> int:
-    """0 where an axis is taken whole, or where there is no amount."""
-    return opt.arg if isinstance(opt.arg, int) and opt.op != "SWAP" else 0
-
-
-def same_but_amount(label: str, other: str) -> bool:
-    """Whether two steps do the same on the same axis, with another amount: a label ends in it, as in `UPCAST(0,4)`."""
-    stem = label.rpartition(",")[0]
-    return bool(stem) and stem == other.rpartition(",")[0] and label != other
-
-
-def followed(
-    step: Callable[[Schedule, Opt], Schedule | None], schedule: Schedule, opts: Sequence[Opt]
-) -> Schedule | None:
-    """Where `opts` lead, one `step` after the other; None where one of them is not legal."""
-    found: Schedule | None = schedule
-    for opt in opts:
-        found = step(found, opt) if found is not None else None
-    return found
-
-
 # ---- A batch that is not one idea measured many times: near twins are kept apart.
 #
 # Twins differ by at most one step: one more, or one replaced. What is measured of one tells most of the other. `seldom`
@@ -259,8 +161,8 @@ class StepSets:
         self._bits: dict[tuple[str, int], int] = {}
 
     def of(self, schedule: Schedule) -> int:
-        """The set of one schedule. What has no Opts is a single step of its own."""
-        names = [str(o) for o in schedule.opts] if schedule.kind == ScheduleKind.OPTS else [schedule.id]
+        """The set of one schedule."""
+        names = steps_of(schedule)
         bits = 0
         for i, name in enumerate(names):
             bits |= 1 << self._bits.setdefault((name, names[:i].count(name)), len(self._bits))

@@ -16,29 +16,14 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from kcg.errors import ScheduleError
-from kcg.types import Action, Measurement, Opt, Prediction, Schedule, Status
+from kcg.kernel.kinds import StepSpace
+from kcg.types import Action, Measurement, Prediction, Schedule, Status
 
-# ---- What a search strategy sees: an action space, `predict(batch)`, an asynchronous `measure(batch)`, a budget
-# ledger.
+# ---- What a search strategy sees: a space (`kcg.kernel.kinds`), `predict(batch)`, an asynchronous `measure(batch)`, a
+# budget ledger.
 #
 # A device, several devices and a replayed table are interchangeable behind these, so that every strategy is tested
 # without a device and compared on equal terms.
-
-
-class ActionSpace(Protocol):
-    """The schedules of one region and the legal steps between them."""
-
-    def start(self) -> Schedule:
-        """Where a search begins: the unoptimised schedule."""
-
-    def baseline(self) -> Schedule:
-        """tinygrad's own choice (hand-coded), which nothing reported may be slower than."""
-
-    def actions(self, schedule: Schedule) -> list[Action]:
-        """Every legal step from `schedule`, in a fixed order; empty at the end of the road."""
-
-    def key(self, schedule: Schedule) -> str:
-        """Identity for transpositions: two schedules with equal keys are the same kernel."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +111,7 @@ class Problem:
     `measure` of a schedule that was measured before returns the known observation and charges nothing.
     """
 
-    space: ActionSpace
+    space: StepSpace
     predict: Predict
     measure: Measure
     ledger: Ledger
@@ -139,16 +124,6 @@ class Problem:
     learns nothing from measurements."""
     expected: dict[Schedule, Said] | None = None
     """Where somebody wants to know: what was expected of each schedule, put here before it is measured."""
-    step: Callable[[Schedule, Opt], Schedule | None] | None = None
-    """The schedule after one Opt, None where that is not legal; where there is no such function, schedules are reached
-    by the space's `actions` alone."""
-    tile: Callable[[Schedule], Hashable] | None = None
-    """Equal for schedules whose threads compute the same; what is measured of one tells most of the others. None: it
-    cannot tell."""
-    kind: Callable[[Schedule], Hashable] | None = None
-    """Equal for schedules that a predictor which misjudges one may misjudge alike. None: it cannot tell."""
-    alike: Callable[[Schedule], str] | None = None
-    """Equal for schedules that are about as fast, so that one of them is enough; None: each speaks for itself."""
     ask: Callable[[int, float], int] | None = None
     """Where several kernels share a device: called before a batch is measured with its size and the share by which it
     is expected to be faster than the best so far; waits for its turn, and says how many of it may be measured. Where
@@ -252,12 +227,12 @@ class Trials:
         return found
 
     def tile(self, schedule: Schedule) -> Hashable:
-        """What its threads compute; where the problem cannot tell, each kernel is a tile of its own."""
-        return self.key(schedule) if self.problem.tile is None else self.problem.tile(schedule)
+        """What its threads compute."""
+        return self.problem.space.tile(schedule)
 
-    def kind(self, schedule: Schedule) -> Hashable:
-        """Equal for what may be misjudged alike; None where the problem cannot tell."""
-        return None if self.problem.kind is None else self.problem.kind(schedule)
+    def groups(self, schedule: Schedule) -> Hashable:
+        """Equal for what may be misjudged alike; None where the space cannot tell."""
+        return self.problem.space.groups(schedule)
 
     def predict(self, schedules: Sequence[Schedule]) -> list[Prediction]:
         """One prediction for each schedule; those not asked for before go to the predictor in one batch."""
@@ -294,19 +269,17 @@ class Trials:
         return self.observations.get(self.key(schedule))
 
     def alike(self, schedule: Schedule) -> str:
-        """Equal for schedules of which one is enough (`Problem.alike`)."""
+        """Equal for schedules of which one is enough."""
         key = self.key(schedule)
-        if self.problem.alike is None:
-            return key
         found = self._alike.get(key)
         if found is None:
-            found = self._alike[key] = self.problem.alike(schedule)
+            found = self._alike[key] = self.problem.space.alike(schedule)
         return found
 
     def like(self, schedule: Schedule) -> Observation | None:
         """What was measured of it, or else the fastest of what was measured of schedules alike, where that is about as
         fast as the best: a failure or a late run is one schedule's own."""
-        if (own := self.observed(schedule)) is not None or self.problem.alike is None:
+        if (own := self.observed(schedule)) is not None:
             return own
         if self._grouped < len(self.observations):
             self._group()

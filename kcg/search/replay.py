@@ -1,17 +1,18 @@
 """A recorded table in the place of a device: the same search space, the same costs, no waiting.
 
 A `ReplayTable` holds schedules of one region with what measuring each showed, and the legal steps between them. It is
-an `ActionSpace`, measures from its records and charges the ledger as a device would, so strategies are tested and
-compared on equal terms. Its JSON is made to be kept beside tests and evaluations.
+a `StepSpace` (`kcg.kernel.kinds`), measures from its records and charges the ledger as a device would, so strategies
+are tested and compared on equal terms. Its JSON is made to be kept beside tests and evaluations.
 """
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import random
 import statistics
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,9 +23,11 @@ from kcg.dataset.journal import status_and_reason
 from kcg.dataset.reading import Export, Texts, check_bounds
 from kcg.dataset.splits import PARTS, TEST, TEST_FAMILY, TRAINING_PREFIX
 from kcg.errors import DataError, ScheduleError, UnknownName
+from kcg.kernel.kinds import StepSpace, describe, parse
+from kcg.kernel.opts.neighbours import moved, variants
 from kcg.provenance import provenance
-from kcg.search.problem import ActionSpace, Ledger, Measure, Observation, Predict, Problem
-from kcg.types import Action, Opt, Prediction, Region, Schedule, ScheduleKind, Status, Target, canonical_json
+from kcg.search.problem import Ledger, Measure, Observation, Predict, Problem
+from kcg.types import Action, Prediction, Region, Schedule, Status, Target, canonical_json
 
 # ---- The replay tables of a dataset: `replay.parquet` in its folder, one row for each kernel that has one; and these
 # kernels beside their tables.
@@ -173,6 +176,15 @@ class Record:
     actions: tuple[Action, ...] = ()
 
 
+@dataclass(frozen=True)
+class Traits:
+    """What a table does not hold of its schedules; without these each kernel speaks for itself. See `StepSpace`."""
+
+    alike: Callable[[Schedule], str] | None = None
+    groups: Callable[[Schedule], Hashable] | None = None
+    tile: Callable[[Schedule], Hashable] | None = None
+
+
 class ReplayTable:
     """Recorded schedules of one region. Every action must lead to a schedule of the table.
 
@@ -182,17 +194,18 @@ class ReplayTable:
 
     def __init__(self, records: Iterable[Record], *, start: Schedule, baseline: Schedule) -> None:
         self.records: dict[Schedule, Record] = {}
+        self._traits = Traits()
         for record in records:
             if record.observation.schedule in self.records:
-                raise DataError(f"replay table: schedule {record.observation.schedule} is recorded twice")
+                raise DataError(f"replay table: schedule {describe(record.observation.schedule)} is recorded twice")
             self.records[record.observation.schedule] = record
         self._start, self._baseline = start, baseline
         ends = {a.schedule for r in self.records.values() for a in r.actions}
-        for schedule in (start, baseline, *sorted(ends, key=str)):
+        for schedule in (start, baseline, *sorted(ends, key=describe)):
             if schedule not in self.records:
-                raise DataError(f"replay table: schedule {schedule} is not recorded")
+                raise DataError(f"replay table: schedule {describe(schedule)} is not recorded")
 
-    # an ActionSpace
+    # a StepSpace
 
     def start(self) -> Schedule:
         return self._start
@@ -203,16 +216,37 @@ class ReplayTable:
     def actions(self, schedule: Schedule) -> list[Action]:
         return list(self._record(schedule).actions)
 
-    def step(self, schedule: Schedule, opt: Opt) -> Schedule | None:
-        """Where an Opt leads, None where the table has no such step."""
-        return next((a.schedule for a in self._record(schedule).actions if a.label == str(opt)), None)
+    def step(self, schedule: Schedule, step: object) -> Schedule | None:
+        """Where a step leads, None where the table has no such step."""
+        return next((a.schedule for a in self._record(schedule).actions if a.label == str(step)), None)
 
     def key(self, schedule: Schedule) -> str:
         return self._record(schedule).key
 
+    def variants(self, schedule: Schedule) -> list[Schedule]:
+        return variants(self, schedule)
+
+    def neighbours(self, schedule: Schedule) -> list[Schedule]:
+        return [*variants(self, schedule), *moved(self, schedule)]
+
+    def alike(self, schedule: Schedule) -> str:
+        return self._traits.alike(schedule) if self._traits.alike else self.key(schedule)
+
+    def groups(self, schedule: Schedule) -> Hashable:
+        return self._traits.groups(schedule) if self._traits.groups else None
+
+    def tile(self, schedule: Schedule) -> Hashable:
+        return self._traits.tile(schedule) if self._traits.tile else self.key(schedule)
+
+    def with_traits(self, traits: Traits) -> ReplayTable:
+        """The same records, where it is known what schedules have in common."""
+        found = copy.copy(self)
+        found._traits = traits
+        return found
+
     def _record(self, schedule: Schedule) -> Record:
         if schedule not in self.records:
-            raise ScheduleError(f"schedule {schedule} is not in the replay table")
+            raise ScheduleError(f"schedule {describe(schedule)} is not in the replay table")
         return self.records[schedule]
 
     # measuring
@@ -237,7 +271,7 @@ class ReplayTable:
         """This table as a problem of its own, with a budget in measurements or a ledger of the caller's."""
         ledger = ledger or Ledger(max_measurements=max_measurements)
         rng, measure = random.Random(seed), self.measurer(ledger)
-        return Problem(self, predict, measure, ledger, rng, batch_size=batch_size, step=self.step)
+        return Problem(self, predict, measure, ledger, rng, batch_size=batch_size)
 
     @property
     def best_s(self) -> float:
@@ -245,7 +279,7 @@ class ReplayTable:
         return min(r.observation.time_s for r in self.records.values())
 
     @staticmethod
-    def record(space: ActionSpace, observations: Iterable[Observation]) -> ReplayTable:
+    def record(space: StepSpace, observations: Iterable[Observation]) -> ReplayTable:
         """A table of what was observed, start and baseline among it; steps to schedules not observed are left out.
 
         A step may lead to the same kernel by another order of steps: it is recorded as leading to the one observed.
@@ -368,10 +402,12 @@ def _observation(row: Any, i: int) -> Observation:
     for name in ("kind", "key", "status", "binary_hash", "reason"):
         if not isinstance(row[name], str):
             raise DataError(f"replay table: {name} of schedule {i} is not a string")
-    if row["kind"] not in set(ScheduleKind) or row["status"] not in set(Status):
+    if row["status"] not in set(Status):
         raise DataError(f"replay table: schedule {i} has an unknown kind or status")
-    if row["kind"] == ScheduleKind.OPTS and not _is_opts(row["body"]):
-        raise DataError(f"replay table: body of schedule {i} is not a list of [op, axis, arg]")
+    try:
+        schedule = parse(row["kind"], canonical_json(row["body"]))
+    except ScheduleError as error:
+        raise DataError(f"replay table: schedule {i}: {error}") from None
     runtime_s = row["runtime_s"]
     if row["status"] == Status.OK:
         if type(runtime_s) not in (int, float) or not 0 < runtime_s < math.inf:
@@ -379,23 +415,8 @@ def _observation(row: Any, i: int) -> Observation:
         runtime_s = float(runtime_s)
     elif runtime_s is not None:
         raise DataError(f"replay table: schedule {i} failed and has a runtime")
-    schedule = Schedule(row["kind"], canonical_json(row["body"]))
     status, reason = status_and_reason(row["status"], row["reason"])
     return Observation(schedule, status, runtime_s, row["binary_hash"], reason)
-
-
-def _is_opts(body: Any) -> bool:
-    def is_arg(arg: Any) -> bool:
-        return arg is None or type(arg) is int or (isinstance(arg, list) and all(type(x) is int for x in arg))
-
-    return isinstance(body, list) and all(
-        isinstance(o, list)
-        and len(o) == 3
-        and isinstance(o[0], str)
-        and (o[1] is None or type(o[1]) is int)
-        and is_arg(o[2])
-        for o in body
-    )
 
 
 # Predictors for ablations

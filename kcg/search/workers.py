@@ -19,14 +19,14 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
+from kcg.kernel.kinds import space_of
 from kcg.search.problem import Ledger, Observation, Problem, Said, Strategy
 from kcg.search.strategies import strategy
 from kcg.types import Region, Schedule, Target
 
 if TYPE_CHECKING:
-    from kcg.kernel.opts.space import KernelSpace
     from kcg.predictor.interface import Predictor
 
 log = logging.getLogger(__name__)
@@ -212,8 +212,8 @@ class _Search:
         """Search until the parent grants nothing more."""
         try:
             thought = self.thought
-            space = _space(thought.region, thought.target)
-            judge = _predictor(thought.predictor, thought.target).of(space)
+            space = space_of(thought.region, thought.target)
+            judge = _predictor(thought.predictor, thought.target).of(cast(Any, space))  # they know one kind only
             self.problem = Problem(
                 space=space,
                 predict=judge.predict,
@@ -226,10 +226,6 @@ class _Search:
                 correct=judge.correct,
                 ask=self.ask,
                 expected=self.expected,
-                step=space.step,
-                tile=space.tile,
-                kind=space.groups,
-                alike=space.alike,
             )
             for _ in thought.strategies(thought.strategy)(self.problem):
                 pass
@@ -314,9 +310,3 @@ def _predictor(choice: str, target: Target) -> Predictor:
     if key not in _loaded:
         _loaded[key] = choose_predictor(choice, target)
     return _loaded[key]
-
-
-def _space(region: Region, target: Target) -> KernelSpace:
-    from kcg.kernel.opts.space import KernelSpace
-
-    return KernelSpace(region, target)

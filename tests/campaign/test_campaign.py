@@ -27,19 +27,21 @@ from kcg.campaign.sampling import (
     sampler,
 )
 from kcg.campaign.settings import DEFAULT_MIX, CampaignSettings, parse_mix, parse_shard
-from kcg.campaign.tables import TableTask, lattice, prefixes, replay_table, table_calls
+from kcg.campaign.tables import TableTask, replay_table, table_calls
 from kcg.campaign.tasks import KernelTask, chosen_specs, distinct_calls
 from kcg.campaign.workers import generate
 from kcg.dataset.journal import Journal
 from kcg.errors import DataError, DeviceError, UsageError
 from kcg.kernel.codec import kernel_of
+from kcg.kernel.opts.lattice import lattice, prefixes
+from kcg.kernel.opts.schedule import RAW, opts_of, schedule_of
 from kcg.kernel.opts.space import KernelSpace
 from kcg.measure.protocol import PROTOCOL
 from kcg.predictor.choice import check_choice
 from kcg.predictor.roofline import Roofline
 from kcg.provenance import provenance
 from kcg.search.replay import FILE, read_tables
-from kcg.types import RAW, Measurement, Region, Schedule, Status, Target, Workload, WorkloadCall
+from kcg.types import Measurement, Region, Schedule, Status, Target, Workload, WorkloadCall
 from tests.kernels import empty, kernels_of
 from tests.known_targets import KNOWN_TARGETS
 
@@ -249,11 +251,11 @@ def test_a_sampled_beam_measures_so_many_a_level(space: KernelSpace) -> None:
     times: dict[str, float] = {}
     view = View(space, Roofline(), times)
     first = beam_level(view, random.Random(0), 1, 5)
-    assert len(first) == 5 and all(len(s.opts) == 1 for s in first)
+    assert len(first) == 5 and all(len(opts_of(s)) == 1 for s in first)
     times.update({space.key(s): cost(space, s) for s in first})
     second = beam_level(view, random.Random(0), 1, 5)
     best = min(first, key=lambda s: cost(space, s))
-    assert len(second) == 5 and all(s.opts[:1] == best.opts for s in second)
+    assert len(second) == 5 and all(opts_of(s)[:1] == opts_of(best) for s in second)
 
 
 def test_a_beam_without_any_success_ends(space: KernelSpace) -> None:
@@ -267,8 +269,8 @@ def test_random_steps_are_the_legal_actions(space: KernelSpace) -> None:
     start = space.actions(RAW)[3].schedule
     legal = {action.schedule for action in space.actions(start)}
     rng = random.Random(0)
-    assert {space.random_step(start, rng) for _ in range(40 * len(legal))} == legal
-    assert {space.random_step(RAW, rng) for _ in range(40 * len(legal))} == {a.schedule for a in space.actions(RAW)}
+    assert {space.sample(rng, start) for _ in range(40 * len(legal))} == legal
+    assert {space.sample(rng, RAW) for _ in range(40 * len(legal))} == {a.schedule for a in space.actions(RAW)}
 
 
 def test_a_lattice_is_closed_declared_and_holds_what_it_must(space: KernelSpace) -> None:
@@ -276,7 +278,7 @@ def test_a_lattice_is_closed_declared_and_holds_what_it_must(space: KernelSpace)
     given = [RAW, RAW]
     for i in range(2):
         for _ in range(5):
-            given[i] = space.random_step(given[i], rng) or given[i]
+            given[i] = space.sample(rng, given[i]) or given[i]
     made = lattice(space, given, rng=rng, limit=120)
     keys = set(made.keys.values())
     assert len(made.steps) == len(keys) and 100 < len(made.steps) <= 130
@@ -294,7 +296,7 @@ def test_a_lattice_is_closed_declared_and_holds_what_it_must(space: KernelSpace)
         for step in steps:
             assert step.label in labels
             (opt,) = (o for o in made.actions if str(o) == step.label)
-            after = Schedule.from_opts((*schedule.opts, opt))
+            after = schedule_of((*opts_of(schedule), opt))
             assert space.key(after) == made.keys[step.schedule]
 
 

@@ -51,7 +51,7 @@ from kcg.compat.tiny import (
     dtypes,
 )
 from kcg.kernel.codec import ast_of, kernel_of
-from kcg.types import Opt
+from kcg.kernel.opts.schedule import Opt
 from tests.kernels import kernels_of
 from tests.known_targets import KNOWN_TARGETS
 from tests.without_clang import HIDE

@@ -18,10 +18,11 @@ from kcg.compat.tiny import Ops, UOp
 from kcg.errors import ScheduleError
 from kcg.kernel.codec import ast_of
 from kcg.kernel.installing import buffers_of_region, install, installing, placed_kernels
+from kcg.kernel.opts.schedule import RAW
 from kcg.kernel.program import Program, ProgramLaunch, Scratch, program_of_parts
 from kcg.kernel.sequences import partition_of, sequences_of_captured
 from kcg.measure.device_info import detect
-from kcg.types import RAW, Region
+from kcg.types import Region
 from tests.chains import X86, compiled_of, program_of, region_of, sequence_of
 from tests.kernels import empty
 

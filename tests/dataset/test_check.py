@@ -22,7 +22,8 @@ from kcg.dataset.check import LISTED, Report, verify
 from kcg.dataset.export import CHECKSUMS, export
 from kcg.dataset.journal import Journal, Run
 from kcg.kernel.codec import kernel_of
-from kcg.types import CacheState, Kernel, Measurement, Opt, Region, Schedule, Status, Toolchain, Workload, WorkloadCall
+from kcg.kernel.opts.schedule import Opt, schedule_of
+from kcg.types import CacheState, Kernel, Measurement, Region, Schedule, Status, Toolchain, Workload, WorkloadCall
 from tests.dataset.test_export import as_schema_2, with_every_column
 from tests.kernels import empty, kernels_of
 from tests.known_targets import KNOWN_TARGETS
@@ -67,8 +68,8 @@ def written(folder: Path, *, kernels: tuple[Kernel, ...] = (), rows: tuple[Measu
         journal.add_target(TARGET)
         journal.add_toolchain(TOOLCHAIN)
         journal.add_run(Run("r1", "2025-01-01T00:00:00+00:00", "kcg", {}))
-        all_rows = [row(k, Schedule.from_opts(o), i) for k in good for i, o in enumerate(OPTS)]
-        for m in (*all_rows, row(good[0], Schedule.from_opts(OPTS[1]), trial=1), *rows):
+        all_rows = [row(k, schedule_of(o), i) for k in good for i, o in enumerate(OPTS)]
+        for m in (*all_rows, row(good[0], schedule_of(OPTS[1]), trial=1), *rows):
             assert journal.record(m)
         export(journal, folder)
     return folder
@@ -146,8 +147,8 @@ def test_a_good_export_has_no_problems(whole: Path) -> None:
 def test_foreign_asts_and_schedules_are_named_and_the_others_still_checked(tmp_path: Path) -> None:
     other = kernel(empty(7, 9).sum(1))
     bad = [
-        Schedule.from_opts((Opt("UPCAST", 5, 4),)),  # no such axis
-        Schedule.from_opts((Opt("UPCAST", 0, 7), Opt("NONSENSE", 0, 4))),
+        schedule_of((Opt("UPCAST", 5, 4),)),  # no such axis
+        schedule_of((Opt("UPCAST", 0, 7), Opt("NONSENSE", 0, 4))),
         Schedule("opts", '[["UPCAST", 0, 7]]'),  # not canonical
         Schedule("opts", '[["UPCAST","zero",{}]]'),
         Schedule("opts", "[1]"),
@@ -155,8 +156,8 @@ def test_foreign_asts_and_schedules_are_named_and_the_others_still_checked(tmp_p
         Schedule("opts", "[" * 100_000),
     ]
     rows = [row(other, s, 10 + i) for i, s in enumerate(bad)]
-    rows += [row(other, Schedule.from_opts((Opt("UPCAST", 0, 7),)), 50), row(other, Schedule("source", "{}"), 51)]
-    rows += [row(NOT_AN_AST, Schedule.from_opts(o), 60) for o in OPTS]
+    rows += [row(other, schedule_of((Opt("UPCAST", 0, 7),)), 50), row(other, Schedule("source", "{}"), 51)]
+    rows += [row(NOT_AN_AST, schedule_of(o), 60) for o in OPTS]
     report = verify(written(tmp_path / "bad", kernels=(other, NOT_AN_AST), rows=tuple(rows)))
     asts = [p for p in report.problems if "does not decode" in p]
     assert len(asts) == 1, "once, however many schedules it has"
@@ -245,9 +246,9 @@ def test_what_measurements_refer_to_must_be_there(folder: Path, what: str) -> No
 def test_a_single_row_of_an_unknown_target_or_kernel_is_skipped(tmp_path: Path) -> None:
     good = kernel(empty(64, 32).exp())
     rows = (
-        row(good, Schedule.from_opts(OPTS[0]), target="0" * 64),
-        row(NOT_AN_AST, Schedule.from_opts(OPTS[0])),
-        row(good, Schedule.from_opts(OPTS[0]), run_id="elsewhere"),
+        row(good, schedule_of(OPTS[0]), target="0" * 64),
+        row(NOT_AN_AST, schedule_of(OPTS[0])),
+        row(good, schedule_of(OPTS[0]), run_id="elsewhere"),
     )
     report = verify(written(tmp_path / "bad", rows=rows))
     assert [next(w for w in ("region", "target", "run") if f": {w} " in p) for p in sorted(report.problems)] == [
@@ -261,7 +262,7 @@ def test_a_single_row_of_an_unknown_target_or_kernel_is_skipped(tmp_path: Path) 
 
 @pytest.mark.usefixtures("in_this_process")
 def test_many_problems_of_a_kind_are_counted_not_listed(tmp_path: Path) -> None:
-    rows = tuple(row(kernel(empty(64, 32).exp()), Schedule.from_opts(()), run_id=f"run {i}") for i in range(50))
+    rows = tuple(row(kernel(empty(64, 32).exp()), schedule_of(()), run_id=f"run {i}") for i in range(50))
     report = verify(written(tmp_path / "bad", rows=rows))
     assert len(report.problems) == LISTED + 1
     assert report.problems[-1] == f"missing runs: {50 - LISTED} more"
@@ -326,7 +327,7 @@ def test_what_is_beside_a_row_must_be_what_the_other_files_say(
 
 @pytest.mark.usefixtures("in_this_process")
 def test_a_failed_row_with_a_time_beside_it_is_named(folder: Path, tmp_path: Path) -> None:
-    failed = row(kernel(empty(64, 32).exp()), Schedule.from_opts(OPTS[3]), 9, status=Status.NOISY, reason="it varied")
+    failed = row(kernel(empty(64, 32).exp()), schedule_of(OPTS[3]), 9, status=Status.NOISY, reason="it varied")
     whole = written(tmp_path / "failed", rows=(replace(failed, run_id="r1", trial=7),))
     assert verify(whole).ok
     place = parquet.read_table(whole / "measurements.parquet")["status"].to_pylist().index("noisy")
@@ -354,7 +355,7 @@ def test_a_row_that_beats_the_roofline_of_its_target_is_named(tmp_path: Path) ->
 
     def told(factor: float, *others: Measurement) -> tuple[str, ...]:
         rows = [
-            row(k, Schedule.from_opts(()), i, target=target.fingerprint, samples_s=(factor * s,) * 3)
+            row(k, schedule_of(()), i, target=target.fingerprint, samples_s=(factor * s,) * 3)
             for i, (k, s) in enumerate(times.items())
         ]
         name = tmp_path / str(len(list(tmp_path.iterdir())))
@@ -374,11 +375,11 @@ def test_a_row_that_beats_the_roofline_of_its_target_is_named(tmp_path: Path) ->
     assert len(lines) == 2 and all("the device needs at least" in line for line in lines)
     assert {k.id for k in times} == {k.id for k in times for line in lines if k.id in line}
     small = [
-        row(k, Schedule.from_opts(()), 9, target=target.fingerprint, samples_s=(1e-6,), variables=variables)
+        row(k, schedule_of(()), 9, target=target.fingerprint, samples_s=(1e-6,), variables=variables)
         for k, variables in ((picked, ()), (symbolic, (("n", 3),)))
     ]
     assert told(1.01, *small) == (), "a gather reads what it picks, and a symbolic size may be small"
-    warm = row(copied, Schedule.from_opts(()), 0, target=target.fingerprint, cache_state=CacheState.WARM)
+    warm = row(copied, schedule_of(()), 0, target=target.fingerprint, cache_state=CacheState.WARM)
     kept_s = target.cache_bytes / 4.8e12
     assert told(1.01, replace(warm, samples_s=(least_copy_s - 0.9 * kept_s,))) == (), "what the cache keeps"
     assert len(told(1.01, replace(warm, samples_s=(least_copy_s - 1.1 * kept_s,)))) == 1
@@ -422,7 +423,7 @@ def test_files_that_are_no_json_of_ours_are_named(folder: Path) -> None:
 @pytest.mark.usefixtures("in_this_process")
 def test_a_target_that_kcg_cannot_plan_for_is_named(tmp_path: Path) -> None:
     exotic = replace(TARGET, device="QUANTUM")
-    rows = (row(kernel(empty(64, 32).exp()), Schedule.from_opts(OPTS[0]), target=exotic.fingerprint),)
+    rows = (row(kernel(empty(64, 32).exp()), schedule_of(OPTS[0]), target=exotic.fingerprint),)
     folder = written(tmp_path / "bad", rows=rows)
     edit_json(folder, "targets.json", lambda v: v.__setitem__(exotic.fingerprint, asdict(exotic)))
     line = only_line(verify(folder))

@@ -18,20 +18,8 @@ import pytest
 from kcg.dataset.export import export
 from kcg.dataset.journal import APPLICATION_ID, SCHEMA_VERSION, Journal, Run, status_and_reason
 from kcg.errors import DataError, JournalError, UsageError
-from kcg.types import (
-    RAW,
-    CacheState,
-    Kernel,
-    Measurement,
-    Opt,
-    Region,
-    Schedule,
-    Status,
-    Target,
-    Toolchain,
-    Workload,
-    WorkloadCall,
-)
+from kcg.kernel.opts.schedule import RAW, Opt, schedule_of
+from kcg.types import CacheState, Kernel, Measurement, Region, Status, Target, Toolchain, Workload, WorkloadCall
 
 ROOT = Path(__file__).parents[2]
 TARGET = Target(
@@ -52,7 +40,7 @@ TARGET = Target(
 )
 TOOLCHAIN = Toolchain(tinygrad="0.14.0", compiler="X86", driver="", triton="", action_space=1)
 KERNELS = tuple(Kernel(json.dumps({"format": 1, "nodes": [["CONST", i]] * (i + 2)})) for i in range(3))
-UPCAST = Schedule.from_opts((Opt("UPCAST", 0, 4), Opt("TC", 0, (-1, 2, 1))))
+UPCAST = schedule_of((Opt("UPCAST", 0, 4), Opt("TC", 0, (-1, 2, 1))))
 
 
 def measurement(n: int = 0, **changes: object) -> Measurement:

@@ -11,7 +11,8 @@ import pytest
 from kcg.dataset.journal import Journal
 from kcg.dataset.stats import render, stats, to_json
 from kcg.errors import DataError
-from kcg.types import CacheState, Measurement, Opt, Region, Schedule, Status, Workload, WorkloadCall
+from kcg.kernel.opts.schedule import Opt, schedule_of
+from kcg.types import CacheState, Measurement, Region, Schedule, Status, Workload, WorkloadCall
 from tests.dataset.test_journal import KERNELS, fill, measurement
 
 
@@ -24,7 +25,7 @@ def test_stats_of_a_journal_made_by_hand(path: Path) -> None:
     a, b = Region((KERNELS[0],)), Region((KERNELS[1],))
 
     def row(region: Region, opts: tuple[Opt, ...], seconds: float, **changes: object) -> Measurement:
-        plain = {"variables": (), "region_id": region.id, "schedule": Schedule.from_opts(opts), "samples_s": (seconds,)}
+        plain = {"variables": (), "region_id": region.id, "schedule": schedule_of(opts), "samples_s": (seconds,)}
         return measurement(**(plain | changes))
 
     up, local = Opt("UPCAST", 0, 4), Opt("LOCAL", 0, 8)

@@ -25,7 +25,8 @@ from kcg.dataset.stats import Stats, WorkloadStats, duration, percent, quartiles
 from kcg.dataset.stats_page import render_page
 from kcg.errors import ExitCode
 from kcg.kernel.codec import kernel_of
-from kcg.types import Kernel, Measurement, Opt, Region, Schedule, Status, Toolchain, Workload, WorkloadCall
+from kcg.kernel.opts.schedule import Opt, schedule_of
+from kcg.types import Kernel, Measurement, Region, Status, Toolchain, Workload, WorkloadCall
 from tests.kernels import empty, kernels_of
 from tests.known_targets import KNOWN_TARGETS
 
@@ -55,7 +56,7 @@ def row(of: int, opts: tuple[Opt, ...], seconds: float, **changes: object) -> Me
     """A row of the `of`-th kernel with status ok, its binary named after its time."""
     made = Measurement(
         kernels()[of].id,
-        Schedule.from_opts(opts),
+        schedule_of(opts),
         TARGET.fingerprint,
         TOOLCHAIN.fingerprint,
         1,

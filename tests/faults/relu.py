@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 
 from kcg.kernel.codec import kernel_of
+from kcg.kernel.opts.schedule import RAW
 from kcg.kernel.program import Compiled
 from kcg.kernel.reference import sample_points
 from kcg.measure.service import MeasureService, Request, _Asked
 from kcg.measure.verify import POINTS
-from kcg.types import RAW, Measurement, Region, Schedule
+from kcg.types import Measurement, Region, Schedule
 from tests.kernels import empty, kernels_of
 
 COUNT = 4096

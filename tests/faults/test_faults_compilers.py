@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 
 from kcg.kernel.codec import kernel_of
+from kcg.kernel.opts.schedule import RAW, Opt, schedule_of
 from kcg.measure.jobs import CompileJob
 from kcg.measure.service import COMPILE_TIMEOUT_S, MeasureService
-from kcg.types import RAW, Measurement, Opt, Region, Schedule, Status
+from kcg.types import Measurement, Region, Schedule, Status
 from tests.faults import bad_jobs
 from tests.faults.processes import alive, descendants, wait_until
 from tests.faults.relu import DEV, REGION, compiled_by, request
@@ -131,7 +132,7 @@ def test_pool_outlives_the_thread_that_first_used_it() -> None:
 
 
 def test_schedules_that_do_not_compile(service: MeasureService) -> None:
-    illegal = Schedule.from_opts([Opt("UPCAST", 7, 4)])
+    illegal = schedule_of([Opt("UPCAST", 7, 4)])
     unknown = Schedule("tile", "{}")
     rows = [f.result(timeout=60) for f in service.measure([request(schedule=s) for s in (illegal, unknown)])]
     job = CompileJob(REGION, RAW, service.target)
@@ -144,7 +145,7 @@ def test_schedules_that_do_not_compile(service: MeasureService) -> None:
 
 def test_schedule_that_compiles_for_too_long() -> None:
     (ast,) = kernels_of(empty(64, 96) @ empty(96, 64))
-    unrolled = Schedule.from_opts([Opt("UPCAST", 0, 8), Opt("UPCAST", 1, 8), Opt("UNROLL", 0, 32)])
+    unrolled = schedule_of([Opt("UPCAST", 0, 8), Opt("UPCAST", 1, 8), Opt("UNROLL", 0, 32)])
     with MeasureService(DEV, run_id="slow", compile_workers=1, compile_timeout_s=0.5) as service:
         (future,) = service.measure([request(Region((kernel_of(ast),)), unrolled)])
         assert future.result(timeout=90).status is Status.COMPILE_TIMEOUT

@@ -23,13 +23,14 @@ import numpy as np
 import pytest
 
 from kcg.kernel.codec import kernel_of
+from kcg.kernel.opts.schedule import RAW, Opt, opts_of, schedule_of
 from kcg.kernel.opts.space import KernelSpace
 from kcg.kernel.program import Compiled
 from kcg.measure import child
 from kcg.measure.inputs import RECIPE, make_inputs, to_values
 from kcg.measure.jobs import TimeJob
 from kcg.measure.service import MeasureService
-from kcg.types import RAW, CacheState, Measurement, Opt, Region, Schedule, Status
+from kcg.types import CacheState, Measurement, Region, Schedule, Status
 from tests.faults import cuda_code
 from tests.faults.cuda_code import DEV, Code, binary
 from tests.faults.processes import alive, descendants, wait_until
@@ -259,8 +260,8 @@ def test_cold_and_warm_are_measured_apart(bench: Bench, record_property: Record)
     assert service.binaries_timed == timed + 2
 
 
-TWO_LOCALS = Schedule.from_opts([Opt("TC", 0, (-1, 2, 1)), Opt("LOCAL", 0, 2), Opt("LOCAL", 1, 2)])
-THREE_LOCALS = Schedule.from_opts([*TWO_LOCALS.opts, Opt("LOCAL", 2, 2)])
+TWO_LOCALS = schedule_of([Opt("TC", 0, (-1, 2, 1)), Opt("LOCAL", 0, 2), Opt("LOCAL", 1, 2)])
+THREE_LOCALS = schedule_of([*opts_of(TWO_LOCALS), Opt("LOCAL", 2, 2)])
 
 
 @pytest.mark.parametrize("schedule", [TWO_LOCALS, THREE_LOCALS], ids=["two", "three"])

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from kcg.errors import DeviceError, ExitCode
+from kcg.kernel.opts.schedule import Opt, schedule_of
 from kcg.measure import pools
 from kcg.measure.isolated import Alone, Overdue
 from kcg.measure.lifetime import guardians_of
@@ -25,7 +26,7 @@ from kcg.optimize.__main__ import run
 from kcg.optimize.device import Device
 from kcg.optimize.result import read_result
 from kcg.optimize.work import RegionWork
-from kcg.types import Measurement, Opt, Schedule, Status, Workload
+from kcg.types import Measurement, Status, Workload
 from tests.faults import bad_jobs
 from tests.faults.processes import PATIENCE_S, alive, below, fork_servers, wait_until
 from tests.faults.relu import DEV, request
@@ -283,7 +284,7 @@ def test_a_stopped_child_is_replaced_and_its_job_not_blamed(service: MeasureServ
     for one in stopped:
         os.kill(one, signal.SIGSTOP)
     begun = time.monotonic()
-    other = Schedule.from_opts([Opt("UPCAST", 0, 4)])  # to be compiled, and timed
+    other = schedule_of([Opt("UPCAST", 0, 4)])  # to be compiled, and timed
     (future,) = service.measure([request(schedule=other)])
     row = future.result(timeout=90)
     assert (row.status, row.reason) == (Status.OK, "")

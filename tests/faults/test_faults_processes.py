@@ -16,6 +16,7 @@ import pytest
 
 from kcg.errors import DeviceError
 from kcg.kernel.codec import kernel_of
+from kcg.kernel.opts.schedule import opts_of
 from kcg.measure.jobs import TinyBeamJob
 from kcg.measure.pools import ServiceClosed
 from kcg.measure.service import MeasureService
@@ -132,7 +133,7 @@ def compilers_of_beam(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_beam_ends_in_time_with_all_its_processes() -> None:
     with MeasureService(DEV, run_id="beam", compile_workers=1) as service:
         small = service.tiny_beam(TinyBeamJob(REGION, service.target, 1), timeout_s=60).result(timeout=90)
-        assert small.binaries >= 1 and small.schedule.opts is not None and 0 < small.wall_s < 60
+        assert small.binaries >= 1 and opts_of(small.schedule) is not None and 0 < small.wall_s < 60
         assert wait_until(lambda: not holding(b"kcg-beam-"))  # what is killed takes a moment to end
         (row,) = (f.result(timeout=60) for f in service.measure([request(schedule=small.schedule)]))
         assert row.status is Status.OK

@@ -11,8 +11,9 @@ import pytest
 from kcg.compat.scheduling import to_tiny
 from kcg.kernel.loop_nest import INNER, WORKGROUP
 from kcg.kernel.opts.action_features import ACTION_FEATURES, AXES_OF_ACTION, KINDS_OF_ACTION, action_rows, opt_of
+from kcg.kernel.opts.schedule import RAW, Opt, opts_of, schedule_of
 from kcg.kernel.opts.space import KernelSpace
-from kcg.types import RAW, Action, Opt, Schedule
+from kcg.types import Action, Schedule
 from tests.env_tasks import TARGETS, observer_of
 
 
@@ -21,9 +22,9 @@ def walked(space: KernelSpace, *, walks: int = 3, seed: int = 0) -> list[Schedul
     rng, found = random.Random(seed), {RAW: None, space.baseline(): None}
     for _ in range(walks):
         schedule: Schedule | None = RAW
-        while schedule is not None and len(schedule.opts) < 5:
+        while schedule is not None and len(opts_of(schedule)) < 5:
             found[schedule] = None
-            schedule = space.random_step(schedule, rng)
+            schedule = space.sample(rng, schedule)
     return list(found)
 
 
@@ -54,7 +55,7 @@ def test_a_row_names_the_axes_that_tinygrad_acts_on_and_what_it_leads_to(name: s
         assert (rows.axes[-1] == -1).all() and rows.features[-1, ACTION_FEATURES.index("is stop")] == 1
         for step, row, places in zip(steps, rows.features, rows.axes, strict=False):
             opt = opt_of(step)
-            assert opt == step.schedule.opts[-1]
+            assert opt == opts_of(step.schedule)[-1]
             assert row[: len(KINDS_OF_ACTION)].sum() == 1 and row[KINDS_OF_ACTION.index(opt.op)] == 1
             if opt.op == "TC":
                 assert (places == -1).all()
@@ -102,7 +103,7 @@ def test_a_row_says_how_loads_and_stores_move_along_its_axis() -> None:
 
 def test_an_action_without_a_place_in_kcgs_list_is_read_off_its_schedule() -> None:
     opt = Opt("UPCAST", 0, 6)
-    assert opt_of(Action("six", Schedule.from_opts([Opt("LOCAL", 1, 2), opt]))) == opt
+    assert opt_of(Action("six", schedule_of([Opt("LOCAL", 1, 2), opt]))) == opt
     table = observer_of("matmul").space.table(RAW)
     rows = action_rows(table, [Opt("NOLOCALS", None, None), Opt("PADTO", 0, 32), Opt("UNROLL", 7, 4)])
     other = KINDS_OF_ACTION.index("other")

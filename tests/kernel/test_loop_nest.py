@@ -16,9 +16,11 @@ from kcg.errors import ScheduleError
 from kcg.kernel.codec import kernel_of
 from kcg.kernel.compile import UOPS_MAX, _program, compile_schedule
 from kcg.kernel.loop_nest import _packs, count_uops
+from kcg.kernel.opts.schedule import RAW, Opt
+from kcg.kernel.opts.schedule import schedule_of as of_opts
 from kcg.kernel.opts.space import UOPS_OFFERED, KernelSpace
 from kcg.measure.device_info import detect
-from kcg.types import RAW, Opt, Region, Schedule, Target
+from kcg.types import Region, Schedule, Target
 from tests.kernels import empty, example_region, kernels_of
 from tests.known_targets import KNOWN_TARGETS
 
@@ -58,7 +60,7 @@ def real(space: KernelSpace, schedule: Schedule) -> int:
 
 
 def schedule_of(*steps: tuple[str, int, Any]) -> Schedule:
-    return Schedule.from_opts([Opt(*step) for step in steps])
+    return of_opts([Opt(*step) for step in steps])
 
 
 def error(region: Region, target: str, steps: Steps) -> float:

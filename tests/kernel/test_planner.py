@@ -18,7 +18,9 @@ from kcg.kernel.codec import ast_of, kernel_of
 from kcg.kernel.loop_nest import axis_table, count_uops
 from kcg.kernel.opts.plan_state import Ground
 from kcg.kernel.opts.planner import MAKES, Planner, PlanState, legal_steps, plan_of, planner_from
-from kcg.types import Opt, Region, Schedule, Target
+from kcg.kernel.opts.schedule import Opt, opts_of
+from kcg.kernel.opts.schedule import schedule_of as of_opts
+from kcg.types import Region, Schedule, Target
 from kcg.workloads.registry import spec_of
 from tests.kernels import empty, example_asts, example_region, kernels_of
 from tests.known_targets import KNOWN_TARGETS
@@ -73,7 +75,7 @@ def planner(region: Region, target: str = "sm_90") -> Planner:
 
 
 def schedule_of(*opts: tuple[str, int, Any]) -> Schedule:
-    return Schedule.from_opts([Opt(*opt) for opt in opts])
+    return of_opts([Opt(*opt) for opt in opts])
 
 
 def axes_of(real: Any) -> list[tuple[Any, ...]]:
@@ -174,7 +176,7 @@ def test_padding_goes_through_tinygrad() -> None:
     plan = planner(region)
     state = plan.state(schedule)
     root = scheduling.initial_state(ast_of(region.kernel), planning_renderer(plan.target))
-    real = scheduling.apply(root, schedule.opts)
+    real = scheduling.apply(root, opts_of(schedule))
     assert plan.table(state) == axis_table(real)
     assert [opt for opt, _ in legal_steps(real, plan.target)] == plan.legal(state)
     with pytest.raises(ScheduleError):

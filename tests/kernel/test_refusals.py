@@ -9,8 +9,9 @@ import pytest
 from kcg.errors import KcgError
 from kcg.kernel.codec import kernel_of
 from kcg.kernel.compile import UOPS_MAX, render_schedule
+from kcg.kernel.opts.schedule import Opt, schedule_of
 from kcg.kernel.opts.space import KernelSpace, refusal, too_long
-from kcg.types import Opt, Region, Schedule
+from kcg.types import Region, Schedule
 from tests.kernels import empty, kernels_of
 from tests.known_targets import KNOWN_TARGETS
 
@@ -50,14 +51,14 @@ def compiles(space: KernelSpace, schedule: Schedule) -> bool:
 )
 def test_a_tensor_core_that_tinygrad_cannot_lower_is_known_before(steps: tuple[tuple[str, int, Any], ...]) -> None:
     space = KernelSpace(batched(), H200)
-    schedule = Schedule.from_opts([Opt(*step) for step in (CORE, *steps)])
+    schedule = schedule_of([Opt(*step) for step in (CORE, *steps)])
     assert space.table(schedule).tensor_core
     assert (refusal(space, schedule) > LIKELY) != compiles(space, schedule)
 
 
 def test_without_a_tensor_core_the_same_steps_compile() -> None:
     space = KernelSpace(batched("float32"), H200)
-    schedule = Schedule.from_opts([Opt("UPCAST", 0, 2)])
+    schedule = schedule_of([Opt("UPCAST", 0, 2)])
     assert refusal(space, schedule) < 1e-3 and compiles(space, schedule)
 
 

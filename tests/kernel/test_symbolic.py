@@ -17,10 +17,11 @@ from kcg.dataset.journal import Journal
 from kcg.kernel import compile as compiler
 from kcg.kernel.analysis import arithmetic, certain_bytes, least_bytes, operations, work_at
 from kcg.kernel.codec import ast_of, kernel_of
+from kcg.kernel.opts.schedule import RAW
 from kcg.kernel.opts.space import KernelSpace
 from kcg.kernel.symbolic import at_ends, at_values, ends_of, merged, seen_by, thinned
 from kcg.measure.service import MeasureService, Request
-from kcg.types import RAW, Kernel, Region, Status, Variables, Workload, WorkloadCall
+from kcg.types import Kernel, Region, Status, Variables, Workload, WorkloadCall
 from tests.kernels import empty
 from tests.known_targets import KNOWN_TARGETS
 

@@ -8,8 +8,9 @@ import pytest
 
 from kcg.kernel.codec import kernel_of
 from kcg.kernel.compile import render_schedule
+from kcg.kernel.opts.schedule import Opt, opts_of, schedule_of
 from kcg.kernel.opts.space import KernelSpace
-from kcg.types import Opt, Region, Schedule, Target
+from kcg.types import Region, Schedule, Target
 from tests.kernels import empty, example_asts, example_region, kernels_of, on_targets
 from tests.known_targets import KNOWN_TARGETS
 
@@ -73,7 +74,7 @@ ELSEWHERE = ("matmul_bf16", "softmax.0", "special_floats")
 def test_tinygrads_own_schedule_and_a_random_one_render(name: str, target: str) -> None:
     space = KernelSpace(example_region(name), KNOWN_TARGETS[target])
     walk = random_walk(space, seed=KERNELS.index(name))
-    assert len(walk.opts) >= 1
+    assert len(opts_of(walk)) >= 1
     for schedule in (space.baseline(), walk):
         assert_renders(space, schedule, KNOWN_TARGETS[target])
 
@@ -119,7 +120,7 @@ def test_legal_actions_differ_between_targets() -> None:
     ops = {}
     for name, target in {"cpu": cpu, **KNOWN_TARGETS}.items():
         space = KernelSpace(example_region("matmul_f32"), target)
-        ops[name] = {action.schedule.opts[-1].op for action in space.actions(space.start())}
+        ops[name] = {opts_of(action.schedule)[-1].op for action in space.actions(space.start())}
     assert "THREAD" in ops["cpu"]
     assert not {"LOCAL", "GROUP", "GROUPTOP", "SWAP", "TC"} & ops["cpu"]
     assert all({"LOCAL", "GROUP", "SWAP", "UPCAST"} <= ops[name] for name in KNOWN_TARGETS)
@@ -142,9 +143,9 @@ def test_a_warp_with_three_local_axes_is_never_offered() -> None:
     """On CUDA such kernels compute something else: see `TC_LOCAL_AXES_MAX`."""
     region = example_region("matmul_f16")
     space = KernelSpace(region, KNOWN_TARGETS["sm_90"])
-    frontier, depth = [Schedule.from_opts([Opt("TC", 0, (-1, 2, 1))])], 0
+    frontier, depth = [schedule_of([Opt("TC", 0, (-1, 2, 1))])], 0
     while frontier and depth < 4:
         steps = [a.schedule for s in frontier for a in space.actions(s) if a.label.startswith("LOCAL")]
-        assert all(sum(o.op == "LOCAL" for o in s.opts) <= 2 for s in steps)
+        assert all(sum(o.op == "LOCAL" for o in opts_of(s)) <= 2 for s in steps)
         frontier, depth = steps[:6], depth + 1
     assert depth > 1, "there were LOCAL steps to look at"

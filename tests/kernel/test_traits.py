@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from kcg.kernel.opts.schedule import RAW, Opt, schedule_of
 from kcg.kernel.opts.traits import TRAITS, UPCAST_AXES, traits_of
-from kcg.types import RAW, Opt, Schedule, ScheduleKind
+from kcg.types import Schedule, ScheduleKind
 
 COUNT = len(TRAITS) + UPCAST_AXES
 
 
 def traits(*steps: tuple[str, int, int]) -> tuple[int, ...]:
-    return traits_of(Schedule.from_opts([Opt(*step) for step in steps]))
+    return traits_of(schedule_of([Opt(*step) for step in steps]))
 
 
 def test_a_schedule_has_the_traits_of_its_steps_whatever_their_order_and_amounts() -> None:

@@ -10,11 +10,12 @@ import pytest
 from kcg.compat.tiny import dtypes
 from kcg.kernel.codec import kernel_of
 from kcg.kernel.compile import compile_schedule
+from kcg.kernel.opts.schedule import RAW
 from kcg.measure import child, device_info
 from kcg.measure.device_info import LinuxCpuSensors, Neighbours, NoSensors, describe, detect, sensors_for
 from kcg.measure.jobs import TimeJob
 from kcg.measure.service import floor_s
-from kcg.types import RAW, CacheState, Region, Target
+from kcg.types import CacheState, Region, Target
 from tests.kernels import empty, example_asts, kernels_of
 from tests.known_targets import KNOWN_TARGETS
 

@@ -18,13 +18,15 @@ from kcg.compat.tiny import Ops, UOp
 from kcg.errors import ScheduleError
 from kcg.kernel.codec import ast_of, kernel_of
 from kcg.kernel.compile import compile_schedule
+from kcg.kernel.kinds import describe
+from kcg.kernel.opts.schedule import RAW, Opt, schedule_of
 from kcg.kernel.opts.space import KernelSpace
 from kcg.measure.device_info import detect
 from kcg.measure.inputs import RECIPE
 from kcg.measure.service import MeasureService, Request
 from kcg.measure.verify import CheckedBench
 from kcg.measure.workbench import NAN_POISON
-from kcg.types import RAW, Opt, Region, Schedule, Status, Target
+from kcg.types import Region, Schedule, Status, Target
 from tests.kernels import empty, example_asts, kernels_of
 
 DEV = "CPU:X86"
@@ -74,7 +76,7 @@ def chains(region: Region) -> list[Schedule]:
     found = []
     for pad in (Opt("PADTO", axis, amount) for axis in range(len(shape)) for amount in (4, 32)):
         try:
-            if space.state(Schedule.from_opts([pad])).full_shape == shape:
+            if space.state(schedule_of([pad])).full_shape == shape:
                 continue
         except ScheduleError:  # more than four times the work
             continue
@@ -82,7 +84,7 @@ def chains(region: Region) -> list[Schedule]:
         for other in (Opt("UNROLL", 0, 4), Opt("UNROLL", 0, 0), Opt("UPCAST", 0, 0), Opt("GROUP", 0, 4)):
             found += [[pad, other], [other, pad]]
     assert found
-    return [Schedule.from_opts(opts) for opts in found]
+    return [schedule_of(opts) for opts in found]
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -109,7 +111,7 @@ def test_padding_is_refused_rejected_or_right(name: str) -> None:
         want = np.asarray(expected(*values)).reshape(-1)
         is_right = np.allclose(bench.read(0), want, rtol=1e-4, atol=1e-4)
         bench.seed = None
-        assert verdict.passed == is_right, (str(schedule), verdict.reason)
+        assert verdict.passed == is_right, (describe(schedule), verdict.reason)
         seen[compiled.binary] = is_right
     assert seen and any(seen.values())
 
@@ -120,7 +122,7 @@ def test_groups_need_shared_memory() -> None:
     space = KernelSpace(Region((kernel_of(ast),)), TARGET)
     for opts in ([Opt("GROUP", 0, 4)], [Opt("PADTO", 1, 32), Opt("GROUP", 0, 4)]):
         with pytest.raises(ScheduleError):
-            space.state(Schedule.from_opts(opts))
+            space.state(schedule_of(opts))
 
 
 def unused_input() -> UOp:
@@ -146,7 +148,7 @@ def test_thread_number_among_the_buffers() -> None:
     pass for right: it is refused, rejected, or ends its process (found by fuzzing: 'its process died of SIGSEGV').
     """
     region = Region((kernel_of(unused_input()),))
-    threaded = Schedule.from_opts([Opt("THREAD", 0, 2)])
+    threaded = schedule_of([Opt("THREAD", 0, 2)])
     with MeasureService(DEV, run_id="known-wrong", compile_workers=1) as service:
         bad, good = (
             service.measure([Request(region, schedule, samples=1)])[0].result(timeout=180)

@@ -14,6 +14,7 @@ import pytest
 from kcg.dataset.noise import noise_floors, spreads
 from kcg.errors import CodecError, DeviceError, ScheduleError, UnknownName
 from kcg.kernel.codec import kernel_of
+from kcg.kernel.opts.schedule import RAW, Opt, schedule_of
 from kcg.kernel.opts.space import KernelSpace
 from kcg.measure import lifetime
 from kcg.measure.device_info import first_line
@@ -32,7 +33,7 @@ from kcg.measure.protocol import (
 )
 from kcg.measure.service import MeasureService, Request, duel_rows
 from kcg.measure.verify import foretell_job
-from kcg.types import RAW, CacheState, Measurement, Opt, Region, Schedule, Status
+from kcg.types import CacheState, Measurement, Region, Status
 from tests.kernels import empty, example_asts, kernels_of
 
 DEV = "CPU:X86"
@@ -191,7 +192,7 @@ def test_symbolic_kernel(service: MeasureService) -> None:
 
 
 def test_same_binary_costs_one_timing(service: MeasureService, recorder: Recorder) -> None:
-    twins = [Schedule.from_opts([Opt("UPCAST", 0, 4)]), Schedule.from_opts([Opt("UPCAST", 0, 4), Opt("UPCAST", 0, 1)])]
+    twins = [schedule_of([Opt("UPCAST", 0, 4)]), schedule_of([Opt("UPCAST", 0, 4), Opt("UPCAST", 0, 1)])]
     (ast,) = kernels_of(empty(64) + 1)
     region = Region((kernel_of(ast),))
     timed, compiled = service.binaries_timed, service.compilations
@@ -242,7 +243,7 @@ def test_listener_that_fails_keeps_nobody_waiting(
     service: MeasureService, recorder: Recorder, caplog: pytest.LogCaptureFixture
 ) -> None:
     recorder.fails = True
-    illegal = Schedule.from_opts([Opt("UPCAST", 9, 4)])
+    illegal = schedule_of([Opt("UPCAST", 9, 4)])
     futures = service.measure([Request(MATMUL, s, samples=3) for s in (illegal, RAW, RAW)])
     assert [f.result(timeout=60).status for f in futures] == [Status.COMPILE_ERROR, Status.OK, Status.OK]
     assert "disk full" in caplog.text
@@ -255,7 +256,7 @@ def test_futures_are_not_the_callers_to_cancel(service: MeasureService) -> None:
 
 
 def test_many_callers_at_once(service: MeasureService) -> None:
-    schedules = [Schedule.from_opts([Opt("UPCAST", axis, amount)]) for axis in (0, 1) for amount in (2, 4, 8)]
+    schedules = [schedule_of([Opt("UPCAST", axis, amount)]) for axis in (0, 1) for amount in (2, 4, 8)]
     with ThreadPoolExecutor(3) as threads:
         rows = list(threads.map(lambda s: one(service, Request(MATMUL, s, samples=3)), schedules))
     assert [row.schedule for row in rows] == schedules

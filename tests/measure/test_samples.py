@@ -8,12 +8,13 @@ import pytest
 
 from kcg.kernel.codec import ast_of, kernel_of
 from kcg.kernel.compile import compile_schedule
+from kcg.kernel.opts.schedule import RAW
 from kcg.measure.child import LATE_S, LONG_S, _hopeless, _samples
 from kcg.measure.device_info import detect
 from kcg.measure.jobs import TimeJob
 from kcg.measure.verify import CheckedBench
 from kcg.measure.workbench import NAN_POISON
-from kcg.types import RAW, CacheState, Region
+from kcg.types import CacheState, Region
 from tests.kernels import empty, kernels_of
 
 TARGET = detect("CPU:X86", 1)[0]

@@ -11,6 +11,7 @@ from kcg.compat.renderers import compiling_renderer
 from kcg.errors import ScheduleError
 from kcg.kernel.codec import kernel_of
 from kcg.kernel.compile import compile_schedule
+from kcg.kernel.kinds import describe
 from kcg.kernel.source.body import source_body, source_schedule
 from kcg.kernel.source.kernels import lower, view_of, without_scratch
 from kcg.kernels import KernelView, Launch
@@ -56,7 +57,7 @@ def test_cuda_source_is_a_schedule_whose_launch_is_part_of_it() -> None:
     body = source_body(schedule)
     assert (body.language, body.entry, body.shared_bytes) == ("CUDA", "cuda_matmul", 1024)
     assert body.global_size == (view.loops[0], 1, 1) and body.local_size == (COLUMNS, 1, 1)
-    assert str(schedule) == "source:cuda_matmul" and "1024 bytes of shared memory" in body.legend
+    assert describe(schedule) == "source:cuda_matmul" and "1024 bytes of shared memory" in body.legend
     others = [replace(CUDA, launch=Launch((ROWS,), (16,))), replace(CUDA, launch=Launch((ROWS,), (COLUMNS,), 0))]
     assert len({schedule.id, *(lower(other, view).id for other in others)}) == 3
 

@@ -15,6 +15,7 @@ from tinygrad import Tensor, Variable
 from kcg.compat.tiny import Device, UOp
 from kcg.kernel.codec import ast_of, kernel_of
 from kcg.kernel.compile import compile_schedule
+from kcg.kernel.opts.schedule import RAW, Opt, schedule_of
 from kcg.kernel.opts.space import KernelSpace
 from kcg.kernel.program import Compiled
 from kcg.kernel.reference import StoreValues
@@ -34,7 +35,7 @@ from kcg.measure.inputs import (
 )
 from kcg.measure.verify import FINAL_SEEDS, JUDGED, CheckedBench, foretell_job
 from kcg.measure.workbench import FINITE_POISON, GUARD_BYTES, NAN_POISON, copied
-from kcg.types import RAW, Opt, Region, Schedule, Target, Verification
+from kcg.types import Region, Schedule, Target, Verification
 from tests.kernels import empty, example_asts, kernels_of
 
 DEV = "CPU:X86"
@@ -157,7 +158,7 @@ def test_padded_and_unrolled_reduce() -> None:
         reduced = len(KernelSpace(region, TARGET).state(RAW).full_shape) - 1
         wrong = []
         for unroll in (16, 32, 0):
-            schedule = Schedule.from_opts([Opt("PADTO", reduced, 32), Opt("UNROLL", 0, unroll)])
+            schedule = schedule_of([Opt("PADTO", reduced, 32), Opt("UNROLL", 0, unroll)])
             compiled = compile_schedule(region, schedule, TARGET)
             launch = bench.launcher(compiled)
             verdict = bench.check(launch, (), seeds=SEEDS)

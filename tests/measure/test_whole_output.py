@@ -8,6 +8,7 @@ import pytest
 from kcg.compat.tiny import UOp, dtypes
 from kcg.kernel.codec import ast_of, kernel_of
 from kcg.kernel.compile import compile_schedule
+from kcg.kernel.opts.schedule import RAW, Opt, schedule_of
 from kcg.kernel.opts.space import KernelSpace
 from kcg.kernel.reference import StoreIndex, evaluate, sample_points
 from kcg.measure.device_info import detect
@@ -23,7 +24,7 @@ from kcg.measure.verify import (
     elements_to_points,
     most_different,
 )
-from kcg.types import RAW, Opt, Region, Schedule, Target, Verification
+from kcg.types import Region, Schedule, Target, Verification
 from tests.kernels import empty, example_asts, kernels_of
 
 TARGET: Target = detect("CPU:X86", 1)[0]
@@ -84,7 +85,7 @@ def test_one_wrong_element_that_is_not_sampled(case: Case) -> None:
 
 
 def test_another_order_of_a_sum_passes(case: Case) -> None:
-    other = case.launcher(Schedule.from_opts([Opt("UPCAST", 1, 4), Opt("UNROLL", 0, 4)]))
+    other = case.launcher(schedule_of([Opt("UPCAST", 1, 4), Opt("UNROLL", 0, 4)]))
     first, second = case.judge(case.right, other)
     assert first.passed and second.passed
     assert BESIDE in second.rules and BESIDE not in first.rules and f"{REPEATS} runs bitwise equal" in first.rules

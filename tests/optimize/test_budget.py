@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from kcg.errors import ExitCode
+from kcg.kernel.kinds import describe
 from kcg.optimize import baselines, estimates, finals
 from kcg.optimize import run as run_of_kcg
 from kcg.optimize.__main__ import incomplete, nothing_faster
@@ -221,7 +222,7 @@ def expected(opened: Begun, started: tuple[Begun, Measured]) -> Estimates:
 def find(work: RegionWork, *, times: float = 2.0) -> Schedule:
     """As if its search had found a schedule that is so many times as fast."""
     schedule: Schedule = work.space.actions(work.space.start())[0].schedule
-    work.known[schedule] = Observation(schedule, Status.OK, work.baseline_s / times, f"found {schedule}")
+    work.known[schedule] = Observation(schedule, Status.OK, work.baseline_s / times, f"found {describe(schedule)}")
     return schedule
 
 

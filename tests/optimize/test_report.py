@@ -20,6 +20,7 @@ from rich.console import Console
 from sample_result import sample_result
 
 from kcg.errors import UsageError
+from kcg.kernel.kinds import describe
 from kcg.optimize.console import format_seconds, format_speedup, print_result, progress
 from kcg.optimize.report import _FAILURES, _OUTCOMES, render_report, write_report
 from kcg.optimize.result import OUTCOMES
@@ -76,7 +77,7 @@ def test_page_says_everything(page: Page) -> None:
         for finalist in (row.baseline, row.chosen):
             assert finalist.name in text
             assert finalist.legend in text
-            assert str(finalist.schedule) in text
+            assert describe(finalist.schedule) in text
             assert " ".join(finalist.source.split()) in text
         assert row.region.id in text
         assert row.note in text

@@ -11,6 +11,7 @@ import pytest
 from browser import CHROMIUM, Browser
 from sample_result import sample_result
 
+from kcg.kernel.kinds import describe
 from kcg.optimize.report import write_report
 
 pytestmark = [pytest.mark.browser, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on the path")]
@@ -180,7 +181,7 @@ def test_the_sources_of_a_kernel_are_chosen(browser: Browser, page: str) -> None
     region = sample.regions[chosen]
     shown = " ".join(browser.js("document.querySelector('.sources details[open]').innerText").split())
     for finalist in (region.baseline, region.chosen):
-        assert str(finalist.schedule) in shown and "grid 40 × 2 × 8, group 16 × 4 × 1" in shown
+        assert describe(finalist.schedule) in shown and "grid 40 × 2 × 8, group 16 × 4 × 1" in shown
         assert " ".join(finalist.source.split()) in shown
     left, right = browser.js("[...document.querySelectorAll('.sources details[open] pre')].map(p => p.offsetTop)")
     assert left == right, "side by side"

@@ -12,6 +12,7 @@ import pytest
 from rich.console import Console
 
 from kcg.compat.tiny import Ops
+from kcg.kernel.kinds import describe
 from kcg.kernel.symbolic import End
 from kcg.measure.jobs import CompileOutcome, DuelOutcome
 from kcg.measure.protocol import PROTOCOL
@@ -209,7 +210,9 @@ def test_a_candidate_that_is_wrong_at_one_end_is_refused(
     monkeypatch.setattr(work, "known", fast)
     result = opened.judge(estimates).compare_found(work)
     assert result.outcome == "kept" and result.chosen == result.baseline
-    assert f"{other} is wrong: " in result.note and f", with start_pos {dict(wrong)['start_pos']}" in result.note
+    assert (
+        f"{describe(other)} is wrong: " in result.note and f", with start_pos {dict(wrong)['start_pos']}" in result.note
+    )
     assert [end.after_s for end in result.ends] == [end.before_s for end in result.ends] != [0.0, 0.0]
 
 

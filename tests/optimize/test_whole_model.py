@@ -21,6 +21,7 @@ from sample_result import sample_result
 from kcg.errors import ExitCode, VerificationError
 from kcg.kernel.compile import compile_schedule
 from kcg.kernel.opts.planner import ACTION_SPACE_VERSION
+from kcg.kernel.opts.schedule import Opt, schedule_of
 from kcg.kernel.opts.space import KernelSpace
 from kcg.measure import isolated
 from kcg.measure.device_info import NoSensors, detect
@@ -41,14 +42,14 @@ from kcg.optimize.whole_model import (
     rounding_of_sums,
     why_not_needed,
 )
-from kcg.types import Finalist, ModelCheck, Opt, RegionResult, Result, Schedule, Verification, Workload
+from kcg.types import Finalist, ModelCheck, RegionResult, Result, Schedule, Verification, Workload
 from kcg.workloads.registry import spec_of
 from tests.faults.processes import wait_until
 from tests.tiny_models import DTYPES, TINY
 
 DEV = os.environ["DEV"]
 CHILD = "tests.tiny_models"
-WRONG = Schedule.from_opts([Opt("PADTO", 1, 32), Opt("UNROLL", 0, 32)])
+WRONG = schedule_of([Opt("PADTO", 1, 32), Opt("UNROLL", 0, 32)])
 """With it, tinygrad 0.14.0 makes a kernel of a maximum over 16 that writes nothing at all (see test_verify)."""
 KERNELS = 4
 MAXIMUM = 1  # which of them takes a maximum

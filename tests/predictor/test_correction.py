@@ -161,7 +161,7 @@ def test_embeddings_are_what_the_heads_read(compare: bool) -> None:
     )
     rng, schedules = random.Random(0), [space.baseline()]
     while len(schedules) < 12:
-        if (step := space.random_step(rng.choice([*schedules, space.start()]), rng)) is not None:
+        if (step := space.sample(rng, rng.choice([*schedules, space.start()]))) is not None:
             schedules.append(step)
     made = graphs(encode(space.loop_nests(schedules)), space.target)
     zeros = np.zeros(len(made), np.int64)

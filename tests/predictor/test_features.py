@@ -16,6 +16,7 @@ import torch
 from kcg.errors import DataError
 from kcg.kernel.codec import kernel_of
 from kcg.kernel.loop_nest import Access, AxisTable
+from kcg.kernel.opts.schedule import RAW
 from kcg.kernel.opts.space import KernelSpace
 from kcg.predictor import features as encode_module
 from kcg.predictor import training_data as data_module
@@ -32,7 +33,7 @@ from kcg.predictor.features import (
 )
 from kcg.predictor.network import Batch, GraphSet, Net, NetSettings
 from kcg.predictor.training_data import TrainingData, load
-from kcg.types import RAW, Region, Schedule, Status
+from kcg.types import Region, Schedule, Status
 from tests.kernels import empty, example_asts, example_region, kernels_of, on_targets
 from tests.known_targets import KNOWN_TARGETS
 from tests.small_dataset import small_dataset
@@ -65,7 +66,7 @@ def one_thread() -> None:
 def walks(space: KernelSpace, count: int, seed: int = 0) -> list[Schedule]:
     rng, found = random.Random(seed), [RAW]
     while len(found) < count:
-        step = space.random_step(rng.choice(found), rng)
+        step = space.sample(rng, rng.choice(found))
         if step is not None and step not in found:
             found.append(step)
     return found

@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from kcg.dataset.reading import read_export
 from kcg.errors import DataError, UsageError
 from kcg.kernel.codec import kernel_of
+from kcg.kernel.opts.schedule import RAW, Opt, schedule_of
 from kcg.kernel.opts.space import KernelSpace
 from kcg.predictor import choice, header
 from kcg.predictor.checkpoint import About, Checkpoint, read, save
@@ -29,7 +30,7 @@ from kcg.predictor.metrics import Floors, scores, summary
 from kcg.predictor.network import GraphSet, Net, NetSettings, Output, Truth, Weights, loss_of
 from kcg.predictor.roofline import Roofline
 from kcg.predictor.training_data import TrainingData, load
-from kcg.types import RAW, Opt, Region, Schedule
+from kcg.types import Region, Schedule
 from tests.kernels import empty, kernels_of
 from tests.known_targets import KNOWN_TARGETS
 from tests.small_dataset import small_dataset
@@ -147,7 +148,7 @@ def space_of(tensor: object, name: str = "sm_90") -> KernelSpace:
 def test_predictions_are_finite_ordered_and_the_same_in_any_batch(predictor: LearnedPredictor) -> None:
     space = space_of(empty(64, 96) @ empty(96, 80))
     schedules = [action.schedule for action in space.actions(RAW)]
-    wrong = Schedule.from_opts((Opt("UPCAST", 77, 4),))
+    wrong = schedule_of((Opt("UPCAST", 77, 4),))
     found = predictor.predict(space, [wrong, *schedules])
     assert found[0] == IMPOSSIBLE and len({p.log_runtime for p in found[1:]}) > len(schedules) / 2
     for schedule, one in zip(schedules, found[1:], strict=True):
@@ -170,7 +171,7 @@ def test_what_training_never_showed_is_uncertain_and_no_crash(predictor: Learned
 def test_too_long_code_is_expected_to_fail(predictor: LearnedPredictor) -> None:
     space = space_of(empty(512, 512) @ empty(512, 512))
     opts = (Opt("UPCAST", 0, 16), Opt("UPCAST", 1, 16), Opt("UNROLL", 0, 32))
-    schedule = Schedule.from_opts(opts)
+    schedule = schedule_of(opts)
     assert space.uops(schedule) > 3000
     assert predictor.predict(space, [schedule])[0].failure_probability > 0.9
 
@@ -415,7 +416,7 @@ def test_what_was_measured_corrects_what_is_expected_of_the_rest(
     assert all(0.4 < shift < 0.9 for shift in shifts)
     assert all(0 < a.uncertainty <= b.uncertainty for a, b in zip(after, before, strict=True))
     assert judge.correct(schedules, measured) == after, "nothing new, nothing changes"
-    never = Schedule.from_opts([Opt("UPCAST", 77, 2)])
+    never = schedule_of([Opt("UPCAST", 77, 2)])
     assert judge.correct([never], measured) == judge.predict([never])
 
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from kcg.kernel.codec import kernel_of
+from kcg.kernel.opts.schedule import RAW
 from kcg.kernel.opts.space import KernelSpace
 from kcg.predictor import learned as stacked_module
 from kcg.predictor.checkpoint import Checkpoint, read
@@ -19,7 +20,7 @@ from kcg.predictor.choice import shipped_path
 from kcg.predictor.features import Array, Graphs, encode, graphs, joined, kernel_features, target_features
 from kcg.predictor.learned import Answers, LearnedPredictor, Stacked
 from kcg.predictor.network import GraphSet, Net, NetSettings
-from kcg.types import RAW, Region
+from kcg.types import Region
 from tests.kernels import empty, kernels_of
 from tests.known_targets import KNOWN_TARGETS
 
@@ -54,7 +55,7 @@ def graphs_of(region: Region, count: int, seed: int = 0) -> Graphs:
     while len(found) < count:
         schedule = RAW
         for _ in range(rng.randint(1, 6)):
-            schedule = space.random_step(schedule, rng) or schedule
+            schedule = space.sample(rng, schedule) or schedule
         found.setdefault(schedule)
     drawn = list(found)[:count]
     return graphs(encode(space.loop_nests(drawn)), TARGET)

@@ -15,10 +15,11 @@ from gymnasium.utils.env_checker import check_env
 
 from kcg.errors import UsageError
 from kcg.kernel.opts.action_features import ACTION_FEATURES, KINDS_OF_ACTION
+from kcg.kernel.opts.schedule import RAW, Opt, opts_of, schedule_of
 from kcg.rl.env import FAULT_VALUE, MOST_ACTIONS, Cost, KernelScheduleEnv, Reading, padded, predicted
 from kcg.rl.observation import Observer
 from kcg.search.replay import ReplayTable
-from kcg.types import RAW, Action, Opt, Prediction, Schedule
+from kcg.types import Action, Prediction, Schedule
 from tests.env_tasks import (
     TARGETS,
     check_episodes,
@@ -120,7 +121,7 @@ def test_a_schedule_that_fails_truncates_with_its_reason(guided: bool) -> None:
     bad = failing(table)
     labels = way_to(table, bad)
     assert len(labels) >= 2
-    guide: Cost = lambda schedule: Reading(-10.0 - len(schedule.opts))  # noqa: E731
+    guide: Cost = lambda schedule: Reading(-10.0 - len(opts_of(schedule)))  # noqa: E731
     env = env_of(replace(recorded_task(), guide=guide if guided else None))
     paid, (observation, _, terminated, truncated, info) = play(env, along(labels))
     assert truncated and not terminated and paid == pytest.approx(FAULT_VALUE)
@@ -168,7 +169,7 @@ def test_actions_of_numpy_are_actions() -> None:
 
 def test_a_step_that_does_not_apply_is_a_fault() -> None:
     """A table recorded under another action space may name one."""
-    wrong = Schedule.from_opts([Opt("UPCAST", 77, 4)])
+    wrong = schedule_of([Opt("UPCAST", 77, 4)])
     observer = Observer(observer_of("matmul").space, lambda schedule: [Action("UPCAST(77,4)", wrong)])
     for cost in (lambda schedule: Reading(-9.0), predicted(lambda s: [Prediction(len(observer.observe(s[0]).rows))])):
         env = env_of(replace(task("matmul"), observer=observer, cost=cost))

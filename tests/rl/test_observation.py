@@ -8,10 +8,11 @@ import torch
 
 from kcg.errors import ScheduleError
 from kcg.kernel.codec import kernel_of
+from kcg.kernel.opts.schedule import RAW, Opt, schedule_of
 from kcg.kernel.opts.space import KernelSpace
 from kcg.predictor.features import MOST_AXES
 from kcg.rl.observation import OBSERVATIONS_KEPT, Observer
-from kcg.types import RAW, Action, Opt, Region, Schedule
+from kcg.types import Action, Region
 from tests.env_tasks import TARGETS, observer_of
 from tests.kernels import empty, kernels_of
 
@@ -27,7 +28,7 @@ def test_places_beyond_what_a_graph_holds_are_no_places() -> None:
     space = KernelSpace(Region((kernel_of(kernels_of((x + 1).contiguous())[-1]),)), TARGETS["CUDA"])
     extents = len(space.table(RAW).extents)
     assert extents > MOST_AXES, "the kernel has too few axes to show anything"
-    whole = [Schedule.from_opts([Opt("UPCAST", i, 0)]) for i in range(extents)]
+    whole = [schedule_of([Opt("UPCAST", i, 0)]) for i in range(extents)]
     actions = [Action(str(schedule), schedule) for schedule in whole]
     assert space.action_features(RAW, actions).axes[:, 0].tolist() == [*range(extents), -1]
     seen = Observer(space, lambda schedule: actions).observe(RAW)
@@ -62,4 +63,4 @@ def test_observations_of_several_are_those_of_each() -> None:
 def test_a_schedule_that_does_not_apply_has_no_observation() -> None:
     observer = observer_of("sum")
     with pytest.raises(ScheduleError):
-        observer.observe(Schedule.from_opts([Opt("UPCAST", 77, 4)]))
+        observer.observe(schedule_of([Opt("UPCAST", 77, 4)]))

@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from kcg.errors import DataError
+from kcg.kernel.opts.schedule import RAW
 from kcg.predictor import header as tensors_module
 from kcg.predictor.checkpoint import read
 from kcg.predictor.features import FEATURES_VERSION
@@ -25,7 +26,6 @@ from kcg.predictor.network import NetSettings
 from kcg.rl import policy as policy_module
 from kcg.rl.observation import ScheduleObservation
 from kcg.rl.policy import Policy, PolicyNet, Proposal, batch_of, read_policy, save_policy
-from kcg.types import RAW
 from tests.policies import ABOUT, SHIPPED, SMALL, observer_of, opinionated
 
 

@@ -14,11 +14,11 @@ from stable_baselines3.common.preprocessing import preprocess_obs
 from stable_baselines3.common.utils import obs_as_tensor
 from stable_baselines3.common.vec_env import VecEnv
 
+from kcg.kernel.opts.schedule import RAW
 from kcg.rl.env import MOST_ACTIONS, KernelScheduleEnv, observation_space, padded
 from kcg.rl.observation import ScheduleObservation
 from kcg.rl.policy import Policy, PolicyNet, batch_of, likeliest_ends
 from kcg.rl.ppo import BELOW, PpoSettings, ScheduleExtractor, SchedulePolicy, divided, environments, train, unpadded
-from kcg.types import RAW
 from tests.policies import ABOUT, SMALL, observer_of, opinionated, task
 
 STILL = replace(SMALL, dropout=0.0)

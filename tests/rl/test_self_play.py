@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from kcg.kernel.opts.schedule import RAW
 from kcg.predictor.training_data import keep, kept
 from kcg.rl.observation import Observer
 from kcg.rl.policy import PolicyNet, batch_of
@@ -25,7 +26,6 @@ from kcg.rl.self_play import (
     together,
 )
 from kcg.rl.training import ExampleSet, LearningSettings, judge, learn, losses
-from kcg.types import RAW
 from tests.policies import SMALL, grown, observer_of, opinionated, roofline
 
 

@@ -21,6 +21,7 @@ from torch import nn
 from kcg.dataset.reading import read_export
 from kcg.dataset.splits import TRAIN, VALIDATION
 from kcg.errors import DataError, UnknownName, UsageError
+from kcg.kernel.opts.schedule import opts_of
 from kcg.predictor.checkpoint import read
 from kcg.predictor.training import changed
 from kcg.provenance import provenance
@@ -169,9 +170,9 @@ def test_ppo_on_recorded_tables_is_paid_by_what_was_measured(tmp_path: Path) -> 
         _, reward, _, cut, info = env.step(0)
         found = table.records[env.observed.schedule].observation
         assert cut == (found.runtime_s is None) and (cut or info["log_s"] == pytest.approx(math.log(found.time_s)))
-        if cut or len(env.observed.schedule.opts) > 3:
+        if cut or len(opts_of(env.observed.schedule)) > 3:
             break
-    assert len(env.observed.schedule.opts) > 0 and math.isfinite(reward)
+    assert len(opts_of(env.observed.schedule)) > 0 and math.isfinite(reward)
 
 
 def test_self_play_that_was_cut_plays_the_others(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -12,16 +12,17 @@ import pytest
 from replay_table import chain_table, synthetic_table
 
 from kcg.kernel.codec import kernel_of
+from kcg.kernel.opts.schedule import Opt, opts_of, schedule_of
 from kcg.kernel.opts.space import KernelSpace
 from kcg.optimize import search
 from kcg.predictor.roofline import Roofline
-from kcg.search.allocation import Auction, Limits, Relative
+from kcg.search.allocation import Allocator, Limits, Relative
 from kcg.search.beam import Drafts
 from kcg.search.mcts import Graph, MctsSettings, candidates
 from kcg.search.problem import STANDS_FOR, Ledger, Trials
-from kcg.search.replay import constant_predict, oracle_predict
+from kcg.search.replay import Traits, constant_predict, oracle_predict
 from kcg.search.strategies import strategy
-from kcg.types import Opt, Region, Schedule
+from kcg.types import Region, Schedule
 from tests.kernels import empty, kernels_of
 from tests.known_targets import KNOWN_TARGETS
 
@@ -29,7 +30,7 @@ TARGET = KNOWN_TARGETS["sm_90"]
 
 
 def schedule(*opts: tuple[str, int, int]) -> Schedule:
-    return Schedule.from_opts([Opt(*opt) for opt in opts])
+    return schedule_of([Opt(*opt) for opt in opts])
 
 
 def matmul() -> KernelSpace:
@@ -75,14 +76,13 @@ def test_the_same_kernel_is_alike() -> None:
 
 def steps_taken(found: Schedule) -> str:
     """Alike by how often each kind of step was taken."""
-    return str(sorted(opt.op for opt in found.opts))
+    return str(sorted(opt.op for opt in opts_of(found)))
 
 
 @pytest.mark.parametrize("name", ["mcts", "predicted-beam"])
 def test_a_search_measures_what_is_like_a_fast_one_last(name: str) -> None:
     table = synthetic_table(2)
-    problem = table.problem(constant_predict(), batch_size=1)
-    problem.alike = steps_taken
+    problem = table.with_traits(Traits(alike=steps_taken)).problem(constant_predict(), batch_size=1)
     found = [o for o in strategy(name)(problem) if math.isfinite(o.time_s)]
     fastest: dict[str, float] = {}
     repeated = []
@@ -97,10 +97,9 @@ def test_a_search_measures_what_is_like_a_fast_one_last(name: str) -> None:
 
 def test_one_late_run_hides_no_schedules_alike() -> None:
     table = chain_table([4e-6, 3e-6, 90e-6, 1e-6])
-    problem = table.problem(oracle_predict(table))
-    problem.alike = lambda s: str(len(s.opts) > 1)
+    problem = table.with_traits(Traits(alike=lambda s: str(len(opts_of(s)) > 1))).problem(oracle_predict(table))
     trials = Trials(problem)
-    chain = [Schedule.from_opts([Opt("UNROLL", 0, 2)] * n) for n in range(4)]
+    chain = [schedule_of([Opt("UNROLL", 0, 2)] * n) for n in range(4)]
     list(trials.measure(chain[:3]))
     assert trials.like(chain[3]) is None, "what it is like took 30 times as long as the best: that may have been late"
     assert candidates(Graph(trials, MctsSettings()), 1)[0] == [] and trials.expected_gain([chain[3]]) > 0
@@ -108,10 +107,9 @@ def test_one_late_run_hides_no_schedules_alike() -> None:
 
 def test_what_is_like_a_measured_one_takes_as_long_as_the_fastest_of_them() -> None:
     table = chain_table([4e-6, 3.2e-6, 3e-6, 3.1e-6])
-    problem = table.problem(constant_predict())
-    problem.alike = lambda s: str(bool(s.opts))
+    problem = table.with_traits(Traits(alike=lambda s: str(bool(opts_of(s))))).problem(constant_predict())
     trials = Trials(problem)
-    chain = [Schedule.from_opts([Opt("UNROLL", 0, 2)] * n) for n in range(4)]
+    chain = [schedule_of([Opt("UNROLL", 0, 2)] * n) for n in range(4)]
     list(trials.measure(chain[:2]))
     graph = Graph(trials, MctsSettings())
     while (node := graph.frontier()) is not None:
@@ -124,8 +122,7 @@ def test_what_is_like_a_measured_one_takes_as_long_as_the_fastest_of_them() -> N
 
 def test_a_batch_holds_one_of_those_alike() -> None:
     table = synthetic_table()
-    problem = table.problem(constant_predict())
-    problem.alike = steps_taken
+    problem = table.with_traits(Traits(alike=steps_taken)).problem(constant_predict())
     trials = Trials(problem)
     list(trials.baseline())
     graph = Graph(trials, MctsSettings())
@@ -140,11 +137,11 @@ def test_a_batch_holds_one_of_those_alike() -> None:
 
 def test_what_is_like_a_measured_one_counts_as_measured_and_its_failures_are_its_own() -> None:
     table = chain_table([4e-6, 3e-6, math.inf, 1e-6])
-    problem = table.problem(oracle_predict(table))
-    problem.alike = lambda s: "far" if len(s.opts) > 1 else "near"
+    told = table.with_traits(Traits(alike=lambda s: "far" if len(opts_of(s)) > 1 else "near"))
+    problem = told.problem(oracle_predict(table))
     trials = Trials(problem)
     list(trials.baseline())
-    chain = [Schedule.from_opts([Opt("UNROLL", 0, 2)] * n) for n in range(4)]
+    chain = [schedule_of([Opt("UNROLL", 0, 2)] * n) for n in range(4)]
     graph = Graph(trials, MctsSettings())
     while (node := graph.frontier()) is not None:
         graph.expand(node)
@@ -161,20 +158,29 @@ def test_what_is_like_a_measured_one_counts_as_measured_and_its_failures_are_its
     assert seen is not None and seen.time_s == 4e-6
 
 
+class Same:
+    """The space of a kernel that every other's schedules apply to."""
+
+    def family(self) -> str:
+        return "rows"
+
+    def transfer(self, schedule: Schedule, other: Same) -> Schedule:
+        return schedule
+
+
 @pytest.mark.parametrize(("alike", "offered"), [(None, True), (steps_taken, False)])
 def test_kin_do_not_offer_what_is_like_something_known(alike: Callable[[Schedule], str] | None, offered: bool) -> None:
     table = synthetic_table()
     known, other = schedule(("UPCAST", 0, 2)), schedule(("UPCAST", 0, 8))
-    problem = table.problem(constant_predict())
-    problem.alike = alike
+    problem = table.with_traits(Traits(alike=alike)).problem(constant_predict())
     for found in (table.baseline(), known):
         problem.known[found] = table.records[found].observation
-    auction = Auction(Ledger(), Limits())
-    mine, theirs = (Relative("kin", lambda s: s) for _ in range(2))
-    bidder = auction.enter("a", 1, problem, strategy("mcts"), relative=mine)
+    allocator = Allocator(Ledger(), Limits())
+    mine, theirs = (Relative(Same()) for _ in range(2))
+    entry = allocator.enter("a", 1, problem, strategy("mcts"), relative=mine)
     theirs.saw(table.baseline(), 1.0, own=True)
     theirs.saw(other, 0.01, own=False)
-    hint = mine.hint([mine, theirs], bidder.knows)
+    hint = mine.hint([mine, theirs], entry.knows)
     assert (hint is not None) is offered
 
 
@@ -183,6 +189,5 @@ def test_a_search_of_optimize_knows_what_is_alike() -> None:
     session: Any = SimpleNamespace(ledger=Ledger(), settings=SimpleNamespace(seed=0))
     work: Any = SimpleNamespace(space=space, known={}, best_s=None)
     asked = search.problem(session, work, Roofline(), 0)
-    assert asked.alike is not None
     one, other = schedule(("UPCAST", 0, 4), ("UPCAST", 1, 2)), schedule(("UPCAST", 1, 2), ("UPCAST", 0, 4))
-    assert asked.alike(one) == asked.alike(other) != asked.alike(schedule(("UPCAST", 0, 4)))
+    assert asked.space.alike(one) == asked.space.alike(other) != asked.space.alike(schedule(("UPCAST", 0, 4)))

@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 from replay_table import BASELINE, KERNELS, chain_table, synthetic_table
 
+from kcg.kernel.opts.schedule import Opt, opts_of, schedule_of
 from kcg.search.calibration import Calibration, Trial
 from kcg.search.mcts import Graph, MctsSettings, candidates, mcts
 from kcg.search.moves import seldom
 from kcg.search.problem import Ledger, Trials, best
-from kcg.search.replay import constant_predict, oracle_predict
-from kcg.types import Opt, Prediction, Schedule
+from kcg.search.replay import Traits, constant_predict, oracle_predict
+from kcg.types import Prediction, Schedule
 from tests.policies import grown
 
 
@@ -27,7 +28,7 @@ def test_transpositions_share_a_node() -> None:
     while (node := graph.frontier()) is not None:
         graph.expand(node)
     assert len(graph.nodes) == KERNELS < len(table.records)
-    top = graph.nodes[table.key(Schedule.from_opts([Opt("LOCAL", 0, 16), Opt("UPCAST", 0, 8)]))]
+    top = graph.nodes[table.key(schedule_of([Opt("LOCAL", 0, 16), Opt("UPCAST", 0, 8)]))]
     assert len(top.parents) == 2
     # a perfect predictor sees the best within reach from the root, whatever the order of steps
     reference = math.log(trials.predict([BASELINE])[0].runtime_s)
@@ -38,7 +39,7 @@ def test_measured_values_replace_predicted_ones_up_to_the_root() -> None:
     table = chain_table([4e-6, 3e-6, 2e-6, 1e-6])
 
     def predict(schedules: Any) -> list[Prediction]:
-        return [Prediction(math.log(1e-6 if len(s.opts) == 2 else 4e-6)) for s in schedules]
+        return [Prediction(math.log(1e-6 if len(opts_of(s)) == 2 else 4e-6)) for s in schedules]
 
     trials = Trials(table.problem(predict))
     list(trials.baseline())
@@ -46,7 +47,7 @@ def test_measured_values_replace_predicted_ones_up_to_the_root() -> None:
     while (node := graph.frontier()) is not None:
         graph.expand(node)
     promise = graph.root.value
-    liar = Schedule.from_opts([Opt("UNROLL", 0, 2)] * 2)
+    liar = schedule_of([Opt("UNROLL", 0, 2)] * 2)
     list(trials.measure([liar]))
     graph.learn()
     assert graph.nodes["2"].own == pytest.approx(math.log(2)) and graph.nodes["2"].doubt == 0
@@ -58,11 +59,11 @@ def test_a_predictor_that_learns_from_measurements_is_asked_again() -> None:
     table = chain_table([4e-6, 4e-6, 4e-6, 1e-6])
 
     def predict(schedules: Any) -> list[Prediction]:
-        return [Prediction(math.log(1e-6 if s.opts else 4e-6)) for s in schedules]
+        return [Prediction(math.log(1e-6 if opts_of(s) else 4e-6)) for s in schedules]
 
     def correct(schedules: Any, measured: Any) -> list[Prediction]:
-        slow = {len(s.opts) for s, seconds in measured if seconds > 2e-6}
-        return [Prediction(math.log(4e-6 if len(s.opts) in slow | {2} else 1e-6), 0.1) for s in schedules]
+        slow = {len(opts_of(s)) for s, seconds in measured if seconds > 2e-6}
+        return [Prediction(math.log(4e-6 if len(opts_of(s)) in slow | {2} else 1e-6), 0.1) for s in schedules]
 
     problem = table.problem(predict)
     problem.correct = correct
@@ -72,7 +73,7 @@ def test_a_predictor_that_learns_from_measurements_is_asked_again() -> None:
     while (node := graph.frontier()) is not None:
         graph.expand(node)
     assert graph.nodes["2"].own == pytest.approx(0.0), "what is expanded is corrected at once"
-    list(trials.measure([Schedule.from_opts([Opt("UNROLL", 0, 2)])]))
+    list(trials.measure([schedule_of([Opt("UNROLL", 0, 2)])]))
     graph.learn()
     assert graph.nodes["2"].own == pytest.approx(0.0) and graph.nodes["2"].doubt == 0.1
     assert graph.nodes["3"].own == pytest.approx(math.log(4))
@@ -84,7 +85,7 @@ def test_a_failure_is_a_bad_value_and_closes_when_nothing_is_left() -> None:
     graph = Graph(trials, MctsSettings())
     while (node := graph.frontier()) is not None:
         graph.expand(node)
-    list(trials.measure([table.start(), Schedule.from_opts([Opt("UNROLL", 0, 2)])]))
+    list(trials.measure([table.start(), schedule_of([Opt("UNROLL", 0, 2)])]))
     graph.learn()
     assert graph.nodes["1"].own == MctsSettings().failure_value
     assert all(n.closed for n in graph.nodes.values())
@@ -131,25 +132,25 @@ def test_calibration_corrects_offset_neighbours_and_a_backward_predictor() -> No
 def test_what_was_seldom_measured_gets_every_second_turn() -> None:
     """A correction that saw many of one kind and took the others for worse would never measure those."""
     table = synthetic_table()
-    problem = table.problem(constant_predict())
-    problem.kind = lambda schedule: len(schedule.opts)
+    told = table.with_traits(Traits(groups=lambda schedule: len(opts_of(schedule))))
+    problem = told.problem(constant_predict())
     trials = Trials(problem)
     list(trials.baseline())
     graph = Graph(trials, MctsSettings(broad_from=4))
     while (node := graph.frontier()) is not None:
         graph.expand(node)
     for node in graph.nodes.values():
-        node.own -= len(node.schedule.opts)  # corrected: the more steps, the worse
+        node.own -= len(opts_of(node.schedule))  # corrected: the more steps, the worse
     while len(trials.observations) < 4:
         usual, promised = candidates(graph, 1)
-        assert promised == usual and len(usual[0].opts) <= 1
+        assert promised == usual and len(opts_of(usual[0])) <= 1
         (graph.nodes[table.key(usual[0])].observation,) = trials.measure(usual)
-    seen = {len(o.schedule.opts) for o in trials.observations.values()}
+    seen = {len(opts_of(o.schedule)) for o in trials.observations.values()}
     (broad,), promised = candidates(graph, 1)
-    assert len(broad.opts) not in seen, "nothing of its kind was measured"
-    assert len(promised[0].opts) in seen, "the batch promises what the usual choice would"
+    assert len(opts_of(broad)) not in seen, "nothing of its kind was measured"
+    assert len(opts_of(promised[0])) in seen, "the batch promises what the usual choice would"
     both, promised = candidates(graph, 2)
-    assert {len(s.opts) in seen for s in both} == {True, False} and promised[0] in both
+    assert {len(opts_of(s)) in seen for s in both} == {True, False} and promised[0] in both
 
 
 def test_kinds_are_chosen_by_what_is_predicted_and_how_little_is_known() -> None:
@@ -245,6 +246,6 @@ def test_simulations_that_begin_at_a_node_stay_below_it() -> None:
     begin = graph.nodes[table.key(table.baseline())]
     for _ in range(40):
         graph.simulate(begin)
-    steps = {str(o) for o in table.baseline().opts}
+    steps = {str(o) for o in opts_of(table.baseline())}
     expanded = [n for n in graph.nodes.values() if n.children is not None]
-    assert len(expanded) > 5 and all(steps <= {str(o) for o in n.schedule.opts} for n in expanded)
+    assert len(expanded) > 5 and all(steps <= {str(o) for o in opts_of(n.schedule)} for n in expanded)

@@ -10,12 +10,13 @@ from collections.abc import Sequence
 import pytest
 from replay_table import BASELINE, RECORDED, chain_table, noisy_predict, recorded, synthetic_table, tree_table
 
+from kcg.kernel.opts.schedule import RAW, Opt, schedule_of
 from kcg.search.beam import Drafts, draft, predicted_beam
 from kcg.search.moves import StepSets, Ways, diverse, fresh, twins
 from kcg.search.problem import Trials
 from kcg.search.replay import Record, ReplayTable, constant_predict, oracle_predict
 from kcg.search.strategies import strategy
-from kcg.types import RAW, Opt, Prediction, Schedule
+from kcg.types import Prediction, Schedule
 from tests.table_search import EXHAUSTING, best_s, run
 
 # Draft, then verify
@@ -113,7 +114,7 @@ def test_diverse_is_the_same_as_trying_all() -> None:
 
 def test_step_sets_count_repeated_steps_and_take_other_kinds() -> None:
     sets = StepSets()
-    one, two = (Schedule.from_opts([Opt("UNROLL", 0, 2)] * n) for n in (1, 2))
+    one, two = (schedule_of([Opt("UNROLL", 0, 2)] * n) for n in (1, 2))
     assert sets.of(RAW) == 0 and sets.of(two).bit_count() == 2 and twins(sets.of(one), sets.of(two))
     assert sets.of(Schedule("source", '"a"')).bit_count() == 1
     assert sets.of(Schedule("source", '"a"')) != sets.of(Schedule("source", '"b"'))

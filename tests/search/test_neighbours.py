@@ -8,16 +8,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import pytest
-from replay_table import synthetic_table
+from replay_table import Wrapped, synthetic_table
 
 from kcg.errors import ScheduleError
+from kcg.kernel.opts.neighbours import moved, variants
+from kcg.kernel.opts.schedule import RAW, Opt, opts_of
 from kcg.kernel.opts.space import KernelSpace
-from kcg.search.allocation import LITTLE, Auction, Limits
+from kcg.search.allocation import LITTLE, Allocator, Limits
 from kcg.search.mcts import Graph, MctsSettings, candidates, mcts
-from kcg.search.moves import moved, variants
 from kcg.search.problem import Action, Ledger, Observation, Problem, Strategy, Trials
-from kcg.search.replay import ReplayTable, charged, constant_predict, oracle_predict
-from kcg.types import RAW, Opt, Prediction, Schedule, ScheduleKind, Status
+from kcg.search.replay import charged, constant_predict, oracle_predict
+from kcg.types import Prediction, Schedule, ScheduleKind, Status
 from tests.kernels import schedule_of, small_matmul
 
 
@@ -35,11 +36,11 @@ def walked(space: KernelSpace, opts: Sequence[Opt]) -> Schedule | None:
     return found
 
 
-def problem(space: KernelSpace, log_s: dict[tuple[str, ...], float], *, step: bool = True) -> Problem:
+def problem(space: KernelSpace, log_s: dict[tuple[str, ...], float]) -> Problem:
     """The runtime of a schedule is that of its steps in any order, else a millisecond; the predictor knows it."""
 
     def predict(schedules: Sequence[Schedule]) -> list[Prediction]:
-        return [Prediction(log_s.get(tuple(sorted(map(str, s.opts))), math.log(1e-3))) for s in schedules]
+        return [Prediction(log_s.get(tuple(sorted(map(str, opts_of(s)))), math.log(1e-3))) for s in schedules]
 
     ledger = Ledger(max_measurements=3)
     measure = charged(
@@ -49,37 +50,36 @@ def problem(space: KernelSpace, log_s: dict[tuple[str, ...], float], *, step: bo
             Observation(s, Status.OK, math.exp(p.log_runtime), str(s)) for s, p in zip(some, predict(some), strict=True)
         ],
     )
-    return Problem(space, predict, measure, ledger, random.Random(0), batch_size=1, step=space.step if step else None)
+    return Problem(space, predict, measure, ledger, random.Random(0), batch_size=1)
 
 
 def test_variants_are_all_legal_schedules_with_one_step_less_or_of_another_amount(space: KernelSpace) -> None:
     good = schedule_of(("UPCAST", 0, 4), ("LOCAL", 1, 8), ("UNROLL", 0, 4))
     expected = set()
-    for i, opt in enumerate(good.opts):
+    for i, opt in enumerate(opts_of(good)):
         amounts = [Opt(opt.op, opt.axis, n) for n in range(65) if n != opt.arg]
         for changed in ([], *([other] for other in amounts)):
-            if (end := walked(space, [*good.opts[:i], *changed, *good.opts[i + 1 :]])) is not None:
+            if (end := walked(space, [*opts_of(good)[:i], *changed, *opts_of(good)[i + 1 :]])) is not None:
                 expected.add(space.key(end))
     expected.discard(space.key(good))
     trials = Trials(problem(space, {}))
-    found = variants(trials, good)
+    found = variants(space, good)
     assert [trials.key(s) for s in found] == list(dict.fromkeys(trials.key(s) for s in found)), "each kernel once"
     assert {trials.key(s) for s in found} == expected and len(expected) > 6
-    assert all(walked(space, s.opts) is not None for s in found)
+    assert all(walked(space, opts_of(s)) is not None for s in found)
 
 
 def test_where_steps_cannot_be_followed_there_are_no_variants(space: KernelSpace) -> None:
     good = schedule_of(("UPCAST", 0, 4))
-    assert variants(Trials(problem(space, {})), good)
-    assert variants(Trials(problem(space, {}, step=False)), good) == []
-    assert variants(Trials(problem(space, {})), Schedule(ScheduleKind.SOURCE, "x")) == []
-    assert variants(Trials(problem(space, {})), RAW) == []
+    assert variants(space, good)
+    assert variants(space, Schedule(ScheduleKind.SOURCE, "x")) == []
+    assert variants(space, RAW) == []
 
 
 def test_a_factor_moves_between_steps_and_elements_become_threads(space: KernelSpace) -> None:
     good = schedule_of(("UPCAST", 0, 4), ("UPCAST", 1, 4), ("UNROLL", 0, 4))
     trials = Trials(problem(space, {}))
-    found = {trials.key(s): s for s in moved(trials, good)}
+    found = {trials.key(s): s for s in moved(space, good)}
     for opts in (
         [("UPCAST", 0, 2), ("UPCAST", 1, 8), ("UNROLL", 0, 4)],
         [("UPCAST", 0, 8), ("UPCAST", 1, 2), ("UNROLL", 0, 4)],
@@ -88,15 +88,13 @@ def test_a_factor_moves_between_steps_and_elements_become_threads(space: KernelS
     ):
         assert trials.key(schedule_of(*opts)) in found, opts
     assert trials.key(good) not in found
-    assert all(walked(space, s.opts) is not None for s in found.values()), "each of them a walk can reach"
+    assert all(walked(space, opts_of(s)) is not None for s in found.values()), "each of them a walk can reach"
 
 
 def test_what_is_taken_whole_is_not_moved_and_nothing_is_where_steps_cannot_be_followed(space: KernelSpace) -> None:
-    trials = Trials(problem(space, {}))
-    whole = moved(trials, schedule_of(("UPCAST", 0, 4), ("UPCAST", 1, 4), ("UPCAST", 0, 0)))
-    assert whole and all(Opt("UPCAST", 0, 0) in s.opts for s in whole)
-    assert moved(Trials(problem(space, {}, step=False)), schedule_of(("UPCAST", 0, 4), ("UPCAST", 1, 4))) == []
-    assert moved(trials, Schedule(ScheduleKind.SOURCE, "x")) == [] == moved(trials, RAW)
+    whole = moved(space, schedule_of(("UPCAST", 0, 4), ("UPCAST", 1, 4), ("UPCAST", 0, 0)))
+    assert whole and all(Opt("UPCAST", 0, 0) in opts_of(s) for s in whole)
+    assert moved(space, Schedule(ScheduleKind.SOURCE, "x")) == [] == moved(space, RAW)
 
 
 def test_every_fourth_measurement_is_near_the_fastest_whatever_else_promises_more(space: KernelSpace) -> None:
@@ -115,7 +113,7 @@ def test_every_fourth_measurement_is_near_the_fastest_whatever_else_promises_mor
     assert len(trials.observations) == 4
     for node in graph.nodes.values():  # all that is known promises more than anything that is not there yet
         node.own += 5.0 if node.observation is None else 0.0
-    near = {trials.key(s) for s in [*variants(trials, fast), *moved(trials, fast), *trials.children(fast)]}
+    near = {trials.key(s) for s in [*variants(space, fast), *moved(space, fast), *trials.children(fast)]}
     (one,), (usual,) = candidates(graph, 1)
     assert trials.key(one) in near and trials.key(usual) not in near
     several, _ = candidates(graph, 4)
@@ -128,7 +126,7 @@ def test_a_table_follows_the_steps_that_it_has() -> None:
     table = synthetic_table()
     for record in list(table.records.values())[:50]:
         for action in record.actions:
-            (opt,) = [o for o in action.schedule.opts if str(o) == action.label][:1] or [None]
+            (opt,) = [o for o in opts_of(action.schedule) if str(o) == action.label][:1] or [None]
             if opt is not None:
                 assert table.step(record.observation.schedule, opt) == action.schedule
     assert table.step(RAW, Opt("UPCAST", 7, 4)) is None
@@ -144,12 +142,21 @@ TRAP = {
 }
 
 
+class OnlySteps(Wrapped):
+    """A space that knows no neighbours."""
+
+    def variants(self, schedule: Schedule) -> list[Schedule]:
+        return []
+
+    neighbours = variants
+
+
 def test_the_right_amount_of_an_early_step_is_found_from_the_end(space: KernelSpace) -> None:
     best_s = {}
-    for step in (True, False):
-        asked = problem(space, TRAP, step=step)
+    for near in (True, False):
+        asked = problem(space if near else OnlySteps(space), TRAP)
         asked.drafting = LITTLE
-        best_s[step] = min(o.time_s for o in mcts(asked))
+        best_s[near] = min(o.time_s for o in mcts(asked))
     assert best_s[True] == pytest.approx(1e-4)
     assert best_s[False] > 1e-4, "it takes more than a few expansions without"
 
@@ -183,7 +190,7 @@ def test_little_is_thought_about_small_kernels_and_where_the_device_waits(
     limits: Limits, drafting: list[int | None]
 ) -> None:
     table, seen = synthetic_table(), dict[str, int | None]()
-    auction = Auction(Ledger(max_measurements=4), limits)
+    allocator = Allocator(Ledger(max_measurements=4), limits)
 
     def search(name: str) -> Strategy:
         def strategy(asked: Problem) -> Iterator[Observation]:
@@ -194,22 +201,20 @@ def test_little_is_thought_about_small_kernels_and_where_the_device_waits(
 
     for name, calls in (("large", 999), ("small", 1)):
         known = {table.baseline(): table.records[table.baseline()].observation}
-        asked = replace(table.problem(constant_predict(), ledger=auction.ledger), known=known)
-        auction.enter(name, calls, asked, search(name))
-    auction.run()
+        asked = replace(table.problem(constant_predict(), ledger=allocator.ledger), known=known)
+        allocator.enter(name, calls, asked, search(name))
+    allocator.run()
     assert [seen["large"], seen["small"]] == drafting
 
 
-class Counted:
-    """A table that counts how often somebody asks for steps."""
+class Counted(OnlySteps):
+    """A space that counts how often somebody asks for steps."""
 
-    def __init__(self, table: ReplayTable) -> None:
-        self.table, self.asked = table, 0
-        self.start, self.baseline, self.key = table.start, table.baseline, table.key
+    asked = 0
 
     def actions(self, schedule: Schedule) -> list[Action]:
         self.asked += 1
-        return self.table.actions(schedule)
+        return super().actions(schedule)
 
 
 @pytest.mark.parametrize(("drafting", "counts"), [(None, [0, 8, 10]), (3, [0, 3, 5])])
@@ -217,6 +222,6 @@ def test_the_first_batch_waits_for_more_than_the_later_ones(drafting: int | None
     table = synthetic_table()
     space = Counted(table)
     asked = table.problem(oracle_predict(table), max_measurements=3, batch_size=1)
-    asked = replace(asked, space=space, step=None, drafting=drafting)
+    asked = replace(asked, space=space, drafting=drafting)
     settings = MctsSettings(first=8, expansions=2)
     assert [space.asked for _ in mcts(asked, settings=settings)] == counts

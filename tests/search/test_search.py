@@ -10,14 +10,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from replay_table import BASELINE, KERNELS, chain_table, inverted_predict, noisy_predict, synthetic_table
+from replay_table import BASELINE, KERNELS, Wrapped, chain_table, inverted_predict, noisy_predict, synthetic_table
 
 from kcg.errors import UnknownName
+from kcg.kernel.opts.schedule import Opt, opts_of, schedule_of
 from kcg.search.mcts import MctsSettings
 from kcg.search.problem import Action, Ledger, Observation, Predict, Problem, best
 from kcg.search.replay import ReplayTable, constant_predict, oracle_predict
 from kcg.search.strategies import STRATEGIES, strategy
-from kcg.types import Opt, Prediction, Schedule
+from kcg.types import Prediction, Schedule
 
 NAMES = [*STRATEGIES, "beam:1", "beam:8"]
 SEARCHES = [n for n in NAMES if n != "hand-coded"]
@@ -195,28 +196,9 @@ def test_mcts_goes_on_where_the_baseline_fails() -> None:
     assert best_s(run("mcts", table.problem(noisy_predict(table, sigma=0.1, seed=0)))) == 1e-6
 
 
-class Wrapped:
-    """A table behind another action space."""
-
-    def __init__(self, table: ReplayTable) -> None:
-        self.table = table
-
-    def start(self) -> Schedule:
-        return self.table.start()
-
-    def baseline(self) -> Schedule:
-        return self.table.baseline()
-
-    def actions(self, schedule: Schedule) -> list[Action]:
-        return self.table.actions(schedule)
-
-    def key(self, schedule: Schedule) -> str:
-        return self.table.key(schedule)
-
-
 def test_a_space_with_cycles_ends() -> None:
     """SWAP twice is the kernel that it began with."""
-    ring = [Schedule.from_opts([Opt("SWAP", 0, 1)] * i) for i in range(4)]
+    ring = [schedule_of([Opt("SWAP", 0, 1)] * i) for i in range(4)]
 
     class Ring(Wrapped):
         def actions(self, schedule: Schedule) -> list[Action]:
@@ -224,7 +206,7 @@ def test_a_space_with_cycles_ends() -> None:
             return [Action("next", ring[(i + 1) % 4]), Action("back", ring[i - 1]), Action("stay", ring[i])]
 
         def key(self, schedule: Schedule) -> str:
-            return str(len(schedule.opts) % 4)
+            return str(len(opts_of(schedule)) % 4)
 
     records = chain_table([5e-6, 9e-6, 8e-6, 2e-6]).records.values()
     seen = {ring[i]: dataclasses.replace(r.observation, schedule=ring[i]) for i, r in enumerate(records)}
@@ -320,7 +302,7 @@ def test_what_is_known_is_used_and_never_measured_again(name: str) -> None:
 
     second = table.problem(noisy_predict(table, sigma=0.5, seed=1), max_measurements=30, seed=9)
     second.known = dict(first.known)
-    second.known[Schedule.from_opts([Opt("TC", 0, 1)])] = before[0]  # no longer in the space
+    second.known[schedule_of([Opt("TC", 0, 1)])] = before[0]  # no longer in the space
     after = run(name, second)
     assert not {table.key(o.schedule) for o in before} & {table.key(o.schedule) for o in after}
     if name == "mcts":

@@ -10,10 +10,11 @@ import pytest
 from replay_table import chain_table, inverted_predict, noisy_predict, synthetic_table
 
 from kcg.errors import DataError, ScheduleError
+from kcg.kernel.opts.schedule import RAW, Opt, schedule_of
 from kcg.search.problem import Observation, Predict, Problem, Trials, best
 from kcg.search.replay import ReplayTable, constant_predict, oracle_predict
 from kcg.search.strategies import strategy
-from kcg.types import RAW, Opt, Schedule, Status
+from kcg.types import Schedule, Status
 
 
 def run(name: str, problem: Problem) -> list[Observation]:
@@ -114,13 +115,13 @@ def test_a_truncated_table_is_refused() -> None:
 def test_a_table_charges_each_binary_once() -> None:
     table = synthetic_table()
     problem = table.problem(constant_predict())
-    same = [Schedule.from_opts([Opt("UNROLL", 0, n)]) for n in (4, 8)]
+    same = [schedule_of([Opt("UNROLL", 0, n)]) for n in (4, 8)]
     for _ in range(2):
         first, second = (future.result() for future in problem.measure(same))
         assert first.binary_hash == second.binary_hash
     assert (problem.ledger.measurements, problem.ledger.compilations) == (1, 2)
     with pytest.raises(ScheduleError, match="not in the replay table"):
-        problem.measure([Schedule.from_opts([Opt("TC", 0, 1)])])
+        problem.measure([schedule_of([Opt("TC", 0, 1)])])
 
 
 def test_the_predictors_for_ablation() -> None:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from kcg.kernel.opts.schedule import RAW, opts_of
 from kcg.kernel.opts.space import KernelSpace
 from kcg.optimize.search import dealt
 from kcg.predictor.correction import CorrectingKernel, Correction
@@ -15,7 +16,7 @@ from kcg.predictor.features import Array
 from kcg.search.mcts import Graph, MctsSettings
 from kcg.search.moves import diverse
 from kcg.search.problem import Ledger, Problem, Trials
-from kcg.types import RAW, Prediction, Schedule
+from kcg.types import Prediction, Schedule
 from tests.kernels import schedule_of, small_matmul
 
 
@@ -134,9 +135,9 @@ def test_a_batch_is_of_many_tiles_where_they_are_about_as_good() -> None:
 
 def test_each_tile_is_varied_once_before_any_comes_again(space: KernelSpace) -> None:
     def predict(some: Sequence[Schedule]) -> list[Prediction]:
-        return [Prediction(-9.0 - 0.1 * len(s.opts)) for s in some]
+        return [Prediction(-9.0 - 0.1 * len(opts_of(s))) for s in some]
 
-    asked = Problem(space, predict, lambda some: [], Ledger(), random.Random(0), step=space.step, tile=space.tile)
+    asked = Problem(space, predict, lambda some: [], Ledger(), random.Random(0))
     asked.known = {}
     graph = Graph(Trials(asked), MctsSettings())
     for _ in range(12):

@@ -17,11 +17,12 @@ from kcg.compat.tiny import Ops, UOp
 from kcg.dataset.journal import Journal
 from kcg.errors import CodecError, ExitCode, ScriptError
 from kcg.kernel.codec import ast_of
+from kcg.kernel.opts.schedule import RAW
 from kcg.kernel.opts.space import KernelSpace
 from kcg.kernel.symbolic import ends_of
 from kcg.measure.inputs import buffers_of
 from kcg.measure.protocol import PROTOCOL
-from kcg.types import RAW, Target, Workload
+from kcg.types import Target, Workload
 from kcg.workloads.capture import Refused, to_workload
 from kcg.workloads.script import NAME_LENGTH, Captured, Form, Program, bounded, capture_program
 

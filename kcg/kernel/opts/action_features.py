@@ -18,7 +18,8 @@ import numpy as np
 
 from kcg.kernel.loop_nest import INNER, WORKGROUP, ActionRows, AxisTable
 from kcg.kernel.opts.planner import ACTIONS, TAKES
-from kcg.types import Action, Opt
+from kcg.kernel.opts.schedule import Opt, opts_of
+from kcg.types import Action
 
 Array = np.ndarray[Any, Any]
 
@@ -55,7 +56,7 @@ def opt_of(action: Action) -> Opt:
     """The Opt that an action applies. Its label says it: in a recorded table a step may lead to a schedule that was
     recorded in another order."""
     known = _by_label().get(action.label)
-    return known if known is not None else action.schedule.opts[-1]
+    return known if known is not None else opts_of(action.schedule)[-1]
 
 
 @cache

@@ -25,7 +25,8 @@ from kcg.errors import ScheduleError
 from kcg.kernel.codec import ast_of
 from kcg.kernel.loop_nest import INNER, AxisTable
 from kcg.kernel.opts.plan_state import POSITION, Axis, Ground, Split, ground_of
-from kcg.types import RAW, Opt, Region, Schedule, Target
+from kcg.kernel.opts.schedule import RAW, Opt, opts_of
+from kcg.types import Region, Schedule, Target
 
 # ---- kcg's own list of Opt actions, and which of them are legal for a schedule state.
 #
@@ -261,7 +262,7 @@ class Planner:
             return self._start
         if (found := self._states.get(schedule)) is None:
             found = self._start
-            for opt in schedule.opts:
+            for opt in opts_of(schedule):
                 found = self.after(found, opt)
             self.keep(schedule, found)
         return found

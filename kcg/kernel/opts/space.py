@@ -13,13 +13,17 @@ from kcg.compat import scheduling
 from kcg.compat.renderers import planning_renderer
 from kcg.compat.tiny import Scheduler
 from kcg.kernel.codec import ast_of
-from kcg.kernel.compile import UOPS_MAX
+from kcg.kernel.compile import UOPS_MAX, compile_schedule
 from kcg.kernel.loop_nest import REDUCING, ActionRows, AxisTable, axis_table, count_uops
 from kcg.kernel.opts.action_features import action_rows, opt_of
+from kcg.kernel.opts.neighbours import followed, moved, variants
 from kcg.kernel.opts.planner import legal_steps, planner_from, possible_on, try_step
+from kcg.kernel.opts.schedule import RAW, Opt, opts_of, schedule_of, then
 from kcg.kernel.opts.traits import traits_of
-from kcg.types import RAW, Action, Opt, Region, Schedule, Target
+from kcg.kernel.program import Program, program_of_parts
+from kcg.types import Action, Region, Schedule, Target, Variables
 
+ACTIONS_KEPT = 512  # lists of them per kernel
 STATES_KEPT = 4096  # schedule states per kernel; each shares most of its nodes with its parent
 
 UOPS_OFFERED = round(1.02 * UOPS_MAX)
@@ -31,8 +35,8 @@ TILED = ("UPCAST", "UNROLL", "GROUP_REDUCE")
 
 
 class KernelSpace:
-    """An `ActionSpace` over tinygrad's Opts. All but the states themselves comes from a `Planner`, in microseconds;
-    tinygrad answers for the few kernels that are outside of what it can do (symbolic extents)."""
+    """The `Space` (`kcg.kernel.kinds`) of tinygrad's Opts. All but the states themselves comes from a `Planner`, in
+    microseconds; tinygrad answers for the few kernels that are outside of what it can do (symbolic extents)."""
 
     def __init__(self, region: Region, target: Target) -> None:
         self.region, self.target = region, target
@@ -42,6 +46,7 @@ class KernelSpace:
         self._states: OrderedDict[Schedule, Scheduler] = OrderedDict()
         self._tables: OrderedDict[Schedule, AxisTable] = OrderedDict()
         self._uops: OrderedDict[Schedule, int] = OrderedDict()
+        self._actions: OrderedDict[Schedule, list[Action]] = OrderedDict()
         self._baseline: Schedule | None = None
         self._first: list[Action] = []
 
@@ -51,12 +56,12 @@ class KernelSpace:
     def baseline(self) -> Schedule:
         """tinygrad's hand-coded Opts for this kernel on this target."""
         if self._baseline is None:
-            self._baseline = scheduling.hand_coded(self._root)
+            self._baseline = schedule_of(scheduling.hand_coded(self._root))
         return self._baseline
 
     def without_tensor_cores(self) -> Schedule:
         """tinygrad's own schedule for a device that had none."""
-        return scheduling.hand_coded(self._root, tensor_cores=False)
+        return schedule_of(scheduling.hand_coded(self._root, tensor_cores=False))
 
     def state(self, schedule: Schedule) -> Scheduler:
         """tinygrad's state after `schedule`; callers must not change it. Raises ScheduleError if it does not apply."""
@@ -66,8 +71,8 @@ class KernelSpace:
             self._states.move_to_end(schedule)
             return found
         # a known parent saves applying the whole chain again
-        opts = schedule.opts
-        parent = self._states.get(Schedule.from_opts(opts[:-1]), self._root if len(opts) == 1 else None)
+        opts = opts_of(schedule)
+        parent = self._states.get(schedule_of(opts[:-1]), self._root if len(opts) == 1 else None)
         state = scheduling.apply(parent, opts[-1:]) if parent is not None else scheduling.apply(self._root, opts)
         _keep(self._states, schedule, state)
         return state
@@ -103,6 +108,13 @@ class KernelSpace:
         return found
 
     def actions(self, schedule: Schedule) -> list[Action]:
+        found = self._actions.get(schedule)
+        if found is None:
+            found = self._list_actions(schedule)
+            _keep(self._actions, schedule, found, ACTIONS_KEPT)
+        return list(found)
+
+    def _list_actions(self, schedule: Schedule) -> list[Action]:
         if self._planner is not None:
             opts = self._planner.legal(self._planner.state(schedule))
         else:
@@ -110,8 +122,9 @@ class KernelSpace:
         children = ((opt, self.step(schedule, opt)) for opt in opts)
         return [Action(str(opt), child) for opt, child in children if child is not None]
 
-    def random_step(self, schedule: Schedule, rng: random.Random) -> Schedule | None:
+    def sample(self, rng: random.Random, schedule: Schedule | None = None) -> Schedule | None:
         """One of `actions(schedule)`, each equally likely, without counting all of them; None where there is none."""
+        schedule = RAW if schedule is None else schedule
         if schedule == RAW:  # asked for most often, and the only state whose tensor cores have to be tried
             self._first = self._first or self.actions(RAW)
             return rng.choice(self._first).schedule if self._first else None
@@ -128,10 +141,10 @@ class KernelSpace:
             after = self._planner.apply(self._planner.state(schedule), opt)
             if after is None or not self._planner.fits(after, UOPS_OFFERED):
                 return None
-            child = schedule.then(opt)
+            child = then(schedule, opt)
             self._planner.keep(child, after)
             return child
-        child = schedule.then(opt)
+        child = then(schedule, opt)
         if (state := try_step(self.state(schedule), opt)) is None:
             return None
         _keep(self._states, child, state)
@@ -177,11 +190,44 @@ class KernelSpace:
         `kcg.kernel.opts.action_features.ACTION_FEATURES`. Raises ScheduleError if `schedule` does not apply."""
         opts = [opt_of(action) for action in (self.actions(schedule) if actions is None else actions)]
         table, symbolic = self.table(schedule), self.symbolic_axes(schedule)
-        return action_rows(table, opts, depth=len(schedule.opts), symbolic=symbolic)
+        return action_rows(table, opts, depth=len(opts_of(schedule)), symbolic=symbolic)
 
     def groups(self, schedule: Schedule) -> tuple[int, ...]:
         """Traits, 1 or 0 each, that a predictor may misjudge alike wherever they are; as many for every schedule."""
         return traits_of(schedule)
+
+    # other schedules of this kernel and of similar ones
+
+    def variants(self, schedule: Schedule) -> list[Schedule]:
+        """With one step less, and with another amount of one step."""
+        return variants(self, schedule)
+
+    def neighbours(self, schedule: Schedule) -> list[Schedule]:
+        """The variants, and with a factor of one step moved to another."""
+        return [*variants(self, schedule), *moved(self, schedule)]
+
+    def family(self) -> Hashable:
+        """The kinds of the axes in order, and whether tinygrad takes tensor cores: equal for similar kernels."""
+        return self.table(RAW).kinds, self.table(self.baseline()).tensor_core
+
+    def transfer(self, schedule: Schedule, other: object) -> Schedule | None:
+        """Another kernel's schedule taken step by step; None where one of its steps is not legal here."""
+        return followed(self.step, RAW, opts_of(schedule))
+
+    # what becomes of a schedule
+
+    def check(self, schedule: Schedule) -> None:
+        """Raises ScheduleError where a schedule does not apply, by tinygrad's own passes, and what they raise where
+        arguments are foreign."""
+        opts = opts_of(schedule)
+        for length in range(1, len(opts)):  # which the next schedules begin with, too: a third less work at 50 a kernel
+            self.state(schedule_of(opts[:length]))
+        self.state(schedule)
+
+    def compile(self, schedule: Schedule, variables: Variables = (), also: tuple[Variables, ...] = ()) -> Program:
+        """The program of one launch. Raises ScheduleError or the compiler's own error."""
+        compiled = compile_schedule(self.region, schedule, self.target, variables=variables, also=also)
+        return program_of_parts(self.region, [compiled])
 
     def name(self, schedule: Schedule) -> str:
         """tinygrad's name of the scheduled kernel."""
@@ -195,9 +241,9 @@ class KernelSpace:
 V = TypeVar("V")
 
 
-def _keep(known: OrderedDict[Schedule, V], schedule: Schedule, value: V) -> None:
+def _keep(known: OrderedDict[Schedule, V], schedule: Schedule, value: V, most: int = STATES_KEPT) -> None:
     known[schedule] = value
-    if len(known) > STATES_KEPT:
+    if len(known) > most:
         known.popitem(last=False)
 
 
@@ -243,12 +289,15 @@ dataset's training schedules 6 % are refused at 0.97, 8 % at 1.0, a third at 1.0
 NEVER_LOWERED = 0.99
 
 
-def refusal(space: KernelSpace, schedule: Schedule) -> float:
-    """The probability that compiling fails, 0 to 1. Raises ScheduleError where the schedule does not apply."""
-    chance = too_long(space.uops(schedule))
+def refusal(space: KernelSpace, schedule: Schedule, uops: int | None = None) -> float:
+    """The probability that compiling fails, 0 to 1; `uops` is `space.uops(schedule)`, where it is known.
+
+    Raises ScheduleError where the schedule does not apply.
+    """
+    chance = too_long(space.uops(schedule) if uops is None else uops)
     table = space.table(schedule)
-    if table.tensor_core and schedule.opts[0].op == "TC" and len(schedule.opts) > 1:
-        alone = space.table(Schedule.from_opts(schedule.opts[:1]))
+    if table.tensor_core and opts_of(schedule)[0].op == "TC" and len(opts_of(schedule)) > 1:
+        alone = space.table(schedule_of(opts_of(schedule)[:1]))
         if upcasts_both_factors(table, alone):
             chance = max(chance, NEVER_LOWERED)
     return chance

@@ -14,7 +14,7 @@ from kcg.workloads.family import Input, Parameters
 
 ABOUT = "8-bit and 4-bit quantisation, matmuls with quantised weights, argmax"
 
-GROUP = 32
+GROUP_SIZE = 32
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Config:
 
     - `quantise`, `dequantise`, `dequantise_groups`, `argmax`: rows, columns;
     - `matmul`: rows, inputs, outputs, of float activations with int8 weights that have a scale an output;
-    - `matmul_groups`, `matmul_nibbles`: the same with a scale every GROUP inputs, and with two weights in a byte;
+    - `matmul_groups`, `matmul_nibbles`: the same with a scale every GROUP_SIZE inputs, and with two weights in a byte;
     - `matmul_integers`: the same with int8 activations that have a scale a row; it sums in int32.
     """
 
@@ -107,10 +107,10 @@ def inputs(config: Config) -> dict[str, Input]:
         rows, columns = sizes[:2] if kind.startswith("dequantise") else (sizes[2], sizes[1])
         grouped = kind.endswith(("groups", "nibbles"))
         if kind == "matmul_nibbles":
-            found[f"weight{i}"] = Input((rows, columns // GROUP, GROUP // 2), "uint8", below=256)
+            found[f"weight{i}"] = Input((rows, columns // GROUP_SIZE, GROUP_SIZE // 2), "uint8", below=256)
         else:
             found[f"weight{i}"] = Input((rows, columns), "int8", below=127)
-        found[f"scale{i}"] = Input((rows, columns // GROUP if grouped else 1), config.dtype)
+        found[f"scale{i}"] = Input((rows, columns // GROUP_SIZE if grouped else 1), config.dtype)
     return found
 
 

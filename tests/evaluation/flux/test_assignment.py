@@ -19,8 +19,9 @@ from evaluation.flux.retiming import Prepared, choices, retime, retime_all
 from evaluation.search.live_journal import Beam, LiveJournal, Shard
 from kcg.errors import UsageError
 from kcg.kernel.codec import kernel_of
+from kcg.kernel.opts.schedule import RAW, Opt, schedule_of
 from kcg.measure.service import MeasureService
-from kcg.types import RAW, Opt, Region, Schedule
+from kcg.types import Region, Schedule
 from tests.kernels import empty, kernels_of
 
 DEV = os.environ["DEV"]
@@ -123,7 +124,7 @@ WALK = """
 import sys
 from pathlib import Path
 from evaluation.flux.campaign import assigned
-from kcg.types import RAW
+from kcg.kernel.opts.schedule import RAW
 from tests.evaluation.flux.test_assignment import process
 campaign = process(Path(sys.argv[1]), int(sys.argv[2]), tuple(sys.argv[3:]))
 for (unit,) in assigned(campaign, campaign.units(), 1):
@@ -198,7 +199,7 @@ def test_what_was_chosen_while_a_kernel_was_timed_is_timed_by_who_had_it(
 ) -> None:
     begin(tmp_path, service)
     one, other = (process(tmp_path, number, ("tinygrad-beam:1", "tinygrad-beam:2")) for number in range(2))
-    first, chosen = regions()[0], Schedule.from_opts([Opt("UPCAST", 0, 3)])
+    first, chosen = regions()[0], schedule_of([Opt("UPCAST", 0, 3)])
     one.journal.add("tiny", first.id, RAW, width=1, binaries=2, wall_s=1.0)
 
     def timed(campaign: Campaign, bench: object, schedule: Schedule, ready: Prepared) -> dict[str, float]:

@@ -12,11 +12,12 @@ from evaluation.flux.campaign import Campaign
 from evaluation.flux.methods_table import kernels_markdown
 from evaluation.flux.retiming import Choices, duel
 from evaluation.search.live_journal import LiveJournal, Shard
+from kcg.kernel.opts.schedule import RAW, Opt, schedule_of
 from kcg.measure.jobs import DuelOutcome
-from kcg.types import RAW, Opt, Region, Schedule, Verification
+from kcg.types import Region, Schedule, Verification
 from tests.sample_result import sample_result
 
-SCHEDULE = Schedule.from_opts([Opt("LOCAL", 0, 2)])
+SCHEDULE = schedule_of([Opt("LOCAL", 0, 2)])
 REGION = sample_result().regions[0].region
 
 
@@ -114,7 +115,7 @@ def test_what_all_methods_chose_for_a_short_kernel_is_timed_in_one_piece(tmp_pat
         for schedule, cold_s in ((RAW, 4e-4), (SCHEDULE, 2e-5 if short else 6e-5)):
             journal.add("duel", REGION.id, schedule, duel={"cold_s": [cold_s], "own_s": [4e-4], "piece": piece})
         assert not chosen_of(journal, "CUDA").untimed()
-        other = Schedule.from_opts([Opt("LOCAL", 0, 4)])  # what another method chooses later
+        other = schedule_of([Opt("LOCAL", 0, 4)])  # what another method chooses later
         later = chosen_of(journal, "CUDA")
         later.by_method["random:3"] = other
         assert later.untimed() == ([RAW, SCHEDULE, other] if short else [other])

@@ -40,12 +40,13 @@ from evaluation.search.live import LiveBench
 from evaluation.search.live_journal import LiveJournal, Shard
 from kcg.errors import DeviceError, MismatchError, UsageError
 from kcg.kernel.codec import kernel_of
+from kcg.kernel.opts.schedule import RAW
 from kcg.measure.service import MeasureService
 from kcg.optimize.result import write_result
 from kcg.predictor.choice import choose_predictor
 from kcg.predictor.interface import Predictor
 from kcg.provenance import provenance
-from kcg.types import RAW, Region, RegionResult
+from kcg.types import Region, RegionResult
 from tests.kernels import empty, kernels_of
 from tests.sample_result import sample_result
 

@@ -22,6 +22,7 @@ from kcg.kernel.analysis import contractions
 from kcg.kernel.codec import ast_of, kernel_of
 from kcg.kernel.compile import compile_schedule
 from kcg.kernel.loop_nest import axis_table
+from kcg.kernel.opts.schedule import RAW, opts_of
 from kcg.kernel.opts.space import KernelSpace
 from kcg.kernel.reference import CONFIDENT, error_ratio, evaluate, sample_points
 from kcg.kernel.source.kernels import file_digest, lower, read_kernels, view_of
@@ -29,7 +30,7 @@ from kcg.kernels import KernelView
 from kcg.measure.device_info import detect
 from kcg.measure.inputs import make_inputs, to_values
 from kcg.measure.verify import CheckedBench
-from kcg.types import RAW, Region
+from kcg.types import Region
 from tests.evaluation.pytorch.running import COMPARE, ROOT, run
 from tests.kernels import empty, kernels_of
 from tests.known_targets import KNOWN_TARGETS
@@ -107,7 +108,7 @@ def test_the_space_of_a_kernel_with_tiles_of_its_own_is_tinygrads() -> None:
     space, rng = KernelSpace(region(4, 64, 32), SM_90), random.Random(0)
     for _ in range(6):
         schedule = RAW
-        while (actions := space.actions(schedule)) and len(schedule.opts) < 4:
+        while (actions := space.actions(schedule)) and len(opts_of(schedule)) < 4:
             schedule = rng.choice(actions).schedule
             assert space.table(schedule) == axis_table(space.state(schedule))
     assert space.actions(RAW)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from evaluation.search.correcting import BUDGETS, METHODS, ORDERS, Pool, play, steps_of
-from kcg.types import RAW, Opt, Schedule
+from kcg.kernel.opts.schedule import RAW, Opt, schedule_of
 from tests.predictor.test_correction import candidates, planted
 
 
@@ -28,9 +28,9 @@ def test_a_correction_finds_what_no_correction_finds(order: str) -> None:
 
 
 def test_steps_are_sets_of_opts() -> None:
-    twice = Schedule.from_opts((Opt("UPCAST", 0, 2), Opt("UPCAST", 0, 2)))
-    once = Schedule.from_opts((Opt("UPCAST", 0, 2),))
-    other = Schedule.from_opts((Opt("LOCAL", 0, 4), Opt("UPCAST", 0, 2)))
+    twice = schedule_of((Opt("UPCAST", 0, 2), Opt("UPCAST", 0, 2)))
+    once = schedule_of((Opt("UPCAST", 0, 2),))
+    other = schedule_of((Opt("LOCAL", 0, 4), Opt("UPCAST", 0, 2)))
     one, two, three, none = steps_of([once, twice, other, RAW])
     assert none == 0 and one.bit_count() == 1 and two.bit_count() == three.bit_count() == 2
     assert (one & two).bit_count() == (one & three).bit_count() == 1

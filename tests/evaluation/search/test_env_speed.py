@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from evaluation.search.env_speed import KNOWN, NEW, play, rates, speed_of
+from kcg.kernel.opts.schedule import RAW
 from kcg.rl.env import KernelScheduleEnv
-from kcg.types import RAW, Schedule
+from kcg.types import Schedule
 from tests.policies import SHIPPED, observer_of, task
 
 DATASET = Path(__file__).parents[3] / "datasets" / "h200"

@@ -14,9 +14,10 @@ from evaluation.search.comparison import Contender
 from evaluation.search.strategies import strategy
 from evaluation.search.tinygrad_mcts import Node, _descend, _next
 from kcg.errors import UnknownName
+from kcg.kernel.opts.schedule import RAW
 from kcg.search.problem import Observation, Problem, Trials
 from kcg.search.replay import ReplayTable, constant_predict
-from kcg.types import RAW, Prediction, Schedule, Status
+from kcg.types import Prediction, Schedule, Status
 
 GOLDEN = {"gpt2": (1.936, 24), "rope": (1.153, 24), "flux": (1.252, 24)}
 

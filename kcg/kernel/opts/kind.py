@@ -1,0 +1,41 @@
+"""The kind `opts`: tinygrad's Opts for a region of one kernel."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kcg.kernel.kinds import Refusal
+from kcg.kernel.opts.schedule import opts_of, parse
+from kcg.types import Region, Schedule, ScheduleKind, Target
+
+if TYPE_CHECKING:
+    from kcg.kernel.opts.space import KernelSpace
+
+
+class OptsKind:
+    """See `kcg.kernel.kinds.Kind`."""
+
+    name = ScheduleKind.OPTS
+
+    def parse(self, body: str) -> Schedule:
+        """`[[op, axis, argument], …]`, whether tinygrad has such an Opt or not."""
+        return parse(body)
+
+    def space(self, region: Region, target: Target) -> KernelSpace | Refusal:
+        """What tinygrad's scheduler can do to one kernel."""
+        if len(region.kernels) != 1:
+            return Refusal("Opts are for one kernel, not for several")
+        from kcg.kernel.opts.space import KernelSpace
+
+        return KernelSpace(region, target)
+
+    def describe(self, schedule: Schedule) -> str:
+        """The Opts one after the other."""
+        return " ".join(self.steps(schedule)) or "(none)"
+
+    def steps(self, schedule: Schedule) -> tuple[str, ...]:
+        """One for each Opt."""
+        return tuple(map(str, opts_of(schedule)))
+
+
+KIND = OptsKind()
