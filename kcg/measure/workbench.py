@@ -326,11 +326,11 @@ class Workbench(Bench):
         return only
 
     @property
-    def outputs(self) -> list[int]:
+    def outputs(self) -> tuple[int, ...]:
         """The slots whose contents count after a run."""
         if self.region.args:
-            return list(self.region.outputs)
-        return [info.slot for info in self.buffers if info.is_output and info.slot < self._region_buffers]
+            return self.region.outputs
+        return tuple(info.slot for info in self.buffers if info.is_output and info.slot < self._region_buffers)
 
     @functools.cached_property
     def _spin(self) -> Spin:
