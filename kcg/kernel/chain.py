@@ -35,8 +35,8 @@ from kcg.kernel.reference import (
 )
 from kcg.types import Region
 
-MOST_TERMS = 1 << 28
-"""Terms of reductions, and values, that one evaluation of several kernels computes: about ten seconds on one core."""
+MOST_TERMS = 1 << 26
+"""Terms of reductions, and values, that one evaluation of several kernels computes: about seven seconds on one core."""
 FEWEST = 4  # points to which an evaluation of too many terms is cut
 
 
