@@ -7,6 +7,7 @@ minutes on two cores.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import signal
@@ -117,7 +118,7 @@ def verify(folder: Path, *, workers: int = 2, say: Say = lambda line, eta_s: Non
         "run": problems.reading("unreadable", export.runs),
     }
     found = _read_rows(export, known, problems, say)
-    _take_apart(found, regions or {}, problems)
+    _take_apart(found, regions or {})
     if not problems.counts:  # else it would say the same again
         _check_beside(export, problems)
     jobs = list(_jobs(kernels or {}, regions or {}, targets or {}, found, problems))
@@ -217,8 +218,8 @@ def _read_rows(
     return found
 
 
-def _take_apart(found: _Rows, regions: Mapping[str, Region], problems: _Problems) -> None:
-    """Have the Opts of parts applied, too: each to the kernel that it is for."""
+def _take_apart(found: _Rows, regions: Mapping[str, Region]) -> None:
+    """Have the Opts of parts applied, too: each to the kernel that it is for. What is no parts is named by its job."""
     if not found.of_parts:
         return
     from kcg.kernel.parts import parts_of
@@ -226,16 +227,11 @@ def _take_apart(found: _Rows, regions: Mapping[str, Region], problems: _Problems
     for region_id, by_target in found.of_parts.items():
         for target, bodies in by_target.items():
             for body in sorted(bodies):
-                try:
-                    parts = parts_of(Schedule(ScheduleKind.PARTS, body))
-                    kernels = [regions[region_id].kernels[part.places[-1]] for part in parts]
-                except (ScheduleError, LookupError) as error:
-                    line = f"measurements.parquet: schedule {_short(body)} of region {region_id}: {_line_of(error)}"
-                    problems.add("schedules", line)
-                    continue
-                for part, kernel in zip(parts, kernels, strict=True):
-                    if part.schedule.kind == ScheduleKind.OPTS:
-                        found.to_apply.setdefault(kernel.id, defaultdict(set))[target].add(part.schedule.body)
+                with contextlib.suppress(ScheduleError, LookupError):
+                    for part in parts_of(Schedule(ScheduleKind.PARTS, body)):
+                        if part.schedule.kind == ScheduleKind.OPTS:
+                            kernel = regions[region_id].kernels[part.places[-1]]
+                            found.to_apply.setdefault(kernel.id, defaultdict(set))[target].add(part.schedule.body)
 
 
 def _measurements(export: Export, problems: _Problems) -> Iterator[Measurement]:
