@@ -177,9 +177,9 @@ def program_of_parts(region: Region, parts: Sequence[Compiled]) -> Program:
     """
     if len(parts) != len(region.kernels):
         raise ValueError("a region has as many parts as kernels")
-    args = region.args or (tuple(range(1 + max(parts[0].slots))),)
+    args = region.args or (tuple(range(1 + max(parts[0].slots, default=-1))),)
     launches = [
         ProgramLaunch(compiled, tuple(slots[slot] for slot in compiled.slots))
         for compiled, slots in zip(parts, args, strict=True)
     ]
-    return Program(tuple(launches), buffers=1 + max(number for slots in args for number in slots))
+    return Program(tuple(launches), buffers=1 + max((number for slots in args for number in slots), default=-1))
