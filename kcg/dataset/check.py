@@ -271,8 +271,8 @@ def _jobs(
         fastest[region_id, target].append((state, seconds, body))
     for region_id, by_target in found.of_parts.items():
         if region_id in regions:
-            bodies = tuple(sorted(set().union(*by_target.values())))
-            yield _Job(region_id, "", bodies=bodies, region=regions[region_id])
+            every = tuple(sorted(set().union(*by_target.values())))
+            yield _Job(region_id, "", bodies=every, region=regions[region_id])
     timed: set[str] = set()
     for region_id, by_target in found.to_apply.items():
         members = regions[region_id].kernels if region_id in regions else (kernels.get(region_id),)

@@ -10,7 +10,7 @@ import json
 import math
 import random
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import pairwise
@@ -169,6 +169,7 @@ class PartSpace(Protocol):
 
     def baseline(self) -> Schedule: ...
     def actions(self, schedule: Schedule) -> list[Action]: ...
+    def variants(self, schedule: Schedule) -> list[Schedule]: ...
     def neighbours(self, schedule: Schedule) -> list[Schedule]: ...
     def sample(self, rng: random.Random, schedule: Schedule | None = None) -> Schedule | None: ...
     def transfer(self, schedule: Schedule, other: Any) -> Schedule | None: ...
@@ -179,7 +180,8 @@ class PartSpace(Protocol):
     def tile(self, schedule: Schedule) -> Hashable: ...
     def loop_nests(self, batch: Sequence[Schedule]) -> list[Any]: ...
     def refusals(self, batch: Sequence[Schedule]) -> list[float]: ...
-    def action_features(self, schedule: Schedule) -> tuple[Any, list[Action]]: ...
+    def action_features(self, schedule: Schedule) -> Any: ...
+    def check(self, schedule: Schedule) -> None: ...
     def name(self, schedule: Schedule) -> str: ...
     def legend(self, schedule: Schedule) -> str: ...
     def compile(
@@ -192,24 +194,28 @@ class PartKind(Protocol):
 
     def parse(self, body: str) -> Schedule: ...
     def space(self, region: Region, target: Target) -> Any: ...
+    def describe(self, schedule: Schedule) -> str: ...
+    def steps(self, schedule: Schedule) -> tuple[str, ...]: ...
+
+
+KindNamed = Callable[[str], PartKind]
+"""The kind of a name. Raises ScheduleError where there is none."""
 
 
 class PartsKind:
-    """The kind `parts`, over the other kinds by their names."""
+    """The kind `parts`, over the other kinds: those that `kind_named` knows."""
 
     name = ScheduleKind.PARTS
 
-    def __init__(self, kinds: Mapping[str, PartKind]) -> None:
-        self._kinds = kinds
+    def __init__(self, kind_named: KindNamed) -> None:
+        self._kind_named = kind_named
 
     def parse(self, body: str) -> Schedule:
         """A schedule from a body that comes from a file. Raises ScheduleError, in a line, where it is none."""
         schedule = Schedule(ScheduleKind.PARTS, body)
         for number, part in enumerate(parts_of(schedule)):
-            if part.schedule.kind not in self._kinds:
-                raise ScheduleError(f"part {number} of a schedule is of kind {part.schedule.kind}, which is not known")
             try:
-                self._kinds[part.schedule.kind].parse(part.schedule.body)
+                self._kind_named(part.schedule.kind).parse(part.schedule.body)
             except ScheduleError as error:
                 raise ScheduleError(f"part {number} of a schedule: {error}") from None
         return schedule
@@ -218,14 +224,24 @@ class PartsKind:
         """The space of a region of several kernels. Raises ScheduleError for a region of one."""
         if len(region.kernels) < 2:
             raise ScheduleError("a region of one kernel has no parts")
-        return PartsSpace(region, target, self._kinds)
+        return PartsSpace(region, target, self._kind_named)
+
+    def describe(self, schedule: Schedule) -> str:
+        """What each part does, one after the other."""
+        parts = [part.schedule for part in parts_of(schedule)]
+        return "; ".join(self._kind_named(one.kind).describe(one) for one in parts)
+
+    def steps(self, schedule: Schedule) -> tuple[str, ...]:
+        """The steps of each part; a label begins with the number of the part."""
+        parts = enumerate(part.schedule for part in parts_of(schedule))
+        return tuple(f"{number}:{step}" for number, one in parts for step in self._kind_named(one.kind).steps(one))
 
 
 class PartsSpace:
     """Schedules of the parts of one region: each step is one of one part's own space."""
 
-    def __init__(self, region: Region, target: Target, kinds: Mapping[str, PartKind]) -> None:
-        self.region, self.target, self._kinds = region, target, kinds
+    def __init__(self, region: Region, target: Target, kind_named: KindNamed) -> None:
+        self.region, self.target, self._kind_named = region, target, kind_named
         self._spaces: OrderedDict[tuple[tuple[int, ...], str], PartSpace] = OrderedDict()
 
     def parts(self, schedule: Schedule) -> list[tuple[PartSpace, Schedule]]:
@@ -256,13 +272,14 @@ class PartsSpace:
             for action in space.actions(own)
         ]
 
+    def variants(self, schedule: Schedule) -> list[Schedule]:
+        """What differs in one step of one part."""
+        return self._changed(schedule, lambda space, own: space.variants(own))
+
     def neighbours(self, schedule: Schedule) -> list[Schedule]:
-        """What is one change of one part away."""
-        return [
-            self._with(schedule, number, other)
-            for number, (space, own) in enumerate(self.parts(schedule))
-            for other in space.neighbours(own)
-        ]
+        """What is one change of one part away, the variants first."""
+        found = self.variants(schedule) + self._changed(schedule, lambda space, own: space.neighbours(own))
+        return list(dict.fromkeys(found))
 
     def sample(self, rng: random.Random, schedule: Schedule | None = None) -> Schedule | None:
         """A random step of a random part; None where no part has one."""
@@ -319,14 +336,24 @@ class PartsSpace:
         """How likely a compiler refuses one of the parts."""
         return [1 - math.prod(1 - space.refusals([own])[0] for space, own in self.parts(one)) for one in batch]
 
-    def action_features(self, schedule: Schedule) -> tuple[Any, list[Action]]:
-        """The rows of each part's actions beneath each other, and `actions` in the same order."""
-        rows, actions = [], []
-        for number, (space, own) in enumerate(self.parts(schedule)):
-            of_part, steps = space.action_features(own)
-            rows.append(of_part)
-            actions += [Action(f"{number}:{a.label}", self._with(schedule, number, a.schedule)) for a in steps]
-        return np.concatenate(rows), actions
+    def action_features(self, schedule: Schedule, actions: Sequence[Action] | None = None) -> Any:
+        """The rows of each part's actions beneath each other, in the order of `actions`, and last that of none."""
+        rows = [space.action_features(own) for space, own in self.parts(schedule)]
+        places = {action.schedule: place for place, action in enumerate(self.actions(schedule))}
+        chosen = list(places.values()) if actions is None else [places[action.schedule] for action in actions]
+        width = max(one.axes.shape[1] for one in rows)
+        axes = [np.pad(one.axes, ((0, 0), (0, width - one.axes.shape[1])), constant_values=-1) for one in rows]
+        order = [*chosen, len(places)]
+        return replace(
+            rows[0],
+            features=np.concatenate([*(one.features[:-1] for one in rows), rows[0].features[-1:]])[order],
+            axes=np.concatenate([*(one[:-1] for one in axes), axes[0][-1:]])[order],
+        )
+
+    def check(self, schedule: Schedule) -> None:
+        """Raises where a schedule is not one of this region, or where that of a part does not apply."""
+        for space, own in self.parts(schedule):
+            space.check(own)
 
     def name(self, schedule: Schedule) -> str:
         """`3 kernels: r_6_16; r_6_16n1; E_6_16`."""
@@ -344,7 +371,11 @@ class PartsSpace:
         parts = zip(parts_of(schedule), self.parts(schedule), strict=True)
         return joined(self.region, [(part.places, space.compile(own, variables, also)) for part, (space, own) in parts])
 
-    def _in_words(self, parts: Iterator[str] | Iterable[str]) -> str:
+    def _changed(self, schedule: Schedule, change: Callable[[PartSpace, Schedule], list[Schedule]]) -> list[Schedule]:
+        parts = enumerate(self.parts(schedule))
+        return [self._with(schedule, number, other) for number, (space, own) in parts for other in change(space, own)]
+
+    def _in_words(self, parts: Iterable[str]) -> str:
         return f"{len(self.region.kernels)} kernels: {'; '.join(parts)}"
 
     def _joined(self, schedule: Schedule, of: Callable[[PartSpace, Schedule], str]) -> str:
@@ -362,9 +393,7 @@ class PartsSpace:
 
     def _of_kind(self, places: tuple[int, ...], kind: str) -> PartSpace:
         if (places, kind) not in self._spaces:
-            if kind not in self._kinds:
-                raise ScheduleError(f"no schedules of kind {kind} are known here")
-            found = self._kinds[kind].space(region_of_part(self.region, places)[0], self.target)
+            found = self._kind_named(kind).space(region_of_part(self.region, places)[0], self.target)
             if isinstance(reason := getattr(found, "reason", None), str):  # a refusal
                 raise ScheduleError(f"calls {list(places)} have no schedules of kind {kind}: {reason}")
             self._spaces[places, kind] = found

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 
-import numpy as np
 import pytest
 from tinygrad import Tensor
 
@@ -83,7 +82,7 @@ def test_a_body_comes_back_from_a_file() -> None:
         ("[[[0],\"opts\",\"[]\"],[[2],\"opts\",\"[]\"]]", "comes once"),
         ("[[[0],\"parts\",\"[]\"]]", "unknown kind 'parts'"),
         ("[[[0],\"magic\",\"[]\"]]", "unknown kind 'magic'"),
-        ("[[[0],\"tile\",\"{}\"]]", "kind tile, which is not known"),
+        ("[[[0],\"tile\",\"{}\"]]", "part 0 of a schedule: unknown kind 'tile'"),
         ("[[[0],\"opts\",\"[[1]]\"]]", "part 0 of a schedule: Opts are a list"),
         ("[[[0], \"opts\", \"[]\"]]", "canonical"),
         (json.dumps([[[0], "opts", "[" + 5000 * " " + "]"]] * 257), "a list of"),
@@ -171,9 +170,16 @@ def test_what_is_said_of_a_schedule_is_what_its_parts_say() -> None:
     assert [len(nests) for nests in space.loop_nests([start, start])] == [3, 3]
     (chance,) = space.refusals([start])
     assert 0 <= chance < 0.5
-    rows, actions = space.action_features(start)
-    assert len(rows) == len(actions) and actions == space.actions(start)
-    assert len(np.unique(rows)) > 0 and space.tile(start) == tuple(s.tile(own) for s, own in space.parts(start))
+    rows, actions = space.action_features(start), space.actions(start)
+    assert len(rows.features) == len(rows.axes) == len(actions) + 1 and rows.axes[-1, 0] == -1
+    last = space.action_features(start, actions[-2:])
+    assert (last.features == rows.features[-3:]).all() and (last.axes == rows.axes[-3:]).all()
+    step = actions[-1]
+    assert PARTS.steps(step.schedule)[-1] == step.label and PARTS.describe(step.schedule).count(";") == 2
+    space.check(step.schedule)
+    with pytest.raises(ScheduleError):
+        space.check(body_of([[0], "opts", '[["UPCAST",0,7]]'], [[1], "opts", "[]"], [[2], "opts", "[]"]))
+    assert space.tile(start) == tuple(s.tile(own) for s, own in space.parts(start))
     assert space.alike(start) != space.alike(space.actions(start)[0].schedule)
     assert hash(space.groups(start)) == hash(space.groups(start))
 
@@ -193,7 +199,7 @@ def test_what_cannot_be_said_is_refused() -> None:
     with pytest.raises(ScheduleError, match="a region of one kernel has no parts"):
         PARTS.space(example_region("matmul_f32"), X86)
     space = PARTS.space(norm(), X86)
-    with pytest.raises(ScheduleError, match="no schedules of kind tile"):
+    with pytest.raises(ScheduleError, match="unknown kind 'tile'"):
         space.name(schedule_of_parts([Part((0, 1, 2), Schedule(ScheduleKind.TILE, "{}"))]))
     with pytest.raises(ScheduleError, match=r"calls \[1, 2\] have no schedules of kind opts: Opts are of one kernel"):
         space.name(schedule_of_parts([Part((0,), RAW), Part((1, 2), RAW)]))
