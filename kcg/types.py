@@ -594,6 +594,7 @@ class ScheduleKind(StrEnum):
     OPTS = "opts"
     SOURCE = "source"
     TILE = "tile"
+    PARTS = "parts"  # of a region of several kernels: its parts, each with a schedule
 
 
 @dataclass(frozen=True)

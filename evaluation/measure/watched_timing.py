@@ -52,7 +52,7 @@ def timed(runs: list[Run], flush: Callable[[], None], wanted: int) -> tuple[list
 def compare(call: WorkloadCall, target: Target, flusher: CacheFlusher) -> dict[str, Any] | None:
     """One row; None for a kernel that is too long."""
     space = KernelSpace(call.region, target)
-    bench = CheckedBench(ast_of(call.region.kernel), target)
+    bench = CheckedBench(call.region, target)
     launch = bench.launcher(compile_schedule(call.region, space.baseline(), target), as_tinygrad=True)
     bench.fill(TIMED_SEED, bench.choose_recipe())
     first_s = min(launch() for _ in range(3))

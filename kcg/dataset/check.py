@@ -7,6 +7,7 @@ minutes on two cores.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import signal
@@ -21,7 +22,7 @@ from typing import Any, TypeVar
 from kcg.dataset.columns import BESIDE, SPLIT_COLUMNS, split_values
 from kcg.dataset.export import Export, read_export
 from kcg.dataset.journal import ROW_ERRORS, identity_of
-from kcg.errors import CodecError, DataError
+from kcg.errors import CodecError, DataError, ScheduleError
 from kcg.types import CacheState, Kernel, Measurement, Region, Schedule, ScheduleKind, Status, Target, Workload
 
 FLOAT32 = 2.0**-23  # how near a float32 is to what it stands for
@@ -84,7 +85,8 @@ class _Rows:
     skipped: int = 0
     binaries: set[str] = field(default_factory=set)
     schedules: dict[str, set[Schedule]] = field(default_factory=lambda: defaultdict(set))  # by region
-    to_apply: dict[str, dict[str, set[str]]] = field(default_factory=dict)  # region -> target -> bodies
+    to_apply: dict[str, dict[str, set[str]]] = field(default_factory=dict)  # region -> target -> bodies of Opts
+    of_parts: dict[str, dict[str, set[str]]] = field(default_factory=dict)  # the same of kind `parts`
     fastest: dict[tuple[str, str, CacheState], tuple[float, str]] = field(default_factory=dict)
     """Of each region, target and cache state the least median of a row that is ok, and that row's schedule."""
 
@@ -95,8 +97,9 @@ def verify(folder: Path, *, workers: int = 2, say: Say = lambda line, eta_s: Non
     Checked are the checksums and the schema; that kernels, regions, targets, toolchains and runs have the ids they are
     stored under and that workloads and measurements name only such; that samples are times and no row comes twice; that
     the splits are those of `kcg.dataset.splits`, beside each row too, as are its median and the number of its samples;
-    that every AST decodes; that every schedule of kind `opts` applies to its kernel for its target; and that none is
-    faster than the target can be (`kcg.measure.service.floor_s`). `say(line, eta_s)` is told how far it is.
+    that every AST decodes; that every schedule of kind `opts` applies to its kernel for its target, and every one of
+    kind `parts` to its region; and that none is faster than the target can be (`kcg.measure.service.floor_s`).
+    `say(line, eta_s)` is told how far it is.
     """
     problems = _Problems()
     export = problems.reading("unreadable", lambda: read_export(folder))
@@ -115,6 +118,7 @@ def verify(folder: Path, *, workers: int = 2, say: Say = lambda line, eta_s: Non
         "run": problems.reading("unreadable", export.runs),
     }
     found = _read_rows(export, known, problems, say)
+    _take_apart(found, regions or {})
     if not problems.counts:  # else it would say the same again
         _check_beside(export, problems)
     jobs = list(_jobs(kernels or {}, regions or {}, targets or {}, found, problems))
@@ -205,11 +209,29 @@ def _read_rows(
             found.fastest[timed] = min(found.fastest.get(timed, (math.inf, "")), (m.median_s, _short(m.schedule.body)))
         if m.schedule.kind == ScheduleKind.OPTS:
             found.to_apply.setdefault(m.region_id, defaultdict(set))[m.target].add(m.schedule.body)
+        elif m.schedule.kind == ScheduleKind.PARTS:
+            found.of_parts.setdefault(m.region_id, defaultdict(set))[m.target].add(m.schedule.body)
     files = {"region": "kernels.parquet and workloads.json", "target": "targets.json", "toolchain": "toolchains.json"}
     for (what, identity), rows in missing.items():
         line = f"measurements.parquet: {what} {identity[:64]!r} is not in {files.get(what, 'runs.json')}"
         problems.add(f"missing {what}s", f"{line}: {rows:,} rows skipped, the first {first[what, identity]}")
     return found
+
+
+def _take_apart(found: _Rows, regions: Mapping[str, Region]) -> None:
+    """Have the Opts of parts applied, too: each to the kernel that it is for. What is no parts is named by its job."""
+    if not found.of_parts:
+        return
+    from kcg.kernel.parts import parts_of
+
+    for region_id, by_target in found.of_parts.items():
+        for target, bodies in by_target.items():
+            for body in sorted(bodies):
+                with contextlib.suppress(ScheduleError, LookupError):
+                    for part in parts_of(Schedule(ScheduleKind.PARTS, body)):
+                        if part.schedule.kind == ScheduleKind.OPTS:
+                            kernel = regions[region_id].kernels[part.places[-1]]
+                            found.to_apply.setdefault(kernel.id, defaultdict(set))[target].add(part.schedule.body)
 
 
 def _measurements(export: Export, problems: _Problems) -> Iterator[Measurement]:
@@ -226,13 +248,14 @@ def _measurements(export: Export, problems: _Problems) -> Iterator[Measurement]:
 
 @dataclass(frozen=True)
 class _Job:
-    """A kernel to decode, and some of its schedules to apply for one target."""
+    """A kernel to decode, and some of its schedules to apply for one target; or a region of several and its parts."""
 
     kernel_id: str
     ast_json: str
     target: Target | None = None
     bodies: tuple[str, ...] = ()
     fastest: tuple[tuple[CacheState, float, str], ...] = ()  # least seconds in each state, and with which schedule
+    region: Region | None = None
 
 
 def _jobs(
@@ -246,6 +269,10 @@ def _jobs(
     fastest: dict[tuple[str, str], list[tuple[CacheState, float, str]]] = defaultdict(list)
     for (region_id, target, state), (seconds, body) in sorted(found.fastest.items()):
         fastest[region_id, target].append((state, seconds, body))
+    for region_id, by_target in found.of_parts.items():
+        if region_id in regions:
+            every = tuple(sorted(set().union(*by_target.values())))
+            yield _Job(region_id, "", bodies=every, region=regions[region_id])
     timed: set[str] = set()
     for region_id, by_target in found.to_apply.items():
         members = regions[region_id].kernels if region_id in regions else (kernels.get(region_id),)
@@ -335,6 +362,8 @@ def _check(job: _Job) -> list[Problem]:
     from kcg.kernel.codec import load_kernel
     from kcg.kernel.kinds import parse, space_of
 
+    if job.region is not None:
+        return list(_check_parts(job.region, job.bodies))
     try:
         kernel = load_kernel(job.ast_json, expected_id=job.kernel_id)
     except CodecError as error:
@@ -356,6 +385,17 @@ def _check(job: _Job) -> list[Problem]:
             line = f"measurements.parquet: schedule {_short(body)} of {where} does not apply: {_line_of(error)}"
             found.append(("schedules", line))
     return found
+
+
+def _check_parts(region: Region, bodies: Iterable[str]) -> Iterator[Problem]:
+    from kcg.kernel.parts import checked
+
+    for body in bodies:
+        try:
+            checked(region, Schedule(ScheduleKind.PARTS, body))
+        except Exception as error:  # as above: the kernels may be foreign
+            line = f"measurements.parquet: schedule {_short(body)} of region {region.id}: {_line_of(error)}"
+            yield "schedules", line
 
 
 def _too_fast(kernel: Kernel, job: _Job, where: str) -> list[Problem]:

@@ -590,7 +590,8 @@ def _quotient(a: Value, b: Value, dtype: DType) -> Value:
     near = np.abs(y) if b.error is None else np.maximum(np.abs(y) - b.error, 0.0)
     error = _plus(_times(1 / near, a.error), _times(x / (y * near), b.error))
     if b.error is not None and (beyond := np.isinf(y)).any():
-        error = np.where(beyond & (b.error > 0), 1 / largest_of(dtype), _some(error))
+        bounded = np.where(np.isinf(b.error), np.inf, 1 / largest_of(dtype))
+        error = np.where(beyond & (b.error > 0), bounded, _some(error))
     return rounded(
         x / y,
         error,

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 MODULES: Final[dict[str, str]] = {
     ScheduleKind.OPTS: "kcg.kernel.opts.kind",
     ScheduleKind.SOURCE: "kcg.kernel.source.kind",
+    ScheduleKind.PARTS: "kcg.kernel.parts",
 }
 """Where the kind of each `Schedule.kind` is."""
 
@@ -170,7 +171,7 @@ def same_but_amount(label: str, other: str) -> bool:
 
 def own_kind(region: Region) -> Kind:
     """The kind that what tinygrad does to a region by itself is of."""
-    return kind_named(ScheduleKind.OPTS if len(region.kernels) == 1 else "parts")
+    return kind_named(ScheduleKind.OPTS if len(region.kernels) == 1 else ScheduleKind.PARTS)
 
 
 def space_of(region: Region, target: Target) -> Space:

@@ -123,10 +123,51 @@ class Program:
         return content_id([rows, self.buffers, [[s.elements, s.dtype] for s in self.scratch]])
 
     @property
+    def binary_hash(self) -> str:
+        """What tells it from other programs of its region: of a kernel's binary as it is, the binary's own."""
+        first = self.launches[0]
+        alone = len(self.launches) == 1 and not self.scratch and first.args == first.compiled.slots
+        return first.compiled.binary_hash if alone else self.id
+
+    @property
+    def global_size(self) -> tuple[int, ...]:
+        """Of its only launch; of several nothing."""
+        return self.launches[0].compiled.global_size if len(self.launches) == 1 else ()
+
+    @property
+    def local_size(self) -> tuple[int, ...]:
+        """As `global_size`."""
+        return self.launches[0].compiled.local_size if len(self.launches) == 1 else ()
+
+    @property
+    def source(self) -> str:
+        """The code of its launches, in order."""
+        return "\n\n".join(launch.compiled.source for launch in self.launches)
+
+    def runs_at(self, variables: Variables) -> bool:
+        """As of a `Compiled`."""
+        return all(launch.compiled.runs_at(_of(launch.compiled, variables)) for launch in self.launches)
+
+    def at(self, variables: Variables) -> Program:
+        """As of a `Compiled`: every launch with these values, as far as its kernel has these variables."""
+        launches = (replace(one, compiled=one.compiled.at(_of(one.compiled, variables))) for one in self.launches)
+        return replace(self, launches=tuple(launches))
+
+    @property
     def outputs(self) -> tuple[int, ...]:
         """The region's buffers that it writes."""
         written = {n for launch in self.launches for n in launch.binds(launch.compiled.outputs)}
         return tuple(sorted(n for n in written if n < self.buffers))
+
+
+Executable = Compiled | Program
+"""What a schedule is compiled to: of one kernel a binary, or launches."""
+
+
+def _of(compiled: Compiled, variables: Variables) -> Variables:
+    """Those that a binary has, of the variables of a region."""
+    names = {name for launch in compiled.launches for name, _ in launch.variables}
+    return tuple((name, value) for name, value in variables if name in names)
 
 
 def program_of_parts(region: Region, parts: Sequence[Compiled]) -> Program:
@@ -136,9 +177,9 @@ def program_of_parts(region: Region, parts: Sequence[Compiled]) -> Program:
     """
     if len(parts) != len(region.kernels):
         raise ValueError("a region has as many parts as kernels")
-    args = region.args or (tuple(range(1 + max(parts[0].slots))),)
+    args = region.args or (tuple(range(1 + max(parts[0].slots, default=-1))),)
     launches = [
         ProgramLaunch(compiled, tuple(slots[slot] for slot in compiled.slots))
         for compiled, slots in zip(parts, args, strict=True)
     ]
-    return Program(tuple(launches), buffers=1 + max(number for slots in args for number in slots))
+    return Program(tuple(launches), buffers=1 + max((number for slots in args for number in slots), default=-1))

@@ -32,9 +32,9 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -356,6 +356,8 @@ def _nearly(terms: Array, dtype: DType) -> Array:
 
 MAX_ELEMENTS = 1 << 18  # of one intermediate array: 2 MiB, so that a dozen of them stay in cache and far below 256 MB
 
+LOOKED_THROUGH = 1 << 23  # points of a store among which those that write an element are looked for, one by one
+
 EXPLAINED = 0.05
 """An error of such a share of a store's typical value is rounding: float16 and bfloat16 come to 0.02 in the zoo."""
 
@@ -431,26 +433,29 @@ def buffers(ast: UOp) -> tuple[BufferUse, ...]:
 def sample_points(
     ast: UOp, n: int, rng: np.random.Generator, variables: Mapping[str, int] | None = None
 ) -> list[NDArray[np.int64]]:
-    """Points of each store, `(points, output ranges)`: all of them where there are at most `n`, else `n` of them.
+    """`points_of_store` of each store."""
+    return [points_of_store(ast, place, n, rng, variables) for place in range(len(ast.src))]
+
+
+def points_of_store(
+    ast: UOp, place: int, n: int, rng: np.random.Generator, variables: Mapping[str, int] | None = None
+) -> NDArray[np.int64]:
+    """Points of one store, `(points, output ranges)`: all of them where there are at most `n`, else `n` of them.
 
     The first and the last index of every range are always among them (if `n` allows): blocks, tails and pads end there.
     """
-    samples = []
-    for sink in ast.src:
-        run = Run(ast, {}, variables)
-        extents = [run.extent(r) for r in sink.src[1:]] if sink.op is Ops.END else []
-        if (total := math.prod(extents)) <= n:
-            flat = np.arange(total, dtype=np.int64)
-            samples.append(np.stack(np.unravel_index(flat, extents), 1) if extents else np.zeros((1, 0), np.int64))
-            continue
-        points = np.stack([rng.integers(0, e, n) for e in extents], 1).astype(np.int64)
-        last = np.array(extents, np.int64) - 1
-        points[:1], points[1:2] = 0, last
-        for axis in range(len(extents)):  # each range at its ends, the others anywhere
-            points[2 + 2 * axis : 3 + 2 * axis, axis] = 0
-            points[3 + 2 * axis : 4 + 2 * axis, axis] = last[axis]
-        samples.append(points)
-    return samples
+    run, sink = Run(ast, {}, variables), ast.src[place]
+    extents = [run.extent(r) for r in sink.src[1:]] if sink.op is Ops.END else []
+    if (total := math.prod(extents)) <= n:
+        flat = np.arange(total, dtype=np.int64)
+        return np.stack(np.unravel_index(flat, extents), 1) if extents else np.zeros((1, 0), np.int64)
+    points = np.stack([rng.integers(0, e, n) for e in extents], 1).astype(np.int64)
+    last = np.array(extents, np.int64) - 1
+    points[:1], points[1:2] = 0, last
+    for axis in range(len(extents)):  # each range at its ends, the others anywhere
+        points[2 + 2 * axis : 3 + 2 * axis, axis] = 0
+        points[3 + 2 * axis : 4 + 2 * axis, axis] = last[axis]
+    return points
 
 
 def evaluate(
@@ -524,11 +529,30 @@ def _stay_inside(body: UOp, ranges: frozenset[UOp]) -> bool:
     return all(_stay_inside(factor, ranges) for factor in body.src)
 
 
-class Run:
-    """One evaluation: the inputs, the variables, and which node is computed in which scope."""
+class Lazy(Protocol):
+    """A flat buffer whose values are computed where they are asked for, and are off by an error."""
 
-    def __init__(self, ast: UOp, inputs: Mapping[int, Array], variables: Mapping[str, int] | None) -> None:
-        self.inputs = inputs
+    size: int
+    dtype: np.dtype[Any]
+
+    def at(self, elements: NDArray[np.int64]) -> tuple[Array, Array]:
+        """Values and errors of some elements, in the shape of `elements`."""
+
+
+class Run:
+    """One evaluation: the inputs, the variables, and which node is computed in which scope.
+
+    `spend` is told of how many terms and points are computed: what it raises ends the evaluation.
+    """
+
+    def __init__(
+        self,
+        ast: UOp,
+        inputs: Mapping[int, Any],
+        variables: Mapping[str, int] | None,
+        spend: Callable[[int], None] = lambda terms: None,
+    ) -> None:
+        self.inputs, self._spend = inputs, spend
         self.variables = dict(variables or {})
         self.scopes: dict[UOp, _Scope] = {}
         self._complements = complements(ast)
@@ -588,6 +612,7 @@ class Run:
         parts: list[tuple[Array, Array, Array]] = []
         for start in range(0, len(points), MAX_ELEMENTS // 4):
             chunk = points[start : start + MAX_ELEMENTS // 4]
+            self._spend(len(chunk))
             known = {r: Value(np.ascontiguousarray(chunk[:, axis])) for axis, r in enumerate(ranges)}
             values = self._compute(order, roots, known)
             result = values[value] if value.dtype is index.dtype else cast(values[value], value.dtype, index.dtype)
@@ -678,7 +703,8 @@ class Run:
         slot, size = buffer.arg.slot, int(buffer.src[0].arg)
         if slot not in self.inputs:
             raise VerificationError(f"the kernel reads buffer {slot}, which is not among the inputs")
-        data = self.inputs[slot].reshape(-1)
+        held = self.inputs[slot]
+        data: Any = held if hasattr(held, "at") else held.reshape(-1)  # `Lazy` is flat
         wanted = numpy_dtype(index.dtype)
         if data.size < size or (data.dtype != wanted and not (dtypes.is_float(index.dtype) and data.dtype.kind == "f")):
             raise VerificationError(
@@ -690,15 +716,19 @@ class Run:
             flat = np.where(gate, flat, 0)
         if flat.size and (flat.min() < 0 or flat.max() >= size):
             raise VerificationError(f"a load is outside its buffer {slot} of {size} elements")
-        loaded = data[flat].astype(wanted, copy=False)
+        loaded, error = data.at(flat) if hasattr(data, "at") else (data[flat], None)
+        loaded = loaded.astype(wanted, copy=False)
         if gate is not None:
             loaded = np.where(gate, loaded, np.zeros((), wanted))
+            error = None if error is None else np.where(gate, error, 0.0)
         # an uncertain index may load anything
         unsure = [e for node in index.src[1:] if (e := settled(values[node]).error) is not None]
-        error = np.where(sum(unsure, np.zeros(())) > 0, np.inf, 0.0) if unsure else None
+        if unsure:
+            anything = np.where(sum(unsure, np.zeros(())) > 0, np.inf, 0.0)
+            error = anything if error is None else error + anything
         if may_flush(index.dtype) and (tiny := np.abs(loaded) < smallest_normal(index.dtype)).any():
             error = np.where(tiny, np.abs(loaded), 0.0) if error is None else error + np.where(tiny, np.abs(loaded), 0)
-        return Value(np.asarray(loaded), error)
+        return Value(np.asarray(loaded), error if error is None or error.any() else None)
 
     def _reduce(self, node: UOp, values: Mapping[UOp, Value]) -> Value:
         """Reduces over the flattened ranges in blocks, so that no array is larger than MAX_ELEMENTS (or the points)."""
@@ -715,6 +745,7 @@ class Run:
             for rng, extent in zip(reversed(ranges), reversed(extents), strict=True):
                 inside[rng] = Value(flat % extent)
                 flat = flat // extent
+            self._spend(min(block, total - start) * math.prod(outer))
             result = self._compute(scope.order, (body,), inside)[body]
             fold.add(result, min(block, total - start), len(outer))
         return fold.value()
@@ -754,16 +785,66 @@ class StoreIndex:
 
     def points_of(self, elements: NDArray[np.int64], most: int) -> NDArray[np.int64] | None:
         """The points that write some elements, whatever the index: None if all points are more than `most`."""
-        if (total := math.prod(int(e) for e in self.extents)) > most:
+        if self._total > most:
             return None
         found = [np.zeros((0, len(self.extents)), np.int64)]
-        for start in range(0, total, MAX_ELEMENTS // 4):
-            flat = np.arange(start, min(total, start + MAX_ELEMENTS // 4), dtype=np.int64)
-            axes = np.unravel_index(flat, tuple(self.extents)) if len(self.extents) else ()
-            points = np.stack(axes, 1).astype(np.int64) if len(axes) else np.zeros((1, 0), np.int64)
-            where, opened = self.at(points)
+        for points, where, opened in self._all_points():
             found.append(points[np.isin(where, elements) & opened])
         return np.concatenate(found)
+
+    def by_strides(self, elements: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """A point for each of some elements, and whether that writes it: as far as the index is a sum of strides, which
+        are read off it."""
+        first, strides = self._strides
+        rest = elements - first
+        points = np.zeros((len(elements), len(self.extents)), np.int64)
+        for axis in np.argsort(-np.abs(strides), kind="stable"):
+            if strides[axis] > 0:
+                points[:, axis] = np.clip(rest // strides[axis], 0, self.extents[axis] - 1)
+                rest = rest - points[:, axis] * strides[axis]
+        where, opened = self.at(points)
+        return points, (where == elements) & opened
+
+    def writers(self, elements: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """The same whatever the index. Raises VerificationError where it would take too long."""
+        points, found = self.by_strides(elements)
+        if found.all():
+            return points, found
+        flat = self._point_of_element[elements]
+        if len(self.extents):
+            points = np.stack(np.unravel_index(np.maximum(flat, 0), tuple(self.extents)), 1).astype(np.int64)
+        return points, flat >= 0
+
+    @functools.cached_property
+    def _strides(self) -> tuple[int, NDArray[np.int64]]:
+        extents = self.extents
+        basis = np.concatenate([np.zeros((1, len(extents)), np.int64), np.diag((extents > 1).astype(np.int64))])
+        first = self.at(basis)[0]
+        return int(first[0]), np.asarray(first[1:] - first[0])
+
+    @functools.cached_property
+    def _point_of_element(self) -> NDArray[np.int64]:
+        """For each element of the buffer a point that writes it, or -1."""
+        if self._total > LOOKED_THROUGH:
+            raise VerificationError(f"which of {self._total:,} stores writes an element takes too long to tell")
+        found = np.full(int(buffer_of(self._index).src[0].arg), -1, np.int64)
+        start = 0
+        for _, where, opened in self._all_points():
+            found[where[opened]] = start + np.flatnonzero(opened)
+            start += len(where)
+        return found
+
+    @property
+    def _total(self) -> int:
+        return math.prod(int(e) for e in self.extents)
+
+    def _all_points(self) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]]:
+        """All points in blocks, each with the element that it writes and whether it does."""
+        for start in range(0, self._total, MAX_ELEMENTS // 4):
+            flat = np.arange(start, min(self._total, start + MAX_ELEMENTS // 4), dtype=np.int64)
+            axes = np.unravel_index(flat, tuple(self.extents)) if len(self.extents) else ()
+            points = np.stack(axes, 1).astype(np.int64) if len(axes) else np.zeros((1, 0), np.int64)
+            yield (points, *self.at(points))
 
 
 def stored_elements(ast: UOp, slot: int) -> int:

@@ -108,7 +108,6 @@ def canary_job(dev: str, known: CompiledCanary | None = None) -> CanaryReading:
     """
     import numpy as np
 
-    from kcg.kernel.codec import ast_of
     from kcg.kernel.opts.planner import ACTION_SPACE_VERSION
     from kcg.measure.device_info import detect
     from kcg.measure.workbench import NAN_POISON, Workbench, free_cached_memory
@@ -116,7 +115,7 @@ def canary_job(dev: str, known: CompiledCanary | None = None) -> CanaryReading:
     target, _ = detect(dev, ACTION_SPACE_VERSION)
     canary = known if known is not None and known.target == target else _compile(target)
     on_cpu, elements = target.device == "CPU", _elements(target)
-    bench = Workbench(ast_of(canary.region.kernel), target)
+    bench = Workbench(canary.region, target)
     (output,) = (info.slot for info in bench.buffers if info.is_output)
     (source,) = (info.slot for info in bench.buffers if not info.is_output)
     values = np.arange(elements, dtype=np.int32)

@@ -73,12 +73,12 @@ def detect_job(dev: str) -> tuple[Target, Toolchain]:
 
 
 def compile_job(job: CompileJob) -> CompileOutcome:
-    from kcg.kernel.compile import compile_schedule
+    from kcg.kernel.parts import compile_region
 
     global _compiled
     begin = time.perf_counter()
     try:
-        compiled = compile_schedule(job.region, job.schedule, job.target, variables=job.variables, also=job.also)
+        compiled = compile_region(job.region, job.schedule, job.target, variables=job.variables, also=job.also)
     finally:
         _compiled += 1
         if _compiled % COLLECT_EVERY == 0:  # a compiling child does not look for cycles by itself
@@ -93,7 +93,6 @@ def bench_for(region: Region, target: Target) -> Any:
     if key in _benches:
         _benches.move_to_end(key)
         return _benches[key]
-    from kcg.kernel.codec import ast_of
     from kcg.measure.verify import CheckedBench
     from kcg.measure.workbench import free_cached_memory
 
@@ -103,7 +102,7 @@ def bench_for(region: Region, target: Target) -> Any:
         dropped = True
     if dropped:
         free_cached_memory(target)
-    _benches[key] = CheckedBench(ast_of(region.kernel), target)
+    _benches[key] = CheckedBench(region, target)
     return _benches[key]
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -20,6 +20,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from kcg.compat.tiny import Buffer, Device, KernelInfo, Ops, UOp, dtypes, fp8_to_float
 from kcg.errors import DeviceError, KcgError
+from kcg.kernel.chain import covers
 from kcg.kernel.compile import compile_schedule, to_elf
 from kcg.kernel.projection import exact_density
 from kcg.types import Region, Target, content_id
@@ -361,6 +362,40 @@ def make_inputs(ast: UOp, seed: int, *, recipe: str = RECIPE) -> dict[int, Any]:
         else:
             key = int(content_id([seed, info.slot, recipe])[:8], 16)
             made[info.slot] = Hashed(_block(asked, seed, info.slot), info.size, key, recipe in _SEGMENTED)
+    return made
+
+
+def buffers_of_kernels(asts: Sequence[UOp]) -> tuple[BufferInfo, ...]:
+    """The buffers of kernels that run in order, by number: read is what nothing before has certainly written whole."""
+    found: dict[int, BufferInfo] = {}
+    whole: set[int] = set()
+    for ast in asts:
+        infos = buffers_of(ast)
+        for info in infos:
+            before = found.get(info.slot, replace(info, is_output=False, is_input=False))
+            found[info.slot] = replace(
+                info,
+                is_output=before.is_output or info.is_output,
+                is_input=before.is_input or (info.is_input and info.slot not in whole),
+            )
+        if len(asts) > 1:
+            whole |= {info.slot for info in infos if info.is_output and covers(ast, info.slot, info.size)}
+    return tuple(found[slot] for slot in sorted(found))
+
+
+def make_inputs_of_kernels(asts: Sequence[UOp], seed: int, *, recipe: str = RECIPE) -> dict[int, Any]:
+    """`make_inputs` of kernels that run in order. Of a buffer that several read, integers are those of the kernel that
+    has the least to select from."""
+    made: dict[int, Any] = {}
+    bounds: dict[int, int] = {}
+    read = {info.slot for info in buffers_of_kernels(asts) if info.is_input}
+    for ast in asts:
+        bound = integer_bounds(ast) if len(asts) > 1 else {}
+        for slot, values in make_inputs(ast, seed, recipe=recipe).items():
+            closer = slot in bound and bound[slot] < bounds.get(slot, bound[slot] + 1)
+            if slot in read and (slot not in made or closer):
+                made[slot] = values
+                bounds[slot] = bound.get(slot, bounds.get(slot, 1 << 62))
     return made
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kcg.kernel.program import Compiled
+from kcg.kernel.program import Executable
 from kcg.types import CacheState, Region, Schedule, Target, Variables, Verification
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ class CompileJob:
 
 @dataclass(frozen=True)
 class CompileOutcome:
-    compiled: Compiled
+    compiled: Executable
     compile_s: float
 
 
@@ -34,7 +34,7 @@ class TimeJob:
     """Check one binary on one seed and time it. `samples=None` lets the protocol choose, few if `early_stop`."""
 
     region: Region
-    compiled: Compiled
+    compiled: Executable
     target: Target
     variables: tuple[tuple[str, int], ...] = ()
     samples: int | None = None
@@ -69,8 +69,8 @@ class DuelJob:
     """
 
     region: Region
-    baseline: Compiled
-    finalist: Compiled | None  # None judges the baseline alone
+    baseline: Executable
+    finalist: Executable | None  # None judges the baseline alone
     target: Target
     variables: tuple[tuple[str, int], ...] = ()
     seeds: tuple[int, ...] = (1, 2, 3)

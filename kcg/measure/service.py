@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from kcg.compat.tiny import UOp
 from kcg.errors import DeviceError
 from kcg.kernel.analysis import certain_bytes, certain_operations
-from kcg.kernel.program import Compiled
+from kcg.kernel.program import Executable
 from kcg.measure import child
 from kcg.measure.device_info import first_line, usable_cores
 from kcg.measure.jobs import (
@@ -97,7 +97,7 @@ def duel_rows(
     """The measurements of a duel whose sides were timed; none where they were not."""
 
     def row(
-        schedule: Schedule, compiled: Compiled, samples_s: tuple[float, ...], state: CacheState, trial: int
+        schedule: Schedule, compiled: Executable, samples_s: tuple[float, ...], state: CacheState, trial: int
     ) -> Measurement:
         return Measurement(
             region_id=job.region.id,
@@ -157,6 +157,22 @@ def floor_s(ast: UOp, target: Target, cache_state: CacheState = CacheState.COLD)
     moved = max(0, certain_bytes(ast) - kept)
     memory_s = moved / target.bandwidth_bytes_s if target.bandwidth_bytes_s else 0.0
     return max(arithmetic_s, memory_s)
+
+
+def floor_of_region_s(region: Region, target: Target, cache_state: CacheState = CacheState.COLD) -> float:
+    """The same of a region. Of several kernels only that their outputs are written: what one of them computes, another
+    may leave unused."""
+    from kcg.kernel.chain import Chain
+    from kcg.measure.inputs import buffers_of_kernels
+
+    chain = Chain(region)
+    if len(chain.asts) == 1:
+        return floor_s(chain.asts[0], target, cache_state)
+    if not target.bandwidth_bytes_s:
+        return 0.0
+    infos = [info for info in buffers_of_kernels(chain.asts) if info.slot in region.outputs]
+    written = sum(info.nbytes for info in infos if chain.covers(info.slot, info.size))
+    return max(0.0, written - 2 * target.cache_bytes) / target.bandwidth_bytes_s
 
 
 log = logging.getLogger(__name__)
@@ -366,7 +382,7 @@ class MeasureService:
             self._release(compiled=1)
         return futures
 
-    def measure_compiled(self, request: Request, compiled: Compiled) -> Future[Measurement]:
+    def measure_compiled(self, request: Request, compiled: Executable) -> Future[Measurement]:
         """Time a binary that is compiled already, as `measure` does."""
         future = _new_future()
         self._time(request, CompileOutcome(compiled, 0.0), future)
@@ -449,7 +465,7 @@ class MeasureService:
             # not over the outcome: a future keeps its callbacks, and they would keep every binary
             timing.add_done_callback(lambda done: self._timed(request, known, future, done, key))
 
-    def _time_job(self, request: Request, compiled: Compiled) -> TimeJob:
+    def _time_job(self, request: Request, compiled: Executable) -> TimeJob:
         return TimeJob(
             request.region,
             compiled,
@@ -472,9 +488,7 @@ class MeasureService:
     def _floor_s(self, region: Region, cache_state: CacheState) -> float:
         key = (region.id, cache_state)
         if key not in self._floors:
-            from kcg.kernel.codec import ast_of
-
-            self._floors[key] = floor_s(ast_of(region.kernel), self.target, cache_state)
+            self._floors[key] = floor_of_region_s(region, self.target, cache_state)
         return self._floors[key]
 
     def _timed(

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kcg.compat.tiny import UOp
 from kcg.errors import VerificationError
 from kcg.kernel.arithmetic import CONFIDENT
-from kcg.kernel.projection import expected, plan, project, ratio, signs
-from kcg.kernel.reference import StoreIndex, StoreValues, error_ratio, evaluate, sample_points
+from kcg.kernel.chain import Chain
+from kcg.kernel.projection import Projection, expected, plan, project, ratio, signs
+from kcg.kernel.reference import LOOKED_THROUGH, StoreIndex, StoreValues, error_ratio
 from kcg.measure.inputs import (
     BELOW_ZERO_RECIPE,
     BINARY_RECIPE,
@@ -34,8 +34,8 @@ from kcg.measure.inputs import (
     WIDE_POSITIVE_RECIPE,
     WIDE_RECIPE,
     BufferInfo,
-    buffers_of,
-    make_inputs,
+    buffers_of_kernels,
+    make_inputs_of_kernels,
     to_values,
 )
 from kcg.measure.workbench import FINITE_POISON, GUARD_BYTE, NAN_POISON, OTHER_GUARDS, Workbench
@@ -108,10 +108,10 @@ class Reference:
 
 
 class Referee:
-    """The references of one kernel, each computed once. Whoever inherits has `ast`, `buffers`, `by_slot`, the `inputs`
-    that are filled in, and `fill`."""
+    """The references of one region, each computed once. Whoever inherits has `chain`, `buffers`, `by_slot`, the
+    `inputs` that are filled in, and `fill`."""
 
-    ast: UOp
+    chain: Chain
     buffers: tuple[BufferInfo, ...]
     by_slot: dict[int, BufferInfo]
     inputs: dict[int, Any]
@@ -148,7 +148,7 @@ class Referee:
             recipes = (FEW_SPECIAL_RECIPE, *recipes)
         for recipe in recipes:
             seed = FINAL_SEEDS[place]
-            probe = self._evaluate(make_inputs(self.ast, seed, recipe=recipe), seed, PROBE_POINTS, variables)
+            probe = self._evaluate(self._inputs_of(seed, recipe), seed, PROBE_POINTS, variables)
             if probe.telling() >= TELLS and probe.judged() >= KNOWN and not probe.nothing():
                 return recipe
         return "" if not place else self.choose_recipe(variables)
@@ -170,13 +170,16 @@ class Referee:
 
     def _share(self, seed: int, recipe: str, variables: Variables) -> float:
         """Of how many outputs something can be said."""
-        probe = self._evaluate(make_inputs(self.ast, seed, recipe=recipe), seed, PROBE_POINTS, variables)
+        probe = self._evaluate(self._inputs_of(seed, recipe), seed, PROBE_POINTS, variables)
         return 0.0 if self.inputs_are_read and probe.nothing() else probe.judged()
 
     def _evaluate(self, inputs: dict[int, Any], seed: int, count: int, variables: Variables) -> Reference:
         named = dict(variables)
-        points = sample_points(self.ast, count, np.random.default_rng(seed), named)
-        return Reference(tuple(evaluate(self.ast, self._numbers(inputs), points, named)))
+        points = self.chain.sample_points(count, np.random.default_rng(seed), named)
+        return Reference(tuple(self.chain.on(self._numbers(inputs), named).at(points)))
+
+    def _inputs_of(self, seed: int, recipe: str) -> dict[int, Any]:
+        return make_inputs_of_kernels(self.chain.asts, seed, recipe=recipe)
 
     def _numbers(self, inputs: dict[int, Any]) -> dict[int, Any]:
         return {slot: to_values(bits, self.by_slot[slot].dtype) for slot, bits in inputs.items()}
@@ -197,13 +200,14 @@ class Referee:
 class _WithoutDevice(Referee):
     """References in a process that has no device."""
 
-    def __init__(self, ast: UOp) -> None:
+    def __init__(self, region: Region) -> None:
         super().__init__()
-        self.ast, self.buffers = ast, buffers_of(ast)
+        self.chain = Chain(region)
+        self.buffers = buffers_of_kernels(self.chain.asts)
         self.by_slot = {info.slot: info for info in self.buffers}
 
     def fill(self, seed: int, recipe: str) -> None:
-        self.inputs, self.recipe = make_inputs(self.ast, seed, recipe=recipe), recipe
+        self.inputs, self.recipe = self._inputs_of(seed, recipe), recipe
 
 
 @dataclass(frozen=True)
@@ -216,10 +220,8 @@ class Foretold:
 
 
 def foretell_job(region: Region, variables: Variables, seeds: tuple[int, ...]) -> Foretold:
-    """The references of a thorough check under `seeds`. Raises VerificationError where the kernel has none."""
-    from kcg.kernel.codec import ast_of
-
-    referee = _WithoutDevice(ast_of(region.kernel))
+    """The references of a thorough check under `seeds`. Raises VerificationError where the region has none."""
+    referee = _WithoutDevice(region)
     recipes = tuple(referee.choose_recipe(variables, place=place) for place in range(len(EXTREMES)))
     ordinary = recipes[0]
     keys = [(seed, recipes[place % len(EXTREMES)]) for place, seed in enumerate(seeds)]
@@ -228,7 +230,7 @@ def foretell_job(region: Region, variables: Variables, seeds: tuple[int, ...]) -
     for key, reference in found.items():
         if key == keys[0] or (key[1] == BINARY_RECIPE and reference.exact() >= EXACT):
             referee.fill(*key)
-            for place in range(len(referee.ast.src)):
+            for place in range(len(referee.chain.stores)):
                 projected(referee, key[0], place)
     return Foretold(recipes, tuple(found.items()), tuple(referee.projections.items()))
 
@@ -244,8 +246,6 @@ WHOLE_BELOW_BYTES = 512 << 20  # outputs that are copied back and compared whole
 AGAIN_BELOW_BYTES = 32 << 20  # on the later seeds; larger ones there only where they are the same bit for bit
 SUSPECTS = 48  # elements that differ most, judged by the reference
 CHUNK = 1 << 22  # elements that are compared at once
-
-LOOKED_THROUGH = 1 << 23  # points of a store among which those that write an element are looked for, one by one
 
 FEW_ROWS_ABOVE = 1 << 28  # input elements: of a larger kernel only some rows are projected
 FEW_ROWS = 64
@@ -284,12 +284,13 @@ class WholeOutput:
             return ""
         ran(BESIDE)
         bench = self._bench
+        values = bench.chain.on(bench.values(), self._variables)
         wanted = {slot: most_different(self._first[slot], bench.read(slot), self._dtype(slot)) for slot in self._slots}
         if not any(len(elements) for elements in wanted.values()):
             return ""
-        indices = [StoreIndex(bench.ast, place, bench.values(), self._variables) for place in range(len(bench.ast.src))]
+        indices = [values.index(store) for store in bench.chain.stores]
         found = [elements_to_points(index, wanted[index.slot]) for index in indices]
-        expected_values = self._at([points for points, _ in found])
+        expected_values = values.at([points for points, _ in found])
         return bench.compare(expected_values) or self._left_alone(wanted, indices, found)
 
     def _left_alone(
@@ -312,14 +313,11 @@ class WholeOutput:
     def _dtype(self, slot: int) -> str:
         return self._bench.by_slot[slot].dtype
 
-    def _at(self, points: list[NDArray[np.int64]]) -> list[StoreValues]:
-        return evaluate(self._bench.ast, self._bench.values(), points, self._variables)
-
 
 def judge_projections(bench: CheckedBench, seed: int, ran: Callable[..., None]) -> str:
     """What random projections of the outputs on the device show to be wrong; empty if nothing, or if there are none."""
-    for place in range(len(bench.ast.src)):
-        if (told := projected(bench, seed, place)) is None or (found := plan(bench.ast, place)) is None:
+    for place in range(len(bench.chain.stores)):
+        if (told := projected(bench, seed, place)) is None or (found := _plan(bench, place)) is None:
             continue
         ran(PROJECTED)
         slot = found.slot
@@ -331,6 +329,11 @@ def judge_projections(bench: CheckedBench, seed: int, ran: Callable[..., None]) 
             row = at if told.rows is None else int(told.rows[at])
             return f"the projection of row {row} of buffer {slot} is {got[at]:.6g}, not {told.values[at]:.6g}"
     return ""
+
+
+def _plan(referee: Referee, place: int) -> Projection | None:
+    """How a store is projected: None where it is not linear, or an output of several kernels."""
+    return plan(referee.chain.asts[0], place) if len(referee.chain.asts) == 1 else None
 
 
 def projected(referee: Referee, seed: int, place: int) -> Projected | None:
@@ -354,7 +357,7 @@ class Projected:
     @staticmethod
     def of(bench: Referee, seed: int, place: int) -> Projected | None:
         """None where the store is not linear, or its output too large to be copied."""
-        if (found := plan(bench.ast, place)) is None or bench.by_slot[found.slot].nbytes > WHOLE_BELOW_BYTES:
+        if (found := _plan(bench, place)) is None or bench.by_slot[found.slot].nbytes > WHOLE_BELOW_BYTES:
             return None
         rng = np.random.default_rng([seed, place])
         v, rows = signs(found, rng), None
@@ -405,27 +408,11 @@ def elements_to_points(index: StoreIndex, elements: NDArray[np.int64]) -> tuple[
     """
     if not len(elements):
         return np.zeros((0, len(index.extents)), np.int64), True
-    points = _by_strides(index, elements)
-    if len(points) == len(elements):
+    points, fitting = index.by_strides(elements)
+    if fitting.all():
         return points, True
     found = index.points_of(elements, LOOKED_THROUGH)
-    return (points, False) if found is None else (found, True)
-
-
-def _by_strides(index: StoreIndex, elements: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The same as far as the index is a sum of strides, which are read off it."""
-    extents = index.extents
-    basis = np.concatenate([np.zeros((1, len(extents)), np.int64), np.diag((extents > 1).astype(np.int64))])
-    first = index.at(basis)[0]
-    strides, rest = first[1:] - first[0], elements - first[0]
-    points = np.zeros((len(elements), len(extents)), np.int64)
-    for axis in np.argsort(-np.abs(strides), kind="stable"):
-        if strides[axis] > 0:
-            points[:, axis] = np.clip(rest // strides[axis], 0, extents[axis] - 1)
-            rest = rest - points[:, axis] * strides[axis]
-    where, opened = index.at(points)
-    fitting: NDArray[np.int64] = points[(where == elements) & opened]
-    return fitting
+    return (points[fitting], False) if found is None else (found, True)
 
 
 LARGE_BYTES = 64 << 20
@@ -459,10 +446,10 @@ class _Verdict:
 
 
 class CheckedBench(Workbench, Referee):
-    """A workbench that can also say whether a binary computes its kernel."""
+    """A workbench that can also say whether a program computes its region."""
 
-    def __init__(self, ast: UOp, target: Target) -> None:
-        Workbench.__init__(self, ast, target)
+    def __init__(self, region: Region, target: Target) -> None:
+        Workbench.__init__(self, region, target)
         Referee.__init__(self)
         self._filled: dict[int, np.ndarray[Any, Any]] = {}  # what the inputs on the device look like, on a GPU
         self.lap: Callable[[str], None] = lambda phase: None  # told when a part of a check is done
@@ -560,11 +547,6 @@ class CheckedBench(Workbench, Referee):
             reason = self._check_seed(launch, reference, verdict, thorough=thorough)
         return reason
 
-    @property
-    def outputs(self) -> list[int]:
-        """The slots that the kernel writes."""
-        return [info.slot for info in self.buffers if info.is_output]
-
     def _check_seed(self, launch: Launch, reference: Reference, verdict: _Verdict, *, thorough: bool) -> str:
         outputs = self.outputs
         verdict.ran("float64 reference at sampled points", "poisoned outputs", "guard bytes")
@@ -588,7 +570,7 @@ class CheckedBench(Workbench, Referee):
                     f"{REPEATS} runs bitwise equal",
                 )
                 reason = self._repeat(launch, first, reference)
-        reason = reason or self._inputs_changed(outputs, verdict, thorough=thorough)
+        reason = reason or self._inputs_changed(verdict, thorough=thorough)
         self.lap("check: inputs")
         return reason
 
@@ -619,7 +601,7 @@ class CheckedBench(Workbench, Referee):
 
     def left_behind(self) -> str:
         """What runs changed besides their outputs; empty if nothing."""
-        return self._wrote_outside() or self._inputs_changed(self.outputs, _Verdict(), thorough=not self.is_large)
+        return self._wrote_outside() or self._inputs_changed(_Verdict(), thorough=not self.is_large)
 
     def compare(self, stores: Iterable[StoreValues], verdict: _Verdict | None = None) -> str:
         """What is wrong with what was written at the points of `stores`; empty if nothing is."""
@@ -706,12 +688,12 @@ class CheckedBench(Workbench, Referee):
             reference = self.reference(self.seed, self.recipe, variables)
         return Watched(self, launch, "" if reference is None else self.compare(reference.stores))
 
-    def _inputs_changed(self, outputs: list[int], verdict: _Verdict, *, thorough: bool) -> str:
+    def _inputs_changed(self, verdict: _Verdict, *, thorough: bool) -> str:
         if self.is_large and not thorough:
             return ""
         verdict.ran("inputs unchanged")
         for slot in self.inputs:
-            if slot in outputs:
+            if self.by_slot[slot].is_output:
                 continue
             if not (self.holds(slot, self._filled[slot]) if slot in self._filled else self.holds_input(slot)):
                 self.seed = None  # what is on the device is not the inputs any more
@@ -733,10 +715,8 @@ class CheckedBench(Workbench, Referee):
         return ""
 
     def _covered(self, slot: int) -> bool:
-        """Whether the kernel's stores reach every element of a buffer: some only write a slice of it."""
-        from kcg.kernel.reference import stored_elements
-
-        return stored_elements(self.ast, slot) >= self.by_slot[slot].size
+        """Whether the kernels' stores reach every element of a buffer: some only write a slice of it."""
+        return self.chain.covers(slot, self.by_slot[slot].size)
 
 
 class Watched:

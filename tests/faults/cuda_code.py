@@ -132,11 +132,10 @@ def compile_outcome(code: Code, target: Target, like: Compiled) -> CompileOutcom
 
 def output_of(job: TimeJob) -> Any:
     """What the kernel writes to its first buffer, as stored bits, from the inputs of seed 0: nothing is judged."""
-    from kcg.kernel.codec import ast_of
     from kcg.measure.inputs import RECIPE
     from kcg.measure.workbench import Workbench
 
-    bench = Workbench(ast_of(job.region.kernel), job.target)
+    bench = Workbench(job.region, job.target)
     bench.fill(0, RECIPE)
     bench.launcher(job.compiled)()
     return bench.read(0)

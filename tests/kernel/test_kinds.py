@@ -34,9 +34,9 @@ from kcg.kernel.source.body import source_body, source_schedule
 from kcg.kernel.source.kernels import lower, view_of
 from kcg.kernel.source.kind import SourceKind
 from kcg.types import Region, Schedule
-from tests.chains import X86
+from tests.chains import X86, region_of
 from tests.handwritten_kernels import COLUMNS, INNER, MATMUL, ROWS, kernel
-from tests.kernels import example_region
+from tests.kernels import empty, example_region
 
 KINDS = tuple(map(str, MODULES))
 FOREIGN = ("", "null", "1", '"a"', "{}", "[[1]]", '[["X",0,1.5]]', '[["X",0]]', "[" * 50_000, "not JSON")
@@ -62,13 +62,19 @@ def _by_hand() -> Kind:
     return SourceKind({MATMUL.id: [lower(kernel(one), view) for one in (matmul, columns_first)]})
 
 
+@cache
+def _norm() -> Region:
+    return region_of(empty(6, 48).layernorm().contiguous())
+
+
 ABLE: dict[str, Callable[[], Kind]] = {"source": _by_hand}
 """Kinds that have a space for `MATMUL` only after somebody gave them what to do with it."""
 
 
 @cache
 def space(name: str) -> Space:
-    found = ABLE.get(name, lambda: kind_named(name))().space(MATMUL, X86)
+    region = _norm() if name == "parts" else MATMUL
+    found = ABLE.get(name, lambda: kind_named(name))().space(region, X86)
     assert not isinstance(found, Refusal), found.reason
     return found
 
@@ -177,7 +183,9 @@ def test_equal_keys_are_the_same_program_and_alike(of: Space, met: list[Schedule
 def test_schedules_compile_to_programs_of_the_region(of: Space, met: list[Schedule]) -> None:
     for schedule in met[:3]:
         program = of.compile(schedule)
-        assert isinstance(program, Program) and program.launches and program.outputs == (0,)
+        assert (
+            isinstance(program, Program) and program.launches and set(of.region.outputs or (0,)) <= set(program.outputs)
+        )
         assert of.compile(schedule).id == program.id, "compiled again it is the same"
 
 
@@ -204,7 +212,7 @@ def test_what_predictors_see_is_one_row_for_each_or_a_reason(of: Space, met: lis
 def test_a_refusal_says_why(name: str) -> None:
     first, second = example_region("softmax.0"), example_region("softmax.1")
     several = Region((*first.kernels, *second.kernels), ((0, 1), (2, 0)), (2,))
-    refused = kind_named(name).space(several, X86)
+    refused = kind_named(name).space(MATMUL if name == "parts" else several, X86)
     assert isinstance(refused, Refusal) and refused.reason and "\n" not in refused.reason
 
 

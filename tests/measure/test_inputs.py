@@ -46,6 +46,7 @@ from kcg.measure.inputs import (
     to_values,
 )
 from kcg.measure.workbench import Workbench
+from kcg.types import Region
 from tests.kernels import empty, example_asts, example_region, kernels_of
 
 ASTS = example_asts()
@@ -295,7 +296,7 @@ def test_a_device_fills_a_buffer_as_the_host_computes_it(dev: str, width: int, b
 def test_large_inputs_are_on_the_device_as_they_were_drawn(dev: str) -> None:
     target = detect("CPU:X86" if dev == "CPU" else dev, 1)[0]
     (ast,) = kernels_of(empty(3000, 1100, dtype="half") + 1)
-    bench = Workbench(ast_of(kernel_of(ast)), target)
+    bench = Workbench(Region((kernel_of(ast),)), target)
     bench.fill(2, RECIPE)
     (slot,) = bench.inputs
     assert bench.holds_input(slot)

@@ -92,7 +92,7 @@ def test_padding_is_refused_rejected_or_right(name: str) -> None:
     build, expected = CASES[name]
     (ast,) = kernels_of(build())
     region = Region((kernel_of(ast),))
-    bench = CheckedBench(ast_of(region.kernel), TARGET)
+    bench = CheckedBench(region, TARGET)
     seen: dict[bytes, bool] = {}
     for schedule in chains(region):
         try:

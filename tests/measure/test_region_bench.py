@@ -9,7 +9,6 @@ from tinygrad import Tensor
 from kcg.kernel.codec import ast_of, kernel_of
 from kcg.kernel.program import Program, ProgramLaunch, Scratch, program_of_parts
 from kcg.measure.inputs import RECIPE
-from kcg.measure.region_bench import RegionBench
 from kcg.measure.workbench import FINITE_POISON, NAN_POISON, Workbench
 from kcg.types import Region
 from tests.chains import X86, compiled_of, program_of, region_of, sequence_of
@@ -35,8 +34,8 @@ def parts(region: Region) -> Program:
     return program_of_parts(region, [compiled_of(ast_of(kernel)) for kernel in region.kernels])
 
 
-def filled(region: Region) -> RegionBench:
-    bench = RegionBench(region, X86)
+def filled(region: Region) -> Workbench:
+    bench = Workbench(region, X86)
     bench.fill(1, RECIPE)
     return bench
 
@@ -111,7 +110,7 @@ def test_a_launch_that_does_not_run_leaves_poison(region: Region, parts: Program
 def test_one_kernel_is_filled_as_on_its_own_workbench() -> None:
     (ast,) = [call.src[0] for call in (empty(ROWS, WIDTH) + empty(WIDTH)).contiguous().schedule_linear().src]
     kernel = kernel_of(ast)
-    alone, bench = Workbench(ast_of(kernel), X86), filled(Region((kernel,)))
+    alone, bench = Workbench(Region((kernel,)), X86), filled(Region((kernel,)))
     alone.fill(1, RECIPE)
     for slot in (1, 2):
         np.testing.assert_array_equal(alone.read(slot), bench.read(slot))

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from kcg.kernel.codec import ast_of, kernel_of
+from kcg.kernel.codec import kernel_of
 from kcg.kernel.compile import compile_schedule
 from kcg.kernel.opts.schedule import RAW
 from kcg.measure.child import LATE_S, LONG_S, _hopeless, _samples
@@ -19,7 +19,7 @@ from tests.kernels import empty, kernels_of
 
 TARGET = detect("CPU:X86", 1)[0]
 REGION = Region((kernel_of(kernels_of(empty(16).exp())[0]),))
-BENCH = CheckedBench(ast_of(REGION.kernel), TARGET)
+BENCH = CheckedBench(REGION, TARGET)
 BENCH.poison(NAN_POISON)  # what a launch that does nothing leaves
 
 

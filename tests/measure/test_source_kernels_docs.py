@@ -14,7 +14,7 @@ from tinygrad import Tensor
 
 from kcg.compat.device import clang_path
 from kcg.compat.renderers import compiling_renderer
-from kcg.kernel.codec import ast_of, kernel_of
+from kcg.kernel.codec import kernel_of
 from kcg.kernel.compile import compile_schedule
 from kcg.kernel.source.kernels import file_digest, lower, read_kernels, view_of
 from kcg.kernels import Launch
@@ -94,7 +94,7 @@ def test_the_c_example_is_right(tmp_path: Path) -> None:
     target, region = detect("CPU:X86", 1)[0], outer_sum()
     view = view_of(region, target)
     assert kernel.wants(view)
-    bench = CheckedBench(ast_of(region.kernel), target)
+    bench = CheckedBench(region, target)
     launch = bench.launcher(compile_schedule(region, lower(kernel, view, path), target))
     verdict = bench.check(launch, (), seeds=(1, 2), thorough=True)
     assert verdict.passed, verdict.reason
@@ -161,7 +161,7 @@ def on_gpu(name: str) -> None:
     region = bf16_matmul(1024, 768, 512) if "triton" in name else region_of(empty(4096, 5000).sum(1))
     view = view_of(region, target)
     assert kernel.wants(view)
-    bench = CheckedBench(ast_of(region.kernel), target)
+    bench = CheckedBench(region, target)
     launch = bench.launcher(compile_schedule(region, lower(kernel, view, path), target), as_tinygrad=True)
     verdict = bench.check(launch, (), seeds=(1, 2, 3), thorough=True)
     assert verdict.passed, verdict.reason

@@ -13,7 +13,7 @@ import pytest
 from tinygrad import Tensor, Variable
 
 from kcg.compat.tiny import Device, UOp
-from kcg.kernel.codec import ast_of, kernel_of
+from kcg.kernel.codec import kernel_of
 from kcg.kernel.compile import compile_schedule
 from kcg.kernel.opts.schedule import RAW, Opt, schedule_of
 from kcg.kernel.opts.space import KernelSpace
@@ -46,7 +46,7 @@ SEEDS = (1, 2, 3)
 
 def bench_of(ast: UOp) -> tuple[CheckedBench, Region]:
     region = Region((kernel_of(ast),))
-    return CheckedBench(ast_of(region.kernel), TARGET), region
+    return CheckedBench(region, TARGET), region
 
 
 def verify(

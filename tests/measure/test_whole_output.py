@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kcg.compat.tiny import UOp, dtypes
-from kcg.kernel.codec import ast_of, kernel_of
+from kcg.kernel.codec import kernel_of
 from kcg.kernel.compile import compile_schedule
 from kcg.kernel.opts.schedule import RAW, Opt, schedule_of
 from kcg.kernel.opts.space import KernelSpace
@@ -36,7 +36,7 @@ class Case:
 
     def __init__(self, ast: UOp) -> None:
         self.region = Region((kernel_of(ast),))
-        self.bench = CheckedBench(ast_of(self.region.kernel), TARGET)
+        self.bench = CheckedBench(self.region, TARGET)
         self.right = self.launcher(RAW)
 
     def launcher(self, schedule: Schedule) -> Launch:
@@ -142,7 +142,7 @@ def test_payloads_of_nan_hide_nothing() -> None:
 
 def test_points_of_elements_come_back() -> None:
     (ast,) = kernels_of(empty(6, 5, 7).permute(2, 0, 1) + 1)
-    bench = CheckedBench(ast_of(kernel_of(ast)), TARGET)
+    bench = CheckedBench(Region((kernel_of(ast),)), TARGET)
     bench.fill(0, RECIPE)
     wanted = np.array([0, 1, 5, 34, 209, 100])
     index = StoreIndex(bench.ast, 0, bench.values())

@@ -18,7 +18,7 @@ from sample_result import sample_result
 from kcg.errors import ExitCode, ResultError, UsageError
 from kcg.kernel.source.body import SourceBody, source_schedule
 from kcg.optimize.result import ADDED, OUTCOMES, SCHEMA, from_dict, read_result, to_dict, write_result
-from kcg.types import Kernel, ModelCheck, Region, RegionResult, Result, Verification
+from kcg.types import Kernel, ModelCheck, Region, RegionResult, Result, Schedule, ScheduleKind, Verification
 
 UNPRIVILEGED = 65534  # nobody
 
@@ -107,7 +107,10 @@ def test_times_that_are_not_numbers_survive(tmp_path: Path) -> None:
 def test_region_of_several_wired_kernels_survives(tmp_path: Path) -> None:
     sample = sample_result()
     region = Region((Kernel("[1]"), Kernel("[2]"), Kernel("[1]")), ((0, 1), (2, 0), (3, 0, 2)), (3,))
-    result = replace(sample, regions=(replace(sample.regions[0], region=region),), expectations=())
+    parts = Schedule(ScheduleKind.PARTS, '[[[0],"opts","[]"],[[1,2],"tile","{}"]]')
+    chosen = replace(sample.regions[0].chosen, schedule=parts, launch=((), ()))
+    row = replace(sample.regions[0], region=region, baseline=replace(chosen, name="3 kernels: a; b; a"), chosen=chosen)
+    result = replace(sample, regions=(row,), expectations=())
     write_result(result, tmp_path / "r.json")
     assert read_result(tmp_path / "r.json") == result
     assert len(to_dict(result)["asts"]) == 2

@@ -74,7 +74,7 @@ def test_the_tiles_of_a_gpu_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_kcg_verifies_it_by_every_rule() -> None:
     target, one = detect("CPU:X86", 1)[0], region(1, 16, 16)
-    bench = CheckedBench(ast_of(one.kernel), target)
+    bench = CheckedBench(one, target)
     launch = bench.launcher(compile_schedule(one, KernelSpace(one, target).baseline(), target))
     verdict = bench.check(launch, (), seeds=(1, 2, 3), thorough=True)
     assert verdict.passed and verdict.seeds == 3, verdict.reason
@@ -152,7 +152,7 @@ def test_triton_is_for_what_its_tiles_divide() -> None:
 def test_c_is_right_and_a_wrong_one_is_not(tmp_path: Path) -> None:
     _, kernel = of_file("flash_c.py")
     target, one = detect("CPU:X86", 1)[0], region(2, 32, 16)
-    bench = CheckedBench(ast_of(one.kernel), target)
+    bench = CheckedBench(one, target)
     verdicts = []
     for name, text in (
         ("right.py", (KERNELS / "flash_c.py").read_text()),
@@ -185,7 +185,7 @@ def on_a_real_gpu(heads: int, tokens: int, width: int, dtype: str) -> None:
     prepare("CUDA")
     target, one = detect("CUDA", 1)[0], region(heads, tokens, width, dtype)
     path, kernel = of_file("flash_triton.py")
-    bench, space = CheckedBench(ast_of(one.kernel), target), KernelSpace(one, target)
+    bench, space = CheckedBench(one, target), KernelSpace(one, target)
     schedules = {"tinygrad": space.baseline(), "triton": lower(kernel, view_of(one, target), path)}
     launches = [bench.launcher(compile_schedule(one, s, target), as_tinygrad=True) for s in schedules.values()]
     for name, launch, verdict in zip(

@@ -1,0 +1,229 @@
+"""What several kernels in a row should compute: the float64 reference of a region, at sampled points of its outputs.
+
+What one kernel leaves for the next is computed where an output needs it, kept, and never rounded: the rounding of its
+storage is part of its error, as of any other value. So a program that keeps intermediates in registers is right, and
+one that stores them is right too, while a term that is left out is beyond the error of both. An intermediate that
+overflowed in the type that it is stored in is unknown: who does not store it has a number.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kcg.compat.tiny import AddrSpace, Ops, UOp
+from kcg.errors import VerificationError
+from kcg.kernel.arithmetic import numpy_dtype
+from kcg.kernel.codec import ast_of
+from kcg.kernel.reference import (
+    Array,
+    BufferUse,
+    Run,
+    StoreIndex,
+    StoreValues,
+    buffer_of,
+    buffers,
+    points_of_store,
+    store_of,
+    stored_elements,
+)
+from kcg.types import Region
+
+MOST_TERMS = 1 << 26
+"""Terms of reductions, and values, that one evaluation of several kernels computes: about seven seconds on one core."""
+FEWEST = 4  # points to which an evaluation of too many terms is cut
+
+
+class Store(NamedTuple):
+    """A store of one of the kernels, by their places, and the buffer of the region that it writes."""
+
+    kernel: int
+    place: int
+    slot: int
+
+
+class Chain:
+    """The kernels of a region in order, on buffers that have the region's numbers."""
+
+    def __init__(self, region: Region) -> None:
+        asts = [ast_of(kernel) for kernel in region.kernels]
+        if region.args:
+            asts = [renumbered(ast, slots) for ast, slots in zip(asts, region.args, strict=True)]
+        self.asts = tuple(asts)
+        self._outputs = region.outputs
+
+    @cached_property
+    def uses(self) -> tuple[dict[int, BufferUse], ...]:
+        """How each kernel uses which of its buffers."""
+        return tuple({use.slot: use for use in buffers(ast)} for ast in self.asts)
+
+    @cached_property
+    def stores(self) -> tuple[Store, ...]:
+        """The stores whose values are observed: those to outputs that no later kernel overwrites whole."""
+        found: list[Store] = []
+        hidden: set[int] = set()
+        for kernel in reversed(range(len(self.asts))):
+            ast = self.asts[kernel]
+            slots = [int(buffer_of(store_of(sink).src[0]).arg.slot) for sink in ast.src]
+            here = [Store(kernel, place, slot) for place, slot in enumerate(slots) if slot not in hidden]
+            found = [store for store in here if len(self.asts) == 1 or store.slot in self._outputs] + found
+            hidden.update(slot for slot in set(slots) if covers(ast, slot, self.uses[kernel][slot].size))
+        return tuple(found)
+
+    def covers(self, slot: int, size: int) -> bool:
+        """Whether one of the kernels certainly writes every element of a buffer."""
+        return any(covers(ast, slot, size) for ast in self.asts)
+
+    def writer_before(self, slot: int, kernel: int) -> int | None:
+        """The last kernel before the one at `kernel` that writes a buffer."""
+        return next((k for k in reversed(range(kernel)) if slot in self.uses[k] and self.uses[k][slot].is_output), None)
+
+    def sample_points(self, n: int, rng: np.random.Generator, variables: Mapping[str, int]) -> list[NDArray[np.int64]]:
+        """Points of each of `stores`, see `kcg.kernel.reference.points_of_store`."""
+        return [points_of_store(self.asts[s.kernel], s.place, n, rng, variables) for s in self.stores]
+
+    def on(self, inputs: Mapping[int, Any], variables: Mapping[str, int]) -> Evaluation:
+        """The chain on the values of some inputs, as `kcg.kernel.reference.evaluate` takes them."""
+        return Evaluation(self, inputs, variables)
+
+
+class _TooMuch(VerificationError):
+    """An evaluation computes more than `MOST_TERMS`."""
+
+
+class Evaluation:
+    """A chain on some inputs: what its kernels leave in their buffers, kept as far as it was asked for."""
+
+    def __init__(self, chain: Chain, inputs: Mapping[int, Any], variables: Mapping[str, int]) -> None:
+        self.chain, self._inputs, self._variables = chain, inputs, variables
+        self._contents: dict[tuple[int, int], _Contents] = {}
+        self._runs: dict[int, Run] = {}
+        self._indices: dict[tuple[int, int], StoreIndex] = {}
+        self._left: float = math.inf
+
+    def at(self, points: list[NDArray[np.int64]]) -> list[StoreValues]:
+        """What each of the chain's `stores` writes at its points: at fewer of them where several kernels would take too
+        long for all. Raises VerificationError, as `kcg.kernel.reference.evaluate`, and where one point takes too long.
+        """
+        while True:
+            self._left = math.inf if len(self.chain.asts) == 1 else MOST_TERMS
+            try:
+                with np.errstate(all="ignore"):
+                    return [self._store(s, chosen) for s, chosen in zip(self.chain.stores, points, strict=True)]
+            except _TooMuch:
+                if all(len(chosen) <= FEWEST for chosen in points):
+                    raise
+                points = [chosen[::4] if len(chosen) > FEWEST else chosen for chosen in points]
+
+    def index(self, store: Store) -> StoreIndex:
+        """Which elements a store writes."""
+        key = store.kernel, store.place
+        if key not in self._indices:
+            ast = self.chain.asts[store.kernel]
+            self._indices[key] = StoreIndex(ast, store.place, self._found_by(store.kernel), self._variables)
+        return self._indices[key]
+
+    def run(self, kernel: int) -> Run:
+        """The evaluation of one of the kernels, on what those before it left."""
+        if kernel not in self._runs:
+            ast = self.chain.asts[kernel]
+            self._runs[kernel] = Run(ast, self._found_by(kernel), self._variables, self._spend)
+        return self._runs[kernel]
+
+    def contents(self, slot: int, kernel: int) -> Any:
+        """What a buffer holds before a kernel: an input, or something `Lazy`; None if nobody wrote it."""
+        writer = self.chain.writer_before(slot, kernel)
+        if writer is None:
+            return self._inputs.get(slot)
+        if (slot, writer) not in self._contents:
+            self._contents[slot, writer] = _Contents(self, slot, writer)
+        return self._contents[slot, writer]
+
+    def _found_by(self, kernel: int) -> dict[int, Any]:
+        if not kernel:
+            return dict(self._inputs)
+        found = {slot: self.contents(slot, kernel) for slot in self.chain.uses[kernel]}
+        return {slot: held for slot, held in found.items() if held is not None}
+
+    def _store(self, store: Store, points: NDArray[np.int64]) -> StoreValues:
+        last = len(self.chain.asts)
+        if self.chain.writer_before(store.slot, last) == store.kernel:
+            return self.run(store.kernel).store(self.chain.asts[store.kernel].src[store.place], points)
+        where, opened = self.index(store).at(points)
+        data, error = self.contents(store.slot, last).at(where[opened])
+        return StoreValues(store.slot, where[opened], data, error)
+
+    def _spend(self, terms: int) -> None:
+        self._left -= terms
+        if self._left < 0:
+            raise _TooMuch(
+                f"the reference of these {len(self.chain.asts)} kernels takes more than {MOST_TERMS:,} terms"
+            )
+
+
+class _Contents:
+    """What a buffer holds after a kernel that writes into it: `kcg.kernel.reference.Lazy`."""
+
+    def __init__(self, evaluation: Evaluation, slot: int, writer: int) -> None:
+        ast = evaluation.chain.asts[writer]
+        sinks = [(place, sink, store_of(sink).src[0]) for place, sink in enumerate(ast.src)]
+        self._sinks = [(Store(writer, p, slot), sink) for p, sink, to in sinks if buffer_of(to).arg.slot == slot]
+        self.size = evaluation.chain.uses[writer][slot].size
+        self.dtype = numpy_dtype(store_of(self._sinks[0][1]).src[0].dtype)
+        self._evaluation, self._slot, self._writer = evaluation, slot, writer
+        # memory of pages that are never touched is not taken
+        self._data: Array = np.zeros(self.size, self.dtype)
+        self._error: Array = np.zeros(self.size)
+        self._known = np.zeros(self.size, bool)
+
+    def at(self, elements: NDArray[np.int64]) -> tuple[Array, Array]:
+        """Values and errors of some elements."""
+        missing = np.unique(elements[~self._known[elements]])
+        if missing.size:
+            self._compute(missing)
+        return self._data[elements], self._error[elements]
+
+    def _compute(self, missing: NDArray[np.int64]) -> None:
+        for store, sink in self._sinks:
+            points, found = self._evaluation.index(store).writers(missing)
+            if found.any():
+                written = self._evaluation.run(self._writer).store(sink, points[found])
+                self._keep(written.indices, written.values, written.error)
+        left = missing[~self._known[missing]]
+        if not left.size:
+            return
+        before = self._evaluation.contents(self._slot, self._writer)
+        if before is None:  # nobody wrote it: it may hold anything
+            self._keep(left, np.zeros(len(left), self.dtype), np.full(len(left), np.inf))
+        elif hasattr(before, "at"):
+            self._keep(left, *before.at(left))
+        else:
+            self._keep(left, before.reshape(-1)[left], np.zeros(len(left)))
+
+    def _keep(self, elements: NDArray[np.int64], values: Array, error: Array) -> None:
+        self._data[elements] = values
+        overflowed = np.isinf(self._data[elements]) & (error > 0) if self.dtype.kind == "f" else False
+        self._error[elements] = np.where(overflowed, np.inf, error)
+        self._known[elements] = True
+
+
+def covers(ast: UOp, slot: int, size: int) -> bool:
+    """Whether a kernel's stores certainly reach every element of a buffer: some only write a slice of it."""
+    return stored_elements(ast, slot) >= size
+
+
+def renumbered(ast: UOp, slots: tuple[int, ...]) -> UOp:
+    """A kernel's AST with other numbers for its buffers: `slots[i]` for slot i. Inputs are drawn by these numbers, so
+    that two buffers of a region never hold the same."""
+    params = {
+        u: u.replace(arg=replace(u.arg, slot=slots[u.arg.slot]))
+        for u in ast.toposort()
+        if u.op is Ops.PARAM and u.addrspace != AddrSpace.ALU
+    }
+    return ast.substitute(params, walk=True)

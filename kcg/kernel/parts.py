@@ -1,0 +1,361 @@
+"""The kind `parts`: a region of several kernels is its parts in order, each some of its calls with its own schedule.
+
+The baseline of such a region is every kernel alone, as tinygrad schedules it. The body is a JSON list of
+`[places of the calls, kind, body]`, in the order in which the parts run.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from kcg.errors import ScheduleError
+from kcg.kernel.chain import Chain
+from kcg.kernel.compile import compile_schedule
+from kcg.kernel.kinds import Refusal, Space, kind_named
+from kcg.kernel.program import Executable, Program, ProgramLaunch, Scratch, program_of_parts
+from kcg.types import Action, Region, Schedule, ScheduleKind, Target, Variables, canonical_json
+
+MOST_KERNELS = 256  # of a region: far more than anything that is worth one program
+MOST_BODY = 1 << 24  # characters of a body
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some calls of a region, by their places in order, and what is done to them."""
+
+    places: tuple[int, ...]
+    schedule: Schedule
+
+
+def schedule_of_parts(parts: Iterable[Part]) -> Schedule:
+    """The schedule that runs `parts` in their order."""
+    rows = [[list(part.places), str(part.schedule.kind), part.schedule.body] for part in parts]
+    return Schedule(ScheduleKind.PARTS, canonical_json(rows))
+
+
+@lru_cache(4096)
+def parts_of(schedule: Schedule) -> tuple[Part, ...]:
+    """The parts of a schedule of this kind. Raises ScheduleError, in a line, for a body that is none.
+
+    What the schedules of its parts say is the matter of their kinds, and whether the order is right one of the region:
+    see `checked`.
+    """
+    if schedule.kind != ScheduleKind.PARTS:
+        raise ScheduleError(f"a schedule of kind {schedule.kind!r} has no parts")
+    try:
+        rows = json.loads(schedule.body) if len(schedule.body) <= MOST_BODY else None
+    except (ValueError, RecursionError):
+        raise ScheduleError("a schedule of parts is no JSON") from None
+    if not isinstance(rows, list) or not 0 < len(rows) <= MOST_KERNELS:
+        raise ScheduleError(f"a schedule of parts is a list of 1 to {MOST_KERNELS} parts")
+    parts = tuple(_part(number, row) for number, row in enumerate(rows))
+    places = sorted(place for part in parts for place in part.places)
+    if places != list(range(len(places))):
+        raise ScheduleError(f"every call comes once in the parts of a region, numbered from 0: not {_short(places)}")
+    if schedule_of_parts(parts).body != schedule.body:
+        raise ScheduleError("a schedule of parts is not in canonical form")
+    return parts
+
+
+def _part(number: int, row: Any) -> Part:
+    where = f"part {number} of a schedule"
+    if not isinstance(row, list) or len(row) != 3 or not all(isinstance(text, str) for text in row[1:]):
+        raise ScheduleError(f"{where} is not [places, kind, body]")
+    places, kind, body = row
+    if not isinstance(places, list) or not places or not all(type(p) is int and 0 <= p < MOST_KERNELS for p in places):
+        raise ScheduleError(f"{where} is of no places of calls")
+    if any(a >= b for a, b in pairwise(places)):
+        raise ScheduleError(f"{where} has its calls out of order")
+    if kind not in set(ScheduleKind) - {ScheduleKind.PARTS}:
+        raise ScheduleError(f"{where} is of the unknown kind {_short(kind)}")
+    return Part(tuple(places), Schedule(ScheduleKind(kind), body))
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:80]}…"
+
+
+@lru_cache(1024)
+def hazards(region: Region) -> frozenset[tuple[int, int]]:
+    """Pairs of calls, by place, that must run in their order: one of them writes what the other uses."""
+    uses = Chain(region).uses
+    written = [{slot for slot, use in of.items() if use.is_output} for of in uses]
+    return frozenset(
+        (i, j) for j in range(len(uses)) for i in range(j) if written[i] & set(uses[j]) or written[j] & set(uses[i])
+    )
+
+
+def checked(region: Region, schedule: Schedule) -> tuple[Part, ...]:
+    """The parts of a schedule for a region. Raises ScheduleError, in a line, where it is not one of this region."""
+    parts = parts_of(schedule)
+    if (count := sum(len(part.places) for part in parts)) != len(region.kernels):
+        raise ScheduleError(f"the parts are of {count} calls, the region of {len(region.kernels)}")
+    turn = {place: number for number, part in enumerate(parts) for place in part.places}
+    for i, j in sorted(hazards(region)):
+        if turn[i] > turn[j]:
+            raise ScheduleError(f"part {turn[j]} runs call {j} before call {i}, which it depends on")
+    return parts
+
+
+@lru_cache(4096)
+def region_of_part(region: Region, places: tuple[int, ...]) -> tuple[Region, tuple[int, ...]]:
+    """Some calls as a region of their own, and which buffer of the whole region each of its buffers is.
+
+    Its outputs are what it writes and is an output of the whole, or is used by another part.
+    """
+    kernels = tuple(region.kernels[place] for place in places)
+    if not region.args:
+        return region, tuple(range(1 + max(Chain(region).uses[0])))
+    numbers: dict[int, int] = {}
+    args = tuple(tuple(numbers.setdefault(n, len(numbers)) for n in region.args[place]) for place in places)
+    if len(kernels) == 1:
+        return Region(kernels), region.args[places[0]]
+    uses = Chain(region).uses
+    written = {slot for place in places for slot, use in uses[place].items() if use.is_output}
+    others = {slot for place, of in enumerate(uses) if place not in places for slot in of}
+    observed = written & (others | set(region.outputs))
+    return Region(kernels, args, tuple(sorted(numbers[slot] for slot in observed))), tuple(numbers)
+
+
+def joined(region: Region, parts: Sequence[tuple[tuple[int, ...], Executable]]) -> Program:
+    """Compiled parts of a region, each with its places, as one program: launches in order, intermediates as there."""
+    buffers = 1 + max(number for slots in region.args for number in slots)
+    launches: list[ProgramLaunch] = []
+    scratch: list[Scratch] = []
+    for places, runs in parts:
+        inner, numbers = region_of_part(region, places)
+        program = runs if isinstance(runs, Program) else program_of_parts(inner, [runs])
+        own = tuple(range(buffers + len(scratch), buffers + len(scratch) + len(program.scratch)))
+        to = (*numbers[: program.buffers], *own)
+        launches += [replace(one, args=tuple(to[n] for n in one.args)) for one in program.launches]
+        scratch += program.scratch
+    return Program(tuple(launches), buffers, tuple(scratch))
+
+
+def compile_region(
+    region: Region,
+    schedule: Schedule,
+    target: Target,
+    *,
+    variables: Variables = (),
+    also: tuple[Variables, ...] = (),
+    compile_part: Callable[..., Executable] = compile_schedule,
+) -> Executable:
+    """`kcg.kernel.compile.compile_schedule` for regions of several kernels, too: of these a Program of their parts.
+
+    `compile_part` compiles what is of another kind, with the same arguments.
+    """
+    if schedule.kind != ScheduleKind.PARTS:
+        return compile_part(region, schedule, target, variables=variables, also=also)
+    made = []
+    for part in checked(region, schedule):
+        inner, _ = region_of_part(region, part.places)
+        made.append((part.places, compile_part(inner, part.schedule, target, variables=variables, also=also)))
+    return joined(region, made)
+
+
+class PartsKind:
+    """The kind `parts`, over the other kinds."""
+
+    name = ScheduleKind.PARTS
+
+    def parse(self, body: str) -> Schedule:
+        """A schedule from a body that comes from a file. Raises ScheduleError, in a line, where it is none."""
+        schedule = Schedule(ScheduleKind.PARTS, body)
+        for number, part in enumerate(parts_of(schedule)):
+            try:
+                kind_named(part.schedule.kind).parse(part.schedule.body)
+            except ScheduleError as error:
+                raise ScheduleError(f"part {number} of a schedule: {error}") from None
+        return schedule
+
+    def space(self, region: Region, target: Target) -> PartsSpace | Refusal:
+        """The space of a region of several kernels."""
+        return PartsSpace(region, target) if len(region.kernels) > 1 else Refusal("a region of one kernel has no parts")
+
+    def describe(self, schedule: Schedule) -> str:
+        """What each part does, one after the other."""
+        parts = [part.schedule for part in parts_of(schedule)]
+        return "; ".join(kind_named(one.kind).describe(one) for one in parts)
+
+    def steps(self, schedule: Schedule) -> tuple[str, ...]:
+        """The steps of each part; a label begins with the number of the part."""
+        parts = enumerate(part.schedule for part in parts_of(schedule))
+        return tuple(f"{number}:{step}" for number, one in parts for step in kind_named(one.kind).steps(one))
+
+
+class PartsSpace:
+    """Schedules of the parts of one region: each step is one of one part's own space."""
+
+    def __init__(self, region: Region, target: Target) -> None:
+        self.region, self.target = region, target
+        self._spaces: OrderedDict[tuple[tuple[int, ...], str], Space] = OrderedDict()
+
+    def parts(self, schedule: Schedule) -> list[tuple[Space, Schedule]]:
+        """Each part's space and its schedule there: what is expected of the whole is the sum over these.
+
+        Raises ScheduleError where the schedule is not one of this region.
+        """
+        return [(self._space(part), part.schedule) for part in checked(self.region, schedule)]
+
+    def start(self) -> Schedule:
+        """Where a search begins: the baseline."""
+        return self._baseline
+
+    def baseline(self) -> Schedule:
+        """Every kernel alone, with tinygrad's own schedule."""
+        return self._baseline
+
+    @cached_property
+    def _baseline(self) -> Schedule:
+        places = [(place,) for place in range(len(self.region.kernels))]
+        return schedule_of_parts(Part(one, self._of_kind(one, ScheduleKind.OPTS).baseline()) for one in places)
+
+    def actions(self, schedule: Schedule) -> list[Action]:
+        """The steps of each part; a label begins with the number of the part."""
+        return [
+            Action(f"{number}:{action.label}", self._with(schedule, number, action.schedule))
+            for number, (space, own) in enumerate(self.parts(schedule))
+            for action in space.actions(own)
+        ]
+
+    def variants(self, schedule: Schedule) -> list[Schedule]:
+        """What differs in one step of one part."""
+        return self._changed(schedule, lambda space, own: space.variants(own))
+
+    def neighbours(self, schedule: Schedule) -> list[Schedule]:
+        """What is one change of one part away, the variants first."""
+        found = self.variants(schedule) + self._changed(schedule, lambda space, own: space.neighbours(own))
+        return list(dict.fromkeys(found))
+
+    def sample(self, rng: random.Random, schedule: Schedule | None = None) -> Schedule | None:
+        """A random step of a random part; None where no part has one."""
+        at = self.start() if schedule is None else schedule
+        parts = list(enumerate(self.parts(at)))
+        rng.shuffle(parts)
+        for number, (space, own) in parts:
+            if (after := space.sample(rng, own)) is not None:
+                return self._with(at, number, after)
+        return None
+
+    def transfer(self, schedule: Schedule, other: PartsSpace) -> Schedule | None:
+        """A schedule of another region with as many kernels, taken over part by part; None where one cannot be."""
+        if len(self.region.kernels) != len(other.region.kernels):
+            return None
+        taken = []
+        for part, (space, own) in zip(parts_of(schedule), other.parts(schedule), strict=True):
+            if (here := self._space(part).transfer(own, space)) is None:
+                return None
+            taken.append(Part(part.places, here))
+        found = schedule_of_parts(taken)
+        try:
+            checked(self.region, found)
+        except ScheduleError:
+            return None
+        return found
+
+    def family(self) -> Hashable:
+        """Equal of regions that are wired alike and whose kernels are similar."""
+        kernels = tuple(space.family() for space, _ in self.parts(self.baseline()))
+        return (ScheduleKind.PARTS, kernels, self.region.args, self.region.outputs)
+
+    def key(self, schedule: Schedule) -> str:
+        """Equal of equal programs."""
+        return self._joined(schedule, lambda space, own: space.key(own))
+
+    def alike(self, schedule: Schedule) -> str:
+        """Equal where all parts are alike."""
+        return self._joined(schedule, lambda space, own: space.alike(own))
+
+    def groups(self, schedule: Schedule) -> Hashable:
+        """The traits of each part."""
+        return tuple(space.groups(own) for space, own in self.parts(schedule))
+
+    def tile(self, schedule: Schedule) -> Hashable:
+        """The tiles of each part."""
+        return tuple(space.tile(own) for space, own in self.parts(schedule))
+
+    def loop_nests(self, batch: Sequence[Schedule]) -> list[list[Any]]:
+        """Of each schedule the loop nests of its parts, in order."""
+        return [[nest for space, own in self.parts(one) for nest in space.loop_nests([own])] for one in batch]
+
+    def refusals(self, batch: Sequence[Schedule]) -> list[float]:
+        """How likely a compiler refuses one of the parts."""
+        return [1 - math.prod(1 - space.refusals([own])[0] for space, own in self.parts(one)) for one in batch]
+
+    def action_features(self, schedule: Schedule, actions: Sequence[Action] | None = None) -> Any:
+        """The rows of each part's actions beneath each other, in the order of `actions`, and last that of none."""
+        rows = [space.action_features(own) for space, own in self.parts(schedule)]
+        places = {action.schedule: place for place, action in enumerate(self.actions(schedule))}
+        chosen = list(places.values()) if actions is None else [places[action.schedule] for action in actions]
+        width = max(one.axes.shape[1] for one in rows)
+        axes = [np.pad(one.axes, ((0, 0), (0, width - one.axes.shape[1])), constant_values=-1) for one in rows]
+        order = [*chosen, len(places)]
+        return replace(
+            rows[0],
+            features=np.concatenate([*(one.features[:-1] for one in rows), rows[0].features[-1:]])[order],
+            axes=np.concatenate([*(one[:-1] for one in axes), axes[0][-1:]])[order],
+        )
+
+    def check(self, schedule: Schedule) -> None:
+        """Raises where a schedule is not one of this region, or where that of a part does not apply."""
+        for space, own in self.parts(schedule):
+            space.check(own)
+
+    def name(self, schedule: Schedule) -> str:
+        """`3 kernels: r_6_16; r_6_16n1; E_6_16`."""
+        return self._in_words(space.name(own) for space, own in self.parts(schedule))
+
+    def legend(self, schedule: Schedule) -> str:
+        """What the names say, in words."""
+        return self._in_words(space.legend(own) for space, own in self.parts(schedule))
+
+    def compile(self, schedule: Schedule, variables: Variables = (), also: tuple[Variables, ...] = ()) -> Program:
+        """The parts in order as one program; intermediates are buffers of the region, as tinygrad stores them.
+
+        Raises ScheduleError, or a compiler's own error.
+        """
+        parts = zip(parts_of(schedule), self.parts(schedule), strict=True)
+        return joined(self.region, [(part.places, space.compile(own, variables, also)) for part, (space, own) in parts])
+
+    def _changed(self, schedule: Schedule, change: Callable[[Space, Schedule], list[Schedule]]) -> list[Schedule]:
+        parts = enumerate(self.parts(schedule))
+        return [self._with(schedule, number, other) for number, (space, own) in parts for other in change(space, own)]
+
+    def _in_words(self, parts: Iterable[str]) -> str:
+        return f"{len(self.region.kernels)} kernels: {'; '.join(parts)}"
+
+    def _joined(self, schedule: Schedule, of: Callable[[Space, Schedule], str]) -> str:
+        places = [list(part.places) for part in parts_of(schedule)]
+        return canonical_json([places, [of(space, own) for space, own in self.parts(schedule)]])
+
+    def _with(self, schedule: Schedule, number: int, own: Schedule) -> Schedule:
+        """The schedule with another one for one of its parts."""
+        parts = list(parts_of(schedule))
+        parts[number] = Part(parts[number].places, own)
+        return schedule_of_parts(parts)
+
+    def _space(self, part: Part) -> Space:
+        return self._of_kind(part.places, part.schedule.kind)
+
+    def _of_kind(self, places: tuple[int, ...], kind: str) -> Space:
+        if (places, kind) not in self._spaces:
+            found = kind_named(kind).space(region_of_part(self.region, places)[0], self.target)
+            if isinstance(found, Refusal):
+                raise ScheduleError(f"calls {list(places)} have no schedules of kind {kind}: {found.reason}")
+            self._spaces[places, kind] = found
+        return self._spaces[places, kind]
+
+
+KIND = PartsKind()
