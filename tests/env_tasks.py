@@ -24,25 +24,12 @@ from kcg.rl.observation import Viewer
 from kcg.search.replay import ReplayTable, read_tables
 from kcg.types import Region, Schedule, Target
 from tests.kernels import empty, example_ast, kernels_of
-from tests.known_targets import KNOWN_TARGETS
+from tests.known_targets import KNOWN_TARGETS, X86
 
 DATASET = Path(__file__).parent.parent / "datasets" / "h200"
 RECORDED = "b6807720"
 """A recorded kernel of 600 schedules, 10 of which fail."""
-CPU = Target(
-    device="CPU",
-    renderer="X86",
-    arch="x86_64,native",
-    model="test",
-    cores=8,
-    has_local=False,
-    has_threads=True,
-    max_threads=8,
-    shared_bytes=0,
-    memory_bytes=1 << 30,
-    cache_bytes=1 << 20,
-)
-TARGETS = {"CUDA": KNOWN_TARGETS["sm_90"], "CPU": CPU}
+TARGETS = {"CUDA": KNOWN_TARGETS["sm_90"], "CPU": X86}
 
 
 @cache

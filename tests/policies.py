@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import cache
 
 import torch
-from replay_table import synthetic_table
 from torch import nn
 
 from kcg.kernel.codec import kernel_of
@@ -22,6 +21,7 @@ from kcg.search.replay import oracle_predict
 from kcg.types import Region
 from tests.kernels import empty, example_ast, kernels_of
 from tests.known_targets import KNOWN_TARGETS
+from tests.replay_table import synthetic_table
 
 SHIPPED = choice.SHIPPED / "cuda.safetensors"
 SMALL = NetSettings(hidden=16, layers=1)

@@ -18,25 +18,12 @@ from kcg.compat import beam, programs, scheduling
 from kcg.compat.renderers import planning_renderer
 from kcg.compat.tiny import Device, KernelInfo, Ops, Scheduler, UOp, dtypes, to_program
 from kcg.kernel.codec import ast_of, kernel_of
-from kcg.types import Opt, Target
+from kcg.types import Opt
 from tests.kernels import example_asts, example_region, kernels_of, on_targets
-from tests.known_targets import KNOWN_TARGETS
+from tests.known_targets import KNOWN_TARGETS, X86
 
 ASTS = example_asts()
 
-X86 = Target(
-    device="CPU",
-    renderer="X86",
-    arch="x86_64,native",
-    model="test",
-    cores=2,
-    has_local=False,
-    has_threads=True,
-    max_threads=2,
-    shared_bytes=0,
-    memory_bytes=1 << 30,
-    cache_bytes=1 << 20,
-)
 TARGETS = {"X86": X86, **KNOWN_TARGETS}
 
 

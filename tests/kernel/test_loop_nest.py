@@ -18,23 +18,10 @@ from kcg.kernel.compile import UOPS_MAX, _program, compile_schedule
 from kcg.kernel.loop_nest import _packs, count_uops
 from kcg.kernel.opts.space import UOPS_OFFERED, KernelSpace
 from kcg.measure.device_info import detect
-from kcg.types import RAW, Opt, Region, Schedule, Target
+from kcg.types import RAW, Opt, Region, Schedule
 from tests.kernels import empty, example_region, kernels_of
-from tests.known_targets import KNOWN_TARGETS
+from tests.known_targets import KNOWN_TARGETS, X86
 
-X86 = Target(
-    device="CPU",
-    renderer="X86",
-    arch="x86_64,native",
-    model="test",
-    cores=2,
-    has_local=False,
-    has_threads=True,
-    max_threads=2,
-    shared_bytes=0,
-    memory_bytes=1 << 30,
-    cache_bytes=1 << 20,
-)
 CLANG = replace(X86, renderer="CLANG")
 TARGETS = {"X86": X86, "CLANG": CLANG, **KNOWN_TARGETS}
 CORE = (("TC", 0, (-1, 0, 1)), ("UPCAST", 0, 4), ("UPCAST", 1, 4))

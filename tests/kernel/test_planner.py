@@ -21,21 +21,8 @@ from kcg.kernel.opts.planner import MAKES, Planner, PlanState, legal_steps, plan
 from kcg.types import Opt, Region, Schedule, Target
 from kcg.workloads.registry import spec_of
 from tests.kernels import empty, example_asts, example_region, kernels_of
-from tests.known_targets import KNOWN_TARGETS
+from tests.known_targets import KNOWN_TARGETS, X86
 
-X86 = Target(
-    device="CPU",
-    renderer="X86",
-    arch="x86_64,native",
-    model="test",
-    cores=8,
-    has_local=False,
-    has_threads=True,
-    max_threads=8,
-    shared_bytes=0,
-    memory_bytes=1 << 30,
-    cache_bytes=1 << 20,
-)
 TARGETS = {"X86": X86, "CLANG": replace(X86, renderer="CLANG"), **KNOWN_TARGETS}
 TYPICAL = (
     "matmul_f16",

@@ -11,7 +11,7 @@ from kcg.kernel.compile import render_schedule
 from kcg.kernel.opts.space import KernelSpace
 from kcg.types import Opt, Region, Schedule, Target
 from tests.kernels import empty, example_asts, example_region, kernels_of, on_targets
-from tests.known_targets import KNOWN_TARGETS
+from tests.known_targets import KNOWN_TARGETS, X86
 
 ASTS = example_asts()
 
@@ -103,21 +103,8 @@ def test_the_same_schedule_renders_to_the_same_source() -> None:
 
 def test_legal_actions_differ_between_targets() -> None:
     """No workgroups on a CPU, tensor cores only where the architecture has them."""
-    cpu = Target(
-        device="CPU",
-        renderer="X86",
-        arch="x86_64,native",
-        model="test",
-        cores=4,
-        has_local=False,
-        has_threads=True,
-        max_threads=4,
-        shared_bytes=0,
-        memory_bytes=1 << 30,
-        cache_bytes=1 << 20,
-    )
     ops = {}
-    for name, target in {"cpu": cpu, **KNOWN_TARGETS}.items():
+    for name, target in {"cpu": X86, **KNOWN_TARGETS}.items():
         space = KernelSpace(example_region("matmul_f32"), target)
         ops[name] = {action.schedule.opts[-1].op for action in space.actions(space.start())}
     assert "THREAD" in ops["cpu"]

@@ -57,11 +57,6 @@ def matmul() -> KernelSpace:
     return space_of((empty(64, 96) @ empty(96, 80)).relu())
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 def walks(space: KernelSpace, count: int, seed: int = 0) -> list[Schedule]:
     rng, found = random.Random(seed), [RAW]
     while len(found) < count:

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from gymnasium.utils.env_checker import check_env
 
 from kcg.errors import UsageError
@@ -31,12 +30,6 @@ from tests.env_tasks import (
     task,
     viewer_of,
 )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
 
 # Rewards, faults and ends
 

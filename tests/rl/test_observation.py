@@ -7,7 +7,6 @@ import random
 
 import numpy as np
 import pytest
-import torch
 
 from kcg.compat.scheduling import to_tiny
 from kcg.errors import ScheduleError
@@ -22,12 +21,6 @@ from tests.env_tasks import (
     viewer_of,
 )
 from tests.kernels import empty, kernels_of
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
 
 # Actions as rows
 

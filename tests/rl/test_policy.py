@@ -29,11 +29,6 @@ from kcg.types import RAW
 from tests.policies import ABOUT, SHIPPED, SMALL, opinionated, viewer_of
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 def views_of(name: str) -> list[View]:
     viewer = viewer_of(name)
     return viewer.views([RAW, viewer.space.baseline(), *(step.schedule for step in viewer.space.actions(RAW)[:4])])

@@ -25,11 +25,6 @@ from tests.policies import ABOUT, SMALL, opinionated, task, viewer_of
 STILL = replace(SMALL, dropout=0.0)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 @cache
 def every_view() -> list[View]:
     """Of kernels of every kind, raw, hand-coded and one step on."""

@@ -16,7 +16,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from replay_table import noisy_predict
 
 from kcg.errors import ExitCode
 from kcg.rl.policy import Policy, PolicyNet, RolloutSettings, _Acting, ppo, shipped_policy
@@ -25,11 +24,7 @@ from kcg.search.replay import ReplayTable, constant_predict, oracle_predict
 from kcg.types import Prediction, Schedule, Status
 from tests.env_tasks import recorded_table, recorded_viewer
 from tests.policies import ABOUT, SMALL, opinionated, roofline, viewer_of
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
+from tests.replay_table import noisy_predict
 
 
 def table() -> ReplayTable:

@@ -28,12 +28,6 @@ from kcg.rl.training import ExampleSet, LearningSettings, judge, learn, losses
 from kcg.types import RAW
 from tests.policies import SMALL, grown, opinionated, roofline, viewer_of
 
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 PLAY = SelfPlaySettings(simulations=32, most_steps=3)
 
 

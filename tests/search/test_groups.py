@@ -9,7 +9,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from replay_table import chain_table, synthetic_table
 
 from kcg.kernel.codec import kernel_of
 from kcg.kernel.opts.space import KernelSpace
@@ -24,6 +23,7 @@ from kcg.search.strategies import strategy
 from kcg.types import Opt, Region, Schedule
 from tests.kernels import empty, kernels_of
 from tests.known_targets import KNOWN_TARGETS
+from tests.replay_table import chain_table, synthetic_table
 
 TARGET = KNOWN_TARGETS["sm_90"]
 

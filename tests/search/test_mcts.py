@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from replay_table import BASELINE, KERNELS, chain_table, synthetic_table
 
 from kcg.search.calibration import Calibration, Trial
 from kcg.search.mcts import Graph, MctsSettings, candidates, mcts
@@ -18,6 +17,7 @@ from kcg.search.problem import Ledger, Trials, best
 from kcg.search.replay import constant_predict, oracle_predict
 from kcg.types import Opt, Prediction, Schedule
 from tests.policies import grown
+from tests.replay_table import BASELINE, KERNELS, chain_table, synthetic_table
 
 
 def test_transpositions_share_a_node() -> None:

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import pytest
-from replay_table import synthetic_table
 
 from kcg.errors import ScheduleError
 from kcg.kernel.opts.space import KernelSpace
@@ -19,6 +18,7 @@ from kcg.search.problem import Action, Ledger, Observation, Problem, Strategy, T
 from kcg.search.replay import ReplayTable, charged, constant_predict, oracle_predict
 from kcg.types import RAW, Opt, Prediction, Schedule, ScheduleKind, Status
 from tests.kernels import schedule_of, small_matmul
+from tests.replay_table import synthetic_table
 
 
 @pytest.fixture(scope="module")

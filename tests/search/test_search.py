@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from replay_table import BASELINE, KERNELS, chain_table, inverted_predict, noisy_predict, synthetic_table
 
 from kcg.errors import UnknownName
 from kcg.search.mcts import MctsSettings
@@ -18,6 +17,7 @@ from kcg.search.problem import Action, Ledger, Observation, Predict, Problem, be
 from kcg.search.replay import ReplayTable, constant_predict, oracle_predict
 from kcg.search.strategies import STRATEGIES, strategy
 from kcg.types import Opt, Prediction, Schedule
+from tests.replay_table import BASELINE, KERNELS, chain_table, inverted_predict, noisy_predict, synthetic_table
 
 NAMES = [*STRATEGIES, "beam:1", "beam:8"]
 SEARCHES = [n for n in NAMES if n != "hand-coded"]

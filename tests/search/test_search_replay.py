@@ -7,13 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from replay_table import chain_table, inverted_predict, noisy_predict, synthetic_table
 
 from kcg.errors import DataError, ScheduleError
 from kcg.search.problem import Observation, Predict, Problem, Trials, best
 from kcg.search.replay import ReplayTable, constant_predict, oracle_predict
 from kcg.search.strategies import strategy
 from kcg.types import RAW, Opt, Schedule, Status
+from tests.replay_table import chain_table, inverted_predict, noisy_predict, synthetic_table
 
 
 def run(name: str, problem: Problem) -> list[Observation]:

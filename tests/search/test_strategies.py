@@ -7,12 +7,20 @@ import math
 from collections.abc import Callable, Sequence
 
 import pytest
-from replay_table import BASELINE, RECORDED, inverted_predict, noisy_predict, recorded, synthetic_table, tree_table
 
 from kcg.search.problem import Ledger, Observation, Predict
 from kcg.search.replay import constant_predict, oracle_predict
 from kcg.search.strategies import AnnealingSettings, annealing
 from kcg.types import Prediction, Schedule
+from tests.replay_table import (
+    BASELINE,
+    RECORDED,
+    inverted_predict,
+    noisy_predict,
+    recorded,
+    synthetic_table,
+    tree_table,
+)
 from tests.table_search import EXHAUSTING, best_s, run
 
 UNGUIDED = ["random", "unguided-evolution", "annealing", "full-beam", "full-beam-from-hand-coded"]

@@ -21,26 +21,14 @@ from kcg.kernel.opts.space import KernelSpace
 from kcg.kernel.symbolic import ends_of
 from kcg.measure.inputs import buffers_of
 from kcg.measure.protocol import PROTOCOL
-from kcg.types import RAW, Target, Workload
+from kcg.types import RAW, Workload
 from kcg.workloads.capture import Refused, to_workload
 from kcg.workloads.script import NAME_LENGTH, Captured, Form, Program, bounded, capture_program
+from tests.known_targets import X86
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 STEPS, POSITIONS = 4, 12
 DEV = os.environ["DEV"]
-X86 = Target(
-    device="CPU",
-    renderer="X86",
-    arch="x86_64,native",
-    model="test",
-    cores=2,
-    has_local=False,
-    has_threads=True,
-    max_threads=2,
-    shared_bytes=0,
-    memory_bytes=1 << 33,
-    cache_bytes=1 << 24,
-)
 
 
 def command(*arguments: str | Path) -> list[str]:
