@@ -184,7 +184,7 @@ def test_a_job_that_does_not_end_is_ended_and_named(whole: Path, monkeypatch: py
 def test_a_job_that_ends_its_process_is_named() -> None:
     future: Future[list[tuple[str, str]]] = Future()
     future.set_exception(ProcessExpired("Abnormal termination", code=-11))
-    ((_, line),) = checking._answer(room._Job("k" * 64, "{}"), future) or ()
+    ((_, line),) = checking._answer(checking._Job("k" * 64, "{}"), future) or ()
     assert line == f"kernels.parquet: kernel {'k' * 64}: decoding ended its process (Abnormal termination)"
 
 

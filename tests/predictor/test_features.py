@@ -33,7 +33,7 @@ from kcg.predictor.features import (
 from kcg.predictor.network import Batch, GraphSet, Net, NetSettings
 from kcg.predictor.training_data import TrainingData, load
 from kcg.types import RAW, Region, Schedule, Status
-from tests.kernels import empty, example_asts, example_region, kernels_of, on_targets
+from tests.kernels import empty, example_region, kernels_of, on_targets
 from tests.known_targets import KNOWN_TARGETS
 from tests.small_dataset import small_dataset
 
@@ -91,7 +91,7 @@ def test_the_same_schedule_has_the_same_graph_alone_and_in_company(matmul: Kerne
     assert same(graphs(encode(tables, [1, 1]), H200), apart), "padding shows"
 
 
-@pytest.mark.parametrize(("target", "names"), on_targets(example_asts(), sorted(KNOWN_TARGETS), whole=("sm_90",)))
+@pytest.mark.parametrize(("target", "names"), on_targets(sorted(KNOWN_TARGETS), whole=("sm_90",)))
 def test_finite_for_every_kind_of_kernel_on_every_target_without_its_hardware(target: str, names: list[str]) -> None:
     for name in names:
         region = example_region(name)

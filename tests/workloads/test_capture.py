@@ -51,10 +51,6 @@ def capture_of(script: Path, *arguments: str, dev: str = DEV) -> Captured:
     return capture_program(Program(Form.SCRIPT, str(script), arguments), dev=dev)
 
 
-def lines_of_kcg(text: str) -> list[str]:
-    return [line for line in text.splitlines() if line.startswith("kcg: ")]
-
-
 def executions_printed(text: str) -> int:
     """How many kernels tinygrad says it ran, with DEBUG=2; of a copy it prints where it comes from."""
     return sum("*** CPU" in line and "<-" not in line for line in text.splitlines())
