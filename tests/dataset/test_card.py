@@ -49,11 +49,6 @@ def card(exported: Path) -> str:
     return (exported / CARD).read_text(encoding="utf-8")
 
 
-def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "kcg.dataset", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-
-
 def section(card: str, title: str) -> str:
     return card.split(f"\n## {title}\n")[1].split("\n## ")[0]
 
@@ -234,15 +229,15 @@ def test_of_what_is_not_trusted_there_is_no_card(folder: Path) -> None:
 
 def test_export_card_and_verify_as_commands(exported: Path, tmp_path: Path, card: str) -> None:
     journal, out = exported.parent / "a.sqlite", tmp_path / "out"
-    done = run("export", journal, out)
+    done = ended(main, "export", journal, out)
     assert done.returncode == ExitCode.OK and CARD in done.stdout, done.stderr
     assert (out / CARD).read_text() == card
-    assert run("card", out).stdout == f"{out / CARD}\n"
-    done = run("verify", out, "--workers", "1", "--quiet")
+    assert ended(main, "card", out).stdout == f"{out / CARD}\n"
+    done = ended(main, "verify", out, "--workers", "1", "--quiet")
     assert done.returncode == ExitCode.OK, done.stdout + done.stderr
     assert done.stdout == f"{out}: 17 rows, 4 kernels, 14 schedules, 13 binaries; no problem was found\n"
     (out / "targets.json").write_text("{}")
-    done = run("verify", out, "--quiet")
+    done = ended(main, "verify", out, "--quiet")
     assert done.returncode == ExitCode.VERIFICATION_FAILED
     first, last = done.stdout.splitlines()
     assert "targets.json does not agree" in first and last.endswith("1 lines of problems")

@@ -31,9 +31,9 @@ def generated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     first = run(*arguments, "--schedules-per-kernel", "2", "--budget", "60s")
     assert first.returncode == ExitCode.OK, first.stderr
     assert "complete" in first.stdout
-    again = run(*arguments, "--schedules-per-kernel", "2", "--budget", "60s")
+    again = ended(main, *arguments, "--schedules-per-kernel", "2", "--budget", "60s")
     assert "0 schedules measured" in again.stdout, "what is known is not measured again"
-    more = run(*arguments, "--schedules-per-kernel", "4", "--budget", "1s")
+    more = ended(main, *arguments, "--schedules-per-kernel", "4", "--budget", "1s")
     assert "budget reached" in more.stdout and more.returncode == ExitCode.BUDGET_HIT, more.stderr
     assert "give a larger --budget" in more.stderr
     return out
@@ -51,13 +51,13 @@ def test_generate_measures_every_kernel_for_real_and_resumes(generated: Path) ->
 
 
 def test_stats_and_export_work_on_what_was_generated(generated: Path, tmp_path: Path) -> None:
-    told = json.loads(run("stats", generated, "--json").stdout)
-    done = run("export", generated, tmp_path / "export")
+    told = json.loads(ended(main, "stats", generated, "--json").stdout)
+    done = ended(main, "export", generated, tmp_path / "export")
     assert done.returncode == ExitCode.OK, done.stderr
     exported = read_export(tmp_path / "export")
     assert len(list(exported.measurements(PROTOCOL))) == told["rows"]
-    assert json.loads(run("stats", tmp_path / "export", "--json").stdout)["rows"] == told["rows"]
-    assert run("export", generated, tmp_path / "export").returncode == ExitCode.USAGE, "nothing is overwritten"
+    assert json.loads(ended(main, "stats", tmp_path / "export", "--json").stdout)["rows"] == told["rows"]
+    assert ended(main, "export", generated, tmp_path / "export").returncode == ExitCode.USAGE, "nothing is overwritten"
 
 
 def test_capture_counts_executions_of_an_unchanged_script(tmp_path: Path) -> None:

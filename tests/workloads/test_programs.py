@@ -13,9 +13,11 @@ from markupsafe import escape
 
 from kcg.dataset.journal import Journal
 from kcg.errors import ExitCode, ScriptError, UsageError
+from kcg.optimize.__main__ import main as optimize
 from kcg.optimize.result import read_result
 from kcg.optimize.settings import Settings
 from kcg.workloads.script import Form, Late, Program, capture_program, check_program, program_of
+from tests.commands import ended
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 DEV = os.environ["DEV"]
@@ -167,7 +169,7 @@ def test_an_optimisation_knows_a_program_by_its_form(tmp_path: Path) -> None:
     assert Settings(str(tmp_path / "absent")).program is None
 
 
-def test_optimize_takes_a_module_and_code_as_python_does(tmp_path: Path) -> None:
+def test_optimize_takes_a_module_and_code_as_python_does() -> None:
     def plan(*words: str) -> dict[str, object]:
         command = [sys.executable, "-m", "kcg.optimize", "--dry-run", "--json", *words]
         done = subprocess.run(command, cwd=SCRIPTS, capture_output=True, text=True, timeout=120, check=False)
@@ -180,8 +182,7 @@ def test_optimize_takes_a_module_and_code_as_python_does(tmp_path: Path) -> None
     code = plan("-c", "from package.work import batches; batches()")
     assert str(code["workload"]).startswith("script:code-")
     assert [k["id"] for k in code["kernels"]] == [k["id"] for k in module["kernels"]]  # type: ignore[union-attr, attr-defined]
-    command = [sys.executable, "-m", "kcg.optimize", "flux", "-m", "package"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = ended(optimize, "flux", "-m", "package")
     assert done.returncode == ExitCode.USAGE and "flux and -m: choose one" in done.stderr
 
 
