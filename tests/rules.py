@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ast
 import re
-import subprocess
-import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
+
+from tests.commands import python
 
 ROOT = Path(__file__).parent.parent
 
@@ -232,14 +232,7 @@ def drawn_tree(text: str) -> dict[str, str]:
 
 def loaded_by(*command: str) -> set[str]:
     """Top-level packages that a Python command imports. Raises AssertionError where it fails."""
-    done = subprocess.run(
-        [sys.executable, "-X", "importtime", *command],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        timeout=60,
-        check=False,
-    )
+    done = python("-X", "importtime", *command, cwd=ROOT)
     assert done.returncode == 0, done.stderr[-500:]
     times = [
         line for line in done.stderr.splitlines() if line.startswith("import time:") and "imported package" not in line

@@ -6,8 +6,6 @@ import hashlib
 import json
 import re
 import shutil
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
@@ -22,7 +20,7 @@ from kcg.dataset.publish import CARD, COLUMNS, FILES, HUB_SPLIT, LICENSE, SAMPLE
 from kcg.errors import DataError, ExitCode
 from kcg.search.replay import COLUMNS as REPLAY_COLUMNS
 from kcg.types import Status
-from tests.commands import ended
+from tests.commands import ended, python
 from tests.dataset.test_journal import KERNELS, measurement
 from tests.dataset.test_stats_page import sample
 
@@ -185,9 +183,7 @@ def test_what_it_shows_for_loading_works(exported: Path, card: str) -> None:
     blocks = re.findall(r"```python\n(.*?)```", section(card, "How to load it"), re.DOTALL)
     assert len(blocks) == 2
     code = "\n".join([*blocks, "print(len(rows), len(timings), len(kernels), len(table))"])
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=exported, capture_output=True, text=True, timeout=60, check=False
-    )
+    done = python("-c", code, cwd=exported)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "17 17 4 17"
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,14 +13,13 @@ from kcg.dataset.export import read_export
 from kcg.dataset.journal import Journal
 from kcg.errors import ExitCode
 from kcg.measure.protocol import PROTOCOL
-from tests.commands import ended
+from tests.commands import ended, python
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "two_layers.py"
 
 
 def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "kcg.dataset", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    return python("-m", "kcg.dataset", *arguments)
 
 
 @pytest.fixture(scope="module")

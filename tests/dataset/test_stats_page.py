@@ -8,7 +8,6 @@ import math
 import re
 import shutil
 import subprocess
-import sys
 from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
@@ -26,6 +25,7 @@ from kcg.dataset.stats_page import render_page
 from kcg.errors import ExitCode
 from kcg.kernel.codec import kernel_of
 from kcg.types import Kernel, Measurement, Opt, Region, Schedule, Status, Toolchain, Workload, WorkloadCall
+from tests.commands import python
 from tests.kernels import empty, kernels_of
 from tests.known_targets import KNOWN_TARGETS
 
@@ -330,8 +330,7 @@ def test_a_browser_draws_every_picture_without_errors(tmp_path: Path, page_text:
 
 def test_the_command_writes_the_page(journal: Path, tmp_path: Path) -> None:
     shutil.copy(journal, tmp_path / "a.sqlite")
-    command = [sys.executable, "-m", "kcg.dataset", "stats", "a.sqlite", "--html", "new/page.html"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    done = python("-m", "kcg.dataset", "stats", "a.sqlite", "--html", "new/page.html", cwd=tmp_path)
     assert done.returncode == ExitCode.OK, done.stderr
     assert "17, of them 15 ok" in done.stdout and done.stdout.endswith("page: new/page.html\n")
     assert "<h1>a.sqlite</h1>" in (tmp_path / "new" / "page.html").read_text()

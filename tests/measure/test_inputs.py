@@ -4,9 +4,6 @@ device."""
 from __future__ import annotations
 
 import hashlib
-import os
-import subprocess
-import sys
 from fractions import Fraction
 from functools import cache
 from typing import Any
@@ -46,6 +43,7 @@ from kcg.measure.inputs import (
     to_values,
 )
 from kcg.measure.workbench import Workbench
+from tests.commands import python
 from tests.kernels import TYPICAL, empty, example_asts, example_region, examples, kernels_of
 
 ASTS = example_asts()
@@ -69,13 +67,7 @@ def digest() -> str:
 
 def test_same_in_every_process() -> None:
     code = "from tests.measure.test_inputs import digest; print(digest())"
-    other = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONHASHSEED": "7"},
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
+    other = python("-c", code, PYTHONHASHSEED="7")
     assert other.stdout.strip() == digest()
 
 

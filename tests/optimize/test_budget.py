@@ -6,7 +6,6 @@ import os
 import re
 import sqlite3
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -28,14 +27,14 @@ from kcg.optimize.session import RegionWork, Session
 from kcg.optimize.settings import Settings
 from kcg.search.problem import Observation
 from kcg.types import ModelCheck, RegionResult, Result, Schedule, Status
+from tests.commands import python
 from tests.sample_result import sample_result
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 
 
 def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "kcg.optimize", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    return python("-m", "kcg.optimize", *arguments)
 
 
 def samplers(folder: Path) -> list[str]:

@@ -9,7 +9,6 @@ import runpy
 import shutil
 import sqlite3
 import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -37,6 +36,7 @@ from kcg.types import Finalist, Region, RegionResult, Result, Schedule, Target, 
 from kcg.workloads.capture import to_workload
 from kcg.workloads.script import capture_program, program_of
 from tests.beam_cache import put, rows_of
+from tests.commands import python
 from tests.without_clang import HIDE
 
 ROOT = Path(__file__).parents[2]
@@ -102,10 +102,7 @@ def run(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Runs a script in a process of its own, as a user would."""
 
     def start(*command: object, cache: Path | None = None, **settings: str) -> subprocess.CompletedProcess[str]:
-        environment = {**os.environ, "CACHEDB": str(cache or tmp_path / "own.db"), **settings}
-        return subprocess.run(
-            [sys.executable, *map(str, command)], env=environment, capture_output=True, text=True, timeout=120
-        )
+        return python(*command, CACHEDB=str(cache or tmp_path / "own.db"), **settings)
 
     return start
 

@@ -7,7 +7,6 @@ import json
 import shutil
 import sqlite3
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,15 +24,15 @@ from kcg.optimize.session import Session
 from kcg.optimize.settings import Settings
 from kcg.types import ModelCheck, RegionResult, Result, ScheduleKind
 from kcg.workloads.family import Step
+from tests.commands import python
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 DEV = "CPU:X86"
 SCRIPT, KERNELS = SCRIPTS / "outer_sum.py", SCRIPTS / "outer_kernels.py"
 
 
-def run(*arguments: str | Path, timeout: float = 240) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "kcg.optimize", "--device", DEV, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return python("-m", "kcg.optimize", "--device", DEV, *arguments)
 
 
 @pytest.fixture(scope="module")

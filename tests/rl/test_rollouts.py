@@ -7,8 +7,6 @@ import json
 import math
 import random
 import sqlite3
-import subprocess
-import sys
 from collections.abc import Sequence
 from concurrent.futures import Future
 from functools import cache
@@ -22,6 +20,7 @@ from kcg.rl.policy import Policy, PolicyNet, RolloutSettings, _Acting, ppo, ship
 from kcg.search.problem import Ledger, Observation, Problem, Trials, best
 from kcg.search.replay import ReplayTable, constant_predict, oracle_predict
 from kcg.types import Prediction, Schedule, Status
+from tests.commands import python
 from tests.env_tasks import recorded_table, recorded_viewer
 from tests.policies import ABOUT, SMALL, opinionated, roofline, viewer_of
 from tests.replay_table import noisy_predict
@@ -138,25 +137,9 @@ def test_a_device_without_a_policy_of_its_own_gets_that_of_cuda() -> None:
 
 def test_the_command_searches_with_it_to_a_verified_result(tmp_path: Path) -> None:
     program = "from tinygrad import Tensor\nx = Tensor.empty(512, 512)\nfor _ in range(3): x.sum(0).realize()"
-    command = [
-        sys.executable,
-        "-m",
-        "kcg.optimize",
-        "-c",
-        program,
-        "--search",
-        "ppo",
-        "--budget",
-        "300s",
-        "--measurements",
-        "12",
-        "--json",
-        "--quiet",
-        "--no-script-check",
-        "--report",
-        str(tmp_path),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False, cwd=tmp_path)
+    limits = ["--budget", "300s", "--measurements", "12", "--no-script-check"]
+    command = ["-m", "kcg.optimize", "-c", program, "--search", "ppo", *limits, "--json", "--quiet", "--report"]
+    done = python(*command, tmp_path, cwd=tmp_path)
     assert done.returncode in (ExitCode.OK, ExitCode.NOTHING_IMPROVED), done.stderr
     (kernel,) = json.loads(done.stdout)["kernels"]
     assert kernel["outcome"] in ("improved", "kept") and kernel["after_s"] <= kernel["before_s"]

@@ -28,6 +28,7 @@ from kcg.measure.protocol import PROTOCOL
 from kcg.types import RAW, Workload
 from kcg.workloads.capture import Refused, to_workload
 from kcg.workloads.script import NAME_LENGTH, Captured, Form, Program, bounded, capture_program
+from tests.commands import python
 from tests.known_targets import X86
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
@@ -40,15 +41,7 @@ def command(*arguments: str | Path) -> list[str]:
 
 
 def run(*arguments: str | Path, stdin: str = "", **settings: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command(*arguments),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        input=stdin,
-        env={**os.environ, **settings},
-    )
+    return python("-m", "kcg.dataset", *arguments, stdin=stdin, **settings)
 
 
 def capture_of(script: Path, *arguments: str, dev: str = DEV) -> Captured:
