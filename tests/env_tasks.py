@@ -42,6 +42,8 @@ def region_of(name: str) -> Region:
         "copy": lambda: empty(8, 4).permute(1, 0).contiguous(),
         "sum": lambda: empty(64, 48).sum(1),
         "matmul": lambda: empty(64, 96) @ empty(96, 80),
+        "other matmul": lambda: empty(48, 64) @ empty(64, 32),
+        "rows": lambda: empty(256, 64).exp().contiguous(),
         "symbolic sum": lambda: empty(32, 24, 16)[: Variable("length", 1, 32).bind(20)].sum((0, 2)),
     }
     return Region((kernel_of(kernels_of(made[name]())[-1] if name in made else example_ast(name)),))

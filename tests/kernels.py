@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -293,6 +294,6 @@ def small_matmul() -> KernelSpace:
     return KernelSpace(Region((kernel_of(ast),)), KNOWN_TARGETS["sm_90"])
 
 
-def schedule_of(*steps: tuple[str, int, int]) -> Schedule:
+def schedule_of(*steps: tuple[str, int, Any]) -> Schedule:
     """The schedule of some Opts: operation, axis, amount."""
     return Schedule.from_opts([Opt(*step) for step in steps])

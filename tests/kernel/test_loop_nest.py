@@ -18,8 +18,8 @@ from kcg.kernel.compile import UOPS_MAX, _program, compile_schedule
 from kcg.kernel.loop_nest import _packs, count_uops
 from kcg.kernel.opts.space import UOPS_OFFERED, KernelSpace
 from kcg.measure.device_info import detect
-from kcg.types import RAW, Opt, Region, Schedule
-from tests.kernels import empty, example_region, kernels_of
+from kcg.types import RAW, Region, Schedule
+from tests.kernels import empty, example_region, kernels_of, schedule_of
 from tests.known_targets import KNOWN_TARGETS, X86
 
 CLANG = replace(X86, renderer="CLANG")
@@ -42,10 +42,6 @@ def counted(space: KernelSpace, schedule: Schedule) -> int:
 def real(space: KernelSpace, schedule: Schedule) -> int:
     program = _program(space.region, schedule, planning_renderer(space.target), name="kernel")
     return len(program.src[1].src)
-
-
-def schedule_of(*steps: tuple[str, int, Any]) -> Schedule:
-    return Schedule.from_opts([Opt(*step) for step in steps])
 
 
 def error(region: Region, target: str, steps: Steps) -> float:

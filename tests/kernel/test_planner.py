@@ -18,9 +18,9 @@ from kcg.kernel.codec import ast_of, kernel_of
 from kcg.kernel.loop_nest import axis_table, count_uops
 from kcg.kernel.opts.plan_state import Ground
 from kcg.kernel.opts.planner import MAKES, Planner, PlanState, legal_steps, plan_of, planner_from
-from kcg.types import Opt, Region, Schedule, Target
+from kcg.types import Opt, Region, Target
 from kcg.workloads.registry import spec_of
-from tests.kernels import TYPICAL, all_examples, empty, example_region, examples, kernels_of
+from tests.kernels import TYPICAL, all_examples, empty, example_region, examples, kernels_of, schedule_of
 from tests.known_targets import KNOWN_TARGETS, X86
 
 TARGETS = {"X86": X86, "CLANG": replace(X86, renderer="CLANG"), **KNOWN_TARGETS}
@@ -38,10 +38,6 @@ def planner(region: Region, target: str = "sm_90") -> Planner:
     found = plan_of(region, TARGETS[target])
     assert found is not None
     return found
-
-
-def schedule_of(*opts: tuple[str, int, Any]) -> Schedule:
-    return Schedule.from_opts([Opt(*opt) for opt in opts])
 
 
 def axes_of(real: Any) -> list[tuple[Any, ...]]:

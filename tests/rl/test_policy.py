@@ -26,7 +26,8 @@ from kcg.rl import policy as policy_module
 from kcg.rl.observation import View
 from kcg.rl.policy import Policy, PolicyNet, Proposal, batch_of, read_policy, save_policy
 from kcg.types import RAW
-from tests.policies import ABOUT, SHIPPED, SMALL, opinionated, viewer_of
+from tests.env_tasks import viewer_of
+from tests.policies import ABOUT, SHIPPED, SMALL, opinionated
 
 
 def views_of(name: str) -> list[View]:

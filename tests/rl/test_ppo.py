@@ -20,7 +20,8 @@ from kcg.rl.policy import Policy, PolicyNet, batch_of
 from kcg.rl.ppo import BELOW, PpoSettings, ScheduleExtractor, SchedulePolicy, divided, environments, train, unpadded
 from kcg.rl.training import rollouts
 from kcg.types import RAW
-from tests.policies import ABOUT, SMALL, opinionated, task, viewer_of
+from tests.env_tasks import task, viewer_of
+from tests.policies import ABOUT, SMALL, opinionated
 
 STILL = replace(SMALL, dropout=0.0)
 

@@ -21,8 +21,8 @@ from kcg.search.problem import Ledger, Observation, Problem, Trials, best
 from kcg.search.replay import ReplayTable, constant_predict, oracle_predict
 from kcg.types import Prediction, Schedule, Status
 from tests.commands import python
-from tests.env_tasks import recorded_table, recorded_viewer
-from tests.policies import ABOUT, SMALL, opinionated, roofline, viewer_of
+from tests.env_tasks import recorded_table, recorded_viewer, viewer_of
+from tests.policies import ABOUT, SMALL, opinionated, roofline
 from tests.replay_table import noisy_predict
 
 

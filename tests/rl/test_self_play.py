@@ -26,7 +26,8 @@ from kcg.rl.self_play import (
 )
 from kcg.rl.training import ExampleSet, LearningSettings, judge, learn, losses
 from kcg.types import RAW
-from tests.policies import SMALL, grown, opinionated, roofline, viewer_of
+from tests.env_tasks import viewer_of
+from tests.policies import SMALL, grown, opinionated, roofline
 
 PLAY = SelfPlaySettings(simulations=32, most_steps=3)
 

@@ -10,7 +10,8 @@ import torch
 from evaluation.search.env_speed import KNOWN, NEW, play, rates, speed_of
 from kcg.rl.env import KernelScheduleEnv
 from kcg.types import RAW, Schedule
-from tests.policies import SHIPPED, task, viewer_of
+from tests.env_tasks import task, viewer_of
+from tests.policies import SHIPPED
 
 DATASET = Path(__file__).parents[3] / "datasets" / "h200"
 
