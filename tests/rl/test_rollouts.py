@@ -17,13 +17,14 @@ import torch
 
 from kcg.errors import ExitCode
 from kcg.rl.policy import Policy, PolicyNet, RolloutSettings, _Acting, ppo, shipped_policy
-from kcg.search.problem import Ledger, Observation, Problem, Trials, best
+from kcg.search.problem import Ledger, Observation, Problem, Trials
 from kcg.search.replay import ReplayTable, constant_predict, oracle_predict
 from kcg.types import Prediction, Schedule, Status
 from tests.commands import python
 from tests.env_tasks import recorded_table, recorded_viewer, viewer_of
 from tests.policies import ABOUT, SMALL, opinionated, roofline
 from tests.replay_table import noisy_predict
+from tests.table_search import best_s, predicted_within_budget
 
 
 def table() -> ReplayTable:
@@ -38,12 +39,6 @@ def shipped() -> Policy:
 def searched(problem: Problem, policy: Policy | None = None, **settings: int) -> list[Observation]:
     how = ppo(policy or shipped(), recorded_viewer(), settings=RolloutSettings(**settings))
     return list(how(problem))
-
-
-def best_s(found: Sequence[Observation]) -> float:
-    fastest = best(found)
-    assert fastest is not None
-    return fastest.time_s
 
 
 def test_the_shipped_policy_finds_with_few_measurements_what_a_new_one_does_not() -> None:
@@ -81,14 +76,7 @@ def test_it_keeps_to_the_budget_and_begins_with_the_baseline(budget: int) -> Non
 def test_no_more_is_predicted_than_allowed_and_it_still_measures(evaluations: int) -> None:
     ledger = Ledger(max_measurements=12, max_evaluations=evaluations)
     problem = table().problem(oracle_predict(table()), ledger=ledger)
-    predict, asked = problem.predict, list[Schedule]()
-
-    def strict(schedules: Sequence[Schedule]) -> list[Prediction]:
-        assert ledger.may_evaluate
-        asked.extend(schedules)
-        return predict(schedules)
-
-    problem.predict = strict
+    asked = predicted_within_budget(problem)
     searched(problem)
     assert len(asked) == ledger.evaluations < evaluations + RolloutSettings().episodes + 1
     assert ledger.measurements == 12

@@ -17,13 +17,8 @@ from kcg.search.moves import moved, variants
 from kcg.search.problem import Action, Ledger, Observation, Problem, Strategy, Trials
 from kcg.search.replay import ReplayTable, charged, constant_predict, oracle_predict
 from kcg.types import RAW, Opt, Prediction, Schedule, ScheduleKind, Status
-from tests.kernels import schedule_of, small_matmul
+from tests.kernels import schedule_of
 from tests.replay_table import synthetic_table
-
-
-@pytest.fixture(scope="module")
-def space() -> KernelSpace:
-    return small_matmul()
 
 
 def walked(space: KernelSpace, opts: Sequence[Opt]) -> Schedule | None:

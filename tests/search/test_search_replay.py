@@ -9,16 +9,11 @@ from typing import Any
 import pytest
 
 from kcg.errors import DataError, ScheduleError
-from kcg.search.problem import Observation, Predict, Problem, Trials, best
+from kcg.search.problem import Observation, Predict, Trials, best
 from kcg.search.replay import ReplayTable, constant_predict, oracle_predict
-from kcg.search.strategies import strategy
 from kcg.types import RAW, Opt, Schedule, Status
 from tests.replay_table import chain_table, inverted_predict, noisy_predict, synthetic_table
-
-
-def run(name: str, problem: Problem) -> list[Observation]:
-    return list(strategy(name)(problem))
-
+from tests.table_search import run
 
 # Replay
 
