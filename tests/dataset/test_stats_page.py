@@ -13,8 +13,6 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from browser import CHROMIUM
-from html_page import Page
 from rich.console import Console
 from tinygrad import Tensor
 
@@ -25,7 +23,9 @@ from kcg.dataset.stats_page import render_page
 from kcg.errors import ExitCode
 from kcg.kernel.codec import kernel_of
 from kcg.types import Kernel, Measurement, Opt, Region, Schedule, Status, Toolchain, Workload, WorkloadCall
+from tests.browser import CHROMIUM
 from tests.commands import python
+from tests.html_page import Page
 from tests.kernels import empty, kernels_of
 from tests.known_targets import KNOWN_TARGETS
 

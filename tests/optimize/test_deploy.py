@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sample_result import sample_result
 
 from kcg.compat.beam import cache_key
 from kcg.compat.capture import calls_of
@@ -37,6 +36,7 @@ from kcg.workloads.capture import to_workload
 from kcg.workloads.script import capture_program, program_of
 from tests.beam_cache import put, rows_of
 from tests.commands import python
+from tests.sample_result import sample_result
 from tests.without_clang import HIDE
 
 ROOT = Path(__file__).parents[2]
