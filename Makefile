@@ -49,9 +49,9 @@ else
 checks: lint types
 endif
 
-# the faults first, which mostly wait, and meanwhile, behind them in the line for a core, ruff, mypy and the zoo, which
-# only computes. Then everything else, two at once, and what is left of the zoo when they wait for processes that they start:
-# a third would cost 50 s of one core to import and prepare what the other two have.
+# the faults, which mostly wait, have a core whenever they want one. Behind them in the line for it, so that no core waits,
+# are ruff, mypy and all other tests, two at once: first what only computes, then what starts processes and waits for them.
+# A third would cost 50 s of one core to import and prepare what the other two have.
 # What the two would each compile of Python, libraries and tests, is compiled once before
 PYTEST := $(BIN)/python -m pytest -rs -m "not slow"
 LATER := nice -n 5
@@ -60,12 +60,11 @@ tests: $(VENV)/.installed-dev
 ifeq ($(strip $(ARGS)),)
 	@status=0; set -x; \
 	$(LATER) $(MAKE) --no-print-directory --keep-going lint types & checks=$$!; \
-	{ $(LATER) $(PYTEST) -q --ignore tests/faults --collect-only >/dev/null; \
-	  $(LATER) $(PYTEST) tests/zoo >$(VENV)/zoo.log 2>&1; } & zoo=$$!; \
-	$(PYTEST) tests/faults --numprocesses 2 --dist worksteal || status=1; \
-	$(PYTEST) --ignore tests/faults --ignore tests/zoo --ignore tests/evaluation --numprocesses 2 --dist loadfile --no-loadscope-reorder || status=1; \
+	$(PYTEST) tests/faults --numprocesses 2 --dist worksteal >$(VENV)/faults.log 2>&1 & faults=$$!; \
+	$(LATER) $(PYTEST) -q --ignore tests/faults --ignore tests/evaluation --collect-only >/dev/null; \
+	$(LATER) $(PYTEST) --ignore tests/faults --ignore tests/evaluation --numprocesses 2 --dist loadfile --no-loadscope-reorder || status=1; \
+	wait $$faults || status=1; cat $(VENV)/faults.log; \
 	wait $$checks || status=1; \
-	wait $$zoo || status=1; cat $(VENV)/zoo.log; \
 	exit $$status
 else
 	$(BIN)/python -m pytest -rs $(ARGS)

@@ -15,20 +15,7 @@ from kcg.kernel.opts.space import KernelSpace
 from kcg.kernel.program import Compiled, Program, ProgramLaunch, Scratch
 from kcg.kernel.sequences import sequences_of_captured
 from kcg.types import Region, Sequence, Target
-
-X86 = Target(
-    device="CPU",
-    renderer="X86",
-    arch="x86_64,native",
-    model="test",
-    cores=2,
-    has_local=False,
-    has_threads=True,
-    max_threads=2,
-    shared_bytes=0,
-    memory_bytes=1 << 33,
-    cache_bytes=1 << 25,
-)
+from tests.known_targets import X86
 
 
 def sequence_of(*outputs: Tensor) -> Sequence:

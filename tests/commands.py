@@ -1,9 +1,11 @@
-"""A command of kcg in this process: the same code, without the seconds of starting another one."""
+"""Commands of kcg: in this process, without the seconds of starting another one, and in one of their own."""
 
 from __future__ import annotations
 
 import contextlib
 import io
+import os
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -36,3 +38,13 @@ def ended(main: Callable[[], ExitCode | None], *arguments: str | Path) -> Ended:
     ):
         guarded(main)
     return Ended(int(left.value.code or 0), out.getvalue(), err.getvalue())
+
+
+def python(
+    *arguments: object, cwd: Path | None = None, stdin: str = "", timeout: float = 300.0, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Python in a process of its own, as a user starts it; `environment` is set beside what is here."""
+    command, settings = [sys.executable, *map(str, arguments)], {**os.environ, **environment}
+    return subprocess.run(
+        command, cwd=cwd, input=stdin, env=settings, capture_output=True, text=True, timeout=timeout, check=False
+    )

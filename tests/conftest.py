@@ -87,26 +87,35 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(100_000, 20, 100)
 
 
-# half a minute or more each, most of it in processes that they start; nothing long is left for the end by them
+COMPUTING = ("zoo", "kernel")
+"""Folders whose tests start no processes: they run while those of faults, which are timed, do."""
 LONGEST = (
+    "test_whole_script",
+    "test_budget",
     "test_optimize",
-    "test_comparisons",
-    "test_capture",
-    "test_dataset_cli",
     "test_readme",
-    "test_against_torch",
-    "test_handwritten_run",
     "test_deploy",
-    "test_attention",
-    "test_uops",
-    "test_search",
+    "test_dataset_commands",
+    "test_capture",
+    "test_programs",
     "test_whole_model",
+    "test_source_kernels",
+    "test_allocation",
+    "test_campaign",
+    "test_card",
 )
+"""Files of a quarter of a minute or more, most of it in processes that they start: nothing long is left for the end."""
+
+
+def _turn(item: pytest.Item) -> int:
+    if item.path.parent.name in COMPUTING:
+        return 0
+    return 1 + (LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest files first, and skip by name what this machine cannot run."""
-    items.sort(key=lambda item: LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST))
+    """What computes first, then the longest files; skip by name what this machine cannot run."""
+    items.sort(key=_turn)
     missing = {}
     if not has_cuda():
         missing["gpu"] = "needs an NVIDIA GPU: the CUDA driver finds none"

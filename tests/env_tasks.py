@@ -24,25 +24,12 @@ from kcg.rl.observation import Observer
 from kcg.search.replay import ReplayTable, read_tables
 from kcg.types import Region, Schedule, Target
 from tests.kernels import empty, example_ast, kernels_of
-from tests.known_targets import KNOWN_TARGETS
+from tests.known_targets import KNOWN_TARGETS, X86
 
 DATASET = Path(__file__).parent.parent / "datasets" / "h200"
 RECORDED = "b6807720"
 """A recorded kernel of 600 schedules, 10 of which fail."""
-CPU = Target(
-    device="CPU",
-    renderer="X86",
-    arch="x86_64,native",
-    model="test",
-    cores=8,
-    has_local=False,
-    has_threads=True,
-    max_threads=8,
-    shared_bytes=0,
-    memory_bytes=1 << 30,
-    cache_bytes=1 << 20,
-)
-TARGETS = {"CUDA": KNOWN_TARGETS["sm_90"], "CPU": CPU}
+TARGETS = {"CUDA": KNOWN_TARGETS["sm_90"], "CPU": X86}
 
 
 @cache
@@ -55,6 +42,8 @@ def region_of(name: str) -> Region:
         "copy": lambda: empty(8, 4).permute(1, 0).contiguous(),
         "sum": lambda: empty(64, 48).sum(1),
         "matmul": lambda: empty(64, 96) @ empty(96, 80),
+        "other matmul": lambda: empty(48, 64) @ empty(64, 32),
+        "rows": lambda: empty(256, 64).exp().contiguous(),
         "symbolic sum": lambda: empty(32, 24, 16)[: Variable("length", 1, 32).bind(20)].sum((0, 2)),
     }
     return Region((kernel_of(kernels_of(made[name]())[-1] if name in made else example_ast(name)),))

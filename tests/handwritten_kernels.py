@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from kcg.kernel.codec import kernel_of
 from kcg.kernels import HandwrittenKernel, collecting, handwritten
-from kcg.types import Region
-from tests.kernels import example_ast
+from tests.kernels import example_region
 from tests.known_targets import KNOWN_TARGETS
 
 SM_90 = KNOWN_TARGETS["sm_90"]
 ROWS, COLUMNS, INNER = 24, 32, 40
-MATMUL = Region((kernel_of(example_ast("matmul_f32")),))
+MATMUL = example_region("matmul_f32")
 
 
 def kernel(function: object, kind: str = "uop", **settings: object) -> HandwrittenKernel:

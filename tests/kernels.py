@@ -7,8 +7,9 @@ formats, reductions, gathers, padding, symbolic shapes, integers, bools, special
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -197,9 +198,24 @@ SEVERAL = {
 }
 """Kernels of each tensor that takes more than one, so that names are known before anything is scheduled."""
 
+TYPICAL = (
+    "matmul_f16", "matmul_bf16", "matmul_int8", "conv2d", "embedding", "softmax.1", "assign", "cache_update.1",
+    "interpolate.0", "rand.1", "trigonometry", "int_negative_div", "sharded.2", "float64", "integer_sum", "bool_reduce",
+    "int_min", "float_to_int", "bitcast", "sharded_scalar.3", "product", "symbolic_elementwise", "symbolic",
+    "special_floats", "sort.4", "round", "cross_entropy.2",
+)  # fmt: skip
+"""A quarter of the examples that has every operation, format, conversion, reduction and kind of axis of them all."""
+
+
+@cache
+def _seeded(device: str) -> None:
+    kernels_of(Tensor.rand(1, device=device))
+
 
 @cache
 def _scheduled(tensor: str, device: str) -> list[UOp]:
+    if tensor in ("rand", "randn"):  # the first random numbers of a device have kernels that make its seed
+        _seeded(device)
     out = _tensors(device)[tensor]()
     kernels = kernels_of(*(out if isinstance(out, tuple) else (out,)))
     assert len(kernels) == SEVERAL.get(tensor, 1), f"{tensor} takes {len(kernels)} kernels"
@@ -239,13 +255,27 @@ def example_asts(device: str = "CPU") -> Examples:
     return Examples(device)
 
 
-def on_targets(names: Iterable[str], targets: Iterable[str], *, whole: Sequence[str]) -> list[ParameterSet]:
-    """Parameters `(target, names)`: every name on the targets of `whole`, each fourth on the others; `slow` are all."""
-    names, params = list(names), []
+def examples(*, without: Collection[str] = ()) -> list[ParameterSet]:
+    """Parameters `name`: all of `example_asts`; those that are not typical are `slow`."""
+    names = [name for name in example_asts() if name not in without]
+    return [pytest.param(name, marks=() if name in TYPICAL else pytest.mark.slow) for name in names]
+
+
+def all_examples() -> list[ParameterSet]:
+    """Parameters `names`: those of `TYPICAL` together; `slow` are those of all examples."""
+    return [
+        pytest.param(TYPICAL, id="typical"),
+        pytest.param(tuple(example_asts()), id="all", marks=pytest.mark.slow),
+    ]
+
+
+def on_targets(targets: Iterable[str], *, whole: Sequence[str]) -> list[ParameterSet]:
+    """Parameters `(target, names)`: what is typical on the targets of `whole`, each fourth of it on the others; `slow`
+    are all examples on every target."""
+    params = []
     for target in targets:
-        params.append(pytest.param(target, names[:: 1 if target in whole else 4], id=target))
-        if target not in whole:
-            params.append(pytest.param(target, names, id=f"{target}-all", marks=pytest.mark.slow))
+        params.append(pytest.param(target, TYPICAL[:: 1 if target in whole else 4], id=target))
+        params.append(pytest.param(target, tuple(example_asts()), id=f"{target}-all", marks=pytest.mark.slow))
     return params
 
 
@@ -266,6 +296,6 @@ def small_matmul() -> KernelSpace:
     return KernelSpace(Region((kernel_of(ast),)), KNOWN_TARGETS["sm_90"])
 
 
-def schedule_of(*steps: tuple[str, int, int]) -> Schedule:
+def schedule_of(*steps: tuple[str, int, Any]) -> Schedule:
     """The schedule of some Opts: operation, axis, amount."""
     return of_opts([Opt(*step) for step in steps])

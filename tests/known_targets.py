@@ -30,3 +30,9 @@ KNOWN_TARGETS: dict[str, Target] = {
     ),
 }  # fmt: skip
 """Targets by architecture, for planning only."""
+
+X86 = Target(
+    device="CPU", renderer="X86", arch="x86_64,native", model="test", cores=8, has_local=False, has_threads=True,
+    max_threads=8, shared_bytes=0, memory_bytes=1 << 30, cache_bytes=1 << 20,
+)  # fmt: skip
+"""Eight cores of any machine, by tinygrad's own assembler."""

@@ -12,12 +12,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from sample_result import sample_result
 
 from kcg.dataset.journal import Journal
 from kcg.errors import ExitCode
 from kcg.optimize.console import print_result
 from tests.dataset.test_journal import fill
+from tests.sample_result import sample_result
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="has /dev/full, and shells' descriptors")
 

@@ -18,7 +18,6 @@ from kcg.cli import record_results
 from kcg.dataset.columns import MADE_BY
 from kcg.dataset.export import export
 from kcg.dataset.journal import Journal
-from kcg.optimize.result import read_result
 from kcg.provenance import UNKNOWN, provenance, read
 
 ROOT = Path(__file__).parent.parent
@@ -228,31 +227,6 @@ def test_checkpoints_of_before_say_no_more_than_they_know() -> None:
     assert len(shipped) >= 3
     for path, about in shipped:
         assert about.revision or about.dirty is None, path
-
-
-def test_a_run_says_it_in_its_result_and_its_journal(tmp_path: Path) -> None:
-    script = tmp_path / "sum.py"
-    script.write_text("from tinygrad import Tensor\nTensor.empty(64, 64).sum(1).realize()\n")
-    command = [
-        sys.executable,
-        "-m",
-        "kcg.optimize",
-        str(script),
-        "--device",
-        "CPU:X86",
-        "--effort",
-        "quick",
-        "--report",
-        str(tmp_path / "out"),
-        "--quiet",
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert (tmp_path / "out" / "RESULT.json").is_file(), done.stderr
-    result = read_result(tmp_path / "out" / "RESULT.json")
-    assert {"revision": result.revision, "dirty": result.dirty} == provenance()
-    with Journal.open(tmp_path / "out" / "journal.sqlite", read_only=True) as journal:
-        (run,) = journal.runs().values()
-    assert {key: run.description[key] for key in provenance()} == provenance()
 
 
 def test_what_a_checkout_says_is_asked_once_a_process() -> None:

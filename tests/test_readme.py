@@ -133,7 +133,7 @@ def module_problem(module: str, arguments: list[str]) -> str:
     if any(PLACEHOLDER.search(a) for a in arguments):
         return ""
     if spec.submodule_search_locations is None and module.count(".") > 1:
-        return ""  # a module inside a room, started by kcg itself
+        return ""  # a module inside a package, started by kcg itself
     own = arguments[: arguments.index("--")] if "--" in arguments else arguments
     command = [sys.executable, "-m", module, *own]
     done = subprocess.run(

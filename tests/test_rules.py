@@ -9,7 +9,7 @@ import pytest
 
 import kcg
 from kcg import errors
-from tests.house_rules import (
+from tests.rules import (
     HEAVY,
     ROOT,
     circles,
@@ -74,7 +74,7 @@ def test_kcg_itself_loads_nothing_heavy() -> None:
 
 def test_what_predicts_does_not_load_torch_geometric() -> None:
     """Which takes two seconds: an optimisation begins without it, and training loads it with the first messages."""
-    early = [(s.module, f"{item.module}.{item.name}") for s in LIBRARY for item in s.imports() if not item.lazy]
+    early = [(s.module, f"{item.module}.{item.name}") for s in LIBRARY for item in s.imports if not item.lazy]
     assert {module for module, name in early if name.startswith("torch_geometric")} == {"kcg.predictor.messages"}
     assert [module for module, name in early if name.startswith("kcg.predictor.messages")] == []
 

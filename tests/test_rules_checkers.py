@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.house_rules import (
+from tests.rules import (
     HEAVY,
     Source,
     circles,

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 import random
 import sqlite3
-import subprocess
-import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +28,7 @@ from kcg.campaign.settings import DEFAULT_MIX, CampaignSettings, parse_mix, pars
 from kcg.campaign.tables import TableTask, replay_table, table_calls
 from kcg.campaign.tasks import KernelTask, chosen_specs, distinct_calls
 from kcg.campaign.workers import generate
+from kcg.dataset.__main__ import main as dataset
 from kcg.dataset.journal import Journal
 from kcg.errors import DataError, DeviceError, UsageError
 from kcg.kernel.codec import kernel_of
@@ -42,6 +41,7 @@ from kcg.predictor.roofline import Roofline
 from kcg.provenance import provenance
 from kcg.search.replay import FILE, read_tables
 from kcg.types import Measurement, Region, Schedule, Status, Target, Workload, WorkloadCall
+from tests.commands import ended
 from tests.kernels import empty, kernels_of
 from tests.known_targets import KNOWN_TARGETS
 
@@ -401,8 +401,7 @@ def test_a_campaign_with_tables_for_real(tmp_path: Path) -> None:
         replay_table(declaration, rows[:1])
     assert run.description["mix"] == {"walk:raw": 1.0}
     assert {key: run.description[key] for key in provenance()} == provenance()
-    command = ["-m", "kcg.dataset", "export", str(settings.out), str(tmp_path / "export")]
-    assert FILE in subprocess.run([sys.executable, *command], check=True, capture_output=True, text=True).stdout
+    assert FILE in ended(dataset, "export", settings.out, tmp_path / "export").stdout
     (named,) = read_tables(tmp_path / "export")
     assert named.table.to_json() == table.to_json() and named.region_id == region_id
     again = generate_here(settings, say=lambda line, eta_s: None)

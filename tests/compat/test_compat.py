@@ -7,9 +7,6 @@ from __future__ import annotations
 
 import ast as python_ast
 import inspect
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import fields
 from importlib import metadata
@@ -52,6 +49,7 @@ from kcg.compat.tiny import (
 )
 from kcg.kernel.codec import ast_of, kernel_of
 from kcg.kernel.opts.schedule import Opt
+from tests.commands import python
 from tests.kernels import kernels_of
 from tests.known_targets import KNOWN_TARGETS
 from tests.without_clang import HIDE
@@ -268,10 +266,7 @@ def test_the_cpu_opens_without_clang(tmp_path: Path) -> None:
         "assert all(program is not None for program in Device['CPU'].prgs.values())\n"
         "assert (Tensor([1.0, 2.0]) + 1).tolist() == [2.0, 3.0]"
     )
-    settings = {**os.environ, "PATH": str(tmp_path), "CC": "", "CACHEDB": str(tmp_path / "cache.db")}
-    done = subprocess.run(
-        [sys.executable, "-c", HIDE + body], env=settings, capture_output=True, text=True, timeout=240
-    )
+    done = python("-c", HIDE + body, PATH=str(tmp_path), CC="", CACHEDB=str(tmp_path / "cache.db"))
     assert done.returncode == 0, done.stderr
 
 

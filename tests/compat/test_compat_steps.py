@@ -19,25 +19,9 @@ from kcg.compat.renderers import planning_renderer
 from kcg.compat.tiny import Device, KernelInfo, Ops, Scheduler, UOp, dtypes, to_program
 from kcg.kernel.codec import ast_of, kernel_of
 from kcg.kernel.opts.schedule import Opt
-from kcg.types import Target
-from tests.kernels import example_asts, example_region, kernels_of, on_targets
-from tests.known_targets import KNOWN_TARGETS
+from tests.kernels import all_examples, example_ast, example_region, kernels_of, on_targets
+from tests.known_targets import KNOWN_TARGETS, X86
 
-ASTS = example_asts()
-
-X86 = Target(
-    device="CPU",
-    renderer="X86",
-    arch="x86_64,native",
-    model="test",
-    cores=2,
-    has_local=False,
-    has_threads=True,
-    max_threads=2,
-    shared_bytes=0,
-    memory_bytes=1 << 30,
-    cache_bytes=1 << 20,
-)
 TARGETS = {"X86": X86, **KNOWN_TARGETS}
 
 
@@ -60,7 +44,7 @@ def given_to_apply_opts(ast: UOp, renderer: Any, monkeypatch: pytest.MonkeyPatch
     return seen[0]
 
 
-@pytest.mark.parametrize(("target", "names"), on_targets(ASTS, TARGETS, whole=("X86", "sm_90")))
+@pytest.mark.parametrize(("target", "names"), on_targets(TARGETS, whole=("X86", "sm_90")))
 def test_the_initial_state_and_the_hand_coded_schedule_are_tinygrads(
     target: str, names: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -78,14 +62,14 @@ def test_the_initial_state_and_the_hand_coded_schedule_are_tinygrads(
 @pytest.mark.parametrize("name", ["matmul_f32", "softmax.0", "conv2d", "symbolic", "gelu"])
 def test_the_hand_coded_schedule_is_what_a_program_records(name: str) -> None:
     renderer = planning_renderer(X86)
-    ast = scheduling.with_device(ast_of(kernel_of(ASTS[name])), "CPU")
+    ast = scheduling.with_device(ast_of(kernel_of(example_ast(name))), "CPU")
     program = to_program(ast, renderer)
     applied = tuple(map(scheduling.from_tiny, program.src[0].arg.applied_opts))
     assert scheduling.hand_coded(scheduling.initial_state(ast, renderer)) == applied
 
 
 def test_reaching_a_schedule_does_not_change_its_parent() -> None:
-    state = scheduling.initial_state(ast_of(kernel_of(ASTS["matmul_f32"])), planning_renderer(X86))
+    state = scheduling.initial_state(ast_of(kernel_of(example_ast("matmul_f32"))), planning_renderer(X86))
     before = state.ast
     after = scheduling.apply(state, (Opt("UPCAST", 0, 4),))
     scheduling.scheduled_ast(after)
@@ -118,11 +102,15 @@ def beam_lookups(call: UOp, width: int, monkeypatch: pytest.MonkeyPatch) -> tupl
     return seen[0]
 
 
+@pytest.mark.parametrize("names", all_examples())
 @pytest.mark.parametrize(("place", "width"), [(0, 1), (1, 2), (2, 8)])
-def test_the_cache_key_is_the_one_that_beam_looks_up(place: int, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_key_is_the_one_that_beam_looks_up(
+    place: int, width: int, names: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each width on another third of the kernels."""
     renderer, compared = Device["CPU"].renderer, 0
-    for name, ast in list(ASTS.items())[place::3]:
+    for name in names[place::3]:
+        ast = example_ast(name)
         buffers = sorted((u for u in ast.toposort() if u.op is Ops.PARAM and u.arg.slot >= 0), key=lambda u: u.arg.slot)
         if any(isinstance(b.device, tuple) for b in buffers):
             continue  # a kernel on several devices has their names in its key: BEAM's cache cannot serve it
@@ -130,7 +118,7 @@ def test_the_cache_key_is_the_one_that_beam_looks_up(place: int, width: int, mon
         expected = beam.cache_key(ast_of(example_region(name).kernel), width, "CPU", renderer)
         assert beam_lookups(call, width, monkeypatch) == ("beam_search", expected), name
         compared += 1
-    assert compared >= 30
+    assert compared >= 7
 
 
 def test_the_cache_row_is_the_one_that_tinygrad_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,7 +147,7 @@ def test_the_table_has_tinygrads_columns(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(tinygrad.helpers, "CACHEDB", str(tmp_path / "cache.db"))
     monkeypatch.setattr(tinygrad.helpers, "_db_connection", None)
     monkeypatch.setattr(tinygrad.helpers, "_db_tables", set())
-    key = beam.cache_key(ast_of(kernel_of(ASTS["matmul_f32"])), 2, "CPU", Device["CPU"].renderer)
+    key = beam.cache_key(ast_of(kernel_of(example_ast("matmul_f32"))), 2, "CPU", Device["CPU"].renderer)
     tinygrad.helpers.diskcache_put("beam_search", key, [])
     (sql,) = tinygrad.helpers._db_connection.execute("SELECT sql FROM sqlite_master WHERE type = 'table'").fetchone()
     tinygrad.helpers._db_connection.close()

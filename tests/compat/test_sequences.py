@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +22,7 @@ from kcg.types import Region, Sequence, SlotBinding
 from kcg.workloads.capture import lazy_workload
 from kcg.workloads.script import Form, Program, capture_program
 from tests.chains import region_of, sequence_of
+from tests.commands import python
 from tests.kernels import empty
 
 FILE = Path(__file__)
@@ -130,8 +129,7 @@ def test_the_hash_is_the_same_in_another_process() -> None:
         "from tests.compat.test_sequences import *\nfrom tests.kernels import empty\n"
         "print(sequence_of(two_norms(empty(ROWS, WIDTH))).id)"
     )
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True, cwd=FILE.parent.parent)
+    done = python("-c", code)
     assert done.stdout.strip() == sequence_of(two_norms(empty(ROWS, WIDTH))).id
 
 

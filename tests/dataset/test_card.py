@@ -6,8 +6,6 @@ import hashlib
 import json
 import re
 import shutil
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
@@ -22,7 +20,7 @@ from kcg.dataset.publish import CARD, COLUMNS, FILES, HUB_SPLIT, LICENSE, SAMPLE
 from kcg.errors import DataError, ExitCode
 from kcg.search.replay import COLUMNS as REPLAY_COLUMNS
 from kcg.types import Status
-from tests.commands import ended
+from tests.commands import ended, python
 from tests.dataset.test_journal import KERNELS, measurement
 from tests.dataset.test_stats_page import sample
 
@@ -47,11 +45,6 @@ def folder(exported: Path, tmp_path: Path) -> Path:
 @pytest.fixture(scope="module")
 def card(exported: Path) -> str:
     return (exported / CARD).read_text(encoding="utf-8")
-
-
-def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "kcg.dataset", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
 def section(card: str, title: str) -> str:
@@ -190,9 +183,7 @@ def test_what_it_shows_for_loading_works(exported: Path, card: str) -> None:
     blocks = re.findall(r"```python\n(.*?)```", section(card, "How to load it"), re.DOTALL)
     assert len(blocks) == 2
     code = "\n".join([*blocks, "print(len(rows), len(timings), len(kernels), len(table))"])
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=exported, capture_output=True, text=True, timeout=60, check=False
-    )
+    done = python("-c", code, cwd=exported)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "17 17 4 17"
 
@@ -234,15 +225,15 @@ def test_of_what_is_not_trusted_there_is_no_card(folder: Path) -> None:
 
 def test_export_card_and_verify_as_commands(exported: Path, tmp_path: Path, card: str) -> None:
     journal, out = exported.parent / "a.sqlite", tmp_path / "out"
-    done = run("export", journal, out)
+    done = ended(main, "export", journal, out)
     assert done.returncode == ExitCode.OK and CARD in done.stdout, done.stderr
     assert (out / CARD).read_text() == card
-    assert run("card", out).stdout == f"{out / CARD}\n"
-    done = run("verify", out, "--workers", "1", "--quiet")
+    assert ended(main, "card", out).stdout == f"{out / CARD}\n"
+    done = ended(main, "verify", out, "--workers", "1", "--quiet")
     assert done.returncode == ExitCode.OK, done.stdout + done.stderr
     assert done.stdout == f"{out}: 17 rows, 4 kernels, 14 schedules, 13 binaries; no problem was found\n"
     (out / "targets.json").write_text("{}")
-    done = run("verify", out, "--quiet")
+    done = ended(main, "verify", out, "--quiet")
     assert done.returncode == ExitCode.VERIFICATION_FAILED
     first, last = done.stdout.splitlines()
     assert "targets.json does not agree" in first and last.endswith("1 lines of problems")

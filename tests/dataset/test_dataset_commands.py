@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,14 +13,13 @@ from kcg.dataset.export import read_export
 from kcg.dataset.journal import Journal
 from kcg.errors import ExitCode
 from kcg.measure.protocol import PROTOCOL
-from tests.commands import ended
+from tests.commands import ended, python
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "two_layers.py"
 
 
 def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "kcg.dataset", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    return python("-m", "kcg.dataset", *arguments)
 
 
 @pytest.fixture(scope="module")
@@ -31,9 +29,9 @@ def generated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     first = run(*arguments, "--schedules-per-kernel", "2", "--budget", "60s")
     assert first.returncode == ExitCode.OK, first.stderr
     assert "complete" in first.stdout
-    again = run(*arguments, "--schedules-per-kernel", "2", "--budget", "60s")
+    again = ended(main, *arguments, "--schedules-per-kernel", "2", "--budget", "60s")
     assert "0 schedules measured" in again.stdout, "what is known is not measured again"
-    more = run(*arguments, "--schedules-per-kernel", "4", "--budget", "1s")
+    more = ended(main, *arguments, "--schedules-per-kernel", "4", "--budget", "1s")
     assert "budget reached" in more.stdout and more.returncode == ExitCode.BUDGET_HIT, more.stderr
     assert "give a larger --budget" in more.stderr
     return out
@@ -51,13 +49,13 @@ def test_generate_measures_every_kernel_for_real_and_resumes(generated: Path) ->
 
 
 def test_stats_and_export_work_on_what_was_generated(generated: Path, tmp_path: Path) -> None:
-    told = json.loads(run("stats", generated, "--json").stdout)
-    done = run("export", generated, tmp_path / "export")
+    told = json.loads(ended(main, "stats", generated, "--json").stdout)
+    done = ended(main, "export", generated, tmp_path / "export")
     assert done.returncode == ExitCode.OK, done.stderr
     exported = read_export(tmp_path / "export")
     assert len(list(exported.measurements(PROTOCOL))) == told["rows"]
-    assert json.loads(run("stats", tmp_path / "export", "--json").stdout)["rows"] == told["rows"]
-    assert run("export", generated, tmp_path / "export").returncode == ExitCode.USAGE, "nothing is overwritten"
+    assert json.loads(ended(main, "stats", tmp_path / "export", "--json").stdout)["rows"] == told["rows"]
+    assert ended(main, "export", generated, tmp_path / "export").returncode == ExitCode.USAGE, "nothing is overwritten"
 
 
 def test_capture_counts_executions_of_an_unchanged_script(tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ def path(tmp_path: Path) -> Path:
 
 def script(body: str, *arguments: object) -> subprocess.Popen[str]:
     """Another process that has this file's helpers as `t`."""
-    code = f"import sys; sys.path.insert(0, {str(ROOT / 'tests')!r}); import test_journal as t\n{body}"
+    code = f"import sys; from tests.dataset import test_journal as t\n{body}"
     return subprocess.Popen(
         [sys.executable, "-c", code, *map(str, arguments)],
         env={**os.environ, "PYTHONPATH": str(ROOT)},

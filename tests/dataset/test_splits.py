@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import random
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterable
 from functools import cache
@@ -20,7 +17,8 @@ from kcg.errors import CodecError
 from kcg.kernel.analysis import twin_id
 from kcg.kernel.codec import ast_of, kernel_of
 from kcg.types import Kernel, Region, Workload, WorkloadCall, canonical_json
-from tests.kernels import empty, example_asts, kernels_of
+from tests.commands import python
+from tests.kernels import TYPICAL, all_examples, empty, example_ast, kernels_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -135,27 +133,20 @@ def test_the_same_sums_in_another_order_are_twins() -> None:
     assert same(text(0, 1), text(1, 0))
 
 
-def test_every_example_kernel_has_a_twin_id_and_few_share_one() -> None:
-    kernels = by_id(kernel_of(ast) for ast in example_asts().values())
+@pytest.mark.parametrize("names", all_examples())
+def test_every_example_kernel_has_a_twin_id_and_few_share_one(names: tuple[str, ...]) -> None:
+    kernels = by_id(kernel_of(example_ast(name)) for name in names)
     assert len({twin_id(k) for k in kernels.values()}) > 0.85 * len(kernels)
     assert all(len(twin_id(k)) == 64 and kernel_of(ast_of(k)) == k for k in kernels.values())
 
 
 def test_a_twin_id_is_the_same_in_another_process_and_quick() -> None:
-    kernels = [kernel_of(ast) for ast in example_asts().values()]
+    kernels = [kernel_of(example_ast(name)) for name in TYPICAL]
     code = (
         "import json, sys; from kcg.kernel.analysis import twin_id; from kcg.types import Kernel\n"
         "print(json.dumps([twin_id(Kernel(text)) for text in json.load(sys.stdin)]))"
     )
-    other = subprocess.run(
-        [sys.executable, "-c", code],
-        input=json.dumps([k.ast_json for k in kernels]),
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-        env={**os.environ, "PYTHONHASHSEED": "7"},
-    )
+    other = python("-c", code, stdin=json.dumps([k.ast_json for k in kernels]), PYTHONHASHSEED="7")
     assert json.loads(other.stdout) == [twin_id(k) for k in kernels]
     largest = max(kernels, key=lambda k: len(k.ast_json)).ast_json
     nodes = len(json.loads(largest)["nodes"])

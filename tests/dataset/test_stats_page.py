@@ -8,14 +8,11 @@ import math
 import re
 import shutil
 import subprocess
-import sys
 from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
 
 import pytest
-from browser import CHROMIUM
-from html_page import Page
 from rich.console import Console
 from tinygrad import Tensor
 
@@ -27,6 +24,9 @@ from kcg.errors import ExitCode
 from kcg.kernel.codec import kernel_of
 from kcg.kernel.opts.schedule import Opt, schedule_of
 from kcg.types import Kernel, Measurement, Region, Status, Toolchain, Workload, WorkloadCall
+from tests.browser import CHROMIUM
+from tests.commands import python
+from tests.html_page import Page
 from tests.kernels import empty, kernels_of
 from tests.known_targets import KNOWN_TARGETS
 
@@ -331,8 +331,7 @@ def test_a_browser_draws_every_picture_without_errors(tmp_path: Path, page_text:
 
 def test_the_command_writes_the_page(journal: Path, tmp_path: Path) -> None:
     shutil.copy(journal, tmp_path / "a.sqlite")
-    command = [sys.executable, "-m", "kcg.dataset", "stats", "a.sqlite", "--html", "new/page.html"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    done = python("-m", "kcg.dataset", "stats", "a.sqlite", "--html", "new/page.html", cwd=tmp_path)
     assert done.returncode == ExitCode.OK, done.stderr
     assert "17, of them 15 ok" in done.stdout and done.stdout.endswith("page: new/page.html\n")
     assert "<h1>a.sqlite</h1>" in (tmp_path / "new" / "page.html").read_text()

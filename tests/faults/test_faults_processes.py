@@ -161,7 +161,7 @@ def test_beam_ends_in_time_with_all_its_processes() -> None:
 
 GUARDED = """
 import atexit, os, signal, subprocess, sys, threading, time
-from kcg.measure import lifeline
+from kcg.measure import lifetime
 how, watch = sys.argv[1:]
 if watch == "pipe":
     del os.pidfd_open
@@ -170,7 +170,7 @@ atexit.register(print, "atexit")
 os.setpgid(0, 0)
 print("unwritten", end=" ")  # in a buffer that the guardian has a copy of
 try:
-    lifeline.guard()
+    lifetime.guard()
 finally:
     print("guarded")
 process = subprocess.Popen(["sleep", "300"])

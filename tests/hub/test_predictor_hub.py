@@ -20,9 +20,9 @@ from kcg.predictor.__main__ import main
 from kcg.predictor.checkpoint import About, Checkpoint, read, save
 from kcg.predictor.network import Net, NetSettings
 from kcg.predictor.publish import CARD, CHECKSUMS, PREDICTOR, model_card, pull, push
-from tests.house_rules import HEAVY, loaded_by
 from tests.hub.checks import is_untouched
 from tests.hub.server import READ_TOKEN, TOKEN, Hub
+from tests.rules import HEAVY, loaded_by
 
 REPO = "owner/name"
 ABOUT = About(

@@ -16,27 +16,13 @@ from kcg.errors import ScheduleError
 from kcg.kernel.codec import kernel_of
 from kcg.kernel.compile import UOPS_MAX, _program, compile_schedule
 from kcg.kernel.loop_nest import _packs, count_uops
-from kcg.kernel.opts.schedule import RAW, Opt
-from kcg.kernel.opts.schedule import schedule_of as of_opts
+from kcg.kernel.opts.schedule import RAW
 from kcg.kernel.opts.space import UOPS_OFFERED, KernelSpace
 from kcg.measure.device_info import detect
-from kcg.types import Region, Schedule, Target
-from tests.kernels import empty, example_region, kernels_of
-from tests.known_targets import KNOWN_TARGETS
+from kcg.types import Region, Schedule
+from tests.kernels import empty, example_region, kernels_of, schedule_of
+from tests.known_targets import KNOWN_TARGETS, X86
 
-X86 = Target(
-    device="CPU",
-    renderer="X86",
-    arch="x86_64,native",
-    model="test",
-    cores=2,
-    has_local=False,
-    has_threads=True,
-    max_threads=2,
-    shared_bytes=0,
-    memory_bytes=1 << 30,
-    cache_bytes=1 << 20,
-)
 CLANG = replace(X86, renderer="CLANG")
 TARGETS = {"X86": X86, "CLANG": CLANG, **KNOWN_TARGETS}
 CORE = (("TC", 0, (-1, 0, 1)), ("UPCAST", 0, 4), ("UPCAST", 1, 4))
@@ -57,10 +43,6 @@ def counted(space: KernelSpace, schedule: Schedule) -> int:
 def real(space: KernelSpace, schedule: Schedule) -> int:
     program = _program(space.region, schedule, planning_renderer(space.target), name="kernel")
     return len(program.src[1].src)
-
-
-def schedule_of(*steps: tuple[str, int, Any]) -> Schedule:
-    return of_opts([Opt(*step) for step in steps])
 
 
 def error(region: Region, target: str, steps: Steps) -> float:

@@ -19,46 +19,13 @@ from kcg.kernel.loop_nest import axis_table, count_uops
 from kcg.kernel.opts.plan_state import Ground
 from kcg.kernel.opts.planner import MAKES, Planner, PlanState, legal_steps, plan_of, planner_from
 from kcg.kernel.opts.schedule import Opt, opts_of
-from kcg.kernel.opts.schedule import schedule_of as of_opts
-from kcg.types import Region, Schedule, Target
+from kcg.types import Region, Target
 from kcg.workloads.registry import spec_of
-from tests.kernels import empty, example_asts, example_region, kernels_of
-from tests.known_targets import KNOWN_TARGETS
+from tests.kernels import TYPICAL, all_examples, empty, example_region, examples, kernels_of, schedule_of
+from tests.known_targets import KNOWN_TARGETS, X86
 
-X86 = Target(
-    device="CPU",
-    renderer="X86",
-    arch="x86_64,native",
-    model="test",
-    cores=8,
-    has_local=False,
-    has_threads=True,
-    max_threads=8,
-    shared_bytes=0,
-    memory_bytes=1 << 30,
-    cache_bytes=1 << 20,
-)
 TARGETS = {"X86": X86, "CLANG": replace(X86, renderer="CLANG"), **KNOWN_TARGETS}
-TYPICAL = (
-    "matmul_f16",
-    "matmul_f32",
-    "matmul_bf16",
-    "softmax.1",
-    "layernorm.0",
-    "conv2d",
-    "embedding",
-    "argmax.1",
-    "pad",
-    "causal_mask",
-    "nested_reduce.1",
-    "one_hot",
-    "cross_entropy.2",
-    "interpolate.0",
-    "rand.0",
-    "scatter",
-    "conv_transpose",
-    "bf16_norm.0",
-)
+MORE = ("layernorm.0", "pad", "nested_reduce.1", "scatter", "conv_transpose", "bf16_norm.0")
 SYMBOLIC = {"symbolic", "symbolic_elementwise", "cache_update.1"}
 
 
@@ -72,10 +39,6 @@ def planner(region: Region, target: str = "sm_90") -> Planner:
     found = plan_of(region, TARGETS[target])
     assert found is not None
     return found
-
-
-def schedule_of(*opts: tuple[str, int, Any]) -> Schedule:
-    return of_opts([Opt(*opt) for opt in opts])
 
 
 def axes_of(real: Any) -> list[tuple[Any, ...]]:
@@ -108,12 +71,12 @@ def compare(region: Region, target: Target, *, steps: int, seed: int = 0, core: 
     raise AssertionError("unreachable")
 
 
-@pytest.mark.parametrize("name", [n for n in example_asts() if n not in SYMBOLIC])
+@pytest.mark.parametrize("name", examples(without=SYMBOLIC))
 def test_a_walk_without_locals(name: str) -> None:
     compare(example_region(name), TARGETS["X86"], steps=3)
 
 
-@pytest.mark.parametrize("name", TYPICAL)
+@pytest.mark.parametrize("name", [n for n in (*TYPICAL, *MORE) if n not in SYMBOLIC])
 def test_a_walk_on_a_gpu(name: str) -> None:
     compare(example_region(name), TARGETS["sm_90"], steps=3)
 
@@ -131,8 +94,9 @@ def test_walks_on_real_models(workload: str) -> None:
         compare(region, TARGETS["sm_90" if number == 0 else "X86"], steps=3, seed=number)
 
 
-def test_symbolic_extents_are_left_to_tinygrad() -> None:
-    refused = {name for name in example_asts() if plan_of(example_region(name), X86) is None}
+@pytest.mark.parametrize("names", all_examples())
+def test_symbolic_extents_are_left_to_tinygrad(names: tuple[str, ...]) -> None:
+    refused = {name for name in names if plan_of(example_region(name), X86) is None}
     assert refused == SYMBOLIC
 
 

@@ -18,7 +18,7 @@ from kcg.kernel.reference import CONFIDENT, buffers, error_ratio, evaluate, samp
 from kcg.measure.inputs import BLOCK, Hashed, to_bits, to_values
 from kcg.workloads.registry import find
 from tests.kernel.test_reference import run_on
-from tests.kernels import empty, example_asts, kernels_of
+from tests.kernels import empty, example_asts, examples, kernels_of
 
 ASTS = example_asts()
 MARGIN = CONFIDENT / 2
@@ -145,7 +145,7 @@ def test_some_rows_and_computed_inputs(name: str) -> None:
     np.testing.assert_allclose(project(values, projection, v, rows=rows), want[rows], rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("name", sorted(set(ASTS) - {"embedding"}))
+@pytest.mark.parametrize("name", examples(without=["embedding"]))
 def test_other_kernels_have_no_projection(name: str) -> None:
     ast = ASTS[name]
     linear = {

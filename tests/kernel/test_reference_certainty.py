@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 
 import numpy as np
 import pytest
+from _pytest.mark import ParameterSet
 from tinygrad import Tensor, dtypes
 
 from kcg.compat.tiny import KernelInfo, Ops, ParamArg, UOp
@@ -47,6 +48,15 @@ def reference(ast: UOp, data: dict[int, np.ndarray]) -> StoreValues:
 
 def judged(store: StoreValues) -> float:
     return Reference((store,)).judged()
+
+
+def in_both_formats(names: Iterable[str], *, halves: Collection[str]) -> list[ParameterSet]:
+    """Parameters `(name, dtype)`: all in float32, those of `halves` in float16, `slow` are the others in float16."""
+    return [
+        pytest.param(name, dtype, marks=() if dtype == "float32" or name in halves else pytest.mark.slow)
+        for name in names
+        for dtype in ("float32", "float16")
+    ]
 
 
 # -- guards against NaN and infinity
@@ -208,8 +218,10 @@ INFINITE: dict[str, Callable[[str], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-@pytest.mark.parametrize("name", INFINITE)
+IN_HALVES = ("masked softmax", "logsumexp", "logcumsumexp", "a mask that is added", "softplus", "matmul", "mean")
+
+
+@pytest.mark.parametrize(("name", "dtype"), in_both_formats(INFINITE, halves=IN_HALVES))
 def test_infinities_are_certain_and_right(name: str, dtype: str) -> None:
     for ast in kernels_of(INFINITE[name](dtype)):
         for infinities in (0.0, 0.02):
@@ -379,8 +391,7 @@ POOLED: dict[str, Callable[[str], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-@pytest.mark.parametrize("name", POOLED)
+@pytest.mark.parametrize(("name", "dtype"), in_both_formats(POOLED, halves=("conv, relu, max pool", "a padded sum")))
 def test_a_reduction_that_padding_selects_away_is_judged(name: str, dtype: str) -> None:
     for ast in kernels_of(POOLED[name](dtype)):
         for infinities in (0.0, 0.06):

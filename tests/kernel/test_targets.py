@@ -11,10 +11,8 @@ from kcg.kernel.compile import render_schedule
 from kcg.kernel.opts.schedule import Opt, opts_of, schedule_of
 from kcg.kernel.opts.space import KernelSpace
 from kcg.types import Region, Schedule, Target
-from tests.kernels import empty, example_asts, example_region, kernels_of, on_targets
-from tests.known_targets import KNOWN_TARGETS
-
-ASTS = example_asts()
+from tests.kernels import empty, example_region, kernels_of, on_targets
+from tests.known_targets import KNOWN_TARGETS, X86
 
 # one of each family: contractions in several formats, reductions, gathers, padding, symbolic shapes, special floats
 KERNELS = (
@@ -55,10 +53,6 @@ def assert_renders(space: KernelSpace, schedule: Schedule, target: Target) -> No
     assert source.count("{") == source.count("}") > 0
 
 
-def test_the_examples_exist() -> None:
-    assert set(KERNELS) <= set(ASTS)
-
-
 # every family for one CUDA target; for the others, of which all is `slow`, one that each language writes in its own way
 ELSEWHERE = ("matmul_bf16", "softmax.0", "special_floats")
 
@@ -79,7 +73,7 @@ def test_tinygrads_own_schedule_and_a_random_one_render(name: str, target: str) 
         assert_renders(space, schedule, KNOWN_TARGETS[target])
 
 
-@pytest.mark.parametrize(("target", "names"), on_targets(ASTS, KNOWN_TARGETS, whole=("sm_90",)))
+@pytest.mark.parametrize(("target", "names"), on_targets(KNOWN_TARGETS, whole=("sm_90",)))
 def test_every_example_has_a_schedule(target: str, names: list[str]) -> None:
     for name in names:
         space = KernelSpace(example_region(name), KNOWN_TARGETS[target])
@@ -104,21 +98,8 @@ def test_the_same_schedule_renders_to_the_same_source() -> None:
 
 def test_legal_actions_differ_between_targets() -> None:
     """No workgroups on a CPU, tensor cores only where the architecture has them."""
-    cpu = Target(
-        device="CPU",
-        renderer="X86",
-        arch="x86_64,native",
-        model="test",
-        cores=4,
-        has_local=False,
-        has_threads=True,
-        max_threads=4,
-        shared_bytes=0,
-        memory_bytes=1 << 30,
-        cache_bytes=1 << 20,
-    )
     ops = {}
-    for name, target in {"cpu": cpu, **KNOWN_TARGETS}.items():
+    for name, target in {"cpu": X86, **KNOWN_TARGETS}.items():
         space = KernelSpace(example_region("matmul_f32"), target)
         ops[name] = {opts_of(action.schedule)[-1].op for action in space.actions(space.start())}
     assert "THREAD" in ops["cpu"]

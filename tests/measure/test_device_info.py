@@ -8,19 +8,18 @@ from dataclasses import replace
 import pytest
 
 from kcg.compat.tiny import dtypes
-from kcg.kernel.codec import kernel_of
 from kcg.kernel.compile import compile_schedule
 from kcg.kernel.opts.schedule import RAW
 from kcg.measure import child, device_info
 from kcg.measure.device_info import LinuxCpuSensors, Neighbours, NoSensors, describe, detect, sensors_for
 from kcg.measure.jobs import TimeJob
 from kcg.measure.service import floor_s
-from kcg.types import CacheState, Region, Target
-from tests.kernels import empty, example_asts, kernels_of
+from kcg.types import CacheState, Target
+from tests.kernels import empty, example_asts, example_region, kernels_of
 from tests.known_targets import KNOWN_TARGETS
 
 TARGET: Target = detect("CPU:X86", 1)[0]
-REGION = Region((kernel_of(example_asts()["matmul_f32"]),))
+REGION = example_region("matmul_f32")
 
 
 class Hot:

@@ -34,7 +34,7 @@ from kcg.measure.protocol import (
 from kcg.measure.service import MeasureService, Request, duel_rows
 from kcg.measure.verify import foretell_job
 from kcg.types import CacheState, Measurement, Region, Status
-from tests.kernels import empty, example_asts, kernels_of
+from tests.kernels import empty, example_region, kernels_of
 
 DEV = "CPU:X86"
 
@@ -94,7 +94,7 @@ def test_flush_writes_well_over_the_cache() -> None:
 
 # -- service
 
-MATMUL = Region((kernel_of(example_asts()["matmul_f32"]),))
+MATMUL = example_region("matmul_f32")
 
 
 class Recorder:
@@ -186,7 +186,7 @@ def test_what_the_machine_tells_is_recorded(service: MeasureService) -> None:
 
 
 def test_symbolic_kernel(service: MeasureService) -> None:
-    region = Region((kernel_of(example_asts()["symbolic"]),))
+    region = example_region("symbolic")
     row = one(service, Request(region, RAW, (("length", 20),), samples=3))
     assert row.status is Status.OK and row.checked, row.reason
 

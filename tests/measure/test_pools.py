@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import time
 from multiprocessing.process import BaseProcess
@@ -14,6 +13,7 @@ import pytest
 
 from kcg.measure import lifetime, pools
 from kcg.measure.pools import end_pool, start_pool
+from tests.commands import python
 from tests.conftest import CPU
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere every process begins afresh")
@@ -94,8 +94,7 @@ if __name__ == "__main__":
     print(seen_in_a_child(Path({str(tmp_path)!r}), fork=True)["forked"])
 """
     (tmp_path / "program.py").write_text(program)
-    command = [sys.executable, str(tmp_path / "program.py")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = python(tmp_path / "program.py")
     assert (done.stdout.split(), done.stderr) == (["theirs", "False"], "")
 
 

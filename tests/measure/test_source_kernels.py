@@ -23,7 +23,7 @@ from kcg.measure.service import MeasureService, Request
 from kcg.measure.source_kernels import Described, KernelFile, describe_job, lower_job, match_job
 from kcg.types import Measurement, Region, Schedule, Status
 from tests.handwritten_kernels import COLUMNS, INNER, MATMUL, ROWS, SM_90, kernel
-from tests.kernels import empty, example_ast, kernels_of
+from tests.kernels import empty, example_region, kernels_of
 
 needs_clang = pytest.mark.skipif(clang_path() is None, reason="needs clang, which is not here")
 
@@ -59,14 +59,14 @@ def test_the_view_tells_what_a_kernel_is() -> None:
     assert view.contractions == (((ROWS, COLUMNS), (INNER,)),)
     assert (sorted(view.loops), view.reduces, view.ops["REDUCE"]) == ([ROWS, COLUMNS], (INNER,), 1)
     assert view.operations == 2 * ROWS * COLUMNS * INNER
-    in_place = view_of(Region((kernel_of(example_ast("assign")),)), SM_90)
+    in_place = view_of(example_region("assign"), SM_90)
     assert [(b.is_output, b.is_input) for b in in_place.buffers] == [(True, True)]
 
 
 @pytest.mark.parametrize("name", ["symbolic", "sharded.2"])
 def test_kernels_that_none_can_replace_are_said(name: str) -> None:
     with pytest.raises(ScheduleError, match="symbolic sizes or of several devices"):
-        view_of(Region((kernel_of(example_ast(name)),)), SM_90)
+        view_of(example_region(name), SM_90)
 
 
 def test_ids_and_predicates_match() -> None:
@@ -262,7 +262,7 @@ def test_a_file_is_read_once_and_its_kernels_are_matched_and_lowered(
     printed = capsys.readouterr()
     assert (printed.out, printed.err) == ("", "read\n")
     other = Region((kernel_of(kernels_of(empty(64) + 1)[0]),))
-    symbolic = Region((kernel_of(example_ast("symbolic")),))
+    symbolic = example_region("symbolic")
     assert match_job(first, [other, MATMUL, symbolic], service.target) == (1,)
     with pytest.raises(ScheduleError, match=r"its predicate raised AttributeError: .* \(line 8\)"):
         match_job(second, [MATMUL], service.target)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -22,6 +20,7 @@ from kcg.measure.device_info import detect
 from kcg.measure.verify import CheckedBench
 from kcg.optimize.result import read_result
 from kcg.types import Region, ScheduleKind, Target
+from tests.commands import python
 from tests.kernels import empty, kernels_of
 from tests.known_targets import KNOWN_TARGETS
 from tests.test_readme import Block, blocks, run_block
@@ -144,9 +143,7 @@ def test_the_gpu_examples_are_right_on_a_gpu(name: str, tmp_path: Path) -> None:
         pytest.importorskip("triton", reason="needs Triton, which is not here")
     path = written(tmp_path, name)
     code = f"from tests.measure.test_source_kernels_docs import on_gpu; on_gpu({str(path)!r})"
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
-    )
+    done = python("-c", code, cwd=ROOT)
     assert done.returncode == 0, done.stderr[-2000:]
 
 
@@ -212,36 +209,15 @@ def test_the_triton_example_wins_on_a_gpu_and_runs_in_a_cuda_graph(tmp_path: Pat
     written(tmp_path, "triton_kernels.py")
     (tmp_path / "model.py").write_text(BF16_MODEL, encoding="utf-8")
     (tmp_path / "use.py").write_text(IN_A_GRAPH, encoding="utf-8")
-    environment = {**os.environ, "DEV": "CUDA"}
 
-    def python(*arguments: str) -> str:
-        done = subprocess.run(
-            [sys.executable, *arguments],
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=400,
-            check=False,
-        )
+    def ran(*arguments: str) -> str:
+        done = python(*arguments, cwd=tmp_path, timeout=400, DEV="CUDA")
         assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
         return done.stdout
 
-    said = python(
-        "-m",
-        "kcg.optimize",
-        "model.py",
-        "--device",
-        "CUDA",
-        "--kernels",
-        "triton_kernels.py",
-        "--budget",
-        "200s",
-        "--measurements",
-        "24",
-        "--report",
-        "out",
-    )
+    limits = ["--budget", "200s", "--measurements", "24"]
+    command = ["-m", "kcg.optimize", "model.py", "--device", "CUDA", "--kernels", "triton_kernels.py", *limits]
+    said = ran(*command, "--report", "out")
     rows = [r for r in read_result(tmp_path / "out" / "RESULT.json").regions if r.handwritten]
     assert len(rows) == 2 and all(r.chosen.name == "tiled_matmul" for r in rows), said
-    print(said, python("use.py"))
+    print(said, ran("use.py"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import pickle
 from collections.abc import Callable
 from dataclasses import replace
@@ -36,7 +37,7 @@ from kcg.measure.inputs import (
 from kcg.measure.verify import FINAL_SEEDS, JUDGED, CheckedBench, foretell_job
 from kcg.measure.workbench import FINITE_POISON, GUARD_BYTES, NAN_POISON, copied
 from kcg.types import Region, Schedule, Target, Verification
-from tests.kernels import empty, example_asts, kernels_of
+from tests.kernels import empty, example_ast, example_asts, kernels_of
 
 DEV = "CPU:X86"
 TARGET: Target = detect(DEV, 1)[0]
@@ -98,9 +99,14 @@ RIGHT = (
 )
 
 
+def examples_of(tensor: str) -> list[UOp]:
+    """The kernels of one tensor of the examples."""
+    return [example_ast(name) for name in example_asts() if name.split(".")[0] == tensor]
+
+
 @pytest.mark.parametrize("name", RIGHT)
 def test_what_tinygrad_compiles_passes(name: str) -> None:
-    for ast in (ast for key, ast in example_asts().items() if key.split(".")[0] == name):
+    for ast in examples_of(name):
         for schedule in (RAW, KernelSpace(Region((kernel_of(ast),)), TARGET).baseline()):
             verdict = verify(ast, schedule, seeds=(1,))
             assert verdict.passed, verdict.reason
@@ -121,17 +127,17 @@ OPERATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 @pytest.mark.parametrize(
-    "ast",
-    [pytest.param(ast, id=key) for key, ast in example_asts().items() if key.split(".")[0] in FINALISTS]
-    + [
-        pytest.param(kernels_of(made(empty(40, 64, dtype=dtype)))[0], id=f"{name}-{dtype}")
-        for name, made in OPERATIONS.items()
-        for dtype in ("float32", "float16", "bfloat16", "float64")
+    ("name", "dtype"),
+    [
+        *((name, "") for name in example_asts() if name.split(".")[0] in FINALISTS),
+        *itertools.product(OPERATIONS, ("float32", "float16", "bfloat16", "float64")),
     ],
 )
-def test_what_tinygrad_compiles_passes_as_a_finalist(ast: UOp) -> None:
+def test_what_tinygrad_compiles_passes_as_a_finalist(name: str, dtype: str) -> None:
     """On data of every kind: tinygrad's own schedule of a kernel is not called wrong."""
-    bench, region = bench_of(ast)
+    bench, region = bench_of(
+        kernels_of(OPERATIONS[name](empty(40, 64, dtype=dtype)))[0] if dtype else example_ast(name)
+    )
     schedules = (KernelSpace(region, TARGET).baseline(), RAW)
     launches = [bench.launcher(compile_schedule(region, schedule, TARGET)) for schedule in schedules]
     for verdict in bench.check_all(launches, (), seeds=FINAL_SEEDS, thorough=True):
@@ -140,7 +146,7 @@ def test_what_tinygrad_compiles_passes_as_a_finalist(ast: UOp) -> None:
 
 @pytest.mark.parametrize("name", ["symbolic", "symbolic_elementwise"])
 def test_symbolic_shapes_pass(name: str) -> None:
-    verdict = verify(example_asts()[name], variables=VARIABLES)
+    verdict = verify(example_ast(name), variables=VARIABLES)
     assert verdict.passed, verdict.reason
 
 
@@ -180,7 +186,7 @@ def test_padded_and_unrolled_reduce() -> None:
 @pytest.mark.parametrize("name", ["matmul_f32", "softmax.0", "embedding", "argmax.0", "int_math", "bool_logic"])
 @pytest.mark.parametrize("fill", [0, NAN_POISON, FINITE_POISON])
 def test_constant_output_is_rejected(name: str, fill: int) -> None:
-    bench, region = bench_of(example_asts()[name])
+    bench, region = bench_of(example_ast(name))
     verdict = verify_fake(
         bench, region, lambda: bench._write(bench._views[0], np.full(bench.by_slot[0].nbytes, fill, np.uint8))
     )
@@ -188,7 +194,7 @@ def test_constant_output_is_rejected(name: str, fill: int) -> None:
 
 
 def test_gather_compares_what_its_indices_select() -> None:
-    bench, region = bench_of(example_asts()["embedding"])
+    bench, region = bench_of(example_ast("embedding"))
     bench.fill(1, RECIPE)
     table = bench.inputs[2].reshape(20, 8)
     reference = bench.reference(1, RECIPE, ())
@@ -196,7 +202,7 @@ def test_gather_compares_what_its_indices_select() -> None:
     assert reference.judged() == 1.0
     assert np.array_equal(store.values, table[bench.inputs[1]].reshape(-1)[store.indices])
     assert np.count_nonzero(store.values) == store.values.size
-    assert verify(example_asts()["embedding"]).passed
+    assert verify(example_ast("embedding")).passed
     off_by_one = np.roll(table, 1, 0)[bench.inputs[1]].reshape(-1)
     verdict = verify_fake(bench, region, lambda: bench._write(bench._views[0], off_by_one))
     assert not verdict.passed
@@ -207,7 +213,7 @@ def test_logarithms_get_positive_inputs() -> None:
     bench, _ = bench_of(ast)
     assert bench.choose_recipe() == POSITIVE_RECIPE
     assert verify(ast).passed
-    assert bench_of(example_asts()["matmul_f32"])[0].choose_recipe() == RECIPE
+    assert bench_of(example_ast("matmul_f32"))[0].choose_recipe() == RECIPE
 
 
 def test_what_is_a_number_only_between_0_and_1_gets_such_inputs() -> None:
@@ -343,7 +349,7 @@ def test_kernel_of_which_nothing_is_known_is_not_passed() -> None:
 
 
 def test_guards_of_all_buffers_are_repaired() -> None:
-    bench, region = bench_of(example_asts()["matmul_f32"])
+    bench, region = bench_of(example_ast("matmul_f32"))
     compiled = compile_schedule(region, RAW, TARGET)
     run = bench.launcher(compiled)
     spoiled = []
@@ -363,7 +369,7 @@ def test_guards_of_all_buffers_are_repaired() -> None:
 
 
 def test_changed_input_is_found_and_put_back() -> None:
-    bench, region = bench_of(example_asts()["matmul_f32"])
+    bench, region = bench_of(example_ast("matmul_f32"))
     verdict = verify_fake(
         bench, region, lambda: bench._write(bench._views[2], np.zeros(bench.by_slot[2].size, np.float32))
     )
@@ -374,7 +380,7 @@ def test_changed_input_is_found_and_put_back() -> None:
 
 def test_check_of_a_large_kernel_does_not_blame_the_next_binary(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verify_module, "LARGE_BYTES", 0)
-    bench, region = bench_of(example_asts()["matmul_f32"])
+    bench, region = bench_of(example_ast("matmul_f32"))
     compiled = compile_schedule(region, RAW, TARGET)
     run = bench.launcher(compiled)
 
@@ -392,7 +398,7 @@ def test_check_of_a_large_kernel_does_not_blame_the_next_binary(monkeypatch: pyt
 
 
 def test_what_returns_because_its_output_looks_done_is_refused() -> None:
-    bench, region = bench_of(example_asts()["matmul_f32"])
+    bench, region = bench_of(example_ast("matmul_f32"))
     run = bench.launcher(compile_schedule(region, RAW, TARGET))
     done: dict[float, np.ndarray[Any, Any]] = {}  # by a number of the input, what it computed
 
@@ -413,7 +419,7 @@ def test_what_returns_because_its_output_looks_done_is_refused() -> None:
 def test_a_kernel_that_writes_a_part_of_its_output_is_a_right_one(name: str) -> None:
     """What it does not write stays as it was, whatever that is."""
     variables = (("length", 20), ("position", 3))
-    bench, region = bench_of(example_asts()[name])
+    bench, region = bench_of(example_ast(name))
     launch = bench.launcher(compile_schedule(region, RAW, TARGET, variables=variables))
     verdict = bench.check(launch, variables, seeds=FINAL_SEEDS, thorough=True)
     assert verdict.passed and "outputs that look done" in verdict.rules, verdict.reason
@@ -448,7 +454,7 @@ def test_what_is_wrong_is_said_so_that_it_shows(got: float, want: float, error: 
 @pytest.mark.parametrize("fooled", [0, 1, 2])
 def test_what_reads_outside_its_buffers_is_refused(fooled: int) -> None:
     """What it finds there, times 0, is added to an element: seen with NaN, with large or with negative numbers."""
-    bench, region = bench_of(example_asts()["matmul_f32"])
+    bench, region = bench_of(example_ast("matmul_f32"))
     run = bench.launcher(compile_schedule(region, RAW, TARGET))
 
     def launch() -> float:
@@ -465,7 +471,7 @@ def test_what_reads_outside_its_buffers_is_refused(fooled: int) -> None:
 
 def test_timed_runs_count_as_runs() -> None:
     """A kernel that computes the first times only is not timed as a miracle."""
-    bench, region = bench_of(example_asts()["matmul_f32"])
+    bench, region = bench_of(example_ast("matmul_f32"))
     run = bench.launcher(compile_schedule(region, RAW, TARGET))
     bench.fill(0, RECIPE)
     for computed, reason in ((100, ""), (3, "timed run 3 left something else in buffer 0")):
@@ -477,7 +483,7 @@ def test_timed_runs_count_as_runs() -> None:
 
 
 def test_in_place_kernel_starts_from_its_inputs_every_time() -> None:
-    ast = example_asts()["assign"]
+    ast = example_ast("assign")
     bench, region = bench_of(ast)
     compiled = compile_schedule(region, RAW, TARGET)
     launch = bench.launcher(compiled)
@@ -488,7 +494,7 @@ def test_in_place_kernel_starts_from_its_inputs_every_time() -> None:
 
 
 def test_verdict_counts_seeds_and_error() -> None:
-    verdict = verify(example_asts()["matmul_f32"])
+    verdict = verify(example_ast("matmul_f32"))
     assert verdict.seeds == 3 and 0 < verdict.max_error < 0.6 and len(verdict.rules) >= 5
 
 
@@ -496,7 +502,7 @@ def test_verdict_counts_seeds_and_error() -> None:
 
 
 def test_launcher_keeps_the_memory_that_it_writes() -> None:
-    bench, region = bench_of(example_asts()["matmul_f32"])
+    bench, region = bench_of(example_ast("matmul_f32"))
     launch = bench.launcher(compile_schedule(region, RAW, TARGET))
     freed = Device["CPU"].allocator.cache
     Device["CPU"].allocator.free_cache()
@@ -522,7 +528,7 @@ def test_child_holds_the_memory_of_one_kernel() -> None:
 
 
 def test_output_of_bfloat16_reads_back_as_stored() -> None:
-    bench, _ = bench_of(example_asts()["matmul_bf16"])
+    bench, _ = bench_of(example_ast("matmul_bf16"))
     bench.fill(0, RECIPE)
     stored = bench.read(1)
     assert stored.dtype == np.uint16 and np.array_equal(stored, bench.inputs[1])
@@ -541,9 +547,8 @@ def test_signature_is_that_of_the_binary() -> None:
 
 @pytest.mark.parametrize("name", ["matmul_f32", "softmax", "symbolic", "logsumexp", "argmax"])
 def test_references_of_another_process_are_those_that_verifying_computes(name: str) -> None:
-    asts = [ast for key, ast in example_asts().items() if key.split(".")[0] == name]
     variables = VARIABLES if name == "symbolic" else ()
-    for ast in asts:
+    for ast in examples_of(name):
         bench, region = bench_of(ast)
         compiled = compile_schedule(region, RAW, TARGET, variables=variables)
         plain = bench.check(bench.launcher(compiled), variables, seeds=SEEDS, thorough=True)

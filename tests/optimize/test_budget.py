@@ -6,7 +6,6 @@ import os
 import re
 import sqlite3
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -32,6 +31,7 @@ from kcg.optimize.settings import Settings
 from kcg.optimize.work import Candidates, Measured, RegionWork
 from kcg.search.problem import Observation
 from kcg.types import ModelCheck, RegionResult, Result, Schedule, Status
+from tests.commands import python
 from tests.optimize_run import Begun, begun
 from tests.sample_result import sample_result
 
@@ -39,8 +39,7 @@ SCRIPTS = Path(__file__).parents[1] / "scripts"
 
 
 def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "kcg.optimize", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    return python("-m", "kcg.optimize", *arguments)
 
 
 def samplers(folder: Path) -> list[str]:

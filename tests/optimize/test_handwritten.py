@@ -7,7 +7,6 @@ import json
 import shutil
 import sqlite3
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from kcg.optimize.result import from_dict, read_result, to_dict, write_result
 from kcg.optimize.settings import Settings
 from kcg.types import ModelCheck, RegionResult, Result, ScheduleKind
 from kcg.workloads.family import Step
+from tests.commands import python
 from tests.optimize_run import begun
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
@@ -31,9 +31,8 @@ DEV = "CPU:X86"
 SCRIPT, KERNELS = SCRIPTS / "outer_sum.py", SCRIPTS / "outer_kernels.py"
 
 
-def run(*arguments: str | Path, timeout: float = 240) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "kcg.optimize", "--device", DEV, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return python("-m", "kcg.optimize", "--device", DEV, *arguments)
 
 
 @pytest.fixture(scope="module")

@@ -18,6 +18,7 @@ import pytest
 from tinygrad import Tensor
 
 from kcg.cli import guarded
+from kcg.dataset.journal import Journal
 from kcg.errors import ExitCode, UsageError
 from kcg.optimize.__main__ import main, not_verified
 from kcg.optimize.console import progress
@@ -27,6 +28,7 @@ from kcg.optimize.result import read_result
 from kcg.optimize.run import _begin
 from kcg.optimize.settings import Settings
 from kcg.predictor.choice import SHIPPED
+from kcg.provenance import provenance
 from kcg.types import ModelCheck
 from kcg.workloads.capture import lazy_workload
 from tests.sample_result import sample_result
@@ -97,6 +99,16 @@ def test_the_script_ran_unchanged_and_its_replays_are_counted(
 def test_the_report_is_beside_the_result(optimised: tuple[subprocess.CompletedProcess[str], Path]) -> None:
     _, folder = optimised
     assert "two_layers" in (folder / "report.html").read_text()
+
+
+def test_a_run_says_which_code_made_it_in_its_result_and_its_journal(
+    optimised: tuple[subprocess.CompletedProcess[str], Path],
+) -> None:
+    result = read_result(optimised[1] / "RESULT.json")
+    assert {"revision": result.revision, "dirty": result.dirty} == provenance()
+    with Journal.open(optimised[1] / "journal.sqlite", read_only=True) as journal:
+        (run,) = journal.runs().values()
+    assert {key: run.description[key] for key in provenance()} == provenance()
 
 
 @pytest.mark.slow

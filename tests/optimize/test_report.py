@@ -15,9 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from html_page import Page
 from rich.console import Console
-from sample_result import sample_result
 
 from kcg.errors import UsageError
 from kcg.kernel.kinds import describe
@@ -26,6 +24,8 @@ from kcg.optimize.report import _FAILURES, _OUTCOMES, render_report, write_repor
 from kcg.optimize.result import OUTCOMES
 from kcg.optimize.svg import COLORS
 from kcg.types import Kernel, RegionResult, Result, Schedule, Status, Target
+from tests.html_page import Page
+from tests.sample_result import sample_result
 
 
 @pytest.fixture(scope="module")

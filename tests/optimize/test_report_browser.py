@@ -8,11 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from browser import CHROMIUM, Browser
-from sample_result import sample_result
 
 from kcg.kernel.kinds import describe
 from kcg.optimize.report import write_report
+from tests.browser import CHROMIUM, Browser
+from tests.sample_result import sample_result
 
 pytestmark = [pytest.mark.browser, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on the path")]
 

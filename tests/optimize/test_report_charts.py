@@ -10,8 +10,6 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from html_page import Page
-from sample_result import sample_result
 
 from kcg.optimize.console import format_seconds
 from kcg.optimize.report import render_report
@@ -26,6 +24,8 @@ from kcg.optimize.report_charts import (
     steps_of,
 )
 from kcg.optimize.svg import COLORS, rows_of
+from tests.html_page import Page
+from tests.sample_result import sample_result
 
 
 @pytest.fixture(scope="module")

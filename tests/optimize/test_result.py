@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sample_result import sample_result
 
 from kcg.errors import ExitCode, ResultError, UsageError
 from kcg.kernel.source.body import SourceBody, source_schedule
 from kcg.optimize.result import ADDED, OUTCOMES, SCHEMA, from_dict, read_result, to_dict, write_result
 from kcg.types import Kernel, ModelCheck, Region, RegionResult, Result, Schedule, ScheduleKind, Verification
+from tests.sample_result import sample_result
 
 UNPRIVILEGED = 65534  # nobody
 

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from sample_result import sample_result
 
 from kcg.errors import ExitCode, VerificationError
 from kcg.kernel.compile import compile_schedule
@@ -45,6 +44,7 @@ from kcg.optimize.whole_model import (
 from kcg.types import Finalist, ModelCheck, RegionResult, Result, Schedule, Verification, Workload
 from kcg.workloads.registry import spec_of
 from tests.faults.processes import wait_until
+from tests.sample_result import sample_result
 from tests.tiny_models import DTYPES, TINY
 
 DEV = os.environ["DEV"]

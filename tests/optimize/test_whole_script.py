@@ -16,7 +16,6 @@ import numpy as np
 import psutil
 import pytest
 from rich.console import Console
-from sample_result import sample_result
 
 from kcg.compat.observing import ALIVE, READ, RETURNED, Piece
 from kcg.errors import ExitCode, VerificationError
@@ -46,6 +45,7 @@ from kcg.types import ModelCheck, RegionResult, Result, Schedule
 from kcg.workloads.script import Form, Program, capture_program
 from tests.faults.processes import wait_until
 from tests.optimize.test_whole_model import WRONG, another, finalist
+from tests.sample_result import sample_result
 
 DEV = os.environ["DEV"]
 SCRIPTS = Path(__file__).parents[1] / "scripts"

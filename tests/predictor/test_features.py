@@ -34,7 +34,7 @@ from kcg.predictor.features import (
 from kcg.predictor.network import Batch, GraphSet, Net, NetSettings
 from kcg.predictor.training_data import TrainingData, load
 from kcg.types import Region, Schedule, Status
-from tests.kernels import empty, example_asts, example_region, kernels_of, on_targets
+from tests.kernels import empty, example_region, kernels_of, on_targets
 from tests.known_targets import KNOWN_TARGETS
 from tests.small_dataset import small_dataset
 
@@ -56,11 +56,6 @@ def same(one: Graphs, other: Graphs) -> bool:
 @pytest.fixture(scope="module")
 def matmul() -> KernelSpace:
     return space_of((empty(64, 96) @ empty(96, 80)).relu())
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 def walks(space: KernelSpace, count: int, seed: int = 0) -> list[Schedule]:
@@ -97,7 +92,7 @@ def test_the_same_schedule_has_the_same_graph_alone_and_in_company(matmul: Kerne
     assert same(graphs(encode(nests), H200), apart), "padding shows"
 
 
-@pytest.mark.parametrize(("target", "names"), on_targets(example_asts(), sorted(KNOWN_TARGETS), whole=("sm_90",)))
+@pytest.mark.parametrize(("target", "names"), on_targets(sorted(KNOWN_TARGETS), whole=("sm_90",)))
 def test_finite_for_every_kind_of_kernel_on_every_target_without_its_hardware(target: str, names: list[str]) -> None:
     for name in names:
         region = example_region(name)

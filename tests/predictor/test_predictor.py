@@ -48,11 +48,6 @@ SETTINGS = FitSettings(
 )
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     families = {"norms": 8, "gpt2": 8, "resnet": 8, "activations": 8, "softmax": 8, "bert": 10, "flux": 12}

@@ -28,11 +28,6 @@ TARGET = KNOWN_TARGETS["sm_90"]
 CLOSE = 1e-5
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 @pytest.fixture(scope="module")
 def shipped() -> Checkpoint:
     path = shipped_path(TARGET)

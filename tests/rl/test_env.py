@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from gymnasium.utils.env_checker import check_env
 
 from kcg.errors import UsageError
@@ -33,12 +32,6 @@ from tests.env_tasks import (
     stop,
     task,
 )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
 
 # Rewards, faults and ends
 

@@ -11,7 +11,6 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-import torch
 from gymnasium.utils.env_checker import check_env
 
 from kcg.predictor.features import MOST_AXES
@@ -27,11 +26,6 @@ from tests.env_tasks import (
     stop,
     task,
 )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 
 from kcg.errors import ScheduleError
 from kcg.kernel.codec import kernel_of
@@ -15,11 +14,6 @@ from kcg.rl.observation import OBSERVATIONS_KEPT, Observer
 from kcg.types import Action, Region
 from tests.env_tasks import TARGETS, observer_of
 from tests.kernels import empty, kernels_of
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 def test_places_beyond_what_a_graph_holds_are_no_places() -> None:

@@ -26,12 +26,8 @@ from kcg.predictor.network import NetSettings
 from kcg.rl import policy as policy_module
 from kcg.rl.observation import ScheduleObservation
 from kcg.rl.policy import Policy, PolicyNet, Proposal, batch_of, read_policy, save_policy
-from tests.policies import ABOUT, SHIPPED, SMALL, observer_of, opinionated
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
+from tests.env_tasks import observer_of
+from tests.policies import ABOUT, SHIPPED, SMALL, opinionated
 
 
 def observations_of(name: str) -> list[ScheduleObservation]:

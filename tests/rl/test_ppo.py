@@ -19,14 +19,10 @@ from kcg.rl.env import MOST_ACTIONS, KernelScheduleEnv, observation_space, padde
 from kcg.rl.observation import ScheduleObservation
 from kcg.rl.policy import Policy, PolicyNet, batch_of, likeliest_ends
 from kcg.rl.ppo import BELOW, PpoSettings, ScheduleExtractor, SchedulePolicy, divided, environments, train, unpadded
-from tests.policies import ABOUT, SMALL, observer_of, opinionated, task
+from tests.env_tasks import observer_of, task
+from tests.policies import ABOUT, SMALL, opinionated
 
 STILL = replace(SMALL, dropout=0.0)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 @cache

@@ -26,13 +26,8 @@ from kcg.rl.self_play import (
     together,
 )
 from kcg.rl.training import ExampleSet, LearningSettings, judge, learn, losses
-from tests.policies import SMALL, grown, observer_of, opinionated, roofline
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
+from tests.env_tasks import observer_of
+from tests.policies import SMALL, grown, opinionated, roofline
 
 PLAY = SelfPlaySettings(simulations=32, most_steps=3)
 

@@ -63,11 +63,6 @@ TINY = {
 SETTINGS = changed(PolicyTrainingSettings(), TINY)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 # A whole training
 
 

@@ -279,10 +279,10 @@ def test_a_process_finds_the_strategies_of_the_command(tmp_path: Path) -> None:
     region, space = matmul()
     initargs = ("CPU", os.getpid(), str(tmp_path / "cache.db"))
     with Thinkers(1, "roofline", KNOWN_TARGETS["sm_90"], initargs, strategies=strategy_of) as of_the_command:
-        ledger = Ledger(max_measurements=6)
+        ledger = Ledger(max_measurements=3)
         seen = [o.schedule for o in of_the_command.strategy("ppo", region, place=0, seed="1")(asked(space, ledger))]
-    assert len(set(seen)) == len(seen) == 6
-    assert seen == [o.schedule for o in strategy_of("ppo")(asked(space, Ledger(max_measurements=6)))]
+    assert len(set(seen)) == len(seen) == 3
+    assert seen == [o.schedule for o in strategy_of("ppo")(asked(space, Ledger(max_measurements=3)))]
 
 
 def test_where_a_process_dies_the_search_goes_on_here(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from replay_table import chain_table, synthetic_table
 
 from kcg.kernel.codec import kernel_of
 from kcg.kernel.opts.schedule import Opt, opts_of, schedule_of
@@ -25,6 +24,7 @@ from kcg.search.strategies import strategy
 from kcg.types import Region, Schedule
 from tests.kernels import empty, kernels_of
 from tests.known_targets import KNOWN_TARGETS
+from tests.replay_table import chain_table, synthetic_table
 
 TARGET = KNOWN_TARGETS["sm_90"]
 

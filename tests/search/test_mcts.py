@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from replay_table import BASELINE, KERNELS, chain_table, synthetic_table
 
 from kcg.kernel.opts.schedule import Opt, opts_of, schedule_of
 from kcg.search.calibration import Calibration, Trial
@@ -19,6 +18,7 @@ from kcg.search.problem import Ledger, Trials, best
 from kcg.search.replay import Traits, constant_predict, oracle_predict
 from kcg.types import Prediction, Schedule
 from tests.policies import grown
+from tests.replay_table import BASELINE, KERNELS, chain_table, synthetic_table
 
 
 def test_transpositions_share_a_node() -> None:

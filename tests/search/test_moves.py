@@ -8,7 +8,6 @@ import random
 from collections.abc import Sequence
 
 import pytest
-from replay_table import BASELINE, RECORDED, chain_table, noisy_predict, recorded, synthetic_table, tree_table
 
 from kcg.kernel.opts.schedule import RAW, Opt, schedule_of
 from kcg.search.beam import Drafts, draft, predicted_beam
@@ -17,6 +16,7 @@ from kcg.search.problem import Trials
 from kcg.search.replay import Record, ReplayTable, constant_predict, oracle_predict
 from kcg.search.strategies import strategy
 from kcg.types import Prediction, Schedule
+from tests.replay_table import BASELINE, RECORDED, chain_table, noisy_predict, recorded, synthetic_table, tree_table
 from tests.table_search import EXHAUSTING, best_s, run
 
 # Draft, then verify

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import pytest
-from replay_table import Wrapped, synthetic_table
 
 from kcg.errors import ScheduleError
 from kcg.kernel.opts.neighbours import moved, variants
@@ -19,12 +18,8 @@ from kcg.search.mcts import Graph, MctsSettings, candidates, mcts
 from kcg.search.problem import Action, Ledger, Observation, Problem, Strategy, Trials
 from kcg.search.replay import charged, constant_predict, oracle_predict
 from kcg.types import Prediction, Schedule, ScheduleKind, Status
-from tests.kernels import schedule_of, small_matmul
-
-
-@pytest.fixture(scope="module")
-def space() -> KernelSpace:
-    return small_matmul()
+from tests.kernels import schedule_of
+from tests.replay_table import Wrapped, synthetic_table
 
 
 def walked(space: KernelSpace, opts: Sequence[Opt]) -> Schedule | None:

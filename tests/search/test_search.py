@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from replay_table import BASELINE, KERNELS, Wrapped, chain_table, inverted_predict, noisy_predict, synthetic_table
 
 from kcg.errors import UnknownName
 from kcg.kernel.opts.schedule import Opt, opts_of, schedule_of
@@ -19,6 +18,8 @@ from kcg.search.problem import Action, Ledger, Observation, Predict, Problem, be
 from kcg.search.replay import ReplayTable, constant_predict, oracle_predict
 from kcg.search.strategies import STRATEGIES, strategy
 from kcg.types import Prediction, Schedule
+from tests.replay_table import BASELINE, KERNELS, Wrapped, chain_table, inverted_predict, noisy_predict, synthetic_table
+from tests.table_search import EXHAUSTING, best_s, run
 
 NAMES = [*STRATEGIES, "beam:1", "beam:8"]
 SEARCHES = [n for n in NAMES if n != "hand-coded"]
@@ -26,16 +27,6 @@ SEARCHES = [n for n in NAMES if n != "hand-coded"]
 
 def baseline_s() -> float:
     return synthetic_table().records[BASELINE].observation.time_s
-
-
-def run(name: str, problem: Problem) -> list[Observation]:
-    return list(strategy(name)(problem))
-
-
-def best_s(observations: list[Observation]) -> float:
-    found = best(observations)
-    assert found is not None
-    return found.time_s
 
 
 def first_within(name: str, problem: Problem, time_s: float) -> list[Observation]:
@@ -166,7 +157,7 @@ def test_compilations_are_a_budget_too(name: str) -> None:
     assert problem.ledger.compilations <= 10
 
 
-@pytest.mark.parametrize("name", ["mcts", "random"])
+@pytest.mark.parametrize("name", ["mcts", "random", *EXHAUSTING])
 def test_an_exhausted_space_ends_the_search(name: str) -> None:
     table = synthetic_table(2)
     found = run(name, table.problem(inverted_predict(table)))
@@ -271,7 +262,7 @@ def test_a_search_repeats_itself_under_its_seed(name: str) -> None:
 
     for predict in (noisy_predict(table, sigma=0.5, seed=1), constant_predict()):
         assert once(3, predict) == once(3, predict)
-    if name in ("mcts", "random"):  # where the predictor does not tell schedules apart, the seed does
+    if name in ("mcts", "random", *EXHAUSTING):  # where the predictor does not tell schedules apart, the seed does
         assert once(3, constant_predict()) != once(4, constant_predict())
 
 

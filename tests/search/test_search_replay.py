@@ -7,19 +7,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from replay_table import chain_table, inverted_predict, noisy_predict, synthetic_table
 
 from kcg.errors import DataError, ScheduleError
 from kcg.kernel.opts.schedule import RAW, Opt, schedule_of
-from kcg.search.problem import Observation, Predict, Problem, Trials, best
+from kcg.search.problem import Observation, Predict, Trials, best
 from kcg.search.replay import ReplayTable, constant_predict, oracle_predict
-from kcg.search.strategies import strategy
 from kcg.types import Schedule, Status
-
-
-def run(name: str, problem: Problem) -> list[Observation]:
-    return list(strategy(name)(problem))
-
+from tests.replay_table import chain_table, inverted_predict, noisy_predict, synthetic_table
+from tests.table_search import run
 
 # Replay
 

@@ -7,13 +7,21 @@ import math
 from collections.abc import Callable, Sequence
 
 import pytest
-from replay_table import BASELINE, RECORDED, inverted_predict, noisy_predict, recorded, synthetic_table, tree_table
 
-from kcg.search.problem import Ledger, Observation, Predict
+from kcg.search.problem import Ledger, Predict
 from kcg.search.replay import constant_predict, oracle_predict
 from kcg.search.strategies import AnnealingSettings, annealing
 from kcg.types import Prediction, Schedule
-from tests.table_search import EXHAUSTING, best_s, run
+from tests.replay_table import (
+    BASELINE,
+    RECORDED,
+    inverted_predict,
+    noisy_predict,
+    recorded,
+    synthetic_table,
+    tree_table,
+)
+from tests.table_search import EXHAUSTING, best_s, predicted_within_budget, run
 
 UNGUIDED = ["random", "unguided-evolution", "annealing", "full-beam", "full-beam-from-hand-coded"]
 GUIDED = ["epsilon-greedy", "greedy", "evolution", "beam", "predicted-beam"]
@@ -114,14 +122,7 @@ def test_no_more_is_predicted_than_allowed_and_what_was_found_is_measured(name: 
     table = synthetic_table()
     ledger = Ledger(max_measurements=20, max_evaluations=evaluations)
     problem = table.problem(oracle_predict(table), ledger=ledger)
-    predict, asked = problem.predict, []
-
-    def strict(schedules: Sequence[Schedule]) -> list[Prediction]:
-        assert ledger.may_evaluate
-        asked.extend(schedules)
-        return predict(schedules)
-
-    problem.predict = strict
+    asked = predicted_within_budget(problem)
     found = run(name, problem)
     assert len(asked) == ledger.evaluations
     assert found[0].schedule == BASELINE
@@ -129,24 +130,6 @@ def test_no_more_is_predicted_than_allowed_and_what_was_found_is_measured(name: 
         assert ledger.measurements == 20
     if evaluations == 60:
         assert best_s(found) < found[0].time_s
-
-
-@pytest.mark.parametrize("name", EXHAUSTING)
-def test_an_exhausted_space_ends_the_search(name: str) -> None:
-    table = synthetic_table(2)
-    found = run(name, table.problem(noisy_predict(table, sigma=0.5, seed=0)))
-    assert {table.key(o.schedule) for o in found} == {r.key for r in table.records.values()}
-    assert len(found) == 60 < len(table.records)  # some by two orders of steps
-
-
-@pytest.mark.parametrize("name", EXHAUSTING)
-def test_what_is_random_follows_the_seed(name: str) -> None:
-    table = recorded("rope")
-
-    def once(seed: int) -> list[Observation]:
-        return run(name, table.problem(constant_predict(), seed=seed, max_measurements=24))
-
-    assert once(3) == once(3) != once(4)
 
 
 # BEAM

@@ -17,13 +17,7 @@ from kcg.search.mcts import Graph, MctsSettings
 from kcg.search.moves import diverse
 from kcg.search.problem import Ledger, Problem, Trials
 from kcg.types import Prediction, Schedule
-from tests.kernels import schedule_of, small_matmul
-
-
-@pytest.fixture(scope="module")
-def space() -> KernelSpace:
-    return small_matmul()
-
+from tests.kernels import schedule_of
 
 BASE = schedule_of(("UPCAST", 0, 4), ("UPCAST", 1, 2))
 

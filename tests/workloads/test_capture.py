@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import re
 import signal
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -22,26 +26,15 @@ from kcg.kernel.opts.space import KernelSpace
 from kcg.kernel.symbolic import ends_of
 from kcg.measure.inputs import buffers_of
 from kcg.measure.protocol import PROTOCOL
-from kcg.types import Target, Workload
+from kcg.types import Workload
 from kcg.workloads.capture import Refused, to_workload
 from kcg.workloads.script import NAME_LENGTH, Captured, Form, Program, bounded, capture_program
+from tests.commands import python
+from tests.known_targets import X86
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 STEPS, POSITIONS = 4, 12
 DEV = os.environ["DEV"]
-X86 = Target(
-    device="CPU",
-    renderer="X86",
-    arch="x86_64,native",
-    model="test",
-    cores=2,
-    has_local=False,
-    has_threads=True,
-    max_threads=2,
-    shared_bytes=0,
-    memory_bytes=1 << 33,
-    cache_bytes=1 << 24,
-)
 
 
 def command(*arguments: str | Path) -> list[str]:
@@ -49,23 +42,11 @@ def command(*arguments: str | Path) -> list[str]:
 
 
 def run(*arguments: str | Path, stdin: str = "", **settings: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command(*arguments),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        input=stdin,
-        env={**os.environ, **settings},
-    )
+    return python("-m", "kcg.dataset", *arguments, stdin=stdin, **settings)
 
 
 def capture_of(script: Path, *arguments: str, dev: str = DEV) -> Captured:
     return capture_program(Program(Form.SCRIPT, str(script), arguments), dev=dev)
-
-
-def lines_of_kcg(text: str) -> list[str]:
-    return [line for line in text.splitlines() if line.startswith("kcg: ")]
 
 
 def executions_printed(text: str) -> int:
@@ -293,23 +274,54 @@ def test_what_cannot_be_recorded_is_one_line(how: str, says: str) -> None:
         capture_of(script, how, "--idle")
 
 
-@pytest.mark.parametrize("how", ["wait", "save", "deaf"])
-@pytest.mark.parametrize("idle", [True, False])
-def test_ctrl_c_ends_a_capture_without_a_traceback_and_keeps_what_ran(how: str, idle: bool, tmp_path: Path) -> None:
-    script = SCRIPTS / "any_ending.py"
-    arguments = ("capture", "--out", tmp_path / "c.sqlite", "--", script, how, *(("--idle",) if idle else ()))
+class Interrupted(NamedTuple):
+    """A capture that was interrupted."""
+
+    out: Path
+    process: subprocess.Popen[str]
+    before: list[str]  # the lines on stderr until the script waited
+    printed: str
+    after: str
+
+
+@contextlib.contextmanager
+def waiting(*arguments: str | Path) -> Iterator[tuple[subprocess.Popen[str], list[str]]]:
+    """A capture whose script has come to where it waits, and what was said until then."""
     with subprocess.Popen(
         command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as process:
         assert process.stderr is not None
-        said = list(iter(process.stderr.readline, "waiting\n"))
-        os.killpg(process.pid, signal.SIGINT)
-        printed, rest = process.communicate(timeout=60)
-        said += rest.splitlines()
-    assert process.returncode == ExitCode.INTERRUPTED
+        yield process, list(iter(process.stderr.readline, "waiting\n"))
+
+
+@pytest.fixture(scope="module")
+def interrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, bool], Interrupted]:
+    """How captures ended that were interrupted, all of them at once: what ignores Ctrl-C is waited for."""
+    folder, begun = tmp_path_factory.mktemp("interrupted"), {}
+    with contextlib.ExitStack() as captures:
+        for case in itertools.product(("wait", "save", "deaf"), (True, False)):
+            out = folder / f"{len(begun)}.sqlite"
+            arguments = (SCRIPTS / "any_ending.py", case[0], *(("--idle",) if case[1] else ()))
+            begun[case] = (out, *captures.enter_context(waiting("capture", "--out", out, "--", *arguments)))
+        for _, process, _ in begun.values():
+            os.killpg(process.pid, signal.SIGINT)
+        return {
+            case: Interrupted(out, process, said, *process.communicate(timeout=60))
+            for case, (out, process, said) in begun.items()
+        }
+
+
+@pytest.mark.parametrize("how", ["wait", "save", "deaf"])
+@pytest.mark.parametrize("idle", [True, False])
+def test_ctrl_c_ends_a_capture_without_a_traceback_and_keeps_what_ran(
+    how: str, idle: bool, interrupted: dict[tuple[str, bool], Interrupted]
+) -> None:
+    script, ended = SCRIPTS / "any_ending.py", interrupted[how, idle]
+    printed, said = ended.printed, [*ended.before, *ended.after.splitlines()]
+    assert ended.process.returncode == ExitCode.INTERRUPTED
     assert ("saved" in said) == (how == "save")
     assert not any("Traceback" in line for line in said)
-    assert (tmp_path / "c.sqlite").exists() != idle
+    assert ended.out.exists() != idle
     if idle:
         assert said[-1] == f"kcg: interrupted: {script} had run nothing that is recorded"
     else:

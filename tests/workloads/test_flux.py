@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from flux_reference import Reference
 from safetensors.numpy import save_file
 from tinygrad import Tensor
 from tinygrad.helpers import Context
@@ -31,6 +30,7 @@ from kcg.workloads.flux import (
     step,
 )
 from kcg.workloads.flux_weights import load_weights, random_inputs, random_weights
+from tests.flux_reference import Reference
 
 TINY = replace(
     PRESETS["mini"],

@@ -13,9 +13,11 @@ from markupsafe import escape
 
 from kcg.dataset.journal import Journal
 from kcg.errors import ExitCode, ScriptError, UsageError
+from kcg.optimize.__main__ import main as optimize
 from kcg.optimize.result import read_result
 from kcg.optimize.settings import Settings
 from kcg.workloads.script import Form, Late, Program, capture_program, check_program, program_of
+from tests.commands import ended, python
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 DEV = os.environ["DEV"]
@@ -103,9 +105,8 @@ def test_code_is_captured_under_a_name_of_its_own(words: tuple[str, ...], tmp_pa
         "import sys; from tinygrad import Tensor\n"
         "print(sys.argv, (Tensor([1.0, 2.0]).clone().realize() * 2).sum().item())"
     )
-    command = [sys.executable, "-m", "kcg.dataset", "capture", "--out", str(tmp_path / "c.sqlite"), *words, code]
-    command += ["7"] if words[0] == "--" else ["--", "7"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    command = ["-m", "kcg.dataset", "capture", "--out", tmp_path / "c.sqlite", *words, code]
+    done = python(*command, *(["7"] if words[0] == "--" else ["--", "7"]))
     assert done.returncode == ExitCode.OK and "['-c', '7'] 6.0" in done.stderr, done.stderr
     with Journal.open(tmp_path / "c.sqlite", create=False) as journal:
         (workload,) = journal.workloads()
@@ -167,10 +168,9 @@ def test_an_optimisation_knows_a_program_by_its_form(tmp_path: Path) -> None:
     assert Settings(str(tmp_path / "absent")).program is None
 
 
-def test_optimize_takes_a_module_and_code_as_python_does(tmp_path: Path) -> None:
+def test_optimize_takes_a_module_and_code_as_python_does() -> None:
     def plan(*words: str) -> dict[str, object]:
-        command = [sys.executable, "-m", "kcg.optimize", "--dry-run", "--json", *words]
-        done = subprocess.run(command, cwd=SCRIPTS, capture_output=True, text=True, timeout=120, check=False)
+        done = python("-m", "kcg.optimize", "--dry-run", "--json", *words, cwd=SCRIPTS)
         assert done.returncode == ExitCode.OK, done.stderr
         return dict(json.loads(done.stdout))
 
@@ -180,8 +180,7 @@ def test_optimize_takes_a_module_and_code_as_python_does(tmp_path: Path) -> None
     code = plan("-c", "from package.work import batches; batches()")
     assert str(code["workload"]).startswith("script:code-")
     assert [k["id"] for k in code["kernels"]] == [k["id"] for k in module["kernels"]]  # type: ignore[union-attr, attr-defined]
-    command = [sys.executable, "-m", "kcg.optimize", "flux", "-m", "package"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = ended(optimize, "flux", "-m", "package")
     assert done.returncode == ExitCode.USAGE and "flux and -m: choose one" in done.stderr
 
 
@@ -189,8 +188,7 @@ def test_an_optimisation_goes_on_with_what_a_failing_program_ran_and_names_what_
     script, folder = tmp_path / "failing.py", tmp_path / "out"
     text = f"import sys; sys.path.append({str(SCRIPTS)!r})\nimport hand_written\nassert False, 'no more'\n"
     script.write_text(text)
-    command = [sys.executable, "-m", "kcg.optimize", str(script), "--measurements", "0", "--report", str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    done = python("-m", "kcg.optimize", script, "--measurements", "0", "--report", folder)
     assert done.returncode in (ExitCode.OK, ExitCode.NOTHING_IMPROVED), done.stderr
     result = read_result(folder / "RESULT.json")
     ended = f"{script} raised AssertionError: no more ({script}, line 3): what it ran before is recorded"

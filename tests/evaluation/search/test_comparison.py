@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from replay_table import chain_table, synthetic_table
 
 from evaluation.search.comparison import (
     ALONE,
@@ -40,6 +39,7 @@ from kcg.search.replay import FILE, RecordedKernel, ReplayTable, kernels_of
 from kcg.types import Schedule
 from tests.evaluation.search.boards import CHECKPOINT, FEW, ROOT, board, recorded
 from tests.known_targets import KNOWN_TARGETS
+from tests.replay_table import chain_table, synthetic_table
 
 H200 = ROOT / "datasets" / "h200"
 

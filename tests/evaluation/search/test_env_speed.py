@@ -11,7 +11,8 @@ from evaluation.search.env_speed import KNOWN, NEW, play, rates, speed_of
 from kcg.kernel.opts.schedule import RAW
 from kcg.rl.env import KernelScheduleEnv
 from kcg.types import Schedule
-from tests.policies import SHIPPED, observer_of, task
+from tests.env_tasks import observer_of, task
+from tests.policies import SHIPPED
 
 DATASET = Path(__file__).parents[3] / "datasets" / "h200"
 

@@ -12,7 +12,6 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from replay_table import synthetic_table
 
 from evaluation.documents import write_into
 from evaluation.search.comparison import ALONE, BEAM, Bench, Play, Turn, play
@@ -23,6 +22,7 @@ from kcg.predictor.features import Array
 from kcg.search.replay import Record, RecordedKernel, ReplayTable
 from kcg.search.strategies import strategy
 from tests.evaluation.search.boards import CHECKPOINT, FEW, ROOT, board, recorded
+from tests.replay_table import synthetic_table
 
 TWO_SEEDS = replace(FEW, seeds=2)
 

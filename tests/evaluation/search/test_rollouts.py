@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 
 import pytest
-from replay_table import BASELINE, RECORDED, chain_table, noisy_predict, recorded, synthetic_table
 
 from evaluation.search.rollouts import Led
 from evaluation.search.strategies import needs_policy, registry, strategy
@@ -16,6 +15,7 @@ from kcg.search import strategies
 from kcg.search.problem import Ledger, Observation, Problem
 from kcg.search.replay import Record, ReplayTable, constant_predict, oracle_predict
 from kcg.types import Action, Prediction, Schedule
+from tests.replay_table import BASELINE, RECORDED, chain_table, noisy_predict, recorded, synthetic_table
 from tests.table_search import best_s
 
 POLICIES = ["policy", "policy-beam"]

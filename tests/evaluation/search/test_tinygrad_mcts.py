@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from replay_table import RECORDED, chain_table, recorded, synthetic_table, tree_table
 
 from evaluation.search.comparison import Contender
 from evaluation.search.strategies import strategy
@@ -18,6 +17,7 @@ from kcg.kernel.opts.schedule import RAW
 from kcg.search.problem import Observation, Problem, Trials
 from kcg.search.replay import ReplayTable, constant_predict
 from kcg.types import Prediction, Schedule, Status
+from tests.replay_table import RECORDED, chain_table, recorded, synthetic_table, tree_table
 
 GOLDEN = {"gpt2": (1.936, 24), "rope": (1.153, 24), "flux": (1.252, 24)}
 

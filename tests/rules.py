@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ast
 import re
-import subprocess
-import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
+
+from tests.commands import python
 
 ROOT = Path(__file__).parent.parent
 
@@ -90,10 +91,11 @@ class Source:
     path: Path
     module: str
 
-    @property
+    @cached_property
     def tree(self) -> ast.Module:
         return ast.parse(self.path.read_text(encoding="utf-8"))
 
+    @cached_property
     def imports(self) -> list[Import]:
         """Every import of the file, those inside functions and under TYPE_CHECKING included."""
         found: list[Import] = []
@@ -147,7 +149,7 @@ def upward_imports(source: Source) -> Iterator[str]:
     if here and here not in LEVEL:
         yield f"{source.module}: {here!r} is no package; name its level in LEVELS"
         return
-    for item in source.imports():
+    for item in source.imports:
         package = package_imported(item)
         if package in ("", here) or (entry and item.lazy):
             continue
@@ -163,7 +165,7 @@ def circles(sources: Iterable[Source]) -> Iterator[str]:
         s.module: s for s in sources if s.path.name != "__main__.py" and package_of(s.module) not in ("", "doctor")
     }
     below = {
-        module: {f"{i.module}.{i.name}" if f"{i.module}.{i.name}" in known else i.module for i in source.imports()}
+        module: {f"{i.module}.{i.name}" if f"{i.module}.{i.name}" in known else i.module for i in source.imports}
         for module, source in known.items()
     }
 
@@ -181,7 +183,7 @@ def private_tinygrad(source: Source) -> Iterator[str]:
     """Imports of tinygrad's internals outside of `kcg/compat`."""
     if package_of(source.module) == "compat":
         return
-    for item in source.imports():
+    for item in source.imports:
         package, *rest = item.module.split(".")
         if package != "tinygrad" or rest[:1] == ["nn"]:
             continue
@@ -229,7 +231,7 @@ def words_of_kinds(source: Source) -> Iterator[str]:
 
 def imports_of_scripts(source: Source) -> Iterator[str]:
     """Imports of `training`, `evaluation`, `tests` or `datasets` by the library."""
-    for item in source.imports():
+    for item in source.imports:
         if item.module.split(".")[0] in ("training", "evaluation", "tests", "datasets"):
             yield f"{source.module}:{item.line}: the library imports {item.module}"
 
@@ -248,14 +250,7 @@ def drawn_tree(text: str) -> dict[str, str]:
 
 def loaded_by(*command: str) -> set[str]:
     """Top-level packages that a Python command imports. Raises AssertionError where it fails."""
-    done = subprocess.run(
-        [sys.executable, "-X", "importtime", *command],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        timeout=60,
-        check=False,
-    )
+    done = python("-X", "importtime", *command, cwd=ROOT)
     assert done.returncode == 0, done.stderr[-500:]
     times = [
         line for line in done.stderr.splitlines() if line.startswith("import time:") and "imported package" not in line

@@ -7,8 +7,6 @@ import json
 import math
 import random
 import sqlite3
-import subprocess
-import sys
 from collections.abc import Sequence
 from concurrent.futures import Future
 from functools import cache
@@ -16,20 +14,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from replay_table import noisy_predict
 
 from kcg.errors import ExitCode
 from kcg.rl.policy import Policy, PolicyNet, RolloutSettings, _Acting, policy_search, shipped_policy
-from kcg.search.problem import Ledger, Observation, Problem, Trials, best
+from kcg.search.problem import Ledger, Observation, Problem, Trials
 from kcg.search.replay import ReplayTable, constant_predict, oracle_predict
 from kcg.types import Prediction, Schedule, Status
-from tests.env_tasks import recorded_observer, recorded_table
-from tests.policies import ABOUT, SMALL, observer_of, opinionated, roofline
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
+from tests.commands import python
+from tests.env_tasks import observer_of, recorded_observer, recorded_table
+from tests.policies import ABOUT, SMALL, opinionated, roofline
+from tests.replay_table import noisy_predict
+from tests.table_search import best_s, predicted_within_budget
 
 
 def table() -> ReplayTable:
@@ -44,12 +39,6 @@ def shipped() -> Policy:
 def searched(problem: Problem, policy: Policy | None = None, **settings: int) -> list[Observation]:
     how = policy_search(policy or shipped(), recorded_observer(), settings=RolloutSettings(**settings))
     return list(how(problem))
-
-
-def best_s(found: Sequence[Observation]) -> float:
-    fastest = best(found)
-    assert fastest is not None
-    return fastest.time_s
 
 
 def test_the_shipped_policy_finds_with_few_measurements_what_a_new_one_does_not() -> None:
@@ -87,14 +76,7 @@ def test_it_keeps_to_the_budget_and_begins_with_the_baseline(budget: int) -> Non
 def test_no_more_is_predicted_than_allowed_and_it_still_measures(evaluations: int) -> None:
     ledger = Ledger(max_measurements=12, max_evaluations=evaluations)
     problem = table().problem(oracle_predict(table()), ledger=ledger)
-    predict, asked = problem.predict, list[Schedule]()
-
-    def strict(schedules: Sequence[Schedule]) -> list[Prediction]:
-        assert ledger.may_evaluate
-        asked.extend(schedules)
-        return predict(schedules)
-
-    problem.predict = strict
+    asked = predicted_within_budget(problem)
     searched(problem)
     assert len(asked) == ledger.evaluations < evaluations + RolloutSettings().episodes + 1
     assert ledger.measurements == 12
@@ -143,25 +125,9 @@ def test_a_device_without_a_policy_of_its_own_gets_that_of_cuda() -> None:
 
 def test_the_command_searches_with_it_to_a_verified_result(tmp_path: Path) -> None:
     program = "from tinygrad import Tensor\nx = Tensor.empty(512, 512)\nfor _ in range(3): x.sum(0).realize()"
-    command = [
-        sys.executable,
-        "-m",
-        "kcg.optimize",
-        "-c",
-        program,
-        "--search",
-        "ppo",
-        "--budget",
-        "300s",
-        "--measurements",
-        "12",
-        "--json",
-        "--quiet",
-        "--no-script-check",
-        "--report",
-        str(tmp_path),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False, cwd=tmp_path)
+    limits = ["--budget", "300s", "--measurements", "12", "--no-script-check"]
+    command = ["-m", "kcg.optimize", "-c", program, "--search", "ppo", *limits, "--json", "--quiet", "--report"]
+    done = python(*command, tmp_path, cwd=tmp_path)
     assert done.returncode in (ExitCode.OK, ExitCode.NOTHING_IMPROVED), done.stderr
     (kernel,) = json.loads(done.stdout)["kernels"]
     assert kernel["outcome"] in ("improved", "kept") and kernel["after_s"] <= kernel["before_s"]
