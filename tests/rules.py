@@ -220,11 +220,11 @@ def words_of_kinds(source: Source) -> Iterator[str]:
         return
     for node in ast.walk(source.tree):
         if isinstance(node, ast.Constant):
-            said = {node.value} & AXIS_WORDS if isinstance(node.value, str) else set()
+            printed = {node.value} & AXIS_WORDS if isinstance(node.value, str) else set()
         else:
             names = (getattr(node, field, None) for field in ("id", "attr", "arg", "name", "asname", "rest"))
-            said = {name for name in names if isinstance(name, str)} & (AXIS_WORDS | OPT_WORDS)
-        for word in sorted(said):
+            printed = {name for name in names if isinstance(name, str)} & (AXIS_WORDS | OPT_WORDS)
+        for word in sorted(printed):
             line = getattr(node, "lineno", 0)
             yield f"{source.module}:{line}: {word} is a word of a kind of schedule: go through kcg.kernel.kinds"
 

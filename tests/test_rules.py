@@ -88,7 +88,7 @@ def test_the_drawn_error_tree_is_the_real_one() -> None:
     assert drawn_tree(errors.__doc__ or "") == real
 
 
-def test_the_drawn_error_tree_tells_the_exit_codes() -> None:
+def test_the_drawn_error_tree_reports_the_exit_codes() -> None:
     for line in (errors.__doc__ or "").splitlines():
         if match := re.match(r"^\W*([A-Z]\w+) .*exit code (\d+)$", line):
             assert getattr(errors, match[1]).exit_code == int(match[2]), line
@@ -113,7 +113,7 @@ PUBLIC = {
     ],
     "kcg.search.problem": [
         "Correct", "FAILURE_COST", "LEAST_DOUBT", "Ledger", "Measure", "Observation", "PRIOR_GAIN", "Predict",
-        "Problem", "STANDS_FOR", "Said", "Strategy", "Trials", "best", "expected_improvement",
+        "Problem", "STANDS_FOR", "Expected", "Strategy", "Trials", "best", "expected_improvement",
     ],
 }  # fmt: skip
 

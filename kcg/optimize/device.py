@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Self
 from kcg.compat.device import choose_device, prepare
 from kcg.errors import UsageError
 from kcg.measure.device_info import Neighbours
-from kcg.measure.lock import alone_in, alone_on
+from kcg.measure.lock import lock_device, lock_folder
 from kcg.measure.protocol import PROTOCOL
 from kcg.measure.service import BASELINE_TIMEOUT_S, MeasureService, Request
 from kcg.optimize.settings import Settings, check_names, writable_folder
@@ -70,7 +70,7 @@ class Device:
         self.folder = writable_folder(settings.folder) if writes else settings.folder
         with contextlib.ExitStack() as held:
             if writes:
-                held.enter_context(alone_in(self.folder, wait=settings.wait, say=log.progress.line))
+                held.enter_context(lock_folder(self.folder, wait=settings.wait, log=log.progress.line))
             self.service = MeasureService(self.choice.dev, run_id=self.run_id)
             self._held = held.pop_all()  # until the journal is closed
         self._children: list[Callable[[], None]] = [self.service.close]
@@ -94,7 +94,7 @@ class Device:
 
     def alone(self) -> AbstractContextManager[None]:
         """No other optimisation uses the device inside. Raises DeviceError where one does, and it is not waited for."""
-        return alone_on(self.choice.dev, wait=self._settings.wait, say=self._log.progress.line)
+        return lock_device(self.choice.dev, wait=self._settings.wait, log=self._log.progress.line)
 
     def close_children(self) -> None:
         """Kill every process that measures, compiles or searches."""

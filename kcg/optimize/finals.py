@@ -92,13 +92,13 @@ class Judge:
                     keep=False,
                 )
         finally:
-            self._say_what_was_not_judged(len(order))
+            self._warn_of_unjudged(len(order))
         return RegionResults(tuple(judged[w.id] for w in works), self._undecided)
 
     def _allows(self, pace: Pace, work: RegionWork) -> bool:
         return pace.allows(work, improved=any(row.outcome == "improved" for row in self._judged.values()))
 
-    def _say_what_was_not_judged(self, count: int) -> None:
+    def _warn_of_unjudged(self, count: int) -> None:
         if spared := len(self._comparisons.taken_over - self._comparisons.made):
             self._log.warn(
                 f"the verdicts on {spared} of {count} kernels are those of an earlier run: they were not judged again"
@@ -272,10 +272,10 @@ class Judge:
             return _quarantined(work, f"tinygrad's own schedule fails: {work.own.status}: {work.own.reason}")
         if not (found := work.candidates):
             return _result(work, base, base, "undecided", "there was no time to judge what is written by hand")
-        said = "is expected to be faster"
+        claim = "is expected to be faster"
         if work.baseline_s:
-            said = f"was {work.baseline_s / work.known[found[0]].time_s:.2f}× as fast in the search"
-        return _result(work, base, base, "undecided", f"{found[0]} {said}, and there was no time to judge it")
+            claim = f"was {work.baseline_s / work.known[found[0]].time_s:.2f}× as fast in the search"
+        return _result(work, base, base, "undecided", f"{found[0]} {claim}, and there was no time to judge it")
 
     def _as_measured(self, work: RegionWork) -> Finalist:
         """tinygrad's own schedule as the search measured it, where that stands: checked on one seed, cold, not warm."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from kcg.errors import JournalError, ResultError
 from kcg.kernel.program import Compiled
 from kcg.measure import verify
-from kcg.measure.jobs import DuelOutcome
+from kcg.measure.jobs import PairedOutcome
 from kcg.measure.protocol import PROTOCOL
 from kcg.optimize.result import noun_from_json, noun_to_json
 from kcg.types import Schedule, Target, Toolchain, Variables
@@ -45,7 +45,7 @@ class Entry:
     """What is kept of a comparison; `binaries` are the hashes of those that took part."""
 
     binaries: tuple[str, ...]
-    outcome: DuelOutcome
+    outcome: PairedOutcome
 
 
 class KeptResults:
@@ -54,7 +54,7 @@ class KeptResults:
     def __init__(self, device: Device, *, resumed: bool) -> None:
         """Those of an earlier run are read only where this one goes on with it."""
         self._device = device
-        self._entries = device.journal.verdicts() if resumed and device.journal is not None else {}
+        self._entries = device.journal.paired_results() if resumed and device.journal is not None else {}
 
     def holds(self, work: RegionWork, schedules: Sequence[Schedule]) -> bool:
         """Whether an earlier run left a result of these schedules, at each end of the kernel's values. It may be of
@@ -69,7 +69,7 @@ class KeptResults:
             bool(self._entries) and not work.offers and self.holds(work, [work.space.baseline(), *work.candidates[:1]])
         )
 
-    def find(self, work: RegionWork, sides: Sequence[Side], values: Variables) -> DuelOutcome | None:
+    def find(self, work: RegionWork, sides: Sequence[Side], values: Variables) -> PairedOutcome | None:
         """What an earlier run saw of this very comparison with these values of the kernel's variables; None where it
         has to be made.
 
@@ -92,11 +92,11 @@ class KeptResults:
             ) from None
         return entry.outcome if entry.binaries == _binaries(sides) else None
 
-    def add(self, work: RegionWork, sides: Sequence[Side], outcome: DuelOutcome, values: Variables) -> None:
+    def add(self, work: RegionWork, sides: Sequence[Side], outcome: PairedOutcome, values: Variables) -> None:
         """Store what a comparison with these values showed, where everything was verified and timed."""
         if self._device.journal is not None and _is_whole(outcome, len(sides)):
             key = self._key(work, [side.schedule for side in sides], values)
-            self._device.journal.add_verdict(key, noun_to_json(Entry(_binaries(sides), outcome)))
+            self._device.journal.add_paired_result(key, noun_to_json(Entry(_binaries(sides), outcome)))
 
     def forget(self) -> bool:
         """Drop all, since the whole model failed with the schedules that they let through: a run that goes on would
@@ -104,7 +104,7 @@ class KeptResults:
         written: a run that is killed in between checks the model once more when it goes on."""
         if self._device.journal is None:
             return False
-        self._device.journal.forget_verdicts()
+        self._device.journal.forget_paired_results()
         return True
 
     def _identity(self, work: RegionWork, schedules: Sequence[Schedule], values: Variables) -> bytes:
@@ -124,7 +124,7 @@ class KeptResults:
         ]
 
 
-def _is_whole(outcome: DuelOutcome, sides: int) -> bool:
+def _is_whole(outcome: PairedOutcome, sides: int) -> bool:
     """Whether everything of a comparison of so many sides was verified and timed."""
     verifications = [outcome.baseline_verification, outcome.finalist_verification][:sides]
     if outcome.noisy or outcome.tainted or not all(v is not None and v.passed for v in verifications):

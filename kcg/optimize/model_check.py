@@ -11,7 +11,7 @@ from kcg.optimize.budget import OVERTIME
 from kcg.types import ModelCheck, Result
 
 if TYPE_CHECKING:
-    from kcg.measure.isolated import Alone
+    from kcg.measure.isolated import IsolatedProcess
     from kcg.optimize.device import Device
     from kcg.optimize.estimates import Estimates
     from kcg.optimize.log import RunLog
@@ -23,7 +23,7 @@ def check_model(
     settings: Settings,
     *,
     estimates: Estimates | None,
-    planning: Alone | None,
+    planning: IsolatedProcess | None,
     device: Device,
     log: RunLog,
 ) -> ModelCheck:
@@ -65,7 +65,13 @@ def check_model(
 
 
 def _compared(
-    result: Result, estimates: Estimates, planning: Alone | None, *, device: Device, log: RunLog, timeout_s: float
+    result: Result,
+    estimates: Estimates,
+    planning: IsolatedProcess | None,
+    *,
+    device: Device,
+    log: RunLog,
+    timeout_s: float,
 ) -> ModelCheck:
     settings, check_device = estimates.settings, device.service.check_device
     if settings.is_script:

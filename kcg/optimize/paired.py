@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 from kcg.errors import DeviceError
 from kcg.kernel.source.body import source_body
 from kcg.measure.device_info import first_line
-from kcg.measure.jobs import DuelJob, DuelOutcome
+from kcg.measure.jobs import PairedJob, PairedOutcome
 from kcg.measure.pools import ServiceClosed
 from kcg.measure.protocol import median, median_interval, spread
-from kcg.measure.service import duel_rows
-from kcg.measure.verify import FINAL_SEEDS, foretell_job
+from kcg.measure.service import paired_rows
+from kcg.measure.verify import FINAL_SEEDS, references_job
 from kcg.optimize import ends
 from kcg.optimize.estimates import FRESH_CHILD_S
 from kcg.optimize.kept import Side
@@ -28,7 +28,7 @@ from kcg.types import Finalist, Schedule, ScheduleKind, Variables, Verification
 
 if TYPE_CHECKING:
     from kcg.kernel.symbolic import End
-    from kcg.measure.verify import Foretold
+    from kcg.measure.verify import References
     from kcg.optimize.device import Device
     from kcg.optimize.estimates import Estimates
     from kcg.optimize.work import RegionWork
@@ -44,10 +44,10 @@ class Compared:
 
     before: Side
     after: Side | None
-    outcome: DuelOutcome | None = None
+    outcome: PairedOutcome | None = None
     reason: str = ""  # why there is no outcome
     late: bool = False  # the budget was over before there was one
-    at_ends: tuple[DuelOutcome, ...] = ()  # what `outcome` is the mean of, see `ends`
+    at_ends: tuple[PairedOutcome, ...] = ()  # what `outcome` is the mean of, see `ends`
 
     @cached_property
     def noise(self) -> float:
@@ -130,7 +130,7 @@ class Comparisons:
             for work in (w for w in works if not self._kept.holds_first(w)):
                 for values in work.bindings:
                     self._references[work.id, values] = service.beside(
-                        foretell_job, work.call.region, values, FINAL_SEEDS, timeout_s=REFERENCES_TIMEOUT_S
+                        references_job, work.call.region, values, FINAL_SEEDS, timeout_s=REFERENCES_TIMEOUT_S
                     )
         sent = [service.compiled(w.call.region, s, *w.bindings) for w, s in self._estimates.sides()]
         wait(sent, timeout=self._estimates.budget.patience_s(expected_s))
@@ -149,7 +149,7 @@ class Comparisons:
         """Verify and time both in turns, or the first alone, and record what was seen; or take over what an earlier run
         saw of the same. All this at each end of the kernel's values, and not at the second what is wrong at the first.
         """
-        outcomes: list[DuelOutcome] = []
+        outcomes: list[PairedOutcome] = []
         for end in work.ends:
             seen = self._compare_at(work, end, before, after)
             if seen.outcome is None:
@@ -166,16 +166,16 @@ class Comparisons:
             return Compared(before, after, known)
         self.made.add(work.id)
         service, estimates = self._device.service, self._estimates
-        job = DuelJob(
+        job = PairedJob(
             work.call.region,
             before.compiled.at(end.variables),
             after.compiled.at(end.variables) if after is not None else None,
             service.target,
             end.variables,
             seeds=FINAL_SEEDS,
-            foretold=self._reference(work, end.variables),
+            references=self._reference(work, end.variables),
         )
-        future = service.duel(job, timeout_s=TIMEOUT_S + RUNS * work.longest_s)
+        future = service.compare_paired(job, timeout_s=TIMEOUT_S + RUNS * work.longest_s)
         expected_s = FRESH_CHILD_S + estimates.comparing_s(work)
         _, waiting = wait([future], timeout=estimates.budget.patience_s(expected_s))
         if waiting:  # nothing is blamed on a kernel whose process was stopped, say
@@ -187,7 +187,7 @@ class Comparisons:
         except Exception as error:  # a crash or a hang of the child is the candidate's, not the run's
             return Compared(before, after, reason=f"{type(error).__name__}: {first_line(error)}")
         self._device.record(
-            duel_rows(
+            paired_rows(
                 job,
                 outcome,
                 before.schedule,
@@ -199,10 +199,10 @@ class Comparisons:
         self._kept.add(work, sides, outcome, end.variables)  # last: where it is kept, its measurements are
         return Compared(before, after, outcome)
 
-    def _reference(self, work: RegionWork, values: Variables) -> Foretold | None:
+    def _reference(self, work: RegionWork, values: Variables) -> References | None:
         """The references of a region; None where they are computed with the verification, or could not be before it."""
         future = self._references.get((work.id, values))
         if future is None or future.exception() is not None:
             return None
-        computed: Foretold = future.result()
+        computed: References = future.result()
         return computed

@@ -163,7 +163,7 @@ def check_room(settings: Settings, workload: Workload, *, device: Device, log: R
     """Whether the workload as a whole has room on the device, and its weights are there. Raises UsageError, or
     WeightsError."""
     name = device.choice.device
-    check_memory(settings, workload, room_on(name), device=name, say=log.progress.phase)
+    check_memory(settings, workload, memory_on(name), device=name, log=log.progress.phase)
     if settings.weights:
         log.progress.phase(f"looking at the weights {settings.weights}")
         check_weights(settings, name, fetch=True)
@@ -301,57 +301,57 @@ GB = 1e9
 
 
 @dataclass(frozen=True)
-class Room:
+class Memory:
     """Bytes of a device's memory: what is free now, and all of it."""
 
     free: int
     total: int
 
 
-def room_on(device: str) -> Room | None:
+def memory_on(device: str) -> Memory | None:
     """The memory of `device`, such as `CPU` or `CUDA`; None where it does not tell."""
     from kcg.compat.hardware import memory_of
 
     known = memory_of(device)
-    return Room(*known) if known is not None else None
+    return Memory(*known) if known is not None else None
 
 
 def check_memory(
-    settings: Settings, workload: Workload, room: Room | None, *, device: str, say: Callable[[str], None]
+    settings: Settings, workload: Workload, memory: Memory | None, *, device: str, log: Callable[[str], None]
 ) -> None:
     """Raises UsageError where `workload` will run as a whole and has no room; it names the next smaller that has.
 
-    For that the other presets are captured, which takes a while; `say` is told.
+    For that the other presets are captured, which takes a while; `log` gets a line.
     """
-    if room is None or not is_runnable(settings, workload.name) or workload.memory_bytes <= room.free:
+    if memory is None or not is_runnable(settings, workload.name) or workload.memory_bytes <= memory.free:
         return
-    say(f"{shortage(workload, room, device=device)}: looking for a preset that fits")
-    smaller = next_smaller(workload, room)
+    log(f"{shortage(workload, memory, device=device)}: looking for a preset that fits")
+    smaller = next_smaller(workload, memory)
     if smaller is not None:
         advice = f"use --preset {smaller.preset}, which needs {smaller.memory_bytes / GB:.3g} GB"
-    elif workload.memory_bytes <= room.total:
+    elif workload.memory_bytes <= memory.total:
         advice = "no smaller preset fits: free memory that others use, or use another device"
     else:
         advice = "no smaller preset fits: use a device with more memory"
-    raise UsageError(f"{shortage(workload, room, device=device)}: {advice}")
+    raise UsageError(f"{shortage(workload, memory, device=device)}: {advice}")
 
 
-def shortage(workload: Workload, room: Room, *, device: str) -> str:
+def shortage(workload: Workload, memory: Memory, *, device: str) -> str:
     """What is needed, and what there is, in one line."""
     return (
         f"{workload.name} {workload.preset} needs {workload.memory_bytes / GB:.3g} GB of memory "
         f"({workload.held_bytes / GB:.3g} GB of weights and inputs, {workload.between_bytes / GB:.3g} GB in between), "
-        f"{device} has {room.free / GB:.3g} GB free of {room.total / GB:.3g} GB"
+        f"{device} has {memory.free / GB:.3g} GB free of {memory.total / GB:.3g} GB"
     )
 
 
-def next_smaller(workload: Workload, room: Room) -> Workload | None:
+def next_smaller(workload: Workload, memory: Memory) -> Workload | None:
     """The preset of the same workload that needs most of those that need less and have room; None if there is none."""
     from kcg.workloads.registry import spec_of
 
     spec = spec_of(workload.name)
     others = [spec.capture(preset) for preset in spec.presets if preset != workload.preset]
-    fitting = [w for w in others if w.memory_bytes < workload.memory_bytes and w.memory_bytes <= room.free]
+    fitting = [w for w in others if w.memory_bytes < workload.memory_bytes and w.memory_bytes <= memory.free]
     return max(fitting, key=lambda w: w.memory_bytes, default=None)
 
 
@@ -406,9 +406,9 @@ def preview(settings: Settings, progress: Progress, *, json_mode: bool) -> None:
         out = sys.stdout.write
         out(f"would optimise {workload.name} {workload.preset} on {target.model} with {settings.search}\n")
         calls = sum(w.call.calls for w in works)
-        if is_runnable(settings, workload.name) and (room := room_on(device.choice.device)) is not None:
-            fits = "" if workload.memory_bytes <= room.free else ", which is refused"
-            out(f"{shortage(workload, room, device=device.choice.device)}{fits}\n")
+        if is_runnable(settings, workload.name) and (memory := memory_on(device.choice.device)) is not None:
+            fits = "" if workload.memory_bytes <= memory.free else ", which is refused"
+            out(f"{shortage(workload, memory, device=device.choice.device)}{fits}\n")
         total = sum(float(str(r["operations"])) * int(str(r["calls"])) for r in rows)
         counts = f"{counted(len({w.call.region.id for w in works}), 'kernel')}, {counted(calls, 'call')}"
         out(f"{counts}, {total / 1e9:.2f} GFLOP; budget {settings.budget_text or 'none'}\n")

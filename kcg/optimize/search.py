@@ -14,8 +14,8 @@ from kcg.errors import ScheduleError
 from kcg.measure.jobs import TinyBeamJob
 from kcg.optimize.settings import EFFORTS, TINY_BEAM, Settings, strategy_of
 from kcg.optimize.work import Candidates, RegionWork, total_s
-from kcg.search.allocation import PATIENCE_S, Allocator, Limits, Relative
-from kcg.search.problem import Observation, Problem, Said
+from kcg.search.allocation import PATIENCE_S, Allocator, Limits, Transfer
+from kcg.search.problem import Expected, Observation, Problem
 from kcg.types import Schedule, Status
 
 if TYPE_CHECKING:
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from kcg.optimize.estimates import Estimates
     from kcg.optimize.log import RunLog
     from kcg.predictor.interface import Predictor
-    from kcg.search.workers import Thinkers
+    from kcg.search.workers import SearchWorkers
 
 HOPELESS = 2.5  # a candidate this much slower than the best so far gets one sample only
-THINKING = 3  # processes that search, for every four that compile
+SEARCHING = 3  # processes that search, for every four that compile
 
 
 class Guide:
@@ -37,7 +37,7 @@ class Guide:
         self._settings, self._device = settings, device
         self.wanted = settings.measurements == 0 or not settings.search.startswith(TINY_BEAM)
         self.predictor: Predictor | None = None
-        self.workers: Thinkers | None = None
+        self.workers: SearchWorkers | None = None
 
     @property
     def name(self) -> str:
@@ -56,14 +56,14 @@ class Guide:
     def read(self) -> None:
         """Read the predictor, here and beside the device in the processes that will search."""
         from kcg.predictor.choice import choose_predictor
-        from kcg.search.workers import Thinkers
+        from kcg.search.workers import SearchWorkers
 
         if not self.wanted:
             return
         choice, service = self._settings.predictor, self._device.service
         if not self._device.is_cpu and self._settings.measurements != 0:
-            count = max(2, THINKING * service.compile_workers // 4)
-            self.workers = Thinkers(count, choice, service.target, service.initargs, strategies=strategy_of)
+            count = max(2, SEARCHING * service.compile_workers // 4)
+            self.workers = SearchWorkers(count, choice, service.target, service.initargs, strategies=strategy_of)
             self._device.close_too(self.workers.close)
         self.predictor = choose_predictor(choice, service.target)
 
@@ -147,11 +147,11 @@ class _Search:
             best_s = work.best_s
             futures = self.device.measure(work, batch, stop_above_s=HOPELESS * best_s if best_s else None)
             for schedule, future in zip(batch, futures, strict=True):
-                if (said := expected.get(schedule)) is not None:
-                    self.log.expect(index, *said, future)
+                if (expectation := expected.get(schedule)) is not None:
+                    self.log.expect(index, *expectation, future)
             return futures
 
-        expected: dict[Schedule, Said] = {}
+        expected: dict[Schedule, Expected] = {}
         return Problem(
             space=work.space,
             predict=judge.predict,
@@ -170,12 +170,14 @@ class _Search:
         works = [(index, work) for index, work in enumerate(self.works) if work.baseline_s]
         works.sort(key=lambda one: -one[1].before_s)
         workers = self.guide.workers
-        places = dealt([work.before_s for _, work in works], workers.count) if workers is not None else [0] * len(works)
+        places = (
+            assigned([work.before_s for _, work in works], workers.count) if workers is not None else [0] * len(works)
+        )
         for place, (index, work) in zip(places, works, strict=True):
             how, asked = strategy_of(name), self._problem(work, predictor, index)
             if workers is not None:
                 how = workers.strategy(name, work.call.region, place=place, seed=f"{self.settings.seed}:{index}")
-            allocator.enter(work.id, work.call.calls, asked, how, relative=Relative(work.space))
+            allocator.enter(work.id, work.call.calls, asked, how, transfer=Transfer(work.space))
         allocator.run()
         self.device.check_journal()
         self.settled = allocator.settled
@@ -253,7 +255,7 @@ class _Search:
             self._show(kernels=(index + 1, len(self.works)))
 
 
-def dealt(seconds: Sequence[float], count: int) -> list[int]:
+def assigned(seconds: Sequence[float], count: int) -> list[int]:
     """Which of `count` thinkers each kernel gets, the largest first: whoever has the least of the workload's time. They
     take turns in one process, and the largest would wait for the others."""
     loads, places = [0.0] * count, []

@@ -69,7 +69,7 @@ def games(observer: Observer, predict: Predict, settings: SelfPlaySettings, *, s
     graph = Graph(Trials(problem), how)
     ends = (observer.space.start(), observer.space.baseline())
     for i in range(settings.games):
-        _play(graph, graph.nodes[graph.trials.key(ends[i % 2])], settings, rng)
+        _game(graph, graph.nodes[graph.trials.key(ends[i % 2])], settings, rng)
     return examples_of(observer, graph)
 
 
@@ -77,7 +77,7 @@ def _no_measure(schedules: Sequence[Schedule]) -> list[Future[Observation]]:
     raise AssertionError("self-play measures nothing")
 
 
-def _play(graph: Graph, node: Node, settings: SelfPlaySettings, rng: random.Random) -> None:
+def _game(graph: Graph, node: Node, settings: SelfPlaySettings, rng: random.Random) -> None:
     """One game: simulate, step, until stopping is best or no step is left."""
     for depth in range(settings.most_steps):
         graph.stir(node, share=settings.noise, alpha=settings.alpha)

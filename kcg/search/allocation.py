@@ -4,12 +4,12 @@ An entry is a region and a kind of schedule, with a search of its own; the entri
 the best time so far. A search runs in a thread of its own and stops where it wants to measure a batch. What that is
 expected to save of the workload's time is calls × best time so far × expected improvement (Jones, Schonlau and Welch,
 1998, of a lognormal runtime), the last halved with every `HALF_LIFE` measurements of the entry that found nothing
-faster, so that a predictor which promises what never comes loses its say. An entry that has not asked yet counts as
+faster, so that a predictor which promises what never comes loses its weight. An entry that has not asked yet counts as
 expected to gain `PRIOR_GAIN`; so its search begins when that is more than what is on offer. Where similar kernels have
 gained more on tinygrad's own schedule, their best schedule is on offer beside the search's own.
 
-Two limits say what may happen at once: how many searches think, and how many schedules are with the device. Where
-thinking disturbs measuring (a CPU) both are one: everything takes turns, and the order repeats itself.
+Two limits say what may happen at once: how many searches are at work, and how many schedules are with the device. Where
+searching disturbs measuring (a CPU) both are one: everything takes turns, and the order repeats itself.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Transfers(Protocol):
 
 
 @dataclass(eq=False)
-class Relative:
+class Transfer:
     """One kernel among similar kernels."""
 
     space: Transfers
@@ -87,7 +87,7 @@ class Relative:
             others = [(t, s) for t, s in self.best if s != schedule]
             self.best = sorted([*others, (time_s, schedule)], key=lambda pair: pair[0])[:OFFERED]
 
-    def hint(self, similar: Sequence[Relative], known: Callable[[Schedule], bool]) -> Hint | None:
+    def hint(self, similar: Sequence[Transfer], known: Callable[[Schedule], bool]) -> Hint | None:
         """What led furthest among the best schedules of similar kernels that apply here and were not `known`."""
         self.stale = False
         if not (mine := self.lead()):
@@ -130,15 +130,15 @@ class Limits:
 
     measuring: int = 4  # schedules that are with the device
     batch: int = 1  # schedules that a search asks for at least; more where much is expected of it
-    thinking: int = 1  # searches that are at work otherwise
+    searching: int = 1  # searches that are at work otherwise
     alternate: bool = True  # nothing thinks while something is measured, so none thinks for long
     least_saving: float = WORTHLESS  # share of the workload's time
 
     @classmethod
-    def on_gpu(cls, compilers: int, thinking: int, *, least_saving: float = WORTHLESS) -> Limits:
+    def on_gpu(cls, compilers: int, searching: int, *, least_saving: float = WORTHLESS) -> Limits:
         """Kept busy by many kernels at once. Half as many again as can be compiled are on their way: with more, what
         matters least would be compiled before what matters most."""
-        return cls(max(2, compilers + compilers // 2), thinking=thinking, alternate=False, least_saving=least_saving)
+        return cls(max(2, compilers + compilers // 2), searching=searching, alternate=False, least_saving=least_saving)
 
 
 @dataclass(eq=False)
@@ -164,7 +164,7 @@ class Entry:
     thread: threading.Thread | None = None
     ended: bool = False
     saw: list[Observation] = field(default_factory=list)
-    relative: Relative | None = None  # among similar kernels
+    transfer: Transfer | None = None  # among similar kernels
     hint: Hint | None = None  # from them
     following: Hint | None = None  # granted in the place of its batch
     _keys: set[str] = field(default_factory=set)  # what its problem knows, as alike, of the first `_counted`
@@ -207,33 +207,33 @@ class Allocator:
         limits: Limits,
         *,
         seen: Callable[[], None] = lambda: None,
-        told: Callable[[str, Observation], None] = lambda name, observation: None,
+        report: Callable[[str, Observation], None] = lambda name, observation: None,
         patience_s: Callable[[], float] = lambda: PATIENCE_S,
     ) -> None:
-        """`seen` is called in the caller's thread about as often as something was measured, `told` in whichever thread
-        with each observation and its kernel. A search that ended by itself gets no hints any more. At the end
+        """`seen` is called in the caller's thread about as often as something was measured, `report` in whichever
+        thread with each observation and its kernel. A search that ended by itself gets no hints any more. At the end
         `patience_s` says how long to wait for what is with the device; what comes later is not waited for."""
         self.patience_s = patience_s
-        self.ledger, self.limits, self.seen, self.told = ledger, limits, seen, told
+        self.ledger, self.limits, self.seen, self.report = ledger, limits, seen, report
         self.entries: list[Entry] = []
         self.settled = False  # ended because nothing more was worth its measurements
         self._changed = threading.Condition()
         self._measuring = 0
-        self._thinking = 0
+        self._searching = 0
         self._closed = False
         self._fresh = False  # something was measured since `seen` was last called
         self._error: BaseException | None = None
 
     def enter(
-        self, name: str, calls: int, problem: Problem, strategy: Strategy, *, relative: Relative | None = None
+        self, name: str, calls: int, problem: Problem, strategy: Strategy, *, transfer: Transfer | None = None
     ) -> Entry:
         """Add a kernel, or another kind of schedule of one that was added.
 
-        Its problem's `measure` and ledger are used only where it is granted something. With `relative` it learns from
+        Its problem's `measure` and ledger are used only where it is granted something. With `transfer` it learns from
         similar kernels, and they from it.
         """
         incumbent = next((e.incumbent for e in self.entries if e.name == name), Incumbent())
-        entry = Entry(name, calls, problem, strategy, incumbent, relative=relative)
+        entry = Entry(name, calls, problem, strategy, incumbent, transfer=transfer)
         known = problem.known.get(problem.space.baseline())
         self._improve(entry, min((o.time_s for o in problem.known.values()), default=math.inf))
         for observation in problem.known.values():
@@ -271,7 +271,7 @@ class Allocator:
         return self.settled
 
     def _idle(self) -> bool:
-        return self._measuring == 0 and self._thinking == 0
+        return self._measuring == 0 and self._searching == 0
 
     def _worthwhile(self) -> Entry | None:
         """The one whose next step is expected to save most, among those that ask and those that have not begun; None
@@ -301,46 +301,46 @@ class Allocator:
             return False
         if best.thread is not None:
             return self._grant(best)
-        if self._thinking < self.limits.thinking:
+        if self._searching < self.limits.searching:
             return self._begin(best)
         asking = [e for e in self.entries if e.wanted]
         return bool(asking) and self._grant(max(asking, key=lambda e: e.saving_s))
 
     def _begin(self, entry: Entry) -> bool:
-        self._thinking += 1
+        self._searching += 1
         entry.thread = threading.Thread(target=self._search, args=[entry], name=f"search {entry.name}", daemon=True)
         entry.thread.start()
         return True
 
     def _grant(self, entry: Entry) -> bool:
-        room = self.limits.measuring - self._measuring
+        free = self.limits.measuring - self._measuring
         hint = entry.hint if entry.hint is not None and entry.hint.gain > entry.searching_gain else None
         wanted = entry.wanted if hint is None else 1
         if self._measuring:
-            wanted = min(wanted, room)
+            wanted = min(wanted, free)
         count = min(wanted, self.ledger.remaining(self._measuring + wanted) - self._measuring)
         if count < 1:
             return False
         entry.granted, entry.wanted, entry.following = count, 0, hint
         self._measuring += count
-        self._thinking += 1
+        self._searching += 1
         self._changed.notify_all()
         return True
 
     def _look_at_similar(self, entries: Sequence[Entry]) -> None:
         """What each may learn from the others now. Their searches must not be at work: they share their spaces."""
-        similar = [e.relative for e in self.entries if e.relative is not None]
+        similar = [e.transfer for e in self.entries if e.transfer is not None]
         for entry in entries:
-            if entry.relative is not None and entry.relative.stale:
-                entry.hint = entry.relative.hint(similar, entry.knows)
+            if entry.transfer is not None and entry.transfer.stale:
+                entry.hint = entry.transfer.hint(similar, entry.knows)
 
     def _show_similar(self, entry: Entry, observation: Observation) -> None:
-        if entry.relative is not None:
+        if entry.transfer is not None:
             own = observation.schedule == entry.problem.space.baseline()
-            entry.relative.saw(observation.schedule, observation.time_s, own=own)
+            entry.transfer.saw(observation.schedule, observation.time_s, own=own)
             for other in self.entries:
-                if other.relative is not None and other.relative.family == entry.relative.family:
-                    other.relative.stale = True
+                if other.transfer is not None and other.transfer.family == entry.transfer.family:
+                    other.transfer.stale = True
 
     def _join(self) -> None:
         """Every search has seen that it is over; what it raised is raised here."""
@@ -375,7 +375,7 @@ class Allocator:
         finally:
             with self._changed:
                 entry.ended, entry.wanted = True, 0
-                self._thinking -= 1
+                self._searching -= 1
                 self.ledger.evaluations += ledger.evaluations
                 self._changed.notify_all()
 
@@ -393,12 +393,12 @@ class Allocator:
 
     def _follow(self, entry: Entry, hint: Hint) -> None:
         """Measure what was good for similar kernels, where its search will find it (`Problem.known`)."""
-        assert entry.relative is not None
+        assert entry.transfer is not None
         observation = entry.problem.measure([hint.schedule])[0].result()
         entry.problem.known[hint.schedule] = observation
         with self._changed:
             best_s = entry.best_s if entry.best_s is not None else math.inf
-            entry.relative.failed += observation.time_s >= BETTER * best_s
+            entry.transfer.failed += observation.time_s >= BETTER * best_s
             entry.hint = entry.following = None
         self._took_in(entry, observation, searched=False)
 
@@ -412,7 +412,7 @@ class Allocator:
             self._improve(entry, observation.time_s)
             self._show_similar(entry, observation)
             entry.saw.append(observation)
-            self.told(entry.name, observation)
+            self.report(entry.name, observation)
             self._fresh = True
 
     def _ask(self, entry: Entry, count: int, gain: float) -> int:
@@ -420,12 +420,12 @@ class Allocator:
         what similar kernels had to teach, which is then among what the problem knows."""
         with self._changed:
             entry.wanted, entry.granted, entry.gain = count, 0, self._over_incumbent(entry, gain)
-            self._thinking -= 1
+            self._searching -= 1
             self._changed.notify_all()
             while not entry.granted and not self._closed:
                 self._changed.wait(POLL_S)
             if not entry.granted:
-                self._thinking += 1  # its end takes it off again
+                self._searching += 1  # its end takes it off again
                 entry.wanted = 0
                 return 0
             if (hint := entry.following) is None:
@@ -446,14 +446,14 @@ class Allocator:
             futures = measure(schedules)
             idle = 0 if self.limits.alternate else 1  # where all takes turns, it keeps its own until it asks again
             with self._changed:
-                self._thinking -= idle
+                self._searching -= idle
                 self._changed.notify_all()
             for future in futures:
                 future.add_done_callback(lambda _: self._one_done())
             for future in futures:  # the search thinks again only when it has all
                 future.exception()
             with self._changed:
-                self._thinking += idle
+                self._searching += idle
                 entry.problem.batch_size = self._batch_size(entry)
             return futures
 

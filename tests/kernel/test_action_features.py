@@ -85,8 +85,8 @@ def test_the_order_of_rows_is_that_of_the_actions_and_says_nothing() -> None:
     mixed = space.action_features(schedule, [actions[i] for i in order])
     assert np.array_equal(mixed.features, rows.features[[*order, -1]])
     assert np.array_equal(mixed.axes, rows.axes[[*order, -1]])
-    told = {(*row, *axes) for row, axes in zip(rows.features.tolist(), rows.axes.tolist(), strict=True)}
-    assert len(told) == len(rows), "no two actions look alike"
+    report = {(*row, *axes) for row, axes in zip(rows.features.tolist(), rows.axes.tolist(), strict=True)}
+    assert len(report) == len(rows), "no two actions look alike"
 
 
 def test_a_row_says_how_loads_and_stores_move_along_its_axis() -> None:

@@ -161,7 +161,7 @@ def test_a_step_changes_one_part_and_a_walk_is_legal() -> None:
     assert labels <= {"0", "1", "2"} and len(labels) > 1
 
 
-def test_what_is_said_of_a_schedule_is_what_its_parts_say() -> None:
+def test_what_is_reported_of_a_schedule_is_what_its_parts_say() -> None:
     region = norm()
     space = PARTS.space(region, X86)
     start = space.start()
@@ -198,7 +198,7 @@ def test_a_schedule_is_taken_over_by_a_similar_region() -> None:
     assert PARTS.space(two, X86).transfer(schedule, one) is None
 
 
-def test_what_cannot_be_said_is_refused() -> None:
+def test_what_cannot_be_reported_is_refused() -> None:
     assert PARTS.space(example_region("matmul_f32"), X86) == Refusal("a region of one kernel has no parts")
     space = PARTS.space(norm(), X86)
     with pytest.raises(ScheduleError, match="unknown kind 'tile'"):
@@ -216,8 +216,8 @@ def test_variables_reach_the_kernels_that_have_them() -> None:
     assert program.runs_at(four) and not program.runs_at((("position", 9),))
     bench = CheckedBench(region, X86)
     for values in (three, four):
-        verdict = bench.check(bench.launcher(program.at(values)), values, seeds=(1,))
-        assert verdict.passed, verdict.reason
+        result = bench.check(bench.launcher(program.at(values)), values, seeds=(1,))
+        assert result.passed, result.reason
     assert not bench.check(bench.launcher(program.at(four)), three, seeds=(1,)).passed
 
 

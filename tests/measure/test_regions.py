@@ -13,9 +13,9 @@ from kcg.kernel.opts.schedule import RAW
 from kcg.kernel.parts import KIND as PARTS
 from kcg.kernel.parts import Part, compile_region, schedule_of_parts
 from kcg.kernel.program import Program, ProgramLaunch, Scratch
-from kcg.measure.jobs import DuelJob
-from kcg.measure.service import MeasureService, Request, duel_rows
-from kcg.measure.verify import FINAL_SEEDS, CheckedBench, foretell_job
+from kcg.measure.jobs import PairedJob
+from kcg.measure.service import MeasureService, Request, paired_rows
+from kcg.measure.verify import FINAL_SEEDS, CheckedBench, references_job
 from kcg.types import CacheState, Measurement, Region, Schedule, ScheduleKind, Status
 from tests.chains import X86, program_of, region_of
 from tests.kernels import empty
@@ -112,10 +112,10 @@ def test_right_programs_pass_every_rule(model: str, dtype: str) -> None:
     bench = CheckedBench(region(model, dtype), X86)
     shifted = moved(parts(model, dtype), {0: 4}, (0, 1, 2), Scratch(ROWS, of_the_type(dtype)))
     programs = [parts(model, dtype), fused(model, dtype), shifted]
-    verdicts = bench.check_all([bench.launcher(one) for one in programs], (), seeds=FINAL_SEEDS, thorough=True)
-    for verdict in verdicts:
-        assert verdict.passed, verdict.reason
-        assert verdict.seeds == 3 and {"inputs unchanged", "guard bytes", "10 runs bitwise equal"} <= set(verdict.rules)
+    results = bench.check_all([bench.launcher(one) for one in programs], (), seeds=FINAL_SEEDS, thorough=True)
+    for result in results:
+        assert result.passed, result.reason
+        assert result.seeds == 3 and {"inputs unchanged", "guard bytes", "10 runs bitwise equal"} <= set(result.rules)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -123,10 +123,10 @@ def test_right_programs_pass_every_rule(model: str, dtype: str) -> None:
 @pytest.mark.parametrize("what", WRONG)
 def test_wrong_programs_are_found_in_a_search(what: str, model: str, dtype: str) -> None:
     bench = CheckedBench(region(model, dtype), X86)
-    verdict = bench.check(bench.launcher(WRONG[what](model, dtype)), (), seeds=(0,))
-    assert verdict.wrong and "\n" not in verdict.reason
+    result = bench.check(bench.launcher(WRONG[what](model, dtype)), (), seeds=(0,))
+    assert result.wrong and "\n" not in result.reason
     assert bench.tainted == (what == "beyond its workspace")
-    assert ("wrote outside buffer 4" in verdict.reason) == bench.tainted
+    assert ("wrote outside buffer 4" in result.reason) == bench.tainted
     assert bench.tainted or bench.check(bench.launcher(parts(model, dtype)), (), seeds=(0,)).passed
 
 
@@ -166,8 +166,8 @@ def test_an_input_that_is_changed_is_seen() -> None:
         bench.restore_inputs()
         return run()
 
-    verdict = bench.check(once, (), seeds=(0,))
-    assert verdict.wrong and "changed its input in buffer 1" in verdict.reason
+    result = bench.check(once, (), seeds=(0,))
+    assert result.wrong and "changed its input in buffer 1" in result.reason
 
 
 # ---- through the service
@@ -219,18 +219,18 @@ def test_a_finalist_is_timed_in_turns_with_the_parts(service: MeasureService) ->
     baseline = service.compiled(of, schedule).result(timeout=60).compiled
     finalist = fused("layernorm", "float16")
     service.fresh_child()
-    references = service.beside(foretell_job, of, (), FINAL_SEEDS, timeout_s=60).result(timeout=60)
-    job = DuelJob(of, baseline, finalist, service.target, foretold=references)
-    outcome = service.duel(job, timeout_s=60).result(timeout=90)
+    references = service.beside(references_job, of, (), FINAL_SEEDS, timeout_s=60).result(timeout=60)
+    job = PairedJob(of, baseline, finalist, service.target, references=references)
+    outcome = service.compare_paired(job, timeout_s=60).result(timeout=90)
     assert outcome.baseline_verification.passed, outcome.baseline_verification.reason
     assert outcome.finalist_verification is not None and outcome.finalist_verification.passed
     assert len(outcome.baseline_cold_s) == len(outcome.finalist_cold_s) == len(outcome.again_cold_s) > 0
-    rows = duel_rows(job, outcome, schedule, schedule, toolchain="t", run_id="r")
+    rows = paired_rows(job, outcome, schedule, schedule, toolchain="t", run_id="r")
     assert [(row.trial, str(row.cache_state)) for row in rows] == [
         (1, "cold"), (2, "cold"), (1, "warm"), (1, "cold"), (1, "warm"),
     ]  # fmt: skip
     assert {row.region_id for row in rows} == {of.id} and rows[0].binary_hash == baseline.binary_hash
-    wrong = DuelJob(of, baseline, WRONG["a term of a sum is left out"]("layernorm", "float16"), service.target)
-    outcome = service.duel(wrong, timeout_s=60).result(timeout=90)
+    wrong = PairedJob(of, baseline, WRONG["a term of a sum is left out"]("layernorm", "float16"), service.target)
+    outcome = service.compare_paired(wrong, timeout_s=60).result(timeout=90)
     assert outcome.baseline_verification.passed and outcome.finalist_verification is not None
     assert outcome.finalist_verification.wrong and not outcome.baseline_cold_s

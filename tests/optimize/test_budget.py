@@ -109,10 +109,10 @@ def test_an_unjudged_kernel_keeps_its_schedule_and_is_named_and_the_rest_is_opti
     expected = ExitCode.OK if other.outcome == "improved" else ExitCode.NOTHING_IMPROVED
     assert (done.returncode, other.outcome) in ((expected, "improved"), (expected, "kept")), done.stderr
     assert result.complete and dict(result.failures) == {"unjudged": 1}, "it is measured once, and not judged"
-    said = " ".join(done.stdout.split())
+    printed = " ".join(done.stdout.split())
     name = unjudged.baseline.name
-    assert f"unjudged: {name} keeps tinygrad's own schedule: most outputs are not numbers (seed 0)" in said
-    assert f"2 kernels: 1 {other.outcome}, 1 unjudged" in said
+    assert f"unjudged: {name} keeps tinygrad's own schedule: most outputs are not numbers (seed 0)" in printed
+    assert f"2 kernels: 1 {other.outcome}, 1 unjudged" in printed
     page = (tmp_path / "report.html").read_text()
     assert "the reference cannot tell what is right" in page and unjudged.note in page
 
@@ -126,7 +126,7 @@ def test_a_run_in_which_all_is_unjudged_has_searched_nothing(tmp_path: Path) -> 
     assert "nothing was faster" not in done.stderr and "nothing was searched: every kernel is unjudged" in done.stderr
 
 
-def test_a_budget_too_short_to_search_in_is_said_with_one_that_is_not(tmp_path: Path) -> None:
+def test_a_budget_too_short_to_search_in_is_reported_with_one_that_is_not(tmp_path: Path) -> None:
     done = run(SCRIPTS / "one_layer.py", "--budget", "1s", "--report", tmp_path, "--quiet", "--", "8")
     assert done.returncode == ExitCode.BUDGET_HIT, done.stderr
     (line,) = [
@@ -275,7 +275,7 @@ def test_emptying_the_cache_takes_what_it_took_in_this_run(
 
 
 @pytest.mark.parametrize("outcome", ["improved", "kept"])
-def test_what_the_budget_leaves_no_time_to_judge_keeps_tinygrads_own_schedule_and_is_said(
+def test_what_the_budget_leaves_no_time_to_judge_keeps_tinygrads_own_schedule_and_is_reported(
     opened: Begun, expected: Estimates, monkeypatch: pytest.MonkeyPatch, outcome: str
 ) -> None:
     """Once something is improved, the time for checking the whole model is kept; before, there is nothing to check."""
@@ -307,7 +307,7 @@ BUDGET = Budget(started=0.0, limit_s=600.0, measurements=None)
 SEARCHED = Candidates([])
 
 
-def test_a_run_that_left_all_undecided_does_not_say_that_nothing_was_faster() -> None:
+def test_a_run_that_left_all_undecided_does_not_report_that_nothing_was_faster() -> None:
     kept, improved = (only(sample_result(), outcome) for outcome in ("kept", "improved"))
 
     def answered(result: Result, candidates: Candidates = SEARCHED, *, undecided: int = 0) -> bool:
@@ -376,7 +376,7 @@ def test_a_process_that_is_stopped_in_the_finals_is_not_waited_for_when_the_budg
     opened: Begun, expected: Estimates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     find(opened.works[0])
-    monkeypatch.setattr(opened.device.service, "duel", lambda job, *, timeout_s: Future())
+    monkeypatch.setattr(opened.device.service, "compare_paired", lambda job, *, timeout_s: Future())
     monkeypatch.setattr(Pace, "allows", lambda pace, work, *, improved: True)
     monkeypatch.setattr(Budget, "patience_s", lambda budget, expected_s: 10.0 * (expected_s == 0))
     results = opened.judge(expected, Candidates(opened.works, searched=False)).run()

@@ -15,7 +15,7 @@ from kcg.errors import JournalError
 from kcg.kernel.codec import kernel_of
 from kcg.kernel.program import Compiled
 from kcg.measure import verify
-from kcg.measure.jobs import DuelOutcome, TimeJob
+from kcg.measure.jobs import PairedOutcome, TimeJob
 from kcg.measure.protocol import PROTOCOL
 from kcg.measure.service import Request
 from kcg.optimize import kept
@@ -62,14 +62,14 @@ def resumed(opened: Begun) -> Estimates:
 
 
 @pytest.fixture
-def judged(opened: Begun, work: RegionWork, baseline: Side) -> DuelOutcome:
+def judged(opened: Begun, work: RegionWork, baseline: Side) -> PairedOutcome:
     """What was seen of the baseline alone, as an earlier run left it."""
     outcome = opened.comparisons(anew(opened)).compare(work, baseline, None).outcome
     assert outcome is not None and outcome.baseline_verification.passed and not outcome.noisy
     return outcome
 
 
-def again(opened: Begun, work: RegionWork, baseline: Side, finalist: Side | None = None) -> DuelOutcome:
+def again(opened: Begun, work: RegionWork, baseline: Side, finalist: Side | None = None) -> PairedOutcome:
     outcome = opened.comparisons(resumed(opened)).compare(work, baseline, finalist).outcome
     assert outcome is not None
     return outcome
@@ -80,7 +80,7 @@ def journal_of(opened: Begun) -> contextlib.closing[sqlite3.Connection]:
 
 
 def test_the_same_comparison_is_not_made_twice(
-    opened: Begun, work: RegionWork, baseline: Side, judged: DuelOutcome
+    opened: Begun, work: RegionWork, baseline: Side, judged: PairedOutcome
 ) -> None:
     with journal_of(opened) as journal:
         rows = journal.execute("SELECT COUNT(*) FROM measurements").fetchone()
@@ -91,12 +91,12 @@ def test_the_same_comparison_is_not_made_twice(
 
 
 def test_another_finalist_another_binary_or_other_rules_are_judged(
-    opened: Begun, work: RegionWork, baseline: Side, judged: DuelOutcome, monkeypatch: pytest.MonkeyPatch
+    opened: Begun, work: RegionWork, baseline: Side, judged: PairedOutcome, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     step: Schedule = work.space.actions(work.space.start())[0].schedule
     other = Side(step, opened.device.compiled(work, step))
-    duel = again(opened, work, baseline, other)
-    assert duel.finalist_verification is not None and duel.baseline_cold_s != judged.baseline_cold_s
+    paired = again(opened, work, baseline, other)
+    assert paired.finalist_verification is not None and paired.baseline_cold_s != judged.baseline_cold_s
     assert other.compiled.binary_hash != baseline.compiled.binary_hash
     assert again(opened, work, Side(baseline.schedule, other.compiled)) != judged
     monkeypatch.setattr(kept, "RULES", kept.RULES + 1)
@@ -109,7 +109,7 @@ def _is_known(opened: Begun, work: RegionWork) -> bool:
 
 
 @pytest.mark.usefixtures("judged")
-def test_a_verdict_is_of_one_region_and_of_one_set_of_values(opened: Begun, work: RegionWork) -> None:
+def test_a_result_is_of_one_region_and_of_one_set_of_values(opened: Begun, work: RegionWork) -> None:
     (kernel,) = work.call.region.kernels
     (other,) = (kernel_of(ast) for ast in kernels_of(empty(16, 16) + 1))
     assert kernel != other and _is_known(opened, work)
@@ -123,7 +123,7 @@ def test_a_verdict_is_of_one_region_and_of_one_set_of_values(opened: Begun, work
 
 
 @pytest.mark.usefixtures("judged")
-def test_a_verdict_is_of_one_device_and_its_tools_and_rules(
+def test_a_result_is_of_one_device_and_its_tools_and_rules(
     opened: Begun, work: RegionWork, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target, toolchain = opened.device.service.facts
@@ -157,36 +157,36 @@ def test_what_is_written_by_hand_is_still_to_be_judged(
     assert not estimates.kept.holds_first(work) and estimates.judging_s() > before_s
 
 
-def test_it_is_said_of_how_many_kernels_every_verdict_was_taken_over(
+def test_it_is_reported_of_how_many_kernels_every_result_was_taken_over(
     opened: Begun, work: RegionWork, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One of whose duels some were fought was judged in this run."""
 
-    def said(estimates: Estimates) -> list[str]:
+    def printed(estimates: Estimates) -> list[str]:
         with monkeypatch.context() as patched:
             patched.setattr(opened.log, "warnings", [])
             opened.judge(estimates).run()
             return list(opened.log.warnings)
 
-    assert said(anew(opened)) == []
-    assert said(resumed(opened)) == [
+    assert printed(anew(opened)) == []
+    assert printed(resumed(opened)) == [
         "the verdicts on 1 of 1 kernels are those of an earlier run: they were not judged again"
     ]
     action = work.space.actions(work.space.start())[-1].schedule
     monkeypatch.setattr(work, "offers", [Offer("mine", action)])
-    assert said(resumed(opened)) == []
+    assert printed(resumed(opened)) == []
 
 
 def test_what_is_wrong_or_noisy_is_not_kept(
-    opened: Begun, work: RegionWork, baseline: Side, judged: DuelOutcome
+    opened: Begun, work: RegionWork, baseline: Side, judged: PairedOutcome
 ) -> None:
-    before, results = opened.journal.verdicts(), KeptResults(opened.device, resumed=False)
+    before, results = opened.journal.paired_results(), KeptResults(opened.device, resumed=False)
     assert before
     wrong = replace(judged, baseline_verification=Verification(False, reason="another device answered"))
     for bad in (wrong, replace(judged, noisy="the clocks fell"), replace(judged, tainted=True)):
         results.add(work, [baseline], bad, work.call.variables)
     results.add(work, [baseline, baseline], judged, work.call.variables)  # of two sides one was judged
-    assert opened.journal.verdicts() == before
+    assert opened.journal.paired_results() == before
 
 
 def changed_to(opened: Begun, text: str) -> None:
@@ -196,8 +196,8 @@ def changed_to(opened: Begun, text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"binaries": [], "outcome": 1}', "null", "[" * 100_000])
-def test_a_verdict_that_was_changed_is_refused(
-    opened: Begun, work: RegionWork, baseline: Side, judged: DuelOutcome, text: str
+def test_a_result_that_was_changed_is_refused(
+    opened: Begun, work: RegionWork, baseline: Side, judged: PairedOutcome, text: str
 ) -> None:
     changed_to(opened, text)
     with pytest.raises(JournalError, match="a verdict cannot be trusted") as refused:
@@ -205,8 +205,8 @@ def test_a_verdict_that_was_changed_is_refused(
     assert "\n" not in str(refused.value)
 
 
-def test_a_verdict_without_its_samples_is_refused(
-    opened: Begun, work: RegionWork, baseline: Side, judged: DuelOutcome
+def test_a_result_without_its_samples_is_refused(
+    opened: Begun, work: RegionWork, baseline: Side, judged: PairedOutcome
 ) -> None:
     for changed in (replace(judged, again_cold_s=()), replace(judged, baseline_warm_s=(float("nan"),))):
         changed_to(opened, noun_to_json(kept.Entry((baseline.compiled.binary_hash,), changed)))
@@ -214,15 +214,15 @@ def test_a_verdict_without_its_samples_is_refused(
             again(opened, work, baseline)
 
 
-def test_a_journal_without_verdicts_is_read(opened: Begun, judged: DuelOutcome) -> None:
-    assert opened.journal.verdicts()
+def test_a_journal_without_results_is_read(opened: Begun, judged: PairedOutcome) -> None:
+    assert opened.journal.paired_results()
     with journal_of(opened) as journal:
         journal.execute("DROP TABLE verdicts")
-    assert opened.journal.verdicts() == {}
+    assert opened.journal.paired_results() == {}
 
 
 def test_what_is_unjudged_is_held_against_no_schedule(
-    opened: Begun, work: RegionWork, baseline: Side, judged: DuelOutcome
+    opened: Begun, work: RegionWork, baseline: Side, judged: PairedOutcome
 ) -> None:
     cannot = Verification(False, ("poisoned outputs",), reason="most outputs are not numbers (seed 1)", unjudged=True)
     seen = Compared(baseline, baseline, replace(judged, baseline_verification=cannot, finalist_verification=cannot))

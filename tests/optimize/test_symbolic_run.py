@@ -14,7 +14,7 @@ from rich.console import Console
 from kcg.compat.tiny import Ops
 from kcg.kernel.kinds import describe
 from kcg.kernel.symbolic import End
-from kcg.measure.jobs import CompileOutcome, DuelOutcome
+from kcg.measure.jobs import CompileOutcome, PairedOutcome
 from kcg.measure.protocol import PROTOCOL
 from kcg.optimize import ends
 from kcg.optimize.console import print_result
@@ -147,14 +147,14 @@ WRONG = replace(RIGHT, passed=False, reason="element 3 is 1, not 2")
     [((RIGHT, RIGHT), RIGHT), ((RIGHT, UNJUDGED), UNJUDGED), ((UNJUDGED,), UNJUDGED), ((UNJUDGED, WRONG), WRONG)],
 )
 def test_what_is_unjudged_at_one_end_is_not_called_wrong(found: tuple[Verification, ...], seen: Verification) -> None:
-    both = ends.outcome([End(LOW, 0.5), End(HIGH, 0.5)], [DuelOutcome(one) for one in found]).baseline_verification
+    both = ends.outcome([End(LOW, 0.5), End(HIGH, 0.5)], [PairedOutcome(one) for one in found]).baseline_verification
     assert (both.passed, both.unjudged, both.wrong) == (seen.passed, seen.unjudged, seen.wrong)
     assert both.reason.startswith(seen.reason)
 
 
 def judged(
     opened: Begun, estimates: Estimates, work: RegionWork, schedule: Schedule
-) -> tuple[DuelOutcome, tuple[DuelOutcome, ...]]:
+) -> tuple[PairedOutcome, tuple[PairedOutcome, ...]]:
     sides = [Side(s, opened.device.compiled(work, s)) for s in (work.space.baseline(), schedule)]
     found = opened.comparisons(estimates).compare(work, *sides)
     assert found.outcome is not None, found.reason

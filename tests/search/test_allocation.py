@@ -21,7 +21,7 @@ from kcg.search.allocation import MOST_ALONE, MOST_AT_ONCE, Allocator, Limits
 from kcg.search.problem import Ledger, Measure, Observation, Problem, expected_improvement
 from kcg.search.replay import ReplayTable, constant_predict, oracle_predict
 from kcg.search.strategies import strategy
-from kcg.search.workers import Thinkers, _Thinker
+from kcg.search.workers import SearchWorkers, _Worker
 from kcg.types import Region, Schedule, Status
 from tests.faults import processes
 from tests.kernels import empty, kernels_of
@@ -55,14 +55,14 @@ def _quantile(p: float) -> float:
 def test_the_budget_is_spent_where_it_saves_most_and_never_exceeded() -> None:
     fast = chain_table([1e-3, 9e-4, 8e-4, 7e-4, 6e-4, 5e-4])
     ledger, order = Ledger(max_measurements=13), list[str]()
-    allocator = Allocator(ledger, Limits(measuring=2, batch=1), told=lambda name, _: order.append(name))
+    allocator = Allocator(ledger, Limits(measuring=2, batch=1), report=lambda name, _: order.append(name))
     for name, calls in (("often", 1000), ("seldom", 1)):
         entered(allocator, fast, name, calls=calls)
     allocator.run()
-    often, seldom = allocator.entries
+    often, least_explored = allocator.entries
     assert ledger.measurements <= 13 and often.best_s == 5e-4
     assert order[:3] == ["often", "seldom", "often"], "both as tinygrad schedules them, then where it counts"
-    assert len(often.saw) >= len(seldom.saw) and often.saw[0].schedule == fast.baseline()
+    assert len(often.saw) >= len(least_explored.saw) and often.saw[0].schedule == fast.baseline()
 
 
 def test_taking_turns_repeats_itself() -> None:
@@ -76,7 +76,7 @@ def test_taking_turns_repeats_itself() -> None:
     assert orders[0] == orders[1] and all(len(seen) > 2 for seen in orders[0])
 
 
-@pytest.mark.parametrize("limits", [Limits(), Limits(measuring=2, thinking=3, alternate=False)])
+@pytest.mark.parametrize("limits", [Limits(), Limits(measuring=2, searching=3, alternate=False)])
 def test_it_ends_where_nothing_is_worth_its_measurements(limits: Limits) -> None:
     flat = chain_table([1e-3, *(1.5e-3 for _ in range(8))])
     allocator = Allocator(Ledger(), limits)
@@ -88,7 +88,7 @@ def test_it_ends_where_nothing_is_worth_its_measurements(limits: Limits) -> None
     assert 1 <= len(allocator.entries[0].saw) < 5, "what the predictor knows to be no faster is not measured"
 
 
-def test_a_predictor_that_promises_what_never_comes_loses_its_say() -> None:
+def test_a_predictor_that_promises_what_never_comes_loses_its_weight() -> None:
     """Constant predictions of a millisecond for kernels of a second: measuring never finds any of it."""
     allocator = Allocator(Ledger(max_measurements=60), Limits(batch=2))
     slow = chain_table([1.0] * 200)
@@ -141,7 +141,7 @@ def test_what_is_slower_than_another_kinds_best_saves_nothing() -> None:
     ],
 )
 def test_where_more_is_to_be_saved_more_is_measured_at_once(calls: tuple[int, ...], sizes: list[int]) -> None:
-    allocator = Allocator(Ledger(), Limits(measuring=12, thinking=6, alternate=False))
+    allocator = Allocator(Ledger(), Limits(measuring=12, searching=6, alternate=False))
     for place, count in enumerate(calls):
         entered(allocator, synthetic_table(), str(place), calls=count)
         allocator.entries[-1].incumbent.best_s = 1e-4
@@ -159,7 +159,7 @@ def test_what_a_search_raises_reaches_the_caller_and_ends_the_others() -> None:
         yield from strategy("hand-coded")(problem)
         raise ZeroDivisionError("of the search")
 
-    allocator = Allocator(Ledger(), Limits(measuring=4, thinking=2, alternate=False))
+    allocator = Allocator(Ledger(), Limits(measuring=4, searching=2, alternate=False))
     entered(allocator, synthetic_table(), search="random")
     allocator.enter("b", 1, synthetic_table().problem(constant_predict(), ledger=allocator.ledger), breaks)
     with pytest.raises(ZeroDivisionError, match="of the search"):
@@ -194,10 +194,10 @@ def asked(space: KernelSpace, ledger: Ledger) -> Problem:
 
     def measure(schedules: Sequence[Schedule]) -> list[Future[Observation]]:
         futures = []
-        for schedule, said in zip(schedules, judge.predict(schedules), strict=True):
+        for schedule, printed in zip(schedules, judge.predict(schedules), strict=True):
             ledger.measurements += 1
             future: Future[Observation] = Future()
-            future.set_result(Observation(schedule, Status.OK, math.exp(said.log_runtime), schedule.id))
+            future.set_result(Observation(schedule, Status.OK, math.exp(printed.log_runtime), schedule.id))
             futures.append(future)
         return futures
 
@@ -213,16 +213,16 @@ def asked(space: KernelSpace, ledger: Ledger) -> Problem:
 
 
 @pytest.fixture(scope="module")
-def thinkers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Thinkers]:
+def search_workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SearchWorkers]:
     cache: Path = tmp_path_factory.mktemp("thinkers") / "cache.db"
-    with Thinkers(1, "roofline", KNOWN_TARGETS["sm_90"], ("CPU", os.getpid(), str(cache))) as started:
+    with SearchWorkers(1, "roofline", KNOWN_TARGETS["sm_90"], ("CPU", os.getpid(), str(cache))) as started:
         yield started
 
 
-def test_a_search_in_a_process_is_the_one_it_would_be_here(thinkers: Thinkers) -> None:
+def test_a_search_in_a_process_is_the_one_it_would_be_here(search_workers: SearchWorkers) -> None:
     region, space = matmul()
     seen = []
-    for how in (strategy("mcts"), thinkers.strategy("mcts", region, place=0, seed="1")):
+    for how in (strategy("mcts"), search_workers.strategy("mcts", region, place=0, seed="1")):
         ledger = Ledger(max_measurements=24)
         seen.append([(o.schedule, o.time_s) for o in how(asked(space, ledger))])
         assert ledger.measurements == 24 and ledger.evaluations > 24
@@ -230,11 +230,13 @@ def test_a_search_in_a_process_is_the_one_it_would_be_here(thinkers: Thinkers) -
     assert len({space.alike(schedule) for schedule, _ in seen[0]}) == 24
 
 
-def test_a_search_in_a_process_is_told_how_many_it_may_ask_for_before_it_chooses_them(thinkers: Thinkers) -> None:
+def test_a_search_in_a_process_knows_how_many_it_may_ask_for_before_it_chooses_them(
+    search_workers: SearchWorkers,
+) -> None:
     region, space = matmul()
     batches = []
-    for how in (strategy("mcts"), thinkers.strategy("mcts", region, place=0, seed="1")):
-        allocator = Allocator(Ledger(max_measurements=20), Limits(measuring=8, thinking=2, alternate=False))
+    for how in (strategy("mcts"), search_workers.strategy("mcts", region, place=0, seed="1")):
+        allocator = Allocator(Ledger(max_measurements=20), Limits(measuring=8, searching=2, alternate=False))
         problem, sizes = asked(space, allocator.ledger), list[int]()
 
         def measure(
@@ -250,35 +252,35 @@ def test_a_search_in_a_process_is_told_how_many_it_may_ask_for_before_it_chooses
     assert batches[0] == batches[1] and max(batches[0]) == MOST_ALONE
 
 
-def test_processes_think_for_an_auction(thinkers: Thinkers) -> None:
+def test_processes_search_for_an_allocator(search_workers: SearchWorkers) -> None:
     region, space = matmul()
     allocator = Allocator(
-        Ledger(max_measurements=10), Limits(measuring=4, thinking=2, alternate=False, least_saving=0.0)
+        Ledger(max_measurements=10), Limits(measuring=4, searching=2, alternate=False, least_saving=0.0)
     )
     for name in "ab":
-        how = thinkers.strategy("mcts", region, place=0, seed=name)
+        how = search_workers.strategy("mcts", region, place=0, seed=name)
         allocator.enter(name, 1, asked(space, allocator.ledger), how)
     allocator.run()
     assert allocator.ledger.measurements == 10 and all(b.best_s for b in allocator.entries)
 
 
-def test_an_error_in_a_process_is_raised_here(thinkers: Thinkers) -> None:
+def test_an_error_in_a_process_is_raised_here(search_workers: SearchWorkers) -> None:
     region, space = matmul()
     with pytest.raises(Exception, match="unknown search strategy 'soon'"):
-        list(thinkers.strategy("soon", region, place=0, seed="1")(asked(space, Ledger())))
+        list(search_workers.strategy("soon", region, place=0, seed="1")(asked(space, Ledger())))
 
 
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="no /proc")
-def test_a_process_that_thinks_takes_one_core(thinkers: Thinkers) -> None:
-    (child,) = thinkers._children
-    told = Path(f"/proc/{child._process.pid}/environ").read_bytes().split(b"\0")
-    assert b"OPENBLAS_NUM_THREADS=1" in told
+def test_a_process_that_thinks_takes_one_core(search_workers: SearchWorkers) -> None:
+    (child,) = search_workers._children
+    printed = Path(f"/proc/{child._process.pid}/environ").read_bytes().split(b"\0")
+    assert b"OPENBLAS_NUM_THREADS=1" in printed
 
 
 def test_a_process_finds_the_strategies_of_the_command(tmp_path: Path) -> None:
     region, space = matmul()
     initargs = ("CPU", os.getpid(), str(tmp_path / "cache.db"))
-    with Thinkers(1, "roofline", KNOWN_TARGETS["sm_90"], initargs, strategies=strategy_of) as of_the_command:
+    with SearchWorkers(1, "roofline", KNOWN_TARGETS["sm_90"], initargs, strategies=strategy_of) as of_the_command:
         ledger = Ledger(max_measurements=3)
         seen = [o.schedule for o in of_the_command.strategy("ppo", region, place=0, seed="1")(asked(space, ledger))]
     assert len(set(seen)) == len(seen) == 3
@@ -287,12 +289,14 @@ def test_a_process_finds_the_strategies_of_the_command(tmp_path: Path) -> None:
 
 def test_where_a_process_dies_the_search_goes_on_here(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     region, space = matmul()
-    with Thinkers(1, "roofline", KNOWN_TARGETS["sm_90"], ("CPU", os.getpid(), str(tmp_path / "cache.db"))) as mortal:
+    with SearchWorkers(
+        1, "roofline", KNOWN_TARGETS["sm_90"], ("CPU", os.getpid(), str(tmp_path / "cache.db"))
+    ) as mortal:
         ledger = Ledger(max_measurements=8)
         search = mortal.strategy("mcts", region, place=0, seed="1")(asked(space, ledger))
         first = [next(search), next(search)]
         (child,) = mortal._children
-        assert isinstance(child, _Thinker) and child._process.pid is not None
+        assert isinstance(child, _Worker) and child._process.pid is not None
         os.kill(child._process.pid, signal.SIGKILL)
         rest = list(search)
     assert "died" in caplog.text and ledger.measurements == 8
@@ -305,7 +309,7 @@ def test_a_search_whose_process_is_closed_ends_without_a_word(
     monkeypatch.setattr("kcg.search.workers._serve", processes.wait_for_end)  # it never answers
     region, space = matmul()
     ledger = Ledger(max_measurements=8)
-    with Thinkers(1, "roofline", KNOWN_TARGETS["sm_90"], ("CPU", os.getpid(), "")) as closed:
+    with SearchWorkers(1, "roofline", KNOWN_TARGETS["sm_90"], ("CPU", os.getpid(), "")) as closed:
         search = closed.strategy("mcts", region, place=0, seed="1")(asked(space, ledger))
         closing = threading.Timer(0.2, closed.close)
         closing.start()

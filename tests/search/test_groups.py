@@ -15,7 +15,7 @@ from kcg.kernel.opts.schedule import Opt, opts_of, schedule_of
 from kcg.kernel.opts.space import KernelSpace
 from kcg.optimize import search
 from kcg.predictor.roofline import Roofline
-from kcg.search.allocation import Allocator, Limits, Relative
+from kcg.search.allocation import Allocator, Limits, Transfer
 from kcg.search.beam import Drafts
 from kcg.search.mcts import Graph, MctsSettings, candidates
 from kcg.search.problem import STANDS_FOR, Ledger, Trials
@@ -137,8 +137,8 @@ def test_a_batch_holds_one_of_those_alike() -> None:
 
 def test_what_is_like_a_measured_one_counts_as_measured_and_its_failures_are_its_own() -> None:
     table = chain_table([4e-6, 3e-6, math.inf, 1e-6])
-    told = table.with_traits(Traits(alike=lambda s: "far" if len(opts_of(s)) > 1 else "near"))
-    problem = told.problem(oracle_predict(table))
+    printed = table.with_traits(Traits(alike=lambda s: "far" if len(opts_of(s)) > 1 else "near"))
+    problem = printed.problem(oracle_predict(table))
     trials = Trials(problem)
     list(trials.baseline())
     chain = [schedule_of([Opt("UNROLL", 0, 2)] * n) for n in range(4)]
@@ -169,15 +169,17 @@ class Same:
 
 
 @pytest.mark.parametrize(("alike", "offered"), [(None, True), (steps_taken, False)])
-def test_kin_do_not_offer_what_is_like_something_known(alike: Callable[[Schedule], str] | None, offered: bool) -> None:
+def test_similar_kernels_do_not_offer_what_is_like_something_known(
+    alike: Callable[[Schedule], str] | None, offered: bool
+) -> None:
     table = synthetic_table()
     known, other = schedule(("UPCAST", 0, 2)), schedule(("UPCAST", 0, 8))
     problem = table.with_traits(Traits(alike=alike)).problem(constant_predict())
     for found in (table.baseline(), known):
         problem.known[found] = table.records[found].observation
     allocator = Allocator(Ledger(), Limits())
-    mine, theirs = (Relative(Same()) for _ in range(2))
-    entry = allocator.enter("a", 1, problem, strategy("mcts"), relative=mine)
+    mine, theirs = (Transfer(Same()) for _ in range(2))
+    entry = allocator.enter("a", 1, problem, strategy("mcts"), transfer=mine)
     theirs.saw(table.baseline(), 1.0, own=True)
     theirs.saw(other, 0.01, own=False)
     hint = mine.hint([mine, theirs], entry.knows)

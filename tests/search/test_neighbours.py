@@ -92,7 +92,7 @@ def test_what_is_taken_whole_is_not_moved_and_nothing_is_where_steps_cannot_be_f
     assert moved(space, Schedule(ScheduleKind.SOURCE, "x")) == [] == moved(space, RAW)
 
 
-def test_every_fourth_measurement_is_near_the_fastest_whatever_else_promises_more(space: KernelSpace) -> None:
+def test_every_fourth_measurement_is_near_the_incumbent_whatever_else_promises_more(space: KernelSpace) -> None:
     asked = problem(space, {})
     asked.ledger = Ledger()
     trials = Trials(asked)
@@ -181,7 +181,7 @@ def test_what_is_varied_is_within_reach_of_walks(space: KernelSpace) -> None:
 @pytest.mark.parametrize(
     ("limits", "drafting"), [(Limits(measuring=4, alternate=False), [None, LITTLE]), (Limits(), [LITTLE, LITTLE])]
 )
-def test_little_is_thought_about_small_kernels_and_where_the_device_waits(
+def test_little_is_drafted_for_small_kernels_and_where_the_device_waits(
     limits: Limits, drafting: list[int | None]
 ) -> None:
     table, seen = synthetic_table(), dict[str, int | None]()
