@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from tinygrad import Tensor
 
@@ -15,7 +16,10 @@ from kcg.kernel.opts.space import KernelSpace
 from kcg.kernel.program import Compiled, Program, ProgramLaunch, Scratch
 from kcg.kernel.sequences import sequences_of_captured
 from kcg.types import Region, Sequence, Target
-from tests.known_targets import X86
+from tests.known_targets import X86 as MANY_CORES
+
+X86 = replace(MANY_CORES, cores=2, max_threads=2)
+"""What this machine can compile and run, too."""
 
 
 def sequence_of(*outputs: Tensor) -> Sequence:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kcg.dataset.journal import Journal
 from kcg.optimize import run
@@ -18,10 +18,11 @@ from kcg.optimize.finals import Judge
 from kcg.optimize.kept import KeptResults
 from kcg.optimize.log import RunLog
 from kcg.optimize.paired import Comparisons
+from kcg.optimize.planning import planned
 from kcg.optimize.search import Guide
 from kcg.optimize.settings import Settings
 from kcg.optimize.work import Candidates, Captured, Measured, RegionResults, RegionWork
-from kcg.types import Result
+from kcg.types import Region, Result
 
 
 @dataclass
@@ -67,12 +68,13 @@ class Begun:
 
 
 @contextmanager
-def begun(settings: Settings) -> Iterator[Begun]:
-    """A run of these settings, its kernels planned."""
+def begun(settings: Settings, *, regions: Sequence[Region] = ()) -> Iterator[Begun]:
+    """A run of these settings, its kernels planned; with `regions` of several of them beside."""
     with progress(quiet=True) as shown:
         log, budget = run._begin(settings, shown, started=time.monotonic())
         with Device(settings, log, budget) as device:
             captured = run.capture(settings, device, budget=budget, log=log)
+            captured = replace(captured, workload=planned(captured.workload, regions))
             device.open_journal(captured.workload)
             works = device.plan(captured.workload)
             yield Begun(settings, log, budget, device, captured, works, Guide(settings, device))

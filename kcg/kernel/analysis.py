@@ -18,7 +18,7 @@ import json
 import math
 import struct
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -27,7 +27,7 @@ from kcg.compat.scheduling import with_loads_collapsed
 from kcg.compat.tiny import AddrSpace, AxisType, GroupOp, Ops, UOp, dtypes, sym_infer
 from kcg.errors import CodecError
 from kcg.kernel.codec import FORMAT
-from kcg.types import Kernel, Recompute, canonical_json
+from kcg.types import Kernel, Recompute, Region, canonical_json
 
 NOTABLE = 1.05
 """A kernel is reported from this ratio of contraction operations in scope to those needed."""
@@ -134,6 +134,27 @@ def least_bytes(ast: UOp) -> int:
     Of a table that a tensor indexes that is one row for each index, unless the whole table is less. An estimate: equal
     indices touch less, and what a condition skips is not touched. For what cannot be less there is `certain_bytes`.
     """
+    return sum(_touched(ast).values())
+
+
+def least_bytes_of_region(region: Region, asts: Sequence[UOp]) -> int:
+    """The same of one call of a region whose kernels are `asts`: what it reads that it did not write, and its outputs,
+    each once."""
+    if not region.args:
+        return least_bytes(asts[0])
+    moved: dict[tuple[str, int], int] = {}
+    written: set[int] = set()
+    for ast, slots in zip(asts, region.args, strict=True):
+        of = {(role, slots[buffer.arg.slot]): count for (role, buffer), count in _touched(ast).items()}
+        for (role, number), count in of.items():
+            if number in region.outputs if role == "store" else number not in written:
+                moved[role, number] = max(moved.get((role, number), 0), count)
+        written |= {number for role, number in of if role == "store"}
+    return sum(moved.values())
+
+
+def _touched(ast: UOp) -> dict[tuple[str, UOp], int]:
+    """Bytes of each buffer that are read, and that are written, once each."""
     counted: dict[tuple[str, UOp], int] = {}
     for role, buffer, node in _accesses(_as_run(ast)):
         box: Box = {}
@@ -145,7 +166,10 @@ def least_bytes(ast: UOp) -> int:
         if len(addresses) == 1:  # windows that overlap touch an element only once
             touched = min(touched, int(addresses[0].vmax) - int(addresses[0].vmin) + 1)
         counted[role, buffer] = counted.get((role, buffer), 0) + touched
-    return sum(min(count, buffer.max_numel()) * buffer.dtype.itemsize for (_, buffer), count in counted.items())
+    return {
+        (role, buffer): min(count, buffer.max_numel()) * buffer.dtype.itemsize
+        for (role, buffer), count in counted.items()
+    }
 
 
 def certain_bytes(ast: UOp) -> int:

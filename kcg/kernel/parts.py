@@ -280,7 +280,11 @@ class PartsSpace:
 
     def groups(self, schedule: Schedule) -> Hashable:
         """The traits of each part."""
-        return tuple(space.groups(own) for space, own in self.parts(schedule))
+        found: list[int] = []
+        for space, own in self.parts(schedule):
+            traits = space.groups(own)
+            found += traits if isinstance(traits, tuple) else [hash(traits)]
+        return tuple(found)
 
     def tile(self, schedule: Schedule) -> Hashable:
         """The tiles of each part."""

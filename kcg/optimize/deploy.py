@@ -19,12 +19,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kcg.cli import counted
-from kcg.errors import CodecError, DeviceError, MismatchError, ResultError, UsageError, VerificationError
+from kcg.errors import CodecError, DeviceError, MismatchError, ResultError, ScheduleError, UsageError, VerificationError
 from kcg.kernel.opts.schedule import opts_of
 from kcg.optimize.result import read_result
 from kcg.types import Kernel, Region, RegionResult, Result, Schedule, ScheduleKind, SeenAs, Target, Toolchain
 
 if TYPE_CHECKING:
+    from kcg.compat.replacing import Replacement
     from kcg.optimize.cache_rows import Undone
 
 COMMAND = "python -m kcg.optimize apply"
@@ -198,7 +199,7 @@ def tuned(result_path: Path | str, *, kernels: Path | str | Sequence[Path | str]
 
 @contextlib.contextmanager
 def scheduling(result: Result, *, changed_only: bool = False, kernels: Sequence[Path] = ()) -> Iterator[set[str]]:
-    """`tuned` for a result in memory, whatever the verdict on its model. Gives the ids of the kernels served so far.
+    """`tuned` for a result in memory, whatever the verdict on its model. Gives the ids of what was served so far.
 
     With `changed_only`, kernels that keep tinygrad's own schedule are left to tinygrad.
     """
@@ -206,6 +207,7 @@ def scheduling(result: Result, *, changed_only: bool = False, kernels: Sequence[
     from kcg.compat.capture import choosing_opts
     from kcg.compat.opened import devices_of, open_default, opts_to_tiny
     from kcg.kernel.codec import kernel_of
+    from kcg.kernel.installing import installing
     from kcg.optimize.in_place import HandwrittenPrograms
 
     opened = open_default(result.target.renderer if result.target.device == "CPU" else "")
@@ -235,8 +237,44 @@ def scheduling(result: Result, *, changed_only: bool = False, kernels: Sequence[
             served.add(made[0])
         return made and made[1]
 
-    with choosing_opts(choose, program):
+    with choosing_opts(choose, program), installing(_regions_in_place(result, served)):
         yield served
+
+
+def changed_by(result: Result, *, handwritten: bool) -> set[str]:
+    """The ids of the kernels, and of the regions of several, that run otherwise with a result; `handwritten` where
+    kernels that are written by hand are used."""
+    kernels = {c.kernel.id for c in choices(result)[0] if c.searched or (handwritten and c.handwritten is not None)}
+    return kernels | {row.region.id for row in _changed_regions(result)}
+
+
+def _changed_regions(result: Result) -> list[RegionResult]:
+    """Regions of several kernels that something better was found and verified for."""
+    rows = (row for row in result.regions if len(row.region.kernels) > 1)
+    return [r for r in rows if r.chosen.schedule != r.baseline.schedule and r.chosen.verification.passed]
+
+
+def _regions_in_place(result: Result, served: set[str]) -> list[Replacement]:
+    """What runs in the place of their calls. `served` gets the id of each that a program asks for."""
+    from kcg.compat.replacing import Placed, Replacement
+    from kcg.kernel.installing import placed_kernels
+    from kcg.kernel.parts import checked
+
+    def replacement(row: RegionResult) -> Replacement:
+        try:
+            schedules = [part.schedule for part in checked(row.region, row.chosen.schedule)]
+        except ScheduleError as error:
+            raise ResultError(f"the schedule of region {row.region.id[:12]} in the result: {error}") from None
+
+        def place(device: str) -> Placed | None:
+            if device.split(":")[0] != result.target.device:
+                return None
+            served.add(row.region.id)
+            return placed_kernels(row.region, schedules, device)
+
+        return Replacement(row.region, place)
+
+    return [replacement(row) for row in _changed_regions(result)]
 
 
 def choices(result: Result) -> tuple[list[Choice], int]:

@@ -197,9 +197,9 @@ class Device:
 
     def plan(self, workload: Workload) -> list[RegionWork]:
         """What is known of each region: with `--resume` what the journal holds of it."""
-        from kcg.kernel.opts.space import KernelSpace
+        from kcg.kernel.kinds import space_of
 
-        works = [RegionWork(call, KernelSpace(call.region, self.service.target)) for call in workload.calls]
+        works = [RegionWork(call, space_of(call.region, self.service.target)) for call in workload.calls]
         if self._settings.resume and self.journal is not None:
             self._resume(works, self.journal)
         return works

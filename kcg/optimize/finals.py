@@ -150,7 +150,7 @@ class Judge:
             return _quarantined(work, self._who_is_wrong(work, verified.reason), verified)
         if other is not None and not other.passed:
             verb = "is unjudged" if other.unjudged else "is wrong"
-            notes.append(f"{seen.after.schedule if seen.after else ''} {verb}: {other.reason}")
+            notes.append(f"{describe(seen.after.schedule) if seen.after else ''} {verb}: {other.reason}")
             return None
         base, noise = seen.finalist_before(work), seen.noise
         if seen.after is None:
@@ -208,7 +208,7 @@ class Judge:
         fate, own, won = "", row.baseline.schedule, row
         best = dict.fromkeys((row.chosen.schedule, own))  # once, where nothing beat the baseline so far
         for before in best:
-            against = "tinygrad's own schedule" if before == own else str(before)
+            against = "tinygrad's own schedule" if before == own else describe(before)
             seen = self._compared(work, before, schedule)
             if isinstance(seen, str):
                 return row, seen
@@ -226,7 +226,7 @@ class Judge:
         if isinstance(mine, str):
             return f"rejected: it does not compile: {mine}"
         if isinstance(theirs, str):
-            return f"not compared: {before} does not compile again: {theirs}"
+            return f"not compared: {describe(before)} does not compile again: {theirs}"
         seen = self._comparisons.compare(work, theirs, mine)
         if seen.late:
             return "not judged: the budget was over"
@@ -237,7 +237,7 @@ class Judge:
         if not verified.passed:
             return f"rejected: {'unjudged' if verified.unjudged else 'wrong'}: {verified.reason}"
         if not seen.outcome.baseline_verification.passed:
-            return f"not compared: {before} did not verify again: {seen.outcome.baseline_verification.reason}"
+            return f"not compared: {describe(before)} did not verify again: {seen.outcome.baseline_verification.reason}"
         return f"not compared: {seen.outcome.noisy}" if seen.outcome.noisy else seen
 
     # ---- what is not compared ----
@@ -275,7 +275,9 @@ class Judge:
         claim = "is expected to be faster"
         if work.baseline_s:
             claim = f"was {work.baseline_s / work.known[found[0]].time_s:.2f}× as fast in the search"
-        return _result(work, base, base, "undecided", f"{found[0]} {claim}, and there was no time to judge it")
+        return _result(
+            work, base, base, "undecided", f"{describe(found[0])} {claim}, and there was no time to judge it"
+        )
 
     def _as_measured(self, work: RegionWork) -> Finalist:
         """tinygrad's own schedule as the search measured it, where that stands: checked on one seed, cold, not warm."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,6 +26,7 @@ from kcg.optimize.finals import as_searched, judge
 from kcg.optimize.kept import KeptResults
 from kcg.optimize.log import BASELINES, CAPTURING, JUDGING, MODEL, OPENING, SEARCH, RunLog
 from kcg.optimize.model_check import check_model
+from kcg.optimize.planning import planned
 from kcg.optimize.report import write_report
 from kcg.optimize.result import write_result
 from kcg.optimize.search import Guide, search
@@ -33,7 +34,7 @@ from kcg.optimize.settings import Settings, check_weights, check_writable
 from kcg.optimize.whole_model import is_runnable
 from kcg.optimize.work import Candidates, Captured, Measured, RegionResults, RegionWork
 from kcg.provenance import provenance
-from kcg.types import ModelCheck, RegionResult, Result, SeenAs, Workload
+from kcg.types import ModelCheck, Region, RegionResult, Result, SeenAs, Workload
 
 if TYPE_CHECKING:
     from kcg.workloads.script import Late
@@ -50,8 +51,12 @@ class Finished:
     lost: str = ""  # why the device went away in the middle, if it did
 
 
-def optimize(settings: Settings, progress: Progress, *, started: float | None = None) -> Finished:
+def optimize(
+    settings: Settings, progress: Progress, *, started: float | None = None, regions: Sequence[Region] = ()
+) -> Finished:
     """Run one optimisation and write RESULT.json and report.html into `settings.folder`.
+
+    `regions` of several kernels are planned as one wherever they occur (`kcg.optimize.planning`).
 
     On Ctrl-C the children are killed, the best so far is written, verified as far as it came; the exit code is 130. The
     same where the device goes away in the middle; the exit code is 5 then. Raises DeviceError where it never opened.
@@ -62,6 +67,8 @@ def optimize(settings: Settings, progress: Progress, *, started: float | None = 
         kernels = handwritten.read_files(device, settings.kernels)  # first: a mistake in it is known before all else
         log.begin(CAPTURING)
         captured = capture(settings, device, budget=budget, log=log)
+        if regions:
+            captured = replace(captured, workload=planned(captured.workload, regions))
         check_room(settings, captured.workload, device=device, log=log)
         log.begin(OPENING)
         guide.preload()
@@ -198,13 +205,15 @@ class _Ended:
 def build_result(ended: _Ended, *, device: Device, budget: Budget, log: RunLog) -> Result:
     """Everything of the run as one `Result`, but for the check of the whole."""
     from kcg.kernel.analysis import find_recompute
+    from kcg.kernel.codec import ast_of
 
     settings, workload, results = ended.settings, ended.captured.workload, ended.results
     complete = results is not None and not log.ended_early
     if results is None:
         results = as_searched(ended.works, ended.judged, why="the device was lost" if log.lost else "interrupted")
     target, toolchain = device.service.facts
-    recomputes = (find_recompute(w.ast, w.call.region.id, w.call.calls) for w in ended.works)
+    calls = (work.call for work in ended.works)
+    recomputes = (find_recompute(ast_of(k), k.id, call.calls) for call in calls for k in call.region.kernels)
     return Result(
         workload=workload.name,
         preset=workload.preset,
@@ -363,7 +372,8 @@ def preview(settings: Settings, progress: Progress, *, json_mode: bool) -> None:
 
     The script of a workload that is one is run, since its kernels are not known otherwise; nothing is timed or written.
     """
-    from kcg.kernel.analysis import arithmetic, find_recompute
+    from kcg.kernel.analysis import find_recompute
+    from kcg.kernel.codec import ast_of
     from kcg.types import canonical_json
 
     check_writable(settings.folder)
@@ -380,7 +390,7 @@ def preview(settings: Settings, progress: Progress, *, json_mode: bool) -> None:
                     "id": w.call.region.id,
                     "name": w.space.name(w.space.baseline()),
                     "calls": w.call.calls,
-                    "operations": float(arithmetic(w.ast)),
+                    "operations": w.operations,
                     "schedule": describe(w.space.baseline()),
                     "first_actions": len(w.space.actions(w.space.start())),
                     "handwritten": [[offer.name, offer.reason] for offer in w.offers],
@@ -389,7 +399,7 @@ def preview(settings: Settings, progress: Progress, *, json_mode: bool) -> None:
             ),
             key=lambda row: -float(str(row["operations"])) * int(str(row["calls"])),
         )
-        waste = [find_recompute(w.ast, w.call.region.id, w.call.calls) for w in works]
+        waste = [find_recompute(ast_of(w.call.region.kernel), w.call.region.id, w.call.calls) for w in works]
         if json_mode:
             plan = {
                 "workload": workload.name,

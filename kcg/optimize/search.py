@@ -14,6 +14,7 @@ from kcg.errors import ScheduleError
 from kcg.measure.jobs import TinyBeamJob
 from kcg.optimize.settings import EFFORTS, TINY_BEAM, Settings, strategy_of
 from kcg.optimize.work import Candidates, RegionWork, total_s
+from kcg.predictor.interface import judge_of
 from kcg.search.allocation import PATIENCE_S, Allocator, Limits, Transfer
 from kcg.search.problem import Expected, Observation, Problem
 from kcg.types import Schedule, Status
@@ -141,7 +142,7 @@ class _Search:
     def _problem(self, work: RegionWork, predictor: Predictor, index: int) -> Problem:
         """The search problem of one region: its space, this run's predictor, device and ledger."""
 
-        judge = predictor.of(work.space)
+        judge = judge_of(predictor, work.space)
 
         def measure(batch: Sequence[Schedule]) -> list[Future[Observation]]:
             best_s = work.best_s

@@ -295,10 +295,10 @@ def compare(
 ) -> ModelCheck:
     """Run `step` in this process both ways, judge, and time. `report` gets each stage, at every run."""
     from kcg.compat.tiny import Context
-    from kcg.optimize.deploy import choices, scheduling
+    from kcg.optimize.deploy import changed_by, scheduling
 
     replays = replays_of(result.total_after_s)
-    changed = {c.kernel.id for c in choices(result)[0] if c.searched or (kernels and c.handwritten is not None)}
+    changed = changed_by(result, handwritten=bool(kernels))
     with Context(BEAM=0, NOOPT=0):
         shaken = [perturbed(step.inputs, seed=seed + 1 + i) for i in range(2)]
         with scheduling(result, changed_only=True, kernels=kernels) as served:  # the others are compiled once, for both

@@ -257,12 +257,10 @@ def check_script(
     else gives no result. `check_device` is called after a run that failed, and its time may come on top of
     `timeout_s`: a DeviceError that it raises ends the check.
     """
-    from kcg.optimize.deploy import choices
+    from kcg.optimize.deploy import changed_by
     from kcg.optimize.result import write_result
 
-    changed = {
-        c.kernel.id for c in choices(result)[0] if c.searched or (settings.kernels and c.handwritten is not None)
-    }
+    changed = changed_by(result, handwritten=bool(settings.kernels))
     with tempfile.TemporaryDirectory(prefix="kcg-script-", ignore_cleanup_errors=True) as folder:
         path = Path(folder) / "result.json"
         write_result(result, path)

@@ -78,7 +78,7 @@ class RegionWork:
 
     def keep(self, seen: Observation) -> None:
         """Know what was seen of a schedule; a search does not know what is written by hand."""
-        known = self.known if seen.schedule.kind == ScheduleKind.OPTS else self.by_hand
+        known = self.by_hand if seen.schedule.kind == ScheduleKind.SOURCE else self.known
         known[seen.schedule] = seen
 
     def predicted(self, known: Mapping[Schedule, Observation]) -> None:
@@ -111,25 +111,24 @@ class RegionWork:
         return tuple(end.variables for end in self.ends)
 
     @functools.cached_property
-    def ast(self) -> UOp:
-        """The kernel's AST."""
-        from kcg.kernel.codec import ast_of
-
-        return ast_of(self.call.region.kernel)
-
-    @functools.cached_property
     def bytes(self) -> int:
         """Least traffic of one call."""
-        from kcg.kernel.analysis import least_bytes
+        from kcg.kernel.analysis import least_bytes_of_region
 
-        return round(mean(self.ends, [least_bytes(at_values(self.ast, v)) for v in self.bindings]))
+        return round(mean(self.ends, [least_bytes_of_region(self.call.region, self._asts(v)) for v in self.bindings]))
 
     @functools.cached_property
     def operations(self) -> float:
         """Arithmetic of one call."""
         from kcg.kernel.analysis import arithmetic
 
-        return mean(self.ends, [arithmetic(at_values(self.ast, v)) for v in self.bindings])
+        return mean(self.ends, [sum(map(arithmetic, self._asts(v))) for v in self.bindings])
+
+    def _asts(self, values: Variables) -> list[UOp]:
+        """Its kernels with these values of their variables."""
+        from kcg.kernel.codec import ast_of
+
+        return [at_values(ast_of(kernel), values) for kernel in self.call.region.kernels]
 
     @functools.cached_property
     def is_alone(self) -> bool:

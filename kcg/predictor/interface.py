@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -10,6 +11,7 @@ from kcg.types import Prediction, Schedule
 
 if TYPE_CHECKING:
     from kcg.kernel.kinds import Space
+    from kcg.kernel.parts import PartsSpace
 
 
 @dataclass(frozen=True)
@@ -33,3 +35,28 @@ class Predictor(Protocol):
     def of(self, space: Space) -> Judge:
         """The same for one kernel, which is being searched."""
         ...
+
+
+def judge_of(predictor: Predictor, space: Space) -> Judge:
+    """What a predictor says of the schedules of a region: of several kernels, what it says of the parts as a sum."""
+    from kcg.kernel.parts import PartsSpace
+
+    return Judge(lambda s: _of_parts(predictor, space, s)) if isinstance(space, PartsSpace) else predictor.of(space)
+
+
+def _of_parts(predictor: Predictor, space: PartsSpace, schedules: Sequence[Schedule]) -> list[Prediction]:
+    """One launch follows the other: runtimes add up, and so do the variances of the parts, which err by themselves."""
+    wanted: dict[Space, dict[Schedule, Prediction]] = {}
+    parts = [space.parts(schedule) for schedule in schedules]
+    for of, own in (part for of_one in parts for part in of_one):
+        wanted.setdefault(of, {})[own] = Prediction(0.0)
+    for of, found in wanted.items():
+        found.update(zip(found, predictor.predict(of, list(found)), strict=True))
+    return [_sum([wanted[of][own] for of, own in of_one]) for of_one in parts]
+
+
+def _sum(parts: Sequence[Prediction]) -> Prediction:
+    total_s = sum(part.runtime_s for part in parts)
+    uncertainty = math.hypot(*(part.uncertainty * part.runtime_s / total_s for part in parts))
+    fails = 1 - math.prod(1 - part.failure_probability for part in parts)
+    return Prediction(math.log(total_s), uncertainty, fails)

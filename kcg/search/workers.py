@@ -19,9 +19,10 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 from kcg.kernel.kinds import space_of
+from kcg.predictor.interface import judge_of
 from kcg.search.problem import Expected, Ledger, Observation, Problem, Strategy
 from kcg.search.strategies import strategy
 from kcg.types import Region, Schedule, Target
@@ -213,7 +214,7 @@ class _Search:
         try:
             job = self.job
             space = space_of(job.region, job.target)
-            judge = _predictor(job.predictor, job.target).of(cast(Any, space))  # they know one kind only
+            judge = judge_of(_predictor(job.predictor, job.target), space)
             self.problem = Problem(
                 space=space,
                 predict=judge.predict,

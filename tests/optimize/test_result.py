@@ -107,7 +107,7 @@ def test_times_that_are_not_numbers_survive(tmp_path: Path) -> None:
 def test_region_of_several_wired_kernels_survives(tmp_path: Path) -> None:
     sample = sample_result()
     region = Region((Kernel("[1]"), Kernel("[2]"), Kernel("[1]")), ((0, 1), (2, 0), (3, 0, 2)), (3,))
-    parts = Schedule(ScheduleKind.PARTS, '[[[0],"opts","[]"],[[1,2],"tile","{}"]]')
+    parts = Schedule(ScheduleKind.PARTS, '[[[0],"opts","[]"],[[1],"opts","[]"],[[2],"opts","[]"]]')
     chosen = replace(sample.regions[0].chosen, schedule=parts, launch=((), ()))
     row = replace(sample.regions[0], region=region, baseline=replace(chosen, name="3 kernels: a; b; a"), chosen=chosen)
     result = replace(sample, regions=(row,), expectations=())

@@ -13,6 +13,7 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 from kcg.errors import UsageError
+from kcg.kernel.kinds import describe
 from kcg.kernel.opts.action_features import ACTION_FEATURES, KINDS_OF_ACTION
 from kcg.kernel.opts.schedule import RAW, Opt, opts_of, schedule_of
 from kcg.rl.env import FAULT_VALUE, MOST_ACTIONS, Cost, KernelScheduleEnv, Reading, padded, predicted
@@ -78,7 +79,7 @@ def _reached(table: ReplayTable) -> set[Schedule]:
     for schedule in (queue := [table.start()]):
         fresh = {step.schedule for step in table.actions(schedule)} - seen
         seen |= fresh
-        queue += sorted(fresh, key=str)
+        queue += sorted(fresh, key=describe)
     return seen
 
 
@@ -95,7 +96,7 @@ def test_an_episode_is_paid_by_what_the_cost_says_of_its_end(start: str, guided:
         first_s, last_s = (table.records[s].observation.runtime_s for s in (begin, env.observed.schedule))
         if "fault" not in info:
             assert first_s and last_s and paid == pytest.approx(math.log(first_s / last_s))
-            assert info["log_s"] == math.log(last_s) and info["schedule"] == str(env.observed.schedule)
+            assert info["log_s"] == math.log(last_s) and info["schedule"] == describe(env.observed.schedule)
 
 
 def test_with_a_guide_the_steps_are_paid_by_the_guide() -> None:
@@ -118,7 +119,7 @@ def test_a_schedule_that_fails_truncates_with_its_reason(guided: bool) -> None:
     env = env_of(replace(recorded_task(), guide=guide if guided else None))
     paid, (observation, _, terminated, truncated, info) = episode(env, along(labels))
     assert truncated and not terminated and paid == pytest.approx(FAULT_VALUE)
-    assert info["fault"] and info["log_speedup"] == FAULT_VALUE and info["schedule"] == str(bad)
+    assert info["fault"] and info["log_speedup"] == FAULT_VALUE and info["schedule"] == describe(bad)
     assert observation in env.observation_space
     assert env._depth == len(labels) - (not guided)
     with pytest.raises(UsageError, match=r"^the episode is over: reset comes before the next step$"):
@@ -133,7 +134,7 @@ def test_a_certain_failure_is_a_fault_before_anything_is_measured() -> None:
 
     def predict(schedules: Sequence[Schedule]) -> list[Prediction]:
         asked.extend(schedules)
-        return [Prediction(-9.0, 0.1, float(bool(s.opts))) for s in schedules]
+        return [Prediction(-9.0, 0.1, float(bool(opts_of(s)))) for s in schedules]
 
     env = env_of(replace(task("matmul"), cost=predicted(predict)))
     for _ in range(2):
@@ -237,7 +238,7 @@ def test_tasks_are_drawn_by_weight_or_chosen() -> None:
 
 def test_episodes_start_where_the_options_say() -> None:
     space = observer_of("matmul").space
-    ends = {"raw": str(space.start()), "hand-coded": str(space.baseline())}
+    ends = {"raw": describe(space.start()), "hand-coded": describe(space.baseline())}
     for start, schedule in ends.items():
         assert env_of(task("matmul"), start=start).reset()[1]["schedule"] == schedule
     env = env_of(task("matmul"), start="either")

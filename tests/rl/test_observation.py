@@ -7,6 +7,7 @@ import pytest
 
 from kcg.errors import ScheduleError
 from kcg.kernel.codec import kernel_of
+from kcg.kernel.kinds import describe
 from kcg.kernel.opts.schedule import RAW, Opt, schedule_of
 from kcg.kernel.opts.space import KernelSpace
 from kcg.predictor.features import MOST_AXES
@@ -23,7 +24,7 @@ def test_places_beyond_what_a_graph_holds_are_no_places() -> None:
     extents = len(space.table(RAW).extents)
     assert extents > MOST_AXES, "the kernel has too few axes to show anything"
     whole = [schedule_of([Opt("UPCAST", i, 0)]) for i in range(extents)]
-    actions = [Action(str(schedule), schedule) for schedule in whole]
+    actions = [Action(describe(schedule), schedule) for schedule in whole]
     assert space.action_features(RAW, actions).axes[:, 0].tolist() == [*range(extents), -1]
     seen = Observer(space, lambda schedule: actions).observe(RAW)
     assert seen.rows.axes[:, 0].tolist() == [*range(MOST_AXES), *[-1] * (extents - MOST_AXES), -1]

@@ -5,16 +5,12 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from kcg.kernel.codec import kernel_of
 from kcg.kernel.opts.schedule import Opt, opts_of, schedule_of
 from kcg.kernel.opts.space import KernelSpace
-from kcg.optimize import search
-from kcg.predictor.roofline import Roofline
 from kcg.search.allocation import Allocator, Limits, Transfer
 from kcg.search.beam import Drafts
 from kcg.search.mcts import Graph, MctsSettings, candidates
@@ -184,12 +180,3 @@ def test_similar_kernels_do_not_offer_what_is_like_something_known(
     theirs.saw(other, 0.01, own=False)
     hint = mine.hint([mine, theirs], entry.knows)
     assert (hint is not None) is offered
-
-
-def test_a_search_of_optimize_knows_what_is_alike() -> None:
-    space = matmul()
-    session: Any = SimpleNamespace(ledger=Ledger(), settings=SimpleNamespace(seed=0))
-    work: Any = SimpleNamespace(space=space, known={}, best_s=None)
-    asked = search.problem(session, work, Roofline(), 0)
-    one, other = schedule(("UPCAST", 0, 4), ("UPCAST", 1, 2)), schedule(("UPCAST", 1, 2), ("UPCAST", 0, 4))
-    assert asked.space.alike(one) == asked.space.alike(other) != asked.space.alike(schedule(("UPCAST", 0, 4)))

@@ -21,6 +21,7 @@ from kcg.errors import KcgError
 from kcg.kernel.analysis import contractions
 from kcg.kernel.codec import ast_of, kernel_of
 from kcg.kernel.compile import compile_schedule
+from kcg.kernel.kinds import describe
 from kcg.kernel.loop_nest import axis_table
 from kcg.kernel.opts.schedule import RAW, opts_of
 from kcg.kernel.opts.space import KernelSpace
@@ -118,7 +119,7 @@ def test_on_a_gpu_it_has_tinygrads_own_opts_and_no_others(monkeypatch: pytest.Mo
     """The tiles are as large as BEAM lets a thread's be: nothing is searched where a launch takes a second."""
     on_a_gpu(monkeypatch)
     space = KernelSpace(region(24, 512, 128, "bfloat16"), SM_90)
-    assert str(space.baseline()) == "LOCAL(0,8) LOCAL(1,16)"
+    assert describe(space.baseline()) == "LOCAL(0,8) LOCAL(1,16)"
     assert not space.actions(RAW) and not space.actions(space.baseline())
 
 

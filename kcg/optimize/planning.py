@@ -1,0 +1,42 @@
+"""A workload cut into regions: those that are asked for, wherever its calls match them, and every other call alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+from kcg.errors import ScheduleError
+from kcg.kernel.sequences import partition_of
+from kcg.types import Region, Workload, WorkloadCall
+
+
+def planned(workload: Workload, regions: Sequence[Region]) -> Workload:
+    """The workload with these regions of several kernels among its calls, those named first before others; their
+    kernels are called less often by themselves, or not at all.
+
+    Raises ScheduleError where a region occurs nowhere, with the reasons, or where its kernels have symbolic variables.
+    """
+    found: Counter[str] = Counter()
+    reasons: Counter[str] = Counter()
+    for sequence in workload.sequences:
+        partition = partition_of(sequence)
+        for region in regions:
+            found[region.id] += len(partition.claim(region)) * sequence.executions
+        reasons.update({reason: count for (_, reason), count in partition.left().items()})
+    spent: Counter[str] = Counter()
+    for region in regions:
+        if not found[region.id]:
+            why = f": {', '.join(reasons)}" if reasons else ""
+            raise ScheduleError(f"region {region.id[:12]} occurs nowhere in {workload.name}{why}")
+        for kernel in region.kernels:
+            spent[kernel.id] += found[region.id]
+    alone = [_fewer(call, spent[call.region.id]) for call in workload.calls]
+    made = [WorkloadCall(region, found[region.id]) for region in regions]
+    return replace(workload, calls=(*(call for call in alone if call.calls > 0), *made))
+
+
+def _fewer(call: WorkloadCall, by: int) -> WorkloadCall:
+    if by and call.variables:
+        raise ScheduleError(f"kernel {call.region.id[:12]} has symbolic variables: it is planned by itself")
+    return replace(call, calls=call.calls - by)
