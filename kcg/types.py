@@ -211,6 +211,7 @@ class WorkloadCall:
     origin: str = ""  # where it comes from, e.g. a line of the model, for the reader only
     seen: tuple[tuple[Variables, int], ...] = ()  # empty where there was only `variables`; else `calls` is its sum
     seen_as: tuple[SeenAs, ...] = field(default=(), compare=False)  # empty: not known
+    replayed: int = field(default=0, compare=False)  # of `calls`, those that were replays of the steady state
 
 
 _NAMES_SHOWN = 6
@@ -460,6 +461,8 @@ class RegionResult:
     clocks: tuple[tuple[str, float], ...] = ()  # what the device told while both were timed, as in `Measurement`
     ends: tuple[TimedAt, ...] = ()  # the smallest and the largest values; none where there was one set of values
 
+    replayed: int = 0  # of `calls`, those that were replays of the steady state, see `Result.steps`
+
     @property
     def before_s(self) -> float:
         """Time of all its calls with the baseline."""
@@ -558,6 +561,7 @@ class Result:
     seen_as: tuple[tuple[str, SeenAs], ...] = ()  # id of a kernel, and one way in which the program asked for it
     revision: str = ""  # of kcg's code, see `kcg.provenance`; empty in a result of before it was written
     dirty: bool | None = None  # whether the code differed from that revision; None where that is not known
+    steps: int = 0  # how often the steady state of a script was replayed while it was recorded; 0 where it has none
 
     @property
     def plan(self) -> Plan:
@@ -572,6 +576,19 @@ class Result:
     @property
     def total_after_s(self) -> float:
         return sum(r.after_s for r in self.regions)
+
+    @property
+    def step_s(self) -> tuple[float, float] | None:
+        """The kernels of one step of the steady state, before and after; None where there is none."""
+        if not self.steps:
+            return None
+        rows = [(r.replayed / self.steps, r) for r in self.regions]
+        return sum(n * r.baseline.cold_s for n, r in rows), sum(n * r.chosen.cold_s for n, r in rows)
+
+    @property
+    def once(self) -> tuple[RegionResult, ...]:
+        """The regions that ran outside of the steady state alone."""
+        return tuple(r for r in self.regions if not r.replayed) if self.steps else ()
 
 
 # ---- What is done to a region: schedules and the steps between them; and the hash that every identity is made

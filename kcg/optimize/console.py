@@ -238,6 +238,7 @@ def _summary(result: Result) -> list[tuple[str, str]]:
             f"{workload}: {format_seconds(before)} → {format_seconds(after)}, {format_speedup(before, after)} as fast",
             "bold",
         ),
+        *((line, "bold") for line in step_lines(result)),
         (f"{kernels}: {counts or 'none'}", ""),
         (
             f"{result.measurements} measurements, {result.compilations} compilations, "
@@ -273,6 +274,20 @@ def _summary(result: Result) -> list[tuple[str, str]]:
         why = "nothing was searched, see below" if nothing else "it ended before everything was tried"
         lines.append((f"incomplete: {why}", "yellow"))
     return lines + [(f"warning: {warning}", "yellow") for warning in result.warnings]
+
+
+def step_lines(result: Result) -> list[str]:
+    """What one step of the steady state takes, and apart from it what runs once; nothing where there are no steps."""
+    if (step := result.step_s) is None:
+        return []
+    before, after = step
+    line = f"one step of {result.steps}: {format_seconds(before)} → {format_seconds(after)}"
+    lines = [f"{line}, {format_speedup(before, after)} as fast (sum of its kernels)"]
+    if result.once:
+        before, after = (sum(getattr(r, name) for r in result.once) for name in ("before_s", "after_s"))
+        count = counted(len(result.once), "kernel runs", "kernels run")
+        lines.append(f"outside of the steps {count}: {format_seconds(before)} → {format_seconds(after)} in all")
+    return lines
 
 
 def _left_as_they_are(result: Result) -> list[tuple[str, str]]:

@@ -24,9 +24,9 @@ from kcg.optimize import ends
 from kcg.optimize.console import format_seconds
 from kcg.optimize.estimates import Pace
 from kcg.optimize.paired import Compared, Comparisons
-from kcg.optimize.result import NO_OTHER, TIME_OVER, USED_UP
+from kcg.optimize.result import NO_OTHER, ONCE, TIME_OVER, USED_UP
 from kcg.optimize.search import HOPELESS
-from kcg.optimize.work import RegionResults
+from kcg.optimize.work import RegionResults, searched_of
 from kcg.types import Finalist, RegionResult, Schedule, Status, TimedAt, Verification
 
 if TYPE_CHECKING:
@@ -253,6 +253,8 @@ class Judge:
             return "kept", f"nothing faster among {work.tried} others"
         if work.is_alone:
             return "not searched", NO_OTHER
+        if all(work is not other for other in searched_of(candidates.works)):
+            return "not searched", ONCE
         if candidates.settled:
             return "not searched", "too little to save"
         return "not searched", USED_UP if candidates.used_up else TIME_OVER
@@ -397,4 +399,5 @@ def _result(
         bytes=float(work.bytes),
         noise_floor=noise_floor,
         ends=ends.timed_at(work.ends, before_s, after_s),
+        replayed=work.call.replayed,
     )

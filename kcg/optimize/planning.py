@@ -18,25 +18,29 @@ def planned(workload: Workload, regions: Sequence[Region]) -> Workload:
     Raises ScheduleError where a region occurs nowhere, with the reasons, or where its kernels have symbolic variables.
     """
     found: Counter[str] = Counter()
+    replayed: Counter[str] = Counter()
     reasons: Counter[str] = Counter()
     for sequence in workload.sequences:
         partition = partition_of(sequence)
         for region in regions:
-            found[region.id] += len(partition.claim(region)) * sequence.executions
+            count = len(partition.claim(region)) * sequence.executions
+            found[region.id] += count
+            replayed[region.id] += count if sequence.steady and workload.steps else 0
         reasons.update({reason: count for (_, reason), count in partition.left().items()})
-    spent: Counter[str] = Counter()
+    spent: Counter[tuple[str, bool]] = Counter()  # kernel, whether replays alone -> calls
     for region in regions:
         if not found[region.id]:
             why = f": {', '.join(reasons)}" if reasons else ""
             raise ScheduleError(f"region {region.id[:12]} occurs nowhere in {workload.name}{why}")
         for kernel in region.kernels:
-            spent[kernel.id] += found[region.id]
-    alone = [_fewer(call, spent[call.region.id]) for call in workload.calls]
-    made = [WorkloadCall(region, found[region.id]) for region in regions]
+            spent[kernel.id, False] += found[region.id]
+            spent[kernel.id, True] += replayed[region.id]
+    alone = [_fewer(c, spent[c.region.id, False], replays=spent[c.region.id, True]) for c in workload.calls]
+    made = [WorkloadCall(region, found[region.id], replayed=replayed[region.id]) for region in regions]
     return replace(workload, calls=(*(call for call in alone if call.calls > 0), *made))
 
 
-def _fewer(call: WorkloadCall, by: int) -> WorkloadCall:
+def _fewer(call: WorkloadCall, by: int, *, replays: int) -> WorkloadCall:
     if by and call.variables:
         raise ScheduleError(f"kernel {call.region.id[:12]} has symbolic variables: it is planned by itself")
-    return replace(call, calls=call.calls - by)
+    return replace(call, calls=call.calls - by, replayed=call.replayed - replays)

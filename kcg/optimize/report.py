@@ -17,7 +17,7 @@ from pathlib import Path
 
 from kcg.files import write_whole
 from kcg.measure.device_info import HOLDS_BACK, words_of
-from kcg.optimize.console import checked_as, format_seconds, format_speedup, repeated
+from kcg.optimize.console import checked_as, format_seconds, format_speedup, repeated, step_lines
 from kcg.optimize.log import WORDS
 from kcg.optimize.report_charts import expected_picture, progress_picture, roofline_picture, share_picture
 from kcg.optimize.svg import (
@@ -296,6 +296,7 @@ def render_report(result: Result) -> str:
         tips=_script({name: shown.tips for name, shown in pictures.items() if shown is not None}),
         style=STYLE,
         step=step_of(result),
+        step_lines=step_lines(result),
         noun=checked_as(result),
         repeated=repeated,
         checks=_checks(rows),

@@ -24,7 +24,7 @@ from kcg.types import Kernel, Region, RegionResult, Result, Schedule, ScheduleKi
 
 T = TypeVar("T")
 
-SCHEMA = 9
+SCHEMA = 10
 """The version of the file. A change of any field is a new number, never a silent one."""
 
 ADDED = {
@@ -45,6 +45,7 @@ ADDED = {
         ("RegionResult", "ends"),
     },
     9: {("Region", "args"), ("Region", "outputs")},
+    10: {("Result", "steps"), ("RegionResult", "replayed")},
 }
 """Fields that came with each version: files of the versions before it are read without them, with their defaults."""
 
@@ -65,6 +66,7 @@ OUTCOMES = ("improved", "kept", "undecided", "not searched", "unjudged", "quaran
 """
 
 NO_OTHER = "there is no other schedule"
+ONCE = "it runs outside of the steps alone, and takes little"
 USED_UP = "the measurements were used up"
 TIME_OVER = "the time for searching was over"
 """Notes of kernels that were not searched."""
@@ -288,6 +290,8 @@ def _read(document: Any) -> Result:
             raise _Malformed(f"target.{field.name}", "the number is no size and no rate")
     for i, row in enumerate(result.regions):
         _check_region(row, f"regions[{i}]")
+    if result.steps < 0:
+        raise _Malformed("steps", "the count is negative")
     if any(seconds < 0 for _, seconds in result.phases):
         raise _Malformed("phases", "a time is negative")
     if any(left.kernels < 0 or left.executions < 0 for left in result.left_out):
@@ -326,8 +330,8 @@ def _check_region(row: RegionResult, where: str) -> None:
         raise _Malformed(f"{where}.region", wrong)
     if row.outcome not in OUTCOMES:
         raise _Malformed(f"{where}.outcome", f"{_shown(row.outcome)} is none of {', '.join(OUTCOMES)}")
-    if row.calls < 0 or row.measurements < 0:
-        raise _Malformed(where, "a count is negative")
+    if row.calls < 0 or row.measurements < 0 or not 0 <= row.replayed <= row.calls:
+        raise _Malformed(where, "a count is negative, or more are replayed than called")
     if any(min(end.share, end.before_s, end.after_s) < 0 for end in row.ends):
         raise _Malformed(f"{where}.ends", "a share or a time is negative")
     if row.ends and (len(row.ends) != 2 or not math.isclose(sum(end.share for end in row.ends), 1, abs_tol=1e-9)):

@@ -239,6 +239,7 @@ def build_result(ended: _Ended, *, device: Device, budget: Budget, log: RunLog) 
         expectations=tuple(log.expectations),
         clocks=tuple((name, min(seen), median(seen), max(seen)) for name, seen in sorted(device.clocks.items())),
         left_out=workload.left_out,
+        steps=workload.steps,
         seen_as=seen_as_of(workload, target.device),
         **provenance(),
     )

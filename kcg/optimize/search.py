@@ -13,7 +13,7 @@ from kcg.cli import counted
 from kcg.errors import ScheduleError
 from kcg.measure.jobs import TinyBeamJob
 from kcg.optimize.settings import EFFORTS, TINY_BEAM, Settings, strategy_of
-from kcg.optimize.work import Candidates, RegionWork, total_s
+from kcg.optimize.work import Candidates, RegionWork, searched_of, total_s
 from kcg.predictor.interface import judge_of
 from kcg.search.allocation import PATIENCE_S, Allocator, Limits, Transfer
 from kcg.search.problem import Expected, Observation, Problem
@@ -168,7 +168,8 @@ class _Search:
         self.log.progress.phase(f"searching with {name}")
         allocator = Allocator(self.ledger, self._limits(), seen=self._seen, patience_s=self._patience_s)
         # without a baseline there is nothing to compare with
-        works = [(index, work) for index, work in enumerate(self.works) if work.baseline_s]
+        searched = {work.id for work in searched_of(self.works)}
+        works = [(i, work) for i, work in enumerate(self.works) if work.baseline_s and work.id in searched]
         works.sort(key=lambda one: -one[1].before_s)
         workers = self.guide.workers
         places = (
@@ -216,7 +217,7 @@ class _Search:
         """tinygrad's own BEAM, region by region, the largest first."""
         self.log.progress.phase(f"searching with tinygrad's own BEAM={width}")
         service = self.device.service
-        for work in sorted(self.works, key=lambda w: -w.before_s):
+        for work in sorted(searched_of(self.works), key=lambda w: -w.before_s):
             if self.ledger.exhausted:
                 break
             left = 3600.0 if self.ledger.deadline is None else self.ledger.deadline - time.monotonic()

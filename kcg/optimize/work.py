@@ -209,6 +209,19 @@ class RegionWork:
         return ordered
 
 
+ONCE_COUNTS = 0.1
+"""Kernels that run outside of the steady state alone are searched where they take more of the kernels' time."""
+
+
+def searched_of(works: Sequence[RegionWork]) -> Sequence[RegionWork]:
+    """Those that are worth a search: all, but those that a script with steps runs outside of them, where these take
+    little."""
+    once = [work for work in works if not work.call.replayed]
+    if len(once) == len(works) or sum(w.before_s for w in once) > ONCE_COUNTS * sum(w.before_s for w in works):
+        return works
+    return [work for work in works if work.call.replayed]
+
+
 def total_s(works: Sequence[RegionWork]) -> float | None:
     """What the workload takes by the best that is known; None where something is not known."""
     return sum(work.after_s for work in works) if all(work.best_s for work in works) else None

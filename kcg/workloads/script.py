@@ -435,7 +435,8 @@ def workload_of(values: dict[str, Any]) -> Workload:
     )
     left_out = tuple(LeftOut(**{**left, "names": tuple(left["names"])}) for left in values["left_out"])
     sequences = tuple(sequence_from_json(text, trusted=True) for text in values.get("sequences", ()))
-    return Workload(values["name"], values["preset"], calls, left_out=left_out, sequences=sequences)
+    made = Workload(values["name"], values["preset"], calls, left_out=left_out, sequences=sequences)
+    return replace(made, calls=tuple(replace(c, replayed=made.replayed.get(c.region.id, 0)) for c in calls))
 
 
 # ---- in the child ----

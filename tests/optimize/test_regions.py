@@ -21,19 +21,20 @@ from kcg.errors import ScheduleError
 from kcg.kernel.kinds import space_of
 from kcg.kernel.parts import parts_of
 from kcg.measure.protocol import PROTOCOL
-from kcg.optimize.console import progress
+from kcg.optimize.console import progress, step_lines
 from kcg.optimize.deploy import scheduling
 from kcg.optimize.planning import planned
 from kcg.optimize.result import read_result, write_result
 from kcg.optimize.run import Finished, optimize
 from kcg.optimize.settings import Settings
-from kcg.optimize.work import RegionResults
+from kcg.optimize.work import RegionResults, RegionWork, searched_of
 from kcg.predictor.interface import judge_of
 from kcg.predictor.roofline import Roofline
 from kcg.search.problem import Ledger, Observation, Problem, best
 from kcg.search.strategies import strategy
-from kcg.types import Region, Schedule, ScheduleKind, Status, Workload
+from kcg.types import Region, Schedule, ScheduleKind, Status, Workload, WorkloadCall
 from kcg.workloads.script import Form, Program, capture_program
+from tests.kernels import example_region
 from tests.known_targets import X86
 from tests.optimize_run import begun
 
@@ -87,13 +88,20 @@ def test_it_is_measured_as_its_parts_and_stored(finished: Finished, norm: Region
     assert any(row.status == Status.OK and row.checked for row in rows)
 
 
-def test_it_is_in_the_result_and_shown(finished: Finished, norm: Region) -> None:
+def test_it_is_in_the_result_and_shown(finished: Finished, norm: Region, workload: Workload) -> None:
     result = read_result(finished.result_path)
     (row,) = [row for row in result.regions if row.region.id == norm.id]
     assert row.region == norm and len(result.regions) > 1 and row.bytes > 0 and row.operations > 0
     assert [part.places for part in parts_of(row.baseline.schedule)] == [(0,), (1,), (2,)]
     assert row.chosen.name.startswith("3 kernels: ") and row.outcome in ("improved", "kept")
     assert row.chosen.verification.passed or row.outcome == "kept"
+    assert result.steps == workload.steps == 5 and row.replayed == 5 and row.calls == 6
+    assert result.step_s is not None and result.step_s[0] == pytest.approx(
+        sum(r.replayed / 5 * r.baseline.cold_s for r in result.regions)
+    )
+    page = finished.report_path.read_text(encoding="utf-8")
+    assert all(line in page for line in step_lines(result)) and len(step_lines(result)) == 2
+    assert {r.region.id for r in result.once} and not any(r.replayed for r in result.once)
     assert "3 kernels: " in finished.report_path.read_text(encoding="utf-8")
 
 
@@ -159,3 +167,16 @@ def test_it_is_handed_over_to_an_unchanged_program(improved: Path, norm: Region)
     with kcg.tuned(improved):
         eager = (x * 2 + 1).contiguous().layernorm().contiguous().numpy()
     assert np.allclose(eager * 1.5, wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("once_s", "searched"), [(0.5, 1), (2.0, 2)])
+def test_what_runs_once_is_searched_where_it_takes_more_than_a_tenth(once_s: float, searched: int) -> None:
+    def work(name: str, seconds: float, replayed: int) -> RegionWork:
+        region = example_region(name)
+        made = RegionWork(WorkloadCall(region, 1, replayed=replayed), space_of(region, X86))
+        made.keep(Observation(made.space.baseline(), Status.OK, seconds))
+        return made
+
+    works = [work("layernorm.0", 10.0, 1), work("pad", once_s, 0)]
+    assert len(searched_of(works)) == searched
+    assert len(searched_of(works[1:])) == 1, "without a steady state all is searched"
