@@ -92,12 +92,12 @@ SIGNIFICANT = 5  # digits of what is written
 
 def figures(samples: Mapping[str, Sequence[float]]) -> dict[str, Any]:
     """State -> its median, the 95 % interval of that, and how many samples: `cold_s`, `cold_interval_s`, …"""
-    told: dict[str, Any] = {}
+    report: dict[str, Any] = {}
     for state, taken in samples.items():
-        told[f"{state}_s"] = rounded(median(taken))
-        told[f"{state}_interval_s"] = [rounded(end) for end in median_interval(taken)]
-        told["samples"] = len(taken)
-    return told
+        report[f"{state}_s"] = rounded(median(taken))
+        report[f"{state}_interval_s"] = [rounded(end) for end in median_interval(taken)]
+        report["samples"] = len(taken)
+    return report
 
 
 def rounded(value: float) -> float:
@@ -116,12 +116,12 @@ def distance(values: Sequence[float], reference: Sequence[float]) -> float:
 
 def speed(seconds: float, *, operations: float = 0.0, bytes: float = 0.0) -> dict[str, float]:
     """TFLOP/s and GB/s of one call, as far as its arithmetic and its least traffic are known."""
-    told = {}
+    report = {}
     if operations:
-        told["tflop_s"] = rounded(operations / seconds * 1e-12)
+        report["tflop_s"] = rounded(operations / seconds * 1e-12)
     if bytes:
-        told["gb_s"] = rounded(bytes / seconds * 1e-9)
-    return told
+        report["gb_s"] = rounded(bytes / seconds * 1e-9)
+    return report
 
 
 def key_of(*words: object) -> str:

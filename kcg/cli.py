@@ -48,7 +48,7 @@ NO_MEMORY = ("can't start new thread", "cannot allocate memory", "failed to map 
 
 _last_acts: list[Callable[[], None]] = []
 _lost_output: list[str] = []  # why standard output could not be written, if so
-_told: list[str] = []  # how to go on after an interrupt, where a command has said it itself
+_reported: list[str] = []  # how to go on after an interrupt, where a command has said it itself
 
 
 def at_once(act: Callable[[], None]) -> None:
@@ -80,16 +80,16 @@ def guarded(body: Callable[[], ExitCode | None], *, go_on: str = "") -> NoReturn
 
 
 def _code_of(body: Callable[[], ExitCode | None], go_on: str) -> ExitCode:
-    _told.clear()
+    _reported.clear()
     try:
         code = body() or ExitCode.OK
         # the command-line library makes an exit code of an interrupt, without a word
-        return _interrupted(go_on) if code == ExitCode.INTERRUPTED and not _told else code
+        return _interrupted(go_on) if code == ExitCode.INTERRUPTED and not _reported else code
     except KcgError as error:
         _complain(str(error))
         return error.exit_code
     except KeyboardInterrupt:
-        return ExitCode.INTERRUPTED if _told else _interrupted(go_on)
+        return ExitCode.INTERRUPTED if _reported else _interrupted(go_on)
     except BrokenPipeError:
         _drop_output()
         return ExitCode.OK  # the reader of a pipe has seen enough
@@ -111,7 +111,7 @@ def _interrupted(go_on: str) -> ExitCode:
 
 def interrupted(line: str) -> None:
     """Say that a command was interrupted, and how to go on, in its own words: nothing more is said of it."""
-    _told.append(line)
+    _reported.append(line)
     _complain(line)
 
 
@@ -219,7 +219,7 @@ def _ended_by_signals() -> Iterator[None]:
     end again by the others is ending already. What the caller ignores, as `nohup` does, stays ignored."""
     first_s: list[float] = []
 
-    def told(number: int, frame: object) -> None:
+    def on_signal(number: int, frame: object) -> None:
         if not first_s:
             first_s.append(time.monotonic())
             raise KeyboardInterrupt
@@ -232,7 +232,7 @@ def _ended_by_signals() -> Iterator[None]:
     numbers = [getattr(signal, name) for name in ENDING if hasattr(signal, name)]
     before = {number: handler for number in numbers if (handler := signal.getsignal(number)) != signal.SIG_IGN}
     for number in before:
-        signal.signal(number, told)
+        signal.signal(number, on_signal)
     try:
         yield
     finally:
@@ -266,7 +266,7 @@ def record_results(
     UsageError where it cannot be written.
     """
     entry = {**entry, **provenance(), "date": date.today().isoformat()}
-    with _alone_with(path):
+    with _lock_journal(path):
         report = json.loads(path.read_text()) if path.exists() else {"headline": {}, "runs": {}}
         report["runs"][run] = entry
         if ending is not None:
@@ -279,7 +279,7 @@ def record_results(
 
 
 @contextlib.contextmanager
-def _alone_with(path: Path) -> Iterator[None]:
+def _lock_journal(path: Path) -> Iterator[None]:
     """Hold the lock of a hidden file beside `path`, which itself is replaced; the hidden file may stay."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

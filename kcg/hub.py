@@ -204,8 +204,8 @@ def pull_folder(
             try:
                 digests = cargo.digests(data, names)
             except DataError as error:
-                said = str(error).replace(f"{data}{os.sep}", "").replace(str(data), repo)
-                raise DataError(f"{repo} at {revision[:12]}: {said}") from error
+                message = str(error).replace(f"{data}{os.sep}", "").replace(str(data), repo)
+                raise DataError(f"{repo} at {revision[:12]}: {message}") from error
             folder.parent.mkdir(parents=True, exist_ok=True)
             _refuse_occupied(folder)
             data.rename(folder)
@@ -441,7 +441,7 @@ def _refusal(error: HfHubHTTPError, transfer: Transfer) -> KcgError:
     """The line for an answer that is no success. The client's own text is not shown: it can hold a signed address."""
     repo, host, pushing = transfer.repo, transfer.host, transfer.revision is None
     status = error.response.status_code
-    said = f" ({_plain(error.server_message)})" if error.server_message else ""
+    message = f" ({_plain(error.server_message)})" if error.server_message else ""
     if isinstance(error, GatedRepoError):
         return UsageError(f"{repo} is gated: accept its terms at {transfer.page} and set HF_TOKEN")
     if isinstance(error, RevisionNotFoundError):
@@ -455,13 +455,13 @@ def _refusal(error: HfHubHTTPError, transfer: Transfer) -> KcgError:
         return UsageError(f"{host} does not accept the token (401): set HF_TOKEN to a valid one")
     if status == 403:
         return UsageError(
-            f"the token may not {'write to' if pushing else 'read'} {repo} (403){said}: set HF_TOKEN to one that may"
+            f"the token may not {'write to' if pushing else 'read'} {repo} (403){message}: set HF_TOKEN to one that may"
         )
     if status == 412:
         return DataError(f"{repo} got another commit meanwhile: push again")
     if status == 404:
-        return UsageError(f"{host} has no such address (404){said}: is it a Hugging Face Hub?")
-    return DataError(f"{host} refused the request for {repo} ({status}){said}: try again later")
+        return UsageError(f"{host} has no such address (404){message}: is it a Hugging Face Hub?")
+    return DataError(f"{host} refused the request for {repo} ({status}){message}: try again later")
 
 
 def _plain(text: str) -> str:

@@ -215,7 +215,7 @@ class WorkloadCall:
     seen_as: tuple[SeenAs, ...] = field(default=(), compare=False)  # empty: not known
 
 
-_NAMES_SAID = 6
+_NAMES_SHOWN = 6
 """How many kernels that are left out for one reason are named in a line; the rest is counted."""
 
 
@@ -231,7 +231,7 @@ class LeftOut:
 
     def __str__(self) -> str:
         """`3 executions of 2 kernels (a, b) are left out: …`."""
-        shown = list(self.names[:_NAMES_SAID])
+        shown = list(self.names[:_NAMES_SHOWN])
         if shown and (rest := self.kernels - len(shown)) > 0:
             shown.append(f"{rest} more")
         executions = f"{self.executions} execution{'s' * (self.executions != 1)}"
@@ -381,7 +381,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Verification:
-    """The verdict on one finalist: which rules were run and what they found."""
+    """The result of verifying one finalist: which rules were run and what they found."""
 
     passed: bool
     rules: tuple[str, ...] = ()  # names of the rules that ran

@@ -53,7 +53,7 @@ class Browser:
         os.close(writes)
         self._to, self._from = to_browser, from_browser
         self._left, self._count, self._session = b"", 0, ""
-        self.said: list[str] = []  # by console and page: errors and all else
+        self.messages: list[str] = []  # by console and page: errors and all else
 
     def __enter__(self) -> Self:
         try:
@@ -104,7 +104,7 @@ class Browser:
         text, _, self._left = self._left.partition(b"\0")
         message: dict[str, Any] = json.loads(text)
         if message.get("method") in ("Runtime.consoleAPICalled", "Runtime.exceptionThrown", "Log.entryAdded"):
-            self.said.append(json.dumps(message["params"]))
+            self.messages.append(json.dumps(message["params"]))
         return message
 
     def open(self, url: str, *, width: int = 1200, height: int = 900, dark: bool = False, scripts: bool = True) -> None:

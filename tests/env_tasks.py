@@ -127,7 +127,7 @@ def stop(env: KernelScheduleEnv) -> int:
 def check_episodes(env: KernelScheduleEnv, *, episodes: int = 6, seed: int = 0) -> None:
     """Plays at random, twice alike. Raises AssertionError where the environment breaks its promises."""
 
-    def play() -> Iterator[tuple[Any, ...]]:
+    def episode() -> Iterator[tuple[Any, ...]]:
         rng = random.Random(seed)
         for episode in range(episodes):
             observation, info = env.reset(seed=seed + episode)
@@ -149,7 +149,7 @@ def check_episodes(env: KernelScheduleEnv, *, episodes: int = 6, seed: int = 0) 
             )
             assert not truncated or paid == pytest.approx(FAULT_VALUE), "a fault is paid as one"
 
-    for one, other in zip(list(play()), list(play()), strict=True):
+    for one, other in zip(list(episode()), list(episode()), strict=True):
         assert one[1:4] == other[1:4] and str(one[4]) == str(other[4]), "the same again under the same seed"
         assert all(np.array_equal(one[0][name], other[0][name]) for name in one[0])
 

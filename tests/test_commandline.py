@@ -118,7 +118,7 @@ kcg.cli.guarded(main, go_on="to go on: it")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_who_is_told_to_end_says_how_to_go_on(number: signal.Signals) -> None:
+def test_a_signal_to_end_says_how_to_go_on(number: signal.Signals) -> None:
     process = subprocess.Popen([sys.executable, "-c", WAITS], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None and process.stdout.readline() == "ready\n"
     process.send_signal(number)
@@ -126,7 +126,7 @@ def test_who_is_told_to_end_says_how_to_go_on(number: signal.Signals) -> None:
     assert process.returncode == ExitCode.INTERRUPTED
 
 
-def test_an_interrupt_that_typer_took_is_said_too() -> None:
+def test_an_interrupt_that_typer_took_is_reported_too() -> None:
     """It makes an exit code of it."""
     waits = (
         WAITS.replace("guarded(main,", "guarded(app,")

@@ -1,4 +1,5 @@
-"""The rules of the packages, read off the files: who imports whom, what is never called, what `--help` loads, public names."""
+"""The rules of the packages, read off the files: who imports whom, what is never called, what `--help` loads, public
+names."""
 
 from __future__ import annotations
 
@@ -83,7 +84,7 @@ def test_the_drawn_error_tree_is_the_real_one() -> None:
     assert drawn_tree(errors.__doc__ or "") == real
 
 
-def test_the_drawn_error_tree_tells_the_exit_codes() -> None:
+def test_the_drawn_error_tree_reports_the_exit_codes() -> None:
     for line in (errors.__doc__ or "").splitlines():
         if match := re.match(r"^\W*([A-Z]\w+) .*exit code (\d+)$", line):
             assert getattr(errors, match[1]).exit_code == int(match[2]), line
@@ -108,7 +109,7 @@ PUBLIC = {
     ],
     "kcg.search.problem": [
         "ActionSpace", "Correct", "FAILURE_COST", "LEAST_DOUBT", "Ledger", "Measure", "Observation", "PRIOR_GAIN", "Predict", "Problem",
-        "STANDS_FOR", "Said", "Strategy", "Trials", "best", "expected_improvement",
+        "STANDS_FOR", "Expected", "Strategy", "Trials", "best", "expected_improvement",
     ],
 }  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""The figures of the recorded datasets, read off their files: how much, how fast, how far two occasions differ.
+"""The figures of the recorded datasets, read off their files: how much, how fast, how far two runs differ.
 
     python -m evaluation.dataset.dataset_figures datasets/h200 datasets/cpu
 

@@ -39,9 +39,9 @@ def headline(run: str) -> Any:
     def made(rows: dict[str, dict[str, Any]]) -> dict[str, float]:
         steps = {mode: rows.get(f"step {mode}", {}) for mode in (*MODES, *OWN)}
         seconds = {mode: row["cold_s"] for mode, row in steps.items() if row.get("status") == "ok"}
-        told = {f"{mode.replace('-', '_')}_s_{run}": s for mode, s in seconds.items()}
+        times = {f"{mode.replace('-', '_')}_s_{run}": s for mode, s in seconds.items()}
         of_torch = [s for mode, s in seconds.items() if mode not in OWN]
-        return told | ({f"best_s_{run}": min(of_torch)} if of_torch else {})
+        return times | ({f"best_s_{run}": min(of_torch)} if of_torch else {})
 
     return made
 
@@ -78,7 +78,7 @@ def main(
         check_installed()
     if "kcg" in wanted and result is None:
         raise UsageError("the step with kcg's schedules needs them: give --result RESULT.json")
-    from evaluation.flux.parts import names, told  # seconds: it imports PyTorch
+    from evaluation.flux.parts import names, reported  # seconds: it imports PyTorch
 
     case = {"preset": preset, "dtype": PRESETS[preset].dtype}
     with comparing.opened(
@@ -101,7 +101,7 @@ def main(
         for name in names(preset) if part in ("all", "regions") else ():
             if only in name and rows.wanted(key := f"region {name}"):
                 row = Turns(opened.pool).row(contenders, {**case, "kind": "region", "name": name})
-                rows.add(key, told(row, name, preset, "cpu" if dev.startswith("CPU") else "cuda", rows.rows))
+                rows.add(key, reported(row, name, preset, "cpu" if dev.startswith("CPU") else "cuda", rows.rows))
                 shown = {how: found.get("cold_s", found.get("reason")) for how, found in row.items()}
                 typer.echo(f"{key}: {shown}")
         if result is not None or part == "beside":

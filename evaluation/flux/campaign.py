@@ -24,7 +24,7 @@ from datetime import UTC, datetime
 from itertools import groupby
 from typing import Any, TextIO
 
-from evaluation.search.live_journal import LiveJournal, Setting
+from evaluation.search.device_journal import DeviceJournal, Setting
 from kcg.errors import UsageError
 from kcg.files import locked
 from kcg.measure.device_info import usable_cores
@@ -67,7 +67,7 @@ def budgets_s(method: str) -> list[float]:
 
 
 def turn_of(method: str) -> tuple[str, int, int | None]:
-    """How a method is played: BEAM to its own end, the others with a budget, `random:64` or `BUDGET`."""
+    """How a method is run: BEAM to its own end, the others with a budget, `random:64` or `BUDGET`."""
     name, _, of = method.partition(":")
     if name == FULL_BEAM:
         return method, 0, None
@@ -93,16 +93,16 @@ class Unit:
 class Campaign:
     """What is compared, and what is known of it."""
 
-    journal: LiveJournal
+    journal: DeviceJournal
     preset: str
     dev: str
     methods: tuple[str, ...]
     share: float = 0.95  # of the time with tinygrad's own schedules: the kernels that make it are searched
-    say: Callable[[str], None] = print
+    log: Callable[[str], None] = print
     until: float = float("inf")  # on `time.monotonic`
     left: list[str] = field(default_factory=list)  # methods for which there was no time, once for each kernel
     canary_s: float | None = None  # of this piece
-    piece: str = ""  # when it began, and its file: what its duels have in common
+    piece: str = ""  # when it began, and its file: what its paired comparisons have in common
 
     def __post_init__(self) -> None:
         for method in self.methods:
@@ -159,7 +159,7 @@ class Campaign:
             return RAW in seen.rows
         if name == "no-tensor-cores":  # it is only timed again, beside tinygrad's own schedule
             return bool(seen.rows)
-        return name != RETIME and turn_of(unit.method) in seen.plays
+        return name != RETIME and turn_of(unit.method) in seen.replays
 
     def left_s(self) -> float:
         return self.until - time.monotonic()

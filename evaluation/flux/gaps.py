@@ -59,8 +59,8 @@ def of_run(preset: str, device: str, path: Path = OPTIMIZED) -> list[Timed]:
     if len(captured) != len(kept):
         raise UsageError(f"{path} has {len(kept)} kernels of {run}, the model has {len(captured)}: give --result")
     return [
-        Timed(ast_of(call.region.kernel), told["name"], told["calls"], told["before_s"], told["after_s"])
-        for call, told in zip(captured, kept, strict=True)
+        Timed(ast_of(call.region.kernel), group["name"], group["calls"], group["before_s"], group["after_s"])
+        for call, group in zip(captured, kept, strict=True)
     ]
 
 
@@ -190,14 +190,14 @@ def beside(kernels: Sequence[Timed], preset: str) -> dict[str, Row]:
     for kernel in kernels:
         name = part_of(kernel.ast, config)
         if name in known:
-            told = found.setdefault(name, {"cold_s": 0.0, "hand_coded_s": 0.0, "kernels": [], "status": "ok"})
-            told["cold_s"] += kernel.kcg_s / known[name].calls
-            told["hand_coded_s"] += kernel.hand_coded_s / known[name].calls
-            told["kernels"].append(f"{kernel.calls} × {kernel.name}")
-    for name, told in found.items():
+            group = found.setdefault(name, {"cold_s": 0.0, "hand_coded_s": 0.0, "kernels": [], "status": "ok"})
+            group["cold_s"] += kernel.kcg_s / known[name].calls
+            group["hand_coded_s"] += kernel.hand_coded_s / known[name].calls
+            group["kernels"].append(f"{kernel.calls} × {kernel.name}")
+    for name, group in found.items():
         moved = known[name].values * ITEM_BYTES[config.dtype]
-        told.update(cold_s=rounded(told["cold_s"]), hand_coded_s=rounded(told["hand_coded_s"]))
-        told.update(speed(told["cold_s"], operations=known[name].operations, bytes=moved))
+        group.update(cold_s=rounded(group["cold_s"]), hand_coded_s=rounded(group["hand_coded_s"]))
+        group.update(speed(group["cold_s"], operations=known[name].operations, bytes=moved))
     return found
 
 
@@ -206,9 +206,9 @@ def put_beside(rows: Rows, kernels: Sequence[Timed], preset: str, document: Path
     gets a table."""
     from evaluation.documents import write_into
 
-    for name, told in beside(kernels, preset).items():
+    for name, group in beside(kernels, preset).items():
         if (key := f"region {name}") in rows.rows:
-            rows.rows[key]["contenders"]["kcg"] = told
+            rows.rows[key]["contenders"]["kcg"] = group
     found = gaps(rows.rows, kernels, preset)
     rows.add("where the time is", as_row(found))
     if document is not None:

@@ -34,7 +34,7 @@ with kcg.tuned(result):
     runpy.run_module("{PROGRAM}", run_name="__main__", alter_sys=True)"""
 TIMEOUT_S = 900.0
 SAME = 0.02  # two processes of one binary may be this far apart, even where less is seen
-Told = dict[str, Any]
+Report = dict[str, Any]
 OUT = ROOT / "evaluation" / "results" / "handover.json"
 FIGURES = ("kcg_s", "plain_s", "hand_coded_s", "ratio", "noise", "rows", "searched")
 HOLDS = {
@@ -55,7 +55,7 @@ def python(what: str, command: list[str], dev: str, cache: Path, *, beam: int = 
     environment = clean_environment(dev, cache, paths=[ROOT], BEAM=str(beam))
     if dev.startswith("CPU"):
         environment.setdefault("CC", clang_path() or "")
-    whole: Told = {"env": environment, "capture_output": True, "text": True, "timeout": TIMEOUT_S, "check": False}
+    whole: Report = {"env": environment, "capture_output": True, "text": True, "timeout": TIMEOUT_S, "check": False}
     try:
         done = subprocess.run([sys.executable, *command], **whole)
     except subprocess.TimeoutExpired:
@@ -68,13 +68,13 @@ def python(what: str, command: list[str], dev: str, cache: Path, *, beam: int = 
 
 def step(
     case: dict[str, Any], dev: str, cache: Path, *, replays: int, beam: int = 0, result: Path | None = None
-) -> Told:
+) -> Report:
     """One run of the program: plainly, or within `kcg.tuned` where there is a `result`."""
     first, what = ["-m", PROGRAM], "the program"
     if result is not None:
         first, what = ["-c", UNDER_KCG, str(result)], "the program within kcg.tuned"
-    told = python(what, [*first, json.dumps(case), str(replays)], dev, cache, beam=beam)
-    return json.loads(told.splitlines()[-1])
+    printed = python(what, [*first, json.dumps(case), str(replays)], dev, cache, beam=beam)
+    return json.loads(printed.splitlines()[-1])
 
 
 def searches(cache: Path) -> dict[tuple[Any, ...], bytes]:
@@ -85,10 +85,12 @@ def searches(cache: Path) -> dict[tuple[Any, ...], bytes]:
         return {tuple(row[:-1]): row[-1] for row in database.execute(f"SELECT * FROM {cache_table()}")}
 
 
-def prove(case: dict[str, Any], dev: str, result: Path, folder: Path, *, beam: int, rounds: int, replays: int) -> Told:
+def prove(
+    case: dict[str, Any], dev: str, result: Path, folder: Path, *, beam: int, rounds: int, replays: int
+) -> Report:
     """Apply the result to a new cache in `folder`, then run the step with kcg and without it, in turns."""
     cache, empty = folder / "handed-over.db", folder / "empty.db"
-    said = python(
+    printed = python(
         "apply", ["-m", "kcg.optimize", "apply", str(result), "--beam", str(beam), "--cachedb", str(cache)], dev, empty
     )
     before = searches(cache)
@@ -101,12 +103,12 @@ def prove(case: dict[str, Any], dev: str, result: Path, folder: Path, *, beam: i
     return judged(of_kcg, plain, own, FAR[case.get("dtype", "bfloat16")]) | {
         "rows": len(before),
         "searched": len(after.keys() - before.keys()),
-        "applied": said.splitlines()[0],
+        "applied": printed.splitlines()[0],
         "rows_changed": sum(after.get(key) != value for key, value in before.items()),
     }
 
 
-def judged(of_kcg: list[Told], plain: list[Told], own: Told, far: float) -> Told:
+def judged(of_kcg: list[Report], plain: list[Report], own: Report, far: float) -> Report:
     """The runs of both kinds beside each other.
 
     The noise is how far processes of one kind are apart, or half the interval of the median of all their samples.
@@ -161,19 +163,19 @@ def main(
         if result is None:
             made = tune(what, dev, budget_s=parse_budget(budget), folder=folder / "kcg")
             result = Path(made["result"])
-        told = read_result(result)
-        if what == flux and (told.workload, told.preset) != ("flux", preset):
+        known_ = read_result(result)
+        if what == flux and (known_.workload, known_.preset) != ("flux", preset):
             raise UsageError(
-                f"{result} is of {told.workload} {told.preset}: give --preset, or a result of flux {preset}"
+                f"{result} is of {known_.workload} {known_.preset}: give --preset, or a result of flux {preset}"
             )
-        if told.target.tinygrad_device != dev:
-            raise UsageError(f"{result} was made for {told.target.tinygrad_device}: give --device, or another result")
+        if known_.target.tinygrad_device != dev:
+            raise UsageError(f"{result} was made for {known_.target.tinygrad_device}: give --device, or another result")
         found = prove(what, dev, result.absolute(), folder, beam=beam, rounds=rounds, replays=replays)
     run = run_of(preset if not case else what["kind"], dev)
     headline = {f"{key}_{run}": found[key] for key in FIGURES}
     headline |= {f"{key}_{run}": int(found[key]) for key in HOLDS}
-    facts = {"command": this_command(), "beam": beam, "case": what, "model": told.target.model}
-    record_results(out, run, {**facts, "toolchain": vars(told.toolchain), **found}, headline)
+    facts = {"command": this_command(), "beam": beam, "case": what, "model": known_.target.model}
+    record_results(out, run, {**facts, "toolchain": vars(known_.toolchain), **found}, headline)
     typer.echo(
         f"{run}: kcg {found['kcg_s'] * 1e3:.4g} ms, plain tinygrad with BEAM={beam} {found['plain_s'] * 1e3:.4g} ms, "
         f"hand-coded {found['hand_coded_s'] * 1e3:.4g} ms; {found['searched']} searches"

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from evaluation.search.live_journal import LiveJournal
+from evaluation.search.device_journal import DeviceJournal
 from kcg.errors import ScheduleError
 from kcg.kernel.opts.space import KernelSpace
 from kcg.measure.protocol import median
@@ -24,7 +24,7 @@ from kcg.types import Region, Schedule, ScheduleKind, Target
 
 AFTER: Final = (4, 8, 16, 32)  # measurements, tinygrad's own schedule not among them
 Known = dict[Schedule, float | None]  # seconds; none where it failed
-Told = tuple[Array, Array, Array, Array]  # of n schedules: predicted log-seconds, their doubt, features, measured
+Data = tuple[Array, Array, Array, Array]  # of n schedules: predicted log-seconds, their doubt, features, measured
 CORRECTIONS: Final[dict[str, Callable[[Array, Array], dict[str, Any]]]] = {  # what each is told of tiles and traits
     "features": lambda tiles, traits: {},
     "tiles": lambda tiles, traits: {"tiles": tiles},
@@ -33,17 +33,19 @@ CORRECTIONS: Final[dict[str, Callable[[Array, Array], dict[str, Any]]]] = {  # w
 }
 
 
-def known_of(journals: Sequence[LiveJournal], results: Sequence[Path]) -> dict[str, Known]:
+def known_of(journals: Sequence[DeviceJournal], results: Sequence[Path]) -> dict[str, Known]:
     """By region: every schedule of Opts that was timed."""
     found: dict[str, Known] = {}
     for path in results:
-        told = read_result(path)
-        for said in told.expectations:
-            found.setdefault(told.regions[said.region].region.id, {})[said.schedule] = said.measured_s
+        result = read_result(path)
+        for expectation in result.expectations:
+            found.setdefault(result.regions[expectation.region].region.id, {})[expectation.schedule] = (
+                expectation.measured_s
+            )
     for journal in journals:
         for region_id, seen in journal.kernels.items():
             known = found.setdefault(region_id, {})
-            known |= {s: median(duel["cold_s"]) for s, duel in seen.duels.items() if duel.get("cold_s")}
+            known |= {s: median(paired["cold_s"]) for s, paired in seen.comparisons.items() if paired.get("cold_s")}
             known |= {schedule: row.runtime_s for schedule, row in seen.rows.items()}
     return {i: {s: t for s, t in known.items() if s.kind == ScheduleKind.OPTS} for i, known in found.items()}
 
@@ -51,10 +53,10 @@ def known_of(journals: Sequence[LiveJournal], results: Sequence[Path]) -> dict[s
 def followed(region: Region, target: Target, known: Known, predictor: Any) -> Iterator[tuple[str, list[float]]]:
     """By correction: how far the best is behind the best known, in log-seconds, after each of `AFTER`."""
     space = KernelSpace(region, target)
-    judged, told = seen_by(predictor, space, known)
+    judged, data = seen_by(predictor, space, known)
     tiles, traits = tiles_and_traits(space, judged)
     for name, columns in CORRECTIONS.items():
-        yield name, behind(told, columns(tiles, traits), judged.index(space.baseline()))
+        yield name, behind(data, columns(tiles, traits), judged.index(space.baseline()))
 
 
 def tiles_and_traits(space: KernelSpace, schedules: Sequence[Schedule]) -> tuple[Array, Array]:
@@ -63,24 +65,27 @@ def tiles_and_traits(space: KernelSpace, schedules: Sequence[Schedule]) -> tuple
     return np.array([numbers[schedule] for schedule in schedules]), traits_of(schedules)
 
 
-def seen_by(predictor: Any, space: KernelSpace, known: Known) -> tuple[list[Schedule], Told]:
+def seen_by(predictor: Any, space: KernelSpace, known: Known) -> tuple[list[Schedule], Data]:
     """The schedules, in order, that kcg's action space has and the predictor can judge, and what is told of them."""
     schedules = list[Schedule]()
     for schedule in known:
         with contextlib.suppress(ScheduleError):  # BEAM takes steps that kcg's action space leaves out
             space.state(schedule)
             schedules.append(schedule)
-    said, states = predictor.embed(space, schedules)
+    expectation, states = predictor.embed(space, schedules)
     where = [i for i, state in enumerate(states) if state is not None]
     judged = [schedules[i] for i in where]
     log_s = np.log([seconds if (seconds := known[schedule]) is not None else np.nan for schedule in judged])
-    predicted, doubt = np.array([said[i].log_runtime for i in where]), np.array([said[i].uncertainty for i in where])
+    predicted, doubt = (
+        np.array([expectation[i].log_runtime for i in where]),
+        np.array([expectation[i].uncertainty for i in where]),
+    )
     return judged, (predicted, doubt, np.stack([states[i] for i in where]), log_s)
 
 
-def behind(told: Told, columns: dict[str, Any], first: int) -> list[float]:
+def behind(data: Data, columns: dict[str, Any], first: int) -> list[float]:
     """The same of one correction, which is told of some columns; `first` is measured before any other."""
-    predicted, doubt, features, log_s = told
+    predicted, doubt, features, log_s = data
     done, found = [first], list[float]()
     for count in range(1, min(max(AFTER), len(log_s) - 1) + 1):
         correction = Correction(features)
@@ -113,9 +118,9 @@ def promises_of(path: Path) -> Iterator[Promise]:
     result = read_result(path)
     predictor = choose_predictor("auto", result.target)
     for place, row in enumerate(result.regions):
-        told = sorted((e for e in result.expectations if e.region == place), key=lambda e: e.elapsed_s)
+        data = sorted((e for e in result.expectations if e.region == place), key=lambda e: e.elapsed_s)
         timed: Known = {row.baseline.schedule: row.baseline.cold_s}
-        timed |= {e.schedule: e.measured_s for e in told if e.measured_s}
+        timed |= {e.schedule: e.measured_s for e in data if e.measured_s}
         if len(timed) > FIRST + 1:
             space = KernelSpace(row.region, result.target)
             schedules, seen = seen_by(predictor, space, timed)
@@ -123,9 +128,9 @@ def promises_of(path: Path) -> Iterator[Promise]:
             yield from kept(seen, {"tiles": tiles, "traits": traits})
 
 
-def kept(told: Told, columns: dict[str, Any]) -> Iterator[Promise]:
+def kept(data: Data, columns: dict[str, Any]) -> Iterator[Promise]:
     """Of n schedules in the order in which they were measured, tinygrad's own first."""
-    predicted, doubt, features, log_s = told
+    predicted, doubt, features, log_s = data
     for count in range(FIRST + 1, len(log_s)):
         done, this = slice(count), slice(count, count + 1)
         correction = Correction(features)

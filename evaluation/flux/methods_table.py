@@ -48,7 +48,8 @@ class Column:
 
 
 def columns(chosen: Sequence[Choices], methods: Sequence[str], *, seed: int = 0) -> list[Column]:
-    """A column for tinygrad's own schedules and for each method, drawn by a bootstrap over the samples of the duels."""
+    """A column for tinygrad's own schedules and for each method, drawn by a bootstrap over the samples of the
+    comparisons."""
     own = [_own(kernel) for kernel in chosen]
     everywhere = np.ones(len(chosen), bool)
     found = [Column("hand-coded", np.stack([np.full(DRAWS + 1, s) for s in own]), everywhere, 0)]
@@ -56,31 +57,31 @@ def columns(chosen: Sequence[Choices], methods: Sequence[str], *, seed: int = 0)
         generator = np.random.default_rng(seed)
         column = Column(method, np.empty((len(chosen), DRAWS + 1)), everywhere.copy(), 0)
         for k, kernel in enumerate(chosen):
-            if method == "raw":  # one sample, and no duel: a step of it takes minutes
+            if method == "raw":  # one sample, and no paired comparison: a step of it takes minutes
                 raw = kernel.bench.seen.rows.get(RAW)
                 column.there[k] = raw is not None and raw.runtime_s is not None
                 column.seconds[k] = own[k] if raw is None or raw.runtime_s is None else kernel.calls * raw.runtime_s
                 continue
-            told = kernel.bench.seen.duels.get(kernel.by_method.get(method, ""))  # type: ignore[call-overload]
-            column.wrong += told is not None and "wrong" in told
-            column.failed += bool(told is not None and told.get("reason"))
-            column.there[k] = told is not None and "cold_s" in told
-            column.seconds[k] = own[k] / _speedups(told, generator)
+            paired = kernel.bench.seen.comparisons.get(kernel.by_method.get(method, ""))  # type: ignore[call-overload]
+            column.wrong += paired is not None and "wrong" in paired
+            column.failed += bool(paired is not None and paired.get("reason"))
+            column.there[k] = paired is not None and "cold_s" in paired
+            column.seconds[k] = own[k] / _speedups(paired, generator)
         found.append(column)
     return found
 
 
 def _own(kernel: Choices) -> float:
-    """Seconds of all calls with tinygrad's own schedule: the median over all duels."""
-    samples = [s for told in kernel.bench.seen.duels.values() for s in told.get("own_s", ())]
+    """Seconds of all calls with tinygrad's own schedule: the median over all comparisons."""
+    samples = [s for paired in kernel.bench.seen.comparisons.values() for s in paired.get("own_s", ())]
     return kernel.calls * float(np.median(samples)) if samples else math.nan
 
 
-def _speedups(told: dict[str, Any] | None, generator: np.random.Generator) -> Array:
-    """(DRAWS + 1) the median of the paired speed-ups, and of DRAWS draws of the pairs; ones where there is no duel."""
-    if told is None or "cold_s" not in told:
+def _speedups(paired: dict[str, Any] | None, generator: np.random.Generator) -> Array:
+    """(DRAWS + 1) the median of the paired speed-ups, and of DRAWS draws of the pairs; ones where there is none."""
+    if paired is None or "cold_s" not in paired:
         return np.ones(DRAWS + 1)
-    pairs = np.array(told["own_s"]) / np.array(told["cold_s"])
+    pairs = np.array(paired["own_s"]) / np.array(paired["cold_s"])
     drawn = np.median(pairs[generator.integers(len(pairs), size=(DRAWS, len(pairs)))], axis=1)
     return np.concatenate(([np.median(pairs)], drawn))
 
@@ -117,8 +118,8 @@ def cost(campaign: Campaign, chosen: Sequence[Choices], method: str) -> dict[str
     if name == TINY_BEAM:
         beams = [seen.tiny[int(of)] for seen in benches if int(of) in seen.tiny]
         return {"measurements": sum(b.binaries for b in beams), "wall_s": sum(b.wall_s for b in beams)}
-    ended = [seen.plays[turn_of(method)] for seen in benches if turn_of(method) in seen.plays]
-    return {"measurements": sum(e.play.measurements for e in ended), "wall_s": sum(e.spent_s for e in ended)}
+    ended = [seen.replays[turn_of(method)] for seen in benches if turn_of(method) in seen.replays]
+    return {"measurements": sum(e.replay.measurements for e in ended), "wall_s": sum(e.spent_s for e in ended)}
 
 
 LIMITS_S = (0.0, 50e-6, 200e-6, math.inf)  # kernels of like duration are taken together
@@ -138,14 +139,15 @@ class Stray:
 
 
 def strays(campaign: Campaign, chosen: Sequence[Choices]) -> list[Stray]:
-    """By duration, where there is enough to tell: what kcg's runs and the campaign's duels say of the same choices."""
+    """By duration, where there is enough to tell: what kcg's runs and the campaign's comparisons say of the same
+    choices."""
     pairs = list[tuple[float, float]]()
     for kernel in chosen:
         for method, schedule in kernel.by_method.items():
-            told_s = campaign.journal.runs.get(method, {}).get("cold_s", {}).get(kernel.bench.region.id)
-            duel = kernel.bench.seen.duels.get(schedule, {})
-            if method.startswith(KCG) and told_s and duel.get("cold_s"):
-                pairs.append((told_s, median(duel["cold_s"])))
+            own_s = campaign.journal.runs.get(method, {}).get("cold_s", {}).get(kernel.bench.region.id)
+            paired = kernel.bench.seen.comparisons.get(schedule, {})
+            if method.startswith(KCG) and own_s and paired.get("cold_s"):
+                pairs.append((own_s, median(paired["cold_s"])))
     return by_duration(pairs)
 
 
@@ -205,8 +207,8 @@ def headline(
             found |= _costs([rows[c.method] for c in as_fast], rows[BEAM4])
         if BEAM4 in whole:
             below = [c for c in kcgs if c.totals[0] <= whole[BEAM4].totals[0]]
-            told = _costs([rows[c.method] for c in below], rows[BEAM4])
-            found |= {f"{key}_by_total": value for key, value in told.items()}
+            paired = _costs([rows[c.method] for c in below], rows[BEAM4])
+            found |= {f"{key}_by_total": value for key, value in paired.items()}
     found |= {key: 1e3 * s for key, s in entry["steps_s"].items()}
     compiled_s = [seconds for mode, seconds in entry["torch_s"].items() if mode != EAGER]
     found |= {"torch_compile_ms": 1e3 * min(compiled_s)} if compiled_s else {}
@@ -225,7 +227,7 @@ def _costs(rows: Sequence[dict[str, Any]], beam: dict[str, Any]) -> dict[str, fl
     }
 
 
-def overall(said: dict[str, float]) -> dict[str, float]:
+def overall(figures: dict[str, float]) -> dict[str, float]:
     """Of the two sizes together that are compared with targets: the dearest search, and all wrong kernels."""
     found = dict[str, float]()
     for key, of in (
@@ -236,21 +238,22 @@ def overall(said: dict[str, float]) -> dict[str, float]:
         ("wrong_kernels", sum),
         ("kernels_behind", sum),
     ):
-        if values := [said[name] for size in SIZES if (name := f"{key}_{size}") in said]:
+        if values := [figures[name] for size in SIZES if (name := f"{key}_{size}") in figures]:
             found[key] = of(values)
     return found
 
 
 def worse(chosen: Sequence[Choices], table: Sequence[Column], method: str, strayed: Sequence[Stray]) -> list[str]:
     """Kernels on which a method is slower than the better of hand-coded and BEAM, by more than 2 % and noise: what
-    tinygrad's own schedule differs by from itself in a duel, and what a binary does from one process to the next."""
+    tinygrad's own schedule differs by from itself in a paired comparison, and what a binary does from one process to
+    the next."""
     ours = next(c for c in table if c.method == method)
     others = [c for c in table if c.method == "hand-coded" or c.method.startswith(TINY_BEAM)]
     found = []
     for k, kernel in enumerate(chosen):
-        duels = [d for d in kernel.bench.seen.duels.values() if "own_s" in d]
+        comparisons = [d for d in kernel.bench.seen.comparisons.values() if "own_s" in d]
         best = min(float(c.seconds[k, 0]) for c in others)
-        noise = max((spread(d["own_s"], d["own_again_s"]) for d in duels), default=0.0)
+        noise = max((spread(d["own_s"], d["own_again_s"]) for d in comparisons), default=0.0)
         noise = max(noise, floor_of(strayed, best / kernel.calls))
         if ours.seconds[k, 0] > best * (1 + max(LEAST_BEHIND, noise)):
             found.append(f"{kernel.bench.label}: {ours.seconds[k, 0] / best:.3f}")
@@ -437,10 +440,10 @@ def write_down(campaign: Campaign, chosen: Sequence[Choices], torch: Path, out: 
         "one_binary_in_two_processes": [asdict(stray) for stray in strayed],
         "torch_s": _torch(torch, campaign.preset, setting.target.device), "steps_s": _steps(campaign, ours),
     }  # fmt: skip
-    name, said = run_of(campaign.preset, campaign.dev), headline(campaign, table, rows, entry, rest_s)
-    record_results(out, name, entry, said, overall=overall, ending=f"_{campaign.preset}")
+    name, figures = run_of(campaign.preset, campaign.dev), headline(campaign, table, rows, entry, rest_s)
+    record_results(out, name, entry, figures, overall=overall, ending=f"_{campaign.preset}")
     lines = [*markdown(rows, entry, campaign.preset), *kernels_markdown(rows, entry["kernels"])]
-    campaign.say("\n".join(lines))
+    campaign.log("\n".join(lines))
     if document is not None:
         from evaluation.documents import write_into
 
@@ -451,7 +454,7 @@ def _kernel(kernel: Choices, table: Sequence[Column], k: int, part: str) -> dict
     """Of one kernel: seconds of all calls by method, how each choice is launched as far as that is known, and where
     tinygrad's own schedule stands because a method was not tried or its choice is no good."""
     seen = kernel.bench.seen
-    duels = {m: seen.duels.get(schedule, {}) for m, schedule in kernel.by_method.items()}
+    comparisons = {m: seen.comparisons.get(schedule, {}) for m, schedule in kernel.by_method.items()}
     chosen = {**kernel.by_method, **({"raw": RAW} if RAW in seen.rows else {})}
     return {
         "name": kernel.bench.label,
@@ -461,8 +464,8 @@ def _kernel(kernel: Choices, table: Sequence[Column], k: int, part: str) -> dict
         "choices": {m: str(schedule) for m, schedule in kernel.by_method.items()},
         "launch": {m: seen.launches[schedule] for m, schedule in chosen.items() if schedule in seen.launches},
         "hand_coded_stands": [c.method for c in table if not c.there[k]],
-        "wrong": {m: d["wrong"] for m, d in duels.items() if "wrong" in d},
-        "failed": {m: d["reason"] for m, d in duels.items() if d.get("reason")},
+        "wrong": {m: d["wrong"] for m, d in comparisons.items() if "wrong" in d},
+        "failed": {m: d["reason"] for m, d in comparisons.items() if d.get("reason")},
     }
 
 

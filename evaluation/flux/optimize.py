@@ -119,9 +119,9 @@ def main(
     if result is not None:
         from kcg.optimize.result import read_result, to_dict
 
-        told = read_result(result)
-        command = re.sub(r" --report \S+", "", told.command)  # where it was written is the machine's matter
-        made = [(told.preset, told.target.tinygrad_device, entry_of(to_dict(told), command))]
+        report = read_result(result)
+        command = re.sub(r" --report \S+", "", report.command)  # where it was written is the machine's matter
+        made = [(report.preset, report.target.tinygrad_device, entry_of(to_dict(report), command))]
     elif preset and devices:
         made = [(preset, device, median_of(Settings(preset, device, budget), runs)) for device in devices]
     else:

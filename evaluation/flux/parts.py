@@ -151,7 +151,7 @@ def names(preset: str) -> list[str]:
     return [MATMUL, COPY, *parts(PRESETS[preset])]
 
 
-def told(row: Row, name: str, preset: str, device: str, rows: dict[str, Row]) -> Row:
+def reported(row: Row, name: str, preset: str, device: str, rows: dict[str, Row]) -> Row:
     """A row with its part's calls in a step, the rates of each contender, and its share of the roofline of this device,
     which the ceilings among `rows` give."""
     part = (parts(PRESETS[preset]) | ceilings(device))[name]

@@ -31,18 +31,18 @@ def main() -> None:
     jitted = captured_at_once(step.run)  # a first run that is not captured may need more memory than there is
     outputs = outputs_of(jitted(**step.inputs))
     Device[Device.DEFAULT].synchronize()
-    told = {"ready_s": time.perf_counter() - begin, "seconds": []}
+    report = {"ready_s": time.perf_counter() - begin, "seconds": []}
     for _ in range(int(sys.argv[2])):
         begin = time.perf_counter()
         outputs = outputs_of(jitted(**step.inputs))
         Device[Device.DEFAULT].synchronize()
-        told["seconds"].append(time.perf_counter() - begin)
+        report["seconds"].append(time.perf_counter() - begin)
     with Context(BEAM=0):
         arrays = [output.float().numpy() for output in outputs]
-    told["output"] = hashlib.sha256(b"".join(array.tobytes() for array in arrays)).hexdigest()
-    told["values"] = values_of(arrays[0])
-    told["unhooked"] = not is_hooked()
-    print(json.dumps(told))
+    report["output"] = hashlib.sha256(b"".join(array.tobytes() for array in arrays)).hexdigest()
+    report["values"] = values_of(arrays[0])
+    report["unhooked"] = not is_hooked()
+    print(json.dumps(report))
 
 
 if __name__ == "__main__":

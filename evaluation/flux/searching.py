@@ -24,7 +24,7 @@ from evaluation.flux.campaign import (
     piece_of,
     turn_of,
 )
-from evaluation.search.live import LiveBench
+from evaluation.search.on_device import DeviceBench
 from kcg.errors import DeviceError, ExitCode, KcgError
 from kcg.measure.service import Request
 from kcg.search.problem import Observation
@@ -44,32 +44,32 @@ def search(campaign: Campaign, service: Any, predictor: Any, unit: Unit) -> None
     if campaign.left_s() < (campaign.beam_s(unit.method, unit.region) or LEAST_S):
         campaign.left.append(unit.method)
         return
-    bench = LiveBench(unit.region, unit.calls, service, predictor, campaign.journal, until=campaign.until)
+    bench = DeviceBench(unit.region, unit.calls, service, predictor, campaign.journal, until=campaign.until)
     if name == TINY_BEAM:
         _beam(campaign, bench, unit, int(of))
     elif name == "raw":
         bench.raw_s(timeout_s=min(MOST_S, campaign.left_s()))
     elif name != "no-tensor-cores":  # which is only timed
-        _play(campaign, bench, unit)
+        _replay(campaign, bench, unit)
 
 
-def _beam(campaign: Campaign, bench: LiveBench, unit: Unit, width: int) -> None:
+def _beam(campaign: Campaign, bench: DeviceBench, unit: Unit, width: int) -> None:
     beam = bench.search_tiny(width, timeout_s=min(MOST_S, campaign.left_s()), keep_failure=campaign.left_s() > MOST_S)
-    told = f"{beam.binaries} timed in {beam.wall_s:.0f} s" if beam is not None else "no time"
-    campaign.say(f"{unit.method} on {bench.label}: {told}")
+    summary = f"{beam.binaries} timed in {beam.wall_s:.0f} s" if beam is not None else "no time"
+    campaign.log(f"{unit.method} on {bench.label}: {summary}")
     if beam is None:
         campaign.left.append(unit.method)
 
 
-def _play(campaign: Campaign, bench: LiveBench, unit: Unit) -> None:
+def _replay(campaign: Campaign, bench: DeviceBench, unit: Unit) -> None:
     begin = time.monotonic()
     try:
-        measurements = bench.play(turn_of(unit.method))[0].measurements
-        told = f"{measurements} measured in {time.monotonic() - begin:.0f} s"
+        measurements = bench.replay(turn_of(unit.method))[0].measurements
+        summary = f"{measurements} measured in {time.monotonic() - begin:.0f} s"
     except TimeoutError:  # what it measured is kept, and the next piece goes on from there
         campaign.left.append(unit.method)
-        told = "cut, no time"
-    campaign.say(f"{unit.method} on {bench.label}: {told}")
+        summary = "cut, no time"
+    campaign.log(f"{unit.method} on {bench.label}: {summary}")
 
 
 def fly_canary(campaign: Campaign, service: Any) -> float:
@@ -117,18 +117,18 @@ def run_kcg(campaign: Campaign, unit: Unit) -> None:
         asked = [sys.executable, *command.split(), "--report", folder, "--quiet"]
         with subprocess.Popen(asked, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
             try:
-                said = process.communicate(timeout=limit_s)[1]
+                printed = process.communicate(timeout=limit_s)[1]
             except subprocess.TimeoutExpired:
                 process.send_signal(signal.SIGINT)  # it removes what it has written
                 process.communicate()
                 campaign.left.append(unit.method)
                 return
         if process.returncode not in (ExitCode.OK, ExitCode.NOTHING_IMPROVED, ExitCode.BUDGET_HIT):
-            raise KcgError(f"{unit.method} ended with exit code {process.returncode}: {said.strip()[-300:]}")
+            raise KcgError(f"{unit.method} ended with exit code {process.returncode}: {printed.strip()[-300:]}")
         run = run_of(keep_report(campaign, unit.method, Path(folder)) / "RESULT.json")
     run |= {"command": f"python {command}"}
     campaign.journal.add_run(unit.method, together(campaign.journal.runs[earlier], run) if earlier else run)
-    campaign.say(f"{unit.method}: {run['measurements']} measured, {run['search_s']:.0f} s")
+    campaign.log(f"{unit.method}: {run['measurements']} measured, {run['search_s']:.0f} s")
 
 
 def command_of(method: str, preset: str, dev: str) -> str:
@@ -171,9 +171,11 @@ def run_of(path: Path) -> dict[str, Any]:
     from kcg.optimize.result import read_result
 
     result = read_result(path)
-    told = {name: getattr(result, name) for name in ("search_s", "measurements", "compilations", "phases", "created")}
+    summary = {
+        name: getattr(result, name) for name in ("search_s", "measurements", "compilations", "phases", "created")
+    }
     rows = {row.region.id: row for row in result.regions}
-    return told | {
+    return summary | {
         "chosen": {i: [str(row.chosen.schedule.kind), row.chosen.schedule.body] for i, row in rows.items()},
         "measured": {i: row.measurements for i, row in rows.items()},
         "cold_s": {i: row.chosen.cold_s for i, row in rows.items()},

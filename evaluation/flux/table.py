@@ -64,10 +64,10 @@ def main(
     from evaluation.flux.methods_table import write_down
     from evaluation.flux.retiming import choices, retime_all
     from evaluation.flux.searching import fly_canary, search
-    from evaluation.search.live import live_flux
-    from evaluation.search.live_journal import LiveJournal, Shard
+    from evaluation.search.device_journal import DeviceJournal, Shard
+    from evaluation.search.on_device import flux_on_device
     from kcg.compat.device import choose_device
-    from kcg.measure.lock import alone_on
+    from kcg.measure.lock import lock_device
     from kcg.optimize.settings import parse_budget
     from kcg.predictor.choice import choose_predictor
     from kcg.workloads.registry import find
@@ -79,12 +79,12 @@ def main(
     spec, preset = find("flux", preset, dev)
     files = {name: work / f"{dev.replace(':', '-')}-{name}.jsonl" for name in spec.presets}
     beside = [file for name, file in files.items() if name != preset]  # they have some kernels in common
-    journal = LiveJournal(files[preset], shard=Shard.parse(shard), beside=beside)
+    journal = DeviceJournal(files[preset], shard=Shard.parse(shard), beside=beside)
     campaign = Campaign(journal, preset, dev, tuple(filter(None, methods.split(","))), share, typer.echo, until)
     if part == "table":
         write_down(campaign, [*choices(campaign, campaign.setting, None)], torch, out, document)
         return
-    with claim_journal(campaign), live_flux(device, preset, journal) as service:
+    with claim_journal(campaign), flux_on_device(device, preset, journal) as service:
         predictor = choose_predictor("auto", service.target)
         kernels, canary_s = len(campaign.setting.kernels), fly_canary(campaign, service)
         typer.echo(f"{len(campaign.searched())} of {kernels} kernels, canary {canary_s * 1e6:.1f} µs")
@@ -94,7 +94,7 @@ def main(
                     done.result()
         if part != "search":
             service.fresh_child()
-            with alone_on(dev):
+            with lock_device(dev):
                 retime_all(campaign, service, predictor)
             with claim(campaign, "table", wait=True):  # whoever is last writes down what all found
                 journal.read_on()

@@ -22,7 +22,7 @@ from typing import Annotated, Any
 
 import typer
 
-from evaluation.measure.marked import run_marked
+from evaluation.measure.watched import run_watched
 from kcg.cli import guarded, record_results
 from kcg.errors import ExitCode, UsageError
 
@@ -62,7 +62,7 @@ def run_once(device: str, *, budget: str, limit_s: float) -> dict[str, Any]:
             "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))),
         }  # fmt: skip
         whole = [sys.executable, *command(device, budget), "--report", str(folder / "report")]
-        run = run_marked(whole, environment, cwd=ROOT, folder=folder, limit_s=limit_s)
+        run = run_watched(whole, environment, cwd=ROOT, folder=folder, limit_s=limit_s)
     judgement = judged(run.code, run.out, run.err)
     return {"s": round(run.seconds, 3), "exit_code": run.code, "left": run.left, **judgement}
 

@@ -42,11 +42,11 @@ def anonymous(text: str) -> str:
 
 def entry(case: ElementTree.Element) -> tuple[str, dict[str, Any]]:
     """A test's name and what it recorded, numbers as numbers."""
-    told = {p.attrib["name"]: anonymous(p.attrib["value"]) for p in case.iter("property")}
+    properties = {p.attrib["name"]: anonymous(p.attrib["value"]) for p in case.iter("property")}
     ended = next((name for name in ("failure", "error", "skipped") if case.find(name) is not None), "passed")
     module = case.attrib["classname"].rpartition("test_faults_")[2]
-    name = told.pop("fault", f"{module}: {case.attrib['name']}")
-    values = {key: float(value) if key.endswith(("_s", "_us")) else value for key, value in told.items()}
+    name = properties.pop("fault", f"{module}: {case.attrib['name']}")
+    values = {key: float(value) if key.endswith(("_s", "_us")) else value for key, value in properties.items()}
     return name, {"test": ended, "test_s": round(float(case.attrib["time"]), 3), **values}
 
 

@@ -19,7 +19,7 @@ import typer
 from evaluation.measure.fuzzing import fuzz_kernels, fuzz_schedules
 from kcg.cli import guarded, record_results
 from kcg.compat.device import choose_device, prepare
-from kcg.measure.jobs import DuelJob
+from kcg.measure.jobs import PairedJob
 from kcg.measure.service import MeasureService
 from kcg.optimize.settings import parse_budget
 from kcg.types import Region, Schedule
@@ -57,20 +57,20 @@ def main(
             schedules = pair(service, region, seed)
             try:
                 both = [service.compiled(region, schedule).result().compiled for schedule in schedules]
-                job = DuelJob(region, both[0], both[1], service.target, samples=1)
-                outcome = service.duel(job, timeout_s=TIMEOUT_S).result()
+                job = PairedJob(region, both[0], both[1], service.target, samples=1)
+                outcome = service.compare_paired(job, timeout_s=TIMEOUT_S).result()
             except Exception as error:  # it does not compile, or not run: not what is asked here
                 failed[type(error).__name__] += 1
                 continue
             judged += 1
-            for schedule, verdict in zip(
+            for schedule, result in zip(
                 schedules, (outcome.baseline_verification, outcome.finalist_verification), strict=True
             ):
-                rules.update(verdict.rules)
-                worst = max(worst, verdict.max_error)
-                if verdict.wrong:
+                rules.update(result.rules)
+                worst = max(worst, result.max_error)
+                if result.wrong:
                     rejected.append(
-                        {"kernel": region.id, "origin": origin, "schedule": str(schedule), "reason": verdict.reason}
+                        {"kernel": region.id, "origin": origin, "schedule": str(schedule), "reason": result.reason}
                     )
         name = service.target.tinygrad_device.lower().replace(":", "_")
     headline = {"kernels": judged, "verdicts": 2 * judged, "rejected": len(rejected), "worst_error": worst}

@@ -57,6 +57,6 @@ def work_of(call: WorkloadCall) -> float:
     return float(arithmetic(ast) + OPERATIONS_PER_BYTE * least_bytes(ast))
 
 
-def told(headline: dict[str, Any]) -> None:
+def reported(headline: dict[str, Any]) -> None:
     """Prints a headline, the one line of a script on stdout."""
     typer.echo(json.dumps(headline))

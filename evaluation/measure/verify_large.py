@@ -13,11 +13,11 @@ from typing import Annotated, Any
 
 import typer
 
-from evaluation.measure.on_flux import RESULTS, Device, OnFlux, Out, Preset, told, work_of
+from evaluation.measure.on_flux import RESULTS, Device, OnFlux, Out, Preset, reported, work_of
 from kcg.cli import guarded
 from kcg.kernel.analysis import arithmetic, least_bytes
 from kcg.kernel.opts.space import KernelSpace
-from kcg.measure.jobs import DuelJob
+from kcg.measure.jobs import PairedJob
 from kcg.measure.protocol import median, spread
 from kcg.measure.service import MeasureService
 from kcg.types import Schedule, Workload, WorkloadCall
@@ -35,13 +35,13 @@ def judge(service: MeasureService, call: WorkloadCall) -> dict[str, Any]:
     space = KernelSpace(call.region, service.target)
     schedules = (space.baseline(), Schedule.from_opts(space.baseline().opts[:-1]))
     both = [service.compiled(call.region, schedule).result().compiled for schedule in schedules]
-    outcome = service.duel(DuelJob(call.region, both[0], both[1], service.target), timeout_s=300).result()
-    verdicts = [v for v in (outcome.baseline_verification, outcome.finalist_verification) if v is not None]
+    outcome = service.compare_paired(PairedJob(call.region, both[0], both[1], service.target), timeout_s=300).result()
+    results = [v for v in (outcome.baseline_verification, outcome.finalist_verification) if v is not None]
     spent = dict(outcome.spent_s)
     row = {
         "kernel": space.name(space.baseline()), "bytes": least_bytes(space.ast), "operations": arithmetic(space.ast),
-        "verify_s": spent["verify"] / len(verdicts), "spent_s": spent, "rules": verdicts[-1].rules,
-        "passed": [v.passed for v in verdicts], "reasons": [v.reason for v in verdicts], "clocks": dict(outcome.clocks),
+        "verify_s": spent["verify"] / len(results), "spent_s": spent, "rules": results[-1].rules,
+        "passed": [v.passed for v in results], "reasons": [v.reason for v in results], "clocks": dict(outcome.clocks),
     }  # fmt: skip
     if outcome.baseline_cold_s:
         row["cold_s"], row["warm_s"] = median(outcome.baseline_cold_s), median(outcome.baseline_warm_s)
@@ -71,7 +71,7 @@ def main(
             run.keep(service.target.tinygrad_device, rows, headline)
             last = rows[-1]
             typer.echo(f"{last['kernel']}: verified in {last['verify_s']:.2f} s a binary, {last['reasons']}", err=True)
-        told(headline)
+        reported(headline)
 
 
 if __name__ == "__main__":

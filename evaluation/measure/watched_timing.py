@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
-from evaluation.measure.on_flux import RESULTS, Device, OnFlux, Out, Preset, told
+from evaluation.measure.on_flux import RESULTS, Device, OnFlux, Out, Preset, reported
 from kcg.cli import guarded
 from kcg.kernel.analysis import arithmetic, least_bytes
 from kcg.kernel.codec import ast_of
@@ -66,7 +66,7 @@ def compare(call: WorkloadCall, target: Target, flusher: CacheFlusher) -> dict[s
 
     watched = bench.watch(launch)
     cold, warm = timed([plain, watched, plain], flusher.flush, samples_for(first_s, flush_s=1e-3))
-    assert not watched.verdict(), watched.verdict()
+    assert not watched.result(), watched.result()
     row: dict[str, Any] = {"kernel": space.name(space.baseline()), "bytes": least_bytes(space.ast)}
     for state, (a, seen, b) in (("cold", cold), ("warm", warm)):
         row[state] = {
@@ -102,7 +102,7 @@ def main(
     for row in rows:
         seen = " ".join(f"{s} {row[s]['watched_s'] * 1e6:.1f} us {row[s]['change']:+.2%}" for s in ("cold", "warm"))
         typer.echo(f"{row['kernel']}: {seen} (noise {row['cold']['noise']:.2%}, {row['warm']['noise']:.2%})", err=True)
-    told(headline)
+    reported(headline)
 
 
 if __name__ == "__main__":

@@ -64,7 +64,7 @@ SHOWN = {
     "log_error": "error",
 }
 
-Say = Callable[[str], None]
+Log = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def ablate(
     devices: Sequence[str] = ("cpu",),
     jobs: int = 1,
     budget_s: float | None = None,
-    say: Say = lambda line: None,
+    log: Log = lambda line: None,
 ) -> dict[str, Any]:
     """Train what is missing, write each result as it comes, and return the entry of the results file.
 
@@ -122,7 +122,7 @@ def ablate(
         if name not in VARIANTS:
             raise UnknownName("variant", name, list(VARIANTS))
     ends = time.time() + (math.inf if budget_s is None else budget_s)
-    export, data = read_export(ablation.dataset), load(ablation.dataset, say=say)
+    export, data = read_export(ablation.dataset), load(ablation.dataset, log=log)
     if not len(validation_rows(data, ablation.base.fit.split)):
         raise DataError(f"{ablation.dataset} has no validation part to judge by")
     entry = _entry(ablation, data)
@@ -131,17 +131,17 @@ def ablate(
     left = len(tasks)
     for task, found in _outcomes(tasks, devices, min(jobs, len(tasks))):
         if isinstance(found, str):
-            say(f"{task.name}, seed {task.seed}: {found}")
+            log(f"{task.name}, seed {task.seed}: {found}")
             continue
         left -= 1
         variant = VARIANTS[task.name]
         known = entry["variants"].setdefault(task.name, {"seeds": {}})
-        known |= {**_told(variant), "says": variant.says}
+        known |= {**_described(variant), "says": variant.says}
         known["seeds"][str(task.seed)] = found
         _write(ablation, entry)
-        say(f"{task.name}, seed {task.seed}: " + ", ".join(f"{k} {found[k]:.4f}" for k in DECIDES if k in found))
+        log(f"{task.name}, seed {task.seed}: " + ", ".join(f"{k} {found[k]:.4f}" for k in DECIDES if k in found))
     if left:
-        say(f"{left} of {len(tasks)} trainings are not done: run the same command again to go on")
+        log(f"{left} of {len(tasks)} trainings are not done: run the same command again to go on")
     return entry
 
 
@@ -150,8 +150,8 @@ def ablate(
 
 def _identity(ablation: Ablation, data: TrainingData) -> dict[str, Any]:
     """What all results of an entry have in common."""
-    told = {"settings": names_of(ablation.base), "datasets": dict(data.checksums), "features": FEATURES_VERSION}
-    found: dict[str, Any] = json.loads(canonical_json(told))
+    described = {"settings": names_of(ablation.base), "datasets": dict(data.checksums), "features": FEATURES_VERSION}
+    found: dict[str, Any] = json.loads(canonical_json(described))
     return found
 
 
@@ -172,13 +172,13 @@ def _entry(ablation: Ablation, data: TrainingData) -> dict[str, Any]:
     return {**entry, "variants": kept}
 
 
-def _told(variant: Variant) -> dict[str, Any]:
+def _described(variant: Variant) -> dict[str, Any]:
     return {"changes": dict(variant.changes), "form": variant.form}
 
 
 def _same(known: dict[str, Any], variant: Variant) -> bool:
-    told = _told(variant)
-    return {name: known.get(name) for name in told} == told
+    described = _described(variant)
+    return {name: known.get(name) for name in described} == described
 
 
 def _known(entry: dict[str, Any], task: _Task) -> bool:
@@ -194,8 +194,8 @@ def _tasks(ablation: Ablation, floors: Floors, ends_unix_s: float) -> Iterator[_
             if variant.form == TREES and seed != first:
                 continue
             settings = with_values(ablation.base, {**variant.changes, "seed": seed})
-            told = content_id([names_of(settings), variant.form])
-            folder = ablation.work / f"{name}-{seed}-{told[:8]}"
+            described = content_id([names_of(settings), variant.form])
+            folder = ablation.work / f"{name}-{seed}-{described[:8]}"
             yield _Task(
                 name, seed, settings, variant.form, ablation.dataset, folder, floors, ends_unix_s, ablation.trees
             )
@@ -256,12 +256,12 @@ def _of_net(task: _Task) -> dict[str, float]:
     data, settings = dataset_of(task.dataset), task.settings.fit
     with Tracker(task.folder) as tracker:
 
-        def tell(values: dict[str, Any]) -> None:
+        def report(values: dict[str, Any]) -> None:
             tracker.log(values)
             if time.time() > task.ends_unix_s:
                 raise _OutOfTime
 
-        fit = Fit(data, settings, task.folder, floors=task.floors, device=task.device, log=tell)
+        fit = Fit(data, settings, task.folder, floors=task.floors, device=task.device, log=report)
         net = fit.run()
     index = fit.validation
     figures = judge(data, predicted(net, fit.graphs, index), index, task.floors)
@@ -308,7 +308,7 @@ def _finite(values: dict[str, float]) -> dict[str, float]:
     return {name: float(value) for name, value in values.items() if math.isfinite(value)}
 
 
-# ---- what is told ----
+# ---- what is reported ----
 
 
 def best_of(entry: dict[str, Any]) -> tuple[str, float]:
@@ -339,9 +339,9 @@ def table_of(entry: dict[str, Any]) -> list[str]:
     if seeds:
         number = f"{min(seeds)}" if len(seeds) == 1 else f"{min(seeds)} to {max(seeds)}"
         each = "a network has 1 seed" if seeds == {1} else f"mean and 95 % interval over {number} seeds (trees: one)"
-        told = [f"Validation families, {each}; error is the root mean square of log-seconds;"]
-        told.append("candidates a second are of the network alone on one thread, without making its input.")
-        lines += ["", " ".join(told)]
+        described = [f"Validation families, {each}; error is the root mean square of log-seconds;"]
+        described.append("candidates a second are of the network alone on one thread, without making its input.")
+        lines += ["", " ".join(described)]
     return lines
 
 
@@ -376,7 +376,7 @@ def main(
     names = tuple(name.strip() for name in only.split(",") if name.strip()) or tuple(VARIANTS)
     ablation = Ablation(dataset, out, work, with_values(TrainingSettings(), values), names, seeds)
     entry = ablate(
-        ablation, devices=devices_of(devices), jobs=jobs, budget_s=budget_s, say=lambda line: typer.echo(line, err=True)
+        ablation, devices=devices_of(devices), jobs=jobs, budget_s=budget_s, log=lambda line: typer.echo(line, err=True)
     )
     if docs and Path(docs).is_file():
         write_into(Path(docs), {"ablation": table_of(entry)})

@@ -18,7 +18,7 @@ import typer
 
 from evaluation.flux.known import AFTER, CORRECTIONS, followed, known_of
 from evaluation.predictor.places import RESULTS, command
-from evaluation.search.live_journal import LiveJournal
+from evaluation.search.device_journal import DeviceJournal
 from kcg.cli import guarded, record_results
 from kcg.errors import UsageError
 from kcg.kernel.opts.space import KernelSpace
@@ -32,7 +32,7 @@ def main(
     out: Annotated[Path, typer.Option(help="the results file")] = RESULTS / "choose_known.json",
 ) -> None:
     """Follow every kernel of which enough is known, then write the results."""
-    journals = [LiveJournal(path) for path in sorted(work.glob("CUDA-[0-9]*.jsonl")) if path.stem.count(".") == 0]
+    journals = [DeviceJournal(path) for path in sorted(work.glob("CUDA-[0-9]*.jsonl")) if path.stem.count(".") == 0]
     known, rows = known_of(journals, result or []), dict[str, dict[str, list[float]]]()
     for journal in journals:
         if journal.setting is None:
@@ -53,8 +53,8 @@ def main(
         for place, count in enumerate(AFTER)
     }
     record_results(out, f"least {least}", {"command": command("choose_known"), "kernels": rows}, headline)
-    for said, value in headline.items():
-        typer.echo(f"{said}: {100 * value:.2f} %")
+    for label, value in headline.items():
+        typer.echo(f"{label}: {100 * value:.2f} %")
 
 
 if __name__ == "__main__":

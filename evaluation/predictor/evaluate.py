@@ -42,7 +42,7 @@ from kcg.cli import guarded, record_results
 from kcg.dataset.reading import read_export
 from kcg.dataset.splits import SPLITS, TEST, TEST_FAMILY
 from kcg.predictor.checkpoint import read
-from kcg.predictor.ensemble import averaged, said_by
+from kcg.predictor.ensemble import averaged, outputs_by
 from kcg.predictor.learned import LearnedPredictor
 from kcg.predictor.metrics import floors_of
 from kcg.predictor.training_data import load
@@ -52,20 +52,20 @@ MAIN = "h200"  # the dataset that the document is about
 HEADLINE = ("pairwise", "kendall_tau", "top1", "top5")
 SPEED_SCHEDULES = 256
 
-Say = Callable[[str], None]
+Log = Callable[[str], None]
 
 
 def evaluate(
-    dataset: Path, shipped: Path, others: Path, tables: Sequence[Any], *, say: Say, speed: bool
+    dataset: Path, shipped: Path, others: Path, tables: Sequence[Any], *, log: Log, speed: bool
 ) -> dict[str, Any]:
     """All figures of one dataset. `others` is the folder of the checkpoints of the other splits; `tables` are the
     dataset's replay tables."""
     began = time.monotonic()
     torch.manual_seed(0)
-    export, data = read_export(dataset), load(dataset, say=say)
+    export, data = read_export(dataset), load(dataset, log=log)
     floors, spaces = floors_of(export), Spaces(export)
     checkpoint = read(shipped)
-    told: dict[str, Any] = {
+    report: dict[str, Any] = {
         "dataset": dataset.name,
         "rows": len(data),
         "floors": {"within": floors.within, "across": floors.across},
@@ -76,18 +76,18 @@ def evaluate(
     for split in SPLITS:
         path = shipped if split == checkpoint.about.split else others / f"{dataset.name}-{split}.safetensors"
         if not path.is_file():
-            say(f"no checkpoint of the split by {split}: {path.name}")
+            log(f"no checkpoint of the split by {split}: {path.name}")
             continue
         one, pool = read(path), pool_of(data, split, floors)
         if dict(one.about.datasets) != dict(data.checksums):
-            say(f"{path.name} was trained on another version of {dataset.name}: its splits still hold")
+            log(f"{path.name} was trained on another version of {dataset.name}: its splits still hold")
         mlp, trees = (others / f"{dataset.name}-{split}-{what}.safetensors" for what in ("mlp", "trees"))
-        said = said_by(one.nets, data, pool.index)
-        rank = averaged(said)["rank"]
-        told["splits"][split] = {
+        outputs = outputs_by(one.nets, data, pool.index)
+        rank = averaged(outputs)["rank"]
+        report["splits"][split] = {
             "all": table(
                 pool,
-                said,
+                outputs,
                 spaces.roofline(data, pool.index),
                 read(mlp) if mlp.is_file() else None,
                 read_trees(trees) if trees.is_file() else None,
@@ -99,32 +99,32 @@ def evaluate(
                 part = pool.where(chosen)
                 if len(part.index):
                     kept = chosen[data.kernel[pool.index]]
-                    told["splits"][split][name] = {SHIPPED_ROW: line(part, rank[kept])}
-            told["failure"] = failure_auc(data, split, one, spaces)
-            told["certainty"] = certainty(pool, said, one.about.spread_scale)
-            told["worst"] = worst_kernels(pool, rank, spaces)
+                    report["splits"][split][name] = {SHIPPED_ROW: line(part, rank[kept])}
+            report["failure"] = failure_auc(data, split, one, spaces)
+            report["certainty"] = certainty(pool, outputs, one.about.spread_scale)
+            report["worst"] = worst_kernels(pool, rank, spaces)
         else:
-            told["splits"][split]["families"] = by_family(pool, rank)
-        say(f"split by {split}: {time.monotonic() - began:.0f} s")
+            report["splits"][split]["families"] = by_family(pool, rank)
+        log(f"split by {split}: {time.monotonic() - began:.0f} s")
     tests = {data.region_ids[k] for k in set(data.kernel[data.part("workload", TEST)])}
     calls = {region: int(n) for region, n in zip(data.region_ids, data.calls, strict=True)}
-    told["tables"] = on_tables(tables, LearnedPredictor(checkpoint), spaces, tests, calls)
+    report["tables"] = on_tables(tables, LearnedPredictor(checkpoint), spaces, tests, calls)
     if speed:
-        told["speed"] = speed_of(shipped, dataset, TEST_FAMILY, SPEED_SCHEDULES)
-    told["spent_s"] = time.monotonic() - began
-    return told
+        report["speed"] = speed_of(shipped, dataset, TEST_FAMILY, SPEED_SCHEDULES)
+    report["spent_s"] = time.monotonic() - began
+    return report
 
 
-def headline(told: dict[str, Any]) -> dict[str, float]:
+def headline(report: dict[str, Any]) -> dict[str, float]:
     """What is compared with the targets: the split with Flux held out."""
-    row = told["splits"]["workload"]["all"][SHIPPED_ROW]
+    row = report["splits"]["workload"]["all"][SHIPPED_ROW]
     found = {name: row[name] for name in HEADLINE}
-    found["failure_auc"] = told["failure"]["failure_auc"]
-    if told["tables"].get("tables"):
-        found["tables_top16"] = told["tables"]["top16"]
-    if "speed" in told:
-        found["candidates_per_s"] = told["speed"]["candidates_per_s"]
-        found["worst_candidates_per_s"] = told["speed"]["worst_candidates_per_s"]
+    found["failure_auc"] = report["failure"]["failure_auc"]
+    if report["tables"].get("tables"):
+        found["tables_top16"] = report["tables"]["top16"]
+    if "speed" in report:
+        found["candidates_per_s"] = report["speed"]["candidates_per_s"]
+        found["worst_candidates_per_s"] = report["speed"]["worst_candidates_per_s"]
     return found
 
 
@@ -137,13 +137,15 @@ def main(
 ) -> None:
     """Evaluate a predictor and write down the figures."""
     tables = read_tables(dataset) if (dataset / FILE).is_file() else []
-    told = evaluate(dataset, checkpoint, CHECKPOINTS, tables, say=lambda text: typer.echo(text, err=True), speed=speed)
-    told["command"] = command("evaluate")
+    report = evaluate(
+        dataset, checkpoint, CHECKPOINTS, tables, log=lambda text: typer.echo(text, err=True), speed=speed
+    )
+    report["command"] = command("evaluate")
     before = "" if dataset.name == MAIN else f"{dataset.name}_"  # the headline proper is that of the H200
-    found = {before + name: value for name, value in headline(told).items()}
-    record_results(out, dataset.name, told, found)
+    found = {before + name: value for name, value in headline(report).items()}
+    record_results(out, dataset.name, report, found)
     if docs and Path(docs).is_file():
-        write_into(Path(docs), {before.replace("_", "-") + name: lines for name, lines in sections(told).items()})
+        write_into(Path(docs), {before.replace("_", "-") + name: lines for name, lines in sections(report).items()})
     typer.echo(json.dumps(found, indent=1))
 
 

@@ -22,7 +22,7 @@ import typer
 
 from evaluation.documents import write_into
 from evaluation.predictor.places import RESULTS, command
-from evaluation.search.correcting import BUDGETS, METHODS, ORDERS, Pool, play, steps_of, table_of
+from evaluation.search.correcting import BUDGETS, METHODS, ORDERS, Pool, replay, steps_of, table_of
 from kcg.cli import guarded, record_results
 from kcg.dataset.reading import read_export
 from kcg.dataset.splits import PARTS
@@ -30,7 +30,7 @@ from kcg.errors import UnknownName
 from kcg.measure.protocol import PROTOCOL
 from kcg.predictor.checkpoint import Checkpoint, read
 from kcg.predictor.correction import traits_of
-from kcg.predictor.ensemble import averaged, said_by
+from kcg.predictor.ensemble import averaged, outputs_by
 from kcg.predictor.features import Array
 from kcg.predictor.fit import evaluation_pool
 from kcg.predictor.network import Batch, GraphSet, Net
@@ -50,13 +50,13 @@ def embedded(nets: Iterable[Net], batch: Batch) -> Array:
 def pools_of(checkpoint: Checkpoint, data: TrainingData, bodies: Array, groups: list[Array]) -> Iterator[Pool]:
     """Some rows of each kernel, with what the checkpoint says of them."""
     for rows in groups:
-        said = averaged(said_by(checkpoint.nets, data, rows), checkpoint.about.spread_scale)
+        outputs = averaged(outputs_by(checkpoint.nets, data, rows), checkpoint.about.spread_scale)
         some = data.take(rows)
         graphs = GraphSet(some.graphs, some.kernel, some.kernel_x, some.target_x, some.target)
         embedding = embedded(checkpoint.nets, graphs.batch(torch.arange(len(rows))))
         opts = [Schedule(ScheduleKind.OPTS, body) for body in bodies[rows]]
-        told = (said["rank"], np.exp(said["log_sigma"]), embedding, data.log_s[rows])
-        yield Pool(*told, steps_of(opts), traits_of(opts))
+        inputs = (outputs["rank"], np.exp(outputs["log_sigma"]), embedding, data.log_s[rows])
+        yield Pool(*inputs, steps_of(opts), traits_of(opts))
 
 
 def groups_of(data: TrainingData, bodies: Array, inside: Array, dataset: Path) -> dict[str, list[Array]]:
@@ -99,7 +99,7 @@ def main(
     out: Annotated[Path, typer.Option(help="the results file")] = RESULTS / "eval_correction.json",
     docs: Annotated[Path | None, typer.Option(help="a document whose table is written")] = None,
 ) -> None:
-    """Play every pool, then write the results."""
+    """Replay every pool, then write the results."""
     if part not in PARTS:
         raise UnknownName("part", part, list(PARTS))
     torch.set_num_threads(1)
@@ -112,7 +112,7 @@ def main(
         entry[kind] = {"kernels": len(pools), "schedules": sum(len(rows) for rows in groups)}
         for order in ORDERS if pools else ():
             scores = {
-                name: np.array([play(pool, method, order=order, seed=i) for i, pool in enumerate(pools)])
+                name: np.array([replay(pool, method, order=order, seed=i) for i, pool in enumerate(pools)])
                 for name, method in METHODS.items()
             }
             entry[kind][order] = entry_of(scores)

@@ -22,7 +22,7 @@ from kcg.dataset.splits import TEST
 from kcg.kernel.opts.space import KernelSpace, refusal
 from kcg.measure.protocol import PROTOCOL
 from kcg.predictor.checkpoint import Checkpoint
-from kcg.predictor.ensemble import Said, averaged, said_by
+from kcg.predictor.ensemble import Outputs, averaged, outputs_by
 from kcg.predictor.features import Array
 from kcg.predictor.fit import pool_rows
 from kcg.predictor.metrics import Floors, KernelScores, auc, calibration, expected_best, kernel_scores, scores, summary
@@ -64,9 +64,9 @@ def line(pool: Pool, rank: Array) -> dict[str, Any]:
     return {**values, "intervals": bounds}
 
 
-def seeds_line(pool: Pool, said: Said) -> dict[str, Any]:
+def seeds_line(pool: Pool, outputs: Outputs) -> dict[str, Any]:
     """The mean over single networks, with an interval over their seeds (Student's t)."""
-    each = [summary(pool.scored(rank), pool.data.calls) for rank in said.rank]
+    each = [summary(pool.scored(rank), pool.data.calls) for rank in outputs.rank]
     values = {name: statistics.fmean(v[name] for v in each) for name in each[0]}
     bounds = {}
     for name in SHOWN:
@@ -76,18 +76,18 @@ def seeds_line(pool: Pool, said: Said) -> dict[str, Any]:
 
 
 def table(
-    pool: Pool, said: Said, roofline: Array, mlp: Checkpoint | None, trees: Trees | None
+    pool: Pool, outputs: Outputs, roofline: Array, mlp: Checkpoint | None, trees: Trees | None
 ) -> dict[str, dict[str, Any]]:
-    """All ways to predict on one pool, by name; `said` is what the networks of the checkpoint say of its rows. `mlp`
+    """All ways to predict on one pool, by name; `outputs` is what the networks of the checkpoint say of its rows. `mlp`
     and `trees` are trained beside it."""
     rng = np.random.default_rng(0)
     rows = {"random": line(pool, rng.normal(size=len(pool.index))), "roofline": line(pool, roofline)}
     if mlp is not None:
-        rows["MLP, one seed"] = seeds_line(pool, said_by(mlp.nets, pool.data, pool.index))
+        rows["MLP, one seed"] = seeds_line(pool, outputs_by(mlp.nets, pool.data, pool.index))
     if trees is not None:
         rows["LightGBM"] = line(pool, trees.predict(tree_rows(pool.data, pool.index)))
-    rows["GNN, one seed"] = seeds_line(pool, said)
-    rows[SHIPPED_ROW] = line(pool, averaged(said)["rank"])
+    rows["GNN, one seed"] = seeds_line(pool, outputs)
+    rows[SHIPPED_ROW] = line(pool, averaged(outputs)["rank"])
     return rows
 
 
@@ -162,9 +162,9 @@ def by_family(pool: Pool, rank: Array) -> dict[str, dict[str, float]]:
     return found
 
 
-def certainty(pool: Pool, said: Said, scale: float) -> dict[str, Any]:
-    """Whether spreads are what they say over the pool, of which `said` is; `scale` is that of the checkpoint."""
-    found = averaged(said, scale)
+def certainty(pool: Pool, outputs: Outputs, scale: float) -> dict[str, Any]:
+    """Whether spreads are what they say over the pool, of which `outputs` is; `scale` is that of the checkpoint."""
+    found = averaged(outputs, scale)
     log_s = pool.data.log_s[pool.index]
     timed = np.isfinite(log_s)
     z = (found["rank"] - log_s)[timed] * np.exp(-found["log_sigma"][timed])
@@ -182,7 +182,7 @@ def certainty(pool: Pool, said: Said, scale: float) -> dict[str, Any]:
 def failure_auc(data: TrainingData, split: str, checkpoint: Checkpoint, spaces: Spaces) -> dict[str, float]:
     """How well failures are told from successes over every row of the test part, with the rules on what is refused."""
     index = np.flatnonzero(data.part(split, TEST))
-    logits = averaged(said_by(checkpoint.nets, data, index))["failure"]
+    logits = averaged(outputs_by(checkpoint.nets, data, index))["failure"]
     failed = data.failed[index]
     refused = np.array([refusal(*spaces.scheduled(data, row)) for row in index])
     with_rules = np.maximum(1 / (1 + np.exp(-logits)), refused)
@@ -197,7 +197,7 @@ def failure_auc(data: TrainingData, split: str, checkpoint: Checkpoint, spaces: 
 def worst_kernels(pool: Pool, rank: Array, spaces: Spaces, count: int = 10) -> list[dict[str, Any]]:
     """The kernels whose best-predicted schedule is furthest from the best, with both schedules."""
     found = sorted(pool.scored(rank), key=lambda s: s.best_s / s.top_s[0])[:count]
-    told = []
+    report = []
     for one in found:
         rows = np.flatnonzero(pool.data.kernel[pool.index] == one.kernel)
         rows = rows[np.isfinite(pool.data.log_s[pool.index[rows]])]
@@ -208,7 +208,7 @@ def worst_kernels(pool: Pool, rank: Array, spaces: Spaces, count: int = 10) -> l
         schedules = {
             name: spaces.schedule(pool.data.row[pool.index[i]]) for name, i in (("picked", picked), ("best", best))
         }
-        told.append(
+        report.append(
             {
                 "kernel": space.name(space.baseline()),
                 "family": pool.data.families[one.kernel],
@@ -224,7 +224,7 @@ def worst_kernels(pool: Pool, rank: Array, spaces: Spaces, count: int = 10) -> l
                 "best_predicted_us": 1e6 * math.exp(rank[best]),
             }
         )
-    return told
+    return report
 
 
 def on_tables(
@@ -244,8 +244,8 @@ def on_tables(
         records = list(one.table.records.values())
         space = spaces.of(one.region_id, one.target)
         times = np.array([r.observation.time_s for r in records])
-        said = predictor.predict(space, [r.observation.schedule for r in records])
-        order = np.argsort([p.log_runtime + 10 * (p.failure_probability > 0.5) for p in said], kind="stable")
+        outputs = predictor.predict(space, [r.observation.schedule for r in records])
+        order = np.argsort([p.log_runtime + 10 * (p.failure_probability > 0.5) for p in outputs], kind="stable")
         ranked = np.sort(times[np.isfinite(times)])
         rows.append(
             {

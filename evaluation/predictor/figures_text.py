@@ -28,14 +28,14 @@ def scores_table(rows: dict[str, dict[str, Any]]) -> list[str]:
     return [*lines, "", f"{first['kernels']:.0f} kernels, {first['schedules']:.0f} schedules."]
 
 
-def sections(told: dict[str, Any]) -> dict[str, list[str]]:
+def sections(report: dict[str, Any]) -> dict[str, list[str]]:
     """The generated parts of the document, by the name of their mark."""
-    made = {f"split-{split}": scores_table(values["all"]) for split, values in told["splits"].items()}
-    twins = {k: v[SHIPPED_ROW] for k, v in told["splits"].get("workload", {}).items() if k.endswith("in training")}
-    if twins:
-        made["twins"] = scores_table(twins)
-        made["twins"][-1] = ", ".join(f"{name}: {row['kernels']:.0f} kernels" for name, row in twins.items()) + "."
-    if families := told["splits"].get("kernel", {}).get("families"):
+    made = {f"split-{split}": scores_table(values["all"]) for split, values in report["splits"].items()}
+    rows = {k: v[SHIPPED_ROW] for k, v in report["splits"].get("workload", {}).items() if k.endswith("in training")}
+    if rows:
+        made["twins"] = scores_table(rows)
+        made["twins"][-1] = ", ".join(f"{name}: {row['kernels']:.0f} kernels" for name, row in rows.items()) + "."
+    if families := report["splits"].get("kernel", {}).get("families"):
         made["families"] = [
             "| family | kernels | pairwise | Kendall τ | top-1 | top-5 |",
             "|---|---|---|---|---|---|",
@@ -44,8 +44,8 @@ def sections(told: dict[str, Any]) -> dict[str, list[str]]:
             f"{v['top5_mean']:.3f} |"
             for name, v in families.items()
         ]
-    if "certainty" in told:
-        c = told["certainty"]
+    if "certainty" in report:
+        c = report["certainty"]
         made["calibration"] = [
             "| tenth of the schedules, by expected error | expected | found |",
             "|---|---|---|",
@@ -58,34 +58,34 @@ def sections(told: dict[str, Any]) -> dict[str, list[str]]:
             + ", ".join(f"{c[f'within {n} %']:.0%} lie in the interval meant for {n} %" for n in (50, 80, 95))
             + ".",
         ]
-        f = told["failure"]
+        f = report["failure"]
         made["failure"] = [
             f"AUC {f['failure_auc']:.3f} over {f['failures']:.0f} failures of the test part (the network's head alone: "
             f"{f['head alone']:.3f}, the rules of `kcg.kernel.opts.space` alone: {f['rules alone']:.3f})."
         ]
-    if "worst" in told:
+    if "worst" in report:
         made["worst"] = ["| kernel | top-1 | picked | takes | best | takes |", "|---|---|---|---|---|---|"] + [
             f"| `{w['kernel']}` ({w['region']}) | {w['top1']:.2f} | {_opts(w['picked'])} | {w['picked_us']:.1f} µs, "
             f"expected {w['picked_predicted_us']:.1f} | {_opts(w['best'])} | {w['best_us']:.1f} µs, expected "
             f"{w['best_predicted_us']:.1f} |"
-            for w in told["worst"]
+            for w in report["worst"]
         ]
-    if told["tables"].get("tables"):
-        t = told["tables"]
+    if report["tables"].get("tables"):
+        t = report["tables"]
         made["tables"] = ["| measured | best of the first predicted | best of random ones |", "|---|---|---|"] + [
             f"| {k} | {t[f'top{k}']:.3f} ({t[f'top{k}_mean']:.3f} unweighted) | {t[f'random{k}']:.3f} "
             f"({t[f'random{k}_mean']:.3f}) |"
             for k in (1, 5, 16, 64)
         ]
         made["tables"] += ["", f"{t['tables']} lattices of Flux's kernels; 1 is the lattice's optimum."]
-    if told["noise ceiling"]:
-        n = told["noise ceiling"]
+    if report["noise ceiling"]:
+        n = report["noise ceiling"]
         made["ceiling"] = [
             f"The same schedules, timed again on another machine, rank themselves with pairwise {n['pairwise']:.3f}, "
             f"τ {n['kendall_tau']:.3f} ({n['schedules']:.0f} schedules of {n['kernels']:.0f} kernels)."
         ]
-    if "speed" in told:
-        s = told["speed"]
+    if "speed" in report:
+        s = report["speed"]
         made["speed"] = ["| phase | µs a candidate | in the worst kernel |", "|---|---|---|"] + [
             f"| {name} | {value:.0f} | {s['microseconds_of_the_worst'][name]:.0f} |"
             for name, value in s["microseconds"].items()

@@ -27,14 +27,14 @@ EDGES = (0.0, 0.05, 0.08, 0.12, 0.2, float("inf"))  # of deviations, log-seconds
 
 def of(some: list[Promise]) -> dict[str, float]:
     """The figures of those of one range of deviations."""
-    told = {
+    report = {
         "measurements": len(some),
         "surprise_sd": float(np.std([p.surprise for p in some])),
         "promised": float(np.mean([p.promised for p in some])),
         "gained": float(np.mean([p.gained for p in some])),
         "improved": float(np.mean([p.gained > 0 for p in some])),
     }
-    return {name: round(value, 5) for name, value in told.items()}
+    return {name: round(value, 5) for name, value in report.items()}
 
 
 def main(

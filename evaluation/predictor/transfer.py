@@ -43,7 +43,7 @@ AVERAGE = 0.98  # a mean over fewer steps: with that of a whole training the fir
 FIGURES = ("pairwise", "kendall_tau", "top1_mean", "top5_mean", "log_error")
 TUNED, FRESH = "fine-tuned", "from nothing"
 
-Say = Callable[[str], None]
+Log = Callable[[str], None]
 
 
 def transfer(
@@ -55,18 +55,18 @@ def transfer(
     seeds: int = 3,
     steps: int = STEPS,
     device: str = "cpu",
-    say: Say = lambda line: None,
+    log: Log = lambda line: None,
 ) -> dict[str, Any]:
     """The figures of every share, for networks that begin as those of the checkpoint and for new ones, over seeds.
 
     What is trained stays in `work`, so that a run that was cut goes on. Raises DataError where the dataset cannot be
     read, or has nothing to train or to judge on.
     """
-    export, data = read_export(dataset), load(dataset, say=say)
+    export, data = read_export(dataset), load(dataset, log=log)
     floors, index = floors_of(export), pool_rows(data, "workload", TEST)
     if not len(index):
         raise DataError(f"{dataset} has no test part under the split by workload")
-    told: dict[str, Any] = {"from": checkpoint.about.name, "to": dataset.name, "steps": steps, "shares": {}}
+    made: dict[str, Any] = {"from": checkpoint.about.name, "to": dataset.name, "steps": steps, "shares": {}}
     for share in shares:
         kernels = len(_rows(data, share)) if share else 0
         row: dict[str, Any] = {"kernels": kernels, "rows": int(sum(map(len, _rows(data, share)))) if share else 0}
@@ -83,9 +83,9 @@ def transfer(
                 net = fit.run() if share else fit.averaged
                 each.append(judge(data, predicted(net, fit.graphs, index), index, floors))
             row[how] = {name: [values[name] for values in each] for name in FIGURES}
-            say(f"{share:.0%} of {dataset.name}, {how}: pairwise {sum(row[how]['pairwise']) / seeds:.3f}")
-        told["shares"][f"{share:g}"] = row
-    return told
+            log(f"{share:.0%} of {dataset.name}, {how}: pairwise {sum(row[how]['pairwise']) / seeds:.3f}")
+        made["shares"][f"{share:g}"] = row
+    return made
 
 
 def _rows(data: TrainingData, share: float) -> list[Any]:
@@ -120,20 +120,20 @@ def _fit(
     return Fit(data, settings, folder, floors=floors, device=device, start=like if tuned else None)
 
 
-def table_of(told: dict[str, Any]) -> list[str]:
+def table_of(made: dict[str, Any]) -> list[str]:
     """The Markdown table."""
     lines = ["| share of the kernels | rows | | pairwise | Kendall τ | top-1, unweighted | error |", "|---" * 7 + "|"]
-    for share, row in told["shares"].items():
+    for share, row in made["shares"].items():
         for how in (TUNED, FRESH):
             if how in row:
                 cells = [_cell(row[how][name]) for name in ("pairwise", "kendall_tau", "top1_mean", "log_error")]
                 lines.append(f"| {float(share):.0%} | {row['rows']:,} | {how} | " + " | ".join(cells) + " |")
-    seeds = len(next(iter(told["shares"].values()))[TUNED]["pairwise"])
-    said = (
-        f"From {told['from']} to the dataset {told['to']}: {told['steps']} steps each, mean and 95 % interval over "
+    seeds = len(next(iter(made["shares"].values()))[TUNED]["pairwise"])
+    note = (
+        f"From {made['from']} to the dataset {made['to']}: {made['steps']} steps each, mean and 95 % interval over "
         f"{seeds} seeds; error is the root mean square of log-seconds."
     )
-    return [*lines, "", said]
+    return [*lines, "", note]
 
 
 def _cell(values: Sequence[float]) -> str:
@@ -160,7 +160,7 @@ def main(
         wanted = []
     if not wanted or not all(0 <= share <= 1 for share in wanted):
         raise UsageError(f"--shares {shares}: write numbers from 0 to 1, for example 0,0.01,0.1")
-    told = transfer(
+    made = transfer(
         dataset,
         read(checkpoint),
         work,
@@ -168,15 +168,15 @@ def main(
         seeds=seeds,
         steps=steps,
         device=devices_of(device)[0],
-        say=lambda line: typer.echo(line, err=True),
+        log=lambda line: typer.echo(line, err=True),
     )
-    told["command"] = command("transfer")
+    made["command"] = command("transfer")
     found = {
-        f"pairwise at {share}": sum(row["fine-tuned"]["pairwise"]) / seeds for share, row in told["shares"].items()
+        f"pairwise at {share}": sum(row["fine-tuned"]["pairwise"]) / seeds for share, row in made["shares"].items()
     }
-    record_results(out, f"{told['from']} to {dataset.name}", told, found)
+    record_results(out, f"{made['from']} to {dataset.name}", made, found)
     if docs and Path(docs).is_file():
-        write_into(Path(docs), {"transfer": table_of(told)})
+        write_into(Path(docs), {"transfer": table_of(made)})
     typer.echo(json.dumps(found, indent=1))
 
 

@@ -159,8 +159,8 @@ def grown(data: TrainingData, fit: FitSettings, settings: TreeSettings | None = 
 
 def read_trees(path: Path) -> Trees:
     """The trees of a checkpoint of before, which may hold nothing else. Raises DataError."""
-    told, tensors = read_tensors(path, "checkpoint")
-    check_header(path, told)
+    header, tensors = read_tensors(path, "checkpoint")
+    check_header(path, header)
     if TREES not in tensors:
         raise DataError(f"{path} holds no trees")
     return Trees.unpacked(tensors[TREES].numpy().tobytes())

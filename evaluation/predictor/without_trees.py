@@ -38,15 +38,15 @@ def main(
 ) -> None:
     """Take the trees out of a checkpoint."""
     logging.getLogger(READS_TREES).setLevel(logging.ERROR)
-    told, tensors = read_tensors(checkpoint, "checkpoint")
+    header, tensors = read_tensors(checkpoint, "checkpoint")
     if TREES not in tensors:
         raise UsageError(f"{checkpoint} holds no trees: it stays as it is")
     old = read(checkpoint)
     if trees is not None:
-        save_tensors(trees, {TREES: tensors[TREES]}, told | {"nets": []})
+        save_tensors(trees, {TREES: tensors[TREES]}, header | {"nets": []})
     made_by = provenance()
     since = (
-        f"trees with a share of {told['about'][TREE_SHARE]:.0%} of the ranking were taken out; the networks are as "
+        f"trees with a share of {header['about'][TREE_SHARE]:.0%} of the ranking were taken out; the networks are as "
         "they were; errors and figures fitted anew on the validation part "
         f"(code {made_by['revision']}{', with changes that were not committed' if made_by['dirty'] else ''})"
     )

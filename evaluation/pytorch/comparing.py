@@ -109,16 +109,16 @@ def compare(
         settings = contender.settings
         if settings.get("how") == KCG:
             try:
-                told = tuned_for(case, turns.pool.dev, settings, tune_s, work)
+                report = tuned_for(case, turns.pool.dev, settings, tune_s, work)
             except KcgError as error:
                 failed[contender.name] = {"status": "failed", "reason": str(error)}
                 continue
-            contender = replace(contender, settings={**settings, "result": told.pop("result")})
-            tuned[contender.name] = told
+            contender = replace(contender, settings={**settings, "result": report.pop("result")})
+            tuned[contender.name] = report
         ready.append(contender)
     found = turns.row(ready, case, reference(case), profiles if profiled else None)
-    for name, told in tuned.items():
-        found[name].update(told)
+    for name, report in tuned.items():
+        found[name].update(report)
     for row in found.values():
         if row["status"] == "ok":
             row.update(speed(row["cold_s"], bytes=least_bytes(case), operations=operations(case)))
@@ -134,8 +134,8 @@ def tuned_for(case: Case, dev: str, settings: dict[str, Any], tune_s: float, wor
 
 def shown(row: dict[str, Any]) -> str:
     """A row in one line: the cold time of each, or why there is none."""
-    told = {
+    report = {
         name: format_seconds(found["cold_s"]) if found["status"] == "ok" else found["reason"]
         for name, found in row["contenders"].items()
     }
-    return ", ".join(f"{name} {what}" for name, what in told.items())
+    return ", ".join(f"{name} {what}" for name, what in report.items())

@@ -155,8 +155,8 @@ def _group(key: str, contenders: Mapping[str, Row]) -> Group:
     first = contenders.get(FIRST, {"status": "failed", "reason": "not timed"})
     slow = first["cold_s"] if first["status"] == "ok" else None
     bars = [_against(slow, name, contenders[name]) for name in in_order(contenders) if name != FIRST]
-    said = format_seconds(slow) if slow is not None else reason(first)
-    return Group(f"{TITLES[kind]} {rest}; {words(FIRST)} hand-coded: {said}", bars)
+    label = format_seconds(slow) if slow is not None else reason(first)
+    return Group(f"{TITLES[kind]} {rest}; {words(FIRST)} hand-coded: {label}", bars)
 
 
 def _against(slow: float | None, name: str, found: Row) -> Bar:

@@ -150,8 +150,8 @@ def lines_svg(
     parts = opened(title, LEFT, HEIGHT + math.ceil(LABEL_STEP) * len(notes))
     parts.append(text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 5, across, anchor="middle"))
     parts += [text(LEFT, HEIGHT + 10 + LABEL_STEP * i, note) for i, note in enumerate(notes)]
-    for value, said in up.ticks:
-        parts += [grid(LEFT, y(value), WIDTH - RIGHT, y(value)), text(LEFT - 8, y(value) + 4, said, "#555", "end")]
+    for value, label in up.ticks:
+        parts += [grid(LEFT, y(value), WIDTH - RIGHT, y(value)), text(LEFT - 8, y(value) + 4, label, "#555", "end")]
     lower, before = False, -math.inf
     for size in sizes:
         lower, before = not lower and x(size) - before < NARROW, x(size)
@@ -184,9 +184,9 @@ def opened(title: str, left: float, height: float) -> list[str]:
     ]
 
 
-def text(x: float, y: float, said: str, fill: str = "#222", anchor: str = "start") -> str:
+def text(x: float, y: float, label: str, fill: str = "#222", anchor: str = "start") -> str:
     """A line of text whose baseline is at `y`."""
-    return f'<text x="{x:.1f}" y="{y:.1f}" fill="{fill}" text-anchor="{anchor}">{escape(said)}</text>'
+    return f'<text x="{x:.1f}" y="{y:.1f}" fill="{fill}" text-anchor="{anchor}">{escape(label)}</text>'
 
 
 def grid(x1: float, y1: float, x2: float, y2: float) -> str:
@@ -204,7 +204,7 @@ class Bar:
     stand where the bar would be."""
 
     name: str
-    said: str
+    label: str
     value: tuple[float, float, float] | None
 
 
@@ -212,7 +212,7 @@ class Bar:
 class Group:
     """Bars below a line of words, which may be empty."""
 
-    said: str
+    label: str
     bars: Sequence[Bar]
 
 
@@ -227,20 +227,20 @@ def bars_svg(
     """The picture: bars from `begin` across on `axis`, which `across` names; a dashed line with words at `mark`."""
     values = [end for group in groups for bar in group.bars for end in bar.value or ()]
     along = axis([*values, *([mark[1]] if mark else [])])
-    end = ABOVE + sum((HEAD if group.said else 0) + STEP * len(group.bars) for group in groups) + 6
+    end = ABOVE + sum((HEAD if group.label else 0) + STEP * len(group.bars) for group in groups) + 6
 
     def x(value: float) -> float:
         return NAMES + (WIDTH - NAMES - FIGURES) * along.place(value)
 
     parts = opened(title, 8, end + BELOW)
     parts.append(text((NAMES + WIDTH - FIGURES) / 2, end + BELOW - 8, across, anchor="middle"))
-    for value, said in along.ticks:
-        parts += [grid(x(value), ABOVE, x(value), end), text(x(value), end + 16, said, "#555", "middle")]
+    for value, label in along.ticks:
+        parts += [grid(x(value), ABOVE, x(value), end), text(x(value), end + 16, label, "#555", "middle")]
     y = float(ABOVE)
     for group in groups:
-        if group.said:
+        if group.label:
             y += HEAD
-            parts.append(text(8, y - 5, group.said))
+            parts.append(text(8, y - 5, group.label))
         first = y
         for bar in group.bars:
             parts += [text(NAMES - 8, y + BAR, words(bar.name), anchor="end"), *_drawn(bar, x, y, x(begin))]
@@ -257,11 +257,11 @@ def bars_svg(
 
 def _drawn(bar: Bar, x: Callable[[float], float], y: float, begin: float) -> list[str]:
     if bar.value is None:
-        return [text(begin + 5, y + BAR, bar.said)]
+        return [text(begin + 5, y + BAR, bar.label)]
     value, low, high = map(x, bar.value)
     left, width, middle = min(begin, value), abs(value - begin), y + 1 + BAR / 2
     return [
         f'<rect x="{left:.1f}" y="{y + 1:.1f}" width="{width:.1f}" height="{BAR}" fill="{colour(bar.name)}"/>',
         f'<path d="M{low:.1f} {middle - 4:.1f}v8m0-4H{high:.1f}m0-4v8" stroke="#222" fill="none"/>',
-        text(WIDTH - FIGURES + 8, y + BAR, bar.said),
+        text(WIDTH - FIGURES + 8, y + BAR, bar.label),
     ]

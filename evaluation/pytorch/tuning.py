@@ -52,7 +52,7 @@ def tune(
             result = optimize(settings, shown).result
     if kernels:
         check_chosen(result)
-    told = [
+    report = [
         {
             "name": row.chosen.name,
             "calls": row.calls,
@@ -70,7 +70,7 @@ def tune(
         "predictor": result.predictor,
         "before_s": result.total_before_s,
         "after_s": result.total_after_s,
-        "kernels": told,
+        "kernels": report,
     }
     return {"result": str(path), "tuned": facts}
 

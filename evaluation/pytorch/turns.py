@@ -163,12 +163,12 @@ class Pool:
 
     def canary(self, contender: Contender) -> float:
         """Seconds of the canary in its process. Raises Lost where it is wrong, or far slower than the first was."""
-        told = self.ask(contender, {"do": "canary"})
-        first = self._canaries.setdefault(contender.module, told["s"])
-        slow = told["s"] > tolerance(self.dev) * first and not self.dev.startswith("CPU")  # a CPU has other work
-        if told["wrong"] or slow:
-            raise Lost(f"canary: {told['wrong'] or 'slow'}, {told['s']:.3g} s, at first {first:.3g} s")
-        return float(told["s"])
+        answer = self.ask(contender, {"do": "canary"})
+        first = self._canaries.setdefault(contender.module, answer["s"])
+        slow = answer["s"] > tolerance(self.dev) * first and not self.dev.startswith("CPU")  # a CPU has other work
+        if answer["wrong"] or slow:
+            raise Lost(f"canary: {answer['wrong'] or 'slow'}, {answer['s']:.3g} s, at first {first:.3g} s")
+        return float(answer["s"])
 
 
 class Turns:
@@ -226,9 +226,9 @@ class Turns:
             samples = self._samples(ready, found)
             reasons = []
             for contender in [c for c in ready if c.name in samples]:
-                told = self.pool.ask(contender, {"do": "readings"})
-                found[contender.name].update(clocks=told["clocks"], noisy=told["slowdown"])
-                reasons.append(told["slowdown"])
+                answer = self.pool.ask(contender, {"do": "readings"})
+                found[contender.name].update(clocks=answer["clocks"], noisy=answer["slowdown"])
+                reasons.append(answer["slowdown"])
             if not any(reasons) or wait_s is None:
                 break
             time.sleep(wait_s)
@@ -242,13 +242,13 @@ class Turns:
             if contender.name not in samples:
                 return 0.0
             try:
-                told = self.pool.ask(contender, {"do": "sample", "state": state})
+                answer = self.pool.ask(contender, {"do": "sample", "state": state})
             except Lost as error:
                 del samples[contender.name]
                 found[contender.name] = {"status": "failed", "reason": str(error)}
                 return 0.0
-            samples[contender.name][state].append(told["s"])
-            return float(told["spent_s"])
+            samples[contender.name][state].append(answer["s"])
+            return float(answer["spent_s"])
 
         for contender in ready:
             self.pool.ask(contender, {"do": "begin"})

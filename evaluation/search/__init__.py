@@ -1,5 +1,5 @@
-"""How search strategies compare: played on recorded tables and on a device; the tables of docs/search.md.
+"""How search strategies compare: replayed on recorded tables and on a device; the tables of docs/search.md.
 
-`comparison` lets each play every recorded kernel, `plays` shares that between processes and keeps it, `live` plays on a
-device, `regret` says what it means, `comparison_text` tells it.
+`comparison` replays each on every recorded kernel, `replays` shares that between processes and keeps it, `on_device`
+runs on a device, `regret` says what it means, `comparison_text` tells it.
 """

@@ -54,7 +54,7 @@ def _distances(kernels: Iterable[tuple[KernelSpace, list[Observation]]]) -> dict
     of those alike, and of neighbours, a step apart, that are not."""
     import numpy as np
 
-    from kcg.search.moves import StepSets, twins
+    from kcg.search.moves import StepSets, near_duplicates
 
     schedules = groups = binaries = kernels_with = 0
     alike, near = list[float](), list[float]()
@@ -68,7 +68,7 @@ def _distances(kernels: Iterable[tuple[KernelSpace, list[Observation]]]) -> dict
         binaries += len({o.binary_hash for _, _, o in fast})
         for place, (a, steps, one) in enumerate(fast):
             for b, others, other in rows[place + 1 :]:
-                if one.binary_hash != other.binary_hash and (a == b or twins(steps, others)):
+                if one.binary_hash != other.binary_hash and (a == b or near_duplicates(steps, others)):
                     (alike if a == b else near).append(math.log(other.time_s / one.time_s))
         kernels_with += len(alike) > before
     row: dict[str, float] = {"schedules": schedules, "binaries": binaries, "groups": groups, "kernels": kernels_with}
@@ -80,10 +80,10 @@ def _distances(kernels: Iterable[tuple[KernelSpace, list[Observation]]]) -> dict
 
 def _measured(work: Path, dev: str) -> Iterator[tuple[KernelSpace, list[Observation]]]:
     from evaluation.flux.campaign import Campaign
-    from evaluation.search.live_journal import LiveJournal
+    from evaluation.search.device_journal import DeviceJournal
 
     for preset in ("1024", "768"):
-        journal = LiveJournal(work / f"{dev}-{preset}.jsonl")
+        journal = DeviceJournal(work / f"{dev}-{preset}.jsonl")
         campaign = Campaign(journal, preset, dev, ())
         for region, _ in campaign.searched():
             seen = [o for o in journal.of(region.id).rows.values() if math.isfinite(o.time_s)]

@@ -2,7 +2,7 @@
 
     python -m evaluation.search.bench_env                  # the shipped checkpoint, on kernels of datasets/h200
 
-Kernels of Flux and of others are played at random, twice: the second time every state is known. One network of the
+Kernels of Flux and of others are walked at random, twice: the second time every state is known. One network of the
 checkpoint judges, as in a training by PPO, and then all of it. Writes results/bench_env.json.
 """
 

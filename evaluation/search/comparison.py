@@ -1,8 +1,8 @@
-"""Strategies compared on equal terms: each is played on every recorded kernel, from several seeds, and what it knew
+"""Strategies compared on equal terms: each is replayed on every recorded kernel, from several seeds, and what it knew
 after each measurement is kept.
 
 A contender is a strategy and what guides it, in one name: `mcts`, `mcts/oracle`. Beside the guides, `LEARNED` first,
-there are contenders that measure nothing (`UNMEASURED`). BEAM is played to its own end, everything else with a budget.
+there are contenders that measure nothing (`UNMEASURED`). BEAM runs to its own end, everything else with a budget.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Contender:
 
     @property
     def needs_policy(self) -> bool:
-        """Whether it cannot be played without a policy."""
+        """Whether it cannot be run without a policy."""
         return needs_policy(self.strategy)
 
 
@@ -103,7 +103,7 @@ def the_field(default: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Settings:
-    """What is played. Of `contenders`, `default` is compared with the others and with BEAM."""
+    """What is replayed. Of `contenders`, `default` is compared with the others and with BEAM."""
 
     contenders: tuple[str, ...] = ()  # none: the field
     default: str = MCTS
@@ -112,10 +112,10 @@ class Settings:
     budget: int = 64  # measurements, the baseline included
     batch_size: int = 4
 
-    def checked(self, *, has_policy: bool, say: Callable[[str], None]) -> Settings:
+    def checked(self, *, has_policy: bool, log: Callable[[str], None]) -> Settings:
         """These without the contenders that need a policy where there is none, each said in a line.
 
-        Raises UnknownName or UsageError where they cannot be played.
+        Raises UnknownName or UsageError where they cannot be run.
         """
         if self.budget < 2 or self.seeds < 1:
             raise UsageError(
@@ -127,17 +127,17 @@ class Settings:
         kept = []
         for name in dict.fromkeys(self.contenders or the_field(self.default)):
             if Contender.of(name).needs_policy and not has_policy:
-                say(f"{name} is left out: there is no policy")
+                log(f"{name} is left out: there is no policy")
             else:
                 kept.append(name)
         if self.default not in kept:
-            raise UsageError(f"{self.default} is not among what is played: {', '.join(kept) or 'nothing'}")
+            raise UsageError(f"{self.default} is not among what is replayed: {', '.join(kept) or 'nothing'}")
         return replace(self, contenders=tuple(kept))
 
 
 @dataclass(frozen=True)
-class Play:
-    """One contender on one kernel, from one seed. `budget` is None where it played to its own end."""
+class Replay:
+    """One contender on one kernel, from one seed. `budget` is None where it ran to its own end."""
 
     contender: str
     seed: int
@@ -149,7 +149,7 @@ class Play:
     evaluations: int  # schedules that were predicted
     failures: int  # of what was measured
     seconds: float  # of one core, for all but measuring and predicting
-    seeded: bool  # whether it drew random numbers: one that did not plays the same from every seed
+    seeded: bool  # whether it drew random numbers: one that did not runs the same from every seed
 
     @property
     def end_s(self) -> float:
@@ -161,7 +161,7 @@ Turn = tuple[str, int, int | None]
 """Contender, seed, budget."""
 
 
-def play(name: str, problem: Problem, *, seed: int, led: Led | None = None) -> Play:
+def replay(name: str, problem: Problem, *, seed: int, led: Led | None = None) -> Replay:
     """Lets a contender search a problem, recorded or live, until its ledger is exhausted or the strategy ends."""
     before, began = problem.rng.getstate(), time.thread_time()
     curve: list[tuple[int, float]] = []
@@ -173,7 +173,7 @@ def play(name: str, problem: Problem, *, seed: int, led: Led | None = None) -> P
         (future,) = problem.measure([schedule])  # only to say what it takes
         found = future.result()
         curve = [(0, found.time_s)] if math.isfinite(found.time_s) else []
-        return Play(name, seed, 0, tuple(curve), 0, problem.ledger.evaluations, int(not curve), seconds, False)
+        return Replay(name, seed, 0, tuple(curve), 0, problem.ledger.evaluations, int(not curve), seconds, False)
     for observation in Contender.of(name).search(led)(problem):
         if observation.binary_hash:
             binaries.add(observation.binary_hash)
@@ -181,7 +181,7 @@ def play(name: str, problem: Problem, *, seed: int, led: Led | None = None) -> P
         if observation.time_s < best_s:
             best_s = observation.time_s
             curve.append((len(binaries), best_s))
-    return Play(
+    return Replay(
         name,
         seed,
         problem.ledger.max_measurements,
@@ -195,7 +195,7 @@ def play(name: str, problem: Problem, *, seed: int, led: Led | None = None) -> P
 
 
 class Remembered:
-    """What a predictor makes of the schedules of a table, asked once and shared by all plays on it."""
+    """What a predictor makes of the schedules of a table, asked once and shared by all replays on it."""
 
     def __init__(self, predictor: LearnedPredictor, kernel: RecordedKernel) -> None:
         from kcg.kernel.opts.space import KernelSpace
@@ -203,15 +203,15 @@ class Remembered:
         self.space = KernelSpace(kernel.region, kernel.target)
         self.corrects = bool(predictor.checkpoint.nets)
         schedules = list(kernel.table.records)
-        self._said = dict(zip(schedules, zip(*predictor.embed(self.space, schedules), strict=True), strict=True))
+        self._predicted = dict(zip(schedules, zip(*predictor.embed(self.space, schedules), strict=True), strict=True))
 
     def embed(self, space: KernelSpace, schedules: Sequence[Schedule]) -> tuple[list[Prediction], list[Array | None]]:
-        said = [self._said[s] for s in schedules]
-        return [prediction for prediction, _ in said], [state for _, state in said]
+        predicted = [self._predicted[s] for s in schedules]
+        return [prediction for prediction, _ in predicted], [state for _, state in predicted]
 
 
 class Bench:
-    """Where contenders play one recorded kernel, each from nothing: only what no measurement changes is shared."""
+    """Where contenders search one recorded kernel, each from nothing: only what no measurement changes is shared."""
 
     def __init__(
         self, kernel: RecordedKernel, predictor: LearnedPredictor | None, *, led: Led | None = None, batch_size: int = 4
@@ -245,15 +245,15 @@ class Bench:
         return kernel.predict, kernel.correct if self._remembered.corrects else None, space
 
 
-def has_room(kernel: RecordedKernel, end_s: float) -> bool:
+def is_within(kernel: RecordedKernel, end_s: float) -> bool:
     """Whether a kernel is far from its optimum where `end_s` is the best that was found."""
     return end_s >= ROOM * kernel.table.best_s
 
 
-def turns(kernel: RecordedKernel, settings: Settings, known: Mapping[Turn, Play], *, has_policy: bool) -> list[Turn]:
-    """What is still to be played on a kernel.
+def turns(kernel: RecordedKernel, settings: Settings, known: Mapping[Turn, Replay], *, has_policy: bool) -> list[Turn]:
+    """What is still to be replayed on a kernel.
 
-    The default contender plays once more with the measurements of the widest BEAM, where that is more than the budget
+    The default contender runs once more with the measurements of the widest BEAM, where that is more than the budget
     and left room; so this is only known after it.
     """
     beams = [f"{BEAM}:{width}" for width in sorted(settings.beams)]
@@ -261,26 +261,26 @@ def turns(kernel: RecordedKernel, settings: Settings, known: Mapping[Turn, Play]
     wanted += [(name, 0, 0) for name in UNMEASURED if name != ROLLOUT or has_policy]
     wanted += [(name, seed, settings.budget) for name in settings.contenders for seed in range(settings.seeds)]
     widest = known.get((beams[-1], 0, None)) if beams else None
-    if widest is not None and widest.measurements > settings.budget and has_room(kernel, widest.end_s):
+    if widest is not None and widest.measurements > settings.budget and is_within(kernel, widest.end_s):
         wanted += [(settings.default, seed, widest.measurements) for seed in range(settings.seeds)]
-    return [turn for turn in wanted if played(known, turn) is None]
+    return [turn for turn in wanted if replayed(known, turn) is None]
 
 
-def played(known: Mapping[Turn, Play], turn: Turn) -> Play | None:
-    """The play of a turn; that of another seed where it would be the same."""
+def replayed(known: Mapping[Turn, Replay], turn: Turn) -> Replay | None:
+    """The replay of a turn; that of another seed where it would be the same."""
     if turn in known:
         return known[turn]
     first = known.get((turn[0], 0, turn[2]))
     return first if first is not None and not first.seeded else None
 
 
-def play_all(bench: Bench, settings: Settings, known: Mapping[Turn, Play]) -> dict[Turn, Play]:
-    """Plays what is missing on one kernel, and returns that."""
+def replay_all(bench: Bench, settings: Settings, known: Mapping[Turn, Replay]) -> dict[Turn, Replay]:
+    """Replays what is missing on one kernel, and returns that."""
     everything, made = dict(known), {}
     while missing := turns(bench.kernel, settings, everything, has_policy=bench.led is not None):
         name, seed, budget = missing[0]
         problem = bench.problem(name, seed=seed, budget=None if name in UNMEASURED else budget)
-        made[missing[0]] = everything[missing[0]] = play(name, problem, seed=seed, led=bench.led)
+        made[missing[0]] = everything[missing[0]] = replay(name, problem, seed=seed, led=bench.led)
     return made
 
 

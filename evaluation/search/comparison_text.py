@@ -17,8 +17,8 @@ WEIGHTED, MEAN = ("weighted", "low", "high"), ("mean", "mean_low", "mean_high")
 
 def sections(entry: Entry, headline: Mapping[str, Any], part: str, picture: str) -> dict[str, list[str]]:
     """The generated parts of the document, by the name of their mark. `picture` is the file of the curves."""
-    live = {f"{part}-wall": wall_table(entry)} if "costs" in entry else {}
-    return live | {
+    on_device = {f"{part}-wall": wall_table(entry)} if "costs" in entry else {}
+    return on_device | {
         f"{part}-figures": _figures(entry, headline),
         f"{part}-weighted": quality_table(entry, WEIGHTED),
         f"{part}-unweighted": quality_table(entry, MEAN),
@@ -33,8 +33,8 @@ def sections(entry: Entry, headline: Mapping[str, Any], part: str, picture: str)
 def quality_table(entry: Entry, of: tuple[str, str, str]) -> list[str]:
     """Contenders by budgets: the optimum's time over that of the best known, with its interval."""
     lines = _header("strategy", [str(n) for n in entry["budgets"]])
-    for name, told in entry["contenders"].items():
-        lines.append(_row(name, [_cell(told["quality"][n], of) for n in entry["budgets"]]))
+    for name, report in entry["contenders"].items():
+        lines.append(_row(name, [_cell(report["quality"][n], of) for n in entry["budgets"]]))
     settings = entry["settings"]
     count = f"{len(entry['kernels'])} kernels, {settings['seeds']} seeds."
     return [*lines, "", f"{count} Columns: measurements of a kernel, the baseline's included."]
@@ -43,11 +43,11 @@ def quality_table(entry: Entry, of: tuple[str, str, str]) -> list[str]:
 def beam_table(entry: Entry) -> list[str]:
     """Where each BEAM ends, and what it measures for that."""
     lines = ["| | measurements of a kernel | at most | quality | unweighted |", "|---|---|---|---|---|"]
-    for width, told in entry["beams"].items():
-        quality = told["quality"]
+    for width, report in entry["beams"].items():
+        quality = report["quality"]
         cells = [
-            f"{told['measurements']:.0f}",
-            str(told["most_measurements"]),
+            f"{report['measurements']:.0f}",
+            str(report["most_measurements"]),
             _cell(quality, WEIGHTED),
             _cell(quality, MEAN),
         ]
@@ -60,39 +60,39 @@ def pairs_table(entry: Entry, of: tuple[str, str, str]) -> list[str]:
     below it."""
     budgets = [n for n in entry["budgets"] if n >= 4] or entry["budgets"]
     lines = _header(f"`{entry['settings']['default']}` against", [str(n) for n in budgets])
-    for name, told in entry["pairs"].items():
+    for name, report in entry["pairs"].items():
         cells = []
         for n in budgets:
-            apart = round(told[n][of[1]], 3) > 1 or round(told[n][of[2]], 3) < 1
-            cells.append(f"**{_cell(told[n], of)}**" if apart else _cell(told[n], of))
+            apart = round(report[n][of[1]], 3) > 1 or round(report[n][of[2]], 3) < 1
+            cells.append(f"**{_cell(report[n], of)}**" if apart else _cell(report[n], of))
         lines.append(_row(name, cells))
     return lines
 
 
 def effort_table(entry: Entry) -> list[str]:
-    """What a play costs beside measuring."""
+    """What a replay costs beside measuring."""
     lines = _header("strategy", ["measured", "of these failed", "predicted", "seconds of one core"])
-    for name, told in entry["contenders"].items():
-        numbers = [f"{told[key]:.0f}" for key in ("measurements", "failures", "evaluations")]
-        lines.append(_row(name, [*numbers, f"{told['search_s']:.3f}"]))
-    said = "Not in the seconds: predicting, which plays share. What a policy says is in those of the first that asks."
-    return [*lines, "", f"Means over kernels and seeds. {said}"]
+    for name, report in entry["contenders"].items():
+        numbers = [f"{report[key]:.0f}" for key in ("measurements", "failures", "evaluations")]
+        lines.append(_row(name, [*numbers, f"{report['search_s']:.3f}"]))
+    note = "Not in the seconds: predicting, which replays share. What a policy says is in those of the first that asks."
+    return [*lines, "", f"Means over kernels and seeds. {note}"]
 
 
 def wall_table(entry: Entry) -> list[str]:
     """Of a comparison on a device: what each contender's winners make of the workload, and what a kernel cost it."""
     count = len(entry["kernels"])
-    costs = {name: (told["measurements"], told["wall_s"]) for name, told in entry["costs"].items()}
-    for width, told in entry["tinygrad-beam"].items():
-        if told["kernels"] == count:
-            costs[f"tinygrad-beam:{width}"] = (told["binaries"] / count, told["wall_s"] / count)
+    costs = {name: (report["measurements"], report["wall_s"]) for name, report in entry["costs"].items()}
+    for width, report in entry["tinygrad-beam"].items():
+        if report["kernels"] == count:
+            costs[f"tinygrad-beam:{width}"] = (report["binaries"] / count, report["wall_s"] / count)
     lines = _header("strategy", ["time of the kernels", "measured", "seconds, from cold"])
-    for name, told in sorted(entry["totals"].items(), key=lambda item: item[1]["total_s"]):
+    for name, report in sorted(entry["totals"].items(), key=lambda item: item[1]["total_s"]):
         measured, wall_s = costs.get(name, (1.0, 0.0))
-        cells = [f"{1e3 * told['total_s']:.1f} ms", f"{measured:.0f}", f"{wall_s:.1f}" if wall_s else ""]
+        cells = [f"{1e3 * report['total_s']:.1f} ms", f"{measured:.0f}", f"{wall_s:.1f}" if wall_s else ""]
         lines.append(_row(name, cells))
-    said = "Winners timed again with all samples, times weighted by calls; measurements and seconds of a kernel, means."
-    return [*lines, "", f"{count} kernels. {said}"]
+    note = "Winners timed again with all samples, times weighted by calls; measurements and seconds of a kernel, means."
+    return [*lines, "", f"{count} kernels. {note}"]
 
 
 def _figures(entry: Entry, headline: Mapping[str, Any]) -> list[str]:
@@ -109,11 +109,13 @@ def _figures(entry: Entry, headline: Mapping[str, Any]) -> list[str]:
             f"a twentieth of BEAM=4's {headline['beam4_measurements_per_kernel']:.0f}: BEAM=4's time over its own is "
             f"{ratio('quality_vs_beam4')}."
         )
-        needed, dealt = headline["measurements_vs_beam4"], headline.get("measurements_vs_beam4_dealt")
-        by_bids = f"; {_share(dealt)} where they are dealt out by what they are expected to save" if dealt else ""
+        needed, allocated = headline["measurements_vs_beam4"], headline.get("measurements_vs_beam4_dealt")
+        by_saving = (
+            f"; {_share(allocated)} where they are allocated by what they are expected to save" if allocated else ""
+        )
         found.append(
             f"- To come within 1 % of BEAM=4 it needs {_share(needed)} of BEAM=4's measurements, the same number for "
-            f"each kernel{by_bids}."
+            f"each kernel{by_saving}."
         )
     for key, what in (("unmeasured", "prediction alone"), ("unmeasured_policy", "the policy's likeliest steps")):
         if headline.get(f"{key}_vs_beam4") is not None:
@@ -125,11 +127,11 @@ def _figures(entry: Entry, headline: Mapping[str, Any]) -> list[str]:
         width = key.removeprefix("kernels_with_room_after_beam")
         gain = f"gain_with_room_on_beam{width}"
         line = f"- BEAM={width} leaves 3 % or more to the optimum on {headline[key]} of {len(entry['kernels'])} kernels"
-        said = (
+        note = (
             f"; with as many measurements `{default}` is {ratio(gain)} times as fast there" if gain in headline else ""
         )
-        found.append(f"{line}{said}.")
-    return found or ["- No BEAM was played."]
+        found.append(f"{line}{note}.")
+    return found or ["- No BEAM was replayed."]
 
 
 def _share(value: float | None) -> str:
@@ -144,8 +146,8 @@ def _row(name: str, cells: Sequence[str]) -> str:
     return f"| {name} | " + " | ".join(cells) + " |"
 
 
-def _cell(told: Mapping[str, float], of: tuple[str, str, str]) -> str:
-    value, low, high = (told[key] for key in of)
+def _cell(report: Mapping[str, float], of: tuple[str, str, str]) -> str:
+    value, low, high = (report[key] for key in of)
     return f"{value:.3f} ({low:.3f}–{high:.3f})"
 
 
@@ -168,8 +170,8 @@ def regret_svg(entry: Entry) -> str:
     names.insert(0, settings["default"])
     curves = {name: entry["contenders"][name]["regret"] for name in names}
     beams = {
-        f"BEAM={width}": (told["measurements"], 1 / told["quality"]["weighted"] - 1)
-        for width, told in entry["beams"].items()
+        f"BEAM={width}": (report["measurements"], 1 / report["quality"]["weighted"] - 1)
+        for width, report in entry["beams"].items()
     }
     most_x = max([settings["budget"], *(n for n, _ in beams.values())])
     tops = [curve["weighted"][0] for curve in curves.values()]
@@ -194,8 +196,8 @@ def regret_svg(entry: Entry) -> str:
     ]
     for power in range(math.floor(decades[0]), math.floor(decades[1]) + 1):
         parts.append(_tick(LEFT, y(10.0**power), WIDTH - RIGHT, y(10.0**power)))
-        said = f"{10.0 ** (power + 2):g} %" if power > decades[0] else f"≤ {100 * LEAST:g} %"
-        parts.append(f'<text x="{LEFT - 8}" y="{y(10.0**power) + 4:.1f}" fill="#555" text-anchor="end">{said}</text>')
+        note = f"{10.0 ** (power + 2):g} %" if power > decades[0] else f"≤ {100 * LEAST:g} %"
+        parts.append(f'<text x="{LEFT - 8}" y="{y(10.0**power) + 4:.1f}" fill="#555" text-anchor="end">{note}</text>')
     for power in range(math.floor(math.log2(most_x)) + 1):
         parts.append(_tick(x(2**power), TOP, x(2**power), HEIGHT - BOTTOM))
         parts.append(

@@ -36,7 +36,7 @@ class Pool:
     traits: Array  # (n, t) 0 or 1, see `kcg.predictor.correction`
 
 
-Said = tuple[Array, Array]  # (n,) log-seconds, and their standard deviations
+Corrected = tuple[Array, Array]  # (n,) log-seconds, and their standard deviations
 
 
 def steps_of(schedules: Sequence[Schedule]) -> tuple[int, ...]:
@@ -45,31 +45,31 @@ def steps_of(schedules: Sequence[Schedule]) -> tuple[int, ...]:
     return tuple(sets.of(schedule) for schedule in schedules)
 
 
-def _nothing(pool: Pool, done: list[int]) -> Said:
+def _nothing(pool: Pool, done: list[int]) -> Corrected:
     return pool.predicted, pool.sigma
 
 
-def _calibrated(pool: Pool, done: list[int]) -> Said:
+def _calibrated(pool: Pool, done: list[int]) -> Corrected:
     line = Calibration()
     for i in done:
         measured = float(pool.log_s[i])
         line.add(Trial(pool.steps[i], float(pool.predicted[i]), None if np.isnan(measured) else measured))
-    said = zip(pool.predicted.tolist(), pool.steps, strict=True)
-    return np.array([line.expected(Prediction(p), line.evidence(s)).log_runtime for p, s in said]), pool.sigma
+    predicted = zip(pool.predicted.tolist(), pool.steps, strict=True)
+    return np.array([line.expected(Prediction(p), line.evidence(s)).log_runtime for p, s in predicted]), pool.sigma
 
 
-def _regressed(pool: Pool, done: list[int], traits: Array | None = None) -> Said:
+def _regressed(pool: Pool, done: list[int], traits: Array | None = None) -> Corrected:
     correction = Correction(pool.embedding)
-    told = None if traits is None else traits[done]
-    correction.observe(pool.embedding[done], pool.predicted[done], pool.log_s[done], traits=told)
+    report = None if traits is None else traits[done]
+    correction.observe(pool.embedding[done], pool.predicted[done], pool.log_s[done], traits=report)
     return correction.corrected(pool.embedding, pool.predicted, pool.sigma, traits=traits)
 
 
-def _regressed_with_traits(pool: Pool, done: list[int]) -> Said:
+def _regressed_with_traits(pool: Pool, done: list[int]) -> Corrected:
     return _regressed(pool, done, pool.traits)
 
 
-Method = Callable[[Pool, list[int]], Said]
+Method = Callable[[Pool, list[int]], Corrected]
 METHODS: Final[dict[str, Method]] = {
     "none": _nothing,
     "calibration": _calibrated,
@@ -79,7 +79,7 @@ METHODS: Final[dict[str, Method]] = {
 """By name: (n,) corrected log-seconds of a pool, of which some schedules were measured, and the doubt about each."""
 
 
-def play(pool: Pool, method: Method, *, order: str, seed: int = 0) -> list[float]:
+def replay(pool: Pool, method: Method, *, order: str, seed: int = 0) -> list[float]:
     """The score after each of `BUDGETS` measurements: the best time over that of the best schedule known.
 
     `order` says what is measured: the first in the corrected order (greedy), by the improvement that is expected
@@ -99,8 +99,8 @@ def play(pool: Pool, method: Method, *, order: str, seed: int = 0) -> list[float
                 mean, deviation = method(pool, done)
                 if order == "improving" and done:
                     best_s = float(np.exp(log_s[done].min()))
-                    said = zip(mean.tolist(), deviation.tolist(), strict=True)
-                    mean = np.array([-expected_improvement(m, d, best_s) for m, d in said])
+                    predicted = zip(mean.tolist(), deviation.tolist(), strict=True)
+                    mean = np.array([-expected_improvement(m, d, best_s) for m, d in predicted])
                 key = np.argsort(mean, kind="stable")
             done += [int(i) for i in key[~np.isin(key, done)][: min(BATCH, budget - len(done))]]
         rest = np.setdiff1d(np.arange(len(log_s)), done)

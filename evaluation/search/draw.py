@@ -66,8 +66,13 @@ def main(
     ours = f"Hand-coded {baseline_s * 1e6:,.0f} µs, found {found * 1e6:,.0f} µs, {counted}"
     lines += ["", f"{ours}; {problem.ledger.measurements} binaries timed, {problem.ledger.evaluations} predicted."]
     tree = ["```text", *drawn(graph), "```"]
-    told = {"command": command_text("evaluation.search.draw"), "kernel": chosen.region.id, "lines": lines, "tree": tree}
-    record_results(out, f"{dataset.name} {part}", told, facts)
+    report = {
+        "command": command_text("evaluation.search.draw"),
+        "kernel": chosen.region.id,
+        "lines": lines,
+        "tree": tree,
+    }
+    record_results(out, f"{dataset.name} {part}", report, facts)
     if docs:
         write_into(Path(docs), {"story": lines, "tree": tree})
     typer.echo("\n".join([*lines, *tree]))

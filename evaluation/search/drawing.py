@@ -57,7 +57,9 @@ def drawn(graph: Graph, *, most_nodes: int = 24) -> list[str]:
             return
         again = id(node) in shown
         shown.add(id(node))
-        lines.append(f"{stem}{branch}{steps or '(unoptimised)'}  {_said(node, graph)}{'  (above)' if again else ''}")
+        lines.append(
+            f"{stem}{branch}{steps or '(unoptimised)'}  {_described(node, graph)}{'  (above)' if again else ''}"
+        )
         if again:
             return
         children = zip(node.visits, node.children or [], strict=False)
@@ -81,7 +83,7 @@ def _step(parent: Node, child: Node) -> str:
     return "+ " + " ".join(added) if len(added) == 1 else " ".join(theirs)
 
 
-def _said(node: Node, graph: Graph) -> str:
+def _described(node: Node, graph: Graph) -> str:
     words = [
         f"{node.stops + sum(node.visits)} visits",
         f"expected {math.exp(node.prediction.log_runtime) * 1e6:,.0f} µs",

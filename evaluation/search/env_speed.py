@@ -1,8 +1,8 @@
 """How many steps a second the environment makes, in new states and in those visited before, and where the time goes.
 
-Every kernel is played at random, and then once more with the same steps: the first time a step leads to a new state it
+Every kernel is walked at random, and then once more with the same steps: the first time a step leads to a new state it
 has to be planned, drawn as a graph and judged; the second time all of it is known. The time to read a kernel and to
-begin an episode is left out, and so is what a process does once: every kernel is played for one episode before.
+begin an episode is left out, and so is what a process does once: every kernel is walked for one episode before.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NEW, KNOWN = "new", "known"
 Seconds = dict[str, list[float]]
 
 
-def play(env: KernelScheduleEnv, episodes: int, *, seed: int, visited: dict[Schedule, None]) -> Seconds:
+def episode(env: KernelScheduleEnv, episodes: int, *, seed: int, visited: dict[Schedule, None]) -> Seconds:
     """Seconds of each step, by whether it led to a state that is not among `visited`; these are added in order."""
     rng, spent = random.Random(seed), {NEW: list[float](), KNOWN: list[float]()}
     for episode in range(episodes):
@@ -103,13 +103,13 @@ def speed_of(checkpoint: Path, dataset: Path, *, kernels: int, episodes: int, se
         predictor, total = LearnedPredictor(part), {NEW: list[float](), KNOWN: list[float]()}
         entry[name] = {}
         for region in (region for regions in families.values() for region in regions):  # what a process does once
-            play(_env_of(region, target, predictor), 1, seed=seed + episodes, visited={})
+            episode(_env_of(region, target, predictor), 1, seed=seed + episodes, visited={})
         for family, regions in families.items():
             spent, profiles = {NEW: list[float](), KNOWN: list[float]()}, list[dict[str, float]]()
             for region in regions:
                 env, visited = _env_of(region, target, predictor), dict[Schedule, None]()
-                spent[NEW] += play(env, episodes, seed=seed, visited=visited)[NEW]
-                spent[KNOWN] += play(env, episodes, seed=seed, visited=visited)[KNOWN]
+                spent[NEW] += episode(env, episodes, seed=seed, visited=visited)[NEW]
+                spent[KNOWN] += episode(env, episodes, seed=seed, visited=visited)[KNOWN]
                 if len(visited) > 1:
                     profiles.append(profile(region, target, predictor, list(visited)))
             entry[name][family] = rates(spent) | {

@@ -1,4 +1,4 @@
-"""What recorded plays say: how far from the optimum each contender is after n measurements, and how sure that is.
+"""What recorded replays say: how far from the optimum each contender is after n measurements, and how sure that is.
 
 Everything is a ratio of times. Quality is the optimum's over what was found, and a gain of A over B is B's time over
 A's, so above 1 is good for both. A ratio is given weighted, as a ratio of sums of calls x seconds over kernels, and as
@@ -21,10 +21,10 @@ from evaluation.search.comparison import (
     RANDOM,
     ROLLOUT,
     ROOM,
-    Play,
+    Replay,
     Settings,
     Turn,
-    played,
+    replayed,
 )
 from kcg.predictor.features import Array
 from kcg.search.replay import RecordedKernel
@@ -48,12 +48,12 @@ class Ratio:
     mean_low: float
     mean_high: float
 
-    def told(self) -> dict[str, float]:
+    def reported(self) -> dict[str, float]:
         return {name: round(value, 5) for name, value in vars(self).items()}
 
     def named(self, name: str) -> dict[str, float]:
         """As entries of a headline."""
-        return {name if key == "weighted" else f"{name}_{key}": value for key, value in self.told().items()}
+        return {name if key == "weighted" else f"{name}_{key}": value for key, value in self.reported().items()}
 
 
 class Bootstrap:
@@ -73,18 +73,18 @@ class Bootstrap:
 
 
 class Board:
-    """All plays as times: K kernels, S seeds, after 0 to N measurements."""
+    """All replays as times: K kernels, S seeds, after 0 to N measurements."""
 
     def __init__(
         self,
         kernels: Sequence[RecordedKernel],
-        plays: Sequence[Mapping[Turn, Play]],
+        replays: Sequence[Mapping[Turn, Replay]],
         settings: Settings,
         *,
-        dealt: Array | None = None,
+        allocated: Array | None = None,
     ) -> None:
-        """`dealt` is what `evaluation.search.dealing.dealt` found for the default contender."""
-        self.settings, self.plays, self.dealt = settings, plays, dealt
+        """`allocated` is what `evaluation.search.shared_budget.allocated` found for the default contender."""
+        self.settings, self.replays, self.allocated = settings, replays, allocated
         self.weights = np.array([kernel.calls for kernel in kernels], np.float64)  # (K,)
         self.best_s = np.array([kernel.table.best_s for kernel in kernels])  # (K,)
         self.hand_coded_s = np.array([kernel.hand_coded_s for kernel in kernels])  # (K,)
@@ -104,15 +104,15 @@ class Board:
             budget, seeds = self.settings.budget, range(self.settings.seeds)
             self._known[name] = np.array(
                 [
-                    [_after(self._play(k, (name, seed, budget)), budget, float(otherwise_s)) for seed in seeds]
+                    [_after(self._replay(k, (name, seed, budget)), budget, float(otherwise_s)) for seed in seeds]
                     for k, otherwise_s in enumerate(self.hand_coded_s)
                 ]
             )
         return self._known[name]
 
     def ends(self, turn: Turn) -> tuple[Array, Array]:
-        """(K,) each: where one play per kernel ended, and how much it measured."""
-        found = [self._play(k, turn) for k in range(len(self.plays))]
+        """(K,) each: where one replay per kernel ended, and how much it measured."""
+        found = [self._replay(k, turn) for k in range(len(self.replays))]
         times = np.array([p.end_s for p in found])
         return np.where(np.isfinite(times), times, self.hand_coded_s), np.array([p.measurements for p in found])
 
@@ -121,19 +121,19 @@ class Board:
 
     def picked(self, name: str) -> Array | None:
         """(K,) what the picks without any measurement take; None where there are none."""
-        return self.ends((name, 0, 0))[0] if played(self.plays[0], (name, 0, 0)) else None
+        return self.ends((name, 0, 0))[0] if replayed(self.replays[0], (name, 0, 0)) else None
 
     def picking_s(self, name: str) -> float:
         """The mean seconds that such a pick takes."""
-        return float(np.mean([self._play(k, (name, 0, 0)).seconds for k in range(len(self.plays))]))
+        return float(np.mean([self._replay(k, (name, 0, 0)).seconds for k in range(len(self.replays))]))
 
-    def own(self, name: str) -> list[Play]:
-        """Every play of a contender under the budget."""
+    def own(self, name: str) -> list[Replay]:
+        """Every replay of a contender under the budget."""
         turns = [(name, seed, self.settings.budget) for seed in range(self.settings.seeds)]
-        return [self._play(k, turn) for k in range(len(self.plays)) for turn in turns]
+        return [self._replay(k, turn) for k in range(len(self.replays)) for turn in turns]
 
-    def _play(self, k: int, turn: Turn) -> Play:
-        found = played(self.plays[k], turn)
+    def _replay(self, k: int, turn: Turn) -> Replay:
+        found = replayed(self.replays[k], turn)
         assert found is not None, turn
         return found
 
@@ -168,7 +168,7 @@ class Board:
 
     def measurements(self, name: str) -> Array:
         """(K, N + 1) how many were made once 0 to N were allowed: mean over seeds."""
-        made = np.array([p.measurements for p in self.own(name)]).reshape(len(self.plays), -1, 1)
+        made = np.array([p.measurements for p in self.own(name)]).reshape(len(self.replays), -1, 1)
         return np.asarray(np.minimum(made, np.arange(self.settings.budget + 1)).mean(1))
 
     def measurements_needed(self, name: str, width: int) -> tuple[float, float, float]:
@@ -189,33 +189,33 @@ class Board:
         low, high = (float(drawn[round(share * (RESAMPLES - 1))]) for share in SHARE)
         return float(value), low, high
 
-    def dealt_needed(self, width: int) -> float:
-        """The same, where the measurements are dealt out to the kernels by what they are expected to save."""
-        assert self.dealt is not None
+    def allocated_needed(self, width: int) -> float:
+        """The same, where the measurements are allocated to the kernels by what they are expected to save."""
+        assert self.allocated is not None
         beam_s, beam_made = self.beam(width)
-        enough = self.dealt.mean(0) <= CLOSE * (self.weights @ beam_s)
+        enough = self.allocated.mean(0) <= CLOSE * (self.weights @ beam_s)
         return float(np.argmax(enough) / beam_made.sum()) if enough.any() else math.inf
 
     def with_beams_measurements(self, width: int) -> tuple[int, Ratio | None]:
-        """How many kernels the widest BEAM left room on, and what the default contender gains there by as many
-        measurements of each; no gain where it did not play so long, as on a device."""
+        """How many kernels the widest BEAM left a gap on, and what the default contender gains there by as many
+        measurements of each; no gain where it did not run so long, as on a device."""
         beam_s, made = self.beam(width)
         room = beam_s >= ROOM * self.best_s
         times = beam_s.copy()
         for k in np.flatnonzero(room).tolist():
             allowed, known_s = int(made[k]), float(self.hand_coded_s[k])
             turn = (self.settings.default, 0, max(allowed, self.settings.budget))
-            if played(self.plays[k], turn) is None:
+            if replayed(self.replays[k], turn) is None:
                 return int(room.sum()), None
-            found = [self._play(k, (turn[0], seed, turn[2])) for seed in range(self.settings.seeds)]
+            found = [self._replay(k, (turn[0], seed, turn[2])) for seed in range(self.settings.seeds)]
             times[k] = np.mean([_after(p, allowed, known_s)[allowed] for p in found])
         return int(room.sum()), self.gain(beam_s[:, None], times[:, None], room)[0] if room.any() else None
 
 
-def _after(play: Play, budget: int, otherwise_s: float) -> Array:
+def _after(replay: Replay, budget: int, otherwise_s: float) -> Array:
     """(budget + 1,) what is known after 0 to `budget` measurements."""
     found = np.full(budget + 1, otherwise_s)
-    for n, best_s in play.curve:
+    for n, best_s in replay.curve:
         found[n:] = best_s
     return found
 
@@ -241,8 +241,8 @@ def headline(board: Board) -> dict[str, float | None]:
         count, gain = board.with_beams_measurements(max(widths))
         found[f"kernels_with_room_after_beam{max(widths)}"] = count
         found |= gain.named(f"gain_with_room_on_beam{max(widths)}") if gain is not None else {}
-    plays = board.own(default)
-    found["search_s_per_kernel"] = round(float(np.mean([p.seconds for p in plays])), 4)
+    replays = board.own(default)
+    found["search_s_per_kernel"] = round(float(np.mean([p.seconds for p in replays])), 4)
     return found
 
 
@@ -252,8 +252,8 @@ def _against_beam4(board: Board) -> dict[str, float | None]:
     needed = board.measurements_needed(default, 4)
     for key, value in zip(("", "_low", "_high"), needed, strict=True):
         found[f"measurements_vs_beam4{key}"] = _finite(value)
-    if board.dealt is not None:
-        found["measurements_vs_beam4_dealt"] = _finite(board.dealt_needed(4))
+    if board.allocated is not None:
+        found["measurements_vs_beam4_dealt"] = _finite(board.allocated_needed(4))
     allowed = min(max(1, int(beam_made.sum() / SPARING / len(beam_made))), board.settings.budget)
     found["quality_vs_beam4_measurements_per_kernel"] = allowed
     sparing = board.known(default).mean(1)[:, [allowed]]
@@ -275,36 +275,36 @@ def entry(board: Board, kernels: Sequence[RecordedKernel]) -> dict[str, Any]:
     """The full tables, for the results file."""
     settings, budgets = board.settings, board.budgets
     every = range(1, settings.budget + 1)
-    told: dict[str, Any] = {"settings": vars(settings), "budgets": budgets, "contenders": {}, "beams": {}}
+    report: dict[str, Any] = {"settings": vars(settings), "budgets": budgets, "contenders": {}, "beams": {}}
     for name in settings.contenders:
-        plays, ratios = board.own(name), board.quality(board.known(name)[:, :, 1:])
-        told["contenders"][name] = {
-            "quality": {n: ratios[n - 1].told() for n in budgets},
+        replays, ratios = board.own(name), board.quality(board.known(name)[:, :, 1:])
+        report["contenders"][name] = {
+            "quality": {n: ratios[n - 1].reported() for n in budgets},
             "regret": {key: [_short(1 / getattr(ratios[n - 1], of) - 1) for n in every]
                        for key, of in (("weighted", "weighted"), ("low", "high"), ("high", "low"), ("mean", "mean"))},
-            "measurements": _short(np.mean([p.measurements for p in plays])),
-            "evaluations": _short(np.mean([p.evaluations for p in plays])),
-            "failures": _short(np.mean([p.failures for p in plays])),
-            "search_s": _short(np.mean([p.seconds for p in plays])),
+            "measurements": _short(np.mean([p.measurements for p in replays])),
+            "evaluations": _short(np.mean([p.evaluations for p in replays])),
+            "failures": _short(np.mean([p.failures for p in replays])),
+            "search_s": _short(np.mean([p.seconds for p in replays])),
         }  # fmt: skip
     for width in settings.beams:
         times, made = board.beam(width)
         shape = (len(times), settings.seeds, 1)
         ratio = board.quality(np.broadcast_to(times[:, None, None], shape))[0]
-        told["beams"][width] = {
-            "quality": ratio.told(),
+        report["beams"][width] = {
+            "quality": ratio.reported(),
             "measurements": _short(made.mean()),
             "most_measurements": int(made.max()),
         }
-    told["pairs"] = {
-        other: {n: ratio.told() for n, ratio in zip(budgets, board.paired(settings.default, other), strict=True)}
+    report["pairs"] = {
+        other: {n: ratio.reported() for n, ratio in zip(budgets, board.paired(settings.default, other), strict=True)}
         for other in settings.contenders
         if other != settings.default
     }
-    if board.dealt is not None:
-        told["dealt_s"] = [_short(value) for value in board.dealt.mean(0)]
-    told["kernels"] = [_kernel(board, k, kernel) for k, kernel in enumerate(kernels)]
-    return told
+    if board.allocated is not None:
+        report["dealt_s"] = [_short(value) for value in board.allocated.mean(0)]
+    report["kernels"] = [_kernel(board, k, kernel) for k, kernel in enumerate(kernels)]
+    return report
 
 
 def _kernel(board: Board, k: int, kernel: RecordedKernel) -> dict[str, Any]:

@@ -126,8 +126,8 @@ def _choice(rng: random.Random, weights: Sequence[float], temperature: float) ->
 def policy_beam(led: Led, width: int, *, longest: int = LONGEST) -> Strategy:
     """A beam over the policy's cumulative probability; what it meets is ranked by the predictor and measured.
 
-    The predictor is corrected by each batch, which holds no near twins. The beam is wider by half of `width` each time:
-    its first candidates would else all be measured before the policy's next are looked at.
+    The predictor is corrected by each batch, which holds no near duplicates. The beam is wider by half of `width` each
+    time: its first candidates would else all be measured before the policy's next are looked at.
     """
 
     def search(problem: Problem) -> Iterator[Observation]:

@@ -100,10 +100,10 @@ def tinygrad_mcts(measured: int) -> Strategy:
             if node is None:
                 return
             key = trials.key(node.schedule)
-            twin = kernels.setdefault(key, node)
-            if twin is not node or node.visits:
+            first = kernels.setdefault(key, node)
+            if first is not node or node.visits:
                 node.remove()
-                node.back_up(twin.best_s)
+                node.back_up(first.best_s)
                 continue
             if trials.observed(node.schedule) is None:
                 for observation in trials.measure([node.schedule]):
@@ -112,10 +112,10 @@ def tinygrad_mcts(measured: int) -> Strategy:
             known = trials.observed(node.schedule)
             if known is None:
                 return  # no measurement was granted
-            twin = binaries.setdefault(known.binary_hash, node) if known.binary_hash else node
-            if twin is not node:
+            first = binaries.setdefault(known.binary_hash, node) if known.binary_hash else node
+            if first is not node:
                 node.remove()
             best_s = min(best_s, known.time_s)
-            node.back_up(known.time_s if twin is node else twin.best_s)
+            node.back_up(known.time_s if first is node else first.best_s)
 
     return search

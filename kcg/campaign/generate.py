@@ -1,4 +1,4 @@
-"""One occasion of a campaign: measure until every kernel has its schedules or the budget ends, into a journal."""
+"""One run of a campaign: measure until every kernel has its schedules or the budget ends, into a journal."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ BATCH_A_WORKER = 4  # schedules of a batch for each compiler: what is under way 
 DRAW_TIMEOUT_S = 300.0
 TOGETHER = 64  # schedules of a kernel that go to the device in one go
 
-Say = Callable[[str, float | None], None]
+Log = Callable[[str, float | None], None]
 
 
 Ended = Drawn | Measurement | BaseException  # what comes back: drawn schedules, a row, or why nothing was drawn
@@ -52,7 +52,7 @@ class _Flight:
 
 
 @dataclass
-class _Occasion:
+class _CampaignRun:
     """The state of one run over all kernels."""
 
     settings: CampaignSettings
@@ -61,14 +61,14 @@ class _Occasion:
     calls: list[WorkloadCall]
     tables: list[WorkloadCall]
     deadline: float | None
-    say: Say
+    log: Log
     began: float = field(default_factory=time.monotonic)
     measured: int = 0
     known: int = 0
     skipped: int = 0
     finished: bool = False
     statuses: Counter[str] = field(default_factory=Counter)
-    last_said: float = 0.0
+    last_logged: float = 0.0
     drawing_s: float = 0.0
     _left: int = 0
     _done: queue.SimpleQueue[tuple[_Flight, Ended]] = field(default_factory=queue.SimpleQueue)
@@ -88,7 +88,7 @@ class _Occasion:
         reasons = Counter(why for _, why in left_out)  # of kernels, whatever the values of their variables
         self.skipped = reasons.total()
         for reason, number in reasons.items():
-            self.say(f"{counted(number, 'kernel')} left out: {reason}", None)
+            self.log(f"{counted(number, 'kernel')} left out: {reason}", None)
         calls = [call for call, reason in zip(self.calls, unfit, strict=True) if not reason]
         self._left = sum(max(wanted - before.get((c.region.id, c.variables), 0), 0) for c in calls)
         for stage in sorted({max(round(FIRST_SHARE * wanted), min(wanted, 8)), wanted}):
@@ -176,7 +176,7 @@ class _Occasion:
 
     def _next(self, flight: _Flight) -> bool:
         """Have the kernel's next batch measured, or drawn; False where there is none, or no time."""
-        if self.out_of_time:  # what was drawn and not measured is drawn again on the next occasion
+        if self.out_of_time:  # what was drawn and not measured is drawn again in the next run
             return False
         if not flight.waiting:
             return self._draw(flight)
@@ -197,7 +197,7 @@ class _Occasion:
         return True
 
     def _declare(self, task: KernelTask) -> None:
-        """Keep a lattice before it is measured: a later occasion goes on with the same one."""
+        """Keep a lattice before it is measured: a later run goes on with the same one."""
         if isinstance(task, TableTask) and task.declaration:
             target, toolchain = self.service.facts
             self.journal.add_lattice(task.call.region.id, target.fingerprint, toolchain.fingerprint, task.declaration)
@@ -243,20 +243,20 @@ class _Occasion:
                 future.add_done_callback(ended)
 
     def _record(self, task: KernelTask, row: Measurement) -> None:
-        if self.service.device_error is not None:  # what could not run is not recorded: a later occasion measures it
+        if self.service.device_error is not None:  # what could not run is not recorded: a later run measures it
             raise self.service.device_error
         self.journal.record(row)
         check_in_place(self.journal)
-        task.tell(row)
+        task.record(row)
         self.statuses[str(row.status)] += 1
         self.measured += 1
         now = time.monotonic()
-        if now - self.last_said >= 1.0:
-            self.last_said = now
+        if now - self.last_logged >= 1.0:
+            self.last_logged = now
             pace = self.measured / (now - self.began)
             left = max(self._left - self.measured, 0)
             eta = left / pace if self.deadline is None else min(left / pace, self.deadline - now)
-            self.say(f"{self.measured} schedules measured, at most {left} to go, {pace:.1f} a second", eta)
+            self.log(f"{self.measured} schedules measured, at most {left} to go, {pace:.1f} a second", eta)
 
 
 def check_in_place(journal: Journal) -> None:
@@ -267,25 +267,25 @@ def check_in_place(journal: Journal) -> None:
         )
 
 
-def record_workloads(settings: CampaignSettings, say: Say) -> tuple[str, ...]:
+def record_workloads(settings: CampaignSettings, log: Log) -> tuple[str, ...]:
     """Capture the workloads of a campaign into its journal; their names, each as `name/preset`."""
     choice = choose_device(settings.device)
     prepare(choice.dev)
     names = []
     with Journal.open(settings.out) as journal:
-        for workload in workloads_of(settings, choice.device, lambda line: say(line, None)):
+        for workload in workloads_of(settings, choice.device, lambda line: log(line, None)):
             journal.add_workload(workload)
             names.append(f"{workload.name}/{workload.preset}")
     return tuple(names)
 
 
-def generate_here(settings: CampaignSettings, *, say: Say) -> CampaignSummary:
-    """One occasion on one device, in this process; see `kcg.campaign.workers.generate`."""
+def generate_here(settings: CampaignSettings, *, log: Log) -> CampaignSummary:
+    """One run on one device, in this process; see `kcg.campaign.workers.generate`."""
     began = time.monotonic()
     choice = choose_device(settings.device)
     prepare(choice.dev)
     check_header(settings.out, create=True)  # before anything is captured, which may take a minute
-    workloads = list(workloads_of(settings, choice.device, lambda line: say(line, None)))
+    workloads = list(workloads_of(settings, choice.device, lambda line: log(line, None)))
     with (
         Journal.open(settings.out) as journal,
         MeasureService(choice.dev, run_id=uuid.uuid4().hex, compile_workers=settings.compile_workers) as service,
@@ -308,16 +308,16 @@ def generate_here(settings: CampaignSettings, *, say: Say) -> CampaignSummary:
         )
         deadline = began + settings.budget_s if settings.budget_s is not None else None
         tables = shard_of(table_calls(workloads, settings.tables, seed=settings.seed), settings.shard)
-        occasion = _Occasion(settings, service, journal, calls, tables, deadline, say)
-        occasion.run()
-        busy = occasion.busy
+        run = _CampaignRun(settings, service, journal, calls, tables, deadline, log)
+        run.run()
+        busy = run.busy
     return CampaignSummary(
         len({call.region.id for call in calls}),
-        occasion.measured,
-        occasion.known,
-        dict(occasion.statuses),
+        run.measured,
+        run.known,
+        dict(run.statuses),
         time.monotonic() - began,
-        occasion.finished,
-        occasion.skipped,
+        run.finished,
+        run.skipped,
         *busy,
     )

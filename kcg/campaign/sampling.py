@@ -34,7 +34,7 @@ Draw = Callable[[random.Random], list[Schedule]]
 
 
 @dataclass(frozen=True)
-class View:
+class KernelState:
     """What a sampler sees of a kernel."""
 
     space: KernelSpace
@@ -43,54 +43,54 @@ class View:
     known: dict[str, Schedule] = field(default_factory=dict)  # the same, the schedules
 
 
-def sampler(name: str, view: View) -> Draw:
+def sampler(name: str, state: KernelState) -> Draw:
     """The sampler called `name`, as `kcg.campaign.settings.SAMPLER` spells them: the next schedules, which may contain
     some that are known already; none where the sampler has come to its end."""
     kind, _, argument = name.partition(":")
     if kind == "walk":
-        origin = view.space.baseline() if argument == "hand-coded" else RAW
-        return lambda rng: [_walk(view, rng, origin) for _ in range(WALKS_A_BATCH)]
+        origin = state.space.baseline() if argument == "hand-coded" else RAW
+        return lambda rng: [_walk(state, rng, origin) for _ in range(WALKS_A_BATCH)]
     if kind == "near":
-        return lambda rng: [_near_best(view, rng) for _ in range(WALKS_A_BATCH)]
+        return lambda rng: [_near_best(state, rng) for _ in range(WALKS_A_BATCH)]
     if kind == "greedy":
-        return lambda rng: [_greedy_walk(view, rng, float(argument)) for _ in range(WALKS_A_BATCH)]
+        return lambda rng: [_greedy_walk(state, rng, float(argument)) for _ in range(WALKS_A_BATCH)]
     width, _, children = argument.partition("/")
-    return lambda rng: beam_level(view, rng, int(width), int(children) if children else None)
+    return lambda rng: beam_level(state, rng, int(width), int(children) if children else None)
 
 
-def _walk(view: View, rng: random.Random, origin: Schedule) -> Schedule:
+def _walk(state: KernelState, rng: random.Random, origin: Schedule) -> Schedule:
     """A random legal walk of any length from `origin`."""
     schedule = origin
     for _ in range(rng.randint(1, MAX_WALK)):
-        step = view.space.random_step(schedule, rng)
+        step = state.space.random_step(schedule, rng)
         if step is None:
             break
         schedule = step
     return schedule
 
 
-def _near_best(view: View, rng: random.Random) -> Schedule:
+def _near_best(state: KernelState, rng: random.Random) -> Schedule:
     """One of the fastest measured so far, up to two of its last Opts taken back, and one to three others instead."""
-    fastest = sorted((seconds, key) for key, seconds in view.times_s.items() if math.isfinite(seconds))[:NEAR_BEST]
-    known = [view.known[key] for _, key in fastest if key in view.known]
-    opts = (rng.choice(known) if known else view.space.baseline()).opts
+    fastest = sorted((seconds, key) for key, seconds in state.times_s.items() if math.isfinite(seconds))[:NEAR_BEST]
+    known = [state.known[key] for _, key in fastest if key in state.known]
+    opts = (rng.choice(known) if known else state.space.baseline()).opts
     schedule = Schedule.from_opts(opts[: max(0, len(opts) - rng.randint(0, 2))])
     for _ in range(rng.randint(1, 3)):
-        schedule = view.space.random_step(schedule, rng) or schedule
+        schedule = state.space.random_step(schedule, rng) or schedule
     return schedule
 
 
-def _greedy_walk(view: View, rng: random.Random, epsilon: float) -> Schedule:
+def _greedy_walk(state: KernelState, rng: random.Random, epsilon: float) -> Schedule:
     """A walk from the unoptimised kernel that takes a random step with probability `epsilon`, else the best predicted
     of some, until none is better: where today's predictor would go, so that the next one learns where it is wrong."""
     schedule, best = RAW, math.inf
     for _ in range(MAX_WALK):
         at_random = rng.random() < epsilon
-        drawn = [view.space.random_step(schedule, rng) for _ in range(1 if at_random else GREEDY_CHOICES)]
+        drawn = [state.space.random_step(schedule, rng) for _ in range(1 if at_random else GREEDY_CHOICES)]
         steps = list(dict.fromkeys(s for s in drawn if s is not None))
         if not steps:
             break
-        expected = [p.log_runtime for p in view.predictor.predict(view.space, steps)]
+        expected = [p.log_runtime for p in state.predictor.predict(state.space, steps)]
         if not at_random and min(expected) >= best:
             break
         best = min(expected)
@@ -98,36 +98,36 @@ def _greedy_walk(view: View, rng: random.Random, epsilon: float) -> Schedule:
     return schedule
 
 
-def beam_level(view: View, rng: random.Random, width: int, children: int | None) -> list[Schedule]:
+def beam_level(state: KernelState, rng: random.Random, width: int, children: int | None) -> list[Schedule]:
     """What tinygrad's BEAM would measure next, by the times of this campaign; nothing where it has ended.
 
     Of each level the `width` fastest lead to the next. All legal steps of a level are measured, or `children` of them
     drawn at random. It begins at the unoptimised kernel and ends when a level's best improves on the last by less than
     0.01 µs, so it cannot cross a valley.
     """
-    return beam_state(view, rng, width, children)[0]
+    return beam_state(state, rng, width, children)[0]
 
 
-def beam_winner(view: View, width: int) -> Schedule | None:
+def beam_winner(state: KernelState, width: int) -> Schedule | None:
     """What a complete BEAM search of that width ended with; None where nothing worked."""
-    return beam_state(view, random.Random(0), width, None)[1]
+    return beam_state(state, random.Random(0), width, None)[1]
 
 
 def beam_state(
-    view: View, rng: random.Random, width: int, children: int | None
+    state: KernelState, rng: random.Random, width: int, children: int | None
 ) -> tuple[list[Schedule], Schedule | None]:
     """What the search asks for next, and the fastest it knows of."""
-    kept, record_s, seen = [RAW], math.inf, {view.space.key(RAW)}
+    kept, record_s, seen = [RAW], math.inf, {state.space.key(RAW)}
     winner: Schedule | None = None
     while kept:
         level: dict[str, Schedule] = {}
         for schedule in kept:
-            for action in view.space.actions(schedule):
-                key = view.space.key(action.schedule)
+            for action in state.space.actions(schedule):
+                key = state.space.key(action.schedule)
                 if key not in seen:
                     level.setdefault(key, action.schedule)
         seen.update(level)
-        measured = {key: view.times_s[key] for key in level if key in view.times_s}
+        measured = {key: state.times_s[key] for key in level if key in state.times_s}
         missing = [schedule for key, schedule in level.items() if key not in measured]
         short = min(children or len(level), len(level)) - len(measured)
         if short > 0:
@@ -141,11 +141,11 @@ def beam_state(
     return [], winner
 
 
-def unseen(view: View, rng: random.Random, seen: Collection[str]) -> Iterator[Schedule]:
+def unseen(state: KernelState, rng: random.Random, seen: Collection[str]) -> Iterator[Schedule]:
     """Every schedule that steps lead to and whose identity is not in `seen`, those of few steps first and at random
     among these; ends when the space does, or after `MOST_VISITED` that are in `seen`: of so large a space walks find
     new ones."""
-    reached = {view.space.key(start): start for start in (RAW, view.space.baseline())}
+    reached = {state.space.key(start): start for start in (RAW, state.space.baseline())}
     level, visited = list(reached), 0
     while level:
         rng.shuffle(level)
@@ -157,8 +157,8 @@ def unseen(view: View, rng: random.Random, seen: Collection[str]) -> Iterator[Sc
             visited += 1
             if visited > MOST_VISITED:
                 return
-            for action in view.space.actions(reached[key]):
-                child = view.space.key(action.schedule)
+            for action in state.space.actions(reached[key]):
+                child = state.space.key(action.schedule)
                 if child not in reached:
                     reached[child] = action.schedule
                     after.append(child)
@@ -272,11 +272,11 @@ def draw(job: DrawJob) -> Drawn:
     keys = keys_of(space, job.known)
     known = {key: k for key, k in zip(keys, job.known, strict=True) if key}
     times, schedules = {key: k.time_s for key, k in known.items()}, {key: k.schedule for key, k in known.items()}
-    drawing = _Drawing(job, View(space, _Chosen(job.predictor, job.target), times, schedules))
+    drawing = _Drawing(job, KernelState(space, _Chosen(job.predictor, job.target), times, schedules))
     for schedule, who in ((baseline, HAND_CODED), (RAW, "raw")):
         drawing.add(schedule, who, always=who == HAND_CODED)
     fixed = len(drawing.batch)
-    drawing.deal()
+    drawing.assign()
     while len(drawing.batch) == fixed and (open_ := drawing.open()):
         for who in open_:
             drawing.ask(who)
@@ -289,27 +289,27 @@ def shares(mix: Sequence[tuple[str, float]], count: int) -> dict[str, int]:
     """So many schedules, dealt by the shares of a mix, none lost by rounding: the largest remainders get one more."""
     total = sum(share for _, share in mix)
     exact = {who: count * share / total for who, share in mix}
-    dealt = {who: math.floor(part) for who, part in exact.items()}
-    by_remainder = sorted(exact, key=lambda who: dealt[who] - exact[who])
-    for who in by_remainder[: count - sum(dealt.values())]:
-        dealt[who] += 1
-    return dealt
+    assigned = {who: math.floor(part) for who, part in exact.items()}
+    by_remainder = sorted(exact, key=lambda who: assigned[who] - exact[who])
+    for who in by_remainder[: count - sum(assigned.values())]:
+        assigned[who] += 1
+    return assigned
 
 
 class _Drawing:
     """A batch in the making."""
 
-    def __init__(self, job: DrawJob, view: View) -> None:
-        self.job, self.view = job, view
+    def __init__(self, job: DrawJob, state: KernelState) -> None:
+        self.job, self.state = job, state
         self.batch: list[tuple[Schedule, str, str]] = []
         self.ended = set(job.ended)
-        self.taken = set(view.times_s)
+        self.taken = set(state.times_s)
         self.asked = 0
-        self.room = min(job.wanted - len(job.known), job.most)
+        self.left = min(job.wanted - len(job.known), job.most)
         self.by_sampler = Counter(known.sampler for known in job.known)
         self.share: dict[str, int] = {}
 
-    def deal(self) -> None:
+    def assign(self) -> None:
         """The samplers' shares of what is wanted beside what others drew."""
         others = sum(count for who, count in self.by_sampler.items() if who not in dict(self.job.mix))
         self.share = shares(self.job.mix, max(self.job.wanted - others, 0))
@@ -317,52 +317,52 @@ class _Drawing:
     def open(self) -> list[str]:
         """The samplers that may draw more, those that had least of their share first. When all have had theirs and
         there is room, because some had nothing more to draw, the shares of those that go on grow."""
-        if self.room <= 0:
+        if self.left <= 0:
             return []
         able = tuple((who, share) for who, share in self.job.mix if who not in self.ended)
         if able and all(self.by_sampler[who] >= self.share[who] for who, _ in able):
-            for who, more in shares(able, self.room).items():
+            for who, more in shares(able, self.left).items():
                 self.share[who] = self.by_sampler[who] + more
         served = {who: self.by_sampler[who] / self.share[who] for who, _ in able if self.share[who]}
         return sorted((who for who, part in served.items() if part < 1), key=served.__getitem__)
 
     def ask(self, who: str) -> None:
         """Take what a sampler draws next, as far as there is room. One that draws nothing new has ended."""
-        if self.room <= 0:
+        if self.left <= 0:
             return
         self.asked += 1  # else a batch of which all was left out would be drawn again for ever
         rng = random.Random(f"{self.job.seed}:{who}:{self.by_sampler[who]}:{len(self.taken)}:{self.asked}")
         new = 0
-        for schedule in sampler(who, self.view)(rng):
+        for schedule in sampler(who, self.state)(rng):
             if self.by_sampler[who] < self.share[who]:
                 new += self.add(schedule, who, rng)
-        if not new and self.room > 0:
+        if not new and self.left > 0:
             self.ended.add(who)
 
     def take_rest(self) -> None:
         """Schedules that no sampler drew, as far as there is room and the space has some."""
         rng = random.Random(f"{self.job.seed}:{REST}:{len(self.taken)}")
-        for schedule in unseen(self.view, rng, self.taken):
-            if self.room <= 0:
+        for schedule in unseen(self.state, rng, self.taken):
+            if self.left <= 0:
                 return
             self.add(schedule, REST)
 
     def add(self, schedule: Schedule, who: str, rng: random.Random | None = None, *, always: bool = False) -> bool:
         """Take a schedule into the batch; whether it is a new one. With `rng` a long random one may be left out, and is
         new all the same: it may be drawn again, so that its sampler has not come to its end."""
-        key = key_of(self.view.space, schedule)
-        if key is None or key in self.taken or self.room <= 0:
+        key = key_of(self.state.space, schedule)
+        if key is None or key in self.taken or self.left <= 0:
             return False
-        is_long = rng is not None and who.startswith(THINNED) and self.view.space.uops(schedule) > LONG_UOPS
+        is_long = rng is not None and who.startswith(THINNED) and self.state.space.uops(schedule) > LONG_UOPS
         if rng is not None and is_long and rng.random() >= LONG_SHARE:
             return True
         self.taken.add(key)
-        expected = Roofline().predict(self.view.space, [schedule])[0]
+        expected = Roofline().predict(self.state.space, [schedule])[0]
         if not always and expected.runtime_s > SLOWEST_S:
             # as good as measured, for a beam search: it would not be kept
-            self.view.times_s[key] = math.inf
+            self.state.times_s[key] = math.inf
             return False
         self.batch.append((schedule, who, key))
         self.by_sampler[who] += 1
-        self.room -= 1
+        self.left -= 1
         return True

@@ -1,4 +1,4 @@
-"""The settings of a campaign, read off the command line, and what one occasion of it did."""
+"""The settings of a campaign, read off the command line, and what one run of it did."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class CampaignSettings:
 
 @dataclass(frozen=True)
 class CampaignSummary:
-    """What one occasion of a campaign did."""
+    """What one run of a campaign did."""
 
     kernels: int
     measured: int  # rows added

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kcg.campaign.sampling import Drawn, Known, View, beam_winner, keys_of, space_of
+from kcg.campaign.sampling import Drawn, KernelState, Known, beam_winner, keys_of, space_of
 from kcg.campaign.tasks import KernelTask, Key, in_order
 from kcg.dataset.journal import Journal
 from kcg.errors import DataError, ScheduleError
@@ -216,8 +216,8 @@ def draw_lattice(job: LatticeJob) -> LatticeDrawn:
         space = space_of(job.region, job.target)
         keys = keys_of(space, job.known)
         times = {key: k.time_s for key, k in zip(keys, job.known, strict=True) if key}
-        view = View(space, Roofline(), times)
-        winners = [winner for width in WIDTHS if (winner := beam_winner(view, width)) is not None]
+        state = KernelState(space, Roofline(), times)
+        winners = [winner for width in WIDTHS if (winner := beam_winner(state, width)) is not None]
         made = lattice(space, winners, rng=random.Random(job.seed), limit=job.limit)
     except ScheduleError as error:
         return LatticeDrawn((), ("",) * len(job.known), frozenset(), str(error))
@@ -293,7 +293,7 @@ class TableTask(KernelTask):
 
     @property
     def waiting(self) -> list[tuple[Schedule, str]]:
-        """What an earlier occasion declared and did not measure."""
+        """What an earlier run declared and did not measure."""
         declared = _schedules(json.loads(self.declaration)) if self.declaration else []
         return [(schedule, LATTICE) for schedule in declared if schedule not in self.known]
 

@@ -39,7 +39,7 @@ def chosen_specs(settings: CampaignSettings, device: str) -> list[tuple[Workload
     return [(spec, preset) for (_, preset), spec in found.items()]
 
 
-def workloads_of(settings: CampaignSettings, device: str, say: Callable[[str], None]) -> Iterator[Workload]:
+def workloads_of(settings: CampaignSettings, device: str, log: Callable[[str], None]) -> Iterator[Workload]:
     """Every workload of the campaign: captured, or read from the journal that `settings.source` names."""
     kernels = 0
     if settings.source is not None:
@@ -48,7 +48,7 @@ def workloads_of(settings: CampaignSettings, device: str, say: Callable[[str], N
         kernels += sum(len(workload.calls) for workload in stored)
         yield from stored
     for spec, preset in chosen_specs(settings, device):
-        say(f"capturing {spec.name} {preset}")
+        log(f"capturing {spec.name} {preset}")
         workload = spec.capture(preset)
         kernels += len(workload.calls)
         yield workload
@@ -134,7 +134,7 @@ class KernelTask:
         self.exhausted = False  # the last draw gave nothing
         known = list(known)
         for row in known:
-            self.tell(row)
+            self.record(row)
 
     @property
     def waiting(self) -> list[tuple[Schedule, str]]:
@@ -166,7 +166,7 @@ class KernelTask:
         self._ended, self.exhausted = answer.ended, not answer.batch
         return [(schedule, who) for schedule, who, _ in answer.batch]
 
-    def tell(self, row: Measurement) -> None:
+    def record(self, row: Measurement) -> None:
         """What measuring a schedule showed."""
         if row.schedule.kind != ScheduleKind.OPTS:
             return  # written by hand: nothing to draw from

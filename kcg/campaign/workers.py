@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from kcg.campaign.generate import LONGEST_TIMEOUT_S, STOP_ABOVE, Say, check_in_place, generate_here, record_workloads
+from kcg.campaign.generate import LONGEST_TIMEOUT_S, STOP_ABOVE, Log, check_in_place, generate_here, record_workloads
 from kcg.campaign.settings import CampaignSettings, CampaignSummary
 from kcg.compat.device import choose_device, cuda_count, prepare
 from kcg.dataset.journal import Journal, Run
@@ -31,7 +31,7 @@ from kcg.measure.service import MeasureService, Request
 from kcg.provenance import provenance
 from kcg.types import Measurement, Status, Variables
 
-# ---- Timing a part of what is known once more, on another occasion: how far a dataset drifts from machine to machine.
+# ---- Timing a part of what is known once more, in another run: how far a dataset drifts from machine to machine.
 
 BATCH = 32
 
@@ -50,7 +50,7 @@ def _fraction(text: str) -> float:
     return int.from_bytes(hashlib.sha256(f"retime:{text}".encode()).digest()[:6]) / 2**48
 
 
-def retime(path: Path, *, share: float, device: str, command: str, budget_s: float | None, say: Say) -> CampaignSummary:
+def retime(path: Path, *, share: float, device: str, command: str, budget_s: float | None, log: Log) -> CampaignSummary:
     """Time a share of a journal's binaries again on this machine and add the rows to it.
 
     A row stands under the identity of the first, with another run. What this run has timed already is left out.
@@ -102,7 +102,7 @@ def retime(path: Path, *, share: float, device: str, command: str, budget_s: flo
                 statuses[str(row.status)] += 1
                 measured += 1
             pace = measured / (time.monotonic() - began)
-            say(f"{measured} of {len(requests)} timed again, {pace:.1f} a second", (len(requests) - measured) / pace)
+            log(f"{measured} of {len(requests)} timed again, {pace:.1f} a second", (len(requests) - measured) / pace)
     return CampaignSummary(
         len(by_kernel), measured, 0, dict(statuses), time.monotonic() - began, measured == len(requests)
     )
@@ -113,21 +113,21 @@ GRACE_S = 300.0  # beyond the budget, for the start of a worker and its last bat
 POLL_S = 1.0
 
 
-def generate(settings: CampaignSettings, *, say: Say) -> CampaignSummary:
+def generate(settings: CampaignSettings, *, log: Log) -> CampaignSummary:
     """Measure until every kernel has its schedules or the budget ends, on every GPU that is there. A second call with
-    the same journal goes on. `say(line, eta_s)` is told what happens, about once a second."""
+    the same journal goes on. `log(line, eta_s)` gets what happens, about once a second."""
     choice = choose_device(settings.device)
     gpus = cuda_count() if choice.device == "CUDA" else 1
     if settings.gpus is not None:
         if settings.gpus > gpus:
             raise DeviceError(f"--gpus {settings.gpus}: {choice.dev} has {gpus} here")
         gpus = settings.gpus
-    return generate_here(settings, say=say) if gpus == 1 else _on_gpus(settings, gpus, say)
+    return generate_here(settings, log=log) if gpus == 1 else _on_gpus(settings, gpus, log)
 
 
-def _on_gpus(settings: CampaignSettings, gpus: int, say: Say) -> CampaignSummary:
+def _on_gpus(settings: CampaignSettings, gpus: int, log: Log) -> CampaignSummary:
     began = time.monotonic()
-    names = record_workloads(settings, say)
+    names = record_workloads(settings, log)
     part, parts = settings.shard
     left_s = None if settings.budget_s is None else max(settings.budget_s - (time.monotonic() - began), 1.0)
     jobs = []
@@ -155,7 +155,7 @@ def _on_gpus(settings: CampaignSettings, gpus: int, say: Say) -> CampaignSummary
                 check_in_place(journal)
                 rows, spent = journal.counts()["measurements"] - before, time.monotonic() - began
                 eta = None if settings.budget_s is None else max(settings.budget_s - spent, 0.0)
-                say(f"{rows} schedules measured on {gpus} GPUs, {rows / spent:.1f} a second", eta)
+                log(f"{rows} schedules measured on {gpus} GPUs, {rows / spent:.1f} a second", eta)
         finally:
             stop.set()
     return _joined([_result(future) for future in futures], time.monotonic() - began)
@@ -169,7 +169,7 @@ def _visible(gpu: int) -> str:
 
 def _work(job: dict[str, Any], timeout_s: float, stop: threading.Event) -> dict[str, Any]:
     name = f"the worker of GPU {job['gpu']}"
-    ended = isolated.run_alone(WORKER, job, dev="CUDA", timeout_s=timeout_s, name=name, label="campaign", stop=stop)
+    ended = isolated.run_isolated(WORKER, job, dev="CUDA", timeout_s=timeout_s, name=name, label="campaign", stop=stop)
     if ended.returncode != 0 or not ended.out:
         raise DeviceError(f"{name} ended early ({ended.last_words}); what it measured is kept")
     answer: dict[str, Any] = json.loads(ended.out[-1])
@@ -212,7 +212,7 @@ def main() -> None:
         values[name] = tuple(values[name])
     values["mix"] = tuple((who, share) for who, share in values["mix"])
     try:
-        summary = generate_here(CampaignSettings(**values), say=lambda line, eta_s: None)
+        summary = generate_here(CampaignSettings(**values), log=lambda line, eta_s: None)
     except KcgError as error:
         raise SystemExit(str(error)) from None
     isolated.answer(asdict(summary))

@@ -61,10 +61,10 @@ def clang_of_tinygrad() -> str | None:
 
 def _is_clang(path: str) -> bool:
     try:
-        told = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=20, check=False).stdout
+        answer = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=20, check=False).stdout
     except (OSError, subprocess.SubprocessError):
         return False
-    return "clang" in told.lower()
+    return "clang" in answer.lower()
 
 
 def _packaged_clang() -> str | None:
@@ -115,10 +115,10 @@ def cuda_uuid() -> str | None:
     if driver is None or driver.cuDeviceGet(ctypes.byref(device), 0) != 0:
         return None
     try:
-        told = driver.cuDeviceGetUuid_v2(uuid, device)
+        answer = driver.cuDeviceGetUuid_v2(uuid, device)
     except AttributeError:  # an older driver
         return None
-    return str(UUID(bytes=bytes(uuid))) if told == 0 else None
+    return str(UUID(bytes=bytes(uuid))) if answer == 0 else None
 
 
 def has_cuda() -> bool:

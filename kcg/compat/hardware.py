@@ -74,10 +74,10 @@ def memory_of(device: str) -> tuple[int, int] | None:
 
         cuda.cuInit(0)
         pynvml.nvmlInit()
-        told = pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByPciBusId(cuda_bus_id()))
+        memory = pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByPciBusId(cuda_bus_id()))
     except Exception:  # NVML is absent or refuses: many kinds of error, all of which mean that nothing is told
         return None
-    return int(told.free), int(told.total)
+    return int(memory.free), int(memory.total)
 
 
 def allocated_bytes() -> int:
@@ -90,8 +90,8 @@ def allocated_bytes() -> int:
 def _host_memory() -> tuple[int, int] | None:
     with contextlib.suppress(OSError, ValueError, KeyError):
         lines = (line.split() for line in Path("/proc/meminfo").read_text().splitlines())
-        told = {words[0]: int(words[1]) << 10 for words in lines}
-        return told["MemAvailable:"], told["MemTotal:"]
+        memory = {words[0]: int(words[1]) << 10 for words in lines}
+        return memory["MemAvailable:"], memory["MemTotal:"]
     with contextlib.suppress(OSError, ValueError, AttributeError):  # no Linux: only how much there is
         total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         return total, total

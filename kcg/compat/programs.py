@@ -191,8 +191,8 @@ def is_aligned(call: UOp) -> bool:
 def compiler_words(error: BaseException) -> str:
     """What a compiler complains of first, without what frames it."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    said = next((line for line in lines if "error" in line.lower() and not line.startswith("Nvrtc Error")), None)
-    return re.sub(r"<(null|stdin)>|-(?=:\d)", "source", said or (lines or [type(error).__name__])[0])[:300]
+    message = next((line for line in lines if "error" in line.lower() and not line.startswith("Nvrtc Error")), None)
+    return re.sub(r"<(null|stdin)>|-(?=:\d)", "source", message or (lines or [type(error).__name__])[0])[:300]
 
 
 def compile_c(source: str, target: TinyTarget) -> bytes:

@@ -79,11 +79,11 @@ def generate(
         command=command_text("kcg.dataset"),
     )
     from kcg.campaign.workers import generate as generate_now
-    from kcg.measure.lock import alone_with
+    from kcg.measure.lock import lock_journal
 
-    with alone_with(out), progress(quiet=quiet) as shown:
+    with lock_journal(out), progress(quiet=quiet) as shown:
         shown.phase(f"generating into {out}")
-        summary = generate_now(settings, say=_teller(shown))
+        summary = generate_now(settings, log=_progress_lines(shown))
     counts = ", ".join(f"{n} {status}" for status, n in sorted(summary.statuses.items())) or "nothing new"
     left_out = f", {counted(summary.skipped, 'kernel')} left out" if summary.skipped else ""
     end = "complete" if summary.finished else "budget reached, run again to go on"
@@ -111,14 +111,14 @@ def retime(
 
     budget_s = parse_budget(budget) if budget is not None else None
     from kcg.campaign.workers import retime as retime_now
-    from kcg.measure.lock import alone_with
+    from kcg.measure.lock import lock_journal
     from kcg.optimize.console import progress
 
     command = command_text("kcg.dataset")
-    with alone_with(journal), progress(quiet=quiet) as shown:
+    with lock_journal(journal), progress(quiet=quiet) as shown:
         shown.phase(f"timing {share:.1%} of {journal} again")
         summary = retime_now(
-            journal, share=share, device=device, command=command, budget_s=budget_s, say=_teller(shown)
+            journal, share=share, device=device, command=command, budget_s=budget_s, log=_progress_lines(shown)
         )
     counts = ", ".join(f"{n} {status}" for status, n in sorted(summary.statuses.items())) or "nothing"
     end = "complete" if summary.finished else "budget reached"
@@ -268,7 +268,7 @@ def verify(
         raise UsageError(f"{folder} is no folder: give the folder of an export")
     with progress(quiet=quiet) as shown:
         shown.phase(f"verifying {folder}")
-        report = verify_now(folder, workers=workers, say=_teller(shown))
+        report = verify_now(folder, workers=workers, log=_progress_lines(shown))
     for problem in report.problems:
         typer.echo(problem)
     skipped = f", {report.skipped_rows:,} rows skipped" if report.skipped_rows else ""
@@ -326,15 +326,15 @@ def pull(
     typer.echo(f"{folder}: {len(files)} files, {', '.join(sorted(files))}")
 
 
-def _teller(shown: Progress) -> Callable[[str, float | None], None]:
+def _progress_lines(shown: Progress) -> Callable[[str, float | None], None]:
     """What long work tells its progress, as a bar or lines with the time that is left."""
     begin = time.monotonic()
 
-    def say(line: str, eta_s: float | None) -> None:
+    def log(line: str, eta_s: float | None) -> None:
         elapsed = time.monotonic() - begin
         shown.update(done_s=elapsed, budget_s=elapsed + eta_s if eta_s is not None else None, note=line)
 
-    return say
+    return log
 
 
 def main() -> ExitCode:

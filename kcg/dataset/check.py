@@ -32,7 +32,7 @@ ANSWER_TIMEOUT_S = 3 * JOB_TIMEOUT_S  # until the processes themselves are taken
 READ_ERRORS = (DataError, OSError, *ROW_ERRORS)
 
 T = TypeVar("T")
-Say = Callable[[str, float | None], None]
+Log = Callable[[str, float | None], None]
 Problem = tuple[str, str]  # its kind, and one line
 
 
@@ -89,14 +89,14 @@ class _Rows:
     """Of each region, target and cache state the least median of a row that is ok, and that row's schedule."""
 
 
-def verify(folder: Path, *, workers: int = 2, say: Say = lambda line, eta_s: None) -> Report:
+def verify(folder: Path, *, workers: int = 2, log: Log = lambda line, eta_s: None) -> Report:
     """Reads a whole export again and reports every problem; damaged files are one of them, not an error.
 
     Checked are the checksums and the schema; that kernels, regions, targets, toolchains and runs have the ids they are
     stored under and that workloads and measurements name only such; that samples are times and no row comes twice; that
     the splits are those of `kcg.dataset.splits`, beside each row too, as are its median and the number of its samples;
     that every AST decodes; that every schedule of kind `opts` applies to its kernel for its target; and that none is
-    faster than the target can be (`kcg.measure.service.floor_s`). `say(line, eta_s)` is told how far it is.
+    faster than the target can be (`kcg.measure.service.floor_s`). `log(line, eta_s)` gets how far it is.
     """
     problems = _Problems()
     export = problems.reading("unreadable", lambda: read_export(folder))
@@ -114,11 +114,11 @@ def verify(folder: Path, *, workers: int = 2, say: Say = lambda line, eta_s: Non
         "toolchain": problems.reading("unreadable", export.toolchains),
         "run": problems.reading("unreadable", export.runs),
     }
-    found = _read_rows(export, known, problems, say)
+    found = _read_rows(export, known, problems, log)
     if not problems.counts:  # else it would say the same again
         _check_beside(export, problems)
     jobs = list(_jobs(kernels or {}, regions or {}, targets or {}, found, problems))
-    _run_jobs(jobs, workers, problems, say)
+    _run_jobs(jobs, workers, problems, log)
     schedules = sum(len(s) for s in found.schedules.values())
     return Report(found.rows, len(kernels or {}), schedules, len(found.binaries), found.skipped, problems.all())
 
@@ -172,7 +172,7 @@ def _same(value: Any, wanted: Any) -> bool:
 
 
 def _read_rows(
-    export: Export, known: Mapping[str, Mapping[str, object] | None], problems: _Problems, say: Say
+    export: Export, known: Mapping[str, Mapping[str, object] | None], problems: _Problems, log: Log
 ) -> _Rows:
     found = _Rows()
     missing: Counter[tuple[str, str]] = Counter()
@@ -196,7 +196,7 @@ def _read_rows(
             continue
         found.rows += 1
         if found.rows % 20_000 == 0:
-            say(f"{found.rows:,} rows read", None)
+            log(f"{found.rows:,} rows read", None)
         if m.binary_hash:
             found.binaries.add(m.binary_hash)
         found.schedules[m.region_id].add(m.schedule)
@@ -275,7 +275,7 @@ def _jobs(
             yield _Job(kernel.id, kernel.ast_json)
 
 
-def _run_jobs(jobs: list[_Job], workers: int, problems: _Problems, say: Say) -> None:
+def _run_jobs(jobs: list[_Job], workers: int, problems: _Problems, log: Log) -> None:
     from concurrent.futures.process import BrokenProcessPool
 
     from kcg.measure.pools import end_pool, schedule, start_pool
@@ -310,7 +310,7 @@ def _run_jobs(jobs: list[_Job], workers: int, problems: _Problems, say: Say) -> 
             done += len(job.bodies)
             elapsed = time.monotonic() - started
             eta_s = elapsed * (total - done) / done if done else None
-            say(f"{number:,} of {len(jobs):,} jobs, {done:,} of {total:,} schedules applied", eta_s)
+            log(f"{number:,} of {len(jobs):,} jobs, {done:,} of {total:,} schedules applied", eta_s)
     finally:
         end_pool(pool)
 

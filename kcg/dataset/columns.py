@@ -40,7 +40,7 @@ METADATA = {"kcg_schema": SCHEMA_VERSION}
 MADE_BY = "kcg_made_by"  # a key of the metadata: revision and dirty of the code that wrote the file, as JSON
 CONSTANTS = "kcg_constants"  # a key of the metadata: JSON of the columns that are the same in every row
 HASH_BYTES = 8  # of a binary: two of a million are equal by chance with a probability of 3e-8
-TWIN_DIGITS = 16
+SHAPE_CLASS_DIGITS = 16
 CLOCK = "clock_"  # and the name of a reading
 CLOCK_DIGITS = 3
 LARGEST = (2 - 2**-23) * 2.0**127  # of float32
@@ -384,20 +384,22 @@ def kernels_table(kernels: Mapping[str, Kernel], used: Mapping[str, set[str]], s
 
 def split_values(kernels: Mapping[str, Kernel], workloads: list[Workload]) -> dict[str, dict[str, str | bool | None]]:
     """The columns of each kernel that say where it stands in the splits; all None where it is no AST."""
-    from kcg.kernel.analysis import twin_id
+    from kcg.kernel.analysis import shape_class
 
-    twins: dict[str, str] = {}
+    shape_classes: dict[str, str] = {}
     for kernel in kernels.values():
         with contextlib.suppress(CodecError):
-            twins[kernel.id] = twin_id(kernel)
-    splits = make_splits({k: kernels[k] for k in twins}, workloads)
+            shape_classes[kernel.id] = shape_class(kernel)
+    splits = make_splits({k: kernels[k] for k in shape_classes}, workloads)
     found: dict[str, dict[str, str | bool | None]] = {}
     for kernel_id in kernels:
-        twin = twins.get(kernel_id)
+        its_class = shape_classes.get(kernel_id)
         values: dict[str, str | bool | None] = {f"split_{name}": splits[name].parts.get(kernel_id) for name in SPLITS}
-        values["twin"] = twin and twin[:TWIN_DIGITS]
+        values["twin"] = its_class and its_class[:SHAPE_CLASS_DIGITS]
         for name in ("workload", "kernel"):
-            values[f"{name}_twin_in_training"] = kernel_id in splits[name].twin_in_training if twin else None
+            values[f"{name}_twin_in_training"] = (
+                kernel_id in splits[name].shape_class_in_training if its_class else None
+            )
         found[kernel_id] = values
     return found
 

@@ -86,7 +86,7 @@ class Record:
 
 @dataclass(frozen=True)
 class Run:
-    """A host, a device and its clocks on one occasion, described without naming the host."""
+    """A host, a device and its clocks on one run, described without naming the host."""
 
     run_id: str
     started: str  # ISO date and time
@@ -503,19 +503,19 @@ class Journal:
             values = (region_id, target, toolchain, declaration)
             return self._insert("INSERT OR REPLACE INTO lattices VALUES(?, ?, ?, ?)", values)
 
-    def add_verdict(self, key: Sequence[Any], text: str) -> bool:
+    def add_paired_result(self, key: Sequence[Any], text: str) -> bool:
         """Stores what judging showed, as `kcg.optimize.verdicts` puts it, in the place of an earlier one of its key."""
         with self._transaction():
             self._rows(VERDICTS)
             return self._insert("INSERT OR REPLACE INTO verdicts VALUES(?, ?)", (identity_of(key), text))
 
-    def forget_verdicts(self) -> None:
+    def forget_paired_results(self) -> None:
         """Removes what `verdicts` gives; the measurements, those of the finals too, stay."""
         self._rows("DROP TABLE IF EXISTS verdicts")
 
     # -- reading
 
-    def verdicts(self) -> dict[bytes, str]:
+    def paired_results(self) -> dict[bytes, str]:
         """What judging showed, by the `identity_of` its key."""
         return dict(self._rows("SELECT * FROM verdicts")) if self._has_table("verdicts") else {}
 

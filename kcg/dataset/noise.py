@@ -66,7 +66,7 @@ def noise_floors(rows: Iterable[Measurement]) -> list[NoiseFloor]:
 #
 # A row in a journal is timed once, so that repeats exist on purpose only: to know what a difference means.
 
-RETIMED = "retime"  # the sampler of what was timed again on another occasion
+RETIMED = "retime"  # the sampler of what was timed again in another run
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from kcg.kernel.analysis import twin_id
+from kcg.kernel.analysis import shape_class
 from kcg.types import Kernel, Workload
 
 TRAIN, VALIDATION, TEST = "train", "validation", "test"
@@ -34,7 +34,7 @@ class Split:
 
     name: str
     parts: Mapping[str, str]  # kernel id -> "train", "validation" or "test"
-    twin_in_training: frozenset[str]  # kernels of validation or test with a twin in training
+    shape_class_in_training: frozenset[str]  # kernels of validation or test with one of their shape class in training
 
     def kernels_of(self, part: str) -> list[str]:
         """The ids of the kernels of one part, sorted."""
@@ -52,13 +52,13 @@ def make_splits(kernels: Mapping[str, Kernel], workloads: Iterable[Workload], *,
         for call in workload.calls:
             for kernel in call.region.kernels:
                 families[kernel.id].add(workload.name)
-    twins = {kernel_id: twin_id(kernel) for kernel_id, kernel in kernels.items()}
+    shape_classes = {kernel_id: shape_class(kernel) for kernel_id, kernel in kernels.items()}
     parts = {
         "workload": {k: _part_of_families(families.get(k, set()), seed) for k in kernels},
         "kernel": {k: _part_of_hash("kernel", k, seed) for k in kernels},
-        "twin": {k: _part_of_hash("twin", twins[k], seed) for k in kernels},
+        "twin": {k: _part_of_hash("twin", shape_classes[k], seed) for k in kernels},
     }
-    return {name: Split(name, parts[name], _twins_in_training(parts[name], twins)) for name in SPLITS}
+    return {name: Split(name, parts[name], _in_training(parts[name], shape_classes)) for name in SPLITS}
 
 
 def is_validation_family(name: str, *, seed: int = 0) -> bool:
@@ -86,6 +86,6 @@ def _fraction(split: str, identity: str, seed: int) -> float:
     return int.from_bytes(digest[:6]) / 2**48
 
 
-def _twins_in_training(parts: Mapping[str, str], twins: Mapping[str, str]) -> frozenset[str]:
-    trained = {twins[k] for k, part in parts.items() if part == TRAIN}
-    return frozenset(k for k, part in parts.items() if part != TRAIN and twins[k] in trained)
+def _in_training(parts: Mapping[str, str], shape_classes: Mapping[str, str]) -> frozenset[str]:
+    trained = {shape_classes[k] for k, part in parts.items() if part == TRAIN}
+    return frozenset(k for k, part in parts.items() if part != TRAIN and shape_classes[k] in trained)

@@ -344,8 +344,8 @@ def _splits(
         found[name] = {}
         for part in PARTS:
             members = split.kernels_of(part)
-            twins = sum(k in split.twin_in_training for k in members)
-            found[name][part] = PartStats(len(members), sum(rows.get(k, 0) for k in members), twins)
+            shape_classes = sum(k in split.shape_class_in_training for k in members)
+            found[name][part] = PartStats(len(members), sum(rows.get(k, 0) for k in members), shape_classes)
     return found
 
 
@@ -463,8 +463,8 @@ def _facts(stats: Stats) -> Iterator[tuple[str, str]]:
         yield "splits", f"{', '.join(sizes)} kernels for training / validation / test"
     for name, spreads in (("noise", stats.noise_floors), ("search noise", stats.search_noise), ("drift", stats.drift)):
         if spreads:
-            told = (f"{percent(s.median)} (90%: {percent(s.p90)}) {duration_class(s.shorter_than_s)}" for s in spreads)
-            yield name, ", ".join(told)
+            parts = (f"{percent(s.median)} (90%: {percent(s.p90)}) {duration_class(s.shorter_than_s)}" for s in spreads)
+            yield name, ", ".join(parts)
     if stats.rows_per_second:
         rates = [f"{rate:,.1f}" for rate in list(stats.rows_per_second.values())[:RUNS]]
         more = len(stats.rows_per_second) - len(rates)

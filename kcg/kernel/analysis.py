@@ -465,38 +465,38 @@ def _buffer(index: UOp) -> UOp | None:
     return node
 
 
-# ---- A kernel's identity without its sizes: two kernels that differ only in them are twins, see `twin_id`.
+# ---- A kernel's identity without its sizes: two kernels that differ only in them are of one class, see `shape_class`.
 #
-# A predictor that has learned from a kernel has also learned much of its twin, so a test set of kernels "never seen"
-# says which of its kernels have twins in training.
+# A predictor that has learned from a kernel has also learned much of its shape class, so a test set of kernels "never
+# seen" says which of its kernels have one of their class in training.
 
-TWIN_FORMAT = 1
-"""Part of every twin id: a change of what makes two kernels twins is another number here."""
+SHAPE_CLASS_FORMAT = 1
+"""Part of every class: a change of what makes two kernels of one class is another number here."""
 
 MAX_TERMS = 64  # longest chain of one operation that is compared without its order
 
 _UNORDERED = frozenset(op.name for op in (*GroupOp.Commutative, Ops.REDUCE, Ops.END, Ops.SINK))
 _CHAINS = frozenset(op.name for op in (Ops.ADD, Ops.MUL))
 _INTEGERS = ("int", "uint", "weakint")
-_KNOWN: dict[str, str] = {}  # twin ids by kernel id: 0.2 kB each
+_KNOWN: dict[str, str] = {}  # classes by kernel id: 0.2 kB each
 
 
-def twin_id(kernel: Kernel) -> str:
+def shape_class(kernel: Kernel) -> str:
     """SHA-256 (hex) of a kernel's AST without its extents: operations, data types, axis types and who reads what.
 
     Left out are the values of integer and finite float constants (extents, strides, offsets and bounds are integers; a
     scale such as 1/n is a float), limits of variables and all names. Each node's hash is made of its sources' hashes,
     so that it does not matter which nodes coincide because two sizes are equal; the order of what commutes is left
-    out. Where a size of 1 or a multiple changes the structure, kernels are no twins. Raises CodecError where
+    out. Where a size of 1 or a multiple changes the structure, kernels are of two classes. Raises CodecError where
     the text is no AST; it is not checked as `decode` checks it.
     """
     kernel_id = kernel.id
     if kernel_id not in _KNOWN:
-        _KNOWN[kernel_id] = _twin_of(kernel.ast_json)
+        _KNOWN[kernel_id] = _shape_class_of(kernel.ast_json)
     return _KNOWN[kernel_id]
 
 
-def _twin_of(ast_json: str) -> str:
+def _shape_class_of(ast_json: str) -> str:
     try:
         value = json.loads(ast_json)
         if value["format"] != FORMAT:
@@ -525,7 +525,7 @@ def _hash_of_rows(rows: list[Any]) -> str:
         elif op in _UNORDERED:
             below.sort()
         label = labels[i] if i in labels else _without_sizes(op, arg)
-        text = canonical_json([TWIN_FORMAT, op, dtype, label, below])
+        text = canonical_json([SHAPE_CLASS_FORMAT, op, dtype, label, below])
         hashes.append(hashlib.sha256(text.encode()).hexdigest())
         terms.append(below if chain else [hashes[i]])
     return hashes[-1]

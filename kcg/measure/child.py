@@ -20,8 +20,8 @@ from kcg.measure.inputs import TIMED_SEED
 from kcg.measure.jobs import (
     CompileJob,
     CompileOutcome,
-    DuelJob,
-    DuelOutcome,
+    PairedJob,
+    PairedOutcome,
     TimeJob,
     TimeOutcome,
 )
@@ -164,9 +164,9 @@ def time_job(job: TimeJob) -> TimeOutcome:
         bench.fill(TIMED_SEED, recipe)
         observed()
     else:
-        verdict = bench.check(observed, job.variables, seeds=(job.check_seed,))
-        if not verdict.passed:
-            wrong, unjudged = _wrong_or_unjudged(verdict)
+        result = bench.check(observed, job.variables, seeds=(job.check_seed,))
+        if not result.passed:
+            wrong, unjudged = _wrong_or_unjudged(result)
             return TimeOutcome((), recipe, wrong=wrong, unjudged=unjudged, checked=True, tainted=bench.tainted)
     laps.lap("check")
     job = _with_limit(job, bench.fastest_s)
@@ -181,7 +181,7 @@ def time_job(job: TimeJob) -> TimeOutcome:
         )
     run = bench.watch(launch, job.variables, has_run=True)
     samples, noisy = _trusted(lambda: _samples(job, run, full=False), job.target, begin=False)
-    wrong = run.verdict()
+    wrong = run.result()
     laps.lap("sample")
     unjudged = ""
     if not wrong and not noisy and min(samples) <= 0:
@@ -192,7 +192,7 @@ def time_job(job: TimeJob) -> TimeOutcome:
         bench.fill(job.check_seed or TIMED_SEED, recipe)
         if not wrong and not unjudged:
             samples, noisy = _trusted(lambda: _samples(job, run, full=True), job.target)
-            wrong = run.verdict()
+            wrong = run.result()
         if not wrong and not unjudged and not noisy and (seconds := median(samples)) < job.floor_s:
             wrong = f"faster than the device can be: {seconds * 1e6:.3g} us, at least {job.floor_s * 1e6:.3g} us"
         laps.lap("suspicion")
@@ -212,9 +212,9 @@ def time_job(job: TimeJob) -> TimeOutcome:
     )
 
 
-def _wrong_or_unjudged(verdict: Verification) -> tuple[str, str]:
+def _wrong_or_unjudged(result: Verification) -> tuple[str, str]:
     """Why a binary is wrong, and why the reference cannot tell: at most one of them."""
-    return ("", verdict.reason) if verdict.unjudged else (verdict.reason, "")
+    return ("", result.reason) if result.unjudged else (result.reason, "")
 
 
 def _with_limit(job: TimeJob, fastest_s: float) -> TimeJob:
@@ -282,27 +282,27 @@ def _trusted(take: Callable[[], T], target: Target, *, begin: bool = True) -> tu
     return taken, reason
 
 
-def duel_job(job: DuelJob) -> DuelOutcome:
+def paired_job(job: PairedJob) -> PairedOutcome:
     """Verify both, then time them in turns, so that a drift hits all alike: A, finalist, B, finalist, B, A, …
 
     What is loaded is exactly what tinygrad would load.
     """
     laps = Laps()
     bench = bench_for(job.region, job.target)
-    if job.foretold is not None:
-        bench.foretold(job.foretold, job.variables)
+    if job.references is not None:
+        bench.use_references(job.references, job.variables)
     sides = [job.baseline] + ([job.finalist] if job.finalist is not None else [])
     launches = [bench.launcher(c, as_tinygrad=True) for c in sides]
     laps.lap("load")
-    verdicts: list[Verification] = bench.check_all(launches, job.variables, seeds=job.seeds, thorough=True)
+    results: list[Verification] = bench.check_all(launches, job.variables, seeds=job.seeds, thorough=True)
     judged = {
-        "baseline_verification": verdicts[0],
-        "finalist_verification": verdicts[1] if len(sides) > 1 else None,
+        "baseline_verification": results[0],
+        "finalist_verification": results[1] if len(sides) > 1 else None,
         "tainted": bench.tainted,
     }
     laps.lap("verify")
-    if not all(verdict.passed for verdict in verdicts):
-        return DuelOutcome(**judged, spent_s=laps.spent_s)
+    if not all(result.passed for result in results):
+        return PairedOutcome(**judged, spent_s=laps.spent_s)
     recipe = bench.choose_recipe(job.variables)
     bench.reference(TIMED_SEED, recipe, job.variables)
     bench.fill(TIMED_SEED, recipe)
@@ -313,16 +313,16 @@ def duel_job(job: DuelJob) -> DuelOutcome:
     # of a fault of all of them together (guards, inputs) the finalist is to blame: tinygrad's own comes first
     reasons = [run.reason for run in runs]
     reasons[len(sides) - 1] = reasons[len(sides) - 1] or bench.left_behind()
-    verdicts = [_after_timing(v, r, runs[i].runs) for i, (v, r) in enumerate(zip(verdicts, reasons, strict=False))]
-    verdicts[0] = _after_timing(verdicts[0], reasons[-1], 0)
+    results = [_after_timing(v, r, runs[i].runs) for i, (v, r) in enumerate(zip(results, reasons, strict=False))]
+    results[0] = _after_timing(results[0], reasons[-1], 0)
     judged = {
-        "baseline_verification": verdicts[0],
-        "finalist_verification": verdicts[1] if len(sides) > 1 else None,
+        "baseline_verification": results[0],
+        "finalist_verification": results[1] if len(sides) > 1 else None,
         "tainted": bench.tainted,
     }
-    if not all(verdict.passed for verdict in verdicts):
-        return DuelOutcome(**judged, spent_s=laps.spent_s)
-    return DuelOutcome(
+    if not all(result.passed for result in results):
+        return PairedOutcome(**judged, spent_s=laps.spent_s)
+    return PairedOutcome(
         **judged,
         baseline_cold_s=cold[0],
         again_cold_s=cold[-1],
@@ -336,14 +336,15 @@ def duel_job(job: DuelJob) -> DuelOutcome:
     )
 
 
-def _after_timing(verdict: Verification, reason: str, runs: int) -> Verification:
-    """The verdict on a binary after its timed runs, which count as runs: they must all leave the same output."""
-    if reason and verdict.passed:
-        return replace(verdict, passed=False, reason=reason)
-    return replace(verdict, rules=(*verdict.rules, f"{runs} timed runs bitwise equal")) if runs else verdict
+def _after_timing(result: Verification, reason: str, runs: int) -> Verification:
+    """The result of verifying a binary after its timed runs, which count as runs: they must all leave the same
+    output."""
+    if reason and result.passed:
+        return replace(result, passed=False, reason=reason)
+    return replace(result, rules=(*result.rules, f"{runs} timed runs bitwise equal")) if runs else result
 
 
-def _in_turns(runs: list[Watched], job: DuelJob) -> tuple[list[tuple[float, ...]], list[tuple[float, ...]]]:
+def _in_turns(runs: list[Watched], job: PairedJob) -> tuple[list[tuple[float, ...]], list[tuple[float, ...]]]:
     """Cold and warm samples of each: every round another one begins, so that no place in a round is anybody's own."""
     flush = _flusher(job.target).flush
     begin = time.perf_counter()

@@ -683,8 +683,8 @@ class DeviceFill:
             asked = self._copied(words)
         for place, (piece, first) in enumerate(plan):
             part = view.view(piece * width, dtypes.uint8, first * width).ensure_allocated()
-            told = asked.view(4 * WORDS, dtypes.uint8, 4 * WORDS * place).ensure_allocated()
-            self._launch(width, piece)(part, block, told)
+            written = asked.view(4 * WORDS, dtypes.uint8, 4 * WORDS * place).ensure_allocated()
+            self._launch(width, piece)(part, block, written)
         if at < wanted.size:
             rest = wanted.window(at, wanted.size - at)
             part = view.view(rest.nbytes, dtypes.uint8, at * width).ensure_allocated()

@@ -66,7 +66,7 @@ class Overdue(TimeoutError):
         self.out = out
 
 
-class Alone:
+class IsolatedProcess:
     """A process `python -m module *arguments` with `DEV=dev` and a tinygrad cache of its own, which waits for a job.
 
     Use as a context manager: leaving it kills the process with all that it started. `label` is in the name of its
@@ -98,7 +98,7 @@ class Alone:
             stderr=self._err,
         )
 
-    def __enter__(self) -> Alone:
+    def __enter__(self) -> IsolatedProcess:
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -150,7 +150,7 @@ class Alone:
             self._process.stdin.close()
 
 
-def run_alone(
+def run_isolated(
     module: str,
     job: dict[str, Any],
     *,
@@ -160,8 +160,8 @@ def run_alone(
     label: str,
     stop: threading.Event | None = None,
 ) -> Ended:
-    """Run `python -m module` on `job`, as `Alone` has it."""
-    with Alone(module, dev=dev, label=label) as process:
+    """Run `python -m module` on `job`, as `IsolatedProcess` has it."""
+    with IsolatedProcess(module, dev=dev, label=label) as process:
         return process.run(job, timeout_s=timeout_s, name=name, stop=stop)
 
 

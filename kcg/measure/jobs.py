@@ -9,7 +9,7 @@ from kcg.kernel.program import Compiled
 from kcg.types import CacheState, Region, Schedule, Target, Variables, Verification
 
 if TYPE_CHECKING:
-    from kcg.measure.verify import Foretold
+    from kcg.measure.verify import References
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class TimeOutcome:
 
 
 @dataclass(frozen=True)
-class DuelJob:
+class PairedJob:
     """Verify a finalist and the baseline by every rule and time them in full: interleaved, cold, then warm.
 
     The baseline is timed as A and, loaded a second time, as B: what they differ by is noise.
@@ -75,11 +75,11 @@ class DuelJob:
     variables: tuple[tuple[str, int], ...] = ()
     seeds: tuple[int, ...] = (1, 2, 3)
     samples: int | None = None
-    foretold: Foretold | None = None  # the references, where another process computed them
+    references: References | None = None  # the references, where another process computed them
 
 
 @dataclass(frozen=True)
-class DuelOutcome:
+class PairedOutcome:
     """A side that does not verify is not timed, nor is the other then."""
 
     baseline_verification: Verification

@@ -72,7 +72,7 @@ def _writable_by_all(path: str, flags: int) -> int:
 
 
 @contextlib.contextmanager
-def alone_on(dev: str, *, wait: bool = False, say: Callable[[str], None] = lambda line: None) -> Iterator[None]:
+def lock_device(dev: str, *, wait: bool = False, log: Callable[[str], None] = lambda line: None) -> Iterator[None]:
     """Hold the lock of a device. Raises DeviceError where another process has it, unless it is to `wait`."""
     if dev.startswith("CPU"):
         yield
@@ -84,7 +84,7 @@ def alone_on(dev: str, *, wait: bool = False, say: Callable[[str], None] = lambd
             refused = DeviceError(f"another optimisation uses {dev} ({holder}): wait until it ends, or add --wait")
             return refused, f"waiting for {holder}, which uses {dev}"
 
-        _take(lambda: locked(file), taken, wait=wait, say=say)
+        _take(lambda: locked(file), taken, wait=wait, log=log)
         file.seek(0)
         file.truncate()
         file.write(str(os.getpid()))
@@ -93,7 +93,7 @@ def alone_on(dev: str, *, wait: bool = False, say: Callable[[str], None] = lambd
 
 
 @contextlib.contextmanager
-def alone_in(folder: Path, *, wait: bool = False, say: Callable[[str], None] = lambda line: None) -> Iterator[None]:
+def lock_folder(folder: Path, *, wait: bool = False, log: Callable[[str], None] = lambda line: None) -> Iterator[None]:
     """Hold the lock of a folder, on the folder itself, so that no file is left. Raises UsageError where another process
     has it, unless it is to `wait`. Where a file system has no such locks there is none.
     """
@@ -107,14 +107,14 @@ def alone_in(folder: Path, *, wait: bool = False, say: Callable[[str], None] = l
             "--report DIR"
         )
         waiting = f"waiting for another optimisation, which writes to {folder}"
-        _take(lambda: _locked_if_it_can_be(descriptor), lambda: (refused, waiting), wait=wait, say=say)
+        _take(lambda: _locked_if_it_can_be(descriptor), lambda: (refused, waiting), wait=wait, log=log)
         yield
     finally:
         os.close(descriptor)
 
 
 @contextlib.contextmanager
-def alone_with(journal: Path) -> Iterator[None]:
+def lock_journal(journal: Path) -> Iterator[None]:
     """Hold the lock of a dataset's journal. Raises UsageError where another process of this machine measures into it:
     neither would know what the other has in hand, and both would time it."""
     name = hashlib.sha256(str(journal.resolve()).encode()).hexdigest()[:16]
@@ -125,17 +125,17 @@ def alone_with(journal: Path) -> Iterator[None]:
 
 
 def _take(
-    lock: Callable[[], bool], taken: Callable[[], tuple[KcgError, str]], *, wait: bool, say: Callable[[str], None]
+    lock: Callable[[], bool], taken: Callable[[], tuple[KcgError, str]], *, wait: bool, log: Callable[[str], None]
 ) -> None:
     """Take a lock. Where it is `taken`, that error is raised, or its line is said, once, and the lock waited for."""
-    told = False
+    reported = False
     while not lock():
         refused, waiting = taken()
         if not wait:
             raise refused
-        if not told:
-            say(waiting)
-            told = True
+        if not reported:
+            log(waiting)
+            reported = True
         time.sleep(POLL_S)
 
 

@@ -54,7 +54,7 @@ do. One that takes longer is killed, and another takes its place."""
 STOPPED_S = 2.0
 """How long it may be stopped (SIGSTOP, a debugger) while a process is wanted of it. Not at once: who stops and
 continues this program does so with all of its processes, one after the other."""
-TELL_S = 1.0  # how long after the end of a process its fork server may take to tell the exit code
+REPORT_S = 1.0  # how long after the end of a process its fork server may take to tell the exit code
 END_S = 10.0  # how long the end of a pool is waited for: its processes get SIGTERM, and SIGKILL 3 s later
 SETTLED_S = 5.0  # so long after a fork server was killed are its children seen to die
 SERVERS = 3  # fork servers that may fail in a row before children begin without one
@@ -99,9 +99,9 @@ class _ForkedPopen(popen_forkserver.Popen):
             watched = [self.sentinel, *([] if self._pidfd is None else [self._pidfd])]
             if self.sentinel in connection.wait(watched, timeout) or (
                 # it has ended, or time is up: a moment for the server to say how
-                self._has_ended() and self.sentinel in connection.wait([self.sentinel], TELL_S)
+                self._has_ended() and self.sentinel in connection.wait([self.sentinel], REPORT_S)
             ):
-                self.returncode = self._told()
+                self.returncode = self._exit_code()
             elif self._has_ended():
                 self.returncode = -signal.SIGKILL
         return self.returncode
@@ -113,7 +113,7 @@ class _ForkedPopen(popen_forkserver.Popen):
         """Whether the process is gone, or a zombie that a stopped server does not bury."""
         return self._pidfd is not None and self._pidfd in connection.wait([self._pidfd], 0)
 
-    def _told(self) -> int:
+    def _exit_code(self) -> int:
         """The exit code, as the server tells it. Where the server is gone, its children were killed with it."""
         try:
             return int(forkserver.read_signed(self.sentinel))
@@ -288,7 +288,7 @@ def end_pool(pool: Any, *, timeout_s: float = END_S) -> None:
         for pid in processes:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
-        joining.join(TELL_S)
+        joining.join(REPORT_S)
     lifetime.wake(guardians)
     if joining.is_alive():  # such as one in a driver's call
         log.warning("a child process could not be ended")

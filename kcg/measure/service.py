@@ -26,8 +26,8 @@ from kcg.measure.device_info import first_line, usable_cores
 from kcg.measure.jobs import (
     CompileJob,
     CompileOutcome,
-    DuelJob,
-    DuelOutcome,
+    PairedJob,
+    PairedOutcome,
     TimeJob,
     TimeOutcome,
     TinyBeamJob,
@@ -83,7 +83,7 @@ class Group:
             return [] if self._waiting else [one for _, some in sorted(self._ready.items()) for one in some]
 
 
-# ---- A duel as measurements: full samples of both sides, cold and warm, and the baseline once more as B.
+# ---- A paired comparison as measurements: full samples of both sides, cold and warm, and the baseline once more as B.
 #
 # The two trials of the baseline are what the noise floor of a kernel is read from (`kcg.dataset.noise`).
 
@@ -91,10 +91,16 @@ A_TRIAL, B_TRIAL = 1, 2
 SAMPLER = "final"
 
 
-def duel_rows(
-    job: DuelJob, outcome: DuelOutcome, baseline: Schedule, finalist: Schedule | None, *, toolchain: str, run_id: str
+def paired_rows(
+    job: PairedJob,
+    outcome: PairedOutcome,
+    baseline: Schedule,
+    finalist: Schedule | None,
+    *,
+    toolchain: str,
+    run_id: str,
 ) -> list[Measurement]:
-    """The measurements of a duel whose sides were timed; none where they were not."""
+    """The measurements of a paired comparison whose sides were timed; none where they were not."""
 
     def row(
         schedule: Schedule, compiled: Compiled, samples_s: tuple[float, ...], state: CacheState, trial: int
@@ -564,9 +570,9 @@ class MeasureService:
         """Let the next device job start in a new process: finalists are judged where no search ran before."""
         self._device.submit_here(self._device.replace_child)
 
-    def duel(self, job: DuelJob, *, timeout_s: float) -> Future[DuelOutcome]:
+    def compare_paired(self, job: PairedJob, *, timeout_s: float) -> Future[PairedOutcome]:
         """Verify and re-time, interleaved with the baseline. The future raises what went wrong."""
-        return self._device.submit(child.duel_job, job, timeout_s=timeout_s)
+        return self._device.submit(child.paired_job, job, timeout_s=timeout_s)
 
     def tiny_beam(self, job: TinyBeamJob, *, timeout_s: float) -> Future[TinyBeamOutcome]:
         """tinygrad's own BEAM, in its turn on the device."""

@@ -106,7 +106,9 @@ def rebuilt(
     }
     dev = target.tinygrad_device
     try:
-        ended = isolated.run_alone(CHILD, job, dev=dev, timeout_s=timeout_s, name="making the kernels", label="kernels")
+        ended = isolated.run_isolated(
+            CHILD, job, dev=dev, timeout_s=timeout_s, name="making the kernels", label="kernels"
+        )
     except isolated.Overdue as error:
         raise MismatchError(f"the hand-written kernels cannot be made: {error}") from None
     if ended.returncode != 0 or not ended.out:

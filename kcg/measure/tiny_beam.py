@@ -23,7 +23,7 @@ def run(job: TinyBeamJob, *, timeout_s: float, stop: threading.Event | None = No
     """
     row = {"asts": [k.ast_json for k in job.region.kernels], "target": asdict(job.target), "width": job.width}
     name = f"tinygrad's BEAM={job.width}"
-    ended = isolated.run_alone(
+    ended = isolated.run_isolated(
         "kcg.measure.tiny_beam",
         row,
         dev=job.target.tinygrad_device,

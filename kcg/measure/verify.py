@@ -44,7 +44,7 @@ from kcg.types import Region, Target, Variables, Verification
 # ---- What a kernel must compute on the inputs of a seed, in float64: without a device, so in any process.
 #
 # While a GPU times the finalists of one kernel, the references of the next ones are computed beside it
-# (`foretell_job`).
+# (`references_job`).
 
 POINTS = 96  # sampled output elements per store and seed
 PROBE_POINTS = 32  # to choose the recipe of the inputs
@@ -60,10 +60,10 @@ outputs are known numbers, and their errors below their sizes. Ordinary data har
 number, or a value beyond 5."""
 ORDINARY = (RECIPE, POSITIVE_RECIPE, UNIT_RECIPE, FEW_RECIPE, FEW_SPECIAL_RECIPE, MODEST_RECIPE)
 """Of these a kernel gets the first on which most of its outputs can be judged and are not all 0."""
-TELLS = 0.2  # this share of them: the others may be infinite, as sums of exp(x) are
+REPORTS = 0.2  # this share of them: the others may be infinite, as sums of exp(x) are
 KNOWN = 0.4  # and this share must be known, which is well above `JUDGED`
 SCALARS = 8  # elements of an input on which alone it may depend whether the outputs are numbers
-TELLING = 8  # so many zeros and nothing else are no accident
+REPORTING = 8  # so many zeros and nothing else are no accident
 MOST = 0.5  # a store with more points whose error is as large as the value is not judged
 EXACT = 0.5  # of so many points the reference must be exact, or {0,1} inputs prove nothing more
 
@@ -92,7 +92,7 @@ class Reference:
     def nothing(self) -> bool:
         """Whether an empty output would be right: every known value is 0, and there are enough to tell."""
         values = np.concatenate([store.values.ravel() for store in self.stores]) if self.stores else np.zeros(0)
-        return values.size >= TELLING and not values.any()
+        return values.size >= REPORTING and not values.any()
 
     def telling(self) -> float:
         """The share of points that are known and finite: what tells a value from any other."""
@@ -149,7 +149,7 @@ class Referee:
         for recipe in recipes:
             seed = FINAL_SEEDS[place]
             probe = self._evaluate(make_inputs(self.ast, seed, recipe=recipe), seed, PROBE_POINTS, variables)
-            if probe.telling() >= TELLS and probe.judged() >= KNOWN and not probe.nothing():
+            if probe.telling() >= REPORTS and probe.judged() >= KNOWN and not probe.nothing():
                 return recipe
         return "" if not place else self.choose_recipe(variables)
 
@@ -207,7 +207,7 @@ class _WithoutDevice(Referee):
 
 
 @dataclass(frozen=True)
-class Foretold:
+class References:
     """The references that verifying one kernel asks for; what is missing is computed where it is asked for."""
 
     recipes: tuple[str, ...]  # by place among the final seeds
@@ -215,7 +215,7 @@ class Foretold:
     projections: tuple[tuple[tuple[int, str, int], Any], ...]  # by seed, recipe and store
 
 
-def foretell_job(region: Region, variables: Variables, seeds: tuple[int, ...]) -> Foretold:
+def references_job(region: Region, variables: Variables, seeds: tuple[int, ...]) -> References:
     """The references of a thorough check under `seeds`. Raises VerificationError where the kernel has none."""
     from kcg.kernel.codec import ast_of
 
@@ -230,7 +230,7 @@ def foretell_job(region: Region, variables: Variables, seeds: tuple[int, ...]) -
             referee.fill(*key)
             for place in range(len(referee.ast.src)):
                 projected(referee, key[0], place)
-    return Foretold(recipes, tuple(found.items()), tuple(referee.projections.items()))
+    return References(recipes, tuple(found.items()), tuple(referee.projections.items()))
 
 
 # ---- Every element of an output, and not only sampled ones: beside another binary's, and by projections.
@@ -260,10 +260,10 @@ class WholeOutput:
     """The outputs of the first binary that passed on one seed, and what those of the others are held against."""
 
     def __init__(
-        self, bench: CheckedBench, seed: int, variables: dict[str, int], *, alone: bool, first: bool = True
+        self, bench: CheckedBench, seed: int, variables: dict[str, int], *, only: bool, first: bool = True
     ) -> None:
-        """`alone`: there is no other binary; `first`: on the first seed, whose outputs are also projected."""
-        self._bench, self._seed, self._variables, self._alone, self._is_first = bench, seed, variables, alone, first
+        """`only`: there is no other binary; `first`: on the first seed, whose outputs are also projected."""
+        self._bench, self._seed, self._variables, self._only, self._is_first = bench, seed, variables, only, first
         self._slots = bench.outputs
         limit = WHOLE_BELOW_BYTES if first else AGAIN_BELOW_BYTES
         self._fits = sum(bench.by_slot[slot].nbytes for slot in self._slots) <= limit
@@ -273,7 +273,7 @@ class WholeOutput:
     def judge(self, ran: Callable[..., None]) -> str:
         """What is wrong with the outputs that are on the device now; empty if nothing is."""
         if not self._snapshots:
-            if not self._alone:
+            if not self._only:
                 self._snapshots = {slot: self._bench.snapshot(slot) for slot in self._slots}
                 self._first = {slot: self._bench.read(slot) for slot in self._slots} if self._fits else {}
             return judge_projections(self._bench, self._seed, ran) if self._is_first and self._fits else ""
@@ -300,7 +300,7 @@ class WholeOutput:
     ) -> str:
         """What is wrong with elements that differ though no store of the kernel writes them."""
         for slot, elements in wanted.items():
-            here = [(index, *told) for index, told in zip(indices, found, strict=True) if index.slot == slot]
+            here = [(index, *expected) for index, expected in zip(indices, found, strict=True) if index.slot == slot]
             if not all(complete for _, _, complete in here):
                 continue
             written = [index.at(points)[0] for index, points, _ in here if len(points)]
@@ -319,17 +319,17 @@ class WholeOutput:
 def judge_projections(bench: CheckedBench, seed: int, ran: Callable[..., None]) -> str:
     """What random projections of the outputs on the device show to be wrong; empty if nothing, or if there are none."""
     for place in range(len(bench.ast.src)):
-        if (told := projected(bench, seed, place)) is None or (found := plan(bench.ast, place)) is None:
+        if (expected := projected(bench, seed, place)) is None or (found := plan(bench.ast, place)) is None:
             continue
         ran(PROJECTED)
         slot = found.slot
         values = to_values(bench.read(slot), bench.by_slot[slot].dtype)
-        got = project(values, found, told.signs, rows=told.rows)
-        ratios = ratio(told.values, told.error, got)
+        got = project(values, found, expected.signs, rows=expected.rows)
+        ratios = ratio(expected.values, expected.error, got)
         if float(ratios.max(initial=0.0)) > CONFIDENT:
             at = int(ratios.argmax())
-            row = at if told.rows is None else int(told.rows[at])
-            return f"the projection of row {row} of buffer {slot} is {got[at]:.6g}, not {told.values[at]:.6g}"
+            row = at if expected.rows is None else int(expected.rows[at])
+            return f"the projection of row {row} of buffer {slot} is {got[at]:.6g}, not {expected.values[at]:.6g}"
     return ""
 
 
@@ -338,8 +338,8 @@ def projected(referee: Referee, seed: int, place: int) -> Projected | None:
     key = (seed, referee.recipe, place)
     if key not in referee.projections:
         referee.projections[key] = Projected.of(referee, seed, place)
-    told: Projected | None = referee.projections[key]
-    return told
+    expected: Projected | None = referee.projections[key]
+    return expected
 
 
 @dataclass(frozen=True, eq=False)
@@ -441,8 +441,8 @@ Launch = Callable[[], float]
 
 
 @dataclass
-class _Verdict:
-    """The verdict on one binary while it is being found."""
+class _Result:
+    """The result of verifying one binary while it is being found."""
 
     rules: dict[str, None] = field(default_factory=dict)  # an ordered set
     max_error: float = 0.0
@@ -477,13 +477,13 @@ class CheckedBench(Workbench, Referee):
         if not only_outputs and self.device != "CPU":
             self._filled = {slot: self.snapshot(slot) for slot in self.inputs if not self.by_slot[slot].is_output}
 
-    def foretold(self, told: Foretold, variables: Variables) -> None:
+    def use_references(self, expected: References, variables: Variables) -> None:
         """Take the references that another process computed from the same kernel, seeds and recipes."""
-        for place, recipe in enumerate(told.recipes):
+        for place, recipe in enumerate(expected.recipes):
             self._recipes[place, variables] = recipe
-        for (seed, recipe), reference in told.references:
+        for (seed, recipe), reference in expected.references:
             self._references.setdefault((seed, recipe, variables), reference)
-        for key, projected in told.projections:
+        for key, projected in expected.projections:
             self.projections.setdefault(key, projected)
 
     # ---- verdicts ----
@@ -497,67 +497,67 @@ class CheckedBench(Workbench, Referee):
     def check_all(
         self, launches: Sequence[Launch], variables: Variables, *, seeds: Iterable[int], thorough: bool = False
     ) -> list[Verification]:
-        """Run each of `launches` on fresh data of each seed and judge what it wrote: one verdict each.
+        """Run each of `launches` on fresh data of each seed and judge what it wrote: one result each.
 
         `thorough` is for finalists: inputs of a kind of its own for each seed (`references.EXTREMES`); ten runs that
         agree bit for bit on the first seed, whatever lies around the buffers; the whole output of every binary beside
         that of the first, the places where they differ most judged by the reference, and the projections of a linear
         kernel's whole output; one more seed of {0,1} data, which linear kernels must compute exactly.
         """
-        verdicts = [_Verdict() for _ in launches]
+        results = [_Result() for _ in launches]
         try:
             ordinary = self.choose_recipe(variables)
             for place, seed in enumerate(seeds):
                 recipe = self.choose_recipe(variables, place=place) if thorough else ordinary
-                self._judge_all(verdicts, launches, (seed, recipe, variables), place if thorough else None)
+                self._judge_all(results, launches, (seed, recipe, variables), place if thorough else None)
             if thorough and ordinary == RECIPE and self.reference(0, BINARY_RECIPE, variables).exact() >= EXACT:
-                self._judge_all(verdicts, launches, (0, BINARY_RECIPE, variables), None)  # and projected
-                for verdict in verdicts:
-                    if not verdict.reason:
-                        verdict.ran("exact on {0,1} inputs")
+                self._judge_all(results, launches, (0, BINARY_RECIPE, variables), None)  # and projected
+                for result in results:
+                    if not result.reason:
+                        result.ran("exact on {0,1} inputs")
         except VerificationError as error:
-            for verdict in verdicts:
-                if not verdict.reason:
-                    verdict.reason, verdict.unjudged = str(error), True
-        return [verdict.final() for verdict in verdicts]
+            for result in results:
+                if not result.reason:
+                    result.reason, result.unjudged = str(error), True
+        return [result.final() for result in results]
 
     def _judge_all(
-        self, verdicts: list[_Verdict], launches: Sequence[Launch], key: tuple[int, str, Variables], place: int | None
+        self, results: list[_Result], launches: Sequence[Launch], key: tuple[int, str, Variables], place: int | None
     ) -> None:
         """One seed of all binaries; `place` is that of the seed among those of a thorough check."""
         seed, recipe, variables = key
         compared: WholeOutput | None = None
         whole, first = place is not None, place == 0
-        for verdict, launch in zip(verdicts, launches, strict=True):
-            if verdict.reason:
+        for result, launch in zip(results, launches, strict=True):
+            if result.reason:
                 continue
             self.fill(seed, recipe)
             reference = self.reference(*key)
             if reference.judged() < JUDGED:
-                reason, verdict.unjudged = "most outputs are not numbers", True
+                reason, result.unjudged = "most outputs are not numbers", True
             elif self.inputs and reference.nothing() and recipe != BINARY_RECIPE:
-                reason, verdict.unjudged = "every output is 0, as an empty kernel would leave it", True
+                reason, result.unjudged = "every output is 0, as an empty kernel would leave it", True
             else:
-                reason = self._check_once_or_again(launch, reference, verdict, thorough=first)
+                reason = self._check_once_or_again(launch, reference, result, thorough=first)
                 if whole and not reason:
-                    verdict.ran(f"data of recipe {recipe}")
+                    result.ran(f"data of recipe {recipe}")
                     if compared is None:
-                        alone = len(launches) == 1
-                        compared = WholeOutput(self, seed, dict(variables), alone=alone, first=first)
-                    reason = compared.judge(verdict.ran)
+                        only = len(launches) == 1
+                        compared = WholeOutput(self, seed, dict(variables), only=only, first=first)
+                    reason = compared.judge(result.ran)
                 if recipe == BINARY_RECIPE and not reason:
-                    reason = judge_projections(self, seed, verdict.ran)
-            verdict.seeds += recipe != BINARY_RECIPE
+                    reason = judge_projections(self, seed, result.ran)
+            result.seeds += recipe != BINARY_RECIPE
             if reason:
                 self.seed = None  # a wrong kernel may have changed its inputs: the next one gets them afresh
-                verdict.reason = f"{reason} ({'{0,1} data' if recipe == BINARY_RECIPE else f'seed {seed}'})"
+                result.reason = f"{reason} ({'{0,1} data' if recipe == BINARY_RECIPE else f'seed {seed}'})"
 
-    def _check_once_or_again(self, launch: Launch, reference: Reference, verdict: _Verdict, *, thorough: bool) -> str:
-        reason = self._check_seed(launch, reference, verdict, thorough=thorough)
+    def _check_once_or_again(self, launch: Launch, reference: Reference, result: _Result, *, thorough: bool) -> str:
+        reason = self._check_seed(launch, reference, result, thorough=thorough)
         if reason and self.is_large and not thorough and not self.tainted:
             # an earlier binary may have changed the inputs, which were not compared then: judge it afresh
             self.restore_inputs()
-            reason = self._check_seed(launch, reference, verdict, thorough=thorough)
+            reason = self._check_seed(launch, reference, result, thorough=thorough)
         return reason
 
     @property
@@ -565,16 +565,16 @@ class CheckedBench(Workbench, Referee):
         """The slots that the kernel writes."""
         return [info.slot for info in self.buffers if info.is_output]
 
-    def _check_seed(self, launch: Launch, reference: Reference, verdict: _Verdict, *, thorough: bool) -> str:
+    def _check_seed(self, launch: Launch, reference: Reference, result: _Result, *, thorough: bool) -> str:
         outputs = self.outputs
-        verdict.ran("float64 reference at sampled points", "poisoned outputs", "guard bytes")
+        result.ran("float64 reference at sampled points", "poisoned outputs", "guard bytes")
         reason, seconds = self._run(launch, NAN_POISON)
-        reason = reason or self.compare(reference.stores, verdict)
+        reason = reason or self.compare(reference.stores, result)
         self.lap("check: samples")
         if reason:
             return reason
         if thorough or seconds < SECOND_RUN_BELOW_S:
-            verdict.ran("two poisons, equal outputs", "NaN around the buffers")
+            result.ran("two poisons, equal outputs", "NaN around the buffers")
             first = {slot: self.snapshot(slot) for slot in outputs}
             reason = self._run(launch, FINITE_POISON, OTHER_GUARDS[0])[0]
             for slot in outputs:
@@ -582,13 +582,13 @@ class CheckedBench(Workbench, Referee):
                     reason = self._explain(launch, slot)
             self.lap("check: outputs")
             if thorough and not reason:
-                verdict.ran(
+                result.ran(
                     "large and small numbers around the buffers",
                     "outputs that look done",
                     f"{REPEATS} runs bitwise equal",
                 )
                 reason = self._repeat(launch, first, reference)
-        reason = reason or self._inputs_changed(outputs, verdict, thorough=thorough)
+        reason = reason or self._inputs_changed(outputs, result, thorough=thorough)
         self.lap("check: inputs")
         return reason
 
@@ -619,9 +619,9 @@ class CheckedBench(Workbench, Referee):
 
     def left_behind(self) -> str:
         """What runs changed besides their outputs; empty if nothing."""
-        return self._wrote_outside() or self._inputs_changed(self.outputs, _Verdict(), thorough=not self.is_large)
+        return self._wrote_outside() or self._inputs_changed(self.outputs, _Result(), thorough=not self.is_large)
 
-    def compare(self, stores: Iterable[StoreValues], verdict: _Verdict | None = None) -> str:
+    def compare(self, stores: Iterable[StoreValues], result: _Result | None = None) -> str:
         """What is wrong with what was written at the points of `stores`; empty if nothing is."""
         for store in stores:
             dtype = self.by_slot[store.slot].dtype
@@ -632,12 +632,12 @@ class CheckedBench(Workbench, Referee):
             got = to_values(bits, dtype)
             ratios = error_ratio(store, got)
             worst = float(ratios.max(initial=0.0))
-            if verdict is not None:
-                verdict.max_error = max(verdict.max_error, worst / CONFIDENT)
+            if result is not None:
+                result.max_error = max(result.max_error, worst / CONFIDENT)
             if worst > CONFIDENT:
                 at = int(ratios.argmax())
                 place = f"element {int(store.indices[at])} of buffer {store.slot}"
-                return f"{place} is {_told(got[at], store, at)}"
+                return f"{place} is {_in_words(got[at], store, at)}"
         return ""
 
     def _explain(self, launch: Launch, slot: int) -> str:
@@ -706,10 +706,10 @@ class CheckedBench(Workbench, Referee):
             reference = self.reference(self.seed, self.recipe, variables)
         return Watched(self, launch, "" if reference is None else self.compare(reference.stores))
 
-    def _inputs_changed(self, outputs: list[int], verdict: _Verdict, *, thorough: bool) -> str:
+    def _inputs_changed(self, outputs: list[int], result: _Result, *, thorough: bool) -> str:
         if self.is_large and not thorough:
             return ""
-        verdict.ran("inputs unchanged")
+        result.ran("inputs unchanged")
         for slot in self.inputs:
             if slot in outputs:
                 continue
@@ -782,7 +782,7 @@ class Watched:
         self.look()
         return seconds
 
-    def verdict(self) -> str:
+    def result(self) -> str:
         """What was wrong with a run, or with what all of them left of inputs and guards; empty if nothing was."""
         return self.look() or self._bench.left_behind()
 
@@ -794,7 +794,7 @@ def _differs(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> int | None:
     return int(differ.argmax()) if differ.any() else None
 
 
-def _told(got: Any, store: StoreValues, at: int) -> str:
+def _in_words(got: Any, store: StoreValues, at: int) -> str:
     """An element beside what it should be: integers as such, floats so that the difference shows."""
     want = store.values[at]
     if store.values.dtype != np.float64:

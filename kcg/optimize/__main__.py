@@ -167,8 +167,8 @@ def run(settings: object, *, dry_run: bool, json_mode: bool, quiet: bool) -> Exi
     if finished.exit_code == ExitCode.INTERRUPTED:
         interrupted(f"interrupted; to go on: {resume_command(settings)}")
     elif finished.exit_code == ExitCode.DEVICE_UNUSABLE:
-        told = f"{finished.lost}; what was measured is kept: when the device is back, go on with"
-        shown.line(f"kcg: {told} {resume_command(settings)}", important=True)
+        message = f"{finished.lost}; what was measured is kept: when the device is back, go on with"
+        shown.line(f"kcg: {message} {resume_command(settings)}", important=True)
     elif finished.exit_code == ExitCode.VERIFICATION_FAILED:
         shown.line(f"kcg: {not_verified(finished.result)}", important=True)
     elif finished.exit_code == ExitCode.NOTHING_IMPROVED:
@@ -209,8 +209,8 @@ def _not_searched(result: Result) -> str:
 
 def incomplete(result: Result) -> str:
     """Why a run ended before all was done, in one line."""
-    told = next((w for w in result.warnings if w.startswith("nothing was searched")), "")
-    return told or (
+    message = next((w for w in result.warnings if w.startswith("nothing was searched")), "")
+    return message or (
         f"the budget ended before everything was done{_not_searched(result)}: what is missing is said above; give it "
         "more with --budget"
     )

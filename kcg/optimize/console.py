@@ -262,8 +262,10 @@ def _summary(result: Result) -> list[tuple[str, str]]:
     if result.failures:
         lines.append(("failed: " + ", ".join(f"{count} {status}" for status, count in result.failures), "dim"))
     if unverified := sum(r.outcome == "improved" and not r.chosen.verification.passed for r in result.regions):
-        told = f"{unverified} of the improved are not verified: these keep tinygrad's own schedule wherever it is used"
-        lines.append((told, "yellow"))
+        reported = (
+            f"{unverified} of the improved are not verified: these keep tinygrad's own schedule wherever it is used"
+        )
+        lines.append((reported, "yellow"))
     lines += [(str(left), "yellow") for left in result.left_out]
     if not result.complete:
         nothing = any(warning.startswith("nothing was searched") for warning in result.warnings)

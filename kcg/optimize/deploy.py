@@ -106,7 +106,7 @@ def apply(
     """
     served = _checked_widths(widths)
     result = read_result(result_path)
-    check_verdict(result)
+    check_model_result(result)
     check_tinygrad(result, metadata.version("tinygrad") if facts is None else facts[1].tinygrad)
     target, toolchain = _detect(result.target) if facts is None else facts
     check_target(result.target, target)
@@ -185,7 +185,7 @@ def tuned(result_path: Path | str, *, kernels: Path | str | Sequence[Path | str]
         DeviceError: the default device does not open.
     """
     result = read_result(Path(result_path))
-    check_verdict(result)
+    check_model_result(result)
     files = [Path(path) for path in ((kernels,) if isinstance(kernels, Path | str) else kernels)]
     if not files and (left := sum(_written_by_hand(row) is not None for row in result.regions)):
         warnings.warn(
@@ -306,7 +306,7 @@ def _by_hand(count: int) -> str:
     return f"{count} kernel{'s' * (count > 1)} {verbs[0]} faster written by hand and {verbs[1]} the best Opts"
 
 
-def check_verdict(result: Result) -> None:
+def check_model_result(result: Result) -> None:
     """Raises VerificationError where the whole model, or the script, failed with the schedules of the result."""
     if result.model_check is not None and result.model_check.passed is False:
         what = "script" if result.model_check.runs else "model"

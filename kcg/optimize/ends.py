@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from kcg.measure.jobs import DuelOutcome
+from kcg.measure.jobs import PairedOutcome
 from kcg.search.problem import Observation
 from kcg.types import Measurement, RegionResult, Status, TimedAt, Variables, Verification
 
@@ -55,7 +55,7 @@ def reason_at(ends: Sequence[End], end: End, reason: str) -> str:
     return f"{reason}, with {values_text(end.variables)}" if reason and len(ends) > 1 else reason
 
 
-def outcome(ends: Sequence[End], outcomes: Sequence[DuelOutcome]) -> DuelOutcome:
+def outcome(ends: Sequence[End], outcomes: Sequence[PairedOutcome]) -> PairedOutcome:
     """The paired comparisons at all ends as one. Fewer outcomes than ends: the last of them showed something wrong.
 
     The samples are means of samples at the ends, pair by pair; where one end has more, its last ones count for nothing.
@@ -64,7 +64,7 @@ def outcome(ends: Sequence[End], outcomes: Sequence[DuelOutcome]) -> DuelOutcome
     if len(ends) == 1:
         return last
     finals = [o.finalist_verification for o in outcomes if o.finalist_verification is not None]
-    both = DuelOutcome(
+    both = PairedOutcome(
         baseline_verification=_verification(ends, [o.baseline_verification for o in outcomes]),
         finalist_verification=_verification(ends, finals) if finals else None,
         input_recipe=last.input_recipe,

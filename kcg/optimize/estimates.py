@@ -62,11 +62,11 @@ def judging_s(session: Session) -> float:
     return (
         FRESH_CHILD_S
         + compiling_s(session)
-        + sum(duel_s(session, work) for work in due or _largest(session) if not is_judged(session, work))
+        + sum(paired_s(session, work) for work in due or _largest(session) if not is_judged(session, work))
     )
 
 
-def duel_s(session: Session, work: RegionWork) -> float:
+def paired_s(session: Session, work: RegionWork) -> float:
     """What re-timing and verifying one kernel is expected to take, in seconds: beside a candidate, if it has one, or if
     nothing has one yet."""
     from kcg.measure.protocol import samples_for
@@ -182,12 +182,12 @@ class Pace:
             assert session.settings.budget_s is not None
             until = session.started + session.settings.budget_s * (1 + OVERTIME if self._first else 1)
         slower = self._spent_s / self._expected_s if self._expected_s else 1.0
-        return time.monotonic() + slower * duel_s(session, work) <= until
+        return time.monotonic() + slower * paired_s(session, work) <= until
 
     @contextlib.contextmanager
     def judging(self, work: RegionWork) -> Iterator[None]:
         """Inside, `work` is judged: take in how long that takes, beside what it was expected to."""
-        expected_s, begun = duel_s(self._session, work), time.monotonic()
+        expected_s, begun = paired_s(self._session, work), time.monotonic()
         yield
         if not self._first:
             self._expected_s += expected_s
@@ -210,7 +210,7 @@ def _largest(session: Session) -> list[RegionWork]:
 
 def _least_judging_s(session: Session) -> float:
     """What judging one kernel takes, in seconds, the new process included."""
-    return FRESH_CHILD_S + sum(duel_s(session, work) for work in _largest(session))
+    return FRESH_CHILD_S + sum(paired_s(session, work) for work in _largest(session))
 
 
 def _measuring_s(session: Session) -> float:

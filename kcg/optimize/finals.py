@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING
 from kcg import __version__
 from kcg.errors import DeviceError
 from kcg.kernel.source.body import source_body
-from kcg.measure.jobs import DuelJob, DuelOutcome
+from kcg.measure.jobs import PairedJob, PairedOutcome
 from kcg.measure.pools import ServiceClosed
 from kcg.measure.protocol import PROTOCOL, median, median_interval, spread
-from kcg.measure.service import duel_rows
+from kcg.measure.service import paired_rows
 from kcg.measure.verify import FINAL_SEEDS
 from kcg.optimize import ends, estimates
-from kcg.optimize.handwritten import contest
+from kcg.optimize.handwritten import comparison
 from kcg.optimize.result import NO_OTHER, TIME_OVER, USED_UP
 from kcg.optimize.verdicts import Side, is_known, keep, taken_over
 from kcg.provenance import provenance
@@ -47,25 +47,25 @@ from kcg.types import (
 if TYPE_CHECKING:
     from kcg.kernel.program import Compiled
     from kcg.kernel.symbolic import End
-    from kcg.measure.verify import Foretold
+    from kcg.measure.verify import References
     from kcg.optimize.session import RegionWork, Session
 
 TRIES = 2  # finalists per region, the second only if the first is wrong
-DUEL_TIMEOUT_S = 120.0  # at least
-FORETELL_TIMEOUT_S = 30.0  # references of one region, in a process beside
-DUEL_RUNS = 200  # launches of a duel, with room for samples that are taken again
+PAIRED_TIMEOUT_S = 120.0  # at least
+REFERENCES_TIMEOUT_S = 30.0  # references of one region, in a process beside
+PAIRED_RUNS = 200  # launches of a paired comparison, with room for samples that are taken again
 UNVERIFIED = Verification(False, reason="the run ended before it was verified")
 CHECKED = "not verified: it is tinygrad's own schedule, checked on one seed"
 
 
 @dataclass(frozen=True)
 class Judged:
-    """What a duel showed of one finalist."""
+    """What a paired comparison showed of one finalist."""
 
-    outcome: DuelOutcome | None
+    outcome: PairedOutcome | None
     reason: str = ""  # why there is no outcome
     late: bool = False  # the budget was over before there was one
-    at_ends: tuple[DuelOutcome, ...] = ()  # what `outcome` is the mean of, see `ends`
+    at_ends: tuple[PairedOutcome, ...] = ()  # what `outcome` is the mean of, see `ends`
 
 
 def judge_all(session: Session) -> tuple[RegionResult, ...]:
@@ -74,19 +74,19 @@ def judge_all(session: Session) -> tuple[RegionResult, ...]:
     order = sorted((w for w in session.works if is_due(session, w)), key=lambda w: (-_saving_s(w), -_share_s(w)))
     for work in session.works:
         if work not in order:
-            session.judged[work.id] = contest(session, work, _as_searched(session, work))
+            session.judged[work.id] = comparison(session, work, _as_searched(session, work))
     pace = estimates.Pace(session)
     if any(pace.allows(work) for work in order):
         session.service.fresh_child()
-        _foretell(session, order)
+        _compute_references(session, order)
         _precompile(session)
     try:
         for count, work in enumerate(order, 1):
             if pace.allows(work):
                 with pace.judging(work):
-                    session.judged[work.id] = contest(session, work, _judge(session, work))
+                    session.judged[work.id] = comparison(session, work, _judge(session, work))
             else:
-                session.judged[work.id] = contest(session, work, _too_late(session, work))
+                session.judged[work.id] = comparison(session, work, _too_late(session, work))
             elapsed = time.monotonic() - session.started
             session.progress.update(
                 done_s=elapsed,
@@ -96,11 +96,11 @@ def judge_all(session: Session) -> tuple[RegionResult, ...]:
                 total_s=sum(session.judged.get(w.id, w).after_s for w in session.works),
             )
     finally:
-        _say_what_was_not_judged(session, len(order))
+        _warn_of_unjudged(session, len(order))
     return tuple(session.judged[w.id] for w in session.works)
 
 
-def _say_what_was_not_judged(session: Session, count: int) -> None:
+def _warn_of_unjudged(session: Session, count: int) -> None:
     if spared := len(session.taken_over - session.fought):
         session.warnings.append(
             f"the verdicts on {spared} of {count} kernels are those of an earlier run: they were not judged again"
@@ -141,7 +141,7 @@ def is_due(session: Session, work: RegionWork) -> bool:
 
 def is_judged(session: Session, work: RegionWork) -> bool:
     """Whether an earlier run left a verdict on what would be judged of this region first, and nothing else is left."""
-    first = candidates(work)[:1] if session.verdicts else []
+    first = candidates(work)[:1] if session.paired_results else []
     return not work.offers and is_known(session, work, [work.space.baseline(), *first])
 
 
@@ -159,32 +159,32 @@ def compiling_s(session: Session) -> float:
 
 
 def _precompile(session: Session) -> None:
-    """Compile what is to be judged before the first duel: on a CPU nothing may compile while one runs."""
+    """Compile what is to be judged before the first paired comparison: on a CPU nothing may compile while one runs."""
     expected_s = compiling_s(session)
     sent = [session.service.compiled(w.call.region, s, *w.bindings) for w, s in _sides(session)]
     wait(sent, timeout=estimates.patience_s(session, expected_s))
 
 
-def _foretell(session: Session, order: Sequence[RegionWork]) -> None:
+def _compute_references(session: Session, order: Sequence[RegionWork]) -> None:
     """On a GPU, let the compiling children compute the references of these regions while the device times others."""
     if session.choice.device == "CPU":
         return  # nothing may disturb a sample
-    from kcg.measure.verify import foretell_job
+    from kcg.measure.verify import references_job
 
     for work in (w for w in order if not is_judged(session, w)):
         for values in work.bindings:
-            session.foretold[work.id, values] = session.service.beside(
-                foretell_job, work.call.region, values, FINAL_SEEDS, timeout_s=FORETELL_TIMEOUT_S
+            session.references[work.id, values] = session.service.beside(
+                references_job, work.call.region, values, FINAL_SEEDS, timeout_s=REFERENCES_TIMEOUT_S
             )
 
 
-def _foretold(session: Session, work: RegionWork, values: Variables) -> Foretold | None:
+def _references(session: Session, work: RegionWork, values: Variables) -> References | None:
     """The references of a region; None where they are computed with the verification, or could not be before it."""
-    future = session.foretold.get((work.id, values))
+    future = session.references.get((work.id, values))
     if future is None or future.exception() is not None:
         return None
-    told: Foretold = future.result()
-    return told
+    references: References = future.result()
+    return references
 
 
 def compiled_for(session: Session, work: RegionWork, schedule: Schedule) -> Compiled:
@@ -215,7 +215,7 @@ def _judge(session: Session, work: RegionWork) -> RegionResult:
             if finalist.binary_hash == baseline.binary_hash:
                 continue  # tinygrad's own choice by another name
         ours = None if schedule is None or finalist is None else Side(schedule, finalist)
-        judged = duel(session, work, Side(baseline_schedule, baseline), ours)
+        judged = compare_paired(session, work, Side(baseline_schedule, baseline), ours)
         if judged.late:
             return _too_late(session, work)
         if judged.outcome is None:
@@ -228,12 +228,12 @@ def _judge(session: Session, work: RegionWork) -> RegionResult:
     raise AssertionError("the baseline alone always decides")
 
 
-def duel(session: Session, work: RegionWork, baseline: Side, finalist: Side | None) -> Judged:
+def compare_paired(session: Session, work: RegionWork, baseline: Side, finalist: Side | None) -> Judged:
     """Verify and time both in turns, or the baseline alone, and record what was seen; or take over what an earlier run
     saw of the same. All this at each end of the kernel's values, and not at the second what is wrong at the first."""
-    outcomes: list[DuelOutcome] = []
+    outcomes: list[PairedOutcome] = []
     for end in work.ends:
-        judged = _duel_at(session, work, end, baseline, finalist)
+        judged = _paired_at(session, work, end, baseline, finalist)
         if judged.outcome is None:
             return replace(judged, reason=ends.reason_at(work.ends, end, judged.reason))
         outcomes.append(judged.outcome)
@@ -242,23 +242,23 @@ def duel(session: Session, work: RegionWork, baseline: Side, finalist: Side | No
     return Judged(ends.outcome(work.ends, outcomes), at_ends=tuple(outcomes))
 
 
-def _duel_at(session: Session, work: RegionWork, end: End, baseline: Side, finalist: Side | None) -> Judged:
+def _paired_at(session: Session, work: RegionWork, end: End, baseline: Side, finalist: Side | None) -> Judged:
     sides = [baseline] if finalist is None else [baseline, finalist]
     if (seen := taken_over(session, work, sides, end.variables)) is not None:
         session.taken_over.add(work.id)
         return Judged(seen)
     session.fought.add(work.id)
-    job = DuelJob(
+    job = PairedJob(
         work.call.region,
         baseline.compiled.at(end.variables),
         finalist.compiled.at(end.variables) if finalist is not None else None,
         session.service.target,
         end.variables,
         seeds=FINAL_SEEDS,
-        foretold=_foretold(session, work, end.variables),
+        references=_references(session, work, end.variables),
     )
-    future = session.service.duel(job, timeout_s=DUEL_TIMEOUT_S + DUEL_RUNS * work.longest_s)
-    expected_s = estimates.FRESH_CHILD_S + estimates.duel_s(session, work)
+    future = session.service.compare_paired(job, timeout_s=PAIRED_TIMEOUT_S + PAIRED_RUNS * work.longest_s)
+    expected_s = estimates.FRESH_CHILD_S + estimates.paired_s(session, work)
     _, waiting = wait([future], timeout=estimates.patience_s(session, expected_s))
     if waiting:  # nothing is blamed on a kernel whose process was stopped, say
         return Judged(None, late=True)
@@ -269,7 +269,7 @@ def _duel_at(session: Session, work: RegionWork, end: End, baseline: Side, final
     except Exception as error:  # a crash or a hang of the child is the finalist's, not the run's
         return Judged(None, f"{type(error).__name__}: {_line(error)}")
     session.record(
-        duel_rows(
+        paired_rows(
             job,
             outcome,
             baseline.schedule,
@@ -298,32 +298,32 @@ def _decide(
     baseline: Compiled,
     finalist: Compiled | None,
     schedule: Schedule | None,
-    duel: DuelOutcome,
+    paired: PairedOutcome,
     notes: list[str],
 ) -> RegionResult | None:
     """The region's result, or None where this finalist is wrong and the next one gets its turn."""
-    verified = duel.baseline_verification
+    verified = paired.baseline_verification
     if verified.unjudged:
         return _unjudged(session, work, verified)
     if not verified.passed:
         return _quarantined(session, work, _who_is_wrong(session, work, verified.reason), verified)
-    if duel.finalist_verification is not None and not duel.finalist_verification.passed:
-        verb = "is unjudged" if duel.finalist_verification.unjudged else "is wrong"
-        notes.append(f"{schedule} {verb}: {duel.finalist_verification.reason}")
+    if paired.finalist_verification is not None and not paired.finalist_verification.passed:
+        verb = "is unjudged" if paired.finalist_verification.unjudged else "is wrong"
+        notes.append(f"{schedule} {verb}: {paired.finalist_verification.reason}")
         return None
-    base = finalist_of(work, work.space.baseline(), baseline, duel.baseline_cold_s, duel.baseline_warm_s, verified)
-    noise = spread(duel.baseline_cold_s, duel.again_cold_s)
+    base = finalist_of(work, work.space.baseline(), baseline, paired.baseline_cold_s, paired.baseline_warm_s, verified)
+    noise = spread(paired.baseline_cold_s, paired.again_cold_s)
     if schedule is None or finalist is None:
         outcome, why = ("kept", "; ".join(notes)) if notes else _without_candidate(session, work)
         return _result(session, work, base, base, outcome, why, noise)
-    if duel.noisy:
-        notes.append(f"{schedule} cannot be compared: {duel.noisy}")
+    if paired.noisy:
+        notes.append(f"{schedule} cannot be compared: {paired.noisy}")
         return _result(session, work, base, base, "kept", "; ".join(notes), noise)
-    assert duel.finalist_verification is not None
+    assert paired.finalist_verification is not None
     chosen = finalist_of(
-        work, schedule, finalist, duel.finalist_cold_s, duel.finalist_warm_s, duel.finalist_verification
+        work, schedule, finalist, paired.finalist_cold_s, paired.finalist_warm_s, paired.finalist_verification
     )
-    ratios = [a / b for a, b in zip(duel.baseline_cold_s, duel.finalist_cold_s, strict=True)]
+    ratios = [a / b for a, b in zip(paired.baseline_cold_s, paired.finalist_cold_s, strict=True)]
     low, high = median_interval(ratios)
     text = f"{median(ratios):.2f}× as fast, 95 % interval {low:.2f} to {high:.2f}, noise {100 * noise:.1f} %"
     if low > 1.0 and median(ratios) > 1.0 + noise:
@@ -440,10 +440,10 @@ def _too_late(session: Session, work: RegionWork) -> RegionResult:
         return _quarantined(session, work, f"tinygrad's own schedule fails: {work.own.status}: {work.own.reason}")
     if not (found := candidates(work)):
         return _result(session, work, base, base, "undecided", "there was no time to judge what is written by hand")
-    said = "is expected to be faster"
+    claim = "is expected to be faster"
     if work.baseline_s:
-        said = f"was {work.baseline_s / work.known[found[0]].time_s:.2f}× as fast in the search"
-    return _result(session, work, base, base, "undecided", f"{found[0]} {said}, and there was no time to judge it")
+        claim = f"was {work.baseline_s / work.known[found[0]].time_s:.2f}× as fast in the search"
+    return _result(session, work, base, base, "undecided", f"{found[0]} {claim}, and there was no time to judge it")
 
 
 def as_searched(session: Session) -> tuple[RegionResult, ...]:

@@ -125,7 +125,7 @@ def measure(session: Session) -> None:
 # ---- the finals ----
 
 
-def contest(session: Session, work: RegionWork, result: RegionResult) -> RegionResult:
+def comparison(session: Session, work: RegionWork, result: RegionResult) -> RegionResult:
     """The region's result after its hand-written kernels had their turn, the fastest of the search first."""
     if not work.offers:
         return result
@@ -164,7 +164,7 @@ def _time_s(work: RegionWork, one: Offer) -> float:
 
 
 @dataclass(frozen=True)
-class _Bout:
+class _Comparison:
     """Two schedules timed in turns, both verified."""
 
     before: Finalist
@@ -200,54 +200,58 @@ def _challenge(
     except Exception as error:
         return result, f"rejected: it does not compile: {first_line(error)}"
     against = "tinygrad's own schedule" if champion == baseline else str(champion)
-    bout = _bout(session, work, champion, schedule, mine)
-    if isinstance(bout, str):
-        return result, bout
-    if not bout.won:
-        return result, f"{bout.outcome} {against}: {bout}"
-    told = f"{bout.outcome} {against}: {bout}"
+    comparison = _compare(session, work, champion, schedule, mine)
+    if isinstance(comparison, str):
+        return result, comparison
+    if not comparison.won:
+        return result, f"{comparison.outcome} {against}: {comparison}"
+    message = f"{comparison.outcome} {against}: {comparison}"
     if champion != baseline:
-        final = _bout(session, work, baseline, schedule, mine)
+        final = _compare(session, work, baseline, schedule, mine)
         if isinstance(final, str):
             return result, final
         if not final.won:
             return result, f"{final.outcome} tinygrad's own schedule: {final}"
-        told, bout = f"{told}; against tinygrad's own schedule: {final}", final
-    return replace(result, baseline=bout.before, chosen=bout.after, outcome="improved", noise_floor=bout.noise), told
+        message, comparison = f"{message}; against tinygrad's own schedule: {final}", final
+    return replace(
+        result, baseline=comparison.before, chosen=comparison.after, outcome="improved", noise_floor=comparison.noise
+    ), message
 
 
-def _verdict_in_words(verdict: Verification | None) -> str:
-    if verdict is None:
+def _result_in_words(result: Verification | None) -> str:
+    if result is None:
         return "it was not judged"
-    return f"{'unjudged' if verdict.unjudged else 'wrong'}: {verdict.reason}"
+    return f"{'unjudged' if result.unjudged else 'wrong'}: {result.reason}"
 
 
-def _bout(session: Session, work: RegionWork, before: Schedule, after: Schedule, mine: Compiled) -> _Bout | str:
+def _compare(
+    session: Session, work: RegionWork, before: Schedule, after: Schedule, mine: Compiled
+) -> _Comparison | str:
     """Verify and time `after` in turns with `before`; why it is out, where it is."""
     from kcg.optimize import finals
 
     theirs = finals.compiled_for(session, work, before)
-    judged = finals.duel(session, work, Side(before, theirs), Side(after, mine))
+    judged = finals.compare_paired(session, work, Side(before, theirs), Side(after, mine))
     if judged.late:
         return "not judged: the budget was over"
     if judged.outcome is None:
         return f"rejected: {judged.reason}"
-    duel = judged.outcome
-    if (verdict := duel.finalist_verification) is None or not verdict.passed:
-        return f"rejected: {_verdict_in_words(verdict)}"
-    if not duel.baseline_verification.passed:
-        return f"not compared: {before} did not verify again: {duel.baseline_verification.reason}"
-    if duel.noisy:
-        return f"not compared: {duel.noisy}"
-    ratios = [a / b for a, b in zip(duel.baseline_cold_s, duel.finalist_cold_s, strict=True)]
+    paired = judged.outcome
+    if (result := paired.finalist_verification) is None or not result.passed:
+        return f"rejected: {_result_in_words(result)}"
+    if not paired.baseline_verification.passed:
+        return f"not compared: {before} did not verify again: {paired.baseline_verification.reason}"
+    if paired.noisy:
+        return f"not compared: {paired.noisy}"
+    ratios = [a / b for a, b in zip(paired.baseline_cold_s, paired.finalist_cold_s, strict=True)]
     low, high = median_interval(ratios)
-    return _Bout(
+    return _Comparison(
         finals.finalist_of(
-            work, before, theirs, duel.baseline_cold_s, duel.baseline_warm_s, duel.baseline_verification
+            work, before, theirs, paired.baseline_cold_s, paired.baseline_warm_s, paired.baseline_verification
         ),
-        finals.finalist_of(work, after, mine, duel.finalist_cold_s, duel.finalist_warm_s, verdict),
+        finals.finalist_of(work, after, mine, paired.finalist_cold_s, paired.finalist_warm_s, result),
         low,
         median(ratios),
         high,
-        spread(duel.baseline_cold_s, duel.again_cold_s),
+        spread(paired.baseline_cold_s, paired.again_cold_s),
     )

@@ -180,16 +180,16 @@ def _of_clocks(side: Side, *, longer: bool) -> tuple[str, float]:
     return f"The clock was {both}: what depends on it takes {effect}.", abs(slows)
 
 
-def _mhz(told: Mapping[str, float]) -> float | None:
+def _mhz(clocks: Mapping[str, float]) -> float | None:
     """The clock that sensors told: the middle between the lowest and the highest."""
-    ends = [told[name] for name in ("sm_mhz_min", "sm_mhz_max", "cpu_mhz") if name in told]
+    ends = [clocks[name] for name in ("sm_mhz_min", "sm_mhz_max", "cpu_mhz") if name in clocks]
     return sum(ends) / len(ends) if ends else None
 
 
 def _kernels_mhz(kernels: Iterable[tuple[float, Clocks]]) -> float | None:
     """The clock of kernels, each with the weight of its time; None where it was told of less than half of that."""
     kernels = tuple(kernels)
-    known = [(seconds, mhz) for seconds, told in kernels if (mhz := _mhz(dict(told)))]
+    known = [(seconds, mhz) for seconds, clocks in kernels if (mhz := _mhz(dict(clocks)))]
     if sum(seconds for seconds, _ in known) * 2 < sum(seconds for seconds, _ in kernels) or not known:
         return None
     return sum(seconds * mhz for seconds, mhz in known) / sum(seconds for seconds, _ in known)
@@ -198,7 +198,7 @@ def _kernels_mhz(kernels: Iterable[tuple[float, Clocks]]) -> float | None:
 def _held_back(side: Side, *, longer: bool) -> str:
     """What the device said that held it back on one side only, where that is the side that took longer; empty where
     there is nothing, or one side did not say."""
-    step, kernels = _bits([side.in_step]), _bits(told for _, told in side.of_kernels)
+    step, kernels = _bits([side.in_step]), _bits(clocks for _, clocks in side.of_kernels)
     if step is None or kernels is None:
         return ""
     here, there = ("in the step", "while its kernels were timed")[:: 1 if longer else -1]
@@ -207,10 +207,10 @@ def _held_back(side: Side, *, longer: bool) -> str:
     return f"The device was held back {here} ({words}), not {there}." if words else ""
 
 
-def _bits(told: Iterable[Clocks]) -> int | None:
+def _bits(clocks: Iterable[Clocks]) -> int | None:
     """All that held the device back; None where it was never said."""
-    said = [int(dict(one)["slowdown_reasons"]) for one in told if "slowdown_reasons" in dict(one)]
-    return reduce(or_, said) if said else None
+    bits = [int(dict(one)["slowdown_reasons"]) for one in clocks if "slowdown_reasons" in dict(one)]
+    return reduce(or_, bits) if bits else None
 
 
 FILE_NAME = "report.html"
@@ -279,7 +279,7 @@ def render_report(result: Result) -> str:
         "error": format_error,
         "binary": format_bytes,
         "launch": format_launch,
-        "verdict": _verdict,
+        "verdict": _model_result,
     }
     environment.filters.update(filters)
     rows = rows_of(result)
@@ -331,14 +331,16 @@ def _checks(rows: Sequence[Row]) -> dict[str, object]:
         names.update(dict.fromkeys(row.region.chosen.verification.rules))
     return {
         "passed": passed,
-        "failed": [row for row in rows if _verdict(row.region.chosen.verification) in ("wrong", "unjudged", "not run")],
-        "checked": sum(_verdict(row.region.chosen.verification) == "checked" for row in rows),
+        "failed": [
+            row for row in rows if _model_result(row.region.chosen.verification) in ("wrong", "unjudged", "not run")
+        ],
+        "checked": sum(_model_result(row.region.chosen.verification) == "checked" for row in rows),
         "rules": list(names),
         "worst": max(passed, key=lambda row: row.region.chosen.verification.max_error, default=None),
     }
 
 
-def _verdict(check: Verification) -> str:
+def _model_result(check: Verification) -> str:
     """A verdict in a word or two. What is `checked` ran on one seed, as all of a search does, and is not verified."""
     if check.passed:
         return "passed"

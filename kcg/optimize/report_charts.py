@@ -133,8 +133,8 @@ def _draw_shares(canvas: Canvas, slices: Sequence[Slice]) -> None:
             canvas.add("rect", s.look, tip=i, x=begin, y=y, width=max(end - begin - gap, 0.3), height=thick)
             if end - begin > 38:
                 words = [f"{format_share(share)} {', '.join(s.words.split(', ')[:n])}" for n in (4, 3, 2, 1)]
-                room = (end - begin - 12) / 7.2
-                shown = next((text for text in words if len(text) <= room), format_share(share))
+                space = (end - begin - 12) / 7.2
+                shown = next((text for text in words if len(text) <= space), format_share(share))
                 canvas.text(begin + 6, y + thick / 2 + 4, shown, "on")
         above += s.before_s
         below += s.after_s
@@ -183,12 +183,12 @@ PLAIN_32_BIT = {"sm_80": 128, "sm_86": 256, "sm_89": 256, "sm_90": 256}
 
 @dataclass(frozen=True)
 class Roofs:
-    """What a target could do at most; `told` is False where it is only the fastest that was seen in this run."""
+    """What a target could do at most; `reported` is False where it is only the fastest that was seen in this run."""
 
     bytes_s: float
     peak: float  # operations a second
     plain: float | None = None  # without tensor cores
-    told: bool = True
+    reported: bool = True
     clock_mhz: float = 0.0
 
     def at(self, intensity: float) -> float:
@@ -221,7 +221,7 @@ def roofs_of(target: Target, points: Sequence[Point]) -> Roofs:
     if target.arch in TENSOR_16_BIT and drawable(target.bandwidth_bytes_s or 0.0, cycles_s):
         peak, plain = cycles_s * TENSOR_16_BIT[target.arch], cycles_s * PLAIN_32_BIT[target.arch]
         return Roofs(target.bandwidth_bytes_s or 0.0, peak, plain, clock_mhz=target.clock_limit_mhz or 0.0)
-    return Roofs(max(p.after / p.intensity for p in points), max(p.after for p in points), told=False)
+    return Roofs(max(p.after / p.intensity for p in points), max(p.after for p in points), reported=False)
 
 
 def roofline_picture(rows: Sequence[Row], target: Target) -> Picture | None:
@@ -255,7 +255,7 @@ def roofline_file(rows: Sequence[Row], target: Target) -> str:
 def _words(rows: Sequence[Row], points: Sequence[Point], roofs: Roofs) -> list[str]:
     words = []
     after = sum(row.region.after_s for row in rows if row.timed)
-    if roofs.told:
+    if roofs.reported:
         drawn_s = sum(p.row.region.after_s for p in points)
         at_roof_s = sum(p.row.region.calls * p.row.region.operations / roofs.at(p.intensity) for p in points)
         words.append(
@@ -279,14 +279,14 @@ def _roofline_tips(points: Sequence[Point], roofs: Roofs) -> list[str]:
         r = p.row.region
         lines = [p.row.words, p.row.label, f"{short_count(p.intensity)} operations per byte"]
         for title, finalist in p.row.sides:
-            lines.append(f"{title.lower()}: {_achieved(r.operations, finalist, roofs.at(p.intensity), roofs.told)}")
+            lines.append(f"{title.lower()}: {_achieved(r.operations, finalist, roofs.at(p.intensity), roofs.reported)}")
             lines.append(f"  {format_schedule(finalist.schedule)}")
         found.append("\n".join(lines))
     return found
 
 
-def _achieved(operations: float, finalist: Finalist, roof: float, told: bool) -> str:
-    share = f", {format_share(operations / finalist.cold_s / roof)} of the roof" if told else ""
+def _achieved(operations: float, finalist: Finalist, roof: float, reported: bool) -> str:
+    share = f", {format_share(operations / finalist.cold_s / roof)} of the roof" if reported else ""
     return f"{format_rate(operations, finalist.cold_s)}FLOP/s, {format_seconds(finalist.cold_s)}{share}"
 
 
@@ -294,7 +294,7 @@ def _draw_roofline(canvas: Canvas, points: Sequence[Point], roofs: Roofs, height
     seen = [p.intensity for p in points]
     ridge = roofs.peak / roofs.bytes_s
     left, right = (48, canvas.width - 6) if canvas.narrow else (62, WIDE - 8)
-    x = Axis(min(seen) / 2, max(*seen, ridge * 2 if roofs.told else 0) * 2, left, right, log=True)
+    x = Axis(min(seen) / 2, max(*seen, ridge * 2 if roofs.reported else 0) * 2, left, right, log=True)
     low = min(min(p.before, p.after) for p in points) / 2
     y = Axis(low, max(roofs.peak, *(max(p.before, p.after) for p in points)) * 2, height - 48, 26, log=True)
     grid(
@@ -322,13 +322,13 @@ def _draw_roofline(canvas: Canvas, points: Sequence[Point], roofs: Roofs, height
 
 
 def _roofs(canvas: Canvas, x: Axis, y: Axis, roofs: Roofs, ridge: float) -> None:
-    look = "roof" if roofs.told else "roof dash"
+    look = "roof" if roofs.reported else "roof dash"
     start = max(x.low, y.low / roofs.bytes_s)
     bend = min(max(ridge, start), x.high)
     canvas.path([(x(start), y(roofs.at(start))), (x(bend), y(roofs.at(bend))), (x(x.high), y(roofs.at(x.high)))], look)
     slope = math.degrees(math.atan2(y(y.low * 10) - y(y.low), x(x.low * 10) - x(x.low)))
     names = (f"{format_count(roofs.bytes_s)}B/s", f"{format_count(roofs.peak)}FLOP/s")
-    if roofs.told:
+    if roofs.reported:
         memory, peak = f"memory {names[0]}", f"tensor cores {names[1]}"
         peak += "" if canvas.narrow else f", 16-bit inputs at {roofs.clock_mhz:g} MHz"
     else:
@@ -514,10 +514,10 @@ def _ranked(timed: Sequence[Expectation], noise: dict[int, float]) -> tuple[int,
     right = pairs = 0
     for region, found in kernels.items():
         least = 1 + max(LEAST_DIFFERENCE, noise.get(region, 0.0))
-        for (a, said_a), (b, said_b) in combinations(found, 2):
+        for (a, predicted_a), (b, predicted_b) in combinations(found, 2):
             if max(a, b) > least * min(a, b):
                 pairs += 1
-                right += (a < b) == (said_a < said_b) and said_a != said_b
+                right += (a < b) == (predicted_a < predicted_b) and predicted_a != predicted_b
     return right, pairs
 
 

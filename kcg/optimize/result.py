@@ -342,11 +342,11 @@ def _check_region(row: RegionResult, where: str) -> None:
         _check_schedule(finalist.schedule, f"{where}.{name}.schedule")
 
 
-def _same(told: Any, derived: Any) -> bool:
+def _same(stored: Any, derived: Any) -> bool:
     """Whether they agree. Sums may differ in their last digits: Python adds floats more exactly from 3.12 on."""
-    if isinstance(told, float) and isinstance(derived, float):
-        return math.isclose(told, derived, rel_tol=1e-12)
-    return bool(told == derived)
+    if isinstance(stored, float) and isinstance(derived, float):
+        return math.isclose(stored, derived, rel_tol=1e-12)
+    return bool(stored == derived)
 
 
 def _check_schedule(schedule: Schedule, where: str) -> None:

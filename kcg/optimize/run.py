@@ -12,7 +12,7 @@ from pathlib import Path
 
 from kcg.cli import counted
 from kcg.errors import DeviceError, ExitCode, UsageError
-from kcg.measure.isolated import Alone
+from kcg.measure.isolated import IsolatedProcess
 from kcg.optimize import handwritten
 from kcg.optimize.console import Progress, format_seconds
 from kcg.optimize.estimates import OVERTIME, judging_s, whole_s
@@ -34,57 +34,57 @@ GB = 1e9
 
 
 @dataclass(frozen=True)
-class Room:
+class Memory:
     """Bytes of a device's memory: what is free now, and all of it."""
 
     free: int
     total: int
 
 
-def room_on(device: str) -> Room | None:
+def memory_on(device: str) -> Memory | None:
     """The memory of `device`, such as `CPU` or `CUDA`; None where it does not tell."""
     from kcg.compat.hardware import memory_of
 
     known = memory_of(device)
-    return Room(*known) if known is not None else None
+    return Memory(*known) if known is not None else None
 
 
 def check_memory(
-    settings: Settings, workload: Workload, room: Room | None, *, device: str, say: Callable[[str], None]
+    settings: Settings, workload: Workload, memory: Memory | None, *, device: str, log: Callable[[str], None]
 ) -> None:
     """Raises UsageError where `workload` will run as a whole and has no room; it names the next smaller that has.
 
-    For that the other presets are captured, which takes a while; `say` is told.
+    For that the other presets are captured, which takes a while; `log` gets a line.
     """
-    if room is None or not is_runnable(settings, workload.name) or workload.memory_bytes <= room.free:
+    if memory is None or not is_runnable(settings, workload.name) or workload.memory_bytes <= memory.free:
         return
-    say(f"{shortage(workload, room, device=device)}: looking for a preset that fits")
-    smaller = next_smaller(workload, room)
+    log(f"{shortage(workload, memory, device=device)}: looking for a preset that fits")
+    smaller = next_smaller(workload, memory)
     if smaller is not None:
         advice = f"use --preset {smaller.preset}, which needs {smaller.memory_bytes / GB:.3g} GB"
-    elif workload.memory_bytes <= room.total:
+    elif workload.memory_bytes <= memory.total:
         advice = "no smaller preset fits: free memory that others use, or use another device"
     else:
         advice = "no smaller preset fits: use a device with more memory"
-    raise UsageError(f"{shortage(workload, room, device=device)}: {advice}")
+    raise UsageError(f"{shortage(workload, memory, device=device)}: {advice}")
 
 
-def shortage(workload: Workload, room: Room, *, device: str) -> str:
+def shortage(workload: Workload, memory: Memory, *, device: str) -> str:
     """What is needed, and what there is, in one line."""
     return (
         f"{workload.name} {workload.preset} needs {workload.memory_bytes / GB:.3g} GB of memory "
         f"({workload.held_bytes / GB:.3g} GB of weights and inputs, {workload.between_bytes / GB:.3g} GB in between), "
-        f"{device} has {room.free / GB:.3g} GB free of {room.total / GB:.3g} GB"
+        f"{device} has {memory.free / GB:.3g} GB free of {memory.total / GB:.3g} GB"
     )
 
 
-def next_smaller(workload: Workload, room: Room) -> Workload | None:
+def next_smaller(workload: Workload, memory: Memory) -> Workload | None:
     """The preset of the same workload that needs most of those that need less and have room; None if there is none."""
     from kcg.workloads.registry import spec_of
 
     spec = spec_of(workload.name)
     others = [spec.capture(preset) for preset in spec.presets if preset != workload.preset]
-    fitting = [w for w in others if w.memory_bytes < workload.memory_bytes and w.memory_bytes <= room.free]
+    fitting = [w for w in others if w.memory_bytes < workload.memory_bytes and w.memory_bytes <= memory.free]
     return max(fitting, key=lambda w: w.memory_bytes, default=None)
 
 
@@ -139,9 +139,9 @@ def describe(settings: Settings, progress: Progress, *, json_mode: bool) -> None
         out = sys.stdout.write
         out(f"would optimise {workload.name} {workload.preset} on {target.model} with {settings.search}\n")
         calls = sum(w.call.calls for w in works)
-        if is_runnable(settings, workload.name) and (room := room_on(session.choice.device)) is not None:
-            fits = "" if workload.memory_bytes <= room.free else ", which is refused"
-            out(f"{shortage(workload, room, device=session.choice.device)}{fits}\n")
+        if is_runnable(settings, workload.name) and (memory := memory_on(session.choice.device)) is not None:
+            fits = "" if workload.memory_bytes <= memory.free else ", which is refused"
+            out(f"{shortage(workload, memory, device=session.choice.device)}{fits}\n")
         total = sum(float(str(r["operations"])) * int(str(r["calls"])) for r in rows)
         counts = f"{counted(len({w.call.region.id for w in works}), 'kernel')}, {counted(calls, 'call')}"
         out(f"{counts}, {total / 1e9:.2f} GFLOP; budget {settings.budget_text or 'none'}\n")
@@ -187,7 +187,7 @@ def optimize(settings: Settings, progress: Progress, *, started: float | None = 
     with Session(settings, progress, started=started) as session, _alone(session), contextlib.ExitStack() as children:
         kernels = handwritten.read_files(session)  # first: a mistake in it is to be known before anything takes time
         workload, device = session.capture(), session.choice.device
-        check_memory(settings, workload, room_on(device), device=device, say=progress.phase)
+        check_memory(settings, workload, memory_on(device), device=device, log=progress.phase)
         if settings.weights:
             progress.phase(f"looking at the weights {settings.weights}")
             check_weights(settings, device, fetch=True)
@@ -234,7 +234,7 @@ def optimize(settings: Settings, progress: Progress, *, started: float | None = 
             return _finished(session, regions, planning)
 
 
-def _finished(session: Session, regions: tuple[RegionResult, ...] | None, planning: Alone | None) -> Finished:
+def _finished(session: Session, regions: tuple[RegionResult, ...] | None, planning: IsolatedProcess | None) -> Finished:
     """The result of what there is: checked as a whole where it is due, and written."""
     settings = session.settings
     ended_early = regions is None or session.interrupted or bool(session.lost)
@@ -271,9 +271,9 @@ def has_an_answer(session: Session, result: Result) -> bool:
 
 
 def _alone(session: Session) -> AbstractContextManager[None]:
-    from kcg.measure.lock import alone_on
+    from kcg.measure.lock import lock_device
 
-    return alone_on(session.choice.dev, wait=session.settings.wait, say=session.progress.line)
+    return lock_device(session.choice.dev, wait=session.settings.wait, log=session.progress.line)
 
 
 def _lose(session: Session, error: DeviceError) -> None:
@@ -281,7 +281,7 @@ def _lose(session: Session, error: DeviceError) -> None:
     session.warnings.append(f"the device was lost: {error}")
 
 
-def _checked_model(session: Session, result: Result, child: Alone | None, *, ended_early: bool) -> ModelCheck:
+def _checked_model(session: Session, result: Result, child: IsolatedProcess | None, *, ended_early: bool) -> ModelCheck:
     """The verdict on the whole model or the script, or why there is none; a warning where there should have been one.
     `child` may be planning the model already."""
     from kcg.optimize import whole_model, whole_script
@@ -314,7 +314,7 @@ def _checked_model(session: Session, result: Result, child: Alone | None, *, end
     return check
 
 
-def _compared(session: Session, result: Result, child: Alone | None, *, timeout_s: float) -> ModelCheck:
+def _compared(session: Session, result: Result, child: IsolatedProcess | None, *, timeout_s: float) -> ModelCheck:
     from kcg.optimize import whole_model, whole_script
 
     settings, check_device = session.settings, session.service.check_device

@@ -51,11 +51,11 @@ def read_answer(folder: Path, *, seconds: float) -> Ran | None:
 
     if not (folder / ANSWER).exists():
         return None
-    told = json.loads((folder / ANSWER).read_text())
+    answer = json.loads((folder / ANSWER).read_text())
     pieces = tuple(
-        Piece(**of, values=np.load(folder / f"{place}.npy", mmap_mode="r")) for place, of in enumerate(told["pieces"])
+        Piece(**of, values=np.load(folder / f"{place}.npy", mmap_mode="r")) for place, of in enumerate(answer["pieces"])
     )
-    return Ran(**{**told, "pieces": pieces, "seconds": seconds})
+    return Ran(**{**answer, "pieces": pieces, "seconds": seconds})
 
 
 # ---- in the child ----

@@ -15,8 +15,8 @@ from kcg.measure.jobs import TinyBeamJob
 from kcg.optimize import estimates
 from kcg.optimize.session import RegionWork, Session
 from kcg.optimize.settings import EFFORTS, TINY_BEAM, strategy_of
-from kcg.search.allocation import PATIENCE_S, Auction, Limits, Relative, adopted, family
-from kcg.search.problem import Observation, Problem, Said
+from kcg.search.allocation import PATIENCE_S, Allocator, Limits, Transfer, family, transferred
+from kcg.search.problem import Expected, Observation, Problem
 from kcg.types import Schedule, Status
 
 if TYPE_CHECKING:
@@ -35,11 +35,11 @@ def problem(session: Session, work: RegionWork, predictor: Predictor, index: int
         best_s = work.best_s
         futures = session.measure(work, batch, stop_above_s=HOPELESS * best_s if best_s else None)
         for schedule, future in zip(batch, futures, strict=True):
-            if (said := expected.get(schedule)) is not None:
-                session.compare(index, *said, future)
+            if (expectation := expected.get(schedule)) is not None:
+                session.compare(index, *expectation, future)
         return futures
 
-    expected: dict[Schedule, Said] = {}
+    expected: dict[Schedule, Expected] = {}
     return Problem(
         space=work.space,
         predict=judge.predict,
@@ -104,27 +104,27 @@ def _spend(session: Session, name: str) -> None:
 
 def _search_with(session: Session, name: str, predictor: Predictor) -> None:
     session.progress.phase(f"searching with {name}")
-    auction = Auction(
+    allocator = Allocator(
         session.ledger, _limits(session), seen=lambda: _seen(session), patience_s=lambda: _patience_s(session)
     )
     # without a baseline there is nothing to compare with
     works = [(index, work) for index, work in enumerate(session.works) if work.baseline_s]
     works.sort(key=lambda one: -one[1].call.calls * one[1].baseline_s)
     seconds = [work.call.calls * work.baseline_s for _, work in works]
-    places = dealt(seconds, session.thinkers.count) if session.thinkers is not None else [0] * len(works)
+    places = assigned(seconds, session.search_workers.count) if session.search_workers is not None else [0] * len(works)
     for place, (index, work) in zip(places, works, strict=True):
         how, asked = strategy_of(name), problem(session, work, predictor, index)
-        if session.thinkers is not None:
+        if session.search_workers is not None:
             seed = f"{session.settings.seed}:{index}"
-            how = session.thinkers.strategy(name, work.call.region, place=place, seed=seed)
-        relative = Relative(family(work.space), functools.partial(adopted, work.space))
-        auction.enter(work.id, work.call.calls, asked, how, relative=relative)
-    auction.run()
+            how = session.search_workers.strategy(name, work.call.region, place=place, seed=seed)
+        transfer = Transfer(family(work.space), functools.partial(transferred, work.space))
+        allocator.enter(work.id, work.call.calls, asked, how, transfer=transfer)
+    allocator.run()
     session.check_journal()
-    session.settled = auction.settled
+    session.settled = allocator.settled
 
 
-def dealt(seconds: Sequence[float], count: int) -> list[int]:
+def assigned(seconds: Sequence[float], count: int) -> list[int]:
     """Which of `count` thinkers each kernel gets, the largest first: whoever has the least of the workload's time. They
     take turns in one process, and the largest would wait for the others."""
     loads, places = [0.0] * count, []
@@ -138,9 +138,9 @@ def _limits(session: Session) -> Limits:
     """On a CPU all takes turns, so that nothing disturbs a sample; a GPU is kept busy by many kernels at once."""
     workers, least = session.service.compile_workers, session.settings.least_saving
     if session.choice.device == "CPU":
-        return Limits(measuring=max(4, workers), batch=4, least_saving=least)  # four take no more thinking than one
-    thinking = session.thinkers.count if session.thinkers is not None else 2
-    return Limits.on_gpu(workers, thinking, least_saving=least)
+        return Limits(measuring=max(4, workers), batch=4, least_saving=least)  # four take no more drafting than one
+    searching = session.search_workers.count if session.search_workers is not None else 2
+    return Limits.on_gpu(workers, searching, least_saving=least)
 
 
 def _patience_s(session: Session) -> float:

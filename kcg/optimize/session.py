@@ -21,7 +21,7 @@ from kcg.compat.device import choose_device, prepare
 from kcg.errors import UsageError
 from kcg.kernel.symbolic import End, at_values, ends_of
 from kcg.measure.device_info import Neighbours
-from kcg.measure.lock import alone_in
+from kcg.measure.lock import lock_folder
 from kcg.measure.protocol import PROTOCOL
 from kcg.measure.service import BASELINE_TIMEOUT_S, MeasureService, Request
 from kcg.optimize import estimates
@@ -52,10 +52,10 @@ if TYPE_CHECKING:
     from kcg.optimize.console import Progress
     from kcg.optimize.handwritten import Offer
     from kcg.predictor.interface import Predictor
-    from kcg.search.workers import Thinkers
+    from kcg.search.workers import SearchWorkers
     from kcg.workloads.script import Late
 
-THINKING = 3  # processes that search, for every four that compile
+SEARCHING = 3  # processes that search, for every four that compile
 PASSING = (Status.NOISY, Status.WORKER_DIED, Status.UNJUDGED)
 """A run that goes on measures these again: they say little of the schedule, or the reference may know more by now."""
 AT_ONCE = 8  # baselines that are compiled before the first of them is timed, for each compiler, on a CPU
@@ -201,11 +201,13 @@ class Session:
         self.preparing_s = 0.0  # what preparing a first measurement of a kernel takes on average, once it is known
         self.works: list[RegionWork] = []
         self.predictor: Predictor | None = None  # none: tinygrad searches by itself
-        self.thinkers: Thinkers | None = None  # processes that search; none where it would disturb the samples
-        self.foretold: dict[tuple[str, Variables], Future[Any]] = {}
-        """By region and values of its variables, its references (`Foretold`) for the finals."""
+        self.search_workers: SearchWorkers | None = (
+            None  # processes that search; none where it would disturb the samples
+        )
+        self.references: dict[tuple[str, Variables], Future[Any]] = {}
+        """By region and values of its variables, its references (`References`) for the finals."""
         self.judged: dict[str, RegionResult] = {}  # by region, as far as the finals have come
-        self.verdicts: dict[bytes, str] = {}  # of earlier runs, see `verdicts`
+        self.paired_results: dict[bytes, str] = {}  # of earlier runs, see `verdicts`
         self.taken_over: set[str] = set()  # the regions of whose duels at least one was taken over from these
         self.fought: set[str] = set()  # and those of whose duels at least one was fought in this run
         self._lock = threading.Lock()
@@ -223,7 +225,7 @@ class Session:
         self.ledger = Ledger(max_measurements=settings.measurements)
         with contextlib.ExitStack() as held:
             if writes:
-                held.enter_context(alone_in(self.folder, wait=settings.wait, say=progress.line))
+                held.enter_context(lock_folder(self.folder, wait=settings.wait, log=progress.line))
             self.service = MeasureService(self.choice.dev, run_id=self.run_id)
             self._held = held.pop_all()  # until the journal is closed
 
@@ -242,8 +244,8 @@ class Session:
     def close_children(self) -> None:
         """Kill every process that measures, compiles or searches."""
         self.service.close()
-        if self.thinkers is not None:
-            self.thinkers.close()
+        if self.search_workers is not None:
+            self.search_workers.close()
 
     def preload(self) -> None:
         """Load what the predictor needs, which takes seconds of a core, while the device opens in its own process."""
@@ -256,12 +258,12 @@ class Session:
     def guide(self) -> None:
         """Read the predictor, here and beside the device in the processes that will search."""
         from kcg.predictor.choice import choose_predictor
-        from kcg.search.workers import Thinkers
+        from kcg.search.workers import SearchWorkers
 
         choice, target = self.settings.predictor, self.service.target
         if self.choice.device != "CPU" and self.settings.measurements != 0:
-            count = max(2, THINKING * self.service.compile_workers // 4)
-            self.thinkers = Thinkers(count, choice, target, self.service.initargs, strategies=strategy_of)
+            count = max(2, SEARCHING * self.service.compile_workers // 4)
+            self.search_workers = SearchWorkers(count, choice, target, self.service.initargs, strategies=strategy_of)
         self.predictor = choose_predictor(choice, target)
 
     # ---- the steps ----
@@ -420,7 +422,7 @@ class Session:
                         seen = work.known if row.schedule.kind == ScheduleKind.OPTS else work.by_hand
                         seen[row.schedule] = work.saw(row.schedule, [rows[values] for values in work.bindings])
             self.ledger.compilations, self.sampling = 0, [0, 0.0]
-            self.verdicts = self.journal.verdicts()
+            self.paired_results = self.journal.paired_results()
             if others := self.journal.measured_elsewhere(target.fingerprint, toolchain.fingerprint, PROTOCOL):
                 self.warnings.append(
                     f"the journal also holds {others} measurements of another device, driver, compiler or protocol: "

@@ -1,10 +1,10 @@
-"""Verdicts of the finals that outlive their run: what a duel showed is in the journal as soon as it is over, and a run
-that goes on (`--resume`) takes it over and does not judge once more.
+"""Verdicts of the finals that outlive their run: what a paired comparison showed is in the journal as soon as it is
+over, and a run that goes on (`--resume`) takes it over and does not judge once more.
 
 It is taken over where all is the same that it depends on: the region and the values of its variables, both schedules
-and their binaries, target, toolchain, protocol, and the rules of judging. Kept is only a duel of which everything was
-right and timed: a device that is about to be lost may compute wrongly, which is no verdict on a schedule. Where the
-whole model or script fails with schedules that passed one by one, all verdicts are dropped.
+and their binaries, target, toolchain, protocol, and the rules of judging. Kept is only a paired comparison of which
+everything was right and timed: a device that is about to be lost may compute wrongly, which is no verdict on a
+schedule. Where the whole model or script fails with schedules that passed one by one, all verdicts are dropped.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from kcg.errors import JournalError, ResultError
 from kcg.kernel.program import Compiled
 from kcg.measure import verify
-from kcg.measure.jobs import DuelOutcome
+from kcg.measure.jobs import PairedOutcome
 from kcg.measure.protocol import PROTOCOL
 from kcg.optimize.result import noun_from_json, noun_to_json
 from kcg.types import Schedule, Target, Toolchain, Variables
@@ -33,55 +33,55 @@ one is not even read, and the region is judged again."""
 
 @dataclass(frozen=True)
 class Side:
-    """A schedule in a duel, and its binary."""
+    """A schedule in a paired comparison, and its binary."""
 
     schedule: Schedule
     compiled: Compiled
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """What is kept of a duel; `binaries` are the hashes of those that took part."""
+class PairedResult:
+    """What is kept of a paired comparison; `binaries` are the hashes of those that took part."""
 
     binaries: tuple[str, ...]
-    outcome: DuelOutcome
+    outcome: PairedOutcome
 
 
 def is_known(session: Session, work: RegionWork, schedules: Sequence[Schedule]) -> bool:
     """Whether an earlier run left a verdict on these schedules, at each end of the kernel's values. It may be of other
     binaries, and then counts for nothing."""
-    return bool(session.verdicts) and all(
-        _identity(session, work, schedules, values) in session.verdicts for values in work.bindings
+    return bool(session.paired_results) and all(
+        _identity(session, work, schedules, values) in session.paired_results for values in work.bindings
     )
 
 
-def taken_over(session: Session, work: RegionWork, sides: Sequence[Side], values: Variables) -> DuelOutcome | None:
-    """What an earlier run saw of this very duel with these values of the kernel's variables; None where it has to be
-    fought.
+def taken_over(session: Session, work: RegionWork, sides: Sequence[Side], values: Variables) -> PairedOutcome | None:
+    """What an earlier run saw of this very comparison with these values of the kernel's variables; None where it has to
+    be fought.
 
     Raises:
         JournalError: what the journal holds of it cannot be trusted.
     """
-    if not session.verdicts:
+    if not session.paired_results:
         return None
-    text = session.verdicts.get(_identity(session, work, [side.schedule for side in sides], values))
+    text = session.paired_results.get(_identity(session, work, [side.schedule for side in sides], values))
     if text is None:
         return None
     try:
-        verdict = noun_from_json(Verdict, text)
-        if not _is_verdict(verdict.outcome, len(sides)):
-            raise ResultError("its samples are not those of a duel in which all was right")
+        result = noun_from_json(PairedResult, text)
+        if not _is_paired_result(result.outcome, len(sides)):
+            raise ResultError("its samples are not those of a paired comparison in which all was right")
     except ResultError as error:
         name = session.folder / "journal.sqlite"
         raise JournalError(f"{name}: a verdict cannot be trusted ({error}): restore a copy, or start anew") from None
-    return verdict.outcome if verdict.binaries == _binaries(sides) else None
+    return result.outcome if result.binaries == _binaries(sides) else None
 
 
-def keep(session: Session, work: RegionWork, sides: Sequence[Side], outcome: DuelOutcome, values: Variables) -> None:
-    """Store what a duel with these values showed, where it is a verdict: everything verified and timed."""
-    if session.journal is not None and _is_verdict(outcome, len(sides)):
+def keep(session: Session, work: RegionWork, sides: Sequence[Side], outcome: PairedOutcome, values: Variables) -> None:
+    """Store what a paired comparison with these values showed, where it is a verdict: everything verified and timed."""
+    if session.journal is not None and _is_paired_result(outcome, len(sides)):
         key = _key(session, work, [side.schedule for side in sides], values)
-        session.journal.add_verdict(key, noun_to_json(Verdict(_binaries(sides), outcome)))
+        session.journal.add_paired_result(key, noun_to_json(PairedResult(_binaries(sides), outcome)))
 
 
 def forget(session: Session) -> None:
@@ -89,15 +89,15 @@ def forget(session: Session) -> None:
     would take them over and end the same way. Call it before the result is written: a run that is killed in between
     checks the model once more when it goes on."""
     if session.journal is not None:
-        session.journal.forget_verdicts()
+        session.journal.forget_paired_results()
         session.warnings.append(
             "the last check failed with these schedules: --resume judges every kernel again; without it, and with "
             "another --seed, they are also searched in another way"
         )
 
 
-def _is_verdict(outcome: DuelOutcome, sides: int) -> bool:
-    """Whether everything of a duel of so many sides was verified and timed."""
+def _is_paired_result(outcome: PairedOutcome, sides: int) -> bool:
+    """Whether everything of a paired comparison of so many sides was verified and timed."""
     verifications = [outcome.baseline_verification, outcome.finalist_verification][:sides]
     if outcome.noisy or outcome.tainted or not all(v is not None and v.passed for v in verifications):
         return False

@@ -6,7 +6,7 @@ weights, random ones scaled by fan-in (others overflow bfloat16) or published on
 chosen schedules run first: a kernel that fails to write its output, of which there are some, must not find there what
 tinygrad's own left. Then both are replayed in turns, and the median of these replays is the time of a step: between two
 events of the device where it has them, with what the host does first hidden (`kcg.compat.programs`), else by wall
-clock. For that both must be in memory, apart from the weights, which they share. Where there is no room for that, all
+clock. For that both must be in memory, apart from the weights, which they share. Where there is no memory for that, all
 of the one come first.
 """
 
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 #
 # where eps(model) is that of the coarsest dtype among inputs and outputs. The last factor counts in float32 models
 # only: in bfloat16, sums are float32 and their order is lost below the rounding of what is stored. Where the tolerance
-# comes out above 0.25, the model is too sensitive on random weights for a verdict, and none is given.
+# comes out above 0.25, the model is too sensitive on random weights for a result, and none is given.
 
 FACTOR = 3.0  # between two runs whose rounding is independent and the worst that is still taken for rounding
 MAX_TOLERANCE = 0.25
@@ -152,7 +152,7 @@ CHILD = "kcg.optimize.whole_model"
 REPLAYS = 5  # of each kind, all of them timed; the run before them, which captures, is not
 LONG_STEP_S = 0.5  # of a step that takes longer, `READ` replays tell as much
 READ = 3  # replays with the chosen schedules whose outputs are compared too, beside those of the captured run
-ROOM = 1.25  # times what the one program has for its own values must be free, for the other to stand beside it
+MEMORY = 1.25  # times what the one program has for its own values must be free, for the other to stand beside it
 TIMEOUT_S = 600.0  # where there is no budget
 
 START_S = {"CPU": 8.5}  # a process, the device, and weights; on a GPU there are more of them
@@ -192,12 +192,12 @@ def why_not_needed(settings: Settings, result: Result, *, ended_early: bool) -> 
     return ""
 
 
-def ahead(settings: Settings, workload: Workload, *, dev: str) -> isolated.Alone | None:
+def ahead(settings: Settings, workload: Workload, *, dev: str) -> isolated.IsolatedProcess | None:
     """The child of `check_model`, which plans the model while kernels are searched: scheduling Flux 1024 takes 33 s of
     one core. None on a CPU, where it would disturb samples, and where the model will not run."""
     if dev.startswith("CPU") or not is_runnable(settings, workload.name):
         return None
-    return isolated.Alone(CHILD, dev=dev, label="model", arguments=(workload.name, workload.preset))
+    return isolated.IsolatedProcess(CHILD, dev=dev, label="model", arguments=(workload.name, workload.preset))
 
 
 def check_model(
@@ -208,12 +208,12 @@ def check_model(
     module: str = CHILD,
     kernels: Sequence[Path] = (),
     weights: str = "",
-    child: isolated.Alone | None = None,
+    child: isolated.IsolatedProcess | None = None,
     check_device: Callable[[], None] = lambda: None,
 ) -> ModelCheck:
     """Run the model of `result` with tinygrad's own schedules and with the chosen ones in a child, and compare.
 
-    Never raises for what the child does: a crash with the chosen schedules fails, anything else gives no verdict.
+    Never raises for what the child does: a crash with the chosen schedules fails, anything else gives no result.
     `module` is what the child runs, `kernels` are the files of the hand-written ones, `weights` the published ones if
     not random ones are wanted; `child` is one of `ahead`.
     `check_device` is called after a child that failed, and its time may come on top of `timeout_s`: a DeviceError that
@@ -227,10 +227,10 @@ def check_model(
         job = {"result": str(path), "workload": result.workload, "preset": result.preset, "seed": seed}
         job |= {"kernels": [str(file) for file in kernels], "weights": weights}
 
-        def run(job: dict[str, Any], seconds: float, child: isolated.Alone | None = None) -> isolated.Ended:
+        def run(job: dict[str, Any], seconds: float, child: isolated.IsolatedProcess | None = None) -> isolated.Ended:
             dev, name = result.target.tinygrad_device, "the whole model's run"
             try:
-                with child or isolated.Alone(module, dev=dev, label="model") as process:
+                with child or isolated.IsolatedProcess(module, dev=dev, label="model") as process:
                     ended = process.run(job, timeout_s=seconds, name=name)
             except isolated.Overdue:
                 check_device()  # before anything is said of the schedules
@@ -278,8 +278,8 @@ STARTING, CHOSEN, OWN = "getting its weights", "running the chosen schedules", "
 
 def _stage(lines: Sequence[str]) -> str:
     """What the child was doing when it printed the last of these lines."""
-    told = {json.dumps({"stage": s}): s for s in (OWN, CHOSEN)}
-    return next((told[line] for line in reversed(lines) if line in told), STARTING)
+    stages = {json.dumps({"stage": s}): s for s in (OWN, CHOSEN)}
+    return next((stages[line] for line in reversed(lines) if line in stages), STARTING)
 
 
 # ---- in the child ----
@@ -290,10 +290,10 @@ def compare(
     result: Result,
     *,
     seed: int,
-    said: Callable[[str], None] = lambda _: None,
+    report: Callable[[str], None] = lambda _: None,
     kernels: Sequence[Path] = (),
 ) -> ModelCheck:
-    """Run `step` in this process both ways, judge, and time. `said` is told of each stage, at every run."""
+    """Run `step` in this process both ways, judge, and time. `report` gets each stage, at every run."""
     from kcg.compat.tiny import Context
     from kcg.optimize.deploy import choices, scheduling
 
@@ -302,19 +302,19 @@ def compare(
     with Context(BEAM=0, NOOPT=0):
         shaken = [perturbed(step.inputs, seed=seed + 1 + i) for i in range(2)]
         with scheduling(result, changed_only=True, kernels=kernels) as served:  # the others are compiled once, for both
-            said(CHOSEN)
+            report(CHOSEN)
             chosen = _Program(step, result.target)
-        in_turns = _room_for_another(chosen)
+        in_turns = _fits_twice(chosen)
         if not in_turns:
-            _replay([(CHOSEN, chosen)], [[step.inputs] * replays], said)
+            _replay([(CHOSEN, chosen)], [[step.inputs] * replays], report)
             chosen.release()
-        said(OWN)
+        report(OWN)
         own = _Program(step, result.target)
         of_own = [*shaken, *[step.inputs] * (replays - len(shaken))]
         if in_turns:
-            _replay([(CHOSEN, chosen), (OWN, own)], [[step.inputs] * replays, of_own], said)
+            _replay([(CHOSEN, chosen), (OWN, own)], [[step.inputs] * replays, of_own], report)
         else:
-            _replay([(OWN, own)], [of_own], said)
+            _replay([(OWN, own)], [of_own], report)
     eps = own.eps or 2.0**-23  # whole numbers only: they must agree
     own_outputs, *moved = own.outputs[: 1 + len(shaken)]
     check = judge(chosen.outputs, own_outputs, moved, eps=eps, sums=rounding_of_sums(result))
@@ -396,21 +396,21 @@ class _Program:
 def _replay(
     programs: Sequence[tuple[str, _Program]],
     inputs: Sequence[Sequence[dict[str, Any]]],
-    said: Callable[[str], None] = lambda _: None,
+    report: Callable[[str], None] = lambda _: None,
 ) -> None:
-    """Replay programs in turns, each on its own inputs; `said` is told which it is."""
+    """Replay programs in turns, each on its own inputs; `report` gets which it is."""
     for turn, given in enumerate(zip(*inputs, strict=True)):
         for (stage, program), values in zip(programs, given, strict=True):
-            said(stage)
+            report(stage)
             program.replay(values, read=turn < READ)
 
 
-def _room_for_another(program: _Program) -> bool:
-    """Whether a second program of that size has room on the device beside the first."""
+def _fits_twice(program: _Program) -> bool:
+    """Whether a second program of that size fits on the device beside the first."""
     from kcg.compat.hardware import memory_of
 
     known = memory_of(program.device)
-    return known is not None and known[0] > ROOM * program.own_bytes
+    return known is not None and known[0] > MEMORY * program.own_bytes
 
 
 def _step(spec: WorkloadSpec, job: dict[str, Any]) -> Step:
@@ -422,7 +422,7 @@ def _step(spec: WorkloadSpec, job: dict[str, Any]) -> Step:
 
 
 def main() -> None:
-    """Read a job, one line of standard input; write the verdict as the last line of standard output. With a workload
+    """Read a job, one line of standard input; write the result as the last line of standard output. With a workload
     and a preset as arguments, plan that program before the job is there."""
     receive = isolated.listening()
     from kcg.compat.device import prepare
@@ -440,7 +440,9 @@ def main() -> None:
         run_own(step)
         return
     files = [Path(file) for file in job["kernels"]]
-    check = compare(step, result, seed=job["seed"], said=lambda stage: isolated.answer({"stage": stage}), kernels=files)
+    check = compare(
+        step, result, seed=job["seed"], report=lambda stage: isolated.answer({"stage": stage}), kernels=files
+    )
     isolated.answer(json.loads(noun_to_json(check)))
 
 

@@ -119,7 +119,7 @@ def judge_first(chosen: Sequence[Piece], own: Sequence[Piece], rounding: Roundin
 def judge(
     chosen: Sequence[Piece], own: Sequence[Piece], shaken: Sequence[Piece], rounding: Rounding, *, values: int
 ) -> ModelCheck:
-    """The verdict where the chosen schedules differ by more than that. `shaken` was left by tinygrad's own schedules
+    """The result where the chosen schedules differ by more than that. `shaken` was left by tinygrad's own schedules
     where the `values` with which the script begins were changed by one rounding unit."""
     judged = []
     for c, o, s in zip(chosen, own, shaken, strict=True):
@@ -254,7 +254,7 @@ def check_script(
     """Run the script of `settings` with tinygrad's own schedules and with those of `result`, and compare.
 
     Never raises for what the script does: a script that fails with the chosen schedules alone fails the check, anything
-    else gives no verdict. `check_device` is called after a run that failed, and its time may come on top of
+    else gives no result. `check_device` is called after a run that failed, and its time may come on top of
     `timeout_s`: a DeviceError that it raises ends the check.
     """
     from kcg.optimize.deploy import choices
@@ -313,7 +313,7 @@ class _Runs:
         job = {**self._job, "folder": str(folder), "chosen": chosen, "shake": shake}
         settings = {"PYTHONHASHSEED": str(self._seed % 2**32), **({"JIT": "2"} if shake else {})}
         try:
-            with isolated.Alone(CHILD, dev=self._dev, label="script", settings=settings) as process:
+            with isolated.IsolatedProcess(CHILD, dev=self._dev, label="script", settings=settings) as process:
                 ended = process.run(job, timeout_s=max(self._end - begin, 0.0), name="it")
         except isolated.Overdue:
             self._check_device()  # before anything is said of the schedules
@@ -374,11 +374,11 @@ def _of_what_is_left(runs: _Runs, result: Result, own: Ran, chosen: Ran) -> Mode
         where = f" ({own.words})" if own.ended else ""
         return _none(f"nothing that the script left or read came out of a kernel with another schedule{where}")
     if not same_layout(own.pieces, chosen.pieces):
-        told = f"{words_of(own.pieces) or 'nothing'} with tinygrad's own schedules"
+        reported = f"{words_of(own.pieces) or 'nothing'} with tinygrad's own schedules"
         ours = f"{words_of(chosen.pieces) or 'nothing'} with the chosen ones"
-        if told.split(" with ")[0] == ours.split(" with ")[0]:
+        if reported.split(" with ")[0] == ours.split(" with ")[0]:
             ours += ", of other shapes"
-        return _none(f"the script left {told}, {ours}: it depends on more than its seeds, or on rounding")
+        return _none(f"the script left {reported}, {ours}: it depends on more than its seeds, or on rounding")
     if not says_something(own.pieces):
         return _none("what the script left is zero or not finite with tinygrad's own schedules either")
     compared = words_of(own.pieces)
@@ -396,8 +396,8 @@ def _of_what_is_left(runs: _Runs, result: Result, own: Ran, chosen: Ran) -> Mode
     return replace(check, compared=compared)
 
 
-def _with_more_runs(runs: _Runs, own: Ran, chosen: Ran, verdict: Callable[[Ran], ModelCheck]) -> ModelCheck:
-    """The verdict where the two runs differ by more than a single kernel may make them differ."""
+def _with_more_runs(runs: _Runs, own: Ran, chosen: Ran, result: Callable[[Ran], ModelCheck]) -> ModelCheck:
+    """The result where the two runs differ by more than a single kernel may make them differ."""
     try:
         for shake in (False, True):
             if not runs.has_time_for(own):
@@ -409,7 +409,7 @@ def _with_more_runs(runs: _Runs, own: Ran, chosen: Ran, verdict: Callable[[Ran],
         return _none(f"the two runs differ, and when it ran again with tinygrad's own schedules {_of(error)}")
     if not (again.ended == own.ended and same_layout(again.pieces, own.pieces)):
         return _none("the two runs differ, and one rounding unit changes what the script does")
-    return verdict(again)
+    return result(again)
 
 
 def _none(reason: str) -> ModelCheck:

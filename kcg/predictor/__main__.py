@@ -50,8 +50,8 @@ def show(
     for path in paths:
         found, size = read(path), path.stat().st_size
         if json_mode:
-            told = {"path": str(path), "bytes": size, "features_version": FEATURES_VERSION, **asdict(found.about)}
-            sys.stdout.write(json.dumps(told, sort_keys=True) + "\n")
+            report = {"path": str(path), "bytes": size, "features_version": FEATURES_VERSION, **asdict(found.about)}
+            sys.stdout.write(json.dumps(report, sort_keys=True) + "\n")
         else:
             console.print(table(str(path), found, size))
 

@@ -55,23 +55,23 @@ def save(checkpoint: Checkpoint, path: Path) -> None:
     tensors: dict[str, Tensor] = {}
     for i, net in enumerate(checkpoint.nets):
         tensors |= as_stored(net.state_dict(), f"net{i}.")
-    told = {
+    header = {
         "format": FORMAT,
         "features_version": FEATURES_VERSION,
         "about": asdict(checkpoint.about),
         "nets": [asdict(net.settings) for net in checkpoint.nets],
     }
-    save_tensors(path, tensors, told)
+    save_tensors(path, tensors, header)
 
 
 def read(path: Path) -> Checkpoint:
     """A checkpoint. Raises DataError where it cannot be read, is of another version of the features, or has no network
     that this kcg knows."""
-    told, tensors = read_tensors(path, "checkpoint")
-    check_header(path, told)
+    header, tensors = read_tensors(path, "checkpoint")
+    check_header(path, header)
     try:
-        nets = tuple(_net(NetSettings(**s), tensors, f"net{i}.") for i, s in enumerate(told["nets"]))
-        about = {name: value for name, value in told["about"].items() if name != TREE_SHARE}
+        nets = tuple(_net(NetSettings(**s), tensors, f"net{i}.") for i, s in enumerate(header["nets"]))
+        about = {name: value for name, value in header["about"].items() if name != TREE_SHARE}
         for name in ("targets", "operations"):
             about[name] = tuple(about[name])
         about["datasets"] = tuple((name, value) for name, value in about["datasets"])

@@ -106,9 +106,9 @@ class Correction:
         left = np.asarray(measured, np.float64) - np.asarray(predicted, np.float64)
         x = self._scaled(embedding)
         usable = np.isfinite(left) & np.isfinite(x).all(1)
-        told = self._told(traits, len(usable))
-        held = (self._x, self._left, self._tile, self._traits.reshape(len(self), told.shape[1]))
-        new = (x, np.clip(left, -WORST, WORST), _numbers(tiles, len(usable)), told)
+        known = self._checked_traits(traits, len(usable))
+        held = (self._x, self._left, self._tile, self._traits.reshape(len(self), known.shape[1]))
+        new = (x, np.clip(left, -WORST, WORST), _numbers(tiles, len(usable)), known)
         self._x, self._left, self._tile, self._traits = (
             np.concatenate([old, column[usable]])[-MOST:] for old, column in zip(held, new, strict=True)
         )
@@ -141,26 +141,26 @@ class Correction:
         far = _distances(near, own, np.square(self._x).sum(1))
         fading = {length: np.exp(-far / length) for length in {fit.length for fit in self._fits}}
         alike = _same_tile(_numbers(tiles, len(x)), self._tile)
-        common = _common(self._told(traits, len(x)), self._traits)
+        common = _common(self._checked_traits(traits, len(x)), self._traits)
         change, second = np.zeros(len(x)), np.zeros(len(x))
         for fit in self._fits:
             covariance = CONSTANT**2 + fit.linear * near + fit.local * fading[fit.length] + fit.tile * alike
             covariance += fit.trait * common
-            told = covariance @ fit.solved
+            known = covariance @ fit.solved
             unknown = CONSTANT**2 + fit.linear * own + fit.local + fit.tile + fit.trait + fit.noise
             left = unknown - np.square(covariance @ fit.factor.T).sum(1)
-            change += fit.weight * told
-            second += fit.weight * (np.maximum(left, fit.noise) + np.square(told))
+            change += fit.weight * known
+            second += fit.weight * (np.maximum(left, fit.noise) + np.square(known))
         mean, deviation = predicted + change, np.minimum(sigma, np.sqrt(np.maximum(second - np.square(change), 0.0)))
         broken = ~(usable & np.isfinite(mean) & np.isfinite(deviation))
         return np.where(broken, predicted, mean), np.where(broken, sigma, deviation)
 
-    def _told(self, traits: Array | None, count: int) -> Array:
+    def _checked_traits(self, traits: Array | None, count: int) -> Array:
         """(count, t) with as many traits as before."""
-        told = np.zeros((count, 0), np.int64) if traits is None else np.asarray(traits, np.int64)
-        if len(self) and told.shape[1] != self._traits.shape[1]:
+        known = np.zeros((count, 0), np.int64) if traits is None else np.asarray(traits, np.int64)
+        if len(self) and known.shape[1] != self._traits.shape[1]:
             raise ValueError("traits are told of all schedules of a kernel or of none")
-        return told
+        return known
 
     def _scaled(self, embedding: Array) -> Array:
         x = (np.asarray(embedding, np.float64) - self._centre) / self._scale
@@ -175,14 +175,14 @@ class Correction:
         particular = np.eye(len(self))
         alike = _same_tile(self._tile, self._tile)
         common, traits = _common(self._traits, self._traits), bool(self._traits.shape[1])
-        told = bool((self._tile >= 0).any())
+        known = bool((self._tile >= 0).any())
         made, likelihoods = [], []
         for linear, local, length, noise, tile, trait in itertools.product(
             LINEAR,
             TRAIT_LOCAL if traits else LOCAL,
             LENGTH,
-            TILE_NOISE if told else NOISE,
-            TILE if told else (0.0,),
+            TILE_NOISE if known else NOISE,
+            TILE if known else (0.0,),
             TRAIT if traits else (0.0,),
         ):
             covariance = CONSTANT**2 + linear**2 * near + local**2 * np.exp(-far / length) + noise**2 * particular
@@ -282,9 +282,11 @@ class CorrectingKernel:
         predictions = self.predict(schedules)
         fresh = [(s, seconds) for s, seconds in measured if s not in self._measured]
         if fresh:
-            said = self.predict([s for s, _ in fresh])
+            predicted = self.predict([s for s, _ in fresh])
             self._measured.update(fresh)
-            seen = [(s, p, t) for (s, t), p in zip(fresh, said, strict=True) if s in self._states and 0 < t < math.inf]
+            seen = [
+                (s, p, t) for (s, t), p in zip(fresh, predicted, strict=True) if s in self._states and 0 < t < math.inf
+            ]
             if seen:
                 timed = [s for s, _, _ in seen]
                 if self._correction is None:
@@ -326,10 +328,10 @@ def traits_of(schedules: Sequence[Schedule]) -> Array:
 
 def kind_of(schedule: Schedule) -> tuple[int, ...]:
     """Which traits a schedule has, 1 or 0 each: what is of one kind has them in common."""
-    told = [0] * (len(TRAITS) + UPCAST_AXES)
+    known = [0] * (len(TRAITS) + UPCAST_AXES)
     for opt in schedule.opts if schedule.kind == ScheduleKind.OPTS else ():
         for place, of in enumerate(TRAITS):
-            told[place] |= opt.op in of
+            known[place] |= opt.op in of
         if opt.op == "UPCAST" and isinstance(opt.axis, int) and opt.axis < UPCAST_AXES:
-            told[len(TRAITS) + opt.axis] = 1
-    return tuple(told)
+            known[len(TRAITS) + opt.axis] = 1
+    return tuple(known)

@@ -20,7 +20,7 @@ LEAST_ROWS = 20  # from which a scale of spreads is taken
 
 
 @dataclass(frozen=True)
-class Said:
+class Outputs:
     """What the networks of an ensemble say of n rows of a dataset."""
 
     rank: Array  # (members, n) log-seconds
@@ -28,26 +28,26 @@ class Said:
     failure: Array  # (members, n) logits
 
 
-def said_by(nets: Sequence[Net], data: TrainingData, index: Array, *, device: str = "cpu") -> Said:
+def outputs_by(nets: Sequence[Net], data: TrainingData, index: Array, *, device: str = "cpu") -> Outputs:
     """Ask every network, of which there is one at least, about some rows (n,) of a dataset. They are moved to the
     device."""
     some = data.take(index)
     graphs = GraphSet(some.graphs, some.kernel, some.kernel_x, some.target_x, some.target, device)
     each = [predicted(net.to(torch.device(device)), graphs, np.arange(len(index))) for net in nets]
     rank, log_sigma, failure = (np.stack([one[name] for one in each]) for name in ("rank", "log_sigma", "failure"))
-    return Said(rank, log_sigma, failure)
+    return Outputs(rank, log_sigma, failure)
 
 
-def averaged(said: Said, scale: float = 1.0) -> dict[str, Array]:
+def averaged(outputs: Outputs, scale: float = 1.0) -> dict[str, Array]:
     """(n,) each: `rank` (log-seconds), `log_sigma` and `failure` (a logit), as a checkpoint of these networks predicts.
 
     Members are averaged; the spread is theirs and that between them (Lakshminarayanan et al., 2017), times the scale.
     """
-    variance = np.exp(2 * said.log_sigma).mean(0) + said.rank.var(0)
+    variance = np.exp(2 * outputs.log_sigma).mean(0) + outputs.rank.var(0)
     return {
-        "rank": said.rank.mean(0),
+        "rank": outputs.rank.mean(0),
         "log_sigma": 0.5 * np.log(variance) + math.log(scale),
-        "failure": said.failure.mean(0),
+        "failure": outputs.failure.mean(0),
     }
 
 

@@ -263,13 +263,13 @@ class Fit:
         tensors |= {f"best.{k}": v for k, v in self.best.items()}
         for i, state in self.optimizer.state_dict()["state"].items():
             tensors |= {f"optimizer.{i}.{k}": torch.as_tensor(v) for k, v in state.items()}
-        told = {"progress": asdict(self.progress), **self._identity()}
+        identity = {"progress": asdict(self.progress), **self._identity()}
         with whole(self.folder / STATE) as temporary:
-            save_file({k: v.contiguous() for k, v in tensors.items()}, temporary, {"progress": json.dumps(told)})
+            save_file({k: v.contiguous() for k, v in tensors.items()}, temporary, {"progress": json.dumps(identity)})
 
     def _identity(self) -> dict[str, Any]:
-        told = {"settings": asdict(self.settings), "data": self.data.checksums, "form": "Net"}
-        return told | ({"start": self.started_from} if self.started_from else {})
+        identity = {"settings": asdict(self.settings), "data": self.data.checksums, "form": "Net"}
+        return identity | ({"start": self.started_from} if self.started_from else {})
 
     def _resume(self) -> None:
         """Take up what an earlier run of the same settings left. Raises DataError where it was of others."""
@@ -280,16 +280,16 @@ class Fit:
             return
         try:
             with safe_open(path, framework="pt", device=str(self.device)) as file:
-                told = json.loads(file.metadata()["progress"])
+                identity = json.loads(file.metadata()["progress"])
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping
         except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
             raise DataError(f"{path} cannot be read ({error}): remove it to begin again") from error
-        if told.get("form") not in (None, "Net"):
+        if identity.get("form") not in (None, "Net"):
             raise DataError(f"{path} is of a kind of network that this kcg has not: remove it, or name another folder")
         mine = json.loads(json.dumps(self._identity()))
-        if {name: told.get(name, "") for name in (*mine, "start")} != {"start": "", **mine}:
+        if {name: identity.get(name, "") for name in (*mine, "start")} != {"start": "", **mine}:
             raise DataError(f"{path} is of other settings or another dataset: remove it, or name another folder")
-        self.progress = _Progress(**told["progress"])
+        self.progress = _Progress(**identity["progress"])
 
         def part(prefix: str) -> dict[str, Tensor]:
             return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}

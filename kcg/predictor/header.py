@@ -21,11 +21,11 @@ KEY = "kcg"
 MOST_BYTES = 5_000_000
 
 
-def save_tensors(path: Path, tensors: Mapping[str, Tensor], told: dict[str, Any]) -> None:
+def save_tensors(path: Path, tensors: Mapping[str, Tensor], header: dict[str, Any]) -> None:
     """Write tensors and what is told of them, whole or not at all. Raises DataError beyond `MOST_BYTES`."""
     from safetensors.torch import save
 
-    data = save(dict(tensors), {KEY: json.dumps(told, sort_keys=True)})
+    data = save(dict(tensors), {KEY: json.dumps(header, sort_keys=True)})
     if len(data) > MOST_BYTES:
         raise DataError(f"{path.name} would have {len(data)} bytes, more than {MOST_BYTES}: fewer or smaller networks")
     with whole(path) as temporary:
@@ -56,8 +56,8 @@ def read_tensors(path: Path, noun: str, *, header_only: bool = False) -> tuple[A
 
     try:
         with safe_open(path, framework="numpy" if header_only else "pt") as file:
-            told = json.loads((file.metadata() or {}).get(KEY, "null"))
-            return told, {name: file.get_tensor(name) for name in (() if header_only else file.keys())}
+            header = json.loads((file.metadata() or {}).get(KEY, "null"))
+            return header, {name: file.get_tensor(name) for name in (() if header_only else file.keys())}
     except FileNotFoundError as error:
         raise DataError(f"there is no {noun} {path}") from error
     except (SafetensorError, OSError, ValueError) as error:
@@ -74,12 +74,12 @@ def check_file(path: Path) -> None:
     check_header(path, read_tensors(path, "checkpoint", header_only=True)[0])
 
 
-def check_header(path: Path, told: Any) -> None:
+def check_header(path: Path, header: Any) -> None:
     """The same for what the header of `path` tells."""
-    if not isinstance(told, dict) or told.get("format") != FORMAT:
+    if not isinstance(header, dict) or header.get("format") != FORMAT:
         raise DataError(f"{path} is no checkpoint of a predictor ({FORMAT})")
-    if told.get("features_version") != FEATURES_VERSION:
+    if header.get("features_version") != FEATURES_VERSION:
         raise DataError(
-            f"{path} was trained on features of version {told.get('features_version')}, this kcg has version "
+            f"{path} was trained on features of version {header.get('features_version')}, this kcg has version "
             f"{FEATURES_VERSION}: train again (python training/train_predictor.py), or use the shipped one"
         )

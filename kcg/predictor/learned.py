@@ -18,7 +18,7 @@ from kcg.errors import ScheduleError
 from kcg.kernel.opts.space import refusal
 from kcg.predictor.checkpoint import Checkpoint
 from kcg.predictor.correction import CorrectingKernel
-from kcg.predictor.ensemble import Said, averaged
+from kcg.predictor.ensemble import Outputs, averaged
 from kcg.predictor.features import (
     Array,
     Graphs,
@@ -181,9 +181,9 @@ class Stacked:
         shifts, gates = {}, {}
         for other, edges in self._edges.items():
             scaled, ways = pad(self._scaled(OTHERS[other], blocks.x[OTHERS[other]]), (0, 1), value=1.0), len(edges) // k
-            told = torch.bmm(scaled.expand(ways, *scaled.shape).reshape(-1, *scaled.shape[1:]), edges)
-            told = told.view(2, ways // 2, k, n, blocks.sizes["axes"], blocks.sizes[other], hidden)
-            shifts[other], gates[other] = told[0], told[1].sigmoid_()
+            sent = torch.bmm(scaled.expand(ways, *scaled.shape).reshape(-1, *scaled.shape[1:]), edges)
+            sent = sent.view(2, ways // 2, k, n, blocks.sizes["axes"], blocks.sizes[other], hidden)
+            shifts[other], gates[other] = sent[0], sent[1].sigmoid_()
             if (mask := blocks.edges[other]) is not None:
                 gates[other].mul_(mask)
         for i in self._layers:
@@ -348,8 +348,8 @@ class LearnedPredictor:
         if self._is_strange(space):
             sigma = np.maximum(sigma, NEVER_SEEN)
         failure = np.maximum(failure, refused)
-        for place, state, *said in zip(places, hidden, mean.tolist(), sigma.tolist(), failure.tolist(), strict=True):
-            found[place], states[place] = Prediction(*said), state
+        for place, state, *outputs in zip(places, hidden, mean.tolist(), sigma.tolist(), failure.tolist(), strict=True):
+            found[place], states[place] = Prediction(*outputs), state
 
     def of_views(self, views: Sequence[ScheduleFeatures]) -> list[Prediction]:
         """What it predicts of schedules of any kernels, whose graphs are there already; in order."""
@@ -361,9 +361,9 @@ class LearnedPredictor:
         kernel = np.array([kernels[view.space.region.id] for view in views])
         mean, sigma, failure, _ = self._estimate(made, kernel_x, target_x, kernel)
         found = []
-        for view, *said in zip(views, mean.tolist(), sigma.tolist(), failure.tolist(), strict=True):
+        for view, *outputs in zip(views, mean.tolist(), sigma.tolist(), failure.tolist(), strict=True):
             least = NEVER_SEEN if self._is_strange(view.space) else 0.0
-            found.append(Prediction(said[0], max(said[1], least), max(said[2], view.refused)))
+            found.append(Prediction(outputs[0], max(outputs[1], least), max(outputs[2], view.refused)))
         return found
 
     def estimate(self, made: Graphs, kernel_x: Array, target: Target) -> tuple[Array, Array, Array, Array]:
@@ -375,8 +375,8 @@ class LearnedPredictor:
         self, made: Graphs, kernel_x: Array, target_x: Array, kernel: Array
     ) -> tuple[Array, Array, Array, Array]:
         """`estimate` of several kernels: `kernel` (n,) is a place in `kernel_x` and `target_x`."""
-        said, hidden = self._asked(made, kernel_x, target_x, kernel)
-        found = averaged(said, self.checkpoint.about.spread_scale)
+        outputs, hidden = self._asked(made, kernel_x, target_x, kernel)
+        found = averaged(outputs, self.checkpoint.about.spread_scale)
         mean, sigma = found["rank"], np.exp(found["log_sigma"])
         failure = 1 / (1 + np.exp(-np.clip(found["failure"], -30, 30)))
         broken = ~(np.isfinite(mean) & np.isfinite(sigma) & np.isfinite(failure))
@@ -387,14 +387,14 @@ class LearnedPredictor:
             hidden,
         )
 
-    def _asked(self, made: Graphs, kernel_x: Array, target_x: Array, kernel: Array) -> tuple[Said, Array]:
+    def _asked(self, made: Graphs, kernel_x: Array, target_x: Array, kernel: Array) -> tuple[Outputs, Array]:
         """What every network says, and (n, sum of hidden) their last hidden states."""
         n, nets = len(made), self.checkpoint.nets
         with one_thread(), torch.inference_mode():
             if self._stacked is not None:
-                said = self._stacked(made, kernel_x[kernel], target_x[kernel])
-                states = said.hidden.transpose(0, 1).reshape(n, -1)
-                rank, log_sigma, failure = said.rank, said.log_sigma, said.failure
+                outputs = self._stacked(made, kernel_x[kernel], target_x[kernel])
+                states = outputs.hidden.transpose(0, 1).reshape(n, -1)
+                rank, log_sigma, failure = outputs.rank, outputs.log_sigma, outputs.failure
             else:
                 batch = GraphSet(made, kernel, kernel_x, target_x, np.arange(len(kernel_x))).batch(torch.arange(n))
                 each = [net.embed_graphs(batch) for net in nets]
@@ -403,7 +403,7 @@ class LearnedPredictor:
                 rank, log_sigma, failure = (
                     torch.stack([getattr(one, name) for one in answers]) for name in ("rank", "log_sigma", "failure")
                 )
-            return Said(*(values.double().numpy() for values in (rank, log_sigma, failure))), states.numpy()
+            return Outputs(*(values.double().numpy() for values in (rank, log_sigma, failure))), states.numpy()
 
     def _is_strange(self, space: KernelSpace) -> bool:
         """Whether training never showed an operation of the kernel, or the machine."""

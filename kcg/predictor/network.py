@@ -430,7 +430,7 @@ class Net(nn.Module):
         padded = state.new_zeros((len(counts), int(counts.max()), state.shape[1]))
         padded[place[order], inside] = state[order]
         empty = torch.arange(padded.shape[1], device=kernel.device)[None] >= counts[:, None]
-        told, _ = self.compare(padded, padded, padded, key_padding_mask=empty, need_weights=False)
+        compared, _ = self.compare(padded, padded, padded, key_padding_mask=empty, need_weights=False)
         found = torch.zeros_like(state)
-        found[order] = told[place[order], inside]
+        found[order] = compared[place[order], inside]
         return found

@@ -105,8 +105,8 @@ def model_card(checkpoint: Checkpoint, repo: str, size: int) -> str:
     if about.datasets:
         sections += ["## What it was trained on", _markdown([(name, digest) for name, digest in about.datasets])]
     if about.settings:
-        told = json.dumps(about.settings, indent=1, sort_keys=True).replace("`", "'")
-        sections += ["## Settings of the training", f"```json\n{told}\n```"]
+        settings = json.dumps(about.settings, indent=1, sort_keys=True).replace("`", "'")
+        sections += ["## Settings of the training", f"```json\n{settings}\n```"]
     sections += [
         "## Where it ends",
         "It ranks schedules of one kernel, and is wrong in places: what it picks is to be measured and verified. Of a "

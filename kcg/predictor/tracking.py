@@ -64,7 +64,7 @@ class Tracker:
         self.mode = self.tracking.mode
         self.path = folder / METRICS
         folder.mkdir(parents=True, exist_ok=True)
-        self._told = {self._identity(line) for line in _mended(self.path)}
+        self._written = {self._identity(line) for line in _mended(self.path)}
         self._run: Any = None
 
     def __enter__(self) -> Tracker:
@@ -77,12 +77,12 @@ class Tracker:
         """Write one line, whole or not at all, and tell Weights & Biases. What is not a finite number is null."""
         values = {name: _plain(value) for name, value in values.items()}
         identity = self._identity(values)
-        if identity in self._told:
+        if identity in self._written:
             return
         self.begin()
         with self.path.open("ab", buffering=0) as file:
             file.write(canonical_json(values).encode() + b"\n")
-        self._told.add(identity)
+        self._written.add(identity)
         self._guarded(lambda run: run.log({name: value for name, value in values.items() if value is not None}))
 
     def _identity(self, values: dict[str, Any]) -> str:

@@ -30,7 +30,7 @@ from kcg.errors import DataError, DeviceError, UnknownName, UsageError
 from kcg.files import write_whole
 from kcg.measure.device_info import usable_cores
 from kcg.predictor.checkpoint import About, Checkpoint, save
-from kcg.predictor.ensemble import averaged, said_by, spread_scale, validation_rows
+from kcg.predictor.ensemble import averaged, outputs_by, spread_scale, validation_rows
 from kcg.predictor.features import FEATURES_VERSION, operations_of
 from kcg.predictor.fit import Fit, FitSettings, judge
 from kcg.predictor.header import MOST_BYTES
@@ -256,7 +256,7 @@ def train(
     where the checkpoint would be too large.
     """
     export = read_export(data)
-    rows = load(data, say=log.info)
+    rows = load(data, log=log.info)
     floors = floors_of(export)
     config = {
         "settings": names_of(settings),
@@ -300,9 +300,9 @@ def calibrated(about: About, nets: Sequence[Net], data: TrainingData, floors: Fl
     index = validation_rows(data, about.split)
     if not len(index):
         return replace(about, spread_scale=1.0, metrics={})
-    said = said_by(nets, data, index, device=device)
-    scale = spread_scale(averaged(said), data.log_s[index])
-    metrics = judge(data, averaged(said, scale), index, floors)
+    outputs = outputs_by(nets, data, index, device=device)
+    scale = spread_scale(averaged(outputs), data.log_s[index])
+    metrics = judge(data, averaged(outputs, scale), index, floors)
     return replace(about, spread_scale=scale, metrics={k: v for k, v in metrics.items() if math.isfinite(v)})
 
 
@@ -329,14 +329,14 @@ def _about(export: Export, data: TrainingData, settings: TrainingSettings, name:
     inside = data.parts[:, SPLITS.index(settings.fit.split)] == PARTS.index(TRAIN)
     trained = {region for region, chosen in zip(data.region_ids, inside, strict=True) if chosen}
     operations = frozenset[str]().union(*(operations_of(regions[region]) for region in trained))
-    told = [
+    described = [
         {"fingerprint": f, "model": t.model, "device": t.device, "renderer": t.renderer}
         for f, t in sorted(targets.items())
         if f in data.targets
     ]
     return About(
         name=name,
-        targets=tuple(told),
+        targets=tuple(described),
         datasets=data.checksums,
         split=settings.fit.split,
         operations=tuple(sorted(operations)),
@@ -384,7 +384,7 @@ def _fit_share(members: list[_Member], threads: int, verbose: bool) -> None:
 def _fit(member: _Member, data: TrainingData) -> Net:
     with Tracker(member.folder, member.tracking, name=f"{member.tracking.group}-{member.folder.name}") as tracker:
 
-        def tell(values: dict[str, Any]) -> None:
+        def report(values: dict[str, Any]) -> None:
             tracker.log(values)
             judged_now = "".join(
                 f", {name} {values[f'validation/{name}']:.4f}"
@@ -393,7 +393,7 @@ def _fit(member: _Member, data: TrainingData) -> Net:
             )
             log.info("%s epoch %d: loss %.4f%s", member.folder.name, values["epoch"], values["train/loss"], judged_now)
 
-        fit = Fit(data, member.settings, member.folder, floors=member.floors, device=member.device, log=tell)
+        fit = Fit(data, member.settings, member.folder, floors=member.floors, device=member.device, log=report)
         return fit.run()
 
 

@@ -201,7 +201,7 @@ def load(
     *,
     cache: Path | None = None,
     workers: int | None = None,
-    say: Callable[[str], None] = lambda line: None,
+    log: Callable[[str], None] = lambda line: None,
 ) -> TrainingData:
     """The rows of an export, from the cache where it has them. `cache=None` is the user's own.
 
@@ -213,7 +213,7 @@ def load(
     found = kept(path, _from_arrays)
     if found is not None:
         return found
-    say(f"{folder}: computing graphs, once")
+    log(f"{folder}: computing graphs, once")
     made = _build(export, workers)
     keep(_as_arrays(made), path)
     return made

@@ -62,8 +62,8 @@ class Tuned:
 
     def line(self) -> str:
         """One line for the user."""
-        told = ", ".join(f"{k} {v:.3g}" if isinstance(v, float) else f"{k} {v}" for k, v in self.values.items())
-        return f"{self.path}: best of {self.trials} trials has pairwise + top-1 {self.score:.4f}: {told}"
+        tried = ", ".join(f"{k} {v:.3g}" if isinstance(v, float) else f"{k} {v}" for k, v in self.values.items())
+        return f"{self.path}: best of {self.trials} trials has pairwise + top-1 {self.score:.4f}: {tried}"
 
 
 class _OutOfTime(Exception):
@@ -91,7 +91,7 @@ def tune(
     except ImportError as error:
         raise UsageError("tuning needs optuna, which is not installed: pip install kcg[train]") from error
     end = time.time() + (math.inf if budget_s is None else budget_s)
-    export, rows = read_export(data), load(data, say=log.info)
+    export, rows = read_export(data), load(data, log=log.info)
     if not len(validation_rows(rows, settings.fit.split)):
         raise DataError(f"{data} has no validation part under the split by {settings.fit.split}: nothing to tune by")
     study = _study(out, settings, dict(rows.checksums))
@@ -150,7 +150,7 @@ def _try(one: _Trial) -> None:
         folder = one.out / "trials" / content_id(values)[:16]
         with Tracker(folder) as tracker:
 
-            def tell(line: dict[str, Any]) -> None:
+            def report(line: dict[str, Any]) -> None:
                 tracker.log(line)
                 if "validation/pairwise" in line:
                     score = score_of({name.removeprefix("validation/"): value for name, value in line.items()})
@@ -162,7 +162,7 @@ def _try(one: _Trial) -> None:
                     raise _OutOfTime
 
             settings = with_values(one.settings, values).fit
-            fit = Fit(rows, settings, folder, floors=one.floors, device=one.device, log=tell)
+            fit = Fit(rows, settings, folder, floors=one.floors, device=one.device, log=report)
             fit.run()
         (folder / STATE).unlink(missing_ok=True)  # the metrics stay
         if not math.isfinite(fit.progress.best_score):
@@ -213,12 +213,12 @@ def _study(out: Path, settings: TrainingSettings, checksums: dict[str, str]) -> 
         raise DataError(f"{out} holds a study of other settings or another dataset: name another folder")
     study.set_user_attr("identity", identity)
     state = optuna.trial.TrialState
-    told: list[Any] = [trial.params for trial in known if trial.state in (state.COMPLETE, state.PRUNED)]
-    told += [trial.system_attrs.get("fixed_params") for trial in known if trial.state == state.WAITING]
+    tried: list[Any] = [trial.params for trial in known if trial.state in (state.COMPLETE, state.PRUNED)]
+    tried += [trial.system_attrs.get("fixed_params") for trial in known if trial.state == state.WAITING]
     for trial in known:
         if trial.state == state.RUNNING:
             study.tell(trial.number, state=state.FAIL)
-        if trial.state in (state.RUNNING, state.FAIL) and trial.params and trial.params not in told:
+        if trial.state in (state.RUNNING, state.FAIL) and trial.params and trial.params not in tried:
             study.enqueue_trial(trial.params)
-            told.append(trial.params)
+            tried.append(trial.params)
     return study

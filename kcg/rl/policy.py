@@ -161,34 +161,34 @@ class PolicyAbout:
 
 def save_policy(policy: Policy, path: Path) -> None:
     """Write a policy, whole or not at all, its weights rounded. Raises DataError where it is too large."""
-    told = {
+    header = {
         "format": FORMAT,
         "features_version": FEATURES_VERSION,
         "action_features": list(ACTION_FEATURES),
         "about": asdict(policy.about),
         "trunk": asdict(policy.net.trunk.settings),
     }
-    save_tensors(path, as_stored(policy.net.state_dict()), told)
+    save_tensors(path, as_stored(policy.net.state_dict()), header)
 
 
 def read_policy(path: Path) -> Policy:
     """A policy. Raises DataError where it cannot be read, or sees other features than this kcg has."""
-    told, tensors = read_tensors(path, "policy")
-    if not isinstance(told, dict) or told.get("format") != FORMAT:
+    header, tensors = read_tensors(path, "policy")
+    if not isinstance(header, dict) or header.get("format") != FORMAT:
         raise DataError(f"{path} is no policy ({FORMAT})")
-    if told.get("features_version") != FEATURES_VERSION or told.get("action_features") != list(ACTION_FEATURES):
+    if header.get("features_version") != FEATURES_VERSION or header.get("action_features") != list(ACTION_FEATURES):
         raise DataError(
             f"{path} sees other features than this kcg has: train again (python training/train_policy.py), or use the "
             "shipped one"
         )
     try:
-        settings = NetSettings(**told["trunk"])
+        settings = NetSettings(**header["trunk"])
         if not (1 <= settings.hidden <= MOST_HIDDEN and 0 <= settings.layers <= MOST_LAYERS):
             raise ValueError(f"a network of {settings.layers} layers of {settings.hidden}")
         with torch.device("meta"):  # nothing is allocated for numbers that are not in the file
             net = PolicyNet(settings)
         net.load_state_dict({name: value.float() for name, value in tensors.items()}, assign=True)
-        about = told["about"]
+        about = header["about"]
         about["targets"] = tuple(about["targets"])
         about["datasets"] = tuple((name, value) for name, value in about["datasets"])
         return Policy(net, PolicyAbout(**about))

@@ -121,15 +121,15 @@ class SchedulePolicy(MaskableMultiInputActorCriticPolicy):
         self.optimizer = self.optimizer_class(self.parameters(), lr=lr_schedule(1), **self.optimizer_kwargs)  # type: ignore[call-arg]
 
 
-class _Told(KVWriter):
+class _Reported(KVWriter):
     """Hands on every line of stable-baselines3's figures: wandb's own callback only forwards TensorBoard's."""
 
-    def __init__(self, tell: Callable[[dict[str, Any]], None]) -> None:
-        self.tell = tell
+    def __init__(self, report: Callable[[dict[str, Any]], None]) -> None:
+        self.report = report
 
     def write(self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0) -> None:
         numbers = {k: float(v) for k, v in key_values.items() if isinstance(v, int | float | np.number)}
-        self.tell({"step": step, **numbers})
+        self.report({"step": step, **numbers})
 
     def close(self) -> None:
         """Nothing is held."""
@@ -185,10 +185,10 @@ def train(
     *,
     device: str = "cpu",
     done: int = 0,
-    tell: Callable[[dict[str, Any]], None] = lambda line: None,
+    report: Callable[[dict[str, Any]], None] = lambda line: None,
     keep: Callable[[int], bool] = lambda steps: True,
 ) -> PolicyNet:
-    """Train `net` in place and return it. `tell` gets the figures of each update; `keep` is asked after each rollout,
+    """Train `net` in place and return it. `report` gets the figures of each update; `keep` is asked after each rollout,
     with the steps done so far, to write down what there is, and whether to go on."""
     for module in net.modules():  # the same network has to say the same before and after: no dropout
         if isinstance(module, nn.Dropout):
@@ -208,7 +208,7 @@ def train(
         device=device,
         policy_kwargs={"features_extractor_class": ScheduleExtractor, "features_extractor_kwargs": {"net": net}},
     )
-    model.set_logger(Logger(None, [_Told(tell)]))
+    model.set_logger(Logger(None, [_Reported(report)]))
     model.num_timesteps = done
     left = settings.steps - done
     if left > 0:

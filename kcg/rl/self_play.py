@@ -66,7 +66,7 @@ def games(viewer: Viewer, predict: Predict, settings: SelfPlaySettings, *, seed:
     graph = Graph(Trials(problem), how)
     ends = (viewer.space.start(), viewer.space.baseline())
     for i in range(settings.games):
-        _play(graph, graph.nodes[graph.trials.key(ends[i % 2])], settings, rng)
+        _game(graph, graph.nodes[graph.trials.key(ends[i % 2])], settings, rng)
     return examples_of(viewer, graph)
 
 
@@ -74,7 +74,7 @@ def _no_measure(schedules: Sequence[Schedule]) -> list[Future[Observation]]:
     raise AssertionError("self-play measures nothing")
 
 
-def _play(graph: Graph, node: Node, settings: SelfPlaySettings, rng: random.Random) -> None:
+def _game(graph: Graph, node: Node, settings: SelfPlaySettings, rng: random.Random) -> None:
     """One game: simulate, step, until stopping is best or no step is left."""
     for depth in range(settings.most_steps):
         graph.stir(node, share=settings.noise, alpha=settings.alpha)

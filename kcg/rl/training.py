@@ -100,9 +100,9 @@ class Judged:
     value_error: float  # root mean square, log-speedup
 
 
-def losses(net: PolicyNet, told: tuple[PolicyBatch, Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+def losses(net: PolicyNet, chosen: tuple[PolicyBatch, Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     """(n,) each: cross-entropy of the policy, and the loss of the value."""
-    batch, chances, value, _ = told
+    batch, chances, value, _ = chosen
     logits, hoped = net(batch)
     chance = log_softmax(logits, batch.owner, len(batch))
     cross = logits.new_zeros(len(batch)).scatter_add(0, batch.owner, -chances * chance)
@@ -114,8 +114,8 @@ def judge(net: PolicyNet, data: ExampleSet, *, batch: int = 512) -> Judged:
     cross, sure, error, n = 0.0, 0.0, 0.0, len(data)
     with torch.no_grad():
         for part in torch.split(torch.arange(n), batch):
-            told = data.chosen(part)
-            made, chances, value, _ = told
+            chosen = data.chosen(part)
+            made, chances, value, _ = chosen
             logits, hoped = net(made)
             chance = log_softmax(logits, made.owner, len(made))
             entropy = -(chances * chances.clamp(min=1e-9).log()).sum()
@@ -135,7 +135,7 @@ def learn(
     settings: LearningSettings,
     *,
     device: str = "cpu",
-    told: Callable[[int, float, Judged | None], None] = lambda epoch, loss, judged: None,
+    report: Callable[[int, float, Judged | None], None] = lambda epoch, loss, judged: None,
 ) -> PolicyNet:
     """Teach `net` in place, and return it. `told` hears after each epoch what it lost and how it is judged."""
     torch.manual_seed(settings.seed)
@@ -166,7 +166,7 @@ def learn(
             plan.step()
             total += float(loss.detach()) * len(part)
         net.eval()
-        told(epoch, total / len(data), judge(net, judged_on) if judged_on is not None else None)
+        report(epoch, total / len(data), judge(net, judged_on) if judged_on is not None else None)
     return net
 
 
@@ -283,7 +283,7 @@ def self_play(
     *,
     workers: int,
     seed: int = 0,
-    told: Callable[[int], None] = lambda done: None,
+    report: Callable[[int], None] = lambda done: None,
     deadline: float = math.inf,
 ) -> Examples:
     """Plays every kernel and keeps what it taught, a file each; those that are there already are not played again."""
@@ -293,7 +293,7 @@ def self_play(
         jobs = [_Game(kernel, settings, seed) for kernel in waiting]
         for i, (place, found) in enumerate(_each(_played, jobs, workers, deadline=deadline), 1):
             keep(as_arrays(found) if found is not None else {}, files[waiting[place].region.id])
-            told(i)
+            report(i)
     loaded = [kept(path, lambda arrays: from_arrays(arrays) if arrays else None) for path in files.values()]
     examples = [part for part in loaded if part is not None and len(part)]
     if not examples:
@@ -319,8 +319,8 @@ def _rolled(job: _Rollout) -> tuple[float, float, float] | None:
     judge = predictor.of(viewer.space)
     problem = Problem(viewer.space, judge.predict, lambda batch: [], Ledger(), random.Random(0))
     best, ends = draft(problem)[0], rollouts(_policy(job.policy, job.changed), viewer)
-    said = [p.log_runtime for p in judge.predict([viewer.space.baseline(), best, *ends])]
-    return said[0], min(said[2:]), min(said[1], said[0])
+    predicted = [p.log_runtime for p in judge.predict([viewer.space.baseline(), best, *ends])]
+    return predicted[0], min(predicted[2:]), min(predicted[1], predicted[0])
 
 
 def rollouts(policy: Policy, viewer: Viewer, *, most_steps: int = 10) -> list[Schedule]:
@@ -372,23 +372,23 @@ def train_policy(
         raise UsageError(f"nothing to do: neither {asked} is asked for")
     _check(settings)
     deadline = time.monotonic() + budget_s
-    export, told = read_export(data), read(predictor).about
+    export, guide = read_export(data), read(predictor).about
     ours = kernels_of(export, predictor, TRAIN, settings.kernels, settings.seed)
     others = kernels_of(export, predictor, VALIDATION, settings.held_out, settings.seed)
     for part, kernels in ((TRAIN, ours), (VALIDATION, others)):
         if not kernels:
-            raise DataError(f"{data} has no kernel of the {part} part of the split by {told.split}")
+            raise DataError(f"{data} has no kernel of the {part} part of the split by {guide.split}")
     ours, others = ([replace(k, members=settings.networks) for k in kernels] for kernels in (ours, others))
-    config = {"settings": asdict(settings), "datasets": dict(told.datasets), "predictor": told.name, **provenance()}
+    config = {"settings": asdict(settings), "datasets": dict(guide.datasets), "predictor": guide.name, **provenance()}
     about = PolicyAbout(
         out.name,
-        tuple(t["fingerprint"] for t in told.targets),
-        told.datasets,
-        told.split,
+        tuple(t["fingerprint"] for t in guide.targets),
+        guide.datasets,
+        guide.split,
         settings=asdict(settings),
         **provenance(),
     )
-    given = {"datasets": dict(told.datasets), "predictor": told.name, "kernels of": dict(export.checksums)}
+    given = {"datasets": dict(guide.datasets), "predictor": guide.name, "kernels of": dict(export.checksums)}
     state = _Progress(out / PROGRESS, asdict(settings) | given)
     with Tracker(out, Tracking(wandb, out.name, config), name=out.name, key="") as tracker:
         path = out / POLICY
@@ -404,7 +404,7 @@ def train_policy(
                     workers=workers,
                     seed=settings.seed,
                     deadline=deadline,
-                    told=functools.partial(_say, len(some)),
+                    report=functools.partial(_log, len(some)),
                 )
                 for some in (others, ours)  # what judges first: the budget may end what there is to learn from
             ]
@@ -414,7 +414,7 @@ def train_policy(
                 tracker.log({"epoch": epoch, "loss": loss} | (asdict(found) if found else {}))
 
             net = read_policy(path).net
-            learn(net, examples[1], examples[0], settings.learning, device=device, told=heard)
+            learn(net, examples[1], examples[0], settings.learning, device=device, report=heard)
             save_policy(Policy(net.cpu(), about), path)
             state.write(self_play=1)
             tracker.log({"stage": "learned", **judged(others, path, workers=workers)})
@@ -496,7 +496,7 @@ def _ppo(
             device=device,
             done=done,
             keep=kept_on,
-            tell=lambda line: tracker.log({"stage": stage, **line}),
+            report=lambda line: tracker.log({"stage": stage, **line}),
         )
     finally:
         envs.close()
@@ -541,7 +541,7 @@ def recorded(table: ReplayTable) -> Cost:
     return cost
 
 
-def _say(count: int, done: int) -> None:
+def _log(count: int, done: int) -> None:
     if done % 50 == 0 or done == count:
         log.info("%d of %d kernels played", done, count)
 
@@ -553,11 +553,11 @@ class _Progress:
         self.path, self.settings = path, json.loads(json.dumps(settings))
         self.done: dict[str, int] = {}
         if path.exists():
-            told = json.loads(path.read_text())
-            if told.get("settings") != self.settings:
+            batch = json.loads(path.read_text())
+            if batch.get("settings") != self.settings:
                 others = "with other settings, or of another predictor"
                 raise DataError(f"{path.parent} holds a training {others}: choose another folder")
-            self.done = told["done"]
+            self.done = batch["done"]
         else:
             self.write()
 

@@ -9,7 +9,7 @@ evolution.py    mutation and crossing of the best
 rollouts.py     rollouts of a policy in the environment, ranked by the predictor
 mcts.py         Monte Carlo tree search over a graph of schedules
 draft.py        candidates from predictions, and what is expected of them as measurements come in
-diversity.py    a batch without near twins
+diversity.py    a batch without near duplicates
 walks.py        random walks, and schedules as lists of steps that can be changed
 calibration.py  a predictor corrected, while searching, by what was measured
 bidding.py      several regions searched at once: which gets the next measurements

@@ -1,14 +1,14 @@
-"""Several kernels searched at once on one device: each search bids for its next measurements, the best bid is granted.
+"""Several kernels searched at once on one device: what is expected to save most is measured.
 
-A search runs in a thread of its own and stops where it wants to measure a batch. Its bid is what the batch is expected
-to save of the workload's time: calls × best time so far × expected improvement (Jones, Schonlau and Welch, 1998, of a
-lognormal runtime), the last halved with every `HALF_LIFE` measurements of the kernel that found nothing faster, so that
-a predictor which promises what never comes loses its say. A kernel that has not bid yet counts as expected to gain
-`PRIOR_GAIN`; so its search begins when that is more than what is on offer. Where kin of a kernel have gained more on
-tinygrad's own schedule, their best schedule is a bid beside the search's own.
+A search runs in a thread of its own and stops where it wants to measure a batch. What it asks for is worth what the
+batch is expected to save of the workload's time: calls × best time so far × expected improvement (Jones, Schonlau and
+Welch, 1998, of a lognormal runtime), the last halved with every `HALF_LIFE` measurements of the kernel that found
+nothing faster, so that a predictor which promises what never comes loses its weight. A kernel that has not asked yet
+counts as expected to gain `PRIOR_GAIN`; so its search begins when that is more than what is on offer. Where kernels
+similar to one have gained more on tinygrad's own schedule, their best schedule is weighed beside the search's own.
 
-Two limits say what may happen at once: how many searches think, and how many schedules are with the device. Where
-thinking disturbs measuring (a CPU) both are one: everything takes turns, and the order repeats itself.
+Two limits say what may happen at once: how many searches are at work, and how many schedules are with the device. Where
+searching disturbs measuring (a CPU) both are one: everything takes turns, and the order repeats itself.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ if TYPE_CHECKING:
     from kcg.kernel.opts.space import KernelSpace
 
 
-# ---- What made a kernel faster is tried on its kin, kernels whose axes are alike.
+# ---- What made a kernel faster is tried on similar kernels, whose axes are alike.
 #
 # The matmuls of one network differ in sizes and in what follows them; a schedule that is good for one is often good for
-# most, also where the predictor, which sees each alone, ranks it behind others. So each kernel looks at what its kin
-# have gained on tinygrad's own schedule. Where that is more than its own gain, the other's best schedule, step by step,
-# is worth a measurement: transfer-tuning (Gibson and Cano, 2022), but within one search.
+# most, also where the predictor, which sees each alone, ranks it behind others. So each kernel looks at what similar
+# kernels have gained on tinygrad's own schedule. Where that is more than its own gain, the other's best schedule, step
+# by step, is worth a measurement: transfer-tuning (Gibson and Cano, 2022), but within one search.
 
 TRUST: Final = 0.5
-"""The share of its kin's lead that a kernel is expected to catch up by one of their schedules; halved each time that
-one of them was not faster here."""
+"""The share of the similar kernels' lead that a kernel is expected to catch up by one of their schedules; halved each
+time that one of them was not faster here."""
 LEAST_LEAD: Final = 1.02
 """A smaller lead over the own gain is no news."""
 OFFERED: Final = 3
@@ -48,33 +48,34 @@ OFFERED: Final = 3
 
 
 def family(space: KernelSpace) -> Hashable:
-    """What kin have in common: the kinds of their axes in order, and whether tinygrad takes tensor cores for them."""
+    """What is equal for similar kernels: the kinds of their axes in order, and whether tinygrad takes tensor cores for
+    them."""
     return space.table(RAW).kinds, space.table(space.baseline()).tensor_core
 
 
-def adopted(space: KernelSpace, schedule: Schedule) -> Schedule | None:
+def transferred(space: KernelSpace, schedule: Schedule) -> Schedule | None:
     """Another kernel's schedule taken step by step; None where one of its steps is not legal here."""
     return followed(space.step, RAW, schedule.opts)
 
 
 @dataclass(frozen=True)
 class Hint:
-    """A schedule that was good for a kernel's kin."""
+    """A schedule that was good for similar kernels."""
 
     schedule: Schedule
     gain: float  # expected, relative to the kernel's best
 
 
 @dataclass(eq=False)
-class Relative:
-    """One kernel among its kin."""
+class Transfer:
+    """One kernel, and what it takes over from similar ones."""
 
     family: Hashable
-    adopt: Callable[[Schedule], Schedule | None]
+    transfer: Callable[[Schedule], Schedule | None]
     own_s: float = math.nan  # with tinygrad's own schedule
     best: list[tuple[float, Schedule]] = field(default_factory=list)  # seconds, the fastest first
     failed: int = 0  # hints that were not faster
-    stale: bool = True  # something was measured of its kin, or of itself, since it was last asked for a hint
+    stale: bool = True  # something was measured of similar kernels, or of itself, since it was last asked for a hint
     _looked_at: dict[Schedule, Schedule | None] = field(default_factory=dict)  # what adopting each came to
 
     def lead(self, place: int = 0) -> float:
@@ -89,18 +90,18 @@ class Relative:
             others = [(t, s) for t, s in self.best if s != schedule]
             self.best = sorted([*others, (time_s, schedule)], key=lambda pair: pair[0])[:OFFERED]
 
-    def hint(self, kin: Sequence[Relative], known: Callable[[Schedule], bool]) -> Hint | None:
-        """What led furthest among the best schedules of its kin that apply here and were not `known`."""
+    def hint(self, similar: Sequence[Transfer], known: Callable[[Schedule], bool]) -> Hint | None:
+        """What led furthest among the best schedules of similar kernels that apply here and were not `known`."""
         self.stale = False
         if not (mine := self.lead()):
             return None
-        others = [r for r in kin if r is not self and r.family == self.family]
+        others = [r for r in similar if r is not self and r.family == self.family]
         offered = [(r.lead(i), s) for r in others for i, (_, s) in enumerate(r.best)]
         for lead, theirs in sorted(offered, key=lambda pair: -pair[0]):
             if lead <= mine * LEAST_LEAD:
                 break
             if theirs not in self._looked_at:
-                self._looked_at[theirs] = self.adopt(theirs)
+                self._looked_at[theirs] = self.transfer(theirs)
             schedule = self._looked_at[theirs]
             if schedule is not None and not known(schedule):
                 return Hint(schedule, TRUST * math.exp2(-self.failed) * (1.0 - mine / lead))
@@ -132,20 +133,20 @@ class Limits:
 
     measuring: int = 4  # schedules that are with the device
     batch: int = 1  # schedules that a search asks for at least; more where much is expected of it
-    thinking: int = 1  # searches that are at work otherwise
+    searching: int = 1  # searches that are at work otherwise
     alternate: bool = True  # nothing thinks while something is measured, so none thinks for long
     least_saving: float = WORTHLESS  # share of the workload's time
 
     @classmethod
-    def on_gpu(cls, compilers: int, thinking: int, *, least_saving: float = WORTHLESS) -> Limits:
+    def on_gpu(cls, compilers: int, searching: int, *, least_saving: float = WORTHLESS) -> Limits:
         """Kept busy by many kernels at once. Half as many again as can be compiled are on their way: with more, what
         matters least would be compiled before what matters most."""
-        return cls(max(2, compilers + compilers // 2), thinking=thinking, alternate=False, least_saving=least_saving)
+        return cls(max(2, compilers + compilers // 2), searching=searching, alternate=False, least_saving=least_saving)
 
 
 @dataclass(eq=False)
-class Bidder:
-    """One kernel, its search, and its bid."""
+class Entry:
+    """One kernel, its search, and what it asks for."""
 
     name: str
     calls: int  # in one execution of the workload
@@ -159,7 +160,7 @@ class Bidder:
     thread: threading.Thread | None = None
     ended: bool = False
     saw: list[Observation] = field(default_factory=list)
-    relative: Relative | None = None  # among its kin
+    transfer: Transfer | None = None  # with similar kernels
     hint: Hint | None = None  # from them
     following: Hint | None = None  # granted in the place of its batch
     _keys: set[str] = field(default_factory=set)  # what its problem knows, as alike, of the first `_counted`
@@ -188,7 +189,7 @@ class Bidder:
         return schedule in known or alike(schedule) in self._keys
 
 
-class Auction:
+class Allocator:
     """Runs the searches of all kernels until the budget is spent or no batch is worth its measurements."""
 
     def __init__(
@@ -197,40 +198,40 @@ class Auction:
         limits: Limits,
         *,
         seen: Callable[[], None] = lambda: None,
-        told: Callable[[str, Observation], None] = lambda name, observation: None,
+        report: Callable[[str, Observation], None] = lambda name, observation: None,
         patience_s: Callable[[], float] = lambda: PATIENCE_S,
     ) -> None:
-        """`seen` is called in the caller's thread about as often as something was measured, `told` in whichever thread
-        with each observation and its kernel. A search that ended by itself gets no hints any more. At the end
+        """`seen` is called in the caller's thread about as often as something was measured, `report` in whichever
+        thread with each observation and its kernel. A search that ended by itself gets no hints any more. At the end
         `patience_s` says how long to wait for what is with the device; what comes later is not waited for."""
         self.patience_s = patience_s
-        self.ledger, self.limits, self.seen, self.told = ledger, limits, seen, told
-        self.bidders: list[Bidder] = []
+        self.ledger, self.limits, self.seen, self.report = ledger, limits, seen, report
+        self.entries: list[Entry] = []
         self.settled = False  # ended because nothing more was worth its measurements
         self._changed = threading.Condition()
         self._measuring = 0
-        self._thinking = 0
+        self._searching = 0
         self._closed = False
         self._fresh = False  # something was measured since `seen` was last called
         self._error: BaseException | None = None
 
     def enter(
-        self, name: str, calls: int, problem: Problem, strategy: Strategy, *, relative: Relative | None = None
-    ) -> Bidder:
-        """Add a kernel. Its problem's `measure` and ledger are used only where it is granted something. With `relative`
-        it learns from its kin, and they from it."""
-        bidder = Bidder(name, calls, problem, strategy, relative=relative)
+        self, name: str, calls: int, problem: Problem, strategy: Strategy, *, transfer: Transfer | None = None
+    ) -> Entry:
+        """Add a kernel. Its problem's `measure` and ledger are used only where it is granted something. With `transfer`
+        it learns from similar kernels, and they from it."""
+        entry = Entry(name, calls, problem, strategy, transfer=transfer)
         known = problem.known.get(problem.space.baseline())
         best_s = min((o.time_s for o in problem.known.values()), default=math.inf)
-        bidder.best_s = best_s if math.isfinite(best_s) else None
+        entry.best_s = best_s if math.isfinite(best_s) else None
         for observation in problem.known.values():
-            self._show_kin(bidder, observation)
-        bidder.ended = known is not None and not math.isfinite(known.time_s)
-        self.bidders.append(bidder)
-        return bidder
+            self._show_similar(entry, observation)
+        entry.ended = known is not None and not math.isfinite(known.time_s)
+        self.entries.append(entry)
+        return entry
 
     def run(self) -> None:
-        """Let them bid. Raises what a search raised; on an interrupt no search goes on."""
+        """Allocate measurements. Raises what a search raised; on an interrupt no search goes on."""
         try:
             with self._changed:
                 while not self._over():
@@ -258,190 +259,190 @@ class Auction:
         return self.settled
 
     def _idle(self) -> bool:
-        return self._measuring == 0 and self._thinking == 0
+        return self._measuring == 0 and self._searching == 0
 
-    def _worthwhile(self) -> Bidder | None:
-        """The one whose next step is expected to save most, among those that bid and those that have not begun; None
+    def _worthwhile(self) -> Entry | None:
+        """The one whose next step is expected to save most, among those that ask and those that have not begun; None
         where that is not worth it."""
-        open_ = [b for b in self.bidders if not b.ended and (b.wanted or b.thread is None)]
-        self._look_at_kin(open_)
+        open_ = [b for b in self.entries if not b.ended and (b.wanted or b.thread is None)]
+        self._look_at_similar(open_)
         best = max(open_, key=lambda b: b.saving_s, default=None)
         return best if best is not None and best.saving_s > self._least_s() else None
 
     def _least_s(self) -> float:
         """What a batch must be expected to save, in seconds of the workload."""
-        return self.limits.least_saving * sum(b.calls * (b.best_s or 0.0) for b in self.bidders)
+        return self.limits.least_saving * sum(b.calls * (b.best_s or 0.0) for b in self.entries)
 
     def _next(self) -> bool:
-        """Let one search begin, or grant one bid, where the limits allow; whether it did."""
+        """Let one search begin, or grant one batch, where the limits allow; whether it did."""
         if (self.limits.alternate and not self._idle()) or (best := self._worthwhile()) is None:
             return False
         if best.thread is not None:
             return self._grant(best)
-        if self._thinking < self.limits.thinking:
+        if self._searching < self.limits.searching:
             return self._begin(best)
-        bids = [b for b in self.bidders if b.wanted]
-        return bool(bids) and self._grant(max(bids, key=lambda b: b.saving_s))
+        ready = [b for b in self.entries if b.wanted]
+        return bool(ready) and self._grant(max(ready, key=lambda b: b.saving_s))
 
-    def _begin(self, bidder: Bidder) -> bool:
-        self._thinking += 1
-        bidder.thread = threading.Thread(target=self._search, args=[bidder], name=f"search {bidder.name}", daemon=True)
-        bidder.thread.start()
+    def _begin(self, entry: Entry) -> bool:
+        self._searching += 1
+        entry.thread = threading.Thread(target=self._search, args=[entry], name=f"search {entry.name}", daemon=True)
+        entry.thread.start()
         return True
 
-    def _grant(self, bidder: Bidder) -> bool:
-        room = self.limits.measuring - self._measuring
-        hint = bidder.hint if bidder.hint is not None and bidder.hint.gain > bidder.searching_gain else None
-        wanted = bidder.wanted if hint is None else 1
+    def _grant(self, entry: Entry) -> bool:
+        free = self.limits.measuring - self._measuring
+        hint = entry.hint if entry.hint is not None and entry.hint.gain > entry.searching_gain else None
+        wanted = entry.wanted if hint is None else 1
         if self._measuring:
-            wanted = min(wanted, room)
+            wanted = min(wanted, free)
         count = min(wanted, self.ledger.remaining(self._measuring + wanted) - self._measuring)
         if count < 1:
             return False
-        bidder.granted, bidder.wanted, bidder.following = count, 0, hint
+        entry.granted, entry.wanted, entry.following = count, 0, hint
         self._measuring += count
-        self._thinking += 1
+        self._searching += 1
         self._changed.notify_all()
         return True
 
-    def _look_at_kin(self, bidders: Sequence[Bidder]) -> None:
+    def _look_at_similar(self, entries: Sequence[Entry]) -> None:
         """What each may learn from the others now. Their searches must not be at work: they share their spaces."""
-        kin = [b.relative for b in self.bidders if b.relative is not None]
-        for bidder in bidders:
-            if bidder.relative is not None and bidder.relative.stale:
-                bidder.hint = bidder.relative.hint(kin, bidder.knows)
+        similar = [b.transfer for b in self.entries if b.transfer is not None]
+        for entry in entries:
+            if entry.transfer is not None and entry.transfer.stale:
+                entry.hint = entry.transfer.hint(similar, entry.knows)
 
-    def _show_kin(self, bidder: Bidder, observation: Observation) -> None:
-        if bidder.relative is not None:
-            own = observation.schedule == bidder.problem.space.baseline()
-            bidder.relative.saw(observation.schedule, observation.time_s, own=own)
-            for other in self.bidders:
-                if other.relative is not None and other.relative.family == bidder.relative.family:
-                    other.relative.stale = True
+    def _show_similar(self, entry: Entry, observation: Observation) -> None:
+        if entry.transfer is not None:
+            own = observation.schedule == entry.problem.space.baseline()
+            entry.transfer.saw(observation.schedule, observation.time_s, own=own)
+            for other in self.entries:
+                if other.transfer is not None and other.transfer.family == entry.transfer.family:
+                    other.transfer.stale = True
 
     def _join(self) -> None:
         """Every search has seen that it is over; what it raised is raised here."""
         end = time.monotonic() + self.patience_s()
-        for bidder in self.bidders:
-            if bidder.thread is not None:
-                bidder.thread.join(max(end - time.monotonic(), 0.0))
+        for entry in self.entries:
+            if entry.thread is not None:
+                entry.thread.join(max(end - time.monotonic(), 0.0))
         if self._error is not None:
             raise self._error
 
     # ---- the searches' threads ----
 
-    def _search(self, bidder: Bidder) -> None:
-        ledger = _Share(auction=self)
+    def _search(self, entry: Entry) -> None:
+        ledger = _Share(allocator=self)
         with self._changed:
-            batch_size, drafting = self._batch_size(bidder), self._drafting(bidder)
-        bidder.problem = replace(
-            bidder.problem,
+            batch_size, drafting = self._batch_size(entry), self._drafting(entry)
+        entry.problem = replace(
+            entry.problem,
             ledger=ledger,
-            ask=lambda count, gain: self._ask(bidder, count, gain),
-            measure=self._measured(bidder, bidder.problem.measure),
+            ask=lambda count, gain: self._ask(entry, count, gain),
+            measure=self._measured(entry, entry.problem.measure),
             batch_size=batch_size,
             drafting=drafting,
         )
         try:
-            self._begin_with_kin(bidder)
-            for observation in bidder.strategy(bidder.problem):
-                self._took_in(bidder, observation)
+            self._begin_with_similar(entry)
+            for observation in entry.strategy(entry.problem):
+                self._took_in(entry, observation)
         except BaseException as error:  # it belongs to the caller, who waits for this thread
             with self._changed:
                 self._error = self._error or error
         finally:
             with self._changed:
-                bidder.ended, bidder.wanted = True, 0
-                self._thinking -= 1
+                entry.ended, entry.wanted = True, 0
+                self._searching -= 1
                 self.ledger.evaluations += ledger.evaluations
                 self._changed.notify_all()
 
-    def _begin_with_kin(self, bidder: Bidder) -> None:
-        """A search that begins late begins with the best that its kin have found."""
+    def _begin_with_similar(self, entry: Entry) -> None:
+        """A search that begins late begins with the best that similar kernels have found."""
         with self._changed:
-            self._look_at_kin([bidder])
-            hint = bidder.hint
+            self._look_at_similar([entry])
+            hint = entry.hint
             if hint is None or self._closed or self.ledger.remaining(self._measuring + 1) <= self._measuring:
                 return
-            if bidder.calls * (bidder.best_s or 0.0) * hint.gain <= self._least_s():
+            if entry.calls * (entry.best_s or 0.0) * hint.gain <= self._least_s():
                 return
             self._measuring += 1
-        self._follow(bidder, hint)
+        self._follow(entry, hint)
 
-    def _follow(self, bidder: Bidder, hint: Hint) -> None:
-        """Measure what was good for its kin, where its search will find it (`Problem.known`)."""
-        assert bidder.relative is not None
-        observation = bidder.problem.measure([hint.schedule])[0].result()
-        bidder.problem.known[hint.schedule] = observation
+    def _follow(self, entry: Entry, hint: Hint) -> None:
+        """Measure what was good for similar kernels, where its search will find it (`Problem.known`)."""
+        assert entry.transfer is not None
+        observation = entry.problem.measure([hint.schedule])[0].result()
+        entry.problem.known[hint.schedule] = observation
         with self._changed:
-            best_s = bidder.best_s if bidder.best_s is not None else math.inf
-            bidder.relative.failed += observation.time_s >= BETTER * best_s
-            bidder.hint = bidder.following = None
-        self._took_in(bidder, observation, searched=False)
+            best_s = entry.best_s if entry.best_s is not None else math.inf
+            entry.transfer.failed += observation.time_s >= BETTER * best_s
+            entry.hint = entry.following = None
+        self._took_in(entry, observation, searched=False)
 
-    def _took_in(self, bidder: Bidder, observation: Observation, *, searched: bool = True) -> None:
+    def _took_in(self, entry: Entry, observation: Observation, *, searched: bool = True) -> None:
         with self._changed:
-            best_s = bidder.best_s if bidder.best_s is not None else math.inf
+            best_s = entry.best_s if entry.best_s is not None else math.inf
             if observation.time_s < BETTER * best_s:
-                bidder.barren = 0
+                entry.barren = 0
             elif searched:
-                bidder.barren += 1
+                entry.barren += 1
             if observation.time_s < best_s:
-                bidder.best_s = observation.time_s
-            self._show_kin(bidder, observation)
-            bidder.saw.append(observation)
-            self.told(bidder.name, observation)
+                entry.best_s = observation.time_s
+            self._show_similar(entry, observation)
+            entry.saw.append(observation)
+            self.report(entry.name, observation)
             self._fresh = True
 
-    def _ask(self, bidder: Bidder, count: int, gain: float) -> int:
+    def _ask(self, entry: Entry, count: int, gain: float) -> int:
         """Wait until the batch may be measured; how much of it. Nothing where all is over, or where it was the turn of
-        what its kin had to teach, which is then among what the problem knows."""
+        what similar kernels had to teach, which is then among what the problem knows."""
         with self._changed:
-            bidder.wanted, bidder.granted, bidder.gain = count, 0, gain
-            self._thinking -= 1
+            entry.wanted, entry.granted, entry.gain = count, 0, gain
+            self._searching -= 1
             self._changed.notify_all()
-            while not bidder.granted and not self._closed:
+            while not entry.granted and not self._closed:
                 self._changed.wait(POLL_S)
-            if not bidder.granted:
-                self._thinking += 1  # its end takes it off again
-                bidder.wanted = 0
+            if not entry.granted:
+                self._searching += 1  # its end takes it off again
+                entry.wanted = 0
                 return 0
-            if (hint := bidder.following) is None:
-                return bidder.granted
-        self._follow(bidder, hint)
+            if (hint := entry.following) is None:
+                return entry.granted
+        self._follow(entry, hint)
         return 0
 
-    def _measured(self, bidder: Bidder, measure: Measure) -> Measure:
+    def _measured(self, entry: Entry, measure: Measure) -> Measure:
         def measured(schedules: Sequence[Schedule]) -> list[Future[Observation]]:
             futures = measure(schedules)
-            idle = 0 if self.limits.alternate else 1  # where all takes turns, it keeps its own until it bids again
+            idle = 0 if self.limits.alternate else 1  # where all takes turns, it keeps its own until it asks again
             with self._changed:
-                self._thinking -= idle
+                self._searching -= idle
                 self._changed.notify_all()
             for future in futures:
                 future.add_done_callback(lambda _: self._one_done())
             for future in futures:  # the search thinks again only when it has all
                 future.exception()
             with self._changed:
-                self._thinking += idle
-                bidder.problem.batch_size = self._batch_size(bidder)
+                self._searching += idle
+                entry.problem.batch_size = self._batch_size(entry)
             return futures
 
         return measured
 
-    def _drafting(self, bidder: Bidder) -> int | None:
+    def _drafting(self, entry: Entry) -> int | None:
         """`Problem.drafting` of one kernel."""
-        total_s = sum(b.calls * (b.best_s or 0.0) for b in self.bidders)
-        small = bidder.calls * (bidder.best_s or 0.0) < SMALL * total_s
+        total_s = sum(b.calls * (b.best_s or 0.0) for b in self.entries)
+        small = entry.calls * (entry.best_s or 0.0) < SMALL * total_s
         return LITTLE if small or self.limits.alternate else None
 
-    def _batch_size(self, bidder: Bidder) -> int:
+    def _batch_size(self, entry: Entry) -> int:
         """The larger its share of what all are expected to save, the more it may ask for at once: a search that waits
         for one schedule at a time comes no further than one of a kernel that hardly matters."""
         least_s = self._least_s()  # a search of which less is expected goes no further
-        savings = {b: b.saving_s for b in self.bidders if not b.ended and least_s < b.saving_s < math.inf}
+        savings = {b: b.saving_s for b in self.entries if not b.ended and least_s < b.saving_s < math.inf}
         total_s = sum(savings.values())
-        share = savings.get(bidder, 0.0) / total_s if total_s > 0 else 0.0
+        share = savings.get(entry, 0.0) / total_s if total_s > 0 else 0.0
         most = min(max(self.limits.measuring // max(len(savings), 1), MOST_AT_ONCE), MOST_ALONE)
         return max(self.limits.batch, min(int(self.limits.measuring * share), most))
 
@@ -460,8 +461,8 @@ class Auction:
 class _Share(Ledger):
     """What one search sees of the budget: all of it, until it is over."""
 
-    auction: Auction | None = None
+    allocator: Allocator | None = None
 
     def remaining(self, wanted: int) -> int:
-        assert self.auction is not None
-        return 0 if self.auction.closed else self.auction.ledger.remaining(wanted)
+        assert self.allocator is not None
+        return 0 if self.allocator.closed else self.allocator.ledger.remaining(wanted)

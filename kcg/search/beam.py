@@ -137,13 +137,13 @@ class Drafts:
         return [s for s in left if self.trials.like(s) is None] or left
 
     def best(self, count: int) -> list[Schedule]:
-        """The `count` unmeasured ones that are expected to be fastest, twins or not."""
+        """The `count` unmeasured ones that are expected to be fastest, near duplicates or not."""
         pool = self.unmeasured()
         costs = [c + self._jitter[self.trials.key(s)] for c, s in zip(self.costs(pool), pool, strict=True)]
         return [pool[i] for i in sorted(range(len(pool)), key=costs.__getitem__)[:count]]
 
     def batch(self, count: int) -> list[Schedule]:
-        """`count` unmeasured ones worth measuring: fast or doubtful, and no near twins of each other."""
+        """`count` unmeasured ones worth measuring: fast or doubtful, and no near duplicates of each other."""
         pool = self.unmeasured()
         keys = [self.trials.key(s) for s in pool]
         doubts = [p.uncertainty for p in self.expected(pool)]
@@ -263,8 +263,8 @@ def _level(trials: Trials, kept: list[Schedule], seen: set[str]) -> list[Schedul
 
 
 def predicted_beam(width: int, *, optimism: float = 2.0) -> Strategy:
-    """Draft, then verify: beams over predictions draft candidates, a batch of them that are no near twins is measured,
-    the predictor is corrected by it, and the beams draft again from the corrected predictions.
+    """Draft, then verify: beams over predictions draft candidates, a batch of them that are no near duplicates is
+    measured, the predictor is corrected by it, and the beams draft again from the corrected predictions.
 
     They are wider each time by what they have not expanded before, since else their best candidates would soon all be
     measured. `optimism` is how many standard deviations of doubt are added to a candidate for measuring.

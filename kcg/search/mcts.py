@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from kcg.search.calibration import Calibration, Evidence, Trial
-from kcg.search.moves import TWIN_PENALTY, StepSets, diverse, leaders, moved, seldom, variants
+from kcg.search.moves import DUPLICATE_PENALTY, StepSets, diverse, leaders, least_explored, moved, variants
 from kcg.search.problem import Ledger, Observation, Problem, Trials, best
 from kcg.types import Prediction, Schedule
 
@@ -56,7 +56,9 @@ class MctsSettings:
     evaluations: int | None = None  # likewise, schedules that are predicted: what a search without a device spends
     optimism: float = 1.0  # standard deviations of doubt added to a candidate for measuring
     draft_bonus: float = 0.05  # log-speedup added to a candidate that simulations stopped at
-    twin_penalty: float = TWIN_PENALTY  # log-speedup taken from a candidate one step from another of its batch
+    duplicate_penalty: float = (
+        DUPLICATE_PENALTY  # log-speedup taken from a candidate one step from another of its batch
+    )
     near_from: int = 16  # measurements after which every fourth is one near the fastest
     broad_from: int = 24  # after which every second of the others is of a kind of schedule that was seldom measured
     failure_value: float = -0.5  # log-speedup of a schedule that fails: it costs a measurement, not what was found
@@ -385,7 +387,7 @@ TOP: Final = 3
 
 def candidates(graph: Graph, count: int) -> tuple[list[Schedule], list[Schedule]]:
     """At most `count` unmeasured schedules, the best expected first, and the one of them all that promises most, even
-    where it is not its turn. One of those alike, drafts preferred, near twins kept apart; clears the drafts."""
+    where it is not its turn. One of those alike, drafts preferred, near duplicates kept apart; clears the drafts."""
     settings, trials = graph.settings, graph.trials
     turns = Counter(_turn(graph, len(trials.observations) + i) for i in range(count))
     near = _near(graph, turns[NEAR]) if turns[NEAR] else []
@@ -395,7 +397,7 @@ def candidates(graph: Graph, count: int) -> tuple[list[Schedule], list[Schedule]
     places = leaders([trials.alike(node.schedule) for _, node in pool], scores)
     nodes, top = [pool[i][1] for i in places], [scores[i] for i in places]
     tiles, steps = [node.tile for node in nodes], [node.steps for node in nodes]
-    usual = [nodes[i] for i in diverse(top, steps, count, penalty=settings.twin_penalty, tiles=tiles)]
+    usual = [nodes[i] for i in diverse(top, steps, count, penalty=settings.duplicate_penalty, tiles=tiles)]
     chosen = dict[str, Node]()  # by what schedules are alike in
 
     def take(some: Iterable[Node], most: int) -> None:
@@ -444,8 +446,8 @@ def _broad(graph: Graph, rest: Sequence[tuple[Node, float]], count: int) -> list
     if not count:
         return []
     seen = Counter(graph.nodes[key].kind for key in graph.trials.observations if key in graph.nodes)
-    told = [node.prediction.log_runtime for node, _ in rest]
-    places = seldom([node.kind for node, _ in rest], told, [score for _, score in rest], seen, count)
+    predicted = [node.prediction.log_runtime for node, _ in rest]
+    places = least_explored([node.kind for node, _ in rest], predicted, [score for _, score in rest], seen, count)
     return [rest[i][0] for i in places]
 
 

@@ -242,13 +242,13 @@ def followed(
     return found
 
 
-# ---- A batch that is not one idea measured many times: near twins are kept apart.
+# ---- A batch that is not one idea measured many times: near duplicates are kept apart.
 #
-# Twins differ by at most one step: one more, or one replaced. What is measured of one tells most of the other. `seldom`
-# looks further: at whole kinds of schedules that a search has passed by.
+# Near duplicates differ by at most one step: one more, or one replaced. What is measured of one tells most of the
+# other. `least_explored` looks further: at whole kinds of schedules that a search has passed by.
 
-TWIN_DISTANCE: Final = 2  # in steps, as `calibration.distance` counts them
-TWIN_PENALTY: Final = 0.1  # log-speedup
+DUPLICATE_DISTANCE: Final = 2  # in steps, as `calibration.distance` counts them
+DUPLICATE_PENALTY: Final = 0.1  # log-speedup
 NOVELTY: Final = 0.3  # log-seconds that a kind of which nothing was measured may be misjudged by
 
 
@@ -267,9 +267,9 @@ class StepSets:
         return bits
 
 
-def twins(steps: int, others: int) -> bool:
+def near_duplicates(steps: int, others: int) -> bool:
     """Whether two sets of steps are one step apart."""
-    return distance(steps, others) <= TWIN_DISTANCE
+    return distance(steps, others) <= DUPLICATE_DISTANCE
 
 
 def leaders(groups: Sequence[Hashable], scores: Sequence[float]) -> list[int]:
@@ -281,7 +281,7 @@ def leaders(groups: Sequence[Hashable], scores: Sequence[float]) -> list[int]:
     return [*top.values()]
 
 
-def seldom(
+def least_explored(
     kinds: Sequence[Hashable], predicted: Sequence[float], scores: Sequence[float], seen: Counter[Hashable], count: int
 ) -> list[int]:
     """The places of `count` candidates of kinds of which little is known: one after the other the kind is chosen whose
@@ -309,25 +309,27 @@ def diverse(
     steps: Sequence[int],
     count: int,
     *,
-    penalty: float = TWIN_PENALTY,
+    penalty: float = DUPLICATE_PENALTY,
     tiles: Sequence[Hashable] | None = None,
 ) -> list[int]:
     """The places of `count` of the highest scores, in the order chosen, the first of equals first.
 
-    One after the other is chosen, and each loses `penalty` for every near twin, and what is of its tile, among those
-    chosen before.
+    One after the other is chosen, and each loses `penalty` for every near duplicate, and what is of its tile, among
+    those chosen before.
     """
     kinds = range(len(scores)) if tiles is None else tiles
     pool = sorted(range(len(scores)), key=lambda i: (-scores[i], i))
     chosen: list[int] = []
     while pool and len(chosen) < count:
-        # a twin loses at most `penalty` for each already chosen: nothing further down the pool can win
+        # a near duplicate loses at most `penalty` for each already chosen: nothing further down the pool can win
         reach = scores[pool[0]] - penalty * len(chosen)
         top, highest = 0, float("-inf")
         for place, i in enumerate(pool):
             if scores[i] < reach:
                 break
-            score = scores[i] - penalty * sum(kinds[i] == kinds[c] or twins(steps[i], steps[c]) for c in chosen)
+            score = scores[i] - penalty * sum(
+                kinds[i] == kinds[c] or near_duplicates(steps[i], steps[c]) for c in chosen
+            )
             if score > highest:
                 top, highest = place, score
         chosen.append(pool.pop(top))

@@ -72,7 +72,7 @@ def best(observations: Iterable[Observation]) -> Observation | None:
 
 Predict = Callable[[Sequence[Schedule]], list[Prediction]]
 Correct = Callable[[Sequence[Schedule], Sequence[tuple[Schedule, float]]], list[Prediction]]
-Said = tuple[Prediction, Prediction | None]
+Expected = tuple[Prediction, Prediction | None]
 """What was expected of a schedule when it was measured: as predicted, and corrected by what was measured before."""
 Measure = Callable[[Sequence[Schedule]], list["Future[Observation]"]]
 
@@ -137,7 +137,7 @@ class Problem:
     correct: Correct | None = None
     """Predictions corrected by all that was measured so far, in seconds (not finite: failed); None where the predictor
     learns nothing from measurements."""
-    expected: dict[Schedule, Said] | None = None
+    expected: dict[Schedule, Expected] | None = None
     """Where somebody wants to know: what was expected of each schedule, put here before it is measured."""
     step: Callable[[Schedule, Opt], Schedule | None] | None = None
     """The schedule after one Opt, None where that is not legal; where there is no such function, schedules are reached
@@ -358,7 +358,7 @@ class Trials:
                 return
             batch, queue = queue[:count], queue[count:]
             if self.problem.expected is not None:
-                self.problem.expected |= self._said(batch)
+                self.problem.expected |= self._expectations(batch)
             for schedule, future in zip(batch, self.problem.measure(batch), strict=True):
                 observation = future.result()
                 self.observations[self.key(schedule)] = observation
@@ -370,21 +370,21 @@ class Trials:
         """By which share the best promise among `schedules` is expected to be faster than the best known: 0 where all
         are like what was measured; of what was never predicted, and before anything is known, `PRIOR_GAIN`."""
         best_s = min((o.time_s for o in self.observations.values()), default=math.inf)
-        told = [s for s in schedules if self.key(s) in self._predictions]
-        if not math.isfinite(best_s) or len(told) < len(schedules):
+        judged = [s for s in schedules if self.key(s) in self._predictions]
+        if not math.isfinite(best_s) or len(judged) < len(schedules):
             return PRIOR_GAIN
-        if not (told := [s for s in told if self.like(s) is None]):
+        if not (judged := [s for s in judged if self.like(s) is None]):
             return 0.0
-        expected = self.corrected(told) or self.predict(told)
+        expected = self.corrected(judged) or self.predict(judged)
         return max(
             (1.0 - p.failure_probability) * expected_improvement(p.log_runtime, p.uncertainty, best_s) for p in expected
         )
 
-    def _said(self, schedules: Sequence[Schedule]) -> dict[Schedule, Said]:
-        told = [s for s in schedules if self.key(s) in self._predictions]
-        corrected = self.corrected(told) or itertools.repeat(None)
-        pairs = zip(self.predict(told), corrected, strict=False)
-        return dict(zip(told, pairs, strict=True))
+    def _expectations(self, schedules: Sequence[Schedule]) -> dict[Schedule, Expected]:
+        judged = [s for s in schedules if self.key(s) in self._predictions]
+        corrected = self.corrected(judged) or itertools.repeat(None)
+        pairs = zip(self.predict(judged), corrected, strict=False)
+        return dict(zip(judged, pairs, strict=True))
 
     def baseline(self) -> Iterator[Observation]:
         """Measures tinygrad's own choice, unless it is known: every strategy begins with it."""

@@ -83,7 +83,7 @@ class _Breeding:
 
 
 def _guided(trials: Trials, breeding: _Breeding) -> Iterator[Observation]:
-    """Generations under the predictor, then a batch of the best offspring that are no twins."""
+    """Generations under the predictor, then a batch of the best offspring that are no near duplicates."""
     settings, problem = breeding.settings, trials.problem
     drafts = Drafts(trials)
     population = drafts.add([problem.space.start(), problem.space.baseline()])

@@ -1,9 +1,9 @@
-"""Searches that think in processes of their own, so that sixteen cores draft for sixteen kernels at once.
+"""Search workers: searches in processes of their own, so that sixteen cores draft for sixteen kernels at once.
 
 Drafting a batch takes seconds of one core on a large kernel, measuring it tenths of a second: in one process a GPU
 would mostly wait. A `Thinker` is a child that runs strategies on one core; each asks over a pipe when it may measure
 (`Problem.ask`) and what a batch showed (`Problem.measure`), and what answers stands in the parent. To whoever runs the
-searches, `Thinkers.strategy` is a strategy like any other. Where a child dies its searches go on in the parent.
+searches, `SearchWorkers.strategy` is a strategy like any other. Where a child dies its searches go on in the parent.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, Final
 
-from kcg.search.problem import Ledger, Observation, Problem, Said, Strategy
+from kcg.search.problem import Expected, Ledger, Observation, Problem, Strategy
 from kcg.search.strategies import strategy
 from kcg.types import Region, Schedule, Target
 
@@ -37,13 +37,13 @@ DIED, OVER = "died", "over"
 POLL_S: Final = 0.2
 END_S: Final = 10.0  # how long the end of a child is waited for that was killed
 ONE_CORE: Final = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-"""For a child, which thinks on one core beside others: NumPy's BLAS reads it when it is loaded, and would start a
+"""For a child, which drafts on one core beside others: NumPy's BLAS reads it when it is loaded, and would start a
 thread for every core, which wait for those of the other children: twice the CPU time of four children on two cores
-(`evaluation/search/bench_thinking.py`)."""
+(`evaluation/search/bench_workers.py`)."""
 
 
 @dataclass(frozen=True)
-class Thought:
+class SearchJob:
     """What a child needs to know of a search."""
 
     region: Region
@@ -58,8 +58,8 @@ class Thought:
     deadline: float | None  # on the clock of the machine (`time.monotonic`)
 
 
-class Thinkers:
-    """Some children, each of which thinks for several kernels. Use as a context manager."""
+class SearchWorkers:
+    """Some children, each of which searches for several kernels. Use as a context manager."""
 
     def __init__(
         self,
@@ -73,9 +73,9 @@ class Thinkers:
         """They start at once and read the predictor's networks while there is something else to do. `initargs` are
         those of `kcg.measure.lifetime.start`. `strategies` looks a name up, in a child too: a function of a module."""
         self.predictor, self.target, self.count, self.strategies = predictor, target, count, strategies
-        self._children = [_Thinker(initargs, (WARM, (predictor, target))) for _ in range(count)]
+        self._children = [_Worker(initargs, (WARM, (predictor, target))) for _ in range(count)]
 
-    def __enter__(self) -> Thinkers:
+    def __enter__(self) -> SearchWorkers:
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -87,11 +87,11 @@ class Thinkers:
             child.close()
 
     def strategy(self, name: str, region: Region, *, place: int, seed: str) -> Strategy:
-        """The strategy `name` of one kernel, thought out in a child; `place` says in which."""
+        """The strategy `name` of one kernel, run in a child; `place` says in which."""
 
         def remote(problem: Problem) -> Iterator[Observation]:
             child = self._children[place % len(self._children)]
-            thought = Thought(
+            job = SearchJob(
                 region,
                 self.target,
                 self.predictor,
@@ -104,7 +104,7 @@ class Thinkers:
                 problem.ledger.deadline,
             )
             try:
-                yield from child.search(thought, problem)
+                yield from child.search(job, problem)
             except EOFError:
                 log.warning("a process that searched died: its kernel is searched here")
                 yield from self.strategies(name)(problem)
@@ -112,7 +112,7 @@ class Thinkers:
         return remote
 
 
-class _Thinker:
+class _Worker:
     """The parent's end of one child."""
 
     def __init__(self, initargs: tuple[Any, ...], first: tuple[str, Any]) -> None:
@@ -134,13 +134,13 @@ class _Thinker:
         self._process.kill()
         self._process.join(END_S)  # one in a call of a driver may not end
 
-    def search(self, thought: Thought, problem: Problem) -> Iterator[Observation]:
+    def search(self, job: SearchJob, problem: Problem) -> Iterator[Observation]:
         """Every observation of one search. Raises EOFError where the child died, and what the search raised."""
         inbox: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
         key = id(inbox)
         self._answers[key] = inbox
-        told = {o.schedule for o in thought.known}
-        self._send(SEARCH, key, thought)
+        reported = {o.schedule for o in job.known}
+        self._send(SEARCH, key, job)
         while True:
             kind, value = self._next(inbox, problem)
             if kind == OVER:
@@ -149,18 +149,18 @@ class _Thinker:
                 count, gain, evaluations = value
                 problem.ledger.evaluations += evaluations
                 granted = problem.ask(count, gain) if problem.ask is not None else problem.ledger.remaining(count)
-                news = [o for s, o in problem.known.items() if s not in told]
-                told.update(o.schedule for o in news)
+                news = [o for s, o in problem.known.items() if s not in reported]
+                reported.update(o.schedule for o in news)
                 over = granted < 1 and problem.ledger.exhausted
                 self._send(ANSWER, key, (granted, over, problem.ledger.deadline, news))
             elif kind == MEASURE:
-                schedules, said = value
+                schedules, expectations = value
                 if problem.expected is not None:
-                    problem.expected |= said
+                    problem.expected |= expectations
                 futures = problem.measure(schedules)
                 observations = [future.result() for future in futures]
                 problem.known.update((o.schedule, o) for o in observations)
-                told.update(o.schedule for o in observations)
+                reported.update(o.schedule for o in observations)
                 self._send(ANSWER, key, (observations, problem.batch_size))
                 yield from observations
             elif kind == END:
@@ -172,7 +172,7 @@ class _Thinker:
                 raise EOFError
 
     def _next(self, inbox: queue.SimpleQueue[tuple[str, Any]], problem: Problem) -> tuple[str, Any]:
-        """The next message of a search. Nobody waits for one that thinks while all is over."""
+        """The next message of a search. Nobody waits for one that drafts while all is over."""
         while True:
             with contextlib.suppress(queue.Empty):
                 return inbox.get(timeout=POLL_S)
@@ -201,30 +201,30 @@ class _Thinker:
 class _Search:
     """One search in the child."""
 
-    def __init__(self, pipe: Connection, sending: threading.Lock, key: int, thought: Thought) -> None:
-        self.pipe, self.sending, self.key, self.thought = pipe, sending, key, thought
+    def __init__(self, pipe: Connection, sending: threading.Lock, key: int, job: SearchJob) -> None:
+        self.pipe, self.sending, self.key, self.job = pipe, sending, key, job
         self.inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self.told = 0  # evaluations that the parent knows of
-        self.expected: dict[Schedule, Said] = {}
-        self.ledger = _Granted(deadline=thought.deadline)
+        self.reported = 0  # evaluations that the parent knows of
+        self.expected: dict[Schedule, Expected] = {}
+        self.ledger = _Granted(deadline=job.deadline)
 
     def run(self) -> None:
         """Search until the parent grants nothing more."""
         from kcg.predictor.correction import kind_of
 
         try:
-            thought = self.thought
-            space = _space(thought.region, thought.target)
-            judge = _predictor(thought.predictor, thought.target).of(space)
+            job = self.job
+            space = _space(job.region, job.target)
+            judge = _predictor(job.predictor, job.target).of(space)
             self.problem = Problem(
                 space=space,
                 predict=judge.predict,
                 measure=self.measure,
                 ledger=self.ledger,
-                rng=random.Random(thought.seed),
-                batch_size=thought.batch_size,
-                drafting=thought.drafting,
-                known={o.schedule: o for o in thought.known},
+                rng=random.Random(job.seed),
+                batch_size=job.batch_size,
+                drafting=job.drafting,
+                known={o.schedule: o for o in job.known},
                 correct=judge.correct,
                 ask=self.ask,
                 expected=self.expected,
@@ -233,22 +233,25 @@ class _Search:
                 kind=kind_of,
                 alike=space.alike,
             )
-            for _ in thought.strategies(thought.strategy)(self.problem):
+            for _ in job.strategies(job.strategy)(self.problem):
                 pass
-            self.send(END, self.ledger.evaluations - self.told)
+            self.send(END, self.ledger.evaluations - self.reported)
         except Exception as error:
             log.debug("a search failed", exc_info=True)
             self.send(ERROR, f"{type(error).__name__}: {error}")  # not itself: not every error can be sent
 
     def ask(self, count: int, gain: float) -> int:
-        evaluations, self.told = self.ledger.evaluations - self.told, self.ledger.evaluations
+        evaluations, self.reported = self.ledger.evaluations - self.reported, self.ledger.evaluations
         self.send(ASK, (count, gain, evaluations))
         granted, self.ledger.over, self.ledger.deadline, news = self.inbox.get()
         self.problem.known.update((o.schedule, o) for o in news)
         return int(granted)
 
     def measure(self, schedules: Sequence[Schedule]) -> list[Future[Observation]]:
-        self.send(MEASURE, (list(schedules), {s: said for s in schedules if (said := self.expected.pop(s, None))}))
+        self.send(
+            MEASURE,
+            (list(schedules), {s: expectations for s in schedules if (expectations := self.expected.pop(s, None))}),
+        )
         futures = []
         observations, self.problem.batch_size = self.inbox.get()
         for observation in observations:

@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kcg.cli import counted
-from kcg.cli import interrupted as say_interrupted
+from kcg.cli import interrupted as report_interrupted
 from kcg.errors import KcgError, ScriptError, UsageError
 from kcg.files import write_whole
 from kcg.kernel.sequences import sequence_from_json, sequence_json, sequences_of_captured
@@ -313,7 +313,7 @@ class Late(NamedTuple):
     """When a program runs for longer than it should, and what is done then."""
 
     after_s: float
-    say: Callable[[], None]
+    warn: Callable[[], None]
 
 
 def workload_name(program: Program) -> str:
@@ -348,7 +348,7 @@ def capture_program(program: Program, *, dev: str, late: Late | None = None) -> 
         code, interrupted = _run([*command, *program.arguments], environment, late)
         answer = json.loads(out.read_text()) if out.exists() else None
     if interrupted and (answer is None or "error" in answer):
-        say_interrupted(f"interrupted: {program.label} had run nothing that is recorded")
+        report_interrupted(f"interrupted: {program.label} had run nothing that is recorded")
         raise KeyboardInterrupt
     if answer is None:
         raise ScriptError(f"{program.label} {_unforeseen(code)}, and its kernels are not recorded; run it alone first")
@@ -378,7 +378,7 @@ def _run(command: Sequence[str], environment: dict[str, str], late: Late | None)
                 try:
                     return child.wait(max(late.after_s, 0.0)), False
                 except subprocess.TimeoutExpired:
-                    late.say()
+                    late.warn()
             return child.wait(), False
         except KeyboardInterrupt:
             # a terminal interrupts the script as well, which may still have something to save

@@ -19,8 +19,8 @@ from kcg.campaign.sampling import (
     LONG_SHARE,
     LONG_UOPS,
     DrawJob,
+    KernelState,
     Known,
-    View,
     beam_level,
     beam_winner,
     draw,
@@ -71,9 +71,9 @@ def measured(call: WorkloadCall, space: KernelSpace, schedule: Schedule, who: st
 def test_a_kernel_that_is_unjudged_draws_no_more(call: WorkloadCall, space: KernelSpace) -> None:
     task = KernelTask(call, H200, wanted=10, mix=MIX, seed=0)
     row = replace(measured(call, space, RAW, "random"), samples_s=(), reason="element 7 is 1, not 2")
-    task.tell(replace(row, status=Status.WRONG))
+    task.record(replace(row, status=Status.WRONG))
     assert task.next_draw() is not None, "another schedule may be right"
-    task.tell(replace(row, status=Status.UNJUDGED))
+    task.record(replace(row, status=Status.UNJUDGED))
     assert task.next_draw() is None
 
 
@@ -83,7 +83,7 @@ def run_all(task: KernelTask, space: KernelSpace, *, batches: int = 1000) -> lis
         function, job = more
         batch = task.drawn(function(job))
         for schedule, who in batch:
-            task.tell(measured(task.call, space, schedule, who))
+            task.record(measured(task.call, space, schedule, who))
         drawn += batch
         batches -= 1
     return drawn
@@ -158,7 +158,7 @@ def test_a_kernel_gets_as_many_schedules_as_are_wanted_or_all_that_it_has(size: 
             assert keys <= everything
 
 
-def test_in_stages_and_on_several_occasions_it_gets_no_fewer() -> None:
+def test_in_stages_and_on_several_runs_it_gets_no_fewer() -> None:
     (ast,) = kernels_of(empty(4, 4).sum(1))
     call = WorkloadCall(Region((kernel_of(ast),)), 1)
     space = KernelSpace(call.region, H200)
@@ -183,7 +183,7 @@ def test_a_campaign_measures_as_many_as_are_wanted_where_there_are_so_many(tmp_p
         journal.add_workload(Workload("small", "x", calls))
     mix = (("walk:raw", 0.5), ("beam:2/8", 0.5))
     settings = CampaignSettings(out, source=source, device="CPU:X86", schedules_per_kernel=9, mix=mix)
-    assert generate_here(settings, say=lambda line, eta_s: None).finished
+    assert generate_here(settings, log=lambda line, eta_s: None).finished
     with Journal.open(out, create=False) as journal:
         (target,), (toolchain,) = journal.targets().values(), journal.toolchains()
         for call in calls:
@@ -213,7 +213,7 @@ def test_long_random_schedules_are_thinned(space: KernelSpace) -> None:
         return sum(drawn) / len(drawn)
 
     rng = random.Random(0)
-    walks = sampler("walk:hand-coded", View(own, Roofline(), {}))
+    walks = sampler("walk:hand-coded", KernelState(own, Roofline(), {}))
     distinct = {own.key(schedule): schedule for _ in range(40) for schedule in walks(rng)}
     plain = [own.uops(schedule) > LONG_UOPS for schedule in distinct.values()]
     before = sum(plain) / len(plain)
@@ -224,7 +224,7 @@ def test_long_random_schedules_are_thinned(space: KernelSpace) -> None:
 def test_beam_is_the_beam_of_its_times(space: KernelSpace) -> None:
     """Against the algorithm written down once more, on complete knowledge of all times."""
     times: dict[str, float] = {}
-    view = View(space, Roofline(), times)
+    view = KernelState(space, Roofline(), times)
     asked: list[Schedule] = []
     while level := beam_level(view, random.Random(0), 2, None):
         asked += level
@@ -247,7 +247,7 @@ def test_beam_is_the_beam_of_its_times(space: KernelSpace) -> None:
 
 def test_a_sampled_beam_measures_so_many_a_level(space: KernelSpace) -> None:
     times: dict[str, float] = {}
-    view = View(space, Roofline(), times)
+    view = KernelState(space, Roofline(), times)
     first = beam_level(view, random.Random(0), 1, 5)
     assert len(first) == 5 and all(len(s.opts) == 1 for s in first)
     times.update({space.key(s): cost(space, s) for s in first})
@@ -258,7 +258,7 @@ def test_a_sampled_beam_measures_so_many_a_level(space: KernelSpace) -> None:
 
 def test_a_beam_without_any_success_ends(space: KernelSpace) -> None:
     times: dict[str, float] = {}
-    view = View(space, Roofline(), times)
+    view = KernelState(space, Roofline(), times)
     times.update({space.key(s): math.inf for s in beam_level(view, random.Random(0), 2, None)})
     assert beam_level(view, random.Random(0), 2, None) == [] and beam_winner(view, 2) is None
 
@@ -381,8 +381,8 @@ def test_a_campaign_with_tables_for_real(tmp_path: Path) -> None:
         table_schedules=12,
         budget_s=300,
     )
-    told: list[str] = []
-    done = generate_here(settings, say=lambda line, eta_s: told.append(line))
+    messages: list[str] = []
+    done = generate_here(settings, log=lambda line, eta_s: messages.append(line))
     assert done.finished and done.measured > 12 and done.kernels == 2
     with Journal.open(settings.out, create=False) as journal:
         (target,), (toolchain,) = journal.targets(), journal.toolchains()
@@ -403,13 +403,13 @@ def test_a_campaign_with_tables_for_real(tmp_path: Path) -> None:
     assert FILE in subprocess.run([sys.executable, *command], check=True, capture_output=True, text=True).stdout
     (named,) = read_tables(tmp_path / "export")
     assert named.table.to_json() == table.to_json() and named.region_id == region_id
-    again = generate_here(settings, say=lambda line, eta_s: None)
+    again = generate_here(settings, log=lambda line, eta_s: None)
     assert again.measured == 0 and again.finished and again.already_known >= 6
     connection = sqlite3.connect(settings.out)  # as if the first occasion had ended in the middle of the table
     with connection:
         connection.execute("DELETE FROM measurements WHERE rowid IN (SELECT max(rowid) FROM measurements)")
     connection.close()
-    rest = generate_here(replace(settings, table_schedules=5), say=lambda line, eta_s: None)
+    rest = generate_here(replace(settings, table_schedules=5), log=lambda line, eta_s: None)
     assert rest.measured == 1 and rest.finished
     with Journal.open(settings.out, create=False) as journal:
         assert journal.lattices(target, toolchain) == {region_id: declaration}, "it goes on with what was declared"
@@ -418,7 +418,7 @@ def test_a_campaign_with_tables_for_real(tmp_path: Path) -> None:
 def test_more_gpus_than_there_are(tmp_path: Path) -> None:
     settings = CampaignSettings(tmp_path / "j.sqlite", ("norms/mini",), device="CPU:X86", gpus=2)
     with pytest.raises(DeviceError, match="--gpus 2"):
-        generate(settings, say=lambda line, eta_s: None)
+        generate(settings, log=lambda line, eta_s: None)
 
 
 def test_known_schedules_that_no_longer_apply_are_left_aside(call: WorkloadCall) -> None:

@@ -64,8 +64,8 @@ def test_the_wheel_ziglang_serves_as_clang_where_there_is_none(bare: Path, monke
     assert found is not None and device._is_clang(found)
     made = Path(found).stat().st_mtime_ns
     assert device.clang_path() == found and Path(found).stat().st_mtime_ns == made
-    told = subprocess.run([found, "-c", "-O2", "-"], capture_output=True, text=True, check=True).stdout
-    assert told.strip() == "clang version 22 called with clang -c -O2 -"
+    report = subprocess.run([found, "-c", "-O2", "-"], capture_output=True, text=True, check=True).stdout
+    assert report.strip() == "clang version 22 called with clang -c -O2 -"
     assert device.choose_device("auto").dev == "CPU:CLANG"
 
 

@@ -149,7 +149,7 @@ def test_a_replayed_step_is_apart_from_what_runs_once() -> None:
     assert sequences[1].id == sequences[2].id, "the first call runs the same"
 
 
-def test_each_run_of_a_loop_counts_and_variables_are_told_apart() -> None:
+def test_each_run_of_a_loop_counts_and_variables_are_distinguished() -> None:
     n, x = Variable("n", 1, ROWS), Tensor.ones(ROWS, WIDTH).contiguous().realize()
 
     def model(a: Tensor, v: Any) -> Tensor:

@@ -81,7 +81,7 @@ def test_its_licence_is_that_of_the_repository(card: str) -> None:
     assert section(card, "Licence").strip().startswith("MIT")
 
 
-def test_it_tells_the_numbers(card: str) -> None:
+def test_it_reports_the_numbers(card: str) -> None:
     for expected in (
         "| distinct schedules with status ok | 12 of 14 |",
         "| rows | 17, of them 15 ok and 15 of few samples |",
@@ -128,8 +128,8 @@ def test_every_column_status_and_sampler_has_words() -> None:
     }
     assert schemas.keys() == COLUMNS.keys()
     for name, columns in schemas.items():
-        told = [column for names in COLUMNS[name] for column in names.split(", ")]
-        assert sorted(told) == sorted(columns), name
+        report = [column for names in COLUMNS[name] for column in names.split(", ")]
+        assert sorted(report) == sorted(columns), name
     assert set(STATUSES) == set(Status)
     assert set(SAMPLERS) >= {"hand-coded", "raw", "walk:raw", "walk:hand-coded", "beam", "greedy"}
 
@@ -171,10 +171,10 @@ def test_rows_that_could_not_be_judged_have_their_own_count_and_words(tmp_path: 
         journal.add_kernel(next(k for k in KERNELS if k.id == row.region_id))
         journal.record(row)
         export(journal, tmp_path / "out")
-    told = write_card(tmp_path / "out").read_text()
-    assert "| rows that could not be judged | 1 |" in told and "neither right nor wrong" in STATUSES[Status.UNJUDGED]
-    assert f"| `unjudged` | {STATUSES[Status.UNJUDGED]} | 1 |" in told and "judged" not in STATUSES[Status.WRONG]
-    assert "could not be judged (1 of them)" in section(told, "Known limits")
+    report = write_card(tmp_path / "out").read_text()
+    assert "| rows that could not be judged | 1 |" in report and "neither right nor wrong" in STATUSES[Status.UNJUDGED]
+    assert f"| `unjudged` | {STATUSES[Status.UNJUDGED]} | 1 |" in report and "judged" not in STATUSES[Status.WRONG]
+    assert "could not be judged (1 of them)" in section(report, "Known limits")
 
 
 def test_the_samplers_are_those_of_a_campaign() -> None:

@@ -89,7 +89,7 @@ def folder(whole: Path, tmp_path: Path) -> Path:
 def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Children take seconds to start; what needs none of them is checked without."""
 
-    def run(jobs: list[Any], workers: int, problems: Any, say: Any) -> None:
+    def run(jobs: list[Any], workers: int, problems: Any, log: Any) -> None:
         for job in jobs:
             for problem in room._check(job):
                 problems.add(*problem)
@@ -133,13 +133,13 @@ def only_line(report: Report) -> str:
 
 
 def test_a_good_export_has_no_problems(whole: Path) -> None:
-    said: list[tuple[str, float | None]] = []
+    lines: list[tuple[str, float | None]] = []
     before = {p.name: p.read_bytes() for p in whole.iterdir()}
-    report = verify(whole, say=lambda line, eta_s: said.append((line, eta_s)))
+    report = verify(whole, log=lambda line, eta_s: lines.append((line, eta_s)))
     assert report.ok
     assert report == Report(rows=9, kernels=2, schedules=8, binaries=4, skipped_rows=0, problems=())
-    assert "8 of 8 schedules" in said[-1][0]
-    assert said[-1][1] == 0
+    assert "8 of 8 schedules" in lines[-1][0]
+    assert lines[-1][1] == 0
     assert {p.name: p.read_bytes() for p in whole.iterdir()} == before
 
 
@@ -352,7 +352,7 @@ def test_a_row_that_beats_the_roofline_of_its_target_is_named(tmp_path: Path) ->
     least_matmul_s = 2 * 4096**3 / (132 * 8192 * 1.98e9)
     times = {copied: least_copy_s, matmul: least_matmul_s}
 
-    def told(factor: float, *others: Measurement) -> tuple[str, ...]:
+    def report(factor: float, *others: Measurement) -> tuple[str, ...]:
         rows = [
             row(k, Schedule.from_opts(()), i, target=target.fingerprint, samples_s=(factor * s,) * 3)
             for i, (k, s) in enumerate(times.items())
@@ -369,21 +369,21 @@ def test_a_row_that_beats_the_roofline_of_its_target_is_named(tmp_path: Path) ->
             export(journal, name)
         return verify(name).problems
 
-    assert told(1.01) == ()
-    lines = told(0.99)
+    assert report(1.01) == ()
+    lines = report(0.99)
     assert len(lines) == 2 and all("the device needs at least" in line for line in lines)
     assert {k.id for k in times} == {k.id for k in times for line in lines if k.id in line}
     small = [
         row(k, Schedule.from_opts(()), 9, target=target.fingerprint, samples_s=(1e-6,), variables=variables)
         for k, variables in ((picked, ()), (symbolic, (("n", 3),)))
     ]
-    assert told(1.01, *small) == (), "a gather reads what it picks, and a symbolic size may be small"
+    assert report(1.01, *small) == (), "a gather reads what it picks, and a symbolic size may be small"
     warm = row(copied, Schedule.from_opts(()), 0, target=target.fingerprint, cache_state=CacheState.WARM)
     kept_s = target.cache_bytes / 4.8e12
-    assert told(1.01, replace(warm, samples_s=(least_copy_s - 0.9 * kept_s,))) == (), "what the cache keeps"
-    assert len(told(1.01, replace(warm, samples_s=(least_copy_s - 1.1 * kept_s,)))) == 1
+    assert report(1.01, replace(warm, samples_s=(least_copy_s - 0.9 * kept_s,))) == (), "what the cache keeps"
+    assert len(report(1.01, replace(warm, samples_s=(least_copy_s - 1.1 * kept_s,)))) == 1
     source = replace(row(copied, Schedule("source", "{}")), target=target.fingerprint, samples_s=(1e-6,))
-    assert len(told(1.01, source)) == 1, "however its schedule is written"
+    assert len(report(1.01, source)) == 1, "however its schedule is written"
 
 
 @pytest.mark.usefixtures("in_this_process")

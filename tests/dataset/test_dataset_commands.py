@@ -51,12 +51,12 @@ def test_generate_measures_every_kernel_for_real_and_resumes(generated: Path) ->
 
 
 def test_stats_and_export_work_on_what_was_generated(generated: Path, tmp_path: Path) -> None:
-    told = json.loads(run("stats", generated, "--json").stdout)
+    report = json.loads(run("stats", generated, "--json").stdout)
     done = run("export", generated, tmp_path / "export")
     assert done.returncode == ExitCode.OK, done.stderr
     exported = read_export(tmp_path / "export")
-    assert len(list(exported.measurements(PROTOCOL))) == told["rows"]
-    assert json.loads(run("stats", tmp_path / "export", "--json").stdout)["rows"] == told["rows"]
+    assert len(list(exported.measurements(PROTOCOL))) == report["rows"]
+    assert json.loads(run("stats", tmp_path / "export", "--json").stdout)["rows"] == report["rows"]
     assert run("export", generated, tmp_path / "export").returncode == ExitCode.USAGE, "nothing is overwritten"
 
 

@@ -137,7 +137,7 @@ def test_an_export_says_what_the_journal_says(path: Path, tmp_path: Path) -> Non
     assert {r["schedule_body"] for r in table} == {UPCAST.body}
 
 
-def test_what_is_rounded_is_said_and_nothing_else_is(path: Path, tmp_path: Path) -> None:
+def test_what_is_rounded_is_reported_and_nothing_else_is(path: Path, tmp_path: Path) -> None:
     binary = hashlib.sha256(b"binary").hexdigest()
     rows = [
         measurement(0, binary_hash=binary, compile_s=1 / 3, clocks=(("sm_mhz", 1234.5), ("power_w", 0.0012345))),
@@ -207,9 +207,9 @@ def test_the_table_says_what_the_records_say(path: Path, tmp_path: Path) -> None
 
 def test_kernels_have_costs_and_a_place_in_the_splits(path: Path, tmp_path: Path) -> None:
     product = kernel_of(kernels_of(empty(32, 48) @ empty(48, 64))[-1])
-    twin = kernel_of(kernels_of(empty(32, 48) @ empty(48, 96))[-1])
+    shape_class = kernel_of(kernels_of(empty(32, 48) @ empty(48, 96))[-1])
     flux = WorkloadCall(Region((product,)), 1)
-    other = [WorkloadCall(Region((k,)), 1) for k in (twin, KERNELS[0])]
+    other = [WorkloadCall(Region((k,)), 1) for k in (shape_class, KERNELS[0])]
     with Journal.open(path) as journal:
         journal.add_workload(Workload("flux", "tiny", (flux,)))
         journal.add_workload(Workload("synthetic_matmul", "tiny", tuple(other)))
@@ -217,14 +217,17 @@ def test_kernels_have_costs_and_a_place_in_the_splits(path: Path, tmp_path: Path
     rows = {r["id"]: r for r in exported(path, tmp_path / "out").kernels_table().to_pylist()}
     assert rows[product.id]["operations"] == 2 * 32 * 48 * 64
     assert rows[product.id]["bytes"] == 4 * (32 * 48 + 48 * 64 + 32 * 64)
-    assert (rows[product.id]["split_workload"], rows[twin.id]["split_workload"]) == ("test", "train")
-    assert rows[product.id]["twin"] == rows[twin.id]["twin"]
-    assert len(rows[twin.id]["twin"]) == 16
-    assert (rows[product.id]["workload_twin_in_training"], rows[twin.id]["workload_twin_in_training"]) == (True, False)
+    assert (rows[product.id]["split_workload"], rows[shape_class.id]["split_workload"]) == ("test", "train")
+    assert rows[product.id]["twin"] == rows[shape_class.id]["twin"]
+    assert len(rows[shape_class.id]["twin"]) == 16
+    assert (rows[product.id]["workload_twin_in_training"], rows[shape_class.id]["workload_twin_in_training"]) == (
+        True,
+        False,
+    )
     assert [rows[KERNELS[0].id][name] for name in ("operations", "bytes", *SPLIT_COLUMNS[1:])] == [None] * 8
 
 
-def test_a_bad_row_is_told_and_the_others_are_read(path: Path, tmp_path: Path) -> None:
+def test_a_bad_row_is_reported_and_the_others_are_read(path: Path, tmp_path: Path) -> None:
     folder = tmp_path / "out"
     for i in range(9):
         with Journal.open(path) as journal:
@@ -310,7 +313,7 @@ def test_a_region_of_several_kernels_is_held_out_with_the_one_that_is() -> None:
     assert parts_of_regions({"k": dict.fromkeys(SPLIT_PARTS, "train")}, {"r": ["k", "gone"]})["r"] == (None,) * 3
 
 
-def test_a_column_that_never_differs_is_said_once_and_comes_back(path: Path, tmp_path: Path) -> None:
+def test_a_column_that_never_differs_is_reported_once_and_comes_back(path: Path, tmp_path: Path) -> None:
     from pyarrow import parquet
 
     with Journal.open(path) as journal:
@@ -418,7 +421,7 @@ def test_an_empty_journal_can_be_exported(path: Path, tmp_path: Path) -> None:
     assert stats(data).rows == 0
 
 
-def test_an_export_is_not_overwritten_unless_told(path: Path, tmp_path: Path) -> None:
+def test_an_export_is_not_overwritten_unless_asked(path: Path, tmp_path: Path) -> None:
     before = exported(path, tmp_path / "out").checksums
     with Journal.open(path) as journal:
         journal.record(measurement(9))

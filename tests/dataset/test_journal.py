@@ -377,7 +377,7 @@ def test_a_tampered_row_is_named(path: Path, tampering: str, table: str) -> None
     assert not list((path.parent / "out").glob("*")), "nothing half-written"
 
 
-def test_a_full_disk_is_said_and_keeps_what_was_acknowledged(path: Path) -> None:
+def test_a_full_disk_is_reported_and_keeps_what_was_acknowledged(path: Path) -> None:
     with Journal.open(path) as journal:
         journal.record(measurement(0))
         pages = journal._connection.execute("PRAGMA page_count").fetchone()[0]

@@ -17,7 +17,7 @@ from tinygrad import Tensor, dtypes
 
 from kcg.dataset.splits import PARTS, SPLITS, TEST, TRAIN, VALIDATION, is_validation_family, make_splits
 from kcg.errors import CodecError
-from kcg.kernel.analysis import twin_id
+from kcg.kernel.analysis import shape_class
 from kcg.kernel.codec import ast_of, kernel_of
 from kcg.types import Kernel, Region, Workload, WorkloadCall, canonical_json
 from tests.kernels import empty, example_asts, kernels_of
@@ -68,7 +68,7 @@ def a_family(*, validation: bool) -> str:
 
 def same(*kernels: Kernel) -> bool:
     assert len({k.id for k in kernels}) == len(kernels), "the same kernel, not twins"
-    return len({twin_id(k) for k in kernels}) == 1
+    return len({shape_class(k) for k in kernels}) == 1
 
 
 BUILDS: dict[str, Callable[[int, int, int], Tensor]] = {
@@ -85,12 +85,12 @@ BUILDS: dict[str, Callable[[int, int, int], Tensor]] = {
 
 
 @pytest.mark.parametrize("name", BUILDS)
-def test_kernels_that_differ_in_sizes_only_are_twins(name: str) -> None:
+def test_kernels_that_differ_in_sizes_only_have_one_shape_class(name: str) -> None:
     build = BUILDS[name]
     assert same(*(kernel(build(*sizes)) for sizes in ((6, 10, 14), (12, 22, 18), (7, 15, 31))))
 
 
-def test_sizes_that_coincide_make_no_other_twin() -> None:
+def test_sizes_that_coincide_make_no_other_shape_class() -> None:
     """Equal extents are one constant, and the nodes made of them are one node."""
     assert same(matmul(24, 40, 32), matmul(16, 16, 16), matmul(16, 16, 32), matmul(32, 16, 16), matmul(128, 12, 12))
     added = [
@@ -99,7 +99,7 @@ def test_sizes_that_coincide_make_no_other_twin() -> None:
     assert same(*added)
 
 
-def test_what_is_no_size_tells_kernels_apart() -> None:
+def test_what_is_no_size_distinguishes_kernels() -> None:
     different = [
         matmul(24, 40, 32),
         matmul(24, 40, 32, "float16"),
@@ -118,10 +118,10 @@ def test_what_is_no_size_tells_kernels_apart() -> None:
         kernel((empty(24, 40) > 1).where(empty(24, 40), float("inf"))),
         kernel((empty(24, 40) > 1).where(empty(24, 40), float("-inf"))),
     ]
-    assert len({twin_id(k) for k in different}) == len(different)
+    assert len({shape_class(k) for k in different}) == len(different)
 
 
-def test_the_same_sums_in_another_order_are_twins() -> None:
+def test_the_same_sums_in_another_order_are_near_duplicates() -> None:
     """tinygrad may sort terms by their constants."""
 
     def text(first: int, second: int) -> Kernel:
@@ -135,17 +135,17 @@ def test_the_same_sums_in_another_order_are_twins() -> None:
     assert same(text(0, 1), text(1, 0))
 
 
-def test_every_example_kernel_has_a_twin_id_and_few_share_one() -> None:
+def test_every_example_kernel_has_a_shape_class_and_few_share_one() -> None:
     kernels = by_id(kernel_of(ast) for ast in example_asts().values())
-    assert len({twin_id(k) for k in kernels.values()}) > 0.85 * len(kernels)
-    assert all(len(twin_id(k)) == 64 and kernel_of(ast_of(k)) == k for k in kernels.values())
+    assert len({shape_class(k) for k in kernels.values()}) > 0.85 * len(kernels)
+    assert all(len(shape_class(k)) == 64 and kernel_of(ast_of(k)) == k for k in kernels.values())
 
 
-def test_a_twin_id_is_the_same_in_another_process_and_quick() -> None:
+def test_a_shape_class_is_the_same_in_another_process_and_quick() -> None:
     kernels = [kernel_of(ast) for ast in example_asts().values()]
     code = (
-        "import json, sys; from kcg.kernel.analysis import twin_id; from kcg.types import Kernel\n"
-        "print(json.dumps([twin_id(Kernel(text)) for text in json.load(sys.stdin)]))"
+        "import json, sys; from kcg.kernel.analysis import shape_class; from kcg.types import Kernel\n"
+        "print(json.dumps([shape_class(Kernel(text)) for text in json.load(sys.stdin)]))"
     )
     other = subprocess.run(
         [sys.executable, "-c", code],
@@ -156,12 +156,12 @@ def test_a_twin_id_is_the_same_in_another_process_and_quick() -> None:
         timeout=60,
         env={**os.environ, "PYTHONHASHSEED": "7"},
     )
-    assert json.loads(other.stdout) == [twin_id(k) for k in kernels]
+    assert json.loads(other.stdout) == [shape_class(k) for k in kernels]
     largest = max(kernels, key=lambda k: len(k.ast_json)).ast_json
     nodes = len(json.loads(largest)["nodes"])
     started = time.process_time()
     for i in range(20):
-        twin_id(Kernel(largest + " " * (i + 1)))  # another kernel each time, so none is remembered
+        shape_class(Kernel(largest + " " * (i + 1)))  # another kernel each time, so none is remembered
     assert (time.process_time() - started) / 20 < 2e-3 * max(nodes / 100, 1)
 
 
@@ -184,23 +184,23 @@ def test_a_twin_id_is_the_same_in_another_process_and_quick() -> None:
         "[" * 100_000,
     ],
 )
-def test_what_is_no_ast_has_no_twin_id(text: str) -> None:
+def test_what_is_no_ast_has_no_shape_class(text: str) -> None:
     with pytest.raises(CodecError) as caught:
-        twin_id(Kernel(text))
+        shape_class(Kernel(text))
     assert "\n" not in str(caught.value)
 
 
 def test_a_foreign_ast_that_doubles_at_every_node_takes_no_longer() -> None:
     rows = [["CONST", "weakint", [], 1], *(["ADD", "weakint", [i, i], None] for i in range(2_000))]
     started = time.process_time()
-    twin_id(Kernel(json.dumps({"format": 1, "nodes": rows})))
+    shape_class(Kernel(json.dumps({"format": 1, "nodes": rows})))
     assert time.process_time() - started < 2
 
 
 # -- splits
 
 
-def test_the_workload_split_holds_flux_out_and_marks_its_twins() -> None:
+def test_the_workload_split_holds_flux_out_and_marks_its_shape_classes() -> None:
     train, validation = a_family(validation=False), a_family(validation=True)
     common, of_validation, of_train, of_flux, alone, everywhere = elementwise(6)
     small, large = matmul(24, 40, 32), matmul(48, 80, 64)
@@ -218,9 +218,9 @@ def test_the_workload_split_holds_flux_out_and_marks_its_twins() -> None:
     assert split.kernels_of(VALIDATION) == [of_validation.id], "what a training family has as well is training"
     assert set(split.kernels_of(TRAIN)) == set(kernels) - in_flux - {of_validation.id}
     assert alone.id in split.kernels_of(TRAIN), "a kernel of no workload"
-    assert large.id in split.twin_in_training, "a plain matmul of another size"
-    assert not {of_flux.id, common.id} & split.twin_in_training
-    assert not split.twin_in_training & set(split.kernels_of(TRAIN))
+    assert large.id in split.shape_class_in_training, "a plain matmul of another size"
+    assert not {of_flux.id, common.id} & split.shape_class_in_training
+    assert not split.shape_class_in_training & set(split.kernels_of(TRAIN))
 
 
 def test_families_of_validation_are_few_and_never_flux_or_synthetic() -> None:
@@ -253,7 +253,7 @@ def test_the_hashed_splits_are_80_10_10(split: str) -> None:
     assert found.parts != make_splits(kernels, [], seed=1)[split].parts
 
 
-def families_of_twins() -> list[Kernel]:
+def families_of_shape_classes() -> list[Kernel]:
     sizes = (9, 14, 20, 33, 51)
     builds: list[Callable[[int], Tensor]] = [
         lambda n: empty(n, 6).sum(1),
@@ -268,26 +268,26 @@ def families_of_twins() -> list[Kernel]:
     return [*(kernel(build(n)) for build in builds for n in sizes), *elementwise(40)]
 
 
-def test_the_twin_split_parts_no_twins() -> None:
-    kernels = by_id(families_of_twins())
-    classes = {twin_id(k) for k in kernels.values()}
+def test_the_split_by_shape_class_parts_none() -> None:
+    kernels = by_id(families_of_shape_classes())
+    classes = {shape_class(k) for k in kernels.values()}
     assert len(classes) <= len(kernels) - 30
     for seed in range(5):
         split = make_splits(kernels, [], seed=seed)["twin"]
-        assert split.twin_in_training == frozenset()
-        assert len({(twin_id(kernels[k]), part) for k, part in split.parts.items()}) == len(classes)
+        assert split.shape_class_in_training == frozenset()
+        assert len({(shape_class(kernels[k]), part) for k, part in split.parts.items()}) == len(classes)
 
 
-def test_the_kernel_split_goes_by_the_kernel_alone_and_marks_twins() -> None:
-    kernels = by_id(families_of_twins())
+def test_the_kernel_split_goes_by_the_kernel_alone_and_marks_shape_classes() -> None:
+    kernels = by_id(families_of_shape_classes())
     split = make_splits(kernels, [])["kernel"]
-    trained = {twin_id(kernels[k]) for k in split.kernels_of(TRAIN)}
+    trained = {shape_class(kernels[k]) for k in split.kernels_of(TRAIN)}
     held_out = {*split.kernels_of(VALIDATION), *split.kernels_of(TEST)}
-    assert split.twin_in_training == {k for k in held_out if twin_id(kernels[k]) in trained} != set()
+    assert split.shape_class_in_training == {k for k in held_out if shape_class(kernels[k]) in trained} != set()
 
 
 def test_splits_do_not_depend_on_order_and_what_joins_moves_nothing() -> None:
-    kernels = families_of_twins()
+    kernels = families_of_shape_classes()
     names = [f"family{i}" for i in range(20)] + ["flux", "synthetic_sum", "script:a.py"]
     rng = random.Random(0)
     workloads = [workload(name, *rng.sample(kernels[:40], 6)) for name in names]

@@ -149,8 +149,8 @@ def test_gains_are_of_families_with_each_kernel_once(found: Stats) -> None:
 
 
 def test_actions_count_distinct_schedules_and_kernels(found: Stats) -> None:
-    told = {(a.op, a.arg): (a.schedules, a.regions) for a in found.action_coverage}
-    assert told == {
+    report = {(a.op, a.arg): (a.schedules, a.regions) for a in found.action_coverage}
+    assert report == {
         ("LOCAL", None): (5, 3),
         ("LOCAL", "8"): (5, 3),
         ("UPCAST", None): (8, 4),
@@ -168,7 +168,7 @@ def test_runtimes_fall_into_bins(found: Stats) -> None:
     assert quartiles([]) == () and quartiles([3.0]) == (3.0,) * 5
 
 
-def test_what_was_timed_again_tells_noise_and_drift(found: Stats) -> None:
+def test_what_was_timed_again_reports_noise_and_drift(found: Stats) -> None:
     (noise,) = found.noise_floors
     assert (noise.shorter_than_s, noise.kernels) == (100e-6, 1) and noise.median == pytest.approx(0.02)
     (drift,) = found.drift
@@ -176,7 +176,7 @@ def test_what_was_timed_again_tells_noise_and_drift(found: Stats) -> None:
     assert found.search_noise == ()
 
 
-def test_splits_tell_kernels_rows_and_twins(found: Stats) -> None:
+def test_splits_report_kernels_rows_and_shape_classes(found: Stats) -> None:
     assert set(found.splits) == {"workload", "kernel", "twin"}
     for parts in found.splits.values():
         assert sum(p.kernels for p in parts.values()) == 4 and sum(p.rows for p in parts.values()) == 17

@@ -30,14 +30,14 @@ def everything() -> list[CKernel]:
 
 def test_the_catalogue_has_what_it_promises() -> None:
     kernels = everything()
-    verdicts = Counter(kernel.verdict for kernel in kernels)
-    assert all(verdicts[verdict] >= least for verdict, least in LEAST.items()), verdicts
+    results = Counter(kernel.result for kernel in kernels)
+    assert all(results[result] >= least for result, least in LEAST.items()), results
     assert {path.stem for path in FOLDER.glob("*.c")} == set(PROGRAMS)
     assert len({kernel.id for kernel in kernels}) == len(kernels)
     for program in PROGRAMS:
-        found = Counter(kernel.verdict for kernel in read(program))
+        found = Counter(kernel.result for kernel in read(program))
         assert found[RIGHT] >= 1 and found[WRONG] >= 3, program
-    assert {kernel.kind for kernel in kernels if kernel.verdict == NOT_PROMISED} <= {"NaN"}
+    assert {kernel.kind for kernel in kernels if kernel.result == NOT_PROMISED} <= {"NaN"}
 
 
 @pytest.mark.skipif(clang_path() is None, reason="the catalogue is C, and needs clang: pip install ziglang")
@@ -48,7 +48,7 @@ def test_wrong_kernels_are_refused_and_right_ones_pass(
     faults = []
     for kernel in read(program):
         judged = judge(service, kernel)
-        record_property(kernel.id, json.dumps([kernel.verdict, kernel.kind, judged.refused_in, judged.reason]))
+        record_property(kernel.id, json.dumps([kernel.result, kernel.kind, judged.refused_in, judged.reason]))
         if judged.fault:
             faults.append(judged.fault)
     assert not faults, "\n".join(faults)

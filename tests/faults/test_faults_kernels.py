@@ -11,7 +11,7 @@ import pytest
 
 from kcg.kernel.program import Compiled
 from kcg.measure.inputs import RECIPE, make_inputs
-from kcg.measure.jobs import DuelJob
+from kcg.measure.jobs import PairedJob
 from kcg.measure.service import MeasureService
 from kcg.types import Measurement, Status
 from tests.faults import machine_code
@@ -119,10 +119,12 @@ def test_same_binary_is_timed_once_even_if_it_fails(service: MeasureService, rel
     assert first == second and first.status is Status.WRONG
 
 
-def test_duel_judges_both_and_survives_a_crash(service: MeasureService, relu: Compiled) -> None:
+def test_a_paired_comparison_judges_both_and_survives_a_crash(service: MeasureService, relu: Compiled) -> None:
     right, slow = (binary(code, relu) for code in (machine_code.right(COUNT), machine_code.slow(COUNT, 2_000_000)))
     service.fresh_child()
-    won = service.duel(DuelJob(REGION, slow, right, service.target, samples=5), timeout_s=60).result(timeout=90)
+    won = service.compare_paired(PairedJob(REGION, slow, right, service.target, samples=5), timeout_s=60).result(
+        timeout=90
+    )
     assert won.baseline_verification.passed and won.baseline_verification.seeds == 3
     assert won.finalist_verification is not None and won.finalist_verification.passed
     assert len(won.baseline_cold_s) == len(won.finalist_cold_s) == 5
@@ -131,14 +133,18 @@ def test_duel_judges_both_and_survives_a_crash(service: MeasureService, relu: Co
     # a finalist that is wrong where no sample of the first seed looks: found beside the baseline's whole output
     late = next(iter(sampled_elements(2) - sampled_elements(1)))
     wrong = binary(machine_code.overwrites_output(COUNT, late, NAN_BITS), relu)
-    lost = service.duel(DuelJob(REGION, right, wrong, service.target, samples=5), timeout_s=60).result(timeout=90)
+    lost = service.compare_paired(PairedJob(REGION, right, wrong, service.target, samples=5), timeout_s=60).result(
+        timeout=90
+    )
     assert lost.baseline_verification.passed
     assert lost.finalist_verification is not None and not lost.finalist_verification.passed
     assert f"element {late} of buffer 0 is nan" in lost.finalist_verification.reason
     assert lost.baseline_cold_s == lost.finalist_cold_s == (), "what is wrong is not timed"
 
-    crash = DuelJob(REGION, right, binary(machine_code.SEGFAULT, relu), service.target)
+    crash = PairedJob(REGION, right, binary(machine_code.SEGFAULT, relu), service.target)
     with pytest.raises(Exception, match="SIGSEGV"):
-        service.duel(crash, timeout_s=60).result(timeout=90)
-    alone = service.duel(DuelJob(REGION, right, None, service.target, samples=5), timeout_s=60).result(timeout=90)
+        service.compare_paired(crash, timeout_s=60).result(timeout=90)
+    alone = service.compare_paired(PairedJob(REGION, right, None, service.target, samples=5), timeout_s=60).result(
+        timeout=90
+    )
     assert alone.finalist_verification is None and len(alone.baseline_cold_s) == 5

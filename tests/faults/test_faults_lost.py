@@ -106,8 +106,8 @@ def test_device_that_goes_away_in_the_search_and_once_more_in_the_finals_which_t
 ) -> None:
     monkeypatch.setattr(finals, "is_due", lambda session, work: True)  # whatever the search finds in so few rows
     assert lose(tmp_path, monkeypatch, at_row=KERNELS + 1) == ExitCode.DEVICE_UNUSABLE
-    told = capfd.readouterr().err.splitlines()[-1]
-    assert "cannot be trusted: its canary is wrong" in told and told.endswith(f"go on with {COMMAND} --resume")
+    printed = capfd.readouterr().err.splitlines()[-1]
+    assert "cannot be trusted: its canary is wrong" in printed and printed.endswith(f"go on with {COMMAND} --resume")
     result = read_result(tmp_path / "RESULT.json")
     assert not result.complete and not any(r.chosen.verification.passed for r in result.regions)
     assert any(warning.startswith("the device was lost: ") for warning in result.warnings)
@@ -161,8 +161,10 @@ def test_device_that_goes_away_in_the_check_of_the_whole_model(
     monkeypatch.setattr(whole_model, "check_model", partial(whole_model.check_model, module="tests.tiny_models"))
 
     assert lose(tmp_path, monkeypatch, MODEL, at_model=True) == ExitCode.DEVICE_UNUSABLE
-    told = capfd.readouterr().err.splitlines()[-1]
-    assert "cannot be trusted: its canary is wrong" in told and told.endswith(f"go on with {MODEL.command} --resume")
+    printed = capfd.readouterr().err.splitlines()[-1]
+    assert "cannot be trusted: its canary is wrong" in printed and printed.endswith(
+        f"go on with {MODEL.command} --resume"
+    )
     result = read_result(tmp_path / "RESULT.json")
     assert not result.complete and all(r.chosen.verification.passed for r in result.regions), "the result is kept"
     assert any(warning.startswith("the device was lost: ") for warning in result.warnings)

@@ -16,7 +16,7 @@ import pytest
 
 from kcg.errors import DeviceError, ExitCode
 from kcg.measure import pools
-from kcg.measure.isolated import Alone, Overdue
+from kcg.measure.isolated import IsolatedProcess, Overdue
 from kcg.measure.lifetime import guardians_of
 from kcg.measure.pools import Killed
 from kcg.measure.service import TIMING_TIMEOUT_S, MeasureService
@@ -44,7 +44,7 @@ def service() -> Iterator[MeasureService]:
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody continues what is stopped here."""
     monkeypatch.setattr(pools, "STOPPED_S", 0.3)
-    monkeypatch.setattr(pools, "TELL_S", 0.1)
+    monkeypatch.setattr(pools, "REPORT_S", 0.1)
 
 
 def server() -> int:
@@ -97,8 +97,8 @@ def test_stopped_fork_server_does_not_hold_up_the_end(tmp_path: Path) -> None:
     process.stdout.readline()
     family = below(process.pid)
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=PATIENCE_S + pools.END_S)
-    assert process.returncode == 130 and "Traceback" not in said
+    _, printed = process.communicate(timeout=PATIENCE_S + pools.END_S)
+    assert process.returncode == 130 and "Traceback" not in printed
     assert wait_until(lambda: not alive(family)), alive(family)
 
 
@@ -173,7 +173,7 @@ def break_pool(pool: Any) -> None:
     pool._pool_manager.worker_manager.close_channels()
 
 
-def test_pool_that_breaks_is_no_verdict(service: MeasureService) -> None:
+def test_pool_that_breaks_judges_nothing(service: MeasureService) -> None:
     """Nor is the moment in which it does."""
     assert_goes_on(service)
     for breaks in (break_pool, lambda pool: setattr(pool._context, "status", type(pool._context.status).ERROR)):
@@ -206,7 +206,7 @@ class Unstartable(pools.ProcessPool):  # type: ignore[misc]
 
 def test_process_that_reads_nothing_is_ended_in_time() -> None:
     """A job that is larger than what a pipe holds, for one that was stopped."""
-    with Alone("tests.faults.busy_service", dev=DEV, label="stopped") as process:
+    with IsolatedProcess("tests.faults.busy_service", dev=DEV, label="stopped") as process:
         os.kill(process._process.pid, signal.SIGSTOP)
         with pytest.raises(Overdue, match=r"the job did not finish in 0.2 s"):
             process.run({"long": "x" * (1 << 20)}, timeout_s=0.2, name="the job")
@@ -224,18 +224,22 @@ class Deleting(Session):
         (self.folder / "journal.sqlite").unlink(missing_ok=True)
 
 
-def test_deleted_journal_and_busy_machine_are_said_and_the_result_is_written(
+def test_deleted_journal_and_busy_machine_are_reported_and_the_result_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(run_module, "Session", Deleting)
     settings = replace(SCRIPTED, folder=tmp_path, measurements=KERNELS + 1)
     code = run(settings, dry_run=False, json_mode=False, quiet=False)
     assert code in (ExitCode.OK, ExitCode.NOTHING_IMPROVED)
-    said, result = capfd.readouterr().err.splitlines(), read_result(tmp_path / "RESULT.json")
+    printed, result = capfd.readouterr().err.splitlines(), read_result(tmp_path / "RESULT.json")
     for words in (f"the journal {tmp_path}/journal.sqlite was deleted", "this machine is busy (its load average was"):
-        assert [line for line in said if words in line] == [f"kcg: {w}" for w in result.warnings if words in w], said
-        assert sum(words in line for line in said) == 1, said
-    assert said.index(next(s for s in said if "busy" in s)) < said.index(next(s for s in said if "searching" in s))
+        assert [line for line in printed if words in line] == [f"kcg: {w}" for w in result.warnings if words in w], (
+            printed
+        )
+        assert sum(words in line for line in printed) == 1, printed
+    assert printed.index(next(s for s in printed if "busy" in s)) < printed.index(
+        next(s for s in printed if "searching" in s)
+    )
 
 
 STUBBORN = """

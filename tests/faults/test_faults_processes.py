@@ -85,7 +85,7 @@ def test_close_in_the_middle_ends_every_future_and_child() -> None:
             for code in (machine_code.HANG, machine_code.right(COUNT), machine_code.HANG)
         ]
         compiling = [compiled_by(service, bad_jobs.loop_in_python, None) for _ in range(3)]
-        duel: Future[object] = service._device.submit(bad_jobs.nap, 0.0, timeout_s=60)
+        paired: Future[object] = service._device.submit(bad_jobs.nap, 0.0, timeout_s=60)
         wait_until(lambda: service._device._busy is not None and service._device._busy.running())
         time.sleep(0.2)
         begin = time.monotonic()
@@ -95,7 +95,7 @@ def test_close_in_the_middle_ends_every_future_and_child() -> None:
         assert row.status is Status.WORKER_DIED and "closed" in row.reason
     assert recorded == [], "what was never measured is not a failure of the schedule"
     with pytest.raises(ServiceClosed):
-        duel.result(timeout=PATIENCE_S)
+        paired.result(timeout=PATIENCE_S)
     assert not descendants(os.getpid()) - before
 
     (late,) = service.measure([request()])

@@ -57,10 +57,10 @@ def test_gpu_that_is_taken_away_and_is_back_later(
         patch.setattr(run_module, "Session", Taken)
         patch.setenv(HIDING, os.environ.get(HIDING, "0"))  # so that leaving restores what was there
         assert run(settings, dry_run=False, json_mode=False, quiet=True) == ExitCode.DEVICE_UNUSABLE
-        record_property("told_s", f"{time.monotonic() - Taken.taken_at_s:.3f}")
-        told = capfd.readouterr().err.splitlines()[-1]
-        record_property("reason", told)
-        assert DEV in told and told.endswith(f"go on with {COMMAND} --resume")
+        record_property("own_s", f"{time.monotonic() - Taken.taken_at_s:.3f}")
+        printed = capfd.readouterr().err.splitlines()[-1]
+        record_property("reason", printed)
+        assert DEV in printed and printed.endswith(f"go on with {COMMAND} --resume")
         before = rows(tmp_path)
         assert len(before) >= AT_ROW and {row[2] for row in before} <= {"ok", "worker_died"}
         assert not read_result(tmp_path / "RESULT.json").complete

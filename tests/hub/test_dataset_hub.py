@@ -193,7 +193,7 @@ def test_a_folder_that_changes_while_it_is_pushed_is_not_committed(
     assert not hub.asked("/commit/")
 
 
-def test_a_commit_in_between_and_an_ignored_file_are_told(
+def test_a_commit_in_between_and_an_ignored_file_are_reported(
     hub: Hub, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     repo, head = hub.repo(), kcg_hub._head

@@ -81,12 +81,21 @@ def test_what_is_pushed_comes_back_byte_for_byte(
     assert capfd.readouterr() == ("", "")
 
 
-def test_the_card_tells_what_the_checkpoint_says(hub: Hub, file: Path, target: Path) -> None:
+def test_the_card_reports_what_the_checkpoint_says(hub: Hub, file: Path, target: Path) -> None:
     pull(REPO, target, revision=push(file, REPO, token=TOKEN, endpoint=hub.endpoint), endpoint=hub.endpoint)
     card = (target / CARD).read_text()
     assert card.startswith("---\nlicense: mit\n")
-    for told in ("# tiny", "NVIDIA H200", "0.9123", "0123456789abcdef" * 4, "workload", "abc1234", '"epochs": 3', REPO):
-        assert told in card
+    for report in (
+        "# tiny",
+        "NVIDIA H200",
+        "0.9123",
+        "0123456789abcdef" * 4,
+        "workload",
+        "abc1234",
+        '"epochs": 3',
+        REPO,
+    ):
+        assert report in card
 
 
 def test_a_card_of_hostile_texts_stays_one_page(trained: Checkpoint) -> None:
@@ -238,16 +247,16 @@ def test_the_commands_push_pull_and_show(
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     code, out, err = run(capsys, monkeypatch, "push", file, REPO, "--revision", "v2", "--message", "mine")
     assert code == ExitCode.OK, err
-    said, command = out.splitlines()
-    assert said == f"{REPO} has it as {hub.repos[REPO].branches['v2']}" and hub.repos[REPO].messages[-1] == "mine"
+    printed, command = out.splitlines()
+    assert printed == f"{REPO} has it as {hub.repos[REPO].branches['v2']}" and hub.repos[REPO].messages[-1] == "mine"
     code, out, err = run(capsys, monkeypatch, *command.replace("FOLDER", str(target)).split()[3:])
     assert code == ExitCode.OK and out.startswith(f"{target}: 3 files"), err
     code, out, err = run(capsys, monkeypatch, "show", target / PREDICTOR)
     assert code == ExitCode.OK, err
-    for told in ("tiny", "NVIDIA H200", "kernels.parquet 0123456789ab ", "0.9123", f"{file.stat().st_size:,} bytes"):
-        assert told in out
-    told_as_json = json.loads(run(capsys, monkeypatch, "show", target, "--json")[1])
-    assert told_as_json["name"] == "tiny" and told_as_json["bytes"] == file.stat().st_size
+    for report in ("tiny", "NVIDIA H200", "kernels.parquet 0123456789ab ", "0.9123", f"{file.stat().st_size:,} bytes"):
+        assert report in out
+    reported_as_json = json.loads(run(capsys, monkeypatch, "show", target, "--json")[1])
+    assert reported_as_json["name"] == "tiny" and reported_as_json["bytes"] == file.stat().st_size
 
 
 def test_bad_input_is_one_line(

@@ -16,7 +16,7 @@ from kcg.compat.renderers import planning_renderer
 from kcg.errors import ScheduleError
 from kcg.kernel.codec import ast_of, kernel_of
 from kcg.kernel.loop_nest import axis_table, count_uops
-from kcg.kernel.opts.plan_state import Ground
+from kcg.kernel.opts.plan_state import InitialNest
 from kcg.kernel.opts.planner import MAKES, Planner, PlanState, legal_steps, plan_of, planner_from
 from kcg.types import Opt, Region, Schedule, Target
 from kcg.workloads.registry import spec_of
@@ -225,7 +225,7 @@ def test_what_was_read_off_tinygrad_is_kept_as_json() -> None:
     region, schedule = matmul(), schedule_of(("TC", 0, (-1, 0, 1)), ("UPCAST", 0, 2), ("LOCAL", 1, 2))
     plan = planner(region)
     state = plan.state(schedule)
-    kept = {opts: Ground.from_json(json.loads(json.dumps(g.to_json()))) for opts, g in plan.grounds().items()}
+    kept = {opts: InitialNest.from_json(json.loads(json.dumps(g.to_json()))) for opts, g in plan.grounds().items()}
     again = plan_of(region, plan.target, kept)
     assert again is not None and again._root is None
     same = again.state(schedule)

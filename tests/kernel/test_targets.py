@@ -126,7 +126,7 @@ def test_legal_actions_differ_between_targets() -> None:
     assert all("THREAD" not in ops[name] for name in KNOWN_TARGETS)
 
 
-def test_a_device_that_does_not_tell_its_cores_is_predicted_all_the_same() -> None:
+def test_a_device_that_does_not_report_its_cores_is_predicted_all_the_same() -> None:
     from dataclasses import replace
 
     from kcg.predictor.roofline import Roofline

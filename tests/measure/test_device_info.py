@@ -92,8 +92,8 @@ def test_a_device_that_stays_slow_is_noisy() -> None:
     ],
 )
 def test_a_power_cap_disqualifies_nothing(reasons: int, words: str) -> None:
-    told = describe(reasons, 1200.0)
-    assert (words in told and told.endswith("at 1200 MHz")) if words else told == ""
+    report = describe(reasons, 1200.0)
+    assert (words in report and report.endswith("at 1200 MHz")) if words else report == ""
 
 
 def test_sensors_of_this_cpu_and_of_an_unknown_device() -> None:

@@ -13,8 +13,10 @@ import pytest
 
 from kcg.measure.isolated import FOREIGN, clean_environment
 
-TOLD = "import json, sys; import tinygrad.helpers as h; print(json.dumps([h.BEAM.value, h.NOOPT.value, h.JIT.value, "
-TOLD += "h.DEBUG.value, h.CACHEDB, h.getenv('JITBEAM', 7), h.getenv('IGNORE_BEAM_CACHE', 7), sys.path]))"
+REPORTED = (
+    "import json, sys; import tinygrad.helpers as h; print(json.dumps([h.BEAM.value, h.NOOPT.value, h.JIT.value, "
+)
+REPORTED += "h.DEBUG.value, h.CACHEDB, h.getenv('JITBEAM', 7), h.getenv('IGNORE_BEAM_CACHE', 7), sys.path]))"
 
 
 def test_a_shells_settings_do_not_reach_it_but_what_it_needs_does(
@@ -26,15 +28,15 @@ def test_a_shells_settings_do_not_reach_it_but_what_it_needs_does(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "users"))
     cache, dev = tmp_path / "own.db", os.environ["DEV"]
 
-    def told(environment: dict[str, str]) -> list[object]:
-        return list(json.loads(subprocess.check_output([sys.executable, "-c", TOLD], env=environment, text=True)))
+    def report(environment: dict[str, str]) -> list[object]:
+        return list(json.loads(subprocess.check_output([sys.executable, "-c", REPORTED], env=environment, text=True)))
 
     plain = {name: value for name, value in os.environ.items() if name not in (*FOREIGN, "DEBUG")}
-    jit = told(plain)[2]  # tinygrad's own choice
-    *found, paths = told(clean_environment(dev, cache, paths=[tmp_path / "ours"]))
+    jit = report(plain)[2]  # tinygrad's own choice
+    *found, paths = report(clean_environment(dev, cache, paths=[tmp_path / "ours"]))
     assert found == [0, 0, jit, 0, str(cache), 7, 7]
     assert isinstance(paths, list) and paths.index(str(tmp_path / "ours")) < paths.index(str(tmp_path / "users"))
-    *found, _ = told(clean_environment(dev, cache, BEAM="2"))
+    *found, _ = report(clean_environment(dev, cache, BEAM="2"))
     assert found[0] == 2, "what is asked for is there"
 
 

@@ -101,7 +101,7 @@ def test_padding_is_refused_rejected_or_right(name: str) -> None:
         if compiled.binary in seen:
             continue
         launch = bench.launcher(compiled)
-        verdict = bench.check(launch, (), seeds=SEEDS)
+        result = bench.check(launch, (), seeds=SEEDS)
         bench.fill(5, RECIPE)
         bench.poison(NAN_POISON)
         launch()
@@ -109,7 +109,7 @@ def test_padding_is_refused_rejected_or_right(name: str) -> None:
         want = np.asarray(expected(*values)).reshape(-1)
         is_right = np.allclose(bench.read(0), want, rtol=1e-4, atol=1e-4)
         bench.seed = None
-        assert verdict.passed == is_right, (str(schedule), verdict.reason)
+        assert result.passed == is_right, (str(schedule), result.reason)
         seen[compiled.binary] = is_right
     assert seen and any(seen.values())
 

@@ -23,8 +23,8 @@ from kcg.optimize.settings import Settings
 UUID = "4f5e5ad6-2c4b-5a43-a1c9-5d7f0a0f2b44"
 HOLD = """
 import sys, time
-from kcg.measure.lock import alone_on
-with alone_on(sys.argv[1]):
+from kcg.measure.lock import lock_device
+with lock_device(sys.argv[1]):
     print("held", flush=True)
     sys.stdin.read()
 """
@@ -53,49 +53,54 @@ def holder(device: str) -> Iterator[subprocess.Popen[str]]:
 
 def test_a_second_optimisation_is_refused_with_the_firsts_process_id(device: str) -> None:
     refused = r"process \d+\): wait until it ends, or add --wait"
-    with holder(device) as first, pytest.raises(DeviceError, match=refused) as error, lock.alone_on(device):
+    with holder(device) as first, pytest.raises(DeviceError, match=refused) as error, lock.lock_device(device):
         pass
     assert f"process {first.pid})" in str(error.value)
-    with lock.alone_on(device):  # it went with the process, however that ended
+    with lock.lock_device(device):  # it went with the process, however that ended
         assert "process" in lock._holder(lock.path_of(device))
 
 
 def test_one_process_at_a_time_measures_into_a_journal(device: str, tmp_path: Path) -> None:
-    with lock.alone_with(tmp_path / "a.sqlite"), lock.alone_with(tmp_path / "b.sqlite"):
+    with lock.lock_journal(tmp_path / "a.sqlite"), lock.lock_journal(tmp_path / "b.sqlite"):
         refused = pytest.raises(UsageError, match=r"another process measures into .*a\.sqlite: wait until it ends")
-        with refused, lock.alone_with(tmp_path / "c" / ".." / "a.sqlite"):
+        with refused, lock.lock_journal(tmp_path / "c" / ".." / "a.sqlite"):
             pass
-    with lock.alone_with(tmp_path / "a.sqlite"):
+    with lock.lock_journal(tmp_path / "a.sqlite"):
         pass
 
 
-def test_who_waits_is_told_for_whom_and_goes_on_when_it_ends(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_waits_knows_for_whom_and_goes_on_when_it_ends(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lock, "POLL_S", 0.05)
-    said = list[str]()
+    lines = list[str]()
     with holder(device) as first:
         threading.Timer(0.5, first.kill).start()
         begin = time.monotonic()
-        with lock.alone_on(device, wait=True, say=said.append):
+        with lock.lock_device(device, wait=True, log=lines.append):
             assert time.monotonic() - begin >= 0.4
-    assert said == [f"waiting for process {first.pid}, which uses {device}"]
+    assert lines == [f"waiting for process {first.pid}, which uses {device}"]
 
 
 def test_devices_have_locks_of_their_own_and_a_cpu_none(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with lock.alone_on(device), lock.alone_on("AMD"), lock.alone_on("CPU:CLANG"), lock.alone_on("CPU:CLANG"):
+    with (
+        lock.lock_device(device),
+        lock.lock_device("AMD"),
+        lock.lock_device("CPU:CLANG"),
+        lock.lock_device("CPU:CLANG"),
+    ):
         assert lock.path_of("CUDA") != lock.path_of("AMD")
 
 
 def test_one_gpu_has_one_lock_whatever_it_is_called(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     shown = {"": UUID, "0": UUID, f"GPU-{UUID}": UUID, "1": UUID.replace("4", "5")}
     monkeypatch.setattr(lock, "cuda_uuid", lambda: shown[os.environ.get("CUDA_VISIBLE_DEVICES", "")])
-    with lock.alone_on("CUDA"):
+    with lock.lock_device("CUDA"):
         for name in ("0", f"GPU-{UUID}"):
             monkeypatch.setenv("CUDA_VISIBLE_DEVICES", name)
             refused = pytest.raises(DeviceError, match=rf"process {os.getpid()}\): wait")
-            with refused, lock.alone_on("CUDA:PTX"):
+            with refused, lock.lock_device("CUDA:PTX"):
                 pass
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-        with lock.alone_on("CUDA"):
+        with lock.lock_device("CUDA"):
             assert lock.path_of("AMD").name.endswith("AMD-1.lock"), "others go by the text"
     monkeypatch.setattr(lock, "cuda_uuid", lambda: None)  # an old driver
     assert lock.path_of("CUDA").name.endswith("CUDA-1.lock")
@@ -103,7 +108,7 @@ def test_one_gpu_has_one_lock_whatever_it_is_called(device: str, monkeypatch: py
 
 def test_the_lock_of_a_gpu_is_for_all_users(device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lock, "cuda_uuid", lambda: UUID)
-    with lock.alone_on("CUDA"):
+    with lock.lock_device("CUDA"):
         (file,) = tmp_path.iterdir()
         assert file.name == f"kcg-GPU-{UUID}.lock" and file.stat().st_mode & 0o777 == 0o666
 
@@ -117,7 +122,7 @@ def test_what_another_user_put_in_its_place_is_not_written(
     victim.write_text("precious")
     put = {"a link": place.symlink_to, "a second name": place.hardlink_to}
     put.get(put_there, lambda _: os.mkfifo(place) if put_there == "a queue" else place.mkdir())(victim)
-    with lock.alone_on("CUDA"), pytest.raises(DeviceError, match=f"process {os.getpid()}"), lock.alone_on("CUDA"):
+    with lock.lock_device("CUDA"), pytest.raises(DeviceError, match=f"process {os.getpid()}"), lock.lock_device("CUDA"):
         pass
     assert victim.read_text() == "precious" and (tmp_path / f"kcg-{os.getuid()}-GPU-{UUID}.lock").exists()
 
@@ -130,12 +135,12 @@ def test_a_second_optimisation_in_a_folder_is_refused_before_it_touches_anything
     settings = Settings(str(Path(__file__).parents[1] / "scripts" / "one_layer.py"), device="CPU", folder=tmp_path)
     monkeypatch.setattr(Session, "capture", lambda session: pytest.fail("it began"))
     refused = "another optimisation writes to .*: wait until it ends, add --wait, or choose another folder"
-    with lock.alone_in(tmp_path), progress(quiet=True) as shown, pytest.raises(UsageError, match=refused):
+    with lock.lock_folder(tmp_path), progress(quiet=True) as shown, pytest.raises(UsageError, match=refused):
         optimize(settings, shown)
     assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"of the first"]
     monkeypatch.setattr(lock, "POLL_S", 0.05)
-    said, first = list[str](), lock.alone_in(tmp_path)
+    lines, first = list[str](), lock.lock_folder(tmp_path)
     first.__enter__()  # it is free again
     threading.Timer(0.3, first.__exit__, (None, None, None)).start()
-    with lock.alone_in(tmp_path, wait=True, say=said.append):
-        assert said == [f"waiting for another optimisation, which writes to {tmp_path}"]
+    with lock.lock_folder(tmp_path, wait=True, log=lines.append):
+        assert lines == [f"waiting for another optimisation, which writes to {tmp_path}"]

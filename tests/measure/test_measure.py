@@ -17,7 +17,7 @@ from kcg.kernel.codec import kernel_of
 from kcg.kernel.opts.space import KernelSpace
 from kcg.measure import lifetime
 from kcg.measure.device_info import first_line
-from kcg.measure.jobs import DuelJob
+from kcg.measure.jobs import PairedJob
 from kcg.measure.protocol import (
     MIN_SAMPLES,
     MOST_SAMPLES,
@@ -30,8 +30,8 @@ from kcg.measure.protocol import (
     samples_for,
     spread,
 )
-from kcg.measure.service import MeasureService, Request, duel_rows
-from kcg.measure.verify import foretell_job
+from kcg.measure.service import MeasureService, Request, paired_rows
+from kcg.measure.verify import references_job
 from kcg.types import RAW, CacheState, Measurement, Opt, Region, Schedule, Status
 from tests.kernels import empty, example_asts, kernels_of
 
@@ -162,9 +162,11 @@ def test_a_kernel_that_the_reference_cannot_judge_is_unjudged_and_not_wrong(serv
     assert (row.status, row.samples_s) == (Status.UNJUDGED, ())
     assert row.reason == "most outputs are not numbers (seed 0)" and row.checked
     compiled = service.compiled(region, RAW).result(timeout=60).compiled
-    duel = service.duel(DuelJob(region, compiled, compiled, service.target), timeout_s=30).result(timeout=60)
-    for verdict in (duel.baseline_verification, duel.finalist_verification):
-        assert verdict is not None and verdict.unjudged and not verdict.passed and not verdict.wrong
+    paired = service.compare_paired(PairedJob(region, compiled, compiled, service.target), timeout_s=30).result(
+        timeout=60
+    )
+    for result in (paired.baseline_verification, paired.finalist_verification):
+        assert result is not None and result.unjudged and not result.passed and not result.wrong
 
 
 def test_samples_and_early_stop(service: MeasureService) -> None:
@@ -179,7 +181,7 @@ def test_samples_of_a_search(service: MeasureService) -> None:
     assert row.early_stop and 3 <= len(row.samples_s) <= SEARCH_SAMPLES[0][1]
 
 
-def test_what_the_machine_tells_is_recorded(service: MeasureService) -> None:
+def test_what_the_machine_reports_is_recorded(service: MeasureService) -> None:
     readings = dict(one(service, Request(MATMUL, RAW, samples=3)).clocks)
     assert readings["throttle_events"] == 0 and 0 <= readings.get("steal_share", 0) <= 1
 
@@ -191,12 +193,15 @@ def test_symbolic_kernel(service: MeasureService) -> None:
 
 
 def test_same_binary_costs_one_timing(service: MeasureService, recorder: Recorder) -> None:
-    twins = [Schedule.from_opts([Opt("UPCAST", 0, 4)]), Schedule.from_opts([Opt("UPCAST", 0, 4), Opt("UPCAST", 0, 1)])]
+    same_binary = [
+        Schedule.from_opts([Opt("UPCAST", 0, 4)]),
+        Schedule.from_opts([Opt("UPCAST", 0, 4), Opt("UPCAST", 0, 1)]),
+    ]
     (ast,) = kernels_of(empty(64) + 1)
     region = Region((kernel_of(ast),))
     timed, compiled = service.binaries_timed, service.compilations
     futures = service.measure(
-        [Request(region, s, sampler=f"s{i}", samples=3) for i, s in enumerate([*twins, twins[0]])]
+        [Request(region, s, sampler=f"s{i}", samples=3) for i, s in enumerate([*same_binary, same_binary[0]])]
     )
     rows = [future.result(timeout=60) for future in futures]
     assert service.compilations == compiled + 3
@@ -204,7 +209,11 @@ def test_same_binary_costs_one_timing(service: MeasureService, recorder: Recorde
     assert len(done) >= 2 and service.binaries_timed == timed + len({row.binary_hash for row in done})
     first, last = rows[0], rows[2]
     assert first.samples_s == last.samples_s and first.binary_hash == last.binary_hash
-    assert [row.schedule for row in rows] == [*twins, twins[0]] and [row.sampler for row in rows] == ["s0", "s1", "s2"]
+    assert [row.schedule for row in rows] == [*same_binary, same_binary[0]] and [row.sampler for row in rows] == [
+        "s0",
+        "s1",
+        "s2",
+    ]
     assert sorted(r.sampler for r in recorder.rows) == ["s0", "s1", "s2"], "each request is reported once"
 
 
@@ -249,9 +258,9 @@ def test_listener_that_fails_keeps_nobody_waiting(
 
 
 def test_futures_are_not_the_callers_to_cancel(service: MeasureService) -> None:
-    first, twin = service.measure([Request(MATMUL, RAW, samples=3)] * 2)
+    first, same = service.measure([Request(MATMUL, RAW, samples=3)] * 2)
     assert not first.cancel()
-    assert first.result(timeout=60).status is twin.result(timeout=60).status is Status.OK
+    assert first.result(timeout=60).status is same.result(timeout=60).status is Status.OK
 
 
 def test_many_callers_at_once(service: MeasureService) -> None:
@@ -272,19 +281,19 @@ def test_region_that_is_no_kernel(service: MeasureService) -> None:
     assert row.status is Status.COMPILE_ERROR and row.reason and "\n" not in row.reason
 
 
-def test_duel(service: MeasureService) -> None:
+def test_paired_comparison(service: MeasureService) -> None:
     schedules = (RAW, KernelSpace(MATMUL, service.target).baseline())
     baseline, finalist = (service.compiled(MATMUL, s).result(timeout=60).compiled for s in schedules)
     service.fresh_child()
-    told = service.beside(foretell_job, MATMUL, (), (1, 2, 3), timeout_s=30).result(timeout=60)
-    job = DuelJob(MATMUL, baseline, finalist, service.target, foretold=told)
-    outcome = service.duel(job, timeout_s=30).result(timeout=60)
+    report = service.beside(references_job, MATMUL, (), (1, 2, 3), timeout_s=30).result(timeout=60)
+    job = PairedJob(MATMUL, baseline, finalist, service.target, references=report)
+    outcome = service.compare_paired(job, timeout_s=30).result(timeout=60)
     assert outcome.baseline_verification.passed and outcome.baseline_verification.seeds == 3
     assert outcome.finalist_verification is not None and outcome.finalist_verification.passed
     assert len(outcome.baseline_cold_s) == len(outcome.finalist_cold_s) >= MIN_SAMPLES
     assert len(outcome.baseline_warm_s) == len(outcome.finalist_warm_s) >= MIN_SAMPLES
     assert len(outcome.again_cold_s) == len(outcome.baseline_cold_s) and outcome.input_recipe == "normal-v2:seed=0"
-    rows = duel_rows(job, outcome, *schedules, toolchain="t", run_id="r")
+    rows = paired_rows(job, outcome, *schedules, toolchain="t", run_id="r")
     assert [(r.trial, str(r.cache_state), r.schedule) for r in rows] == [
         (1, "cold", RAW),
         (2, "cold", RAW),

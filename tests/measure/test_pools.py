@@ -67,8 +67,8 @@ def test_a_forked_child_is_what_one_begun_afresh_is(tmp_path: Path, monkeypatch:
     assert forked.pop("forked") and not afresh.pop("forked")
     assert forked.pop("parent") != afresh.pop("parent") == os.getpid(), "a server forked it"
     assert forked == afresh
-    told = [forked[name] for name in ("cache", "debug", "beam", "device", "dev", "group", "opened")]
-    assert told == [str(tmp_path / "cache.db"), 0, 0, "CPU", CPU, True, []]
+    messages = [forked[name] for name in ("cache", "debug", "beam", "device", "dev", "group", "opened")]
+    assert messages == [str(tmp_path / "cache.db"), 0, 0, "CPU", CPU, True, []]
 
 
 @linux
@@ -76,8 +76,8 @@ def test_a_forked_child_is_what_one_begun_afresh_is(tmp_path: Path, monkeypatch:
 def test_a_child_has_the_environment_of_its_parent_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert seen_in_a_child(tmp_path, fork=True)["said"] is None
     monkeypatch.setenv("SAID", "later")
-    told = seen_in_a_child(tmp_path, fork=True)
-    assert told["said"] == "later" and not told["forked"], "the server knows nothing of it"
+    messages = seen_in_a_child(tmp_path, fork=True)
+    assert messages["said"] == "later" and not messages["forked"], "the server knows nothing of it"
 
 
 @linux

@@ -18,7 +18,7 @@ from kcg.kernel.opts.space import KernelSpace
 from kcg.kernel.source.body import SourceBody, source_body, source_schedule
 from kcg.kernel.source.kernels import file_digest, lower, read_kernels, view_of
 from kcg.kernels import KernelView, collecting, handwritten
-from kcg.measure.jobs import DuelJob
+from kcg.measure.jobs import PairedJob
 from kcg.measure.service import MeasureService, Request
 from kcg.measure.source_kernels import Described, KernelFile, describe_job, lower_job, match_job
 from kcg.types import Measurement, Region, Schedule, Status
@@ -48,7 +48,7 @@ def measured(service: MeasureService, schedule: Schedule, region: Region = MATMU
 # -- what a predicate sees, and matching
 
 
-def test_the_view_tells_what_a_kernel_is() -> None:
+def test_the_view_reports_what_a_kernel_is() -> None:
     view = view_of(MATMUL, SM_90)
     assert view.id == MATMUL.id and view.target is SM_90
     assert [(b.slot, b.size, b.dtype, b.is_output, b.is_input) for b in view.buffers] == [
@@ -64,7 +64,7 @@ def test_the_view_tells_what_a_kernel_is() -> None:
 
 
 @pytest.mark.parametrize("name", ["symbolic", "sharded.2"])
-def test_kernels_that_none_can_replace_are_said(name: str) -> None:
+def test_kernels_that_none_can_replace_are_reported(name: str) -> None:
     with pytest.raises(ScheduleError, match="symbolic sizes or of several devices"):
         view_of(Region((kernel_of(example_ast(name)),)), SM_90)
 
@@ -103,10 +103,10 @@ def test_a_uop_kernel_is_lowered_verified_and_timed(service: MeasureService) -> 
     assert (row.status, row.checked, row.launch) == (Status.OK, True, ((1, 1, 1), (1, 1, 1))), row.reason
     space = KernelSpace(MATMUL, service.target)
     baseline, mine = (service.compiled(MATMUL, one).result().compiled for one in (space.baseline(), schedule))
-    duel = service.duel(DuelJob(MATMUL, baseline, mine, service.target, samples=3), timeout_s=60).result()
-    assert duel.finalist_verification is not None and duel.finalist_verification.passed
-    assert set(duel.finalist_verification.rules) >= set(duel.baseline_verification.rules)
-    assert len(duel.finalist_cold_s) == 3
+    paired = service.compare_paired(PairedJob(MATMUL, baseline, mine, service.target, samples=3), timeout_s=60).result()
+    assert paired.finalist_verification is not None and paired.finalist_verification.passed
+    assert set(paired.finalist_verification.rules) >= set(paired.baseline_verification.rules)
+    assert len(paired.finalist_cold_s) == 3
 
 
 def wrong(out: UOp, a: UOp, b: UOp) -> UOp:
@@ -175,9 +175,9 @@ def raises(out: UOp, a: UOp, b: UOp) -> UOp:
     ],
 )
 def test_a_uop_kernel_that_does_not_fit_is_one_line(function: object, says: str, service: MeasureService) -> None:
-    with pytest.raises(ScheduleError) as told:
+    with pytest.raises(ScheduleError) as error:
         lower(kernel(function), view_of(MATMUL, service.target))
-    assert says in str(told.value) and "\n" not in str(told.value)
+    assert says in str(error.value) and "\n" not in str(error.value)
 
 
 def test_a_uop_kernel_sees_the_view_if_it_asks(service: MeasureService) -> None:
@@ -286,12 +286,12 @@ def test_a_file_is_read_once_and_its_kernels_are_matched_and_lowered(
 def test_a_file_that_cannot_be_read_is_one_line(text: str, says: str, tmp_path: Path) -> None:
     path = tmp_path / "kernels.py"
     path.write_text(text)
-    with pytest.raises(UsageError) as told:
+    with pytest.raises(UsageError) as error:
         read_kernels(path, file_digest(path))
-    assert says in str(told.value) and str(path) in str(told.value) and "\n" not in str(told.value)
+    assert says in str(error.value) and str(path) in str(error.value) and "\n" not in str(error.value)
 
 
-def test_a_missing_triton_is_said_with_what_to_do(tmp_path: Path) -> None:
+def test_a_missing_triton_is_reported_with_what_to_do(tmp_path: Path) -> None:
     try:
         import triton  # noqa: F401
     except ImportError:

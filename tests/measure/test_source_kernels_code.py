@@ -113,9 +113,9 @@ def no_text(view: KernelView) -> object:
     ],
 )
 def test_cuda_source_that_does_not_fit_is_one_line(function: object, launch: object, says: str) -> None:
-    with pytest.raises(ScheduleError) as told:
+    with pytest.raises(ScheduleError) as error:
         lower(kernel(function, "cuda", launch=launch), view_of(MATMUL, SM_90))
-    assert says in str(told.value) and "\n" not in str(told.value)
+    assert says in str(error.value) and "\n" not in str(error.value)
 
 
 def test_ptx_needs_a_wide_parameter_for_each_buffer() -> None:

@@ -96,8 +96,8 @@ def test_the_c_example_is_right(tmp_path: Path) -> None:
     assert kernel.wants(view)
     bench = CheckedBench(ast_of(region.kernel), target)
     launch = bench.launcher(compile_schedule(region, lower(kernel, view, path), target))
-    verdict = bench.check(launch, (), seeds=(1, 2), thorough=True)
-    assert verdict.passed, verdict.reason
+    result = bench.check(launch, (), seeds=(1, 2), thorough=True)
+    assert result.passed, result.reason
 
 
 def test_the_cuda_example_is_matched_lowered_and_compiled_where_nvrtc_is(tmp_path: Path) -> None:
@@ -163,8 +163,8 @@ def on_gpu(name: str) -> None:
     assert kernel.wants(view)
     bench = CheckedBench(ast_of(region.kernel), target)
     launch = bench.launcher(compile_schedule(region, lower(kernel, view, path), target), as_tinygrad=True)
-    verdict = bench.check(launch, (), seeds=(1, 2, 3), thorough=True)
-    assert verdict.passed, verdict.reason
+    result = bench.check(launch, (), seeds=(1, 2, 3), thorough=True)
+    assert result.passed, result.reason
     print(f"{kernel.name}: {min(launch() for _ in range(10)) * 1e6:.1f} us")
 
 
@@ -227,7 +227,7 @@ def test_the_triton_example_wins_on_a_gpu_and_runs_in_a_cuda_graph(tmp_path: Pat
         assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
         return done.stdout
 
-    said = python(
+    printed = python(
         "-m",
         "kcg.optimize",
         "model.py",
@@ -243,5 +243,5 @@ def test_the_triton_example_wins_on_a_gpu_and_runs_in_a_cuda_graph(tmp_path: Pat
         "out",
     )
     rows = [r for r in read_result(tmp_path / "out" / "RESULT.json").regions if r.handwritten]
-    assert len(rows) == 2 and all(r.chosen.name == "tiled_matmul" for r in rows), said
-    print(said, python("use.py"))
+    assert len(rows) == 2 and all(r.chosen.name == "tiled_matmul" for r in rows), printed
+    print(printed, python("use.py"))

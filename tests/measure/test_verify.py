@@ -32,7 +32,7 @@ from kcg.measure.inputs import (
     WIDE_RECIPE,
     to_values,
 )
-from kcg.measure.verify import FINAL_SEEDS, JUDGED, CheckedBench, foretell_job
+from kcg.measure.verify import FINAL_SEEDS, JUDGED, CheckedBench, references_job
 from kcg.measure.workbench import FINITE_POISON, GUARD_BYTES, NAN_POISON, copied
 from kcg.types import RAW, Opt, Region, Schedule, Target, Verification
 from tests.kernels import empty, example_asts, kernels_of
@@ -101,9 +101,9 @@ RIGHT = (
 def test_what_tinygrad_compiles_passes(name: str) -> None:
     for ast in (ast for key, ast in example_asts().items() if key.split(".")[0] == name):
         for schedule in (RAW, KernelSpace(Region((kernel_of(ast),)), TARGET).baseline()):
-            verdict = verify(ast, schedule, seeds=(1,))
-            assert verdict.passed, verdict.reason
-            assert verdict.max_error <= 1 and verdict.seeds == 1
+            result = verify(ast, schedule, seeds=(1,))
+            assert result.passed, result.reason
+            assert result.max_error <= 1 and result.seeds == 1
 
 
 FINALISTS = (*RIGHT, "matmul_bf16", "f16_softmax", "bf16_norm", "float64", "cross_entropy", "gelu")
@@ -133,14 +133,14 @@ def test_what_tinygrad_compiles_passes_as_a_finalist(ast: UOp) -> None:
     bench, region = bench_of(ast)
     schedules = (KernelSpace(region, TARGET).baseline(), RAW)
     launches = [bench.launcher(compile_schedule(region, schedule, TARGET)) for schedule in schedules]
-    for verdict in bench.check_all(launches, (), seeds=FINAL_SEEDS, thorough=True):
-        assert verdict.passed, verdict.reason
+    for result in bench.check_all(launches, (), seeds=FINAL_SEEDS, thorough=True):
+        assert result.passed, result.reason
 
 
 @pytest.mark.parametrize("name", ["symbolic", "symbolic_elementwise"])
 def test_symbolic_shapes_pass(name: str) -> None:
-    verdict = verify(example_asts()[name], variables=VARIABLES)
-    assert verdict.passed, verdict.reason
+    result = verify(example_asts()[name], variables=VARIABLES)
+    assert result.passed, result.reason
 
 
 # -- kernels that tinygrad compiles wrong
@@ -160,15 +160,15 @@ def test_padded_and_unrolled_reduce() -> None:
             schedule = Schedule.from_opts([Opt("PADTO", reduced, 32), Opt("UNROLL", 0, unroll)])
             compiled = compile_schedule(region, schedule, TARGET)
             launch = bench.launcher(compiled)
-            verdict = bench.check(launch, (), seeds=SEEDS)
+            result = bench.check(launch, (), seeds=SEEDS)
 
             bench.fill(5, RECIPE)
             bench.poison(NAN_POISON)
             launch()
             inputs = [bench.inputs[slot].astype(np.float64) for slot in sorted(bench.inputs)]
             is_right = np.allclose(bench.read(0), expected(*inputs).reshape(-1), rtol=1e-4, atol=1e-4)
-            assert verdict.passed == is_right, (unroll, verdict.reason)
-            wrong += [unroll] if not verdict.passed else []
+            assert result.passed == is_right, (unroll, result.reason)
+            wrong += [unroll] if not result.passed else []
         assert 16 not in wrong
         assert wrong == [32, 0], "tinygrad computes this right now: say so in the field notes"
 
@@ -180,10 +180,10 @@ def test_padded_and_unrolled_reduce() -> None:
 @pytest.mark.parametrize("fill", [0, NAN_POISON, FINITE_POISON])
 def test_constant_output_is_rejected(name: str, fill: int) -> None:
     bench, region = bench_of(example_asts()[name])
-    verdict = verify_fake(
+    result = verify_fake(
         bench, region, lambda: bench._write(bench._views[0], np.full(bench.by_slot[0].nbytes, fill, np.uint8))
     )
-    assert not verdict.passed and verdict.reason and "\n" not in verdict.reason
+    assert not result.passed and result.reason and "\n" not in result.reason
 
 
 def test_gather_compares_what_its_indices_select() -> None:
@@ -197,8 +197,8 @@ def test_gather_compares_what_its_indices_select() -> None:
     assert np.count_nonzero(store.values) == store.values.size
     assert verify(example_asts()["embedding"]).passed
     off_by_one = np.roll(table, 1, 0)[bench.inputs[1]].reshape(-1)
-    verdict = verify_fake(bench, region, lambda: bench._write(bench._views[0], off_by_one))
-    assert not verdict.passed
+    result = verify_fake(bench, region, lambda: bench._write(bench._views[0], off_by_one))
+    assert not result.passed
 
 
 def test_logarithms_get_positive_inputs() -> None:
@@ -275,8 +275,8 @@ def test_a_kernel_that_writes_a_part_of_a_buffer_is_right_and_must_write_it_ever
         before = bench.read(slot).copy()
         bench.poison(FINITE_POISON)
         first = int((bench.read(slot) != before).argmax())
-        verdict = bench.check(unless_done(bench, run, first), variables, seeds=FINAL_SEEDS, thorough=True)
-        assert not verdict.passed and "it may leave what looks done" in verdict.reason
+        result = bench.check(unless_done(bench, run, first), variables, seeds=FINAL_SEEDS, thorough=True)
+        assert not result.passed and "it may leave what looks done" in result.reason
 
 
 @pytest.mark.parametrize("shape", [(5, 5), (8, 8), (3, 40)])
@@ -296,8 +296,8 @@ def test_what_is_0_unless_two_numbers_are_equal_gets_few_different_ones() -> Non
     (counted,) = kernels_of((empty(8, 32, dtype="int32") * 1000 == empty(8, 32, dtype="int32") * 1000 + 1).sum(1))
     assert bench_of(gradient)[0].choose_recipe() == FEW_RECIPE
     assert verify(gradient).passed
-    verdict = verify(counted)
-    assert not verdict.passed and "every output is 0" in verdict.reason, "nothing shows that it is right"
+    result = verify(counted)
+    assert not result.passed and "every output is 0" in result.reason, "nothing shows that it is right"
 
 
 @pytest.mark.parametrize(
@@ -320,8 +320,8 @@ def test_each_seed_has_data_of_its_own_where_the_reference_can_judge(name: str, 
     bench, region = bench_of(ast)
     assert tuple(bench.choose_recipe(place=place) for place in range(len(FINAL_SEEDS))) == recipes
     launch = bench.launcher(compile_schedule(region, RAW, TARGET))
-    verdict = bench.check(launch, (), seeds=FINAL_SEEDS, thorough=True)
-    assert verdict.passed and {f"data of recipe {recipe}" for recipe in recipes} <= {*verdict.rules}, verdict.reason
+    result = bench.check(launch, (), seeds=FINAL_SEEDS, thorough=True)
+    assert result.passed and {f"data of recipe {recipe}" for recipe in recipes} <= {*result.rules}, result.reason
 
 
 def test_data_of_0_and_1_that_give_no_numbers_prove_nothing_and_are_left_out() -> None:
@@ -329,16 +329,16 @@ def test_data_of_0_and_1_that_give_no_numbers_prove_nothing_and_are_left_out() -
     (ast,) = kernels_of((empty(16, 8) * empty(16, 1).reciprocal()).sum())
     bench, _ = bench_of(ast)
     assert bench.reference(0, BINARY_RECIPE, ()).judged() == 0.0
-    verdict = verify(ast)
-    assert verdict.passed and "exact on {0,1} inputs" not in verdict.rules
+    result = verify(ast)
+    assert result.passed and "exact on {0,1} inputs" not in result.rules
 
 
 def test_kernel_of_which_nothing_is_known_is_not_passed() -> None:
     x = empty(64)
     (ast,) = kernels_of((-(x.abs()) - 1).log())  # NaN whatever the input
-    verdict = verify(ast)
-    assert (verdict.passed, verdict.unjudged, verdict.wrong) == (False, True, False)
-    assert verdict.reason == "most outputs are not numbers (seed 1)"
+    result = verify(ast)
+    assert (result.passed, result.unjudged, result.wrong) == (False, True, False)
+    assert result.reason == "most outputs are not numbers (seed 1)"
 
 
 def test_guards_of_all_buffers_are_repaired() -> None:
@@ -363,10 +363,10 @@ def test_guards_of_all_buffers_are_repaired() -> None:
 
 def test_changed_input_is_found_and_put_back() -> None:
     bench, region = bench_of(example_asts()["matmul_f32"])
-    verdict = verify_fake(
+    result = verify_fake(
         bench, region, lambda: bench._write(bench._views[2], np.zeros(bench.by_slot[2].size, np.float32))
     )
-    assert not verdict.passed
+    assert not result.passed
     compiled = compile_schedule(region, RAW, TARGET)
     assert bench.check(bench.launcher(compiled), (), seeds=SEEDS).passed
 
@@ -404,8 +404,8 @@ def test_what_returns_because_its_output_looks_done_is_refused() -> None:
         return seconds
 
     assert bench.check(launch, (), seeds=(1,)).passed, "of poison nothing looks done"
-    verdict = bench.check(launch, (), seeds=(1,), thorough=True)
-    assert not verdict.passed and "it may leave what looks done" in verdict.reason
+    result = bench.check(launch, (), seeds=(1,), thorough=True)
+    assert not result.passed and "it may leave what looks done" in result.reason
 
 
 @pytest.mark.parametrize("name", ["cache_update.0", "symbolic_elementwise"])
@@ -414,8 +414,8 @@ def test_a_kernel_that_writes_a_part_of_its_output_is_a_right_one(name: str) -> 
     variables = (("length", 20), ("position", 3))
     bench, region = bench_of(example_asts()[name])
     launch = bench.launcher(compile_schedule(region, RAW, TARGET, variables=variables))
-    verdict = bench.check(launch, variables, seeds=FINAL_SEEDS, thorough=True)
-    assert verdict.passed and "outputs that look done" in verdict.rules, verdict.reason
+    result = bench.check(launch, variables, seeds=FINAL_SEEDS, thorough=True)
+    assert result.passed and "outputs that look done" in result.rules, result.reason
 
 
 @pytest.mark.parametrize("dtype", ["fp8e4m3", "fp8e5m2"])
@@ -425,10 +425,10 @@ def test_numbers_of_8_bits_are_made_and_verified(dtype: str) -> None:
         (ast,) = kernels_of(made)
         bench, region = bench_of(ast)
         space = KernelSpace(region, TARGET)
-        verdict = bench.check(
+        result = bench.check(
             bench.launcher(compile_schedule(region, space.baseline(), TARGET)), (), seeds=FINAL_SEEDS, thorough=True
         )
-        assert verdict.passed, verdict.reason
+        assert result.passed, result.reason
 
 
 @pytest.mark.parametrize(
@@ -439,9 +439,9 @@ def test_numbers_of_8_bits_are_made_and_verified(dtype: str) -> None:
         (7, 8, 0.0, "7, not 8"),
     ],
 )
-def test_what_is_wrong_is_said_so_that_it_shows(got: float, want: float, error: float, words: str) -> None:
+def test_what_is_wrong_is_reported_so_that_it_shows(got: float, want: float, error: float, words: str) -> None:
     store = StoreValues(0, np.array([5]), np.array([want]), np.array([error]))
-    assert verify_module._told(got, store, 0) == words
+    assert verify_module._in_words(got, store, 0) == words
 
 
 @pytest.mark.parametrize("fooled", [0, 1, 2])
@@ -458,8 +458,8 @@ def test_what_reads_outside_its_buffers_is_refused(fooled: int) -> None:
             bench._write(bench._views[0], bench.read(0) * np.float32(1.5))
         return seconds
 
-    verdict = bench.check(launch, (), seeds=FINAL_SEEDS, thorough=True)
-    assert not verdict.passed and "outside its buffers" in verdict.reason.replace("outside them", "outside its buffers")
+    result = bench.check(launch, (), seeds=FINAL_SEEDS, thorough=True)
+    assert not result.passed and "outside its buffers" in result.reason.replace("outside them", "outside its buffers")
 
 
 def test_timed_runs_count_as_runs() -> None:
@@ -472,7 +472,7 @@ def test_timed_runs_count_as_runs() -> None:
         watched = bench.watch(lambda left=left: run() if next(left, None) is not None else 1e-9)  # type: ignore[misc]
         for _ in range(5):
             watched(flush=lambda: None)
-        assert watched.runs == 5 and watched.verdict().startswith(reason) and bool(watched.verdict()) == bool(reason)
+        assert watched.runs == 5 and watched.result().startswith(reason) and bool(watched.result()) == bool(reason)
 
 
 def test_in_place_kernel_starts_from_its_inputs_every_time() -> None:
@@ -486,9 +486,9 @@ def test_in_place_kernel_starts_from_its_inputs_every_time() -> None:
         launch()
 
 
-def test_verdict_counts_seeds_and_error() -> None:
-    verdict = verify(example_asts()["matmul_f32"])
-    assert verdict.seeds == 3 and 0 < verdict.max_error < 0.6 and len(verdict.rules) >= 5
+def test_result_counts_seeds_and_error() -> None:
+    result = verify(example_asts()["matmul_f32"])
+    assert result.seeds == 3 and 0 < result.max_error < 0.6 and len(result.rules) >= 5
 
 
 # -- memory
@@ -549,8 +549,8 @@ def test_references_of_another_process_are_those_that_verifying_computes(name: s
         assert plain.passed, plain.reason
 
         other, _ = bench_of(ast)
-        told = pickle.loads(pickle.dumps(foretell_job(region, variables, SEEDS)))
-        other.foretold(told, variables)
+        report = pickle.loads(pickle.dumps(references_job(region, variables, SEEDS)))
+        other.use_references(report, variables)
         count = len(other._references), len(other.projections)
         assert other.check(other.launcher(compiled), variables, seeds=SEEDS, thorough=True) == plain
         assert (len(other._references), len(other.projections)) == count, "nothing was missing"

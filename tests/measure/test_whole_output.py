@@ -96,9 +96,9 @@ def test_another_order_of_a_sum_passes(case: Case) -> None:
 def test_what_tinygrad_compiles_passes_every_rule(name: str) -> None:
     case = Case(example_asts()[name])
     baseline = case.launcher(KernelSpace(case.region, TARGET).baseline())
-    for verdict in case.judge(case.right, baseline):
-        assert verdict.passed, verdict.reason
-        assert verdict.seeds >= 3
+    for result in case.judge(case.right, baseline):
+        assert result.passed, result.reason
+        assert result.seeds >= 3
 
 
 def test_race_that_shows_in_the_seventh_run(case: Case) -> None:
@@ -112,8 +112,8 @@ def test_race_that_shows_in_the_seventh_run(case: Case) -> None:
             )
         return runs[-1]
 
-    (verdict,) = case.judge(launch)
-    assert not verdict.passed and verdict.reason == "run 7 differs from the others in buffer 0 (seed 1)"
+    (result,) = case.judge(launch)
+    assert not result.passed and result.reason == "run 7 differs from the others in buffer 0 (seed 1)"
 
 
 def test_elements_that_differ_most() -> None:

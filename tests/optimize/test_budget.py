@@ -105,10 +105,10 @@ def test_an_unjudged_kernel_keeps_its_schedule_and_is_named_and_the_rest_is_opti
     expected = ExitCode.OK if other.outcome == "improved" else ExitCode.NOTHING_IMPROVED
     assert (done.returncode, other.outcome) in ((expected, "improved"), (expected, "kept")), done.stderr
     assert result.complete and dict(result.failures) == {"unjudged": 1}, "it is measured once, and not judged"
-    said = " ".join(done.stdout.split())
+    printed = " ".join(done.stdout.split())
     name = unjudged.baseline.name
-    assert f"unjudged: {name} keeps tinygrad's own schedule: most outputs are not numbers (seed 0)" in said
-    assert f"2 kernels: 1 {other.outcome}, 1 unjudged" in said
+    assert f"unjudged: {name} keeps tinygrad's own schedule: most outputs are not numbers (seed 0)" in printed
+    assert f"2 kernels: 1 {other.outcome}, 1 unjudged" in printed
     page = (tmp_path / "report.html").read_text()
     assert "the reference cannot tell what is right" in page and unjudged.note in page
 
@@ -122,7 +122,7 @@ def test_a_run_in_which_all_is_unjudged_has_searched_nothing(tmp_path: Path) -> 
     assert "nothing was faster" not in done.stderr and "nothing was searched: every kernel is unjudged" in done.stderr
 
 
-def test_a_budget_too_short_to_search_in_is_said_with_one_that_is_not(tmp_path: Path) -> None:
+def test_a_budget_too_short_to_search_in_is_reported_with_one_that_is_not(tmp_path: Path) -> None:
     done = run(SCRIPTS / "one_layer.py", "--budget", "1s", "--report", tmp_path, "--quiet", "--", "8")
     assert done.returncode == ExitCode.BUDGET_HIT, done.stderr
     (line,) = [
@@ -228,7 +228,7 @@ def test_only_what_has_a_candidate_is_expected_to_be_judged_and_more_of_it_leave
     nothing_s, until = estimates.judging_s(session), [estimates.search_until(session)]
     assert not any(finals.is_due(session, work) for work in session.works)
     assert nothing_s == pytest.approx(
-        estimates.FRESH_CHILD_S + max(estimates.duel_s(session, work) for work in session.works), rel=0.2
+        estimates.FRESH_CHILD_S + max(estimates.paired_s(session, work) for work in session.works), rel=0.2
     ), "one that may be found"
     for work in (one, two):
         find(work)
@@ -262,14 +262,14 @@ def test_the_search_has_its_share_of_the_budget_whatever_is_to_be_judged(
 def test_emptying_the_cache_takes_what_it_took_in_this_run(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     taken, own_s = session.sampling
     assert taken >= 9 and own_s > 0, "three samples at least of each of three kernels"
-    before_s = estimates.duel_s(session, session.works[0])
+    before_s = estimates.paired_s(session, session.works[0])
     monkeypatch.setitem(session.service.spent_s, "sample", own_s + taken * 1.5)
     assert estimates._flush_s(session) == pytest.approx(1.5)
-    assert estimates.duel_s(session, session.works[0]) > before_s + 10
+    assert estimates.paired_s(session, session.works[0]) > before_s + 10
 
 
 @pytest.mark.parametrize("outcome", ["improved", "kept"])
-def test_what_the_budget_leaves_no_time_to_judge_keeps_tinygrads_own_schedule_and_is_said(
+def test_what_the_budget_leaves_no_time_to_judge_keeps_tinygrads_own_schedule_and_is_reported(
     session: Session, monkeypatch: pytest.MonkeyPatch, outcome: str
 ) -> None:
     """Once something is improved, the time for checking the whole model is kept; before, there is nothing to check."""
@@ -297,7 +297,7 @@ def test_what_the_budget_leaves_no_time_to_judge_keeps_tinygrads_own_schedule_an
     assert any(warning.startswith("the budget left no time to judge 2 of 3 kernels") for warning in session.warnings)
 
 
-def test_a_run_that_left_all_undecided_does_not_say_that_nothing_was_faster(session: Session) -> None:
+def test_a_run_that_left_all_undecided_does_not_report_that_nothing_was_faster(session: Session) -> None:
     kept, improved = (only(sample_result(), outcome) for outcome in ("kept", "improved"))
     assert not has_an_answer(session, kept), "nothing was searched yet"
     find(session.works[0])
@@ -336,10 +336,10 @@ def test_a_search_that_finds_nothing_may_go_on_in_the_time_for_checking_the_mode
     assert before - estimates.search_until(session) < 90, "it would not fit anyhow"
 
 
-def test_the_first_verdict_may_take_what_still_counts_as_in_time(
+def test_the_first_result_may_take_what_still_counts_as_in_time(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(estimates, "duel_s", lambda session, work: 1.0)
+    monkeypatch.setattr(estimates, "paired_s", lambda session, work: 1.0)
     now_s = time.monotonic() - session.started
     for budget_s, allowed in ((now_s / 1.05 + 1, True), (now_s / 1.2, False)):
         monkeypatch.setattr(session, "settings", replace(session.settings, budget_s=budget_s))
@@ -355,7 +355,7 @@ def test_a_process_that_is_stopped_in_the_finals_is_not_waited_for_when_the_budg
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     find(session.works[0])
-    monkeypatch.setattr(session.service, "duel", lambda job, *, timeout_s: Future())
+    monkeypatch.setattr(session.service, "compare_paired", lambda job, *, timeout_s: Future())
     monkeypatch.setattr(estimates.Pace, "allows", lambda pace, work: True)
     monkeypatch.setattr(estimates, "patience_s", lambda session, expected_s: 10.0 * (expected_s == 0))
     rows = finals.judge_all(session)

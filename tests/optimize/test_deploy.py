@@ -242,9 +242,9 @@ def test_what_is_unjudged_or_only_checked_gets_the_baseline(
         *_, choice = choices(changed)[0]
         assert not choice.searched and choice.schedule == last.baseline.schedule
         write_result(changed, stored)
-        said = str(apply(stored, widths=(2,), cache_db=cache, facts=facts))
-        assert ("note: kernels that are unjudged have tinygrad's own schedule: 1" in said) == unjudged
-        assert "had not verified" not in said
+        printed = str(apply(stored, widths=(2,), cache_db=cache, facts=facts))
+        assert ("note: kernels that are unjudged have tinygrad's own schedule: 1" in printed) == unjudged
+        assert "had not verified" not in printed
 
 
 def test_of_one_kernel_with_several_values_the_costlier_decides(result: Result) -> None:
@@ -256,7 +256,7 @@ def test_of_one_kernel_with_several_values_the_costlier_decides(result: Result) 
         assert choice.schedule == first.chosen.schedule
 
 
-def test_regions_of_several_kernels_are_left_out_and_said(
+def test_regions_of_several_kernels_are_left_out_and_reported(
     result: Result, tmp_path: Path, cache: Path, facts: Facts
 ) -> None:
     first, second, *rest = result.regions
@@ -373,7 +373,7 @@ def test_another_device_is_refused_before_anything_is_started(result: Result, tm
     assert_refused(MismatchError, "device: .*NVIDIA H200", tmp_path / "RESULT.json", cache, None)
 
 
-def test_another_compiler_is_said_but_not_refused(stored: Path, cache: Path, facts: Facts) -> None:
+def test_another_compiler_is_reported_but_not_refused(stored: Path, cache: Path, facts: Facts) -> None:
     applied = apply(stored, widths=(2,), cache_db=cache, facts=(facts[0], replace(facts[1], driver="999")))
     assert any(note.startswith("the driver was ''") for note in applied.notes)
 

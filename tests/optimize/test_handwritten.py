@@ -115,7 +115,7 @@ def test_each_other_one_has_its_reason(row: RegionResult, result: Result) -> Non
     assert "for_nothing is for no kernel of the workload" in warnings
 
 
-def test_what_the_file_prints_is_not_in_the_json_and_the_report_tells_all(
+def test_what_the_file_prints_is_not_in_the_json_and_the_report_reports_all(
     optimised: tuple[subprocess.CompletedProcess[str], Path], result: Result, row: RegionResult
 ) -> None:
     done, folder = optimised

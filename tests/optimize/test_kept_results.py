@@ -15,7 +15,7 @@ from kcg.errors import JournalError
 from kcg.kernel.codec import kernel_of
 from kcg.kernel.program import Compiled
 from kcg.measure import verify
-from kcg.measure.jobs import DuelOutcome, TimeJob
+from kcg.measure.jobs import PairedOutcome, TimeJob
 from kcg.measure.protocol import PROTOCOL
 from kcg.measure.service import Request
 from kcg.optimize import finals, verdicts
@@ -55,18 +55,18 @@ def baseline(session: Session, work: RegionWork) -> Side:
 
 
 @pytest.fixture
-def judged(session: Session, work: RegionWork, baseline: Side) -> DuelOutcome:
+def judged(session: Session, work: RegionWork, baseline: Side) -> PairedOutcome:
     """The verdict on the baseline alone, as an earlier run left it."""
-    session.verdicts = {}
-    outcome = finals.duel(session, work, baseline, None).outcome
+    session.paired_results = {}
+    outcome = finals.compare_paired(session, work, baseline, None).outcome
     assert outcome is not None and outcome.baseline_verification.passed and not outcome.noisy
     assert session.journal is not None
-    session.verdicts = session.journal.verdicts()
+    session.paired_results = session.journal.paired_results()
     return outcome
 
 
-def again(session: Session, work: RegionWork, baseline: Side, finalist: Side | None = None) -> DuelOutcome:
-    outcome = finals.duel(session, work, baseline, finalist).outcome
+def again(session: Session, work: RegionWork, baseline: Side, finalist: Side | None = None) -> PairedOutcome:
+    outcome = finals.compare_paired(session, work, baseline, finalist).outcome
     assert outcome is not None
     return outcome
 
@@ -75,25 +75,25 @@ def journal_of(session: Session) -> contextlib.closing[sqlite3.Connection]:
     return contextlib.closing(sqlite3.connect(session.folder / "journal.sqlite", isolation_level=None))
 
 
-def test_the_same_duel_is_not_fought_twice(
-    session: Session, work: RegionWork, baseline: Side, judged: DuelOutcome
+def test_the_same_paired_comparison_is_not_run_twice(
+    session: Session, work: RegionWork, baseline: Side, judged: PairedOutcome
 ) -> None:
     with journal_of(session) as journal:
         rows = journal.execute("SELECT COUNT(*) FROM measurements").fetchone()
         assert again(session, work, baseline) == judged, "to the last sample"
         assert journal.execute("SELECT COUNT(*) FROM measurements").fetchone() == rows
     assert finals.is_judged(session, work)
-    session.verdicts = {}
+    session.paired_results = {}
     assert not finals.is_judged(session, work)
 
 
 def test_another_finalist_another_binary_or_other_rules_are_judged(
-    session: Session, work: RegionWork, baseline: Side, judged: DuelOutcome, monkeypatch: pytest.MonkeyPatch
+    session: Session, work: RegionWork, baseline: Side, judged: PairedOutcome, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     step: Schedule = work.space.actions(work.space.start())[0].schedule
     other = Side(step, finals.compiled_for(session, work, step))
-    duel = again(session, work, baseline, other)
-    assert duel.finalist_verification is not None and duel.baseline_cold_s != judged.baseline_cold_s
+    paired = again(session, work, baseline, other)
+    assert paired.finalist_verification is not None and paired.baseline_cold_s != judged.baseline_cold_s
     assert other.compiled.binary_hash != baseline.compiled.binary_hash
     assert again(session, work, Side(baseline.schedule, other.compiled)) != judged
     monkeypatch.setattr(verdicts, "RULES", verdicts.RULES + 1)
@@ -106,7 +106,7 @@ def _is_known(session: Session, work: RegionWork) -> bool:
 
 
 @pytest.mark.usefixtures("judged")
-def test_a_verdict_is_of_one_region_and_of_one_set_of_values(session: Session, work: RegionWork) -> None:
+def test_a_result_is_of_one_region_and_of_one_set_of_values(session: Session, work: RegionWork) -> None:
     (kernel,) = work.call.region.kernels
     (other,) = (kernel_of(ast) for ast in kernels_of(empty(16, 16) + 1))
     assert kernel != other and _is_known(session, work)
@@ -120,7 +120,7 @@ def test_a_verdict_is_of_one_region_and_of_one_set_of_values(session: Session, w
 
 
 @pytest.mark.usefixtures("judged")
-def test_a_verdict_is_of_one_device_and_its_tools_and_rules(
+def test_a_result_is_of_one_device_and_its_tools_and_rules(
     session: Session, work: RegionWork, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target, toolchain = session.service.facts
@@ -153,12 +153,12 @@ def test_what_is_written_by_hand_is_still_to_be_judged(
     assert not finals.is_judged(session, work) and judging_s(session) > before_s
 
 
-def test_it_is_said_of_how_many_kernels_every_verdict_was_taken_over(
+def test_it_is_reported_of_how_many_kernels_every_result_was_taken_over(
     session: Session, work: RegionWork, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One of whose duels some were fought was judged in this run."""
 
-    def said() -> list[str]:
+    def printed() -> list[str]:
         with monkeypatch.context() as patched:
             for name, value in (("taken_over", set()), ("fought", set()), ("warnings", []), ("judged", {})):
                 patched.setattr(session, name, value)
@@ -166,60 +166,60 @@ def test_it_is_said_of_how_many_kernels_every_verdict_was_taken_over(
             return list(session.warnings)
 
     assert session.journal is not None
-    session.verdicts = {}
-    assert said() == []
-    session.verdicts = session.journal.verdicts()
-    assert said() == ["the verdicts on 1 of 1 kernels are those of an earlier run: they were not judged again"]
+    session.paired_results = {}
+    assert printed() == []
+    session.paired_results = session.journal.paired_results()
+    assert printed() == ["the verdicts on 1 of 1 kernels are those of an earlier run: they were not judged again"]
     action = work.space.actions(work.space.start())[-1].schedule
     monkeypatch.setattr(work, "offers", [Offer("mine", action)])
-    assert said() == []
+    assert printed() == []
 
 
-def test_what_is_wrong_or_noisy_is_no_verdict(
-    session: Session, work: RegionWork, baseline: Side, judged: DuelOutcome
+def test_what_is_wrong_or_noisy_is_no_paired_result(
+    session: Session, work: RegionWork, baseline: Side, judged: PairedOutcome
 ) -> None:
     assert session.journal is not None
-    kept = session.journal.verdicts()
+    kept = session.journal.paired_results()
     wrong = replace(judged, baseline_verification=Verification(False, reason="another device answered"))
     for bad in (wrong, replace(judged, noisy="the clocks fell"), replace(judged, tainted=True)):
         verdicts.keep(session, work, [baseline], bad, work.call.variables)
     verdicts.keep(session, work, [baseline, baseline], judged, work.call.variables)  # of two sides one was judged
-    assert session.journal.verdicts() == kept
+    assert session.journal.paired_results() == kept
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"binaries": [], "outcome": 1}', "null", "[" * 100_000])
-def test_a_verdict_that_was_changed_is_refused(
-    session: Session, work: RegionWork, baseline: Side, judged: DuelOutcome, text: str
+def test_a_result_that_was_changed_is_refused(
+    session: Session, work: RegionWork, baseline: Side, judged: PairedOutcome, text: str
 ) -> None:
-    session.verdicts = dict.fromkeys(session.verdicts, text)
+    session.paired_results = dict.fromkeys(session.paired_results, text)
     with pytest.raises(JournalError, match="a verdict cannot be trusted") as refused:
         again(session, work, baseline)
     assert "\n" not in str(refused.value)
 
 
-def test_a_verdict_without_its_samples_is_refused(
-    session: Session, work: RegionWork, baseline: Side, judged: DuelOutcome
+def test_a_result_without_its_samples_is_refused(
+    session: Session, work: RegionWork, baseline: Side, judged: PairedOutcome
 ) -> None:
     for changed in (replace(judged, again_cold_s=()), replace(judged, baseline_warm_s=(float("nan"),))):
-        verdict = verdicts.Verdict((baseline.compiled.binary_hash,), changed)
-        session.verdicts = dict.fromkeys(session.verdicts, noun_to_json(verdict))
+        result = verdicts.PairedResult((baseline.compiled.binary_hash,), changed)
+        session.paired_results = dict.fromkeys(session.paired_results, noun_to_json(result))
         with pytest.raises(JournalError, match="a verdict cannot be trusted"):
             again(session, work, baseline)
 
 
-def test_a_journal_without_verdicts_is_read(session: Session, judged: DuelOutcome) -> None:
-    assert session.journal is not None and session.journal.verdicts()
+def test_a_journal_without_results_is_read(session: Session, judged: PairedOutcome) -> None:
+    assert session.journal is not None and session.journal.paired_results()
     with journal_of(session) as journal:
         journal.execute("DROP TABLE verdicts")
-    assert session.journal.verdicts() == {}
+    assert session.journal.paired_results() == {}
 
 
 def test_what_is_unjudged_is_held_against_no_schedule(
-    session: Session, work: RegionWork, baseline: Side, judged: DuelOutcome
+    session: Session, work: RegionWork, baseline: Side, judged: PairedOutcome
 ) -> None:
     cannot = Verification(False, ("poisoned outputs",), reason="most outputs are not numbers (seed 1)", unjudged=True)
-    duel = replace(judged, baseline_verification=cannot, finalist_verification=cannot)
-    row = finals._decide(session, work, baseline.compiled, baseline.compiled, baseline.schedule, duel, [])
+    paired = replace(judged, baseline_verification=cannot, finalist_verification=cannot)
+    row = finals._decide(session, work, baseline.compiled, baseline.compiled, baseline.schedule, paired, [])
     assert row is not None and (row.outcome, row.note) == ("unjudged", "most outputs are not numbers (seed 1)")
     assert row.chosen.schedule == work.space.baseline() and row.chosen.verification == cannot and not cannot.wrong
 

@@ -18,7 +18,7 @@ from kcg.cli import guarded
 from kcg.compat.hardware import allocated_bytes, memory_of
 from kcg.errors import ExitCode, UsageError
 from kcg.optimize.__main__ import main
-from kcg.optimize.run import Room, check_memory, next_smaller
+from kcg.optimize.run import Memory, check_memory, next_smaller
 from kcg.optimize.settings import Settings
 from kcg.optimize.whole_model import _Program
 from kcg.types import Workload
@@ -115,7 +115,7 @@ def test_on_a_gpu_that_others_fill_the_next_smaller_preset_of_flux_is_named(tmp_
     assert not list(tmp_path.iterdir())
 
 
-def test_a_preset_without_room_is_one_line_that_names_the_next_smaller(
+def test_a_preset_that_does_not_fit_is_one_line_that_names_the_next_smaller(
     layer: WorkloadSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["kcg.optimize", "layer", "--device", "CPU:X86", "--report", str(tmp_path)])
@@ -133,25 +133,25 @@ def test_a_preset_without_room_is_one_line_that_names_the_next_smaller(
 
 
 def test_without_a_smaller_preset_it_says_what_else_would_help(layer: WorkloadSpec) -> None:
-    workload, said = layer.capture("middling"), list[str]()
-    room: dict[str, Any] = {"device": "CUDA", "say": said.append}
+    workload, lines = layer.capture("middling"), list[str]()
+    room: dict[str, Any] = {"device": "CUDA", "log": lines.append}
     with pytest.raises(UsageError, match=r"CUDA has 1e-09 GB free of 8 GB: .* free memory that others use"):
-        check_memory(Settings("layer"), workload, Room(1, 8 * 10**9), **room)
+        check_memory(Settings("layer"), workload, Memory(1, 8 * 10**9), **room)
     with pytest.raises(UsageError, match="use a device with more memory"):
-        check_memory(Settings("layer"), workload, Room(1, 2), **room)
-    assert len(said) == 2 and all(line.endswith("looking for a preset that fits") for line in said)
-    smaller = next_smaller(layer.capture("vast"), Room(10**6, 10**6))
+        check_memory(Settings("layer"), workload, Memory(1, 2), **room)
+    assert len(lines) == 2 and all(line.endswith("looking for a preset that fits") for line in lines)
+    smaller = next_smaller(layer.capture("vast"), Memory(10**6, 10**6))
     assert smaller is not None and smaller.preset == "mini"
 
 
-def test_what_fits_is_not_told_or_is_no_whole_model_passes(layer: WorkloadSpec) -> None:
+def test_what_fits_is_not_reported_or_is_no_whole_model_passes(layer: WorkloadSpec) -> None:
     workload = layer.capture("vast")
     for settings, room in (
         (Settings("layer"), None),
-        (Settings("layer"), Room(workload.memory_bytes, workload.memory_bytes)),
-        (Settings("train.py"), Room(1, 1)),
+        (Settings("layer"), Memory(workload.memory_bytes, workload.memory_bytes)),
+        (Settings("train.py"), Memory(1, 1)),
     ):
-        check_memory(settings, workload, room, device="CPU", say=lambda line: pytest.fail(line))
+        check_memory(settings, workload, room, device="CPU", log=lambda line: pytest.fail(line))
 
 
 def test_a_dry_run_says_what_would_be_needed(

@@ -212,7 +212,7 @@ def test_who_is_interrupted_writes_the_best_so_far_and_says_how_to_resume(
 
 
 @pytest.mark.slow
-def test_who_is_told_to_end_ends_as_on_ctrl_c(tmp_path: Path) -> None:
+def test_a_signal_to_end_ends_as_on_ctrl_c(tmp_path: Path) -> None:
     """SIGTERM is what `timeout`, a container's end and a batch system send."""
     script, temporary = tmp_path / "waits.py", tmp_path / "tmp"
     script.write_text("import time\nprint('waiting', flush=True)\ntime.sleep(60)\n")
@@ -224,14 +224,14 @@ def test_who_is_told_to_end_ends_as_on_ctrl_c(tmp_path: Path) -> None:
     assert any(line == "waiting\n" for line in process.stderr)
     children = psutil.Process(process.pid).children(recursive=True)
     process.terminate()
-    said = process.communicate(timeout=30)[1]
-    assert process.returncode == ExitCode.INTERRUPTED, said
-    assert said.startswith("kcg: interrupted") and "Traceback" not in said
+    printed = process.communicate(timeout=30)[1]
+    assert process.returncode == ExitCode.INTERRUPTED, printed
+    assert printed.startswith("kcg: interrupted") and "Traceback" not in printed
     assert children and not psutil.wait_procs(children, timeout=20)[1] and not list(temporary.iterdir())
 
 
 @pytest.mark.slow
-def test_an_earlier_journal_is_kept_and_a_budget_too_small_to_search_is_said(tmp_path: Path) -> None:
+def test_an_earlier_journal_is_kept_and_a_budget_too_small_to_search_is_reported(tmp_path: Path) -> None:
     old = tmp_path / "journal.sqlite"
     old.write_bytes(b"something precious")
     (tmp_path / "RESULT.json").write_bytes(b"what it found")

@@ -105,11 +105,11 @@ def test_page_says_everything(page: Page) -> None:
         assert word in text, word
 
 
-def test_page_and_console_tell_the_verdict_on_the_whole_model(page: Page) -> None:
+def test_page_and_console_report_the_result_on_the_whole_model(page: Page) -> None:
     text = " ".join(" ".join(page.text).split())
     assert "The whole model" in text and "0.0031, at most 0.043 passes; seed 7" in text and "71.3 ms → 39.1 ms" in text
     assert "one step, captured and replayed (device events, median of 5 in turns)" in text
-    verdicts = {
+    results = {
         "": (
             "",
             "whole model: verified, error 0.0031 of a tolerated 0.043; one step 71.3 ms → 39.1 ms by device events",
@@ -120,7 +120,7 @@ def test_page_and_console_tell_the_verdict_on_the_whole_model(page: Page) -> Non
         ),
         "not run: the workload is a script": ("none: not run: the workload is a", "whole model: not run: the workload"),
     }
-    for reason, (on_page, on_console) in verdicts.items():
+    for reason, (on_page, on_console) in results.items():
         check = sample_result().model_check
         assert check is not None
         if reason:
@@ -232,7 +232,7 @@ def test_a_kernel_that_was_not_timed_has_no_time() -> None:
     assert "not timed" not in printed(replace(sample_result(), regions=(timed,)), width=200)
 
 
-def test_the_values_of_a_kernels_variables_are_said_once_with_what_is_timed_at_each_end() -> None:
+def test_the_values_of_a_kernels_variables_are_reported_once_with_what_is_timed_at_each_end() -> None:
     assert printed(sample_result(), width=100).count("start_pos 1 to 17") == 1
     page = render_report(sample_result())
     (row,) = (row for row in sample_result().regions if row.ends)
@@ -252,10 +252,10 @@ def test_table_fits_and_is_plain_when_piped(width: int) -> None:
     assert lines[1].startswith("r_80_32") and "15.7 ms" in lines[1]  # the slowest before comes first
     assert "69.3 ms → 36.7 ms, 1.89×" in text
     assert "failed: 41 compile_error, 17 resource, 2 wrong, 1 worker_died" in text
-    said = " ".join(text.split())
-    assert "8 improved, 4 kept, 1 undecided, 1 not searched, 1 unjudged, 1 quarantined" in said
+    message = " ".join(text.split())
+    assert "8 improved, 4 kept, 1 undecided, 1 not searched, 1 unjudged, 1 quarantined" in message
     unjudged = next(row for row in sample_result().regions if row.outcome == "unjudged")
-    assert f"unjudged: {unjudged.baseline.name} keeps tinygrad's own schedule: {unjudged.note}" in said
+    assert f"unjudged: {unjudged.baseline.name} keeps tinygrad's own schedule: {unjudged.note}" in message
     assert "no clang: <CPU>" in text
 
 
@@ -411,7 +411,7 @@ def test_no_number_breaks_the_page_or_the_table(part: str, number: float) -> Non
 
 
 @pytest.mark.parametrize("number", [0.0, None, 5e-324, 1e308])
-def test_a_target_that_tells_no_bandwidth_or_clock_has_a_page(number: float | None) -> None:
+def test_a_target_that_reports_no_bandwidth_or_clock_has_a_page(number: float | None) -> None:
     sample = sample_result()
     target = replace(sample.target, bandwidth_bytes_s=number or 0.0, clock_limit_mhz=number, cores=0)
     assert "</html>" in render_report(replace(sample, target=target))

@@ -35,9 +35,9 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(autouse=True)
 def quiet_console(browser: Browser) -> Iterator[None]:
-    browser.said.clear()
+    browser.messages.clear()
     yield
-    assert browser.said == []
+    assert browser.messages == []
 
 
 def ready(browser: Browser, page: str, *, width: int = 1200, dark: bool = False) -> None:
@@ -129,11 +129,11 @@ def test_a_mark_says_what_it_is_to_a_finger(browser: Browser, page: str, picture
 @pytest.mark.parametrize("picture", PICTURES)
 def test_a_picture_is_walked_through_by_key(browser: Browser, page: str, picture: str) -> None:
     ready(browser, page)
-    said = tips(browser, picture)
+    shown = tips(browser, picture)
     browser.js(f"document.querySelector('svg.wide[data-figure={picture}]').focus()")
     for key, expected in (("ArrowRight", 0), ("ArrowRight", 1), ("ArrowLeft", 0), ("ArrowLeft", 0), ("End", -1)):
         browser.key(key)
-        assert browser.js(TIP) == said[expected], key
+        assert browser.js(TIP) == shown[expected], key
     browser.key("Escape")
     assert browser.js(TIP) == ""
 

@@ -79,7 +79,7 @@ def test_roofline_has_the_targets_roofs_and_every_kernel_that_computes(page: Pag
     points = points_of(rows_of(sample))
     assert len(points) == sum(r.operations > 0 for r in sample.regions)
     roofs = roofs_of(sample.target, points)
-    assert (roofs.told, roofs.bytes_s) == (True, 4.8e12)
+    assert (roofs.reported, roofs.bytes_s) == (True, 4.8e12)
     assert roofs.peak == pytest.approx(1070e12, rel=0.01) and roofs.plain == pytest.approx(66.9e12, rel=0.01)
     for point in points:
         r = point.row.region
@@ -94,7 +94,7 @@ def test_roofline_has_the_targets_roofs_and_every_kernel_that_computes(page: Pag
     text = " ".join(page.text)
     assert "2 kernels only move data" in text and "of what the hardware could do" in text
     unknown = replace(sample.target, bandwidth_bytes_s=None)
-    assert not roofs_of(unknown, points).told
+    assert not roofs_of(unknown, points).reported
     assert "does not tell its bandwidth and peak" in render_report(replace(sample, target=unknown))
 
 

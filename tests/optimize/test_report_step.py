@@ -22,7 +22,7 @@ def side(step_s: float, *, in_step: Clocks = (), kernels: Clocks = (), launches:
 
 
 @pytest.mark.parametrize(
-    ("of", "said", "not_said"),
+    ("of", "wanted", "unwanted"),
     [
         (side(0.8), ["L2 cache", "warm caches they sum to 850 ms", "not recorded"], ["launch gaps", "not explained"]),
         (side(0.7), ["All this accounts for at most 150 ms of 300 ms: the rest is not explained"], ["launch gaps"]),
@@ -54,11 +54,11 @@ def side(step_s: float, *, in_step: Clocks = (), kernels: Clocks = (), launches:
         (side(1.2, in_step=clocks(1600, CAPPED)), ["is not recorded"], ["held back", "MHz"]),
     ],
 )
-def test_only_what_was_recorded_is_a_reason(of: Side, said: list[str], not_said: list[str]) -> None:
+def test_only_what_was_recorded_is_a_reason(of: Side, wanted: list[str], unwanted: list[str]) -> None:
     text = " ".join(reasons(of))
-    for words in said:
+    for words in wanted:
         assert words in text, text
-    for words in not_said:
+    for words in unwanted:
         assert words not in text, text
 
 
@@ -70,14 +70,14 @@ def test_each_side_that_differs_has_its_own_reasons() -> None:
     rows = tuple(replace(row, clocks=clocks(1980)) for row in sample.regions)
 
     def why(times_before: float, times_after: float) -> tuple[str, ...]:
-        told = replace(
+        report = replace(
             check,
             before_s=before * times_before,
             after_s=after * times_after,
             clocks_before=clocks(1980),
             clocks_after=clocks(1500),
         )
-        step = step_of(replace(sample, regions=rows, model_check=told))
+        step = step_of(replace(sample, regions=rows, model_check=report))
         assert step is not None
         return step.why
 

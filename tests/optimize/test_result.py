@@ -302,7 +302,7 @@ def test_files_of_the_third_version_have_no_expectations() -> None:
         ModelCheck(None, "not run: the workload is a script"),
     ],
 )
-def test_every_verdict_on_the_model_survives(tmp_path: Path, check: ModelCheck) -> None:
+def test_every_result_on_the_model_survives(tmp_path: Path, check: ModelCheck) -> None:
     result = replace(sample_result(), model_check=check)
     write_result(result, tmp_path / "r.json")
     assert read_result(tmp_path / "r.json") == result

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from kcg.compat.tiny import Ops
 from kcg.kernel.symbolic import End
-from kcg.measure.jobs import CompileOutcome, DuelOutcome
+from kcg.measure.jobs import CompileOutcome, PairedOutcome
 from kcg.measure.protocol import PROTOCOL
 from kcg.optimize import ends, finals, search
 from kcg.optimize.console import print_result, progress
@@ -139,14 +139,14 @@ WRONG = replace(RIGHT, passed=False, reason="element 3 is 1, not 2")
     [((RIGHT, RIGHT), RIGHT), ((RIGHT, UNJUDGED), UNJUDGED), ((UNJUDGED,), UNJUDGED), ((UNJUDGED, WRONG), WRONG)],
 )
 def test_what_is_unjudged_at_one_end_is_not_called_wrong(found: tuple[Verification, ...], seen: Verification) -> None:
-    both = ends.outcome([End(LOW, 0.5), End(HIGH, 0.5)], [DuelOutcome(one) for one in found]).baseline_verification
+    both = ends.outcome([End(LOW, 0.5), End(HIGH, 0.5)], [PairedOutcome(one) for one in found]).baseline_verification
     assert (both.passed, both.unjudged, both.wrong) == (seen.passed, seen.unjudged, seen.wrong)
     assert both.reason.startswith(seen.reason)
 
 
-def judged(session: Session, work: RegionWork, schedule: Schedule) -> tuple[DuelOutcome, tuple[DuelOutcome, ...]]:
+def judged(session: Session, work: RegionWork, schedule: Schedule) -> tuple[PairedOutcome, tuple[PairedOutcome, ...]]:
     sides = [Side(s, finals.compiled_for(session, work, s)) for s in (work.space.baseline(), schedule)]
-    found = finals.duel(session, work, *sides)
+    found = finals.compare_paired(session, work, *sides)
     assert found.outcome is not None, found.reason
     return found.outcome, found.at_ends
 
@@ -164,14 +164,14 @@ def test_a_finalist_is_verified_and_timed_at_both_ends(session: Session, work: R
     assert {row.variables for row in rows_of(session, work, other, "final")} == {LOW, HIGH}
 
 
-def test_a_verdict_is_kept_for_each_end(session: Session, work: RegionWork, other: Schedule) -> None:
+def test_a_result_is_kept_for_each_end(session: Session, work: RegionWork, other: Schedule) -> None:
     first, _ = judged(session, work, other)
     assert session.journal is not None
-    session.verdicts = session.journal.verdicts()
+    session.paired_results = session.journal.paired_results()
     try:
         assert judged(session, work, other)[0] == first
     finally:
-        session.verdicts = {}
+        session.paired_results = {}
 
 
 @pytest.mark.parametrize("wrong", [LOW, HIGH])

@@ -106,7 +106,7 @@ def make() -> Make:
 @pytest.mark.parametrize("dtype", [DTYPES[0], *(pytest.param(dtype, marks=pytest.mark.slow) for dtype in DTYPES[1:])])
 def test_another_order_of_summation_passes_and_garbage_fails(make: Make, dtype: str) -> None:
     stages: list[str] = []
-    good = compare(TINY.runnable(dtype, 3), make(dtype), seed=3, said=stages.append)  # type: ignore[misc]
+    good = compare(TINY.runnable(dtype, 3), make(dtype), seed=3, report=stages.append)  # type: ignore[misc]
     assert good.passed, good
     assert good.kernels >= KERNELS - 1 and good.seed == 3 and good.reason == ""
     assert good.error is not None and good.tolerance is not None and good.error <= good.tolerance < MAX_TOLERANCE
@@ -121,21 +121,21 @@ def test_another_order_of_summation_passes_and_garbage_fails(make: Make, dtype: 
     assert bad.tolerance is None or bad.tolerance < MAX_TOLERANCE
 
 
-def test_what_the_device_told_in_each_step_is_kept(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_device_reported_in_each_step_is_kept(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     class Sensors(NoSensors):
         """Clocks that fall with every look, of whichever program."""
 
         looks = 0
 
         def begin(self) -> None:
-            self.told: list[float] = []
+            self.reported: list[float] = []
 
         def look(self) -> None:
             Sensors.looks += 1
-            self.told.append(1980.0 - Sensors.looks)
+            self.reported.append(1980.0 - Sensors.looks)
 
         def readings(self) -> tuple[tuple[str, float], ...]:
-            return ("sm_mhz_min", min(self.told)), ("sm_mhz_max", max(self.told))
+            return ("sm_mhz_min", min(self.reported)), ("sm_mhz_max", max(self.reported))
 
     monkeypatch.setattr(whole_model, "sensors_for", lambda target: Sensors())
     check = compare(TINY.runnable("float32", 3), make("float32"), seed=3)  # type: ignore[misc]
@@ -150,7 +150,7 @@ def test_a_long_step_is_replayed_as_often_as_its_outputs_are_read(make: Make) ->
     row = result.regions[0]
     chosen = replace(row.chosen, cold_s=2 * whole_model.LONG_STEP_S)
     slow = replace(result, regions=(replace(row, chosen=chosen), *result.regions[1:]))
-    check = compare(TINY.runnable("float32", 3), slow, seed=3, said=stages.append)  # type: ignore[misc]
+    check = compare(TINY.runnable("float32", 3), slow, seed=3, report=stages.append)  # type: ignore[misc]
     assert check.passed and check.clock == "wall clock, median of 3 in turns", check
     assert stages == [whole_model.CHOSEN, whole_model.OWN] * (1 + whole_model.READ)
 
@@ -160,7 +160,7 @@ def test_where_memory_is_short_one_is_released_before_the_other_begins(
 ) -> None:
     monkeypatch.setattr("kcg.compat.hardware.memory_of", lambda device: (1, 1 << 30))
     stages: list[str] = []
-    check = compare(TINY.runnable("float32", 3), make("float32"), seed=3, said=stages.append)  # type: ignore[misc]
+    check = compare(TINY.runnable("float32", 3), make("float32"), seed=3, report=stages.append)  # type: ignore[misc]
     assert check.passed and check.clock == "wall clock, median of 5", check
     assert stages == [whole_model.CHOSEN] * (1 + REPLAYS) + [whole_model.OWN] * (1 + REPLAYS)
 
@@ -348,7 +348,7 @@ def test_zeros_and_other_shapes_fail() -> None:
     assert judged(OWN[0][:32]).passed is False
 
 
-def test_a_model_too_sensitive_gets_no_verdict() -> None:
+def test_a_model_too_sensitive_gets_no_result() -> None:
     check = judge([OWN], OWN, [[OWN[0] * 1.2], OWN], eps=EPS, sums=0.0)
     assert check.passed is None and "moves the output by" in check.reason
     infinite = judge([OWN], OWN, [[OWN[0] * np.nan], OWN], eps=EPS, sums=0.0)
@@ -417,10 +417,10 @@ def test_nothing_is_planned_ahead_beside_the_samples_of_a_cpu() -> None:
 
 
 def test_a_child_that_waits_takes_its_job_or_dies(make: Make) -> None:
-    with isolated.Alone(CHILD, dev=DEV, label="model", arguments=("flux", "mini")) as child:
+    with isolated.IsolatedProcess(CHILD, dev=DEV, label="model", arguments=("flux", "mini")) as child:
         check = check_model(make("float32"), timeout_s=60, child=child)
     assert check.passed is True, check.reason
-    waiting = isolated.Alone(CHILD, dev=DEV, label="model")
+    waiting = isolated.IsolatedProcess(CHILD, dev=DEV, label="model")
     pid = waiting._process.pid
     waiting.close()
     waiting.close()

@@ -26,7 +26,7 @@ from kcg.measure.device_info import detect
 from kcg.measure.source_kernels import KernelFile, describe_job, lower_job, match_job
 from kcg.optimize import whole_script
 from kcg.optimize.console import print_result
-from kcg.optimize.deploy import check_verdict
+from kcg.optimize.deploy import check_model_result
 from kcg.optimize.report import render_report
 from kcg.optimize.result import from_dict, to_dict
 from kcg.optimize.run import exit_code_of
@@ -104,12 +104,12 @@ def check(result: Result, *arguments: str, timeout_s: float = TIMEOUT_S, **setti
 
 def test_what_is_alive_is_compared_and_seeds_and_side_effects_repeat(right: Result, tmp_path: Path) -> None:
     file = tmp_path / "runs.txt"
-    verdict = check(right, "alive", str(file), seed=7)
-    assert verdict.passed, verdict
-    assert verdict.compared == "1 tensor alive at its end", "neither what it began with, nor the generator's own"
-    assert verdict.kernels == sum(row.outcome == "improved" for row in right.regions)
-    assert verdict.error is not None and verdict.tolerance is not None and verdict.error <= verdict.tolerance < 1e-4
-    assert (verdict.runs, verdict.seed) == (2, 7)
+    result = check(right, "alive", str(file), seed=7)
+    assert result.passed, result
+    assert result.compared == "1 tensor alive at its end", "neither what it began with, nor the generator's own"
+    assert result.kernels == sum(row.outcome == "improved" for row in right.regions)
+    assert result.error is not None and result.tolerance is not None and result.error <= result.tolerance < 1e-4
+    assert (result.runs, result.seed) == (2, 7)
     first, second = file.read_text().splitlines()
     assert first == second, "Python's, NumPy's and tinygrad's random numbers, and the order of sets"
     drawn = literal_eval(first)
@@ -118,28 +118,30 @@ def test_what_is_alive_is_compared_and_seeds_and_side_effects_repeat(right: Resu
 
 def test_a_wrong_schedule_fails_and_the_result_is_refused(wrong: Result) -> None:
     """Here the script is a function that leaves nothing but what its jitted step returned."""
-    verdict = check(wrong, "jitted")
-    assert verdict.passed is False, verdict
-    assert verdict.compared == "1 tensor returned by its last TinyJit step"
-    assert verdict.reason.startswith("a tensor (8×24 float) returned by its last TinyJit step differs by ")
-    assert verdict.runs == 4, "it repeats itself, and rounding does not explain it"
-    failed = replace(wrong, model_check=verdict)
+    result = check(wrong, "jitted")
+    assert result.passed is False, result
+    assert result.compared == "1 tensor returned by its last TinyJit step"
+    assert result.reason.startswith("a tensor (8×24 float) returned by its last TinyJit step differs by ")
+    assert result.runs == 4, "it repeats itself, and rounding does not explain it"
+    failed = replace(wrong, model_check=result)
     assert exit_code_of(failed, interrupted=False) == ExitCode.VERIFICATION_FAILED
     with pytest.raises(VerificationError, match=r"the whole script: a tensor \(8×24 float\)"):
-        check_verdict(failed)
+        check_model_result(failed)
 
 
 def test_a_script_that_fails_with_the_chosen_schedules_only_fails_by_name(wrong: Result) -> None:
-    verdict = check(wrong, "checks-itself")
-    assert verdict.passed is False and verdict.runs == 3, verdict
-    told = "the script fails with the chosen schedules, and not with tinygrad's own: it raised AssertionError: off by "
-    assert verdict.reason.startswith(told) and "(line " in verdict.reason
+    result = check(wrong, "checks-itself")
+    assert result.passed is False and result.runs == 3, result
+    report = (
+        "the script fails with the chosen schedules, and not with tinygrad's own: it raised AssertionError: off by "
+    )
+    assert result.reason.startswith(report) and "(line " in result.reason
 
 
 def test_a_script_that_does_not_repeat_itself_is_not_wrong(right: Result, tmp_path: Path) -> None:
-    verdict = check(right, "random")
-    assert verdict.passed is None and verdict.runs == 3, verdict
-    assert verdict.reason == "no verdict: the script does not repeat itself with tinygrad's own schedules either"
+    result = check(right, "random")
+    assert result.passed is None and result.runs == 3, result
+    assert result.reason == "no verdict: the script does not repeat itself with tinygrad's own schedules either"
     other = check(right, "as many as lines", str(tmp_path / "runs.txt"))
     assert other.passed is None and other.runs == 2, other
     assert other.reason.startswith(
@@ -159,17 +161,17 @@ def test_a_script_that_does_not_repeat_itself_is_not_wrong(right: Result, tmp_pa
     ],
 )
 def test_however_it_ends_what_it_left_is_compared(right: Result, how: str, compared: str) -> None:
-    verdict = check(right, how)
-    assert verdict.passed and verdict.compared == compared, verdict
+    result = check(right, how)
+    assert result.passed and result.compared == compared, result
 
 
 def test_what_cannot_be_compared_says_why(right: Result) -> None:
     nothing = check(right, "nothing")
-    told = "no verdict: nothing that the script left or read came out of a kernel with another schedule"
-    assert (nothing.passed, nothing.reason, nothing.runs) == (None, told, 2)
+    report = "no verdict: nothing that the script left or read came out of a kernel with another schedule"
+    assert (nothing.passed, nothing.reason, nothing.runs) == (None, report, 2)
     late = check(right, "waits", timeout_s=1.0)
-    told = "no verdict: the script does not run again: with tinygrad's own schedules it did not finish in 1 s"
-    assert (late.passed, late.reason, late.runs) == (None, told, 1)
+    report = "no verdict: the script does not run again: with tinygrad's own schedules it did not finish in 1 s"
+    assert (late.passed, late.reason, late.runs) == (None, report, 1)
 
 
 def test_ctrl_c_ends_it_and_the_script(right: Result, tmp_path: Path) -> None:
@@ -179,19 +181,19 @@ def test_ctrl_c_ends_it_and_the_script(right: Result, tmp_path: Path) -> None:
         if wait_until(file.exists, seconds=60.0):
             os.kill(os.getpid(), signal.SIGINT)
 
-    told = threading.Thread(target=interrupt)
-    told.start()
+    report = threading.Thread(target=interrupt)
+    report.start()
     with pytest.raises(KeyboardInterrupt):
         check(right, "waits", str(file))
-    told.join()
+    report.join()
     assert not [child for child in psutil.Process().children() if whole_script.CHILD in child.cmdline()]
 
 
 @pytest.mark.slow
 def test_a_script_that_makes_much_of_rounding_is_not_wrong() -> None:
-    verdict = check(result_of(SCRIPT, "chaos"), "chaos")
-    assert verdict.passed is None and verdict.runs == 4, verdict
-    assert "one rounding unit in what the script begins with moves it too much to tell" in verdict.reason
+    result = check(result_of(SCRIPT, "chaos"), "chaos")
+    assert result.passed is None and result.runs == 4, result
+    assert "one rounding unit in what the script begins with moves it too much to tell" in result.reason
 
 
 def test_hand_written_kernels_run_in_it() -> None:
@@ -204,8 +206,8 @@ def test_hand_written_kernels_run_in_it() -> None:
         schedule = lower_job(kernels[name], summed.region, own.target)
         chosen = replace(summed.chosen, schedule=schedule)
         only = replace(own, regions=(replace(summed, chosen=chosen, opts=summed.baseline, outcome="improved"),))
-        verdict = check_script(only, settings, timeout_s=TIMEOUT_S)
-        assert verdict.passed is passed and verdict.kernels == 1, verdict
+        result = check_script(only, settings, timeout_s=TIMEOUT_S)
+        assert result.passed is passed and result.kernels == 1, result
 
 
 def _digest(path: Path) -> str:
@@ -234,8 +236,8 @@ def judged(ours: Any, own: Any, shaken: Any, rounding: Rounding = ROUNDING, *, v
 
 def test_what_one_kernel_may_do_passes_at_once() -> None:
     for factor, passes in ((1.0, True), (1 + 20 * EPS, True), (1 + 1e-3, False)):
-        verdict = judge_first([piece(VALUES * np.float32(factor))], [piece(VALUES)], ROUNDING)
-        assert (verdict is not None and verdict.passed is True) is passes
+        result = judge_first([piece(VALUES * np.float32(factor))], [piece(VALUES)], ROUNDING)
+        assert (result is not None and result.passed is True) is passes
     assert judge_first([piece(VALUES[::-1])], [piece(VALUES)], ROUNDING) is None
 
 
@@ -251,8 +253,8 @@ def test_what_a_script_makes_of_rounding_is_tolerated() -> None:
 
 def test_one_wrong_tensor_among_many_that_are_sensitive_fails() -> None:
     own, shaken = [piece(VALUES), piece(VALUES)], [piece(-VALUES), piece(VALUES)]
-    verdict = judge([piece(-VALUES), piece(VALUES * 2)], own, shaken, ROUNDING, values=1)
-    assert verdict.passed is False and verdict.error == pytest.approx(1, rel=0.5)
+    result = judge([piece(-VALUES), piece(VALUES * 2)], own, shaken, ROUNDING, values=1)
+    assert result.passed is False and result.error == pytest.approx(1, rel=0.5)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
@@ -308,7 +310,7 @@ def test_when_it_is_not_run(right: Result) -> None:
 
 
 @pytest.mark.parametrize(
-    ("verdict", "says"),
+    ("outcome", "says"),
     [
         (
             ModelCheck(True, "", 1e-7, 1e-5, runs=2, compared="1 tensor alive at its end"),
@@ -326,16 +328,16 @@ def test_when_it_is_not_run(right: Result) -> None:
     ],
 )
 def test_summary_and_report_say_it_and_that_side_effects_repeated(
-    right: Result, verdict: ModelCheck, says: str, capsys: pytest.CaptureFixture[str]
+    right: Result, outcome: ModelCheck, says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    result = replace(right, model_check=verdict)
+    result = replace(right, model_check=outcome)
     print_result(result, Console(width=400))
-    told = " ".join(capsys.readouterr().out.split())
-    assert " ".join(says.split()) in told
-    assert ("its side effects with it" in told) is (verdict.runs > 0)
+    report = " ".join(capsys.readouterr().out.split())
+    assert " ".join(says.split()) in report
+    assert ("its side effects with it" in report) is (outcome.runs > 0)
     page = render_report(result)
-    assert ("its side effects with it" in page) is (verdict.runs > 0)
-    assert verdict.compared in page and "whole model" not in page
+    assert ("its side effects with it" in page) is (outcome.runs > 0)
+    assert outcome.compared in page and "whole model" not in page
     assert from_dict(to_dict(result)) == result
 
 

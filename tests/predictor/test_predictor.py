@@ -113,19 +113,19 @@ def test_a_run_that_was_cut_goes_on_as_if_it_had_not_been(data: TrainingData, tm
     class Cut(Exception):
         pass
 
-    told: list[dict[str, float]] = []
+    header: list[dict[str, float]] = []
 
     def log(values: dict[str, float]) -> None:
-        told.append(values)
-        if len(told) == 3:
+        header.append(values)
+        if len(header) == 3:
             raise Cut
 
     with pytest.raises(Cut):
         Fit(data, settings, tmp_path / "cut", floors=FLOORS, log=log).run()
-    told.pop()  # what was not kept is done again
-    Fit(data, settings, tmp_path / "cut", floors=FLOORS, log=told.append).run()
-    assert [v["epoch"] for v in told] == [0, 1, 2, 3]
-    for one, other in zip(whole, told, strict=True):
+    header.pop()  # what was not kept is done again
+    Fit(data, settings, tmp_path / "cut", floors=FLOORS, log=header.append).run()
+    assert [v["epoch"] for v in header] == [0, 1, 2, 3]
+    for one, other in zip(whole, header, strict=True):
         assert one["train/loss"] == pytest.approx(other["train/loss"], rel=1e-4)
     with pytest.raises(DataError, match="of other settings"):
         Fit(data, replace(settings, seed=1), tmp_path / "cut", floors=FLOORS).run()
@@ -223,7 +223,7 @@ def test_the_right_order_costs_less() -> None:
 # ---- files ----
 
 
-def test_a_checkpoint_says_what_the_model_said(data: TrainingData, trained: Fit, tmp_path: Path) -> None:
+def test_a_checkpoint_predicts_what_the_model_did(data: TrainingData, trained: Fit, tmp_path: Path) -> None:
     about = replace(about_of(data), spread_scale=1.5, metrics={"pairwise": 0.9}, since="trained, then looked at")
     made = Checkpoint(about, (trained.averaged, trained.averaged))
     save(made, tmp_path / "p.safetensors")
@@ -261,17 +261,17 @@ def test_what_is_no_checkpoint_is_one_line(data: TrainingData, trained: Fit, tmp
     save(Checkpoint(about_of(data), (trained.averaged,)), path)
     tensors = load_file(path)
     with safe_open(path, "pt") as file:
-        told = file.metadata()
+        header = file.metadata()
     del tensors["net0.heads.weight"]
-    save_file(tensors, tmp_path / "less", told)
+    save_file(tensors, tmp_path / "less", header)
     with pytest.raises(DataError, match="does not hold what it says"):
         read(tmp_path / "less")
     weights = load_file(path)
     weights["net0.heads.weight"][0] = torch.nan
-    save_file(weights, tmp_path / "nan", told)
+    save_file(weights, tmp_path / "nan", header)
     with pytest.raises(DataError, match="weights that are not numbers"):
         read(tmp_path / "nan")
-    about = json.loads(told["kcg"])
+    about = json.loads(header["kcg"])
     for huge in ({"hidden": 40_000}, {"hidden": 1000}, {"layers": 10**6}):
         nets = [{**about["nets"][0], **huge}]
         save_file(load_file(path), tmp_path / "huge", {"kcg": json.dumps({**about, "nets": nets})})
@@ -296,15 +296,15 @@ def test_a_checkpoint_that_is_too_large_is_not_written(data: TrainingData, tmp_p
 def of_before(path: Path, out: Path, drop: str = "", **about: object) -> Path:
     """A checkpoint with trees beside its networks, as kcg wrote them; without its tensors that begin with `drop`."""
     with safe_open(path, "pt") as file:
-        told = json.loads(file.metadata()["kcg"])
+        header = json.loads(file.metadata()["kcg"])
     tensors = {name: values for name, values in load_file(path).items() if not drop or not name.startswith(drop)}
-    told["about"] = {**{k: v for k, v in told["about"].items() if k != "since"}, "tree_share": 0.4, **about}
-    told["nets"] = told["nets"] if tensors else []
-    save_file({**tensors, "trees": torch.zeros(99, dtype=torch.uint8)}, out, {"kcg": json.dumps(told)})
+    header["about"] = {**{k: v for k, v in header["about"].items() if k != "since"}, "tree_share": 0.4, **about}
+    header["nets"] = header["nets"] if tensors else []
+    save_file({**tensors, "trees": torch.zeros(99, dtype=torch.uint8)}, out, {"kcg": json.dumps(header)})
     return out
 
 
-def test_trees_of_a_checkpoint_of_before_are_left_out_and_that_is_said(
+def test_trees_of_a_checkpoint_of_before_are_left_out_and_that_is_reported(
     data: TrainingData, trained: Fit, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     new = tmp_path / "new.safetensors"
@@ -329,11 +329,11 @@ def test_the_weights_of_another_kind_of_network_are_refused(data: TrainingData, 
     path = tmp_path / "p.safetensors"
     save(Checkpoint(about_of(data), (trained.averaged,)), path)
     with safe_open(path, "pt") as file:
-        told = file.metadata()
+        header = file.metadata()
     tensors = load_file(path)
     names = {name: name.replace("embed.axes.", "embed.nodes.") for name in tensors}
     assert any(name != other for name, other in names.items())
-    save_file({names[name]: values for name, values in tensors.items()}, path, told)
+    save_file({names[name]: values for name, values in tensors.items()}, path, header)
     with pytest.raises(DataError, match=r"\(the weights of another kind of network\): train it again"):
         read(path)
 
@@ -343,8 +343,8 @@ def test_a_training_of_another_kind_of_network_is_not_gone_on_with(data: Trainin
     Fit(data, settings, tmp_path, floors=FLOORS).run()
     path = tmp_path / STATE
     with safe_open(path, "pt") as file:
-        told = json.loads(file.metadata()["progress"])
-    save_file(load_file(path), path, {"progress": json.dumps({**told, "form": "AstNet"})})
+        header = json.loads(file.metadata()["progress"])
+    save_file(load_file(path), path, {"progress": json.dumps({**header, "form": "AstNet"})})
     with pytest.raises(DataError, match="is of a kind of network that this kcg has not: remove it"):
         Fit(data, settings, tmp_path, floors=FLOORS).run()
 
@@ -365,7 +365,7 @@ def test_what_is_shipped_for_device_and_renderer_guides_there_and_the_analytic_o
     assert isinstance(choose_predictor("roofline", target), Roofline)
     if isinstance(chosen, LearnedPredictor) and path:
         assert path.stat().st_size <= MOST_BYTES and chosen.checkpoint.about.split == "workload"
-        assert renderer in {told["renderer"] for told in chosen.checkpoint.about.targets}
+        assert renderer in {header["renderer"] for header in chosen.checkpoint.about.targets}
 
 
 def test_a_checkpoint_of_the_package_that_is_damaged_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,8 +69,8 @@ def alone(nets: Sequence[Net], made: Graphs, kernel_x: Array, target_x: Array) -
         for net in nets:
             state = net.embed_graphs(batch)
             output = net.answer(batch, state)
-            said = {name: getattr(output, name).numpy() for name in ("rank", "log_sigma", "failure")}
-            found.append(said | {"hidden": state.numpy()})
+            outputs = {name: getattr(output, name).numpy() for name in ("rank", "log_sigma", "failure")}
+            found.append(outputs | {"hidden": state.numpy()})
     return found
 
 
@@ -80,11 +80,11 @@ def largest_difference(nets: Sequence[Net], made: Graphs, regions: Sequence[Regi
     together = Stacked.of(nets)
     assert together is not None
     with torch.inference_mode():
-        said: Answers = together(made, kernel_x, target_x)
+        outputs: Answers = together(made, kernel_x, target_x)
     worst = 0.0
     for i, one in enumerate(alone(nets, made, kernel_x, target_x)):
         for name, values in one.items():
-            other = getattr(said, name)[i].numpy()
+            other = getattr(outputs, name)[i].numpy()
             assert other.shape == values.shape
             assert np.isfinite(other).all()
             worst = max(worst, float(np.abs(other - values).max()))
@@ -148,7 +148,7 @@ def test_every_shape_of_network_can_be_stacked(settings: NetSettings) -> None:
     assert largest_difference(nets, made, [region] * len(made)) < CLOSE * 10  # states reach 100 with such weights
 
 
-def test_what_cannot_be_stacked_is_said() -> None:
+def test_what_cannot_be_stacked_is_reported() -> None:
     small, large = Net(NetSettings(hidden=8)), Net(NetSettings(hidden=16))
     assert Stacked.of([]) is None
     assert Stacked.of([small, large]) is None

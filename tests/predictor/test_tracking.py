@@ -17,7 +17,7 @@ from kcg.predictor.tracking import METRICS, Tracker, wanted_mode
 from tests.metrics_file import read_metrics
 
 
-def test_metrics_are_told_once_and_a_torn_line_is_taken_away(tmp_path: Path) -> None:
+def test_metrics_are_reported_once_and_a_torn_line_is_taken_away(tmp_path: Path) -> None:
     with Tracker(tmp_path) as tracker:
         tracker.log({"epoch": 0, "loss": 1.5})
         tracker.log({"epoch": 1, "loss": math.nan})

@@ -24,7 +24,7 @@ from kcg.errors import DataError, DeviceError, KcgError, UsageError
 from kcg.kernel.opts.space import KernelSpace
 from kcg.predictor import training, tuning
 from kcg.predictor.checkpoint import read
-from kcg.predictor.ensemble import averaged, said_by, spread_scale, validation_rows
+from kcg.predictor.ensemble import averaged, outputs_by, spread_scale, validation_rows
 from kcg.predictor.header import MOST_BYTES
 from kcg.predictor.learned import LearnedPredictor
 from kcg.predictor.metrics import Floors, floors_of, scores, summary
@@ -114,7 +114,7 @@ def script(name: str, *arguments: object, home: Path, **settings: str) -> subpro
     )
 
 
-def told(folder: Path) -> list[dict[str, Any]]:
+def reported(folder: Path) -> list[dict[str, Any]]:
     """The metrics of a run, but for how long it took; what is null is NaN."""
     return [
         {k: math.nan if v is None else v for k, v in line.items() if k != "spent_s"} for line in read_metrics(folder)
@@ -122,7 +122,7 @@ def told(folder: Path) -> list[dict[str, Any]]:
 
 
 def same_metrics(one: Path, other: Path) -> None:
-    ours, theirs = told(one), told(other)
+    ours, theirs = reported(one), reported(other)
     assert [line["epoch"] for line in ours] == [line["epoch"] for line in theirs] == list(range(TINY["epochs"]))
     for line, line_of_other in zip(ours, theirs, strict=True):
         assert line == pytest.approx(line_of_other, rel=1e-2, abs=5e-3, nan_ok=True)
@@ -135,10 +135,10 @@ def test_what_was_trained_ranks_kernels_it_never_saw_better_than_chance(data: Tr
     assert 0.6 < whole.about.metrics["pairwise"] < 1
     index = np.flatnonzero(data.part("workload", "test") & ~data.failed)
     random = np.random.default_rng(0).normal(size=len(index))
-    said = said_by(read(whole.path).nets, data, index)
+    outputs = outputs_by(read(whole.path).nets, data, index)
     found, chance = (
         summary(scores(rank, data.log_s[index], data.kernel[index], data.run[index], Floors()), data.calls)["pairwise"]
-        for rank in (averaged(said)["rank"], random)
+        for rank in (averaged(outputs)["rank"], random)
     )
     assert found > 0.6 and found > chance + 0.1
 
@@ -160,7 +160,7 @@ def test_the_checkpoint_is_small_says_what_it_is_and_predicts_the_same(
     space = KernelSpace(export_.regions()[data.region_ids[kernel]], export_.targets()[data.targets[0]])
     schedules = [Schedule("opts", bodies[i]) for i in data.row[index]]
     predictions = LearnedPredictor(checkpoint).predict(space, schedules)
-    found = averaged(said_by(checkpoint.nets, data, index), about.spread_scale)
+    found = averaged(outputs_by(checkpoint.nets, data, index), about.spread_scale)
     assert [p.log_runtime for p in predictions] == pytest.approx(found["rank"].tolist(), abs=2e-3)
     assert [math.log(p.uncertainty) for p in predictions] == pytest.approx(found["log_sigma"].tolist(), abs=2e-3)
 
@@ -270,7 +270,7 @@ def test_a_device_that_is_not_there_is_one_line(text: str, error: type[KcgError]
     assert devices_of("cpu,cpu") == ("cpu", "cpu") and devices_of("auto")
 
 
-def test_a_checkpoint_that_would_be_too_large_is_said_before_the_networks_are_trained(
+def test_a_checkpoint_that_would_be_too_large_is_reported_before_the_networks_are_trained(
     folder: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(UsageError, match="more than the 5 MB"):
@@ -305,7 +305,7 @@ def test_what_is_expected_of_errors_is_fitted_to_the_validation_part(data: Train
                 one.heads.weight[2] *= 0.0
         found = training.calibrated(whole.about, other, data, Floors())
         index = validation_rows(data, "workload")
-        spread = averaged(said_by(other, data, index), found.spread_scale)
+        spread = averaged(outputs_by(other, data, index), found.spread_scale)
         assert spread_scale(spread, data.log_s[index]) == pytest.approx(1.0), "nothing is left to scale"
         assert 0.3 < found.metrics["within_50"] < 0.7 and found.metrics["pairwise"] == about.metrics["pairwise"]
     nothing = training.calibrated(whole.about, nets, data.take(data.part("workload", "test")), Floors())

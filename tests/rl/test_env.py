@@ -41,7 +41,7 @@ def one_thread() -> None:
 # Rewards, faults and ends
 
 
-def play(env: KernelScheduleEnv, choose: Callable[[KernelScheduleEnv], int], **options: Any) -> tuple[float, Any]:
+def episode(env: KernelScheduleEnv, choose: Callable[[KernelScheduleEnv], int], **options: Any) -> tuple[float, Any]:
     """An episode: what was paid, and the last step."""
     env.reset(options=options)
     paid, last = 0.0, (None, 0.0, False, False, {})
@@ -96,7 +96,7 @@ def test_an_episode_is_paid_by_what_the_cost_says_of_its_end(start: str, guided:
     rng = random.Random(1)
     begin = table.start() if start == "raw" else table.baseline()
     for _ in range(10):
-        paid, (*_, info) = play(env, lambda env: rng.randrange(stop(env) + 1))
+        paid, (*_, info) = episode(env, lambda env: rng.randrange(stop(env) + 1))
         first_s, last_s = (table.records[s].observation.runtime_s for s in (begin, env.view.schedule))
         if "fault" not in info:
             assert first_s and last_s and paid == pytest.approx(math.log(first_s / last_s))
@@ -121,7 +121,7 @@ def test_a_schedule_that_fails_truncates_with_its_reason(guided: bool) -> None:
     assert len(labels) >= 2
     guide: Cost = lambda schedule: Reading(-10.0 - len(schedule.opts))  # noqa: E731
     env = env_of(replace(recorded_task(), guide=guide if guided else None))
-    paid, (observation, _, terminated, truncated, info) = play(env, along(labels))
+    paid, (observation, _, terminated, truncated, info) = episode(env, along(labels))
     assert truncated and not terminated and paid == pytest.approx(FAULT_VALUE)
     assert info["fault"] and info["log_speedup"] == FAULT_VALUE and info["schedule"] == str(bad)
     assert observation in env.observation_space
@@ -142,7 +142,7 @@ def test_a_certain_failure_is_a_fault_before_anything_is_measured() -> None:
 
     env = env_of(replace(task("matmul"), cost=predicted(predict)))
     for _ in range(2):
-        paid, (*_, truncated, info) = play(env, lambda env: 3)
+        paid, (*_, truncated, info) = episode(env, lambda env: 3)
         assert paid == FAULT_VALUE and truncated and "expected to fail (probability 1.00)" in info["fault"]
     assert len(asked) == len(set(asked)) == 2, "each schedule is asked for once"
 
@@ -171,7 +171,7 @@ def test_a_step_that_does_not_apply_is_a_fault() -> None:
     viewer = Viewer(viewer_of("matmul").space, lambda schedule: [Action("UPCAST(77,4)", wrong)])
     for cost in (lambda schedule: Reading(-9.0), predicted(lambda s: [Prediction(len(viewer.view(s[0]).rows))])):
         env = env_of(replace(task("matmul"), viewer=viewer, cost=cost))
-        paid, (*_, truncated, info) = play(env, lambda env: 0)
+        paid, (*_, truncated, info) = episode(env, lambda env: 0)
         assert truncated and paid == FAULT_VALUE and "UPCAST" in info["fault"]
 
 
@@ -240,20 +240,20 @@ def test_tasks_are_drawn_by_weight_or_chosen() -> None:
     assert [env.reset(seed=3)[1]["kernel"] for _ in range(3)] == [env.reset(seed=3)[1]["kernel"]] * 3
 
 
-def test_episodes_start_where_they_are_told_to() -> None:
+def test_episodes_start_where_the_options_say() -> None:
     space = viewer_of("matmul").space
     ends = {"raw": str(space.start()), "hand-coded": str(space.baseline())}
     for start, schedule in ends.items():
         assert env_of(task("matmul"), start=start).reset()[1]["schedule"] == schedule
     env = env_of(task("matmul"), start="either")
     env.reset(seed=0)
-    told = [env.reset()[1] for _ in range(30)]
-    assert {info["start"] for info in told} == set(ends)
-    assert all(info["schedule"] == ends[info["start"]] for info in told)
+    report = [env.reset()[1] for _ in range(30)]
+    assert {info["start"] for info in report} == set(ends)
+    assert all(info["schedule"] == ends[info["start"]] for info in report)
 
 
 @pytest.mark.parametrize(
-    ("tasks", "settings", "said"),
+    ("tasks", "settings", "message"),
     [
         ([], {}, "needs tasks"),
         ([{"weight": -1.0}], {}, "weights from 0"),
@@ -263,8 +263,8 @@ def test_episodes_start_where_they_are_told_to() -> None:
         ([{}], {"max_steps": 0}, "max_steps=0: an episode has at least one step"),
     ],
 )
-def test_settings_that_cannot_be_meant_are_one_line(tasks: Any, settings: Any, said: str) -> None:
-    with pytest.raises(UsageError, match=said) as caught:
+def test_settings_that_cannot_be_meant_are_one_line(tasks: Any, settings: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message) as caught:
         KernelScheduleEnv([replace(task("sum"), **changes) for changes in tasks], **settings)
     assert "\n" not in str(caught.value)
 
@@ -302,15 +302,15 @@ def test_what_has_more_actions_than_rows_loses_the_last_and_keeps_stopping() -> 
 
 def test_an_observation_holds_the_view() -> None:
     view = viewer_of("conv2d").view(viewer_of("conv2d").space.baseline())
-    told = observation_of(view)
+    report = observation_of(view)
     g, n = view.graph, len(view.rows)
-    axes, accesses, groups = told["counts"]
+    axes, accesses, groups = report["counts"]
     assert (axes, accesses, groups) == (g.n_axes[0], g.n_accesses[0], g.n_groups[0])
-    assert np.array_equal(told["axes"][:axes], g.axes) and not told["axes"][axes:].any()
-    edges = told["access_edges"][:axes, :accesses]
+    assert np.array_equal(report["axes"][:axes], g.axes) and not report["axes"][axes:].any()
+    edges = report["access_edges"][:axes, :accesses]
     assert np.array_equal(edges.reshape(-1, edges.shape[-1]), g.access_edges)
-    assert np.abs(told["access_edges"]).sum() == pytest.approx(np.abs(g.access_edges).sum(), rel=1e-5)
-    assert np.array_equal(told["actions"][:n], view.rows.features) and not told["actions"][n:].any()
-    assert np.array_equal(told["action_axes"][:n], view.rows.axes) and (told["action_axes"][n:] == -1).all()
-    assert told["mask"].tolist() == [1] * n + [0] * (MOST_ACTIONS - n)
+    assert np.abs(report["access_edges"]).sum() == pytest.approx(np.abs(g.access_edges).sum(), rel=1e-5)
+    assert np.array_equal(report["actions"][:n], view.rows.features) and not report["actions"][n:].any()
+    assert np.array_equal(report["action_axes"][:n], view.rows.axes) and (report["action_axes"][n:] == -1).all()
+    assert report["mask"].tolist() == [1] * n + [0] * (MOST_ACTIONS - n)
     assert observation_of(view, only_stop=True)["mask"].tolist() == [0] * (n - 1) + [1] + [0] * (MOST_ACTIONS - n)

@@ -56,7 +56,7 @@ def test_a_recorded_table_and_a_guide_keep_the_promises_too() -> None:
 # Broken twins: each is wrong in one way
 
 
-class Twin(KernelScheduleEnv):
+class Reseeded(KernelScheduleEnv):
     """What it tells is told wrong by `observed`, `paid` or `informed`."""
 
     def observed(self, observation: Any) -> Any:
@@ -77,34 +77,34 @@ class Twin(KernelScheduleEnv):
         return self.observed(observation), self.paid(reward), terminated, truncated, self.informed(info)
 
 
-class NotANumber(Twin):
+class NotANumber(Reseeded):
     def observed(self, observation: Any) -> Any:
         observation["schedule"][3] = math.nan
         return observation
 
 
-class WrongType(Twin):
+class WrongType(Reseeded):
     def observed(self, observation: Any) -> Any:
         return observation | {"axes": observation["axes"].astype(np.float64)}
 
 
-class WrongShape(Twin):
+class WrongShape(Reseeded):
     def observed(self, observation: Any) -> Any:
         return observation | {"mask": observation["mask"][:-1]}
 
 
-class Outside(Twin):
+class Outside(Reseeded):
     def observed(self, observation: Any) -> Any:
         observation["counts"][0] = MOST_AXES + 1
         return observation
 
 
-class MissingKey(Twin):
+class MissingKey(Reseeded):
     def observed(self, observation: Any) -> Any:
         return {name: value for name, value in observation.items() if name != "target"}
 
 
-class SameArray(Twin):
+class SameArray(Reseeded):
     kept: Any = None
 
     def observed(self, observation: Any) -> Any:
@@ -112,53 +112,53 @@ class SameArray(Twin):
         return observation | {"target": self.kept}
 
 
-class NoInfo(Twin):
+class NoInfo(Reseeded):
     def informed(self, info: dict[str, Any]) -> Any:
         return None
 
 
-class NoInfoOfAStep(Twin):
+class NoInfoOfAStep(Reseeded):
     def step(self, action: int) -> Any:
         return *super().step(action)[:4], None
 
 
-class NoInfoOfAReset(Twin):
+class NoInfoOfAReset(Reseeded):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         return super().reset(seed=seed, options=options)[0]
 
 
-class OldSteps(Twin):
+class OldSteps(Reseeded):
     def step(self, action: int) -> Any:
         observation, reward, terminated, truncated, info = super().step(action)
         return observation, reward, terminated or truncated, info
 
 
-class RewardInWords(Twin):
+class RewardInWords(Reseeded):
     def paid(self, reward: float) -> Any:
         return str(reward)
 
 
-class NoReward(Twin):
+class NoReward(Reseeded):
     def paid(self, reward: float) -> Any:
         return None
 
 
-class NanReward(Twin):
+class NanReward(Reseeded):
     def paid(self, reward: float) -> Any:
         return math.nan
 
 
-class InfiniteReward(Twin):
+class InfiniteReward(Reseeded):
     def paid(self, reward: float) -> Any:
         return math.inf
 
 
-class NoSeed(Twin):
+class NoSeed(Reseeded):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         return super().reset(options=options)
 
 
-class OwnDice(Twin):
+class OwnDice(Reseeded):
     """Draws its kernels from elsewhere."""
 
     drawn = itertools.count()
@@ -167,25 +167,25 @@ class OwnDice(Twin):
         return super().reset(seed=seed, options={"task": next(self.drawn) % len(self.tasks)})
 
 
-class NoisyReward(Twin):
+class NoisyReward(Reseeded):
     noise = random.Random(0)
 
     def paid(self, reward: float) -> Any:
         return reward + self.noise.gauss(0, 1)
 
 
-class AlwaysCut(Twin):
+class AlwaysCut(Reseeded):
     def step(self, action: int) -> Any:
         observation, reward, _, _, info = super().step(action)
         return observation, reward, False, True, info
 
 
-class NumbersForWords(Twin):
+class NumbersForWords(Reseeded):
     def render(self) -> Any:
         return 1.0
 
 
-GYMNASIUM_REFUSES: dict[type[Twin], str] = {
+GYMNASIUM_REFUSES: dict[type[Reseeded], str] = {
     NotANumber: "not within the observation space",
     WrongType: "not within the observation space",
     WrongShape: "not within the observation space",
@@ -208,21 +208,21 @@ GYMNASIUM_REFUSES: dict[type[Twin], str] = {
 }
 
 
-@pytest.mark.parametrize("twin", GYMNASIUM_REFUSES, ids=lambda twin: twin.__name__)
-def test_gymnasiums_checker_refuses(twin: type[Twin]) -> None:
-    env = made(twin, *(task(name) for name in (("matmul", "sum") if twin is OwnDice else ("matmul",))))
-    with pytest.raises((AssertionError, UserWarning, DeprecationWarning), match=GYMNASIUM_REFUSES[twin]):
+@pytest.mark.parametrize("checker", GYMNASIUM_REFUSES, ids=lambda checker: checker.__name__)
+def test_gymnasiums_checker_refuses(checker: type[Reseeded]) -> None:
+    env = made(checker, *(task(name) for name in (("matmul", "sum") if checker is OwnDice else ("matmul",))))
+    with pytest.raises((AssertionError, UserWarning, DeprecationWarning), match=GYMNASIUM_REFUSES[checker]):
         check_env(env)
 
 
-class Generous(Twin):
+class Generous(Reseeded):
     """Pays for each step."""
 
     def paid(self, reward: float) -> Any:
         return reward + 0.01
 
 
-class Silent(Twin):
+class Silent(Reseeded):
     """A schedule that fails is a bad reward and nothing more."""
 
     def step(self, action: int) -> Any:
@@ -230,7 +230,7 @@ class Silent(Twin):
         return observation, reward, terminated or truncated, False, {k: v for k, v in info.items() if k != "fault"}
 
 
-class Mild(Twin):
+class Mild(Reseeded):
     """A schedule that fails costs what was gained, and no more."""
 
     def step(self, action: int) -> Any:
@@ -240,7 +240,7 @@ class Mild(Twin):
         return observation, reward, terminated, truncated, info
 
 
-class OtherMask(Twin):
+class OtherMask(Reseeded):
     """Says that there is a step which there is not."""
 
     def action_masks(self) -> Any:
@@ -249,7 +249,7 @@ class OtherMask(Twin):
         return mask
 
 
-class LateDice(Twin):
+class LateDice(Reseeded):
     """The second of two plays under a seed is another: `check_env` looks at one step."""
 
     steps = itertools.count()
@@ -258,12 +258,12 @@ class LateDice(Twin):
         return super().step(stop(self) if next(self.steps) > 20 else action)
 
 
-class NumpyReward(Twin):
+class NumpyReward(Reseeded):
     def paid(self, reward: float) -> Any:
         return np.float32(reward)
 
 
-OURS_REFUSES: dict[type[Twin], str] = {
+OURS_REFUSES: dict[type[Reseeded], str] = {
     Generous: "sum to the log-speedup",
     Silent: "what the cost says",
     Mild: "paid as one",
@@ -273,9 +273,9 @@ OURS_REFUSES: dict[type[Twin], str] = {
 }
 
 
-@pytest.mark.parametrize("twin", OURS_REFUSES, ids=lambda twin: twin.__name__)
-def test_our_checker_refuses_what_gymnasiums_lets_pass(twin: type[Twin]) -> None:
-    env = made(twin, recorded_task())
+@pytest.mark.parametrize("checker", OURS_REFUSES, ids=lambda checker: checker.__name__)
+def test_our_checker_refuses_what_gymnasiums_lets_pass(checker: type[Reseeded]) -> None:
+    env = made(checker, recorded_task())
     check_env(env)
-    with pytest.raises((AssertionError, ValueError), match=OURS_REFUSES[twin]):
+    with pytest.raises((AssertionError, ValueError), match=OURS_REFUSES[checker]):
         check_episodes(env, episodes=20)

@@ -97,8 +97,8 @@ def test_the_order_of_rows_is_that_of_the_actions_and_says_nothing() -> None:
     mixed = action_rows(space.table(schedule), [opts[i] for i in order], depth=1)
     assert np.array_equal(mixed.features, rows.features[[*order, -1]])
     assert np.array_equal(mixed.axes, rows.axes[[*order, -1]])
-    told = {(*row, *axes) for row, axes in zip(rows.features.tolist(), rows.axes.tolist(), strict=True)}
-    assert len(told) == len(rows), "no two actions look alike"
+    report = {(*row, *axes) for row, axes in zip(rows.features.tolist(), rows.axes.tolist(), strict=True)}
+    assert len(report) == len(rows), "no two actions look alike"
 
 
 def test_a_row_says_how_loads_and_stores_move_along_its_axis() -> None:
@@ -106,10 +106,12 @@ def test_a_row_says_how_loads_and_stores_move_along_its_axis() -> None:
     other, in steps of one."""
     view = viewer_of("matmul").view(RAW)
     first = ACTION_FEATURES.index("loads that move")
-    told = {str(opt_of(s)): r[first : first + 5].tolist() for s, r in zip(view.steps, view.rows.features, strict=False)}
-    assert told["UPCAST(0,4)"] == [1, 0, 1, 0, pytest.approx(math.log2(81))]
-    assert told["UPCAST(1,4)"] == [1, 1, 1, 1, 1]
-    assert told["UNROLL(0,4)"] == [2, 1, 0, 0, 1]
+    report = {
+        str(opt_of(s)): r[first : first + 5].tolist() for s, r in zip(view.steps, view.rows.features, strict=False)
+    }
+    assert report["UPCAST(0,4)"] == [1, 0, 1, 0, pytest.approx(math.log2(81))]
+    assert report["UPCAST(1,4)"] == [1, 1, 1, 1, 1]
+    assert report["UNROLL(0,4)"] == [2, 1, 0, 0, 1]
 
 
 def test_places_beyond_what_a_graph_holds_are_no_places() -> None:

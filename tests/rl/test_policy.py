@@ -48,7 +48,7 @@ def every_view() -> list[View]:
     return [view for name in EVERY for view in views_of(name)]
 
 
-def said(proposal: Proposal) -> list[float]:
+def values(proposal: Proposal) -> list[float]:
     return [*proposal.steps, proposal.stop, proposal.value]
 
 
@@ -62,7 +62,7 @@ def test_a_new_policy_takes_every_legal_step_as_often() -> None:
             assert [*proposal.steps, proposal.stop] == pytest.approx([1 / len(view.rows)] * len(view.rows))
     for name in ("matmul", "no step"):
         viewer = viewer_of(name)
-        shares = said(Policy(net, ABOUT).of(viewer)([RAW])[0])[:-1]
+        shares = values(Policy(net, ABOUT).of(viewer)([RAW])[0])[:-1]
         assert shares == pytest.approx([1 / len(viewer.view(RAW).rows)] * len(shares))
 
 
@@ -72,8 +72,8 @@ def test_probabilities_sum_to_one_and_are_the_same_in_any_batch() -> None:
     assert max(max(p.steps, default=0) for p in together_) > 0.5, "it has opinions"
     for view, proposal in zip(every_view(), together_, strict=True):
         assert sum(proposal.steps) + proposal.stop == pytest.approx(1.0, abs=1e-5)
-        assert min(said(proposal)[:-1]) >= 0 and math.isfinite(proposal.value)
-        assert said(policy.propose([view])[0]) == pytest.approx(said(proposal), abs=1e-4)
+        assert min(values(proposal)[:-1]) >= 0 and math.isfinite(proposal.value)
+        assert values(policy.propose([view])[0]) == pytest.approx(values(proposal), abs=1e-4)
     assert policy.propose([]) == []
 
 
@@ -115,7 +115,7 @@ def test_weights_that_are_not_numbers_never_give_proposals_that_are_not(broken: 
         for parameter in getattr(net, where).parameters():
             parameter.fill_(broken)
     for view, proposal in zip(every_view(), Policy(net, ABOUT).propose(every_view()), strict=True):
-        assert all(math.isfinite(x) for x in said(proposal)) and len(proposal.steps) == len(view.steps)
+        assert all(math.isfinite(x) for x in values(proposal)) and len(proposal.steps) == len(view.steps)
         assert sum(proposal.steps) + proposal.stop == pytest.approx(1.0, abs=1e-5)
 
 
@@ -134,7 +134,7 @@ def test_a_policy_reads_back_as_it_was_but_for_rounding(tmp_path: Path) -> None:
         exact = name.endswith(("_mean", "_scale"))
         assert torch.equal(one, other) if exact else torch.equal(one.half().float(), other), name
     for view, was in zip(every_view(), Policy(net, ABOUT).propose(every_view()), strict=True):
-        assert said(found.propose([view])[0]) == pytest.approx(said(was), abs=2e-2)
+        assert values(found.propose([view])[0]) == pytest.approx(values(was), abs=2e-2)
     again = tmp_path / "again.safetensors"
     save_policy(found, again)
     assert again.read_bytes() == path.read_bytes()
@@ -158,7 +158,7 @@ def written(path: Path, **changes: Any) -> Path:
     """A policy's file with something changed in its header, or in its tensors."""
     save_policy(Policy(PolicyNet(SMALL), ABOUT), path)
     tensors = load_file(path)
-    told = {
+    report = {
         "format": policy_module.FORMAT,
         "features_version": FEATURES_VERSION,
         "action_features": list(policy_module.ACTION_FEATURES),
@@ -166,8 +166,8 @@ def written(path: Path, **changes: Any) -> Path:
         "trunk": asdict(SMALL),
     }
     tensors.update({name: value for name, value in changes.items() if isinstance(value, torch.Tensor)})
-    told.update({name: value for name, value in changes.items() if not isinstance(value, torch.Tensor)})
-    save_file({name: value for name, value in tensors.items() if value.numel()}, path, {"kcg": json.dumps(told)})
+    report.update({name: value for name, value in changes.items() if not isinstance(value, torch.Tensor)})
+    save_file({name: value for name, value in tensors.items() if value.numel()}, path, {"kcg": json.dumps(report)})
     return path
 
 

@@ -100,10 +100,10 @@ def test_ppo_learns_the_network_and_nothing_behind_it() -> None:
     stacked = {name: torch.from_numpy(np.stack([one[name] for one in padded])) for name in padded[0]}
     masks = stacked["mask"].numpy().astype(bool)
     with torch.no_grad():
-        told = policy.get_distribution(stacked, masks).distribution.probs
+        report = policy.get_distribution(stacked, masks).distribution.probs
         raw = policy.extract_features(stacked)
     assert (raw[:, :-1][~torch.from_numpy(masks)] == BELOW).all()
-    for row, mask, proposal in zip(told, masks, Policy(net, ABOUT).propose(views), strict=True):
+    for row, mask, proposal in zip(report, masks, Policy(net, ABOUT).propose(views), strict=True):
         assert row[mask].tolist() == pytest.approx([*proposal.steps, proposal.stop], abs=1e-5)
         assert row[~mask].sum() == pytest.approx(0.0, abs=1e-6)
 
@@ -131,12 +131,12 @@ def test_ppo_improves_its_return_on_a_real_kernel() -> None:
     )
     net = scaled()
     before = mean_return(net, "matmul")
-    told: list[dict[str, Any]] = []
-    assert train(net, envs_of(settings, "matmul", count=12), settings, tell=told.append) is net
+    report: list[dict[str, Any]] = []
+    assert train(net, envs_of(settings, "matmul", count=12), settings, report=report.append) is net
     assert mean_return(net, "matmul") > before + 0.15
-    assert len(told) == 5 and told[-1]["step"] == 480 and told[-1]["rollout/faults"] == 0.0
-    assert np.mean([line["rollout/log_speedup"] for line in told[-2:]]) > told[0]["rollout/log_speedup"] + 0.15
-    assert all(math.isfinite(value) for line in told for value in line.values())
+    assert len(report) == 5 and report[-1]["step"] == 480 and report[-1]["rollout/faults"] == 0.0
+    assert np.mean([line["rollout/log_speedup"] for line in report[-2:]]) > report[0]["rollout/log_speedup"] + 0.15
+    assert all(math.isfinite(value) for line in report for value in line.values())
     ends = rollouts(Policy(net, ABOUT), viewer_of("matmul"))
     costs = [task("matmul").cost(schedule).log_s for schedule in (RAW, ends[0])]
     assert costs[1] < costs[0] - 0.5, "taken greedily, too"
@@ -161,9 +161,9 @@ def test_ppo_is_asked_after_each_rollout_whether_to_go_on_and_goes_on_where_it_w
         kept.append(steps)
         return len(kept) < 2
 
-    told: list[dict[str, Any]] = []
-    net = train(scaled(), envs_of(QUICK, "sum"), QUICK, keep=keep, tell=told.append)
-    assert kept == [8, 16] and [line["step"] for line in told] == [8, 16] and not net.training
+    report: list[dict[str, Any]] = []
+    net = train(scaled(), envs_of(QUICK, "sum"), QUICK, keep=keep, report=report.append)
+    assert kept == [8, 16] and [line["step"] for line in report] == [8, 16] and not net.training
     kept.clear()
     train(net, envs_of(QUICK, "sum"), QUICK, done=16, keep=lambda steps: not kept.append(steps))  # type: ignore[func-returns-value]
     assert kept == [24, 32]
@@ -184,5 +184,5 @@ def test_episodes_grow_with_the_curriculum() -> None:
     assert most == [2, 3, 4, 5, 6, 6, 6, 6]
 
 
-def test_kernels_are_dealt_out_to_all_processes() -> None:
+def test_kernels_are_assigned_out_to_all_processes() -> None:
     assert divided(5, 2) == [[0, 2, 4], [1, 3]] and divided(2, 8) == [[0], [1]] and divided(0, 3) == []

@@ -123,18 +123,18 @@ def test_an_example_set_gathers_what_batch_of_makes_of_the_views() -> None:
     assert torch.allclose(logits, ours, atol=1e-5) and torch.allclose(values, our_value, atol=1e-5)
 
 
-def test_learning_foretells_the_visits_better() -> None:
+def test_learning_predicts_the_visits_better() -> None:
     ours = together([played(name) for name in ("matmul", "sum", "rows")])
     others = together([played("other matmul")])
     torch.manual_seed(0)
     net = PolicyNet(SMALL)
     net.trunk.fit_scale(ExampleSet(ours).batch(torch.arange(len(ours))), torch.zeros(1))
     before = [judge(net, ExampleSet(examples)) for examples in (ours, others)]
-    told: list[tuple[int, float]] = []
+    report: list[tuple[int, float]] = []
     settings = LearningSettings(epochs=20, batch=8, learning_rate=8e-3, trunk_rate=1.0)
-    learn(net, ours, others, settings, told=lambda epoch, loss, found: told.append((epoch, loss)))
+    learn(net, ours, others, settings, report=lambda epoch, loss, found: report.append((epoch, loss)))
     after = [judge(net, ExampleSet(examples)) for examples in (ours, others)]
-    assert [epoch for epoch, _ in told] == list(range(20)) and told[-1][1] < told[0][1] and not net.training
+    assert [epoch for epoch, _ in report] == list(range(20)) and report[-1][1] < report[0][1] and not net.training
     assert 0 < after[0].cross_entropy < 0.8 * before[0].cross_entropy
     assert after[0].agreement > 1.2 * before[0].agreement and after[0].value_error < 0.5 * before[0].value_error
     assert after[1].value_error < before[1].value_error, "what is to be gained, also of a kernel that it never saw"
@@ -144,7 +144,7 @@ def test_learning_repeats_itself() -> None:
     def learned() -> list[float]:
         losses_of: list[float] = []
         settings = LearningSettings(epochs=2, batch=16, seed=3)
-        learn(opinionated(), played("sum"), None, settings, told=lambda epoch, loss, found: losses_of.append(loss))
+        learn(opinionated(), played("sum"), None, settings, report=lambda epoch, loss, found: losses_of.append(loss))
         return losses_of
 
     assert learned() == learned()

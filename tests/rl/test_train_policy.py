@@ -81,7 +81,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, flo
     return out, trained(out)
 
 
-def told_by(folder: Path, stage: str) -> list[dict[str, Any]]:
+def lines_of(folder: Path, stage: str) -> list[dict[str, Any]]:
     return [line for line in read_metrics(folder) if line.get("stage") == stage]
 
 
@@ -102,13 +102,13 @@ def test_a_training_leaves_a_policy_that_can_be_read(whole: tuple[Path, dict[str
     assert same and not set(same) & set(moved), "the predictor's features keep their scale"
 
 
-def test_a_training_tells_what_it_did(whole: tuple[Path, dict[str, float]]) -> None:
+def test_a_training_reports_what_it_did(whole: tuple[Path, dict[str, float]]) -> None:
     out, figures = whole
-    assert [line["examples"] for line in told_by(out, "self-play")] > [0]
+    assert [line["examples"] for line in lines_of(out, "self-play")] > [0]
     assert [line["epoch"] for line in read_metrics(out) if "epoch" in line] == [0, 1]
-    assert [line["step"] for line in told_by(out, "ppo")] == [8, 16, 24]
-    assert len(told_by(out, "learned")) == 1
-    assert told_by(out, "done") == [{"stage": "done"} | figures]
+    assert [line["step"] for line in lines_of(out, "ppo")] == [8, 16, 24]
+    assert len(lines_of(out, "learned")) == 1
+    assert lines_of(out, "done") == [{"stage": "done"} | figures]
     assert json.loads((out / PROGRESS).read_text())["done"] == {"self_play": 1, "ppo_steps": 24}
     played = sorted((out / "self-play").glob("*.npz"))
     export = read_export(DATASET)
@@ -147,7 +147,7 @@ def test_ppo_that_was_cut_goes_on_where_it_was(tmp_path: Path) -> None:
         begun = time.monotonic()
         figures = trained(tmp_path, settings, from_mcts=False, budget_s=0.0)
         assert time.monotonic() - begun < 60, "it ends"
-        assert [line["step"] for line in told_by(tmp_path, "ppo")] == done
+        assert [line["step"] for line in lines_of(tmp_path, "ppo")] == done
         assert json.loads((tmp_path / PROGRESS).read_text())["done"] == {"ppo_steps": done[-1]}
         assert read_policy(tmp_path / POLICY).about.metrics == pytest.approx(figures)
     assert not list(tmp_path.glob("self-play-*"))
@@ -157,7 +157,7 @@ def test_ppo_that_was_cut_goes_on_where_it_was(tmp_path: Path) -> None:
 def test_ppo_on_recorded_tables_is_paid_by_what_was_measured(tmp_path: Path) -> None:
     settings = changed(SETTINGS, {"kernels": 1, "ppo.steps": 0, "table_steps": 16})
     trained(tmp_path, settings, from_mcts=False)
-    assert [line["step"] for line in told_by(tmp_path, "tables")] == [8, 16]
+    assert [line["step"] for line in lines_of(tmp_path, "tables")] == [8, 16]
     assert json.loads((tmp_path / PROGRESS).read_text())["done"] == {"tables_steps": 16}
     region = next(k.region.id for k in recorded_kernels(read_export(DATASET), TRAIN))
     (task,) = _table_tasks(DATASET, [region])
@@ -178,15 +178,15 @@ def test_self_play_that_was_cut_plays_the_others(tmp_path: Path, caplog: pytest.
     kernels = [replace(k, members=1) for k in kernels_of(read_export(DATASET), SHIPPED, TRAIN, 3, 1)]
     with pytest.raises(DataError, match="holds nothing to learn from"):
         self_play(kernels, tmp_path, SETTINGS.self_play, workers=1, deadline=time.monotonic())
-    told: list[int] = []
+    report: list[int] = []
     some = self_play(
-        kernels, tmp_path, SETTINGS.self_play, workers=1, deadline=time.monotonic() + 1e-3, told=told.append
+        kernels, tmp_path, SETTINGS.self_play, workers=1, deadline=time.monotonic() + 1e-3, report=report.append
     )
     (first,) = tmp_path.glob("*.npz")
     written = first.stat().st_mtime_ns
-    assert told == [1] and len(some.kernel_x) == 1
-    every = self_play(kernels, tmp_path, SETTINGS.self_play, workers=1, told=told.append)
-    assert told == [1, 1, 2] and len(every.kernel_x) == 3 and first.stat().st_mtime_ns == written
+    assert report == [1] and len(some.kernel_x) == 1
+    every = self_play(kernels, tmp_path, SETTINGS.self_play, workers=1, report=report.append)
+    assert report == [1, 1, 2] and len(every.kernel_x) == 3 and first.stat().st_mtime_ns == written
     assert np.array_equal(every.chances[: len(some.chances)], some.chances)
     first.write_bytes(b"no archive")
     assert len(self_play(kernels, tmp_path, SETTINGS.self_play, workers=1).kernel_x) == 2

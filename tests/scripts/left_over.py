@@ -43,10 +43,10 @@ def random_bytes() -> Tensor:
 
 
 if len(sys.argv) > 2:
-    with Path(sys.argv[2]).open("a") as told:
+    with Path(sys.argv[2]).open("a") as reported:
         generators = [np.random.default_rng() for _ in range(2)]
         drawn = [random.random(), np.random.random(), Tensor.rand(1).item(), hash("seeded"), sys.stdin.read()]  # noqa: NPY002
-        told.write(f"{drawn + [generator.random() for generator in generators]}\n")
+        reported.write(f"{drawn + [generator.random() for generator in generators]}\n")
 match HOW:
     case "local":
         local()

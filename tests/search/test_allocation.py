@@ -16,11 +16,11 @@ from kcg.kernel.codec import kernel_of
 from kcg.kernel.opts.space import KernelSpace
 from kcg.optimize.settings import strategy_of
 from kcg.predictor.roofline import Roofline
-from kcg.search.allocation import MOST_ALONE, MOST_AT_ONCE, Auction, Limits
+from kcg.search.allocation import MOST_ALONE, MOST_AT_ONCE, Allocator, Limits
 from kcg.search.problem import Ledger, Measure, Observation, Problem, expected_improvement
 from kcg.search.replay import ReplayTable, constant_predict, oracle_predict
 from kcg.search.strategies import strategy
-from kcg.search.workers import Thinkers, _Thinker
+from kcg.search.workers import SearchWorkers, _Worker
 from kcg.types import Region, Schedule, Status
 from tests.faults import processes
 from tests.kernels import empty, kernels_of
@@ -28,9 +28,11 @@ from tests.known_targets import KNOWN_TARGETS
 from tests.replay_table import chain_table, synthetic_table
 
 
-def entered(auction: Auction, table: ReplayTable, name: str = "a", *, calls: int = 1, search: str = "mcts") -> Problem:
-    problem = table.problem(oracle_predict(table), ledger=auction.ledger)
-    auction.enter(name, calls, problem, strategy(search))
+def entered(
+    allocator: Allocator, table: ReplayTable, name: str = "a", *, calls: int = 1, search: str = "mcts"
+) -> Problem:
+    problem = table.problem(oracle_predict(table), ledger=allocator.ledger)
+    allocator.enter(name, calls, problem, strategy(search))
     return problem
 
 
@@ -52,55 +54,55 @@ def _quantile(p: float) -> float:
 def test_the_budget_is_spent_where_it_saves_most_and_never_exceeded() -> None:
     fast = chain_table([1e-3, 9e-4, 8e-4, 7e-4, 6e-4, 5e-4])
     ledger, order = Ledger(max_measurements=13), list[str]()
-    auction = Auction(ledger, Limits(measuring=2, batch=1), told=lambda name, _: order.append(name))
+    allocator = Allocator(ledger, Limits(measuring=2, batch=1), report=lambda name, _: order.append(name))
     for name, calls in (("often", 1000), ("seldom", 1)):
-        entered(auction, fast, name, calls=calls)
-    auction.run()
-    often, seldom = auction.bidders
+        entered(allocator, fast, name, calls=calls)
+    allocator.run()
+    often, least_explored = allocator.entries
     assert ledger.measurements <= 13 and often.best_s == 5e-4
     assert order[:3] == ["often", "seldom", "often"], "both as tinygrad schedules them, then where it counts"
-    assert len(often.saw) >= len(seldom.saw) and often.saw[0].schedule == fast.baseline()
+    assert len(often.saw) >= len(least_explored.saw) and often.saw[0].schedule == fast.baseline()
 
 
 def test_taking_turns_repeats_itself() -> None:
     orders = []
     for _ in range(2):
-        auction = Auction(Ledger(max_measurements=20), Limits(measuring=2, batch=2))
+        allocator = Allocator(Ledger(max_measurements=20), Limits(measuring=2, batch=2))
         for name in "abc":
-            entered(auction, synthetic_table(), name)
-        auction.run()
-        orders.append([[str(o.schedule) for o in bidder.saw] for bidder in auction.bidders])
+            entered(allocator, synthetic_table(), name)
+        allocator.run()
+        orders.append([[str(o.schedule) for o in entry.saw] for entry in allocator.entries])
     assert orders[0] == orders[1] and all(len(seen) > 2 for seen in orders[0])
 
 
-@pytest.mark.parametrize("limits", [Limits(), Limits(measuring=2, thinking=3, alternate=False)])
+@pytest.mark.parametrize("limits", [Limits(), Limits(measuring=2, searching=3, alternate=False)])
 def test_it_ends_where_nothing_is_worth_its_measurements(limits: Limits) -> None:
     flat = chain_table([1e-3, *(1.5e-3 for _ in range(8))])
-    auction = Auction(Ledger(), limits)
-    entered(auction, flat)
-    tiny = entered(auction, chain_table([1e-9, 1e-10]), "tiny")
-    auction.run()
-    assert auction.settled
+    allocator = Allocator(Ledger(), limits)
+    entered(allocator, flat)
+    tiny = entered(allocator, chain_table([1e-9, 1e-10]), "tiny")
+    allocator.run()
+    assert allocator.settled
     assert len(tiny.known) == 1 or not limits.alternate, "no more than its own schedule, once the other's time is known"
-    assert 1 <= len(auction.bidders[0].saw) < 5, "what the predictor knows to be no faster is not measured"
+    assert 1 <= len(allocator.entries[0].saw) < 5, "what the predictor knows to be no faster is not measured"
 
 
-def test_a_predictor_that_promises_what_never_comes_loses_its_say() -> None:
+def test_a_predictor_that_promises_what_never_comes_loses_its_weight() -> None:
     """Constant predictions of a millisecond for kernels of a second: measuring never finds any of it."""
-    auction = Auction(Ledger(max_measurements=60), Limits(batch=2))
+    allocator = Allocator(Ledger(max_measurements=60), Limits(batch=2))
     slow = chain_table([1.0] * 200)
     for name, calls in (("promised", 30), ("other", 1)):
-        auction.enter(name, calls, slow.problem(constant_predict(), ledger=auction.ledger), strategy("greedy"))
-    auction.run()
-    _, other = auction.bidders
+        allocator.enter(name, calls, slow.problem(constant_predict(), ledger=allocator.ledger), strategy("greedy"))
+    allocator.run()
+    _, other = allocator.entries
     assert other.saw, "the one with a thirtieth of the time gets its turn"
 
 
 def test_a_kernel_whose_own_schedule_fails_is_left_alone() -> None:
-    auction = Auction(Ledger(), Limits())
-    entered(auction, chain_table([None, 1e-3, 2e-3]))
-    auction.run()
-    assert len(auction.bidders[0].saw) == 1 and auction.bidders[0].best_s is None
+    allocator = Allocator(Ledger(), Limits())
+    entered(allocator, chain_table([None, 1e-3, 2e-3]))
+    allocator.run()
+    assert len(allocator.entries[0].saw) == 1 and allocator.entries[0].best_s is None
 
 
 @pytest.mark.parametrize(
@@ -114,17 +116,17 @@ def test_a_kernel_whose_own_schedule_fails_is_left_alone() -> None:
     ],
 )
 def test_where_more_is_to_be_saved_more_is_measured_at_once(calls: tuple[int, ...], sizes: list[int]) -> None:
-    auction = Auction(Ledger(), Limits(measuring=12, thinking=6, alternate=False))
+    allocator = Allocator(Ledger(), Limits(measuring=12, searching=6, alternate=False))
     for place, count in enumerate(calls):
-        entered(auction, synthetic_table(), str(place), calls=count)
-        auction.bidders[-1].best_s = 1e-4
-    assert [auction._batch_size(bidder) for bidder in auction.bidders] == sizes
-    auction.bidders[-1].best_s = None  # nothing was measured of it: that is no share of what is expected
-    assert auction._batch_size(auction.bidders[-1]) == 1
-    for bidder in auction.bidders[1:]:
-        bidder.ended = True
+        entered(allocator, synthetic_table(), str(place), calls=count)
+        allocator.entries[-1].best_s = 1e-4
+    assert [allocator._batch_size(entry) for entry in allocator.entries] == sizes
+    allocator.entries[-1].best_s = None  # nothing was measured of it: that is no share of what is expected
+    assert allocator._batch_size(allocator.entries[-1]) == 1
+    for entry in allocator.entries[1:]:
+        entry.ended = True
     if len(calls) > 1:
-        assert auction._batch_size(auction.bidders[0]) == MOST_ALONE, "the device is its own"
+        assert allocator._batch_size(allocator.entries[0]) == MOST_ALONE, "the device is its own"
 
 
 def test_what_a_search_raises_reaches_the_caller_and_ends_the_others() -> None:
@@ -132,11 +134,11 @@ def test_what_a_search_raises_reaches_the_caller_and_ends_the_others() -> None:
         yield from strategy("hand-coded")(problem)
         raise ZeroDivisionError("of the search")
 
-    auction = Auction(Ledger(), Limits(measuring=4, thinking=2, alternate=False))
-    entered(auction, synthetic_table(), search="random")
-    auction.enter("b", 1, synthetic_table().problem(constant_predict(), ledger=auction.ledger), breaks)
+    allocator = Allocator(Ledger(), Limits(measuring=4, searching=2, alternate=False))
+    entered(allocator, synthetic_table(), search="random")
+    allocator.enter("b", 1, synthetic_table().problem(constant_predict(), ledger=allocator.ledger), breaks)
     with pytest.raises(ZeroDivisionError, match="of the search"):
-        auction.run()
+        allocator.run()
     assert not any(t.name.startswith("search ") for t in threading.enumerate())
 
 
@@ -144,11 +146,11 @@ def test_an_interrupt_ends_every_search() -> None:
     def interrupted() -> None:
         raise KeyboardInterrupt
 
-    auction = Auction(Ledger(), Limits(), seen=interrupted)
-    entered(auction, synthetic_table())
+    allocator = Allocator(Ledger(), Limits(), seen=interrupted)
+    entered(allocator, synthetic_table())
     with pytest.raises(KeyboardInterrupt):
-        auction.run()
-    assert auction.closed
+        allocator.run()
+    assert allocator.closed
 
 
 # With processes
@@ -167,10 +169,10 @@ def asked(space: KernelSpace, ledger: Ledger) -> Problem:
 
     def measure(schedules: Sequence[Schedule]) -> list[Future[Observation]]:
         futures = []
-        for schedule, said in zip(schedules, judge.predict(schedules), strict=True):
+        for schedule, printed in zip(schedules, judge.predict(schedules), strict=True):
             ledger.measurements += 1
             future: Future[Observation] = Future()
-            future.set_result(Observation(schedule, Status.OK, math.exp(said.log_runtime), f"{schedule}"))
+            future.set_result(Observation(schedule, Status.OK, math.exp(printed.log_runtime), f"{schedule}"))
             futures.append(future)
         return futures
 
@@ -189,16 +191,16 @@ def asked(space: KernelSpace, ledger: Ledger) -> Problem:
 
 
 @pytest.fixture(scope="module")
-def thinkers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Thinkers]:
+def search_workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SearchWorkers]:
     cache: Path = tmp_path_factory.mktemp("thinkers") / "cache.db"
-    with Thinkers(1, "roofline", KNOWN_TARGETS["sm_90"], ("CPU", os.getpid(), str(cache))) as started:
+    with SearchWorkers(1, "roofline", KNOWN_TARGETS["sm_90"], ("CPU", os.getpid(), str(cache))) as started:
         yield started
 
 
-def test_a_search_in_a_process_is_the_one_it_would_be_here(thinkers: Thinkers) -> None:
+def test_a_search_in_a_process_is_the_one_it_would_be_here(search_workers: SearchWorkers) -> None:
     region, space = matmul()
     seen = []
-    for how in (strategy("mcts"), thinkers.strategy("mcts", region, place=0, seed="1")):
+    for how in (strategy("mcts"), search_workers.strategy("mcts", region, place=0, seed="1")):
         ledger = Ledger(max_measurements=24)
         seen.append([(o.schedule, o.time_s) for o in how(asked(space, ledger))])
         assert ledger.measurements == 24 and ledger.evaluations > 24
@@ -206,12 +208,14 @@ def test_a_search_in_a_process_is_the_one_it_would_be_here(thinkers: Thinkers) -
     assert len({space.alike(schedule) for schedule, _ in seen[0]}) == 24
 
 
-def test_a_search_in_a_process_is_told_how_many_it_may_ask_for_before_it_chooses_them(thinkers: Thinkers) -> None:
+def test_a_search_in_a_process_knows_how_many_it_may_ask_for_before_it_chooses_them(
+    search_workers: SearchWorkers,
+) -> None:
     region, space = matmul()
     batches = []
-    for how in (strategy("mcts"), thinkers.strategy("mcts", region, place=0, seed="1")):
-        auction = Auction(Ledger(max_measurements=20), Limits(measuring=8, thinking=2, alternate=False))
-        problem, sizes = asked(space, auction.ledger), list[int]()
+    for how in (strategy("mcts"), search_workers.strategy("mcts", region, place=0, seed="1")):
+        allocator = Allocator(Ledger(max_measurements=20), Limits(measuring=8, searching=2, alternate=False))
+        problem, sizes = asked(space, allocator.ledger), list[int]()
 
         def measure(
             schedules: Sequence[Schedule], problem_measure: Measure = problem.measure, sizes: list[int] = sizes
@@ -220,39 +224,41 @@ def test_a_search_in_a_process_is_told_how_many_it_may_ask_for_before_it_chooses
             return problem_measure(schedules)
 
         problem.measure = measure
-        auction.enter("a", 1, problem, how)
-        auction.run()
+        allocator.enter("a", 1, problem, how)
+        allocator.run()
         batches.append(sizes)
     assert batches[0] == batches[1] and max(batches[0]) == MOST_ALONE
 
 
-def test_processes_think_for_an_auction(thinkers: Thinkers) -> None:
+def test_processes_search_for_an_allocator(search_workers: SearchWorkers) -> None:
     region, space = matmul()
-    auction = Auction(Ledger(max_measurements=10), Limits(measuring=4, thinking=2, alternate=False, least_saving=0.0))
+    allocator = Allocator(
+        Ledger(max_measurements=10), Limits(measuring=4, searching=2, alternate=False, least_saving=0.0)
+    )
     for name in "ab":
-        how = thinkers.strategy("mcts", region, place=0, seed=name)
-        auction.enter(name, 1, asked(space, auction.ledger), how)
-    auction.run()
-    assert auction.ledger.measurements == 10 and all(b.best_s for b in auction.bidders)
+        how = search_workers.strategy("mcts", region, place=0, seed=name)
+        allocator.enter(name, 1, asked(space, allocator.ledger), how)
+    allocator.run()
+    assert allocator.ledger.measurements == 10 and all(b.best_s for b in allocator.entries)
 
 
-def test_an_error_in_a_process_is_raised_here(thinkers: Thinkers) -> None:
+def test_an_error_in_a_process_is_raised_here(search_workers: SearchWorkers) -> None:
     region, space = matmul()
     with pytest.raises(Exception, match="unknown search strategy 'soon'"):
-        list(thinkers.strategy("soon", region, place=0, seed="1")(asked(space, Ledger())))
+        list(search_workers.strategy("soon", region, place=0, seed="1")(asked(space, Ledger())))
 
 
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="no /proc")
-def test_a_process_that_thinks_takes_one_core(thinkers: Thinkers) -> None:
-    (child,) = thinkers._children
-    told = Path(f"/proc/{child._process.pid}/environ").read_bytes().split(b"\0")
-    assert b"OPENBLAS_NUM_THREADS=1" in told
+def test_a_process_that_thinks_takes_one_core(search_workers: SearchWorkers) -> None:
+    (child,) = search_workers._children
+    printed = Path(f"/proc/{child._process.pid}/environ").read_bytes().split(b"\0")
+    assert b"OPENBLAS_NUM_THREADS=1" in printed
 
 
 def test_a_process_finds_the_strategies_of_the_command(tmp_path: Path) -> None:
     region, space = matmul()
     initargs = ("CPU", os.getpid(), str(tmp_path / "cache.db"))
-    with Thinkers(1, "roofline", KNOWN_TARGETS["sm_90"], initargs, strategies=strategy_of) as of_the_command:
+    with SearchWorkers(1, "roofline", KNOWN_TARGETS["sm_90"], initargs, strategies=strategy_of) as of_the_command:
         ledger = Ledger(max_measurements=6)
         seen = [o.schedule for o in of_the_command.strategy("ppo", region, place=0, seed="1")(asked(space, ledger))]
     assert len(set(seen)) == len(seen) == 6
@@ -261,12 +267,14 @@ def test_a_process_finds_the_strategies_of_the_command(tmp_path: Path) -> None:
 
 def test_where_a_process_dies_the_search_goes_on_here(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     region, space = matmul()
-    with Thinkers(1, "roofline", KNOWN_TARGETS["sm_90"], ("CPU", os.getpid(), str(tmp_path / "cache.db"))) as mortal:
+    with SearchWorkers(
+        1, "roofline", KNOWN_TARGETS["sm_90"], ("CPU", os.getpid(), str(tmp_path / "cache.db"))
+    ) as mortal:
         ledger = Ledger(max_measurements=8)
         search = mortal.strategy("mcts", region, place=0, seed="1")(asked(space, ledger))
         first = [next(search), next(search)]
         (child,) = mortal._children
-        assert isinstance(child, _Thinker) and child._process.pid is not None
+        assert isinstance(child, _Worker) and child._process.pid is not None
         os.kill(child._process.pid, signal.SIGKILL)
         rest = list(search)
     assert "died" in caplog.text and ledger.measurements == 8
@@ -279,7 +287,7 @@ def test_a_search_whose_process_is_closed_ends_without_a_word(
     monkeypatch.setattr("kcg.search.workers._serve", processes.wait_for_end)  # it never answers
     region, space = matmul()
     ledger = Ledger(max_measurements=8)
-    with Thinkers(1, "roofline", KNOWN_TARGETS["sm_90"], ("CPU", os.getpid(), "")) as closed:
+    with SearchWorkers(1, "roofline", KNOWN_TARGETS["sm_90"], ("CPU", os.getpid(), "")) as closed:
         search = closed.strategy("mcts", region, place=0, seed="1")(asked(space, ledger))
         closing = threading.Timer(0.2, closed.close)
         closing.start()
@@ -299,12 +307,12 @@ def test_what_never_comes_back_from_the_device_is_not_waited_for_when_the_search
 
     problem = table.problem(oracle_predict(table), ledger=ledger)
     problem.measure = measure
-    auction = Auction(ledger, Limits(), patience_s=lambda: 0.1)
-    auction.enter("stopped", 1, problem, strategy("mcts"))
-    auction.run()  # a minute by default, which the test's own limit would see
-    assert sent.is_set() and not never.done() and not auction.bidders[0].saw
+    allocator = Allocator(ledger, Limits(), patience_s=lambda: 0.1)
+    allocator.enter("stopped", 1, problem, strategy("mcts"))
+    allocator.run()  # a minute by default, which the test's own limit would see
+    assert sent.is_set() and not never.done() and not allocator.entries[0].saw
     never.set_result(Observation(table.baseline(), Status.OK, 1e-3))  # its thread ends
-    thread = auction.bidders[0].thread
+    thread = allocator.entries[0].thread
     assert thread is not None
     thread.join(30)
     assert not thread.is_alive()

@@ -15,7 +15,7 @@ from kcg.kernel.codec import kernel_of
 from kcg.kernel.opts.space import KernelSpace
 from kcg.optimize import search
 from kcg.predictor.roofline import Roofline
-from kcg.search.allocation import Auction, Limits, Relative
+from kcg.search.allocation import Allocator, Limits, Transfer
 from kcg.search.beam import Drafts
 from kcg.search.mcts import Graph, MctsSettings, candidates
 from kcg.search.problem import STANDS_FOR, Ledger, Trials
@@ -162,19 +162,21 @@ def test_what_is_like_a_measured_one_counts_as_measured_and_its_failures_are_its
 
 
 @pytest.mark.parametrize(("alike", "offered"), [(None, True), (steps_taken, False)])
-def test_kin_do_not_offer_what_is_like_something_known(alike: Callable[[Schedule], str] | None, offered: bool) -> None:
+def test_similar_kernels_do_not_offer_what_is_like_something_known(
+    alike: Callable[[Schedule], str] | None, offered: bool
+) -> None:
     table = synthetic_table()
     known, other = schedule(("UPCAST", 0, 2)), schedule(("UPCAST", 0, 8))
     problem = table.problem(constant_predict())
     problem.alike = alike
     for found in (table.baseline(), known):
         problem.known[found] = table.records[found].observation
-    auction = Auction(Ledger(), Limits())
-    mine, theirs = (Relative("kin", lambda s: s) for _ in range(2))
-    bidder = auction.enter("a", 1, problem, strategy("mcts"), relative=mine)
+    allocator = Allocator(Ledger(), Limits())
+    mine, theirs = (Transfer("kin", lambda s: s) for _ in range(2))
+    entry = allocator.enter("a", 1, problem, strategy("mcts"), transfer=mine)
     theirs.saw(table.baseline(), 1.0, own=True)
     theirs.saw(other, 0.01, own=False)
-    hint = mine.hint([mine, theirs], bidder.knows)
+    hint = mine.hint([mine, theirs], entry.knows)
     assert (hint is not None) is offered
 
 

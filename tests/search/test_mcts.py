@@ -13,7 +13,7 @@ from replay_table import BASELINE, KERNELS, chain_table, synthetic_table
 
 from kcg.search.calibration import Calibration, Trial
 from kcg.search.mcts import Graph, MctsSettings, candidates, mcts
-from kcg.search.moves import seldom
+from kcg.search.moves import least_explored
 from kcg.search.problem import Ledger, Trials, best
 from kcg.search.replay import constant_predict, oracle_predict
 from kcg.types import Opt, Prediction, Schedule
@@ -92,7 +92,7 @@ def test_a_failure_is_a_bad_value_and_closes_when_nothing_is_left() -> None:
     assert graph.simulate() is False
 
 
-def test_a_batch_holds_no_near_twins_where_others_are_as_good() -> None:
+def test_a_batch_holds_no_near_duplicates_where_others_are_as_good() -> None:
     table = synthetic_table()
     trials = Trials(table.problem(constant_predict()))
     graph = Graph(trials, MctsSettings())
@@ -128,7 +128,7 @@ def test_calibration_corrects_offset_neighbours_and_a_backward_predictor() -> No
     assert backward.slope == 0.0
 
 
-def test_what_was_seldom_measured_gets_every_second_turn() -> None:
+def test_what_was_rarely_measured_gets_every_second_turn() -> None:
     """A correction that saw many of one kind and took the others for worse would never measure those."""
     table = synthetic_table()
     problem = table.problem(constant_predict())
@@ -156,9 +156,11 @@ def test_kinds_are_chosen_by_what_is_predicted_and_how_little_is_known() -> None
     kinds = ["a", "a", "b", "b", "c"]
     predicted = [-10.0, -9.9, -9.95, -9.9, -9.0]
     scores = [1.0, 0.9, 0.1, 0.2, 0.0]
-    assert seldom(kinds, predicted, scores, Counter(a=9, b=1), 1) == [3], "the best expected of the kind"
-    assert seldom(kinds, predicted, scores, Counter(a=9, b=1), 5) == [3, 2, 0, 1, 4], "c is predicted far slower"
-    assert seldom([], [], [], Counter(), 3) == []
+    assert least_explored(kinds, predicted, scores, Counter(a=9, b=1), 1) == [3], "the best expected of the kind"
+    assert least_explored(kinds, predicted, scores, Counter(a=9, b=1), 5) == [3, 2, 0, 1, 4], (
+        "c is predicted far slower"
+    )
+    assert least_explored([], [], [], Counter(), 3) == []
 
 
 # Evaluations

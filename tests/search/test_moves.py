@@ -11,7 +11,7 @@ import pytest
 from replay_table import BASELINE, RECORDED, chain_table, noisy_predict, recorded, synthetic_table, tree_table
 
 from kcg.search.beam import Drafts, draft, predicted_beam
-from kcg.search.moves import StepSets, Ways, diverse, fresh, twins
+from kcg.search.moves import StepSets, Ways, diverse, fresh, near_duplicates
 from kcg.search.problem import Trials
 from kcg.search.replay import Record, ReplayTable, constant_predict, oracle_predict
 from kcg.search.strategies import strategy
@@ -46,7 +46,7 @@ def test_each_draft_is_from_predictions_corrected_by_what_was_measured() -> None
         assert sum(measured(name, seed, corrected=True) for seed in range(3)) < 0.5 * sum(blind)
 
 
-def test_a_batch_of_drafts_holds_no_near_twins_where_others_are_as_good() -> None:
+def test_a_batch_of_drafts_holds_no_near_duplicates_where_others_are_as_good() -> None:
     table = synthetic_table()
     trials = Trials(table.problem(constant_predict()))
     drafts, sets = Drafts(trials), StepSets()
@@ -54,7 +54,7 @@ def test_a_batch_of_drafts_holds_no_near_twins_where_others_are_as_good() -> Non
     for count in (2, 4):
         steps = [sets.of(s) for s in drafts.batch(count)]
         assert len(steps) == count
-        assert not any(twins(a, b) for a, b in itertools.combinations(steps, 2))
+        assert not any(near_duplicates(a, b) for a, b in itertools.combinations(steps, 2))
 
 
 def test_drafts_expect_what_was_measured_near_by() -> None:
@@ -106,7 +106,9 @@ def test_diverse_is_the_same_as_trying_all() -> None:
         steps = [rng.getrandbits(5) for _ in range(30)]
         left, chosen = list(range(30)), []
         for _ in range(6):
-            chosen.append(max(left, key=lambda i: scores[i] - 0.1 * sum(twins(steps[i], steps[c]) for c in chosen)))
+            chosen.append(
+                max(left, key=lambda i: scores[i] - 0.1 * sum(near_duplicates(steps[i], steps[c]) for c in chosen))
+            )
             left.remove(chosen[-1])
         assert diverse(scores, steps, 6, penalty=0.1) == chosen
 
@@ -114,7 +116,7 @@ def test_diverse_is_the_same_as_trying_all() -> None:
 def test_step_sets_count_repeated_steps_and_take_other_kinds() -> None:
     sets = StepSets()
     one, two = (Schedule.from_opts([Opt("UNROLL", 0, 2)] * n) for n in (1, 2))
-    assert sets.of(RAW) == 0 and sets.of(two).bit_count() == 2 and twins(sets.of(one), sets.of(two))
+    assert sets.of(RAW) == 0 and sets.of(two).bit_count() == 2 and near_duplicates(sets.of(one), sets.of(two))
     assert sets.of(Schedule("source", '"a"')).bit_count() == 1
     assert sets.of(Schedule("source", '"a"')) != sets.of(Schedule("source", '"b"'))
 

@@ -12,7 +12,7 @@ from replay_table import synthetic_table
 
 from kcg.errors import ScheduleError
 from kcg.kernel.opts.space import KernelSpace
-from kcg.search.allocation import LITTLE, Auction, Limits
+from kcg.search.allocation import LITTLE, Allocator, Limits
 from kcg.search.mcts import Graph, MctsSettings, candidates, mcts
 from kcg.search.moves import moved, variants
 from kcg.search.problem import Action, Ledger, Observation, Problem, Strategy, Trials
@@ -99,7 +99,7 @@ def test_what_is_taken_whole_is_not_moved_and_nothing_is_where_steps_cannot_be_f
     assert moved(trials, Schedule(ScheduleKind.SOURCE, "x")) == [] == moved(trials, RAW)
 
 
-def test_every_fourth_measurement_is_near_the_fastest_whatever_else_promises_more(space: KernelSpace) -> None:
+def test_every_fourth_measurement_is_near_the_incumbent_whatever_else_promises_more(space: KernelSpace) -> None:
     asked = problem(space, {})
     asked.ledger = Ledger()
     trials = Trials(asked)
@@ -179,11 +179,11 @@ def test_what_is_varied_is_within_reach_of_walks(space: KernelSpace) -> None:
 @pytest.mark.parametrize(
     ("limits", "drafting"), [(Limits(measuring=4, alternate=False), [None, LITTLE]), (Limits(), [LITTLE, LITTLE])]
 )
-def test_little_is_thought_about_small_kernels_and_where_the_device_waits(
+def test_little_is_drafted_for_small_kernels_and_where_the_device_waits(
     limits: Limits, drafting: list[int | None]
 ) -> None:
     table, seen = synthetic_table(), dict[str, int | None]()
-    auction = Auction(Ledger(max_measurements=4), limits)
+    allocator = Allocator(Ledger(max_measurements=4), limits)
 
     def search(name: str) -> Strategy:
         def strategy(asked: Problem) -> Iterator[Observation]:
@@ -194,9 +194,9 @@ def test_little_is_thought_about_small_kernels_and_where_the_device_waits(
 
     for name, calls in (("large", 999), ("small", 1)):
         known = {table.baseline(): table.records[table.baseline()].observation}
-        asked = replace(table.problem(constant_predict(), ledger=auction.ledger), known=known)
-        auction.enter(name, calls, asked, search(name))
-    auction.run()
+        asked = replace(table.problem(constant_predict(), ledger=allocator.ledger), known=known)
+        allocator.enter(name, calls, asked, search(name))
+    allocator.run()
     assert [seen["large"], seen["small"]] == drafting
 
 

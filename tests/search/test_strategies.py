@@ -185,7 +185,7 @@ def test_full_beam_keeps_no_two_of_the_same_binary() -> None:
     assert best_s(run("full-beam:2", tree_table(runtimes).problem(constant_predict()))) == pytest.approx(50e-6)
 
 
-def test_full_beam_begins_where_it_is_told() -> None:
+def test_full_beam_begins_at_the_given_schedule() -> None:
     table = recorded("gpt2")
     level = {table.key(a.schedule) for a in table.actions(table.baseline())}
     found = run("full-beam-from-hand-coded:8", table.problem(constant_predict()))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from kcg.kernel.opts.space import KernelSpace
-from kcg.optimize.search import dealt
+from kcg.optimize.search import assigned
 from kcg.predictor.correction import CorrectingKernel, Correction
 from kcg.predictor.features import Array
 from kcg.search.mcts import Graph, MctsSettings
@@ -104,7 +104,7 @@ class Blind:
         return [Prediction(-9.0, 0.4) for _ in some], [np.zeros(4) for _ in some]
 
 
-def test_during_a_search_a_kernel_tells_its_tiles(space: KernelSpace) -> None:
+def test_during_a_search_a_kernel_reports_its_tiles(space: KernelSpace) -> None:
     tile = [BASE, *(schedule_of(("UPCAST", 0, 4), ("UPCAST", 1, 2), ("LOCAL", 0, n)) for n in (2, 4, 8))]
     others = [schedule_of(("UPCAST", 0, 2), ("LOCAL", 0, n)) for n in (2, 4, 8)]
     kernel = CorrectingKernel(Blind(), space)
@@ -114,7 +114,7 @@ def test_during_a_search_a_kernel_tells_its_tiles(space: KernelSpace) -> None:
     assert new.uncertainty > max(one.uncertainty, other.uncertainty)
 
 
-def test_during_a_search_a_kernel_tells_its_traits(space: KernelSpace) -> None:
+def test_during_a_search_a_kernel_reports_its_traits(space: KernelSpace) -> None:
     sizes = [(m, n) for m in (2, 4, 8) for n in (2, 4, 8)]
     plain = [schedule_of(("UPCAST", 0, m), ("UPCAST", 1, n)) for m, n in sizes]  # each a tile of its own
     unrolled = [schedule_of(("UPCAST", 0, m), ("UPCAST", 1, n), ("UNROLL", 0, 4)) for m, n in sizes]
@@ -151,5 +151,5 @@ def test_each_tile_is_varied_once_before_any_comes_again(space: KernelSpace) -> 
 
 
 def test_thinkers_get_as_much_of_the_time_each() -> None:
-    assert dealt([50, 20, 10, 10, 5, 5], 3) == [0, 1, 2, 2, 1, 2]
-    assert dealt([1.0], 4) == [0] and dealt([], 2) == [] and dealt([1, 1, 1], 1) == [0, 0, 0]
+    assert assigned([50, 20, 10, 10, 5, 5], 3) == [0, 1, 2, 2, 1, 2]
+    assert assigned([1.0], 4) == [0] and assigned([], 2) == [] and assigned([1, 1, 1], 1) == [0, 0, 0]

@@ -14,11 +14,11 @@ import pytest
 
 from kcg.kernel.codec import kernel_of
 from kcg.kernel.opts.space import KernelSpace
-from kcg.search.allocation import LEAST_LEAD, Auction, Bidder, Hint, Limits, Relative, adopted, family
+from kcg.search.allocation import LEAST_LEAD, Allocator, Entry, Hint, Limits, Transfer, family, transferred
 from kcg.search.mcts import Graph, MctsSettings
 from kcg.search.problem import Ledger, Observation, Problem, Trials
 from kcg.search.strategies import strategy
-from kcg.search.workers import Thinkers
+from kcg.search.workers import SearchWorkers
 from kcg.types import RAW, Opt, Prediction, Region, Schedule, Status
 from tests.kernels import empty, kernels_of
 from tests.known_targets import KNOWN_TARGETS
@@ -57,37 +57,37 @@ def problem(space: KernelSpace, ledger: Ledger, time_s: Callable[[Schedule], flo
     )
 
 
-def relative(space: KernelSpace) -> Relative:
-    return Relative(family(space), lambda schedule: adopted(space, schedule))
+def transfer_of(space: KernelSpace) -> Transfer:
+    return Transfer(family(space), lambda schedule: transferred(space, schedule))
 
 
-def test_kernels_are_kin_by_the_kinds_of_their_axes() -> None:
+def test_kernels_are_similar_by_the_kinds_of_their_axes() -> None:
     assert family(space_of(48, 64)) == family(space_of(480, 4096))
     (matmul,) = kernels_of(empty(64, 96) @ empty(96, 80))
     assert family(KernelSpace(Region((kernel_of(matmul),)), TARGET)) != family(space_of(48, 64))
 
 
-def test_a_schedule_is_adopted_only_where_each_of_its_steps_is_legal() -> None:
-    assert adopted(space_of(480, 4096), GOOD) == GOOD and adopted(space_of(480, 4096), RAW) == RAW
-    assert adopted(space_of(32, 4096), GOOD) is None, "32 rows are not divided by 3"
+def test_a_schedule_is_transferred_only_where_each_of_its_steps_is_legal() -> None:
+    assert transferred(space_of(480, 4096), GOOD) == GOOD and transferred(space_of(480, 4096), RAW) == RAW
+    assert transferred(space_of(32, 4096), GOOD) is None, "32 rows are not divided by 3"
 
 
 def test_a_hint_is_the_best_schedule_of_whoever_leads_and_is_trusted_less_each_time_it_fails() -> None:
-    mine, slow, fast, other = (Relative("rows", lambda s: s) for _ in range(4))
+    mine, slow, fast, other = (Transfer("rows", lambda s: s) for _ in range(4))
     other.family = "matmul"
     for one, best_s in ((mine, 1.0), (slow, 0.8), (fast, 0.5), (other, 0.1)):
         one.saw(RAW, 1.0, own=True)
         one.saw(GOOD if one is not slow else Schedule.from_opts(GOOD.opts[:1]), best_s, own=False)
-    kin = [mine, slow, fast, other]
-    found = mine.hint(kin, lambda s: False)
+    similar = [mine, slow, fast, other]
+    found = mine.hint(similar, lambda s: False)
     assert found is not None and found.schedule == GOOD and found.gain == pytest.approx(0.25)
     mine.failed = 1
-    second = mine.hint(kin, lambda s: s == GOOD)
+    second = mine.hint(similar, lambda s: s == GOOD)
     assert second is not None and second.schedule == slow.best[0][1] and second.gain == pytest.approx(0.05)
-    assert fast.hint(kin, lambda s: False) is None, "nobody leads it"
+    assert fast.hint(similar, lambda s: False) is None, "nobody leads it"
     mine.saw(GOOD, 0.5 * LEAST_LEAD, own=False)
-    assert mine.hint(kin, lambda s: False) is None, "nor is this one behind by more than noise"
-    assert Relative("rows", lambda s: s).hint(kin, lambda s: False) is None, "without its own time there is no lead"
+    assert mine.hint(similar, lambda s: False) is None, "nor is this one behind by more than noise"
+    assert Transfer("rows", lambda s: s).hint(similar, lambda s: False) is None, "without its own time there is no lead"
 
 
 def gains(space: KernelSpace) -> Callable[[Schedule], float]:
@@ -96,82 +96,86 @@ def gains(space: KernelSpace) -> Callable[[Schedule], float]:
     return lambda s: 1e-4 if space.key(s) == good else 1e-3 * (1 + 0.004 * random.Random(space.key(s)).random())
 
 
-@pytest.mark.parametrize("limits", [Limits(least_saving=0.0), Limits(least_saving=0.0, thinking=2, alternate=False)])
-def test_what_one_kernel_finds_its_kin_measure_also_in_the_middle_of_a_search(limits: Limits) -> None:
+@pytest.mark.parametrize("limits", [Limits(least_saving=0.0), Limits(least_saving=0.0, searching=2, alternate=False)])
+def test_what_one_kernel_finds_similar_kernels_measure_also_in_the_middle_of_a_search(limits: Limits) -> None:
     spaces = [space_of(96, 44), space_of(48, 20)]
     found = []
-    for kin in (True, False):
-        auction = Auction(Ledger(max_measurements=20), limits)
+    for similar in (True, False):
+        allocator = Allocator(Ledger(max_measurements=20), limits)
         for name, space in zip("ab", spaces, strict=True):
-            asked = problem(space, auction.ledger, gains(space))
-            auction.enter(name, 1, asked, strategy("mcts"), relative=relative(space) if kin else None)
-        finder = auction.bidders[0]
-        told: list[int] = []
+            asked = problem(space, allocator.ledger, gains(space))
+            allocator.enter(name, 1, asked, strategy("mcts"), transfer=transfer_of(space) if similar else None)
+        finder = allocator.entries[0]
+        printed: list[int] = []
 
-        def learns(name: str, seen: Observation, told: list[int] = told, auction: Auction = auction) -> None:
+        def learns(
+            name: str, seen: Observation, printed: list[int] = printed, allocator: Allocator = allocator
+        ) -> None:
             """After six measurements the first is told of its schedule, as if its search had met it."""
-            finder, ledger = auction.bidders[0], auction.ledger
-            if not told and len(finder.saw) + len(auction.bidders[1].saw) == 6:
-                told.append(ledger.measurements)
-                auction._show_kin(finder, Observation(GOOD, Status.OK, 1e-4, "good"))
+            finder, ledger = allocator.entries[0], allocator.ledger
+            if not printed and len(finder.saw) + len(allocator.entries[1].saw) == 6:
+                printed.append(ledger.measurements)
+                allocator._show_similar(finder, Observation(GOOD, Status.OK, 1e-4, "good"))
 
-        auction.told = learns
-        auction.run()
-        assert told and finder.saw
-        assert auction.bidders[1].gain > 0, "its search goes on, with what it bids now that it knows"
-        found.append(auction.bidders[1].best_s)
+        allocator.report = learns
+        allocator.run()
+        assert printed and finder.saw
+        assert allocator.entries[1].gain > 0, "its search goes on, with what it bids now that it knows"
+        found.append(allocator.entries[1].best_s)
     assert found == [1e-4, pytest.approx(1e-3, rel=0.01)]
 
 
-def test_a_search_that_begins_late_begins_with_what_its_kin_found() -> None:
+def test_a_search_that_begins_late_begins_with_what_similar_kernels_found() -> None:
     early, late = space_of(480, 4096), space_of(96, 2048)
-    auction = Auction(Ledger(max_measurements=6), Limits(least_saving=0.0))
-    known = problem(early, auction.ledger, gains(early))
+    allocator = Allocator(Ledger(max_measurements=6), Limits(least_saving=0.0))
+    known = problem(early, allocator.ledger, gains(early))
     known.known[GOOD] = Observation(GOOD, Status.OK, 1e-4, "good")
-    auction.enter("early", 1, known, strategy("mcts"), relative=relative(early))
-    auction.enter("late", 1000, problem(late, auction.ledger, gains(late)), strategy("mcts"), relative=relative(late))
-    auction.run()
-    assert auction.bidders[1].saw[0].schedule == GOOD and auction.ledger.measurements <= 6
+    allocator.enter("early", 1, known, strategy("mcts"), transfer=transfer_of(early))
+    allocator.enter(
+        "late", 1000, problem(late, allocator.ledger, gains(late)), strategy("mcts"), transfer=transfer_of(late)
+    )
+    allocator.run()
+    assert allocator.entries[1].saw[0].schedule == GOOD and allocator.ledger.measurements <= 6
 
 
 def test_a_hint_that_is_no_faster_costs_trust_and_not_patience() -> None:
     space = space_of(480, 4096)
-    auction = Auction(Ledger(), Limits())
-    asked = problem(space, auction.ledger, lambda s: 2e-3 if s == GOOD else 1e-3)
-    bidder = auction.enter("a", 1, asked, strategy("mcts"), relative=relative(space))
-    bidder.barren = 3
+    allocator = Allocator(Ledger(), Limits())
+    asked = problem(space, allocator.ledger, lambda s: 2e-3 if s == GOOD else 1e-3)
+    entry = allocator.enter("a", 1, asked, strategy("mcts"), transfer=transfer_of(space))
+    entry.barren = 3
     for hint, failed, barren in ((GOOD, 1, 3), (Schedule.from_opts(GOOD.opts[:2]), 2, 3)):
-        auction._measuring += 1
-        auction._follow(bidder, Hint(hint, 0.2))
-        assert bidder.relative is not None and (bidder.relative.failed, bidder.barren) == (failed, barren)
-    assert [o.schedule for o in bidder.saw] == [*asked.known][1:] and bidder.knows(GOOD)
+        allocator._measuring += 1
+        allocator._follow(entry, Hint(hint, 0.2))
+        assert entry.transfer is not None and (entry.transfer.failed, entry.barren) == (failed, barren)
+    assert [o.schedule for o in entry.saw] == [*asked.known][1:] and entry.knows(GOOD)
 
 
 def test_what_no_longer_applies_is_left_aside() -> None:
     space = space_of(48, 64)
-    auction = Auction(Ledger(max_measurements=8), Limits(least_saving=0.0))
-    asked = problem(space, auction.ledger, gains(space))
+    allocator = Allocator(Ledger(max_measurements=8), Limits(least_saving=0.0))
+    asked = problem(space, allocator.ledger, gains(space))
     foreign = Schedule.from_opts([Opt("UPCAST", 0, 7)])
     asked.known[foreign] = Observation(foreign, Status.COMPILE_ERROR, None)
-    bidder = auction.enter("a", 1, asked, strategy("mcts"), relative=relative(space))
-    auction.run()
-    assert bidder.knows(foreign) and len(bidder.saw) > 4
+    entry = allocator.enter("a", 1, asked, strategy("mcts"), transfer=transfer_of(space))
+    allocator.run()
+    assert entry.knows(foreign) and len(entry.saw) > 4
 
 
 def test_no_search_begins_with_a_hint_that_there_is_no_budget_for() -> None:
     space = space_of(480, 4096)
-    auction = Auction(Ledger(max_measurements=1), Limits())
-    bidder = auction.enter(
-        "a", 1, problem(space, auction.ledger, gains(space)), strategy("mcts"), relative=relative(space)
+    allocator = Allocator(Ledger(max_measurements=1), Limits())
+    entry = allocator.enter(
+        "a", 1, problem(space, allocator.ledger, gains(space)), strategy("mcts"), transfer=transfer_of(space)
     )
-    leader = Relative(family(space), lambda s: s, own_s=1.0, best=[(0.1, GOOD)])
-    auction.bidders.append(Bidder("b", 1, bidder.problem, strategy("mcts"), relative=leader))
-    assert auction.ledger.exhausted
-    auction._begin_with_kin(bidder)
-    assert not bidder.saw
-    auction.ledger.max_measurements = 2
-    auction._begin_with_kin(bidder)
-    assert [o.schedule for o in bidder.saw] == [GOOD]
+    leader = Transfer(family(space), lambda s: s, own_s=1.0, best=[(0.1, GOOD)])
+    allocator.entries.append(Entry("b", 1, entry.problem, strategy("mcts"), transfer=leader))
+    assert allocator.ledger.exhausted
+    allocator._begin_with_similar(entry)
+    assert not entry.saw
+    allocator.ledger.max_measurements = 2
+    allocator._begin_with_similar(entry)
+    assert [o.schedule for o in entry.saw] == [GOOD]
 
 
 def test_a_level_of_a_beam_is_whole_also_where_others_measured_meanwhile() -> None:
@@ -192,32 +196,32 @@ def test_a_level_of_a_beam_is_whole_also_where_others_measured_meanwhile() -> No
     assert measured[0] == measured[1] and len(measured[0]) == 40
 
 
-def test_a_search_in_another_process_bids_anew_after_a_hint(tmp_path: Path) -> None:
+def test_a_search_in_another_process_asks_anew_after_a_hint(tmp_path: Path) -> None:
     spaces = [space_of(96, 44), space_of(48, 20)]
-    limits = Limits(least_saving=0.0, thinking=2, measuring=4, alternate=False)
-    auction = Auction(Ledger(max_measurements=24), limits)
-    with Thinkers(1, "roofline", TARGET, ("CPU", os.getpid(), str(tmp_path / "cache.db"))) as thinkers:
+    limits = Limits(least_saving=0.0, searching=2, measuring=4, alternate=False)
+    allocator = Allocator(Ledger(max_measurements=24), limits)
+    with SearchWorkers(1, "roofline", TARGET, ("CPU", os.getpid(), str(tmp_path / "cache.db"))) as search_workers:
         for name, space in zip("ab", spaces, strict=True):
-            how = thinkers.strategy("mcts", space.region, place=0, seed=name)
-            asked = problem(space, auction.ledger, gains(space))
-            auction.enter(name, 1, asked, how, relative=relative(space))
+            how = search_workers.strategy("mcts", space.region, place=0, seed=name)
+            asked = problem(space, allocator.ledger, gains(space))
+            allocator.enter(name, 1, asked, how, transfer=transfer_of(space))
 
         def learns(name: str, seen: Observation) -> None:
-            if len(auction.bidders[0].saw) == 4:
-                auction._show_kin(auction.bidders[0], Observation(GOOD, Status.OK, 1e-4, "good"))
+            if len(allocator.entries[0].saw) == 4:
+                allocator._show_similar(allocator.entries[0], Observation(GOOD, Status.OK, 1e-4, "good"))
 
-        auction.told = learns
-        auction.run()
-    saw = [o.schedule for o in auction.bidders[1].saw]
-    assert GOOD in saw and len(saw) > saw.index(GOOD) + 2 and auction.ledger.measurements == 24
+        allocator.report = learns
+        allocator.run()
+    saw = [o.schedule for o in allocator.entries[1].saw]
+    assert GOOD in saw and len(saw) > saw.index(GOOD) + 2 and allocator.ledger.measurements == 24
 
 
 def test_a_search_goes_on_from_what_others_measured_while_it_waited(tmp_path: Path) -> None:
     """In this process and in another: it is not asked for again, and steps from it are met."""
     space = space_of(96, 44)
     times = gains(space)
-    with Thinkers(1, "roofline", TARGET, ("CPU", os.getpid(), str(tmp_path / "cache.db"))) as thinkers:
-        for how in (strategy("mcts"), thinkers.strategy("mcts", space.region, place=0, seed="1")):
+    with SearchWorkers(1, "roofline", TARGET, ("CPU", os.getpid(), str(tmp_path / "cache.db"))) as search_workers:
+        for how in (strategy("mcts"), search_workers.strategy("mcts", space.region, place=0, seed="1")):
             ledger = Ledger(max_measurements=12)
             asked = problem(space, ledger, lambda s: times(s) if len(s.opts) < 4 else 1e-3)
 

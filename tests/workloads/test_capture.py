@@ -75,7 +75,7 @@ def executions_printed(text: str) -> int:
 @pytest.fixture(scope="module")
 def captured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Workload], dict[str, str]]:
     """Three scripts recorded into one journal: its path, its workloads, and what was printed."""
-    out, said = tmp_path_factory.mktemp("captured") / "all.sqlite", {}
+    out, printed = tmp_path_factory.mktemp("captured") / "all.sqlite", {}
     for script, arguments, settings in (
         ("train_loop", ["--steps", str(STEPS)], {"DEBUG": "2"}),
         ("decode_loop", [str(POSITIONS)], {}),
@@ -84,10 +84,10 @@ def captured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, 
         done = run("capture", "--out", out, "--", SCRIPTS / f"{script}.py", *arguments, **settings)
         assert done.returncode == ExitCode.OK, done.stderr
         assert "Traceback" not in done.stderr
-        said[script] = done.stderr
+        printed[script] = done.stderr
     with Journal.open(out, create=False) as journal:
         workloads = {w.name: w for w in journal.workloads()}
-    return out, workloads, said
+    return out, workloads, printed
 
 
 def test_captures_accumulate_under_names_of_their_own(
@@ -104,9 +104,9 @@ def test_captures_accumulate_under_names_of_their_own(
 def test_a_training_loop_has_every_execution_that_tinygrad_prints(
     captured: tuple[Path, dict[str, Workload], dict[str, str]],
 ) -> None:
-    workload, said = captured[1]["script:train_loop"], captured[2]["train_loop"]
-    executions = executions_printed(said)
-    assert executions > 50 and "loss " in said
+    workload, printed = captured[1]["script:train_loop"], captured[2]["train_loop"]
+    executions = executions_printed(printed)
+    assert executions > 50 and "loss " in printed
     assert sum(c.calls for c in workload.calls) == executions, "replays too"
     asts = {c.region.id: ast_of(c.region.kernel) for c in workload.calls}
     in_place = [c for c in workload.calls if any(b.is_input and b.is_output for b in buffers_of(asts[c.region.id]))]
@@ -181,9 +181,9 @@ def test_a_script_that_sets_tinygrad_up_runs_as_it_would_alone(
 ) -> None:
     monkeypatch.setenv("CACHEDB", str(tmp_path / "users.db"))
     workload = capture_of(SCRIPTS / "own_settings.py").workload
-    said = capfd.readouterr().err
-    assert "HALF BEAM=2 PARALLEL=2 dtypes.half" in said, "what it sets before it imports tinygrad counts"
-    executions = executions_printed(said)
+    printed = capfd.readouterr().err
+    assert "HALF BEAM=2 PARALLEL=2 dtypes.half" in printed, "what it sets before it imports tinygrad counts"
+    executions = executions_printed(printed)
     assert sum(c.calls for c in workload.calls) == executions == 5, "those of PARALLEL's processes too"
     assert any('"float16"' in c.region.kernel.ast_json for c in workload.calls)
     assert not any(tmp_path.iterdir()), "the user's cache is left alone"
@@ -205,8 +205,8 @@ def test_kernels_are_recorded_whatever_their_name_if_their_schedule_is_free() ->
 
 def test_processes_that_a_script_starts_are_named(capfd: pytest.CaptureFixture[str]) -> None:
     captured = capture_of(SCRIPTS / "processes.py")
-    said = capfd.readouterr().err
-    assert "[9, 16]" in said and "sum 85.0" in said and "child ended with 7" in said
+    printed = capfd.readouterr().err
+    assert "[9, 16]" in printed and "sum 85.0" in printed and "child ended with 7" in printed
     assert captured.lines == ("4 processes that the program started: what runs there is not recorded",)
     assert sum(c.calls for c in captured.workload.calls) == 1
 
@@ -239,7 +239,7 @@ FAILING = [
 ]
 
 
-def as_said(text: str) -> str:
+def as_recorded(text: str) -> str:
     """What a script says with its places filled in: the line of each ending has its name in a comment."""
     script, neighbour = SCRIPTS / "any_ending.py", SCRIPTS / "neighbour.py"
     places = {"script": str(script), "folder": str(SCRIPTS), "python": sys.executable}
@@ -255,7 +255,7 @@ def test_a_script_that_fails_keeps_what_it_ran_and_says_where_it_failed(
     how: str, says: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     captured = capture_of(SCRIPTS / "any_ending.py", how)
-    assert captured.lines == (f"{SCRIPTS / 'any_ending.py'} {as_said(says)}: what it ran before is recorded",)
+    assert captured.lines == (f"{SCRIPTS / 'any_ending.py'} {as_recorded(says)}: what it ran before is recorded",)
     assert len(captured.workload.calls) == 2 and not captured.interrupted
     assert "Traceback" not in capfd.readouterr().err
 
@@ -266,7 +266,7 @@ def test_a_script_that_fails_before_its_first_kernel_is_one_line(
 ) -> None:
     ran = "before it ran a tinygrad kernel that can be recorded; run it alone first"
     script = SCRIPTS / "any_ending.py"
-    with pytest.raises(ScriptError, match=f"^{re.escape(f'{script} {as_said(says)}, {ran}')}$"):
+    with pytest.raises(ScriptError, match=f"^{re.escape(f'{script} {as_recorded(says)}, {ran}')}$"):
         capture_of(script, how, "--idle")
     assert "Traceback" not in capfd.readouterr().err
 
@@ -301,20 +301,20 @@ def test_ctrl_c_ends_a_capture_without_a_traceback_and_keeps_what_ran(how: str, 
         command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as process:
         assert process.stderr is not None
-        said = list(iter(process.stderr.readline, "waiting\n"))
+        message = list(iter(process.stderr.readline, "waiting\n"))
         os.killpg(process.pid, signal.SIGINT)
         printed, rest = process.communicate(timeout=60)
-        said += rest.splitlines()
+        message += rest.splitlines()
     assert process.returncode == ExitCode.INTERRUPTED
-    assert ("saved" in said) == (how == "save")
-    assert not any("Traceback" in line for line in said)
+    assert ("saved" in message) == (how == "save")
+    assert not any("Traceback" in line for line in message)
     assert (tmp_path / "c.sqlite").exists() != idle
     if idle:
-        assert said[-1] == f"kcg: interrupted: {script} had run nothing that is recorded"
+        assert message[-1] == f"kcg: interrupted: {script} had run nothing that is recorded"
     else:
         assert "2 kernels, executed 2 times" in printed
-        assert any("raised KeyboardInterrupt" in line for line in said) == (how == "wait")
-        assert any("was ended by SIGTERM" in line for line in said) == (how == "deaf")
+        assert any("raised KeyboardInterrupt" in line for line in message) == (how == "wait")
+        assert any("was ended by SIGTERM" in line for line in message) == (how == "deaf")
 
 
 def test_a_name_is_one_bounded_line() -> None:

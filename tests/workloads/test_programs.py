@@ -88,10 +88,10 @@ def test_modules_and_packages_run_with_their_relative_imports_and_their_workers(
     monkeypatch.chdir(SCRIPTS)
     package = capture_program(Program(Form.MODULE, "package"), dev=DEV)
     module = capture_program(Program(Form.MODULE, "package.inner.train", ("--lr", "3")), dev=DEV)
-    said = capfd.readouterr().err
+    lines = capfd.readouterr().err
     path = SCRIPTS / "package" / "inner" / "train.py"
-    assert f"__main__ package.inner package.inner.train {path} --lr 3\n" in said
-    assert "[Batch(numbers=[0, 1])]" in said and said.count("batches 12.0") == 2
+    assert f"__main__ package.inner package.inner.train {path} --lr 3\n" in lines
+    assert "[Batch(numbers=[0, 1])]" in lines and lines.count("batches 12.0") == 2
     assert (package.workload.name, module.workload.name) == ("script:package", "script:package.inner.train")
     assert module.workload.preset == "--lr 3"
     assert [c.region for c in package.workload.calls] == [c.region for c in module.workload.calls]
@@ -112,13 +112,13 @@ def test_code_is_captured_under_a_name_of_its_own(words: tuple[str, ...], tmp_pa
     assert workload.name == f"script:{program_of(['-c', code]).name}" and workload.preset == "7"
 
 
-def test_a_program_that_runs_longer_than_it_should_is_said_and_waited_for(tmp_path: Path) -> None:
-    script, said = tmp_path / "s.py", list[str]()
+def test_a_program_that_runs_longer_than_it_should_is_reported_and_waited_for(tmp_path: Path) -> None:
+    script, lines = tmp_path / "s.py", list[str]()
     script.write_text("from tinygrad import Tensor\nTensor.ones(4).contiguous().realize()\n")
     for after_s in (0.0, 300.0):
-        late = Late(after_s, lambda: said.append("late"))
+        late = Late(after_s, lambda: lines.append("late"))
         captured = capture_program(Program(Form.SCRIPT, str(script)), dev=DEV, late=late)
-        assert captured.workload.calls and said == ["late"], "said once, of the first"
+        assert captured.workload.calls and lines == ["late"], "said once, of the first"
 
 
 def test_what_python_could_not_start_is_one_line_that_says_what_to_do(

@@ -47,9 +47,9 @@ class Axis(NamedTuple):
     number: tuple[int, ...]  # tinygrad's own of the range
     extent: int
     kind: str  # AxisType name
-    origin: int  # index of the ground's axis that it is a part of
+    origin: int  # index of the initial axis that it is a part of
     step: int  # by how much the origin moves with one step along this axis
-    uid: int  # stays through splits and swaps: index of the ground's axis, or of the split that made it after these
+    uid: int  # stays through splits and swaps: index of the initial axis, or of the split that made it after these
 
 
 class Split(NamedTuple):
@@ -144,7 +144,7 @@ def _core_of(row: Any) -> Core:
 
 
 @dataclass(frozen=True, eq=False)
-class Ground:
+class InitialNest:
     """A schedule state as numbers. Tuples by origin unless it says otherwise."""
 
     key: str  # identity of the scheduled kernel
@@ -173,17 +173,17 @@ class Ground:
     adds: tuple[int, int]  # what a sum and a product take
 
     def to_json(self) -> dict[str, Any]:
-        """As a JSON object, from which `from_json` makes an equal ground."""
+        """As a JSON object, from which `from_json` makes an equal nest."""
         fields: dict[str, Any] = {name: getattr(self, name) for name in self.__dataclass_fields__}
         fields["columns"] = [[origin, step, column] for (origin, step), column in self.columns.items()]
         fields |= {name: sorted(fields[name]) for name in ("index_constants", "data_constants")}
         return {**fields, "costs": astuple(self.costs)}
 
     @staticmethod
-    def from_json(value: dict[str, Any]) -> Ground:
-        """The ground of what `to_json` gave, also after a trip through JSON's text."""
+    def from_json(value: dict[str, Any]) -> InitialNest:
+        """The nest of what `to_json` gave, also after a trip through JSON's text."""
         reductions = [Reduction._make([*r[:-1], _core_of(r[-1]) if r[-1] else None]) for r in value["reductions"]]
-        return Ground(
+        return InitialNest(
             **{
                 **{name: _tuples(v) for name, v in value.items()},
                 "axes": tuple([Axis(*_tuples(a)) for a in value["axes"]]),
@@ -289,8 +289,8 @@ class Ground:
 class _Counted:
     """One count: the extents that are unrolled, and the sets of what is written once however often it is used."""
 
-    def __init__(self, ground: Ground, axes: tuple[Axis, ...], splits: tuple[Split, ...]) -> None:
-        self.ground, self.axes, self.splits = ground, axes, splits
+    def __init__(self, initial: InitialNest, axes: tuple[Axis, ...], splits: tuple[Split, ...]) -> None:
+        self.initial, self.axes, self.splits = initial, axes, splits
         self.inner = [a for a in axes if a.kind in INNER]
         self.unrolled = 0
         self.sizes: dict[int, int] = {}
@@ -299,12 +299,12 @@ class _Counted:
             self.sizes[1 << a.origin] = self.sizes.get(1 << a.origin, 1) * a.extent
         self.grouped = 0
         self.split = 0
-        part_of = list(range(len(ground.axes)))
+        part_of = list(range(len(initial.axes)))
         for s in splits:
             part_of.append(part_of[s.uid])
             if s.kind == "GROUP_REDUCE":
                 self.grouped |= 1 << part_of[s.uid]
-            self.split += not ground.in_data >> part_of[s.uid] & 1
+            self.split += not initial.in_data >> part_of[s.uid] & 1
         self.products: dict[int, int] = {}
         self.offsets: set[int] = set()
 
@@ -321,45 +321,45 @@ class _Counted:
     def at_most(self) -> int:
         """No less than `total`, without looking how accesses are packed and which constants are the same."""
         taken = widened = offsets = 0
-        for t in self.ground.touched:
+        for t in self.initial.touched:
             elements = self.copies(t.copied if t.apart & self.unrolled else t.address)
             taken += (2 + loop_nest.UOPS_PER_ACCESS) * elements
             widened += elements if t.widens else 0
             offsets += elements + t.widest
-        constants = len(self.ground.data_constants) + len(self.ground.axes) + 2 * len(self.splits)
+        constants = len(self.initial.data_constants) + len(self.initial.axes) + 2 * len(self.splits)
         return self._sum(taken, widened, offsets, constants)
 
     def _sum(self, taken: int, more: int, offsets: int, constants: int) -> int:
         """`offsets` beside those in the set, `constants` beside those of the kernel itself."""
-        ground, costs = self.ground, self.ground.costs
-        count = ground.fixed + loop_nest.UOPS_PER_AXIS * len(self.axes) + UOPS_PER_SPLIT * self.split
-        for copied, apart, operations in ground.plain:
+        initial, costs = self.initial, self.initial.costs
+        count = initial.fixed + loop_nest.UOPS_PER_AXIS * len(self.axes) + UOPS_PER_SPLIT * self.split
+        for copied, apart, operations in initial.plain:
             count += operations * (self.copies(copied) if not apart or apart & self.unrolled else 1)
-        if ground.in_data and self.splits:
+        if initial.in_data and self.splits:
             count += self._data()
-        rounded = sum(times * self.copies(mask) for mask, times in ground.rounded)
-        widened = sum(times * self.copies(mask) for mask, times in ground.widened)
-        for core in ground.cores:
+        rounded = sum(times * self.copies(mask) for mask, times in initial.rounded)
+        widened = sum(times * self.copies(mask) for mask, times in initial.widened)
+        for core in initial.cores:
             count += self._core(core)
-        for reduction in ground.reductions:
+        for reduction in initial.reductions:
             count += self._reduction(reduction)
             rounded += reduction.rounds * self.copies(reduction.added)
         return round(
             costs.plain * (count + taken)
-            + costs.constant * (len(self.offsets) + offsets + ground.constants + constants)
+            + costs.constant * (len(self.offsets) + offsets + initial.constants + constants)
             + costs.rounded * rounded
             + costs.widened * (widened + more)
         )
 
     def _constants(self) -> int:
         """How many extents and factors are constants of data; those that are in addresses too are not counted."""
-        ground = self.ground
-        if not ground.in_data and not ground.data_constants:
+        initial = self.initial
+        if not initial.in_data and not initial.data_constants:
             return 0
-        values = {True: set(ground.data_constants), False: set(ground.index_constants)}
-        extents = {o: ground.axes[o].extent for o in ground.place}
-        is_data = {o: bool(ground.in_data >> o & 1) for o in ground.place}
-        for uid, split in enumerate(self.splits, start=len(ground.axes)):
+        values = {True: set(initial.data_constants), False: set(initial.index_constants)}
+        extents = {o: initial.axes[o].extent for o in initial.place}
+        is_data = {o: bool(initial.in_data >> o & 1) for o in initial.place}
+        for uid, split in enumerate(self.splits, start=len(initial.axes)):
             if split.uid in extents:
                 is_data[uid] = is_data[split.uid]
                 extents[split.uid], extents[uid] = split.extent, split.amount
@@ -370,8 +370,8 @@ class _Counted:
 
     def _data(self) -> int:
         extents = {a.uid: a.extent for a in self.inner}
-        count, (add, mul) = 0, self.ground.adds
-        for root in self.ground._expressions(self.splits, self.ground.in_data):
+        count, (add, mul) = 0, self.initial.adds
+        for root in self.initial._expressions(self.splits, self.initial.in_data):
             for name, over in root.operations():
                 count += (add if name == "ADD" else mul) * math.prod([extents.get(uid, 1) for uid in over.axes()])
         return count
@@ -400,18 +400,18 @@ class _Counted:
         if times * core.results > results:
             return times * core.results
         numbers = {a.uid: a.number[0] for a in self.inner}
-        roots = self.ground._expressions(self.splits, -1)
+        roots = self.initial._expressions(self.splits, -1)
         order = [numbers[uid] for root in roots for uid in root.axes() if uid in numbers]
         return times * core.results if order[-len(core.last) :] == list(core.last) else times
 
     def _accesses(self) -> tuple[int, int]:
         """Operations of loads and stores, and how many elements are made float32."""
-        ground, count, widened = self.ground, 0, 0
-        columns = [(a, 1 << a.origin, ground.columns[a.origin, a.step]) for a in self.axes]
+        initial, count, widened = self.initial, 0, 0
+        columns = [(a, 1 << a.origin, initial.columns[a.origin, a.step]) for a in self.axes]
         inner = [(a.extent, origin, column) for a, origin, column in columns if a.kind in INNER]
         outer = [column for a, _, column in columns if a.kind not in INNER]
         addresses: set[tuple[int, ...]] = set()
-        for i, t in enumerate(ground.touched):
+        for i, t in enumerate(initial.touched):
             widest = t.widest
             while widest > 1 and any(column[i] % widest for column in outer):
                 widest //= 2
@@ -440,22 +440,22 @@ class _Counted:
         return count, widened
 
 
-# ---- Reading a schedule state of tinygrad into a `Ground`: strides, dependences and weights, once per kernel.
+# ---- Reading a schedule state of tinygrad into an `InitialNest`: strides, dependences and weights, once per kernel.
 
 POSITION: dict[str, int] = {kind.name: place for kind, place in axis_to_pos.items()}
 """Where axes of a kind stand among others; axes of one position are ordered by their number."""
 
 
-def ground_of(state: Scheduler) -> Ground | None:
-    """The ground of a schedule state, None where arithmetic does not describe it: an extent is symbolic."""
+def initial_nest(state: Scheduler) -> InitialNest | None:
+    """The loop nest of a schedule state, None where arithmetic does not describe it: an extent is symbolic."""
     if any(r.src[0].op is not Ops.CONST or r.dtype is not dtypes.weakint or len(r.src) > 1 for r in state.rngs):
         return None
     if len({(POSITION[r.arg[-1].name], r.arg[:-1]) for r in state.rngs}) < len(state.rngs):
         return None  # their order is not that of their numbers
-    return _Survey(state).ground()
+    return _NestReader(state).initial()
 
 
-class _Survey:
+class _NestReader:
     """One reading: the nodes of the state, and which of its ranges ("origins") they depend on, as bit masks."""
 
     def __init__(self, state: Scheduler) -> None:
@@ -485,7 +485,7 @@ class _Survey:
         found = self.mask(node.ranges)
         return found if node in self.count.fragments else found & ~self.summed
 
-    def ground(self) -> Ground:
+    def initial(self) -> InitialNest:
         in_data = self.mask(r for r in self.ranges if r not in self.index_nodes)
         self._weigh_addresses()
         self._weigh_data()
@@ -493,7 +493,7 @@ class _Survey:
         accesses = [u for u in self.nodes if u.op is Ops.INDEX and u.src[0].op is Ops.PARAM]
         stored = {u.src[0] for u in self.nodes if u.op is Ops.STORE}
         constants, of_addresses, of_data = self._constants()
-        return Ground(
+        return InitialNest(
             key=canonical_key(self.state),
             axes=tuple(
                 Axis(POSITION[kind], r.arg[:-1], extent, kind, origin=i, step=1, uid=i)

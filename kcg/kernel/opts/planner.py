@@ -24,7 +24,7 @@ from kcg.compat.tiny import AxisType, KernelOptError, OptOps, Scheduler
 from kcg.errors import ScheduleError
 from kcg.kernel.codec import ast_of
 from kcg.kernel.loop_nest import INNER, AxisTable
-from kcg.kernel.opts.plan_state import POSITION, Axis, Ground, Split, ground_of
+from kcg.kernel.opts.plan_state import POSITION, Axis, InitialNest, Split, initial_nest
 from kcg.types import RAW, Opt, Region, Schedule, Target
 
 # ---- kcg's own list of Opt actions, and which of them are legal for a schedule state.
@@ -170,7 +170,7 @@ NOT_LEGAL = "{} is not legal here: {}"
 class PlanState:
     """A schedule as axes. Two of the same kernel by different Opts are different states; `Planner.key` says."""
 
-    ground: Ground
+    initial: InitialNest
     axes: tuple[Axis, ...]  # in tinygrad's order
     splits: tuple[Split, ...] = ()
     opts: tuple[Opt, ...] = ()
@@ -205,8 +205,10 @@ def _sizes(axes: tuple[Axis, ...]) -> _Sizes:
     return _Sizes(upcast, local, local_axes, held, grouped, threaded)
 
 
-def plan_of(region: Region, target: Target, grounds: Mapping[tuple[Opt, ...], Ground] | None = None) -> Planner | None:
-    """A planner for a region of one kernel; None where the kernel is outside of what it can do (see `ground_of`).
+def plan_of(
+    region: Region, target: Target, grounds: Mapping[tuple[Opt, ...], InitialNest] | None = None
+) -> Planner | None:
+    """A planner for a region of one kernel; None where the kernel is outside of what it can do (see `initial_nest`).
 
     With `grounds` that an earlier planner for the same kernel and target has read, tinygrad is not asked for these,
     which takes it 20 ms and more per kernel.
@@ -223,15 +225,20 @@ def plan_of(region: Region, target: Target, grounds: Mapping[tuple[Opt, ...], Gr
 
 def planner_from(root: Scheduler, target: Target) -> Planner | None:
     """A planner from the state of the unoptimised kernel, for `target`; None where the kernel is outside of it."""
-    ground = None if root.applied_opts else ground_of(root)
-    return Planner(lambda: root, target, root.ren, grounds={(): ground}) if ground is not None else None
+    initial = None if root.applied_opts else initial_nest(root)
+    return Planner(lambda: root, target, root.ren, grounds={(): initial}) if initial is not None else None
 
 
 class Planner:
     """All schedules of one kernel on one target. `plan_of` makes one."""
 
     def __init__(
-        self, root: Callable[[], Scheduler], target: Target, renderer: Any, *, grounds: Mapping[tuple[Opt, ...], Ground]
+        self,
+        root: Callable[[], Scheduler],
+        target: Target,
+        renderer: Any,
+        *,
+        grounds: Mapping[tuple[Opt, ...], InitialNest],
     ) -> None:
         self.target, self._make_root = target, root
         self._root: Scheduler | None = None
@@ -247,9 +254,9 @@ class Planner:
         self._threads_max: int | None = renderer.global_max[0] if renderer.global_max is not None else None
         self._upcast_most = math.inf if renderer.target.device == "DSP" else MOST["UPCAST"]
 
-    def grounds(self) -> dict[tuple[Opt, ...], Ground]:
+    def grounds(self) -> dict[tuple[Opt, ...], InitialNest]:
         """What was read off tinygrad so far, by the Opts before it: for `plan_of` in another process or another day."""
-        return {opts: found.ground for opts, found in self._by_tinygrad.items() if isinstance(found, PlanState)}
+        return {opts: found.initial for opts, found in self._by_tinygrad.items() if isinstance(found, PlanState)}
 
     def start(self) -> PlanState:
         """The unoptimised kernel."""
@@ -346,15 +353,15 @@ class Planner:
 
     def table(self, state: PlanState) -> AxisTable:
         """The axis table, as `kcg.kernel.loop_nest.axis_table` has it."""
-        return state.ground.table(state.axes, state.splits)
+        return state.initial.table(state.axes, state.splits)
 
     def uops(self, state: PlanState) -> int:
         """The number of micro-operations, as `kcg.kernel.loop_nest.count_uops` has it."""
-        return state.ground.uops(state.axes, state.splits)
+        return state.initial.uops(state.axes, state.splits)
 
     def fits(self, state: PlanState, most: int) -> bool:
         """Whether `uops(state)` is at most this, which needs no count where little is unrolled."""
-        return state.ground.fits(state.axes, state.splits, most)
+        return state.initial.fits(state.axes, state.splits, most)
 
     def key(self, state: PlanState) -> str:
         """Identity of the scheduled kernel (hex): equal where the same axes stand in the same order.
@@ -362,7 +369,7 @@ class Planner:
         Not equal for a kernel padded before and after the same splits (PADTO is in no list of actions).
         """
         rows = [(a.kind, a.extent, a.origin, a.step) for a in state.axes]
-        return hashlib.sha256(repr((state.ground.key, state.no_locals, rows)).encode()).hexdigest()
+        return hashlib.sha256(repr((state.initial.key, state.no_locals, rows)).encode()).hexdigest()
 
     def alike(self, state: PlanState) -> str:
         """What all threads do, whatever the order in which each does its part (hex): equal where the same axes are
@@ -374,7 +381,7 @@ class Planner:
             if parts and parts[-1][:2] == (kind, origin) and parts[-1][2] * parts[-1][3] == step:
                 step, extent = parts[-1][2], parts.pop()[3] * extent
             parts.append((kind, origin, step, extent))
-        return hashlib.sha256(repr((state.ground.key, state.no_locals, spread, parts)).encode()).hexdigest()
+        return hashlib.sha256(repr((state.initial.key, state.no_locals, spread, parts)).encode()).hexdigest()
 
     def _place(self, state: PlanState, opt: Opt) -> int | None:
         """`Scheduler.real_axis`: which axis an Opt of the kinds in `MAKES` means."""
@@ -394,7 +401,7 @@ class Planner:
             amount = extent
         elif extent % amount or (amount == extent and op in WHOLE_AS_ZERO):
             return 0
-        made, core = MAKES[op], state.ground.core_held
+        made, core = MAKES[op], state.initial.core_held
         upcast = sizes.upcast * amount if made in INNER else sizes.upcast
         if (upcast // core if core else upcast) > UPCAST_MAX:
             return 0
@@ -409,7 +416,7 @@ class Planner:
 
     def _refusal(self, state: PlanState, sizes: _Sizes, op: str, axis: Axis, amount: int) -> str:
         """Why tinygrad refuses to split `amount` off an axis; empty where it does not."""
-        ground, origin = state.ground, 1 << axis.origin
+        initial, origin = state.initial, 1 << axis.origin
         if axis.kind not in TAKES[op]:
             return f"{op} is not for {axis.kind}"
         if amount < 2 or axis.extent % amount:
@@ -421,19 +428,19 @@ class Planner:
                 return "locals needed for opt"
             if state.no_locals:
                 return "can't use locals"
-        if ground.reduce_bytes and (op in GROUPS or sizes.grouped):
-            needs = amount * sizes.held * ground.reduce_bytes
+        if initial.reduce_bytes and (op in GROUPS or sizes.grouped):
+            needs = amount * sizes.held * initial.reduce_bytes
             if needs > self._shared_max:
                 return f"exceeds maximum shared memory size: needs {needs}, max {self._shared_max}"
         if op in GROUPS:
-            if not ground.groupable & origin:
+            if not initial.groupable & origin:
                 return "cannot have a GROUP_REDUCE inside another reduce"
             if any(o.op == "TC" for o in state.opts):
                 return "no grouping with tensor cores"
         elif op == "THREAD":
             if not self._has_threads or self._threads_max is None or amount > self._threads_max:
                 return "too many threads"
-            if sizes.threaded or not ground.threadable & origin:
+            if sizes.threaded or not initial.threadable & origin:
                 return "can't apply range to this dim"
         return ""
 
@@ -441,7 +448,7 @@ class Planner:
         axis, kind, top = state.axes[i], MAKES[opt.op], opt.op in FROM_THE_TOP
         rest = axis.extent // amount
         number = max([a.number[0] for a in state.axes]) + 1
-        uid = len(state.ground.axes) + len(state.splits)
+        uid = len(state.initial.axes) + len(state.splits)
         axes = list(state.axes)
         new_step, old_step = (axis.step * rest, axis.step) if top else (axis.step, axis.step * amount)
         new = Axis(POSITION[kind], (number,), amount, kind, axis.origin, new_step, uid)
@@ -452,7 +459,7 @@ class Planner:
             axes[i] = new
         axes.sort()
         splits = (*state.splits, Split(axis.uid, rest, amount, top, kind))
-        return PlanState(state.ground, tuple(axes), splits, (*state.opts, opt), state.no_locals)
+        return PlanState(state.initial, tuple(axes), splits, (*state.opts, opt), state.no_locals)
 
     def _swapped(self, state: PlanState, opt: Opt) -> PlanState:
         first, second = opt.axis, opt.arg
@@ -463,7 +470,7 @@ class Planner:
         axes = list(state.axes)
         a, b = axes[first], axes[second]
         axes[first], axes[second] = b._replace(number=a.number), a._replace(number=b.number)
-        return PlanState(state.ground, tuple(axes), state.splits, (*state.opts, opt), state.no_locals)
+        return PlanState(state.initial, tuple(axes), state.splits, (*state.opts, opt), state.no_locals)
 
     def _done_by_tinygrad(self, state: PlanState, opt: Opt) -> PlanState | str:
         """The state after an Opt that tinygrad applies, from which arithmetic goes on; or why it does not apply."""
@@ -475,14 +482,14 @@ class Planner:
             except ScheduleError as error:
                 found = str(error)
             else:
-                ground = ground_of(real)
-                assert ground is not None, "no Opt makes an extent symbolic"
-                found = PlanState(ground, ground.axes, (), opts, ground.no_locals)
+                initial = initial_nest(real)
+                assert initial is not None, "no Opt makes an extent symbolic"
+                found = PlanState(initial, initial.axes, (), opts, initial.no_locals)
             self._by_tinygrad[opts] = found
         return found
 
     def _within_limits(self, state: PlanState) -> bool:
-        sizes, core = _sizes(state.axes), state.ground.core_held
+        sizes, core = _sizes(state.axes), state.initial.core_held
         if core and sizes.local_axes > TC_LOCAL_AXES_MAX:
             return False
         return (sizes.upcast // core if core else sizes.upcast) <= UPCAST_MAX and sizes.local <= LOCAL_MAX

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from evaluation.flux.gaps import REST, as_row, beside, gaps, markdown, of_result, of_run, put_beside
-from evaluation.flux.parts import ENDS, JOINED, build_region, names, part_of, parts, told
+from evaluation.flux.parts import ENDS, JOINED, build_region, names, part_of, parts, reported
 from evaluation.rows import Rows
 from kcg.errors import UsageError
 from kcg.kernel.codec import ast_of
@@ -76,7 +76,9 @@ def test_rates_and_the_roofline_come_from_times_and_ceilings() -> None:
         "region ceiling copy": {"contenders": {"eager": {"gb_s": 10.0}, "default": {"status": "failed"}}},
     }
     moved = part.values * 4
-    row = told({"eager": {"status": "ok", "cold_s": moved / 5e9}, "x": {"status": "failed"}}, name, "mini", "cpu", rows)
+    row = reported(
+        {"eager": {"status": "ok", "cold_s": moved / 5e9}, "x": {"status": "failed"}}, name, "mini", "cpu", rows
+    )
     assert row["contenders"]["eager"]["gb_s"] == pytest.approx(5.0)
     assert row["contenders"]["eager"]["roofline_share"] == pytest.approx(0.5)
     assert row["contenders"]["x"] == {"status": "failed"}
@@ -130,8 +132,8 @@ def test_kernels_of_a_result_stand_beside_their_parts(tmp_path: Path) -> None:
     assert part["kcg_ms"] + rest["kcg_ms"] == pytest.approx(1e3 * result.total_after_s, rel=1e-3, abs=1e-4)
     with pytest.raises(UsageError, match=f"is of flux mini on {device}: give the result of flux 768 on {device}"):
         of_result(tmp_path / "RESULT.json", "768", device)
-    told = document.read_text()
-    assert told.startswith("before") and told.endswith("after\n") and f"| {REST} |" in told
+    report = document.read_text()
+    assert report.startswith("before") and report.endswith("after\n") and f"| {REST} |" in report
 
 
 def test_a_part_without_pytorchs_time_comes_last_and_says_nothing_of_the_rest() -> None:
@@ -162,8 +164,8 @@ def test_every_kernel_of_the_results_has_its_part_and_they_are_the_whole_step(pr
     norms = [name for name in found if name.startswith("modulated_norm")]
     assert len(norms) == 3 and all(found[name] >= 2 for name in norms)
     kept = json.loads((ROOT / "evaluation/results/flux_torch.json").read_text())["runs"][f"{preset}_cuda"]["rows"]
-    told = kept["where the time is"]["parts"]
-    assert sum(part["kcg_ms"] for part in told) == pytest.approx(1e3 * sum(k.kcg_s for k in kernels), rel=1e-3)
+    report = kept["where the time is"]["parts"]
+    assert sum(part["kcg_ms"] for part in report) == pytest.approx(1e3 * sum(k.kcg_s for k in kernels), rel=1e-3)
 
 
 def test_a_part_is_timed_once_and_kept(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 from evaluation.flux import retiming, searching
 from evaluation.flux.campaign import RETIME, Campaign, Unit, assigned, claim, claim_journal
 from evaluation.flux.retiming import Prepared, choices, retime, retime_all
-from evaluation.search.live_journal import Beam, LiveJournal, Shard
+from evaluation.search.device_journal import Beam, DeviceJournal, Shard
 from kcg.errors import UsageError
 from kcg.kernel.codec import kernel_of
 from kcg.measure.service import MeasureService
@@ -43,13 +43,13 @@ def regions() -> list[Region]:
 
 def begin(folder: Path, service: MeasureService) -> None:
     kernels = [(region, 2, own_s) for region, own_s in zip(regions(), OWN_S, strict=True)]
-    LiveJournal(folder / f"{STEM}.jsonl").set(*service.facts, kernels)
+    DeviceJournal(folder / f"{STEM}.jsonl").set(*service.facts, kernels)
 
 
 def process(folder: Path, number: int, methods: tuple[str, ...] = METHODS) -> Campaign:
     """What a process with `--shard number/2` has of a campaign."""
-    journal = LiveJournal(folder / f"{STEM}.jsonl", shard=Shard(number, 2))
-    return Campaign(journal, "mini", DEV, methods, share=1.0, say=lambda line: None)
+    journal = DeviceJournal(folder / f"{STEM}.jsonl", shard=Shard(number, 2))
+    return Campaign(journal, "mini", DEV, methods, share=1.0, log=lambda line: None)
 
 
 def names(wave: list[Unit]) -> list[tuple[str, int | None]]:
@@ -132,7 +132,7 @@ for (unit,) in assigned(campaign, campaign.units(), 1):
 """
 
 
-def test_no_unit_is_dealt_twice(service: MeasureService, tmp_path: Path) -> None:
+def test_no_unit_is_assigned_twice(service: MeasureService, tmp_path: Path) -> None:
     begin(tmp_path, service)
     methods = [f"tinygrad-beam:{width}" for width in range(1, 41)]
     commands = [[sys.executable, "-c", WALK, str(tmp_path), str(number), *methods] for number in range(2)]
@@ -161,13 +161,13 @@ def test_two_processes_do_everything_once(service: MeasureService, tmp_path: Pat
         )
         for number in range(2)
     ]
-    said = [process.communicate()[1] for process in both]
-    assert [process.returncode for process in both] == [0, 0], said
+    printed = [process.communicate()[1] for process in both]
+    assert [process.returncode for process in both] == [0, 0], printed
     lines = [json.loads(line) for file in tmp_path.glob("*.jsonl") for line in file.read_text().splitlines()]
     kept = Counter((row["what"], row["region"]) for row in lines if row["what"] in ("tiny", "play"))
-    duels = Counter((row["region"], row["body"]) for row in lines if row["what"] == "duel")
-    assert len(kept) == 6 and len({region for region, _ in duels}) == 3
-    assert {*kept.values(), *duels.values()} == {1}, "nothing was done twice"
+    comparisons = Counter((row["region"], row["body"]) for row in lines if row["what"] == "duel")
+    assert len(kept) == 6 and len({region for region, _ in comparisons}) == 3
+    assert {*kept.values(), *comparisons.values()} == {1}, "nothing was done twice"
     assert sum(row["what"] == "canary" for row in lines) == 2, "each process has its own"
     table = next(iter(json.loads(out.read_text())["runs"].values()))["methods"]
     assert {row["not_tried"] for row in table.values()} == {0}, "the last writes down what both found"
@@ -181,16 +181,16 @@ def test_choices_of_one_kernel_are_timed_by_one_process(service: MeasureService,
     held = claim(other, RETIME, regions()[0].id)
     assert held is not None
     retime_all(one, service, None)
-    timed = [bool(one.journal.of(region.id).duels) for region in regions()]
+    timed = [bool(one.journal.of(region.id).comparisons) for region in regions()]
     assert timed == [False, True, True]
-    told = next(iter(one.journal.of(regions()[1].id).duels.values()))
-    assert told["canary_s"] == one.canary_s == one.journal.canaries[-1]
+    report = next(iter(one.journal.of(regions()[1].id).comparisons.values()))
+    assert report["canary_s"] == one.canary_s == one.journal.canaries[-1]
     other.journal.read_on()
     retime(other, next(choices(other, service, None)))
     held.close()
     size = one.journal.path.stat().st_size
     retime_all(one, service, None)
-    assert one.journal.path.stat().st_size == size and one.journal.of(regions()[0].id).duels, "it read it"
+    assert one.journal.path.stat().st_size == size and one.journal.of(regions()[0].id).comparisons, "it read it"
 
 
 def test_what_was_chosen_while_a_kernel_was_timed_is_timed_by_who_had_it(
@@ -207,9 +207,9 @@ def test_what_was_chosen_while_a_kernel_was_timed_is_timed_by_who_had_it(
             retime_all(other, service, None)  # it finds the kernel in other hands, and ends
         return {"own_s": 1.0}
 
-    monkeypatch.setattr(retiming, "duel", timed)
+    monkeypatch.setattr(retiming, "compare_paired", timed)
     retime_all(one, service, None)
-    assert chosen in one.journal.of(first.id).duels and not one.left
+    assert chosen in one.journal.of(first.id).comparisons and not one.left
 
 
 def test_a_kernel_that_is_still_searched_is_timed_when_that_is_done(service: MeasureService, tmp_path: Path) -> None:
@@ -263,11 +263,11 @@ def test_kernels_of_two_presets_are_searched_once(service: MeasureService, tmp_p
     paths, found = [tmp_path / "a.jsonl", tmp_path / "b.jsonl", tmp_path / "c.jsonl"], Schedule("opts", "[]")
     shared, mine, alien = regions()
     target, toolchain = service.facts
-    LiveJournal(paths[0]).set(target, toolchain, [(alien, 1, 2e-3), (shared, 1, 1e-3)])
-    LiveJournal(paths[2]).set(target, replace(toolchain, driver="9.9"), [(shared, 1, 1e-3)])
-    sibling = LiveJournal(paths[1], shard=Shard(0, 1), beside=paths[:1])
-    LiveJournal(paths[1]).set(target, toolchain, [(mine, 1, 2e-3), (shared, 3, 1e-3)])
-    theirs = LiveJournal(paths[0], shard=Shard(1, 2))
+    DeviceJournal(paths[0]).set(target, toolchain, [(alien, 1, 2e-3), (shared, 1, 1e-3)])
+    DeviceJournal(paths[2]).set(target, replace(toolchain, driver="9.9"), [(shared, 1, 1e-3)])
+    sibling = DeviceJournal(paths[1], shard=Shard(0, 1), beside=paths[:1])
+    DeviceJournal(paths[1]).set(target, toolchain, [(mine, 1, 2e-3), (shared, 3, 1e-3)])
+    theirs = DeviceJournal(paths[0], shard=Shard(1, 2))
     for region in (shared, alien):
         theirs.add("tiny", region.id, found, width=4, binaries=9, wall_s=8.0)
     theirs.add_canary(1.0)
@@ -275,7 +275,7 @@ def test_kernels_of_two_presets_are_searched_once(service: MeasureService, tmp_p
     assert sibling.of(shared.id).tiny == {4: Beam(found, 9, 8.0)} and not sibling.canaries
     assert alien.id not in sibling.kernels, "a kernel that this preset does not have"
     assert not sibling.path.exists()
-    assert not LiveJournal(paths[2], beside=paths[:1]).kernels, "another driver"
+    assert not DeviceJournal(paths[2], beside=paths[:1]).kernels, "another driver"
 
 
 @pytest.mark.parametrize("shard", [None, Shard(0, 2)])
@@ -283,10 +283,10 @@ def test_a_preset_that_begins_later_is_read_on_with_or_without_shards(
     service: MeasureService, tmp_path: Path, shard: Shard | None
 ) -> None:
     mine, theirs, (shared, *_) = tmp_path / "a.jsonl", tmp_path / "b.jsonl", regions()
-    LiveJournal(mine).set(*service.facts, [(shared, 1, 1e-3)])
-    journal = LiveJournal(mine, beside=[theirs])
-    LiveJournal(theirs).set(*service.facts, [(shared, 3, 1e-3)])
-    writer = LiveJournal(theirs, shard=shard)
+    DeviceJournal(mine).set(*service.facts, [(shared, 1, 1e-3)])
+    journal = DeviceJournal(mine, beside=[theirs])
+    DeviceJournal(theirs).set(*service.facts, [(shared, 3, 1e-3)])
+    writer = DeviceJournal(theirs, shard=shard)
     for width in (1, 2):
         writer.add("tiny", shared.id, RAW, width=width, binaries=9, wall_s=8.0)
         journal.read_on()

@@ -10,9 +10,9 @@ import pytest
 
 from evaluation.flux.campaign import Campaign
 from evaluation.flux.methods_table import kernels_markdown
-from evaluation.flux.retiming import Choices, duel
-from evaluation.search.live_journal import LiveJournal, Shard
-from kcg.measure.jobs import DuelOutcome
+from evaluation.flux.retiming import Choices, compare_paired
+from evaluation.search.device_journal import DeviceJournal, Shard
+from kcg.measure.jobs import PairedOutcome
 from kcg.types import RAW, Opt, Region, Schedule, Verification
 from tests.sample_result import sample_result
 
@@ -27,13 +27,15 @@ class FakeBench:
     space = SimpleNamespace(baseline=lambda: RAW, name=str)
     target = SimpleNamespace(device="CPU")
 
-    def __init__(self, outcome: DuelOutcome | Exception) -> None:
-        def result() -> DuelOutcome:
+    def __init__(self, outcome: PairedOutcome | Exception) -> None:
+        def result() -> PairedOutcome:
             if isinstance(outcome, Exception):
                 raise outcome
             return outcome
 
-        self.service = SimpleNamespace(target=None, duel=lambda job, timeout_s: SimpleNamespace(result=result))
+        self.service = SimpleNamespace(
+            target=None, compare_paired=lambda job, timeout_s: SimpleNamespace(result=result)
+        )
 
 
 class FakePrepared:
@@ -47,28 +49,30 @@ class FakePrepared:
 @pytest.mark.parametrize(
     "outcome",
     [
-        DuelOutcome(Verification(True), Verification(False, reason="element 7 is -9.94, not 0.66")),
+        PairedOutcome(Verification(True), Verification(False, reason="element 7 is -9.94, not 0.66")),
         TimeoutError("it hangs"),
     ],
 )
-def test_how_a_choice_that_is_no_good_is_launched_is_kept_too(tmp_path: Path, outcome: DuelOutcome | Exception) -> None:
+def test_how_a_choice_that_is_no_good_is_launched_is_kept_too(
+    tmp_path: Path, outcome: PairedOutcome | Exception
+) -> None:
     path = tmp_path / "table.jsonl"
-    campaign = Campaign(LiveJournal(path), "mini", "CPU", ())
-    told = duel(campaign, FakeBench(outcome), SCHEDULE, FakePrepared())  # type: ignore[arg-type]
-    assert ("wrong" in told) != bool(told["reason"])
-    campaign.journal.add("duel", REGION.id, SCHEDULE, duel=told)
-    assert LiveJournal(path).of(REGION.id).launches == {SCHEDULE: ((6, 4, 1), (2, 1, 1))}
+    campaign = Campaign(DeviceJournal(path), "mini", "CPU", ())
+    report = compare_paired(campaign, FakeBench(outcome), SCHEDULE, FakePrepared())  # type: ignore[arg-type]
+    assert ("wrong" in report) != bool(report["reason"])
+    campaign.journal.add("duel", REGION.id, SCHEDULE, duel=report)
+    assert DeviceJournal(path).of(REGION.id).launches == {SCHEDULE: ((6, 4, 1), (2, 1, 1))}
 
 
-def test_rows_tell_launches_and_those_of_before_do_not(tmp_path: Path) -> None:
-    journal = LiveJournal(tmp_path / "table.jsonl")
+def test_rows_report_launches_and_those_of_before_do_not(tmp_path: Path) -> None:
+    journal = DeviceJournal(tmp_path / "table.jsonl")
     row = {"status": "ok", "runtime_s": 1.0, "binary": "", "reason": "", "spent_s": 0.0}
     journal.add("row", REGION.id, SCHEDULE, **row)
     assert journal.of(REGION.id).launches == {}
     journal.add("row", REGION.id, SCHEDULE, **row, launch=((), ()))  # it did not compile
     assert journal.of(REGION.id).launches == {}
     journal.add("row", REGION.id, RAW, **row, launch=((48, 1, 1), (1, 1, 1)))
-    assert LiveJournal(journal.path).of(REGION.id).launches == {RAW: ((48, 1, 1), (1, 1, 1))}
+    assert DeviceJournal(journal.path).of(REGION.id).launches == {RAW: ((48, 1, 1), (1, 1, 1))}
 
 
 def test_the_kernels_table_says_times_launches_and_what_is_wrong() -> None:
@@ -101,14 +105,14 @@ def test_the_kernels_table_says_times_launches_and_what_is_wrong() -> None:
     assert kernels_markdown(rows, []) == []
 
 
-def chosen_of(journal: LiveJournal, device: str) -> Choices:
+def chosen_of(journal: DeviceJournal, device: str) -> Choices:
     bench = SimpleNamespace(seen=journal.of(REGION.id), target=SimpleNamespace(device=device))
     return Choices(bench, 1, {"hand-coded": RAW, "kcg:quick": SCHEDULE})  # type: ignore[arg-type]
 
 
 def test_what_all_methods_chose_for_a_short_kernel_is_timed_in_one_piece(tmp_path: Path) -> None:
     """Else a process with a longer gap before each launch would decide which of them is faster."""
-    journal = LiveJournal(tmp_path / "table.jsonl")
+    journal = DeviceJournal(tmp_path / "table.jsonl")
     assert chosen_of(journal, "CUDA").untimed() == [RAW, SCHEDULE]
     for piece, short in (("2026-01-01", True), ("2026-01-02", False)):
         for schedule, cold_s in ((RAW, 4e-4), (SCHEDULE, 2e-5 if short else 6e-5)):
@@ -125,6 +129,6 @@ def test_what_all_methods_chose_for_a_short_kernel_is_timed_in_one_piece(tmp_pat
 
 def test_the_last_piece_counts_whichever_file_is_read_first(tmp_path: Path) -> None:
     for shard, piece in ((0, "2026-01-02"), (1, "2026-01-01")):  # read in the order of their names
-        journal = LiveJournal(tmp_path / "table.jsonl", shard=Shard(shard, 2))
+        journal = DeviceJournal(tmp_path / "table.jsonl", shard=Shard(shard, 2))
         journal.add("duel", REGION.id, SCHEDULE, duel={"cold_s": [1.0], "piece": piece})
-    assert LiveJournal(tmp_path / "table.jsonl").of(REGION.id).duels[SCHEDULE]["piece"] == "2026-01-02"
+    assert DeviceJournal(tmp_path / "table.jsonl").of(REGION.id).comparisons[SCHEDULE]["piece"] == "2026-01-02"

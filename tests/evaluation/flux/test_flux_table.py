@@ -36,8 +36,8 @@ from evaluation.flux.methods_table import (
 )
 from evaluation.flux.retiming import Choices, choices, retime
 from evaluation.flux.searching import command_of, keep_report, run_of, together
-from evaluation.search.live import LiveBench
-from evaluation.search.live_journal import LiveJournal, Shard
+from evaluation.search.device_journal import DeviceJournal, Shard
+from evaluation.search.on_device import DeviceBench
 from kcg.errors import DeviceError, MismatchError, UsageError
 from kcg.kernel.codec import kernel_of
 from kcg.measure.service import MeasureService
@@ -68,11 +68,11 @@ def regions() -> list[Region]:
     return [Region((kernel_of(ast),)) for program in programs for ast in kernels_of(program)]
 
 
-def campaign_of(path: Path, service: MeasureService, *, shard: str = "", said: list[str] | None = None) -> Campaign:
-    journal = LiveJournal(path / "table.jsonl", shard=Shard.parse(shard))
+def campaign_of(path: Path, service: MeasureService, *, shard: str = "", lines: list[str] | None = None) -> Campaign:
+    journal = DeviceJournal(path / "table.jsonl", shard=Shard.parse(shard))
     journal.set(*service.facts, [(r, 2, s) for r, s in zip(regions(), (5e-3, 4.6e-3, 4e-4), strict=True)])
-    say = said.append if said is not None else lambda line: None
-    return Campaign(journal, "mini", DEV, METHODS, say=say)
+    log = lines.append if lines is not None else lambda line: None
+    return Campaign(journal, "mini", DEV, METHODS, log=log)
 
 
 @pytest.fixture(scope="module")
@@ -91,9 +91,9 @@ def finished(service: MeasureService, tmp_path_factory: pytest.TempPathFactory) 
     campaign, found = campaign_of(folder, service), sample_result()
     (first, *_), row = campaign.searched(), found.regions[0]
     bench = next(choices(campaign, service, None)).bench
-    told = replace(row.baseline, schedule=bench.space.baseline())
+    report = replace(row.baseline, schedule=bench.space.baseline())
     kcgs: RegionResult = replace(
-        row, region=first[0], baseline=told, chosen=replace(told, schedule=RAW), measurements=7
+        row, region=first[0], baseline=report, chosen=replace(report, schedule=RAW), measurements=7
     )
     write_result(replace(found, regions=(kcgs,), expectations=()), folder / "RESULT.json")
     campaign.journal.add_run("kcg:quick", run_of(folder / "RESULT.json"))
@@ -127,8 +127,8 @@ def test_the_table_holds_every_method(finished: tuple[Path, Path]) -> None:
     assert first["seconds"]["kcg:quick"] > 0 and first["choices"]["kcg:quick"] == str(RAW)
     assert len(first["launch"]["hand-coded"]) == len(first["launch"]["raw"]) == 2 and not first["failed"]
     assert "kcg:quick" not in first["hand_coded_stands"]
-    said = set(json.loads(finished[1].read_text())["headline"])
-    assert said == {"kcg_step_ms_mini", "hand_coded_step_ms_mini"}, "there is no total of what left a kernel out"
+    lines = set(json.loads(finished[1].read_text())["headline"])
+    assert lines == {"kcg_step_ms_mini", "hand_coded_step_ms_mini"}, "there is no total of what left a kernel out"
 
 
 def test_a_report_replaces_only_that_of_its_device(service: MeasureService, tmp_path: Path) -> None:
@@ -147,13 +147,13 @@ def test_a_report_replaces_only_that_of_its_device(service: MeasureService, tmp_
 def test_what_is_done_is_not_done_again(service: MeasureService, finished: tuple[Path, Path]) -> None:
     folder, out = finished
     files = {path: path.read_bytes() for path in folder.iterdir() if path.suffix == ".jsonl"}
-    said: list[str] = []
-    campaign = campaign_of(folder, service, said=said)
+    lines: list[str] = []
+    campaign = campaign_of(folder, service, lines=lines)
     for unit in campaign.units():
         searching.search(campaign, service, guide(service), unit)
     for chosen in choices(campaign, service, None):
         retime(campaign, chosen)
-    assert not said and files == {path: path.read_bytes() for path in files}
+    assert not lines and files == {path: path.read_bytes() for path in files}
     before = json.loads(out.read_text())["headline"]
     write_down(campaign, [*choices(campaign, campaign.setting, None)], folder / "none.json", out, None)
     assert json.loads(out.read_text())["headline"] == before, "the table needs no device"
@@ -173,10 +173,10 @@ def test_a_piece_on_a_slower_device_is_refused(
 def test_a_piece_says_when_on_what_and_with_which_revision_it_was_made(tmp_path: Path) -> None:
     path, known = tmp_path / "table.jsonl", sample_result()
     path.write_text('{"runtime_s":1e-3,"what":"canary"}\n{"what":"of a later kcg"}\n')
-    campaign = Campaign(LiveJournal(path), "mini", "CUDA", (), canary_s=1e-3)
+    campaign = Campaign(DeviceJournal(path), "mini", "CUDA", (), canary_s=1e-3)
     assert campaign.journal.canaries == [1e-3] and campaign.journal.pieces == [], "a journal of before it was kept"
     campaign.journal.add_piece(piece_of(campaign, SimpleNamespace(facts=(known.target, known.toolchain))))
-    (piece,) = LiveJournal(path).pieces
+    (piece,) = DeviceJournal(path).pieces
     assert datetime.now(UTC) - datetime.fromisoformat(piece["began"]) < timedelta(minutes=1)
     assert (
         (piece["revision"], piece["dirty"]) == tuple(provenance().values())
@@ -186,32 +186,32 @@ def test_a_piece_says_when_on_what_and_with_which_revision_it_was_made(tmp_path:
     assert (piece["device"], piece["driver"], piece["canary_s"]) == ("NVIDIA H200", "550.54.15", 1e-3)
 
 
-def test_what_has_no_time_left_is_said(service: MeasureService, tmp_path: Path) -> None:
+def test_what_has_no_time_left_is_reported(service: MeasureService, tmp_path: Path) -> None:
     campaign = campaign_of(tmp_path, service)
     campaign.until = 0.0
     for unit in campaign.units():
         searching.search(campaign, service, guide(service), unit)
     assert set(campaign.left) == set(METHODS)
-    assert not [seen for seen in campaign.journal.kernels.values() if seen.tiny or seen.plays or seen.rows]
+    assert not [seen for seen in campaign.journal.kernels.values() if seen.tiny or seen.replays or seen.rows]
 
 
 def test_a_search_that_is_cut_goes_on_from_what_it_measured(
     service: MeasureService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said: list[str] = []
-    campaign = replace(campaign_of(tmp_path, service, said=said), methods=("full-beam:1",))
+    lines: list[str] = []
+    campaign = replace(campaign_of(tmp_path, service, lines=lines), methods=("full-beam:1",))
     unit = next(campaign.units())
     assert unit.region is not None
-    seen, keep = campaign.journal.of(unit.region.id), LiveBench._keep
+    seen, keep = campaign.journal.of(unit.region.id), DeviceBench._keep
 
-    def keep_and_tire(bench: LiveBench, *row: Any) -> None:
+    def keep_and_tire(bench: DeviceBench, *row: Any) -> None:
         keep(bench, *row)
         bench.until = 0.0 if len(seen.rows) > 2 else bench.until
 
-    monkeypatch.setattr(LiveBench, "_keep", keep_and_tire)
+    monkeypatch.setattr(DeviceBench, "_keep", keep_and_tire)
     searching.search(campaign, service, guide(service), unit)
     rows = set(seen.rows)
-    assert campaign.left == ["full-beam:1"] and "cut, no time" in said[0] and len(rows) > 2 and not seen.plays
+    assert campaign.left == ["full-beam:1"] and "cut, no time" in lines[0] and len(rows) > 2 and not seen.replays
     monkeypatch.undo()
     again = replace(campaign_of(tmp_path, service), methods=campaign.methods)
     kept, times = again.journal.of(unit.region.id), dict(seen.row_s)
@@ -228,7 +228,7 @@ def choice(service: MeasureService, folder: Path, speedups: dict[str, float]) ->
     steps = [action.schedule for action in made.bench.space.actions(RAW)]
     for schedule, (method, factor) in zip(steps, speedups.items(), strict=False):
         times = [s / factor for s in own]
-        made.bench.seen.duels[schedule] = {"own_s": own, "own_again_s": own, "cold_s": times, "reason": ""}
+        made.bench.seen.comparisons[schedule] = {"own_s": own, "own_again_s": own, "cold_s": times, "reason": ""}
         by_method[method] = schedule
     return Choices(made.bench, made.calls, by_method)
 
@@ -280,8 +280,8 @@ def test_the_slowest_on_the_same_kernels_comes_first_whatever_its_total() -> Non
         "tinygrad-beam:4": row(2.0, [1.3, 1.3, 1.3]),
         "tinygrad-beam:2": row(3.0, []),
     }
-    told = [line.split("|")[1].strip() for line in markdown(rows, {"torch_s": {}}, "1024")[4:]]
-    assert told == ["BEAM=2", "BEAM=4", "BEAM=8", "kcg, quick"]
+    report = [line.split("|")[1].strip() for line in markdown(rows, {"torch_s": {}}, "1024")[4:]]
+    assert report == ["BEAM=2", "BEAM=4", "BEAM=8", "kcg, quick"]
 
 
 @pytest.mark.parametrize(
@@ -295,7 +295,7 @@ def test_the_slowest_on_the_same_kernels_comes_first_whatever_its_total() -> Non
 )
 def test_a_method_that_is_none(service: MeasureService, tmp_path: Path, method: str, says: str) -> None:
     with pytest.raises(UsageError, match=says):
-        Campaign(LiveJournal(tmp_path / "x.jsonl"), "mini", DEV, (method,))
+        Campaign(DeviceJournal(tmp_path / "x.jsonl"), "mini", DEV, (method,))
 
 
 def test_names_of_methods() -> None:
@@ -324,10 +324,10 @@ def test_a_run_that_went_on_took_what_both_took() -> None:
         "phases": [["search", 2.0], ["judging", 5.0]],
         "command": "two",
     }
-    told = together(first, later)
-    assert dict(told["phases"]) == {"search": 8.0, "model": 3.0, "judging": 5.0}
-    assert (told["search_s"], told["compilations"], told["measurements"]) == (16.0, 7, 6)
-    assert told["command"] == "one && two"
+    report = together(first, later)
+    assert dict(report["phases"]) == {"search": 8.0, "model": 3.0, "judging": 5.0}
+    assert (report["search_s"], report["compilations"], report["measurements"]) == (16.0, 7, 6)
+    assert report["command"] == "one && two"
 
 
 @pytest.mark.slow
@@ -338,12 +338,12 @@ def test_a_run_goes_on_where_an_earlier_one_ended(
     script.write_text("from tinygrad import Tensor\nTensor.empty(512, 512).sum(1).realize()\n")
 
     def command(method: str, preset: str, dev: str) -> str:
-        told = command_of(method, preset, dev)
-        return told.replace(f"flux --preset {preset}", str(script))
+        report = command_of(method, preset, dev)
+        return report.replace(f"flux --preset {preset}", str(script))
 
     monkeypatch.setattr(searching, "command_of", command)
-    said: list[str] = []
-    campaign = campaign_of(tmp_path, service, said=said)
+    lines: list[str] = []
+    campaign = campaign_of(tmp_path, service, lines=lines)
     searching.search(campaign, service, None, Unit("kcg:quick:15s+16s"))
     first, both = (campaign.journal.runs[f"kcg:quick:{budget}"] for budget in ("15s", "15s+16s"))
     assert both["search_s"] > first["search_s"] and both["measurements"] >= first["measurements"] > 1
@@ -351,7 +351,7 @@ def test_a_run_goes_on_where_an_earlier_one_ended(
     shutil.rmtree(tmp_path / "runs" / "CPU-X86-mini-quick-15s")
     campaign.journal.runs.pop("kcg:quick:15s+16s")
     searching.search(campaign, service, None, Unit("kcg:quick:15s+16s"))
-    assert len(said) == 4, "what it went on from was not here any more"
+    assert len(lines) == 4, "what it went on from was not here any more"
 
 
 def test_a_table_of_nothing_says_so(tmp_path: Path) -> None:
@@ -373,15 +373,15 @@ def test_a_table_of_nothing_says_so(tmp_path: Path) -> None:
 
 
 def test_of_several_presets_the_dearest_search_and_every_wrong_kernel_count() -> None:
-    said = {
+    lines = {
         "measurements_vs_beam4_768": 0.04,
         "measurements_vs_beam4_1024": 0.05,
         "wrong_kernels_768": 1.0,
         "wrong_kernels_1024": 2.0,
         "opts_total_ms_768": 7.0,
     }
-    assert overall(said) == {"measurements_vs_beam4": 0.05, "wrong_kernels": 3.0} == overall(said | overall(said))
-    assert overall(said | {"measurements_vs_beam4_mini": 0.9, "wrong_kernels_mini": 7.0}) == overall(said), (
+    assert overall(lines) == {"measurements_vs_beam4": 0.05, "wrong_kernels": 3.0} == overall(lines | overall(lines))
+    assert overall(lines | {"measurements_vs_beam4_mini": 0.9, "wrong_kernels_mini": 7.0}) == overall(lines), (
         "mini is none"
     )
     assert overall({"wrong_kernels_mini": 7.0}) == overall({}) == {}
@@ -431,11 +431,11 @@ def test_a_kernel_is_behind_where_two_processes_do_not_differ_as_much(service: M
     assert by_duration([(best_s, best_s)] * 4) == [], "too few to say anything"
 
 
-def test_what_kcgs_own_process_told_is_compared_with_the_campaigns(service: MeasureService, tmp_path: Path) -> None:
+def test_what_kcgs_own_process_reported_is_compared_with_the_campaigns(service: MeasureService, tmp_path: Path) -> None:
     kernel = choice(service, tmp_path, {"kcg:quick": 2.0, "tinygrad-beam:4": 2.2})
     campaign = campaign_of(tmp_path, service)
     assert strays(campaign, [kernel] * 5) == [], "a run that was kept before its times were"
-    seconds = statistics.median(kernel.bench.seen.duels[kernel.by_method["kcg:quick"]]["cold_s"])
+    seconds = statistics.median(kernel.bench.seen.comparisons[kernel.by_method["kcg:quick"]]["cold_s"])
     campaign.journal.runs["kcg:quick"] = {"cold_s": {kernel.bench.region.id: 0.95 * seconds}}
     (found,) = strays(campaign, [kernel] * 5)
     assert found.pairs == 5 and found.least_s <= seconds < found.below_s
@@ -449,7 +449,7 @@ def test_a_cut_journal_goes_on_on_a_line_of_its_own(service: MeasureService, tmp
     path.write_bytes(path.read_bytes()[:-9])  # cut off in the middle of the canary
     again = campaign_of(tmp_path, service)
     again.journal.add_canary(2e-3)
-    assert LiveJournal(path).canaries == [2e-3] and LiveJournal(path).setting is not None
+    assert DeviceJournal(path).canaries == [2e-3] and DeviceJournal(path).setting is not None
 
 
 def test_a_campaign_that_another_driver_began_is_not_gone_on_with(service: MeasureService, tmp_path: Path) -> None:
@@ -463,6 +463,6 @@ def test_what_crashes_when_it_is_timed_again_is_no_unit_that_is_missing(
     service: MeasureService, tmp_path: Path
 ) -> None:
     kernel = choice(service, tmp_path, {"random:3": 2.0})
-    kernel.bench.seen.duels[kernel.by_method["random:3"]] = {"reason": "it hangs"}
+    kernel.bench.seen.comparisons[kernel.by_method["random:3"]] = {"reason": "it hangs"}
     column = columns([kernel], ["random:3"])[1]
     assert (column.failed, column.wrong, column.there.any()) == (1, 0, False)

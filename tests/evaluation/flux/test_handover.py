@@ -135,18 +135,18 @@ def test_a_result_of_something_else_is_refused(stored: Path, tmp_path: Path, env
     assert done.stderr.splitlines() == [f"kcg: {stored} is of flux mini: give --preset, or a result of flux 768"]
 
 
-def told(seconds: list[float], output: str = "a", **more: Any) -> dict[str, Any]:
+def reported(seconds: list[float], output: str = "a", **more: Any) -> dict[str, Any]:
     return {"seconds": seconds, "output": output, "values": [1.0, 2.0], "unhooked": True, "ready_s": 1.0, **more}
 
 
-def test_what_is_no_hand_over_is_told() -> None:
-    kcg, own = [told([1.0, 1.1], unhooked=False), told([1.04, 1.06], unhooked=False)], told([2.0, 2.0])
-    same = judged(kcg, [told([1.02, 1.04]), told([1.09])], own, 1e-4)
+def test_what_is_no_hand_over_is_reported() -> None:
+    kcg, own = [reported([1.0, 1.1], unhooked=False), reported([1.04, 1.06], unhooked=False)], reported([2.0, 2.0])
+    same = judged(kcg, [reported([1.02, 1.04]), reported([1.09])], own, 1e-4)
     assert all(same[name] for name in ("same_speed", "same_output", "right_output", "unhooked")), same
     assert same["noise"] == pytest.approx(0.06 / 1.03, rel=1e-3) and same["hand_coded_s"] == 2.0
-    alone = judged(kcg[:1], [told([1.01, 1.03])], own, 1e-4)
+    alone = judged(kcg[:1], [reported([1.01, 1.03])], own, 1e-4)
     assert alone["noise"] == pytest.approx(0.05 / 1.05, rel=1e-3), "the samples tell, where there is one process each"
-    assert not judged(kcg, [told([2.0])], own, 1e-4)["same_speed"]
-    assert not judged(kcg, [told([1.0], "b")], own, 1e-4)["same_output"]
-    assert not judged(kcg, [told([1.0], values=[1.0, 2.1])], own, 1e-4)["right_output"]
-    assert not judged(kcg, [told([1.0], unhooked=False)], own, 1e-4)["unhooked"]
+    assert not judged(kcg, [reported([2.0])], own, 1e-4)["same_speed"]
+    assert not judged(kcg, [reported([1.0], "b")], own, 1e-4)["same_output"]
+    assert not judged(kcg, [reported([1.0], values=[1.0, 2.1])], own, 1e-4)["right_output"]
+    assert not judged(kcg, [reported([1.0], unhooked=False)], own, 1e-4)["unhooked"]

@@ -32,16 +32,18 @@ def test_a_result_is_taken_in_beside_those_that_are_there(tmp_path: Path, keep: 
         command = f"python -m kcg.optimize flux --preset {preset} --report /somebody/else"
         write_result(replace(sample_result(), workload="flux", preset=preset, command=command), path)
         keep(result=path, out=out)
-    kept, told = json.loads(out.read_text()), read_result(path)
-    device = told.target.tinygrad_device.lower()
+    kept, report = json.loads(out.read_text()), read_result(path)
+    device = report.target.tinygrad_device.lower()
     assert list(kept["runs"]) == [f"1024_{device}", f"768_{device}"]
     for name, run in kept["runs"].items():
         assert run["command"] == f"python -m kcg.optimize flux --preset {name.split('_')[0]}", "the folder is nobody's"
-        assert run["speedup"] == told.total_before_s / told.total_after_s == kept["headline"][f"speedup_{name}"] > 1
-        assert len(run["kernels"]) == sum(run["outcomes"].values()) == len(told.regions) >= run["verified"] > 0
-        row = told.regions[0]
+        assert run["speedup"] == report.total_before_s / report.total_after_s == kept["headline"][f"speedup_{name}"] > 1
+        assert len(run["kernels"]) == sum(run["outcomes"].values()) == len(report.regions) >= run["verified"] > 0
+        row = report.regions[0]
         assert run["kernels"][0]["after_s"] == pytest.approx(row.calls * row.chosen.cold_s)
-        assert run["measurements"] == told.measurements and run["progress"][-1]["total_s"] == told.progress[-1].total_s
+        assert (
+            run["measurements"] == report.measurements and run["progress"][-1]["total_s"] == report.progress[-1].total_s
+        )
 
 
 def test_without_a_preset_or_a_result_it_says_what_to_write(tmp_path: Path, keep: Callable[..., None]) -> None:

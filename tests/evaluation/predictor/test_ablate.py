@@ -78,15 +78,15 @@ def test_what_was_cut_goes_on_and_what_is_there_is_not_trained_again(ablation: A
             raise Cut
 
     with pytest.raises(Cut):
-        ablate(ablation, say=cut)
+        ablate(ablation, log=cut)
     assert written(ablation) == {"base": ["0"], "no-messages": ["0"]}
     lines: list[str] = []
-    entry = ablate(ablation, say=lines.append)
+    entry = ablate(ablation, log=lines.append)
     assert [line.partition(":")[0] for line in lines] == ["base, seed 1", "no-messages, seed 1"]
     assert written(ablation) == {name: ["0", "1"] for name in NAMES}
     assert not list(ablation.work.rglob(STATE))
     lines.clear()
-    assert ablate(ablation, say=lines.append)["variants"] == entry["variants"] and lines == []
+    assert ablate(ablation, log=lines.append)["variants"] == entry["variants"] and lines == []
     figures = entry["variants"]["base"]["seeds"]["0"]
     assert 0 <= figures["pairwise"] <= 1 and figures["candidates_per_s"] > 0 and figures["epochs"] == 1
     assert set(entry["variants"]["base"]["seeds"]["0"]) >= {"kendall_tau", "top1_mean", "top5_mean", "log_error"}
@@ -103,7 +103,7 @@ def test_what_was_cut_goes_on_and_what_is_there_is_not_trained_again(ablation: A
 def test_the_table_is_written_into_the_document(ablation: Ablation, tmp_path: Path) -> None:
     names = ("base", "attention", "trees")
     lines: list[str] = []
-    entry = ablate(replace(ablation, variants=names, seeds=1), say=lines.append)
+    entry = ablate(replace(ablation, variants=names, seeds=1), log=lines.append)
     assert set(entry["variants"]) == set(names), lines
     document = tmp_path / "predictor.md"
     document.write_text((ROOT / "docs" / "experiments" / "2026-11-22-predictor-ablation.md").read_text())
@@ -119,10 +119,10 @@ def test_results_of_when_trees_were_settings_are_gone_on_with(ablation: Ablation
     """And what is no variant any more, as the network over scheduled ASTs, is left out."""
     ablate(ablation, budget_s=0.0)
     data = load(ablation.dataset, workers=1)
-    told = {"settings": names_of(ablation.base) | {"trees.rounds": 600}, "datasets": dict(data.checksums)}
+    report = {"settings": names_of(ablation.base) | {"trees.rounds": 600}, "datasets": dict(data.checksums)}
     known = {"changes": {}, "form": "axes", "sampled": False, "says": "as shipped", "seeds": {"0": {"pairwise": 0.9}}}
     variants = {"base": known, "ast": {**known, "form": "ast", "sampled": True}}
-    entry = {**told, "features": FEATURES_VERSION, "ast features": 1, "sample": 60, "variants": variants}
+    entry = {**report, "features": FEATURES_VERSION, "ast features": 1, "sample": 60, "variants": variants}
     ablation.out.write_text(json.dumps({"headline": {}, "runs": {ablation.dataset.name: entry}}))
     found = ablate(ablation, budget_s=0.0)
     assert set(found["variants"]) == {"base"} and found["variants"]["base"]["seeds"] == {"0": {"pairwise": 0.9}}
@@ -139,7 +139,7 @@ def test_a_network_that_learns_times_alone_ranks_by_them(ablation: Ablation) -> 
 
 def test_a_time_that_is_over_and_an_unknown_variant(ablation: Ablation) -> None:
     lines: list[str] = []
-    entry = ablate(ablation, budget_s=0.0, say=lines.append)
+    entry = ablate(ablation, budget_s=0.0, log=lines.append)
     assert entry["variants"] == {} and lines == ["4 of 4 trainings are not done: run the same command again to go on"]
     with pytest.raises(UnknownName, match="no-message"):
         ablate(replace(ablation, variants=("no-message",)))
@@ -165,7 +165,7 @@ def test_a_killed_run_of_two_processes_leaves_none_and_goes_on(ablation: Ablatio
     wait_for(lambda: not any(alive(child) for child in children))
     before = written(ablation)
     lines: list[str] = []
-    ablate(ablation, say=lines.append)
+    ablate(ablation, log=lines.append)
     assert written(ablation) == {name: ["0", "1"] for name in NAMES}
     assert len(lines) == 4 - sum(len(seeds) for seeds in before.values()) < 4
 

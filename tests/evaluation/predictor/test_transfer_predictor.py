@@ -49,17 +49,17 @@ def start(data: TrainingData, tmp_path_factory: pytest.TempPathFactory) -> Check
 
 @pytest.mark.slow
 def test_a_share_teaches_what_the_start_did_not_know(folder: Path, start: Checkpoint, tmp_path: Path) -> None:
-    said: list[str] = []
-    told = transfer(folder, start, tmp_path, shares=(0.0, 0.5), seeds=2, steps=24, say=said.append)
-    none, half = told["shares"]["0"], told["shares"]["0.5"]
+    lines: list[str] = []
+    report = transfer(folder, start, tmp_path, shares=(0.0, 0.5), seeds=2, steps=24, log=lines.append)
+    none, half = report["shares"]["0"], report["shares"]["0.5"]
     assert none["rows"] == 0 and FRESH not in none and half["rows"] > 0
     errors = zip(half[TUNED]["log_error"], none[TUNED]["log_error"], strict=True)
     assert all(after < before for after, before in errors)
-    assert len(half[FRESH]["pairwise"]) == 2 and len(said) >= 3
-    table = table_of(told)
+    assert len(half[FRESH]["pairwise"]) == 2 and len(lines) >= 3
+    table = table_of(report)
     assert sum(line.startswith("| 50%") for line in table) == 2 and "2 seeds" in table[-1]
     again = transfer(folder, start, tmp_path, shares=(0.0, 0.5), seeds=2, steps=24)
-    assert again["shares"] == told["shares"], "what is trained is not trained again"
+    assert again["shares"] == report["shares"], "what is trained is not trained again"
 
 
 def test_training_begins_with_the_numbers_that_it_is_given(

@@ -48,17 +48,17 @@ def test_they_rank_kernels_that_they_never_saw_better_than_chance(data: Training
         grown(data.take(data.failed), FitSettings(), SETTINGS)
 
 
-def test_a_file_of_trees_says_what_they_said(data: TrainingData, trees: Trees, tmp_path: Path) -> None:
+def test_a_file_of_trees_predicts_what_they_did(data: TrainingData, trees: Trees, tmp_path: Path) -> None:
     path, rows = tmp_path / "trees.safetensors", tree_rows(data, np.arange(50))
     packed = torch.frombuffer(bytearray(trees.packed()), dtype=torch.uint8)
-    told = {"kcg": json.dumps({"format": FORMAT, "features_version": FEATURES_VERSION})}
-    save_file({"trees": packed}, path, told)
+    header = {"kcg": json.dumps({"format": FORMAT, "features_version": FEATURES_VERSION})}
+    save_file({"trees": packed}, path, header)
     found = read_trees(path)
     assert np.array_equal(found.predict(rows), trees.predict(rows)) and found.packed() == trees.packed()
-    save_file({"trees": packed[:100].clone()}, path, told)
+    save_file({"trees": packed[:100].clone()}, path, header)
     with pytest.raises(DataError, match="trees of a checkpoint cannot be read"):
         read_trees(path)
-    save_file({"other": packed}, path, told)
+    save_file({"other": packed}, path, header)
     with pytest.raises(DataError, match="holds no trees"):
         read_trees(path)
 

@@ -75,9 +75,9 @@ def test_kcg_verifies_it_by_every_rule() -> None:
     target, one = detect("CPU:X86", 1)[0], region(1, 16, 16)
     bench = CheckedBench(ast_of(one.kernel), target)
     launch = bench.launcher(compile_schedule(one, KernelSpace(one, target).baseline(), target))
-    verdict = bench.check(launch, (), seeds=(1, 2, 3), thorough=True)
-    assert verdict.passed and verdict.seeds == 3, verdict.reason
-    assert {"float64 reference at sampled points", "10 runs bitwise equal"} <= set(verdict.rules)
+    result = bench.check(launch, (), seeds=(1, 2, 3), thorough=True)
+    assert result.passed and result.seeds == 3, result.reason
+    assert {"float64 reference at sampled points", "10 runs bitwise equal"} <= set(result.rules)
 
 
 def test_the_reference_of_kcg_is_attention_and_its_error_that_of_the_last_rounding(
@@ -152,7 +152,7 @@ def test_c_is_right_and_a_wrong_one_is_not(tmp_path: Path) -> None:
     _, kernel = of_file("flash_c.py")
     target, one = detect("CPU:X86", 1)[0], region(2, 32, 16)
     bench = CheckedBench(ast_of(one.kernel), target)
-    verdicts = []
+    results = []
     for name, text in (
         ("right.py", (KERNELS / "flash_c.py").read_text()),
         ("wrong.py", (KERNELS / "flash_c.py").read_text().replace("total += scores[j]", "total += scores[j] * 1.001f")),
@@ -161,9 +161,9 @@ def test_c_is_right_and_a_wrong_one_is_not(tmp_path: Path) -> None:
         path.write_text(text)
         (kernel,) = read_kernels(path, file_digest(path))
         launch = bench.launcher(compile_schedule(one, lower(kernel, view_of(one, target), path), target))
-        verdicts.append(bench.check(launch, (), seeds=(1, 2, 3), thorough=True))
-    assert verdicts[0].passed, verdicts[0].reason
-    assert verdicts[0].max_error < 0.5 and not verdicts[1].passed and "is " in verdicts[1].reason
+        results.append(bench.check(launch, (), seeds=(1, 2, 3), thorough=True))
+    assert results[0].passed, results[0].reason
+    assert results[0].max_error < 0.5 and not results[1].passed and "is " in results[1].reason
 
 
 @pytest.mark.gpu
@@ -187,11 +187,11 @@ def on_a_real_gpu(heads: int, tokens: int, width: int, dtype: str) -> None:
     bench, space = CheckedBench(ast_of(one.kernel), target), KernelSpace(one, target)
     schedules = {"tinygrad": space.baseline(), "triton": lower(kernel, view_of(one, target), path)}
     launches = [bench.launcher(compile_schedule(one, s, target), as_tinygrad=True) for s in schedules.values()]
-    for name, launch, verdict in zip(
+    for name, launch, result in zip(
         schedules, launches, bench.check_all(launches, (), seeds=(1, 2, 3), thorough=True), strict=True
     ):
-        assert verdict.passed, f"{name}: {verdict.reason}"
-        print(f"{name}: {min(launch() for _ in range(5)) * 1e6:.1f} us, error {verdict.max_error:.2g}")
+        assert result.passed, f"{name}: {result.reason}"
+        print(f"{name}: {min(launch() for _ in range(5)) * 1e6:.1f} us, error {result.max_error:.2g}")
 
 
 # -- the comparison

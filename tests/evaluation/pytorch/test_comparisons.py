@@ -198,8 +198,8 @@ def test_a_contender_dies_with_its_parent() -> None:
 
 
 def test_figures_are_medians_with_intervals() -> None:
-    told = figures.figures({"cold": [3e-6, 1e-6, 2e-6, 5e-6, 4e-6]})
-    assert told == {"cold_s": 3e-6, "cold_interval_s": [1e-6, 5e-6], "samples": 5}
+    report = figures.figures({"cold": [3e-6, 1e-6, 2e-6, 5e-6, 4e-6]})
+    assert report == {"cold_s": 3e-6, "cold_interval_s": [1e-6, 5e-6], "samples": 5}
     assert figures.speed(0.5, operations=1e12, bytes=2e9) == {"tflop_s": 2.0, "gb_s": 4.0}
 
 
@@ -234,12 +234,12 @@ def test_finished_rows_are_kept_and_failed_ones_made_again_when_asked(tmp_path: 
     assert Rows(out, "run", again=True).rows == {}
     later = Rows(out, "run", settings={"tune": "9s"})
     later.add("new", {"status": "ok"})
-    told = json.loads(out.read_text())["runs"]["run"]["rows"]
-    assert {key: row["tune"] for key, row in told.items()} == {"good": "5s", "other": "5s", "bad": "5s", "new": "9s"}
+    report = json.loads(out.read_text())["runs"]["run"]["rows"]
+    assert {key: row["tune"] for key, row in report.items()} == {"good": "5s", "other": "5s", "bad": "5s", "new": "9s"}
     assert json.loads(out.read_text())["headline"] == {"rows": 2}
 
 
-def test_tables_tell_times_rates_and_reasons() -> None:
+def test_tables_report_times_rates_and_reasons() -> None:
     row = {
         "contenders": {
             "kcg": {

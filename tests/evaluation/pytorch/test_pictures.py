@@ -89,7 +89,7 @@ def test_rope_is_drawn_as_time_and_as_rate_and_its_table_goes_by_length(tmp_path
     for kind in ("forward", "forward_gb_s"):
         assert f"kcg at 2,048: {LATE}" in texts(drawn(tmp_path / f"rope_{kind}_mini.svg"))
         assert f"](rope_{kind}_mini.svg)" in (tmp_path / "rope_mini.md").read_text()
-    assert not any(LATE in said for said in texts(drawn(tmp_path / "rope_backward_mini.svg")))
+    assert not any(LATE in wanted for wanted in texts(drawn(tmp_path / "rope_backward_mini.svg")))
 
 
 def test_a_rate_has_the_interval_of_its_time(tmp_path: Path) -> None:
@@ -121,17 +121,17 @@ def test_levels_of_the_sum_are_bars_of_their_rates_beside_the_copy(tmp_path: Pat
     picture = drawn(tmp_path / "sum_mini.svg")
     of_tinygrad, of_kcg, of_torch = widths(picture)
     assert (of_tinygrad, of_torch) == pytest.approx((2.5 * of_kcg, 5 * of_kcg), rel=0.01)
-    said = texts(picture)
-    names = [name for name in said if name in ("tinygrad", "kcg", "CUDA by hand", "PyTorch")]
+    wanted = texts(picture)
+    names = [name for name in wanted if name in ("tinygrad", "kcg", "CUDA by hand", "PyTorch")]
     assert names == ["tinygrad", "kcg", "CUDA by hand", "PyTorch"]
-    assert {"sum.cu runs on CUDA only", "800 GB/s, 1.00 ms", "copy: 3,000 GB/s"} <= set(said)
+    assert {"sum.cu runs on CUDA only", "800 GB/s, 1.00 ms", "copy: 3,000 GB/s"} <= set(wanted)
     (mark,) = [line for line in all_of(picture, "line") if "stroke-dasharray" in line.attrib]
     begin = min(float(bar.attrib["x"]) for bar in all_of(picture, "rect")[1:])
     assert float(mark.attrib["x1"]) - begin == pytest.approx(0.75 * of_torch, rel=0.01)
     assert len(all_of(picture, "path")) == 3  # an interval each
 
 
-def test_a_copy_without_a_time_is_said(tmp_path: Path) -> None:
+def test_a_copy_without_a_time_is_reported(tmp_path: Path) -> None:
     sum_levels.write(sums(lost(LATE)), tmp_path / "sum.json", "mini")
     picture = drawn(tmp_path / "sum_mini.svg")
     assert f"copy: {LATE}" in texts(picture)
@@ -154,9 +154,9 @@ def test_layers_are_bars_of_speed_over_hand_coded(tmp_path: Path) -> None:
     assert of_eager == pytest.approx(2 * of_kcg, rel=0.01) and of_compile == pytest.approx(of_kcg, rel=0.01)
     begin, of_eager_x, of_compile_x = (float(bar.attrib["x"]) for bar in all_of(picture, "rect")[1:])
     assert of_eager_x == begin and of_compile_x + of_compile == pytest.approx(begin, abs=0.2)  # slower: to the left
-    said = texts(picture)
-    assert {"2.00×, 2.00 ms", "4.00×, 1.00 ms", "0.50×, 8.00 ms", "tinygrad, BEAM=2", LATE, "1.00 ms"} <= set(said)
-    heads = [text for text in said if "hand-coded: " in text]
+    wanted = texts(picture)
+    assert {"2.00×, 2.00 ms", "4.00×, 1.00 ms", "0.50×, 8.00 ms", "tinygrad, BEAM=2", LATE, "1.00 ms"} <= set(wanted)
+    heads = [text for text in wanted if "hand-coded: " in text]
     assert heads == [
         "softmax 4x8; tinygrad hand-coded: 1.00 µs",
         "softmax 8x8; tinygrad hand-coded: 4.00 ms",
@@ -191,9 +191,9 @@ def test_an_axis_holds_its_values_and_its_ticks(axis: Any, values: list[float]) 
 
 
 def test_ticks_are_round_numbers_with_their_unit() -> None:
-    assert [said for _, said in seconds_axis([2e-8, 5e-6]).ticks] == ["10 ns", "100 ns", "1 µs", "10 µs"]
-    assert [said for _, said in rate_axis([4361.0]).ticks] == [f"{n},000" if n else "0" for n in range(6)]
-    assert [said for _, said in ratio_axis([0.6, 11.0]).ticks] == ["0.5×", "1×", "2×", "5×", "10×", "20×"]
+    assert [wanted for _, wanted in seconds_axis([2e-8, 5e-6]).ticks] == ["10 ns", "100 ns", "1 µs", "10 µs"]
+    assert [wanted for _, wanted in rate_axis([4361.0]).ticks] == [f"{n},000" if n else "0" for n in range(6)]
+    assert [wanted for _, wanted in ratio_axis([0.6, 11.0]).ticks] == ["0.5×", "1×", "2×", "5×", "10×", "20×"]
 
 
 # -- what is committed
@@ -217,14 +217,14 @@ def test_a_run_is_drawn_again_without_a_device(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("device", "file", "said"),
+    ("device", "file", "wanted"),
     [
         ("auto", "rope", "say --device"),
         ("cuda", "rope", "unknown run 'mini_cuda'.*full_cuda"),
         ("cuda", "no", "unknown run 'mini_cuda'"),
     ],
 )
-def test_without_rows_nothing_is_drawn(device: str, file: str, said: str) -> None:
+def test_without_rows_nothing_is_drawn(device: str, file: str, wanted: str) -> None:
     write: Write = WRITERS["rope"]
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(UsageError, match=wanted):
         redraw(write, RESULTS / f"{file}.json", "mini", device)

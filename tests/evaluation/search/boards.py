@@ -1,4 +1,4 @@
-"""A made-up kernel of a table, what strategies play on such kernels, and the board of it."""
+"""A made-up kernel of a table, what strategies replay on such kernels, and the board of it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from evaluation.search.comparison import Bench, Settings, play_all
+from evaluation.search.comparison import Bench, Settings, replay_all
 from evaluation.search.regret import Board
 from kcg.search.replay import NamedTable, RecordedKernel, ReplayTable
 from kcg.types import Kernel, Region
@@ -25,4 +25,4 @@ def recorded(table: ReplayTable, *, calls: int = 1, name: str = "k") -> Recorded
 
 
 def board(settings: Settings, kernels: Sequence[RecordedKernel]) -> Board:
-    return Board(kernels, [play_all(Bench(kernel, None), settings, {}) for kernel in kernels], settings)
+    return Board(kernels, [replay_all(Bench(kernel, None), settings, {}) for kernel in kernels], settings)

@@ -1,4 +1,4 @@
-"""Strategies are compared on equal terms: each plays by the same rules, and nothing plays twice."""
+"""Strategies are compared on equal terms: each replays by the same rules, and nothing twice."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from evaluation.search.comparison import (
     ROLLOUT,
     Bench,
     Contender,
-    Play,
+    Replay,
     Settings,
     Turn,
-    has_room,
-    play,
-    play_all,
+    is_within,
+    replay,
+    replay_all,
     the_field,
     turns,
 )
-from evaluation.search.plays import append_plays, compare, guides_of, policy_of, read_plays
 from evaluation.search.regret import Board, headline
+from evaluation.search.replays import append_replays, compare, guides_of, policy_of, read_replays
 from evaluation.search.rollouts import Led
 from kcg.dataset.reading import Export, read_export
 from kcg.errors import DataError, MismatchError, UnknownName, UsageError
@@ -55,7 +55,7 @@ def even(table: ReplayTable, schedules: Sequence[Schedule]) -> list[Proposal]:
 
 def test_failures_are_counted_and_leave_what_needs_no_search() -> None:
     kernel = recorded(chain_table([4e-6, None, 2e-6], baseline=1))
-    found = play("random", Bench(kernel, None).problem("random", seed=0, budget=4), seed=0)
+    found = replay("random", Bench(kernel, None).problem("random", seed=0, budget=4), seed=0)
     assert (found.failures, found.measurements, found.end_s) == (1, 2, 2e-6)
     assert kernel.hand_coded_s == 4e-6  # the baseline failed: the unoptimised kernel
     made = board(replace(FEW, beams=(), budget=2, contenders=("random",), default="random"), [kernel])
@@ -65,18 +65,18 @@ def test_failures_are_counted_and_leave_what_needs_no_search() -> None:
 def test_what_draws_nothing_plays_once() -> None:
     kernel = recorded(synthetic_table())
     settings = replace(FEW, contenders=("greedy", "random", "mcts/oracle"), beams=())
-    made = play_all(Bench(kernel, None), settings, {})
+    made = replay_all(Bench(kernel, None), settings, {})
     seeds = {name: [seed for other, seed, _ in made if other == name] for name in settings.contenders}
     assert seeds == {"greedy": [0], "random": [0, 1, 2], "mcts/oracle": [0, 1, 2]}
     assert turns(kernel, settings, made, has_policy=False) == []
-    assert play_all(Bench(kernel, None), settings, made) == {}
+    assert replay_all(Bench(kernel, None), settings, made) == {}
 
 
-def test_with_room_the_default_gets_as_many_measurements_as_beam() -> None:
+def test_within_the_table_the_default_gets_as_many_measurements_as_beam() -> None:
     kernel, settings = recorded(synthetic_table()), replace(FEW, seeds=1, budget=4, beams=(1, 8))
-    made = play_all(Bench(kernel, None), settings, {})
+    made = replay_all(Bench(kernel, None), settings, {})
     widest = made[f"{BEAM}:8", 0, None]
-    assert widest.measurements > 4 and has_room(kernel, widest.end_s), "BEAM ends on the near side of the valley"
+    assert widest.measurements > 4 and is_within(kernel, widest.end_s), "BEAM ends on the near side of the valley"
     longer = made["mcts/oracle", 0, widest.measurements]
     assert longer.end_s == kernel.table.best_s
     count, gain = Board([kernel], [made], settings).with_beams_measurements(8)
@@ -89,17 +89,17 @@ def test_with_room_the_default_gets_as_many_measurements_as_beam() -> None:
 
 
 def test_policies_join_where_there_is_one() -> None:
-    table, said = synthetic_table(), []
+    table, lines = synthetic_table(), []
     names = ("mcts", "policy", "random")
     field = replace(FEW, contenders=names, default="mcts", beams=(4,), seeds=1)
-    assert field.checked(has_policy=False, say=said.append).contenders == ("mcts", "random")
-    assert said == ["policy is left out: there is no policy"]
-    settings = field.checked(has_policy=True, say=said.append)
+    assert field.checked(has_policy=False, log=lines.append).contenders == ("mcts", "random")
+    assert lines == ["policy is left out: there is no policy"]
+    settings = field.checked(has_policy=True, log=lines.append)
     bench = Bench(recorded(table), None, led=Led(functools.partial(even, table)))
-    plays = play_all(bench, settings, {})
-    assert plays[ROLLOUT, 0, 0].measurements == plays[DRAFT, 0, 0].measurements == 0
-    assert plays[ROLLOUT, 0, 0].end_s != table.records[table.start()].observation.time_s, "the policy walked on"
-    found = headline(Board([bench.kernel], [plays], settings))
+    replays = replay_all(bench, settings, {})
+    assert replays[ROLLOUT, 0, 0].measurements == replays[DRAFT, 0, 0].measurements == 0
+    assert replays[ROLLOUT, 0, 0].end_s != table.records[table.start()].observation.time_s, "the policy walked on"
+    found = headline(Board([bench.kernel], [replays], settings))
     assert {
         "default_vs_random_at_16",
         "default_vs_random_at_16_low",
@@ -138,36 +138,36 @@ def test_the_field_holds_every_strategy_and_every_ablation() -> None:
         ({"beams": (0,)}, UnknownName, "full-beam:0"),
         ({"budget": 1}, UsageError, "from a budget of 2"),
         ({"seeds": 0}, UsageError, "one seed"),
-        ({"default": "greedy"}, UsageError, "greedy is not among what is played: random, mcts/oracle"),
+        ({"default": "greedy"}, UsageError, "greedy is not among what is replayed: random, mcts/oracle"),
     ],
 )
 def test_bad_settings_are_one_line(change: dict[str, object], error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text) as caught:
-        replace(FEW, **change).checked(has_policy=False, say=print)  # type: ignore[arg-type]
+        replace(FEW, **change).checked(has_policy=False, log=print)  # type: ignore[arg-type]
     assert "\n" not in str(caught.value)
 
 
 # -- the journal
 
 
-def test_nothing_is_played_twice_and_a_cut_line_is_left_aside(tmp_path: Path) -> None:
+def test_nothing_is_replayed_twice_and_a_cut_line_is_left_aside(tmp_path: Path) -> None:
     journal = tmp_path / "plays.jsonl"
     kernel = recorded(synthetic_table())
     settings = replace(FEW, seeds=2, budget=8)
-    made = play_all(Bench(kernel, None), settings, {})
-    append_plays(journal, "a", "r", made.values())
-    assert read_plays(journal, "a") == {"r": made} and read_plays(journal, "b") == {}
+    made = replay_all(Bench(kernel, None), settings, {})
+    append_replays(journal, "a", "r", made.values())
+    assert read_replays(journal, "a") == {"r": made} and read_replays(journal, "b") == {}
     journal.write_text(journal.read_text()[:-40])  # killed while writing
-    left = read_plays(journal, "a")["r"]
+    left = read_replays(journal, "a")["r"]
     assert len(left) == len(made) - 1
-    again = play_all(Bench(kernel, None), settings, left)
+    again = replay_all(Bench(kernel, None), settings, left)
     assert len(again) == 1
-    append_plays(journal, "a", "r", again.values())
-    found = read_plays(journal, "a")["r"]
+    append_replays(journal, "a", "r", again.values())
+    found = read_replays(journal, "a")["r"]
     assert {t: replace(p, seconds=0) for t, p in found.items()} == {t: replace(p, seconds=0) for t, p in made.items()}
     journal.write_bytes(b"\xff\xfe")
-    with pytest.raises(DataError, match="remove it to play again"):
-        read_plays(journal, "a")
+    with pytest.raises(DataError, match="remove it to replay all"):
+        read_replays(journal, "a")
 
 
 # -- recorded kernels of the H200
@@ -196,30 +196,30 @@ def test_parts_are_those_of_the_split() -> None:
         kernels_of(Export(H200, {}), "othr")
 
 
-def test_a_dataset_without_tables_is_said(tmp_path: Path) -> None:
+def test_a_dataset_without_tables_is_reported(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"replay.parquet cannot be read"):
         kernels_of(Export(tmp_path, {}), "test")
 
 
-def test_a_checkpoint_guides_and_what_was_played_stays_played(tmp_path: Path) -> None:
-    kernel, said = a_real_kernel(), []
+def test_a_checkpoint_guides_and_what_was_replayed_is_kept(tmp_path: Path) -> None:
+    kernel, lines = a_real_kernel(), []
     guides, journal = guides_of(CHECKPOINT), tmp_path / "new" / "plays.jsonl"
     settings = real_settings()
 
-    def again(settings: Settings) -> dict[Turn, Play]:
-        return compare([kernel], guides, settings, tables=H200 / FILE, journal=journal, say=said.append)[
+    def again(settings: Settings) -> dict[Turn, Replay]:
+        return compare([kernel], guides, settings, tables=H200 / FILE, journal=journal, log=lines.append)[
             kernel.region.id
         ]
 
-    plays, size = again(settings), journal.stat().st_size
-    assert plays["mcts", 0, 8].evaluations > 8 and plays["random", 0, 8].evaluations == 0
-    assert plays["mcts", 0, 8] != plays["mcts/uncorrected", 0, 8]
-    picked = plays[DRAFT, 0, 0].end_s
+    replays, size = again(settings), journal.stat().st_size
+    assert replays["mcts", 0, 8].evaluations > 8 and replays["random", 0, 8].evaluations == 0
+    assert replays["mcts", 0, 8] != replays["mcts/uncorrected", 0, 8]
+    picked = replays[DRAFT, 0, 0].end_s
     assert kernel.table.best_s <= picked < kernel.hand_coded_s, "prediction alone beats hand-coded on this kernel"
-    assert again(settings) == plays and journal.stat().st_size == size
-    assert said[-1].startswith("1 of 1 kernels were played before")
+    assert again(settings) == replays and journal.stat().st_size == size
+    assert lines[-1].startswith("1 of 1 kernels were replayed before")
     more = again(replace(settings, seeds=2))
-    assert {turn[:2] for turn in set(more) - set(plays)} == {("mcts", 1), ("mcts/uncorrected", 1), ("random", 1)}
+    assert {turn[:2] for turn in set(more) - set(replays)} == {("mcts", 1), ("mcts/uncorrected", 1), ("random", 1)}
 
 
 def test_a_checkpoint_of_another_target_is_refused(tmp_path: Path) -> None:
@@ -260,14 +260,14 @@ def test_the_script_compares_two_kernels_in_two_processes(tmp_path: Path) -> Non
     report = json.loads((tmp_path / "out.json").read_text())
     assert report["headline"] == json.loads(done.stdout)
     assert report["headline"]["quality_at_16"] <= 1.0 and "quality_vs_beam4" in report["headline"]
-    told = report["runs"]["h200 test"]
-    assert set(told["contenders"]) == {"random", "mcts", "mcts/oracle"}
-    assert {k["family"] for k in told["kernels"]} == {"flux"}
+    reported = report["runs"]["h200 test"]
+    assert set(reported["contenders"]) == {"random", "mcts", "mcts/oracle"}
+    assert {k["family"] for k in reported["kernels"]} == {"flux"}
     assert (tmp_path / "search-test.svg").is_file() and "| mcts/oracle | " in document.read_text()
 
 
-@pytest.mark.parametrize(("arguments", "said"), [("", "say --replay"), ("--replay --beams four", "write widths")])
-def test_the_script_says_what_is_wrong_in_one_line(arguments: str, said: str) -> None:
+@pytest.mark.parametrize(("arguments", "message"), [("", "say --replay"), ("--replay --beams four", "write widths")])
+def test_the_script_says_what_is_wrong_in_one_line(arguments: str, message: str) -> None:
     command = [sys.executable, "-m", "evaluation.search.compare", *arguments.split()]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
-    assert done.returncode == 2 and said in done.stderr and len(done.stderr.splitlines()) == 1
+    assert done.returncode == 2 and message in done.stderr and len(done.stderr.splitlines()) == 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from evaluation.search.correcting import BUDGETS, METHODS, ORDERS, Pool, play, steps_of
+from evaluation.search.correcting import BUDGETS, METHODS, ORDERS, Pool, replay, steps_of
 from kcg.types import RAW, Opt, Schedule
 from tests.predictor.test_correction import candidates, planted
 
@@ -20,7 +20,7 @@ def test_a_correction_finds_what_no_correction_finds(order: str) -> None:
         log_s[::50] = np.nan
         pool = Pool(predicted * 0.3, sigma, x, log_s, (0,) * len(x), np.zeros((len(x), 3), np.int64))
         for name, method in METHODS.items():
-            found[name].append(play(pool, method, order=order, seed=seed))
+            found[name].append(replay(pool, method, order=order, seed=seed))
             assert len(found[name][-1]) == len(BUDGETS) and all(0 < score <= 1 for score in found[name][-1])
     none, regression = (np.log(found[name]).mean(0) for name in ("none", "regression"))
     assert regression[0] == none[0], "with nothing measured there is nothing to correct"

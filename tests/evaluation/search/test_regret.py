@@ -15,10 +15,10 @@ import pytest
 from replay_table import synthetic_table
 
 from evaluation.documents import write_into
-from evaluation.search.comparison import ALONE, BEAM, Bench, Play, Turn, play
+from evaluation.search.comparison import ALONE, BEAM, Bench, Replay, Turn, replay
 from evaluation.search.comparison_text import regret_svg, sections
-from evaluation.search.dealing import dealt
 from evaluation.search.regret import Board, Bootstrap, entry, headline
+from evaluation.search.shared_budget import allocated
 from kcg.predictor.features import Array
 from kcg.search.replay import Record, RecordedKernel, ReplayTable
 from kcg.search.strategies import strategy
@@ -58,7 +58,7 @@ def small_board() -> Board:
 def test_a_curve_is_monotone_and_ends_at_the_budget() -> None:
     bench = Bench(recorded(synthetic_table()), None)
     for name in ("random", "mcts", "evolution", ALONE, f"{BEAM}:2"):
-        found = play(name, bench.problem(name, seed=1, budget=12), seed=1)
+        found = replay(name, bench.problem(name, seed=1, budget=12), seed=1)
         counts, times = zip(*found.curve, strict=True)
         assert counts[0] == 1 and list(counts) == sorted(counts) and counts[-1] <= found.measurements <= 12, name
         assert list(times) == sorted(times, reverse=True) and len(set(times)) == len(times), name
@@ -79,14 +79,14 @@ def test_beam_counts_what_it_measured() -> None:
     for width in (1, 2, 4):
         problem = table.problem(lambda s: [])
         binaries = {o.binary_hash for o in strategy(f"{BEAM}:{width}")(problem) if o.binary_hash}
-        found = play(f"{BEAM}:{width}", Bench(recorded(table), None).problem(BEAM, seed=0, budget=None), seed=0)
+        found = replay(f"{BEAM}:{width}", Bench(recorded(table), None).problem(BEAM, seed=0, budget=None), seed=0)
         assert found.measurements == len(binaries) == problem.ledger.measurements
         assert found.budget is None and not found.seeded
-    assert list(small_board().beam(2)[1]) == [play_of(small_board(), (f"{BEAM}:2", 0, None)).measurements] * 3
+    assert list(small_board().beam(2)[1]) == [replay_of(small_board(), (f"{BEAM}:2", 0, None)).measurements] * 3
 
 
-def play_of(found: Board, turn: Turn) -> Play:
-    return found.plays[0][turn]
+def replay_of(found: Board, turn: Turn) -> Replay:
+    return found.replays[0][turn]
 
 
 # -- statistics
@@ -94,7 +94,7 @@ def play_of(found: Board, turn: Turn) -> Play:
 
 def test_an_interval_is_the_same_again_and_holds_the_value() -> None:
     one = small_board()
-    other = Board(three_kernels(), one.plays, TWO_SEEDS)
+    other = Board(three_kernels(), one.replays, TWO_SEEDS)
     assert headline(one) == headline(other)
     for n in (1, 4, 16):
         first, again = (b.quality(b.known("random")[:, :, [n]])[0] for b in (one, other))
@@ -158,16 +158,16 @@ def test_the_measurements_that_suffice_are_the_least() -> None:
     assert never.measurements_needed("hand-coded", 2)[0] == math.inf
 
 
-def test_one_budget_for_several_kernels_is_dealt_out_by_bids() -> None:
+def test_one_budget_for_several_kernels_is_allocated_by_expected_savings() -> None:
     kernels = three_kernels()
-    totals = dealt(kernels, CHECKPOINT, "mcts/oracle", budget=24, seeds=2)
+    totals = allocated(kernels, CHECKPOINT, "mcts/oracle", budget=24, seeds=2)
     w, best = np.array([k.calls for k in kernels]), np.array([k.table.best_s for k in kernels])
     assert totals.shape == (2, 25) and (np.diff(totals) <= 0).all()
     assert totals[0, 0] == pytest.approx(sum(k.calls * k.hand_coded_s for k in kernels))
     assert (totals[:, -1] < totals[:, 3]).all() and (totals[:, -1] >= w @ best * (1 - 1e-9)).all()
-    made = Board(kernels, small_board().plays, small_board().settings, dealt=totals)
+    made = Board(kernels, small_board().replays, small_board().settings, allocated=totals)
     beam_s, beam_made = made.beam(2)
-    needed = made.dealt_needed(2)
+    needed = made.allocated_needed(2)
     n = round(needed * beam_made.sum())
     assert 0 < n <= 24 and totals.mean(0)[n] <= 1.01 * w @ beam_s < totals.mean(0)[n - 1]
 
@@ -177,8 +177,8 @@ def test_one_budget_for_several_kernels_is_dealt_out_by_bids() -> None:
 
 def test_tables_and_picture_are_written_into_a_document(tmp_path: Path) -> None:
     made, kernels = small_board(), three_kernels()
-    told = entry(made, kernels)
-    parts = sections(told, headline(made), "test", "curves.svg")
+    report = entry(made, kernels)
+    parts = sections(report, headline(made), "test", "curves.svg")
     document = tmp_path / "search.md"
     document.write_text((ROOT / "docs" / "experiments" / "2026-11-23-search-strategies.md").read_text())
     marks = set(re.findall(r"<!-- generated: (test-[\w-]+) -->", document.read_text()))
@@ -188,10 +188,10 @@ def test_tables_and_picture_are_written_into_a_document(tmp_path: Path) -> None:
     assert "| mcts/oracle | " in text and "| BEAM=2 | " in text and "](curves.svg)" in text
     rows = [line for line in text.splitlines() if line.startswith("| random | ")]
     assert re.fullmatch(r"\| random( \| [\d.]+ \([\d.]+–[\d.]+\)){5} \|", rows[0])
-    picture = ElementTree.fromstring(regret_svg({**told, "contenders": {**told["contenders"]}}))
+    picture = ElementTree.fromstring(regret_svg({**report, "contenders": {**report["contenders"]}}))
     texts = [node.text for node in picture.iter("{http://www.w3.org/2000/svg}text")]
     assert {"random", "BEAM=1", "BEAM=2"} <= set(texts)
     for node in picture.iter("{http://www.w3.org/2000/svg}polyline"):
         points = [tuple(map(float, p.split(","))) for p in node.attrib["points"].split()]
         assert len(points) == 16 and all(0 <= x <= 860 and 0 <= y <= 480 for x, y in points)
-    assert json.loads(json.dumps(told, allow_nan=False)) and json.dumps(headline(made), allow_nan=False)
+    assert json.loads(json.dumps(report, allow_nan=False)) and json.dumps(headline(made), allow_nan=False)

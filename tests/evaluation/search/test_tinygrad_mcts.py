@@ -117,7 +117,7 @@ def test_below_what_fails_nothing_is_measured() -> None:
     assert sorted(run(table)) == ["", "a", "b", "bd"]
 
 
-def test_a_tree_without_twins_is_measured_whole_and_then_it_ends() -> None:
+def test_a_tree_without_equal_kernels_is_measured_whole_and_then_it_ends() -> None:
     paths = ["a", "b", "c", "ab", "ac", "ba", "abc", "abd", "bac"]
     runtimes = {path: (1.0 + i, path) for i, path in enumerate(["", *paths])}
     assert sorted(run(tree_table(runtimes))) == sorted(runtimes)
@@ -129,7 +129,7 @@ def test_a_kernel_reached_by_several_orders_of_steps_is_measured_once() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 5, 40])
-def test_it_ends_after_as_many_binaries_as_it_was_told(count: int) -> None:
+def test_it_ends_after_as_many_binaries_as_it_was_given(count: int) -> None:
     """Beside the baseline; what fails without a binary counts too."""
     table = recorded("flux")
     problem = table.problem(unasked)

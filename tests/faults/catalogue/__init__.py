@@ -29,7 +29,7 @@ class CKernel:
 
     program: str
     name: str
-    verdict: str  # RIGHT, WRONG or NOT_PROMISED
+    result: str  # RIGHT, WRONG or NOT_PROMISED
     kind: str  # of fault; empty where it is right
     description: str
     source: str  # its own C function, after what the file's kernels share
@@ -48,6 +48,6 @@ def read(program: str) -> tuple[CKernel, ...]:
         right, wrong = _RIGHT.fullmatch(mark), _WRONG.fullmatch(mark)
         if entry is None or (right is None and wrong is None):
             raise ValueError(f"{program}.c: {mark!r} is no mark of a kernel")
-        verdict, kind, said = wrong.groups() if wrong is not None else (RIGHT, "", right[1] if right else "")
-        found.append(CKernel(program, entry[1], verdict, kind, said, f"{shared}\n{code.strip()}\n"))
+        result, kind, wanted = wrong.groups() if wrong is not None else (RIGHT, "", right[1] if right else "")
+        found.append(CKernel(program, entry[1], result, kind, wanted, f"{shared}\n{code.strip()}\n"))
     return tuple(found)

@@ -10,7 +10,7 @@ from kcg.kernel.opts.space import KernelSpace
 from kcg.kernel.program import Compiled
 from kcg.kernel.source.kernels import lower, view_of
 from kcg.kernels import collecting, handwritten
-from kcg.measure.jobs import DuelJob
+from kcg.measure.jobs import PairedJob
 from kcg.measure.service import MeasureService, Request
 from kcg.types import Schedule, Status, Target, Toolchain
 from tests.faults.catalogue import CKernel
@@ -41,9 +41,9 @@ class Judged:
     @property
     def fault(self) -> str:
         """Why this verdict is a wrong one; empty where it is not."""
-        if self.kernel.verdict == "right" and self.refused_in:
+        if self.kernel.result == "right" and self.refused_in:
             return f"{self.kernel.id} is right and was refused in the {self.refused_in}: {self.reason}"
-        if self.kernel.verdict == "wrong" and not self.refused_in:
+        if self.kernel.result == "wrong" and not self.refused_in:
             return f"{self.kernel.id} passed ({self.kernel.kind}): {self.kernel.description}"
         return ""
 
@@ -78,14 +78,14 @@ def judge(service: MeasureService, kernel: CKernel) -> Judged:
     if row.status != Status.OK:
         return Judged(kernel, SEARCH, f"{row.status}: {row.reason}")
     mine = service.compiled(region, schedule).result(timeout=TIMEOUT_S).compiled
-    job = DuelJob(region, baseline_of(service, kernel.program), mine, service.target, samples=SAMPLES)
+    job = PairedJob(region, baseline_of(service, kernel.program), mine, service.target, samples=SAMPLES)
     try:
-        outcome = service.duel(job, timeout_s=TIMEOUT_S).result(timeout=TIMEOUT_S)
+        outcome = service.compare_paired(job, timeout_s=TIMEOUT_S).result(timeout=TIMEOUT_S)
     except Exception as error:  # a kernel that takes its process down
         return Judged(kernel, FINALS, f"{type(error).__name__}: {error}")
     assert outcome.baseline_verification.passed, f"{kernel.program}: {outcome.baseline_verification.reason}"
-    verdict = outcome.finalist_verification
-    assert verdict is not None
-    if not verdict.passed:
-        return Judged(kernel, FINALS, f"wrong: {verdict.reason}")
+    result = outcome.finalist_verification
+    assert result is not None
+    if not result.passed:
+        return Judged(kernel, FINALS, f"wrong: {result.reason}")
     return Judged(kernel, "", outcome.noisy)

@@ -1,11 +1,11 @@
-"""How far does a budget of seconds get, where compiling takes most of them? The auction on recorded tables, in time.
+"""How far does a budget of seconds get, where compiling takes most of them? The allocator on recorded tables, in time.
 
-    python -m evaluation.search.auction_in_time
-    python -m evaluation.search.auction_in_time --part other --compilers 8 --measuring 16
+    python -m evaluation.search.allocation_in_time
+    python -m evaluation.search.allocation_in_time --part other --compilers 8 --measuring 16
 
-The searches and the auction are those of `kcg.optimize` on a GPU; compiling and thinking are slept, and what a device
+The searches and the allocator are those of `kcg.optimize` on a GPU; compiling and drafting are slept, and what a device
 would time is in the tables. So the order of events is that of a run on a GPU, on any machine, `--speed` times as fast.
-Writes results/auction_in_time.json.
+Writes results/allocation_in_time.json.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from typing import Annotated, Any
 import typer
 
 from kcg.cli import command_text, guarded, record_results
-from kcg.search.allocation import Auction, Limits
+from kcg.search.allocation import Allocator, Limits
 from kcg.search.problem import Ledger, Measure, Observation
 from kcg.types import Schedule
 
 ROOT = Path(__file__).parents[2]
 CHECKPOINT = ROOT / "kcg" / "predictor" / "checkpoints" / "cuda.safetensors"
-THINK_S, COMPILE_S = 1.0, {True: (3.0, 5.0), False: (1.0, 2.0)}  # of a batch; with tensor cores, and without
+DRAFT_S, COMPILE_S = 1.0, {True: (3.0, 5.0), False: (1.0, 2.0)}  # of a batch; with tensor cores, and without
 SHOWN_S = (10, 15, 20, 25, 30, 40, 50)
 
 
@@ -44,22 +44,22 @@ def main(
     out: Annotated[Path, typer.Option(help="the results file")] = ROOT
     / "evaluation"
     / "results"
-    / "auction_in_time.json",
+    / "allocation_in_time.json",
 ) -> None:
     """Run it, and write down what the workload takes after so many seconds."""
     os.environ["OMP_NUM_THREADS"] = "1"
     from evaluation.search.comparison import predictor_of
     from kcg.dataset.reading import read_export
-    from kcg.optimize.session import THINKING
+    from kcg.optimize.session import SEARCHING
     from kcg.search.replay import kernels_of
 
     kernels, predictor = kernels_of(read_export(ROOT / "datasets" / "h200"), part), predictor_of(CHECKPOINT)
-    limits = Limits.on_gpu(compilers, max(2, THINKING * compilers // 4))
+    limits = Limits.on_gpu(compilers, max(2, SEARCHING * compilers // 4))
     limits = replace(limits, measuring=measuring or limits.measuring)
     most, found = limits.measuring, [_run(kernels, predictor, compilers, limits, speed, n) for n in range(runs)]
     total_ms = {str(s): fmean(run["total_ms"][s] for run in found) for s in SHOWN_S}
     entry = {
-        "command": command_text("evaluation.search.auction_in_time"),
+        "command": command_text("evaluation.search.allocation_in_time"),
         "total_ms": total_ms,
         "runs": found,
         "optimum_ms": 1e3 * sum(k.calls * k.table.best_s for k in kernels),
@@ -83,25 +83,25 @@ def _run(
     calls = {kernel.region.id: kernel.calls for kernel in kernels}
     events, seen = [(0.0, sum(calls[k] * best_s[k] for k in calls))], Counter[str]()
 
-    def told(name: str, observation: Observation) -> None:
+    def report(name: str, observation: Observation) -> None:
         best_s[name] = min(best_s[name], observation.time_s)
         seen[name] += 1
         events.append(((time.monotonic() - begin) * speed, sum(calls[k] * best_s[k] for k in calls)))
 
     with ThreadPoolExecutor(compilers) as pool:
         ledger = Ledger()
-        auction = Auction(ledger, limits, told=told)
+        allocator = Allocator(ledger, limits, report=report)
         for kernel, problem in zip(kernels, problems, strict=True):
             space = KernelSpace(kernel.region, kernel.target)
             between = COMPILE_S[space.table(space.baseline()).tensor_core]
             problem.known[kernel.table.baseline()] = kernel.table.records[kernel.table.baseline()].observation
             measure = functools.partial(_slept, pool, kernel.table.measurer(Ledger()), between, speed, rng)
-            auction.enter(
+            allocator.enter(
                 kernel.region.id, kernel.calls, replace(problem, ledger=ledger, measure=measure), strategy("mcts")
             )
         begin = time.monotonic()
         ledger.deadline = begin + SHOWN_S[-1] / speed
-        auction.run()
+        allocator.run()
         pool.shutdown(cancel_futures=True)
     total_ms = {s: 1e3 * next(t for at, t in reversed(events) if at <= s) for s in SHOWN_S}
     return {"total_ms": total_ms, "measurements": seen.total(), "most": [n for _, n in seen.most_common(6)]}
@@ -119,7 +119,7 @@ def _slept(
         time.sleep(compile_s / speed)
         return done.result()
 
-    time.sleep(THINK_S / speed)
+    time.sleep(DRAFT_S / speed)
     return [pool.submit(compiled, done, rng.uniform(*between)) for done in measure(schedules)]
 
 

@@ -1,7 +1,7 @@
-"""Playing a whole comparison: kernels are shared between processes, and what was played is kept, so that a comparison
-that was cut goes on where it was.
+"""Replaying a whole comparison: kernels are shared between processes, and what was replayed is kept, so that a
+comparison that was cut goes on where it was.
 
-Plays are lines of JSON. Each carries a hash of all that it depends on beside its kernel and its turn: the checkpoint,
+Replays are lines of JSON. Each carries a hash of all that it depends on beside its kernel and its turn: the checkpoint,
 the tables, the settings and the code. Lines of another hash are left aside.
 """
 
@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from evaluation.search.comparison import Bench, LedOf, Play, Settings, Turn, play_all, predictor_of, turns
+from evaluation.search.comparison import Bench, LedOf, Replay, Settings, Turn, predictor_of, replay_all, turns
 from evaluation.search.rollouts import Led
 from kcg.errors import DataError, DeviceError, MismatchError
 from kcg.search.replay import RecordedKernel, ReplayTable
@@ -27,33 +27,33 @@ if TYPE_CHECKING:
     from kcg.rl.policy import Policy
 
 FORMAT = "kcg-plays-1"
-PLAYED = ("kcg/kernel", "kcg/predictor", "kcg/search", "kcg/rl", "evaluation/search")
-"""Folders whose code decides what is played."""
-NOT_PLAYED = (
+REPLAYED = ("kcg/kernel", "kcg/predictor", "kcg/search", "kcg/rl", "evaluation/search")
+"""Folders whose code decides what is replayed."""
+NOT_REPLAYED = (
     "alike.py",
     "allocation.py",
-    "auction_in_time.py",
+    "allocation_in_time.py",
     "bench_env.py",
     "bench_space.py",
-    "bench_thinking.py",
+    "bench_workers.py",
     "compare.py",
     "comparison_text.py",
     "correcting.py",
-    "dealing.py",
+    "shared_budget.py",
     "draw.py",
     "drawing.py",
     "env_speed.py",
-    "live.py",
-    "live_journal.py",
-    "plays.py",
+    "on_device.py",
+    "device_journal.py",
+    "replays.py",
     "regret.py",
     "small_model.py",
     "workers.py",
 )
-"""Modules that no play depends on."""
+"""Modules that no replay depends on."""
 
-Say = Callable[[str], None]
-Played = dict[str, dict[Turn, Play]]
+Log = Callable[[str], None]
+Replayed = dict[str, dict[Turn, Replay]]
 """By region id."""
 
 
@@ -63,7 +63,7 @@ class Guides:
 
     checkpoint: Path
     led_of: LedOf | None = None  # a function of a module: processes must find it
-    policy: str = ""  # which one it is: plays are kept under it
+    policy: str = ""  # which one it is: replays are kept under it
 
 
 def guides_of(checkpoint: Path, policy: Path | None = None) -> Guides:
@@ -98,7 +98,7 @@ class _Job:
     kernel: RecordedKernel
     settings: Settings
     guides: Guides
-    known: Mapping[Turn, Play]
+    known: Mapping[Turn, Replay]
 
 
 def compare(
@@ -109,54 +109,56 @@ def compare(
     tables: Path,
     journal: Path,
     jobs: int = 1,
-    say: Say = lambda line: None,
-) -> Played:
-    """Plays what is not in the journal yet, and returns all plays. `tables` is the file that the kernels came from.
+    log: Log = lambda line: None,
+) -> Replayed:
+    """Replays what is not in the journal yet, and returns all replays. `tables` is the file that the kernels came from.
 
     Raises DataError or MismatchError where the checkpoint cannot be used, DeviceError where a process died.
     """
     check_checkpoint(guides.checkpoint, kernels)
     stamp = stamp_of(guides, settings, tables)
-    played = read_plays(journal, stamp)
+    replayed = read_replays(journal, stamp)
     waiting = []
     for kernel in kernels:
-        known = played.setdefault(kernel.region.id, {})
+        known = replayed.setdefault(kernel.region.id, {})
         if turns(kernel, settings, known, has_policy=guides.led_of is not None):
             waiting.append(_Job(kernel, settings, guides, known))
     if len(waiting) < len(kernels):
-        say(f"{len(kernels) - len(waiting)} of {len(kernels)} kernels were played before: {journal}")
+        log(f"{len(kernels) - len(waiting)} of {len(kernels)} kernels were replayed before: {journal}")
     left = len(waiting)
 
-    def take(job: _Job, made: dict[Turn, Play]) -> None:
+    def take(job: _Job, made: dict[Turn, Replay]) -> None:
         nonlocal left
         left -= 1
-        append_plays(journal, stamp, job.kernel.region.id, made.values())
-        played[job.kernel.region.id].update(made)
+        append_replays(journal, stamp, job.kernel.region.id, made.values())
+        replayed[job.kernel.region.id].update(made)
         seconds = sum(p.seconds for p in made.values())
-        say(f"{job.kernel.family} {job.kernel.region.id[:8]}: {len(made)} plays, {seconds:.1f} s; {left} kernels left")
+        log(
+            f"{job.kernel.family} {job.kernel.region.id[:8]}: {len(made)} replays, {seconds:.1f} s; {left} kernels left"
+        )
 
     if jobs < 2 or len(waiting) < 2:
         for job in waiting:
-            take(job, _play_job(job))
-        return played
+            take(job, _replay_job(job))
+        return replayed
     from kcg.predictor.training import workers
 
     try:
         with workers(min(jobs, len(waiting))) as pool:
-            futures = {pool.submit(_play_job, job): job for job in waiting}
+            futures = {pool.submit(_replay_job, job): job for job in waiting}
             for future in as_completed(futures):
                 take(futures[future], future.result())
     except BrokenProcessPool as error:
         raise DeviceError("a process that was playing died (out of memory?): the same command goes on") from error
-    return played
+    return replayed
 
 
-def _play_job(job: _Job) -> dict[Turn, Play]:
+def _replay_job(job: _Job) -> dict[Turn, Replay]:
     """What is missing on one kernel, in whichever process."""
     kernel, guides = job.kernel, job.guides
     led = guides.led_of(kernel.region, kernel.target, kernel.table) if guides.led_of else None
     bench = Bench(kernel, predictor_of(guides.checkpoint), led=led, batch_size=job.settings.batch_size)
-    return play_all(bench, job.settings, job.known)
+    return replay_all(bench, job.settings, job.known)
 
 
 def check_checkpoint(checkpoint: Path, kernels: Sequence[RecordedKernel]) -> None:
@@ -172,9 +174,9 @@ def check_checkpoint(checkpoint: Path, kernels: Sequence[RecordedKernel]) -> Non
 
 
 def stamp_of(guides: Guides, settings: Settings, tables: Path) -> str:
-    """The hash of all that plays depend on."""
+    """The hash of all that replays depend on."""
     root = Path(__file__).parents[2]
-    code = [path for name in PLAYED for path in sorted((root / name).glob("*.py")) if path.name not in NOT_PLAYED]
+    code = [path for name in REPLAYED for path in sorted((root / name).glob("*.py")) if path.name not in NOT_REPLAYED]
     return content_id(
         {
             "format": FORMAT,
@@ -191,32 +193,32 @@ def _sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def read_plays(journal: Path, stamp: str) -> Played:
-    """The plays of a journal under a hash; none where there is no journal. A line that was cut is left aside.
+def read_replays(journal: Path, stamp: str) -> Replayed:
+    """The replays of a journal under a hash; none where there is no journal. A line that was cut is left aside.
 
     Raises DataError where the journal cannot be read.
     """
     try:
         text = journal.read_text() if journal.exists() else ""
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{journal} cannot be read ({error}): remove it to play again") from error
-    found: Played = {}
+        raise DataError(f"{journal} cannot be read ({error}): remove it to replay all") from error
+    found: Replayed = {}
     for line in text.splitlines():
         try:
-            told = json.loads(line)
-            if told["stamp"] != stamp:
+            stored = json.loads(line)
+            if stored["stamp"] != stamp:
                 continue
-            curve = tuple((int(n), float(seconds)) for n, seconds in told["play"].pop("curve"))
-            play = Play(**told["play"], curve=curve)
+            curve = tuple((int(n), float(seconds)) for n, seconds in stored["play"].pop("curve"))
+            replay = Replay(**stored["play"], curve=curve)
         except (ValueError, KeyError, TypeError, AttributeError):
             continue
-        found.setdefault(told["region"], {})[play.contender, play.seed, play.budget] = play
+        found.setdefault(stored["region"], {})[replay.contender, replay.seed, replay.budget] = replay
     return found
 
 
-def append_plays(journal: Path, stamp: str, region: str, plays: Iterable[Play]) -> None:
-    """Adds plays to a journal, on a new line: the last one may have been cut."""
+def append_replays(journal: Path, stamp: str, region: str, replays: Iterable[Replay]) -> None:
+    """Adds replays to a journal, on a new line: the last one may have been cut."""
     journal.parent.mkdir(parents=True, exist_ok=True)
-    lines = [canonical_json({"stamp": stamp, "region": region, "play": asdict(play)}) for play in plays]
+    lines = [canonical_json({"stamp": stamp, "region": region, "play": asdict(replay)}) for replay in replays]
     with journal.open("a") as file:
         file.write("\n" + "\n".join(lines) + "\n")

@@ -1,7 +1,7 @@
 """What searches in processes of their own cost, with one thread each for NumPy's BLAS and with as many as it takes.
 
-    python -m evaluation.search.bench_thinking
-    python -m evaluation.search.bench_thinking --processes 12 --known 100 --batches 8
+    python -m evaluation.search.bench_workers
+    python -m evaluation.search.bench_workers --processes 12 --known 100 --batches 8
 
 Each process goes on from made-up measurements of a matmul, as a search does that was resumed, and asks for so many
 batches more, which are answered at once with made-up times too. Both settings take turns. Needs no device.
@@ -61,7 +61,7 @@ def spent(processes: int, known: int, batches: int) -> tuple[float, float]:
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     with tempfile.TemporaryDirectory() as folder:
         initargs = ("CPU", os.getpid(), str(Path(folder) / "cache.db"))
-        with workers.Thinkers(processes, "auto", TARGET, initargs) as thinkers:
+        with workers.SearchWorkers(processes, "auto", TARGET, initargs) as search_workers:
 
             def search(place: int) -> None:
                 space, drawn = KernelSpace(region, TARGET), random.Random(place)
@@ -85,7 +85,7 @@ def spent(processes: int, known: int, batches: int) -> tuple[float, float]:
                     rng=drawn,
                     ledger=ledger,
                 )
-                list(thinkers.strategy("mcts", region, place=place, seed=str(place))(problem))
+                list(search_workers.strategy("mcts", region, place=place, seed=str(place))(problem))
 
             begin = time.monotonic()
             with ThreadPoolExecutor(processes) as pool:
@@ -97,14 +97,14 @@ def spent(processes: int, known: int, batches: int) -> tuple[float, float]:
 
 
 def main(
-    processes: Annotated[int, typer.Option(help="that think at once")] = 4,
+    processes: Annotated[int, typer.Option(help="that search at once")] = 4,
     known: Annotated[int, typer.Option(help="measurements that each goes on from")] = 100,
     batches: Annotated[int, typer.Option(help="that each asks for")] = 6,
     rounds: Annotated[int, typer.Option(help="of both settings in turns")] = 2,
     out: Annotated[Path, typer.Option(help="the results file")] = ROOT
     / "evaluation"
     / "results"
-    / "bench_thinking.json",
+    / "bench_workers.json",
 ) -> None:
     """Measure both settings in turns and write the results."""
     settings = {"one thread": workers.ONE_CORE, "as many as BLAS takes": {}}
@@ -118,7 +118,7 @@ def main(
     one, many = settings
     headline = {"cpu_ratio": cpu_s[many] / cpu_s[one], "wall_ratio": wall_s[many] / wall_s[one]}
     entry = {
-        "command": command_text("evaluation.search.bench_thinking"),
+        "command": command_text("evaluation.search.bench_workers"),
         "cores": os.cpu_count(),
         "cpu_s": cpu_s,
         "wall_s": wall_s,

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[3]
 def test_what_thinking_costs_is_measured(tmp_path: Path) -> None:
     asked = ["--processes", "1", "--known", "3", "--batches", "1", "--rounds", "1", "--out"]
     subprocess.run(
-        [sys.executable, "-m", "evaluation.search.bench_thinking", *asked, str(tmp_path / "out.json")],
+        [sys.executable, "-m", "evaluation.search.bench_workers", *asked, str(tmp_path / "out.json")],
         check=True,
         cwd=ROOT,
     )

@@ -20,7 +20,7 @@ LEFT_AFTER_S = 5.0  # a process that still lives so long after the command is le
 
 
 @dataclass(frozen=True)
-class MarkedRun:
+class WatchedRun:
     """How a command ended: `code` is None where it was killed at its limit; `left` counts what outlived it."""
 
     code: int | None
@@ -30,9 +30,9 @@ class MarkedRun:
     err: str
 
 
-def run_marked(
+def run_watched(
     command: Sequence[str], environment: Mapping[str, str], *, cwd: Path, folder: Path, limit_s: float
-) -> MarkedRun:
+) -> WatchedRun:
     """Run a command in a session of its own; its output goes through files in `folder`. Kills all that is left."""
     marker, begin = uuid.uuid4().hex, time.monotonic()
     code: int | None = None
@@ -57,7 +57,7 @@ def run_marked(
             process.kill()
             process.wait()
         printed = [(folder / name).read_text().strip() for name in ("out", "err")]
-    return MarkedRun(code, seconds, len(left), *printed)
+    return WatchedRun(code, seconds, len(left), *printed)
 
 
 def processes_of(marker: str) -> set[int]:

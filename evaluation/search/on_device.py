@@ -1,8 +1,9 @@
-"""Strategies compared on a device: every schedule is measured once, and every play pays for it as if it alone had.
+"""Strategies compared on a device: every schedule is measured once, and every replay pays for it as if it alone had.
 
-What was measured and what was played is kept (`live_journal`), so that a comparison that was cut goes on, and one that
-is complete is written down again without a device. In the end all that was measured of a kernel stands in the place of
-a recorded table, and the best of it in the place of the optimum. The winners are timed once more with all samples.
+What was measured and what was replayed is kept (`device_journal`), so that a comparison that was cut goes on, and one
+that is complete is written down again without a device. In the end all that was measured of a kernel stands in the
+place of a recorded table, and the best of it in the place of the optimum. The winners are timed once more with all
+samples.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from evaluation.search.comparison import (
     ORACLE,
     UNMEASURED,
     Bench,
-    Play,
+    Replay,
     Settings,
     Turn,
-    play,
+    replay,
     turns,
 )
-from evaluation.search.live_journal import Beam, Ended, LiveJournal, Seen, Setting
+from evaluation.search.device_journal import Beam, DeviceJournal, Ended, Seen, Setting
 from evaluation.search.rollouts import Led
 from kcg.errors import DataError, DeviceError, ScheduleError, UsageError
 from kcg.kernel.opts.space import KernelSpace
@@ -48,8 +49,8 @@ BEAM_TIMEOUT_S = 300.0
 HOPELESS = 2.5  # a candidate this much slower than the best so far gets one sample only
 
 
-class LiveBench(Bench):
-    """Where contenders play one kernel on a device."""
+class DeviceBench(Bench):
+    """Where contenders search one kernel on a device."""
 
     def __init__(
         self,
@@ -57,15 +58,15 @@ class LiveBench(Bench):
         calls: int,
         service: MeasureService | Setting,
         predictor: LearnedPredictor,
-        journal: LiveJournal,
+        journal: DeviceJournal,
         *,
         policy: Policy | None = None,
         batch_size: int = 4,
         until: float = math.inf,
     ) -> None:
         """`service` may be the setting of a journal alone: then only what the journal knows can be had. No batch is
-        begun after `until`, on `time.monotonic`: a play that asks for one raises TimeoutError, and goes on another time
-        from what is kept."""
+        begun after `until`, on `time.monotonic`: a replay that asks for one raises TimeoutError, and goes on another
+        time from what is kept."""
         from kcg.rl.observation import Viewer
 
         self.region, self.calls, self.journal = region, calls, journal
@@ -106,7 +107,7 @@ class LiveBench(Bench):
         """The kernel as a contender meets it."""
         guide = name.partition("/")[2]
         if guide in (ORACLE, CONSTANT) or self.predictor is None:
-            raise UsageError(f"{name} is played on recorded tables only: nobody knows every runtime of a device")
+            raise UsageError(f"{name} runs on recorded tables only: nobody knows every runtime of a device")
         judge = self.predictor.of(self.space)
         ledger = Ledger(max_measurements=budget)
         measure = charged(ledger, self.space.key, self._measure)
@@ -209,37 +210,37 @@ class LiveBench(Bench):
         if row.runtime_s is None and self.seen.rows[self.space.baseline()].runtime_s is not None:
             raise self.service.device_error or DeviceError(f"the device fails: {row.reason} (after: {failure})")
 
-    def play(self, turn: Turn) -> tuple[Play, Schedule]:
-        """A play and its winner, the fastest that it found: tinygrad's own where nothing succeeded. Kept."""
-        if turn not in self.seen.plays:
+    def replay(self, turn: Turn) -> tuple[Replay, Schedule]:
+        """A replay and its winner, the fastest that it found: tinygrad's own where nothing succeeded. Kept."""
+        if turn not in self.seen.replays:
             name, seed, budget = turn
             problem = self.problem(name, seed=seed, budget=None if name in UNMEASURED else budget)
-            made = replace(play(name, problem, seed=seed, led=self.led), budget=budget)
+            made = replace(replay(name, problem, seed=seed, led=self.led), budget=budget)
             found = best(problem.known.values())
             winner = found.schedule if found is not None else self.space.baseline()
             spent_s = made.seconds + sum(self.seen.row_s.get(schedule, 0.0) for schedule in problem.known)
-            self.journal.add_play(self.region.id, Ended(made, winner, spent_s))
-        kept = self.seen.plays[turn]
-        return kept.play, kept.winner
+            self.journal.add_replay(self.region.id, Ended(made, winner, spent_s))
+        kept = self.seen.replays[turn]
+        return kept.replay, kept.winner
 
 
-def play_live(bench: LiveBench, settings: Settings) -> tuple[dict[Turn, Play], dict[str, list[float]]]:
-    """Every play on one kernel, and what the winners of each contender take with all samples, a seed each.
+def replay_on_device(bench: DeviceBench, settings: Settings) -> tuple[dict[Turn, Replay], dict[str, list[float]]]:
+    """Every replay on one kernel, and what the winners of each contender take with all samples, a seed each.
 
-    None goes beyond the budget: hundreds of measurements of the default contender think for many minutes.
+    None goes beyond the budget: hundreds of measurements of the default contender take many minutes of drafting.
     """
-    played: dict[Turn, Play] = {}
+    replayed: dict[Turn, Replay] = {}
     winners: dict[str, list[float]] = {}
     wanted = turns(bench.kernel, settings, {}, has_policy=bench.led is not None)
     for turn in wanted:
-        played[turn], winner = bench.play(turn)
+        replayed[turn], winner = bench.replay(turn)
         if turn[2] != 0:
             winners.setdefault(turn[0], []).append(bench.full_s(winner))
-    return played, winners
+    return replayed, winners
 
 
 @contextlib.contextmanager
-def live_flux(device: str, preset: str, journal: LiveJournal) -> Iterator[MeasureService]:
+def flux_on_device(device: str, preset: str, journal: DeviceJournal) -> Iterator[MeasureService]:
     """A device; the journal then knows it, and the kernels of Flux, those on which it spends most of its time with
     tinygrad's own schedules first. Raises DeviceError where the device does not open, MismatchError where the journal
     is of another."""
@@ -263,88 +264,90 @@ def live_flux(device: str, preset: str, journal: LiveJournal) -> Iterator[Measur
         yield service
 
 
-def live_on_flux(
+def compare_on_flux(
     device: str,
     preset: str,
-    journal: LiveJournal,
+    journal: DeviceJournal,
     predictor: LearnedPredictor,
     settings: Settings,
     *,
     count: int,
     recorded: bool = False,
     **more: Any,
-) -> tuple[list[RecordedKernel], list[dict[Turn, Play]], dict[str, Any]]:
-    """`compare_live` on the `count` kernels of Flux with the largest share, of these the journal's shard.
+) -> tuple[list[RecordedKernel], list[dict[Turn, Replay]], dict[str, Any]]:
+    """`compare_on_device` on the `count` kernels of Flux with the largest share, of these the journal's shard.
 
     What is `recorded` takes no device; raises UsageError or DataError where the journal does not hold it. `more` goes
-    to `compare_live`.
+    to `compare_on_device`.
     """
-    with contextlib.nullcontext() if recorded else live_flux(device, preset, journal) as service:
+    with contextlib.nullcontext() if recorded else flux_on_device(device, preset, journal) as service:
         if (setting := journal.setting) is None:
             raise UsageError(f"{journal.path} holds no comparison yet: run it on a device, without --recorded")
         calls = [(region, calls) for region, calls, _ in setting.kernels[:count]]
         if journal.shard is not None:
             calls = calls[journal.shard.number :: journal.shard.of]
-        return compare_live(calls, service or setting, predictor, settings, journal, **more)
+        return compare_on_device(calls, service or setting, predictor, settings, journal, **more)
 
 
-def compare_live(
+def compare_on_device(
     calls: Sequence[tuple[Region, int]],
     service: MeasureService | Setting,
     predictor: LearnedPredictor,
     settings: Settings,
-    journal: LiveJournal,
+    journal: DeviceJournal,
     *,
     policy: Policy | None = None,
     tiny_beams: Sequence[int] = (),
     budget_s: float | None = None,
-    say: Callable[[str], None] = lambda line: None,
-) -> tuple[list[RecordedKernel], list[dict[Turn, Play]], dict[str, Any]]:
-    """Plays on kernels, each with its number of calls. None is begun once the budget is spent.
+    log: Callable[[str], None] = lambda line: None,
+) -> tuple[list[RecordedKernel], list[dict[Turn, Replay]], dict[str, Any]]:
+    """Replays on kernels, each with its number of calls. None is begun once the budget is spent.
 
-    Beside the plays: what each contender's winners make of the workload, and tinygrad's own BEAM on the same kernels.
+    Beside the replays: what each contender's winners make of the workload, and tinygrad's own BEAM on the same kernels.
     """
     deadline = math.inf if budget_s is None else time.monotonic() + budget_s
-    kernels, plays, winners, weights = list[RecordedKernel](), list[dict[Turn, Play]](), [], []
+    kernels, replays, winners, weights = list[RecordedKernel](), list[dict[Turn, Replay]](), [], []
     beams: dict[int, list[tuple[float, int, float]]] = {width: [] for width in tiny_beams}
     for region, count in calls:
         if time.monotonic() >= deadline:
-            say(f"the time is over: {len(kernels)} of {len(calls)} kernels were played, the same command goes on")
+            log(f"the time is over: {len(kernels)} of {len(calls)} kernels were replayed, the same command goes on")
             break
         try:
-            bench = LiveBench(region, count, service, predictor, journal, policy=policy, batch_size=settings.batch_size)
-            found, won = play_live(bench, settings)
+            bench = DeviceBench(
+                region, count, service, predictor, journal, policy=policy, batch_size=settings.batch_size
+            )
+            found, won = replay_on_device(bench, settings)
             for width in tiny_beams:
                 if (beam := bench.tiny_beam(width, timeout_s=BEAM_TIMEOUT_S)) is not None:
                     won[f"{TINY_BEAM}:{width}"] = [beam[0]]
                     beams[width].append(beam)
             won["hand-coded"] = [bench.full_s(bench.space.baseline())]
-        except DataError as error:  # only where there is no device: what was played is enough
-            say(str(error))
+        except DataError as error:  # only where there is no device: what was replayed is enough
+            log(str(error))
             continue
         kernels.append(bench.kernel)
-        plays.append(found)
+        replays.append(found)
         winners.append(won)
         weights.append(count)
         rows, spent = len(bench.seen.rows), bench.seen.spent_s
-        say(f"{bench.label}: {rows} schedules measured in {spent:.0f} s")
+        log(f"{bench.label}: {rows} schedules measured in {spent:.0f} s")
     if not kernels and budget_s is None:
-        raise DataError(f"{journal.path} holds no kernel that everything was played on")
+        raise DataError(f"{journal.path} holds no kernel that everything was replayed on")
     measured = sum(len(journal.of(k.region.id).rows) for k in kernels)
-    told: dict[str, Any] = {
+    report: dict[str, Any] = {
         "totals": totals(weights, winners),
-        "costs": costs([journal.of(k.region.id) for k in kernels], plays),
+        "costs": costs([journal.of(k.region.id) for k in kernels], replays),
         "seconds_per_measurement": sum(journal.of(k.region.id).spent_s for k in kernels) / max(measured, 1),
         TINY_BEAM: {
             str(width): {"kernels": len(rows), "binaries": sum(r[1] for r in rows), "wall_s": sum(r[2] for r in rows)}
             for width, rows in beams.items()
         },
     }
-    return kernels, plays, told
+    return kernels, replays, report
 
 
 def totals(weights: Sequence[int], winners: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, dict[str, float]]:
-    """By contender: the workload's seconds with its winners, the mean over seeds, of those that played every kernel."""
+    """By contender: the workload's seconds with its winners, the mean over seeds, of those that ran on every kernel."""
     names = set.intersection(*(set(found) for found in winners)) if winners else set()
     return {
         name: {
@@ -355,15 +358,15 @@ def totals(weights: Sequence[int], winners: Sequence[Mapping[str, Sequence[float
     }
 
 
-def costs(seen: Sequence[Seen], plays: Sequence[Mapping[Turn, Play]]) -> dict[str, dict[str, float]]:
+def costs(seen: Sequence[Seen], replays: Sequence[Mapping[Turn, Replay]]) -> dict[str, dict[str, float]]:
     """By contender: how much it measured, and how many seconds it took from cold, of one kernel; means."""
     ended: dict[str, list[Ended]] = {}
-    for kernel, played in zip(seen, plays, strict=True):
-        for turn in played:
-            ended.setdefault(turn[0], []).append(kernel.plays[turn])
+    for kernel, replayed in zip(seen, replays, strict=True):
+        for turn in replayed:
+            ended.setdefault(turn[0], []).append(kernel.replays[turn])
     return {
         name: {
-            "measurements": sum(e.play.measurements for e in of) / len(of),
+            "measurements": sum(e.replay.measurements for e in of) / len(of),
             "wall_s": sum(e.spent_s for e in of) / len(of),
         }
         for name, of in ended.items()

@@ -1,4 +1,4 @@
-"""Strategies compared on a device: what one play measured no other measures again, and each pays for it."""
+"""Strategies compared on a device: what one replay measured no other measures again, and each pays for it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import torch
 
 from evaluation.search.comparison import Settings, predictor_of
 from evaluation.search.comparison_text import sections
-from evaluation.search.live import LiveBench, compare_live, live_on_flux
-from evaluation.search.live_journal import LiveJournal, Shard
+from evaluation.search.device_journal import DeviceJournal, Shard
+from evaluation.search.on_device import DeviceBench, compare_on_device, compare_on_flux
 from evaluation.search.regret import Board, entry
 from kcg.errors import DataError, MismatchError, UsageError
 from kcg.kernel.codec import kernel_of
@@ -43,50 +43,52 @@ def one_thread() -> None:
 
 @pytest.mark.slow
 def test_a_comparison_on_a_device_goes_on_and_measures_nothing_twice(service: MeasureService, tmp_path: Path) -> None:
-    path, calls, said = tmp_path / "live.jsonl", [(a_region(), 3)], list[str]()
+    path, calls, printed = tmp_path / "live.jsonl", [(a_region(), 3)], list[str]()
     predictor = predictor_of(CHECKPOINT)
-    kernels, plays, told = compare_live(calls, service, predictor, SETTINGS, LiveJournal(path), say=said.append)
-    (kernel,), (played,) = kernels, plays
+    kernels, replays, report = compare_on_device(
+        calls, service, predictor, SETTINGS, DeviceJournal(path), log=printed.append
+    )
+    (kernel,), (played,) = kernels, replays
     assert kernel.calls == 3 and kernel.table.best_s <= kernel.hand_coded_s
-    for (name, _, budget), play in played.items():
-        assert play.end_s >= kernel.table.best_s, name
-        assert budget is None or play.measurements <= budget
-    assert set(told["totals"]) == {"hand-coded", *SETTINGS.contenders}
-    assert told["totals"]["hand-coded"]["total_s"] > 0 and said[-1].endswith(" s")
-    whole = entry(Board(kernels, plays, SETTINGS), kernels) | told
+    for (name, _, budget), replay in played.items():
+        assert replay.end_s >= kernel.table.best_s, name
+        assert budget is None or replay.measurements <= budget
+    assert set(report["totals"]) == {"hand-coded", *SETTINGS.contenders}
+    assert report["totals"]["hand-coded"]["total_s"] > 0 and printed[-1].endswith(" s")
+    whole = entry(Board(kernels, replays, SETTINGS), kernels) | report
     assert len(whole["kernels"]) == 1
     parts = sections(whole | {"beams": {}}, {"kernels_with_room_after_beam4": 1}, "live", "live.svg")
     assert parts["live-figures"] == ["- BEAM=4 leaves 3 % or more to the optimum on 1 of 1 kernels."]
     lines = parts["live-wall"]
     assert {line.split(" | ")[0] for line in lines[2:-2]} == {"| hand-coded", "| random", "| mcts"}
-    assert told["costs"]["mcts"]["measurements"] <= 4 and told["costs"]["random"]["wall_s"] > 0
+    assert report["costs"]["mcts"]["measurements"] <= 4 and report["costs"]["random"]["wall_s"] > 0
 
     lines = path.read_text().splitlines()
     path.write_text("\n".join([*lines, lines[-1][:20]]) + "\n")  # cut off in the middle
-    again = compare_live(calls, service, predictor, SETTINGS, LiveJournal(path))
+    again = compare_on_device(calls, service, predictor, SETTINGS, DeviceJournal(path))
     assert path.read_text().splitlines()[:-1] == lines, "everything was known"
     assert [{t: p.curve for t, p in one.items()} for one in again[1]] == [
-        {t: p.curve for t, p in one.items()} for one in plays
+        {t: p.curve for t, p in one.items()} for one in replays
     ]
 
 
 def test_no_kernel_is_begun_once_the_time_is_over(service: MeasureService, tmp_path: Path) -> None:
-    said: list[str] = []
-    kernels, plays, _ = compare_live(
+    lines: list[str] = []
+    kernels, replays, _ = compare_on_device(
         [(a_region(), 1)],
         service,
         predictor_of(CHECKPOINT),
         SETTINGS,
-        LiveJournal(tmp_path / "live.jsonl"),
+        DeviceJournal(tmp_path / "live.jsonl"),
         budget_s=0.0,
-        say=said.append,
+        log=lines.append,
     )
-    assert (kernels, plays) == ([], []) and "0 of 1 kernels were played" in said[0]
+    assert (kernels, replays) == ([], []) and "0 of 1 kernels were replayed" in lines[0]
 
 
 def test_nobody_knows_every_runtime_of_a_device(service: MeasureService, tmp_path: Path) -> None:
-    bench = LiveBench(a_region(), 1, service, predictor_of(CHECKPOINT), LiveJournal(tmp_path / "live.jsonl"))
-    with pytest.raises(UsageError, match="mcts/oracle is played on recorded tables only"):
+    bench = DeviceBench(a_region(), 1, service, predictor_of(CHECKPOINT), DeviceJournal(tmp_path / "live.jsonl"))
+    with pytest.raises(UsageError, match="mcts/oracle runs on recorded tables only"):
         bench.problem("mcts/oracle", seed=0, budget=4)
 
 
@@ -97,29 +99,29 @@ def test_processes_share_a_journal_and_what_is_complete_needs_no_device(
     regions = [a_region(), Region((kernel_of(ast),))]
     settings = Settings(("random",), "random", (), seeds=1, budget=2)
     predictor = predictor_of(CHECKPOINT)
-    LiveJournal(path).set(*service.facts, [(region, 2, 1e-3) for region in regions])
+    DeviceJournal(path).set(*service.facts, [(region, 2, 1e-3) for region in regions])
     for number in range(2):
-        journal = LiveJournal(path, shard=Shard.parse(f"{number}/2"))
+        journal = DeviceJournal(path, shard=Shard.parse(f"{number}/2"))
         assert journal.setting is not None and journal.setting.kernels == tuple((r, 2, 1e-3) for r in regions)
-        compare_live([(regions[number], 2)], service, predictor, settings, journal)
+        compare_on_device([(regions[number], 2)], service, predictor, settings, journal)
 
-    def recorded(journal: LiveJournal) -> list[Region]:
-        return [k.region for k in live_on_flux("", "", journal, predictor, settings, count=8, recorded=True)[0]]
+    def recorded(journal: DeviceJournal) -> list[Region]:
+        return [k.region for k in compare_on_flux("", "", journal, predictor, settings, count=8, recorded=True)[0]]
 
     before = [path.read_bytes() for path in sorted(tmp_path.iterdir())]
-    assert recorded(LiveJournal(path)) == regions
+    assert recorded(DeviceJournal(path)) == regions
     assert before == [path.read_bytes() for path in sorted(tmp_path.iterdir())], "nothing was measured"
     (tmp_path / "live.1.jsonl").unlink()
-    assert recorded(LiveJournal(path)) == regions[:1], "what was not played on all is left out"
+    assert recorded(DeviceJournal(path)) == regions[:1], "what was not replayed on all is left out"
     (tmp_path / "live.0.jsonl").unlink()
-    with pytest.raises(DataError, match="holds no kernel that everything was played on"):
-        recorded(LiveJournal(path))
+    with pytest.raises(DataError, match="holds no kernel that everything was replayed on"):
+        recorded(DeviceJournal(path))
 
 
 def test_a_journal_is_of_one_device(service: MeasureService, tmp_path: Path) -> None:
-    journal = LiveJournal(tmp_path / "live.jsonl")
+    journal = DeviceJournal(tmp_path / "live.jsonl")
     with pytest.raises(UsageError, match="holds no comparison yet"):
-        live_on_flux("", "", journal, predictor_of(CHECKPOINT), SETTINGS, count=1, recorded=True)
+        compare_on_flux("", "", journal, predictor_of(CHECKPOINT), SETTINGS, count=1, recorded=True)
     journal.set(*service.facts, [])
     with pytest.raises(MismatchError, match=r"is of .*, this is another with .*: give another --work"):
         journal.set(replace(service.target, model="another"), service.toolchain, [])

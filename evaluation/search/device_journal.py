@@ -1,7 +1,7 @@
-"""What a comparison on a device saw, in files of lines: measurements, plays, winners, and what it was made on.
+"""What a comparison on a device saw, in files of lines: measurements, replays, winners, and what it was made on.
 
 A line is written as soon as there is something to be kept. Several processes may work at once, each with a file of its
-own: it reads all of them when it begins, and on from there when it is asked to (`LiveJournal.read_on`).
+own: it reads all of them when it begins, and on from there when it is asked to (`DeviceJournal.read_on`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from evaluation.search.comparison import Play, Turn
+from evaluation.search.comparison import Replay, Turn
 from kcg.dataset.journal import status_and_reason
 from kcg.errors import DataError, MismatchError, UsageError
 from kcg.search.problem import Observation
@@ -27,9 +27,9 @@ Launch = tuple[tuple[int, ...], tuple[int, ...]]
 class Ended:
     """What a contender did on a kernel."""
 
-    play: Play
+    replay: Replay
     winner: Schedule
-    spent_s: float  # from cold: what its measurements took, whoever made them, and what it thought beside them
+    spent_s: float  # from cold: what its measurements took, whoever made them, and what it drafted beside them
 
 
 @dataclass(frozen=True)
@@ -50,9 +50,11 @@ class Seen:
     row_s: dict[Schedule, float] = field(default_factory=dict)  # what measuring each took, compilation included
     full_s: dict[Schedule, float | None] = field(default_factory=dict)  # with all samples: of winners; None: it fails
     tiny: dict[int, Beam] = field(default_factory=dict)  # by width
-    plays: dict[Turn, Ended] = field(default_factory=dict)
-    duels: dict[Schedule, dict[str, Any]] = field(default_factory=dict)  # finalists beside tinygrad's own schedule
-    launches: dict[Schedule, Launch] = field(default_factory=dict)  # as far as rows and duels tell
+    replays: dict[Turn, Ended] = field(default_factory=dict)
+    comparisons: dict[Schedule, dict[str, Any]] = field(
+        default_factory=dict
+    )  # finalists beside tinygrad's own schedule
+    launches: dict[Schedule, Launch] = field(default_factory=dict)  # as far as rows and paired comparisons show
 
     @property
     def spent_s(self) -> float:
@@ -92,7 +94,7 @@ class Shard:
         return cls(int(number), int(of))
 
 
-class LiveJournal:
+class DeviceJournal:
     """What was seen of every kernel, in a file of lines; also what the files of other processes beside it hold.
 
     A process with a `shard` writes a file of its own beside `path`. Of the journals `beside` it all is known of kernels
@@ -102,7 +104,7 @@ class LiveJournal:
 
     def __init__(self, path: Path, *, shard: Shard | None = None, beside: Sequence[Path] = ()) -> None:
         self.shard, self._lock = shard, threading.Lock()
-        self._whole, self._beside = path, [LiveJournal(other) for other in beside]
+        self._whole, self._beside = path, [DeviceJournal(other) for other in beside]
         self.path = path if shard is None else path.with_suffix(f".{shard.number}{path.suffix}")
         self.kernels: dict[str, Seen] = {}
         self.setting: Setting | None = None
@@ -153,7 +155,7 @@ class LiveJournal:
             return False
         return True
 
-    def _share(self, other: LiveJournal) -> None:
+    def _share(self, other: DeviceJournal) -> None:
         mine, theirs = self.setting, other.setting
         if mine is None or theirs is None or (mine.target, mine.toolchain) != (theirs.target, theirs.toolchain):
             return
@@ -166,46 +168,46 @@ class LiveJournal:
     def of(self, region_id: str) -> Seen:
         return self.kernels.setdefault(region_id, Seen())
 
-    def _take(self, told: dict[str, Any]) -> None:
-        if told["what"] == "setting":
-            self.setting = self.setting or _setting(told)
+    def _take(self, line: dict[str, Any]) -> None:
+        if line["what"] == "setting":
+            self.setting = self.setting or _setting(line)
             return
-        if told["what"] == "canary":
-            self.canaries.append(float(told["runtime_s"]))
+        if line["what"] == "canary":
+            self.canaries.append(float(line["runtime_s"]))
             return
-        if told["what"] == "piece":
-            self.pieces.append(told["piece"])
+        if line["what"] == "piece":
+            self.pieces.append(line["piece"])
             return
-        if told["what"] == "run":
-            self.runs[told["method"]] = told["run"]
+        if line["what"] == "run":
+            self.runs[line["method"]] = line["run"]
             return
-        seen, schedule = self.of(told["region"]), Schedule(told["kind"], told["body"])
-        if told["what"] == "row":
-            status, reason = status_and_reason(told["status"], told["reason"])
-            seen.rows[schedule] = Observation(schedule, status, told["runtime_s"], told["binary"], reason)
-            seen.row_s[schedule] = float(told["spent_s"])
-            seen.keep_launch(schedule, told.get("launch"))
-        elif told["what"] == "full":
-            seen.full_s[schedule] = told["runtime_s"]
-        elif told["what"] == "tiny":
-            seen.tiny[told["width"]] = Beam(schedule, told["binaries"], told["wall_s"], told.get("reason", ""))
-        elif told["what"] == "duel":
-            if told["duel"].get("piece", "") < seen.duels.get(schedule, {}).get("piece", ""):
+        seen, schedule = self.of(line["region"]), Schedule(line["kind"], line["body"])
+        if line["what"] == "row":
+            status, reason = status_and_reason(line["status"], line["reason"])
+            seen.rows[schedule] = Observation(schedule, status, line["runtime_s"], line["binary"], reason)
+            seen.row_s[schedule] = float(line["spent_s"])
+            seen.keep_launch(schedule, line.get("launch"))
+        elif line["what"] == "full":
+            seen.full_s[schedule] = line["runtime_s"]
+        elif line["what"] == "tiny":
+            seen.tiny[line["width"]] = Beam(schedule, line["binaries"], line["wall_s"], line.get("reason", ""))
+        elif line["what"] == "duel":
+            if line["duel"].get("piece", "") < seen.comparisons.get(schedule, {}).get("piece", ""):
                 return  # the files of several processes are read one after the other: the last piece is what counts
-            seen.duels[schedule] = told["duel"]
-            seen.keep_launch(schedule, [told["duel"][which] for which in ("global", "local") if which in told["duel"]])
-        elif told["what"] == "play":
-            curve = tuple((int(n), float(seconds)) for n, seconds in told["play"]["curve"])
-            play = Play(**{**told["play"], "curve": curve})
-            seen.plays[play.contender, play.seed, play.budget] = Ended(play, schedule, float(told["spent_s"]))
+            seen.comparisons[schedule] = line["duel"]
+            seen.keep_launch(schedule, [line["duel"][which] for which in ("global", "local") if which in line["duel"]])
+        elif line["what"] == "play":
+            curve = tuple((int(n), float(seconds)) for n, seconds in line["play"]["curve"])
+            replay = Replay(**{**line["play"], "curve": curve})
+            seen.replays[replay.contender, replay.seed, replay.budget] = Ended(replay, schedule, float(line["spent_s"]))
 
     def add(self, what: str, region_id: str, schedule: Schedule, **more: Any) -> None:
         """Keep one line."""
         self._add({"what": what, "region": region_id, "kind": str(schedule.kind), "body": schedule.body, **more})
 
-    def add_play(self, region_id: str, ended: Ended) -> None:
+    def add_replay(self, region_id: str, ended: Ended) -> None:
         """Keep what a contender did on a kernel."""
-        self.add("play", region_id, ended.winner, play=asdict(ended.play), spent_s=ended.spent_s)
+        self.add("play", region_id, ended.winner, play=asdict(ended.replay), spent_s=ended.spent_s)
 
     def add_run(self, method: str, run: dict[str, Any]) -> None:
         """Keep what a method did that deals with all kernels at once."""
@@ -235,8 +237,8 @@ class LiveJournal:
         if self.setting is None:
             self._add({"what": "setting", "target": asdict(target), "toolchain": asdict(toolchain), "kernels": asts})
 
-    def _add(self, told: dict[str, Any]) -> None:
-        line = canonical_json(told).encode()
+    def _add(self, stored: dict[str, Any]) -> None:
+        line = canonical_json(stored).encode()
         with self._lock:
             self._read(self.path)
             with self.path.open("ab") as file:
@@ -246,10 +248,10 @@ class LiveJournal:
             self._take(json.loads(line))
 
 
-def _setting(told: dict[str, Any]) -> Setting:
-    target = Target(**{**told["target"], "tensor_cores": tuple(told["target"]["tensor_cores"])})
+def _setting(line: dict[str, Any]) -> Setting:
+    target = Target(**{**line["target"], "tensor_cores": tuple(line["target"]["tensor_cores"])})
     kernels = tuple(
         (Region(tuple(Kernel(text) for text in asts)), int(calls), float(own_s))
-        for asts, calls, own_s in told["kernels"]
+        for asts, calls, own_s in line["kernels"]
     )
-    return Setting(target, Toolchain(**told["toolchain"]), kernels)
+    return Setting(target, Toolchain(**line["toolchain"]), kernels)
