@@ -27,7 +27,8 @@ CHECKPOINT, POLICY = (ROOT / "kcg" / of / "cuda.safetensors" for of in ("predict
 
 def main(
     replay: Annotated[bool, typer.Option("--replay", help="on recorded tables, without a device")] = False,
-    live: Annotated[str, typer.Option(help="on this device (CUDA, CPU …), kernels of Flux, instead")] = "",
+    dev: Annotated[str, typer.Option("--device", help="on this device (CUDA, CPU …), kernels of Flux, instead")] = "",
+    live: Annotated[str, typer.Option(hidden=True)] = "",  # what `--device` was called
     part: Annotated[str, typer.Option(help="of the split: test, other, validation, train, all")] = "test",
     strategies: Annotated[str, typer.Option(help="names with commas, NAME/GUIDE for ablations; empty: the field")] = "",
     default: Annotated[str, typer.Option(help="the strategy that is compared with the others")] = "mcts",
@@ -38,11 +39,11 @@ def main(
     dataset: Annotated[Path, typer.Option(help="an export with replay tables")] = ROOT / "datasets" / "h200",
     checkpoint: Annotated[Path, typer.Option(help="the predictor's file")] = CHECKPOINT,
     policy: Annotated[str, typer.Option(help="a policy's file; empty: what needs one is left out")] = str(POLICY),
-    preset: Annotated[str, typer.Option(help="of Flux, with --live")] = "1024",
-    time: Annotated[str | None, typer.Option(help="with --live: no kernel is begun after it, e.g. 8m")] = None,
-    shard: Annotated[str, typer.Option(help="with --live, I/N: every Nth kernel, for one GPU of N")] = "",
+    preset: Annotated[str, typer.Option(help="of Flux, with --device")] = "1024",
+    time: Annotated[str | None, typer.Option(help="with --device: no kernel is begun after it, e.g. 8m")] = None,
+    shard: Annotated[str, typer.Option(help="with --device, I/N: every Nth kernel, for one GPU of N")] = "",
     recorded: Annotated[
-        bool, typer.Option("--recorded", help="with --live: only what was replayed, no device")
+        bool, typer.Option("--recorded", help="with --device: only what was replayed, no device")
     ] = False,
     jobs: Annotated[int | None, typer.Option(help="processes; one a core by default", min=1)] = None,
     work: Annotated[Path, typer.Option(help="folder of what was replayed")] = ROOT / "kcg-out" / "compare",
@@ -62,10 +63,11 @@ def main(
     from kcg.optimize.settings import parse_budget
 
     log = functools.partial(typer.echo, err=True)
-    if replay == bool(live):
-        raise UsageError("say --replay, to compare on recorded tables, or --live CUDA")
+    dev = dev or live
+    if replay == bool(dev):
+        raise UsageError("say --replay, to compare on recorded tables, or --device CUDA")
     names = tuple(name.strip() for name in strategies.split(",") if name.strip())
-    names = names or (("random", "predicted-beam", "mcts", "frugal-mcts") if live else ())
+    names = names or (("random", "predicted-beam", "mcts", "frugal-mcts") if dev else ())
     widths = [width.strip() for width in beams.split(",") if width.strip()]
     if not all(width.isdecimal() for width in widths):
         raise UsageError(f"--beams {beams}: write widths, for example 1,2,4,8")
@@ -84,11 +86,11 @@ def main(
     from kcg.search.replay import FILE, kernels_of
 
     extra, together = dict[str, object](), None
-    if live:
+    if dev:
         part = "live"
-        journal = DeviceJournal(work / f"{live}-{preset}.jsonl", shard=Shard.parse(shard))
+        journal = DeviceJournal(work / f"{dev}-{preset}.jsonl", shard=Shard.parse(shard))
         kernels, each, extra = compare_on_flux(
-            live,
+            dev,
             preset,
             journal,
             predictor_of(checkpoint),
@@ -122,7 +124,7 @@ def main(
     if part == "test" and (speed := out.with_name("bench_env.json")).exists():
         found |= json.loads(speed.read_text())["headline"]
     shown = found if part == "test" else {f"{part}_{name}": value for name, value in found.items()}
-    record_results(out, f"flux {preset} {live}" if live else f"{dataset.name} {part}", report, shown)
+    record_results(out, f"flux {preset} {dev}" if dev else f"{dataset.name} {part}", report, shown)
     if docs and (document := Path(docs)).is_file():
         picture = document.with_name(f"{document.stem}-{part}.svg")
         picture.write_text(regret_svg(report))
