@@ -60,8 +60,8 @@ class Browser:
             found = self.send("Target.getTargets")["targetInfos"]
             tab = next(t["targetId"] for t in found if t["type"] == "page")
             self._session = self.send("Target.attachToTarget", targetId=tab, flatten=True)["sessionId"]
-            for room in ("Page", "Runtime", "Log"):
-                self.send(f"{room}.enable")
+            for domain in ("Page", "Runtime", "Log"):
+                self.send(f"{domain}.enable")
         except BaseException:
             self.close()
             raise

@@ -21,13 +21,13 @@ def small_dataset(folder: Path, *, families: dict[str, int], seed: int = 0) -> P
     whole = read_export(H200)
     rng = random.Random(seed)
     kept: list[Workload] = []
-    room = dict(families)
+    left = dict(families)
     wanted: set[str] = set()
     for workload in whole.workloads():
         calls = [call for call in workload.calls if not call.variables]
-        chosen = rng.sample(calls, min(len(calls), room.get(workload.name, 0)))
+        chosen = rng.sample(calls, min(len(calls), left.get(workload.name, 0)))
         if chosen:
-            room[workload.name] -= len(chosen)
+            left[workload.name] -= len(chosen)
             wanted |= {call.region.id for call in chosen}
             kept.append(Workload(workload.name, workload.preset, tuple(chosen)))
     rows = defaultdict(list)

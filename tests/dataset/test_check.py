@@ -17,7 +17,7 @@ from pebble import ProcessExpired
 from pyarrow import parquet
 from tinygrad import Tensor, Variable
 
-from kcg.dataset import check as room
+from kcg.dataset import check as checking
 from kcg.dataset.check import LISTED, Report, verify
 from kcg.dataset.export import CHECKSUMS, export
 from kcg.dataset.journal import Journal, Run
@@ -91,10 +91,10 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def run(jobs: list[Any], workers: int, problems: Any, log: Any) -> None:
         for job in jobs:
-            for problem in room._check(job):
+            for problem in checking._check(job):
                 problems.add(*problem)
 
-    monkeypatch.setattr(room, "_run_jobs", run)
+    monkeypatch.setattr(checking, "_run_jobs", run)
 
 
 def put(folder: Path, name: str, content: bytes | pa.Table) -> None:
@@ -172,19 +172,19 @@ def test_foreign_asts_and_schedules_are_named_and_the_others_still_checked(tmp_p
 
 
 def test_a_job_that_does_not_end_is_ended_and_named(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "JOB_TIMEOUT_S", 0.01)  # less than importing tinygrad
+    monkeypatch.setattr(checking, "JOB_TIMEOUT_S", 0.01)  # less than importing tinygrad
     report = verify(whole, workers=1)
     assert len(report.problems) == 2
     assert all(": applying 4 schedules, the first [" in p for p in report.problems)
     assert all(p.endswith(" took more than 0.01 s") for p in report.problems)
-    monkeypatch.setattr(room, "ANSWER_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(checking, "ANSWER_TIMEOUT_S", 0.01)
     assert only_line(verify(whole, workers=1)) == "2 of 2 jobs were not done: the processes do not answer"
 
 
 def test_a_job_that_ends_its_process_is_named() -> None:
     future: Future[list[tuple[str, str]]] = Future()
     future.set_exception(ProcessExpired("Abnormal termination", code=-11))
-    ((_, line),) = room._answer(room._Job("k" * 64, "{}"), future) or ()
+    ((_, line),) = checking._answer(checking._Job("k" * 64, "{}"), future) or ()
     assert line == f"kernels.parquet: kernel {'k' * 64}: decoding ended its process (Abnormal termination)"
 
 

@@ -23,7 +23,7 @@ from evaluation.search.comparison import (
     Replay,
     Settings,
     Turn,
-    is_within,
+    leaves_gap,
     replay,
     replay_all,
     the_field,
@@ -72,11 +72,11 @@ def test_what_draws_nothing_plays_once() -> None:
     assert replay_all(Bench(kernel, None), settings, made) == {}
 
 
-def test_within_the_table_the_default_gets_as_many_measurements_as_beam() -> None:
+def test_where_beam_leaves_a_gap_the_default_gets_as_many_measurements() -> None:
     kernel, settings = recorded(synthetic_table()), replace(FEW, seeds=1, budget=4, beams=(1, 8))
     made = replay_all(Bench(kernel, None), settings, {})
     widest = made[f"{BEAM}:8", 0, None]
-    assert widest.measurements > 4 and is_within(kernel, widest.end_s), "BEAM ends on the near side of the valley"
+    assert widest.measurements > 4 and leaves_gap(kernel, widest.end_s), "BEAM ends on the near side of the valley"
     longer = made["mcts/oracle", 0, widest.measurements]
     assert longer.end_s == kernel.table.best_s
     count, gain = Board([kernel], [made], settings).with_beams_measurements(8)
