@@ -27,7 +27,8 @@ CHECKPOINT, POLICY = (ROOT / "kcg" / of / "cuda.safetensors" for of in ("predict
 
 def main(
     replay: Annotated[bool, typer.Option("--replay", help="on recorded tables, without a device")] = False,
-    live: Annotated[str, typer.Option(help="on this device (CUDA, CPU …), kernels of Flux, instead")] = "",
+    dev: Annotated[str, typer.Option("--device", help="on this device (CUDA, CPU …), kernels of Flux, instead")] = "",
+    live: Annotated[str, typer.Option(hidden=True)] = "",  # what `--device` was called
     part: Annotated[str, typer.Option(help="of the split: test, other, validation, train, all")] = "test",
     strategies: Annotated[str, typer.Option(help="names with commas, NAME/GUIDE for ablations; empty: the field")] = "",
     default: Annotated[str, typer.Option(help="the strategy that is compared with the others")] = "mcts",
@@ -65,7 +66,7 @@ def main(
     if replay == bool(live):
         raise UsageError("say --replay, to compare on recorded tables, or --live CUDA")
     names = tuple(name.strip() for name in strategies.split(",") if name.strip())
-    names = names or (("random", "predicted-beam", "mcts", "frugal-mcts") if live else ())
+    names = names or (("random", "predicted-beam", "mcts", "frugal-mcts") if dev else ())
     widths = [width.strip() for width in beams.split(",") if width.strip()]
     if not all(width.isdecimal() for width in widths):
         raise UsageError(f"--beams {beams}: write widths, for example 1,2,4,8")
@@ -84,7 +85,7 @@ def main(
     from kcg.search.replay import FILE, kernels_of
 
     extra, together = dict[str, object](), None
-    if live:
+    if dev:
         part = "live"
         journal = DeviceJournal(work / f"{live}-{preset}.jsonl", shard=Shard.parse(shard))
         kernels, each, extra = compare_on_flux(

@@ -146,12 +146,12 @@ def test_without_a_smaller_preset_it_says_what_else_would_help(layer: WorkloadSp
 
 def test_what_fits_is_not_reported_or_is_no_whole_model_passes(layer: WorkloadSpec) -> None:
     workload = layer.capture("vast")
-    for settings, room in (
+    for settings, memory in (
         (Settings("layer"), None),
         (Settings("layer"), Memory(workload.memory_bytes, workload.memory_bytes)),
         (Settings("train.py"), Memory(1, 1)),
     ):
-        check_memory(settings, workload, room, device="CPU", log=lambda line: pytest.fail(line))
+        check_memory(settings, workload, memory, device="CPU", log=lambda line: pytest.fail(line))
 
 
 def test_a_dry_run_says_what_would_be_needed(
