@@ -11,7 +11,7 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Any
 
-# ---- The nouns of kcg: frozen dataclasses of the standard library only, passed between all rooms.
+# ---- The nouns of kcg: frozen dataclasses of the standard library only, passed between all packages.
 #
 # Every noun that is stored has an identity that is the same on every machine: a SHA-256 of canonical JSON
 # (sorted keys, no spaces). Times are seconds, sizes are bytes, unless a name says otherwise.
@@ -147,7 +147,7 @@ class CacheState(StrEnum):
 @dataclass(frozen=True)
 class Measurement:
     """One schedule timed once. Its identity (`key`) is what resume and deduplication go by; `run_id` and `trial` tell
-    occasions apart."""
+    runs apart."""
 
     region_id: str
     schedule: Schedule

@@ -179,6 +179,26 @@ def circles(sources: Iterable[Source]) -> Iterator[str]:
         yield f"{module} imports {', '.join(sorted((imported - {module}) & below.keys()))}: a circle"
 
 
+NOT_THE_FIELDS = {
+    *("adopted", "auction", "bidder", "bidders", "bidding", "bids", "bout", "contest", "dealing", "dealt", "duel"),
+    *("foretold", "kin", "lifeline", "occasion", "room", "rooms", "said", "seldom", "spawned", "survey", "thinker"),
+    *("thinkers", "thinking", "told", "verdict", "verdicts"),
+}
+"""Words of earlier kcg for which the field has its own: `kin` are similar kernels, a `duel` a paired comparison."""
+
+
+def own_words(source: Source) -> Iterator[str]:
+    """Names of a file that are not the field's words."""
+    names: dict[str, int] = {}
+    for node in ast.walk(source.tree):
+        name = getattr(node, "name", None) or getattr(node, "id", None) or getattr(node, "arg", None)
+        if isinstance(name, str):
+            names.setdefault(name, getattr(node, "lineno", 0))
+    for name, line in names.items():
+        for word in {*re.findall(r"[a-z]+", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower())} & NOT_THE_FIELDS:
+            yield f"{source.module}:{line}: {name}: {word!r} is not the field's word for it"
+
+
 def private_tinygrad(source: Source) -> Iterator[str]:
     """Imports of tinygrad's internals outside of `kcg/compat`."""
     if package_of(source.module) == "compat":

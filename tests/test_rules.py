@@ -18,6 +18,7 @@ from tests.rules import (
     forbidden_calls,
     imports_of_scripts,
     loaded_by,
+    own_words,
     private_tinygrad,
     sources,
     upward_imports,
@@ -42,6 +43,10 @@ def test_only_compat_touches_tinygrads_internals() -> None:
 
 def test_only_a_kind_knows_its_schedules() -> None:
     assert [line for source in LIBRARY for line in words_of_kinds(source)] == []
+
+
+def test_names_are_the_fields_words() -> None:
+    assert [line for source in LIBRARY for line in own_words(source)] == []
 
 
 def test_nothing_is_executed_or_unpickled() -> None:

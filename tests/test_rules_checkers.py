@@ -15,6 +15,7 @@ from tests.rules import (
     forbidden_calls,
     imports_of_scripts,
     loaded_by,
+    own_words,
     private_tinygrad,
     sources,
     upward_imports,
@@ -29,6 +30,12 @@ def source(root: Path, name: str, text: str) -> Source:
     path.write_text(text, encoding="utf-8")
     (found,) = [s for s in sources(root, name.split("/")[0]) if s.path == path]
     return found
+
+
+def test_names_that_are_not_the_fields_words_are_found(tmp_path: Path) -> None:
+    code = "def duel_of(kin): ...\nclass BoutOutcome: ...\nskin = roomy = contestant = 1\n"
+    found = [line.split(": ")[1] for line in own_words(source(tmp_path, "kcg/search/a.py", code))]
+    assert sorted(found) == ["BoutOutcome", "duel_of", "kin"]
 
 
 def test_circles_are_found_with_their_members_alone(tmp_path: Path) -> None:

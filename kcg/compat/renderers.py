@@ -1,7 +1,7 @@
 """tinygrad renderers for a `Target`: one that compiles on this machine, or one that only schedules and renders.
 
 `CUDARenderer`, `HIPRenderer` and `MetalRenderer` load their compiler in the constructor, so a machine without that
-compiler could not even enumerate legal actions. The planning twins skip it: scheduling and rendering need none.
+compiler could not even enumerate legal actions. Those for planning skip it: scheduling and rendering need none.
 """
 
 from __future__ import annotations

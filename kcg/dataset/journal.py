@@ -506,7 +506,7 @@ class Journal:
     def add_paired_result(self, key: Sequence[Any], text: str) -> bool:
         """Stores what judging showed, as `kcg.optimize.kept` puts it, in the place of an earlier one of its key."""
         with self._transaction():
-            self._rows(VERDICTS)
+            self._rows(PAIRED_RESULTS)
             return self._insert("INSERT OR REPLACE INTO verdicts VALUES(?, ?)", (identity_of(key), text))
 
     def forget_paired_results(self) -> None:
@@ -708,7 +708,7 @@ PRAGMA user_version = {SCHEMA_VERSION};
 
 LATTICES = """CREATE TABLE IF NOT EXISTS lattices(region_id TEXT NOT NULL, target TEXT NOT NULL,
   toolchain TEXT NOT NULL, declaration TEXT NOT NULL, PRIMARY KEY(region_id, target, toolchain))"""
-VERDICTS = "CREATE TABLE IF NOT EXISTS verdicts(identity BLOB PRIMARY KEY, verdict TEXT NOT NULL)"
+PAIRED_RESULTS = "CREATE TABLE IF NOT EXISTS verdicts(identity BLOB PRIMARY KEY, verdict TEXT NOT NULL)"
 """Made when the first of it is stored: journals without replay tables, or of a run that judged nothing, have none."""
 
 

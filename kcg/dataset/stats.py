@@ -289,7 +289,7 @@ def _histogram(seconds: Iterable[float]) -> tuple[tuple[float, int], ...]:
 
 def _pace(recorded: list[float]) -> float:
     """Rows a second over the middle half of a run's rows, 0 where that is not known. Not from the first to the last: a
-    schedule that another occasion drew, and whose binary was timed already, is a late row of the run that timed it."""
+    schedule that another run drew, and whose binary was timed already, is a late row of the run that timed it."""
     times = sorted(recorded)
     low, high = len(times) // 4, len(times) - 1 - len(times) // 4
     return (high - low) / (times[high] - times[low]) if times[high] > times[low] else 0.0

@@ -240,7 +240,7 @@ class Stopped:
 
 def start_pool(workers: int, initializer: Callable[..., Any], initargs: tuple[Any, ...], *, fork: bool = False) -> Any:
     """A `pebble.ProcessPool` of processes that inherit nothing, which have been started. With `fork`, what begins by
-    `lifeline.start` is there sooner: a child that has opened a CPU after 0.2 s, not 0.6 (a core of an AMD EPYC). It
+    `lifetime.start` is there sooner: a child that has opened a CPU after 0.2 s, not 0.6 (a core of an AMD EPYC). It
     begins afresh all the same where this process has changed its environment since the server began.
 
     Raises BrokenProcessPool where no process could be started, after `START_S` at most.

@@ -69,7 +69,7 @@ def optimize(
         captured = capture(settings, device, budget=budget, log=log)
         if regions:
             captured = replace(captured, workload=planned(captured.workload, regions))
-        check_room(settings, captured.workload, device=device, log=log)
+        check_fits(settings, captured.workload, device=device, log=log)
         log.begin(OPENING)
         guide.preload()
         device.open_journal(captured.workload)
@@ -166,7 +166,7 @@ def _late(label: str, budget: Budget, log: RunLog) -> Late | None:
     return Late(budget.over_at - time.monotonic(), lambda: log.progress.line(line, important=True))
 
 
-def check_room(settings: Settings, workload: Workload, *, device: Device, log: RunLog) -> None:
+def check_fits(settings: Settings, workload: Workload, *, device: Device, log: RunLog) -> None:
     """Whether the workload as a whole has room on the device, and its weights are there. Raises UsageError, or
     WeightsError."""
     name = device.choice.device

@@ -258,8 +258,8 @@ class _Search:
 
 
 def assigned(seconds: Sequence[float], count: int) -> list[int]:
-    """Which of `count` thinkers each kernel gets, the largest first: whoever has the least of the workload's time. They
-    take turns in one process, and the largest would wait for the others."""
+    """Which of `count` search workers each kernel gets, the largest first: whoever has the least of the workload's
+    time. They take turns in one process, and the largest would wait for the others."""
     loads, places = [0.0] * count, []
     for one in seconds:
         places.append(loads.index(min(loads)))

@@ -60,7 +60,7 @@ class MctsSettings:
         DUPLICATE_PENALTY  # log-speedup taken from a candidate one step from another of its batch
     )
     near_from: int = 16  # measurements after which every fourth is one near the fastest
-    broad_from: int = 24  # after which every second of the others is of a kind of schedule that was seldom measured
+    broad_from: int = 24  # after which every second of the others is of a kind of schedule that was rarely measured
     failure_value: float = -0.5  # log-speedup of a schedule that fails: it costs a measurement, not what was found
     entries: int = 3  # so many of the best known schedules are roots too when a search is resumed
     predictor_prior: bool = True  # take the prior from the predictor; else every step is as likely
@@ -378,7 +378,7 @@ def _raise(node: Node, value: float) -> None:
 # What a correction expects is least certain where a search has not been, and less certain there than it says: of what
 # was measured of Flux's kernels, the best that were left had been judged a sixth too slow by then. So once a kernel has
 # some measurements every fourth goes to what is near the fastest of them, whatever is expected of the rest, and another
-# fourth to a kind of schedule that was seldom measured.
+# fourth to a kind of schedule that was rarely measured.
 
 USUAL, NEAR, BROAD = "usual", "near", "broad"
 TOP: Final = 3
@@ -442,7 +442,7 @@ def _near(graph: Graph, count: int) -> list[Node]:
 
 
 def _broad(graph: Graph, rest: Sequence[tuple[Node, float]], count: int) -> list[Node]:
-    """Those of kinds that were seldom measured, of candidates with their scores."""
+    """Those of kinds that were rarely measured, of candidates with their scores."""
     if not count:
         return []
     seen = Counter(graph.nodes[key].groups for key in graph.trials.observations if key in graph.nodes)

@@ -119,7 +119,7 @@ class _Worker:
     def __init__(self, initargs: tuple[Any, ...], first: tuple[str, Any]) -> None:
         context = get_context("spawn")
         self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=[theirs, initargs], name="kcg-thinker", daemon=True)
+        self._process = context.Process(target=_serve, args=[theirs, initargs], name="kcg-search", daemon=True)
         with _environment(ONE_CORE):
             self._process.start()
         theirs.close()
