@@ -40,6 +40,7 @@ from evaluation.search.device_journal import DeviceJournal, Shard
 from evaluation.search.on_device import DeviceBench
 from kcg.errors import DeviceError, MismatchError, UsageError
 from kcg.kernel.codec import kernel_of
+from kcg.kernel.kinds import describe
 from kcg.kernel.opts.schedule import RAW
 from kcg.measure.service import MeasureService
 from kcg.optimize.result import write_result
@@ -125,7 +126,7 @@ def test_the_table_holds_every_method(finished: tuple[Path, Path]) -> None:
     assert [piece["journal"] for piece in entry["pieces"]] == ["table.0.jsonl", "table.1.jsonl"]
     assert [piece["canary_s"] for piece in entry["pieces"]] == entry["canaries_s"]
     (first, _) = entry["kernels"]
-    assert first["seconds"]["kcg:quick"] > 0 and first["choices"]["kcg:quick"] == str(RAW)
+    assert first["seconds"]["kcg:quick"] > 0 and first["choices"]["kcg:quick"] == describe(RAW)
     assert len(first["launch"]["hand-coded"]) == len(first["launch"]["raw"]) == 2 and not first["failed"]
     assert "kcg:quick" not in first["hand_coded_stands"]
     lines = set(json.loads(finished[1].read_text())["headline"])
