@@ -519,7 +519,7 @@ class DevicePool:
                 self._pause(pauses)
                 continue
             if reading is None:
-                failures += 1
+                failures += not just_killed()  # what that took with it says nothing of the device
                 log.debug("%s: %s", self._dev, fault)
                 if failures == canary.FAILURES:
                     raise DeviceError(f"{self._dev} cannot be trusted: {fault}")

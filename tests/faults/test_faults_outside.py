@@ -42,6 +42,12 @@ def service() -> Iterator[MeasureService]:
         yield opened
 
 
+@pytest.fixture(autouse=True)
+def no_failures_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever became of the servers of other tests, this one's may fork."""
+    monkeypatch.setattr(pools._server, "_failed", 0)
+
+
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody continues what is stopped here."""
