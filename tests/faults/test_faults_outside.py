@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
@@ -44,8 +45,9 @@ def service() -> Iterator[MeasureService]:
 
 @pytest.fixture(autouse=True)
 def no_failures_yet(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever became of the servers of other tests, this one's may fork."""
+    """Whatever became of the servers of other tests, and when."""
     monkeypatch.setattr(pools._server, "_failed", 0)
+    monkeypatch.setattr(pools._server, "_killed_s", -math.inf)
 
 
 @pytest.fixture
