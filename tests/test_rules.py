@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections import Counter
 
 import pytest
 
@@ -59,6 +60,12 @@ def test_nothing_imports_scripts() -> None:
 
 def test_datasets_is_no_package() -> None:
     assert not list((ROOT / "datasets").rglob("*.py")), "it would shadow the package `datasets`"
+
+
+def test_no_two_files_of_tests_have_one_name() -> None:
+    """The folders are no packages: the second would be an error of collecting, and its tests never run."""
+    names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
+    assert [name for name, count in names.items() if count > 1] == []
 
 
 @pytest.mark.parametrize(
