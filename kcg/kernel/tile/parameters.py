@@ -13,6 +13,10 @@ FORMAT = 1
 ELEMENTWISE, REDUCTION, CONTRACTION = "elementwise", "reduction", "contraction"
 FORMS = (ELEMENTWISE, REDUCTION, CONTRACTION)
 POINTER, TMA = "pointer", "tma"
+PRECISIONS = ("ieee", "tf32x3", "tf32")
+"""Exact products; three products of tf32 that are nearly exact; one of tf32, only where the user allows it."""
+
+_WORDS = {"form": FORMS, "loads": (POINTER, TMA), "precision": PRECISIONS}
 
 
 @dataclass(frozen=True)
@@ -38,7 +42,7 @@ class TileParameters:
     num_stages: int = 2
     maxnreg: int = 0  # registers a thread; 0: the compiler's choice
     fast_math: bool = True  # tanh by the hardware's approximation
-    tf32: bool = False  # float32 operands rounded to tf32: only where the user allows it
+    precision: str = "ieee"  # of float32 operands, one of PRECISIONS
 
     def to_json(self) -> str:
         """Canonical JSON: what a `tile` schedule stores."""
@@ -66,10 +70,10 @@ class TileParameters:
         made = TileParameters(**found)
         for field in fields(TileParameters):
             value = getattr(made, field.name)
-            if field.name in ("fast_math", "tf32", "warp_specialize"):
+            if field.name in ("fast_math", "warp_specialize"):
                 right = type(value) is bool
-            elif field.name in ("form", "loads"):
-                right = value in (FORMS if field.name == "form" else (POINTER, TMA))
+            elif field.name in _WORDS:
+                right = value in _WORDS[field.name]
             else:
                 right = isinstance(value, tuple) or _is_size(value)
             if not right:

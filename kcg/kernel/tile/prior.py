@@ -1,0 +1,167 @@
+"""The analytic prior: the parameters that a kernel starts with on a target, and the values that each may take.
+
+The rules are those that others measured on Hopper: a tile of at most 128 × 256 and 32,768 accumulators, 8 warps from
+16,384, halved while the last wave leaves a fifth of the multiprocessors idle; 8,192 bytes of an elementwise tile; rows
+that fit into registers in one pass.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from kcg.compat.tiny import UOp, dtypes
+from kcg.kernel.tile.contraction import MIN_INT8_TILE, MIN_TILE
+from kcg.kernel.tile.generate import generate_kernel, may_split
+from kcg.kernel.tile.ir import NARROW, TileKernel, affine, extent
+from kcg.kernel.tile.parameters import CONTRACTION, ELEMENTWISE, REDUCTION, TileParameters
+from kcg.kernel.tile.program import TileRefusal
+from kcg.kernel.tile.reduction import depth_of
+from kcg.types import Target
+
+SHARED_BYTES = {"sm_80": 163 << 10, "sm_86": 99 << 10, "sm_89": 99 << 10, "sm_90": 227 << 10, "gfx942": 64 << 10}
+"""What a program may take; tinygrad's own limit is that of static shared memory."""
+
+MOST_SUMS = 32_768  # accumulators of a tile
+WIDE_TILE = 16_384  # from here on 8 warps
+FEW_ROWS = 8  # below, a tensor core's 16 rows are mostly padding: the product is summed without one
+ROW_IN_REGISTERS = 16_384  # elements of a row that one program reduces in one pass
+LOOP_TILE = 2_048
+ROWS_TILE = 4_096  # elements of a reduction's block
+
+
+def shared_bytes(target: Target) -> int:
+    """Shared memory of one program on a target, in bytes."""
+    return SHARED_BYTES.get(target.arch, target.shared_bytes)
+
+
+def default_parameters(kernel: TileKernel, target: Target) -> TileParameters:
+    """The prior's choice. Raises TileRefusal where the kernel has no tile program."""
+    if not kernel.reductions:
+        return _elementwise(kernel, target)
+    contraction = kernel.contraction
+    if contraction is not None:
+        rows, columns = (_count(kernel, side.ranges) for side in contraction.sides)
+        least = MIN_INT8_TILE if contraction.sides[0].dtype is dtypes.int8 else MIN_TILE
+        if min(rows, columns) >= FEW_ROWS and kernel.reduce_extent >= least // 2:
+            return _contraction(kernel, target)
+    return _reduction(kernel, target)
+
+
+def _count(kernel: TileKernel, numbers: tuple[int, ...]) -> int:
+    return math.prod(kernel.extents[n] for n in numbers)
+
+
+def power_of_two(size: int) -> int:
+    """The least power of two that is not below `size`."""
+    return 1 << max(0, size - 1).bit_length()
+
+
+def _elementwise(kernel: TileKernel, target: Target) -> TileParameters:
+    total = math.prod(kernel.extents)
+    numbers = tuple(range(len(kernel.outputs)))
+    itemsize = max((b.dtype.itemsize for b in kernel.buffers), default=4)
+    size = max(256, min(4096, 8192 // itemsize))
+    while size > 256 and total < size * target.cores * 8:
+        size //= 2
+    other = _transposed(kernel)
+    if other is not None:
+        inner = numbers[-1]
+        tile = (min(32, power_of_two(kernel.extents[other])), min(64, power_of_two(kernel.extents[inner])))
+        return TileParameters(ELEMENTWISE, ((other,), (inner,)), tile, num_warps=4, num_stages=1)
+    size = min(size, power_of_two(total))
+    warps = 8 if size >= 4096 else 4
+    axes, tile = (((numbers,), (size,)) if numbers else ((), ()))
+    return TileParameters(ELEMENTWISE, axes, tile, num_warps=warps, num_stages=1)
+
+
+def _transposed(kernel: TileKernel) -> int | None:
+    """The output range along which a large buffer is read side by side, where the output is not written so."""
+    if len(kernel.outputs) < 2:
+        return None
+    inner = kernel.outputs[-1]
+    if extent(inner) < 8:
+        return None
+    for load in kernel.loads:
+        steps = affine(load.address)
+        if steps is None or abs(steps.get(inner, 0)) == 1 or load.buffer.size * 4 < kernel.store.buffer.size:
+            continue
+        for number, axis in enumerate(kernel.outputs[:-1]):
+            if abs(steps.get(axis, 0)) == 1 and extent(axis) >= 8:
+                return number
+    return None
+
+
+def _steps_along(kernel: TileKernel, axis: UOp) -> list[int]:
+    """The steps of loads along a range, where they are known."""
+    found = [affine(load.address) for load in kernel.loads]
+    return [abs(steps[axis]) for steps in found if steps is not None and axis in steps]
+
+
+def _reduction(kernel: TileKernel, target: Target) -> TileParameters:
+    count, rows = kernel.reduce_extent, math.prod(kernel.extents)
+    numbers = tuple(range(len(kernel.outputs)))
+    beside = any(1 in _steps_along(kernel, axis) for axis in kernel.reduce_ranges)
+    if beside or not numbers:
+        step = power_of_two(count)
+        if step > ROW_IN_REGISTERS:
+            step = LOOP_TILE
+        height = max(1, min(ROWS_TILE // step, power_of_two(rows)))
+        while height > 1 and rows < height * target.cores * 2:
+            height //= 2
+    else:
+        height = min(128, power_of_two(rows))
+        while height > 32 and rows < height * target.cores:
+            height //= 2
+        step = min(power_of_two(count), max(1, ROWS_TILE // height))
+    depth = depth_of(kernel.reductions)
+    if depth > 1:
+        step = min(step, 1024)
+    warps = 4 if height * step <= 4096 else 8 if height * step <= 16384 else 16
+    axes, tile = (((numbers,), (height,)) if numbers else ((), ()))
+    made = TileParameters(REDUCTION, axes, tile, reduce_tile=step, num_warps=warps, num_stages=1)
+    programs = -(-rows // height)
+    if may_split(kernel) and count >= 4 * LOOP_TILE and programs * 2 <= target.cores:
+        step = min(step, LOOP_TILE)
+        split = min(power_of_two(target.cores // programs), power_of_two(count // (2 * step)), 256)
+        if split > 1:
+            made = replace(made, reduce_tile=step, split=split, num_warps=4)
+    return made
+
+
+def _contraction(kernel: TileKernel, target: Target) -> TileParameters:
+    contraction = kernel.contraction
+    assert contraction is not None
+    rows, columns = (_count(kernel, side.ranges) for side in contraction.sides)
+    count, dtype = kernel.reduce_extent, contraction.sides[0].dtype
+    wide = dtype not in NARROW and dtype is not dtypes.int8
+    most = (64, 64) if wide else (128, 256)
+    tile = [max(MIN_TILE, min(most[0], power_of_two(rows))), max(MIN_TILE, min(most[1], power_of_two(columns)))]
+    batch = _count(kernel, contraction.batch)
+
+    def programs() -> int:
+        return -(-rows // tile[0]) * -(-columns // tile[1]) * batch
+
+    def efficiency() -> float:
+        waves = programs() / target.cores
+        return waves / math.ceil(waves)
+
+    while efficiency() < 0.8 and max(tile) > 64:
+        tile[0 if tile[0] > tile[1] else 1] //= 2
+    least = MIN_INT8_TILE if dtype is dtypes.int8 else MIN_TILE
+    step = max(least, min(32 if wide else 64, power_of_two(count)))
+    itemsize = 4 if wide else dtype.itemsize
+    stages = max(1, min(4, shared_bytes(target) // (sum(tile) * step * itemsize), -(-count // step)))
+    warps = 8 if tile[0] * tile[1] >= WIDE_TILE else 4
+    split = 1
+    if may_split(kernel) and programs() * 2 <= target.cores and count >= 16 * step:
+        split = max(1, min(power_of_two(target.cores // programs()) // 2 * 2, count // (8 * step)))
+    axes = tuple(side.ranges for side in contraction.sides)
+    group = 8 if -(-rows // tile[0]) >= 8 else 1
+    return TileParameters(
+        CONTRACTION, axes, (tile[0], tile[1]), reduce_tile=step, split=split, group=group, num_warps=warps,
+        num_stages=stages,
+    )  # fmt: skip
+
+
+__all__ = ["TileRefusal", "default_parameters", "generate_kernel", "shared_bytes"]
