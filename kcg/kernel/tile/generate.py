@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from kcg.compat.tiny import UOp
 from kcg.kernel.tile.contraction import MIN_INT8_TILE, MIN_TILE, write_contraction
@@ -154,9 +155,10 @@ def _write_contraction(
     contraction = kernel.contraction
     assert contraction is not None
     axes = axes_of(kernel, parameters)
-    if len(axes) != 2 or any(
-        sorted(n) != sorted(side.ranges) for n, side in zip(parameters.axes, contraction.sides, strict=True)
-    ):
+    own = [sorted(n) for n in parameters.axes]
+    if own == [sorted(side.ranges) for side in contraction.sides[::-1]]:
+        contraction = replace(contraction, sides=contraction.sides[::-1])
+    elif own != [sorted(side.ranges) for side in contraction.sides]:
         raise TileRefusal("axes", "the rows and the columns of a contraction are its operands' own ranges")
     least = MIN_INT8_TILE if "int8" in TYPES[contraction.sides[0].dtype] else MIN_TILE
     if min(parameters.tile) < MIN_TILE or parameters.reduce_tile < least:

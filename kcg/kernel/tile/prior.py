@@ -12,10 +12,9 @@ from dataclasses import replace
 
 from kcg.compat.tiny import UOp, dtypes
 from kcg.kernel.tile.contraction import MIN_INT8_TILE, MIN_TILE
-from kcg.kernel.tile.generate import generate_kernel, may_split
+from kcg.kernel.tile.generate import may_split
 from kcg.kernel.tile.ir import NARROW, TileKernel, affine, extent
 from kcg.kernel.tile.parameters import CONTRACTION, ELEMENTWISE, REDUCTION, TileParameters
-from kcg.kernel.tile.program import TileRefusal
 from kcg.kernel.tile.reduction import depth_of
 from kcg.types import Target
 
@@ -23,6 +22,9 @@ SHARED_BYTES = {"sm_80": 163 << 10, "sm_86": 99 << 10, "sm_89": 99 << 10, "sm_90
 """What a program may take; tinygrad's own limit is that of static shared memory."""
 
 MOST_SUMS = 32_768  # accumulators of a tile
+Axes = tuple[tuple[int, ...], ...]
+"""Which output ranges each axis of a tile holds, see `TileParameters.axes`."""
+
 WIDE_TILE = 16_384  # from here on 8 warps
 FEW_ROWS = 8  # below, a tensor core's 16 rows are mostly padding: the product is summed without one
 ROW_IN_REGISTERS = 16_384  # elements of a row that one program reduces in one pass
@@ -37,15 +39,48 @@ def shared_bytes(target: Target) -> int:
 
 def default_parameters(kernel: TileKernel, target: Target) -> TileParameters:
     """The prior's choice. Raises TileRefusal where the kernel has no tile program."""
-    if not kernel.reductions:
-        return _elementwise(kernel, target)
-    contraction = kernel.contraction
-    if contraction is not None:
-        rows, columns = (_count(kernel, side.ranges) for side in contraction.sides)
-        least = MIN_INT8_TILE if contraction.sides[0].dtype is dtypes.int8 else MIN_TILE
+    form = ELEMENTWISE if not kernel.reductions else REDUCTION
+    if kernel.contraction is not None:
+        rows, columns = (_count(kernel, side.ranges) for side in kernel.contraction.sides)
+        least = MIN_INT8_TILE if kernel.contraction.sides[0].dtype is dtypes.int8 else MIN_TILE
         if min(rows, columns) >= FEW_ROWS and kernel.reduce_extent >= least // 2:
-            return _contraction(kernel, target)
-    return _reduction(kernel, target)
+            form = CONTRACTION
+    return parameters_of(kernel, target, form, arrangements(kernel, form)[0])
+
+
+def parameters_of(kernel: TileKernel, target: Target, form: str, axes: Axes) -> TileParameters:
+    """The prior's choice among the programs of one form whose tile has these axes."""
+    make = {ELEMENTWISE: _elementwise, REDUCTION: _reduction, CONTRACTION: _contraction}[form]
+    return make(kernel, target, axes)
+
+
+def forms(kernel: TileKernel) -> tuple[str, ...]:
+    """The forms that a kernel's program may have."""
+    if not kernel.reductions:
+        return (ELEMENTWISE,)
+    return (REDUCTION,) if kernel.contraction is None else (CONTRACTION, REDUCTION)
+
+
+def arrangements(kernel: TileKernel, form: str) -> tuple[Axes, ...]:
+    """Which output ranges may be which axis of the tile, the prior's choice first."""
+    numbers = tuple(range(len(kernel.outputs)))
+    if form == CONTRACTION:
+        assert kernel.contraction is not None
+        rows, columns = (side.ranges for side in kernel.contraction.sides)
+        few = _count(kernel, rows) < 64 <= _count(kernel, columns)
+        return ((columns, rows), (rows, columns)) if few else ((rows, columns), (columns, rows))
+    found: list[Axes] = [(numbers,) if numbers else ()]
+    if len(numbers) > 1:
+        inner = numbers[-1]
+        others = _transposed(kernel)
+        beside = [((other,), (inner,)) for other in others]
+        found = [*beside, *found] if others and form == ELEMENTWISE else [*found, *beside]
+        found += [((inner,),), (numbers[:-1], (inner,))]
+        if kernel.contraction is not None:
+            rows, columns = (side.ranges for side in kernel.contraction.sides)
+            few = min(_count(kernel, rows), _count(kernel, columns)) < FEW_ROWS
+            found = [(rows, columns), *found] if few else [*found, (rows, columns)]
+    return tuple(dict.fromkeys(found))
 
 
 def _count(kernel: TileKernel, numbers: tuple[int, ...]) -> int:
@@ -57,39 +92,35 @@ def power_of_two(size: int) -> int:
     return 1 << max(0, size - 1).bit_length()
 
 
-def _elementwise(kernel: TileKernel, target: Target) -> TileParameters:
+def _elementwise(kernel: TileKernel, target: Target, axes: Axes) -> TileParameters:
     total = math.prod(kernel.extents)
-    numbers = tuple(range(len(kernel.outputs)))
     itemsize = max((b.dtype.itemsize for b in kernel.buffers), default=4)
     size = max(256, min(4096, 8192 // itemsize))
     while size > 256 and total < size * target.cores * 8:
         size //= 2
-    other = _transposed(kernel)
-    if other is not None:
-        inner = numbers[-1]
-        tile = (min(32, power_of_two(kernel.extents[other])), min(64, power_of_two(kernel.extents[inner])))
-        return TileParameters(ELEMENTWISE, ((other,), (inner,)), tile, num_warps=4, num_stages=1)
-    size = min(size, power_of_two(total))
-    warps = 8 if size >= 4096 else 4
-    axes, tile = (((numbers,), (size,)) if numbers else ((), ()))
-    return TileParameters(ELEMENTWISE, axes, tile, num_warps=warps, num_stages=1)
+    if len(axes) == 2:
+        outer, inner = (power_of_two(_count(kernel, numbers)) for numbers in axes)
+        inner = min(64, inner)
+        tile: tuple[int, ...] = (min(max(32, size // inner), outer), inner)
+    else:
+        tile = tuple(min(size, power_of_two(_count(kernel, numbers))) for numbers in axes)
+    return TileParameters(ELEMENTWISE, axes, tile, num_warps=8 if math.prod(tile) >= 4096 else 4, num_stages=1)
 
 
-def _transposed(kernel: TileKernel) -> int | None:
-    """The output range along which a large buffer is read side by side, where the output is not written so."""
-    if len(kernel.outputs) < 2:
-        return None
+def _transposed(kernel: TileKernel) -> tuple[int, ...]:
+    """The output ranges along which a large buffer is read side by side, where the output is not written so."""
     inner = kernel.outputs[-1]
     if extent(inner) < 8:
-        return None
+        return ()
+    found = set()
     for load in kernel.loads:
         steps = affine(load.address)
         if steps is None or abs(steps.get(inner, 0)) == 1 or load.buffer.size * 4 < kernel.store.buffer.size:
             continue
         for number, axis in enumerate(kernel.outputs[:-1]):
             if abs(steps.get(axis, 0)) == 1 and extent(axis) >= 8:
-                return number
-    return None
+                found.add(number)
+    return tuple(sorted(found))
 
 
 def _steps_along(kernel: TileKernel, axis: UOp) -> list[int]:
@@ -98,11 +129,10 @@ def _steps_along(kernel: TileKernel, axis: UOp) -> list[int]:
     return [abs(steps[axis]) for steps in found if steps is not None and axis in steps]
 
 
-def _reduction(kernel: TileKernel, target: Target) -> TileParameters:
+def _reduction(kernel: TileKernel, target: Target, axes: Axes) -> TileParameters:
     count, rows = kernel.reduce_extent, math.prod(kernel.extents)
-    numbers = tuple(range(len(kernel.outputs)))
     beside = any(1 in _steps_along(kernel, axis) for axis in kernel.reduce_ranges)
-    if beside or not numbers:
+    if beside or not axes:
         step = power_of_two(count)
         if step > ROW_IN_REGISTERS:
             step = LOOP_TILE
@@ -118,8 +148,9 @@ def _reduction(kernel: TileKernel, target: Target) -> TileParameters:
     if depth > 1:
         step = min(step, 1024)
     warps = 4 if height * step <= 4096 else 8 if height * step <= 16384 else 16
-    axes, tile = (((numbers,), (height,)) if numbers else ((), ()))
+    tile = _shared_out(height, [_count(kernel, numbers) for numbers in axes])
     made = TileParameters(REDUCTION, axes, tile, reduce_tile=step, num_warps=warps, num_stages=1)
+    height = math.prod(tile)
     programs = -(-rows // height)
     if may_split(kernel) and count >= 4 * LOOP_TILE and programs * 2 <= target.cores:
         step = min(step, LOOP_TILE)
@@ -129,10 +160,20 @@ def _reduction(kernel: TileKernel, target: Target) -> TileParameters:
     return made
 
 
-def _contraction(kernel: TileKernel, target: Target) -> TileParameters:
+def _shared_out(height: int, extents: list[int]) -> tuple[int, ...]:
+    """Elements along each axis of a tile of about `height`: as many as there are along short ones, from the last on."""
+    tile: list[int] = []
+    for size in sorted(extents):
+        tile.append(max(1, min(power_of_two(size), height)))
+        height = max(1, height // tile[-1])
+    order = sorted(range(len(extents)), key=lambda place: extents[place])
+    return tuple(tile[order.index(place)] for place in range(len(extents)))
+
+
+def _contraction(kernel: TileKernel, target: Target, axes: Axes) -> TileParameters:
     contraction = kernel.contraction
     assert contraction is not None
-    rows, columns = (_count(kernel, side.ranges) for side in contraction.sides)
+    rows, columns = (_count(kernel, numbers) for numbers in axes)
     count, dtype = kernel.reduce_extent, contraction.sides[0].dtype
     wide = dtype not in NARROW and dtype is not dtypes.int8
     most = (64, 64) if wide else (128, 256)
@@ -156,12 +197,9 @@ def _contraction(kernel: TileKernel, target: Target) -> TileParameters:
     split = 1
     if may_split(kernel) and programs() * 2 <= target.cores and count >= 16 * step:
         split = max(1, min(power_of_two(target.cores // programs()) // 2 * 2, count // (8 * step)))
-    axes = tuple(side.ranges for side in contraction.sides)
     group = 8 if -(-rows // tile[0]) >= 8 else 1
     return TileParameters(
         CONTRACTION, axes, (tile[0], tile[1]), reduce_tile=step, split=split, group=group, num_warps=warps,
         num_stages=stages,
     )  # fmt: skip
 
-
-__all__ = ["TileRefusal", "default_parameters", "generate_kernel", "shared_bytes"]
