@@ -79,7 +79,7 @@ def _operand(side: Operand, inside: Frame, axis: int, reduced: frozenset[UOp]) -
     conditions = []
     for gate in gates:
         block = inside.value(gate.node)
-        conditions.append(inside.new(f"{block.text} ^ True", "int1", block.axes) if gate.inverted else block)
+        conditions.append(inside.new(f"{block.text} == 0", "int1", block.axes) if gate.inverted else block)
     mask = inside.masks.get(axis)
     if mask is not None and not all(is_zero_outside(node, reduced) for node in values):
         conditions.append(Block(mask, "int1", frozenset({axis})))

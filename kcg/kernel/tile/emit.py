@@ -12,7 +12,7 @@ casts and operands of `tl.dot` ask for the narrow value.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -265,17 +265,44 @@ class Frame:
     def _alu(self, node: UOp) -> Block:
         if (sigmoid := self._sigmoid(node)) is not None:
             return sigmoid
+        if (negated := _negated(node)) is not None:
+            return self._compare(*negated)
+        if node.op in _COMPARE:
+            return self._compare(node, _INFIX[node.op])
         sources = [self.value(s) for s in node.src]
         type_ = compute_type(node)
-        if node.op in _COMPARE or (node.op in _INTEGER and node.dtype is dtypes.weakint):
-            types = [s.type for s, n in zip(sources, node.src, strict=True) if n.op is not Ops.CONST] or [sources[0].type]
-            type_ = _joined(types if node.op in _COMPARE else [*types, type_])
+        if node.dtype is dtypes.weakint:
+            type_ = _joined([type_, *_types(node, sources)])
         operands = [self.cast(s, type_) for s in sources]
         axes = frozenset[int]().union(*(s.axes for s in operands))
-        result = "int1" if node.op in _COMPARE else type_
         expression = self._expression(node, operands, type_)
-        block = self.new(expression, result, axes)
-        return self.cast(block, compute_type(node)) if node.op not in _COMPARE and node.dtype is dtypes.weakint else block
+        if type_ == "int1" and len({o.axes for o in operands}) > 1:
+            expression = self._condition(expression)
+        block = self.new(expression, type_, axes)
+        return self.cast(block, compute_type(node)) if node.dtype is dtypes.weakint else block
+
+    def _compare(self, node: UOp, symbol: str) -> Block:
+        sources = [self.value(s) for s in node.src]
+        type_ = _joined(_types(node, sources))
+        a, b = (self.cast(s, type_) for s in sources)
+        if type_ == "int1":
+            other = {"<": Ops.CMPLT, "!=": Ops.CMPNE, "==": Ops.CMPEQ}[symbol]
+            text = f"{a.text} == 0" if b.constant is True and symbol == "!=" else ""
+            text = text or _OF_BOOLS[other].format(x=self.atom(a), y=self.atom(b))
+            return self.new(self._condition(text) if a.axes != b.axes else text, "int1", a.axes | b.axes)
+        both = a.constant is not None and b.constant is not None
+        x, y = (self.atom(o) if both else _term(o) for o in (a, b))
+        return self.new(f"{x} {symbol} {y}", "int1", a.axes | b.axes)
+
+    def _condition(self, expression: str) -> str:
+        """A logical expression of a scalar and a block, which Triton's interpreter takes for an integer."""
+        return f"({expression}) != 0" if self.writer.interpreted else expression
+
+    def all_of(self, conditions: Sequence[str]) -> str:
+        """The variable that holds whether all conditions hold."""
+        if len(conditions) == 1:
+            return conditions[0]
+        return self.lines.name(self._condition(" & ".join(conditions)), "mask")
 
     def _expression(self, node: UOp, operands: list[Block], type_: str) -> str:
         first = operands[0]
@@ -287,8 +314,8 @@ class Frame:
         if node.op in _FLOAT_FUNCTIONS:
             return _FLOAT_FUNCTIONS[node.op].format(x=x)
         if type_ == "int1" and node.op in _OF_BOOLS:
-            if operands[-1].constant is True and node.op in (Ops.CMPNE, Ops.XOR):
-                return f"{x} ^ True"
+            if operands[-1].constant is True and node.op is Ops.XOR:
+                return f"{x} == 0"
             return _OF_BOOLS[node.op].format(x=x, y=y)
         match node.op:
             case Ops.MAX:
@@ -301,6 +328,9 @@ class Frame:
                 return x if not first.is_float else f"tl.where({x} < 0, tl.ceil({x}), tl.floor({x}))"
             case Ops.FLOORDIV | Ops.FLOORMOD:
                 return self._floor(node, x, y)
+            case Ops.THREEFRY:
+                self.writer.helpers["_threefry"] = _threefry()
+                return f"_threefry({x}, {y})"
         if node.op not in _INFIX:
             raise TileRefusal(f"operation {node.op.name}")
         return f"{x} {_INFIX[node.op]} {y}"
@@ -378,7 +408,10 @@ class Frame:
             if block.constant is not None and block.constant:
                 continue
             axes |= block.axes
-            conditions.append(self.atom(block))
+            text = self.atom(block)
+            if self.writer.interpreted and place.axes and not block.axes:
+                text = self.lines.name(self._condition(f"{text} & tl.full({self.shape(place.axes)}, True, tl.int1)"))
+            conditions.append(text)
         if axes != place.axes:
             conditions += [m for m in self.mask_of(axes, ()) if m not in conditions]
         pointer = f"p{access.buffer.slot} + {place.text}"
@@ -392,11 +425,8 @@ class Frame:
         if not conditions:
             return self.new(f"tl.load({pointer})", type_, axes)
         if axes != place.axes:  # a mask may not extend a pointer: the pointer must have its shape
-            zero = self.lines.name(" & ".join(conditions) if len(conditions) > 1 else f"{conditions[0]}")
-            pointer = f"{pointer} + tl.where({zero}, 0, 0)"
-            conditions = [zero]
-        mask = conditions[0] if len(conditions) == 1 else self.lines.name(" & ".join(conditions), "mask")
-        return self.new(f"tl.load({pointer}, mask={mask}, other=0)", type_, axes)
+            pointer = f"{pointer} + tl.where({self.all_of(conditions)}, 0, 0)"
+        return self.new(f"tl.load({pointer}, mask={self.all_of(conditions)}, other=0)", type_, axes)
 
 
 _TANH = '''
@@ -404,6 +434,27 @@ _TANH = '''
 def _tanh(x):
     return tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
 '''
+
+
+
+def _threefry() -> str:
+    """Threefry 2x32 with its 20 rounds, as tinygrad takes it apart."""
+    rows = [
+        "@triton.jit",
+        "def _threefry(x, key):",
+        "    k0 = (key & 0xFFFFFFFF).to(tl.uint32)",
+        "    k1 = (key >> 32).to(tl.uint32)",
+        "    k2 = k0 ^ k1 ^ 0x1BD11BDA",
+        "    a = (x & 0xFFFFFFFF).to(tl.uint32) + k0",
+        "    b = (x >> 32).to(tl.uint32) + k1",
+    ]
+    for i in range(5):
+        for r in ((13, 15, 26, 6), (17, 29, 16, 24))[i % 2]:
+            rows += ["    a = a + b", f"    b = a ^ ((b << {r}) | (b >> {32 - r}))"]
+        rows += [f"    a = a + k{(i + 1) % 3}", f"    b = b + k{(i + 2) % 3} + {i + 1}"]
+    rows.append("    return (b.to(tl.uint64) << 32) | a.to(tl.uint64)")
+    return "\n" + "\n".join(rows) + "\n"
+
 
 _COMPARE = (Ops.CMPLT, Ops.CMPNE, Ops.CMPEQ)
 _INTEGER = (
@@ -434,7 +485,8 @@ _OF_BOOLS = {
     Ops.AND: "{x} & {y}",
     Ops.XOR: "{x} ^ {y}",
     Ops.CMPNE: "{x} ^ {y}",
-    Ops.CMPLT: "({x} ^ True) & {y}",
+    Ops.CMPEQ: "({x} ^ {y}) == 0",
+    Ops.CMPLT: "({x} == 0) & {y}",
 }
 _FLOAT_FUNCTIONS = {
     Ops.EXP2: "tl.exp2({x})",
@@ -443,6 +495,24 @@ _FLOAT_FUNCTIONS = {
     Ops.SQRT: "tl.sqrt({x})",
     Ops.RECIPROCAL: "1.0 / {x}",
 }
+
+
+def _types(node: UOp, sources: Sequence[Block]) -> list[str]:
+    """The types of the operands that have one of their own."""
+    found = [block.type for block, source in zip(sources, node.src, strict=True) if source.op is not Ops.CONST]
+    return found or [sources[0].type]
+
+
+def _negated(node: UOp) -> tuple[UOp, str] | None:
+    """Of `not (a < b)` the comparison and the sign of its opposite, where NaN does not come between."""
+    if node.op is not Ops.CMPNE or node.src[1].op is not Ops.CONST or node.src[1].arg is not True:
+        return None
+    inner = node.src[0]
+    if inner.op not in _COMPARE or inner.src[0].dtype is dtypes.bool:
+        return None
+    if inner.op is Ops.CMPLT and any(dtypes.is_float(s.dtype) for s in inner.src):
+        return None
+    return inner, {Ops.CMPNE: "==", Ops.CMPEQ: "!=", Ops.CMPLT: ">="}[inner.op]
 
 
 def compute_type(node: UOp) -> str:

@@ -214,7 +214,7 @@ def _store_partials(frame: Frame, kernel: TileKernel, part: Part) -> None:
     place = _flat_place(frame, kernel)
     conditions = frame.mask_of(place.axes, kernel.outputs)
     count = math.prod(kernel.extents)
-    mask = f", mask={' & '.join(conditions)}" if conditions else ""
+    mask = f", mask={frame.all_of(conditions)}" if conditions else ""
     for which, node in enumerate(kernel.reductions):
         value = frame.value(node)
         offset = frame.lines.name(f"{part.number} * {len(kernel.reductions) * count} + {which * count}", "offset")

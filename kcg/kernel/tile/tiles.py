@@ -136,7 +136,6 @@ def store_tile(frame: Frame, kernel: TileKernel) -> None:
     if not conditions:
         frame.lines.add(f"tl.store({pointer}, {text})")
         return
-    mask = conditions[0] if len(conditions) == 1 else frame.lines.name(" & ".join(conditions), "mask")
-    frame.lines.add(f"tl.store({pointer}, {text}, mask={mask})")
+    frame.lines.add(f"tl.store({pointer}, {text}, mask={frame.all_of(conditions)})")
 
 
