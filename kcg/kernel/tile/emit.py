@@ -429,12 +429,11 @@ class Frame:
         return self.new(f"tl.load({pointer}, mask={self.all_of(conditions)}, other=0)", type_, axes)
 
 
-_TANH = '''
+_TANH = """
 @triton.jit
 def _tanh(x):
     return tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
-'''
-
+"""
 
 
 def _threefry() -> str:

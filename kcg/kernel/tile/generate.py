@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from kcg.compat.tiny import UOp
-from kcg.kernel.tile.contraction import MIN_INT8_TILE, MIN_TILE, write_contraction
+from kcg.compat.tiny import Ops, UOp
+from kcg.kernel.tile.contraction import MIN_INT8_TILE, MIN_TILE, Loop, write_contraction
+from kcg.kernel.tile.descriptors import Described, describe
 from kcg.kernel.tile.emit import POINTERS, TYPES, Block, Frame, Lines, Writer, compute_type
-from kcg.kernel.tile.ir import TileKernel, extent, is_symbolic, read_kernel
-from kcg.kernel.tile.parameters import CONTRACTION, ELEMENTWISE, POINTER, REDUCTION, TileParameters
+from kcg.kernel.tile.ir import Contraction, TileKernel, extent, is_symbolic, read_kernel
+from kcg.kernel.tile.parameters import CONTRACTION, ELEMENTWISE, POINTER, REDUCTION, TMA, TileParameters
 from kcg.kernel.tile.program import WORKSPACE, Argument, TileLaunch, TileRefusal, TileSource
 from kcg.kernel.tile.reduction import Part, accumulator, combine, depth_of, reducer
+from kcg.kernel.tile.store import store_tile
 from kcg.kernel.tile.tiles import (
     Axis,
     axes_of,
@@ -20,7 +22,6 @@ from kcg.kernel.tile.tiles import (
     open_frame,
     rest_of,
     split_number,
-    store_tile,
     variable_name,
 )
 from kcg.types import Region, Target
@@ -42,19 +43,15 @@ def generate_kernel(
     _check(kernel, parameters)
     write = {ELEMENTWISE: _write_rows, REDUCTION: _write_rows, CONTRACTION: _write_contraction}[parameters.form]
     writer = Writer(kernel, interpreted=interpreted, fast_math=parameters.fast_math)
-    frame, grid = write(kernel, target, parameters, writer)
+    main, grid = write(kernel, target, parameters, writer)
     launches, bodies = [], []
     split = parameters.split > 1
-    if not split:
-        store_tile(frame, kernel)
-    root = frame
-    while root.outer is not None:
-        root = root.outer
     arguments = _arguments(kernel, workspace=_workspace_type(kernel) if split else "")
+    descriptors = any("make_tensor_descriptor" in line for line in main.text)
     launches.append(
-        TileLaunch(ENTRY, arguments, grid, parameters.num_warps, parameters.num_stages, parameters.maxnreg)
+        TileLaunch(ENTRY, arguments, grid, parameters.num_warps, parameters.num_stages, parameters.maxnreg, descriptors)
     )
-    bodies.append(_function(ENTRY, arguments, root.lines))
+    bodies.append(_function(ENTRY, arguments, main))
     workspace_bytes = 0
     if split:
         lines, sums = _write_sums(kernel, parameters, writer)
@@ -79,27 +76,40 @@ def _check(kernel: TileKernel, parameters: TileParameters) -> None:
         raise TileRefusal("num_warps, num_stages or split")
     if parameters.split > 1 and not may_split(kernel):
         raise TileRefusal("split", "its reductions do not all give one value for each output from the same ranges")
-    if parameters.loads != POINTER or parameters.persistent or parameters.warp_specialize:
-        raise TileRefusal("loads", "descriptors and persistent programs are not written yet")
+    if parameters.form != CONTRACTION and (
+        parameters.loads != POINTER
+        or parameters.persistent
+        or parameters.warp_specialize
+        or parameters.epilogue_parts > 1
+    ):
+        raise TileRefusal("loads", "only contractions have descriptors, persistent programs and parts")
+    if parameters.epilogue_parts not in (1, 2) or (parameters.epilogue_parts == 2 and parameters.tile[1] < 32):
+        raise TileRefusal("epilogue_parts", "1, or 2 halves of at least 16 columns")
+    if parameters.warp_specialize and parameters.loads != TMA:
+        raise TileRefusal("warp_specialize", "the compiler leaves it out where loads are not TMA")
 
 
 def may_split(kernel: TileKernel) -> bool:
     """Whether programs may share the kernel's reductions: all are of the same ranges, one value for each output."""
     first = kernel.reductions[0] if kernel.reductions else None
-    return first is not None and all(
-        r.src[1:] == first.src[1:]
-        and r.arg == first.arg
-        and set(r.ranges) == set(kernel.outputs)
-        and accumulator(r) == accumulator(first)
-        and not any(other in r.src[0].backward_slice_with_self for other in kernel.reductions)
-        for r in kernel.reductions
-    ) and not any(map(is_symbolic, (*kernel.outputs, *first.src[1:])))
+    return (
+        first is not None
+        and all(
+            r.src[1:] == first.src[1:]
+            and r.arg == first.arg
+            and set(r.ranges) == set(kernel.outputs)
+            and accumulator(r) == accumulator(first)
+            and not any(other in r.src[0].backward_slice_with_self for other in kernel.reductions)
+            for r in kernel.reductions
+        )
+        and not any(map(is_symbolic, (*kernel.outputs, *first.src[1:])))
+    )
 
 
 # ---- elementwise kernels and reductions over rows
 
 
-def _write_rows(kernel: TileKernel, _target: Target, parameters: TileParameters, writer: Writer) -> tuple[Frame, int]:
+def _write_rows(kernel: TileKernel, _target: Target, parameters: TileParameters, writer: Writer) -> tuple[Lines, int]:
     axes = axes_of(kernel, parameters)
     depth = depth_of(kernel.reductions)
     sizes = (*parameters.tile, *_reduce_tiles(kernel, parameters, depth))
@@ -121,7 +131,9 @@ def _write_rows(kernel: TileKernel, _target: Target, parameters: TileParameters,
     root.reduce = reducer(kernel, first_axis=len(axes), part=part)
     if parameters.split > 1:
         _store_partials(root, kernel, part)
-    return root, grid
+    else:
+        store_tile(root, kernel)
+    return root.lines, grid
 
 
 def _reduce_tiles(kernel: TileKernel, parameters: TileParameters, depth: int) -> tuple[int, ...]:
@@ -150,11 +162,14 @@ def _start(frame: Frame, digit: str, axis: Axis) -> str:
 
 
 def _write_contraction(
-    kernel: TileKernel, _target: Target, parameters: TileParameters, writer: Writer
-) -> tuple[Frame, int]:
+    kernel: TileKernel, target: Target, parameters: TileParameters, writer: Writer
+) -> tuple[Lines, int]:
     contraction = kernel.contraction
     assert contraction is not None
-    axes = axes_of(kernel, parameters)
+    if len(parameters.axes) != 2:
+        raise TileRefusal("axes", "a contraction's tile has rows and columns")
+    one, other = axes_of(kernel, parameters)
+    axes = (one, other)
     own = [sorted(n) for n in parameters.axes]
     if own == [sorted(side.ranges) for side in contraction.sides[::-1]]:
         contraction = replace(contraction, sides=contraction.sides[::-1])
@@ -163,31 +178,67 @@ def _write_contraction(
     least = MIN_INT8_TILE if "int8" in TYPES[contraction.sides[0].dtype] else MIN_TILE
     if min(parameters.tile) < MIN_TILE or parameters.reduce_tile < least:
         raise TileRefusal("tile", f"a tensor core takes at least {MIN_TILE} rows and columns and {least} terms")
-    root = open_frame(kernel, writer, ())
+    top = open_frame(kernel, writer, ())
     rest = rest_of(kernel, axes)
     rows, columns = (axis.tiles for axis in axes)
     counts = [parameters.split, *(extent(r) for r in rest), rows * columns]
-    grid = math.prod(counts)
-    if grid >= 1 << 31:
+    tiles = grid = math.prod(counts)
+    if tiles >= 1 << 31:
         raise TileRefusal("grid", "2^31 programs or more")
-    number = root.lines.name("tl.program_id(0)", "program")
+    described = _described(contraction, kernel, axes, top, parameters)
+    number = top.lines.name("tl.program_id(0)", "program")
+    root = top
+    if parameters.persistent:
+        grid = min(tiles, target.cores * parameters.persistent)
+        program, number = number, writer.fresh("tile")
+        root = Frame(Lines(writer, top.lines), (), outer=top)
     digits = split_number(root, number, counts)
     for axis, digit in zip(rest, digits[1:-1], strict=True):
         bind_scalar(root, axis, digit)
     row, column = raster(root, digits[-1], rows, columns, parameters.group)
     part = Part(digits[0], parameters.split)
-    result = write_contraction(
-        contraction,
-        root,
-        (axes[0], axes[1]),
-        (_start(root, row, axes[0]), _start(root, column, axes[1])),
-        step=parameters.reduce_tile,
-        precision=parameters.precision,
-        part=part,
+    specialized = ", warp_specialize=True" if parameters.warp_specialize else ""
+    loop = Loop(
+        parameters.reduce_tile,
+        parameters.precision,
+        parameters.epilogue_parts,
+        described,
+        part,
+        "" if parameters.persistent else specialized,
     )
-    if parameters.split > 1:
-        _store_partials(result, kernel, part)
-    return result, grid
+    starts = (_start(root, row, axes[0]), _start(root, column, axes[1]))
+    for frame, first in write_contraction(contraction, root, axes, starts, loop):
+        if parameters.split > 1:
+            _store_partials(frame, kernel, part)
+            continue
+        width = replace(axes[1], size=axes[1].size // parameters.epilogue_parts)
+        stored = None
+        if parameters.loads == TMA and kernel.gates == ():
+            stored = describe(kernel.store, (axes[0], width), top)
+        store_tile(frame, kernel, stored, first)
+    if parameters.persistent:
+        how = specialized or ", flatten=True"
+        top.lines.extend(f"for {number} in tl.range({program}, {tiles}, {grid}{how}):", root.lines)
+    return top.lines, grid
+
+
+def _described(
+    contraction: Contraction, kernel: TileKernel, axes: tuple[Axis, Axis], top: Frame, parameters: TileParameters
+) -> tuple[Described | None, Described | None]:
+    """The operands that are loaded by TMA. Raises TileRefusal where none can be."""
+    if parameters.loads != TMA:
+        return None, None
+    reduced = Axis(tuple(contraction.reduce.src[1:]), parameters.reduce_tile)
+    blocks = ((axes[0], reduced), (reduced, axes[1]))
+    accesses = {load.node: load for load in kernel.loads}
+    found = []
+    for side, block in zip(contraction.sides, blocks, strict=True):
+        (factor, *others) = side.factors
+        plain = not others and factor.node.op is Ops.INDEX and factor.node.dtype is side.dtype
+        found.append(describe(accesses[factor.node], block, top) if plain else None)
+    if found == [None, None]:
+        raise TileRefusal("loads", "no operand lies in memory as TMA takes it")
+    return found[0], found[1]
 
 
 def raster(frame: Frame, number: str, rows: int, columns: int, group: int) -> tuple[str, str]:
@@ -232,7 +283,11 @@ def _flat_place(frame: Frame, kernel: TileKernel) -> Block:
         value = frame.value(axis)
         if step > 1:
             value = frame.new(f"{value.text} * {step}", "int32", value.axes)
-        total = value if total.constant == 0 else frame.new(f"{total.text} + {value.text}", "int32", total.axes | value.axes)
+        total = (
+            value
+            if total.constant == 0
+            else frame.new(f"{total.text} + {value.text}", "int32", total.axes | value.axes)
+        )
         step *= extent(axis)
     return total
 

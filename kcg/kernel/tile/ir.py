@@ -91,7 +91,11 @@ class TileKernel:
     @property
     def reduce_ranges(self) -> tuple[UOp, ...]:
         """The ranges of the reduction that is not inside another one; of several, of the longest."""
-        top = [r for r in self.reductions if not any(r in other.src[0].backward_slice_with_self for other in self.reductions)]
+        top = [
+            r
+            for r in self.reductions
+            if not any(r in other.src[0].backward_slice_with_self for other in self.reductions)
+        ]
         return max((r.src[1:] for r in top), key=lambda ranges: math.prod(map(extent, ranges)), default=())
 
     @property

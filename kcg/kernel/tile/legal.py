@@ -33,7 +33,9 @@ STAGES = (1, 2, 3, 4, 5, 6)
 def legal_values(kernel: TileKernel, target: Target, parameters: TileParameters, field: str) -> tuple[Any, ...]:
     """The legal values of one field of FIELDS, its present one included; one value where the field changes nothing."""
     present = getattr(parameters, field)
-    found = [v for v in _candidates(kernel, parameters, field) if _fits(kernel, target, replace(parameters, **{field: v}))]
+    found = [
+        v for v in _candidates(kernel, parameters, field) if _fits(kernel, target, replace(parameters, **{field: v}))
+    ]
     return tuple(found) if present in found else (present, *found)
 
 
@@ -132,7 +134,9 @@ def _fits(kernel: TileKernel, target: Target, p: TileParameters) -> bool:
     rows, columns = p.tile
     if rows * columns // threads > REGISTERS - 31 or rows * columns < threads:
         return False
-    if p.num_stages > steps // p.split + 1 or p.num_stages * (rows + columns) * p.reduce_tile * itemsize > shared_bytes(target):
+    if p.num_stages > steps // p.split + 1 or p.num_stages * (rows + columns) * p.reduce_tile * itemsize > shared_bytes(
+        target
+    ):
         return False
     if dtype is dtypes.float32 and p.precision == "ieee" and rows * columns > 16_384:
         return False

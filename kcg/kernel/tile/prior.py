@@ -202,4 +202,3 @@ def _contraction(kernel: TileKernel, target: Target, axes: Axes) -> TileParamete
         CONTRACTION, axes, (tile[0], tile[1]), reduce_tile=step, split=split, group=group, num_warps=warps,
         num_stages=stages,
     )  # fmt: skip
-

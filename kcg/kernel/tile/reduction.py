@@ -11,11 +11,11 @@ from kcg.kernel.tile.ir import TileKernel, is_symbolic
 from kcg.kernel.tile.program import TileRefusal
 from kcg.kernel.tile.tiles import Axis, bind_axis, total_of
 
-PRODUCT = '''
+PRODUCT = """
 @triton.jit
 def _multiply(a, b):
     return a * b
-'''
+"""
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,9 @@ class Part:
 
     number: str = "0"
     count: int = 1
+
+
+WHOLE = Part()
 
 
 def depth_of(reductions: tuple[UOp, ...]) -> int:
@@ -40,13 +43,13 @@ def _inside(inner: UOp, outer: UOp) -> bool:
     return any(r in inner.ranges for r in outer.src[1:])
 
 
-def reducer(kernel: TileKernel, *, first_axis: int, part: Part = Part()) -> Callable[[UOp, Frame], None]:
+def reducer(kernel: TileKernel, *, first_axis: int, part: Part = WHOLE) -> Callable[[UOp, Frame], None]:
     """What writes a reduction into a frame; its axes are the tile's last, from `first_axis` on."""
 
     def reduce(node: UOp, frame: Frame) -> None:
         frame = frame.home(node)
         group = _together(node, frame, kernel.reductions)
-        _write(group, frame, first_axis + frame.depth, Part() if frame.depth else part)
+        _write(group, frame, first_axis + frame.depth, WHOLE if frame.depth else part)
 
     return reduce
 
@@ -85,7 +88,11 @@ def _write(group: list[UOp], frame: Frame, number: int, part: Part) -> None:
         terms = [_term(node, inside, number) for node in group]
         for node, term in zip(group, terms, strict=True):
             if number not in term.axes:
-                term = inside.new(f"tl.broadcast_to({inside.atom(term)}, {inside.shape(term.axes | {number})})", term.type, term.axes | {number})
+                term = inside.new(
+                    f"tl.broadcast_to({inside.atom(term)}, {inside.shape(term.axes | {number})})",
+                    term.type,
+                    term.axes | {number},
+                )
             frame.bound[node] = frame.values[node] = _finish(node, frame, term.text, term, number)
         return
     body = Lines(frame.writer, frame.lines)

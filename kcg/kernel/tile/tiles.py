@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kcg.compat.tiny import UOp
-from kcg.kernel.tile.emit import TYPES, Block, Frame, Lines, Writer, compute_type
+from kcg.kernel.tile.emit import Block, Frame, Lines, Writer, compute_type
 from kcg.kernel.tile.ir import TileKernel, extent, is_symbolic
 from kcg.kernel.tile.parameters import TileParameters
 from kcg.kernel.tile.program import TileRefusal
@@ -95,21 +95,30 @@ def total_of(frame: Frame, ranges: Sequence[UOp]) -> tuple[str, bool]:
     return frame.lines.name(text, "total") if len(symbolic) > 1 or fixed != 1 else text, True
 
 
-def bind_axis(frame: Frame, axis: Axis, number: int, start: str, *, vector: str = "") -> str:
-    """Binds the ranges of an axis of the tile, which begins at element `start`. Returns the vector of its elements."""
+def bind_axis(frame: Frame, axis: Axis, number: int, start: str, *, vector: str = "", ragged: bool = False) -> str:
+    """Binds the ranges of an axis of the tile, which begins at element `start`. Returns the vector of its elements.
+
+    `ragged` says that elements past the end are possible where the axis alone does not tell: it is a part of a tile.
+    """
     wide = axis.total + axis.size >= 1 << 31
     if not vector:
         if wide and start != "0":
             start = f"{start}.to(tl.int64)" if start.isidentifier() else f"({start}).to(tl.int64)"
-        vector = frame.lines.name(f"{start} + tl.arange(0, {axis.size})" if start != "0" else f"tl.arange(0, {axis.size})", "i")
+        vector = frame.lines.name(
+            f"{start} + tl.arange(0, {axis.size})" if start != "0" else f"tl.arange(0, {axis.size})", "i"
+        )
     block = frame.lines.name(frame.along(vector, number), "i") if frame.rank > 1 else vector
     type_ = "int64" if wide else "int32"
     total, symbolic = total_of(frame, axis.ranges)
-    if symbolic or axis.total % axis.size:
+    if symbolic or ragged or axis.total % axis.size:
         frame.masks[number] = frame.lines.name(f"{block} < {total}", "mask")
     inner: list[str] = []
     for place, axis_range in reversed(list(enumerate(axis.ranges))):
-        text = block if not inner else frame.lines.name(f"{block} // {inner[-1] if len(inner) == 1 else _product(frame, inner)}")
+        text = (
+            block
+            if not inner
+            else frame.lines.name(f"{block} // {inner[-1] if len(inner) == 1 else _product(frame, inner)}")
+        )
         size = frame.value(axis_range.src[0]).text if is_symbolic(axis_range) else str(extent(axis_range))
         if place:
             text = frame.lines.name(f"{text} % {size}")
@@ -123,19 +132,3 @@ def _product(frame: Frame, sizes: Sequence[str]) -> str:
     if all(size.isdigit() for size in sizes):
         return str(math.prod(map(int, sizes)))
     return frame.lines.name(" * ".join(sizes))
-
-
-def store_tile(frame: Frame, kernel: TileKernel) -> None:
-    """Stores the kernel's value in the place that it belongs to."""
-    value = frame.narrow(kernel.value, TYPES[kernel.store.buffer.dtype])
-    pointer, conditions, axes = frame.access(kernel.store, [g for g in kernel.gates if g not in kernel.store.gates])
-    place = frame.address(kernel.store.address)
-    if axes | value.axes != place.axes:
-        pointer = f"{pointer} + tl.zeros({frame.shape(axes | value.axes)}, tl.int32)"
-    text = value.text
-    if not conditions:
-        frame.lines.add(f"tl.store({pointer}, {text})")
-        return
-    frame.lines.add(f"tl.store({pointer}, {text}, mask={frame.all_of(conditions)})")
-
-

@@ -60,7 +60,7 @@ def _buffers(ast: UOp, case: Case, inputs: dict[int, Any]) -> dict[str, np.ndarr
     made = {}
     for info in buffers_of(ast):
         if info.slot in inputs:
-            made[f"p{info.slot}"] = np.asarray(inputs[info.slot]).copy()
+            made[f"p{info.slot}"] = np.asarray(inputs[info.slot][np.arange(info.size)])
         else:
             made[f"p{info.slot}"] = np.full(info.size * info.itemsize, 0x7E, np.uint8)
     if any(a.slot == WORKSPACE for a in case.program.launches[0].arguments):
