@@ -89,6 +89,20 @@ def _check(kernel: TileKernel, parameters: TileParameters) -> None:
         raise TileRefusal("warp_specialize", "the compiler leaves it out where loads are not TMA")
 
 
+def can_describe(kernel: TileKernel, parameters: TileParameters) -> bool:
+    """Whether TMA can load an operand of a contraction in tiles of these parameters."""
+    contraction = kernel.contraction
+    assert contraction is not None
+    axes = axes_of(kernel, parameters)
+    contraction = _turned(contraction, parameters)
+    top = open_frame(kernel, Writer(kernel), ())
+    try:
+        _described(contraction, kernel, (axes[0], axes[1]), top, replace(parameters, loads=TMA))
+    except TileRefusal:
+        return False
+    return True
+
+
 def may_split(kernel: TileKernel) -> bool:
     """Whether programs may share the kernel's reductions: all are of the same ranges, one value for each output."""
     first = kernel.reductions[0] if kernel.reductions else None
@@ -170,11 +184,7 @@ def _write_contraction(
         raise TileRefusal("axes", "a contraction's tile has rows and columns")
     one, other = axes_of(kernel, parameters)
     axes = (one, other)
-    own = [sorted(n) for n in parameters.axes]
-    if own == [sorted(side.ranges) for side in contraction.sides[::-1]]:
-        contraction = replace(contraction, sides=contraction.sides[::-1])
-    elif own != [sorted(side.ranges) for side in contraction.sides]:
-        raise TileRefusal("axes", "the rows and the columns of a contraction are its operands' own ranges")
+    contraction = _turned(contraction, parameters)
     least = MIN_INT8_TILE if "int8" in TYPES[contraction.sides[0].dtype] else MIN_TILE
     if min(parameters.tile) < MIN_TILE or parameters.reduce_tile < least:
         raise TileRefusal("tile", f"a tensor core takes at least {MIN_TILE} rows and columns and {least} terms")
@@ -220,6 +230,16 @@ def _write_contraction(
         how = specialized or ", flatten=True"
         top.lines.extend(f"for {number} in tl.range({program}, {tiles}, {grid}{how}):", root.lines)
     return top.lines, grid
+
+
+def _turned(contraction: Contraction, parameters: TileParameters) -> Contraction:
+    """The contraction with the operand first that the parameters make the rows of."""
+    own = [sorted(n) for n in parameters.axes]
+    if own == [sorted(side.ranges) for side in contraction.sides]:
+        return contraction
+    if own == [sorted(side.ranges) for side in contraction.sides[::-1]]:
+        return replace(contraction, sides=contraction.sides[::-1])
+    raise TileRefusal("axes", "the rows and the columns of a contraction are its operands' own ranges")
 
 
 def _described(

@@ -10,15 +10,16 @@ from typing import Any
 
 from kcg.compat.tiny import Ops, dtypes
 from kcg.kernel.tile.contraction import MIN_INT8_TILE, MIN_TILE
-from kcg.kernel.tile.generate import may_split
+from kcg.kernel.tile.generate import can_describe, may_split
 from kcg.kernel.tile.ir import NARROW, TileKernel
-from kcg.kernel.tile.parameters import CONTRACTION, ELEMENTWISE, REDUCTION, TileParameters
-from kcg.kernel.tile.prior import arrangements, forms, parameters_of, power_of_two, shared_bytes
+from kcg.kernel.tile.parameters import CONTRACTION, ELEMENTWISE, POINTER, REDUCTION, TMA, TileParameters
+from kcg.kernel.tile.prior import arrangements, forms, has_tma, parameters_of, power_of_two, shared_bytes
 from kcg.kernel.tile.reduction import depth_of
 from kcg.types import Target
 
 FIELDS = (
-    "tile", "reduce_tile", "split", "group", "num_warps", "num_stages", "maxnreg", "fast_math", "precision",
+    "tile", "reduce_tile", "split", "group", "loads", "persistent", "epilogue_parts", "num_warps", "num_stages",
+    "warp_specialize", "maxnreg", "fast_math", "precision",
 )  # fmt: skip
 """In the order in which a search sets them, after form and axes."""
 
@@ -34,7 +35,9 @@ def legal_values(kernel: TileKernel, target: Target, parameters: TileParameters,
     """The legal values of one field of FIELDS, its present one included; one value where the field changes nothing."""
     present = getattr(parameters, field)
     found = [
-        v for v in _candidates(kernel, parameters, field) if _fits(kernel, target, replace(parameters, **{field: v}))
+        v
+        for v in _candidates(kernel, target, parameters, field)
+        if _fits(kernel, target, replace(parameters, **{field: v}))
     ]
     return tuple(found) if present in found else (present, *found)
 
@@ -65,7 +68,7 @@ def random_parameters(kernel: TileKernel, target: Target, rng: Random) -> TilePa
     return made
 
 
-def _candidates(kernel: TileKernel, parameters: TileParameters, field: str) -> tuple[Any, ...]:
+def _candidates(kernel: TileKernel, target: Target, parameters: TileParameters, field: str) -> tuple[Any, ...]:
     match field:
         case "tile":
             return tuple(_tiles(kernel, parameters))
@@ -75,6 +78,14 @@ def _candidates(kernel: TileKernel, parameters: TileParameters, field: str) -> t
             return SPLITS if kernel.reductions and may_split(kernel) else (1,)
         case "group":
             return GROUPS if parameters.form == CONTRACTION else (1,)
+        case "loads":
+            return (POINTER, TMA) if parameters.form == CONTRACTION and has_tma(target) else (POINTER,)
+        case "persistent":
+            return (0, 1, 2) if parameters.form == CONTRACTION else (0,)
+        case "epilogue_parts":
+            return (1, 2) if parameters.form == CONTRACTION and parameters.tile[1] >= 64 else (1,)
+        case "warp_specialize":
+            return (False, True) if parameters.loads == TMA and parameters.num_warps == 4 else (False,)
         case "num_warps":
             return WARPS
         case "num_stages":
@@ -140,6 +151,13 @@ def _fits(kernel: TileKernel, target: Target, p: TileParameters) -> bool:
         return False
     if dtype is dtypes.float32 and p.precision == "ieee" and rows * columns > 16_384:
         return False
+    if p.warp_specialize and (p.num_warps != 4 or p.loads != TMA):
+        return False
     extents = [math.prod(kernel.extents[n] for n in numbers) for numbers in p.axes]
+    if p.loads == TMA and not can_describe(kernel, p):
+        return False
     tiles = [-(-extent // size) for extent, size in zip(extents, p.tile, strict=True)]
+    programs = math.prod(tiles) * p.split * math.prod(kernel.extents[n] for n in kernel.contraction.batch)
+    if p.persistent and programs <= target.cores * p.persistent:
+        return False  # each program has one tile anyway
     return p.group == 1 or (tiles[1] > 1 and tiles[0] > p.group // 2 and p.group <= 2 * tiles[0])

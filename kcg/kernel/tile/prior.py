@@ -12,9 +12,9 @@ from dataclasses import replace
 
 from kcg.compat.tiny import UOp, dtypes
 from kcg.kernel.tile.contraction import MIN_INT8_TILE, MIN_TILE
-from kcg.kernel.tile.generate import may_split
+from kcg.kernel.tile.generate import can_describe, may_split
 from kcg.kernel.tile.ir import NARROW, TileKernel, affine, extent
-from kcg.kernel.tile.parameters import CONTRACTION, ELEMENTWISE, REDUCTION, TileParameters
+from kcg.kernel.tile.parameters import CONTRACTION, ELEMENTWISE, REDUCTION, TMA, TileParameters
 from kcg.kernel.tile.reduction import depth_of
 from kcg.types import Target
 
@@ -30,6 +30,11 @@ FEW_ROWS = 8  # below, a tensor core's 16 rows are mostly padding: the product i
 ROW_IN_REGISTERS = 16_384  # elements of a row that one program reduces in one pass
 LOOP_TILE = 2_048
 ROWS_TILE = 4_096  # elements of a reduction's block
+
+
+def has_tma(target: Target) -> bool:
+    """Whether a target moves blocks by TMA."""
+    return target.arch.startswith("sm_") and int(target.arch[3:].rstrip("af")) >= 90
 
 
 def shared_bytes(target: Target) -> int:
@@ -197,8 +202,14 @@ def _contraction(kernel: TileKernel, target: Target, axes: Axes) -> TileParamete
     split = 1
     if may_split(kernel) and programs() * 2 <= target.cores and count >= 16 * step:
         split = max(1, min(power_of_two(target.cores // programs()) // 2 * 2, count // (8 * step)))
-    group = 8 if -(-rows // tile[0]) >= 8 else 1
-    return TileParameters(
-        CONTRACTION, axes, (tile[0], tile[1]), reduce_tile=step, split=split, group=group, num_warps=warps,
-        num_stages=stages,
+    made = TileParameters(
+        CONTRACTION, axes, (tile[0], tile[1]), reduce_tile=step, split=split, group=8 if rows >= 8 * tile[0] else 1,
+        num_warps=warps, num_stages=stages,
     )  # fmt: skip
+    if wide or not has_tma(target) or split > 1 or not can_describe(kernel, made):
+        return made
+    made = replace(made, loads=TMA)
+    if programs() < 2 * target.cores:
+        return made
+    parts = 2 if tile[1] >= 128 else 1  # leaves room for one more stage
+    return replace(made, persistent=1, epilogue_parts=parts, num_stages=min(stages, 4 if tile[1] < 256 else 3))

@@ -79,10 +79,10 @@ def test_random_kernels_with_random_parameters(seeds: range, tmp_path: Path) -> 
 
 def split_kernels() -> dict[str, Region]:
     tensors = {
-        "sum": empty(5, 3000).sum(1),
-        "matrix_vector": (empty(1, 4000, dtype="bfloat16") @ empty(4000, 24, dtype="bfloat16")).silu(),
+        "sum": empty(3, 1000).sum(1),
+        "matrix_vector": (empty(1, 900, dtype="bfloat16") @ empty(900, 24, dtype="bfloat16")).silu(),
         "matmul": empty(20, 600, dtype="float16") @ empty(600, 33, dtype="float16") + empty(33, dtype="float16"),
-        "largest": empty(5, 3000).max(1),
+        "largest": empty(3, 1000).max(1),
     }
     return {name: Region((kernel_of(kernels_of(x)[-1]),)) for name, x in tensors.items()}
 
@@ -92,8 +92,7 @@ def test_programs_that_share_a_reduction_add_their_parts_in_order(tmp_path: Path
     cases = {}
     for name, region in split_kernels().items():
         for start in starts(read_kernel(region), TARGET):
-            step = 64
-            parameters = TileParameters(start.form, start.axes, start.tile, reduce_tile=step, split=3, num_warps=4)
+            parameters = TileParameters(start.form, start.axes, start.tile, reduce_tile=64, split=3)
             cases[f"{name} {start.form} {start.axes}"] = case_of(region, Random(name), parameters)
     assert all(case.program.launches[0].arguments[-1].slot == WORKSPACE for case in cases.values())
     assert all(len(case.program.launches) == 2 and case.program.workspace_bytes > 0 for case in cases.values())
@@ -187,7 +186,7 @@ def test_neighbours_differ_in_one_field_and_can_be_generated() -> None:
         kernel = read_kernel(example_region(name))
         start = default_parameters(kernel, TARGET)
         found = list(neighbours(kernel, TARGET, start))
-        assert len(found) > 5
+        assert len(found) > 3
         assert len(set(found)) == len(found)
         for other in found:
             generate_kernel(kernel, TARGET, other)
