@@ -102,7 +102,7 @@ class Writer:
         self.accesses = {load.node: load for load in kernel.loads}
         self.interpreted = interpreted
         # what is stored in 16 bits does not show the approximation's error
-        self.fast_tanh = fast_math and not interpreted and kernel.store.buffer.dtype in NARROW
+        self.fast_tanh = fast_math and kernel.store.buffer.dtype in NARROW
         self.helpers: dict[str, str] = {}
         self._count = 0
 
@@ -355,9 +355,12 @@ class Frame:
             return None
         for one, power in (total.src, total.src[::-1]):
             if one.op is Ops.CONST and not is_invalid(one) and float(one.arg) == 1 and power.op is Ops.EXP2:
-                u = self.value(power.src[0])
-                x = self.new(f"{u.text} * {math.log(2) / 2!r}", "float32", u.axes)
-                self.writer.helpers["_tanh"] = _TANH
+                inner, factor = power.src[0], math.log(2) / 2
+                if inner.op is Ops.MUL and inner.src[1].op is Ops.CONST:
+                    inner, factor = inner.src[0], factor * float(inner.src[1].arg)
+                u = self.value(inner)
+                x = self.new(f"{_term(u)} * {_number(factor)}", "float32", u.axes)
+                self.writer.helpers["_tanh"] = _INTERPRETED_TANH if self.writer.interpreted else _TANH
                 return self.new(f"0.5 - 0.5 * _tanh({x.text})", "float32", u.axes)
         return None
 
@@ -454,6 +457,12 @@ def _threefry() -> str:
     rows.append("    return (b.to(tl.uint64) << 32) | a.to(tl.uint64)")
     return "\n" + "\n".join(rows) + "\n"
 
+
+_INTERPRETED_TANH = """
+@triton.jit
+def _tanh(x):
+    return 1.0 - 2.0 / (tl.exp(2.0 * x) + 1.0)
+"""
 
 _COMPARE = (Ops.CMPLT, Ops.CMPNE, Ops.CMPEQ)
 _INTEGER = (

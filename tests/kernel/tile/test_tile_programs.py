@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -12,7 +13,7 @@ from kcg.kernel.codec import kernel_of
 from kcg.kernel.tile.generate import generate, generate_kernel
 from kcg.kernel.tile.ir import read_kernel
 from kcg.kernel.tile.legal import neighbours, random_parameters, starts
-from kcg.kernel.tile.parameters import CONTRACTION, ELEMENTWISE, REDUCTION, TileParameters
+from kcg.kernel.tile.parameters import CONTRACTION, ELEMENTWISE, POINTER, REDUCTION, TMA, TileParameters
 from kcg.kernel.tile.prior import default_parameters
 from kcg.kernel.tile.program import WORKSPACE, TileRefusal
 from kcg.types import Region
@@ -92,7 +93,7 @@ def test_programs_that_share_a_reduction_add_their_parts_in_order(tmp_path: Path
     cases = {}
     for name, region in split_kernels().items():
         for start in starts(read_kernel(region), TARGET):
-            parameters = TileParameters(start.form, start.axes, start.tile, reduce_tile=64, split=3)
+            parameters = TileParameters(start.form, start.axes, (32,) * len(start.axes), reduce_tile=64, split=3)
             cases[f"{name} {start.form} {start.axes}"] = case_of(region, Random(name), parameters)
     assert all(case.program.launches[0].arguments[-1].slot == WORKSPACE for case in cases.values())
     assert all(len(case.program.launches) == 2 and case.program.workspace_bytes > 0 for case in cases.values())
@@ -193,3 +194,50 @@ def test_neighbours_differ_in_one_field_and_can_be_generated() -> None:
             if (other.form, other.axes) == (start.form, start.axes):
                 changed = [f for f in vars(start) if getattr(other, f) != getattr(start, f)]
                 assert len(changed) == 1
+
+
+def tma_cases() -> dict[str, Region]:
+    tensors = {
+        "rows": empty(40, 96, dtype="float16") @ empty(56, 96, dtype="float16").T + empty(56, dtype="float16"),
+        "gelu": (empty(40, 96, dtype="bfloat16") @ empty(96, 56, dtype="bfloat16")).gelu(),
+        "batch": empty(3, 40, 96) @ empty(3, 96, 56),
+        "columns": empty(96, 40, dtype="float16").T @ empty(96, 56, dtype="float16"),
+        "odd": empty(3, 33, 40, dtype="bfloat16") @ empty(3, 40, 56, dtype="bfloat16"),
+    }
+    return {name: Region((kernel_of(kernels_of(x)[-1]),)) for name, x in tensors.items()}
+
+
+@interpreted
+def test_programs_with_descriptors_persistent_grids_and_parts(tmp_path: Path) -> None:
+    few = replace(TARGET, cores=2)  # so that a program takes several tiles
+    cases = {}
+    for name, region in tma_cases().items():
+        kernel = read_kernel(region)
+        assert kernel.contraction is not None
+        axes = tuple(side.ranges for side in kernel.contraction.sides)
+        for persistent, parts, loads in ((0, 2, TMA), (1, 1, TMA), (1, 2, POINTER)):
+            parameters = TileParameters(
+                CONTRACTION, axes, (32, 32), 32, loads=loads, persistent=persistent, epilogue_parts=parts, group=2
+            )
+            program = generate_kernel(kernel, few, parameters, interpreted=True)
+            assert program.launches[0].descriptors == (loads == TMA)
+            assert not persistent or program.launches[0].grid == 2
+            cases[f"{name} {loads} {persistent} {parts}"] = Case(region, program)
+    check(cases, tmp_path)
+
+
+def test_operands_that_tma_cannot_load_are_refused() -> None:
+    region = Region((kernel_of(kernels_of(empty(40, 33, dtype="float16") @ empty(33, 41, dtype="float16"))[0]),))
+    parameters = TileParameters(CONTRACTION, ((0,), (1,)), (32, 32), 32, loads=TMA)
+    with pytest.raises(TileRefusal) as refusal:
+        generate(region, TARGET, parameters)
+    assert refusal.value.construct == "loads"
+
+
+def test_the_worked_example_of_the_documents_is_what_is_generated() -> None:
+    x, w, b = (empty(*shape, dtype="bfloat16") for shape in ((500, 256), (768, 256), (768,)))
+    (ast,) = kernels_of((x.dot(w.T, dtype="float32") + b).silu().cast("bfloat16"))
+    parameters = TileParameters(CONTRACTION, ((0,), (1,)), (128, 128), 64, num_warps=8, num_stages=3, group=4)
+    program = generate(Region((kernel_of(ast),)), TARGET, parameters)
+    page = (Path(__file__).parents[3] / "docs" / "tiles.md").read_text()
+    assert f"```python\n{program.source.strip()}\n```" in page
