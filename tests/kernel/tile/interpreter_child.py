@@ -16,14 +16,49 @@ from typing import Any
 os.environ["TRITON_INTERPRET"] = "1"
 
 import numpy as np
-import torch
 
 TYPES = {
-    "*i1": torch.bool, "*i8": torch.int8, "*u8": torch.uint8, "*i16": torch.int16, "*u16": torch.uint16,
-    "*i32": torch.int32, "*u32": torch.uint32, "*i64": torch.int64, "*u64": torch.uint64, "*fp16": torch.float16,
-    "*bf16": torch.bfloat16, "*fp32": torch.float32, "*fp64": torch.float64, "*fp8e4nv": torch.float8_e4m3fn,
-    "*fp8e5": torch.float8_e5m2,
+    "*i1": "bool", "*i8": "int8", "*u8": "uint8", "*i16": "int16", "*u16": "uint16", "*i32": "int32", "*u32": "uint32",
+    "*i64": "int64", "*u64": "uint64", "*fp16": "float16", "*bf16": "bfloat16", "*fp32": "float32",
+    "*fp64": "float64", "*fp8e4nv": "float8_e4m3fn", "*fp8e5": "float8_e5m2",
 }  # fmt: skip
+"""A tensor's format by Triton's name of a pointer to it."""
+
+
+class Memory:
+    """A buffer as the interpreter takes it: as much of a tensor's interface as it asks for, without a second's import
+    of PyTorch. Its storage is itself."""
+
+    def __init__(self, data: np.ndarray, dtype: str) -> None:
+        self.data, self.dtype = data, dtype
+
+    def data_ptr(self) -> int:
+        return int(self.data.ctypes.data)
+
+    def untyped_storage(self) -> Memory:
+        return self
+
+    def cpu(self) -> Memory:
+        return self
+
+    def new_empty(self, _size: int, *, device: str) -> Memory:
+        assert device == "cpu"
+        return Memory(self.data, self.dtype)
+
+    def set_(self, storage: Memory, *_layout: object) -> None:
+        self.data = storage.data
+
+    def storage_offset(self) -> int:
+        return 0
+
+    def size(self) -> tuple[int, ...]:
+        return self.data.shape
+
+    def stride(self) -> tuple[int, ...]:
+        return (1,)
+
+    def copy_(self, other: Memory) -> None:
+        assert other.data_ptr() == self.data_ptr()
 
 
 def run(folder: Path, job: dict[str, Any]) -> None:
@@ -34,7 +69,7 @@ def run(folder: Path, job: dict[str, Any]) -> None:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    buffers: dict[str, torch.Tensor] = {}
+    buffers: dict[str, Memory] = {}
     for launch in job["launches"]:
         arguments = []
         for argument in launch["arguments"]:
@@ -42,17 +77,16 @@ def run(folder: Path, job: dict[str, Any]) -> None:
                 arguments.append(job["variables"][argument["variable"]])
                 continue
             if argument["name"] not in buffers:
-                bits = torch.from_numpy(np.load(folder / f"{name}.{argument['name']}.npy"))
-                buffers[argument["name"]] = bits.view(TYPES[argument["type"]])
+                bits = np.load(folder / f"{name}.{argument['name']}.npy")
+                buffers[argument["name"]] = Memory(bits, TYPES[argument["type"]])
             arguments.append(buffers[argument["name"]])
         getattr(module, launch["entry"])[(launch["grid"],)](*arguments)
     for key, buffer in buffers.items():
-        np.save(folder / f"{name}.{key}.npy", buffer.view(torch.uint8).numpy())
+        np.save(folder / f"{name}.{key}.npy", buffer.data)
 
 
 def main() -> None:
     folder = Path(sys.argv[1])
-    torch.set_num_threads(1)
     np.seterr(all="ignore")
     for job in json.loads((folder / "jobs.json").read_text()):
         try:

@@ -29,7 +29,7 @@ REFUSED = {"sharded.2": "range over devices"}
 """Of the examples, those that no tile program can express."""
 
 EXAMPLES = [name for name in example_asts() if name not in REFUSED]
-EVERY = 4  # of the examples, each fourth unless all are asked for
+EVERY = 8  # of the examples, each eighth unless all are asked for
 
 
 def case_of(region: Region, rng: Random, parameters: TileParameters | None = None) -> Case:
@@ -67,7 +67,7 @@ def test_examples_with_random_parameters(names: list[str], tmp_path: Path) -> No
 
 
 @interpreted
-@pytest.mark.parametrize("seeds", [range(4), pytest.param(range(4, 40), marks=pytest.mark.slow)], ids=["some", "many"])
+@pytest.mark.parametrize("seeds", [range(2), pytest.param(range(2, 40), marks=pytest.mark.slow)], ids=["some", "many"])
 def test_random_kernels_with_random_parameters(seeds: range, tmp_path: Path) -> None:
     """Odd extents, layouts, formats, batch ranges, prologues and epilogues."""
     cases = {}
@@ -94,7 +94,10 @@ def test_programs_that_share_a_reduction_add_their_parts_in_order(tmp_path: Path
     for name, region in split_kernels().items():
         for start in starts(read_kernel(region), TARGET):
             parameters = TileParameters(start.form, start.axes, (32,) * len(start.axes), reduce_tile=64, split=3)
-            cases[f"{name} {start.form} {start.axes}"] = case_of(region, Random(name), parameters)
+            case = case_of(region, Random(name), parameters)
+            if case.program.launches[0].grid <= 24:  # the interpreter takes programs one after another
+                cases[f"{name} {start.form} {start.axes}"] = case
+    assert {name.split()[0] for name in cases} == set(split_kernels())
     assert all(case.program.launches[0].arguments[-1].slot == WORKSPACE for case in cases.values())
     assert all(len(case.program.launches) == 2 and case.program.workspace_bytes > 0 for case in cases.values())
     check(cases, tmp_path)
