@@ -128,6 +128,7 @@ def _read(_id: str, region: Region) -> TileKernel:
 
 def read_ast(ast: UOp) -> TileKernel:
     """See `read_kernel`; of an AST that is simplified already."""
+    ast = _with_sums_merged(ast)
     nodes = list(ast.toposort())
     _refuse_unknown(ast, nodes)
     end = ast.src[0]
@@ -155,6 +156,40 @@ def read_ast(ast: UOp) -> TileKernel:
         reductions=reductions,
         contraction=contraction_of(reductions, tuple(outputs)),
     )
+
+
+def _with_sums_merged(ast: UOp) -> UOp:
+    """The AST with a sum of sums as one sum over all ranges: the gradient of a convolution is then a contraction.
+
+    Between the sums may be casts of floats and conditions that give 0 otherwise.
+    """
+    for node in ast.toposort():
+        if node.op is Ops.REDUCE and node.arg[0] is Ops.ADD and dtypes.is_float(node.dtype):
+            path, inner = [], node.src[0]
+            while (place := _place_of_sum(inner)) is not None:
+                path.append((inner, place))
+                inner = inner.src[place]
+            if inner.op is not Ops.REDUCE or inner.arg != node.arg or not set(node.src[1:]) & set(inner.ranges):
+                continue
+            if any(r.op is not Ops.RANGE for r in (*node.src[1:], *inner.src[1:])):
+                continue
+            term = inner.src[0]
+            for step, place in reversed(path):
+                term = step.replace(src=(*step.src[:place], term, *step.src[place + 1 :]))
+            merged = node.replace(src=(term, *node.src[1:], *inner.src[1:]))
+            return _with_sums_merged(ast.substitute({node: merged}))
+    return ast
+
+
+def _place_of_sum(node: UOp) -> int | None:
+    """Which source of a node may be a sum that can be added up outside of it."""
+    if node.op is Ops.CAST and dtypes.is_float(node.dtype) and dtypes.is_float(node.src[0].dtype):
+        return 0
+    if node.op is Ops.WHERE and _is_zero(node.src[2]):
+        return 1
+    if node.op is Ops.WHERE and _is_zero(node.src[1]):
+        return 2
+    return None
 
 
 def _refuse_unknown(ast: UOp, nodes: list[UOp]) -> None:

@@ -16,6 +16,7 @@ from kcg.kernel.tile.legal import neighbours, random_parameters, starts
 from kcg.kernel.tile.parameters import CONTRACTION, ELEMENTWISE, POINTER, REDUCTION, TMA, TileParameters
 from kcg.kernel.tile.prior import default_parameters
 from kcg.kernel.tile.program import WORKSPACE, TileRefusal
+from kcg.kernel.tile.reduction import depth_of
 from kcg.types import Region
 from tests.kernel.tile.random_kernels import FAMILIES, random_kernel
 from tests.kernel.tile.running import HAS_TRITON, WITHOUT, Case, compare
@@ -244,3 +245,17 @@ def test_the_worked_example_of_the_documents_is_what_is_generated() -> None:
     program = generate(Region((kernel_of(ast),)), TARGET, parameters)
     page = (Path(__file__).parents[3] / "docs" / "tiles.md").read_text()
     assert f"```python\n{program.source.strip()}\n```" in page
+
+
+@interpreted
+def test_a_sum_of_sums_is_one_sum(tmp_path: Path) -> None:
+    """The gradient of a convolution: a sum over the window of sums over the channels."""
+    x, w = empty(2, 4, 8, 8), empty(8, 4, 3, 3)
+    y = x.conv2d(w, stride=2, padding=1).contiguous()
+    (gradient,) = (y * empty(*(int(size) for size in y.shape))).sum().gradient(x)
+    (ast,) = kernels_of(gradient)
+    assert sum(node.op.name == "REDUCE" for node in ast.toposort()) == 2
+    region = Region((kernel_of(ast),))
+    kernel = read_kernel(region)
+    assert len(kernel.reductions) == depth_of(kernel.reductions) == 1
+    check({"gradient": case_of(region, Random(0), default_parameters(kernel, TARGET))}, tmp_path)
