@@ -13,7 +13,7 @@ from kcg.kernel.tile.contraction import MIN_INT8_TILE, MIN_TILE
 from kcg.kernel.tile.generate import can_describe, may_split
 from kcg.kernel.tile.ir import NARROW, TileKernel
 from kcg.kernel.tile.parameters import CONTRACTION, ELEMENTWISE, POINTER, REDUCTION, TMA, TileParameters
-from kcg.kernel.tile.prior import arrangements, forms, has_tma, parameters_of, power_of_two, shared_bytes
+from kcg.kernel.tile.prior import arrangements, forms, has_tma, parameters_of, power_of_two, shared_bytes, shared_taken
 from kcg.kernel.tile.reduction import depth_of
 from kcg.types import Target
 
@@ -141,13 +141,10 @@ def _fits(kernel: TileKernel, target: Target, p: TileParameters) -> bool:
         return not (elements < threads and p.num_warps > 1) and (depth_of(kernel.reductions) < 2 or elements <= 8192)
     assert kernel.contraction is not None
     dtype = kernel.contraction.sides[0].dtype
-    itemsize = 4 if dtype is dtypes.float32 else dtype.itemsize
     rows, columns = p.tile
     if rows * columns // threads > REGISTERS - 31 or rows * columns < threads:
         return False
-    if p.num_stages > steps // p.split + 1 or p.num_stages * (rows + columns) * p.reduce_tile * itemsize > shared_bytes(
-        target
-    ):
+    if p.num_stages > steps // p.split + 1 or shared_taken(kernel, p) > shared_bytes(target):
         return False
     if dtype is dtypes.float32 and p.precision == "ieee" and rows * columns > 16_384:
         return False

@@ -21,7 +21,7 @@ from kcg.types import Target
 SHARED_BYTES = {"sm_80": 163 << 10, "sm_86": 99 << 10, "sm_89": 99 << 10, "sm_90": 227 << 10, "gfx942": 64 << 10}
 """What a program may take; tinygrad's own limit is that of static shared memory."""
 
-MOST_SUMS = 32_768  # accumulators of a tile
+COMPILER_BYTES = 1_056  # barriers and padding, the most seen
 Axes = tuple[tuple[int, ...], ...]
 """Which output ranges each axis of a tile holds, see `TileParameters.axes`."""
 
@@ -40,6 +40,24 @@ def has_tma(target: Target) -> bool:
 def shared_bytes(target: Target) -> int:
     """Shared memory of one program on a target, in bytes."""
     return SHARED_BYTES.get(target.arch, target.shared_bytes)
+
+
+def shared_taken(kernel: TileKernel, parameters: TileParameters) -> int:
+    """About how much shared memory a contraction's program takes, in bytes: the ring of its operands' blocks, and with
+    TMA the part of the result that is on its way out. For tiles of 128 × 256 × 64 the compiler says 32 to 1,056 more.
+    """
+    assert kernel.contraction is not None
+    rows, columns = parameters.tile
+    ring = parameters.num_stages * (rows + columns) * parameters.reduce_tile
+    ring *= int(kernel.contraction.sides[0].dtype.itemsize)
+    if parameters.loads != TMA:
+        return ring
+    # what is read beside the result for each element is read side by side, so that the float32 sums move there first
+    inside = kernel.contraction.reduce.backward_slice
+    beside = [load for load in kernel.loads if load.node not in inside]
+    spread = any(all(any(kernel.outputs[n] in x.node.ranges for n in axis) for axis in parameters.axes) for x in beside)
+    itemsize = 4 if spread else int(kernel.store.buffer.dtype.itemsize)
+    return ring + rows * columns * itemsize // parameters.epilogue_parts + COMPILER_BYTES
 
 
 def default_parameters(kernel: TileKernel, target: Target) -> TileParameters:
@@ -209,7 +227,8 @@ def _contraction(kernel: TileKernel, target: Target, axes: Axes) -> TileParamete
     if wide or not has_tma(target) or split > 1 or not can_describe(kernel, made):
         return made
     made = replace(made, loads=TMA)
-    if programs() < 2 * target.cores:
-        return made
-    parts = 2 if tile[1] >= 128 else 1  # leaves room for one more stage
-    return replace(made, persistent=1, epilogue_parts=parts, num_stages=min(stages, 4 if tile[1] < 256 else 3))
+    if programs() >= 2 * target.cores:
+        made = replace(made, persistent=1, epilogue_parts=2 if tile[1] >= 128 else 1)  # room for a stage
+    while made.num_stages > 1 and shared_taken(kernel, made) > shared_bytes(target):
+        made = replace(made, num_stages=made.num_stages - 1)
+    return made
