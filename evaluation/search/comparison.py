@@ -42,7 +42,7 @@ BEAM: Final = "full-beam"  # as tinygrad has it: all children are measured
 HAND_CODED, RANDOM, MCTS = "hand-coded", "random", "mcts"
 ALONE: Final = "predictor-alone"
 DRAFT, ROLLOUT = "draft", "policy-rollout"
-ROOM: Final = 1.03  # a kernel has room where BEAM's end takes so many times the optimum
+GAP: Final = 1.03  # BEAM leaves a gap where its end takes so many times the optimum
 
 LedOf = Callable[[Region, Target, ReplayTable], Led]
 """The policy for one kernel."""
@@ -247,14 +247,14 @@ class Bench:
 
 def is_within(kernel: RecordedKernel, end_s: float) -> bool:
     """Whether a kernel is far from its optimum where `end_s` is the best that was found."""
-    return end_s >= ROOM * kernel.table.best_s
+    return end_s >= GAP * kernel.table.best_s
 
 
 def turns(kernel: RecordedKernel, settings: Settings, known: Mapping[Turn, Replay], *, has_policy: bool) -> list[Turn]:
     """What is still to be replayed on a kernel.
 
     The default contender runs once more with the measurements of the widest BEAM, where that is more than the budget
-    and left room; so this is only known after it.
+    and left a gap; so this is only known after it.
     """
     beams = [f"{BEAM}:{width}" for width in sorted(settings.beams)]
     wanted: list[Turn] = [(name, 0, None) for name in beams]

@@ -244,8 +244,8 @@ def _names(labels: Sequence[tuple[float, str, str, str]]) -> list[str]:
     found, last = [], TOP - LABEL_STEP
     ordered = sorted(labels)
     for place, (height, name, colour, dash) in enumerate(ordered):
-        room = HEIGHT - BOTTOM - LABEL_STEP * (len(ordered) - 1 - place)
-        last = max(min(height, room), last + LABEL_STEP)
+        lowest = HEIGHT - BOTTOM - LABEL_STEP * (len(ordered) - 1 - place)
+        last = max(min(height, lowest), last + LABEL_STEP)
         left = WIDTH - RIGHT + 14
         found.append(
             f'<line x1="{left}" y1="{last:.1f}" x2="{left + 18}" y2="{last:.1f}" stroke="{colour}" '

@@ -18,9 +18,9 @@ import numpy as np
 from evaluation.search.comparison import (
     BEAM,
     DRAFT,
+    GAP,
     RANDOM,
     ROLLOUT,
-    ROOM,
     Replay,
     Settings,
     Turn,
@@ -200,16 +200,16 @@ class Board:
         """How many kernels the widest BEAM left a gap on, and what the default contender gains there by as many
         measurements of each; no gain where it did not run so long, as on a device."""
         beam_s, made = self.beam(width)
-        room = beam_s >= ROOM * self.best_s
+        gap = beam_s >= GAP * self.best_s
         times = beam_s.copy()
-        for k in np.flatnonzero(room).tolist():
+        for k in np.flatnonzero(gap).tolist():
             allowed, known_s = int(made[k]), float(self.hand_coded_s[k])
             turn = (self.settings.default, 0, max(allowed, self.settings.budget))
             if replayed(self.replays[k], turn) is None:
-                return int(room.sum()), None
+                return int(gap.sum()), None
             found = [self._replay(k, (turn[0], seed, turn[2])) for seed in range(self.settings.seeds)]
             times[k] = np.mean([_after(p, allowed, known_s)[allowed] for p in found])
-        return int(room.sum()), self.gain(beam_s[:, None], times[:, None], room)[0] if room.any() else None
+        return int(gap.sum()), self.gain(beam_s[:, None], times[:, None], gap)[0] if gap.any() else None
 
 
 def _after(replay: Replay, budget: int, otherwise_s: float) -> Array:

@@ -62,7 +62,7 @@ def optimize(settings: Settings, progress: Progress, *, started: float | None = 
         kernels = handwritten.read_files(device, settings.kernels)  # first: a mistake in it is known before all else
         log.begin(CAPTURING)
         captured = capture(settings, device, budget=budget, log=log)
-        check_room(settings, captured.workload, device=device, log=log)
+        check_fits(settings, captured.workload, device=device, log=log)
         log.begin(OPENING)
         guide.preload()
         device.open_journal(captured.workload)
@@ -159,7 +159,7 @@ def _late(label: str, budget: Budget, log: RunLog) -> Late | None:
     return Late(budget.over_at - time.monotonic(), lambda: log.progress.line(line, important=True))
 
 
-def check_room(settings: Settings, workload: Workload, *, device: Device, log: RunLog) -> None:
+def check_fits(settings: Settings, workload: Workload, *, device: Device, log: RunLog) -> None:
     """Whether the workload as a whole has room on the device, and its weights are there. Raises UsageError, or
     WeightsError."""
     name = device.choice.device

@@ -134,11 +134,11 @@ def test_a_preset_that_does_not_fit_is_one_line_that_names_the_next_smaller(
 
 def test_without_a_smaller_preset_it_says_what_else_would_help(layer: WorkloadSpec) -> None:
     workload, lines = layer.capture("middling"), list[str]()
-    room: dict[str, Any] = {"device": "CUDA", "log": lines.append}
+    memory: dict[str, Any] = {"device": "CUDA", "log": lines.append}
     with pytest.raises(UsageError, match=r"CUDA has 1e-09 GB free of 8 GB: .* free memory that others use"):
-        check_memory(Settings("layer"), workload, Memory(1, 8 * 10**9), **room)
+        check_memory(Settings("layer"), workload, Memory(1, 8 * 10**9), **memory)
     with pytest.raises(UsageError, match="use a device with more memory"):
-        check_memory(Settings("layer"), workload, Memory(1, 2), **room)
+        check_memory(Settings("layer"), workload, Memory(1, 2), **memory)
     assert len(lines) == 2 and all(line.endswith("looking for a preset that fits") for line in lines)
     smaller = next_smaller(layer.capture("vast"), Memory(10**6, 10**6))
     assert smaller is not None and smaller.preset == "mini"
@@ -146,12 +146,12 @@ def test_without_a_smaller_preset_it_says_what_else_would_help(layer: WorkloadSp
 
 def test_what_fits_is_not_reported_or_is_no_whole_model_passes(layer: WorkloadSpec) -> None:
     workload = layer.capture("vast")
-    for settings, room in (
+    for settings, memory in (
         (Settings("layer"), None),
         (Settings("layer"), Memory(workload.memory_bytes, workload.memory_bytes)),
         (Settings("train.py"), Memory(1, 1)),
     ):
-        check_memory(settings, workload, room, device="CPU", log=lambda line: pytest.fail(line))
+        check_memory(settings, workload, memory, device="CPU", log=lambda line: pytest.fail(line))
 
 
 def test_a_dry_run_says_what_would_be_needed(
