@@ -18,10 +18,16 @@ from kcg.kernel.tile.reduction import depth_of
 from kcg.types import Target
 
 FIELDS = (
-    "tile", "reduce_tile", "split", "group", "loads", "persistent", "epilogue_parts", "num_warps", "num_stages",
-    "warp_specialize", "maxnreg", "fast_math", "precision",
+    "tile", "reduce_tile", "num_warps", "split", "loads", "persistent", "epilogue_parts", "num_stages",
+    "warp_specialize", "group", "maxnreg", "fast_math", "precision",
 )  # fmt: skip
-"""In the order in which a search sets them, after form and axes."""
+"""In the order in which a search sets them, after form and axes: what decides most and what others depend on first."""
+
+LEAST: dict[str, Any] = {
+    "split": 1, "loads": POINTER, "persistent": 0, "epilogue_parts": 1, "num_stages": 1, "warp_specialize": False,
+    "group": 1, "maxnreg": 0,
+}  # fmt: skip
+"""What asks for least of a target."""
 
 WARPS = (1, 2, 4, 8, 16)
 REGISTERS = 255  # of one thread
@@ -40,6 +46,33 @@ def legal_values(kernel: TileKernel, target: Target, parameters: TileParameters,
         if _fits(kernel, target, replace(parameters, **{field: v}))
     ]
     return tuple(found) if present in found else (present, *found)
+
+
+def possible_values(kernel: TileKernel, target: Target, parameters: TileParameters, field: str) -> tuple[Any, ...]:
+    """The values of one field of FIELDS that are legal with those before it as they are and some of those after it."""
+    later = FIELDS[FIELDS.index(field) + 1 :]
+    least = {name: LEAST[name] for name in later if name in LEAST}
+    if "epilogue_parts" in least and parameters.form == CONTRACTION and parameters.tile[1] >= 64:
+        least["epilogue_parts"] = 2  # takes less shared memory than the whole tile
+    asks_least = replace(parameters, **least)
+
+    def fits(value: Any) -> bool:
+        made = replace(asks_least, **{field: value})
+        if field == "tile" and made.form == CONTRACTION:
+            made = replace(made, epilogue_parts=2 if value[1] >= 64 else 1)
+        if "reduce_tile" in later:
+            made = replace(made, reduce_tile=min(_reduce_tiles(kernel, made)))
+        warps = WARPS if "num_warps" in later else (made.num_warps,)
+        return any(_fits(kernel, target, replace(made, num_warps=count)) for count in warps)
+
+    return tuple(value for value in _candidates(kernel, target, asks_least, field) if fits(value))
+
+
+def is_legal(kernel: TileKernel, target: Target, parameters: TileParameters) -> bool:
+    """Whether each value is a candidate, and all of them together are legal."""
+    return _fits(kernel, target, parameters) and all(
+        getattr(parameters, field) in _candidates(kernel, target, parameters, field) for field in FIELDS
+    )
 
 
 def starts(kernel: TileKernel, target: Target) -> tuple[TileParameters, ...]:
