@@ -22,6 +22,7 @@ SHARED_BYTES = {"sm_80": 163 << 10, "sm_86": 99 << 10, "sm_89": 99 << 10, "sm_90
 """What a program may take; tinygrad's own limit is that of static shared memory."""
 
 COMPILER_BYTES = 1_056  # barriers and padding, the most seen
+SPECIALIZED_BYTES = 32 << 10  # of a warp specialised program's result, at least
 Axes = tuple[tuple[int, ...], ...]
 """Which output ranges each axis of a tile holds, see `TileParameters.axes`."""
 
@@ -44,7 +45,8 @@ def shared_bytes(target: Target) -> int:
 
 def shared_taken(kernel: TileKernel, parameters: TileParameters) -> int:
     """About how much shared memory a contraction's program takes, in bytes: the ring of its operands' blocks, and with
-    TMA the part of the result that is on its way out. For tiles of 128 × 256 × 64 the compiler says 32 to 1,056 more.
+    TMA the part of the result that is on its way out, which has the ring's place where the program ends with it. Of 50
+    programs the compiler said from 28 % less to 1 % more.
     """
     assert kernel.contraction is not None
     rows, columns = parameters.tile
@@ -57,7 +59,10 @@ def shared_taken(kernel: TileKernel, parameters: TileParameters) -> int:
     beside = [load for load in kernel.loads if load.node not in inside]
     spread = any(all(any(kernel.outputs[n] in x.node.ranges for n in axis) for axis in parameters.axes) for x in beside)
     itemsize = 4 if spread else int(kernel.store.buffer.dtype.itemsize)
-    return ring + rows * columns * itemsize // parameters.epilogue_parts + COMPILER_BYTES
+    leaving = rows * columns * itemsize // parameters.epilogue_parts
+    if parameters.warp_specialize:
+        leaving = max(leaving, SPECIALIZED_BYTES)
+    return (ring + leaving if parameters.persistent else max(ring, leaving)) + COMPILER_BYTES
 
 
 def default_parameters(kernel: TileKernel, target: Target) -> TileParameters:

@@ -17,6 +17,7 @@ from typing import Any, NoReturn, TypeVar
 from kcg.errors import ScheduleError
 from kcg.kernel.kinds import baseline_of
 from kcg.kernel.program import Program
+from kcg.kernel.tile.cost import predicted_seconds
 from kcg.kernel.tile.generate import generate_kernel
 from kcg.kernel.tile.ir import TileKernel, affine
 from kcg.kernel.tile.legal import FIELDS, is_legal, possible_values, random_parameters, starts
@@ -42,14 +43,18 @@ class TileSpace:
 
     def __init__(self, region: Region, target: Target, kernel: TileKernel) -> None:
         self.region, self.target, self.kernel = region, target, kernel
+        self._known: dict[str, dict[Any, Any]] = {}
         self._start = default_parameters(kernel, target)
         self._bases = {(p.form, p.axes): p for p in (self._start, *starts(kernel, target))}
-        self._known: dict[str, dict[Any, Any]] = {}
+        self._start = self._cheapest(self._start)
+        self._bases[self._start.form, self._start.axes] = self._start
+        for what in ("completed", "values", "place"):  # what follows from the start follows from another one now
+            self._known.pop(what, None)
 
     # the tree of steps
 
     def start(self) -> Schedule:
-        """The analytic prior's choice."""
+        """The analytic prior's choice; of a contraction the cheapest that is found from there by analytic cost."""
         return schedule_of(self._start)
 
     def baseline(self) -> Schedule:
@@ -183,6 +188,22 @@ class TileSpace:
         """What it does, in words."""
         return legend(self.parameters(schedule), self.kernel.extents)
 
+    def _cheapest(self, p: TileParameters) -> TileParameters:
+        """Downhill by cost, one parameter at a time, among the values that the cost was fitted on."""
+        if p.form != CONTRACTION or self.kernel.contraction is None:
+            return p
+        costs = {p: predicted_seconds(self.kernel, self.target, p)}
+        while True:
+            for number, field in enumerate(FIELDS):
+                for value in self._values(p, number):
+                    for made in (replace(p, **{field: value}), self._followed(p, number, value)):
+                        if made not in costs and _is_familiar(made, self._start) and self._legal(made):
+                            costs[made] = predicted_seconds(self.kernel, self.target, made)
+            best = min(costs, key=costs.__getitem__)
+            if best == p:
+                return p
+            p = best
+
     # ---- the order of decisions
 
     def _actions(self, p: TileParameters) -> list[Action]:
@@ -292,6 +313,18 @@ class TileSpace:
             known[key] = make()
         found: V = known[key]
         return found
+
+
+def _is_familiar(p: TileParameters, prior: TileParameters) -> bool:
+    """Whether all values are among those that the cost was fitted on, or the prior's own."""
+    known = {
+        "reduce_tile": (64, 128), "num_warps": (4, 8), "split": (1,), "persistent": (0, 1), "num_stages": (3, 4, 5),
+        "warp_specialize": (False,), "group": (1, 8), "fast_math": (True,), "precision": ("ieee",),
+    }  # fmt: skip
+    sizes = {64, 128, 256, *prior.tile}
+    if p.loads != TMA and (p.persistent or p.num_warps == 4) and prior.loads == TMA:
+        return False
+    return sizes.issuperset(p.tile) and all(getattr(p, n) in (*v, getattr(prior, n)) for n, v in known.items())
 
 
 def _prefix(p: TileParameters, number: int) -> tuple[Any, ...]:
