@@ -131,9 +131,10 @@ class Toolchain:
         """Of tile programs; as the other where there is no assembler."""
         return content_id(asdict(self)) if self.assembler else self.fingerprint
 
-    def fingerprint_of(self, schedule: Schedule) -> str:
-        """The one that rows of a schedule carry."""
-        return self.tile_fingerprint if schedule.has_tiles else self.fingerprint
+    @property
+    def fingerprints(self) -> tuple[str, ...]:
+        """Those that rows of this toolchain carry: of tile programs another one, see `kcg.kernel.parts.made_by`."""
+        return tuple(dict.fromkeys((self.fingerprint, self.tile_fingerprint)))
 
 
 class Status(StrEnum):

@@ -22,7 +22,7 @@ from kcg.errors import ScheduleError
 from kcg.kernel.chain import Chain
 from kcg.kernel.kinds import Refusal, Space, kind_named, kind_of
 from kcg.kernel.program import Executable, Program, ProgramLaunch, Scratch, program_of_parts
-from kcg.types import Action, Region, Schedule, ScheduleKind, Target, Variables, canonical_json
+from kcg.types import Action, Region, Schedule, ScheduleKind, Target, Toolchain, Variables, canonical_json
 
 MOST_KERNELS = 256  # of a region: far more than anything that is worth one program
 MOST_BODY = 1 << 24  # characters of a body
@@ -161,6 +161,21 @@ def compile_region(
         inner, _ = region_of_part(region, part.places)
         made.append((part.places, compile_region(inner, part.schedule, target, variables=variables, also=also)))
     return joined(region, made)
+
+
+def has_tiles(schedule: Schedule) -> bool:
+    """Whether a tile program is in it, which an assembler of its own makes."""
+    if schedule.kind != ScheduleKind.PARTS:
+        return schedule.kind == ScheduleKind.TILE
+    try:
+        return any(part.schedule.kind == ScheduleKind.TILE for part in parts_of(schedule))
+    except ScheduleError:
+        return False
+
+
+def made_by(toolchain: Toolchain, schedule: Schedule) -> str:
+    """The fingerprint of the toolchain that rows of a schedule carry."""
+    return toolchain.tile_fingerprint if has_tiles(schedule) else toolchain.fingerprint
 
 
 class PartsKind:

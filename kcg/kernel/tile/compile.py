@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import functools
 import hashlib
 import importlib.util
 import json
@@ -19,7 +18,6 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +32,7 @@ from kcg.kernel.tile.ir import TileKernel, read_kernel
 from kcg.kernel.tile.parameters import TileParameters
 from kcg.kernel.tile.prior import shared_bytes
 from kcg.kernel.tile.program import WORKSPACE, TileLaunch, TileSource
+from kcg.kernel.tile.targets import missing, triton_version
 from kcg.types import Region, Schedule, ScheduleKind, Target, Variables, canonical_json
 
 ALIGNED = 16  # bytes at whose multiples every buffer begins
@@ -71,32 +70,6 @@ def compile_tile(
     source = generate_kernel(kernel, target, TileParameters.from_json(schedule.body))
     binaries = [compiled_launch(source, launch, target) for launch in source.launches]
     return _program(kernel, source, binaries, (variables, *also), target)
-
-
-def missing(target: Target) -> str:
-    """Why no tile program can be compiled for a target on this machine; empty where nothing is missing."""
-    if not supported(target):
-        return f"tile programs are for NVIDIA GPUs from sm_80 on, not for {target.device} {target.arch}"
-    if not triton_version():
-        return "Triton is not installed: pip install 'kcg[gpu]'"
-    return "" if assembler() is not None else "there is no ptxas: pip install 'kcg[gpu]'"
-
-
-def supported(target: Target) -> bool:
-    """Whether tile programs run on a target."""
-    number = re.fullmatch(r"sm_(\d+)[af]?", target.arch)
-    return target.device in ("CUDA", "NV") and number is not None and int(number[1]) >= 80
-
-
-@functools.cache
-def triton_version() -> str:
-    """The version of Triton, without importing it; empty where it is not installed."""
-    if importlib.util.find_spec("triton") is None:
-        return ""
-    try:
-        return metadata.version("triton")
-    except metadata.PackageNotFoundError:
-        return ""
 
 
 # ---- one launch

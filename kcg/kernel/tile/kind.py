@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 
 from kcg.errors import ScheduleError
 from kcg.kernel.kinds import Refusal
-from kcg.kernel.tile.compile import compile_tile, missing
+from kcg.kernel.tile.compile import compile_tile
 from kcg.kernel.tile.ir import read_kernel
 from kcg.kernel.tile.parameters import TileParameters
 from kcg.kernel.tile.program import TileRefusal
+from kcg.kernel.tile.targets import missing
 from kcg.kernel.tile.words import described, labels
 from kcg.types import Region, Schedule, ScheduleKind, Target, Variables
 
