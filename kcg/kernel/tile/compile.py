@@ -122,7 +122,8 @@ def _ptx(text: str, launch: TileLaunch, options: dict[str, Any], capability: int
             constexprs={},
             attrs={(i,): [["tt.divisibility", ALIGNED]] for i, a in enumerate(launch.arguments) if a.slot is not None},
         )
-        made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+        with _errors_in_words(Path(folder) / "stderr"):
+            made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
         facts = made.metadata
         return str(made.asm["ptx"]), {
             "warps": int(facts.num_warps),
@@ -149,6 +150,25 @@ def _settings(triton: Any, folder: str) -> Iterator[None]:
         knobs.compilation.disable_line_info = True
         knobs.runtime.add_stages_inspection_hook = stages
         yield
+
+
+@contextlib.contextmanager
+def _errors_in_words(path: Path) -> Iterator[None]:
+    """What Triton's native code writes to stderr, whole programs among it, goes to a file; of an error that says no
+    more than that it failed, its first line is the reason. Raises ScheduleError, and what Triton raises."""
+    sys.stderr.flush()
+    stderr = os.dup(2)
+    try:
+        with path.open("wb") as file:
+            os.dup2(file.fileno(), 2)
+        yield
+    except RuntimeError as error:
+        lines = path.read_text(errors="replace").splitlines()
+        words = next((line.partition("error: ")[2] for line in lines if "error: " in line), "")
+        raise ScheduleError(f"Triton failed: {words[:200]}" if words else f"Triton failed: {error}") from None
+    finally:
+        os.dup2(stderr, 2)
+        os.close(stderr)
 
 
 def _imported(text: str, folder: Path) -> Any:
