@@ -126,7 +126,8 @@ class Device:
         if self._settings.resume:
             self._check_resumed(journal, workload)
         journal.add_target(target)
-        journal.add_toolchain(toolchain)
+        for fingerprint in toolchain.fingerprints:
+            journal.add_toolchain(toolchain, fingerprint)
         journal.add_workload(workload)
         about = {"device": self.choice.dev, **provenance()}
         journal.add_run(Run(self.run_id, self._created.isoformat(), self._settings.command, about))
@@ -205,10 +206,12 @@ class Device:
         return works
 
     def _resume(self, works: Sequence[RegionWork], journal: Journal) -> None:
-        target, toolchain = (facts.fingerprint for facts in self.service.facts)
+        target, toolchains = self.service.target.fingerprint, self.service.toolchain.fingerprints
         by_region = {(w.call.region.id, values): w for w in works for values in w.bindings}
         found: defaultdict[tuple[str, Schedule], dict[Variables, Measurement]] = defaultdict(dict)
-        for row in journal.known(target, toolchain, PROTOCOL):
+        for row in itertools.chain.from_iterable(
+            journal.known(target, toolchain, PROTOCOL) for toolchain in toolchains
+        ):
             work = by_region.get((row.region_id, row.variables))
             if row.status in PASSING or (row.status == Status.TIMEOUT and row.sampler == BASELINE):
                 continue  # says little of the schedule: it is measured again
@@ -220,7 +223,7 @@ class Device:
                     self._budget.charge(measurements=1)
                 if len(rows) == len(work.ends):  # else it is measured again, at the end that is missing
                     work.keep(work.saw(row.schedule, [rows[values] for values in work.bindings]))
-        if others := journal.measured_elsewhere(target, toolchain, PROTOCOL):
+        if others := journal.measured_elsewhere(target, toolchains, PROTOCOL):
             self._log.warn(
                 f"the journal also holds {others} measurements of another device, driver, compiler or protocol: "
                 "they are kept, and not used"

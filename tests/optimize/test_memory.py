@@ -134,11 +134,11 @@ def test_a_preset_that_does_not_fit_is_one_line_that_names_the_next_smaller(
 
 def test_without_a_smaller_preset_it_says_what_else_would_help(layer: WorkloadSpec) -> None:
     workload, lines = layer.capture("middling"), list[str]()
-    room: dict[str, Any] = {"device": "CUDA", "log": lines.append}
+    memory: dict[str, Any] = {"device": "CUDA", "log": lines.append}
     with pytest.raises(UsageError, match=r"CUDA has 1e-09 GB free of 8 GB: .* free memory that others use"):
-        check_memory(Settings("layer"), workload, Memory(1, 8 * 10**9), **room)
+        check_memory(Settings("layer"), workload, Memory(1, 8 * 10**9), **memory)
     with pytest.raises(UsageError, match="use a device with more memory"):
-        check_memory(Settings("layer"), workload, Memory(1, 2), **room)
+        check_memory(Settings("layer"), workload, Memory(1, 2), **memory)
     assert len(lines) == 2 and all(line.endswith("looking for a preset that fits") for line in lines)
     smaller = next_smaller(layer.capture("vast"), Memory(10**6, 10**6))
     assert smaller is not None and smaller.preset == "mini"
