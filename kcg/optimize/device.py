@@ -22,7 +22,7 @@ from kcg.measure.service import BASELINE_TIMEOUT_S, MeasureService, Request
 from kcg.optimize.settings import Settings, check_names, writable_folder
 from kcg.optimize.work import RegionWork
 from kcg.provenance import provenance
-from kcg.types import CacheState, Measurement, Schedule, Status, Variables, Workload
+from kcg.types import CacheState, Measurement, Schedule, ScheduleKind, Status, Variables, Workload
 
 if TYPE_CHECKING:
     from kcg.dataset.journal import Journal
@@ -198,9 +198,13 @@ class Device:
 
     def plan(self, workload: Workload) -> list[RegionWork]:
         """What is known of each region: with `--resume` what the journal holds of it."""
-        from kcg.kernel.kinds import space_of
+        from kcg.kernel.kinds import Refusal, kind_named, space_of
 
-        works = [RegionWork(call, space_of(call.region, self.service.target)) for call in workload.calls]
+        target = self.service.target
+        works = [RegionWork(call, space_of(call.region, target)) for call in workload.calls]
+        for work in works:
+            found = kind_named(ScheduleKind.TILE).space(work.call.region, target)
+            work.tiles = None if isinstance(found, Refusal) else found
         if self._settings.resume and self.journal is not None:
             self._resume(works, self.journal)
         return works

@@ -98,7 +98,7 @@ def _finalist(
         body = source_body(schedule)
         name, legend = body.name, body.legend
     else:
-        name, legend = work.space.name(schedule), work.space.legend(schedule)
+        name, legend = work.named(schedule)
     return Finalist(
         schedule=schedule,
         cold_s=median(cold_s),

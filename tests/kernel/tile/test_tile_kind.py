@@ -7,6 +7,7 @@ import os
 import random
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
