@@ -7,6 +7,7 @@ import os
 import random
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -356,6 +357,7 @@ def test_shared_memory_that_there_is_not_is_said_so() -> None:
 
 SAME = """
 import sys
+import time
 from tests.kernel.tile.test_tile_kind import compiled, linear
 print(compiled(linear(512, 512, 256)).id)
 """
