@@ -543,6 +543,8 @@ class MeasureService:
         text = str(error).lower()
         if isinstance(error, TimeoutError):
             status = timeout
+        elif isinstance(error, ChildDied) and "sigabrt" in text and other == Status.COMPILE_ERROR:
+            status = other  # an assertion of the compiler itself: whoever kills from outside does not abort
         elif isinstance(error, ChildDied) or _not_its_fault(error):
             status = Status.WORKER_DIED
         elif isinstance(error, MemoryError) or any(words in text for words in OUT_OF_RESOURCES):

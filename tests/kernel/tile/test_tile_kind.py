@@ -357,6 +357,7 @@ def test_shared_memory_that_there_is_not_is_said_so() -> None:
 
 SAME = """
 import sys
+import time
 from tests.kernel.tile.test_tile_kind import compiled, linear
 print(compiled(linear(512, 512, 256)).id)
 """
