@@ -254,7 +254,7 @@ def turns(kernel: RecordedKernel, settings: Settings, known: Mapping[Turn, Repla
     """What is still to be replayed on a kernel.
 
     The default contender runs once more with the measurements of the widest BEAM, where that is more than the budget
-    and left a gap; so this is only known after it.
+    and left some of the budget; so this is only known after it.
     """
     beams = [f"{BEAM}:{width}" for width in sorted(settings.beams)]
     wanted: list[Turn] = [(name, 0, None) for name in beams]

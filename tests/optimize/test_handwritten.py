@@ -253,15 +253,17 @@ def test_a_result_never_brings_its_own_code(
 
 def test_results_of_before_are_read_without_the_new_fields(result: Result, tmp_path: Path) -> None:
     regions = tuple(replace(r, chosen=r.opts or r.chosen, opts=None, handwritten=(), clocks=()) for r in result.regions)
+    regions = tuple(replace(r, replayed=0) for r in regions)
     check = result.model_check
     later = ("clock", "clocks_before", "clocks_after", "weights", "runs", "compared")
     check = None if check is None else replace(check, **{name: getattr(ModelCheck, name) for name in later})
     old = replace(result, regions=regions, expectations=(), clocks=(), phases=(), model_check=check)
-    old = replace(old, left_out=(), seen_as=(), revision="", dirty=None)
-    new = ("expectations", "clocks", "phases", "left_out", "seen_as", "revision", "dirty")
+    old = replace(old, left_out=(), seen_as=(), revision="", dirty=None, steps=0)
+    new = ("expectations", "clocks", "phases", "left_out", "seen_as", "revision", "dirty", "steps")
     document = {name: value for name, value in to_dict(old).items() if name not in new}
     for region in document["regions"]:
         del region["opts"], region["handwritten"], region["clocks"], region["ends"]
+        del region["replayed"]
         region["region"] = {"kernels": region["region"]["kernels"], "wiring": []}
         for side in ("baseline", "chosen"):
             del region[side]["verification"]["unjudged"]
