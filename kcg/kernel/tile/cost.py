@@ -12,6 +12,7 @@ import math
 from dataclasses import dataclass, replace
 
 from kcg.compat.tiny import Ops
+from kcg.kernel.tile.contraction import pieces_of
 from kcg.kernel.tile.ir import Access, TileKernel, affine, extent
 from kcg.kernel.tile.parameters import CONTRACTION, REDUCTION, TMA, TileParameters
 from kcg.kernel.tile.prior import has_tma, shared_bytes, shared_taken
@@ -140,8 +141,14 @@ def _either(*seconds: float, sharp: float = 4) -> float:
 
 
 def _tensor_share(p: TileParameters, itemsize: int) -> float:
-    """How much of the tensor core a tile can use: narrow products wait for their operands in shared memory."""
-    rows, columns = p.tile
+    """How much of the tensor core a tile can use, its pieces one after the other."""
+    widths = [width for _, width in pieces_of(p.tile[1])]
+    return p.tile[1] / sum(width / _piece_share(p, width, itemsize) for width in widths)
+
+
+def _piece_share(p: TileParameters, columns: int, itemsize: int) -> float:
+    """How much of the tensor core a product can use: narrow ones wait for their operands in shared memory."""
+    rows = p.tile[0]
     groups = max(1, p.num_warps // 4)  # of four warps, which take 64 rows each
     inner = columns if rows >= 64 * groups else max(16, columns * rows // (64 * groups))
     share = min(1.0, inner / (inner + 32) * 1.125)

@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 from kcg.compat.tiny import Ops, UOp
-from kcg.kernel.tile.contraction import MIN_INT8_TILE, MIN_TILE, Loop, write_contraction
+from kcg.kernel.tile.contraction import MIN_INT8_TILE, MIN_TILE, Loop, pieces_of, write_contraction
 from kcg.kernel.tile.descriptors import Described, describe
 from kcg.kernel.tile.emit import POINTERS, TYPES, Block, Frame, Lines, Writer, compute_type
 from kcg.kernel.tile.ir import Contraction, TileKernel, extent, is_symbolic, read_kernel
@@ -212,20 +212,19 @@ def _write_contraction(
         parameters.reduce_tile,
         parameters.precision,
         parameters.epilogue_parts,
-        described,
-        part,
-        "" if parameters.persistent else specialized,
+        *described,
+        part=part,
+        options="" if parameters.persistent else specialized,
     )
     starts = (_start(root, row, axes[0]), _start(root, column, axes[1]))
-    for frame, first in write_contraction(contraction, root, axes, starts, loop):
+    for stored in write_contraction(contraction, root, axes, starts, loop):
         if parameters.split > 1:
-            _store_partials(frame, kernel, part)
+            _store_partials(stored.frame, kernel, part)
             continue
-        width = replace(axes[1], size=axes[1].size // parameters.epilogue_parts)
-        stored = None
+        by_tma = None
         if parameters.loads == TMA and kernel.gates == ():
-            stored = describe(kernel.store, (axes[0], width), top)
-        store_tile(frame, kernel, stored, first)
+            by_tma = describe(kernel.store, (axes[0], stored.columns), top)
+        store_tile(stored.frame, kernel, by_tma, stored.starts)
     if parameters.persistent:
         how = specialized or ", flatten=True"
         top.lines.extend(f"for {number} in tl.range({program}, {tiles}, {grid}{how}):", root.lines)
@@ -244,21 +243,24 @@ def _turned(contraction: Contraction, parameters: TileParameters) -> Contraction
 
 def _described(
     contraction: Contraction, kernel: TileKernel, axes: tuple[Axis, Axis], top: Frame, parameters: TileParameters
-) -> tuple[Described | None, Described | None]:
-    """The operands that are loaded by TMA. Raises TileRefusal where none can be."""
+) -> tuple[Described | None, tuple[Described | None, ...]]:
+    """The first operand, and the pieces of the second, where TMA loads them. Raises TileRefusal where none can be."""
     if parameters.loads != TMA:
-        return None, None
+        return None, ()
     reduced = Axis(tuple(contraction.reduce.src[1:]), parameters.reduce_tile)
-    blocks = ((axes[0], reduced), (reduced, axes[1]))
+    pieces = [replace(axes[1], size=width) for _, width in pieces_of(axes[1].size)]
     accesses = {load.node: load for load in kernel.loads}
     found = []
-    for side, block in zip(contraction.sides, blocks, strict=True):
+    for side, block in (
+        (contraction.sides[0], (axes[0], reduced)),
+        *((contraction.sides[1], (reduced, p)) for p in pieces),
+    ):
         (factor, *others) = side.factors
         plain = not others and factor.node.op is Ops.INDEX and factor.node.dtype is side.dtype
         found.append(describe(accesses[factor.node], block, top) if plain else None)
-    if found == [None, None]:
+    if not any(found):
         raise TileRefusal("loads", "no operand lies in memory as TMA takes it")
-    return found[0], found[1]
+    return found[0], tuple(found[1:])
 
 
 def raster(frame: Frame, number: str, rows: int, columns: int, group: int) -> tuple[str, str]:

@@ -29,6 +29,9 @@ LEAST: dict[str, Any] = {
 }  # fmt: skip
 """What asks for least of a target."""
 
+BETWEEN = (96, 160, 192, 288, 320, 384)
+"""Columns of a contraction's tile that are two pieces: they fill the last wave where powers of two do not."""
+
 WARPS = (1, 2, 4, 8, 16)
 REGISTERS = 255  # of one thread
 MOST_ELEMENTS = {ELEMENTWISE: 16_384, REDUCTION: 32_768}
@@ -114,11 +117,13 @@ def _candidates(kernel: TileKernel, target: Target, parameters: TileParameters, 
         case "loads":
             return (POINTER, TMA) if parameters.form == CONTRACTION and has_tma(target) else (POINTER,)
         case "persistent":
-            return (0, 1, 2) if parameters.form == CONTRACTION else (0,)
+            # of pieces none was faster than one program a tile
+            return (0, 1, 2) if parameters.form == CONTRACTION and parameters.tile[1] not in BETWEEN else (0,)
         case "epilogue_parts":
             return (1, 2) if parameters.form == CONTRACTION and parameters.tile[1] >= 64 else (1,)
         case "warp_specialize":
-            return (False, True) if parameters.loads == TMA and parameters.num_warps == 4 else (False,)
+            plain = parameters.loads == TMA and parameters.num_warps == 4 and parameters.tile[1] not in BETWEEN
+            return (False, True) if plain else (False,)
         case "num_warps":
             return WARPS
         case "num_stages":
@@ -143,6 +148,8 @@ def _tiles(kernel: TileKernel, parameters: TileParameters) -> Iterator[tuple[int
     for numbers in parameters.axes:
         whole = power_of_two(math.prod(kernel.extents[n] for n in numbers))
         sizes = [1 << i for i in range(14) if least <= 1 << i <= max(least, min(most, whole))]
+        if parameters.form == CONTRACTION and found != [()]:
+            sizes = sorted([*sizes, *(size for size in BETWEEN if size <= whole)])
         found = [(*tile, size) for tile in found for size in sizes]
     for tile in found:
         if parameters.form == ELEMENTWISE and math.prod(tile) < min(64, math.prod(kernel.extents)):

@@ -30,7 +30,7 @@ class TileParameters:
 
     form: str  # one of FORMS
     axes: tuple[tuple[int, ...], ...]
-    tile: tuple[int, ...]  # elements along each axis, powers of two
+    tile: tuple[int, ...]  # elements along each axis: powers of two; of a contraction's columns also the sum of two
     reduce_tile: int = 0  # elements of the reduction in one step, a power of two; 0: nothing is reduced
     split: int = 1  # programs that share a reduction, by float32 partials and an ordered second launch
     group: int = 1  # rows of tiles that neighbouring programs take together, so that columns are found in L2
