@@ -25,11 +25,25 @@ class Loop:
 
     step: int  # terms of one step
     precision: str
-    parts: int = 1  # 2: the result's widest piece is finished and stored in halves
     rows: Described | None = None  # TMA loads the first operand
     columns: tuple[Described | None, ...] = ()  # and the pieces of the second
     part: Part | None = None
+    shared: str = ""  # the condition under which a program has only its part, where others have all
     options: str = ""  # of the loop over terms
+
+
+@dataclass(frozen=True)
+class Sums:
+    """What the loop leaves: a sum for each piece of the tile."""
+
+    names: tuple[str, ...]
+    type: str
+    rows: Axis
+    pieces: tuple[Axis, ...]
+    row: str  # the first of the tile
+    columns: tuple[str, ...]  # the first of each piece
+    vector: str  # the rows' numbers
+    ragged: bool  # columns past the end are possible
 
 
 @dataclass(frozen=True)
@@ -50,8 +64,8 @@ def pieces_of(size: int) -> tuple[tuple[int, int], ...]:
 
 def write_contraction(
     contraction: Contraction, root: Frame, axes: tuple[Axis, Axis], starts: tuple[str, str], loop: Loop
-) -> list[Stored]:
-    """Writes the loop; returns the blocks in which the tile is stored. `starts` are those of the tile."""
+) -> Sums:
+    """Writes the loop. `starts` are the tile's first row and column."""
     lines, step, part = root.lines, loop.step, loop.part
     reduced = Axis(tuple(contraction.reduce.src[1:]), step)
     pieces = [replace(axes[1], size=width) for _, width in pieces_of(axes[1].size)]
@@ -92,23 +106,30 @@ def write_contraction(
     if part is not None and part.count > 1:
         chunk = -(-reduced.tiles // part.count) * step
         begin = lines.name(f"{part.number} * {chunk}", "begin")
-        end = lines.name(f"tl.minimum({begin} + {chunk}, {end})", "end")
+        last = lines.name(f"tl.minimum({begin} + {chunk}, {end})", "end")
+        if loop.shared:
+            begin = lines.name(f"tl.where({loop.shared}, {begin}, 0)", "begin")
+            last = lines.name(f"tl.where({loop.shared}, {last}, {end})", "end")
+        end = last
     how = "tl.range" if loop.options else "range"
     lines.extend(f"for {counter} in {how}({begin}, {end}, {step}{loop.options}):", body)
+    return Sums(tuple(totals), accumulator, axes[0], tuple(pieces), starts[0], tuple(firsts), row, ragged)
 
-    found = []
-    for total, piece, first in zip(totals, pieces, firsts, strict=True):
-        for held, place, width in _in_parts(
-            root, total, (axes[0].size, piece.size), stored_width(axes[1].size, loop.parts)
-        ):
+
+def stored_blocks(contraction: Contraction, root: Frame, lines: Lines, sums: Sums, parts: int) -> list[Stored]:
+    """The blocks in which a tile is finished and stored, written into `lines`; with two parts the widest piece is
+    stored in halves."""
+    found, most = [], sums.pieces[0].size // parts
+    for total, piece, first in zip(sums.names, sums.pieces, sums.columns, strict=True):
+        for held, place, width in _in_parts(root, lines, total, (sums.rows.size, piece.size), most):
             start = first if not place else lines.name(f"{first} + {place}", "start")
-            stored = Stored(
-                Frame(lines, (axes[0].size, width), outer=root), (starts[0], start), replace(piece, size=width)
+            frame = Frame(lines, (sums.rows.size, width), outer=root)
+            stored = Stored(frame, (sums.row, start), replace(piece, size=width))
+            bind_axis(frame, sums.rows, 0, sums.row, vector=sums.vector)
+            bind_axis(frame, stored.columns, 1, start, ragged=sums.ragged)
+            frame.bound[contraction.reduce] = frame.cast(
+                Block(held, sums.type, frozenset({0, 1})), compute_type(contraction.reduce)
             )
-            bind_axis(stored.frame, axes[0], 0, starts[0], vector=row)
-            bind_axis(stored.frame, stored.columns, 1, start, ragged=ragged)
-            bound = Block(held, accumulator, frozenset({0, 1}))
-            stored.frame.bound[contraction.reduce] = stored.frame.cast(bound, compute_type(contraction.reduce))
             found.append(stored)
     return found
 
@@ -118,13 +139,13 @@ def stored_width(size: int, parts: int) -> int:
     return pieces_of(size)[0][1] // parts
 
 
-def _in_parts(root: Frame, total: str, sizes: tuple[int, int], most: int) -> list[tuple[str, int, int]]:
+def _in_parts(root: Frame, lines: Lines, total: str, sizes: tuple[int, int], most: int) -> list[tuple[str, int, int]]:
     """A sum as it is stored, whole or in halves: the variable, its first column, and how many there are."""
     rows, width = sizes
     if width <= most:
         return [(total, 0, width)]
     halves = [root.writer.fresh("half") for _ in range(2)]
-    root.lines.add(f"{', '.join(halves)} = {total}.reshape({rows}, 2, {width // 2}).permute(0, 2, 1).split()")
+    lines.add(f"{', '.join(halves)} = {total}.reshape({rows}, 2, {width // 2}).permute(0, 2, 1).split()")
     return [(held, number * width // 2, width // 2) for number, held in enumerate(halves)]
 
 

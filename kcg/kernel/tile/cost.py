@@ -123,6 +123,12 @@ def _contraction(kernel: TileKernel, target: Target, p: TileParameters, f: Figur
     if p.persistent:
         turns = -(-tiles // slots)
         busy_s = opening_s + turns * wave(together, opens=False)
+    elif p.tail > 1:
+        turns, left = divmod(tiles, target.cores)
+        elements = math.prod(p.tile)
+        part_s = opening_s + chain_s / p.tail + 4 * elements / f.store_bytes
+        sums_s = LAUNCH_S / 2 + 8 * left * p.tail * elements / f.memory_bytes
+        busy_s = turns * wave(1) + -(-left * p.tail // target.cores) * part_s + sums_s
     else:
         full, left = divmod(tiles, slots)
         busy_s = full * wave(together) + (wave(-(-left // target.cores)) if left else 0.0)

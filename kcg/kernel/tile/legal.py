@@ -18,14 +18,14 @@ from kcg.kernel.tile.reduction import depth_of
 from kcg.types import Target
 
 FIELDS = (
-    "tile", "reduce_tile", "num_warps", "split", "loads", "persistent", "epilogue_parts", "num_stages",
+    "tile", "reduce_tile", "num_warps", "split", "loads", "persistent", "tail", "epilogue_parts", "num_stages",
     "warp_specialize", "group", "maxnreg", "fast_math", "precision",
 )  # fmt: skip
 """In the order in which a search sets them, after form and axes: what decides most and what others depend on first."""
 
 LEAST: dict[str, Any] = {
-    "split": 1, "loads": POINTER, "persistent": 0, "epilogue_parts": 1, "num_stages": 1, "warp_specialize": False,
-    "group": 1, "maxnreg": 0,
+    "split": 1, "loads": POINTER, "persistent": 0, "tail": 1, "epilogue_parts": 1, "num_stages": 1,
+    "warp_specialize": False, "group": 1, "maxnreg": 0,
 }  # fmt: skip
 """What asks for least of a target."""
 
@@ -36,6 +36,7 @@ WARPS = (1, 2, 4, 8, 16)
 REGISTERS = 255  # of one thread
 MOST_ELEMENTS = {ELEMENTWISE: 16_384, REDUCTION: 32_768}
 SPLITS = (1, 2, 4, 8, 16, 32, 64, 128)
+TAILS = (1, 2, 3, 4, 6, 8)
 GROUPS = (1, 4, 8, 16)
 STAGES = (1, 2, 3, 4, 5, 6)
 
@@ -119,6 +120,9 @@ def _candidates(kernel: TileKernel, target: Target, parameters: TileParameters, 
         case "persistent":
             # of pieces none was faster than one program a tile
             return (0, 1, 2) if parameters.form == CONTRACTION and parameters.tile[1] not in BETWEEN else (0,)
+        case "tail":
+            alone = parameters.form == CONTRACTION and parameters.split == 1 and not parameters.persistent
+            return TAILS if alone and may_split(kernel) else (1,)
         case "epilogue_parts":
             return (1, 2) if parameters.form == CONTRACTION and parameters.tile[1] >= 64 else (1,)
         case "warp_specialize":
@@ -195,6 +199,10 @@ def _fits(kernel: TileKernel, target: Target, p: TileParameters) -> bool:
         return False
     tiles = [-(-extent // size) for extent, size in zip(extents, p.tile, strict=True)]
     programs = math.prod(tiles) * p.split * math.prod(kernel.extents[n] for n in kernel.contraction.batch)
+    if p.tail > 1:
+        whole, left = divmod(programs, max(1, target.cores))
+        if not whole or not left or p.tail > steps // 2 or left * p.tail > 2 * target.cores:
+            return False
     if p.persistent and programs <= target.cores * p.persistent:
         return False  # each program has one tile anyway
     return p.group == 1 or (tiles[1] > 1 and tiles[0] > p.group // 2 and p.group <= 2 * tiles[0])
