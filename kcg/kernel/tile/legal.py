@@ -37,7 +37,7 @@ REGISTERS = 255  # of one thread
 MOST_ELEMENTS = {ELEMENTWISE: 16_384, REDUCTION: 32_768}
 SPLITS = (1, 2, 4, 8, 16, 32, 64, 128)
 TAILS = (1, 2, 3, 4, 6, 8)
-GROUPS = (1, 4, 8, 16)
+GROUPS = (1, 4, 8, 12, 16)
 STAGES = (1, 2, 3, 4, 5, 6)
 
 
@@ -200,6 +200,8 @@ def _fits(kernel: TileKernel, target: Target, p: TileParameters) -> bool:
     tiles = [-(-extent // size) for extent, size in zip(extents, p.tile, strict=True)]
     programs = math.prod(tiles) * p.split * math.prod(kernel.extents[n] for n in kernel.contraction.batch)
     if p.tail > 1:
+        if p.split > 1 or p.persistent:
+            return False
         whole, left = divmod(programs, max(1, target.cores))
         if not whole or not left or p.tail > steps // 2 or left * p.tail > 2 * target.cores:
             return False

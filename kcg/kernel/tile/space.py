@@ -134,8 +134,8 @@ class TileSpace:
         wide, long = (p.tile and max(p.tile) >= 256), p.reduce_tile >= 128
         flags = (
             p.loads == TMA, p.persistent > 0, p.persistent > 1, p.epilogue_parts > 1, p.warp_specialize, p.split > 1,
-            p.tail > 1, p.num_warps >= 8, p.num_warps >= 16, p.num_stages <= 2, p.num_stages >= 4, p.group > 1, wide, long,
-            math.prod(p.tile) >= 32_768, p.axes == self._start.axes, p.form == CONTRACTION, p.fast_math,
+            p.tail > 1, p.num_warps >= 8, p.num_warps >= 16, p.num_stages <= 2, p.num_stages >= 4, p.group > 1, wide,
+            long, math.prod(p.tile) >= 32_768, p.axes == self._start.axes, p.form == CONTRACTION, p.fast_math,
             p.precision != "ieee",
         )  # fmt: skip
         return tuple(int(bool(flag)) for flag in flags)
@@ -318,8 +318,9 @@ class TileSpace:
 def _is_familiar(p: TileParameters, prior: TileParameters) -> bool:
     """Whether all values are among those that the cost was fitted on, or the prior's own."""
     known = {
-        "reduce_tile": (64, 128), "num_warps": (4, 8), "split": (1,), "tail": (1,), "persistent": (0, 1),
-        "num_stages": (3, 4, 5), "warp_specialize": (False,), "group": (1, 8), "fast_math": (True,), "precision": ("ieee",),
+        "reduce_tile": (64, 128), "num_warps": (4, 8), "split": (1,), "tail": (1, 2, 3), "persistent": (0, 1),
+        "num_stages": (3, 4, 5, 6), "warp_specialize": (False,), "group": (1, 8, 12), "fast_math": (True,),
+        "precision": ("ieee",),
     }  # fmt: skip
     sizes = {64, 128, 256, *BETWEEN, *prior.tile}
     if p.loads != TMA and (p.persistent or p.num_warps == 4) and prior.loads == TMA:
