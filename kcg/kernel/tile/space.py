@@ -189,10 +189,18 @@ class TileSpace:
         return legend(self.parameters(schedule), self.kernel.extents)
 
     def _cheapest(self, p: TileParameters) -> TileParameters:
-        """Downhill by cost, one parameter at a time, among the values that the cost was fitted on."""
+        """Downhill by cost, one parameter at a time, among the values that the cost was fitted on: with the prior's
+        grid, and with a program for each tile."""
         if p.form != CONTRACTION or self.kernel.contraction is None:
             return p
-        costs = {p: predicted_seconds(self.kernel, self.target, p)}
+        costs: dict[TileParameters, float] = {}
+        ends = [self._downhill(p, costs)]
+        if p.persistent:
+            ends.append(self._downhill(self._followed(p, FIELDS.index("persistent"), 0), costs))
+        return min(ends, key=costs.__getitem__)
+
+    def _downhill(self, p: TileParameters, costs: dict[TileParameters, float]) -> TileParameters:
+        costs[p] = predicted_seconds(self.kernel, self.target, p)
         while True:
             for number, field in enumerate(FIELDS):
                 for value in self._values(p, number):
