@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 OUT = Path(__file__).parents[1] / "results" / "bench_tiles.json"
 GENERATOR = "generator"
-TOGETHER = {"matmul": 8, "rows": 10, "gemv": 10, "conv": 12}  # kernels that are searched and then timed
+TOGETHER = 12  # kernels that are searched, and then timed
 PAIRED_S = 240.0  # for the contenders of one kernel: torch.compile tunes its own for that long where it is slow
 OPEN_S = 120.0
 DRIVER = Path("/proc/driver/nvidia/version")
@@ -63,6 +63,7 @@ class Contenders:
     """The process that times contenders; one that is lost is followed by a fresh one. Use as a context manager."""
 
     folder: Path
+    device: str = "cuda"
     about: dict[str, Any] | None = None
     _pipe: Any = None
     _process: Any = None
@@ -96,7 +97,7 @@ class Contenders:
 
         context = get_context("spawn")
         self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=serve, args=(theirs, str(self.folder)), name="contenders")
+        self._process = context.Process(target=serve, args=(theirs, str(self.folder), self.device), name="contenders")
         with _as_users_have_it(self.folder):
             self._process.start()
         theirs.close()
@@ -148,10 +149,10 @@ class Bench:
         self.service, self.searches, self.contenders = service, searches, contenders
         self.effort, self.known = effort, known
 
-    def run(self, chosen: Sequence[Case], rows: Rows, together: int) -> None:
+    def run(self, of: Sequence[Case], rows: Rows) -> None:
         """Time what is not in the results yet, while there is time."""
-        for first in range(0, len(chosen), together):
-            part = [case for case in chosen[first : first + together] if rows.wanted(case.key)]
+        for first in range(0, len(of), TOGETHER):
+            part = [case for case in of[first : first + TOGETHER] if rows.wanted(case.key)]
             if not part:
                 continue
             begin = time.monotonic()
@@ -185,7 +186,7 @@ class Bench:
         try:
             answer = self.contenders.time(order)
         except Lost as error:
-            answer = {"contenders": {}, "tile": "", "reason": str(error)}
+            answer = {"contenders": {}, "tile": "", "status": "failed", "reason": str(error)}
         about = {
             "section": case.section,
             "group": case.group,
@@ -281,7 +282,7 @@ def main(
     opts: Annotated[int, typer.Option(help="Opts measured for each; 1: the hand-coded ones")] = 8,
     result: Annotated[list[Path] | None, typer.Option(help="RESULT.json whose Opts are taken instead")] = None,
     samples: Annotated[int, typer.Option(help="of each contender")] = 24,
-    search: Annotated[str, typer.Option(help="limit of searching some kernels together")] = "150s",
+    search: Annotated[str, typer.Option(help="limit of searching some kernels together")] = "200s",
     predictor: Annotated[str, typer.Option(help="of Opts: auto, roofline, or a checkpoint")] = "auto",
     programs: Annotated[int, typer.Option(help="of each case, for generator and --dry-run")] = 3,
     work: Annotated[Path, typer.Option(help="folder of the journal of searches")] = Path("kcg-out/tiles"),
@@ -321,8 +322,8 @@ def main(
         rows = Rows(out, run, budget=budget, again=again, retry=retry, settings=settings, headline=headline)
         with Searches(service, work, predictor=predictor) as searches:
             bench = Bench(service, searches, contenders, effort, best_opts(result or []))
-            for section, of in of_sections(wanted, service.target, match, most).items():
-                bench.run(of, rows, TOGETHER[section])
+            for of in of_sections(wanted, service.target, match, most).values():
+                bench.run(of, rows)
     typer.echo(json.dumps(headline(rows.rows), indent=1))
     if rows.left:
         typer.echo(f"{rows.left} kernels are left: run the same command again", err=True)

@@ -51,7 +51,9 @@ class Driver:
 class Loaded:
     """A program on tensors, of which each is as large as the buffer of its number. Calling it launches all of it."""
 
-    def __init__(self, driver: Driver, program: Program, buffers: Sequence[torch.Tensor]) -> None:
+    def __init__(self, driver: Driver | None, program: Program, buffers: Sequence[torch.Tensor]) -> None:
+        if driver is None:
+            raise DeviceError("there is no CUDA device")
         self._driver = driver
         scratch = [
             torch.empty(one.elements * ITEM_BYTES[one.dtype], dtype=torch.uint8, device="cuda")

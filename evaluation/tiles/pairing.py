@@ -7,6 +7,7 @@ with the first program.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import statistics
@@ -27,6 +28,7 @@ from evaluation.tiles.loading import Driver, Loaded
 from kcg.kernel.codec import ast_of
 from kcg.kernel.program import Executable, Program, program_of_parts
 from kcg.kernel.tile.ir import BufferSlot, TileKernel, read_kernel
+from kcg.kernel.tile.targets import triton_version
 from kcg.measure.device_info import first_line
 from kcg.measure.inputs import integer_bounds
 from kcg.measure.protocol import PROTOCOL
@@ -156,9 +158,7 @@ def in_torch(case: Case, tensors: Sequence[torch.Tensor], settings: Settings) ->
 
 def _compiled(mode: str, taken: tuple[Any, ...]) -> Call:
     *tensors, gelu = taken
-    function = compiled(
-        lambda a, w, bias, gate, residual, partial: linear(a, w, bias, gate, residual, partial, gelu), mode
-    )
+    function = compiled(lambda *given: linear(*given, gelu), mode)
     return lambda: function(*tensors)
 
 
@@ -175,7 +175,7 @@ class Table:
 
     def __init__(self, device: str = "cuda") -> None:
         torch.backends.cudnn.benchmark = True
-        self.device, self.driver = device, Driver() if device == "cuda" else None
+        self.device, self.driver = device, Driver() if device == "cuda" else None  # without it no program loads
         self.clock = TorchClock(device)
 
     def row(self, order: Order) -> dict[str, Any]:
@@ -206,7 +206,6 @@ class Table:
     def _programs(
         self, programs: Mapping[str, Executable], case: Case, tensors: Sequence[torch.Tensor], found: dict[str, Any]
     ) -> dict[str, Call]:
-        assert self.driver is not None or not programs
         calls: dict[str, Call] = {}
         for name, runs in programs.items():
             program = runs if isinstance(runs, Program) else program_of_parts(case.region, [runs])
@@ -247,11 +246,15 @@ class Table:
         """The tile program that sums as many bytes."""
         if isinstance(sums := order.case.against, Sums):
             of = DTYPES[sums.dtype]
-            matrix = torch.rand(sums.rows * sums.columns, device="cuda").to(of)
-            made = self._programs(
-                order.sums, order.case, [torch.zeros(sums.rows, dtype=of, device="cuda"), matrix], found
-            )
-            calls.update(made)
+            matrix = torch.rand(sums.rows * sums.columns, device=self.device).to(of)
+            output = torch.zeros(sums.rows, dtype=of, device=self.device)
+            for name, call in self._programs(order.sums, order.case, [output, matrix], found).items():
+                call()
+                error = apart(output, matrix.view(sums.rows, sums.columns).sum(1))
+                if error <= FAR["bfloat16"]:
+                    calls[name] = call
+                else:
+                    found[name] = {"status": "failed", "reason": f"wrong: {error:.2g} of its size from PyTorch's"}
 
     def _torch(
         self, order: Order, tensors: Sequence[torch.Tensor], calls: dict[str, Call], found: dict[str, Any]
@@ -267,9 +270,9 @@ class Table:
                 self.clock.synchronize()
                 found[name] = {}
                 if expected is not None and name != "cublas":
-                    found[name]["error"] = rounded(error := apart(made, expected))
-                    if not error <= FAR["bfloat16"]:
-                        raise ValueError(f"wrong: {error:.2g} of its size from the reference")
+                    found[name]["error"] = rounded(far := apart(made, expected))
+                    if not far <= FAR["bfloat16"]:
+                        raise ValueError(f"wrong: {far:.2g} of its size from the reference")
                 calls[name] = call
             except Exception as error:  # PyTorch's own kinds
                 found[name] = {"status": "failed", "reason": first_line(error)[:300]}
@@ -302,25 +305,23 @@ def _report(program: Program) -> dict[str, Any]:
     return {**dict(first.report), "launches": len(program.launches), "grid": list(first.global_size)}
 
 
-def made_with() -> dict[str, Any]:
+def made_with(device: str) -> dict[str, Any]:
     """The card and the versions of what PyTorch's contenders were made with."""
-    import triton
-
     return {
-        "gpu": torch.cuda.get_device_name(),
+        "gpu": torch.cuda.get_device_name() if device == "cuda" else "",
         "torch": torch.__version__,
-        "torch_triton": triton.__version__,
+        "torch_triton": triton_version(),
         "cuda": torch.version.cuda,
         "cudnn": torch.backends.cudnn.version(),
     }
 
 
-def serve(pipe: Connection, folder: str) -> None:
+def serve(pipe: Connection, folder: str, device: str) -> None:
     """Answer orders until the pipe ends. What libraries print goes to a file of `folder`."""
     log = os.open(Path(folder) / "torch.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(log, 1), os.dup2(log, 2)
-    table = Table()
-    pipe.send(json.dumps(made_with()))
+    table = Table(device)
+    pipe.send(json.dumps(made_with(device)))
     while True:
         try:
             order: Order = pipe.recv()
@@ -330,5 +331,7 @@ def serve(pipe: Connection, folder: str) -> None:
             answer = table.row(order)
         except Exception as error:  # a fault of the device ends this process for good: the next one is fresh
             answer = {"error": f"{type(error).__name__}: {first_line(error)}"[:300]}
-        torch.cuda.empty_cache()
+        if device == "cuda":
+            with contextlib.suppress(Exception):  # after a fault
+                torch.cuda.empty_cache()
         pipe.send(json.dumps(answer))

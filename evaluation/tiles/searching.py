@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 FINALISTS = 3  # tile programs of a kernel that are timed beside the others
 OPTS_SEARCH = "mcts"
-SEARCHING = 8  # kernels at once: each has its inputs on the device
+SEARCHING = 12  # kernels at once: each has its inputs on the device
 TIMEOUT_S = 60.0  # of checking and timing one program
 
 
@@ -81,7 +81,8 @@ class Searches:
         self.found: dict[str, Found] = {}
         if self._path.exists():
             rows = (json.loads(line) for line in self._path.read_text().splitlines())
-            self.found = {row["region"]: Found(**row) for row in rows if row["card"] == self.card}
+            of_card = [Found(**row) for row in rows if row["card"] == self.card]
+            self.found = {found.region: found for found in of_card if not found.cut_off}
 
     def __enter__(self) -> Searches:
         return self
