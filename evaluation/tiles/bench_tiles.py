@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import re
 import sys
@@ -29,8 +30,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from evaluation.rows import Rows, rounded, this_command
-from evaluation.tiles.cases import SECTIONS, Case, Sums, cases
-from evaluation.tiles.generating import sample, summed
+from evaluation.tiles.cases import SECTIONS, Case, Sums, all_calls, cases
+from evaluation.tiles.generating import sample, shares, summed
 from evaluation.tiles.summary import GROUPS, headline, micro, seconds, share, tables
 from kcg.cli import guarded, record_results
 from kcg.compat.device import choose_device, prepare
@@ -148,6 +149,7 @@ class Bench:
     ) -> None:
         self.service, self.searches, self.contenders = service, searches, contenders
         self.effort, self.known = effort, known
+        self.until = math.inf  # of searching, on `time.monotonic`
 
     def run(self, of: Sequence[Case], rows: Rows) -> None:
         """Time what is not in the results yet, while there is time."""
@@ -156,7 +158,7 @@ class Bench:
             if not part:
                 continue
             begin = time.monotonic()
-            self.searches.search(self._wanted(part), until=begin + self.effort.search_s)
+            self.searches.search(self._wanted(part), until=min(begin + self.effort.search_s, self.until))
             typer.echo(f"searched {len(part)} in {time.monotonic() - begin:.0f} s")
             for case in part:
                 if rows.wanted(case.key):
@@ -258,7 +260,8 @@ def of_sections(only: Sequence[str], target: Target, match: str, most: int) -> d
 
 
 def generator(only: Sequence[str], match: str, most: int, programs: int, *, out: Path | None) -> None:
-    """Generate and compile some programs of every case, and with `out` keep what it cost. No device is asked."""
+    """Generate and compile some programs of every case; with `out` keep what it cost, and which share of the workloads'
+    time is generated. No device is asked."""
     target, costs = planned_for(), []
     for section, of in of_sections(only, target, match, most).items():
         found = list(sample(of, target, programs=programs))
@@ -267,7 +270,8 @@ def generator(only: Sequence[str], match: str, most: int, programs: int, *, out:
     if out is not None and costs:
         entry = summed(costs)
         figures = {name: entry[name] for name in ("generate_ms", "compile_s") if name in entry}
-        figures["generated_share"] = entry["cases_generated"] / entry["cases"]
+        entry |= shares(all_calls(), target)
+        figures["generated_share"] = entry["generated_share"]
         versions = {"triton": triton_version(), "ptxas": using.version if (using := assembler()) else ""}
         record_results(out, GENERATOR, {**entry, **versions, "command": this_command()}, figures)
 
@@ -322,6 +326,8 @@ def main(
         rows = Rows(out, run, budget=budget, again=again, retry=retry, settings=settings, headline=headline)
         with Searches(service, work, predictor=predictor) as searches:
             bench = Bench(service, searches, contenders, effort, best_opts(result or []))
+            if budget:
+                bench.until = time.monotonic() + (parse_budget(budget) or 0.0)
             for of in of_sections(wanted, service.target, match, most).values():
                 bench.run(of, rows)
     typer.echo(json.dumps(headline(rows.rows), indent=1))

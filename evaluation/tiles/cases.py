@@ -18,6 +18,7 @@ from kcg.compat.tiny import Ops, UOp
 from kcg.kernel.analysis import arithmetic, least_bytes
 from kcg.kernel.codec import ast_of, kernel_of
 from kcg.kernel.tile.ir import Access, TileKernel, affine, extent, read_kernel
+from kcg.kernel.tile.program import TileRefusal
 from kcg.types import Region, Target, WorkloadCall
 from kcg.workloads.registry import spec_of
 
@@ -102,6 +103,14 @@ class Case:
         return f"{self.section} {self.name}"
 
 
+def all_calls() -> list[tuple[str, WorkloadCall]]:
+    """All kernels of the workloads that cases are taken from, each once, with symbolic sizes too."""
+    zoo = {name: spec_of(name).presets_for("CUDA") for name in ("softmax", "norms")}
+    presets = {"flux": FLUX, "llama": DECODES, "resnet": (RESNET,), **zoo}
+    calls = [(f"{n} {p}/{i}", c) for n, ps in presets.items() for p in ps for i, c in enumerate(_captured(n, p))]
+    return list({call.region.id: (name, call) for name, call in reversed(calls)}.values())
+
+
 def cases(section: str, target: Target) -> list[Case]:
     """The cases of a section, each kernel once. `target` says how large its last-level cache is."""
     seen: set[str] = set()
@@ -122,7 +131,10 @@ def _calls(name: str, presets: Sequence[str]) -> Iterator[tuple[str, WorkloadCal
     """The kernels that a tile program can be generated for, with a name; without symbolic sizes."""
     for preset in presets:
         for number, call in enumerate(_captured(name, preset)):
-            kernel = read_kernel(call.region)
+            try:
+                kernel = read_kernel(call.region)
+            except TileRefusal:
+                continue
             if not kernel.variables:
                 yield f"{name} {preset}/{number} {_sizes(kernel)}", call, kernel
 

@@ -240,8 +240,15 @@ def test_costs_are_summed_without_those_that_failed() -> None:
 
 
 @pytest.mark.skipif(not triton_version() or assembler() is None, reason="no Triton, or no ptxas")
-def test_a_dry_run_compiles_programs_of_a_section(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_dry_run_compiles_programs_of_a_section(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = spec_of("resnet").capture("mini").calls
+    monkeypatch.setattr("evaluation.tiles.bench_tiles.all_calls", lambda: [(str(i), c) for i, c in enumerate(calls)])
     generator(["gemv"], "", 1, 2, out=tmp_path / "bench_tiles.json")
     assert "gemv: 1 cases" in capsys.readouterr().out
-    text = (tmp_path / "bench_tiles.json").read_text()
-    assert '"compile_s"' in text and '"generated_share": 1.0' in text
+    report = json.loads((tmp_path / "bench_tiles.json").read_text())
+    assert report["headline"].keys() == {"compile_s", "generate_ms", "generated_share"}
+    entry = report["runs"]["generator"]
+    assert (entry["compiled"], entry["kernels"]) == (2, len(calls))
+    assert entry["generated_share"] == 1.0 if entry["kernels_generated"] == len(calls) else entry["refused"]
