@@ -20,6 +20,7 @@ import math
 import os
 import re
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -99,7 +100,7 @@ class Contenders:
         context = get_context("spawn")
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=serve, args=(theirs, str(self.folder), self.device), name="contenders")
-        with _as_users_have_it(self.folder):
+        with _as_users_have_it():
             self._process.start()
         theirs.close()
         self.about = self._answer(OPEN_S)
@@ -119,11 +120,12 @@ class Contenders:
 
 
 @contextlib.contextmanager
-def _as_users_have_it(folder: Path) -> Iterator[None]:
-    """torch.compile takes its own assembler, not that of our tile programs, and keeps what it compiled in `folder`."""
+def _as_users_have_it() -> Iterator[None]:
+    """torch.compile takes its own assembler, not that of our tile programs. What it compiled is kept for the next
+    process on this machine."""
     before = dict(os.environ)
     os.environ.pop(PATH_VARIABLE, None)
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "inductor")
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/kcg-inductor")
     try:
         yield
     finally:
@@ -269,7 +271,7 @@ def generator(only: Sequence[str], match: str, most: int, programs: int, *, out:
         typer.echo(f"{section}: {len(of)} cases, {json.dumps(summed(found))}")
     if out is not None and costs:
         entry = summed(costs)
-        figures = {name: entry[name] for name in ("generate_ms", "compile_s") if name in entry}
+        figures: dict[str, Any] = {name: entry[name] for name in ("generate_ms", "compile_s") if name in entry}
         entry |= shares(all_calls(), target)
         figures["generated_share"] = entry["generated_share"]
         versions = {"triton": triton_version(), "ptxas": using.version if (using := assembler()) else ""}
@@ -315,7 +317,7 @@ def main(
         {name: tiles if name in ("matmul", "conv") else row_tiles for name in SECTIONS},
         opts,
         samples,
-        parse_budget(search) or 0.0,
+        _seconds(search),
     )
     choice = choose_device("cuda")
     prepare(choice.dev)
@@ -326,13 +328,17 @@ def main(
         rows = Rows(out, run, budget=budget, again=again, retry=retry, settings=settings, headline=headline)
         with Searches(service, work, predictor=predictor) as searches:
             bench = Bench(service, searches, contenders, effort, best_opts(result or []))
-            if budget:
-                bench.until = time.monotonic() + (parse_budget(budget) or 0.0)
+            bench.until = time.monotonic() + _seconds(budget)
             for of in of_sections(wanted, service.target, match, most).values():
                 bench.run(of, rows)
     typer.echo(json.dumps(headline(rows.rows), indent=1))
     if rows.left:
         typer.echo(f"{rows.left} kernels are left: run the same command again", err=True)
+
+
+def _seconds(text: str) -> float:
+    """A limit of the command line; empty: none."""
+    return parse_budget(text) if text else math.inf
 
 
 def _print_tables(out: Path) -> None:

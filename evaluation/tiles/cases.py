@@ -190,7 +190,7 @@ def linear_of(kernel: TileKernel) -> Linear | None:
 
 def _view(access: Access, along: Sequence[UOp]) -> View:
     steps = affine(access.address) or {}
-    offset = int(steps.get(None, 0))  # type: ignore[call-overload]
+    offset = int(steps.get(None, 0))
     return View(access.buffer.slot, tuple(map(extent, along)), tuple(int(steps[axis]) for axis in along), offset)
 
 

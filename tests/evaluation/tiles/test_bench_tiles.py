@@ -139,6 +139,7 @@ def done(observation: Observation) -> Future[Observation]:
     return future
 
 
+@pytest.mark.skipif(not triton_version() or assembler() is None, reason="no Triton, or no ptxas")
 def test_tile_programs_are_searched_by_their_own_cost() -> None:
     target = KNOWN_TARGETS["sm_90"]
     a, b = (Tensor.empty(1024, 1024, dtype=dtypes.half) for _ in range(2))
