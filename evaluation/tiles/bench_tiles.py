@@ -281,7 +281,7 @@ def generator(only: Sequence[str], match: str, most: int, programs: int, *, out:
 def main(
     only: Annotated[str, typer.Option(help="sections, with commas between; generator is one")] = ",".join(SECTIONS),
     match: Annotated[str, typer.Option(help="cases whose names contain this")] = "",
-    most: Annotated[int, typer.Option(help="cases of a section, chosen evenly; 0: all")] = 0,
+    most: Annotated[int, typer.Option(help="cases of a section, chosen evenly, or of --table the worst; 0: all")] = 0,
     budget: Annotated[str, typer.Option(help="after which no further kernel is begun; empty: none")] = "",
     tiles: Annotated[int, typer.Option(help="tile programs measured for a matmul or convolution")] = 64,
     row_tiles: Annotated[int, typer.Option(help="the same for rows and matrix-vector products")] = 24,
@@ -295,6 +295,7 @@ def main(
     again: Annotated[bool, typer.Option("--again", help="forget all rows that are there")] = False,
     retry: Annotated[bool, typer.Option("--retry", help="time those again in which something failed")] = False,
     revision: Annotated[str, typer.Option(help="of this code, where it has no repository")] = "",
+    device: Annotated[str, typer.Option(help="on CPU only to try this out: no tile program is there")] = "cuda",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="generate and compile some of all, without a GPU")] = False,
     table: Annotated[bool, typer.Option("--table", help="print the tables of what is there")] = False,
     out: Annotated[Path, typer.Option(help="the results file")] = OUT,
@@ -304,7 +305,7 @@ def main(
     if unknown := [name for name in wanted if name not in (*SECTIONS, GENERATOR)]:
         raise UnknownName("section", unknown[0], [*SECTIONS, GENERATOR])
     if table:
-        _print_tables(out)
+        _print_tables(out, most)
         return
     if dry_run or GENERATOR in wanted:
         on = [name for name in wanted if name != GENERATOR] if dry_run else list(SECTIONS)
@@ -319,10 +320,10 @@ def main(
         samples,
         _seconds(search),
     )
-    choice = choose_device("cuda")
+    choice = choose_device(device)
     prepare(choice.dev)
     work.mkdir(parents=True, exist_ok=True)
-    with MeasureService(choice.dev, run_id="bench_tiles") as service, Contenders(work) as contenders:
+    with MeasureService(choice.dev, run_id="bench_tiles") as service, _contenders(work, choice.device) as contenders:
         settings = {"of_revision": revision} if revision else {}
         run = re.sub(r"\W+", "_", service.target.model.lower())
         rows = Rows(out, run, budget=budget, again=again, retry=retry, settings=settings, headline=headline)
@@ -336,17 +337,21 @@ def main(
         typer.echo(f"{rows.left} kernels are left: run the same command again", err=True)
 
 
+def _contenders(folder: Path, device: str) -> Contenders:
+    return Contenders(folder, device="cpu" if device == "CPU" else "cuda")
+
+
 def _seconds(text: str) -> float:
     """A limit of the command line; empty: none."""
     return parse_budget(text) if text else math.inf
 
 
-def _print_tables(out: Path) -> None:
+def _print_tables(out: Path, most: int) -> None:
     if not out.exists():
         raise UsageError(f"there is no {out}: time something first")
     report = json.loads(out.read_text())
     for run in (name for name in report["runs"] if name != GENERATOR):
-        typer.echo("\n".join([f"{run}:", "", *tables(report, run), ""]))
+        typer.echo("\n".join([f"{run}:", "", *tables(report, run, most=most), ""]))
 
 
 if __name__ == "__main__":

@@ -81,8 +81,8 @@ def headline(rows: Mapping[str, Row]) -> dict[str, Any]:
     return found
 
 
-def tables(report: Mapping[str, Any], run: str) -> Iterator[str]:
-    """Markdown: the figures with their thresholds, then a table of each section."""
+def tables(report: Mapping[str, Any], run: str, *, most: int = 0) -> Iterator[str]:
+    """Markdown: the figures with their thresholds, then a table of each section, of its worst `most` cases."""
     rows = report["runs"][run]["rows"]
     figures = headline(rows)
     yield from ("| class | cases | mean | worst | asked for |", "|---|---|---|---|---|")
@@ -99,7 +99,7 @@ def tables(report: Mapping[str, Any], run: str) -> Iterator[str]:
         of_section = {key: row for key, row in rows.items() if row["section"] == section}
         if of_section:
             yield ""
-            yield from table(section, of_section)
+            yield from table(section, of_section, most=most)
 
 
 COLUMNS = {
@@ -111,15 +111,15 @@ COLUMNS = {
 FASTEST_OF = {"copy of as many bytes": COPIES, "sum of as many bytes": SUMS}
 
 
-def table(section: str, rows: Mapping[str, Row]) -> Iterator[str]:
-    """The cases of a section, µs, the worst first."""
+def table(section: str, rows: Mapping[str, Row], *, most: int = 0) -> Iterator[str]:
+    """The cases of a section, µs, the worst first; `most` of them, 0: all."""
     columns = COLUMNS[section]
     yield f"| {section}, µs | calls | tile | Opts (from) | {' | '.join(columns)} | of it | tile program |"
     yield "|" + "---|" * (len(columns) + 6)
     groups = [group for group in GROUPS if group.section == section and group.group]
     of = {key: next(g for g in groups if g.group == row["group"]) for key, row in rows.items()}
     shares = {key: share(row, of[key]) for key, row in rows.items()}
-    for key in sorted(rows, key=lambda key: shares[key] or 0.0):
+    for key in sorted(rows, key=lambda key: shares[key] or 0.0)[: most or None]:
         row = rows[key]
         times = [micro(seconds(row, (OURS,))), f"{micro(seconds(row, (OPTS,)))} ({row.get('opts_from', '–')})"]
         times += [micro(seconds(row, FASTEST_OF.get(column, (column,)))) for column in columns]
