@@ -308,6 +308,7 @@ def main(
         _print_tables(out, most)
         return
     if dry_run or GENERATOR in wanted:
+        prepare("CUDA")  # kernels are scheduled for it, and nothing opens it
         on = [name for name in wanted if name != GENERATOR] if dry_run else list(SECTIONS)
         generator(on, match, most, programs, out=None if dry_run else out)
     if dry_run or wanted == [GENERATOR]:

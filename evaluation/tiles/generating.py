@@ -42,7 +42,7 @@ class Cost:
 
 
 def sample(cases: Sequence[Case], target: Target, *, programs: int) -> Iterator[Cost]:
-    """The costs of each program as it is done: of every case the start and random others, `programs` in all."""
+    """The costs of each program as it is done: of every case the start and some neighbours, `programs` in all."""
     jobs = {(case.key, number): (cost, case.region, target) for case in cases for number in range(programs)}
     yield from _done(jobs, target, lambda job, reason: Cost(*job, failure=reason))
 
@@ -117,7 +117,8 @@ def cost(key: str, number: int, region: Region, target: Target) -> Cost:
     if isinstance(space, Refusal):
         return Cost(key, number, failure=space.reason)
     assert isinstance(space, TileSpace)
-    schedule = space.start() if number == 0 else space.random(random.Random(f"{key}:{number}"))
+    start, rng = space.start(), random.Random(f"{key}:{number}")
+    schedule = start if number == 0 else rng.choice(space.neighbours(start))
     p = space.parameters(schedule)
     begin = time.process_time()
     generate_kernel(read_ast(simplified(ast_of(region.kernel))), target, p)  # `read_kernel` keeps what it read
