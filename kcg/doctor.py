@@ -5,12 +5,15 @@ from __future__ import annotations
 import importlib.util
 import sys
 from dataclasses import dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kcg.cli import guarded
 from kcg.errors import ExitCode, KcgError
+
+if TYPE_CHECKING:
+    from kcg.types import Target
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
@@ -67,6 +70,7 @@ def examine(device: str) -> list[Finding]:
     memory = f", {target.memory_bytes / 2**30:.0f} GiB" if target.device != "CPU" else ""
     found.append(Finding("opens", f"yes: {target.model}, {target.arch}, {cores}{memory}"))
     found.append(Finding("compiler", toolchain.compiler + (f", driver {toolchain.driver}" if toolchain.driver else "")))
+    found += _tile_programs(target)
     if target.tensor_cores:
         found.append(Finding("tensor cores", f"{len(target.tensor_cores)} kinds, e.g. {target.tensor_cores[0]}"))
     from kcg.predictor.choice import shipped_path
@@ -122,6 +126,26 @@ def _compilers() -> list[Finding]:
         found = [Finding("clang", clang, True, f"for plain tinygrad on the CPU: export CC={clang}")]
     found.append(Finding("NVIDIA GPU", "found" if has_cuda() else "none"))
     return found
+
+
+def _tile_programs(target: Target) -> list[Finding]:
+    """What compiles tile programs, where the device can run them."""
+    from kcg.kernel.tile.assembler import PATH_VARIABLE, assembler
+    from kcg.kernel.tile.targets import missing, supported, triton_version
+
+    if not supported(target):
+        return []
+    if problem := missing(target):
+        words, _, advice = problem.partition(": ")
+        return [Finding("tile programs", f"none: {words}", True, f"up to 10 times faster matmuls with it: {advice}")]
+    using = assembler()
+    assert using is not None
+    advice = (
+        ""
+        if using.trusted
+        else (f"before 13 it turns some right programs into faults and NaN: install CUDA 13's, or set {PATH_VARIABLE}")
+    )
+    return [Finding("tile programs", f"Triton {triton_version()}, {using.name} ({using.path})", True, advice)]
 
 
 @app.command()

@@ -111,17 +111,30 @@ class Target:
 
 @dataclass(frozen=True)
 class Toolchain:
-    """What turned a schedule into a binary: versions of tinygrad, compilers, driver, Triton, and kcg's action space."""
+    """What turned a schedule into a binary: versions of tinygrad, compilers, driver, Triton and its assembler, and of
+    kcg's action space."""
 
     tinygrad: str
     compiler: str  # e.g. "clang 14.0.6", "tinygrad X86 assembler", "NVRTC 12.4"
     driver: str
     triton: str
     action_space: int  # version of kcg's own list of actions
+    assembler: str = ""  # of tile programs, e.g. "ptxas 13.4.59"
 
     @property
     def fingerprint(self) -> str:
-        return content_id(asdict(self))
+        """Of all that is not a tile program: without the assembler, which those do not pass through."""
+        return content_id({name: value for name, value in asdict(self).items() if name != "assembler"})
+
+    @property
+    def tile_fingerprint(self) -> str:
+        """Of tile programs; as the other where there is no assembler."""
+        return content_id(asdict(self)) if self.assembler else self.fingerprint
+
+    @property
+    def fingerprints(self) -> tuple[str, ...]:
+        """Those that rows of this toolchain carry: of tile programs another one, see `kcg.kernel.parts.made_by`."""
+        return tuple(dict.fromkeys((self.fingerprint, self.tile_fingerprint)))
 
 
 class Status(StrEnum):

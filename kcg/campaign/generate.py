@@ -292,7 +292,8 @@ def generate_here(settings: CampaignSettings, *, log: Log) -> CampaignSummary:
     ):
         target, toolchain = service.facts
         journal.add_target(target)
-        journal.add_toolchain(toolchain)
+        for fingerprint in toolchain.fingerprints:
+            journal.add_toolchain(toolchain, fingerprint)
         for workload in workloads:
             journal.add_workload(workload)
         facts = {

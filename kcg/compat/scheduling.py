@@ -102,14 +102,19 @@ def initial_state(ast: UOp, renderer: Any) -> Scheduler:
 
     The same passes in the same order as `codegen.full_rewrite_to_sink` runs before `apply_opts`; a test compares.
     """
+    state = QuickScheduler(simplified(ast), renderer)
+    state.convert_loop_to_global()
+    return state
+
+
+def simplified(ast: UOp) -> UOp:
+    """The AST as tinygrad simplifies it before any Opt: loads at loaded indices, ranges split where an index takes
+    them apart by a divisor, and neighbouring ranges merged where every index allows it."""
     sink = graph_rewrite(ast, multi_pm, name="multi_pm")
     sink = with_loads_collapsed(sink)
     sink = graph_rewrite(sink, pm_split_ranges + pm_flatten_range, ctx={}, name="split ranges")
     sink = graph_rewrite(sink, sym + pm_flatten_range, name="initial symbolic")
-    sink = graph_rewrite(sink, pm_flatten_range + pm_simplify_ranges, ctx={}, name="simplify ranges")
-    state = QuickScheduler(sink, renderer)
-    state.convert_loop_to_global()
-    return state
+    return graph_rewrite(sink, pm_flatten_range + pm_simplify_ranges, ctx={}, name="simplify ranges")
 
 
 def hand_coded(state: Scheduler, *, tensor_cores: bool = True) -> tuple[Opt, ...]:

@@ -528,10 +528,10 @@ class Journal:
         """Whether a measurement of this `Measurement.key` was recorded, in any run and trial."""
         return bool(self._rows("SELECT 1 FROM measurements WHERE identity=? LIMIT 1", (identity_of(key),)))
 
-    def measured_elsewhere(self, target: str, toolchain: str, protocol: int) -> int:
+    def measured_elsewhere(self, target: str, toolchains: Sequence[str], protocol: int) -> int:
         """How many measurements are of another target, toolchain or protocol: a resume keeps and never uses them."""
-        here = (target, toolchain, protocol)
-        ours = "target = ? AND toolchain = ? AND protocol = ?"
+        here = (target, protocol, *toolchains)
+        ours = f"target = ? AND protocol = ? AND toolchain IN ({', '.join('?' * len(toolchains))})"
         return int(self._rows(f"SELECT COUNT(*) FROM measurements WHERE NOT ({ours})", here)[0][0])
 
     def known(

@@ -34,7 +34,7 @@ def install(programs: Mapping[Region, Program], target: Target, *, aligned: bool
     tinygrad: it leaves an output unwritten, or its grid depends on the values of variables.
     """
     replacements = [
-        Replacement(region, _placing(region, program, target, aligned)) for region, program in programs.items()
+        Replacement(region, placed_program(region, program, target, aligned)) for region, program in programs.items()
     ]
     with installing(replacements) as report:
         yield report
@@ -93,8 +93,9 @@ def outputs_of_region(region: Region) -> tuple[int, ...]:
     return accesses[1] if accesses else ()
 
 
-def _placing(region: Region, program: Program, target: Target, aligned: bool) -> Callable[[str], Placed | None]:
-    """The program on any device of the target; each device's PROGRAMs are made once."""
+def placed_program(region: Region, program: Program, target: Target, aligned: bool) -> Callable[[str], Placed | None]:
+    """The program on any device of the target, for a `Replacement`; each device's PROGRAMs are made once. Raises as
+    `install`."""
     buffers = buffers_of_region(region)
     buffers |= {program.buffers + i: (s.elements, s.dtype) for i, s in enumerate(program.scratch)}
     scratch = tuple((s.elements, s.dtype) for s in program.scratch)

@@ -18,11 +18,12 @@ from kcg.types import Action, Region, Schedule, ScheduleKind, Target, Variables
 
 if TYPE_CHECKING:
     from kcg.kernel.loop_nest import ActionRows, AxisTable
-    from kcg.kernel.program import Program
+    from kcg.kernel.program import Executable, Program
 
 MODULES: Final[dict[str, str]] = {
     ScheduleKind.OPTS: "kcg.kernel.opts.kind",
     ScheduleKind.SOURCE: "kcg.kernel.source.kind",
+    ScheduleKind.TILE: "kcg.kernel.tile.kind",
     ScheduleKind.PARTS: "kcg.kernel.parts",
 }
 """Where the kind of each `Schedule.kind` is."""
@@ -128,7 +129,20 @@ class Kind(Protocol):
         """A schedule in few words. Raises ValueError or TypeError where its body was not parsed and is none."""
 
     def steps(self, schedule: Schedule) -> tuple[str, ...]:
-        """Labels of the actions that lead from the start to a schedule, in order; itself, where there are no steps."""
+        """Labels of the actions that lead from the start to a schedule, in order; itself, where there are no steps. A
+        kind whose start depends on the region gives those of all that it can set: `actions` has those that are steps.
+        """
+
+    def compile(
+        self,
+        region: Region,
+        schedule: Schedule,
+        target: Target,
+        *,
+        variables: Variables = (),
+        also: tuple[Variables, ...] = (),
+    ) -> Executable:
+        """As the space's, without working out the space. Raises ScheduleError or the compiler's own error."""
 
 
 @functools.cache

@@ -20,10 +20,9 @@ import numpy as np
 
 from kcg.errors import ScheduleError
 from kcg.kernel.chain import Chain
-from kcg.kernel.compile import compile_schedule
-from kcg.kernel.kinds import Refusal, Space, kind_named
+from kcg.kernel.kinds import Refusal, Space, kind_named, kind_of
 from kcg.kernel.program import Executable, Program, ProgramLaunch, Scratch, program_of_parts
-from kcg.types import Action, Region, Schedule, ScheduleKind, Target, Variables, canonical_json
+from kcg.types import Action, Region, Schedule, ScheduleKind, Target, Toolchain, Variables, canonical_json
 
 MOST_KERNELS = 256  # of a region: far more than anything that is worth one program
 MOST_BODY = 1 << 24  # characters of a body
@@ -150,19 +149,33 @@ def compile_region(
     *,
     variables: Variables = (),
     also: tuple[Variables, ...] = (),
-    compile_part: Callable[..., Executable] = compile_schedule,
 ) -> Executable:
-    """`kcg.kernel.compile.compile_schedule` for regions of several kernels, too: of these a Program of their parts.
+    """Compile a schedule of any kind: of a region of several kernels a Program of their parts, each by its own kind.
 
-    `compile_part` compiles what is of another kind, with the same arguments.
+    Raises ScheduleError, or a compiler's own error.
     """
     if schedule.kind != ScheduleKind.PARTS:
-        return compile_part(region, schedule, target, variables=variables, also=also)
+        return kind_of(schedule).compile(region, schedule, target, variables=variables, also=also)
     made = []
     for part in checked(region, schedule):
         inner, _ = region_of_part(region, part.places)
-        made.append((part.places, compile_part(inner, part.schedule, target, variables=variables, also=also)))
+        made.append((part.places, compile_region(inner, part.schedule, target, variables=variables, also=also)))
     return joined(region, made)
+
+
+def has_tiles(schedule: Schedule) -> bool:
+    """Whether a tile program is in it, which an assembler of its own makes."""
+    if schedule.kind != ScheduleKind.PARTS:
+        return schedule.kind == ScheduleKind.TILE
+    try:
+        return any(part.schedule.kind == ScheduleKind.TILE for part in parts_of(schedule))
+    except ScheduleError:
+        return False
+
+
+def made_by(toolchain: Toolchain, schedule: Schedule) -> str:
+    """The fingerprint of the toolchain that rows of a schedule carry."""
+    return toolchain.tile_fingerprint if has_tiles(schedule) else toolchain.fingerprint
 
 
 class PartsKind:
@@ -193,6 +206,18 @@ class PartsKind:
         """The steps of each part; a label begins with the number of the part."""
         parts = enumerate(part.schedule for part in parts_of(schedule))
         return tuple(f"{number}:{step}" for number, one in parts for step in kind_named(one.kind).steps(one))
+
+    def compile(
+        self,
+        region: Region,
+        schedule: Schedule,
+        target: Target,
+        *,
+        variables: Variables = (),
+        also: tuple[Variables, ...] = (),
+    ) -> Executable:
+        """See `compile_region`."""
+        return compile_region(region, schedule, target, variables=variables, also=also)
 
 
 class PartsSpace:

@@ -43,6 +43,7 @@ class Compiled:
     threads: int = 0  # of a hand-written kernel on a CPU, see `kcg.kernel.source.kernels.SourceBody`
     launch_id: str = ""  # of a hand-written kernel, whose code does not say how it is launched
     launches: tuple[BoundLaunch, ...] = ()  # one for each of these sets; none where the kernel has no variables
+    report: tuple[tuple[str, int], ...] = ()  # what its compiler says: registers, spilled bytes, warps, …
 
     def runs_at(self, variables: Variables) -> bool:
         """Whether it is known how it is launched with these values."""

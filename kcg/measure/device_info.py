@@ -252,6 +252,7 @@ def detect(dev: str, action_space: int) -> tuple[Target, Toolchain]:
         driver=driver,
         triton=_version("triton"),
         action_space=action_space,
+        assembler=_assembler(target),
     )
 
 
@@ -264,6 +265,15 @@ def first_line(error: BaseException) -> str:
     if lines[0].endswith("NVRTC_ERROR_COMPILATION"):
         return next((line.strip() for line in lines[1:] if "error" in line), lines[0])[:300]
     return lines[0][:300]
+
+
+def _assembler(target: Target) -> str:
+    """The assembler of tile programs; empty where there are none for the target."""
+    from kcg.kernel.tile.assembler import assembler
+    from kcg.kernel.tile.targets import supported
+
+    using = assembler() if supported(target) and _version("triton") else None
+    return using.name if using is not None else ""
 
 
 def _version(package: str) -> str:

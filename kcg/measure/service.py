@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from kcg.compat.tiny import UOp
 from kcg.errors import DeviceError
 from kcg.kernel.analysis import certain_bytes, certain_operations
+from kcg.kernel.parts import made_by
 from kcg.kernel.program import Executable
 from kcg.measure import child
 from kcg.measure.device_info import first_line, usable_cores
@@ -97,10 +98,11 @@ def paired_rows(
     baseline: Schedule,
     finalist: Schedule | None,
     *,
-    toolchain: str,
+    toolchain: Callable[[Schedule], str],
     run_id: str,
 ) -> list[Measurement]:
-    """The measurements of a paired comparison whose sides were timed; none where they were not."""
+    """The measurements of a paired comparison whose sides were timed; none where they were not. `toolchain` says the
+    fingerprint of what made a schedule's binary."""
 
     def row(
         schedule: Schedule, compiled: Executable, samples_s: tuple[float, ...], state: CacheState, trial: int
@@ -109,7 +111,7 @@ def paired_rows(
             region_id=job.region.id,
             schedule=schedule,
             target=job.target.fingerprint,
-            toolchain=toolchain,
+            toolchain=toolchain(schedule),
             protocol=PROTOCOL,
             status=Status.NOISY if outcome.noisy else Status.OK,
             cache_state=state,
@@ -541,6 +543,8 @@ class MeasureService:
         text = str(error).lower()
         if isinstance(error, TimeoutError):
             status = timeout
+        elif isinstance(error, ChildDied) and "sigabrt" in text and other == Status.COMPILE_ERROR:
+            status = other  # an assertion of the compiler itself: whoever kills from outside does not abort
         elif isinstance(error, ChildDied) or _not_its_fault(error):
             status = Status.WORKER_DIED
         elif isinstance(error, MemoryError) or any(words in text for words in OUT_OF_RESOURCES):
@@ -557,7 +561,7 @@ class MeasureService:
             region_id=request.region.id,
             schedule=request.schedule,
             target=self.target.fingerprint,
-            toolchain=self.toolchain.fingerprint,
+            toolchain=made_by(self.toolchain, request.schedule),
             protocol=PROTOCOL,
             status=status,
             cache_state=request.cache_state,

@@ -249,8 +249,9 @@ def changed_by(result: Result, *, handwritten: bool) -> set[str]:
 
 
 def _changed_regions(result: Result) -> list[RegionResult]:
-    """Regions of several kernels that something better was found and verified for."""
-    rows = (row for row in result.regions if len(row.region.kernels) > 1)
+    """Regions of several kernels that something better was found and verified for, and kernels that a tile program
+    was."""
+    rows = (r for r in result.regions if len(r.region.kernels) > 1 or r.chosen.schedule.kind == ScheduleKind.TILE)
     return [r for r in rows if r.chosen.schedule != r.baseline.schedule and r.chosen.verification.passed]
 
 
@@ -261,6 +262,8 @@ def _regions_in_place(result: Result, served: set[str]) -> list[Replacement]:
     from kcg.kernel.parts import checked
 
     def replacement(row: RegionResult) -> Replacement:
+        if row.chosen.schedule.kind == ScheduleKind.TILE:
+            return _tile_in_place(row, result.target, served)
         try:
             schedules = [part.schedule for part in checked(row.region, row.chosen.schedule)]
         except ScheduleError as error:
@@ -275,6 +278,29 @@ def _regions_in_place(result: Result, served: set[str]) -> list[Replacement]:
         return Replacement(row.region, place)
 
     return [replacement(row) for row in _changed_regions(result)]
+
+
+def _tile_in_place(row: RegionResult, target: Target, served: set[str]) -> Replacement:
+    """A tile program for the calls of its kernel, compiled from its parameters, or from the user's cache."""
+    from kcg.compat.replacing import Placed, Replacement
+    from kcg.kernel.installing import placed_program
+    from kcg.kernel.kinds import kind_of
+    from kcg.kernel.program import Program
+
+    made: dict[str, Placed | None] = {}
+
+    def place(device: str) -> Placed | None:
+        if device not in made:
+            values = [end.variables for end in row.ends] or [row.variables]
+            compile = kind_of(row.chosen.schedule).compile
+            program = compile(row.region, row.chosen.schedule, target, variables=values[0], also=tuple(values[1:]))
+            assert isinstance(program, Program)
+            made[device] = placed_program(row.region, program, target, aligned=True)(device)
+        if made[device] is not None:
+            served.add(row.region.id)
+        return made[device]
+
+    return Replacement(row.region, place)
 
 
 def choices(result: Result) -> tuple[list[Choice], int]:

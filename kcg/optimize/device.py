@@ -22,7 +22,7 @@ from kcg.measure.service import BASELINE_TIMEOUT_S, MeasureService, Request
 from kcg.optimize.settings import Settings, check_names, writable_folder
 from kcg.optimize.work import RegionWork
 from kcg.provenance import provenance
-from kcg.types import CacheState, Measurement, Schedule, Status, Variables, Workload
+from kcg.types import CacheState, Measurement, Schedule, ScheduleKind, Status, Variables, Workload
 
 if TYPE_CHECKING:
     from kcg.dataset.journal import Journal
@@ -126,7 +126,8 @@ class Device:
         if self._settings.resume:
             self._check_resumed(journal, workload)
         journal.add_target(target)
-        journal.add_toolchain(toolchain)
+        for fingerprint in toolchain.fingerprints:
+            journal.add_toolchain(toolchain, fingerprint)
         journal.add_workload(workload)
         about = {"device": self.choice.dev, **provenance()}
         journal.add_run(Run(self.run_id, self._created.isoformat(), self._settings.command, about))
@@ -197,18 +198,24 @@ class Device:
 
     def plan(self, workload: Workload) -> list[RegionWork]:
         """What is known of each region: with `--resume` what the journal holds of it."""
-        from kcg.kernel.kinds import space_of
+        from kcg.kernel.kinds import Refusal, kind_named, space_of
 
-        works = [RegionWork(call, space_of(call.region, self.service.target)) for call in workload.calls]
+        target = self.service.target
+        works = [RegionWork(call, space_of(call.region, target)) for call in workload.calls]
+        for work in works:
+            found = kind_named(ScheduleKind.TILE).space(work.call.region, target)
+            work.tiles = None if isinstance(found, Refusal) else found
         if self._settings.resume and self.journal is not None:
             self._resume(works, self.journal)
         return works
 
     def _resume(self, works: Sequence[RegionWork], journal: Journal) -> None:
-        target, toolchain = (facts.fingerprint for facts in self.service.facts)
+        target, toolchains = self.service.target.fingerprint, self.service.toolchain.fingerprints
         by_region = {(w.call.region.id, values): w for w in works for values in w.bindings}
         found: defaultdict[tuple[str, Schedule], dict[Variables, Measurement]] = defaultdict(dict)
-        for row in journal.known(target, toolchain, PROTOCOL):
+        for row in itertools.chain.from_iterable(
+            journal.known(target, toolchain, PROTOCOL) for toolchain in toolchains
+        ):
             work = by_region.get((row.region_id, row.variables))
             if row.status in PASSING or (row.status == Status.TIMEOUT and row.sampler == BASELINE):
                 continue  # says little of the schedule: it is measured again
@@ -220,7 +227,7 @@ class Device:
                     self._budget.charge(measurements=1)
                 if len(rows) == len(work.ends):  # else it is measured again, at the end that is missing
                     work.keep(work.saw(row.schedule, [rows[values] for values in work.bindings]))
-        if others := journal.measured_elsewhere(target, toolchain, PROTOCOL):
+        if others := journal.measured_elsewhere(target, toolchains, PROTOCOL):
             self._log.warn(
                 f"the journal also holds {others} measurements of another device, driver, compiler or protocol: "
                 "they are kept, and not used"

@@ -139,12 +139,16 @@ class Estimates:
             return False
         if self.settings.measurements == 0 or work.own is None or work.own.status != Status.OK:
             return True
-        return bool(work.offers) or bool(work.candidates)
+        return bool(work.offers or work.candidates or work.tile_candidates)
 
     def sides(self) -> list[tuple[RegionWork, Schedule]]:
         """The baseline and the first candidate of everything that is to be judged."""
         due = [work for work in self.works if self.is_due(work)]
-        return [(work, schedule) for work in due for schedule in (work.space.baseline(), *work.candidates[:1])]
+        return [
+            (work, schedule)
+            for work in due
+            for schedule in (work.space.baseline(), *work.candidates[:1], *work.tile_candidates[:1])
+        ]
 
     def final_cost_s(self) -> float:
         """What judging what has a candidate, and then the whole model, is expected to take, in seconds.
@@ -152,7 +156,9 @@ class Estimates:
         Before the search has found anything, judging one kernel is expected, and no check of the model: the search may
         go on in the time for that as long as it finds nothing.
         """
-        found = self.settings.measurements == 0 or any(w.candidates or w.offers for w in self.works)
+        found = self.settings.measurements == 0 or any(
+            w.candidates or w.tile_candidates or w.offers for w in self.works
+        )
         return self.judging_s() + (self._model_s() if found else 0.0)
 
     def judging_s(self) -> float:
@@ -176,6 +182,7 @@ class Estimates:
         device, seconds, flush_s = self.device.choice.device, work.baseline_s, self.flush_s
         verify_s = VERIFY_S.get(device, CHECKS * (self.measured.preparing_s or CHECK_ELSEWHERE_S))
         sides = 2 if work.candidates or not self.is_due(work) else 1
+        sides += 2 * bool(work.tile_candidates)
         sides += 2 * sum(offer.schedule is not None for offer in work.offers)  # against the best of the others too
         copies_s = 0.0 if self.device.is_cpu else COPY_S_PER_BYTE * work.bytes
         samples = samples_for(seconds, flush_s=flush_s)
@@ -213,7 +220,7 @@ class Estimates:
         if self.settings.is_script:
             return whole_script.expected_cost_s(self.settings, recorded_s=self.captured.recorded_s)
         if changed is None:
-            changed = max(sum(bool(work.candidates) for work in self.works), 1)
+            changed = max(sum(bool(work.candidates or work.tile_candidates) for work in self.works), 1)
         service = self.device.service
         compile_s = service.spent_s["compile"] / service.compilations if service.compilations else 0.0
         return whole_model.expected_cost_s(

@@ -180,26 +180,38 @@ class Judge:
 
     # ---- what is written by hand ----
 
+    def _with_tiles(self, work: RegionWork, row: RegionResult) -> RegionResult:
+        """The result after the tile programs that a search found faster had their turn; the best Opts stay in it."""
+        if row.outcome in ("undecided", "quarantined", "unjudged"):
+            return row
+        for schedule in work.tile_candidates:
+            won, fate = self._challenge(work, row, schedule)
+            if won is not row:
+                return replace(won, opts=row.chosen, note=f"{won.chosen.name} {fate}; {row.note}")
+            row = replace(row, note=f"{row.note}; {describe(schedule)} {fate}")
+        return row
+
     def _with_offers(self, work: RegionWork, row: RegionResult) -> RegionResult:
-        """The result after the hand-written kernels had their turn, the fastest of the search first."""
+        """The result after the tile programs, and then the hand-written kernels had their turn, the fastest first."""
+        row = self._with_tiles(work, row)
         if not work.offers:
             return row
         if why := {"undecided": "the budget was over"}.get(row.outcome) or (
             f"the kernel is {row.outcome}" if row.outcome in ("quarantined", "unjudged") else ""
         ):
             return replace(row, handwritten=tuple((o.name, f"not judged: {why}") for o in work.offers))
-        opts, fates = row.chosen, dict[str, str]()
+        best, opts, fates = row.chosen, row.opts or row.chosen, dict[str, str]()
         for one in sorted(work.offers, key=lambda o: _time_s(work, o)):
             if refusal := _refusal(work, one):
                 fates[one.name] = refusal
             else:
                 assert one.schedule is not None
                 row, fates[one.name] = self._challenge(work, row, one.schedule)
-        won = row.chosen is not opts
+        won = row.chosen is not best
         return replace(
             row,
             note=f"{row.chosen.name} {fates[row.chosen.name]}; {row.note}" if won else row.note,
-            opts=opts if won else None,
+            opts=opts if won else row.opts,
             handwritten=tuple((o.name, fates[o.name]) for o in work.offers),
         )
 

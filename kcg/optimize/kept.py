@@ -66,7 +66,10 @@ class KeptResults:
     def holds_first(self, work: RegionWork) -> bool:
         """Whether an earlier run left a result of what is judged first of this region, and nothing else is left."""
         return (
-            bool(self._entries) and not work.offers and self.holds(work, [work.space.baseline(), *work.candidates[:1]])
+            bool(self._entries)
+            and not work.offers
+            and not work.tile_candidates
+            and self.holds(work, [work.space.baseline(), *work.candidates[:1]])
         )
 
     def find(self, work: RegionWork, sides: Sequence[Side], values: Variables) -> PairedOutcome | None:

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from kcg.errors import DeviceError
+from kcg.kernel.parts import made_by
 from kcg.kernel.source.body import source_body
 from kcg.measure.device_info import first_line
 from kcg.measure.jobs import PairedJob, PairedOutcome
@@ -97,7 +98,7 @@ def _finalist(
         body = source_body(schedule)
         name, legend = body.name, body.legend
     else:
-        name, legend = work.space.name(schedule), work.space.legend(schedule)
+        name, legend = work.named(schedule)
     return Finalist(
         schedule=schedule,
         cold_s=median(cold_s),
@@ -192,7 +193,7 @@ class Comparisons:
                 outcome,
                 before.schedule,
                 after.schedule if after is not None else None,
-                toolchain=service.toolchain.fingerprint,
+                toolchain=partial(made_by, service.toolchain),
                 run_id=self._device.run_id,
             )
         )

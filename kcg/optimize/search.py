@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kcg.cli import counted
 from kcg.errors import ScheduleError
@@ -20,6 +20,7 @@ from kcg.search.problem import Expected, Observation, Problem
 from kcg.types import Schedule, Status
 
 if TYPE_CHECKING:
+    from kcg.kernel.kinds import Space
     from kcg.optimize.device import Device
     from kcg.optimize.estimates import Estimates
     from kcg.optimize.log import RunLog
@@ -73,6 +74,24 @@ def search(estimates: Estimates, guide: Guide, *, device: Device, log: RunLog) -
     """Spend the rest of the budget where it is expected to save the most. A run in which nothing was searched says why:
     at once where it is known before."""
     return _Search(estimates, guide, device, log).run()
+
+
+TILE_SEARCH = "mcts"  # of tile programs, whatever searches the Opts
+
+
+class FromItsStart:
+    """The space of one kind as a search sees it that has nothing of another kind to compare with: it begins with the
+    start. What it is faster than at last is for the finals to say."""
+
+    def __init__(self, space: Space) -> None:
+        self._space = space
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._space, name)
+
+    def baseline(self) -> Schedule:
+        start: Schedule = self._space.start()
+        return start
 
 
 @dataclass
@@ -164,6 +183,26 @@ class _Search:
             expected=expected,
         )
 
+    def _tile_problem(self, work: RegionWork, space: Space, index: int) -> Problem:
+        """The search problem of a region's tile programs, which begins where the analytic cost does."""
+        from kcg.predictor.tile_cost import TileCost
+
+        judge = TileCost().of(space)
+
+        def measure(batch: Sequence[Schedule]) -> list[Future[Observation]]:
+            best_s = work.best_s
+            return self.device.measure(work, batch, stop_above_s=HOPELESS * best_s if best_s else None)
+
+        return Problem(
+            space=FromItsStart(space),
+            predict=judge.predict,
+            measure=measure,
+            ledger=self.ledger,
+            rng=random.Random(f"{self.settings.seed}:{index}:tile"),
+            known=work.of_tiles,
+            correct=judge.correct,
+        )
+
     def _search_with(self, name: str, predictor: Predictor) -> None:
         self.log.progress.phase(f"searching with {name}")
         allocator = Allocator(self.ledger, self._limits(), seen=self._seen, patience_s=self._patience_s)
@@ -180,6 +219,11 @@ class _Search:
             if workers is not None:
                 how = workers.strategy(name, work.call.region, place=place, seed=f"{self.settings.seed}:{index}")
             allocator.enter(work.id, work.call.calls, asked, how, transfer=Transfer(work.space))
+            if work.tiles is not None:
+                tiles = self._tile_problem(work, work.tiles, index)
+                allocator.enter(
+                    work.id, work.call.calls, tiles, strategy_of(TILE_SEARCH), transfer=Transfer(work.tiles)
+                )
         allocator.run()
         self.device.check_journal()
         self.settled = allocator.settled

@@ -55,6 +55,8 @@ class RegionWork:
     tried_by_beam: int = 0  # binaries that tinygrad's own BEAM timed
     offers: list[Offer] = field(default_factory=list)  # kernels that are written by hand for it
     by_hand: dict[Schedule, Observation] = field(default_factory=dict)  # what was seen of such; a search does not know
+    tiles: Space | None = None  # of its tile programs; none where there can be none
+    of_tiles: dict[Schedule, Observation] = field(default_factory=dict)  # what was seen of these; a search adds to it
     at_ends: dict[Schedule, tuple[float, ...]] = field(default_factory=dict)  # seconds at each end, of what ran
 
     # ---- what is learned of it ----
@@ -78,8 +80,8 @@ class RegionWork:
 
     def keep(self, seen: Observation) -> None:
         """Know what was seen of a schedule; a search does not know what is written by hand."""
-        known = self.by_hand if seen.schedule.kind == ScheduleKind.SOURCE else self.known
-        known[seen.schedule] = seen
+        others = {str(ScheduleKind.SOURCE): self.by_hand, str(ScheduleKind.TILE): self.of_tiles}
+        others.get(seen.schedule.kind, self.known)[seen.schedule] = seen
 
     def predicted(self, known: Mapping[Schedule, Observation]) -> None:
         """Know what was predicted of schedules, and nothing else."""
@@ -169,11 +171,11 @@ class RegionWork:
     @property
     def tried(self) -> int:
         """Schedules beside the hand-coded one that were measured, whether they ran or not."""
-        return max(len(self.known) - (self.space.baseline() in self.known), self.tried_by_beam)
+        return max(len(self.known) - (self.space.baseline() in self.known), self.tried_by_beam) + len(self.of_tiles)
 
     @property
     def best_s(self) -> float:
-        found = best(list(self.known.values()))  # a copy: its search may run in another thread
+        found = best([*self.known.values(), *self.of_tiles.values()])  # a copy: a search may run in another thread
         return found.time_s if found is not None else 0.0
 
     @property
@@ -189,24 +191,36 @@ class RegionWork:
     @property
     def saving_s(self) -> float:
         """What its first candidate would save of one execution, by the search."""
-        first = self.candidates[:1] if self.baseline_s else []
-        return sum(self.call.calls * (self.baseline_s - self.known[schedule].time_s) for schedule in first)
+        found = self.candidates or self.tile_candidates
+        return self.call.calls * (self.baseline_s - self.best_s) if found and self.baseline_s else 0.0
 
     @property
     def candidates(self) -> list[Schedule]:
         """The schedules that a search found faster than the baseline, fastest first."""
         baseline, limit = self.space.baseline(), self.baseline_s or float("inf")
-        return [s for s in self._ranked() if s != baseline and self.known[s].time_s < limit][:TRIES]
+        return [s for s in _ranked(self.known) if s != baseline and self.known[s].time_s < limit][:TRIES]
 
-    def _ranked(self) -> list[Schedule]:
-        """Schedules that ran, fastest first; one of each binary."""
-        seen: set[str] = set()
-        ordered = []
-        for observation in sorted([*self.known.values()], key=lambda o: o.time_s):  # a copy, as above
-            if observation.status == Status.OK and observation.binary_hash not in seen:
-                seen.add(observation.binary_hash)
-                ordered.append(observation.schedule)
-        return ordered
+    @property
+    def tile_candidates(self) -> list[Schedule]:
+        """The tile programs that a search found faster than everything else, fastest first."""
+        limit = min((o.time_s for o in [*self.known.values()]), default=0.0)
+        return [s for s in _ranked(self.of_tiles) if self.of_tiles[s].time_s < limit][:TRIES]
+
+    def named(self, schedule: Schedule) -> tuple[str, str]:
+        """What a schedule of its spaces is called, and that in words."""
+        space = self.tiles if schedule.kind == ScheduleKind.TILE and self.tiles is not None else self.space
+        return space.name(schedule), space.legend(schedule)
+
+
+def _ranked(known: Mapping[Schedule, Observation]) -> list[Schedule]:
+    """Schedules that ran, fastest first; one of each binary."""
+    seen: set[str] = set()
+    ordered = []
+    for observation in sorted([*known.values()], key=lambda o: o.time_s):  # a copy: a search may add to it
+        if observation.status == Status.OK and observation.binary_hash not in seen:
+            seen.add(observation.binary_hash)
+            ordered.append(observation.schedule)
+    return ordered
 
 
 ONCE_COUNTS = 0.1

@@ -206,10 +206,10 @@ def test_resume_ignores_run_and_trial_and_names_one_protocol(path: Path) -> None
         assert list(journal.known(TARGET.fingerprint, TOOLCHAIN.fingerprint, 1, region_id="x")) == []
         assert list(journal.known("another", TOOLCHAIN.fingerprint, 1)) == []
         assert [m.protocol for m in journal.known(TARGET.fingerprint, TOOLCHAIN.fingerprint, 2)] == [2]
-        assert journal.measured_elsewhere(TARGET.fingerprint, TOOLCHAIN.fingerprint, 1) == 1, "another protocol's"
+        assert journal.measured_elsewhere(TARGET.fingerprint, TOOLCHAIN.fingerprints, 1) == 1, "another protocol's"
         newer_driver = replace(TOOLCHAIN, driver="999.1").fingerprint
         assert list(journal.known(TARGET.fingerprint, newer_driver, 1)) == []
-        assert journal.measured_elsewhere(TARGET.fingerprint, newer_driver, 1) == 5
+        assert journal.measured_elsewhere(TARGET.fingerprint, (newer_driver,), 1) == 5
 
 
 @pytest.mark.parametrize(

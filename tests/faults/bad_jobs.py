@@ -111,6 +111,14 @@ def kill_itself(job: Any) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def abort_in_triton(job: Any) -> None:
+    """An assertion of Triton's native code fails, as it does for some programs."""
+    from triton._C.libtriton import ir
+
+    context = ir.context()  # without the dialect of what is built in it
+    ir.builder(context).get_int32(1)
+
+
 def leave(job: Any) -> None:
     os._exit(3)
 

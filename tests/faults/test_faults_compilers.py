@@ -79,6 +79,13 @@ def test_compiler_that_fails(service: MeasureService, function: Callable[..., An
     assert_goes_on(service)
 
 
+def test_triton_that_aborts_is_a_compiler_that_fails(service: MeasureService) -> None:
+    pytest.importorskip("triton", reason="needs Triton, which is not here")
+    row = compile_with(service, bad_jobs.abort_in_triton)
+    assert row.status is Status.COMPILE_ERROR and "SIGABRT" in row.reason, row.reason
+    assert_goes_on(service)
+
+
 def test_compiler_that_is_a_process_of_its_own_ends_too(service: MeasureService, tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     row = compile_with(service, bad_jobs.wait_for_compiler, str(pid_file), timeout_s=2 * TIMEOUT_S)

@@ -37,6 +37,7 @@ from kcg.types import Region, Schedule
 from tests.chains import X86, region_of
 from tests.handwritten_kernels import COLUMNS, INNER, MATMUL, ROWS, kernel
 from tests.kernels import empty, example_region
+from tests.known_targets import KNOWN_TARGETS
 
 KINDS = tuple(map(str, MODULES))
 FOREIGN = ("", "null", "1", '"a"', "{}", "[[1]]", '[["X",0,1.5]]', '[["X",0]]', "[" * 50_000, "not JSON")
@@ -67,14 +68,19 @@ def _norm() -> Region:
     return region_of(empty(6, 48).layernorm().contiguous())
 
 
+NEEDS = {"tile": "triton"}
+"""Packages without which a kind has no space."""
+TARGETS = {"tile": KNOWN_TARGETS["sm_90"]}
 ABLE: dict[str, Callable[[], Kind]] = {"source": _by_hand}
 """Kinds that have a space for `MATMUL` only after somebody gave them what to do with it."""
 
 
 @cache
 def space(name: str) -> Space:
+    if name in NEEDS:
+        pytest.importorskip(NEEDS[name], reason=f"the kind {name} needs {NEEDS[name]}, which is not here")
     region = _norm() if name == "parts" else MATMUL
-    found = ABLE.get(name, lambda: kind_named(name))().space(region, X86)
+    found = ABLE.get(name, lambda: kind_named(name))().space(region, TARGETS.get(name, X86))
     assert not isinstance(found, Refusal), found.reason
     return found
 
@@ -174,7 +180,8 @@ def test_equal_keys_are_the_same_program_and_alike(of: Space, met: list[Schedule
         by_key.setdefault(of.key(schedule), []).append(schedule)
         assert hash(of.groups(schedule)) is not None and hash(of.tile(schedule)) is not None
     pairs = [found[:2] for found in by_key.values() if len(found) > 1][:4]
-    assert pairs or not seconds, "of two steps, one is often the first"
+    tree = of.start().kind == "tile"  # nothing is reached twice
+    assert pairs or not seconds or tree, "of two steps, one is often the first"
     for one, other in pairs:
         assert of.compile(one).id == of.compile(other).id
         assert (of.alike(one), of.tile(one)) == (of.alike(other), of.tile(other))
@@ -202,7 +209,7 @@ def test_what_predictors_see_is_one_row_for_each_or_a_reason(of: Space, met: lis
     try:
         nests, rows = of.loop_nests(met), of.action_features(met[0])
     except ScheduleError as error:
-        assert "written by hand" in str(error)
+        assert "written by hand" in str(error) or "tile program" in str(error)
         return
     assert len(nests) == len(met) and len(rows) == len(of.actions(met[0])) + 1
     assert np.isfinite(rows.features).all()

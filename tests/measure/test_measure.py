@@ -291,7 +291,7 @@ def test_paired_comparison(service: MeasureService) -> None:
     assert len(outcome.baseline_cold_s) == len(outcome.finalist_cold_s) >= MIN_SAMPLES
     assert len(outcome.baseline_warm_s) == len(outcome.finalist_warm_s) >= MIN_SAMPLES
     assert len(outcome.again_cold_s) == len(outcome.baseline_cold_s) and outcome.input_recipe == "normal-v2:seed=0"
-    rows = paired_rows(job, outcome, *schedules, toolchain="t", run_id="r")
+    rows = paired_rows(job, outcome, *schedules, toolchain=lambda _: "t", run_id="r")
     assert [(r.trial, str(r.cache_state), r.schedule) for r in rows] == [
         (1, "cold", RAW),
         (2, "cold", RAW),

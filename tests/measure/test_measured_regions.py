@@ -225,7 +225,7 @@ def test_a_finalist_is_timed_in_turns_with_the_parts(service: MeasureService) ->
     assert outcome.baseline_verification.passed, outcome.baseline_verification.reason
     assert outcome.finalist_verification is not None and outcome.finalist_verification.passed
     assert len(outcome.baseline_cold_s) == len(outcome.finalist_cold_s) == len(outcome.again_cold_s) > 0
-    rows = paired_rows(job, outcome, schedule, schedule, toolchain="t", run_id="r")
+    rows = paired_rows(job, outcome, schedule, schedule, toolchain=lambda _: "t", run_id="r")
     assert [(row.trial, str(row.cache_state)) for row in rows] == [
         (1, "cold"), (2, "cold"), (1, "warm"), (1, "cold"), (1, "warm"),
     ]  # fmt: skip

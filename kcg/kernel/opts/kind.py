@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 
 from kcg.kernel.kinds import Refusal
 from kcg.kernel.opts.schedule import opts_of, parse
-from kcg.types import Region, Schedule, ScheduleKind, Target
+from kcg.types import Region, Schedule, ScheduleKind, Target, Variables
 
 if TYPE_CHECKING:
     from kcg.kernel.opts.space import KernelSpace
+    from kcg.kernel.program import Compiled
 
 
 class OptsKind:
@@ -36,6 +37,20 @@ class OptsKind:
     def steps(self, schedule: Schedule) -> tuple[str, ...]:
         """One for each Opt."""
         return tuple(map(str, opts_of(schedule)))
+
+    def compile(
+        self,
+        region: Region,
+        schedule: Schedule,
+        target: Target,
+        *,
+        variables: Variables = (),
+        also: tuple[Variables, ...] = (),
+    ) -> Compiled:
+        """See `kcg.kernel.compile.compile_schedule`."""
+        from kcg.kernel.compile import compile_schedule
+
+        return compile_schedule(region, schedule, target, variables=variables, also=also)
 
 
 KIND = OptsKind()

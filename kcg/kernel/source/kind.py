@@ -13,7 +13,7 @@ from kcg.kernel.source.body import source_body
 from kcg.types import Action, Region, Schedule, ScheduleKind, Target, Variables
 
 if TYPE_CHECKING:
-    from kcg.kernel.program import Program
+    from kcg.kernel.program import Compiled, Program
 
 
 class SourceKind:
@@ -49,6 +49,20 @@ class SourceKind:
     def steps(self, schedule: Schedule) -> tuple[str, ...]:
         """Itself: nothing leads to what is written by hand."""
         return (schedule.id,)
+
+    def compile(
+        self,
+        region: Region,
+        schedule: Schedule,
+        target: Target,
+        *,
+        variables: Variables = (),
+        also: tuple[Variables, ...] = (),
+    ) -> Compiled:
+        """See `kcg.kernel.compile.compile_schedule`."""
+        from kcg.kernel.compile import compile_schedule
+
+        return compile_schedule(region, schedule, target, variables=variables, also=also)
 
 
 class SourceSpace:

@@ -1,0 +1,353 @@
+"""From a tile program's parameters to its machine code: Triton ahead of time, for a GPU that need not be here.
+
+Triton makes PTX; its parameters are put in the order in which tinygrad passes them, and our own choice of assembler
+(`assembler.py`) makes machine code of it. What was compiled is kept by content in the user's cache, so that it is made
+once on a machine, in any process.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import importlib.util
+import json
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from kcg.compat.tiny import DType, dtypes
+from kcg.errors import ScheduleError, UsageError
+from kcg.files import write_whole
+from kcg.kernel.program import BoundLaunch, Compiled, Program, ProgramLaunch, Scratch
+from kcg.kernel.tile.assembler import Assembler, assemble, assembler
+from kcg.kernel.tile.emit import POINTERS, TYPES
+from kcg.kernel.tile.generate import generate_kernel
+from kcg.kernel.tile.ir import TileKernel, read_kernel
+from kcg.kernel.tile.parameters import TileParameters
+from kcg.kernel.tile.prior import shared_bytes
+from kcg.kernel.tile.program import WORKSPACE, TileLaunch, TileSource
+from kcg.kernel.tile.targets import missing, triton_version
+from kcg.types import Region, Schedule, ScheduleKind, Target, Variables, canonical_json
+
+ALIGNED = 16  # bytes at whose multiples every buffer begins
+SCRATCH = "scratch"
+"""What stands for Triton's global scratch among the parameters of a binary: memory of TMA descriptors."""
+_CACHE_FORMAT = 1
+_ENTRY = re.compile(r"(\.entry\s+(\w+)\s*\()([^)]*)(\))")
+_THREADS = re.compile(r"\.(?:reqntid|maxntid)\s+(\d+)")
+
+
+@dataclass(frozen=True)
+class Binary:
+    """One function of a tile program as machine code."""
+
+    cubin: bytes
+    entry: str
+    parameters: tuple[str, ...]  # names of the arguments that it takes, pointers first; `SCRATCH` is the last of these
+    threads: int
+    shared_bytes: int  # dynamic
+    scratch_bytes: int  # of Triton's global scratch for each program
+    report: tuple[tuple[str, int], ...]  # what compiler and assembler say, see `Compiled.report`
+
+
+def compile_tile(
+    region: Region, schedule: Schedule, target: Target, *, variables: Variables = (), also: tuple[Variables, ...] = ()
+) -> Program:
+    """Compile a tile program for `target`, to be launched with `variables` or one of those in `also`.
+
+    Raises ScheduleError (TileRefusal: the kernel or its parameters cannot be expressed; Triton or an assembler is
+    missing) or what Triton raises. Triton can also abort the process: call it where that costs one job.
+    """
+    if schedule.kind != ScheduleKind.TILE:
+        raise ScheduleError(f"a schedule of kind {schedule.kind!r} is no tile program")
+    kernel = read_kernel(region)
+    source = generate_kernel(kernel, target, TileParameters.from_json(schedule.body))
+    binaries = [compiled_launch(source, launch, target) for launch in source.launches]
+    return _program(kernel, source, binaries, (variables, *also), target)
+
+
+# ---- one launch
+
+
+def compiled_launch(source: TileSource, launch: TileLaunch, target: Target) -> Binary:
+    """One function as machine code, from the user's cache where it is there. Raises as `compile_tile`."""
+    if problem := missing(target):
+        raise ScheduleError(problem)
+    using = assembler()
+    assert using is not None
+    options = _options(launch, using)
+    capability = int(re.sub(r"\D", "", target.arch))
+    made_of = [_CACHE_FORMAT, source.source, launch.entry, launch.signature, options, capability]
+    key = hashlib.sha256(canonical_json([*made_of, triton_version(), using.version]).encode()).hexdigest()
+    path = _cache_folder() / key[:2] / f"{key}.json"
+    found = _read(path)
+    if found is None:
+        text, facts = _ptx(source.source, launch, options, capability)
+        found = _assembled(text, facts, launch, using)
+        with contextlib.suppress(UsageError):  # a cache that cannot be written costs the next compilation its time
+            write_whole(path, _written(found))
+    if found.shared_bytes > shared_bytes(target):
+        raise ScheduleError(f"it takes {found.shared_bytes:,} bytes of shared memory, of {shared_bytes(target):,}")
+    return found
+
+
+def _options(launch: TileLaunch, using: Assembler) -> dict[str, Any]:
+    """Triton's, pinned where its versions differ."""
+    options: dict[str, Any] = {
+        "num_warps": launch.num_warps,
+        "num_stages": launch.num_stages,
+        "enable_fp_fusion": True,
+        "ptx_version": using.ptx_version,
+    }
+    return {**options, "maxnreg": launch.maxnreg} if launch.maxnreg else options
+
+
+def _ptx(text: str, launch: TileLaunch, options: dict[str, Any], capability: int) -> tuple[str, dict[str, int]]:
+    """Triton's PTX of a function, and its metadata."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    with tempfile.TemporaryDirectory(prefix="kcg-tile-") as folder, _settings(triton, folder):
+        module = _imported(text, Path(folder))
+        source = ASTSource(
+            getattr(module, launch.entry),
+            signature=launch.signature,
+            constexprs={},
+            attrs={(i,): [["tt.divisibility", ALIGNED]] for i, a in enumerate(launch.arguments) if a.slot is not None},
+        )
+        with _errors_in_words(Path(folder) / "stderr"):
+            made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+        facts = made.metadata
+        return str(made.asm["ptx"]), {
+            "warps": int(facts.num_warps),
+            "shared_bytes": int(facts.shared),
+            "scratch_bytes": int(facts.global_scratch_size),
+            "profile_bytes": int(getattr(facts, "profile_scratch_size", 0)),
+        }
+
+
+@contextlib.contextmanager
+def _settings(triton: Any, folder: str) -> Iterator[None]:
+    """Triton without its cache, without what a user's shell sets, without lines of the source in the code, and without
+    its own assembler."""
+
+    def stages(*given: Any) -> tuple[str, str] | None:
+        if not given:  # it asks what this function is part of the cache's key with
+            return "kcg", "kcg"
+        given[1]["cubin"] = lambda text, metadata: b""
+        return None
+
+    knobs = triton.knobs
+    with knobs.cache.scope(), knobs.compilation.scope(), knobs.runtime.scope():
+        knobs.cache.dir = folder
+        knobs.compilation.disable_line_info = True
+        knobs.runtime.add_stages_inspection_hook = stages
+        yield
+
+
+@contextlib.contextmanager
+def _errors_in_words(path: Path) -> Iterator[None]:
+    """What Triton's native code writes to stderr, whole programs among it, goes to a file; of an error that says no
+    more than that it failed, its first line is the reason. Raises ScheduleError, and what Triton raises."""
+    sys.stderr.flush()
+    stderr = os.dup(2)
+    try:
+        with path.open("wb") as file:
+            os.dup2(file.fileno(), 2)
+        yield
+    except RuntimeError as error:
+        lines = path.read_text(errors="replace").splitlines()
+        words = next((line.partition("error: ")[2] for line in lines if "error: " in line), "")
+        raise ScheduleError(f"Triton failed: {words[:200]}" if words else f"Triton failed: {error}") from None
+    finally:
+        os.dup2(stderr, 2)
+        os.close(stderr)
+
+
+def _imported(text: str, folder: Path) -> Any:
+    """The generated module, from a file: Triton reads the source of its functions there."""
+    path = folder / "tile_program.py"
+    path.write_text(text)
+    spec = importlib.util.spec_from_file_location("tile_program", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    before = sys.dont_write_bytecode
+    sys.dont_write_bytecode = True
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.dont_write_bytecode = before
+    return module
+
+
+def _assembled(text: str, facts: dict[str, int], launch: TileLaunch, using: Assembler) -> Binary:
+    if facts["profile_bytes"]:
+        raise ScheduleError("Triton instruments its programs here: unset its settings for profiling")
+    pointers = [a.name for a in launch.arguments if a.slot is not None]
+    text, entry, parameters = in_tinygrads_order(text, pointers, [a.name for a in launch.arguments if a.slot is None])
+    made = assemble(text, using)
+    threads = _THREADS.search(text)
+    report = {
+        "registers": made.registers,
+        "spilled_bytes": made.spilled_bytes,
+        "stack_bytes": made.stack_bytes,
+        "shared_bytes": facts["shared_bytes"],
+        "warps": facts["warps"],
+        "wgmma": int("wgmma.mma_async" in text),
+    }
+    return Binary(
+        cubin=made.cubin,
+        entry=entry,
+        parameters=parameters,
+        threads=int(threads[1]) if threads else 32 * facts["warps"],
+        shared_bytes=facts["shared_bytes"],
+        scratch_bytes=facts["scratch_bytes"] if SCRATCH in parameters else 0,
+        report=tuple(report.items()),
+    )
+
+
+def in_tinygrads_order(
+    text: str, pointers: Sequence[str], variables: Sequence[str]
+) -> tuple[str, str, tuple[str, ...]]:
+    """PTX text whose entry takes only the parameters that it uses, pointers first and then integers; the entry's name;
+    and which arguments these are, in order.
+
+    Triton's own order is that of the arguments, pointers to its global and its profiling scratch behind them. Code
+    finds a parameter by its name, so that the list alone says where each is. Raises ScheduleError where the list is
+    not as expected.
+    """
+    if (match := _ENTRY.search(text)) is None:
+        raise ScheduleError("Triton's PTX has no entry")
+    declared = [p.strip() for p in match[3].split(",") if p.strip()]
+    names = [*pointers, *variables, SCRATCH, "profile"]
+    if len(declared) != len(names):
+        raise ScheduleError(f"Triton's PTX takes {len(declared)} parameters, not {len(names)}")
+    rest = text[: match.start(3)] + text[match.end(3) :]
+    by_name = dict(zip(names, declared, strict=True))
+    used = [n for n in names if re.search(rf"\b{re.escape(by_name[n].split()[-1])}\b", rest)]
+    if "profile" in used:
+        raise ScheduleError("Triton's PTX uses the scratch memory of its profiler")
+    # integers are passed whether they are used or not: tinygrad gives a launch all values of its variables
+    kept = (*(n for n in pointers if n in used), *(n for n in (SCRATCH,) if n in used), *variables)
+    listed = "\n\t" + ",\n\t".join(by_name[name] for name in kept) + "\n"
+    return text[: match.start(3)] + listed + text[match.end(3) :], match[2], kept
+
+
+# ---- the cache
+
+
+def _cache_folder() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kcg" / "tile"
+
+
+def _written(binary: Binary) -> str:
+    cubin = base64.b64encode(binary.cubin).decode()
+    digest = hashlib.sha256(binary.cubin).hexdigest()
+    return canonical_json({**asdict(replace(binary, cubin=b"")), "cubin": cubin, "sha256": digest})
+
+
+def _read(path: Path) -> Binary | None:
+    """A binary as it was written; None where there is none, or what is there is damaged."""
+    try:
+        found = json.loads(path.read_bytes())
+        cubin = base64.b64decode(found.pop("cubin"))
+        if hashlib.sha256(cubin).hexdigest() != found.pop("sha256"):
+            return None
+        report = tuple((str(name), int(value)) for name, value in found.pop("report"))
+        return Binary(cubin=cubin, parameters=tuple(found.pop("parameters")), report=report, **found)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return None
+
+
+# ---- the program
+
+
+_BY_POINTER: dict[str, DType] = {POINTERS[name]: dtype for dtype, name in reversed(TYPES.items())}
+
+
+def _program(
+    kernel: TileKernel,
+    source: TileSource,
+    binaries: Sequence[Binary],
+    bindings: tuple[Variables, ...],
+    target: Target,
+) -> Program:
+    """Launches in order on the kernel's buffers, and behind these on the workspaces."""
+    count = 1 + max(b.slot for b in kernel.buffers)
+    scratch: list[Scratch] = []
+    workspace = -1
+    if source.workspace_bytes:
+        (type_,) = {a.type for a in source.launches[0].arguments if a.slot == WORKSPACE}
+        dtype = _BY_POINTER[type_]
+        workspace = count
+        scratch.append(Scratch(source.workspace_bytes // dtype.itemsize, dtype.name))
+    launches = []
+    for number, (launch, binary) in enumerate(zip(source.launches, binaries, strict=True)):
+        of_descriptors = -1
+        if binary.scratch_bytes:
+            of_descriptors = count + len(scratch)
+            scratch.append(Scratch(launch.grid * binary.scratch_bytes, dtypes.uint8.name))
+        last = number == len(source.launches) - 1
+        numbers = {WORKSPACE: workspace} | {b.slot: b.slot for b in kernel.buffers}
+        places = {a.name: numbers[a.slot] for a in launch.arguments if a.slot is not None}
+        places[SCRATCH] = of_descriptors
+        compiled = _compiled(kernel, source, launch, binary, places, bindings, writes_result=last)
+        launches.append(ProgramLaunch(compiled, compiled.slots))
+    return Program(tuple(launches), count, tuple(scratch))
+
+
+def _compiled(
+    kernel: TileKernel,
+    source: TileSource,
+    launch: TileLaunch,
+    binary: Binary,
+    places: dict[str, int],
+    bindings: tuple[Variables, ...],
+    *,
+    writes_result: bool,
+) -> Compiled:
+    """One launch; its slots are the program's numbers of the buffers. `writes_result`: it is the last one, which
+    reads a workspace that the one before wrote."""
+    types = {a.name: a.type for a in launch.arguments}
+    pointers = [p for p in binary.parameters if p == SCRATCH or types[p] != "i32"]
+    slots = tuple(places[p] for p in pointers)
+    written = {places[SCRATCH]}
+    written.add(kernel.store.buffer.slot if writes_result else places.get("workspace", -1))
+    read = {load.buffer.slot for load in kernel.loads}
+    dtype_names = [dtypes.uint8.name if p == SCRATCH else _BY_POINTER[types[p]].name for p in pointers]
+    names = [a.variable for a in launch.arguments if a.slot is None]
+    signature = [(None, slot, name) for slot, name in zip(slots, dtype_names, strict=True)]
+    signature += [(name, len(slots) + place, dtypes.int.name) for place, name in enumerate(names)]  # type: ignore[misc]
+    sizes = ((launch.grid, 1, 1), (binary.threads, 1, 1))
+    bound = tuple(BoundLaunch(values, *sizes, _values(names, values)) for values in bindings) if names else ()
+    return Compiled(
+        binary=binary.cubin,
+        source=source.source,
+        function_name=binary.entry,
+        signature=tuple(signature),
+        slots=slots,
+        outputs=tuple(sorted(written & set(slots))),
+        inputs=tuple(sorted(s for s in set(slots) if s not in written or s in read)),
+        global_size=sizes[0],
+        local_size=sizes[1],
+        values=bound[0].values if bound else (),
+        uops=0,
+        shared_bytes=binary.shared_bytes,
+        launch_id=f"{binary.entry} {sizes} {binary.shared_bytes}",
+        launches=bound,
+        report=binary.report,
+    )
+
+
+def _values(names: Sequence[str], variables: Variables) -> tuple[int, ...]:
+    known = dict(variables)
+    if unknown := [name for name in names if name not in known]:
+        raise ScheduleError(f"it is launched without a value of {', '.join(unknown)}")
+    return tuple(known[name] for name in names)

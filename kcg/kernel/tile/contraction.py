@@ -1,0 +1,178 @@
+"""Contractions on tensor cores: a loop over the reduced ranges, in each step one `tl.dot` of a block of either operand.
+
+Three frames share the program's scalars: rows by reduced elements, reduced elements by columns, and rows by columns,
+where everything else that the kernel computes of the result is written.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from kcg.compat.tiny import UOp, dtypes
+from kcg.kernel.tile.descriptors import Described
+from kcg.kernel.tile.emit import TYPES, Block, Frame, Lines, compute_type
+from kcg.kernel.tile.ir import Contraction, Operand
+from kcg.kernel.tile.reduction import Part, is_zero_outside
+from kcg.kernel.tile.tiles import Axis, bind_axis, total_of
+
+MIN_TILE = 16  # of tl.dot, along each of its axes
+MIN_INT8_TILE = 32  # of its reduced axis
+
+
+@dataclass(frozen=True)
+class Loop:
+    """How the loop of a contraction is written."""
+
+    step: int  # terms of one step
+    precision: str
+    rows: Described | None = None  # TMA loads the first operand
+    columns: tuple[Described | None, ...] = ()  # and the pieces of the second
+    part: Part | None = None
+    shared: str = ""  # the condition under which a program has only its part, where others have all
+    options: str = ""  # of the loop over terms
+
+
+@dataclass(frozen=True)
+class Sums:
+    """What the loop leaves: a sum for each piece of the tile."""
+
+    names: tuple[str, ...]
+    type: str
+    rows: Axis
+    pieces: tuple[Axis, ...]
+    row: str  # the first of the tile
+    columns: tuple[str, ...]  # the first of each piece
+    vector: str  # the rows' numbers
+    ragged: bool  # columns past the end are possible
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A block of the result that is finished and stored at once."""
+
+    frame: Frame  # of rows by columns, in which the sum is bound
+    starts: tuple[str, str]  # its first row and column
+    columns: Axis
+
+
+def pieces_of(size: int) -> tuple[tuple[int, int], ...]:
+    """The powers of two that a size along the columns is the sum of, widest first: where each begins, and its width.
+    Each is a product of its own with the same rows."""
+    widths = [1 << bit for bit in reversed(range(size.bit_length())) if size >> bit & 1]
+    return tuple((sum(widths[:i]), width) for i, width in enumerate(widths))
+
+
+def write_contraction(
+    contraction: Contraction, root: Frame, axes: tuple[Axis, Axis], starts: tuple[str, str], loop: Loop
+) -> Sums:
+    """Writes the loop. `starts` are the tile's first row and column."""
+    lines, step, part = root.lines, loop.step, loop.part
+    reduced = Axis(tuple(contraction.reduce.src[1:]), step)
+    pieces = [replace(axes[1], size=width) for _, width in pieces_of(axes[1].size)]
+    firsts = [lines.name(f"{starts[1]} + {at}", "start") if at else starts[1] for at, _ in pieces_of(axes[1].size)]
+    ragged = axes[1].total % axes[1].size != 0
+    described = (loop.rows, *(loop.columns or (None,) * len(pieces)))
+
+    rows = Frame(lines, (axes[0].size, step), outer=root)
+    row = bind_axis(rows, axes[0], 0, starts[0])
+    columns = [Frame(lines, (step, piece.size), outer=root) for piece in pieces]
+    for frame, piece, first, by_tma in zip(columns, pieces, firsts, described[1:], strict=True):
+        if by_tma is None:
+            bind_axis(frame, piece, 1, first, ragged=ragged)
+
+    accumulator = "int32" if contraction.sides[0].dtype is dtypes.int8 else "float32"
+    totals = [root.writer.fresh("acc") for _ in pieces]
+    body = Lines(root.writer, lines)
+    counter = root.writer.fresh("k")
+    vector = body.name(f"{counter} + tl.arange(0, {step})", "i") if None in described else ""
+    blocks = []
+    for place, (frame, by_tma) in enumerate(zip((rows, *columns), described, strict=True)):
+        side, inside = contraction.sides[place > 0], frame.inner(body)
+        if by_tma is not None:
+            corner = (starts[0], counter) if place == 0 else (counter, firsts[place - 1])
+            block = inside.new(by_tma.load(inside, corner), TYPES[side.dtype], frozenset({0, 1}))
+            widened = inside.writer.interpreted and block.type == "bfloat16"
+            blocks.append(inside.cast(block, "float32") if widened else block)
+            continue
+        bind_axis(inside, reduced, 1 if place == 0 else 0, counter, vector=vector)
+        blocks.append(_operand(side, inside, 1 if place == 0 else 0, frozenset(contraction.reduce.src[1:])))
+    one, *others = blocks
+    kind = "" if one.type in ("float16", "bfloat16", "int8") else f', input_precision="{loop.precision}"'
+    for total, other, piece in zip(totals, others, pieces, strict=True):
+        body.add(f"{total} = tl.dot({one.text}, {other.text}, {total}{kind}, out_dtype=tl.{accumulator})")
+        lines.add(f"{total} = tl.zeros([{axes[0].size}, {piece.size}], tl.{accumulator})")
+    end, _ = total_of(root, reduced.ranges)
+    begin = "0"
+    if part is not None and part.count > 1:
+        chunk = -(-reduced.tiles // part.count) * step
+        begin = lines.name(f"{part.number} * {chunk}", "begin")
+        last = lines.name(f"tl.minimum({begin} + {chunk}, {end})", "end")
+        if loop.shared:
+            begin = lines.name(f"tl.where({loop.shared}, {begin}, 0)", "begin")
+            last = lines.name(f"tl.where({loop.shared}, {last}, {end})", "end")
+        end = last
+    how = "tl.range" if loop.options else "range"
+    lines.extend(f"for {counter} in {how}({begin}, {end}, {step}{loop.options}):", body)
+    return Sums(tuple(totals), accumulator, axes[0], tuple(pieces), starts[0], tuple(firsts), row, ragged)
+
+
+def stored_blocks(contraction: Contraction, root: Frame, lines: Lines, sums: Sums, parts: int) -> list[Stored]:
+    """The blocks in which a tile is finished and stored, written into `lines`; with two parts the widest piece is
+    stored in halves."""
+    found, most = [], sums.pieces[0].size // parts
+    for total, piece, first in zip(sums.names, sums.pieces, sums.columns, strict=True):
+        for held, place, width in _in_parts(root, lines, total, (sums.rows.size, piece.size), most):
+            start = first if not place else lines.name(f"{first} + {place}", "start")
+            frame = Frame(lines, (sums.rows.size, width), outer=root)
+            stored = Stored(frame, (sums.row, start), replace(piece, size=width))
+            bind_axis(frame, sums.rows, 0, sums.row, vector=sums.vector)
+            bind_axis(frame, stored.columns, 1, start, ragged=sums.ragged)
+            frame.bound[contraction.reduce] = frame.cast(
+                Block(held, sums.type, frozenset({0, 1})), compute_type(contraction.reduce)
+            )
+            found.append(stored)
+    return found
+
+
+def stored_width(size: int, parts: int) -> int:
+    """The most columns that are stored at once."""
+    return pieces_of(size)[0][1] // parts
+
+
+def _in_parts(root: Frame, lines: Lines, total: str, sizes: tuple[int, int], most: int) -> list[tuple[str, int, int]]:
+    """A sum as it is stored, whole or in halves: the variable, its first column, and how many there are."""
+    rows, width = sizes
+    if width <= most:
+        return [(total, 0, width)]
+    halves = [root.writer.fresh("half") for _ in range(2)]
+    lines.add(f"{', '.join(halves)} = {total}.reshape({rows}, 2, {width // 2}).permute(0, 2, 1).split()")
+    return [(held, number * width // 2, width // 2) for number, held in enumerate(halves)]
+
+
+def _operand(side: Operand, inside: Frame, axis: int, reduced: frozenset[UOp]) -> Block:
+    """One operand's block of one step, 0 where an element of the reduction does not exist."""
+    values = [f.node for f in side.factors if not f.gate]
+    gates = [f for f in side.factors if f.gate]
+    type_ = TYPES[side.dtype]
+    if inside.writer.interpreted and type_ == "bfloat16":
+        type_ = "float32"
+    product = inside.narrow(values[0], type_ if len(values) == 1 else "float32")
+    for node in values[1:]:
+        other = inside.narrow(node, "float32")
+        product = inside.new(f"{product.text} * {other.text}", "float32", product.axes | other.axes)
+    product = inside.cast(product, type_)
+    conditions = []
+    for gate in gates:
+        block = inside.value(gate.node)
+        conditions.append(inside.new(f"{block.text} == 0", "int1", block.axes) if gate.inverted else block)
+    mask = inside.masks.get(axis)
+    if mask is not None and not all(is_zero_outside(node, reduced) for node in values):
+        conditions.append(Block(mask, "int1", frozenset({axis})))
+    for condition in conditions:
+        zero = "0" if type_ == "int8" else "0.0"
+        text = f"tl.where({condition.text}, {inside.atom(product)}, tl.full([], {zero}, tl.{type_}))"
+        product = inside.new(text, type_, product.axes | condition.axes)
+    if product.axes != frozenset({0, 1}):
+        shape = inside.shape(frozenset({0, 1}))
+        product = inside.new(f"tl.broadcast_to({inside.atom(product)}, {shape})", type_, frozenset({0, 1}))
+    return product

@@ -1,0 +1,279 @@
+"""What a tile program takes, in seconds, from its parameters and figures of the target: no program is compiled.
+
+Contractions: a program is a chain of steps, each waiting for its loads or for the tensor core; the programs of a
+multiprocessor share its tensor core, its way to L2 and its memory; they run in waves. Everything else is a stream of
+bytes, slower where few are in flight. A handful of constants is fitted to measured times (`Figures`); the rest is
+published. It is to rank programs of one kernel: what all of them pay alike is only roughly right.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from kcg.compat.tiny import Ops
+from kcg.kernel.tile.contraction import pieces_of
+from kcg.kernel.tile.ir import Access, TileKernel, affine, extent
+from kcg.kernel.tile.parameters import CONTRACTION, REDUCTION, TMA, TileParameters
+from kcg.kernel.tile.prior import has_tma, shared_bytes, shared_taken
+from kcg.types import Target
+
+LAUNCH_S = 5e-6
+"""Of a launch between two events, whatever it does."""
+REGISTERS = 65_536  # of a multiprocessor
+RESERVED = 1_024  # bytes of shared memory that each program takes beside its own
+THREADS = 2_048  # of a multiprocessor
+PROGRAMS = 32  # of a multiprocessor
+BESIDE_SUMS = 56  # registers of a thread beside its float32 sums
+PIECE_S = 5e-8  # of a second product in each step: what 128 x 288 and 128 x 384 took longer on one H100
+SPECIAL = (Ops.EXP2, Ops.LOG2, Ops.SIN, Ops.SQRT, Ops.RECIPROCAL)
+SECTOR = 32  # bytes that memory moves at least
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What one multiprocessor of a GPU does, or all of them: seconds, bytes and operations a second."""
+
+    tensor_ops: float  # 16-bit multiplications and additions a multiprocessor, as sustained
+    plain_ops: float  # of float32, a multiprocessor
+    special_ops: float  # exponentials and the like, a multiprocessor
+    l2_bytes: float  # from L2 to a multiprocessor
+    memory_bytes: float  # from memory to all of them
+    flight_s: float  # from a load's issue to its data, where L2 holds it
+    cold_s: float  # and what more it takes from memory
+    product_share: float  # of a step's product during which the load for a later step cannot be issued yet
+    crowding: float  # what programs that share a multiprocessor lose to each other, of their time
+    step_s: float  # of a step of the loop beside its loads and products
+    pointer_share: float  # of the tensor core's time that loads through pointers add
+    opening_s: float  # of a program before its first product, beside the first load
+    descriptors_s: float  # of a program that makes its own TMA descriptors
+    store_bytes: float  # a multiprocessor's, of the epilogue
+
+
+HOPPER = Figures(
+    tensor_ops=7.3e12, plain_ops=4.6e11, special_ops=2.9e10, l2_bytes=1.14e11, memory_bytes=2.76e12, flight_s=4.8e-7,
+    cold_s=1e-7, product_share=0.18, crowding=0.4, step_s=1e-8, pointer_share=0.033, opening_s=9e-7,
+    descriptors_s=3.1e-6, store_bytes=9.3e10,
+)  # fmt: skip
+"""Fitted to three matmuls of Flux on one H100 (Triton 3.6, 214 programs): docs/tiles.md says how it ranks others."""
+
+AMPERE = replace(
+    HOPPER,
+    tensor_ops=2.9e12,
+    plain_ops=1.8e11,
+    special_ops=2.2e10,
+    l2_bytes=6e10,
+    memory_bytes=1.4e12,
+    store_bytes=6e10,
+)
+"""By published figures alone."""
+
+
+def figures_of(target: Target) -> Figures:
+    """The figures of a target; the bandwidth of its memory where it tells that."""
+    figures = HOPPER if has_tma(target) else AMPERE
+    if target.bandwidth_bytes_s:
+        figures = replace(figures, memory_bytes=0.83 * target.bandwidth_bytes_s)
+    return figures
+
+
+def predicted_seconds(kernel: TileKernel, target: Target, p: TileParameters, figures: Figures | None = None) -> float:
+    """What a program takes, launches included."""
+    figures = figures or figures_of(target)
+    busy = _contraction if p.form == CONTRACTION else _rows
+    seconds = busy(kernel, target, p, figures)
+    if p.split > 1:
+        partials = 4 * p.split * math.prod(kernel.extents) * len(kernel.reductions)
+        seconds += LAUNCH_S / 2 + 2 * partials / figures.memory_bytes
+    return LAUNCH_S + seconds
+
+
+# ---- contractions
+
+
+def _contraction(kernel: TileKernel, target: Target, p: TileParameters, f: Figures) -> float:
+    contraction = kernel.contraction
+    assert contraction is not None
+    rows, columns = p.tile
+    itemsize = contraction.sides[0].dtype.itemsize
+    batch = math.prod(kernel.extents[n] for n in contraction.batch)
+    counts = [-(-math.prod(kernel.extents[n] for n in axis) // size) for axis, size in zip(p.axes, p.tile, strict=True)]
+    tiles = counts[0] * counts[1] * batch * p.split
+    steps = max(1, -(-kernel.reduce_extent // (p.reduce_tile * p.split)))
+
+    product_s = 2 * rows * columns * p.reduce_tile / (f.tensor_ops * _tensor_share(p, itemsize))
+    if p.loads != TMA:
+        product_s *= 1 + f.pointer_share
+    load_s = (rows + columns) * p.reduce_tile * itemsize / f.l2_bytes
+    together = _resident(kernel, target, p)
+    slots = target.cores * together
+    nbytes, missing = _traffic(kernel, p, counts, slots, target.cache_bytes)
+    flight_s = f.flight_s + f.cold_s * max(missing, _cold(p, counts, tiles / slots))
+    waiting_s = (flight_s + load_s + f.product_share * product_s) / max(p.num_stages - 1, 0.5)
+    step_s = f.step_s + PIECE_S * (len(pieces_of(columns)) - 1)
+    chain_s = steps * (_either(product_s, waiting_s, load_s) + step_s)
+    shared_s = steps * _either(product_s, load_s)
+    epilogue_s = _epilogue(kernel, p, f)
+    opening_s = f.opening_s + flight_s + (f.descriptors_s if p.loads == TMA else 0.0)
+
+    def wave(programs: int, *, opens: bool = True) -> float:
+        """So many programs on a multiprocessor, each with one tile."""
+        alone = chain_s + epilogue_s + (opening_s if opens else 0.0)
+        crowded = 1 + f.crowding if programs > 1 else 1.0
+        return _either(alone, programs * (shared_s * crowded + epilogue_s / 2), sharp=6)
+
+    if p.persistent:
+        turns = -(-tiles // slots)
+        busy_s = opening_s + turns * wave(together, opens=False)
+    elif p.tail > 1:
+        turns, left = divmod(tiles, target.cores)
+        elements = math.prod(p.tile)
+        part_s = opening_s + chain_s / p.tail + 4 * elements / f.store_bytes
+        sums_s = LAUNCH_S / 2 + 8 * left * p.tail * elements / f.memory_bytes
+        busy_s = turns * wave(1) + -(-left * p.tail // target.cores) * part_s + sums_s
+    else:
+        full, left = divmod(tiles, slots)
+        busy_s = full * wave(together) + (wave(-(-left // target.cores)) if left else 0.0)
+    return _either(busy_s, nbytes / f.memory_bytes, sharp=3)
+
+
+def _cold(p: TileParameters, counts: list[int], turns: float) -> float:
+    """The share of waves that find blocks of an operand in memory, not in L2: all until each column was taken once."""
+    return min(1.0, max(1 / max(turns, 1.0), min(p.group, counts[0]) / counts[0]))
+
+
+def _either(*seconds: float, sharp: float = 4) -> float:
+    """Whatever takes longest, and somewhat more where several take about as long."""
+    longest = max(seconds)
+    return longest * float(sum((s / longest) ** sharp for s in seconds)) ** (1 / sharp) if longest > 0 else 0.0
+
+
+def _tensor_share(p: TileParameters, itemsize: int) -> float:
+    """How much of the tensor core a tile can use, its pieces one after the other."""
+    widths = [width for _, width in pieces_of(p.tile[1])]
+    return p.tile[1] / sum(width / _piece_share(p, width, itemsize) for width in widths)
+
+
+def _piece_share(p: TileParameters, columns: int, itemsize: int) -> float:
+    """How much of the tensor core a product can use: narrow ones wait for their operands in shared memory."""
+    rows = p.tile[0]
+    groups = max(1, p.num_warps // 4)  # of four warps, which take 64 rows each
+    inner = columns if rows >= 64 * groups else max(16, columns * rows // (64 * groups))
+    share = min(1.0, inner / (inner + 32) * 1.125)
+    if rows < 64 or p.num_warps < 4:  # not wgmma
+        share *= 0.6 * min(1.0, rows / 64)
+    return float(share * (2 / itemsize if itemsize <= 2 else 0.25))
+
+
+def _resident(kernel: TileKernel, target: Target, p: TileParameters) -> int:
+    """Programs that a multiprocessor runs at once."""
+    threads = 32 * p.num_warps * (3 if p.warp_specialize else 1)
+    registers = min(255, math.prod(p.tile) // (32 * p.num_warps) + BESIDE_SUMS)
+    shared = max(1, shared_taken(kernel, p))
+    most = min(
+        (shared_bytes(target) + RESERVED) // (shared + RESERVED),
+        REGISTERS // (registers * threads),
+        THREADS // threads,
+        PROGRAMS,
+    )
+    most = max(1, most)
+    return min(most, p.persistent) if p.persistent else most
+
+
+def _epilogue(kernel: TileKernel, p: TileParameters, f: Figures) -> float:
+    """Of one tile: what is computed of its sums, read beside them, and stored."""
+    contraction = kernel.contraction
+    assert contraction is not None
+    elements = math.prod(p.tile)
+    if p.split > 1:
+        return 4 * elements / f.store_bytes
+    inside = contraction.reduce.backward_slice_with_self
+    after = [n for n in kernel.value.toposort() if n not in inside]
+    special = sum(n.op in SPECIAL for n in after)
+    if p.fast_math and special > 1:
+        special -= 1  # exponential and reciprocal are one tanh
+    nbytes = float(kernel.store.buffer.dtype.itemsize)
+    for load in kernel.loads:
+        if load.node not in inside:
+            nbytes += load.buffer.dtype.itemsize * min(1.0, load.buffer.size / max(1, kernel.store.buffer.size))
+    return float(elements) * (nbytes / f.store_bytes + special / f.special_ops + len(after) / f.plain_ops)
+
+
+def _traffic(
+    kernel: TileKernel, p: TileParameters, counts: list[int], slots: int, cache_bytes: int
+) -> tuple[float, float]:
+    """Bytes from and to memory, and the share of the columns' blocks that are not in L2 when a wave asks for them.
+
+    Rows of tiles are gone through in groups; each group asks for all columns again, which L2 holds only if all that is
+    asked for in between leaves room for them.
+    """
+    contraction = kernel.contraction
+    assert contraction is not None
+    batch = max(1, math.prod(kernel.extents[n] for n in contraction.batch))
+    itemsize = contraction.sides[0].dtype.itemsize
+    rows, columns = (count * size * kernel.reduce_extent * itemsize for count, size in zip(counts, p.tile, strict=True))
+    group = min(p.group, counts[0])
+    passes = max(1.0, min(counts[0] / group, counts[0] * counts[1] / slots))
+    between = columns + group * rows / counts[0]
+    missing = min(1.0, max(0.0, 2 * between / max(1, cache_bytes) - 1)) if passes > 1 else 0.0
+    stored = kernel.store.buffer.size * kernel.store.buffer.dtype.itemsize
+    return batch * (rows + columns * (1 + (passes - 1) * missing)) + stored, missing
+
+
+# ---- everything else is a stream of bytes
+
+
+def _rows(kernel: TileKernel, target: Target, p: TileParameters, f: Figures) -> float:
+    per_program = math.prod(p.tile) * max(1, p.reduce_tile)
+    outputs = math.prod(kernel.extents)
+    terms = max(1, kernel.reduce_extent)
+    counts = [-(-math.prod(kernel.extents[n] for n in axis) // size) for axis, size in zip(p.axes, p.tile, strict=True)]
+    held = {n for axis in p.axes for n in axis}
+    others = math.prod(e for n, e in enumerate(kernel.extents) if n not in held)
+    programs = math.prod(counts) * others * p.split
+    steps = -(-terms // (p.reduce_tile * p.split)) if p.reduce_tile else 1
+    nbytes, moved = 0.0, 0.0
+    for access in (*kernel.loads, kernel.store):
+        size = access.buffer.dtype.itemsize
+        spans = _spans(kernel, access)
+        nbytes += min(spans, access.buffer.size) * size
+        moved += min(1.0, spans / max(1, outputs * terms)) * size * _spread(access, kernel, p)
+    threads = 32 * p.num_warps
+    elements = max(1, per_program // threads)
+    registers = min(255, 24 + 2 * elements)
+    together = max(1, min(REGISTERS // (registers * threads), THREADS // threads, PROGRAMS))
+    turns = programs / (target.cores * together)
+    waves = max(1.0, math.ceil(turns) if turns < 4 else turns)
+    flying = min(programs / target.cores, together) * per_program * max(moved, 0.5)
+    rate = flying / f.flight_s  # of one multiprocessor
+    each = min(f.l2_bytes, rate)
+    padded = programs * per_program * steps / max(1, outputs * terms)
+    stream_s = max(nbytes / f.memory_bytes, padded * outputs * terms * moved / (each * min(programs, target.cores)))
+    work = sum(4 if n.op in SPECIAL else 1 for n in kernel.value.toposort())
+    compute_s = padded * outputs * terms * work / (f.plain_ops * min(programs, target.cores)) / 4
+    chain_s = waves * (f.opening_s / 2 + steps * f.flight_s / (2 if p.form == REDUCTION else 1))
+    return _either(stream_s, compute_s, chain_s, sharp=3)
+
+
+def _spans(kernel: TileKernel, access: Access) -> float:
+    """Elements that an access reaches."""
+    return float(math.prod(extent(r) for r in access.address.ranges))
+
+
+def _spread(access: Access, kernel: TileKernel, p: TileParameters) -> float:
+    """How many bytes move for one that is used, by the step along the direction in which a tile is longest."""
+    steps = affine(access.address)
+    if steps is None:
+        return 2.0
+    beside = [r for r, step in steps.items() if r is not None and abs(step) == 1]
+    if not beside:
+        return 1.0
+    (axis,) = beside[:1]
+    along = 1
+    if axis in kernel.outputs:
+        number = kernel.outputs.index(axis)
+        along = max((size for held, size in zip(p.axes, p.tile, strict=True) if number in held), default=1)
+    elif p.reduce_tile:
+        along = p.reduce_tile
+    width = min(along, extent(axis)) * access.buffer.dtype.itemsize
+    return float(max(1.0, SECTOR / max(1, width)))

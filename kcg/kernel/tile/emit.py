@@ -1,0 +1,574 @@
+"""From UOps to block expressions: every value of a kernel as a Triton expression over the axes of a tile.
+
+A *frame* says where a range of the kernel comes from: a scalar of the program, or a vector along one axis of the tile.
+Frames nest as loops do. A value is written once, in the outermost frame that knows all its ranges, so what does not
+change in a loop stands before it. All blocks of one frame have the same rank, with extent 1 along axes that they do
+not depend on; scalars have none, and Triton broadcasts both.
+
+float16 and bfloat16 are computed as float32, which Triton's tensor cores and memory do not need: only stores, bit
+casts and operands of `tl.dot` ask for the narrow value.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from kcg.compat.tiny import DType, Ops, UOp, dtypes
+from kcg.kernel.tile.ir import NARROW, Access, TileKernel, is_invalid
+from kcg.kernel.tile.program import TileRefusal
+
+INT32 = range(-(1 << 31), 1 << 31)
+
+TYPES: dict[DType, str] = {
+    dtypes.bool: "int1",
+    dtypes.int8: "int8",
+    dtypes.uint8: "uint8",
+    dtypes.int16: "int16",
+    dtypes.uint16: "uint16",
+    dtypes.int32: "int32",
+    dtypes.uint32: "uint32",
+    dtypes.int64: "int64",
+    dtypes.uint64: "uint64",
+    dtypes.fp8e4m3: "float8e4nv",
+    dtypes.fp8e5m2: "float8e5",
+    dtypes.float16: "float16",
+    dtypes.bfloat16: "bfloat16",
+    dtypes.float32: "float32",
+    dtypes.float64: "float64",
+    dtypes.weakfloat: "float32",
+}
+"""Triton's name of a data type; `weakint` is 32 or 64 bits wide by its bounds."""
+
+POINTERS = {
+    "int1": "*i1", "int8": "*i8", "uint8": "*u8", "int16": "*i16", "uint16": "*u16", "int32": "*i32", "uint32": "*u32",
+    "int64": "*i64", "uint64": "*u64", "float16": "*fp16", "bfloat16": "*bf16", "float32": "*fp32",
+    "float64": "*fp64", "float8e4nv": "*fp8e4nv", "float8e5": "*fp8e5",
+}  # fmt: skip
+"""A buffer's type in a signature, by its elements'."""
+
+_INTEGERS = ("int1", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
+
+
+@dataclass(frozen=True)
+class Block:
+    """An expression: text that needs no brackets, its Triton type, and the axes of the tile that it extends along."""
+
+    text: str
+    type: str
+    axes: frozenset[int] = frozenset()
+    constant: Any = None  # the number, where it is a literal
+
+    @property
+    def is_float(self) -> bool:
+        return self.type.startswith("float") or self.type == "bfloat16"
+
+
+class Lines:
+    """Statements of one body, and what is written in it already: equal expressions are one variable."""
+
+    def __init__(self, writer: Writer, outer: Lines | None = None) -> None:
+        self.writer, self.outer = writer, outer
+        self.text: list[str] = []
+        self.known: dict[str, str] = {}
+
+    def add(self, statement: str) -> None:
+        self.text.append(statement)
+
+    def extend(self, header: str, body: Lines) -> None:
+        """A compound statement: `header`, then the lines of `body` below it."""
+        self.text.append(header)
+        self.text.extend("    " + line for line in body.text or ["pass"])
+
+    def name(self, expression: str, hint: str = "v") -> str:
+        """The variable that holds an expression, written here unless an outer body has it."""
+        lines: Lines | None = self
+        while lines is not None:
+            if expression in lines.known:
+                return lines.known[expression]
+            lines = lines.outer
+        variable = self.writer.fresh(hint)
+        self.text.append(f"{variable} = {expression}")
+        self.known[expression] = variable
+        return variable
+
+
+class Writer:
+    """What all frames of one function share: names, helpers that the module needs, and how values are written."""
+
+    def __init__(self, kernel: TileKernel, *, interpreted: bool = False, fast_math: bool = False) -> None:
+        self.accesses = {load.node: load for load in kernel.loads}
+        self.interpreted = interpreted
+        # what is stored in 16 bits does not show the approximation's error
+        self.fast_tanh = fast_math and kernel.store.buffer.dtype in NARROW
+        self.helpers: dict[str, str] = {}
+        self._count = 0
+
+    def fresh(self, hint: str) -> str:
+        self._count += 1
+        return f"{hint}{self._count}"
+
+
+@dataclass
+class Frame:
+    """Where ranges come from, and the values written so far. `sizes` are the elements along each axis of a block."""
+
+    lines: Lines
+    sizes: tuple[int, ...]
+    bound: dict[UOp, Block] = field(default_factory=dict)  # range or reduction -> its value
+    masks: dict[int, str] = field(default_factory=dict)  # axis -> which of its elements exist, where not all do
+    scalar_masks: dict[UOp, str] = field(default_factory=dict)  # symbolic range that is a scalar -> whether it exists
+    outer: Frame | None = None
+    depth: int = 0  # reductions around it
+    values: dict[UOp, Block] = field(default_factory=dict)
+    reduce: Callable[[UOp, Frame], None] | None = None  # writes the loop that binds a reduction in this frame
+
+    @property
+    def writer(self) -> Writer:
+        return self.lines.writer
+
+    def inner(self, lines: Lines) -> Frame:
+        """The frame of a reduction inside this one, with the same blocks."""
+        return Frame(lines, self.sizes, outer=self, depth=self.depth + 1, reduce=self.reduce)
+
+    @property
+    def rank(self) -> int:
+        """Axes of every block."""
+        return len(self.sizes)
+
+    def shape(self, axes: frozenset[int]) -> str:
+        """The shape of a block that extends along some axes."""
+        return f"[{', '.join(str(size if i in axes else 1) for i, size in enumerate(self.sizes))}]"
+
+    def find(self, node: UOp) -> Block | None:
+        """What a range or a reduction is bound to, here or outside."""
+        frame: Frame | None = self
+        while frame is not None:
+            if node in frame.bound:
+                return frame.bound[node]
+            frame = frame.outer
+        return None
+
+    def home(self, node: UOp) -> Frame:
+        """The outermost frame that knows all ranges of a value."""
+        frame = self
+        while frame.outer is not None and all(frame.outer.find(r) is not None for r in node.ranges):
+            frame = frame.outer
+        return frame
+
+    def mask_of(self, axes: frozenset[int], ranges: Iterable[UOp]) -> list[str]:
+        """Conditions under which the elements along these axes exist."""
+        found = []
+        frame: Frame | None = self
+        wanted = set(ranges)
+        while frame is not None:
+            found += [m for axis, m in sorted(frame.masks.items()) if axis in axes and m not in found]
+            found += [m for r, m in frame.scalar_masks.items() if r in wanted and m not in found]
+            frame = frame.outer
+        return found
+
+    def along(self, vector: str, axis: int) -> str:
+        """A vector as a block that extends along one axis."""
+        if self.rank <= 1:
+            return vector
+        return f"{vector}[{', '.join(':' if i == axis else 'None' for i in range(self.rank))}]"
+
+    # ---- values
+
+    def value(self, node: UOp) -> Block:
+        """A value, float16 and bfloat16 as float32. Raises TileRefusal."""
+        frame = self.home(node)
+        if node not in frame.values:
+            frame.values[node] = frame._write(node)
+        return frame.values[node]
+
+    def narrow(self, node: UOp, type_: str) -> Block:
+        """A value in exactly this type, as a store or a tensor core takes it."""
+        if node.op is Ops.INDEX or (node.op is Ops.CAST and node.src[0].op is Ops.INDEX):
+            load = node if node.op is Ops.INDEX else node.src[0]
+            if TYPES.get(load.dtype) == type_ and not self.writer.interpreted:
+                return self.home(load)._load(load)
+        return self.home(node).cast(self.value(node), type_)
+
+    def new(self, expression: str, type_: str, axes: frozenset[int]) -> Block:
+        return Block(self.lines.name(expression), type_, axes)
+
+    def cast(self, block: Block, type_: str) -> Block:
+        """A block in another type."""
+        if block.type == type_:
+            return block
+        if block.constant is not None:
+            return _literal(_python(block.constant, type_), type_)
+        if type_ == "int1":
+            return self.new(f"{block.text} != 0", type_, block.axes)
+        if block.is_float and type_ in ("int8", "int16", "uint8", "uint16"):
+            block = self.new(f"{block.text}.to(tl.int32)", "int32", block.axes)  # there and further it wraps around
+        return self.new(f"{block.text}.to(tl.{type_})", type_, block.axes)
+
+    def atom(self, block: Block) -> str:
+        """A block that has methods: a literal as a tensor."""
+        return block.text if block.constant is None else _full(block.constant, block.type)
+
+    def _write(self, node: UOp) -> Block:
+        if (known := self.find(node)) is not None:
+            return known
+        match node.op:
+            case Ops.CONST:
+                if is_invalid(node):
+                    return _literal(0, "int32")
+                return _literal(node.arg, compute_type(node))
+            case Ops.INDEX:
+                return self.cast(self._load(node), compute_type(node))
+            case Ops.REDUCE:
+                if self.reduce is None:
+                    raise TileRefusal("reduction beside the contraction")
+                self.reduce(node, self)
+                return self.bound[node]
+            case Ops.CAST:
+                return self._cast(node)
+            case Ops.BITCAST:
+                source = self.narrow(node.src[0], TYPES[node.src[0].dtype])
+                block = self.new(
+                    f"{self.atom(source)}.to(tl.{TYPES[node.dtype]}, bitcast=True)", TYPES[node.dtype], source.axes
+                )
+                return self.cast(block, compute_type(node))
+            case Ops.WHERE:
+                return self._where(node)
+            case Ops.RANGE:
+                raise TileRefusal("range that is not open", "a value outside the loop that it belongs to")
+            case Ops.PARAM:
+                raise TileRefusal("variable of no launch")
+            case _:
+                return self._alu(node)
+
+    def _cast(self, node: UOp) -> Block:
+        source = self.value(node.src[0])
+        if node.dtype in dtypes.fp8s:
+            return self.cast(self.cast(source, TYPES[node.dtype]), "float32")
+        return self.cast(source, compute_type(node))
+
+    def _where(self, node: UOp) -> Block:
+        condition, one, other = node.src
+        if is_invalid(one) or is_invalid(other):
+            return self.value(other if is_invalid(one) else one)
+        type_ = compute_type(node)
+        c = self.value(condition)
+        a, b = (self.cast(self.value(s), type_) for s in (one, other))
+        if c.constant is not None:
+            return a if c.constant else b
+        both = a.constant is not None and b.constant is not None
+        a_text, b_text = (self.atom(x) if both else _term(x) for x in (a, b))
+        return self.new(f"tl.where({c.text}, {a_text}, {b_text})", type_, c.axes | a.axes | b.axes)
+
+    def _alu(self, node: UOp) -> Block:
+        if (sigmoid := self._sigmoid(node)) is not None:
+            return sigmoid
+        if (negated := _negated(node)) is not None:
+            return self._compare(*negated)
+        if node.op in _COMPARE:
+            return self._compare(node, _INFIX[node.op])
+        sources = [self.value(s) for s in node.src]
+        type_ = compute_type(node)
+        if node.dtype is dtypes.weakint:
+            type_ = _joined([type_, *_types(node, sources)])
+        operands = [self.cast(s, type_) for s in sources]
+        axes = frozenset[int]().union(*(s.axes for s in operands))
+        expression = self._expression(node, operands, type_)
+        if type_ == "int1" and len({o.axes for o in operands}) > 1:
+            expression = self._condition(expression)
+        block = self.new(expression, type_, axes)
+        return self.cast(block, compute_type(node)) if node.dtype is dtypes.weakint else block
+
+    def _compare(self, node: UOp, symbol: str) -> Block:
+        sources = [self.value(s) for s in node.src]
+        type_ = _joined(_types(node, sources))
+        a, b = (self.cast(s, type_) for s in sources)
+        if type_ == "int1":
+            other = {"<": Ops.CMPLT, "!=": Ops.CMPNE, "==": Ops.CMPEQ}[symbol]
+            text = f"{a.text} == 0" if b.constant is True and symbol == "!=" else ""
+            text = text or _OF_BOOLS[other].format(x=self.atom(a), y=self.atom(b))
+            return self.new(self._condition(text) if a.axes != b.axes else text, "int1", a.axes | b.axes)
+        both = a.constant is not None and b.constant is not None
+        x, y = (self.atom(o) if both else _term(o) for o in (a, b))
+        return self.new(f"{x} {symbol} {y}", "int1", a.axes | b.axes)
+
+    def _condition(self, expression: str) -> str:
+        """A logical expression of a scalar and a block, which Triton's interpreter takes for an integer."""
+        return f"({expression}) != 0" if self.writer.interpreted else expression
+
+    def all_of(self, conditions: Sequence[str]) -> str:
+        """The variable that holds whether all conditions hold."""
+        if len(conditions) == 1:
+            return conditions[0]
+        return self.lines.name(self._condition(" & ".join(conditions)), "mask")
+
+    def _expression(self, node: UOp, operands: list[Block], type_: str) -> str:
+        first = operands[0]
+        if all(o.constant is not None for o in operands):
+            x, *rest = [self.atom(o) for o in operands]
+        else:
+            x, *rest = [_term(o) for o in operands]
+        y = rest[0] if rest else ""
+        if node.op in _FLOAT_FUNCTIONS:
+            return _FLOAT_FUNCTIONS[node.op].format(x=x)
+        if type_ == "int1" and node.op in _OF_BOOLS:
+            if operands[-1].constant is True and node.op is Ops.XOR:
+                return f"{x} == 0"
+            return _OF_BOOLS[node.op].format(x=x, y=y)
+        match node.op:
+            case Ops.MAX:
+                return f"tl.maximum({x}, {y})"
+            case Ops.NEG:
+                return f"-{x}"
+            case Ops.MULACC:
+                return f"{x} * {y} + {rest[1]}"
+            case Ops.TRUNC:
+                return x if not first.is_float else f"tl.where({x} < 0, tl.ceil({x}), tl.floor({x}))"
+            case Ops.FLOORDIV | Ops.FLOORMOD:
+                return self._floor(node, x, y)
+            case Ops.THREEFRY:
+                self.writer.helpers["_threefry"] = _threefry()
+                return f"_threefry({x}, {y})"
+        if node.op not in _INFIX:
+            raise TileRefusal(f"operation {node.op.name}")
+        return f"{x} {_INFIX[node.op]} {y}"
+
+    def _floor(self, node: UOp, x: str, y: str) -> str:
+        """Division that rounds down; Triton's rounds towards 0, as in C."""
+        quotient, rest = self.lines.name(f"{x} // {y}"), self.lines.name(f"{x} % {y}")
+        a, b = node.src
+        if a.vmin >= 0 and b.vmin > 0:
+            return quotient if node.op is Ops.FLOORDIV else rest
+        off = self.lines.name(f"({rest} != 0) & (({rest} < 0) != ({y} < 0))")
+        if node.op is Ops.FLOORDIV:
+            return f"tl.where({off}, {quotient} - 1, {quotient})"
+        return f"tl.where({off}, {rest} + {y}, {rest})"
+
+    def _sigmoid(self, node: UOp) -> Block | None:
+        """1 / (1 + 2^u) as 0.5 - 0.5 tanh(u ln(2) / 2): one special function instead of two."""
+        if not self.writer.fast_tanh or node.op is not Ops.RECIPROCAL or node.dtype is dtypes.float64:
+            return None
+        total = node.src[0]
+        if total.op is not Ops.ADD:
+            return None
+        for one, power in (total.src, total.src[::-1]):
+            if one.op is Ops.CONST and not is_invalid(one) and float(one.arg) == 1 and power.op is Ops.EXP2:
+                inner, factor = power.src[0], math.log(2) / 2
+                if inner.op is Ops.MUL and inner.src[1].op is Ops.CONST:
+                    inner, factor = inner.src[0], factor * float(inner.src[1].arg)
+                u = self.value(inner)
+                x = self.new(f"{_term(u)} * {_number(factor)}", "float32", u.axes)
+                self.writer.helpers["_tanh"] = _INTERPRETED_TANH if self.writer.interpreted else _TANH
+                return self.new(f"0.5 - 0.5 * _tanh({x.text})", "float32", u.axes)
+        return None
+
+    # ---- memory
+
+    def address(self, node: UOp) -> Block:
+        """An address: its terms that do not change in a loop are added before it."""
+        terms: list[UOp] = []
+        stack = [node]
+        while stack:
+            part = stack.pop()
+            stack.extend(part.src[::-1]) if part.op is Ops.ADD else terms.append(part)
+        wide = "int32" if all(_fits(n) for n in node.toposort() if n.dtype is dtypes.weakint) else "int64"
+        sums: dict[int, Block] = {}
+        frames: dict[int, Frame] = {}
+        for term in terms:
+            frame = self.home(term)
+            block = frame.value(term)
+            where = id(frame)
+            frames[where] = frame
+            sums[where] = block if where not in sums else frame._sum(sums[where], block, wide)
+        order = sorted(sums, key=lambda where: self._depth(frames[where]))
+        total = sums[order[0]]
+        for where in order[1:]:
+            total = frames[where]._sum(total, sums[where], wide)
+        return self.cast(total, _joined([total.type, wide])) if wide == "int64" else total
+
+    def _depth(self, frame: Frame) -> int:
+        outer: Frame | None = self
+        depth = 0
+        while outer is not None and outer is not frame:
+            outer, depth = outer.outer, depth + 1
+        return -depth
+
+    def _sum(self, a: Block, b: Block, type_: str) -> Block:
+        if a.constant is not None and b.constant is not None:
+            return _literal(a.constant + b.constant, type_)
+        a, b = self.cast(a, type_), self.cast(b, type_)
+        return self.new(f"{_term(a)} + {_term(b)}", type_, a.axes | b.axes)
+
+    def access(self, access: Access, gates: Iterable[UOp] = ()) -> tuple[str, list[str], frozenset[int]]:
+        """Pointer, conditions and axes of a load or a store."""
+        place = self.address(access.address)
+        conditions = self.mask_of(place.axes, access.address.ranges)
+        axes = place.axes
+        for gate in (*access.gates, *gates):
+            block = self.value(gate)
+            if block.constant is not None and block.constant:
+                continue
+            axes |= block.axes
+            text = self.atom(block)
+            if self.writer.interpreted and place.axes and not block.axes:
+                text = self.lines.name(self._condition(f"{text} & tl.full({self.shape(place.axes)}, True, tl.int1)"))
+            conditions.append(text)
+        if axes != place.axes:
+            conditions += [m for m in self.mask_of(axes, ()) if m not in conditions]
+        pointer = f"p{access.buffer.slot} + {place.text}"
+        return pointer, conditions, axes
+
+    def _load(self, node: UOp) -> Block:
+        access = self.writer.accesses[node]
+        type_ = TYPES[node.dtype]
+        pointer, conditions, axes = self.access(access)
+        place = self.address(access.address)
+        if not conditions:
+            return self.new(f"tl.load({pointer})", type_, axes)
+        if axes != place.axes:  # a mask may not extend a pointer: the pointer must have its shape
+            pointer = f"{pointer} + tl.where({self.all_of(conditions)}, 0, 0)"
+        return self.new(f"tl.load({pointer}, mask={self.all_of(conditions)}, other=0)", type_, axes)
+
+
+_TANH = """
+@triton.jit
+def _tanh(x):
+    return tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+"""
+
+
+def _threefry() -> str:
+    """Threefry 2x32 with its 20 rounds, as tinygrad takes it apart."""
+    rows = [
+        "@triton.jit",
+        "def _threefry(x, key):",
+        "    k0 = (key & 0xFFFFFFFF).to(tl.uint32)",
+        "    k1 = (key >> 32).to(tl.uint32)",
+        "    k2 = k0 ^ k1 ^ 0x1BD11BDA",
+        "    a = (x & 0xFFFFFFFF).to(tl.uint32) + k0",
+        "    b = (x >> 32).to(tl.uint32) + k1",
+    ]
+    for i in range(5):
+        for r in ((13, 15, 26, 6), (17, 29, 16, 24))[i % 2]:
+            rows += ["    a = a + b", f"    b = a ^ ((b << {r}) | (b >> {32 - r}))"]
+        rows += [f"    a = a + k{(i + 1) % 3}", f"    b = b + k{(i + 2) % 3} + {i + 1}"]
+    rows.append("    return (b.to(tl.uint64) << 32) | a.to(tl.uint64)")
+    return "\n" + "\n".join(rows) + "\n"
+
+
+_INTERPRETED_TANH = """
+@triton.jit
+def _tanh(x):
+    return 1.0 - 2.0 / (tl.exp(2.0 * x) + 1.0)
+"""
+
+_COMPARE = (Ops.CMPLT, Ops.CMPNE, Ops.CMPEQ)
+_INTEGER = (
+    Ops.ADD, Ops.MUL, Ops.MAX, Ops.FLOORDIV, Ops.FLOORMOD, Ops.CDIV, Ops.CMOD, Ops.AND, Ops.OR, Ops.XOR, Ops.SHL,
+    Ops.SHR, Ops.NEG, Ops.SUB, Ops.MULACC,
+)  # fmt: skip
+_INFIX = {
+    Ops.ADD: "+",
+    Ops.SUB: "-",
+    Ops.MUL: "*",
+    Ops.FDIV: "/",
+    Ops.CDIV: "//",
+    Ops.CMOD: "%",
+    Ops.AND: "&",
+    Ops.OR: "|",
+    Ops.XOR: "^",
+    Ops.SHL: "<<",
+    Ops.SHR: ">>",
+    Ops.CMPLT: "<",
+    Ops.CMPNE: "!=",
+    Ops.CMPEQ: "==",
+}
+_OF_BOOLS = {
+    Ops.ADD: "{x} | {y}",
+    Ops.MAX: "{x} | {y}",
+    Ops.OR: "{x} | {y}",
+    Ops.MUL: "{x} & {y}",
+    Ops.AND: "{x} & {y}",
+    Ops.XOR: "{x} ^ {y}",
+    Ops.CMPNE: "{x} ^ {y}",
+    Ops.CMPEQ: "({x} ^ {y}) == 0",
+    Ops.CMPLT: "({x} == 0) & {y}",
+}
+_FLOAT_FUNCTIONS = {
+    Ops.EXP2: "tl.exp2({x})",
+    Ops.LOG2: "tl.log2({x})",
+    Ops.SIN: "tl.sin({x})",
+    Ops.SQRT: "tl.sqrt({x})",
+    Ops.RECIPROCAL: "1.0 / {x}",
+}
+
+
+def _types(node: UOp, sources: Sequence[Block]) -> list[str]:
+    """The types of the operands that have one of their own."""
+    found = [block.type for block, source in zip(sources, node.src, strict=True) if source.op is not Ops.CONST]
+    return found or [sources[0].type]
+
+
+def _negated(node: UOp) -> tuple[UOp, str] | None:
+    """Of `not (a < b)` the comparison and the sign of its opposite, where NaN does not come between."""
+    if node.op is not Ops.CMPNE or node.src[1].op is not Ops.CONST or node.src[1].arg is not True:
+        return None
+    inner = node.src[0]
+    if inner.op not in _COMPARE or inner.src[0].dtype is dtypes.bool:
+        return None
+    if inner.op is Ops.CMPLT and any(dtypes.is_float(s.dtype) for s in inner.src):
+        return None
+    return inner, {Ops.CMPNE: "==", Ops.CMPEQ: "!=", Ops.CMPLT: ">="}[inner.op]
+
+
+def compute_type(node: UOp) -> str:
+    """The type in which a value is computed."""
+    if node.dtype is dtypes.weakint:
+        return "int32" if _fits(node) else "int64"
+    if node.dtype in NARROW or node.dtype in dtypes.fp8s:
+        return "float32"
+    return TYPES[node.dtype]
+
+
+def _fits(node: UOp) -> bool:
+    return int(node.vmin) in INT32 and int(node.vmax) in INT32
+
+
+def _joined(types: Iterable[str]) -> str:
+    """The type that holds the values of all."""
+    order = ["int1", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "float32", "float64"]
+    return max(types, key=order.index)
+
+
+def _python(value: Any, type_: str) -> Any:
+    if type_ == "int1":
+        return bool(value)
+    if type_ in _INTEGERS:
+        bits = int(type_.lstrip("uint"))
+        wrapped = int(value) % (1 << bits)
+        return wrapped if type_.startswith("u") or wrapped < 1 << (bits - 1) else wrapped - (1 << bits)
+    return float(value)
+
+
+def _literal(value: Any, type_: str) -> Block:
+    value = _python(value, type_)
+    return Block(_number(value), type_, constant=value)
+
+
+def _number(value: Any) -> str:
+    if isinstance(value, float) and not math.isfinite(value):
+        return f'float("{value}")'
+    return repr(value) if not (isinstance(value, int | float) and value < 0) else f"({value!r})"
+
+
+def _term(block: Block) -> str:
+    """An operand beside a block: a literal stays one where Triton gives it the right type."""
+    if block.constant is None or block.type in ("float32", "int32", "int1"):
+        return block.text
+    return _full(block.constant, block.type)
+
+
+def _full(value: Any, type_: str) -> str:
+    return f"tl.full([], {_number(value)}, tl.{type_})"

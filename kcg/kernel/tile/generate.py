@@ -1,0 +1,453 @@
+"""A tile program from a kernel and parameters: the functions of its module, and how they are launched."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from kcg.compat.tiny import Ops, UOp
+from kcg.kernel.tile.contraction import MIN_INT8_TILE, MIN_TILE, Loop, Sums, pieces_of, stored_blocks, write_contraction
+from kcg.kernel.tile.descriptors import Described, describe
+from kcg.kernel.tile.emit import POINTERS, TYPES, Block, Frame, Lines, Writer, compute_type
+from kcg.kernel.tile.ir import Contraction, TileKernel, extent, is_symbolic, read_kernel
+from kcg.kernel.tile.parameters import CONTRACTION, ELEMENTWISE, POINTER, REDUCTION, TMA, TileParameters
+from kcg.kernel.tile.program import WORKSPACE, Argument, TileLaunch, TileRefusal, TileSource
+from kcg.kernel.tile.reduction import Part, accumulator, combine, depth_of, reducer
+from kcg.kernel.tile.store import store_tile
+from kcg.kernel.tile.tiles import (
+    Axis,
+    axes_of,
+    bind_axis,
+    is_power_of_two,
+    open_frame,
+    rest_of,
+    split_number,
+    variable_name,
+)
+from kcg.types import Region, Target
+
+ENTRY = "tile_kernel"
+SUM_TILE, SUM_WARPS = 1024, 4  # of the launch that adds partial sums
+TAIL_ROWS = 16  # of a tile, that one program of it adds
+MAX_BLOCK = 1 << 20  # elements of a block: Triton's own limit
+
+
+def generate(region: Region, target: Target, parameters: TileParameters, *, interpreted: bool = False) -> TileSource:
+    """The tile program of a region of one kernel. Raises TileRefusal, with the construct that is in the way."""
+    return generate_kernel(read_kernel(region), target, parameters, interpreted=interpreted)
+
+
+def generate_kernel(
+    kernel: TileKernel, target: Target, parameters: TileParameters, *, interpreted: bool = False
+) -> TileSource:
+    """See `generate`; of a kernel that is read already."""
+    _check(kernel, parameters)
+    write = {ELEMENTWISE: _write_rows, REDUCTION: _write_rows, CONTRACTION: _write_contraction}[parameters.form]
+    writer = Writer(kernel, interpreted=interpreted, fast_math=parameters.fast_math)
+    main, grid = write(kernel, target, parameters, writer)
+    launches, bodies = [], []
+    split, tail = parameters.split > 1, tail_of(kernel, target, parameters)
+    arguments = _arguments(kernel, workspace=_workspace_type(kernel) if split or tail else "")
+    descriptors = any("make_tensor_descriptor" in line for line in main.text)
+    launches.append(
+        TileLaunch(ENTRY, arguments, grid, parameters.num_warps, parameters.num_stages, parameters.maxnreg, descriptors)
+    )
+    bodies.append(_function(ENTRY, arguments, main))
+    workspace_bytes = 0
+    if tail is not None:
+        lines, sums = _write_tail(kernel, tail, parameters, writer)
+        launches.append(TileLaunch(f"{ENTRY}_sum", arguments, sums, SUM_WARPS, 1))
+        bodies.append(_function(f"{ENTRY}_sum", arguments, lines))
+        workspace_bytes = tail.left * tail.count * math.prod(parameters.tile) * 4
+    elif split:
+        lines, sums = _write_sums(kernel, parameters, writer)
+        launches.append(TileLaunch(f"{ENTRY}_sum", arguments, sums, SUM_WARPS, 1))
+        bodies.append(_function(f"{ENTRY}_sum", arguments, lines))
+        itemsize = 8 if "64" in _workspace_type(kernel) else 4
+        workspace_bytes = parameters.split * len(kernel.reductions) * math.prod(kernel.extents) * itemsize
+    header = "import triton\nimport triton.language as tl\n"
+    text = header + "".join("\n" + helper for helper in writer.helpers.values()) + "".join("\n\n" + b for b in bodies)
+    return TileSource(text, tuple(launches), workspace_bytes)
+
+
+def _check(kernel: TileKernel, parameters: TileParameters) -> None:
+    """Refuses what no kernel of this kind has; what the target allows is the legal set's to say."""
+    if parameters.form == CONTRACTION and kernel.contraction is None:
+        raise TileRefusal("form", "the kernel is no contraction of two operands with rows and columns")
+    if (parameters.form == ELEMENTWISE) != (not kernel.reductions):
+        raise TileRefusal("form", f"{parameters.form} with {len(kernel.reductions)} reductions")
+    if kernel.reductions and not is_power_of_two(parameters.reduce_tile):
+        raise TileRefusal("reduce_tile", "a power of two")
+    if not is_power_of_two(parameters.num_warps) or parameters.num_stages < 1 or parameters.split < 1:
+        raise TileRefusal("num_warps, num_stages or split")
+    if parameters.split > 1 and not may_split(kernel):
+        raise TileRefusal("split", "its reductions do not all give one value for each output from the same ranges")
+    if parameters.tail > 1 and (
+        parameters.form != CONTRACTION or parameters.split > 1 or parameters.persistent or not may_split(kernel)
+    ):
+        raise TileRefusal("tail", "programs share the last tiles of a contraction whose others are a program each")
+    if parameters.form != CONTRACTION and (
+        parameters.loads != POINTER
+        or parameters.persistent
+        or parameters.warp_specialize
+        or parameters.epilogue_parts > 1
+    ):
+        raise TileRefusal("loads", "only contractions have descriptors, persistent programs and parts")
+    if parameters.epilogue_parts not in (1, 2) or (parameters.epilogue_parts == 2 and parameters.tile[1] < 32):
+        raise TileRefusal("epilogue_parts", "1, or 2 halves of at least 16 columns")
+    if parameters.warp_specialize and parameters.loads != TMA:
+        raise TileRefusal("warp_specialize", "the compiler leaves it out where loads are not TMA")
+
+
+def can_describe(kernel: TileKernel, parameters: TileParameters) -> bool:
+    """Whether TMA can load an operand of a contraction in tiles of these parameters."""
+    contraction = kernel.contraction
+    assert contraction is not None
+    axes = axes_of(kernel, parameters)
+    contraction = _turned(contraction, parameters)
+    top = open_frame(kernel, Writer(kernel), ())
+    try:
+        _described(contraction, kernel, (axes[0], axes[1]), top, replace(parameters, loads=TMA))
+    except TileRefusal:
+        return False
+    return True
+
+
+def may_split(kernel: TileKernel) -> bool:
+    """Whether programs may share the kernel's reductions: all are of the same ranges, one value for each output."""
+    first = kernel.reductions[0] if kernel.reductions else None
+    return (
+        first is not None
+        and all(
+            r.src[1:] == first.src[1:]
+            and r.arg == first.arg
+            and set(r.ranges) == set(kernel.outputs)
+            and accumulator(r) == accumulator(first)
+            and not any(other in r.src[0].backward_slice_with_self for other in kernel.reductions)
+            for r in kernel.reductions
+        )
+        and not any(map(is_symbolic, (*kernel.outputs, *first.src[1:])))
+    )
+
+
+# ---- elementwise kernels and reductions over rows
+
+
+def _write_rows(kernel: TileKernel, _target: Target, parameters: TileParameters, writer: Writer) -> tuple[Lines, int]:
+    axes = axes_of(kernel, parameters)
+    depth = depth_of(kernel.reductions)
+    sizes = (*parameters.tile, *_reduce_tiles(kernel, parameters, depth))
+    if math.prod(sizes) > MAX_BLOCK:
+        raise TileRefusal("tile", f"a block has at most {MAX_BLOCK:,} elements")
+    root = open_frame(kernel, writer, sizes)
+    rest = rest_of(kernel, axes)
+    counts = [parameters.split, *(extent(r) for r in rest), *(axis.tiles for axis in axes)]
+    grid = math.prod(counts)
+    if grid >= 1 << 31:
+        raise TileRefusal("grid", "2^31 programs or more")
+    number = root.lines.name("tl.program_id(0)", "program")
+    digits = split_number(root, number, counts)
+    for axis, digit in zip(rest, digits[1 : 1 + len(rest)], strict=True):
+        bind_scalar(root, axis, digit)
+    for place, (axis, digit) in enumerate(zip(axes, digits[1 + len(rest) :], strict=True)):
+        bind_axis(root, axis, place, _start(root, digit, axis))
+    part = Part(digits[0], parameters.split)
+    root.reduce = reducer(kernel, first_axis=len(axes), part=part)
+    if parameters.split > 1:
+        _store_partials(root, kernel, part)
+    else:
+        store_tile(root, kernel)
+    return root.lines, grid
+
+
+def _reduce_tiles(kernel: TileKernel, parameters: TileParameters, depth: int) -> tuple[int, ...]:
+    """The steps of reductions: the longest has that of the parameters, those inside or around it take one element."""
+    if depth <= 1:
+        return (parameters.reduce_tile,) * depth
+    return (*(1,) * (depth - 1), parameters.reduce_tile)
+
+
+def bind_scalar(frame: Frame, axis: UOp, digit: str) -> None:
+    """Binds a range to one program each."""
+    constant = int(digit) if digit.isdigit() else None
+    frame.bound[axis] = Block(digit, "int32", constant=constant)
+    if is_symbolic(axis):
+        frame.scalar_masks[axis] = frame.lines.name(f"{digit} < {frame.value(axis.src[0]).text}", "mask")
+
+
+def _start(frame: Frame, digit: str, axis: Axis) -> str:
+    if digit == "0" or axis.size == 1:
+        return digit
+    wide = axis.total + axis.size >= 1 << 31
+    return frame.lines.name(f"{digit}{'.to(tl.int64)' if wide else ''} * {axis.size}", "start")
+
+
+# ---- contractions
+
+
+def _write_contraction(
+    kernel: TileKernel, target: Target, parameters: TileParameters, writer: Writer
+) -> tuple[Lines, int]:
+    contraction = kernel.contraction
+    assert contraction is not None
+    if len(parameters.axes) != 2:
+        raise TileRefusal("axes", "a contraction's tile has rows and columns")
+    one, other = axes_of(kernel, parameters)
+    axes = (one, other)
+    contraction = _turned(contraction, parameters)
+    least = MIN_INT8_TILE if "int8" in TYPES[contraction.sides[0].dtype] else MIN_TILE
+    if min(parameters.tile) < MIN_TILE or parameters.reduce_tile < least:
+        raise TileRefusal("tile", f"a tensor core takes at least {MIN_TILE} rows and columns and {least} terms")
+    top = open_frame(kernel, writer, ())
+    rest = rest_of(kernel, axes)
+    rows, columns = (axis.tiles for axis in axes)
+    counts = [parameters.split, *(extent(r) for r in rest), rows * columns]
+    tiles = grid = math.prod(counts)
+    if tiles >= 1 << 31:
+        raise TileRefusal("grid", "2^31 programs or more")
+    described = _described(contraction, kernel, axes, top, parameters)
+    number = top.lines.name("tl.program_id(0)", "program")
+    root = top
+    tail = tail_of(kernel, target, parameters)
+    if parameters.persistent:
+        grid = min(tiles, target.cores * parameters.persistent)
+        program, number = number, writer.fresh("tile")
+        root = Frame(Lines(writer, top.lines), (), outer=top)
+    part, shared, unit = None, "", ""
+    if tail is not None:
+        grid = tail.whole + tail.left * tail.count
+        shared = top.lines.name(f"{number} >= {tail.whole}", "shared")
+        unit = top.lines.name(f"{number} - {tail.whole}", "unit")
+        part = Part(top.lines.name(f"{unit} % {tail.count}", "part"), tail.count)
+        number = top.lines.name(f"tl.where({shared}, {tail.whole} + {unit} // {tail.count}, {number})", "tile")
+    digits = split_number(root, number, counts)
+    for axis, digit in zip(rest, digits[1:-1], strict=True):
+        bind_scalar(root, axis, digit)
+    row, column = raster(root, digits[-1], rows, columns, parameters.group)
+    part = part or Part(digits[0], parameters.split)
+    specialized = ", warp_specialize=True" if parameters.warp_specialize else ""
+    options = "" if parameters.persistent else specialized
+    loop = Loop(parameters.reduce_tile, parameters.precision, *described, part=part, shared=shared, options=options)
+    starts = (_start(root, row, axes[0]), _start(root, column, axes[1]))
+    sums = write_contraction(contraction, root, axes, starts, loop)
+    lines = Lines(writer, root.lines) if tail is not None else root.lines
+    for stored in stored_blocks(contraction, root, lines, sums, parameters.epilogue_parts):
+        if parameters.split > 1:
+            _store_partials(stored.frame, kernel, part)
+            continue
+        by_tma = None
+        if parameters.loads == TMA and kernel.gates == ():
+            by_tma = describe(kernel.store, (axes[0], stored.columns), top)
+        store_tile(stored.frame, kernel, by_tma, stored.starts)
+    if tail is not None:
+        root.lines.extend(f"if {unit} < 0:", lines)
+        root.lines.extend("else:", _partial_tile(root, sums, unit))
+    if parameters.persistent:
+        how = specialized or ", flatten=True"
+        top.lines.extend(f"for {number} in tl.range({program}, {tiles}, {grid}{how}):", root.lines)
+    return top.lines, grid
+
+
+# ---- the last wave's tiles, each shared by programs: partial tiles in the workspace, added in order
+
+
+@dataclass(frozen=True)
+class Tail:
+    """So many tiles are a program each; those left are shared by `count` programs each."""
+
+    whole: int
+    left: int
+    count: int
+
+
+def tail_of(kernel: TileKernel, target: Target, parameters: TileParameters) -> Tail | None:
+    """The tiles of the last wave, where programs share them. Raises TileRefusal where there is no such wave."""
+    if parameters.tail <= 1:
+        return None
+    axes = axes_of(kernel, parameters)
+    tiles = math.prod(axis.tiles for axis in axes) * math.prod(extent(r) for r in rest_of(kernel, axes))
+    whole = tiles // max(1, target.cores) * target.cores
+    if not whole or whole == tiles:
+        raise TileRefusal("tail", "there is no last wave that is not full")
+    return Tail(whole, tiles - whole, parameters.tail)
+
+
+def _partial_tile(root: Frame, sums: Sums, unit: str) -> Lines:
+    """Stores what a part of the reduction came to: the pieces of one tile side by side, each row by row."""
+    lines = Lines(root.writer, root.lines)
+    rows = sums.rows.size
+    elements = rows * sum(piece.size for piece in sums.pieces)
+    before = 0
+    for total, piece in zip(sums.names, sums.pieces, strict=True):
+        inside = f"tl.arange(0, {rows})[:, None] * {piece.size} + tl.arange(0, {piece.size})[None, :]"
+        lines.add(f"tl.store(workspace + {unit} * {elements} + {before} + {inside}, {total})")
+        before += rows * piece.size
+    return lines
+
+
+def _write_tail(kernel: TileKernel, tail: Tail, parameters: TileParameters, writer: Writer) -> tuple[Lines, int]:
+    """The second launch: adds the parts of each tile in order, some rows a program, and finishes them."""
+    contraction = kernel.contraction
+    assert contraction is not None
+    one, other = axes_of(kernel, parameters)
+    top = open_frame(kernel, writer, ())
+    rest = rest_of(kernel, (one, other))
+    height = min(TAIL_ROWS, one.size)
+    counts = [*(extent(r) for r in rest), one.tiles * other.tiles]
+    number, strip = split_number(top, top.lines.name("tl.program_id(0)", "program"), [tail.left, one.size // height])
+    tile = top.lines.name(f"{tail.whole} + {number}", "tile")
+    digits = split_number(top, tile, counts)
+    for axis, digit in zip(rest, digits[:-1], strict=True):
+        bind_scalar(top, axis, digit)
+    row, column = raster(top, digits[-1], one.tiles, other.tiles, parameters.group)
+    rows = replace(one, size=height)
+    first = top.lines.name(f"{row} * {one.size} + {strip} * {height}", "start")
+    elements, type_ = math.prod(parameters.tile), _workspace_type(kernel)
+    for at, width in pieces_of(other.size):
+        frame = Frame(top.lines, (height, width), outer=top)
+        inside = top.lines.name(
+            f"({strip} * {height} + tl.arange(0, {height}))[:, None] * {width} + tl.arange(0, {width})[None, :]", "i"
+        )
+        place = f"workspace + {number} * {elements * tail.count} + {at * one.size} + {inside}"
+        total, counter, body = writer.fresh("acc"), writer.fresh("part"), Lines(writer, top.lines)
+        top.lines.add(f"{total} = tl.load({place})")
+        body.add(f"{total} = {total} + tl.load({place} + {counter} * {elements})")
+        top.lines.extend(f"for {counter} in range(1, {tail.count}):", body)
+        start = top.lines.name(f"{column} * {other.size} + {at}", "start")
+        bind_axis(frame, rows, 0, first, ragged=one.total % one.size != 0)
+        bind_axis(frame, replace(other, size=width), 1, start, ragged=other.total % other.size != 0)
+        bound = Block(total, type_, frozenset({0, 1}))
+        frame.bound[contraction.reduce] = frame.cast(bound, compute_type(contraction.reduce))
+        store_tile(frame, kernel)
+    return top.lines, tail.left * (one.size // height)
+
+
+def _turned(contraction: Contraction, parameters: TileParameters) -> Contraction:
+    """The contraction with the operand first that the parameters make the rows of."""
+    own = [sorted(n) for n in parameters.axes]
+    if own == [sorted(side.ranges) for side in contraction.sides]:
+        return contraction
+    if own == [sorted(side.ranges) for side in contraction.sides[::-1]]:
+        return replace(contraction, sides=contraction.sides[::-1])
+    raise TileRefusal("axes", "the rows and the columns of a contraction are its operands' own ranges")
+
+
+def _described(
+    contraction: Contraction, kernel: TileKernel, axes: tuple[Axis, Axis], top: Frame, parameters: TileParameters
+) -> tuple[Described | None, tuple[Described | None, ...]]:
+    """The first operand, and the pieces of the second, where TMA loads them. Raises TileRefusal where none can be."""
+    if parameters.loads != TMA:
+        return None, ()
+    reduced = Axis(tuple(contraction.reduce.src[1:]), parameters.reduce_tile)
+    pieces = [replace(axes[1], size=width) for _, width in pieces_of(axes[1].size)]
+    accesses = {load.node: load for load in kernel.loads}
+    found = []
+    for side, block in (
+        (contraction.sides[0], (axes[0], reduced)),
+        *((contraction.sides[1], (reduced, p)) for p in pieces),
+    ):
+        (factor, *others) = side.factors
+        plain = not others and factor.node.op is Ops.INDEX and factor.node.dtype is side.dtype
+        found.append(describe(accesses[factor.node], block, top) if plain else None)
+    if not any(found):
+        raise TileRefusal("loads", "no operand lies in memory as TMA takes it")
+    return found[0], tuple(found[1:])
+
+
+def raster(frame: Frame, number: str, rows: int, columns: int, group: int) -> tuple[str, str]:
+    """The tile's row and column: `group` rows of tiles are gone through together, column by column."""
+    if rows == 1 or columns == 1 or group <= 1:
+        row, column = split_number(frame, number, [rows, columns])
+        return row, column
+    group = min(group, rows)
+    block = frame.lines.name(f"{number} // {group * columns}", "block")
+    inside = frame.lines.name(f"{number} % {group * columns}", "inside")
+    if rows % group == 0:
+        height = str(group)
+    else:
+        height = frame.lines.name(f"tl.minimum({rows} - {block} * {group}, {group})", "height")
+    row = frame.lines.name(f"{block} * {group} + {inside} % {height}", "row")
+    return row, frame.lines.name(f"{inside} // {height}", "column")
+
+
+# ---- split reductions: partial results in the workspace, added in order by a second launch
+
+
+def _store_partials(frame: Frame, kernel: TileKernel, part: Part) -> None:
+    """Stores what this part of the reductions came to, where the second launch looks for it."""
+    place = _flat_place(frame, kernel)
+    conditions = frame.mask_of(place.axes, kernel.outputs)
+    count = math.prod(kernel.extents)
+    mask = f", mask={frame.all_of(conditions)}" if conditions else ""
+    for which, node in enumerate(kernel.reductions):
+        value = frame.value(node)
+        offset = frame.lines.name(f"{part.number} * {len(kernel.reductions) * count} + {which * count}", "offset")
+        if part.count * len(kernel.reductions) * count >= 1 << 31:
+            raise TileRefusal("split", "2^31 partial sums or more")
+        text = frame.cast(value, accumulator(node)).text
+        frame.lines.add(f"tl.store(workspace + {offset} + {place.text}, {text}{mask})")
+
+
+def _flat_place(frame: Frame, kernel: TileKernel) -> Block:
+    """The place of an output among all outputs, the last range changing fastest."""
+    total = Block("0", "int32", constant=0)
+    step = 1
+    for axis in reversed(kernel.outputs):
+        value = frame.value(axis)
+        if step > 1:
+            value = frame.new(f"{value.text} * {step}", "int32", value.axes)
+        total = (
+            value
+            if total.constant == 0
+            else frame.new(f"{total.text} + {value.text}", "int32", total.axes | value.axes)
+        )
+        step *= extent(axis)
+    return total
+
+
+def _write_sums(kernel: TileKernel, parameters: TileParameters, writer: Writer) -> tuple[Lines, int]:
+    """The second launch: adds the parts in order, and computes what the kernel makes of the sums."""
+    count = math.prod(kernel.extents)
+    size = min(SUM_TILE, 1 << max(0, count - 1).bit_length())
+    axis = Axis(kernel.outputs, size)
+    frame = open_frame(kernel, writer, (size,))
+    number = frame.lines.name("tl.program_id(0)", "program")
+    vector = bind_axis(frame, axis, 0, _start(frame, number if axis.tiles > 1 else "0", axis))
+    mask = f", mask={frame.masks[0]}, other=0" if frame.masks else ""
+    body = Lines(writer, frame.lines)
+    counter = writer.fresh("part")
+    totals = []
+    for which, node in enumerate(kernel.reductions):
+        total = writer.fresh("acc")
+        place = f"workspace + {counter} * {len(kernel.reductions) * count} + {which * count} + {vector}"
+        first = place.replace(f"{counter} * {len(kernel.reductions) * count} + ", "")
+        frame.lines.add(f"{total} = tl.load({first}{mask})")
+        term = body.name(f"tl.load({place}{mask})")
+        body.add(f"{total} = {combine(node, total, term)}")
+        totals.append(total)
+    frame.lines.extend(f"for {counter} in range(1, {parameters.split}):", body)
+    for node, total in zip(kernel.reductions, totals, strict=True):
+        bound = Block(total, accumulator(node), frozenset({0}))
+        frame.bound[node] = frame.cast(bound, compute_type(node))
+    store_tile(frame, kernel)
+    return frame.lines, axis.tiles
+
+
+def _workspace_type(kernel: TileKernel) -> str:
+    return accumulator(kernel.reductions[0])
+
+
+# ---- the module's text
+
+
+def _arguments(kernel: TileKernel, *, workspace: str) -> tuple[Argument, ...]:
+    found = [Argument(f"p{b.slot}", POINTERS[TYPES[b.dtype]], b.slot) for b in kernel.buffers]
+    if workspace:
+        found.append(Argument("workspace", POINTERS[workspace], WORKSPACE))
+    found += [Argument(variable_name(v), "i32", None, v.arg.name) for v in kernel.variables]
+    return tuple(found)
+
+
+def _function(name: str, arguments: tuple[Argument, ...], lines: Lines) -> str:
+    head = f"@triton.jit\ndef {name}({', '.join(a.name for a in arguments)}):\n"
+    return head + "".join(f"    {line}\n" for line in lines.text)

@@ -1,0 +1,374 @@
+"""A kernel as the generator sees it: what it stores over which ranges, what it reads, and its contraction.
+
+The AST is taken as tinygrad simplifies it before any Opt, so that a rotation's `x // 2` and `x % 2` are ranges of their
+own and ranges that always step together are one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+
+from kcg.compat.scheduling import simplified
+from kcg.compat.tiny import AddrSpace, AxisType, DType, InvalidType, Ops, UOp, dtypes
+from kcg.kernel.codec import ast_of
+from kcg.kernel.tile.program import TileRefusal
+from kcg.types import Region
+
+MAX_REDUCE_DEPTH = 3  # reductions inside reductions: each is an axis of every block
+NARROW = (dtypes.float16, dtypes.bfloat16)
+"""Formats that are computed in float32 and rounded only where they are stored or multiplied by a tensor core."""
+
+
+@dataclass(frozen=True)
+class BufferSlot:
+    """One buffer of the kernel."""
+
+    slot: int
+    dtype: DType
+    size: int  # elements
+    written: bool
+
+
+@dataclass(frozen=True)
+class Factor:
+    """One factor of a contraction's product: a value, or (with `gate`) a condition without which the product is 0."""
+
+    node: UOp
+    gate: bool = False
+    inverted: bool = False
+
+
+@dataclass(frozen=True)
+class Operand:
+    """One side of a contraction: a product of factors, each a value over `ranges` and the reduced ranges."""
+
+    factors: tuple[Factor, ...]
+    ranges: tuple[int, ...]  # output ranges that it depends on and the other side does not
+    dtype: DType  # of the block that is multiplied
+
+
+@dataclass(frozen=True)
+class Contraction:
+    """A sum over `reduce`'s ranges of the product of two operands, which share the ranges `batch`."""
+
+    reduce: UOp
+    sides: tuple[Operand, Operand]
+    batch: tuple[int, ...]  # output ranges of both, or of neither
+
+
+@dataclass(frozen=True)
+class Access:
+    """One load or store. `address` is the element, without the gate under which the access happens."""
+
+    node: UOp  # the INDEX
+    buffer: BufferSlot
+    address: UOp
+    gates: tuple[UOp, ...]
+
+
+@dataclass(frozen=True)
+class TileKernel:
+    """One kernel, read for tile programs."""
+
+    store: Access
+    value: UOp  # what is stored
+    gates: tuple[UOp, ...]  # conditions without which nothing is stored
+    outputs: tuple[UOp, ...]  # ranges of the store, the one with the largest step first
+    buffers: tuple[BufferSlot, ...]  # by slot
+    variables: tuple[UOp, ...]  # symbolic sizes and positions, by name
+    loads: tuple[Access, ...]
+    reductions: tuple[UOp, ...]  # in order: what is needed first comes first
+    contraction: Contraction | None
+
+    @property
+    def extents(self) -> tuple[int, ...]:
+        """Of `outputs`, symbolic ones with their largest value."""
+        return tuple(extent(r) for r in self.outputs)
+
+    @property
+    def reduce_ranges(self) -> tuple[UOp, ...]:
+        """The ranges of the reduction that is not inside another one; of several, of the longest."""
+        top = [
+            r
+            for r in self.reductions
+            if not any(r in other.src[0].backward_slice_with_self for other in self.reductions)
+        ]
+        return max((r.src[1:] for r in top), key=lambda ranges: math.prod(map(extent, ranges)), default=())
+
+    @property
+    def reduce_extent(self) -> int:
+        """Elements that `reduce_ranges` come to; 0 where nothing is reduced."""
+        return math.prod(map(extent, self.reduce_ranges)) if self.reductions else 0
+
+
+def extent(axis: UOp) -> int:
+    """The largest number of steps of a range."""
+    return int(axis.src[0].vmax)
+
+
+def is_symbolic(axis: UOp) -> bool:
+    """Whether a range's extent is known only when the program runs."""
+    return bool(axis.src[0].op is not Ops.CONST)
+
+
+def read_kernel(region: Region) -> TileKernel:
+    """The kernel of a region of one, read for tile programs. Raises TileRefusal."""
+    if len(region.kernels) != 1:
+        raise TileRefusal("several kernels", "a tile program is for a region of one kernel")
+    return _read(region.kernel.id, region)
+
+
+@lru_cache(256)
+def _read(_id: str, region: Region) -> TileKernel:
+    return read_ast(simplified(ast_of(region.kernel)))
+
+
+def read_ast(ast: UOp) -> TileKernel:
+    """See `read_kernel`; of an AST that is simplified already."""
+    ast = _with_sums_merged(ast)
+    nodes = list(ast.toposort())
+    _refuse_unknown(ast, nodes)
+    end = ast.src[0]
+    store = end if end.op is Ops.STORE else end.src[0]
+    ranges = () if end.op is Ops.STORE else tuple(end.src[1:])
+    written = {buffer_of(n.src[0]) for n in nodes if n.op is Ops.STORE}
+    params = sorted((n for n in nodes if n.op is Ops.PARAM and not _is_variable(n)), key=lambda n: n.arg.slot)
+    if [p.arg.slot for p in params] != list(range(len(params))):
+        raise TileRefusal("buffers not numbered from 0", "a launch passes every slot")
+    buffers = {p: BufferSlot(p.arg.slot, p.dtype, int(p.src[0].arg), p in written) for p in params}
+    value, gates = _without_invalid(store.src[1])
+    target = _access(store.src[0], buffers)
+    steps = affine(target.address) or {}
+    outputs = sorted(ranges, key=lambda r: (-abs(steps.get(r, 0)), r.arg))
+    indices = [n for n in UOp.sink(value, *target.node.src[1:], *gates).toposort() if n.op is Ops.INDEX]
+    reductions = tuple(n for n in value.toposort() if n.op is Ops.REDUCE)
+    return TileKernel(
+        store=target,
+        value=value,
+        gates=(*target.gates, *gates),
+        outputs=tuple(outputs),
+        buffers=tuple(buffers[p] for p in params),
+        variables=tuple(sorted((n for n in nodes if _is_variable(n)), key=lambda n: n.arg.name)),
+        loads=tuple(_access(n, buffers) for n in indices),
+        reductions=reductions,
+        contraction=contraction_of(reductions, tuple(outputs)),
+    )
+
+
+def _with_sums_merged(ast: UOp) -> UOp:
+    """The AST with a sum of sums as one sum over all ranges: the gradient of a convolution is then a contraction.
+
+    Between the sums may be casts of floats and conditions that give 0 otherwise.
+    """
+    for node in ast.toposort():
+        if node.op is Ops.REDUCE and node.arg[0] is Ops.ADD and dtypes.is_float(node.dtype):
+            path, inner = [], node.src[0]
+            while (place := _place_of_sum(inner)) is not None:
+                path.append((inner, place))
+                inner = inner.src[place]
+            if inner.op is not Ops.REDUCE or inner.arg != node.arg or not set(node.src[1:]) & set(inner.ranges):
+                continue
+            if any(r.op is not Ops.RANGE for r in (*node.src[1:], *inner.src[1:])):
+                continue
+            term = inner.src[0]
+            for step, place in reversed(path):
+                term = step.replace(src=(*step.src[:place], term, *step.src[place + 1 :]))
+            merged = node.replace(src=(term, *node.src[1:], *inner.src[1:]))
+            return _with_sums_merged(ast.substitute({node: merged}))
+    return ast
+
+
+def _place_of_sum(node: UOp) -> int | None:
+    """Which source of a node may be a sum that can be added up outside of it."""
+    if node.op is Ops.CAST and dtypes.is_float(node.dtype) and dtypes.is_float(node.src[0].dtype):
+        return 0
+    if node.op is Ops.WHERE and _is_zero(node.src[2]):
+        return 1
+    if node.op is Ops.WHERE and _is_zero(node.src[1]):
+        return 2
+    return None
+
+
+def _refuse_unknown(ast: UOp, nodes: list[UOp]) -> None:
+    if len(ast.src) != 1:
+        raise TileRefusal("several stores")
+    depth: dict[UOp, int] = {}
+    for node in nodes:
+        depth[node] = max((depth[s] for s in node.src), default=0) + (node.op is Ops.REDUCE)
+        if node.op is Ops.RANGE and node.arg[-1] is AxisType.DEVICE:
+            raise TileRefusal("range over devices")
+        if node.op is Ops.RANGE and node.arg[-1] not in _AXES:
+            raise TileRefusal(f"axis {node.arg[-1].name}", "a kernel that a program scheduled itself")
+        if node.dtype in dtypes.fp8s and node.dtype not in (dtypes.fp8e4m3, dtypes.fp8e5m2):
+            raise TileRefusal(f"data type {node.dtype.name}")
+    if max(depth.values()) > MAX_REDUCE_DEPTH:
+        raise TileRefusal("reductions nested deeply")
+
+
+_AXES = (AxisType.WEAK, AxisType.LOOP, AxisType.REDUCE)
+
+
+def _is_variable(node: UOp) -> bool:
+    return bool(node.op is Ops.PARAM and node.arg.addrspace is AddrSpace.ALU)
+
+
+def is_invalid(node: UOp) -> bool:
+    """Whether a node is tinygrad's mark of a value that is not there."""
+    return bool(node.op is Ops.CONST and isinstance(node.arg, InvalidType))
+
+
+def buffer_of(index: UOp) -> UOp:
+    """The PARAM that an INDEX is of."""
+    base = index.src[0]
+    return base if base.op is Ops.PARAM else base.src[0]
+
+
+def _access(index: UOp, buffers: dict[UOp, BufferSlot]) -> Access:
+    places, gates = [], list[UOp]()
+    for source in index.src[1:]:
+        place, more = _without_invalid(source)
+        places.append(place)
+        gates += [gate for gate in more if gate not in gates]
+    address = places[0] if places else UOp.const(dtypes.weakint, 0)
+    if len(places) > 1:
+        shape = [int(s.arg) for s in index.src[0].src[1].src]
+        for size, place in zip(shape[1:], places[1:], strict=True):
+            address = address * size + place
+    return Access(index, buffers[buffer_of(index)], address, tuple(gates))
+
+
+def _without_invalid(node: UOp) -> tuple[UOp, list[UOp]]:
+    """A value without the conditions under which it is there, and these."""
+    gates = []
+    while node.op is Ops.WHERE and any(is_invalid(s) for s in node.src[1:]):
+        valid = is_invalid(node.src[2])
+        gates.append(node.src[0] if valid else node.src[0].logical_not())
+        node = node.src[1] if valid else node.src[2]
+    return node, gates
+
+
+def affine(address: UOp) -> dict[UOp | None, int] | None:
+    """The factor of each range in an address that is a sum of ranges times constants, and at None the constant; None
+    where it is another."""
+    if address.op is Ops.CONST:
+        return {None: int(address.arg)} if address.arg else {}
+    if address.op is Ops.RANGE:
+        return {address: 1}
+    if address.op is Ops.ADD:
+        parts = [affine(s) for s in address.src]
+        total: dict[UOp | None, int] = {}
+        for part in parts:
+            if part is None:
+                return None
+            for axis, factor in part.items():
+                total[axis] = total.get(axis, 0) + factor
+        return total
+    if address.op is Ops.MUL:
+        for one, other in (address.src, address.src[::-1]):
+            if other.op is Ops.CONST and (part := affine(one)) is not None:
+                return {axis: factor * int(other.arg) for axis, factor in part.items()}
+    return None
+
+
+# ---- The contraction of a kernel.
+
+
+def contraction_of(reductions: tuple[UOp, ...], outputs: tuple[UOp, ...]) -> Contraction | None:
+    """The kernel's contraction, where its only reduction is a sum of products of two operands with rows and columns."""
+    if len(reductions) != 1 or reductions[0].arg[0] is not Ops.ADD:
+        return None
+    (reduce,) = reductions
+    factors = _factors(reduce.src[0])
+    number = {r: i for i, r in enumerate(outputs)}
+    over = {f: frozenset(number[r] for r in f.node.ranges if r in number) for f in factors}
+    values = [f for f in factors if not f.gate]
+    pairs = [(f, g) for f in values for g in values if over[f] - over[g] and over[g] - over[f]]
+    if not pairs:
+        return None
+
+    def weight(pair: tuple[Factor, Factor]) -> int:
+        f, g = pair
+        return min(_size(over[f] - over[g], outputs), _size(over[g] - over[f], outputs))
+
+    first, second = max(pairs, key=weight)
+    sides: list[list[Factor]] = [[first], [second]]
+    spans = [set(over[first]), set(over[second])]
+    for factor in factors:
+        if factor in (first, second):
+            continue
+        place = next((i for i in (0, 1) if not over[factor] & (spans[1 - i] - spans[i])), None)
+        if place is None:
+            return None  # it joins rows with columns: no product of two operands
+        sides[place].append(factor)
+        spans[place] |= over[factor]
+    batch = spans[0] & spans[1]
+    own = [tuple(sorted(span - batch)) for span in spans]
+    if not all(own):
+        return None
+    dtype = _product_dtype(reduce, sides)
+    if dtype is None:
+        return None
+    rest = set(range(len(outputs))) - set(own[0]) - set(own[1])
+    operands = [Operand(tuple(side), ranges, dtype) for side, ranges in zip(sides, own, strict=True)]
+    columns = 1 if max(own[1]) > max(own[0]) else 0  # what is stored side by side
+    return Contraction(reduce, (operands[1 - columns], operands[columns]), tuple(sorted(rest)))
+
+
+def _size(numbers: Iterable[int], outputs: tuple[UOp, ...]) -> int:
+    return math.prod(extent(outputs[n]) for n in numbers)
+
+
+def _factors(node: UOp) -> list[Factor]:
+    """The factors of a product, through casts to wider floats, products and conditions that give 0 otherwise."""
+    if node.op is Ops.CAST and _widens(node):
+        return _factors(node.src[0])
+    if node.op is Ops.MUL and node.dtype is not dtypes.bool:
+        return [f for s in node.src for f in _factors(s)]
+    if node.op is Ops.WHERE and dtypes.is_float(node.dtype):
+        condition, one, other = node.src
+        if _is_zero(other) and _is_product(one):
+            return [Factor(condition, gate=True), *_factors(one)]
+        if _is_zero(one) and _is_product(other):
+            return [Factor(condition, gate=True, inverted=True), *_factors(other)]
+    return [Factor(node)]
+
+
+def _is_product(node: UOp) -> bool:
+    while node.op is Ops.CAST and _widens(node):
+        node = node.src[0]
+    return bool(node.op is Ops.MUL)
+
+
+def _widens(node: UOp) -> bool:
+    """Whether a cast keeps every value."""
+    source = node.src[0].dtype
+    if dtypes.is_float(node.dtype):
+        return source in NARROW and node.dtype not in NARROW
+    return source is dtypes.int8 and node.dtype is dtypes.int32
+
+
+def _is_zero(node: UOp) -> bool:
+    return bool(node.op is Ops.CONST and not isinstance(node.arg, InvalidType) and float(node.arg) == 0)
+
+
+def _product_dtype(reduce: UOp, sides: list[list[Factor]]) -> DType | None:
+    """The format in which the operands are multiplied: a narrow one only where that loses nothing that the kernel
+    keeps. None where tensor cores have none."""
+    values = [[f.node for f in side if not f.gate] for side in sides]
+    found = {node.dtype for side in values for node in side}
+    if dtypes.is_int(reduce.dtype):
+        return dtypes.int8 if found == {dtypes.int8} and all(len(side) == 1 for side in values) else None
+    if not dtypes.is_float(reduce.dtype) or reduce.dtype is dtypes.float64 or dtypes.float64 in found:
+        return None
+    narrow = [d for d in found if d in NARROW]
+    if len(narrow) == 1 and found <= {*narrow, dtypes.weakfloat}:
+        single = all(len(side) == 1 for side in values)
+        product = reduce.src[0]
+        while product.op is Ops.CAST:
+            product = product.src[0]
+        if single or product.dtype in NARROW:
+            return narrow[0]
+    return dtypes.float32

@@ -1,0 +1,70 @@
+"""The kind `tile`: programs generated from a kernel, see docs/tiles.md."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kcg.errors import ScheduleError
+from kcg.kernel.kinds import Refusal
+from kcg.kernel.tile.compile import compile_tile
+from kcg.kernel.tile.ir import read_kernel
+from kcg.kernel.tile.parameters import TileParameters
+from kcg.kernel.tile.program import TileRefusal
+from kcg.kernel.tile.targets import missing
+from kcg.kernel.tile.words import described, labels
+from kcg.types import Region, Schedule, ScheduleKind, Target, Variables
+
+if TYPE_CHECKING:
+    from kcg.kernel.program import Program
+    from kcg.kernel.tile.space import TileSpace
+
+LONGEST_BODY = 4096  # characters
+
+
+class TileKind:
+    """See `kcg.kernel.kinds.Kind`."""
+
+    name = ScheduleKind.TILE
+
+    def parse(self, body: str) -> Schedule:
+        """Parameters as canonical JSON, every field checked; whether a kernel allows them is its space's to say."""
+        if len(body) > LONGEST_BODY:
+            raise ScheduleError("its body is too long for the parameters of a tile program")
+        if TileParameters.from_json(body).to_json() != body:
+            raise ScheduleError("its body is not in canonical form")
+        return Schedule(ScheduleKind.TILE, body)
+
+    def space(self, region: Region, target: Target) -> TileSpace | Refusal:
+        """The tile programs of one kernel, where this machine can compile for the target."""
+        from kcg.kernel.tile.space import TileSpace
+
+        if problem := missing(target):
+            return Refusal(problem)
+        try:
+            return TileSpace(region, target, read_kernel(region))
+        except TileRefusal as refusal:
+            return Refusal(str(refusal))
+
+    def describe(self, schedule: Schedule) -> str:
+        """`tile 128x256x64, tma, persistent, 8 warps, 3 stages`."""
+        return described(TileParameters.from_json(schedule.body))
+
+    def steps(self, schedule: Schedule) -> tuple[str, ...]:
+        """A label for each parameter, in the order in which a search decides them. From the start of a space only
+        those are steps that differ from what follows by itself."""
+        return labels(TileParameters.from_json(schedule.body))
+
+    def compile(
+        self,
+        region: Region,
+        schedule: Schedule,
+        target: Target,
+        *,
+        variables: Variables = (),
+        also: tuple[Variables, ...] = (),
+    ) -> Program:
+        """See `compile_tile`."""
+        return compile_tile(region, schedule, target, variables=variables, also=also)
+
+
+KIND = TileKind()

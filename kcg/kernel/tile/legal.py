@@ -1,0 +1,210 @@
+"""The values that each parameter of a tile program may take for a kernel on a target, all others as they are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+from kcg.compat.tiny import Ops, dtypes
+from kcg.kernel.tile.contraction import MIN_INT8_TILE, MIN_TILE
+from kcg.kernel.tile.generate import can_describe, may_split
+from kcg.kernel.tile.ir import NARROW, TileKernel
+from kcg.kernel.tile.parameters import CONTRACTION, ELEMENTWISE, POINTER, REDUCTION, TMA, TileParameters
+from kcg.kernel.tile.prior import arrangements, forms, has_tma, parameters_of, power_of_two, shared_bytes, shared_taken
+from kcg.kernel.tile.reduction import depth_of
+from kcg.types import Target
+
+FIELDS = (
+    "tile", "reduce_tile", "num_warps", "split", "loads", "persistent", "tail", "epilogue_parts", "num_stages",
+    "warp_specialize", "group", "maxnreg", "fast_math", "precision",
+)  # fmt: skip
+"""In the order in which a search sets them, after form and axes: what decides most and what others depend on first."""
+
+LEAST: dict[str, Any] = {
+    "split": 1, "loads": POINTER, "persistent": 0, "tail": 1, "epilogue_parts": 1, "num_stages": 1,
+    "warp_specialize": False, "group": 1, "maxnreg": 0,
+}  # fmt: skip
+"""What asks for least of a target."""
+
+BETWEEN = (96, 160, 192, 288, 320, 384)
+"""Columns of a contraction's tile that are two pieces: they fill the last wave where powers of two do not."""
+
+WARPS = (1, 2, 4, 8, 16)
+REGISTERS = 255  # of one thread
+MOST_ELEMENTS = {ELEMENTWISE: 16_384, REDUCTION: 32_768}
+SPLITS = (1, 2, 4, 8, 16, 32, 64, 128)
+TAILS = (1, 2, 3, 4, 6, 8)
+GROUPS = (1, 4, 8, 12, 16)
+STAGES = (1, 2, 3, 4, 5, 6)
+
+
+def legal_values(kernel: TileKernel, target: Target, parameters: TileParameters, field: str) -> tuple[Any, ...]:
+    """The legal values of one field of FIELDS, its present one included; one value where the field changes nothing."""
+    present = getattr(parameters, field)
+    found = [
+        v
+        for v in _candidates(kernel, target, parameters, field)
+        if _fits(kernel, target, replace(parameters, **{field: v}))
+    ]
+    return tuple(found) if present in found else (present, *found)
+
+
+def possible_values(kernel: TileKernel, target: Target, parameters: TileParameters, field: str) -> tuple[Any, ...]:
+    """The values of one field of FIELDS that are legal with those before it as they are and some of those after it."""
+    later = FIELDS[FIELDS.index(field) + 1 :]
+    least = {name: LEAST[name] for name in later if name in LEAST}
+    if "epilogue_parts" in least and parameters.form == CONTRACTION and parameters.tile[1] >= 64:
+        least["epilogue_parts"] = 2  # takes less shared memory than the whole tile
+    asks_least = replace(parameters, **least)
+
+    def fits(value: Any) -> bool:
+        made = replace(asks_least, **{field: value})
+        if field == "tile" and made.form == CONTRACTION:
+            made = replace(made, epilogue_parts=2 if value[1] >= 64 else 1)
+        if "reduce_tile" in later:
+            made = replace(made, reduce_tile=min(_reduce_tiles(kernel, made)))
+        warps = WARPS if "num_warps" in later else (made.num_warps,)
+        return any(_fits(kernel, target, replace(made, num_warps=count)) for count in warps)
+
+    return tuple(value for value in _candidates(kernel, target, asks_least, field) if fits(value))
+
+
+def is_legal(kernel: TileKernel, target: Target, parameters: TileParameters) -> bool:
+    """Whether each value is a candidate, and all of them together are legal."""
+    return _fits(kernel, target, parameters) and all(
+        getattr(parameters, field) in _candidates(kernel, target, parameters, field) for field in FIELDS
+    )
+
+
+def starts(kernel: TileKernel, target: Target) -> tuple[TileParameters, ...]:
+    """The prior's choice for each form and each arrangement of axes, the best guess of all first."""
+    return tuple(
+        parameters_of(kernel, target, form, axes) for form in forms(kernel) for axes in arrangements(kernel, form)
+    )
+
+
+def neighbours(kernel: TileKernel, target: Target, parameters: TileParameters) -> Iterator[TileParameters]:
+    """All programs that differ in one field; with other axes or another form, the prior's choice for these."""
+    for start in starts(kernel, target):
+        if (start.form, start.axes) != (parameters.form, parameters.axes):
+            yield start
+    for field in FIELDS:
+        for value in legal_values(kernel, target, parameters, field):
+            if value != getattr(parameters, field):
+                yield replace(parameters, **{field: value})
+
+
+def random_parameters(kernel: TileKernel, target: Target, rng: Random) -> TileParameters:
+    """A program chosen at random, field after field."""
+    made = rng.choice(starts(kernel, target))
+    for field in FIELDS:
+        made = replace(made, **{field: rng.choice(legal_values(kernel, target, made, field))})
+    return made
+
+
+def _candidates(kernel: TileKernel, target: Target, parameters: TileParameters, field: str) -> tuple[Any, ...]:
+    match field:
+        case "tile":
+            return tuple(_tiles(kernel, parameters))
+        case "reduce_tile":
+            return _reduce_tiles(kernel, parameters)
+        case "split":
+            return SPLITS if kernel.reductions and may_split(kernel) else (1,)
+        case "group":
+            return GROUPS if parameters.form == CONTRACTION else (1,)
+        case "loads":
+            return (POINTER, TMA) if parameters.form == CONTRACTION and has_tma(target) else (POINTER,)
+        case "persistent":
+            # of pieces none was faster than one program a tile
+            return (0, 1, 2) if parameters.form == CONTRACTION and parameters.tile[1] not in BETWEEN else (0,)
+        case "tail":
+            alone = parameters.form == CONTRACTION and parameters.split == 1 and not parameters.persistent
+            return TAILS if alone and may_split(kernel) else (1,)
+        case "epilogue_parts":
+            return (1, 2) if parameters.form == CONTRACTION and parameters.tile[1] >= 64 else (1,)
+        case "warp_specialize":
+            plain = parameters.loads == TMA and parameters.num_warps == 4 and parameters.tile[1] not in BETWEEN
+            return (False, True) if plain else (False,)
+        case "num_warps":
+            return WARPS
+        case "num_stages":
+            return STAGES if parameters.form == CONTRACTION else (1,)
+        case "maxnreg":
+            return (0,)
+        case "fast_math":
+            sigmoid = any(n.op is Ops.EXP2 for n in kernel.value.toposort()) and kernel.store.buffer.dtype in NARROW
+            return (True, False) if sigmoid else (True,)
+        case "precision":
+            contraction = kernel.contraction if parameters.form == CONTRACTION else None
+            wide = contraction is not None and contraction.sides[0].dtype is dtypes.float32
+            return ("ieee", "tf32x3") if wide else ("ieee",)
+    raise KeyError(field)
+
+
+def _tiles(kernel: TileKernel, parameters: TileParameters) -> Iterator[tuple[int, ...]]:
+    """Tiles with each axis up to the power of two that holds all of it."""
+    least = MIN_TILE if parameters.form == CONTRACTION else 1
+    most = 256 if parameters.form == CONTRACTION else 8192
+    found: list[tuple[int, ...]] = [()]
+    for numbers in parameters.axes:
+        whole = power_of_two(math.prod(kernel.extents[n] for n in numbers))
+        sizes = [1 << i for i in range(14) if least <= 1 << i <= max(least, min(most, whole))]
+        if parameters.form == CONTRACTION and found != [()]:
+            sizes = sorted([*sizes, *(size for size in BETWEEN if size <= whole)])
+        found = [(*tile, size) for tile in found for size in sizes]
+    for tile in found:
+        if parameters.form == ELEMENTWISE and math.prod(tile) < min(64, math.prod(kernel.extents)):
+            continue
+        yield tile
+
+
+def _reduce_tiles(kernel: TileKernel, parameters: TileParameters) -> tuple[int, ...]:
+    if parameters.form == ELEMENTWISE:
+        return (0,)
+    whole = power_of_two(kernel.reduce_extent)
+    if parameters.form == CONTRACTION:
+        assert kernel.contraction is not None
+        least = MIN_INT8_TILE if kernel.contraction.sides[0].dtype is dtypes.int8 else MIN_TILE
+        return tuple(size for size in (16, 32, 64, 128, 256) if least <= size <= max(least, whole))
+    return tuple(1 << i for i in range(15) if 1 << i <= whole and (1 << i >= min(whole, 4)))
+
+
+def _fits(kernel: TileKernel, target: Target, p: TileParameters) -> bool:
+    """Whether registers, shared memory and the loops allow it, and every parameter changes something."""
+    threads = 32 * p.num_warps
+    elements = math.prod(p.tile) * max(1, p.reduce_tile if p.form == REDUCTION else 1)
+    steps = -(-kernel.reduce_extent // p.reduce_tile) if p.reduce_tile else 1
+    if p.split > 1 and (p.split > steps // 2 or p.split * math.prod(kernel.extents) >= 1 << 31):
+        return False
+    if p.form != CONTRACTION:
+        if elements > MOST_ELEMENTS[p.form] or elements // threads > 128:
+            return False
+        return not (elements < threads and p.num_warps > 1) and (depth_of(kernel.reductions) < 2 or elements <= 8192)
+    assert kernel.contraction is not None
+    dtype = kernel.contraction.sides[0].dtype
+    rows, columns = p.tile
+    if rows * columns // threads > REGISTERS - 31 or rows * columns < threads:
+        return False
+    if p.num_stages > steps // p.split + 1 or shared_taken(kernel, p) > shared_bytes(target):
+        return False
+    if dtype is dtypes.float32 and p.precision == "ieee" and rows * columns > 16_384:
+        return False
+    if p.warp_specialize and (p.num_warps != 4 or p.loads != TMA):
+        return False
+    extents = [math.prod(kernel.extents[n] for n in numbers) for numbers in p.axes]
+    if p.loads == TMA and not can_describe(kernel, p):
+        return False
+    tiles = [-(-extent // size) for extent, size in zip(extents, p.tile, strict=True)]
+    programs = math.prod(tiles) * p.split * math.prod(kernel.extents[n] for n in kernel.contraction.batch)
+    if p.tail > 1:
+        if p.split > 1 or p.persistent:
+            return False
+        whole, left = divmod(programs, max(1, target.cores))
+        if not whole or not left or p.tail > steps // 2 or left * p.tail > 2 * target.cores:
+            return False
+    if p.persistent and programs <= target.cores * p.persistent:
+        return False  # each program has one tile anyway
+    return p.group == 1 or (tiles[1] > 1 and tiles[0] > p.group // 2 and p.group <= 2 * tiles[0])

@@ -1,0 +1,86 @@
+"""The parameters of a tile program: what they are, which values are legal, and the analytic prior's choice."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from kcg.errors import ScheduleError
+from kcg.types import canonical_json
+
+FORMAT = 1
+ELEMENTWISE, REDUCTION, CONTRACTION = "elementwise", "reduction", "contraction"
+FORMS = (ELEMENTWISE, REDUCTION, CONTRACTION)
+POINTER, TMA = "pointer", "tma"
+PRECISIONS = ("ieee", "tf32x3", "tf32")
+"""Exact products; three products of tf32 that are nearly exact; one of tf32, only where the user allows it."""
+
+_WORDS = {"form": FORMS, "loads": (POINTER, TMA), "precision": PRECISIONS}
+
+
+@dataclass(frozen=True)
+class TileParameters:
+    """One tile program of a kernel. Two of equal fields are one program.
+
+    `axes` says which output ranges each axis of the tile holds, by their number in `TileKernel.outputs`, flattened
+    with the last one changing fastest; of a contraction these are the rows (M) and the columns (N). Ranges that no
+    axis holds are a program each.
+    """
+
+    form: str  # one of FORMS
+    axes: tuple[tuple[int, ...], ...]
+    tile: tuple[int, ...]  # elements along each axis: powers of two; of a contraction's columns also the sum of two
+    reduce_tile: int = 0  # elements of the reduction in one step, a power of two; 0: nothing is reduced
+    split: int = 1  # programs that share a reduction, by float32 partials and an ordered second launch
+    tail: int = 1  # programs that share each tile of the last wave, where that is not full
+    group: int = 1  # rows of tiles that neighbouring programs take together, so that columns are found in L2
+    loads: str = POINTER  # of a contraction's operands: POINTER or TMA
+    persistent: int = 0  # programs a multiprocessor, each taking tiles in turn; 0: one program a tile
+    epilogue_parts: int = 1  # 2: the tile is stored in halves, which takes less shared memory
+    warp_specialize: bool = False
+    num_warps: int = 4
+    num_stages: int = 2
+    maxnreg: int = 0  # registers a thread; 0: the compiler's choice
+    fast_math: bool = True  # tanh by the hardware's approximation
+    precision: str = "ieee"  # of float32 operands, one of PRECISIONS
+
+    def to_json(self) -> str:
+        """Canonical JSON: what a `tile` schedule stores."""
+        return canonical_json({"format": FORMAT, **asdict(self)})
+
+    @staticmethod
+    def from_json(text: str) -> TileParameters:
+        """The parameters of a stored text, every field checked for its type. Raises ScheduleError, in one line."""
+        try:
+            found = json.loads(text)
+        except (ValueError, RecursionError):
+            raise ScheduleError("its body is not JSON") from None
+        if not isinstance(found, dict) or found.pop("format", None) != FORMAT:
+            raise ScheduleError("its body is not of a format that this kcg reads")
+        if set(found) != {f.name for f in fields(TileParameters)}:
+            raise ScheduleError("its body lacks a field or has one too many")
+        for name in ("axes", "tile"):
+            if not isinstance(found[name], list) or len(found[name]) > 8:
+                raise ScheduleError(f"{name} is not a short list")
+        if not all(isinstance(axis, list) and all(map(_is_size, axis)) for axis in found["axes"]):
+            raise ScheduleError("axes are not lists of range numbers")
+        if not all(map(_is_size, found["tile"])):
+            raise ScheduleError("tile is not a list of sizes")
+        found["axes"], found["tile"] = tuple(map(tuple, found["axes"])), tuple(found["tile"])
+        made = TileParameters(**found)
+        for field in fields(TileParameters):
+            value = getattr(made, field.name)
+            if field.name in ("fast_math", "warp_specialize"):
+                right = type(value) is bool
+            elif field.name in _WORDS:
+                right = value in _WORDS[field.name]
+            else:
+                right = isinstance(value, tuple) or _is_size(value)
+            if not right:
+                raise ScheduleError(f"{field.name} cannot be {value!r}")
+        return made
+
+
+def _is_size(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 1 << 24

@@ -1,0 +1,346 @@
+"""The tile programs of one region on one target: a tree of labelled steps, each parameter set at most once.
+
+A step sets one parameter; those before it in `legal.FIELDS` stay, and those after it are completed: with the prior's
+choice where that is legal, else with what is nearest to it. So every node is a program, none is reached twice, and what
+a search did not decide follows from what it did.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import random
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, NoReturn, TypeVar
+
+from kcg.errors import ScheduleError
+from kcg.kernel.kinds import baseline_of
+from kcg.kernel.program import Program
+from kcg.kernel.tile.cost import predicted_seconds
+from kcg.kernel.tile.generate import generate_kernel
+from kcg.kernel.tile.ir import TileKernel, affine
+from kcg.kernel.tile.legal import BETWEEN, FIELDS, is_legal, possible_values, random_parameters, starts
+from kcg.kernel.tile.parameters import CONTRACTION, TMA, TileParameters
+from kcg.kernel.tile.prior import default_parameters, shared_bytes, shared_taken
+from kcg.kernel.tile.program import TileRefusal
+from kcg.kernel.tile.words import described, label, legend
+from kcg.types import Action, Region, Schedule, ScheduleKind, Target, Variables
+
+SCHEDULES_KEPT = 8192
+CROWDED = 0.02  # of the shared memory: how far the estimate may be off
+
+V = TypeVar("V")
+
+
+def schedule_of(parameters: TileParameters) -> Schedule:
+    """The schedule of parameters."""
+    return Schedule(ScheduleKind.TILE, parameters.to_json())
+
+
+class TileSpace:
+    """The `Space` (`kcg.kernel.kinds`) of tile programs. Raises TileRefusal where the region has none."""
+
+    def __init__(self, region: Region, target: Target, kernel: TileKernel) -> None:
+        self.region, self.target, self.kernel = region, target, kernel
+        self._known: dict[str, dict[Any, Any]] = {}
+        self._start = default_parameters(kernel, target)
+        self._bases = {(p.form, p.axes): p for p in (self._start, *starts(kernel, target))}
+        self._start = self._cheapest(self._start)
+        self._bases[self._start.form, self._start.axes] = self._start
+        for what in ("completed", "values", "place"):  # what follows from the start follows from another one now
+            self._known.pop(what, None)
+
+    # the tree of steps
+
+    def start(self) -> Schedule:
+        """The analytic prior's choice; of a contraction the cheapest that is found from there by analytic cost."""
+        return schedule_of(self._start)
+
+    def baseline(self) -> Schedule:
+        """tinygrad's own schedule, of another kind."""
+        return baseline_of(self.region, self.target)
+
+    def actions(self, schedule: Schedule) -> list[Action]:
+        """Another form or other axes, from the start; else another value of a parameter that was not decided yet."""
+        return list(self._kept("actions", schedule, lambda: self._actions(self.parameters(schedule))))
+
+    def variants(self, schedule: Schedule) -> list[Schedule]:
+        """With another value of one parameter that was decided, or without that decision."""
+        p = self.parameters(schedule)
+        place = self._place(p)
+        found = []
+        for number in range(place + 1):
+            field = FIELDS[number]
+            if getattr(self._completed(p, number), field) == getattr(p, field):
+                continue  # it was not decided, but followed
+            found += [self._followed(p, number, value) for value in self._values(p, number)]
+        return self._programs(p, found)
+
+    def neighbours(self, schedule: Schedule) -> list[Schedule]:
+        """All that differ in one parameter, the variants first; with another form or other axes what the prior has."""
+        p = self.parameters(schedule)
+        found = [self.parameters(s) for s in self.variants(schedule)]
+        for number, field in enumerate(FIELDS):
+            values = self._values(p, number)
+            found += [replace(p, **{field: value}) for value in values]
+            found += [self._followed(p, number, value) for value in values]
+        found += [base for axes, base in self._bases.items() if axes != (p.form, p.axes)]
+        return self._programs(p, found)
+
+    def sample(self, rng: random.Random, schedule: Schedule | None = None) -> Schedule | None:
+        """One of the actions, each equally likely; None where there is none."""
+        actions = self.actions(self.start() if schedule is None else schedule)
+        return rng.choice(actions).schedule if actions else None
+
+    def random(self, rng: random.Random) -> Schedule:
+        """Any program, parameter after parameter at random: a baseline of searches."""
+        return schedule_of(random_parameters(self.kernel, self.target, rng))
+
+    # similar kernels
+
+    def transfer(self, schedule: Schedule, other: object) -> Schedule | None:
+        """The same parameters here; None where they are not legal."""
+        try:
+            self.check(schedule)
+        except ScheduleError:
+            return None
+        return schedule
+
+    def family(self) -> Hashable:
+        """Equal for kernels of as many ranges that are read and computed alike: the forms and axes that they may have,
+        the formats of operands and result, and how far in which direction each load steps."""
+        contraction = self.kernel.contraction
+        operands = tuple(side.dtype.name for side in contraction.sides) if contraction else ()
+        steps = [affine(load.address) for load in self.kernel.loads]
+        ranges = (*self.kernel.outputs, *self.kernel.reduce_ranges)
+        beside = tuple(None if s is None else tuple(_kind_of_step(s.get(r, 0)) for r in ranges) for s in steps)
+        forms = tuple(sorted(self._bases))
+        return (ScheduleKind.TILE, forms, operands, self.kernel.store.buffer.dtype.name, beside)
+
+    # identities
+
+    def key(self, schedule: Schedule) -> str:
+        """Hash of the program's text and of what the compiler is told beside it."""
+        return self._kept("key", schedule, lambda: self._text(self.parameters(schedule)))
+
+    def alike(self, schedule: Schedule) -> str:
+        """As the key: a parameter that hardly matters is no candidate."""
+        return self.key(schedule)
+
+    def groups(self, schedule: Schedule) -> tuple[int, ...]:
+        """Traits, 1 or 0 each, that a cost model may misjudge alike."""
+        p = self.parameters(schedule)
+        wide, long = (p.tile and max(p.tile) >= 256), p.reduce_tile >= 128
+        flags = (
+            p.loads == TMA, p.persistent > 0, p.persistent > 1, p.epilogue_parts > 1, p.warp_specialize, p.split > 1,
+            p.tail > 1, p.num_warps >= 8, p.num_warps >= 16, p.num_stages <= 2, p.num_stages >= 4, p.group > 1, wide,
+            long, math.prod(p.tile) >= 32_768, p.axes == self._start.axes, p.form == CONTRACTION, p.fast_math,
+            p.precision != "ieee",
+        )  # fmt: skip
+        return tuple(int(bool(flag)) for flag in flags)
+
+    def tile(self, schedule: Schedule) -> Hashable:
+        """Form, axes and tile: what one program computes."""
+        p = self.parameters(schedule)
+        return (p.form, p.axes, p.tile, p.reduce_tile, p.split)
+
+    # what predictors see
+
+    def loop_nests(self, schedules: Sequence[Schedule]) -> NoReturn:
+        """Raises ScheduleError: what predictors learned of Opts does not hold for tile programs."""
+        raise ScheduleError("a tile program has no loop nest: the analytic cost judges it")
+
+    def action_features(self, schedule: Schedule, actions: Sequence[Action] | None = None) -> NoReturn:
+        """Raises ScheduleError, as `loop_nests`."""
+        raise ScheduleError("a step to a tile program has no features: no policy has learned them")
+
+    def refusals(self, schedules: Sequence[Schedule]) -> list[float]:
+        """How likely each needs more shared memory than there is: an estimate near the limit may be wrong."""
+        return [self._refusal(self.parameters(schedule)) for schedule in schedules]
+
+    # what becomes of a schedule
+
+    def parameters(self, schedule: Schedule) -> TileParameters:
+        """The parameters of a schedule. Raises ScheduleError where it is none of this kind."""
+        if schedule.kind != ScheduleKind.TILE:
+            raise ScheduleError(f"a schedule of kind {schedule.kind!r} is no tile program")
+        return self._kept("parameters", schedule, lambda: TileParameters.from_json(schedule.body))
+
+    def check(self, schedule: Schedule) -> None:
+        """Raises ScheduleError where the parameters are not legal for this kernel on this target."""
+        p = self.parameters(schedule)
+        if not self._legal(p):
+            raise TileRefusal("parameters", f"{described(p)} is not legal for this kernel on this target")
+        self.key(schedule)
+
+    def compile(self, schedule: Schedule, variables: Variables = (), also: tuple[Variables, ...] = ()) -> Program:
+        """The program. Raises ScheduleError or the compiler's own error."""
+        from kcg.kernel.tile.compile import compile_tile
+
+        return compile_tile(self.region, schedule, self.target, variables=variables, also=also)
+
+    def name(self, schedule: Schedule) -> str:
+        """`tile 128x256x64, tma, persistent, 8 warps, 3 stages`."""
+        return described(self.parameters(schedule))
+
+    def legend(self, schedule: Schedule) -> str:
+        """What it does, in words."""
+        return legend(self.parameters(schedule), self.kernel.extents)
+
+    def _cheapest(self, p: TileParameters) -> TileParameters:
+        """Downhill by cost, one parameter at a time, among the values that the cost was fitted on: with the prior's
+        grid, and with a program for each tile."""
+        if p.form != CONTRACTION or self.kernel.contraction is None:
+            return p
+        costs: dict[TileParameters, float] = {}
+        ends = [self._downhill(p, costs)]
+        if p.persistent:
+            ends.append(self._downhill(self._followed(p, FIELDS.index("persistent"), 0), costs))
+        return min(ends, key=costs.__getitem__)
+
+    def _downhill(self, p: TileParameters, costs: dict[TileParameters, float]) -> TileParameters:
+        costs[p] = predicted_seconds(self.kernel, self.target, p)
+        while True:
+            for number, field in enumerate(FIELDS):
+                for value in self._values(p, number):
+                    for made in (replace(p, **{field: value}), self._followed(p, number, value)):
+                        if made not in costs and _is_familiar(made, self._start) and self._legal(made):
+                            costs[made] = predicted_seconds(self.kernel, self.target, made)
+            best = min(costs, key=costs.__getitem__)
+            if best == p:
+                return p
+            p = best
+
+    # ---- the order of decisions
+
+    def _actions(self, p: TileParameters) -> list[Action]:
+        found, seen = [], {self._text(p)}
+        if p == self._start:
+            for base in self._bases.values():
+                if base != p and (text := self._text(base)) not in seen:
+                    seen.add(text)
+                    found.append(Action(label("axes", (base.form, base.axes)), schedule_of(base)))
+        for number in range(self._place(p) + 1, len(FIELDS)):
+            for value in self._values(p, number):
+                child = self._followed(p, number, value)
+                if (text := self._text(child)) not in seen:
+                    seen.add(text)
+                    found.append(Action(label(FIELDS[number], value), schedule_of(child)))
+        return found
+
+    def _place(self, p: TileParameters) -> int:
+        """Which parameter was decided last: all after it are as they follow; -1 where none was."""
+        return self._kept("place", p, lambda: self._last_decided(p))
+
+    def _last_decided(self, p: TileParameters) -> int:
+        for number in range(len(FIELDS), 0, -1):
+            if self._completed(p, number - 1) != p:
+                return number - 1
+        return -1
+
+    def _followed(self, p: TileParameters, number: int, value: Any) -> TileParameters:
+        """With another value of a parameter, and all after it as they follow."""
+        return self._completed(replace(p, **{FIELDS[number]: value}), number + 1)
+
+    def _completed(self, p: TileParameters, number: int) -> TileParameters:
+        """The parameters before the given place as they are, all others as they follow."""
+        return self._kept("completed", _prefix(p, number), lambda: self._complete(p, number))
+
+    def _complete(self, p: TileParameters, number: int) -> TileParameters:
+        base = self._bases.get((p.form, p.axes))
+        if base is None:
+            raise TileRefusal("axes", "the kernel has no such form with these axes")
+        if _prefix(p, number) == _prefix(base, number):
+            return base
+        made = replace(p, **{field: getattr(base, field) for field in FIELDS[number:]})
+        for place in range(number, len(FIELDS)):
+            field = FIELDS[place]
+            made = replace(made, **{field: self._preferred(made, base, place)})
+        return made
+
+    def _preferred(self, p: TileParameters, base: TileParameters, place: int) -> Any:
+        """What follows for a parameter from those before it: the value nearest to the prior's that is possible."""
+        field = FIELDS[place]
+        wanted = getattr(base, field)
+        candidates = self._possible(p, place)
+        if wanted in candidates:
+            return wanted
+        numbers = [v for v in candidates if isinstance(v, int)]
+        if not numbers or not isinstance(wanted, int):
+            return candidates[0] if candidates else wanted
+        return min(numbers, key=lambda v: (abs(math.log2(1 + v) - math.log2(1 + wanted)), v))
+
+    def _possible(self, p: TileParameters, place: int) -> tuple[Any, ...]:
+        return possible_values(self.kernel, self.target, p, FIELDS[place])
+
+    def _values(self, p: TileParameters, number: int) -> list[Any]:
+        """The other values that a parameter may have, with those before it as they are."""
+        make = lambda: self._possible(self._completed(p, number), number)  # noqa: E731
+        values = self._kept("values", _prefix(p, number), make)
+        return [v for v in values if v != getattr(p, FIELDS[number])]
+
+    # ---- legality, identity, memory
+
+    def _legal(self, p: TileParameters) -> bool:
+        return self._kept("legal", p, lambda: self._allowed(p))
+
+    def _allowed(self, p: TileParameters) -> bool:
+        base = self._bases.get((p.form, p.axes))
+        return base is not None and (p == base or is_legal(self.kernel, self.target, p))
+
+    def _text(self, p: TileParameters) -> str:
+        return self._kept("text", p, lambda: self._hash(p))
+
+    def _hash(self, p: TileParameters) -> str:
+        made = generate_kernel(self.kernel, self.target, p)
+        options = [(one.entry, one.grid, one.num_warps, one.num_stages, one.maxnreg) for one in made.launches]
+        return hashlib.sha256(f"{made.source}{options}".encode()).hexdigest()
+
+    def _programs(self, p: TileParameters, found: Sequence[TileParameters]) -> list[Schedule]:
+        """Those that are legal, as schedules, each program once and without `p` itself."""
+        return list(self._distinct({self._text(p)}, found))
+
+    def _distinct(self, seen: set[str], found: Sequence[TileParameters]) -> Iterator[Schedule]:
+        for one in dict.fromkeys(found):
+            if self._legal(one) and (text := self._text(one)) not in seen:
+                seen.add(text)
+                yield schedule_of(one)
+
+    def _refusal(self, p: TileParameters) -> float:
+        if p.form != CONTRACTION:
+            return 0.0
+        share = shared_taken(self.kernel, p) / shared_bytes(self.target)
+        return 1 / (1 + math.exp(-(share - 1) / CROWDED)) if share > 1 - 4 * CROWDED else 0.0
+
+    def _kept(self, what: str, key: Any, make: Callable[[], V]) -> V:
+        known = self._known.setdefault(what, {})
+        if key not in known:
+            if len(known) >= SCHEDULES_KEPT:
+                known.clear()
+            known[key] = make()
+        found: V = known[key]
+        return found
+
+
+def _is_familiar(p: TileParameters, prior: TileParameters) -> bool:
+    """Whether all values are among those that the cost was fitted on, or the prior's own."""
+    known = {
+        "reduce_tile": (64, 128), "num_warps": (4, 8), "split": (1,), "tail": (1, 2, 3), "persistent": (0, 1),
+        "num_stages": (3, 4, 5, 6), "warp_specialize": (False,), "group": (1, 8, 12), "fast_math": (True,),
+        "precision": ("ieee",),
+    }  # fmt: skip
+    sizes = {64, 128, 256, *BETWEEN, *prior.tile}
+    if p.loads != TMA and (p.persistent or p.num_warps == 4) and prior.loads == TMA:
+        return False
+    return sizes.issuperset(p.tile) and all(getattr(p, n) in (*v, getattr(prior, n)) for n, v in known.items())
+
+
+def _prefix(p: TileParameters, number: int) -> tuple[Any, ...]:
+    """Form, axes, and the values of so many parameters."""
+    return (p.form, p.axes, *(getattr(p, field) for field in FIELDS[:number]))
+
+
+def _kind_of_step(step: int) -> int:
+    """0, 1, or 2 for any other distance."""
+    return min(abs(step), 2)

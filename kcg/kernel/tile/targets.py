@@ -1,0 +1,39 @@
+"""For which targets tile programs are, and what has to be on this machine to compile them."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import re
+from importlib import metadata
+
+from kcg.kernel.tile.assembler import assembler
+from kcg.types import Target
+
+LEAST = 80  # sm_80: what tensor cores and asynchronous copies of the generated programs need
+
+
+def missing(target: Target) -> str:
+    """Why no tile program can be compiled for a target on this machine; empty where nothing is missing."""
+    if not supported(target):
+        return f"tile programs are for NVIDIA GPUs from sm_80 on, not for {target.device} {target.arch}"
+    if not triton_version():
+        return "Triton is not installed: pip install 'kcg[gpu]'"
+    return "" if assembler() is not None else "there is no ptxas: pip install 'kcg[gpu]'"
+
+
+def supported(target: Target) -> bool:
+    """Whether tile programs run on a target."""
+    number = re.fullmatch(r"sm_(\d+)[af]?", target.arch)
+    return target.device in ("CUDA", "NV") and number is not None and int(number[1]) >= LEAST
+
+
+@functools.cache
+def triton_version() -> str:
+    """The version of Triton, without importing it; empty where it is not installed."""
+    if importlib.util.find_spec("triton") is None:
+        return ""
+    try:
+        return metadata.version("triton")
+    except metadata.PackageNotFoundError:
+        return ""

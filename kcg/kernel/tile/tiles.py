@@ -1,0 +1,147 @@
+"""From a program's number to its tile: which elements of the output a program computes, and whether they exist."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kcg.compat.tiny import UOp
+from kcg.kernel.tile.emit import Block, Frame, Lines, Writer, compute_type
+from kcg.kernel.tile.ir import TileKernel, extent, is_symbolic
+from kcg.kernel.tile.parameters import CONTRACTION, TileParameters
+from kcg.kernel.tile.program import TileRefusal
+
+NARROWEST = 16  # columns of a piece
+
+
+@dataclass(frozen=True)
+class Axis:
+    """Ranges flattened into one axis of a tile, the last one changing fastest."""
+
+    ranges: tuple[UOp, ...]
+    size: int  # elements of the tile along it, a power of two; of a contraction's columns also the sum of two
+
+    @property
+    def total(self) -> int:
+        """Elements along the axis at most."""
+        return math.prod(map(extent, self.ranges))
+
+    @property
+    def tiles(self) -> int:
+        return -(-self.total // self.size)
+
+    @property
+    def is_symbolic(self) -> bool:
+        return any(map(is_symbolic, self.ranges))
+
+
+def axes_of(kernel: TileKernel, parameters: TileParameters) -> tuple[Axis, ...]:
+    """The axes of a tile. Raises TileRefusal where the parameters do not fit the kernel."""
+    used = list(itertools.chain(*parameters.axes))
+    if len(set(used)) != len(used) or not all(0 <= n < len(kernel.outputs) for n in used):
+        raise TileRefusal("axes", "each output range belongs to at most one axis")
+    if len(parameters.tile) != len(parameters.axes) or not all(map(is_power_of_two, _sizes(parameters))):
+        raise TileRefusal(
+            "tile", "each axis has a size that is a power of two, or the columns the sum of two from 16 on"
+        )
+    if math.prod(parameters.tile) > 1 << 20:
+        raise TileRefusal("tile", "a block has at most 1,048,576 elements")
+    rows = zip(parameters.axes, parameters.tile, strict=True)
+    return tuple(Axis(tuple(kernel.outputs[n] for n in numbers), size) for numbers, size in rows)
+
+
+def _sizes(parameters: TileParameters) -> tuple[int, ...]:
+    """The sizes that must be powers of two: of columns whose size is the sum of two, these two."""
+    if parameters.form != CONTRACTION or len(parameters.tile) != 2:
+        return parameters.tile
+    rows, columns = parameters.tile
+    low = columns & -columns
+    return parameters.tile if low in (0, columns) or low < NARROWEST else (rows, low, columns - low)
+
+
+def is_power_of_two(size: int) -> bool:
+    return size > 0 and size & (size - 1) == 0
+
+
+def rest_of(kernel: TileKernel, axes: Sequence[Axis]) -> tuple[UOp, ...]:
+    """The output ranges that no axis holds: a program each."""
+    held = set(itertools.chain(*(axis.ranges for axis in axes)))
+    return tuple(r for r in kernel.outputs if r not in held)
+
+
+def open_frame(kernel: TileKernel, writer: Writer, sizes: tuple[int, ...], lines: Lines | None = None) -> Frame:
+    """The outermost frame of a function: it knows the variables."""
+    frame = Frame(lines or Lines(writer), sizes)
+    for variable in kernel.variables:
+        frame.bound[variable] = Block(variable_name(variable), "int32")
+    return frame
+
+
+def variable_name(variable: UOp) -> str:
+    return f"var_{variable.arg.name}"
+
+
+def split_number(frame: Frame, number: str, counts: Sequence[int]) -> list[str]:
+    """The digits of a number that counts through `counts`, the last one changing fastest."""
+    digits: list[str] = []
+    for place, count in reversed(list(enumerate(counts))):
+        if count == 1:
+            digits.append("0")
+            continue
+        inner = math.prod(counts[place + 1 :])
+        text = number if inner == 1 else frame.lines.name(f"{number} // {inner}")
+        if math.prod(counts[:place]) > 1:
+            text = frame.lines.name(f"{text} % {count}")
+        digits.append(text)
+    return digits[::-1]
+
+
+def total_of(frame: Frame, ranges: Sequence[UOp]) -> tuple[str, bool]:
+    """How many elements ranges come to, and whether that is known only when the program runs."""
+    fixed = math.prod(extent(r) for r in ranges if not is_symbolic(r))
+    symbolic = [frame.value(r.src[0]).text for r in ranges if is_symbolic(r)]
+    if not symbolic:
+        return str(fixed), False
+    text = " * ".join(symbolic if fixed == 1 else [str(fixed), *symbolic])
+    return frame.lines.name(text, "total") if len(symbolic) > 1 or fixed != 1 else text, True
+
+
+def bind_axis(frame: Frame, axis: Axis, number: int, start: str, *, vector: str = "", ragged: bool = False) -> str:
+    """Binds the ranges of an axis of the tile, which begins at element `start`. Returns the vector of its elements.
+
+    `ragged` says that elements past the end are possible where the axis alone does not tell: it is a part of a tile.
+    """
+    wide = axis.total + axis.size >= 1 << 31
+    if not vector:
+        if wide and start != "0":
+            start = f"{start}.to(tl.int64)" if start.isidentifier() else f"({start}).to(tl.int64)"
+        vector = frame.lines.name(
+            f"{start} + tl.arange(0, {axis.size})" if start != "0" else f"tl.arange(0, {axis.size})", "i"
+        )
+    block = frame.lines.name(frame.along(vector, number), "i") if frame.rank > 1 else vector
+    type_ = "int64" if wide else "int32"
+    total, symbolic = total_of(frame, axis.ranges)
+    if symbolic or ragged or axis.total % axis.size:
+        frame.masks[number] = frame.lines.name(f"{block} < {total}", "mask")
+    inner: list[str] = []
+    for place, axis_range in reversed(list(enumerate(axis.ranges))):
+        text = (
+            block
+            if not inner
+            else frame.lines.name(f"{block} // {inner[-1] if len(inner) == 1 else _product(frame, inner)}")
+        )
+        size = frame.value(axis_range.src[0]).text if is_symbolic(axis_range) else str(extent(axis_range))
+        if place:
+            text = frame.lines.name(f"{text} % {size}")
+        bound = Block(text, type_, frozenset({number}))
+        frame.bound[axis_range] = frame.cast(bound, compute_type(axis_range)) if wide else bound
+        inner.append(size)
+    return vector
+
+
+def _product(frame: Frame, sizes: Sequence[str]) -> str:
+    if all(size.isdigit() for size in sizes):
+        return str(math.prod(map(int, sizes)))
+    return frame.lines.name(" * ".join(sizes))

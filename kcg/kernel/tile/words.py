@@ -1,0 +1,66 @@
+"""Tile programs in words: names for tables, labels of steps, legends for reports."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any
+
+from kcg.kernel.tile.legal import FIELDS
+from kcg.kernel.tile.parameters import CONTRACTION, TMA, TileParameters
+
+DEFAULTS = {f.name: f.default for f in fields(TileParameters)}
+
+
+def described(p: TileParameters) -> str:
+    """`tile 128x256x64, tma, persistent, 8 warps, 3 stages`; whatever is not the usual is said."""
+    sizes = [*p.tile, *([p.reduce_tile] if p.reduce_tile else [])]
+    parts = [f"tile {'x'.join(map(str, sizes)) or '1'}", p.form if p.form != CONTRACTION else "", axes_text(p.axes)]
+    parts += [TMA if p.loads == TMA else ""]
+    parts += [f"persistent{f' x{p.persistent}' if p.persistent > 1 else ''}" if p.persistent else ""]
+    parts += ["epilogue in halves" if p.epilogue_parts > 1 else "", "warp specialised" if p.warp_specialize else ""]
+    parts += [f"tail {p.tail}" if p.tail > 1 else ""]
+    parts += [f"split {p.split}" if p.split > 1 else "", f"group {p.group}" if p.group > 1 else ""]
+    parts += [_count(p.num_warps, "warp"), _count(p.num_stages, "stage") if p.form == CONTRACTION else ""]
+    parts += [f"{p.maxnreg} registers" if p.maxnreg else "", "" if p.fast_math else "exact functions"]
+    parts += [p.precision if p.precision != DEFAULTS["precision"] else ""]
+    return ", ".join(part for part in parts if part)
+
+
+def axes_text(axes: Sequence[Sequence[int]]) -> str:
+    """`axes 0.1|2`: the ranges of each axis of the tile."""
+    return f"axes {'|'.join('.'.join(map(str, axis)) for axis in axes)}" if axes else ""
+
+
+def label(field: str, value: Any) -> str:
+    """A step: the parameter, a comma and its value, so that steps of one parameter are the same with another amount."""
+    if field == "axes":
+        form, axes = value
+        return f"axes,{form}:{axes_text(axes)[5:]}"
+    text = "x".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    return f"{field},{text or '1'}"
+
+
+def labels(p: TileParameters) -> tuple[str, ...]:
+    """The label of every parameter, in the order in which a search sets them."""
+    return (label("axes", (p.form, p.axes)), *(label(field, getattr(p, field)) for field in FIELDS))
+
+
+def legend(p: TileParameters, extents: Sequence[int]) -> str:
+    """What a program does: `contraction; programs of 128 × 256 (of 4096 × 9216), 64 terms a step, …`."""
+    tile = " × ".join(map(str, p.tile)) or "1"
+    whole = " × ".join(map(str, extents)) or "1"
+    parts = [f"{p.form}; tiles of {tile} of {whole} outputs"]
+    parts += [f"{p.reduce_tile} terms a step" if p.reduce_tile else ""]
+    parts += [f"the reduction shared by {p.split} programs" if p.split > 1 else ""]
+    parts += [f"each tile of the last wave shared by {p.tail} programs" if p.tail > 1 else ""]
+    parts += ["operands by TMA" if p.loads == TMA else ""]
+    parts += [f"{_count(p.persistent, 'program')} a multiprocessor, each with tiles in turn" if p.persistent else ""]
+    parts += ["stored in halves" if p.epilogue_parts > 1 else "", "warp specialised" if p.warp_specialize else ""]
+    parts += [f"{p.group} rows of tiles together" if p.group > 1 else "", _count(p.num_warps, "warp")]
+    parts += [_count(p.num_stages, "stage") if p.form == CONTRACTION else ""]
+    return ", ".join(part for part in parts if part)
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number} {word}{'s' * (number != 1)}"

@@ -1,0 +1,99 @@
+"""Runs tile programs in Triton's interpreter: a process of its own, since one that interprets cannot compile.
+
+`python interpreter_child.py FOLDER`: reads FOLDER/jobs.json and the arrays beside it, and writes each buffer after the
+program ran as FOLDER/<job>.<name>.npy, or what the program raised as FOLDER/<job>.error.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+os.environ["TRITON_INTERPRET"] = "1"
+
+import numpy as np
+
+TYPES = {
+    "*i1": "bool", "*i8": "int8", "*u8": "uint8", "*i16": "int16", "*u16": "uint16", "*i32": "int32", "*u32": "uint32",
+    "*i64": "int64", "*u64": "uint64", "*fp16": "float16", "*bf16": "bfloat16", "*fp32": "float32",
+    "*fp64": "float64", "*fp8e4nv": "float8_e4m3fn", "*fp8e5": "float8_e5m2",
+}  # fmt: skip
+"""A tensor's format by Triton's name of a pointer to it."""
+
+
+class Memory:
+    """A buffer as the interpreter takes it: as much of a tensor's interface as it asks for, without a second's import
+    of PyTorch. Its storage is itself."""
+
+    def __init__(self, data: np.ndarray, dtype: str) -> None:
+        self.data, self.dtype = data, dtype
+
+    def data_ptr(self) -> int:
+        return int(self.data.ctypes.data)
+
+    def untyped_storage(self) -> Memory:
+        return self
+
+    def cpu(self) -> Memory:
+        return self
+
+    def new_empty(self, _size: int, *, device: str) -> Memory:
+        assert device == "cpu"
+        return Memory(self.data, self.dtype)
+
+    def set_(self, storage: Memory, *_layout: object) -> None:
+        self.data = storage.data
+
+    def storage_offset(self) -> int:
+        return 0
+
+    def size(self) -> tuple[int, ...]:
+        return self.data.shape
+
+    def stride(self) -> tuple[int, ...]:
+        return (1,)
+
+    def copy_(self, other: Memory) -> None:
+        assert other.data_ptr() == self.data_ptr()
+
+
+def run(folder: Path, job: dict[str, Any]) -> None:
+    """One program: its buffers are read from files and written back."""
+    name = job["name"]
+    path = folder / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(f"job_{name}", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    buffers: dict[str, Memory] = {}
+    for launch in job["launches"]:
+        arguments = []
+        for argument in launch["arguments"]:
+            if argument["slot"] is None:
+                arguments.append(job["variables"][argument["variable"]])
+                continue
+            if argument["name"] not in buffers:
+                bits = np.load(folder / f"{name}.{argument['name']}.npy")
+                buffers[argument["name"]] = Memory(bits, TYPES[argument["type"]])
+            arguments.append(buffers[argument["name"]])
+        getattr(module, launch["entry"])[(launch["grid"],)](*arguments)
+    for key, buffer in buffers.items():
+        np.save(folder / f"{name}.{key}.npy", buffer.data)
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    np.seterr(all="ignore")
+    for job in json.loads((folder / "jobs.json").read_text()):
+        try:
+            run(folder, job)
+        except Exception as error:
+            (folder / f"{job['name']}.error").write_text(f"{type(error).__name__}: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,280 @@
+"""Generated programs compute what their kernels say: in Triton's interpreter, against the float64 reference."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from kcg.errors import ScheduleError
+from kcg.kernel.codec import kernel_of
+from kcg.kernel.tile.generate import generate, generate_kernel
+from kcg.kernel.tile.ir import read_kernel
+from kcg.kernel.tile.legal import neighbours, random_parameters, starts
+from kcg.kernel.tile.parameters import CONTRACTION, ELEMENTWISE, POINTER, REDUCTION, TMA, TileParameters
+from kcg.kernel.tile.prior import default_parameters
+from kcg.kernel.tile.program import WORKSPACE, TileRefusal
+from kcg.kernel.tile.reduction import depth_of
+from kcg.types import Region
+from tests.kernel.tile.random_kernels import FAMILIES, random_kernel
+from tests.kernel.tile.running import HAS_TRITON, WITHOUT, Case, compare
+from tests.kernels import empty, example_asts, example_region, kernels_of
+from tests.known_targets import KNOWN_TARGETS
+
+TARGET = KNOWN_TARGETS["sm_90"]
+interpreted = pytest.mark.skipif(not HAS_TRITON, reason=WITHOUT)
+
+REFUSED = {"sharded.2": "range over devices"}
+"""Of the examples, those that no tile program can express."""
+
+EXAMPLES = [name for name in example_asts() if name not in REFUSED]
+EVERY = 8  # of the examples, each eighth unless all are asked for
+
+
+def case_of(region: Region, rng: Random, parameters: TileParameters | None = None) -> Case:
+    kernel = read_kernel(region)
+    chosen = parameters or random_parameters(kernel, TARGET, rng)
+    variables = tuple((v.arg.name, rng.randint(int(v.vmin), int(v.vmax))) for v in kernel.variables)
+    program = generate_kernel(kernel, TARGET, chosen, interpreted=True)
+    return Case(region, program, variables, seed=rng.randint(1, 99))
+
+
+def check(cases: dict[str, Case], folder: Path) -> None:
+    wrong = dict(zip(cases, compare(list(cases.values()), folder), strict=True))
+    assert not {name: text for name, text in wrong.items() if text}
+
+
+@interpreted
+@pytest.mark.parametrize(
+    "names", [EXAMPLES[::EVERY], pytest.param(EXAMPLES, marks=pytest.mark.slow)], ids=["some", "all"]
+)
+def test_examples_with_the_priors_choice(names: list[str], tmp_path: Path) -> None:
+    regions = {name: example_region(name) for name in names}
+    rng = Random(0)
+    cases = {
+        name: case_of(region, rng, default_parameters(read_kernel(region), TARGET)) for name, region in regions.items()
+    }
+    check(cases, tmp_path)
+
+
+@interpreted
+@pytest.mark.parametrize(
+    "names", [EXAMPLES[1::EVERY], pytest.param(EXAMPLES, marks=pytest.mark.slow)], ids=["some", "all"]
+)
+def test_examples_with_random_parameters(names: list[str], tmp_path: Path) -> None:
+    check({name: case_of(example_region(name), Random(name)) for name in names}, tmp_path)
+
+
+@interpreted
+@pytest.mark.parametrize("seeds", [range(2), pytest.param(range(2, 40), marks=pytest.mark.slow)], ids=["some", "many"])
+def test_random_kernels_with_random_parameters(seeds: range, tmp_path: Path) -> None:
+    """Odd extents, layouts, formats, batch ranges, prologues and epilogues."""
+    cases = {}
+    for family in FAMILIES:
+        for seed in seeds:
+            region = Region((kernel_of(random_kernel(family, seed)),))
+            cases[f"{family.__name__} {seed}"] = case_of(region, Random(seed))
+    check(cases, tmp_path)
+
+
+def split_kernels() -> dict[str, Region]:
+    tensors = {
+        "sum": empty(3, 1000).sum(1),
+        "matrix_vector": (empty(1, 900, dtype="bfloat16") @ empty(900, 24, dtype="bfloat16")).silu(),
+        "matmul": empty(20, 600, dtype="float16") @ empty(600, 33, dtype="float16") + empty(33, dtype="float16"),
+        "largest": empty(3, 1000).max(1),
+    }
+    return {name: Region((kernel_of(kernels_of(x)[-1]),)) for name, x in tensors.items()}
+
+
+@interpreted
+def test_programs_that_share_a_reduction_add_their_parts_in_order(tmp_path: Path) -> None:
+    cases = {}
+    for name, region in split_kernels().items():
+        for start in starts(read_kernel(region), TARGET):
+            parameters = TileParameters(start.form, start.axes, (32,) * len(start.axes), reduce_tile=64, split=3)
+            case = case_of(region, Random(name), parameters)
+            if case.program.launches[0].grid <= 24:  # the interpreter takes programs one after another
+                cases[f"{name} {start.form} {start.axes}"] = case
+    assert {name.split()[0] for name in cases} == set(split_kernels())
+    assert all(case.program.launches[0].arguments[-1].slot == WORKSPACE for case in cases.values())
+    assert all(len(case.program.launches) == 2 and case.program.workspace_bytes > 0 for case in cases.values())
+    check(cases, tmp_path)
+
+
+@interpreted
+def test_a_wrong_program_is_found(tmp_path: Path) -> None:
+    """The comparison itself: a program whose sum leaves out a term, one that does not store, one that raises."""
+    region = example_region("matmul_f32")
+    kernel = read_kernel(region)
+    case = case_of(region, Random(0), default_parameters(kernel, TARGET))
+    right = case.program
+    broken = [
+        right.source.replace("range(0, 40,", "range(16, 40,"),
+        right.source.replace("tl.store", "tl.zeros([1], tl.float32) # "),
+        right.source.replace("tl.dot", "tl.no_such_function"),
+    ]
+    assert all(text != right.source for text in broken)
+    programs = [type(right)(text, right.launches) for text in broken]
+    results = compare([Case(region, program) for program in programs], tmp_path)
+    assert all(results), results
+    assert "no_such_function" in results[2]
+
+
+def test_sources_are_the_same_every_time_and_small() -> None:
+    for name in EXAMPLES[::7]:
+        region = example_region(name)
+        parameters = default_parameters(read_kernel(region), TARGET)
+        first, second = (generate(region, TARGET, parameters) for _ in range(2))
+        assert first == second
+        assert len(first.source) < 20_000
+
+
+@pytest.mark.parametrize(("name", "construct"), REFUSED.items())
+def test_what_cannot_be_expressed_is_refused_by_name(name: str, construct: str) -> None:
+    with pytest.raises(TileRefusal) as refusal:
+        read_kernel(example_region(name))
+    assert refusal.value.construct == construct
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "construct"),
+    [
+        ("gelu", TileParameters(CONTRACTION, ((0,), (1,)), (16, 16), reduce_tile=16), "form"),
+        ("gelu", TileParameters(REDUCTION, ((0,),), (16,), reduce_tile=16), "form"),
+        ("matmul_f32", TileParameters(ELEMENTWISE, ((0,), (1,)), (16, 16)), "form"),
+        ("matmul_f32", TileParameters(CONTRACTION, ((0,), (1,)), (16, 24), reduce_tile=16), "tile"),
+        ("matmul_f32", TileParameters(CONTRACTION, ((0, 1),), (16,), reduce_tile=16), "axes"),
+        ("matmul_f32", TileParameters(CONTRACTION, ((0,), (1,)), (8, 16), reduce_tile=16), "tile"),
+        ("matmul_f32", TileParameters(CONTRACTION, ((0,), (1,)), (16, 16), reduce_tile=24), "reduce_tile"),
+        ("symbolic", TileParameters(REDUCTION, ((0,),), (16,), reduce_tile=16, split=2), "split"),
+    ],
+)
+def test_parameters_that_do_not_fit_are_refused(name: str, parameters: TileParameters, construct: str) -> None:
+    with pytest.raises(TileRefusal) as refusal:
+        generate(example_region(name), TARGET, parameters)
+    assert refusal.value.construct == construct
+
+
+def test_grids_do_not_depend_on_variables() -> None:
+    for name in ("symbolic", "symbolic_elementwise", "cache_update.0", "cache_update.1"):
+        region = example_region(name)
+        program = generate(region, TARGET, default_parameters(read_kernel(region), TARGET))
+        (launch,) = program.launches
+        assert launch.grid >= 1
+        assert [a.variable for a in launch.arguments if a.slot is None] == [
+            v.arg.name for v in read_kernel(region).variables
+        ]
+
+
+def test_parameters_survive_their_json_and_foreign_ones_are_refused() -> None:
+    made = default_parameters(read_kernel(example_region("matmul_f16")), TARGET)
+    assert TileParameters.from_json(made.to_json()) == made
+    for text in (
+        "",
+        "[]",
+        made.to_json().replace('"format":1', '"format":2'),
+        made.to_json().replace('"num_warps":4', '"num_warps":"4"'),
+        made.to_json().replace('"contraction"', '"convolution"'),
+        made.to_json().replace('"axes":[[0],[1]]', '"axes":[0,1]'),
+        made.to_json().replace('"tile":[', '"tile":[-1,'),
+    ):
+        assert text != made.to_json()
+        with pytest.raises(ScheduleError):
+            TileParameters.from_json(text)
+
+
+def test_neighbours_differ_in_one_field_and_can_be_generated() -> None:
+    for name in ("matmul_f16", "softmax.0", "gelu", "conv2d"):
+        kernel = read_kernel(example_region(name))
+        start = default_parameters(kernel, TARGET)
+        found = list(neighbours(kernel, TARGET, start))
+        assert len(found) > 3
+        assert len(set(found)) == len(found)
+        for other in found:
+            generate_kernel(kernel, TARGET, other)
+            if (other.form, other.axes) == (start.form, start.axes):
+                changed = [f for f in vars(start) if getattr(other, f) != getattr(start, f)]
+                assert len(changed) == 1
+
+
+def tma_cases() -> dict[str, Region]:
+    tensors = {
+        "rows": empty(40, 96, dtype="float16") @ empty(56, 96, dtype="float16").T + empty(56, dtype="float16"),
+        "gelu": (empty(40, 96, dtype="bfloat16") @ empty(96, 56, dtype="bfloat16")).gelu(),
+        "batch": empty(3, 40, 96) @ empty(3, 96, 56),
+        "columns": empty(96, 40, dtype="float16").T @ empty(96, 56, dtype="float16"),
+        "odd": empty(3, 33, 40, dtype="bfloat16") @ empty(3, 40, 56, dtype="bfloat16"),
+    }
+    return {name: Region((kernel_of(kernels_of(x)[-1]),)) for name, x in tensors.items()}
+
+
+@interpreted
+def test_programs_with_descriptors_persistent_grids_and_parts(tmp_path: Path) -> None:
+    few = replace(TARGET, cores=2)  # so that a program takes several tiles
+    cases = {}
+    for name, region in tma_cases().items():
+        kernel = read_kernel(region)
+        assert kernel.contraction is not None
+        axes = tuple(side.ranges for side in kernel.contraction.sides)
+        for persistent, parts, loads in ((0, 2, TMA), (1, 1, TMA), (1, 2, POINTER)):
+            parameters = TileParameters(
+                CONTRACTION, axes, (32, 32), 32, loads=loads, persistent=persistent, epilogue_parts=parts, group=2
+            )
+            program = generate_kernel(kernel, few, parameters, interpreted=True)
+            assert program.launches[0].descriptors == (loads == TMA)
+            assert not persistent or program.launches[0].grid == 2
+            cases[f"{name} {loads} {persistent} {parts}"] = Case(region, program)
+    check(cases, tmp_path)
+
+
+@interpreted
+def test_columns_in_two_pieces_and_a_last_wave_that_is_shared(tmp_path: Path) -> None:
+    cases = {}
+    for name, region in tma_cases().items():
+        kernel = read_kernel(region)
+        assert kernel.contraction is not None
+        axes = tuple(side.ranges for side in kernel.contraction.sides)
+        for columns, tail, loads, parts in ((48, 1, TMA, 2), (48, 2, POINTER, 2), (96, 2, TMA, 1), (32, 3, TMA, 2)):
+            parameters = TileParameters(
+                CONTRACTION, axes, (16, columns), 16, loads=loads, tail=tail, epilogue_parts=parts, group=2
+            )
+            tiles = generate_kernel(kernel, TARGET, replace(parameters, tail=1)).launches[0].grid
+            cores = next(n for n in (2, 4, 5) if tiles % n)  # so that the last wave is not full
+            program = generate_kernel(kernel, replace(TARGET, cores=cores), parameters, interpreted=True)
+            assert len(program.launches) == (2 if tail > 1 else 1)
+            cases[f"{name} {columns} {tail} {loads}"] = Case(region, program)
+    check(cases, tmp_path)
+
+
+def test_operands_that_tma_cannot_load_are_refused() -> None:
+    region = Region((kernel_of(kernels_of(empty(40, 33, dtype="float16") @ empty(33, 41, dtype="float16"))[0]),))
+    parameters = TileParameters(CONTRACTION, ((0,), (1,)), (32, 32), 32, loads=TMA)
+    with pytest.raises(TileRefusal) as refusal:
+        generate(region, TARGET, parameters)
+    assert refusal.value.construct == "loads"
+
+
+def test_the_worked_example_of_the_documents_is_what_is_generated() -> None:
+    x, w, b = (empty(*shape, dtype="bfloat16") for shape in ((500, 256), (768, 256), (768,)))
+    (ast,) = kernels_of((x.dot(w.T, dtype="float32") + b).silu().cast("bfloat16"))
+    parameters = TileParameters(CONTRACTION, ((0,), (1,)), (128, 128), 64, num_warps=8, num_stages=3, group=4)
+    program = generate(Region((kernel_of(ast),)), TARGET, parameters)
+    page = (Path(__file__).parents[3] / "docs" / "tiles.md").read_text()
+    assert f"```python\n{program.source.strip()}\n```" in page
+
+
+@interpreted
+def test_a_sum_of_sums_is_one_sum(tmp_path: Path) -> None:
+    """The gradient of a convolution: a sum over the window of sums over the channels."""
+    x, w = empty(2, 4, 8, 8), empty(8, 4, 3, 3)
+    y = x.conv2d(w, stride=2, padding=1).contiguous()
+    (gradient,) = (y * empty(*(int(size) for size in y.shape))).sum().gradient(x)
+    (ast,) = kernels_of(gradient)
+    assert sum(node.op.name == "REDUCE" for node in ast.toposort()) == 2
+    region = Region((kernel_of(ast),))
+    kernel = read_kernel(region)
+    assert len(kernel.reductions) == depth_of(kernel.reductions) == 1
+    check({"gradient": case_of(region, Random(0), default_parameters(kernel, TARGET))}, tmp_path)
