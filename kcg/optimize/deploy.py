@@ -292,8 +292,8 @@ def _tile_in_place(row: RegionResult, target: Target, served: set[str]) -> Repla
     def place(device: str) -> Placed | None:
         if device not in made:
             values = [end.variables for end in row.ends] or [row.variables]
-            compile = kind_of(row.chosen.schedule).compile
-            program = compile(row.region, row.chosen.schedule, target, variables=values[0], also=tuple(values[1:]))
+            kind = kind_of(row.chosen.schedule)
+            program = kind.compile(row.region, row.chosen.schedule, target, variables=values[0], also=tuple(values[1:]))
             assert isinstance(program, Program)
             made[device] = placed_program(row.region, program, target, aligned=True)(device)
         if made[device] is not None:
