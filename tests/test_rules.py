@@ -63,7 +63,7 @@ def test_datasets_is_no_package() -> None:
 
 @pytest.mark.parametrize(
     "command",
-    ["kcg.optimize", "kcg.optimize apply", "kcg.dataset", "kcg.doctor"],
+    ["kcg.optimize", "kcg.optimize apply", "kcg.optimize export", "kcg.run", "kcg.dataset", "kcg.doctor"],
 )
 def test_help_loads_nothing_heavy(command: str) -> None:
     module, *rest = command.split()
