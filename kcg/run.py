@@ -76,12 +76,12 @@ class ProgramRun:
                 sys.stderr.write(f"kcg: {line}\n")
 
     def _lines(self) -> list[str]:
-        from kcg.optimize.deploy import left_by_hand
-
         place = self._place
         if place is None:
             why = f": {self._refused}" if self._refused else ": the program ran no kernel of tinygrad"
             return [f"nothing of {self._path} was used{why}"]
+        from kcg.optimize.deploy import left_by_hand
+
         replaced = place.replaced
         assert replaced is not None
         served = place.served & place.names.keys()

@@ -321,8 +321,10 @@ class Installed:
     # ---- programs, before memory is planned
 
     def _with_programs(self, linear: UOp) -> UOp:
-        calls = tuple(new for call in linear.src for new in self._instead_of(call))
-        return linear if calls == linear.src else linear.replace(src=calls)
+        replaced = [list(self._instead_of(call)) for call in linear.src]
+        if all(new[0] is call for new, call in zip(replaced, linear.src, strict=True)):
+            return linear
+        return linear.replace(src=tuple(call for new in replaced for call in new))
 
     def _instead_of(self, call: UOp) -> Iterator[UOp]:
         if call.op is not Ops.CALL or call.src[0].op is not Ops.SINK:
@@ -391,7 +393,7 @@ def devices_of(ast: UOp) -> set[str]:
     return found
 
 
-Memory = tuple[Any, int | None, int]
+Memory = tuple[int, int | None, int]
 """What tells memory from other memory; where in it a buffer begins, None where it is not one plain part; its bytes."""
 
 
@@ -402,17 +404,17 @@ def _memory(node: UOp) -> Memory:
     bases = [n for n in node.toposort() if n.op in (Ops.BUFFER, Ops.PARAM) and not n.is_variable]
     view = node.contiguous_view() if len(bases) == 1 else None
     if view is None or not isinstance(view[1], int):
-        return (_backing(bases[0])[0] if bases else node, None, size)
+        return (_backing(bases[0])[0] if bases else id(node), None, size)
     base, first = _backing(bases[0])
     return (base, first + view[1] * int(view[0].dtype.itemsize), size)
 
 
-def _backing(node: UOp) -> tuple[Any, int]:
-    """The memory of a buffer and where it begins in it: two may be views of a third."""
+def _backing(node: UOp) -> tuple[int, int]:
+    """What tells the memory of a buffer from others, and where it begins in it: two may be views of a third."""
     backed = buffers.get(node)
     if backed is None or not hasattr(backed, "base"):  # nothing yet
-        return node, 0
-    return ("memory", id(backed.base)), int(backed.offset)
+        return id(node), 0
+    return id(backed.base), int(backed.offset)
 
 
 def _overlap(one: Memory, other: Memory) -> bool:
