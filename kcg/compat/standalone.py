@@ -19,6 +19,7 @@ import base64
 import contextlib
 import ctypes
 import platform
+import re
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -147,11 +148,14 @@ def cpu_model() -> str:
 
 
 def nvidia_driver() -> str:
-    """The version of NVIDIA's driver, through its management library; empty where it does not tell."""
+    """The version of NVIDIA's driver, by its management library or by Linux; empty where neither tells."""
     with contextlib.suppress(OSError, AttributeError):
         nvml, text = ctypes.CDLL("libnvidia-ml.so.1"), ctypes.create_string_buffer(80)
         if nvml.nvmlInit_v2() == 0 and nvml.nvmlSystemGetDriverVersion(text, 80) == 0:
             return text.value.decode()
+    with contextlib.suppress(OSError):
+        known = Path("/proc/driver/nvidia/version").read_text()
+        return version[1] if (version := re.search(r"Kernel Module.*?\s(\d+\.[\d.]+)\s", known)) else ""
     return ""
 
 

@@ -32,6 +32,7 @@ from kcg.optimize.result import write_result
 from kcg.optimize.tile_programs import why_not_here
 from kcg.types import Finalist, Region, RegionResult, Result, Target, Toolchain, Verification
 from tests.commands import python
+from tests.fake_triton import fake_triton
 from tests.kernel.tile.running import HAS_TRITON, WITHOUT
 from tests.kernels import empty, kernels_of
 from tests.known_targets import KNOWN_TARGETS
@@ -118,21 +119,13 @@ def test_a_cache_that_cannot_be_written_costs_time_only(tmp_path: Path) -> None:
 
 
 def test_a_compiler_that_aborts_costs_its_own_program_only(tmp_path: Path) -> None:
-    site = tmp_path / "site"
-    (site / "triton").mkdir(parents=True)
-    (site / "triton" / "__init__.py").write_text("import os; os.abort()")
-    (site / "triton-9.9.9.dist-info").mkdir()
-    (site / "triton-9.9.9.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: triton\nVersion: 9.9.9\n")
-    ptxas = tmp_path / "ptxas"
-    ptxas.write_text("#!/bin/sh\necho 'Cuda compilation tools, release 13.9, V13.9.1'\n")
-    ptxas.chmod(0o755)
     toolchain = replace(sample_result().toolchain, driver="", triton="9.9.9", assembler="ptxas 13.9.1")
     rows = [tile_row(linear(256), SM_90), tile_row(linear(512), SM_90)]
     impossible = tile_row(
         linear(128), SM_90, replace(default_parameters(read_kernel(linear(128)), SM_90), tile=(96, 96))
     )
     result = result_of(*rows, impossible, toolchain=toolchain)
-    made = remade(result, tmp_path, TRITON_PTXAS_PATH=str(ptxas), PYTHONPATH=f"{site}:{Path(kcg.__file__).parents[1]}")
+    made = remade(result, tmp_path, **fake_triton(tmp_path))
     assert made["made"] == {} and not made["triton"]
     assert [made["failed"][row.region.id] for row in rows] == ["it does not compile: its process died of SIGABRT"] * 2
     assert "SIGABRT" not in made["failed"][impossible.region.id], "it was not even given to the compiler"
@@ -229,7 +222,7 @@ np.savez(sys.argv[1], *made)
 
 @triton
 @pytest.mark.gpu
-@pytest.mark.parametrize("change", [{"loads": POINTER}, {"persistent": 1}, {"split": 2}], ids=["pointers", "tma", "split"])
+@pytest.mark.parametrize("change", [{"loads": POINTER}, {"persistent": 1}, {"split": 2}], ids=str)
 def test_on_a_gpu_they_run_everywhere(change: dict[str, Any], tmp_path: Path) -> None:
     """`kcg.run`, and an exported module in a process without kcg, bitwise alike; both near tinygrad's own."""
     import numpy as np
