@@ -3,6 +3,7 @@ not what was verified."""
 
 from __future__ import annotations
 
+import importlib
 import json
 import warnings
 from collections.abc import Mapping
@@ -16,7 +17,9 @@ from tinygrad import Tensor
 
 import kcg
 from kcg.compat.device import prepare
+from kcg.errors import MismatchError
 from kcg.kernel.codec import kernel_of
+from kcg.kernel.installing import plain_program
 from kcg.kernel.opts.planner import ACTION_SPACE_VERSION
 from kcg.kernel.opts.space import KernelSpace
 from kcg.kernel.tile.assembler import assembler
@@ -28,6 +31,7 @@ from kcg.kernel.tile.space import schedule_of
 from kcg.kernel.tile.targets import triton_version
 from kcg.measure.device_info import detect
 from kcg.optimize.deploy import apply, choices
+from kcg.optimize.export import export
 from kcg.optimize.result import write_result
 from kcg.optimize.tile_programs import why_not_here
 from kcg.types import Finalist, Region, RegionResult, Result, Target, Toolchain, Verification
@@ -148,6 +152,31 @@ def test_another_toolchain_is_named(change: dict[str, str], line: str) -> None:
     assert not (change.keys() & {"driver"} and why_not_here(other, to_run=False)), "the module looks itself"
 
 
+@triton
+def test_an_exported_module_holds_their_machine_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    rows = [tile_row(linear(256), SM_90), tile_row(linear(512), SM_90, binary_hash="another")]
+    write_result(result_of(*rows), tmp_path / "RESULT.json")
+    written = str(export(tmp_path / "RESULT.json", tmp_path / "tuned_model.py"))
+    assert "2 kernels: 1 as machine code, 1 with Opts that were found, 0 with tinygrad's own" in written
+    assert (
+        f"note: {rows[1].baseline.name}: the best Opts instead of a tile program: its parameters give another"
+        in written
+    )
+    text = (tmp_path / "tuned_model.py").read_text()
+    (tmp_path / "not_installed.py").write_text(text.removesuffix("install(FOUND)\n"))
+    monkeypatch.syspath_prepend(tmp_path)
+    found = importlib.import_module("not_installed").FOUND
+    program = compile_tile(rows[0].region, rows[0].chosen.schedule, SM_90)
+    (made,) = found.programs.values()
+    wanted = plain_program(rows[0].region, program, aligned=True)
+    assert [launch.code for launch in made.launches] == [launch.compiled.binary for launch in program.launches]
+    assert repr(replace(made, launches=())) == repr(replace(wanted, launches=()))
+    for one, other in zip(made.launches, wanted.launches, strict=True):
+        assert repr(one) == repr(replace(other, source=""))
+    assert len(found.opts) == 2 and found.opened.model == SM_90.model, "Opts for calls that are no program's"
+
+
 # ---- where they cannot be used, the best Opts are
 
 
@@ -192,6 +221,14 @@ def test_tuned_warns_in_a_line_and_takes_the_opts(on_cpu: Result, tmp_path: Path
     assert "\n" not in line
     done = python("-m", "kcg.run", "--result", tmp_path / "RESULT.json", "-m", "small_model", cwd=SCRIPTS)
     assert done.returncode == 0 and f"kcg: {line}" in done.stderr and "2 by schedules that were found" in done.stderr
+
+
+def test_on_another_device_the_result_is_refused_with_the_reason(on_cpu: Result, tmp_path: Path) -> None:
+    other = replace(on_cpu, target=replace(on_cpu.target, model="another CPU"))
+    write_result(other, tmp_path / "RESULT.json")
+    refused = pytest.raises(MismatchError, match=r"^model: the result was made for 'another CPU'")
+    with refused, kcg.tuned(tmp_path / "RESULT.json"):
+        raise AssertionError("not reached")
 
 
 # ---- on a GPU
