@@ -75,12 +75,13 @@ def export(result_path: Path, path: Path, *, kernels: Sequence[Path] = ()) -> Ex
     by_id = {row.region.id: row.region for row in result.regions if len(row.region.kernels) == 1}
     programs = {by_id[region]: program for region, program in tiles.programs.items() if region in by_id}
     programs |= _by_hand(choices, result, kernels)
-    if not programs and not any(choice.searched for choice in choices):
-        raise UsageError(f"{result_path} has no schedule that was found and verified: there is nothing to export")
-    write_whole(path, module_text(result, choices, programs))
     notes = list(deploy.failures(result, tiles.failed))
     if line := deploy.left_by_hand(result, kernels):
         notes.append(f"{line}: give the file of kernels with --kernels to use them")
+    if not programs and not any(choice.searched for choice in choices):
+        why = "; ".join(notes) or f"{result_path} has no schedule that was found and verified"
+        raise UsageError(f"there is nothing to export: {why}")
+    write_whole(path, module_text(result, choices, programs))
     if skipped:
         notes.append(f"{counted(skipped, 'region')} of several kernels left out: only kcg.tuned and kcg.run use them")
     needs = [f"tinygrad {result.toolchain.tinygrad}", result.target.model]

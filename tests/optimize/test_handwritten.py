@@ -224,7 +224,6 @@ def test_an_exported_module_brings_it_and_so_does_an_unchanged_program(
     optimised: tuple[subprocess.CompletedProcess[str], Path], tmp_path: Path
 ) -> None:
     path, module = optimised[1] / "RESULT.json", tmp_path / "tuned_model.py"
-    assert "give the file of kernels with --kernels" in str(export(path, module))
     assert "1 as machine code" in str(export(path, module, kernels=[KERNELS]))
     code = "import json, runpy, sys, tuned_model\nrunpy.run_path(sys.argv.pop(1))\n"
     code += "print(json.dumps([dict(tuned_model.installed[0].counts), 'kcg' in sys.modules]))"
