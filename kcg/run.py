@@ -38,6 +38,7 @@ class ProgramRun:
         self._pid, self._stays = os.getpid(), contextlib.ExitStack()
         self._place: InPlace | None = None
         self._refused: KcgError | None = None
+        self._failures: list[str] = []
 
     def run(self) -> None:
         """Do what `python` does with the program, and let out whatever it raises. A result that is not for the device
@@ -63,7 +64,8 @@ class ProgramRun:
         from kcg.optimize.deploy import putting_in_place
 
         try:
-            self._place = self._stays.enter_context(putting_in_place(self._result, kernels=self._kernels))
+            placing = putting_in_place(self._result, self._failures.append, kernels=self._kernels)
+            self._place = self._stays.enter_context(placing)
         except KcgError as error:  # another device than the result is for, for one
             self._refused = error
             raise
@@ -100,7 +102,7 @@ class ProgramRun:
         ]
         if line := left_by_hand(self._result, self._kernels):
             lines.append(f"{line}: give the file of kernels with --kernels to use them")
-        return [*lines, *place.failures]
+        return [*lines, *self._failures]
 
 
 def _end(error: BaseException) -> None:

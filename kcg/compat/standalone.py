@@ -219,8 +219,8 @@ def program_of_code(
 ) -> UOp:
     """A PROGRAM that holds machine code already, which tinygrad neither lowers nor compiles.
 
-    `runtime_cache` has the loaded program for it where shared memory is dynamic, which a PROGRAM cannot say. Eager
-    calls, `TinyJit` and its CUDA graphs all take it from there.
+    It is loaded at once, into `runtime_cache`: what does not load is known before anything runs, and a PROGRAM cannot
+    say that it takes dynamic shared memory. Eager calls, `TinyJit` and its CUDA graphs all take it from there.
     """
     info = ProgramInfo(
         name=elf.name,
@@ -239,7 +239,7 @@ def program_of_code(
         UOp(Ops.BINARY, arg=elf.lib),
     )
     program = UOp(Ops.PROGRAM, src=parts, arg=info)
-    if shared_bytes and (key := (program.key, device)) not in realize.runtime_cache:
+    if (key := (program.key, device)) not in realize.runtime_cache:
         realize.runtime_cache[key] = load_program(device, program.to_elf(), shared_bytes=shared_bytes)
     return program
 
@@ -288,6 +288,13 @@ class Installed:
         self._keys: dict[bytes, str] = {}
         self._bodies: dict[tuple[str, str], list[UOp]] = {}
         self._undo: list[Callable[[], None]] = []
+
+    def load(self, device: str) -> None:
+        """Load all programs on a device. Raises what tinygrad raises."""
+        for key, program in self._programs.items():
+            self._bodies[key, device] = [
+                program_of_launch(launch, program.buffers, self._target, device) for launch in program.launches
+            ]
 
     def put_in_place(self) -> None:
         """From here on programs that tinygrad plans and kernels that it compiles are looked at."""
@@ -347,9 +354,7 @@ class Installed:
             return
         device = str(given[0].device)
         if (key, device) not in self._bodies:
-            self._bodies[key, device] = [
-                program_of_launch(launch, program.buffers, self._target, device) for launch in program.launches
-            ]
+            self.load(device)
         nodes = dict(enumerate(given))
         by_name = {d.name: d for d in dtypes.all}
         for number in program.workspaces:
@@ -437,8 +442,13 @@ def install(found: Found) -> None:
     """Put what was found in place. Raises ImportError, in one line, where it is not for this process."""
     if reason := why_not_here(found):
         raise ImportError(reason)
-    installed.append(Installed(found))
-    installed[-1].put_in_place()
+    made = Installed(found)
+    try:
+        made.load(Device.DEFAULT)
+    except Exception as error:  # of the driver
+        raise ImportError(f"its machine code does not load: {' '.join(str(error).split())[:300]}") from error
+    made.put_in_place()
+    installed.append(made)
 
 
 def uninstall() -> None:

@@ -12,7 +12,7 @@ import math
 import shlex
 import uuid
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from importlib import metadata
 from pathlib import Path
@@ -196,9 +196,7 @@ def tuned(result_path: Path | str, *, kernels: Path | str | Sequence[Path | str]
     files = [Path(path) for path in ((kernels,) if isinstance(kernels, Path | str) else kernels)]
     if line := left_by_hand(result, files):
         warnings.warn(f"{line}: give kcg.tuned(..., kernels=FILE) the file of kernels to use them", stacklevel=3)
-    with putting_in_place(result, kernels=files) as place:
-        for line in place.failures:
-            warnings.warn(line, stacklevel=3)
+    with putting_in_place(result, lambda line: warnings.warn(line, stacklevel=2), kernels=files):
         yield
 
 
@@ -214,7 +212,6 @@ class InPlace:
 
     names: dict[str, str]  # what of it was put in place: id of a kernel or a region -> tinygrad's name
     found: frozenset[str]  # those of it that something better than tinygrad's own was found for
-    failures: tuple[str, ...]  # a line for each reason for which tile programs are not used
     served: set[str]  # the ids of what the program asked for so far
     replaced: Replaced | None = None  # what became of the calls that a program takes the place of
 
@@ -226,15 +223,20 @@ def scheduling(result: Result, *, changed_only: bool = False, kernels: Sequence[
     With `changed_only`, kernels that keep tinygrad's own schedule are left to tinygrad. Raises MismatchError where a
     tile program cannot be used.
     """
-    with putting_in_place(result, changed_only=changed_only, kernels=kernels) as place:
-        if place.failures:
-            raise MismatchError(place.failures[0])
+
+    def refuse(line: str) -> None:
+        raise MismatchError(line)
+
+    with putting_in_place(result, refuse, changed_only=changed_only, kernels=kernels) as place:
         yield place.served
 
 
 @contextlib.contextmanager
-def putting_in_place(result: Result, *, changed_only: bool = False, kernels: Sequence[Path] = ()) -> Iterator[InPlace]:
-    """`scheduling` where what fails of the tile programs gives way to the best Opts. Opens the default device."""
+def putting_in_place(
+    result: Result, failed: Callable[[str], None], *, changed_only: bool = False, kernels: Sequence[Path] = ()
+) -> Iterator[InPlace]:
+    """`scheduling` where what fails of the tile programs gives way to the best Opts: `failed` gets a line for each
+    reason, now or when a program first asks for them. Opens the default device."""
     check_tinygrad(result, metadata.version("tinygrad"))
     from kcg.compat.capture import choosing_opts
     from kcg.compat.opened import open_default, opts_to_tiny
@@ -253,11 +255,13 @@ def putting_in_place(result: Result, *, changed_only: bool = False, kernels: Seq
     by_id = {c.kernel.id: opts_to_tiny(opts_of(c.schedule)) for c in chosen}
     handwritten = HandwrittenPrograms(by_hand, kernels, result.target)
     known: dict[bytes, tuple[Any, ...] | None] = {}
-    regions = _regions_in_place(result, tiles, served := set[str]())
+    for line in failures(result, tiles.failed):
+        failed(line)
+    regions = _regions_in_place(result, tiles, served := set[str](), failed)
     placed = {*by_id, *(one.region.id for one in regions)}
     names = {row.region.id: row.baseline.name for row in result.regions if row.region.id in placed}
     found = {c.kernel.id for c in chosen if c.searched or c.kernel in by_hand} | {one.region.id for one in regions}
-    place = InPlace(names, frozenset(found), failures(result, tiles.failed), served)
+    place = InPlace(names, frozenset(found), served)
 
     def choose(ast: Any) -> tuple[Any, ...] | None:
         if ast.key not in known:
@@ -304,34 +308,49 @@ def failures(result: Result, failed: Mapping[str, str]) -> tuple[str, ...]:
     )
 
 
-def _regions_in_place(result: Result, tiles: Remade, served: set[str]) -> list[Replacement]:
-    """What runs in the place of their calls. `served` gets the id of each that a program asks for."""
+def _regions_in_place(
+    result: Result, tiles: Remade, served: set[str], failed: Callable[[str], None]
+) -> list[Replacement]:
+    """What runs in the place of their calls. `served` gets the id of each that a program asks for, `failed` a line for
+    a program that does not load."""
     from kcg.compat.replacing import Placed, Replacement
     from kcg.kernel.installing import placed_kernels, placed_program
-    from kcg.kernel.parts import checked
+
+    def tiled(row: RegionResult, device: str) -> Placed | None:
+        try:
+            return placed_program(row.region, tiles.programs[row.region.id], result.target, aligned=True)(device)
+        except Exception as error:  # of the driver, or a program that this tinygrad cannot launch
+            line = " ".join(str(error).split())[:300] or type(error).__name__
+        failed(failures(result, {row.region.id: f"it does not load: {line}"})[0])
+        return None
+
+    def parts(row: RegionResult, device: str) -> Placed | None:
+        right = device.split(":")[0] == result.target.device
+        return placed_kernels(row.region, schedules[row.region.id], device) if right else None
 
     def replacement(row: RegionResult) -> Replacement:
-        region = row.region
-        if region.id in tiles.programs:
-            on_device = placed_program(region, tiles.programs[region.id], result.target, aligned=True)
-        else:
-            try:
-                schedules = [part.schedule for part in checked(region, row.chosen.schedule)]
-            except ScheduleError as error:
-                raise ResultError(f"the schedule of region {region.id[:12]} in the result: {error}") from None
-
-            def on_device(device: str) -> Placed | None:
-                right = device.split(":")[0] == result.target.device
-                return placed_kernels(region, schedules, device) if right else None
+        on_device = tiled if row.region.id in tiles.programs else parts
 
         def place(device: str) -> Placed | None:
-            if (found := on_device(device)) is not None:
-                served.add(region.id)
+            if (found := on_device(row, device)) is not None:
+                served.add(row.region.id)
             return found
 
-        return Replacement(region, place)
+        return Replacement(row.region, place)
 
-    return [replacement(row) for row in _changed_regions(result) if row.region.id not in tiles.failed]
+    rows = [row for row in _changed_regions(result) if row.region.id not in tiles.failed]
+    schedules = {row.region.id: _schedules_of(row) for row in rows if row.region.id not in tiles.programs}
+    return [replacement(row) for row in rows]
+
+
+def _schedules_of(row: RegionResult) -> list[Schedule]:
+    """The schedules of the parts of a region of several kernels."""
+    from kcg.kernel.parts import checked
+
+    try:
+        return [part.schedule for part in checked(row.region, row.chosen.schedule)]
+    except ScheduleError as error:
+        raise ResultError(f"the schedule of region {row.region.id[:12]} in the result: {error}") from None
 
 
 def choices(result: Result) -> tuple[list[Choice], int]:

@@ -236,6 +236,19 @@ def test_what_was_made_elsewhere_is_refused_in_a_line(change: Callable[[Found], 
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # tinygrad unloads what did not load
+def test_what_does_not_load_is_refused_before_anything_is_in_place() -> None:
+    prepare("CUDA")
+    region, program = in_two("CUDA", detect("CUDA", 1)[0])
+    found = found_for((region, program), opened=opened_device("CUDA"))
+    broken = replace(found.programs[key(region)].launches[0], code=b"no machine code\0")
+    made = replace(found.programs[key(region)], launches=(broken,))
+    with pytest.raises(ImportError, match=r"^its machine code does not load: "):
+        install(replace(found, programs={key(region): made}))
+    assert not standalone.installed
+
+
+@pytest.mark.gpu
 def test_programs_are_nodes_of_a_cuda_graph() -> None:
     prepare("CUDA")
     target, toolchain = detect("CUDA", 1)
