@@ -129,15 +129,19 @@ def _compilers() -> list[Finding]:
 
 
 def _tile_programs(target: Target) -> list[Finding]:
-    """What compiles tile programs, where the device can run them."""
+    """What compiles tile programs: Triton and its assembler. On a CPU there is nothing to say."""
     from kcg.kernel.tile.assembler import PATH_VARIABLE, assembler
     from kcg.kernel.tile.targets import missing, supported, triton_version
 
     if not supported(target):
-        return []
+        return [] if target.device == "CPU" else [Finding("tile programs", f"none, Opts only: {missing(target)}")]
     if problem := missing(target):
         words, _, advice = problem.partition(": ")
-        return [Finding("tile programs", f"none: {words}", True, f"up to 10 times faster matmuls with it: {advice}")]
+        return [
+            Finding(
+                "tile programs", f"none, Opts only: {words}", True, f"up to 10 times faster matmuls with it: {advice}"
+            )
+        ]
     using = assembler()
     assert using is not None
     advice = (

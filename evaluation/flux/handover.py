@@ -2,10 +2,12 @@
 
     python -m evaluation.flux.handover --preset mini --device CPU:CLANG --budget 150s
     python -m evaluation.flux.handover --preset 1024 --device CUDA --result kcg-out/flux/RESULT.json
+    python -m evaluation.flux.handover --preset 1024 --device CUDA --result kcg-out/flux/RESULT.json --way export
 
 `python -m kcg.optimize apply` writes a result into a cache of its own, never the user's. `plain_step.py` then runs with
 that cache, in turns with itself within `kcg.tuned`: it must search nothing, give the same output bit by bit, and be as
-fast. Writes evaluation/results/handover.json; exit code 4 where any of this does not hold.
+fast. BEAM's cache holds Opts only: a result with tile programs is handed over by `--way run` (`kcg.run`) or `--way
+export` (a module). Writes evaluation/results/handover.json; exit code 4 where any of this does not hold.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -32,6 +35,13 @@ UNDER_KCG = f"""import runpy, sys, kcg
 result, sys.argv = sys.argv[1], sys.argv[1:]
 with kcg.tuned(result):
     runpy.run_module("{PROGRAM}", run_name="__main__", alter_sys=True)"""
+MODULE = "exported_step"
+WITH_MODULE = f"""import runpy, sys
+sys.path.insert(0, sys.argv[1])
+import {MODULE}
+sys.argv = sys.argv[1:]
+runpy.run_module("{PROGRAM}", run_name="__main__", alter_sys=True)"""
+WAYS = ("beam", "run", "export")
 TIMEOUT_S = 900.0
 SAME = 0.02  # two processes of one binary may be this far apart, even where less is seen
 Report = dict[str, Any]
@@ -67,13 +77,10 @@ def python(what: str, command: list[str], dev: str, cache: Path, *, beam: int = 
 
 
 def step(
-    case: dict[str, Any], dev: str, cache: Path, *, replays: int, beam: int = 0, result: Path | None = None
+    case: dict[str, Any], dev: str, cache: Path, *, replays: int, beam: int = 0, how: Sequence[str] = ("-m", PROGRAM)
 ) -> Report:
-    """One run of the program: plainly, or within `kcg.tuned` where there is a `result`."""
-    first, what = ["-m", PROGRAM], "the program"
-    if result is not None:
-        first, what = ["-c", UNDER_KCG, str(result)], "the program within kcg.tuned"
-    printed = python(what, [*first, json.dumps(case), str(replays)], dev, cache, beam=beam)
+    """One run of the program, which Python is to run as `how` says."""
+    printed = python(f"the program ({how[0]})", [*how, json.dumps(case), str(replays)], dev, cache, beam=beam)
     return json.loads(printed.splitlines()[-1])
 
 
@@ -86,21 +93,25 @@ def searches(cache: Path) -> dict[tuple[Any, ...], bytes]:
 
 
 def prove(
-    case: dict[str, Any], dev: str, result: Path, folder: Path, *, beam: int, rounds: int, replays: int
+    case: dict[str, Any], dev: str, result: Path, folder: Path, *, beam: int, rounds: int, replays: int, way: str
 ) -> Report:
-    """Apply the result to a new cache in `folder`, then run the step with kcg and without it, in turns."""
-    cache, empty = folder / "handed-over.db", folder / "empty.db"
-    printed = python(
-        "apply", ["-m", "kcg.optimize", "apply", str(result), "--beam", str(beam), "--cachedb", str(cache)], dev, empty
-    )
-    before = searches(cache)
+    """Hand the result over into `folder`, then run the step within `kcg.tuned` and in that way, in turns."""
+    cache, empty, module = folder / "handed-over.db", folder / "empty.db", folder / f"{MODULE}.py"
+    command, how, width = {
+        "beam": (["apply", str(result), "--beam", str(beam), "--cachedb", str(cache)], ("-m", PROGRAM), beam),
+        "run": ([], ("-m", "kcg.run", "--result", str(result), "-m", PROGRAM), 0),
+        "export": (["export", str(result), "--python", str(module)], ("-c", WITH_MODULE, str(folder)), 0),
+    }[way]
+    printed = python(way, ["-m", "kcg.optimize", *command], dev, empty) if command else "nothing is handed over"
+    before = searches(cache) if way == "beam" else {}
     of_kcg, plain = [], []
     for _ in range(rounds):
-        of_kcg.append(step(case, dev, empty, replays=replays, result=result))
-        plain.append(step(case, dev, cache, replays=replays, beam=beam))
+        of_kcg.append(step(case, dev, empty, replays=replays, how=("-c", UNDER_KCG, str(result))))
+        plain.append(step(case, dev, cache if way == "beam" else empty, replays=replays, beam=width, how=how))
     own = step(case, dev, empty, replays=replays)
-    after = searches(cache)
-    return judged(of_kcg, plain, own, FAR[case.get("dtype", "bfloat16")]) | {
+    after = searches(cache) if way == "beam" else {}
+    return judged(of_kcg, plain, own, FAR[case.get("dtype", "bfloat16")], hooked=way != "beam") | {
+        "way": way,
         "rows": len(before),
         "searched": len(after.keys() - before.keys()),
         "applied": printed.splitlines()[0],
@@ -108,8 +119,8 @@ def prove(
     }
 
 
-def judged(of_kcg: list[Report], plain: list[Report], own: Report, far: float) -> Report:
-    """The runs of both kinds beside each other.
+def judged(of_kcg: list[Report], plain: list[Report], own: Report, far: float, *, hooked: bool = False) -> Report:
+    """The runs of both kinds beside each other; `hooked` where the handed-over ones are too.
 
     The noise is how far processes of one kind are apart, or half the interval of the median of all their samples.
     """
@@ -128,7 +139,7 @@ def judged(of_kcg: list[Report], plain: list[Report], own: Report, far: float) -
         "same_speed": abs(ratio - 1) <= max(noise, SAME),
         "same_output": len({r["output"] for r in (*of_kcg, *plain)}) == 1,
         "right_output": distance(plain[0]["values"], own["values"]) <= far,
-        "unhooked": all(r["unhooked"] for r in plain) and not any(r["unhooked"] for r in of_kcg),
+        "unhooked": all(r["unhooked"] != hooked for r in plain) and not any(r["unhooked"] for r in of_kcg),
         "ready_s": {name: [rounded(r["ready_s"]) for r in runs] for name, runs in (("kcg", of_kcg), ("plain", plain))},
         "seconds": {**seconds, "hand_coded": own["seconds"]},
     }
@@ -139,6 +150,7 @@ def main(
     device: Annotated[str, typer.Option(help="as kcg.optimize --device")] = "auto",
     result: Annotated[Path | None, typer.Option(help="a RESULT.json; without one kcg is run first")] = None,
     budget: Annotated[str, typer.Option(help="time of that run")] = "150s",
+    way: Annotated[str, typer.Option(help="beam, run or export: how it is handed over")] = "beam",
     beam: Annotated[int, typer.Option(help="the width that the program is started with")] = 2,
     rounds: Annotated[int, typer.Option(help="processes of each kind")] = 2,
     replays: Annotated[int, typer.Option(help="timed steps in each")] = 7,
@@ -146,6 +158,8 @@ def main(
     out: Annotated[Path, typer.Option(help="the results file")] = OUT,
 ) -> None:
     """Hand over, run, compare, and write down."""
+    if way not in WAYS:
+        raise UsageError(f"--way {way}: choose one of {', '.join(WAYS)}")
     with tempfile.TemporaryDirectory(prefix="kcg-handover-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         os.environ["CACHEDB"] = str(folder / "search.db")  # before anything imports tinygrad
@@ -170,14 +184,14 @@ def main(
             )
         if known_.target.tinygrad_device != dev:
             raise UsageError(f"{result} was made for {known_.target.tinygrad_device}: give --device, or another result")
-        found = prove(what, dev, result.absolute(), folder, beam=beam, rounds=rounds, replays=replays)
-    run = run_of(preset if not case else what["kind"], dev)
+        found = prove(what, dev, result.absolute(), folder, beam=beam, rounds=rounds, replays=replays, way=way)
+    run = run_of(preset if not case else what["kind"], dev) + (f"_{way}" if way != "beam" else "")
     headline = {f"{key}_{run}": found[key] for key in FIGURES}
     headline |= {f"{key}_{run}": int(found[key]) for key in HOLDS}
     facts = {"command": this_command(), "beam": beam, "case": what, "model": known_.target.model}
     record_results(out, run, {**facts, "toolchain": vars(known_.toolchain), **found}, headline)
     typer.echo(
-        f"{run}: kcg {found['kcg_s'] * 1e3:.4g} ms, plain tinygrad with BEAM={beam} {found['plain_s'] * 1e3:.4g} ms, "
+        f"{run}: kcg {found['kcg_s'] * 1e3:.4g} ms, handed over ({way}) {found['plain_s'] * 1e3:.4g} ms, "
         f"hand-coded {found['hand_coded_s'] * 1e3:.4g} ms; {found['searched']} searches"
     )
     broken = [words for name, words in HOLDS.items() if not found[name]]

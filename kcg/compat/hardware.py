@@ -1,25 +1,16 @@
-"""What the hardware tells about itself: the CPU's model, and CUDA and NVRTC through tinygrad's own bindings."""
+"""What the hardware tells about itself: memory, and CUDA and NVRTC through tinygrad's own bindings."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import os
-import platform
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import numpy as np
-
-
-def cpu_model() -> str:
-    """The CPU's name as the kernel tells it, else what Python knows."""
-    info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
-    fields = dict(line.split(":", 1) for line in info.split("\n\n")[0].splitlines() if ":" in line)
-    found = next((value.strip() for key, value in fields.items() if key.strip() == "model name"), "")
-    return found or platform.processor() or "CPU"
 
 
 def nvrtc_version() -> str:

@@ -2,28 +2,15 @@
 
 from __future__ import annotations
 
-import platform
-from dataclasses import dataclass
 from typing import Any
 
 from kcg.compat.device import choose_device, clang_of_tinygrad, prepare
-from kcg.compat.hardware import cpu_model
-from kcg.compat.tiny import DEV, Device, Ops, UOp
+from kcg.compat.standalone import Opened, opened_device
+from kcg.compat.tiny import DEV, Device
 from kcg.errors import DeviceError
 
 
-@dataclass(frozen=True)
-class OpenedDevice:
-    """A few fields of a `Target`, with the same names and values."""
-
-    device: str
-    renderer: str
-    arch: str
-    model: str
-    max_threads: int
-
-
-def open_default(cpu_renderer: str = "") -> OpenedDevice:
+def open_default(cpu_renderer: str = "") -> Opened:
     """tinygrad's default device, opened if it is not yet.
 
     Where plain tinygrad could not open the CPU for want of clang, kcg opens it, with `cpu_renderer` if the program did
@@ -40,39 +27,11 @@ def open_default(cpu_renderer: str = "") -> OpenedDevice:
         prepare(choose_device(chosen_cpu).dev)
         name = Device.DEFAULT
     try:
-        renderer = Device[name].renderer
+        return opened_device(name)
     except Exception as error:
         # tinygrad raises many kinds here, from ctypes errors to assertions; each means that the device is unusable
         line = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise DeviceError(f"{name} does not open: {line}: set DEV to a device that works here") from error
-    device = str(renderer.target.device)
-    return OpenedDevice(
-        device=device,
-        renderer=type(renderer).__name__.removesuffix("Renderer").upper(),
-        arch=str(renderer.target.arch),
-        model=_model(device),
-        max_threads=int(renderer.global_max[0]) if renderer.has_threads and renderer.global_max else 0,
-    )
-
-
-def _model(device: str) -> str:
-    if device == "CPU":
-        return cpu_model()
-    if device in ("CUDA", "NV"):
-        from kcg.compat.hardware import cuda_properties
-
-        return str(cuda_properties()["model"])
-    return f"{device} on {platform.machine()}"
-
-
-def devices_of(ast: UOp) -> set[str]:
-    """The devices, without their numbers, that the buffers of a kernel are on."""
-    found: set[str] = set()
-    for node in ast.toposort():
-        if node.op is Ops.PARAM and node.arg.slot >= 0 and node.arg.device is not None:
-            names: Any = node.arg.device
-            found.update(name.split(":")[0] for name in ((names,) if isinstance(names, str) else names))
-    return found
 
 
 def opts_to_tiny(opts: Any) -> tuple[Any, ...]:

@@ -12,6 +12,7 @@ backed by memory), `tensor.all_tensors`, `UOp.contiguous_view`, `Buffer.base`.
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -107,6 +108,45 @@ def before_planning(rewrite: Callable[[UOp, str], UOp]) -> Iterator[None]:
         finally:
             for one in reversed(undo):
                 one()
+
+
+@contextlib.contextmanager
+def at_first_planning(act: Callable[[], None]) -> Iterator[None]:
+    """Has `act()` called once inside the block, before tinygrad plans the memory of anything. What it puts in front of
+    the planner (`before_planning`) sees all that is planned, this first one included."""
+    undo: list[Callable[[], None]] = []
+    lock, begun = threading.RLock(), threading.Event()
+
+    def put_into(module: Any) -> None:
+        before = module.memory_plan_rewrite
+
+        def first(linear: UOp, held_bufs: set[UOp] | None = None) -> UOp:
+            with lock:
+                if not begun.is_set():
+                    begun.set()
+                    back()
+                    act()
+            now = module.memory_plan_rewrite
+            planned: UOp = (before if now is first else now)(linear, held_bufs)
+            return planned
+
+        def restore() -> None:
+            if module.memory_plan_rewrite is first:
+                module.memory_plan_rewrite = before
+
+        if not begun.is_set():
+            module.memory_plan_rewrite = first
+            undo.append(restore)
+
+    def back() -> None:
+        for one in reversed(undo):
+            one()
+
+    with when_imported(EAGER, put_into), when_imported(JIT, put_into):
+        try:
+            yield
+        finally:
+            back()
 
 
 def live_buffers() -> set[UOp]:

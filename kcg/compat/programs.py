@@ -1,9 +1,4 @@
-"""Compiled programs that tinygrad did not make: compiling C, loading with shared memory, and in a kernel's place.
-
-How a program gets into the place of a kernel: a call's SINK gives way to a PROGRAM that holds a BINARY already, which
-tinygrad then neither lowers nor compiles; `runtime_cache` has the loaded program for it where shared memory is dynamic,
-which a PROGRAM cannot say. Eager calls, `TinyJit` and its CUDA graphs all take it from there.
-"""
+"""Compiled programs that tinygrad did not make: compiling C, and in a kernel's place (`kcg.compat.standalone`)."""
 
 from __future__ import annotations
 
@@ -17,33 +12,8 @@ from typing import Any
 
 from tinygrad import TinyJit
 
-from kcg.compat.tiny import (
-    AddrSpace,
-    CompileError,
-    Device,
-    KernelInfo,
-    Ops,
-    ParamArg,
-    ProgramInfo,
-    TinyELF,
-    TinyTarget,
-    UOp,
-    dtypes,
-)
-
-ALIGNMENT = 16  # bytes; what vector loads of a hand-written kernel may rely on
-MOST = 2**31 - 1  # of an integer that a program takes
-CORE_ID = "core_id"  # tinygrad's name of the variable that tells a CPU kernel which of its threads it is
-
-
-def load_program(device: str, elf: Any, *, shared_bytes: int = 0) -> Any:
-    """tinygrad's loaded program of a `TinyELF`, with dynamic shared memory where it asks for some."""
-    opened = Device[device]
-    if not shared_bytes:
-        return opened.runtime(elf)
-    from tinygrad.runtime.ops_cuda import CUDAProgram
-
-    return CUDAProgram(opened, elf, smem=shared_bytes)
+from kcg.compat.standalone import ALIGNMENT, CORE_ID, integer, program_of_code
+from kcg.compat.tiny import AddrSpace, CompileError, Device, Ops, TinyELF, TinyTarget, UOp, dtypes
 
 
 def program_in_place(
@@ -64,7 +34,7 @@ def program_in_place(
         (u for u in ast.toposort() if u.op is Ops.PARAM and u.addrspace != AddrSpace.ALU), key=lambda u: u.arg.slot
     )
     variables = (core_variable(len(buffers), threads),) if threads else ()
-    return _program(
+    return program_of_code(
         ast,
         buffers,
         variables,
@@ -79,95 +49,9 @@ def program_in_place(
     )
 
 
-def program_of_launch(
-    elf: Any,
-    device: str,
-    buffers: Sequence[tuple[int, str]],
-    *,
-    shared_bytes: int,
-    global_size: tuple[int, ...],
-    local_size: tuple[int, ...],
-    outputs: tuple[int, ...],
-    inputs: tuple[int, ...],
-    variables: Sequence[str] = (),
-    source: str = "",
-) -> UOp:
-    """A PROGRAM that runs `elf` on buffers of so many elements of a dtype, in this order, in a call of its own making.
-
-    `variables` are the names of integers that follow the buffers: the program's symbolic ones, or `CORE_ID`. What the
-    launch writes, workspaces included, must be in `outputs`, and what it reads in `inputs`: by these `TinyJit` copies
-    what is fed back, and graphs order their launches.
-    """
-    by_name = {d.name: d for d in dtypes.all}
-    params = [UOp.param(slot, by_name[dtype], (size,), device) for slot, (size, dtype) in enumerate(buffers)]
-    limits = {CORE_ID: global_size[0] - 1}
-    numbers = tuple(
-        _variable(len(params) + place, name, limits.get(name, MOST)) for place, name in enumerate(variables)
-    )
-    return _program(
-        UOp.sink(*params),
-        params,
-        numbers,
-        elf,
-        device,
-        shared_bytes=shared_bytes,
-        global_size=global_size,
-        local_size=local_size,
-        outputs=outputs,
-        inputs=inputs,
-        source=source,
-    )
-
-
-def _program(
-    sink: UOp,
-    buffers: Sequence[UOp],
-    variables: tuple[UOp, ...],
-    elf: Any,
-    device: str,
-    *,
-    shared_bytes: int,
-    global_size: tuple[int, ...],
-    local_size: tuple[int, ...],
-    outputs: tuple[int, ...],
-    inputs: tuple[int, ...],
-    source: str,
-) -> UOp:
-    info = ProgramInfo(
-        name=elf.name,
-        global_size=global_size,
-        local_size=local_size,
-        vars=variables,
-        globals=tuple(u.arg.slot for u in buffers),
-        outs=outputs,
-        ins=inputs,
-        target=elf.target,
-    )
-    sink = sink.replace(arg=KernelInfo(name=elf.name), tag=None)
-    parts = (
-        sink,
-        UOp(Ops.LINEAR, src=(*buffers, *variables)),
-        UOp(Ops.SOURCE, arg=source),
-        UOp(Ops.BINARY, arg=elf.lib),
-    )
-    program = UOp(Ops.PROGRAM, src=parts, arg=info)
-    if shared_bytes:
-        from tinygrad.engine.realize import runtime_cache
-
-        key = (program.key, device)
-        if key not in runtime_cache:
-            runtime_cache[key] = load_program(device, program.to_elf(), shared_bytes=shared_bytes)
-    return program
-
-
 def core_variable(slot: int, threads: int) -> UOp:
     """The variable `core_id` of a kernel that is called `threads` times."""
-    return _variable(slot, CORE_ID, threads - 1)
-
-
-def _variable(slot: int, name: str, most: int) -> UOp:
-    arg = ParamArg(slot, dtypes.int, (0, most), name=name, addrspace=AddrSpace.ALU)
-    return UOp(Ops.PARAM, src=(UOp(Ops.STACK, src=()),), arg=arg)
+    return integer(slot, CORE_ID, threads - 1)
 
 
 def single_device(call: UOp) -> str | None:

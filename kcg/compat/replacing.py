@@ -141,7 +141,7 @@ def _in_order(linear: UOp, partition: Partition, new: dict[int, list[UOp]]) -> I
 
 
 def _aligned(bound: dict[int, Slot]) -> bool:
-    from kcg.compat.programs import ALIGNMENT
+    from kcg.compat.standalone import ALIGNMENT
 
     return all(slot.offset is not None and slot.offset % ALIGNMENT == 0 for slot in bound.values())
 

@@ -12,9 +12,9 @@ import json
 import re
 import struct
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
+from kcg.compat.standalone import normalised
 from kcg.compat.tiny import (
     AddrSpace,
     AxisType,
@@ -112,17 +112,7 @@ def normalise(ast: UOp) -> UOp:
     """
     if not isinstance(ast, UOp) or ast.op is not Ops.SINK:
         raise CodecError(f"a kernel AST is a SINK, not {getattr(ast, 'op', type(ast).__name__)}")
-    done: dict[UOp, UOp] = {}
-    for node in ast.toposort():
-        arg = node.arg
-        if isinstance(arg, ParamArg) and arg.device is not None:
-            arg = replace(arg, device=None)
-        elif node.op is Ops.SINK:
-            arg = KernelInfo()
-        elif node.op is Ops.CONST:
-            arg = node.dtype.const(arg)  # one bit pattern for NaN
-        done[node] = UOp(node.op, node.dtype, tuple(done[s] for s in node.src), arg)
-    return done[ast]
+    return normalised(ast)
 
 
 def encode(ast: UOp) -> str:

@@ -10,14 +10,14 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from kcg.compat import standalone
 from kcg.compat.planning import accesses_of
-from kcg.compat.programs import CORE_ID, program_of_launch
+from kcg.compat.renderers import tiny_target
 from kcg.compat.replacing import Launch, Placed, Replaced, Replacement, replacing_calls
 from kcg.compat.scheduling import to_tiny, with_device
 from kcg.compat.tiny import AddrSpace, Ops, UOp
 from kcg.errors import CodecError, ScheduleError
 from kcg.kernel.codec import ast_of, kernel_of
-from kcg.kernel.compile import to_elf
 from kcg.kernel.opts.schedule import opts_of
 from kcg.kernel.program import Compiled, Program, ProgramLaunch
 from kcg.types import Region, Schedule, Target, malformed
@@ -96,44 +96,52 @@ def outputs_of_region(region: Region) -> tuple[int, ...]:
 def placed_program(region: Region, program: Program, target: Target, aligned: bool) -> Callable[[str], Placed | None]:
     """The program on any device of the target, for a `Replacement`; each device's PROGRAMs are made once. Raises as
     `install`."""
-    buffers = buffers_of_region(region)
-    buffers |= {program.buffers + i: (s.elements, s.dtype) for i, s in enumerate(program.scratch)}
+    plain = plain_program(region, program, aligned=aligned)
     scratch = tuple((s.elements, s.dtype) for s in program.scratch)
-    if unknown := {number for launch in program.launches for number in launch.args} - set(buffers):
-        raise ScheduleError(f"the program takes buffers that its region lacks: {sorted(unknown)}")
-    if missing := set(outputs_of_region(region)) - set(program.outputs):
-        raise ScheduleError(f"the program does not write the outputs {sorted(missing)} of its region")
     known: dict[str, Placed] = {}
 
     def place(device: str) -> Placed | None:
         if device.split(":")[0] != target.device:
             return None
         if device not in known:
-            launches = [_launch(launch, buffers, target, device) for launch in program.launches]
-            known[device] = Placed(tuple(launches), program.buffers, scratch, aligned)
+            of, bodies = tiny_target(target), list[Launch]()
+            for launch in plain.launches:
+                bodies.append(Launch(standalone.program_of_launch(launch, plain.buffers, of, device), launch.args))
+            known[device] = Placed(tuple(bodies), program.buffers, scratch, aligned)
         return known[device]
 
-    for launch in program.launches:
-        _variables_of(launch.compiled)
     return place
 
 
-def _launch(launch: ProgramLaunch, buffers: Mapping[int, tuple[int, str]], target: Target, device: str) -> Launch:
+def plain_program(region: Region, program: Program, *, aligned: bool) -> standalone.Program:
+    """The program of a region as data that tinygrad alone can put in place. Raises as `install`."""
+    buffers, outputs = buffers_of_region(region), outputs_of_region(region)
+    workspaces = tuple(program.buffers + i for i in range(len(program.scratch)))
+    buffers |= {number: (s.elements, s.dtype) for number, s in zip(workspaces, program.scratch, strict=True)}
+    if unknown := {number for launch in program.launches for number in launch.args} - set(buffers):
+        raise ScheduleError(f"the program takes buffers that its region lacks: {sorted(unknown)}")
+    if missing := set(outputs) - set(program.outputs):
+        raise ScheduleError(f"the program does not write the outputs {sorted(missing)} of its region")
+    launches = tuple(map(_plain_launch, program.launches))
+    return standalone.Program(launches, buffers, workspaces, program.outputs, aligned)
+
+
+def _plain_launch(launch: ProgramLaunch) -> standalone.Launch:
     compiled = launch.compiled
     places = {slot: place for place, slot in enumerate(compiled.slots)}
-    body = program_of_launch(
-        to_elf(compiled, target),
-        device,
-        [buffers[number] for number in launch.args],
-        shared_bytes=compiled.shared_bytes,
-        global_size=compiled.global_size,
-        local_size=compiled.local_size,
+    return standalone.Launch(
+        code=compiled.binary,
+        name=compiled.function_name,
+        signature=compiled.signature,
+        args=launch.args,
         outputs=tuple(places[slot] for slot in compiled.outputs),
         inputs=tuple(places[slot] for slot in compiled.inputs),
+        global_size=compiled.global_size,
+        local_size=compiled.local_size,
+        shared_bytes=compiled.shared_bytes,
         variables=_variables_of(compiled),
         source=compiled.source,
     )
-    return Launch(body, launch.args)
 
 
 def _variables_of(compiled: Compiled) -> tuple[str, ...]:
@@ -143,7 +151,7 @@ def _variables_of(compiled: Compiled) -> tuple[str, ...]:
     names = [name or "" for name, _, _ in compiled.signature[len(compiled.slots) :]]
     if len(names) != len(compiled.values) or not all(names):
         raise ScheduleError(f"{compiled.function_name} takes {len(compiled.values)} values, but does not name them")
-    threads = [name == CORE_ID for name, value in zip(names, compiled.values, strict=True) if value is None]
+    threads = [name == standalone.CORE_ID for name, value in zip(names, compiled.values, strict=True) if value is None]
     if not all(threads):
         raise ScheduleError(f"{compiled.function_name} takes a value that tinygrad does not fill in")
     return tuple(names)

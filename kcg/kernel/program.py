@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from kcg.types import Region, Variables, content_id
 
@@ -184,3 +186,36 @@ def program_of_parts(region: Region, parts: Sequence[Compiled]) -> Program:
         for compiled, slots in zip(parts, args, strict=True)
     ]
     return Program(tuple(launches), buffers=1 + max((number for slots in args for number in slots), default=-1))
+
+
+# ---- as JSON values, for a pipe
+
+
+def compiled_values(compiled: Compiled) -> dict[str, Any]:
+    """A binary as JSON values; `compiled_from` reads them back."""
+    code = {name: base64.b64encode(getattr(compiled, name)).decode() for name in ("binary", "image")}
+    return {**asdict(replace(compiled, binary=b"", image=b"")), **code}
+
+
+def compiled_from(values: dict[str, Any]) -> Compiled:
+    """The binary of `compiled_values`."""
+    read: dict[str, Any] = {name: _tuples(value) for name, value in values.items()}
+    read |= {name: base64.b64decode(values[name]) for name in ("binary", "image")}
+    launches = tuple(BoundLaunch(**{n: _tuples(v) for n, v in one.items()}) for one in values["launches"])
+    return Compiled(**{**read, "launches": launches})
+
+
+def program_values(program: Program) -> dict[str, Any]:
+    """A program as JSON values; `program_from` reads them back."""
+    launches = [[compiled_values(launch.compiled), list(launch.args)] for launch in program.launches]
+    return {"launches": launches, "buffers": program.buffers, "scratch": [asdict(one) for one in program.scratch]}
+
+
+def program_from(values: dict[str, Any]) -> Program:
+    """The program of `program_values`."""
+    launches = tuple(ProgramLaunch(compiled_from(compiled), tuple(args)) for compiled, args in values["launches"])
+    return Program(launches, values["buffers"], tuple(Scratch(**one) for one in values["scratch"]))
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(_tuples(v) for v in value) if isinstance(value, list) else value

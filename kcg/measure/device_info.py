@@ -301,7 +301,7 @@ def _compiler(renderer: str) -> str:
 
 
 def _cpu_facts() -> dict[str, Any]:
-    from kcg.compat.hardware import cpu_model
+    from kcg.compat.standalone import cpu_model
 
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     # a virtual machine's memory can grow while it runs: the power of two above it does not

@@ -6,12 +6,11 @@ reads a job from its standard input, it makes the kernels of a result again for 
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -98,7 +97,7 @@ def rebuilt(
         UsageError: a file cannot be imported.
         MismatchError: the files do not give a schedule that is wanted, or it does not compile any more.
     """
-    from kcg.kernel.program import Compiled
+    from kcg.kernel.program import compiled_from
 
     job = {
         "paths": [str(path.absolute()) for path in paths],
@@ -125,21 +124,8 @@ def rebuilt(
             raise MismatchError(
                 f"{describe(schedule)}: {made['error']}: give the file that the search had, or run the search again"
             )
-        found[region] = Compiled(**{name: _restored(name, value) for name, value in made.items()})
+        found[region] = compiled_from(made)
     return found
-
-
-_BYTES = ("binary", "image")
-
-
-def _restored(name: str, value: Any) -> Any:
-    if name in _BYTES:
-        return base64.b64decode(value)
-    return _tuples(value)
-
-
-def _tuples(value: Any) -> Any:
-    return tuple(_tuples(v) for v in value) if isinstance(value, list) else value
 
 
 def main() -> None:
@@ -148,7 +134,7 @@ def main() -> None:
     from kcg.compat.device import prepare
 
     prepare(os.environ["DEV"])
-    target = Target(**{name: _tuples(value) for name, value in job["target"].items()})
+    target = Target(**{**job["target"], "tensor_cores": tuple(job["target"]["tensor_cores"])})
     from kcg.kernel.source.kernels import file_digest
 
     try:
@@ -162,6 +148,7 @@ def main() -> None:
 
 def _made(ast_json: str, body: str, kernels: Mapping[str, Described], target: Target) -> dict[str, Any]:
     from kcg.kernel.compile import compile_schedule
+    from kcg.kernel.program import compiled_values
     from kcg.kernel.source.body import source_body
     from kcg.types import Kernel, ScheduleKind
 
@@ -174,8 +161,7 @@ def _made(ast_json: str, body: str, kernels: Mapping[str, Described], target: Ta
         compiled = compile_schedule(region, wanted, target)
     except Exception as error:  # the user's code, or a compiler
         return {"error": " ".join(str(error).split())[:300] or type(error).__name__}
-    texts = {name: base64.b64encode(getattr(compiled, name)).decode() for name in _BYTES}
-    return {**asdict(replace(compiled, binary=b"", image=b"")), **texts}
+    return compiled_values(compiled)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from kcg.compat.hardware import device_memset, device_pieces
-from kcg.compat.programs import HIDDEN_MOST_S, Spin, device_seconds, hidden_s, load_program
+from kcg.compat.programs import HIDDEN_MOST_S, Spin, device_seconds, hidden_s
+from kcg.compat.standalone import load_program
 from kcg.compat.tiny import Buffer, Device, UOp, dtypes
 from kcg.errors import DeviceError
 from kcg.kernel.chain import Chain

@@ -1,4 +1,5 @@
-"""python -m kcg.optimize flux | script.py -- args | -m module -- args | -c code | apply RESULT.json | apply --undo"""
+"""python -m kcg.optimize flux | script.py -- args | -m module -- args | -c code | apply RESULT.json | apply --undo |
+export RESULT.json --python FILE"""
 
 from __future__ import annotations
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from kcg.workloads.script import Form
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
+export_app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 apply_app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 
@@ -249,12 +251,27 @@ def apply(
     typer.echo(str(deploy.apply(result, widths=tuple(beam or (2,)), cache_db=cachedb)))
 
 
+@export_app.command()
+def export(
+    result: Annotated[Path, typer.Argument(help="RESULT.json")],
+    python: Annotated[Path, typer.Option(help="the module to write, such as tuned_model.py")],
+    kernels: Annotated[
+        list[Path] | None, typer.Option(help="a file of hand-written kernels that the search had; may be repeated")
+    ] = None,
+) -> None:
+    """Write a result as one Python module that needs tinygrad only and installs itself when it is imported."""
+    from kcg.optimize.export import export as write
+
+    typer.echo(str(write(result, python, kernels=tuple(kernels or ()))))
+
+
 def main() -> ExitCode:
-    """Dispatch: `apply` is a command of its own, everything else names a workload."""
+    """Dispatch: `apply` and `export` are commands of their own, everything else names a workload."""
     arguments = sys.argv[1:]
-    chosen, name = (apply_app, "kcg.optimize apply") if arguments[:1] == ["apply"] else (app, "kcg.optimize")
-    rest = arguments[1:] if chosen is apply_app else arguments
-    code = chosen(args=rest, prog_name=f"python -m {name}", standalone_mode=False)
+    command = arguments[0] if arguments[:1] in (["apply"], ["export"]) else ""
+    chosen = {"apply": apply_app, "export": export_app}.get(command, app)
+    name = f"kcg.optimize {command}".strip()
+    code = chosen(args=arguments[bool(command) :], prog_name=f"python -m {name}", standalone_mode=False)
     return ExitCode(code) if isinstance(code, int) else ExitCode.OK
 
 

@@ -12,7 +12,7 @@ import math
 import shlex
 import uuid
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from importlib import metadata
 from pathlib import Path
@@ -25,8 +25,9 @@ from kcg.optimize.result import read_result
 from kcg.types import Kernel, Region, RegionResult, Result, Schedule, ScheduleKind, SeenAs, Target, Toolchain
 
 if TYPE_CHECKING:
-    from kcg.compat.replacing import Replacement
+    from kcg.compat.replacing import Replaced, Replacement
     from kcg.optimize.cache_rows import Undone
+    from kcg.optimize.tile_programs import Remade
 
 COMMAND = "python -m kcg.optimize apply"
 MAX_WIDTH = 1000
@@ -41,6 +42,7 @@ class Choice:
     searched: bool  # False: tinygrad's own schedule
     seen_as: tuple[SeenAs, ...]  # how programs ask for it; tinygrad's name on the result's device is among them
     handwritten: Schedule | None = None  # what was faster than these Opts, where it can be used
+    tile: str = ""  # tinygrad's name of the kernel, where a tile program was faster than these Opts
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,7 @@ def apply(
     target, toolchain = _detect(result.target) if facts is None else facts
     check_target(result.target, target)
     chosen, skipped = choices(result)
-    if not any(choice.searched or choice.handwritten is not None for choice in chosen):
+    if not any(choice.searched or choice.handwritten is not None or choice.tile for choice in chosen):
         raise UsageError(
             f"{result_path} has no schedule that was found and verified: with tinygrad's own in its cache BEAM would "
             "look no further, so nothing was written"
@@ -179,6 +181,9 @@ def tuned(result_path: Path | str, *, kernels: Path | str | Sequence[Path | str]
     `kernels` are the files of hand-written kernels that the search had; a child imports them. Without them, kernels
     that are best written by hand take the best Opts, and a warning says so: no code of a result is ever run.
 
+    Tile programs are made again from their parameters, in a child, or come from the user's cache. Where one cannot be,
+    or is not the one that was verified, a warning says why, and its kernel takes the best Opts.
+
     Raises:
         UsageError: a file of kernels cannot be imported.
         ResultError: no result, a damaged one, or one whose schedules do not apply to its kernels.
@@ -189,37 +194,74 @@ def tuned(result_path: Path | str, *, kernels: Path | str | Sequence[Path | str]
     result = read_result(Path(result_path))
     check_model_result(result)
     files = [Path(path) for path in ((kernels,) if isinstance(kernels, Path | str) else kernels)]
-    if not files and (left := sum(_written_by_hand(row) is not None for row in result.regions)):
-        warnings.warn(
-            f"{_by_hand(left)}: give kcg.tuned(..., kernels=FILE) the file of kernels to use them", stacklevel=3
-        )
-    with scheduling(result, kernels=files):
+    if line := left_by_hand(result, files):
+        warnings.warn(f"{line}: give kcg.tuned(..., kernels=FILE) the file of kernels to use them", stacklevel=3)
+    with putting_in_place(result, lambda line: warnings.warn(line, stacklevel=2), kernels=files):
         yield
+
+
+def left_by_hand(result: Result, files: Sequence[Path]) -> str:
+    """How many kernels are faster written by hand, where there are no files of them; else empty."""
+    left = 0 if files else sum(_written_by_hand(row) is not None for row in result.regions)
+    return _by_hand(left) if left else ""
+
+
+@dataclass
+class InPlace:
+    """What a process has of a result."""
+
+    names: dict[str, str]  # what of it was put in place: id of a kernel or a region -> tinygrad's name
+    found: frozenset[str]  # those of it that something better than tinygrad's own was found for
+    served: set[str]  # the ids of what the program asked for so far
+    replaced: Replaced | None = None  # what became of the calls that a program takes the place of
 
 
 @contextlib.contextmanager
 def scheduling(result: Result, *, changed_only: bool = False, kernels: Sequence[Path] = ()) -> Iterator[set[str]]:
     """`tuned` for a result in memory, whatever the verdict on its model. Gives the ids of what was served so far.
 
-    With `changed_only`, kernels that keep tinygrad's own schedule are left to tinygrad.
+    With `changed_only`, kernels that keep tinygrad's own schedule are left to tinygrad. Raises MismatchError where a
+    tile program cannot be used.
     """
+
+    def refuse(line: str) -> None:
+        raise MismatchError(line)
+
+    with putting_in_place(result, refuse, changed_only=changed_only, kernels=kernels) as place:
+        yield place.served
+
+
+@contextlib.contextmanager
+def putting_in_place(
+    result: Result, failed: Callable[[str], None], *, changed_only: bool = False, kernels: Sequence[Path] = ()
+) -> Iterator[InPlace]:
+    """`scheduling` where what fails of the tile programs gives way to the best Opts: `failed` gets a line for each
+    reason, now or when a program first asks for them. Opens the default device."""
     check_tinygrad(result, metadata.version("tinygrad"))
     from kcg.compat.capture import choosing_opts
-    from kcg.compat.opened import devices_of, open_default, opts_to_tiny
+    from kcg.compat.opened import open_default, opts_to_tiny
+    from kcg.compat.standalone import devices_of
     from kcg.kernel.codec import kernel_of
     from kcg.kernel.installing import installing
     from kcg.optimize.in_place import HandwrittenPrograms
+    from kcg.optimize.tile_programs import remade
 
     opened = open_default(result.target.renderer if result.target.device == "CPU" else "")
-    for field in fields(opened):
-        _check_field(field.name, getattr(result.target, field.name), getattr(opened, field.name), result.target)
-    all_of_them = choices(result)[0]
+    for name in vars(opened):
+        _check_field(name, getattr(result.target, name), getattr(opened, name), result.target)
+    all_of_them, tiles = choices(result)[0], remade(result)
     by_hand = {c.kernel: c.handwritten for c in all_of_them if kernels and c.handwritten is not None}
     chosen = [c for c in all_of_them if c.searched or c.kernel in by_hand or not changed_only]
     by_id = {c.kernel.id: opts_to_tiny(opts_of(c.schedule)) for c in chosen}
-    place = HandwrittenPrograms(by_hand, kernels, result.target)
+    handwritten = HandwrittenPrograms(by_hand, kernels, result.target)
     known: dict[bytes, tuple[Any, ...] | None] = {}
-    served: set[str] = set()
+    for line in failures(result, tiles.failed):
+        failed(line)
+    regions = _regions_in_place(result, tiles, served := set[str](), failed)
+    placed = {*by_id, *(one.region.id for one in regions)}
+    names = {row.region.id: row.baseline.name for row in result.regions if row.region.id in placed}
+    found = {c.kernel.id for c in chosen if c.searched or c.kernel in by_hand} | {one.region.id for one in regions}
+    place = InPlace(names, frozenset(found), served)
 
     def choose(ast: Any) -> tuple[Any, ...] | None:
         if ast.key not in known:
@@ -233,12 +275,12 @@ def scheduling(result: Result, *, changed_only: bool = False, kernels: Sequence[
         return known[ast.key]
 
     def program(call: Any) -> Any:
-        if (made := place(call)) is not None:
+        if (made := handwritten(call)) is not None:
             served.add(made[0])
         return made and made[1]
 
-    with choosing_opts(choose, program), installing(_regions_in_place(result, served)):
-        yield served
+    with choosing_opts(choose, program), installing(regions) as place.replaced:
+        yield place
 
 
 def changed_by(result: Result, *, handwritten: bool) -> set[str]:
@@ -255,52 +297,60 @@ def _changed_regions(result: Result) -> list[RegionResult]:
     return [r for r in rows if r.chosen.schedule != r.baseline.schedule and r.chosen.verification.passed]
 
 
-def _regions_in_place(result: Result, served: set[str]) -> list[Replacement]:
-    """What runs in the place of their calls. `served` gets the id of each that a program asks for."""
+def failures(result: Result, failed: Mapping[str, str]) -> tuple[str, ...]:
+    """Why tile programs are not used: a line for each reason, with the kernels that it is about."""
+    about: dict[str, list[str]] = {}
+    for row in result.regions:
+        if row.region.id in failed:
+            about.setdefault(failed[row.region.id], []).append(row.baseline.name)
+    return tuple(
+        f"{', '.join(names)}: the best Opts instead of a tile program: {reason}" for reason, names in about.items()
+    )
+
+
+def _regions_in_place(
+    result: Result, tiles: Remade, served: set[str], failed: Callable[[str], None]
+) -> list[Replacement]:
+    """What runs in the place of their calls. `served` gets the id of each that a program asks for, `failed` a line for
+    a program that does not load."""
     from kcg.compat.replacing import Placed, Replacement
-    from kcg.kernel.installing import placed_kernels
-    from kcg.kernel.parts import checked
+    from kcg.kernel.installing import placed_kernels, placed_program
+
+    def tiled(row: RegionResult, device: str) -> Placed | None:
+        try:
+            return placed_program(row.region, tiles.programs[row.region.id], result.target, aligned=True)(device)
+        except Exception as error:  # of the driver, or a program that this tinygrad cannot launch
+            line = " ".join(str(error).split())[:300] or type(error).__name__
+        failed(failures(result, {row.region.id: f"it does not load: {line}"})[0])
+        return None
+
+    def parts(row: RegionResult, device: str) -> Placed | None:
+        right = device.split(":")[0] == result.target.device
+        return placed_kernels(row.region, schedules[row.region.id], device) if right else None
 
     def replacement(row: RegionResult) -> Replacement:
-        if row.chosen.schedule.kind == ScheduleKind.TILE:
-            return _tile_in_place(row, result.target, served)
-        try:
-            schedules = [part.schedule for part in checked(row.region, row.chosen.schedule)]
-        except ScheduleError as error:
-            raise ResultError(f"the schedule of region {row.region.id[:12]} in the result: {error}") from None
+        on_device = tiled if row.region.id in tiles.programs else parts
 
         def place(device: str) -> Placed | None:
-            if device.split(":")[0] != result.target.device:
-                return None
-            served.add(row.region.id)
-            return placed_kernels(row.region, schedules, device)
+            if (found := on_device(row, device)) is not None:
+                served.add(row.region.id)
+            return found
 
         return Replacement(row.region, place)
 
-    return [replacement(row) for row in _changed_regions(result)]
+    rows = [row for row in _changed_regions(result) if row.region.id not in tiles.failed]
+    schedules = {row.region.id: _schedules_of(row) for row in rows if row.region.id not in tiles.programs}
+    return [replacement(row) for row in rows]
 
 
-def _tile_in_place(row: RegionResult, target: Target, served: set[str]) -> Replacement:
-    """A tile program for the calls of its kernel, compiled from its parameters, or from the user's cache."""
-    from kcg.compat.replacing import Placed, Replacement
-    from kcg.kernel.installing import placed_program
-    from kcg.kernel.kinds import kind_of
-    from kcg.kernel.program import Program
+def _schedules_of(row: RegionResult) -> list[Schedule]:
+    """The schedules of the parts of a region of several kernels."""
+    from kcg.kernel.parts import checked
 
-    made: dict[str, Placed | None] = {}
-
-    def place(device: str) -> Placed | None:
-        if device not in made:
-            values = [end.variables for end in row.ends] or [row.variables]
-            kind = kind_of(row.chosen.schedule)
-            program = kind.compile(row.region, row.chosen.schedule, target, variables=values[0], also=tuple(values[1:]))
-            assert isinstance(program, Program)
-            made[device] = placed_program(row.region, program, target, aligned=True)(device)
-        if made[device] is not None:
-            served.add(row.region.id)
-        return made[device]
-
-    return Replacement(row.region, place)
+    try:
+        return [part.schedule for part in checked(row.region, row.chosen.schedule)]
+    except ScheduleError as error:
+        raise ResultError(f"the schedule of region {row.region.id[:12]} in the result: {error}") from None
 
 
 def choices(result: Result) -> tuple[list[Choice], int]:
@@ -341,8 +391,9 @@ def _weight(row: RegionResult) -> float:
 def _choice(row: RegionResult, target: Target, seen_as: tuple[SeenAs, ...]) -> Choice:
     from kcg.kernel.kinds import space_of
 
-    handwritten = _written_by_hand(row)
-    best = row.chosen if row.opts is None or handwritten is None else row.opts
+    handwritten, tile = _written_by_hand(row), _as_tiles(row)
+    is_opts = row.opts is None or row.chosen.schedule.kind == ScheduleKind.OPTS
+    best = row.chosen if is_opts or row.opts is None else row.opts
     of_opts = best.verification.passed and best.schedule.kind == ScheduleKind.OPTS
     schedule = best.schedule if of_opts else row.baseline.schedule
     searched = schedule != row.baseline.schedule
@@ -357,7 +408,12 @@ def _choice(row: RegionResult, target: Target, seen_as: tuple[SeenAs, ...]) -> C
         raise ResultError(
             f"the schedule of kernel {kernel.id[:12]} in the result does not apply ({line}): run the search again"
         ) from error
-    return Choice(kernel, schedule, searched, tuple(dict.fromkeys(seen_as)), handwritten)
+    return Choice(kernel, schedule, searched, tuple(dict.fromkeys(seen_as)), handwritten, tile)
+
+
+def _as_tiles(row: RegionResult) -> str:
+    is_tile = row.chosen.verification.passed and row.chosen.schedule.kind == ScheduleKind.TILE
+    return (row.baseline.name or row.region.id[:12]) if is_tile else ""
 
 
 def _written_by_hand(row: RegionResult) -> Schedule | None:
@@ -391,8 +447,8 @@ def check_tinygrad(result: Result, installed: str) -> None:
 
 def check_target(wanted: Target, here: Target) -> None:
     """Compare all that makes a target's fingerprint. Raises MismatchError with the first field that differs."""
-    for field in fields(Target):
-        _check_field(field.name, getattr(wanted, field.name), getattr(here, field.name), wanted)
+    for name in (one.name for one in fields(Target)):
+        _check_field(name, getattr(wanted, name), getattr(here, name), wanted)
 
 
 def _check_field(name: str, wanted: object, here: object, target: Target) -> None:
@@ -431,6 +487,13 @@ def _notes(
     notes = [f"BEAM still searches: {left}" for left in result.left_out if left.searched_by_beam]
     if by_hand := sum(c.handwritten is not None for c in chosen):
         notes.append(f"{_by_hand(by_hand)}: BEAM's cache holds nothing else; kcg.tuned(..., kernels=FILE) uses it")
+    if tiles := [c.tile for c in chosen if c.tile]:
+        noun = f"{counted(len(tiles), 'kernel')} {'is' if len(tiles) == 1 else 'are'}"
+        takes = "takes" if len(tiles) == 1 else "take"
+        notes.append(
+            f"{noun} faster as tile programs and {takes} the best Opts here ({', '.join(tiles)}): kcg.tuned, python -m "
+            "kcg.run and python -m kcg.optimize export use them"
+        )
     if skipped:
         notes.append(f"{skipped} regions of several kernels cannot be served by BEAM's cache and were left out")
     for name in ("compiler", "driver"):

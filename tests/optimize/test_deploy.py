@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import pickle
-import runpy
-import shutil
 import sqlite3
 import subprocess
 from collections.abc import Callable
@@ -17,7 +15,6 @@ from typing import Any
 import pytest
 
 from kcg.compat.beam import cache_key
-from kcg.compat.capture import calls_of
 from kcg.compat.device import has_cuda, prepare
 from kcg.compat.opened import open_default
 from kcg.compat.renderers import planning_renderer
@@ -31,13 +28,13 @@ from kcg.optimize.cache_rows import undo_path
 from kcg.optimize.deploy import apply, choices, undo
 from kcg.optimize.result import write_result
 from kcg.optimize.run import seen_as_of
-from kcg.types import Finalist, Region, RegionResult, Result, Schedule, Target, Toolchain, Verification
-from kcg.workloads.capture import to_workload
+from kcg.types import Region, RegionResult, Result, Schedule, Target, Toolchain, Verification
 from kcg.workloads.script import capture_program, program_of
 from tests.beam_cache import put, rows_of
 from tests.commands import python
 from tests.sample_result import sample_result
-from tests.without_clang import HIDE
+from tests.small_result import finalist, small_result
+from tests.without_clang import HIDE, stand_in
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = Path(__file__).parents[1] / "scripts"
@@ -49,19 +46,6 @@ def listed(schedule: Schedule) -> list[Any]:
     return json.loads(schedule.body)
 
 
-def finalist(space: KernelSpace, schedule: Schedule, *, passed: bool = True) -> Finalist:
-    return Finalist(schedule, 2e-6, 1e-6, (1e-6, 3e-6), Verification(passed), name=space.name(schedule))
-
-
-def unlike_baseline(space: KernelSpace) -> Schedule:
-    """Two steps that end in another kernel than tinygrad's own schedule."""
-    for first in space.actions(space.start()):
-        for second in space.actions(first.schedule):
-            if space.key(second.schedule) != space.key(space.baseline()):
-                return second.schedule
-    raise AssertionError("the kernel is too small for the test")
-
-
 @pytest.fixture(scope="module")
 def facts() -> Facts:
     prepare("CPU:X86")
@@ -71,19 +55,7 @@ def facts() -> Facts:
 @pytest.fixture(scope="module")
 def result(facts: Facts) -> Result:
     """The kernels of the small model: all with a schedule chosen by hand, but the last, which keeps its baseline."""
-    model = runpy.run_path(str(SCRIPTS / "small_model.py"))
-    workload = to_workload("small_model", "", calls_of(model["output"]()))
-    regions = []
-    for call in workload.calls:
-        space = KernelSpace(call.region, facts[0])
-        base = finalist(space, space.baseline())
-        last = call is workload.calls[-1]
-        chosen = base if last else finalist(space, unlike_baseline(space))
-        regions.append(RegionResult(call.region, call.calls, base, chosen, 1, "kept" if last else "improved"))
-    assert len(regions) >= 3
-    return replace(
-        sample_result(), target=facts[0], toolchain=facts[1], regions=tuple(regions), recomputes=(), expectations=()
-    )
+    return small_result(*facts)
 
 
 @pytest.fixture
@@ -109,16 +81,7 @@ def run(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
 
 @pytest.fixture
 def stand_in_compiler(tmp_path: Path) -> dict[str, str]:
-    """What lets plain tinygrad open its CPU where clang is missing.
-
-    The device compiles four helpers that no kernel needs; here they become a trap instruction.
-    """
-    if shutil.which("clang"):
-        return {}
-    script = tmp_path / "cc"
-    script.write_text("#!/bin/sh\ncat > /dev/null\nprintf '\\017\\013'\n")
-    script.chmod(0o755)
-    return {"CC": str(script)}
+    return stand_in(tmp_path)
 
 
 def key_of(region: Region, width: int, target: Target) -> tuple[Any, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import shutil
 import sqlite3
 import subprocess
@@ -18,6 +19,7 @@ from kcg.errors import ExitCode, MismatchError, ResultError, UsageError
 from kcg.kernel.kinds import describe
 from kcg.optimize import whole_model
 from kcg.optimize.deploy import apply, choices
+from kcg.optimize.export import export
 from kcg.optimize.report import render_report
 from kcg.optimize.result import from_dict, read_result, to_dict, write_result
 from kcg.optimize.settings import Settings
@@ -25,6 +27,7 @@ from kcg.types import ModelCheck, RegionResult, Result, ScheduleKind
 from kcg.workloads.family import Step
 from tests.commands import python
 from tests.optimize_run import begun
+from tests.without_clang import stand_in
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 DEV = "CPU:X86"
@@ -215,6 +218,26 @@ def test_the_kernel_runs_inside_of_a_captured_program(
     assert names == ["kernel"], "the entry of a lowered UOp kernel"
     own, other = forward_twice()
     assert other != names and own == pytest.approx(tuned, rel=1e-4, abs=1e-3)
+
+
+def test_an_exported_module_brings_it_and_so_does_an_unchanged_program(
+    optimised: tuple[subprocess.CompletedProcess[str], Path], tmp_path: Path
+) -> None:
+    path, module = optimised[1] / "RESULT.json", tmp_path / "tuned_model.py"
+    assert "1 as machine code" in str(export(path, module, kernels=[KERNELS]))
+    code = "import json, runpy, sys, tuned_model\nrunpy.run_path(sys.argv.pop(1))\n"
+    code += "print(json.dumps([dict(tuned_model.installed[0].counts), 'kcg' in sys.modules]))"
+    settings = {"DEV": DEV, "PYTHONPATH": str(tmp_path), "CACHEDB": str(tmp_path / "cache.db")}
+    alone = python("-c", code, SCRIPT, "160", **settings, **stand_in(tmp_path))
+    assert alone.returncode == 0, alone.stderr
+    counts, has_kcg = json.loads(alone.stdout.splitlines()[-1])
+    assert list(counts.values()) == [2] and next(iter(counts)).endswith(" replaced") and not has_kcg
+    ran = python("-m", "kcg.run", "--result", path, "--kernels", KERNELS, SCRIPT, "160")
+    assert ran.returncode == 0 and re.search(r"2 kernels of 2 served: .* [12] by schedules that were found", ran.stderr)
+    for done in (alone, ran):
+        assert float(done.stdout.split()[1]) < 1e-5
+    without = python("-m", "kcg.run", "--result", path, SCRIPT, "160")
+    assert "1 kernel is faster written by hand and takes the best Opts: give the file" in without.stderr
 
 
 def test_without_the_file_the_opts_are_taken_and_a_warning_says_so(

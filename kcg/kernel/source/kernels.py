@@ -19,8 +19,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from kcg.compat.programs import CORE_ID
 from kcg.compat.renderers import compiling_renderer
+from kcg.compat.standalone import CORE_ID
 from kcg.compat.tiny import AddrSpace, AxisType, Context, KernelInfo, Ops, UOp, dtypes, to_program
 from kcg.errors import KcgError, ScheduleError, UsageError
 from kcg.kernel.analysis import arithmetic, contractions, least_bytes

@@ -64,19 +64,45 @@ def compile_tile(
     Raises ScheduleError (TileRefusal: the kernel or its parameters cannot be expressed; Triton or an assembler is
     missing) or what Triton raises. Triton can also abort the process: call it where that costs one job.
     """
+    kernel, source = _generated(region, schedule, target)
+    binaries = [compiled_launch(source, launch, target) for launch in source.launches]
+    return _program(kernel, source, binaries, (variables, *also), target)
+
+
+def kept_tile(
+    region: Region, schedule: Schedule, target: Target, *, variables: Variables = (), also: tuple[Variables, ...] = ()
+) -> Program | None:
+    """As `compile_tile`, of what is in the user's cache alone: None where a part of it is not. It loads no Triton."""
+    kernel, source = _generated(region, schedule, target)
+    binaries = []
+    for launch in source.launches:
+        if (found := _read(_keep(source, launch, target).path)) is None:
+            return None
+        binaries.append(found)
+    return _program(kernel, source, binaries, (variables, *also), target)
+
+
+def _generated(region: Region, schedule: Schedule, target: Target) -> tuple[TileKernel, TileSource]:
     if schedule.kind != ScheduleKind.TILE:
         raise ScheduleError(f"a schedule of kind {schedule.kind!r} is no tile program")
     kernel = read_kernel(region)
-    source = generate_kernel(kernel, target, TileParameters.from_json(schedule.body))
-    binaries = [compiled_launch(source, launch, target) for launch in source.launches]
-    return _program(kernel, source, binaries, (variables, *also), target)
+    return kernel, generate_kernel(kernel, target, TileParameters.from_json(schedule.body))
 
 
 # ---- one launch
 
 
-def compiled_launch(source: TileSource, launch: TileLaunch, target: Target) -> Binary:
-    """One function as machine code, from the user's cache where it is there. Raises as `compile_tile`."""
+@dataclass(frozen=True)
+class _Kept:
+    """Where one function is kept, and what it is made with."""
+
+    path: Path
+    using: Assembler
+    options: dict[str, Any]
+    capability: int
+
+
+def _keep(source: TileSource, launch: TileLaunch, target: Target) -> _Kept:
     if problem := missing(target):
         raise ScheduleError(problem)
     using = assembler()
@@ -85,13 +111,18 @@ def compiled_launch(source: TileSource, launch: TileLaunch, target: Target) -> B
     capability = int(re.sub(r"\D", "", target.arch))
     made_of = [_CACHE_FORMAT, source.source, launch.entry, launch.signature, options, capability]
     key = hashlib.sha256(canonical_json([*made_of, triton_version(), using.version]).encode()).hexdigest()
-    path = _cache_folder() / key[:2] / f"{key}.json"
-    found = _read(path)
+    return _Kept(_cache_folder() / key[:2] / f"{key}.json", using, options, capability)
+
+
+def compiled_launch(source: TileSource, launch: TileLaunch, target: Target) -> Binary:
+    """One function as machine code, from the user's cache where it is there. Raises as `compile_tile`."""
+    kept = _keep(source, launch, target)
+    found = _read(kept.path)
     if found is None:
-        text, facts = _ptx(source.source, launch, options, capability)
-        found = _assembled(text, facts, launch, using)
+        text, facts = _ptx(source.source, launch, kept.options, kept.capability)
+        found = _assembled(text, facts, launch, kept.using)
         with contextlib.suppress(UsageError):  # a cache that cannot be written costs the next compilation its time
-            write_whole(path, _written(found))
+            write_whole(kept.path, _written(found))
     if found.shared_bytes > shared_bytes(target):
         raise ScheduleError(f"it takes {found.shared_bytes:,} bytes of shared memory, of {shared_bytes(target):,}")
     return found

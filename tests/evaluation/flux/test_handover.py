@@ -107,6 +107,18 @@ def test_an_unchanged_program_takes_over_without_a_search(
     assert not Path(environment["CACHEDB"]).exists(), "the user's cache is not touched"
 
 
+@pytest.mark.parametrize("way", ["run", "export"])
+def test_an_unchanged_program_and_a_module_give_the_same_output(
+    way: str, stored: Path, tmp_path: Path, environment: dict[str, str]
+) -> None:
+    done = run(stored, tmp_path / "handover.json", environment, "--replays", "3", "--way", way)
+    assert done.returncode in (ExitCode.OK, ExitCode.VERIFICATION_FAILED), done.stderr
+    (entry,) = json.loads((tmp_path / "handover.json").read_text())["runs"].values()
+    assert entry["same_output"] and entry["right_output"] and entry["unhooked"] and entry["way"] == way
+    if done.returncode:  # of steps of microseconds on a machine that does other things too
+        assert done.stderr == "kcg: the hand-over does not hold: it is not as fast\n"
+
+
 @pytest.mark.slow
 def test_a_search_is_seen(tmp_path: Path, environment: dict[str, str]) -> None:
     """With the result of one kernel only, BEAM has to search for the others."""

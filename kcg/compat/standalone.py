@@ -1,0 +1,457 @@
+"""Kernels of tinygrad with what kcg found for them: compiled programs and Opts, put in place in this process.
+
+This is the text that `python -m kcg.optimize export` writes, and behind it the data of one result. Such a module needs
+tinygrad and nothing else. Importing it installs it, before or after a program's own code is loaded; `uninstall()` takes
+it out again. It raises ImportError, in one line, on another GPU, driver or tinygrad than the programs were verified on.
+
+A kernel is recognised by what it computes: the key of its AST before optimisation, without device and name. Programs
+are put in the place of its calls before tinygrad plans memory: eagerly, when a `TinyJit` is captured, and so in CUDA
+graphs. Calls on several devices, on buffers that share memory, or at addresses that a program does not allow keep
+tinygrad's way. Other kernels take Opts where tinygrad compiles them. What a `TinyJit` captured keeps its programs.
+
+Private names of tinygrad: `schedule.memory_plan_rewrite` and `engine.jit.memory_plan_rewrite`, `lower_and_compile` and
+`runtime_cache` of `engine.realize`, `uop.ops.buffers`, `UOp.contiguous_view`, `Buffer.base`.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import ctypes
+import platform
+import re
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from tinygrad import schedule
+from tinygrad.codegen.opt import Opt, OptOps
+from tinygrad.device import Device, TinyELF
+from tinygrad.dtype import AddrSpace, dtypes
+from tinygrad.engine import jit, realize
+from tinygrad.helpers import Target
+from tinygrad.uop import Ops
+from tinygrad.uop.ops import KernelInfo, ParamArg, ProgramInfo, UOp, buffers
+
+ALIGNMENT = 16  # bytes; what vector loads of a program may rely on
+MOST = 2**31 - 1  # of an integer that a program takes
+CORE_ID = "core_id"  # tinygrad's name of the variable that tells a CPU kernel which of its threads it is
+
+
+# ---- what was found
+
+
+@dataclass(frozen=True)
+class Opened:
+    """What an opened device tells of itself cheaply."""
+
+    device: str  # as tinygrad names it: "CUDA"
+    renderer: str
+    arch: str  # "sm_90"
+    model: str  # "NVIDIA H200"
+    max_threads: int  # of a CPU
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One launch of machine code: pointers first, then integers."""
+
+    code: bytes
+    name: str  # of the function
+    signature: tuple[tuple[str | None, int, str], ...]  # name, slot and dtype of each parameter
+    args: tuple[int, ...]  # the buffer that each pointer takes: of the kernel by slot, behind these of the workspaces
+    outputs: tuple[int, ...]  # places among the pointers, workspaces included: what is written
+    inputs: tuple[int, ...]
+    global_size: tuple[int, ...]
+    local_size: tuple[int, ...]
+    shared_bytes: int = 0  # dynamic
+    variables: tuple[str, ...] = ()  # the names of the integers
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class Program:
+    """What runs instead of a kernel: launches in order. Buffers are elements and tinygrad's name of the dtype."""
+
+    launches: tuple[Launch, ...]
+    buffers: dict[int, tuple[int, str]]  # by number
+    workspaces: tuple[int, ...]  # the numbers of those that a call is given anew
+    writes: tuple[int, ...]  # which of the kernel's own buffers are written
+    aligned: bool = True  # whether each of these has to begin at a multiple of `ALIGNMENT` bytes
+
+
+@dataclass(frozen=True)
+class Found:
+    """All of a result: what it is for, and by the key of each kernel its program or its Opts (name, axis, argument)."""
+
+    tinygrad: str
+    driver: str  # of NVIDIA; empty where there is none
+    opened: Opened
+    programs: dict[str, Program]
+    opts: dict[str, tuple[tuple[str, int | None, Any], ...]]
+
+
+def unpacked(text: str) -> bytes:
+    """Machine code as the data of a result holds it."""
+    return zlib.decompress(base64.b64decode(text))
+
+
+# ---- kernels and devices as they are known
+
+
+def normalised(ast: UOp) -> UOp:
+    """A kernel's AST without device names, tags, its name, Opts, estimates and beam width; device *ranges* stay."""
+    done: dict[UOp, UOp] = {}
+    for node in ast.toposort():
+        arg = node.arg
+        if isinstance(arg, ParamArg) and arg.device is not None:
+            arg = replace(arg, device=None)
+        elif node.op is Ops.SINK:
+            arg = KernelInfo()
+        elif node.op is Ops.CONST:
+            arg = node.dtype.const(arg)  # one bit pattern for NaN
+        done[node] = UOp(node.op, node.dtype, tuple(done[s] for s in node.src), arg)
+    return done[ast]
+
+
+def opened_device(name: str) -> Opened:
+    """The facts of a device, which is opened if it is not yet. Raises what tinygrad raises where it does not open."""
+    renderer = Device[name].renderer
+    device = str(renderer.target.device)
+    threads = int(renderer.global_max[0]) if renderer.has_threads and renderer.global_max else 0
+    kind = type(renderer).__name__.removesuffix("Renderer").upper()
+    return Opened(device, kind, str(renderer.target.arch), _model(device), threads)
+
+
+def _model(device: str) -> str:
+    if device == "CPU":
+        return cpu_model()
+    if device not in ("CUDA", "NV"):
+        return f"{device} on {platform.machine()}"
+    from tinygrad.runtime.autogen import cuda
+
+    name = ctypes.create_string_buffer(128)
+    cuda.cuDeviceGetName(name, 128, 0)
+    return name.value.decode()
+
+
+def cpu_model() -> str:
+    """The CPU's name as the kernel tells it, else what Python knows."""
+    info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    fields = dict(line.split(":", 1) for line in info.split("\n\n")[0].splitlines() if ":" in line)
+    found = next((value.strip() for key, value in fields.items() if key.strip() == "model name"), "")
+    return found or platform.processor() or "CPU"
+
+
+def nvidia_driver() -> str:
+    """The version of NVIDIA's driver, by its management library or by Linux; empty where neither tells."""
+    with contextlib.suppress(OSError, AttributeError):
+        nvml, text = ctypes.CDLL("libnvidia-ml.so.1"), ctypes.create_string_buffer(80)
+        if nvml.nvmlInit_v2() == 0 and nvml.nvmlSystemGetDriverVersion(text, 80) == 0:
+            return text.value.decode()
+    with contextlib.suppress(OSError):
+        known = Path("/proc/driver/nvidia/version").read_text()
+        return version[1] if (version := re.search(r"Kernel Module.*?\s(\d+\.[\d.]+)\s", known)) else ""
+    return ""
+
+
+def why_not_here(found: Found) -> str:
+    """Why what was found is not for this process: what differs, and what to do. Empty where it is. Opens the device."""
+    installed = metadata.version("tinygrad")
+    if installed != found.tinygrad:
+        return f"tinygrad: made with {found.tinygrad!r}, installed is {installed!r}: install that version"
+    try:
+        here = opened_device(Device.DEFAULT)
+    except Exception as error:  # tinygrad raises many kinds here; each means that the device is unusable
+        line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        return f"device: made for {found.opened.model}, and the default device does not open: {line}"
+    for name, wanted in vars(found.opened).items():
+        if wanted != (seen := getattr(here, name)):
+            return f"{name}: made for {wanted!r}, here it is {seen!r}: {_advice(name, found)}"
+    if found.driver and found.driver != (driver := nvidia_driver()):
+        return f"driver: made with {found.driver!r}, here it is {driver!r}: {_advice('driver', found)}"
+    return ""
+
+
+def _advice(name: str, found: Found) -> str:
+    renderer = f":{found.opened.renderer}" if found.opened.device == "CPU" else ""
+    if name in ("device", "renderer"):
+        return f"set DEV={found.opened.device}{renderer}"
+    return "run the search on this machine and export its result"
+
+
+# ---- compiled programs as tinygrad's own
+
+
+def load_program(device: str, elf: Any, *, shared_bytes: int = 0) -> Any:
+    """tinygrad's loaded program of a `TinyELF`, with dynamic shared memory where it asks for some."""
+    opened = Device[device]
+    if not shared_bytes:
+        return opened.runtime(elf)
+    from tinygrad.runtime.ops_cuda import CUDAProgram
+
+    return CUDAProgram(opened, elf, smem=shared_bytes)
+
+
+def integer(slot: int, name: str, most: int) -> UOp:
+    """An integer that a program takes behind its pointers."""
+    arg = ParamArg(slot, dtypes.int, (0, most), name=name, addrspace=AddrSpace.ALU)
+    return UOp(Ops.PARAM, src=(UOp(Ops.STACK, src=()),), arg=arg)
+
+
+def program_of_code(
+    sink: UOp,
+    pointers: Sequence[UOp],
+    integers: tuple[UOp, ...],
+    elf: Any,
+    device: str,
+    *,
+    shared_bytes: int,
+    global_size: tuple[int, ...],
+    local_size: tuple[int, ...],
+    outputs: tuple[int, ...],
+    inputs: tuple[int, ...],
+    source: str,
+) -> UOp:
+    """A PROGRAM that holds machine code already, which tinygrad neither lowers nor compiles.
+
+    It is loaded at once, into `runtime_cache`: what does not load is known before anything runs, and a PROGRAM cannot
+    say that it takes dynamic shared memory. Eager calls, `TinyJit` and its CUDA graphs all take it from there.
+    """
+    info = ProgramInfo(
+        name=elf.name,
+        global_size=global_size,
+        local_size=local_size,
+        vars=integers,
+        globals=tuple(u.arg.slot for u in pointers),
+        outs=outputs,
+        ins=inputs,
+        target=elf.target,
+    )
+    parts = (
+        sink.replace(arg=KernelInfo(name=elf.name), tag=None),
+        UOp(Ops.LINEAR, src=(*pointers, *integers)),
+        UOp(Ops.SOURCE, arg=source),
+        UOp(Ops.BINARY, arg=elf.lib),
+    )
+    program = UOp(Ops.PROGRAM, src=parts, arg=info)
+    if (key := (program.key, device)) not in realize.runtime_cache:
+        realize.runtime_cache[key] = load_program(device, program.to_elf(), shared_bytes=shared_bytes)
+    return program
+
+
+def program_of_launch(launch: Launch, found: dict[int, tuple[int, str]], target: Target, device: str) -> UOp:
+    """The PROGRAM of one launch, on `found`: elements and dtype of each buffer by its number.
+
+    What the launch writes, workspaces included, is in its `outputs`, and what it reads in its `inputs`: by these
+    `TinyJit` copies what is fed back, and graphs order their launches.
+    """
+    by_name = {d.name: d for d in dtypes.all}
+    given = [found[number] for number in launch.args]
+    pointers = [UOp.param(slot, by_name[dtype], (size,), device) for slot, (size, dtype) in enumerate(given)]
+    most = {CORE_ID: launch.global_size[0] - 1}
+    integers = (integer(len(pointers) + i, name, most.get(name, MOST)) for i, name in enumerate(launch.variables))
+    signature = tuple((name, slot, by_name[dtype], ()) for name, slot, dtype in launch.signature)
+    return program_of_code(
+        UOp.sink(*pointers),
+        pointers,
+        tuple(integers),
+        TinyELF(launch.code, launch.name, target, signature),
+        device,
+        shared_bytes=launch.shared_bytes,
+        global_size=launch.global_size,
+        local_size=launch.local_size,
+        outputs=launch.outputs,
+        inputs=launch.inputs,
+        source=launch.source,
+    )
+
+
+# ---- in the place of calls
+
+
+class Installed:
+    """One result in this process."""
+
+    def __init__(self, found: Found) -> None:
+        self.counts: Counter[str] = Counter()  # how often a kernel's calls got their program, or were left and why
+        opened = found.opened
+        self._device, self._programs = opened.device, found.programs
+        self._target = Target(opened.device, opened.renderer, opened.arch)
+        self._opts = {
+            key: tuple(Opt(OptOps[name], axis, arg) for name, axis, arg in opts) for key, opts in found.opts.items()
+        }
+        self._keys: dict[bytes, str] = {}
+        self._bodies: dict[tuple[str, str], list[UOp]] = {}
+        self._undo: list[Callable[[], None]] = []
+
+    def load(self, device: str) -> None:
+        """Load all programs on a device. Raises what tinygrad raises."""
+        for key, program in self._programs.items():
+            self._bodies[key, device] = [
+                program_of_launch(launch, program.buffers, self._target, device) for launch in program.launches
+            ]
+
+    def put_in_place(self) -> None:
+        """From here on programs that tinygrad plans and kernels that it compiles are looked at."""
+        for module in (schedule, jit):
+            self._stand_before(module, "memory_plan_rewrite", self._with_programs)
+        self._stand_before(realize, "lower_and_compile", self._with_opts)
+
+    def take_out(self) -> None:
+        """What was there before is there again; where somebody else stands before it since, it does nothing more."""
+        self._programs, self._opts = {}, {}
+        for undo in reversed(self._undo):
+            undo()
+
+    def _stand_before(self, module: Any, name: str, change: Callable[[UOp], UOp]) -> None:
+        before = getattr(module, name)
+
+        def ours(linear: UOp, *rest: Any) -> Any:
+            return before(change(linear), *rest)
+
+        def undo() -> None:
+            if getattr(module, name) is ours:
+                setattr(module, name, before)
+
+        setattr(module, name, ours)
+        self._undo.append(undo)
+
+    def _key(self, ast: UOp) -> str:
+        """What a kernel is known by; empty where its author scheduled it."""
+        if ast.key not in self._keys:
+            info = ast.arg
+            fixed = ast.tag is not None or info.opts_to_apply is not None or info.applied_opts or info.dont_use_locals
+            self._keys[ast.key] = "" if fixed else normalised(ast).key.hex()
+        return self._keys[ast.key]
+
+    # ---- programs, before memory is planned
+
+    def _with_programs(self, linear: UOp) -> UOp:
+        replaced = [list(self._instead_of(call)) for call in linear.src]
+        if all(new[0] is call for new, call in zip(replaced, linear.src, strict=True)):
+            return linear
+        return linear.replace(src=tuple(call for new in replaced for call in new))
+
+    def _instead_of(self, call: UOp) -> Iterator[UOp]:
+        if call.op is not Ops.CALL or call.src[0].op is not Ops.SINK:
+            yield call
+            return
+        key = self._key(call.src[0])
+        program = self._programs.get(key)
+        if program is None:
+            yield call
+            return
+        given = [argument for argument in call.src[1:] if not argument.is_bound_var]
+        reason = self._why_not(program, given)
+        self.counts[f"{key[:12]} {reason or 'replaced'}"] += 1
+        if reason:
+            yield call
+            return
+        device = str(given[0].device)
+        if (key, device) not in self._bodies:
+            self.load(device)
+        nodes = dict(enumerate(given))
+        by_name = {d.name: d for d in dtypes.all}
+        for number in program.workspaces:
+            elements, dtype = program.buffers[number]
+            nodes[number] = UOp.new_buffer(device, elements, by_name[dtype])
+        for launch, body in zip(program.launches, self._bodies[key, device], strict=True):
+            yield call.replace(src=(body, *(nodes[number] for number in launch.args)))
+
+    def _why_not(self, program: Program, given: list[UOp]) -> str:
+        devices = {argument.device for argument in given}
+        (device,) = devices if len(devices) == 1 else (None,)
+        if not isinstance(device, str) or device.split(":")[0] != self._device:
+            return "is on several devices, or on another one"
+        places = [_memory(argument) for argument in given]
+        if program.aligned and any(first is None or first % ALIGNMENT for _, first, _ in places):
+            return f"has a buffer that does not begin at a multiple of {ALIGNMENT} bytes"
+        for number, one in enumerate(places):
+            for other, two in enumerate(places[:number]):
+                if _overlap(one, two) and not {number, other}.isdisjoint(program.writes):
+                    return "has buffers that share memory"
+        return ""
+
+    # ---- Opts, before kernels are compiled
+
+    def _with_opts(self, linear: UOp) -> UOp:
+        chosen: dict[UOp, UOp] = {}
+        for call in linear.toposort() if self._opts else ():
+            if call.op is not Ops.CALL or call.src[0].op is not Ops.SINK:
+                continue
+            ast = call.src[0]
+            opts = self._opts.get(self._key(ast))
+            if opts is not None and devices_of(ast) <= {self._device}:
+                info = replace(ast.arg, opts_to_apply=opts, beam=0)
+                chosen[call] = call.replace(src=(ast.replace(arg=info), *call.src[1:]))
+        return linear.substitute(chosen, walk=True) if chosen else linear
+
+
+def devices_of(ast: UOp) -> set[str]:
+    """The devices, without their numbers, that the buffers of a kernel are on."""
+    found: set[str] = set()
+    for node in ast.toposort():
+        if node.op is Ops.PARAM and node.arg.slot >= 0 and node.arg.device is not None:
+            names: Any = node.arg.device
+            found.update(name.split(":")[0] for name in ((names,) if isinstance(names, str) else names))
+    return found
+
+
+Memory = tuple[int, int | None, int]
+"""What tells memory from other memory; where in it a buffer begins, None where it is not one plain part; its bytes."""
+
+
+def _memory(node: UOp) -> Memory:
+    size = int(node.max_numel()) * int(node.dtype.itemsize)
+    if node.op in (Ops.BUFFER, Ops.PARAM):
+        return (*_backing(node), size)
+    bases = [n for n in node.toposort() if n.op in (Ops.BUFFER, Ops.PARAM) and not n.is_variable]
+    view = node.contiguous_view() if len(bases) == 1 else None
+    if view is None or not isinstance(view[1], int):
+        return (_backing(bases[0])[0] if bases else id(node), None, size)
+    base, first = _backing(bases[0])
+    return (base, first + view[1] * int(view[0].dtype.itemsize), size)
+
+
+def _backing(node: UOp) -> tuple[int, int]:
+    """What tells the memory of a buffer from others, and where it begins in it: two may be views of a third."""
+    backed = buffers.get(node)
+    if backed is None or not hasattr(backed, "base"):  # nothing yet
+        return id(node), 0
+    return id(backed.base), int(backed.offset)
+
+
+def _overlap(one: Memory, other: Memory) -> bool:
+    if one[0] != other[0]:
+        return False
+    if one[1] is None or other[1] is None:
+        return True
+    return one[1] < other[1] + other[2] and other[1] < one[1] + one[2]
+
+
+installed: list[Installed] = []
+"""What this module has put in place."""
+
+
+def install(found: Found) -> None:
+    """Put what was found in place. Raises ImportError, in one line, where it is not for this process."""
+    if reason := why_not_here(found):
+        raise ImportError(reason)
+    made = Installed(found)
+    try:
+        made.load(Device.DEFAULT)
+    except Exception as error:  # of the driver
+        raise ImportError(f"its machine code does not load: {' '.join(str(error).split())[:300]}") from error
+    made.put_in_place()
+    installed.append(made)
+
+
+def uninstall() -> None:
+    """Take it out again. What a `TinyJit` captured keeps it."""
+    while installed:
+        installed.pop().take_out()

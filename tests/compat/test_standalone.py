@@ -1,0 +1,272 @@
+"""What an exported module does, as the module of kcg whose text it is: programs and Opts in place, and out again."""
+
+from __future__ import annotations
+
+import ast as python_ast
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from tinygrad import Tensor, TinyJit, Variable, schedule
+from tinygrad.engine import jit, realize
+
+from kcg.compat import standalone
+from kcg.compat.device import prepare
+from kcg.compat.planning import before_planning
+from kcg.compat.standalone import Found, Opened, install, opened_device, uninstall
+from kcg.compat.tiny import Ops, OptOps, TinyOpt, UOp, to_program_cache
+from kcg.kernel.codec import ast_of
+from kcg.kernel.installing import plain_program
+from kcg.kernel.program import Program, ProgramLaunch
+from kcg.measure.device_info import detect
+from kcg.types import Region, Target
+from tests.chains import X86, compiled_of, program_of, region_of
+from tests.kernels import empty
+
+ROWS, WIDTH = 6, 16
+
+
+def values(seed: int = 0) -> Tensor:
+    """Small whole numbers, on which every order of the sums here is exact."""
+    made = np.random.default_rng(seed).integers(-4, 5, (ROWS, WIDTH)).astype(np.float32)
+    return Tensor(made).contiguous().realize()
+
+
+def model(x: Tensor) -> Tensor:
+    return ((x + 1) * 3).contiguous()
+
+
+def in_two(device: str = "CPU", target: Target = X86) -> tuple[Region, Program]:
+    """The model's only kernel, and two launches for it with a value between."""
+    region = region_of(model(empty(ROWS, WIDTH, device=device)))
+    given = {1: empty(ROWS, WIDTH, device=device)}
+    program = program_of(region, given, lambda x: {0: ((x + 1).contiguous() * 3).contiguous()}, target=target)
+    assert len(program.launches) == 2 and len(program.scratch) == 1
+    return region, program
+
+
+def found_for(*programs: tuple[Region, Program], opened: Opened | None = None, **others: Any) -> Found:
+    opened = opened or opened_device("CPU")
+    made = {key(region): plain_program(region, program, aligned=True) for region, program in programs}
+    return Found("0.14.0", "", opened, made, others.pop("opts", {}), **others)
+
+
+def key(region: Region) -> str:
+    return ast_of(region.kernel).key.hex()
+
+
+@pytest.fixture(autouse=True)
+def planned() -> Iterator[list[list[UOp]]]:
+    """The bodies of the calls of each linear as tinygrad's planner gets it; afterwards nothing is in its way."""
+    hooks = [(schedule, "memory_plan_rewrite"), (jit, "memory_plan_rewrite"), (realize, "lower_and_compile")]
+    plain, seen = [getattr(module, name) for module, name in hooks], list[list[UOp]]()
+
+    def keep(linear: UOp, _: str) -> UOp:
+        seen.append([call.src[0] for call in linear.src])
+        return linear
+
+    with before_planning(keep):
+        yield seen
+        uninstall()
+    assert [getattr(module, name) for module, name in hooks] == plain and not standalone.installed
+
+
+def kinds(bodies: list[UOp]) -> list[Ops]:
+    return [body.op for body in bodies]
+
+
+def test_it_imports_nothing_of_kcg() -> None:
+    imported = list(python_ast.walk(python_ast.parse(inspect.getsource(standalone))))
+    names = {node.module or "" for node in imported if isinstance(node, python_ast.ImportFrom)}
+    names |= {a.name for node in imported if isinstance(node, python_ast.Import) for a in node.names}
+    assert "tinygrad.engine" in names and not [name for name in names if name.split(".")[0] == "kcg"]
+
+
+# ---- programs
+
+
+def test_programs_take_the_place_of_calls_eagerly_and_in_replays(planned: list[list[UOp]]) -> None:
+    region, program = in_two()
+    x, plain = values(), TinyJit(lambda a, b: (model(a).realize(), model(b).realize()))
+    expected = [[out.numpy() for out in plain(values(n), values(n + 9))] for n in range(4)]
+    install(found_for((region, program)))
+    planned.clear()
+    np.testing.assert_array_equal(model(x).numpy(), (x.numpy() + 1) * 3)
+    assert kinds(planned[0]) == [Ops.PROGRAM, Ops.PROGRAM]
+    step = TinyJit(lambda a, b: (model(a).realize(), model(b).realize()))
+    for _ in range(2):
+        step(values(), values(1))
+    assert kinds(planned[-1]) == [Ops.PROGRAM] * 4, "the capture"
+    assert standalone.installed[0].counts == {f"{key(region)[:12]} replaced": 5}
+    uninstall()
+    assert kinds(after(planned, lambda: model(values(3)).realize())) == [Ops.SINK], "nothing stays"
+    for n in range(4):  # but what was captured
+        for got, wanted in zip(step(values(n), values(n + 9)), expected[n], strict=True):
+            np.testing.assert_array_equal(got.numpy(), wanted)
+
+
+def after(planned: list[list[UOp]], run: Callable[[], object]) -> list[UOp]:
+    planned.clear()
+    run()
+    return planned[-1]
+
+
+def test_each_call_has_a_workspace_of_its_own() -> None:
+    calls, given, found = list[UOp](), (values(), values(1)), found_for(in_two())
+
+    def keep(linear: UOp, _: str) -> UOp:
+        calls.extend(linear.src)
+        return linear
+
+    with before_planning(keep):
+        install(found)
+        made = [model(x) for x in given]
+        Tensor.realize(*made)
+        uninstall()
+    assert len(calls) == 4 and len({call.src[1] for call in calls}) == 4, "each writes memory of its own"
+    for x, got in zip(given, made, strict=True):
+        np.testing.assert_array_equal(got.numpy(), (x.numpy() + 1) * 3)
+
+
+def test_variables_are_integers_behind_the_pointers() -> None:
+    def part(x: Tensor, n: UOp) -> Tensor:
+        return (x.shrink(((0, n), None)) + 1).contiguous().sum()
+
+    n, x = Variable("n", 1, ROWS), values()
+    region = region_of((empty(ROWS, WIDTH).shrink(((0, n.bind(3)), None)) + 1).sum())
+    compiled = compiled_of(ast_of(region.kernel))
+    program = Program((ProgramLaunch(compiled, compiled.slots),), 1 + max(compiled.slots))
+    install(found_for((region, program)))
+    step = TinyJit(lambda a, b: (a.shrink(((0, b), None)) + 1).sum().realize())
+    found = [step(x, n.bind(value)).item() for value in (1, 4, 6, 2)]
+    assert found == [(x.numpy()[:value] + 1).sum() for value in (1, 4, 6, 2)]
+    assert standalone.installed[0].counts == {f"{key(region)[:12]} replaced": 2}
+
+
+def test_what_is_not_safe_keeps_tinygrads_way(planned: list[list[UOp]]) -> None:
+    region, program = in_two()
+    rows = values()
+    install(found_for((region, program)))
+    sharded = Tensor.cat(values(), values(1)).shard(("CPU", "CPU:1"), axis=0).realize()
+    np.testing.assert_array_equal(model(sharded).numpy()[:ROWS], (rows.numpy() + 1) * 3)
+    buffer = Tensor(np.zeros(1 + ROWS * WIDTH, np.float32)).contiguous().realize()
+    odd = buffer[1:].reshape(ROWS, WIDTH).contiguous().realize()
+    np.testing.assert_array_equal(model(odd).numpy(), np.full((ROWS, WIDTH), 3, np.float32))
+    name, counts = key(region)[:12], standalone.installed[0].counts
+    assert counts == {
+        f"{name} is on several devices, or on another one": 1,
+        f"{name} has a buffer that does not begin at a multiple of 16 bytes": 1,
+    }
+    np.testing.assert_array_equal(model(rows).numpy(), (rows.numpy() + 1) * 3)
+    assert counts[f"{name} replaced"] == 1
+
+
+def test_buffers_that_share_memory_are_not_two() -> None:
+    """A kernel from one part of a buffer into another: as far apart as it is long, and half of that."""
+    region = region_of((empty(8) * 2).contiguous())
+    compiled = compiled_of(ast_of(region.kernel))
+    found = found_for((region, Program((ProgramLaunch(compiled, compiled.slots),), 2)))
+    base, x = Tensor(np.arange(20, dtype=np.float32)).contiguous().realize(), empty(8).realize()
+
+    def rebound(begin: int) -> Callable[[UOp, str], UOp]:
+        def rewrite(linear: UOp, _: str) -> UOp:
+            (call,) = linear.src
+            given = (base.uop.buf_uop[i : i + 8] for i in (0, begin))
+            return linear.replace(src=(call.replace(src=(call.src[0], *given)),))
+
+        return rewrite
+
+    for begin, reason in ((8, "replaced"), (12, "replaced"), (4, "has buffers that share memory")):
+        install(found)
+        with before_planning(rebound(begin)):
+            (x * 2).contiguous().realize()
+        assert standalone.installed[0].counts == {f"{key(region)[:12]} {reason}": 1}
+        uninstall()
+
+
+def test_what_the_author_scheduled_stays(planned: list[list[UOp]]) -> None:
+    region, program = in_two()
+
+    def fixed(linear: UOp, _: str) -> UOp:
+        asts = [call.src[0].replace(arg=replace(call.src[0].arg, opts_to_apply=())) for call in linear.src]
+        calls = [call.replace(src=(ast, *call.src[1:])) for call, ast in zip(linear.src, asts, strict=True)]
+        return linear.replace(src=tuple(calls))
+
+    install(found_for((region, program)))
+    x = values()
+    with before_planning(fixed):
+        np.testing.assert_array_equal(model(x).numpy(), (x.numpy() + 1) * 3)
+    assert kinds(planned[-1]) == [Ops.SINK] and not standalone.installed[0].counts
+
+
+# ---- Opts
+
+
+def test_opts_are_taken_where_tinygrad_compiles(planned: list[list[UOp]]) -> None:
+    region = region_of(model(empty(ROWS, WIDTH)))
+    install(found_for(opts={key(region): (("UPCAST", 0, 4),)}))
+    x = values()
+    np.testing.assert_array_equal(model(x).numpy(), (x.numpy() + 1) * 3)
+    programs = [p for p in to_program_cache.values() if p.src[0].arg.applied_opts == (TinyOpt(OptOps.UPCAST, 0, 4),)]
+    assert programs and kinds(planned[-1]) == [Ops.SINK]
+
+
+# ---- what it refuses
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        (
+            lambda f: replace(f, tinygrad="0.13.0"),
+            r"^tinygrad: made with '0.13.0', installed is .0.14.0.: install",
+        ),
+        (lambda f: replace(f, opened=replace(f.opened, model="another")), r"^model: made for 'another', here it is"),
+        (lambda f: replace(f, opened=replace(f.opened, device="CUDA")), r"^device: .*: set DEV=CUDA$"),
+        (lambda f: replace(f, driver="1.2.3"), r"^driver: made with '1.2.3', here it is .*: run the search on this"),
+    ],
+)
+def test_what_was_made_elsewhere_is_refused_in_a_line(change: Callable[[Found], Found], line: str) -> None:
+    with pytest.raises(ImportError, match=line) as caught:
+        install(change(found_for(in_two())))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # tinygrad unloads what did not load
+def test_what_does_not_load_is_refused_before_anything_is_in_place() -> None:
+    prepare("CUDA")
+    region, program = in_two("CUDA", detect("CUDA", 1)[0])
+    found = found_for((region, program), opened=opened_device("CUDA"))
+    broken = replace(found.programs[key(region)].launches[0], code=b"no machine code\0")
+    made = replace(found.programs[key(region)], launches=(broken,))
+    with pytest.raises(ImportError, match=r"^its machine code does not load: "):
+        install(replace(found, programs={key(region): made}))
+    assert not standalone.installed
+
+
+@pytest.mark.gpu
+def test_programs_are_nodes_of_a_cuda_graph() -> None:
+    prepare("CUDA")
+    target, toolchain = detect("CUDA", 1)
+    region, program = in_two("CUDA", target)
+    found = found_for((region, program), opened=opened_device("CUDA"))
+    assert standalone.nvidia_driver() == toolchain.driver
+
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        return (model(x) + model(y)).contiguous().realize()
+
+    plain, tuned = TinyJit(step), TinyJit(step)
+    pairs = [[values(seed).to("CUDA").realize(), values(seed + 9).to("CUDA").realize()] for seed in range(6)]
+    install(replace(found, driver=toolchain.driver))
+    for _ in range(2):
+        tuned(*pairs[0])
+    assert standalone.installed[0].counts == {f"{key(region)[:12]} replaced": 4}
+    uninstall()
+    (graph,) = tuned.captured.linear.src
+    assert kinds([call.src[0] for call in graph.src[0].src[0].src]) == [Ops.PROGRAM] * 5
+    for pair in pairs * 5:
+        assert tuned(*pair).numpy().tobytes() == plain(*pair).numpy().tobytes()

@@ -1,0 +1,151 @@
+"""`export`: a result as one Python module, which a process without kcg imports."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kcg.compat.device import prepare
+from kcg.errors import MismatchError, UsageError
+from kcg.kernel.codec import ast_of
+from kcg.kernel.compile import compile_schedule
+from kcg.kernel.opts.planner import ACTION_SPACE_VERSION
+from kcg.kernel.program import Program, ProgramLaunch
+from kcg.measure.device_info import detect
+from kcg.optimize import deploy
+from kcg.optimize.export import export, module_text
+from kcg.optimize.result import write_result
+from kcg.types import Region, Result
+from tests.commands import python
+from tests.small_result import SCRIPTS, small_result
+from tests.without_clang import stand_in
+
+REPORT = """
+import json, sys
+sys.path += [FOLDER, SCRIPTS]
+import tuned_model
+from small_model import normalised, output, table
+from tinygrad import TinyJit
+from tinygrad.codegen import to_program_cache
+values = [output().numpy()]
+step = TinyJit(lambda a, b: normalised((a @ b).relu()).realize())
+values += [step(table(32, 48).realize(), table(48, 64).realize()).numpy() for _ in range(4)]
+(one,) = tuned_model.installed
+counts = dict(one.counts)
+tuned_model.uninstall()
+values.append(output().numpy())
+opts = [[[o.op.name, o.axis, o.arg] for o in p.src[0].arg.applied_opts] for p in to_program_cache.values()]
+print(json.dumps({
+    "kcg": [name for name in sys.modules if name.split(".")[0] in ("kcg", "triton")],
+    "counts": counts, "after": dict(one.counts), "opts": opts,
+    "error": max(float(abs(x - values[-1]).max()) for x in values),
+}))
+"""
+
+
+@pytest.fixture(scope="module")
+def result() -> Result:
+    prepare("CPU:X86")
+    return small_result(*detect("CPU:X86", ACTION_SPACE_VERSION))
+
+
+@pytest.fixture
+def stored(result: Result, tmp_path: Path) -> Path:
+    write_result(result, tmp_path / "RESULT.json")
+    return tmp_path / "RESULT.json"
+
+
+def imported(module: Path, **settings: str) -> Any:
+    """The report of a fresh process that finds no kcg and no clang."""
+    code = REPORT.replace("FOLDER", repr(str(module.parent))).replace("SCRIPTS", repr(str(SCRIPTS)))
+    settings = {"CACHEDB": str(module.parent / "cache.db"), "PARALLEL": "0", "DEV": "CPU:X86", **settings}
+    return python("-c", code, PYTHONPATH="", **stand_in(module.parent), **settings)
+
+
+def listed(result: Result) -> list[Any]:
+    return [json.loads(row.chosen.schedule.body) for row in result.regions]
+
+
+def test_a_process_without_kcg_takes_the_opts(result: Result, stored: Path, tmp_path: Path) -> None:
+    said = str(export(stored, tmp_path / "tuned_model.py"))
+    assert "3 kernels: 0 as machine code, 2 with Opts that were found, 1 with tinygrad's own" in said
+    done = imported(tmp_path / "tuned_model.py", BEAM="2")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["kcg"] == [] and report["error"] < 1e-5
+    assert all(opts in report["opts"] for opts in listed(result))
+
+
+def test_a_process_without_kcg_runs_the_machine_code(result: Result, tmp_path: Path) -> None:
+    first, *_ = result.regions
+    compiled = compile_schedule(first.region, first.chosen.schedule, result.target)
+    program = Program((ProgramLaunch(compiled, compiled.slots),), 1 + max(compiled.slots))
+    text = module_text(result, deploy.choices(result)[0], {first.region: program})
+    (tmp_path / "tuned_model.py").write_text(text)
+    done = imported(tmp_path / "tuned_model.py")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    key = ast_of(first.region.kernel).key.hex()[:12]
+    assert report["kcg"] == [] and report["error"] < 1e-5
+    assert report["counts"] == report["after"] == {f"{key} replaced": 3}, "eagerly, before the capture, captured"
+
+
+def test_the_module_reads_as_it_is_written_in_kcg(stored: Path, tmp_path: Path) -> None:
+    from kcg.compat import standalone
+
+    export(stored, tmp_path / "tuned_model.py")
+    text = (tmp_path / "tuned_model.py").read_text()
+    code, _, data = text.partition("\n\n\n# ---- the data: ")
+    assert code + "\n" == Path(standalone.__file__).read_text() and data.endswith("\n)\n\ninstall(FOUND)\n")
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        (lambda r: replace(r, target=replace(r.target, model="a 'GPU'\n1 / 0")), r"ImportError: model: made for"),
+        (lambda r: replace(r, target=replace(r.target, device="CUDA")), r"ImportError: device: made for 'CUDA'"),
+        (lambda r: replace(r, toolchain=replace(r.toolchain, driver="1.2")), r"ImportError: driver: made with '1.2'"),
+        (lambda r: replace(r, toolchain=replace(r.toolchain, tinygrad="0.13.0")), r"ImportError: tinygrad: made with"),
+    ],
+)
+def test_elsewhere_the_module_is_refused_in_a_line(
+    change: Callable[[Result], Result], line: str, result: Result, tmp_path: Path
+) -> None:
+    (tmp_path / "tuned_model.py").write_text(module_text(change(result), deploy.choices(result)[0], {}))
+    done = imported(tmp_path / "tuned_model.py")
+    assert done.returncode == 1 and done.stderr.splitlines()[-1].startswith(line)
+
+
+def test_what_cannot_be_exported_is_said(result: Result, stored: Path, tmp_path: Path) -> None:
+    for name in ("tuned", "tuned-model.py", "1.py"):
+        with pytest.raises(UsageError, match="cannot be imported"):
+            export(stored, tmp_path / name)
+    write_result(replace(result, toolchain=replace(result.toolchain, tinygrad="0.13.0")), stored)
+    with pytest.raises(MismatchError, match="tinygrad"):
+        export(stored, tmp_path / "tuned_model.py")
+    nothing = tuple(replace(row, chosen=row.baseline) for row in result.regions)
+    write_result(replace(result, regions=nothing), stored)
+    with pytest.raises(UsageError, match="nothing to export"):
+        export(stored, tmp_path / "tuned_model.py")
+    assert not (tmp_path / "tuned_model.py").exists()
+
+
+def test_regions_of_several_kernels_are_left_out_and_reported(result: Result, stored: Path, tmp_path: Path) -> None:
+    first, second, *rest = result.regions
+    fused = replace(first, region=Region((first.region.kernel, second.region.kernel), ((0, 1), (2, 0)), (2,)))
+    write_result(replace(result, regions=(fused, second, *rest)), stored)
+    assert "note: 1 region of several kernels left out" in str(export(stored, tmp_path / "tuned_model.py"))
+
+
+def test_the_command(stored: Path, tmp_path: Path) -> None:
+    path = tmp_path / "tuned_model.py"
+    done = python("-m", "kcg.optimize", "export", stored, "--python", path)
+    assert done.returncode == 0 and path.exists(), done.stderr
+    assert "use:  import tuned_model" in done.stdout
+    done = python("-m", "kcg.optimize", "export", stored)
+    assert done.returncode == 2 and done.stderr.startswith("kcg: Missing option '--python'")

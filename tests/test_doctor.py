@@ -1,0 +1,50 @@
+"""What the doctor says of tile programs: Triton, its assembler, and what to do where either is missing or old."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kcg.doctor import Finding, _tile_programs
+from tests.commands import python
+from tests.fake_triton import fake_triton
+from tests.kernel.tile.running import HAS_TRITON
+from tests.known_targets import KNOWN_TARGETS, X86
+
+CODE = """
+import json
+from dataclasses import asdict
+from kcg.doctor import _tile_programs
+from tests.known_targets import KNOWN_TARGETS
+print(json.dumps([asdict(finding) for finding in _tile_programs(KNOWN_TARGETS["sm_90"])]))
+"""
+
+
+@pytest.mark.parametrize(("ptxas", "warned"), [("13.4.59", False), ("12.8.93", True)])
+def test_triton_and_its_assembler_are_named_and_an_old_one_is_warned_of(
+    ptxas: str, warned: bool, tmp_path: Path
+) -> None:
+    done = python("-c", CODE, **fake_triton(tmp_path, ptxas=ptxas))
+    assert done.returncode == 0, done.stderr
+    ((finding),) = json.loads(done.stdout)
+    assert finding["found"] == f"Triton 9.9.9, ptxas {ptxas} ({tmp_path / 'ptxas'})" and finding["ok"]
+    assert ("before 13 it turns some right programs into faults and NaN" in finding["advice"]) == warned
+    assert warned or not finding["advice"]
+
+
+@pytest.mark.skipif(HAS_TRITON, reason="Triton is installed")
+def test_without_triton_it_says_what_is_missed_and_how_to_get_it() -> None:
+    (finding,) = _tile_programs(KNOWN_TARGETS["sm_90"])
+    assert finding.found == "none, Opts only: Triton is not installed" and finding.ok
+    assert "faster matmuls" in finding.advice and finding.advice.endswith("pip install 'kcg[gpu]'")
+
+
+def test_a_target_that_triton_does_not_know_has_opts_only() -> None:
+    words = "none, Opts only: tile programs are for NVIDIA GPUs from sm_80 on, not for "
+    assert _tile_programs(KNOWN_TARGETS["Apple9"]) == [Finding("tile programs", f"{words}METAL Apple9")]
+    old = replace(KNOWN_TARGETS["sm_90"], arch="sm_75")
+    assert _tile_programs(old) == [Finding("tile programs", f"{words}CUDA sm_75")]
+    assert _tile_programs(X86) == []
