@@ -161,7 +161,6 @@ def run_block(block: Block, folder: Path) -> None:
         "PATH": f"{bin_folder}{os.pathsep}{os.environ.get('PATH', '')}",
         "CACHEDB": str(bin_folder / "cache.db"),
     }
-    environment.pop("KCG_CACHE_BYTES", None)  # all of the cache is emptied, as for a reader
     if block.language in SHELLS:
         text = "\n".join(shlex.join(words) for words in commands(block)) if block.language == "console" else block.text
         command = ["bash", "-euo", "pipefail", "-c", text]
