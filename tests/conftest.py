@@ -92,20 +92,22 @@ COMPUTING = ("zoo", "kernel")
 """Folders whose tests start no processes: they run while those of faults, which are timed, do."""
 LONGEST = (
     "test_whole_script",
-    "test_budget",
-    "test_optimize",
     "test_readme",
-    "test_deploy",
-    "test_dataset_commands",
     "test_capture",
+    "test_optimize",
     "test_programs",
+    "test_budget",
+    "test_deploy",
     "test_whole_model",
+    "test_handwritten",
+    "test_ppo_search",
     "test_source_kernels",
     "test_allocation",
-    "test_campaign",
     "test_card",
+    "test_dataset_commands",
+    "test_campaign",
 )
-"""Files of a quarter of a minute or more, most of it in processes that they start: nothing long is left for the end."""
+"""Files of ten seconds or more, most of it in processes that they start: nothing long is left for the end."""
 
 
 def _turn(item: pytest.Item) -> int:
