@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryFile
 from unittest import mock
 
 import pytest
@@ -29,15 +29,18 @@ class Ended:
 
 def ended(main: Callable[[], ExitCode | None], *arguments: str | Path) -> Ended:
     """Run `main` as the command line would, with these arguments. For what leaves nothing behind in a process."""
-    out, err = io.StringIO(), io.StringIO()
     with (
+        TemporaryFile("w+", buffering=1) as out,  # a process that it starts may write there too
+        TemporaryFile("w+", buffering=1) as err,
         mock.patch.object(sys, "argv", ["kcg", *map(str, arguments)]),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
-        pytest.raises(SystemExit) as left,
     ):
-        guarded(main)
-    return Ended(int(left.value.code or 0), out.getvalue(), err.getvalue())
+        with pytest.raises(SystemExit) as left:
+            guarded(main)
+        for stream in (out, err):
+            stream.seek(0)
+        return Ended(int(left.value.code or 0), out.read(), err.read())
 
 
 def python(

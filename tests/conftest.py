@@ -60,6 +60,7 @@ def _isolate() -> None:
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     os.environ["CACHEDB"] = str(Path(folder) / "cache.db")
     os.environ["PARALLEL"] = "0"  # a pool of compilers costs more than it saves on tiny kernels
+    os.environ["KCG_CACHE_BYTES"] = str(32 << 20)  # a server has 480 MB: half of each command would go to emptying it
     os.environ["WANDB_MODE"] = "disabled"
     os.environ["HF_HUB_OFFLINE"] = "1"
     # `python -m kcg...` in a subprocess finds this checkout, installed or not
@@ -91,20 +92,22 @@ COMPUTING = ("zoo", "kernel")
 """Folders whose tests start no processes: they run while those of faults, which are timed, do."""
 LONGEST = (
     "test_whole_script",
-    "test_budget",
-    "test_optimize",
     "test_readme",
-    "test_deploy",
-    "test_dataset_commands",
     "test_capture",
+    "test_optimize",
     "test_programs",
+    "test_budget",
+    "test_deploy",
     "test_whole_model",
+    "test_handwritten",
+    "test_ppo_search",
     "test_source_kernels",
     "test_allocation",
-    "test_campaign",
     "test_card",
+    "test_dataset_commands",
+    "test_campaign",
 )
-"""Files of a quarter of a minute or more, most of it in processes that they start: nothing long is left for the end."""
+"""Files of ten seconds or more, most of it in processes that they start: nothing long is left for the end."""
 
 
 def _turn(item: pytest.Item) -> int:

@@ -6,8 +6,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
+from unittest import mock
 
 from kcg.dataset.journal import Journal
+from kcg.optimize import __main__ as command
 from kcg.optimize import run
 from kcg.optimize.baselines import measure_baselines
 from kcg.optimize.budget import Budget
@@ -23,6 +26,14 @@ from kcg.optimize.search import Guide
 from kcg.optimize.settings import Settings
 from kcg.optimize.work import Candidates, Captured, Measured, RegionResults, RegionWork
 from kcg.types import Region, Result
+from tests.commands import Ended, ended
+
+
+def optimized(*arguments: str | Path) -> Ended:
+    """`python -m kcg.optimize` with these arguments, in this process: its imports, and the fork server that its
+    children come from, are there already."""
+    with mock.patch.object(command, "STARTED", time.monotonic()):
+        return ended(command.main, *arguments)
 
 
 @dataclass

@@ -15,6 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Protocol
 
+from kcg.errors import DeviceError
 from kcg.types import Target, Toolchain
 
 # NVML's clocks event reasons; a power cap (4), a sync boost (16) and idling (1) disqualify nothing
@@ -213,12 +214,12 @@ def _cpu_mhz() -> float | None:
 # ---- Reading a `Target` and a `Toolchain` off this machine. Runs in a child: it may open the device.
 
 GIB = 1024**3
+CACHE_BYTES = "KCG_CACHE_BYTES"
 
 
 def detect(dev: str, action_space: int) -> tuple[Target, Toolchain]:
     """Target and toolchain of the device that `DEV=dev` selects. Raises DeviceError where it does not open."""
     from kcg.compat.tiny import Device
-    from kcg.errors import DeviceError
 
     device = dev.split(":")[0]
     try:
@@ -316,6 +317,12 @@ def _cpu_facts() -> dict[str, Any]:
 
 
 def _last_level_cache() -> int:
+    """What the system says, or `KCG_CACHE_BYTES`: a virtual machine may be told of the whole cache of a socket of which
+    it has two cores, and emptying that takes longer than most kernels."""
+    if given := os.environ.get(CACHE_BYTES):
+        if not given.isdecimal() or int(given) == 0:
+            raise DeviceError(f"{CACHE_BYTES}={given}: write the bytes of the last-level cache, or unset it")
+        return int(given)
     sizes = [0]
     for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
         text = path.read_text().strip()

@@ -146,7 +146,10 @@ SMALL_SPACES = {
 """Schedules that a kernel has on an H200, counted."""
 
 
-@pytest.mark.parametrize("size", SMALL_SPACES)
+SOME_SLOW = [pytest.param(size, marks=pytest.mark.slow) if size == 47 else size for size in SMALL_SPACES]
+
+
+@pytest.mark.parametrize("size", SOME_SLOW)
 def test_a_kernel_gets_as_many_schedules_as_are_wanted_or_all_that_it_has(size: int) -> None:
     (ast,) = kernels_of(SMALL_SPACES[size]())
     call = WorkloadCall(Region((kernel_of(ast),)), 1)

@@ -152,8 +152,9 @@ def test_replay_tables_have_a_config_and_their_columns_explained() -> None:
 @pytest.mark.parametrize("name", ["h200", "cpu"])
 def test_the_recorded_datasets_have_todays_card(name: str) -> None:
     folder = ROOT / "datasets" / name
-    assert render_card(read_export(folder)) == (folder / CARD).read_text(encoding="utf-8")
-    stored = read_export(folder).stored()
+    data = read_export(folder)
+    assert render_card(data) == (folder / CARD).read_text(encoding="utf-8")
+    stored = data.stored()
     assert stored is not None and 0 < stored["median_s"].null_count < len(stored) / 50
 
 

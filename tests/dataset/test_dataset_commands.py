@@ -31,7 +31,7 @@ def generated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert "complete" in first.stdout
     again = ended(main, *arguments, "--schedules-per-kernel", "2", "--budget", "60s")
     assert "0 schedules measured" in again.stdout, "what is known is not measured again"
-    more = ended(main, *arguments, "--schedules-per-kernel", "60", "--budget", "1s")
+    more = ended(main, *arguments, "--schedules-per-kernel", "60", "--budget", "0.01s")
     assert "budget reached" in more.stdout and more.returncode == ExitCode.BUDGET_HIT, more.stderr
     assert "give a larger --budget" in more.stderr
     return out

@@ -505,15 +505,17 @@ def test_an_export_with_checksums_to_match_is_still_not_trusted(path: Path, tmp_
         replaced("runs.json", b'{"r": {"name": 1}}').runs()
 
 
+@pytest.mark.parametrize("most", [16, pytest.param(160, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ["runs.json", "targets.json", "toolchains.json", "workloads.json"])
-def test_json_of_other_types_is_refused_in_one_line(path: Path, tmp_path: Path, name: str) -> None:
+def test_json_of_other_types_is_refused_in_one_line(path: Path, tmp_path: Path, name: str, most: int) -> None:
     """Whatever stands where: the card and the statistics read all of it."""
     folder = tmp_path / "out"
     exported(path, folder)
     text, refused = (folder / name).read_text(), 0
     values = (None, [], {}, [None], -1, 1e999, "x", "\ud800", True, 2**70)
     cases = [(place, value) for place in places(json.loads(text)) for value in values]
-    for place, value in random.Random(0).sample(cases, min(40, len(cases))):
+    cases = random.Random(0).sample(cases, min(most, len(cases)))
+    for place, value in cases:
         content = json.loads(text)
         inner = content
         for key in place[:-1]:
@@ -526,7 +528,7 @@ def test_json_of_other_types_is_refused_in_one_line(path: Path, tmp_path: Path, 
         except DataError as error:
             assert "\n" not in str(error)
             refused += 1
-    assert refused > 10
+    assert refused > len(cases) / 4
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from kcg.compat.tiny import dtypes
+from kcg.errors import DeviceError
 from kcg.kernel.compile import compile_schedule
 from kcg.kernel.opts.schedule import RAW
 from kcg.measure import child, device_info
@@ -182,3 +183,15 @@ def test_faster_than_the_hardware_is_rejected_and_surprisingly_fast_is_verified(
     outcome = time_it(recheck_below_s=1.0)
     assert outcome.wrong == "" and len(outcome.samples_s) >= 5
     assert "suspicion" in dict(outcome.spent_s) and "suspicion" not in dict(time_it().spent_s)
+
+
+def test_who_has_a_part_of_a_machine_says_how_large_its_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KCG_CACHE_BYTES", str(8 << 20))
+    ours = detect("CPU:X86", 1)[0]
+    assert ours == replace(TARGET, cache_bytes=8 << 20) and ours.fingerprint != TARGET.fingerprint
+    monkeypatch.delenv("KCG_CACHE_BYTES")
+    assert detect("CPU:X86", 1)[0].cache_bytes > 0, "what the system says"
+    for wrong in ("8M", "-1", "0"):
+        monkeypatch.setenv("KCG_CACHE_BYTES", wrong)
+        with pytest.raises(DeviceError, match=f"KCG_CACHE_BYTES={wrong}: write the bytes"):
+            detect("CPU:X86", 1)

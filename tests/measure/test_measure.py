@@ -17,7 +17,7 @@ from kcg.kernel.codec import kernel_of
 from kcg.kernel.opts.schedule import RAW, Opt, schedule_of
 from kcg.kernel.opts.space import KernelSpace
 from kcg.measure import lifetime
-from kcg.measure.device_info import first_line
+from kcg.measure.device_info import detect, first_line
 from kcg.measure.jobs import PairedJob
 from kcg.measure.protocol import (
     MIN_SAMPLES,
@@ -33,6 +33,7 @@ from kcg.measure.protocol import (
 )
 from kcg.measure.service import MeasureService, Request, paired_rows
 from kcg.measure.verify import references_job
+from kcg.measure.workbench import CacheFlusher
 from kcg.types import CacheState, Measurement, Region, Status
 from tests.kernels import empty, example_region, kernels_of
 
@@ -90,6 +91,18 @@ def test_flush_writes_well_over_the_cache() -> None:
     for device in ("CPU", "CUDA", "METAL"):
         for cache in (0, 32 << 20, 1 << 30):
             assert flush_bytes(device, cache) >= 2 * cache
+
+
+@pytest.mark.parametrize("told", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["told", "own"])
+def test_all_of_the_cache_is_flushed(monkeypatch: pytest.MonkeyPatch, told: bool) -> None:
+    """Of the size that the tests are told of, and of this machine's own."""
+    if not told:
+        monkeypatch.delenv("KCG_CACHE_BYTES")
+    target = detect(DEV, 1)[0]
+    flusher = CacheFlusher(target)
+    assert flusher._host is not None and flusher._host.nbytes == flusher.size >= 2 * target.cache_bytes > 0
+    flusher.flush()
+    assert flusher._host.min() == flusher._host.max() == 2, "every byte of it is written"
 
 
 # -- service

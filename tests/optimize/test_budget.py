@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import sqlite3
-import subprocess
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -31,15 +30,10 @@ from kcg.optimize.settings import Settings
 from kcg.optimize.work import Candidates, Measured, RegionWork
 from kcg.search.problem import Observation
 from kcg.types import ModelCheck, RegionResult, Result, Schedule, Status
-from tests.commands import python
-from tests.optimize_run import Begun, begun
+from tests.optimize_run import Begun, begun, optimized
 from tests.sample_result import sample_result
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
-
-
-def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return python("-m", "kcg.optimize", *arguments)
 
 
 def samplers(folder: Path) -> list[str]:
@@ -100,7 +94,7 @@ def test_each_exit_code_has_its_line() -> None:
 
 
 def test_an_unjudged_kernel_keeps_its_schedule_and_is_named_and_the_rest_is_optimised(tmp_path: Path) -> None:
-    done = run(SCRIPTS / "half_unjudged.py", "--measurements", "8", "--report", tmp_path)
+    done = optimized(SCRIPTS / "half_unjudged.py", "--measurements", "8", "--report", tmp_path)
     result = read_result(tmp_path / "RESULT.json")
     unjudged, other = sorted(result.regions, key=lambda row: row.outcome != "unjudged")
     assert unjudged.outcome == "unjudged" and unjudged.note == "most outputs are not numbers (seed 0)"
@@ -118,7 +112,7 @@ def test_an_unjudged_kernel_keeps_its_schedule_and_is_named_and_the_rest_is_opti
 
 
 def test_a_run_in_which_all_is_unjudged_has_searched_nothing(tmp_path: Path) -> None:
-    done = run(SCRIPTS / "half_unjudged.py", "--report", tmp_path, "--", "alone")
+    done = optimized(SCRIPTS / "half_unjudged.py", "--report", tmp_path, "--", "alone")
     assert done.returncode == ExitCode.BUDGET_HIT, done.stderr
     result = read_result(tmp_path / "RESULT.json")
     assert [row.outcome for row in result.regions] == ["unjudged"] and not result.complete
@@ -127,7 +121,7 @@ def test_a_run_in_which_all_is_unjudged_has_searched_nothing(tmp_path: Path) -> 
 
 
 def test_a_budget_too_short_to_search_in_is_reported_with_one_that_is_not(tmp_path: Path) -> None:
-    done = run(SCRIPTS / "one_layer.py", "--budget", "1s", "--report", tmp_path, "--quiet", "--", "8")
+    done = optimized(SCRIPTS / "one_layer.py", "--budget", "1s", "--report", tmp_path, "--quiet", "--", "8")
     assert done.returncode == ExitCode.BUDGET_HIT, done.stderr
     (line,) = [
         line for line in done.stderr.splitlines() if line.startswith("the budget of 1 s is too short to search in")
@@ -140,7 +134,7 @@ def test_a_budget_too_short_to_search_in_is_reported_with_one_that_is_not(tmp_pa
 
 
 def test_a_kernel_without_a_candidate_is_not_judged_and_not_called_verified(tmp_path: Path) -> None:
-    done = run(SCRIPTS / "one_layer.py", "--search", "hand-coded", "--report", tmp_path, "--", "8")
+    done = optimized(SCRIPTS / "one_layer.py", "--search", "hand-coded", "--report", tmp_path, "--", "8")
     assert done.returncode == ExitCode.BUDGET_HIT, "it searched nothing, whoever asked for that"
     (row,) = read_result(tmp_path / "RESULT.json").regions
     assert row.outcome == "not searched" and row.chosen == row.baseline and row.after_s == row.before_s > 0

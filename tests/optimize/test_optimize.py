@@ -31,6 +31,7 @@ from kcg.predictor.choice import SHIPPED
 from kcg.provenance import provenance
 from kcg.types import ModelCheck
 from kcg.workloads.capture import lazy_workload
+from tests.optimize_run import optimized
 from tests.sample_result import sample_result
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "two_layers.py"
@@ -159,7 +160,7 @@ def _wait_for_rows(journal: Path, count: int, process: subprocess.Popen[str]) ->
 
 
 def test_kill_9_in_the_middle_then_resume_measures_nothing_twice(tmp_path: Path) -> None:
-    arguments = (SMALL, "--budget", "300s", "--measurements", "7", "--report", tmp_path)
+    arguments = (SMALL, "--predictor", "roofline", "--budget", "300s", "--measurements", "7", "--report", tmp_path)
     process = subprocess.Popen(
         command(*arguments, "--", "8"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -171,7 +172,7 @@ def test_kill_9_in_the_middle_then_resume_measures_nothing_twice(tmp_path: Path)
     _, alive = psutil.wait_procs(children, timeout=20)
     assert not alive, "no child survives its parent"
     before = _rows(journal)
-    done = run(*arguments, "--resume", "--json", "--", "8")
+    done = optimized(*arguments, "--resume", "--json", "--", "8")
     assert done.returncode in (ExitCode.OK, ExitCode.NOTHING_IMPROVED), done.stderr
     after = _rows(journal)
     assert after[: len(before)] == before, "nothing acknowledged is lost"
@@ -199,7 +200,7 @@ def test_who_is_interrupted_writes_the_best_so_far_and_says_how_to_resume(
     tmp_path: Path, signals: list[signal.Signals]
 ) -> None:
     """`timeout` sends SIGTERM to its child, and then to the group."""
-    arguments = (SMALL, "--budget", "300s", "--report", tmp_path)
+    arguments = (SMALL, "--predictor", "roofline", "--budget", "300s", "--report", tmp_path)
     process = subprocess.Popen(
         command(*arguments, "--", "8"),
         stdout=subprocess.PIPE,
@@ -273,7 +274,7 @@ def test_what_another_workload_left_is_not_gone_on_with(tmp_path: Path) -> None:
 
 
 def test_dry_run_measures_and_writes_nothing(tmp_path: Path) -> None:
-    done = run(SMALL, "--device", "CPU", "--dry-run", "--json", "--report", tmp_path / "none", "--", "6")
+    done = optimized(SMALL, "--device", "CPU", "--dry-run", "--json", "--report", tmp_path / "none", "--", "6")
     assert done.returncode == ExitCode.OK, done.stderr
     plan = json.loads(done.stdout)
     assert len(plan["kernels"]) == 1 and plan["kernels"][0]["calls"] == 4
@@ -302,6 +303,7 @@ SCHNELL = "black-forest-labs/FLUX.1-schnell"  # kcg's workload is dev
         (["flux", "--search", "tinygrad-beam:0"], ExitCode.USAGE, "write a width"),
         (["flux", "--measurements", "-1"], ExitCode.USAGE, "negative"),
         (["flux", "--device", "TPU"], ExitCode.DEVICE_UNUSABLE, "unknown device"),
+        (["flux", "--device", "CUDA"], ExitCode.DEVICE_UNUSABLE, "no GPU"),
         (["flux", "--report", "/proc/kcg-cannot-write-here"], ExitCode.USAGE, "cannot write to"),
         (["flux", "--report", ""], ExitCode.USAGE, "--report has no name"),
         (["flux", "--dry-run", "--report", "truncated.json/within"], ExitCode.USAGE, "cannot write to truncated.json"),
@@ -343,8 +345,6 @@ def test_what_is_refused_before_anything_starts_is_one_line_and_an_exit_code(
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
-        (["fluxx"], ExitCode.USAGE, "unknown workload 'fluxx'"),
-        (["flux", "--device", "CUDA"], ExitCode.DEVICE_UNUSABLE, "no GPU"),
         (["raising.py"], ExitCode.USAGE, "raising.py, line 1), before it ran a tinygrad kernel"),
         (["exits.py"], ExitCode.USAGE, "exit code 3"),
         (["idle.py"], ExitCode.USAGE, "ran no tinygrad kernel"),
@@ -379,7 +379,7 @@ def test_a_failed_verification_is_explained_in_one_line() -> None:
 def test_resuming_from_a_corrupt_journal_is_refused_and_it_is_kept(tmp_path: Path) -> None:
     (tmp_path / "journal.sqlite").write_bytes(b"SQLite format 3\x00" + b"garbage" * 500)
     before = (tmp_path / "journal.sqlite").read_bytes()
-    done = run(SMALL, "--resume", "--report", tmp_path, "--budget", "20s", "--", "16")
+    done = optimized(SMALL, "--resume", "--report", tmp_path, "--budget", "20s", "--", "16")
     assert done.returncode == ExitCode.USAGE, done.stderr
     assert "Traceback" not in done.stderr
     assert (tmp_path / "journal.sqlite").read_bytes() == before

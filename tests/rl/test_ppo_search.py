@@ -20,8 +20,8 @@ from kcg.rl.policy import Policy, PolicyNet, RolloutSettings, _Acting, policy_se
 from kcg.search.problem import Ledger, Observation, Problem, Trials
 from kcg.search.replay import ReplayTable, constant_predict, oracle_predict
 from kcg.types import Prediction, Schedule, Status
-from tests.commands import python
 from tests.env_tasks import observer_of, recorded_observer, recorded_table
+from tests.optimize_run import optimized
 from tests.policies import ABOUT, SMALL, opinionated, roofline
 from tests.replay_table import noisy_predict
 from tests.table_search import best_s, predicted_within_budget
@@ -126,8 +126,7 @@ def test_a_device_without_a_policy_of_its_own_gets_that_of_cuda() -> None:
 def test_the_command_searches_with_it_to_a_verified_result(tmp_path: Path) -> None:
     program = "from tinygrad import Tensor\nx = Tensor.empty(512, 512)\nfor _ in range(3): x.sum(0).realize()"
     limits = ["--budget", "300s", "--measurements", "12", "--no-script-check"]
-    command = ["-m", "kcg.optimize", "-c", program, "--search", "ppo", *limits, "--json", "--quiet", "--report"]
-    done = python(*command, tmp_path, cwd=tmp_path)
+    done = optimized("-c", program, "--search", "ppo", *limits, "--json", "--quiet", "--report", tmp_path)
     assert done.returncode in (ExitCode.OK, ExitCode.NOTHING_IMPROVED), done.stderr
     (kernel,) = json.loads(done.stdout)["kernels"]
     assert kernel["outcome"] in ("improved", "kept") and kernel["after_s"] <= kernel["before_s"]
