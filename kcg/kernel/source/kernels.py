@@ -95,9 +95,9 @@ def compiled_ptx(
     capability = int(re.sub(r"\D", "", view.target.arch))
     with triton.knobs.compilation.scope():
         triton.knobs.compilation.disable_line_info = True  # it would put the file's place into the code's identity
-        made = triton.compile(
-            source, target=GPUTarget("cuda", capability, 32), options={"num_warps": warps, "num_stages": stages}
-        )
+        # products and sums are fused, whatever a version's default is
+        options = {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": True}
+        made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     text, entry = without_scratch(str(made.asm["ptx"]), len(pointers))
     return TritonCode(text, entry, 32 * int(made.metadata.num_warps), int(made.metadata.shared))
 
