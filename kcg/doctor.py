@@ -130,7 +130,7 @@ def _compilers() -> list[Finding]:
 
 def _tile_programs(target: Target) -> list[Finding]:
     """What compiles tile programs: Triton and its assembler. On a CPU there is nothing to say."""
-    from kcg.kernel.tile.assembler import PATH_VARIABLE, assembler
+    from kcg.compat.assembler import PATH_VARIABLE, assembler
     from kcg.kernel.tile.targets import missing, supported, triton_version
 
     if not supported(target):

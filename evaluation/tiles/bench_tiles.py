@@ -35,10 +35,10 @@ from evaluation.tiles.cases import SECTIONS, Case, Sums, all_calls, cases
 from evaluation.tiles.generating import sample, shares, summed
 from evaluation.tiles.summary import GROUPS, headline, micro, seconds, share, tables
 from kcg.cli import guarded, record_results
+from kcg.compat.assembler import PATH_VARIABLE, assembler
 from kcg.compat.device import choose_device, prepare
 from kcg.errors import KcgError, UnknownName, UsageError
 from kcg.kernel.kinds import describe
-from kcg.kernel.tile.assembler import PATH_VARIABLE, assembler
 from kcg.kernel.tile.targets import triton_version
 from kcg.measure.service import MeasureService
 from kcg.optimize.settings import parse_budget

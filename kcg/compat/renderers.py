@@ -8,19 +8,13 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import importlib.util
-import re
-import shutil
-import subprocess
-import tempfile
-from pathlib import Path
 from typing import Any
 
 from tinygrad.codegen.opt import tc
 from tinygrad.renderer.cstyle import ClangRenderer, CUDARenderer, HIPRenderer, MetalRenderer
 from tinygrad.renderer.isa.x86 import X86Renderer
 
-from kcg.compat.tiny import CompileError, Compiler, Renderer, TinyTarget
+from kcg.compat.tiny import Compiler, Renderer, TinyTarget
 from kcg.errors import DeviceError
 from kcg.types import Target
 
@@ -118,32 +112,6 @@ def machine_code(source: str, renderer: Any) -> bytes:
     """
     take = getattr(renderer.compiler, "take_cubin", None)
     return bytes(take(source)) if take is not None else b""
-
-
-def assembled_ptx(text: str, arch: str) -> bytes:
-    """PTX text as machine code; empty where there is no `ptxas`, on the path or in Triton's wheel: then the driver
-    assembles it when it is loaded. Raises CompileError, in one line."""
-    if (ptxas := _ptxas()) is None:
-        return b""
-    named = re.search(r"^\s*\.target\s+(\w+)", text, re.MULTILINE)  # sm_90a code runs on an sm_90 device
-    with tempfile.TemporaryDirectory(prefix="kcg-ptx-") as folder:
-        source, cubin = Path(folder) / "kernel.ptx", Path(folder) / "kernel.cubin"
-        source.write_text(text)
-        command = [ptxas, f"--gpu-name={named[1] if named else arch}", str(source), "-o", str(cubin)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            raise CompileError(done.stderr.replace(str(source), "source") or "ptxas failed")
-        return cubin.read_bytes()
-
-
-def _ptxas() -> str | None:
-    if (found := shutil.which("ptxas")) is not None:
-        return found
-    spec = importlib.util.find_spec("triton")
-    if spec is None or spec.origin is None:
-        return None
-    packaged = Path(spec.origin).parent / "backends" / "nvidia" / "bin" / "ptxas"
-    return str(packaged) if packaged.is_file() else None
 
 
 @functools.cache

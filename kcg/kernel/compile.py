@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from kcg.compat.assembler import assemble, assembler
 from kcg.compat.programs import begins_with, compile_c, compiler_words
-from kcg.compat.renderers import assembled_ptx, compiling_renderer, machine_code, planning_renderer, tiny_target
+from kcg.compat.renderers import compiling_renderer, machine_code, planning_renderer, tiny_target
 from kcg.compat.scheduling import hand_coded, initial_state, to_tiny, with_device
 from kcg.compat.tiny import AddrSpace, CompileError, Context, KernelInfo, Ops, TinyELF, dtypes, to_program
 from kcg.errors import ScheduleError
@@ -151,7 +152,8 @@ def _assembled(body: SourceBody, target: Target) -> bytes:
     if body.language == MACHINE:
         return body.machine_code
     if body.language == PTX:
-        return assembled_ptx(body.source, target.arch) or body.source.encode() + b"\0"
+        using = assembler()  # without one the driver assembles it when it is loaded
+        return assemble(body.source, using).cubin if using is not None else body.source.encode() + b"\0"
     if body.language == "CLANG":
         binary = compile_c(body.source, tiny_target(target))
         if not begins_with(binary, body.entry):

@@ -270,7 +270,7 @@ def first_line(error: BaseException) -> str:
 
 def _assembler(target: Target) -> str:
     """The assembler of tile programs; empty where there are none for the target."""
-    from kcg.kernel.tile.assembler import assembler
+    from kcg.compat.assembler import assembler
     from kcg.kernel.tile.targets import supported
 
     using = assembler() if supported(target) and _version("triton") else None

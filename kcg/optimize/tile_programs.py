@@ -64,8 +64,8 @@ def remade(result: Result, *, to_run: bool = True) -> Remade:
 def why_not_here(result: Result, *, to_run: bool = True) -> str:
     """What stands against making all tile programs of a result on this machine, or running them; empty where nothing
     does."""
+    from kcg.compat.assembler import assembler
     from kcg.compat.standalone import nvidia_driver
-    from kcg.kernel.tile.assembler import assembler
     from kcg.kernel.tile.targets import missing, triton_version
 
     if problem := missing(result.target):

@@ -16,13 +16,13 @@ import pytest
 from tinygrad import Tensor
 
 import kcg
+from kcg.compat.assembler import assembler
 from kcg.compat.device import prepare
 from kcg.errors import MismatchError
 from kcg.kernel.codec import kernel_of
 from kcg.kernel.installing import plain_program
 from kcg.kernel.opts.planner import ACTION_SPACE_VERSION
 from kcg.kernel.opts.space import KernelSpace
-from kcg.kernel.tile.assembler import assembler
 from kcg.kernel.tile.compile import compile_tile
 from kcg.kernel.tile.ir import read_kernel
 from kcg.kernel.tile.parameters import POINTER, TileParameters

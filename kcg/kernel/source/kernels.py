@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from kcg.compat.assembler import assembler
 from kcg.compat.renderers import compiling_renderer
 from kcg.compat.standalone import CORE_ID
 from kcg.compat.tiny import AddrSpace, AxisType, Context, KernelInfo, Ops, UOp, dtypes, to_program
@@ -97,6 +98,8 @@ def compiled_ptx(
         triton.knobs.compilation.disable_line_info = True  # it would put the file's place into the code's identity
         # products and sums are fused, whatever a version's default is
         options = {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": True}
+        if (using := assembler()) is not None:
+            options["ptx_version"] = using.ptx_version
         made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     text, entry = without_scratch(str(made.asm["ptx"]), len(pointers))
     return TritonCode(text, entry, 32 * int(made.metadata.num_warps), int(made.metadata.shared))

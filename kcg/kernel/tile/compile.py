@@ -21,11 +21,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from kcg.compat.assembler import Assembler, assemble, assembler
 from kcg.compat.tiny import DType, dtypes
 from kcg.errors import ScheduleError, UsageError
 from kcg.files import write_whole
 from kcg.kernel.program import BoundLaunch, Compiled, Program, ProgramLaunch, Scratch
-from kcg.kernel.tile.assembler import Assembler, assemble, assembler
 from kcg.kernel.tile.emit import POINTERS, TYPES
 from kcg.kernel.tile.generate import generate_kernel
 from kcg.kernel.tile.ir import TileKernel, read_kernel

@@ -7,7 +7,7 @@ import importlib.util
 import re
 from importlib import metadata
 
-from kcg.kernel.tile.assembler import assembler
+from kcg.compat.assembler import assembler
 from kcg.types import Target
 
 LEAST = 80  # sm_80: what tensor cores and asynchronous copies of the generated programs need

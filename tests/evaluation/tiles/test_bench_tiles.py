@@ -26,10 +26,10 @@ from evaluation.tiles.generating import Cost, summed
 from evaluation.tiles.pairing import Order, Settings, Table, apart, in_torch, reference, tensors_of
 from evaluation.tiles.searching import Searches, strategies
 from evaluation.tiles.summary import COLUMNS, GROUPS, headline, table, tables
+from kcg.compat.assembler import assembler
 from kcg.kernel.codec import ast_of, kernel_of
 from kcg.kernel.kinds import kind_named, space_of
 from kcg.kernel.reference import evaluate, sample_points
-from kcg.kernel.tile.assembler import assembler
 from kcg.kernel.tile.ir import read_kernel
 from kcg.kernel.tile.targets import triton_version
 from kcg.measure.service import MeasureService

@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 from tinygrad import Tensor, Variable
 
+from kcg.compat.assembler import Assembler
 from kcg.errors import ScheduleError
 from kcg.kernel.codec import kernel_of
 from kcg.kernel.compile import to_elf
 from kcg.kernel.kinds import Refusal, describe, kind_named, parse, steps_of
 from kcg.kernel.parts import Part, made_by, schedule_of_parts
 from kcg.kernel.program import Program
-from kcg.kernel.tile.assembler import Assembler
 from kcg.kernel.tile.compile import compile_tile, in_tinygrads_order
 from kcg.kernel.tile.cost import predicted_seconds
 from kcg.kernel.tile.ir import read_kernel

@@ -1,7 +1,7 @@
-"""The assembler of tile programs: NVIDIA's `ptxas`, 13 or newer where one is found, and what it says of a kernel.
+"""The assembler of Triton's programs: NVIDIA's `ptxas`, 13 or newer where one is found, and what it says of a kernel.
 
-ptxas 12.8 and 12.9 turn right programs into faults and NaN (docs/tiles.md). So the driver's own assembler, which is of
-any version, is never asked: what is handed over is machine code.
+ptxas 12.8 and 12.9 turn right programs into faults and NaN (docs/tiles.md). So tile programs never ask the driver's own
+assembler, which is of any version: what is handed over is machine code.
 """
 
 from __future__ import annotations
