@@ -5,8 +5,11 @@ It needs no data: what a correction goes by are the parameters themselves, as lo
 
 from __future__ import annotations
 
+import functools
 import math
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +21,7 @@ from kcg.kernel.tile.space import TileSpace
 from kcg.predictor.correction import CorrectingKernel
 from kcg.predictor.features import Array
 from kcg.predictor.interface import Judge
-from kcg.types import Prediction, Schedule
+from kcg.types import Prediction, Schedule, ScheduleKind
 
 if TYPE_CHECKING:
     from kcg.kernel.kinds import Space
@@ -29,6 +32,7 @@ UNCERTAIN = 0.25
 forms it was never measured."""
 UNKNOWN = 0.6
 USUAL_FAILURES = 0.02
+_NAMES = tuple(field.name for field in fields(TileParameters))
 AXES = 2  # of a tile, as embeddings count them
 
 
@@ -61,8 +65,51 @@ class TileCost:
 
     def of(self, space: Space) -> Judge:
         """One kernel, corrected by what is measured of it."""
-        kernel = CorrectingKernel(self, space)
-        return Judge(kernel.predict, kernel.correct)
+        kernel, blamed = CorrectingKernel(self, space), Blamed()
+
+        def correct(schedules: Sequence[Schedule], measured: Sequence[tuple[Schedule, float]]) -> list[Prediction]:
+            blamed.saw(measured)
+            return [blamed.failing(s, p) for s, p in zip(schedules, kernel.correct(schedules, measured), strict=True)]
+
+        return Judge(kernel.predict, correct)
+
+
+class Blamed:
+    """Values of parameters with which every program of a kernel failed so far: the next one is likely to fail too.
+
+    A rule of the compiler's that nobody wrote down, or functions of less accuracy than a kernel needs: both show in one
+    parameter, and what else a failed program had is cleared by the first one that runs with it.
+    """
+
+    def __init__(self) -> None:
+        self._seen: set[Schedule] = set()
+        self._failed: Counter[tuple[str, Any]] = Counter()
+        self._ran: set[tuple[str, Any]] = set()
+
+    def saw(self, measured: Sequence[tuple[Schedule, float]]) -> None:
+        """Take in what was measured, in seconds; not finite: it failed."""
+        for schedule, seconds in measured:
+            if schedule in self._seen or schedule.kind != ScheduleKind.TILE:
+                continue
+            self._seen.add(schedule)
+            if math.isfinite(seconds):
+                self._ran.update(_values(schedule))
+            else:
+                self._failed.update(_values(schedule))
+
+    def failing(self, schedule: Schedule, prediction: Prediction) -> Prediction:
+        """The prediction with the probability of failure that the worst of its parameters has."""
+        if not self._failed or schedule.kind != ScheduleKind.TILE:
+            return prediction
+        failed = max((self._failed[one] for one in _values(schedule) if one not in self._ran), default=0)
+        likely = (failed + USUAL_FAILURES) / (failed + 1)
+        return replace(prediction, failure_probability=max(prediction.failure_probability, likely))
+
+
+@functools.lru_cache(1 << 16)
+def _values(schedule: Schedule) -> tuple[tuple[str, Any], ...]:
+    p = TileParameters.from_json(schedule.body)
+    return tuple((name, getattr(p, name)) for name in _NAMES)
 
 
 def embedding(p: TileParameters) -> Array:

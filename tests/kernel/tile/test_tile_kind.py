@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 import subprocess
@@ -21,6 +22,7 @@ from kcg.kernel.compile import to_elf
 from kcg.kernel.kinds import Refusal, describe, kind_named, parse, steps_of
 from kcg.kernel.parts import Part, made_by, schedule_of_parts
 from kcg.kernel.program import Program
+from kcg.kernel.tile import targets
 from kcg.kernel.tile.assembler import Assembler
 from kcg.kernel.tile.compile import compile_tile, in_tinygrads_order
 from kcg.kernel.tile.cost import predicted_seconds
@@ -48,6 +50,11 @@ def linear(rows: int = 4096, columns: int = 9216, terms: int = 3072) -> Region:
     """A projection with its bias, as Flux has it."""
     x, weight = empty(rows, terms, dtype="bfloat16"), empty(columns, terms, dtype="bfloat16")
     return region(x @ weight.T + empty(columns, dtype="bfloat16"))
+
+
+@cache
+def gelu_of_a_product() -> Region:
+    return region((empty(4096, 3072, dtype="bfloat16") @ empty(12288, 3072, dtype="bfloat16").T).gelu())
 
 
 @cache
@@ -152,6 +159,7 @@ def test_what_is_not_legal_is_refused_by_name() -> None:
     for wrong in (
         replace(p, num_stages=6),  # shared memory
         replace(p, num_warps=1),  # registers
+        replace(p, tile=(256, 256), num_warps=16, reduce_tile=16, num_stages=2),  # 16 warps have 128 a thread
         replace(p, axes=((1,), (0, 2))),
         replace(p, warp_specialize=True),
         replace(p, tile=(96, 256)),
@@ -220,6 +228,40 @@ def test_the_predictor_of_tile_programs_learns_from_measurements() -> None:
     assert all(b.log_runtime > a.log_runtime for a, b in zip(before, after, strict=True)), "slower than it was thought"
     (foreign,) = cost.predict(of, [Schedule("opts", "[]")])
     assert foreign.failure_probability == 1.0
+
+
+def test_a_parameter_with_which_everything_failed_is_blamed() -> None:
+    of, cost = space(gelu_of_a_product()), TileCost()
+    start = of.start()
+    exact = of.exact(start)
+    assert exact is not None and of.exact(exact) is None and of.parameters(exact).fast_math is False
+    assert space().exact(space().start()) is None, "it has no function of two accuracies"
+    judge = cost.of(of)
+    assert judge.correct is not None
+    wrong = [(s, math.inf) for s in (start, *of.neighbours(start)[:6]) if of.parameters(s).fast_math]
+    usual = judge.predict([start])[0].failure_probability
+    fast, slow = judge.correct([start, exact], [*wrong, (exact, 4e-4)])
+    assert fast.failure_probability > 0.8 and slow.failure_probability == usual
+    right = next(s for s in of.neighbours(start)[6:] if of.parameters(s).fast_math)
+    (fast,) = judge.correct([start], [*wrong, (exact, 4e-4), (right, 4e-4)])
+    assert fast.failure_probability == pytest.approx(usual, abs=0.01), "one that runs clears what it has"
+
+
+@pytest.mark.parametrize(
+    ("assembler", "triton_version", "most"),
+    [("13.0.88", "3.9.0", 6), ("13.0.88", "3.6.0", 4), ("12.8.93", "3.9.0", 0), (None, "", 6)],
+)
+def test_compilers_that_specialise_wrongly_are_not_asked_to(
+    monkeypatch: pytest.MonkeyPatch, assembler: str | None, triton_version: str, most: int
+) -> None:
+    using = Assembler("ptxas", assembler) if assembler is not None else None
+    monkeypatch.setattr(targets, "assembler", lambda: using)
+    monkeypatch.setattr(targets, "triton_version", lambda: triton_version)
+    targets.most_specialized_stages.cache_clear()
+    try:
+        assert targets.most_specialized_stages() == most
+    finally:
+        targets.most_specialized_stages.cache_clear()
 
 
 # ---- the order of parameters, and who made what
