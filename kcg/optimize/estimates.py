@@ -144,11 +144,7 @@ class Estimates:
     def sides(self) -> list[tuple[RegionWork, Schedule]]:
         """The baseline and the first candidate of everything that is to be judged."""
         due = [work for work in self.works if self.is_due(work)]
-        return [
-            (work, schedule)
-            for work in due
-            for schedule in (work.space.baseline(), *work.candidates[:1], *work.tile_candidates[:1])
-        ]
+        return [(work, schedule) for work in due for schedule in work.firsts]
 
     def final_cost_s(self) -> float:
         """What judging what has a candidate, and then the whole model, is expected to take, in seconds.

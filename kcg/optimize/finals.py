@@ -81,6 +81,7 @@ class Judge:
             for count, work in enumerate(order, 1):
                 if self._allows(pace, work):
                     with pace.judging(work):
+                        self._compare_kinds(work)
                         judged[work.id] = self._with_offers(work, self.compare_found(work))
                 else:
                     judged[work.id] = self._with_offers(work, self._too_late(work))
@@ -108,6 +109,16 @@ class Judge:
                 f"the budget left no time to judge {self._undecided} of {count} kernels: they keep "
                 "tinygrad's own schedule"
             )
+
+    def _compare_kinds(self, work: RegionWork) -> None:
+        """Compare the best of each kind with the baseline and with each other, all in the same turns: where tile
+        programs were found, it takes a third of the time that comparing them two by two takes."""
+        if not work.tile_candidates:
+            return
+        sides = [self._comparisons.side(work, schedule) for schedule in work.firsts]
+        usable = {side.compiled.binary_hash: side for side in reversed(sides) if not isinstance(side, str)}
+        if not isinstance(sides[0], str) and len(usable) > 1:
+            self._comparisons.compare_jointly(work, [*usable.values()][::-1])
 
     # ---- what the search found ----
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from kcg.kernel.symbolic import End, at_values, ends_of
 from kcg.optimize.ends import mean, observed
@@ -31,6 +31,14 @@ if TYPE_CHECKING:
     from kcg.kernel.kinds import Space
 
 TRIES = 2  # candidates of a search that are judged per region, the second only if the first is wrong
+
+
+@runtime_checkable
+class HasExact(Protocol):
+    """A space of programs whose functions may be less accurate than they could be."""
+
+    def exact(self, schedule: Schedule) -> Schedule | None:
+        """The same with functions in full accuracy; None where that is the same program."""
 
 
 @dataclass(frozen=True)
@@ -202,9 +210,17 @@ class RegionWork:
 
     @property
     def tile_candidates(self) -> list[Schedule]:
-        """The tile programs that a search found faster than everything else, fastest first."""
+        """The tile programs that a search found faster than everything else, fastest first; behind the first the same
+        with functions in full accuracy, where it has others: it is what remains if those prove wrong."""
         limit = min((o.time_s for o in [*self.known.values()]), default=0.0)
-        return [s for s in _ranked(self.of_tiles) if self.of_tiles[s].time_s < limit][:TRIES]
+        faster = [s for s in _ranked(self.of_tiles) if self.of_tiles[s].time_s < limit][:TRIES]
+        exact = self.tiles.exact(faster[0]) if faster and isinstance(self.tiles, HasExact) else None
+        return list(dict.fromkeys([*faster[:1], *([exact] if exact is not None else []), *faster[1:]]))
+
+    @property
+    def firsts(self) -> list[Schedule]:
+        """What is compared first: the baseline, and of each kind the best candidate."""
+        return [self.space.baseline(), *self.candidates[:1], *self.tile_candidates[:1]]
 
     def named(self, schedule: Schedule) -> tuple[str, str]:
         """What a schedule of its spaces is called, and that in words."""
