@@ -7,6 +7,7 @@ and takes over what an earlier run saw of the same.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
@@ -14,11 +15,13 @@ from functools import cached_property, partial
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
-from kcg.errors import DeviceError
+from kcg.errors import DeviceError, UsageError
 from kcg.kernel.parts import made_by
 from kcg.kernel.source.body import source_body
+from kcg.kernel.tile.kind import is_delicate
+from kcg.measure import stress
 from kcg.measure.device_info import first_line
-from kcg.measure.jobs import JointJob, PairedJob, PairedOutcome
+from kcg.measure.jobs import JointJob, PairedJob, PairedOutcome, StressJob
 from kcg.measure.pools import ServiceClosed
 from kcg.measure.protocol import median, median_interval, spread
 from kcg.measure.service import paired_rows
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
     from kcg.optimize.work import RegionWork
 
 TIMEOUT_S = 120.0  # of one comparison, at least
+SLOWER = 5.0  # than it is expected to take, stress is stopped
 RUNS = 200  # launches of one, with room for samples that are taken again
 REFERENCES_TIMEOUT_S = 30.0  # references of one region, in a process beside
 
@@ -244,6 +248,43 @@ class Comparisons:
         self._record(job, outcome, before, after)
         self._kept.add(work, sides, outcome, end.variables)  # last: where it is kept, its measurements are
         return Compared(before, after, outcome)
+
+    def stress(self, work: RegionWork, schedule: Schedule) -> str:
+        """Why a schedule that was verified and timed is out after all: it failed under stress, or there was no time for
+        that. Empty where it passed, now or before, and where it does not have to."""
+        if not is_delicate(schedule):
+            return ""
+        side = self.side(work, schedule)
+        if isinstance(side, str):
+            return f"rejected: it does not compile again: {side}"
+        for end in work.ends:
+            if why := self._stress_at(work, end, side):
+                return ends.reason_at(work.ends, end, why)
+        return ""
+
+    def _stress_at(self, work: RegionWork, end: End, side: Side) -> str:
+        service, estimates = self._device.service, self._estimates
+        compiled = side.compiled.at(end.variables)
+        key = (work.call.region, compiled.binary_hash, *service.facts, end.variables)
+        if stress.has_passed(*key):
+            return ""
+        expected_s = estimates.stress_s(work, side.schedule)
+        job = StressJob(work.call.region, compiled, service.target, end.variables)
+        future = service.stress(job, timeout_s=TIMEOUT_S + SLOWER * expected_s)
+        _, waiting = wait([future], timeout=estimates.budget.patience_s(expected_s))
+        if waiting:
+            return f"not judged: the budget was over before its {stress.LAUNCHES} launches were"
+        try:
+            wrong = future.result().wrong
+        except (DeviceError, ServiceClosed):
+            raise
+        except Exception as error:  # a fault or a hang
+            wrong = f"{type(error).__name__}: {first_line(error)}"
+        if wrong:
+            return f"rejected: wrong under stress: {wrong}"
+        with contextlib.suppress(UsageError):  # where nothing can be kept it runs again next time
+            stress.keep_pass(*key)
+        return ""
 
     def _record(self, job: PairedJob, outcome: PairedOutcome, before: Side, after: Side | None) -> None:
         """Journal the samples of both sides."""

@@ -128,6 +128,15 @@ class RegionWork:
         return round(mean(self.ends, [least_bytes_of_region(self.call.region, self._asts(v)) for v in self.bindings]))
 
     @functools.cached_property
+    def output_bytes(self) -> int:
+        """What its buffers take that are written, in bytes."""
+        from kcg.kernel.codec import ast_of
+        from kcg.measure.inputs import buffers_of_kernels
+
+        infos = buffers_of_kernels([ast_of(kernel) for kernel in self.call.region.kernels])
+        return sum(info.nbytes for info in infos if info.is_output)
+
+    @functools.cached_property
     def operations(self) -> float:
         """Arithmetic of one call."""
         from kcg.kernel.analysis import arithmetic
@@ -221,6 +230,11 @@ class RegionWork:
     def firsts(self) -> list[Schedule]:
         """What is compared first: the baseline, and of each kind the best candidate."""
         return [self.space.baseline(), *self.candidates[:1], *self.tile_candidates[:1]]
+
+    def seconds_of(self, schedule: Schedule) -> float:
+        """What one call took with a schedule in the search; what its baseline takes where that is not known."""
+        seen = self.known.get(schedule) or self.of_tiles.get(schedule)
+        return seen.runtime_s or self.baseline_s if seen is not None else self.baseline_s
 
     def named(self, schedule: Schedule) -> tuple[str, str]:
         """What a schedule of its spaces is called, and that in words."""
