@@ -237,9 +237,13 @@ class RegionWork:
         return seen.runtime_s or self.baseline_s if seen is not None else self.baseline_s
 
     def named(self, schedule: Schedule) -> tuple[str, str]:
-        """What a schedule of its spaces is called, and that in words."""
-        space = self.tiles if schedule.kind == ScheduleKind.TILE and self.tiles is not None else self.space
-        return space.name(schedule), space.legend(schedule)
+        """What the program of a schedule of its spaces is called in tables, and what the schedule does, in words.
+
+        A tile program has the name that tinygrad gives its kernel: what it is stands in its schedule.
+        """
+        if schedule.kind == ScheduleKind.TILE and self.tiles is not None:
+            return self.space.name(self.space.baseline()), self.tiles.legend(schedule)
+        return self.space.name(schedule), self.space.legend(schedule)
 
 
 def _ranked(known: Mapping[Schedule, Observation]) -> list[Schedule]:
