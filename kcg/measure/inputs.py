@@ -23,7 +23,7 @@ from kcg.errors import DeviceError, KcgError
 from kcg.kernel.chain import covers
 from kcg.kernel.compile import compile_schedule, to_elf
 from kcg.kernel.projection import exact_density
-from kcg.types import Region, Schedule, Target, content_id
+from kcg.types import Region, Target, content_id
 
 Array = np.ndarray[Any, Any]
 
@@ -760,14 +760,13 @@ class DeviceFill:
                 raise DeviceError(f"{self.device} does not fill a buffer right: it cannot be trusted")
 
 
-def launcher_of(ast: UOp, target: Target, *, schedule: Schedule | None = None) -> Callable[..., None]:
-    """A kernel of kcg's own, by default as tinygrad schedules it: launches it, without waiting, on its buffers in slot
-    order."""
+def launcher_of(ast: UOp, target: Target) -> Callable[..., None]:
+    """A kernel of kcg's own, as tinygrad schedules it: launches it, without waiting, on its buffers in slot order."""
     from kcg.kernel.codec import kernel_of
     from kcg.kernel.kinds import baseline_of
 
     region = Region((kernel_of(ast),))
-    compiled = compile_schedule(region, schedule or baseline_of(region, target), target)
+    compiled = compile_schedule(region, baseline_of(region, target), target)
     runtime = Device[target.device].runtime(to_elf(compiled, target, as_tinygrad=False))
 
     def launch(*buffers: Any) -> None:

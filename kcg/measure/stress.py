@@ -20,7 +20,7 @@ from kcg.compat.tiny import Buffer, KernelInfo, UOp, dtypes
 from kcg.files import write_whole
 from kcg.measure.inputs import launcher_of
 from kcg.measure.workbench import GUARD_BYTES, Workbench, copied
-from kcg.types import Region, Schedule, ScheduleKind, Target, Toolchain, Variables, canonical_json
+from kcg.types import Region, Target, Toolchain, Variables, canonical_json
 
 if TYPE_CHECKING:
     from kcg.kernel.program import Executable
@@ -35,7 +35,6 @@ PASSES: Final = 2.5  # over an output, for each launch: two to compare it, a par
 SHARE: Final = 0.5  # of the memory's bandwidth that these reach
 
 ROW: Final = GUARD_BYTES // 4  # words; outputs are compared in whole rows, behind them are at least as many guard bytes
-ON_GPU: Final = Schedule(ScheduleKind.OPTS, canonical_json([["UPCAST", 0, 4], ["LOCAL", 0, 128]]))
 
 
 def stressed(
@@ -80,7 +79,7 @@ class _Output:
         self.slot, self.in_place, self._itemsize = slot, info.is_input, info.itemsize
         words = -(-info.nbytes // (4 * ROW)) * ROW
         self._view = bench.with_guards(slot, 4 * words)
-        self._copy, self._compare = (_launcher(make(words), bench.target) for make in (_copying, _marking))
+        self._copy, self._compare = (launcher_of(make(words), bench.target) for make in (_copying, _marking))
         self._right, self._before, self._marks = (
             Buffer(bench.device, self._view.nbytes, dtypes.uint8).allocate() for _ in range(3)
         )
@@ -101,10 +100,6 @@ class _Output:
         """The first element that was different after any launch."""
         marked = copied(self._marks).view("uint32").nonzero()[0]
         return int(marked[0]) * 4 // self._itemsize if marked.size else None
-
-
-def _launcher(ast: UOp, target: Target) -> Callable[..., None]:
-    return launcher_of(ast, target, schedule=ON_GPU if target.has_local else None)
 
 
 def _marking(count: int) -> UOp:

@@ -14,7 +14,6 @@ from tinygrad import Tensor
 from kcg.kernel.codec import kernel_of
 from kcg.kernel.compile import compile_schedule
 from kcg.kernel.kinds import baseline_of, kind_named
-from kcg.kernel.opts.space import KernelSpace
 from kcg.kernel.program import Executable
 from kcg.kernel.tile.kind import is_delicate
 from kcg.kernel.tile.space import TileSpace
@@ -28,7 +27,6 @@ from kcg.measure.verify import CheckedBench
 from kcg.types import Region, Target, Toolchain
 from tests.kernel.tile.running import HAS_TRITON, WITHOUT
 from tests.kernels import empty, kernels_of
-from tests.known_targets import KNOWN_TARGETS
 
 TARGET: Target = detect("CPU:X86", 1)[0]
 
@@ -130,13 +128,6 @@ def test_a_pass_is_kept_by_binary_gpu_and_driver(tmp_path: Path, monkeypatch: py
 def test_what_stress_takes_follows_from_the_program_and_its_output() -> None:
     assert stress.expected_s(1e-3, 0, TARGET) == pytest.approx(stress.LAUNCHES * 1e-3)
     assert stress.expected_s(1e-9, 0, TARGET) == stress.LAUNCHES * stress.HOST_S, "no shorter than the host allows"
-
-
-def test_the_kernels_that_compare_are_legal_on_a_gpu() -> None:
-    target = KNOWN_TARGETS["sm_90"]
-    for count in (stress.ROW, 30 * stress.ROW):
-        for ast in (stress._marking(count), stress._copying(count)):
-            KernelSpace(Region((kernel_of(ast),)), target).check(stress.ON_GPU)
 
 
 @pytest.mark.gpu
