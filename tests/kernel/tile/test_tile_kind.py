@@ -9,6 +9,8 @@ import random
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -32,7 +34,10 @@ from kcg.kernel.tile.prior import default_parameters
 from kcg.kernel.tile.program import TileRefusal
 from kcg.kernel.tile.space import TileSpace, schedule_of
 from kcg.predictor.tile_cost import TileCost, guiding
-from kcg.types import Region, Schedule, Target, Toolchain, Variables
+from kcg.search.problem import Ledger, Observation, Problem
+from kcg.search.strategies import strategy
+from kcg.search.workers import FromItsStart
+from kcg.types import Region, Schedule, Status, Target, Toolchain, Variables
 from tests.kernel.tile.running import HAS_TRITON, WITHOUT
 from tests.kernels import empty, example_region, kernels_of
 from tests.known_targets import KNOWN_TARGETS, X86
@@ -230,7 +235,7 @@ def test_the_predictor_of_tile_programs_learns_from_measurements() -> None:
     assert foreign.failure_probability == 1.0
 
 
-def test_a_parameter_with_which_everything_failed_is_blamed() -> None:
+def test_what_is_like_a_failure_in_all_that_never_ran_is_expected_to_fail() -> None:
     of, cost = space(gelu_of_a_product()), TileCost()
     start = of.start()
     exact = of.exact(start)
@@ -238,13 +243,37 @@ def test_a_parameter_with_which_everything_failed_is_blamed() -> None:
     assert space().exact(space().start()) is None, "it has no function of two accuracies"
     judge = cost.of(of)
     assert judge.correct is not None
-    wrong = [(s, math.inf) for s in (start, *of.neighbours(start)[:6]) if of.parameters(s).fast_math]
-    usual = judge.predict([start])[0].failure_probability
-    fast, slow = judge.correct([start, exact], [*wrong, (exact, 4e-4)])
-    assert fast.failure_probability > 0.8 and slow.failure_probability == usual
-    right = next(s for s in of.neighbours(start)[6:] if of.parameters(s).fast_math)
-    (fast,) = judge.correct([start], [*wrong, (exact, 4e-4), (right, 4e-4)])
-    assert fast.failure_probability == pytest.approx(usual, abs=0.01), "one that runs clears what it has"
+    near = [s for s in of.neighbours(start) if of.parameters(s).fast_math]
+    usual = [p.failure_probability for p in judge.predict([near[0], exact])]
+    one = [p.failure_probability for p in judge.correct([near[0], exact], [(start, math.inf)])]
+    assert one[0] - usual[0] > one[1] - usual[1] > 0, "the known suspect counts most"
+    wrong = [(s, math.inf) for s in (start, *near[:5])]
+    fast, slow = judge.correct([near[6], exact], [*wrong, (exact, 4e-4)])
+    assert fast.failure_probability > 0.9 and slow.failure_probability == pytest.approx(usual[1])
+    (cleared,) = judge.correct([near[6]], [*wrong, (exact, 4e-4), (near[7], 4e-4)])
+    assert cleared.failure_probability < fast.failure_probability, "one that runs clears what it has"
+
+
+def test_a_search_whose_functions_are_wrong_goes_on_with_exact_ones() -> None:
+    of, ledger, tried = space(gelu_of_a_product()), Ledger(max_measurements=8), list[bool]()
+    judge = TileCost().of(of)
+
+    def measure(batch: Sequence[Schedule]) -> list[Future[Observation]]:
+        futures = []
+        for schedule in batch:
+            p, future = of.parameters(schedule), Future[Observation]()
+            tried.append(p.fast_math)
+            seconds = None if p.fast_math else predicted_seconds(of.kernel, SM_90, p)
+            future.set_result(Observation(schedule, Status.WRONG if p.fast_math else Status.OK, seconds, schedule.id))
+            futures.append(future)
+        ledger.measurements += len(batch)
+        return futures
+
+    problem = Problem(
+        FromItsStart(of), judge.predict, measure, ledger, random.Random(1), batch_size=2, correct=judge.correct
+    )
+    list(strategy("mcts")(problem))
+    assert tried[0] and not any(tried[1:])
 
 
 @pytest.mark.parametrize(
