@@ -43,11 +43,11 @@ VERIFY_S: Final = {"CPU": 0.55}
 """Verifying three seeds of one kernel, apart from its runs and its copies; elsewhere it follows from the checks. Seen
 on two cores of an Intel Xeon: 0.57 to 0.65 for the 55 kernels of Flux mini, 0.4 to 0.5 for those of RoPE and a
 ResNet."""
-CHECKS: Final = 4.0
+CHECKS: Final = 5.0
 """So many times the preparing of a first measurement (inputs and references of one seed, loading, reading back) is what
 loading and verifying take apart from the runs: five seeds and projections, but the references come from other
 processes. On one NVIDIA H100 it was .1 s to prepare, and .2 to .6 s apart from the runs in 33 comparisons of eleven
-kernels of Flux 1024, the mean .48 s. `Result.phases` shows what a run really took."""
+kernels of Flux 1024, the mean .48 s with two sides. `Result.phases` shows what a run really took."""
 CHECK_ELSEWHERE_S: Final = 0.1  # preparing one, where no first measurement was made in this run
 COPY_S_PER_BYTE: Final = 1.5e-10  # outputs back from a GPU, whole, and compared on the host
 

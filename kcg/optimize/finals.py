@@ -205,8 +205,9 @@ class Judge:
         for schedule in work.tile_candidates:
             won, fate = self._challenge(work, row, schedule)
             if won is not row and not (failed := self._comparisons.stress(work, schedule)):
-                words = f"{describe(schedule)} {fate}; {row.note}"
-                return replace(won, chosen=_stressed(won.chosen), opts=row.chosen, note=words)
+                words = f"{describe(schedule)} {fate}"
+                note = f"{words}; {row.note}" if work.candidates else words
+                return replace(won, chosen=_stressed(won.chosen), opts=row.chosen, note=note)
             fate = fate if won is row else failed
             row = replace(row, note=f"{row.note}; {describe(schedule)} {fate}")
         return row
@@ -250,6 +251,7 @@ class Judge:
             fate += f"; against {against}: {seen.words}" if fate else f"won against {against}: {seen.words}"
             base, chosen = seen.finalist_before(work), seen.finalist_after(work)
             won = replace(row, baseline=base, chosen=chosen, outcome="improved", noise_floor=seen.noise)
+            won = replace(won, clocks=seen.outcome.clocks if seen.outcome else (), ends=_ends_of(work, seen, won))
         return won, fate  # the last is the comparison with tinygrad's own
 
     def _compared(self, work: RegionWork, before: Schedule, after: Schedule) -> Compared | str:
