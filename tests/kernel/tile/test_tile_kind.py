@@ -30,7 +30,7 @@ from kcg.kernel.tile.compile import compile_tile, in_tinygrads_order
 from kcg.kernel.tile.cost import predicted_seconds
 from kcg.kernel.tile.ir import read_kernel
 from kcg.kernel.tile.parameters import CONTRACTION, POINTER, REDUCTION, TMA, TileParameters
-from kcg.kernel.tile.prior import default_parameters
+from kcg.kernel.tile.prior import default_parameters, shared_taken
 from kcg.kernel.tile.program import TileRefusal
 from kcg.kernel.tile.space import TileSpace, schedule_of
 from kcg.predictor.tile_cost import TileCost, guiding
@@ -416,6 +416,17 @@ def test_symbolic_sizes_follow_the_workspace_of_descriptors() -> None:
         pytest.skip("the generator takes no descriptors here")
     one = compiled(of, base, (("rows", 1000),)).launches[0].compiled
     assert [dtype for _, _, dtype in one.signature][-2:] == ["unsigned char", "int"]
+
+
+@triton
+@pytest.mark.parametrize(("warps", "rows"), [(8, 128), (16, 128), (8, 64), (16, 256)])
+def test_shared_memory_is_known_before(warps: int, rows: int) -> None:
+    """Also where groups of four warps share the columns of a tile that is stored in halves."""
+    of = space(linear(4096, 4096, 1024))
+    base = of.parameters(of.start())
+    p = replace(base, tile=(rows, 128), num_warps=warps, num_stages=2, loads=TMA, persistent=1, epilogue_parts=2)
+    (launch,) = compiled(of.region, p).launches
+    assert shared_taken(of.kernel, p) - 1_100 < launch.compiled.shared_bytes <= shared_taken(of.kernel, p)
 
 
 @triton
