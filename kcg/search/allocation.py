@@ -259,7 +259,8 @@ class Allocator:
         self._improve(entry, min((o.time_s for o in problem.known.values()), default=math.inf))
         for observation in problem.known.values():
             self._show_similar(entry, observation)
-        entry.ended = known is not None and not math.isfinite(known.time_s)
+        # tinygrad's own schedule fails; where that is of another kind, only this search's start does
+        entry.ended = known is not None and not math.isfinite(known.time_s) and entry.best_s is None
         self.entries.append(entry)
         return entry
 

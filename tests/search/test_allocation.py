@@ -111,6 +111,22 @@ def test_a_kernel_whose_own_schedule_fails_is_left_alone() -> None:
     assert len(allocator.entries[0].saw) == 1 and allocator.entries[0].best_s is None
 
 
+def test_a_search_whose_start_failed_goes_on_where_another_kind_runs() -> None:
+    """As one that is resumed finds it."""
+    allocator = Allocator(Ledger(), Limits(batch=1))
+    entered(allocator, chain_table([4e-6, 3e-6]))
+    table = chain_table([None, 1e-6])
+    problem = table.problem(oracle_predict(table), ledger=allocator.ledger)
+    problem.known[table.baseline()] = table.records[table.baseline()].observation
+    own = allocator.entries[0]
+    own.problem.known[own.problem.space.baseline()] = Observation(own.problem.space.baseline(), Status.OK, 4e-6)
+    allocator._improve(own, 4e-6)
+    entry = allocator.enter("a", 1, problem, strategy("mcts"))
+    assert not entry.ended
+    allocator.run()
+    assert entry.best_s == 1e-6
+
+
 def test_entries_of_one_region_share_its_best_time() -> None:
     allocator = Allocator(Ledger(), Limits(batch=1))
     entered(allocator, chain_table([4e-6, 3e-6]), "a", calls=2)
