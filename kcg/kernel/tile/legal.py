@@ -19,16 +19,19 @@ from kcg.kernel.tile.targets import MOST_STAGES, most_specialized_stages
 from kcg.types import Target
 
 FIELDS = (
-    "tile", "reduce_tile", "num_warps", "split", "loads", "persistent", "epilogue_parts", "num_stages",
+    "tile", "reduce_tile", "num_warps", "split", "loads", "persistent", "tail", "epilogue_parts", "num_stages",
     "warp_specialize", "group", "maxnreg", "fast_math", "precision",
 )  # fmt: skip
 """In the order in which a search sets them, after form and axes: what decides most and what others depend on first."""
 
 LEAST: dict[str, Any] = {
-    "split": 1, "loads": POINTER, "persistent": 0, "epilogue_parts": 1, "num_stages": 1, "warp_specialize": False,
-    "group": 1, "maxnreg": 0,
+    "split": 1, "loads": POINTER, "persistent": 0, "tail": 1, "epilogue_parts": 1, "num_stages": 1,
+    "warp_specialize": False, "group": 1, "maxnreg": 0,
 }  # fmt: skip
 """What asks for least of a target."""
+
+BETWEEN = (96, 160, 192, 288, 320, 384)
+"""Columns of a contraction's tile that are two pieces: they fill the last wave where powers of two do not."""
 
 WARPS = (1, 2, 4, 8, 16)
 REGISTERS = 255  # of one thread
@@ -36,7 +39,8 @@ ALL_REGISTERS = 65_536  # of a multiprocessor: with 16 warps 128 a thread
 BESIDE_SUMS = 31  # registers that a thread takes beside its sums, at least: with 26 ptxas refuses, or spills
 MOST_ELEMENTS = {ELEMENTWISE: 16_384, REDUCTION: 32_768}
 SPLITS = (1, 2, 4, 8, 16, 32, 64, 128)
-GROUPS = (1, 4, 8, 16)
+TAILS = (1, 2, 3, 4, 6, 8)
+GROUPS = (1, 4, 8, 12, 16)
 STAGES = tuple(range(1, MOST_STAGES + 1))
 
 
@@ -117,11 +121,16 @@ def _candidates(kernel: TileKernel, target: Target, parameters: TileParameters, 
         case "loads":
             return (POINTER, TMA) if parameters.form == CONTRACTION and has_tma(target) else (POINTER,)
         case "persistent":
-            return (0, 1, 2) if parameters.form == CONTRACTION else (0,)
+            # of pieces none was faster than one program a tile
+            return (0, 1, 2) if parameters.form == CONTRACTION and parameters.tile[1] not in BETWEEN else (0,)
+        case "tail":
+            alone = parameters.form == CONTRACTION and parameters.split == 1 and not parameters.persistent
+            return TAILS if alone and may_split(kernel) else (1,)
         case "epilogue_parts":
             return (1, 2) if parameters.form == CONTRACTION and parameters.tile[1] >= 64 else (1,)
         case "warp_specialize":
-            return (False, True) if parameters.loads == TMA and parameters.num_warps == 4 else (False,)
+            plain = parameters.loads == TMA and parameters.num_warps == 4 and parameters.tile[1] not in BETWEEN
+            return (False, True) if plain else (False,)
         case "num_warps":
             return WARPS
         case "num_stages":
@@ -146,6 +155,8 @@ def _tiles(kernel: TileKernel, parameters: TileParameters) -> Iterator[tuple[int
     for numbers in parameters.axes:
         whole = power_of_two(math.prod(kernel.extents[n] for n in numbers))
         sizes = [1 << i for i in range(14) if least <= 1 << i <= max(least, min(most, whole))]
+        if parameters.form == CONTRACTION and found != [()]:
+            sizes = sorted([*sizes, *(size for size in BETWEEN if size <= whole)])
         found = [(*tile, size) for tile in found for size in sizes]
     for tile in found:
         if parameters.form == ELEMENTWISE and math.prod(tile) < min(64, math.prod(kernel.extents)):
@@ -191,6 +202,12 @@ def _fits(kernel: TileKernel, target: Target, p: TileParameters) -> bool:
         return False
     tiles = [-(-extent // size) for extent, size in zip(extents, p.tile, strict=True)]
     programs = math.prod(tiles) * p.split * math.prod(kernel.extents[n] for n in kernel.contraction.batch)
+    if p.tail > 1:
+        if p.split > 1 or p.persistent:
+            return False
+        whole, left = divmod(programs, max(1, target.cores))
+        if not whole or not left or p.tail > steps // 2 or left * p.tail > 2 * target.cores:
+            return False
     if p.persistent and programs <= target.cores * p.persistent:
         return False  # each program has one tile anyway
     return p.group == 1 or (tiles[1] > 1 and tiles[0] > p.group // 2 and p.group <= 2 * tiles[0])

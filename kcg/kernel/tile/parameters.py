@@ -30,9 +30,10 @@ class TileParameters:
 
     form: str  # one of FORMS
     axes: tuple[tuple[int, ...], ...]
-    tile: tuple[int, ...]  # elements along each axis, powers of two
+    tile: tuple[int, ...]  # elements along each axis: powers of two; of a contraction's columns also the sum of two
     reduce_tile: int = 0  # elements of the reduction in one step, a power of two; 0: nothing is reduced
     split: int = 1  # programs that share a reduction, by float32 partials and an ordered second launch
+    tail: int = 1  # programs that share each tile of the last wave, where that is not full
     group: int = 1  # rows of tiles that neighbouring programs take together, so that columns are found in L2
     loads: str = POINTER  # of a contraction's operands: POINTER or TMA
     persistent: int = 0  # programs a multiprocessor, each taking tiles in turn; 0: one program a tile
