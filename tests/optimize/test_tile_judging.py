@@ -17,17 +17,25 @@ from typing import Any
 
 import pytest
 
+from kcg.kernel.codec import kernel_of
 from kcg.kernel.compile import compile_schedule
+from kcg.kernel.kinds import Refusal, kind_named
+from kcg.kernel.tile.cost import predicted_seconds
 from kcg.kernel.tile.parameters import CONTRACTION, TMA, TileParameters
-from kcg.kernel.tile.space import schedule_of
+from kcg.kernel.tile.space import TileSpace, schedule_of
 from kcg.measure import stress
 from kcg.measure.jobs import CompileOutcome, PairedOutcome, StressOutcome
 from kcg.optimize.finals import Judge, as_searched
 from kcg.optimize.kept import Side
+from kcg.optimize.search import HOPELESS, _Search
 from kcg.optimize.settings import Settings
 from kcg.optimize.work import RegionWork
-from kcg.search.problem import Observation
-from kcg.types import Schedule, Status, Variables, Verification
+from kcg.search.allocation import Allocator, Limits
+from kcg.search.problem import Ledger, Observation
+from kcg.types import Region, Schedule, Status, Variables, Verification
+from tests.kernel.tile.running import HAS_TRITON, WITHOUT
+from tests.kernels import empty, kernels_of
+from tests.known_targets import KNOWN_TARGETS
 from tests.optimize_run import Begun, begun
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "one_layer.py"
@@ -121,6 +129,45 @@ def test_what_was_found_of_each_kind_is_in_the_result_of_a_run_that_ended_early(
     (row,) = as_searched([work], {}, why="interrupted").rows
     assert row.chosen.schedule == BY_TMA and row.opts is not None and row.opts.schedule == opts_of(work)
     assert not row.chosen.verification.passed and row.chosen.cold_s == pytest.approx(0.1 * work.baseline_s)
+
+
+@pytest.mark.skipif(not HAS_TRITON, reason=WITHOUT)
+def test_tile_programs_are_searched_from_what_they_are_expected_to_gain(
+    opened: Begun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A matmul of a GPU, of which tinygrad's own schedule took 50 ms; the device that measures is the analytic cost."""
+    region = Region((kernel_of(kernels_of(empty(512, 1024, dtype="float16") @ empty(1024, 768, dtype="float16"))[0]),))
+    space, tiles = (kind_named(kind).space(region, KNOWN_TARGETS["sm_90"]) for kind in ("opts", "tile"))
+    assert isinstance(tiles, TileSpace) and not isinstance(space, Refusal)
+    work = RegionWork(replace(opened.works[0].call, region=region, calls=3), space, tiles=tiles)
+    own = seen(space.baseline(), 0.05, "own")
+    work.keep(own)
+
+    def measure(of: RegionWork, batch: Sequence[Schedule], *, stop_above_s: float | None) -> list[Future[Observation]]:
+        futures = []
+        for schedule in batch:
+            assert stop_above_s == HOPELESS * of.best_s
+            future: Future[Observation] = Future()
+            future.set_result(
+                seen(schedule, predicted_seconds(tiles.kernel, tiles.target, tiles.parameters(schedule)), schedule.id)
+            )
+            futures.append(future)
+            opened.budget.charge(measurements=1)
+        return futures
+
+    monkeypatch.setattr(opened.device, "measure", measure)
+    search = _Search(opened.estimates(opened.untimed()), opened.guide, opened.device, opened.log)
+    ledger = Ledger(max_measurements=6 + search.ledger.measurements, measurements=search.ledger.measurements)
+    monkeypatch.setattr(opened.budget, "ledger", ledger)
+    search.ledger = ledger
+    allocator = Allocator(ledger, Limits())
+    search._enter_tiles(allocator, work, 0, 0)
+    (entry,) = allocator.entries
+    assert 0.9 < entry.gain < 1.0, "the cost of its start beside 50 ms"
+    allocator.run()
+    assert next(iter(work.of_tiles)) == tiles.start() and len(work.of_tiles) == 6 == work.tried
+    assert work.known == {space.baseline(): own}, "the search of Opts knows nothing of them"
+    assert entry.best_s == work.best_s == min(o.time_s for o in work.of_tiles.values())
 
 
 # ---- one comparison of all kinds
