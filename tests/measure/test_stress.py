@@ -12,8 +12,8 @@ import pytest
 from tinygrad import Tensor
 
 from kcg.kernel.codec import kernel_of
-from kcg.kernel.compile import compile_schedule
 from kcg.kernel.kinds import baseline_of, kind_named
+from kcg.kernel.parts import compile_region
 from kcg.kernel.program import Executable
 from kcg.kernel.tile.kind import is_delicate
 from kcg.kernel.tile.space import TileSpace
@@ -25,6 +25,7 @@ from kcg.measure.service import MeasureService
 from kcg.measure.stress import stressed
 from kcg.measure.verify import CheckedBench
 from kcg.types import Region, Target, Toolchain
+from tests.chains import region_of as all_of
 from tests.kernel.tile.running import HAS_TRITON, WITHOUT
 from tests.kernels import empty, kernels_of
 
@@ -46,6 +47,7 @@ REGIONS: dict[str, Callable[[], Region]] = {
     "booleans": lambda: region_of(empty(37) < empty(37)),
     "a reduction": lambda: region_of((empty(96, 70) * empty(96, 70)).sum(1)),
     "in place": in_place,
+    "two kernels and their outputs": lambda: all_of(empty(64, 32) + 1, empty(33) * 3),
 }
 
 
@@ -61,7 +63,7 @@ class Prepared:
         recipe = self.bench.choose_recipe()
         self.bench.reference(TIMED_SEED, recipe, ())
         self.bench.fill(TIMED_SEED, recipe)
-        self.compiled: Executable = compile_schedule(region, baseline_of(region, TARGET), TARGET)
+        self.compiled: Executable = compile_region(region, baseline_of(region, TARGET), TARGET)
 
     def stressed(self, *, launches: int = 64, flush: Callable[[], None] = nothing) -> str:
         return stressed(self.bench, self.compiled, (), flush=flush, launches=launches)
@@ -97,13 +99,13 @@ def test_a_program_that_leaves_alone_what_looks_done_is_found(monkeypatch: pytes
 
 def test_what_is_wrong_at_once_is_said_by_the_reference() -> None:
     asked, other = Prepared(REGIONS["elementwise"]()), region_of(empty(64, 96) + empty(64, 96))
-    asked.compiled = compile_schedule(other, baseline_of(other, TARGET), TARGET)
+    asked.compiled = compile_region(other, baseline_of(other, TARGET), TARGET)
     assert "of buffer 0 is" in asked.stressed()
 
 
 def test_stress_runs_in_the_child_of_a_service() -> None:
     region = REGIONS["a reduction"]()
-    compiled = compile_schedule(region, baseline_of(region, TARGET), TARGET)
+    compiled = compile_region(region, baseline_of(region, TARGET), TARGET)
     with MeasureService("CPU:X86", run_id="stress") as service:
         job = StressJob(region, compiled, TARGET, launches=40)
         assert service.stress(job, timeout_s=120).result(timeout=120).wrong == ""
