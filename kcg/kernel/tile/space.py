@@ -182,7 +182,9 @@ class TileSpace:
 
     def exact(self, schedule: Schedule) -> Schedule | None:
         """The same with functions in full accuracy, where it has others: what remains if it proves wrong."""
-        p = self.parameters(schedule)
+        return self._kept("exact", schedule, lambda: self._exact(self.parameters(schedule)))
+
+    def _exact(self, p: TileParameters) -> Schedule | None:
         differs = p.fast_math and False in self._possible(p, FIELDS.index("fast_math"))
         return schedule_of(replace(p, fast_math=False)) if differs else None
 
