@@ -6,12 +6,13 @@ A child keeps the workbenches of its last few kernels, so that timing their next
 from __future__ import annotations
 
 import gc
+import itertools
 import math
 import os
 import time
 from collections import OrderedDict
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kcg.errors import VerificationError
@@ -20,8 +21,12 @@ from kcg.measure.inputs import TIMED_SEED
 from kcg.measure.jobs import (
     CompileJob,
     CompileOutcome,
+    JointJob,
+    JointOutcome,
     PairedJob,
     PairedOutcome,
+    StressJob,
+    StressOutcome,
     TimeJob,
     TimeOutcome,
 )
@@ -30,6 +35,7 @@ from kcg.measure.verify import FINAL_SEEDS
 from kcg.types import CacheState, Region, Target, Toolchain, Verification
 
 if TYPE_CHECKING:
+    from kcg.kernel.program import Executable
     from kcg.measure.verify import Watched
 
 LATE_S = 0.25  # far more than a launch is ever late
@@ -286,52 +292,92 @@ def paired_job(job: PairedJob) -> PairedOutcome:
 
     What is loaded is exactly what tinygrad would load.
     """
+    sides = [job.baseline] + ([job.finalist] if job.finalist is not None else [])
+    judged = _judged(job, sides, twice=1)
+    return judged.pair(0, 1 if len(sides) > 1 else None)
+
+
+def joint_job(job: JointJob) -> JointOutcome:
+    """As `paired_job`, of several sides at once: what is loaded, verified and timed once serves every pair of them."""
+    judged = _judged(job, job.sides, twice=len(job.sides) - 1)
+    pairs = itertools.combinations(range(len(job.sides)), 2) if judged.cold else ()
+    return JointOutcome(tuple(judged.pair(i, j) for i, j in pairs), tainted=judged.tainted, spent_s=judged.spent_s)
+
+
+@dataclass(frozen=True)
+class _Judged:
+    """What was seen of several sides; no samples where one of them does not verify."""
+
+    verifications: list[Verification]
+    tainted: bool
+    spent_s: tuple[tuple[str, float], ...]
+    cold: Sequence[tuple[float, ...]] = ()  # of each side
+    again: Sequence[tuple[float, ...]] = ()  # of the first ones, loaded a second time
+    warm: Sequence[tuple[float, ...]] = ()
+    recipe: str = ""
+    clocks: tuple[tuple[str, float], ...] = ()
+    noisy: str = ""
+
+    def pair(self, before: int, after: int | None) -> PairedOutcome:
+        """One side beside another one, or alone."""
+        judged = PairedOutcome(
+            self.verifications[before],
+            None if after is None else self.verifications[after],
+            tainted=self.tainted,
+            spent_s=self.spent_s,
+        )
+        if not self.cold:
+            return judged
+        return replace(
+            judged,
+            baseline_cold_s=self.cold[before],
+            again_cold_s=self.again[before],
+            baseline_warm_s=self.warm[before],
+            finalist_cold_s=self.cold[after] if after is not None else (),
+            finalist_warm_s=self.warm[after] if after is not None else (),
+            input_recipe=f"{self.recipe}:seed={TIMED_SEED}",
+            clocks=self.clocks,
+            noisy=self.noisy,
+        )
+
+
+def _judged(job: PairedJob | JointJob, sides: Sequence[Executable], *, twice: int) -> _Judged:
+    """Verify all sides, then time them in turns; the first `twice` are loaded and timed a second time."""
     laps = Laps()
     bench = bench_for(job.region, job.target)
     if job.references is not None:
         bench.use_references(job.references, job.variables)
-    sides = [job.baseline] + ([job.finalist] if job.finalist is not None else [])
     launches = [bench.launcher(c, as_tinygrad=True) for c in sides]
     laps.lap("load")
     results: list[Verification] = bench.check_all(launches, job.variables, seeds=job.seeds, thorough=True)
-    judged = {
-        "baseline_verification": results[0],
-        "finalist_verification": results[1] if len(sides) > 1 else None,
-        "tainted": bench.tainted,
-    }
     laps.lap("verify")
     if not all(result.passed for result in results):
-        return PairedOutcome(**judged, spent_s=laps.spent_s)
+        return _Judged(results, bench.tainted, laps.spent_s)
     recipe = bench.choose_recipe(job.variables)
     bench.reference(TIMED_SEED, recipe, job.variables)
     bench.fill(TIMED_SEED, recipe)
-    timed = [*launches, bench.launcher(job.baseline, as_tinygrad=True)]
+    timed = [*launches, *(bench.launcher(side, as_tinygrad=True) for side in sides[:twice])]
     runs = [bench.watch(launch, job.variables) for launch in timed]
-    (cold, warm), noisy = _trusted(lambda: _in_turns(runs, job), job.target)
+    (cold, warm), noisy = _trusted(lambda: _in_turns(runs, job, warm=len(sides)), job.target)
     laps.lap("time")
-    # of a fault of all of them together (guards, inputs) the finalist is to blame: tinygrad's own comes first
+    # of a fault of all of them together (guards, inputs) the last is to blame: tinygrad's own comes first
     reasons = [run.reason for run in runs]
     reasons[len(sides) - 1] = reasons[len(sides) - 1] or bench.left_behind()
     results = [_after_timing(v, r, runs[i].runs) for i, (v, r) in enumerate(zip(results, reasons, strict=False))]
-    results[0] = _after_timing(results[0], reasons[-1], 0)
-    judged = {
-        "baseline_verification": results[0],
-        "finalist_verification": results[1] if len(sides) > 1 else None,
-        "tainted": bench.tainted,
-    }
+    for i, reason in enumerate(reasons[len(sides) :]):
+        results[i] = _after_timing(results[i], reason, 0)
     if not all(result.passed for result in results):
-        return PairedOutcome(**judged, spent_s=laps.spent_s)
-    return PairedOutcome(
-        **judged,
-        baseline_cold_s=cold[0],
-        again_cold_s=cold[-1],
-        baseline_warm_s=warm[0],
-        finalist_cold_s=cold[1] if len(sides) > 1 else (),
-        finalist_warm_s=warm[1] if len(sides) > 1 else (),
-        input_recipe=f"{recipe}:seed={TIMED_SEED}",
+        return _Judged(results, bench.tainted, laps.spent_s)
+    return _Judged(
+        results,
+        bench.tainted,
+        laps.spent_s,
+        cold=cold[: len(sides)],
+        again=cold[len(sides) :],
+        warm=warm,
+        recipe=recipe,
         clocks=sensors(job.target).readings(),
         noisy=noisy,
-        spent_s=laps.spent_s,
     )
 
 
@@ -343,8 +389,11 @@ def _after_timing(result: Verification, reason: str, runs: int) -> Verification:
     return replace(result, rules=(*result.rules, f"{runs} timed runs bitwise equal")) if runs else result
 
 
-def _in_turns(runs: list[Watched], job: PairedJob) -> tuple[list[tuple[float, ...]], list[tuple[float, ...]]]:
-    """Cold and warm samples of each: every round another one begins, so that no place in a round is anybody's own."""
+def _in_turns(
+    runs: list[Watched], job: PairedJob | JointJob, *, warm: int
+) -> tuple[list[tuple[float, ...]], list[tuple[float, ...]]]:
+    """Cold samples of each, and warm ones of the first `warm`: every round another one begins, so that no place in a
+    round is anybody's own."""
     flush = _flusher(job.target).flush
     begin = time.perf_counter()
     flush()
@@ -356,13 +405,29 @@ def _in_turns(runs: list[Watched], job: PairedJob) -> tuple[list[tuple[float, ..
             i = (turn + place) % len(runs)
             cold[i].append(runs[i](flush=flush))
             sensors(job.target).look()
-    warm = []
-    for run in runs:
+    warmed = []
+    for run in runs[:warm]:
         run.warmed()
-        warm.append(tuple(run() for _ in range(wanted)))
+        warmed.append(tuple(run() for _ in range(wanted)))
         run.look()
         sensors(job.target).look()
-    return [tuple(samples) for samples in cold], warm
+    return [tuple(samples) for samples in cold], warmed
+
+
+def stress_job(job: StressJob) -> StressOutcome:
+    """Launch a program very often on the inputs that are timed by."""
+    from kcg.measure.stress import LAUNCHES, stressed
+    from kcg.measure.workbench import free_cached_memory
+
+    bench = bench_for(job.region, job.target)
+    recipe = bench.choose_recipe(job.variables)
+    bench.reference(TIMED_SEED, recipe, job.variables)
+    bench.fill(TIMED_SEED, recipe)
+    flush = _flusher(job.target).flush
+    wrong = stressed(bench, job.compiled, job.variables, flush=flush, launches=job.launches or LAUNCHES)
+    bench.seed = None  # outputs that are inputs too were written
+    free_cached_memory(job.target)  # three copies of each output
+    return StressOutcome(wrong, tainted=bench.tainted)
 
 
 def ping() -> int:

@@ -97,6 +97,50 @@ class PairedOutcome:
 
 
 @dataclass(frozen=True)
+class JointJob:
+    """Paired comparisons of all of `sides` with each other, in one: what is verified and timed once serves every pair.
+
+    Each but the last is timed as A and B, see `PairedJob`.
+    """
+
+    region: Region
+    sides: tuple[Executable, ...]  # the baseline first
+    target: Target
+    variables: tuple[tuple[str, int], ...] = ()
+    seeds: tuple[int, ...] = (1, 2, 3)
+    samples: int | None = None
+    references: References | None = None
+
+
+@dataclass(frozen=True)
+class JointOutcome:
+    """Where a side does not verify there are no pairs: two by two they say which, and what the others are."""
+
+    pairs: tuple[PairedOutcome, ...]  # in the order of `itertools.combinations` of the sides
+    tainted: bool = False  # see TimeOutcome
+    spent_s: tuple[tuple[str, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class StressJob:
+    """Launch a program very often and compare every output, see `kcg.measure.stress`."""
+
+    region: Region
+    compiled: Executable
+    target: Target
+    variables: tuple[tuple[str, int], ...] = ()
+    launches: int | None = None  # None: as many as the rule asks
+
+
+@dataclass(frozen=True)
+class StressOutcome:
+    """What is wrong, if something is."""
+
+    wrong: str = ""
+    tainted: bool = False  # see TimeOutcome
+
+
+@dataclass(frozen=True)
 class TinyBeamJob:
     """tinygrad's own BEAM on one region, as the baseline it is."""
 

@@ -27,8 +27,12 @@ from kcg.measure.device_info import first_line, usable_cores
 from kcg.measure.jobs import (
     CompileJob,
     CompileOutcome,
+    JointJob,
+    JointOutcome,
     PairedJob,
     PairedOutcome,
+    StressJob,
+    StressOutcome,
     TimeJob,
     TimeOutcome,
     TinyBeamJob,
@@ -591,6 +595,14 @@ class MeasureService:
     def compare_paired(self, job: PairedJob, *, timeout_s: float) -> Future[PairedOutcome]:
         """Verify and re-time, interleaved with the baseline. The future raises what went wrong."""
         return self._device.submit(child.paired_job, job, timeout_s=timeout_s)
+
+    def compare_jointly(self, job: JointJob, *, timeout_s: float) -> Future[JointOutcome]:
+        """As `compare_paired`, of several sides in the same turns."""
+        return self._device.submit(child.joint_job, job, timeout_s=timeout_s)
+
+    def stress(self, job: StressJob, *, timeout_s: float) -> Future[StressOutcome]:
+        """Launch a program very often. The future raises what went wrong."""
+        return self._device.submit(child.stress_job, job, timeout_s=timeout_s)
 
     def tiny_beam(self, job: TinyBeamJob, *, timeout_s: float) -> Future[TinyBeamOutcome]:
         """tinygrad's own BEAM, in its turn on the device."""

@@ -227,6 +227,14 @@ class Bench:
                     self._set(guard, byte)
             self._guard_byte = byte
 
+    def with_guards(self, slot: int, nbytes: int) -> Any:
+        """A buffer and as many guard bytes behind it as make `nbytes`."""
+        return self._bases[slot].view(nbytes, dtypes.uint8, guard_bytes(self.by_slot[slot].nbytes)).ensure_allocated()
+
+    def fill_with(self, buffer: Any, byte: int) -> None:
+        """Fill a buffer on the device of the bench."""
+        self._set(buffer, byte)
+
     def _set(self, buffer: Any, byte: int) -> None:
         if (host := on_host(buffer)) is not None:
             host.fill(byte)
@@ -346,15 +354,28 @@ class Workbench(Bench):
 
         `as_tinygrad` loads exactly what tinygrad would, also where the machine code is at hand and loads faster.
         """
-        program = runs if isinstance(runs, Program) else program_of_parts(self.region, [runs])
-        slots = [*range(program.buffers), *(self._slot_of(i, one) for i, one in enumerate(program.scratch))]
-        sends = [
-            self._sender(launch.compiled, [self._views[slots[number]] for number in launch.args], as_tinygrad)
-            for launch in program.launches
-        ]
+        sends = self._senders(runs, as_tinygrad)
         if len(sends) == len(self.region.kernels) == 1:
             return lambda: float(sends[0](wait=True))
         return self._timed_as_one(sends)
+
+    def sender(self, runs: Executable) -> Callable[[], None]:
+        """As tinygrad would load it; the callable sends all its launches off and waits for none."""
+        sends = self._senders(runs, True)
+
+        def send() -> None:
+            for one in sends:
+                one()
+
+        return send
+
+    def _senders(self, runs: Executable, as_tinygrad: bool) -> list[Callable[..., Any]]:
+        program = runs if isinstance(runs, Program) else program_of_parts(self.region, [runs])
+        slots = [*range(program.buffers), *(self._slot_of(i, one) for i, one in enumerate(program.scratch))]
+        return [
+            self._sender(launch.compiled, [self._views[slots[number]] for number in launch.args], as_tinygrad)
+            for launch in program.launches
+        ]
 
     def _sender(self, compiled: Compiled, views: list[Any], as_tinygrad: bool) -> Callable[..., Any]:
         """One launch on buffers. The buffers themselves, and not their addresses: who holds this keeps their memory."""

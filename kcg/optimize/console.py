@@ -18,7 +18,7 @@ from kcg.cli import counted
 from kcg.kernel.kinds import describe
 from kcg.optimize.ends import values_of
 from kcg.optimize.result import OUTCOMES
-from kcg.types import ModelCheck, RegionResult, Result
+from kcg.types import ModelCheck, RegionResult, Result, ScheduleKind
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -230,6 +230,8 @@ def _summary(result: Result) -> list[tuple[str, str]]:
     workload = " ".join(filter(None, (result.workload, result.preset)))
     outcomes = Counter(row.outcome for row in result.regions)
     counts = ", ".join(f"{outcomes[name]} {name}" for name in OUTCOMES if outcomes[name])
+    tiles = [r for r in result.regions if r.outcome == "improved" and r.chosen.schedule.kind == ScheduleKind.TILE]
+    counts += f"; {counted(len(tiles), 'tile program')} chosen" if tiles else ""
     kernels = counted(len({row.region.id for row in result.regions}), "kernel")
     if len({row.region.id for row in result.regions}) < len(result.regions):
         kernels += f", with the values of their variables {len(result.regions)}"

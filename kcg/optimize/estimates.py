@@ -15,6 +15,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from kcg.kernel.tile.kind import is_delicate
+from kcg.measure import stress
 from kcg.measure.protocol import samples_for
 from kcg.optimize import whole_model, whole_script
 from kcg.types import Schedule, Status
@@ -41,11 +43,11 @@ VERIFY_S: Final = {"CPU": 0.55}
 """Verifying three seeds of one kernel, apart from its runs and its copies; elsewhere it follows from the checks. Seen
 on two cores of an Intel Xeon: 0.57 to 0.65 for the 55 kernels of Flux mini, 0.4 to 0.5 for those of RoPE and a
 ResNet."""
-CHECKS: Final = 2.0
+CHECKS: Final = 5.0
 """So many times the preparing of a first measurement (inputs and references of one seed, loading, reading back) is what
-verifying takes apart from its runs: five seeds and projections, but the references come from other processes. Judging
-the 55 kernels of Flux 1024 took 49 s on one NVIDIA H200 when drawing inputs, the bus and references were an estimated
-25 s of it, which they are no more. `Result.phases` shows what a run really took."""
+loading and verifying take apart from the runs: five seeds and projections, but the references come from other
+processes. On one NVIDIA H100 it was .1 s to prepare, and .2 to .6 s apart from the runs in 33 comparisons of eleven
+kernels of Flux 1024, the mean .48 s with two sides. `Result.phases` shows what a run really took."""
 CHECK_ELSEWHERE_S: Final = 0.1  # preparing one, where no first measurement was made in this run
 COPY_S_PER_BYTE: Final = 1.5e-10  # outputs back from a GPU, whole, and compared on the host
 
@@ -144,11 +146,7 @@ class Estimates:
     def sides(self) -> list[tuple[RegionWork, Schedule]]:
         """The baseline and the first candidate of everything that is to be judged."""
         due = [work for work in self.works if self.is_due(work)]
-        return [
-            (work, schedule)
-            for work in due
-            for schedule in (work.space.baseline(), *work.candidates[:1], *work.tile_candidates[:1])
-        ]
+        return [(work, schedule) for work in due for schedule in work.firsts]
 
     def final_cost_s(self) -> float:
         """What judging what has a candidate, and then the whole model, is expected to take, in seconds.
@@ -179,16 +177,36 @@ class Estimates:
     def comparing_s(self, work: RegionWork) -> float:
         """What re-timing and verifying one kernel is expected to take, in seconds: beside a candidate, if it has one,
         or if nothing has one yet."""
-        device, seconds, flush_s = self.device.choice.device, work.baseline_s, self.flush_s
+        own_s = work.baseline_s
+        firsts = [own_s, *(min(work.seconds_of(s), own_s) for s in work.firsts[1:])]
+        if len(firsts) == 1 and not self.is_due(work):
+            firsts.append(own_s)  # a candidate that may be found yet
+        offers = 2 * sum(offer.schedule is not None for offer in work.offers)  # against the best of the others too
+        once_s = self._comparison_s(work, firsts) + offers * self._comparison_s(work, [own_s, own_s])
+        stress_s = sum(self.stress_s(work, schedule) for schedule in work.tile_candidates[:1])
+        return len(work.ends) * once_s + stress_s
+
+    def _comparison_s(self, work: RegionWork, sides_s: Sequence[float]) -> float:
+        """What one comparison takes at one end of the values of a kernel's variables: each side's seconds are given."""
+        device, flush_s = self.device.choice.device, self.flush_s
         verify_s = VERIFY_S.get(device, CHECKS * (self.measured.preparing_s or CHECK_ELSEWHERE_S))
-        sides = 2 if work.candidates or not self.is_due(work) else 1
-        sides += 2 * bool(work.tile_candidates)
-        sides += 2 * sum(offer.schedule is not None for offer in work.offers)  # against the best of the others too
         copies_s = 0.0 if self.device.is_cpu else COPY_S_PER_BYTE * work.bytes
-        samples = samples_for(seconds, flush_s=flush_s)
-        # at each end of the values of its variables: cold and warm; the baseline twice
-        once_s = verify_s + copies_s + sides * FINAL_RUNS * seconds + (sides + 1) * samples * (2 * seconds + flush_s)
-        return len(work.ends) * once_s
+        poison_s = 0.0 if self.device.is_cpu else flush_s  # what a sample has beside its kernel, a verified run has too
+        again_s = sides_s[:-1] or sides_s  # of all but the last, each loaded and timed a second time
+        samples = samples_for(max(sides_s), flush_s=flush_s)
+        runs_s = sum(FINAL_RUNS * (seconds + poison_s) for seconds in sides_s)
+        timed_s = sum(samples * (seconds + flush_s) for seconds in [*sides_s, *again_s]) + samples * sum(sides_s)
+        return verify_s + copies_s + runs_s + timed_s
+
+    def stress_s(self, work: RegionWork, schedule: Schedule) -> float:
+        """What a schedule's launches under stress are expected to take, in seconds; 0 where it has none to pass."""
+        if not is_delicate(schedule):
+            return 0.0
+        service, region = self.device.service, work.call.region
+        binary = seen.binary_hash if (seen := work.of_tiles.get(schedule)) is not None else ""
+        if binary and all(stress.has_passed(region, binary, *service.facts, values) for values in work.bindings):
+            return 0.0
+        return len(work.ends) * stress.expected_s(work.seconds_of(schedule), work.output_bytes, service.target)
 
     @property
     def flush_s(self) -> float:

@@ -3,8 +3,9 @@
 A candidate is chosen only if it verifies and its paired speed-up over the baseline is above 1 with its whole confidence
 interval; otherwise tinygrad's own schedule is kept, and it is said why. The candidates are what the search found, its
 second best only where the first is wrong, and then what is written by hand, the fastest first: each of these is
-compared with the best of those before it too. The best Opts of a region stay in the result where one of them wins:
-tinygrad's BEAM cache can hold nothing else.
+compared with the best of those before it too. Tile programs that a search found are compared in the same turns as the
+best Opts, and those that `is_delicate` run under stress before they are chosen. The best Opts of a region stay in the
+result where one of them wins: tinygrad's BEAM cache can hold nothing else.
 
 A region for which nothing faster was found has no candidate: the time of its baseline stands as the search measured it,
 the same before and after, and it is not called verified. The budget is kept: what it leaves no time to judge keeps
@@ -19,10 +20,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kcg.kernel.kinds import describe
+from kcg.kernel.tile.kind import is_delicate
 from kcg.measure.protocol import median, median_interval
+from kcg.measure.stress import LAUNCHES
 from kcg.optimize import ends
 from kcg.optimize.console import format_seconds
 from kcg.optimize.estimates import Pace
+from kcg.optimize.kept import Side
 from kcg.optimize.paired import Compared, Comparisons
 from kcg.optimize.result import NO_OTHER, ONCE, TIME_OVER, USED_UP
 from kcg.optimize.search import HOPELESS
@@ -81,6 +85,7 @@ class Judge:
             for count, work in enumerate(order, 1):
                 if self._allows(pace, work):
                     with pace.judging(work):
+                        self._compare_kinds(work)
                         judged[work.id] = self._with_offers(work, self.compare_found(work))
                 else:
                     judged[work.id] = self._with_offers(work, self._too_late(work))
@@ -108,6 +113,19 @@ class Judge:
                 f"the budget left no time to judge {self._undecided} of {count} kernels: they keep "
                 "tinygrad's own schedule"
             )
+
+    def _compare_kinds(self, work: RegionWork) -> None:
+        """Compare the best of each kind with the baseline and with each other, all in the same turns: where tile
+        programs were found, it takes a third of the time that comparing them two by two takes."""
+        if not work.tile_candidates:
+            return
+        sides = [self._comparisons.side(work, schedule) for schedule in work.firsts]
+        usable: dict[str, Side] = {}
+        for side in sides:
+            if not isinstance(side, str):
+                usable.setdefault(side.compiled.binary_hash, side)
+        if not isinstance(sides[0], str) and len(usable) > 1:
+            self._comparisons.compare_jointly(work, [*usable.values()])
 
     # ---- what the search found ----
 
@@ -186,8 +204,11 @@ class Judge:
             return row
         for schedule in work.tile_candidates:
             won, fate = self._challenge(work, row, schedule)
-            if won is not row:
-                return replace(won, opts=row.chosen, note=f"{won.chosen.name} {fate}; {row.note}")
+            if won is not row and not (failed := self._comparisons.stress(work, schedule)):
+                words = f"{describe(schedule)} {fate}"
+                note = f"{words}; {row.note}" if work.candidates else words
+                return replace(won, chosen=_stressed(won.chosen), opts=row.chosen, note=note)
+            fate = fate if won is row else failed
             row = replace(row, note=f"{row.note}; {describe(schedule)} {fate}")
         return row
 
@@ -230,6 +251,7 @@ class Judge:
             fate += f"; against {against}: {seen.words}" if fate else f"won against {against}: {seen.words}"
             base, chosen = seen.finalist_before(work), seen.finalist_after(work)
             won = replace(row, baseline=base, chosen=chosen, outcome="improved", noise_floor=seen.noise)
+            won = replace(won, clocks=seen.outcome.clocks if seen.outcome else (), ends=_ends_of(work, seen, won))
         return won, fate  # the last is the comparison with tinygrad's own
 
     def _compared(self, work: RegionWork, before: Schedule, after: Schedule) -> Compared | str:
@@ -284,11 +306,11 @@ class Judge:
         base = self._as_measured(work)
         if work.own is not None and work.own.status != Status.OK:
             return _quarantined(work, f"tinygrad's own schedule fails: {work.own.status}: {work.own.reason}")
-        if not (found := work.candidates):
+        if not (found := [*work.tile_candidates[:1], *work.candidates[:1]]):
             return _result(work, base, base, "undecided", "there was no time to judge what is written by hand")
         claim = "is expected to be faster"
         if work.baseline_s:
-            claim = f"was {work.baseline_s / work.known[found[0]].time_s:.2f}× as fast in the search"
+            claim = f"was {work.baseline_s / work.seconds_of(found[0]):.2f}× as fast in the search"
         return _result(
             work, base, base, "undecided", f"{describe(found[0])} {claim}, and there was no time to judge it"
         )
@@ -325,12 +347,21 @@ def as_searched(works: Sequence[RegionWork], judged: Mapping[str, RegionResult],
         if work.is_unjudged:
             return _cannot_be_judged(work)
         base = _unverified(work, work.space.baseline())
-        faster = work.candidates if work.baseline_s else []
-        chosen = _unverified(work, faster[0]) if faster else base
+        faster = [*work.tile_candidates[:1], *work.candidates[:1]] if work.baseline_s else []
+        chosen, *others = [_unverified(work, schedule) for schedule in faster] or [base]
         outcome = "improved" if faster else "kept" if work.tried else "not searched"
-        return _result(work, base, chosen, outcome, f"{why}: not verified")
+        row = _result(work, base, chosen, outcome, f"{why}: not verified")
+        return replace(row, opts=(others or [base])[0]) if work.tile_candidates and faster else row
 
     return RegionResults(tuple(row_of(work) for work in works))
+
+
+def _stressed(one: Finalist) -> Finalist:
+    """A finalist that has passed what `Comparisons.stress` asks of it."""
+    if not is_delicate(one.schedule):
+        return one
+    rules = (*one.verification.rules, f"{LAUNCHES} launches under stress bitwise equal")
+    return replace(one, verification=replace(one.verification, rules=rules))
 
 
 def _time_s(work: RegionWork, one: Offer) -> float:
@@ -362,8 +393,9 @@ def _ends_of(work: RegionWork, seen: Compared, row: RegionResult) -> tuple[Timed
 
 def _unverified(work: RegionWork, schedule: Schedule) -> Finalist:
     """A schedule as the search left it, when there was no time to judge it."""
-    observation = work.known.get(schedule)
+    observation = work.known.get(schedule) or work.of_tiles.get(schedule)
     seconds = observation.runtime_s if observation is not None and observation.runtime_s else 0.0
+    name, legend = work.named(schedule)
     return Finalist(
         schedule=schedule,
         cold_s=seconds,
@@ -371,8 +403,8 @@ def _unverified(work: RegionWork, schedule: Schedule) -> Finalist:
         interval_s=(seconds, seconds),
         verification=UNVERIFIED,
         binary_hash=observation.binary_hash if observation is not None else "",
-        name=work.space.name(schedule),
-        legend=work.space.legend(schedule),
+        name=name,
+        legend=legend,
     )
 
 

@@ -13,6 +13,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 from kcg.errors import JournalError, ResultError
@@ -65,12 +66,11 @@ class KeptResults:
 
     def holds_first(self, work: RegionWork) -> bool:
         """Whether an earlier run left a result of what is judged first of this region, and nothing else is left."""
-        return (
-            bool(self._entries)
-            and not work.offers
-            and not work.tile_candidates
-            and self.holds(work, [work.space.baseline(), *work.candidates[:1]])
-        )
+        if not self._entries or work.offers:
+            return False
+        firsts = work.firsts
+        pairs = list(combinations(firsts, 2)) if work.tile_candidates else [firsts]
+        return all(self.holds(work, pair) for pair in pairs)
 
     def find(self, work: RegionWork, sides: Sequence[Side], values: Variables) -> PairedOutcome | None:
         """What an earlier run saw of this very comparison with these values of the kernel's variables; None where it

@@ -7,17 +7,21 @@ and takes over what an earlier run saw of the same.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
-from kcg.errors import DeviceError
+from kcg.errors import DeviceError, UsageError
 from kcg.kernel.parts import made_by
 from kcg.kernel.source.body import source_body
+from kcg.kernel.tile.kind import is_delicate
+from kcg.measure import stress
 from kcg.measure.device_info import first_line
-from kcg.measure.jobs import PairedJob, PairedOutcome
+from kcg.measure.jobs import JointJob, PairedJob, PairedOutcome, StressJob
 from kcg.measure.pools import ServiceClosed
 from kcg.measure.protocol import median, median_interval, spread
 from kcg.measure.service import paired_rows
@@ -35,6 +39,7 @@ if TYPE_CHECKING:
     from kcg.optimize.work import RegionWork
 
 TIMEOUT_S = 120.0  # of one comparison, at least
+SLOWER = 5.0  # than it is expected to take, stress is stopped
 RUNS = 200  # launches of one, with room for samples that are taken again
 REFERENCES_TIMEOUT_S = 30.0  # references of one region, in a process beside
 
@@ -121,6 +126,7 @@ class Comparisons:
         self.made: set[str] = set()
         self.taken_over: set[str] = set()
         self._references: dict[tuple[str, Variables], Future[Any]] = {}  # by region and values of its variables
+        self._seen: dict[tuple[str, Variables, tuple[Schedule, ...]], PairedOutcome] = {}  # in joint comparisons
 
     def prepare(self, works: Sequence[RegionWork]) -> None:
         """Have a fresh process, and compile what is to be compared before the first comparison: on a CPU nothing may
@@ -146,6 +152,56 @@ class Comparisons:
         except Exception as error:
             return first_line(error)
 
+    def compare_jointly(self, work: RegionWork, sides: Sequence[Side]) -> None:
+        """Compare all sides with each other in one: `compare` then finds what was seen of two of them, and of the first
+        alone. Where one of them fails it finds nothing, and sees by itself which."""
+        pairs = list(combinations(sides, 2))
+        for end in work.ends:
+            if all(self._kept.find(work, pair, end.variables) is not None for pair in pairs):
+                continue
+            outcomes = self._joint_at(work, end, sides)
+            for pair, outcome in zip(pairs, outcomes, strict=False):
+                self._take_in(work, end, pair, outcome)
+            if not outcomes:
+                return
+            own = sides[0].schedule
+            alone = replace(outcomes[0], finalist_verification=None, finalist_cold_s=(), finalist_warm_s=())
+            self._seen[work.id, end.variables, (own,)] = alone
+
+    def _joint_at(self, work: RegionWork, end: End, sides: Sequence[Side]) -> Sequence[PairedOutcome]:
+        """Of each pair; nothing where there was no time for it, or something failed."""
+        service, estimates = self._device.service, self._estimates
+        job = JointJob(
+            work.call.region,
+            tuple(side.compiled.at(end.variables) for side in sides),
+            service.target,
+            end.variables,
+            seeds=FINAL_SEEDS,
+            references=self._reference(work, end.variables),
+        )
+        future = service.compare_jointly(job, timeout_s=TIMEOUT_S + 2 * RUNS * work.longest_s)
+        expected_s = FRESH_CHILD_S + estimates.comparing_s(work)
+        _, waiting = wait([future], timeout=estimates.budget.patience_s(expected_s))
+        try:
+            return () if waiting else future.result().pairs
+        except (DeviceError, ServiceClosed):
+            raise
+        except Exception:  # a crash or a hang: which of them it was is seen two by two
+            return ()
+
+    def _take_in(self, work: RegionWork, end: End, pair: Sequence[Side], outcome: PairedOutcome) -> None:
+        before, after = pair
+        job = PairedJob(
+            work.call.region,
+            before.compiled.at(end.variables),
+            after.compiled.at(end.variables),
+            self._device.service.target,
+            end.variables,
+        )
+        self._record(job, outcome, before, after)
+        self._kept.add(work, pair, outcome, end.variables)
+        self._seen[work.id, end.variables, (before.schedule, after.schedule)] = outcome
+
     def compare(self, work: RegionWork, before: Side, after: Side | None) -> Compared:
         """Verify and time both in turns, or the first alone, and record what was seen; or take over what an earlier run
         saw of the same. All this at each end of the kernel's values, and not at the second what is wrong at the first.
@@ -166,6 +222,8 @@ class Comparisons:
             self.taken_over.add(work.id)
             return Compared(before, after, known)
         self.made.add(work.id)
+        if (known := self._seen.get((work.id, end.variables, tuple(side.schedule for side in sides)))) is not None:
+            return Compared(before, after, known)
         service, estimates = self._device.service, self._estimates
         job = PairedJob(
             work.call.region,
@@ -187,18 +245,59 @@ class Comparisons:
             raise
         except Exception as error:  # a crash or a hang of the child is the candidate's, not the run's
             return Compared(before, after, reason=f"{type(error).__name__}: {first_line(error)}")
-        self._device.record(
-            paired_rows(
-                job,
-                outcome,
-                before.schedule,
-                after.schedule if after is not None else None,
-                toolchain=partial(made_by, service.toolchain),
-                run_id=self._device.run_id,
-            )
-        )
+        self._record(job, outcome, before, after)
         self._kept.add(work, sides, outcome, end.variables)  # last: where it is kept, its measurements are
         return Compared(before, after, outcome)
+
+    def stress(self, work: RegionWork, schedule: Schedule) -> str:
+        """Why a schedule that was verified and timed is out after all: it failed under stress, or there was no time for
+        that. Empty where it passed, now or before, and where it does not have to."""
+        if not is_delicate(schedule):
+            return ""
+        side = self.side(work, schedule)
+        if isinstance(side, str):
+            return f"rejected: it does not compile again: {side}"
+        for end in work.ends:
+            if why := self._stress_at(work, end, side):
+                return ends.reason_at(work.ends, end, why)
+        return ""
+
+    def _stress_at(self, work: RegionWork, end: End, side: Side) -> str:
+        service, estimates = self._device.service, self._estimates
+        compiled = side.compiled.at(end.variables)
+        key = (work.call.region, compiled.binary_hash, *service.facts, end.variables)
+        if stress.has_passed(*key):
+            return ""
+        expected_s = estimates.stress_s(work, side.schedule)
+        job = StressJob(work.call.region, compiled, service.target, end.variables)
+        future = service.stress(job, timeout_s=TIMEOUT_S + SLOWER * expected_s)
+        _, waiting = wait([future], timeout=estimates.budget.patience_s(expected_s))
+        if waiting:
+            return f"not judged: the budget was over before its {stress.LAUNCHES} launches were"
+        try:
+            wrong = future.result().wrong
+        except (DeviceError, ServiceClosed):
+            raise
+        except Exception as error:  # a fault or a hang
+            wrong = f"{type(error).__name__}: {first_line(error)}"
+        if wrong:
+            return f"rejected: wrong under stress: {wrong}"
+        with contextlib.suppress(UsageError):  # where nothing can be kept it runs again next time
+            stress.keep_pass(*key)
+        return ""
+
+    def _record(self, job: PairedJob, outcome: PairedOutcome, before: Side, after: Side | None) -> None:
+        """Journal the samples of both sides."""
+        finalist, toolchain = after.schedule if after is not None else None, self._device.service.toolchain
+        rows = paired_rows(
+            job,
+            outcome,
+            before.schedule,
+            finalist,
+            toolchain=partial(made_by, toolchain),
+            run_id=self._device.run_id,
+        )
+        self._device.record(rows)
 
     def _reference(self, work: RegionWork, values: Variables) -> References | None:
         """The references of a region; None where they are computed with the verification, or could not be before it."""

@@ -45,7 +45,7 @@ ADDED = {
         ("RegionResult", "ends"),
     },
     9: {("Region", "args"), ("Region", "outputs")},
-    10: {("Result", "steps"), ("RegionResult", "replayed")},
+    10: {("Result", "steps"), ("RegionResult", "replayed"), ("Toolchain", "assembler")},
 }
 """Fields that came with each version: files of the versions before it are read without them, with their defaults."""
 

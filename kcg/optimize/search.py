@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kcg.cli import counted
 from kcg.errors import ScheduleError
@@ -16,8 +16,9 @@ from kcg.optimize.settings import EFFORTS, TINY_BEAM, Settings, strategy_of
 from kcg.optimize.work import Candidates, RegionWork, searched_of, total_s
 from kcg.predictor.interface import judge_of
 from kcg.search.allocation import PATIENCE_S, Allocator, Limits, Transfer
-from kcg.search.problem import Expected, Observation, Problem
-from kcg.types import Schedule, Status
+from kcg.search.problem import PRIOR_GAIN, Expected, Observation, Problem
+from kcg.search.workers import FromItsStart
+from kcg.types import Schedule, ScheduleKind, Status
 
 if TYPE_CHECKING:
     from kcg.kernel.kinds import Space
@@ -77,21 +78,6 @@ def search(estimates: Estimates, guide: Guide, *, device: Device, log: RunLog) -
 
 
 TILE_SEARCH = "mcts"  # of tile programs, whatever searches the Opts
-
-
-class FromItsStart:
-    """The space of one kind as a search sees it that has nothing of another kind to compare with: it begins with the
-    start. What it is faster than at last is for the finals to say."""
-
-    def __init__(self, space: Space) -> None:
-        self._space = space
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._space, name)
-
-    def baseline(self) -> Schedule:
-        start: Schedule = self._space.start()
-        return start
 
 
 @dataclass
@@ -183,6 +169,18 @@ class _Search:
             expected=expected,
         )
 
+    def _enter_tiles(self, allocator: Allocator, work: RegionWork, place: int, index: int) -> None:
+        """Search a region's tile programs too, where it has some: beside the device, as its Opts are."""
+        if (space := work.tiles) is None:
+            return
+        problem, how, workers = self._tile_problem(work, space, index), strategy_of(TILE_SEARCH), self.guide.workers
+        if workers is not None:
+            seed, kind = f"{self.settings.seed}:{index}:tile", ScheduleKind.TILE
+            how = workers.strategy(TILE_SEARCH, work.call.region, place=place, seed=seed, kind=kind)
+        (expected,) = problem.predict([space.start()])
+        gain = max(1.0 - expected.runtime_s / work.baseline_s, PRIOR_GAIN)
+        allocator.enter(work.id, work.call.calls, problem, how, transfer=Transfer(space), gain=gain)
+
     def _tile_problem(self, work: RegionWork, space: Space, index: int) -> Problem:
         """The search problem of a region's tile programs, which begins where the analytic cost does."""
         from kcg.predictor.tile_cost import TileCost
@@ -219,11 +217,7 @@ class _Search:
             if workers is not None:
                 how = workers.strategy(name, work.call.region, place=place, seed=f"{self.settings.seed}:{index}")
             allocator.enter(work.id, work.call.calls, asked, how, transfer=Transfer(work.space))
-            if work.tiles is not None:
-                tiles = self._tile_problem(work, work.tiles, index)
-                allocator.enter(
-                    work.id, work.call.calls, tiles, strategy_of(TILE_SEARCH), transfer=Transfer(work.tiles)
-                )
+            self._enter_tiles(allocator, work, place, index)
         allocator.run()
         self.device.check_journal()
         self.settled = allocator.settled

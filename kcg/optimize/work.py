@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from kcg.kernel.symbolic import End, at_values, ends_of
 from kcg.optimize.ends import mean, observed
@@ -31,6 +31,14 @@ if TYPE_CHECKING:
     from kcg.kernel.kinds import Space
 
 TRIES = 2  # candidates of a search that are judged per region, the second only if the first is wrong
+
+
+@runtime_checkable
+class HasExact(Protocol):
+    """A space of programs whose functions may be less accurate than they could be."""
+
+    def exact(self, schedule: Schedule) -> Schedule | None:
+        """The same with functions in full accuracy; None where that is the same program."""
 
 
 @dataclass(frozen=True)
@@ -120,6 +128,15 @@ class RegionWork:
         return round(mean(self.ends, [least_bytes_of_region(self.call.region, self._asts(v)) for v in self.bindings]))
 
     @functools.cached_property
+    def output_bytes(self) -> int:
+        """What its buffers take that are written, in bytes."""
+        from kcg.kernel.codec import ast_of
+        from kcg.measure.inputs import buffers_of_kernels
+
+        infos = buffers_of_kernels([ast_of(kernel) for kernel in self.call.region.kernels])
+        return sum(info.nbytes for info in infos if info.is_output)
+
+    @functools.cached_property
     def operations(self) -> float:
         """Arithmetic of one call."""
         from kcg.kernel.analysis import arithmetic
@@ -202,14 +219,31 @@ class RegionWork:
 
     @property
     def tile_candidates(self) -> list[Schedule]:
-        """The tile programs that a search found faster than everything else, fastest first."""
+        """The tile programs that a search found faster than everything else, fastest first; behind the first the same
+        with functions in full accuracy, where it has others: it is what remains if those prove wrong."""
         limit = min((o.time_s for o in [*self.known.values()]), default=0.0)
-        return [s for s in _ranked(self.of_tiles) if self.of_tiles[s].time_s < limit][:TRIES]
+        faster = [s for s in _ranked(self.of_tiles) if self.of_tiles[s].time_s < limit][:TRIES]
+        exact = self.tiles.exact(faster[0]) if faster and isinstance(self.tiles, HasExact) else None
+        return list(dict.fromkeys([*faster[:1], *([exact] if exact is not None else []), *faster[1:]]))
+
+    @property
+    def firsts(self) -> list[Schedule]:
+        """What is compared first: the baseline, and of each kind the best candidate."""
+        return [self.space.baseline(), *self.candidates[:1], *self.tile_candidates[:1]]
+
+    def seconds_of(self, schedule: Schedule) -> float:
+        """What one call took with a schedule in the search; what its baseline takes where that is not known."""
+        seen = self.known.get(schedule) or self.of_tiles.get(schedule)
+        return seen.runtime_s or self.baseline_s if seen is not None else self.baseline_s
 
     def named(self, schedule: Schedule) -> tuple[str, str]:
-        """What a schedule of its spaces is called, and that in words."""
-        space = self.tiles if schedule.kind == ScheduleKind.TILE and self.tiles is not None else self.space
-        return space.name(schedule), space.legend(schedule)
+        """What the program of a schedule of its spaces is called in tables, and what the schedule does, in words.
+
+        A tile program has the name that tinygrad gives its kernel: what it is stands in its schedule.
+        """
+        if schedule.kind == ScheduleKind.TILE and self.tiles is not None:
+            return self.space.name(self.space.baseline()), self.tiles.legend(schedule)
+        return self.space.name(schedule), self.space.legend(schedule)
 
 
 def _ranked(known: Mapping[Schedule, Observation]) -> list[Schedule]:

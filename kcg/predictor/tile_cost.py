@@ -5,8 +5,11 @@ It needs no data: what a correction goes by are the parameters themselves, as lo
 
 from __future__ import annotations
 
+import functools
 import math
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +21,7 @@ from kcg.kernel.tile.space import TileSpace
 from kcg.predictor.correction import CorrectingKernel
 from kcg.predictor.features import Array
 from kcg.predictor.interface import Judge
-from kcg.types import Prediction, Schedule
+from kcg.types import Prediction, Schedule, ScheduleKind
 
 if TYPE_CHECKING:
     from kcg.kernel.kinds import Space
@@ -29,6 +32,11 @@ UNCERTAIN = 0.25
 forms it was never measured."""
 UNKNOWN = 0.6
 USUAL_FAILURES = 0.02
+LIKE_A_FAILURE = 0.5  # how likely a program fails that has all that is suspected of one that failed
+Value = tuple[str, Any]
+SUSPICIOUS: dict[Value, float] = {("fast_math", True): 8.0, ("warp_specialize", True): 8.0}
+"""How much more than others these parameters are suspected: they are known to make wrong programs."""
+_NAMES = tuple(field.name for field in fields(TileParameters))
 AXES = 2  # of a tile, as embeddings count them
 
 
@@ -61,8 +69,62 @@ class TileCost:
 
     def of(self, space: Space) -> Judge:
         """One kernel, corrected by what is measured of it."""
-        kernel = CorrectingKernel(self, space)
-        return Judge(kernel.predict, kernel.correct)
+        kernel, blamed = CorrectingKernel(self, space), Blamed()
+
+        def correct(schedules: Sequence[Schedule], measured: Sequence[tuple[Schedule, float]]) -> list[Prediction]:
+            blamed.saw(measured)
+            return blamed.expected(schedules, kernel.correct(schedules, measured))
+
+        return Judge(kernel.predict, correct)
+
+
+class Blamed:
+    """Failures of a kernel's programs: what is like them in all that never ran is likely to fail too.
+
+    A rule of the compiler's that nobody wrote down, or functions of less accuracy than a kernel needs: both show in one
+    or two parameters, and what else a failed program had is cleared by the first one that runs with it.
+    """
+
+    def __init__(self) -> None:
+        self._seen: set[Schedule] = set()
+        self._failed: list[frozenset[Value]] = []
+        self._ran: set[Value] = set()
+
+    def saw(self, measured: Sequence[tuple[Schedule, float]]) -> None:
+        """Take in what was measured, in seconds; not finite: it failed."""
+        for schedule, seconds in measured:
+            if schedule in self._seen or schedule.kind != ScheduleKind.TILE:
+                continue
+            self._seen.add(schedule)
+            if math.isfinite(seconds):
+                self._ran.update(_values(schedule))
+            else:
+                self._failed.append(_values(schedule))
+
+    def expected(self, schedules: Sequence[Schedule], predictions: Sequence[Prediction]) -> list[Prediction]:
+        """The predictions with what the failures say of each."""
+        suspects = Counter(failed - self._ran for failed in self._failed)
+
+        def failing(schedule: Schedule, prediction: Prediction) -> Prediction:
+            if schedule.kind != ScheduleKind.TILE:
+                return prediction
+            values, runs = _values(schedule), 1.0 - prediction.failure_probability
+            for suspected, count in suspects.items():
+                if whole := _weight(suspected):
+                    runs *= (1.0 - LIKE_A_FAILURE * (_weight(suspected & values) / whole) ** 2) ** count
+            return replace(prediction, failure_probability=1.0 - runs)
+
+        return [failing(s, p) for s, p in zip(schedules, predictions, strict=True)] if suspects else [*predictions]
+
+
+@functools.lru_cache(1 << 16)
+def _values(schedule: Schedule) -> frozenset[Value]:
+    p = TileParameters.from_json(schedule.body)
+    return frozenset((name, getattr(p, name)) for name in _NAMES)
+
+
+def _weight(values: frozenset[Value]) -> float:
+    return sum(SUSPICIOUS.get(value, 1.0) for value in values)
 
 
 def embedding(p: TileParameters) -> Array:

@@ -159,7 +159,8 @@ class Entry:
     incumbent: Incumbent = field(default_factory=lambda: Incumbent())
     barren: int = 0  # measurements since the last improvement
     wanted: int = 0  # schedules that it asks for; 0 where it asks for nothing
-    gain: float = PRIOR_GAIN  # expected, relative to its best, of what it asks for
+    gain: float = PRIOR_GAIN  # expected, relative to its own best, of what it asks for
+    own_s: float = math.inf  # its own best of one call
     granted: int = 0  # how many of them it may measure
     thread: threading.Thread | None = None
     ended: bool = False
@@ -177,16 +178,29 @@ class Entry:
 
     @property
     def searching_gain(self) -> float:
-        """Expected of what its search asks for, relative to its best."""
-        return self.gain * math.exp2(-self.barren / HALF_LIFE)
+        """Expected of what its search asks for, relative to the region's best. What has not begun is taken at its word:
+        only its predictor knows how far it could come."""
+        gain = self.gain if self.thread is None else self._over_incumbent(self.gain)
+        return gain * math.exp2(-self.barren / HALF_LIFE)
+
+    @property
+    def hoped(self) -> float:
+        """The same of what similar kernels have on offer."""
+        return self._over_incumbent(self.hint.gain) if self.hint is not None else 0.0
+
+    def _over_incumbent(self, gain: float) -> float:
+        """What a gain on its own best is on the region's, now: that of another kind may have left it far behind, and
+        then nothing more is expected of it."""
+        if self.best_s is None or not self.best_s < self.own_s < math.inf:
+            return gain
+        return max(1.0 - (1.0 - gain) * self.own_s / self.best_s, 0.0)
 
     @property
     def saving_s(self) -> float:
         """What its next batch is expected to save, in seconds of the workload; infinite where nothing was measured."""
         if self.best_s is None:
             return 0.0 if self.saw else math.inf  # tinygrad's own schedule fails: there is nothing to compare with
-        hoped = self.hint.gain if self.hint is not None else 0.0
-        return self.calls * self.best_s * max(self.searching_gain, hoped)
+        return self.calls * self.best_s * max(self.searching_gain, self.hoped)
 
     def knows(self, schedule: Schedule) -> bool:
         """Whether this kernel was measured with the schedule, or with one that comes to about the same."""
@@ -225,20 +239,28 @@ class Allocator:
         self._error: BaseException | None = None
 
     def enter(
-        self, name: str, calls: int, problem: Problem, strategy: Strategy, *, transfer: Transfer | None = None
+        self,
+        name: str,
+        calls: int,
+        problem: Problem,
+        strategy: Strategy,
+        *,
+        transfer: Transfer | None = None,
+        gain: float = PRIOR_GAIN,
     ) -> Entry:
         """Add a kernel, or another kind of schedule of one that was added.
 
         Its problem's `measure` and ledger are used only where it is granted something. With `transfer` it learns from
-        similar kernels, and they from it.
+        similar kernels, and they from it. `gain` is what is expected of it on the best so far before it asks.
         """
         incumbent = next((e.incumbent for e in self.entries if e.name == name), Incumbent())
-        entry = Entry(name, calls, problem, strategy, incumbent, transfer=transfer)
+        entry = Entry(name, calls, problem, strategy, incumbent, gain=gain, transfer=transfer)
         known = problem.known.get(problem.space.baseline())
         self._improve(entry, min((o.time_s for o in problem.known.values()), default=math.inf))
         for observation in problem.known.values():
             self._show_similar(entry, observation)
-        entry.ended = known is not None and not math.isfinite(known.time_s)
+        # tinygrad's own schedule fails; where that is of another kind, only this search's start does
+        entry.ended = known is not None and not math.isfinite(known.time_s) and entry.best_s is None
         self.entries.append(entry)
         return entry
 
@@ -292,6 +314,7 @@ class Allocator:
 
     @staticmethod
     def _improve(entry: Entry, time_s: float) -> None:
+        entry.own_s = min(entry.own_s, time_s)
         if time_s < (entry.best_s if entry.best_s is not None else math.inf):
             entry.incumbent.best_s = time_s
 
@@ -314,7 +337,7 @@ class Allocator:
 
     def _grant(self, entry: Entry) -> bool:
         free = self.limits.measuring - self._measuring
-        hint = entry.hint if entry.hint is not None and entry.hint.gain > entry.searching_gain else None
+        hint = entry.hint if entry.hoped > entry.searching_gain else None
         wanted = entry.wanted if hint is None else 1
         if self._measuring:
             wanted = min(wanted, free)
@@ -386,7 +409,7 @@ class Allocator:
             hint = entry.hint
             if hint is None or self._closed or self.ledger.remaining(self._measuring + 1) <= self._measuring:
                 return
-            if entry.calls * (entry.best_s or 0.0) * hint.gain <= self._least_s():
+            if entry.calls * (entry.best_s or 0.0) * entry.hoped <= self._least_s():
                 return
             self._measuring += 1
         self._follow(entry, hint)
@@ -419,7 +442,7 @@ class Allocator:
         """Wait until the batch may be measured; how much of it. Nothing where all is over, or where it was the turn of
         what similar kernels had to teach, which is then among what the problem knows."""
         with self._changed:
-            entry.wanted, entry.granted, entry.gain = count, 0, self._over_incumbent(entry, gain)
+            entry.wanted, entry.granted, entry.gain = count, 0, gain
             self._searching -= 1
             self._changed.notify_all()
             while not entry.granted and not self._closed:
@@ -432,14 +455,6 @@ class Allocator:
                 return entry.granted
         self._follow(entry, hint)
         return 0
-
-    @staticmethod
-    def _over_incumbent(entry: Entry, gain: float) -> float:
-        """What is gained on the region's best, of which a search that counts from its own best may know nothing."""
-        own_s = min((o.time_s for o in entry.problem.known.values()), default=math.inf)
-        if entry.best_s is None or not entry.best_s < own_s < math.inf:
-            return gain
-        return max(1.0 - (1.0 - gain) * own_s / entry.best_s, 0.0)
 
     def _measured(self, entry: Entry, measure: Measure) -> Measure:
         def measured(schedules: Sequence[Schedule]) -> list[Future[Observation]]:

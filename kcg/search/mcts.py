@@ -244,6 +244,9 @@ class Graph:
         expected = self.calibration.expected(node.prediction, node.evidence)
         if node.corrected is not None:
             expected = replace(expected, log_runtime=node.corrected.log_runtime, uncertainty=node.corrected.uncertainty)
+            if node.corrected.failure_probability > node.prediction.failure_probability:  # it learned of failures too
+                fails = max(expected.failure_probability, node.corrected.failure_probability)
+                expected = replace(expected, failure_probability=fails)
         chance = 1.0 - expected.failure_probability
         node.own = chance * (reference - expected.log_runtime) + (1.0 - chance) * bad
         node.doubt = expected.uncertainty

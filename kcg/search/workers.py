@@ -21,13 +21,15 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, Final
 
-from kcg.kernel.kinds import space_of
+from kcg.errors import ScheduleError
+from kcg.kernel.kinds import Refusal, kind_named, own_kind
 from kcg.predictor.interface import judge_of
 from kcg.search.problem import Expected, Ledger, Observation, Problem, Strategy
 from kcg.search.strategies import strategy
 from kcg.types import Region, Schedule, Target
 
 if TYPE_CHECKING:
+    from kcg.kernel.kinds import Space
     from kcg.predictor.interface import Predictor
 
 log = logging.getLogger(__name__)
@@ -43,11 +45,27 @@ thread for every core, which wait for those of the other children: twice the CPU
 (`evaluation/search/bench_workers.py`)."""
 
 
+class FromItsStart:
+    """The space of one kind as a search sees it that has nothing of another kind to compare with: it begins with the
+    start. What it is faster than at last is for others to say."""
+
+    def __init__(self, space: Space) -> None:
+        self._space = space
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._space, name)
+
+    def baseline(self) -> Schedule:
+        start: Schedule = self._space.start()
+        return start
+
+
 @dataclass(frozen=True)
 class SearchJob:
     """What a child needs to know of a search."""
 
     region: Region
+    kind: str  # of the schedules that are searched
     target: Target
     predictor: str  # as `choose_predictor` takes it
     strategy: str
@@ -87,13 +105,15 @@ class SearchWorkers:
         for child in self._children:
             child.close()
 
-    def strategy(self, name: str, region: Region, *, place: int, seed: str) -> Strategy:
-        """The strategy `name` of one kernel, run in a child; `place` says in which."""
+    def strategy(self, name: str, region: Region, *, place: int, seed: str, kind: str = "") -> Strategy:
+        """The strategy `name` of one kernel, run in a child; `place` says in which. It searches the schedules of the
+        kind that the baseline is of, or those of another `kind`."""
 
         def remote(problem: Problem) -> Iterator[Observation]:
             child = self._children[place % len(self._children)]
             job = SearchJob(
                 region,
+                kind or own_kind(region).name,
                 self.target,
                 self.predictor,
                 name,
@@ -211,12 +231,16 @@ class _Search:
 
     def run(self) -> None:
         """Search until the parent grants nothing more."""
+        from kcg.predictor.tile_cost import guiding
+
         try:
             job = self.job
-            space = space_of(job.region, job.target)
-            judge = judge_of(_predictor(job.predictor, job.target), space)
+            space = kind_named(job.kind).space(job.region, job.target)
+            if isinstance(space, Refusal):
+                raise ScheduleError(space.reason)
+            judge = judge_of(guiding(space, _predictor(job.predictor, job.target)), space)
             self.problem = Problem(
-                space=space,
+                space=space if job.kind == own_kind(job.region).name else FromItsStart(space),
                 predict=judge.predict,
                 measure=self.measure,
                 ledger=self.ledger,

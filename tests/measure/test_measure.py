@@ -14,11 +14,12 @@ import pytest
 from kcg.dataset.noise import noise_floors, spreads
 from kcg.errors import CodecError, DeviceError, ScheduleError, UnknownName
 from kcg.kernel.codec import kernel_of
+from kcg.kernel.compile import compile_schedule
 from kcg.kernel.opts.schedule import RAW, Opt, schedule_of
 from kcg.kernel.opts.space import KernelSpace
 from kcg.measure import lifetime
 from kcg.measure.device_info import detect, first_line
-from kcg.measure.jobs import PairedJob
+from kcg.measure.jobs import JointJob, PairedJob
 from kcg.measure.protocol import (
     MIN_SAMPLES,
     MOST_SAMPLES,
@@ -290,6 +291,24 @@ def test_region_that_is_no_kernel(service: MeasureService) -> None:
     broken = Region((replace(MATMUL.kernel, ast_json="{}"),))
     row = one(service, Request(broken, RAW, samples=3))
     assert row.status is Status.COMPILE_ERROR and row.reason and "\n" not in row.reason
+
+
+def test_joint_comparison(service: MeasureService) -> None:
+    """Of three sides three pairs, each as a comparison of two; where one side is wrong nothing is said."""
+    steps = [RAW, *(action.schedule for action in KernelSpace(MATMUL, service.target).actions(RAW))][:3]
+    sides = tuple(service.compiled(MATMUL, s).result(timeout=60).compiled for s in steps)
+    job = JointJob(MATMUL, sides, service.target, samples=5)
+    outcome = service.compare_jointly(job, timeout_s=60).result(timeout=90)
+    first, across, second = outcome.pairs
+    assert first.baseline_cold_s == across.baseline_cold_s and first.again_cold_s == across.again_cold_s
+    assert first.finalist_cold_s == second.baseline_cold_s and across.finalist_cold_s == second.finalist_cold_s
+    assert second.again_cold_s and second.again_cold_s != second.baseline_cold_s, "the second one is timed twice too"
+    assert all(len(s) == 5 for s in (second.again_cold_s, second.baseline_warm_s, second.finalist_warm_s))
+    assert all(p.baseline_verification.passed and p.finalist_verification for p in outcome.pairs)
+    few = Region((kernel_of(kernels_of(empty(16) + empty(16))[0]),))
+    wrong = compile_schedule(few, RAW, service.target)
+    job = JointJob(MATMUL, (*sides[:2], wrong), service.target, samples=5)
+    assert service.compare_jointly(job, timeout_s=60).result(timeout=90).pairs == ()
 
 
 def test_paired_comparison(service: MeasureService) -> None:

@@ -19,6 +19,7 @@ from rich.console import Console
 
 from kcg.errors import UsageError
 from kcg.kernel.kinds import describe
+from kcg.kernel.tile.parameters import TileParameters
 from kcg.optimize.console import format_seconds, format_speedup, print_result, progress
 from kcg.optimize.report import _FAILURES, _OUTCOMES, render_report, write_report
 from kcg.optimize.result import OUTCOMES
@@ -47,6 +48,27 @@ def test_page_loads_nothing(page: Page, page_text: str) -> None:
     assert not re.search(r"(https?:)?//[a-z]|@import|url\(", page_text, re.IGNORECASE)
     policies = [a["content"] for t, a in page.tags if t == "meta" and a.get("http-equiv") == "Content-Security-Policy"]
     assert policies and "default-src 'none'" in (policies[0] or "")
+
+
+def test_a_tile_program_stands_under_the_name_of_its_kernel_beside_the_best_opts() -> None:
+    result = sample_result()
+    first, *others = result.regions
+    body = TileParameters("contraction", ((0,), (1,)), (128, 256), reduce_tile=64, loads="tma", num_warps=8).to_json()
+    schedule = Schedule("tile", body)
+    chosen = replace(
+        first.chosen, schedule=schedule, name=first.baseline.name, legend="contraction; tiles of 128 × 256"
+    )
+    result = replace(result, regions=(replace(first, chosen=chosen, opts=first.chosen), *others))
+    page = Page(render_report(result))
+    shown = " ".join(" ".join(page.text).split())
+    for words in (describe(schedule), describe(first.chosen.schedule), "Best Opts", first.baseline.name):
+        assert words in shown
+    console = Console(file=io.StringIO(), width=160, color_system=None)
+    print_result(result, console)
+    printed = console.file.getvalue()  # type: ignore[attr-defined]
+    (line,) = [line for line in printed.splitlines() if "tile 128x256x64" in line]
+    assert line.lstrip().startswith(first.baseline.name[:8]), "the kernel's name comes first"
+    assert "; 1 tile program chosen" in " ".join(printed.split())
 
 
 def test_page_is_small(page_text: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import random
 import signal
 import threading
 from collections.abc import Iterator, Sequence
@@ -13,17 +14,21 @@ from pathlib import Path
 import pytest
 
 from kcg.kernel.codec import kernel_of
-from kcg.kernel.kinds import describe
+from kcg.kernel.kinds import StepSpace, describe, kind_named
 from kcg.kernel.opts.space import KernelSpace
+from kcg.kernel.tile.space import TileSpace
 from kcg.optimize.settings import strategy_of
+from kcg.predictor.interface import Judge
 from kcg.predictor.roofline import Roofline
-from kcg.search.allocation import MOST_ALONE, MOST_AT_ONCE, Allocator, Limits
+from kcg.predictor.tile_cost import TileCost
+from kcg.search.allocation import MOST_ALONE, MOST_AT_ONCE, Allocator, Hint, Limits
 from kcg.search.problem import Ledger, Measure, Observation, Problem, expected_improvement
 from kcg.search.replay import ReplayTable, constant_predict, oracle_predict
 from kcg.search.strategies import strategy
-from kcg.search.workers import SearchWorkers, _Worker
-from kcg.types import Region, Schedule, Status
+from kcg.search.workers import FromItsStart, SearchWorkers, _Worker
+from kcg.types import Region, Schedule, ScheduleKind, Status
 from tests.faults import processes
+from tests.kernel.tile.running import HAS_TRITON, WITHOUT
 from tests.kernels import empty, kernels_of
 from tests.known_targets import KNOWN_TARGETS
 from tests.replay_table import chain_table, synthetic_table
@@ -106,6 +111,22 @@ def test_a_kernel_whose_own_schedule_fails_is_left_alone() -> None:
     assert len(allocator.entries[0].saw) == 1 and allocator.entries[0].best_s is None
 
 
+def test_a_search_whose_start_failed_goes_on_where_another_kind_runs() -> None:
+    """As one that is resumed finds it."""
+    allocator = Allocator(Ledger(), Limits(batch=1))
+    entered(allocator, chain_table([4e-6, 3e-6]))
+    table = chain_table([None, 1e-6])
+    problem = table.problem(oracle_predict(table), ledger=allocator.ledger)
+    problem.known[table.baseline()] = table.records[table.baseline()].observation
+    own = allocator.entries[0]
+    own.problem.known[own.problem.space.baseline()] = Observation(own.problem.space.baseline(), Status.OK, 4e-6)
+    allocator._improve(own, 4e-6)
+    entry = allocator.enter("a", 1, problem, strategy("mcts"))
+    assert not entry.ended
+    allocator.run()
+    assert entry.best_s == 1e-6
+
+
 def test_entries_of_one_region_share_its_best_time() -> None:
     allocator = Allocator(Ledger(), Limits(batch=1))
     entered(allocator, chain_table([4e-6, 3e-6]), "a", calls=2)
@@ -120,14 +141,30 @@ def test_entries_of_one_region_share_its_best_time() -> None:
 def test_what_is_slower_than_another_kinds_best_saves_nothing() -> None:
     allocator = Allocator(Ledger(), Limits())
     table = chain_table([4e-6, 3e-6])
-    problem = entered(allocator, table)
+    problem = table.problem(oracle_predict(table), ledger=allocator.ledger)
     problem.known[table.baseline()] = table.records[table.baseline()].observation
-    (entry,) = allocator.entries
-    entry.incumbent.best_s = 4e-6
-    assert allocator._over_incumbent(entry, 0.25) == 0.25, "its own is the best"
+    entry = allocator.enter("a", 10, problem, strategy("mcts"))
+    entry.thread = threading.current_thread()  # it has begun, and asks for something
+    entry.gain = 0.25
+    assert entry.saving_s == pytest.approx(10 * 4e-6 * 0.25), "its own is the best"
     entry.incumbent.best_s = 2e-6  # by schedules of another kind
-    assert allocator._over_incumbent(entry, 0.25) == 0.0
-    assert allocator._over_incumbent(entry, 0.75) == pytest.approx(0.5)
+    assert entry.saving_s == 0.0, "also what it asked for before that was found"
+    entry.gain = 0.75
+    assert entry.saving_s == pytest.approx(10 * 2e-6 * 0.5)
+    entry.gain, entry.hint = 0.0, Hint(table.baseline(), 0.75)
+    assert entry.saving_s == pytest.approx(10 * 2e-6 * 0.5), "what similar kernels have on offer counts alike"
+
+
+def test_what_has_not_begun_is_taken_at_its_word() -> None:
+    allocator = Allocator(Ledger(), Limits())
+    table = chain_table([4e-6, 3e-6])
+    known = {table.baseline(): table.records[table.baseline()].observation}
+    for gain in (0.3, 0.9):
+        problem = table.problem(oracle_predict(table), ledger=allocator.ledger)
+        problem.known.update(known)
+        allocator.enter("a", 1, problem, strategy("mcts"), gain=gain)
+    first = allocator._worthwhile()
+    assert first is not None and first.gain == 0.9, "what is expected to gain most begins first"
 
 
 @pytest.mark.parametrize(
@@ -187,14 +224,16 @@ def matmul() -> tuple[Region, KernelSpace]:
     return region, KernelSpace(region, KNOWN_TARGETS["sm_90"])
 
 
-def asked(space: KernelSpace, ledger: Ledger) -> Problem:
-    """A problem whose device is the analytic predictor: as good as any to see that two searches are the same."""
-    judge = Roofline().of(space)
-    import random
+def asked(space: StepSpace, ledger: Ledger, *, judge: Judge | None = None) -> Problem:
+    """A problem whose device is an analytic predictor: as good as any to see that two searches are the same."""
+    if judge is None:
+        assert isinstance(space, KernelSpace)
+        judge = Roofline().of(space)
+    predict = judge.predict
 
     def measure(schedules: Sequence[Schedule]) -> list[Future[Observation]]:
         futures = []
-        for schedule, printed in zip(schedules, judge.predict(schedules), strict=True):
+        for schedule, printed in zip(schedules, predict(schedules), strict=True):
             ledger.measurements += 1
             future: Future[Observation] = Future()
             future.set_result(Observation(schedule, Status.OK, math.exp(printed.log_runtime), schedule.id))
@@ -203,7 +242,7 @@ def asked(space: KernelSpace, ledger: Ledger) -> Problem:
 
     return Problem(
         space,
-        judge.predict,
+        predict,
         measure,
         ledger,
         random.Random("1"),
@@ -228,6 +267,20 @@ def test_a_search_in_a_process_is_the_one_it_would_be_here(search_workers: Searc
         assert ledger.measurements == 24 and ledger.evaluations > 24
     assert seen[0] == seen[1] and len(seen[0]) == 24
     assert len({space.alike(schedule) for schedule, _ in seen[0]}) == 24
+
+
+@pytest.mark.skipif(not HAS_TRITON, reason=WITHOUT)
+def test_a_process_searches_the_schedules_of_another_kind(search_workers: SearchWorkers) -> None:
+    region, _ = matmul()
+    space = kind_named(ScheduleKind.TILE).space(region, KNOWN_TARGETS["sm_90"])
+    assert isinstance(space, TileSpace)
+    seen = []
+    remote = search_workers.strategy("mcts", region, place=0, seed="1", kind=ScheduleKind.TILE)
+    for how in (strategy("mcts"), remote):
+        problem = asked(FromItsStart(space), Ledger(max_measurements=12), judge=TileCost().of(space))
+        seen.append([o.schedule for o in how(problem)])
+    assert seen[0] == seen[1] and len(set(seen[0])) == 12
+    assert seen[0][0] == space.start(), "it begins with its start, not with tinygrad's own schedule"
 
 
 def test_a_search_in_a_process_knows_how_many_it_may_ask_for_before_it_chooses_them(

@@ -15,6 +15,7 @@ from kcg.kernel.tile.ir import NARROW, TileKernel
 from kcg.kernel.tile.parameters import CONTRACTION, ELEMENTWISE, POINTER, REDUCTION, TMA, TileParameters
 from kcg.kernel.tile.prior import arrangements, forms, has_tma, parameters_of, power_of_two, shared_bytes, shared_taken
 from kcg.kernel.tile.reduction import depth_of
+from kcg.kernel.tile.targets import MOST_STAGES, most_specialized_stages
 from kcg.types import Target
 
 FIELDS = (
@@ -34,11 +35,13 @@ BETWEEN = (96, 160, 192, 288, 320, 384)
 
 WARPS = (1, 2, 4, 8, 16)
 REGISTERS = 255  # of one thread
+ALL_REGISTERS = 65_536  # of a multiprocessor: with 16 warps 128 a thread
+BESIDE_SUMS = 31  # registers that a thread takes beside its sums, at least: with 26 ptxas refuses, or spills
 MOST_ELEMENTS = {ELEMENTWISE: 16_384, REDUCTION: 32_768}
 SPLITS = (1, 2, 4, 8, 16, 32, 64, 128)
 TAILS = (1, 2, 3, 4, 6, 8)
 GROUPS = (1, 4, 8, 12, 16)
-STAGES = (1, 2, 3, 4, 5, 6)
+STAGES = tuple(range(1, MOST_STAGES + 1))
 
 
 def legal_values(kernel: TileKernel, target: Target, parameters: TileParameters, field: str) -> tuple[Any, ...]:
@@ -186,13 +189,13 @@ def _fits(kernel: TileKernel, target: Target, p: TileParameters) -> bool:
     assert kernel.contraction is not None
     dtype = kernel.contraction.sides[0].dtype
     rows, columns = p.tile
-    if rows * columns // threads > REGISTERS - 31 or rows * columns < threads:
+    if rows * columns // threads > min(REGISTERS, ALL_REGISTERS // threads) - BESIDE_SUMS or rows * columns < threads:
         return False
     if p.num_stages > steps // p.split + 1 or shared_taken(kernel, p) > shared_bytes(target):
         return False
     if dtype is dtypes.float32 and p.precision == "ieee" and rows * columns > 16_384:
         return False
-    if p.warp_specialize and (p.num_warps != 4 or p.loads != TMA):
+    if p.warp_specialize and (p.num_warps != 4 or p.loads != TMA or p.num_stages > most_specialized_stages()):
         return False
     extents = [math.prod(kernel.extents[n] for n in numbers) for numbers in p.axes]
     if p.loads == TMA and not can_describe(kernel, p):

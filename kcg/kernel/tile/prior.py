@@ -22,6 +22,7 @@ SHARED_BYTES = {"sm_80": 163 << 10, "sm_86": 99 << 10, "sm_89": 99 << 10, "sm_90
 """What a program may take; tinygrad's own limit is that of static shared memory."""
 
 COMPILER_BYTES = 1_056  # barriers and padding, the most seen
+WGMMA_ROWS = 64  # of the result, which a group of four warps holds
 SPECIALIZED_BYTES = 32 << 10  # of a warp specialised program's result, at least
 Axes = tuple[tuple[int, ...], ...]
 """Which output ranges each axis of a tile holds, see `TileParameters.axes`."""
@@ -62,7 +63,10 @@ def shared_taken(kernel: TileKernel, parameters: TileParameters) -> int:
     inside = kernel.contraction.reduce.backward_slice
     beside = [load for load in kernel.loads if load.node not in inside]
     spread = any(all(any(kernel.outputs[n] in x.node.ranges for n in axis) for axis in parameters.axes) for x in beside)
-    itemsize = 4 if spread else int(kernel.store.buffer.dtype.itemsize)
+    stored = int(kernel.store.buffer.dtype.itemsize)
+    itemsize = 4 if spread else stored
+    if parameters.epilogue_parts > 1 and WGMMA_ROWS <= rows < parameters.num_warps * WGMMA_ROWS // 4:
+        itemsize = 4 + stored  # groups of four warps share columns: halves of these are put together in shared memory
     leaving = rows * stored_width(columns, parameters.epilogue_parts) * itemsize
     if parameters.warp_specialize:
         leaving = max(leaving, SPECIALIZED_BYTES)

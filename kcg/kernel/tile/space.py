@@ -180,6 +180,14 @@ class TileSpace:
 
         return compile_tile(self.region, schedule, self.target, variables=variables, also=also)
 
+    def exact(self, schedule: Schedule) -> Schedule | None:
+        """The same with functions in full accuracy, where it has others: what remains if it proves wrong."""
+        return self._kept("exact", schedule, lambda: self._exact(self.parameters(schedule)))
+
+    def _exact(self, p: TileParameters) -> Schedule | None:
+        differs = p.fast_math and False in self._possible(p, FIELDS.index("fast_math"))
+        return schedule_of(replace(p, fast_math=False)) if differs else None
+
     def name(self, schedule: Schedule) -> str:
         """`tile 128x256x64, tma, persistent, 8 warps, 3 stages`."""
         return described(self.parameters(schedule))

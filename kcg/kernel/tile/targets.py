@@ -10,6 +10,7 @@ from importlib import metadata
 from kcg.compat.assembler import assembler
 from kcg.types import Target
 
+MOST_STAGES = 6  # that a program may have
 LEAST = 80  # sm_80: what tensor cores and asynchronous copies of the generated programs need
 
 
@@ -37,3 +38,20 @@ def triton_version() -> str:
         return metadata.version("triton")
     except metadata.PackageNotFoundError:
         return ""
+
+
+SPECIALIZED_SINCE = (3, 9)
+"""The first Triton of which no wrong warp specialised program is known."""
+SPECIALIZED_STAGES = 4
+
+
+@functools.cache
+def most_specialized_stages() -> int:
+    """The most stages with which a warp specialised program of one product is right by the compilers of this machine;
+    0 where none is to be trusted. By ptxas 12.8 and 12.9 right programs become faults and NaN, whatever their stages.
+    By Triton 3.6 and ptxas 13.0 one with 6 stages gave NaN on an H100 (128×128×64, without a persistent grid)."""
+    using = assembler()
+    if using is not None and not using.trusted:
+        return 0
+    numbers = re.findall(r"\d+", triton_version())[:2]
+    return MOST_STAGES if tuple(map(int, numbers)) >= SPECIALIZED_SINCE or not numbers else SPECIALIZED_STAGES

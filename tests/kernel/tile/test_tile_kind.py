@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 import subprocess
 import sys
+from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -21,15 +24,19 @@ from kcg.kernel.compile import to_elf
 from kcg.kernel.kinds import Refusal, describe, kind_named, parse, steps_of
 from kcg.kernel.parts import Part, made_by, schedule_of_parts
 from kcg.kernel.program import Program
+from kcg.kernel.tile import targets
 from kcg.kernel.tile.compile import compile_tile, in_tinygrads_order
 from kcg.kernel.tile.cost import predicted_seconds
 from kcg.kernel.tile.ir import read_kernel
 from kcg.kernel.tile.parameters import CONTRACTION, POINTER, REDUCTION, TMA, TileParameters
-from kcg.kernel.tile.prior import default_parameters
+from kcg.kernel.tile.prior import default_parameters, shared_taken
 from kcg.kernel.tile.program import TileRefusal
 from kcg.kernel.tile.space import TileSpace, schedule_of
 from kcg.predictor.tile_cost import TileCost, guiding
-from kcg.types import Region, Schedule, Target, Toolchain, Variables
+from kcg.search.problem import Ledger, Observation, Problem
+from kcg.search.strategies import strategy
+from kcg.search.workers import FromItsStart
+from kcg.types import Region, Schedule, Status, Target, Toolchain, Variables
 from tests.kernel.tile.running import HAS_TRITON, WITHOUT
 from tests.kernels import empty, example_region, kernels_of
 from tests.known_targets import KNOWN_TARGETS, X86
@@ -47,6 +54,11 @@ def linear(rows: int = 4096, columns: int = 9216, terms: int = 3072) -> Region:
     """A projection with its bias, as Flux has it."""
     x, weight = empty(rows, terms, dtype="bfloat16"), empty(columns, terms, dtype="bfloat16")
     return region(x @ weight.T + empty(columns, dtype="bfloat16"))
+
+
+@cache
+def gelu_of_a_product() -> Region:
+    return region((empty(4096, 3072, dtype="bfloat16") @ empty(12288, 3072, dtype="bfloat16").T).gelu())
 
 
 @cache
@@ -151,6 +163,7 @@ def test_what_is_not_legal_is_refused_by_name() -> None:
     for wrong in (
         replace(p, num_stages=6),  # shared memory
         replace(p, num_warps=1),  # registers
+        replace(p, tile=(256, 256), num_warps=16, reduce_tile=16, num_stages=2),  # 16 warps have 128 a thread
         replace(p, axes=((1,), (0, 2))),
         replace(p, warp_specialize=True),
         replace(p, tile=(96, 256)),
@@ -215,6 +228,64 @@ def test_the_predictor_of_tile_programs_learns_from_measurements() -> None:
     assert all(b.log_runtime > a.log_runtime for a, b in zip(before, after, strict=True)), "slower than it was thought"
     (foreign,) = cost.predict(of, [Schedule("opts", "[]")])
     assert foreign.failure_probability == 1.0
+
+
+def test_what_is_like_a_failure_in_all_that_never_ran_is_expected_to_fail() -> None:
+    of, cost = space(gelu_of_a_product()), TileCost()
+    start = of.start()
+    exact = of.exact(start)
+    assert exact is not None and of.exact(exact) is None and of.parameters(exact).fast_math is False
+    assert space().exact(space().start()) is None, "it has no function of two accuracies"
+    judge = cost.of(of)
+    assert judge.correct is not None
+    near = [s for s in of.neighbours(start) if of.parameters(s).fast_math]
+    usual = [p.failure_probability for p in judge.predict([near[0], exact])]
+    one = [p.failure_probability for p in judge.correct([near[0], exact], [(start, math.inf)])]
+    assert one[0] - usual[0] > one[1] - usual[1] > 0, "the known suspect counts most"
+    wrong = [(s, math.inf) for s in (start, *near[:5])]
+    fast, slow = judge.correct([near[6], exact], [*wrong, (exact, 4e-4)])
+    assert fast.failure_probability > 0.9 and slow.failure_probability == pytest.approx(usual[1])
+    (cleared,) = judge.correct([near[6]], [*wrong, (exact, 4e-4), (near[7], 4e-4)])
+    assert cleared.failure_probability < fast.failure_probability, "one that runs clears what it has"
+
+
+def test_a_search_whose_functions_are_wrong_goes_on_with_exact_ones() -> None:
+    of, ledger, tried = space(gelu_of_a_product()), Ledger(max_measurements=8), list[bool]()
+    judge = TileCost().of(of)
+
+    def measure(batch: Sequence[Schedule]) -> list[Future[Observation]]:
+        futures = []
+        for schedule in batch:
+            p, future = of.parameters(schedule), Future[Observation]()
+            tried.append(p.fast_math)
+            seconds = None if p.fast_math else predicted_seconds(of.kernel, SM_90, p)
+            future.set_result(Observation(schedule, Status.WRONG if p.fast_math else Status.OK, seconds, schedule.id))
+            futures.append(future)
+        ledger.measurements += len(batch)
+        return futures
+
+    problem = Problem(
+        FromItsStart(of), judge.predict, measure, ledger, random.Random(1), batch_size=2, correct=judge.correct
+    )
+    list(strategy("mcts")(problem))
+    assert tried[0] and not any(tried[1:])
+
+
+@pytest.mark.parametrize(
+    ("assembler", "triton_version", "most"),
+    [("13.0.88", "3.9.0", 6), ("13.0.88", "3.6.0", 4), ("12.8.93", "3.9.0", 0), (None, "", 6)],
+)
+def test_compilers_that_specialise_wrongly_are_not_asked_to(
+    monkeypatch: pytest.MonkeyPatch, assembler: str | None, triton_version: str, most: int
+) -> None:
+    using = Assembler("ptxas", assembler) if assembler is not None else None
+    monkeypatch.setattr(targets, "assembler", lambda: using)
+    monkeypatch.setattr(targets, "triton_version", lambda: triton_version)
+    targets.most_specialized_stages.cache_clear()
+    try:
+        assert targets.most_specialized_stages() == most
+    finally:
+        targets.most_specialized_stages.cache_clear()
 
 
 # ---- the order of parameters, and who made what
@@ -340,6 +411,17 @@ def test_symbolic_sizes_follow_the_workspace_of_descriptors() -> None:
         pytest.skip("the generator takes no descriptors here")
     one = compiled(of, base, (("rows", 1000),)).launches[0].compiled
     assert [dtype for _, _, dtype in one.signature][-2:] == ["unsigned char", "int"]
+
+
+@triton
+@pytest.mark.parametrize(("warps", "rows"), [(8, 128), (16, 128), (8, 64), (16, 256)])
+def test_shared_memory_is_known_before(warps: int, rows: int) -> None:
+    """Also where groups of four warps share the columns of a tile that is stored in halves."""
+    of = space(linear(4096, 4096, 1024))
+    base = of.parameters(of.start())
+    p = replace(base, tile=(rows, 128), num_warps=warps, num_stages=2, loads=TMA, persistent=1, epilogue_parts=2)
+    (launch,) = compiled(of.region, p).launches
+    assert shared_taken(of.kernel, p) - 1_100 < launch.compiled.shared_bytes <= shared_taken(of.kernel, p)
 
 
 @triton

@@ -1,0 +1,327 @@
+"""Tile programs beside Opts, as far as no GPU is needed: what is judged first, in what turns, and what becomes of it.
+
+Where a tile program has to run, its schedule stands for a program of Opts that was compiled before: so inputs,
+verification and timing are real. Where one has to win or lose, the samples are given, since no test may depend on time.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kcg.kernel.codec import kernel_of
+from kcg.kernel.compile import compile_schedule
+from kcg.kernel.kinds import Refusal, kind_named
+from kcg.kernel.tile.cost import predicted_seconds
+from kcg.kernel.tile.parameters import CONTRACTION, TMA, TileParameters
+from kcg.kernel.tile.space import TileSpace, schedule_of
+from kcg.measure import stress
+from kcg.measure.jobs import CompileOutcome, PairedOutcome, StressOutcome
+from kcg.optimize.finals import Judge, as_searched
+from kcg.optimize.kept import Side
+from kcg.optimize.search import HOPELESS, _Search
+from kcg.optimize.settings import Settings
+from kcg.optimize.work import RegionWork
+from kcg.search.allocation import Allocator, Limits
+from kcg.search.problem import Ledger, Observation
+from kcg.types import Region, Schedule, Status, Variables, Verification
+from tests.kernel.tile.running import HAS_TRITON, WITHOUT
+from tests.kernels import empty, kernels_of
+from tests.known_targets import KNOWN_TARGETS
+from tests.optimize_run import Begun, begun
+
+SCRIPT = Path(__file__).parents[1] / "scripts" / "one_layer.py"
+RIGHT = Verification(True, rules=("float64 reference at sampled points",), seeds=3)
+PLAIN = TileParameters(CONTRACTION, ((0,), (1,)), (16, 16), reduce_tile=16, fast_math=False)
+FAST, PLAIN_TILE, BY_TMA = map(schedule_of, (replace(PLAIN, fast_math=True), PLAIN, replace(PLAIN, loads=TMA)))
+
+
+class Tiles:
+    """As much of a space of tile programs as judging asks for."""
+
+    def exact(self, schedule: Schedule) -> Schedule | None:
+        p = TileParameters.from_json(schedule.body)
+        return schedule_of(replace(p, fast_math=False)) if p.fast_math and schedule == FAST else None
+
+    def legend(self, schedule: Schedule) -> str:
+        return "contraction; tiles of 16 × 16"
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Begun]:
+    """A run whose baselines are timed."""
+    folder = tmp_path_factory.mktemp("out")
+    settings = Settings(str(SCRIPT), device=os.environ["DEV"], folder=folder, script_args=("16",))
+    with begun(settings) as started:
+        started.measured()
+        yield started
+
+
+@pytest.fixture
+def work(opened: Begun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RegionWork:
+    """A region of which a search has found faster Opts."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    of = opened.works[0]
+    known = {of.space.baseline(): of.known[of.space.baseline()]}
+    fresh = RegionWork(of.call, of.space, known=known, own=of.own, tiles=Tiles())  # type: ignore[arg-type]
+    fresh.keep(seen(opts_of(fresh), 0.5 * of.baseline_s, "opts"))
+    return fresh
+
+
+def opts_of(work: RegionWork) -> Schedule:
+    steps = [action.schedule for action in work.space.actions(work.space.start())]
+    return next(s for s in steps if s != work.space.baseline())
+
+
+def seen(schedule: Schedule, seconds: float, binary: str, status: Status = Status.OK) -> Observation:
+    return Observation(schedule, status, seconds if status == Status.OK else None, binary_hash=binary)
+
+
+def found_tile(opened: Begun, work: RegionWork, schedule: Schedule, *, share: float = 0.1) -> None:
+    """A search found it to take that share of the baseline's time; its program is one of Opts."""
+    work.keep(seen(schedule, share * work.baseline_s, schedule.id))
+    stand_in(opened, work, schedule)
+
+
+def stand_in(opened: Begun, work: RegionWork, schedule: Schedule) -> None:
+    count = sum(s.kind == "tile" for _, s in opened.device.service._kept) + 1
+    steps = [a.schedule for a in work.space.actions(work.space.start()) if a.schedule not in work.known]
+    compiled = compile_schedule(work.call.region, steps[count % len(steps)], opened.device.service.target)
+    opened.device.service._keep((work.call.region.id, schedule), CompileOutcome(compiled, 0.1))
+
+
+# ---- what a search leaves
+
+
+def test_on_a_cpu_only_opts_are_searched(opened: Begun) -> None:
+    assert all(work.tiles is None and not work.of_tiles for work in opened.works)
+
+
+def test_the_exact_program_stands_behind_one_of_less_accurate_functions(opened: Begun, work: RegionWork) -> None:
+    assert work.firsts == [work.space.baseline(), opts_of(work)] and work.tile_candidates == []
+    work.keep(seen(FAST, 0.1 * work.baseline_s, "fast"))
+    work.keep(seen(BY_TMA, 0.2 * work.baseline_s, "tma"))
+    assert work.tile_candidates == [FAST, PLAIN_TILE, BY_TMA], "also one that was not measured"
+    assert work.firsts == [work.space.baseline(), opts_of(work), FAST]
+    assert work.best_s == 0.1 * work.baseline_s and work.saving_s == pytest.approx(
+        work.call.calls * 0.9 * work.baseline_s
+    )
+    work.keep(seen(FAST, math.nan, "fast", Status.WRONG))
+    assert work.tile_candidates == [BY_TMA]
+    work.keep(seen(BY_TMA, 0.6 * work.baseline_s, "tma"))
+    assert work.tile_candidates == [], "slower than the Opts"
+    name, legend = work.named(BY_TMA)
+    assert name == work.space.name(work.space.baseline()) and legend == "contraction; tiles of 16 × 16"
+
+
+def test_what_was_found_of_each_kind_is_in_the_result_of_a_run_that_ended_early(
+    opened: Begun, work: RegionWork
+) -> None:
+    work.keep(seen(BY_TMA, 0.1 * work.baseline_s, "tma"))
+    (row,) = as_searched([work], {}, why="interrupted").rows
+    assert row.chosen.schedule == BY_TMA and row.opts is not None and row.opts.schedule == opts_of(work)
+    assert not row.chosen.verification.passed and row.chosen.cold_s == pytest.approx(0.1 * work.baseline_s)
+
+
+@pytest.mark.skipif(not HAS_TRITON, reason=WITHOUT)
+def test_tile_programs_are_searched_from_what_they_are_expected_to_gain(
+    opened: Begun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A matmul of a GPU, of which tinygrad's own schedule took 50 ms; the device that measures is the analytic cost."""
+    region = Region((kernel_of(kernels_of(empty(512, 1024, dtype="float16") @ empty(1024, 768, dtype="float16"))[0]),))
+    space, tiles = (kind_named(kind).space(region, KNOWN_TARGETS["sm_90"]) for kind in ("opts", "tile"))
+    assert isinstance(tiles, TileSpace) and not isinstance(space, Refusal)
+    work = RegionWork(replace(opened.works[0].call, region=region, calls=3), space, tiles=tiles)
+    own = seen(space.baseline(), 0.05, "own")
+    work.keep(own)
+
+    def measure(of: RegionWork, batch: Sequence[Schedule], *, stop_above_s: float | None) -> list[Future[Observation]]:
+        futures = []
+        for schedule in batch:
+            assert stop_above_s == HOPELESS * of.best_s
+            future: Future[Observation] = Future()
+            future.set_result(
+                seen(schedule, predicted_seconds(tiles.kernel, tiles.target, tiles.parameters(schedule)), schedule.id)
+            )
+            futures.append(future)
+            opened.budget.charge(measurements=1)
+        return futures
+
+    monkeypatch.setattr(opened.device, "measure", measure)
+    search = _Search(opened.estimates(opened.untimed()), opened.guide, opened.device, opened.log)
+    ledger = Ledger(max_measurements=6 + search.ledger.measurements, measurements=search.ledger.measurements)
+    monkeypatch.setattr(opened.budget, "ledger", ledger)
+    search.ledger = ledger
+    allocator = Allocator(ledger, Limits())
+    search._enter_tiles(allocator, work, 0, 0)
+    (entry,) = allocator.entries
+    assert 0.9 < entry.gain < 1.0, "the cost of its start beside 50 ms"
+    allocator.run()
+    assert next(iter(work.of_tiles)) == tiles.start() and len(work.of_tiles) == 6 == work.tried
+    assert work.known == {space.baseline(): own}, "the search of Opts knows nothing of them"
+    assert entry.best_s == work.best_s == min(o.time_s for o in work.of_tiles.values())
+
+
+# ---- one comparison of all kinds
+
+
+def test_a_joint_comparison_serves_every_pair_and_is_kept(opened: Begun, work: RegionWork) -> None:
+    found_tile(opened, work, PLAIN_TILE)
+    comparisons = opened.comparisons(opened.estimates(opened.untimed()))
+    sides = [comparisons.side(work, schedule) for schedule in work.firsts]
+    assert all(isinstance(side, Side) for side in sides)
+    whole = [side for side in sides if isinstance(side, Side)]
+    comparisons.compare_jointly(work, whole)
+    found = dict(comparisons._seen)
+    assert len(found) == 4, "three pairs, and the baseline alone"
+    for before, after in [*itertools.combinations(whole, 2), (whole[0], None)]:
+        outcome = comparisons.compare(work, before, after).outcome
+        assert outcome is not None and outcome in found.values(), "no other one was made"
+        assert outcome.baseline_verification.passed and len(outcome.again_cold_s) == len(outcome.baseline_cold_s)
+        assert (outcome.finalist_verification is None) == (after is None)
+    again = opened.comparisons(opened.estimates(opened.untimed(), resumed=True))
+    assert again._kept.holds_first(work)
+    again.compare_jointly(work, whole)
+    assert again._seen == {}, "a run that goes on takes over what this one kept"
+    assert not again.compare(work, whole[1], whole[2]).late and again.made == set()
+
+
+# ---- who is chosen
+
+
+def outcome_of(before_s: float, after_s: float | None, *, wrong: str = "") -> PairedOutcome:
+    """Samples of two sides that differ from themselves by a thousandth."""
+
+    def samples(seconds: float) -> tuple[float, ...]:
+        return tuple(seconds * (1 + 1e-3 * (i % 2)) for i in range(10))
+
+    verified = replace(RIGHT, passed=not wrong, reason=wrong)
+    if wrong or after_s is None:
+        return PairedOutcome(RIGHT, verified if wrong else None, *([samples(before_s)] * 3 if not wrong else []))
+    return PairedOutcome(
+        RIGHT, verified, samples(before_s), samples(before_s), samples(before_s), samples(after_s), samples(after_s)
+    )
+
+
+def judged(opened: Begun, work: RegionWork, seconds: dict[Schedule, float], *, wrong: Sequence[Schedule] = ()) -> Judge:
+    """A judge that has seen how long each schedule takes, and which are wrong."""
+    judge = opened.judge(opened.estimates(opened.untimed()))
+    values: Variables = work.ends[0].variables
+    for before, after in itertools.permutations(seconds, 2):
+        why = "element 0 is NaN" if after in wrong else ""
+        judge._comparisons._seen[work.id, values, (before, after)] = outcome_of(
+            seconds[before], seconds[after], wrong=why
+        )
+    return judge
+
+
+def stressing(opened: Begun, monkeypatch: pytest.MonkeyPatch, wrong: str = "") -> list[Any]:
+    """Stress that takes no time; what was asked for."""
+    asked: list[Any] = []
+
+    def run(job: Any, *, timeout_s: float) -> Future[StressOutcome]:
+        asked.append(job)
+        future: Future[StressOutcome] = Future()
+        future.set_result(StressOutcome(wrong))
+        return future
+
+    monkeypatch.setattr(opened.device.service, "stress", run)
+    return asked
+
+
+def test_where_a_tile_program_wins_the_best_opts_stay(opened: Begun, work: RegionWork) -> None:
+    found_tile(opened, work, PLAIN_TILE)
+    own, opts = work.space.baseline(), opts_of(work)
+    judge = judged(opened, work, {own: 4e-3, opts: 2e-3, PLAIN_TILE: 1e-3})
+    row = judge._with_offers(work, judge.compare_found(work))
+    assert (row.outcome, row.chosen.schedule) == ("improved", PLAIN_TILE)
+    assert row.opts is not None and row.opts.schedule == opts and row.opts.verification.passed
+    assert row.chosen.name == row.baseline.name, "the kernel's name, not the schedule's"
+    assert row.chosen.cold_s == pytest.approx(1e-3, rel=0.01) and row.baseline.cold_s == pytest.approx(4e-3, rel=0.01)
+
+
+def test_a_tile_program_that_is_no_faster_than_the_opts_is_not_chosen(opened: Begun, work: RegionWork) -> None:
+    found_tile(opened, work, PLAIN_TILE)
+    own, opts = work.space.baseline(), opts_of(work)
+    judge = judged(opened, work, {own: 4e-3, opts: 2e-3, PLAIN_TILE: 2.5e-3})
+    row = judge._with_offers(work, judge.compare_found(work))
+    assert row.chosen.schedule == opts and row.opts is None and "lost to" in row.note
+
+
+def test_where_fast_functions_are_wrong_the_exact_ones_get_their_turn(opened: Begun, work: RegionWork) -> None:
+    found_tile(opened, work, FAST)
+    stand_in(opened, work, PLAIN_TILE)
+    own, opts = work.space.baseline(), opts_of(work)
+    judge = judged(opened, work, {own: 4e-3, opts: 2e-3, FAST: 1e-3, PLAIN_TILE: 1.1e-3}, wrong=[FAST])
+    row = judge._with_offers(work, judge.compare_found(work))
+    assert row.chosen.schedule == PLAIN_TILE and "rejected: wrong: element 0 is NaN" in row.note
+
+
+# ---- stress
+
+
+@pytest.fixture
+def delicate(opened: Begun, work: RegionWork) -> Callable[[], Any]:
+    found_tile(opened, work, BY_TMA)
+    own, opts = work.space.baseline(), opts_of(work)
+
+    def run() -> Any:
+        judge = judged(opened, work, {own: 4e-3, opts: 2e-3, BY_TMA: 1e-3})
+        return judge._with_offers(work, judge.compare_found(work))
+
+    return run
+
+
+def test_what_is_chosen_of_delicate_programs_runs_under_stress_once(
+    opened: Begun, work: RegionWork, delicate: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = stressing(opened, monkeypatch)
+    row = delicate()
+    assert row.chosen.schedule == BY_TMA and len(asked) == 1
+    assert row.chosen.verification.rules[-1] == f"{stress.LAUNCHES} launches under stress bitwise equal"
+    assert delicate().chosen.schedule == BY_TMA and len(asked) == 1, "a pass is kept"
+
+
+def test_what_fails_under_stress_is_not_chosen(
+    opened: Begun, work: RegionWork, delicate: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = stressing(opened, monkeypatch, "of 3000 launches one left another element 7 of buffer 0")
+    row = delicate()
+    assert row.chosen.schedule == opts_of(work) and row.opts is None
+    assert "rejected: wrong under stress: of 3000 launches" in row.note
+    assert delicate().chosen.schedule == opts_of(work) and len(asked) == 2, "a failure is not kept"
+
+
+def test_what_the_budget_leaves_no_time_to_stress_is_not_chosen(
+    opened: Begun, work: RegionWork, delicate: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    never: Future[StressOutcome] = Future()
+    monkeypatch.setattr(opened.device.service, "stress", lambda job, *, timeout_s: never)
+    monkeypatch.setattr("kcg.optimize.budget.Budget.patience_s", lambda self, expected_s: 0.0)
+    row = delicate()
+    assert row.chosen.schedule == opts_of(work) and "the budget was over before its" in row.note
+
+
+def test_the_seconds_of_stress_are_reserved_until_it_has_passed(
+    opened: Begun, work: RegionWork, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    estimates = opened.estimates(opened.untimed())
+    without_s = estimates.comparing_s(work)
+    found_tile(opened, work, PLAIN_TILE)
+    plain_s = estimates.comparing_s(work)
+    found_tile(opened, work, BY_TMA, share=0.05)
+    stress_s = estimates.stress_s(work, BY_TMA)
+    assert without_s < plain_s and stress_s >= stress.LAUNCHES * stress.HOST_S
+    assert estimates.comparing_s(work) > stress_s and estimates.stress_s(work, PLAIN_TILE) == 0.0
+    service = opened.device.service
+    for values in work.bindings:
+        stress.keep_pass(work.call.region, BY_TMA.id, *service.facts, values)
+    assert estimates.stress_s(work, BY_TMA) == 0.0
