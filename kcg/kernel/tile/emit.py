@@ -292,7 +292,10 @@ class Frame:
             return self.new(self._condition(text) if a.axes != b.axes else text, "int1", a.axes | b.axes)
         both = a.constant is not None and b.constant is not None
         x, y = (self.atom(o) if both else _term(o) for o in (a, b))
-        return self.new(f"{x} {symbol} {y}", "int1", a.axes | b.axes)
+        text = f"{x} {symbol} {y}"
+        if self.writer.interpreted and not a.axes | b.axes:  # its interpreter takes it for a number of the operands' type
+            text = f"tl.full([], True, tl.int1) & ({text})"
+        return self.new(text, "int1", a.axes | b.axes)
 
     def _condition(self, expression: str) -> str:
         """A logical expression of a scalar and a block, which Triton's interpreter takes for an integer."""

@@ -1,0 +1,1 @@
+"""How fast tile programs are beside torch.compile, a copy, a sum and cuDNN: `bench_tiles` is the program."""
