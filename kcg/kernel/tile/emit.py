@@ -12,7 +12,7 @@ casts and operands of `tl.dot` ask for the narrow value.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -98,8 +98,16 @@ class Lines:
 class Writer:
     """What all frames of one function share: names, helpers that the module needs, and how values are written."""
 
-    def __init__(self, kernel: TileKernel, *, interpreted: bool = False, fast_math: bool = False) -> None:
+    def __init__(
+        self,
+        kernel: TileKernel,
+        *,
+        interpreted: bool = False,
+        fast_math: bool = False,
+        evictions: Mapping[int, str] | None = None,
+    ) -> None:
         self.accesses = {load.node: load for load in kernel.loads}
+        self.evictions = {kernel.loads[number].node: policy for number, policy in (evictions or {}).items()}
         self.interpreted = interpreted
         # what is stored in 16 bits does not show the approximation's error
         self.fast_tanh = fast_math and kernel.store.buffer.dtype in NARROW
@@ -293,7 +301,9 @@ class Frame:
         both = a.constant is not None and b.constant is not None
         x, y = (self.atom(o) if both else _term(o) for o in (a, b))
         text = f"{x} {symbol} {y}"
-        if self.writer.interpreted and not a.axes | b.axes:  # its interpreter takes it for a number of the operands' type
+        if (
+            self.writer.interpreted and not a.axes | b.axes
+        ):  # its interpreter takes it for a number of the operands' type
             text = f"tl.full([], True, tl.int1) & ({text})"
         return self.new(text, "int1", a.axes | b.axes)
 
@@ -428,11 +438,13 @@ class Frame:
         type_ = TYPES[node.dtype]
         pointer, conditions, axes = self.access(access)
         place = self.address(access.address)
+        policy = self.writer.evictions.get(node)
+        how = f', eviction_policy="{policy}"' if policy else ""
         if not conditions:
-            return self.new(f"tl.load({pointer})", type_, axes)
+            return self.new(f"tl.load({pointer}{how})", type_, axes)
         if axes != place.axes:  # a mask may not extend a pointer: the pointer must have its shape
             pointer = f"{pointer} + tl.where({self.all_of(conditions)}, 0, 0)"
-        return self.new(f"tl.load({pointer}, mask={self.all_of(conditions)}, other=0)", type_, axes)
+        return self.new(f"tl.load({pointer}, mask={self.all_of(conditions)}, other=0{how})", type_, axes)
 
 
 _TANH = """

@@ -9,7 +9,7 @@ from kcg.compat.tiny import Ops, UOp
 from kcg.kernel.tile.contraction import MIN_INT8_TILE, MIN_TILE, Loop, write_contraction
 from kcg.kernel.tile.descriptors import Described, describe
 from kcg.kernel.tile.emit import POINTERS, TYPES, Block, Frame, Lines, Writer, compute_type
-from kcg.kernel.tile.ir import Contraction, TileKernel, extent, is_symbolic, read_kernel
+from kcg.kernel.tile.ir import Contraction, Operand, TileKernel, extent, is_symbolic, read_kernel
 from kcg.kernel.tile.parameters import CONTRACTION, ELEMENTWISE, POINTER, REDUCTION, TMA, TileParameters
 from kcg.kernel.tile.program import WORKSPACE, Argument, TileLaunch, TileRefusal, TileSource
 from kcg.kernel.tile.reduction import Part, accumulator, combine, depth_of, reducer
@@ -42,7 +42,10 @@ def generate_kernel(
     """See `generate`; of a kernel that is read already."""
     _check(kernel, parameters)
     write = {ELEMENTWISE: _write_rows, REDUCTION: _write_rows, CONTRACTION: _write_contraction}[parameters.form]
-    writer = Writer(kernel, interpreted=interpreted, fast_math=parameters.fast_math)
+    evictions = dict.fromkeys(parameters.evict_first, "evict_first") | dict.fromkeys(
+        parameters.evict_last, "evict_last"
+    )
+    writer = Writer(kernel, interpreted=interpreted, fast_math=parameters.fast_math, evictions=evictions)
     main, grid = write(kernel, target, parameters, writer)
     launches, bodies = [], []
     split = parameters.split > 1
@@ -85,22 +88,29 @@ def _check(kernel: TileKernel, parameters: TileParameters) -> None:
         raise TileRefusal("loads", "only contractions have descriptors, persistent programs and parts")
     if parameters.epilogue_parts not in (1, 2) or (parameters.epilogue_parts == 2 and parameters.tile[1] < 32):
         raise TileRefusal("epilogue_parts", "1, or 2 halves of at least 16 columns")
+    if any(n >= len(kernel.loads) for n in (*parameters.evict_first, *parameters.evict_last)):
+        raise TileRefusal("evict_first or evict_last", f"the kernel has {len(kernel.loads)} loads")
     if parameters.warp_specialize and parameters.loads != TMA:
         raise TileRefusal("warp_specialize", "the compiler leaves it out where loads are not TMA")
 
 
 def can_describe(kernel: TileKernel, parameters: TileParameters) -> bool:
     """Whether TMA can load an operand of a contraction in tiles of these parameters."""
+    try:
+        return bool(described_operands(kernel, replace(parameters, loads=TMA)))
+    except TileRefusal:
+        return False
+
+
+def described_operands(kernel: TileKernel, parameters: TileParameters) -> tuple[Operand, ...]:
+    """The operands of a contraction that TMA loads with these parameters. Raises TileRefusal where it can load none."""
     contraction = kernel.contraction
     assert contraction is not None
     axes = axes_of(kernel, parameters)
     contraction = _turned(contraction, parameters)
     top = open_frame(kernel, Writer(kernel), ())
-    try:
-        _described(contraction, kernel, (axes[0], axes[1]), top, replace(parameters, loads=TMA))
-    except TileRefusal:
-        return False
-    return True
+    described = _described(contraction, kernel, (axes[0], axes[1]), top, parameters)
+    return tuple(side for side, found in zip(contraction.sides, described, strict=True) if found is not None)
 
 
 def may_split(kernel: TileKernel) -> bool:
