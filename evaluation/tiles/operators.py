@@ -10,7 +10,6 @@ JSON, and of the tests how many ran and what became of them. Nothing of it is co
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -59,12 +58,8 @@ def scheduled(path: Path) -> tuple[list[Any], unittest.TestResult]:
         return linear.replace(src=tuple(call for call in linear.src if call not in kernels))
 
     with before_planning(noted):
-        spec = importlib.util.spec_from_file_location(path.stem, path)
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
         result = unittest.TestResult()
-        unittest.defaultTestLoader.loadTestsFromModule(module).run(result)
+        unittest.defaultTestLoader.discover(str(path.parent), pattern=path.name).run(result)
     return list(seen), result
 
 

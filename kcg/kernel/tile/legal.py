@@ -14,7 +14,16 @@ from kcg.kernel.tile.eviction import reused, streamed
 from kcg.kernel.tile.generate import can_describe, may_split
 from kcg.kernel.tile.ir import NARROW, TileKernel
 from kcg.kernel.tile.parameters import CONTRACTION, ELEMENTWISE, POINTER, REDUCTION, TMA, TileParameters
-from kcg.kernel.tile.prior import arrangements, forms, has_tma, parameters_of, power_of_two, shared_bytes, shared_taken
+from kcg.kernel.tile.prior import (
+    arrangements,
+    forms,
+    has_tma,
+    parameters_of,
+    power_of_two,
+    reads_beside,
+    shared_bytes,
+    shared_taken,
+)
 from kcg.kernel.tile.reduction import depth_of
 from kcg.types import Target
 
@@ -35,7 +44,7 @@ TOGETHER = (2, 3, 4)  # programs of a multiprocessor for which registers are lim
 ALL_REGISTERS = 65_536  # of a multiprocessor
 THREADS = 2_048  # of a multiprocessor
 MUCH_HELD = 32  # elements of the tile that a thread holds; below, the compiler took 20 to 70 registers
-LEAST_BESIDE, MOST_BESIDE = 31, 88  # registers of a thread beside its sums
+LEAST_BESIDE, MOST_BESIDE = 31, 62  # registers of a thread beside its sums
 REGISTERS = 255  # of one thread
 MOST_ELEMENTS = {ELEMENTWISE: 16_384, REDUCTION: 32_768}
 SPLITS = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -180,7 +189,8 @@ def _register_limits(kernel: TileKernel, target: Target, p: TileParameters) -> t
         return ()  # specialised warps share registers otherwise; a persistent program may be alone in any case
     likely, memory = 2 * held, THREADS  # of rows
     if p.form == CONTRACTION:
-        likely, memory = held + MOST_BESIDE, shared_bytes(target) // max(1, shared_taken(kernel, p))
+        likely = held * (2 if reads_beside(kernel, p) else 1) + MOST_BESIDE
+        memory = shared_bytes(target) // max(1, shared_taken(kernel, p))
     counts = (p.persistent,) if p.persistent else TOGETHER
     limits = [
         ALL_REGISTERS // (threads * together) // 8 * 8

@@ -55,14 +55,19 @@ def shared_taken(kernel: TileKernel, parameters: TileParameters) -> int:
     if parameters.loads != TMA:
         return ring
     # what is read beside the result for each element is read side by side, so that the float32 sums move there first
-    inside = kernel.contraction.reduce.backward_slice
-    beside = [load for load in kernel.loads if load.node not in inside]
-    spread = any(all(any(kernel.outputs[n] in x.node.ranges for n in axis) for axis in parameters.axes) for x in beside)
-    itemsize = 4 if spread else int(kernel.store.buffer.dtype.itemsize)
+    itemsize = 4 if reads_beside(kernel, parameters) else int(kernel.store.buffer.dtype.itemsize)
     leaving = rows * columns * itemsize // parameters.epilogue_parts
     if parameters.warp_specialize:
         leaving = max(leaving, SPECIALIZED_BYTES)
     return (ring + leaving if parameters.persistent else max(ring, leaving)) + COMPILER_BYTES
+
+
+def reads_beside(kernel: TileKernel, parameters: TileParameters) -> bool:
+    """Whether a contraction reads something else for each element of its result, as of a residual."""
+    assert kernel.contraction is not None
+    inside = kernel.contraction.reduce.backward_slice
+    beside = [load for load in kernel.loads if load.node not in inside]
+    return any(all(any(kernel.outputs[n] in x.node.ranges for n in axis) for axis in parameters.axes) for x in beside)
 
 
 def default_parameters(kernel: TileKernel, target: Target) -> TileParameters:
