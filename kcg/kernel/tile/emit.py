@@ -49,6 +49,9 @@ POINTERS = {
 }  # fmt: skip
 """A buffer's type in a signature, by its elements'."""
 
+NARROWEST = ("float8e4nv", "float8e5")
+"""Triton's names of floats of 8 bits."""
+
 _INTEGERS = ("int1", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
 
 
@@ -440,11 +443,12 @@ class Frame:
         place = self.address(access.address)
         policy = self.writer.evictions.get(node)
         how = f', eviction_policy="{policy}"' if policy else ""
+        zero = "0.0" if type_ in NARROWEST else "0"
         if not conditions:
             return self.new(f"tl.load({pointer}{how})", type_, axes)
         if axes != place.axes:  # a mask may not extend a pointer: the pointer must have its shape
             pointer = f"{pointer} + tl.where({self.all_of(conditions)}, 0, 0)"
-        return self.new(f"tl.load({pointer}, mask={self.all_of(conditions)}, other=0{how})", type_, axes)
+        return self.new(f"tl.load({pointer}, mask={self.all_of(conditions)}, other={zero}{how})", type_, axes)
 
 
 _TANH = """

@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 from kcg.compat.tiny import Ops, UOp
-from kcg.kernel.tile.contraction import MIN_INT8_TILE, MIN_TILE, Loop, write_contraction
+from kcg.kernel.tile.contraction import MIN_BYTES_TILE, MIN_TILE, Loop, write_contraction
 from kcg.kernel.tile.descriptors import Described, describe
 from kcg.kernel.tile.emit import POINTERS, TYPES, Block, Frame, Lines, Writer, compute_type
 from kcg.kernel.tile.ir import Contraction, Operand, TileKernel, extent, is_symbolic, read_kernel
@@ -195,7 +195,7 @@ def _write_contraction(
     one, other = axes_of(kernel, parameters)
     axes = (one, other)
     contraction = _turned(contraction, parameters)
-    least = MIN_INT8_TILE if "int8" in TYPES[contraction.sides[0].dtype] else MIN_TILE
+    least = MIN_BYTES_TILE if contraction.sides[0].dtype.itemsize == 1 else MIN_TILE
     if min(parameters.tile) < MIN_TILE or parameters.reduce_tile < least:
         raise TileRefusal("tile", f"a tensor core takes at least {MIN_TILE} rows and columns and {least} terms")
     top = open_frame(kernel, writer, ())

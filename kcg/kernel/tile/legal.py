@@ -9,7 +9,7 @@ from random import Random
 from typing import Any
 
 from kcg.compat.tiny import Ops, dtypes
-from kcg.kernel.tile.contraction import MIN_INT8_TILE, MIN_TILE
+from kcg.kernel.tile.contraction import MIN_BYTES_TILE, MIN_TILE
 from kcg.kernel.tile.eviction import reused, streamed
 from kcg.kernel.tile.generate import can_describe, may_split
 from kcg.kernel.tile.ir import NARROW, TileKernel
@@ -175,7 +175,7 @@ def _reduce_tiles(kernel: TileKernel, parameters: TileParameters) -> tuple[int, 
     whole = power_of_two(kernel.reduce_extent)
     if parameters.form == CONTRACTION:
         assert kernel.contraction is not None
-        least = MIN_INT8_TILE if kernel.contraction.sides[0].dtype is dtypes.int8 else MIN_TILE
+        least = MIN_BYTES_TILE if kernel.contraction.sides[0].dtype.itemsize == 1 else MIN_TILE
         return tuple(size for size in (16, 32, 64, 128, 256) if least <= size <= max(least, whole))
     return tuple(1 << i for i in range(15) if 1 << i <= whole and (1 << i >= min(whole, 4)))
 

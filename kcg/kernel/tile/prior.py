@@ -11,10 +11,11 @@ import math
 from dataclasses import replace
 
 from kcg.compat.tiny import UOp, dtypes
-from kcg.kernel.tile.contraction import MIN_INT8_TILE, MIN_TILE
+from kcg.kernel.tile.contraction import MIN_BYTES_TILE, MIN_TILE
 from kcg.kernel.tile.generate import can_describe, may_split
-from kcg.kernel.tile.ir import NARROW, TileKernel, affine, extent
+from kcg.kernel.tile.ir import TileKernel, affine, extent
 from kcg.kernel.tile.parameters import CONTRACTION, ELEMENTWISE, REDUCTION, TMA, TileParameters
+from kcg.kernel.tile.program import TileRefusal
 from kcg.kernel.tile.reduction import depth_of
 from kcg.types import Target
 
@@ -36,6 +37,11 @@ ROWS_TILE = 4_096  # elements of a reduction's block
 def has_tma(target: Target) -> bool:
     """Whether a target moves blocks by TMA."""
     return target.arch.startswith("sm_") and int(target.arch[3:].rstrip("af")) >= 90
+
+
+def has_fp8(target: Target) -> bool:
+    """Whether a target multiplies floats of 8 bits."""
+    return target.arch.startswith("sm_") and int(target.arch[3:].rstrip("af")) >= 89
 
 
 def shared_bytes(target: Target) -> int:
@@ -72,10 +78,12 @@ def reads_beside(kernel: TileKernel, parameters: TileParameters) -> bool:
 
 def default_parameters(kernel: TileKernel, target: Target) -> TileParameters:
     """The prior's choice. Raises TileRefusal where the kernel has no tile program."""
+    if not has_fp8(target) and any(buffer.dtype is dtypes.fp8e4m3 for buffer in kernel.buffers):
+        raise TileRefusal("data type fp8e4m3", "Triton has it from sm_89 on")
     form = ELEMENTWISE if not kernel.reductions else REDUCTION
     if kernel.contraction is not None:
         rows, columns = (_count(kernel, side.ranges) for side in kernel.contraction.sides)
-        least = MIN_INT8_TILE if kernel.contraction.sides[0].dtype is dtypes.int8 else MIN_TILE
+        least = MIN_BYTES_TILE if kernel.contraction.sides[0].dtype.itemsize == 1 else MIN_TILE
         if min(rows, columns) >= FEW_ROWS and kernel.reduce_extent >= least // 2:
             form = CONTRACTION
     return parameters_of(kernel, target, form, arrangements(kernel, form)[0])
@@ -208,7 +216,7 @@ def _contraction(kernel: TileKernel, target: Target, axes: Axes) -> TileParamete
     assert contraction is not None
     rows, columns = (_count(kernel, numbers) for numbers in axes)
     count, dtype = kernel.reduce_extent, contraction.sides[0].dtype
-    wide = dtype not in NARROW and dtype is not dtypes.int8
+    wide = dtype.itemsize == 4
     most = (64, 64) if wide else (128, 256)
     tile = [max(MIN_TILE, min(most[0], power_of_two(rows))), max(MIN_TILE, min(most[1], power_of_two(columns)))]
     batch = _count(kernel, contraction.batch)
@@ -222,7 +230,7 @@ def _contraction(kernel: TileKernel, target: Target, axes: Axes) -> TileParamete
 
     while efficiency() < 0.8 and max(tile) > 64:
         tile[0 if tile[0] > tile[1] else 1] //= 2
-    least = MIN_INT8_TILE if dtype is dtypes.int8 else MIN_TILE
+    least = MIN_BYTES_TILE if dtype.itemsize == 1 else MIN_TILE
     step = max(least, min(32 if wide else 64, power_of_two(count)))
     itemsize = 4 if wide else dtype.itemsize
     stages = max(1, min(4, shared_bytes(target) // (sum(tile) * step * itemsize), -(-count // step)))
