@@ -8,7 +8,7 @@ operator tests.
     python -m evaluation.tiles.coverage programs CHECKOUT --interpret --dataset datasets/cpu
 
 `zoo` reads all presets of every workload, `times` weighs the kernels of `datasets/h200` by what tinygrad's own schedule
-took, `operators` takes a checkout of tinygrad (`evaluation.tiles.operators`), and `programs` compiles and interprets
+took, `operators` takes a checkout of tinygrad, or what `evaluation.tiles.operators` wrote of one, and `programs` compiles and interprets
 random programs of all of these. Updates evaluation/results/tile_coverage.json; `zoo` goes on where it was cut off.
 """
 
@@ -18,7 +18,6 @@ import gc
 import random
 import statistics
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -168,11 +167,12 @@ def times(dataset: Annotated[Path, typer.Option(help="an export")] = ROOT / "dat
 
 
 @application.command()
-def operators(checkout: Annotated[Path, typer.Argument(help="of tinygrad's repository")]) -> None:
+def operators(
+    checkout: Annotated[Path, typer.Argument(help="of tinygrad's repository, or kernels of its tests")],
+) -> None:
     """Read the kernels of tinygrad's operator tests."""
     found = Found()
-    with tempfile.TemporaryDirectory() as folder:
-        kernels, tests = kernels_of_tests(checkout, Path(folder) / "kernels.json")
+    kernels, tests = kernels_of_tests(checkout)
     for kernel in kernels:
         found.try_kernel(kernel, KNOWN_TARGETS["sm_90"])
     row = found.row()
@@ -184,7 +184,7 @@ def operators(checkout: Annotated[Path, typer.Argument(help="of tinygrad's repos
 
 @application.command()
 def programs(
-    checkout: Annotated[Path, typer.Argument(help="of tinygrad's repository")],
+    checkout: Annotated[Path, typer.Argument(help="of tinygrad's repository, or kernels of its tests")],
     dataset: Annotated[list[Path] | None, typer.Option(help="exports with kernels of the zoo and Flux")] = None,
     kernels: Annotated[int, typer.Option(help="of the tests, and as many of each dataset")] = 100,
     choices: Annotated[int, typer.Option(help="programs of each: the prior's choice, and random ones")] = 2,
@@ -194,8 +194,7 @@ def programs(
 ) -> None:
     """Compile random programs for sm_90, or interpret them."""
     target, rng = KNOWN_TARGETS["sm_90"], random.Random(seed)
-    with tempfile.TemporaryDirectory() as folder:
-        found, _ = kernels_of_tests(checkout, Path(folder) / "kernels.json")
+    found, _ = kernels_of_tests(checkout)
     sources = [found, *(single(read_export(p).regions().values()) for p in dataset or (ROOT / "datasets" / "h200",))]
     sample = [k for source in sources for k in rng.sample(source, min(kernels, len(source)))]
     made = (
