@@ -8,8 +8,9 @@ operator tests.
     python -m evaluation.tiles.coverage programs CHECKOUT --interpret --dataset datasets/cpu
 
 `zoo` reads all presets of every workload, `times` weighs the kernels of `datasets/h200` by what tinygrad's own schedule
-took, `operators` takes a checkout of tinygrad, or what `evaluation.tiles.operators` wrote of one, and `programs` compiles and interprets
-random programs of all of these. Updates evaluation/results/tile_coverage.json; `zoo` goes on where it was cut off.
+took, `operators` takes a checkout of tinygrad, or what `evaluation.tiles.operators` wrote of one, and `programs`
+compiles and interprets random programs of all of these. Updates evaluation/results/tile_coverage.json; `zoo` goes on
+where it was cut off.
 """
 
 from __future__ import annotations
