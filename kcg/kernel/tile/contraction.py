@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from kcg.compat.tiny import UOp, dtypes
 from kcg.kernel.tile.descriptors import Described
-from kcg.kernel.tile.emit import NARROWEST, TYPES, Block, Frame, Lines, compute_type
+from kcg.kernel.tile.emit import FP8, TYPES, Block, Frame, Lines, compute_type
 from kcg.kernel.tile.ir import Contraction, Operand
 from kcg.kernel.tile.reduction import Part, is_zero_outside
 from kcg.kernel.tile.tiles import Axis, bind_axis, total_of
@@ -26,81 +26,136 @@ class Loop:
 
     step: int  # terms of one step
     precision: str
-    parts: int = 1  # in which the result is finished and stored, side by side
-    described: tuple[Described | None, Described | None] = (None, None)  # operands that TMA loads
+    rows: Described | None = None  # TMA loads the first operand
+    columns: tuple[Described | None, ...] = ()  # and the pieces of the second
     part: Part | None = None
+    shared: str = ""  # the condition under which a program has only its part, where others have all
     options: str = ""  # of the loop over terms
+
+
+@dataclass(frozen=True)
+class Sums:
+    """What the loop leaves: a sum for each piece of the tile."""
+
+    names: tuple[str, ...]
+    type: str
+    rows: Axis
+    pieces: tuple[Axis, ...]
+    row: str  # the first of the tile
+    columns: tuple[str, ...]  # the first of each piece
+    vector: str  # the rows' numbers
+    ragged: bool  # columns past the end are possible
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A block of the result that is finished and stored at once."""
+
+    frame: Frame  # of rows by columns, in which the sum is bound
+    starts: tuple[str, str]  # its first row and column
+    columns: Axis
+
+
+def pieces_of(size: int) -> tuple[tuple[int, int], ...]:
+    """The powers of two that a size along the columns is the sum of, widest first: where each begins, and its width.
+    Each is a product of its own with the same rows."""
+    widths = [1 << bit for bit in reversed(range(size.bit_length())) if size >> bit & 1]
+    return tuple((sum(widths[:i]), width) for i, width in enumerate(widths))
 
 
 def write_contraction(
     contraction: Contraction, root: Frame, axes: tuple[Axis, Axis], starts: tuple[str, str], loop: Loop
-) -> list[tuple[Frame, tuple[str, str]]]:
-    """Writes the loop; returns the frames of rows by columns in which the sum is bound, one for each part of the
-    tile, with the first row and column of each. `starts` are those of the tile."""
+) -> Sums:
+    """Writes the loop. `starts` are the tile's first row and column."""
     lines, step, part = root.lines, loop.step, loop.part
     reduced = Axis(tuple(contraction.reduce.src[1:]), step)
+    pieces = [replace(axes[1], size=width) for _, width in pieces_of(axes[1].size)]
+    firsts = [lines.name(f"{starts[1]} + {at}", "start") if at else starts[1] for at, _ in pieces_of(axes[1].size)]
+    ragged = axes[1].total % axes[1].size != 0
+    described = (loop.rows, *(loop.columns or (None,) * len(pieces)))
+
     rows = Frame(lines, (axes[0].size, step), outer=root)
-    columns = Frame(lines, (step, axes[1].size), outer=root)
     row = bind_axis(rows, axes[0], 0, starts[0])
-    if loop.described[1] is None:
-        bind_axis(columns, axes[1], 1, starts[1])
+    columns = [Frame(lines, (step, piece.size), outer=root) for piece in pieces]
+    for frame, piece, first, by_tma in zip(columns, pieces, firsts, described[1:], strict=True):
+        if by_tma is None:
+            bind_axis(frame, piece, 1, first, ragged=ragged)
 
     accumulator = "int32" if contraction.sides[0].dtype is dtypes.int8 else "float32"
-    total = root.writer.fresh("acc")
+    totals = [root.writer.fresh("acc") for _ in pieces]
     body = Lines(root.writer, lines)
     counter = root.writer.fresh("k")
-    vector = body.name(f"{counter} + tl.arange(0, {step})", "i") if None in loop.described else ""
+    vector = body.name(f"{counter} + tl.arange(0, {step})", "i") if None in described else ""
     blocks = []
-    for place, (side, frame, described) in enumerate(
-        zip(contraction.sides, (rows, columns), loop.described, strict=True)
-    ):
-        inside = frame.inner(body)
-        if described is not None:
-            block = inside.new(
-                described.load(inside, (starts[0], counter) if place == 0 else (counter, starts[1])),
-                TYPES[side.dtype],
-                frozenset({0, 1}),
-            )
+    for place, (frame, by_tma) in enumerate(zip((rows, *columns), described, strict=True)):
+        side, inside = contraction.sides[place > 0], frame.inner(body)
+        if by_tma is not None:
+            corner = (starts[0], counter) if place == 0 else (counter, firsts[place - 1])
+            block = inside.new(by_tma.load(inside, corner), TYPES[side.dtype], frozenset({0, 1}))
             blocks.append(inside.cast(block, _interpreted(block.type)) if inside.writer.interpreted else block)
             continue
-        bind_axis(inside, reduced, 1 - place, counter, vector=vector)
-        blocks.append(_operand(side, inside, 1 - place, frozenset(contraction.reduce.src[1:])))
+        bind_axis(inside, reduced, 1 if place == 0 else 0, counter, vector=vector)
+        blocks.append(_operand(side, inside, 1 if place == 0 else 0, frozenset(contraction.reduce.src[1:])))
+    one, *others = blocks
     kind = ""
-    if blocks[0].type == "float32":
+    if one.type == "float32":
         kind = f', input_precision="{loop.precision}"'
-    elif blocks[0].type in NARROWEST:
+    elif one.type in FP8:
         kind = f", max_num_imprecise_acc={min(step, PROMOTED)}"
-    body.add(f"{total} = tl.dot({blocks[0].text}, {blocks[1].text}, {total}{kind}, out_dtype=tl.{accumulator})")
-    lines.add(f"{total} = tl.zeros([{axes[0].size}, {axes[1].size}], tl.{accumulator})")
+    for total, other, piece in zip(totals, others, pieces, strict=True):
+        body.add(f"{total} = tl.dot({one.text}, {other.text}, {total}{kind}, out_dtype=tl.{accumulator})")
+        lines.add(f"{total} = tl.zeros([{axes[0].size}, {piece.size}], tl.{accumulator})")
     end, _ = total_of(root, reduced.ranges)
     begin = "0"
     if part is not None and part.count > 1:
         chunk = -(-reduced.tiles // part.count) * step
         begin = lines.name(f"{part.number} * {chunk}", "begin")
-        end = lines.name(f"tl.minimum({begin} + {chunk}, {end})", "end")
+        last = lines.name(f"tl.minimum({begin} + {chunk}, {end})", "end")
+        if loop.shared:
+            begin = lines.name(f"tl.where({loop.shared}, {begin}, 0)", "begin")
+            last = lines.name(f"tl.where({loop.shared}, {last}, {end})", "end")
+        end = last
     how = "tl.range" if loop.options else "range"
     lines.extend(f"for {counter} in {how}({begin}, {end}, {step}{loop.options}):", body)
+    return Sums(tuple(totals), accumulator, axes[0], tuple(pieces), starts[0], tuple(firsts), row, ragged)
 
-    width = axes[1].size // loop.parts
-    totals = [total]
-    if loop.parts == 2:
-        totals = [root.writer.fresh("half") for _ in range(2)]
-        lines.add(f"{', '.join(totals)} = {total}.reshape({axes[0].size}, 2, {width}).permute(0, 2, 1).split()")
-    found = []
-    for number, held in enumerate(totals):
-        first = starts[1] if not number else lines.name(f"{starts[1]} + {number * width}", "start")
-        result = Frame(lines, (axes[0].size, width), outer=root)
-        bind_axis(result, axes[0], 0, starts[0], vector=row)
-        bind_axis(result, replace(axes[1], size=width), 1, first, ragged=axes[1].total % axes[1].size != 0)
-        bound = Block(held, accumulator, frozenset({0, 1}))
-        result.bound[contraction.reduce] = result.cast(bound, compute_type(contraction.reduce))
-        found.append((result, (starts[0], first)))
+
+def stored_blocks(contraction: Contraction, root: Frame, lines: Lines, sums: Sums, parts: int) -> list[Stored]:
+    """The blocks in which a tile is finished and stored, written into `lines`; with two parts the widest piece is
+    stored in halves."""
+    found, most = [], sums.pieces[0].size // parts
+    for total, piece, first in zip(sums.names, sums.pieces, sums.columns, strict=True):
+        for held, place, width in _in_parts(root, lines, total, (sums.rows.size, piece.size), most):
+            start = first if not place else lines.name(f"{first} + {place}", "start")
+            frame = Frame(lines, (sums.rows.size, width), outer=root)
+            stored = Stored(frame, (sums.row, start), replace(piece, size=width))
+            bind_axis(frame, sums.rows, 0, sums.row, vector=sums.vector)
+            bind_axis(frame, stored.columns, 1, start, ragged=sums.ragged)
+            frame.bound[contraction.reduce] = frame.cast(
+                Block(held, sums.type, frozenset({0, 1})), compute_type(contraction.reduce)
+            )
+            found.append(stored)
     return found
 
 
 def _interpreted(type_: str) -> str:
     """The type in which Triton's interpreter multiplies right."""
-    return "float32" if type_ in ("bfloat16", *NARROWEST) else type_
+    return "float32" if type_ in ("bfloat16", *FP8) else type_
+
+
+def stored_width(size: int, parts: int) -> int:
+    """The most columns that are stored at once."""
+    return pieces_of(size)[0][1] // parts
+
+
+def _in_parts(root: Frame, lines: Lines, total: str, sizes: tuple[int, int], most: int) -> list[tuple[str, int, int]]:
+    """A sum as it is stored, whole or in halves: the variable, its first column, and how many there are."""
+    rows, width = sizes
+    if width <= most:
+        return [(total, 0, width)]
+    halves = [root.writer.fresh("half") for _ in range(2)]
+    lines.add(f"{', '.join(halves)} = {total}.reshape({rows}, 2, {width // 2}).permute(0, 2, 1).split()")
+    return [(held, number * width // 2, width // 2) for number, held in enumerate(halves)]
 
 
 def _operand(side: Operand, inside: Frame, axis: int, reduced: frozenset[UOp]) -> Block:

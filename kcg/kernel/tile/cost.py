@@ -12,6 +12,7 @@ import math
 from dataclasses import dataclass, replace
 
 from kcg.compat.tiny import Ops
+from kcg.kernel.tile.contraction import pieces_of
 from kcg.kernel.tile.ir import Access, TileKernel, affine, extent
 from kcg.kernel.tile.parameters import CONTRACTION, REDUCTION, TMA, TileParameters
 from kcg.kernel.tile.prior import has_tma, shared_bytes, shared_taken
@@ -26,6 +27,7 @@ RESERVED = 1_024  # bytes of shared memory that each program takes beside its ow
 THREADS = 2_048  # of a multiprocessor
 PROGRAMS = 32  # of a multiprocessor
 BESIDE_SUMS = 56  # registers of a thread beside its float32 sums
+PIECE_S = 5e-8  # of a second product in each step: what 128 x 288 and 128 x 384 took longer on one H100
 SPECIAL = (Ops.EXP2, Ops.LOG2, Ops.SIN, Ops.SQRT, Ops.RECIPROCAL)
 SECTOR = 32  # bytes that memory moves at least
 
@@ -111,7 +113,8 @@ def _contraction(kernel: TileKernel, target: Target, p: TileParameters, f: Figur
     nbytes, missing = _traffic(kernel, p, counts, slots, target.cache_bytes)
     flight_s = f.flight_s + f.cold_s * max(missing, _cold(p, counts, tiles / slots))
     waiting_s = (flight_s + load_s + f.product_share * product_s) / max(p.num_stages - 1, 0.5)
-    chain_s = steps * (_either(product_s, waiting_s, load_s) + f.step_s)
+    step_s = f.step_s + PIECE_S * (len(pieces_of(columns)) - 1)
+    chain_s = steps * (_either(product_s, waiting_s, load_s) + step_s)
     shared_s = steps * _either(product_s, load_s)
     epilogue_s = _epilogue(kernel, p, f)
     opening_s = f.opening_s + flight_s + (f.descriptors_s if p.loads == TMA else 0.0)
@@ -125,6 +128,12 @@ def _contraction(kernel: TileKernel, target: Target, p: TileParameters, f: Figur
     if p.persistent:
         turns = -(-tiles // slots)
         busy_s = opening_s + turns * wave(together, opens=False)
+    elif p.tail > 1:
+        turns, left = divmod(tiles, target.cores)
+        elements = math.prod(p.tile)
+        part_s = opening_s + chain_s / p.tail + 4 * elements / f.store_bytes
+        sums_s = LAUNCH_S / 2 + 8 * left * p.tail * elements / f.memory_bytes
+        busy_s = turns * wave(1) + -(-left * p.tail // target.cores) * part_s + sums_s
     else:
         full, left = divmod(tiles, slots)
         busy_s = full * wave(together) + (wave(-(-left // target.cores)) if left else 0.0)
@@ -143,8 +152,14 @@ def _either(*seconds: float, sharp: float = 4) -> float:
 
 
 def _tensor_share(p: TileParameters, itemsize: int) -> float:
-    """How much of the tensor core a tile can use: narrow products wait for their operands in shared memory."""
-    rows, columns = p.tile
+    """How much of the tensor core a tile can use, its pieces one after the other."""
+    widths = [width for _, width in pieces_of(p.tile[1])]
+    return p.tile[1] / sum(width / _piece_share(p, width, itemsize) for width in widths)
+
+
+def _piece_share(p: TileParameters, columns: int, itemsize: int) -> float:
+    """How much of the tensor core a product can use: narrow ones wait for their operands in shared memory."""
+    rows = p.tile[0]
     groups = max(1, p.num_warps // 4)  # of four warps, which take 64 rows each
     inner = columns if rows >= 64 * groups else max(16, columns * rows // (64 * groups))
     share = min(1.0, inner / (inner + 32) * 1.125)

@@ -49,7 +49,7 @@ POINTERS = {
 }  # fmt: skip
 """A buffer's type in a signature, by its elements'."""
 
-NARROWEST = ("float8e4nv", "float8e5")
+FP8 = ("float8e4nv", "float8e5")
 """Triton's names of floats of 8 bits."""
 
 _INTEGERS = ("int1", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
@@ -443,7 +443,7 @@ class Frame:
         place = self.address(access.address)
         policy = self.writer.evictions.get(node)
         how = f', eviction_policy="{policy}"' if policy else ""
-        zero = "0.0" if type_ in NARROWEST else "0"
+        zero = "0.0" if type_ in FP8 else "0"
         if not conditions:
             return self.new(f"tl.load({pointer}{how})", type_, axes)
         if axes != place.axes:  # a mask may not extend a pointer: the pointer must have its shape

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from kcg.compat.tiny import Ops, UOp
-from kcg.kernel.tile.contraction import MIN_BYTES_TILE, MIN_TILE, Loop, write_contraction
+from kcg.kernel.tile.contraction import (
+    MIN_BYTES_TILE,
+    MIN_TILE,
+    Loop,
+    Sums,
+    pieces_of,
+    stored_blocks,
+    write_contraction,
+)
 from kcg.kernel.tile.descriptors import Described, describe
 from kcg.kernel.tile.emit import POINTERS, TYPES, Block, Frame, Lines, Writer, compute_type
 from kcg.kernel.tile.ir import Contraction, Operand, TileKernel, extent, is_symbolic, read_kernel
@@ -28,6 +36,7 @@ from kcg.types import Region, Target
 
 ENTRY = "tile_kernel"
 SUM_TILE, SUM_WARPS = 1024, 4  # of the launch that adds partial sums
+TAIL_ROWS = 16  # of a tile, that one program of it adds
 MAX_BLOCK = 1 << 20  # elements of a block: Triton's own limit
 
 
@@ -48,15 +57,20 @@ def generate_kernel(
     writer = Writer(kernel, interpreted=interpreted, fast_math=parameters.fast_math, evictions=evictions)
     main, grid = write(kernel, target, parameters, writer)
     launches, bodies = [], []
-    split = parameters.split > 1
-    arguments = _arguments(kernel, workspace=_workspace_type(kernel) if split else "")
+    split, tail = parameters.split > 1, tail_of(kernel, target, parameters)
+    arguments = _arguments(kernel, workspace=_workspace_type(kernel) if split or tail else "")
     descriptors = any("make_tensor_descriptor" in line for line in main.text)
     launches.append(
         TileLaunch(ENTRY, arguments, grid, parameters.num_warps, parameters.num_stages, parameters.maxnreg, descriptors)
     )
     bodies.append(_function(ENTRY, arguments, main))
     workspace_bytes = 0
-    if split:
+    if tail is not None:
+        lines, sums = _write_tail(kernel, tail, parameters, writer)
+        launches.append(TileLaunch(f"{ENTRY}_sum", arguments, sums, SUM_WARPS, 1))
+        bodies.append(_function(f"{ENTRY}_sum", arguments, lines))
+        workspace_bytes = tail.left * tail.count * math.prod(parameters.tile) * 4
+    elif split:
         lines, sums = _write_sums(kernel, parameters, writer)
         launches.append(TileLaunch(f"{ENTRY}_sum", arguments, sums, SUM_WARPS, 1))
         bodies.append(_function(f"{ENTRY}_sum", arguments, lines))
@@ -79,6 +93,10 @@ def _check(kernel: TileKernel, parameters: TileParameters) -> None:
         raise TileRefusal("num_warps, num_stages or split")
     if parameters.split > 1 and not may_split(kernel):
         raise TileRefusal("split", "its reductions do not all give one value for each output from the same ranges")
+    if parameters.tail > 1 and (
+        parameters.form != CONTRACTION or parameters.split > 1 or parameters.persistent or not may_split(kernel)
+    ):
+        raise TileRefusal("tail", "programs share the last tiles of a contraction whose others are a program each")
     if parameters.form != CONTRACTION and (
         parameters.loads != POINTER
         or parameters.persistent
@@ -109,8 +127,9 @@ def described_operands(kernel: TileKernel, parameters: TileParameters) -> tuple[
     axes = axes_of(kernel, parameters)
     contraction = _turned(contraction, parameters)
     top = open_frame(kernel, Writer(kernel), ())
-    described = _described(contraction, kernel, (axes[0], axes[1]), top, parameters)
-    return tuple(side for side, found in zip(contraction.sides, described, strict=True) if found is not None)
+    rows, columns = _described(contraction, kernel, (axes[0], axes[1]), top, parameters)
+    found = (rows is not None, any(piece is not None for piece in columns))
+    return tuple(side for side, by_tma in zip(contraction.sides, found, strict=True) if by_tma)
 
 
 def may_split(kernel: TileKernel) -> bool:
@@ -208,38 +227,118 @@ def _write_contraction(
     described = _described(contraction, kernel, axes, top, parameters)
     number = top.lines.name("tl.program_id(0)", "program")
     root = top
+    tail = tail_of(kernel, target, parameters)
     if parameters.persistent:
         grid = min(tiles, target.cores * parameters.persistent)
         program, number = number, writer.fresh("tile")
         root = Frame(Lines(writer, top.lines), (), outer=top)
+    part, shared, unit = None, "", ""
+    if tail is not None:
+        grid = tail.whole + tail.left * tail.count
+        shared = top.lines.name(f"{number} >= {tail.whole}", "shared")
+        unit = top.lines.name(f"{number} - {tail.whole}", "unit")
+        part = Part(top.lines.name(f"{unit} % {tail.count}", "part"), tail.count)
+        number = top.lines.name(f"tl.where({shared}, {tail.whole} + {unit} // {tail.count}, {number})", "tile")
     digits = split_number(root, number, counts)
     for axis, digit in zip(rest, digits[1:-1], strict=True):
         bind_scalar(root, axis, digit)
     row, column = raster(root, digits[-1], rows, columns, parameters.group)
-    part = Part(digits[0], parameters.split)
+    part = part or Part(digits[0], parameters.split)
     specialized = ", warp_specialize=True" if parameters.warp_specialize else ""
-    loop = Loop(
-        parameters.reduce_tile,
-        parameters.precision,
-        parameters.epilogue_parts,
-        described,
-        part,
-        "" if parameters.persistent else specialized,
-    )
+    options = "" if parameters.persistent else specialized
+    loop = Loop(parameters.reduce_tile, parameters.precision, *described, part=part, shared=shared, options=options)
     starts = (_start(root, row, axes[0]), _start(root, column, axes[1]))
-    for frame, first in write_contraction(contraction, root, axes, starts, loop):
+    sums = write_contraction(contraction, root, axes, starts, loop)
+    lines = Lines(writer, root.lines) if tail is not None else root.lines
+    for stored in stored_blocks(contraction, root, lines, sums, parameters.epilogue_parts):
         if parameters.split > 1:
-            _store_partials(frame, kernel, part)
+            _store_partials(stored.frame, kernel, part)
             continue
-        width = replace(axes[1], size=axes[1].size // parameters.epilogue_parts)
-        stored = None
+        by_tma = None
         if parameters.loads == TMA and kernel.gates == ():
-            stored = describe(kernel.store, (axes[0], width), top)
-        store_tile(frame, kernel, stored, first)
+            by_tma = describe(kernel.store, (axes[0], stored.columns), top)
+        store_tile(stored.frame, kernel, by_tma, stored.starts)
+    if tail is not None:
+        root.lines.extend(f"if {unit} < 0:", lines)
+        root.lines.extend("else:", _partial_tile(root, sums, unit))
     if parameters.persistent:
         how = specialized or ", flatten=True"
         top.lines.extend(f"for {number} in tl.range({program}, {tiles}, {grid}{how}):", root.lines)
     return top.lines, grid
+
+
+# ---- the last wave's tiles, each shared by programs: partial tiles in the workspace, added in order
+
+
+@dataclass(frozen=True)
+class Tail:
+    """So many tiles are a program each; those left are shared by `count` programs each."""
+
+    whole: int
+    left: int
+    count: int
+
+
+def tail_of(kernel: TileKernel, target: Target, parameters: TileParameters) -> Tail | None:
+    """The tiles of the last wave, where programs share them. Raises TileRefusal where there is no such wave."""
+    if parameters.tail <= 1:
+        return None
+    axes = axes_of(kernel, parameters)
+    tiles = math.prod(axis.tiles for axis in axes) * math.prod(extent(r) for r in rest_of(kernel, axes))
+    whole = tiles // max(1, target.cores) * target.cores
+    if not whole or whole == tiles:
+        raise TileRefusal("tail", "there is no last wave that is not full")
+    return Tail(whole, tiles - whole, parameters.tail)
+
+
+def _partial_tile(root: Frame, sums: Sums, unit: str) -> Lines:
+    """Stores what a part of the reduction came to: the pieces of one tile side by side, each row by row."""
+    lines = Lines(root.writer, root.lines)
+    rows = sums.rows.size
+    elements = rows * sum(piece.size for piece in sums.pieces)
+    before = 0
+    for total, piece in zip(sums.names, sums.pieces, strict=True):
+        inside = f"tl.arange(0, {rows})[:, None] * {piece.size} + tl.arange(0, {piece.size})[None, :]"
+        lines.add(f"tl.store(workspace + {unit} * {elements} + {before} + {inside}, {total})")
+        before += rows * piece.size
+    return lines
+
+
+def _write_tail(kernel: TileKernel, tail: Tail, parameters: TileParameters, writer: Writer) -> tuple[Lines, int]:
+    """The second launch: adds the parts of each tile in order, some rows a program, and finishes them."""
+    contraction = kernel.contraction
+    assert contraction is not None
+    one, other = axes_of(kernel, parameters)
+    top = open_frame(kernel, writer, ())
+    rest = rest_of(kernel, (one, other))
+    height = min(TAIL_ROWS, one.size)
+    counts = [*(extent(r) for r in rest), one.tiles * other.tiles]
+    number, strip = split_number(top, top.lines.name("tl.program_id(0)", "program"), [tail.left, one.size // height])
+    tile = top.lines.name(f"{tail.whole} + {number}", "tile")
+    digits = split_number(top, tile, counts)
+    for axis, digit in zip(rest, digits[:-1], strict=True):
+        bind_scalar(top, axis, digit)
+    row, column = raster(top, digits[-1], one.tiles, other.tiles, parameters.group)
+    rows = replace(one, size=height)
+    first = top.lines.name(f"{row} * {one.size} + {strip} * {height}", "start")
+    elements, type_ = math.prod(parameters.tile), _workspace_type(kernel)
+    for at, width in pieces_of(other.size):
+        frame = Frame(top.lines, (height, width), outer=top)
+        inside = top.lines.name(
+            f"({strip} * {height} + tl.arange(0, {height}))[:, None] * {width} + tl.arange(0, {width})[None, :]", "i"
+        )
+        place = f"workspace + {number} * {elements * tail.count} + {at * one.size} + {inside}"
+        total, counter, body = writer.fresh("acc"), writer.fresh("part"), Lines(writer, top.lines)
+        top.lines.add(f"{total} = tl.load({place})")
+        body.add(f"{total} = {total} + tl.load({place} + {counter} * {elements})")
+        top.lines.extend(f"for {counter} in range(1, {tail.count}):", body)
+        start = top.lines.name(f"{column} * {other.size} + {at}", "start")
+        bind_axis(frame, rows, 0, first, ragged=one.total % one.size != 0)
+        bind_axis(frame, replace(other, size=width), 1, start, ragged=other.total % other.size != 0)
+        bound = Block(total, type_, frozenset({0, 1}))
+        frame.bound[contraction.reduce] = frame.cast(bound, compute_type(contraction.reduce))
+        store_tile(frame, kernel)
+    return top.lines, tail.left * (one.size // height)
 
 
 def _turned(contraction: Contraction, parameters: TileParameters) -> Contraction:
@@ -254,21 +353,24 @@ def _turned(contraction: Contraction, parameters: TileParameters) -> Contraction
 
 def _described(
     contraction: Contraction, kernel: TileKernel, axes: tuple[Axis, Axis], top: Frame, parameters: TileParameters
-) -> tuple[Described | None, Described | None]:
-    """The operands that are loaded by TMA. Raises TileRefusal where none can be."""
+) -> tuple[Described | None, tuple[Described | None, ...]]:
+    """The first operand, and the pieces of the second, where TMA loads them. Raises TileRefusal where none can be."""
     if parameters.loads != TMA:
-        return None, None
+        return None, ()
     reduced = Axis(tuple(contraction.reduce.src[1:]), parameters.reduce_tile)
-    blocks = ((axes[0], reduced), (reduced, axes[1]))
+    pieces = [replace(axes[1], size=width) for _, width in pieces_of(axes[1].size)]
     accesses = {load.node: load for load in kernel.loads}
     found = []
-    for side, block in zip(contraction.sides, blocks, strict=True):
+    for side, block in (
+        (contraction.sides[0], (axes[0], reduced)),
+        *((contraction.sides[1], (reduced, p)) for p in pieces),
+    ):
         (factor, *others) = side.factors
         plain = not others and factor.node.op is Ops.INDEX and factor.node.dtype is side.dtype
         found.append(describe(accesses[factor.node], block, top) if plain else None)
-    if found == [None, None]:
+    if not any(found):
         raise TileRefusal("loads", "no operand lies in memory as TMA takes it")
-    return found[0], found[1]
+    return found[0], tuple(found[1:])
 
 
 def raster(frame: Frame, number: str, rows: int, columns: int, group: int) -> tuple[str, str]:

@@ -28,16 +28,19 @@ from kcg.kernel.tile.reduction import depth_of
 from kcg.types import Target
 
 FIELDS = (
-    "tile", "reduce_tile", "num_warps", "split", "loads", "persistent", "epilogue_parts", "num_stages",
+    "tile", "reduce_tile", "num_warps", "split", "loads", "persistent", "tail", "epilogue_parts", "num_stages",
     "warp_specialize", "group", "evict_first", "evict_last", "maxnreg", "fast_math", "precision",
 )  # fmt: skip
 """In the order in which a search sets them, after form and axes: what decides most and what others depend on first."""
 
 LEAST: dict[str, Any] = {
-    "split": 1, "loads": POINTER, "persistent": 0, "epilogue_parts": 1, "num_stages": 1, "warp_specialize": False,
-    "group": 1, "evict_first": (), "evict_last": (), "maxnreg": 0,
+    "split": 1, "loads": POINTER, "persistent": 0, "tail": 1, "epilogue_parts": 1, "num_stages": 1,
+    "warp_specialize": False, "group": 1, "evict_first": (), "evict_last": (), "maxnreg": 0,
 }  # fmt: skip
 """What asks for least of a target."""
+
+BETWEEN = (96, 160, 192, 288, 320, 384)
+"""Columns of a contraction's tile that are two pieces: they fill the last wave where powers of two do not."""
 
 WARPS = (1, 2, 4, 8, 16)
 TOGETHER = (2, 3, 4)  # programs of a multiprocessor for which registers are limited
@@ -48,7 +51,8 @@ LEAST_BESIDE, MOST_BESIDE = 31, 62  # registers of a thread beside its sums
 REGISTERS = 255  # of one thread
 MOST_ELEMENTS = {ELEMENTWISE: 16_384, REDUCTION: 32_768}
 SPLITS = (1, 2, 4, 8, 16, 32, 64, 128)
-GROUPS = (1, 4, 8, 16)
+TAILS = (1, 2, 3, 4, 6, 8)
+GROUPS = (1, 4, 8, 12, 16)
 STAGES = (1, 2, 3, 4, 5, 6)
 
 
@@ -129,11 +133,16 @@ def _candidates(kernel: TileKernel, target: Target, parameters: TileParameters, 
         case "loads":
             return (POINTER, TMA) if parameters.form == CONTRACTION and has_tma(target) else (POINTER,)
         case "persistent":
-            return (0, 1, 2) if parameters.form == CONTRACTION else (0,)
+            # of pieces none was faster than one program a tile
+            return (0, 1, 2) if parameters.form == CONTRACTION and parameters.tile[1] not in BETWEEN else (0,)
+        case "tail":
+            alone = parameters.form == CONTRACTION and parameters.split == 1 and not parameters.persistent
+            return TAILS if alone and may_split(kernel) else (1,)
         case "epilogue_parts":
             return (1, 2) if parameters.form == CONTRACTION and parameters.tile[1] >= 64 else (1,)
         case "warp_specialize":
-            return (False, True) if parameters.loads == TMA and parameters.num_warps == 4 else (False,)
+            plain = parameters.loads == TMA and parameters.num_warps == 4 and parameters.tile[1] not in BETWEEN
+            return (False, True) if plain else (False,)
         case "num_warps":
             return WARPS
         case "num_stages":
@@ -162,6 +171,8 @@ def _tiles(kernel: TileKernel, parameters: TileParameters) -> Iterator[tuple[int
     for numbers in parameters.axes:
         whole = power_of_two(math.prod(kernel.extents[n] for n in numbers))
         sizes = [1 << i for i in range(14) if least <= 1 << i <= max(least, min(most, whole))]
+        if parameters.form == CONTRACTION and found != [()]:
+            sizes = sorted([*sizes, *(size for size in BETWEEN if size <= whole)])
         found = [(*tile, size) for tile in found for size in sizes]
     for tile in found:
         if parameters.form == ELEMENTWISE and math.prod(tile) < min(64, math.prod(kernel.extents)):
@@ -235,6 +246,12 @@ def _fits(kernel: TileKernel, target: Target, p: TileParameters) -> bool:
         return False
     tiles = [-(-extent // size) for extent, size in zip(extents, p.tile, strict=True)]
     programs = math.prod(tiles) * p.split * math.prod(kernel.extents[n] for n in kernel.contraction.batch)
+    if p.tail > 1:
+        if p.split > 1 or p.persistent:
+            return False
+        whole, left = divmod(programs, max(1, target.cores))
+        if not whole or not left or p.tail > steps // 2 or left * p.tail > 2 * target.cores:
+            return False
     if p.persistent and programs <= target.cores * p.persistent:
         return False  # each program has one tile anyway
     return p.group == 1 or (tiles[1] > 1 and tiles[0] > p.group // 2 and p.group <= 2 * tiles[0])

@@ -11,7 +11,7 @@ import math
 from dataclasses import replace
 
 from kcg.compat.tiny import UOp, dtypes
-from kcg.kernel.tile.contraction import MIN_BYTES_TILE, MIN_TILE
+from kcg.kernel.tile.contraction import MIN_BYTES_TILE, MIN_TILE, stored_width
 from kcg.kernel.tile.generate import can_describe, may_split
 from kcg.kernel.tile.ir import TileKernel, affine, extent
 from kcg.kernel.tile.parameters import CONTRACTION, ELEMENTWISE, REDUCTION, TMA, TileParameters
@@ -59,10 +59,14 @@ def shared_taken(kernel: TileKernel, parameters: TileParameters) -> int:
     ring = parameters.num_stages * (rows + columns) * parameters.reduce_tile
     ring *= int(kernel.contraction.sides[0].dtype.itemsize)
     if parameters.loads != TMA:
-        return ring
+        if not parameters.persistent:
+            return ring
+        # the next tile's loads begin while this one is on its way out, through at most 128 bytes a thread
+        leaving = rows * stored_width(columns, parameters.epilogue_parts) * int(kernel.store.buffer.dtype.itemsize)
+        return ring + min(leaving, 128 * 32 * parameters.num_warps)
     # what is read beside the result for each element is read side by side, so that the float32 sums move there first
     itemsize = 4 if reads_beside(kernel, parameters) else int(kernel.store.buffer.dtype.itemsize)
-    leaving = rows * columns * itemsize // parameters.epilogue_parts
+    leaving = rows * stored_width(columns, parameters.epilogue_parts) * itemsize
     if parameters.warp_specialize:
         leaving = max(leaving, SPECIALIZED_BYTES)
     return (ring + leaving if parameters.persistent else max(ring, leaving)) + COMPILER_BYTES

@@ -20,7 +20,7 @@ from kcg.kernel.program import Program
 from kcg.kernel.tile.cost import predicted_seconds
 from kcg.kernel.tile.generate import generate_kernel
 from kcg.kernel.tile.ir import TileKernel, affine
-from kcg.kernel.tile.legal import FIELDS, is_legal, possible_values, random_parameters, starts
+from kcg.kernel.tile.legal import BETWEEN, FIELDS, is_legal, possible_values, random_parameters, starts
 from kcg.kernel.tile.parameters import CONTRACTION, TMA, TileParameters
 from kcg.kernel.tile.prior import default_parameters, shared_bytes, shared_taken
 from kcg.kernel.tile.program import TileRefusal
@@ -134,8 +134,8 @@ class TileSpace:
         wide, long = (p.tile and max(p.tile) >= 256), p.reduce_tile >= 128
         flags = (
             p.loads == TMA, p.persistent > 0, p.persistent > 1, p.epilogue_parts > 1, p.warp_specialize, p.split > 1,
-            p.num_warps >= 8, p.num_warps >= 16, p.num_stages <= 2, p.num_stages >= 4, p.group > 1, wide, long,
-            math.prod(p.tile) >= 32_768, p.axes == self._start.axes, p.form == CONTRACTION, p.fast_math,
+            p.tail > 1, p.num_warps >= 8, p.num_warps >= 16, p.num_stages <= 2, p.num_stages >= 4, p.group > 1, wide,
+            long, math.prod(p.tile) >= 32_768, p.axes == self._start.axes, p.form == CONTRACTION, p.fast_math,
             p.precision != "ieee", bool(p.evict_first), bool(p.evict_last), p.maxnreg > 0,
         )  # fmt: skip
         return tuple(int(bool(flag)) for flag in flags)
@@ -189,10 +189,18 @@ class TileSpace:
         return legend(self.parameters(schedule), self.kernel.extents)
 
     def _cheapest(self, p: TileParameters) -> TileParameters:
-        """Downhill by cost, one parameter at a time, among the values that the cost was fitted on."""
+        """Downhill by cost, one parameter at a time, among the values that the cost was fitted on: with the prior's
+        grid, and with a program for each tile."""
         if p.form != CONTRACTION or self.kernel.contraction is None:
             return p
-        costs = {p: predicted_seconds(self.kernel, self.target, p)}
+        costs: dict[TileParameters, float] = {}
+        ends = [self._downhill(p, costs)]
+        if p.persistent:
+            ends.append(self._downhill(self._followed(p, FIELDS.index("persistent"), 0), costs))
+        return min(ends, key=costs.__getitem__)
+
+    def _downhill(self, p: TileParameters, costs: dict[TileParameters, float]) -> TileParameters:
+        costs[p] = predicted_seconds(self.kernel, self.target, p)
         while True:
             for number, field in enumerate(FIELDS):
                 for value in self._values(p, number):
@@ -318,11 +326,11 @@ class TileSpace:
 def _is_familiar(p: TileParameters, prior: TileParameters) -> bool:
     """Whether all values are among those that the cost was fitted on, or the prior's own."""
     known = {
-        "reduce_tile": (64, 128), "num_warps": (4, 8), "split": (1,), "persistent": (0, 1), "num_stages": (3, 4, 5),
-        "warp_specialize": (False,), "group": (1, 8), "evict_first": ((),), "evict_last": ((),), "maxnreg": (0,),
-        "fast_math": (True,), "precision": ("ieee",),
+        "reduce_tile": (64, 128), "num_warps": (4, 8), "split": (1,), "tail": (1, 2, 3), "persistent": (0, 1),
+        "num_stages": (3, 4, 5, 6), "warp_specialize": (False,), "group": (1, 8, 12), "evict_first": ((),),
+        "evict_last": ((),), "maxnreg": (0,), "fast_math": (True,), "precision": ("ieee",),
     }  # fmt: skip
-    sizes = {64, 128, 256, *prior.tile}
+    sizes = {64, 128, 256, *BETWEEN, *prior.tile}
     if p.loads != TMA and (p.persistent or p.num_warps == 4) and prior.loads == TMA:
         return False
     return sizes.issuperset(p.tile) and all(getattr(p, n) in (*v, getattr(prior, n)) for n, v in known.items())

@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from kcg.compat.tiny import UOp
 from kcg.kernel.tile.emit import Block, Frame, Lines, Writer, compute_type
 from kcg.kernel.tile.ir import TileKernel, extent, is_symbolic
-from kcg.kernel.tile.parameters import TileParameters
+from kcg.kernel.tile.parameters import CONTRACTION, TileParameters
 from kcg.kernel.tile.program import TileRefusal
+
+NARROWEST = 16  # columns of a piece
 
 
 @dataclass(frozen=True)
@@ -19,7 +21,7 @@ class Axis:
     """Ranges flattened into one axis of a tile, the last one changing fastest."""
 
     ranges: tuple[UOp, ...]
-    size: int  # elements of the tile along it, a power of two
+    size: int  # elements of the tile along it, a power of two; of a contraction's columns also the sum of two
 
     @property
     def total(self) -> int:
@@ -40,12 +42,23 @@ def axes_of(kernel: TileKernel, parameters: TileParameters) -> tuple[Axis, ...]:
     used = list(itertools.chain(*parameters.axes))
     if len(set(used)) != len(used) or not all(0 <= n < len(kernel.outputs) for n in used):
         raise TileRefusal("axes", "each output range belongs to at most one axis")
-    if len(parameters.tile) != len(parameters.axes) or not all(map(is_power_of_two, parameters.tile)):
-        raise TileRefusal("tile", "each axis has a size that is a power of two")
+    if len(parameters.tile) != len(parameters.axes) or not all(map(is_power_of_two, _sizes(parameters))):
+        raise TileRefusal(
+            "tile", "each axis has a size that is a power of two, or the columns the sum of two from 16 on"
+        )
     if math.prod(parameters.tile) > 1 << 20:
         raise TileRefusal("tile", "a block has at most 1,048,576 elements")
     rows = zip(parameters.axes, parameters.tile, strict=True)
     return tuple(Axis(tuple(kernel.outputs[n] for n in numbers), size) for numbers, size in rows)
+
+
+def _sizes(parameters: TileParameters) -> tuple[int, ...]:
+    """The sizes that must be powers of two: of columns whose size is the sum of two, these two."""
+    if parameters.form != CONTRACTION or len(parameters.tile) != 2:
+        return parameters.tile
+    rows, columns = parameters.tile
+    low = columns & -columns
+    return parameters.tile if low in (0, columns) or low < NARROWEST else (rows, low, columns - low)
 
 
 def is_power_of_two(size: int) -> bool:

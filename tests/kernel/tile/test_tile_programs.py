@@ -230,6 +230,25 @@ def test_programs_with_descriptors_persistent_grids_and_parts(tmp_path: Path) ->
     check(cases, tmp_path)
 
 
+@interpreted
+def test_columns_in_two_pieces_and_a_last_wave_that_is_shared(tmp_path: Path) -> None:
+    cases = {}
+    for name, region in tma_cases().items():
+        kernel = read_kernel(region)
+        assert kernel.contraction is not None
+        axes = tuple(side.ranges for side in kernel.contraction.sides)
+        for columns, tail, loads, parts in ((48, 1, TMA, 2), (48, 2, POINTER, 2), (96, 2, TMA, 1), (32, 3, TMA, 2)):
+            parameters = TileParameters(
+                CONTRACTION, axes, (16, columns), 16, loads=loads, tail=tail, epilogue_parts=parts, group=2
+            )
+            tiles = generate_kernel(kernel, TARGET, replace(parameters, tail=1)).launches[0].grid
+            cores = next(n for n in (2, 4, 5) if tiles % n)  # so that the last wave is not full
+            program = generate_kernel(kernel, replace(TARGET, cores=cores), parameters, interpreted=True)
+            assert len(program.launches) == (2 if tail > 1 else 1)
+            cases[f"{name} {columns} {tail} {loads}"] = Case(region, program)
+    check(cases, tmp_path)
+
+
 def test_operands_that_tma_cannot_load_are_refused() -> None:
     region = Region((kernel_of(kernels_of(empty(40, 33, dtype="float16") @ empty(33, 41, dtype="float16"))[0]),))
     parameters = TileParameters(CONTRACTION, ((0,), (1,)), (32, 32), 32, loads=TMA)

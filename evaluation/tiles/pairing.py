@@ -1,0 +1,337 @@
+"""All contenders of one kernel in one process: the same inputs, the same clock, cold caches, one sample each in turns.
+
+It is a process of its own, so that a contender that faults costs one kernel. PyTorch runs here, and the programs of
+kcg are loaded beside it (`loading.py`). Outputs are compared: with PyTorch's float32 where it computes the same, else
+with the first program.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from evaluation.pytorch.in_pytorch import TorchClock, compiled
+from evaluation.pytorch.serving import host_seconds
+from evaluation.rows import FAR, figures, rounded
+from evaluation.tiles.cases import Case, Convolution, Linear, Sums, View
+from evaluation.tiles.loading import Driver, Loaded
+from kcg.kernel.codec import ast_of
+from kcg.kernel.program import Executable, Program, program_of_parts
+from kcg.kernel.tile.ir import BufferSlot, TileKernel, read_kernel
+from kcg.kernel.tile.targets import triton_version
+from kcg.measure.device_info import first_line
+from kcg.measure.inputs import integer_bounds
+from kcg.measure.protocol import PROTOCOL
+
+MODES = ("default", "max-autotune-no-cudagraphs")
+SCREENING = 5  # samples that tell the fastest of a kernel's tile programs; it is timed again afterwards
+WARM_UPS = 3
+DTYPES: dict[str, torch.dtype] = {
+    "half": torch.float16, "__bf16": torch.bfloat16, "float": torch.float32, "double": torch.float64,
+    "signed char": torch.int8, "unsigned char": torch.uint8, "short": torch.int16, "int": torch.int32,
+    "long": torch.int64, "bool": torch.bool,
+}  # fmt: skip
+"""By tinygrad's names."""
+
+Call = Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a kernel's contenders are timed."""
+
+    samples: int = 24
+    modes: tuple[str, ...] = MODES
+
+
+@dataclass(frozen=True)
+class Order:
+    """One kernel to be timed: its case, and the programs of kcg by name; `sums` are programs of `Sums.region`."""
+
+    case: Case
+    programs: Mapping[str, Executable]
+    sums: Mapping[str, Executable]
+    settings: Settings
+
+
+# ---- inputs
+
+
+def tensors_of(kernel: TileKernel, case: Case, device: str) -> list[torch.Tensor]:
+    """A tensor for each buffer. Numbers are normal where a product is computed, its weights scaled by fan-in, else
+    positive, since what is passed to a kernel alone may be a sum, a deviation or a divisor. Integers stay below what
+    they select from."""
+    generator = torch.Generator(device).manual_seed(0)
+    bounds = integer_bounds(ast_of(case.region.kernel))
+    return [_filled(buffer, case, bounds.get(buffer.slot, 2), generator, device) for buffer in kernel.buffers]
+
+
+def _filled(buffer: BufferSlot, case: Case, below: int, generator: torch.Generator, device: str) -> torch.Tensor:
+    dtype, size = DTYPES[buffer.dtype.name], (buffer.size,)
+    if buffer.written:
+        return torch.zeros(size, dtype=dtype, device=device)
+    if not dtype.is_floating_point:
+        return torch.randint(0, max(1, min(below, 100)), size, generator=generator, device=device).to(dtype)
+    made = torch.empty(size, dtype=torch.float32, device=device)
+    if case.section == "rows":
+        return made.uniform_(0.1, 1.1, generator=generator).to(dtype)
+    made.normal_(generator=generator)
+    if isinstance(case.against, Linear) and buffer.slot == case.against.w.slot:
+        made *= case.against.k**-0.5
+    elif buffer.size >= 1 << 20 and case.section in ("gemv", "conv"):
+        made *= 0.05
+    return made.to(dtype)
+
+
+def viewed(tensors: Sequence[torch.Tensor], view: View) -> torch.Tensor:
+    """The part of a buffer that a view names."""
+    return torch.as_strided(tensors[view.slot], view.size, view.stride, view.offset)
+
+
+# ---- what PyTorch runs
+
+
+def linear(
+    a: torch.Tensor,
+    w: torch.Tensor,
+    bias: torch.Tensor | None,
+    gate: torch.Tensor | None,
+    residual: torch.Tensor | None,
+    partial: torch.Tensor | None,
+    gelu: bool,
+) -> torch.Tensor:
+    """The region of a `Linear`, as a user of PyTorch writes it."""
+    y = F.linear(a, w, bias) if partial is None else partial + F.linear(a, w)
+    if partial is not None and bias is not None:
+        y = y + bias
+    if gelu:
+        y = F.gelu(y, approximate="tanh")
+    if gate is not None:
+        y = gate * y
+    if residual is not None:
+        y = residual + y
+    return y.to(a.dtype)
+
+
+def arguments(of: Linear, tensors: Sequence[torch.Tensor]) -> tuple[Any, ...]:
+    """What `linear` takes."""
+    views = (of.a, of.w, of.bias, of.gate, of.residual, of.partial)
+    return (*(None if view is None else viewed(tensors, view) for view in views), of.gelu)
+
+
+def reference(of: Linear, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The same in float32."""
+    taken = arguments(of, tensors)
+    return linear(*(t.float() if isinstance(t, torch.Tensor) else t for t in taken))
+
+
+def in_torch(case: Case, tensors: Sequence[torch.Tensor], settings: Settings) -> dict[str, Call]:
+    """PyTorch's contenders by name, each made when it is first called."""
+    match case.against:
+        case Linear() as of:
+            taken = arguments(of, tensors)
+            found = {mode: _compiled(mode, taken) for mode in settings.modes}
+            return {**found, "cublas": lambda: torch.mm(taken[0], taken[1].t())}
+        case Convolution() as of:
+            dtype, device = tensors[0].dtype, tensors[0].device
+            return {
+                "cudnn": _convolution(of, dtype, device, torch.contiguous_format),
+                "cudnn channels last": _convolution(of, dtype, device, torch.channels_last),
+            }
+        case Sums() as sums:
+            matrix = torch.rand(sums.rows, sums.columns, device=tensors[0].device).to(DTYPES[sums.dtype])
+            return {"sum": lambda: matrix.sum(), "sum of rows": lambda: matrix.sum(1)}
+    elements = max(1, case.bytes // 2 // 4)
+    source, copy = (torch.ones(elements, device=tensors[0].device) for _ in range(2))
+    return {"copy": lambda: copy.copy_(source), "copy by a kernel": lambda: torch.add(source, 0.0, out=copy)}
+
+
+def _compiled(mode: str, taken: tuple[Any, ...]) -> Call:
+    *tensors, gelu = taken
+    function = compiled(lambda *given: linear(*given, gelu), mode)
+    return lambda: function(*tensors)
+
+
+def _convolution(of: Convolution, dtype: torch.dtype, device: torch.device, layout: torch.memory_format) -> Call:
+    x, w = (torch.randn(shape, device=device).to(dtype).to(memory_format=layout) for shape in (of.x, of.w))
+    return lambda: F.conv2d(x, w, stride=of.stride, padding=of.padding)
+
+
+# ---- timing
+
+
+class Table:
+    """Times the contenders of one kernel after the other, by PyTorch's clock; on a CPU those of PyTorch alone."""
+
+    def __init__(self, device: str = "cuda") -> None:
+        torch.backends.cudnn.benchmark = True
+        self.device, self.driver = device, Driver() if device == "cuda" else None  # without it no program loads
+        self.clock = TorchClock(device)
+
+    def row(self, order: Order) -> dict[str, Any]:
+        """The row of a case: contender -> its time, or why it has none."""
+        torch._dynamo.reset()
+        case, found = order.case, dict[str, dict[str, Any]]()
+        kernel = read_kernel(case.region)
+        with torch.no_grad():
+            tensors = tensors_of(kernel, case, self.device)
+            calls = self._programs(order.programs, case, tensors, found)
+            self._verify(calls, case, kernel, tensors, found)
+            self._sums(order, calls, found)
+            self._torch(order, tensors, calls, found)
+            hosts = {name: host_seconds(self.clock, call) for name, call in calls.items()}
+            tiles = [name for name in calls if name.startswith("tile ")]
+            screened = self._samples({name: calls[name] for name in tiles}, hosts, SCREENING)
+            best = min(tiles, key=lambda name: statistics.median(screened[name]), default="")
+            kept = {name: call for name, call in calls.items() if name == best or name not in tiles}
+            self.clock.sensors.begin()
+            samples = self._samples(kept, hosts, order.settings.samples)
+        for name, taken in samples.items():
+            found.setdefault(name, {}).update(figures({"cold": taken}), status="ok", protocol=PROTOCOL)
+        for name in tiles:
+            found[name]["screened_s"] = rounded(statistics.median(screened[name]))
+        clocks = {"clocks": dict(self.clock.sensors.readings()), "noisy": self.clock.sensors.slowdown()}
+        return {"contenders": found, "tile": best, **clocks}
+
+    def _programs(
+        self, programs: Mapping[str, Executable], case: Case, tensors: Sequence[torch.Tensor], found: dict[str, Any]
+    ) -> dict[str, Call]:
+        calls: dict[str, Call] = {}
+        for name, runs in programs.items():
+            program = runs if isinstance(runs, Program) else program_of_parts(case.region, [runs])
+            try:
+                calls[name] = Loaded(self.driver, program, tensors)
+                found[name] = {"report": _report(program)}
+            except Exception as error:
+                found[name] = {"status": "failed", "reason": f"it does not load: {first_line(error)}"}
+        return calls
+
+    def _verify(
+        self,
+        calls: dict[str, Call],
+        case: Case,
+        kernel: TileKernel,
+        tensors: Sequence[torch.Tensor],
+        found: dict[str, Any],
+    ) -> None:
+        """Take out the programs whose output is wrong, after a run on a poisoned one."""
+        output = tensors[kernel.store.buffer.slot]
+        far = FAR[str(output.dtype).removeprefix("torch.")] if output.dtype.is_floating_point else 0.0
+        expected, of = None, case.against
+        if isinstance(of, Linear):
+            expected = reference(of, tensors)
+        for name in sorted(calls, key=lambda name: name != "opts"):  # of other kernels the Opts are the first
+            output.fill_(float("nan") if output.dtype.is_floating_point else 1)
+            calls[name]()
+            self.clock.synchronize()
+            made = viewed(tensors, of.out) if isinstance(of, Linear) else output
+            expected = made.clone() if expected is None else expected
+            error = apart(made, expected)
+            found[name]["error"] = rounded(error)
+            if not error <= far:
+                found[name].update(status="failed", reason=f"wrong: {error:.2g} of its size from the reference")
+                del calls[name]
+
+    def _sums(self, order: Order, calls: dict[str, Call], found: dict[str, Any]) -> None:
+        """The tile program that sums as many bytes."""
+        if isinstance(sums := order.case.against, Sums):
+            of = DTYPES[sums.dtype]
+            matrix = torch.rand(sums.rows * sums.columns, device=self.device).to(of)
+            output = torch.zeros(sums.rows, dtype=of, device=self.device)
+            for name, call in self._programs(order.sums, order.case, [output, matrix], found).items():
+                call()
+                error = apart(output, matrix.view(sums.rows, sums.columns).sum(1))
+                if error <= FAR["bfloat16"]:
+                    calls[name] = call
+                else:
+                    found[name] = {"status": "failed", "reason": f"wrong: {error:.2g} of its size from PyTorch's"}
+
+    def _torch(
+        self, order: Order, tensors: Sequence[torch.Tensor], calls: dict[str, Call], found: dict[str, Any]
+    ) -> None:
+        """PyTorch's contenders: called some times, so that they are compiled and tuned, and compared where they compute
+        the same."""
+        of = order.case.against
+        expected = reference(of, tensors) if isinstance(of, Linear) else None
+        for name, call in in_torch(order.case, tensors, order.settings).items():
+            try:
+                for _ in range(WARM_UPS):
+                    made = call()
+                self.clock.synchronize()
+                found[name] = {}
+                if expected is not None and name != "cublas":
+                    found[name]["error"] = rounded(far := apart(made, expected))
+                    if not far <= FAR["bfloat16"]:
+                        raise ValueError(f"wrong: {far:.2g} of its size from the reference")
+                calls[name] = call
+            except Exception as error:  # PyTorch's own kinds
+                found[name] = {"status": "failed", "reason": first_line(error)[:300]}
+
+    def _samples(self, calls: Mapping[str, Call], hosts: Mapping[str, float], count: int) -> dict[str, list[float]]:
+        """Cold samples; every round another one begins."""
+        names, samples = list(calls), {name: list[float]() for name in calls}
+        for turn in range(count):
+            for place in range(len(names)):
+                name = names[(turn + place) % len(names)]
+                samples[name].append(self.clock.seconds(calls[name], "cold", hosts[name]))
+                self.clock.sensors.look()
+        return samples
+
+
+def apart(made: torch.Tensor, expected: torch.Tensor) -> float:
+    """How far an output is from what is expected, of its size; where both are not finite they are alike."""
+    a, b = made.float().reshape(-1), expected.float().reshape(-1)
+    finite = torch.isfinite(b)
+    if not torch.equal(torch.isfinite(a), finite):
+        return float("inf")
+    if not bool(finite.all()):
+        a, b = a[finite], b[finite]
+    return float((a - b).norm() / b.norm().clamp_min(1e-30))
+
+
+def _report(program: Program) -> dict[str, Any]:
+    """What the compiler said of the launch that takes longest, which is the first."""
+    first = program.launches[0].compiled
+    return {**dict(first.report), "launches": len(program.launches), "grid": list(first.global_size)}
+
+
+def made_with(device: str) -> dict[str, Any]:
+    """The card and the versions of what PyTorch's contenders were made with."""
+    return {
+        "gpu": torch.cuda.get_device_name() if device == "cuda" else "",
+        "torch": torch.__version__,
+        "torch_triton": triton_version(),
+        "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version(),
+    }
+
+
+def serve(pipe: Connection, folder: str, device: str) -> None:
+    """Answer orders until the pipe ends. What libraries print goes to a file of `folder`."""
+    log = os.open(Path(folder) / "torch.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(log, 1), os.dup2(log, 2)
+    table = Table(device)
+    pipe.send(json.dumps(made_with(device)))
+    while True:
+        try:
+            order: Order = pipe.recv()
+        except EOFError:
+            return
+        try:
+            answer = table.row(order)
+        except Exception as error:  # a fault of the device ends this process for good: the next one is fresh
+            answer = {"error": f"{type(error).__name__}: {first_line(error)}"[:300]}
+        if device == "cuda":
+            with contextlib.suppress(Exception):  # after a fault
+                torch.cuda.empty_cache()
+        pipe.send(json.dumps(answer))
