@@ -6,6 +6,7 @@ operator tests.
     python -m evaluation.tiles.coverage operators CHECKOUT
     python -m evaluation.tiles.coverage programs CHECKOUT
     python -m evaluation.tiles.coverage programs CHECKOUT --interpret --dataset datasets/cpu
+    python -m evaluation.tiles.coverage table
 
 `zoo` reads all presets of every workload, `times` weighs the kernels of `datasets/h200` by what tinygrad's own schedule
 took, `operators` takes a checkout of tinygrad, or what `evaluation.tiles.operators` wrote of one, and `programs`
@@ -16,6 +17,7 @@ where it was cut off.
 from __future__ import annotations
 
 import gc
+import json
 import random
 import statistics
 import sys
@@ -38,6 +40,7 @@ from kcg.dataset.reading import read_export
 from kcg.kernel.codec import ast_of
 from kcg.kernel.tile.generate import generate_kernel
 from kcg.kernel.tile.ir import read_ast
+from kcg.kernel.tile.parameters import CONTRACTION, ELEMENTWISE, REDUCTION
 from kcg.kernel.tile.prior import default_parameters
 from kcg.kernel.tile.program import TileRefusal
 from kcg.kernel.tile.targets import triton_version
@@ -47,7 +50,8 @@ from tests.known_targets import KNOWN_TARGETS
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "evaluation" / "results" / "tile_coverage.json"
-OPERATORS = "test_ops"
+OPERATORS, TIMES = "test_ops", "hand-coded times"
+FORMS = (ELEMENTWISE, REDUCTION, CONTRACTION)
 application = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
@@ -163,7 +167,7 @@ def times(dataset: Annotated[Path, typer.Option(help="an export")] = ROOT / "dat
         "hand_coded_s": rounded(total),
         "generated_share": rounded(share),
     }
-    record_results(RESULTS, "hand-coded times", entry, {"generated_share": entry["generated_share"]})
+    record_results(RESULTS, TIMES, entry, {"generated_share": entry["generated_share"]})
     sys.stderr.write(f"{entry}\n")
 
 
@@ -220,6 +224,24 @@ def programs(
         headline = {f"compile_s_{version}": entry["compile_s"]}
     record_results(RESULTS, run, entry, headline)
     sys.stderr.write(f"{entry}\n")
+
+
+@application.command()
+def table() -> None:
+    """Print what docs/tiles.md shows."""
+    runs = json.loads(RESULTS.read_text())["runs"]
+    rows = list(runs["zoo"]["rows"].values())
+    named = {f"the zoo and Flux: all presets of {len(rows)} workloads": rows}
+    named |= {"tinygrad's operator tests": [runs[OPERATORS]], "`datasets/h200`, by hand-coded time": [runs[TIMES]]}
+    typer.echo("| kernels of | kernels | elementwise | reduction | contraction | refused | generate |")
+    typer.echo("|---" * 7 + "|")
+    for name, found in named.items():
+        forms, refused = (sum((Counter(row[what]) for row in found), Counter[str]()) for what in ("forms", "refused"))
+        count = sum(row["kernels"] for row in found)
+        share = found[0].get("generated_share", forms.total() / count)
+        reasons = ", ".join(f"{reason} {number:,}" for reason, number in refused.most_common()) or "none"
+        cells = [f"{count:,}", *(f"{forms[form]:,}" for form in FORMS), reasons, f"{share:.1%}"]
+        typer.echo(f"| {name} | {' | '.join(cells)} |")
 
 
 if __name__ == "__main__":
