@@ -23,6 +23,7 @@ from typing import Any
 from kcg.compat.capture import why_fixed
 from kcg.compat.planning import before_planning
 from kcg.errors import CodecError, UsageError
+from kcg.provenance import provenance
 from kcg.types import Kernel
 
 PLACES = ("test/backend/test_ops.py", "test/test_ops.py")
@@ -87,7 +88,8 @@ def main() -> None:
         kernels[kernel.id] = kernel
     wrong = [test.id() for test, _ in (*result.errors, *result.failures)]
     tests = {"run": result.testsRun, "skipped": len(result.skipped), "failed": sorted(wrong), "left_out": left_out}
-    Path(sys.argv[2]).write_text(json.dumps({"kernels": [k.ast_json for k in kernels.values()], "tests": tests}))
+    found = {"kernels": [k.ast_json for k in kernels.values()], "tests": tests, **provenance()}
+    Path(sys.argv[2]).write_text(json.dumps(found))
 
 
 if __name__ == "__main__":
