@@ -1,1 +1,2 @@
-"""How fast tile programs are beside torch.compile, a copy, a sum and cuDNN: `bench_tiles` is the program."""
+"""How fast tile programs are beside torch.compile, a copy, a sum and cuDNN (`bench_tiles`), and which kernels have one
+(`coverage`)."""

@@ -10,13 +10,14 @@ from dataclasses import dataclass, replace
 
 from kcg.compat.tiny import UOp, dtypes
 from kcg.kernel.tile.descriptors import Described
-from kcg.kernel.tile.emit import TYPES, Block, Frame, Lines, compute_type
+from kcg.kernel.tile.emit import FP8, TYPES, Block, Frame, Lines, compute_type
 from kcg.kernel.tile.ir import Contraction, Operand
 from kcg.kernel.tile.reduction import Part, is_zero_outside
 from kcg.kernel.tile.tiles import Axis, bind_axis, total_of
 
 MIN_TILE = 16  # of tl.dot, along each of its axes
-MIN_INT8_TILE = 32  # of its reduced axis
+MIN_BYTES_TILE = 32  # of its reduced axis, where elements have 8 bits
+PROMOTED = 128  # products of floats of 8 bits after which Hopper's sums, which keep 14 bits, are added in float32
 
 
 @dataclass(frozen=True)
@@ -91,13 +92,16 @@ def write_contraction(
         if by_tma is not None:
             corner = (starts[0], counter) if place == 0 else (counter, firsts[place - 1])
             block = inside.new(by_tma.load(inside, corner), TYPES[side.dtype], frozenset({0, 1}))
-            widened = inside.writer.interpreted and block.type == "bfloat16"
-            blocks.append(inside.cast(block, "float32") if widened else block)
+            blocks.append(inside.cast(block, _interpreted(block.type)) if inside.writer.interpreted else block)
             continue
         bind_axis(inside, reduced, 1 if place == 0 else 0, counter, vector=vector)
         blocks.append(_operand(side, inside, 1 if place == 0 else 0, frozenset(contraction.reduce.src[1:])))
     one, *others = blocks
-    kind = "" if one.type in ("float16", "bfloat16", "int8") else f', input_precision="{loop.precision}"'
+    kind = ""
+    if one.type == "float32":
+        kind = f', input_precision="{loop.precision}"'
+    elif one.type in FP8:
+        kind = f", max_num_imprecise_acc={min(step, PROMOTED)}"
     for total, other, piece in zip(totals, others, pieces, strict=True):
         body.add(f"{total} = tl.dot({one.text}, {other.text}, {total}{kind}, out_dtype=tl.{accumulator})")
         lines.add(f"{total} = tl.zeros([{axes[0].size}, {piece.size}], tl.{accumulator})")
@@ -134,6 +138,11 @@ def stored_blocks(contraction: Contraction, root: Frame, lines: Lines, sums: Sum
     return found
 
 
+def _interpreted(type_: str) -> str:
+    """The type in which Triton's interpreter multiplies right."""
+    return "float32" if type_ in ("bfloat16", *FP8) else type_
+
+
 def stored_width(size: int, parts: int) -> int:
     """The most columns that are stored at once."""
     return pieces_of(size)[0][1] // parts
@@ -154,8 +163,8 @@ def _operand(side: Operand, inside: Frame, axis: int, reduced: frozenset[UOp]) -
     values = [f.node for f in side.factors if not f.gate]
     gates = [f for f in side.factors if f.gate]
     type_ = TYPES[side.dtype]
-    if inside.writer.interpreted and type_ == "bfloat16":
-        type_ = "float32"
+    if inside.writer.interpreted:
+        type_ = _interpreted(type_)
     product = inside.narrow(values[0], type_ if len(values) == 1 else "float32")
     for node in values[1:]:
         other = inside.narrow(node, "float32")

@@ -18,6 +18,8 @@ from kcg.kernel.tile.parameters import CONTRACTION, REDUCTION, TMA, TileParamete
 from kcg.kernel.tile.prior import has_tma, shared_bytes, shared_taken
 from kcg.types import Target
 
+UNTRIED = 0.005
+"""What an eviction policy or a limit of registers costs until it is measured: what is known to matter comes first."""
 LAUNCH_S = 5e-6
 """Of a launch between two events, whatever it does."""
 REGISTERS = 65_536  # of a multiprocessor
@@ -85,7 +87,8 @@ def predicted_seconds(kernel: TileKernel, target: Target, p: TileParameters, fig
     if p.split > 1:
         partials = 4 * p.split * math.prod(kernel.extents) * len(kernel.reductions)
         seconds += LAUNCH_S / 2 + 2 * partials / figures.memory_bytes
-    return LAUNCH_S + seconds
+    untried = bool(p.evict_first) + bool(p.evict_last) + bool(p.maxnreg)
+    return LAUNCH_S + seconds * (1 + UNTRIED * untried)
 
 
 # ---- contractions

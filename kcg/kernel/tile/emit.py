@@ -12,7 +12,7 @@ casts and operands of `tl.dot` ask for the narrow value.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,6 +48,9 @@ POINTERS = {
     "float64": "*fp64", "float8e4nv": "*fp8e4nv", "float8e5": "*fp8e5",
 }  # fmt: skip
 """A buffer's type in a signature, by its elements'."""
+
+FP8 = ("float8e4nv", "float8e5")
+"""Triton's names of floats of 8 bits."""
 
 _INTEGERS = ("int1", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
 
@@ -98,8 +101,16 @@ class Lines:
 class Writer:
     """What all frames of one function share: names, helpers that the module needs, and how values are written."""
 
-    def __init__(self, kernel: TileKernel, *, interpreted: bool = False, fast_math: bool = False) -> None:
+    def __init__(
+        self,
+        kernel: TileKernel,
+        *,
+        interpreted: bool = False,
+        fast_math: bool = False,
+        evictions: Mapping[int, str] | None = None,
+    ) -> None:
         self.accesses = {load.node: load for load in kernel.loads}
+        self.evictions = {kernel.loads[number].node: policy for number, policy in (evictions or {}).items()}
         self.interpreted = interpreted
         # what is stored in 16 bits does not show the approximation's error
         self.fast_tanh = fast_math and kernel.store.buffer.dtype in NARROW
@@ -292,7 +303,12 @@ class Frame:
             return self.new(self._condition(text) if a.axes != b.axes else text, "int1", a.axes | b.axes)
         both = a.constant is not None and b.constant is not None
         x, y = (self.atom(o) if both else _term(o) for o in (a, b))
-        return self.new(f"{x} {symbol} {y}", "int1", a.axes | b.axes)
+        text = f"{x} {symbol} {y}"
+        if (
+            self.writer.interpreted and not a.axes | b.axes
+        ):  # its interpreter takes it for a number of the operands' type
+            text = f"tl.full([], True, tl.int1) & ({text})"
+        return self.new(text, "int1", a.axes | b.axes)
 
     def _condition(self, expression: str) -> str:
         """A logical expression of a scalar and a block, which Triton's interpreter takes for an integer."""
@@ -425,11 +441,14 @@ class Frame:
         type_ = TYPES[node.dtype]
         pointer, conditions, axes = self.access(access)
         place = self.address(access.address)
+        policy = self.writer.evictions.get(node)
+        how = f', eviction_policy="{policy}"' if policy else ""
+        zero = "0.0" if type_ in FP8 else "0"
         if not conditions:
-            return self.new(f"tl.load({pointer})", type_, axes)
+            return self.new(f"tl.load({pointer}{how})", type_, axes)
         if axes != place.axes:  # a mask may not extend a pointer: the pointer must have its shape
             pointer = f"{pointer} + tl.where({self.all_of(conditions)}, 0, 0)"
-        return self.new(f"tl.load({pointer}, mask={self.all_of(conditions)}, other=0)", type_, axes)
+        return self.new(f"tl.load({pointer}, mask={self.all_of(conditions)}, other={zero}{how})", type_, axes)
 
 
 _TANH = """

@@ -6,10 +6,18 @@ import math
 from dataclasses import dataclass, replace
 
 from kcg.compat.tiny import Ops, UOp
-from kcg.kernel.tile.contraction import MIN_INT8_TILE, MIN_TILE, Loop, Sums, pieces_of, stored_blocks, write_contraction
+from kcg.kernel.tile.contraction import (
+    MIN_BYTES_TILE,
+    MIN_TILE,
+    Loop,
+    Sums,
+    pieces_of,
+    stored_blocks,
+    write_contraction,
+)
 from kcg.kernel.tile.descriptors import Described, describe
 from kcg.kernel.tile.emit import POINTERS, TYPES, Block, Frame, Lines, Writer, compute_type
-from kcg.kernel.tile.ir import Contraction, TileKernel, extent, is_symbolic, read_kernel
+from kcg.kernel.tile.ir import Contraction, Operand, TileKernel, extent, is_symbolic, read_kernel
 from kcg.kernel.tile.parameters import CONTRACTION, ELEMENTWISE, POINTER, REDUCTION, TMA, TileParameters
 from kcg.kernel.tile.program import WORKSPACE, Argument, TileLaunch, TileRefusal, TileSource
 from kcg.kernel.tile.reduction import Part, accumulator, combine, depth_of, reducer
@@ -43,7 +51,10 @@ def generate_kernel(
     """See `generate`; of a kernel that is read already."""
     _check(kernel, parameters)
     write = {ELEMENTWISE: _write_rows, REDUCTION: _write_rows, CONTRACTION: _write_contraction}[parameters.form]
-    writer = Writer(kernel, interpreted=interpreted, fast_math=parameters.fast_math)
+    evictions = dict.fromkeys(parameters.evict_first, "evict_first") | dict.fromkeys(
+        parameters.evict_last, "evict_last"
+    )
+    writer = Writer(kernel, interpreted=interpreted, fast_math=parameters.fast_math, evictions=evictions)
     main, grid = write(kernel, target, parameters, writer)
     launches, bodies = [], []
     split, tail = parameters.split > 1, tail_of(kernel, target, parameters)
@@ -95,22 +106,30 @@ def _check(kernel: TileKernel, parameters: TileParameters) -> None:
         raise TileRefusal("loads", "only contractions have descriptors, persistent programs and parts")
     if parameters.epilogue_parts not in (1, 2) or (parameters.epilogue_parts == 2 and parameters.tile[1] < 32):
         raise TileRefusal("epilogue_parts", "1, or 2 halves of at least 16 columns")
+    if any(n >= len(kernel.loads) for n in (*parameters.evict_first, *parameters.evict_last)):
+        raise TileRefusal("evict_first or evict_last", f"the kernel has {len(kernel.loads)} loads")
     if parameters.warp_specialize and parameters.loads != TMA:
         raise TileRefusal("warp_specialize", "the compiler leaves it out where loads are not TMA")
 
 
 def can_describe(kernel: TileKernel, parameters: TileParameters) -> bool:
     """Whether TMA can load an operand of a contraction in tiles of these parameters."""
+    try:
+        return bool(described_operands(kernel, replace(parameters, loads=TMA)))
+    except TileRefusal:
+        return False
+
+
+def described_operands(kernel: TileKernel, parameters: TileParameters) -> tuple[Operand, ...]:
+    """The operands of a contraction that TMA loads with these parameters. Raises TileRefusal where it can load none."""
     contraction = kernel.contraction
     assert contraction is not None
     axes = axes_of(kernel, parameters)
     contraction = _turned(contraction, parameters)
     top = open_frame(kernel, Writer(kernel), ())
-    try:
-        _described(contraction, kernel, (axes[0], axes[1]), top, replace(parameters, loads=TMA))
-    except TileRefusal:
-        return False
-    return True
+    rows, columns = _described(contraction, kernel, (axes[0], axes[1]), top, parameters)
+    found = (rows is not None, any(piece is not None for piece in columns))
+    return tuple(side for side, by_tma in zip(contraction.sides, found, strict=True) if by_tma)
 
 
 def may_split(kernel: TileKernel) -> bool:
@@ -195,7 +214,7 @@ def _write_contraction(
     one, other = axes_of(kernel, parameters)
     axes = (one, other)
     contraction = _turned(contraction, parameters)
-    least = MIN_INT8_TILE if "int8" in TYPES[contraction.sides[0].dtype] else MIN_TILE
+    least = MIN_BYTES_TILE if contraction.sides[0].dtype.itemsize == 1 else MIN_TILE
     if min(parameters.tile) < MIN_TILE or parameters.reduce_tile < least:
         raise TileRefusal("tile", f"a tensor core takes at least {MIN_TILE} rows and columns and {least} terms")
     top = open_frame(kernel, writer, ())

@@ -346,7 +346,8 @@ def _widens(node: UOp) -> bool:
     """Whether a cast keeps every value."""
     source = node.src[0].dtype
     if dtypes.is_float(node.dtype):
-        return source in NARROW and node.dtype not in NARROW
+        narrow = dtypes.fp8s if source in dtypes.fp8s else NARROW
+        return source in narrow and node.dtype not in narrow
     return source is dtypes.int8 and node.dtype is dtypes.int32
 
 
@@ -363,9 +364,11 @@ def _product_dtype(reduce: UOp, sides: list[list[Factor]]) -> DType | None:
         return dtypes.int8 if found == {dtypes.int8} and all(len(side) == 1 for side in values) else None
     if not dtypes.is_float(reduce.dtype) or reduce.dtype is dtypes.float64 or dtypes.float64 in found:
         return None
+    single = all(len(side) == 1 for side in values)
+    if single and found <= set(dtypes.fp8s):
+        return found.pop() if len(found) == 1 else dtypes.float16
     narrow = [d for d in found if d in NARROW]
-    if len(narrow) == 1 and found <= {*narrow, dtypes.weakfloat}:
-        single = all(len(side) == 1 for side in values)
+    if len(narrow) == 1 and found <= {*narrow, *dtypes.fp8s, dtypes.weakfloat}:  # which hold all values of 8 bits
         product = reduce.src[0]
         while product.op is Ops.CAST:
             product = product.src[0]

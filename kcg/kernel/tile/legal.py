@@ -9,24 +9,34 @@ from random import Random
 from typing import Any
 
 from kcg.compat.tiny import Ops, dtypes
-from kcg.kernel.tile.contraction import MIN_INT8_TILE, MIN_TILE
+from kcg.kernel.tile.contraction import MIN_BYTES_TILE, MIN_TILE
+from kcg.kernel.tile.eviction import reused, streamed
 from kcg.kernel.tile.generate import can_describe, may_split
 from kcg.kernel.tile.ir import NARROW, TileKernel
 from kcg.kernel.tile.parameters import CONTRACTION, ELEMENTWISE, POINTER, REDUCTION, TMA, TileParameters
-from kcg.kernel.tile.prior import arrangements, forms, has_tma, parameters_of, power_of_two, shared_bytes, shared_taken
+from kcg.kernel.tile.prior import (
+    arrangements,
+    forms,
+    has_tma,
+    parameters_of,
+    power_of_two,
+    reads_beside,
+    shared_bytes,
+    shared_taken,
+)
 from kcg.kernel.tile.reduction import depth_of
 from kcg.kernel.tile.targets import MOST_STAGES, most_specialized_stages
 from kcg.types import Target
 
 FIELDS = (
     "tile", "reduce_tile", "num_warps", "split", "loads", "persistent", "tail", "epilogue_parts", "num_stages",
-    "warp_specialize", "group", "maxnreg", "fast_math", "precision",
+    "warp_specialize", "group", "evict_first", "evict_last", "maxnreg", "fast_math", "precision",
 )  # fmt: skip
 """In the order in which a search sets them, after form and axes: what decides most and what others depend on first."""
 
 LEAST: dict[str, Any] = {
     "split": 1, "loads": POINTER, "persistent": 0, "tail": 1, "epilogue_parts": 1, "num_stages": 1,
-    "warp_specialize": False, "group": 1, "maxnreg": 0,
+    "warp_specialize": False, "group": 1, "evict_first": (), "evict_last": (), "maxnreg": 0,
 }  # fmt: skip
 """What asks for least of a target."""
 
@@ -34,9 +44,13 @@ BETWEEN = (96, 160, 192, 288, 320, 384)
 """Columns of a contraction's tile that are two pieces: they fill the last wave where powers of two do not."""
 
 WARPS = (1, 2, 4, 8, 16)
+TOGETHER = (2, 3, 4)  # programs of a multiprocessor for which registers are limited
+THREADS = 2_048  # of a multiprocessor
+MUCH_HELD = 32  # elements of the tile that a thread holds; below, the compiler took 20 to 70 registers
+LEAST_BESIDE, MOST_BESIDE = 31, 62  # registers of a thread beside its sums
 REGISTERS = 255  # of one thread
 ALL_REGISTERS = 65_536  # of a multiprocessor: with 16 warps 128 a thread
-BESIDE_SUMS = 31  # registers that a thread takes beside its sums, at least: with 26 ptxas refuses, or spills
+LEAST_BESIDE = 31  # registers that a thread takes beside its sums, at least: with 26 ptxas refuses, or spills
 MOST_ELEMENTS = {ELEMENTWISE: 16_384, REDUCTION: 32_768}
 SPLITS = (1, 2, 4, 8, 16, 32, 64, 128)
 TAILS = (1, 2, 3, 4, 6, 8)
@@ -135,8 +149,12 @@ def _candidates(kernel: TileKernel, target: Target, parameters: TileParameters, 
             return WARPS
         case "num_stages":
             return STAGES if parameters.form == CONTRACTION else (1,)
+        case "evict_first":
+            return streamed(kernel, target, parameters)
+        case "evict_last":
+            return reused(kernel, target, parameters)
         case "maxnreg":
-            return (0,)
+            return (0, *_register_limits(kernel, target, parameters))
         case "fast_math":
             sigmoid = any(n.op is Ops.EXP2 for n in kernel.value.toposort()) and kernel.store.buffer.dtype in NARROW
             return (True, False) if sigmoid else (True,)
@@ -170,9 +188,37 @@ def _reduce_tiles(kernel: TileKernel, parameters: TileParameters) -> tuple[int, 
     whole = power_of_two(kernel.reduce_extent)
     if parameters.form == CONTRACTION:
         assert kernel.contraction is not None
-        least = MIN_INT8_TILE if kernel.contraction.sides[0].dtype is dtypes.int8 else MIN_TILE
+        least = MIN_BYTES_TILE if kernel.contraction.sides[0].dtype.itemsize == 1 else MIN_TILE
         return tuple(size for size in (16, 32, 64, 128, 256) if least <= size <= max(least, whole))
     return tuple(1 << i for i in range(15) if 1 << i <= whole and (1 << i >= min(whole, 4)))
+
+
+def _register_limits(kernel: TileKernel, target: Target, p: TileParameters) -> tuple[int, ...]:
+    """Limits of a thread's registers by which more programs run on a multiprocessor at once, where the compiler by
+    itself may take more: a thread has much of the tile to hold."""
+    threads = 32 * p.num_warps
+    held = math.prod(p.tile) * max(1, p.reduce_tile if p.form == REDUCTION else 1) // threads
+    if held < MUCH_HELD or p.warp_specialize or p.persistent == 1:
+        return ()  # specialised warps share registers otherwise; a persistent program may be alone in any case
+    likely, memory = 2 * held, THREADS  # of rows
+    if p.form == CONTRACTION:
+        likely = held * (2 if reads_beside(kernel, p) else 1) + MOST_BESIDE
+        memory = shared_bytes(target) // max(1, shared_taken(kernel, p))
+    counts = (p.persistent,) if p.persistent else TOGETHER
+    limits = [
+        ALL_REGISTERS // (threads * together) // 8 * 8
+        for together in counts
+        if together <= memory and together * threads <= THREADS and _programs(kernel, p) > target.cores * (together - 1)
+    ]
+    return tuple(limit for limit in limits if held + LEAST_BESIDE <= limit <= min(REGISTERS - 1, likely))
+
+
+def _programs(kernel: TileKernel, p: TileParameters) -> int:
+    """Tiles, with the parts of a split reduction."""
+    extents = [math.prod(kernel.extents[n] for n in numbers) for numbers in p.axes]
+    held = {n for numbers in p.axes for n in numbers}
+    rest = math.prod(e for n, e in enumerate(kernel.extents) if n not in held)
+    return p.split * rest * math.prod(-(-extent // size) for extent, size in zip(extents, p.tile, strict=True))
 
 
 def _fits(kernel: TileKernel, target: Target, p: TileParameters) -> bool:
@@ -189,7 +235,7 @@ def _fits(kernel: TileKernel, target: Target, p: TileParameters) -> bool:
     assert kernel.contraction is not None
     dtype = kernel.contraction.sides[0].dtype
     rows, columns = p.tile
-    if rows * columns // threads > min(REGISTERS, ALL_REGISTERS // threads) - BESIDE_SUMS or rows * columns < threads:
+    if rows * columns // threads > min(REGISTERS, ALL_REGISTERS // threads) - LEAST_BESIDE or rows * columns < threads:
         return False
     if p.num_stages > steps // p.split + 1 or shared_taken(kernel, p) > shared_bytes(target):
         return False

@@ -16,6 +16,9 @@ POINTER, TMA = "pointer", "tma"
 PRECISIONS = ("ieee", "tf32x3", "tf32")
 """Exact products; three products of tf32 that are nearly exact; one of tf32, only where the user allows it."""
 
+LATER = {"evict_first", "evict_last"}
+"""Fields that bodies of before lack: at their defaults they are left out, so that equal schedules have equal bodies."""
+
 _WORDS = {"form": FORMS, "loads": (POINTER, TMA), "precision": PRECISIONS}
 
 
@@ -35,6 +38,8 @@ class TileParameters:
     split: int = 1  # programs that share a reduction, by float32 partials and an ordered second launch
     tail: int = 1  # programs that share each tile of the last wave, where that is not full
     group: int = 1  # rows of tiles that neighbouring programs take together, so that columns are found in L2
+    evict_first: tuple[int, ...] = ()  # loads that L2 need not keep, by their number in `TileKernel.loads`
+    evict_last: tuple[int, ...] = ()  # loads that it keeps longest
     loads: str = POINTER  # of a contraction's operands: POINTER or TMA
     persistent: int = 0  # programs a multiprocessor, each taking tiles in turn; 0: one program a tile
     epilogue_parts: int = 1  # 2: the tile is stored in halves, which takes less shared memory
@@ -47,7 +52,8 @@ class TileParameters:
 
     def to_json(self) -> str:
         """Canonical JSON: what a `tile` schedule stores."""
-        return canonical_json({"format": FORMAT, **asdict(self)})
+        values = {k: v for k, v in asdict(self).items() if k not in LATER or v}
+        return canonical_json({"format": FORMAT, **values})
 
     @staticmethod
     def from_json(text: str) -> TileParameters:
@@ -58,16 +64,18 @@ class TileParameters:
             raise ScheduleError("its body is not JSON") from None
         if not isinstance(found, dict) or found.pop("format", None) != FORMAT:
             raise ScheduleError("its body is not of a format that this kcg reads")
-        if set(found) != {f.name for f in fields(TileParameters)}:
+        if set(found) | LATER != {f.name for f in fields(TileParameters)}:
             raise ScheduleError("its body lacks a field or has one too many")
-        for name in ("axes", "tile"):
+        for name in ("axes", "tile", *sorted(LATER & set(found))):
             if not isinstance(found[name], list) or len(found[name]) > 8:
                 raise ScheduleError(f"{name} is not a short list")
         if not all(isinstance(axis, list) and all(map(_is_size, axis)) for axis in found["axes"]):
             raise ScheduleError("axes are not lists of range numbers")
-        if not all(map(_is_size, found["tile"])):
-            raise ScheduleError("tile is not a list of sizes")
-        found["axes"], found["tile"] = tuple(map(tuple, found["axes"])), tuple(found["tile"])
+        for name in ("tile", *sorted(LATER & set(found))):
+            if not all(map(_is_size, found[name])):
+                raise ScheduleError(f"{name} is not a list of sizes")
+            found[name] = tuple(found[name])
+        found["axes"] = tuple(map(tuple, found["axes"]))
         made = TileParameters(**found)
         for field in fields(TileParameters):
             value = getattr(made, field.name)

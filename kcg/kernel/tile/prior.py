@@ -11,10 +11,11 @@ import math
 from dataclasses import replace
 
 from kcg.compat.tiny import UOp, dtypes
-from kcg.kernel.tile.contraction import MIN_INT8_TILE, MIN_TILE, stored_width
+from kcg.kernel.tile.contraction import MIN_BYTES_TILE, MIN_TILE, stored_width
 from kcg.kernel.tile.generate import can_describe, may_split
-from kcg.kernel.tile.ir import NARROW, TileKernel, affine, extent
+from kcg.kernel.tile.ir import TileKernel, affine, extent
 from kcg.kernel.tile.parameters import CONTRACTION, ELEMENTWISE, REDUCTION, TMA, TileParameters
+from kcg.kernel.tile.program import TileRefusal
 from kcg.kernel.tile.reduction import depth_of
 from kcg.types import Target
 
@@ -39,6 +40,11 @@ def has_tma(target: Target) -> bool:
     return target.arch.startswith("sm_") and int(target.arch[3:].rstrip("af")) >= 90
 
 
+def has_fp8(target: Target) -> bool:
+    """Whether a target multiplies floats of 8 bits."""
+    return target.arch.startswith("sm_") and int(target.arch[3:].rstrip("af")) >= 89
+
+
 def shared_bytes(target: Target) -> int:
     """Shared memory of one program on a target, in bytes."""
     return SHARED_BYTES.get(target.arch, target.shared_bytes)
@@ -60,11 +66,8 @@ def shared_taken(kernel: TileKernel, parameters: TileParameters) -> int:
         leaving = rows * stored_width(columns, parameters.epilogue_parts) * int(kernel.store.buffer.dtype.itemsize)
         return ring + min(leaving, 128 * 32 * parameters.num_warps)
     # what is read beside the result for each element is read side by side, so that the float32 sums move there first
-    inside = kernel.contraction.reduce.backward_slice
-    beside = [load for load in kernel.loads if load.node not in inside]
-    spread = any(all(any(kernel.outputs[n] in x.node.ranges for n in axis) for axis in parameters.axes) for x in beside)
     stored = int(kernel.store.buffer.dtype.itemsize)
-    itemsize = 4 if spread else stored
+    itemsize = 4 if reads_beside(kernel, parameters) else stored
     if parameters.epilogue_parts > 1 and WGMMA_ROWS <= rows < parameters.num_warps * WGMMA_ROWS // 4:
         itemsize = 4 + stored  # groups of four warps share columns: halves of these are put together in shared memory
     leaving = rows * stored_width(columns, parameters.epilogue_parts) * itemsize
@@ -73,12 +76,22 @@ def shared_taken(kernel: TileKernel, parameters: TileParameters) -> int:
     return (ring + leaving if parameters.persistent else max(ring, leaving)) + COMPILER_BYTES
 
 
+def reads_beside(kernel: TileKernel, parameters: TileParameters) -> bool:
+    """Whether a contraction reads something else for each element of its result, as of a residual."""
+    assert kernel.contraction is not None
+    inside = kernel.contraction.reduce.backward_slice
+    beside = [load for load in kernel.loads if load.node not in inside]
+    return any(all(any(kernel.outputs[n] in x.node.ranges for n in axis) for axis in parameters.axes) for x in beside)
+
+
 def default_parameters(kernel: TileKernel, target: Target) -> TileParameters:
     """The prior's choice. Raises TileRefusal where the kernel has no tile program."""
+    if not has_fp8(target) and any(buffer.dtype is dtypes.fp8e4m3 for buffer in kernel.buffers):
+        raise TileRefusal("data type fp8e4m3", "Triton has it from sm_89 on")
     form = ELEMENTWISE if not kernel.reductions else REDUCTION
     if kernel.contraction is not None:
         rows, columns = (_count(kernel, side.ranges) for side in kernel.contraction.sides)
-        least = MIN_INT8_TILE if kernel.contraction.sides[0].dtype is dtypes.int8 else MIN_TILE
+        least = MIN_BYTES_TILE if kernel.contraction.sides[0].dtype.itemsize == 1 else MIN_TILE
         if min(rows, columns) >= FEW_ROWS and kernel.reduce_extent >= least // 2:
             form = CONTRACTION
     return parameters_of(kernel, target, form, arrangements(kernel, form)[0])
@@ -211,7 +224,7 @@ def _contraction(kernel: TileKernel, target: Target, axes: Axes) -> TileParamete
     assert contraction is not None
     rows, columns = (_count(kernel, numbers) for numbers in axes)
     count, dtype = kernel.reduce_extent, contraction.sides[0].dtype
-    wide = dtype not in NARROW and dtype is not dtypes.int8
+    wide = dtype.itemsize == 4
     most = (64, 64) if wide else (128, 256)
     tile = [max(MIN_TILE, min(most[0], power_of_two(rows))), max(MIN_TILE, min(most[1], power_of_two(columns)))]
     batch = _count(kernel, contraction.batch)
@@ -225,7 +238,7 @@ def _contraction(kernel: TileKernel, target: Target, axes: Axes) -> TileParamete
 
     while efficiency() < 0.8 and max(tile) > 64:
         tile[0 if tile[0] > tile[1] else 1] //= 2
-    least = MIN_INT8_TILE if dtype is dtypes.int8 else MIN_TILE
+    least = MIN_BYTES_TILE if dtype.itemsize == 1 else MIN_TILE
     step = max(least, min(32 if wide else 64, power_of_two(count)))
     itemsize = 4 if wide else dtype.itemsize
     stages = max(1, min(4, shared_bytes(target) // (sum(tile) * step * itemsize), -(-count // step)))

@@ -11,6 +11,7 @@ from kcg.compat.assembler import assembler
 from kcg.types import Target
 
 MOST_STAGES = 6  # that a program may have
+EVICTS_COPIES_SINCE = (3, 9)
 LEAST = 80  # sm_80: what tensor cores and asynchronous copies of the generated programs need
 
 
@@ -27,6 +28,12 @@ def supported(target: Target) -> bool:
     """Whether tile programs run on a target."""
     number = re.fullmatch(r"sm_(\d+)[af]?", target.arch)
     return target.device in ("CUDA", "NV") and number is not None and int(number[1]) >= LEAST
+
+
+def evicts_copies() -> bool:
+    """Whether Triton hands the eviction policy of a load on where it copies asynchronously: 3.6 drops it there."""
+    numbers = re.findall(r"\d+", triton_version())[:2]
+    return not numbers or tuple(map(int, numbers)) >= EVICTS_COPIES_SINCE
 
 
 @functools.cache

@@ -13,6 +13,7 @@ from tests.kernels import empty, kernels_of
 
 FLOATS = ("float32", "float16", "bfloat16")
 FORMATS = {dtypes.float16: "float16", dtypes.bfloat16: "bfloat16"}
+FP8 = ("fp8e4m3", "fp8e5m2")
 INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64")
 
 
@@ -88,11 +89,50 @@ def reduction(rng: Random) -> Tensor:
 def contraction(rng: Random) -> Tensor:
     m, n, k = (rng.choice((8, 9, 16, 17, 24, 33, 40)) for _ in range(3))
     batch = tuple(_size(rng) for _ in range(rng.choice((0, 0, 1))))
+    batch = rng.choice((batch, batch, (2, *batch)))
     kind = rng.choice(FLOATS)
     a = _before(rng, _stored(rng, (*batch, m, k), kind))
     b = _stored(rng, (*batch, k, n), kind)
     b = _before(rng, b) if rng.random() < 0.3 else b
     return _after(rng, a @ b)
+
+
+def narrow_contraction(rng: Random) -> Tensor:
+    """Operands of 8 bits, multiplied as they are or widened before, or one of them beside a wider one."""
+    m, n, k = (rng.choice((8, 9, 16, 17, 33, 40, 64)) for _ in range(3))
+    batch = tuple(_size(rng) for _ in range(rng.choice((0, 0, 1))))
+    kind = rng.choice((*FP8, "int8"))
+    whole = dtypes.int32 if kind == "int8" else dtypes.float32
+    a, b = _stored(rng, (*batch, m, k), kind), _stored(rng, (*batch, k, n), kind)
+    done = rng.choice(
+        [
+            lambda: a.dot(b, dtype=whole),
+            lambda: a.cast(whole) @ b.cast(whole),
+            lambda: _stored(rng, (*batch, m, k), "bfloat16") @ b.cast("bfloat16"),
+            lambda: a.cast("float16") @ _stored(rng, (*batch, k, n), rng.choice(FP8)).cast("float16"),
+        ]
+    )()
+    if not dtypes.is_float(done.dtype):
+        return done + _stored(rng, _shape(done)[-1:], "int32")
+    return _after(rng, done * _stored(rng, (m, 1), "float32")) if rng.random() < 0.5 else _after(rng, done)
+
+
+def rows(rng: Random) -> Tensor:
+    """Several reductions of one row: softmax, norms, variances, the place of the largest."""
+    shape = (*(_size(rng) for _ in range(rng.choice((1, 2)))), rng.choice((7, 33, 64, 100, 300)))
+    x = _before(rng, _stored(rng, shape, rng.choice(FLOATS)))
+    axis = rng.randrange(len(shape))
+    return rng.choice(
+        [
+            lambda: x.softmax(axis),
+            lambda: x.log_softmax(axis),
+            lambda: x.layernorm(axis),
+            lambda: x.var(axis),
+            lambda: x.argmax(axis),
+            lambda: x.cumsum(axis),
+            lambda: (x > 0).any(axis),
+        ]
+    )()
 
 
 def convolution(rng: Random) -> Tensor:
@@ -124,7 +164,7 @@ def symbolic(rng: Random) -> Tensor:
     )()
 
 
-FAMILIES = (elementwise, reduction, contraction, convolution, gather, symbolic)
+FAMILIES = (elementwise, reduction, rows, contraction, narrow_contraction, convolution, gather, symbolic)
 
 
 def random_kernel(family: Callable[[Random], Tensor], seed: int) -> UOp:
