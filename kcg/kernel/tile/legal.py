@@ -50,7 +50,6 @@ MUCH_HELD = 32  # elements of the tile that a thread holds; below, the compiler 
 LEAST_BESIDE, MOST_BESIDE = 31, 62  # registers of a thread beside its sums
 REGISTERS = 255  # of one thread
 ALL_REGISTERS = 65_536  # of a multiprocessor: with 16 warps 128 a thread
-LEAST_BESIDE = 31  # registers that a thread takes beside its sums, at least: with 26 ptxas refuses, or spills
 MOST_ELEMENTS = {ELEMENTWISE: 16_384, REDUCTION: 32_768}
 SPLITS = (1, 2, 4, 8, 16, 32, 64, 128)
 TAILS = (1, 2, 3, 4, 6, 8)
