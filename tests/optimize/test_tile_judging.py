@@ -25,6 +25,7 @@ from kcg.kernel.tile.parameters import CONTRACTION, TMA, TileParameters
 from kcg.kernel.tile.space import TileSpace, schedule_of
 from kcg.measure import stress
 from kcg.measure.jobs import CompileOutcome, PairedOutcome, StressOutcome
+from kcg.optimize.estimates import Estimates, Pace
 from kcg.optimize.finals import Judge, as_searched
 from kcg.optimize.kept import Side
 from kcg.optimize.search import HOPELESS, _Search
@@ -308,6 +309,18 @@ def test_what_the_budget_leaves_no_time_to_stress_is_not_chosen(
     monkeypatch.setattr("kcg.optimize.budget.Budget.patience_s", lambda self, expected_s: 0.0)
     row = delicate()
     assert row.chosen.schedule == opts_of(work) and "the budget was over before its" in row.note
+
+
+def test_stress_that_would_outlast_the_budget_is_not_begun_and_the_opts_are_judged(
+    opened: Begun, work: RegionWork, delicate: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, estimates = stressing(opened, monkeypatch), opened.estimates(opened.untimed())
+    monkeypatch.setattr(Estimates, "stress_s", lambda self, of, schedule: 1e6)
+    monkeypatch.setattr(opened.budget, "limit_s", 1e5)
+    assert estimates.comparing_s(work) > 1e6 and Pace(estimates).allows(work, improved=False)
+    row = delicate()
+    assert not asked and row.chosen.schedule == opts_of(work)
+    assert f"not judged: the budget left no time for {stress.LAUNCHES} launches" in row.note
 
 
 def test_the_seconds_of_stress_are_reserved_until_it_has_passed(
