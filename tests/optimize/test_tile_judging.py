@@ -174,7 +174,9 @@ def test_tile_programs_are_searched_from_what_they_are_expected_to_gain(
 # ---- one comparison of all kinds
 
 
-def test_a_joint_comparison_serves_every_pair_and_is_kept(opened: Begun, work: RegionWork) -> None:
+def test_a_joint_comparison_serves_every_pair_and_is_kept(
+    opened: Begun, work: RegionWork, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found_tile(opened, work, PLAIN_TILE)
     comparisons = opened.comparisons(opened.estimates(opened.untimed()))
     sides = [comparisons.side(work, schedule) for schedule in work.firsts]
@@ -193,6 +195,10 @@ def test_a_joint_comparison_serves_every_pair_and_is_kept(opened: Begun, work: R
     again.compare_jointly(work, whole)
     assert again._seen == {}, "a run that goes on takes over what this one kept"
     assert not again.compare(work, whole[1], whole[2]).late and again.made == set()
+    target, toolchain = opened.device.service.facts
+    other = replace(toolchain, assembler="ptxas 13.9.1")
+    monkeypatch.setattr(opened.device.service, "_facts", (target, other))
+    assert not again._kept.holds(work, work.firsts[1:]) and not again._kept.holds_first(work), "of another assembler"
 
 
 # ---- who is chosen
