@@ -43,6 +43,8 @@ class ProgramRun:
     def run(self) -> None:
         """Do what `python` does with the program, and let out whatever it raises. A result that is not for the device
         ends it, in one line. The report comes after the program's threads and exit handlers."""
+        import concurrent.futures.process  # noqa: F401  # which a thread that outlives the main one cannot import
+
         from kcg.compat.capture import opening
         from kcg.compat.planning import at_first_planning
         from kcg.workloads import script

@@ -349,17 +349,17 @@ def choosing_opts(
     """Inside the block, every kernel that is compiled takes the tinygrad Opts that `choose(ast)` gives, if any.
 
     `KernelInfo.opts_to_apply` takes precedence over BEAM and over the hand-coded Opts. A call for which `program(call)`
-    gives a compiled PROGRAM runs that.
+    gives a compiled PROGRAM runs that. What others put in front of it inside the block stays after it.
     """
     from tinygrad.engine import realize
 
     from kcg.compat.tiny import Ops
 
-    before = realize.lower_and_compile
+    before, ended = realize.lower_and_compile, threading.Event()
 
     def lower_and_compile(linear: UOp) -> UOp:
         chosen: dict[UOp, UOp] = {}
-        for call in linear.toposort():
+        for call in () if ended.is_set() else linear.toposort():
             if call.op is not Ops.CALL or call.src[0].op is not Ops.SINK or call.src[0].tag is not None:
                 continue
             ast = call.src[0]
@@ -374,4 +374,6 @@ def choosing_opts(
     try:
         yield
     finally:
-        realize.lower_and_compile = before
+        ended.set()
+        if realize.lower_and_compile is lower_and_compile:
+            realize.lower_and_compile = before

@@ -86,18 +86,20 @@ class PlannedCall:
 @contextlib.contextmanager
 def before_planning(rewrite: Callable[[UOp, str], UOp]) -> Iterator[None]:
     """Inside the block, whatever tinygrad plans the memory of goes through `rewrite(linear, module)` first, where
-    `module` is `EAGER` or `JIT`."""
+    `module` is `EAGER` or `JIT`. What others put in front of it inside the block stays after it."""
+    ended = threading.Event()
     undo: list[Callable[[], None]] = []
 
     def put_into(module: Any) -> None:
         before = module.memory_plan_rewrite
 
         def memory_plan_rewrite(linear: UOp, held_bufs: set[UOp] | None = None) -> UOp:
-            planned: UOp = before(rewrite(linear, module.__name__), held_bufs)
+            planned: UOp = before(linear if ended.is_set() else rewrite(linear, module.__name__), held_bufs)
             return planned
 
         def back() -> None:
-            module.memory_plan_rewrite = before
+            if module.memory_plan_rewrite is memory_plan_rewrite:
+                module.memory_plan_rewrite = before
 
         module.memory_plan_rewrite = memory_plan_rewrite
         undo.append(back)
@@ -106,6 +108,7 @@ def before_planning(rewrite: Callable[[UOp, str], UOp]) -> Iterator[None]:
         try:
             yield
         finally:
+            ended.set()
             for one in reversed(undo):
                 one()
 
@@ -113,26 +116,30 @@ def before_planning(rewrite: Callable[[UOp, str], UOp]) -> Iterator[None]:
 @contextlib.contextmanager
 def at_first_planning(act: Callable[[], None]) -> Iterator[None]:
     """Has `act()` called once inside the block, before tinygrad plans the memory of anything. What it puts in front of
-    the planner (`before_planning`) sees all that is planned, this first one included."""
+    the planner (`before_planning`) sees all that is planned, this first one included; what others put there since then
+    sees that one twice."""
     undo: list[Callable[[], None]] = []
     lock, begun = threading.RLock(), threading.Event()
 
     def put_into(module: Any) -> None:
-        before = module.memory_plan_rewrite
+        before, covered = module.memory_plan_rewrite, threading.Event()
 
         def first(linear: UOp, held_bufs: set[UOp] | None = None) -> UOp:
             with lock:
-                if not begun.is_set():
+                if asked := not begun.is_set():
                     begun.set()
                     back()
                     act()
             now = module.memory_plan_rewrite
-            planned: UOp = (before if now is first else now)(linear, held_bufs)
+            # who stands in front of this one comes by here again
+            planned: UOp = (before if now is first or (covered.is_set() and not asked) else now)(linear, held_bufs)
             return planned
 
         def restore() -> None:
             if module.memory_plan_rewrite is first:
                 module.memory_plan_rewrite = before
+            else:
+                covered.set()
 
         if not begun.is_set():
             module.memory_plan_rewrite = first

@@ -28,14 +28,17 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from tinygrad import schedule
-from tinygrad.codegen.opt import Opt, OptOps
-from tinygrad.device import Device, TinyELF
-from tinygrad.dtype import AddrSpace, dtypes
-from tinygrad.engine import jit, realize
-from tinygrad.helpers import Target
-from tinygrad.uop import Ops
-from tinygrad.uop.ops import KernelInfo, ParamArg, ProgramInfo, UOp, buffers
+try:
+    from tinygrad import schedule
+    from tinygrad.codegen.opt import Opt, OptOps
+    from tinygrad.device import Device, TinyELF
+    from tinygrad.dtype import AddrSpace, dtypes
+    from tinygrad.engine import jit, realize
+    from tinygrad.helpers import Target
+    from tinygrad.uop import Ops
+    from tinygrad.uop.ops import KernelInfo, ParamArg, ProgramInfo, UOp, buffers
+except ImportError as error:  # another version names them otherwise
+    raise ImportError(f"tinygrad: this needs the version that is named at the end of {__file__}: {error}") from None
 
 ALIGNMENT = 16  # bytes; what vector loads of a program may rely on
 MOST = 2**31 - 1  # of an integer that a program takes
@@ -96,8 +99,11 @@ class Found:
 
 
 def unpacked(text: str) -> bytes:
-    """Machine code as the data of a result holds it."""
-    return zlib.decompress(base64.b64decode(text))
+    """Machine code as the data of a result holds it, with its checksum. Raises ImportError where it is damaged."""
+    try:
+        return zlib.decompress(base64.b64decode(text, validate=True))
+    except (ValueError, zlib.error) as error:
+        raise ImportError(f"its machine code is damaged: {error}: export the result again") from None
 
 
 # ---- kernels and devices as they are known
@@ -124,10 +130,12 @@ def opened_device(name: str) -> Opened:
     device = str(renderer.target.device)
     threads = int(renderer.global_max[0]) if renderer.has_threads and renderer.global_max else 0
     kind = type(renderer).__name__.removesuffix("Renderer").upper()
-    return Opened(device, kind, str(renderer.target.arch), _model(device), threads)
+    number = name.partition(":")[2]
+    model = _model(device, int(number) if number.isdecimal() else 0)
+    return Opened(device, kind, str(renderer.target.arch), model, threads)
 
 
-def _model(device: str) -> str:
+def _model(device: str, number: int) -> str:
     if device == "CPU":
         return cpu_model()
     if device not in ("CUDA", "NV"):
@@ -135,7 +143,7 @@ def _model(device: str) -> str:
     from tinygrad.runtime.autogen import cuda
 
     name = ctypes.create_string_buffer(128)
-    cuda.cuDeviceGetName(name, 128, 0)
+    cuda.cuDeviceGetName(name, 128, number)
     return name.value.decode()
 
 
@@ -279,7 +287,7 @@ class Installed:
 
     def __init__(self, found: Found) -> None:
         self.counts: Counter[str] = Counter()  # how often a kernel's calls got their program, or were left and why
-        opened = found.opened
+        self._opened = opened = found.opened
         self._device, self._programs = opened.device, found.programs
         self._target = Target(opened.device, opened.renderer, opened.arch)
         self._opts = {
@@ -287,6 +295,7 @@ class Installed:
         }
         self._keys: dict[bytes, str] = {}
         self._bodies: dict[tuple[str, str], list[UOp]] = {}
+        self._refused: dict[str, str] = {}  # by device why its calls are left as they are; empty where they are not
         self._undo: list[Callable[[], None]] = []
 
     def load(self, device: str) -> None:
@@ -295,6 +304,7 @@ class Installed:
             self._bodies[key, device] = [
                 program_of_launch(launch, program.buffers, self._target, device) for launch in program.launches
             ]
+        self._refused[device] = ""
 
     def put_in_place(self) -> None:
         """From here on programs that tinygrad plans and kernels that it compiles are looked at."""
@@ -347,14 +357,12 @@ class Installed:
             yield call
             return
         given = [argument for argument in call.src[1:] if not argument.is_bound_var]
-        reason = self._why_not(program, given)
+        reason = self._why_not(program, given) or self._why_not_on(str(given[0].device))
         self.counts[f"{key[:12]} {reason or 'replaced'}"] += 1
         if reason:
             yield call
             return
         device = str(given[0].device)
-        if (key, device) not in self._bodies:
-            self.load(device)
         nodes = dict(enumerate(given))
         by_name = {d.name: d for d in dtypes.all}
         for number in program.workspaces:
@@ -376,6 +384,18 @@ class Installed:
                 if _overlap(one, two) and not {number, other}.isdisjoint(program.writes):
                     return "has buffers that share memory"
         return ""
+
+    def _why_not_on(self, device: str) -> str:
+        """Why programs do not run on a device: another GPU than they are for, or one on which they do not load."""
+        if device not in self._refused:
+            try:
+                if opened_device(device) == self._opened:
+                    self.load(device)
+                else:
+                    self._refused[device] = "is on a device that the program is not for"
+            except Exception as error:  # of the driver
+                self._refused[device] = f"does not load on {device}: {' '.join(str(error).split())[:300]}"
+        return self._refused[device]
 
     # ---- Opts, before kernels are compiled
 
@@ -434,8 +454,8 @@ def _overlap(one: Memory, other: Memory) -> bool:
     return one[1] < other[1] + other[2] and other[1] < one[1] + one[2]
 
 
-installed: list[Installed] = []
-"""What this module has put in place."""
+installed: list[Installed] = globals().get("installed", [])
+"""What this module has put in place, also before it was loaded again."""
 
 
 def install(found: Found) -> None:

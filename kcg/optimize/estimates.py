@@ -175,16 +175,19 @@ class Estimates:
         return sum(work.compile_s.get(schedule, 0.0) for work, schedule in wanted) / service.compile_workers
 
     def comparing_s(self, work: RegionWork) -> float:
-        """What re-timing and verifying one kernel is expected to take, in seconds: beside a candidate, if it has one,
+        """What judging one kernel is expected to take, in seconds, stress included: beside a candidate, if it has one,
         or if nothing has one yet."""
+        return self.timing_s(work) + sum(self.stress_s(work, schedule) for schedule in work.tile_candidates[:1])
+
+    def timing_s(self, work: RegionWork) -> float:
+        """The same of re-timing and verifying alone, which is worth its time also where none is left for stress."""
         own_s = work.baseline_s
         firsts = [own_s, *(min(work.seconds_of(s), own_s) for s in work.firsts[1:])]
         if len(firsts) == 1 and not self.is_due(work):
             firsts.append(own_s)  # a candidate that may be found yet
         offers = 2 * sum(offer.schedule is not None for offer in work.offers)  # against the best of the others too
         once_s = self._comparison_s(work, firsts) + offers * self._comparison_s(work, [own_s, own_s])
-        stress_s = sum(self.stress_s(work, schedule) for schedule in work.tile_candidates[:1])
-        return len(work.ends) * once_s + stress_s
+        return len(work.ends) * once_s
 
     def _comparison_s(self, work: RegionWork, sides_s: Sequence[float]) -> float:
         """What one comparison takes at one end of the values of a kernel's variables: each side's seconds are given."""
@@ -269,24 +272,30 @@ class Pace:
         self._first = True  # in which the new process starts too
 
     def allows(self, work: RegionWork, *, improved: bool) -> bool:
-        """Whether there is time to judge `work`. While nothing is `improved` there is no model to check, and only the
-        budget itself counts; for the first of all what counts as in time: without it the search was for nothing."""
-        estimates, budget = self._estimates, self._estimates.budget
-        if (until := estimates.judge_until()) is None or estimates.kept.holds_first(work):
+        """Whether there is time to re-time and verify `work`."""
+        estimates, until = self._estimates, self.until(improved=improved)
+        if until is None or estimates.kept.holds_first(work):
             return True
-        if not improved:
-            late = budget.late_at if self._first else budget.over_at
-            assert late is not None
-            until = late
         slower = self._spent_s / self._expected_s if self._expected_s else 1.0
-        return time.monotonic() + slower * estimates.comparing_s(work) <= until
+        return time.monotonic() + slower * estimates.timing_s(work) <= until
+
+    def until(self, *, improved: bool) -> float | None:
+        """When judging is to end, by `time.monotonic`; None: whenever. While nothing is `improved` there is no model to
+        check, and only the budget itself counts; for the first of all what counts as in time: without it the search was
+        for nothing."""
+        budget = self._estimates.budget
+        if improved:
+            return self._estimates.judge_until()
+        return budget.late_at if self._first else budget.over_at
 
     @contextlib.contextmanager
     def judging(self, work: RegionWork) -> Iterator[None]:
-        """Inside, `work` is judged: take in how long that takes, beside what it was expected to."""
-        expected_s, begun = self._estimates.comparing_s(work), time.monotonic()
+        """Inside, `work` is judged: take in how long that takes, beside what it was expected to. With stress in it that
+        says nothing of how long comparing others takes."""
+        expected_s, begun = self._estimates.timing_s(work), time.monotonic()
+        stress_s = self._estimates.comparing_s(work) - expected_s
         yield
-        if not self._first:
+        if not self._first and stress_s <= 0:
             self._expected_s += expected_s
             self._spent_s += time.monotonic() - begun
         self._first = False

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import base64
 import inspect
+import keyword
+import sys
 import textwrap
 import zlib
 from collections.abc import Mapping, Sequence
@@ -62,10 +64,12 @@ def export(result_path: Path, path: Path, *, kernels: Sequence[Path] = ()) -> Ex
         ResultError: no result, a damaged one, or one whose schedules do not apply to its kernels.
         VerificationError: the whole model's output with these schedules was wrong.
         MismatchError: it was made with another tinygrad, or of other kernels.
-        UsageError: the file is no Python module or cannot be written, or there is nothing to export.
+        UsageError: the file can be no Python module, is there and is no exported one, or cannot be written; there is
+            no such file of kernels, or nothing to export.
     """
-    if path.suffix != ".py" or not path.stem.isidentifier():
-        raise UsageError(f"{path} cannot be imported: give --python the name of a module, such as tuned_model.py")
+    _check_name(path)
+    if missing := [file for file in kernels if not file.is_file()]:
+        raise UsageError(f"there is no file of kernels {missing[0]}")
     result = read_result(result_path)
     deploy.check_model_result(result)
     deploy.check_tinygrad(result, metadata.version("tinygrad"))
@@ -89,6 +93,24 @@ def export(result_path: Path, path: Path, *, kernels: Sequence[Path] = ()) -> Ex
         needs.append(f"driver {result.toolchain.driver}")
     searched = sum(choice.searched and Region((choice.kernel,)) not in programs for choice in choices)
     return Exported(path, len(programs), searched, len(choices), ", ".join(needs), tuple(notes))
+
+
+def _check_name(path: Path) -> None:
+    """Raises UsageError where a file can be no module, would hide another one, or holds what is not ours."""
+    name = path.stem
+    if path.suffix != ".py" or not name.isidentifier() or keyword.iskeyword(name):
+        raise UsageError(f"{path} cannot be imported: give --python the name of a module, such as tuned_model.py")
+    if name in ("tinygrad", "kcg") or name in sys.stdlib_module_names:
+        raise UsageError(f"{path} would be imported instead of {name} itself: give --python another name")
+    if path.is_file() and not path.read_bytes().startswith(_beginning()):
+        raise UsageError(f"{path} is there and is no exported module: give --python another name, or remove it")
+
+
+def _beginning() -> bytes:
+    """What every exported module begins with."""
+    from kcg.compat import standalone
+
+    return inspect.getsource(standalone).partition("\n")[0].encode()
 
 
 def _by_hand(choices: Sequence[deploy.Choice], result: Result, files: Sequence[Path]) -> dict[Region, Program]:

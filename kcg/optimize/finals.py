@@ -69,6 +69,7 @@ class Judge:
         self._candidates, self._estimates, self._device, self._log = candidates, estimates, device, log
         self._judged = judged
         self._comparisons = Comparisons(estimates, device)
+        self._pace = Pace(estimates)
         self._undecided = 0
 
     def run(self) -> RegionResults:
@@ -78,13 +79,12 @@ class Judge:
         for work in works:
             if work not in order:
                 judged[work.id] = self._with_offers(work, self._as_searched(work))
-        pace = Pace(estimates)
-        if any(self._allows(pace, work) for work in order):
+        if any(self._allows(work) for work in order):
             self._comparisons.prepare(order)
         try:
             for count, work in enumerate(order, 1):
-                if self._allows(pace, work):
-                    with pace.judging(work):
+                if self._allows(work):
+                    with self._pace.judging(work):
                         self._compare_kinds(work)
                         judged[work.id] = self._with_offers(work, self.compare_found(work))
                 else:
@@ -100,8 +100,12 @@ class Judge:
             self._warn_of_unjudged(len(order))
         return RegionResults(tuple(judged[w.id] for w in works), self._undecided)
 
-    def _allows(self, pace: Pace, work: RegionWork) -> bool:
-        return pace.allows(work, improved=any(row.outcome == "improved" for row in self._judged.values()))
+    def _allows(self, work: RegionWork) -> bool:
+        return self._pace.allows(work, improved=self._improved(*self._judged.values()))
+
+    @staticmethod
+    def _improved(*rows: RegionResult) -> bool:
+        return any(row.outcome == "improved" for row in rows)
 
     def _warn_of_unjudged(self, count: int) -> None:
         if spared := len(self._comparisons.taken_over - self._comparisons.made):
@@ -204,7 +208,8 @@ class Judge:
             return row
         for schedule in work.tile_candidates:
             won, fate = self._challenge(work, row, schedule)
-            if won is not row and not (failed := self._comparisons.stress(work, schedule)):
+            until = self._pace.until(improved=self._improved(row, *self._judged.values()))
+            if won is not row and not (failed := self._comparisons.stress(work, schedule, until=until)):
                 words = f"{describe(schedule)} {fate}"
                 note = f"{words}; {row.note}" if work.candidates else words
                 return replace(won, chosen=_stressed(won.chosen), opts=row.chosen, note=note)

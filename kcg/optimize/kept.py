@@ -17,6 +17,7 @@ from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 from kcg.errors import JournalError, ResultError
+from kcg.kernel.parts import has_tiles
 from kcg.kernel.program import Compiled
 from kcg.measure import verify
 from kcg.measure.jobs import PairedOutcome
@@ -120,7 +121,7 @@ class KeptResults:
             work.call.region.id,
             values,
             [[s.kind, s.body] for s in schedules],
-            *_fingerprints(*self._device.service.facts),
+            *_fingerprints(*self._device.service.facts, tiles=any(map(has_tiles, schedules))),
             PROTOCOL,
             RULES,
             verify.FINAL_SEEDS,
@@ -143,5 +144,5 @@ def _binaries(sides: Sequence[Side]) -> tuple[str, ...]:
 
 
 @cache  # they are asked for with every estimate of what judging will take
-def _fingerprints(target: Target, toolchain: Toolchain) -> tuple[str, str]:
-    return target.fingerprint, toolchain.fingerprint
+def _fingerprints(target: Target, toolchain: Toolchain, *, tiles: bool) -> tuple[str, str]:
+    return target.fingerprint, toolchain.tile_fingerprint if tiles else toolchain.fingerprint

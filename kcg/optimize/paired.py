@@ -8,6 +8,7 @@ and takes over what an earlier run saw of the same.
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
@@ -180,7 +181,7 @@ class Comparisons:
             references=self._reference(work, end.variables),
         )
         future = service.compare_jointly(job, timeout_s=TIMEOUT_S + 2 * RUNS * work.longest_s)
-        expected_s = FRESH_CHILD_S + estimates.comparing_s(work)
+        expected_s = FRESH_CHILD_S + estimates.timing_s(work)
         _, waiting = wait([future], timeout=estimates.budget.patience_s(expected_s))
         try:
             return () if waiting else future.result().pairs
@@ -235,7 +236,7 @@ class Comparisons:
             references=self._reference(work, end.variables),
         )
         future = service.compare_paired(job, timeout_s=TIMEOUT_S + RUNS * work.longest_s)
-        expected_s = FRESH_CHILD_S + estimates.comparing_s(work)
+        expected_s = FRESH_CHILD_S + estimates.timing_s(work)
         _, waiting = wait([future], timeout=estimates.budget.patience_s(expected_s))
         if waiting:  # nothing is blamed on a kernel whose process was stopped, say
             return Compared(before, after, late=True)
@@ -249,26 +250,28 @@ class Comparisons:
         self._kept.add(work, sides, outcome, end.variables)  # last: where it is kept, its measurements are
         return Compared(before, after, outcome)
 
-    def stress(self, work: RegionWork, schedule: Schedule) -> str:
+    def stress(self, work: RegionWork, schedule: Schedule, *, until: float | None = None) -> str:
         """Why a schedule that was verified and timed is out after all: it failed under stress, or there was no time for
-        that. Empty where it passed, now or before, and where it does not have to."""
+        that before `until`, by `time.monotonic`. Empty where it passed, now or before, and where it need not."""
         if not is_delicate(schedule):
             return ""
         side = self.side(work, schedule)
         if isinstance(side, str):
             return f"rejected: it does not compile again: {side}"
         for end in work.ends:
-            if why := self._stress_at(work, end, side):
+            if why := self._stress_at(work, end, side, until):
                 return ends.reason_at(work.ends, end, why)
         return ""
 
-    def _stress_at(self, work: RegionWork, end: End, side: Side) -> str:
+    def _stress_at(self, work: RegionWork, end: End, side: Side, until: float | None) -> str:
         service, estimates = self._device.service, self._estimates
         compiled = side.compiled.at(end.variables)
         key = (work.call.region, compiled.binary_hash, *service.facts, end.variables)
         if stress.has_passed(*key):
             return ""
-        expected_s = estimates.stress_s(work, side.schedule)
+        expected_s = estimates.stress_s(work, side.schedule) / len(work.ends)
+        if until is not None and time.monotonic() + expected_s > until:
+            return f"not judged: the budget left no time for {stress.LAUNCHES} launches, about {expected_s:.3g} s"
         job = StressJob(work.call.region, compiled, service.target, end.variables)
         future = service.stress(job, timeout_s=TIMEOUT_S + SLOWER * expected_s)
         _, waiting = wait([future], timeout=estimates.budget.patience_s(expected_s))

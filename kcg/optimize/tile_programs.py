@@ -84,8 +84,10 @@ def why_not_here(result: Result, *, to_run: bool = True) -> str:
 
 
 def _why_another(row: RegionResult, program: Program) -> str:
+    if not row.chosen.binary_hash:
+        return "the result does not say which program was verified: run the search again"
     hashes = {program.binary_hash, *(program.at(values).binary_hash for values in _values(row))}
-    if not row.chosen.binary_hash or row.chosen.binary_hash in hashes:
+    if row.chosen.binary_hash in hashes:
         return ""
     return "its parameters give another program here than the one that was verified: run the search again"
 

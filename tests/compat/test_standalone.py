@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast as python_ast
+import importlib
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -14,6 +15,7 @@ from tinygrad import Tensor, TinyJit, Variable, schedule
 from tinygrad.engine import jit, realize
 
 from kcg.compat import standalone
+from kcg.compat.capture import choosing_opts
 from kcg.compat.device import prepare
 from kcg.compat.planning import before_planning
 from kcg.compat.standalone import Found, Opened, install, opened_device, uninstall
@@ -162,6 +164,65 @@ def test_what_is_not_safe_keeps_tinygrads_way(planned: list[list[UOp]]) -> None:
     }
     np.testing.assert_array_equal(model(rows).numpy(), (rows.numpy() + 1) * 3)
     assert counts[f"{name} replaced"] == 1
+
+
+def test_devices_that_the_programs_are_not_for_keep_tinygrads_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    region, program = in_two()
+    install(found_for((region, program)))
+    (one,), there = standalone.installed, [values().to(f"CPU:{number}").realize() for number in (1, 2, 3)]
+    here, load = opened_device("CPU"), one.load
+
+    def opened(name: str) -> Opened:
+        return replace(here, model="another") if name == "CPU:1" else here
+
+    def loaded(device: str) -> None:
+        if device == "CPU:2":
+            raise RuntimeError("no image\nfor it")
+        load(device)
+
+    monkeypatch.setattr(standalone, "opened_device", opened)
+    monkeypatch.setattr(one, "load", loaded)
+    for x in there:
+        np.testing.assert_array_equal(model(x).numpy(), (values().numpy() + 1) * 3)
+    name = key(region)[:12]
+    assert one.counts == {
+        f"{name} is on a device that the program is not for": 1,
+        f"{name} does not load on CPU:2: no image for it": 1,
+        f"{name} replaced": 1,
+    }
+
+
+def test_what_is_installed_inside_a_block_outlasts_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module, name in [
+        (schedule, "memory_plan_rewrite"),
+        (jit, "memory_plan_rewrite"),
+        (realize, "lower_and_compile"),
+    ]:
+        monkeypatch.setattr(module, name, getattr(module, name))  # the block's own stay where they are
+    region, program = in_two()
+    seen, asked = list[UOp](), list[UOp]()
+
+    def rewrite(linear: UOp, _: str) -> UOp:
+        seen.append(linear)
+        return linear
+
+    with before_planning(rewrite), choosing_opts(asked.append):
+        install(found_for((region, program)))
+        (model(values()) + 7).realize()
+    before = len(seen), len(asked)
+    np.testing.assert_array_equal((model(values(1)) + 7).numpy(), (values(1).numpy() + 1) * 3 + 7)
+    assert standalone.installed[0].counts == {f"{key(region)[:12]} replaced": 2}
+    assert before == (len(seen), len(asked)) and min(before) > 0
+
+
+def test_a_module_that_is_loaded_again_takes_out_all_that_it_put_in_place() -> None:
+    install(found_for(in_two()))
+    first, before = standalone.installed, dict(vars(standalone))
+    try:
+        again = importlib.reload(standalone)
+        assert again.installed is first
+    finally:
+        vars(standalone).update(before)  # others hold its classes
 
 
 def test_buffers_that_share_memory_are_not_two() -> None:

@@ -121,10 +121,49 @@ def test_elsewhere_the_module_is_refused_in_a_line(
     assert done.returncode == 1 and done.stderr.splitlines()[-1].startswith(line)
 
 
+def test_a_damaged_module_and_one_for_another_tinygrad_are_refused_in_a_line(result: Result, tmp_path: Path) -> None:
+    first, *_ = result.regions
+    compiled = compile_schedule(first.region, first.chosen.schedule, result.target)
+    program = Program((ProgramLaunch(compiled, compiled.slots),), 1 + max(compiled.slots))
+    text = module_text(result, deploy.choices(result)[0], {first.region: program})
+    before, _, packed = text.partition('Launch(unpacked(\n                    "')
+    assert packed
+    for cut in (packed[3:], "@" + packed[1:]):  # another length, and what is no base 64
+        (tmp_path / "tuned_model.py").write_text(f'{before}Launch(unpacked(\n"{cut}')
+        done = imported(tmp_path / "tuned_model.py")
+        assert done.returncode == 1
+        assert done.stderr.splitlines()[-1].startswith("ImportError: its machine code is damaged: ")
+    (tmp_path / "tuned_model.py").write_text(text)
+    (tmp_path / "tinygrad").mkdir()
+    (tmp_path / "tinygrad" / "__init__.py").touch()
+    done = python("-c", "import tuned_model", PYTHONPATH=str(tmp_path))
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("ImportError: tinygrad: this needs the version that is named at ")
+
+
+def test_what_is_there_is_replaced_by_another_export_only(stored: Path, tmp_path: Path) -> None:
+    path = tmp_path / "tuned_model.py"
+    path.write_text("print('years of work')\n")
+    with pytest.raises(UsageError, match="is no exported module"):
+        export(stored, path)
+    assert path.read_text() == "print('years of work')\n"
+    path.unlink()
+    export(stored, path)
+    made = path.read_text()
+    path.write_text(made + "\n")
+    export(stored, path)
+    assert path.read_text() == made
+
+
 def test_what_cannot_be_exported_is_said(result: Result, stored: Path, tmp_path: Path) -> None:
-    for name in ("tuned", "tuned-model.py", "1.py"):
+    for name in ("tuned", "tuned-model.py", "1.py", "class.py"):
         with pytest.raises(UsageError, match="cannot be imported"):
             export(stored, tmp_path / name)
+    for name in ("tinygrad.py", "kcg.py", "json.py"):
+        with pytest.raises(UsageError, match="would be imported instead of"):
+            export(stored, tmp_path / name)
+    with pytest.raises(UsageError, match=r"there is no file of kernels nowhere\.py"):
+        export(stored, tmp_path / "tuned_model.py", kernels=[Path("nowhere.py")])
     write_result(replace(result, toolchain=replace(result.toolchain, tinygrad="0.13.0")), stored)
     with pytest.raises(MismatchError, match="tinygrad"):
         export(stored, tmp_path / "tuned_model.py")

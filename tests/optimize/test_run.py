@@ -76,6 +76,23 @@ def test_modules_and_code_are_named_as_for_python(program: tuple[str, ...], stor
     assert "2 by schedules that were found" in served(done)
 
 
+THREAD = "import small_model as m, threading; threading.Thread(target=lambda: print(m.output().sum().item())).start()"
+HOOKED = """
+from tinygrad import schedule
+plan, seen = schedule.memory_plan_rewrite, []
+schedule.memory_plan_rewrite = lambda *given: [seen.append(1), plan(*given)][1]
+import small_model as m
+print(m.output().sum().item(), bool(seen))
+"""
+
+
+@pytest.mark.parametrize("code", [THREAD, HOOKED], ids=["after the main thread", "with a hook of its own"])
+def test_whenever_the_first_kernel_is_planned_all_is_in_place(code: str, stored: Path) -> None:
+    done = run(stored, "-c", code)
+    assert done.returncode == 0 and done.stdout and "Traceback" not in done.stderr, done.stderr
+    assert "2 by schedules that were found" in served(done)
+
+
 def test_what_the_program_did_not_ask_for_is_named(result: Result, stored: Path) -> None:
     done = run(stored, "-c", "from tinygrad import Tensor; (Tensor.ones(9).contiguous() + 1).realize()")
     assert "0 kernels of 3 served" in served(done)

@@ -116,10 +116,13 @@ def test_they_are_made_in_a_child_and_kept(tmp_path: Path, monkeypatch: pytest.M
 
 
 @triton
-def test_a_cache_that_cannot_be_written_costs_time_only(tmp_path: Path) -> None:
+def test_a_cache_that_cannot_be_written_costs_time_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "here"))
     (tmp_path / "cache").write_text("no folder")
-    made = remade(result_of(tile_row(linear(256), SM_90)), tmp_path)
-    assert set(made["made"]) == {linear(256).id}
+    row = tile_row(linear(256), SM_90)
+    verified = compile_tile(row.region, row.chosen.schedule, SM_90)
+    row = replace(row, chosen=replace(row.chosen, binary_hash=verified.binary_hash))
+    assert set(remade(result_of(row), tmp_path)["made"]) == {linear(256).id}
 
 
 def test_a_compiler_that_aborts_costs_its_own_program_only(tmp_path: Path) -> None:
@@ -155,26 +158,29 @@ def test_another_toolchain_is_named(change: dict[str, str], line: str) -> None:
 @triton
 def test_an_exported_module_holds_their_machine_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    rows = [tile_row(linear(256), SM_90), tile_row(linear(512), SM_90, binary_hash="another")]
+    row = tile_row(linear(256), SM_90)
+    program = compile_tile(row.region, row.chosen.schedule, SM_90)
+    rows = [
+        replace(row, chosen=replace(row.chosen, binary_hash=program.binary_hash)),
+        tile_row(linear(512), SM_90, binary_hash="another"),
+        tile_row(linear(128), SM_90),  # nobody knows what was verified
+    ]
     write_result(result_of(*rows), tmp_path / "RESULT.json")
     written = str(export(tmp_path / "RESULT.json", tmp_path / "tuned_model.py"))
-    assert "2 kernels: 1 as machine code, 1 with Opts that were found, 0 with tinygrad's own" in written
-    assert (
-        f"note: {rows[1].baseline.name}: the best Opts instead of a tile program: its parameters give another"
-        in written
-    )
+    assert "3 kernels: 1 as machine code, 2 with Opts that were found, 0 with tinygrad's own" in written
+    for row, why in zip(rows[1:], ("its parameters give another", "the result does not say which"), strict=True):
+        assert f"note: {row.baseline.name}: the best Opts instead of a tile program: {why}" in written
     text = (tmp_path / "tuned_model.py").read_text()
     (tmp_path / "not_installed.py").write_text(text.removesuffix("install(FOUND)\n"))
     monkeypatch.syspath_prepend(tmp_path)
     found = importlib.import_module("not_installed").FOUND
-    program = compile_tile(rows[0].region, rows[0].chosen.schedule, SM_90)
     (made,) = found.programs.values()
     wanted = plain_program(rows[0].region, program, aligned=True)
     assert [launch.code for launch in made.launches] == [launch.compiled.binary for launch in program.launches]
     assert repr(replace(made, launches=())) == repr(replace(wanted, launches=()))
     for one, other in zip(made.launches, wanted.launches, strict=True):
         assert repr(one) == repr(replace(other, source=""))
-    assert len(found.opts) == 2 and found.opened.model == SM_90.model, "Opts for calls that are no program's"
+    assert len(found.opts) == 3 and found.opened.model == SM_90.model, "Opts for calls that are no program's"
 
 
 # ---- where they cannot be used, the best Opts are

@@ -25,6 +25,7 @@ from kcg.kernel.tile.parameters import CONTRACTION, TMA, TileParameters
 from kcg.kernel.tile.space import TileSpace, schedule_of
 from kcg.measure import stress
 from kcg.measure.jobs import CompileOutcome, PairedOutcome, StressOutcome
+from kcg.optimize.estimates import Estimates, Pace
 from kcg.optimize.finals import Judge, as_searched
 from kcg.optimize.kept import Side
 from kcg.optimize.search import HOPELESS, _Search
@@ -173,7 +174,9 @@ def test_tile_programs_are_searched_from_what_they_are_expected_to_gain(
 # ---- one comparison of all kinds
 
 
-def test_a_joint_comparison_serves_every_pair_and_is_kept(opened: Begun, work: RegionWork) -> None:
+def test_a_joint_comparison_serves_every_pair_and_is_kept(
+    opened: Begun, work: RegionWork, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found_tile(opened, work, PLAIN_TILE)
     comparisons = opened.comparisons(opened.estimates(opened.untimed()))
     sides = [comparisons.side(work, schedule) for schedule in work.firsts]
@@ -192,6 +195,10 @@ def test_a_joint_comparison_serves_every_pair_and_is_kept(opened: Begun, work: R
     again.compare_jointly(work, whole)
     assert again._seen == {}, "a run that goes on takes over what this one kept"
     assert not again.compare(work, whole[1], whole[2]).late and again.made == set()
+    target, toolchain = opened.device.service.facts
+    other = replace(toolchain, assembler="ptxas 13.9.1")
+    monkeypatch.setattr(opened.device.service, "_facts", (target, other))
+    assert not again._kept.holds(work, work.firsts[1:]) and not again._kept.holds_first(work), "of another assembler"
 
 
 # ---- who is chosen
@@ -308,6 +315,18 @@ def test_what_the_budget_leaves_no_time_to_stress_is_not_chosen(
     monkeypatch.setattr("kcg.optimize.budget.Budget.patience_s", lambda self, expected_s: 0.0)
     row = delicate()
     assert row.chosen.schedule == opts_of(work) and "the budget was over before its" in row.note
+
+
+def test_stress_that_would_outlast_the_budget_is_not_begun_and_the_opts_are_judged(
+    opened: Begun, work: RegionWork, delicate: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, estimates = stressing(opened, monkeypatch), opened.estimates(opened.untimed())
+    monkeypatch.setattr(Estimates, "stress_s", lambda self, of, schedule: 1e6)
+    monkeypatch.setattr(opened.budget, "limit_s", 1e5)
+    assert estimates.comparing_s(work) > 1e6 and Pace(estimates).allows(work, improved=False)
+    row = delicate()
+    assert not asked and row.chosen.schedule == opts_of(work)
+    assert f"not judged: the budget left no time for {stress.LAUNCHES} launches" in row.note
 
 
 def test_the_seconds_of_stress_are_reserved_until_it_has_passed(
