@@ -1,8 +1,8 @@
 """Tile programs: Triton source generated from a kernel's AST. This page is the interface; docs/tiles.md is the design.
 
     kernel = read_kernel(region)                                 # ir.py: ranges, loads, reductions, the contraction
-    parameters = default_parameters(kernel, target)              # parameters.py: the analytic prior's choice
-    choices = legal_values(kernel, target, parameters)           # per field, with all others as they are
+    parameters = default_parameters(kernel, target)              # prior.py: the analytic prior's choice
+    choices = legal_values(kernel, target, parameters, "tile")   # legal.py: of one field, given those before it
     program = generate(region, target, parameters)               # generate.py: source and how to launch it
 
 `read_kernel` and `generate` raise `TileRefusal` where the kernel, or these parameters for it, cannot be expressed; its
@@ -18,7 +18,7 @@ is one `@triton.jit` function in it, run in order as one program:
 - `grid` is the number of programs along the first axis; it never depends on a variable.
 - `num_warps`, `num_stages`, `maxnreg` (0: unset) and what else the compiler takes are the launch's. Shared memory, and
   the threads of warp specialised programs, are the compiler's to say.
-- `workspace_bytes` is what the launches hand to each other (float32 partials). Where `descriptors` is set the program
+- `workspace_bytes` is what the launches hand to each other (partial results). Where `descriptors` is set the program
   also makes TMA descriptors: Triton takes their memory from its global scratch, `grid` times the compiled metadata's
   `global_scratch_size`, which the caller appends to the workspace.
 

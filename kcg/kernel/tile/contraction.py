@@ -1,4 +1,4 @@
-"""Contractions on tensor cores: a loop over the reduced ranges, in each step one `tl.dot` of a block of either operand.
+"""Contractions on tensor cores: a loop over the reduced ranges, in each step a `tl.dot` for each piece of the tile.
 
 Three frames share the program's scalars: rows by reduced elements, reduced elements by columns, and rows by columns,
 where everything else that the kernel computes of the result is written.

@@ -303,12 +303,12 @@ class Frame:
             return self.new(self._condition(text) if a.axes != b.axes else text, "int1", a.axes | b.axes)
         both = a.constant is not None and b.constant is not None
         x, y = (self.atom(o) if both else _term(o) for o in (a, b))
-        text = f"{x} {symbol} {y}"
-        if (
-            self.writer.interpreted and not a.axes | b.axes
-        ):  # its interpreter takes it for a number of the operands' type
-            text = f"tl.full([], True, tl.int1) & ({text})"
-        return self.new(text, "int1", a.axes | b.axes)
+        text, axes = f"{x} {symbol} {y}", a.axes | b.axes
+        return self.new(text if axes else self.scalar_condition(text), "int1", axes)
+
+    def scalar_condition(self, comparison: str) -> str:
+        """A comparison of scalars, which Triton's interpreter takes for a number of the operands' type."""
+        return f"tl.full([], True, tl.int1) & ({comparison})" if self.writer.interpreted else comparison
 
     def _condition(self, expression: str) -> str:
         """A logical expression of a scalar and a block, which Triton's interpreter takes for an integer."""
@@ -364,21 +364,15 @@ class Frame:
 
     def _sigmoid(self, node: UOp) -> Block | None:
         """1 / (1 + 2^u) as 0.5 - 0.5 tanh(u ln(2) / 2): one special function instead of two."""
-        if not self.writer.fast_tanh or node.op is not Ops.RECIPROCAL or node.dtype is dtypes.float64:
+        if not self.writer.fast_tanh or (inner := power_of_sigmoid(node)) is None:
             return None
-        total = node.src[0]
-        if total.op is not Ops.ADD:
-            return None
-        for one, power in (total.src, total.src[::-1]):
-            if one.op is Ops.CONST and not is_invalid(one) and float(one.arg) == 1 and power.op is Ops.EXP2:
-                inner, factor = power.src[0], math.log(2) / 2
-                if inner.op is Ops.MUL and inner.src[1].op is Ops.CONST:
-                    inner, factor = inner.src[0], factor * float(inner.src[1].arg)
-                u = self.value(inner)
-                x = self.new(f"{_term(u)} * {_number(factor)}", "float32", u.axes)
-                self.writer.helpers["_tanh"] = _INTERPRETED_TANH if self.writer.interpreted else _TANH
-                return self.new(f"0.5 - 0.5 * _tanh({x.text})", "float32", u.axes)
-        return None
+        factor = math.log(2) / 2
+        if inner.op is Ops.MUL and inner.src[1].op is Ops.CONST:
+            inner, factor = inner.src[0], factor * float(inner.src[1].arg)
+        u = self.value(inner)
+        x = self.new(f"{_term(u)} * {_number(factor)}", "float32", u.axes)
+        self.writer.helpers["_tanh"] = _INTERPRETED_TANH if self.writer.interpreted else _TANH
+        return self.new(f"0.5 - 0.5 * _tanh({x.text})", "float32", u.axes)
 
     # ---- memory
 
@@ -522,6 +516,16 @@ _FLOAT_FUNCTIONS = {
     Ops.SQRT: "tl.sqrt({x})",
     Ops.RECIPROCAL: "1.0 / {x}",
 }
+
+
+def power_of_sigmoid(node: UOp) -> UOp | None:
+    """The u of a value 1 / (1 + 2^u); None of any other."""
+    if node.op is not Ops.RECIPROCAL or node.dtype is dtypes.float64 or node.src[0].op is not Ops.ADD:
+        return None
+    for one, power in (node.src[0].src, node.src[0].src[::-1]):
+        if one.op is Ops.CONST and not is_invalid(one) and float(one.arg) == 1 and power.op is Ops.EXP2:
+            return power.src[0]
+    return None
 
 
 def _types(node: UOp, sources: Sequence[Block]) -> list[str]:

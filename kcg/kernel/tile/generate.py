@@ -104,6 +104,8 @@ def _check(kernel: TileKernel, parameters: TileParameters) -> None:
         or parameters.epilogue_parts > 1
     ):
         raise TileRefusal("loads", "only contractions have descriptors, persistent programs and parts")
+    if parameters.form == CONTRACTION and not len(parameters.axes) == len(parameters.tile) == 2:
+        raise TileRefusal("axes", "a contraction's tile has rows and columns")
     if parameters.epilogue_parts not in (1, 2) or (parameters.epilogue_parts == 2 and parameters.tile[1] < 32):
         raise TileRefusal("epilogue_parts", "1, or 2 halves of at least 16 columns")
     if any(n >= len(kernel.loads) for n in (*parameters.evict_first, *parameters.evict_last)):
@@ -191,7 +193,8 @@ def bind_scalar(frame: Frame, axis: UOp, digit: str) -> None:
     constant = int(digit) if digit.isdigit() else None
     frame.bound[axis] = Block(digit, "int32", constant=constant)
     if is_symbolic(axis):
-        frame.scalar_masks[axis] = frame.lines.name(f"{digit} < {frame.value(axis.src[0]).text}", "mask")
+        text = frame.scalar_condition(f"{digit} < {frame.value(axis.src[0]).text}")
+        frame.scalar_masks[axis] = frame.lines.name(text, "mask")
 
 
 def _start(frame: Frame, digit: str, axis: Axis) -> str:
@@ -209,8 +212,6 @@ def _write_contraction(
 ) -> tuple[Lines, int]:
     contraction = kernel.contraction
     assert contraction is not None
-    if len(parameters.axes) != 2:
-        raise TileRefusal("axes", "a contraction's tile has rows and columns")
     one, other = axes_of(kernel, parameters)
     axes = (one, other)
     contraction = _turned(contraction, parameters)
@@ -255,7 +256,7 @@ def _write_contraction(
             _store_partials(stored.frame, kernel, part)
             continue
         by_tma = None
-        if parameters.loads == TMA and kernel.gates == ():
+        if parameters.loads == TMA and not kernel.gates and not root.scalar_masks:  # a descriptor masks the tile only
             by_tma = describe(kernel.store, (axes[0], stored.columns), top)
         store_tile(stored.frame, kernel, by_tma, stored.starts)
     if tail is not None:
@@ -288,6 +289,8 @@ def tail_of(kernel: TileKernel, target: Target, parameters: TileParameters) -> T
     whole = tiles // max(1, target.cores) * target.cores
     if not whole or whole == tiles:
         raise TileRefusal("tail", "there is no last wave that is not full")
+    if (tiles - whole) * parameters.tail * math.prod(parameters.tile) >= 1 << 31:
+        raise TileRefusal("tail", "2^31 partial sums or more")
     return Tail(whole, tiles - whole, parameters.tail)
 
 
@@ -320,7 +323,7 @@ def _write_tail(kernel: TileKernel, tail: Tail, parameters: TileParameters, writ
         bind_scalar(top, axis, digit)
     row, column = raster(top, digits[-1], one.tiles, other.tiles, parameters.group)
     rows = replace(one, size=height)
-    first = top.lines.name(f"{row} * {one.size} + {strip} * {height}", "start")
+    first = top.lines.name(f"{_start(top, row, one)} + {strip} * {height}", "start")
     elements, type_ = math.prod(parameters.tile), _workspace_type(kernel)
     for at, width in pieces_of(other.size):
         frame = Frame(top.lines, (height, width), outer=top)
@@ -332,7 +335,7 @@ def _write_tail(kernel: TileKernel, tail: Tail, parameters: TileParameters, writ
         top.lines.add(f"{total} = tl.load({place})")
         body.add(f"{total} = {total} + tl.load({place} + {counter} * {elements})")
         top.lines.extend(f"for {counter} in range(1, {tail.count}):", body)
-        start = top.lines.name(f"{column} * {other.size} + {at}", "start")
+        start = top.lines.name(f"{_start(top, column, other)} + {at}", "start")
         bind_axis(frame, rows, 0, first, ragged=one.total % one.size != 0)
         bind_axis(frame, replace(other, size=width), 1, start, ragged=other.total % other.size != 0)
         bound = Block(total, type_, frozenset({0, 1}))

@@ -1,15 +1,16 @@
-"""The values that each parameter of a tile program may take for a kernel on a target, all others as they are."""
+"""The values that each parameter of a tile program may take for a kernel on a target, given those before it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from random import Random
 from typing import Any
 
-from kcg.compat.tiny import Ops, dtypes
+from kcg.compat.tiny import dtypes
 from kcg.kernel.tile.contraction import MIN_BYTES_TILE, MIN_TILE
+from kcg.kernel.tile.emit import power_of_sigmoid
 from kcg.kernel.tile.eviction import reused, streamed
 from kcg.kernel.tile.generate import can_describe, may_split
 from kcg.kernel.tile.ir import NARROW, TileKernel
@@ -34,6 +35,9 @@ FIELDS = (
 )  # fmt: skip
 """In the order in which a search sets them, after form and axes: what decides most and what others depend on first."""
 
+SIZES = 4
+"""So many of them are sizes that all else is worked out from."""
+
 LEAST: dict[str, Any] = {
     "split": 1, "loads": POINTER, "persistent": 0, "tail": 1, "epilogue_parts": 1, "num_stages": 1,
     "warp_specialize": False, "group": 1, "evict_first": (), "evict_last": (), "maxnreg": 0,
@@ -51,24 +55,13 @@ LEAST_BESIDE, MOST_BESIDE = 31, 62  # registers of a thread beside its sums
 REGISTERS = 255  # of one thread
 ALL_REGISTERS = 65_536  # of a multiprocessor: with 16 warps 128 a thread
 MOST_ELEMENTS = {ELEMENTWISE: 16_384, REDUCTION: 32_768}
-SPLITS = (1, 2, 4, 8, 16, 32, 64, 128)
+SPLITS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 TAILS = (1, 2, 3, 4, 6, 8)
 GROUPS = (1, 4, 8, 12, 16)
 STAGES = tuple(range(1, MOST_STAGES + 1))
 
 
 def legal_values(kernel: TileKernel, target: Target, parameters: TileParameters, field: str) -> tuple[Any, ...]:
-    """The legal values of one field of FIELDS, its present one included; one value where the field changes nothing."""
-    present = getattr(parameters, field)
-    found = [
-        v
-        for v in _candidates(kernel, target, parameters, field)
-        if _fits(kernel, target, replace(parameters, **{field: v}))
-    ]
-    return tuple(found) if present in found else (present, *found)
-
-
-def possible_values(kernel: TileKernel, target: Target, parameters: TileParameters, field: str) -> tuple[Any, ...]:
     """The values of one field of FIELDS that are legal with those before it as they are and some of those after it."""
     later = FIELDS[FIELDS.index(field) + 1 :]
     least = {name: LEAST[name] for name in later if name in LEAST}
@@ -90,9 +83,11 @@ def possible_values(kernel: TileKernel, target: Target, parameters: TileParamete
 
 def is_legal(kernel: TileKernel, target: Target, parameters: TileParameters) -> bool:
     """Whether each value is a candidate, and all of them together are legal."""
-    return _fits(kernel, target, parameters) and all(
-        getattr(parameters, field) in _candidates(kernel, target, parameters, field) for field in FIELDS
-    )
+
+    def chosen(fields: Sequence[str]) -> bool:
+        return all(getattr(parameters, f) in _candidates(kernel, target, parameters, f) for f in fields)
+
+    return chosen(FIELDS[:SIZES]) and _fits(kernel, target, parameters) and chosen(FIELDS[SIZES:])
 
 
 def starts(kernel: TileKernel, target: Target) -> tuple[TileParameters, ...]:
@@ -102,22 +97,12 @@ def starts(kernel: TileKernel, target: Target) -> tuple[TileParameters, ...]:
     )
 
 
-def neighbours(kernel: TileKernel, target: Target, parameters: TileParameters) -> Iterator[TileParameters]:
-    """All programs that differ in one field; with other axes or another form, the prior's choice for these."""
-    for start in starts(kernel, target):
-        if (start.form, start.axes) != (parameters.form, parameters.axes):
-            yield start
-    for field in FIELDS:
-        for value in legal_values(kernel, target, parameters, field):
-            if value != getattr(parameters, field):
-                yield replace(parameters, **{field: value})
-
-
 def random_parameters(kernel: TileKernel, target: Target, rng: Random) -> TileParameters:
     """A program chosen at random, field after field."""
     made = rng.choice(starts(kernel, target))
     for field in FIELDS:
-        made = replace(made, **{field: rng.choice(legal_values(kernel, target, made, field))})
+        values = legal_values(kernel, target, made, field)
+        made = replace(made, **{field: rng.choice(values or (getattr(made, field),))})
     return made
 
 
@@ -155,7 +140,8 @@ def _candidates(kernel: TileKernel, target: Target, parameters: TileParameters, 
         case "maxnreg":
             return (0, *_register_limits(kernel, target, parameters))
         case "fast_math":
-            sigmoid = any(n.op is Ops.EXP2 for n in kernel.value.toposort()) and kernel.store.buffer.dtype in NARROW
+            narrow = kernel.store.buffer.dtype in NARROW
+            sigmoid = narrow and any(power_of_sigmoid(n) is not None for n in kernel.value.toposort())
             return (True, False) if sigmoid else (True,)
         case "precision":
             contraction = kernel.contraction if parameters.form == CONTRACTION else None
@@ -175,8 +161,9 @@ def _tiles(kernel: TileKernel, parameters: TileParameters) -> Iterator[tuple[int
         if parameters.form == CONTRACTION and found != [()]:
             sizes = sorted([*sizes, *(size for size in BETWEEN if size <= whole)])
         found = [(*tile, size) for tile in found for size in sizes]
+    held = math.prod(kernel.extents[n] for numbers in parameters.axes for n in numbers)
     for tile in found:
-        if parameters.form == ELEMENTWISE and math.prod(tile) < min(64, math.prod(kernel.extents)):
+        if parameters.form == ELEMENTWISE and math.prod(tile) < min(64, held):
             continue
         yield tile
 
@@ -225,7 +212,9 @@ def _fits(kernel: TileKernel, target: Target, p: TileParameters) -> bool:
     threads = 32 * p.num_warps
     elements = math.prod(p.tile) * max(1, p.reduce_tile if p.form == REDUCTION else 1)
     steps = -(-kernel.reduce_extent // p.reduce_tile) if p.reduce_tile else 1
-    if p.split > 1 and (p.split > steps // 2 or p.split * math.prod(kernel.extents) >= 1 << 31):
+    if p.split > 1 and (
+        p.split > steps // 2 or p.split * len(kernel.reductions) * math.prod(kernel.extents) >= 1 << 31
+    ):
         return False
     if p.form != CONTRACTION:
         if elements > MOST_ELEMENTS[p.form] or elements // threads > 128:
@@ -255,4 +244,5 @@ def _fits(kernel: TileKernel, target: Target, p: TileParameters) -> bool:
             return False
     if p.persistent and programs <= target.cores * p.persistent:
         return False  # each program has one tile anyway
-    return p.group == 1 or (tiles[1] > 1 and tiles[0] > p.group // 2 and p.group <= 2 * tiles[0])
+    below = max((group for group in GROUPS if group < p.group), default=0)  # of as many rows as there are, the least
+    return p.group == 1 or (tiles[1] > 1 and tiles[0] > max(below, p.group // 2))

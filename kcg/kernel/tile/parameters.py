@@ -1,4 +1,4 @@
-"""The parameters of a tile program: what they are, which values are legal, and the analytic prior's choice."""
+"""The parameters of a tile program: what they are, and how they are stored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The analytic prior: the parameters that a kernel starts with on a target, and the values that each may take.
+"""The analytic prior: the parameters that a kernel starts with on a target, for each form and arrangement of axes.
 
 The rules are those that others measured on Hopper: a tile of at most 128 × 256 and 32,768 accumulators, 8 warps from
 16,384, halved while the last wave leaves a fifth of the multiprocessors idle; 8,192 bytes of an elementwise tile; rows
@@ -100,7 +100,9 @@ def default_parameters(kernel: TileKernel, target: Target) -> TileParameters:
 def parameters_of(kernel: TileKernel, target: Target, form: str, axes: Axes) -> TileParameters:
     """The prior's choice among the programs of one form whose tile has these axes."""
     make = {ELEMENTWISE: _elementwise, REDUCTION: _reduction, CONTRACTION: _contraction}[form]
-    return make(kernel, target, axes)
+    made = make(kernel, target, axes)
+    elements = math.prod(made.tile) * max(1, made.reduce_tile if form == REDUCTION else 1)
+    return replace(made, num_warps=max(1, min(made.num_warps, elements // 32)))  # no thread without an element
 
 
 def forms(kernel: TileKernel) -> tuple[str, ...]:
@@ -245,7 +247,7 @@ def _contraction(kernel: TileKernel, target: Target, axes: Axes) -> TileParamete
     warps = 8 if tile[0] * tile[1] >= WIDE_TILE else 4
     split = 1
     if may_split(kernel) and programs() * 2 <= target.cores and count >= 16 * step:
-        split = max(1, min(power_of_two(target.cores // programs()) // 2 * 2, count // (8 * step)))
+        split = min(power_of_two(target.cores // programs()), power_of_two(count // (8 * step) + 1) // 2)
     made = TileParameters(
         CONTRACTION, axes, (tile[0], tile[1]), reduce_tile=step, split=split, group=8 if rows >= 8 * tile[0] else 1,
         num_warps=warps, num_stages=stages,

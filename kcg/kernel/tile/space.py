@@ -20,7 +20,7 @@ from kcg.kernel.program import Program
 from kcg.kernel.tile.cost import predicted_seconds
 from kcg.kernel.tile.generate import generate_kernel
 from kcg.kernel.tile.ir import TileKernel, affine
-from kcg.kernel.tile.legal import BETWEEN, FIELDS, is_legal, possible_values, random_parameters, starts
+from kcg.kernel.tile.legal import BETWEEN, FIELDS, is_legal, legal_values, random_parameters, starts
 from kcg.kernel.tile.parameters import CONTRACTION, TMA, TileParameters
 from kcg.kernel.tile.prior import default_parameters, shared_bytes, shared_taken
 from kcg.kernel.tile.program import TileRefusal
@@ -201,14 +201,13 @@ class TileSpace:
         grid, and with a program for each tile."""
         if p.form != CONTRACTION or self.kernel.contraction is None:
             return p
-        costs: dict[TileParameters, float] = {}
-        ends = [self._downhill(p, costs)]
+        ends = [self._downhill(p)]
         if p.persistent:
-            ends.append(self._downhill(self._followed(p, FIELDS.index("persistent"), 0), costs))
-        return min(ends, key=costs.__getitem__)
+            ends.append(self._downhill(self._followed(p, FIELDS.index("persistent"), 0)))
+        return min(ends, key=lambda end: predicted_seconds(self.kernel, self.target, end))
 
-    def _downhill(self, p: TileParameters, costs: dict[TileParameters, float]) -> TileParameters:
-        costs[p] = predicted_seconds(self.kernel, self.target, p)
+    def _downhill(self, p: TileParameters) -> TileParameters:
+        costs = {p: predicted_seconds(self.kernel, self.target, p)}
         while True:
             for number, field in enumerate(FIELDS):
                 for value in self._values(p, number):
@@ -280,7 +279,7 @@ class TileSpace:
         return min(numbers, key=lambda v: (abs(math.log2(1 + v) - math.log2(1 + wanted)), v))
 
     def _possible(self, p: TileParameters, place: int) -> tuple[Any, ...]:
-        return possible_values(self.kernel, self.target, p, FIELDS[place])
+        return legal_values(self.kernel, self.target, p, FIELDS[place])
 
     def _values(self, p: TileParameters, number: int) -> list[Any]:
         """The other values that a parameter may have, with those before it as they are."""

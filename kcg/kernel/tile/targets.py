@@ -32,8 +32,13 @@ def supported(target: Target) -> bool:
 
 def evicts_copies() -> bool:
     """Whether Triton hands the eviction policy of a load on where it copies asynchronously: 3.6 drops it there."""
+    return _triton_is(EVICTS_COPIES_SINCE)
+
+
+def _triton_is(least: tuple[int, int]) -> bool:
+    """Whether Triton is of this version or a newer one, or of none that is known."""
     numbers = re.findall(r"\d+", triton_version())[:2]
-    return not numbers or tuple(map(int, numbers)) >= EVICTS_COPIES_SINCE
+    return not numbers or tuple(map(int, numbers)) >= least
 
 
 @functools.cache
@@ -60,5 +65,4 @@ def most_specialized_stages() -> int:
     using = assembler()
     if using is not None and not using.trusted:
         return 0
-    numbers = re.findall(r"\d+", triton_version())[:2]
-    return MOST_STAGES if tuple(map(int, numbers)) >= SPECIALIZED_SINCE or not numbers else SPECIALIZED_STAGES
+    return MOST_STAGES if _triton_is(SPECIALIZED_SINCE) else SPECIALIZED_STAGES

@@ -28,6 +28,7 @@ from kcg.kernel.tile import targets
 from kcg.kernel.tile.compile import compile_tile, in_tinygrads_order
 from kcg.kernel.tile.cost import predicted_seconds
 from kcg.kernel.tile.ir import read_kernel
+from kcg.kernel.tile.legal import legal_values
 from kcg.kernel.tile.parameters import CONTRACTION, POINTER, REDUCTION, TMA, TileParameters
 from kcg.kernel.tile.prior import default_parameters, shared_taken
 from kcg.kernel.tile.program import TileRefusal
@@ -148,6 +149,12 @@ def test_a_parameter_that_changes_nothing_is_no_candidate() -> None:
     assert not fields(space(example_region("gelu"))) & {"loads", "split", "reduce_tile", "num_stages", "group"}
     one_row_of_tiles = space(linear(64, 512, 256))
     assert not fields(one_row_of_tiles) & {"group", "persistent"}
+    eight = space(linear(1024, 9216, 3072))
+    tiles = replace(eight.parameters(eight.start()), tile=(128, 128), tail=1)
+    assert legal_values(eight.kernel, SM_90, tiles, "group") == (1, 4, 8), "12 rows of tiles are these 8"
+    assert "fast_math" in fields(space(gelu_of_a_product()))
+    softmax = space(region(empty(64, 64, dtype="bfloat16").softmax(1)))
+    assert "fast_math" not in fields(softmax), "there is no approximation of its exponential"
     assert "precision" not in fields(space()) and "precision" in fields(space(region(empty(64, 64) @ empty(64, 64))))
 
 
@@ -167,6 +174,10 @@ def test_what_is_not_legal_is_refused_by_name() -> None:
         replace(p, axes=((1,), (0, 2))),
         replace(p, warp_specialize=True),
         replace(p, tile=(96, 256)),
+        replace(p, tile=(128,)),
+        replace(p, num_warps=0),
+        replace(p, split=0),
+        replace(p, reduce_tile=0),
     ):
         with pytest.raises(TileRefusal):
             of.check(schedule_of(wrong))

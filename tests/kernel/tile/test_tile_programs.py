@@ -6,17 +6,20 @@ from dataclasses import replace
 from pathlib import Path
 from random import Random
 
+import numpy as np
 import pytest
+from tinygrad import Variable
 
 from kcg.errors import ScheduleError
 from kcg.kernel.codec import kernel_of
 from kcg.kernel.tile.generate import generate, generate_kernel
 from kcg.kernel.tile.ir import read_kernel
-from kcg.kernel.tile.legal import neighbours, random_parameters, starts
+from kcg.kernel.tile.legal import is_legal, random_parameters, starts
 from kcg.kernel.tile.parameters import CONTRACTION, ELEMENTWISE, POINTER, REDUCTION, TMA, TileParameters
 from kcg.kernel.tile.prior import default_parameters
 from kcg.kernel.tile.program import WORKSPACE, TileRefusal
 from kcg.kernel.tile.reduction import depth_of
+from kcg.kernel.tile.space import TileSpace
 from kcg.types import Region
 from tests.kernel.tile.random_kernels import FAMILIES, random_kernel
 from tests.kernel.tile.running import HAS_TRITON, WITHOUT, Case, compare
@@ -30,6 +33,7 @@ REFUSED = {"sharded.2": "range over devices"}
 """Of the examples, those that no tile program can express."""
 
 EXAMPLES = [name for name in example_asts() if name not in REFUSED]
+MOST_PROGRAMS = 100  # of a random case: the interpreter takes one after another
 EVERY = 8  # of the examples, each eighth unless all are asked for
 
 
@@ -74,8 +78,9 @@ def test_random_kernels_with_random_parameters(seeds: range, tmp_path: Path) -> 
     cases = {}
     for family in FAMILIES:
         for seed in seeds:
-            region = Region((kernel_of(random_kernel(family, seed)),))
-            cases[f"{family.__name__} {seed}"] = case_of(region, Random(seed))
+            region, rng = Region((kernel_of(random_kernel(family, seed)),)), Random(seed)
+            drawn = (case_of(region, rng) for _ in range(50))
+            cases[f"{family.__name__} {seed}"] = next(c for c in drawn if c.program.launches[0].grid <= MOST_PROGRAMS)
     check(cases, tmp_path)
 
 
@@ -147,6 +152,7 @@ def test_what_cannot_be_expressed_is_refused_by_name(name: str, construct: str) 
         ("matmul_f32", TileParameters(ELEMENTWISE, ((0,), (1,)), (16, 16)), "form"),
         ("matmul_f32", TileParameters(CONTRACTION, ((0,), (1,)), (16, 24), reduce_tile=16), "tile"),
         ("matmul_f32", TileParameters(CONTRACTION, ((0, 1),), (16,), reduce_tile=16), "axes"),
+        ("matmul_f32", TileParameters(CONTRACTION, ((0, 1),), (16,), reduce_tile=16, epilogue_parts=2), "axes"),
         ("matmul_f32", TileParameters(CONTRACTION, ((0,), (1,)), (8, 16), reduce_tile=16), "tile"),
         ("matmul_f32", TileParameters(CONTRACTION, ((0,), (1,)), (16, 16), reduce_tile=24), "reduce_tile"),
         ("symbolic", TileParameters(REDUCTION, ((0,),), (16,), reduce_tile=16, split=2), "split"),
@@ -186,18 +192,23 @@ def test_parameters_survive_their_json_and_foreign_ones_are_refused() -> None:
             TileParameters.from_json(text)
 
 
-def test_neighbours_differ_in_one_field_and_can_be_generated() -> None:
-    for name in ("matmul_f16", "softmax.0", "gelu", "conv2d"):
-        kernel = read_kernel(example_region(name))
-        start = default_parameters(kernel, TARGET)
-        found = list(neighbours(kernel, TARGET, start))
-        assert len(found) > 3
-        assert len(set(found)) == len(found)
-        for other in found:
-            generate_kernel(kernel, TARGET, other)
-            if (other.form, other.axes) == (start.form, start.axes):
-                changed = [f for f in vars(start) if getattr(other, f) != getattr(start, f)]
-                assert len(changed) == 1
+def test_what_is_chosen_is_legal_and_what_is_legal_can_be_generated() -> None:
+    """The prior's choices, of kernels of few elements as well, programs drawn at random, and steps from there."""
+    product = empty(256, 512, dtype="float16") @ empty(512, 768, dtype="float16")
+    tensors = (product, empty(1 << 26).sum(), empty(40, 7200, dtype="float16") @ empty(7200, 40, dtype="float16"))
+    regions = [*map(example_region, EXAMPLES[::5]), *(Region((kernel_of(kernels_of(x)[-1]),)) for x in tensors)]
+    regions += [Region((kernel_of(random_kernel(family, seed)),)) for family in FAMILIES for seed in (0, 1)]
+    for number, region in enumerate(regions):
+        rng, target = Random(number), replace(TARGET, cores=(4, 132)[number % 2])
+        kernel = read_kernel(region)
+        for p in (*starts(kernel, target), *(random_parameters(kernel, target, rng) for _ in range(4))):
+            assert is_legal(kernel, target, p), (region, p)
+            generate_kernel(kernel, target, p)
+        space = TileSpace(region, target, kernel)
+        schedule = space.start()
+        while actions := space.actions(schedule):
+            schedule = rng.choice(actions).schedule
+            space.check(schedule)
 
 
 def tma_cases() -> dict[str, Region]:
@@ -247,6 +258,31 @@ def test_columns_in_two_pieces_and_a_last_wave_that_is_shared(tmp_path: Path) ->
             assert len(program.launches) == (2 if tail > 1 else 1)
             cases[f"{name} {columns} {tail} {loads}"] = Case(region, program)
     check(cases, tmp_path)
+
+
+def test_partial_tiles_that_32_bits_cannot_address_are_refused() -> None:
+    p = TileParameters(CONTRACTION, ((0,), (1,)), (16, 16), reduce_tile=16, tail=1 << 23)
+    with pytest.raises(TileRefusal, match="partial sums"):
+        generate(Region((kernel_of(kernels_of(empty(48, 64) @ empty(64, 16))[-1]),)), replace(TARGET, cores=2), p)
+
+
+@interpreted
+def test_nothing_is_stored_past_a_symbolic_batch(tmp_path: Path) -> None:
+    """A program for each element that may exist: what does not is masked, also where tiles are stored by TMA."""
+    length = Variable("length", 1, 5).bind(3)
+    a, b = empty(5, 32, 32, dtype="float16"), empty(5, 32, 48, dtype="float16")
+    region = Region((kernel_of(kernels_of((a[:length] @ b[:length]).contiguous())[-1]),))
+    kernel, few = read_kernel(region), replace(TARGET, cores=2)
+    assert kernel.contraction is not None
+    axes = tuple(side.ranges for side in kernel.contraction.sides)
+    programs = []
+    for loads, persistent in ((TMA, 0), (TMA, 1), (POINTER, 0), (POINTER, 1)):
+        p = TileParameters(CONTRACTION, axes, (32, 48), 16, loads=loads, persistent=persistent)
+        programs.append(generate_kernel(kernel, few, p, interpreted=True))
+    assert not any(compare([Case(region, program, (("length", 3),)) for program in programs], tmp_path))
+    for number in range(len(programs)):
+        stored = np.load(tmp_path / f"case{number}.p0.npy").reshape(5, -1)
+        assert (stored[3:] == 0x7E).all() and (stored[:3] != 0x7E).any(1).all()
 
 
 def test_operands_that_tma_cannot_load_are_refused() -> None:
