@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 import time
 from collections.abc import Sequence
@@ -150,8 +151,7 @@ class _Search:
         judge = judge_of(predictor, work.space)
 
         def measure(batch: Sequence[Schedule]) -> list[Future[Observation]]:
-            best_s = work.best_s
-            futures = self.device.measure(work, batch, stop_above_s=HOPELESS * best_s if best_s else None)
+            futures = self._measure(work, batch)
             for schedule, future in zip(batch, futures, strict=True):
                 if (expectation := expected.get(schedule)) is not None:
                     self.log.expect(index, *expectation, future)
@@ -168,6 +168,11 @@ class _Search:
             correct=judge.correct,
             expected=expected,
         )
+
+    def _measure(self, work: RegionWork, batch: Sequence[Schedule]) -> list[Future[Observation]]:
+        """Measure schedules, each no longer than tells that it is far behind the best of the region."""
+        best_s = work.best_s
+        return self.device.measure(work, batch, stop_above_s=HOPELESS * best_s if best_s else None)
 
     def _enter_tiles(self, allocator: Allocator, work: RegionWork, place: int, index: int) -> None:
         """Search a region's tile programs too, where it has some: beside the device, as its Opts are."""
@@ -187,14 +192,10 @@ class _Search:
 
         judge = TileCost().of(space)
 
-        def measure(batch: Sequence[Schedule]) -> list[Future[Observation]]:
-            best_s = work.best_s
-            return self.device.measure(work, batch, stop_above_s=HOPELESS * best_s if best_s else None)
-
         return Problem(
             space=FromItsStart(space),
             predict=judge.predict,
-            measure=measure,
+            measure=functools.partial(self._measure, work),
             ledger=self.ledger,
             rng=random.Random(f"{self.settings.seed}:{index}:tile"),
             known=work.of_tiles,

@@ -9,22 +9,21 @@ published. It is to rank programs of one kernel: what all of them pay alike is o
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from kcg.compat.tiny import Ops
 from kcg.kernel.tile.contraction import pieces_of
 from kcg.kernel.tile.ir import Access, TileKernel, affine, extent
 from kcg.kernel.tile.parameters import CONTRACTION, REDUCTION, TMA, TileParameters
-from kcg.kernel.tile.prior import has_tma, shared_bytes, shared_taken
+from kcg.kernel.tile.prior import REGISTERS, THREADS, has_tma, shared_bytes, shared_taken, tiles_of
 from kcg.types import Target
 
 UNTRIED = 0.005
 """What an eviction policy or a limit of registers costs until it is measured: what is known to matter comes first."""
 LAUNCH_S = 5e-6
 """Of a launch between two events, whatever it does."""
-REGISTERS = 65_536  # of a multiprocessor
 RESERVED = 1_024  # bytes of shared memory that each program takes beside its own
-THREADS = 2_048  # of a multiprocessor
 PROGRAMS = 32  # of a multiprocessor
 BESIDE_SUMS = 56  # registers of a thread beside its float32 sums
 PIECE_S = 5e-8  # of a second product in each step: what 128 x 288 and 128 x 384 took longer on one H100
@@ -100,7 +99,7 @@ def _contraction(kernel: TileKernel, target: Target, p: TileParameters, f: Figur
     rows, columns = p.tile
     itemsize = contraction.sides[0].dtype.itemsize
     batch = math.prod(kernel.extents[n] for n in contraction.batch)
-    counts = [-(-math.prod(kernel.extents[n] for n in axis) // size) for axis, size in zip(p.axes, p.tile, strict=True)]
+    counts = tiles_of(kernel, p)
     tiles = counts[0] * counts[1] * batch * p.split
     steps = max(1, -(-kernel.reduce_extent // (p.reduce_tile * p.split)))
 
@@ -140,7 +139,7 @@ def _contraction(kernel: TileKernel, target: Target, p: TileParameters, f: Figur
     return _either(busy_s, nbytes / f.memory_bytes, sharp=3)
 
 
-def _cold(p: TileParameters, counts: list[int], turns: float) -> float:
+def _cold(p: TileParameters, counts: Sequence[int], turns: float) -> float:
     """The share of waves that find blocks of an operand in memory, not in L2: all until each column was taken once."""
     return min(1.0, max(1 / max(turns, 1.0), min(p.group, counts[0]) / counts[0]))
 
@@ -203,7 +202,7 @@ def _epilogue(kernel: TileKernel, p: TileParameters, f: Figures) -> float:
 
 
 def _traffic(
-    kernel: TileKernel, p: TileParameters, counts: list[int], slots: int, cache_bytes: int
+    kernel: TileKernel, p: TileParameters, counts: Sequence[int], slots: int, cache_bytes: int
 ) -> tuple[float, float]:
     """Bytes from and to memory, and the share of the columns' blocks that are not in L2 when a wave asks for them.
 
@@ -230,7 +229,7 @@ def _rows(kernel: TileKernel, target: Target, p: TileParameters, f: Figures) -> 
     per_program = math.prod(p.tile) * max(1, p.reduce_tile)
     outputs = math.prod(kernel.extents)
     terms = max(1, kernel.reduce_extent)
-    counts = [-(-math.prod(kernel.extents[n] for n in axis) // size) for axis, size in zip(p.axes, p.tile, strict=True)]
+    counts = tiles_of(kernel, p)
     held = {n for axis in p.axes for n in axis}
     others = math.prod(e for n, e in enumerate(kernel.extents) if n not in held)
     programs = math.prod(counts) * others * p.split

@@ -15,6 +15,7 @@ from kcg.compat.tiny import Ops, UOp
 from kcg.kernel.tile.generate import described_operands
 from kcg.kernel.tile.ir import Access, TileKernel, extent
 from kcg.kernel.tile.parameters import CONTRACTION, TileParameters
+from kcg.kernel.tile.prior import tiles_of
 from kcg.kernel.tile.targets import evicts_copies
 from kcg.types import Target
 
@@ -72,8 +73,8 @@ def _is_reused(kernel: TileKernel, load: Access, p: TileParameters) -> bool:
         return True  # windows that overlap, or one element
     held = {n for axis in p.axes for n in axis}
     readers = math.prod(
-        -(-math.prod(kernel.extents[n] for n in axis) // size)
-        for axis, size in zip(p.axes, p.tile, strict=True)
+        count
+        for axis, count in zip(p.axes, tiles_of(kernel, p), strict=True)
         if not any(kernel.outputs[n] in ranges for n in axis)
     )
     readers *= math.prod(e for n, e in enumerate(kernel.extents) if n not in held and kernel.outputs[n] not in ranges)

@@ -21,7 +21,6 @@ from kcg.kernel.tile.ir import Contraction, Operand, TileKernel, extent, is_symb
 from kcg.kernel.tile.parameters import CONTRACTION, ELEMENTWISE, POINTER, REDUCTION, TMA, TileParameters
 from kcg.kernel.tile.program import WORKSPACE, Argument, TileLaunch, TileRefusal, TileSource
 from kcg.kernel.tile.reduction import Part, accumulator, combine, depth_of, reducer
-from kcg.kernel.tile.store import store_tile
 from kcg.kernel.tile.tiles import (
     Axis,
     axes_of,
@@ -149,6 +148,26 @@ def may_split(kernel: TileKernel) -> bool:
         )
         and not any(map(is_symbolic, (*kernel.outputs, *first.src[1:])))
     )
+
+
+def store_tile(
+    frame: Frame, kernel: TileKernel, described: Described | None = None, starts: tuple[str, str] = ("", "")
+) -> None:
+    """Stores the kernel's value in the place that it belongs to: by the descriptor of its buffer where there is one, as
+    the block that begins at `starts`."""
+    value = frame.narrow(kernel.value, TYPES[kernel.store.buffer.dtype])
+    if described is not None:
+        text = value.text
+        if value.axes != frozenset({0, 1}):
+            text = f"tl.broadcast_to({frame.atom(value)}, {frame.shape(frozenset({0, 1}))})"
+        frame.lines.add(described.store(frame, starts, text))
+        return
+    pointer, conditions, axes = frame.access(kernel.store, [g for g in kernel.gates if g not in kernel.store.gates])
+    place = frame.address(kernel.store.address)
+    if axes | value.axes != place.axes:
+        pointer = f"{pointer} + tl.zeros({frame.shape(axes | value.axes)}, tl.int32)"
+    mask = f", mask={frame.all_of(conditions)}" if conditions else ""
+    frame.lines.add(f"tl.store({pointer}, {value.text}{mask})")
 
 
 # ---- elementwise kernels and reductions over rows

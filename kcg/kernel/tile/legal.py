@@ -16,6 +16,8 @@ from kcg.kernel.tile.generate import can_describe, may_split
 from kcg.kernel.tile.ir import NARROW, TileKernel
 from kcg.kernel.tile.parameters import CONTRACTION, ELEMENTWISE, POINTER, REDUCTION, TMA, TileParameters
 from kcg.kernel.tile.prior import (
+    REGISTERS,
+    THREADS,
     arrangements,
     forms,
     has_tma,
@@ -24,6 +26,7 @@ from kcg.kernel.tile.prior import (
     reads_beside,
     shared_bytes,
     shared_taken,
+    tiles_of,
 )
 from kcg.kernel.tile.reduction import depth_of
 from kcg.kernel.tile.targets import MOST_STAGES, most_specialized_stages
@@ -49,11 +52,9 @@ BETWEEN = (96, 160, 192, 288, 320, 384)
 
 WARPS = (1, 2, 4, 8, 16)
 TOGETHER = (2, 3, 4)  # programs of a multiprocessor for which registers are limited
-THREADS = 2_048  # of a multiprocessor
 MUCH_HELD = 32  # elements of the tile that a thread holds; below, the compiler took 20 to 70 registers
 LEAST_BESIDE, MOST_BESIDE = 31, 62  # registers of a thread beside its sums
-REGISTERS = 255  # of one thread
-ALL_REGISTERS = 65_536  # of a multiprocessor: with 16 warps 128 a thread
+MOST_REGISTERS = 255  # of one thread
 MOST_ELEMENTS = {ELEMENTWISE: 16_384, REDUCTION: 32_768}
 SPLITS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 TAILS = (1, 2, 3, 4, 6, 8)
@@ -192,19 +193,18 @@ def _register_limits(kernel: TileKernel, target: Target, p: TileParameters) -> t
         memory = shared_bytes(target) // max(1, shared_taken(kernel, p))
     counts = (p.persistent,) if p.persistent else TOGETHER
     limits = [
-        ALL_REGISTERS // (threads * together) // 8 * 8
+        REGISTERS // (threads * together) // 8 * 8
         for together in counts
         if together <= memory and together * threads <= THREADS and _programs(kernel, p) > target.cores * (together - 1)
     ]
-    return tuple(limit for limit in limits if held + LEAST_BESIDE <= limit <= min(REGISTERS - 1, likely))
+    return tuple(limit for limit in limits if held + LEAST_BESIDE <= limit <= min(MOST_REGISTERS - 1, likely))
 
 
 def _programs(kernel: TileKernel, p: TileParameters) -> int:
     """Tiles, with the parts of a split reduction."""
-    extents = [math.prod(kernel.extents[n] for n in numbers) for numbers in p.axes]
     held = {n for numbers in p.axes for n in numbers}
     rest = math.prod(e for n, e in enumerate(kernel.extents) if n not in held)
-    return p.split * rest * math.prod(-(-extent // size) for extent, size in zip(extents, p.tile, strict=True))
+    return p.split * rest * math.prod(tiles_of(kernel, p))
 
 
 def _fits(kernel: TileKernel, target: Target, p: TileParameters) -> bool:
@@ -223,7 +223,7 @@ def _fits(kernel: TileKernel, target: Target, p: TileParameters) -> bool:
     assert kernel.contraction is not None
     dtype = kernel.contraction.sides[0].dtype
     rows, columns = p.tile
-    if rows * columns // threads > min(REGISTERS, ALL_REGISTERS // threads) - LEAST_BESIDE or rows * columns < threads:
+    if rows * columns // threads > min(MOST_REGISTERS, REGISTERS // threads) - LEAST_BESIDE or rows * columns < threads:
         return False
     if p.num_stages > steps // p.split + 1 or shared_taken(kernel, p) > shared_bytes(target):
         return False
@@ -231,11 +231,9 @@ def _fits(kernel: TileKernel, target: Target, p: TileParameters) -> bool:
         return False
     if p.warp_specialize and (p.num_warps != 4 or p.loads != TMA or p.num_stages > most_specialized_stages()):
         return False
-    extents = [math.prod(kernel.extents[n] for n in numbers) for numbers in p.axes]
     if p.loads == TMA and not can_describe(kernel, p):
         return False
-    tiles = [-(-extent // size) for extent, size in zip(extents, p.tile, strict=True)]
-    programs = math.prod(tiles) * p.split * math.prod(kernel.extents[n] for n in kernel.contraction.batch)
+    tiles, programs = tiles_of(kernel, p), _programs(kernel, p)
     if p.tail > 1:
         if p.split > 1 or p.persistent:
             return False

@@ -22,6 +22,8 @@ from kcg.types import Target
 SHARED_BYTES = {"sm_80": 163 << 10, "sm_86": 99 << 10, "sm_89": 99 << 10, "sm_90": 227 << 10, "gfx942": 64 << 10}
 """What a program may take; tinygrad's own limit is that of static shared memory."""
 
+REGISTERS = 65_536  # of a multiprocessor: with 16 warps 128 a thread
+THREADS = 2_048  # of a multiprocessor
 COMPILER_BYTES = 1_056  # barriers and padding, the most seen
 WGMMA_ROWS = 64  # of the result, which a group of four warps holds
 SPECIALIZED_BYTES = 32 << 10  # of a warp specialised program's result, at least
@@ -136,6 +138,12 @@ def arrangements(kernel: TileKernel, form: str) -> tuple[Axes, ...]:
 
 def _count(kernel: TileKernel, numbers: tuple[int, ...]) -> int:
     return math.prod(kernel.extents[n] for n in numbers)
+
+
+def tiles_of(kernel: TileKernel, parameters: TileParameters) -> tuple[int, ...]:
+    """Tiles along each axis."""
+    rows = zip(parameters.axes, parameters.tile, strict=True)
+    return tuple(-(-_count(kernel, numbers) // size) for numbers, size in rows)
 
 
 def power_of_two(size: int) -> int:
