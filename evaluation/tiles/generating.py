@@ -44,14 +44,14 @@ class Cost:
 def sample(cases: Sequence[Case], target: Target, *, programs: int) -> Iterator[Cost]:
     """The costs of each program as it is done: of every case the start and some neighbours, `programs` in all."""
     jobs = {(case.key, number): (cost, case.region, target) for case in cases for number in range(programs)}
-    yield from _done(jobs, target, lambda job, reason: Cost(*job, failure=reason))
+    yield from results_of(jobs, target, lost=lambda job, reason: Cost(*job, failure=reason))
 
 
 def shares(calls: Sequence[tuple[str, WorkloadCall]], target: Target) -> dict[str, Any]:
     """`generated_share`: of the time of some kernels' calls with tinygrad's own schedule, as predicted without any
     measurement, what falls on those that tile programs are generated for; and why not the others."""
     jobs = {(name, call.calls): (part, call.region, target) for name, call in calls}
-    parts: list[Part] = list(_done(jobs, target, lambda job, reason: Part(*job, refused=reason)))
+    parts: list[Part] = list(results_of(jobs, target, lost=lambda job, reason: Part(*job, refused=reason)))
     total_s = sum(one.calls * one.hand_coded_s for one in parts)
     generated_s = sum(one.calls * one.hand_coded_s for one in parts if not one.refused)
     return {
@@ -88,17 +88,24 @@ def part(name: str, calls: int, region: Region, target: Target) -> Part:
     return Part(name, calls, prediction.runtime_s, refused)
 
 
-def _done(jobs: dict[tuple[Any, ...], tuple[Any, ...]], target: Target, lost: Callable[..., Any]) -> Iterator[Any]:
-    """What each job gives as it ends, or `lost` of it with the reason. A job begins with its own key; jobs run in
-    children that may be killed, with an empty cache of compiled programs."""
+def results_of(
+    jobs: dict[tuple[Any, ...], tuple[Any, ...]],
+    target: Target,
+    *,
+    lost: Callable[..., Any],
+    workers: int | None = None,
+    timeout_s: float = TIMEOUT_S,
+) -> Iterator[Any]:
+    """What each job gives as it ends, or `lost` of its key with the reason. A job is a function and what it takes
+    behind the key; jobs run in children that may be killed, with an empty cache of compiled programs."""
     before = os.environ.get("XDG_CACHE_HOME")
     with tempfile.TemporaryDirectory(prefix="kcg-tiles-") as folder:
         os.environ["XDG_CACHE_HOME"] = folder  # of the children, which begin with the first job
         initargs = (target.device, os.getpid(), str(Path(folder) / "tinygrad.db"))
-        pool = CompilePool(initargs, workers=usable_cores(), before=lambda: None)
+        pool = CompilePool(initargs, workers=workers or usable_cores(), before=lambda: None)
         try:
             waiting = {
-                pool.submit(function, *key, *rest, timeout_s=TIMEOUT_S): key for key, (function, *rest) in jobs.items()
+                pool.submit(function, *key, *rest, timeout_s=timeout_s): key for key, (function, *rest) in jobs.items()
             }
             for future in as_completed(waiting):
                 error = future.exception()
@@ -122,15 +129,15 @@ def cost(key: str, number: int, region: Region, target: Target) -> Cost:
     p = space.parameters(schedule)
     begin = time.process_time()
     generate_kernel(read_ast(simplified(ast_of(region.kernel))), target, p)  # `read_kernel` keeps what it read
-    generate_s, begin, failure = time.process_time() - begin, _processor_s(), ""
+    generate_s, begin, failure = time.process_time() - begin, processor_s(), ""
     try:
         space.compile(schedule)
     except Exception as error:  # Triton's own kinds
         failure = f"{type(error).__name__}: {first_line(error)}"[:200]
-    return Cost(key, number, generate_s, _processor_s() - begin, failure)
+    return Cost(key, number, generate_s, processor_s() - begin, failure)
 
 
-def _processor_s() -> float:
+def processor_s() -> float:
     """Seconds that this process and those that it started and that ended have computed."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(one.ru_utime + one.ru_stime for one in used)

@@ -3,16 +3,14 @@ kernels say, in Triton's interpreter."""
 
 from __future__ import annotations
 
-import os
 import random
-import resource
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
-from concurrent.futures import as_completed
 from dataclasses import dataclass
 from pathlib import Path
 
+from evaluation.tiles.generating import processor_s, results_of
 from kcg.kernel.tile.generate import generate_kernel
 from kcg.kernel.tile.ir import TileKernel, read_kernel
 from kcg.kernel.tile.legal import random_parameters
@@ -20,7 +18,6 @@ from kcg.kernel.tile.parameters import TileParameters
 from kcg.kernel.tile.prior import default_parameters
 from kcg.kernel.tile.space import schedule_of
 from kcg.measure.device_info import first_line
-from kcg.measure.pools import CompilePool
 from kcg.types import Kernel, Region, Target
 from tests.kernel.tile.running import Case, compare
 
@@ -48,47 +45,25 @@ def parameters_of(kernel: TileKernel, kernel_id: str, number: int, target: Targe
 
 def compiled(kernels: Sequence[Kernel], target: Target, *, choices: int, workers: int) -> Iterator[Tried]:
     """Each program as it is done, compiled with an empty cache in children that may be killed."""
-    before = os.environ.get("XDG_CACHE_HOME")
-    with tempfile.TemporaryDirectory(prefix="kcg-tiles-") as folder:
-        os.environ["XDG_CACHE_HOME"] = folder  # of the children, which begin with the first job
-        initargs = (target.device, os.getpid(), str(Path(folder) / "tinygrad.db"))
-        pool = CompilePool(initargs, workers=workers, before=lambda: None)
-        try:
-            waiting = {
-                pool.submit(_compiled, kernel, number, target, timeout_s=TIMEOUT_S): (kernel.id, number)
-                for kernel in kernels
-                for number in range(choices)
-            }
-            for future in as_completed(waiting):
-                error = future.exception()
-                yield future.result() if error is None else Tried(*waiting[future], failure=first_line(error)[:200])
-        finally:
-            pool.close()
-            if before is None:
-                del os.environ["XDG_CACHE_HOME"]
-            else:
-                os.environ["XDG_CACHE_HOME"] = before
+    jobs = {(kernel.id, number): (_compiled, kernel, target) for kernel in kernels for number in range(choices)}
+    yield from results_of(
+        jobs, target, lost=lambda key, reason: Tried(*key, failure=reason), workers=workers, timeout_s=TIMEOUT_S
+    )
 
 
-def _compiled(kernel: Kernel, number: int, target: Target) -> Tried:
+def _compiled(kernel_id: str, number: int, kernel: Kernel, target: Target) -> Tried:
     from kcg.kernel.tile.compile import compile_tile
 
     region = Region((kernel,))
     read = read_kernel(region)
-    parameters = parameters_of(read, kernel.id, number, target)
+    parameters = parameters_of(read, kernel_id, number, target)
     variables = tuple((v.arg.name, int(v.vmax)) for v in read.variables)
-    begin, failure = _processor_s(), ""
+    begin, failure = processor_s(), ""
     try:
         compile_tile(region, schedule_of(parameters), target, variables=variables)
     except Exception as error:  # Triton's own kinds
         failure = f"{type(error).__name__}: {first_line(error)}"[:200]
-    return Tried(kernel.id, number, _processor_s() - begin, failure)
-
-
-def _processor_s() -> float:
-    """Seconds that this process and those that it started and that ended have computed."""
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(one.ru_utime + one.ru_stime for one in used)
+    return Tried(kernel_id, number, processor_s() - begin, failure)
 
 
 def interpreted(kernels: Sequence[Kernel], target: Target, *, choices: int) -> Iterator[Tried]:

@@ -10,19 +10,16 @@ from typing import Any
 
 import pytest
 
-from kcg.compat.device import prepare
 from kcg.errors import MismatchError, UsageError
 from kcg.kernel.codec import ast_of
 from kcg.kernel.compile import compile_schedule
-from kcg.kernel.opts.planner import ACTION_SPACE_VERSION
 from kcg.kernel.program import Program, ProgramLaunch
-from kcg.measure.device_info import detect
 from kcg.optimize import deploy
 from kcg.optimize.export import export, module_text
 from kcg.optimize.result import write_result
 from kcg.types import Region, Result
 from tests.commands import python
-from tests.small_result import SCRIPTS, small_result
+from tests.small_result import SCRIPTS
 from tests.without_clang import stand_in
 
 REPORT = """
@@ -46,18 +43,6 @@ print(json.dumps({
     "error": max(float(abs(x - values[-1]).max()) for x in values),
 }))
 """
-
-
-@pytest.fixture(scope="module")
-def result() -> Result:
-    prepare("CPU:X86")
-    return small_result(*detect("CPU:X86", ACTION_SPACE_VERSION))
-
-
-@pytest.fixture
-def stored(result: Result, tmp_path: Path) -> Path:
-    write_result(result, tmp_path / "RESULT.json")
-    return tmp_path / "RESULT.json"
 
 
 def imported(module: Path, **settings: str) -> Any:

@@ -9,14 +9,11 @@ from typing import Any
 
 import pytest
 
-from kcg.compat.device import prepare
 from kcg.errors import ExitCode
-from kcg.kernel.opts.planner import ACTION_SPACE_VERSION
-from kcg.measure.device_info import detect
 from kcg.optimize.result import write_result
 from kcg.types import Result
 from tests.commands import python
-from tests.small_result import SCRIPTS, small_result
+from tests.small_result import SCRIPTS
 from tests.without_clang import stand_in
 
 JITTED = """
@@ -30,18 +27,6 @@ assert len({x.tobytes() for x in made}) == 1
 print(__name__, sys.argv[1:], f"{made[0].sum():.4f}")
 sys.exit(int(sys.argv[1]))
 """
-
-
-@pytest.fixture(scope="module")
-def result() -> Result:
-    prepare("CPU:X86")
-    return small_result(*detect("CPU:X86", ACTION_SPACE_VERSION))
-
-
-@pytest.fixture
-def stored(result: Result, tmp_path: Path) -> Path:
-    write_result(result, tmp_path / "RESULT.json")
-    return tmp_path / "RESULT.json"
 
 
 def run(stored: Path, *program: object, **settings: str) -> Any:
