@@ -28,7 +28,8 @@ from kcg.files import write_whole
 from kcg.kernel.program import BoundLaunch, Compiled, Program, ProgramLaunch, Scratch
 from kcg.kernel.tile.emit import POINTERS, TYPES
 from kcg.kernel.tile.generate import generate_kernel
-from kcg.kernel.tile.ir import TileKernel, read_kernel
+from kcg.kernel.tile.fuse import read_region
+from kcg.kernel.tile.ir import TileKernel
 from kcg.kernel.tile.parameters import TileParameters
 from kcg.kernel.tile.prior import shared_bytes
 from kcg.kernel.tile.program import WORKSPACE, TileLaunch, TileSource
@@ -85,7 +86,7 @@ def kept_tile(
 def _generated(region: Region, schedule: Schedule, target: Target) -> tuple[TileKernel, TileSource]:
     if schedule.kind != ScheduleKind.TILE:
         raise ScheduleError(f"a schedule of kind {schedule.kind!r} is no tile program")
-    kernel = read_kernel(region)
+    kernel = read_region(region)
     return kernel, generate_kernel(kernel, target, TileParameters.from_json(schedule.body))
 
 

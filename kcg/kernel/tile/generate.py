@@ -17,8 +17,9 @@ from kcg.kernel.tile.contraction import (
 )
 from kcg.kernel.tile.descriptors import Described, describe
 from kcg.kernel.tile.emit import POINTERS, TYPES, Block, Frame, Lines, Writer, compute_type
-from kcg.kernel.tile.ir import Contraction, Operand, TileKernel, extent, is_symbolic, read_kernel
-from kcg.kernel.tile.parameters import CONTRACTION, ELEMENTWISE, POINTER, REDUCTION, TMA, TileParameters
+from kcg.kernel.tile.fuse import read_region
+from kcg.kernel.tile.ir import Contraction, Operand, Stored, TileKernel, extent, is_symbolic
+from kcg.kernel.tile.parameters import CONTRACTION, ELEMENTWISE, POINTER, REDUCTION, ROWS, TMA, TileParameters
 from kcg.kernel.tile.program import WORKSPACE, Argument, TileLaunch, TileRefusal, TileSource
 from kcg.kernel.tile.reduction import Part, accumulator, combine, depth_of, reducer
 from kcg.kernel.tile.tiles import (
@@ -40,8 +41,8 @@ MAX_BLOCK = 1 << 20  # elements of a block: Triton's own limit
 
 
 def generate(region: Region, target: Target, parameters: TileParameters, *, interpreted: bool = False) -> TileSource:
-    """The tile program of a region of one kernel. Raises TileRefusal, with the construct that is in the way."""
-    return generate_kernel(read_kernel(region), target, parameters, interpreted=interpreted)
+    """The tile program of a region. Raises TileRefusal, with the construct that is in the way."""
+    return generate_kernel(read_region(region), target, parameters, interpreted=interpreted)
 
 
 def generate_kernel(
@@ -49,7 +50,10 @@ def generate_kernel(
 ) -> TileSource:
     """See `generate`; of a kernel that is read already."""
     _check(kernel, parameters)
-    write = {ELEMENTWISE: _write_rows, REDUCTION: _write_rows, CONTRACTION: _write_contraction}[parameters.form]
+    writes = {
+        ELEMENTWISE: _write_rows, REDUCTION: _write_rows, CONTRACTION: _write_contraction, ROWS: _write_held_rows,
+    }  # fmt: skip
+    write = writes[parameters.form]
     evictions = dict.fromkeys(parameters.evict_first, "evict_first") | dict.fromkeys(
         parameters.evict_last, "evict_last"
     )
@@ -84,6 +88,8 @@ def _check(kernel: TileKernel, parameters: TileParameters) -> None:
     """Refuses what no kernel of this kind has; what the target allows is the legal set's to say."""
     if parameters.form == CONTRACTION and kernel.contraction is None:
         raise TileRefusal("form", "the kernel is no contraction of two operands with rows and columns")
+    if (parameters.form == ROWS) != (kernel.rows is not None):
+        raise TileRefusal("form", f"{parameters.form} of {'' if kernel.rows else 'no '}kernels over the same rows")
     if (parameters.form == ELEMENTWISE) != (not kernel.reductions):
         raise TileRefusal("form", f"{parameters.form} with {len(kernel.reductions)} reductions")
     if kernel.reductions and not is_power_of_two(parameters.reduce_tile):
@@ -138,6 +144,7 @@ def may_split(kernel: TileKernel) -> bool:
     first = kernel.reductions[0] if kernel.reductions else None
     return (
         first is not None
+        and kernel.rows is None
         and all(
             r.src[1:] == first.src[1:]
             and r.arg == first.arg
@@ -151,19 +158,19 @@ def may_split(kernel: TileKernel) -> bool:
 
 
 def store_tile(
-    frame: Frame, kernel: TileKernel, described: Described | None = None, starts: tuple[str, str] = ("", "")
+    frame: Frame, stored: Stored, described: Described | None = None, starts: tuple[str, str] = ("", "")
 ) -> None:
-    """Stores the kernel's value in the place that it belongs to: by the descriptor of its buffer where there is one, as
-    the block that begins at `starts`."""
-    value = frame.narrow(kernel.value, TYPES[kernel.store.buffer.dtype])
+    """Stores a value in the place that it belongs to: by the descriptor of its buffer where there is one, as the block
+    that begins at `starts`."""
+    value = frame.narrow(stored.value, TYPES[stored.store.buffer.dtype])
     if described is not None:
         text = value.text
         if value.axes != frozenset({0, 1}):
             text = f"tl.broadcast_to({frame.atom(value)}, {frame.shape(frozenset({0, 1}))})"
         frame.lines.add(described.store(frame, starts, text))
         return
-    pointer, conditions, axes = frame.access(kernel.store, [g for g in kernel.gates if g not in kernel.store.gates])
-    place = frame.address(kernel.store.address)
+    pointer, conditions, axes = frame.access(stored.store, [g for g in stored.gates if g not in stored.store.gates])
+    place = frame.address(stored.store.address)
     if axes | value.axes != place.axes:
         pointer = f"{pointer} + tl.zeros({frame.shape(axes | value.axes)}, tl.int32)"
     mask = f", mask={frame.all_of(conditions)}" if conditions else ""
@@ -196,8 +203,52 @@ def _write_rows(kernel: TileKernel, _target: Target, parameters: TileParameters,
     if parameters.split > 1:
         _store_partials(root, kernel, part)
     else:
-        store_tile(root, kernel)
+        store_tile(root, kernel.stored[0])
     return root.lines, grid
+
+
+def _write_held_rows(
+    kernel: TileKernel, _target: Target, parameters: TileParameters, writer: Writer
+) -> tuple[Lines, int]:
+    """Several kernels over the same rows: each program has some rows, and of these all in one block, or goes through
+    them in a loop for each reduction and in one more for what is stored of each element."""
+    assert kernel.rows is not None
+    rows, (height,), width = kernel.rows, parameters.tile, parameters.reduce_tile
+    if parameters.axes != row_axes(kernel):
+        raise TileRefusal("axes", "the tile's only axis has the ranges that number the rows")
+    if height * width > MAX_BLOCK:
+        raise TileRefusal("tile", f"a block has at most {MAX_BLOCK:,} elements")
+    root = open_frame(kernel, writer, (height, width))
+    root.reduce = reducer(kernel, first_axis=1)
+    number = root.lines.name("tl.program_id(0)", "program")
+    grid = -(-rows.count // height)
+    for row, _ in rows.numbers:
+        axis = Axis(row, height)
+        bind_axis(root, axis, 0, _start(root, number if grid > 1 else "0", axis))
+    in_loop, body, counter = list[tuple[Stored, Frame]](), Lines(writer, root.lines), writer.fresh("k")
+    for stored, (_, along) in zip(kernel.stored, rows.numbers, strict=True):
+        if not along:
+            store_tile(root, stored)
+        elif rows.width <= width:
+            inside = root.inner(root.lines)
+            bind_axis(inside, Axis(along, width), 1, "0")
+            store_tile(inside, stored)
+        else:
+            inside = root.inner(body)
+            bind_axis(inside, Axis(along, width), 1, counter)
+            in_loop.append((stored, inside))
+    for stored, inside in in_loop:
+        store_tile(inside, stored)
+    if in_loop:
+        root.lines.extend(f"for {counter} in range(0, {rows.width}, {width}):", body)
+    return root.lines, grid
+
+
+def row_axes(kernel: TileKernel) -> tuple[tuple[int, ...], ...]:
+    """The only axis of a tile of rows: the ranges that number them in what the kernel stores first."""
+    assert kernel.rows is not None
+    row, _ = kernel.rows.numbers[0]
+    return (tuple(kernel.outputs.index(axis) for axis in row),)
 
 
 def _reduce_tiles(kernel: TileKernel, parameters: TileParameters, depth: int) -> tuple[int, ...]:
@@ -277,7 +328,7 @@ def _write_contraction(
         by_tma = None
         if parameters.loads == TMA and not kernel.gates and not root.scalar_masks:  # a descriptor masks the tile only
             by_tma = describe(kernel.store, (axes[0], stored.columns), top)
-        store_tile(stored.frame, kernel, by_tma, stored.starts)
+        store_tile(stored.frame, kernel.stored[0], by_tma, stored.starts)
     if tail is not None:
         root.lines.extend(f"if {unit} < 0:", lines)
         root.lines.extend("else:", _partial_tile(root, sums, unit))
@@ -359,7 +410,7 @@ def _write_tail(kernel: TileKernel, tail: Tail, parameters: TileParameters, writ
         bind_axis(frame, replace(other, size=width), 1, start, ragged=other.total % other.size != 0)
         bound = Block(total, type_, frozenset({0, 1}))
         frame.bound[contraction.reduce] = frame.cast(bound, compute_type(contraction.reduce))
-        store_tile(frame, kernel)
+        store_tile(frame, kernel.stored[0])
     return top.lines, tail.left * (one.size // height)
 
 
@@ -470,7 +521,7 @@ def _write_sums(kernel: TileKernel, parameters: TileParameters, writer: Writer) 
     for node, total in zip(kernel.reductions, totals, strict=True):
         bound = Block(total, accumulator(node), frozenset({0}))
         frame.bound[node] = frame.cast(bound, compute_type(node))
-    store_tile(frame, kernel)
+    store_tile(frame, kernel.stored[0])
     return frame.lines, axis.tiles
 
 

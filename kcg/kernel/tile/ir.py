@@ -7,7 +7,7 @@ own and ranges that always step together are one.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -70,8 +70,32 @@ class Access:
 
 
 @dataclass(frozen=True)
+class Stored:
+    """What is stored into one buffer: a value over ranges of its own."""
+
+    store: Access
+    value: UOp  # what is stored
+    gates: tuple[UOp, ...]  # conditions without which nothing is stored
+    outputs: tuple[UOp, ...]  # ranges of the store, the one with the largest step first
+
+    @property
+    def extents(self) -> tuple[int, ...]:
+        """Of `outputs`, symbolic ones with their largest value."""
+        return tuple(extent(r) for r in self.outputs)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """How several kernels share rows: of each store the ranges that number the rows, and those along a row."""
+
+    count: int  # rows
+    width: int  # elements of a row, as many as each reduction is of
+    numbers: tuple[tuple[tuple[UOp, ...], tuple[UOp, ...]], ...]  # by store; of a value per row nothing along it
+
+
+@dataclass(frozen=True)
 class TileKernel:
-    """One kernel, read for tile programs."""
+    """One kernel, or several that are one (`fuse.py`), read for tile programs."""
 
     store: Access
     value: UOp  # what is stored
@@ -82,6 +106,13 @@ class TileKernel:
     loads: tuple[Access, ...]
     reductions: tuple[UOp, ...]  # in order: what is needed first comes first
     contraction: Contraction | None
+    also: tuple[Stored, ...] = ()  # of several kernels: what else is stored, over ranges of its own
+    rows: Rows | None = None  # of several kernels: how they share rows
+
+    @property
+    def stored(self) -> tuple[Stored, ...]:
+        """All that is stored, the kernel's own first."""
+        return (Stored(self.store, self.value, self.gates, self.outputs), *self.also)
 
     @property
     def extents(self) -> tuple[int, ...]:
@@ -128,37 +159,55 @@ def _read(_id: str, region: Region) -> TileKernel:
 
 def read_ast(ast: UOp) -> TileKernel:
     """See `read_kernel`; of an AST that is simplified already."""
-    ast = _with_sums_merged(ast)
+    ast = with_sums_merged(ast)
+    refuse_unknown(ast)
+    buffers = buffers_of(ast)
+    if [b.slot for b in buffers.values()] != list(range(len(buffers))):
+        raise TileRefusal("buffers not numbered from 0", "a launch passes every slot")
+    return kernel_of((stored_of(ast, buffers),), buffers)
+
+
+def buffers_of(ast: UOp) -> dict[UOp, BufferSlot]:
+    """The buffers of a kernel by their PARAM, in the order of their slots."""
     nodes = list(ast.toposort())
-    _refuse_unknown(ast, nodes)
+    written = {buffer_of(n.src[0]) for n in nodes if n.op is Ops.STORE}
+    params = sorted((n for n in nodes if n.op is Ops.PARAM and not _is_variable(n)), key=lambda n: n.arg.slot)
+    return {p: BufferSlot(p.arg.slot, p.dtype, int(p.src[0].arg), p in written) for p in params}
+
+
+def stored_of(ast: UOp, buffers: dict[UOp, BufferSlot]) -> Stored:
+    """The only store of a kernel."""
     end = ast.src[0]
     store = end if end.op is Ops.STORE else end.src[0]
     ranges = () if end.op is Ops.STORE else tuple(end.src[1:])
-    written = {buffer_of(n.src[0]) for n in nodes if n.op is Ops.STORE}
-    params = sorted((n for n in nodes if n.op is Ops.PARAM and not _is_variable(n)), key=lambda n: n.arg.slot)
-    if [p.arg.slot for p in params] != list(range(len(params))):
-        raise TileRefusal("buffers not numbered from 0", "a launch passes every slot")
-    buffers = {p: BufferSlot(p.arg.slot, p.dtype, int(p.src[0].arg), p in written) for p in params}
     value, gates = _without_invalid(store.src[1])
-    target = _access(store.src[0], buffers)
+    target = access_of(store.src[0], buffers)
     steps = affine(target.address) or {}
     outputs = sorted(ranges, key=lambda r: (-abs(steps.get(r, 0)), r.arg))
-    indices = [n for n in UOp.sink(value, *target.node.src[1:], *gates).toposort() if n.op is Ops.INDEX]
-    reductions = tuple(n for n in value.toposort() if n.op is Ops.REDUCE)
+    return Stored(target, value, (*target.gates, *gates), tuple(outputs))
+
+
+def kernel_of(stored: Sequence[Stored], buffers: dict[UOp, BufferSlot]) -> TileKernel:
+    """What computes all that is stored; the first is what the axes of its tiles are of."""
+    first, *also = stored
+    bodies = [n for s in stored for n in (s.value, *s.store.node.src[1:], *s.gates)]
+    nodes = list(UOp.sink(*bodies).toposort())
+    reductions = tuple(n for n in UOp.sink(*(s.value for s in stored)).toposort() if n.op is Ops.REDUCE)
     return TileKernel(
-        store=target,
-        value=value,
-        gates=(*target.gates, *gates),
-        outputs=tuple(outputs),
-        buffers=tuple(buffers[p] for p in params),
+        store=first.store,
+        value=first.value,
+        gates=first.gates,
+        outputs=first.outputs,
+        buffers=tuple(buffers.values()),
         variables=tuple(sorted((n for n in nodes if _is_variable(n)), key=lambda n: n.arg.name)),
-        loads=tuple(_access(n, buffers) for n in indices),
+        loads=tuple(access_of(n, buffers) for n in nodes if n.op is Ops.INDEX),
         reductions=reductions,
-        contraction=contraction_of(reductions, tuple(outputs)),
+        contraction=None if also else contraction_of(reductions, first.outputs),
+        also=tuple(also),
     )
 
 
-def _with_sums_merged(ast: UOp) -> UOp:
+def with_sums_merged(ast: UOp) -> UOp:
     """The AST with a sum of sums as one sum over all ranges: the gradient of a convolution is then a contraction.
 
     Between the sums may be casts of floats and conditions that give 0 otherwise.
@@ -177,7 +226,7 @@ def _with_sums_merged(ast: UOp) -> UOp:
             for step, place in reversed(path):
                 term = step.replace(src=(*step.src[:place], term, *step.src[place + 1 :]))
             merged = node.replace(src=(term, *node.src[1:], *inner.src[1:]))
-            return _with_sums_merged(ast.substitute({node: merged}))
+            return with_sums_merged(ast.substitute({node: merged}))
     return ast
 
 
@@ -192,11 +241,12 @@ def _place_of_sum(node: UOp) -> int | None:
     return None
 
 
-def _refuse_unknown(ast: UOp, nodes: list[UOp]) -> None:
+def refuse_unknown(ast: UOp) -> None:
+    """Raises TileRefusal where a kernel has what no tile program can express."""
     if len(ast.src) != 1:
         raise TileRefusal("several stores")
     depth: dict[UOp, int] = {}
-    for node in nodes:
+    for node in ast.toposort():
         depth[node] = max((depth[s] for s in node.src), default=0) + (node.op is Ops.REDUCE)
         if node.op is Ops.RANGE and node.arg[-1] is AxisType.DEVICE:
             raise TileRefusal("range over devices")
@@ -226,7 +276,7 @@ def buffer_of(index: UOp) -> UOp:
     return base if base.op is Ops.PARAM else base.src[0]
 
 
-def _access(index: UOp, buffers: dict[UOp, BufferSlot]) -> Access:
+def access_of(index: UOp, buffers: dict[UOp, BufferSlot]) -> Access:
     places, gates = [], list[UOp]()
     for source in index.src[1:]:
         place, more = _without_invalid(source)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from kcg.errors import ScheduleError
 from kcg.kernel.kinds import Refusal
 from kcg.kernel.tile.compile import compile_tile
-from kcg.kernel.tile.ir import read_kernel
+from kcg.kernel.tile.fuse import read_region
 from kcg.kernel.tile.parameters import TMA, TileParameters
 from kcg.kernel.tile.program import TileRefusal
 from kcg.kernel.tile.targets import missing
@@ -41,7 +41,7 @@ class TileKind:
         if problem := missing(target):
             return Refusal(problem)
         try:
-            return TileSpace(region, target, read_kernel(region))
+            return TileSpace(region, target, read_region(region))
         except TileRefusal as refusal:
             return Refusal(str(refusal))
 

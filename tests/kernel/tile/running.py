@@ -13,12 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from kcg.compat.tiny import UOp
 from kcg.kernel.arithmetic import CONFIDENT
-from kcg.kernel.codec import ast_of
-from kcg.kernel.reference import error_ratio, evaluate, sample_points
+from kcg.kernel.chain import Chain
+from kcg.kernel.reference import error_ratio
 from kcg.kernel.tile.program import WORKSPACE, TileSource
-from kcg.measure.inputs import buffers_of, make_inputs, to_values
+from kcg.measure.inputs import buffers_of_kernels, make_inputs_of_kernels, to_values
 from kcg.types import Region
 
 CHILD = Path(__file__).with_name("interpreter_child.py")
@@ -41,9 +40,8 @@ def compare(cases: Sequence[Case], folder: Path, *, timeout_s: float = 240) -> l
     """Of each case what is wrong with what its program stored; empty where nothing is."""
     jobs, given = [], []
     for number, case in enumerate(cases):
-        ast, name = ast_of(case.region.kernel), f"case{number}"
-        inputs = make_inputs(ast, case.seed)
-        bits = _buffers(ast, case, inputs)
+        chain, name = Chain(case.region), f"case{number}"
+        bits = _buffers(chain, case, make_inputs_of_kernels(chain.asts, case.seed))
         given.append(bits)
         for key, array in bits.items():
             np.save(folder / f"{name}.{key}.npy", array.view(np.uint8))
@@ -55,10 +53,10 @@ def compare(cases: Sequence[Case], folder: Path, *, timeout_s: float = 240) -> l
     return [_wrong(case, folder, f"case{number}", given[number]) for number, case in enumerate(cases)]
 
 
-def _buffers(ast: UOp, case: Case, inputs: dict[int, Any]) -> dict[str, np.ndarray]:
+def _buffers(chain: Chain, case: Case, inputs: dict[int, Any]) -> dict[str, np.ndarray]:
     """Every buffer's bits before the run; what is only written is poisoned."""
     made = {}
-    for info in buffers_of(ast):
+    for info in buffers_of_kernels(chain.asts):
         if info.slot in inputs:
             made[f"p{info.slot}"] = np.asarray(inputs[info.slot][np.arange(info.size)])
         else:
@@ -71,24 +69,27 @@ def _buffers(ast: UOp, case: Case, inputs: dict[int, Any]) -> dict[str, np.ndarr
 def _wrong(case: Case, folder: Path, name: str, given: dict[str, np.ndarray]) -> str:
     if (error := folder / f"{name}.error").exists():
         return error.read_text()
-    ast, variables = ast_of(case.region.kernel), dict(case.variables)
-    infos = {info.slot: info for info in buffers_of(ast)}
+    chain, variables = Chain(case.region), dict(case.variables)
+    infos = {info.slot: info for info in buffers_of_kernels(chain.asts)}
     before = {slot: to_values(given[f"p{slot}"].view(_bits(info)), info.dtype) for slot, info in infos.items()}
-    points = sample_points(ast, POINTS, np.random.default_rng(case.seed), variables)
-    (wanted,) = evaluate(ast, before, points, variables)
-    info = infos[wanted.slot]
-    after = np.load(folder / f"{name}.p{wanted.slot}.npy").view(_bits(info))
-    got = np.asarray(to_values(after, info.dtype))[wanted.indices]
-    ratio = error_ratio(wanted, got)
-    if (ratio > CONFIDENT).any():
-        worst = int(np.argmax(ratio))
-        return (
-            f"{int((ratio > CONFIDENT).sum())} of {len(ratio)} are wrong: element {wanted.indices[worst]} is "
-            f"{got[worst]}, not {wanted.values[worst]} ± {wanted.error[worst]}"
-        )
-    for slot in infos:
+    taken = {a.slot for launch in case.program.launches for a in launch.arguments}
+    points = chain.sample_points(POINTS, np.random.default_rng(case.seed), variables)
+    written = set()
+    for wanted in chain.on(before, variables).at(points):
+        info = infos[wanted.slot]
+        written.add(wanted.slot)
+        after = np.load(folder / f"{name}.p{wanted.slot}.npy").view(_bits(info))
+        got = np.asarray(to_values(after, info.dtype))[wanted.indices]
+        ratio = error_ratio(wanted, got)
+        if (ratio > CONFIDENT).any():
+            worst = int(np.argmax(ratio))
+            return (
+                f"{int((ratio > CONFIDENT).sum())} of {len(ratio)} are wrong: element {wanted.indices[worst]} of "
+                f"buffer {wanted.slot} is {got[worst]}, not {wanted.values[worst]} ± {wanted.error[worst]}"
+            )
+    for slot in taken & set(infos) - written:
         now = np.load(folder / f"{name}.p{slot}.npy")
-        if slot != wanted.slot and not np.array_equal(now, given[f"p{slot}"].view(np.uint8)):
+        if not np.array_equal(now, given[f"p{slot}"].view(np.uint8)):
             return f"buffer {slot} was changed"
     return ""
 

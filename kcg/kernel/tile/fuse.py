@@ -1,0 +1,207 @@
+"""Several kernels as one: what a kernel loads of an earlier one's result is that value itself, computed where it is used.
+
+The load's address, taken apart by the steps with which the earlier kernel stores, says at which of its output ranges
+the value is. Nothing in between is rounded or stored, unless it is observed: then it is stored as well. What is left is
+one value for each buffer that is stored, over ranges of its own. Equal expressions are one in the program's text, so
+that what several of these values need is loaded and computed once.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from kcg.compat.scheduling import simplified
+from kcg.compat.tiny import AddrSpace, AxisType, Ops, UOp
+from kcg.kernel.codec import ast_of
+from kcg.kernel.tile.ir import (
+    Access,
+    BufferSlot,
+    Rows,
+    Stored,
+    TileKernel,
+    access_of,
+    affine,
+    buffers_of,
+    extent,
+    is_symbolic,
+    kernel_of,
+    read_kernel,
+    refuse_unknown,
+    stored_of,
+    with_sums_merged,
+)
+from kcg.kernel.tile.program import TileRefusal
+from kcg.types import Region
+
+MOST_KERNELS = 16
+MOST_NODES = 4096  # of all values together: each use of a value may be a copy of it over other ranges
+
+
+def read_region(region: Region) -> TileKernel:
+    """A region read for tile programs. Raises TileRefusal, with the construct that is in the way."""
+    return read_kernel(region) if len(region.kernels) == 1 else _fused(region.id, region)
+
+
+@lru_cache(256)
+def _fused(_id: str, region: Region) -> TileKernel:
+    if len(region.kernels) > MOST_KERNELS:
+        raise TileRefusal("several kernels", f"more than {MOST_KERNELS}")
+    buffers: dict[UOp, BufferSlot] = {}
+    made: dict[int, Stored] = {}  # slot -> what it holds so far
+    loaded: set[int] = set()
+    for ast in _renamed(region):
+        refuse_unknown(ast)
+        own = buffers_of(ast)
+        buffers |= {param: buffer for param, buffer in own.items() if param not in buffers or buffer.written}
+        stored = _inlined(stored_of(ast, own), own, made)
+        slot = stored.store.buffer.slot
+        loaded |= {access.buffer.slot for access in _loads(stored, buffers)}
+        if slot in made or slot in loaded:
+            raise TileRefusal("update in place", "a buffer is written that was read or written before")
+        made[slot] = stored
+    wanted = [made[slot] for slot in region.outputs if slot in made]
+    kernel = kernel_of(sorted(wanted, key=lambda s: -math.prod(s.extents)), buffers)
+    used = {access.buffer.slot for access in kernel.loads} | {s.store.buffer.slot for s in kernel.stored}
+    kept = tuple(sorted((b for b in kernel.buffers if b.slot in used), key=lambda b: b.slot))
+    kernel = replace(kernel, buffers=kept)
+    if sum(1 for _ in UOp.sink(*(s.value for s in kernel.stored)).toposort()) > MOST_NODES:
+        raise TileRefusal("several kernels", "they compute too much again")
+    return kernel if not kernel.reductions or kernel.contraction else replace(kernel, rows=rows_of(kernel))
+
+
+# ---- names
+
+
+def _renamed(region: Region) -> list[UOp]:
+    """The kernels with the region's numbers for their buffers. No two have an output range in common; ranges that are
+    reduced are the same ones wherever they are as long, so that one loop can make several reductions."""
+    numbers = itertools.count()
+    reduced: dict[tuple[int, tuple[UOp, ...]], UOp] = {}
+    found = []
+    for kernel, slots in zip(region.kernels, region.args, strict=True):
+        ast = with_sums_merged(simplified(ast_of(kernel)))
+        new: dict[UOp, UOp] = {}
+        for node in ast.toposort():
+            if node.op is Ops.PARAM and node.arg.addrspace is not AddrSpace.ALU:
+                new[node] = node.replace(arg=replace(node.arg, slot=slots[node.arg.slot]))
+            elif node.op is Ops.REDUCE:
+                sizes = tuple(r.src[0] for r in node.src[1:])
+                for place, axis in enumerate(node.src[1:]):
+                    if axis.op is not Ops.RANGE:
+                        raise TileRefusal("reduction over no range")
+                    if (place, sizes) not in reduced:
+                        reduced[place, sizes] = axis.replace(arg=(next(numbers), AxisType.REDUCE))
+                    new[axis] = reduced[place, sizes]
+        for node in ast.toposort():
+            if node.op is Ops.RANGE and node not in new:
+                new[node] = node.replace(arg=(next(numbers), AxisType.LOOP))
+        found.append(ast.substitute(new, walk=True))
+    return found
+
+
+# ---- values in the place of loads
+
+
+def _inlined(stored: Stored, own: dict[UOp, BufferSlot], made: dict[int, Stored]) -> Stored:
+    """What a kernel stores, with the values of earlier kernels in the place of their loads."""
+    new = {
+        access.node: _value_at(made[access.buffer.slot], access)
+        for access in _loads(stored, own)
+        if access.buffer.slot in made
+    }
+    if not new:
+        return stored
+    if any(node in new for node in UOp.sink(*stored.store.node.src[1:], *stored.gates).toposort()):
+        raise TileRefusal("address from an intermediate", "where a value is stored depends on one that is not")
+    return replace(stored, value=stored.value.substitute(new))
+
+
+def _loads(stored: Stored, own: dict[UOp, BufferSlot]) -> list[Access]:
+    bodies = UOp.sink(stored.value, *stored.store.node.src[1:], *stored.gates)
+    return [access_of(node, own) for node in bodies.toposort() if node.op is Ops.INDEX]
+
+
+def _value_at(stored: Stored, access: Access) -> UOp:
+    """The value that a load finds: that of the store, at the ranges that its address comes to."""
+    if stored.gates:
+        raise TileRefusal("intermediate that is stored in part")
+    steps = affine(stored.store.address)
+    if steps is None or any(map(is_symbolic, stored.outputs)):
+        raise TileRefusal("intermediate of another layout", "its address is no sum of ranges times constants")
+    step = 1
+    for axis in reversed(stored.outputs):
+        if steps.pop(axis, 0) != step:
+            raise TileRefusal("intermediate of another layout", "its elements do not follow each other")
+        step *= extent(axis)
+    if steps or step != stored.store.buffer.size:
+        raise TileRefusal("intermediate that is stored in part")
+    at: dict[UOp, UOp] = {}
+    step = 1
+    for axis in reversed(stored.outputs):
+        digit = access.address // step if step > 1 else access.address
+        last = step * extent(axis) == stored.store.buffer.size
+        at[axis] = (digit if last else digit % extent(axis)).simplify()
+        step *= extent(axis)
+    value = _moved(stored.value, at)
+    if value.dtype is not access.node.dtype:
+        value = value.cast(access.node.dtype)
+    for gate in access.gates:  # outside of it a load gives 0
+        value = gate.where(value, value.const_like(0))
+    return value
+
+
+def _moved(value: UOp, at: dict[UOp, UOp]) -> UOp:
+    """A value at other ranges, its indices simplified."""
+    moved = value.substitute(at)
+    shorter = {
+        node: node.replace(src=(node.src[0], *(_short(s) for s in node.src[1:])))
+        for node in moved.toposort()
+        if node.op is Ops.INDEX
+    }
+    return moved.substitute({node: new for node, new in shorter.items() if node is not new})
+
+
+def _short(index: UOp) -> UOp:
+    return index.simplify()
+
+
+# ---- rows
+
+
+def rows_of(kernel: TileKernel) -> Rows:
+    """How the values share rows: each reduction is of one row, and each store is of a value per row or of an element.
+
+    Raises TileRefusal where they do not.
+    """
+    widths = {math.prod(map(extent, r.src[1:])) for r in kernel.reductions}
+    if len(widths) != 1:
+        raise TileRefusal("rows", f"reductions of {len(widths)} lengths")
+    (width,) = widths
+    if any(is_symbolic(axis) for s in kernel.stored for axis in s.outputs):
+        raise TileRefusal("rows", "their number is known only when the program runs")
+    if any(is_symbolic(axis) for r in kernel.reductions for axis in r.src[1:]):
+        raise TileRefusal("rows", "their length is known only when the program runs")
+    numbers, counts = [], set()
+    for stored in kernel.stored:
+        inside = [n for n in stored.value.toposort() if n.op is Ops.REDUCE]
+        over = {axis for node in inside for axis in node.ranges}
+        row = tuple(axis for axis in stored.outputs if axis in over)
+        along = tuple(axis for axis in stored.outputs if axis not in over)
+        if math.prod(map(extent, along)) != width:
+            row, along = (stored.outputs, ()) if math.prod(map(extent, along)) == 1 else _first_rows(stored, width)
+        numbers.append((row, along))
+        counts.add(math.prod(map(extent, row)))
+    if len(counts) != 1:
+        raise TileRefusal("rows", "stores of different numbers of rows")
+    return Rows(counts.pop(), width, tuple(numbers))
+
+
+def _first_rows(stored: Stored, width: int) -> tuple[tuple[UOp, ...], tuple[UOp, ...]]:
+    """The last ranges that come to a row, of a value that does not say by itself which these are."""
+    for place in range(len(stored.outputs)):
+        if math.prod(map(extent, stored.outputs[place:])) == width:
+            return stored.outputs[:place], stored.outputs[place:]
+    raise TileRefusal("rows", "what is stored is neither a value nor a tile per row")

@@ -1,0 +1,88 @@
+"""Tile programs of several kernels: what they compute, in Triton's interpreter, against the float64 reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tinygrad import Tensor
+
+from kcg.kernel.tile.fuse import read_region
+from kcg.kernel.tile.generate import generate, row_axes
+from kcg.kernel.tile.parameters import ROWS, TileParameters
+from kcg.kernel.tile.program import TileRefusal
+from kcg.types import Region
+from tests.chains import region_of
+from tests.kernel.tile.running import HAS_TRITON, WITHOUT, Case, compare
+from tests.kernels import empty
+from tests.known_targets import KNOWN_TARGETS
+
+TARGET = KNOWN_TARGETS["sm_90"]
+interpreted = pytest.mark.skipif(not HAS_TRITON, reason=WITHOUT)
+
+
+def softmax(dtype: str) -> Tensor:
+    return empty(6, 40, dtype=dtype).softmax(-1)
+
+
+def masked_softmax(dtype: str) -> Tensor:
+    x = empty(2, 5, 33, dtype=dtype)
+    return (x * 0.125 + (empty(5, 33) < 0).where(-float("inf"), 0.0).cast(dtype)).softmax(-1)
+
+
+def layer_norm(dtype: str) -> Tensor:
+    x = empty(7, 48, dtype=dtype)
+    return x.layernorm().cast(dtype) * (1 + empty(48, dtype=dtype)) + empty(48, dtype=dtype)
+
+
+def rms_norm(dtype: str) -> Tensor:
+    x = empty(5, 64, dtype=dtype)
+    wide = x.float()
+    return (wide * (wide.square().mean(-1, keepdim=True) + 1e-6).rsqrt()).cast(dtype) * empty(64, dtype=dtype)
+
+
+def heads_and_rotation(dtype: str) -> Tensor:
+    """A norm over parts of rows, and a rotation of pairs by tables, stored heads first."""
+    x = empty(6, 4, 16, dtype=dtype).float()
+    x = (x * (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt()).cast(dtype) * empty(16, dtype=dtype)
+    pairs = x.float().reshape(6, 4, 8, 2)
+    cos, sin = empty(6, 1, 8), empty(6, 1, 8)
+    first, second = pairs[..., 0], pairs[..., 1]
+    turned = Tensor.stack(first * cos - second * sin, first * sin + second * cos, dim=-1)
+    return turned.reshape(6, 4, 16).permute(1, 0, 2).cast(dtype).contiguous()
+
+
+def cross_entropy(dtype: str) -> Tensor:
+    logits, labels = empty(6, 50, dtype=dtype), empty(6, dtype="int32")
+    return logits.float().sparse_categorical_crossentropy(labels, reduction="none")
+
+
+CHAINS: tuple[Callable[[str], Tensor], ...] = (
+    softmax, masked_softmax, layer_norm, rms_norm, heads_and_rotation, cross_entropy,
+)  # fmt: skip
+
+
+def programs(region: Region) -> dict[str, TileParameters]:
+    """Rows in one block, and in a loop."""
+    kernel = read_region(region)
+    assert kernel.rows is not None
+    whole = 1 << (kernel.rows.width - 1).bit_length()
+    axes = row_axes(kernel)
+    return {
+        name: TileParameters(ROWS, axes, (height,), reduce_tile=step, num_warps=1, num_stages=1)
+        for name, height, step in (("held", 2, whole), ("in a loop", 4, 16))
+    }
+
+
+@interpreted
+def test_rows_of_several_kernels(tmp_path: Path) -> None:
+    cases = {}
+    for chain in CHAINS:
+        for dtype in ("float32", "float16", "bfloat16"):
+            region = region_of(chain(dtype))
+            for name, parameters in programs(region).items():
+                program = generate(region, TARGET, parameters, interpreted=True)
+                cases[f"{chain.__name__} {dtype} {name}"] = Case(region, program)
+    wrong = dict(zip(cases, compare(list(cases.values()), tmp_path), strict=True))
+    assert not {name: text for name, text in wrong.items() if text}
