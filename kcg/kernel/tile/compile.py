@@ -27,8 +27,8 @@ from kcg.errors import ScheduleError, UsageError
 from kcg.files import write_whole
 from kcg.kernel.program import BoundLaunch, Compiled, Program, ProgramLaunch, Scratch
 from kcg.kernel.tile.emit import POINTERS, TYPES
-from kcg.kernel.tile.generate import generate_kernel
 from kcg.kernel.tile.fuse import read_region
+from kcg.kernel.tile.generate import generate_kernel
 from kcg.kernel.tile.ir import TileKernel
 from kcg.kernel.tile.parameters import TileParameters
 from kcg.kernel.tile.prior import shared_bytes
@@ -67,7 +67,7 @@ def compile_tile(
     """
     kernel, source = _generated(region, schedule, target)
     binaries = [compiled_launch(source, launch, target) for launch in source.launches]
-    return _program(kernel, source, binaries, (variables, *also), target)
+    return _program(region, kernel, source, binaries, (variables, *also))
 
 
 def kept_tile(
@@ -80,7 +80,7 @@ def kept_tile(
         if (found := _read(_keep(source, launch, target).path)) is None:
             return None
         binaries.append(found)
-    return _program(kernel, source, binaries, (variables, *also), target)
+    return _program(region, kernel, source, binaries, (variables, *also))
 
 
 def _generated(region: Region, schedule: Schedule, target: Target) -> tuple[TileKernel, TileSource]:
@@ -305,14 +305,14 @@ _BY_POINTER: dict[str, DType] = {POINTERS[name]: dtype for dtype, name in revers
 
 
 def _program(
+    region: Region,
     kernel: TileKernel,
     source: TileSource,
     binaries: Sequence[Binary],
     bindings: tuple[Variables, ...],
-    target: Target,
 ) -> Program:
-    """Launches in order on the kernel's buffers, and behind these on the workspaces."""
-    count = 1 + max(b.slot for b in kernel.buffers)
+    """Launches in order on the region's buffers, and behind these on the workspaces."""
+    count = 1 + max([b.slot for b in kernel.buffers] + [number for slots in region.args for number in slots])
     scratch: list[Scratch] = []
     workspace = -1
     if source.workspace_bytes:
@@ -351,7 +351,7 @@ def _compiled(
     pointers = [p for p in binary.parameters if p == SCRATCH or types[p] != "i32"]
     slots = tuple(places[p] for p in pointers)
     written = {places[SCRATCH]}
-    written.add(kernel.store.buffer.slot if writes_result else places.get("workspace", -1))
+    written |= {s.store.buffer.slot for s in kernel.stored} if writes_result else {places.get("workspace", -1)}
     read = {load.buffer.slot for load in kernel.loads}
     dtype_names = [dtypes.uint8.name if p == SCRATCH else _BY_POINTER[types[p]].name for p in pointers]
     names = [a.variable for a in launch.arguments if a.slot is None]

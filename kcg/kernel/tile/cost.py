@@ -12,10 +12,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from kcg.compat.tiny import Ops
+from kcg.compat.tiny import Ops, UOp
 from kcg.kernel.tile.contraction import pieces_of
 from kcg.kernel.tile.ir import Access, TileKernel, affine, extent
-from kcg.kernel.tile.parameters import CONTRACTION, REDUCTION, TMA, TileParameters
+from kcg.kernel.tile.parameters import CONTRACTION, REDUCTION, ROWS, TMA, TileParameters
 from kcg.kernel.tile.prior import REGISTERS, THREADS, has_tma, shared_bytes, shared_taken, tiles_of
 from kcg.types import Target
 
@@ -81,7 +81,7 @@ def figures_of(target: Target) -> Figures:
 def predicted_seconds(kernel: TileKernel, target: Target, p: TileParameters, figures: Figures | None = None) -> float:
     """What a program takes, launches included."""
     figures = figures or figures_of(target)
-    busy = _contraction if p.form == CONTRACTION else _rows
+    busy = {CONTRACTION: _contraction, ROWS: _held_rows}.get(p.form, _rows)
     seconds = busy(kernel, target, p, figures)
     if p.split > 1:
         partials = 4 * p.split * math.prod(kernel.extents) * len(kernel.reductions)
@@ -279,3 +279,48 @@ def _spread(access: Access, kernel: TileKernel, p: TileParameters) -> float:
         along = p.reduce_tile
     width = min(along, extent(axis)) * access.buffer.dtype.itemsize
     return float(max(1.0, SECTOR / max(1, width)))
+
+
+# ---- several kernels over the same rows
+
+
+def _held_rows(kernel: TileKernel, target: Target, p: TileParameters, f: Figures) -> float:
+    """Rows that are read and written once where a program holds them whole; else once for each loop, from L2 where
+    those that are worked on at once fit into it."""
+    assert kernel.rows is not None
+    rows, height, width = kernel.rows, p.tile[0], p.reduce_tile
+    reads: dict[int, float] = {}
+    for load in kernel.loads:
+        spans = min(_spans(kernel, load), load.buffer.size) * load.buffer.dtype.itemsize
+        reads[load.buffer.slot] = max(reads.get(load.buffer.slot, 0.0), spans)
+    writes = sum(math.prod(s.extents) * s.store.buffer.dtype.itemsize for s in kernel.stored)
+    programs = -(-rows.count // height)
+    threads, elements = 32 * p.num_warps, height * width
+    registers = min(255, p.maxnreg or 24 + 2 * max(1, elements // threads))
+    together = max(1, min(REGISTERS // (registers * threads), THREADS // threads, PROGRAMS))
+    slots = target.cores * together
+    looped = rows.width > width
+    loops = (_levels(kernel) + any(along for _, along in rows.numbers)) if looped else 1
+    in_flight = slots * height * sum(reads.values()) / max(1, rows.count)
+    again = 0.0 if in_flight * 2 < target.cache_bytes else loops - 1.0
+    nbytes = sum(reads.values()) * (1 + again) + writes
+    steps = -(-rows.width // width)
+    turns = programs / slots
+    waves = max(1.0, math.ceil(turns) if turns < 4 else turns)
+    chain_s = waves * (f.opening_s + f.cold_s + loops * steps * f.flight_s)
+    work = sum(8 if n.op in SPECIAL else 1 for n in UOp.sink(*(s.value for s in kernel.stored)).toposort())
+    padded = programs * height * steps * width
+    compute_s = padded * work * loops / (f.plain_ops * min(programs, target.cores)) / 2
+    moved = padded * loops * sum(reads.values()) / max(1, rows.count * rows.width)
+    stream_s = max(nbytes / f.memory_bytes, moved / (f.l2_bytes * min(programs, target.cores)))
+    spilled = 1 + max(0.0, 24 + 2 * elements / threads - min(255, REGISTERS // threads)) / 32
+    return _either(stream_s, compute_s, chain_s, sharp=3) * spilled
+
+
+def _levels(kernel: TileKernel) -> int:
+    """Loops that reductions take one after another: those that need another's result come after it."""
+    level: dict[UOp, int] = {}
+    for node in kernel.reductions:  # what is needed first comes first
+        inside = node.src[0].backward_slice_with_self
+        level[node] = 1 + max((level[other] for other in level if other in inside), default=0)
+    return max(level.values(), default=0)

@@ -113,7 +113,7 @@ class Writer:
         self.evictions = {kernel.loads[number].node: policy for number, policy in (evictions or {}).items()}
         self.interpreted = interpreted
         # what is stored in 16 bits does not show the approximation's error
-        self.fast_tanh = fast_math and kernel.store.buffer.dtype in NARROW
+        self.fast_tanh = fast_math and all(s.store.buffer.dtype in NARROW for s in kernel.stored)
         self.helpers: dict[str, str] = {}
         self._count = 0
 

@@ -1,4 +1,4 @@
-"""Several kernels as one: what a kernel loads of an earlier one's result is that value itself, computed where it is used.
+"""Several kernels as one: what one loads of an earlier one is that value itself, computed where it is used.
 
 The load's address, taken apart by the steps with which the earlier kernel stores, says at which of its output ranges
 the value is. Nothing in between is rounded or stored, unless it is observed: then it is stored as well. What is left is
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 
 from kcg.compat.scheduling import simplified

@@ -14,7 +14,7 @@ from kcg.kernel.tile.emit import power_of_sigmoid
 from kcg.kernel.tile.eviction import reused, streamed
 from kcg.kernel.tile.generate import can_describe, may_split
 from kcg.kernel.tile.ir import NARROW, TileKernel
-from kcg.kernel.tile.parameters import CONTRACTION, ELEMENTWISE, POINTER, REDUCTION, TMA, TileParameters
+from kcg.kernel.tile.parameters import CONTRACTION, ELEMENTWISE, POINTER, REDUCTION, ROWS, TMA, TileParameters
 from kcg.kernel.tile.prior import (
     REGISTERS,
     THREADS,
@@ -51,11 +51,14 @@ BETWEEN = (96, 160, 192, 288, 320, 384)
 """Columns of a contraction's tile that are two pieces: they fill the last wave where powers of two do not."""
 
 WARPS = (1, 2, 4, 8, 16)
+MANY_WARPS = (*WARPS, 32)  # of rows that are held whole
 TOGETHER = (2, 3, 4)  # programs of a multiprocessor for which registers are limited
 MUCH_HELD = 32  # elements of the tile that a thread holds; below, the compiler took 20 to 70 registers
 LEAST_BESIDE, MOST_BESIDE = 31, 62  # registers of a thread beside its sums
 MOST_REGISTERS = 255  # of one thread
-MOST_ELEMENTS = {ELEMENTWISE: 16_384, REDUCTION: 32_768}
+MOST_ELEMENTS = {ELEMENTWISE: 16_384, REDUCTION: 32_768, ROWS: 65_536}
+MOST_OF_THREAD = {ELEMENTWISE: 128, REDUCTION: 128, ROWS: 64}
+LEAST_STEP = 256  # elements of a row that is gone through in a loop
 SPLITS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 TAILS = (1, 2, 3, 4, 6, 8)
 GROUPS = (1, 4, 8, 12, 16)
@@ -76,7 +79,7 @@ def legal_values(kernel: TileKernel, target: Target, parameters: TileParameters,
             made = replace(made, epilogue_parts=2 if value[1] >= 64 else 1)
         if "reduce_tile" in later:
             made = replace(made, reduce_tile=min(_reduce_tiles(kernel, made)))
-        warps = WARPS if "num_warps" in later else (made.num_warps,)
+        warps = _warps(made) if "num_warps" in later else (made.num_warps,)
         return any(_fits(kernel, target, replace(made, num_warps=count)) for count in warps)
 
     return tuple(value for value in _candidates(kernel, target, asks_least, field) if fits(value))
@@ -131,9 +134,11 @@ def _candidates(kernel: TileKernel, target: Target, parameters: TileParameters, 
             plain = parameters.loads == TMA and parameters.num_warps == 4 and parameters.tile[1] not in BETWEEN
             return (False, True) if plain else (False,)
         case "num_warps":
-            return WARPS
+            return _warps(parameters)
         case "num_stages":
             return STAGES if parameters.form == CONTRACTION else (1,)
+        case "evict_first" | "evict_last" if parameters.form == ROWS:
+            return ((),)  # what several values are made of is read once
         case "evict_first":
             return streamed(kernel, target, parameters)
         case "evict_last":
@@ -169,10 +174,16 @@ def _tiles(kernel: TileKernel, parameters: TileParameters) -> Iterator[tuple[int
         yield tile
 
 
+def _warps(parameters: TileParameters) -> tuple[int, ...]:
+    return MANY_WARPS if parameters.form == ROWS else WARPS
+
+
 def _reduce_tiles(kernel: TileKernel, parameters: TileParameters) -> tuple[int, ...]:
     if parameters.form == ELEMENTWISE:
         return (0,)
     whole = power_of_two(kernel.reduce_extent)
+    if parameters.form == ROWS:
+        return tuple(1 << i for i in range(17) if min(whole, LEAST_STEP) <= 1 << i <= whole)
     if parameters.form == CONTRACTION:
         assert kernel.contraction is not None
         least = MIN_BYTES_TILE if kernel.contraction.sides[0].dtype.itemsize == 1 else MIN_TILE
@@ -184,7 +195,7 @@ def _register_limits(kernel: TileKernel, target: Target, p: TileParameters) -> t
     """Limits of a thread's registers by which more programs run on a multiprocessor at once, where the compiler by
     itself may take more: a thread has much of the tile to hold."""
     threads = 32 * p.num_warps
-    held = math.prod(p.tile) * max(1, p.reduce_tile if p.form == REDUCTION else 1) // threads
+    held = math.prod(p.tile) * max(1, p.reduce_tile if p.form in (REDUCTION, ROWS) else 1) // threads
     if held < MUCH_HELD or p.warp_specialize or p.persistent == 1:
         return ()  # specialised warps share registers otherwise; a persistent program may be alone in any case
     likely, memory = 2 * held, THREADS  # of rows
@@ -203,6 +214,8 @@ def _register_limits(kernel: TileKernel, target: Target, p: TileParameters) -> t
 def _programs(kernel: TileKernel, p: TileParameters) -> int:
     """Tiles, with the parts of a split reduction."""
     held = {n for numbers in p.axes for n in numbers}
+    if p.form == ROWS:
+        return math.prod(tiles_of(kernel, p))
     rest = math.prod(e for n, e in enumerate(kernel.extents) if n not in held)
     return p.split * rest * math.prod(tiles_of(kernel, p))
 
@@ -210,14 +223,14 @@ def _programs(kernel: TileKernel, p: TileParameters) -> int:
 def _fits(kernel: TileKernel, target: Target, p: TileParameters) -> bool:
     """Whether registers, shared memory and the loops allow it, and every parameter changes something."""
     threads = 32 * p.num_warps
-    elements = math.prod(p.tile) * max(1, p.reduce_tile if p.form == REDUCTION else 1)
+    elements = math.prod(p.tile) * max(1, p.reduce_tile if p.form in (REDUCTION, ROWS) else 1)
     steps = -(-kernel.reduce_extent // p.reduce_tile) if p.reduce_tile else 1
     if p.split > 1 and (
         p.split > steps // 2 or p.split * len(kernel.reductions) * math.prod(kernel.extents) >= 1 << 31
     ):
         return False
     if p.form != CONTRACTION:
-        if elements > MOST_ELEMENTS[p.form] or elements // threads > 128:
+        if elements > MOST_ELEMENTS[p.form] or elements // threads > MOST_OF_THREAD[p.form]:
             return False
         return not (elements < threads and p.num_warps > 1) and (depth_of(kernel.reductions) < 2 or elements <= 8192)
     assert kernel.contraction is not None

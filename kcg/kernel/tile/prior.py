@@ -12,9 +12,9 @@ from dataclasses import replace
 
 from kcg.compat.tiny import UOp, dtypes
 from kcg.kernel.tile.contraction import MIN_BYTES_TILE, MIN_TILE, stored_width
-from kcg.kernel.tile.generate import can_describe, may_split
+from kcg.kernel.tile.generate import can_describe, may_split, row_axes
 from kcg.kernel.tile.ir import TileKernel, affine, extent
-from kcg.kernel.tile.parameters import CONTRACTION, ELEMENTWISE, REDUCTION, TMA, TileParameters
+from kcg.kernel.tile.parameters import CONTRACTION, ELEMENTWISE, REDUCTION, ROWS, TMA, TileParameters
 from kcg.kernel.tile.program import TileRefusal
 from kcg.kernel.tile.reduction import depth_of
 from kcg.types import Target
@@ -35,6 +35,8 @@ FEW_ROWS = 8  # below, a tensor core's 16 rows are mostly padding: the product i
 ROW_IN_REGISTERS = 16_384  # elements of a row that one program reduces in one pass
 LOOP_TILE = 2_048
 ROWS_TILE = 4_096  # elements of a reduction's block
+HELD_ROW = 32_768  # elements of a row that a program holds while several kernels' values are made of it
+HELD_LOOP = 8_192  # of a longer one in each step
 
 
 def has_tma(target: Target) -> bool:
@@ -90,7 +92,7 @@ def default_parameters(kernel: TileKernel, target: Target) -> TileParameters:
     """The prior's choice. Raises TileRefusal where the kernel has no tile program."""
     if not has_fp8(target) and any(buffer.dtype is dtypes.fp8e4m3 for buffer in kernel.buffers):
         raise TileRefusal("data type fp8e4m3", "Triton has it from sm_89 on")
-    form = ELEMENTWISE if not kernel.reductions else REDUCTION
+    form = forms(kernel)[-1]
     if kernel.contraction is not None:
         rows, columns = (_count(kernel, side.ranges) for side in kernel.contraction.sides)
         least = MIN_BYTES_TILE if kernel.contraction.sides[0].dtype.itemsize == 1 else MIN_TILE
@@ -101,14 +103,16 @@ def default_parameters(kernel: TileKernel, target: Target) -> TileParameters:
 
 def parameters_of(kernel: TileKernel, target: Target, form: str, axes: Axes) -> TileParameters:
     """The prior's choice among the programs of one form whose tile has these axes."""
-    make = {ELEMENTWISE: _elementwise, REDUCTION: _reduction, CONTRACTION: _contraction}[form]
+    make = {ELEMENTWISE: _elementwise, REDUCTION: _reduction, CONTRACTION: _contraction, ROWS: _held_rows}[form]
     made = make(kernel, target, axes)
-    elements = math.prod(made.tile) * max(1, made.reduce_tile if form == REDUCTION else 1)
+    elements = math.prod(made.tile) * max(1, made.reduce_tile if form in (REDUCTION, ROWS) else 1)
     return replace(made, num_warps=max(1, min(made.num_warps, elements // 32)))  # no thread without an element
 
 
 def forms(kernel: TileKernel) -> tuple[str, ...]:
     """The forms that a kernel's program may have."""
+    if kernel.rows is not None:
+        return (ROWS,)
     if not kernel.reductions:
         return (ELEMENTWISE,)
     return (REDUCTION,) if kernel.contraction is None else (CONTRACTION, REDUCTION)
@@ -117,6 +121,8 @@ def forms(kernel: TileKernel) -> tuple[str, ...]:
 def arrangements(kernel: TileKernel, form: str) -> tuple[Axes, ...]:
     """Which output ranges may be which axis of the tile, the prior's choice first."""
     numbers = tuple(range(len(kernel.outputs)))
+    if form == ROWS:
+        return (row_axes(kernel),)
     if form == CONTRACTION:
         assert kernel.contraction is not None
         rows, columns = (side.ranges for side in kernel.contraction.sides)
@@ -217,6 +223,19 @@ def _reduction(kernel: TileKernel, target: Target, axes: Axes) -> TileParameters
         if split > 1:
             made = replace(made, reduce_tile=step, split=split, num_warps=4)
     return made
+
+
+def _held_rows(kernel: TileKernel, target: Target, axes: Axes) -> TileParameters:
+    assert kernel.rows is not None
+    step = power_of_two(kernel.rows.width)
+    if step > HELD_ROW:
+        step = HELD_LOOP
+    height = max(1, min(ROWS_TILE // step, power_of_two(kernel.rows.count)))
+    while height > 1 and kernel.rows.count < height * target.cores * 4:
+        height //= 2
+    elements = height * step
+    warps = next(count for count in (4, 8, 16, 32) if elements <= 1024 * count or count == 32)
+    return TileParameters(ROWS, axes, (height,), reduce_tile=step, num_warps=warps, num_stages=1)
 
 
 def _shared_out(height: int, extents: list[int]) -> tuple[int, ...]:

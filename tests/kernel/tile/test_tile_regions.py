@@ -11,7 +11,6 @@ from tinygrad import Tensor
 from kcg.kernel.tile.fuse import read_region
 from kcg.kernel.tile.generate import generate, row_axes
 from kcg.kernel.tile.parameters import ROWS, TileParameters
-from kcg.kernel.tile.program import TileRefusal
 from kcg.types import Region
 from tests.chains import region_of
 from tests.kernel.tile.running import HAS_TRITON, WITHOUT, Case, compare
