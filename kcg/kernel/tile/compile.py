@@ -351,7 +351,7 @@ def _compiled(
     pointers = [p for p in binary.parameters if p == SCRATCH or types[p] != "i32"]
     slots = tuple(places[p] for p in pointers)
     written = {places[SCRATCH]}
-    written |= {s.store.buffer.slot for s in kernel.stored} if writes_result else {places.get("workspace", -1)}
+    written |= {s.store.buffer.slot for s in kernel.written} if writes_result else {places.get("workspace", -1)}
     read = {load.buffer.slot for load in kernel.loads}
     dtype_names = [dtypes.uint8.name if p == SCRATCH else _BY_POINTER[types[p]].name for p in pointers]
     names = [a.variable for a in launch.arguments if a.slot is None]

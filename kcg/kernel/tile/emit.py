@@ -199,7 +199,7 @@ class Frame:
         """A value in exactly this type, as a store or a tensor core takes it."""
         if node.op is Ops.INDEX or (node.op is Ops.CAST and node.src[0].op is Ops.INDEX):
             load = node if node.op is Ops.INDEX else node.src[0]
-            if TYPES.get(load.dtype) == type_ and not self.writer.interpreted:
+            if self.home(load).find(load) is None and TYPES.get(load.dtype) == type_ and not self.writer.interpreted:
                 return self.home(load)._load(load)
         return self.home(node).cast(self.value(node), type_)
 

@@ -17,8 +17,13 @@ from kcg.compat.scheduling import simplified
 from kcg.compat.tiny import AddrSpace, AxisType, Ops, UOp
 from kcg.kernel.codec import ast_of
 from kcg.kernel.tile.ir import (
+    EVEN,
+    ODD,
+    SAME,
+    SWAPPED,
     Access,
     BufferSlot,
+    Held,
     Rows,
     Stored,
     TileKernel,
@@ -52,24 +57,35 @@ def _fused(_id: str, region: Region) -> TileKernel:
     buffers: dict[UOp, BufferSlot] = {}
     made: dict[int, Stored] = {}  # slot -> what it holds so far
     loaded: set[int] = set()
+    product: TileKernel | None = None  # the contraction, whose result is held
     for ast in _renamed(region):
         refuse_unknown(ast)
         own = buffers_of(ast)
         buffers |= {param: buffer for param, buffer in own.items() if param not in buffers or buffer.written}
-        stored = _inlined(stored_of(ast, own), own, made)
+        held = product.store.buffer.slot if product is not None else None
+        stored = _inlined(stored_of(ast, own), own, {slot: s for slot, s in made.items() if slot != held})
         slot = stored.store.buffer.slot
-        loaded |= {access.buffer.slot for access in _loads(stored, buffers)}
+        loaded |= {access.buffer.slot for access in _loads(stored, buffers)} - set(made)
         if slot in made or slot in loaded:
             raise TileRefusal("update in place", "a buffer is written that was read or written before")
         made[slot] = stored
+        if (of_its_own := kernel_of((stored,), buffers)).contraction is not None:
+            if product is not None:
+                raise TileRefusal("several contractions")
+            product = of_its_own
     wanted = [made[slot] for slot in region.outputs if slot in made]
-    kernel = kernel_of(sorted(wanted, key=lambda s: -math.prod(s.extents)), buffers)
-    used = {access.buffer.slot for access in kernel.loads} | {s.store.buffer.slot for s in kernel.stored}
+    if product is not None:
+        kernel = _with_product(product, wanted, buffers)
+    else:
+        widths = {math.prod(map(extent, r.src[1:])) for s in wanted for r in s.value.toposort() if r.op is Ops.REDUCE}
+        wanted = [_in_rows(s, max(widths, default=1), buffers) for s in wanted]
+        kernel = kernel_of(sorted(wanted, key=lambda s: -math.prod(s.extents)), buffers)
+    used = {access.buffer.slot for access in kernel.loads} | {s.store.buffer.slot for s in kernel.written}
     kept = tuple(sorted((b for b in kernel.buffers if b.slot in used), key=lambda b: b.slot))
     kernel = replace(kernel, buffers=kept)
     if sum(1 for _ in UOp.sink(*(s.value for s in kernel.stored)).toposort()) > MOST_NODES:
         raise TileRefusal("several kernels", "they compute too much again")
-    return kernel if not kernel.reductions or kernel.contraction else replace(kernel, rows=rows_of(kernel))
+    return kernel if not kernel.reductions or product is not None else replace(kernel, rows=rows_of(kernel))
 
 
 # ---- names
@@ -168,7 +184,153 @@ def _short(index: UOp) -> UOp:
     return index.simplify()
 
 
+# ---- what is made of a contraction's result while a tile of it is in registers
+
+
+def _with_product(product: TileKernel, wanted: list[Stored], buffers: dict[UOp, BufferSlot]) -> TileKernel:
+    """The contraction with all that is stored beside its result. Raises TileRefusal where that needs more of the
+    result than some neighbouring columns of the same row."""
+    (first,) = product.stored
+    also = [stored for stored in wanted if stored.store.buffer.slot != first.store.buffer.slot]
+    if first.gates:
+        raise TileRefusal("intermediate that is stored in part")
+    width = _columns_of(product)
+    also = [_in_rows(stored, width, buffers) for stored in also]
+    held = tuple(_held(stored, first, width, buffers) for stored in also)
+    nodes = UOp.sink(*(n for s in (first, *also) for n in (s.value, *s.store.node.src[1:], *s.gates))).toposort()
+    loads = [access_of(n, buffers) for n in nodes if n.op is Ops.INDEX]
+    return replace(
+        product,
+        also=tuple(also),
+        held=held,
+        hidden=len(also) == len(wanted),
+        buffers=tuple(buffers.values()),
+        loads=tuple(access for access in loads if access.buffer.slot != first.store.buffer.slot),
+    )
+
+
+def _columns_of(product: TileKernel) -> int:
+    """Elements of a row of a contraction's result, which is stored row after row."""
+    assert product.contraction is not None
+    rows, columns = (side.ranges for side in product.contraction.sides)
+    if product.contraction.batch or (*rows, *columns) != tuple(range(len(product.outputs))):
+        raise TileRefusal("result of a contraction", "it is not rows by columns")
+    steps, step = affine(product.store.address), 1
+    for axis in reversed(product.outputs):
+        if steps is None or steps.pop(axis, 0) != step or is_symbolic(axis):
+            raise TileRefusal("result of a contraction", "it is not stored row after row")
+        step *= extent(axis)
+    if steps or step != product.store.buffer.size:
+        raise TileRefusal("result of a contraction", "it is stored in part")
+    return math.prod(product.extents[n] for n in columns)
+
+
+def _held(stored: Stored, product: Stored, width: int, buffers: dict[UOp, BufferSlot]) -> Held:
+    """How a store uses the result of a contraction with rows of so many columns. Raises TileRefusal."""
+    places = [_place(access, width) for access in _loads(stored, buffers) if access.buffer == product.store.buffer]
+    if not places:
+        raise TileRefusal("several kernels", "one of them has nothing to do with the contraction's result")
+    rows = _digits({axis: step for _, row, _ in places for axis, step in row.items() if axis is not None})
+    if any(row != dict(rows) for _, row, _ in places) or _size(rows) * width != product.store.buffer.size:
+        raise TileRefusal("use of a contraction's result", "in other rows, or not in all of them")
+    reduced = {axis for node in stored.value.toposort() if node.op is Ops.REDUCE for axis in node.src[1:]}
+    steps = {axis: abs(step) for _, _, column in places for axis, step in column.items() if axis is not None}
+    along = {axis: steps.get(axis, 0) for axis in stored.outputs if axis not in dict(rows)}
+    columns = _digits(along, missing=1)
+    first = min(column.get(None, 0) for _, _, column in places)
+    loads, parts = [], {}
+    for node, _, column in places:
+        inside = [axis for axis in column if axis in reduced]
+        if inside:
+            (axis,) = inside if len(inside) == 1 else (None,)
+            outer = [(a, s) for a, s in columns if axis is not None and s >= extent(axis)]
+            whole = {None: first, **dict(outer), axis: 1} if first else {**dict(outer), axis: 1}
+            if (
+                axis is None
+                or column != whole
+                or math.prod(extent(a) for a, s in columns if s < extent(axis)) != extent(axis)
+            ):
+                raise TileRefusal("reduction of a contraction's result", "it is not over neighbouring columns")
+            parts[axis] = extent(axis)
+            loads.append((node, SAME))
+            continue
+        move = _move(column, columns, first)
+        if move is None:
+            raise TileRefusal("use of a contraction's result", "it is moved in another way than within pairs")
+        loads.append((node, move))
+    if any(axis not in parts for node in stored.value.toposort() if node.op is Ops.REDUCE for axis in node.src[1:]):
+        raise TileRefusal("reduction beside the contraction")
+    return Held(tuple(a for a, _ in rows), tuple(a for a, _ in columns), first, tuple(loads), tuple(parts.items()))
+
+
+Steps = dict[UOp | None, int]
+
+
+def _place(access: Access, width: int) -> tuple[UOp, Steps, Steps]:
+    """A load of the result: its node, row and column. Raises TileRefusal."""
+    row, column = affine((access.address // width).simplify()), affine((access.address % width).simplify())
+    if access.gates or row is None or column is None:
+        raise TileRefusal("use of a contraction's result", "its place is no sum of ranges times constants")
+    return access.node, row, column
+
+
+def _digits(steps: dict[UOp, int], missing: int = 0) -> list[tuple[UOp, int]]:
+    """Ranges that number elements without gaps, and the step of each, the largest first: with at most so many whose
+    step is not known. Raises TileRefusal."""
+    found: list[tuple[UOp, int]] = []
+    left, step = dict(steps), 1
+    while left:
+        axis = next((a for a, s in left.items() if s == step), None)
+        if axis is None:
+            axis = next((a for a, s in left.items() if s == 0), None)
+            missing -= 1
+        if axis is None or missing < 0 or is_symbolic(axis):
+            raise TileRefusal("use of a contraction's result", "its elements do not follow each other")
+        found.append((axis, step))
+        step *= extent(axis)
+        del left[axis]
+    return found[::-1]
+
+
+def _size(digits: list[tuple[UOp, int]]) -> int:
+    return math.prod(extent(axis) for axis, _ in digits)
+
+
+def _move(column: Steps, columns: list[tuple[UOp, int]], first: int) -> str | None:
+    """How a load's column differs from that of the element that is computed."""
+    pair, step = columns[-1]
+    own = {axis: s for axis, s in columns if axis is not pair}
+    rest = {axis: s for axis, s in column.items() if axis is not None and axis is not pair}
+    offset, along = column.get(None, 0) - first, column.get(pair, 0)
+    if rest != own or step != 1:
+        return None
+    if along == 1 and not offset:
+        return SAME
+    if extent(pair) != 2:
+        return None
+    return {(0, 0): EVEN, (0, 1): ODD, (-1, 1): SWAPPED}.get((along, offset))
+
+
 # ---- rows
+
+
+def _in_rows(stored: Stored, width: int, buffers: dict[UOp, BufferSlot]) -> Stored:
+    """A store over one range where rows of so many elements end within it, as over rows and what is along them."""
+    steps = affine(stored.store.address) or {}
+    for axis in stored.outputs:
+        step = steps.get(axis, 0)
+        if step and step < width < step * extent(axis) and not width % step and not extent(axis) % (width // step):
+            inner = width // step
+            row, along = (
+                UOp(Ops.RANGE, axis.dtype, (axis.src[0].const_like(size),), (axis.arg[0], place, AxisType.LOOP))
+                for place, size in enumerate((extent(axis) // inner, inner))
+            )
+            at = {axis: row * inner + along}
+            node = _moved(stored.store.node, at)
+            outputs = [new for old in stored.outputs for new in ((row, along) if old is axis else (old,))]
+            gates = tuple(gate.substitute(at).simplify() for gate in stored.gates)
+            return Stored(access_of(node, buffers), _moved(stored.value, at), gates, tuple(outputs))
+    return stored
 
 
 def rows_of(kernel: TileKernel) -> Rows:

@@ -17,6 +17,7 @@ from kcg.kernel.tile.contraction import (
 )
 from kcg.kernel.tile.descriptors import Described, describe
 from kcg.kernel.tile.emit import POINTERS, TYPES, Block, Frame, Lines, Writer, compute_type
+from kcg.kernel.tile.epilogue import store_held, store_tile
 from kcg.kernel.tile.fuse import read_region
 from kcg.kernel.tile.ir import Contraction, Operand, Stored, TileKernel, extent, is_symbolic
 from kcg.kernel.tile.parameters import CONTRACTION, ELEMENTWISE, POINTER, REDUCTION, ROWS, TMA, TileParameters
@@ -111,12 +112,26 @@ def _check(kernel: TileKernel, parameters: TileParameters) -> None:
         raise TileRefusal("loads", "only contractions have descriptors, persistent programs and parts")
     if parameters.form == CONTRACTION and not len(parameters.axes) == len(parameters.tile) == 2:
         raise TileRefusal("axes", "a contraction's tile has rows and columns")
+    if kernel.held and not fits_held(kernel, parameters):
+        raise TileRefusal("tile", "what is made of the result needs other columns in one block")
     if parameters.epilogue_parts not in (1, 2) or (parameters.epilogue_parts == 2 and parameters.tile[1] < 32):
         raise TileRefusal("epilogue_parts", "1, or 2 halves of at least 16 columns")
     if any(n >= len(kernel.loads) for n in (*parameters.evict_first, *parameters.evict_last)):
         raise TileRefusal("evict_first or evict_last", f"the kernel has {len(kernel.loads)} loads")
     if parameters.warp_specialize and parameters.loads != TMA:
         raise TileRefusal("warp_specialize", "the compiler leaves it out where loads are not TMA")
+
+
+def fits_held(kernel: TileKernel, parameters: TileParameters) -> bool:
+    """Whether a tile's columns are what is made of a contraction's result needs: all that belongs together is in one
+    block, and each block belongs to the same stores as a whole."""
+    assert kernel.contraction is not None
+    columns, parts = parameters.tile[1], parameters.epilogue_parts
+    width = columns // parts
+    in_order = parameters.axes == tuple(side.ranges for side in kernel.contraction.sides)
+    whole = all(held.first % width == 0 and held.count % width == 0 and width % held.unit == 0 for held in kernel.held)
+    total = math.prod(kernel.extents[n] for n in kernel.contraction.sides[1].ranges)
+    return in_order and is_power_of_two(columns) and whole and total % columns == 0
 
 
 def can_describe(kernel: TileKernel, parameters: TileParameters) -> bool:
@@ -145,6 +160,7 @@ def may_split(kernel: TileKernel) -> bool:
     return (
         first is not None
         and kernel.rows is None
+        and not kernel.also
         and all(
             r.src[1:] == first.src[1:]
             and r.arg == first.arg
@@ -155,26 +171,6 @@ def may_split(kernel: TileKernel) -> bool:
         )
         and not any(map(is_symbolic, (*kernel.outputs, *first.src[1:])))
     )
-
-
-def store_tile(
-    frame: Frame, stored: Stored, described: Described | None = None, starts: tuple[str, str] = ("", "")
-) -> None:
-    """Stores a value in the place that it belongs to: by the descriptor of its buffer where there is one, as the block
-    that begins at `starts`."""
-    value = frame.narrow(stored.value, TYPES[stored.store.buffer.dtype])
-    if described is not None:
-        text = value.text
-        if value.axes != frozenset({0, 1}):
-            text = f"tl.broadcast_to({frame.atom(value)}, {frame.shape(frozenset({0, 1}))})"
-        frame.lines.add(described.store(frame, starts, text))
-        return
-    pointer, conditions, axes = frame.access(stored.store, [g for g in stored.gates if g not in stored.store.gates])
-    place = frame.address(stored.store.address)
-    if axes | value.axes != place.axes:
-        pointer = f"{pointer} + tl.zeros({frame.shape(axes | value.axes)}, tl.int32)"
-    mask = f", mask={frame.all_of(conditions)}" if conditions else ""
-    frame.lines.add(f"tl.store({pointer}, {value.text}{mask})")
 
 
 # ---- elementwise kernels and reductions over rows
@@ -327,8 +323,11 @@ def _write_contraction(
             continue
         by_tma = None
         if parameters.loads == TMA and not kernel.gates and not root.scalar_masks:  # a descriptor masks the tile only
-            by_tma = describe(kernel.store, (axes[0], stored.columns), top)
-        store_tile(stored.frame, kernel.stored[0], by_tma, stored.starts)
+            by_tma = describe(kernel.store, (axes[0], stored.columns), top) if not kernel.hidden else None
+        if not kernel.hidden:
+            store_tile(stored.frame, kernel.stored[0], by_tma, stored.starts)
+        for beside, held in zip(kernel.also, kernel.held, strict=True):
+            store_held(stored, kernel, beside, held)
     if tail is not None:
         root.lines.extend(f"if {unit} < 0:", lines)
         root.lines.extend("else:", _partial_tile(root, sums, unit))

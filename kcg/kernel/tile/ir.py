@@ -93,6 +93,33 @@ class Rows:
     numbers: tuple[tuple[tuple[UOp, ...], tuple[UOp, ...]], ...]  # by store; of a value per row nothing along it
 
 
+SAME, EVEN, ODD, SWAPPED = "same", "even", "odd", "swapped"
+"""How a value is moved along the columns of a tile: not, the first or the second of each pair, each for the other."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """How something that is stored beside a contraction's result uses it: its ranges, as rows and columns of that
+    result, and where in its value the result stands."""
+
+    rows: tuple[UOp, ...]  # ranges that number the rows
+    columns: tuple[UOp, ...]  # and those that number the columns, from `first` on
+    first: int
+    loads: tuple[tuple[UOp, str], ...]  # INDEX of the result, and how it is moved
+    parts: tuple[tuple[UOp, int], ...]  # range of a reduction, and of how many neighbouring columns that is
+
+    @property
+    def count(self) -> int:
+        """Columns of the result that it is of."""
+        return math.prod(map(extent, self.columns))
+
+    @property
+    def unit(self) -> int:
+        """Columns that have to be in one block."""
+        pairs = 2 if any(move != SAME for _, move in self.loads) else 1
+        return math.lcm(pairs, *(size for _, size in self.parts))
+
+
 @dataclass(frozen=True)
 class TileKernel:
     """One kernel, or several that are one (`fuse.py`), read for tile programs."""
@@ -108,11 +135,18 @@ class TileKernel:
     contraction: Contraction | None
     also: tuple[Stored, ...] = ()  # of several kernels: what else is stored, over ranges of its own
     rows: Rows | None = None  # of several kernels: how they share rows
+    held: tuple[Held, ...] = ()  # of a contraction: how each of `also` uses its result
+    hidden: bool = False  # whether the first of `stored` is only used by the others
 
     @property
     def stored(self) -> tuple[Stored, ...]:
         """All that is stored, the kernel's own first."""
         return (Stored(self.store, self.value, self.gates, self.outputs), *self.also)
+
+    @property
+    def written(self) -> tuple[Stored, ...]:
+        """Those of `stored` that memory sees."""
+        return self.stored[1:] if self.hidden else self.stored
 
     @property
     def extents(self) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ from kcg.compat.tiny import dtypes
 from kcg.kernel.tile.contraction import MIN_BYTES_TILE, MIN_TILE
 from kcg.kernel.tile.emit import power_of_sigmoid
 from kcg.kernel.tile.eviction import reused, streamed
-from kcg.kernel.tile.generate import can_describe, may_split
+from kcg.kernel.tile.generate import can_describe, fits_held, may_split
 from kcg.kernel.tile.ir import NARROW, TileKernel
 from kcg.kernel.tile.parameters import CONTRACTION, ELEMENTWISE, POINTER, REDUCTION, ROWS, TMA, TileParameters
 from kcg.kernel.tile.prior import (
@@ -239,6 +239,8 @@ def _fits(kernel: TileKernel, target: Target, p: TileParameters) -> bool:
     if rows * columns // threads > min(MOST_REGISTERS, REGISTERS // threads) - LEAST_BESIDE or rows * columns < threads:
         return False
     if p.num_stages > steps // p.split + 1 or shared_taken(kernel, p) > shared_bytes(target):
+        return False
+    if kernel.held and not fits_held(kernel, p):
         return False
     if dtype is dtypes.float32 and p.precision == "ieee" and rows * columns > 16_384:
         return False

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from kcg.compat.tiny import UOp, dtypes
 from kcg.kernel.tile.contraction import MIN_BYTES_TILE, MIN_TILE, stored_width
-from kcg.kernel.tile.generate import can_describe, may_split, row_axes
+from kcg.kernel.tile.generate import can_describe, fits_held, may_split, row_axes
 from kcg.kernel.tile.ir import TileKernel, affine, extent
 from kcg.kernel.tile.parameters import CONTRACTION, ELEMENTWISE, REDUCTION, ROWS, TMA, TileParameters
 from kcg.kernel.tile.program import TileRefusal
@@ -272,6 +272,11 @@ def _contraction(kernel: TileKernel, target: Target, axes: Axes) -> TileParamete
     itemsize = 4 if wide else dtype.itemsize
     stages = max(1, min(4, shared_bytes(target) // (sum(tile) * step * itemsize), -(-count // step)))
     warps = 8 if tile[0] * tile[1] >= WIDE_TILE else 4
+    unit = math.lcm(*(held.unit for held in kernel.held))
+    edges = [edge for held in kernel.held for edge in (held.first, held.count, columns)]
+    while any(edge % tile[1] for edge in edges) and tile[1] > unit:
+        tile[1] //= 2
+    tile[1] = max(tile[1], unit)
     split = 1
     if may_split(kernel) and programs() * 2 <= target.cores and count >= 16 * step:
         split = min(power_of_two(target.cores // programs()), power_of_two(count // (8 * step) + 1) // 2)
@@ -279,11 +284,14 @@ def _contraction(kernel: TileKernel, target: Target, axes: Axes) -> TileParamete
         CONTRACTION, axes, (tile[0], tile[1]), reduce_tile=step, split=split, group=8 if rows >= 8 * tile[0] else 1,
         num_warps=warps, num_stages=stages,
     )  # fmt: skip
+    if kernel.held and not fits_held(kernel, made):
+        raise TileRefusal("several kernels", "no tile of the result has what belongs together")
     if wide or not has_tma(target) or split > 1 or not can_describe(kernel, made):
         return made
     made = replace(made, loads=TMA)
     if programs() >= 2 * target.cores:
-        made = replace(made, persistent=1, epilogue_parts=2 if tile[1] >= 128 else 1)  # room for a stage
+        halves = tile[1] >= 128 and tile[1] // 2 >= unit
+        made = replace(made, persistent=1, epilogue_parts=2 if halves else 1)  # room for a stage
     while made.num_stages > 1 and shared_taken(kernel, made) > shared_bytes(target):
         made = replace(made, num_stages=made.num_stages - 1)
     return made

@@ -150,6 +150,14 @@ def combine(node: UOp, total: str, term: str) -> str:
     ]
 
 
+def reduced(node: UOp, frame: Frame, block: str, axis: int) -> str:
+    """A block's elements along one axis as one, which stays an axis."""
+    if node.arg[0] is Ops.MUL:
+        frame.writer.helpers["_multiply"] = PRODUCT
+        return f"tl.reduce({block}, {axis}, _multiply, keep_dims=True)"
+    return f"tl.{'sum' if node.arg[0] is Ops.ADD else 'max'}({block}, {axis}, keep_dims=True)"
+
+
 def _finish(node: UOp, frame: Frame, total: str, term: Block, number: int) -> Block:
     """The result of a block of partial results, in the type of the kernel's values."""
     axes = term.axes - {number}

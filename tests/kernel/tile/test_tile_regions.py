@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from tinygrad import Tensor
 
 from kcg.kernel.tile.fuse import read_region
 from kcg.kernel.tile.generate import generate, row_axes
-from kcg.kernel.tile.parameters import ROWS, TileParameters
+from kcg.kernel.tile.parameters import CONTRACTION, ROWS, TileParameters
 from kcg.types import Region
 from tests.chains import region_of
 from tests.kernel.tile.running import HAS_TRITON, WITHOUT, Case, compare
@@ -57,6 +58,29 @@ def cross_entropy(dtype: str) -> Tensor:
     return logits.float().sparse_categorical_crossentropy(labels, reduction="none")
 
 
+def projection(dtype: str) -> tuple[Tensor, ...]:
+    """Query, key and value: norms of heads and rotations of the first two, heads first; the value as it is."""
+    heads, size, rows = 4, 16, 40
+    x, w, bias = empty(rows, 64, dtype=dtype), empty(3 * heads * size, 64, dtype=dtype), empty(192, dtype=dtype)
+    made = (x @ w.transpose() + bias).cast(dtype).contiguous().reshape(rows, 3, heads, size)
+    cos, sin = empty(rows, 1, size // 2), empty(rows, 1, size // 2)
+    outputs = []
+    for place in range(2):
+        part = made[:, place].float()
+        part = part * (part.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * empty(size, dtype=dtype)
+        pairs = part.reshape(rows, heads, size // 2, 2)
+        one, other = pairs[..., 0], pairs[..., 1]
+        turned = Tensor.stack(one * cos - other * sin, one * sin + other * cos, dim=-1)
+        outputs.append(turned.reshape(rows, heads, size).permute(1, 0, 2).cast(dtype).contiguous())
+    return (*outputs, made[:, 2].permute(1, 0, 2).contiguous())
+
+
+def activation_beside(dtype: str) -> tuple[Tensor, ...]:
+    """A product, and a function of it: both are stored."""
+    made = (empty(24, 32, dtype=dtype) @ empty(32, 64, dtype=dtype)).contiguous()
+    return made, made.float().gelu().cast(dtype).contiguous()
+
+
 CHAINS: tuple[Callable[[str], Tensor], ...] = (
     softmax, masked_softmax, layer_norm, rms_norm, heads_and_rotation, cross_entropy,
 )  # fmt: skip
@@ -83,5 +107,22 @@ def test_rows_of_several_kernels(tmp_path: Path) -> None:
             for name, parameters in programs(region).items():
                 program = generate(region, TARGET, parameters, interpreted=True)
                 cases[f"{chain.__name__} {dtype} {name}"] = Case(region, program)
+    wrong = dict(zip(cases, compare(list(cases.values()), tmp_path), strict=True))
+    assert not {name: text for name, text in wrong.items() if text}
+
+
+@interpreted
+@pytest.mark.parametrize("changes", [{}, {"persistent": 1}, {"epilogue_parts": 2}], ids=str)
+def test_what_is_made_of_a_contraction(changes: dict[str, int], tmp_path: Path) -> None:
+    cases = {}
+    for chain in (projection, activation_beside):
+        for dtype in ("float32", "float16", "bfloat16"):
+            region = region_of(*chain(dtype))
+            kernel = read_region(region)
+            assert kernel.also and kernel.hidden == (chain is projection)
+            parameters = TileParameters(CONTRACTION, ((0,), (1,)), (16, 32), reduce_tile=16, num_stages=2)
+            program = generate(region, replace(TARGET, cores=3), replace(parameters, **changes), interpreted=True)
+            assert len(program.launches) == 1
+            cases[f"{chain.__name__} {dtype}"] = Case(region, program)
     wrong = dict(zip(cases, compare(list(cases.values()), tmp_path), strict=True))
     assert not {name: text for name, text in wrong.items() if text}
