@@ -77,15 +77,16 @@ def _fused(_id: str, region: Region) -> TileKernel:
     if product is not None:
         kernel = _with_product(product, wanted, buffers)
     else:
-        widths = {math.prod(map(extent, r.src[1:])) for s in wanted for r in s.value.toposort() if r.op is Ops.REDUCE}
-        wanted = [_in_rows(s, max(widths, default=1), buffers) for s in wanted]
-        kernel = kernel_of(sorted(wanted, key=lambda s: -math.prod(s.extents)), buffers)
+        wanted = sorted(wanted, key=lambda s: -math.prod(s.extents))
+        kernel = kernel_of(wanted, buffers)
+        if kernel.reductions:
+            kernel = _with_rows(wanted, kernel, buffers)
     used = {access.buffer.slot for access in kernel.loads} | {s.store.buffer.slot for s in kernel.written}
     kept = tuple(sorted((b for b in kernel.buffers if b.slot in used), key=lambda b: b.slot))
     kernel = replace(kernel, buffers=kept)
     if sum(1 for _ in UOp.sink(*(s.value for s in kernel.stored)).toposort()) > MOST_NODES:
         raise TileRefusal("several kernels", "they compute too much again")
-    return kernel if not kernel.reductions or product is not None else replace(kernel, rows=rows_of(kernel))
+    return kernel
 
 
 # ---- names
@@ -195,7 +196,7 @@ def _with_product(product: TileKernel, wanted: list[Stored], buffers: dict[UOp, 
     if first.gates:
         raise TileRefusal("intermediate that is stored in part")
     width = _columns_of(product)
-    also = [_in_rows(stored, width, buffers) for stored in also]
+    also = [_in_rows(stored, width, _used(stored, first, buffers), buffers) for stored in also]
     held = tuple(_held(stored, first, width, buffers) for stored in also)
     nodes = UOp.sink(*(n for s in (first, *also) for n in (s.value, *s.store.node.src[1:], *s.gates))).toposort()
     loads = [access_of(n, buffers) for n in nodes if n.op is Ops.INDEX]
@@ -207,6 +208,14 @@ def _with_product(product: TileKernel, wanted: list[Stored], buffers: dict[UOp, 
         buffers=tuple(buffers.values()),
         loads=tuple(access for access in loads if access.buffer.slot != first.store.buffer.slot),
     )
+
+
+def _used(stored: Stored, product: Stored, buffers: dict[UOp, BufferSlot]) -> UOp:
+    """The address of an element of a contraction's result that a store uses."""
+    for access in _loads(stored, buffers):
+        if access.buffer.slot == product.store.buffer.slot:
+            return access.address
+    raise TileRefusal("several kernels", "one of them has nothing to do with the contraction's result")
 
 
 def _columns_of(product: TileKernel) -> int:
@@ -228,8 +237,6 @@ def _columns_of(product: TileKernel) -> int:
 def _held(stored: Stored, product: Stored, width: int, buffers: dict[UOp, BufferSlot]) -> Held:
     """How a store uses the result of a contraction with rows of so many columns. Raises TileRefusal."""
     places = [_place(access, width) for access in _loads(stored, buffers) if access.buffer == product.store.buffer]
-    if not places:
-        raise TileRefusal("several kernels", "one of them has nothing to do with the contraction's result")
     rows = _digits({axis: step for _, row, _ in places for axis, step in row.items() if axis is not None})
     if any(row != dict(rows) for _, row, _ in places) or _size(rows) * width != product.store.buffer.size:
         raise TileRefusal("use of a contraction's result", "in other rows, or not in all of them")
@@ -314,9 +321,20 @@ def _move(column: Steps, columns: list[tuple[UOp, int]], first: int) -> str | No
 # ---- rows
 
 
-def _in_rows(stored: Stored, width: int, buffers: dict[UOp, BufferSlot]) -> Stored:
-    """A store over one range where rows of so many elements end within it, as over rows and what is along them."""
-    steps = affine(stored.store.address) or {}
+def _with_rows(wanted: list[Stored], kernel: TileKernel, buffers: dict[UOp, BufferSlot]) -> TileKernel:
+    """The kernel with its rows; ranges in which several rows end are taken apart where nothing else helps."""
+    try:
+        return replace(kernel, rows=rows_of(kernel))
+    except TileRefusal:
+        width = max(math.prod(map(extent, r.src[1:])) for r in kernel.reductions)
+        kernel = kernel_of([_in_rows(s, width, s.store.address, buffers) for s in wanted], buffers)
+        return replace(kernel, rows=rows_of(kernel))
+
+
+def _in_rows(stored: Stored, width: int, address: UOp, buffers: dict[UOp, BufferSlot]) -> Stored:
+    """A store with a range in whose course rows of so many elements end, as over the rows and what is along them: by an
+    address of one of its elements."""
+    steps = affine(address) or {}
     for axis in stored.outputs:
         step = steps.get(axis, 0)
         if step and step < width < step * extent(axis) and not width % step and not extent(axis) % (width // step):

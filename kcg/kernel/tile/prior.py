@@ -72,7 +72,9 @@ def shared_taken(kernel: TileKernel, parameters: TileParameters) -> int:
     # what is read beside the result for each element is read side by side, so that the float32 sums move there first
     stored = int(kernel.store.buffer.dtype.itemsize)
     itemsize = 4 if reads_beside(kernel, parameters) else stored
-    if parameters.epilogue_parts > 1 and WGMMA_ROWS <= rows < parameters.num_warps * WGMMA_ROWS // 4:
+    if kernel.held:  # the float32 sums for what is made of them, and what is on its way out
+        itemsize = 4 + stored
+    elif parameters.epilogue_parts > 1 and WGMMA_ROWS <= rows < parameters.num_warps * WGMMA_ROWS // 4:
         itemsize = 4 + stored  # groups of four warps share columns: halves of these are put together in shared memory
     leaving = rows * stored_width(columns, parameters.epilogue_parts) * itemsize
     if parameters.warp_specialize:
@@ -113,6 +115,8 @@ def forms(kernel: TileKernel) -> tuple[str, ...]:
     """The forms that a kernel's program may have."""
     if kernel.rows is not None:
         return (ROWS,)
+    if kernel.held:
+        return (CONTRACTION,)
     if not kernel.reductions:
         return (ELEMENTWISE,)
     return (REDUCTION,) if kernel.contraction is None else (CONTRACTION, REDUCTION)
@@ -126,6 +130,8 @@ def arrangements(kernel: TileKernel, form: str) -> tuple[Axes, ...]:
     if form == CONTRACTION:
         assert kernel.contraction is not None
         rows, columns = (side.ranges for side in kernel.contraction.sides)
+        if kernel.held:  # it is made of neighbouring columns
+            return ((rows, columns),)
         few = _count(kernel, rows) < 64 <= _count(kernel, columns)
         return ((columns, rows), (rows, columns)) if few else ((rows, columns), (columns, rows))
     found: list[Axes] = [(numbers,) if numbers else ()]
