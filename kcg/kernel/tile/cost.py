@@ -101,7 +101,7 @@ def _contraction(kernel: TileKernel, target: Target, p: TileParameters, f: Figur
     batch = math.prod(kernel.extents[n] for n in contraction.batch)
     counts = tiles_of(kernel, p)
     tiles = counts[0] * counts[1] * batch * p.split
-    steps = max(1, -(-kernel.reduce_extent // (p.reduce_tile * p.split)))
+    steps = max(1, -(-kernel.terms // (p.reduce_tile * p.split)))
 
     product_s = 2 * rows * columns * p.reduce_tile / (f.tensor_ops * _tensor_share(p, itemsize))
     if p.loads != TMA:
@@ -213,7 +213,7 @@ def _traffic(
     assert contraction is not None
     batch = max(1, math.prod(kernel.extents[n] for n in contraction.batch))
     itemsize = contraction.sides[0].dtype.itemsize
-    rows, columns = (count * size * kernel.reduce_extent * itemsize for count, size in zip(counts, p.tile, strict=True))
+    rows, columns = (count * size * kernel.terms * itemsize for count, size in zip(counts, p.tile, strict=True))
     group = min(p.group, counts[0])
     passes = max(1.0, min(counts[0] / group, counts[0] * counts[1] / slots))
     between = columns + group * rows / counts[0]

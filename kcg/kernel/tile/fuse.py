@@ -62,17 +62,20 @@ def _fused(_id: str, region: Region) -> TileKernel:
         refuse_unknown(ast)
         own = buffers_of(ast)
         buffers |= {param: buffer for param, buffer in own.items() if param not in buffers or buffer.written}
+        plain = stored_of(ast, own)
         held = product.store.buffer.slot if product is not None else None
-        stored = _inlined(stored_of(ast, own), own, {slot: s for slot, s in made.items() if slot != held})
+        is_product = kernel_of((plain,), own).contraction is not None
+        stored = _inlined(plain, own, {slot: s for slot, s in made.items() if slot != held or is_product})
         slot = stored.store.buffer.slot
         loaded |= {access.buffer.slot for access in _loads(stored, buffers)} - set(made)
         if slot in made or slot in loaded:
             raise TileRefusal("update in place", "a buffer is written that was read or written before")
         made[slot] = stored
-        if (of_its_own := kernel_of((stored,), buffers)).contraction is not None:
-            if product is not None:
-                raise TileRefusal("several contractions")
-            product = of_its_own
+        if is_product:
+            made_of = kernel_of((stored,), buffers)
+            if made_of.contraction is None or (product is not None and (not made_of.before or held in region.outputs)):
+                raise TileRefusal("several contractions", "they are no terms of one sum")
+            product = made_of
     wanted = [made[slot] for slot in region.outputs if slot in made]
     if product is not None:
         kernel = _with_product(product, wanted, buffers)

@@ -161,6 +161,7 @@ def may_split(kernel: TileKernel) -> bool:
         first is not None
         and kernel.rows is None
         and not kernel.also
+        and not kernel.before
         and all(
             r.src[1:] == first.src[1:]
             and r.arg == first.arg
@@ -291,7 +292,9 @@ def _write_contraction(
     tiles = grid = math.prod(counts)
     if tiles >= 1 << 31:
         raise TileRefusal("grid", "2^31 programs or more")
+    before = [_turned(other, parameters) for other in kernel.before]
     described = _described(contraction, kernel, axes, top, parameters)
+    others = [_described_or_none(other, kernel, axes, top, parameters) for other in before]
     number = top.lines.name("tl.program_id(0)", "program")
     root = top
     tail = tail_of(kernel, target, parameters)
@@ -313,11 +316,16 @@ def _write_contraction(
     part = part or Part(digits[0], parameters.split)
     specialized = ", warp_specialize=True" if parameters.warp_specialize else ""
     options = "" if parameters.persistent else specialized
-    loop = Loop(parameters.reduce_tile, parameters.precision, *described, part=part, shared=shared, options=options)
     starts = (_start(root, row, axes[0]), _start(root, column, axes[1]))
-    sums = write_contraction(contraction, root, axes, starts, loop)
+    sums = None
+    for one_of, operands in zip((*before, contraction), (*others, described), strict=True):
+        loop = Loop(parameters.reduce_tile, parameters.precision, *operands, part=part, shared=shared, options=options)
+        sums = write_contraction(one_of, root, axes, starts, loop, to=sums)
+    assert sums is not None
     lines = Lines(writer, root.lines) if tail is not None else root.lines
+    zeros = {other.reduce: Block("0.0", "float32", constant=0.0) for other in before}  # they are in the sum already
     for stored in stored_blocks(contraction, root, lines, sums, parameters.epilogue_parts):
+        stored.frame.bound |= zeros
         if parameters.split > 1:
             _store_partials(stored.frame, kernel, part)
             continue
@@ -421,6 +429,16 @@ def _turned(contraction: Contraction, parameters: TileParameters) -> Contraction
     if own == [sorted(side.ranges) for side in contraction.sides[::-1]]:
         return replace(contraction, sides=contraction.sides[::-1])
     raise TileRefusal("axes", "the rows and the columns of a contraction are its operands' own ranges")
+
+
+def _described_or_none(
+    contraction: Contraction, kernel: TileKernel, axes: tuple[Axis, Axis], top: Frame, parameters: TileParameters
+) -> tuple[Described | None, tuple[Described | None, ...]]:
+    """As `_described`; of a contraction that is added to another one it may be that TMA can load none."""
+    try:
+        return _described(contraction, kernel, axes, top, parameters)
+    except TileRefusal:
+        return None, ()
 
 
 def _described(

@@ -137,6 +137,7 @@ class TileKernel:
     rows: Rows | None = None  # of several kernels: how they share rows
     held: tuple[Held, ...] = ()  # of a contraction: how each of `also` uses its result
     hidden: bool = False  # whether the first of `stored` is only used by the others
+    before: tuple[Contraction, ...] = ()  # of several kernels: what is added to the contraction, over the same outputs
 
     @property
     def stored(self) -> tuple[Stored, ...]:
@@ -167,6 +168,11 @@ class TileKernel:
     def reduce_extent(self) -> int:
         """Elements that `reduce_ranges` come to; 0 where nothing is reduced."""
         return math.prod(map(extent, self.reduce_ranges)) if self.reductions else 0
+
+    @property
+    def terms(self) -> int:
+        """Products of each sum of a contraction, with those that are added to it."""
+        return self.reduce_extent + sum(math.prod(map(extent, c.reduce.src[1:])) for c in self.before)
 
 
 def extent(axis: UOp) -> int:
@@ -224,6 +230,7 @@ def stored_of(ast: UOp, buffers: dict[UOp, BufferSlot]) -> Stored:
 def kernel_of(stored: Sequence[Stored], buffers: dict[UOp, BufferSlot]) -> TileKernel:
     """What computes all that is stored; the first is what the axes of its tiles are of."""
     first, *also = stored
+    contraction, before = (None, ()) if also else contractions_of(first)
     bodies = [n for s in stored for n in (s.value, *s.store.node.src[1:], *s.gates)]
     nodes = list(UOp.sink(*bodies).toposort())
     reductions = tuple(n for n in UOp.sink(*(s.value for s in stored)).toposort() if n.op is Ops.REDUCE)
@@ -236,8 +243,9 @@ def kernel_of(stored: Sequence[Stored], buffers: dict[UOp, BufferSlot]) -> TileK
         variables=tuple(sorted((n for n in nodes if _is_variable(n)), key=lambda n: n.arg.name)),
         loads=tuple(access_of(n, buffers) for n in nodes if n.op is Ops.INDEX),
         reductions=reductions,
-        contraction=None if also else contraction_of(reductions, first.outputs),
+        contraction=contraction,
         also=tuple(also),
+        before=before,
     )
 
 
@@ -358,6 +366,57 @@ def affine(address: UOp) -> dict[UOp | None, int] | None:
 
 
 # ---- The contraction of a kernel.
+
+
+def contractions_of(stored: Stored) -> tuple[Contraction | None, tuple[Contraction, ...]]:
+    """The contraction of a value, and others that are added to it before anything else becomes of them: sums of
+    products that a concatenation split."""
+    reductions = tuple(n for n in stored.value.toposort() if n.op is Ops.REDUCE)
+    if len(reductions) < 2:
+        return contraction_of(reductions, stored.outputs), ()
+    found = [contraction_of((node,), stored.outputs) for node in reductions]
+    known = [c for c in found if c is not None]
+    if len(known) != len(reductions) or not _are_added(stored.value, reductions):
+        return None, ()
+    first, *rest = known
+    if any(c.batch != first.batch or _spans(c) != _spans(first) or c.reduce.dtype != first.reduce.dtype for c in rest):
+        return None, ()
+    *others, last = sorted((first, *rest), key=lambda c: math.prod(map(extent, c.reduce.src[1:])))
+    return last, tuple(others)
+
+
+def _spans(contraction: Contraction) -> list[tuple[int, ...]]:
+    return [side.ranges for side in contraction.sides]
+
+
+def _are_added(value: UOp, reductions: tuple[UOp, ...]) -> bool:
+    """Whether reductions are only used as terms of one sum of floats."""
+    nodes = list(value.toposort())
+    users: dict[UOp, list[UOp]] = {}
+    for node in nodes:
+        for source in node.src:
+            users.setdefault(source, []).append(node)
+
+    def through_casts(node: UOp) -> UOp | None:
+        """The one use of a value that is more than a cast of floats."""
+        while len(found := users.get(node, [])) == 1:
+            (node,) = found
+            if node.op is not Ops.CAST or not dtypes.is_float(node.dtype):
+                return node
+        return None
+
+    def sum_of(node: UOp) -> UOp | None:
+        """The whole sum that a value is a term of."""
+        found = through_casts(node)
+        while found is not None and found.op is Ops.ADD and dtypes.is_float(found.dtype):
+            above = users.get(found, [])
+            if len(above) != 1 or above[0].op is not Ops.ADD:
+                return found
+            found = above[0]
+        return None
+
+    sums = {sum_of(node) for node in reductions}
+    return len(sums) == 1 and None not in sums
 
 
 def contraction_of(reductions: tuple[UOp, ...], outputs: tuple[UOp, ...]) -> Contraction | None:
