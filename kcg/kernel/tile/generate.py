@@ -38,6 +38,7 @@ from kcg.types import Region, Target
 ENTRY = "tile_kernel"
 SUM_TILE, SUM_WARPS = 1024, 4  # of the launch that adds partial sums
 TAIL_ROWS = 16  # of a tile, that one program of it adds
+VECTOR_BYTES = 16  # that a thread loads at once
 MAX_BLOCK = 1 << 20  # elements of a block: Triton's own limit
 
 
@@ -216,7 +217,8 @@ def _write_held_rows(
     if height * width > MAX_BLOCK:
         raise TileRefusal("tile", f"a block has at most {MAX_BLOCK:,} elements")
     root = open_frame(kernel, writer, (height, width))
-    root.reduce = reducer(kernel, first_axis=1)
+    threads, vector = 32 * parameters.num_warps, VECTOR_BYTES // max(b.dtype.itemsize for b in kernel.buffers)
+    root.reduce = reducer(kernel, first_axis=1, together=max(1, min(vector, height * width // threads)))
     number = root.lines.name("tl.program_id(0)", "program")
     grid = -(-rows.count // height)
     for row, _ in rows.numbers:

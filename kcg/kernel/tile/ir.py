@@ -199,7 +199,7 @@ def _read(_id: str, region: Region) -> TileKernel:
 
 def read_ast(ast: UOp) -> TileKernel:
     """See `read_kernel`; of an AST that is simplified already."""
-    ast = with_sums_merged(ast)
+    ast = with_reductions_merged(ast)
     refuse_unknown(ast)
     buffers = buffers_of(ast)
     if [b.slot for b in buffers.values()] != list(range(len(buffers))):
@@ -249,15 +249,16 @@ def kernel_of(stored: Sequence[Stored], buffers: dict[UOp, BufferSlot]) -> TileK
     )
 
 
-def with_sums_merged(ast: UOp) -> UOp:
-    """The AST with a sum of sums as one sum over all ranges: the gradient of a convolution is then a contraction.
+def with_reductions_merged(ast: UOp) -> UOp:
+    """The AST with a sum of sums as one sum over all ranges: the gradient of a convolution is then a contraction. So
+    with the largest of several largest.
 
-    Between the sums may be casts of floats and conditions that give 0 otherwise.
+    Between them may be casts of floats, and between sums conditions that give 0 otherwise.
     """
     for node in ast.toposort():
-        if node.op is Ops.REDUCE and node.arg[0] is Ops.ADD and dtypes.is_float(node.dtype):
+        if node.op is Ops.REDUCE and node.arg[0] in (Ops.ADD, Ops.MAX) and dtypes.is_float(node.dtype):
             path, inner = [], node.src[0]
-            while (place := _place_of_sum(inner)) is not None:
+            while (place := _place_of_sum(inner, node.arg[0])) is not None:
                 path.append((inner, place))
                 inner = inner.src[place]
             if inner.op is not Ops.REDUCE or inner.arg != node.arg or not set(node.src[1:]) & set(inner.ranges):
@@ -268,14 +269,16 @@ def with_sums_merged(ast: UOp) -> UOp:
             for step, place in reversed(path):
                 term = step.replace(src=(*step.src[:place], term, *step.src[place + 1 :]))
             merged = node.replace(src=(term, *node.src[1:], *inner.src[1:]))
-            return with_sums_merged(ast.substitute({node: merged}))
+            return with_reductions_merged(ast.substitute({node: merged}))
     return ast
 
 
-def _place_of_sum(node: UOp) -> int | None:
-    """Which source of a node may be a sum that can be added up outside of it."""
+def _place_of_sum(node: UOp, how: Ops) -> int | None:
+    """Which source of a node may be a sum that can be added up outside of it, or the largest of some."""
     if node.op is Ops.CAST and dtypes.is_float(node.dtype) and dtypes.is_float(node.src[0].dtype):
         return 0
+    if how is not Ops.ADD:
+        return None
     if node.op is Ops.WHERE and _is_zero(node.src[2]):
         return 1
     if node.op is Ops.WHERE and _is_zero(node.src[1]):
@@ -324,7 +327,7 @@ def access_of(index: UOp, buffers: dict[UOp, BufferSlot]) -> Access:
         place, more = _without_invalid(source)
         places.append(place)
         gates += [gate for gate in more if gate not in gates]
-    address = places[0] if places else UOp.const(dtypes.weakint, 0)
+    address = places[0] if places else UOp.const(0, dtypes.weakint)
     if len(places) > 1:
         shape = [int(s.arg) for s in index.src[0].src[1].src]
         for size, place in zip(shape[1:], places[1:], strict=True):
