@@ -98,10 +98,10 @@ def write_contraction(
         if by_tma is not None:
             corner = (starts[0], counter) if place == 0 else (counter, firsts[place - 1])
             block = inside.new(by_tma.load(inside, corner), TYPES[side.dtype], frozenset({0, 1}))
-            blocks.append(inside.cast(block, _interpreted(block.type)) if inside.writer.interpreted else block)
+            blocks.append(inside.cast(block, interpreted_type(block.type)) if inside.writer.interpreted else block)
             continue
         bind_axis(inside, reduced, 1 if place == 0 else 0, counter, vector=vector)
-        blocks.append(_operand(side, inside, 1 if place == 0 else 0, frozenset(contraction.reduce.src[1:])))
+        blocks.append(operand_block(side, inside, 1 if place == 0 else 0, frozenset(contraction.reduce.src[1:])))
     one, *others = blocks
     kind = ""
     if one.type == "float32":
@@ -145,7 +145,7 @@ def stored_blocks(contraction: Contraction, root: Frame, lines: Lines, sums: Sum
     return found
 
 
-def _interpreted(type_: str) -> str:
+def interpreted_type(type_: str) -> str:
     """The type in which Triton's interpreter multiplies right."""
     return "float32" if type_ in ("bfloat16", *FP8) else type_
 
@@ -165,13 +165,13 @@ def _in_parts(root: Frame, lines: Lines, total: str, sizes: tuple[int, int], mos
     return [(held, number * width // 2, width // 2) for number, held in enumerate(halves)]
 
 
-def _operand(side: Operand, inside: Frame, axis: int, reduced: frozenset[UOp]) -> Block:
+def operand_block(side: Operand, inside: Frame, axis: int, reduced: frozenset[UOp]) -> Block:
     """One operand's block of one step, 0 where an element of the reduction does not exist."""
     values = [f.node for f in side.factors if not f.gate]
     gates = [f for f in side.factors if f.gate]
     type_ = TYPES[side.dtype]
     if inside.writer.interpreted:
-        type_ = _interpreted(type_)
+        type_ = interpreted_type(type_)
     product = inside.narrow(values[0], type_ if len(values) == 1 else "float32")
     for node in values[1:]:
         other = inside.narrow(node, "float32")

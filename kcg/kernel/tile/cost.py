@@ -16,8 +16,9 @@ from kcg.compat.tiny import Ops, UOp
 from kcg.kernel.tile.contraction import pieces_of
 from kcg.kernel.tile.ir import Access, TileKernel, affine, extent
 from kcg.kernel.tile.online import shifted_sums
-from kcg.kernel.tile.parameters import CONTRACTION, REDUCTION, ROWS, TMA, TileParameters
-from kcg.kernel.tile.prior import REGISTERS, THREADS, has_tma, shared_bytes, shared_taken, tiles_of
+from kcg.kernel.tile.parameters import CONTRACTION, REDUCTION, ROWS, STREAM, TMA, TileParameters
+from kcg.kernel.tile.prior import REGISTERS, THREADS, has_tma, shared_bytes, shared_taken, stream_bytes, tiles_of
+from kcg.kernel.tile.stream import padded
 from kcg.types import Target
 
 UNTRIED = 0.005
@@ -27,6 +28,7 @@ LAUNCH_S = 5e-6
 RESERVED = 1_024  # bytes of shared memory that each program takes beside its own
 PROGRAMS = 32  # of a multiprocessor
 BESIDE_SUMS = 56  # registers of a thread beside its float32 sums
+STREAM_STEP_S = 1e-7  # of a step of attention beside its loads, products and weights: a guess
 PIECE_S = 5e-8  # of a second product in each step: what 128 x 288 and 128 x 384 took longer on one H100
 SPECIAL = (Ops.EXP2, Ops.LOG2, Ops.SIN, Ops.SQRT, Ops.RECIPROCAL)
 SECTOR = 32  # bytes that memory moves at least
@@ -82,7 +84,7 @@ def figures_of(target: Target) -> Figures:
 def predicted_seconds(kernel: TileKernel, target: Target, p: TileParameters, figures: Figures | None = None) -> float:
     """What a program takes, launches included."""
     figures = figures or figures_of(target)
-    busy = {CONTRACTION: _contraction, ROWS: _held_rows}.get(p.form, _rows)
+    busy = {CONTRACTION: _contraction, ROWS: _held_rows, STREAM: _stream}.get(p.form, _rows)
     seconds = busy(kernel, target, p, figures)
     if p.split > 1:
         partials = 4 * p.split * math.prod(kernel.extents) * len(kernel.reductions)
@@ -330,3 +332,39 @@ def _levels(kernel: TileKernel) -> int:
         before = max((level[o] for o in level if o in inside and o is not together.get(node)), default=0)
         level[node] = max(1 + before, level.get(together.get(node, node), 0))
     return max(level.values(), default=0)
+
+
+# ---- attention
+
+
+def _stream(kernel: TileKernel, target: Target, p: TileParameters, f: Figures) -> float:
+    """Two products in each step and the exponentials between them, which wait for each other unless other warps have
+    something to do meanwhile."""
+    stream = kernel.stream
+    assert stream is not None
+    (height,), step, threads = p.tile, p.reduce_tile, 32 * p.num_warps
+    inner, width = padded(stream.scores.reduce.src[1:]), padded(stream.columns)
+    rows = math.prod(kernel.extents[n] for n in p.axes[0])
+    programs = math.prod(kernel.extents) // rows // math.prod(map(extent, stream.columns)) * -(-rows // height)
+    steps = -(-extent(stream.keys) // step)
+    itemsize = stream.values.dtype.itemsize
+    whole = height >= 64 * max(1, p.num_warps // 4) and p.num_warps >= 4
+    tensor = f.tensor_ops * (2 / itemsize if itemsize <= 2 else 0.25) * (1.0 if whole else 0.5)
+    products_s = 2 * height * step * (inner + width) / tensor
+    between = stream.weight.toposort(gate=lambda n: n is not stream.scores.reduce)
+    special, plain = sum(n.op in SPECIAL for n in between), len(between) + 6
+    weights_s = height * step * (special / f.special_ops + plain / f.plain_ops)
+    load_s = step * (inner + width) * itemsize / f.l2_bytes
+    registers = min(255, height * (step + width) // threads + BESIDE_SUMS)
+    together = max(1, min((shared_bytes(target) + RESERVED) // (stream_bytes(kernel, p) + RESERVED),
+                          REGISTERS // (registers * threads), THREADS // threads, PROGRAMS))  # fmt: skip
+    groups = together * max(1, p.num_warps // 4) * (1.5 if p.warp_specialize else 1.0)
+    waiting_s = (f.flight_s + load_s) / max(p.num_stages - 0.5, 0.5)
+    alone_s = products_s + weights_s + waiting_s * 0.5
+    shared_s = max(products_s, weights_s, load_s)
+    step_s = max(shared_s, alone_s / (1 + 0.5 * (groups - 1))) + STREAM_STEP_S
+    slots = target.cores * together
+    turns = programs / slots
+    waves = max(1.0, math.ceil(turns) if turns < 4 else turns)
+    opening_s = f.opening_s + f.flight_s + (f.descriptors_s if p.loads == TMA else 0.0)
+    return float(waves * together * steps * step_s + opening_s)

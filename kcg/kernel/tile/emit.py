@@ -274,6 +274,8 @@ class Frame:
         return self.new(f"tl.where({c.text}, {a_text}, {b_text})", type_, c.axes | a.axes | b.axes)
 
     def _alu(self, node: UOp) -> Block:
+        if (power := self._power_of_difference(node)) is not None:
+            return power
         if (sigmoid := self._sigmoid(node)) is not None:
             return sigmoid
         if (negated := _negated(node)) is not None:
@@ -373,6 +375,22 @@ class Frame:
         x = self.new(f"{_term(u)} * {_number(factor)}", "float32", u.axes)
         self.writer.helpers["_tanh"] = _INTERPRETED_TANH if self.writer.interpreted else _TANH
         return self.new(f"0.5 - 0.5 * _tanh({x.text})", "float32", u.axes)
+
+    def _power_of_difference(self, node: UOp) -> Block | None:
+        """2^((x + y) c), where y is of fewer elements, as 2^(x c + y c): one operation for each of x instead of two."""
+        if node.op is not Ops.EXP2 or node.dtype is not dtypes.float32 or (product := node.src[0]).op is not Ops.MUL:
+            return None
+        total, factor = product.src
+        if factor.op is not Ops.CONST or total.op is not Ops.ADD:
+            return None
+        one, other = sorted(total.src, key=lambda source: -len(self.value(source).axes))
+        x, y = self.value(one), self.value(other)
+        if not y.axes < x.axes:
+            return None
+        c = _number(float(factor.arg))
+        shift = self.home(other).new(f"{_term(y)} * {c}", "float32", y.axes)
+        inside = self.new(f"{_term(x)} * {c} + {shift.text}", "float32", x.axes)
+        return self.new(f"tl.exp2({inside.text})", "float32", x.axes)
 
     # ---- memory
 

@@ -8,6 +8,7 @@ that what several of these values need is loaded and computed once.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from dataclasses import replace
@@ -31,6 +32,7 @@ from kcg.kernel.tile.ir import (
     affine,
     buffers_of,
     extent,
+    factors_of,
     is_symbolic,
     kernel_of,
     read_kernel,
@@ -40,8 +42,10 @@ from kcg.kernel.tile.ir import (
 )
 from kcg.kernel.tile.program import TileRefusal
 from kcg.kernel.tile.reduction import depth_of
+from kcg.kernel.tile.stream import stream_of
 from kcg.types import Region
 
+SEVERAL = "several contractions"
 MOST_KERNELS = 16
 _SHARED = 1 << 20  # the first number of ranges that several reductions are over
 MOST_NODES = 4096  # of all values together: each use of a value may be a copy of it over other ranges
@@ -56,6 +60,16 @@ def read_region(region: Region) -> TileKernel:
 def _fused(_id: str, region: Region) -> TileKernel:
     if len(region.kernels) > MOST_KERNELS:
         raise TileRefusal("several kernels", f"more than {MOST_KERNELS}")
+    try:
+        return _combined(region, holding=True)
+    except TileRefusal as refusal:
+        if refusal.construct != SEVERAL:
+            raise
+    return _combined(region, holding=False)
+
+
+def _combined(region: Region, *, holding: bool) -> TileKernel:
+    """The kernels as one; `holding` the result of a contraction, or with that too made where it is used."""
     buffers: dict[UOp, BufferSlot] = {}
     made: dict[int, Stored] = {}  # slot -> what it holds so far
     loaded: set[int] = set()
@@ -73,10 +87,10 @@ def _fused(_id: str, region: Region) -> TileKernel:
         if slot in made or slot in loaded:
             raise TileRefusal("update in place", "a buffer is written that was read or written before")
         made[slot] = stored
-        if is_product:
+        if is_product and holding:
             made_of = kernel_of((stored,), buffers)
             if made_of.contraction is None or (product is not None and (not made_of.before or held in region.outputs)):
-                raise TileRefusal("several contractions", "they are no terms of one sum")
+                raise TileRefusal(SEVERAL, "they are no terms of one sum")
             product = made_of
     shared: dict[UOp, UOp] = {}
     wanted = [_with_shared_ranges(made[slot], shared) for slot in region.outputs if slot in made]
@@ -85,7 +99,9 @@ def _fused(_id: str, region: Region) -> TileKernel:
     else:
         wanted = sorted(wanted, key=lambda s: -math.prod(s.extents))
         kernel = kernel_of(wanted, buffers)
-        if kernel.reductions:
+        if not holding:
+            kernel = replace(kernel, stream=stream_of(kernel))
+        elif kernel.reductions:
             kernel = _with_rows(wanted, kernel, buffers)
     used = {access.buffer.slot for access in kernel.loads} | {s.store.buffer.slot for s in kernel.written}
     kept = tuple(sorted((b for b in kernel.buffers if b.slot in used), key=lambda b: b.slot))
@@ -117,10 +133,30 @@ def _renamed(region: Region) -> list[UOp]:
 def _with_shared_ranges(stored: Stored, shared: dict[UOp, UOp]) -> Stored:
     """A value whose reductions of equal length are over the same range, so that one loop can make several of them."""
     new: dict[UOp, UOp] = {}
-    for node in stored.value.toposort():
+    value = _with_short_indices(stored.value)
+    for node in value.toposort():
         made = node.replace(src=tuple(new[s] for s in node.src)) if any(new[s] is not s for s in node.src) else node
-        new[node] = _over_shared_range(made, shared) if node.op is Ops.REDUCE else made
-    return replace(stored, value=new[stored.value])
+        new[node] = _without_factors(_over_shared_range(made, shared)) if node.op is Ops.REDUCE else made
+    return replace(stored, value=_with_short_indices(new[value]))
+
+
+def _without_factors(node: UOp) -> UOp:
+    """A sum with what each of its terms is multiplied by outside of it, where that is itself made of a reduction: of a
+    softmax's weights times values the division by their sum."""
+    if node.arg[0] is not Ops.ADD or not dtypes.is_float(node.dtype):
+        return node
+    factors, ranges = factors_of(node.src[0]), set(node.src[1:])
+    fixed = [f.node for f in factors if not f.gate and not ranges & set(f.node.ranges)]
+    if any(f.gate for f in factors) or not any(n.op is Ops.REDUCE for f in fixed for n in f.toposort()):
+        return node
+    terms = [f.node for f in factors if ranges & set(f.node.ranges)]
+    total = node.replace(src=(_product(terms, node), *node.src[1:]))
+    return _product([total, *fixed], node)
+
+
+def _product(factors: list[UOp], like: UOp) -> UOp:
+    found = [f if f.dtype is like.dtype else f.cast(like.dtype) for f in factors]
+    return functools.reduce(lambda a, b: a * b, found)
 
 
 def _over_shared_range(node: UOp, shared: dict[UOp, UOp]) -> UOp:
@@ -193,13 +229,16 @@ def _value_at(stored: Stored, access: Access) -> UOp:
 
 def _moved(value: UOp, at: dict[UOp, UOp]) -> UOp:
     """A value at other ranges, its indices simplified."""
-    moved = value.substitute(at)
+    return _with_short_indices(value.substitute(at))
+
+
+def _with_short_indices(value: UOp) -> UOp:
     shorter = {
         node: node.replace(src=(node.src[0], *(_short(s) for s in node.src[1:])))
-        for node in moved.toposort()
+        for node in value.toposort()
         if node.op is Ops.INDEX
     }
-    return moved.substitute({node: new for node, new in shorter.items() if node is not new}, walk=True)
+    return value.substitute({node: new for node, new in shorter.items() if node is not new}, walk=True)
 
 
 def _short(index: UOp) -> UOp:
@@ -209,10 +248,15 @@ def _short(index: UOp) -> UOp:
     terms = _terms(index)
     if len(terms) < 2 or index.dtype is not dtypes.weakint:
         return index.simplify()
-    total = UOp.const(0, dtypes.weakint)
-    for term, factor in terms.items():
-        total = total + term * factor
-    return total.simplify()
+    short = _summed(terms).simplify()
+    return _summed(_terms(short)) if short.op is Ops.ADD else short
+
+
+def _summed(terms: dict[UOp, int]) -> UOp:
+    """Terms times their factors, in an order that does not depend on where they come from."""
+    order = sorted(terms, key=lambda term: (-abs(terms[term]), term.key))
+    found = [term * terms[term] if terms[term] != 1 else term for term in order]
+    return functools.reduce(lambda a, b: a + b, found)
 
 
 def _terms(index: UOp, factor: int = 1) -> dict[UOp, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from kcg.compat.tiny import Ops, UOp
+from kcg.compat.tiny import Ops
 from kcg.kernel.tile.contraction import (
     MIN_BYTES_TILE,
     MIN_TILE,
@@ -20,17 +20,20 @@ from kcg.kernel.tile.emit import POINTERS, TYPES, Block, Frame, Lines, Writer, c
 from kcg.kernel.tile.epilogue import store_held, store_tile
 from kcg.kernel.tile.fuse import read_region
 from kcg.kernel.tile.ir import Contraction, Operand, Stored, TileKernel, extent, is_symbolic
-from kcg.kernel.tile.parameters import CONTRACTION, ELEMENTWISE, POINTER, REDUCTION, ROWS, TMA, TileParameters
+from kcg.kernel.tile.parameters import CONTRACTION, ELEMENTWISE, POINTER, REDUCTION, ROWS, STREAM, TMA, TileParameters
 from kcg.kernel.tile.program import WORKSPACE, Argument, TileLaunch, TileRefusal, TileSource
 from kcg.kernel.tile.reduction import Part, accumulator, combine, depth_of, reducer
+from kcg.kernel.tile.stream import write_stream
 from kcg.kernel.tile.tiles import (
     Axis,
     axes_of,
     bind_axis,
+    bind_scalar,
     is_power_of_two,
     open_frame,
     rest_of,
     split_number,
+    start_of,
     variable_name,
 )
 from kcg.types import Region, Target
@@ -54,6 +57,7 @@ def generate_kernel(
     _check(kernel, parameters)
     writes = {
         ELEMENTWISE: _write_rows, REDUCTION: _write_rows, CONTRACTION: _write_contraction, ROWS: _write_held_rows,
+        STREAM: _write_stream,
     }  # fmt: skip
     write = writes[parameters.form]
     evictions = dict.fromkeys(parameters.evict_first, "evict_first") | dict.fromkeys(
@@ -90,6 +94,8 @@ def _check(kernel: TileKernel, parameters: TileParameters) -> None:
     """Refuses what no kernel of this kind has; what the target allows is the legal set's to say."""
     if parameters.form == CONTRACTION and kernel.contraction is None:
         raise TileRefusal("form", "the kernel is no contraction of two operands with rows and columns")
+    if (parameters.form == STREAM) != (kernel.stream is not None):
+        raise TileRefusal("form", f"{parameters.form} of {'an' if kernel.stream else 'no'} attention")
     if (parameters.form == ROWS) != (kernel.rows is not None):
         raise TileRefusal("form", f"{parameters.form} of {'' if kernel.rows else 'no '}kernels over the same rows")
     if (parameters.form == ELEMENTWISE) != (not kernel.reductions):
@@ -104,13 +110,10 @@ def _check(kernel: TileKernel, parameters: TileParameters) -> None:
         parameters.form != CONTRACTION or parameters.split > 1 or parameters.persistent or not may_split(kernel)
     ):
         raise TileRefusal("tail", "programs share the last tiles of a contraction whose others are a program each")
-    if parameters.form != CONTRACTION and (
-        parameters.loads != POINTER
-        or parameters.persistent
-        or parameters.warp_specialize
-        or parameters.epilogue_parts > 1
-    ):
-        raise TileRefusal("loads", "only contractions have descriptors, persistent programs and parts")
+    if parameters.form not in (CONTRACTION, STREAM) and (parameters.loads != POINTER or parameters.warp_specialize):
+        raise TileRefusal("loads", "only contractions have descriptors")
+    if parameters.form != CONTRACTION and (parameters.persistent or parameters.epilogue_parts > 1):
+        raise TileRefusal("persistent", "only contractions have persistent programs and parts")
     if parameters.form == CONTRACTION and not len(parameters.axes) == len(parameters.tile) == 2:
         raise TileRefusal("axes", "a contraction's tile has rows and columns")
     if kernel.held and not fits_held(kernel, parameters):
@@ -161,6 +164,7 @@ def may_split(kernel: TileKernel) -> bool:
     return (
         first is not None
         and kernel.rows is None
+        and kernel.stream is None
         and not kernel.also
         and not kernel.before
         and all(
@@ -195,7 +199,7 @@ def _write_rows(kernel: TileKernel, _target: Target, parameters: TileParameters,
     for axis, digit in zip(rest, digits[1 : 1 + len(rest)], strict=True):
         bind_scalar(root, axis, digit)
     for place, (axis, digit) in enumerate(zip(axes, digits[1 + len(rest) :], strict=True)):
-        bind_axis(root, axis, place, _start(root, digit, axis))
+        bind_axis(root, axis, place, start_of(root, digit, axis))
     part = Part(digits[0], parameters.split)
     root.reduce = reducer(kernel, first_axis=len(axes), part=part)
     if parameters.split > 1:
@@ -223,7 +227,7 @@ def _write_held_rows(
     grid = -(-rows.count // height)
     for row, _ in rows.numbers:
         axis = Axis(row, height)
-        bind_axis(root, axis, 0, _start(root, number if grid > 1 else "0", axis))
+        bind_axis(root, axis, 0, start_of(root, number if grid > 1 else "0", axis))
     in_loop, body, counter = list[tuple[Stored, Frame]](), Lines(writer, root.lines), writer.fresh("k")
     for stored, (_, along) in zip(kernel.stored, rows.numbers, strict=True):
         if not along:
@@ -243,6 +247,10 @@ def _write_held_rows(
     return root.lines, grid
 
 
+def _write_stream(kernel: TileKernel, _target: Target, parameters: TileParameters, writer: Writer) -> tuple[Lines, int]:
+    return write_stream(kernel, parameters, writer)
+
+
 def row_axes(kernel: TileKernel) -> tuple[tuple[int, ...], ...]:
     """The only axis of a tile of rows: the ranges that number them in what the kernel stores first."""
     assert kernel.rows is not None
@@ -255,22 +263,6 @@ def _reduce_tiles(kernel: TileKernel, parameters: TileParameters, depth: int) ->
     if depth <= 1:
         return (parameters.reduce_tile,) * depth
     return (*(1,) * (depth - 1), parameters.reduce_tile)
-
-
-def bind_scalar(frame: Frame, axis: UOp, digit: str) -> None:
-    """Binds a range to one program each."""
-    constant = int(digit) if digit.isdigit() else None
-    frame.bound[axis] = Block(digit, "int32", constant=constant)
-    if is_symbolic(axis):
-        text = frame.scalar_condition(f"{digit} < {frame.value(axis.src[0]).text}")
-        frame.scalar_masks[axis] = frame.lines.name(text, "mask")
-
-
-def _start(frame: Frame, digit: str, axis: Axis) -> str:
-    if digit == "0" or axis.size == 1:
-        return digit
-    wide = axis.total + axis.size >= 1 << 31
-    return frame.lines.name(f"{digit}{'.to(tl.int64)' if wide else ''} * {axis.size}", "start")
 
 
 # ---- contractions
@@ -318,7 +310,7 @@ def _write_contraction(
     part = part or Part(digits[0], parameters.split)
     specialized = ", warp_specialize=True" if parameters.warp_specialize else ""
     options = "" if parameters.persistent else specialized
-    starts = (_start(root, row, axes[0]), _start(root, column, axes[1]))
+    starts = (start_of(root, row, axes[0]), start_of(root, column, axes[1]))
     sums = None
     for one_of, operands in zip((*before, contraction), (*others, described), strict=True):
         loop = Loop(parameters.reduce_tile, parameters.precision, *operands, part=part, shared=shared, options=options)
@@ -402,7 +394,7 @@ def _write_tail(kernel: TileKernel, tail: Tail, parameters: TileParameters, writ
         bind_scalar(top, axis, digit)
     row, column = raster(top, digits[-1], one.tiles, other.tiles, parameters.group)
     rows = replace(one, size=height)
-    first = top.lines.name(f"{_start(top, row, one)} + {strip} * {height}", "start")
+    first = top.lines.name(f"{start_of(top, row, one)} + {strip} * {height}", "start")
     elements, type_ = math.prod(parameters.tile), _workspace_type(kernel)
     for at, width in pieces_of(other.size):
         frame = Frame(top.lines, (height, width), outer=top)
@@ -414,7 +406,7 @@ def _write_tail(kernel: TileKernel, tail: Tail, parameters: TileParameters, writ
         top.lines.add(f"{total} = tl.load({place})")
         body.add(f"{total} = {total} + tl.load({place} + {counter} * {elements})")
         top.lines.extend(f"for {counter} in range(1, {tail.count}):", body)
-        start = top.lines.name(f"{_start(top, column, other)} + {at}", "start")
+        start = top.lines.name(f"{start_of(top, column, other)} + {at}", "start")
         bind_axis(frame, rows, 0, first, ragged=one.total % one.size != 0)
         bind_axis(frame, replace(other, size=width), 1, start, ragged=other.total % other.size != 0)
         bound = Block(total, type_, frozenset({0, 1}))
@@ -523,7 +515,7 @@ def _write_sums(kernel: TileKernel, parameters: TileParameters, writer: Writer) 
     axis = Axis(kernel.outputs, size)
     frame = open_frame(kernel, writer, (size,))
     number = frame.lines.name("tl.program_id(0)", "program")
-    vector = bind_axis(frame, axis, 0, _start(frame, number if axis.tiles > 1 else "0", axis))
+    vector = bind_axis(frame, axis, 0, start_of(frame, number if axis.tiles > 1 else "0", axis))
     mask = f", mask={frame.masks[0]}, other=0" if frame.masks else ""
     body = Lines(writer, frame.lines)
     counter = writer.fresh("part")

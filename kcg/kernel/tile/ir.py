@@ -60,6 +60,34 @@ class Contraction:
 
 
 @dataclass(frozen=True)
+class Shifted:
+    """A sum over the same ranges as a maximum, whose terms are 2^(factor * maximum + ...) times the rest."""
+
+    node: UOp
+    factor: float
+
+
+@dataclass(frozen=True)
+class Stream:
+    """A product of weights with values, over keys that a program goes through once."""
+
+    scores: Contraction  # rows by keys, over ranges of its own: what the weights are made of
+    maximum: UOp  # of each row
+    sums: tuple[Shifted, ...]  # of weights, one for each row
+    product: Shifted  # the sum of the weights times the values
+    weight: UOp
+    values: Operand  # keys by columns
+    rows: tuple[UOp, ...]  # output ranges
+    columns: tuple[UOp, ...]
+
+    @property
+    def keys(self) -> UOp:
+        """The range that is gone through."""
+        (found,) = self.maximum.src[1:]
+        return found
+
+
+@dataclass(frozen=True)
 class Access:
     """One load or store. `address` is the element, without the gate under which the access happens."""
 
@@ -137,6 +165,7 @@ class TileKernel:
     rows: Rows | None = None  # of several kernels: how they share rows
     held: tuple[Held, ...] = ()  # of a contraction: how each of `also` uses its result
     hidden: bool = False  # whether the first of `stored` is only used by the others
+    stream: Stream | None = None  # of several kernels: attention
     before: tuple[Contraction, ...] = ()  # of several kernels: what is added to the contraction, over the same outputs
 
     @property
@@ -427,7 +456,7 @@ def contraction_of(reductions: tuple[UOp, ...], outputs: tuple[UOp, ...]) -> Con
     if len(reductions) != 1 or reductions[0].arg[0] is not Ops.ADD:
         return None
     (reduce,) = reductions
-    factors = _factors(reduce.src[0])
+    factors = factors_of(reduce.src[0])
     number = {r: i for i, r in enumerate(outputs)}
     over = {f: frozenset(number[r] for r in f.node.ranges if r in number) for f in factors}
     values = [f for f in factors if not f.gate]
@@ -454,7 +483,7 @@ def contraction_of(reductions: tuple[UOp, ...], outputs: tuple[UOp, ...]) -> Con
     own = [tuple(sorted(span - batch)) for span in spans]
     if not all(own):
         return None
-    dtype = _product_dtype(reduce, sides)
+    dtype = product_dtype(reduce, sides)
     if dtype is None:
         return None
     rest = set(range(len(outputs))) - set(own[0]) - set(own[1])
@@ -467,18 +496,18 @@ def _size(numbers: Iterable[int], outputs: tuple[UOp, ...]) -> int:
     return math.prod(extent(outputs[n]) for n in numbers)
 
 
-def _factors(node: UOp) -> list[Factor]:
+def factors_of(node: UOp) -> list[Factor]:
     """The factors of a product, through casts to wider floats, products and conditions that give 0 otherwise."""
     if node.op is Ops.CAST and _widens(node):
-        return _factors(node.src[0])
+        return factors_of(node.src[0])
     if node.op is Ops.MUL and node.dtype is not dtypes.bool:
-        return [f for s in node.src for f in _factors(s)]
+        return [f for s in node.src for f in factors_of(s)]
     if node.op is Ops.WHERE and dtypes.is_float(node.dtype):
         condition, one, other = node.src
         if _is_zero(other) and _is_product(one):
-            return [Factor(condition, gate=True), *_factors(one)]
+            return [Factor(condition, gate=True), *factors_of(one)]
         if _is_zero(one) and _is_product(other):
-            return [Factor(condition, gate=True, inverted=True), *_factors(other)]
+            return [Factor(condition, gate=True, inverted=True), *factors_of(other)]
     return [Factor(node)]
 
 
@@ -501,7 +530,7 @@ def _is_zero(node: UOp) -> bool:
     return bool(node.op is Ops.CONST and not isinstance(node.arg, InvalidType) and float(node.arg) == 0)
 
 
-def _product_dtype(reduce: UOp, sides: list[list[Factor]]) -> DType | None:
+def product_dtype(reduce: UOp, sides: list[list[Factor]]) -> DType | None:
     """The format in which the operands are multiplied: a narrow one only where that loses nothing that the kernel
     keeps. None where tensor cores have none."""
     values = [[f.node for f in side if not f.gate] for side in sides]

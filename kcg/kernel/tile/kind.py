@@ -8,7 +8,7 @@ from kcg.errors import ScheduleError
 from kcg.kernel.kinds import Refusal
 from kcg.kernel.tile.compile import compile_tile
 from kcg.kernel.tile.fuse import read_region
-from kcg.kernel.tile.parameters import TMA, TileParameters
+from kcg.kernel.tile.parameters import STREAM, TMA, TileParameters
 from kcg.kernel.tile.program import TileRefusal
 from kcg.kernel.tile.targets import missing
 from kcg.kernel.tile.words import described, labels
@@ -68,12 +68,12 @@ class TileKind:
 
 
 def is_delicate(schedule: Schedule) -> bool:
-    """Whether a schedule is a tile program of asynchronous copies by TMA or of specialised warps: what is chosen of
-    these has to run very often before it is believed (docs/tiles.md)."""
+    """Whether a schedule is a tile program of asynchronous copies by TMA, of specialised warps, or of products that
+    follow each other: what is chosen of these has to run very often before it is believed (docs/tiles.md)."""
     if schedule.kind != ScheduleKind.TILE:
         return False
     p = TileParameters.from_json(schedule.body)
-    return p.loads == TMA or p.warp_specialize
+    return p.loads == TMA or p.warp_specialize or p.form == STREAM
 
 
 KIND = TileKind()

@@ -13,8 +13,8 @@ from kcg.kernel.tile.contraction import MIN_BYTES_TILE, MIN_TILE
 from kcg.kernel.tile.emit import power_of_sigmoid
 from kcg.kernel.tile.eviction import reused, streamed
 from kcg.kernel.tile.generate import can_describe, fits_held, may_split
-from kcg.kernel.tile.ir import NARROW, TileKernel
-from kcg.kernel.tile.parameters import CONTRACTION, ELEMENTWISE, POINTER, REDUCTION, ROWS, TMA, TileParameters
+from kcg.kernel.tile.ir import NARROW, TileKernel, extent
+from kcg.kernel.tile.parameters import CONTRACTION, ELEMENTWISE, POINTER, REDUCTION, ROWS, STREAM, TMA, TileParameters
 from kcg.kernel.tile.prior import (
     REGISTERS,
     THREADS,
@@ -26,9 +26,11 @@ from kcg.kernel.tile.prior import (
     reads_beside,
     shared_bytes,
     shared_taken,
+    stream_bytes,
     tiles_of,
 )
 from kcg.kernel.tile.reduction import depth_of
+from kcg.kernel.tile.stream import can_stream_by_tma, padded
 from kcg.kernel.tile.targets import MOST_STAGES, most_specialized_stages
 from kcg.types import Target
 
@@ -121,7 +123,7 @@ def _candidates(kernel: TileKernel, target: Target, parameters: TileParameters, 
         case "group":
             return GROUPS if parameters.form == CONTRACTION else (1,)
         case "loads":
-            return (POINTER, TMA) if parameters.form == CONTRACTION and has_tma(target) else (POINTER,)
+            return (POINTER, TMA) if parameters.form in (CONTRACTION, STREAM) and has_tma(target) else (POINTER,)
         case "persistent":
             # of pieces none was faster than one program a tile
             return (0, 1, 2) if parameters.form == CONTRACTION and parameters.tile[1] not in BETWEEN else (0,)
@@ -131,13 +133,14 @@ def _candidates(kernel: TileKernel, target: Target, parameters: TileParameters, 
         case "epilogue_parts":
             return (1, 2) if parameters.form == CONTRACTION and parameters.tile[1] >= 64 else (1,)
         case "warp_specialize":
-            plain = parameters.loads == TMA and parameters.num_warps == 4 and parameters.tile[1] not in BETWEEN
+            plain = parameters.loads == TMA and parameters.num_warps == 4
+            plain = plain and (parameters.form == STREAM or parameters.tile[1] not in BETWEEN)
             return (False, True) if plain else (False,)
         case "num_warps":
             return _warps(parameters)
         case "num_stages":
-            return STAGES if parameters.form == CONTRACTION else (1,)
-        case "evict_first" | "evict_last" if parameters.form == ROWS:
+            return STAGES if parameters.form in (CONTRACTION, STREAM) else (1,)
+        case "evict_first" | "evict_last" if parameters.form in (ROWS, STREAM):
             return ((),)  # what several values are made of is read once
         case "evict_first":
             return streamed(kernel, target, parameters)
@@ -182,6 +185,9 @@ def _reduce_tiles(kernel: TileKernel, parameters: TileParameters) -> tuple[int, 
     if parameters.form == ELEMENTWISE:
         return (0,)
     whole = power_of_two(kernel.rows.width if kernel.rows else kernel.reduce_extent)
+    if parameters.form == STREAM:
+        assert kernel.stream is not None
+        return tuple(size for size in (16, 32, 64, 128) if size <= max(16, power_of_two(extent(kernel.stream.keys))))
     if parameters.form == ROWS:
         return tuple(1 << i for i in range(17) if min(whole, LEAST_STEP) <= 1 << i <= whole)
     if parameters.form == CONTRACTION:
@@ -196,7 +202,7 @@ def _register_limits(kernel: TileKernel, target: Target, p: TileParameters) -> t
     itself may take more: a thread has much of the tile to hold."""
     threads = 32 * p.num_warps
     held = math.prod(p.tile) * max(1, p.reduce_tile if p.form in (REDUCTION, ROWS) else 1) // threads
-    if held < MUCH_HELD or p.warp_specialize or p.persistent == 1:
+    if p.form == STREAM or held < MUCH_HELD or p.warp_specialize or p.persistent == 1:
         return ()  # specialised warps share registers otherwise; a persistent program may be alone in any case
     likely, memory = 2 * held, THREADS  # of rows
     if p.form == CONTRACTION:
@@ -216,6 +222,11 @@ def _programs(kernel: TileKernel, p: TileParameters) -> int:
     held = {n for numbers in p.axes for n in numbers}
     if p.form == ROWS:
         return math.prod(tiles_of(kernel, p))
+    if p.form == STREAM:
+        assert kernel.stream is not None
+        columns = math.prod(map(extent, kernel.stream.columns))
+        rows = math.prod(kernel.extents[n] for n in p.axes[0])
+        return math.prod(kernel.extents) // columns // rows * math.prod(tiles_of(kernel, p))
     rest = math.prod(e for n, e in enumerate(kernel.extents) if n not in held)
     return p.split * rest * math.prod(tiles_of(kernel, p))
 
@@ -229,6 +240,8 @@ def _fits(kernel: TileKernel, target: Target, p: TileParameters) -> bool:
         p.split > steps // 2 or p.split * len(kernel.reductions) * math.prod(kernel.extents) >= 1 << 31
     ):
         return False
+    if p.form == STREAM:
+        return _fits_stream(kernel, target, p)
     if p.form != CONTRACTION:
         if elements > MOST_ELEMENTS[p.form] or elements // threads > MOST_OF_THREAD[p.form]:
             return False
@@ -259,3 +272,22 @@ def _fits(kernel: TileKernel, target: Target, p: TileParameters) -> bool:
         return False  # each program has one tile anyway
     below = max((group for group in GROUPS if group < p.group), default=0)  # of as many rows as there are, the least
     return p.group == 1 or (tiles[1] > 1 and tiles[0] > max(below, p.group // 2))
+
+
+def _fits_stream(kernel: TileKernel, target: Target, p: TileParameters) -> bool:
+    """Whether scores, weights and sums of an attention fit into the registers of its threads, and the rest into shared
+    memory."""
+    stream = kernel.stream
+    assert stream is not None
+    (height,), step, threads = p.tile, p.reduce_tile, 32 * p.num_warps
+    width = padded(stream.columns)
+    if not 16 <= height <= 128 or p.num_warps > 8 or height * max(step, width) < threads:
+        return False
+    if height * (step + width) // threads > min(MOST_REGISTERS, REGISTERS // threads) - LEAST_BESIDE:
+        return False
+    steps = -(-extent(stream.keys) // step)
+    if p.num_stages > steps + 1 or stream_bytes(kernel, p) > shared_bytes(target):
+        return False
+    if p.warp_specialize and (p.num_warps != 4 or p.loads != TMA or p.num_stages > most_specialized_stages()):
+        return False
+    return p.loads != TMA or can_stream_by_tma(kernel, p)

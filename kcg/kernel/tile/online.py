@@ -12,17 +12,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from kcg.compat.tiny import Ops, UOp, dtypes
-
-
-@dataclass(frozen=True)
-class Shifted:
-    """A sum over the same ranges as a maximum, whose terms are 2^(factor * maximum + ...) times the rest."""
-
-    node: UOp
-    factor: float
+from kcg.kernel.tile.ir import Shifted
 
 
 def shifted_sums(maximum: UOp, reductions: Sequence[UOp]) -> list[Shifted]:
@@ -34,8 +26,9 @@ def shifted_sums(maximum: UOp, reductions: Sequence[UOp]) -> list[Shifted]:
         if node.arg[0] is not Ops.ADD or node.src[1:] != maximum.src[1:] or not dtypes.is_float(node.dtype):
             continue
         inside = node.src[0].backward_slice_with_self
-        if maximum not in inside or any(other in inside for other in reductions if other not in (maximum, node)):
-            continue
+        others = [other for other in reductions if other in inside and other not in (maximum, node)]
+        if maximum not in inside or any(not set(node.src[1:]) & set(other.ranges) for other in others):
+            continue  # what is made anew for each term is part of it
         factor = _factor(node.src[0], maximum)
         if factor is not None and factor < 0:
             found.append(Shifted(node, factor))

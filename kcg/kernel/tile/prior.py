@@ -14,9 +14,10 @@ from kcg.compat.tiny import UOp, dtypes
 from kcg.kernel.tile.contraction import MIN_BYTES_TILE, MIN_TILE, stored_width
 from kcg.kernel.tile.generate import can_describe, fits_held, may_split, row_axes
 from kcg.kernel.tile.ir import TileKernel, affine, extent
-from kcg.kernel.tile.parameters import CONTRACTION, ELEMENTWISE, REDUCTION, ROWS, TMA, TileParameters
+from kcg.kernel.tile.parameters import CONTRACTION, ELEMENTWISE, REDUCTION, ROWS, STREAM, TMA, TileParameters
 from kcg.kernel.tile.program import TileRefusal
 from kcg.kernel.tile.reduction import depth_of
+from kcg.kernel.tile.stream import LEAST, padded, stream_axes
 from kcg.types import Target
 
 SHARED_BYTES = {"sm_80": 163 << 10, "sm_86": 99 << 10, "sm_89": 99 << 10, "sm_90": 227 << 10, "gfx942": 64 << 10}
@@ -105,14 +106,24 @@ def default_parameters(kernel: TileKernel, target: Target) -> TileParameters:
 
 def parameters_of(kernel: TileKernel, target: Target, form: str, axes: Axes) -> TileParameters:
     """The prior's choice among the programs of one form whose tile has these axes."""
-    make = {ELEMENTWISE: _elementwise, REDUCTION: _reduction, CONTRACTION: _contraction, ROWS: _held_rows}[form]
+    make = {
+        ELEMENTWISE: _elementwise,
+        REDUCTION: _reduction,
+        CONTRACTION: _contraction,
+        ROWS: _held_rows,
+        STREAM: _stream,
+    }[form]
     made = make(kernel, target, axes)
+    if form == STREAM:
+        return made
     elements = math.prod(made.tile) * max(1, made.reduce_tile if form in (REDUCTION, ROWS) else 1)
     return replace(made, num_warps=max(1, min(made.num_warps, elements // 32)))  # no thread without an element
 
 
 def forms(kernel: TileKernel) -> tuple[str, ...]:
     """The forms that a kernel's program may have."""
+    if kernel.stream is not None:
+        return (STREAM,)
     if kernel.rows is not None:
         return (ROWS,)
     if kernel.held:
@@ -127,6 +138,8 @@ def arrangements(kernel: TileKernel, form: str) -> tuple[Axes, ...]:
     numbers = tuple(range(len(kernel.outputs)))
     if form == ROWS:
         return (row_axes(kernel),)
+    if form == STREAM:
+        return (stream_axes(kernel),)
     if form == CONTRACTION:
         assert kernel.contraction is not None
         rows, columns = (side.ranges for side in kernel.contraction.sides)
@@ -242,6 +255,38 @@ def _held_rows(kernel: TileKernel, target: Target, axes: Axes) -> TileParameters
     elements = height * step
     warps = next(count for count in (4, 8, 16, 32) if elements <= 1024 * count or count == 32)
     return TileParameters(ROWS, axes, (height,), reduce_tile=step, num_warps=warps, num_stages=1)
+
+
+def _stream(kernel: TileKernel, target: Target, axes: Axes) -> TileParameters:
+    """Of Inductor's attention on an H100: 128 queries by 128 keys and 4 warps for heads of 64, by 64 keys and 8 warps
+    for heads of 128, 64 by 32 for heads of 256; fewer queries where there are few programs."""
+    stream = kernel.stream
+    assert stream is not None
+    widest = max(padded(stream.scores.reduce.src[1:]), padded(stream.columns))
+    sizes = {64: (128, 128, 4, 3), 128: (128, 64, 8, 3), 256: (64, 32, 4, 3)}
+    height, step, warps, stages = next(found for most, found in sizes.items() if widest <= most)
+    if stream.values.dtype.itemsize == 4:
+        height, step, warps, stages = 64, 32, 4, 2
+    rows = _count(kernel, axes[0])
+    others = math.prod(kernel.extents) // rows // math.prod(extent(axis) for axis in stream.columns)
+    height = max(LEAST, min(height, power_of_two(rows)))
+    while height > 64 and others * -(-rows // height) < target.cores:
+        height //= 2
+    step = max(LEAST, min(step, power_of_two(extent(stream.keys))))
+    made = TileParameters(STREAM, axes, (height,), reduce_tile=step, num_warps=warps, num_stages=stages)
+    while made.num_stages > 1 and stream_bytes(kernel, made) > shared_bytes(target):
+        made = replace(made, num_stages=made.num_stages - 1)
+    return made
+
+
+def stream_bytes(kernel: TileKernel, parameters: TileParameters) -> int:
+    """About how much shared memory an attention's program takes: its queries, and the ring of keys and values."""
+    stream = kernel.stream
+    assert stream is not None
+    inner, width = padded(stream.scores.reduce.src[1:]), padded(stream.columns)
+    scores, values = int(stream.scores.sides[0].dtype.itemsize), int(stream.values.dtype.itemsize)
+    ring = parameters.num_stages * parameters.reduce_tile * (inner * scores + width * values)
+    return parameters.tile[0] * inner * scores + ring + COMPILER_BYTES
 
 
 def _shared_out(height: int, extents: list[int]) -> tuple[int, ...]:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from kcg.compat.tiny import Ops, UOp
 from kcg.kernel.tile.emit import Block, Frame, Lines, compute_type
-from kcg.kernel.tile.ir import TileKernel, is_symbolic
-from kcg.kernel.tile.online import Shifted, running, shifted_sums
+from kcg.kernel.tile.ir import Shifted, TileKernel, is_symbolic
+from kcg.kernel.tile.online import running, shifted_sums
 from kcg.kernel.tile.program import TileRefusal
 from kcg.kernel.tile.tiles import Axis, bind_axis, total_of
 
@@ -107,7 +107,7 @@ def _write_online(maximum: UOp, sums: list[Shifted], frame: Frame, number: int, 
         return f"tl.{how}({text}.reshape({parts}), {len(frame.sizes)})"
 
     every = frozenset(range(frame.rank))
-    body.add(f"{new} = tl.maximum({largest}, {grouped(inside.atom(_term(maximum, inside, number)), 'max')})")
+    body.add(f"{new} = tl.maximum({largest}, {grouped(inside.atom(masked_term(maximum, inside, number)), 'max')})")
     # of nothing but -inf so far the shift is 0: the terms are 0 then, not NaN
     shift = body.name(f'tl.where({new} == float("-inf"), 0.0, {new})', "shift")
     spread = body.name(f"tl.broadcast_to({shift}[{':, ' * frame.rank}None], [{parts}]).reshape({frame.shape(every)})")
@@ -117,7 +117,7 @@ def _write_online(maximum: UOp, sums: list[Shifted], frame: Frame, number: int, 
         inside.bound[stand_in] = Block(spread, compute_type(maximum), every)
         total = frame.writer.fresh("acc")
         frame.lines.add(f"{total} = tl.zeros({kept}, tl.float32)")
-        term = inside.atom(_term(node, inside, number))
+        term = inside.atom(masked_term(node, inside, number))
         factor = f"tl.exp2(({shift} - {largest}) * ({one.factor!r}))"
         body.add(f"{total} = {total} * {factor} + {grouped(term, 'sum')}")
         totals.append(total)
@@ -167,7 +167,7 @@ def _write(group: list[UOp], frame: Frame, number: int, part: Part) -> None:
     if not any(map(is_symbolic, axis.ranges)) and axis.total <= axis.size and part.count == 1:
         inside = frame.inner(frame.lines)
         bind_axis(inside, axis, number, "0")
-        terms = [_term(node, inside, number) for node in group]
+        terms = [masked_term(node, inside, number) for node in group]
         for node, term in zip(group, terms, strict=True):
             if number not in term.axes:
                 term = inside.new(
@@ -183,7 +183,7 @@ def _write(group: list[UOp], frame: Frame, number: int, part: Part) -> None:
     counter = frame.writer.fresh("k")
     bind_axis(inside, axis, number, counter)
     totals = [frame.writer.fresh("acc") for _ in group]
-    terms = [_term(node, inside, number) for node in group]
+    terms = [masked_term(node, inside, number) for node in group]
     for node, total, term in zip(group, totals, terms, strict=True):
         body.add(f"{total} = {combine(node, total, term.text)}")
         shape = inside.shape(term.axes | {number})
@@ -200,7 +200,7 @@ def _write(group: list[UOp], frame: Frame, number: int, part: Part) -> None:
         frame.bound[node] = frame.values[node] = _finish(node, frame, total, term, number)
 
 
-def _term(node: UOp, inside: Frame, number: int) -> Block:
+def masked_term(node: UOp, inside: Frame, number: int) -> Block:
     """What one step adds: of elements that do not exist, the neutral element."""
     term = inside.cast(inside.value(node.src[0]), accumulator(node))
     if (mask := inside.masks.get(number)) is None:

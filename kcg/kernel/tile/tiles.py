@@ -145,3 +145,20 @@ def _product(frame: Frame, sizes: Sequence[str]) -> str:
     if all(size.isdigit() for size in sizes):
         return str(math.prod(map(int, sizes)))
     return frame.lines.name(" * ".join(sizes))
+
+
+def bind_scalar(frame: Frame, axis: UOp, digit: str) -> None:
+    """Binds a range to one program each."""
+    constant = int(digit) if digit.isdigit() else None
+    frame.bound[axis] = Block(digit, "int32", constant=constant)
+    if is_symbolic(axis):
+        text = frame.scalar_condition(f"{digit} < {frame.value(axis.src[0]).text}")
+        frame.scalar_masks[axis] = frame.lines.name(text, "mask")
+
+
+def start_of(frame: Frame, digit: str, axis: Axis) -> str:
+    """The first element of an axis in a program's tile, by the number of the tile along it."""
+    if digit == "0" or axis.size == 1:
+        return digit
+    wide = axis.total + axis.size >= 1 << 31
+    return frame.lines.name(f"{digit}{'.to(tl.int64)' if wide else ''} * {axis.size}", "start")
