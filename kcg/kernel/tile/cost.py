@@ -17,7 +17,16 @@ from kcg.kernel.tile.contraction import pieces_of
 from kcg.kernel.tile.ir import Access, TileKernel, affine, extent
 from kcg.kernel.tile.online import shifted_sums
 from kcg.kernel.tile.parameters import CONTRACTION, REDUCTION, ROWS, STREAM, TMA, TileParameters
-from kcg.kernel.tile.prior import REGISTERS, THREADS, has_tma, shared_bytes, shared_taken, stream_bytes, tiles_of
+from kcg.kernel.tile.prior import (
+    REGISTERS,
+    THREADS,
+    has_tma,
+    row_registers,
+    shared_bytes,
+    shared_taken,
+    stream_bytes,
+    tiles_of,
+)
 from kcg.kernel.tile.stream import padded
 from kcg.types import Target
 
@@ -299,7 +308,8 @@ def _held_rows(kernel: TileKernel, target: Target, p: TileParameters, f: Figures
     writes = sum(math.prod(s.extents) * s.store.buffer.dtype.itemsize for s in kernel.stored)
     programs = -(-rows.count // height)
     threads, elements = 32 * p.num_warps, height * width
-    registers = min(255, p.maxnreg or 24 + 2 * max(1, elements // threads))
+    wanted = row_registers(kernel, max(1.0, elements / threads))
+    registers = int(min(255, p.maxnreg or wanted))
     together = max(1, min(REGISTERS // (registers * threads), THREADS // threads, PROGRAMS))
     slots = target.cores * together
     looped = rows.width > width
@@ -316,7 +326,7 @@ def _held_rows(kernel: TileKernel, target: Target, p: TileParameters, f: Figures
     compute_s = padded * work * loops / (f.plain_ops * min(programs, target.cores)) / 2
     moved = padded * loops * sum(reads.values()) / max(1, rows.count * rows.width)
     stream_s = max(nbytes / f.memory_bytes, moved / (f.l2_bytes * min(programs, target.cores)))
-    spilled = 1 + max(0.0, 24 + 2 * elements / threads - min(255, REGISTERS // threads)) / 32
+    spilled = 1 + max(0.0, wanted - min(p.maxnreg or 255, REGISTERS // threads)) / 32
     return _either(stream_s, compute_s, chain_s, sharp=3) * spilled
 
 

@@ -334,7 +334,9 @@ def _write_contraction(
         root.lines.extend(f"if {unit} < 0:", lines)
         root.lines.extend("else:", _partial_tile(root, sums, unit))
     if parameters.persistent:
-        how = specialized or ", flatten=True"
+        # stores in a branch, Triton cannot flatten (3.6: an error in a pass of its own)
+        branches = any(held.first or held.count != axes[1].total for held in kernel.held)
+        how = specialized or (", flatten=True" if not branches else "")
         top.lines.extend(f"for {number} in tl.range({program}, {tiles}, {grid}{how}):", root.lines)
     return top.lines, grid
 

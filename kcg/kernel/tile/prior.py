@@ -37,6 +37,7 @@ ROW_IN_REGISTERS = 16_384  # elements of a row that one program reduces in one p
 LOOP_TILE = 2_048
 ROWS_TILE = 4_096  # elements of a reduction's block
 HELD_ROW = 32_768  # elements of a row that a program holds while several kernels' values are made of it
+MOST_OF_PRIOR = 128  # registers of a thread that holds rows
 HELD_LOOP = 8_192  # of a longer one in each step
 
 
@@ -252,9 +253,24 @@ def _held_rows(kernel: TileKernel, target: Target, axes: Axes) -> TileParameters
     height = max(1, min(ROWS_TILE // step, power_of_two(kernel.rows.count)))
     while height > 1 and kernel.rows.count < height * target.cores * 4:
         height //= 2
+    while height > 1 and row_registers(kernel, height * step / 128) > MOST_OF_PRIOR:
+        height //= 2
     elements = height * step
     warps = next(count for count in (4, 8, 16, 32) if elements <= 1024 * count or count == 32)
     return TileParameters(ROWS, axes, (height,), reduce_tile=step, num_warps=warps, num_stages=1)
+
+
+def row_registers(kernel: TileKernel, elements: float) -> float:
+    """About how many registers a thread takes that has so many elements of rows: the more, the more of them are loaded
+    from other places. Of LayerNorm, softmax and rotations the compiler took 1.0 to 8.4 for each element."""
+    assert kernel.rows is not None
+    rows = {axis for row, _ in kernel.rows.numbers for axis in row}
+    places = set()
+    for load in kernel.loads:
+        if rows & set(load.address.ranges) and len(load.address.ranges) > len(rows & set(load.address.ranges)):
+            steps = affine(load.address) or {}
+            places.add((load.buffer.slot, tuple(sorted(steps.values())), bool(load.gates)))
+    return 24 + max(1.2, 0.6 * len(places)) * elements
 
 
 def _stream(kernel: TileKernel, target: Target, axes: Axes) -> TileParameters:
