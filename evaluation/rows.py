@@ -15,7 +15,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from kcg.cli import record_results
+from kcg.cli import command_text, record_results
 from kcg.measure.protocol import median, median_interval
 from kcg.optimize.settings import parse_budget
 from kcg.provenance import provenance
@@ -29,12 +29,9 @@ def run_of(size: str, dev: str) -> str:
 
 
 def this_command() -> str:
-    """The command that is running, as it can be typed again on any machine: `python -m MODULE ARGUMENTS`, of files in
-    other folders the names alone."""
+    """The command that is running, as it can be typed again: `python -m MODULE ARGUMENTS`."""
     spec = sys.modules["__main__"].__spec__
-    arguments = [Path(one).name if one.startswith("/") else one for one in sys.argv[1:]]
-    begin = ["python", "-m", spec.name] if spec is not None else ["python", Path(sys.argv[0]).name]
-    return shlex.join([*begin, *arguments]).encode("utf-8", "replace").decode()
+    return command_text(spec.name) if spec is not None else shlex.join(["python", *sys.argv])
 
 
 class Rows:
