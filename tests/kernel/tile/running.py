@@ -6,8 +6,8 @@ import importlib.util
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ class Case:
     program: TileSource
     variables: tuple[tuple[str, int], ...] = ()
     seed: int = 1
+    inputs: Mapping[int, np.ndarray] = field(default_factory=dict)  # by slot, where they are not drawn
 
 
 def compare(cases: Sequence[Case], folder: Path, *, timeout_s: float = 240) -> list[str]:
@@ -42,7 +43,7 @@ def compare(cases: Sequence[Case], folder: Path, *, timeout_s: float = 240) -> l
     jobs, given = [], []
     for number, case in enumerate(cases):
         ast, name = ast_of(case.region.kernel), f"case{number}"
-        inputs = make_inputs(ast, case.seed)
+        inputs = {**make_inputs(ast, case.seed), **case.inputs}
         bits = _buffers(ast, case, inputs)
         given.append(bits)
         for key, array in bits.items():

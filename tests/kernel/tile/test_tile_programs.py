@@ -314,3 +314,40 @@ def test_a_sum_of_sums_is_one_sum(tmp_path: Path) -> None:
     kernel = read_kernel(region)
     assert len(kernel.reductions) == depth_of(kernel.reductions) == 1
     check({"gradient": case_of(region, Random(0), default_parameters(kernel, TARGET))}, tmp_path)
+
+
+def gated(seen: str, rows: int = 24, columns: int = 40, terms: int = 48) -> Region:
+    """A sum of products that are left out where a condition does not hold, which is seen by the product's terms alone,
+    by each matrix of a batch, or by each row."""
+    a, b = empty(2, rows, terms), empty(2, terms, columns)
+    condition = empty(*{"terms": (1, 1, terms), "batch": (2, 1, terms), "rows": (1, rows, terms)}[seen], dtype="bool")
+    chosen = condition.unsqueeze(-1).where(a.unsqueeze(-1) * b.unsqueeze(1), 0)
+    return Region((kernel_of(kernels_of(chosen.sum(2))[-1]),))
+
+
+@interpreted
+@pytest.mark.parametrize("seen", ["terms", "batch", "rows"])
+def test_what_is_left_out_of_a_product_may_be_infinite_in_either_operand(seen: str, tmp_path: Path) -> None:
+    """Its other operand is no 0 that infinity is multiplied by: both are gated, or no tensor core is asked."""
+    region, rng, cases = gated(seen), np.random.default_rng(7), []
+    kernel = read_kernel(region)
+    assert (kernel.contraction is None) == (seen == "rows")
+    sizes = {b.slot: b.size for b in kernel.buffers}
+    shapes = {2 * 24 * 48: (2, 24, 48), 2 * 48 * 40: (2, 48, 40)}
+    slots = {size: slot for slot, size in sizes.items() if slot}
+    (gate_size,) = set(slots) - set(shapes)
+    gate = rng.random(gate_size) < 0.6
+    a, b = (rng.standard_normal(shape).astype(np.float32) for shape in shapes.values())
+    holds = {"terms": (1, 1, 48), "batch": (2, 1, 48), "rows": (1, 24, 48)}[seen]
+    holds = np.broadcast_to(gate.reshape(holds), (2, 24, 48))
+    wanted = np.einsum("bmk,bkn->bmn", np.where(holds, a, 0).astype(float), b.astype(float))
+    a[~holds] = np.inf
+    b[~holds.any(1)] = np.nan
+    inputs = {slots[a.size]: a.ravel(), slots[b.size]: b.ravel(), slots[gate_size]: gate}
+    for number in range(3):
+        parameters = random_parameters(kernel, TARGET, Random(number)) if number else default_parameters(kernel, TARGET)
+        cases.append(replace(case_of(region, Random(number), parameters), inputs=inputs))
+    compare(cases, tmp_path)
+    for number in range(len(cases)):
+        stored = np.load(tmp_path / f"case{number}.p0.npy").view(np.float32).reshape(2, 24, 40)
+        assert np.allclose(stored, wanted, rtol=1e-4, atol=1e-4)
