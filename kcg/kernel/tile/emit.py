@@ -109,6 +109,7 @@ class Writer:
         fast_math: bool = False,
         evictions: Mapping[int, str] | None = None,
     ) -> None:
+        self.kernel = kernel
         self.accesses = {load.node: load for load in kernel.loads}
         self.evictions = {kernel.loads[number].node: policy for number, policy in (evictions or {}).items()}
         self.interpreted = interpreted
@@ -255,6 +256,9 @@ class Frame:
                 return self._alu(node)
 
     def _cast(self, node: UOp) -> Block:
+        if _keeps_product(node, self.writer.kernel):
+            a, b = (self.cast(self.value(s), "int32") for s in node.src[0].src)
+            return self.cast(self.new(f"{_term(a)} * {_term(b)}", "int32", a.axes | b.axes), compute_type(node))
         source = self.value(node.src[0])
         if node.dtype in dtypes.fp8s:
             return self.cast(self.cast(source, TYPES[node.dtype]), "float32")
@@ -544,6 +548,17 @@ def _negated(node: UOp) -> tuple[UOp, str] | None:
     if inner.op is Ops.CMPLT and any(dtypes.is_float(s.dtype) for s in inner.src):
         return None
     return inner, {Ops.CMPNE: "==", Ops.CMPEQ: "!=", Ops.CMPLT: ">="}[inner.op]
+
+
+def _keeps_product(cast: UOp, kernel: TileKernel) -> bool:
+    """Whether a cast takes a product of narrow integers before it wraps around: C multiplies them as 32 bits, and in
+    tinygrad's own kernels for CUDA the product is narrowed only where it is a variable, since it is taken twice."""
+    product = cast.src[0]
+    if product.op is not Ops.MUL or not dtypes.is_int(product.dtype) or not dtypes.is_int(cast.dtype):
+        return False
+    if product.dtype.itemsize > 2 or cast.dtype.itemsize < 4:
+        return False
+    return bool(sum(node.src.count(product) for node in kernel.value.toposort()) == 1)
 
 
 def compute_type(node: UOp) -> str:

@@ -12,6 +12,8 @@ from tinygrad import Variable
 
 from kcg.errors import ScheduleError
 from kcg.kernel.codec import kernel_of
+from kcg.kernel.compile import render_schedule
+from kcg.kernel.opts.schedule import RAW
 from kcg.kernel.tile.generate import generate, generate_kernel
 from kcg.kernel.tile.ir import read_kernel
 from kcg.kernel.tile.legal import is_legal, random_parameters, starts
@@ -351,3 +353,24 @@ def test_what_is_left_out_of_a_product_may_be_infinite_in_either_operand(seen: s
     for number in range(len(cases)):
         stored = np.load(tmp_path / f"case{number}.p0.npy").view(np.float32).reshape(2, 24, 40)
         assert np.allclose(stored, wanted, rtol=1e-4, atol=1e-4)
+
+
+@interpreted
+@pytest.mark.parametrize("kind", ["int8", "uint8", "int16"])
+def test_a_product_of_narrow_integers_is_summed_before_it_wraps(kind: str, tmp_path: Path) -> None:
+    """As in tinygrad's kernels for CUDA, by a tensor core and without one."""
+    a, b = empty(32, 64, dtype=kind), empty(64, 48, dtype=kind)
+    region = Region((kernel_of(kernels_of((a.unsqueeze(-1) * b.unsqueeze(0)).sum(1))[-1]),))
+    source = render_schedule(region, RAW, TARGET)[1]
+    assert any(f"({whole})((val0*val1))" in source for whole in ("int", "unsigned int", "uint"))
+    rng, kernel = np.random.default_rng(3), read_kernel(region)
+    bounds = np.iinfo(kind)
+    x, y = (rng.integers(bounds.min, bounds.max, shape, kind) for shape in ((32, 64), (64, 48)))
+    forms = starts(kernel, TARGET)
+    assert {p.form for p in forms} == ({CONTRACTION, REDUCTION} if kind == "int8" else {REDUCTION})
+    slots = {b.size: b.slot for b in kernel.buffers}
+    inputs = {slots[x.size]: x.ravel(), slots[y.size]: y.ravel()}
+    compare([replace(case_of(region, Random(0), p), inputs=inputs) for p in forms], tmp_path)
+    for number in range(len(forms)):
+        stored = np.load(tmp_path / f"case{number}.p0.npy").view(np.int32).reshape(32, 48)
+        assert np.array_equal(stored, (x.astype(np.int64) @ y.astype(np.int64)).astype(np.int32))
