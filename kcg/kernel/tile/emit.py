@@ -202,6 +202,8 @@ class Frame:
             load = node if node.op is Ops.INDEX else node.src[0]
             if TYPES.get(load.dtype) == type_ and not self.writer.interpreted:
                 return self.home(load)._load(load)
+        if node.op is Ops.CAST and type_ in FP8 and TYPES[node.dtype] == type_:
+            node = node.src[0]  # rounded once
         return self.home(node).cast(self.value(node), type_)
 
     def new(self, expression: str, type_: str, axes: frozenset[int]) -> Block:
@@ -215,9 +217,20 @@ class Frame:
             return _literal(_python(block.constant, type_), type_)
         if type_ == "int1":
             return self.new(f"{block.text} != 0", type_, block.axes)
+        if type_ in FP8:
+            return self._to_fp8(self.cast(block, "float32"), type_)
         if block.is_float and type_ in ("int8", "int16", "uint8", "uint16"):
             block = self.new(f"{block.text}.to(tl.int32)", "int32", block.axes)  # there and further it wraps around
         return self.new(f"{block.text}.to(tl.{type_})", type_, block.axes)
+
+    def _to_fp8(self, block: Block, type_: str) -> Block:
+        """A float32 block as floats of 8 bits, rounded to nearest; what is beyond the largest becomes that, as in
+        tinygrad's own kernels for CUDA (`cvt.rn.satfinite`). Triton's interpreter rounds otherwise: there it is written
+        out."""
+        if not self.writer.interpreted:
+            return self.new(f"{block.text}.to(tl.{type_})", type_, block.axes)
+        self.writer.helpers[f"_to_{type_}"] = _rounding_to_fp8(type_)
+        return self.new(f"_to_{type_}({block.text})", type_, block.axes)
 
     def atom(self, block: Block) -> str:
         """A block that has methods: a literal as a tensor."""
@@ -473,6 +486,23 @@ def _threefry() -> str:
         rows += [f"    a = a + k{(i + 1) % 3}", f"    b = b + k{(i + 2) % 3} + {i + 1}"]
     rows.append("    return (b.to(tl.uint64) << 32) | a.to(tl.uint64)")
     return "\n" + "\n".join(rows) + "\n"
+
+
+def _rounding_to_fp8(type_: str) -> str:
+    """The conversion of float32 as `cvt.rn.satfinite` does it: to the nearest multiple of the last place, which is
+    added to the number of the power of two. Adding and taking away 1.5 * 2^23 rounds to an integer, ties to even."""
+    bits, largest, least = {"float8e4nv": (3, 448.0, 121), "float8e5": (2, 57344.0, 113)}[type_]
+    return f"""
+@triton.jit
+def _to_{type_}(x):
+    bits = x.to(tl.int32, bitcast=True)
+    size = tl.where(x == x, tl.minimum(tl.abs(x), {largest}), 0.0)
+    exponent = tl.maximum(size.to(tl.int32, bitcast=True) >> 23, {least})
+    places = size * ((254 + {bits} - exponent) << 23).to(tl.float32, bitcast=True)
+    code = ((exponent - {least}) << {bits}) + ((places + 12582912.0) - 12582912.0).to(tl.int32)
+    code = tl.where(x == x, code, 127) | ((bits >> 24) & 128)
+    return code.to(tl.uint8).to(tl.{type_}, bitcast=True)
+"""
 
 
 _INTERPRETED_TANH = """

@@ -42,6 +42,7 @@ def compiled(folder: Path, job: dict[str, Any], capability: int) -> dict[str, An
         "tensor_core": next((name for name in ("wgmma", "mma.sync") if name in text), ""),
         "tanh": "tanh.approx.f32" in text,
         "tf32": "tf32" in text,
+        "conversions": sorted({line.split()[0] for line in text.splitlines() if line.strip().startswith("cvt.")}),
     }
 
 

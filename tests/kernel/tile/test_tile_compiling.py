@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 
 from kcg.kernel.codec import kernel_of
+from kcg.kernel.compile import render_schedule
+from kcg.kernel.opts.schedule import RAW
 from kcg.kernel.tile.generate import generate
 from kcg.kernel.tile.ir import read_kernel
 from kcg.kernel.tile.legal import random_parameters
@@ -86,3 +88,16 @@ def test_random_programs_of_random_kernels_compile(seeds: range, tmp_path: Path)
             parameters = random_parameters(read_kernel(region), target, Random(seed))
             programs[f"{family.__name__}_{seed}"] = generate(region, target, parameters)
     compiled(programs, "sm_90", tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["fp8e4m3", "fp8e5m2"])
+def test_floats_of_8_bits_are_made_by_the_conversion_that_tinygrads_kernels_use(kind: str, tmp_path: Path) -> None:
+    """From whatever type, by way of float32; CUDA's own class converts with saturation."""
+    target, programs = KNOWN_TARGETS["sm_90"], dict[str, TileSource]()
+    for source in ("float32", "float16", "bfloat16", "float64", "int32", "uint8", "bool"):
+        region = Region((kernel_of(kernels_of(empty(256, dtype=source).cast(kind))[-1]),))
+        assert f"((__nv_{kind[:3]}_{kind[3:]})(val0))" in render_schedule(region, RAW, target)[1]
+        programs[source] = generate(region, target, default_parameters(read_kernel(region), target))
+    wanted = f"cvt.rn.satfinite.{kind[3:]}x2.f32"
+    made = compiled(programs, "sm_90", tmp_path)
+    assert all([c for c in row["conversions"] if kind[3:] in c] == [wanted] for row in made.values())

@@ -8,7 +8,8 @@ from random import Random
 
 import numpy as np
 import pytest
-from tinygrad import Variable
+from tinygrad import Variable, dtypes
+from tinygrad.dtype import float_to_fp8
 
 from kcg.errors import ScheduleError
 from kcg.kernel.codec import kernel_of
@@ -374,3 +375,24 @@ def test_a_product_of_narrow_integers_is_summed_before_it_wraps(kind: str, tmp_p
     for number in range(len(forms)):
         stored = np.load(tmp_path / f"case{number}.p0.npy").view(np.int32).reshape(32, 48)
         assert np.array_equal(stored, (x.astype(np.int64) @ y.astype(np.int64)).astype(np.int32))
+
+
+@interpreted
+@pytest.mark.parametrize(("kind", "largest"), [("fp8e4m3", 448.0), ("fp8e5m2", 57344.0)])
+def test_floats_of_8_bits_are_rounded_and_saturated_as_tinygrad_does(kind: str, largest: float, tmp_path: Path) -> None:
+    """Ties, denormals, what is beyond the largest, NaN. Infinity becomes the largest, as CUDA's conversion makes it."""
+    rng = np.random.default_rng(5)
+    steps = np.concatenate(
+        [2.0 ** np.arange(-20, 18), 1.5 * 2.0 ** np.arange(-20, 18), [0, 447, 449, 464, 61439, 61440]]
+    )
+    ties = (steps[:, None] * (1 + np.arange(64) / 64)).ravel()
+    near = ties * (1 + rng.choice([-1e-7, 0, 1e-7], ties.size))
+    values = np.concatenate([near, -near, [1e30, np.nan], rng.standard_normal(2000)]).astype(np.float32)
+    wanted = [float_to_fp8(float(x), getattr(dtypes, kind)) for x in values]
+    values = np.concatenate([values, np.array([np.inf, -np.inf], np.float32)])
+    wanted += [float_to_fp8(x, getattr(dtypes, kind)) for x in (largest, -largest)]
+    region = Region((kernel_of(kernels_of(empty(values.size).cast(kind))[-1]),))
+    case = case_of(region, Random(0), default_parameters(read_kernel(region), TARGET))
+    compare([replace(case, inputs={1: values})], tmp_path)
+    stored = np.load(tmp_path / "case0.p0.npy").view(np.uint8)
+    assert not {float(x): (got, code) for x, got, code in zip(values, stored, wanted, strict=True) if got != code}
