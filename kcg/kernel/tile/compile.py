@@ -40,6 +40,7 @@ SCRATCH = "scratch"
 """What stands for Triton's global scratch among the parameters of a binary: memory of TMA descriptors."""
 _CACHE_FORMAT = 1
 _ENTRY = re.compile(r"(\.entry\s+(\w+)\s*\()([^)]*)(\))")
+TENSOR_MEMORY = 512  # columns, of a multiprocessor from sm_100 on: Triton looks only when it loads a program
 _THREADS = re.compile(r"\.(?:reqntid|maxntid)\s+(\d+)")
 
 
@@ -156,6 +157,8 @@ def _ptx(text: str, launch: TileLaunch, options: dict[str, Any], capability: int
         with _errors_in_words(Path(folder) / "stderr"):
             made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
         facts = made.metadata
+        if (columns := int(getattr(facts, "tmem_size", None) or 0)) > TENSOR_MEMORY:
+            raise ScheduleError(f"it takes {columns} columns of tensor memory, of {TENSOR_MEMORY}")
         return str(made.asm["ptx"]), {
             "warps": int(facts.num_warps),
             "shared_bytes": int(facts.shared),
@@ -233,6 +236,8 @@ def _assembled(text: str, facts: dict[str, int], launch: TileLaunch, using: Asse
         "warps": facts["warps"],
         "wgmma": int("wgmma.mma_async" in text),
     }
+    if "tcgen05.mma" in text:
+        report["tcgen05"] = 1
     return Binary(
         cubin=made.cubin,
         entry=entry,

@@ -19,8 +19,13 @@ from kcg.kernel.tile.program import TileRefusal
 from kcg.kernel.tile.reduction import depth_of
 from kcg.types import Target
 
-SHARED_BYTES = {"sm_80": 163 << 10, "sm_86": 99 << 10, "sm_89": 99 << 10, "sm_90": 227 << 10, "gfx942": 64 << 10}
-"""What a program may take; tinygrad's own limit is that of static shared memory."""
+SHARED_BYTES = {
+    "sm_80": 163 << 10, "sm_86": 99 << 10, "sm_87": 163 << 10, "sm_89": 99 << 10, "sm_90": 227 << 10,
+    "sm_100": 227 << 10, "sm_103": 227 << 10, "sm_110": 227 << 10, "sm_120": 99 << 10, "sm_121": 99 << 10,
+    "gfx942": 64 << 10,
+}  # fmt: skip
+"""What a program may take (CUDA C++ Programming Guide, table of compute capabilities); tinygrad's own limit is that of
+static shared memory."""
 
 REGISTERS = 65_536  # of a multiprocessor: with 16 warps 128 a thread
 THREADS = 2_048  # of a multiprocessor
@@ -49,7 +54,7 @@ def has_fp8(target: Target) -> bool:
 
 def shared_bytes(target: Target) -> int:
     """Shared memory of one program on a target, in bytes."""
-    return SHARED_BYTES.get(target.arch, target.shared_bytes)
+    return SHARED_BYTES.get(target.arch.rstrip("af"), target.shared_bytes)
 
 
 def shared_taken(kernel: TileKernel, parameters: TileParameters) -> int:
