@@ -17,7 +17,7 @@ from kcg.kernel.program import Program, ProgramLaunch
 from kcg.optimize import deploy
 from kcg.optimize.export import export, module_text
 from kcg.optimize.result import write_result
-from kcg.types import Region, Result
+from kcg.types import LeftOut, Region, Result
 from tests.commands import python
 from tests.small_result import SCRIPTS
 from tests.without_clang import stand_in
@@ -164,6 +164,27 @@ def test_regions_of_several_kernels_are_left_out_and_reported(result: Result, st
     fused = replace(first, region=Region((first.region.kernel, second.region.kernel), ((0, 1), (2, 0)), (2,)))
     write_result(replace(result, regions=(fused, second, *rest)), stored)
     assert "note: 1 region of several kernels left out" in str(export(stored, tmp_path / "tuned_model.py"))
+
+
+def test_what_a_module_lacks_is_said_by_count_and_reason(result: Result, stored: Path, tmp_path: Path) -> None:
+    *others, first, second = result.regions
+    wrong, unsure = replace(first, outcome="quarantined"), replace(second, outcome="unjudged")
+    left = LeftOut("it is scheduled by its author", 2, 5, ("own",), True)
+    write_result(replace(result, regions=(*others, wrong, unsure), left_out=(left,)), stored)
+    *_, one, two, three, _use = str(export(stored, tmp_path / "tuned_model.py")).splitlines()
+    assert one == "note: kernels that are unjudged have tinygrad's own schedule: 1"
+    assert two == "note: kernels that are wrong or fail as they are have tinygrad's own schedule: 1"
+    assert three == "note: 5 executions of 2 kernels (own, 1 more) are left out: it is scheduled by its author"
+
+
+def test_a_folder_that_is_made_is_said(stored: Path, tmp_path: Path) -> None:
+    """As `--report` of a run, the folder of the module need not be there."""
+    path = tmp_path / "some" / "where" / "tuned_model.py"
+    assert f"note: the folder {path.parent} was not there and was made" in str(export(stored, path))
+    assert path.exists() and "was made" not in str(export(stored, path))
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match=r"^cannot write .*: choose a folder that can be written$"):
+        export(stored, tmp_path / "file" / "tuned_model.py")
 
 
 def test_the_command(stored: Path, tmp_path: Path) -> None:
