@@ -18,7 +18,7 @@ from kcg.optimize import deploy
 from kcg.optimize.export import export, module_text
 from kcg.optimize.result import write_result
 from kcg.types import LeftOut, Region, Result
-from tests.commands import python
+from tests.commands import folders_of, python
 from tests.small_result import SCRIPTS
 from tests.without_clang import stand_in
 
@@ -49,7 +49,7 @@ def imported(module: Path, **settings: str) -> Any:
     """The report of a fresh process that finds no kcg and no clang."""
     code = REPORT.replace("FOLDER", repr(str(module.parent))).replace("SCRIPTS", repr(str(SCRIPTS)))
     settings = {"CACHEDB": str(module.parent / "cache.db"), "PARALLEL": "0", "DEV": "CPU:X86", **settings}
-    return python("-c", code, PYTHONPATH="", **stand_in(module.parent), **settings)
+    return python("-c", code, PYTHONPATH=folders_of("tinygrad", "numpy"), **stand_in(module.parent), **settings)
 
 
 def listed(result: Result) -> list[Any]:
@@ -78,6 +78,16 @@ def test_a_process_without_kcg_runs_the_machine_code(result: Result, tmp_path: P
     key = ast_of(first.region.kernel).key.hex()[:12]
     assert report["kcg"] == [] and report["error"] < 1e-5
     assert report["counts"] == report["after"] == {f"{key} replaced": 3}, "eagerly, before the capture, captured"
+
+
+def test_it_needs_no_more_than_the_folders_of_tinygrad_and_numpy(stored: Path, tmp_path: Path) -> None:
+    """Which may be installed where only a PYTHONPATH names them: `-S` leaves the usual folder out."""
+    export(stored, tmp_path / "tuned_model.py")
+    code = "import numpy, tuned_model, sys; assert not {'kcg', 'triton'} & {m.split('.')[0] for m in sys.modules}"
+    settings = {"PYTHONPATH": folders_of("tinygrad", "numpy"), "DEV": "CPU:X86", **stand_in(tmp_path)}
+    assert "No module named" in python("-S", "-c", "import tinygrad", **{**settings, "PYTHONPATH": ""}).stderr
+    done = python("-S", "-c", code, cwd=tmp_path, **settings)
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_module_reads_as_it_is_written_in_kcg(stored: Path, tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ from kcg.optimize.export import export
 from kcg.optimize.result import write_result
 from kcg.optimize.tile_programs import why_not_here
 from kcg.types import Finalist, Region, RegionResult, Result, Target, Toolchain, Verification
-from tests.commands import python
+from tests.commands import folders_of, python
 from tests.fake_triton import fake_triton
 from tests.kernel.tile.running import HAS_TRITON, WITHOUT
 from tests.kernels import empty, kernels_of
@@ -44,6 +44,7 @@ from tests.sample_result import sample_result
 from tests.small_result import SCRIPTS, finalist, small_result
 
 SM_90 = KNOWN_TARGETS["sm_90"]
+WITHOUT_KCG = folders_of("tinygrad", "numpy")
 triton = pytest.mark.skipif(not HAS_TRITON, reason=WITHOUT)
 
 REMADE = """
@@ -293,7 +294,7 @@ def test_on_a_gpu_they_run_everywhere(change: dict[str, Any], tmp_path: Path) ->
     code = "import runpy, sys, tuned_model; runpy.run_path('model.py', run_name='__main__'); "
     code += "assert not [m for m in sys.modules if m.split('.')[0] in ('kcg', 'triton')]; "
     code += "print(dict(tuned_model.installed[0].counts), file=sys.stderr)"
-    alone = python("-c", code, tmp_path / "alone.npz", cwd=tmp_path, **{**settings, "PYTHONPATH": ""})
+    alone = python("-c", code, tmp_path / "alone.npz", cwd=tmp_path, **settings, PYTHONPATH=WITHOUT_KCG)
     assert alone.returncode == 0 and alone.stderr.count(" replaced': ") == 2, alone.stderr
 
     values = [np.load(tmp_path / f"{name}.npz") for name in ("plain", "run", "alone")]
