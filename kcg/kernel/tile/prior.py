@@ -94,7 +94,7 @@ def reads_beside(kernel: TileKernel, parameters: TileParameters) -> bool:
 def default_parameters(kernel: TileKernel, target: Target) -> TileParameters:
     """The prior's choice. Raises TileRefusal where the kernel has no tile program."""
     if not has_fp8(target) and any(buffer.dtype is dtypes.fp8e4m3 for buffer in kernel.buffers):
-        raise TileRefusal("data type fp8e4m3", "Triton has it from sm_89 on")
+        raise TileRefusal("data type fp8e4m3", "tile programs have it from sm_89 on")
     form = ELEMENTWISE if not kernel.reductions else REDUCTION
     if kernel.contraction is not None:
         rows, columns = (_count(kernel, side.ranges) for side in kernel.contraction.sides)

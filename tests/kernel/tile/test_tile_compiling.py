@@ -16,12 +16,13 @@ import pytest
 from kcg.errors import ScheduleError
 from kcg.kernel.codec import kernel_of
 from kcg.kernel.compile import render_schedule
+from kcg.kernel.kinds import Refusal, kind_named
 from kcg.kernel.opts.schedule import RAW
 from kcg.kernel.tile.compile import compile_tile
 from kcg.kernel.tile.generate import generate
 from kcg.kernel.tile.ir import read_kernel
-from kcg.kernel.tile.legal import random_parameters
-from kcg.kernel.tile.parameters import CONTRACTION, TMA, TileParameters
+from kcg.kernel.tile.legal import legal_values, random_parameters
+from kcg.kernel.tile.parameters import CONTRACTION, POINTER, TMA, TileParameters
 from kcg.kernel.tile.prior import default_parameters, shared_bytes
 from kcg.kernel.tile.program import TileSource
 from kcg.kernel.tile.space import schedule_of
@@ -114,6 +115,49 @@ def test_a_program_that_takes_more_tensor_memory_than_there_is_does_not_compile(
         compile_tile(regions()["linear"], schedule_of(p), target_of("sm_100"))
     small = compile_tile(regions()["linear"], schedule_of(replace(p, tile=(128, 128))), target_of("sm_100"))
     assert dict(small.launches[0].compiled.report)["tcgen05"] == 1
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["linear_gelu", "decode", "float32", "int8", "fp8e5m2", "symbolic", "cache_update.0"],
+        pytest.param(EXAMPLES, marks=pytest.mark.slow),
+    ],
+    ids=["some", "all"],
+)
+def test_programs_compile_for_gfx942(names: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The prior's choice and a random one of each, to code objects whose functions take pointers and then integers.
+    No more is claimed: nothing is searched there."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    target, all_of_them = KNOWN_TARGETS["gfx942"], regions()
+    for name in names:
+        kernel = read_kernel(all_of_them[name])
+        variables = tuple((v.arg.name, int(v.vmax)) for v in kernel.variables)
+        for p in (default_parameters(kernel, target), random_parameters(kernel, target, Random(name))):
+            program = compile_tile(all_of_them[name], schedule_of(p), target, variables=variables)
+            for one in (launch.compiled for launch in program.launches):
+                assert one.binary.startswith(b"\x7fELF") and one.local_size[0] % 64 == 0, "waves of 64 threads"
+                assert one.shared_bytes <= shared_bytes(target)
+                assert [n for n, *_ in one.signature] == [None] * len(one.slots) + [n for n, _ in variables]
+            if name in ("linear_gelu", "int8", "fp8e5m2") and p.form == CONTRACTION:
+                assert dict(program.launches[0].compiled.report)["mfma"], "its matrix cores"
+    refused = kind_named("tile").space(all_of_them["linear"], target)
+    assert refused == Refusal("tile programs compile for gfx942, and none was ever run there")
+
+
+def test_on_amd_nothing_is_chosen_that_only_nvidia_has() -> None:
+    kernel, target = read_kernel(regions()["linear_gelu"]), KNOWN_TARGETS["gfx942"]
+    p = default_parameters(kernel, target)
+    fixed = {
+        "evict_first": (),
+        "evict_last": (),
+        "maxnreg": 0,
+        "fast_math": True,
+        "precision": "ieee",
+        "loads": POINTER,
+    }
+    assert {field: legal_values(kernel, target, p, field) for field in fixed} == {f: (v,) for f, v in fixed.items()}
+    assert "_tanh" not in generate(regions()["linear_gelu"], target, p).source
 
 
 @pytest.mark.parametrize("seeds", [range(2), pytest.param(range(2, 40), marks=pytest.mark.slow)], ids=["some", "many"])
