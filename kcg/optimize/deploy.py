@@ -183,7 +183,8 @@ def tuned(result_path: Path | str, *, kernels: Path | str | Sequence[Path | str]
     that are best written by hand take the best Opts, and a warning says so: no code of a result is ever run.
 
     Tile programs are made again from their parameters, in a child, or come from the user's cache. Where one cannot be,
-    or is not the one that was verified, a warning says why, and its kernel takes the best Opts.
+    or is not the one that was verified, a warning says why, and its kernel takes the best Opts. Kernels on a device of
+    the same kind and another model are left to tinygrad; a warning at the end of the block says so.
 
     Raises:
         UsageError: a file of kernels cannot be imported.
@@ -197,8 +198,10 @@ def tuned(result_path: Path | str, *, kernels: Path | str | Sequence[Path | str]
     files = [Path(path) for path in ((kernels,) if isinstance(kernels, Path | str) else kernels)]
     if line := left_by_hand(result, files):
         warnings.warn(f"{line}: give kcg.tuned(..., kernels=FILE) the file of kernels to use them", stacklevel=3)
-    with putting_in_place(result, lambda line: warnings.warn(line, stacklevel=2), kernels=files):
+    with putting_in_place(result, lambda line: warnings.warn(line, stacklevel=2), kernels=files) as place:
         yield
+    for line in place.left_to_tinygrad:
+        warnings.warn(line, stacklevel=3)
 
 
 def left_by_hand(result: Result, files: Sequence[Path]) -> str:
@@ -216,6 +219,11 @@ class InPlace:
     served: set[str]  # the ids of what the program asked for so far
     replaced: Replaced | None = None  # what became of the calls that a program takes the place of
     others: dict[str, str] = field(default_factory=dict)  # device of that kind -> why its kernels are left to tinygrad
+
+    @property
+    def left_to_tinygrad(self) -> list[str]:
+        """A line for each such device."""
+        return [f"{device}: its kernels are left to tinygrad: {why}" for device, why in self.others.items()]
 
 
 @contextlib.contextmanager
