@@ -38,7 +38,8 @@ class Rows:
     """The rows of one run in `out`, by key. Each is written as soon as it is there.
 
     Each tells the `settings` that it was made with. What is there already is kept, whatever its settings, unless
-    `again` forgets all of it; with `retry` those in which something failed are made again, each kept until then.
+    `again` forgets all of it; with `retry` those in which something failed are made again, each kept until then. The
+    lock of `out` is a file of the folder `locks`, where one is named.
     """
 
     def __init__(
@@ -51,8 +52,9 @@ class Rows:
         retry: bool = False,
         settings: dict[str, Any] | None = None,
         headline: Callable[[dict[str, Row]], dict[str, Any]] = lambda rows: {},
+        locks: Path | None = None,
     ) -> None:
-        self._out, self._run, self._headline = out, run, headline
+        self._out, self._run, self._headline, self._locks = out, run, headline, locks
         self._until = time.monotonic() + parse_budget(budget) if budget else float("inf")
         self._settings = settings or {}
         self.rows: dict[str, Row] = {}
@@ -76,7 +78,7 @@ class Rows:
         self._stale.discard(key)
         self.rows[key] = {**row, **self._settings, **provenance(), "date": date.today().isoformat()}
         entry = {"command": this_command(), "rows": self.rows}
-        record_results(self._out, self._run, entry, self._headline(self.rows))
+        record_results(self._out, self._run, entry, self._headline(self.rows), locks=self._locks)
 
 
 def failed(row: Row) -> bool:

@@ -258,17 +258,18 @@ def record_results(
     *,
     overall: Callable[[dict[str, Any]], dict[str, Any]] = lambda headline: {},
     ending: str | None = None,
+    locks: Path | None = None,
 ) -> dict[str, Any]:
     """Add what a script of `evaluation/` found to its results file: `entry` as `runs[run]`, `headline` to the headline,
     and what follows `overall` from the whole headline. Figures there whose names have this `ending` are all of this
     run: what an earlier one had and this one has not goes.
 
     Says with it at which revision, whether the tree was dirty (`kcg.provenance`), and on which day. Of several
-    processes at once each adds its own, in turns. A new file takes the old one's place whole. Returns all of it. Raises
-    UsageError where it cannot be written.
+    processes at once each adds its own, in turns: their lock is a hidden file in `locks`, else beside `path`. A new
+    file takes the old one's place whole. Returns all of it. Raises UsageError where it cannot be written.
     """
     entry = {**entry, **provenance(), "date": date.today().isoformat()}
-    with _lock_journal(path):
+    with _lock_journal(path, locks or path.parent):
         report = json.loads(path.read_text()) if path.exists() else {"headline": {}, "runs": {}}
         report["runs"][run] = entry
         if ending is not None:
@@ -281,11 +282,12 @@ def record_results(
 
 
 @contextlib.contextmanager
-def _lock_journal(path: Path) -> Iterator[None]:
-    """Hold the lock of a hidden file beside `path`, which itself is replaced; the hidden file may stay."""
+def _lock_journal(path: Path, folder: Path) -> Iterator[None]:
+    """Hold the lock of a hidden file of `path`, which itself is replaced; the hidden file may stay."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.with_name(f".{path.name}.lock").open("a")
+        for needed in (path.parent, folder):
+            needed.mkdir(parents=True, exist_ok=True)
+        file = (folder / f".{path.name}.lock").open("a")
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}: choose a folder that can be written") from error
     with file:

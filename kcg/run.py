@@ -102,6 +102,7 @@ class ProgramRun:
             f"{place.names[region]}: {counted(count, 'call')} left without its program: {reason}"
             for (region, reason), count in replaced.left.items()
         ]
+        lines += place.left_to_tinygrad
         if line := left_by_hand(self._result, self._kernels):
             lines.append(f"{line}: give the file of kernels with --kernels to use them")
         return [*lines, *self._failures]

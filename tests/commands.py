@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryFile
 from unittest import mock
@@ -41,6 +42,13 @@ def ended(main: Callable[[], ExitCode | None], *arguments: str | Path) -> Ended:
         for stream in (out, err):
             stream.seek(0)
         return Ended(int(left.value.code or 0), out.read(), err.read())
+
+
+def folders_of(*modules: str) -> str:
+    """The PYTHONPATH on which these modules are found, wherever they are installed, and nothing that is named there by
+    a user."""
+    places = (find_spec(module) for module in modules)
+    return os.pathsep.join(dict.fromkeys(str(Path(str(p.origin)).parents[1]) for p in places if p is not None))
 
 
 def python(

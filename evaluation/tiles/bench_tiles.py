@@ -8,7 +8,8 @@
 
 Some kernels at a time: kcg's own search finds tile programs and Opts of each, then the fastest of both are timed in
 turns with the contenders, in one process that PyTorch runs in. Every finished kernel is in the results file, every
-finished search in the journal of `--work`: the same command goes on where it was. `generator` and `--dry-run` need no
+finished search in the journal of `--work`: the same command goes on where it was. What libraries print and the lock of
+the results are in a folder of their own, `logs` of `--work`. `generator` and `--dry-run` need no
 device. `cases.py` says what is compared with what, `summary.py` which figures and thresholds there are.
 """
 
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
 
 OUT = Path(__file__).parents[1] / "results" / "bench_tiles.json"
 GENERATOR = "generator"
+LOGS = "logs"  # the folder of `--work` for what is no result
 TOGETHER = 12  # kernels that are searched, and then timed
 PAIRED_S = 240.0  # for the contenders of one kernel: torch.compile tunes its own for that long where it is slow
 OPEN_S = 120.0
@@ -261,7 +263,9 @@ def of_sections(only: Sequence[str], target: Target, match: str, most: int) -> d
     return found
 
 
-def generator(only: Sequence[str], match: str, most: int, programs: int, *, out: Path | None) -> None:
+def generator(
+    only: Sequence[str], match: str, most: int, programs: int, *, out: Path | None, logs: Path | None = None
+) -> None:
     """Generate and compile some programs of every case; with `out` keep what it cost, and which share of the workloads'
     time is generated. No device is asked."""
     target, costs = planned_for(), []
@@ -275,7 +279,7 @@ def generator(only: Sequence[str], match: str, most: int, programs: int, *, out:
         entry |= shares(all_calls(), target)
         figures["generated_share"] = entry["generated_share"]
         versions = {"triton": triton_version(), "ptxas": using.version if (using := assembler()) else ""}
-        record_results(out, GENERATOR, {**entry, **versions, "command": this_command()}, figures)
+        record_results(out, GENERATOR, {**entry, **versions, "command": this_command()}, figures, locks=logs)
 
 
 def main(
@@ -291,7 +295,7 @@ def main(
     search: Annotated[str, typer.Option(help="limit of searching some kernels together")] = "200s",
     predictor: Annotated[str, typer.Option(help="of Opts: auto, roofline, or a checkpoint")] = "auto",
     programs: Annotated[int, typer.Option(help="of each case, for generator and --dry-run")] = 3,
-    work: Annotated[Path, typer.Option(help="folder of the journal of searches")] = Path("kcg-out/tiles"),
+    work: Annotated[Path, typer.Option(help="folder of the journal of searches, and of logs")] = Path("kcg-out/tiles"),
     again: Annotated[bool, typer.Option("--again", help="forget all rows that are there")] = False,
     retry: Annotated[bool, typer.Option("--retry", help="time those again in which something failed")] = False,
     revision: Annotated[str, typer.Option(help="of this code, where it has no repository")] = "",
@@ -310,7 +314,7 @@ def main(
     if dry_run or GENERATOR in wanted:
         prepare("CUDA")  # kernels are scheduled for it, and nothing opens it
         on = [name for name in wanted if name != GENERATOR] if dry_run else list(SECTIONS)
-        generator(on, match, most, programs, out=None if dry_run else out)
+        generator(on, match, most, programs, out=None if dry_run else out, logs=work / LOGS)
     if dry_run or wanted == [GENERATOR]:
         return
     from evaluation.tiles.searching import Searches, best_opts
@@ -323,11 +327,12 @@ def main(
     )
     choice = choose_device(device)
     prepare(choice.dev)
-    work.mkdir(parents=True, exist_ok=True)
-    with MeasureService(choice.dev, run_id="bench_tiles") as service, _contenders(work, choice.device) as contenders:
+    logs = work / LOGS
+    logs.mkdir(parents=True, exist_ok=True)
+    with MeasureService(choice.dev, run_id="bench_tiles") as service, _contenders(logs, choice.device) as contenders:
         settings = {"of_revision": revision} if revision else {}
         run = re.sub(r"\W+", "_", service.target.model.lower())
-        rows = Rows(out, run, budget=budget, again=again, retry=retry, settings=settings, headline=headline)
+        rows = Rows(out, run, budget=budget, again=again, retry=retry, settings=settings, headline=headline, locks=logs)
         with Searches(service, work, predictor=predictor) as searches:
             bench = Bench(service, searches, contenders, effort, best_opts(result or []))
             bench.until = time.monotonic() + _seconds(budget)

@@ -313,7 +313,8 @@ class Installed:
         self._stand_before(realize, "lower_and_compile", self._with_opts)
 
     def take_out(self) -> None:
-        """What was there before is there again; where somebody else stands before it since, it does nothing more."""
+        """What was there before is there again; where somebody else stands before it since, it does nothing more, and
+        goes with the one before it."""
         self._programs, self._opts = {}, {}
         for undo in reversed(self._undo):
             undo()
@@ -325,9 +326,11 @@ class Installed:
             return before(change(linear), *rest)
 
         def undo() -> None:
-            if getattr(module, name) is ours:
-                setattr(module, name, before)
+            hook.taken_out_for = before  # where one of another module stands before it, that one takes both out
+            while (behind := getattr(getattr(module, name), "taken_out_for", None)) is not None:
+                setattr(module, name, behind)
 
+        hook: Any = ours
         setattr(module, name, ours)
         self._undo.append(undo)
 
@@ -386,10 +389,10 @@ class Installed:
         return ""
 
     def _why_not_on(self, device: str) -> str:
-        """Why programs do not run on a device: another GPU than they are for, or one on which they do not load."""
+        """Why a device has neither programs nor Opts: it is another GPU than they are for, or they do not load."""
         if device not in self._refused:
             try:
-                if opened_device(device) == self._opened:
+                if device.split(":")[0] == self._device and opened_device(device) == self._opened:
                     self.load(device)
                 else:
                     self._refused[device] = "is on a device that the program is not for"
@@ -406,19 +409,19 @@ class Installed:
                 continue
             ast = call.src[0]
             opts = self._opts.get(self._key(ast))
-            if opts is not None and devices_of(ast) <= {self._device}:
+            if opts is not None and not any(map(self._why_not_on, devices_of(ast))):
                 info = replace(ast.arg, opts_to_apply=opts, beam=0)
                 chosen[call] = call.replace(src=(ast.replace(arg=info), *call.src[1:]))
         return linear.substitute(chosen, walk=True) if chosen else linear
 
 
 def devices_of(ast: UOp) -> set[str]:
-    """The devices, without their numbers, that the buffers of a kernel are on."""
+    """The devices that the buffers of a kernel are on: "CUDA", "CUDA:1"."""
     found: set[str] = set()
     for node in ast.toposort():
         if node.op is Ops.PARAM and node.arg.slot >= 0 and node.arg.device is not None:
             names: Any = node.arg.device
-            found.update(name.split(":")[0] for name in ((names,) if isinstance(names, str) else names))
+            found.update((names,) if isinstance(names, str) else names)
     return found
 
 

@@ -8,12 +8,13 @@ first check that the result was made on this hardware with this tinygrad.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import shlex
 import uuid
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -182,7 +183,8 @@ def tuned(result_path: Path | str, *, kernels: Path | str | Sequence[Path | str]
     that are best written by hand take the best Opts, and a warning says so: no code of a result is ever run.
 
     Tile programs are made again from their parameters, in a child, or come from the user's cache. Where one cannot be,
-    or is not the one that was verified, a warning says why, and its kernel takes the best Opts.
+    or is not the one that was verified, a warning says why, and its kernel takes the best Opts. Kernels on a device of
+    the same kind and another model are left to tinygrad; a warning at the end of the block says so.
 
     Raises:
         UsageError: a file of kernels cannot be imported.
@@ -196,8 +198,10 @@ def tuned(result_path: Path | str, *, kernels: Path | str | Sequence[Path | str]
     files = [Path(path) for path in ((kernels,) if isinstance(kernels, Path | str) else kernels)]
     if line := left_by_hand(result, files):
         warnings.warn(f"{line}: give kcg.tuned(..., kernels=FILE) the file of kernels to use them", stacklevel=3)
-    with putting_in_place(result, lambda line: warnings.warn(line, stacklevel=2), kernels=files):
+    with putting_in_place(result, lambda line: warnings.warn(line, stacklevel=2), kernels=files) as place:
         yield
+    for line in place.left_to_tinygrad:
+        warnings.warn(line, stacklevel=3)
 
 
 def left_by_hand(result: Result, files: Sequence[Path]) -> str:
@@ -214,6 +218,12 @@ class InPlace:
     found: frozenset[str]  # those of it that something better than tinygrad's own was found for
     served: set[str]  # the ids of what the program asked for so far
     replaced: Replaced | None = None  # what became of the calls that a program takes the place of
+    others: dict[str, str] = field(default_factory=dict)  # device of that kind -> why its kernels are left to tinygrad
+
+    @property
+    def left_to_tinygrad(self) -> list[str]:
+        """A line for each such device."""
+        return [f"{device}: its kernels are left to tinygrad: {why}" for device, why in self.others.items()]
 
 
 @contextlib.contextmanager
@@ -240,7 +250,8 @@ def putting_in_place(
     check_tinygrad(result, metadata.version("tinygrad"))
     from kcg.compat.capture import choosing_opts
     from kcg.compat.opened import open_default, opts_to_tiny
-    from kcg.compat.standalone import devices_of
+    from kcg.compat.programs import single_device
+    from kcg.compat.standalone import devices_of, opened_device
     from kcg.kernel.codec import kernel_of
     from kcg.kernel.installing import installing
     from kcg.optimize.in_place import HandwrittenPrograms
@@ -257,16 +268,33 @@ def putting_in_place(
     known: dict[bytes, tuple[Any, ...] | None] = {}
     for line in failures(result, tiles.failed):
         failed(line)
-    regions = _regions_in_place(result, tiles, served := set[str](), failed)
+    others: dict[str, str] = {}
+
+    @functools.cache
+    def is_for(device: str) -> bool:
+        """Whether a device is of the model that the result is for: the default one is, others may not be."""
+        if device.split(":")[0] != result.target.device:
+            return False
+        try:
+            here = vars(opened_device(device))
+        except Exception as error:  # tinygrad's own, which the program meets by itself
+            others[device] = " ".join(str(error).split())[:300] or type(error).__name__
+            return False
+        if differ := [name for name in here if here[name] != getattr(result.target, name)]:
+            (name, *_) = differ
+            others[device] = f"{name}: made for {getattr(result.target, name)!r}, there it is {here[name]!r}"
+        return not differ
+
+    regions = _regions_in_place(result, tiles, served := set[str](), failed, is_for)
     placed = {*by_id, *(one.region.id for one in regions)}
     names = {row.region.id: row.baseline.name for row in result.regions if row.region.id in placed}
     found = {c.kernel.id for c in chosen if c.searched or c.kernel in by_hand} | {one.region.id for one in regions}
-    place = InPlace(names, frozenset(found), served)
+    place = InPlace(names, frozenset(found), served, others=others)
 
     def choose(ast: Any) -> tuple[Any, ...] | None:
         if ast.key not in known:
             known[ast.key] = None
-            if devices_of(ast) <= {result.target.device}:
+            if all(map(is_for, devices_of(ast))):
                 with contextlib.suppress(CodecError):  # hand-written or custom: no kernel that a result can hold
                     kernel_id = kernel_of(ast).id
                     known[ast.key] = by_id.get(kernel_id)
@@ -275,9 +303,11 @@ def putting_in_place(
         return known[ast.key]
 
     def program(call: Any) -> Any:
-        if (made := handwritten(call)) is not None:
+        device = single_device(call) if by_hand else None
+        if device is not None and is_for(device) and (made := handwritten(call)) is not None:
             served.add(made[0])
-        return made and made[1]
+            return made[1]
+        return None
 
     with choosing_opts(choose, program), installing(regions) as place.replaced:
         yield place
@@ -309,10 +339,14 @@ def failures(result: Result, failed: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _regions_in_place(
-    result: Result, tiles: Remade, served: set[str], failed: Callable[[str], None]
+    result: Result,
+    tiles: Remade,
+    served: set[str],
+    failed: Callable[[str], None],
+    is_for: Callable[[str], bool],
 ) -> list[Replacement]:
-    """What runs in the place of their calls. `served` gets the id of each that a program asks for, `failed` a line for
-    a program that does not load."""
+    """What runs in the place of their calls, on the devices that it `is_for`. `served` gets the id of each that a
+    program asks for, `failed` a line for a program that does not load."""
     from kcg.compat.replacing import Placed, Replacement
     from kcg.kernel.installing import placed_kernels, placed_program
 
@@ -325,14 +359,13 @@ def _regions_in_place(
         return None
 
     def parts(row: RegionResult, device: str) -> Placed | None:
-        right = device.split(":")[0] == result.target.device
-        return placed_kernels(row.region, schedules[row.region.id], device) if right else None
+        return placed_kernels(row.region, schedules[row.region.id], device)
 
     def replacement(row: RegionResult) -> Replacement:
         on_device = tiled if row.region.id in tiles.programs else parts
 
         def place(device: str) -> Placed | None:
-            if (found := on_device(row, device)) is not None:
+            if (found := on_device(row, device) if is_for(device) else None) is not None:
                 served.add(row.region.id)
             return found
 
@@ -500,15 +533,22 @@ def _notes(
         before, now = getattr(result.toolchain, name), getattr(toolchain, name)
         if before != now:
             notes.append(f"the {name} was {before!r} in the search and is {now!r} now: times may differ")
+    notes += kept_as_they_are(result)
+    if clang is not None:
+        advice = f"export CC={clang}" if clang else "without it, use kcg.tuned"
+        notes.append(f"plain tinygrad opens the CPU only where it finds clang: {advice}")
+    return tuple(notes)
+
+
+def kept_as_they_are(result: Result) -> list[str]:
+    """Which kernels have tinygrad's own schedule although the search looked at them, a line for each reason."""
+    notes = []
     if any(r.outcome == "improved" and not r.chosen.verification.passed for r in result.regions):
         notes.append("what the search had not verified has tinygrad's own schedule")
     for outcome, why in (("unjudged", "are unjudged"), ("quarantined", "are wrong or fail as they are")):
         if count := sum(r.outcome == outcome for r in result.regions):
             notes.append(f"kernels that {why} have tinygrad's own schedule: {count}")
-    if clang is not None:
-        advice = f"export CC={clang}" if clang else "without it, use kcg.tuned"
-        notes.append(f"plain tinygrad opens the CPU only where it finds clang: {advice}")
-    return tuple(notes)
+    return notes
 
 
 def _missing_clang(target: Target) -> str | None:

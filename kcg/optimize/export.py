@@ -79,20 +79,36 @@ def export(result_path: Path, path: Path, *, kernels: Sequence[Path] = ()) -> Ex
     by_id = {row.region.id: row.region for row in result.regions if len(row.region.kernels) == 1}
     programs = {by_id[region]: program for region, program in tiles.programs.items() if region in by_id}
     programs |= _by_hand(choices, result, kernels)
-    notes = list(deploy.failures(result, tiles.failed))
+    notes = _left_out(result, tiles.failed)
     if line := deploy.left_by_hand(result, kernels):
         notes.append(f"{line}: give the file of kernels with --kernels to use them")
     if not programs and not any(choice.searched for choice in choices):
         why = "; ".join(notes) or f"{result_path} has no schedule that was found and verified"
         raise UsageError(f"there is nothing to export: {why}")
-    write_whole(path, module_text(result, choices, programs))
     if skipped:
         notes.append(f"{counted(skipped, 'region')} of several kernels left out: only kcg.tuned and kcg.run use them")
+    notes += [*deploy.kept_as_they_are(result), *map(str, result.left_out)]
+    folder, is_new = path.absolute().parent, not path.absolute().parent.exists()
+    write_whole(path, module_text(result, choices, programs))
+    if is_new:
+        notes.append(f"the folder {folder} was not there and was made")
     needs = [f"tinygrad {result.toolchain.tinygrad}", result.target.model]
     if result.toolchain.driver:
         needs.append(f"driver {result.toolchain.driver}")
     searched = sum(choice.searched and Region((choice.kernel,)) not in programs for choice in choices)
     return Exported(path, len(programs), searched, len(choices), ", ".join(needs), tuple(notes))
+
+
+def _left_out(result: Result, failed: Mapping[str, str]) -> list[str]:
+    """The tile programs that the module cannot have, and why: a line for each reason."""
+    about: dict[str, list[str]] = {}
+    for row in result.regions:
+        if row.region.id in failed and len(row.region.kernels) == 1:
+            about.setdefault(failed[row.region.id], []).append(row.baseline.name)
+    return [
+        f"{counted(len(names), 'tile program')} left out, with the best Opts instead ({', '.join(names)}): {reason}"
+        for reason, names in about.items()
+    ]
 
 
 def _check_name(path: Path) -> None:

@@ -23,9 +23,9 @@ from kcg.kernel.tile.kind import is_delicate
 from kcg.measure import stress
 from kcg.measure.device_info import first_line
 from kcg.measure.jobs import JointJob, PairedJob, PairedOutcome, StressJob
-from kcg.measure.pools import ServiceClosed
+from kcg.measure.pools import Killed, ServiceClosed
 from kcg.measure.protocol import median, median_interval, spread
-from kcg.measure.service import paired_rows
+from kcg.measure.service import OUT_OF_RESOURCES, paired_rows
 from kcg.measure.verify import FINAL_SEEDS, references_job
 from kcg.optimize import ends
 from kcg.optimize.estimates import FRESH_CHILD_S
@@ -43,6 +43,13 @@ TIMEOUT_S = 120.0  # of one comparison, at least
 SLOWER = 5.0  # than it is expected to take, stress is stopped
 RUNS = 200  # launches of one, with room for samples that are taken again
 REFERENCES_TIMEOUT_S = 30.0  # references of one region, in a process beside
+
+
+def _says_nothing(error: Exception) -> bool:
+    """Whether a job was ended by what may not be its program's: killed from outside, out of time on a busy machine, or
+    of memory that others hold too."""
+    memory = isinstance(error, MemoryError) or any(words in str(error).lower() for words in OUT_OF_RESOURCES)
+    return memory or isinstance(error, Killed | TimeoutError)
 
 
 @dataclass(frozen=True)
@@ -251,8 +258,9 @@ class Comparisons:
         return Compared(before, after, outcome)
 
     def stress(self, work: RegionWork, schedule: Schedule, *, until: float | None = None) -> str:
-        """Why a schedule that was verified and timed is out after all: it failed under stress, or there was no time for
-        that before `until`, by `time.monotonic`. Empty where it passed, now or before, and where it need not."""
+        """Why a schedule that was verified and timed is out after all: it failed under stress ("rejected: …"), or
+        nothing is known of it ("not judged: …"), since there was no time for that before `until`, by `time.monotonic`,
+        or it was ended from outside. Empty where it passed, now or before, and where it need not."""
         if not is_delicate(schedule):
             return ""
         side = self.side(work, schedule)
@@ -281,8 +289,11 @@ class Comparisons:
             wrong = future.result().wrong
         except (DeviceError, ServiceClosed):
             raise
-        except Exception as error:  # a fault or a hang
-            wrong = f"{type(error).__name__}: {first_line(error)}"
+        except Exception as error:
+            why = f"{type(error).__name__}: {first_line(error)}"
+            if _says_nothing(error):
+                return f"not judged: stress was ended before its {stress.LAUNCHES} launches: {why}"
+            return f"rejected: failed under stress: {why}"
         if wrong:
             return f"rejected: wrong under stress: {wrong}"
         with contextlib.suppress(UsageError):  # where nothing can be kept it runs again next time

@@ -16,7 +16,7 @@ import numpy as np
 
 from kcg.errors import ScheduleError
 from kcg.kernel.tile.cost import predicted_seconds
-from kcg.kernel.tile.parameters import TMA, TileParameters
+from kcg.kernel.tile.parameters import PRECISIONS, TMA, TileParameters
 from kcg.kernel.tile.space import TileSpace
 from kcg.predictor.correction import CorrectingKernel
 from kcg.predictor.features import Array
@@ -33,6 +33,7 @@ forms it was never measured."""
 UNKNOWN = 0.6
 USUAL_FAILURES = 0.02
 LIKE_A_FAILURE = 0.5  # how likely a program fails that has all that is suspected of one that failed
+CANNOT_JUDGE = Prediction(0.0, uncertainty=10.0, failure_probability=1.0)
 Value = tuple[str, Any]
 SUSPICIOUS: dict[Value, float] = {("fast_math", True): 8.0, ("warp_specialize", True): 8.0}
 """How much more than others these parameters are suspected: they are known to make wrong programs."""
@@ -59,11 +60,13 @@ class TileCost:
         return predictions, states
 
     def _one(self, space: Any, schedule: Schedule) -> tuple[Prediction, Array | None]:
+        if schedule.kind != ScheduleKind.TILE:
+            return CANNOT_JUDGE, None
         try:
             p, (refused,) = space.parameters(schedule), space.refusals([schedule])
             seconds = predicted_seconds(space.kernel, space.target, p)
-        except (ScheduleError, AttributeError):
-            return Prediction(0.0, uncertainty=10.0, failure_probability=1.0), None
+        except ScheduleError:
+            return CANNOT_JUDGE, None
         uncertainty = UNCERTAIN if p.form == "contraction" else UNKNOWN
         return Prediction(math.log(seconds), uncertainty, max(refused, USUAL_FAILURES)), embedding(p)
 
@@ -131,7 +134,17 @@ def embedding(p: TileParameters) -> Array:
     """Parameters as numbers in which neighbours are near."""
     tile = (*p.tile, *(1,) * AXES)[:AXES]
     sizes = (*tile, max(1, math.prod(p.tile) // math.prod(tile)), max(1, p.reduce_tile), p.split, p.tail, p.num_warps)
-    flags = (p.loads == TMA, p.persistent, p.epilogue_parts - 1, p.warp_specialize, p.maxnreg > 0, bool(p.evict_first))
+    flags = (
+        p.loads == TMA,
+        p.persistent,
+        p.epilogue_parts - 1,
+        p.warp_specialize,
+        p.maxnreg > 0,
+        bool(p.evict_first),
+        bool(p.evict_last),
+        p.precision != PRECISIONS[0],
+        p.fast_math,
+    )
     return np.array([*(math.log2(x) for x in sizes), p.num_stages, math.log2(p.group) / 2, *flags], np.float32)
 
 

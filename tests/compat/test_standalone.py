@@ -5,8 +5,10 @@ from __future__ import annotations
 import ast as python_ast
 import importlib
 import inspect
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -190,6 +192,42 @@ def test_devices_that_the_programs_are_not_for_keep_tinygrads_way(monkeypatch: p
         f"{name} does not load on CPU:2: no image for it": 1,
         f"{name} replaced": 1,
     }
+
+
+def test_opts_are_left_too_on_another_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    region, _ = in_two()
+    here = opened_device("CPU")
+    install(found_for(opts={key(region): (("UPCAST", 0, 2),)}))
+    monkeypatch.setattr(
+        standalone, "opened_device", lambda name: replace(here, model="another") if name == "CPU:1" else here
+    )
+    for device, taken in (("CPU:1", False), ("CPU:2", True)):
+        x = values().to(device).realize()
+        to_program_cache.clear()
+        model(x).realize()
+        (program,) = to_program_cache.values()
+        assert (program.src[0].arg.applied_opts == (TinyOpt(OptOps.UPCAST, 0, 2),)) == taken
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0), (0, 2, 1), (1, 0, 2)])
+def test_modules_that_are_uninstalled_in_any_order_leave_nothing_behind(order: tuple[int, ...]) -> None:
+    """Each exported module is a module of its own, and none knows of the others."""
+    hooks = [(schedule, "memory_plan_rewrite"), (jit, "memory_plan_rewrite"), (realize, "lower_and_compile")]
+    before = [getattr(module, name) for module, name in hooks]
+    region, program = in_two()
+    found, text = found_for((region, program)), inspect.getsource(standalone)
+    modules = []
+    for number in range(len(order)):
+        module = ModuleType(f"exported{number}")
+        sys.modules[module.__name__] = module  # as its dataclasses ask for
+        exec(compile(text, standalone.__file__, "exec"), vars(module))
+        module.install(found)
+        modules.append(module)
+    for number in order:
+        modules[number].uninstall()
+        del sys.modules[modules[number].__name__]
+        np.testing.assert_array_equal(model(values()).numpy(), (values().numpy() + 1) * 3)
+    assert [getattr(module, name) for module, name in hooks] == before
 
 
 def test_what_is_installed_inside_a_block_outlasts_it(monkeypatch: pytest.MonkeyPatch) -> None:

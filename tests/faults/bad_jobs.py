@@ -16,7 +16,7 @@ from typing import Any
 
 from kcg.measure import child
 from kcg.measure.canary import CanaryReading
-from kcg.measure.jobs import CompileJob
+from kcg.measure.jobs import CompileJob, StressJob, StressOutcome
 from tests.faults import processes
 
 
@@ -220,3 +220,21 @@ def note_and_be_killed(folder: str, times: int) -> int:
 def nap(seconds: float) -> float:
     time.sleep(seconds)
     return time.monotonic()
+
+
+def under_stress(job: StressJob, happens: str) -> StressOutcome:
+    """A stress job to whose process something happens in between: before the first launch that empties the cache."""
+
+    class Flusher:
+        def flush(self) -> None:
+            if happens == "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if happens == "faults":
+                ctypes.string_at(0)
+            if happens == "memory":
+                raise MemoryError("no memory for a copy of its output")
+            while True:
+                time.sleep(1)
+
+    child._flusher = lambda target: Flusher()
+    return child.stress_job(job)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import runpy
 import sqlite3
 import subprocess
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from kcg.compat import standalone
 from kcg.compat.beam import cache_key
 from kcg.compat.device import has_cuda, prepare
 from kcg.compat.opened import open_default
@@ -405,6 +407,24 @@ def test_tuned_refuses_what_was_made_elsewhere(field: str, change: Any, result: 
     write_result(change(result), tmp_path / "RESULT.json")
     with pytest.raises(MismatchError, match=f"^{field}: "), deploy.tuned(tmp_path / "RESULT.json"):
         raise AssertionError("the block must not run")
+
+
+def test_tuned_leaves_another_model_beside_the_default_device_to_tinygrad(
+    stored: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look = standalone.opened_device
+
+    def opened(name: str) -> standalone.Opened:
+        return replace(look(name), model="another") if name == "CPU:1" else look(name)
+
+    monkeypatch.setattr(standalone, "opened_device", opened)
+    model = runpy.run_path(str(SCRIPTS / "small_model.py"))
+    a, b = (model["table"](*shape).to("CPU:1").realize() for shape in ((32, 48), (48, 64)))
+    warned = pytest.warns(UserWarning, match=r"^CPU:1: its kernels are left to tinygrad: model: made for ")
+    with warned as caught, deploy.tuned(stored):
+        model["normalised"]((a @ b).relu()).realize()
+        assert not caught.list
+    assert len(caught.list) == 1 and caught[0].filename == __file__
 
 
 def test_the_cheap_look_at_the_device_agrees_with_the_full_one(facts: Facts) -> None:

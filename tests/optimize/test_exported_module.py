@@ -17,8 +17,8 @@ from kcg.kernel.program import Program, ProgramLaunch
 from kcg.optimize import deploy
 from kcg.optimize.export import export, module_text
 from kcg.optimize.result import write_result
-from kcg.types import Region, Result
-from tests.commands import python
+from kcg.types import LeftOut, Region, Result
+from tests.commands import folders_of, python
 from tests.small_result import SCRIPTS
 from tests.without_clang import stand_in
 
@@ -49,7 +49,7 @@ def imported(module: Path, **settings: str) -> Any:
     """The report of a fresh process that finds no kcg and no clang."""
     code = REPORT.replace("FOLDER", repr(str(module.parent))).replace("SCRIPTS", repr(str(SCRIPTS)))
     settings = {"CACHEDB": str(module.parent / "cache.db"), "PARALLEL": "0", "DEV": "CPU:X86", **settings}
-    return python("-c", code, PYTHONPATH="", **stand_in(module.parent), **settings)
+    return python("-c", code, PYTHONPATH=folders_of("tinygrad", "numpy"), **stand_in(module.parent), **settings)
 
 
 def listed(result: Result) -> list[Any]:
@@ -78,6 +78,16 @@ def test_a_process_without_kcg_runs_the_machine_code(result: Result, tmp_path: P
     key = ast_of(first.region.kernel).key.hex()[:12]
     assert report["kcg"] == [] and report["error"] < 1e-5
     assert report["counts"] == report["after"] == {f"{key} replaced": 3}, "eagerly, before the capture, captured"
+
+
+def test_it_needs_no_more_than_the_folders_of_tinygrad_and_numpy(stored: Path, tmp_path: Path) -> None:
+    """Which may be installed where only a PYTHONPATH names them: `-S` leaves the usual folder out."""
+    export(stored, tmp_path / "tuned_model.py")
+    code = "import numpy, tuned_model, sys; assert not {'kcg', 'triton'} & {m.split('.')[0] for m in sys.modules}"
+    settings = {"PYTHONPATH": folders_of("tinygrad", "numpy"), "DEV": "CPU:X86", **stand_in(tmp_path)}
+    assert "No module named" in python("-S", "-c", "import tinygrad", **{**settings, "PYTHONPATH": ""}).stderr
+    done = python("-S", "-c", code, cwd=tmp_path, **settings)
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_module_reads_as_it_is_written_in_kcg(stored: Path, tmp_path: Path) -> None:
@@ -164,6 +174,27 @@ def test_regions_of_several_kernels_are_left_out_and_reported(result: Result, st
     fused = replace(first, region=Region((first.region.kernel, second.region.kernel), ((0, 1), (2, 0)), (2,)))
     write_result(replace(result, regions=(fused, second, *rest)), stored)
     assert "note: 1 region of several kernels left out" in str(export(stored, tmp_path / "tuned_model.py"))
+
+
+def test_what_a_module_lacks_is_said_by_count_and_reason(result: Result, stored: Path, tmp_path: Path) -> None:
+    *others, first, second = result.regions
+    wrong, unsure = replace(first, outcome="quarantined"), replace(second, outcome="unjudged")
+    left = LeftOut("it is scheduled by its author", 2, 5, ("own",), True)
+    write_result(replace(result, regions=(*others, wrong, unsure), left_out=(left,)), stored)
+    *_, one, two, three, _use = str(export(stored, tmp_path / "tuned_model.py")).splitlines()
+    assert one == "note: kernels that are unjudged have tinygrad's own schedule: 1"
+    assert two == "note: kernels that are wrong or fail as they are have tinygrad's own schedule: 1"
+    assert three == "note: 5 executions of 2 kernels (own, 1 more) are left out: it is scheduled by its author"
+
+
+def test_a_folder_that_is_made_is_said(stored: Path, tmp_path: Path) -> None:
+    """As `--report` of a run, the folder of the module need not be there."""
+    path = tmp_path / "some" / "where" / "tuned_model.py"
+    assert f"note: the folder {path.parent} was not there and was made" in str(export(stored, path))
+    assert path.exists() and "was made" not in str(export(stored, path))
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match=r"^cannot write .*: choose a folder that can be written$"):
+        export(stored, tmp_path / "file" / "tuned_model.py")
 
 
 def test_the_command(stored: Path, tmp_path: Path) -> None:

@@ -125,3 +125,26 @@ def test_what_cannot_be_started_is_a_line(program: tuple[str, ...], line: str, s
     done = run(stored, *program)
     assert done.returncode == ExitCode.USAGE and done.stderr.startswith(f"kcg: {line}")
     assert done.stderr.count("\n") == 1
+
+
+OTHER_DEVICE = """
+import sys
+from dataclasses import replace
+import kcg.compat.standalone as standalone
+from small_model import normalised, table
+from tinygrad import Tensor
+look = standalone.opened_device
+other = lambda name: {"model": sys.argv[1]} if name == "CPU:1" and sys.argv[1] else {}
+standalone.opened_device = lambda name: replace(look(name), **other(name))
+normalised((table(32, 48).to("CPU:1").realize() @ table(48, 64).to("CPU:1").realize()).relu()).realize()
+"""
+
+
+@pytest.mark.parametrize("model", ["", "another"])
+def test_another_model_of_the_same_kind_is_left_to_tinygrad(model: str, stored: Path, result: Result) -> None:
+    """The default device is what the result is for; its neighbour may be another GPU."""
+    done = run(stored, "-c", OTHER_DEVICE, model)
+    assert done.returncode == 0, done.stderr
+    line = f"CPU:1: its kernels are left to tinygrad: model: made for {result.target.model!r}, there it is 'another'"
+    assert (line in done.stderr) == bool(model)
+    assert f"{0 if model else 3} kernels of 3 served" in served(done)

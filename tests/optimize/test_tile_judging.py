@@ -34,6 +34,7 @@ from kcg.optimize.work import RegionWork
 from kcg.search.allocation import Allocator, Limits
 from kcg.search.problem import Ledger, Observation
 from kcg.types import Region, Schedule, Status, Variables, Verification
+from tests.faults import bad_jobs
 from tests.kernel.tile.running import HAS_TRITON, WITHOUT
 from tests.kernels import empty, kernels_of
 from tests.known_targets import KNOWN_TARGETS
@@ -305,6 +306,37 @@ def test_what_fails_under_stress_is_not_chosen(
     assert row.chosen.schedule == opts_of(work) and row.opts is None
     assert "rejected: wrong under stress: of 3000 launches" in row.note
     assert delicate().chosen.schedule == opts_of(work) and len(asked) == 2, "a failure is not kept"
+
+
+@pytest.mark.parametrize(
+    ("happens", "words"),
+    [
+        ("killed", "not judged: stress was ended before its 10000 launches: Killed: its process died of SIGKILL"),
+        ("hangs", "not judged: stress was ended before its 10000 launches: TimeoutError: no result within 5 s"),
+        ("memory", "not judged: stress was ended before its 10000 launches: MemoryError: no memory for a copy"),
+        ("faults", "rejected: failed under stress: ChildDied: its process died of SIGSEGV"),
+    ],
+)
+def test_what_ends_stress_from_outside_says_nothing_of_the_program(
+    opened: Begun,
+    work: RegionWork,
+    delicate: Callable[[], Any],
+    monkeypatch: pytest.MonkeyPatch,
+    happens: str,
+    words: str,
+) -> None:
+    """It is not chosen, and not called wrong. What its own process does to itself is its own."""
+    device = opened.device.service._device
+    timeout_s = 5 if happens == "hangs" else 300
+
+    def run(job: Any, **_: Any) -> Future[StressOutcome]:
+        return device.submit(bad_jobs.under_stress, job, happens, timeout_s=timeout_s)
+
+    monkeypatch.setattr(opened.device.service, "stress", run)
+    monkeypatch.setattr("kcg.optimize.budget.Budget.patience_s", lambda self, expected_s: 600.0)
+    row = delicate()
+    assert row.chosen.schedule == opts_of(work) and words in row.note, row.note
+    device.submit_here(device.replace_child)
 
 
 def test_what_the_budget_leaves_no_time_to_stress_is_not_chosen(

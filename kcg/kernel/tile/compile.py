@@ -1,8 +1,8 @@
 """From a tile program's parameters to its machine code: Triton ahead of time, for a GPU that need not be here.
 
 Triton makes PTX; its parameters are put in the order in which tinygrad passes them, and our own choice of assembler
-(`assembler.py`) makes machine code of it. What was compiled is kept by content in the user's cache, so that it is made
-once on a machine, in any process.
+(`assembler.py`) makes machine code of it. For AMD's GPUs Triton makes all of it. What was compiled is kept by content
+in the user's cache, so that it is made once on a machine, in any process.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from kcg.kernel.tile.ir import TileKernel
 from kcg.kernel.tile.parameters import TileParameters
 from kcg.kernel.tile.prior import shared_bytes
 from kcg.kernel.tile.program import WORKSPACE, TileLaunch, TileSource
-from kcg.kernel.tile.targets import missing, triton_version
+from kcg.kernel.tile.targets import cannot_compile, is_nvidia, triton_version
 from kcg.types import Region, Schedule, ScheduleKind, Target, Variables, canonical_json
 
 ALIGNED = 16  # bytes at whose multiples every buffer begins
@@ -41,6 +41,8 @@ SCRATCH = "scratch"
 """What stands for Triton's global scratch among the parameters of a binary: memory of TMA descriptors."""
 _CACHE_FORMAT = 1
 _ENTRY = re.compile(r"(\.entry\s+(\w+)\s*\()([^)]*)(\))")
+AMD_WARP = 64  # threads
+TENSOR_MEMORY = 512  # columns, of a multiprocessor from sm_100 on: Triton looks only when it loads a program
 _THREADS = re.compile(r"\.(?:reqntid|maxntid)\s+(\d+)")
 
 
@@ -48,7 +50,7 @@ _THREADS = re.compile(r"\.(?:reqntid|maxntid)\s+(\d+)")
 class Binary:
     """One function of a tile program as machine code."""
 
-    cubin: bytes
+    cubin: bytes  # or AMD's code object
     entry: str
     parameters: tuple[str, ...]  # names of the arguments that it takes, pointers first; `SCRATCH` is the last of these
     threads: int
@@ -98,21 +100,21 @@ class _Kept:
     """Where one function is kept, and what it is made with."""
 
     path: Path
-    using: Assembler
+    using: Assembler | None  # None: Triton makes the machine code
     options: dict[str, Any]
-    capability: int
+    arch: int | str  # as Triton has it
 
 
 def _keep(source: TileSource, launch: TileLaunch, target: Target) -> _Kept:
-    if problem := missing(target):
+    if problem := cannot_compile(target):
         raise ScheduleError(problem)
-    using = assembler()
-    assert using is not None
+    using = assembler() if is_nvidia(target) else None
     options = _options(launch, using)
-    capability = int(re.sub(r"\D", "", target.arch))
-    made_of = [_CACHE_FORMAT, source.source, launch.entry, launch.signature, options, capability]
-    key = hashlib.sha256(canonical_json([*made_of, triton_version(), using.version]).encode()).hexdigest()
-    return _Kept(_cache_folder() / key[:2] / f"{key}.json", using, options, capability)
+    arch = int(re.sub(r"\D", "", target.arch)) if using is not None else target.arch
+    made_of = [_CACHE_FORMAT, source.source, launch.entry, launch.signature, options, arch]
+    with_ = using.version if using is not None else ""
+    key = hashlib.sha256(canonical_json([*made_of, triton_version(), with_]).encode()).hexdigest()
+    return _Kept(_cache_folder() / key[:2] / f"{key}.json", using, options, arch)
 
 
 def compiled_launch(source: TileSource, launch: TileLaunch, target: Target) -> Binary:
@@ -120,8 +122,11 @@ def compiled_launch(source: TileSource, launch: TileLaunch, target: Target) -> B
     kept = _keep(source, launch, target)
     found = _read(kept.path)
     if found is None:
-        text, facts = _ptx(source.source, launch, kept.options, kept.capability)
-        found = _assembled(text, facts, launch, kept.using)
+        made = _made(source.source, launch, kept.options, kept.arch)
+        if kept.using is None:
+            found = _of_amd(made, launch)
+        else:
+            found = _assembled(made.texts["ptx"], made.facts, launch, kept.using)
         with contextlib.suppress(UsageError):  # a cache that cannot be written costs the next compilation its time
             write_whole(kept.path, _written(found))
     if found.shared_bytes > shared_bytes(target):
@@ -129,23 +134,35 @@ def compiled_launch(source: TileSource, launch: TileLaunch, target: Target) -> B
     return found
 
 
-def _options(launch: TileLaunch, using: Assembler) -> dict[str, Any]:
+def _options(launch: TileLaunch, using: Assembler | None) -> dict[str, Any]:
     """Triton's, pinned where its versions differ."""
     options: dict[str, Any] = {
         "num_warps": launch.num_warps,
         "num_stages": launch.num_stages,
         "enable_fp_fusion": True,
-        "ptx_version": using.ptx_version,
     }
+    if using is None:
+        return {**options, "waves_per_eu": 0, "matrix_instr_nonkdim": 0, "kpack": 1}
+    options["ptx_version"] = using.ptx_version
     return {**options, "maxnreg": launch.maxnreg} if launch.maxnreg else options
 
 
-def _ptx(text: str, launch: TileLaunch, options: dict[str, Any], capability: int) -> tuple[str, dict[str, int]]:
-    """Triton's PTX of a function, and its metadata."""
+@dataclass(frozen=True)
+class _Made:
+    """What Triton made of a function: its texts by stage, AMD's code object, and its metadata."""
+
+    texts: dict[str, str]
+    code: bytes
+    facts: dict[str, int]
+
+
+def _made(text: str, launch: TileLaunch, options: dict[str, Any], arch: int | str) -> _Made:
+    """A function compiled by Triton: for a capability of NVIDIA's down to PTX, for an architecture of AMD's whole."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
+    target = GPUTarget("cuda", arch, 32) if isinstance(arch, int) else GPUTarget("hip", arch, AMD_WARP)
     with tempfile.TemporaryDirectory(prefix="kcg-tile-") as folder, _settings(triton, folder):
         module = _imported(text, Path(folder))
         source = ASTSource(
@@ -155,14 +172,18 @@ def _ptx(text: str, launch: TileLaunch, options: dict[str, Any], capability: int
             attrs={(i,): [["tt.divisibility", ALIGNED]] for i, a in enumerate(launch.arguments) if a.slot is not None},
         )
         with _errors_in_words(Path(folder) / "stderr"):
-            made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+            made = triton.compile(source, target=target, options=options)
         facts = made.metadata
-        return str(made.asm["ptx"]), {
+        if (columns := int(getattr(facts, "tmem_size", None) or 0)) > TENSOR_MEMORY:
+            raise ScheduleError(f"it takes {columns} columns of tensor memory, of {TENSOR_MEMORY}")
+        texts = {name: str(made.asm[name]) for name in ("ptx", "amdgcn") if name in made.asm}
+        known = {
             "warps": int(facts.num_warps),
             "shared_bytes": int(facts.shared),
-            "scratch_bytes": int(facts.global_scratch_size),
+            "scratch_bytes": int(getattr(facts, "global_scratch_size", 0)),  # of AMD's only newer ones say it
             "profile_bytes": int(getattr(facts, "profile_scratch_size", 0)),
         }
+        return _Made(texts, bytes(made.asm["hsaco"]) if "hsaco" in made.asm else b"", known)
 
 
 @contextlib.contextmanager
@@ -173,7 +194,8 @@ def _settings(triton: Any, folder: str) -> Iterator[None]:
     def stages(*given: Any) -> tuple[str, str] | None:
         if not given:  # it asks what this function is part of the cache's key with
             return "kcg", "kcg"
-        given[1]["cubin"] = lambda text, metadata: b""
+        if "cubin" in given[1]:
+            given[1]["cubin"] = lambda text, metadata: b""
         return None
 
     knobs = triton.knobs
@@ -234,6 +256,8 @@ def _assembled(text: str, facts: dict[str, int], launch: TileLaunch, using: Asse
         "warps": facts["warps"],
         "wgmma": int("wgmma.mma_async" in text),
     }
+    if "tcgen05.mma" in text:
+        report["tcgen05"] = 1
     return Binary(
         cubin=made.cubin,
         entry=entry,
@@ -241,6 +265,36 @@ def _assembled(text: str, facts: dict[str, int], launch: TileLaunch, using: Asse
         threads=int(threads[1]) if threads else 32 * facts["warps"],
         shared_bytes=facts["shared_bytes"],
         scratch_bytes=facts["scratch_bytes"] if SCRATCH in parameters else 0,
+        report=tuple(report.items()),
+    )
+
+
+def _of_amd(made: _Made, launch: TileLaunch) -> Binary:
+    """AMD's code object. It takes all pointers and then all integers, as tinygrad passes them; Triton's pointers to
+    scratch memory stand behind these, and no program without descriptors uses them."""
+    if made.facts["scratch_bytes"] or made.facts["profile_bytes"]:
+        raise ScheduleError("Triton gives it scratch memory, which is not passed on AMD's GPUs")
+    text = made.texts["amdgcn"]
+
+    def figure(name: str) -> int:
+        found = re.search(rf"\.{name}:\s+(\d+)", text)
+        return int(found[1]) if found else 0
+
+    report = {
+        "registers": figure("vgpr_count"),
+        "spilled_bytes": 4 * figure("vgpr_spill_count"),
+        "stack_bytes": figure("private_segment_fixed_size"),
+        "shared_bytes": made.facts["shared_bytes"],
+        "warps": made.facts["warps"],
+        "mfma": int("v_mfma" in text),
+    }
+    return Binary(
+        cubin=made.code,
+        entry=launch.entry,
+        parameters=tuple(a.name for a in launch.arguments),
+        threads=AMD_WARP * made.facts["warps"],
+        shared_bytes=made.facts["shared_bytes"],
+        scratch_bytes=0,
         report=tuple(report.items()),
     )
 

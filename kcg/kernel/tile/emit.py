@@ -109,6 +109,7 @@ class Writer:
         fast_math: bool = False,
         evictions: Mapping[int, str] | None = None,
     ) -> None:
+        self.kernel = kernel
         self.accesses = {load.node: load for load in kernel.loads}
         self.evictions = {kernel.loads[number].node: policy for number, policy in (evictions or {}).items()}
         self.interpreted = interpreted
@@ -201,6 +202,8 @@ class Frame:
             load = node if node.op is Ops.INDEX else node.src[0]
             if self.home(load).find(load) is None and TYPES.get(load.dtype) == type_ and not self.writer.interpreted:
                 return self.home(load)._load(load)
+        if node.op is Ops.CAST and type_ in FP8 and TYPES[node.dtype] == type_:
+            node = node.src[0]  # rounded once
         return self.home(node).cast(self.value(node), type_)
 
     def new(self, expression: str, type_: str, axes: frozenset[int]) -> Block:
@@ -214,9 +217,20 @@ class Frame:
             return _literal(_python(block.constant, type_), type_)
         if type_ == "int1":
             return self.new(f"{block.text} != 0", type_, block.axes)
+        if type_ in FP8:
+            return self._to_fp8(self.cast(block, "float32"), type_)
         if block.is_float and type_ in ("int8", "int16", "uint8", "uint16"):
             block = self.new(f"{block.text}.to(tl.int32)", "int32", block.axes)  # there and further it wraps around
         return self.new(f"{block.text}.to(tl.{type_})", type_, block.axes)
+
+    def _to_fp8(self, block: Block, type_: str) -> Block:
+        """A float32 block as floats of 8 bits, rounded to nearest; what is beyond the largest becomes that, as in
+        tinygrad's own kernels for CUDA (`cvt.rn.satfinite`). Triton's interpreter rounds otherwise: there it is written
+        out."""
+        if not self.writer.interpreted:
+            return self.new(f"{block.text}.to(tl.{type_})", type_, block.axes)
+        self.writer.helpers[f"_to_{type_}"] = _rounding_to_fp8(type_)
+        return self.new(f"_to_{type_}({block.text})", type_, block.axes)
 
     def atom(self, block: Block) -> str:
         """A block that has methods: a literal as a tensor."""
@@ -255,6 +269,9 @@ class Frame:
                 return self._alu(node)
 
     def _cast(self, node: UOp) -> Block:
+        if _keeps_product(node, self.writer.kernel):
+            a, b = (self.cast(self.value(s), "int32") for s in node.src[0].src)
+            return self.cast(self.new(f"{_term(a)} * {_term(b)}", "int32", a.axes | b.axes), compute_type(node))
         source = self.value(node.src[0])
         if node.dtype in dtypes.fp8s:
             return self.cast(self.cast(source, TYPES[node.dtype]), "float32")
@@ -489,6 +506,23 @@ def _threefry() -> str:
     return "\n" + "\n".join(rows) + "\n"
 
 
+def _rounding_to_fp8(type_: str) -> str:
+    """The conversion of float32 as `cvt.rn.satfinite` does it: to the nearest multiple of the last place, which is
+    added to the number of the power of two. Adding and taking away 1.5 * 2^23 rounds to an integer, ties to even."""
+    bits, largest, least = {"float8e4nv": (3, 448.0, 121), "float8e5": (2, 57344.0, 113)}[type_]
+    return f"""
+@triton.jit
+def _to_{type_}(x):
+    bits = x.to(tl.int32, bitcast=True)
+    size = tl.where(x == x, tl.minimum(tl.abs(x), {largest}), 0.0)
+    exponent = tl.maximum(size.to(tl.int32, bitcast=True) >> 23, {least})
+    places = size * ((254 + {bits} - exponent) << 23).to(tl.float32, bitcast=True)
+    code = ((exponent - {least}) << {bits}) + ((places + 12582912.0) - 12582912.0).to(tl.int32)
+    code = tl.where(x == x, code, 127) | ((bits >> 24) & 128)
+    return code.to(tl.uint8).to(tl.{type_}, bitcast=True)
+"""
+
+
 _INTERPRETED_TANH = """
 @triton.jit
 def _tanh(x):
@@ -562,6 +596,17 @@ def _negated(node: UOp) -> tuple[UOp, str] | None:
     if inner.op is Ops.CMPLT and any(dtypes.is_float(s.dtype) for s in inner.src):
         return None
     return inner, {Ops.CMPNE: "==", Ops.CMPEQ: "!=", Ops.CMPLT: ">="}[inner.op]
+
+
+def _keeps_product(cast: UOp, kernel: TileKernel) -> bool:
+    """Whether a cast takes a product of narrow integers before it wraps around: C multiplies them as 32 bits, and in
+    tinygrad's own kernels for CUDA the product is narrowed only where it is a variable, since it is taken twice."""
+    product = cast.src[0]
+    if product.op is not Ops.MUL or not dtypes.is_int(product.dtype) or not dtypes.is_int(cast.dtype):
+        return False
+    if product.dtype.itemsize > 2 or cast.dtype.itemsize < 4:
+        return False
+    return bool(sum(node.src.count(product) for node in kernel.value.toposort()) == 1)
 
 
 def compute_type(node: UOp) -> str:

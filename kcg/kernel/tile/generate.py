@@ -24,6 +24,7 @@ from kcg.kernel.tile.parameters import CONTRACTION, ELEMENTWISE, POINTER, REDUCT
 from kcg.kernel.tile.program import WORKSPACE, Argument, TileLaunch, TileRefusal, TileSource
 from kcg.kernel.tile.reduction import Part, accumulator, combine, depth_of, reducer
 from kcg.kernel.tile.stream import write_stream
+from kcg.kernel.tile.targets import is_nvidia
 from kcg.kernel.tile.tiles import (
     Axis,
     axes_of,
@@ -63,7 +64,8 @@ def generate_kernel(
     evictions = dict.fromkeys(parameters.evict_first, "evict_first") | dict.fromkeys(
         parameters.evict_last, "evict_last"
     )
-    writer = Writer(kernel, interpreted=interpreted, fast_math=parameters.fast_math, evictions=evictions)
+    fast = parameters.fast_math and is_nvidia(target)
+    writer = Writer(kernel, interpreted=interpreted, fast_math=fast, evictions=evictions)
     main, grid = write(kernel, target, parameters, writer)
     launches, bodies = [], []
     split, tail = parameters.split > 1, tail_of(kernel, target, parameters)

@@ -43,7 +43,10 @@ class Factor:
 
 @dataclass(frozen=True)
 class Operand:
-    """One side of a contraction: a product of factors, each a value over `ranges` and the reduced ranges."""
+    """One side of a contraction: a product of factors, each a value over `ranges`, the reduced ranges and `batch`.
+
+    A gate is a factor of both sides: where the product is 0, neither operand's infinity or NaN may be left to multiply.
+    """
 
     factors: tuple[Factor, ...]
     ranges: tuple[int, ...]  # output ranges that it depends on and the other side does not
@@ -459,7 +462,7 @@ def contraction_of(reductions: tuple[UOp, ...], outputs: tuple[UOp, ...]) -> Con
     factors = factors_of(reduce.src[0])
     number = {r: i for i, r in enumerate(outputs)}
     over = {f: frozenset(number[r] for r in f.node.ranges if r in number) for f in factors}
-    values = [f for f in factors if not f.gate]
+    values, gates = [f for f in factors if not f.gate], [f for f in factors if f.gate]
     pairs = [(f, g) for f in values for g in values if over[f] - over[g] and over[g] - over[f]]
     if not pairs:
         return None
@@ -471,7 +474,7 @@ def contraction_of(reductions: tuple[UOp, ...], outputs: tuple[UOp, ...]) -> Con
     first, second = max(pairs, key=weight)
     sides: list[list[Factor]] = [[first], [second]]
     spans = [set(over[first]), set(over[second])]
-    for factor in factors:
+    for factor in values:
         if factor in (first, second):
             continue
         place = next((i for i in (0, 1) if not over[factor] & (spans[1 - i] - spans[i])), None)
@@ -483,11 +486,13 @@ def contraction_of(reductions: tuple[UOp, ...], outputs: tuple[UOp, ...]) -> Con
     own = [tuple(sorted(span - batch)) for span in spans]
     if not all(own):
         return None
+    if any(over[gate] & {*own[0], *own[1]} for gate in gates):
+        return None  # the other side has nowhere to leave its values out
     dtype = product_dtype(reduce, sides)
     if dtype is None:
         return None
     rest = set(range(len(outputs))) - set(own[0]) - set(own[1])
-    operands = [Operand(tuple(side), ranges, dtype) for side, ranges in zip(sides, own, strict=True)]
+    operands = [Operand((*side, *gates), ranges, dtype) for side, ranges in zip(sides, own, strict=True)]
     columns = 1 if max(own[1]) > max(own[0]) else 0  # what is stored side by side
     return Contraction(reduce, (operands[1 - columns], operands[columns]), tuple(sorted(rest)))
 

@@ -31,7 +31,7 @@ from kcg.kernel.tile.prior import (
 )
 from kcg.kernel.tile.reduction import depth_of
 from kcg.kernel.tile.stream import can_stream_by_tma, padded
-from kcg.kernel.tile.targets import MOST_STAGES, most_specialized_stages
+from kcg.kernel.tile.targets import MOST_STAGES, is_nvidia, most_specialized_stages
 from kcg.types import Target
 
 FIELDS = (
@@ -48,6 +48,9 @@ LEAST: dict[str, Any] = {
     "warp_specialize": False, "group": 1, "evict_first": (), "evict_last": (), "maxnreg": 0,
 }  # fmt: skip
 """What asks for least of a target."""
+
+NVIDIAS: dict[str, Any] = {"evict_first": (), "evict_last": (), "maxnreg": 0, "fast_math": True, "precision": "ieee"}
+"""What Triton has for NVIDIA's GPUs alone, and what it is elsewhere."""
 
 BETWEEN = (96, 160, 192, 288, 320, 384)
 """Columns of a contraction's tile that are two pieces: they fill the last wave where powers of two do not."""
@@ -113,6 +116,8 @@ def random_parameters(kernel: TileKernel, target: Target, rng: Random) -> TilePa
 
 
 def _candidates(kernel: TileKernel, target: Target, parameters: TileParameters, field: str) -> tuple[Any, ...]:
+    if field in NVIDIAS and not is_nvidia(target):
+        return (NVIDIAS[field],)
     match field:
         case "tile":
             return tuple(_tiles(kernel, parameters))

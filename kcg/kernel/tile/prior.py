@@ -20,8 +20,13 @@ from kcg.kernel.tile.reduction import depth_of
 from kcg.kernel.tile.stream import LEAST, padded, stream_axes
 from kcg.types import Target
 
-SHARED_BYTES = {"sm_80": 163 << 10, "sm_86": 99 << 10, "sm_89": 99 << 10, "sm_90": 227 << 10, "gfx942": 64 << 10}
-"""What a program may take; tinygrad's own limit is that of static shared memory."""
+SHARED_BYTES = {
+    "sm_80": 163 << 10, "sm_86": 99 << 10, "sm_87": 163 << 10, "sm_89": 99 << 10, "sm_90": 227 << 10,
+    "sm_100": 227 << 10, "sm_103": 227 << 10, "sm_110": 227 << 10, "sm_120": 99 << 10, "sm_121": 99 << 10,
+    "gfx942": 64 << 10,
+}  # fmt: skip
+"""What a program may take (CUDA C++ Programming Guide, table of compute capabilities); tinygrad's own limit is that of
+static shared memory."""
 
 REGISTERS = 65_536  # of a multiprocessor: with 16 warps 128 a thread
 THREADS = 2_048  # of a multiprocessor
@@ -53,7 +58,7 @@ def has_fp8(target: Target) -> bool:
 
 def shared_bytes(target: Target) -> int:
     """Shared memory of one program on a target, in bytes."""
-    return SHARED_BYTES.get(target.arch, target.shared_bytes)
+    return SHARED_BYTES.get(target.arch.rstrip("af"), target.shared_bytes)
 
 
 def shared_taken(kernel: TileKernel, parameters: TileParameters) -> int:
@@ -95,7 +100,7 @@ def reads_beside(kernel: TileKernel, parameters: TileParameters) -> bool:
 def default_parameters(kernel: TileKernel, target: Target) -> TileParameters:
     """The prior's choice. Raises TileRefusal where the kernel has no tile program."""
     if not has_fp8(target) and any(buffer.dtype is dtypes.fp8e4m3 for buffer in kernel.buffers):
-        raise TileRefusal("data type fp8e4m3", "Triton has it from sm_89 on")
+        raise TileRefusal("data type fp8e4m3", "tile programs have it from sm_89 on")
     form = forms(kernel)[-1]
     if kernel.contraction is not None:
         rows, columns = (_count(kernel, side.ranges) for side in kernel.contraction.sides)

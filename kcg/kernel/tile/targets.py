@@ -15,19 +15,37 @@ EVICTS_COPIES_SINCE = (3, 9)
 LEAST = 80  # sm_80: what tensor cores and asynchronous copies of the generated programs need
 
 
+COMPILED_ONLY = ("gfx942",)
+"""Architectures of AMD for which tile programs compile; nothing was ever run there, and so nothing is searched."""
+
+
 def missing(target: Target) -> str:
+    """Why this machine has no tile programs to be run on a target; empty where nothing is missing."""
+    if target.arch in COMPILED_ONLY:
+        return f"tile programs compile for {target.arch}, and none was ever run there"
+    return cannot_compile(target)
+
+
+def cannot_compile(target: Target) -> str:
     """Why no tile program can be compiled for a target on this machine; empty where nothing is missing."""
     if not supported(target):
         return f"tile programs are for NVIDIA GPUs from sm_80 on, not for {target.device} {target.arch}"
     if not triton_version():
         return "Triton is not installed: pip install 'kcg[gpu]'"
-    return "" if assembler() is not None else "there is no ptxas: pip install 'kcg[gpu]'"
+    return "" if assembler() is not None or not is_nvidia(target) else "there is no ptxas: pip install 'kcg[gpu]'"
 
 
 def supported(target: Target) -> bool:
-    """Whether tile programs run on a target."""
+    """Whether tile programs can be compiled for a target."""
     number = re.fullmatch(r"sm_(\d+)[af]?", target.arch)
-    return target.device in ("CUDA", "NV") and number is not None and int(number[1]) >= LEAST
+    if number is None:
+        return target.device == "AMD" and target.arch in COMPILED_ONLY
+    return target.device in ("CUDA", "NV") and int(number[1]) >= LEAST
+
+
+def is_nvidia(target: Target) -> bool:
+    """Whether a target has what PTX has words for: approximate functions, limits of registers, eviction policies."""
+    return target.arch.startswith("sm_")
 
 
 def evicts_copies() -> bool:

@@ -37,6 +37,7 @@ from kcg.predictor.tile_cost import TileCost
 from kcg.search.problem import Ledger, Observation, Problem
 from kcg.types import Region, Schedule, ScheduleKind, Status
 from kcg.workloads.registry import spec_of
+from tests.commands import python
 from tests.known_targets import KNOWN_TARGETS
 
 H100 = planned_for()
@@ -169,13 +170,14 @@ def test_a_bench_keeps_what_it_found_and_goes_on(tmp_path: Path) -> None:
         case_of(region_of(Tensor.empty(64, 96).max(1)), "rows", "short"),
         replace(case_of(products.region, "gemv", "from 64 MB", products), name="other"),
     ]
+    (logs := tmp_path / "logs").mkdir()
     out, effort = tmp_path / "bench_tiles.json", Effort({"rows": 4, "gemv": 4}, opts=3, samples=3, search_s=120.0)
     with (
         MeasureService("CPU:X86", run_id="t", compile_workers=2) as service,
-        Contenders(tmp_path, device="cpu") as contenders,
+        Contenders(logs, device="cpu") as contenders,
     ):
         with Searches(service, tmp_path, predictor="roofline") as searches:
-            Bench(service, searches, contenders, effort, {}).run(of, Rows(out, "cpu", headline=headline))
+            Bench(service, searches, contenders, effort, {}).run(of, Rows(out, "cpu", headline=headline, locks=logs))
             found = searches.found[of[0].region.id]
             assert found.refused and not found.tiles
             assert found.opts["from"] == "search, 3 measured" and found.opts["s"] <= found.hand_coded_s
@@ -190,6 +192,19 @@ def test_a_bench_keeps_what_it_found_and_goes_on(tmp_path: Path) -> None:
         with Searches(service, tmp_path, predictor="roofline") as again:
             assert again.found[of[0].region.id] == found and "x" not in again.found
             assert not [case for case in of if Rows(out, "cpu").wanted(case.key)]
+    assert {path.name for path in tmp_path.iterdir()} == {"bench_tiles.json", "searched.jsonl", "logs"}
+
+
+@pytest.mark.slow
+def test_the_command_leaves_results_and_journal_alone_in_their_folders(tmp_path: Path) -> None:
+    """On a CPU; with both in one folder, as results are brought from another machine."""
+    arguments = ["--only", "rows", "--match", "softmax", "--most", "1", "--row-tiles", "2", "--opts", "1"]
+    arguments += ["--samples", "2", "--device", "cpu", "--search", "60s", "--predictor", "roofline"]
+    arguments += ["--work", str(tmp_path), "--out", str(tmp_path / "bench_tiles.json")]
+    done = python("-m", "evaluation.tiles.bench_tiles", *arguments)
+    assert done.returncode == 0, done.stderr
+    assert {path.name for path in tmp_path.iterdir()} == {"bench_tiles.json", "searched.jsonl", "logs"}
+    assert {path.name for path in (tmp_path / "logs").iterdir()} == {".bench_tiles.json.lock", "torch.log"}
 
 
 def test_contenders_that_are_lost_are_said_to_be(tmp_path: Path) -> None:
@@ -246,7 +261,8 @@ def test_a_dry_run_compiles_programs_of_a_section(
 ) -> None:
     calls = spec_of("resnet").capture("mini").calls
     monkeypatch.setattr("evaluation.tiles.bench_tiles.all_calls", lambda: [(str(i), c) for i, c in enumerate(calls)])
-    generator(["gemv"], "", 1, 2, out=tmp_path / "bench_tiles.json")
+    generator(["gemv"], "", 1, 2, out=tmp_path / "bench_tiles.json", logs=tmp_path / "logs")
+    assert {path.name for path in tmp_path.iterdir()} == {"bench_tiles.json", "logs"}
     assert "gemv: 1 cases" in capsys.readouterr().out
     report = json.loads((tmp_path / "bench_tiles.json").read_text())
     assert report["headline"].keys() == {"compile_s", "generate_ms", "generated_share"}

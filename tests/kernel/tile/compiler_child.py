@@ -39,9 +39,10 @@ def compiled(folder: Path, job: dict[str, Any], capability: int) -> dict[str, An
         "error": "",
         "shared": metadata.shared,
         "scratch": metadata.global_scratch_size > 0,
-        "tensor_core": next((name for name in ("wgmma", "mma.sync") if name in text), ""),
+        "tensor_core": next((name for name in ("wgmma", "tcgen05.mma", "mma.sync") if name in text), ""),
         "tanh": "tanh.approx.f32" in text,
         "tf32": "tf32" in text,
+        "conversions": sorted({line.split()[0] for line in text.splitlines() if line.strip().startswith("cvt.")}),
     }
 
 

@@ -6,8 +6,8 @@ import importlib.util
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ class Case:
     program: TileSource
     variables: tuple[tuple[str, int], ...] = ()
     seed: int = 1
+    inputs: Mapping[int, np.ndarray] = field(default_factory=dict)  # by slot, where they are not drawn
 
 
 def compare(cases: Sequence[Case], folder: Path, *, timeout_s: float = 240) -> list[str]:
@@ -41,7 +42,7 @@ def compare(cases: Sequence[Case], folder: Path, *, timeout_s: float = 240) -> l
     jobs, given = [], []
     for number, case in enumerate(cases):
         chain, name = Chain(case.region), f"case{number}"
-        bits = _buffers(chain, case, make_inputs_of_kernels(chain.asts, case.seed))
+        bits = _buffers(chain, case, {**make_inputs_of_kernels(chain.asts, case.seed), **case.inputs})
         given.append(bits)
         for key, array in bits.items():
             np.save(folder / f"{name}.{key}.npy", array.view(np.uint8))

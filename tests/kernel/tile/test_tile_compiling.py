@@ -6,20 +6,27 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
 
+from kcg.errors import ScheduleError
 from kcg.kernel.codec import kernel_of
+from kcg.kernel.compile import render_schedule
+from kcg.kernel.kinds import Refusal, kind_named
+from kcg.kernel.opts.schedule import RAW
+from kcg.kernel.tile.compile import compile_tile
 from kcg.kernel.tile.generate import generate
 from kcg.kernel.tile.ir import read_kernel
-from kcg.kernel.tile.legal import random_parameters
-from kcg.kernel.tile.prior import default_parameters
+from kcg.kernel.tile.legal import legal_values, random_parameters
+from kcg.kernel.tile.parameters import CONTRACTION, POINTER, TMA, TileParameters
+from kcg.kernel.tile.prior import default_parameters, shared_bytes
 from kcg.kernel.tile.program import TileSource
-from kcg.types import Region
+from kcg.kernel.tile.space import schedule_of
+from kcg.types import Region, Target
 from tests.kernel.tile.random_kernels import FAMILIES, random_kernel
 from tests.kernel.tile.running import HAS_TRITON, WITHOUT
 from tests.kernel.tile.test_tile_programs import EXAMPLES
@@ -43,6 +50,11 @@ def regions() -> dict[str, Region]:
     return {**{name: example_region(name) for name in EXAMPLES}, **made}
 
 
+def target_of(arch: str) -> Target:
+    """A GPU of an architecture, whose number of multiprocessors does not matter here."""
+    return KNOWN_TARGETS.get(arch, replace(KNOWN_TARGETS["sm_90"], arch=arch))
+
+
 def compiled(programs: dict[str, TileSource], arch: str, folder: Path) -> dict[str, dict[str, Any]]:
     """What the compiler says of each program, made in one child; none may fail."""
     jobs = []
@@ -62,19 +74,90 @@ def compiled(programs: dict[str, TileSource], arch: str, folder: Path) -> dict[s
     return made
 
 
-@pytest.mark.parametrize("arch", ["sm_90", pytest.param("sm_80", marks=pytest.mark.slow)])
-def test_every_example_compiles(arch: str, tmp_path: Path) -> None:
+TENSOR_CORE = {"sm_80": "mma.sync", "sm_90": "wgmma", "sm_100": "tcgen05.mma", "sm_120": "mma.sync"}
+"""What Triton makes of large products on each architecture."""
+
+
+@pytest.mark.parametrize(
+    ("arch", "whole"),
+    [
+        ("sm_90", True),
+        ("sm_100", False),
+        ("sm_120", False),
+        *(pytest.param(arch, True, marks=pytest.mark.slow) for arch in ("sm_80", "sm_100", "sm_120")),
+    ],
+)
+def test_every_example_compiles(arch: str, whole: bool, tmp_path: Path) -> None:
     """The prior's choice of each; the large ones use the tensor cores of the architecture, descriptors where it has
     them, and stay within its shared memory."""
-    target = KNOWN_TARGETS[arch]
-    programs = {n: generate(of, target, default_parameters(read_kernel(of), target)) for n, of in regions().items()}
+    target = target_of(arch)
+    asked = {name: of for name, of in regions().items() if whole or name not in EXAMPLES}
+    programs = {n: generate(of, target, default_parameters(read_kernel(of), target)) for n, of in asked.items()}
     made = compiled(programs, arch, tmp_path)
-    assert all(row["shared"] <= (227 << 10 if arch == "sm_90" else 163 << 10) for row in made.values())
+    assert all(row["shared"] <= shared_bytes(target) for row in made.values())
     for name in ("linear", "linear_gelu"):
-        assert made[name]["tensor_core"] == ("wgmma" if arch == "sm_90" else "mma.sync")
-        assert made[name]["scratch"] == (arch == "sm_90")
+        assert made[name]["tensor_core"] == TENSOR_CORE[arch]
+        assert made[name]["scratch"] == (arch != "sm_80")
     assert made["linear_gelu"]["tanh"] and not made["float32"]["tf32"]
     assert made["int8"]["tensor_core"] and made["fp8e5m2"]["tensor_core"]
+
+
+def test_shared_memory_is_that_of_the_architecture_not_what_static_arrays_may_take() -> None:
+    kib = dict.fromkeys(("sm_90", "sm_90a", "sm_100", "sm_100a"), 227) | dict.fromkeys(("sm_86", "sm_89", "sm_120"), 99)
+    kib["sm_80"] = 163
+    assert {arch: shared_bytes(target_of(arch)) >> 10 for arch in kib} == kib
+
+
+def test_a_program_that_takes_more_tensor_memory_than_there_is_does_not_compile() -> None:
+    """Triton would say so only when it loads it: sums of 256 x 384 are 768 columns of 128 rows."""
+    p = TileParameters(CONTRACTION, ((0,), (1,)), (256, 384), reduce_tile=64, num_warps=8, num_stages=1, loads=TMA)
+    with pytest.raises(ScheduleError, match="it takes 768 columns of tensor memory, of 512"):
+        compile_tile(regions()["linear"], schedule_of(p), target_of("sm_100"))
+    small = compile_tile(regions()["linear"], schedule_of(replace(p, tile=(128, 128))), target_of("sm_100"))
+    assert dict(small.launches[0].compiled.report)["tcgen05"] == 1
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["linear_gelu", "decode", "float32", "int8", "fp8e5m2", "symbolic", "cache_update.0"],
+        pytest.param(EXAMPLES, marks=pytest.mark.slow),
+    ],
+    ids=["some", "all"],
+)
+def test_programs_compile_for_gfx942(names: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The prior's choice and a random one of each, to code objects whose functions take pointers and then integers.
+    No more is claimed: nothing is searched there."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    target, all_of_them = KNOWN_TARGETS["gfx942"], regions()
+    for name in names:
+        kernel = read_kernel(all_of_them[name])
+        variables = tuple((v.arg.name, int(v.vmax)) for v in kernel.variables)
+        for p in (default_parameters(kernel, target), random_parameters(kernel, target, Random(name))):
+            program = compile_tile(all_of_them[name], schedule_of(p), target, variables=variables)
+            for one in (launch.compiled for launch in program.launches):
+                assert one.binary.startswith(b"\x7fELF") and one.local_size[0] % 64 == 0, "waves of 64 threads"
+                assert one.shared_bytes <= shared_bytes(target)
+                assert [n for n, *_ in one.signature] == [None] * len(one.slots) + [n for n, _ in variables]
+            if name in ("linear_gelu", "int8", "fp8e5m2") and p.form == CONTRACTION:
+                assert dict(program.launches[0].compiled.report)["mfma"], "its matrix cores"
+    refused = kind_named("tile").space(all_of_them["linear"], target)
+    assert refused == Refusal("tile programs compile for gfx942, and none was ever run there")
+
+
+def test_on_amd_nothing_is_chosen_that_only_nvidia_has() -> None:
+    kernel, target = read_kernel(regions()["linear_gelu"]), KNOWN_TARGETS["gfx942"]
+    p = default_parameters(kernel, target)
+    fixed = {
+        "evict_first": (),
+        "evict_last": (),
+        "maxnreg": 0,
+        "fast_math": True,
+        "precision": "ieee",
+        "loads": POINTER,
+    }
+    assert {field: legal_values(kernel, target, p, field) for field in fixed} == {f: (v,) for f, v in fixed.items()}
+    assert "_tanh" not in generate(regions()["linear_gelu"], target, p).source
 
 
 @pytest.mark.parametrize("seeds", [range(2), pytest.param(range(2, 40), marks=pytest.mark.slow)], ids=["some", "many"])
@@ -86,3 +169,16 @@ def test_random_programs_of_random_kernels_compile(seeds: range, tmp_path: Path)
             parameters = random_parameters(read_kernel(region), target, Random(seed))
             programs[f"{family.__name__}_{seed}"] = generate(region, target, parameters)
     compiled(programs, "sm_90", tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["fp8e4m3", "fp8e5m2"])
+def test_floats_of_8_bits_are_made_by_the_conversion_that_tinygrads_kernels_use(kind: str, tmp_path: Path) -> None:
+    """From whatever type, by way of float32; CUDA's own class converts with saturation."""
+    target, programs = KNOWN_TARGETS["sm_90"], dict[str, TileSource]()
+    for source in ("float32", "float16", "bfloat16", "float64", "int32", "uint8", "bool"):
+        region = Region((kernel_of(kernels_of(empty(256, dtype=source).cast(kind))[-1]),))
+        assert f"((__nv_{kind[:3]}_{kind[3:]})(val0))" in render_schedule(region, RAW, target)[1]
+        programs[source] = generate(region, target, default_parameters(read_kernel(region), target))
+    wanted = f"cvt.rn.satfinite.{kind[3:]}x2.f32"
+    made = compiled(programs, "sm_90", tmp_path)
+    assert all([c for c in row["conversions"] if kind[3:] in c] == [wanted] for row in made.values())

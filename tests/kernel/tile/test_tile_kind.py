@@ -10,9 +10,10 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tinygrad import Tensor, Variable
@@ -33,7 +34,7 @@ from kcg.kernel.tile.parameters import CONTRACTION, POINTER, REDUCTION, TMA, Til
 from kcg.kernel.tile.prior import default_parameters, shared_taken
 from kcg.kernel.tile.program import TileRefusal
 from kcg.kernel.tile.space import TileSpace, schedule_of
-from kcg.predictor.tile_cost import TileCost, guiding
+from kcg.predictor.tile_cost import TileCost, embedding, guiding
 from kcg.search.problem import Ledger, Observation, Problem
 from kcg.search.strategies import strategy
 from kcg.search.workers import FromItsStart
@@ -239,6 +240,30 @@ def test_the_predictor_of_tile_programs_learns_from_measurements() -> None:
     assert all(b.log_runtime > a.log_runtime for a, b in zip(before, after, strict=True)), "slower than it was thought"
     (foreign,) = cost.predict(of, [Schedule("opts", "[]")])
     assert foreign.failure_probability == 1.0
+
+
+def test_each_parameter_is_part_of_what_a_correction_goes_by() -> None:
+    """But for the axes, which say the same of a kernel in other numbers."""
+    plain = TileParameters(CONTRACTION, ((0,), (1,)), (64, 64), reduce_tile=32)
+    others: dict[str, Any] = {
+        "tile": (128, 32), "reduce_tile": 64, "split": 2, "tail": 2, "group": 4, "evict_first": (0,),
+        "evict_last": (1,), "loads": TMA, "persistent": 1, "epilogue_parts": 2, "warp_specialize": True, "num_warps": 8,
+        "num_stages": 3, "maxnreg": 128, "fast_math": False, "precision": "tf32x3",
+    }  # fmt: skip
+    assert others.keys() == {field.name for field in fields(TileParameters)} - {"form", "axes"}
+    seen = [embedding(plain), *(embedding(replace(plain, **{name: value})) for name, value in others.items())]
+    assert len({row.tobytes() for row in seen}) == len(seen)
+
+
+def test_an_error_of_the_cost_itself_is_no_failure_of_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    of = space()
+
+    def broken(*_: Any) -> float:
+        raise AttributeError("no such figure")
+
+    monkeypatch.setattr("kcg.predictor.tile_cost.predicted_seconds", broken)
+    with pytest.raises(AttributeError, match="no such figure"):
+        TileCost().predict(of, [of.start()])
 
 
 def test_what_is_like_a_failure_in_all_that_never_ran_is_expected_to_fail() -> None:

@@ -8,10 +8,13 @@ from random import Random
 
 import numpy as np
 import pytest
-from tinygrad import Variable
+from tinygrad import Variable, dtypes
+from tinygrad.dtype import float_to_fp8
 
 from kcg.errors import ScheduleError
 from kcg.kernel.codec import kernel_of
+from kcg.kernel.compile import render_schedule
+from kcg.kernel.opts.schedule import RAW
 from kcg.kernel.tile.generate import generate, generate_kernel
 from kcg.kernel.tile.ir import read_kernel
 from kcg.kernel.tile.legal import is_legal, random_parameters, starts
@@ -314,3 +317,82 @@ def test_a_sum_of_sums_is_one_sum(tmp_path: Path) -> None:
     kernel = read_kernel(region)
     assert len(kernel.reductions) == depth_of(kernel.reductions) == 1
     check({"gradient": case_of(region, Random(0), default_parameters(kernel, TARGET))}, tmp_path)
+
+
+def gated(seen: str, rows: int = 24, columns: int = 40, terms: int = 48) -> Region:
+    """A sum of products that are left out where a condition does not hold, which is seen by the product's terms alone,
+    by each matrix of a batch, or by each row."""
+    a, b = empty(2, rows, terms), empty(2, terms, columns)
+    condition = empty(*{"terms": (1, 1, terms), "batch": (2, 1, terms), "rows": (1, rows, terms)}[seen], dtype="bool")
+    chosen = condition.unsqueeze(-1).where(a.unsqueeze(-1) * b.unsqueeze(1), 0)
+    return Region((kernel_of(kernels_of(chosen.sum(2))[-1]),))
+
+
+@interpreted
+@pytest.mark.parametrize("seen", ["terms", "batch", "rows"])
+def test_what_is_left_out_of_a_product_may_be_infinite_in_either_operand(seen: str, tmp_path: Path) -> None:
+    """Its other operand is no 0 that infinity is multiplied by: both are gated, or no tensor core is asked."""
+    region, rng, cases = gated(seen), np.random.default_rng(7), []
+    kernel = read_kernel(region)
+    assert (kernel.contraction is None) == (seen == "rows")
+    sizes = {b.slot: b.size for b in kernel.buffers}
+    shapes = {2 * 24 * 48: (2, 24, 48), 2 * 48 * 40: (2, 48, 40)}
+    slots = {size: slot for slot, size in sizes.items() if slot}
+    (gate_size,) = set(slots) - set(shapes)
+    gate = rng.random(gate_size) < 0.6
+    a, b = (rng.standard_normal(shape).astype(np.float32) for shape in shapes.values())
+    holds = {"terms": (1, 1, 48), "batch": (2, 1, 48), "rows": (1, 24, 48)}[seen]
+    holds = np.broadcast_to(gate.reshape(holds), (2, 24, 48))
+    wanted = np.einsum("bmk,bkn->bmn", np.where(holds, a, 0).astype(float), b.astype(float))
+    a[~holds] = np.inf
+    b[~holds.any(1)] = np.nan
+    inputs = {slots[a.size]: a.ravel(), slots[b.size]: b.ravel(), slots[gate_size]: gate}
+    for number in range(3):
+        parameters = random_parameters(kernel, TARGET, Random(number)) if number else default_parameters(kernel, TARGET)
+        cases.append(replace(case_of(region, Random(number), parameters), inputs=inputs))
+    compare(cases, tmp_path)
+    for number in range(len(cases)):
+        stored = np.load(tmp_path / f"case{number}.p0.npy").view(np.float32).reshape(2, 24, 40)
+        assert np.allclose(stored, wanted, rtol=1e-4, atol=1e-4)
+
+
+@interpreted
+@pytest.mark.parametrize("kind", ["int8", "uint8", "int16"])
+def test_a_product_of_narrow_integers_is_summed_before_it_wraps(kind: str, tmp_path: Path) -> None:
+    """As in tinygrad's kernels for CUDA, by a tensor core and without one."""
+    a, b = empty(32, 64, dtype=kind), empty(64, 48, dtype=kind)
+    region = Region((kernel_of(kernels_of((a.unsqueeze(-1) * b.unsqueeze(0)).sum(1))[-1]),))
+    source = render_schedule(region, RAW, TARGET)[1]
+    assert any(f"({whole})((val0*val1))" in source for whole in ("int", "unsigned int", "uint"))
+    rng, kernel = np.random.default_rng(3), read_kernel(region)
+    bounds = np.iinfo(kind)
+    x, y = (rng.integers(bounds.min, bounds.max, shape, kind) for shape in ((32, 64), (64, 48)))
+    forms = starts(kernel, TARGET)
+    assert {p.form for p in forms} == ({CONTRACTION, REDUCTION} if kind == "int8" else {REDUCTION})
+    slots = {b.size: b.slot for b in kernel.buffers}
+    inputs = {slots[x.size]: x.ravel(), slots[y.size]: y.ravel()}
+    compare([replace(case_of(region, Random(0), p), inputs=inputs) for p in forms], tmp_path)
+    for number in range(len(forms)):
+        stored = np.load(tmp_path / f"case{number}.p0.npy").view(np.int32).reshape(32, 48)
+        assert np.array_equal(stored, (x.astype(np.int64) @ y.astype(np.int64)).astype(np.int32))
+
+
+@interpreted
+@pytest.mark.parametrize(("kind", "largest"), [("fp8e4m3", 448.0), ("fp8e5m2", 57344.0)])
+def test_floats_of_8_bits_are_rounded_and_saturated_as_tinygrad_does(kind: str, largest: float, tmp_path: Path) -> None:
+    """Ties, denormals, what is beyond the largest, NaN. Infinity becomes the largest, as CUDA's conversion makes it."""
+    rng = np.random.default_rng(5)
+    steps = np.concatenate(
+        [2.0 ** np.arange(-20, 18), 1.5 * 2.0 ** np.arange(-20, 18), [0, 447, 449, 464, 61439, 61440]]
+    )
+    ties = (steps[:, None] * (1 + np.arange(64) / 64)).ravel()
+    near = ties * (1 + rng.choice([-1e-7, 0, 1e-7], ties.size))
+    values = np.concatenate([near, -near, [1e30, np.nan], rng.standard_normal(2000)]).astype(np.float32)
+    wanted = [float_to_fp8(float(x), getattr(dtypes, kind)) for x in values]
+    values = np.concatenate([values, np.array([np.inf, -np.inf], np.float32)])
+    wanted += [float_to_fp8(x, getattr(dtypes, kind)) for x in (largest, -largest)]
+    region = Region((kernel_of(kernels_of(empty(values.size).cast(kind))[-1]),))
+    case = case_of(region, Random(0), default_parameters(read_kernel(region), TARGET))
+    compare([replace(case, inputs={1: values})], tmp_path)
+    stored = np.load(tmp_path / "case0.p0.npy").view(np.uint8)
+    assert not {float(x): (got, code) for x, got, code in zip(values, stored, wanted, strict=True) if got != code}
