@@ -1,19 +1,19 @@
 """Tile programs: Triton source generated from a kernel's AST. This page is the interface; docs/tiles.md is the design.
 
-    kernel = read_kernel(region)                                 # ir.py: ranges, loads, reductions, the contraction
+    kernel = read_region(region)             # ir.py: ranges, loads, reductions, the contraction; fuse.py: of several
     parameters = default_parameters(kernel, target)              # prior.py: the analytic prior's choice
     choices = legal_values(kernel, target, parameters, "tile")   # legal.py: of one field, given those before it
     program = generate(region, target, parameters)               # generate.py: source and how to launch it
 
-`read_kernel` and `generate` raise `TileRefusal` where the kernel, or these parameters for it, cannot be expressed; its
+`read_region` and `generate` raise `TileRefusal` where the kernel, or these parameters for it, cannot be expressed; its
 `construct` is a short name that tables count by, its message a sentence. Nothing here imports Triton: generating is
 text only and takes milliseconds.
 
 What `generate` gives is a `TileSource`: `source` is a Python module that imports Triton alone, and each of `launches`
 is one `@triton.jit` function in it, run in order as one program:
 
-- `arguments` in the order of the function's parameters: first a pointer for each slot of the kernel from 0 (`Argument`
-  with the slot), then the workspace (slot -1) where there is one, then the symbolic variables as integers. All sizes
+- `arguments` in the order of the function's parameters: first a pointer for each buffer of the region that the program
+  uses (`Argument` with the slot), then the workspace (slot -1) where there is one, then the symbolic variables as integers. All sizes
   are literals in the text: there are no constexprs to bind. Pointers are multiples of 16 bytes.
 - `grid` is the number of programs along the first axis; it never depends on a variable.
 - `num_warps`, `num_stages`, `maxnreg` (0: unset) and what else the compiler takes are the launch's. Shared memory, and
