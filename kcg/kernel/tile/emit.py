@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kcg.compat.tiny import DType, Ops, UOp, dtypes
-from kcg.kernel.tile.ir import NARROW, Access, TileKernel, is_invalid
+from kcg.kernel.tile.ir import NARROW, Access, TileKernel, affine, extent, is_invalid, is_symbolic
 from kcg.kernel.tile.program import TileRefusal
 
 INT32 = range(-(1 << 31), 1 << 31)
@@ -67,6 +67,25 @@ class Block:
     @property
     def is_float(self) -> bool:
         return self.type.startswith("float") or self.type == "bfloat16"
+
+
+@dataclass(frozen=True)
+class Flattened:
+    """The ranges that one axis of a tile holds, the last one changing fastest, and the numbers of its elements."""
+
+    ranges: tuple[UOp, ...]
+    block: Block
+
+    def runs(self, steps: Mapping[UOp | None, int]) -> list[tuple[int, int]]:
+        """Places (first, last) of ranges through which an address steps as through one: all of them, in order."""
+        found: list[tuple[int, int]] = []
+        for place, axis in enumerate(self.ranges):
+            step = steps.get(axis, 0)
+            if found and step and steps.get(self.ranges[place - 1], 0) == step * extent(axis):
+                found[-1] = (found[-1][0], place)
+            else:
+                found.append((place, place))
+        return found
 
 
 class Lines:
@@ -131,6 +150,7 @@ class Frame:
     bound: dict[UOp, Block] = field(default_factory=dict)  # range or reduction -> its value
     masks: dict[int, str] = field(default_factory=dict)  # axis -> which of its elements exist, where not all do
     scalar_masks: dict[UOp, str] = field(default_factory=dict)  # symbolic range that is a scalar -> whether it exists
+    flattened: dict[int, Flattened] = field(default_factory=dict)  # axis -> the ranges that it holds
     outer: Frame | None = None
     depth: int = 0  # reductions around it
     values: dict[UOp, Block] = field(default_factory=dict)
@@ -378,17 +398,12 @@ class Frame:
 
     def address(self, node: UOp) -> Block:
         """An address: its terms that do not change in a loop are added before it."""
-        terms: list[UOp] = []
-        stack = [node]
-        while stack:
-            part = stack.pop()
-            stack.extend(part.src[::-1]) if part.op is Ops.ADD else terms.append(part)
         wide = "int32" if all(_fits(n) for n in node.toposort() if n.dtype is dtypes.weakint) else "int64"
+        runs, terms = self._runs(node, affine(node) if wide == "int32" else None)
         sums: dict[int, Block] = {}
         frames: dict[int, Frame] = {}
-        for term in terms:
-            frame = self.home(term)
-            block = frame.value(term)
+        homes = [self.home(term) for term in terms]
+        for frame, block in [*runs, *((home, home.value(term)) for home, term in zip(homes, terms, strict=True))]:
             where = id(frame)
             frames[where] = frame
             sums[where] = block if where not in sums else frame._sum(sums[where], block, wide)
@@ -397,6 +412,38 @@ class Frame:
         for where in order[1:]:
             total = frames[where]._sum(total, sums[where], wide)
         return self.cast(total, _joined([total.type, wide])) if wide == "int64" else total
+
+    def _runs(self, node: UOp, steps: Mapping[UOp | None, int] | None) -> tuple[list[tuple[Frame, Block]], list[UOp]]:
+        """The terms of an address; those of ranges through which it steps as through one, as if they were one: Triton
+        sees that elements lie side by side then."""
+        runs, held = list[tuple[Frame, Block]](), set[UOp]()
+        frame: Frame | None = self
+        while frame is not None and steps is not None:
+            for axis in frame.flattened.values():
+                for first, last in axis.runs(steps):
+                    if first < last and held.isdisjoint(axis.ranges[first : last + 1]):
+                        runs.append((frame, frame._run(axis, first, last, steps[axis.ranges[last]])))
+                        held.update(axis.ranges[first : last + 1])
+            frame = frame.outer
+        if steps is not None and held:
+            left = [(r, step) for r, step in steps.items() if r not in held and step]
+            return runs, [UOp.const(s, dtypes.weakint) if r is None else r if s == 1 else r * s for r, s in left]
+        terms: list[UOp] = []
+        stack = [node]
+        while stack:
+            part = stack.pop()
+            stack.extend(part.src[::-1]) if part.op is Ops.ADD else terms.append(part)
+        return [], terms
+
+    def _run(self, axis: Flattened, first: int, last: int, step: int) -> Block:
+        """The term of an address that steps through some ranges of an axis as through one."""
+        text = axis.block.text
+        if (after := math.prod(map(extent, axis.ranges[last + 1 :]))) > 1:
+            text = self.lines.name(f"{text} // {after}")
+        if first:
+            text = self.lines.name(f"{text} % {math.prod(map(extent, axis.ranges[first : last + 1]))}")
+        text = text if step == 1 else self.lines.name(f"{text} * {_number(step)}")
+        return Block(text, axis.block.type, axis.block.axes)
 
     def _depth(self, frame: Frame) -> int:
         outer: Frame | None = self
@@ -427,8 +474,26 @@ class Frame:
             conditions.append(text)
         if axes != place.axes:
             conditions += [m for m in self.mask_of(axes, ()) if m not in conditions]
-        pointer = f"p{access.buffer.slot} + {place.text}"
-        return pointer, conditions, axes
+        return f"p{access.buffer.slot} + {self._hinted(access, place)}", conditions, axes
+
+    def _hinted(self, access: Access, place: Block) -> str:
+        """An address, with a hint along which axis neighbouring threads should go where Triton cannot tell.
+
+        It sees elements side by side only where all ranges of an axis but the last have an even extent: of pictures of
+        7 × 7 or read with a stride it sees none, and 3.6 lets threads go along the first axis. The hint says that pairs
+        are side by side, which orders the threads; that the address is a multiple of nothing else keeps loads and
+        stores as narrow as they would be.
+        """
+        flattened: dict[int, Flattened] = {}
+        frame: Frame | None = self
+        while frame is not None:
+            flattened = {**frame.flattened, **flattened}
+            frame = frame.outer
+        axis = nearest_axis(access, {n: flattened[n] for n in sorted(place.axes & flattened.keys())})
+        if axis is None:
+            return place.text
+        ones, pairs = ["1"] * self.rank, ["2" if number == axis else "1" for number in range(self.rank)]
+        return f"tl.max_contiguous(tl.multiple_of({place.text}, [{', '.join(ones)}]), [{', '.join(pairs)}])"
 
     def _load(self, node: UOp) -> Block:
         access = self.writer.accesses[node]
@@ -526,6 +591,23 @@ def power_of_sigmoid(node: UOp) -> UOp | None:
         if one.op is Ops.CONST and not is_invalid(one) and float(one.arg) == 1 and power.op is Ops.EXP2:
             return power.src[0]
     return None
+
+
+def nearest_axis(access: Access, axes: Mapping[int, Flattened]) -> int | None:
+    """Along which of several axes the elements of an access lie nearest to each other, where Triton cannot tell; None
+    where it can, or where nobody can."""
+    steps = affine(access.address)
+    if steps is None or len(axes) < 2 or any(is_symbolic(r) for axis in axes.values() for r in axis.ranges):
+        return None
+    moving: dict[int, tuple[int, int]] = {}
+    for number, axis in axes.items():
+        first, last = axis.runs(steps)[-1]
+        step, size = abs(steps.get(axis.ranges[-1], 0)), math.prod(map(extent, axis.ranges[first : last + 1]))
+        if step == 1 and (first == 0 or size % 2 == 0):
+            return None
+        if step:
+            moving[number] = (step, -size)
+    return min(moving, key=moving.__getitem__, default=None)
 
 
 def _types(node: UOp, sources: Sequence[Block]) -> list[str]:

@@ -232,7 +232,7 @@ def _access(index: UOp, buffers: dict[UOp, BufferSlot]) -> Access:
         place, more = _without_invalid(source)
         places.append(place)
         gates += [gate for gate in more if gate not in gates]
-    address = places[0] if places else UOp.const(dtypes.weakint, 0)
+    address = places[0] if places else UOp.const(0, dtypes.weakint)
     if len(places) > 1:
         shape = [int(s.arg) for s in index.src[0].src[1].src]
         for size, place in zip(shape[1:], places[1:], strict=True):

@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,7 @@ def compiled(folder: Path, job: dict[str, Any], capability: int) -> dict[str, An
         "tensor_core": next((name for name in ("wgmma", "mma.sync") if name in text), ""),
         "tanh": "tanh.approx.f32" in text,
         "tf32": "tf32" in text,
+        "stores": sorted(set(re.findall(r"st\.global\S*", text))),
     }
 
 

@@ -86,3 +86,15 @@ def test_random_programs_of_random_kernels_compile(seeds: range, tmp_path: Path)
             parameters = random_parameters(read_kernel(region), target, Random(seed))
             programs[f"{family.__name__}_{seed}"] = generate(region, target, parameters)
     compiled(programs, "sm_90", tmp_path)
+
+
+def test_hints_about_neighbours_leave_stores_as_narrow_as_they_are(tmp_path: Path) -> None:
+    """Rows of 49 elements are aligned to nothing: no two of them may be stored at once."""
+    target, programs = KNOWN_TARGETS["sm_90"], dict[str, TileSource]()
+    for size in (7, 8):
+        x, w = empty(4, 32, size, size, dtype="float16"), empty(64, 32, 1, 1, dtype="float16")
+        region = Region((kernel_of(kernels_of(x.conv2d(w))[-1]),))
+        programs[f"of_{size}"] = generate(region, target, default_parameters(read_kernel(region), target))
+    assert [text.source.count("max_contiguous") > 0 for text in programs.values()] == [True, False]
+    made = compiled(programs, "sm_90", tmp_path)
+    assert made["of_7"]["stores"] == ["st.global.b16"] and "st.global.b16" not in made["of_8"]["stores"]
