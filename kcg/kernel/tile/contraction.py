@@ -7,6 +7,7 @@ where everything else that the kernel computes of the result is written.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from kcg.compat.tiny import UOp, dtypes
 from kcg.kernel.tile.descriptors import Described
@@ -56,6 +57,7 @@ class Stored:
     columns: Axis
 
 
+@lru_cache(256)
 def pieces_of(size: int) -> tuple[tuple[int, int], ...]:
     """The powers of two that a size along the columns is the sum of, widest first: where each begins, and its width.
     Each is a product of its own with the same rows."""

@@ -76,16 +76,17 @@ class Flattened:
     ranges: tuple[UOp, ...]
     block: Block
 
-    def runs(self, steps: Mapping[UOp | None, int]) -> list[tuple[int, int]]:
-        """Places (first, last) of ranges through which an address steps as through one: all of them, in order."""
-        found: list[tuple[int, int]] = []
-        for place, axis in enumerate(self.ranges):
-            step = steps.get(axis, 0)
-            if found and step and steps.get(self.ranges[place - 1], 0) == step * extent(axis):
-                found[-1] = (found[-1][0], place)
-            else:
-                found.append((place, place))
-        return found
+
+def runs_of(ranges: Sequence[UOp], steps: Mapping[UOp | None, int]) -> list[tuple[int, int]]:
+    """Places (first, last) of ranges through which an address steps as through one: all of them, in order."""
+    found: list[tuple[int, int]] = []
+    for place, axis in enumerate(ranges):
+        step = steps.get(axis, 0)
+        if found and step and steps.get(ranges[place - 1], 0) == step * extent(axis):
+            found[-1] = (found[-1][0], place)
+        else:
+            found.append((place, place))
+    return found
 
 
 class Lines:
@@ -420,7 +421,7 @@ class Frame:
         frame: Frame | None = self
         while frame is not None and steps is not None:
             for axis in frame.flattened.values():
-                for first, last in axis.runs(steps):
+                for first, last in runs_of(axis.ranges, steps):
                     if first < last and held.isdisjoint(axis.ranges[first : last + 1]):
                         runs.append((frame, frame._run(axis, first, last, steps[axis.ranges[last]])))
                         held.update(axis.ranges[first : last + 1])
@@ -601,7 +602,7 @@ def nearest_axis(access: Access, axes: Mapping[int, Flattened]) -> int | None:
         return None
     moving: dict[int, tuple[int, int]] = {}
     for number, axis in axes.items():
-        first, last = axis.runs(steps)[-1]
+        first, last = runs_of(axis.ranges, steps)[-1]
         step, size = abs(steps.get(axis.ranges[-1], 0)), math.prod(map(extent, axis.ranges[first : last + 1]))
         if step == 1 and (first == 0 or size % 2 == 0):
             return None

@@ -47,7 +47,7 @@ LEAST: dict[str, Any] = {
 }  # fmt: skip
 """What asks for least of a target."""
 
-BETWEEN = (96, 160, 192, 288, 320, 384)
+BETWEEN = (96, 144, 160, 192, 288, 320, 384)
 """Columns of a contraction's tile that are two pieces: they fill the last wave where powers of two do not."""
 
 WARPS = (1, 2, 4, 8, 16)
