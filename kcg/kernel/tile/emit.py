@@ -384,15 +384,22 @@ class Frame:
         return f"tl.where({off}, {rest} + {y}, {rest})"
 
     def _sigmoid(self, node: UOp) -> Block | None:
-        """1 / (1 + 2^u) as 0.5 - 0.5 tanh(u ln(2) / 2): one special function instead of two."""
-        if not self.writer.fast_tanh or (inner := power_of_sigmoid(node)) is None:
+        """1 / (1 + 2^u): as 0.5 - 0.5 tanh(u ln(2) / 2) by one special function, or by two that are right in the tail
+        as well, without the care of a division for what lies beyond 2^126."""
+        if (inner := power_of_sigmoid(node)) is None:
             return None
+        interpreted = self.writer.interpreted
+        if not self.writer.fast_tanh:
+            u = self.value(inner)
+            self.writer.helpers["_reciprocal"] = _INTERPRETED_RECIPROCAL if interpreted else _RECIPROCAL
+            power = self.new(f"tl.exp2({_term(u)})", "float32", u.axes)
+            return self.new(f"_reciprocal(1.0 + {power.text})", "float32", u.axes)
         factor = math.log(2) / 2
         if inner.op is Ops.MUL and inner.src[1].op is Ops.CONST:
             inner, factor = inner.src[0], factor * float(inner.src[1].arg)
         u = self.value(inner)
         x = self.new(f"{_term(u)} * {_number(factor)}", "float32", u.axes)
-        self.writer.helpers["_tanh"] = _INTERPRETED_TANH if self.writer.interpreted else _TANH
+        self.writer.helpers["_tanh"] = _INTERPRETED_TANH if interpreted else _TANH
         return self.new(f"0.5 - 0.5 * _tanh({x.text})", "float32", u.axes)
 
     # ---- memory
@@ -518,6 +525,18 @@ def _tanh(x):
 """
 
 
+_RECIPROCAL = """
+@triton.jit
+def _reciprocal(x):
+    return tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+"""
+_INTERPRETED_RECIPROCAL = """
+@triton.jit
+def _reciprocal(x):
+    return 1.0 / x
+"""
+
+
 def _threefry() -> str:
     """Threefry 2x32 with its 20 rounds, as tinygrad takes it apart."""
     rows = [
@@ -592,6 +611,19 @@ def power_of_sigmoid(node: UOp) -> UOp | None:
         if one.op is Ops.CONST and not is_invalid(one) and float(one.arg) == 1 and power.op is Ops.EXP2:
             return power.src[0]
     return None
+
+
+def keeps_tail(value: UOp) -> bool:
+    """Whether a value is a product with a sigmoid, as silu and gelu are: where that is nearly 0 the value is judged by
+    its own size, and an approximation that is exact to so many bits of 1 is wrong."""
+    rest = [value]
+    while rest:
+        node = rest.pop()
+        if power_of_sigmoid(node) is not None:
+            return True
+        if node.op in (Ops.CAST, Ops.MUL, Ops.WHERE):
+            rest.extend(node.src)
+    return False
 
 
 def nearest_axis(access: Access, axes: Mapping[int, Flattened]) -> int | None:

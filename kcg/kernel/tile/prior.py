@@ -12,8 +12,9 @@ from dataclasses import replace
 
 from kcg.compat.tiny import UOp, dtypes
 from kcg.kernel.tile.contraction import MIN_BYTES_TILE, MIN_TILE, stored_width
+from kcg.kernel.tile.emit import keeps_tail
 from kcg.kernel.tile.generate import can_describe, may_split
-from kcg.kernel.tile.ir import TileKernel, affine, extent
+from kcg.kernel.tile.ir import NARROW, TileKernel, affine, extent
 from kcg.kernel.tile.parameters import CONTRACTION, ELEMENTWISE, REDUCTION, TMA, TileParameters
 from kcg.kernel.tile.program import TileRefusal
 from kcg.kernel.tile.reduction import depth_of
@@ -104,6 +105,8 @@ def parameters_of(kernel: TileKernel, target: Target, form: str, axes: Axes) -> 
     make = {ELEMENTWISE: _elementwise, REDUCTION: _reduction, CONTRACTION: _contraction}[form]
     made = make(kernel, target, axes)
     elements = math.prod(made.tile) * max(1, made.reduce_tile if form == REDUCTION else 1)
+    if kernel.store.buffer.dtype in NARROW and keeps_tail(kernel.value):
+        made = replace(made, fast_math=False)
     return replace(made, num_warps=max(1, min(made.num_warps, elements // 32)))  # no thread without an element
 
 

@@ -42,6 +42,7 @@ def compiled(folder: Path, job: dict[str, Any], capability: int) -> dict[str, An
         "scratch": metadata.global_scratch_size > 0,
         "tensor_core": next((name for name in ("wgmma", "mma.sync") if name in text), ""),
         "tanh": "tanh.approx.f32" in text,
+        "reciprocal": "rcp.approx.ftz.f32" in text,
         "tf32": "tf32" in text,
         "stores": sorted(set(re.findall(r"st\.global\S*", text))),
     }

@@ -73,7 +73,7 @@ def test_every_example_compiles(arch: str, tmp_path: Path) -> None:
     for name in ("linear", "linear_gelu"):
         assert made[name]["tensor_core"] == ("wgmma" if arch == "sm_90" else "mma.sync")
         assert made[name]["scratch"] == (arch == "sm_90")
-    assert made["linear_gelu"]["tanh"] and not made["float32"]["tf32"]
+    assert made["linear_gelu"]["reciprocal"] and not made["linear_gelu"]["tanh"] and not made["float32"]["tf32"]
     assert made["int8"]["tensor_core"] and made["fp8e5m2"]["tensor_core"]
 
 
