@@ -131,7 +131,15 @@ def embedding(p: TileParameters) -> Array:
     """Parameters as numbers in which neighbours are near."""
     tile = (*p.tile, *(1,) * AXES)[:AXES]
     sizes = (*tile, max(1, math.prod(p.tile) // math.prod(tile)), max(1, p.reduce_tile), p.split, p.tail, p.num_warps)
-    flags = (p.loads == TMA, p.persistent, p.epilogue_parts - 1, p.warp_specialize, p.maxnreg > 0, bool(p.evict_first))
+    flags = (
+        p.loads == TMA,
+        p.persistent,
+        p.epilogue_parts - 1,
+        p.warp_specialize,
+        p.maxnreg > 0,
+        bool(p.evict_first),
+        p.read_early,
+    )
     return np.array([*(math.log2(x) for x in sizes), p.num_stages, math.log2(p.group) / 2, *flags], np.float32)
 
 

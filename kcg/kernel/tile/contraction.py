@@ -122,6 +122,22 @@ def write_contraction(
     return Sums(tuple(totals), accumulator, axes[0], tuple(pieces), starts[0], tuple(firsts), row, ragged)
 
 
+def read_before(root: Frame, axes: tuple[Axis, Axis], starts: tuple[str, str], parts: int, loads: list[UOp]) -> None:
+    """Writes loads of the result's elements before the loop, so that they are on their way while it runs. The blocks
+    are those in which the tile is stored."""
+    most = stored_width(axes[1].size, parts)
+    for at, width in pieces_of(axes[1].size):
+        size = min(width, most)
+        for place in range(at, at + width, size):
+            frame = Frame(root.lines, (axes[0].size, size), outer=root)
+            first = root.lines.name(f"{starts[1]} + {at}", "start") if at else starts[1]
+            start = root.lines.name(f"{first} + {place - at}", "start") if place > at else first
+            bind_axis(frame, axes[0], 0, starts[0])
+            bind_axis(frame, replace(axes[1], size=size), 1, start, ragged=axes[1].total % axes[1].size != 0)
+            for node in loads:
+                frame.read(node)
+
+
 def stored_blocks(contraction: Contraction, root: Frame, lines: Lines, sums: Sums, parts: int) -> list[Stored]:
     """The blocks in which a tile is finished and stored, written into `lines`; with two parts the widest piece is
     stored in halves."""

@@ -247,7 +247,8 @@ def _piece_share(p: TileParameters, columns: int, itemsize: int, f: Figures) -> 
 def _resident(kernel: TileKernel, target: Target, p: TileParameters) -> int:
     """Programs that a multiprocessor runs at once."""
     threads = 32 * p.num_warps * (3 if p.warp_specialize else 1)
-    registers = min(255, math.prod(p.tile) // (32 * p.num_warps) + BESIDE_SUMS)
+    sums = math.prod(p.tile) // (32 * p.num_warps)
+    registers = min(255, sums + BESIDE_SUMS + (sums // 2 if p.read_early else 0))
     shared = max(1, shared_taken(kernel, p))
     most = min(
         (shared_bytes(target) + RESERVED) // (shared + RESERVED),
@@ -272,6 +273,8 @@ def _epilogue(kernel: TileKernel, p: TileParameters, f: Figures) -> float:
     nbytes, held = 0.0, 0.0
     for access in (kernel.store, *kernel.beside):
         share = min(1.0, access.buffer.size / max(1, kernel.store.buffer.size))
+        if p.read_early and access is not kernel.store:
+            continue  # it comes while the loop runs
         nbytes += access.buffer.dtype.itemsize * share
         held += share * (_at_once(kernel, access, p) < LEAST_COPY)
     moved_s = nbytes / f.store_bytes + held / f.held_elements

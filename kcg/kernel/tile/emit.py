@@ -216,6 +216,10 @@ class Frame:
             frame.values[node] = frame._write(node)
         return frame.values[node]
 
+    def read(self, node: UOp) -> Block:
+        """A load as it is in memory, written now: who asks for its value later finds it read."""
+        return self.home(node)._load(node)
+
     def narrow(self, node: UOp, type_: str) -> Block:
         """A value in exactly this type, as a store or a tensor core takes it."""
         if node.op is Ops.INDEX or (node.op is Ops.CAST and node.src[0].op is Ops.INDEX):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from kcg.compat.tiny import Ops, UOp
@@ -12,12 +13,13 @@ from kcg.kernel.tile.contraction import (
     Loop,
     Sums,
     pieces_of,
+    read_before,
     stored_blocks,
     write_contraction,
 )
 from kcg.kernel.tile.descriptors import Described, describe
 from kcg.kernel.tile.emit import POINTERS, TYPES, Block, Frame, Lines, Writer, compute_type
-from kcg.kernel.tile.ir import Contraction, Operand, TileKernel, extent, is_symbolic, read_kernel
+from kcg.kernel.tile.ir import Access, Contraction, Operand, TileKernel, extent, is_symbolic, read_kernel
 from kcg.kernel.tile.parameters import CONTRACTION, ELEMENTWISE, POINTER, REDUCTION, TMA, TileParameters
 from kcg.kernel.tile.program import WORKSPACE, Argument, TileLaunch, TileRefusal, TileSource
 from kcg.kernel.tile.reduction import Part, accumulator, combine, depth_of, reducer
@@ -109,6 +111,8 @@ def _check(kernel: TileKernel, parameters: TileParameters) -> None:
         raise TileRefusal("epilogue_parts", "1, or 2 halves of at least 16 columns")
     if any(n >= len(kernel.loads) for n in (*parameters.evict_first, *parameters.evict_last)):
         raise TileRefusal("evict_first or evict_last", f"the kernel has {len(kernel.loads)} loads")
+    if parameters.read_early and (parameters.form != CONTRACTION or parameters.split > 1 or parameters.tail > 1):
+        raise TileRefusal("read_early", "programs finish a contraction's tiles themselves")
     if parameters.warp_specialize and parameters.loads != TMA:
         raise TileRefusal("warp_specialize", "the compiler leaves it out where loads are not TMA")
 
@@ -268,6 +272,8 @@ def _write_contraction(
     options = "" if parameters.persistent else specialized
     loop = Loop(parameters.reduce_tile, parameters.precision, *described, part=part, shared=shared, options=options)
     starts = (_start(root, row, axes[0]), _start(root, column, axes[1]))
+    if parameters.read_early:
+        read_before(root, axes, starts, parameters.epilogue_parts, [load.node for load in read_for_each(kernel, axes)])
     sums = write_contraction(contraction, root, axes, starts, loop)
     lines = Lines(writer, root.lines) if tail is not None else root.lines
     for stored in stored_blocks(contraction, root, lines, sums, parameters.epilogue_parts):
@@ -371,6 +377,11 @@ def _turned(contraction: Contraction, parameters: TileParameters) -> Contraction
     if own == [sorted(side.ranges) for side in contraction.sides[::-1]]:
         return replace(contraction, sides=contraction.sides[::-1])
     raise TileRefusal("axes", "the rows and the columns of a contraction are its operands' own ranges")
+
+
+def read_for_each(kernel: TileKernel, axes: Sequence[Axis]) -> list[Access]:
+    """What is read beside a contraction's sum for each element of the tile."""
+    return [x for x in kernel.beside if all(any(r in x.node.ranges for r in axis.ranges) for axis in axes)]
 
 
 def _described(

@@ -34,7 +34,7 @@ from kcg.types import Target
 
 FIELDS = (
     "tile", "reduce_tile", "num_warps", "split", "loads", "persistent", "tail", "epilogue_parts", "num_stages",
-    "warp_specialize", "group", "evict_first", "evict_last", "maxnreg", "fast_math", "precision",
+    "warp_specialize", "group", "read_early", "evict_first", "evict_last", "maxnreg", "fast_math", "precision",
 )  # fmt: skip
 """In the order in which a search sets them, after form and axes: what decides most and what others depend on first."""
 
@@ -43,7 +43,7 @@ SIZES = 4
 
 LEAST: dict[str, Any] = {
     "split": 1, "loads": POINTER, "persistent": 0, "tail": 1, "epilogue_parts": 1, "num_stages": 1,
-    "warp_specialize": False, "group": 1, "evict_first": (), "evict_last": (), "maxnreg": 0,
+    "warp_specialize": False, "group": 1, "read_early": False, "evict_first": (), "evict_last": (), "maxnreg": 0,
 }  # fmt: skip
 """What asks for least of a target."""
 
@@ -134,6 +134,9 @@ def _candidates(kernel: TileKernel, target: Target, parameters: TileParameters, 
             return WARPS
         case "num_stages":
             return STAGES if parameters.form == CONTRACTION else (1,)
+        case "read_early":
+            alone = parameters.form == CONTRACTION and parameters.split == parameters.tail == 1
+            return (False, True) if alone and reads_beside(kernel, parameters) else (False,)
         case "evict_first":
             return streamed(kernel, target, parameters)
         case "evict_last":
@@ -225,6 +228,8 @@ def _fits(kernel: TileKernel, target: Target, p: TileParameters) -> bool:
     rows, columns = p.tile
     if rows * columns // threads > min(MOST_REGISTERS, REGISTERS // threads) - LEAST_BESIDE or rows * columns < threads:
         return False
+    if p.read_early and rows * columns // threads * 2 > min(MOST_REGISTERS, REGISTERS // threads) - LEAST_BESIDE:
+        return False  # half as many registers again for two bytes each, and addresses
     if p.num_stages > steps // p.split + 1 or shared_taken(kernel, p) > shared_bytes(target):
         return False
     if dtype is dtypes.float32 and p.precision == "ieee" and rows * columns > 16_384:

@@ -138,7 +138,7 @@ class TileSpace:
             p.loads == TMA, p.persistent > 0, p.persistent > 1, p.epilogue_parts > 1, p.warp_specialize, p.split > 1,
             p.tail > 1, p.num_warps >= 8, p.num_warps >= 16, p.num_stages <= 2, p.num_stages >= 4, p.group > 1, wide,
             long, math.prod(p.tile) >= 32_768, p.axes == self._start.axes, p.form == CONTRACTION, p.fast_math,
-            p.precision != "ieee", bool(p.evict_first), bool(p.evict_last), p.maxnreg > 0,
+            p.precision != "ieee", p.read_early, bool(p.evict_first), bool(p.evict_last), p.maxnreg > 0,
         )  # fmt: skip
         return tuple(int(bool(flag)) for flag in flags)
 
@@ -340,6 +340,7 @@ def _is_familiar(p: TileParameters, prior: TileParameters) -> bool:
     known = {
         "reduce_tile": (32, 64, 128), "num_warps": (4, 8), "split": (1, 2), "tail": (1, 2, 3, 6),
         "persistent": (0, 1, 2), "num_stages": (2, 3, 4, 5, 6), "warp_specialize": (False,), "group": (1, 4, 8, 12),
+        "read_early": (False, True),
         "evict_first": ((),), "evict_last": ((),), "maxnreg": (0,), "fast_math": (True, False), "precision": ("ieee",),
     }  # fmt: skip
     sizes = {64, 128, 256, *BETWEEN, *prior.tile}

@@ -91,6 +91,19 @@ def test_registers_are_limited_where_more_programs_fit_then() -> None:
     assert limits(replace(p, loads=POINTER, persistent=0, tile=(64, 64))) == (0,), "few sums: it takes no more anyway"
 
 
+def test_reads_are_early_where_there_are_some_and_registers_for_them() -> None:
+    of = space(residual())
+    p = replace(of.parameters(of.start()), tile=(128, 128), num_warps=8, num_stages=2, split=1, tail=1)
+
+    def values(of: TileSpace, p: TileParameters) -> tuple[bool, ...]:
+        return legal_values(of.kernel, of.target, p, "read_early")
+
+    assert values(of, p) == (False, True)
+    assert values(of, replace(p, tile=(128, 256))) == values(of, replace(p, tile=(128, 128), split=2)) == (False,)
+    plain = space(linear())
+    assert values(plain, plain.parameters(plain.start())) == (False,), "a bias is one row"
+
+
 @triton
 def test_a_limit_of_registers_is_kept() -> None:
     of = residual()
@@ -106,6 +119,9 @@ def test_a_limit_of_registers_is_kept() -> None:
 def test_bodies_of_before_are_read_and_stay_as_they_are() -> None:
     p = default_parameters(read_kernel(linear()), SM_90)
     assert "evict" not in p.to_json() and TileParameters.from_json(p.to_json()) == p
+    assert "early" not in p.to_json()
+    early = replace(p, read_early=True)
+    assert TileParameters.from_json(early.to_json()) == early
     changed = replace(p, evict_first=(1,), evict_last=(0, 2))
     assert parse("tile", changed.to_json()) == schedule_of(changed)
     assert TileParameters.from_json(changed.to_json()) == changed
