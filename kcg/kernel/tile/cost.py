@@ -71,7 +71,7 @@ HOPPER = Figures(
     product_share=0.18, crowding=0.49, spare_share=0.18, step_s=9.3e-9, pointer_share=0.041, opening_s=9e-7,
     fill_s=3.1e-6, descriptors_s=3.8e-6, store_bytes=8e10, held_elements=1.4e10,
 )  # fmt: skip
-"""Fitted to three matmuls of Flux on one H100 (Triton 3.6, 214 programs): docs/tiles.md says how it ranks others."""
+"""Fitted to five matmuls of Flux on one H100 (Triton 3.6, 239 programs): docs/tiles.md says how it ranks others."""
 
 AMPERE = replace(
     HOPPER,

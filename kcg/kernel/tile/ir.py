@@ -88,7 +88,7 @@ class TileKernel:
     reductions: tuple[UOp, ...]  # in order: what is needed first comes first
     contraction: Contraction | None
 
-    @property
+    @cached_property
     def extents(self) -> tuple[int, ...]:
         """Of `outputs`, symbolic ones with their largest value."""
         return tuple(extent(r) for r in self.outputs)
@@ -101,9 +101,9 @@ class TileKernel:
 
     @cached_property
     def beside(self) -> tuple[Access, ...]:
-        """The loads of that."""
-        nodes = set(self.finishing)
-        return tuple(load for load in self.loads if load.node in nodes)
+        """The loads that are no operand of the contraction."""
+        inside = self.contraction.reduce.backward_slice if self.contraction else {}
+        return tuple(load for load in self.loads if load.node not in inside)
 
     @property
     def reduce_ranges(self) -> tuple[UOp, ...]:

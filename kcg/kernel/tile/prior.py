@@ -81,10 +81,8 @@ def shared_taken(kernel: TileKernel, parameters: TileParameters) -> int:
 
 def reads_beside(kernel: TileKernel, parameters: TileParameters) -> bool:
     """Whether a contraction reads something else for each element of its result, as of a residual."""
-    assert kernel.contraction is not None
-    inside = kernel.contraction.reduce.backward_slice
-    beside = [load for load in kernel.loads if load.node not in inside]
-    return any(all(any(kernel.outputs[n] in x.node.ranges for n in axis) for axis in parameters.axes) for x in beside)
+    ranges = [x.node.ranges for x in kernel.beside]
+    return any(all(any(kernel.outputs[n] in held for n in axis) for axis in parameters.axes) for held in ranges)
 
 
 def default_parameters(kernel: TileKernel, target: Target) -> TileParameters:
