@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import statistics
 import struct
 import subprocess
 import time
@@ -146,6 +147,7 @@ SPIN_SOURCE = """extern "C" __global__ void spin(long long cycles) {
 HIDDEN_S = 0.01  # of what the host does for a whole step, at first
 HIDDEN_MOST_S = 0.25
 HIDING_TRIES = 4
+ALONE_TRIES = 15
 SPIN_HZ = 2.0e9  # multiprocessors run at up to 1.98 GHz (NVIDIA H200); where they run slower, a spin lasts longer
 
 
@@ -187,12 +189,11 @@ class CudaCode:
         self._pointers = pointers
         self._program: Any = device.runtime(TinyELF(code, name, device.renderer.target, named))
 
-    def __call__(self, *arguments: Any, grid: int, block: int) -> None:
-        """Launch it on tensors, then integers; the host does not wait."""
+    def __call__(self, *arguments: Any, grid: int, block: int, wait: bool = False) -> Any:
+        """Launch it on tensors, then integers; the host does not wait, or gets the seconds between two events."""
         pointers = [buffer_of(tensor).get_buf("CUDA") for tensor in arguments[: self._pointers]]
-        self._program(
-            *pointers, global_size=(grid, 1, 1), local_size=(block, 1, 1), vals=tuple(arguments[self._pointers :])
-        )
+        values = tuple(arguments[self._pointers :])
+        return self._program(*pointers, global_size=(grid, 1, 1), local_size=(block, 1, 1), vals=values, wait=wait)
 
 
 class Spin:
@@ -205,6 +206,18 @@ class Spin:
     def __call__(self, seconds: float) -> None:
         if self._code is not None:
             self._code(int(seconds * SPIN_HZ), grid=1, block=1)
+
+    def own_s(self) -> float:
+        """Seconds that a launch takes longer which is timed alone: the device waits for it after the first event. They
+        are those of a kernel that does nothing, less what the same takes where the host had sent it off before."""
+        if self._code is None:
+            return 0.0
+        alone, hidden = list[float](), list[float]()
+        for _ in range(ALONE_TRIES):
+            alone.append(float(self._code(0, grid=1, block=1, wait=True)))
+            self(hidden_s(HIDDEN_S / 10))
+            hidden.append(device_seconds("CUDA", lambda: self(0.0)))
+        return max(0.0, statistics.median(alone) - statistics.median(hidden))
 
 
 def hidden_s(host_s: float) -> float:

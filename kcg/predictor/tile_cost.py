@@ -144,6 +144,7 @@ def embedding(p: TileParameters) -> Array:
         bool(p.evict_last),
         p.precision != PRECISIONS[0],
         p.fast_math,
+        p.read_early,
     )
     return np.array([*(math.log2(x) for x in sizes), p.num_stages, math.log2(p.group) / 2, *flags], np.float32)
 

@@ -13,8 +13,8 @@ What `generate` gives is a `TileSource`: `source` is a Python module that import
 is one `@triton.jit` function in it, run in order as one program:
 
 - `arguments` in the order of the function's parameters: first a pointer for each buffer of the region that the program
-  uses (`Argument` with the slot), then the workspace (slot -1) where there is one, then the symbolic variables as integers. All sizes
-  are literals in the text: there are no constexprs to bind. Pointers are multiples of 16 bytes.
+  uses (`Argument` with the slot), then the workspace (slot -1) where there is one, then the symbolic variables as
+  integers. All sizes are literals in the text: there are no constexprs to bind. Pointers are multiples of 16 bytes.
 - `grid` is the number of programs along the first axis; it never depends on a variable.
 - `num_warps`, `num_stages`, `maxnreg` (0: unset) and what else the compiler takes are the launch's. Shared memory, and
   the threads of warp specialised programs, are the compiler's to say.

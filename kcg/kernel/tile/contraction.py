@@ -7,6 +7,7 @@ where everything else that the kernel computes of the result is written.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from kcg.compat.tiny import UOp, dtypes
 from kcg.kernel.tile.descriptors import Described
@@ -56,6 +57,7 @@ class Stored:
     columns: Axis
 
 
+@lru_cache(256)
 def pieces_of(size: int) -> tuple[tuple[int, int], ...]:
     """The powers of two that a size along the columns is the sum of, widest first: where each begins, and its width.
     Each is a product of its own with the same rows."""
@@ -125,6 +127,22 @@ def write_contraction(
     how = "tl.range" if loop.options else "range"
     lines.extend(f"for {counter} in {how}({begin}, {end}, {step}{loop.options}):", body)
     return Sums(tuple(totals), accumulator, axes[0], tuple(pieces), starts[0], tuple(firsts), row, ragged)
+
+
+def read_before(root: Frame, axes: tuple[Axis, Axis], starts: tuple[str, str], parts: int, loads: list[UOp]) -> None:
+    """Writes loads of the result's elements before the loop, so that they are on their way while it runs. The blocks
+    are those in which the tile is stored."""
+    most = stored_width(axes[1].size, parts)
+    for at, width in pieces_of(axes[1].size):
+        size = min(width, most)
+        for place in range(at, at + width, size):
+            frame = Frame(root.lines, (axes[0].size, size), outer=root)
+            first = root.lines.name(f"{starts[1]} + {at}", "start") if at else starts[1]
+            start = root.lines.name(f"{first} + {place - at}", "start") if place > at else first
+            bind_axis(frame, axes[0], 0, starts[0])
+            bind_axis(frame, replace(axes[1], size=size), 1, start, ragged=axes[1].total % axes[1].size != 0)
+            for node in loads:
+                frame.read(node)
 
 
 def stored_blocks(contraction: Contraction, root: Frame, lines: Lines, sums: Sums, parts: int) -> list[Stored]:

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from kcg.compat.tiny import Ops, UOp
-from kcg.kernel.tile.contraction import pieces_of
+from kcg.kernel.tile.contraction import pieces_of, stored_width
+from kcg.kernel.tile.emit import runs_of
 from kcg.kernel.tile.ir import Access, TileKernel, affine, extent
 from kcg.kernel.tile.online import shifted_sums
 from kcg.kernel.tile.parameters import CONTRACTION, REDUCTION, ROWS, STREAM, TMA, TileParameters
@@ -38,8 +39,13 @@ RESERVED = 1_024  # bytes of shared memory that each program takes beside its ow
 PROGRAMS = 32  # of a multiprocessor
 BESIDE_SUMS = 56  # registers of a thread beside its float32 sums
 STREAM_STEP_S = 1e-7  # of a step of attention beside its loads, products and weights: a guess
-PIECE_S = 5e-8  # of a second product in each step: what 128 x 288 and 128 x 384 took longer on one H100
+NEIGHBOURS = 16
+"""Programs with consecutive numbers that run side by side: a block that several of them ask for comes from L2 once."""
 SPECIAL = (Ops.EXP2, Ops.LOG2, Ops.SIN, Ops.SQRT, Ops.RECIPROCAL)
+WIDEST = 256  # columns of a product on a tensor core
+LEAST_COPY = 4  # bytes of an asynchronous copy
+MOST_APART = 2  # times the work of it, where neighbours of a warp are apart
+MOST_COPY = 16  # bytes that a thread moves at once
 SECTOR = 32  # bytes that memory moves at least
 
 
@@ -48,9 +54,13 @@ class Figures:
     """What one multiprocessor of a GPU does, or all of them: seconds, bytes and operations a second."""
 
     tensor_ops: float  # 16-bit multiplications and additions a multiprocessor, as sustained
+    narrow: float  # columns of a product that take half as long as they need not
     plain_ops: float  # of float32, a multiprocessor
     special_ops: float  # exponentials and the like, a multiprocessor
     l2_bytes: float  # from L2 to a multiprocessor
+    block_bytes: float  # the same of blocks that are copied asynchronously, from neighbours' or its own requests
+    apart_bytes: float  # and of those that its neighbours do not ask for
+    partial_bytes: float  # partial sums, written by one launch and read by the next
     memory_bytes: float  # from memory to all of them
     flight_s: float  # from a load's issue to its data, where L2 holds it
     cold_s: float  # and what more it takes from memory
@@ -59,16 +69,21 @@ class Figures:
     step_s: float  # of a step of the loop beside its loads and products
     pointer_share: float  # of the tensor core's time that loads through pointers add
     opening_s: float  # of a program before its first product, beside the first load
+    fill_s: float  # more of a contraction's, until its blocks come from memory as fast as they are multiplied
     descriptors_s: float  # of a program that makes its own TMA descriptors
     store_bytes: float  # a multiprocessor's, of the epilogue
+    held_elements: float  # that a multiprocessor moves one by one, through registers
+    piece_share: float  # of the tensor core's time that a second product in each step adds
+    spare_share: float  # of a wave's time, where nearly all other multiprocessors are idle: its programs are faster
 
 
 HOPPER = Figures(
-    tensor_ops=7.3e12, plain_ops=4.6e11, special_ops=2.9e10, l2_bytes=1.14e11, memory_bytes=2.76e12, flight_s=4.8e-7,
-    cold_s=1e-7, product_share=0.18, crowding=0.4, step_s=1e-8, pointer_share=0.033, opening_s=9e-7,
-    descriptors_s=3.1e-6, store_bytes=9.3e10,
+    tensor_ops=7.7e12, narrow=31, piece_share=0.12, plain_ops=4.6e11, special_ops=2.9e10, l2_bytes=1.14e11,
+    block_bytes=2e11, apart_bytes=6.3e10, partial_bytes=5.8e12, memory_bytes=2.76e12, flight_s=4.8e-7, cold_s=6.4e-8,
+    product_share=0.18, crowding=0.49, spare_share=0.18, step_s=9.3e-9, pointer_share=0.041, opening_s=9e-7,
+    fill_s=3.1e-6, descriptors_s=3.8e-6, store_bytes=8e10, held_elements=1.4e10,
 )  # fmt: skip
-"""Fitted to three matmuls of Flux on one H100 (Triton 3.6, 214 programs): docs/tiles.md says how it ranks others."""
+"""Fitted to five matmuls of Flux on one H100 (Triton 3.6, 239 programs): docs/tiles.md says how it ranks others."""
 
 AMPERE = replace(
     HOPPER,
@@ -76,6 +91,9 @@ AMPERE = replace(
     plain_ops=1.8e11,
     special_ops=2.2e10,
     l2_bytes=6e10,
+    block_bytes=6e10,
+    apart_bytes=6e10,
+    partial_bytes=1.4e12,
     memory_bytes=1.4e12,
     store_bytes=6e10,
 )
@@ -97,7 +115,7 @@ def predicted_seconds(kernel: TileKernel, target: Target, p: TileParameters, fig
     seconds = busy(kernel, target, p, figures)
     if p.split > 1:
         partials = 4 * p.split * math.prod(kernel.extents) * len(kernel.reductions)
-        seconds += LAUNCH_S / 2 + 2 * partials / figures.memory_bytes
+        seconds += LAUNCH_S / 2 + 2 * partials / figures.partial_bytes
     untried = bool(p.evict_first) + bool(p.evict_last) + bool(p.maxnreg)
     return LAUNCH_S + seconds * (1 + UNTRIED * untried)
 
@@ -115,20 +133,23 @@ def _contraction(kernel: TileKernel, target: Target, p: TileParameters, f: Figur
     tiles = counts[0] * counts[1] * batch * p.split
     steps = max(1, -(-kernel.terms // (p.reduce_tile * p.split)))
 
-    product_s = 2 * rows * columns * p.reduce_tile / (f.tensor_ops * _tensor_share(p, itemsize))
-    if p.loads != TMA:
-        product_s *= 1 + f.pointer_share
-    load_s = (rows + columns) * p.reduce_tile * itemsize / f.l2_bytes
+    product_s = 2 * rows * columns * p.reduce_tile / (f.tensor_ops * _tensor_share(p, itemsize, f))
+    product_s *= 1 + f.piece_share * (len(pieces_of(columns)) - 1) + f.pointer_share * (p.loads != TMA)
+    load_s = (rows + columns) * p.reduce_tile * itemsize / f.block_bytes
+    apart_s = _apart(p, counts, tiles) * p.reduce_tile * itemsize / f.apart_bytes
     together = _resident(kernel, target, p)
     slots = target.cores * together
     nbytes, missing = _traffic(kernel, p, counts, slots, target.cache_bytes)
     flight_s = f.flight_s + f.cold_s * max(missing, _cold(p, counts, tiles / slots))
     waiting_s = (flight_s + load_s + f.product_share * product_s) / max(p.num_stages - 1, 0.5)
-    step_s = f.step_s + PIECE_S * (len(pieces_of(columns)) - 1)
-    chain_s = steps * (_either(product_s, waiting_s, load_s) + step_s)
-    shared_s = steps * _either(product_s, load_s)
+    step_s = f.step_s
+    held_s = _held(kernel, p, f)
+    if held_s:  # what goes through registers is waited for in its own step
+        step_s += held_s + flight_s
+    chain_s = steps * (_either(product_s, waiting_s, load_s, apart_s) + step_s)
+    shared_s = steps * _either(product_s, load_s, apart_s, held_s)
     epilogue_s = _epilogue(kernel, p, f)
-    opening_s = f.opening_s + flight_s + (f.descriptors_s if p.loads == TMA else 0.0)
+    opening_s = f.opening_s + f.fill_s + flight_s + (f.descriptors_s if p.loads == TMA else 0.0)
 
     def wave(programs: int, *, opens: bool = True) -> float:
         """So many programs on a multiprocessor, each with one tile."""
@@ -137,18 +158,74 @@ def _contraction(kernel: TileKernel, target: Target, p: TileParameters, f: Figur
         return _either(alone, programs * (shared_s * crowded + epilogue_s / 2), sharp=6)
 
     if p.persistent:
-        turns = -(-tiles // slots)
-        busy_s = opening_s + turns * wave(together, opens=False)
+        rounds = -(-p.persistent // together)  # where not all programs run at once
+        turns = -(-tiles // (target.cores * p.persistent))
+        busy_s = rounds * (opening_s + turns * wave(together, opens=False))
     elif p.tail > 1:
         turns, left = divmod(tiles, target.cores)
         elements = math.prod(p.tile)
         part_s = opening_s + chain_s / p.tail + 4 * elements / f.store_bytes
-        sums_s = LAUNCH_S / 2 + 8 * left * p.tail * elements / f.memory_bytes
+        sums_s = LAUNCH_S / 2 + 8 * left * p.tail * elements / f.partial_bytes
         busy_s = turns * wave(1) + -(-left * p.tail // target.cores) * part_s + sums_s
     else:
         full, left = divmod(tiles, slots)
-        busy_s = full * wave(together) + (wave(-(-left // target.cores)) if left else 0.0)
+        last = -(-left // target.cores)
+        spare = 1.0 - left / max(1, last * target.cores)
+        busy_s = full * wave(together) + (wave(last) * (1.0 - f.spare_share * spare) if left else 0.0)
     return _either(busy_s, nbytes / f.memory_bytes, sharp=3)
+
+
+def _apart(p: TileParameters, counts: Sequence[int], tiles: int) -> float:
+    """Rows and columns for each of some neighbours in one step, where those that several ask for count once."""
+    near = max(1, min(NEIGHBOURS, tiles))
+    high = min(near, p.group, counts[0]) if counts[1] > 1 else min(near, counts[0])
+    wide = min(counts[1], -(-near // high))
+    high = max(high, min(counts[0], near // wide))
+    return (high * p.tile[0] + wide * p.tile[1]) / near
+
+
+def _held(kernel: TileKernel, p: TileParameters, f: Figures) -> float:
+    """Seconds of one step in which a multiprocessor moves operands through registers, element by element: rows of odd
+    length are aligned to less than an asynchronous copy takes."""
+    contraction = kernel.contraction
+    assert contraction is not None
+    reduced = tuple(contraction.reduce.src[1:])
+    sizes = {p.axes[0]: p.tile[0], p.axes[1]: p.tile[1]}
+    stored = (p.tile[0], stored_width(p.tile[1], p.epilogue_parts))
+    at_once = _at_once(kernel, kernel.store, p) // kernel.store.buffer.dtype.itemsize
+    seconds = 0.0
+    for load in kernel.loads:
+        own = {number for number, axis in enumerate(kernel.outputs) if axis in load.node.ranges}
+        size = next((size for held, size in sizes.items() if own & set(held)), 0)
+        if load in kernel.beside or not size or not set(reduced) & set(load.node.ranges):
+            continue
+        if _at_once(kernel, load, p) >= LEAST_COPY:
+            continue
+        block = (p.tile[0], p.reduce_tile) if own & set(p.axes[0]) else (p.reduce_tile, p.tile[1])
+        apart = max(1, at_once) if block == stored else 1  # Triton gives a thread as many neighbours as it stores
+        seconds += size * p.reduce_tile * min(apart, MOST_APART) / f.held_elements
+    return seconds
+
+
+def _at_once(kernel: TileKernel, access: Access, p: TileParameters) -> int:
+    """Bytes that a thread may move at once of an access of a contraction's tile, by what is known of its address."""
+    assert kernel.contraction is not None
+    steps, itemsize = access.steps, access.buffer.dtype.itemsize
+    if steps is None or access.gates:
+        return int(itemsize)
+    axes: list[tuple[tuple[UOp, ...], int]] = [(tuple(kernel.contraction.reduce.src[1:]), p.reduce_tile)]
+    axes += [
+        (tuple(kernel.outputs[n] for n in held), math.gcd(*(width for _, width in pieces_of(size))))
+        for held, size in zip(p.axes, p.tile, strict=True)
+    ]
+    found: int = 1
+    for ranges, size in axes:
+        first, last = runs_of(ranges, steps)[-1]
+        if steps.get(ranges[-1], 0) == 1:
+            whole = math.prod(extent(r) for r in ranges[first : last + 1])
+            others = [step for r, step in steps.items() if r not in ranges[first : last + 1]]
+            found = max(found, math.gcd(size, *(() if first == 0 else (whole,)), *others))
+    return min(found * int(itemsize), MOST_COPY)
 
 
 def _cold(p: TileParameters, counts: Sequence[int], turns: float) -> float:
@@ -162,18 +239,18 @@ def _either(*seconds: float, sharp: float = 4) -> float:
     return longest * float(sum((s / longest) ** sharp for s in seconds)) ** (1 / sharp) if longest > 0 else 0.0
 
 
-def _tensor_share(p: TileParameters, itemsize: int) -> float:
+def _tensor_share(p: TileParameters, itemsize: int, f: Figures) -> float:
     """How much of the tensor core a tile can use, its pieces one after the other."""
     widths = [width for _, width in pieces_of(p.tile[1])]
-    return p.tile[1] / sum(width / _piece_share(p, width, itemsize) for width in widths)
+    return p.tile[1] / sum(width / _piece_share(p, width, itemsize, f) for width in widths)
 
 
-def _piece_share(p: TileParameters, columns: int, itemsize: int) -> float:
+def _piece_share(p: TileParameters, columns: int, itemsize: int, f: Figures) -> float:
     """How much of the tensor core a product can use: narrow ones wait for their operands in shared memory."""
     rows = p.tile[0]
     groups = max(1, p.num_warps // 4)  # of four warps, which take 64 rows each
     inner = columns if rows >= 64 * groups else max(16, columns * rows // (64 * groups))
-    share = min(1.0, inner / (inner + 32) * 1.125)
+    share = min(1.0, inner / (inner + f.narrow) * (1 + f.narrow / WIDEST))
     if rows < 64 or p.num_warps < 4:  # not wgmma
         share *= 0.6 * min(1.0, rows / 64)
     return float(share * (2 / itemsize if itemsize <= 2 else 0.25))
@@ -182,7 +259,8 @@ def _piece_share(p: TileParameters, columns: int, itemsize: int) -> float:
 def _resident(kernel: TileKernel, target: Target, p: TileParameters) -> int:
     """Programs that a multiprocessor runs at once."""
     threads = 32 * p.num_warps * (3 if p.warp_specialize else 1)
-    registers = min(255, math.prod(p.tile) // (32 * p.num_warps) + BESIDE_SUMS)
+    sums = math.prod(p.tile) // (32 * p.num_warps)
+    registers = min(255, sums + BESIDE_SUMS + (sums // 2 if p.read_early else 0))
     shared = max(1, shared_taken(kernel, p))
     most = min(
         (shared_bytes(target) + RESERVED) // (shared + RESERVED),
@@ -201,16 +279,18 @@ def _epilogue(kernel: TileKernel, p: TileParameters, f: Figures) -> float:
     elements = math.prod(p.tile)
     if p.split > 1:
         return 4 * elements / f.store_bytes
-    inside = contraction.reduce.backward_slice_with_self
-    after = [n for n in kernel.value.toposort() if n not in inside]
-    special = sum(n.op in SPECIAL for n in after)
+    special = sum(n.op in SPECIAL for n in kernel.finishing)
     if p.fast_math and special > 1:
         special -= 1  # exponential and reciprocal are one tanh
-    nbytes = float(kernel.store.buffer.dtype.itemsize)
-    for load in kernel.loads:
-        if load.node not in inside:
-            nbytes += load.buffer.dtype.itemsize * min(1.0, load.buffer.size / max(1, kernel.store.buffer.size))
-    return float(elements) * (nbytes / f.store_bytes + special / f.special_ops + len(after) / f.plain_ops)
+    nbytes, held = 0.0, 0.0
+    for access in (kernel.store, *kernel.beside):
+        share = min(1.0, access.buffer.size / max(1, kernel.store.buffer.size))
+        if p.read_early and access is not kernel.store:
+            continue  # it comes while the loop runs
+        nbytes += access.buffer.dtype.itemsize * share
+        held += share * (_at_once(kernel, access, p) < LEAST_COPY)
+    moved_s = nbytes / f.store_bytes + held / f.held_elements
+    return float(elements) * (moved_s + special / f.special_ops + len(kernel.finishing) / f.plain_ops)
 
 
 def _traffic(
@@ -230,8 +310,11 @@ def _traffic(
     passes = max(1.0, min(counts[0] / group, counts[0] * counts[1] / slots))
     between = columns + group * rows / counts[0]
     missing = min(1.0, max(0.0, 2 * between / max(1, cache_bytes) - 1)) if passes > 1 else 0.0
-    stored = kernel.store.buffer.size * kernel.store.buffer.dtype.itemsize
-    return batch * (rows + columns * (1 + (passes - 1) * missing)) + stored, missing
+    others = sum(
+        min(access.buffer.size, kernel.store.buffer.size) * access.buffer.dtype.itemsize
+        for access in (kernel.store, *kernel.beside)
+    )
+    return batch * (rows + columns * (1 + (passes - 1) * missing)) + others, missing
 
 
 # ---- everything else is a stream of bytes

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from kcg.compat.tiny import UOp
 from kcg.kernel.tile.emit import Frame
-from kcg.kernel.tile.ir import Access, affine, extent
+from kcg.kernel.tile.ir import Access, extent
 from kcg.kernel.tile.tiles import Axis, total_of
 
 ALIGNED = 16  # bytes
@@ -54,7 +54,7 @@ class Described:
 
 def describe(access: Access, axes: tuple[Axis, Axis], outer: Frame) -> Described | None:
     """Writes the descriptor of an access before all else; None where there can be none."""
-    steps = affine(access.address)
+    steps = access.steps
     if steps is None or access.gates:
         return None
     itemsize = access.buffer.dtype.itemsize

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kcg.compat.tiny import DType, Ops, UOp, dtypes
-from kcg.kernel.tile.ir import NARROW, Access, TileKernel, is_invalid
+from kcg.kernel.tile.ir import NARROW, Access, TileKernel, affine, extent, is_invalid, is_symbolic
 from kcg.kernel.tile.program import TileRefusal
 
 INT32 = range(-(1 << 31), 1 << 31)
@@ -67,6 +67,26 @@ class Block:
     @property
     def is_float(self) -> bool:
         return self.type.startswith("float") or self.type == "bfloat16"
+
+
+@dataclass(frozen=True)
+class Flattened:
+    """The ranges that one axis of a tile holds, the last one changing fastest, and the numbers of its elements."""
+
+    ranges: tuple[UOp, ...]
+    block: Block
+
+
+def runs_of(ranges: Sequence[UOp], steps: Mapping[UOp | None, int]) -> list[tuple[int, int]]:
+    """Places (first, last) of ranges through which an address steps as through one: all of them, in order."""
+    found: list[tuple[int, int]] = []
+    for place, axis in enumerate(ranges):
+        step = steps.get(axis, 0)
+        if found and step and steps.get(ranges[place - 1], 0) == step * extent(axis):
+            found[-1] = (found[-1][0], place)
+        else:
+            found.append((place, place))
+    return found
 
 
 class Lines:
@@ -132,6 +152,7 @@ class Frame:
     bound: dict[UOp, Block] = field(default_factory=dict)  # range or reduction -> its value
     masks: dict[int, str] = field(default_factory=dict)  # axis -> which of its elements exist, where not all do
     scalar_masks: dict[UOp, str] = field(default_factory=dict)  # symbolic range that is a scalar -> whether it exists
+    flattened: dict[int, Flattened] = field(default_factory=dict)  # axis -> the ranges that it holds
     outer: Frame | None = None
     depth: int = 0  # reductions around it
     values: dict[UOp, Block] = field(default_factory=dict)
@@ -195,6 +216,10 @@ class Frame:
         if node not in frame.values:
             frame.values[node] = frame._write(node)
         return frame.values[node]
+
+    def read(self, node: UOp) -> Block:
+        """A load as it is in memory, written now: who asks for its value later finds it read."""
+        return self.home(node)._load(node)
 
     def narrow(self, node: UOp, type_: str) -> Block:
         """A value in exactly this type, as a store or a tensor core takes it."""
@@ -382,15 +407,22 @@ class Frame:
         return f"tl.where({off}, {rest} + {y}, {rest})"
 
     def _sigmoid(self, node: UOp) -> Block | None:
-        """1 / (1 + 2^u) as 0.5 - 0.5 tanh(u ln(2) / 2): one special function instead of two."""
-        if not self.writer.fast_tanh or (inner := power_of_sigmoid(node)) is None:
+        """1 / (1 + 2^u): as 0.5 - 0.5 tanh(u ln(2) / 2) by one special function, or by two that are right in the tail
+        as well, without the care of a division for what lies beyond 2^126."""
+        if (inner := power_of_sigmoid(node)) is None:
             return None
+        interpreted = self.writer.interpreted
+        if not self.writer.fast_tanh:
+            u = self.value(inner)
+            self.writer.helpers["_reciprocal"] = _INTERPRETED_RECIPROCAL if interpreted else _RECIPROCAL
+            power = self.new(f"tl.exp2({_term(u)})", "float32", u.axes)
+            return self.new(f"_reciprocal(1.0 + {power.text})", "float32", u.axes)
         factor = math.log(2) / 2
         if inner.op is Ops.MUL and inner.src[1].op is Ops.CONST:
             inner, factor = inner.src[0], factor * float(inner.src[1].arg)
         u = self.value(inner)
         x = self.new(f"{_term(u)} * {_number(factor)}", "float32", u.axes)
-        self.writer.helpers["_tanh"] = _INTERPRETED_TANH if self.writer.interpreted else _TANH
+        self.writer.helpers["_tanh"] = _INTERPRETED_TANH if interpreted else _TANH
         return self.new(f"0.5 - 0.5 * _tanh({x.text})", "float32", u.axes)
 
     def _power_of_difference(self, node: UOp) -> Block | None:
@@ -413,17 +445,12 @@ class Frame:
 
     def address(self, node: UOp) -> Block:
         """An address: its terms that do not change in a loop are added before it."""
-        terms: list[UOp] = []
-        stack = [node]
-        while stack:
-            part = stack.pop()
-            stack.extend(part.src[::-1]) if part.op is Ops.ADD else terms.append(part)
         wide = "int32" if all(_fits(n) for n in node.toposort() if n.dtype is dtypes.weakint) else "int64"
+        runs, terms = self._runs(node, affine(node) if wide == "int32" else None)
         sums: dict[int, Block] = {}
         frames: dict[int, Frame] = {}
-        for term in terms:
-            frame = self.home(term)
-            block = frame.value(term)
+        homes = [self.home(term) for term in terms]
+        for frame, block in [*runs, *((home, home.value(term)) for home, term in zip(homes, terms, strict=True))]:
             where = id(frame)
             frames[where] = frame
             sums[where] = block if where not in sums else frame._sum(sums[where], block, wide)
@@ -432,6 +459,38 @@ class Frame:
         for where in order[1:]:
             total = frames[where]._sum(total, sums[where], wide)
         return self.cast(total, _joined([total.type, wide])) if wide == "int64" else total
+
+    def _runs(self, node: UOp, steps: Mapping[UOp | None, int] | None) -> tuple[list[tuple[Frame, Block]], list[UOp]]:
+        """The terms of an address; those of ranges through which it steps as through one, as if they were one: Triton
+        sees that elements lie side by side then."""
+        runs, held = list[tuple[Frame, Block]](), set[UOp]()
+        frame: Frame | None = self
+        while frame is not None and steps is not None:
+            for axis in frame.flattened.values():
+                for first, last in runs_of(axis.ranges, steps):
+                    if first < last and held.isdisjoint(axis.ranges[first : last + 1]):
+                        runs.append((frame, frame._run(axis, first, last, steps[axis.ranges[last]])))
+                        held.update(axis.ranges[first : last + 1])
+            frame = frame.outer
+        if steps is not None and held:
+            left = [(r, step) for r, step in steps.items() if r not in held and step]
+            return runs, [UOp.const(s, dtypes.weakint) if r is None else r if s == 1 else r * s for r, s in left]
+        terms: list[UOp] = []
+        stack = [node]
+        while stack:
+            part = stack.pop()
+            stack.extend(part.src[::-1]) if part.op is Ops.ADD else terms.append(part)
+        return [], terms
+
+    def _run(self, axis: Flattened, first: int, last: int, step: int) -> Block:
+        """The term of an address that steps through some ranges of an axis as through one."""
+        text = axis.block.text
+        if (after := math.prod(map(extent, axis.ranges[last + 1 :]))) > 1:
+            text = self.lines.name(f"{text} // {after}")
+        if first:
+            text = self.lines.name(f"{text} % {math.prod(map(extent, axis.ranges[first : last + 1]))}")
+        text = text if step == 1 else self.lines.name(f"{text} * {_number(step)}")
+        return Block(text, axis.block.type, axis.block.axes)
 
     def _depth(self, frame: Frame) -> int:
         outer: Frame | None = self
@@ -462,8 +521,26 @@ class Frame:
             conditions.append(text)
         if axes != place.axes:
             conditions += [m for m in self.mask_of(axes, ()) if m not in conditions]
-        pointer = f"p{access.buffer.slot} + {place.text}"
-        return pointer, conditions, axes
+        return f"p{access.buffer.slot} + {self._hinted(access, place)}", conditions, axes
+
+    def _hinted(self, access: Access, place: Block) -> str:
+        """An address, with a hint along which axis neighbouring threads should go where Triton cannot tell.
+
+        It sees elements side by side only where all ranges of an axis but the last have an even extent: of pictures of
+        7 × 7 or read with a stride it sees none, and 3.6 lets threads go along the first axis. The hint says that pairs
+        are side by side, which orders the threads; that the address is a multiple of nothing else keeps loads and
+        stores as narrow as they would be.
+        """
+        flattened: dict[int, Flattened] = {}
+        frame: Frame | None = self
+        while frame is not None:
+            flattened = {**frame.flattened, **flattened}
+            frame = frame.outer
+        axis = nearest_axis(access, {n: flattened[n] for n in sorted(place.axes & flattened.keys())})
+        if axis is None:
+            return place.text
+        ones, pairs = ["1"] * self.rank, ["2" if number == axis else "1" for number in range(self.rank)]
+        return f"tl.max_contiguous(tl.multiple_of({place.text}, [{', '.join(ones)}]), [{', '.join(pairs)}])"
 
     def _load(self, node: UOp) -> Block:
         access = self.writer.accesses[node]
@@ -484,6 +561,18 @@ _TANH = """
 @triton.jit
 def _tanh(x):
     return tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+"""
+
+
+_RECIPROCAL = """
+@triton.jit
+def _reciprocal(x):
+    return tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+"""
+_INTERPRETED_RECIPROCAL = """
+@triton.jit
+def _reciprocal(x):
+    return 1.0 / x
 """
 
 
@@ -578,6 +667,36 @@ def power_of_sigmoid(node: UOp) -> UOp | None:
         if one.op is Ops.CONST and not is_invalid(one) and float(one.arg) == 1 and power.op is Ops.EXP2:
             return power.src[0]
     return None
+
+
+def keeps_tail(value: UOp) -> bool:
+    """Whether a value is a product with a sigmoid, as silu and gelu are: where that is nearly 0 the value is judged by
+    its own size, and an approximation that is exact to so many bits of 1 is wrong."""
+    rest = [value]
+    while rest:
+        node = rest.pop()
+        if power_of_sigmoid(node) is not None:
+            return True
+        if node.op in (Ops.CAST, Ops.MUL, Ops.WHERE):
+            rest.extend(node.src)
+    return False
+
+
+def nearest_axis(access: Access, axes: Mapping[int, Flattened]) -> int | None:
+    """Along which of several axes the elements of an access lie nearest to each other, where Triton cannot tell; None
+    where it can, or where nobody can."""
+    steps = affine(access.address)
+    if steps is None or len(axes) < 2 or any(is_symbolic(r) for axis in axes.values() for r in axis.ranges):
+        return None
+    moving: dict[int, tuple[int, int]] = {}
+    for number, axis in axes.items():
+        first, last = runs_of(axis.ranges, steps)[-1]
+        step, size = abs(steps.get(axis.ranges[-1], 0)), math.prod(map(extent, axis.ranges[first : last + 1]))
+        if step == 1 and (first == 0 or size % 2 == 0):
+            return None
+        if step:
+            moving[number] = (step, -size)
+    return min(moving, key=moving.__getitem__, default=None)
 
 
 def _types(node: UOp, sources: Sequence[Block]) -> list[str]:

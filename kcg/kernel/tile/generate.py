@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from kcg.compat.tiny import Ops
@@ -12,6 +13,7 @@ from kcg.kernel.tile.contraction import (
     Loop,
     Sums,
     pieces_of,
+    read_before,
     stored_blocks,
     write_contraction,
 )
@@ -19,7 +21,7 @@ from kcg.kernel.tile.descriptors import Described, describe
 from kcg.kernel.tile.emit import POINTERS, TYPES, Block, Frame, Lines, Writer, compute_type
 from kcg.kernel.tile.epilogue import store_held, store_tile
 from kcg.kernel.tile.fuse import read_region
-from kcg.kernel.tile.ir import Contraction, Operand, Stored, TileKernel, extent, is_symbolic
+from kcg.kernel.tile.ir import Access, Contraction, Operand, Stored, TileKernel, extent, is_symbolic
 from kcg.kernel.tile.parameters import CONTRACTION, ELEMENTWISE, POINTER, REDUCTION, ROWS, STREAM, TMA, TileParameters
 from kcg.kernel.tile.program import WORKSPACE, Argument, TileLaunch, TileRefusal, TileSource
 from kcg.kernel.tile.reduction import Part, accumulator, combine, depth_of, reducer
@@ -124,6 +126,8 @@ def _check(kernel: TileKernel, parameters: TileParameters) -> None:
         raise TileRefusal("epilogue_parts", "1, or 2 halves of at least 16 columns")
     if any(n >= len(kernel.loads) for n in (*parameters.evict_first, *parameters.evict_last)):
         raise TileRefusal("evict_first or evict_last", f"the kernel has {len(kernel.loads)} loads")
+    if parameters.read_early and (parameters.form != CONTRACTION or parameters.split > 1 or parameters.tail > 1):
+        raise TileRefusal("read_early", "programs finish a contraction's tiles themselves")
     if parameters.warp_specialize and parameters.loads != TMA:
         raise TileRefusal("warp_specialize", "the compiler leaves it out where loads are not TMA")
 
@@ -313,6 +317,8 @@ def _write_contraction(
     specialized = ", warp_specialize=True" if parameters.warp_specialize else ""
     options = "" if parameters.persistent else specialized
     starts = (start_of(root, row, axes[0]), start_of(root, column, axes[1]))
+    if parameters.read_early:
+        read_before(root, axes, starts, parameters.epilogue_parts, [load.node for load in read_for_each(kernel, axes)])
     sums = None
     for one_of, operands in zip((*before, contraction), (*others, described), strict=True):
         loop = Loop(parameters.reduce_tile, parameters.precision, *operands, part=part, shared=shared, options=options)
@@ -437,6 +443,11 @@ def _described_or_none(
         return _described(contraction, kernel, axes, top, parameters)
     except TileRefusal:
         return None, ()
+
+
+def read_for_each(kernel: TileKernel, axes: Sequence[Axis]) -> list[Access]:
+    """What is read beside a contraction's sum for each element of the tile."""
+    return [x for x in kernel.beside if all(any(r in x.node.ranges for r in axis.ranges) for axis in axes)]
 
 
 def _described(

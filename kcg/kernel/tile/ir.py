@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from kcg.compat.scheduling import simplified
 from kcg.compat.tiny import AddrSpace, AxisType, DType, InvalidType, Ops, UOp, dtypes
@@ -99,6 +99,11 @@ class Access:
     address: UOp
     gates: tuple[UOp, ...]
 
+    @cached_property
+    def steps(self) -> dict[UOp | None, int] | None:
+        """How far it steps along each range, see `affine`."""
+        return affine(self.address)
+
 
 @dataclass(frozen=True)
 class Stored:
@@ -181,10 +186,22 @@ class TileKernel:
         """Those of `stored` that memory sees."""
         return self.stored[1:] if self.hidden else self.stored
 
-    @property
+    @cached_property
     def extents(self) -> tuple[int, ...]:
         """Of `outputs`, symbolic ones with their largest value."""
         return tuple(extent(r) for r in self.outputs)
+
+    @cached_property
+    def finishing(self) -> tuple[UOp, ...]:
+        """What is computed of a contraction's sums."""
+        inside = self.contraction.reduce.backward_slice_with_self if self.contraction else {}
+        return tuple(node for node in self.value.toposort() if node not in inside)
+
+    @cached_property
+    def beside(self) -> tuple[Access, ...]:
+        """The loads that are no operand of the contraction."""
+        contractions = (*self.before, *([self.contraction] if self.contraction else []))
+        return tuple(x for x in self.loads if not any(x.node in c.reduce.backward_slice for c in contractions))
 
     @property
     def reduce_ranges(self) -> tuple[UOp, ...]:

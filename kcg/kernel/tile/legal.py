@@ -36,7 +36,7 @@ from kcg.types import Target
 
 FIELDS = (
     "tile", "reduce_tile", "num_warps", "split", "loads", "persistent", "tail", "epilogue_parts", "num_stages",
-    "warp_specialize", "group", "evict_first", "evict_last", "maxnreg", "fast_math", "precision",
+    "warp_specialize", "group", "read_early", "evict_first", "evict_last", "maxnreg", "fast_math", "precision",
 )  # fmt: skip
 """In the order in which a search sets them, after form and axes: what decides most and what others depend on first."""
 
@@ -45,14 +45,14 @@ SIZES = 4
 
 LEAST: dict[str, Any] = {
     "split": 1, "loads": POINTER, "persistent": 0, "tail": 1, "epilogue_parts": 1, "num_stages": 1,
-    "warp_specialize": False, "group": 1, "evict_first": (), "evict_last": (), "maxnreg": 0,
+    "warp_specialize": False, "group": 1, "read_early": False, "evict_first": (), "evict_last": (), "maxnreg": 0,
 }  # fmt: skip
 """What asks for least of a target."""
 
 NVIDIAS: dict[str, Any] = {"evict_first": (), "evict_last": (), "maxnreg": 0, "fast_math": True, "precision": "ieee"}
 """What Triton has for NVIDIA's GPUs alone, and what it is elsewhere."""
 
-BETWEEN = (96, 160, 192, 288, 320, 384)
+BETWEEN = (96, 144, 160, 192, 288, 320, 384)
 """Columns of a contraction's tile that are two pieces: they fill the last wave where powers of two do not."""
 
 WARPS = (1, 2, 4, 8, 16)
@@ -145,6 +145,9 @@ def _candidates(kernel: TileKernel, target: Target, parameters: TileParameters, 
             return _warps(parameters)
         case "num_stages":
             return STAGES if parameters.form in (CONTRACTION, STREAM) else (1,)
+        case "read_early":
+            alone = parameters.form == CONTRACTION and parameters.split == parameters.tail == 1
+            return (False, True) if alone and reads_beside(kernel, parameters) else (False,)
         case "evict_first" | "evict_last" if parameters.form in (ROWS, STREAM):
             return ((),)  # what several values are made of is read once
         case "evict_first":
@@ -256,6 +259,8 @@ def _fits(kernel: TileKernel, target: Target, p: TileParameters) -> bool:
     rows, columns = p.tile
     if rows * columns // threads > min(MOST_REGISTERS, REGISTERS // threads) - LEAST_BESIDE or rows * columns < threads:
         return False
+    if p.read_early and rows * columns // threads * 2 > min(MOST_REGISTERS, REGISTERS // threads) - LEAST_BESIDE:
+        return False  # half as many registers again for two bytes each, and addresses
     if p.num_stages > steps // p.split + 1 or shared_taken(kernel, p) > shared_bytes(target):
         return False
     if kernel.held and not fits_held(kernel, p):

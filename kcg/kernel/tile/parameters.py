@@ -16,7 +16,10 @@ POINTER, TMA = "pointer", "tma"
 PRECISIONS = ("ieee", "tf32x3", "tf32")
 """Exact products; three products of tf32 that are nearly exact; one of tf32, only where the user allows it."""
 
-LATER = {"evict_first", "evict_last"}
+LISTS = {"evict_first", "evict_last"}
+"""Fields that are lists of loads."""
+
+LATER = LISTS | {"read_early"}
 """Fields that bodies of before lack: at their defaults they are left out, so that equal schedules have equal bodies."""
 
 _WORDS = {"form": FORMS, "loads": (POINTER, TMA), "precision": PRECISIONS}
@@ -40,6 +43,7 @@ class TileParameters:
     split: int = 1  # programs that share a reduction, by float32 partials and an ordered second launch
     tail: int = 1  # programs that share each tile of the last wave, where that is not full
     group: int = 1  # rows of tiles that neighbouring programs take together, so that columns are found in L2
+    read_early: bool = False  # what a contraction reads beside each sum is asked for before the loop
     evict_first: tuple[int, ...] = ()  # loads that L2 need not keep, by their number in `TileKernel.loads`
     evict_last: tuple[int, ...] = ()  # loads that it keeps longest
     loads: str = POINTER  # of a contraction's operands: POINTER or TMA
@@ -68,12 +72,12 @@ class TileParameters:
             raise ScheduleError("its body is not of a format that this kcg reads")
         if set(found) | LATER != {f.name for f in fields(TileParameters)}:
             raise ScheduleError("its body lacks a field or has one too many")
-        for name in ("axes", "tile", *sorted(LATER & set(found))):
+        for name in ("axes", "tile", *sorted(LISTS & set(found))):
             if not isinstance(found[name], list) or len(found[name]) > 8:
                 raise ScheduleError(f"{name} is not a short list")
         if not all(isinstance(axis, list) and all(map(_is_size, axis)) for axis in found["axes"]):
             raise ScheduleError("axes are not lists of range numbers")
-        for name in ("tile", *sorted(LATER & set(found))):
+        for name in ("tile", *sorted(LISTS & set(found))):
             if not all(map(_is_size, found[name])):
                 raise ScheduleError(f"{name} is not a list of sizes")
             found[name] = tuple(found[name])
@@ -81,7 +85,7 @@ class TileParameters:
         made = TileParameters(**found)
         for field in fields(TileParameters):
             value = getattr(made, field.name)
-            if field.name in ("fast_math", "warp_specialize"):
+            if field.name in ("fast_math", "read_early", "warp_specialize"):
                 right = type(value) is bool
             elif field.name in _WORDS:
                 right = value in _WORDS[field.name]

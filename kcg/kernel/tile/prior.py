@@ -12,8 +12,9 @@ from dataclasses import replace
 
 from kcg.compat.tiny import UOp, dtypes
 from kcg.kernel.tile.contraction import MIN_BYTES_TILE, MIN_TILE, stored_width
+from kcg.kernel.tile.emit import keeps_tail
 from kcg.kernel.tile.generate import can_describe, fits_held, may_split, row_axes
-from kcg.kernel.tile.ir import TileKernel, affine, extent
+from kcg.kernel.tile.ir import NARROW, TileKernel, affine, extent
 from kcg.kernel.tile.parameters import CONTRACTION, ELEMENTWISE, REDUCTION, ROWS, STREAM, TMA, TileParameters
 from kcg.kernel.tile.program import TileRefusal
 from kcg.kernel.tile.reduction import depth_of
@@ -91,10 +92,8 @@ def shared_taken(kernel: TileKernel, parameters: TileParameters) -> int:
 
 def reads_beside(kernel: TileKernel, parameters: TileParameters) -> bool:
     """Whether a contraction reads something else for each element of its result, as of a residual."""
-    assert kernel.contraction is not None
-    inside = kernel.contraction.reduce.backward_slice
-    beside = [load for load in kernel.loads if load.node not in inside]
-    return any(all(any(kernel.outputs[n] in x.node.ranges for n in axis) for axis in parameters.axes) for x in beside)
+    ranges = [x.node.ranges for x in kernel.beside]
+    return any(all(any(kernel.outputs[n] in held for n in axis) for axis in parameters.axes) for held in ranges)
 
 
 def default_parameters(kernel: TileKernel, target: Target) -> TileParameters:
@@ -123,6 +122,8 @@ def parameters_of(kernel: TileKernel, target: Target, form: str, axes: Axes) -> 
     if form == STREAM:
         return made
     elements = math.prod(made.tile) * max(1, made.reduce_tile if form in (REDUCTION, ROWS) else 1)
+    if kernel.store.buffer.dtype in NARROW and keeps_tail(kernel.value):
+        made = replace(made, fast_math=False)
     return replace(made, num_warps=max(1, min(made.num_warps, elements // 32)))  # no thread without an element
 
 

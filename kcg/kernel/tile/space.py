@@ -7,6 +7,7 @@ a search did not decide follows from what it did.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 import random
@@ -28,6 +29,7 @@ from kcg.kernel.tile.words import described, label, legend
 from kcg.types import Action, Region, Schedule, ScheduleKind, Target, Variables
 
 SCHEDULES_KEPT = 8192
+BEGINNINGS = 3  # tiles from which the cheapest program is looked for, beside the prior's
 CROWDED = 0.02  # of the shared memory: how far the estimate may be off
 
 V = TypeVar("V")
@@ -136,7 +138,7 @@ class TileSpace:
             p.loads == TMA, p.persistent > 0, p.persistent > 1, p.epilogue_parts > 1, p.warp_specialize, p.split > 1,
             p.tail > 1, p.num_warps >= 8, p.num_warps >= 16, p.num_stages <= 2, p.num_stages >= 4, p.group > 1, wide,
             long, math.prod(p.tile) >= 32_768, p.axes == self._start.axes, p.form == CONTRACTION, p.fast_math,
-            p.precision != "ieee", bool(p.evict_first), bool(p.evict_last), p.maxnreg > 0,
+            p.precision != "ieee", p.read_early, bool(p.evict_first), bool(p.evict_last), p.maxnreg > 0,
         )  # fmt: skip
         return tuple(int(bool(flag)) for flag in flags)
 
@@ -197,24 +199,27 @@ class TileSpace:
         return legend(self.parameters(schedule), self.kernel.extents)
 
     def _cheapest(self, p: TileParameters) -> TileParameters:
-        """Downhill by cost, one parameter at a time, among the values that the cost was fitted on: with the prior's
-        grid, and with a program for each tile."""
+        """Downhill by cost, one parameter at a time, among the values that the cost was fitted on, from the prior's
+        choice and from the tiles that are cheapest with all else as it follows."""
         if p.form != CONTRACTION or self.kernel.contraction is None:
             return p
-        ends = [self._downhill(p)]
-        if p.persistent:
-            ends.append(self._downhill(self._followed(p, FIELDS.index("persistent"), 0)))
-        return min(ends, key=lambda end: predicted_seconds(self.kernel, self.target, end))
+        costs = functools.cache(lambda made: predicted_seconds(self.kernel, self.target, made))
+        found = [base for base in self._bases.values() if base.form == CONTRACTION]
+        for number in (FIELDS.index("persistent"), FIELDS.index("tile")):
+            found += [self._followed(one, number, value) for one in found for value in self._values(one, number)]
+        familiar = [one for one in dict.fromkeys(found) if _is_familiar(one, p) and self._legal(one)]
+        begin = {(one.axes, one.tile): one for one in sorted(familiar, key=costs, reverse=True)}
+        ends = [self._downhill(one, costs) for one in [p, *sorted(begin.values(), key=costs)[:BEGINNINGS]]]
+        return min(ends, key=costs)
 
-    def _downhill(self, p: TileParameters) -> TileParameters:
-        costs = {p: predicted_seconds(self.kernel, self.target, p)}
+    def _downhill(self, p: TileParameters, costs: Callable[[TileParameters], float]) -> TileParameters:
+        seen = {p}
         while True:
             for number, field in enumerate(FIELDS):
                 for value in self._values(p, number):
-                    for made in (replace(p, **{field: value}), self._followed(p, number, value)):
-                        if made not in costs and _is_familiar(made, self._start) and self._legal(made):
-                            costs[made] = predicted_seconds(self.kernel, self.target, made)
-            best = min(costs, key=costs.__getitem__)
+                    made = (replace(p, **{field: value}), self._followed(p, number, value))
+                    seen.update(one for one in made if _is_familiar(one, self._start) and self._legal(one))
+            best = min(seen, key=costs)
             if best == p:
                 return p
             p = best
@@ -333,13 +338,14 @@ class TileSpace:
 def _is_familiar(p: TileParameters, prior: TileParameters) -> bool:
     """Whether all values are among those that the cost was fitted on, or the prior's own."""
     known = {
-        "reduce_tile": (64, 128), "num_warps": (4, 8), "split": (1,), "tail": (1, 2, 3), "persistent": (0, 1),
-        "num_stages": (3, 4, 5, 6), "warp_specialize": (False,), "group": (1, 8, 12), "evict_first": ((),),
-        "evict_last": ((),), "maxnreg": (0,), "fast_math": (True,), "precision": ("ieee",),
+        "reduce_tile": (32, 64, 128), "num_warps": (4, 8), "split": (1, 2), "tail": (1, 2, 3, 6),
+        "persistent": (0, 1, 2), "num_stages": (2, 3, 4, 5, 6), "warp_specialize": (False,), "group": (1, 4, 8, 12),
+        "read_early": (False, True),
+        "evict_first": ((),), "evict_last": ((),), "maxnreg": (0,), "fast_math": (True, False), "precision": ("ieee",),
     }  # fmt: skip
     sizes = {64, 128, 256, *BETWEEN, *prior.tile}
-    if p.loads != TMA and (p.persistent or p.num_warps == 4) and prior.loads == TMA:
-        return False
+    if p.loads != TMA and p.persistent and p.num_warps == 4:
+        return False  # took up to 1.7 times as long as expected
     return sizes.issuperset(p.tile) and all(getattr(p, n) in (*v, getattr(prior, n)) for n, v in known.items())
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kcg.compat.tiny import UOp
-from kcg.kernel.tile.emit import Block, Frame, Lines, Writer, compute_type
+from kcg.kernel.tile.emit import Block, Flattened, Frame, Lines, Writer, compute_type
 from kcg.kernel.tile.ir import TileKernel, extent, is_symbolic
 from kcg.kernel.tile.parameters import CONTRACTION, TileParameters
 from kcg.kernel.tile.program import TileRefusal
@@ -122,6 +122,8 @@ def bind_axis(frame: Frame, axis: Axis, number: int, start: str, *, vector: str 
         )
     block = frame.lines.name(frame.along(vector, number), "i") if frame.rank > 1 else vector
     type_ = "int64" if wide else "int32"
+    if axis.ranges and not wide and not axis.is_symbolic:
+        frame.flattened[number] = Flattened(axis.ranges, Block(block, type_, frozenset({number})))
     total, symbolic = total_of(frame, axis.ranges)
     if symbolic or ragged or axis.total % axis.size:
         frame.masks[number] = frame.lines.name(f"{block} < {total}", "mask")

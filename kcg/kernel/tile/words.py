@@ -7,7 +7,7 @@ from dataclasses import fields
 from typing import Any
 
 from kcg.kernel.tile.legal import FIELDS
-from kcg.kernel.tile.parameters import CONTRACTION, LATER, STREAM, TMA, TileParameters
+from kcg.kernel.tile.parameters import CONTRACTION, LISTS, STREAM, TMA, TileParameters
 
 DEFAULTS = {f.name: f.default for f in fields(TileParameters)}
 
@@ -22,6 +22,7 @@ def described(p: TileParameters) -> str:
     parts += [f"tail {p.tail}" if p.tail > 1 else ""]
     parts += [f"split {p.split}" if p.split > 1 else "", f"group {p.group}" if p.group > 1 else ""]
     parts += [_count(p.num_warps, "warp"), _count(p.num_stages, "stage") if p.form in (CONTRACTION, STREAM) else ""]
+    parts += ["early reads" if p.read_early else ""]
     parts += [f"loads {_listed(p.evict_first)} evicted first" if p.evict_first else ""]
     parts += [f"loads {_listed(p.evict_last)} evicted last" if p.evict_last else ""]
     parts += [f"{p.maxnreg} registers" if p.maxnreg else "", "" if p.fast_math else "exact functions"]
@@ -39,7 +40,7 @@ def label(field: str, value: Any) -> str:
     if field == "axes":
         form, axes = value
         return f"axes,{form}:{axes_text(axes)[5:]}"
-    if field in LATER:
+    if field in LISTS:
         return f"{field},{_listed(value) or 'none'}"
     text = "x".join(map(str, value)) if isinstance(value, tuple) else str(value)
     return f"{field},{text or '1'}"
@@ -65,6 +66,7 @@ def legend(p: TileParameters, extents: Sequence[int]) -> str:
     parts += ["operands by TMA" if p.loads == TMA else ""]
     parts += [f"{_count(p.persistent, 'program')} a multiprocessor, each with tiles in turn" if p.persistent else ""]
     parts += ["stored in halves" if p.epilogue_parts > 1 else "", "warp specialised" if p.warp_specialize else ""]
+    parts += ["what is read beside the sums asked for before the loop" if p.read_early else ""]
     parts += ["some loads evicted first or last" if p.evict_first or p.evict_last else ""]
     parts += [f"at most {p.maxnreg} registers a thread" if p.maxnreg else ""]
     parts += [f"{p.group} rows of tiles together" if p.group > 1 else "", _count(p.num_warps, "warp")]

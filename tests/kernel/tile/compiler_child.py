@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -41,8 +42,10 @@ def compiled(folder: Path, job: dict[str, Any], capability: int) -> dict[str, An
         "scratch": metadata.global_scratch_size > 0,
         "tensor_core": next((name for name in ("wgmma", "tcgen05.mma", "mma.sync") if name in text), ""),
         "tanh": "tanh.approx.f32" in text,
+        "reciprocal": "rcp.approx.ftz.f32" in text,
         "tf32": "tf32" in text,
         "conversions": sorted({line.split()[0] for line in text.splitlines() if line.strip().startswith("cvt.")}),
+        "stores": sorted(set(re.findall(r"st\.global\S*", text))),
     }
 
 

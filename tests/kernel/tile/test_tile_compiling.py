@@ -98,7 +98,7 @@ def test_every_example_compiles(arch: str, whole: bool, tmp_path: Path) -> None:
     for name in ("linear", "linear_gelu"):
         assert made[name]["tensor_core"] == TENSOR_CORE[arch]
         assert made[name]["scratch"] == (arch != "sm_80")
-    assert made["linear_gelu"]["tanh"] and not made["float32"]["tf32"]
+    assert made["linear_gelu"]["reciprocal"] and not made["linear_gelu"]["tanh"] and not made["float32"]["tf32"]
     assert made["int8"]["tensor_core"] and made["fp8e5m2"]["tensor_core"]
 
 
@@ -182,3 +182,15 @@ def test_floats_of_8_bits_are_made_by_the_conversion_that_tinygrads_kernels_use(
     wanted = f"cvt.rn.satfinite.{kind[3:]}x2.f32"
     made = compiled(programs, "sm_90", tmp_path)
     assert all([c for c in row["conversions"] if kind[3:] in c] == [wanted] for row in made.values())
+
+
+def test_hints_about_neighbours_leave_stores_as_narrow_as_they_are(tmp_path: Path) -> None:
+    """Rows of 49 elements are aligned to nothing: no two of them may be stored at once."""
+    target, programs = KNOWN_TARGETS["sm_90"], dict[str, TileSource]()
+    for size in (7, 8):
+        x, w = empty(4, 32, size, size, dtype="float16"), empty(64, 32, 1, 1, dtype="float16")
+        region = Region((kernel_of(kernels_of(x.conv2d(w))[-1]),))
+        programs[f"of_{size}"] = generate(region, target, default_parameters(read_kernel(region), target))
+    assert [text.source.count("max_contiguous") > 0 for text in programs.values()] == [True, False]
+    made = compiled(programs, "sm_90", tmp_path)
+    assert made["of_7"]["stores"] == ["st.global.b16"] and "st.global.b16" not in made["of_8"]["stores"]

@@ -3,7 +3,9 @@ change the program that is run."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -89,6 +91,19 @@ def test_registers_are_limited_where_more_programs_fit_then() -> None:
     assert limits(replace(p, loads=POINTER, persistent=0, tile=(64, 64))) == (0,), "few sums: it takes no more anyway"
 
 
+def test_reads_are_early_where_there_are_some_and_registers_for_them() -> None:
+    of = space(residual())
+    p = replace(of.parameters(of.start()), tile=(128, 128), num_warps=8, num_stages=2, split=1, tail=1)
+
+    def values(of: TileSpace, p: TileParameters) -> tuple[bool, ...]:
+        return legal_values(of.kernel, of.target, p, "read_early")
+
+    assert values(of, p) == (False, True)
+    assert values(of, replace(p, tile=(128, 256))) == values(of, replace(p, tile=(128, 128), split=2)) == (False,)
+    plain = space(linear())
+    assert values(plain, plain.parameters(plain.start())) == (False,), "a bias is one row"
+
+
 @triton
 def test_a_limit_of_registers_is_kept() -> None:
     of = residual()
@@ -104,9 +119,48 @@ def test_a_limit_of_registers_is_kept() -> None:
 def test_bodies_of_before_are_read_and_stay_as_they_are() -> None:
     p = default_parameters(read_kernel(linear()), SM_90)
     assert "evict" not in p.to_json() and TileParameters.from_json(p.to_json()) == p
+    assert "early" not in p.to_json()
+    early = replace(p, read_early=True)
+    assert TileParameters.from_json(early.to_json()) == early
     changed = replace(p, evict_first=(1,), evict_last=(0, 2))
     assert parse("tile", changed.to_json()) == schedule_of(changed)
     assert TileParameters.from_json(changed.to_json()) == changed
     for wrong in ('"evict_first":[-1]', '"evict_first":3', '"evict_first":["1"]'):
         with pytest.raises(ScheduleError):
             TileParameters.from_json(changed.to_json().replace('"evict_first":[1]', wrong))
+
+
+def picture(size: int, *, stride: int = 1, window: int = 1) -> TileSpace:
+    """A convolution of small pictures."""
+    x, w = empty(4, 32, size, size, dtype="float16"), empty(64, 32, window, window, dtype="float16")
+    return space(region(x.conv2d(w, stride=stride, padding=window // 2)))
+
+
+def source(of: TileSpace, **changes: Any) -> str:
+    p = default_parameters(of.kernel, of.target)
+    p = replace(p, loads=POINTER, persistent=0, epilogue_parts=1, split=1, **changes)
+    return generate_kernel(of.kernel, of.target, p).source
+
+
+def test_threads_are_told_along_which_axis_elements_are_nearest_where_triton_cannot_tell() -> None:
+    hint = "[{}, 1]), [{}])"
+    columns, rows = hint.format(1, "1, 2"), hint.format(1, "2, 1")
+    odd = picture(7)
+    start = default_parameters(odd.kernel, odd.target)
+    other = next(axes for form, axes in odd._bases if form == CONTRACTION and axes != start.axes)
+    texts = [source(odd), source(odd, axes=other, tile=start.tile[::-1])]
+    counts = sorted((text.count(columns), text.count(rows)) for text in texts)
+    assert counts == [(0, 2), (2, 0)], "the picture, read and stored, whichever axis of the tile it is"
+    assert source(picture(16, stride=2)).count("max_contiguous") == 1, "every second element is read"
+    assert not source(picture(8)).count("max_contiguous"), "Triton sees pairs side by side by itself"
+    assert not source(space(linear())).count("max_contiguous")
+
+
+def test_ranges_that_lie_one_after_the_other_in_memory_are_one_in_an_address() -> None:
+    """The weights of a window are read as a row of all its terms, and a picture that is read with a stride is stored
+    as a row of its elements."""
+    text = source(picture(8, window=3))
+    weights = re.findall(r"tl\.load\(p2 \+ (\w+)", text)
+    (address,) = set(weights)
+    assert re.search(rf"\b{address} = (\w+) \+ i\d+$", text, re.MULTILINE), text
+    assert re.search(r"% 64$", source(picture(16, stride=2)), re.MULTILINE)

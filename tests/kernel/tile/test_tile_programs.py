@@ -245,6 +245,36 @@ def test_programs_with_descriptors_persistent_grids_and_parts(tmp_path: Path) ->
 
 
 @interpreted
+def test_what_is_added_to_each_sum_may_be_read_before_the_loop(tmp_path: Path) -> None:
+    """Of every block of a tile, by descriptors, in a persistent grid, in halves and pieces; and once only."""
+    x, w = empty(2, 24, 7, 7, dtype="float16"), empty(40, 24, 1, 1, dtype="float16")
+    tensors = {
+        "residual": empty(40, 96) @ empty(96, 56) + empty(40, 56),
+        "odd": empty(3, 33, 40, dtype="bfloat16")
+        @ empty(3, 40, 56, dtype="bfloat16")
+        * empty(3, 33, 56).cast("bfloat16"),
+        "picture": x.conv2d(w) + empty(2, 40, 7, 7, dtype="float16"),
+    }
+    cases = {}
+    for name, tensor in tensors.items():
+        region = Region((kernel_of(kernels_of(tensor)[-1]),))
+        kernel = read_kernel(region)
+        assert kernel.contraction is not None
+        axes = tuple(side.ranges for side in kernel.contraction.sides)
+        for columns, persistent, parts in ((32, 0, 1), (32, 1, 2), (48, 0, 2)):
+            parameters = TileParameters(
+                CONTRACTION, axes, (16, columns), 16, persistent=persistent, epilogue_parts=parts, read_early=True
+            )
+            program = generate_kernel(kernel, replace(TARGET, cores=2), parameters, interpreted=True)
+            before, _, after = program.source.partition(" in range(")
+            (slot,) = {load.buffer.slot for load in kernel.beside}
+            blocks = {(32, 1): 1, (32, 2): 2, (48, 2): 3}[columns, parts]
+            assert before.count(f"tl.load(p{slot} + ") == blocks and f"tl.load(p{slot} + " not in after
+            cases[f"{name} {columns} {parts}"] = Case(region, program)
+    check(cases, tmp_path)
+
+
+@interpreted
 def test_columns_in_two_pieces_and_a_last_wave_that_is_shared(tmp_path: Path) -> None:
     cases = {}
     for name, region in tma_cases().items():
