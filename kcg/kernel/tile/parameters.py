@@ -19,6 +19,9 @@ PRECISIONS = ("ieee", "tf32x3", "tf32")
 LATER = {"evict_first", "evict_last"}
 """Fields that bodies of before lack: at their defaults they are left out, so that equal schedules have equal bodies."""
 
+MOST_AXES, MOST_LOADS = 8, 64
+"""How long lists may be: of axes, and of loads with an eviction policy."""
+
 _WORDS = {"form": FORMS, "loads": (POINTER, TMA), "precision": PRECISIONS}
 
 
@@ -67,7 +70,8 @@ class TileParameters:
         if set(found) | LATER != {f.name for f in fields(TileParameters)}:
             raise ScheduleError("its body lacks a field or has one too many")
         for name in ("axes", "tile", *sorted(LATER & set(found))):
-            if not isinstance(found[name], list) or len(found[name]) > 8:
+            most = MOST_LOADS if name in LATER else MOST_AXES
+            if not isinstance(found[name], list) or len(found[name]) > most:
                 raise ScheduleError(f"{name} is not a short list")
         if not all(isinstance(axis, list) and all(map(_is_size, axis)) for axis in found["axes"]):
             raise ScheduleError("axes are not lists of range numbers")

@@ -11,7 +11,7 @@ from kcg.errors import ScheduleError
 from kcg.kernel.kinds import parse
 from kcg.kernel.tile.generate import generate_kernel
 from kcg.kernel.tile.ir import read_kernel
-from kcg.kernel.tile.legal import legal_values
+from kcg.kernel.tile.legal import legal_values, starts
 from kcg.kernel.tile.parameters import CONTRACTION, POINTER, TMA, TileParameters
 from kcg.kernel.tile.prior import default_parameters
 from kcg.kernel.tile.space import TileSpace, schedule_of
@@ -54,6 +54,23 @@ def test_a_policy_that_the_compiler_drops_is_no_candidate(monkeypatch: pytest.Mo
         monkeypatch.setattr("kcg.kernel.tile.eviction.evicts_copies", lambda heard=heard: heard)
         assert not evictions(of, replace(pointers, loads=TMA)) and bool(evictions(of, pointers)) == heard
         assert evictions(of, replace(pointers, num_stages=1))
+
+
+@pytest.mark.parametrize(("vectors", "most"), [(9, 64), (20, 64), (20, 19)])
+def test_lists_of_many_loads_are_read_back_or_no_candidates(
+    vectors: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever a space makes, its own reader takes."""
+    monkeypatch.setattr("kcg.kernel.tile.eviction.MOST_LOADS", most)
+    x = empty(4096, 8192)
+    for _ in range(vectors):
+        x = x + empty(8192)
+    of = space(region(x))
+    lists = [value for p in starts(of.kernel, of.target) for _, value in evictions(of, p)]
+    assert any(len(value) == vectors for value in lists) == (vectors <= most)
+    for schedule in (*of.neighbours(of.start()), *(a.schedule for a in of.actions(of.start()))):
+        p = TileParameters.from_json(schedule.body)
+        assert p.to_json() == schedule.body
 
 
 @triton

@@ -203,6 +203,7 @@ def test_what_is_chosen_is_legal_and_what_is_legal_can_be_generated() -> None:
         kernel = read_kernel(region)
         for p in (*starts(kernel, target), *(random_parameters(kernel, target, rng) for _ in range(4))):
             assert is_legal(kernel, target, p), (region, p)
+            assert TileParameters.from_json(p.to_json()) == p
             generate_kernel(kernel, target, p)
         space = TileSpace(region, target, kernel)
         schedule = space.start()
