@@ -53,7 +53,10 @@ def generate_kernel(
     evictions = dict.fromkeys(parameters.evict_first, "evict_first") | dict.fromkeys(
         parameters.evict_last, "evict_last"
     )
-    writer = Writer(kernel, interpreted=interpreted, fast_math=parameters.fast_math, evictions=evictions)
+    writer = Writer(
+        kernel, interpreted=interpreted, fast_math=parameters.fast_math, evictions=evictions,
+        split_pointers=parameters.form != CONTRACTION,
+    )  # fmt: skip
     main, grid = write(kernel, target, parameters, writer)
     launches, bodies = [], []
     split, tail = parameters.split > 1, tail_of(kernel, target, parameters)
@@ -162,9 +165,9 @@ def store_tile(
             text = f"tl.broadcast_to({frame.atom(value)}, {frame.shape(frozenset({0, 1}))})"
         frame.lines.add(described.store(frame, starts, text))
         return
-    pointer, conditions, axes = frame.access(kernel.store, [g for g in kernel.gates if g not in kernel.store.gates])
-    place = frame.address(kernel.store.address)
-    if axes | value.axes != place.axes:
+    more = [g for g in kernel.gates if g not in kernel.store.gates]
+    pointer, of_pointer, conditions, axes = frame.access(kernel.store, more)
+    if axes | value.axes != of_pointer:
         pointer = f"{pointer} + tl.zeros({frame.shape(axes | value.axes)}, tl.int32)"
     mask = f", mask={frame.all_of(conditions)}" if conditions else ""
     frame.lines.add(f"tl.store({pointer}, {value.text}{mask})")
@@ -192,7 +195,7 @@ def _write_rows(kernel: TileKernel, _target: Target, parameters: TileParameters,
     for place, (axis, digit) in enumerate(zip(axes, digits[1 + len(rest) :], strict=True)):
         bind_axis(root, axis, place, _start(root, digit, axis))
     part = Part(digits[0], parameters.split)
-    root.reduce = reducer(kernel, first_axis=len(axes), part=part)
+    root.reduce = reducer(kernel, first_axis=len(axes), part=part, stages=parameters.num_stages)
     if parameters.split > 1:
         _store_partials(root, kernel, part)
     else:
