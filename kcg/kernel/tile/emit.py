@@ -289,6 +289,10 @@ class Frame:
     def _alu(self, node: UOp) -> Block:
         if (sigmoid := self._sigmoid(node)) is not None:
             return sigmoid
+        if power_of_sigmoid(node) is not None and not self.writer.interpreted and node.dtype is not dtypes.float64:
+            x = self.cast(self.value(node.src[0]), "float32")
+            self.writer.helpers["_inverse"] = _INVERSE
+            return self.new(f"_inverse({x.text})", "float32", x.axes)
         if (negated := _negated(node)) is not None:
             return self._compare(*negated)
         if node.op in _COMPARE:
@@ -340,6 +344,9 @@ class Frame:
         else:
             x, *rest = [_term(o) for o in operands]
         y = rest[0] if rest else ""
+        if node.op is Ops.EXP2 and type_ == "float32" and not self.writer.interpreted:
+            self.writer.helpers["_exp2"] = _EXP2
+            return f"_exp2({x})"
         if node.op in _FLOAT_FUNCTIONS:
             return _FLOAT_FUNCTIONS[node.op].format(x=x)
         if type_ == "int1" and node.op in _OF_BOOLS:
@@ -544,6 +551,21 @@ _TANH = """
 def _tanh(x):
     return tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
 """
+
+
+_EXP2 = """
+@triton.jit
+def _exp2(x):
+    return tl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+"""
+"""Results below 2^-126 are 0: without `ftz` three more instructions scale what is that small."""
+
+_INVERSE = """
+@triton.jit
+def _inverse(x):
+    return tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+"""
+"""Of what is at least 1: no scaling of very small or large numbers either. Its error is 1 ulp, a division's here 2."""
 
 
 def _threefry() -> str:

@@ -217,7 +217,7 @@ def _widened(group: list[UOp], frame: Frame, axis: Axis) -> _Widened | None:
         return None
     loads = tuple(node for node, steps in found if steps == base)
     if len(loads) < len(found):
-        return None  # what stays element by element would wait for masks of blocks: with a causal mask a third more instructions
+        return None  # beside loads that stay element by element the masks cost more than wide loads save
     place = Block("0", "int32", constant=0)
     for _, part in frame.parts(base, "int32"):
         place = (
@@ -230,7 +230,7 @@ def _widened(group: list[UOp], frame: Frame, axis: Axis) -> _Widened | None:
 
 def _unit(load: UOp) -> int:
     """Elements in 16 bytes."""
-    return max(1, 16 // load.dtype.itemsize)
+    return max(1, 16 // int(load.dtype.itemsize))
 
 
 def _bind(inside: Frame, axis: Axis, number: int, start: str, widened: _Widened | None) -> None:
