@@ -28,6 +28,7 @@ PROGRAMS = 32  # of a multiprocessor
 BESIDE_SUMS = 56  # registers of a thread beside its float32 sums
 PIECE_S = 5e-8  # of a second product in each step: what 128 x 288 and 128 x 384 took longer on one H100
 SPECIAL = (Ops.EXP2, Ops.LOG2, Ops.SIN, Ops.SQRT, Ops.RECIPROCAL)
+MOST_HELD = 64  # elements of a thread in rows: with 128 the compiler spilled, and a program took three times its bytes
 SECTOR = 32  # bytes that memory moves at least
 
 
@@ -251,6 +252,7 @@ def _rows(kernel: TileKernel, target: Target, p: TileParameters, f: Figures) -> 
     each = min(f.l2_bytes, rate)
     padded = programs * per_program * steps / max(1, outputs * terms)
     stream_s = max(nbytes / f.memory_bytes, padded * outputs * terms * moved / (each * min(programs, target.cores)))
+    stream_s *= max(1.0, elements / MOST_HELD)
     work = sum(4 if n.op in SPECIAL else 1 for n in kernel.value.toposort())
     compute_s = padded * outputs * terms * work / (f.plain_ops * min(programs, target.cores)) / 4
     chain_s = waves * (f.opening_s / 2 + steps * f.flight_s / (2 if p.form == REDUCTION else 1))
