@@ -20,7 +20,7 @@ from kcg.kernel.tile.prior import REGISTERS, THREADS, has_tma, shared_bytes, sha
 from kcg.types import Target
 
 UNTRIED = 0.005
-"""What an eviction policy or a limit of registers costs until it is measured: what is known to matter comes first."""
+"""What an eviction policy, a limit of registers or loads ahead in a loop over rows cost until it is measured: what is known to matter comes first."""
 LAUNCH_S = 5e-6
 """Of a launch between two events, whatever it does."""
 RESERVED = 1_024  # bytes of shared memory that each program takes beside its own
@@ -88,6 +88,7 @@ def predicted_seconds(kernel: TileKernel, target: Target, p: TileParameters, fig
         partials = 4 * p.split * math.prod(kernel.extents) * len(kernel.reductions)
         seconds += LAUNCH_S / 2 + 2 * partials / figures.memory_bytes
     untried = bool(p.evict_first) + bool(p.evict_last) + bool(p.maxnreg)
+    untried += p.form == REDUCTION and p.num_stages > 1
     return LAUNCH_S + seconds * (1 + UNTRIED * untried)
 
 
@@ -255,7 +256,7 @@ def _rows(kernel: TileKernel, target: Target, p: TileParameters, f: Figures) -> 
     stream_s *= max(1.0, elements / MOST_HELD)
     work = sum(4 if n.op in SPECIAL else 1 for n in kernel.value.toposort())
     compute_s = padded * outputs * terms * work / (f.plain_ops * min(programs, target.cores)) / 4
-    chain_s = waves * (f.opening_s / 2 + steps * f.flight_s / (2 if p.form == REDUCTION else 1))
+    chain_s = waves * (f.opening_s / 2 + steps * f.flight_s / (2 * p.num_stages if p.form == REDUCTION else 1))
     return _either(stream_s, compute_s, chain_s, sharp=3)
 
 

@@ -19,6 +19,7 @@ from kcg.kernel.tile.prior import (
     REGISTERS,
     THREADS,
     arrangements,
+    copied_bytes,
     forms,
     has_tma,
     parameters_of,
@@ -60,6 +61,7 @@ SPLITS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 TAILS = (1, 2, 3, 4, 6, 8)
 GROUPS = (1, 4, 8, 12, 16)
 STAGES = tuple(range(1, MOST_STAGES + 1))
+ROW_STAGES = (1, 2, 3, 4)  # of a loop over rows, whose next loads are then copied to shared memory
 
 
 def legal_values(kernel: TileKernel, target: Target, parameters: TileParameters, field: str) -> tuple[Any, ...]:
@@ -133,6 +135,8 @@ def _candidates(kernel: TileKernel, target: Target, parameters: TileParameters, 
         case "num_warps":
             return WARPS
         case "num_stages":
+            if parameters.form == REDUCTION and copied_bytes(kernel, parameters):
+                return ROW_STAGES
             return STAGES if parameters.form == CONTRACTION else (1,)
         case "evict_first":
             return streamed(kernel, target, parameters)
@@ -218,6 +222,10 @@ def _fits(kernel: TileKernel, target: Target, p: TileParameters) -> bool:
         return False
     if p.form != CONTRACTION:
         if elements > MOST_ELEMENTS[p.form] or elements // threads > 128:
+            return False
+        if p.num_stages > 1 and (
+            p.num_stages > steps // p.split or p.num_stages * copied_bytes(kernel, p) > shared_bytes(target)
+        ):
             return False
         return not (elements < threads and p.num_warps > 1) and (depth_of(kernel.reductions) < 2 or elements <= 8192)
     assert kernel.contraction is not None

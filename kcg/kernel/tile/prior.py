@@ -82,6 +82,26 @@ def shared_taken(kernel: TileKernel, parameters: TileParameters) -> int:
     return (ring + leaving if parameters.persistent else max(ring, leaving)) + COMPILER_BYTES
 
 
+def copied_bytes(kernel: TileKernel, p: TileParameters) -> int:
+    """What a loop over rows copies to shared memory for one step ahead; 0 where the compiler copies nothing: less than
+    4 bytes side by side, known to be aligned."""
+    if depth_of(kernel.reductions) != 1 or kernel.reduce_extent <= p.reduce_tile:
+        return 0
+    copied = 0
+    for load in kernel.loads:
+        if not any(axis in load.address.ranges for axis in kernel.reduce_ranges):
+            continue
+        steps, itemsize = affine(load.address), int(load.buffer.dtype.itemsize)
+        if steps is None or load.gates:
+            return 0
+        unit = next((axis for axis, step in steps.items() if axis is not None and step == 1), None)
+        others = [step for axis, step in steps.items() if axis is not unit]
+        sizes = [*others, extent(unit)] if unit is not None else []
+        if itemsize >= 4 or (sizes and not any(size * itemsize % 4 for size in sizes)):
+            copied += math.prod(p.tile) * p.reduce_tile * itemsize
+    return copied
+
+
 def reads_beside(kernel: TileKernel, parameters: TileParameters) -> bool:
     """Whether a contraction reads something else for each element of its result, as of a residual."""
     assert kernel.contraction is not None

@@ -107,6 +107,20 @@ def test_registers_are_limited_where_more_programs_fit_then() -> None:
 
 
 @triton
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_loops_over_rows_load_ahead_where_the_compiler_can(dtype: str) -> None:
+    """By asynchronous copies to shared memory; rows that begin at odd elements of 16 bits have none."""
+    of = space(region(empty(600, 12544, dtype=dtype).max(1)))
+    start = replace(of.parameters(of.start()), tile=(1,), reduce_tile=1024, num_warps=4)
+    assert 3 in legal_values(of.kernel, of.target, start, "num_stages")
+    programs = [compiled(of.region, replace(start, num_stages=stages)) for stages in (1, 2, 3)]
+    shared = [dict(one.launches[0].compiled.report)["shared_bytes"] for one in programs]
+    assert sorted(set(shared)) == shared
+    odd = space(region(empty(600, 30521, dtype="bfloat16").max(1)))
+    assert legal_values(odd.kernel, odd.target, start, "num_stages") == (1,)
+
+
+@triton
 def test_a_limit_of_registers_is_kept() -> None:
     of = residual()
     base = default_parameters(read_kernel(of), SM_90)
