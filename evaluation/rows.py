@@ -10,7 +10,7 @@ import math
 import shlex
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -72,6 +72,10 @@ class Rows:
             self.left += 1
             return False
         return True
+
+    def again(self, keys: Iterable[str]) -> None:
+        """Make some rows again, each kept until then."""
+        self._stale.update(key for key in keys if key in self.rows)
 
     def add(self, key: str, row: Row) -> None:
         """Keep a row."""

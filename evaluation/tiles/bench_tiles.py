@@ -2,6 +2,7 @@
 
     python -m evaluation.tiles.bench_tiles --only matmul --budget 5m --work kcg-out/tiles
     python -m evaluation.tiles.bench_tiles --only rows,gemv,conv --budget 8m --work kcg-out/tiles
+    python -m evaluation.tiles.bench_tiles --only rows --below .9 --revision NEW --work kcg-out/tiles-NEW
     python -m evaluation.tiles.bench_tiles --only generator
     python -m evaluation.tiles.bench_tiles --dry-run
     python -m evaluation.tiles.bench_tiles --table
@@ -23,7 +24,7 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
@@ -31,7 +32,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from evaluation.rows import Rows, rounded, this_command
+from evaluation.rows import Row, Rows, rounded, this_command
 from evaluation.tiles.cases import SECTIONS, Case, Sums, all_calls, cases
 from evaluation.tiles.generating import sample, shares, summed
 from evaluation.tiles.summary import GROUPS, headline, micro, seconds, share, tables
@@ -298,6 +299,7 @@ def main(
     work: Annotated[Path, typer.Option(help="folder of the journal of searches, and of logs")] = Path("kcg-out/tiles"),
     again: Annotated[bool, typer.Option("--again", help="forget all rows that are there")] = False,
     retry: Annotated[bool, typer.Option("--retry", help="time those again in which something failed")] = False,
+    below: Annotated[float, typer.Option(help="time those again that are below this and of another revision")] = 0.0,
     revision: Annotated[str, typer.Option(help="of this code, where it has no repository")] = "",
     device: Annotated[str, typer.Option(help="on CPU only to try this out: no tile program is there")] = "cuda",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="generate and compile some of all, without a GPU")] = False,
@@ -333,6 +335,7 @@ def main(
         settings = {"of_revision": revision} if revision else {}
         run = re.sub(r"\W+", "_", service.target.model.lower())
         rows = Rows(out, run, budget=budget, again=again, retry=retry, settings=settings, headline=headline, locks=logs)
+        rows.again(slower(rows.rows, below, revision))
         with Searches(service, work, predictor=predictor) as searches:
             bench = Bench(service, searches, contenders, effort, best_opts(result or []))
             bench.until = time.monotonic() + _seconds(budget)
@@ -341,6 +344,19 @@ def main(
     typer.echo(json.dumps(headline(rows.rows), indent=1))
     if rows.left:
         typer.echo(f"{rows.left} kernels are left: run the same command again", err=True)
+
+
+def slower(rows: Mapping[str, Row], below: float, revision: str) -> list[str]:
+    """The rows whose share is below a limit, or that have none, made by code of another revision: so the same command
+    goes on where it was."""
+    groups = {(group.section, group.group): group for group in GROUPS if group.group}
+    return [
+        key
+        for key, row in rows.items()
+        if below
+        and (not revision or row.get("of_revision") != revision)
+        and ((ratio := share(row, groups[row["section"], row["group"]])) is None or ratio < below)
+    ]
 
 
 def _contenders(folder: Path, device: str) -> Contenders:

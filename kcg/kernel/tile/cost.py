@@ -32,7 +32,8 @@ from kcg.kernel.tile.stream import padded
 from kcg.types import Target
 
 UNTRIED = 0.005
-"""What an eviction policy or a limit of registers costs until it is measured: what is known to matter comes first."""
+"""What an eviction policy, a limit of registers or loads ahead in a loop over rows cost until it is measured: what is
+known to matter comes first."""
 LAUNCH_S = 5e-6
 """Of a launch between two events, whatever it does."""
 RESERVED = 1_024  # bytes of shared memory that each program takes beside its own
@@ -46,6 +47,7 @@ WIDEST = 256  # columns of a product on a tensor core
 LEAST_COPY = 4  # bytes of an asynchronous copy
 MOST_APART = 2  # times the work of it, where neighbours of a warp are apart
 MOST_COPY = 16  # bytes that a thread moves at once
+MOST_HELD = 64  # elements of a thread in rows: with 128 the compiler spilled, and a program took three times its bytes
 SECTOR = 32  # bytes that memory moves at least
 
 
@@ -117,6 +119,7 @@ def predicted_seconds(kernel: TileKernel, target: Target, p: TileParameters, fig
         partials = 4 * p.split * math.prod(kernel.extents) * len(kernel.reductions)
         seconds += LAUNCH_S / 2 + 2 * partials / figures.partial_bytes
     untried = bool(p.evict_first) + bool(p.evict_last) + bool(p.maxnreg)
+    untried += p.form == REDUCTION and p.num_stages > 1
     return LAUNCH_S + seconds * (1 + UNTRIED * untried)
 
 
@@ -346,9 +349,10 @@ def _rows(kernel: TileKernel, target: Target, p: TileParameters, f: Figures) -> 
     each = min(f.l2_bytes, rate)
     padded = programs * per_program * steps / max(1, outputs * terms)
     stream_s = max(nbytes / f.memory_bytes, padded * outputs * terms * moved / (each * min(programs, target.cores)))
+    stream_s *= max(1.0, elements / MOST_HELD)
     work = sum(4 if n.op in SPECIAL else 1 for n in kernel.value.toposort())
     compute_s = padded * outputs * terms * work / (f.plain_ops * min(programs, target.cores)) / 4
-    chain_s = waves * (f.opening_s / 2 + steps * f.flight_s / (2 if p.form == REDUCTION else 1))
+    chain_s = waves * (f.opening_s / 2 + steps * f.flight_s / (2 * p.num_stages if p.form == REDUCTION else 1))
     return _either(stream_s, compute_s, chain_s, sharp=3)
 
 

@@ -12,7 +12,7 @@ casts and operands of `tl.dot` ask for the narrow value.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -128,11 +128,15 @@ class Writer:
         interpreted: bool = False,
         fast_math: bool = False,
         evictions: Mapping[int, str] | None = None,
+        split_pointers: bool = False,
+        ptx: bool = False,
     ) -> None:
         self.kernel = kernel
         self.accesses = {load.node: load for load in kernel.loads}
         self.evictions = {kernel.loads[number].node: policy for number, policy in (evictions or {}).items()}
         self.interpreted = interpreted
+        self.split_pointers = split_pointers
+        self.ptx = ptx and not interpreted  # whether it may be written in NVIDIA's assembly
         # what is stored in 16 bits does not show the approximation's error
         self.fast_tanh = fast_math and all(s.store.buffer.dtype in NARROW for s in kernel.stored)
         self.helpers: dict[str, str] = {}
@@ -141,6 +145,15 @@ class Writer:
     def fresh(self, hint: str) -> str:
         self._count += 1
         return f"{hint}{self._count}"
+
+
+@dataclass(frozen=True)
+class Window:
+    """A load of a row that begins anywhere, widened to whole blocks of 16 bytes: what is too much is masked later."""
+
+    start: Block  # of the first block's element
+    place: Block  # elements from there on
+    mask: str  # whether a block has an element of the row
 
 
 @dataclass
@@ -156,6 +169,8 @@ class Frame:
     outer: Frame | None = None
     depth: int = 0  # reductions around it
     values: dict[UOp, Block] = field(default_factory=dict)
+    flat: list[tuple[tuple[UOp, ...], Block]] = field(default_factory=list)  # ranges of one axis, and its elements
+    windows: dict[UOp, Window] = field(default_factory=dict)  # load -> how it is widened
     reduce: Callable[[UOp, Frame], None] | None = None  # writes the loop that binds a reduction in this frame
 
     @property
@@ -371,6 +386,8 @@ class Frame:
         else:
             x, *rest = [_term(o) for o in operands]
         y = rest[0] if rest else ""
+        if node.op is Ops.EXP2 and type_ == "float32":
+            return self.exp2(x)
         if node.op in _FLOAT_FUNCTIONS:
             return _FLOAT_FUNCTIONS[node.op].format(x=x)
         if type_ == "int1" and node.op in _OF_BOOLS:
@@ -411,18 +428,17 @@ class Frame:
         as well, without the care of a division for what lies beyond 2^126."""
         if (inner := power_of_sigmoid(node)) is None:
             return None
-        interpreted = self.writer.interpreted
         if not self.writer.fast_tanh:
             u = self.value(inner)
-            self.writer.helpers["_reciprocal"] = _INTERPRETED_RECIPROCAL if interpreted else _RECIPROCAL
-            power = self.new(f"tl.exp2({_term(u)})", "float32", u.axes)
+            self.writer.helpers["_reciprocal"] = _RECIPROCAL if self.writer.ptx else _PLAIN_RECIPROCAL
+            power = self.new(self.exp2(_term(u)), "float32", u.axes)
             return self.new(f"_reciprocal(1.0 + {power.text})", "float32", u.axes)
         factor = math.log(2) / 2
         if inner.op is Ops.MUL and inner.src[1].op is Ops.CONST:
             inner, factor = inner.src[0], factor * float(inner.src[1].arg)
         u = self.value(inner)
         x = self.new(f"{_term(u)} * {_number(factor)}", "float32", u.axes)
-        self.writer.helpers["_tanh"] = _INTERPRETED_TANH if interpreted else _TANH
+        self.writer.helpers["_tanh"] = _TANH if self.writer.ptx else _PLAIN_TANH
         return self.new(f"0.5 - 0.5 * _tanh({x.text})", "float32", u.axes)
 
     def _power_of_difference(self, node: UOp) -> Block | None:
@@ -439,7 +455,14 @@ class Frame:
         c = _number(float(factor.arg))
         shift = self.home(other).new(f"{_term(y)} * {c}", "float32", y.axes)
         inside = self.new(f"{_term(x)} * {c} + {shift.text}", "float32", x.axes)
-        return self.new(f"tl.exp2({inside.text})", "float32", x.axes)
+        return self.new(self.exp2(inside.text), "float32", x.axes)
+
+    def exp2(self, x: str) -> str:
+        """2^x of a float32 expression."""
+        if not self.writer.ptx:
+            return f"tl.exp2({x})"
+        self.writer.helpers["_exp2"] = _EXP2
+        return f"_exp2({x})"
 
     # ---- memory
 
@@ -505,23 +528,78 @@ class Frame:
         a, b = self.cast(a, type_), self.cast(b, type_)
         return self.new(f"{_term(a)} + {_term(b)}", type_, a.axes | b.axes)
 
-    def access(self, access: Access, gates: Iterable[UOp] = ()) -> tuple[str, list[str], frozenset[int]]:
-        """Pointer, conditions and axes of a load or a store."""
-        place = self.address(access.address)
-        conditions = self.mask_of(place.axes, access.address.ranges)
-        axes = place.axes
+    def pointer(self, access: Access) -> tuple[str, frozenset[int]]:
+        """The pointer of a load or a store, and its axes.
+
+        With `split_pointers` each part of an affine address is added to the pointer by itself, what changes least
+        first: the machine then adds small constants to one pointer instead of widening a sum of 32 bits for every load.
+        """
+        steps = affine(access.address) if self.writer.split_pointers else None
+        if steps is None:
+            place = self.address(access.address)
+            return f"p{access.buffer.slot} + {self._hinted(access, place)}", place.axes
+        wide = "int32" if all(_fits(n) for n in access.address.toposort() if n.dtype is dtypes.weakint) else "int64"
+        parts = self.parts(steps, wide) or [(self, _literal(0, wide))]
+        pointer = f"p{access.buffer.slot}"
+        for frame, block in parts[:-1]:
+            pointer = frame.lines.name(f"{pointer} + {_term(block)}", "q")
+        axes = frozenset[int]().union(*(block.axes for _, block in parts))
+        return f"{pointer} + {_term(parts[-1][1])}", axes
+
+    def parts(self, steps: Mapping[UOp | None, int], type_: str) -> list[tuple[Frame, Block]]:
+        """The parts of an affine address, by frame and axes, outermost and fewest axes first. Neighbouring ranges of
+        one axis that step as one are one: of all of them that is the axis itself, whose elements are consecutive."""
+        left = {axis: step for axis, step in steps.items() if step}
+        found: dict[tuple[int, frozenset[int]], tuple[Frame, Block]] = {}
+
+        def add(frame: Frame, unit: Block, step: int) -> None:
+            unit = frame.cast(unit, type_)
+            if unit.constant is not None:
+                block = _literal(unit.constant * step, type_)
+            else:
+                block = unit if step == 1 else frame.new(f"{unit.text} * {step}", type_, unit.axes)
+            key = (self._depth(frame), block.axes)
+            found[key] = (frame, frame._sum(found[key][1], block, type_) if key in found else block)
+
+        frame: Frame | None = self
+        while frame is not None:
+            for ranges, vector in frame.flat:
+                for unit, step, of in _runs(ranges, left):
+                    text = frame.lines.name(f"{vector.text} // {unit[0]}") if unit[0] > 1 else vector.text
+                    text = frame.lines.name(f"{text} % {unit[1]}") if unit[1] else text
+                    add(frame, Block(text, vector.type, vector.axes), step)
+                    left = {axis: s for axis, s in left.items() if axis not in of}
+            frame = frame.outer
+        for axis, step in left.items():
+            outermost = self.home(axis) if axis is not None else self._outermost()
+            add(outermost, outermost.value(axis) if axis is not None else _literal(1, type_), step)
+        return [found[key] for key in sorted(found, key=lambda key: (key[0], len(key[1]), sorted(key[1])))]
+
+    def _outermost(self) -> Frame:
+        frame = self
+        while frame.outer is not None:
+            frame = frame.outer
+        return frame
+
+    def access(
+        self, access: Access, gates: Iterable[UOp] = ()
+    ) -> tuple[str, frozenset[int], list[str], frozenset[int]]:
+        """Pointer and its axes, conditions and all axes of a load or a store."""
+        pointer, of_pointer = self.pointer(access)
+        conditions = self.mask_of(of_pointer, access.address.ranges)
+        axes = of_pointer
         for gate in (*access.gates, *gates):
             block = self.value(gate)
             if block.constant is not None and block.constant:
                 continue
             axes |= block.axes
             text = self.atom(block)
-            if self.writer.interpreted and place.axes and not block.axes:
-                text = self.lines.name(self._condition(f"{text} & tl.full({self.shape(place.axes)}, True, tl.int1)"))
+            if self.writer.interpreted and of_pointer and not block.axes:
+                text = self.lines.name(self._condition(f"{text} & tl.full({self.shape(of_pointer)}, True, tl.int1)"))
             conditions.append(text)
-        if axes != place.axes:
+        if axes != of_pointer:
             conditions += [m for m in self.mask_of(axes, ()) if m not in conditions]
-        return f"p{access.buffer.slot} + {self._hinted(access, place)}", conditions, axes
+        return pointer, of_pointer, conditions, axes
 
     def _hinted(self, access: Access, place: Block) -> str:
         """An address, with a hint along which axis neighbouring threads should go where Triton cannot tell.
@@ -545,16 +623,43 @@ class Frame:
     def _load(self, node: UOp) -> Block:
         access = self.writer.accesses[node]
         type_ = TYPES[node.dtype]
-        pointer, conditions, axes = self.access(access)
-        place = self.address(access.address)
         policy = self.writer.evictions.get(node)
         how = f', eviction_policy="{policy}"' if policy else ""
         zero = "0.0" if type_ in FP8 else "0"
+        if (window := self.windows.get(node)) is not None:
+            assert self.outer is not None
+            first = self.outer.lines.name(f"p{access.buffer.slot} + {_term(window.start)}", "q")
+            axes = window.start.axes | window.place.axes
+            others = self.outer.mask_of(axes, access.address.ranges)
+            mask = self.all_of([window.mask, *others])
+            return self.new(f"tl.load({first} + {window.place.text}, mask={mask}, other={zero}{how})", type_, axes)
+        pointer, of_pointer, conditions, axes = self.access(access)
         if not conditions:
             return self.new(f"tl.load({pointer}{how})", type_, axes)
-        if axes != place.axes:  # a mask may not extend a pointer: the pointer must have its shape
+        if axes != of_pointer:  # a mask may not extend a pointer: the pointer must have its shape
             pointer = f"{pointer} + tl.where({self.all_of(conditions)}, 0, 0)"
         return self.new(f"tl.load({pointer}, mask={self.all_of(conditions)}, other={zero}{how})", type_, axes)
+
+
+def _runs(
+    ranges: Sequence[UOp], steps: Mapping[UOp | None, int]
+) -> Iterator[tuple[tuple[int, int], int, tuple[UOp, ...]]]:
+    """Neighbouring ranges of a flattened axis that step as one: what the axis' element is divided by, and the remainder
+    of what that is taken of (0: none), their step, and which they are."""
+    last = len(ranges) - 1
+    while last > 0:
+        first = last
+        while (
+            first
+            and steps.get(ranges[last])
+            and steps.get(ranges[first - 1]) == (steps[ranges[first]] * extent(ranges[first]))
+        ):
+            first -= 1
+        if first < last:
+            of = tuple(ranges[first : last + 1])
+            inner = math.prod(map(extent, ranges[last + 1 :]))
+            yield (inner, math.prod(map(extent, of)) if first else 0), steps[ranges[last]], of
+        last = first - 1 if first < last else last - 1
 
 
 _TANH = """
@@ -569,11 +674,19 @@ _RECIPROCAL = """
 def _reciprocal(x):
     return tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
 """
-_INTERPRETED_RECIPROCAL = """
+_PLAIN_RECIPROCAL = """
 @triton.jit
 def _reciprocal(x):
     return 1.0 / x
 """
+
+
+_EXP2 = """
+@triton.jit
+def _exp2(x):
+    return tl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+"""
+"""Results below 2^-126 are 0: without `ftz` three more instructions scale what is that small."""
 
 
 def _threefry() -> str:
@@ -612,7 +725,7 @@ def _to_{type_}(x):
 """
 
 
-_INTERPRETED_TANH = """
+_PLAIN_TANH = """
 @triton.jit
 def _tanh(x):
     return 1.0 - 2.0 / (tl.exp(2.0 * x) + 1.0)

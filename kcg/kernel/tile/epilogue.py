@@ -32,9 +32,9 @@ def store_tile(
             text = f"tl.broadcast_to({frame.atom(value)}, {frame.shape(frozenset({0, 1}))})"
         frame.lines.add(described.store(frame, starts, text))
         return
-    pointer, conditions, axes = frame.access(stored.store, [g for g in stored.gates if g not in stored.store.gates])
-    place = frame.address(stored.store.address)
-    if axes | value.axes != place.axes:
+    more = [gate for gate in stored.gates if gate not in stored.store.gates]
+    pointer, of_pointer, conditions, axes = frame.access(stored.store, more)
+    if axes | value.axes != of_pointer:
         pointer = f"{pointer} + tl.zeros({frame.shape(axes | value.axes)}, tl.int32)"
     mask = f", mask={frame.all_of(conditions)}" if conditions else ""
     frame.lines.add(f"tl.store({pointer}, {value.text}{mask})")

@@ -14,7 +14,7 @@ from functools import lru_cache
 from kcg.compat.tiny import Ops, UOp
 from kcg.kernel.tile.generate import described_operands
 from kcg.kernel.tile.ir import Access, TileKernel, extent
-from kcg.kernel.tile.parameters import CONTRACTION, TileParameters
+from kcg.kernel.tile.parameters import CONTRACTION, MOST_LOADS, TileParameters
 from kcg.kernel.tile.prior import tiles_of
 from kcg.kernel.tile.targets import evicts_copies
 from kcg.types import Target
@@ -41,6 +41,8 @@ def reused(kernel: TileKernel, target: Target, p: TileParameters) -> tuple[Loads
 
 
 def _choices(loads: Loads) -> tuple[Loads, ...]:
+    if len(loads) > MOST_LOADS:
+        return ((),)
     alone = ((n,) for n in loads) if len(loads) <= FEW else ()
     return tuple(dict.fromkeys(((), loads, *alone)))
 

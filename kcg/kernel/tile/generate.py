@@ -66,8 +66,11 @@ def generate_kernel(
     evictions = dict.fromkeys(parameters.evict_first, "evict_first") | dict.fromkeys(
         parameters.evict_last, "evict_last"
     )
-    fast = parameters.fast_math and is_nvidia(target)
-    writer = Writer(kernel, interpreted=interpreted, fast_math=fast, evictions=evictions)
+    nvidia = is_nvidia(target)
+    writer = Writer(
+        kernel, interpreted=interpreted, fast_math=parameters.fast_math and nvidia, evictions=evictions, ptx=nvidia,
+        split_pointers=parameters.form in (ELEMENTWISE, REDUCTION),
+    )  # fmt: skip
     main, grid = write(kernel, target, parameters, writer)
     launches, bodies = [], []
     split, tail = parameters.split > 1, tail_of(kernel, target, parameters)
@@ -207,7 +210,7 @@ def _write_rows(kernel: TileKernel, _target: Target, parameters: TileParameters,
     for place, (axis, digit) in enumerate(zip(axes, digits[1 + len(rest) :], strict=True)):
         bind_axis(root, axis, place, start_of(root, digit, axis))
     part = Part(digits[0], parameters.split)
-    root.reduce = reducer(kernel, first_axis=len(axes), part=part)
+    root.reduce = reducer(kernel, first_axis=len(axes), part=part, stages=parameters.num_stages)
     if parameters.split > 1:
         _store_partials(root, kernel, part)
     else:

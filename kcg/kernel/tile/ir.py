@@ -248,7 +248,7 @@ def _read(_id: str, region: Region) -> TileKernel:
 
 def read_ast(ast: UOp) -> TileKernel:
     """See `read_kernel`; of an AST that is simplified already."""
-    ast = with_reductions_merged(ast)
+    ast = _with_maxima_first(with_reductions_merged(ast))
     refuse_unknown(ast)
     buffers = buffers_of(ast)
     if [b.slot for b in buffers.values()] != list(range(len(buffers))):
@@ -320,6 +320,54 @@ def with_reductions_merged(ast: UOp) -> UOp:
             merged = node.replace(src=(term, *node.src[1:], *inner.src[1:]))
             return with_reductions_merged(ast.substitute({node: merged}))
     return ast
+
+
+def _with_maxima_first(ast: UOp) -> UOp:
+    """The AST with the largest value of a growing function as the function of the largest value, and of a falling one
+    as that of the smallest: an exponential for each row, not for each element. Only where rows have elements."""
+    for node in ast.toposort():
+        if node.op is not Ops.REDUCE or node.arg[0] is not Ops.MAX or any(map(is_symbolic, node.src[1:])):
+            continue
+        path, inner, grows = [], node.src[0], True
+        while (step := _monotone(inner)) is not None:
+            place, growing = step
+            path.append((inner, place))
+            grows, inner = grows == growing, inner.src[place]
+        if not any(step.op is Ops.EXP2 for step, _ in path) or inner.dtype is not node.dtype:
+            continue
+        found = node.replace(src=(inner if grows else inner * -1, *node.src[1:]))
+        value = found if grows else found * -1
+        for step, place in reversed(path):
+            value = step.replace(src=(*step.src[:place], value, *step.src[place + 1 :]))
+        return _with_maxima_first(ast.substitute({node: value}))
+    return ast
+
+
+def _monotone(node: UOp) -> tuple[int, bool] | None:
+    """Of a function of one value beside constants which source that is, and whether it grows with it."""
+    if not dtypes.is_float(node.dtype):
+        return None
+    if node.op is Ops.EXP2:
+        return 0, True
+    if node.op is Ops.RECIPROCAL and _is_positive(node.src[0]):
+        return 0, False
+    if node.op in (Ops.ADD, Ops.MUL):
+        for place, other in ((0, node.src[1]), (1, node.src[0])):
+            if other.op is not Ops.CONST or is_invalid(other) or not math.isfinite(number := float(other.arg)):
+                continue
+            if node.op is Ops.ADD or number:
+                return place, node.op is Ops.ADD or number > 0
+    return None
+
+
+def _is_positive(node: UOp) -> bool:
+    """Whether a value is a sum of a positive number and an exponential."""
+    if node.op is not Ops.ADD:
+        return False
+    return any(
+        one.op is Ops.CONST and not is_invalid(one) and float(one.arg) > 0 and power.op is Ops.EXP2
+        for one, power in (node.src, node.src[::-1])
+    )
 
 
 def _place_of_sum(node: UOp, how: Ops) -> int | None:

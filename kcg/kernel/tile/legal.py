@@ -19,6 +19,7 @@ from kcg.kernel.tile.prior import (
     REGISTERS,
     THREADS,
     arrangements,
+    copied_bytes,
     forms,
     has_tma,
     parameters_of,
@@ -68,6 +69,7 @@ SPLITS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 TAILS = (1, 2, 3, 4, 6, 8)
 GROUPS = (1, 4, 8, 12, 16)
 STAGES = tuple(range(1, MOST_STAGES + 1))
+ROW_STAGES = (1, 2, 3, 4)  # of a loop over rows, whose next loads are then copied to shared memory
 
 
 def legal_values(kernel: TileKernel, target: Target, parameters: TileParameters, field: str) -> tuple[Any, ...]:
@@ -144,6 +146,8 @@ def _candidates(kernel: TileKernel, target: Target, parameters: TileParameters, 
         case "num_warps":
             return _warps(parameters)
         case "num_stages":
+            if parameters.form == REDUCTION and copied_bytes(kernel, parameters):
+                return ROW_STAGES
             return STAGES if parameters.form in (CONTRACTION, STREAM) else (1,)
         case "read_early":
             alone = parameters.form == CONTRACTION and parameters.split == parameters.tail == 1
@@ -252,6 +256,10 @@ def _fits(kernel: TileKernel, target: Target, p: TileParameters) -> bool:
         return _fits_stream(kernel, target, p)
     if p.form != CONTRACTION:
         if elements > MOST_ELEMENTS[p.form] or elements // threads > MOST_OF_THREAD[p.form]:
+            return False
+        if p.num_stages > 1 and (
+            p.num_stages > steps // p.split or p.num_stages * copied_bytes(kernel, p) > shared_bytes(target)
+        ):
             return False
         return not (elements < threads and p.num_warps > 1) and (depth_of(kernel.reductions) < 2 or elements <= 8192)
     assert kernel.contraction is not None

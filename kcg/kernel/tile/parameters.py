@@ -22,6 +22,9 @@ LISTS = {"evict_first", "evict_last"}
 LATER = LISTS | {"read_early"}
 """Fields that bodies of before lack: at their defaults they are left out, so that equal schedules have equal bodies."""
 
+MOST_AXES, MOST_LOADS = 8, 64
+"""How long lists may be: of axes, and of loads with an eviction policy."""
+
 _WORDS = {"form": FORMS, "loads": (POINTER, TMA), "precision": PRECISIONS}
 
 
@@ -73,7 +76,8 @@ class TileParameters:
         if set(found) | LATER != {f.name for f in fields(TileParameters)}:
             raise ScheduleError("its body lacks a field or has one too many")
         for name in ("axes", "tile", *sorted(LISTS & set(found))):
-            if not isinstance(found[name], list) or len(found[name]) > 8:
+            most = MOST_LOADS if name in LISTS else MOST_AXES
+            if not isinstance(found[name], list) or len(found[name]) > most:
                 raise ScheduleError(f"{name} is not a short list")
         if not all(isinstance(axis, list) and all(map(_is_size, axis)) for axis in found["axes"]):
             raise ScheduleError("axes are not lists of range numbers")

@@ -2,7 +2,8 @@
 
 The rules are those that others measured on Hopper: a tile of at most 128 × 256 and 32,768 accumulators, 8 warps from
 16,384, halved while the last wave leaves a fifth of the multiprocessors idle; 8,192 bytes of an elementwise tile; rows
-that fit into registers in one pass.
+that fit into registers in one pass, 16 elements a thread; sums along another axis than memory's by 32 to 64 bytes of
+many rows.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from kcg.compat.tiny import UOp, dtypes
+from kcg.compat.tiny import dtypes
 from kcg.kernel.tile.contraction import MIN_BYTES_TILE, MIN_TILE, stored_width
 from kcg.kernel.tile.emit import keeps_tail
 from kcg.kernel.tile.generate import can_describe, fits_held, may_split, row_axes
@@ -41,6 +42,9 @@ WIDE_TILE = 16_384  # from here on 8 warps
 FEW_ROWS = 8  # below, a tensor core's 16 rows are mostly padding: the product is summed without one
 ROW_IN_REGISTERS = 16_384  # elements of a row that one program reduces in one pass
 LOOP_TILE = 2_048
+STEP_BYTES = 16_384  # of a row in one step: what a program of 8 warps keeps in flight
+STRIDED_TILE = 8_192  # elements of a block whose rows are reduced along another axis than memory's
+EACH = 512  # elements of a warp: 16 a thread, by which 8 programs of 8 warps fill a multiprocessor
 ROWS_TILE = 4_096  # elements of a reduction's block
 HELD_ROW = 32_768  # elements of a row that a program holds while several kernels' values are made of it
 MOST_OF_PRIOR = 128  # registers of a thread that holds rows
@@ -88,6 +92,26 @@ def shared_taken(kernel: TileKernel, parameters: TileParameters) -> int:
     if parameters.warp_specialize:
         leaving = max(leaving, SPECIALIZED_BYTES)
     return (ring + leaving if parameters.persistent else max(ring, leaving)) + COMPILER_BYTES
+
+
+def copied_bytes(kernel: TileKernel, p: TileParameters) -> int:
+    """What a loop over rows copies to shared memory for one step ahead; 0 where the compiler copies nothing: less than
+    4 bytes side by side, known to be aligned."""
+    if depth_of(kernel.reductions) != 1 or kernel.reduce_extent <= p.reduce_tile:
+        return 0
+    copied = 0
+    for load in kernel.loads:
+        if not any(axis in load.address.ranges for axis in kernel.reduce_ranges):
+            continue
+        steps, itemsize = affine(load.address), int(load.buffer.dtype.itemsize)
+        if steps is None or load.gates:
+            return 0
+        unit = next((axis for axis, step in steps.items() if axis is not None and step == 1), None)
+        others = [step for axis, step in steps.items() if axis is not unit]
+        sizes = [*others, extent(unit)] if unit is not None else []
+        if itemsize >= 4 or (sizes and not any(size * itemsize % 4 for size in sizes)):
+            copied += math.prod(p.tile) * p.reduce_tile * itemsize
+    return copied
 
 
 def reads_beside(kernel: TileKernel, parameters: TileParameters) -> bool:
@@ -159,7 +183,8 @@ def arrangements(kernel: TileKernel, form: str) -> tuple[Axes, ...]:
         inner = numbers[-1]
         others = _transposed(kernel)
         beside = [((other,), (inner,)) for other in others]
-        found = [*beside, *found] if others and form == ELEMENTWISE else [*found, *beside]
+        aside = form == ELEMENTWISE or (others and not _reads_rows(kernel))
+        found = [*beside, *found] if others and aside else [*found, *beside]
         found += [((inner,),), (numbers[:-1], (inner,))]
         if kernel.contraction is not None:
             rows, columns = (side.ranges for side in kernel.contraction.sides)
@@ -214,34 +239,46 @@ def _transposed(kernel: TileKernel) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
-def _steps_along(kernel: TileKernel, axis: UOp) -> list[int]:
-    """The steps of loads along a range, where they are known."""
-    found = [affine(load.address) for load in kernel.loads]
-    return [abs(steps[axis]) for steps in found if steps is not None and axis in steps]
+def _reads_rows(kernel: TileKernel) -> bool:
+    """Whether most that lies side by side in memory does so along a reduction, not along an output range."""
+    rows = columns = 0
+    for load in kernel.loads:
+        steps, nbytes = affine(load.address) or {}, load.buffer.size * load.buffer.dtype.itemsize
+        if any(abs(steps.get(axis, 0)) == 1 for axis in kernel.reduce_ranges):
+            rows += nbytes
+        elif any(abs(steps.get(axis, 0)) == 1 for axis in kernel.outputs):
+            columns += nbytes
+    return rows > 0 and rows >= columns
 
 
 def _reduction(kernel: TileKernel, target: Target, axes: Axes) -> TileParameters:
     count, rows = kernel.reduce_extent, math.prod(kernel.extents)
-    beside = any(1 in _steps_along(kernel, axis) for axis in kernel.reduce_ranges)
+    largest = max((load.buffer for load in kernel.loads), key=lambda buffer: buffer.size, default=kernel.store.buffer)
+    itemsize = int(largest.dtype.itemsize)
+    beside = _reads_rows(kernel)
+    along = None if beside or not axes else _side_by_side(kernel, axes)
     if beside or not axes:
-        step = power_of_two(count)
-        if step > ROW_IN_REGISTERS:
-            step = LOOP_TILE
+        step = _row_step(count, itemsize)
         height = max(1, min(ROWS_TILE // step, power_of_two(rows)))
         while height > 1 and rows < height * target.cores * 2:
             height //= 2
+        tile = _shared_out(height, [_count(kernel, numbers) for numbers in axes])
     else:
-        height = min(128, power_of_two(rows))
-        while height > 32 and rows < height * target.cores:
+        # 64 bytes side by side of many rows at once, or 32 where programs are few
+        height = min(max(1, 64 // itemsize), power_of_two(rows if along is None else _count(kernel, axes[along])))
+        while height * itemsize > 32 and rows < height * target.cores * 2:
             height //= 2
-        step = min(power_of_two(count), max(1, ROWS_TILE // height))
+        step = min(power_of_two(count), STRIDED_TILE // height)
+        if along is None:
+            tile = _shared_out(height, [_count(kernel, numbers) for numbers in axes])
+        else:
+            tile = tuple(height if place == along else 1 for place in range(len(axes)))
     depth = depth_of(kernel.reductions)
     if depth > 1:
         step = min(step, 1024)
-    warps = 4 if height * step <= 4096 else 8 if height * step <= 16384 else 16
-    tile = _shared_out(height, [_count(kernel, numbers) for numbers in axes])
-    made = TileParameters(REDUCTION, axes, tile, reduce_tile=step, num_warps=warps, num_stages=1)
+    made = TileParameters(REDUCTION, axes, tile, reduce_tile=step, num_stages=1)
     height = math.prod(tile)
+    made = replace(made, num_warps=max(1, min(8 if height * step <= 8192 else 16, height * step // EACH)))
     programs = -(-rows // height)
     if may_split(kernel) and count >= 4 * LOOP_TILE and programs * 2 <= target.cores:
         step = min(step, LOOP_TILE)
@@ -309,6 +346,31 @@ def stream_bytes(kernel: TileKernel, parameters: TileParameters) -> int:
     scores, values = int(stream.scores.sides[0].dtype.itemsize), int(stream.values.dtype.itemsize)
     ring = parameters.num_stages * parameters.reduce_tile * (inner * scores + width * values)
     return parameters.tile[0] * inner * scores + ring + COMPILER_BYTES
+
+
+def _row_step(count: int, itemsize: int) -> int:
+    """Elements of a row in one step: the whole row in one pass, with room to begin before its first element, else what
+    16 KB hold or less, where the last step would be empty by more than a seventh of the row."""
+    whole = power_of_two(count)
+    if count % max(1, 16 // itemsize) and whole < count + 16 // itemsize:
+        whole *= 2
+    if whole <= ROW_IN_REGISTERS // 2 or (whole <= ROW_IN_REGISTERS and count * 8 >= whole * 7):
+        return whole
+    step = max(LOOP_TILE, STEP_BYTES // itemsize)
+    while step > LOOP_TILE // 2 and -(-count // step) * step * 7 > count * 8:
+        step //= 2
+    return step
+
+
+def _side_by_side(kernel: TileKernel, axes: Axes) -> int | None:
+    """The axis of the tile along which most is read side by side; None where there is none."""
+    found: dict[int, int] = {}
+    for load in kernel.loads:
+        steps = affine(load.address) or {}
+        for place, numbers in enumerate(axes):
+            if any(abs(steps.get(kernel.outputs[n], 0)) == 1 for n in numbers):
+                found[place] = found.get(place, 0) + load.buffer.size * load.buffer.dtype.itemsize
+    return max(found, key=found.__getitem__, default=None)
 
 
 def _shared_out(height: int, extents: list[int]) -> tuple[int, ...]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from kcg.compat.tiny import Ops, UOp
-from kcg.kernel.tile.emit import Block, Frame, Lines, compute_type
-from kcg.kernel.tile.ir import Shifted, TileKernel, is_symbolic
+from kcg.compat.tiny import Ops, UOp, dtypes
+from kcg.kernel.tile.emit import Block, Frame, Lines, Window, compute_type
+from kcg.kernel.tile.ir import Shifted, TileKernel, affine, is_invalid, is_symbolic
 from kcg.kernel.tile.online import running, shifted_sums
 from kcg.kernel.tile.program import TileRefusal
 from kcg.kernel.tile.tiles import Axis, bind_axis, total_of
@@ -45,10 +46,10 @@ def _inside(inner: UOp, outer: UOp) -> bool:
 
 
 def reducer(
-    kernel: TileKernel, *, first_axis: int, part: Part = WHOLE, together: int = 1
+    kernel: TileKernel, *, first_axis: int, part: Part = WHOLE, together: int = 1, stages: int = 1
 ) -> Callable[[UOp, Frame], None]:
     """What writes a reduction into a frame; its axes are the tile's last, from `first_axis` on. Of a maximum and sums
-    that one loop makes, so many neighbouring elements `together` are corrected at once."""
+    that one loop makes, so many neighbouring elements `together` are corrected at once; loops load `stages` ahead."""
 
     def reduce(node: UOp, frame: Frame) -> None:
         frame = frame.home(node)
@@ -59,7 +60,8 @@ def reducer(
         if online is not None:
             _write_online(*online, frame, number, together)
         else:
-            _write(_together(node, frame, kernel.reductions), frame, number, own)
+            group = _together(node, frame, kernel.reductions)
+            _write(group, frame, number, own, 1 if frame.depth else stages)
 
     return reduce
 
@@ -118,7 +120,7 @@ def _write_online(maximum: UOp, sums: list[Shifted], frame: Frame, number: int, 
         total = frame.writer.fresh("acc")
         frame.lines.add(f"{total} = tl.zeros({kept}, tl.float32)")
         term = inside.atom(masked_term(node, inside, number))
-        factor = f"tl.exp2(({shift} - {largest}) * ({one.factor!r}))"
+        factor = frame.exp2(f"({shift} - {largest}) * ({one.factor!r})")
         body.add(f"{total} = {total} * {factor} + {grouped(term, 'sum')}")
         totals.append(total)
     body.add(f"{largest} = {new}")
@@ -130,7 +132,7 @@ def _write_online(maximum: UOp, sums: list[Shifted], frame: Frame, number: int, 
     bound = frame.cast(Block(found, "float32", axes), compute_type(maximum))
     frame.bound[maximum] = frame.values[maximum] = bound
     for one, total in zip(sums, totals, strict=True):
-        factor = f"tl.exp2(({shift} - {largest}) * ({one.factor!r}))"
+        factor = frame.exp2(f"({shift} - {largest}) * ({one.factor!r})")
         text = frame.lines.name(f"tl.sum({total} * {factor}, {number}, keep_dims=True)", "r")
         bound = frame.cast(Block(text, "float32", axes), compute_type(one.node))
         frame.bound[one.node] = frame.values[one.node] = bound
@@ -160,13 +162,13 @@ def _together(node: UOp, frame: Frame, reductions: tuple[UOp, ...]) -> list[UOp]
     return found
 
 
-def _write(group: list[UOp], frame: Frame, number: int, part: Part) -> None:
+def _write(group: list[UOp], frame: Frame, number: int, part: Part, stages: int) -> None:
     axis = Axis(tuple(group[0].src[1:]), frame.sizes[number])
     if axis.total >= 1 << 31:
         raise TileRefusal("reduction of 2^31 elements")
     if not any(map(is_symbolic, axis.ranges)) and axis.total <= axis.size and part.count == 1:
         inside = frame.inner(frame.lines)
-        bind_axis(inside, axis, number, "0")
+        _bind(inside, axis, number, "0", _widened(group, frame, axis))
         terms = [masked_term(node, inside, number) for node in group]
         for node, term in zip(group, terms, strict=True):
             if number not in term.axes:
@@ -181,7 +183,8 @@ def _write(group: list[UOp], frame: Frame, number: int, part: Part) -> None:
     inside = frame.inner(body)
     # what does not change is written before the loop, so the loop's head is written last
     counter = frame.writer.fresh("k")
-    bind_axis(inside, axis, number, counter)
+    widened = _widened(group, frame, axis)
+    _bind(inside, axis, number, counter, widened)
     totals = [frame.writer.fresh("acc") for _ in group]
     terms = [masked_term(node, inside, number) for node in group]
     for node, total, term in zip(group, totals, terms, strict=True):
@@ -189,13 +192,18 @@ def _write(group: list[UOp], frame: Frame, number: int, part: Part) -> None:
         shape = inside.shape(term.axes | {number})
         frame.lines.add(f"{total} = tl.full({shape}, {neutral(node)}, tl.{accumulator(node)})")
     end, _ = total_of(frame, axis.ranges)
+    total_steps = axis.total
+    if widened is not None:
+        total_steps += widened.unit - 1
+        end = str(total_steps)
     begin = "0"
     if part.count > 1:
-        steps = -(-axis.total // axis.size)
+        steps = -(-total_steps // axis.size)
         chunk = -(-steps // part.count) * axis.size
         begin = frame.lines.name(f"{part.number} * {chunk}", "begin")
         end = frame.lines.name(f"tl.minimum({begin} + {chunk}, {end})", "end")
-    frame.lines.extend(f"for {counter} in range({begin}, {end}, {axis.size}):", body)
+    loop = f"tl.range({begin}, {end}, {axis.size}, num_stages={stages})" if stages > 1 else ""
+    frame.lines.extend(f"for {counter} in {loop or f'range({begin}, {end}, {axis.size})'}:", body)
     for node, total, term in zip(group, totals, terms, strict=True):
         frame.bound[node] = frame.values[node] = _finish(node, frame, total, term, number)
 
@@ -205,7 +213,11 @@ def masked_term(node: UOp, inside: Frame, number: int) -> Block:
     term = inside.cast(inside.value(node.src[0]), accumulator(node))
     if (mask := inside.masks.get(number)) is None:
         return term
-    if node.arg[0] is Ops.ADD and is_zero_outside(node.src[0], frozenset(node.src[1:])):
+    outside = frozenset(node.src[1:])
+    if not inside.windows and (
+        (node.arg[0] is Ops.ADD and is_zero_outside(node.src[0], outside))
+        or (node.arg[0] is Ops.MAX and _is_least_outside(node.src[0], outside))
+    ):
         return term
     type_ = accumulator(node)
     none = neutral(node) if type_ in ("float32", "int32") else f"tl.full([], {neutral(node)}, tl.{type_})"
@@ -222,8 +234,105 @@ def is_zero_outside(node: UOp, ranges: frozenset[UOp]) -> bool:
             return is_zero_outside(node.src[0], ranges)
         case Ops.MUL:
             return all(is_zero_outside(s, ranges) for s in node.src)
+        case Ops.AND:
+            return any(is_zero_outside(s, ranges) for s in node.src)
+        case Ops.WHERE:
+            condition, one, other = node.src
+            zero = other.op is Ops.CONST and not is_invalid(other) and not other.arg
+            return zero and (is_zero_outside(condition, ranges) or is_zero_outside(one, ranges))
         case _:
             return False
+
+
+def _is_least_outside(node: UOp, ranges: frozenset[UOp]) -> bool:
+    """Whether a value is minus infinity where an element of these ranges does not exist: a mask of a buffer says so."""
+    if node.op is Ops.CAST and dtypes.is_float(node.dtype):
+        return _is_least_outside(node.src[0], ranges)
+    if node.op is not Ops.WHERE or node.src[2].op is not Ops.CONST or is_invalid(node.src[2]):
+        return False
+    return float(node.src[2].arg) == -math.inf and is_zero_outside(node.src[0], ranges)
+
+
+# ---- rows that begin anywhere
+
+
+@dataclass(frozen=True)
+class _Widened:
+    """Rows whose loads begin at the block of 16 bytes that their first element is in, `shift` elements before it."""
+
+    loads: tuple[UOp, ...]
+    unit: int  # elements of such a block
+    start: Block
+    shift: Block
+
+
+def _widened(group: list[UOp], frame: Frame, axis: Axis) -> _Widened | None:
+    """How the loads of a reduction over neighbouring elements are widened, where all of them would be element by
+    element otherwise. None where they are aligned, or a block has no room for what is superfluous.
+
+    Nothing is read but blocks of 16 bytes with an element of the row in them. Buffers begin at such a block, and no
+    page ends inside of one, so the superfluous elements may always be read, whoever's they are; they are never used.
+    """
+    if frame.depth or len(axis.ranges) != 1 or is_symbolic(axis.ranges[0]) or not frame.writer.split_pointers:
+        return None
+    (step,) = axis.ranges
+    nodes = UOp.sink(*(node.src[0] for node in group)).toposort()
+    found: list[tuple[UOp, dict[UOp | None, int]]] = []
+    for node in nodes:
+        if node.op is Ops.REDUCE and step in node.ranges:
+            return None
+        if node.op is Ops.INDEX and step in node.ranges:
+            access = frame.writer.accesses[node]
+            steps = affine(access.address)
+            if access.gates or steps is None or steps.pop(step, 0) != 1 or any(s < 0 for s in steps.values()):
+                return None
+            if int(access.address.vmax) >= 1 << 31 or not any(s % _unit(node) for s in steps.values()):
+                return None
+            found.append((node, steps))
+    if not found:
+        return None
+    first, base = max(found, key=lambda one: frame.writer.accesses[one[0]].buffer.size * one[0].dtype.itemsize)
+    unit = _unit(first)
+    room = axis.size >= axis.total + unit - 1 if axis.size >= axis.total else axis.size >= unit
+    if first.dtype.itemsize > 4 or axis.total < 2 * unit or not room:
+        return None
+    loads = tuple(node for node, steps in found if steps == base)
+    if len(loads) < len(found):
+        return None  # beside loads that stay element by element the masks cost more than wide loads save
+    place = Block("0", "int32", constant=0)
+    for _, part in frame.parts(base, "int32"):
+        place = (
+            part if place.constant == 0 else frame.new(f"{place.text} + {part.text}", "int32", place.axes | part.axes)
+        )
+    block = frame.new(f"{place.text} // {unit}", "int32", place.axes)
+    start = frame.new(f"{block.text} * {unit}", "int32", place.axes)
+    return _Widened(loads, unit, start, frame.new(f"{place.text} - {start.text}", "int32", place.axes))
+
+
+def _unit(load: UOp) -> int:
+    """Elements in 16 bytes."""
+    return max(1, 16 // int(load.dtype.itemsize))
+
+
+def _bind(inside: Frame, axis: Axis, number: int, start: str, widened: _Widened | None) -> None:
+    """Binds the ranges of a reduction that begins at element `start`, or so many before it."""
+    if widened is None:
+        bind_axis(inside, axis, number, start)
+        return
+    outer = inside.outer
+    assert outer is not None
+    vector = f"tl.arange(0, {axis.size})"
+    vector = inside.lines.name(vector if start == "0" else f"{start} + {vector}", "i")
+    place = Block(inside.lines.name(inside.along(vector, number), "i") if inside.rank > 1 else vector, "int32")
+    place = replace(place, axes=frozenset({number}))
+    shift, unit = widened.shift, widened.unit
+    bound = outer.lines.name(f"({shift.text} + {axis.total + unit - 1}) // {unit} * {unit}", "bound")
+    inside.windows = dict.fromkeys(
+        widened.loads, Window(widened.start, place, inside.lines.name(f"{place.text} < {bound}", "mask"))
+    )
+    element = inside.new(f"{place.text} - {shift.text}", "int32", place.axes | shift.axes)
+    inside.bound[axis.ranges[0]] = element
+    inside.masks[number] = inside.lines.name(f"({element.text} >= 0) & ({element.text} < {axis.total})", "mask")
 
 
 def combine(node: UOp, total: str, term: str) -> str:

@@ -127,6 +127,8 @@ def bind_axis(frame: Frame, axis: Axis, number: int, start: str, *, vector: str 
     total, symbolic = total_of(frame, axis.ranges)
     if symbolic or ragged or axis.total % axis.size:
         frame.masks[number] = frame.lines.name(f"{block} < {total}", "mask")
+    if len(axis.ranges) > 1 and not axis.is_symbolic:
+        frame.flat.append((axis.ranges, Block(block, type_, frozenset({number}))))
     inner: list[str] = []
     for place, axis_range in reversed(list(enumerate(axis.ranges))):
         text = (

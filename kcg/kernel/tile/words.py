@@ -21,7 +21,10 @@ def described(p: TileParameters) -> str:
     parts += ["epilogue in halves" if p.epilogue_parts > 1 else "", "warp specialised" if p.warp_specialize else ""]
     parts += [f"tail {p.tail}" if p.tail > 1 else ""]
     parts += [f"split {p.split}" if p.split > 1 else "", f"group {p.group}" if p.group > 1 else ""]
-    parts += [_count(p.num_warps, "warp"), _count(p.num_stages, "stage") if p.form in (CONTRACTION, STREAM) else ""]
+    parts += [
+        _count(p.num_warps, "warp"),
+        _count(p.num_stages, "stage") if p.form in (CONTRACTION, STREAM) or p.num_stages > 1 else "",
+    ]
     parts += ["early reads" if p.read_early else ""]
     parts += [f"loads {_listed(p.evict_first)} evicted first" if p.evict_first else ""]
     parts += [f"loads {_listed(p.evict_last)} evicted last" if p.evict_last else ""]
@@ -70,7 +73,7 @@ def legend(p: TileParameters, extents: Sequence[int]) -> str:
     parts += ["some loads evicted first or last" if p.evict_first or p.evict_last else ""]
     parts += [f"at most {p.maxnreg} registers a thread" if p.maxnreg else ""]
     parts += [f"{p.group} rows of tiles together" if p.group > 1 else "", _count(p.num_warps, "warp")]
-    parts += [_count(p.num_stages, "stage") if p.form in (CONTRACTION, STREAM) else ""]
+    parts += [_count(p.num_stages, "stage") if p.form in (CONTRACTION, STREAM) or p.num_stages > 1 else ""]
     return ", ".join(part for part in parts if part)
 
 

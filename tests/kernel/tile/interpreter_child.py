@@ -78,7 +78,9 @@ def run(folder: Path, job: dict[str, Any]) -> None:
                 continue
             if argument["name"] not in buffers:
                 bits = np.load(folder / f"{name}.{argument['name']}.npy")
-                buffers[argument["name"]] = Memory(bits, TYPES[argument["type"]])
+                beyond = np.full(len(bits) + 16, 0xFF, np.uint8)  # NaN where a buffer has no more elements
+                beyond[: len(bits)] = bits
+                buffers[argument["name"]] = Memory(beyond[: len(bits)], TYPES[argument["type"]])
             arguments.append(buffers[argument["name"]])
         getattr(module, launch["entry"])[(launch["grid"],)](*arguments)
     for key, buffer in buffers.items():

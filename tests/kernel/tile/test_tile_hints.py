@@ -13,7 +13,7 @@ from kcg.errors import ScheduleError
 from kcg.kernel.kinds import parse
 from kcg.kernel.tile.generate import generate_kernel
 from kcg.kernel.tile.ir import read_kernel
-from kcg.kernel.tile.legal import legal_values
+from kcg.kernel.tile.legal import legal_values, starts
 from kcg.kernel.tile.parameters import CONTRACTION, POINTER, TMA, TileParameters
 from kcg.kernel.tile.prior import default_parameters
 from kcg.kernel.tile.space import TileSpace, schedule_of
@@ -56,6 +56,23 @@ def test_a_policy_that_the_compiler_drops_is_no_candidate(monkeypatch: pytest.Mo
         monkeypatch.setattr("kcg.kernel.tile.eviction.evicts_copies", lambda heard=heard: heard)
         assert not evictions(of, replace(pointers, loads=TMA)) and bool(evictions(of, pointers)) == heard
         assert evictions(of, replace(pointers, num_stages=1))
+
+
+@pytest.mark.parametrize(("vectors", "most"), [(9, 64), (20, 64), (20, 19)])
+def test_lists_of_many_loads_are_read_back_or_no_candidates(
+    vectors: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever a space makes, its own reader takes."""
+    monkeypatch.setattr("kcg.kernel.tile.eviction.MOST_LOADS", most)
+    x = empty(4096, 8192)
+    for _ in range(vectors):
+        x = x + empty(8192)
+    of = space(region(x))
+    lists = [value for p in starts(of.kernel, of.target) for _, value in evictions(of, p)]
+    assert any(len(value) == vectors for value in lists) == (vectors <= most)
+    for schedule in (*of.neighbours(of.start()), *(a.schedule for a in of.actions(of.start()))):
+        p = TileParameters.from_json(schedule.body)
+        assert p.to_json() == schedule.body
 
 
 @triton
@@ -102,6 +119,20 @@ def test_reads_are_early_where_there_are_some_and_registers_for_them() -> None:
     assert values(of, replace(p, tile=(128, 256))) == values(of, replace(p, tile=(128, 128), split=2)) == (False,)
     plain = space(linear())
     assert values(plain, plain.parameters(plain.start())) == (False,), "a bias is one row"
+
+
+@triton
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_loops_over_rows_load_ahead_where_the_compiler_can(dtype: str) -> None:
+    """By asynchronous copies to shared memory; rows that begin at odd elements of 16 bits have none."""
+    of = space(region(empty(600, 12544, dtype=dtype).max(1)))
+    start = replace(of.parameters(of.start()), tile=(1,), reduce_tile=1024, num_warps=4)
+    assert 3 in legal_values(of.kernel, of.target, start, "num_stages")
+    programs = [compiled(of.region, replace(start, num_stages=stages)) for stages in (1, 2, 3)]
+    shared = [dict(one.launches[0].compiled.report)["shared_bytes"] for one in programs]
+    assert sorted(set(shared)) == shared
+    odd = space(region(empty(600, 30521, dtype="bfloat16").max(1)))
+    assert legal_values(odd.kernel, odd.target, start, "num_stages") == (1,)
 
 
 @triton

@@ -11,6 +11,7 @@ import pytest
 from tinygrad import Variable, dtypes
 from tinygrad.dtype import float_to_fp8
 
+from kcg.compat.tiny import Ops
 from kcg.errors import ScheduleError
 from kcg.kernel.codec import kernel_of
 from kcg.kernel.compile import render_schedule
@@ -206,6 +207,7 @@ def test_what_is_chosen_is_legal_and_what_is_legal_can_be_generated() -> None:
         kernel = read_kernel(region)
         for p in (*starts(kernel, target), *(random_parameters(kernel, target, rng) for _ in range(4))):
             assert is_legal(kernel, target, p), (region, p)
+            assert TileParameters.from_json(p.to_json()) == p
             generate_kernel(kernel, target, p)
         space = TileSpace(region, target, kernel)
         schedule = space.start()
@@ -426,3 +428,59 @@ def test_floats_of_8_bits_are_rounded_and_saturated_as_tinygrad_does(kind: str, 
     compare([replace(case, inputs={1: values})], tmp_path)
     stored = np.load(tmp_path / "case0.p0.npy").view(np.uint8)
     assert not {float(x): (got, code) for x, got, code in zip(values, stored, wanted, strict=True) if got != code}
+
+
+def odd_rows() -> dict[str, tuple[Region, int]]:
+    """Kernels over rows that begin anywhere, and the elements of a block of theirs that 16 bytes are."""
+    h, g = empty(13, 197, dtype="float16"), empty(13, 197, dtype="float16")
+    b = empty(4, 9, 61, dtype="bfloat16")
+    tensors = {
+        "sum": (h.sum(1), 8),
+        "max": (h.max(1), 8),
+        "two": ((h * g).sum(1, dtype="float32"), 8),
+        "exp": ((h - empty(13, 1, dtype="float16")).exp().sum(1), 8),
+        "bfloat16": (b.sum(2, dtype="float32"), 8),
+        "min": (b.min(2), 8),
+        "wide": (empty(7, 203).max(1), 4),
+        "bytes": (empty(5, 99, dtype="int8").max(1), 16),
+        "later": (empty(6, 120, dtype="float16").shrink(((0, 6), (3, 100))).sum(1), 8),
+    }
+    return {name: (Region((kernel_of(kernels_of(x)[-1]),)), unit) for name, (x, unit) in tensors.items()}
+
+
+@interpreted
+def test_rows_that_begin_anywhere_are_read_in_whole_blocks(tmp_path: Path) -> None:
+    """In one pass, in a loop and shared by programs; what follows a buffer is NaN."""
+    cases = {}
+    for name, (region, unit) in odd_rows().items():
+        kernel = read_kernel(region)
+        chosen = default_parameters(kernel, TARGET)
+        loop = replace(chosen, reduce_tile=16, num_warps=1)
+        for number, p in enumerate((chosen, loop, replace(loop, split=2), replace(loop, tile=(4,) * len(loop.tile)))):
+            assert f"// {unit} * {unit}" in generate_kernel(kernel, TARGET, p).source, name
+            cases[f"{name} {number}"] = case_of(region, Random(number), p)
+    check(cases, tmp_path)
+
+
+@interpreted
+def test_the_largest_of_growing_functions_is_the_function_of_the_largest(tmp_path: Path) -> None:
+    x = empty(9, 40, dtype="bfloat16")
+    capped = {"grows": (x * 0.3).tanh().max(1), "falls": (x * -0.7).sigmoid().max(1)}
+    cases = {}
+    for name, tensor in capped.items():
+        region = Region((kernel_of(kernels_of(tensor)[-1]),))
+        kernel = read_kernel(region)
+        inside = kernel.reductions[0].src[0].toposort()
+        assert not any(node.op is Ops.EXP2 for node in inside), name
+        cases[name] = case_of(region, Random(1), default_parameters(kernel, TARGET))
+    check(cases, tmp_path)
+
+
+def test_a_flat_axis_is_read_as_one() -> None:
+    """Whatever its rows' length: quotients and remainders would hide that elements are consecutive."""
+    region = Region((kernel_of(kernels_of(empty(300, 49, dtype="float16") - empty(300, 1, dtype="float16"))[-1]),))
+    kernel = read_kernel(region)
+    (start,) = (p for p in starts(kernel, TARGET) if p.axes == ((0, 1),))
+    text = generate_kernel(kernel, TARGET, start).source
+    vector = text.split(" + tl.arange")[0].split("\n")[-1].split(" = ")[0].strip()
+    assert f"tl.load(p1 + {vector}" in text and f"tl.store(p0 + {vector}," in text
