@@ -22,6 +22,7 @@ from kcg.kernel.tile.prior import (
     copied_bytes,
     forms,
     has_tma,
+    itemsize_of_rows,
     parameters_of,
     power_of_two,
     reads_beside,
@@ -29,6 +30,7 @@ from kcg.kernel.tile.prior import (
     shared_taken,
     stream_bytes,
     tiles_of,
+    whole_row,
 )
 from kcg.kernel.tile.reduction import depth_of
 from kcg.kernel.tile.stream import can_stream_by_tma, padded
@@ -206,7 +208,8 @@ def _reduce_tiles(kernel: TileKernel, parameters: TileParameters) -> tuple[int, 
         assert kernel.contraction is not None
         least = MIN_BYTES_TILE if kernel.contraction.sides[0].dtype.itemsize == 1 else MIN_TILE
         return tuple(size for size in (16, 32, 64, 128, 256) if least <= size <= max(least, whole))
-    return tuple(1 << i for i in range(15) if 1 << i <= whole and (1 << i >= min(whole, 4)))
+    most = max(whole, whole_row(kernel.reduce_extent, itemsize_of_rows(kernel)))
+    return tuple(1 << i for i in range(15) if 1 << i <= most and (1 << i >= min(whole, 4)))
 
 
 def _register_limits(kernel: TileKernel, target: Target, p: TileParameters) -> tuple[int, ...]:

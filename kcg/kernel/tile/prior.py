@@ -253,8 +253,7 @@ def _reads_rows(kernel: TileKernel) -> bool:
 
 def _reduction(kernel: TileKernel, target: Target, axes: Axes) -> TileParameters:
     count, rows = kernel.reduce_extent, math.prod(kernel.extents)
-    largest = max((load.buffer for load in kernel.loads), key=lambda buffer: buffer.size, default=kernel.store.buffer)
-    itemsize = int(largest.dtype.itemsize)
+    itemsize = itemsize_of_rows(kernel)
     beside = _reads_rows(kernel)
     along = None if beside or not axes else _side_by_side(kernel, axes)
     if beside or not axes:
@@ -348,12 +347,22 @@ def stream_bytes(kernel: TileKernel, parameters: TileParameters) -> int:
     return parameters.tile[0] * inner * scores + ring + COMPILER_BYTES
 
 
+def itemsize_of_rows(kernel: TileKernel) -> int:
+    """Bytes of an element of the largest buffer that a kernel reads."""
+    largest = max((load.buffer for load in kernel.loads), key=lambda buffer: buffer.size, default=kernel.store.buffer)
+    return int(largest.dtype.itemsize)
+
+
+def whole_row(count: int, itemsize: int) -> int:
+    """Elements of a block that holds a row: with space for what lies before its first one in 16 bytes."""
+    whole = power_of_two(count)
+    return 2 * whole if count % max(1, 16 // itemsize) and whole < count + 16 // itemsize else whole
+
+
 def _row_step(count: int, itemsize: int) -> int:
     """Elements of a row in one step: the whole row in one pass, with room to begin before its first element, else what
     16 KB hold or less, where the last step would be empty by more than a seventh of the row."""
-    whole = power_of_two(count)
-    if count % max(1, 16 // itemsize) and whole < count + 16 // itemsize:
-        whole *= 2
+    whole = whole_row(count, itemsize)
     if whole <= ROW_IN_REGISTERS // 2 or (whole <= ROW_IN_REGISTERS and count * 8 >= whole * 7):
         return whole
     step = max(LOOP_TILE, STEP_BYTES // itemsize)

@@ -293,8 +293,8 @@ def _widened(group: list[UOp], frame: Frame, axis: Axis) -> _Widened | None:
         return None
     first, base = max(found, key=lambda one: frame.writer.accesses[one[0]].buffer.size * one[0].dtype.itemsize)
     unit = _unit(first)
-    room = axis.size >= axis.total + unit - 1 if axis.size >= axis.total else axis.size >= unit
-    if first.dtype.itemsize > 4 or axis.total < 2 * unit or not room:
+    fits = axis.size >= axis.total + unit - 1 if axis.size >= axis.total else axis.size >= unit
+    if first.dtype.itemsize > 4 or axis.total < 2 * unit or not fits:
         return None
     loads = tuple(node for node, steps in found if steps == base)
     if len(loads) < len(found):

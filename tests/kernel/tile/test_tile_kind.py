@@ -248,7 +248,7 @@ def test_each_parameter_is_part_of_what_a_correction_goes_by() -> None:
     others: dict[str, Any] = {
         "tile": (128, 32), "reduce_tile": 64, "split": 2, "tail": 2, "group": 4, "evict_first": (0,),
         "evict_last": (1,), "loads": TMA, "persistent": 1, "epilogue_parts": 2, "warp_specialize": True, "num_warps": 8,
-        "num_stages": 3, "maxnreg": 128, "fast_math": False, "precision": "tf32x3",
+        "num_stages": 3, "maxnreg": 128, "fast_math": False, "precision": "tf32x3", "read_early": True,
     }  # fmt: skip
     assert others.keys() == {field.name for field in fields(TileParameters)} - {"form", "axes"}
     seen = [embedding(plain), *(embedding(replace(plain, **{name: value})) for name, value in others.items())]
