@@ -220,7 +220,8 @@ class _Candidates:
         self.readers: dict[int, list[tuple[int, SlotBinding]]] = defaultdict(list)
         for view in {view for written in self.writes for view in written}:
             made = writers[view.buffer]
-            if len(made) == 1 and view not in self.reads[made[0]] and self.kernels[made[0]] is not None:
+            first = sequence.users[view.buffer][0] == made[0] and view not in self.reads[made[0]]
+            if len(made) == 1 and first and self.kernels[made[0]] is not None:
                 self.maker[view] = made[0]
         for place, read in enumerate(self.reads):
             for view in read:
