@@ -48,7 +48,7 @@ class Limits:
     """What a candidate may come to."""
 
     calls: int = 12
-    row_bytes: int = 1 << 18  # of what is kept of one row between its calls, in float32: a multiprocessor's registers
+    row_bytes: int = 1 << 18  # of what a call leaves of one row, in float32: a multiprocessor's registers
     columns: int = 256  # of a row that an epilogue sees at once: the width of a tile
     sharing: int = 4  # contractions with one operand
     again: int = 16  # operations an element of what is computed more than once
@@ -64,7 +64,7 @@ class Candidate:
     places: tuple[tuple[int, ...], ...]  # of each occurrence, in the order of the region's kernels
     again: tuple[int, ...]  # numbers of those of its kernels that are computed again, and stored elsewhere
     saved_bytes: int  # that one occurrence no longer stores and reads, against each of its calls alone
-    again_operations: float  # that one occurrence computes beside what each of its calls does, at the least
+    again_operations: float  # that one occurrence computes beside what each of its calls does, about
 
     def own(self, places: tuple[int, ...]) -> tuple[int, ...]:
         """Of one occurrence the calls in whose place it runs."""
@@ -242,8 +242,8 @@ class _Candidates:
                 before = found[key]
                 made = replace(before, places=(*before.places, *made.places))
             found[key] = made
-        sorted_places = (replace(c, places=tuple(sorted(c.places))) for c in found.values())
-        return sorted(sorted_places, key=lambda c: (-c.saved_bytes * len(c.places), c.places))
+        made = (replace(c, places=tuple(sorted(c.places))) for c in found.values())
+        return sorted(made, key=lambda c: (-c.saved_bytes * len(c.places), c.places))
 
     def _proposed(self) -> Iterator[tuple[Form, frozenset[int], frozenset[int]]]:
         none: frozenset[int] = frozenset()
@@ -320,7 +320,7 @@ class _Candidates:
         if kernel.is_contraction or not _apart(made.stored, rows):
             return None
         width = _spread(made.stored, rows)
-        if width == 1 and not self._share_data(view, self.reads[reader], read):
+        if 4 * width > self.limits.row_bytes or (width == 1 and not self._share_data(view, self.reads[reader], read)):
             return None
         found: set[frozenset[UOp]] = set()
         for load in self._loads(reader, view):
@@ -483,8 +483,9 @@ class _Candidates:
             return None
         if again and not is_convex(self.after, places):
             return None
+        ordered = self._canonical(ordered)
         try:
-            region = self.sequence.region(*ordered, again=again)
+            region = self.sequence.region(*ordered, again=again, ordered=True)
         except ValueError:
             return None
         saved = sum(self._bytes([place]) for place in ordered if place not in again) - self._bytes(ordered, region)
@@ -492,7 +493,41 @@ class _Candidates:
             return None
         numbers = tuple(number for number, place in enumerate(ordered) if place in again)
         redone = sum(k.operations for place in again if (k := self.kernels[place]) is not None)
+        redone += sum(self._operations_in_tiles(place, ordered) for place in ordered)
         return Candidate(region, form, (ordered,), numbers, saved, redone)
+
+    def _canonical(self, places: tuple[int, ...]) -> tuple[int, ...]:
+        """The same calls in an order that does not depend on theirs, but for hazards: blocks of one model may run what
+        is independent in different orders. What comes next is the least by kernel, then by what it shares with those
+        before it."""
+        left, found, numbers = list(places), list[int](), dict[SlotBinding, int]()
+
+        def key(place: int) -> tuple[str, list[int], int]:
+            kernel = self.sequence.calls[place].kernel
+            return kernel.id if kernel else "", [numbers.get(view, -1) for view in self.views[place]], place
+
+        while left:
+            ready = [
+                p for p in left if not any(self.writes[q] & (self.reads[p] | self.writes[p]) for q in left if q < p)
+            ]
+            found.append(min(ready, key=key))
+            left.remove(found[-1])
+            for view in self.views[found[-1]]:
+                numbers.setdefault(view, len(numbers))
+        return tuple(found)
+
+    def _operations_in_tiles(self, reader: int, places: tuple[int, ...]) -> float:
+        """What a contraction computes again of its operands, made on the way: for every tile of columns anew."""
+        kernel = self.kernels[reader]
+        found = 0.0
+        for view in self.reads[reader] if kernel is not None and kernel.is_contraction else ():
+            made = self.kernels[self.maker[view]] if self.maker.get(view) in places else None
+            for load in self._loads(reader, view) if made is not None and made.is_elementwise else ():
+                assert kernel is not None and made is not None
+                if load.inside and load.steps is not None:
+                    tiles = -(-_count(r for r in kernel.outputs if r not in load.steps) // self.limits.columns)
+                    found += (tiles - 1) * made.operations
+        return found
 
     def _bytes(self, places: Iterable[int], region: Region | None = None) -> int:
         """What calls read and write as one program, each element once: of a region what it does not leave inside."""
