@@ -50,6 +50,7 @@ class Limits:
     calls: int = 12
     row_bytes: int = 1 << 18  # of what a call leaves of one row, in float32: a multiprocessor's registers
     columns: int = 256  # of a row that an epilogue sees at once: the width of a tile
+    points: int = 2  # of an epilogue that need the same element
     sharing: int = 4  # contractions with one operand
     again: int = 16  # operations an element of what is computed more than once
     subsets: int = 64  # of the calls of one group
@@ -63,6 +64,7 @@ class Candidate:
     form: Form
     places: tuple[tuple[int, ...], ...]  # of each occurrence, in the order of the region's kernels
     again: tuple[int, ...]  # numbers of those of its kernels that are computed again, and stored elsewhere
+    bytes: int  # that one occurrence reads and stores, each element once
     saved_bytes: int  # that one occurrence no longer stores and reads, against each of its calls alone
     again_operations: float  # that one occurrence computes beside what each of its calls does, about
 
@@ -242,8 +244,8 @@ class _Candidates:
                 before = found[key]
                 made = replace(before, places=(*before.places, *made.places))
             found[key] = made
-        made = (replace(c, places=tuple(sorted(c.places))) for c in found.values())
-        return sorted(made, key=lambda c: (-c.saved_bytes * len(c.places), c.places))
+        in_order = (replace(c, places=tuple(sorted(c.places))) for c in found.values())
+        return sorted(in_order, key=lambda c: (-c.saved_bytes * len(c.places), c.places))
 
     def _proposed(self) -> Iterator[tuple[Form, frozenset[int], frozenset[int]]]:
         none: frozenset[int] = frozenset()
@@ -430,15 +432,18 @@ class _Candidates:
         return kernel is not None and not kernel.is_contraction and self._is_in_tile(reader, view)
 
     def _is_in_tile(self, reader: int, view: SlotBinding) -> bool:
-        """Whether each point of a call needs a few neighbours of what a view holds, which no other point needs."""
+        """Whether each point of a call needs a few neighbours of what a view holds, which few other points need: the
+        halves of a rotation need both of each pair."""
         kernel = self.kernels[reader]
         assert kernel is not None
-        loads, outputs = self._loads(reader, view), frozenset(kernel.outputs)
+        columns, points = (1, 1) if kernel.is_contraction else (self.limits.columns, self.limits.points)
+        loads = self._loads(reader, view)
         return bool(loads) and all(
             load.steps is not None
             and not load.inside
-            and _apart(load.steps, outputs)
-            and _spread(load.steps, outputs) <= (1 if kernel.is_contraction else self.limits.columns)
+            and _apart(load.steps, own := [r for r in kernel.outputs if r in load.steps])
+            and _spread(load.steps, own) <= columns
+            and _count(kernel.outputs) <= points * _count(own)
             for load in loads
         )
 
@@ -488,33 +493,47 @@ class _Candidates:
             region = self.sequence.region(*ordered, again=again, ordered=True)
         except ValueError:
             return None
-        saved = sum(self._bytes([place]) for place in ordered if place not in again) - self._bytes(ordered, region)
+        moved = self._bytes(ordered, region)
+        saved = sum(self._bytes([place]) for place in ordered if place not in again) - moved
         if saved <= 0 and not again:
             return None
         numbers = tuple(number for number, place in enumerate(ordered) if place in again)
         redone = sum(k.operations for place in again if (k := self.kernels[place]) is not None)
         redone += sum(self._operations_in_tiles(place, ordered) for place in ordered)
-        return Candidate(region, form, (ordered,), numbers, saved, redone)
+        return Candidate(region, form, (ordered,), numbers, moved, saved, redone)
 
     def _canonical(self, places: tuple[int, ...]) -> tuple[int, ...]:
         """The same calls in an order that does not depend on theirs, but for hazards: blocks of one model may run what
-        is independent in different orders. What comes next is the least by kernel, then by what it shares with those
-        before it."""
-        left, found, numbers = list(places), list[int](), dict[SlotBinding, int]()
-
-        def key(place: int) -> tuple[str, list[int], int]:
-            kernel = self.sequence.calls[place].kernel
-            return kernel.id if kernel else "", [numbers.get(view, -1) for view in self.views[place]], place
-
+        is independent in different orders. What comes next is the least by kernel and wiring."""
+        ranks, left, found = self._ranks(places), list(places), list[int]()
         while left:
-            ready = [
-                p for p in left if not any(self.writes[q] & (self.reads[p] | self.writes[p]) for q in left if q < p)
-            ]
-            found.append(min(ready, key=key))
+            ready = [p for p in left if not any(self.writes[q] & self.reads[p] for q in left if q < p)]
+            found.append(min(ready, key=lambda place: (ranks[place], place)))
             left.remove(found[-1])
-            for view in self.views[found[-1]]:
-                numbers.setdefault(view, len(numbers))
         return tuple(found)
+
+    def _ranks(self, places: tuple[int, ...]) -> dict[int, int]:
+        """Numbers of calls by their kernels, and by how they are wired to each other; equal where neither differs."""
+        inside = set(places)
+        signs: dict[int, tuple[object, ...]] = {}
+        for place in places:
+            kernel = self.sequence.calls[place].kernel
+            stays = [inside.issuperset(self.sequence.users[view.buffer]) for view in self.views[place]]
+            signs[place] = (kernel.id if kernel else "", stays)
+        for _ in places:
+            order = {sign: rank for rank, sign in enumerate(sorted({repr(sign) for sign in signs.values()}))}
+            ranks = {place: order[repr(sign)] for place, sign in signs.items()}
+            if len(order) == len(places):
+                break
+            signs = {place: (ranks[place], self._wiring(place, places, ranks)) for place in places}
+        return ranks
+
+    def _wiring(self, place: int, places: tuple[int, ...], ranks: dict[int, int]) -> list[list[tuple[int, int]]]:
+        """By slot, which calls use the same view in which of their slots."""
+        return [
+            sorted((ranks[p], slot) for p in places for slot, other in enumerate(self.views[p]) if other == view)
+            for view in self.views[place]
+        ]
 
     def _operations_in_tiles(self, reader: int, places: tuple[int, ...]) -> float:
         """What a contraction computes again of its operands, made on the way: for every tile of columns anew."""

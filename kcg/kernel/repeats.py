@@ -8,7 +8,6 @@ where one begins is arbitrary: what spans two of them is `ACROSS`.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
@@ -166,8 +165,3 @@ def blocks_of_workload(workload: Workload) -> list[Blocks]:
         if len(call.region.kernels) == 1:
             calls[call.region.id] += call.calls
     return [blocks_of(workload.sequences[0], calls)]
-
-
-def nearest(count: float) -> int:
-    """A weight as a number of calls."""
-    return max(1, math.floor(count + 0.5))

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from kcg.errors import ScheduleError
+from kcg.kernel.repeats import blocks_of_workload
 from kcg.kernel.sequences import partition_of
 from kcg.types import Region, Workload, WorkloadCall
 
@@ -15,15 +16,19 @@ def planned(workload: Workload, regions: Sequence[Region]) -> Workload:
     """The workload with these regions of several kernels among its calls, those named first before others; their
     kernels are called less often by themselves, or not at all.
 
+    A sequence that was captured of fewer blocks than the model has counts as all of them.
+
     Raises ScheduleError where a region occurs nowhere, with the reasons, or where its kernels have symbolic variables.
     """
     found: Counter[str] = Counter()
     replayed: Counter[str] = Counter()
     reasons: Counter[str] = Counter()
-    for sequence in workload.sequences:
+    for blocks in blocks_of_workload(workload) if regions else ():
+        sequence = blocks.sequence
         partition = partition_of(sequence)
         for region in regions:
-            count = len(partition.claim(region)) * sequence.executions
+            here = sum(blocks.weight(places) for places, _ in partition.claim(region))
+            count = round(here) * sequence.executions
             found[region.id] += count
             replayed[region.id] += count if sequence.steady and workload.steps else 0
         reasons.update({reason: count for (_, reason), count in partition.left().items()})
