@@ -9,7 +9,9 @@ alone is always one. What holds of a plan:
   that stores it is chosen, so these need no variables of their own;
 - some order of the chosen options keeps every hazard over base buffers, updates in place included. Cycles are cut off
   as they turn up: few candidates ever form one;
-- in that order the stored intermediates fit into memory, else that plan is cut off, and no other one.
+- in that order the stored intermediates fit into memory. A plan that does not fit is cut off and no other one; after
+  `EXACT` of these, all plans with the program that runs where most is live, or with the programs that use what is live
+  there: that is safe, and may cut off a plan that would fit.
 
 Options that a block of equal blocks has too are one variable (`kcg.kernel.repeats`): a step of 57 blocks is as large a
 problem as one of six.
@@ -29,6 +31,7 @@ from kcg.kernel.repeats import Blocks
 from kcg.types import Sequence as Calls
 
 ROUNDS = 400  # plans that are looked at: cycles and what has no room are cut off one by one
+EXACT = 16  # plans without room that are cut off one by one
 SOLVER_S = 60.0  # of one of them, where a problem is far larger than any seen
 UNITS = 1e6  # a solver's tolerances are absolute: costs are microseconds to it
 
@@ -197,6 +200,7 @@ class _Problem:
 
     def best(self, count: int, memory_bytes: float) -> list[SequencePlan]:
         found: list[SequencePlan] = []
+        too_large = 0
         for _ in range(ROUNDS):
             chosen = self._solve() if len(found) < count else None
             if chosen is None:
@@ -204,19 +208,33 @@ class _Problem:
             picked = [i for i, variable in enumerate(self.variable) if variable in chosen]
             order, cycle = self._order(picked)
             if cycle:
-                kept = [i for i in cycle if self.some_again or not self.options[i].is_alone]
-                cut = dict.fromkeys((self.variable[i] for i in kept), 1.0)
-                self._add(cut, -np.inf, len(cut) - 1)
+                self._cut(i for i in cycle if self.some_again or not self.options[i].is_alone)
                 continue
-            plan = self._plan(order, chosen)
+            plan, most, live = self._plan(order, chosen)
             if plan.peak_bytes <= memory_bytes:
                 found.append(plan)
+            else:
+                too_large += 1
+                using = [i for i in order if self._uses(i, live)] if self.options[most].is_alone else [most]
+                if too_large > EXACT and using:
+                    self._cut(using)
+                    continue
             others = np.flatnonzero(~self.is_alone)
             row = {int(v): -1.0 if v in chosen else 1.0 for v in others}
             if not row:
                 break
             self._add(row, 1 - sum(v in chosen for v in others), np.inf)
         return found
+
+    def _cut(self, options: Iterable[int]) -> None:
+        """Not all of these together."""
+        row = dict.fromkeys((self.variable[i] for i in options), 1.0)
+        self._add(row, -np.inf, len(row) - 1)
+
+    def _uses(self, option: int, live: frozenset[int]) -> bool:
+        """Whether it is a program that reads or stores some of these."""
+        effects = self.effects[option]
+        return not self.options[option].is_alone and not live.isdisjoint(effects.needs | effects.stores)
 
     def _solve(self) -> frozenset[int] | None:
         """The variables that are chosen at the least cost; None where nothing is left."""
@@ -267,7 +285,8 @@ class _Problem:
         cycles = (_shortest_cycle(i, {j: after[j] & left for j in left}) for i in sorted(left))
         return [], min((cycle for cycle in cycles if cycle), key=len)
 
-    def _plan(self, order: Sequence[int], chosen: Iterable[int]) -> SequencePlan:
+    def _plan(self, order: Sequence[int], chosen: Iterable[int]) -> tuple[SequencePlan, int, frozenset[int]]:
+        """The plan, the option that runs when most of its memory is taken, and which intermediates are there then."""
         buffers = self.blocks.sequence.buffers
         stored = frozenset(b for i in order for b in self.effects[i].stores)
         # what is written by several calls, or in place, and is not there before and after, is stored as well
@@ -285,15 +304,16 @@ class _Problem:
             change[turn] += buffers[buffer].size
             change[last[buffer] + 1] -= buffers[buffer].size
         live = np.cumsum(change)[:-1] + [self.options[i].scratch_bytes for i in order]
-        return SequencePlan(
+        most = int(np.argmax(live))
+        missing = set(range(len(self.blocks.sequence.calls))).difference(*(self.options[i].own for i in order))
+        plan = SequencePlan(
             tuple(self.options[i] for i in order),
             float(sum(self.costs[v] for v in chosen) / UNITS),
             int(live.max(initial=0)),
             stored | loose,
-            tuple(
-                sorted(set(range(len(self.blocks.sequence.calls))).difference(*(self.options[i].own for i in order)))
-            ),
+            tuple(sorted(missing)),
         )
+        return plan, order[most], frozenset(buffer for buffer in first if first[buffer] <= most <= last[buffer])
 
 
 def _shortest_cycle(start: int, after: Mapping[int, set[int]]) -> list[int]:
