@@ -103,7 +103,7 @@ def optimize(
                 progress.phase(f"re-timing and verifying what was found for {many} in a fresh process, about {about}")
             results = judge(candidates, estimates, device=device, log=log, judged=judged)
             if proposed is not None:
-                memory_bytes = room_between(captured.workload, memory_on(device.choice.device))
+                memory_bytes = memory_between(captured.workload, memory_on(device.choice.device))
                 by_plan = variants(results, proposed, captured.workload, memory_bytes=memory_bytes)
                 results = by_plan[-1]  # every kernel alone, until whole steps were compared
             device.check_journal()
@@ -388,7 +388,7 @@ def check_memory(
     raise UsageError(f"{shortage(workload, memory, device=device)}: {advice}")
 
 
-def room_between(workload: Workload, memory: Memory | None) -> float:
+def memory_between(workload: Workload, memory: Memory | None) -> float:
     """Bytes that values between kernels may take beside what is held; no limit where that is not known."""
     return memory.total - workload.held_bytes if memory is not None and workload.held_bytes else float("inf")
 

@@ -78,11 +78,11 @@ def search(
     *,
     device: Device,
     log: RunLog,
-    works: Sequence[RegionWork] | None = None,
+    works: Sequence[RegionWork] = (),
 ) -> Candidates:
-    """Spend the rest of the budget where it is expected to save the most, on some of the regions or on all. A run in
+    """Spend the rest of the budget where it is expected to save the most, on these regions or else on all. A run in
     which nothing was searched says why: at once where it is known before."""
-    return _Search(estimates, guide, device, log, estimates.works if works is None else works).run()
+    return _Search(estimates, guide, device, log, works).run()
 
 
 TILE_SEARCH = "mcts"  # of tile programs, whatever searches the Opts
@@ -94,10 +94,11 @@ class _Search:
     guide: Guide
     device: Device
     log: RunLog
-    works: Sequence[RegionWork]
+    works: Sequence[RegionWork] = ()
     settled: bool = False
 
     def __post_init__(self) -> None:
+        self.works = self.works or self.estimates.works
         self.settings, self.budget = self.estimates.settings, self.estimates.budget
         self.ledger = self.budget.ledger
 
