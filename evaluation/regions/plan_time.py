@@ -25,7 +25,7 @@ from kcg.compat.device import choose_cpu, prepare
 from kcg.kernel.tile.cost import predicted_seconds
 from kcg.kernel.tile.ir import read_kernel
 from kcg.kernel.tile.prior import default_parameters
-from kcg.optimize.region_plans import PLANS, expected_saving_s, plans_of, propose
+from kcg.optimize.region_plans import expected_saving_s, plans_of, propose
 from kcg.types import Target, Workload
 from kcg.workloads import flux, registry
 from kcg.workloads.capture import lazy_workload
@@ -88,7 +88,7 @@ def main(
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     prepare(choose_cpu().dev)
     target = KNOWN_TARGETS["sm_90"]
-    rows = Rows(results, RUN, again=True, settings={"target": target.model, "plans": PLANS}, headline=headline)
+    rows = Rows(results, RUN, again=True, settings={"target": target.model}, headline=headline)
     for name in preset or ["1024", "768"]:
         sources = [(f"flux {name}", registry.spec_of("flux").capture)] + [(f"flux {name} whole", whole_step)] * whole
         for key, capture in sources:
