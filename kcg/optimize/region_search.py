@@ -106,7 +106,8 @@ def _works(proposals: Proposals, kernels: Sequence[RegionWork], *, device: Devic
     rest = sorted(savings, key=lambda key: -savings[key] * proposals.calls[key])
     keys = list(dict.fromkeys([*first, *rest]))[:MOST]
     regions = dict.fromkeys(proposals.candidates[key].region for key in keys)
-    calls = tuple(planned(workload, [region]).calls[-1] for region in regions)
+    found = [planned(workload, [region], wanted=False).calls[-1] for region in regions]
+    calls = tuple(call for call, region in zip(found, regions, strict=True) if call.region == region)
     for region in regions:
         if device.journal is not None:
             device.journal.add_region(region, workload=f"{workload.name}/{workload.preset}")
