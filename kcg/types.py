@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import statistics
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from functools import cached_property
@@ -260,6 +261,11 @@ class SlotBinding:
     offset: int
     size: int
 
+    def overlaps(self, other: SlotBinding) -> bool:
+        """Whether the two share a byte."""
+        apart = self.offset + self.size <= other.offset or other.offset + other.size <= self.offset
+        return self.buffer == other.buffer and not apart
+
 
 @dataclass(frozen=True)
 class SequenceBuffer:
@@ -311,12 +317,26 @@ class Sequence:
         ]
         return content_id([calls, [[b.size, b.dtype, b.held] for b in self.buffers]])
 
-    def region(self, *places: int) -> Region:
-        """The region of some calls, in their order. Raises ValueError where one runs no kernel that can be scheduled.
+    @cached_property
+    def users(self) -> dict[int, tuple[int, ...]]:
+        """The places of the calls that use each buffer, in order."""
+        found: dict[int, dict[int, None]] = {}
+        for place, call in enumerate(self.calls):
+            for view in call.views:
+                found.setdefault(view.buffer, {})[place] = None
+        return {buffer: tuple(places) for buffer, places in found.items()}
 
-        Its outputs are what is held, and what a call outside of it uses: fewer are not safe, more are allowed.
+    def region(self, *places: int, again: Iterable[int] = (), ordered: bool = False) -> Region:
+        """The region of some calls, in their order, or as they are `ordered` in one that keeps all hazards too.
+
+        Raises ValueError where one runs no kernel that can be scheduled, or where two of their views share memory that
+        one of them writes: a region's buffers are apart.
+
+        Its outputs are what is held, and what a call outside of it uses: fewer are not safe, more are allowed. The
+        values of those of its calls that are computed `again` are none: they are stored elsewhere.
         """
-        chosen = [self.calls[place] for place in sorted(places)]
+        places = places if ordered else tuple(sorted(places))
+        chosen = [self.calls[place] for place in places]
         kernels = tuple(call.kernel for call in chosen if call.kernel is not None)
         if not chosen or len(kernels) != len(chosen):
             raise ValueError("a region is of calls that run kernels")
@@ -324,10 +344,16 @@ class Sequence:
             return Region(kernels)
         numbers: dict[SlotBinding, int] = {}
         args = tuple(tuple(numbers.setdefault(view, len(numbers)) for view in call.views) for call in chosen)
-        others = [call for place, call in enumerate(self.calls) if place not in places]
-        used = {view.buffer for call in others for view in call.views}
-        written = {call.views[slot] for call in chosen for slot in call.writes}
-        observed = [view for view in written if view.buffer in used or self.buffers[view.buffer].held]
+        written = {call.views[slot]: place for place, call in zip(places, chosen, strict=True) for slot in call.writes}
+        if any(view.overlaps(other) for view in written for other in numbers if view != other):
+            raise ValueError("two of its views share memory, and one of them is written")
+        inside, redone = set(places), set(again)
+        observed = [
+            view
+            for view, place in written.items()
+            if place not in redone
+            and (self.buffers[view.buffer].held or not inside.issuperset(self.users[view.buffer]))
+        ]
         return Region(kernels, args, tuple(sorted(numbers[view] for view in observed)))
 
 

@@ -51,6 +51,23 @@ def successors_of(accesses: Sequence[Access]) -> list[set[int]]:
     return after
 
 
+def is_convex(after: Sequence[set[int]], places: Iterable[int]) -> bool:
+    """Whether no call outside of `places` has to run between two of them, nothing else being merged. `after` is of
+    `successors_of`, so it leads to later places only, and what is past the last of `places` need not be looked at."""
+    inside = set(places)
+    last, found = max(inside), set[int]()
+    stack = [later for place in inside for later in after[place] if later not in inside]
+    while stack:
+        place = stack.pop()
+        if place > last or place in found:
+            continue
+        found.add(place)
+        if not inside.isdisjoint(after[place]):
+            return False
+        stack += after[place]
+    return True
+
+
 class Groups:
     """Calls, some of them merged into groups that run as one, such that some order of the groups keeps all hazards.
 

@@ -147,9 +147,9 @@ def least_bytes_of_region(region: Region, asts: Sequence[UOp]) -> int:
     for ast, slots in zip(asts, region.args, strict=True):
         of = {(role, slots[buffer.arg.slot]): count for (role, buffer), count in _touched(ast).items()}
         for (role, number), count in of.items():
-            if number in region.outputs if role == "store" else number not in written:
+            if number in region.outputs if role == "w" else number not in written:
                 moved[role, number] = max(moved.get((role, number), 0), count)
-        written |= {number for role, number in of if role == "store"}
+        written |= {number for role, number in of if role == "w"}
     return sum(moved.values())
 
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 SEARCH_SHARE: Final = 1 / 3
 """Of what is left of a budget after the baselines, at least so much is for searching."""
 LEAST_SHARE: Final = 1 / 4  # the same where the whole model could not be checked otherwise
+KERNELS_SHARE: Final = 1 / 2  # of the search, where regions of several kernels are searched after the kernels
 FEW: Final = 4  # measurements that a search must have time for, or it is not begun
 ROUND_S: Final = 10.0  # a budget that is advised is a multiple of it
 
@@ -75,7 +76,9 @@ class Estimates:
         end, measured_at = self._end, self.measured.at
         left_s = end - measured_at
         share_s = min(SEARCH_SHARE * left_s, left_s - self._least_judging_s() - self._model_s())
-        return max(measured_at + share_s, end - self.final_cost_s())
+        until = max(measured_at + share_s, end - self.final_cost_s())
+        regions_follow = self.settings.regions and not any(work.proposed for work in self.works)
+        return measured_at + KERNELS_SHARE * (until - measured_at) if regions_follow else until
 
     def judge_until(self) -> float | None:
         """When judging is to end, by `time.monotonic`, so that the whole model can be checked in time; None:
@@ -248,7 +251,7 @@ class Estimates:
             self.settings,
             self.captured.workload,
             device=self.device.choice.device,
-            step_s=sum(work.before_s for work in self.works),
+            step_s=sum(work.before_s for work in self.works if not work.proposed),
             changed=changed,
             compile_s=max(whole_model.COMPILE_S, compile_s / service.compile_workers),
         )

@@ -90,7 +90,7 @@ class Judge:
                 else:
                     judged[work.id] = self._with_offers(work, self._too_late(work))
                 self._log.show(
-                    sum(judged.get(w.id, w).after_s for w in works),
+                    sum(judged.get(w.id, w).after_s for w in works if not w.proposed),
                     measurements=estimates.budget.ledger.measurements,
                     budget_s=estimates.expected_s(),
                     kernels=(count, len(order)),

@@ -27,6 +27,8 @@ from kcg.optimize.kept import KeptResults
 from kcg.optimize.log import BASELINES, CAPTURING, JUDGING, MODEL, OPENING, SEARCH, RunLog
 from kcg.optimize.model_check import check_model
 from kcg.optimize.planning import planned
+from kcg.optimize.region_plans import fastest_step
+from kcg.optimize.region_search import search_regions, variants
 from kcg.optimize.report import write_report
 from kcg.optimize.result import write_result
 from kcg.optimize.search import Guide, search
@@ -34,9 +36,10 @@ from kcg.optimize.settings import Settings, check_weights, check_writable
 from kcg.optimize.whole_model import is_runnable
 from kcg.optimize.work import Candidates, Captured, Measured, RegionResults, RegionWork
 from kcg.provenance import provenance
-from kcg.types import ModelCheck, Region, RegionResult, Result, SeenAs, Workload
+from kcg.types import Expectation, ModelCheck, Region, RegionResult, Result, SeenAs, Workload
 
 if TYPE_CHECKING:
+    from kcg.measure.isolated import IsolatedProcess
     from kcg.workloads.script import Late
 
 
@@ -78,7 +81,7 @@ def optimize(
         device.notice_busy_machine()
         handwritten.offer(kernels, works, device=device, log=log)
 
-        estimates, candidates, results, planning = None, None, None, None
+        estimates, candidates, results, planning, by_plan = None, None, None, None, list[RegionResults]()
         judged: dict[str, RegionResult] = {}
         try:
             log.begin(BASELINES)
@@ -88,12 +91,21 @@ def optimize(
             if (planning := whole_model.ahead(settings, captured.workload, dev=device.choice.dev)) is not None:
                 children.enter_context(planning)
             candidates = search(estimates, guide, device=device, log=log)
+            proposed = (
+                search_regions(candidates, estimates, guide, device=device, log=log) if settings.regions else None
+            )
+            if proposed is not None:
+                estimates, candidates = proposed.estimates, proposed.candidates
             log.begin(JUDGING)
-            if due := sum(estimates.is_due(work) for work in works):
+            if due := sum(estimates.is_due(work) for work in estimates.works):
                 about = format_seconds(estimates.judging_s())
                 many = f"{due} kernel{'s' * (due > 1)}"
                 progress.phase(f"re-timing and verifying what was found for {many} in a fresh process, about {about}")
             results = judge(candidates, estimates, device=device, log=log, judged=judged)
+            if proposed is not None:
+                memory_bytes = memory_between(captured.workload, memory_on(device.choice.device))
+                by_plan = variants(results, proposed, captured.workload, memory_bytes=memory_bytes)
+                results = by_plan[-1]  # every kernel alone, until whole steps were compared
             device.check_journal()
         except KeyboardInterrupt:
             log.interrupt()
@@ -111,9 +123,9 @@ def optimize(
                 result = build_result(ended, device=device, budget=budget, log=log)
                 log.begin(MODEL)
                 if check is None:
-                    check = check_model(
-                        result, settings, estimates=estimates, planning=planning, device=device, log=log
-                    )
+                    plans = [] if log.ended_early else [replace(ended, results=one) for one in by_plan]
+                    made = [build_result(plan, device=device, budget=budget, log=log) for plan in plans] or [result]
+                    result, check = check_steps(made, settings, estimates, planning, device=device, log=log)
                 return write(ended, result, check, device=device, budget=budget, log=log)
             except KeyboardInterrupt:  # what was found is written all the same; a second one ends the process
                 if is_last:
@@ -236,13 +248,43 @@ def build_result(ended: _Ended, *, device: Device, budget: Budget, log: RunLog) 
         recomputes=tuple(r for r in recomputes if r is not None),
         warnings=tuple(log.warnings),
         predictor=ended.predictor,
-        expectations=tuple(log.expectations),
+        expectations=expectations_of(log.expectations, ended.works, results.rows),
         clocks=tuple((name, min(seen), median(seen), max(seen)) for name, seen in sorted(device.clocks.items())),
         left_out=workload.left_out,
         steps=workload.steps,
         seen_as=seen_as_of(workload, target.device),
         **provenance(),
     )
+
+
+def check_steps(
+    results: Sequence[Result],
+    settings: Settings,
+    estimates: Estimates | None,
+    planning: IsolatedProcess | None,
+    *,
+    device: Device,
+    log: RunLog,
+) -> tuple[Result, ModelCheck]:
+    """The check of the whole: of the results of several plans the one whose step is the fastest."""
+    ahead = [planning]  # is planning the model already, for whoever is first
+
+    def check(result: Result) -> ModelCheck:
+        if log.ended_early:
+            return ModelCheck(None, "not run: the run ended before")
+        child = ahead.pop() if ahead else None
+        return check_model(result, settings, estimates=estimates, planning=child, device=device, log=log)
+
+    return fastest_step(results, check) if len(results) > 1 else (results[0], check(results[0]))
+
+
+def expectations_of(
+    seen: Sequence[Expectation], works: Sequence[RegionWork], rows: Sequence[RegionResult]
+) -> tuple[Expectation, ...]:
+    """What was expected, by the place of each region's result: a plan may leave out kernels, and have regions."""
+    places = {(row.region.id, row.variables): place for place, row in enumerate(rows)}
+    found = [(one, places.get((works[one.region].call.region.id, works[one.region].call.variables))) for one in seen]
+    return tuple(replace(one, region=place) for one, place in found if place is not None)
 
 
 def seen_as_of(workload: Workload, device: str) -> tuple[tuple[str, SeenAs], ...]:
@@ -344,6 +386,11 @@ def check_memory(
     else:
         advice = "no smaller preset fits: use a device with more memory"
     raise UsageError(f"{shortage(workload, memory, device=device)}: {advice}")
+
+
+def memory_between(workload: Workload, memory: Memory | None) -> float:
+    """Bytes that values between kernels may take beside what is held; no limit where that is not known."""
+    return memory.total - workload.held_bytes if memory is not None and workload.held_bytes else float("inf")
 
 
 def shortage(workload: Workload, memory: Memory, *, device: str) -> str:

@@ -72,10 +72,17 @@ class Guide:
         self.predictor = choose_predictor(choice, service.target)
 
 
-def search(estimates: Estimates, guide: Guide, *, device: Device, log: RunLog) -> Candidates:
-    """Spend the rest of the budget where it is expected to save the most. A run in which nothing was searched says why:
-    at once where it is known before."""
-    return _Search(estimates, guide, device, log).run()
+def search(
+    estimates: Estimates,
+    guide: Guide,
+    *,
+    device: Device,
+    log: RunLog,
+    works: Sequence[RegionWork] = (),
+) -> Candidates:
+    """Spend the rest of the budget where it is expected to save the most, on these regions or else on all. A run in
+    which nothing was searched says why: at once where it is known before."""
+    return _Search(estimates, guide, device, log, works).run()
 
 
 TILE_SEARCH = "mcts"  # of tile programs, whatever searches the Opts
@@ -87,10 +94,12 @@ class _Search:
     guide: Guide
     device: Device
     log: RunLog
+    works: Sequence[RegionWork] = ()
     settled: bool = False
 
     def __post_init__(self) -> None:
-        self.settings, self.budget, self.works = self.estimates.settings, self.estimates.budget, self.estimates.works
+        self.works = self.works or self.estimates.works
+        self.settings, self.budget = self.estimates.settings, self.estimates.budget
         self.ledger = self.budget.ledger
 
     def run(self) -> Candidates:
@@ -153,7 +162,7 @@ class _Search:
         def measure(batch: Sequence[Schedule]) -> list[Future[Observation]]:
             futures = self._measure(work, batch)
             for schedule, future in zip(batch, futures, strict=True):
-                if (expectation := expected.get(schedule)) is not None:
+                if (expectation := expected.get(schedule)) is not None and not work.proposed:
                     self.log.expect(index, *expectation, future)
             return futures
 
@@ -183,7 +192,7 @@ class _Search:
             seed, kind = f"{self.settings.seed}:{index}:tile", ScheduleKind.TILE
             how = workers.strategy(TILE_SEARCH, work.call.region, place=place, seed=seed, kind=kind)
         (expected,) = problem.predict([space.start()])
-        gain = max(1.0 - expected.runtime_s / work.baseline_s, PRIOR_GAIN)
+        gain = max(1.0 - expected.runtime_s / (work.best_s if work.proposed else work.baseline_s), PRIOR_GAIN)
         allocator.enter(work.id, work.call.calls, problem, how, transfer=Transfer(space), gain=gain)
 
     def _tile_problem(self, work: RegionWork, space: Space, index: int) -> Problem:
@@ -217,7 +226,8 @@ class _Search:
             how, asked = strategy_of(name), self._problem(work, predictor, index)
             if workers is not None:
                 how = workers.strategy(name, work.call.region, place=place, seed=f"{self.settings.seed}:{index}")
-            allocator.enter(work.id, work.call.calls, asked, how, transfer=Transfer(work.space))
+            if not work.proposed or work.tiles is None:  # the parts of what is proposed were searched as kernels
+                allocator.enter(work.id, work.call.calls, asked, how, transfer=Transfer(work.space))
             self._enter_tiles(allocator, work, place, index)
         allocator.run()
         self.device.check_journal()
@@ -244,7 +254,7 @@ class _Search:
 
     def _show(self, *, kernels: tuple[int, int] | None = None, note: str = "") -> None:
         self.log.show(
-            total_s(self.works),
+            total_s(self.estimates.works),
             measurements=self.ledger.measurements,
             budget_s=self.estimates.expected_s(),
             kernels=kernels,

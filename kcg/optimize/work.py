@@ -66,6 +66,7 @@ class RegionWork:
     tiles: Space | None = None  # of its tile programs; none where there can be none
     of_tiles: dict[Schedule, Observation] = field(default_factory=dict)  # what was seen of these; a search adds to it
     at_ends: dict[Schedule, tuple[float, ...]] = field(default_factory=dict)  # seconds at each end, of what ran
+    proposed: bool = False  # whether its calls are counted as those of its kernels, too: no plan has it yet
 
     # ---- what is learned of it ----
 
@@ -272,7 +273,8 @@ def searched_of(works: Sequence[RegionWork]) -> Sequence[RegionWork]:
 
 def total_s(works: Sequence[RegionWork]) -> float | None:
     """What the workload takes by the best that is known; None where something is not known."""
-    return sum(work.after_s for work in works) if all(work.best_s for work in works) else None
+    counted = [work for work in works if not work.proposed]
+    return sum(work.after_s for work in counted) if all(work.best_s for work in counted) else None
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from kcg.compat.hazards import Access, Groups, successors_of
+from kcg.compat.hazards import Access, Groups, is_convex, successors_of
 
 
 def random_accesses(rng: np.random.Generator) -> list[Access]:
@@ -58,6 +58,8 @@ def test_calls_merge_exactly_where_an_order_of_the_groups_is_left(seed: int) -> 
             break
         chosen = sorted(map(int, rng.choice(free, 2, replace=False)))
         alone = [[place] for place in free if place not in chosen]
+        if not merged:
+            assert is_convex(successors_of(accesses), chosen) == has_order(accesses, [chosen, *alone])
         assert groups.merge(chosen) == has_order(accesses, [*merged, chosen, *alone])
         if groups.order() and any(group == chosen for group in groups.order()):
             merged.append(chosen)

@@ -18,12 +18,12 @@ from kcg.compat.partition import LIVE
 from kcg.compat.sequences import COPY, recording_sequences, sequences_of
 from kcg.errors import CodecError
 from kcg.kernel.sequences import partition_of, sequence_from_json, sequence_json, sequences_of_captured
-from kcg.types import Region, Sequence, SlotBinding
+from kcg.types import Region, Sequence, SequenceBuffer, SequenceCall, SlotBinding
 from kcg.workloads.capture import lazy_workload
 from kcg.workloads.script import Form, Program, capture_program
 from tests.chains import region_of, sequence_of
 from tests.commands import python
-from tests.kernels import empty
+from tests.kernels import empty, example_region
 
 FILE = Path(__file__)
 ROWS, WIDTH = 4, 8
@@ -164,6 +164,36 @@ def test_each_run_of_a_loop_counts_and_variables_are_distinguished() -> None:
     assert (eager.steady, eager.seen) == (False, (((("n", 1),), 1), ((("n", 2),), 1), ((("n", 3),), 2)))
     assert (steady.steady, steady.seen) == (True, (((("n", 2),), 1), ((("n", 4),), 2)))
     assert eager.id == steady.id and eager.executions == 4
+
+
+def test_views_that_share_memory_are_no_region_where_one_is_written() -> None:
+    kernel = example_region("gelu").kernel
+
+    def call(written: SlotBinding, read: SlotBinding) -> SequenceCall:
+        return SequenceCall(kernel, (written, read), (1,), (0,))
+
+    first, second, whole, x = (
+        SlotBinding(0, 0, 64),
+        SlotBinding(0, 64, 64),
+        SlotBinding(0, 0, 128),
+        SlotBinding(1, 0, 64),
+    )
+    buffers = (SequenceBuffer(128, "float32", False), SequenceBuffer(64, "float32", True))
+    apart = Sequence((call(first, x), call(second, first)), buffers)
+    assert apart.region(0, 1).args == ((0, 1), (2, 0)), "two parts of a buffer are two buffers of a region"
+    shared = Sequence((call(first, x), call(x, whole)), buffers)
+    with pytest.raises(ValueError, match="share memory"):
+        shared.region(0, 1)
+    assert len(shared.region(1).kernels) == 1
+
+
+def test_what_is_computed_again_is_stored_elsewhere() -> None:
+    x = empty(ROWS, WIDTH)
+    a = (x + 1).contiguous()
+    sequence = sequence_of((a * 2).contiguous(), (a * 3).contiguous())
+    assert [len(sequence.region(0, place).outputs) for place in (1, 2)] == [2, 2], "another call uses what 0 leaves"
+    again = sequence.region(0, 1, again=[0])
+    assert again.kernels == sequence.region(0, 1).kernels and len(again.outputs) == 1
 
 
 def test_updates_in_place_views_and_copies_are_seen() -> None:

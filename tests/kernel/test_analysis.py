@@ -18,11 +18,13 @@ from kcg.kernel.analysis import (
     contractions,
     find_recompute,
     least_bytes,
+    least_bytes_of_region,
     operations,
 )
-from kcg.kernel.codec import normalise
+from kcg.kernel.codec import ast_of, normalise
 from kcg.measure.service import floor_s
 from kcg.types import CacheState
+from tests.chains import region_of
 from tests.known_targets import KNOWN_TARGETS
 
 
@@ -277,6 +279,13 @@ def test_certain_traffic_never_exceeds_the_distinct_elements_and_meets_them_wher
 def test_certain_traffic_leaves_out_what_a_condition_or_an_index_may_spare(made: object, elements: int) -> None:
     ast = only(made())  # type: ignore[operator]
     assert certain_bytes(ast) == 4 * elements <= least_bytes(ast)
+
+
+def test_a_region_reads_what_it_did_not_write_and_writes_its_outputs() -> None:
+    norm = region_of(empty(64, 32).layernorm().contiguous())
+    asts = [ast_of(kernel) for kernel in norm.kernels]
+    assert len(asts) == 3 and least_bytes_of_region(norm, asts) == 4 * 2 * 64 * 32
+    assert sum(map(least_bytes, asts)) > 4 * 4 * 64 * 32
 
 
 def test_a_symbolic_size_is_certain_only_as_far_as_its_least_value() -> None:

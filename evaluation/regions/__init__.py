@@ -1,0 +1,1 @@
+"""Regions of several kernels: how long their plan takes to find."""

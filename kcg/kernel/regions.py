@@ -1,0 +1,582 @@
+"""Candidate regions of a sequence: sets of calls that could be one program, by rules over wiring and ASTs.
+
+A rule looks at how one call's addresses take apart what another one stored: into the rows that its points have to
+themselves, and what lies beside each other within such a row. Names and layers play no part. What comes out is
+generous: a kind of schedule refuses what it cannot express, and what a region saves is measured.
+
+- `ROWS`: calls over the same rows, joined by a value or a tile for each row (a norm, a softmax, a loss);
+- `EPILOGUE`: contractions, and what is done to parts of their rows that fit in a tile (a head's norm and rotation);
+- `JOINED`: contractions of which one takes the other's result point by point (a sum that a concatenation split);
+- `SHARED`: contractions that read the same operand (query, key and value);
+- `PROLOGUE`: any of these with the elementwise call that makes an operand, computed on the way.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import cached_property, lru_cache
+
+from kcg.compat.hazards import Access, is_convex, successors_of
+from kcg.compat.tiny import UOp
+from kcg.kernel.analysis import arithmetic
+from kcg.kernel.codec import ast_of
+from kcg.kernel.tile.ir import TileKernel, affine, extent, read_kernel
+from kcg.kernel.tile.program import TileRefusal
+from kcg.types import Kernel, Region, Sequence, SlotBinding
+
+Steps = dict[UOp, int]
+"""How far an address moves with each range, in elements."""
+
+
+class Form(StrEnum):
+    """Which rule made a candidate."""
+
+    ROWS = "row group"
+    EPILOGUE = "contraction with more in its epilogue"
+    JOINED = "contractions that are joined"
+    SHARED = "contractions with a shared operand"
+    PROLOGUE = "contraction with its operand computed on the way"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a candidate may come to."""
+
+    calls: int = 12
+    row_bytes: int = 1 << 18  # of what a call leaves of one row, in float32: a multiprocessor's registers
+    columns: int = 256  # of a row that an epilogue sees at once: the width of a tile
+    points: int = 2  # of an epilogue that need the same element
+    sharing: int = 4  # contractions with one operand
+    again: int = 16  # operations an element of what is computed more than once
+    subsets: int = 64  # of the calls of one group
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A region that could be one program, wherever it occurs in its sequence."""
+
+    region: Region
+    form: Form
+    places: tuple[tuple[int, ...], ...]  # of each occurrence, in the order of the region's kernels
+    again: tuple[int, ...]  # numbers of those of its kernels that are computed again, and stored elsewhere
+    bytes: int  # that one occurrence reads and stores, each element once
+    saved_bytes: int  # that one occurrence no longer stores and reads, against each of its calls alone
+    again_operations: float  # that one occurrence computes beside what each of its calls does, about
+
+    def own(self, places: tuple[int, ...]) -> tuple[int, ...]:
+        """Of one occurrence the calls in whose place it runs."""
+        return tuple(place for number, place in enumerate(places) if number not in self.again)
+
+
+def candidates_of(sequence: Sequence, limits: Limits | None = None) -> list[Candidate]:
+    """Every candidate, what saves most bytes first."""
+    return _Candidates(sequence, limits or Limits()).run()
+
+
+# ---- one kernel, as the rules see it
+
+
+@dataclass(frozen=True)
+class _Load:
+    steps: Steps | None  # None: not affine
+    inside: bool  # whether it is an operand of the kernel's contraction
+    elements: Elements
+
+
+@dataclass(frozen=True)
+class Elements:
+    """What an access reaches of a buffer: stretches of elements that lie apart."""
+
+    apart: tuple[tuple[int, int], ...]  # step and count of the stretches, along each axis
+    low: int
+    high: int  # of the first stretch
+
+    @staticmethod
+    def of(address: UOp) -> Elements:
+        """What an address reaches; of one that is not affine as many elements as it has values, wherever they are."""
+        steps = _steps(address)
+        if steps is None:
+            return Elements(((0, _count(address.ranges)), (hash(address), 1)), 0, 1)
+        axes, width = list[tuple[int, int]](), 1
+        for step, count in sorted((abs(step), extent(r)) for r, step in steps.items()):
+            if not axes and step <= width:
+                width += step * (count - 1)
+            elif axes and step == axes[-1][0] * axes[-1][1]:
+                axes[-1] = (axes[-1][0], axes[-1][1] * count)
+            else:
+                axes.append((step, count))
+        low = int(address.vmin)
+        return Elements(tuple(axes), low, low + width)
+
+    @staticmethod
+    def count(some: Iterable[Elements], size: int) -> int:
+        """How many elements of a buffer of `size` these reach together, each counted once as far as that is seen."""
+        found = 0
+        by_axes: dict[tuple[tuple[int, int], ...], list[tuple[int, int]]] = defaultdict(list)
+        for one in set(some):
+            by_axes[one.apart].append((one.low, one.high))
+        for axes, stretches in by_axes.items():
+            length, end = 0, -math.inf
+            for low, high in sorted(stretches):
+                length += max(0, high - int(max(low, end)))
+                end = max(end, high)
+            found += length * math.prod(count for _, count in axes)
+        return min(found, size)
+
+
+class _Read:
+    """A kernel, read for the rules."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        tile: TileKernel = read_kernel(Region((kernel,)))
+        contraction = tile.contraction
+        inside = contraction.reduce.backward_slice_with_self if contraction is not None else {}
+        self.ast, self.is_symbolic = ast_of(kernel), bool(tile.variables)
+        self.outputs, self.reduce_extent = tile.outputs, tile.reduce_extent
+        self.is_contraction, self.is_elementwise = contraction is not None, not tile.reductions
+        self.is_reduction = not self.is_contraction and not self.is_elementwise
+        self.stored = _steps(tile.store.address)
+        self.loads: dict[int, list[_Load]] = defaultdict(list)
+        for load in tile.loads:
+            self.loads[load.buffer.slot].append(
+                _Load(_steps(load.address), load.node in inside, Elements.of(load.address))
+            )
+        self.written = {tile.store.buffer.slot: Elements.of(tile.store.address)}
+        self.itemsizes = {b.slot: b.dtype.itemsize for b in tile.buffers}
+
+    @cached_property
+    def operations(self) -> float:
+        return arithmetic(self.ast)
+
+    @cached_property
+    def an_element(self) -> float:
+        """Operations for each element that it stores."""
+        return self.operations / _count(self.outputs)
+
+
+@lru_cache(1024)
+def _read(kernel: Kernel) -> _Read | None:
+    """None where there is no tile program for it, or where its sizes are known only when it runs."""
+    try:
+        found = _Read(kernel)
+    except TileRefusal:
+        return None
+    return None if found.is_symbolic or found.stored is None else found
+
+
+def _steps(address: UOp) -> Steps | None:
+    found = affine(address)
+    return None if found is None else {r: step for r, step in found.items() if r is not None}
+
+
+def _spread(steps: Steps, rows: Collection[UOp]) -> int:
+    """Elements from the first to the last that one row reaches."""
+    return 1 + sum(abs(step) * (extent(r) - 1) for r, step in steps.items() if r not in rows)
+
+
+def _apart(steps: Steps, rows: Collection[UOp]) -> bool:
+    """Whether different rows reach different elements, each its own stretch of them."""
+    if not all(steps.get(r) for r in rows):
+        return False
+    width = _spread(steps, rows)
+    for r in sorted(rows, key=lambda r: abs(steps[r])):
+        if abs(steps[r]) < width:
+            return False
+        width += abs(steps[r]) * (extent(r) - 1)
+    return True
+
+
+def _count(ranges: Iterable[UOp]) -> int:
+    return math.prod(extent(r) for r in ranges)
+
+
+# ---- the rules
+
+
+class _Candidates:
+    def __init__(self, sequence: Sequence, limits: Limits) -> None:
+        self.sequence, self.limits = sequence, limits
+        self.kernels = [
+            _read(c.kernel) if c.kernel is not None and len(c.devices) < 2 else None for c in sequence.calls
+        ]
+        self.views = [call.views for call in sequence.calls]
+        self.reads = [{call.views[slot] for slot in call.reads} for call in sequence.calls]
+        self.writes = [{call.views[slot] for slot in call.writes} for call in sequence.calls]
+        self.after = successors_of(
+            [
+                Access(frozenset(v.buffer for v in reads), frozenset(v.buffer for v in writes))
+                for reads, writes in zip(self.reads, self.writes, strict=True)
+            ]
+        )
+        writers: dict[int, list[int]] = defaultdict(list)
+        for place, written in enumerate(self.writes):
+            for view in written:
+                writers[view.buffer].append(place)
+        # values of one call that others read: what is written once, and not updated in place
+        self.maker: dict[SlotBinding, int] = {}
+        self.readers: dict[int, list[tuple[int, SlotBinding]]] = defaultdict(list)
+        for view in {view for written in self.writes for view in written}:
+            made = writers[view.buffer]
+            first = sequence.users[view.buffer][0] == made[0] and view not in self.reads[made[0]]
+            if len(made) == 1 and first and self.kernels[made[0]] is not None:
+                self.maker[view] = made[0]
+        for place, read in enumerate(self.reads):
+            for view in read:
+                if self.kernels[place] is not None and place > self.maker.get(view, place):
+                    self.readers[self.maker[view]].append((place, view))
+
+    def run(self) -> list[Candidate]:
+        found: dict[tuple[str, tuple[int, ...]], Candidate] = {}
+        seen: set[tuple[frozenset[int], frozenset[int]]] = set()
+        for form, places, again in self._proposed():
+            if (places, again) in seen:
+                continue
+            seen.add((places, again))
+            if (made := self._candidate(form, places, again)) is None:
+                continue
+            key = made.region.id, made.again
+            if key in found:
+                before = found[key]
+                made = replace(before, places=(*before.places, *made.places))
+            found[key] = made
+        in_order = (replace(c, places=tuple(sorted(c.places))) for c in found.values())
+        return sorted(in_order, key=lambda c: (-c.saved_bytes * len(c.places), c.places))
+
+    def _proposed(self) -> Iterator[tuple[Form, frozenset[int], frozenset[int]]]:
+        none: frozenset[int] = frozenset()
+        for group in self._row_groups():
+            for places in self._parts_of(group):
+                yield Form.ROWS, places, none
+        contractions = [place for place, k in enumerate(self.kernels) if k is not None and k.is_contraction]
+        bases: dict[frozenset[int], Form] = {frozenset([place]): Form.PROLOGUE for place in contractions}
+        for place in contractions:
+            for form, places in self._around(place):
+                bases.setdefault(places, form)
+        for shared in self._shared(contractions):
+            with_more = frozenset(shared.union(*(self._epilogue(place) for place in shared)))
+            bases.setdefault(shared, Form.SHARED)
+            bases.setdefault(with_more, Form.SHARED)
+        for places, form in bases.items():
+            if len(places) > 1:
+                yield form, places, none
+            makers = self._operands(places)
+            if len(makers) > 1:
+                yield Form.PROLOGUE, places.union(makers), none
+            for maker in makers:
+                more = places | {maker}
+                yield Form.PROLOGUE, more, none
+                if any(reader not in places for reader, _ in self.readers[maker]):
+                    yield Form.PROLOGUE, more, frozenset([maker])
+
+    def _loads(self, place: int, view: SlotBinding) -> list[_Load]:
+        """How a call reads a view."""
+        kernel = self.kernels[place]
+        assert kernel is not None
+        return [load for slot, bound in enumerate(self.views[place]) if bound == view for load in kernel.loads[slot]]
+
+    # -- rows
+
+    def _row_groups(self) -> Iterator[frozenset[int]]:
+        """Calls over the same rows as those of each reduction."""
+        seen: set[frozenset[int]] = set()
+        for anchor, kernel in enumerate(self.kernels):
+            if kernel is None or not kernel.is_reduction:
+                continue
+            rows = {anchor: frozenset(kernel.outputs)}
+            waiting = [anchor]
+            while waiting and len(rows) < self.limits.calls:
+                place = waiting.pop(0)
+                if not rows[place]:
+                    continue  # its rows cannot be told: it is the end of the group
+                for other, mine in self._neighbours(place, rows):
+                    if other not in rows and len(rows) < self.limits.calls:
+                        rows[other] = mine
+                        waiting.append(other)
+            if (group := frozenset(rows)) not in seen and len(group) > 1:
+                seen.add(group)
+                yield group
+
+    def _neighbours(self, place: int, rows: dict[int, frozenset[UOp]]) -> Iterator[tuple[int, frozenset[UOp]]]:
+        """Calls beside one of a group, each with its rows where it has the same."""
+        read = set[SlotBinding]().union(*(self.reads[member] for member in rows))
+        for other, view in self.readers[place]:
+            if (mine := self._rows_of_reader(place, rows[place], other, view, read)) is not None:
+                yield other, mine
+        for view in sorted(self.reads[place], key=lambda v: v.buffer):
+            maker = self.maker.get(view)
+            if maker is not None and maker != place:
+                mine = self._rows_of_maker(place, rows[place], maker, view, read)
+                if mine is not None:
+                    yield maker, mine
+
+    def _rows_of_reader(
+        self, maker: int, rows: frozenset[UOp], reader: int, view: SlotBinding, read: set[SlotBinding]
+    ) -> frozenset[UOp] | None:
+        made, kernel = self.kernels[maker], self.kernels[reader]
+        assert made is not None and kernel is not None and made.stored is not None
+        if kernel.is_contraction or not _apart(made.stored, rows):
+            return None
+        width = _spread(made.stored, rows)
+        if 4 * width > self.limits.row_bytes or (width == 1 and not self._share_data(view, self.reads[reader], read)):
+            return None
+        found: set[frozenset[UOp]] = set()
+        for load in self._loads(reader, view):
+            if load.steps is None:
+                return None
+            mine = frozenset(r for r, step in load.steps.items() if abs(step) >= width)
+            if _spread(load.steps, mine) > width:  # a range runs over rows and over what is in them
+                return frozenset() if kernel.is_elementwise and width > 1 else None
+            found.add(mine)
+        if len(found) != 1:
+            return None
+        (mine,) = found
+        enough = 4 * _count(mine) >= _count(rows)  # some take a part of all rows: the queries of queries and keys
+        return mine if enough and mine and mine <= set(kernel.outputs) else None
+
+    def _rows_of_maker(
+        self, reader: int, rows: frozenset[UOp], maker: int, view: SlotBinding, read: set[SlotBinding]
+    ) -> frozenset[UOp] | None:
+        made = self.kernels[maker]
+        assert made is not None and made.stored is not None
+        loads = self._loads(reader, view)
+        if made.is_contraction or not loads or any(load.steps is None for load in loads):
+            return None
+        steps = [load.steps for load in loads if load.steps is not None]
+        if not all(_apart(one, rows) for one in steps):
+            return None
+        width = max(_spread(one, rows) for one in steps)
+        if 4 * width > self.limits.row_bytes:
+            return None
+        if made.is_reduction and width == 1 and not self._share_data(view, self.reads[maker], read):
+            return None
+        mine = frozenset(r for r, step in made.stored.items() if abs(step) >= width)
+        if _spread(made.stored, mine) > width:
+            return frozenset() if made.is_elementwise else None
+        return mine if _apart(made.stored, mine) else None
+
+    @staticmethod
+    def _share_data(view: SlotBinding, own: set[SlotBinding], read: set[SlotBinding]) -> bool:
+        """Whether two calls that pass on a value for each row read the same rows too."""
+        return any(other.size > view.size for other in (own & read) - {view})
+
+    def _parts_of(self, group: frozenset[int]) -> Iterator[frozenset[int]]:
+        """The group and parts of it that are connected, contain a reduction, and have two calls or more."""
+        ordered = sorted(group)
+        sizes = range(len(ordered), 1, -1)
+        if 2 ** len(ordered) <= self.limits.subsets:
+            some = (one for size in sizes for one in itertools.combinations(ordered, size))
+        else:
+            some = (tuple(ordered[i : i + size]) for size in sizes for i in range(len(ordered) - size + 1))
+        for places in some:
+            kernels = [self.kernels[place] for place in places]
+            if any(k is not None and k.is_reduction for k in kernels) and self._connected(places):
+                yield frozenset(places)
+
+    def _connected(self, places: tuple[int, ...]) -> bool:
+        left, reached = set(places[1:]), [places[0]]
+        used = {place: self.reads[place] | self.writes[place] for place in places}
+        made = {place: self.writes[place] for place in places}
+        while reached:
+            at = reached.pop()
+            near = {p for p in left if used[p] & made[at] or used[at] & made[p]}
+            left -= near
+            reached += near
+        return not left
+
+    # -- contractions
+
+    def _around(self, place: int) -> Iterator[tuple[Form, frozenset[int]]]:
+        """What a contraction could be one program with: what follows it in its tiles, and other contractions."""
+        whole = self._epilogue(place)
+        makers = [p for p in whole if (k := self.kernels[p]) is not None and k.is_contraction]
+        light = {p for p in whole if (k := self.kernels[p]) is not None and k.is_elementwise and k.an_element <= 1}
+        yield Form.EPILOGUE, whole
+        yield Form.EPILOGUE, whole - light
+        for reader in whole.difference(makers):
+            yield Form.EPILOGUE, frozenset([reader, *self._makers_in_tiles(reader)])
+        for reader, view in self.readers[place]:
+            kernel = self.kernels[reader]
+            if kernel is not None and kernel.is_contraction and self._is_in_tile(reader, view):
+                yield Form.JOINED, frozenset([place, reader])
+                yield Form.JOINED, frozenset([place, *self._epilogue(reader)])
+
+    def _epilogue(self, place: int) -> frozenset[int]:
+        """A contraction with all that sees its result by parts of rows, and other contractions that these see so."""
+        found, waiting = {place: None}, [place]
+        while waiting and len(found) < self.limits.calls:
+            at = waiting.pop(0)
+            kernel = self.kernels[at]
+            assert kernel is not None
+            near = [reader for reader, view in self.readers[at] if self._is_epilogue(reader, view)]
+            if not kernel.is_contraction:
+                near += self._makers_in_tiles(at)
+            for other in near:
+                if other not in found and len(found) < self.limits.calls:
+                    found[other] = None
+                    waiting.append(other)
+        return frozenset(found)
+
+    def _makers_in_tiles(self, reader: int) -> list[int]:
+        """Contractions whose results a call sees by parts of rows."""
+        made = [(self.maker[view], view) for view in self.reads[reader] if view in self.maker]
+        contractions = [(m, view) for m, view in made if (k := self.kernels[m]) is not None and k.is_contraction]
+        return sorted(m for m, view in contractions if self._is_epilogue(reader, view))
+
+    def _is_epilogue(self, reader: int, view: SlotBinding) -> bool:
+        kernel = self.kernels[reader]
+        return kernel is not None and not kernel.is_contraction and self._is_in_tile(reader, view)
+
+    def _is_in_tile(self, reader: int, view: SlotBinding) -> bool:
+        """Whether each point of a call needs a few neighbours of what a view holds, which few other points need: the
+        halves of a rotation need both of each pair."""
+        kernel = self.kernels[reader]
+        assert kernel is not None
+        columns, points = (1, 1) if kernel.is_contraction else (self.limits.columns, self.limits.points)
+        loads = self._loads(reader, view)
+        return bool(loads) and all(
+            load.steps is not None
+            and not load.inside
+            and _apart(load.steps, own := [r for r in kernel.outputs if r in load.steps])
+            and _spread(load.steps, own) <= columns
+            and _count(kernel.outputs) <= points * _count(own)
+            for load in loads
+        )
+
+    def _shared(self, contractions: list[int]) -> Iterator[frozenset[int]]:
+        """Contractions of the same operand, read in the same way."""
+        groups: dict[tuple[object, ...], list[int]] = defaultdict(list)
+        for place in contractions:
+            kernel = self.kernels[place]
+            assert kernel is not None
+            for slot, loads in kernel.loads.items():
+                inside = {
+                    tuple(sorted((s, extent(r)) for r, s in x.steps.items())) for x in loads if x.inside and x.steps
+                }
+                if len(loads) == len(inside) == 1:
+                    groups[self.views[place][slot], *inside, kernel.reduce_extent].append(place)
+        for places in groups.values():
+            for size in range(min(len(places), self.limits.sharing), 1, -1):
+                if size == len(places) or len(places) <= self.limits.sharing:
+                    yield from map(frozenset, itertools.combinations(places, size))
+
+    def _operands(self, places: frozenset[int]) -> list[int]:
+        """Elementwise calls that make an operand of a contraction among these, at little cost."""
+        found = []
+        for place in sorted(places):
+            kernel = self.kernels[place]
+            if kernel is None or not kernel.is_contraction:
+                continue
+            for view in self.reads[place]:
+                maker = self.maker.get(view)
+                made = self.kernels[maker] if maker is not None and maker not in places else None
+                if made is None or not made.is_elementwise or made.an_element > self.limits.again:
+                    continue
+                if all(load.inside and load.steps is not None for load in self._loads(place, view)):
+                    found.append(maker)
+        return sorted({maker for maker in found if maker is not None})
+
+    # -- a candidate
+
+    def _candidate(self, form: Form, places: frozenset[int], again: frozenset[int]) -> Candidate | None:
+        ordered = tuple(sorted(places))
+        if len(ordered) > self.limits.calls or not self._is_safe(ordered) or not is_convex(self.after, places - again):
+            return None
+        if again and not is_convex(self.after, places):
+            return None
+        ordered = self._canonical(ordered)
+        try:
+            region = self.sequence.region(*ordered, again=again, ordered=True)
+        except ValueError:
+            return None
+        moved = self._bytes(ordered, region)
+        saved = sum(self._bytes([place]) for place in ordered if place not in again) - moved
+        if saved <= 0 and not again:
+            return None
+        numbers = tuple(number for number, place in enumerate(ordered) if place in again)
+        redone = sum(k.operations for place in again if (k := self.kernels[place]) is not None)
+        redone += sum(self._operations_in_tiles(place, ordered) for place in ordered)
+        return Candidate(region, form, (ordered,), numbers, moved, saved, redone)
+
+    def _canonical(self, places: tuple[int, ...]) -> tuple[int, ...]:
+        """The same calls in an order that does not depend on theirs, but for hazards: blocks of one model may run what
+        is independent in different orders. What comes next is the least by kernel and wiring."""
+        ranks, left, found = self._ranks(places), list(places), list[int]()
+        while left:
+            ready = [p for p in left if not any(self.writes[q] & self.reads[p] for q in left if q < p)]
+            found.append(min(ready, key=lambda place: (ranks[place], place)))
+            left.remove(found[-1])
+        return tuple(found)
+
+    def _ranks(self, places: tuple[int, ...]) -> dict[int, int]:
+        """Numbers of calls by their kernels, and by how they are wired to each other; equal where neither differs."""
+        inside = set(places)
+        signs: dict[int, tuple[object, ...]] = {}
+        for place in places:
+            kernel = self.sequence.calls[place].kernel
+            stays = [inside.issuperset(self.sequence.users[view.buffer]) for view in self.views[place]]
+            signs[place] = (kernel.id if kernel else "", stays)
+        for _ in places:
+            order = {sign: rank for rank, sign in enumerate(sorted({repr(sign) for sign in signs.values()}))}
+            ranks = {place: order[repr(sign)] for place, sign in signs.items()}
+            if len(order) == len(places):
+                break
+            signs = {place: (ranks[place], self._wiring(place, places, ranks)) for place in places}
+        return ranks
+
+    def _wiring(self, place: int, places: tuple[int, ...], ranks: dict[int, int]) -> list[list[tuple[int, int]]]:
+        """By slot, which calls use the same view in which of their slots."""
+        return [
+            sorted((ranks[p], slot) for p in places for slot, other in enumerate(self.views[p]) if other == view)
+            for view in self.views[place]
+        ]
+
+    def _operations_in_tiles(self, reader: int, places: tuple[int, ...]) -> float:
+        """What a contraction computes again of its operands, made on the way: for every tile of columns anew."""
+        kernel = self.kernels[reader]
+        found = 0.0
+        for view in self.reads[reader] if kernel is not None and kernel.is_contraction else ():
+            made = self.kernels[self.maker[view]] if self.maker.get(view) in places else None
+            for load in self._loads(reader, view) if made is not None and made.is_elementwise else ():
+                assert kernel is not None and made is not None
+                if load.inside and load.steps is not None:
+                    tiles = -(-_count(r for r in kernel.outputs if r not in load.steps) // self.limits.columns)
+                    found += (tiles - 1) * made.operations
+        return found
+
+    def _bytes(self, places: Iterable[int], region: Region | None = None) -> int:
+        """What calls read and write as one program, each element once: of a region what it does not leave inside."""
+        touched: dict[tuple[bool, SlotBinding], list[Elements]] = defaultdict(list)
+        made, itemsizes = set[SlotBinding](), dict[SlotBinding, int]()
+        for number, place in enumerate(places):
+            kernel = self.kernels[place]
+            assert kernel is not None
+            for slot, view in enumerate(self.views[place]):
+                itemsizes[view] = kernel.itemsizes[slot]
+                if view not in made:
+                    touched[False, view] += [load.elements for load in kernel.loads.get(slot, ())]
+            for slot, elements in kernel.written.items():
+                view = self.views[place][slot]
+                made.add(view)
+                if region is None or len(region.kernels) == 1 or region.args[number][slot] in region.outputs:
+                    touched[True, view].append(elements)
+        return sum(
+            Elements.count(some, view.size // itemsizes[view]) * itemsizes[view] for (_, view), some in touched.items()
+        )
+
+    def _is_safe(self, ordered: tuple[int, ...]) -> bool:
+        """Whether what is written is written once, and nothing inside reads what it was before."""
+        if any(self.kernels[place] is None for place in ordered):
+            return False
+        read, written = set[int](), set[int]()
+        for place in ordered:
+            mine = {view.buffer for view in self.writes[place]}
+            if mine & (read | written):
+                return False
+            read |= {view.buffer for view in self.reads[place]}
+            written |= mine
+        return True

@@ -1,0 +1,236 @@
+"""From a workload to plans with regions of several kernels: what is proposed, expected, measured next, and chosen.
+
+Functions of values, in the order in which a run calls them:
+
+    propose -> Proposals    expected_saving_s, next_to_measure    plans_of -> WorkloadPlans    rows_of    fastest_step
+
+A saving is against the best known schedules of a region's parts as one program (`best_parts`), both timed in turns. So
+the cost of a region in a plan is what its calls take alone, by the best that is known of each, minus that saving.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import cast
+
+from kcg.errors import ScheduleError
+from kcg.kernel.parts import Part, schedule_of_parts
+from kcg.kernel.regions import Candidate, Limits, candidates_of
+from kcg.kernel.repeats import Blocks, blocks_of_workload
+from kcg.kernel.tile.cost import figures_of
+from kcg.optimize.exact_plan import Option, SequencePlan, best_plans
+from kcg.optimize.planning import planned
+from kcg.types import ModelCheck, Region, RegionResult, Result, Schedule, Target, Workload
+
+PLANS = 5  # whole steps that are timed
+BETWEEN_S = 1.5e-6
+"""Between two launches of one program, which a region of fewer launches spares; not the floor of an event pair, which a
+program of several launches pays once too."""
+
+Key = tuple[str, tuple[int, ...]]
+"""A candidate: its region, and which of its kernels are computed again."""
+
+
+def key_of(candidate: Candidate) -> Key:
+    return candidate.region.id, candidate.again
+
+
+@dataclass(frozen=True)
+class Proposals:
+    """The candidate regions of a workload, by sequence."""
+
+    workload: Workload
+    sequences: tuple[tuple[Blocks, tuple[Candidate, ...]], ...]
+
+    @cached_property
+    def candidates(self) -> dict[Key, Candidate]:
+        """One of each, what saves most bytes of the whole workload first."""
+        found = {key_of(c): c for _, candidates in self.sequences for c in candidates}
+        order = sorted(found, key=lambda key: -self.calls[key] * found[key].saved_bytes)
+        return {key: found[key] for key in order}
+
+    @cached_property
+    def calls(self) -> dict[Key, float]:
+        """How often each could run in one execution of the workload, were it chosen wherever it occurs."""
+        found: dict[Key, float] = defaultdict(float)
+        for blocks, candidates in self.sequences:
+            for candidate in candidates:
+                times = sum(blocks.weight(places) for places in candidate.places)
+                found[key_of(candidate)] += times * blocks.sequence.executions
+        return dict(found)
+
+
+def propose(workload: Workload, *, again: bool = False, limits: Limits | None = None) -> Proposals:
+    """Candidates of each sequence of a workload. Those that compute a call `again` cannot be put into a program yet."""
+    found = []
+    for blocks in blocks_of_workload(workload):
+        candidates = candidates_of(blocks.sequence, limits)
+        found.append((blocks, tuple(c for c in candidates if again or not c.again)))
+    return Proposals(workload, tuple(found))
+
+
+def among(proposals: Proposals, usable: Callable[[Region], bool]) -> Proposals:
+    """Those candidates of whose regions there is a program; each region is asked for once."""
+    kept = {region.id: usable(region) for region in {c.region for c in proposals.candidates.values()}}
+    sequences = ((b, tuple(c for c in candidates if kept[c.region.id])) for b, candidates in proposals.sequences)
+    return replace(proposals, sequences=tuple(sequences))
+
+
+# ---- what is expected
+
+
+def expected_saving_s(candidate: Candidate, alone_s: Mapping[str, float], target: Target) -> float:
+    """What one occurrence is expected to save, before anything is measured: the bytes that are no longer moved, and
+    launches, less what is computed again. No region is expected to be faster than its own bytes are moved."""
+    figures = figures_of(target)
+    kernels = [kernel for number, kernel in enumerate(candidate.region.kernels) if number not in candidate.again]
+    parts_s = sum(alone_s.get(kernel.id, 0.0) for kernel in kernels)
+    again_s = candidate.again_operations / (figures.plain_ops * max(1, target.cores))
+    saving_s = candidate.saved_bytes / figures.memory_bytes + BETWEEN_S * (len(kernels) - 1) - again_s
+    return min(saving_s, parts_s - candidate.bytes / figures.memory_bytes)
+
+
+def best_parts(region: Region, best: Mapping[str, Schedule]) -> Schedule:
+    """Every call of a region alone, with the best known schedule of its kernel, by id. Raises ScheduleError where one
+    has none."""
+    missing = [kernel.id for kernel in region.kernels if kernel.id not in best]
+    if missing:
+        raise ScheduleError(f"no schedule of kernel {missing[0][:12]} is known")
+    return schedule_of_parts(Part((place,), best[kernel.id]) for place, kernel in enumerate(region.kernels))
+
+
+# ---- plans
+
+
+@dataclass(frozen=True)
+class WorkloadPlan:
+    """How a workload runs: a plan of each of its sequences."""
+
+    sequences: tuple[SequencePlan, ...]
+    seconds: float  # of all kernels, in one execution of the workload
+    programs: tuple[tuple[Candidate, float], ...]  # with how often each runs, what saves most time first
+    saved_s: float  # against every call alone
+    saved_bytes: float
+
+    @property
+    def regions(self) -> tuple[Region, ...]:
+        """In the order in which they are put into a program: what saves most first."""
+        return tuple(dict.fromkeys(candidate.region for candidate, _ in self.programs))
+
+
+def plans_of(
+    proposals: Proposals,
+    alone_s: Mapping[str, float],
+    savings: Mapping[Key, float],
+    *,
+    memory_bytes: float = float("inf"),
+    count: int = PLANS,
+) -> list[WorkloadPlan]:
+    """The best plans of the whole workload, the best first, and last that of every call alone, where it is not among
+    them.
+
+    `alone_s` are seconds of kernels by id, `savings` those of one occurrence of a candidate; what has none is no
+    option. `memory_bytes` is what the intermediates of one sequence may take.
+    """
+    ways: list[tuple[float, tuple[SequencePlan, ...]]] = [(0.0, ())]
+    for blocks, candidates in proposals.sequences:
+        options = options_of(blocks, candidates, alone_s, savings)
+        plans = best_plans(blocks, options, count=count, memory_bytes=memory_bytes)
+        alone = best_plans(blocks, [option for option in options if option.is_alone], count=1)
+        plans += [plan for plan in alone if all(other.programs for other in plans)]
+        times = blocks.sequence.executions
+        joined = (
+            (spent + times * plan.seconds, (*chosen, plan)) for (spent, chosen), plan in itertools.product(ways, plans)
+        )
+        everything = list(joined)
+        ways = heapq.nsmallest(count, everything, key=lambda way: way[0])
+        bare = [way for way in everything if not any(plan.programs for plan in way[1])]
+        ways += [way for way in bare if way not in ways]
+    return [_workload_plan(proposals, chosen, seconds, alone_s) for seconds, chosen in ways]
+
+
+def options_of(
+    blocks: Blocks, candidates: Iterable[Candidate], alone_s: Mapping[str, float], savings: Mapping[Key, float]
+) -> list[Option]:
+    """Every call alone, and every occurrence of each candidate that something is known of."""
+    calls = blocks.sequence.calls
+    each_s = [alone_s.get(call.kernel.id, 0.0) if call.kernel else 0.0 for call in calls]
+    options = [Option((place,), seconds) for place, seconds in enumerate(each_s)]
+    for candidate in candidates:
+        if (saving_s := savings.get(key_of(candidate))) is None:
+            continue
+        for places in candidate.places:
+            own = tuple(sorted(candidate.own(places)))
+            again = tuple(sorted(set(places).difference(own)))
+            seconds = max(0.0, sum(each_s[place] for place in own) - saving_s)
+            options.append(Option(own, seconds, again, key_of(candidate)))
+    return options
+
+
+def _workload_plan(
+    proposals: Proposals, chosen: tuple[SequencePlan, ...], seconds: float, alone_s: Mapping[str, float]
+) -> WorkloadPlan:
+    times: dict[Key, float] = defaultdict(float)
+    saved: dict[Key, float] = defaultdict(float)
+    for (blocks, _), plan in zip(proposals.sequences, chosen, strict=True):
+        calls = blocks.sequence.calls
+        for option in plan.programs:
+            many, key = blocks.weight(option.places) * blocks.sequence.executions, cast(Key, option.name)
+            parts = [kernel for place in option.own if (kernel := calls[place].kernel) is not None]
+            times[key] += many
+            saved[key] += many * (sum(alone_s.get(kernel.id, 0.0) for kernel in parts) - option.seconds)
+    order = sorted(times, key=lambda key: -saved[key])
+    programs = tuple((proposals.candidates[key], times[key]) for key in order)
+    saved_bytes = sum(many * candidate.saved_bytes for candidate, many in programs)
+    return WorkloadPlan(chosen, seconds, programs, sum(saved.values()), saved_bytes)
+
+
+def next_to_measure(
+    plans: Sequence[WorkloadPlan], savings: Mapping[Key, float], measured: Mapping[Key, float]
+) -> list[Key]:
+    """Which candidates are worth a measurement: those of the best plans that nothing is measured of, by what they are
+    expected to save in all. With expectations that are too good rather than too bad, plans are made and measured in
+    turns until the best has nothing left to measure: no other plan can be better then."""
+    waiting: dict[Key, float] = {}
+    for plan in plans:
+        for candidate, times in plan.programs:
+            if (key := key_of(candidate)) not in measured:
+                waiting[key] = max(waiting.get(key, 0.0), times * savings[key])
+    return sorted(waiting, key=lambda key: -waiting[key])
+
+
+# ---- what comes of a plan
+
+
+def rows_of(
+    workload: Workload, rows: Sequence[RegionResult], regions: Mapping[str, RegionResult], plan: WorkloadPlan
+) -> tuple[RegionResult, ...]:
+    """The results of a workload by a plan: its regions beside the kernels that still run alone, each as often as it is
+    put into the program. A region whose calls were taken by those before it is left out.
+
+    `rows` are of the kernels, `regions` of regions, by id.
+    """
+    calls = {(call.region.id, call.variables): call for call in planned(workload, plan.regions, wanted=False).calls}
+    found = []
+    for row in (*rows, *(regions[region.id] for region in plan.regions)):
+        if (call := calls.get((row.region.id, row.variables))) is not None:
+            found.append(replace(row, calls=call.calls, replayed=call.replayed))
+    return tuple(found)
+
+
+def fastest_step(results: Sequence[Result], check: Callable[[Result], ModelCheck]) -> tuple[Result, ModelCheck]:
+    """Of the results of several plans, the last of which has every kernel alone, the one whose whole step is the
+    fastest and right, by `check`: what is measured of the whole step decides, since costs of parts do not add up. Where
+    no step is timed it is the first that is not wrong."""
+    checked = [(result, check(result)) for result in results]
+    right = [(seen.after_s, one) for one in checked if (seen := one[1]).passed and seen.after_s is not None]
+    before_s = min((seen.before_s for _, seen in checked if seen.before_s is not None), default=float("inf"))
+    faster = [one for one in right if one[0] <= before_s]
+    if right:
+        return min(faster, key=lambda one: one[0])[1] if faster else checked[-1]
+    return next((one for one in checked if one[1].passed is not False), checked[-1])

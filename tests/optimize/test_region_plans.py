@@ -1,0 +1,228 @@
+"""A workload's candidates, what is expected and measured of them, and the plan, up to the rows of a result."""
+
+from __future__ import annotations
+
+import os
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kcg.errors import ScheduleError
+from kcg.kernel.parts import parts_of
+from kcg.kernel.regions import Form
+from kcg.kernel.tile.cost import predicted_seconds
+from kcg.kernel.tile.ir import read_kernel
+from kcg.kernel.tile.prior import default_parameters
+from kcg.optimize import region_search
+from kcg.optimize.console import progress
+from kcg.optimize.planning import planned
+from kcg.optimize.region_plans import (
+    Key,
+    Proposals,
+    WorkloadPlan,
+    among,
+    best_parts,
+    expected_saving_s,
+    fastest_step,
+    key_of,
+    next_to_measure,
+    plans_of,
+    propose,
+    rows_of,
+)
+from kcg.optimize.result import read_result
+from kcg.optimize.run import optimize
+from kcg.optimize.settings import Settings
+from kcg.optimize.work import RegionResults
+from kcg.types import ModelCheck, Region, RegionResult, Result, Schedule, ScheduleKind, Workload
+from kcg.workloads.registry import spec_of
+from tests.known_targets import KNOWN_TARGETS
+from tests.optimize_run import begun
+from tests.sample_result import sample_result
+
+SCRIPT = Path(__file__).parents[1] / "scripts" / "norm_steps.py"
+H200 = KNOWN_TARGETS["sm_90"]
+
+
+@pytest.fixture(scope="module")
+def flux() -> Workload:
+    return spec_of("flux").capture("1024")
+
+
+@pytest.fixture(scope="module")
+def proposals(flux: Workload) -> Proposals:
+    return propose(flux)
+
+
+@pytest.fixture(scope="module")
+def alone_s(flux: Workload) -> dict[str, float]:
+    kernels = ((c.region.id, read_kernel(c.region)) for c in flux.calls)
+    return {name: predicted_seconds(k, H200, default_parameters(k, H200)) for name, k in kernels}
+
+
+@pytest.fixture(scope="module")
+def expected(proposals: Proposals, alone_s: dict[str, float]) -> dict[Key, float]:
+    return {key: expected_saving_s(c, alone_s, H200) for key, c in proposals.candidates.items()}
+
+
+@pytest.fixture(scope="module")
+def plans(proposals: Proposals, alone_s: dict[str, float], expected: dict[Key, float]) -> list[WorkloadPlan]:
+    return plans_of(proposals, alone_s, expected)
+
+
+def row(region: Region, seconds: float, *, calls: int = 1, tile: bool = False, before_s: float = 0.0) -> RegionResult:
+    """A result of a region, as far as plans look at it."""
+    (made, *_) = sample_result().regions
+    base = replace(made.baseline, cold_s=before_s or seconds)
+    schedule = Schedule(ScheduleKind.TILE if tile else ScheduleKind.PARTS, "{}")
+    chosen = replace(base, cold_s=seconds, schedule=schedule)  # else other schedules of its parts
+    outcome = "improved" if before_s else "kept"
+    return replace(made, region=region, calls=calls, baseline=base, chosen=chosen, outcome=outcome, opts=None, ends=())
+
+
+def test_the_plan_of_a_step_is_the_one_that_a_block_is_known_to_want(plans: list[WorkloadPlan]) -> None:
+    assert len(plans) == 6 and not plans[-1].programs, "five, and every call alone"
+    assert [p.seconds for p in plans] == sorted(p.seconds for p in plans)
+    best = {tuple(sorted(c.places[0])): (c.form, times) for c, times in plans[0].programs}
+    assert best[37, 38, 39] == (Form.ROWS, 57), "softmax of each block"
+    assert best[112, 113, 114] == (Form.ROWS, 38), "norms of the single blocks"
+    assert best[30, 31, 32, 33, 34, 35] == (Form.EPILOGUE, 19), "query, key and value of text and image"
+    assert best[125, 126] == (Form.JOINED, 38), "the two halves of a single block's last matmul"
+    assert plans[0].saved_s == pytest.approx(plans[-1].seconds - plans[0].seconds)
+
+
+def test_the_calls_by_a_plan_are_all_calls_of_the_model(
+    flux: Workload, plans: list[WorkloadPlan], alone_s: dict[str, float], expected: dict[Key, float]
+) -> None:
+    calls = {call.region: call.calls for call in planned(flux, plans[0].regions).calls}
+    wanted = {candidate.region: times for candidate, times in plans[0].programs}
+    assert {region: calls[region] for region in wanted} == wanted, "a program finds them where the plan has them"
+    for call in flux.calls:
+        inside = sum(times * region.kernels.count(call.region.kernel) for region, times in wanted.items())
+        assert calls.get(call.region, 0) + inside == call.calls
+    regions = {}
+    for candidate, _ in plans[0].programs:
+        parts_s = sum(alone_s[kernel.id] for kernel in candidate.region.kernels)
+        regions[candidate.region.id] = row(candidate.region, parts_s - expected[key_of(candidate)])
+    rows = rows_of(flux, [row(c.region, alone_s[c.region.id], calls=c.calls) for c in flux.calls], regions, plans[0])
+    assert sum(one.after_s for one in rows) == pytest.approx(plans[0].seconds)
+
+
+def test_every_call_alone_is_the_sum_of_its_kernels(
+    flux: Workload, plans: list[WorkloadPlan], alone_s: dict[str, float]
+) -> None:
+    assert plans[-1].seconds == pytest.approx(sum(call.calls * alone_s[call.region.id] for call in flux.calls))
+
+
+def test_nothing_is_expected_to_be_faster_than_its_bytes(
+    proposals: Proposals, alone_s: dict[str, float], expected: dict[Key, float]
+) -> None:
+    for key, candidate in proposals.candidates.items():
+        parts_s = sum(alone_s[kernel.id] for kernel in candidate.region.kernels)
+        assert parts_s - expected[key] >= candidate.bytes / 5e12
+
+
+def test_what_the_best_plans_want_is_measured_until_nothing_can_be_better(
+    proposals: Proposals, alone_s: dict[str, float], expected: dict[Key, float]
+) -> None:
+    rng = random.Random(0)
+    true = {key: saving_s - abs(saving_s) * rng.uniform(0.0, 1.5) for key, saving_s in expected.items()}
+    measured: dict[Key, float] = {}
+
+    def best(savings: dict[Key, float]) -> list[WorkloadPlan]:
+        return plans_of(proposals, alone_s, savings, count=1)[:1]
+
+    while waiting := next_to_measure(now := best({**expected, **measured}), expected, measured):
+        measured.update({key: true[key] for key in waiting})
+    assert now[0].seconds == pytest.approx(best(true)[0].seconds)
+    assert len(measured) < 0.7 * len(true), "most of the others cannot matter"
+
+
+def test_memory_bounds_a_plan(
+    proposals: Proposals, alone_s: dict[str, float], expected: dict[Key, float], plans: list[WorkloadPlan]
+) -> None:
+    most = max(plan.peak_bytes for plan in plans[-1].sequences)
+    for plan in plans_of(proposals, alone_s, expected, memory_bytes=most):
+        assert all(one.peak_bytes <= most for one in plan.sequences)
+
+
+def test_the_parts_that_a_region_is_compared_with_are_the_best_known(proposals: Proposals) -> None:
+    region = next(iter(proposals.candidates.values())).region
+    best = {kernel.id: Schedule(ScheduleKind.OPTS, f'["{kernel.id[:4]}"]') for kernel in region.kernels}
+    parts = parts_of(best_parts(region, best))
+    assert [(part.places, part.schedule) for part in parts] == [
+        ((i,), best[k.id]) for i, k in enumerate(region.kernels)
+    ]
+    with pytest.raises(ScheduleError, match="is known"):
+        best_parts(region, {})
+
+
+def test_only_what_is_faster_than_the_best_of_its_parts_is_an_option(proposals: Proposals) -> None:
+    first, second, third, *_ = dict.fromkeys(c.region for c in proposals.candidates.values())
+    rows = [row(first, 2.0, tile=True, before_s=5.0), row(second, 2.0, before_s=5.0), row(third, 2.0)]
+    rows[0] = replace(rows[0], opts=replace(rows[0].baseline, cold_s=3.0))
+    assert region_search.measured_savings(rows, proposals) == {(first.id, ()): 1.0}
+    assert among(proposals, lambda region: region == first).candidates.keys() == {(first.id, ())}
+
+
+@pytest.mark.parametrize(
+    ("steps", "chosen"),
+    [
+        ([(True, 3.0), (True, 2.0), (True, 2.5)], 1),
+        ([(False, 1.0), (None, 1.0), (True, 2.5)], 2),
+        ([(True, 5.0), (False, 2.0), (None, None)], 2),  # slower than tinygrad's own
+        ([(False, None), (True, None), (None, None)], 1),
+    ],
+)
+def test_the_whole_step_decides(steps: list[tuple[bool | None, float | None]], chosen: int) -> None:
+    checks = [ModelCheck(passed, before_s=4.0 if after_s else None, after_s=after_s) for passed, after_s in steps]
+    results = [replace(sample_result(), seed=number) for number in range(len(steps))]
+
+    def check(result: Result) -> ModelCheck:
+        return checks[result.seed]
+
+    assert fastest_step(results, check) == (results[chosen], checks[chosen])
+
+
+# ---- in a run
+
+
+def test_regions_are_searched_after_kernels_judged_and_planned(tmp_path: Path) -> None:
+    """Where there is no program for a region its search varies its parts: no plan has any of it, all kernels stay."""
+    settings = Settings(str(SCRIPT), device=os.environ["DEV"], measurements=16, folder=tmp_path / "out", regions=True)
+    with begun(settings) as run:
+        estimates = run.estimates(run.measured(meanwhile=run.guide.read))
+        kernels = region_search.search(estimates, run.guide, device=run.device, log=run.log)
+        proposed = region_search.search_regions(
+            kernels, estimates, run.guide, device=run.device, log=run.log, usable=lambda region: True
+        )
+        assert proposed is not None and proposed.works and all(work.proposed for work in proposed.works)
+        best = region_search.best_schedules(run.works)
+        for work in proposed.works:
+            assert best_parts(work.call.region, best) in work.known, "measured as one program"
+            assert work.call.region.id in run.journal.regions()
+        results = run.judge(proposed.estimates, proposed.candidates).run()
+        assert len(results.rows) == len(run.works) + len(proposed.works)
+        (alone,) = region_search.variants(results, proposed, run.captured.workload)
+        assert [one.region.id for one in alone.rows] == [work.call.region.id for work in run.works]
+        faster = tuple(
+            replace(r, outcome="improved", chosen=replace(r.baseline, cold_s=1e-9, schedule=Schedule("tile", "{}")))
+            if r.region.args
+            else r
+            for r in results.rows
+        )
+        first, *_, last = region_search.variants(RegionResults(faster), proposed, run.captured.workload)
+        assert any(len(one.region.kernels) == 3 for one in first.rows), "the norm, were it a tile program of 1 ns"
+        assert sum(one.calls * len(one.region.kernels) for one in first.rows) == sum(one.calls for one in last.rows)
+        assert len(run.result(kernels, first).regions) == len(first.rows)
+
+
+def test_a_run_says_that_there_is_no_program_for_a_region(tmp_path: Path) -> None:
+    settings = Settings(str(SCRIPT), device=os.environ["DEV"], measurements=8, folder=tmp_path / "out", regions=True)
+    with progress(quiet=True) as shown:
+        finished = optimize(settings, shown)
+    result = read_result(finished.result_path)
+    assert any("no region of several kernels was searched: there is no program" in line for line in result.warnings)
+    assert all(len(one.region.kernels) == 1 for one in result.regions)
