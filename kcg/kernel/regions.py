@@ -7,6 +7,7 @@ generous: a kind of schedule refuses what it cannot express, and what a region s
 - `ROWS`: calls over the same rows, joined by a value or a tile for each row (a norm, a softmax, a loss);
 - `EPILOGUE`: contractions, and what is done to parts of their rows that fit in a tile (a head's norm and rotation);
 - `JOINED`: contractions of which one takes the other's result point by point (a sum that a concatenation split);
+- `CHAINED`: a contraction, what is made of its result, and the contraction that takes that as an operand (attention);
 - `SHARED`: contractions that read the same operand (query, key and value);
 - `PROLOGUE`: any of these with the elementwise call that makes an operand, computed on the way.
 """
@@ -39,6 +40,7 @@ class Form(StrEnum):
     ROWS = "row group"
     EPILOGUE = "contraction with more in its epilogue"
     JOINED = "contractions that are joined"
+    CHAINED = "a contraction of another one's result"
     SHARED = "contractions with a shared operand"
     PROLOGUE = "contraction with its operand computed on the way"
 
@@ -257,6 +259,8 @@ class _Candidates:
         for place in contractions:
             for form, places in self._around(place):
                 bases.setdefault(places, form)
+            if (chained := self._chained(place)) is not None:
+                bases.setdefault(chained, Form.CHAINED)
         for shared in self._shared(contractions):
             with_more = frozenset(shared.union(*(self._epilogue(place) for place in shared)))
             bases.setdefault(shared, Form.SHARED)
@@ -278,6 +282,21 @@ class _Candidates:
         kernel = self.kernels[place]
         assert kernel is not None
         return [load for slot, bound in enumerate(self.views[place]) if bound == view for load in kernel.loads[slot]]
+
+    # -- chains
+
+    def _chained(self, place: int) -> frozenset[int] | None:
+        """A contraction with all that is made of its result, where that comes to one other contraction."""
+        between, ends, waiting = {place}, set[int](), [place]
+        while waiting and len(between) < self.limits.calls:
+            for reader, _ in self.readers[waiting.pop()]:
+                kernel = self.kernels[reader]
+                if kernel is not None and kernel.is_contraction:
+                    ends.add(reader)
+                elif reader not in between:
+                    between.add(reader)
+                    waiting.append(reader)
+        return frozenset(between | ends) if len(ends) == 1 and len(between) > 1 and not waiting else None
 
     # -- rows
 

@@ -23,7 +23,7 @@ from kcg.kernel.tile.generate import generate_kernel
 from kcg.kernel.tile.ir import TileKernel, affine
 from kcg.kernel.tile.legal import BETWEEN, FIELDS, is_legal, legal_values, random_parameters, starts
 from kcg.kernel.tile.parameters import CONTRACTION, TMA, TileParameters
-from kcg.kernel.tile.prior import default_parameters, shared_bytes, shared_taken
+from kcg.kernel.tile.prior import Axes, default_parameters, shared_bytes, shared_taken
 from kcg.kernel.tile.program import TileRefusal
 from kcg.kernel.tile.words import described, label, legend
 from kcg.types import Action, Region, Schedule, ScheduleKind, Target, Variables
@@ -46,10 +46,29 @@ class TileSpace:
     def __init__(self, region: Region, target: Target, kernel: TileKernel) -> None:
         self.region, self.target, self.kernel = region, target, kernel
         self._known: dict[str, dict[Any, Any]] = {}
-        self._start = default_parameters(kernel, target)
-        self._bases = {(p.form, p.axes): p for p in (self._start, *starts(kernel, target))}
-        self._start = self._cheapest(self._start)
-        self._bases[self._start.form, self._start.axes] = self._start
+        self._first = default_parameters(kernel, target)
+        self._first_of_axes = {(p.form, p.axes): p for p in (self._first, *starts(kernel, target))}
+        self._is_settled = False
+
+    @property
+    def _start(self) -> TileParameters:
+        self._settle()
+        return self._first
+
+    @property
+    def _bases(self) -> dict[tuple[str, Axes], TileParameters]:
+        """Where each form with each arrangement of axes begins."""
+        self._settle()
+        return self._first_of_axes
+
+    def _settle(self) -> None:
+        """Find the cheapest start, once somebody asks for what follows from it: whether there is a space is known at
+        once, this takes half a second of a contraction."""
+        if self._is_settled:
+            return
+        self._is_settled = True  # what looks for it uses the prior's choice
+        self._first = self._cheapest(self._first)
+        self._first_of_axes[self._first.form, self._first.axes] = self._first
         for what in ("completed", "values", "place"):  # what follows from the start follows from another one now
             self._known.pop(what, None)
 
