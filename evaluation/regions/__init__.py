@@ -1,0 +1,2 @@
+"""How fast one program for several kernels is, beside torch.compile, a copy and the best programs of its parts
+(`bench_regions`)."""
