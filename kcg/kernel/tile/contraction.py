@@ -64,9 +64,15 @@ def pieces_of(size: int) -> tuple[tuple[int, int], ...]:
 
 
 def write_contraction(
-    contraction: Contraction, root: Frame, axes: tuple[Axis, Axis], starts: tuple[str, str], loop: Loop
+    contraction: Contraction,
+    root: Frame,
+    axes: tuple[Axis, Axis],
+    starts: tuple[str, str],
+    loop: Loop,
+    *,
+    to: Sums | None = None,
 ) -> Sums:
-    """Writes the loop. `starts` are the tile's first row and column."""
+    """Writes the loop. `starts` are the tile's first row and column; `to` is what another loop left, to go on from."""
     lines, step, part = root.lines, loop.step, loop.part
     reduced = Axis(tuple(contraction.reduce.src[1:]), step)
     pieces = [replace(axes[1], size=width) for _, width in pieces_of(axes[1].size)]
@@ -82,7 +88,7 @@ def write_contraction(
             bind_axis(frame, piece, 1, first, ragged=ragged)
 
     accumulator = "int32" if contraction.sides[0].dtype is dtypes.int8 else "float32"
-    totals = [root.writer.fresh("acc") for _ in pieces]
+    totals = list(to.names) if to is not None else [root.writer.fresh("acc") for _ in pieces]
     body = Lines(root.writer, lines)
     counter = root.writer.fresh("k")
     vector = body.name(f"{counter} + tl.arange(0, {step})", "i") if None in described else ""
@@ -104,7 +110,8 @@ def write_contraction(
         kind = f", max_num_imprecise_acc={min(step, PROMOTED)}"
     for total, other, piece in zip(totals, others, pieces, strict=True):
         body.add(f"{total} = tl.dot({one.text}, {other.text}, {total}{kind}, out_dtype=tl.{accumulator})")
-        lines.add(f"{total} = tl.zeros([{axes[0].size}, {piece.size}], tl.{accumulator})")
+        if to is None:
+            lines.add(f"{total} = tl.zeros([{axes[0].size}, {piece.size}], tl.{accumulator})")
     end, _ = total_of(root, reduced.ranges)
     begin = "0"
     if part is not None and part.count > 1:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from kcg.compat.tiny import Ops, UOp
 from kcg.kernel.tile.contraction import pieces_of
 from kcg.kernel.tile.ir import Access, TileKernel, affine, extent
+from kcg.kernel.tile.online import shifted_sums
 from kcg.kernel.tile.parameters import CONTRACTION, REDUCTION, ROWS, TMA, TileParameters
 from kcg.kernel.tile.prior import REGISTERS, THREADS, has_tma, shared_bytes, shared_taken, tiles_of
 from kcg.types import Target
@@ -101,7 +102,7 @@ def _contraction(kernel: TileKernel, target: Target, p: TileParameters, f: Figur
     batch = math.prod(kernel.extents[n] for n in contraction.batch)
     counts = tiles_of(kernel, p)
     tiles = counts[0] * counts[1] * batch * p.split
-    steps = max(1, -(-kernel.reduce_extent // (p.reduce_tile * p.split)))
+    steps = max(1, -(-kernel.terms // (p.reduce_tile * p.split)))
 
     product_s = 2 * rows * columns * p.reduce_tile / (f.tensor_ops * _tensor_share(p, itemsize))
     if p.loads != TMA:
@@ -213,7 +214,7 @@ def _traffic(
     assert contraction is not None
     batch = max(1, math.prod(kernel.extents[n] for n in contraction.batch))
     itemsize = contraction.sides[0].dtype.itemsize
-    rows, columns = (count * size * kernel.reduce_extent * itemsize for count, size in zip(counts, p.tile, strict=True))
+    rows, columns = (count * size * kernel.terms * itemsize for count, size in zip(counts, p.tile, strict=True))
     group = min(p.group, counts[0])
     passes = max(1.0, min(counts[0] / group, counts[0] * counts[1] / slots))
     between = columns + group * rows / counts[0]
@@ -319,8 +320,13 @@ def _held_rows(kernel: TileKernel, target: Target, p: TileParameters, f: Figures
 
 def _levels(kernel: TileKernel) -> int:
     """Loops that reductions take one after another: those that need another's result come after it."""
+    together = {one.node: of for of in kernel.reductions for one in shifted_sums(of, kernel.reductions)}
     level: dict[UOp, int] = {}
+    assert kernel.rows is not None
     for node in kernel.reductions:  # what is needed first comes first
+        if math.prod(map(extent, node.src[1:])) < kernel.rows.width:
+            continue  # it goes through little
         inside = node.src[0].backward_slice_with_self
-        level[node] = 1 + max((level[other] for other in level if other in inside), default=0)
+        before = max((level[o] for o in level if o in inside and o is not together.get(node)), default=0)
+        level[node] = max(1 + before, level.get(together.get(node, node), 0))
     return max(level.values(), default=0)

@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from kcg.compat.scheduling import simplified
-from kcg.compat.tiny import AddrSpace, AxisType, Ops, UOp
+from kcg.compat.tiny import AddrSpace, AxisType, Ops, UOp, dtypes
 from kcg.kernel.codec import ast_of
 from kcg.kernel.tile.ir import (
     EVEN,
@@ -36,12 +36,14 @@ from kcg.kernel.tile.ir import (
     read_kernel,
     refuse_unknown,
     stored_of,
-    with_sums_merged,
+    with_reductions_merged,
 )
 from kcg.kernel.tile.program import TileRefusal
+from kcg.kernel.tile.reduction import depth_of
 from kcg.types import Region
 
 MOST_KERNELS = 16
+_SHARED = 1 << 20  # the first number of ranges that several reductions are over
 MOST_NODES = 4096  # of all values together: each use of a value may be a copy of it over other ranges
 
 
@@ -62,18 +64,22 @@ def _fused(_id: str, region: Region) -> TileKernel:
         refuse_unknown(ast)
         own = buffers_of(ast)
         buffers |= {param: buffer for param, buffer in own.items() if param not in buffers or buffer.written}
+        plain = stored_of(ast, own)
         held = product.store.buffer.slot if product is not None else None
-        stored = _inlined(stored_of(ast, own), own, {slot: s for slot, s in made.items() if slot != held})
+        is_product = kernel_of((plain,), own).contraction is not None
+        stored = _inlined(plain, own, {slot: s for slot, s in made.items() if slot != held or is_product})
         slot = stored.store.buffer.slot
         loaded |= {access.buffer.slot for access in _loads(stored, buffers)} - set(made)
         if slot in made or slot in loaded:
             raise TileRefusal("update in place", "a buffer is written that was read or written before")
         made[slot] = stored
-        if (of_its_own := kernel_of((stored,), buffers)).contraction is not None:
-            if product is not None:
-                raise TileRefusal("several contractions")
-            product = of_its_own
-    wanted = [made[slot] for slot in region.outputs if slot in made]
+        if is_product:
+            made_of = kernel_of((stored,), buffers)
+            if made_of.contraction is None or (product is not None and (not made_of.before or held in region.outputs)):
+                raise TileRefusal("several contractions", "they are no terms of one sum")
+            product = made_of
+    shared: dict[UOp, UOp] = {}
+    wanted = [_with_shared_ranges(made[slot], shared) for slot in region.outputs if slot in made]
     if product is not None:
         kernel = _with_product(product, wanted, buffers)
     else:
@@ -93,30 +99,45 @@ def _fused(_id: str, region: Region) -> TileKernel:
 
 
 def _renamed(region: Region) -> list[UOp]:
-    """The kernels with the region's numbers for their buffers. No two have an output range in common; ranges that are
-    reduced are the same ones wherever they are as long, so that one loop can make several reductions."""
+    """The kernels with the region's numbers for their buffers, and with ranges that no two have in common."""
     numbers = itertools.count()
-    reduced: dict[tuple[int, tuple[UOp, ...]], UOp] = {}
     found = []
     for kernel, slots in zip(region.kernels, region.args, strict=True):
-        ast = with_sums_merged(simplified(ast_of(kernel)))
+        ast = with_reductions_merged(simplified(ast_of(kernel)))
         new: dict[UOp, UOp] = {}
         for node in ast.toposort():
             if node.op is Ops.PARAM and node.arg.addrspace is not AddrSpace.ALU:
                 new[node] = node.replace(arg=replace(node.arg, slot=slots[node.arg.slot]))
-            elif node.op is Ops.REDUCE:
-                sizes = tuple(r.src[0] for r in node.src[1:])
-                for place, axis in enumerate(node.src[1:]):
-                    if axis.op is not Ops.RANGE:
-                        raise TileRefusal("reduction over no range")
-                    if (place, sizes) not in reduced:
-                        reduced[place, sizes] = axis.replace(arg=(next(numbers), AxisType.REDUCE))
-                    new[axis] = reduced[place, sizes]
-        for node in ast.toposort():
-            if node.op is Ops.RANGE and node not in new:
-                new[node] = node.replace(arg=(next(numbers), AxisType.LOOP))
+            elif node.op is Ops.RANGE:
+                new[node] = node.replace(arg=(next(numbers), node.arg[-1]))
         found.append(ast.substitute(new, walk=True))
     return found
+
+
+def _with_shared_ranges(stored: Stored, shared: dict[UOp, UOp]) -> Stored:
+    """A value whose reductions of equal length are over the same range, so that one loop can make several of them."""
+    new: dict[UOp, UOp] = {}
+    for node in stored.value.toposort():
+        made = node.replace(src=tuple(new[s] for s in node.src)) if any(new[s] is not s for s in node.src) else node
+        new[node] = _over_shared_range(made, shared) if node.op is Ops.REDUCE else made
+    return replace(stored, value=new[stored.value])
+
+
+def _over_shared_range(node: UOp, shared: dict[UOp, UOp]) -> UOp:
+    """A reduction over the range that is used for all of its length; over its own where one inside of it uses that."""
+    ranges = node.src[1:]
+    if any(axis.op is not Ops.RANGE or is_symbolic(axis) for axis in ranges):
+        return node
+    size = ranges[0].src[0].const_like(math.prod(map(extent, ranges)))
+    axis = shared.setdefault(size, UOp(Ops.RANGE, ranges[0].dtype, (size,), (_SHARED + len(shared), AxisType.REDUCE)))
+    inner = [n for n in node.src[0].toposort() if n.op is Ops.REDUCE and set(ranges) & set(n.ranges)]
+    if any(axis in n.src[1:] for n in inner):
+        return node
+    at, left = {}, axis
+    for one in reversed(ranges):
+        at[one] = left % extent(one) if one is not ranges[0] else left
+        left = left // extent(one)
+    return node.replace(src=(_moved(node.src[0], at), axis))
 
 
 # ---- values in the place of loads
@@ -133,7 +154,7 @@ def _inlined(stored: Stored, own: dict[UOp, BufferSlot], made: dict[int, Stored]
         return stored
     if any(node in new for node in UOp.sink(*stored.store.node.src[1:], *stored.gates).toposort()):
         raise TileRefusal("address from an intermediate", "where a value is stored depends on one that is not")
-    return replace(stored, value=stored.value.substitute(new))
+    return replace(stored, value=with_reductions_merged(stored.value.substitute(new)))
 
 
 def _loads(stored: Stored, own: dict[UOp, BufferSlot]) -> list[Access]:
@@ -178,11 +199,34 @@ def _moved(value: UOp, at: dict[UOp, UOp]) -> UOp:
         for node in moved.toposort()
         if node.op is Ops.INDEX
     }
-    return moved.substitute({node: new for node, new in shorter.items() if node is not new})
+    return moved.substitute({node: new for node, new in shorter.items() if node is not new}, walk=True)
 
 
 def _short(index: UOp) -> UOp:
-    return index.simplify()
+    """An index with its products taken apart, so that a quotient and its rest become what was divided."""
+    if index.op is Ops.WHERE:
+        return index.replace(src=(index.src[0].simplify(), *map(_short, index.src[1:])))
+    terms = _terms(index)
+    if len(terms) < 2 or index.dtype is not dtypes.weakint:
+        return index.simplify()
+    total = UOp.const(0, dtypes.weakint)
+    for term, factor in terms.items():
+        total = total + term * factor
+    return total.simplify()
+
+
+def _terms(index: UOp, factor: int = 1) -> dict[UOp, int]:
+    """A sum of terms times constants: the terms and their factors."""
+    found: dict[UOp, int] = {}
+    if index.op is Ops.ADD:
+        for term, times in (pair for s in index.src for pair in _terms(s, factor).items()):
+            found[term] = found.get(term, 0) + times
+        return found
+    if index.op is Ops.MUL:
+        for one, other in (index.src, index.src[::-1]):
+            if other.op is Ops.CONST and isinstance(other.arg, int):
+                return _terms(one, factor * other.arg)
+    return {index: factor}
 
 
 # ---- what is made of a contraction's result while a tile of it is in registers
@@ -352,14 +396,14 @@ def _in_rows(stored: Stored, width: int, address: UOp, buffers: dict[UOp, Buffer
 
 
 def rows_of(kernel: TileKernel) -> Rows:
-    """How the values share rows: each reduction is of one row, and each store is of a value per row or of an element.
+    """How the values share rows: each reduction is of a row or of less, and each store of a value per row or of each
+    element.
 
     Raises TileRefusal where they do not.
     """
-    widths = {math.prod(map(extent, r.src[1:])) for r in kernel.reductions}
-    if len(widths) != 1:
-        raise TileRefusal("rows", f"reductions of {len(widths)} lengths")
-    (width,) = widths
+    width = max(math.prod(map(extent, r.src[1:])) for r in kernel.reductions)
+    if depth_of(kernel.reductions) > 1:
+        raise TileRefusal("rows", "reductions inside reductions")
     if any(is_symbolic(axis) for s in kernel.stored for axis in s.outputs):
         raise TileRefusal("rows", "their number is known only when the program runs")
     if any(is_symbolic(axis) for r in kernel.reductions for axis in r.src[1:]):

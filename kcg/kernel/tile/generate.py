@@ -38,6 +38,7 @@ from kcg.types import Region, Target
 ENTRY = "tile_kernel"
 SUM_TILE, SUM_WARPS = 1024, 4  # of the launch that adds partial sums
 TAIL_ROWS = 16  # of a tile, that one program of it adds
+VECTOR_BYTES = 16  # that a thread loads at once
 MAX_BLOCK = 1 << 20  # elements of a block: Triton's own limit
 
 
@@ -161,6 +162,7 @@ def may_split(kernel: TileKernel) -> bool:
         first is not None
         and kernel.rows is None
         and not kernel.also
+        and not kernel.before
         and all(
             r.src[1:] == first.src[1:]
             and r.arg == first.arg
@@ -215,7 +217,8 @@ def _write_held_rows(
     if height * width > MAX_BLOCK:
         raise TileRefusal("tile", f"a block has at most {MAX_BLOCK:,} elements")
     root = open_frame(kernel, writer, (height, width))
-    root.reduce = reducer(kernel, first_axis=1)
+    threads, vector = 32 * parameters.num_warps, VECTOR_BYTES // max(b.dtype.itemsize for b in kernel.buffers)
+    root.reduce = reducer(kernel, first_axis=1, together=max(1, min(vector, height * width // threads)))
     number = root.lines.name("tl.program_id(0)", "program")
     grid = -(-rows.count // height)
     for row, _ in rows.numbers:
@@ -291,7 +294,9 @@ def _write_contraction(
     tiles = grid = math.prod(counts)
     if tiles >= 1 << 31:
         raise TileRefusal("grid", "2^31 programs or more")
+    before = [_turned(other, parameters) for other in kernel.before]
     described = _described(contraction, kernel, axes, top, parameters)
+    others = [_described_or_none(other, kernel, axes, top, parameters) for other in before]
     number = top.lines.name("tl.program_id(0)", "program")
     root = top
     tail = tail_of(kernel, target, parameters)
@@ -313,11 +318,16 @@ def _write_contraction(
     part = part or Part(digits[0], parameters.split)
     specialized = ", warp_specialize=True" if parameters.warp_specialize else ""
     options = "" if parameters.persistent else specialized
-    loop = Loop(parameters.reduce_tile, parameters.precision, *described, part=part, shared=shared, options=options)
     starts = (_start(root, row, axes[0]), _start(root, column, axes[1]))
-    sums = write_contraction(contraction, root, axes, starts, loop)
+    sums = None
+    for one_of, operands in zip((*before, contraction), (*others, described), strict=True):
+        loop = Loop(parameters.reduce_tile, parameters.precision, *operands, part=part, shared=shared, options=options)
+        sums = write_contraction(one_of, root, axes, starts, loop, to=sums)
+    assert sums is not None
     lines = Lines(writer, root.lines) if tail is not None else root.lines
+    zeros = {other.reduce: Block("0.0", "float32", constant=0.0) for other in before}  # they are in the sum already
     for stored in stored_blocks(contraction, root, lines, sums, parameters.epilogue_parts):
+        stored.frame.bound |= zeros
         if parameters.split > 1:
             _store_partials(stored.frame, kernel, part)
             continue
@@ -421,6 +431,16 @@ def _turned(contraction: Contraction, parameters: TileParameters) -> Contraction
     if own == [sorted(side.ranges) for side in contraction.sides[::-1]]:
         return replace(contraction, sides=contraction.sides[::-1])
     raise TileRefusal("axes", "the rows and the columns of a contraction are its operands' own ranges")
+
+
+def _described_or_none(
+    contraction: Contraction, kernel: TileKernel, axes: tuple[Axis, Axis], top: Frame, parameters: TileParameters
+) -> tuple[Described | None, tuple[Described | None, ...]]:
+    """As `_described`; of a contraction that is added to another one it may be that TMA can load none."""
+    try:
+        return _described(contraction, kernel, axes, top, parameters)
+    except TileRefusal:
+        return None, ()
 
 
 def _described(

@@ -137,6 +137,7 @@ class TileKernel:
     rows: Rows | None = None  # of several kernels: how they share rows
     held: tuple[Held, ...] = ()  # of a contraction: how each of `also` uses its result
     hidden: bool = False  # whether the first of `stored` is only used by the others
+    before: tuple[Contraction, ...] = ()  # of several kernels: what is added to the contraction, over the same outputs
 
     @property
     def stored(self) -> tuple[Stored, ...]:
@@ -168,6 +169,11 @@ class TileKernel:
         """Elements that `reduce_ranges` come to; 0 where nothing is reduced."""
         return math.prod(map(extent, self.reduce_ranges)) if self.reductions else 0
 
+    @property
+    def terms(self) -> int:
+        """Products of each sum of a contraction, with those that are added to it."""
+        return self.reduce_extent + sum(math.prod(map(extent, c.reduce.src[1:])) for c in self.before)
+
 
 def extent(axis: UOp) -> int:
     """The largest number of steps of a range."""
@@ -193,7 +199,7 @@ def _read(_id: str, region: Region) -> TileKernel:
 
 def read_ast(ast: UOp) -> TileKernel:
     """See `read_kernel`; of an AST that is simplified already."""
-    ast = with_sums_merged(ast)
+    ast = with_reductions_merged(ast)
     refuse_unknown(ast)
     buffers = buffers_of(ast)
     if [b.slot for b in buffers.values()] != list(range(len(buffers))):
@@ -224,6 +230,7 @@ def stored_of(ast: UOp, buffers: dict[UOp, BufferSlot]) -> Stored:
 def kernel_of(stored: Sequence[Stored], buffers: dict[UOp, BufferSlot]) -> TileKernel:
     """What computes all that is stored; the first is what the axes of its tiles are of."""
     first, *also = stored
+    contraction, before = (None, ()) if also else contractions_of(first)
     bodies = [n for s in stored for n in (s.value, *s.store.node.src[1:], *s.gates)]
     nodes = list(UOp.sink(*bodies).toposort())
     reductions = tuple(n for n in UOp.sink(*(s.value for s in stored)).toposort() if n.op is Ops.REDUCE)
@@ -236,20 +243,22 @@ def kernel_of(stored: Sequence[Stored], buffers: dict[UOp, BufferSlot]) -> TileK
         variables=tuple(sorted((n for n in nodes if _is_variable(n)), key=lambda n: n.arg.name)),
         loads=tuple(access_of(n, buffers) for n in nodes if n.op is Ops.INDEX),
         reductions=reductions,
-        contraction=None if also else contraction_of(reductions, first.outputs),
+        contraction=contraction,
         also=tuple(also),
+        before=before,
     )
 
 
-def with_sums_merged(ast: UOp) -> UOp:
-    """The AST with a sum of sums as one sum over all ranges: the gradient of a convolution is then a contraction.
+def with_reductions_merged(ast: UOp) -> UOp:
+    """The AST with a sum of sums as one sum over all ranges: the gradient of a convolution is then a contraction. So
+    with the largest of several largest.
 
-    Between the sums may be casts of floats and conditions that give 0 otherwise.
+    Between them may be casts of floats, and between sums conditions that give 0 otherwise.
     """
     for node in ast.toposort():
-        if node.op is Ops.REDUCE and node.arg[0] is Ops.ADD and dtypes.is_float(node.dtype):
+        if node.op is Ops.REDUCE and node.arg[0] in (Ops.ADD, Ops.MAX) and dtypes.is_float(node.dtype):
             path, inner = [], node.src[0]
-            while (place := _place_of_sum(inner)) is not None:
+            while (place := _place_of_sum(inner, node.arg[0])) is not None:
                 path.append((inner, place))
                 inner = inner.src[place]
             if inner.op is not Ops.REDUCE or inner.arg != node.arg or not set(node.src[1:]) & set(inner.ranges):
@@ -260,14 +269,16 @@ def with_sums_merged(ast: UOp) -> UOp:
             for step, place in reversed(path):
                 term = step.replace(src=(*step.src[:place], term, *step.src[place + 1 :]))
             merged = node.replace(src=(term, *node.src[1:], *inner.src[1:]))
-            return with_sums_merged(ast.substitute({node: merged}))
+            return with_reductions_merged(ast.substitute({node: merged}))
     return ast
 
 
-def _place_of_sum(node: UOp) -> int | None:
-    """Which source of a node may be a sum that can be added up outside of it."""
+def _place_of_sum(node: UOp, how: Ops) -> int | None:
+    """Which source of a node may be a sum that can be added up outside of it, or the largest of some."""
     if node.op is Ops.CAST and dtypes.is_float(node.dtype) and dtypes.is_float(node.src[0].dtype):
         return 0
+    if how is not Ops.ADD:
+        return None
     if node.op is Ops.WHERE and _is_zero(node.src[2]):
         return 1
     if node.op is Ops.WHERE and _is_zero(node.src[1]):
@@ -316,7 +327,7 @@ def access_of(index: UOp, buffers: dict[UOp, BufferSlot]) -> Access:
         place, more = _without_invalid(source)
         places.append(place)
         gates += [gate for gate in more if gate not in gates]
-    address = places[0] if places else UOp.const(dtypes.weakint, 0)
+    address = places[0] if places else UOp.const(0, dtypes.weakint)
     if len(places) > 1:
         shape = [int(s.arg) for s in index.src[0].src[1].src]
         for size, place in zip(shape[1:], places[1:], strict=True):
@@ -358,6 +369,57 @@ def affine(address: UOp) -> dict[UOp | None, int] | None:
 
 
 # ---- The contraction of a kernel.
+
+
+def contractions_of(stored: Stored) -> tuple[Contraction | None, tuple[Contraction, ...]]:
+    """The contraction of a value, and others that are added to it before anything else becomes of them: sums of
+    products that a concatenation split."""
+    reductions = tuple(n for n in stored.value.toposort() if n.op is Ops.REDUCE)
+    if len(reductions) < 2:
+        return contraction_of(reductions, stored.outputs), ()
+    found = [contraction_of((node,), stored.outputs) for node in reductions]
+    known = [c for c in found if c is not None]
+    if len(known) != len(reductions) or not _are_added(stored.value, reductions):
+        return None, ()
+    first, *rest = known
+    if any(c.batch != first.batch or _spans(c) != _spans(first) or c.reduce.dtype != first.reduce.dtype for c in rest):
+        return None, ()
+    *others, last = sorted((first, *rest), key=lambda c: math.prod(map(extent, c.reduce.src[1:])))
+    return last, tuple(others)
+
+
+def _spans(contraction: Contraction) -> list[tuple[int, ...]]:
+    return [side.ranges for side in contraction.sides]
+
+
+def _are_added(value: UOp, reductions: tuple[UOp, ...]) -> bool:
+    """Whether reductions are only used as terms of one sum of floats."""
+    nodes = list(value.toposort())
+    users: dict[UOp, list[UOp]] = {}
+    for node in nodes:
+        for source in node.src:
+            users.setdefault(source, []).append(node)
+
+    def through_casts(node: UOp) -> UOp | None:
+        """The one use of a value that is more than a cast of floats."""
+        while len(found := users.get(node, [])) == 1:
+            (node,) = found
+            if node.op is not Ops.CAST or not dtypes.is_float(node.dtype):
+                return node
+        return None
+
+    def sum_of(node: UOp) -> UOp | None:
+        """The whole sum that a value is a term of."""
+        found = through_casts(node)
+        while found is not None and found.op is Ops.ADD and dtypes.is_float(found.dtype):
+            above = users.get(found, [])
+            if len(above) != 1 or above[0].op is not Ops.ADD:
+                return found
+            found = above[0]
+        return None
+
+    sums = {sum_of(node) for node in reductions}
+    return len(sums) == 1 and None not in sums
 
 
 def contraction_of(reductions: tuple[UOp, ...], outputs: tuple[UOp, ...]) -> Contraction | None:

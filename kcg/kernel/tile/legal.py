@@ -181,7 +181,7 @@ def _warps(parameters: TileParameters) -> tuple[int, ...]:
 def _reduce_tiles(kernel: TileKernel, parameters: TileParameters) -> tuple[int, ...]:
     if parameters.form == ELEMENTWISE:
         return (0,)
-    whole = power_of_two(kernel.reduce_extent)
+    whole = power_of_two(kernel.rows.width if kernel.rows else kernel.reduce_extent)
     if parameters.form == ROWS:
         return tuple(1 << i for i in range(17) if min(whole, LEAST_STEP) <= 1 << i <= whole)
     if parameters.form == CONTRACTION:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from kcg.compat.tiny import Ops, UOp
 from kcg.kernel.tile.emit import Block, Frame, Lines, compute_type
 from kcg.kernel.tile.ir import TileKernel, is_symbolic
+from kcg.kernel.tile.online import Shifted, running, shifted_sums
 from kcg.kernel.tile.program import TileRefusal
 from kcg.kernel.tile.tiles import Axis, bind_axis, total_of
 
@@ -43,15 +44,96 @@ def _inside(inner: UOp, outer: UOp) -> bool:
     return any(r in inner.ranges for r in outer.src[1:])
 
 
-def reducer(kernel: TileKernel, *, first_axis: int, part: Part = WHOLE) -> Callable[[UOp, Frame], None]:
-    """What writes a reduction into a frame; its axes are the tile's last, from `first_axis` on."""
+def reducer(
+    kernel: TileKernel, *, first_axis: int, part: Part = WHOLE, together: int = 1
+) -> Callable[[UOp, Frame], None]:
+    """What writes a reduction into a frame; its axes are the tile's last, from `first_axis` on. Of a maximum and sums
+    that one loop makes, so many neighbouring elements `together` are corrected at once."""
 
     def reduce(node: UOp, frame: Frame) -> None:
         frame = frame.home(node)
-        group = _together(node, frame, kernel.reductions)
-        _write(group, frame, first_axis + frame.depth, WHOLE if frame.depth else part)
+        number, own = first_axis + frame.depth, WHOLE if frame.depth else part
+        online = None
+        if own.count == 1 and number == frame.rank - 1 and not _at_once(node, frame, number, own):
+            online = _online(node, frame, kernel.reductions)
+        if online is not None:
+            _write_online(*online, frame, number, together)
+        else:
+            _write(_together(node, frame, kernel.reductions), frame, number, own)
 
     return reduce
+
+
+def _at_once(node: UOp, frame: Frame, number: int, part: Part) -> bool:
+    """Whether a reduction is of one block."""
+    axis = Axis(tuple(node.src[1:]), frame.sizes[number])
+    return not axis.is_symbolic and axis.total <= axis.size and part.count == 1
+
+
+def _online(node: UOp, frame: Frame, reductions: tuple[UOp, ...]) -> tuple[UOp, list[Shifted]] | None:
+    """A maximum and the sums shifted by it, of which a reduction is one, that can be made in one loop."""
+    for maximum in reductions:
+        sums = [
+            one
+            for one in shifted_sums(maximum, reductions)
+            if frame.find(one.node) is None and frame.home(one.node) is frame
+        ]
+        if node is not maximum and all(one.node is not node for one in sums):
+            continue
+        inside = maximum.src[0].backward_slice_with_self
+        ready = frame.home(maximum) is frame and all(frame.find(r) is not None for r in reductions if r in inside)
+        if sums and ready and frame.find(maximum) is None:
+            return maximum, sums
+    return None
+
+
+def _write_online(maximum: UOp, sums: list[Shifted], frame: Frame, number: int, together: int) -> None:
+    """One loop for a maximum and sums shifted by it, see `online.py`."""
+    axis = Axis(tuple(maximum.src[1:]), frame.sizes[number])
+    body = Lines(frame.writer, frame.lines)
+    inside = frame.inner(body)
+    counter = frame.writer.fresh("k")
+    bind_axis(inside, axis, number, counter)
+    together = min(together, axis.size)
+    *rows, width = frame.sizes
+    parts = ", ".join(map(str, [*rows, width // together, together]))
+    kept = f"[{', '.join(map(str, [*rows, width // together]))}]"
+    largest, new = frame.writer.fresh("largest"), frame.writer.fresh("new")
+    frame.lines.add(f"{largest} = tl.full({kept}, float('-inf'), tl.float32)")
+
+    def grouped(text: str, how: str) -> str:
+        """A block of elements as one of what the neighbours in it come to."""
+        text = f"tl.broadcast_to({text}, {frame.shape(every)})"
+        return f"tl.{how}({text}.reshape({parts}), {len(frame.sizes)})"
+
+    every = frozenset(range(frame.rank))
+    body.add(f"{new} = tl.maximum({largest}, {grouped(inside.atom(_term(maximum, inside, number)), 'max')})")
+    # of nothing but -inf so far the shift is 0: the terms are 0 then, not NaN
+    shift = body.name(f'tl.where({new} == float("-inf"), 0.0, {new})', "shift")
+    spread = body.name(f"tl.broadcast_to({shift}[{':, ' * frame.rank}None], [{parts}]).reshape({frame.shape(every)})")
+    totals = []
+    for one in sums:
+        stand_in, node = running(maximum, one)
+        inside.bound[stand_in] = Block(spread, compute_type(maximum), every)
+        total = frame.writer.fresh("acc")
+        frame.lines.add(f"{total} = tl.zeros({kept}, tl.float32)")
+        term = inside.atom(_term(node, inside, number))
+        factor = f"tl.exp2(({shift} - {largest}) * ({one.factor!r}))"
+        body.add(f"{total} = {total} * {factor} + {grouped(term, 'sum')}")
+        totals.append(total)
+    body.add(f"{largest} = {new}")
+    end, _ = total_of(frame, axis.ranges)
+    frame.lines.extend(f"for {counter} in range(0, {end}, {axis.size}):", body)
+    found = frame.lines.name(f"tl.max({largest}, {number}, keep_dims=True)", "r")
+    shift = frame.lines.name(f'tl.where({found} == float("-inf"), 0.0, {found})', "shift")
+    axes = every - {number}
+    bound = frame.cast(Block(found, "float32", axes), compute_type(maximum))
+    frame.bound[maximum] = frame.values[maximum] = bound
+    for one, total in zip(sums, totals, strict=True):
+        factor = f"tl.exp2(({shift} - {largest}) * ({one.factor!r}))"
+        text = frame.lines.name(f"tl.sum({total} * {factor}, {number}, keep_dims=True)", "r")
+        bound = frame.cast(Block(text, "float32", axes), compute_type(one.node))
+        frame.bound[one.node] = frame.values[one.node] = bound
 
 
 def _together(node: UOp, frame: Frame, reductions: tuple[UOp, ...]) -> list[UOp]:

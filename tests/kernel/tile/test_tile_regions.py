@@ -81,6 +81,13 @@ def activation_beside(dtype: str) -> tuple[Tensor, ...]:
     return made, made.float().gelu().cast(dtype).contiguous()
 
 
+def split_sum(dtype: str) -> tuple[Tensor, ...]:
+    """The product of a concatenation, which is the sum of two: with what becomes of it."""
+    x, y, w = empty(24, 32, dtype=dtype), empty(24, 48, dtype=dtype), empty(64, 80, dtype=dtype)
+    part = (x @ w[:, :32].transpose()).contiguous()
+    return ((empty(24, 64, dtype=dtype) + (y @ w[:, 32:].transpose() + part + empty(64, dtype=dtype)).gelu()),)
+
+
 CHAINS: tuple[Callable[[str], Tensor], ...] = (
     softmax, masked_softmax, layer_norm, rms_norm, heads_and_rotation, cross_entropy,
 )  # fmt: skip
@@ -115,11 +122,11 @@ def test_rows_of_several_kernels(tmp_path: Path) -> None:
 @pytest.mark.parametrize("changes", [{}, {"persistent": 1}, {"epilogue_parts": 2}], ids=str)
 def test_what_is_made_of_a_contraction(changes: dict[str, int], tmp_path: Path) -> None:
     cases = {}
-    for chain in (projection, activation_beside):
+    for chain in (projection, activation_beside, split_sum):
         for dtype in ("float32", "float16", "bfloat16"):
             region = region_of(*chain(dtype))
             kernel = read_region(region)
-            assert kernel.also and kernel.hidden == (chain is projection)
+            assert bool(kernel.also) != bool(kernel.before) and kernel.hidden == (chain is projection)
             parameters = TileParameters(CONTRACTION, ((0,), (1,)), (16, 32), reduce_tile=16, num_stages=2)
             program = generate(region, replace(TARGET, cores=3), replace(parameters, **changes), interpreted=True)
             assert len(program.launches) == 1

@@ -1,0 +1,90 @@
+"""A sum of exponentials that are shifted by a maximum, in the loop that finds the maximum.
+
+A softmax's sum needs the maximum of its row, so that a row that is not held is read twice. The dependence can be
+broken: where each term has the maximum m only in factors 2^(a + q m), a sum made with a smaller maximum is right once
+it is multiplied by 2^(q (m' - m)). (Milakov and Gimelshein, Online normalizer calculation for softmax, 2018.)
+
+Each thread keeps a maximum and sums of its own, of a few neighbouring elements in each step, so that a step needs no
+exchange between threads and one correction for several elements.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kcg.compat.tiny import Ops, UOp, dtypes
+
+
+@dataclass(frozen=True)
+class Shifted:
+    """A sum over the same ranges as a maximum, whose terms are 2^(factor * maximum + ...) times the rest."""
+
+    node: UOp
+    factor: float
+
+
+def shifted_sums(maximum: UOp, reductions: Sequence[UOp]) -> list[Shifted]:
+    """The reductions that the loop of a maximum can make."""
+    if maximum.arg[0] is not Ops.MAX or not dtypes.is_float(maximum.dtype):
+        return []
+    found = []
+    for node in reductions:
+        if node.arg[0] is not Ops.ADD or node.src[1:] != maximum.src[1:] or not dtypes.is_float(node.dtype):
+            continue
+        inside = node.src[0].backward_slice_with_self
+        if maximum not in inside or any(other in inside for other in reductions if other not in (maximum, node)):
+            continue
+        factor = _factor(node.src[0], maximum)
+        if factor is not None and factor < 0:
+            found.append(Shifted(node, factor))
+    return found
+
+
+def _factor(term: UOp, maximum: UOp) -> float | None:
+    """The q of a term that is 2^(q maximum) times what does not depend on it; 0 where nothing does; else None."""
+    if maximum not in term.backward_slice_with_self:
+        return 0.0
+    match term.op:
+        case Ops.EXP2:
+            return _slope(term.src[0], maximum)
+        case Ops.CAST if dtypes.is_float(term.dtype):
+            return _factor(term.src[0], maximum)
+        case Ops.MUL:
+            found = [_factor(s, maximum) for s in term.src]
+            return None if None in found else math.fsum(f for f in found if f is not None)
+        case Ops.WHERE if _is_zero(term.src[2]) and maximum not in term.src[0].backward_slice_with_self:
+            return _factor(term.src[1], maximum)
+        case Ops.WHERE if _is_zero(term.src[1]) and maximum not in term.src[0].backward_slice_with_self:
+            return _factor(term.src[2], maximum)
+    return None
+
+
+def _is_zero(node: UOp) -> bool:
+    return bool(node.op is Ops.CONST and node.arg == 0)
+
+
+def _slope(node: UOp, maximum: UOp) -> float | None:
+    """The factor of the maximum in a value that is linear in it; None where it is not."""
+    if node is maximum:
+        return 1.0
+    if maximum not in node.backward_slice_with_self:
+        return 0.0
+    match node.op:
+        case Ops.CAST if dtypes.is_float(node.dtype):
+            return _slope(node.src[0], maximum)
+        case Ops.ADD:
+            found = [_slope(s, maximum) for s in node.src]
+            return None if None in found else math.fsum(f for f in found if f is not None)
+        case Ops.MUL:
+            for one, other in (node.src, node.src[::-1]):
+                if other.op is Ops.CONST and (slope := _slope(one, maximum)) is not None:
+                    return slope * float(other.arg)
+    return None
+
+
+def running(maximum: UOp, of: Shifted) -> tuple[UOp, UOp]:
+    """What stands for the maximum so far, which changes in the loop, and the sum made with it."""
+    stand_in = UOp(Ops.NOOP, maximum.dtype, src=(*maximum.src[1:], *maximum.ranges))
+    return stand_in, of.node.replace(src=(of.node.src[0].substitute({maximum: stand_in}), *of.node.src[1:]))
