@@ -79,7 +79,7 @@ class RegionBench(Bench):
 
         schedules = self.schedules[case.region.id] = self.found_of(case)
         programs = self.searches.compiled(case.region, schedules)
-        return Order(case, programs, {}, Settings(samples=self.effort.samples))
+        return Order(case, programs, {}, Settings(self.effort.samples, self.effort.modes))
 
     def found_of(self, case: KernelCase) -> dict[str, Schedule]:
         """Name -> what takes part."""

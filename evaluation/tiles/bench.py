@@ -22,6 +22,7 @@ import typer
 
 from evaluation.rows import Row, Rows, rounded
 from evaluation.tiles.cases import Case, Sums
+from evaluation.tiles.summary import MODES
 from kcg.compat.assembler import PATH_VARIABLE, assembler
 from kcg.errors import KcgError
 from kcg.kernel.kinds import describe
@@ -135,6 +136,7 @@ class Effort:
     opts: int
     samples: int
     search_s: float  # of the kernels that are searched together
+    modes: tuple[str, ...] = MODES  # of torch.compile
 
 
 @dataclass
@@ -182,7 +184,7 @@ class Bench:
 
         sums = self.searches.compiled(case.against.region) if isinstance(case.against, Sums) else {}
         sums = {f"sum {name}": runs for name, runs in sums.items()}
-        return Order(case, self.searches.compiled(case.region), sums, Settings(samples=self.effort.samples))
+        return Order(case, self.searches.compiled(case.region), sums, Settings(self.effort.samples, self.effort.modes))
 
     def about(self, case: Case, tile: str) -> dict[str, Any]:
         """What the search of a case came to, and the schedules that were timed; `tile` is the fastest of ours."""

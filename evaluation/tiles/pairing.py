@@ -26,6 +26,7 @@ from evaluation.regions.functions import FUNCTIONS
 from evaluation.rows import FAR, figures, rounded
 from evaluation.tiles.cases import Case, Convolution, Function, Linear, Sums, View
 from evaluation.tiles.loading import Driver, Loaded
+from evaluation.tiles.summary import MODES
 from kcg.kernel.chain import Chain
 from kcg.kernel.program import Executable, Program, program_of_parts
 from kcg.kernel.tile.ir import read_kernel
@@ -34,7 +35,6 @@ from kcg.measure.device_info import first_line
 from kcg.measure.inputs import BufferInfo, buffers_of_kernels, integer_bounds
 from kcg.measure.protocol import PROTOCOL
 
-MODES = ("default", "max-autotune-no-cudagraphs")
 SCREENING = 5  # samples that tell the fastest of a kernel's tile programs; it is timed again afterwards
 WARM_UPS = 3
 DTYPES: dict[str, torch.dtype] = {

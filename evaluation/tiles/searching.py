@@ -20,12 +20,12 @@ from typing import Any
 from kcg.kernel.kinds import Refusal, kind_named, space_of
 from kcg.kernel.program import Executable
 from kcg.measure.service import MeasureService, Request
-from kcg.optimize.search import HOPELESS, TILE_SEARCH, FromItsStart
+from kcg.optimize.search import HOPELESS, TILE_SEARCH
 from kcg.predictor.interface import judge_of
 from kcg.predictor.tile_cost import TileCost
 from kcg.search.problem import Ledger, Observation, Problem, Strategy
 from kcg.search.strategies import strategy
-from kcg.search.workers import SearchWorkers
+from kcg.search.workers import FromItsStart, SearchWorkers
 from kcg.types import Region, Schedule, ScheduleKind, Status
 
 log = logging.getLogger(__name__)
