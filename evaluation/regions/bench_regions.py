@@ -60,6 +60,7 @@ class RegionBench(Bench):
     """The comparison of regions. Of a region its fastest tile programs take part, the fastest of each way to cut it,
     and the best of each of its kernels as one program."""
 
+    together: int = 4  # each has several searches
     schedules: dict[str, dict[str, Schedule]] = field(default_factory=dict)  # by region, what takes part
 
     def wanted(self, case: KernelCase) -> list[Wanted]:

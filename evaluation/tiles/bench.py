@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from evaluation.tiles.pairing import Order
     from evaluation.tiles.searching import Found, Searches, Wanted
 
-TOGETHER = 12  # kernels that are searched, and then timed
 PAIRED_S = 240.0  # for the contenders of one kernel: torch.compile tunes its own for that long where it is slow
 OPEN_S = 120.0
 DRIVER = Path("/proc/driver/nvidia/version")
@@ -151,11 +150,12 @@ class Bench:
     shown: Callable[[Case, Row], str]  # a row in one line
     known: Mapping[str, Schedule] = field(default_factory=dict)
     until: float = math.inf  # of searching, on `time.monotonic`
+    together: int = 12  # cases that are searched, and then timed
 
     def run(self, of: Sequence[Case], rows: Rows) -> None:
         """Time what is not in the results yet, while there is time."""
-        for first in range(0, len(of), TOGETHER):
-            part = [case for case in of[first : first + TOGETHER] if rows.wanted(case.key)]
+        for first in range(0, len(of), self.together):
+            part = [case for case in of[first : first + self.together] if rows.wanted(case.key)]
             if not part:
                 continue
             begin = time.monotonic()
