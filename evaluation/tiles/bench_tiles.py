@@ -16,225 +16,32 @@ device. `cases.py` says what is compared with what, `summary.py` which figures a
 
 from __future__ import annotations
 
-import contextlib
 import json
-import math
-import os
 import re
 import sys
-import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from multiprocessing import get_context
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from evaluation.rows import Row, Rows, rounded, this_command
-from evaluation.tiles.cases import SECTIONS, Case, Sums, all_calls, cases
+from evaluation.rows import Row, Rows, this_command
+from evaluation.tiles.bench import LOGS, Bench, Contenders, Effort, limit_s
+from evaluation.tiles.cases import SECTIONS, Case, all_calls, cases
 from evaluation.tiles.generating import sample, shares, summed
 from evaluation.tiles.summary import GROUPS, headline, micro, seconds, share, tables
 from kcg.cli import guarded, record_results
-from kcg.compat.assembler import PATH_VARIABLE, assembler
+from kcg.compat.assembler import assembler
 from kcg.compat.device import choose_device, prepare
-from kcg.errors import KcgError, UnknownName, UsageError
-from kcg.kernel.kinds import describe
+from kcg.errors import UnknownName, UsageError
 from kcg.kernel.tile.targets import triton_version
 from kcg.measure.service import MeasureService
-from kcg.optimize.settings import parse_budget
 from kcg.types import Target
-
-if TYPE_CHECKING:
-    from evaluation.tiles.pairing import Order
-    from evaluation.tiles.searching import Found, Searches
 
 OUT = Path(__file__).parents[1] / "results" / "bench_tiles.json"
 GENERATOR = "generator"
-LOGS = "logs"  # the folder of `--work` for what is no result
-TOGETHER = 12  # kernels that are searched, and then timed
-PAIRED_S = 240.0  # for the contenders of one kernel: torch.compile tunes its own for that long where it is slow
-OPEN_S = 120.0
-DRIVER = Path("/proc/driver/nvidia/version")
-
-
-class Lost(KcgError):
-    """The process of the contenders died, or did not answer in time."""
-
-
-@dataclass
-class Contenders:
-    """The process that times contenders; one that is lost is followed by a fresh one. Use as a context manager."""
-
-    folder: Path
-    device: str = "cuda"
-    about: dict[str, Any] | None = None
-    _pipe: Any = None
-    _process: Any = None
-
-    def __enter__(self) -> Contenders:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.end()
-
-    def time(self, order: Order) -> dict[str, Any]:
-        """The row of a kernel. Raises Lost."""
-        if self._process is None or not self._process.is_alive():
-            self._start()
-        self._pipe.send(order)
-        answer = self._answer(PAIRED_S)
-        if "error" in answer:
-            self.end()
-            raise Lost(answer["error"])
-        return answer
-
-    def end(self) -> None:
-        """Kill it."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.join()
-            self._process = None
-
-    def _start(self) -> None:
-        from evaluation.tiles.pairing import serve
-
-        context = get_context("spawn")
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=serve, args=(theirs, str(self.folder), self.device), name="contenders")
-        with _as_users_have_it():
-            self._process.start()
-        theirs.close()
-        self.about = self._answer(OPEN_S)
-
-    def _answer(self, timeout_s: float) -> dict[str, Any]:
-        try:
-            if not self._pipe.poll(timeout_s):
-                raise Lost(f"the contenders did not answer in {timeout_s:.0f} s")
-            answer: dict[str, Any] = json.loads(self._pipe.recv())
-        except (EOFError, OSError):
-            self.end()
-            raise Lost(f"the contenders' process ended: see torch.log in {self.folder}") from None
-        except Lost:
-            self.end()
-            raise
-        return answer
-
-
-@contextlib.contextmanager
-def _as_users_have_it() -> Iterator[None]:
-    """torch.compile takes its own assembler, not that of our tile programs. What it compiled is kept for the next
-    process on this machine."""
-    before = dict(os.environ)
-    os.environ.pop(PATH_VARIABLE, None)
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/kcg-inductor")
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
-
-
-@dataclass(frozen=True)
-class Effort:
-    """How many programs are measured for each kernel of a section, and samples taken."""
-
-    tiles: dict[str, int]
-    opts: int
-    samples: int
-    search_s: float  # of the kernels that are searched together
-
-
-class Bench:
-    """The comparison on a device: searches, then timing, some kernels at a time."""
-
-    def __init__(
-        self, service: MeasureService, searches: Searches, contenders: Contenders, effort: Effort, known: Any
-    ) -> None:
-        self.service, self.searches, self.contenders = service, searches, contenders
-        self.effort, self.known = effort, known
-        self.until = math.inf  # of searching, on `time.monotonic`
-
-    def run(self, of: Sequence[Case], rows: Rows) -> None:
-        """Time what is not in the results yet, while there is time."""
-        for first in range(0, len(of), TOGETHER):
-            part = [case for case in of[first : first + TOGETHER] if rows.wanted(case.key)]
-            if not part:
-                continue
-            begin = time.monotonic()
-            self.searches.search(self._wanted(part), until=min(begin + self.effort.search_s, self.until))
-            typer.echo(f"searched {len(part)} in {time.monotonic() - begin:.0f} s")
-            for case in part:
-                if rows.wanted(case.key):
-                    row = self._row(case)
-                    rows.add(case.key, row)
-                    typer.echo(shown(case, row))
-
-    def _wanted(self, part: Sequence[Case]) -> list[Any]:
-        from evaluation.tiles.searching import Wanted
-
-        wanted = []
-        for case in part:
-            tiles = self.effort.tiles[case.section]
-            wanted.append(Wanted(case.region, tiles, self.effort.opts, self.known.get(case.region.id)))
-            if isinstance(case.against, Sums):
-                wanted.append(Wanted(case.against.region, tiles, 1))
-        return list({one.region.id: one for one in wanted}.values())
-
-    def _row(self, case: Case) -> dict[str, Any]:
-        from evaluation.tiles.pairing import Order, Settings
-
-        found = self.searches.found[case.region.id]
-        sums = self.searches.compiled(case.against.region) if isinstance(case.against, Sums) else {}
-        sums = {f"sum {name}": runs for name, runs in sums.items()}
-        order = Order(case, self.searches.compiled(case.region), sums, Settings(samples=self.effort.samples))
-        begin = time.monotonic()
-        try:
-            answer = self.contenders.time(order)
-        except Lost as error:
-            answer = {"contenders": {}, "tile": "", "status": "failed", "reason": str(error)}
-        about = {
-            "section": case.section,
-            "group": case.group,
-            "calls": case.calls,
-            "bytes": case.bytes,
-            "region": case.region.id,
-            "paired_s": rounded(time.monotonic() - begin),
-            "made_with": {**self._made_with(), **(self.contenders.about or {})},
-        }
-        return {**about, **of_search(found), **answer, **chosen(found, answer.get("tile", ""))}
-
-    def _made_with(self) -> dict[str, Any]:
-        using = assembler()
-        driver = re.search(r"\b(\d+\.\d+(?:\.\d+)*)\b", DRIVER.read_text()) if DRIVER.exists() else None
-        return {
-            "triton": triton_version(),
-            "ptxas": using.version if using is not None else "",
-            "driver": driver[1] if driver else "",
-            "toolchain": self.service.toolchain.fingerprint,
-        }
-
-
-def of_search(found: Found) -> dict[str, Any]:
-    """What the search of a kernel came to."""
-    return {
-        "search": {
-            "measured": found.measured, "failed": found.failed, "reasons": found.reasons, "start_s": found.start_s,
-            "best_s": found.tiles[0]["s"] if found.tiles else None, "hand_coded_s": found.hand_coded_s,
-            "search_s": found.search_s, "cut_off": found.cut_off, "refused": found.refused,
-        },
-        "opts_from": found.opts.get("from", ""),
-    }  # fmt: skip
-
-
-def chosen(found: Found, tile: str) -> dict[str, Any]:
-    """The schedules that were timed."""
-    schedules = found.schedules()
-    row = {"opts_schedule": schedules["opts"].body} if "opts" in schedules else {}
-    if tile in schedules:
-        row |= {"tile_program": describe(schedules[tile]), "tile_parameters": json.loads(schedules[tile].body)}
-    return row
 
 
 def shown(case: Case, row: dict[str, Any]) -> str:
@@ -325,20 +132,20 @@ def main(
         {name: tiles if name in ("matmul", "conv") else row_tiles for name in SECTIONS},
         opts,
         samples,
-        _seconds(search),
+        limit_s(search),
     )
     choice = choose_device(device)
     prepare(choice.dev)
     logs = work / LOGS
     logs.mkdir(parents=True, exist_ok=True)
-    with MeasureService(choice.dev, run_id="bench_tiles") as service, _contenders(logs, choice.device) as contenders:
+    with MeasureService(choice.dev, run_id="bench_tiles") as service, Contenders.on(choice.device, logs) as contenders:
         settings = {"of_revision": revision} if revision else {}
         run = re.sub(r"\W+", "_", service.target.model.lower())
         rows = Rows(out, run, budget=budget, again=again, retry=retry, settings=settings, headline=headline, locks=logs)
         rows.again(slower(rows.rows, below, revision))
         with Searches(service, work, predictor=predictor) as searches:
-            bench = Bench(service, searches, contenders, effort, best_opts(result or []))
-            bench.until = time.monotonic() + _seconds(budget)
+            until = time.monotonic() + limit_s(budget)
+            bench = Bench(service, searches, contenders, effort, shown, best_opts(result or []), until)
             for of in of_sections(wanted, service.target, match, most).values():
                 bench.run(of, rows)
     typer.echo(json.dumps(headline(rows.rows), indent=1))
@@ -357,15 +164,6 @@ def slower(rows: Mapping[str, Row], below: float, revision: str) -> list[str]:
         and (not revision or row.get("of_revision") != revision)
         and ((ratio := share(row, groups[row["section"], row["group"]])) is None or ratio < below)
     ]
-
-
-def _contenders(folder: Path, device: str) -> Contenders:
-    return Contenders(folder, device="cpu" if device == "CPU" else "cuda")
-
-
-def _seconds(text: str) -> float:
-    """A limit of the command line; empty: none."""
-    return parse_budget(text) if text else math.inf
 
 
 def _print_tables(out: Path, most: int) -> None:

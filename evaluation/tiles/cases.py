@@ -85,8 +85,23 @@ class Sums:
 
 
 @dataclass(frozen=True)
+class Function:
+    """A function of `evaluation.regions.functions`, what it takes and what it gives as parts of a region's buffers."""
+
+    name: str
+    takes: tuple[View, ...]
+    gives: tuple[View, ...]
+    weights: tuple[View, ...] = ()  # of those that it takes: matrices, their rows scaled by their length
+    copied: bool = False  # whether a copy of as many bytes is timed beside it
+
+
+Against = Linear | Convolution | Sums | Function | None
+
+
+@dataclass(frozen=True)
 class Case:
-    """One kernel of a section. `group` is its class within the section, which has a threshold of its own."""
+    """One kernel of a section, or a region of several. `group` is its class within the section, which has a threshold
+    of its own."""
 
     section: str
     group: str
@@ -95,7 +110,7 @@ class Case:
     calls: int
     bytes: int
     operations: float
-    against: Linear | Convolution | Sums | None = None
+    against: Against = None
 
     @property
     def key(self) -> str:
@@ -144,9 +159,7 @@ def _sizes(kernel: TileKernel) -> str:
     return f"{shape} of {kernel.reduce_extent}" if kernel.reductions else shape
 
 
-def _case(
-    section: str, group: str, name: str, call: WorkloadCall, against: Linear | Convolution | Sums | None = None
-) -> Case:
+def _case(section: str, group: str, name: str, call: WorkloadCall, against: Against = None) -> Case:
     ast = ast_of(call.region.kernel)
     return Case(section, group, name, call.region, call.calls, least_bytes(ast), arithmetic(ast), against)
 

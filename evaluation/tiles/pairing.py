@@ -22,18 +22,19 @@ import torch.nn.functional as F
 
 from evaluation.pytorch.in_pytorch import TorchClock, compiled
 from evaluation.pytorch.serving import host_seconds
+from evaluation.regions.functions import FUNCTIONS
 from evaluation.rows import FAR, figures, rounded
-from evaluation.tiles.cases import Case, Convolution, Linear, Sums, View
+from evaluation.tiles.cases import Case, Convolution, Function, Linear, Sums, View
 from evaluation.tiles.loading import Driver, Loaded
-from kcg.kernel.codec import ast_of
+from evaluation.tiles.summary import MODES
+from kcg.kernel.chain import Chain
 from kcg.kernel.program import Executable, Program, program_of_parts
-from kcg.kernel.tile.ir import BufferSlot, TileKernel, read_kernel
+from kcg.kernel.tile.ir import read_kernel
 from kcg.kernel.tile.targets import triton_version
 from kcg.measure.device_info import first_line
-from kcg.measure.inputs import integer_bounds
+from kcg.measure.inputs import BufferInfo, buffers_of_kernels, integer_bounds
 from kcg.measure.protocol import PROTOCOL
 
-MODES = ("default", "max-autotune-no-cudagraphs")
 SCREENING = 5  # samples that tell the fastest of a kernel's tile programs; it is timed again afterwards
 WARM_UPS = 3
 DTYPES: dict[str, torch.dtype] = {
@@ -67,27 +68,35 @@ class Order:
 # ---- inputs
 
 
-def tensors_of(kernel: TileKernel, case: Case, device: str) -> list[torch.Tensor]:
-    """A tensor for each buffer. Numbers are normal where a product is computed, its weights scaled by fan-in, else
-    positive, since what is passed to a kernel alone may be a sum, a deviation or a divisor. Integers stay below what
-    they select from."""
+def tensors_of(case: Case, device: str) -> list[torch.Tensor]:
+    """A tensor for each buffer. Numbers are normal where a product or a region of several kernels is computed, weights
+    scaled by fan-in, else positive, since what is passed to a kernel alone may be a sum, a deviation or a divisor.
+    Integers stay below what they select from."""
     generator = torch.Generator(device).manual_seed(0)
-    bounds = integer_bounds(ast_of(case.region.kernel))
-    return [_filled(buffer, case, bounds.get(buffer.slot, 2), generator, device) for buffer in kernel.buffers]
+    asts = Chain(case.region).asts
+    bounds: dict[int, int] = {}
+    for slot, below in (bound for ast in asts for bound in integer_bounds(ast).items()):
+        bounds[slot] = min(below, bounds.get(slot, below))
+    return [_filled(b, case, bounds.get(b.slot, 2), generator, device) for b in buffers_of_kernels(asts)]
 
 
-def _filled(buffer: BufferSlot, case: Case, below: int, generator: torch.Generator, device: str) -> torch.Tensor:
-    dtype, size = DTYPES[buffer.dtype.name], (buffer.size,)
-    if buffer.written:
+def _filled(buffer: BufferInfo, case: Case, below: int, generator: torch.Generator, device: str) -> torch.Tensor:
+    dtype, size = DTYPES[buffer.dtype], (buffer.size,)
+    if not buffer.is_input:
         return torch.zeros(size, dtype=dtype, device=device)
     if not dtype.is_floating_point:
-        return torch.randint(0, max(1, min(below, 100)), size, generator=generator, device=device).to(dtype)
+        return torch.randint(
+            0, max(1, min(below, 100) if dtype.itemsize == 1 else below), size, generator=generator, device=device
+        ).to(dtype)
     made = torch.empty(size, dtype=torch.float32, device=device)
     if case.section == "rows":
         return made.uniform_(0.1, 1.1, generator=generator).to(dtype)
     made.normal_(generator=generator)
     if isinstance(case.against, Linear) and buffer.slot == case.against.w.slot:
         made *= case.against.k**-0.5
+    elif isinstance(case.against, Function):
+        for view in case.against.weights:
+            made *= view.size[-1] ** -0.5 if view.slot == buffer.slot else 1.0
     elif buffer.size >= 1 << 20 and case.section in ("gemv", "conv"):
         made *= 0.05
     return made.to(dtype)
@@ -129,10 +138,28 @@ def arguments(of: Linear, tensors: Sequence[torch.Tensor]) -> tuple[Any, ...]:
     return (*(None if view is None else viewed(tensors, view) for view in views), of.gelu)
 
 
-def reference(of: Linear, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The same in float32."""
+def given(of: Function, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """What a function takes, each part lying in memory by itself, as a user of PyTorch has it."""
+    return tuple(viewed(tensors, view).contiguous() for view in of.takes)
+
+
+def reference(of: Linear | Function, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """What PyTorch gives in float32, one tensor for each that is stored."""
+    if isinstance(of, Function):
+        made = FUNCTIONS[of.name](*(t.float() if t.dtype.is_floating_point else t for t in given(of, tensors)))
+        return list(made) if isinstance(made, tuple) else [made]
     taken = arguments(of, tensors)
-    return linear(*(t.float() if isinstance(t, torch.Tensor) else t for t in taken))
+    return [linear(*(t.float() if isinstance(t, torch.Tensor) else t for t in taken))]
+
+
+def stored(case: Case, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The parts of buffers in which a case's programs leave their results."""
+    match case.against:
+        case Linear() as of:
+            return [viewed(tensors, of.out)]
+        case Function() as of:
+            return [viewed(tensors, view) for view in of.gives]
+    return [tensors[read_kernel(case.region).store.buffer.slot]]
 
 
 def in_torch(case: Case, tensors: Sequence[torch.Tensor], settings: Settings) -> dict[str, Call]:
@@ -151,14 +178,25 @@ def in_torch(case: Case, tensors: Sequence[torch.Tensor], settings: Settings) ->
         case Sums() as sums:
             matrix = torch.rand(sums.rows, sums.columns, device=tensors[0].device).to(DTYPES[sums.dtype])
             return {"sum": lambda: matrix.sum(), "sum of rows": lambda: matrix.sum(1)}
+        case Function() as of:
+            own = given(of, tensors)
+            found = {mode: _calling(compiled(FUNCTIONS[of.name], mode), own) for mode in settings.modes}
+            return {**found, **(_copies(case, tensors[0].device) if of.copied else {})}
+    return _copies(case, tensors[0].device)
+
+
+def _copies(case: Case, device: torch.device) -> dict[str, Call]:
     elements = max(1, case.bytes // 2 // 4)
-    source, copy = (torch.ones(elements, device=tensors[0].device) for _ in range(2))
+    source, copy = (torch.ones(elements, device=device) for _ in range(2))
     return {"copy": lambda: copy.copy_(source), "copy by a kernel": lambda: torch.add(source, 0.0, out=copy)}
 
 
 def _compiled(mode: str, taken: tuple[Any, ...]) -> Call:
     *tensors, gelu = taken
-    function = compiled(lambda *given: linear(*given, gelu), mode)
+    return _calling(compiled(lambda *given: linear(*given, gelu), mode), tuple(tensors))
+
+
+def _calling(function: Call, tensors: tuple[torch.Tensor, ...]) -> Call:
     return lambda: function(*tensors)
 
 
@@ -182,11 +220,10 @@ class Table:
         """The row of a case: contender -> its time, or why it has none."""
         torch._dynamo.reset()
         case, found = order.case, dict[str, dict[str, Any]]()
-        kernel = read_kernel(case.region)
         with torch.no_grad():
-            tensors = tensors_of(kernel, case, self.device)
+            tensors = tensors_of(case, self.device)
             calls = self._programs(order.programs, case, tensors, found)
-            self._verify(calls, case, kernel, tensors, found)
+            self._verify(calls, case, tensors, found)
             self._sums(order, calls, found)
             self._torch(order, tensors, calls, found)
             hosts = {name: host_seconds(self.clock, call) for name, call in calls.items()}
@@ -217,26 +254,19 @@ class Table:
         return calls
 
     def _verify(
-        self,
-        calls: dict[str, Call],
-        case: Case,
-        kernel: TileKernel,
-        tensors: Sequence[torch.Tensor],
-        found: dict[str, Any],
+        self, calls: dict[str, Call], case: Case, tensors: Sequence[torch.Tensor], found: dict[str, Any]
     ) -> None:
-        """Take out the programs whose output is wrong, after a run on a poisoned one."""
-        output = tensors[kernel.store.buffer.slot]
-        far = FAR[str(output.dtype).removeprefix("torch.")] if output.dtype.is_floating_point else 0.0
-        expected, of = None, case.against
-        if isinstance(of, Linear):
-            expected = reference(of, tensors)
+        """Take out the programs whose outputs are wrong, after a run on poisoned ones."""
+        outputs = stored(case, tensors)
+        far = max(FAR[str(t.dtype).removeprefix("torch.")] if t.dtype.is_floating_point else 0.0 for t in outputs)
+        expected = reference(case.against, tensors) if isinstance(case.against, Linear | Function) else None
         for name in sorted(calls, key=lambda name: name != "opts"):  # of other kernels the Opts are the first
-            output.fill_(float("nan") if output.dtype.is_floating_point else 1)
+            for output in outputs:
+                output.fill_(float("nan") if output.dtype.is_floating_point else 1)
             calls[name]()
             self.clock.synchronize()
-            made = viewed(tensors, of.out) if isinstance(of, Linear) else output
-            expected = made.clone() if expected is None else expected
-            error = apart(made, expected)
+            expected = [output.clone() for output in outputs] if expected is None else expected
+            error = max(map(apart, outputs, expected))
             found[name]["error"] = rounded(error)
             if not error <= far:
                 found[name].update(status="failed", reason=f"wrong: {error:.2g} of its size from the reference")
@@ -262,15 +292,16 @@ class Table:
         """PyTorch's contenders: called some times, so that they are compiled and tuned, and compared where they compute
         the same."""
         of = order.case.against
-        expected = reference(of, tensors) if isinstance(of, Linear) else None
+        expected = reference(of, tensors) if isinstance(of, Linear | Function) else None
         for name, call in in_torch(order.case, tensors, order.settings).items():
             try:
                 for _ in range(WARM_UPS):
                     made = call()
                 self.clock.synchronize()
                 found[name] = {}
-                if expected is not None and name != "cublas":
-                    found[name]["error"] = rounded(far := apart(made, expected))
+                if expected is not None and name in order.settings.modes:
+                    made = made if isinstance(made, tuple) else (made,)
+                    found[name]["error"] = rounded(far := max(map(apart, made, expected)))
                     if not far <= FAR["bfloat16"]:
                         raise ValueError(f"wrong: {far:.2g} of its size from the reference")
                 calls[name] = call

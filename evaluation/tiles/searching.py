@@ -20,12 +20,12 @@ from typing import Any
 from kcg.kernel.kinds import Refusal, kind_named, space_of
 from kcg.kernel.program import Executable
 from kcg.measure.service import MeasureService, Request
-from kcg.optimize.search import HOPELESS, TILE_SEARCH, FromItsStart
+from kcg.optimize.search import HOPELESS, TILE_SEARCH
 from kcg.predictor.interface import judge_of
 from kcg.predictor.tile_cost import TileCost
 from kcg.search.problem import Ledger, Observation, Problem, Strategy
 from kcg.search.strategies import strategy
-from kcg.search.workers import SearchWorkers
+from kcg.search.workers import FromItsStart, SearchWorkers
 from kcg.types import Region, Schedule, ScheduleKind, Status
 
 log = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ TIMEOUT_S = 60.0  # of checking and timing one program
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is to be searched for one kernel: so many tile programs, so many Opts, tinygrad's own included."""
+    """What is to be searched for one region: so many tile programs, so many Opts, tinygrad's own included."""
 
     region: Region
     tiles: int
@@ -67,6 +67,13 @@ class Found:
         """Name -> what takes part."""
         made = {f"tile {i}": Schedule(ScheduleKind.TILE, one["body"]) for i, one in enumerate(self.tiles)}
         return made | ({"opts": Schedule(ScheduleKind.OPTS, self.opts["body"])} if self.opts else {})
+
+    def best(self) -> Schedule | None:
+        """The fastest of all that were measured, of either kind."""
+        found = [(one["s"], ScheduleKind.TILE, one["body"]) for one in self.tiles[:1]]
+        found += [(self.opts["s"], ScheduleKind.OPTS, self.opts["body"])] if self.opts else []
+        _, kind, body = min(found, default=(0.0, "", ""))
+        return Schedule(kind, body) if kind else None
 
 
 class Searches:
@@ -97,13 +104,11 @@ class Searches:
             for future in [pool.submit(self._one, one, 2 * i, until) for i, one in enumerate(new)]:
                 future.result()
 
-    def compiled(self, region: Region) -> dict[str, Executable]:
-        """Name -> program of what was found; what no longer compiles is left out."""
+    def compiled(self, region: Region, schedules: Mapping[str, Schedule] | None = None) -> dict[str, Executable]:
+        """Name -> program of some schedules, by default those that were found; what does not compile is left out."""
         made: dict[str, Executable] = {}
-        futures = {
-            name: self.service.compiled(region, schedule)
-            for name, schedule in self.found[region.id].schedules().items()
-        }
+        wanted = self.found[region.id].schedules() if schedules is None else schedules
+        futures = {name: self.service.compiled(region, schedule) for name, schedule in wanted.items()}
         for name, future in futures.items():
             try:
                 made[name] = future.result().compiled
@@ -120,7 +125,8 @@ class Searches:
                 found.refused = kind.reason
             else:
                 self._tiles(wanted, found, place, until)
-            self._opts(wanted, found, place + 1, until)
+            if wanted.opts:
+                self._opts(wanted, found, place + 1, until)
         except Exception as error:  # of one kernel: the others go on
             found.reasons["search"] = f"{type(error).__name__}: {error}"[:300]
             log.warning("a search failed: %s", found.reasons["search"])

@@ -69,10 +69,10 @@ def rows_of(rows: Mapping[str, Row], group: Group) -> dict[str, Row]:
     }
 
 
-def headline(rows: Mapping[str, Row]) -> dict[str, Any]:
+def headline(rows: Mapping[str, Row], groups: Sequence[Group] = GROUPS) -> dict[str, Any]:
     """The figures of a run, and of how many cases each is: those without a time count as missing, not as 0."""
     found: dict[str, Any] = {}
-    for group in GROUPS:
+    for group in groups:
         shares = [s for row in rows_of(rows, group).values() if (s := share(row, group)) is not None]
         if shares:
             found[group.figure] = rounded(statistics.geometric_mean(shares))
@@ -84,9 +84,19 @@ def headline(rows: Mapping[str, Row]) -> dict[str, Any]:
 def tables(report: Mapping[str, Any], run: str, *, most: int = 0) -> Iterator[str]:
     """Markdown: the figures with their thresholds, then a table of each section, of its worst `most` cases."""
     rows = report["runs"][run]["rows"]
-    figures = headline(rows)
+    yield from classes(rows, GROUPS)
+    for section in dict.fromkeys(group.section for group in GROUPS):
+        of_section = {key: row for key, row in rows.items() if row["section"] == section}
+        if of_section:
+            yield ""
+            yield from table(section, of_section, most=most)
+
+
+def classes(rows: Mapping[str, Row], groups: Sequence[Group]) -> Iterator[str]:
+    """Markdown: the figures of some classes with their thresholds."""
+    figures = headline(rows, groups)
     yield from ("| class | cases | mean | worst | asked for |", "|---|---|---|---|---|")
-    for group in GROUPS:
+    for group in groups:
         of = rows_of(rows, group)
         if group.figure in figures:
             cases = figures[f"{group.figure.removesuffix('_geomean')}_cases"]
@@ -95,11 +105,6 @@ def tables(report: Mapping[str, Any], run: str, *, most: int = 0) -> Iterator[st
             count = str(cases) if cases == len(of) else f"{cases} of {len(of)}"
             mean, worst = figures[group.figure], figures[group.least_figure]
             yield f"| {group.words} | {count} | {mean:.2f} | {worst:.2f} | {', '.join(asked) or '–'} |"
-    for section in dict.fromkeys(group.section for group in GROUPS):
-        of_section = {key: row for key, row in rows.items() if row["section"] == section}
-        if of_section:
-            yield ""
-            yield from table(section, of_section, most=most)
 
 
 COLUMNS = {

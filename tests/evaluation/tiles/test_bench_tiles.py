@@ -20,7 +20,8 @@ import torch
 from tinygrad import Tensor, dtypes
 
 from evaluation.rows import Rows
-from evaluation.tiles.bench_tiles import Bench, Contenders, Effort, Lost, generator, of_sections, planned_for
+from evaluation.tiles.bench import Bench, Contenders, Effort, Lost
+from evaluation.tiles.bench_tiles import generator, of_sections, planned_for, shown
 from evaluation.tiles.cases import Case, Convolution, convolution_of, linear_of, sums
 from evaluation.tiles.generating import Cost, summed
 from evaluation.tiles.pairing import Order, Settings, Table, apart, in_torch, reference, tensors_of
@@ -59,8 +60,9 @@ def test_torch_is_given_what_the_kernels_of_flux_compute() -> None:
         if (linear := linear_of(kernel)) is None:
             continue
         seen.add(linear.epilogue)
-        tensors = tensors_of(kernel, case_of(call.region, "matmul", "1024", linear), "cpu")
-        expected = reference(linear, tensors).double().numpy()
+        tensors = tensors_of(case_of(call.region, "matmul", "1024", linear), "cpu")
+        (made,) = reference(linear, tensors)
+        expected = made.double().numpy()
         ast = ast_of(call.region.kernel)
         points = sample_points(ast, 64, np.random.default_rng(0))
         (stored,) = evaluate(ast, {i: t.numpy() for i, t in enumerate(tensors)}, points)
@@ -177,7 +179,8 @@ def test_a_bench_keeps_what_it_found_and_goes_on(tmp_path: Path) -> None:
         Contenders(logs, device="cpu") as contenders,
     ):
         with Searches(service, tmp_path, predictor="roofline") as searches:
-            Bench(service, searches, contenders, effort, {}).run(of, Rows(out, "cpu", headline=headline, locks=logs))
+            rows = Rows(out, "cpu", headline=headline, locks=logs)
+            Bench(service, searches, contenders, effort, shown).run(of, rows)
             found = searches.found[of[0].region.id]
             assert found.refused and not found.tiles
             assert found.opts["from"] == "search, 3 measured" and found.opts["s"] <= found.hand_coded_s

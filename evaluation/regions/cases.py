@@ -1,0 +1,401 @@
+"""The regions that are compared, taken from workloads without a device, and the same functions in PyTorch.
+
+- norms: softmax and LayerNorm as in the layers table of docs/flux.md, RMSNorm and cross-entropy beside them.
+- qkv: Flux's projections of query, key and value with norms of heads and rotations, at 1024 and 768.
+- small: what stands between Flux's contractions: modulated norms, and norms of heads with rotations alone.
+
+Regions of Flux are found by what follows from what: statistics of rows of an intermediate, and all that is made of them
+before the next contraction.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from evaluation.pytorch.layers import KINDS, LAYERS
+from evaluation.tiles.cases import FLUX, WIDE, Function, Linear, View, linear_of
+from evaluation.tiles.cases import Case as KernelCase
+from kcg.compat.sequences import sequences_of
+from kcg.compat.tiny import dtypes
+from kcg.kernel.analysis import arithmetic, least_bytes_of_region
+from kcg.kernel.chain import Chain
+from kcg.kernel.codec import ast_of
+from kcg.kernel.sequences import sequences_of_captured
+from kcg.kernel.tile.ir import TileKernel, affine, read_kernel
+from kcg.kernel.tile.program import TileRefusal
+from kcg.measure.inputs import BufferInfo, buffers_of_kernels
+from kcg.types import Region, Target
+from kcg.types import Sequence as Calls
+from kcg.workloads.registry import spec_of
+
+SHAPES: dict[str, tuple[tuple[int, int], ...]] = {
+    "softmax": LAYERS["full"]["softmax"],
+    "layer_norm": LAYERS["full"]["layernorm"],
+    "rms_norm": ((4608, 3072), (65_536, 1024)),
+    "cross_entropy": ((4096, 50_257), (8192, 128_256)),
+}
+"""Rows and their elements, by the function of `evaluation.regions.functions`."""
+
+Cut = tuple[tuple[int, ...], ...]
+"""Places of a region's calls, those together that become one program."""
+
+
+@dataclass(frozen=True)
+class Case(KernelCase):
+    """A region of several kernels. Each of `cuts` is a way to make programs of it, the whole first."""
+
+    cuts: tuple[Cut, ...] = ()
+
+
+def cases(section: str, target: Target) -> list[Case]:
+    """The cases of a section; regions of Flux that differ in offsets alone are one, with the sum of their calls."""
+    found: dict[str, Case] = {}
+    for case in {case.region.id: case for case in SECTIONS[section](target)}.values():
+        before = found.get(case.key)
+        found[case.key] = case if before is None else replace(before, calls=before.calls + case.calls)
+    return list(found.values())
+
+
+def _case(
+    section: str, group: str, name: str, region: Region, calls: int, against: Function, beside: Sequence[Cut] = ()
+) -> Case:
+    asts = [ast_of(kernel) for kernel in region.kernels]
+    nbytes, operations = least_bytes_of_region(region, asts), sum(map(arithmetic, asts))
+    cuts = (whole_of(region), *beside)
+    return Case(section, group, name, region, calls, nbytes, operations, against, cuts)
+
+
+def whole_of(region: Region) -> Cut:
+    """The cut that leaves a region whole."""
+    return (tuple(range(len(region.kernels))),)
+
+
+def _plain(slot: int, *size: int, offset: int = 0) -> View:
+    """A part of a buffer that lies in memory row after row."""
+    steps = [1]
+    for extent in reversed(size[1:]):
+        steps.append(steps[-1] * extent)
+    return View(slot, size, tuple(reversed(steps)), offset)
+
+
+# ---- layers
+
+
+def tinygrad_layer(name: str, rows: int, width: int, dtype: str = "bfloat16") -> Any:
+    """A layer of `SHAPES`, not realised."""
+    from tinygrad import Tensor
+
+    of = getattr(dtypes, dtype)
+    x, scale, shift = Tensor.empty(rows, width, dtype=of), *(Tensor.empty(width, dtype=of) for _ in range(2))
+    if name == "softmax":
+        return KINDS["softmax"].in_tinygrad({})(x)
+    if name == "layer_norm":
+        return KINDS["layernorm"].in_tinygrad({})(x, scale, shift)
+    if name == "rms_norm":
+        wide = x.float()
+        return (wide * (wide.square().mean(-1, keepdim=True) + 1e-6).rsqrt()).cast(of) * scale
+    labels = Tensor.empty(rows, dtype=dtypes.int32)
+    return x.float().sparse_categorical_crossentropy(labels, reduction="none")
+
+
+def layer(name: str, rows: int, width: int, dtype: str = "bfloat16") -> tuple[Region, Function]:
+    """A layer as tinygrad cuts it into kernels, and the same function in PyTorch."""
+    captured = sequences_of(tinygrad_layer(name, rows, width, dtype))
+    (sequence,) = sequences_of_captured([(one, (((), 1),)) for one in captured])
+    region = sequence.region(*range(len(sequence.calls)))
+    read = [b for b in buffers_of_kernels(Chain(region).asts) if b.is_input]
+    takes = sorted(read, key=lambda b: (b.size < rows * width, b.slot))  # what is normalised, then what it is scaled by
+    views = [_plain(b.slot, rows, width) if b.size == rows * width else _plain(b.slot, b.size) for b in takes]
+    (stored,) = region.outputs
+    gives = _plain(stored, rows) if name == "cross_entropy" else _plain(stored, rows, width)
+    return region, Function(name, tuple(views), (gives,), copied=True)
+
+
+def _norms(target: Target) -> Iterator[Case]:
+    for name, shapes in SHAPES.items():
+        for rows, width in shapes:
+            region, function = layer(name, rows, width)
+            case = _case("norms", "", f"{name} {rows}x{width}", region, 1, function)
+            in_cache = case.bytes <= target.cache_bytes
+            yield replace(case, group="in cache" if in_cache else "wide" if width > WIDE else "short")
+
+
+# ---- Flux: what follows from what
+
+
+class Wiring:
+    """The kernels of a sequence that are read, who writes each of its buffers, and who reads it."""
+
+    def __init__(self, sequence: Calls) -> None:
+        self.sequence = sequence
+        self.kernels = [_read(call.kernel) for call in sequence.calls]
+        self.writer: dict[int, int] = {}
+        self.readers: dict[int, list[int]] = {}
+        for place, call in enumerate(sequence.calls):
+            for slot in call.reads:
+                self.readers.setdefault(call.views[slot].buffer, []).append(place)
+            for slot in call.writes:
+                self.writer[call.views[slot].buffer] = place
+
+    def sources(self, place: int) -> tuple[int | None, ...]:
+        """Who wrote what a call reads, each once; None for what was there before."""
+        call = self.sequence.calls[place]
+        return tuple(dict.fromkeys(self.writer.get(call.views[slot].buffer) for slot in call.reads))
+
+    def followers(self, place: int) -> set[int]:
+        """Who reads what a call writes."""
+        call = self.sequence.calls[place]
+        return {reader for slot in call.writes for reader in self.readers.get(call.views[slot].buffer, ())}
+
+    def plain(self, place: int) -> bool:
+        """Whether a call is read and is no contraction."""
+        kernel = self.kernels[place]
+        return kernel is not None and kernel.contraction is None
+
+    def statistics(self) -> Iterator[tuple[int, ...]]:
+        """Statistics of rows of intermediates, each with all that is made of it before the next contraction."""
+        seen: set[int] = set()
+        for place, kernel in enumerate(self.kernels):
+            if kernel is None or not kernel.reductions or not self.plain(place) or place in seen:
+                continue
+            if None in self.sources(place):
+                continue
+            group, new = {place}, {place}
+            while new:
+                new = {f for one in new for f in self.followers(one) if self.plain(f)} - group
+                group |= new
+            seen |= group
+            yield tuple(sorted(group))
+
+
+def _read(kernel: Any) -> TileKernel | None:
+    try:
+        return read_kernel(Region((kernel,))) if kernel is not None else None
+    except TileRefusal:
+        return None
+
+
+@functools.cache
+def flux(preset: str) -> tuple[Wiring, Mapping[str, int]]:
+    """The wiring of a step, and how often the whole model calls each kernel."""
+    workload = spec_of("flux").capture(preset)
+    (sequence,) = workload.sequences
+    return Wiring(sequence), {call.region.id: call.calls for call in workload.calls}
+
+
+def _small(target: Target) -> Iterator[Case]:
+    for preset in FLUX:
+        yield from small_parts(preset)
+
+
+def small_parts(preset: str) -> Iterator[Case]:
+    """The modulated norms, and the norms of heads with rotations."""
+    wiring, counts = flux(preset)
+    for places in wiring.statistics():
+        if (norm := modulated_norm(wiring, places)) is not None:
+            region, function = norm
+            rows, width = function.takes[0].size
+            name = f"flux {preset} norm {rows}x{width}"
+            yield _case("small", preset, name, region, _calls(region, counts), function)
+        elif (heads := Heads.of(wiring, places)) is not None:
+            region, function = heads.rotations()
+            name = f"flux {preset} rotations of {heads.words}"
+            beside = [heads.cut(own=False)] if heads.beside else []
+            yield _case("small", preset, name, region, _calls(region, counts), function, beside)
+
+
+def _qkv(target: Target) -> Iterator[Case]:
+    for preset in FLUX:
+        yield from projections(preset)
+
+
+def projections(preset: str) -> Iterator[Case]:
+    """The projections of query, key and value with norms of heads and rotations."""
+    wiring, counts = flux(preset)
+    for places in wiring.statistics():
+        if modulated_norm(wiring, places) is None and (heads := Heads.of(wiring, places)) is not None:
+            region, function = heads.projections()
+            name = f"flux {preset} projection of {heads.words}"
+            cuts = [heads.cut(own=True), *([heads.cut(own=True, together=False)] if heads.beside else [])]
+            yield _case("qkv", preset, name, region, _calls(region, counts), function, cuts)
+
+
+def _calls(region: Region, counts: Mapping[str, int]) -> int:
+    """How often a step calls a region: as often as the kernel in it that it calls least."""
+    return min(counts[kernel.id] for kernel in region.kernels)
+
+
+def modulated_norm(wiring: Wiring, places: tuple[int, ...]) -> tuple[Region, Function] | None:
+    """A mean, a deviation and an elementwise kernel that scales and shifts by parts of one vector, the shift first."""
+    kernels = [wiring.kernels[place] for place in places]
+    if len(kernels) != 3 or [bool(k.reductions) for k in kernels if k is not None] != [True, True, False]:
+        return None
+    mean, _, last = kernels
+    assert mean is not None and last is not None
+    region = wiring.sequence.region(*places)
+    numbers = region.args[-1]
+    width = mean.reduce_extent
+    rows = last.store.buffer.size // width
+    known = {slot for slots in region.args[:-1] for slot in slots}
+    vectors = [load for load in last.loads if numbers[load.buffer.slot] not in known]
+    if len({load.buffer.slot for load in vectors}) != 1 or rows * width != last.store.buffer.size:
+        return None
+    slot = numbers[vectors[0].buffer.slot]
+    offsets = sorted({_offset(load.address) for load in vectors})
+    if len(offsets) != 2:
+        return None
+    x = next(b for b in buffers_of_kernels(Chain(region).asts[:1]) if b.is_input)
+    start = min(_offset(load.address) for load in mean.loads)
+    takes = (_plain(x.slot, rows, width, offset=start), *(_plain(slot, width, offset=offset) for offset in offsets))
+    gives = _plain(numbers[last.store.buffer.slot], rows, width)
+    return region, Function("modulated_norm", takes, (gives,), copied=True)
+
+
+def _offset(address: Any) -> int:
+    steps = affine(address) or {}
+    return int(steps.get(None, 0))
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Norms of the heads of query and key, and their rotations: of one stream, or of two that are joined."""
+
+    wiring: Wiring
+    statistics: int
+    query: int
+    key: int
+    made_by: tuple[int, ...]  # the projections, in the order in which they are joined
+    beside: tuple[int, ...]  # what else is made of the projections alone: the joined value
+    heads: int
+    tokens: int
+    width: int
+
+    @staticmethod
+    def of(wiring: Wiring, places: tuple[int, ...]) -> Heads | None:
+        """Told by the kernels: one that sums heads of projections, and two that are made of it."""
+        first, *others = places
+        kernels = [wiring.kernels[place] for place in places]
+        rotated = [k for k in kernels[1:] if k is not None]
+        made_by = tuple(p for p in wiring.sources(first) if p is not None)
+        if len(rotated) != 2 or any(k.reductions or len(k.extents) != 4 for k in rotated):
+            return None
+        if any(wiring.plain(place) for place in made_by):
+            return None
+        heads, tokens, pairs, two = rotated[0].extents
+        query, key = sorted(others, key=lambda place: _column(wiring, place, made_by[0]))
+        beside = set.intersection(*(wiring.followers(place) for place in made_by)) - set(places)
+        alone = tuple(p for p in sorted(beside) if wiring.plain(p) and set(wiring.sources(p)) == set(made_by))
+        return Heads(wiring, first, query, key, made_by, alone, heads, tokens, pairs * two)
+
+    @property
+    def words(self) -> str:
+        """`1 stream of 4608`."""
+        return f"{len(self.made_by)} stream{'s' * (len(self.made_by) > 1)} of {self.tokens}"
+
+    @property
+    def places(self) -> tuple[int, ...]:
+        """All but the projections."""
+        return tuple(sorted((self.statistics, self.query, self.key, *self.beside)))
+
+    def cut(self, *, own: bool, together: bool = True) -> Cut:
+        """The projections, where they are in it, are programs of their own; so is what is made of them alone, unless it
+        stays `together` with the rotations."""
+        places = tuple(sorted((*(self.made_by if own else ()), *self.places)))
+        apart = {*self.made_by, *(() if own and together else self.beside)}
+        rest = tuple(n for n, place in enumerate(places) if place not in apart)
+        return (*((n,) for n, place in enumerate(places) if place in apart), rest)
+
+    def rotations(self) -> tuple[Region, Function]:
+        """Without the projections."""
+        region = self.wiring.sequence.region(*self.places)
+        at = _Numbers(self, self.places, region)
+        takes = (*(at.made(place) for place in self.made_by), *at.scales_and_tables())
+        name = "joined_rotations" if self.beside else "rotations"
+        return region, Function(name, takes, at.stored(value=bool(self.beside)), copied=True)
+
+    def projections(self) -> tuple[Region, Function]:
+        """With the projections."""
+        places = tuple(sorted((*self.made_by, *self.places)))
+        region = self.wiring.sequence.region(*places)
+        at = _Numbers(self, places, region)
+        linears = [at.linear(place) for place in self.made_by]
+        takes = (*(view for linear in linears for view in linear), *at.scales_and_tables())
+        name = "joined_projections" if self.beside else "projected"
+        return region, Function(name, takes, at.stored(value=True), tuple(weight for _, weight, _ in linears))
+
+
+def _column(wiring: Wiring, place: int, made_by: int) -> int:
+    """The first column of a projection that a call reads."""
+    kernel, call = wiring.kernels[place], wiring.sequence.calls[place]
+    assert kernel is not None
+    own = [load for load in kernel.loads if wiring.writer.get(call.views[load.buffer.slot].buffer) == made_by]
+    return min(_offset(load.address) for load in own)
+
+
+@dataclass(frozen=True)
+class _Numbers:
+    """The buffers of a region of `Heads` by what they are."""
+
+    of: Heads
+    places: tuple[int, ...]
+    region: Region
+
+    def _args(self, place: int) -> tuple[int, ...]:
+        return self.region.args[self.places.index(place)]
+
+    def _number(self, place: int) -> int:
+        """Of what a call of the region stores."""
+        kernel = self.of.wiring.kernels[place]
+        assert kernel is not None
+        return self._args(place)[kernel.store.buffer.slot]
+
+    def linear(self, place: int) -> tuple[View, View, View]:
+        """What a projection takes: rows, weight, bias."""
+        kernel = self.of.wiring.kernels[place]
+        linear = linear_of(kernel) if kernel is not None else None
+        assert isinstance(linear, Linear) and linear.bias is not None
+        x, weight, bias = (
+            replace(view, slot=self._args(place)[view.slot]) for view in (linear.a, linear.w, linear.bias)
+        )
+        return x, weight, bias
+
+    def made(self, place: int) -> View:
+        """What a projection outside of the region left."""
+        (slot,) = self.of.wiring.sequence.calls[place].writes
+        buffer = self.of.wiring.sequence.calls[place].views[slot]
+        call = self.of.wiring.sequence.calls[self.of.statistics]
+        number = self._args(self.of.statistics)[call.views.index(buffer)]
+        columns = 3 * self.of.heads * self.of.width
+        size = next(b.size for b in self._buffers() if b.slot == number)
+        return _plain(number, size // columns, columns)
+
+    def scales_and_tables(self) -> tuple[View, ...]:
+        """The norms' scales, of each stream first that of the query, and the tables of the rotation."""
+        of, pairs = self.of, self.of.width // 2
+        sizes = {b.slot: b.size for b in self._buffers()}
+        scales = [[n for n in self._args(place) if sizes[n] == of.width] for place in (of.query, of.key)]
+        tables = self._args(of.query)
+        cos, sin = (next(n for n in tables if sizes[n] == of.tokens * pairs * many) for many in (1, 2))
+        found = [_plain(number, of.width) for stream in zip(*scales, strict=True) for number in stream]
+        return (*found, _plain(cos, of.tokens, 1, pairs), _plain(sin, of.tokens, 1, pairs, 2))
+
+    def stored(self, *, value: bool) -> tuple[View, ...]:
+        """Query, key, and the value where it is asked for: joined, or where the only projection leaves it."""
+        of, hidden = self.of, self.of.heads * self.of.width
+        found = [_plain(self._number(place), of.heads, of.tokens, of.width) for place in (of.query, of.key)]
+        if value and of.beside:
+            found.append(_plain(self._number(of.beside[0]), of.tokens, hidden))
+        elif value:
+            made = self._number(of.made_by[0])
+            found.append(View(made, (of.tokens, hidden), (3 * hidden, 1), 2 * hidden))
+        return tuple(found)
+
+    def _buffers(self) -> tuple[BufferInfo, ...]:
+        return buffers_of_kernels(Chain(self.region).asts)
+
+
+SECTIONS: dict[str, Callable[[Target], Iterator[Case]]] = {"norms": _norms, "qkv": _qkv, "small": _small}
+"""Section -> its cases."""
