@@ -187,8 +187,29 @@ def _value_at(stored: Stored, access: Access) -> UOp:
     if value.dtype is not access.node.dtype:
         value = value.cast(access.node.dtype)
     for gate in access.gates:  # outside of it a load gives 0
-        value = gate.where(value, value.const_like(0))
+        value = gate.where(_loading_where(gate, value), value.const_like(0))
     return value
+
+
+def _loading_where(gate: UOp, value: UOp) -> UOp:
+    """A value that loads nothing from outside of its buffers where a condition does not hold."""
+    new: dict[UOp, UOp] = {}
+    for node in value.toposort():
+        made = node.replace(src=tuple(new[s] for s in node.src)) if any(new[s] is not s for s in node.src) else node
+        new[node] = _gated(made, gate) if node.op is Ops.INDEX and _may_be_outside(node) else made
+    return new[value]
+
+
+def _gated(load: UOp, gate: UOp) -> UOp:
+    return load.replace(src=(load.src[0], load.src[1].valid(gate), *load.src[2:]))
+
+
+def _may_be_outside(load: UOp) -> bool:
+    """Whether a load's address alone does not say that it is in its buffer."""
+    index = load.src[1]
+    while (inner := index.get_idx()) is not index:
+        index = inner
+    return bool(len(load.src) != 2 or index.vmin < 0 or index.vmax >= load.src[0].max_numel())
 
 
 def _moved(value: UOp, at: dict[UOp, UOp]) -> UOp:
