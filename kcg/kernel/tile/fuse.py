@@ -87,6 +87,8 @@ def _fused(_id: str, region: Region) -> TileKernel:
         kernel = kernel_of(wanted, buffers)
         if kernel.reductions:
             kernel = _with_rows(wanted, kernel, buffers)
+        elif kernel.also:
+            kernel = kernel_of(_over_ranges_of_first(wanted, buffers), buffers)
     used = {access.buffer.slot for access in kernel.loads} | {s.store.buffer.slot for s in kernel.written}
     kept = tuple(sorted((b for b in kernel.buffers if b.slot in used), key=lambda b: b.slot))
     kernel = replace(kernel, buffers=kept)
@@ -166,6 +168,8 @@ def _value_at(stored: Stored, access: Access) -> UOp:
     """The value that a load finds: that of the store, at the ranges that its address comes to."""
     if stored.gates:
         raise TileRefusal("intermediate that is stored in part")
+    if stored.store.node.dtype is not access.node.dtype:
+        raise TileRefusal("intermediate whose bits are read as another type")
     steps = affine(stored.store.address)
     if steps is None or any(map(is_symbolic, stored.outputs)):
         raise TileRefusal("intermediate of another layout", "its address is no sum of ranges times constants")
@@ -381,6 +385,22 @@ def _move(column: Steps, columns: list[tuple[UOp, int]], first: int) -> str | No
     if extent(pair) != 2:
         return None
     return {(0, 0): EVEN, (0, 1): ODD, (-1, 1): SWAPPED}.get((along, offset))
+
+
+# ---- elements
+
+
+def _over_ranges_of_first(wanted: list[Stored], buffers: dict[UOp, BufferSlot]) -> list[Stored]:
+    """Stores of elementwise values, all over the ranges of the first. Raises TileRefusal."""
+    (first, *others), found = wanted, wanted[:1]
+    for stored in others:
+        if [axis.src[0] for axis in stored.outputs] != [axis.src[0] for axis in first.outputs]:
+            raise TileRefusal("several kernels", "elementwise ones of different shapes")
+        at = dict(zip(stored.outputs, first.outputs, strict=True))
+        store = access_of(_moved(stored.store.node, at), buffers)
+        gates = tuple(gate.substitute(at) for gate in stored.gates)
+        found.append(Stored(store, _moved(stored.value, at), gates, first.outputs))
+    return found
 
 
 # ---- rows
