@@ -457,6 +457,8 @@ def rows_of(kernel: TileKernel) -> Rows:
         along = tuple(axis for axis in stored.outputs if axis not in over)
         if math.prod(map(extent, along)) != width:
             row, along = (stored.outputs, ()) if math.prod(map(extent, along)) == 1 else _first_rows(stored, width)
+        if over & set(along):
+            raise TileRefusal("rows", "a reduction is not of the whole row that it is used in")
         numbers.append((row, along))
         counts.add(math.prod(map(extent, row)))
     if len(counts) != 1:

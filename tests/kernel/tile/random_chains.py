@@ -15,6 +15,7 @@ from tests.kernel.tile.random_kernels import FLOATS, FORMATS, _shape, _stored
 from tests.kernels import empty
 
 LENGTHS = (3, 7, 8, 16, 17, 32, 33, 48, 64, 100)  # of rows
+LONG = (300, 512, 700, 1100)
 SMALL = (1, 2, 3, 5, 8)
 
 
@@ -103,6 +104,27 @@ def rows(rng: Random) -> tuple[Tensor, ...]:
     return (_as_stored(rng, x), *also)
 
 
+def long_rows(rng: Random) -> tuple[Tensor, ...]:
+    """Rows that a program may go through in loops: reductions of different depth and of several lengths, some masked."""
+    x = _stored(rng, (rng.choice((1, 2, 3)), rng.choice(LONG)), rng.choice(FLOATS))
+    length = _shape(x)[-1]
+    mask = (empty(*_shape(x), dtype="int32") > 0).where(0.0, -float("inf"))
+    wide = x.float()
+    choices: list[Callable[[], tuple[Tensor, ...]]] = [
+        lambda: ((wide * 0.3 + mask).softmax(-1),),
+        lambda: (wide.log_softmax(-1), wide.logsumexp(-1)),
+        lambda: (wide.softmax(-1).contiguous().layernorm(), wide.max(-1)),
+        lambda: ((wide - wide.max(-1, keepdim=True).contiguous()).exp2().sum(-1), wide.max(-1).contiguous()),
+        lambda: (wide.layernorm().cast(x.dtype) * _stored(rng, (length,), "float32"),),
+        lambda: (wide.var(-1).contiguous(), (wide - wide.mean(-1, keepdim=True)).square().contiguous()),
+        lambda: (wide.softmax(-1).sparse_categorical_crossentropy(empty(_shape(x)[0], dtype="int32").abs() % 3),),
+        lambda: (wide * (wide.reshape(-1, length // 2, 2).square().mean(-1, keepdim=True) + 1).rsqrt().reshape(-1, length // 2, 1).expand(-1, -1, 2).reshape(wide.shape) - wide.mean(-1, keepdim=True),),
+        lambda: ((wide * 0.01 + 1).prod(-1, keepdim=True) * (wide.sum(-1, keepdim=True) + wide),),
+        lambda: (wide.argmax(-1), wide - wide.max(-1, keepdim=True)),
+    ]  # fmt: skip
+    return tuple(y.contiguous() for y in rng.choice(choices)())
+
+
 def integers(rng: Random) -> tuple[Tensor, ...]:
     """Rows of integers, stored in between in types that they overflow."""
     shape = (*(rng.choice(SMALL) for _ in range(rng.randint(1, 2))), rng.choice(LENGTHS))
@@ -173,7 +195,7 @@ def prologues(rng: Random) -> tuple[Tensor, ...]:
     return (rng.choice([y, (y + _stored(rng, (columns,), kind)).relu(), y.float().sigmoid()]).contiguous(),)
 
 
-FAMILIES = (rows, integers, products, prologues)
+FAMILIES = (rows, long_rows, integers, products, prologues)
 
 
 def random_chain(family: Callable[[Random], tuple[Tensor, ...]], seed: int) -> Sequence:
@@ -186,9 +208,20 @@ def random_chain(family: Callable[[Random], tuple[Tensor, ...]], seed: int) -> S
 
 
 def random_regions(sequence: Sequence, rng: Random) -> Iterator[Region]:
-    """All calls of a sequence as one region, and some of them that follow each other."""
-    count = len(sequence.calls)
-    yield sequence.region(*range(count))
-    if count > 2:
-        first = rng.randrange(count - 1)
-        yield sequence.region(*range(first, rng.randint(first + 2, count)))
+    """All calls of a sequence as one region, and some of them with all that is between these."""
+    everything = range(len(sequence.calls))
+    yield sequence.region(*everything)
+    if len(everything) > 2 and len(chosen := _with_those_between(sequence, rng.sample(everything, 2))) > 1:
+        yield sequence.region(*chosen)
+
+
+def _with_those_between(sequence: Sequence, chosen: list[int]) -> list[int]:
+    """Some calls, and those through which what one of them writes comes to another."""
+    made = [{call.views[slot].buffer for slot in call.writes} for call in sequence.calls]
+    used = [{call.views[slot].buffer for slot in call.reads} for call in sequence.calls]
+    after, before = set(chosen), set(chosen)
+    for place in range(len(made)):
+        after |= {place} if any(made[other] & used[place] for other in after if other < place) else set()
+    for place in reversed(range(len(made))):
+        before |= {place} if any(made[place] & used[other] for other in before if other > place) else set()
+    return sorted(after & before)
