@@ -126,7 +126,9 @@ def _write_online(maximum: UOp, sums: list[Shifted], frame: Frame, number: int, 
     bound = frame.cast(Block(found, "float32", axes), compute_type(maximum))
     frame.bound[maximum] = frame.values[maximum] = bound
     for one, total in zip(sums, totals, strict=True):
-        text = frame.lines.name(f"tl.sum({_corrected(total, largest, found, one.factor)}, {number}, keep_dims=True)", "r")
+        text = frame.lines.name(
+            f"tl.sum({_corrected(total, largest, found, one.factor)}, {number}, keep_dims=True)", "r"
+        )
         bound = frame.cast(Block(text, "float32", axes), compute_type(one.node))
         frame.bound[one.node] = frame.values[one.node] = bound
 
