@@ -2,7 +2,8 @@
 
 A softmax's sum needs the maximum of its row, so that a row that is not held is read twice. The dependence can be
 broken: where each term has the maximum m of x only in factors 2^(q (m - x) + c), a sum made with a smaller maximum is
-right once it is multiplied by 2^(q (m' - m)). That the factor is of the same x keeps it below 2^c. (Milakov and Gimelshein, Online normalizer calculation for softmax, 2018.)
+right once it is multiplied by 2^(q (m' - m)). That the factor is of the same x keeps it below 2^c. (Milakov and
+Gimelshein, Online normalizer calculation for softmax, 2018.)
 
 Each thread keeps a maximum and sums of its own, of a few neighbouring elements in each step, so that a step needs no
 exchange between threads and one correction for several elements.

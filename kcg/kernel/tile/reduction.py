@@ -134,7 +134,7 @@ def _write_online(maximum: UOp, sums: list[Shifted], frame: Frame, number: int, 
 
 
 def _corrected(total: str, before: str, now: str, factor: float) -> str:
-    """Sums made with one maximum as made with a larger one. What was made with -inf, NaN maybe, is 0 beside any other."""
+    """Sums made with one maximum as made with a larger one: what was made with -inf, NaN maybe, is 0 then."""
     made = f'tl.where({before} == float("-inf"), 0.0, {total} * tl.exp2(({now} - {before}) * ({factor!r})))'
     return f"tl.where({before} == {now}, {total}, {made})"
 

@@ -104,8 +104,14 @@ def rows(rng: Random) -> tuple[Tensor, ...]:
     return (_as_stored(rng, x), *also)
 
 
+def _of_pairs(x: Tensor) -> Tensor:
+    """A value of each pair of neighbours, given to both."""
+    pairs = x.reshape(_shape(x)[0], -1, 2)
+    return (pairs.square().mean(-1, keepdim=True) + 1).rsqrt().expand(pairs.shape).reshape(x.shape)
+
+
 def long_rows(rng: Random) -> tuple[Tensor, ...]:
-    """Rows that a program may go through in loops: reductions of different depth and of several lengths, some masked."""
+    """Rows that a program may go through in loops: reductions after each other and of several lengths, some masked."""
     x = _stored(rng, (rng.choice((1, 2, 3)), rng.choice(LONG)), rng.choice(FLOATS))
     length = _shape(x)[-1]
     mask = (empty(*_shape(x), dtype="int32") > 0).where(0.0, -float("inf"))
@@ -118,7 +124,7 @@ def long_rows(rng: Random) -> tuple[Tensor, ...]:
         lambda: (wide.layernorm().cast(x.dtype) * _stored(rng, (length,), "float32"),),
         lambda: (wide.var(-1).contiguous(), (wide - wide.mean(-1, keepdim=True)).square().contiguous()),
         lambda: (wide.softmax(-1).sparse_categorical_crossentropy(empty(_shape(x)[0], dtype="int32").abs() % 3),),
-        lambda: (wide * (wide.reshape(-1, length // 2, 2).square().mean(-1, keepdim=True) + 1).rsqrt().reshape(-1, length // 2, 1).expand(-1, -1, 2).reshape(wide.shape) - wide.mean(-1, keepdim=True),),
+        lambda: (wide * _of_pairs(wide) - wide.mean(-1, keepdim=True),),
         lambda: ((wide * 0.01 + 1).prod(-1, keepdim=True) * (wide.sum(-1, keepdim=True) + wide),),
         lambda: (wide.argmax(-1), wide - wide.max(-1, keepdim=True)),
     ]  # fmt: skip

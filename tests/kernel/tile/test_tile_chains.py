@@ -1,4 +1,4 @@
-"""Random chains of kernels as one tile program, what is hard about some, and programs with a fault, which must be found."""
+"""Chains of kernels as tile programs: random ones, hard ones, and programs with a fault, which must be found."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from kcg.types import Region
 from tests.chains import region_of
 from tests.kernel.tile.random_chains import FAMILIES, random_chain, random_regions
 from tests.kernel.tile.running import HAS_TRITON, WITHOUT, Case, compare
-from tests.kernel.tile.test_tile_regions import heads_and_rotation, projection, softmax, split_sum
+from tests.kernel.tile.test_tile_regions import heads_and_rotation, projection, split_sum
 from tests.kernels import empty
 from tests.known_targets import KNOWN_TARGETS
 
@@ -78,7 +78,7 @@ def test_random_chains_with_random_parameters(seeds: range, tmp_path: Path) -> N
 
 def stored_twice() -> Tensor:
     x = empty(6, 16)
-    x.assign((x.softmax(-1).contiguous() * 2))
+    x.assign(x.softmax(-1).contiguous() * 2)
     return x
 
 

@@ -14,15 +14,18 @@ from typing import Any
 import pytest
 
 from kcg.kernel.codec import kernel_of
+from kcg.kernel.tile.fuse import read_region
 from kcg.kernel.tile.generate import generate
 from kcg.kernel.tile.ir import read_kernel
 from kcg.kernel.tile.legal import random_parameters
 from kcg.kernel.tile.prior import default_parameters
 from kcg.kernel.tile.program import TileSource
 from kcg.types import Region
+from tests.chains import region_of
 from tests.kernel.tile.random_kernels import FAMILIES, random_kernel
 from tests.kernel.tile.running import HAS_TRITON, WITHOUT
 from tests.kernel.tile.test_tile_programs import EXAMPLES
+from tests.kernel.tile.test_tile_regions import CHAINS, activation_beside, projection, split_sum
 from tests.kernels import empty, example_region, kernels_of
 from tests.known_targets import KNOWN_TARGETS
 
@@ -86,3 +89,36 @@ def test_random_programs_of_random_kernels_compile(seeds: range, tmp_path: Path)
             parameters = random_parameters(read_kernel(region), target, Random(seed))
             programs[f"{family.__name__}_{seed}"] = generate(region, target, parameters)
     compiled(programs, "sm_90", tmp_path)
+
+
+def fused_regions() -> dict[str, Region]:
+    """Norms, softmax and losses as models have them, and what is made of projections."""
+    x = empty(512, 3072, dtype="bfloat16")
+    wide = x.float()
+    scale, shift, weight = (empty(3072, dtype="bfloat16") for _ in range(3))
+    logits, labels = empty(64, 50304, dtype="bfloat16"), empty(64, dtype="int32")
+    large = {
+        "large_softmax": (empty(4096, 4096, dtype="bfloat16").softmax(-1),),
+        "modulated": (x.layernorm().cast("bfloat16") * (1 + scale) + shift,),
+        "long_loss": (logits.float().sparse_categorical_crossentropy(labels, reduction="none"),),
+        "large_rms": (weight * (wide * (wide.square().mean(-1, keepdim=True) + 1e-6).rsqrt()).cast("bfloat16"),),
+    }  # fmt: skip
+    small = {chain.__name__: (chain("bfloat16"),) for chain in CHAINS}
+    products = {chain.__name__: chain("bfloat16") for chain in (projection, activation_beside, split_sum)}
+    exact = {f"{chain.__name__}_float32": chain("float32") for chain in (projection, split_sum)}
+    return {name: region_of(*tensors) for name, tensors in {**large, **small, **products, **exact}.items()}
+
+
+@pytest.mark.parametrize("arch", ["sm_90", pytest.param("sm_80", marks=pytest.mark.slow)])
+def test_programs_of_several_kernels_compile(arch: str, tmp_path: Path) -> None:
+    """The prior's choice of each region, and one of random parameters; none takes more shared memory than there is."""
+    target, programs = KNOWN_TARGETS[arch], dict[str, TileSource]()
+    for name, region in fused_regions().items():
+        kernel = read_region(region)
+        assert len(region.kernels) > 1
+        programs[name] = generate(region, target, default_parameters(kernel, target))
+        programs[f"{name}_random"] = generate(region, target, random_parameters(kernel, target, Random(name)))
+    made = compiled(programs, arch, tmp_path)
+    assert all(row["shared"] <= (227 << 10 if arch == "sm_90" else 163 << 10) for row in made.values())
+    for name in ("projection", "activation_beside", "split_sum"):
+        assert made[name]["tensor_core"]
