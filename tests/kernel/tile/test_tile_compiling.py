@@ -19,9 +19,11 @@ from kcg.kernel.tile.generate import generate
 from kcg.kernel.tile.ir import read_kernel
 from kcg.kernel.tile.legal import random_parameters
 from kcg.kernel.tile.prior import default_parameters
-from kcg.kernel.tile.program import TileSource
+from kcg.kernel.tile.program import TileRefusal, TileSource
 from kcg.types import Region
 from tests.chains import region_of
+from tests.kernel.tile.random_chains import FAMILIES as CHAIN_FAMILIES
+from tests.kernel.tile.random_chains import random_chain
 from tests.kernel.tile.random_kernels import FAMILIES, random_kernel
 from tests.kernel.tile.running import HAS_TRITON, WITHOUT
 from tests.kernel.tile.test_tile_programs import EXAMPLES
@@ -122,3 +124,19 @@ def test_programs_of_several_kernels_compile(arch: str, tmp_path: Path) -> None:
     assert all(row["shared"] <= (227 << 10 if arch == "sm_90" else 163 << 10) for row in made.values())
     for name in ("projection", "activation_beside", "split_sum"):
         assert made[name]["tensor_core"]
+
+
+@pytest.mark.slow
+def test_random_programs_of_random_chains_compile(tmp_path: Path) -> None:
+    target, programs = KNOWN_TARGETS["sm_90"], dict[str, TileSource]()
+    for family in CHAIN_FAMILIES:
+        for seed in range(10):
+            sequence = random_chain(family, seed)
+            region = sequence.region(*range(len(sequence.calls)))
+            try:
+                parameters = random_parameters(read_region(region), target, Random(seed))
+                programs[f"{family.__name__}_{seed}"] = generate(region, target, parameters)
+            except TileRefusal:
+                continue
+    assert len(programs) > 35
+    compiled(programs, "sm_90", tmp_path)
