@@ -41,7 +41,7 @@ from kcg.search.workers import FromItsStart
 from kcg.types import Region, Schedule, Status, Target, Toolchain, Variables
 from tests.chains import region_of
 from tests.kernel.tile.running import HAS_TRITON, WITHOUT
-from tests.kernel.tile.test_tile_regions import heads_and_rotation, projection, split_sum
+from tests.kernel.tile.test_tile_regions import activation_beside, heads_and_rotation, projection, split_sum
 from tests.kernels import empty, example_region, kernels_of
 from tests.known_targets import KNOWN_TARGETS, X86
 
@@ -237,6 +237,13 @@ def test_spaces_of_several_kernels_are_trees_of_programs(name: str) -> None:
         for label in steps_of(at):
             again = next((a.schedule for a in of.actions(again) if a.label == label), again)
         assert again == at
+
+
+def test_functions_of_what_is_stored_beside_a_product_have_an_exact_form() -> None:
+    region = region_of(*activation_beside("bfloat16"))
+    of = TileSpace(region, SM_90, read_region(region))
+    exact = of.exact(of.start())
+    assert exact is not None and not of.parameters(exact).fast_math and of.key(exact) != of.key(of.start())
 
 
 def test_programs_of_several_kernels_are_taken_over_by_similar_regions() -> None:
