@@ -103,6 +103,8 @@ def _combined(region: Region, *, holding: bool) -> TileKernel:
             kernel = replace(kernel, stream=stream_of(kernel))
         elif kernel.reductions:
             kernel = _with_rows(wanted, kernel, buffers)
+        elif kernel.also:
+            kernel = kernel_of(_over_ranges_of_first(wanted, buffers), buffers)
     used = {access.buffer.slot for access in kernel.loads} | {s.store.buffer.slot for s in kernel.written}
     kept = tuple(sorted((b for b in kernel.buffers if b.slot in used), key=lambda b: b.slot))
     kernel = replace(kernel, buffers=kept)
@@ -202,6 +204,8 @@ def _value_at(stored: Stored, access: Access) -> UOp:
     """The value that a load finds: that of the store, at the ranges that its address comes to."""
     if stored.gates:
         raise TileRefusal("intermediate that is stored in part")
+    if stored.store.node.dtype is not access.node.dtype:
+        raise TileRefusal("intermediate whose bits are read as another type")
     steps = affine(stored.store.address)
     if steps is None or any(map(is_symbolic, stored.outputs)):
         raise TileRefusal("intermediate of another layout", "its address is no sum of ranges times constants")
@@ -223,8 +227,29 @@ def _value_at(stored: Stored, access: Access) -> UOp:
     if value.dtype is not access.node.dtype:
         value = value.cast(access.node.dtype)
     for gate in access.gates:  # outside of it a load gives 0
-        value = gate.where(value, value.const_like(0))
+        value = gate.where(_loading_where(gate, value), value.const_like(0))
     return value
+
+
+def _loading_where(gate: UOp, value: UOp) -> UOp:
+    """A value that loads nothing from outside of its buffers where a condition does not hold."""
+    new: dict[UOp, UOp] = {}
+    for node in value.toposort():
+        made = node.replace(src=tuple(new[s] for s in node.src)) if any(new[s] is not s for s in node.src) else node
+        new[node] = _gated(made, gate) if node.op is Ops.INDEX and _may_be_outside(node) else made
+    return new[value]
+
+
+def _gated(load: UOp, gate: UOp) -> UOp:
+    return load.replace(src=(load.src[0], load.src[1].valid(gate), *load.src[2:]))
+
+
+def _may_be_outside(load: UOp) -> bool:
+    """Whether a load's address alone does not say that it is in its buffer."""
+    index = load.src[1]
+    while (inner := index.get_idx()) is not index:
+        index = inner
+    return bool(len(load.src) != 2 or index.vmin < 0 or index.vmax >= load.src[0].max_numel())
 
 
 def _moved(value: UOp, at: dict[UOp, UOp]) -> UOp:
@@ -406,6 +431,22 @@ def _move(column: Steps, columns: list[tuple[UOp, int]], first: int) -> str | No
     return {(0, 0): EVEN, (0, 1): ODD, (-1, 1): SWAPPED}.get((along, offset))
 
 
+# ---- elements
+
+
+def _over_ranges_of_first(wanted: list[Stored], buffers: dict[UOp, BufferSlot]) -> list[Stored]:
+    """Stores of elementwise values, all over the ranges of the first. Raises TileRefusal."""
+    (first, *others), found = wanted, wanted[:1]
+    for stored in others:
+        if [axis.src[0] for axis in stored.outputs] != [axis.src[0] for axis in first.outputs]:
+            raise TileRefusal("several kernels", "elementwise ones of different shapes")
+        at = dict(zip(stored.outputs, first.outputs, strict=True))
+        store = access_of(_moved(stored.store.node, at), buffers)
+        gates = tuple(gate.substitute(at) for gate in stored.gates)
+        found.append(Stored(store, _moved(stored.value, at), gates, first.outputs))
+    return found
+
+
 # ---- rows
 
 
@@ -460,6 +501,8 @@ def rows_of(kernel: TileKernel) -> Rows:
         along = tuple(axis for axis in stored.outputs if axis not in over)
         if math.prod(map(extent, along)) != width:
             row, along = (stored.outputs, ()) if math.prod(map(extent, along)) == 1 else _first_rows(stored, width)
+        if over & set(along):
+            raise TileRefusal("rows", "a reduction is not of the whole row that it is used in")
         numbers.append((row, along))
         counts.add(math.prod(map(extent, row)))
     if len(counts) != 1:

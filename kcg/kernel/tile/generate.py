@@ -214,7 +214,8 @@ def _write_rows(kernel: TileKernel, _target: Target, parameters: TileParameters,
     if parameters.split > 1:
         _store_partials(root, kernel, part)
     else:
-        store_tile(root, kernel.stored[0])
+        for stored in kernel.stored:
+            store_tile(root, stored)
     return root.lines, grid
 
 

@@ -163,8 +163,8 @@ def _candidates(kernel: TileKernel, target: Target, parameters: TileParameters, 
         case "maxnreg":
             return (0, *_register_limits(kernel, target, parameters))
         case "fast_math":
-            narrow = kernel.store.buffer.dtype in NARROW
-            sigmoid = narrow and any(power_of_sigmoid(n) is not None for n in kernel.value.toposort())
+            narrow = all(s.store.buffer.dtype in NARROW for s in kernel.stored)
+            sigmoid = narrow and any(power_of_sigmoid(n) is not None for s in kernel.stored for n in s.value.toposort())
             return (True, False) if sigmoid else (True,)
         case "precision":
             contraction = kernel.contraction if parameters.form == CONTRACTION else None

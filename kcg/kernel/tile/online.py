@@ -1,8 +1,9 @@
 """A sum of exponentials that are shifted by a maximum, in the loop that finds the maximum.
 
 A softmax's sum needs the maximum of its row, so that a row that is not held is read twice. The dependence can be
-broken: where each term has the maximum m only in factors 2^(a + q m), a sum made with a smaller maximum is right once
-it is multiplied by 2^(q (m' - m)). (Milakov and Gimelshein, Online normalizer calculation for softmax, 2018.)
+broken: where each term has the maximum m of x only in factors 2^(q (m - x) + c), a sum made with a smaller maximum is
+right once it is multiplied by 2^(q (m' - m)). That the factor is of the same x keeps it below 2^c. (Milakov and
+Gimelshein, Online normalizer calculation for softmax, 2018.)
 
 Each thread keeps a maximum and sums of its own, of a few neighbouring elements in each step, so that a step needs no
 exchange between threads and one correction for several elements.
@@ -14,7 +15,7 @@ import math
 from collections.abc import Sequence
 
 from kcg.compat.tiny import Ops, UOp, dtypes
-from kcg.kernel.tile.ir import Shifted
+from kcg.kernel.tile.ir import Shifted, is_invalid
 
 
 def shifted_sums(maximum: UOp, reductions: Sequence[UOp]) -> list[Shifted]:
@@ -59,22 +60,33 @@ def _is_zero(node: UOp) -> bool:
 
 
 def _slope(node: UOp, maximum: UOp) -> float | None:
-    """The factor of the maximum in a value that is linear in it; None where it is not."""
-    if node is maximum:
-        return 1.0
-    if maximum not in node.backward_slice_with_self:
-        return 0.0
+    """The q of an exponent q (m - x) + c, where m is the maximum of x; None of any other."""
+    found = _linear(node)
+    slope = found.pop(maximum, 0.0)
+    of = _linear(maximum.src[0])
+    places = (set(found) | set(of)) - {None}
+    same = all(math.isclose(found.get(n, 0.0), -slope * of.get(n, 0.0), rel_tol=1e-5) for n in places)
+    return slope if same else None
+
+
+def _linear(node: UOp) -> dict[UOp | None, float]:
+    """A value as a sum of others times constants; at None the constant."""
     match node.op:
-        case Ops.CAST if dtypes.is_float(node.dtype):
-            return _slope(node.src[0], maximum)
+        case Ops.CONST if not is_invalid(node):
+            return {None: float(node.arg)}
+        case Ops.CAST if dtypes.is_float(node.dtype) and dtypes.is_float(node.src[0].dtype):
+            return _linear(node.src[0])
         case Ops.ADD:
-            found = [_slope(s, maximum) for s in node.src]
-            return None if None in found else math.fsum(f for f in found if f is not None)
+            total: dict[UOp | None, float] = {}
+            for part in map(_linear, node.src):
+                for place, factor in part.items():
+                    total[place] = total.get(place, 0.0) + factor
+            return total
         case Ops.MUL:
             for one, other in (node.src, node.src[::-1]):
-                if other.op is Ops.CONST and (slope := _slope(one, maximum)) is not None:
-                    return slope * float(other.arg)
-    return None
+                if other.op is Ops.CONST and not is_invalid(other):
+                    return {place: factor * float(other.arg) for place, factor in _linear(one).items()}
+    return {node: 1.0}
 
 
 def running(maximum: UOp, of: Shifted) -> tuple[UOp, UOp]:

@@ -420,7 +420,7 @@ def _contraction(kernel: TileKernel, target: Target, axes: Axes) -> TileParamete
     edges = [edge for held in kernel.held for edge in (held.first, held.count, columns)]
     while any(edge % tile[1] for edge in edges) and tile[1] > unit:
         tile[1] //= 2
-    tile[1] = max(tile[1], unit)
+    tile[1] = max(tile[1], unit, MIN_TILE)
     split = 1
     if may_split(kernel) and programs() * 2 <= target.cores and count >= 16 * step:
         split = min(power_of_two(target.cores // programs()), power_of_two(count // (8 * step) + 1) // 2)

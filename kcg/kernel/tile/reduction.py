@@ -110,9 +110,7 @@ def _write_online(maximum: UOp, sums: list[Shifted], frame: Frame, number: int, 
 
     every = frozenset(range(frame.rank))
     body.add(f"{new} = tl.maximum({largest}, {grouped(inside.atom(masked_term(maximum, inside, number)), 'max')})")
-    # of nothing but -inf so far the shift is 0: the terms are 0 then, not NaN
-    shift = body.name(f'tl.where({new} == float("-inf"), 0.0, {new})', "shift")
-    spread = body.name(f"tl.broadcast_to({shift}[{':, ' * frame.rank}None], [{parts}]).reshape({frame.shape(every)})")
+    spread = body.name(f"tl.broadcast_to({new}[{':, ' * frame.rank}None], [{parts}]).reshape({frame.shape(every)})")
     totals = []
     for one in sums:
         stand_in, node = running(maximum, one)
@@ -120,22 +118,28 @@ def _write_online(maximum: UOp, sums: list[Shifted], frame: Frame, number: int, 
         total = frame.writer.fresh("acc")
         frame.lines.add(f"{total} = tl.zeros({kept}, tl.float32)")
         term = inside.atom(masked_term(node, inside, number))
-        factor = frame.exp2(f"({shift} - {largest}) * ({one.factor!r})")
-        body.add(f"{total} = {total} * {factor} + {grouped(term, 'sum')}")
+        body.add(f"{total} = {_corrected(frame, total, largest, new, one.factor)} + {grouped(term, 'sum')}")
         totals.append(total)
     body.add(f"{largest} = {new}")
     end, _ = total_of(frame, axis.ranges)
     frame.lines.extend(f"for {counter} in range(0, {end}, {axis.size}):", body)
     found = frame.lines.name(f"tl.max({largest}, {number}, keep_dims=True)", "r")
-    shift = frame.lines.name(f'tl.where({found} == float("-inf"), 0.0, {found})', "shift")
     axes = every - {number}
     bound = frame.cast(Block(found, "float32", axes), compute_type(maximum))
     frame.bound[maximum] = frame.values[maximum] = bound
     for one, total in zip(sums, totals, strict=True):
-        factor = frame.exp2(f"({shift} - {largest}) * ({one.factor!r})")
-        text = frame.lines.name(f"tl.sum({total} * {factor}, {number}, keep_dims=True)", "r")
+        text = frame.lines.name(
+            f"tl.sum({_corrected(frame, total, largest, found, one.factor)}, {number}, keep_dims=True)", "r"
+        )
         bound = frame.cast(Block(text, "float32", axes), compute_type(one.node))
         frame.bound[one.node] = frame.values[one.node] = bound
+
+
+def _corrected(frame: Frame, total: str, before: str, now: str, factor: float) -> str:
+    """Sums made with one maximum as made with a larger one: what was made with -inf, NaN maybe, is 0 then."""
+    power = frame.exp2(f"({now} - {before}) * ({factor!r})")
+    made = f'tl.where({before} == float("-inf"), 0.0, {total} * {power})'
+    return f"tl.where({before} == {now}, {total}, {made})"
 
 
 def _together(node: UOp, frame: Frame, reductions: tuple[UOp, ...]) -> list[UOp]:

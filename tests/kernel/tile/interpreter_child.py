@@ -16,6 +16,7 @@ from typing import Any
 os.environ["TRITON_INTERPRET"] = "1"
 
 import numpy as np
+from triton.runtime import interpreter
 
 TYPES = {
     "*i1": "bool", "*i8": "int8", "*u8": "uint8", "*i16": "int16", "*u16": "uint16", "*i32": "int32", "*u32": "uint32",
@@ -61,7 +62,35 @@ class Memory:
         assert other.data_ptr() == self.data_ptr()
 
 
-def run(folder: Path, job: dict[str, Any]) -> None:
+class Bounded:
+    """The interpreter's memory: an access outside of the program's buffers is an error, not whatever lies there."""
+
+    def __init__(self, memory: Any) -> None:
+        self._memory = memory
+        self.buffers: list[np.ndarray] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._memory, name)
+
+    def load(self, places: np.ndarray, mask: np.ndarray, *how: Any) -> Any:
+        self._check(places, mask, np.dtype(how[-1]).itemsize)
+        return self._memory.load(places, mask, *how)
+
+    def store(self, places: np.ndarray, values: np.ndarray, mask: np.ndarray) -> Any:
+        self._check(places, mask, values.dtype.itemsize)
+        return self._memory.store(places, values, mask)
+
+    def _check(self, places: np.ndarray, mask: np.ndarray, itemsize: int) -> None:
+        left = np.broadcast_to(mask, places.shape).astype(bool)
+        for data in self.buffers:
+            first = np.uint64(data.ctypes.data)
+            last = np.uint64(data.ctypes.data + data.nbytes - itemsize)
+            left = left & ~((places >= first) & (places <= last))
+        if left.any():
+            raise IndexError(f"{int(left.sum())} elements of a block are outside of the program's buffers")
+
+
+def run(folder: Path, job: dict[str, Any], memory: Bounded) -> None:
     """One program: its buffers are read from files and written back."""
     name = job["name"]
     path = folder / f"{name}.py"
@@ -82,6 +111,7 @@ def run(folder: Path, job: dict[str, Any]) -> None:
                 beyond[: len(bits)] = bits
                 buffers[argument["name"]] = Memory(beyond[: len(bits)], TYPES[argument["type"]])
             arguments.append(buffers[argument["name"]])
+        memory.buffers = [buffer.data for buffer in buffers.values()]
         getattr(module, launch["entry"])[(launch["grid"],)](*arguments)
     for key, buffer in buffers.items():
         np.save(folder / f"{name}.{key}.npy", buffer.data)
@@ -90,9 +120,10 @@ def run(folder: Path, job: dict[str, Any]) -> None:
 def main() -> None:
     folder = Path(sys.argv[1])
     np.seterr(all="ignore")
+    memory = interpreter._interpreter = Bounded(interpreter._interpreter)
     for job in json.loads((folder / "jobs.json").read_text()):
         try:
-            run(folder, job)
+            run(folder, job, memory)
         except Exception as error:
             (folder / f"{job['name']}.error").write_text(f"{type(error).__name__}: {error}")
 

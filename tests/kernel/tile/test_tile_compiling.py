@@ -19,17 +19,22 @@ from kcg.kernel.compile import render_schedule
 from kcg.kernel.kinds import Refusal, kind_named
 from kcg.kernel.opts.schedule import RAW
 from kcg.kernel.tile.compile import compile_tile
+from kcg.kernel.tile.fuse import read_region
 from kcg.kernel.tile.generate import generate
 from kcg.kernel.tile.ir import read_kernel
 from kcg.kernel.tile.legal import legal_values, random_parameters
 from kcg.kernel.tile.parameters import CONTRACTION, POINTER, TMA, TileParameters
 from kcg.kernel.tile.prior import default_parameters, shared_bytes
-from kcg.kernel.tile.program import TileSource
+from kcg.kernel.tile.program import TileRefusal, TileSource
 from kcg.kernel.tile.space import schedule_of
 from kcg.types import Region, Target
+from tests.chains import region_of
+from tests.kernel.tile.random_chains import FAMILIES as CHAIN_FAMILIES
+from tests.kernel.tile.random_chains import random_chain
 from tests.kernel.tile.random_kernels import FAMILIES, random_kernel
 from tests.kernel.tile.running import HAS_TRITON, WITHOUT
 from tests.kernel.tile.test_tile_programs import EXAMPLES
+from tests.kernel.tile.test_tile_regions import CHAINS, activation_beside, projection, split_sum
 from tests.kernels import empty, example_region, kernels_of
 from tests.known_targets import KNOWN_TARGETS
 
@@ -194,3 +199,52 @@ def test_hints_about_neighbours_leave_stores_as_narrow_as_they_are(tmp_path: Pat
     assert [text.source.count("max_contiguous") > 0 for text in programs.values()] == [True, False]
     made = compiled(programs, "sm_90", tmp_path)
     assert made["of_7"]["stores"] == ["st.global.b16"] and "st.global.b16" not in made["of_8"]["stores"]
+
+
+def fused_regions() -> dict[str, Region]:
+    """Norms, softmax and losses as models have them, and what is made of projections."""
+    x = empty(512, 3072, dtype="bfloat16")
+    wide = x.float()
+    scale, shift, weight = (empty(3072, dtype="bfloat16") for _ in range(3))
+    logits, labels = empty(64, 50304, dtype="bfloat16"), empty(64, dtype="int32")
+    large = {
+        "large_softmax": (empty(4096, 4096, dtype="bfloat16").softmax(-1),),
+        "modulated": (x.layernorm().cast("bfloat16") * (1 + scale) + shift,),
+        "long_loss": (logits.float().sparse_categorical_crossentropy(labels, reduction="none"),),
+        "large_rms": (weight * (wide * (wide.square().mean(-1, keepdim=True) + 1e-6).rsqrt()).cast("bfloat16"),),
+    }  # fmt: skip
+    small = {chain.__name__: (chain("bfloat16"),) for chain in CHAINS}
+    products = {chain.__name__: chain("bfloat16") for chain in (projection, activation_beside, split_sum)}
+    exact = {f"{chain.__name__}_float32": chain("float32") for chain in (projection, split_sum)}
+    return {name: region_of(*tensors) for name, tensors in {**large, **small, **products, **exact}.items()}
+
+
+@pytest.mark.parametrize("arch", ["sm_90", pytest.param("sm_80", marks=pytest.mark.slow)])
+def test_programs_of_several_kernels_compile(arch: str, tmp_path: Path) -> None:
+    """The prior's choice of each region, and one of random parameters; none takes more shared memory than there is."""
+    target, programs = KNOWN_TARGETS[arch], dict[str, TileSource]()
+    for name, region in fused_regions().items():
+        kernel = read_region(region)
+        assert len(region.kernels) > 1
+        programs[name] = generate(region, target, default_parameters(kernel, target))
+        programs[f"{name}_random"] = generate(region, target, random_parameters(kernel, target, Random(name)))
+    made = compiled(programs, arch, tmp_path)
+    assert all(row["shared"] <= shared_bytes(target) for row in made.values())
+    for name in ("projection", "activation_beside", "split_sum"):
+        assert made[name]["tensor_core"]
+
+
+@pytest.mark.slow
+def test_random_programs_of_random_chains_compile(tmp_path: Path) -> None:
+    target, programs = KNOWN_TARGETS["sm_90"], dict[str, TileSource]()
+    for family in CHAIN_FAMILIES:
+        for seed in range(10):
+            sequence = random_chain(family, seed)
+            region = sequence.region(*range(len(sequence.calls)))
+            try:
+                parameters = random_parameters(read_region(region), target, Random(seed))
+                programs[f"{family.__name__}_{seed}"] = generate(region, target, parameters)
+            except TileRefusal:
+                continue
+    assert len(programs) > 35
+    compiled(programs, "sm_90", tmp_path)

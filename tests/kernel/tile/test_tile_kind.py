@@ -28,9 +28,10 @@ from kcg.kernel.program import Program
 from kcg.kernel.tile import targets
 from kcg.kernel.tile.compile import compile_tile, in_tinygrads_order
 from kcg.kernel.tile.cost import predicted_seconds
+from kcg.kernel.tile.fuse import read_region
 from kcg.kernel.tile.ir import read_kernel
 from kcg.kernel.tile.legal import legal_values
-from kcg.kernel.tile.parameters import CONTRACTION, POINTER, REDUCTION, TMA, TileParameters
+from kcg.kernel.tile.parameters import CONTRACTION, POINTER, REDUCTION, ROWS, TMA, TileParameters
 from kcg.kernel.tile.prior import default_parameters, shared_taken
 from kcg.kernel.tile.program import TileRefusal
 from kcg.kernel.tile.space import TileSpace, schedule_of
@@ -39,7 +40,9 @@ from kcg.search.problem import Ledger, Observation, Problem
 from kcg.search.strategies import strategy
 from kcg.search.workers import FromItsStart
 from kcg.types import Region, Schedule, Status, Target, Toolchain, Variables
+from tests.chains import region_of
 from tests.kernel.tile.running import HAS_TRITON, WITHOUT
+from tests.kernel.tile.test_tile_regions import activation_beside, heads_and_rotation, projection, split_sum
 from tests.kernels import empty, example_region, kernels_of
 from tests.known_targets import KNOWN_TARGETS, X86
 
@@ -190,6 +193,104 @@ def test_what_is_near_to_neighbours_are_hundreds_of_programs() -> None:
     of = TileSpace(linear(), SM_90, read_kernel(linear()))
     seen = {of.key(near) for action in of.actions(of.start())[::4] for near in of.neighbours(action.schedule)}
     assert len(seen) > 200
+
+
+# ---- regions of several kernels
+
+
+@cache
+def fused_spaces() -> dict[str, TileSpace]:
+    """Of rows, of rows that are longer than a block, and of what is made of a product and of the sum of two."""
+    loss = empty(64, 50304, dtype="bfloat16").float().log_softmax(-1)
+    tensors = {
+        "softmax": (empty(4096, 4096, dtype="bfloat16").softmax(-1),),
+        "long": (loss,),
+        "heads": (heads_and_rotation("bfloat16"),),
+        "projection": projection("bfloat16"),
+        "sum": split_sum("bfloat16"),
+    }
+    regions = {name: region_of(*outputs) for name, outputs in tensors.items()}
+    return {name: TileSpace(of, SM_90, read_region(of)) for name, of in regions.items()}
+
+
+FUSED = ("softmax", "long", "heads", "projection", "sum")
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_spaces_of_several_kernels_are_trees_of_programs(name: str) -> None:
+    of, rng = fused_spaces()[name], random.Random(name)
+    start = of.start()
+    assert parse("tile", start.body) == start and len(of.region.kernels) > 1
+    actions, near = of.actions(start), of.neighbours(start)
+    assert len(actions) > 4 and {a.schedule for a in actions} <= set(near)
+    assert len({of.key(s) for s in (start, *near)}) == 1 + len(near)
+    for schedule in (start, *rng.sample(near, 5), of.random(rng)):
+        of.check(schedule)
+        assert 0 <= of.refusals([schedule])[0] <= 1
+        assert len(of.groups(schedule)) == len(of.groups(start))
+    for _ in range(3):
+        at = start
+        while (after := of.sample(rng, at)) is not None:
+            of.check(after)
+            assert set(of.variants(after)) <= set(of.neighbours(after))
+            at = after
+        again = start
+        for label in steps_of(at):
+            again = next((a.schedule for a in of.actions(again) if a.label == label), again)
+        assert again == at
+
+
+def test_functions_of_what_is_stored_beside_a_product_have_an_exact_form() -> None:
+    region = region_of(*activation_beside("bfloat16"))
+    of = TileSpace(region, SM_90, read_region(region))
+    exact = of.exact(of.start())
+    assert exact is not None and not of.parameters(exact).fast_math and of.key(exact) != of.key(of.start())
+
+
+def test_programs_of_several_kernels_are_taken_over_by_similar_regions() -> None:
+    softmax, projected = fused_spaces()["softmax"], fused_spaces()["projection"]
+    of = region_of(empty(2048, 4096, dtype="bfloat16").softmax(-1))
+    other = TileSpace(of, SM_90, read_region(of))
+    assert other.family() == softmax.family() != projected.family()
+    assert other.transfer(softmax.start(), softmax) == softmax.start()
+    assert projected.transfer(softmax.start(), softmax) is None
+    p = softmax.parameters(softmax.start())
+    for wrong in (
+        replace(p, reduce_tile=128),  # a loop of steps as small as these
+        replace(p, num_warps=1),
+        replace(p, split=2),
+        replace(p, loads=TMA),
+        replace(p, form=REDUCTION),
+    ):
+        with pytest.raises(TileRefusal):
+            softmax.check(schedule_of(wrong))
+
+
+@pytest.mark.parametrize("name", ["softmax", "long", "projection"])
+def test_a_search_of_several_kernels_ends_and_measures_no_program_twice(name: str) -> None:
+    of, ledger, seen = fused_spaces()[name], Ledger(max_measurements=12), dict[Schedule, float]()
+    judge, noise = TileCost().of(of), random.Random(2)
+    assert of.parameters(of.start()).form == (CONTRACTION if name == "projection" else ROWS)
+    assert all(0 < p.runtime_s < 1 for p in judge.predict([of.start(), *of.neighbours(of.start())]))
+
+    def measure(batch: Sequence[Schedule]) -> list[Future[Observation]]:
+        futures = []
+        for schedule in batch:
+            of.check(schedule)
+            future = Future[Observation]()
+            seconds = predicted_seconds(of.kernel, SM_90, of.parameters(schedule)) * noise.uniform(0.5, 2)
+            seen[schedule] = seconds
+            future.set_result(Observation(schedule, Status.OK, seconds, schedule.id))
+            futures.append(future)
+        ledger.measurements += len(batch)
+        return futures
+
+    problem = Problem(
+        FromItsStart(of), judge.predict, measure, ledger, random.Random(1), batch_size=4, correct=judge.correct
+    )
+    found = list(strategy("mcts")(problem))
+    assert 8 <= len(seen) <= 12 and len({of.key(s) for s in seen}) == len(seen)
+    assert {o.schedule: o.time_s for o in found} == seen
 
 
 # ---- the analytic cost

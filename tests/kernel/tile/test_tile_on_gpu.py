@@ -13,14 +13,17 @@ from kcg.compat.device import prepare
 from kcg.compat.tiny import dtypes
 from kcg.kernel.installing import install
 from kcg.kernel.program import Program
+from kcg.kernel.sequences import partition_of
 from kcg.kernel.tile.compile import compile_tile
+from kcg.kernel.tile.fuse import read_region
 from kcg.kernel.tile.generate import generate_kernel
 from kcg.kernel.tile.ir import read_kernel
-from kcg.kernel.tile.parameters import CONTRACTION, POINTER, TMA, TileParameters
+from kcg.kernel.tile.parameters import CONTRACTION, POINTER, ROWS, TMA, TileParameters
+from kcg.kernel.tile.prior import default_parameters
 from kcg.kernel.tile.space import schedule_of
 from kcg.measure.device_info import detect
-from kcg.types import Region
-from tests.chains import region_of
+from kcg.types import Region, Target
+from tests.chains import region_of, sequence_of
 from tests.kernel.tile.running import HAS_TRITON, WITHOUT
 from tests.kernels import empty
 from tests.known_targets import KNOWN_TARGETS
@@ -111,3 +114,117 @@ def test_launches_are_bitwise_equal(name: str) -> None:
         replayed = jitted(*one, *other)
         assert [t.numpy().tobytes() for t in replayed] == first
         jitted(*other, *one)  # whatever a workspace holds is another's
+
+
+# ---- several kernels as one
+
+ROWS_OF, WIDTH, HEADS, SIZE = 200, 512, 8, 64
+
+SHAPES: dict[str, tuple[tuple[int, ...], str]] = {
+    "x": ((ROWS_OF, WIDTH), "bfloat16"), "scale": ((WIDTH,), "bfloat16"), "shift": ((WIDTH,), "bfloat16"),
+    "weight": ((3 * HEADS * SIZE, WIDTH), "bfloat16"), "bias": ((3 * HEADS * SIZE,), "bfloat16"),
+    "cos": ((ROWS_OF, 1, SIZE // 2), "float32"), "sin": ((ROWS_OF, 1, SIZE // 2), "float32"),
+    "query": ((SIZE,), "bfloat16"), "key": ((SIZE,), "bfloat16"),
+}  # fmt: skip
+"""What a step of a transformer's block takes."""
+
+
+def norm(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    return (x.layernorm().cast("bfloat16") * (1 + scale) + shift).contiguous()
+
+
+def project(x: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
+    """Query, key and value, heads first: the first two with a norm of each head and turned pairs."""
+    weight, bias, cos, sin, *scales = others
+    made = (x @ weight.T + bias).contiguous().reshape(ROWS_OF, 3, HEADS, SIZE)
+    found = []
+    for place, scale in enumerate(scales):
+        part = made[:, place].float()
+        part = part * (part.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * scale
+        pairs = part.reshape(ROWS_OF, HEADS, SIZE // 2, 2)
+        one, other = pairs[..., 0], pairs[..., 1]
+        turned = Tensor.stack(one * cos - other * sin, one * sin + other * cos, dim=-1)
+        found.append(turned.reshape(ROWS_OF, HEADS, SIZE).permute(1, 0, 2).cast("bfloat16").contiguous())
+    return (*found, made[:, 2].permute(1, 0, 2).contiguous())
+
+
+def block(*tensors: Tensor) -> tuple[Tensor, ...]:
+    *left, value = project(norm(*tensors[:3]), *tensors[3:])
+    return (*left, value.softmax(-1).contiguous())
+
+
+def given(device: str | None, *names: str) -> list[Tensor]:
+    return [empty(*SHAPES[name][0], dtype=SHAPES[name][1], device=device or "CPU") for name in names]
+
+
+def parts_of_block(device: str | None = None) -> dict[str, Region]:
+    """The regions of its parts: together all calls of the block."""
+    x = empty(ROWS_OF, WIDTH, dtype="bfloat16", device=device or "CPU")
+    value = empty(HEADS, ROWS_OF, SIZE, dtype="bfloat16", device=device or "CPU")
+    return {
+        "norm": region_of(norm(*given(device, "x", "scale", "shift"))),
+        "project": region_of(*project(x, *given(device, *tuple(SHAPES)[3:]))),
+        "softmax": region_of(value.softmax(-1).contiguous()),
+    }
+
+
+def test_the_parts_of_a_block_are_all_of_its_calls() -> None:
+    sequence, claimed = sequence_of(*block(*given(None, *SHAPES))), list[int]()
+    partition = partition_of(sequence)
+    for region in parts_of_block().values():
+        assert len(region.kernels) > 1
+        ((places, _),) = partition.claim(region)
+        claimed += places
+    assert sorted(claimed) == list(range(len(sequence.calls)))
+
+
+def fused(regions: dict[str, Region], target: Target) -> dict[Region, Program]:
+    programs = {}
+    for name, region in regions.items():
+        parameters = default_parameters(read_region(region), target)
+        assert parameters.form == (CONTRACTION if name == "project" else ROWS)
+        program = compile_tile(region, schedule_of(parameters), target)
+        assert isinstance(program, Program) and len(program.launches) == 1
+        programs[region] = program
+    return programs
+
+
+@pytest.mark.skipif(not HAS_TRITON, reason=WITHOUT)
+def test_the_parts_of_a_block_compile() -> None:
+    assert len(fused(parts_of_block(), replace(KNOWN_TARGETS["sm_90"], cores=132))) == 3
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not HAS_TRITON, reason=WITHOUT)
+def test_a_block_of_fused_programs() -> None:
+    """All of a step replaced: eagerly, captured and replayed it is bitwise equal, and near what it was before."""
+    prepare("CUDA")
+    target, _ = detect("CUDA", 1)
+    rng = np.random.default_rng(1)
+    tensors = []
+    for name, (shape, dtype) in SHAPES.items():
+        array = rng.standard_normal(shape, np.float32) * (0.05 if name == "weight" else 1)
+        tensors.append(Tensor(array, device="CUDA").cast(dtype).contiguous().realize())
+
+    def step(*tensors: Tensor) -> list[Tensor]:
+        found = list(block(*tensors))
+        Tensor.realize(*found)
+        return found
+
+    plain = [t.float().numpy() for t in step(*tensors)]
+    programs = fused(parts_of_block("CUDA"), target)
+    with install(programs, target) as report:
+        eager = [t.numpy() for t in step(*tensors)]
+        jitted = TinyJit(step)
+        for _ in range(2):
+            jitted(*tensors)
+    assert all(report.counts[region.id] >= 2 for region in programs), report
+    assert not report.left, report
+    first = [a.tobytes() for a in eager]
+    for _ in range(20):
+        assert [t.numpy().tobytes() for t in jitted(*tensors)] == first
+    for found, right in zip(eager, plain, strict=True):
+        now = np.asarray(found, np.float32)
+        assert now.shape == right.shape and np.isfinite(now).all()
+        assert np.abs(now - right).max() < 0.05 * np.abs(right).max()
+        assert np.abs(now - right).mean() < 0.02 * np.abs(right).mean()
