@@ -36,9 +36,10 @@ from kcg.kernel.reference import (
 )
 from kcg.types import Region
 
-MOST_TERMS = 1 << 26
+MOST_TERMS = 1 << 24
 """Terms of reductions, and values, that one evaluation of several kernels computes: about seven seconds on one core."""
 TILE = 64  # elements of which tiles of programs are multiples
+PROBED = 12  # points that are computed first where all may take too long
 FEWEST = 4  # points to which an evaluation of too many terms is cut
 
 SHAKEN = 2
@@ -91,8 +92,9 @@ class Chain:
         return next((k for k in reversed(range(kernel)) if slot in self.uses[k] and self.uses[k][slot].is_output), None)
 
     def sample_points(self, n: int, rng: np.random.Generator, variables: Mapping[str, int]) -> list[NDArray[np.int64]]:
-        """Points of each of `stores`, see `kcg.kernel.reference.points_of_store`; of several kernels many are where tiles
-        of a program may end, and the fewer one takes from their beginning, the more of them are at the ends of ranges.
+        """Points of each of `stores`, see `kcg.kernel.reference.points_of_store`.
+
+        Of several kernels many are where tiles of a program may end, and the first ones at the ends of all ranges.
         """
         points = [points_of_store(self.asts[s.kernel], s.place, n, rng, variables) for s in self.stores]
         return points if len(self.asts) == 1 else [_at_tiles(chosen, n, rng) for chosen in points]
@@ -126,26 +128,38 @@ class Evaluation:
         self._runs: dict[int, Run] = {}
         self._indices: dict[tuple[int, int], StoreIndex] = {}
         self._left: float = math.inf
+        self._count = 0  # points of each store at which it was computed
 
     def at(self, points: list[NDArray[np.int64]]) -> list[StoreValues]:
         """What each of the chain's `stores` writes at its points: at fewer of them where several kernels would take too
         long for all. Raises VerificationError, as `kcg.kernel.reference.evaluate`, and where one point takes too long.
         """
-        while True:
-            self._left = math.inf if len(self.chain.asts) == 1 else MOST_TERMS
+        if len(self.chain.asts) == 1:
+            return self._at(points)
+        found = self._as_many_as_affordable(points)
+        points = [chosen[: self._count] for chosen in points]
+        shaken = [other._at(points) for other in self._shaken]
+        return [tightened(store, [other[i] for other in shaken]) for i, store in enumerate(found)]
+
+    def _as_many_as_affordable(self, points: list[NDArray[np.int64]]) -> list[StoreValues]:
+        """The stores at as many points, from their beginning, as `MOST_TERMS` are enough for by what the first ones
+        take; what was computed for these is kept."""
+        most = max(map(len, points), default=0)
+        found: list[StoreValues] = []
+        affordable, self._count = FEWEST, 0
+        while self._count < min(affordable, most):
+            count, self._left = min(affordable, most), MOST_TERMS
             try:
-                found = self._at(points)
+                found = self._at([chosen[:count] for chosen in points])
             except _TooMuch:
-                if all(len(chosen) <= FEWEST for chosen in points):
+                if not self._count:
                     raise
-                points = [chosen[: max(FEWEST, len(chosen) // 4)] for chosen in points]
-            else:
-                shaken = [other._at(points) for other in self._shaken]
-                return (
-                    [tightened(store, of) for store, of in zip(found, zip(*shaken, strict=True), strict=True)]
-                    if shaken
-                    else found
-                )
+                break
+            spent = max(1, MOST_TERMS - self._left)
+            affordable = PROBED if self._count == 0 else most
+            affordable = max(count, min(affordable, MOST_TERMS * (count - self._count) // spent))
+            self._count = count
+        return found
 
     def _at(self, points: list[NDArray[np.int64]]) -> list[StoreValues]:
         noisy = contextlib.nullcontext() if self._noise is None else rounding_at_random(self._noise)

@@ -669,7 +669,7 @@ FAN_IN = (
     0.125  # the size of both factors of what is normalised, so that sums of thousands of their products are about 1
 )
 SHIFTED_KIND, SHIFT = 4, 3.0
-LOWERED_KIND, LOWERED = 3, -200.0
+LOWERED_KINDS, LOWERED = (1, 3, 5), -200.0
 
 
 def _spiky(asked: _Asked, kind: int, count: int, rng: np.random.Generator) -> Array:
@@ -688,7 +688,7 @@ def _spiky(asked: _Asked, kind: int, count: int, rng: np.random.Generator) -> Ar
         values *= FAN_IN
     if asked.role is Role.NORMALISED and kind == SHIFTED_KIND:
         values += SHIFT
-    if asked.role is Role.EXPONENT and kind == LOWERED_KIND:
+    if asked.role is Role.EXPONENT and kind in LOWERED_KINDS:
         values += LOWERED
     return values
 
