@@ -43,7 +43,7 @@ STEPS: dict[str, Step] = {
         lambda x, y: x / np.sqrt(np.square(x).mean(1, keepdims=True) + EPS),
     ),
     "projection": (lambda x, y: x @ y * 0.25, lambda x, y: x @ y * 0.25),
-    "with its transpose": (lambda x, y: x @ (x.transpose() @ y) * 0.0625, lambda x, y: x @ (x.T @ y) * 0.0625),
+    "with its transpose": (lambda x, y: x @ x.transpose() @ x * 0.0625, lambda x, y: x @ x.T @ x * 0.0625),
     "residual": (lambda x, y: x + x[:, ::-1] * 0.5, lambda x, y: x + x[:, ::-1] * 0.5),
     "largest": (lambda x, y: x - x.max(1, keepdim=True), lambda x, y: x - x.max(1, keepdims=True)),
     "gate": (lambda x, y: x * x.sigmoid(), lambda x, y: x / (1 + np.exp(-x))),
