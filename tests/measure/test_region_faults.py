@@ -532,7 +532,9 @@ IN_BFLOAT16: dict[str, tuple[str, ...]] = {
 }
 
 
-@pytest.mark.parametrize("name", IN_BFLOAT16)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if "mask" in name else ()) for name in IN_BFLOAT16]
+)
 def test_bfloat16_in_between_is_right_and_what_is_wrong_is_beyond_it(name: str) -> None:
     found = in_numpy(name, "bfloat16", IN_BFLOAT16[name])
     assert 0 < found.stored < 0.5 and all(share < 0.5 for share in found.right.values())
