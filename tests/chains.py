@@ -35,6 +35,30 @@ def region_of(*outputs: Tensor) -> Region:
     return sequence.region(*range(len(sequence.calls)))
 
 
+def bound_region(
+    build: Callable[..., tuple[Tensor, ...]], inputs: Mapping[str, Tensor]
+) -> tuple[Region, dict[str, int], tuple[int, ...]]:
+    """The region of all calls of `build(**inputs)`, and its numbers of the inputs and of what is built."""
+    linears: list[UOp] = []
+
+    def keep(linear: UOp, _: str) -> UOp:
+        linears.append(linear)
+        return linear
+
+    outputs = build(**inputs)
+    with before_planning(keep):
+        region = region_of(*outputs)
+    numbers: dict[UOp, int] = {}
+    for call in linears[0].src:
+        for buffer in call.src[1:]:
+            numbers.setdefault(buffer, len(numbers))
+    return (
+        region,
+        {name: numbers[x.uop.buf_uop] for name, x in inputs.items()},
+        tuple(numbers[x.uop.buf_uop] for x in outputs),
+    )
+
+
 def compiled_of(ast: UOp, target: Target = X86) -> Compiled:
     """A kernel as tinygrad schedules it; its variables, if any, are bound to 2."""
     region = Region((kernel_of(ast),))

@@ -179,6 +179,41 @@ def certain_bytes(ast: UOp) -> int:
     what only one side of a condition uses, nor a load at a loaded index, and symbolic extents with their least value.
     Of accesses to one buffer the largest counts, since they may be to the same elements.
     """
+    return sum(count * buffer.dtype.itemsize for (_, buffer), count in _certainly_touched(ast).items())
+
+
+def certain_work(asts: Sequence[UOp], outputs: Iterable[int]) -> tuple[int, int]:
+    """`certain_bytes` and `certain_operations` of kernels that run in order, as one program that stores nothing in
+    between may run them: what none of them wrote before is read once, and `outputs` are written once.
+
+    Slots are the same buffer in all of them. A kernel counts if all that it writes is needed, of what is an
+    intermediate every element.
+    """
+    observed, moved, operations = set(outputs), dict[tuple[str, int], int](), 0
+    needed = set(observed)
+    touched = [
+        {(role, int(buffer.arg.slot)): (count, buffer) for (role, buffer), count in _certainly_touched(ast).items()}
+        for ast in asts
+    ]
+    written = [{int(buffer.arg.slot) for role, buffer, _ in _accesses(_as_run(ast)) if role == "w"} for ast in asts]
+    for place in reversed(range(len(asts))):
+        if not written[place] <= needed:
+            continue
+        operations += certain_operations(asts[place])
+        before = set[int]().union(*written[:place])
+        whole = {
+            (role, slot) for (role, slot), (count, buffer) in touched[place].items() if count >= buffer.max_numel()
+        }
+        for (role, slot), (count, buffer) in touched[place].items():
+            if slot in observed if role == "w" else slot not in before:
+                moved[role, slot] = max(moved.get((role, slot), 0), count * buffer.dtype.itemsize)
+        needed -= {slot for role, slot in whole if role == "w"}
+        needed |= {slot for role, slot in whole if role == "r"}
+    return sum(moved.values()), operations
+
+
+def _certainly_touched(ast: UOp) -> dict[tuple[str, UOp], int]:
+    """Elements of each buffer that are certainly read, and written."""
     ast = _as_run(ast)
     needed = _unconditional(ast)
     counted: dict[tuple[str, UOp], int] = {}
@@ -186,7 +221,7 @@ def certain_bytes(ast: UOp) -> int:
         if node in needed:
             count = min(_least_touched(node.src[1:]), buffer.max_numel())
             counted[role, buffer] = max(count, counted.get((role, buffer), 0))
-    return sum(count * buffer.dtype.itemsize for (_, buffer), count in counted.items())
+    return counted
 
 
 def certain_operations(ast: UOp) -> int:

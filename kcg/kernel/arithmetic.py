@@ -5,9 +5,11 @@ The rules for the errors are in `kcg.kernel.reference`, which drives this module
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -59,6 +61,53 @@ class Value(NamedTuple):
     valid: Array | None = None  # bool; None: everywhere
     wrapped: Array | None = None  # bool: a signed or narrow integer that overflowed; None: nowhere
     terms: tuple[Array, ...] = ()  # of a float sum of sums: what is added up
+
+
+class Noise:
+    """Roundings at random, instead of bounds of them: inside `rounding_at_random` every float result is off by a random
+    part of the rounding error that it may have, and has no bound."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = np.random.default_rng(seed)
+        self._drawn = self._random.uniform(-1.0, 1.0, NOISE)
+
+    def beside(self, data: Array) -> Array:
+        """Numbers between -1 and 1, one for each of some values."""
+        begin = int(self._random.integers(0, NOISE))
+        return np.resize(np.roll(self._drawn, -begin) if begin + data.size > NOISE else self._drawn[begin:], data.shape)
+
+    def rounded(self, data: Array, dtype: DType, ulps: float) -> Array:
+        """A float result as `dtype` may hold it."""
+        bits, largest, _ = _FLOATS[dtype]
+        drawn, size = self.beside(data), np.abs(data)
+        scale = size
+        if bits < 24:  # the distance of its neighbours is that of the power of two below a number
+            scale = (np.asarray(size, np.float64).view(np.int64) & _EXPONENT).view(np.float64)
+            drawn = np.where(_representable(data, dtype), 0.0, drawn) if ulps == 0.5 else drawn
+        data = data + drawn * np.maximum(2.0 * unit_roundoff(dtype) * scale, subnormal_step(dtype)) * ulps
+        return (
+            data if size.size and size.max() <= largest else np.where(size > largest, np.copysign(np.inf, data), data)
+        )
+
+
+_EXPONENT = 0x7FF << 52  # of a float64
+NOISE = 1 << 20  # numbers that are drawn once; a slice of them begins anywhere
+_noise: ContextVar[Noise | None] = ContextVar("noise", default=None)
+
+
+@contextlib.contextmanager
+def rounding_at_random(noise: Noise) -> Iterator[None]:
+    """Inside the block arithmetic has no bounds of its errors, but errors: see `Noise`."""
+    before = _noise.set(noise)
+    try:
+        yield
+    finally:
+        _noise.reset(before)
+
+
+def noise_now() -> Noise | None:
+    """The noise of arithmetic at the moment; None where it has bounds."""
+    return _noise.get()
 
 
 def settled(value: Value) -> Value:
@@ -144,6 +193,8 @@ def rounded(
     result that is infinite is so by definition (1 / 0), and `certain_nan` says that what is no number though all of
     `made_of` are (sqrt(-1), inf - inf) is none in every order of the arithmetic.
     """
+    if (noise := _noise.get()) is not None:
+        return Value(noise.rounded(data, dtype, ulps))
     _, largest, normal = _FLOATS[dtype]
     size = np.abs(data)
     own = (2.0 * ulps * unit_roundoff(dtype)) * size
@@ -448,6 +499,8 @@ def _reordered(total: Value, a: Value, b: Value, dtype: DType) -> Value:
         np.logical_and, [t == np.rint(t) for t in terms]
     )
     own = np.where(np.isfinite(own) & ~integral, own, 0.0)
+    if (noise := _noise.get()) is not None:
+        return Value(total.data + noise.beside(own) * own, terms=terms if len(terms) < MOST_TERMS else ())
     error = _plus(total.error, own if own.any() else None)
     return total._replace(error=error, terms=terms if len(terms) < MOST_TERMS else ())
 
@@ -859,6 +912,8 @@ def _below(node: UOp) -> tuple[UOp, ...]:
 
 def as_complement(product: Value, x: Value, dtype: DType) -> Value:
     """The product with the error that it has as a complement too."""
+    if _noise.get() is not None:
+        return product
     size: NDArray[np.float64] = np.abs(product.data)
     with np.errstate(all="ignore"):
         share = np.abs(x.data / (1 + x.data))  # of the product: the rest is |product| / share

@@ -8,8 +8,9 @@ overflowed in the type that it is stored in is unknown: who does not store it ha
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -17,9 +18,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kcg.compat.tiny import AddrSpace, Ops, UOp
+from kcg.compat.tiny import AddrSpace, Ops, UOp, dtypes
 from kcg.errors import VerificationError
-from kcg.kernel.arithmetic import numpy_dtype
+from kcg.kernel.arithmetic import Noise, numpy_dtype, rounding_at_random, significant_bits
 from kcg.kernel.codec import ast_of
 from kcg.kernel.reference import (
     Array,
@@ -35,9 +36,15 @@ from kcg.kernel.reference import (
 )
 from kcg.types import Region
 
-MOST_TERMS = 1 << 26
+MOST_TERMS = 1 << 24
 """Terms of reductions, and values, that one evaluation of several kernels computes: about seven seconds on one core."""
+TILE = 64  # elements of which tiles of programs are multiples
+PROBED = 12  # points that are computed first where all may take too long
 FEWEST = 4  # points to which an evaluation of too many terms is cut
+
+SHAKEN = 2
+"""How often a chain that stores 16 bits in between is evaluated with random roundings."""
+SEEN = 8  # random errors from which on something is known of their size
 
 
 class Store(NamedTuple):
@@ -85,8 +92,19 @@ class Chain:
         return next((k for k in reversed(range(kernel)) if slot in self.uses[k] and self.uses[k][slot].is_output), None)
 
     def sample_points(self, n: int, rng: np.random.Generator, variables: Mapping[str, int]) -> list[NDArray[np.int64]]:
-        """Points of each of `stores`, see `kcg.kernel.reference.points_of_store`."""
-        return [points_of_store(self.asts[s.kernel], s.place, n, rng, variables) for s in self.stores]
+        """Points of each of `stores`, see `kcg.kernel.reference.points_of_store`.
+
+        Of several kernels many are where tiles of a program may end, and the first ones at the ends of all ranges.
+        """
+        points = [points_of_store(self.asts[s.kernel], s.place, n, rng, variables) for s in self.stores]
+        return points if len(self.asts) == 1 else [_at_tiles(chosen, n, rng) for chosen in points]
+
+    @cached_property
+    def rounds_between(self) -> bool:
+        """Whether something that is stored in between, and read again, has less than the bits of float32."""
+        stored = [store_of(sink).src[0] for ast in self.asts[:-1] for sink in ast.src]
+        kinds = {index.dtype for index in stored if dtypes.is_float(index.dtype)}
+        return any(significant_bits(kind) < significant_bits(dtypes.float32) for kind in kinds)
 
     def on(self, inputs: Mapping[int, Any], variables: Mapping[str, int]) -> Evaluation:
         """The chain on the values of some inputs, as `kcg.kernel.reference.evaluate` takes them."""
@@ -100,26 +118,53 @@ class _TooMuch(VerificationError):
 class Evaluation:
     """A chain on some inputs: what its kernels leave in their buffers, kept as far as it was asked for."""
 
-    def __init__(self, chain: Chain, inputs: Mapping[int, Any], variables: Mapping[str, int]) -> None:
-        self.chain, self._inputs, self._variables = chain, inputs, variables
+    def __init__(
+        self, chain: Chain, inputs: Mapping[int, Any], variables: Mapping[str, int], noise: Noise | None = None
+    ) -> None:
+        self.chain, self._inputs, self._variables, self._noise = chain, inputs, variables, noise
+        shaken = range(SHAKEN) if noise is None and chain.rounds_between else ()
+        self._shaken = [Evaluation(chain, inputs, variables, Noise(seed)) for seed in shaken]
         self._contents: dict[tuple[int, int], _Contents] = {}
         self._runs: dict[int, Run] = {}
         self._indices: dict[tuple[int, int], StoreIndex] = {}
         self._left: float = math.inf
+        self._count = 0  # points of each store at which it was computed
 
     def at(self, points: list[NDArray[np.int64]]) -> list[StoreValues]:
         """What each of the chain's `stores` writes at its points: at fewer of them where several kernels would take too
         long for all. Raises VerificationError, as `kcg.kernel.reference.evaluate`, and where one point takes too long.
         """
-        while True:
-            self._left = math.inf if len(self.chain.asts) == 1 else MOST_TERMS
+        if len(self.chain.asts) == 1:
+            return self._at(points)
+        found = self._as_many_as_affordable(points)
+        points = [chosen[: self._count] for chosen in points]
+        shaken = [other._at(points) for other in self._shaken]
+        return [tightened(store, [other[i] for other in shaken]) for i, store in enumerate(found)]
+
+    def _as_many_as_affordable(self, points: list[NDArray[np.int64]]) -> list[StoreValues]:
+        """The stores at as many points, from their beginning, as `MOST_TERMS` are enough for by what the first ones
+        take; what was computed for these is kept."""
+        most = max(map(len, points), default=0)
+        found: list[StoreValues] = []
+        affordable, self._count = FEWEST, 0
+        while self._count < min(affordable, most):
+            count, self._left = min(affordable, most), MOST_TERMS
             try:
-                with np.errstate(all="ignore"):
-                    return [self._store(s, chosen) for s, chosen in zip(self.chain.stores, points, strict=True)]
+                found = self._at([chosen[:count] for chosen in points])
             except _TooMuch:
-                if all(len(chosen) <= FEWEST for chosen in points):
+                if not self._count:
                     raise
-                points = [chosen[::4] if len(chosen) > FEWEST else chosen for chosen in points]
+                break
+            spent = max(1, MOST_TERMS - self._left)
+            affordable = PROBED if self._count == 0 else most
+            affordable = max(count, min(affordable, MOST_TERMS * (count - self._count) // spent))
+            self._count = count
+        return found
+
+    def _at(self, points: list[NDArray[np.int64]]) -> list[StoreValues]:
+        noisy = contextlib.nullcontext() if self._noise is None else rounding_at_random(self._noise)
+        with np.errstate(all="ignore"), noisy:
+            return [self._store(s, chosen) for s, chosen in zip(self.chain.stores, points, strict=True)]
 
     def index(self, store: Store) -> StoreIndex:
         """Which elements a store writes."""
@@ -211,6 +256,37 @@ class _Contents:
         overflowed = np.isinf(self._data[elements]) & (error > 0) if self.dtype.kind == "f" else False
         self._error[elements] = np.where(overflowed, np.inf, error)
         self._known[elements] = True
+
+
+def _at_tiles(points: NDArray[np.int64], n: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    """Sampled points, of which every second one lies where tiles meet: at a multiple of `TILE` or just before it."""
+    if len(points) < n or n < 2:
+        return points
+    points, extents = points.copy(), points[1] + 1  # the second point is the last one
+    for axis in np.flatnonzero(extents > TILE):
+        places = np.arange(2 + 2 * len(extents), n, 2)
+        places = places[rng.random(len(places)) < 0.75]
+        points[places, axis] = TILE * rng.integers(1, -(-extents[axis] // TILE), len(places)) - rng.integers(
+            0, 2, len(places)
+        )
+    return points
+
+
+def tightened(expected: StoreValues, shaken: Sequence[StoreValues]) -> StoreValues:
+    """What a store writes, with the errors that random roundings of all that is computed and stored show.
+
+    The running bounds add the errors of a value that is used twice, as the maximum of a softmax is, though they cancel.
+    How they change from point to point is right; how large all of them are is what the random errors say.
+    """
+    if expected.values.dtype != np.float64 or any(len(one.values) != len(expected.values) for one in shaken):
+        return expected
+    telling = (expected.error > 0) & np.isfinite(expected.error) & np.isfinite(expected.values)
+    if telling.sum() * len(shaken) < SEEN:
+        return expected
+    with np.errstate(all="ignore"):
+        shares = [(np.abs(one.values - expected.values) / expected.error)[telling].max() for one in shaken]
+    share = max(float(np.nan_to_num(share, nan=np.inf)) for share in shares)
+    return replace(expected, error=expected.error * min(1.0, share))
 
 
 def covers(ast: UOp, slot: int, size: int) -> bool:

@@ -45,6 +45,7 @@ from kcg.kernel.arithmetic import (
     CONFIDENT,
     OVERFLOWED,
     Identities,
+    Noise,
     Value,
     alu,
     as_complement,
@@ -56,6 +57,7 @@ from kcg.kernel.arithmetic import (
     largest_of,
     may_flush,
     may_wrap,
+    noise_now,
     numpy_dtype,
     settled,
     smallest_normal,
@@ -87,6 +89,7 @@ class Fold:
             raise VerificationError(f"no reference for a reduction by {op.name}")
         self._op, self._dtype, self._count, self._unrelated = op, dtype, count, unrelated
         self._is_float = dtypes.is_float(dtype)
+        self._noise = noise_now()
         self._result: Array | None = None
         # running over the terms: Σ term²; Σ |term|; Σ error² (of MUL relative; of MAX and integers the plain maximum or
         # sum); Σ sign(term) · error; whether all terms are exact integers
@@ -123,6 +126,9 @@ class Fold:
         combine = _COMBINE[self._op]
         block = np.asarray(combine.reduce(data, axis=0, dtype=data.dtype))
         self._result = block if self._result is None else np.asarray(combine(self._result, block))
+        if self._noise is not None:
+            self._squares = self._squares + np.square(data).sum(0) if self._is_float else self._squares
+            return
         if self._is_float:
             self._look_at_extremes(data, error, block)
         else:
@@ -261,6 +267,8 @@ class Fold:
         """The reduction of all blocks."""
         assert self._result is not None, "a range has at least one value"
         result, spread = self._result, self._spread
+        if self._noise is not None:
+            return Value(self._accumulated_at_random(self._noise, result))
         if not self._is_float:
             spread = np.where(self._settled, 0.0, np.where(self._hidden, np.inf, spread))
             limits = None if result.dtype == bool else np.iinfo(result.dtype)
@@ -277,6 +285,12 @@ class Fold:
         if self._hidden.any():
             error = np.where(self._hidden, np.inf, error)
         return self._limited(result, error)
+
+    def _accumulated_at_random(self, noise: Noise, result: Array) -> Array:
+        if not self._is_float or self._op is Ops.MAX:
+            return result
+        size = np.maximum(np.abs(result), np.sqrt(self._squares)) if self._op is Ops.ADD else np.abs(result)
+        return np.asarray(result + noise.beside(result) * unit_roundoff(self._dtype) * math.sqrt(self._count) * size)
 
     def _accumulated(self) -> Array | float:
         """The relative error of accumulating: adding 0 makes none, so that a gather written as a sum is exact."""
@@ -728,6 +742,8 @@ class Run:
             error = anything if error is None else error + anything
         if may_flush(index.dtype) and (tiny := np.abs(loaded) < smallest_normal(index.dtype)).any():
             error = np.where(tiny, np.abs(loaded), 0.0) if error is None else error + np.where(tiny, np.abs(loaded), 0)
+        if noise_now() is not None:
+            return Value(np.asarray(loaded))
         return Value(np.asarray(loaded), error if error is None or error.any() else None)
 
     def _reduce(self, node: UOp, values: Mapping[UOp, Value]) -> Value:

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import functools
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from functools import cache
 from typing import Any
 
@@ -40,6 +41,7 @@ BELOW_ZERO_RECIPE = "below-zero-v2"  # the same without the huge and the infinit
 SPECIAL_RECIPE = "special-v2"  # wide, and some infinities and NaN
 WIDE_RECIPE = "wide-v2"  # magnitudes over the whole type, subnormal ones too; integers of all bits
 WIDE_POSITIVE_RECIPE = "wide-positive-v2"
+SPIKY_RECIPE = "spiky-v1"  # some elements much larger than the others, rows of other sizes: of several kernels
 MODEST_RECIPE = "modest-v2"  # between 2^-8 and 2^8, integers between -1000 and 1000
 
 TIMED_SEED = 0  # of the inputs on which a kernel is timed
@@ -79,7 +81,15 @@ _ARITHMETIC = frozenset(
     {Ops.ADD, Ops.SUB, Ops.MUL, Ops.MULACC, Ops.FDIV, Ops.RECIPROCAL, Ops.POW, Ops.EXP2, Ops.REDUCE, Ops.CAST}
 )
 _SEGMENTED = frozenset(
-    {NEGATIVE_RECIPE, BELOW_ZERO_RECIPE, SPECIAL_RECIPE, WIDE_RECIPE, WIDE_POSITIVE_RECIPE, MODEST_RECIPE}
+    {
+        NEGATIVE_RECIPE,
+        BELOW_ZERO_RECIPE,
+        SPIKY_RECIPE,
+        SPECIAL_RECIPE,
+        WIDE_RECIPE,
+        WIDE_POSITIVE_RECIPE,
+        MODEST_RECIPE,
+    }
 )
 _NUMPY: dict[str, Any] = {
     "bool": np.bool_,
@@ -295,6 +305,59 @@ def divisors(ast: UOp) -> frozenset[int]:
     return frozenset(_buffer_slot(n) for n in loads if dtypes.is_int(n.src[0].dtype))
 
 
+class Role(StrEnum):
+    """What becomes of a buffer of floats."""
+
+    PLAIN = "plain"
+    NORMALISED = "normalised"  # a root is taken of its squares: what is added there matters where all of it is small
+    PROJECTED = "projected"  # sums of its products with something are normalised
+    EXPONENT = "exponent"  # its elements are exponents, but for steps, shifts and constant factors
+    SCORED = "scored"  # sums of its products with something are exponents
+
+
+def roles(asts: Sequence[UOp]) -> dict[int, Role]:
+    """The role of each buffer of kernels that run in order, as far as it is not plain."""
+    exponents, roots = _beneath(asts, Ops.EXP2), _beneath(asts, Ops.SQRT)
+    single, squared = _beneath(asts, Ops.EXP2, through=_by_a_step), _beneath(asts, Ops.SQRT, through=_by_no_contraction)
+    found = dict.fromkeys(exponents, Role.SCORED) | dict.fromkeys(single, Role.EXPONENT)
+    found |= dict.fromkeys(roots - single, Role.PROJECTED)
+    return found | dict.fromkeys(squared - single, Role.NORMALISED)
+
+
+def _beneath(asts: Sequence[UOp], op: Ops, *, through: Callable[[UOp], bool] = lambda node: True) -> set[int]:
+    """The float buffers on which an operand of some operation depends by nodes that one may go `through`."""
+    found: set[int] = set()
+    for ast in reversed(asts):
+        nodes = list(ast.toposort())
+        stack = [u.src[0] for u in nodes if u.op is op]
+        stack += [u.src[1] for u in nodes if u.op is Ops.STORE and _buffer_slot(u.src[0]) in found]
+        seen = set[UOp]()
+        while stack:
+            node = stack.pop()
+            if node in seen or not dtypes.is_float(node.dtype):
+                continue
+            seen.add(node)
+            if node.op is Ops.INDEX:
+                found.add(_buffer_slot(node))
+            elif through(node):
+                stack.extend(node.src)
+    return found
+
+
+def _by_no_contraction(node: UOp) -> bool:
+    product = node.src[0] if node.op is Ops.REDUCE else node
+    while product.op is Ops.CAST:
+        product = product.src[0]
+    different = product.op is Ops.MUL and product.src[0] is not product.src[1]
+    return node.op is not Ops.REDUCE or not different or any(side.op is Ops.CONST for side in product.src)
+
+
+def _by_a_step(node: UOp) -> bool:
+    if node.op is Ops.REDUCE:
+        return bool(node.arg[0] is Ops.MAX)
+    return node.op is not Ops.MUL or any(side.op is Ops.CONST for side in node.src)
+
+
 def _extents(source: UOp) -> list[int]:
     """The extent of each index into a buffer: flat, or in the shape that it is given for the access."""
     if source.op is Ops.RESHAPE:
@@ -343,8 +406,13 @@ def to_values(bits: Any, dtype: str) -> Any:
     return _codes(dtype)[0][bits] if dtype in HELD_AS_BITS else bits
 
 
-def make_inputs(ast: UOp, seed: int, *, recipe: str = RECIPE) -> dict[int, Any]:
-    """Slot -> stored bits (an array, `Hashed` beyond `SMALL` elements), for every buffer that the kernel reads."""
+def make_inputs(
+    ast: UOp, seed: int, *, recipe: str = RECIPE, become: Mapping[int, Role] | None = None
+) -> dict[int, Any]:
+    """Slot -> stored bits (an array, `Hashed` beyond `SMALL` elements), for every buffer that the kernel reads.
+
+    `become` are the roles that spiky data go by: see `roles`.
+    """
     bounds, constants, divide = integer_bounds(ast), compared_constants(ast), divisors(ast)
     density = exact_density(ast) if recipe == BINARY_RECIPE else 0.0
     ends = recipe in _SEGMENTED or (recipe == RECIPE and seed != TIMED_SEED)
@@ -354,7 +422,15 @@ def make_inputs(ast: UOp, seed: int, *, recipe: str = RECIPE) -> dict[int, Any]:
         if not info.is_input:
             continue
         asked = _Asked(
-            recipe, info.dtype, density, bounds.get(info.slot, 0), constants, compares, ends, info.slot in divide
+            recipe,
+            info.dtype,
+            density,
+            bounds.get(info.slot, 0),
+            constants,
+            compares,
+            ends,
+            info.slot in divide,
+            (become or {}).get(info.slot, Role.PLAIN),
         )
         if info.size <= SMALL:
             # the seed depends on the slot but not on the process
@@ -389,9 +465,10 @@ def make_inputs_of_kernels(asts: Sequence[UOp], seed: int, *, recipe: str = RECI
     made: dict[int, Any] = {}
     bounds: dict[int, int] = {}
     read = {info.slot for info in buffers_of_kernels(asts) if info.is_input}
+    become = roles(asts) if recipe == SPIKY_RECIPE else None
     for ast in asts:
         bound = integer_bounds(ast) if len(asts) > 1 else {}
-        for slot, values in make_inputs(ast, seed, recipe=recipe).items():
+        for slot, values in make_inputs(ast, seed, recipe=recipe, become=become).items():
             closer = slot in bound and bound[slot] < bounds.get(slot, bound[slot] + 1)
             if slot in read and (slot not in made or closer):
                 made[slot] = values
@@ -411,6 +488,7 @@ class _Asked:
     compares: bool = False  # whether the kernel does no arithmetic of floats, so that nothing overflows
     ends: bool = False  # whether the first and the last element stand out
     divides: bool = False  # integers are divided by these, and 0 or the least integer by -1 end a process
+    role: Role = Role.PLAIN  # that spiky data go by
 
 
 def _generator(seed: int, slot: int, recipe: str) -> np.random.Generator:
@@ -459,6 +537,8 @@ def _kinds(asked: _Asked, count: int, rng: np.random.Generator) -> list[int]:
 
 def _kinds_of_ends(asked: _Asked) -> tuple[int, int]:
     """The kinds of the first and the last segment."""
+    if asked.recipe == SPIKY_RECIPE:
+        return 1, 7
     if asked.dtype != "bool":
         return 1, _POSITIVE
     return (_ALL_LARGE, _ALL_SMALL) if _rises(asked) else (_ALL_SMALL, _ALL_LARGE)
@@ -473,6 +553,8 @@ def _ends(asked: _Asked, held: Any) -> Array:
     """The first and the last element: the largest and the smallest of all, or the other way round, so that a maximum, a
     minimum, an any or an all that leaves one of them out is seen. Empty where they are as the others.
     """
+    if asked.bound and asked.recipe == SPIKY_RECIPE:
+        return np.array([min(asked.bound - 1, int(np.iinfo(held).max)), 0], held)
     if not asked.ends or asked.bound or asked.divides:
         return np.zeros(0, held)
     if asked.dtype in FLOATS:
@@ -485,6 +567,8 @@ def _ends(asked: _Asked, held: Any) -> Array:
 def _float_ends(asked: _Asked) -> tuple[float, float]:
     """Just above and below all finite numbers of a recipe."""
     lowest, highest = FLOATS[asked.dtype]
+    if asked.recipe == SPIKY_RECIPE:
+        return ENDS.get(asked.role, (14.0, 16.0))
     if asked.recipe == RECIPE:
         return -8.0, 8.0
     if _rises(asked):
@@ -531,6 +615,8 @@ def _floats(asked: _Asked, kind: int, count: int, rng: np.random.Generator) -> A
         return rng.choice(np.array([*FEW_SPECIAL, *ends, *_fitting(asked)]), count)
     if recipe == FEW_RECIPE:
         return rng.choice(np.array(FEW, np.float32), count)
+    if recipe == SPIKY_RECIPE:
+        return _spiky(asked, kind, count, rng)
     if recipe in (RECIPE, POSITIVE_RECIPE, NEGATIVE_RECIPE, BELOW_ZERO_RECIPE):
         if recipe == NEGATIVE_RECIPE and kind == _ALL_LARGE:
             highest = FLOATS[asked.dtype][1]
@@ -565,6 +651,45 @@ def _floats(asked: _Asked, kind: int, count: int, rng: np.random.Generator) -> A
         values[chance > 63 / 64] = np.nan
         if count >= KINDS:  # however few there are
             values[[count // 4, count // 2, 3 * count // 4]] = np.inf, -np.inf, np.nan
+    return values
+
+
+SPIKES = {
+    Role.PLAIN: ((1 / 8, 3, 3),) * KINDS,
+    Role.NORMALISED: ((1 / 64, 1, 5), (1 / 16, 0, 3), (1 / 8, 0, 3), (0, 0, 0)) * 2,
+    Role.PROJECTED: ((1 / 64, 1, 3), (1 / 16, 0, 3), (0, 0, 0), (0, 0, 0)) * 2,
+    Role.EXPONENT: ((1 / 64, 1, 4), (1 / 256, 2, 6), (1 / 8, 0, 2), (0, 0, 0)) * 2,
+    Role.SCORED: ((1, -2, -2),) * 6 + ((1, -1, -1),) * 2,
+}
+"""By role, and kind of segment: the share of elements that are spikes, and by which powers of two they are larger."""
+ENDS = {Role.EXPONENT: (112.0, 128.0), Role.SCORED: (1.5, 2.0), Role.PROJECTED: (1.5, 2.0)}  # the others: 14 and 16
+TINY = 2.0**-9  # the size of what is normalised, near the root of what is added to its variance
+TINY_KINDS = (1, 3, 5, 7)
+FAN_IN = (
+    0.125  # the size of both factors of what is normalised, so that sums of thousands of their products are about 1
+)
+SHIFTED_KIND, SHIFT = 4, 3.0
+LOWERED_KINDS, LOWERED = (1, 3, 5), -200.0
+
+
+def _spiky(asked: _Asked, kind: int, count: int, rng: np.random.Generator) -> Array:
+    """Data in which single elements decide: a few large scores of a softmax, or a few large values that it weights,
+    where scores are all alike.
+
+    What is normalised is in many rows so small that what is added to a variance matters, and in some has a mean above
+    its deviation. Rows of exponents are so far below 0 that all exponentials are 0, without a maximum of the row's own.
+    """
+    share, low, high = SPIKES[asked.role][kind]
+    values = rng.standard_normal(count)
+    values *= np.where(rng.random(count) < share, np.exp2(rng.uniform(low, high, count)), 1.0)
+    if asked.role in (Role.NORMALISED, Role.PROJECTED) and kind in TINY_KINDS:
+        values *= max(TINY, 2.0 ** (FLOATS[asked.dtype][0] + 4))
+    if asked.role is Role.PROJECTED:
+        values *= FAN_IN
+    if asked.role is Role.NORMALISED and kind == SHIFTED_KIND:
+        values += SHIFT
+    if asked.role is Role.EXPONENT and kind in LOWERED_KINDS:
+        values += LOWERED
     return values
 
 

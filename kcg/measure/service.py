@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from kcg.compat.tiny import UOp
 from kcg.errors import DeviceError
-from kcg.kernel.analysis import certain_bytes, certain_operations
+from kcg.kernel.analysis import certain_bytes, certain_operations, certain_work
 from kcg.kernel.parts import made_by
 from kcg.kernel.program import Executable
 from kcg.measure import child
@@ -160,31 +160,29 @@ MOST_TENSOR_OPERATIONS = 32768  # of an architecture that is not listed
 
 def floor_s(ast: UOp, target: Target, cache_state: CacheState = CacheState.COLD) -> float:
     """Seconds that a kernel takes at least on `target`; 0 where nothing is known."""
-    if target.clock_limit_mhz is None or not target.cores or target.device not in ("CUDA", "NV"):
-        return 0.0
-    cycles = TENSOR_OPERATIONS.get(target.arch, MOST_TENSOR_OPERATIONS)
-    arithmetic_s = certain_operations(ast) / (target.cores * cycles * target.clock_limit_mhz * 1e6)
-    # what the cache can keep is not written yet when the kernel ends, nor read again when it is warm
-    kept = target.cache_bytes * (1 if cache_state == CacheState.COLD else 2)
-    moved = max(0, certain_bytes(ast) - kept)
-    memory_s = moved / target.bandwidth_bytes_s if target.bandwidth_bytes_s else 0.0
-    return max(arithmetic_s, memory_s)
+    return _least_s(certain_bytes(ast), certain_operations(ast), target, cache_state)
 
 
 def floor_of_region_s(region: Region, target: Target, cache_state: CacheState = CacheState.COLD) -> float:
-    """The same of a region. Of several kernels only that their outputs are written: what one of them computes, another
-    may leave unused."""
+    """The same of a region. One of several kernels reads its inputs and writes its outputs once, and computes all that
+    these certainly need."""
     from kcg.kernel.chain import Chain
-    from kcg.measure.inputs import buffers_of_kernels
 
     chain = Chain(region)
     if len(chain.asts) == 1:
         return floor_s(chain.asts[0], target, cache_state)
-    if not target.bandwidth_bytes_s:
+    return _least_s(*certain_work(chain.asts, region.outputs), target, cache_state)
+
+
+def _least_s(nbytes: int, operations: int, target: Target, cache_state: CacheState) -> float:
+    if target.clock_limit_mhz is None or not target.cores or target.device not in ("CUDA", "NV"):
         return 0.0
-    infos = [info for info in buffers_of_kernels(chain.asts) if info.slot in region.outputs]
-    written = sum(info.nbytes for info in infos if chain.covers(info.slot, info.size))
-    return max(0.0, written - 2 * target.cache_bytes) / target.bandwidth_bytes_s
+    cycles = TENSOR_OPERATIONS.get(target.arch, MOST_TENSOR_OPERATIONS)
+    arithmetic_s = operations / (target.cores * cycles * target.clock_limit_mhz * 1e6)
+    # what the cache can keep is not written yet when the kernel ends, nor read again when it is warm
+    kept = target.cache_bytes * (1 if cache_state == CacheState.COLD else 2)
+    memory_s = max(0, nbytes - kept) / target.bandwidth_bytes_s if target.bandwidth_bytes_s else 0.0
+    return max(arithmetic_s, memory_s)
 
 
 log = logging.getLogger(__name__)

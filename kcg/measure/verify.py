@@ -29,6 +29,7 @@ from kcg.measure.inputs import (
     POSITIVE_RECIPE,
     RECIPE,
     SPECIAL_RECIPE,
+    SPIKY_RECIPE,
     TIMED_SEED,
     UNIT_RECIPE,
     WIDE_POSITIVE_RECIPE,
@@ -196,6 +197,14 @@ class Referee:
             self._references[key] = self._evaluate(self.inputs, seed, POINTS, variables)
         return self._references[key]
 
+    def spikes_tell(self, variables: Variables) -> bool:
+        """Whether the region is of several kernels, and data with spikes say something about it: a term of a long sum,
+        or what is added to a small variance, is far below the rounding of what 16 bits store in between otherwise."""
+        if len(self.chain.asts) == 1 or not self.inputs_are_read:
+            return False
+        reference = self.reference(0, SPIKY_RECIPE, variables)
+        return reference.judged() >= JUDGED and not reference.nothing()
+
 
 class _WithoutDevice(Referee):
     """References in a process that has no device."""
@@ -226,6 +235,8 @@ def references_job(region: Region, variables: Variables, seeds: tuple[int, ...])
     ordinary = recipes[0]
     keys = [(seed, recipes[place % len(EXTREMES)]) for place, seed in enumerate(seeds)]
     keys += [(TIMED_SEED, ordinary)] + ([(0, BINARY_RECIPE)] if ordinary == RECIPE else [])
+    if len(referee.chain.asts) > 1:
+        keys.append((0, SPIKY_RECIPE))
     found = {key: referee.reference(*key, variables) for key in keys}
     for key, reference in found.items():
         if key == keys[0] or (key[1] == BINARY_RECIPE and reference.exact() >= EXACT):
@@ -262,10 +273,11 @@ class WholeOutput:
     def __init__(
         self, bench: CheckedBench, seed: int, variables: dict[str, int], *, only: bool, first: bool = True
     ) -> None:
-        """`only`: there is no other binary; `first`: on the first seed, whose outputs are also projected."""
+        """`only`: there is no other binary; `first`: on the first seed, whose outputs are also projected. There, and on
+        data with spikes, larger outputs are copied than on the other seeds."""
         self._bench, self._seed, self._variables, self._only, self._is_first = bench, seed, variables, only, first
         self._slots = bench.outputs
-        limit = WHOLE_BELOW_BYTES if first else AGAIN_BELOW_BYTES
+        limit = WHOLE_BELOW_BYTES if first or bench.recipe == SPIKY_RECIPE else AGAIN_BELOW_BYTES
         self._fits = sum(bench.by_slot[slot].nbytes for slot in self._slots) <= limit
         self._snapshots: dict[int, Bits] = {}
         self._first: dict[int, Bits] = {}
@@ -489,7 +501,8 @@ class CheckedBench(Workbench, Referee):
         `thorough` is for finalists: inputs of a kind of its own for each seed (`references.EXTREMES`); ten runs that
         agree bit for bit on the first seed, whatever lies around the buffers; the whole output of every binary beside
         that of the first, the places where they differ most judged by the reference, and the projections of a linear
-        kernel's whole output; one more seed of {0,1} data, which linear kernels must compute exactly.
+        kernel's whole output; one more seed of {0,1} data, which linear kernels must compute exactly. A region of
+        several kernels also runs on data with spikes.
         """
         results = [_Result() for _ in launches]
         try:
@@ -502,6 +515,8 @@ class CheckedBench(Workbench, Referee):
                 for result in results:
                     if not result.reason:
                         result.ran("exact on {0,1} inputs")
+            if thorough and self.spikes_tell(variables):
+                self._judge_all(results, launches, (0, SPIKY_RECIPE, variables), len(EXTREMES))
         except VerificationError as error:
             for result in results:
                 if not result.reason:
@@ -534,10 +549,11 @@ class CheckedBench(Workbench, Referee):
                     reason = compared.judge(result.ran)
                 if recipe == BINARY_RECIPE and not reason:
                     reason = judge_projections(self, seed, result.ran)
-            result.seeds += recipe != BINARY_RECIPE
+            result.seeds += recipe not in (BINARY_RECIPE, SPIKY_RECIPE)
             if reason:
                 self.seed = None  # a wrong kernel may have changed its inputs: the next one gets them afresh
-                result.reason = f"{reason} ({'{0,1} data' if recipe == BINARY_RECIPE else f'seed {seed}'})"
+                data = {BINARY_RECIPE: "{0,1} data", SPIKY_RECIPE: "data with spikes"}.get(recipe, f"seed {seed}")
+                result.reason = f"{reason} ({data})"
 
     def _check_once_or_again(self, launch: Launch, reference: Reference, result: _Result, *, thorough: bool) -> str:
         reason = self._check_seed(launch, reference, result, thorough=thorough)

@@ -15,14 +15,16 @@ from kcg.kernel.analysis import (
     arithmetic,
     certain_bytes,
     certain_operations,
+    certain_work,
     contractions,
     find_recompute,
     least_bytes,
     least_bytes_of_region,
     operations,
 )
+from kcg.kernel.chain import Chain
 from kcg.kernel.codec import ast_of, normalise
-from kcg.measure.service import floor_s
+from kcg.measure.service import floor_of_region_s, floor_s
 from kcg.types import CacheState
 from tests.chains import region_of
 from tests.known_targets import KNOWN_TARGETS
@@ -308,3 +310,27 @@ def test_the_floor_of_a_kernel_is_its_certain_traffic_beyond_the_cache_at_the_ra
     assert [floor_s(ast, target) for ast in picked] == [0.0] * len(picked), "the table is not read"
     chosen = only((empty(size) > 0).where(empty(size), 0.0).contiguous())
     assert 0 < floor_s(chosen, target) <= floor_s(copied, target), "the condition is read, and the result is written"
+
+
+def test_the_floor_of_a_region_counts_inputs_and_outputs_once_and_all_operations() -> None:
+    target = replace(
+        KNOWN_TARGETS["sm_90"], cores=132, clock_limit_mhz=1980.0, bandwidth_bytes_s=4.8e12, cache_bytes=60 << 20
+    )
+    rows, width = 1 << 14, 1 << 13
+    region = region_of(empty(rows, width).softmax().contiguous())
+    chain = Chain(region)
+    assert len(chain.asts) == 3
+    assert certain_work(chain.asts, region.outputs) == (2 * 4 * rows * width, 0), "no intermediate, and the input once"
+    assert least_bytes_of_region(region, [ast_of(kernel) for kernel in region.kernels]) == 2 * 4 * rows * width
+    moved_s = (2 * 4 * rows * width - target.cache_bytes) / target.bandwidth_bytes_s
+    assert floor_of_region_s(region, target) == pytest.approx(moved_s)
+    projected = region_of(((empty(64, 32) @ empty(32, 48)).contiguous() @ empty(48, 16)).contiguous())
+    nbytes, operations = certain_work(Chain(projected).asts, projected.outputs)
+    assert nbytes == 4 * (64 * 32 + 32 * 48 + 48 * 16 + 64 * 16) and operations == 2 * 64 * 48 * (32 + 16)
+    assert 0 < floor_of_region_s(projected, target) < 1e-9
+
+
+def test_what_a_later_kernel_may_leave_unused_is_no_part_of_a_floor() -> None:
+    region = region_of(((empty(64, 32) @ empty(32, 64)).contiguous()[:8] * 2).contiguous())
+    assert len(region.kernels) == 2
+    assert certain_work(Chain(region).asts, region.outputs) == (4 * 8 * 64, 0), "most of the product is not read"

@@ -225,6 +225,19 @@ def test_what_takes_too_long_is_looked_at_in_fewer_places(monkeypatch: pytest.Mo
         chain.on(inputs_of(chain), {}).at(points)
 
 
+def test_points_are_at_the_ends_of_ranges_first_and_where_tiles_meet() -> None:
+    region = region_of((empty(300, 32) @ empty(32, 200)).contiguous().softmax().contiguous())
+    chain = Chain(region)
+    (points,) = chain.sample_points(96, np.random.default_rng(0), {})
+    assert len(points) == 96 and (points < (300, 200)).all() and (points >= 0).all()
+    assert points[0].tolist() == [0, 0] and points[1].tolist() == [299, 199]
+    assert set(points[:6, 0]) >= {0, 299} and set(points[:6, 1]) >= {0, 199}, "however few are taken"
+    for axis, starts in ((0, {64, 128, 192, 256}), (1, {64, 128, 192})):
+        assert set(points[:, axis]) & starts and set(points[:, axis]) & {start - 1 for start in starts}
+        assert starts <= {place + by for place in points[:, axis] for by in (0, 1)}
+    assert len({tuple(point) for point in points[7::2]}) > 40, "the others are anywhere"
+
+
 def test_one_kernel_is_evaluated_as_ever() -> None:
     from kcg.kernel.reference import evaluate, sample_points
 
