@@ -456,7 +456,9 @@ class _Candidates:
             assert kernel is not None
             for slot, loads in kernel.loads.items():
                 inside = {
-                    tuple(sorted((s, extent(r)) for r, s in x.steps.items())) for x in loads if x.inside and x.steps
+                    (x.elements.low, *sorted((s, extent(r)) for r, s in x.steps.items()))
+                    for x in loads
+                    if x.inside and x.steps
                 }
                 if len(loads) == len(inside) == 1:
                     groups[self.views[place][slot], *inside, kernel.reduce_extent].append(place)
