@@ -27,7 +27,6 @@ from kcg.compat.tiny import UOp
 from kcg.kernel.analysis import arithmetic
 from kcg.kernel.codec import ast_of
 from kcg.kernel.tile.ir import TileKernel, affine, extent, read_kernel
-from kcg.kernel.tile.program import TileRefusal
 from kcg.types import Kernel, Region, Sequence, SlotBinding
 
 Steps = dict[UOp, int]
@@ -143,11 +142,10 @@ class _Read:
         self.is_contraction, self.is_elementwise = contraction is not None, not tile.reductions
         self.is_reduction = not self.is_contraction and not self.is_elementwise
         self.stored = _steps(tile.store.address)
-        self.loads: dict[int, list[_Load]] = defaultdict(list)
+        self.loads: dict[int, list[_Load]] = {}
         for load in tile.loads:
-            self.loads[load.buffer.slot].append(
-                _Load(_steps(load.address), load.node in inside, Elements.of(load.address))
-            )
+            found = _Load(_steps(load.address), load.node in inside, Elements.of(load.address))
+            self.loads.setdefault(load.buffer.slot, []).append(found)
         self.written = {tile.store.buffer.slot: Elements.of(tile.store.address)}
         self.itemsizes = {b.slot: b.dtype.itemsize for b in tile.buffers}
 
@@ -166,7 +164,7 @@ def _read(kernel: Kernel) -> _Read | None:
     """None where there is no tile program for it, or where its sizes are known only when it runs."""
     try:
         found = _Read(kernel)
-    except TileRefusal:
+    except Exception:  # a TileRefusal, or whatever tinygrad raises on a kernel that is none of its scheduler
         return None
     return None if found.is_symbolic or found.stored is None else found
 
@@ -274,14 +272,17 @@ class _Candidates:
             for maker in makers:
                 more = places | {maker}
                 yield Form.PROLOGUE, more, none
-                if any(reader not in places for reader, _ in self.readers[maker]):
+                held = any(self.sequence.buffers[view.buffer].held for view in self.writes[maker])
+                if not held and any(reader not in places for reader, _ in self.readers[maker]):
                     yield Form.PROLOGUE, more, frozenset([maker])
 
     def _loads(self, place: int, view: SlotBinding) -> list[_Load]:
         """How a call reads a view."""
         kernel = self.kernels[place]
         assert kernel is not None
-        return [load for slot, bound in enumerate(self.views[place]) if bound == view for load in kernel.loads[slot]]
+        return [
+            load for slot, bound in enumerate(self.views[place]) if bound == view for load in kernel.loads.get(slot, ())
+        ]
 
     # -- chains
 
@@ -474,7 +475,9 @@ class _Candidates:
             assert kernel is not None
             for slot, loads in kernel.loads.items():
                 inside = {
-                    tuple(sorted((s, extent(r)) for r, s in x.steps.items())) for x in loads if x.inside and x.steps
+                    (x.elements.low, *sorted((s, extent(r)) for r, s in x.steps.items()))
+                    for x in loads
+                    if x.inside and x.steps
                 }
                 if len(loads) == len(inside) == 1:
                     groups[self.views[place][slot], *inside, kernel.reduce_extent].append(place)

@@ -238,6 +238,8 @@ class _Problem:
 
     def _solve(self) -> frozenset[int] | None:
         """The variables that are chosen at the least cost; None where nothing is left."""
+        if self.is_alone.all():  # as of most of a script's many sequences
+            return frozenset(range(self.variables))
         from scipy.optimize import Bounds, LinearConstraint, milp
         from scipy.sparse import csr_array
 

@@ -9,9 +9,10 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from kcg.kernel.repeats import Blocks, blocks_of
-from kcg.optimize.exact_plan import Option, SequencePlan, best_plans
+from kcg.optimize.exact_plan import Option, best_plans
 from kcg.types import Kernel, SequenceBuffer, SequenceCall, SlotBinding
 from kcg.types import Sequence as Calls
+from tests.plans import buffers_of, run, stores, values_of
 
 INPUTS = 2
 
@@ -35,22 +36,6 @@ def random_calls(rng: random.Random, count: int, *, in_place: bool) -> Calls:
     return Calls(tuple(calls), tuple(buffers))
 
 
-def buffers_of(calls: Calls, place: int) -> tuple[set[int], set[int]]:
-    call = calls.calls[place]
-    return {call.views[s].buffer for s in call.reads}, {call.views[s].buffer for s in call.writes}
-
-
-def values_of(calls: Calls) -> set[int]:
-    """Intermediates that one call makes before anybody reads them, and that nobody updates."""
-    made, others = set[int](), set[int]()
-    for place in range(len(calls.calls)):
-        read, written = buffers_of(calls, place)
-        others |= (read - made) | (written & made)
-        made |= written
-    read = {b for place in range(len(calls.calls)) for b in buffers_of(calls, place)[0]}
-    return {b for b in (made - others) & read if not calls.buffers[b].held}
-
-
 def random_options(rng: random.Random, calls: Calls, many: int, *, again: bool) -> list[Option]:
     count, values = len(calls.calls), values_of(calls)
     options = [Option((place,), rng.randint(1, 20)) for place in range(count)]
@@ -60,16 +45,6 @@ def random_options(rng: random.Random, calls: Calls, many: int, *, again: bool) 
         redone = tuple(sorted(rng.sample(other, 1))) if again and other and rng.random() < 0.5 else ()
         options.append(Option(own, rng.randint(1, 25), redone, number, rng.randint(0, 3)))
     return options
-
-
-def stores(calls: Calls, option: Option) -> set[int]:
-    """Values that it leaves: those of its own calls that others read."""
-    found = set[int]()
-    for place in option.own:
-        for buffer in buffers_of(calls, place)[1] & values_of(calls):
-            readers = {p for p in range(len(calls.calls)) if buffer in buffers_of(calls, p)[0]}
-            found |= {buffer} if readers - set(option.places) else set()
-    return found
 
 
 def accesses(calls: Calls, option: Option) -> list[tuple[int, set[int], set[int]]]:
@@ -150,24 +125,6 @@ def brute_force(calls: Calls, options: Sequence[Option], memory: float) -> list[
     return sorted(found.values())
 
 
-def run(calls: Calls, plan: SequencePlan | None = None) -> dict[int, object]:
-    """What is held in the end, as terms: of the calls in their order, or of a plan."""
-    memory: dict[int, object] = {b: f"b{b}" for b in range(len(calls.buffers))}
-    alone = tuple(Option((place,), 0) for place in range(len(calls.calls)))
-    values = values_of(calls)
-    for option in alone if plan is None else plan.options:
-        local = dict(memory)
-        if plan is not None:  # what is not stored is not there
-            local = {b: v for b, v in memory.items() if b not in values or b in plan.stored}
-        for place in option.places:
-            read, written = buffers_of(calls, place)
-            value = (place, tuple(sorted((b, local[b]) for b in read)))
-            local.update(dict.fromkeys(written, value))
-            memory.update({b: value for b in written if place in option.own and (b not in values or plan is None)})
-        memory.update({b: local[b] for b in stores(calls, option) if plan is not None})
-    return {b: memory[b] for b, buffer in enumerate(calls.buffers) if buffer.held}
-
-
 def untied(calls: Calls) -> Blocks:
     return Blocks(calls, (), (), (1.0,) * len(calls.calls))
 
@@ -180,8 +137,9 @@ def test_the_five_best_of_all_partitions_are_found(seed: int) -> None:
     expected = brute_force(calls, options, float("inf"))
     plans = best_plans(untied(calls), options)
     assert [plan.seconds for plan in plans] == pytest.approx(expected[:5])
+    terms: dict[object, int] = {}
     for plan in plans:
-        assert run(calls, plan) == run(calls), "every value that is held is the same"
+        assert run(calls, terms, plan) == run(calls, terms), "every value that is held is the same"
         assert plan.peak_bytes == peak(calls, plan.options)
 
 

@@ -40,6 +40,7 @@ from kcg.types import ModelCheck, Region, RegionResult, Result, Schedule, Schedu
 from kcg.workloads.registry import spec_of
 from tests.known_targets import KNOWN_TARGETS
 from tests.optimize_run import begun
+from tests.plans import run
 from tests.sample_result import sample_result
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "norm_steps.py"
@@ -138,6 +139,19 @@ def test_what_the_best_plans_want_is_measured_until_nothing_can_be_better(
         measured.update({key: true[key] for key in waiting})
     assert now[0].seconds == pytest.approx(best(true)[0].seconds)
     assert len(measured) < 0.7 * len(true), "most of the others cannot matter"
+
+
+@pytest.mark.parametrize("name", ["llama", "lora_train"])
+def test_a_plan_leaves_what_the_model_leaves(name: str) -> None:
+    """Also where operands are made again, which no program can be changed to yet."""
+    proposals = propose(spec_of(name).capture("mini"), again=True)
+    alone_s = {call.region.id: 1e-5 for call in proposals.workload.calls}
+    savings = {key: 1e-6 * (1 + len(c.region.kernels)) + 1e-5 * len(c.again) for key, c in proposals.candidates.items()}
+    best, *_ = plans_of(proposals, alone_s, savings)
+    assert any(candidate.again for candidate, _ in best.programs)
+    terms: dict[object, int] = {}
+    for (blocks, _), plan in zip(proposals.sequences, best.sequences, strict=True):
+        assert run(blocks.sequence, terms, plan) == run(blocks.sequence, terms) != {}
 
 
 def test_memory_bounds_a_plan(
