@@ -47,6 +47,7 @@ from kcg.types import Region
 
 SEVERAL = "several contractions"
 MOST_KERNELS = 16
+_PLAIN = (Ops.CONST, Ops.RANGE, Ops.PARAM)  # indices that are as short as can be
 _SHARED = 1 << 20  # the first number of ranges that several reductions are over
 MOST_NODES = 4096  # of all values together: each use of a value may be a copy of it over other ranges
 
@@ -258,11 +259,14 @@ def _moved(value: UOp, at: dict[UOp, UOp]) -> UOp:
 
 
 def _with_short_indices(value: UOp) -> UOp:
-    shorter = {
-        node: node.replace(src=(node.src[0], *(_short(s) for s in node.src[1:])))
-        for node in value.toposort()
-        if node.op is Ops.INDEX
-    }
+    shorter = {}
+    for node in value.toposort():
+        if node.dtype is dtypes.weakint or node.op is Ops.REDUCE:
+            continue
+        places = [place for place, s in enumerate(node.src) if s.dtype is dtypes.weakint and s.op not in _PLAIN]
+        if places:
+            src = tuple(_short(s) if place in places else s for place, s in enumerate(node.src))
+            shorter[node] = node.replace(src=src)
     return value.substitute({node: new for node, new in shorter.items() if node is not new}, walk=True)
 
 

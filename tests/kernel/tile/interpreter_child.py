@@ -62,6 +62,9 @@ class Memory:
         assert other.data_ptr() == self.data_ptr()
 
 
+BLOCK = 16  # bytes that are read at once
+
+
 class Bounded:
     """The interpreter's memory: an access outside of the program's buffers is an error, not whatever lies there."""
 
@@ -73,18 +76,19 @@ class Bounded:
         return getattr(self._memory, name)
 
     def load(self, places: np.ndarray, mask: np.ndarray, *how: Any) -> Any:
-        self._check(places, mask, np.dtype(how[-1]).itemsize)
+        self._check(places, mask, np.dtype(how[-1]).itemsize, whole=BLOCK)
         return self._memory.load(places, mask, *how)
 
     def store(self, places: np.ndarray, values: np.ndarray, mask: np.ndarray) -> Any:
         self._check(places, mask, values.dtype.itemsize)
         return self._memory.store(places, values, mask)
 
-    def _check(self, places: np.ndarray, mask: np.ndarray, itemsize: int) -> None:
+    def _check(self, places: np.ndarray, mask: np.ndarray, itemsize: int, *, whole: int = 1) -> None:
+        """Of blocks of `whole` bytes the last one may be read to its end, which no page is between."""
         left = np.broadcast_to(mask, places.shape).astype(bool)
         for data in self.buffers:
             first = np.uint64(data.ctypes.data)
-            last = np.uint64(data.ctypes.data + data.nbytes - itemsize)
+            last = np.uint64(data.ctypes.data + -(-data.nbytes // whole) * whole - itemsize)
             left = left & ~((places >= first) & (places <= last))
         if left.any():
             raise IndexError(f"{int(left.sum())} elements of a block are outside of the program's buffers")
