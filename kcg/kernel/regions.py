@@ -7,7 +7,8 @@ generous: a kind of schedule refuses what it cannot express, and what a region s
 - `ROWS`: calls over the same rows, joined by a value or a tile for each row (a norm, a softmax, a loss);
 - `EPILOGUE`: contractions, and what is done to parts of their rows that fit in a tile (a head's norm and rotation);
 - `JOINED`: contractions of which one takes the other's result point by point (a sum that a concatenation split);
-- `CHAINED`: a contraction, what is made of its result, and the contraction that takes that as an operand (attention);
+- `CHAINED`: a contraction, what is made of its result by way of a maximum of each row, and the contraction that takes
+  that as an operand (attention);
 - `SHARED`: contractions that read the same operand (query, key and value);
 - `PROLOGUE`: any of these with the elementwise call that makes an operand, computed on the way.
 """
@@ -23,7 +24,7 @@ from enum import StrEnum
 from functools import cached_property, lru_cache
 
 from kcg.compat.hazards import Access, is_convex, successors_of
-from kcg.compat.tiny import UOp
+from kcg.compat.tiny import Ops, UOp
 from kcg.kernel.analysis import arithmetic
 from kcg.kernel.codec import ast_of
 from kcg.kernel.tile.ir import TileKernel, affine, extent, read_kernel
@@ -140,6 +141,7 @@ class _Read:
         self.ast, self.is_symbolic = ast_of(kernel), bool(tile.variables)
         self.outputs, self.reduce_extent = tile.outputs, tile.reduce_extent
         self.is_contraction, self.is_elementwise = contraction is not None, not tile.reductions
+        self.has_maximum = any(node.arg[0] is Ops.MAX for node in tile.reductions)
         self.is_reduction = not self.is_contraction and not self.is_elementwise
         self.stored = _steps(tile.store.address)
         self.loads: dict[int, list[_Load]] = {}
@@ -287,7 +289,8 @@ class _Candidates:
     # -- chains
 
     def _chained(self, place: int) -> frozenset[int] | None:
-        """A contraction with all that is made of its result, where that comes to one other contraction."""
+        """A contraction with all that is made of its result, where that comes to one other contraction by way of a
+        maximum of each row: only sums that such a one shifts can be made before it is known."""
         between, ends, waiting = {place}, set[int](), [place]
         while waiting and len(between) < self.limits.calls:
             for reader, _ in self.readers[waiting.pop()]:
@@ -297,7 +300,8 @@ class _Candidates:
                 elif reader not in between:
                     between.add(reader)
                     waiting.append(reader)
-        return frozenset(between | ends) if len(ends) == 1 and len(between) > 1 and not waiting else None
+        shifts = any((kernel := self.kernels[one]) is not None and kernel.has_maximum for one in between)
+        return frozenset(between | ends) if len(ends) == 1 and shifts and not waiting else None
 
     # -- rows
 
