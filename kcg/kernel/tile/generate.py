@@ -347,8 +347,7 @@ def _write_contraction(
         root.lines.extend("else:", _partial_tile(root, sums, unit))
     if parameters.persistent:
         # stores in a branch, Triton cannot flatten (3.6: an error in a pass of its own)
-        branches = any(held.first or held.count != axes[1].total for held in kernel.held)
-        how = specialized or (", flatten=True" if not branches else "")
+        how = specialized or (", flatten=True" if not kernel.branches else "")
         top.lines.extend(f"for {number} in tl.range({program}, {tiles}, {grid}{how}):", root.lines)
     return top.lines, grid
 

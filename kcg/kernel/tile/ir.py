@@ -197,6 +197,12 @@ class TileKernel:
         inside = self.contraction.reduce.backward_slice_with_self if self.contraction else {}
         return tuple(node for node in self.value.toposort() if node not in inside)
 
+    @property
+    def branches(self) -> bool:
+        """Whether something is stored of some columns of a contraction's result only."""
+        columns = math.prod(self.extents[n] for n in self.contraction.sides[1].ranges) if self.contraction else 0
+        return any(held.first or held.count != columns for held in self.held)
+
     @cached_property
     def beside(self) -> tuple[Access, ...]:
         """The loads that are no operand of the contraction."""
