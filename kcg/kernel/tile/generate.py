@@ -231,7 +231,9 @@ def _write_held_rows(
     if height * width > MAX_BLOCK:
         raise TileRefusal("tile", f"a block has at most {MAX_BLOCK:,} elements")
     root = open_frame(kernel, writer, (height, width))
-    threads, vector = 32 * parameters.num_warps, VECTOR_BYTES // max(b.dtype.itemsize for b in kernel.buffers)
+    itemsize = max(b.dtype.itemsize for b in kernel.buffers)
+    vector = VECTOR_BYTES // itemsize if rows.width * itemsize % VECTOR_BYTES == 0 else 1  # neighbours of one thread
+    threads = 32 * parameters.num_warps
     root.reduce = reducer(kernel, first_axis=1, together=max(1, min(vector, height * width // threads)))
     number = root.lines.name("tl.program_id(0)", "program")
     grid = -(-rows.count // height)

@@ -48,7 +48,8 @@ EACH = 512  # elements of a warp: 16 a thread, by which 8 programs of 8 warps fi
 ROWS_TILE = 4_096  # elements of a reduction's block
 HELD_ROW = 32_768  # elements of a row that a program holds while several kernels' values are made of it
 MOST_OF_PRIOR = 128  # registers of a thread that holds rows
-HELD_LOOP = 8_192  # of a longer one in each step
+HELD_LOOP = 16_384  # of a longer one in each step
+WARP_ROW = 1_024  # elements of a row that one warp holds
 
 
 def has_tma(target: Target) -> bool:
@@ -290,17 +291,21 @@ def _reduction(kernel: TileKernel, target: Target, axes: Axes) -> TileParameters
 
 
 def _held_rows(kernel: TileKernel, target: Target, axes: Axes) -> TileParameters:
+    """Short rows are one warp's, so that nothing is exchanged between warps; long ones are gone through in steps of
+    which all multiprocessors' rows fit into L2."""
     assert kernel.rows is not None
-    step = power_of_two(kernel.rows.width)
+    step, count = power_of_two(kernel.rows.width), kernel.rows.count
     if step > HELD_ROW:
-        step = HELD_LOOP
-    height = max(1, min(ROWS_TILE // step, power_of_two(kernel.rows.count)))
-    while height > 1 and kernel.rows.count < height * target.cores * 4:
+        return TileParameters(ROWS, axes, (1,), reduce_tile=HELD_LOOP, num_warps=HELD_LOOP // EACH, num_stages=1)
+    each = 2 * WARP_ROW if step <= WARP_ROW else ROWS_TILE
+    height = max(1, min(each // step, power_of_two(count)))
+    warps = 1 if step <= WARP_ROW else next(w for w in (4, 8, 16, 32) if height * step <= WARP_ROW * w)
+    while height > 1 and (
+        count < height * target.cores * 4 or row_registers(kernel, height * step / (32 * warps)) > MOST_OF_PRIOR
+    ):
         height //= 2
-    while height > 1 and row_registers(kernel, height * step / 128) > MOST_OF_PRIOR:
-        height //= 2
-    elements = height * step
-    warps = next(count for count in (4, 8, 16, 32) if elements <= 1024 * count or count == 32)
+    while warps < 4 and row_registers(kernel, height * step / (32 * warps)) > MOST_OF_PRIOR:
+        warps *= 2
     return TileParameters(ROWS, axes, (height,), reduce_tile=step, num_warps=warps, num_stages=1)
 
 
