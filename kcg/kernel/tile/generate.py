@@ -24,7 +24,7 @@ from kcg.kernel.tile.fuse import read_region
 from kcg.kernel.tile.ir import Access, Contraction, Operand, Stored, TileKernel, extent, is_symbolic
 from kcg.kernel.tile.parameters import CONTRACTION, ELEMENTWISE, POINTER, REDUCTION, ROWS, STREAM, TMA, TileParameters
 from kcg.kernel.tile.program import WORKSPACE, Argument, TileLaunch, TileRefusal, TileSource
-from kcg.kernel.tile.reduction import Part, accumulator, combine, depth_of, reducer
+from kcg.kernel.tile.reduction import Part, Shares, accumulator, combine, depth_of, reducer
 from kcg.kernel.tile.stream import write_stream
 from kcg.kernel.tile.targets import is_nvidia
 from kcg.kernel.tile.tiles import (
@@ -234,7 +234,8 @@ def _write_held_rows(
     itemsize = max(b.dtype.itemsize for b in kernel.buffers)
     vector = VECTOR_BYTES // itemsize if rows.width * itemsize % VECTOR_BYTES == 0 else 1  # neighbours of one thread
     threads = 32 * parameters.num_warps
-    root.reduce = reducer(kernel, first_axis=1, together=max(1, min(vector, height * width // threads)))
+    shares = Shares(max(1, threads // height), max(1, min(vector, height * width // threads)))
+    root.reduce = reducer(kernel, first_axis=1, shares=shares)
     number = root.lines.name("tl.program_id(0)", "program")
     grid = -(-rows.count // height)
     for row, _ in rows.numbers:

@@ -31,6 +31,18 @@ class Part:
 WHOLE = Part()
 
 
+@dataclass(frozen=True)
+class Shares:
+    """How the elements of a row's block lie with the threads: so many neighbours with each, and so many threads. What
+    one thread has is made one without an exchange."""
+
+    lanes: int = 1
+    vector: int = 1
+
+
+NO_SHARES = Shares()
+
+
 def depth_of(reductions: tuple[UOp, ...]) -> int:
     """How deeply reductions are inside each other."""
     depth: dict[UOp, int] = {}
@@ -46,10 +58,10 @@ def _inside(inner: UOp, outer: UOp) -> bool:
 
 
 def reducer(
-    kernel: TileKernel, *, first_axis: int, part: Part = WHOLE, together: int = 1, stages: int = 1
+    kernel: TileKernel, *, first_axis: int, part: Part = WHOLE, shares: Shares = NO_SHARES, stages: int = 1
 ) -> Callable[[UOp, Frame], None]:
     """What writes a reduction into a frame; its axes are the tile's last, from `first_axis` on. Of a maximum and sums
-    that one loop makes, so many neighbouring elements `together` are corrected at once; loops load `stages` ahead."""
+    that one loop makes, `shares` says what each thread keeps; loops load `stages` ahead."""
 
     def reduce(node: UOp, frame: Frame) -> None:
         frame = frame.home(node)
@@ -58,7 +70,7 @@ def reducer(
         if own.count == 1 and number == frame.rank - 1 and not _at_once(node, frame, number, own):
             online = _online(node, frame, kernel.reductions)
         if online is not None:
-            _write_online(*online, frame, number, together)
+            _write_online(*online, frame, number, shares)
         else:
             group = _together(node, frame, kernel.reductions)
             _write(group, frame, number, own, 1 if frame.depth else stages)
@@ -89,28 +101,30 @@ def _online(node: UOp, frame: Frame, reductions: tuple[UOp, ...]) -> tuple[UOp, 
     return None
 
 
-def _write_online(maximum: UOp, sums: list[Shifted], frame: Frame, number: int, together: int) -> None:
+def _write_online(maximum: UOp, sums: list[Shifted], frame: Frame, number: int, shares: Shares) -> None:
     """One loop for a maximum and sums shifted by it, see `online.py`."""
     axis = Axis(tuple(maximum.src[1:]), frame.sizes[number])
     body = Lines(frame.writer, frame.lines)
     inside = frame.inner(body)
     counter = frame.writer.fresh("k")
     bind_axis(inside, axis, number, counter)
-    together = min(together, axis.size)
     *rows, width = frame.sizes
-    parts = ", ".join(map(str, [*rows, width // together, together]))
-    kept = f"[{', '.join(map(str, [*rows, width // together]))}]"
+    vector = min(shares.vector, width)
+    lanes = min(shares.lanes, width // vector)
+    parts = ", ".join(map(str, [*rows, width // (lanes * vector), lanes, vector]))
+    kept = f"[{', '.join(map(str, [*rows, lanes]))}]"
     largest, new = frame.writer.fresh("largest"), frame.writer.fresh("new")
     frame.lines.add(f"{largest} = tl.full({kept}, float('-inf'), tl.float32)")
 
     def grouped(text: str, how: str) -> str:
-        """A block of elements as one of what the neighbours in it come to."""
-        text = f"tl.broadcast_to({text}, {frame.shape(every)})"
-        return f"tl.{how}({text}.reshape({parts}), {len(frame.sizes)})"
+        """A block of elements as one of what those of each thread come to: neighbours first."""
+        text = f"tl.broadcast_to({text}, {frame.shape(every)}).reshape({parts})"
+        return f"tl.{how}(tl.{how}({text}, {len(rows) + 2}), {len(rows)})"
 
     every = frozenset(range(frame.rank))
     body.add(f"{new} = tl.maximum({largest}, {grouped(inside.atom(masked_term(maximum, inside, number)), 'max')})")
-    spread = body.name(f"tl.broadcast_to({new}[{':, ' * frame.rank}None], [{parts}]).reshape({frame.shape(every)})")
+    place = f"[{':, ' * len(rows)}None, :, None]"
+    spread = body.name(f"tl.broadcast_to({new}{place}, [{parts}]).reshape({frame.shape(every)})")
     totals = []
     for one in sums:
         stand_in, node = running(maximum, one)
