@@ -15,7 +15,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from kcg.cli import command_text, record_results
+from kcg.cli import record_results
 from kcg.measure.protocol import median, median_interval
 from kcg.optimize.settings import parse_budget
 from kcg.provenance import provenance
@@ -29,9 +29,12 @@ def run_of(size: str, dev: str) -> str:
 
 
 def this_command() -> str:
-    """The command that is running, as it can be typed again: `python -m MODULE ARGUMENTS`."""
+    """The command that is running, as it can be typed again on any machine: `python -m MODULE ARGUMENTS`, of files in
+    other folders the names alone."""
     spec = sys.modules["__main__"].__spec__
-    return command_text(spec.name) if spec is not None else shlex.join(["python", *sys.argv])
+    script = ["-m", spec.name] if spec is not None else [Path(sys.argv[0]).name]
+    arguments = [Path(one).name if one.startswith("/") else one for one in sys.argv[1:]]
+    return shlex.join(["python", *script, *arguments]).encode("utf-8", "replace").decode()
 
 
 class Rows:

@@ -27,10 +27,8 @@ SCRIPTS = ("evaluation", "training")  # folders of scripts that record figures
 
 
 def command_text(module: str) -> str:
-    """The command as it can be typed again anywhere: of files in other folders the names alone. What of it is no text
-    is replaced, since files are to hold it."""
-    arguments = [Path(one).name if one.startswith("/") else one for one in sys.argv[1:]]
-    return shlex.join(["python", "-m", module, *arguments]).encode("utf-8", "replace").decode()
+    """The command as it can be typed again; what of it is no text is replaced, since files are to hold it."""
+    return shlex.join(["python", "-m", module, *sys.argv[1:]]).encode("utf-8", "replace").decode()
 
 
 def counted(number: int, noun: str, many: str = "") -> str:

@@ -63,6 +63,9 @@ def optimize(
     no_script_check: Annotated[
         bool, typer.Option("--no-script-check", help="do not run a script twice more at the end to compare its results")
     ] = False,
+    regions: Annotated[
+        bool, typer.Option("--regions", help="also search programs of several kernels, and plan where they run")
+    ] = False,
     seed: Annotated[int, typer.Option(help="seed of the search")] = 0,
     wait: Annotated[bool, typer.Option("--wait", help="wait while another optimisation uses the GPU")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="go on from the journal of the same output folder")] = False,
@@ -95,6 +98,7 @@ def optimize(
         script_args=own_args,
         script_check=not no_script_check,
         weights=weights,
+        regions=regions,
         kernels=tuple(path.absolute() for path in kernels or ()),
         command=command_text("kcg.optimize"),
     )
