@@ -123,7 +123,7 @@ class IsolatedProcess:
             stream.seek(0)
             printed.append(tuple(stream.read().strip().splitlines()))
         if overdue:
-            raise Overdue(f"{name} did not finish in {timeout_s:.3g} s", printed[0])
+            raise Overdue(f"{name} did not finish in {round(timeout_s, 1) or timeout_s:g} s", printed[0])
         return Ended(self._process.returncode, *printed)
 
     def close(self) -> None:
