@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from evaluation.tiles.pairing import Order
     from evaluation.tiles.searching import Found, Searches, Wanted
 
+LOGS = "logs"  # the folder of `--work` for what is no result
 PAIRED_S = 240.0  # for the contenders of one kernel: torch.compile tunes its own for that long where it is slow
 OPEN_S = 120.0
 DRIVER = Path("/proc/driver/nvidia/version")
