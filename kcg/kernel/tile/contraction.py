@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from kcg.compat.tiny import UOp, dtypes
-from kcg.kernel.tile.descriptors import Described
+from kcg.compat.tiny import Ops, UOp, dtypes
+from kcg.kernel.tile.descriptors import Described, describe
 from kcg.kernel.tile.emit import FP8, TYPES, Block, Frame, Lines, compute_type
-from kcg.kernel.tile.ir import Contraction, Operand
+from kcg.kernel.tile.ir import Contraction, Operand, TileKernel
 from kcg.kernel.tile.reduction import Part, is_zero_outside
 from kcg.kernel.tile.tiles import Axis, bind_axis, total_of
 
@@ -99,8 +99,7 @@ def write_contraction(
         side, inside = contraction.sides[place > 0], frame.inner(body)
         if by_tma is not None:
             corner = (starts[0], counter) if place == 0 else (counter, firsts[place - 1])
-            block = inside.new(by_tma.load(inside, corner), TYPES[side.dtype], frozenset({0, 1}))
-            blocks.append(inside.cast(block, interpreted_type(block.type)) if inside.writer.interpreted else block)
+            blocks.append(described_block(side, inside, by_tma, corner))
             continue
         bind_axis(inside, reduced, 1 if place == 0 else 0, counter, vector=vector)
         blocks.append(operand_block(side, inside, 1 if place == 0 else 0, frozenset(contraction.reduce.src[1:])))
@@ -181,6 +180,20 @@ def _in_parts(root: Frame, lines: Lines, total: str, sizes: tuple[int, int], mos
     halves = [root.writer.fresh("half") for _ in range(2)]
     lines.add(f"{', '.join(halves)} = {total}.reshape({rows}, 2, {width // 2}).permute(0, 2, 1).split()")
     return [(held, number * width // 2, width // 2) for number, held in enumerate(halves)]
+
+
+def describe_operand(side: Operand, kernel: TileKernel, axes: tuple[Axis, Axis], top: Frame) -> Described | None:
+    """The descriptor of an operand's blocks. None where it is not one load as it stands, or TMA cannot make it."""
+    (factor, *others) = side.factors
+    if others or factor.node.op is not Ops.INDEX or factor.node.dtype is not side.dtype:
+        return None
+    return describe(next(load for load in kernel.loads if load.node is factor.node), axes, top)
+
+
+def described_block(side: Operand, frame: Frame, described: Described, corner: tuple[str, str]) -> Block:
+    """The block of an operand that TMA loads from a corner on, in the type that the tensor core takes."""
+    block = frame.new(described.load(frame, corner), TYPES[side.dtype], frozenset({0, 1}))
+    return frame.cast(block, interpreted_type(block.type)) if frame.writer.interpreted else block
 
 
 def operand_block(side: Operand, inside: Frame, axis: int, reduced: frozenset[UOp]) -> Block:

@@ -6,12 +6,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from kcg.compat.tiny import Ops
 from kcg.kernel.tile.contraction import (
     MIN_BYTES_TILE,
     MIN_TILE,
     Loop,
     Sums,
+    describe_operand,
     pieces_of,
     read_before,
     stored_blocks,
@@ -464,18 +464,12 @@ def _described(
         return None, ()
     reduced = Axis(tuple(contraction.reduce.src[1:]), parameters.reduce_tile)
     pieces = [replace(axes[1], size=width) for _, width in pieces_of(axes[1].size)]
-    accesses = {load.node: load for load in kernel.loads}
-    found = []
-    for side, block in (
-        (contraction.sides[0], (axes[0], reduced)),
-        *((contraction.sides[1], (reduced, p)) for p in pieces),
-    ):
-        (factor, *others) = side.factors
-        plain = not others and factor.node.op is Ops.INDEX and factor.node.dtype is side.dtype
-        found.append(describe(accesses[factor.node], block, top) if plain else None)
-    if not any(found):
+    first, second = contraction.sides
+    rows = describe_operand(first, kernel, (axes[0], reduced), top)
+    columns = tuple(describe_operand(second, kernel, (reduced, piece), top) for piece in pieces)
+    if rows is None and not any(columns):
         raise TileRefusal("loads", "no operand lies in memory as TMA takes it")
-    return found[0], tuple(found[1:])
+    return rows, columns
 
 
 def raster(frame: Frame, number: str, rows: int, columns: int, group: int) -> tuple[str, str]:

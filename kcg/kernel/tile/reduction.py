@@ -370,14 +370,12 @@ def reduced(node: UOp, frame: Frame, block: str, axis: int) -> str:
 def _finish(node: UOp, frame: Frame, total: str, term: Block, number: int) -> Block:
     """The result of a block of partial results, in the type of the kernel's values."""
     axes = term.axes - {number}
-    where = f", {number}, keep_dims=True" if axes else ""
-    if node.arg[0] is Ops.MUL:
-        frame.writer.helpers["_multiply"] = PRODUCT
-        text = f"tl.reduce({total}, {number}, _multiply, keep_dims=True)"
-        if not axes:  # Triton has a product along one axis only: then the others have one element
-            text = f"tl.sum({text})"
+    if axes:
+        text = reduced(node, frame, total, number)
+    elif node.arg[0] is Ops.MUL:  # Triton has a product along one axis only: then the others have one element
+        text = f"tl.sum({reduced(node, frame, total, number)})"
     else:
-        text = f"tl.{'sum' if node.arg[0] is Ops.ADD else 'max'}({total}{where})"
+        text = f"tl.{'sum' if node.arg[0] is Ops.ADD else 'max'}({total})"
     return frame.cast(Block(frame.lines.name(text, "r"), accumulator(node), axes), compute_type(node))
 
 

@@ -9,11 +9,11 @@ its sums where that rises. (Dao et al., FlashAttention, 2022.)
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from kcg.compat.tiny import Ops, UOp
-from kcg.kernel.tile.contraction import interpreted_type, operand_block
-from kcg.kernel.tile.descriptors import Described, describe
+from kcg.kernel.tile.contraction import describe_operand, described_block, interpreted_type, operand_block
+from kcg.kernel.tile.descriptors import Described
 from kcg.kernel.tile.emit import TYPES, Block, Frame, Lines, Writer, compute_type
 from kcg.kernel.tile.epilogue import store_tile
 from kcg.kernel.tile.ir import (
@@ -99,12 +99,13 @@ def write_stream(kernel: TileKernel, parameters: TileParameters, writer: Writer)
     grid = math.prod(counts)
     if grid >= 1 << 31:
         raise TileRefusal("grid", "2^31 programs or more")
-    blocks = _Blocks(kernel, stream, top, by_tma=parameters.loads == TMA)
-    query = blocks.described(stream.scores.sides[0], (rows, terms))
-    key = blocks.described(stream.scores.sides[1], (terms, keys))
-    value = blocks.described(stream.values, (keys, columns))
-    if parameters.loads == TMA and key is None and value is None:
-        raise TileRefusal("loads", "no operand lies in memory as TMA takes it")
+    query = key = value = None
+    if parameters.loads == TMA:
+        query = describe_operand(stream.scores.sides[0], kernel, (rows, terms), top)
+        key = describe_operand(stream.scores.sides[1], kernel, (terms, keys), top)
+        value = describe_operand(stream.values, kernel, (keys, columns), top)
+        if key is None and value is None:
+            raise TileRefusal("loads", "no operand lies in memory as TMA takes it")
     digits = split_number(top, top.lines.name("tl.program_id(0)", "program"), counts)
     for axis, digit in zip(rest, digits[:-1], strict=True):
         bind_scalar(top, axis, digit)
@@ -114,7 +115,7 @@ def write_stream(kernel: TileKernel, parameters: TileParameters, writer: Writer)
     bind_axis(frame, rows, 0, start)
     bind_axis(frame, terms, 1, "0")
     reduced = frozenset(stream.scores.reduce.src[1:])
-    queries = blocks.load(stream.scores.sides[0], frame, query, (start, "0"), 1, reduced)
+    queries = _block(stream.scores.sides[0], frame, query, (start, "0"), 1, reduced)
 
     outer = Frame(top.lines, (height, step), outer=top)
     bind_axis(outer, rows, 0, start)
@@ -123,7 +124,7 @@ def write_stream(kernel: TileKernel, parameters: TileParameters, writer: Writer)
     of_keys = Frame(body, (inner, step), outer=top)
     bind_axis(of_keys, terms, 0, "0")
     bind_axis(of_keys, keys, 1, counter, vector=vector)
-    taken = blocks.load(stream.scores.sides[1], of_keys, key, ("0", counter), 0, reduced)
+    taken = _block(stream.scores.sides[1], of_keys, key, ("0", counter), 0, reduced)
     of_values = Frame(body, (step, width), outer=top)
     bind_axis(of_values, keys, 0, counter, vector=vector)
     bind_axis(of_values, columns, 1, "0")
@@ -154,7 +155,7 @@ def write_stream(kernel: TileKernel, parameters: TileParameters, writer: Writer)
     scores.bound[stand_in] = Block(shift, compute_type(stream.maximum), frozenset({0}))
     weight = _weight(stream, stream.weight.substitute({stream.maximum: stand_in}), scores)
     factor = body.name(scores.exp2(f"({shift} - {largest}) * ({stream.product.factor!r})"), "factor")
-    loaded = blocks.load(stream.values, of_values, value, (counter, "0"), 0, frozenset({stream.keys}))
+    loaded = _block(stream.values, of_values, value, (counter, "0"), 0, frozenset({stream.keys}))
     top.lines.add(f"{sums} = tl.zeros([{height}, {width}], tl.float32)")
     precision = f', input_precision="{parameters.precision}"' if loaded.type == "float32" else ""
     body.add(f"{sums} = tl.dot({weight}, {loaded.text}, {sums} * {factor}{precision}, out_dtype=tl.float32)")
@@ -177,38 +178,18 @@ def write_stream(kernel: TileKernel, parameters: TileParameters, writer: Writer)
     return top.lines, grid
 
 
-@dataclass(frozen=True)
-class _Blocks:
-    """How blocks of operands are loaded."""
-
-    kernel: TileKernel
-    stream: Stream
-    top: Frame
-    by_tma: bool
-
-    def described(self, side: Operand, axes: tuple[Axis, Axis]) -> Described | None:
-        """The descriptor of an operand, where TMA loads it."""
-        (factor, *others) = side.factors
-        plain = not others and factor.node.op is Ops.INDEX and factor.node.dtype is side.dtype
-        if not self.by_tma or not plain:
-            return None
-        access = next(load for load in self.kernel.loads if load.node is factor.node)
-        return describe(access, axes, self.top)
-
-    def load(
-        self,
-        side: Operand,
-        frame: Frame,
-        described: Described | None,
-        corner: tuple[str, str],
-        axis: int,
-        reduced: frozenset[UOp],
-    ) -> Block:
-        """The block of an operand that begins at a corner; `axis` is that of the ranges that are reduced."""
-        if described is None:
-            return operand_block(side, frame, axis, reduced)
-        block = frame.new(described.load(frame, corner), TYPES[side.dtype], BOTH)
-        return frame.cast(block, interpreted_type(block.type)) if frame.writer.interpreted else block
+def _block(
+    side: Operand,
+    frame: Frame,
+    described: Described | None,
+    corner: tuple[str, str],
+    axis: int,
+    reduced: frozenset[UOp],
+) -> Block:
+    """The block of an operand that begins at a corner; `axis` is that of the ranges that are reduced."""
+    if described is None:
+        return operand_block(side, frame, axis, reduced)
+    return described_block(side, frame, described, corner)
 
 
 def _weight(stream: Stream, node: UOp, scores: Frame) -> str:
