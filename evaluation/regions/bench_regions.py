@@ -205,7 +205,7 @@ def main(
     samples: Annotated[int, typer.Option(help="of each contender")] = 24,
     search: Annotated[str, typer.Option(help="limit of searching some regions together")] = "300s",
     predictor: Annotated[str, typer.Option(help="of Opts: auto, roofline, or a checkpoint")] = "auto",
-    work: Annotated[Path, typer.Option(help="folder of the journal of searches")] = Path("kcg-out/tiles"),
+    work: Annotated[Path, typer.Option(help="folder of the journal of searches, and of logs")] = Path("kcg-out/tiles"),
     result: Annotated[list[Path] | None, typer.Option(help="RESULT.json whose Opts are taken instead")] = None,
     again: Annotated[bool, typer.Option("--again", help="forget all rows that are there")] = False,
     retry: Annotated[bool, typer.Option("--retry", help="time those again in which something failed")] = False,

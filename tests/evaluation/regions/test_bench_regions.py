@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
-from collections.abc import Sequence
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +20,15 @@ from evaluation.rows import Rows
 from evaluation.tiles.bench import Contenders, Effort
 from evaluation.tiles.bench_tiles import planned_for
 from evaluation.tiles.pairing import Order, Settings, Table, reference, stored, tensors_of
-from evaluation.tiles.searching import Found, Searches, strategies
+from evaluation.tiles.searching import Found, Searches
 from kcg.compat.assembler import assembler
 from kcg.kernel.chain import Chain
-from kcg.kernel.kinds import kind_named, space_of
 from kcg.kernel.parts import parts_of as parts_of_schedule
 from kcg.kernel.parts import region_of_part
 from kcg.kernel.tile.targets import triton_version
 from kcg.measure.service import MeasureService
-from kcg.predictor.tile_cost import TileCost
-from kcg.search.problem import Ledger, Observation, Problem
-from kcg.types import Schedule, ScheduleKind, Status
+from kcg.types import Schedule, ScheduleKind
+from tests.cost_search import searched_by_cost
 
 H100 = planned_for()
 
@@ -152,29 +147,12 @@ def test_parts_are_joined_with_the_best_of_each(parts_of_flux: list[Case], tmp_p
     assert bench.found_of(case).keys() == {"tile 0", "opts"}
 
 
-def done(observation: Observation) -> Future[Observation]:
-    future: Future[Observation] = Future()
-    future.set_result(observation)
-    return future
-
-
 @pytest.mark.skipif(not triton_version() or assembler() is None, reason="no Triton, or no ptxas")
 def test_programs_of_a_region_are_searched_by_their_own_cost() -> None:
     region = small("softmax", 4096, 1024, "bfloat16").region
-    space, ledger = kind_named(ScheduleKind.TILE).space(region, H100), Ledger(max_measurements=8)
-
-    def measure(batch: Sequence[Schedule]) -> list[Future[Observation]]:
-        ledger.measurements += len(batch)
-        predicted = TileCost().predict(space, batch)
-        return [
-            done(Observation(s, Status.OK, p.runtime_s, space.key(s))) for s, p in zip(batch, predicted, strict=True)
-        ]
-
-    whole = space_of(region, H100)
-    problem = Problem(whole, predict=lambda batch: [], measure=measure, ledger=ledger, rng=random.Random(0))
-    seen = list(strategies("tile:mcts")(problem))
+    start, seen = searched_by_cost(region, H100, 8)
     assert len(seen) == 8 and {o.schedule.kind for o in seen} == {ScheduleKind.TILE}
-    assert seen[0].schedule == space.start()
+    assert seen[0].schedule == start
 
 
 @pytest.mark.slow

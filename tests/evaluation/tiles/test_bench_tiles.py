@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import random
-from collections.abc import Sequence
-from concurrent.futures import Future
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -25,20 +22,18 @@ from evaluation.tiles.bench_tiles import generator, of_sections, planned_for, sh
 from evaluation.tiles.cases import Case, Convolution, convolution_of, linear_of, sums
 from evaluation.tiles.generating import Cost, summed
 from evaluation.tiles.pairing import Order, Settings, Table, apart, in_torch, reference, tensors_of
-from evaluation.tiles.searching import Searches, strategies
+from evaluation.tiles.searching import Searches
 from evaluation.tiles.summary import COLUMNS, GROUPS, headline, table, tables
 from kcg.compat.assembler import assembler
 from kcg.kernel.codec import ast_of, kernel_of
-from kcg.kernel.kinds import kind_named, space_of
 from kcg.kernel.reference import evaluate, sample_points
 from kcg.kernel.tile.ir import read_kernel
 from kcg.kernel.tile.targets import triton_version
 from kcg.measure.service import MeasureService
-from kcg.predictor.tile_cost import TileCost
-from kcg.search.problem import Ledger, Observation, Problem
-from kcg.types import Region, Schedule, ScheduleKind, Status
+from kcg.types import Region, ScheduleKind
 from kcg.workloads.registry import spec_of
 from tests.commands import python
+from tests.cost_search import searched_by_cost
 from tests.known_targets import KNOWN_TARGETS
 
 H100 = planned_for()
@@ -136,31 +131,14 @@ def test_outputs_are_told_apart() -> None:
     assert apart(torch.tensor([1.1, 2.0, math.inf]), a) == pytest.approx(0.1 / math.sqrt(5), rel=1e-3)
 
 
-def done(observation: Observation) -> Future[Observation]:
-    future: Future[Observation] = Future()
-    future.set_result(observation)
-    return future
-
-
 @pytest.mark.skipif(not triton_version() or assembler() is None, reason="no Triton, or no ptxas")
 def test_tile_programs_are_searched_by_their_own_cost() -> None:
     target = KNOWN_TARGETS["sm_90"]
     a, b = (Tensor.empty(1024, 1024, dtype=dtypes.half) for _ in range(2))
     region = region_of(a @ b.T)
-    space, ledger = kind_named(ScheduleKind.TILE).space(region, target), Ledger(max_measurements=12)
-
-    def measure(batch: Sequence[Schedule]) -> list[Future[Observation]]:
-        ledger.measurements += len(batch)
-        predicted = TileCost().predict(space, batch)
-        return [
-            done(Observation(s, Status.OK, p.runtime_s, space.key(s))) for s, p in zip(batch, predicted, strict=True)
-        ]
-
-    opts = space_of(region, target)
-    problem = Problem(opts, predict=lambda batch: [], measure=measure, ledger=ledger, rng=random.Random(0))
-    seen = list(strategies("tile:mcts")(problem))
+    start, seen = searched_by_cost(region, target, 12)
     assert len(seen) == 12 and {o.schedule.kind for o in seen} == {ScheduleKind.TILE}
-    assert seen[0].schedule == space.start()
+    assert seen[0].schedule == start
     assert min(o.time_s for o in seen) <= seen[0].time_s
 
 
