@@ -36,7 +36,7 @@ from kcg.types import CacheState, Region, Target, Toolchain, Verification
 
 if TYPE_CHECKING:
     from kcg.kernel.program import Executable
-    from kcg.measure.verify import Watched
+    from kcg.measure.verify import References, Watched
 
 LATE_S = 0.25  # far more than a launch is ever late
 LONG_S = 0.005  # a longer run takes as long with a cold cache as with a warm one
@@ -90,6 +90,16 @@ def compile_job(job: CompileJob) -> CompileOutcome:
         if _compiled % COLLECT_EVERY == 0:  # a compiling child does not look for cycles by itself
             gc.collect()
     return CompileOutcome(compiled, time.perf_counter() - begin)
+
+
+def first_references_job(region: Region, variables: Variables) -> References:
+    """The reference of the check before a candidate is timed. Raises VerificationError where the region has none."""
+    from kcg.measure.verify import RefereeWithoutDevice, References
+
+    referee = RefereeWithoutDevice(region)
+    recipe = referee.choose_recipe(variables)
+    found = (TIMED_SEED, recipe), referee.reference(TIMED_SEED, recipe, variables)
+    return References((recipe,), (found,), ())
 
 
 def bench_for(region: Region, target: Target) -> Any:
@@ -149,6 +159,8 @@ def time_job(job: TimeJob) -> TimeOutcome:
     """Check one seed, then time. The check's first launch is the warm-up."""
     laps = Laps()
     bench = bench_for(job.region, job.target)
+    if job.references is not None:
+        bench.use_references(job.references, job.variables)
     try:
         recipe = bench.choose_recipe(job.variables)
     except VerificationError as error:

@@ -46,6 +46,7 @@ class TimeJob:
     floor_s: float = 0.0  # what the hardware cannot beat: a faster one is measured again, and then rejected
     recheck_below_s: float = 0.0  # surprisingly fast: verified by more rules, and measured again
     check_seed: int | None = 0  # None only times
+    references: References | None = None  # those of the check, where another process computed them
 
 
 @dataclass(frozen=True)

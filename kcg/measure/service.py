@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kcg.compat.tiny import UOp
 from kcg.errors import DeviceError
@@ -41,6 +41,9 @@ from kcg.measure.jobs import (
 from kcg.measure.pools import ChildDied, CompilePool, DevicePool, ServiceClosed
 from kcg.measure.protocol import PROTOCOL
 from kcg.types import CacheState, Measurement, Region, Schedule, Status, Target, Toolchain, Variables
+
+if TYPE_CHECKING:
+    from kcg.measure.verify import References
 
 # ---- What is asked of the service: one schedule to be measured, and several that go to the device together.
 
@@ -240,6 +243,7 @@ class MeasureService:
         self._kept: dict[tuple[str, Schedule], CompileOutcome] = {}  # by region
         self.device_error: DeviceError | None = None  # set when the device does not open again after a fault
         self._floors: dict[tuple[str, CacheState], float] = {}
+        self._references: dict[tuple[str, Variables], Future[References]] = {}  # of regions of several kernels
         self.compilations = 0
         self.binaries_timed = 0
         self.spent_s: Counter[str] = Counter()  # where the time of the children went, by phase
@@ -326,11 +330,18 @@ class MeasureService:
             if self._on_cpu and self._compiling:
                 return
             now, self._ready = self._ready, []
-        for request, outcome, future in now:
-            try:
-                self._time(request, outcome, future)
-            except Exception as error:  # in a callback it would only be logged, and whoever waits would wait for ever
-                self._fail(request, future, error, timeout=Status.TIMEOUT, other=Status.LAUNCH_ERROR)
+        for ready in now:
+            if (references := self._references.get((ready[0].region.id, ready[0].variables))) is None:
+                self._send(ready)
+            else:
+                references.add_done_callback(lambda _, ready=ready: self._send(ready))  # type: ignore[misc]
+
+    def _send(self, ready: Ready) -> None:
+        request, outcome, future = ready
+        try:
+            self._time(request, outcome, future)
+        except Exception as error:  # in a callback it would only be logged, and whoever waits would wait for ever
+            self._fail(request, future, error, timeout=Status.TIMEOUT, other=Status.LAUNCH_ERROR)
 
     def _keep(self, key: tuple[str, Schedule], outcome: CompileOutcome) -> None:
         with self._lock:
@@ -406,6 +417,8 @@ class MeasureService:
         """Compile a schedule once, and time it for each request. `compiler` is another function than the usual one,
         with its arguments."""
         first = asked[0].request
+        for one in asked:
+            self._begin_references(one.request)
         job = self._job(first.region, first.schedule, [one.request.variables for one in asked])
 
         def compiled(done: Future[Any]) -> None:
@@ -427,6 +440,20 @@ class MeasureService:
                 self._release()
 
         self._compile(*(compiler or (child.compile_job, job))).add_done_callback(compiled)
+
+    def _begin_references(self, request: Request) -> None:
+        """Have the reference of a region of several kernels computed beside the device: it takes a second of a core,
+        that of a single kernel a tenth."""
+        key = request.region.id, request.variables
+        if len(request.region.kernels) > 1 and key not in self._references:
+            self._references[key] = self.beside(
+                child.first_references_job, request.region, request.variables, timeout_s=self.timing_timeout_s
+            )
+
+    def _references_of(self, request: Request) -> References | None:
+        """What was computed beside the device, if it was."""
+        found = self._references.get((request.region.id, request.variables))
+        return None if found is None or found.exception() is not None else found.result()
 
     def _compile_result(self, done: Future[Any], key: tuple[str, Schedule]) -> CompileOutcome | None:
         """What a compiler made, kept; None where it failed."""
@@ -489,6 +516,7 @@ class MeasureService:
             stop_above_best=request.stop_above_best,
             floor_s=self._floor_s(request.region, request.cache_state),
             recheck_below_s=(request.best_s or 0.0) / TOO_GOOD,
+            references=self._references_of(request),
         )
 
     def _count(self, spent_s: Any) -> None:

@@ -206,7 +206,7 @@ class Referee:
         return reference.judged() >= JUDGED and not reference.nothing()
 
 
-class _WithoutDevice(Referee):
+class RefereeWithoutDevice(Referee):
     """References in a process that has no device."""
 
     def __init__(self, region: Region) -> None:
@@ -230,7 +230,7 @@ class References:
 
 def references_job(region: Region, variables: Variables, seeds: tuple[int, ...]) -> References:
     """The references of a thorough check under `seeds`. Raises VerificationError where the region has none."""
-    referee = _WithoutDevice(region)
+    referee = RefereeWithoutDevice(region)
     recipes = tuple(referee.choose_recipe(variables, place=place) for place in range(len(EXTREMES)))
     ordinary = recipes[0]
     keys = [(seed, recipes[place % len(EXTREMES)]) for place, seed in enumerate(seeds)]

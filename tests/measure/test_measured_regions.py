@@ -13,6 +13,7 @@ from kcg.kernel.opts.schedule import RAW
 from kcg.kernel.parts import KIND as PARTS
 from kcg.kernel.parts import Part, compile_region, schedule_of_parts
 from kcg.kernel.program import Program, ProgramLaunch, Scratch
+from kcg.measure import child
 from kcg.measure.jobs import PairedJob
 from kcg.measure.service import MeasureService, Request, paired_rows
 from kcg.measure.verify import FINAL_SEEDS, CheckedBench, references_job
@@ -234,3 +235,26 @@ def test_a_finalist_is_timed_in_turns_with_the_parts(service: MeasureService) ->
     outcome = service.compare_paired(wrong, timeout_s=60).result(timeout=90)
     assert outcome.baseline_verification.passed and outcome.finalist_verification is not None
     assert outcome.finalist_verification.wrong and not outcome.baseline_cold_s
+
+
+def test_the_reference_of_a_search_comes_from_a_process_beside_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once a region, whatever is measured of it; single kernels' are computed where they are checked."""
+    of, alone = region("layernorm", "float32"), Region((region("layernorm", "float32").kernels[0],))
+    sent: list[Region] = []
+    beside = MeasureService.beside
+
+    def counted(self: MeasureService, function: Callable[..., object], *args: object, timeout_s: float) -> object:
+        if function is child.first_references_job:
+            sent.append(args[0])  # type: ignore[arg-type]
+        return beside(self, function, *args, timeout_s=timeout_s)
+
+    monkeypatch.setattr(MeasureService, "beside", counted)
+    with MeasureService(DEV, run_id="test") as service:
+        space = PARTS.space(of, service.target)
+        schedules = [space.baseline(), space.actions(space.baseline())[0].schedule]
+        rows = [measured(service, Request(of, schedule, in_search=True)) for schedule in schedules]
+        rows += [measured(service, Request(alone, RAW, in_search=True))]
+        job = service._time_job(Request(of, schedules[0]), parts("layernorm", "float32"))
+    assert [row.status for row in rows] == [Status.OK] * 3
+    assert sent == [of]
+    assert job.references is not None and job.references.recipes == (rows[0].input_recipe.split(":")[0],)
