@@ -32,7 +32,7 @@ from kcg.measure.jobs import (
 )
 from kcg.measure.protocol import MIN_SAMPLES, SLOWDOWN_WAITS_S, median, samples_for
 from kcg.measure.verify import FINAL_SEEDS
-from kcg.types import CacheState, Region, Target, Toolchain, Verification
+from kcg.types import CacheState, Region, Target, Toolchain, Variables, Verification
 
 if TYPE_CHECKING:
     from kcg.kernel.program import Executable
