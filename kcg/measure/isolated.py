@@ -215,7 +215,7 @@ def receive() -> dict[str, Any]:
     return listening()()
 
 
-def answer(value: dict[str, Any]) -> None:
+def answer(value: object) -> None:
     """In the child: one line for the parent, at once; the last one is the answer."""
     print(json.dumps(value), flush=True)
 

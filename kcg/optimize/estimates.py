@@ -238,11 +238,11 @@ class Estimates:
 
     # ---- the whole model or script ----
 
-    def whole_s(self, *, changed: int | None = None) -> float:
-        """What checking the whole model or the script is expected to take, in seconds, with so many kernels changed;
-        without a number those that have a candidate, and at least one."""
+    def whole_s(self, *, changed: int | None = None, plans: int = 1) -> float:
+        """What checking the whole model or the script is expected to take, in seconds, with so many kernels changed in
+        each of so many plans; without a number those that have a candidate, and at least one."""
         if self.settings.is_script:
-            return whole_script.expected_cost_s(self.settings, recorded_s=self.captured.recorded_s)
+            return plans * whole_script.expected_cost_s(self.settings, recorded_s=self.captured.recorded_s)
         if changed is None:
             changed = max(sum(bool(work.candidates or work.tile_candidates) for work in self.works), 1)
         service = self.device.service
@@ -254,6 +254,7 @@ class Estimates:
             step_s=sum(work.before_s for work in self.works if not work.proposed),
             changed=changed,
             compile_s=max(whole_model.COMPILE_S, compile_s / service.compile_workers),
+            plans=plans,
         )
 
     def _model_s(self) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from kcg.errors import DeviceError
@@ -18,71 +19,103 @@ if TYPE_CHECKING:
     from kcg.optimize.settings import Settings
 
 
-def check_model(
-    result: Result,
+def check_models(
+    results: Sequence[Result],
     settings: Settings,
     *,
     estimates: Estimates | None,
     planning: IsolatedProcess | None,
     device: Device,
     log: RunLog,
-) -> ModelCheck:
-    """What the whole model or the script showed, or why it did not run; a warning where it should have.
+) -> list[ModelCheck]:
+    """What the whole model or the script showed with each result, several plans of which the best is the first and the
+    last has every kernel alone, or why it did not run; a warning where it should have. Where a budget has no time for
+    all of them the last ones but one are left out.
 
     `planning` may be planning the model already; a run that has no `estimates` ended before. Never raises for a lost
     device or an interruption: the log knows of it.
     """
     kind, what = (whole_script, "script") if settings.is_script else (whole_model, "model")
-    if reason := kind.why_not_needed(settings, result, ended_early=not result.complete):
-        return ModelCheck(None, reason)
+    reasons = [kind.why_not_needed(settings, result, ended_early=not result.complete) for result in results]
+    due = [place for place, reason in enumerate(reasons) if not reason]
+    checks = [ModelCheck(None, reason) for reason in reasons]
+    if not due:
+        return checks
     assert estimates is not None, "a complete result was judged"
     budget = estimates.budget
-    needed_s = estimates.whole_s(changed=sum(row.outcome == "improved" for row in result.regions))
-    timeout_s = whole_script.timeout_s(needed_s) if settings.is_script else whole_model.TIMEOUT_S
+    changed = max(sum(row.outcome == "improved" for row in results[place].regions) for place in due)
+
+    def needed_s(plans: int) -> float:
+        return estimates.whole_s(changed=changed, plans=plans)
+
+    timeout_s = whole_script.timeout_s(needed_s(len(due))) if settings.is_script else whole_model.TIMEOUT_S
     if budget.over_at is not None and budget.limit_s is not None:
         left_s = budget.over_at - time.monotonic()
-        if left_s + OVERTIME * budget.limit_s < needed_s:
-            reason = f"not run: {max(left_s, 0):.0f} s of the budget were left, and it takes about {needed_s:.0f} s"
+        over_s = OVERTIME * budget.limit_s
+        fitting = [many for many in range(1, len(due) + 1) if needed_s(many) <= left_s + over_s]
+        if not fitting:
+            reason = f"not run: {max(left_s, 0):.0f} s of the budget were left, and it takes about {needed_s(1):.0f} s"
             log.warn(f"the whole {what} was not compared with tinygrad's own schedules, {reason}")
-            return ModelCheck(None, reason)
-        timeout_s = max(left_s, needed_s) + OVERTIME * budget.limit_s  # no answer would cost more than a late one
+            return [ModelCheck(None, why or reason) for why in reasons]
+        kept = [*due[: fitting[-1] - 1], due[-1]] if due[-1] == len(results) - 1 else due[: fitting[-1]]
+        for place in set(due).difference(kept):
+            checks[place] = ModelCheck(None, "not run: the budget left no time for so many plans")
+        due = kept
+        timeout_s = max(left_s, needed_s(len(due))) + over_s  # no answer would cost more than a late one
+    seen: list[ModelCheck] = []
     try:
-        check = _compared(result, estimates, planning, device=device, log=log, timeout_s=timeout_s)
+        asked = [results[place] for place in due]
+        seen = _compared(asked, estimates, planning, device=device, log=log, timeout_s=timeout_s)
     except DeviceError as error:
         log.lose(error)
-        return ModelCheck(None, "not run: the device was lost")
+        seen = [ModelCheck(None, "not run: the device was lost")] * len(due)
     except KeyboardInterrupt:
         log.interrupt()
-        return ModelCheck(None, "not run: interrupted")
-    if check.passed is False and estimates.kept.forget():
+        seen = [ModelCheck(None, "not run: interrupted")] * len(due)
+    else:
+        _warn_of(seen, what, estimates, log=log)
+    for place, check in zip(due, seen, strict=True):
+        checks[place] = check
+    return checks
+
+
+def _warn_of(checks: Sequence[ModelCheck], what: str, estimates: Estimates, *, log: RunLog) -> None:
+    """Say what is wrong with the whole, of the last of several plans if nothing more is."""
+    if any(check.passed is False for check in checks) and estimates.kept.forget():
         log.warn(
             "the last check failed with these schedules: --resume judges every kernel again; without it, and with "
             "another --seed, they are also searched in another way"
         )
-    if check.passed is None:
-        log.warn(f"the whole {what} was not compared with tinygrad's own schedules, {check.reason}")
-    return check
+    if checks[-1].passed is None:
+        log.warn(f"the whole {what} was not compared with tinygrad's own schedules, {checks[-1].reason}")
 
 
 def _compared(
-    result: Result,
+    results: Sequence[Result],
     estimates: Estimates,
     planning: IsolatedProcess | None,
     *,
     device: Device,
     log: RunLog,
     timeout_s: float,
-) -> ModelCheck:
+) -> list[ModelCheck]:
     settings, check_device = estimates.settings, device.service.check_device
     if settings.is_script:
         log.progress.phase(
             f"running {settings.workload} twice more, with tinygrad's own schedules and with the chosen ones (its side "
             "effects repeat; --no-script-check leaves this out)"
         )
-        return whole_script.check_script(result, settings, timeout_s=timeout_s, check_device=check_device)
-    log.progress.phase("comparing the whole model's output with that of tinygrad's own schedules")
-    return whole_model.check_model(
-        result,
+        until = time.monotonic() + timeout_s
+        return [
+            whole_script.check_script(
+                result, settings, timeout_s=max(until - time.monotonic(), 0.0), check_device=check_device
+            )
+            for result in results
+        ]
+    plans = f" of {len(results)} plans" if len(results) > 1 else ""
+    log.progress.phase(f"comparing the whole model's output{plans} with that of tinygrad's own schedules")
+    return whole_model.check_models(
+        results,
         timeout_s=timeout_s,
         seed=settings.seed,
         kernels=settings.kernels,

@@ -223,11 +223,13 @@ def rows_of(
     return tuple(found)
 
 
-def fastest_step(results: Sequence[Result], check: Callable[[Result], ModelCheck]) -> tuple[Result, ModelCheck]:
+def fastest_step(
+    results: Sequence[Result], check: Callable[[Sequence[Result]], Sequence[ModelCheck]]
+) -> tuple[Result, ModelCheck]:
     """Of the results of several plans, the last of which has every kernel alone, the one whose whole step is the
     fastest and right, by `check`: what is measured of the whole step decides, since costs of parts do not add up. Where
     no step is timed it is the first that is not wrong."""
-    checked = [(result, check(result)) for result in results]
+    checked = list(zip(results, check(results), strict=True))
     right = [(seen.after_s, one) for one in checked if (seen := one[1]).passed and seen.after_s is not None]
     before_s = min((seen.before_s for _, seen in checked if seen.before_s is not None), default=float("inf"))
     faster = [one for one in right if one[0] <= before_s]

@@ -25,7 +25,7 @@ from kcg.optimize.estimates import Estimates
 from kcg.optimize.finals import as_searched, judge
 from kcg.optimize.kept import KeptResults
 from kcg.optimize.log import BASELINES, CAPTURING, JUDGING, MODEL, OPENING, SEARCH, RunLog
-from kcg.optimize.model_check import check_model
+from kcg.optimize.model_check import check_models
 from kcg.optimize.planning import planned
 from kcg.optimize.region_plans import fastest_step
 from kcg.optimize.region_search import search_regions, variants
@@ -267,15 +267,13 @@ def check_steps(
     log: RunLog,
 ) -> tuple[Result, ModelCheck]:
     """The check of the whole: of the results of several plans the one whose step is the fastest."""
-    ahead = [planning]  # is planning the model already, for whoever is first
 
-    def check(result: Result) -> ModelCheck:
+    def check(results: Sequence[Result]) -> list[ModelCheck]:
         if log.ended_early:
-            return ModelCheck(None, "not run: the run ended before")
-        child = ahead.pop() if ahead else None
-        return check_model(result, settings, estimates=estimates, planning=child, device=device, log=log)
+            return [ModelCheck(None, "not run: the run ended before")] * len(results)
+        return check_models(results, settings, estimates=estimates, planning=planning, device=device, log=log)
 
-    return fastest_step(results, check) if len(results) > 1 else (results[0], check(results[0]))
+    return fastest_step(results, check)
 
 
 def expectations_of(

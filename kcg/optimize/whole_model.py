@@ -12,6 +12,7 @@ of the one come first.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -20,7 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -157,21 +158,30 @@ TIMEOUT_S = 600.0  # where there is no budget
 
 START_S = {"CPU": 8.5}  # a process, the device, and weights; on a GPU there are more of them
 START_ELSEWHERE_S = 30.0
+FURTHER = 0.2  # of these seconds, for capturing the program of another plan
 COMPILE_S = 0.11  # one kernel; those that change twice
 READ_BYTES_S = 5e8  # of published weights, from a disk
 
 
 def expected_cost_s(
-    settings: Settings, workload: Workload, *, device: str, step_s: float, changed: int, compile_s: float = COMPILE_S
+    settings: Settings,
+    workload: Workload,
+    *,
+    device: str,
+    step_s: float,
+    changed: int,
+    compile_s: float = COMPILE_S,
+    plans: int = 1,
 ) -> float:
     """About how many seconds the check takes where one step takes `step_s`, compiling one kernel `compile_s`, and
-    `changed` kernels have another schedule. 0 where it will not run."""
+    `changed` kernels have another schedule, in each of so many plans. 0 where it will not run."""
     if not is_runnable(settings, workload.name):
         return 0.0
-    steps_s = 2 * (replays_of(step_s) + 2) * step_s
+    start_s, steps_s = START_S.get(device, START_ELSEWHERE_S), (replays_of(step_s) + 2) * step_s
     read_s = workload.memory_bytes / READ_BYTES_S if settings.weights else 0.0  # that of its values too, to be safe
     compiling_s = compile_s * (len(workload.calls) + changed)
-    return START_S.get(device, START_ELSEWHERE_S) + compiling_s + read_s + steps_s
+    further_s = (plans - 1) * (FURTHER * start_s + steps_s)  # their kernels are mostly those of the first
+    return start_s + compiling_s + read_s + 2 * steps_s + further_s
 
 
 def is_runnable(settings: Settings, workload: str) -> bool:
@@ -200,8 +210,8 @@ def ahead(settings: Settings, workload: Workload, *, dev: str) -> isolated.Isola
     return isolated.IsolatedProcess(CHILD, dev=dev, label="model", arguments=(workload.name, workload.preset))
 
 
-def check_model(
-    result: Result,
+def check_models(
+    results: Sequence[Result],
     *,
     timeout_s: float,
     seed: int = 0,
@@ -210,62 +220,82 @@ def check_model(
     weights: str = "",
     child: isolated.IsolatedProcess | None = None,
     check_device: Callable[[], None] = lambda: None,
-) -> ModelCheck:
-    """Run the model of `result` with tinygrad's own schedules and with the chosen ones in a child, and compare.
+) -> list[ModelCheck]:
+    """Run the model with tinygrad's own schedules and with those of each result, several plans of one workload, in one
+    child, and compare: a check of each.
 
-    Never raises for what the child does: a crash with the chosen schedules fails, anything else gives no result.
-    `module` is what the child runs, `kernels` are the files of the hand-written ones, `weights` the published ones if
-    not random ones are wanted; `child` is one of `ahead`.
+    Never raises for what the child does: a crash with the schedules of a result fails it, and the others run again
+    without it; anything else gives no result. `module` is what the child runs, `kernels` are the files of the
+    hand-written ones, `weights` the published ones if not random ones are wanted; `child` is one of `ahead`.
     `check_device` is called after a child that failed, and its time may come on top of `timeout_s`: a DeviceError that
     it raises ends the check.
     """
     from kcg.optimize.result import noun_from_json, write_result
 
-    with tempfile.TemporaryDirectory(prefix="kcg-model-") as folder:
-        path = Path(folder) / "result.json"
-        write_result(result, path)
-        job = {"result": str(path), "workload": result.workload, "preset": result.preset, "seed": seed}
-        job |= {"kernels": [str(file) for file in kernels], "weights": weights}
+    first, until = results[0], time.monotonic() + timeout_s
 
-        def run(job: dict[str, Any], seconds: float, child: isolated.IsolatedProcess | None = None) -> isolated.Ended:
-            dev, name = result.target.tinygrad_device, "the whole model's run"
-            try:
-                with child or isolated.IsolatedProcess(module, dev=dev, label="model") as process:
-                    ended = process.run(job, timeout_s=seconds, name=name)
-            except isolated.Overdue:
-                check_device()  # before anything is said of the schedules
-                raise
-            if ended.returncode != 0:
-                check_device()
-            return ended
-
-        def none(reason: str) -> ModelCheck:
-            return ModelCheck(None, f"no verdict: {reason}", seed=seed, weights=weights)
-
-        begin = time.monotonic()
+    def run(job: dict[str, Any], seconds: float, child: isolated.IsolatedProcess | None = None) -> isolated.Ended:
+        name = "the whole model's run"
         try:
-            ended = run(job, timeout_s, child)
-            left_s = begin + timeout_s - time.monotonic()
-            if ended.returncode == -signal.SIGKILL and left_s > 0:
-                ended = run(job, left_s)  # from outside, e.g. where memory ran out: once more before anything is said
-        except isolated.Overdue as error:
-            return none(f"{error} ({_stage(error.out)})")
-        if ended.returncode == 0 and ended.out:
-            return replace(noun_from_json(ModelCheck, ended.out[-1]), weights=weights)
-        words, stage = ended.last_words, _stage(ended.out)
-        if stage != CHOSEN:
-            return none(f"it failed while {stage}: {words}")
-        # whose fault is it? What is left of the time is for the model alone
-        late = none(f"it failed while {stage}, no time to try others: {words}")
-        if (left_s := begin + timeout_s - time.monotonic()) <= 0:
-            return late
-        try:
-            alone_too = run({**job, "own_only": True}, left_s)
+            with child or isolated.IsolatedProcess(module, dev=first.target.tinygrad_device, label="model") as process:
+                ended = process.run(job, timeout_s=seconds, name=name)
         except isolated.Overdue:
-            return late
-    if alone_too.returncode != 0:
-        return none(f"the model does not run with any schedules: {words}")
-    return ModelCheck(False, f"the model fails with the chosen schedules: {words}", seed=seed, weights=weights)
+            check_device()  # before anything is said of the schedules
+            raise
+        if ended.returncode != 0:
+            check_device()
+        return ended
+
+    def none(reason: str) -> ModelCheck:
+        return ModelCheck(None, f"no verdict: {reason}", seed=seed, weights=weights)
+
+    with tempfile.TemporaryDirectory(prefix="kcg-model-") as folder:
+        paths = [Path(folder) / f"result-{place}.json" for place in range(len(results))]
+        for path, result in zip(paths, results, strict=True):
+            write_result(result, path)
+        job: dict[str, Any] = {"workload": first.workload, "preset": first.preset, "seed": seed, "weights": weights}
+        job["kernels"] = [str(file) for file in kernels]
+        left, checks = list(range(len(results))), [none("not run") for _ in results]
+
+        def rest(reason: str) -> list[ModelCheck]:
+            for place in left:
+                checks[place] = none(reason)
+            return checks
+
+        while left:
+            asked = {**job, "results": [str(paths[place]) for place in left]}
+            try:
+                ended, child = run(asked, until - time.monotonic(), child), None
+                left_s = until - time.monotonic()
+                if ended.returncode == -signal.SIGKILL and left_s > 0:
+                    ended = run(
+                        asked, left_s
+                    )  # from outside, e.g. where memory ran out: once more before anything is said
+            except isolated.Overdue as error:
+                return rest(f"{error} ({_stage(error.out)[0]})")
+            if ended.returncode == 0 and ended.out:
+                for place, text in zip(left, json.loads(ended.out[-1]), strict=True):
+                    checks[place] = replace(noun_from_json(ModelCheck, text), weights=weights)
+                return checks
+            words, (stage, number) = ended.last_words, _stage(ended.out)
+            if stage != CHOSEN:
+                return rest(f"it failed while {stage}: {words}")
+            # whose fault is it? What is left of the time is for the model alone, then for the other plans
+            failed, late = left[number], f"it failed while {stage}, no time to try others: {words}"
+            if (left_s := until - time.monotonic()) <= 0:
+                return rest(late)
+            try:
+                alone_too = run({**job, "results": [str(paths[failed])], "own_only": True}, left_s)
+            except isolated.Overdue:
+                return rest(late)
+            if alone_too.returncode != 0:
+                return rest(f"the model does not run with any schedules: {words}")
+            reason = f"the model fails with the chosen schedules: {words}"
+            checks[failed] = ModelCheck(False, reason, seed=seed, weights=weights)
+            left.remove(failed)
+            if left and (until - time.monotonic()) <= 0:
+                return rest("another plan failed, and no time was left")
+    return checks
 
 
 def replays_of(step_s: float) -> int:
@@ -276,55 +306,67 @@ def replays_of(step_s: float) -> int:
 STARTING, CHOSEN, OWN = "getting its weights", "running the chosen schedules", "running tinygrad's own schedules"
 
 
-def _stage(lines: Sequence[str]) -> str:
-    """What the child was doing when it printed the last of these lines."""
-    stages = {json.dumps({"stage": s}): s for s in (OWN, CHOSEN)}
-    return next((stages[line] for line in reversed(lines) if line in stages), STARTING)
+def _stage(lines: Sequence[str]) -> tuple[str, int]:
+    """What the child was doing when it printed the last of these lines, and with which of the results."""
+    for line in reversed(lines):
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            said = json.loads(line)
+            return said["stage"], said["result"]
+    return STARTING, 0
 
 
-# ---- in the child ----
+# ---- in the child
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What the child is doing: `OWN`, or `CHOSEN` with which of the results."""
+
+    name: str
+    result: int = 0
 
 
 def compare(
     step: Step,
-    result: Result,
+    results: Sequence[Result],
     *,
     seed: int,
-    report: Callable[[str], None] = lambda _: None,
+    report: Callable[[Stage], None] = lambda _: None,
     kernels: Sequence[Path] = (),
-) -> ModelCheck:
-    """Run `step` in this process both ways, judge, and time. `report` gets each stage, at every run."""
+) -> list[ModelCheck]:
+    """Run `step` in this process with tinygrad's own schedules and with those of each result, judge, and time.
+    `report` gets each stage, at every run."""
     from kcg.compat.tiny import Context
-    from kcg.optimize.deploy import changed_by, scheduling
 
-    replays = replays_of(result.total_after_s)
-    changed = changed_by(result, handwritten=bool(kernels))
+    replays = replays_of(max(result.total_after_s for result in results))
     with Context(BEAM=0, NOOPT=0):
         shaken = [perturbed(step.inputs, seed=seed + 1 + i) for i in range(2)]
-        with scheduling(result, changed_only=True, kernels=kernels) as served:  # the others are compiled once, for both
-            report(CHOSEN)
-            chosen = _Program(step, result.target)
-        in_turns = _fits_twice(chosen)
-        if not in_turns:
-            _replay([(CHOSEN, chosen)], [[step.inputs] * replays], report)
-            chosen.release()
-        report(OWN)
-        own = _Program(step, result.target)
+        chosen: list[_Chosen] = []
+        in_turns = True
+        for place, result in enumerate(results):
+            report(stage := Stage(CHOSEN, place))
+            chosen.append(_Chosen.captured(step, result, kernels))
+            if not place:  # each of the others, and tinygrad's own, takes about as much
+                in_turns = _fits(chosen[0].program, len(results))
+            if not in_turns:
+                _replay([(stage, chosen[-1].program)], [[step.inputs] * replays], report)
+                chosen[-1].program.release()
+        report(Stage(OWN))
+        own = _Program(step, results[0].target)
         of_own = [*shaken, *[step.inputs] * (replays - len(shaken))]
-        if in_turns:
-            _replay([(CHOSEN, chosen), (OWN, own)], [[step.inputs] * replays, of_own], report)
-        else:
-            _replay([(OWN, own)], [of_own], report)
-    eps = own.eps or 2.0**-23  # whole numbers only: they must agree
+        together = [(Stage(CHOSEN, place), one.program) for place, one in enumerate(chosen)] if in_turns else []
+        _replay([*together, (Stage(OWN), own)], [*[[step.inputs] * replays for _ in together], of_own], report)
     own_outputs, *moved = own.outputs[: 1 + len(shaken)]
-    check = judge(chosen.outputs, own_outputs, moved, eps=eps, sums=rounding_of_sums(result))
     clock = f"{own.clock}, median of {replays}{' in turns' if in_turns else ''}"
-    check = replace(check, before_s=median(own.seconds), after_s=median(chosen.seconds), clock=clock)
-    check = replace(check, seed=seed, kernels=len(served), clocks_before=own.clocks, clocks_after=chosen.clocks)
-    if check.passed and (missing := len(changed - served)):
-        reason = f"no verdict: {missing} of {len(changed)} changed kernels do not occur when the model runs"
-        return replace(check, passed=None, reason=reason)
-    return check
+    checks = []
+    for one, result in zip(chosen, results, strict=True):
+        eps = own.eps or 2.0**-23  # whole numbers only: they must agree
+        check = judge(one.program.outputs, own_outputs, moved, eps=eps, sums=rounding_of_sums(result))
+        check = replace(
+            check, before_s=median(own.seconds), after_s=median(one.program.seconds), clock=clock, seed=seed
+        )
+        checks.append(one.served_all(replace(check, clocks_before=own.clocks)))
+    return checks
 
 
 def run_own(step: Step) -> None:
@@ -332,7 +374,33 @@ def run_own(step: Step) -> None:
     from kcg.compat.tiny import Context
 
     with Context(BEAM=0, NOOPT=0):
-        _replay([(OWN, _Program(step))], [[step.inputs] * READ])
+        _replay([(Stage(OWN), _Program(step))], [[step.inputs] * READ])
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    """A step as it was captured with the schedules of a result: which kernels have another one there, and which of
+    these occurred."""
+
+    program: _Program
+    changed: frozenset[str]
+    served: frozenset[str]
+
+    @staticmethod
+    def captured(step: Step, result: Result, kernels: Sequence[Path]) -> _Chosen:
+        from kcg.optimize.deploy import changed_by, scheduling
+
+        with scheduling(result, changed_only=True, kernels=kernels) as served:  # the others are compiled once, for all
+            program = _Program(step, result.target)
+        return _Chosen(program, frozenset(changed_by(result, handwritten=bool(kernels))), frozenset(served))
+
+    def served_all(self, check: ModelCheck) -> ModelCheck:
+        """The check, which is no pass where a changed kernel did not occur."""
+        check = replace(check, kernels=len(self.served), clocks_after=self.program.clocks)
+        if check.passed and (missing := len(self.changed - self.served)):
+            reason = f"no verdict: {missing} of {len(self.changed)} changed kernels do not occur when the model runs"
+            return replace(check, passed=None, reason=reason)
+        return check
 
 
 class _Program:
@@ -394,9 +462,9 @@ class _Program:
 
 
 def _replay(
-    programs: Sequence[tuple[str, _Program]],
+    programs: Sequence[tuple[Stage, _Program]],
     inputs: Sequence[Sequence[dict[str, Any]]],
-    report: Callable[[str], None] = lambda _: None,
+    report: Callable[[Stage], None] = lambda _: None,
 ) -> None:
     """Replay programs in turns, each on its own inputs; `report` gets which it is."""
     for turn, given in enumerate(zip(*inputs, strict=True)):
@@ -405,12 +473,12 @@ def _replay(
             program.replay(values, read=turn < READ)
 
 
-def _fits_twice(program: _Program) -> bool:
-    """Whether a second program of that size fits on the device beside the first."""
+def _fits(program: _Program, more: int) -> bool:
+    """Whether so many more programs of that size fit on the device beside the first."""
     from kcg.compat.hardware import memory_of
 
     known = memory_of(program.device)
-    return known is not None and known[0] > MEMORY * program.own_bytes
+    return known is not None and known[0] > MEMORY * more * program.own_bytes
 
 
 def _step(spec: WorkloadSpec, job: dict[str, Any]) -> Step:
@@ -435,15 +503,17 @@ def main() -> None:
         plan(sys.argv[2])
     job = receive()
     step = _step(spec_of(job["workload"]), job)
-    result = read_result(Path(job["result"]))
     if job.get("own_only"):
         run_own(step)
         return
-    files = [Path(file) for file in job["kernels"]]
-    check = compare(
-        step, result, seed=job["seed"], report=lambda stage: isolated.answer({"stage": stage}), kernels=files
+    checks = compare(
+        step,
+        [read_result(Path(path)) for path in job["results"]],
+        seed=job["seed"],
+        report=lambda stage: isolated.answer({"stage": stage.name, "result": stage.result}),
+        kernels=[Path(file) for file in job["kernels"]],
     )
-    isolated.answer(json.loads(noun_to_json(check)))
+    isolated.answer([noun_to_json(check) for check in checks])
 
 
 if __name__ == "__main__":

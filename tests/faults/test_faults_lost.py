@@ -162,7 +162,7 @@ def test_device_that_goes_away_in_the_check_of_the_whole_model(
     monkeypatch.setattr(Estimates, "is_due", lambda estimates, work: True)
     monkeypatch.setitem(registry.WORKLOADS, "tiny", lambda: TINY)
     monkeypatch.setattr(run_module, "judge", changed)
-    monkeypatch.setattr(whole_model, "check_model", partial(whole_model.check_model, module="tests.tiny_models"))
+    monkeypatch.setattr(whole_model, "check_models", partial(whole_model.check_models, module="tests.tiny_models"))
 
     assert lose(tmp_path, monkeypatch, MODEL, at_model=True) == ExitCode.DEVICE_UNUSABLE
     printed = capfd.readouterr().err.splitlines()[-1]

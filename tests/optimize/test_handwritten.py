@@ -308,7 +308,7 @@ def test_the_whole_model_is_compared_with_it(result: Result) -> None:
     Tensor.manual_seed(0)
     inputs = {name: Tensor.randn(64, 160).contiguous().realize() for name in "xy"}
     only = replace(result, regions=tuple(r for r in result.regions if r.handwritten))
-    check = whole_model.compare(Step(run=model, inputs=inputs), only, seed=0, kernels=[KERNELS])
+    (check,) = whole_model.compare(Step(run=model, inputs=inputs), [only], seed=0, kernels=[KERNELS])
     assert check.passed, check
     assert check.kernels == 1
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -195,8 +196,8 @@ def test_the_whole_step_decides(steps: list[tuple[bool | None, float | None]], c
     checks = [ModelCheck(passed, before_s=4.0 if after_s else None, after_s=after_s) for passed, after_s in steps]
     results = [replace(sample_result(), seed=number) for number in range(len(steps))]
 
-    def check(result: Result) -> ModelCheck:
-        return checks[result.seed]
+    def check(asked: Sequence[Result]) -> list[ModelCheck]:
+        return [checks[result.seed] for result in asked]
 
     assert fastest_step(results, check) == (results[chosen], checks[chosen])
 

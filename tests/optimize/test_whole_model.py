@@ -32,8 +32,9 @@ from kcg.optimize.settings import Settings
 from kcg.optimize.whole_model import (
     MAX_TOLERANCE,
     REPLAYS,
+    Stage,
     ahead,
-    check_model,
+    check_models,
     compare,
     expected_cost_s,
     judge,
@@ -106,17 +107,17 @@ def make() -> Make:
 
 @pytest.mark.parametrize("dtype", [DTYPES[0], *(pytest.param(dtype, marks=pytest.mark.slow) for dtype in DTYPES[1:])])
 def test_another_order_of_summation_passes_and_garbage_fails(make: Make, dtype: str) -> None:
-    stages: list[str] = []
-    good = compare(TINY.runnable(dtype, 3), make(dtype), seed=3, report=stages.append)  # type: ignore[misc]
+    stages: list[Stage] = []
+    (good,) = compare(TINY.runnable(dtype, 3), [make(dtype)], seed=3, report=stages.append)  # type: ignore[misc]
     assert good.passed, good
     assert good.kernels >= KERNELS - 1 and good.seed == 3 and good.reason == ""
     assert good.error is not None and good.tolerance is not None and good.error <= good.tolerance < MAX_TOLERANCE
     assert good.before_s is not None and good.after_s is not None and 0 < good.after_s < 10
-    assert stages == [whole_model.CHOSEN, whole_model.OWN] * (1 + REPLAYS), "replayed in turns"
+    assert stages == [Stage(whole_model.CHOSEN), Stage(whole_model.OWN)] * (1 + REPLAYS), "replayed in turns"
     assert good.clock == "wall clock, median of 5 in turns", "a CPU has no events"
 
     # another seed: the kernel writes nothing, and this process may still hold what the last run wrote there
-    bad = compare(TINY.runnable(dtype, 4), make(dtype, WRONG), seed=4)  # type: ignore[misc]
+    (bad,) = compare(TINY.runnable(dtype, 4), [make(dtype, WRONG)], seed=4)  # type: ignore[misc]
     assert bad.passed is False, bad
     assert "differs" in bad.reason or "not finite" in bad.reason
     assert bad.tolerance is None or bad.tolerance < MAX_TOLERANCE
@@ -139,31 +140,52 @@ def test_what_the_device_reported_in_each_step_is_kept(make: Make, monkeypatch: 
             return ("sm_mhz_min", min(self.reported)), ("sm_mhz_max", max(self.reported))
 
     monkeypatch.setattr(whole_model, "sensors_for", lambda target: Sensors())
-    check = compare(TINY.runnable("float32", 3), make("float32"), seed=3)  # type: ignore[misc]
+    (check,) = compare(TINY.runnable("float32", 3), [make("float32")], seed=3)  # type: ignore[misc]
     assert check.clocks_after == (("sm_mhz_min", 1971.0), ("sm_mhz_max", 1979.0)), "the first, third, … ninth look"
     assert check.clocks_before == (("sm_mhz_min", 1970.0), ("sm_mhz_max", 1978.0))
     assert Sensors.looks == 2 * REPLAYS
 
 
 def test_a_long_step_is_replayed_as_often_as_its_outputs_are_read(make: Make) -> None:
-    stages: list[str] = []
+    stages: list[Stage] = []
     result = make("float32")
     row = result.regions[0]
     chosen = replace(row.chosen, cold_s=2 * whole_model.LONG_STEP_S)
     slow = replace(result, regions=(replace(row, chosen=chosen), *result.regions[1:]))
-    check = compare(TINY.runnable("float32", 3), slow, seed=3, report=stages.append)  # type: ignore[misc]
+    (check,) = compare(TINY.runnable("float32", 3), [slow], seed=3, report=stages.append)  # type: ignore[misc]
     assert check.passed and check.clock == "wall clock, median of 3 in turns", check
-    assert stages == [whole_model.CHOSEN, whole_model.OWN] * (1 + whole_model.READ)
+    assert stages == [Stage(whole_model.CHOSEN), Stage(whole_model.OWN)] * (1 + whole_model.READ)
+
+
+def test_several_plans_are_compared_with_one_run_of_the_models_own(make: Make) -> None:
+    """Each has its own verdict, and all are replayed in the same turns."""
+    stages: list[Stage] = []
+    plans = [make("float32"), make("float32", WRONG), make("float32")]
+    checks = compare(TINY.runnable("float32", 5), plans, seed=5, report=stages.append)  # type: ignore[misc]
+    assert [check.passed for check in checks] == [True, False, True], checks
+    assert len({check.before_s for check in checks}) == 1 and len({check.after_s for check in checks}) == 3
+    turn = [*(Stage(whole_model.CHOSEN, place) for place in range(3)), Stage(whole_model.OWN)]
+    assert stages == turn * (1 + REPLAYS)
+
+
+def test_a_plan_that_ends_the_process_fails_and_the_others_run_without_it(
+    make: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    plan = make("dies-once-tuned")
+    bad, good = check_models([plan, plan], timeout_s=60, module=CHILD)
+    assert bad.passed is False and "the model fails with the chosen schedules: " in bad.reason
+    assert good.passed and good.after_s is not None, good
 
 
 def test_where_memory_is_short_one_is_released_before_the_other_begins(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kcg.compat.hardware.memory_of", lambda device: (1, 1 << 30))
-    stages: list[str] = []
-    check = compare(TINY.runnable("float32", 3), make("float32"), seed=3, report=stages.append)  # type: ignore[misc]
+    stages: list[Stage] = []
+    (check,) = compare(TINY.runnable("float32", 3), [make("float32")], seed=3, report=stages.append)  # type: ignore[misc]
     assert check.passed and check.clock == "wall clock, median of 5", check
-    assert stages == [whole_model.CHOSEN] * (1 + REPLAYS) + [whole_model.OWN] * (1 + REPLAYS)
+    assert stages == [Stage(whole_model.CHOSEN)] * (1 + REPLAYS) + [Stage(whole_model.OWN)] * (1 + REPLAYS)
 
 
 def test_a_step_is_timed_with_all_that_the_device_does() -> None:
@@ -239,9 +261,9 @@ def children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], li
 def test_in_a_child_with_a_cache_of_its_own(make: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("BEAM", "2")  # the user's: it would search, and it is not what tinygrad does by itself
     monkeypatch.setenv("CACHEDB", str(tmp_path / "users.db"))
-    good = check_model(make("float32"), timeout_s=60, module=CHILD)
+    (good,) = check_models([make("float32")], timeout_s=60, module=CHILD)
     assert good.passed and good.kernels == KERNELS, good
-    bad = check_model(make("float32", WRONG), timeout_s=60, module=CHILD)
+    (bad,) = check_models([make("float32", WRONG)], timeout_s=60, module=CHILD)
     assert bad.passed is False and bad.kernels == KERNELS, bad
     assert not (tmp_path / "users.db").exists()
 
@@ -249,7 +271,7 @@ def test_in_a_child_with_a_cache_of_its_own(make: Make, monkeypatch: pytest.Monk
 def test_on_published_weights(make: Make, tmp_path: Path) -> None:
     weights = tmp_path / "zeros"
     weights.write_text("0")
-    check = check_model(make("float32"), timeout_s=60, module=CHILD, weights=str(weights))
+    (check,) = check_models([make("float32")], timeout_s=60, module=CHILD, weights=str(weights))
     assert check.passed is None and "the output is zero with tinygrad's own schedules either" in check.reason, check
     assert check.weights == str(weights)
 
@@ -270,7 +292,7 @@ def test_on_published_weights(make: Make, tmp_path: Path) -> None:
 def test_a_child_that_dies_is_a_reason(make: Make, preset: str, passed: bool | None, says: str) -> None:
     result = make(preset)
     module = CHILD if preset != "unknown" else "kcg.optimize.whole_model"  # which knows no tiny model
-    check = check_model(result, timeout_s=60, module=module)
+    (check,) = check_models([result], timeout_s=60, module=module)
     assert check.passed is passed, check
     assert re.match(says, check.reason), check.reason
     assert "\n" not in check.reason
@@ -282,14 +304,16 @@ def test_where_looking_at_the_device_took_the_time_no_more_is_spent(
     looks: list[float] = []  # seconds that each took
     clock = SimpleNamespace(monotonic=lambda: time.monotonic() + sum(looks))
     monkeypatch.setattr(whole_model, "time", clock)
-    check = check_model(make("dies-when-tuned"), timeout_s=60, module=CHILD, check_device=lambda: looks.append(60.0))
+    (check,) = check_models(
+        [make("dies-when-tuned")], timeout_s=60, module=CHILD, check_device=lambda: looks.append(60.0)
+    )
     assert check.passed is None and "no time to try others" in check.reason and "SIGABRT" in check.reason
     assert len(looks) == 1, "no other process was started"
 
 
 def test_a_child_that_hangs_is_killed_in_time(make: Make, children: Callable[[], list[psutil.Process]]) -> None:
     begin = time.monotonic()
-    check = check_model(make("hangs"), timeout_s=2.5, module=CHILD)
+    (check,) = check_models([make("hangs")], timeout_s=2.5, module=CHILD)
     assert time.monotonic() - begin < 30, "it would not end by itself"
     assert check.passed is None
     assert check.reason.startswith("no verdict: the whole model's run did not finish in 2.5 s (")
@@ -305,7 +329,7 @@ def test_a_child_that_hangs_is_killed_in_time(make: Make, children: Callable[[],
     ],
 )
 def test_what_shows_nothing_is_no_pass(make: Make, preset: str, says: str) -> None:
-    check = compare(TINY.runnable(preset, 0), make(preset), seed=0)  # type: ignore[misc]
+    (check,) = compare(TINY.runnable(preset, 0), [make(preset)], seed=0)  # type: ignore[misc]
     assert (check.passed, check.reason) == (None, says)
 
 
@@ -419,7 +443,7 @@ def test_nothing_is_planned_ahead_beside_the_samples_of_a_cpu() -> None:
 
 def test_a_child_that_waits_takes_its_job_or_dies(make: Make) -> None:
     with isolated.IsolatedProcess(CHILD, dev=DEV, label="model", arguments=("flux", "mini")) as child:
-        check = check_model(make("float32"), timeout_s=60, child=child)
+        (check,) = check_models([make("float32")], timeout_s=60, child=child)
     assert check.passed is True, check.reason
     waiting = isolated.IsolatedProcess(CHILD, dev=DEV, label="model")
     pid = waiting._process.pid
