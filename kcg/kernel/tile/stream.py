@@ -9,6 +9,7 @@ its sums where that rises. (Dao et al., FlashAttention, 2022.)
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 from kcg.compat.tiny import Ops, UOp
@@ -18,6 +19,7 @@ from kcg.kernel.tile.emit import TYPES, Block, Frame, Lines, Writer, compute_typ
 from kcg.kernel.tile.epilogue import store_tile
 from kcg.kernel.tile.ir import (
     Operand,
+    Shifted,
     Stream,
     TileKernel,
     contraction_of,
@@ -83,99 +85,150 @@ def stream_axes(kernel: TileKernel) -> tuple[tuple[int, ...], ...]:
 
 def write_stream(kernel: TileKernel, parameters: TileParameters, writer: Writer) -> tuple[Lines, int]:
     """Writes the program: some queries of each; and how many there are. Raises TileRefusal."""
-    stream = kernel.stream
-    assert stream is not None
-    if parameters.axes != stream_axes(kernel):
-        raise TileRefusal("axes", "the tile's only axis has the queries")
-    (height,), step = parameters.tile, parameters.reduce_tile
-    inner, width = padded(stream.scores.reduce.src[1:]), padded(stream.columns)
-    if min(height, step) < LEAST or max(inner, width) > WIDEST:
-        raise TileRefusal("tile", f"a tensor core takes at least {LEAST}, and a row has at most {WIDEST} elements")
-    rows, keys = Axis(stream.rows, height), Axis((stream.keys,), step)
-    terms, columns = Axis(tuple(stream.scores.reduce.src[1:]), inner), Axis(stream.columns, width)
-    top = open_frame(kernel, writer, ())
-    rest = tuple(r for r in kernel.outputs if r not in (*stream.rows, *stream.columns))
-    counts = [*(extent(r) for r in rest), rows.tiles]
-    grid = math.prod(counts)
-    if grid >= 1 << 31:
-        raise TileRefusal("grid", "2^31 programs or more")
-    query = key = value = None
-    if parameters.loads == TMA:
-        query = describe_operand(stream.scores.sides[0], kernel, (rows, terms), top)
-        key = describe_operand(stream.scores.sides[1], kernel, (terms, keys), top)
-        value = describe_operand(stream.values, kernel, (keys, columns), top)
+    return _Writing(kernel, parameters, writer).written()
+
+
+class _Writing:
+    """A program that is being written: its queries, the loop over the keys, and the result.
+
+    Above the loop `top` has what is carried through it, each with a row for each query: the largest score so far, the
+    sums of shifted terms, and the sum of weighted values. `body` is one turn of it, over `step` keys.
+    """
+
+    def __init__(self, kernel: TileKernel, parameters: TileParameters, writer: Writer) -> None:
+        assert kernel.stream is not None
+        self.kernel, self.parameters, self.writer, self.stream = kernel, parameters, writer, kernel.stream
+        if parameters.axes != stream_axes(kernel):
+            raise TileRefusal("axes", "the tile's only axis has the queries")
+        (self.height,), self.step = parameters.tile, parameters.reduce_tile
+        over = tuple(self.stream.scores.reduce.src[1:])
+        self.inner, self.width = padded(over), padded(self.stream.columns)
+        if min(self.height, self.step) < LEAST or max(self.inner, self.width) > WIDEST:
+            raise TileRefusal("tile", f"a tensor core takes at least {LEAST}, and a row has at most {WIDEST} elements")
+        self.rows, self.keys = Axis(self.stream.rows, self.height), Axis((self.stream.keys,), self.step)
+        self.terms, self.columns = Axis(over, self.inner), Axis(self.stream.columns, self.width)
+        self.top = open_frame(kernel, writer, ())
+        self.body, self.key = Lines(writer, self.top.lines), writer.fresh("k")
+        self.largest, self.new = writer.fresh("largest"), writer.fresh("new")
+        self.product = writer.fresh("acc")
+
+    def written(self) -> tuple[Lines, int]:
+        query, key, value = self._described()
+        grid, start = self._opened()
+        keys = self.body.name(f"{self.key} + tl.arange(0, {self.step})", "i")
+        self.top.lines.add(f'{self.largest} = tl.full([{self.height}, 1], float("-inf"), tl.float32)')
+        scores = self._scores(query, key, start, keys)
+        shift = self._shift(scores)
+        sums = [self._sum(one, scores, shift) for one in self.stream.sums]
+        self._weighted(value, scores, shift, keys)
+        self.body.add(f"{self.largest} = {self.new}")
+        end, _ = total_of(self.top, (self.stream.keys,))
+        special = self.parameters.warp_specialize
+        how = f"tl.range(0, {end}, {self.step}, warp_specialize=True)" if special else f"range(0, {end}, {self.step})"
+        self.top.lines.extend(f"for {self.key} in {how}:", self.body)
+        self._stored(start, sums)
+        return self.top.lines, grid
+
+    def _described(self) -> tuple[Described | None, ...]:
+        """The descriptors of queries, keys and values; None of what pointers load."""
+        if self.parameters.loads != TMA:
+            return None, None, None
+        queries, keys = self.stream.scores.sides
+        query = describe_operand(queries, self.kernel, (self.rows, self.terms), self.top)
+        key = describe_operand(keys, self.kernel, (self.terms, self.keys), self.top)
+        value = describe_operand(self.stream.values, self.kernel, (self.keys, self.columns), self.top)
         if key is None and value is None:
             raise TileRefusal("loads", "no operand lies in memory as TMA takes it")
-    digits = split_number(top, top.lines.name("tl.program_id(0)", "program"), counts)
-    for axis, digit in zip(rest, digits[:-1], strict=True):
-        bind_scalar(top, axis, digit)
-    start = start_of(top, digits[-1], rows)
+        return query, key, value
 
-    frame = Frame(top.lines, (height, inner), outer=top)
-    bind_axis(frame, rows, 0, start)
-    bind_axis(frame, terms, 1, "0")
-    reduced = frozenset(stream.scores.reduce.src[1:])
-    queries = _block(stream.scores.sides[0], frame, query, (start, "0"), 1, reduced)
+    def _opened(self) -> tuple[int, str]:
+        """How many programs there are, and at which query this one begins."""
+        rest = tuple(r for r in self.kernel.outputs if r not in (*self.stream.rows, *self.stream.columns))
+        counts = [*(extent(r) for r in rest), self.rows.tiles]
+        if (grid := math.prod(counts)) >= 1 << 31:
+            raise TileRefusal("grid", "2^31 programs or more")
+        digits = split_number(self.top, self.top.lines.name("tl.program_id(0)", "program"), counts)
+        for axis, digit in zip(rest, digits[:-1], strict=True):
+            bind_scalar(self.top, axis, digit)
+        return grid, start_of(self.top, digits[-1], self.rows)
 
-    outer = Frame(top.lines, (height, step), outer=top)
-    bind_axis(outer, rows, 0, start)
-    body, counter = Lines(writer, top.lines), writer.fresh("k")
-    vector = body.name(f"{counter} + tl.arange(0, {step})", "i")
-    of_keys = Frame(body, (inner, step), outer=top)
-    bind_axis(of_keys, terms, 0, "0")
-    bind_axis(of_keys, keys, 1, counter, vector=vector)
-    taken = _block(stream.scores.sides[1], of_keys, key, ("0", counter), 0, reduced)
-    of_values = Frame(body, (step, width), outer=top)
-    bind_axis(of_values, keys, 0, counter, vector=vector)
-    bind_axis(of_values, columns, 1, "0")
-    scores = outer.inner(body)
-    bind_axis(scores, keys, 1, counter, vector=vector)
-    precision = f', input_precision="{parameters.precision}"' if queries.type == "float32" else ""
-    text = body.name(f"tl.dot({queries.text}, {taken.text}{precision}, out_dtype=tl.float32)", "score")
-    score = scores.cast(Block(text, "float32", BOTH), compute_type(stream.scores.reduce))
-    scores.bound[stream.scores.reduce] = score
+    def _scores(self, query: Described | None, key: Described | None, start: str, keys: str) -> Frame:
+        """The frame of one block of scores, in which they are bound; the queries are loaded above the loop."""
+        node = self.stream.scores.reduce
+        reduced = frozenset(node.src[1:])
+        of_queries = self._frame(self.top.lines, (self.rows, start), (self.terms, "0"))
+        queries = _block(self.stream.scores.sides[0], of_queries, query, (start, "0"), 1, reduced)
+        of_keys = Frame(self.body, (self.inner, self.step), outer=self.top)
+        bind_axis(of_keys, self.terms, 0, "0")
+        bind_axis(of_keys, self.keys, 1, self.key, vector=keys)
+        taken = _block(self.stream.scores.sides[1], of_keys, key, ("0", self.key), 0, reduced)
+        outer = Frame(self.top.lines, (self.height, self.step), outer=self.top)
+        bind_axis(outer, self.rows, 0, start)
+        scores = outer.inner(self.body)
+        bind_axis(scores, self.keys, 1, self.key, vector=keys)
+        text = f"tl.dot({queries.text}, {taken.text}{self._precision(queries)}, out_dtype=tl.float32)"
+        block = Block(self.body.name(text, "score"), "float32", BOTH)
+        scores.bound[node] = scores.cast(block, compute_type(node))
+        return scores
 
-    largest, new, sums = writer.fresh("largest"), writer.fresh("new"), writer.fresh("acc")
-    top.lines.add(f'{largest} = tl.full([{height}, 1], float("-inf"), tl.float32)')
-    term = scores.atom(masked_term(stream.maximum, scores, 1))
-    body.add(f"{new} = tl.maximum({largest}, tl.max({term}, 1, keep_dims=True))")
-    # of nothing but -inf so far the shift is 0: the terms are 0 then, not NaN
-    shift = body.name(f'tl.where({new} == float("-inf"), 0.0, {new})', "shift")
-    totals = []
-    for one in stream.sums:
-        stand_in, node = running(stream.maximum, one)
-        scores.bound[stand_in] = Block(shift, compute_type(stream.maximum), frozenset({0}))
-        total = writer.fresh("acc")
-        top.lines.add(f"{total} = tl.zeros([{height}, 1], tl.float32)")
-        factor = body.name(scores.exp2(f"({shift} - {largest}) * ({one.factor!r})"), "factor")
+    def _shift(self, scores: Frame) -> str:
+        """What the exponents of this turn are shifted by: the largest score of each row so far."""
+        term = scores.atom(masked_term(self.stream.maximum, scores, 1))
+        self.body.add(f"{self.new} = tl.maximum({self.largest}, tl.max({term}, 1, keep_dims=True))")
+        # of nothing but -inf so far the shift is 0: the terms are 0 then, not NaN
+        return self.body.name(f'tl.where({self.new} == float("-inf"), 0.0, {self.new})', "shift")
+
+    def _corrected(self, one: Shifted, scores: Frame, shift: str) -> tuple[UOp, UOp, str]:
+        """Let the terms of a sum be shifted by the maximum so far: what stands for the maximum in them, the sum of
+        these, and the factor by which the sum so far changes."""
+        stand_in, node = running(self.stream.maximum, one)
+        scores.bound[stand_in] = Block(shift, compute_type(self.stream.maximum), frozenset({0}))
+        exponent = f"({shift} - {self.largest}) * ({one.factor!r})"
+        return stand_in, node, self.body.name(scores.exp2(exponent), "factor")
+
+    def _sum(self, one: Shifted, scores: Frame, shift: str) -> str:
+        """A sum of shifted terms along each row; its name."""
+        _, node, factor = self._corrected(one, scores, shift)
+        total = self.writer.fresh("acc")
+        self.top.lines.add(f"{total} = tl.zeros([{self.height}, 1], tl.float32)")
         term = scores.atom(masked_term(node, scores, 1))
-        body.add(f"{total} = {total} * {factor} + tl.sum({term}, 1, keep_dims=True)")
-        totals.append(total)
-    stand_in, _ = running(stream.maximum, stream.product)
-    scores.bound[stand_in] = Block(shift, compute_type(stream.maximum), frozenset({0}))
-    weight = _weight(stream, stream.weight.substitute({stream.maximum: stand_in}), scores)
-    factor = body.name(scores.exp2(f"({shift} - {largest}) * ({stream.product.factor!r})"), "factor")
-    loaded = _block(stream.values, of_values, value, (counter, "0"), 0, frozenset({stream.keys}))
-    top.lines.add(f"{sums} = tl.zeros([{height}, {width}], tl.float32)")
-    precision = f', input_precision="{parameters.precision}"' if loaded.type == "float32" else ""
-    body.add(f"{sums} = tl.dot({weight}, {loaded.text}, {sums} * {factor}{precision}, out_dtype=tl.float32)")
-    body.add(f"{largest} = {new}")
-    end, _ = total_of(top, (stream.keys,))
-    options = ", warp_specialize=True" if parameters.warp_specialize else ""
-    how = f"tl.range(0, {end}, {step}{options})" if options else f"range(0, {end}, {step})"
-    top.lines.extend(f"for {counter} in {how}:", body)
+        self.body.add(f"{total} = {total} * {factor} + tl.sum({term}, 1, keep_dims=True)")
+        return total
 
-    out = Frame(top.lines, (height, width), outer=top)
-    bind_axis(out, rows, 0, start)
-    bind_axis(out, columns, 1, "0")
-    row = frozenset({0})
-    out.bound[stream.maximum] = Block(largest, compute_type(stream.maximum), row)
-    for one, total in zip(stream.sums, totals, strict=True):
-        out.bound[one.node] = out.cast(Block(total, "float32", row), compute_type(one.node))
-    product = stream.product.node
-    out.bound[product] = out.cast(Block(sums, "float32", BOTH), compute_type(product))
-    store_tile(out, kernel.stored[0])
-    return top.lines, grid
+    def _weighted(self, value: Described | None, scores: Frame, shift: str, keys: str) -> None:
+        """The sum of values, weighted."""
+        stream = self.stream
+        stand_in, _, factor = self._corrected(stream.product, scores, shift)
+        weight = _weight(stream, stream.weight.substitute({stream.maximum: stand_in}), scores)
+        of_values = Frame(self.body, (self.step, self.width), outer=self.top)
+        bind_axis(of_values, self.keys, 0, self.key, vector=keys)
+        bind_axis(of_values, self.columns, 1, "0")
+        loaded = _block(stream.values, of_values, value, (self.key, "0"), 0, frozenset({stream.keys}))
+        self.top.lines.add(f"{self.product} = tl.zeros([{self.height}, {self.width}], tl.float32)")
+        dot = (
+            f"tl.dot({weight}, {loaded.text}, {self.product} * {factor}{self._precision(loaded)}, out_dtype=tl.float32)"
+        )
+        self.body.add(f"{self.product} = {dot}")
+
+    def _stored(self, start: str, sums: Sequence[str]) -> None:
+        """The result of each query, below the loop."""
+        out = self._frame(self.top.lines, (self.rows, start), (self.columns, "0"))
+        row, product = frozenset({0}), self.stream.product.node
+        out.bound[self.stream.maximum] = Block(self.largest, compute_type(self.stream.maximum), row)
+        for one, total in zip(self.stream.sums, sums, strict=True):
+            out.bound[one.node] = out.cast(Block(total, "float32", row), compute_type(one.node))
+        out.bound[product] = out.cast(Block(self.product, "float32", BOTH), compute_type(product))
+        store_tile(out, self.kernel.stored[0])
+
+    def _frame(self, lines: Lines, *axes: tuple[Axis, str]) -> Frame:
+        """A frame of some axes, each from a start on."""
+        frame = Frame(lines, tuple(axis.size for axis, _ in axes), outer=self.top)
+        for place, (axis, start) in enumerate(axes):
+            bind_axis(frame, axis, place, start)
+        return frame
+
+    def _precision(self, block: Block) -> str:
+        return f', input_precision="{self.parameters.precision}"' if block.type == "float32" else ""
 
 
 def _block(
