@@ -129,6 +129,8 @@ class Writer:
         fast_math: bool = False,
         evictions: Mapping[int, str] | None = None,
         split_pointers: bool = False,
+        widen_loads: bool = False,
+        holds_rows: bool = False,
         ptx: bool = False,
     ) -> None:
         self.kernel = kernel
@@ -136,6 +138,8 @@ class Writer:
         self.evictions = {kernel.loads[number].node: policy for number, policy in (evictions or {}).items()}
         self.interpreted = interpreted
         self.split_pointers = split_pointers
+        self.widen_loads = widen_loads  # of rows that begin anywhere, see `Window`
+        self.holds_rows = holds_rows  # where a block has room for them
         self.ptx = ptx and not interpreted  # whether it may be written in NVIDIA's assembly
         # what is stored in 16 bits does not show the approximation's error
         self.fast_tanh = fast_math and all(s.store.buffer.dtype in NARROW for s in kernel.stored)

@@ -70,6 +70,7 @@ def generate_kernel(
     writer = Writer(
         kernel, interpreted=interpreted, fast_math=parameters.fast_math and nvidia, evictions=evictions, ptx=nvidia,
         split_pointers=parameters.form in (ELEMENTWISE, REDUCTION),
+        widen_loads=parameters.form in (ELEMENTWISE, REDUCTION, ROWS), holds_rows=parameters.form == ROWS,
     )  # fmt: skip
     main, grid = write(kernel, target, parameters, writer)
     launches, bodies = [], []

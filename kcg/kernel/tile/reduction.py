@@ -107,7 +107,9 @@ def _write_online(maximum: UOp, sums: list[Shifted], frame: Frame, number: int, 
     body = Lines(frame.writer, frame.lines)
     inside = frame.inner(body)
     counter = frame.writer.fresh("k")
-    bind_axis(inside, axis, number, counter)
+    shifted = [running(maximum, one) for one in sums]
+    widened = _widened([maximum, *(node for _, node in shifted)], frame, axis)
+    _bind(inside, axis, number, counter, widened)
     *rows, width = frame.sizes
     vector = min(shares.vector, width)
     lanes = min(shares.lanes, width // vector)
@@ -126,8 +128,7 @@ def _write_online(maximum: UOp, sums: list[Shifted], frame: Frame, number: int, 
     place = f"[{':, ' * len(rows)}None, :, None]"
     spread = body.name(f"tl.broadcast_to({new}{place}, [{parts}]).reshape({frame.shape(every)})")
     totals = []
-    for one in sums:
-        stand_in, node = running(maximum, one)
+    for one, (stand_in, node) in zip(sums, shifted, strict=True):
         inside.bound[stand_in] = Block(spread, compute_type(maximum), every)
         total = frame.writer.fresh("acc")
         frame.lines.add(f"{total} = tl.zeros({kept}, tl.float32)")
@@ -135,7 +136,7 @@ def _write_online(maximum: UOp, sums: list[Shifted], frame: Frame, number: int, 
         body.add(f"{total} = {_corrected(frame, total, largest, new, one.factor)} + {grouped(term, 'sum')}")
         totals.append(total)
     body.add(f"{largest} = {new}")
-    end, _ = total_of(frame, axis.ranges)
+    end = total_of(frame, axis.ranges)[0] if widened is None else str(axis.total + widened.unit - 1)
     frame.lines.extend(f"for {counter} in range(0, {end}, {axis.size}):", body)
     found = frame.lines.name(f"tl.max({largest}, {number}, keep_dims=True)", "r")
     axes = every - {number}
@@ -186,7 +187,8 @@ def _write(group: list[UOp], frame: Frame, number: int, part: Part, stages: int)
         raise TileRefusal("reduction of 2^31 elements")
     if not any(map(is_symbolic, axis.ranges)) and axis.total <= axis.size and part.count == 1:
         inside = frame.inner(frame.lines)
-        _bind(inside, axis, number, "0", _widened(group, frame, axis))
+        # a row that is held is loaded once, as it is stored
+        _bind(inside, axis, number, "0", None if frame.writer.holds_rows else _widened(group, frame, axis))
         terms = [masked_term(node, inside, number) for node in group]
         for node, term in zip(group, terms, strict=True):
             if number not in term.axes:
@@ -291,7 +293,7 @@ def _widened(group: list[UOp], frame: Frame, axis: Axis) -> _Widened | None:
     Nothing is read but blocks of 16 bytes with an element of the row in them. Buffers begin at such a block, and no
     page ends inside of one, so the superfluous elements may always be read, whoever's they are; they are never used.
     """
-    if frame.depth or len(axis.ranges) != 1 or is_symbolic(axis.ranges[0]) or not frame.writer.split_pointers:
+    if frame.depth or len(axis.ranges) != 1 or is_symbolic(axis.ranges[0]) or not frame.writer.widen_loads:
         return None
     (step,) = axis.ranges
     nodes = UOp.sink(*(node.src[0] for node in group)).toposort()

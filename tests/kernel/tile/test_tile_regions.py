@@ -133,3 +133,24 @@ def test_what_is_made_of_a_contraction(changes: dict[str, int], tmp_path: Path) 
             cases[f"{chain.__name__} {dtype}"] = Case(region, program)
     wrong = dict(zip(cases, compare(list(cases.values()), tmp_path), strict=True))
     assert not {name: text for name, text in wrong.items() if text}
+
+
+@interpreted
+def test_loops_over_rows_that_begin_anywhere_read_whole_blocks(tmp_path: Path) -> None:
+    """Rows of 61 elements: loops read 16 bytes at a time; where a block holds a row, it is loaded once, as it lies."""
+    cases = {}
+    for dtype, unit in (("bfloat16", 8), ("float16", 8), ("float32", 4)):
+        x, labels = empty(6, 61, dtype=dtype), empty(6, dtype="int32")
+        chains = {
+            "softmax": x.softmax(-1),
+            "norm": x.layernorm().cast(dtype) * empty(61, dtype=dtype),
+            "cross-entropy": x.float().sparse_categorical_crossentropy(labels, reduction="none"),
+        }
+        for name, tensor in chains.items():
+            region = region_of(tensor)
+            for how, parameters in programs(region).items():
+                program = generate(region, TARGET, parameters, interpreted=True)
+                assert (f"// {unit} * {unit}" in program.source) == (how == "in a loop"), (name, how)
+                cases[f"{name} {dtype} {how}"] = Case(region, program)
+    wrong = dict(zip(cases, compare(list(cases.values()), tmp_path), strict=True))
+    assert not {name: text for name, text in wrong.items() if text}
