@@ -37,7 +37,10 @@ from kcg.kernel.reference import (
 from kcg.types import Region
 
 MOST_TERMS = 1 << 24
-"""Terms of reductions, and values, that one evaluation of several kernels computes: about seven seconds on one core."""
+"""Terms of reductions, and values, that one evaluation of several kernels may compute: one to four seconds on one core,
+with the random roundings three times that."""
+ENOUGH_TERMS = 1 << 22
+"""How many are computed for more points than a few: of attention over 4,608 keys a point takes a million."""
 TILE = 64  # elements of which tiles of programs are multiples
 PROBED = 12  # points that are computed first where all may take too long
 FEWEST = 4  # points to which an evaluation of too many terms is cut
@@ -142,8 +145,8 @@ class Evaluation:
         return [tightened(store, [other[i] for other in shaken]) for i, store in enumerate(found)]
 
     def _as_many_as_affordable(self, points: list[NDArray[np.int64]]) -> list[StoreValues]:
-        """The stores at as many points, from their beginning, as `MOST_TERMS` are enough for by what the first ones
-        take; what was computed for these is kept."""
+        """The stores at a few points, from their beginning, and at as many more as `ENOUGH_TERMS` are enough for by
+        what the first ones take; what was computed for these is kept."""
         most = max(map(len, points), default=0)
         found: list[StoreValues] = []
         affordable, self._count = FEWEST, 0
@@ -157,7 +160,7 @@ class Evaluation:
                 break
             spent = max(1, MOST_TERMS - self._left)
             affordable = PROBED if self._count == 0 else most
-            affordable = max(count, min(affordable, MOST_TERMS * (count - self._count) // spent))
+            affordable = max(count, min(affordable, ENOUGH_TERMS * (count - self._count) // spent))
             self._count = count
         return found
 
@@ -229,7 +232,7 @@ class _Contents:
 
     def at(self, elements: NDArray[np.int64]) -> tuple[Array, Array]:
         """Values and errors of some elements."""
-        missing = np.unique(elements[~self._known[elements]])
+        missing = distinct(elements[~self._known[elements]])
         if missing.size:
             self._compute(missing)
         return self._data[elements], self._error[elements]
@@ -252,10 +255,18 @@ class _Contents:
             self._keep(left, before.reshape(-1)[left], np.zeros(len(left)))
 
     def _keep(self, elements: NDArray[np.int64], values: Array, error: Array) -> None:
-        self._data[elements] = values
-        overflowed = np.isinf(self._data[elements]) & (error > 0) if self.dtype.kind == "f" else False
-        self._error[elements] = np.where(overflowed, np.inf, error)
+        stored = values.astype(self.dtype)
+        if self.dtype.kind == "f" and (overflowed := np.isinf(stored)).any():
+            error = np.where(overflowed & (error > 0), np.inf, error)
+        self._data[elements] = stored
+        self._error[elements] = error
         self._known[elements] = True
+
+
+def distinct(elements: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Each once, in order: `np.unique` of a million, which NumPy 2.3 and later hash, takes ten times as long."""
+    ordered = np.sort(elements, axis=None)
+    return ordered[np.concatenate([[True], ordered[1:] != ordered[:-1]])] if ordered.size else ordered
 
 
 def _at_tiles(points: NDArray[np.int64], n: int, rng: np.random.Generator) -> NDArray[np.int64]:

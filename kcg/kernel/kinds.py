@@ -9,9 +9,9 @@ from __future__ import annotations
 import functools
 import importlib
 import random
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
 from kcg.errors import ScheduleError
 from kcg.types import Action, Region, Schedule, ScheduleKind, Target, Variables
@@ -61,6 +61,18 @@ class StepSpace(Protocol):
 
     def tile(self, schedule: Schedule) -> Hashable:
         """Equal where threads compute the same: what is measured of one tells most of the others."""
+
+
+@runtime_checkable
+class SeeksStart(Protocol):
+    """A space whose start may take a second to find."""
+
+    @property
+    def seeks_start(self) -> bool:
+        """Whether it would take that long now."""
+
+    def begin_at(self, found: Callable[[], Schedule]) -> None:
+        """Take the start of an equal space: what `found` gives, or waits for, when it is asked for."""
 
 
 class Space(StepSpace, Protocol):

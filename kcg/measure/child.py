@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from kcg.errors import VerificationError
+from kcg.errors import ScheduleError, VerificationError
 from kcg.measure.device_info import Sensors, sensors_for
 from kcg.measure.inputs import TIMED_SEED
 from kcg.measure.jobs import (
@@ -32,7 +32,7 @@ from kcg.measure.jobs import (
 )
 from kcg.measure.protocol import MIN_SAMPLES, SLOWDOWN_WAITS_S, median, samples_for
 from kcg.measure.verify import FINAL_SEEDS
-from kcg.types import CacheState, Region, Target, Toolchain, Variables, Verification
+from kcg.types import CacheState, Region, Schedule, Target, Toolchain, Variables, Verification
 
 if TYPE_CHECKING:
     from kcg.kernel.program import Executable
@@ -90,6 +90,24 @@ def compile_job(job: CompileJob) -> CompileOutcome:
         if _compiled % COLLECT_EVERY == 0:  # a compiling child does not look for cycles by itself
             gc.collect()
     return CompileOutcome(compiled, time.perf_counter() - begin)
+
+
+def refusal_job(region: Region, kind: str, target: Target) -> str:
+    """Why a region has no schedules of a kind; empty where it has some."""
+    from kcg.kernel.kinds import Refusal, kind_named
+
+    space = kind_named(kind).space(region, target)
+    return space.reason if isinstance(space, Refusal) else ""
+
+
+def start_job(region: Region, kind: str, target: Target) -> Schedule:
+    """Where the space of a kind begins. Raises ScheduleError where there is none."""
+    from kcg.kernel.kinds import Refusal, kind_named
+
+    space = kind_named(kind).space(region, target)
+    if isinstance(space, Refusal):
+        raise ScheduleError(space.reason)
+    return space.start()
 
 
 def first_references_job(region: Region, variables: Variables) -> References:

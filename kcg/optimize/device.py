@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Self
 
 from kcg.compat.device import choose_device, prepare
 from kcg.errors import UsageError
+from kcg.kernel.kinds import SeeksStart
+from kcg.measure.child import start_job
 from kcg.measure.device_info import Neighbours
 from kcg.measure.lock import lock_device, lock_folder
 from kcg.measure.protocol import PROTOCOL
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from kcg.optimize.log import RunLog
     from kcg.search.problem import Observation
 
+START_TIMEOUT_S = 30.0  # of finding where a space begins
 BASELINE = "hand-coded"  # the sampler of tinygrad's own schedules
 PASSING = (Status.NOISY, Status.WORKER_DIED, Status.UNJUDGED)
 """A run that goes on measures these again: they say little of the schedule, or the reference may know more by now."""
@@ -208,6 +211,13 @@ class Device:
         if self._settings.resume and self.journal is not None:
             self._resume(works, self.journal)
         return works
+
+    def find_starts(self, works: Sequence[RegionWork]) -> None:
+        """Have the compiling children find where spaces begin, each of which takes a second of a core."""
+        for work in works:
+            if isinstance(work.tiles, SeeksStart) and work.tiles.seeks_start:
+                asked = work.call.region, ScheduleKind.TILE, self.service.target
+                work.tiles.begin_at(self.service.beside(start_job, *asked, timeout_s=START_TIMEOUT_S).result)
 
     def _resume(self, works: Sequence[RegionWork], journal: Journal) -> None:
         target, toolchains = self.service.target.fingerprint, self.service.toolchain.fingerprints

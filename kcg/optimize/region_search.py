@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from kcg.cli import counted
-from kcg.kernel.kinds import Refusal, kind_named
+from kcg.measure.child import refusal_job
 from kcg.optimize.baselines import measure_baselines
 from kcg.optimize.planning import planned
 from kcg.optimize.region_plans import (
@@ -32,14 +32,16 @@ from kcg.optimize.region_plans import (
 from kcg.optimize.search import search
 from kcg.optimize.work import Candidates, RegionResults, RegionWork
 from kcg.search.problem import best
-from kcg.types import Region, RegionResult, Schedule, ScheduleKind, Target, Workload
+from kcg.types import Region, RegionResult, Schedule, ScheduleKind, Workload
 
 if TYPE_CHECKING:
+    from kcg.measure.service import MeasureService
     from kcg.optimize.device import Device
     from kcg.optimize.estimates import Estimates
     from kcg.optimize.log import RunLog
     from kcg.optimize.search import Guide
 
+LOOKING_TIMEOUT_S = 30.0  # of looking whether a region has a program
 MOST = 24  # regions that are searched: those of the best expected plans, then what is expected to save most
 
 
@@ -53,9 +55,19 @@ class Proposed:
     candidates: Candidates
 
 
-def has_tile_programs(target: Target) -> Callable[[Region], bool]:
-    """Whether a region of several kernels can be generated as one program."""
-    return lambda region: not isinstance(kind_named(ScheduleKind.TILE).space(region, target), Refusal)
+def has_tile_programs(proposals: Proposals, service: MeasureService) -> Callable[[Region], bool]:
+    """Whether a region of several kernels can be generated as one program: the compiling children look."""
+    regions = {candidate.region.id: candidate.region for candidate in proposals.candidates.values()}
+    asked = {
+        name: service.beside(refusal_job, region, ScheduleKind.TILE, service.target, timeout_s=LOOKING_TIMEOUT_S)
+        for name, region in regions.items()
+    }
+
+    def usable(region: Region) -> bool:
+        found = asked[region.id]
+        return found.exception() is None and not found.result()
+
+    return usable
 
 
 def search_regions(
@@ -69,9 +81,8 @@ def search_regions(
 ) -> Proposed | None:
     """Propose regions and search those that are `usable`, by default those with tile programs; None where there are
     none, which a warning says. The search of the kernels is over."""
-    workload, target = estimates.captured.workload, device.service.target
-    everything = propose(workload)
-    proposals = among(everything, usable or has_tile_programs(target))
+    everything = propose(estimates.captured.workload)
+    proposals = among(everything, usable or has_tile_programs(everything, device.service))
     if not proposals.candidates:
         many = counted(len(everything.candidates), "candidate region")
         log.warn(f"no region of several kernels was searched: there is no program for any of {many}")
@@ -79,7 +90,7 @@ def search_regions(
     kernels = [work for work in found.works if not work.call.region.args]
     works = _works(proposals, kernels, device=device)
     log.progress.phase(f"searching {counted(len(works), 'region')} of several kernels")
-    measure_baselines(works, device, budget=estimates.budget, log=log)
+    measure_baselines(works, device, budget=estimates.budget, log=log, meanwhile=lambda: device.find_starts(works))
     known = best_schedules(kernels)
     for work in works:
         for future in device.measure(work, [best_parts(work.call.region, known)]):

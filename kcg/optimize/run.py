@@ -196,7 +196,12 @@ def baselines(
     if settings.measurements == 0:
         guide.read()
         return Measured(works, time.monotonic())
-    measured = measure_baselines(works, device, budget=budget, log=log, meanwhile=guide.read)
+
+    def meanwhile() -> None:
+        device.find_starts(works)
+        guide.read()
+
+    measured = measure_baselines(works, device, budget=budget, log=log, meanwhile=meanwhile)
     handwritten.measure(works, device, log)
     return replace(measured, at=time.monotonic())
 

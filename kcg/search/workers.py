@@ -22,7 +22,7 @@ from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, Final
 
 from kcg.errors import ScheduleError
-from kcg.kernel.kinds import Refusal, kind_named, own_kind
+from kcg.kernel.kinds import Refusal, SeeksStart, kind_named, own_kind
 from kcg.predictor.interface import judge_of
 from kcg.search.problem import Expected, Ledger, Observation, Problem, Strategy
 from kcg.search.strategies import strategy
@@ -75,6 +75,7 @@ class SearchJob:
     drafting: int | None
     known: tuple[Observation, ...]
     deadline: float | None  # on the clock of the machine (`time.monotonic`)
+    start: Schedule | None = None  # of its space, where that takes a while to find
 
 
 class SearchWorkers:
@@ -111,6 +112,7 @@ class SearchWorkers:
 
         def remote(problem: Problem) -> Iterator[Observation]:
             child = self._children[place % len(self._children)]
+            start = problem.space.start() if isinstance(problem.space, SeeksStart) else None
             job = SearchJob(
                 region,
                 kind or own_kind(region).name,
@@ -123,6 +125,7 @@ class SearchWorkers:
                 problem.drafting,
                 tuple(problem.known.values()),
                 problem.ledger.deadline,
+                start,
             )
             try:
                 yield from child.search(job, problem)
@@ -238,6 +241,8 @@ class _Search:
             space = kind_named(job.kind).space(job.region, job.target)
             if isinstance(space, Refusal):
                 raise ScheduleError(space.reason)
+            if (start := job.start) is not None and isinstance(space, SeeksStart):
+                space.begin_at(lambda: start)
             judge = judge_of(guiding(space, _predictor(job.predictor, job.target)), space)
             self.problem = Problem(
                 space=space if job.kind == own_kind(job.region).name else FromItsStart(space),

@@ -150,20 +150,29 @@ def fits_held(kernel: TileKernel, parameters: TileParameters) -> bool:
 
 def can_describe(kernel: TileKernel, parameters: TileParameters) -> bool:
     """Whether TMA can load an operand of a contraction in tiles of these parameters."""
-    try:
-        return bool(described_operands(kernel, replace(parameters, loads=TMA)))
-    except TileRefusal:
-        return False
+    key = parameters.axes, parameters.tile, parameters.reduce_tile
+    if key not in kernel.by_tma:  # a search asks some thousand times for each
+        kernel.by_tma[key] = _described_operands(kernel, replace(parameters, loads=TMA))
+    return bool(kernel.by_tma[key])
 
 
 def described_operands(kernel: TileKernel, parameters: TileParameters) -> tuple[Operand, ...]:
-    """The operands of a contraction that TMA loads with these parameters. Raises TileRefusal where it can load none."""
+    """The operands of a contraction that TMA loads with these parameters."""
+    if parameters.loads != TMA or not can_describe(kernel, parameters):
+        return ()
+    return kernel.by_tma[parameters.axes, parameters.tile, parameters.reduce_tile]
+
+
+def _described_operands(kernel: TileKernel, parameters: TileParameters) -> tuple[Operand, ...]:
     contraction = kernel.contraction
     assert contraction is not None
-    axes = axes_of(kernel, parameters)
-    contraction = _turned(contraction, parameters)
-    top = open_frame(kernel, Writer(kernel), ())
-    rows, columns = _described(contraction, kernel, (axes[0], axes[1]), top, parameters)
+    try:
+        axes = axes_of(kernel, parameters)
+        contraction = _turned(contraction, parameters)
+        top = open_frame(kernel, Writer(kernel), ())
+        rows, columns = _described(contraction, kernel, (axes[0], axes[1]), top, parameters)
+    except TileRefusal:
+        return ()
     found = (rows is not None, any(piece is not None for piece in columns))
     return tuple(side for side, by_tma in zip(contraction.sides, found, strict=True) if by_tma)
 

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import Any
 
 from kcg.compat.scheduling import simplified
 from kcg.compat.tiny import AddrSpace, AxisType, DType, InvalidType, Ops, UOp, dtypes
@@ -190,6 +191,11 @@ class TileKernel:
     def extents(self) -> tuple[int, ...]:
         """Of `outputs`, symbolic ones with their largest value."""
         return tuple(extent(r) for r in self.outputs)
+
+    @cached_property
+    def by_tma(self) -> dict[tuple[Any, ...], tuple[Operand, ...]]:
+        """Operands that TMA loads, by axes and sizes of a tile, as far as somebody asked (`can_describe`)."""
+        return {}
 
     @cached_property
     def finishing(self) -> tuple[UOp, ...]:

@@ -76,22 +76,36 @@ ROW_STAGES = (1, 2, 3, 4)  # of a loop over rows, whose next loads are then copi
 
 def legal_values(kernel: TileKernel, target: Target, parameters: TileParameters, field: str) -> tuple[Any, ...]:
     """The values of one field of FIELDS that are legal with those before it as they are and some of those after it."""
+    least = _asking_least(parameters, field)
+    return tuple(
+        value for value in _candidates(kernel, target, least, field) if _may_fit(kernel, target, least, field, value)
+    )
+
+
+def is_possible(kernel: TileKernel, target: Target, parameters: TileParameters, field: str, value: Any) -> bool:
+    """Whether a value is among `legal_values`, of which no other is looked at."""
+    least = _asking_least(parameters, field)
+    return value in _candidates(kernel, target, least, field) and _may_fit(kernel, target, least, field, value)
+
+
+def _asking_least(parameters: TileParameters, field: str) -> TileParameters:
+    """With what asks for least of a target in all fields after one."""
     later = FIELDS[FIELDS.index(field) + 1 :]
     least = {name: LEAST[name] for name in later if name in LEAST}
     if "epilogue_parts" in least and parameters.form == CONTRACTION and parameters.tile[1] >= 64:
         least["epilogue_parts"] = 2  # takes less shared memory than the whole tile
-    asks_least = replace(parameters, **least)
+    return replace(parameters, **least)
 
-    def fits(value: Any) -> bool:
-        made = replace(asks_least, **{field: value})
-        if field == "tile" and made.form == CONTRACTION:
-            made = replace(made, epilogue_parts=2 if value[1] >= 64 else 1)
-        if "reduce_tile" in later:
-            made = replace(made, reduce_tile=min(_reduce_tiles(kernel, made)))
-        warps = _warps(made) if "num_warps" in later else (made.num_warps,)
-        return any(_fits(kernel, target, replace(made, num_warps=count)) for count in warps)
 
-    return tuple(value for value in _candidates(kernel, target, asks_least, field) if fits(value))
+def _may_fit(kernel: TileKernel, target: Target, least: TileParameters, field: str, value: Any) -> bool:
+    """Whether a value fits with some of the sizes after it, and all else as it asks for least."""
+    made, later = replace(least, **{field: value}), FIELDS[FIELDS.index(field) + 1 :]
+    if field == "tile" and made.form == CONTRACTION:
+        made = replace(made, epilogue_parts=2 if value[1] >= 64 else 1)
+    if "reduce_tile" in later:
+        made = replace(made, reduce_tile=min(_reduce_tiles(kernel, made)))
+    warps = _warps(made) if "num_warps" in later else (made.num_warps,)
+    return any(_fits(kernel, target, replace(made, num_warps=count)) for count in warps)
 
 
 def is_legal(kernel: TileKernel, target: Target, parameters: TileParameters) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import logging
 import math
 import random
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -21,7 +22,7 @@ from kcg.kernel.program import Program
 from kcg.kernel.tile.cost import predicted_seconds
 from kcg.kernel.tile.generate import generate_kernel
 from kcg.kernel.tile.ir import TileKernel, affine
-from kcg.kernel.tile.legal import BETWEEN, FIELDS, is_legal, legal_values, random_parameters, starts
+from kcg.kernel.tile.legal import BETWEEN, FIELDS, is_legal, is_possible, legal_values, random_parameters, starts
 from kcg.kernel.tile.parameters import CONTRACTION, TMA, TileParameters
 from kcg.kernel.tile.prior import Axes, default_parameters, shared_bytes, shared_taken
 from kcg.kernel.tile.program import TileRefusal
@@ -31,6 +32,8 @@ from kcg.types import Action, Region, Schedule, ScheduleKind, Target, Variables
 SCHEDULES_KEPT = 8192
 BEGINNINGS = 3  # tiles from which the cheapest program is looked for, beside the prior's
 CROWDED = 0.02  # of the shared memory: how far the estimate may be off
+
+log = logging.getLogger(__name__)
 
 V = TypeVar("V")
 
@@ -49,6 +52,17 @@ class TileSpace:
         self._first = default_parameters(kernel, target)
         self._first_of_axes = {(p.form, p.axes): p for p in (self._first, *starts(kernel, target))}
         self._is_settled = False
+        self._found: Callable[[], Schedule] | None = None
+
+    @property
+    def seeks_start(self) -> bool:
+        """Whether finding the start takes a second, which another process may spend: `begin_at`."""
+        return self._first.form == CONTRACTION and not self._is_settled
+
+    def begin_at(self, found: Callable[[], Schedule]) -> None:
+        """Take the start of an equal space, which `found` gives, or waits for, when it is asked for. Where that fails
+        it is found here."""
+        self._found = found
 
     @property
     def _start(self) -> TileParameters:
@@ -67,10 +81,18 @@ class TileSpace:
         if self._is_settled:
             return
         self._is_settled = True  # what looks for it uses the prior's choice
-        self._first = self._cheapest(self._first)
+        self._first = self._taken() or self._cheapest(self._first)
         self._first_of_axes[self._first.form, self._first.axes] = self._first
         for what in ("completed", "values", "place"):  # what follows from the start follows from another one now
             self._known.pop(what, None)
+
+    def _taken(self) -> TileParameters | None:
+        """What another process found, if it did."""
+        try:
+            return self.parameters(self._found()) if self._found is not None else None
+        except Exception as error:  # whatever became of that process
+            log.debug("no start came from another process: %s", error)
+            return None
 
     # the tree of steps
 
@@ -232,12 +254,12 @@ class TileSpace:
         return min(ends, key=costs)
 
     def _downhill(self, p: TileParameters, costs: Callable[[TileParameters], float]) -> TileParameters:
-        seen = {p}
+        seen = {p: None}  # in order: of equal costs the first is taken, in every process the same
         while True:
             for number, field in enumerate(FIELDS):
                 for value in self._values(p, number):
                     made = (replace(p, **{field: value}), self._followed(p, number, value))
-                    seen.update(one for one in made if _is_familiar(one, self._start) and self._legal(one))
+                    seen |= dict.fromkeys(m for m in made if _is_familiar(m, self._start) and self._legal(m))
             best = min(seen, key=costs)
             if best == p:
                 return p
@@ -294,9 +316,9 @@ class TileSpace:
         """What follows for a parameter from those before it: the value nearest to the prior's that is possible."""
         field = FIELDS[place]
         wanted = getattr(base, field)
-        candidates = self._possible(p, place)
-        if wanted in candidates:
+        if is_possible(self.kernel, self.target, p, field, wanted):
             return wanted
+        candidates = self._possible(p, place)
         numbers = [v for v in candidates if isinstance(v, int)]
         if not numbers or not isinstance(wanted, int):
             return candidates[0] if candidates else wanted

@@ -30,11 +30,12 @@ from kcg.kernel.tile.compile import compile_tile, in_tinygrads_order
 from kcg.kernel.tile.cost import predicted_seconds
 from kcg.kernel.tile.fuse import read_region
 from kcg.kernel.tile.ir import read_kernel
-from kcg.kernel.tile.legal import legal_values
+from kcg.kernel.tile.legal import is_possible, legal_values
 from kcg.kernel.tile.parameters import CONTRACTION, POINTER, REDUCTION, ROWS, TMA, TileParameters
 from kcg.kernel.tile.prior import default_parameters, shared_taken
 from kcg.kernel.tile.program import TileRefusal
 from kcg.kernel.tile.space import TileSpace, schedule_of
+from kcg.measure.child import start_job
 from kcg.predictor.tile_cost import TileCost, embedding, guiding
 from kcg.search.problem import Ledger, Observation, Problem
 from kcg.search.strategies import strategy
@@ -328,6 +329,34 @@ def test_a_search_begins_where_the_cost_is_least() -> None:
     start = of.parameters(of.start())
     assert predicted_seconds(of.kernel, SM_90, start) < predicted_seconds(of.kernel, SM_90, prior)
     of.check(of.start())
+
+
+@triton
+def test_a_start_that_another_process_found_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The search for it takes a second of a core; where the other process fails it is found here."""
+    found = start_job(linear(), "tile", SM_90)
+    assert found == space(linear()).start()
+    failed: Future[Schedule] = Future()
+    failed.set_exception(TimeoutError())
+    fresh = TileSpace(linear(), SM_90, read_kernel(linear()))
+    assert fresh.seeks_start and not space(region(empty(64, 64).sum(1))).seeks_start
+    fresh.begin_at(failed.result)
+    assert fresh.start() == found and not fresh.seeks_start
+    with monkeypatch.context() as patched:
+        patched.setattr(TileSpace, "_cheapest", None)
+        fresh = TileSpace(linear(), SM_90, read_kernel(linear()))
+        fresh.begin_at(lambda: found)
+        assert fresh.start() == found
+
+
+def test_a_value_is_possible_where_it_is_among_the_legal_ones() -> None:
+    kernel = read_kernel(linear())
+    for chosen in (default_parameters(kernel, SM_90), replace(default_parameters(kernel, SM_90), tile=(64, 64))):
+        for field in ("tile", "reduce_tile", "num_warps", "loads", "num_stages", "group", "maxnreg", "evict_first"):
+            values = legal_values(kernel, SM_90, chosen, field)
+            others = [v for v in (1, 2, 3, 8, 16, (64, 64), (128, 256), (512, 512), "tma", ()) if v not in values]
+            assert all(is_possible(kernel, SM_90, chosen, field, value) for value in values)
+            assert not any(is_possible(kernel, SM_90, chosen, field, value) for value in others)
 
 
 def test_the_predictor_of_tile_programs_learns_from_measurements() -> None:
