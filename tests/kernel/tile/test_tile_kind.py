@@ -601,20 +601,24 @@ def test_shared_memory_that_there_is_not_is_said_so() -> None:
 
 SAME = """
 import sys
-from tests.kernel.tile.test_tile_kind import compiled, linear
+from tests.kernel.tile.test_tile_kind import compiled, linear, space
+print(space(linear(512, 12288)).start().body)
 print(compiled(linear(512, 512, 256)).id)
 """
 
 
 @triton
-def test_equal_parameters_are_the_same_program_in_every_process(tmp_path: Path) -> None:
+def test_the_start_and_equal_parameters_are_the_same_program_in_every_process(tmp_path: Path) -> None:
     ids = {compiled(linear(512, 512, 256)).id}
+    starts = {space(linear(512, 12288)).start().body}  # of equal costs
     for number in range(2):
-        environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / str(number))}
+        environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / str(number)), "PYTHONHASHSEED": str(number + 1)}
         command = [sys.executable, "-c", SAME]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=True)
-        ids.add(done.stdout.split()[-1])
-    assert len(ids) == 1
+        start, program = done.stdout.split()[-2:]
+        starts.add(start)
+        ids.add(program)
+    assert len(ids) == len(starts) == 1
 
 
 @triton
