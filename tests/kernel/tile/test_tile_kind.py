@@ -602,7 +602,7 @@ def test_shared_memory_that_there_is_not_is_said_so() -> None:
 SAME = """
 import sys
 from tests.kernel.tile.test_tile_kind import compiled, linear, space
-print(space(linear(512, 12288)).start().body)
+print(space(linear(4096, 3072, 12288)).start().body)
 print(compiled(linear(512, 512, 256)).id)
 """
 
@@ -610,7 +610,7 @@ print(compiled(linear(512, 512, 256)).id)
 @triton
 def test_the_start_and_equal_parameters_are_the_same_program_in_every_process(tmp_path: Path) -> None:
     ids = {compiled(linear(512, 512, 256)).id}
-    starts = {space(linear(512, 12288)).start().body}  # of equal costs
+    starts = {space(linear(4096, 3072, 12288)).start().body}  # of equal costs
     for number in range(2):
         environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / str(number)), "PYTHONHASHSEED": str(number + 1)}
         command = [sys.executable, "-c", SAME]
