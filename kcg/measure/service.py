@@ -194,6 +194,7 @@ COMPILE_TIMEOUT_S = 30.0
 TIMING_TIMEOUT_S = 30.0  # of checking and timing one candidate, all included
 BASELINE_TIMEOUT_S = 120.0  # the same of a kernel that everything else is compared with
 OPEN_TIMEOUT_S = 120.0
+REFERENCES_TIMEOUT_S = 120.0  # references of one region, in a process beside the device
 
 TOO_GOOD = 10.0  # so many times faster than the best known: verified by more rules, and measured again
 HASH_DIGITS = 16  # of a binary's hash that tell it from the others: as many as a published dataset keeps
@@ -447,7 +448,7 @@ class MeasureService:
         key = request.region.id, request.variables
         if len(request.region.kernels) > 1 and key not in self._references:
             self._references[key] = self.beside(
-                child.first_references_job, request.region, request.variables, timeout_s=self.timing_timeout_s
+                child.first_references_job, request.region, request.variables, timeout_s=REFERENCES_TIMEOUT_S
             )
 
     def _references_of(self, request: Request) -> References | None:

@@ -25,7 +25,7 @@ from kcg.measure.device_info import first_line
 from kcg.measure.jobs import JointJob, PairedJob, PairedOutcome, StressJob
 from kcg.measure.pools import Killed, ServiceClosed
 from kcg.measure.protocol import median, median_interval, spread
-from kcg.measure.service import OUT_OF_RESOURCES, paired_rows
+from kcg.measure.service import OUT_OF_RESOURCES, REFERENCES_TIMEOUT_S, paired_rows
 from kcg.measure.verify import FINAL_SEEDS, references_job
 from kcg.optimize import ends
 from kcg.optimize.estimates import FRESH_CHILD_S
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 TIMEOUT_S = 120.0  # of one comparison, at least
 SLOWER = 5.0  # than it is expected to take, stress is stopped
 RUNS = 200  # launches of one, with room for samples that are taken again
-REFERENCES_TIMEOUT_S = 30.0  # references of one region, in a process beside
 
 
 def _says_nothing(error: Exception) -> bool:
