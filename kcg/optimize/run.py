@@ -252,6 +252,7 @@ def build_result(ended: _Ended, *, device: Device, budget: Budget, log: RunLog) 
         clocks=tuple((name, min(seen), median(seen), max(seen)) for name, seen in sorted(device.clocks.items())),
         left_out=workload.left_out,
         steps=workload.steps,
+        planning=results.planning,
         seen_as=seen_as_of(workload, target.device),
         **provenance(),
     )
@@ -275,7 +276,10 @@ def check_steps(
         child = ahead.pop() if ahead else None
         return check_model(result, settings, estimates=estimates, planning=child, device=device, log=log)
 
-    return fastest_step(results, check) if len(results) > 1 else (results[0], check(results[0]))
+    chosen, seen = fastest_step(results, check)
+    if log.ended_early and seen.passed is None:  # nothing was seen of the whole: every kernel stays alone
+        return results[-1], seen
+    return chosen, seen
 
 
 def expectations_of(

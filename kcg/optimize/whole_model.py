@@ -301,7 +301,7 @@ def compare(
     changed = changed_by(result, handwritten=bool(kernels))
     with Context(BEAM=0, NOOPT=0):
         shaken = [perturbed(step.inputs, seed=seed + 1 + i) for i in range(2)]
-        with scheduling(result, changed_only=True, kernels=kernels) as served:  # the others are compiled once, for both
+        with scheduling(result, changed_only=True, kernels=kernels) as place:  # the others are compiled once, for both
             report(CHOSEN)
             chosen = _Program(step, result.target)
         in_turns = _fits_twice(chosen)
@@ -320,8 +320,9 @@ def compare(
     check = judge(chosen.outputs, own_outputs, moved, eps=eps, sums=rounding_of_sums(result))
     clock = f"{own.clock}, median of {replays}{' in turns' if in_turns else ''}"
     check = replace(check, before_s=median(own.seconds), after_s=median(chosen.seconds), clock=clock)
-    check = replace(check, seed=seed, kernels=len(served), clocks_before=own.clocks, clocks_after=chosen.clocks)
-    if check.passed and (missing := len(changed - served)):
+    check = replace(check, seed=seed, kernels=len(place.served), clocks_before=own.clocks, clocks_after=chosen.clocks)
+    check = replace(check, replaced=place.sets_replaced, left=place.sets_left)
+    if check.passed and (missing := len(changed - place.served)):
         reason = f"no verdict: {missing} of {len(changed)} changed kernels do not occur when the model runs"
         return replace(check, passed=None, reason=reason)
     return check
