@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,13 +15,18 @@ from tinygrad import Tensor, TinyJit
 from kcg.compat.partition import LIVE, USED
 from kcg.kernel.parts import compile_region, parts_of
 from kcg.kernel.program import Program
+from kcg.kernel.regions import candidates_of
 from kcg.optimize import tile_programs
 from kcg.optimize.deploy import apply, changed_by, choices, scheduling
 from kcg.optimize.export import export
 from kcg.optimize.result import read_result, write_result
+from kcg.optimize.settings import Settings
+from kcg.optimize.whole_model import compare
+from kcg.optimize.whole_script import check_script
 from kcg.types import Region, Result, Schedule, ScheduleKind, Workload
 from tests.commands import python
 from tests.planned_result import SCRIPT, norm_workload, planned_result
+from tests.tiny_models import TINY
 
 Numbers = list[np.ndarray]
 
@@ -191,7 +197,7 @@ def test_a_program_is_told_why_a_region_is_not_put_in(stored: Path, result: Resu
         "    Tensor.realize(out, mean)\n"
         "    return out",
     )
-    (tmp_path / "model.py").write_text(text.replace("{out.sum().item():.3f}", "{out.abs().sum().item():.1f}"))
+    (tmp_path / "model.py").write_text(text)
     reporter = SCRIPT.with_name("report_opts.py")
     plain = python(tmp_path / "model.py", DEV="CPU:X86")
     done = python("-m", "kcg.run", "--result", stored, reporter, tmp_path / "model.py", DEV="CPU:X86")
@@ -222,7 +228,7 @@ def test_a_program_of_one_kernel_leaves_the_calls_of_regions_alone(
     assert result.planning is not None
     kernels = tuple(tiled(replace(row, opts=row.chosen)) for row in result.planning.inside)
     rows = tuple(tiled(row) if row.region == norm else row for row in result.regions)
-    both = replace(result, regions=rows, planning=replace(result.planning, inside=kernels))
+    both = replace(result, regions=(*kernels, *rows), planning=None)  # as where they run alone elsewhere too
 
     def made(region: Region, schedule: Schedule) -> Program:
         program = compile_region(region, schedule, result.target)
@@ -245,6 +251,31 @@ def test_a_program_of_one_kernel_leaves_the_calls_of_regions_alone(
     with scheduling(both) as place:
         reads_later(x)
     assert norm.id not in place.served and set(dict(place.sets_replaced)) == {row.region.id for row in kernels}
+
+
+def test_the_check_of_a_script_says_where_regions_were_put_in(result: Result, norm: Region) -> None:
+    settings = Settings(str(SCRIPT), device=os.environ["DEV"])
+    check = check_script(result, settings, timeout_s=240.0)
+    assert check.passed and check.kernels == len(result.regions), check
+    assert dict(check.replaced) == {norm.id: 2} and not check.left, "eagerly, and captured"
+
+
+def test_the_check_of_a_script_in_which_nothing_but_a_region_changed(result: Result, norm: Region) -> None:
+    """What comes out of it is compared, though no kernel has another schedule."""
+    rows = tuple(r if r.region == norm else replace(r, chosen=r.baseline, outcome="kept") for r in result.regions)
+    settings = Settings(str(SCRIPT), device=os.environ["DEV"])
+    check = check_script(replace(result, regions=rows), settings, timeout_s=240.0)
+    assert check.passed and check.kernels == 1 and "tensor" in check.compared, check
+
+
+def test_the_check_of_a_model_says_where_regions_were_put_in() -> None:
+    workload = TINY.capture("float")
+    (sequence,) = workload.sequences
+    region = next(c.region for c in candidates_of(sequence) if not c.again)
+    result = planned_result(workload, region)
+    check = compare(TINY.runnable("float", 3), result, seed=3)  # type: ignore[misc]
+    calls = {row.region.id: row.calls for row in result.regions}
+    assert check.passed and dict(check.replaced) == {region.id: calls[region.id]} and not check.left, check
 
 
 def test_it_is_stored_and_read(stored: Path, result: Result) -> None:
