@@ -352,7 +352,8 @@ def failures(result: Result, failed: Mapping[str, str]) -> tuple[str, ...]:
             instead = "the best Opts" if len(row.region.kernels) == 1 else "each kernel alone"
             about.setdefault((instead, reason), []).append(row.baseline.name)
     return tuple(
-        f"{', '.join(names)}: {instead} instead of a tile program: {reason}" for (instead, reason), names in about.items()
+        f"{', '.join(names)}: {instead} instead of a tile program: {reason}"
+        for (instead, reason), names in about.items()
     )
 
 
@@ -405,9 +406,9 @@ def choices(result: Result) -> tuple[list[Choice], int]:
     """What every kernel of a result gets, and how many regions cannot be served because they hold several kernels.
 
     A schedule that was not verified gives way to the baseline's, a hand-written kernel to the best Opts, with it beside
-    them. So does a kernel that regions run wherever it was seen: there are others, and programs that no region can be put
-    into. BEAM's cache does not know the values of variables: of several regions of one kernel, which results before
-    schema 8 have, the one that takes the most time decides.
+    them. A kernel that regions run wherever it was seen is among them, for programs in which one is not put in. BEAM's
+    cache does not know the values of variables: of several regions of one kernel, which results before schema 8 have,
+    the one that takes the most time decides.
 
     Raises ResultError where a schedule does not apply to its kernel.
     """
@@ -545,7 +546,7 @@ def _notes(
         )
     if skipped:
         regions = f"{counted(skipped, 'region')} of several kernels"
-        notes.append(f"{regions} cannot be served by BEAM's cache: their kernels take their best Opts alone")
+        notes.append(f"{regions} cannot be served by BEAM's cache, which holds kernels alone")
     for name in ("compiler", "driver"):
         before, now = getattr(result.toolchain, name), getattr(toolchain, name)
         if before != now:

@@ -87,7 +87,7 @@ def export(result_path: Path, path: Path, *, kernels: Sequence[Path] = ()) -> Ex
         raise UsageError(f"there is nothing to export: {why}")
     if skipped:
         regions = f"{counted(skipped, 'region')} of several kernels left out"
-        notes.append(f"{regions}, with the best of each kernel alone instead: only kcg.tuned and kcg.run use them")
+        notes.append(f"{regions}: only kcg.tuned and kcg.run use them, a module has kernels alone")
     notes += [*deploy.kept_as_they_are(result), *map(str, result.left_out)]
     folder, is_new = path.absolute().parent, not path.absolute().parent.exists()
     write_whole(path, module_text(result, choices, programs))

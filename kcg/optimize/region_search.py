@@ -211,22 +211,23 @@ def regions_in(
 
 
 OUT = {
-    "undecided": "there was no time to judge its program",
+    "undecided": "there was no time to judge a program",
+    "not searched": "there was no time to search a program",
     "unjudged": "the reference cannot tell what is right",
-    "quarantined": "it is wrong or fails as tinygrad schedules it",
+    "quarantined": "wrong or failing as tinygrad schedules the kernels",
 }
-"""Why a region that was searched is in no plan, by its outcome; with others its program is not faster."""
+"""Why a region that was searched is in no plan, by its outcome; with others no program is faster."""
 
 
 def passed_over(rows: Sequence[RegionResult], proposed: Proposed, plan: WorkloadPlan) -> tuple[tuple[str, int], ...]:
     """Why regions that rules proposed are not in a plan, and how many; `rows` are of those that were searched."""
-    reasons = Counter({"there is no program for it": proposed.impossible})
+    reasons = Counter({"no program of them can be made": proposed.impossible})
     reasons["others were expected to save more, and were searched"] = len(proposed.proposals.regions) - len(rows)
     for row in rows:
         if row.region not in plan.regions:
-            slower = OUT.get(row.outcome, "its program is not faster than the best schedules of its parts")
+            slower = OUT.get(row.outcome, "no program is faster than the best schedules of the parts")
             reasons[BEATEN if beats_its_parts(row) else slower] += 1
     return tuple((why, count) for why, count in reasons.most_common() if count > 0)
 
 
-BEATEN = "its program is faster, and the chosen plan is faster without it"
+BEATEN = "a program is faster than the parts, and the plan is faster without it"
