@@ -327,8 +327,8 @@ def step_rows(planning: Planning) -> list[StepRow]:
     rows = []
     for plan in planning.plans:
         what = f"{counted(len(plan.regions), 'region')} of several kernels" if plan.regions else "every kernel alone"
-        verdict = {True: "right", False: "wrong", None: ""}[plan.passed]
-        fate = ": ".join(filter(None, [verdict, plan.note]))
+        output = {True: "right", False: "wrong", None: ""}[plan.passed]
+        fate = ": ".join(filter(None, [output, plan.note]))
         fate = "; ".join(filter(None, ["chosen" if plan.chosen else "", fate]))
         rows.append(StepRow(what, format_seconds(plan.expected_s), format_seconds(plan.step_s), fate))
     return rows

@@ -16,8 +16,9 @@ from kcg.compat.partition import LIVE, USED
 from kcg.kernel.parts import compile_region, parts_of
 from kcg.kernel.program import Program
 from kcg.kernel.regions import candidates_of
+from kcg.kernel.tile.parameters import TileParameters
 from kcg.optimize import tile_programs
-from kcg.optimize.deploy import apply, changed_by, choices, scheduling
+from kcg.optimize.deploy import apply, changed_by, choices, putting_in_place, scheduling
 from kcg.optimize.export import export
 from kcg.optimize.result import read_result, write_result
 from kcg.optimize.settings import Settings
@@ -206,9 +207,40 @@ def test_a_program_is_told_why_a_region_is_not_put_in(stored: Path, result: Resu
     assert done.returncode == plain.returncode == 0, done.stderr
     printed, report = done.stdout.splitlines()
     assert printed == plain.stdout.strip()
-    assert f"left without its program: {LIVE}" in done.stderr and "not served" in done.stderr
+    (row,) = [row for row in result.regions if row.region.args]
+    assert f"{row.baseline.name}: 2 calls left without its program: {LIVE}" in done.stderr, "eagerly, and captured"
+    assert "not served" not in done.stderr, "it was asked for"
     opts = json.loads(report)["opts"]
     assert all(json.loads(schedule.body) in opts for schedule in inside(result).values())
+
+
+def test_a_program_that_changed_since_is_told_that_it_does_not_ask_for_a_region(
+    stored: Path, result: Result, tmp_path: Path
+) -> None:
+    other = "((hidden - hidden.mean(axis=-1, keepdim=True)) / (hidden.abs().mean(axis=-1, keepdim=True) + 1))"
+    (tmp_path / "model.py").write_text(SCRIPT.read_text().replace("hidden.layernorm()", other))
+    plain = python(tmp_path / "model.py", DEV="CPU:X86")
+    done = python("-m", "kcg.run", "--result", stored, tmp_path / "model.py", DEV="CPU:X86")
+    assert done.returncode == plain.returncode == 0 and done.stdout == plain.stdout, done.stderr
+    (row,) = [row for row in result.regions if row.region.args]
+    (line,) = [line for line in done.stderr.splitlines() if "not served" in line]
+    assert row.baseline.name in line and "the program did not ask for them" in line
+    assert "0 by compiled programs" in done.stderr and "left without" not in done.stderr
+
+
+def test_where_a_tile_program_cannot_be_made_each_kernel_has_its_best(result: Result, norm: Region) -> None:
+    """Here there are none for the target."""
+    tile = Schedule(ScheduleKind.TILE, TileParameters("rows", ((0,),), (16,), reduce_tile=128).to_json())
+    rows = [replace(r, chosen=replace(r.chosen, schedule=tile)) if r.region == norm else r for r in result.regions]
+    lines: list[str] = []
+    x = given()
+    wanted = as_searched(x)
+    with putting_in_place(replace(result, regions=tuple(rows)), lines.append) as place:
+        found = as_searched(x)
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+    assert set(inside(result)) < place.served and norm.id not in place.served
+    (line,) = lines
+    assert line.startswith("3 kernels: ") and ": each kernel alone instead of a tile program: tile programs are" in line
 
 
 def test_a_program_that_has_it_is_told_nothing_of_its_kernels(stored: Path, result: Result) -> None:
