@@ -579,9 +579,7 @@ class RegionInPlan:
     calls: int  # in one execution, as in its row
     saved_s: float  # by one call, against the best schedules of its parts, timed in turns with it
     saved_bytes: float  # that one call no longer stores and reads
-    left: tuple[
-        tuple[str, int], ...
-    ] = ()  # why calls that match it stay as they are, by what was captured, and how many
+    left: tuple[tuple[str, int], ...] = ()  # why calls that match it stay as they are where it was captured, how many
 
 
 @dataclass(frozen=True)

@@ -389,7 +389,8 @@ class Row:
         """What there is to describe: baseline and chosen, or the one that is both."""
         if not self.changed:
             return (("Baseline, kept", self.region.baseline),)
-        best = () if self.region.opts is None else (("Best Opts", self.region.opts),)
+        title = "Best of its parts" if self.region.region.args else "Best Opts"
+        best = () if self.region.opts is None else ((title, self.region.opts),)
         return (("Baseline", self.region.baseline), *best, ("Chosen", self.region.chosen))
 
 

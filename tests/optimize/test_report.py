@@ -151,6 +151,7 @@ def test_page_and_console_show_the_plan() -> None:
         "another call uses a value that it does not store",
     ):
         assert name in page
+    assert "Best of its parts" in page and "Best Opts" not in page
     assert "11 kernels and 2 regions of several" in printed
 
 
