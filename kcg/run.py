@@ -86,21 +86,22 @@ class ProgramRun:
             return [f"nothing of {self._path} was used{why}"]
         from kcg.optimize.deploy import left_by_hand
 
-        replaced = place.replaced
-        assert replaced is not None
-        served = place.served & place.names.keys()
+        replaced, served = place.replaced, place.served & place.names.keys()
         by_program = {region for region in served if replaced.counts[region]}
         found = served & place.found - by_program
+        # kernels that regions run are asked for where one is not put in alone
+        asked = [one for one in place.names if one in served or one not in place.inside]
         lines = [
-            f"of {self._path}, {counted(len(served), 'kernel')} of {len(place.names)} served: {len(by_program)} by "
+            f"of {self._path}, {counted(len(served), 'kernel')} of {len(asked)} served: {len(by_program)} by "
             f"compiled programs ({counted(replaced.counts.total(), 'call')}), {len(found)} by schedules that were "
             f"found, {len(served) - len(by_program) - len(found)} by tinygrad's own"
         ]
-        if missing := [place.names[one] for one in place.names if one in place.found - served]:
+        refused = {region for region, _, _ in place.sets_left}
+        if missing := [place.names[one] for one in asked if one in place.found - served - refused]:
             lines.append(f"not served, since the program did not ask for them: {', '.join(missing)}")
         lines += [
             f"{place.names[region]}: {counted(count, 'call')} left without its program: {reason}"
-            for (region, reason), count in replaced.left.items()
+            for region, reason, count in place.sets_left
         ]
         lines += place.left_to_tinygrad
         if line := left_by_hand(self._result, self._kernels):

@@ -565,6 +565,44 @@ class ModelCheck:
     weights: str = ""  # the published ones it ran on, a file or a repository; empty: random ones
     runs: int = 0  # how often a script ran again for it, with all its side effects
     compared: str = ""  # of a script, what was compared
+    replaced: tuple[tuple[str, int], ...] = ()  # id of a region, and how many sets of calls got its program
+    left: tuple[tuple[str, str, int], ...] = ()  # id of a region, why sets of its calls stayed as they were, how many
+
+
+@dataclass(frozen=True)
+class RegionInPlan:
+    """A region of several kernels that a plan runs as one program: what its row in `Result.regions` does not say."""
+
+    region: str  # its id
+    kernels: tuple[str, ...]  # their names, in order
+    form: str  # which rule proposed it, in words: a `kcg.kernel.regions.Form`
+    calls: int  # in one execution, as in its row
+    saved_s: float  # by one call, against the best schedules of its parts, timed in turns with it
+    saved_bytes: float  # that one call no longer stores and reads
+    left: tuple[tuple[str, int], ...] = ()  # why calls that match it stay as they are where it was captured, how many
+
+
+@dataclass(frozen=True)
+class TriedPlan:
+    """One of the plans whose whole steps were compared."""
+
+    regions: tuple[str, ...]  # ids of those that become one program, the first to be put in first; none: no region does
+    expected_s: float  # of all kernels in one execution
+    step_s: float | None  # of the whole step, measured; None where none was
+    passed: bool | None  # what the whole step's output showed, as in `ModelCheck`
+    note: str  # why there is no time, or what is wrong
+    chosen: bool
+
+
+@dataclass(frozen=True)
+class Planning:
+    """The plan that was chosen among those with regions of several kernels, and what was not."""
+
+    regions: tuple[RegionInPlan, ...]  # of the chosen plan, what saves most first; none where every kernel stays alone
+    plans: tuple[TriedPlan, ...]  # the best expected first, and last that of every kernel alone; one is chosen
+    why: str  # it was chosen
+    passed_over: tuple[tuple[str, int], ...]  # why candidate regions are not in it, and how many
+    inside: tuple[RegionResult, ...]  # kernels that its regions run everywhere: what each gets where one is not put in
 
 
 @dataclass(frozen=True)
@@ -601,6 +639,14 @@ class Result:
     revision: str = ""  # of kcg's code, see `kcg.provenance`; empty in a result of before it was written
     dirty: bool | None = None  # whether the code differed from that revision; None where that is not known
     steps: int = 0  # how often the steady state of a script was replayed while it was recorded; 0 where it has none
+    planning: Planning | None = None  # None where no regions of several kernels were searched
+
+    @property
+    def deployed(self) -> tuple[RegionResult, ...]:
+        """What a program may get, in the order in which it is put in: regions of several kernels, then every kernel,
+        also those that regions run wherever they were seen."""
+        inside = self.planning.inside if self.planning is not None else ()
+        return tuple(sorted((*self.regions, *inside), key=lambda row: len(row.region.kernels) == 1))
 
     @property
     def plan(self) -> Plan:

@@ -6,20 +6,25 @@ import math
 from dataclasses import replace
 
 from kcg.kernel.opts.schedule import RAW, Opt, schedule_of
+from kcg.kernel.tile.parameters import TileParameters
 from kcg.types import (
     Expectation,
     Finalist,
     Kernel,
     ModelCheck,
+    Planning,
     ProgressPoint,
     Recompute,
     Region,
+    RegionInPlan,
     RegionResult,
     Result,
     Schedule,
+    ScheduleKind,
     Target,
     TimedAt,
     Toolchain,
+    TriedPlan,
     Verification,
     canonical_json,
 )
@@ -230,4 +235,92 @@ def sample_result() -> Result:
             after_s=0.0391,
             clock="device events, median of 5 in turns",
         ),
+    )
+
+
+def sample_plan() -> Result:
+    """The sample by a plan: its layer norm and its attention are one program each, and the norm's second kernel runs in
+    no other place."""
+    sample = sample_result()
+    mean, variance, rotary, scores, softmax, values = (sample.regions[i] for i in (3, 4, 6, 1, 13, 7))
+    norm = _in_one((mean, variance, rotary), 76, saved_us=24.1)
+    attention = _in_one((scores, softmax, values), 57, saved_us=104.0)
+    fewer = {3: 0, 4: 0, 6: rotary.calls - norm.calls, 1: 0, 13: 0, 7: 0}
+    rows = [replace(r, calls=fewer.get(i, r.calls)) for i, r in enumerate(sample.regions)]
+    inside = tuple(row for row in rows if not row.calls)
+    regions = (attention, norm)
+    wanted = tuple(
+        RegionInPlan(
+            region=row.region.id,
+            kernels=tuple(part.baseline.name for part in parts),
+            form=form,
+            calls=row.calls,
+            saved_s=(row.opts or row.baseline).cold_s - row.chosen.cold_s,
+            saved_bytes=size,
+            left=left,
+        )
+        for row, parts, form, size, left in (
+            (attention, (scores, softmax, values), "a contraction of another one's result", 6.117e9, ()),
+            (
+                norm,
+                (mean, variance, rotary),
+                "row group",
+                5.67e7,
+                (("another call uses a value it does not store", 2),),
+            ),
+        )
+    )
+    both, one = (tuple(r.region.id for r in regions[:count]) for count in (2, 1))
+    assert sample.model_check is not None
+    return replace(
+        sample,
+        regions=(*(row for row in rows if row.calls), *regions),
+        expectations=(),
+        model_check=replace(
+            sample.model_check,
+            replaced=((attention.region.id, 57), (norm.region.id, 74)),
+            left=((norm.region.id, "another call uses a value that it does not store", 2),),
+        ),
+        planning=Planning(
+            regions=wanted,
+            plans=(
+                TriedPlan(both, 0.0331, 0.0391, True, "", chosen=True),
+                TriedPlan(one, 0.0352, 0.0402, True, "", chosen=False),
+                TriedPlan(both[1:], 0.036, None, False, "the output differs by 0.3 of its <size>", chosen=False),
+                TriedPlan((), 0.0371, 0.0419, True, "", chosen=False),
+            ),
+            why="its whole step is the fastest of 3 that are right",
+            passed_over=(
+                ("no program is faster than the best schedules of the parts", 14),
+                ("no program of them can be made", 9),
+                ("there was no time to judge a program", 1),
+            ),
+            inside=inside,
+        ),
+    )
+
+
+def _in_one(parts: tuple[RegionResult, ...], calls: int, *, saved_us: float) -> RegionResult:
+    """Kernels in order as one program: each writes one buffer, and reads what the one before wrote."""
+    kernels = tuple(row.region.kernel for row in parts)
+    args = ((0, 1), *((i + 1, i - 1 if i == 1 else i) for i in range(1, len(kernels))))
+    region = Region(kernels, args, (len(kernels),))
+    rows = [[[i], row.baseline.schedule.kind, row.baseline.schedule.body] for i, row in enumerate(parts)]
+    own, best = (sum(getattr(row, side).cold_s for row in parts) for side in ("baseline", "chosen"))
+    name = f"{len(parts)} kernels: {'; '.join(row.baseline.name for row in parts)}"
+    base = _finalist(name, name, own, Schedule(ScheduleKind.PARTS, canonical_json(rows)))
+    tile = Schedule(ScheduleKind.TILE, TileParameters("rows", ((0,),), (16,), reduce_tile=128).to_json())
+    return replace(
+        parts[0],
+        region=region,
+        calls=calls,
+        baseline=base,
+        opts=replace(base, cold_s=best),
+        chosen=replace(_finalist("tile_rows_16", "rows, 16 at once", best - saved_us * 1e-6, tile), source=""),
+        outcome="improved",
+        variables=(),
+        ends=(),
+        note="",
+        operations=sum(row.operations for row in parts),
+        bytes=sum(row.bytes for row in parts) / 2,
     )

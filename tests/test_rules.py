@@ -114,7 +114,7 @@ PUBLIC = {
     ],
     "kcg.types": [
         "Action", "CacheState", "Expectation", "Finalist", "Kernel", "LeftOut", "Measurement", "ModelCheck",
-        "Plan", "PlannedRegion", "Prediction", "ProgressPoint", "SeenAs",
+        "Plan", "PlannedRegion", "Planning", "Prediction", "ProgressPoint", "RegionInPlan", "SeenAs", "TriedPlan",
         "Recompute", "Region", "RegionResult", "Result", "Schedule", "ScheduleKind", "Sequence", "SequenceBuffer",
         "SequenceCall", "SlotBinding", "Status", "Target", "TimedAt", "Toolchain", "Variables", "Verification",
         "Workload", "WorkloadCall", "canonical_json", "content_id", "malformed",

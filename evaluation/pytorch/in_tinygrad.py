@@ -42,14 +42,14 @@ def prepare(case: dict[str, Any]) -> Prepared:
 
             files = [FOLDER / case["kernels"]] if "kernels" in case else []
             result = read_result(Path(case["result"]))
-            served = stack.enter_context(scheduling(result, changed_only=True, kernels=files))
+            place = stack.enter_context(scheduling(result, changed_only=True, kernels=files))
         elif how not in ("hand-coded", "beam"):
             if (direct := hand_written(how, step)) is not None:
                 return direct
             run = run_of(how, step)
         jitted = captured_at_once(run)
         jitted(**step.inputs)
-        facts = {"kernels_changed": len(served)} if how == "kcg" else {}
+        facts = {"kernels_changed": len(place.served)} if how == "kcg" else {}
         if "kernels" in case:
             found = {node.arg.name for node in jitted.captured.linear.toposort() if node.op is Ops.PROGRAM}
             if lost := {row.chosen.name for row in result.regions} - found:

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kcg.compat.capture import _without_beam, when_imported
+from kcg.compat.replacing import TAG as REPLACED
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -174,8 +175,9 @@ class Observer:
         from kcg.compat.tiny import Ops, dtypes
 
         wrote, read = get_call_outs_ins(call)
-        asked = isinstance(call.tag, str) and call.tag.startswith(MARK)
-        if asked:  # a program that is wrong may not write what its kernel writes
+        marked = isinstance(call.tag, str) and call.tag.startswith(MARK)
+        asked = marked or (isinstance(call.tag, str) and call.tag.startswith(REPLACED))
+        if marked:  # a program that is wrong may not write what its kernel writes
             wrote = tuple(int(slot) for slot in call.tag.removeprefix(MARK).split())
         arguments = resolve_params(call, list(inputs))
         outs, ins = [arguments[i] for i in wrote], [arguments[i] for i in read]

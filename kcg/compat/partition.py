@@ -89,7 +89,11 @@ class Partition:
 
     def left(self) -> Counter[tuple[str, str]]:
         """Region id and reason -> sets of calls that match it and that no region claimed any of."""
-        return Counter((region, why) for region, why, places in self._left if places.isdisjoint(self._taken))
+        return Counter((region, why) for region, why, _ in self.left_sets())
+
+    def left_sets(self) -> list[tuple[str, str, frozenset[int]]]:
+        """Region id, reason and places of each set that `left` counts."""
+        return [one for one in self._left if one[2].isdisjoint(self._taken)]
 
     def order(self) -> list[list[int]]:
         """All calls in groups, in an order that keeps every read and write."""

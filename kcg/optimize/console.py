@@ -11,14 +11,15 @@ import math
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self, TextIO
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TextIO
 
 from kcg.cli import counted
 from kcg.kernel.kinds import describe
 from kcg.optimize.ends import values_of
 from kcg.optimize.result import OUTCOMES
-from kcg.types import ModelCheck, RegionResult, Result, ScheduleKind
+from kcg.types import ModelCheck, Planning, RegionInPlan, RegionResult, Result, ScheduleKind
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -50,6 +51,20 @@ def format_seconds(seconds: float | None) -> str:
     if minutes < 60:
         return f"{minutes} min {rest:02d} s"
     return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def format_count(number: float) -> str:
+    """`2.4 G`: three digits and a decimal prefix."""
+    for scale, prefix in ((1e15, " P"), (1e12, " T"), (1e9, " G"), (1e6, " M"), (1e3, " k")):
+        if abs(number) >= scale * 0.9995:
+            return f"{number / scale:.3g}{prefix}"
+    return f"{number:.3g}"
+
+
+def format_moved(size: float) -> str:
+    """Bytes that are moved: `56.7 MB`, `480 B`."""
+    text = format_count(size)
+    return f"{text}B" if text[-1].isalpha() else f"{text} B"
 
 
 def format_speedup(before_s: float, after_s: float) -> str:
@@ -206,8 +221,125 @@ def print_result(result: Result, console: Console) -> None:
         before, after = (sum(getattr(r, name) for r in rest) or None for name in ("before_s", "after_s"))
         console.print(text(f"... and {len(rest)} more kernels: {format_seconds(before)} → {format_seconds(after)}"))
     console.print()
+    if result.planning is not None:
+        _print_plan(result, result.planning, console, width)
     for line, style in _summary(result):
         console.print(text(line, style), width=width)
+
+
+def _print_plan(result: Result, planning: Planning, console: Console, width: int) -> None:
+    """The plan: what became one program, the whole steps that were compared, and what is not in it."""
+    from rich.table import Table
+    from rich.text import Text
+
+    def text(content: str, style: str = "") -> Text:
+        return Text(_fit(content, console.encoding), style="" if console.no_color else style)
+
+    def show(titles: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), width=width, header_style="")
+        for place, title in enumerate(titles):
+            last = place in (0, len(titles) - 1)
+            justify: Literal["left", "right"] = "left" if last else "right"
+            table.add_column(text(title, "bold"), justify=justify, ratio=2 if not place else 1 if last else None)
+        for row in rows:
+            table.add_row(*(text(cell) for cell in row))
+        console.print(table)
+        console.print()
+
+    console.print(text(plan_line(result, planning), "bold"), width=width)
+    if planning.regions:
+        titles = ("became one program", "calls", "saves a call", "bytes", "put in")
+        rows = plan_rows(result, planning)[:MAX_ROWS]
+        show(titles, [(f"{row.form}: {row.kernels}", row.calls, row.saved, row.bytes, row.put) for row in rows])
+    if len(planning.plans) > 1:
+        show(("whole steps", "expected", "measured", "output"), [tuple(row) for row in step_rows(planning)])
+    for line in passed_over_lines(planning):
+        console.print(text(line, "dim"), width=width)
+    if planning.passed_over:
+        console.print()
+
+
+def plan_line(result: Result, planning: Planning) -> str:
+    """What the plan comes to, and why it was chosen."""
+    if not planning.regions:
+        return f"plan: every kernel stays alone: {planning.why}"
+    calls = sum(one.calls for one in planning.regions)
+    saved = format_seconds(sum(one.calls * one.saved_s for one in planning.regions))
+    moved = format_moved(sum(one.calls * one.saved_bytes for one in planning.regions))
+    return (
+        f"plan: {counted(len(planning.regions), 'region')} of several kernels became one program each, run "
+        f"{counted(calls, 'time')}: saves {saved} and {moved} in all; {planning.why}"
+    )
+
+
+class PlanRow(NamedTuple):
+    """A region of the plan in words."""
+
+    form: str
+    kernels: str  # in order
+    calls: str
+    saved: str
+    bytes: str
+    put: str
+
+
+def plan_rows(result: Result, planning: Planning) -> list[PlanRow]:
+    """The regions of the plan, what saves most first."""
+    return [
+        PlanRow(
+            one.form,
+            " + ".join(one.kernels),
+            str(one.calls),
+            format_seconds(one.saved_s),
+            format_moved(one.saved_bytes),
+            put_in(one, result.model_check),
+        )
+        for one in planning.regions
+    ]
+
+
+def put_in(one: RegionInPlan, check: ModelCheck | None) -> str:
+    """Whether a region was put in everywhere it fits, as the check of the whole saw it; where there was none, what was
+    captured tells why it would not be."""
+    left: Sequence[tuple[str, int]] = one.left
+    where = "not seen"
+    if check is not None and (check.after_s is not None or check.runs):
+        left = [(why, count) for region, why, count in check.left if region == one.region]
+        sets = dict(check.replaced).get(one.region, 0)
+        if check.runs:  # a script plans its step less often than it runs it
+            where = "nowhere" if not sets else f"{sets} times" if left else "everywhere"
+        else:
+            where = "everywhere" if sets >= one.calls and not left else f"{sets} of {one.calls}"
+    return "; ".join([where, *(f"{count} left: {why}" for why, count in left)])
+
+
+class StepRow(NamedTuple):
+    """A plan whose whole step was compared, in words."""
+
+    plan: str
+    expected: str
+    measured: str
+    fate: str
+
+
+def step_rows(planning: Planning) -> list[StepRow]:
+    """The plans whose whole steps were compared, the best expected first."""
+    rows = []
+    for plan in planning.plans:
+        what = f"{counted(len(plan.regions), 'region')} of several kernels" if plan.regions else "every kernel alone"
+        output = {True: "right", False: "wrong", None: ""}[plan.passed]
+        fate = ": ".join(filter(None, [output, plan.note]))
+        fate = "; ".join(filter(None, ["chosen" if plan.chosen else "", fate]))
+        rows.append(StepRow(what, format_seconds(plan.expected_s), format_seconds(plan.step_s), fate))
+    return rows
+
+
+def passed_over_lines(planning: Planning) -> list[str]:
+    """Why candidate regions are not in the plan, counted."""
+    return [
+        f"{counted(count, 'candidate region is', 'candidate regions are')} not in it: {why}"
+        for why, count in planning.passed_over
+    ]
 
 
 VALUES = "values"  # of symbolic variables: a column where a kernel has some
@@ -232,9 +364,12 @@ def _summary(result: Result) -> list[tuple[str, str]]:
     counts = ", ".join(f"{outcomes[name]} {name}" for name in OUTCOMES if outcomes[name])
     tiles = [r for r in result.regions if r.outcome == "improved" and r.chosen.schedule.kind == ScheduleKind.TILE]
     counts += f"; {counted(len(tiles), 'tile program')} chosen" if tiles else ""
-    kernels = counted(len({row.region.id for row in result.regions}), "kernel")
-    if len({row.region.id for row in result.regions}) < len(result.regions):
-        kernels += f", with the values of their variables {len(result.regions)}"
+    alone = [row.region.id for row in result.regions if not row.region.args]
+    kernels = counted(len(set(alone)), "kernel")
+    if len(set(alone)) < len(alone):
+        kernels += f", with the values of their variables {len(alone)}"
+    if several := len(result.regions) - len(alone):
+        kernels += f" and {counted(several, 'region')} of several"
     lines = [
         (
             f"{workload}: {format_seconds(before)} → {format_seconds(after)}, {format_speedup(before, after)} as fast",

@@ -206,7 +206,7 @@ def tuned(result_path: Path | str, *, kernels: Path | str | Sequence[Path | str]
 
 def left_by_hand(result: Result, files: Sequence[Path]) -> str:
     """How many kernels are faster written by hand, where there are no files of them; else empty."""
-    left = 0 if files else sum(_written_by_hand(row) is not None for row in result.regions)
+    left = 0 if files else sum(_written_by_hand(row) is not None for row in result.deployed)
     return _by_hand(left) if left else ""
 
 
@@ -216,9 +216,25 @@ class InPlace:
 
     names: dict[str, str]  # what of it was put in place: id of a kernel or a region -> tinygrad's name
     found: frozenset[str]  # those of it that something better than tinygrad's own was found for
-    served: set[str]  # the ids of what the program asked for so far
-    replaced: Replaced | None = None  # what became of the calls that a program takes the place of
+    inside: frozenset[str]  # kernels that a program asks for only where their regions cannot be put in
+    asked: set[str]  # the ids of the kernels that the program asked for so far, and that are no other program's
+    replaced: Replaced  # what became of the calls that a program takes the place of
     others: dict[str, str] = field(default_factory=dict)  # device of that kind -> why its kernels are left to tinygrad
+
+    @property
+    def served(self) -> set[str]:
+        """The ids of what the program got so far."""
+        return self.asked.union(region for region, count in self.replaced.counts.items() if count)
+
+    @property
+    def sets_replaced(self) -> tuple[tuple[str, int], ...]:
+        """Id of each region and kernel whose program took the place of its calls, and of how many sets of them."""
+        return tuple(sorted(self.replaced.counts.items()))
+
+    @property
+    def sets_left(self) -> tuple[tuple[str, str, int], ...]:
+        """Id, reason, and how many sets of its calls stayed as they were for that."""
+        return tuple(sorted((region, why, count) for (region, why), count in self.replaced.left.items()))
 
     @property
     def left_to_tinygrad(self) -> list[str]:
@@ -227,8 +243,8 @@ class InPlace:
 
 
 @contextlib.contextmanager
-def scheduling(result: Result, *, changed_only: bool = False, kernels: Sequence[Path] = ()) -> Iterator[set[str]]:
-    """`tuned` for a result in memory, whatever the verdict on its model. Gives the ids of what was served so far.
+def scheduling(result: Result, *, changed_only: bool = False, kernels: Sequence[Path] = ()) -> Iterator[InPlace]:
+    """`tuned` for a result in memory, whatever the verdict on its model.
 
     With `changed_only`, kernels that keep tinygrad's own schedule are left to tinygrad. Raises MismatchError where a
     tile program cannot be used.
@@ -238,7 +254,7 @@ def scheduling(result: Result, *, changed_only: bool = False, kernels: Sequence[
         raise MismatchError(line)
 
     with putting_in_place(result, refuse, changed_only=changed_only, kernels=kernels) as place:
-        yield place.served
+        yield place
 
 
 @contextlib.contextmanager
@@ -285,11 +301,11 @@ def putting_in_place(
             others[device] = f"{name}: made for {getattr(result.target, name)!r}, there it is {here[name]!r}"
         return not differ
 
-    regions = _regions_in_place(result, tiles, served := set[str](), failed, is_for)
+    regions, asked = _regions_in_place(result, tiles, failed, is_for), set[str]()
     placed = {*by_id, *(one.region.id for one in regions)}
-    names = {row.region.id: row.baseline.name for row in result.regions if row.region.id in placed}
+    names = {row.region.id: row.baseline.name for row in result.deployed if row.region.id in placed}
     found = {c.kernel.id for c in chosen if c.searched or c.kernel in by_hand} | {one.region.id for one in regions}
-    place = InPlace(names, frozenset(found), served, others=others)
+    inside = frozenset(names).difference(row.region.id for row in result.regions)
 
     def choose(ast: Any) -> tuple[Any, ...] | None:
         if ast.key not in known:
@@ -299,54 +315,56 @@ def putting_in_place(
                     kernel_id = kernel_of(ast).id
                     known[ast.key] = by_id.get(kernel_id)
                     if kernel_id in by_id:
-                        served.add(kernel_id)
+                        asked.add(kernel_id)
         return known[ast.key]
 
     def program(call: Any) -> Any:
         device = single_device(call) if by_hand else None
         if device is not None and is_for(device) and (made := handwritten(call)) is not None:
-            served.add(made[0])
+            asked.add(made[0])
             return made[1]
         return None
 
-    with choosing_opts(choose, program), installing(regions) as place.replaced:
-        yield place
+    with choosing_opts(choose, program), installing(regions) as replaced:
+        yield InPlace(names, frozenset(found), inside, asked, replaced, others)
 
 
 def changed_by(result: Result, *, handwritten: bool) -> set[str]:
-    """The ids of the kernels, and of the regions of several, that run otherwise with a result; `handwritten` where
-    kernels that are written by hand are used."""
-    kernels = {c.kernel.id for c in choices(result)[0] if c.searched or (handwritten and c.handwritten is not None)}
-    return kernels | {row.region.id for row in _changed_regions(result)}
+    """The ids of the kernels, and of the regions of several, that run otherwise with a result where all of its regions
+    are put in; `handwritten` where kernels that are written by hand are used."""
+    changed = {c.kernel.id for c in choices(result)[0] if c.searched or (handwritten and c.handwritten is not None)}
+    changed |= {row.region.id for row in _changed_regions(result)}
+    return changed.intersection(row.region.id for row in result.regions)
 
 
 def _changed_regions(result: Result) -> list[RegionResult]:
     """Regions of several kernels that something better was found and verified for, and kernels that a tile program
-    was."""
-    rows = (r for r in result.regions if len(r.region.kernels) > 1 or r.chosen.schedule.kind == ScheduleKind.TILE)
+    was. The regions come first: a program of one kernel leaves none of its calls to those that are put in later."""
+    rows = (r for r in result.deployed if len(r.region.kernels) > 1 or r.chosen.schedule.kind == ScheduleKind.TILE)
     return [r for r in rows if r.chosen.schedule != r.baseline.schedule and r.chosen.verification.passed]
 
 
 def failures(result: Result, failed: Mapping[str, str]) -> tuple[str, ...]:
     """Why tile programs are not used: a line for each reason, with the kernels that it is about."""
-    about: dict[str, list[str]] = {}
-    for row in result.regions:
-        if row.region.id in failed:
-            about.setdefault(failed[row.region.id], []).append(row.baseline.name)
+    about: dict[tuple[str, str], list[str]] = {}
+    for row in result.deployed:
+        if (reason := failed.get(row.region.id)) is not None:
+            instead = "the best Opts" if len(row.region.kernels) == 1 else "each kernel alone"
+            about.setdefault((instead, reason), []).append(row.baseline.name)
     return tuple(
-        f"{', '.join(names)}: the best Opts instead of a tile program: {reason}" for reason, names in about.items()
+        f"{', '.join(names)}: {instead} instead of a tile program: {reason}"
+        for (instead, reason), names in about.items()
     )
 
 
 def _regions_in_place(
     result: Result,
     tiles: Remade,
-    served: set[str],
     failed: Callable[[str], None],
     is_for: Callable[[str], bool],
 ) -> list[Replacement]:
-    """What runs in the place of their calls, on the devices that it `is_for`. `served` gets the id of each that a
-    program asks for, `failed` a line for a program that does not load."""
+    """What runs in the place of their calls, on the devices that it `is_for`. `failed` gets a line for a program that
+    does not load."""
     from kcg.compat.replacing import Placed, Replacement
     from kcg.kernel.installing import placed_kernels, placed_program
 
@@ -365,9 +383,7 @@ def _regions_in_place(
         on_device = tiled if row.region.id in tiles.programs else parts
 
         def place(device: str) -> Placed | None:
-            if (found := on_device(row, device) if is_for(device) else None) is not None:
-                served.add(row.region.id)
-            return found
+            return on_device(row, device) if is_for(device) else None
 
         return Replacement(row.region, place)
 
@@ -390,14 +406,15 @@ def choices(result: Result) -> tuple[list[Choice], int]:
     """What every kernel of a result gets, and how many regions cannot be served because they hold several kernels.
 
     A schedule that was not verified gives way to the baseline's, a hand-written kernel to the best Opts, with it beside
-    them. BEAM's cache does not know the values of variables: of several regions of one kernel, which results before
-    schema 8 have, the one that takes the most time decides.
+    them. A kernel that regions run wherever it was seen is among them, for programs in which one is not put in. BEAM's
+    cache does not know the values of variables: of several regions of one kernel, which results before schema 8 have,
+    the one that takes the most time decides.
 
     Raises ResultError where a schedule does not apply to its kernel.
     """
     rows: dict[str, RegionResult] = {}
     skipped = 0
-    for row in result.regions:
+    for row in result.deployed:
         if len(row.region.kernels) != 1:
             skipped += 1
         elif row.region.id not in rows or _weight(row) > _weight(rows[row.region.id]):
@@ -528,7 +545,8 @@ def _notes(
             "kcg.run and python -m kcg.optimize export use them"
         )
     if skipped:
-        notes.append(f"{skipped} regions of several kernels cannot be served by BEAM's cache and were left out")
+        regions = f"{counted(skipped, 'region')} of several kernels"
+        notes.append(f"{regions} cannot be served by BEAM's cache, which holds kernels alone")
     for name in ("compiler", "driver"):
         before, now = getattr(result.toolchain, name), getattr(toolchain, name)
         if before != now:
@@ -543,10 +561,10 @@ def _notes(
 def kept_as_they_are(result: Result) -> list[str]:
     """Which kernels have tinygrad's own schedule although the search looked at them, a line for each reason."""
     notes = []
-    if any(r.outcome == "improved" and not r.chosen.verification.passed for r in result.regions):
+    if any(r.outcome == "improved" and not r.chosen.verification.passed for r in result.deployed):
         notes.append("what the search had not verified has tinygrad's own schedule")
     for outcome, why in (("unjudged", "are unjudged"), ("quarantined", "are wrong or fail as they are")):
-        if count := sum(r.outcome == outcome for r in result.regions):
+        if count := sum(r.outcome == outcome for r in result.deployed):
             notes.append(f"kernels that {why} have tinygrad's own schedule: {count}")
     return notes
 

@@ -76,7 +76,7 @@ def export(result_path: Path, path: Path, *, kernels: Sequence[Path] = ()) -> Ex
     from kcg.optimize.tile_programs import remade
 
     tiles, (choices, skipped) = remade(result, to_run=False), deploy.choices(result)
-    by_id = {row.region.id: row.region for row in result.regions if len(row.region.kernels) == 1}
+    by_id = {row.region.id: row.region for row in result.deployed if len(row.region.kernels) == 1}
     programs = {by_id[region]: program for region, program in tiles.programs.items() if region in by_id}
     programs |= _by_hand(choices, result, kernels)
     notes = _left_out(result, tiles.failed)
@@ -86,7 +86,8 @@ def export(result_path: Path, path: Path, *, kernels: Sequence[Path] = ()) -> Ex
         why = "; ".join(notes) or f"{result_path} has no schedule that was found and verified"
         raise UsageError(f"there is nothing to export: {why}")
     if skipped:
-        notes.append(f"{counted(skipped, 'region')} of several kernels left out: only kcg.tuned and kcg.run use them")
+        regions = f"{counted(skipped, 'region')} of several kernels left out"
+        notes.append(f"{regions}: only kcg.tuned and kcg.run use them, a module has kernels alone")
     notes += [*deploy.kept_as_they_are(result), *map(str, result.left_out)]
     folder, is_new = path.absolute().parent, not path.absolute().parent.exists()
     write_whole(path, module_text(result, choices, programs))
@@ -102,7 +103,7 @@ def export(result_path: Path, path: Path, *, kernels: Sequence[Path] = ()) -> Ex
 def _left_out(result: Result, failed: Mapping[str, str]) -> list[str]:
     """The tile programs that the module cannot have, and why: a line for each reason."""
     about: dict[str, list[str]] = {}
-    for row in result.regions:
+    for row in result.deployed:
         if row.region.id in failed and len(row.region.kernels) == 1:
             about.setdefault(failed[row.region.id], []).append(row.baseline.name)
     return [
@@ -148,7 +149,7 @@ def module_text(result: Result, choices: Sequence[deploy.Choice], programs: Mapp
 
     target, toolchain = result.target, result.toolchain
     opened = standalone.Opened(**{f.name: getattr(target, f.name) for f in fields(standalone.Opened)})
-    names = {row.region.id: row.chosen.name for row in result.regions}
+    names = {row.region.id: row.chosen.name for row in result.deployed}
     lines = [
         inspect.getsource(standalone).rstrip(),
         "",

@@ -2,7 +2,8 @@
 
 Functions of values, in the order in which a run calls them:
 
-    propose -> Proposals    expected_saving_s, next_to_measure    plans_of -> WorkloadPlans    rows_of    fastest_step
+    propose -> Proposals    expected_saving_s, next_to_measure    plans_of -> WorkloadPlans    as_deployed
+    rows_of, inside_of    fastest_step
 
 A saving is against the best known schedules of a region's parts as one program (`best_parts`), both timed in turns. So
 the cost of a region in a plan is what its calls take alone, by the best that is known of each, minus that saving.
@@ -24,8 +25,8 @@ from kcg.kernel.regions import Candidate, Limits, candidates_of
 from kcg.kernel.repeats import Blocks, blocks_of_workload
 from kcg.kernel.tile.cost import figures_of
 from kcg.optimize.exact_plan import Option, SequencePlan, best_plans
-from kcg.optimize.planning import planned
-from kcg.types import ModelCheck, Region, RegionResult, Result, Schedule, Target, Workload
+from kcg.optimize.planning import claimed, planned
+from kcg.types import ModelCheck, Region, RegionResult, Result, Schedule, Target, TriedPlan, Workload
 
 PLANS = 5  # whole steps that are timed
 BETWEEN_S = 1.5e-6
@@ -53,6 +54,11 @@ class Proposals:
         found = {key_of(c): c for _, candidates in self.sequences for c in candidates}
         order = sorted(found, key=lambda key: -self.calls[key] * found[key].saved_bytes)
         return {key: found[key] for key in order}
+
+    @cached_property
+    def regions(self) -> frozenset[Region]:
+        """Of all candidates."""
+        return frozenset(candidate.region for candidate in self.candidates.values())
 
     @cached_property
     def calls(self) -> dict[Key, float]:
@@ -190,6 +196,33 @@ def _workload_plan(
     return WorkloadPlan(chosen, seconds, programs, sum(saved.values()), saved_bytes)
 
 
+def as_deployed(
+    plans: Iterable[WorkloadPlan], proposals: Proposals, alone_s: Mapping[str, float], savings: Mapping[Key, float]
+) -> list[WorkloadPlan]:
+    """The plans as programs get them, each once, the best first and last that of every call alone.
+
+    A running program does not know in which of its places a plan wants a region: it is put in wherever its calls match
+    and it is safe. So that is what a plan costs, also where it wanted the region in some of these places only.
+    """
+    found: dict[frozenset[tuple[str, float]], WorkloadPlan] = {}
+    for plan in plans:
+        times = claimed(proposals.workload, plan.regions).found
+        programs = tuple((c, float(many)) for c, _ in plan.programs if (many := times[c.region.id]))
+        saved_s = sum(
+            many * min(savings[key_of(c)], sum(alone_s.get(kernel.id, 0.0) for kernel in c.region.kernels))
+            for c, many in programs
+        )
+        made = replace(
+            plan,
+            programs=programs,
+            seconds=plan.seconds + plan.saved_s - saved_s,
+            saved_s=saved_s,
+            saved_bytes=sum(many * candidate.saved_bytes for candidate, many in programs),
+        )
+        found.setdefault(frozenset((c.region.id, many) for c, many in programs), made)
+    return sorted(found.values(), key=lambda plan: (not plan.programs, plan.seconds))
+
+
 def next_to_measure(
     plans: Sequence[WorkloadPlan], savings: Mapping[Key, float], measured: Mapping[Key, float]
 ) -> list[Key]:
@@ -223,16 +256,49 @@ def rows_of(
     return tuple(found)
 
 
+def inside_of(rows: Sequence[RegionResult], found: Sequence[RegionResult]) -> tuple[RegionResult, ...]:
+    """Of the results of kernels those that are not `found` in the results by a plan: its regions run all their calls.
+    Each is what its kernel gets where such a region cannot be put in."""
+    shown = {(row.region.id, row.variables) for row in found}
+    return tuple(replace(row, calls=0, replayed=0) for row in rows if (row.region.id, row.variables) not in shown)
+
+
 def fastest_step(
     results: Sequence[Result], check: Callable[[Sequence[Result]], Sequence[ModelCheck]]
 ) -> tuple[Result, ModelCheck]:
     """Of the results of several plans, the last of which has every kernel alone, the one whose whole step is the
     fastest and right, by `check`: what is measured of the whole step decides, since costs of parts do not add up. Where
-    no step is timed it is the first that is not wrong."""
-    checked = list(zip(results, check(results), strict=True))
-    right = [(seen.after_s, one) for one in checked if (seen := one[1]).passed and seen.after_s is not None]
-    before_s = min((seen.before_s for _, seen in checked if seen.before_s is not None), default=float("inf"))
-    faster = [one for one in right if one[0] <= before_s]
+    no step is timed it is the first that is not wrong. What was seen of each plan is in its `Result.planning`."""
+    checks = check(results)
+    at, why = _fastest(checks)
+    chosen = results[at]
+    if chosen.planning is None:
+        return chosen, checks[at]
+    plans = tuple(
+        replace(_seen(one, seen), chosen=place == at)
+        for place, (result, seen) in enumerate(zip(results, checks, strict=True))
+        if result.planning is not None
+        for one in result.planning.plans
+    )
+    return replace(chosen, planning=replace(chosen.planning, plans=plans, why=why)), checks[at]
+
+
+def _fastest(checks: Sequence[ModelCheck]) -> tuple[int, str]:
+    """Which of the checks of the plans is the best, and why."""
+    last = len(checks) - 1
+    right = {place: seen.after_s for place, seen in enumerate(checks) if seen.passed and seen.after_s is not None}
     if right:
-        return min(faster, key=lambda one: one[0])[1] if faster else checked[-1]
-    return next((one for one in checked if one[1].passed is not False), checked[-1])
+        before_s = min(seen.before_s for seen in checks if seen.before_s is not None)
+        best = min(right, key=lambda place: right[place])
+        if right[best] <= before_s:
+            return best, f"its whole step is the fastest of {len(right)} that are right"
+        return last, "no whole step is faster than with tinygrad's own schedules"
+    for place, seen in enumerate(checks):
+        if seen.passed is not False:
+            return place, "no whole step was timed: it is the best by the times of its kernels"
+    return last, "the whole step of every plan is wrong"
+
+
+def _seen(plan: TriedPlan, check: ModelCheck) -> TriedPlan:
+    """A plan with what its whole step showed."""
+    return replace(plan, step_s=check.after_s, passed=check.passed, note=check.reason)

@@ -8,6 +8,7 @@ in the same turns (`kcg.optimize.finals`). The plans are made of what was judged
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -15,14 +16,17 @@ from typing import TYPE_CHECKING
 from kcg.cli import counted
 from kcg.measure.child import refusal_job
 from kcg.optimize.baselines import measure_baselines
-from kcg.optimize.planning import planned
+from kcg.optimize.console import name_of
+from kcg.optimize.planning import claimed, planned
 from kcg.optimize.region_plans import (
     Key,
     Proposals,
     WorkloadPlan,
     among,
+    as_deployed,
     best_parts,
     expected_saving_s,
+    inside_of,
     key_of,
     next_to_measure,
     plans_of,
@@ -32,7 +36,7 @@ from kcg.optimize.region_plans import (
 from kcg.optimize.search import search
 from kcg.optimize.work import Candidates, RegionResults, RegionWork
 from kcg.search.problem import best
-from kcg.types import Region, RegionResult, Schedule, ScheduleKind, Workload
+from kcg.types import Planning, Region, RegionInPlan, RegionResult, Schedule, ScheduleKind, TriedPlan, Workload
 
 if TYPE_CHECKING:
     from kcg.measure.service import MeasureService
@@ -53,6 +57,7 @@ class Proposed:
     works: Sequence[RegionWork]  # of the regions
     estimates: Estimates  # of the kernels and the regions
     candidates: Candidates
+    impossible: int = 0  # regions that rules proposed and that there is no program for
 
 
 def has_tile_programs(proposals: Proposals, service: MeasureService) -> Callable[[Region], bool]:
@@ -97,9 +102,8 @@ def search_regions(
             work.keep(future.result())
     both = replace(estimates, measured=replace(estimates.measured, works=[*found.works, *works], at=time.monotonic()))
     searched = search(both, guide, device=device, log=log, works=works)
-    return Proposed(
-        proposals, works, both, replace(found, works=both.works, settled=found.settled and searched.settled)
-    )
+    both_found = replace(found, works=both.works, settled=found.settled and searched.settled)
+    return Proposed(proposals, works, both, both_found, len(everything.regions) - len(proposals.regions))
 
 
 def _works(proposals: Proposals, kernels: Sequence[RegionWork], *, device: Device) -> list[RegionWork]:
@@ -148,23 +152,93 @@ def variants(
     own = {work.call.region.id for work in proposed.works}
     rows = [row for row in results.rows if row.region.id not in own]
     regions = {row.region.id: row for row in results.rows if row.region.id in own}
-    return [replace(results, rows=rows_of(workload, rows, regions, plan)) for plan in plans]
+    made = []
+    for plan in plans:
+        found = rows_of(workload, rows, regions, plan)
+        planning = Planning(
+            regions=regions_in(plan, found, rows, workload),
+            plans=(TriedPlan(tuple(r.id for r in plan.regions), plan.seconds, None, None, UNTRIED, chosen=True),),
+            why=UNTRIED,
+            passed_over=passed_over(list(regions.values()), proposed, plan),
+            inside=inside_of(rows, found),
+        )
+        made.append(replace(results, rows=found, planning=planning))
+    return made
+
+
+UNTRIED = "not run: the run ended before whole steps were compared"
 
 
 def plans_by(results: RegionResults, proposed: Proposed, *, memory_bytes: float = float("inf")) -> list[WorkloadPlan]:
-    """The best plans by what was judged."""
-    alone_s = {row.region.id: row.chosen.cold_s for row in results.rows if not row.region.args}
-    return plans_of(
-        proposed.proposals, alone_s, measured_savings(results.rows, proposed.proposals), memory_bytes=memory_bytes
-    )
+    """The best plans by what was judged, as programs get them."""
+    proposals, alone_s = proposed.proposals, {r.region.id: r.chosen.cold_s for r in results.rows if not r.region.args}
+    savings = measured_savings(results.rows, proposals)
+    plans = plans_of(proposals, alone_s, savings, memory_bytes=memory_bytes)
+    return as_deployed(plans, proposals, alone_s, savings)
 
 
 def measured_savings(rows: Sequence[RegionResult], proposals: Proposals) -> Mapping[Key, float]:
     """What each region that is faster than the best of its parts saves of one call, both timed in the same turns."""
-    by_region = {row.region.id: row for row in rows if row.region.args and row.outcome == "improved"}
-    found = {}
-    for candidate in proposals.candidates.values():
-        row = by_region.get(candidate.region.id)
-        if row is not None and row.chosen.schedule.kind != ScheduleKind.PARTS:
-            found[key_of(candidate)] = (row.opts or row.baseline).cold_s - row.chosen.cold_s
-    return found
+    by_region = {row.region.id: row for row in rows if beats_its_parts(row)}
+    return {
+        key_of(candidate): saving_s(row)
+        for candidate in proposals.candidates.values()
+        if (row := by_region.get(candidate.region.id)) is not None
+    }
+
+
+def beats_its_parts(row: RegionResult) -> bool:
+    """Whether a region of several kernels has a program that is faster than the best schedules of its parts."""
+    return bool(row.region.args) and row.outcome == "improved" and row.chosen.schedule.kind != ScheduleKind.PARTS
+
+
+def saving_s(row: RegionResult) -> float:
+    """What one call of such a region saves, in seconds."""
+    return (row.opts or row.baseline).cold_s - row.chosen.cold_s
+
+
+# ---- what is written of a plan
+
+
+def regions_in(
+    plan: WorkloadPlan, rows: Sequence[RegionResult], kernels: Sequence[RegionResult], workload: Workload
+) -> tuple[RegionInPlan, ...]:
+    """What is said of the regions of a plan, by the results of the plan and those of all `kernels`."""
+    names = {row.region.id: name_of(row) for row in kernels}
+    by_id, left = {row.region.id: row for row in rows}, claimed(workload, plan.regions).left
+    return tuple(
+        RegionInPlan(
+            region=region.id,
+            kernels=tuple(names.get(kernel.id, kernel.id[:12]) for kernel in region.kernels),
+            form=candidate.form,
+            calls=by_id[region.id].calls,
+            saved_s=saving_s(by_id[region.id]),
+            saved_bytes=float(candidate.saved_bytes),
+            left=tuple((why, count) for (name, why), count in left.items() if name == region.id),
+        )
+        for candidate, _ in plan.programs
+        for region in (candidate.region,)
+    )
+
+
+OUT = {
+    "undecided": "there was no time to judge a program",
+    "not searched": "there was no time to search a program",
+    "unjudged": "the reference cannot tell what is right",
+    "quarantined": "wrong or failing as tinygrad schedules the kernels",
+}
+"""Why a region that was searched is in no plan, by its outcome; with others no program is faster."""
+
+
+def passed_over(rows: Sequence[RegionResult], proposed: Proposed, plan: WorkloadPlan) -> tuple[tuple[str, int], ...]:
+    """Why regions that rules proposed are not in a plan, and how many; `rows` are of those that were searched."""
+    reasons = Counter({"no program of them can be made": proposed.impossible})
+    reasons["others were expected to save more, and were searched"] = len(proposed.proposals.regions) - len(rows)
+    for row in rows:
+        if row.region not in plan.regions:
+            slower = OUT.get(row.outcome, "no program is faster than the best schedules of the parts")
+            reasons[BEATEN if beats_its_parts(row) else slower] += 1
+    return tuple((why, count) for why, count in reasons.most_common() if count > 0)
+
+
+BEATEN = "a program is faster than the parts, and the plan is faster without it"

@@ -17,14 +17,24 @@ from pathlib import Path
 
 from kcg.files import write_whole
 from kcg.measure.device_info import HOLDS_BACK, words_of
-from kcg.optimize.console import checked_as, format_seconds, format_speedup, repeated, step_lines
+from kcg.optimize.console import (
+    checked_as,
+    format_count,
+    format_seconds,
+    format_speedup,
+    passed_over_lines,
+    plan_line,
+    plan_rows,
+    repeated,
+    step_lines,
+    step_rows,
+)
 from kcg.optimize.log import WORDS
 from kcg.optimize.report_charts import expected_picture, progress_picture, roofline_picture, share_picture
 from kcg.optimize.svg import (
     STYLE,
     Row,
     format_bytes,
-    format_count,
     format_date,
     format_error,
     format_launch,
@@ -108,14 +118,13 @@ def step_of(result: Result) -> Step | None:
         return None
     if not all(math.isfinite(s) and s > 0 for s in (check.before_s, check.after_s, before, after)):
         return None
-    launches = sum(row.calls for row in result.regions)
     cache = "cache" if result.target.device == "CPU" else "L2 cache"
     sides = {
         "Before": Side(
             check.before_s,
             before,
             sum(r.calls * _warm_s(r.baseline) for r in result.regions),
-            launches,
+            sum(r.calls * len(r.region.kernels) for r in result.regions),
             cache,
             check.clocks_before,
             tuple((r.before_s, r.clocks) for r in result.regions),
@@ -124,7 +133,10 @@ def step_of(result: Result) -> Step | None:
             check.after_s,
             after,
             sum(r.calls * _warm_s(r.chosen) for r in result.regions),
-            launches,
+            sum(
+                r.calls * (len(r.region.kernels) if r.chosen.schedule == r.baseline.schedule else 1)
+                for r in result.regions
+            ),
             cache,
             check.clocks_after,
             tuple((r.after_s, r.clocks) for r in result.regions),
@@ -297,6 +309,7 @@ def render_report(result: Result) -> str:
         style=STYLE,
         step=step_of(result),
         step_lines=step_lines(result),
+        plan=_plan(result),
         noun=checked_as(result),
         repeated=repeated,
         checks=_checks(rows),
@@ -309,6 +322,19 @@ def render_report(result: Result) -> str:
         phases=[(WORDS.get(phase, phase), seconds) for phase, seconds in result.phases],
         sensors=[(*_SENSORS[name], _range(*seen)) for name, *seen in result.clocks if name in _SENSORS],
     )
+
+
+def _plan(result: Result) -> dict[str, object] | None:
+    """The plan in words; None where no regions of several kernels were searched."""
+    if (planning := result.planning) is None:
+        return None
+    return {
+        "line": plan_line(result, planning),
+        "regions": plan_rows(result, planning),
+        "steps": step_rows(planning),
+        "chosen": [plan.chosen for plan in planning.plans],
+        "passed_over": passed_over_lines(planning),
+    }
 
 
 def _script(value: object) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from kcg.measure.protocol import median
-from kcg.optimize.console import format_seconds, format_speedup
+from kcg.optimize.console import format_count, format_seconds, format_speedup
 from kcg.optimize.svg import (
     COLORS,
     NARROW,
@@ -22,7 +22,6 @@ from kcg.optimize.svg import (
     alone,
     cut,
     drawable,
-    format_count,
     format_factor,
     format_rate,
     format_schedule,

@@ -20,11 +20,11 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 from kcg.errors import ResultError, ScheduleError
 from kcg.files import write_whole
 from kcg.kernel.kinds import parse
-from kcg.types import Kernel, Region, RegionResult, Result, Schedule, ScheduleKind, malformed
+from kcg.types import Kernel, Planning, Region, RegionResult, Result, Schedule, ScheduleKind, malformed
 
 T = TypeVar("T")
 
-SCHEMA = 10
+SCHEMA = 11
 """The version of the file. A change of any field is a new number, never a silent one."""
 
 ADDED = {
@@ -46,6 +46,7 @@ ADDED = {
     },
     9: {("Region", "args"), ("Region", "outputs")},
     10: {("Result", "steps"), ("RegionResult", "replayed"), ("Toolchain", "assembler")},
+    11: {("Result", "planning"), ("ModelCheck", "replaced"), ("ModelCheck", "left")},
 }
 """Fields that came with each version: files of the versions before it are read without them, with their defaults."""
 
@@ -85,7 +86,7 @@ class _Malformed(Exception):
 def to_dict(result: Result) -> dict[str, Any]:
     """The object that is stored and that `--json` prints: JSON values only; `from_dict` reads it back."""
     body: dict[str, Any] = {"schema": SCHEMA, **_derived(result), **_encode(result)}
-    body["asts"] = {kernel.id: kernel.ast_json for row in result.regions for kernel in row.region.kernels}
+    body["asts"] = {kernel.id: kernel.ast_json for row in result.deployed for kernel in row.region.kernels}
     return body
 
 
@@ -290,6 +291,12 @@ def _read(document: Any) -> Result:
             raise _Malformed(f"target.{field.name}", "the number is no size and no rate")
     for i, row in enumerate(result.regions):
         _check_region(row, f"regions[{i}]")
+    if result.planning is not None:
+        _check_planning(result.planning, result, "planning")
+    check = result.model_check
+    counts = () if check is None else (*(n for _, n in check.replaced), *(n for _, _, n in check.left))
+    if any(count < 0 for count in counts):
+        raise _Malformed("model_check", "a count is negative")
     if result.steps < 0:
         raise _Malformed("steps", "the count is negative")
     if any(seconds < 0 for _, seconds in result.phases):
@@ -344,6 +351,30 @@ def _check_region(row: RegionResult, where: str) -> None:
         if any(time_s < 0 for time_s in (finalist.cold_s, finalist.warm_s, *finalist.interval_s)):
             raise _Malformed(f"{where}.{name}", "a time is negative")
         _check_schedule(finalist.schedule, f"{where}.{name}.schedule")
+
+
+def _check_planning(planning: Planning, result: Result, where: str) -> None:
+    rows = {row.region.id: row for row in result.regions if len(row.region.kernels) > 1}
+    for i, region in enumerate(planning.regions):
+        here, row = f"{where}.regions[{i}]", rows.get(region.region)
+        if row is None:
+            raise _Malformed(f"{here}.region", "it names no region of several kernels of the result")
+        if len(region.kernels) != len(row.region.kernels) or region.calls != row.calls:
+            raise _Malformed(here, "it contradicts the regions")
+        if region.saved_bytes < 0 or any(count < 0 for _, count in region.left):
+            raise _Malformed(here, "a size or a count is negative")
+    chosen = [plan for plan in planning.plans if plan.chosen]
+    if len(chosen) != 1 or sorted(chosen[0].regions) != sorted(region.region for region in planning.regions):
+        raise _Malformed(f"{where}.plans", "the chosen one is not that of the regions")
+    if any(min(plan.expected_s, plan.step_s or 0.0) < 0 for plan in planning.plans):
+        raise _Malformed(f"{where}.plans", "a time is negative")
+    if any(count < 0 for _, count in planning.passed_over):
+        raise _Malformed(f"{where}.passed_over", "a count is negative")
+    shown = {(row.region.id, row.variables) for row in result.regions}
+    for i, row in enumerate(planning.inside):
+        _check_region(row, f"{where}.inside[{i}]")
+        if len(row.region.kernels) > 1 or row.calls or (row.region.id, row.variables) in shown:
+            raise _Malformed(f"{where}.inside[{i}]", "it is no kernel, or one that runs by itself")
 
 
 def _same(stored: Any, derived: Any) -> bool:

@@ -16,13 +16,16 @@ import sys
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kcg.compat.observing import Observer, Piece
 from kcg.errors import CodecError, KcgError
 from kcg.files import write_whole
 from kcg.measure import isolated
 from kcg.workloads.script import Form, Program, run_as_main
+
+if TYPE_CHECKING:
+    from kcg.optimize.deploy import InPlace
 
 MAX_BYTES = 1 << 28
 """Of what a script leaves, so much is compared, the small tensors first."""
@@ -41,6 +44,8 @@ class Ran:
     left_out: int  # tensors that were too large
     kernels: int  # of those with another schedule that occurred in it
     shaken: int  # values that were changed by one rounding unit
+    replaced: tuple[tuple[str, int], ...] = ()  # as in `ModelCheck`
+    left: tuple[tuple[str, str, int], ...] = ()
     refused: str = ""  # why the chosen schedules could not be used at all
     seconds: float = 0.0
 
@@ -55,7 +60,8 @@ def read_answer(folder: Path, *, seconds: float) -> Ran | None:
     pieces = tuple(
         Piece(**of, values=np.load(folder / f"{place}.npy", mmap_mode="r")) for place, of in enumerate(answer["pieces"])
     )
-    return Ran(**{**answer, "pieces": pieces, "seconds": seconds})
+    sets = {name: tuple(map(tuple, answer[name])) for name in ("replaced", "left")}
+    return Ran(**{**answer, **sets, "pieces": pieces, "seconds": seconds})
 
 
 # ---- in the child ----
@@ -69,7 +75,8 @@ class _Run:
         self.ended, self.words, self.refused = "", "", ""
         self._error: BaseException | None = None  # holds what was alive in the frames that it went through
         self._pid, self._done = os.getpid(), False
-        self._changed, self._served = frozenset(job["changed"]), set[str]()
+        self._changed, self._observed, self._seen = frozenset(job["changed"]), frozenset(job["observed"]), set[str]()
+        self._place: InPlace | None = None
         self._known: dict[bytes, bool] = {}
         self._stays = contextlib.ExitStack()  # until the process ends
         self._observer = Observer(self._is_changed, self._prepare, seed=job["seed"], shake=job["shake"])
@@ -112,8 +119,10 @@ class _Run:
             "refused": self.refused,
             "left_out": left_out,
             "pieces": [{name: getattr(piece, name) for name in PROPERTIES} for piece in pieces],
-            "kernels": len(self._served),
+            "kernels": len(self._changed.intersection(self._seen if self._place is None else self._place.served)),
             "shaken": self._observer.shaken,
+            "replaced": self._place.sets_replaced if self._place is not None else (),
+            "left": self._place.sets_left if self._place is not None else (),
         }
         write_whole(self.folder / ANSWER, json.dumps(answer))
 
@@ -153,9 +162,9 @@ class _Run:
             kernel_id = ""
             with contextlib.suppress(CodecError):  # the script's own
                 kernel_id = kernel_of(ast).id
-            self._known[ast.key] = kernel_id in self._changed
+            self._known[ast.key] = kernel_id in self._observed
             if self._known[ast.key] and not self.job["chosen"]:
-                self._served.add(kernel_id)
+                self._seen.add(kernel_id)
         return self._known[ast.key]
 
     def _prepare(self) -> None:
@@ -166,7 +175,7 @@ class _Run:
 
         try:
             result, files = read_result(Path(self.job["result"])), [Path(file) for file in self.job["kernels"]]
-            self._served = self._stays.enter_context(scheduling(result, changed_only=True, kernels=files))
+            self._place = self._stays.enter_context(scheduling(result, changed_only=True, kernels=files))
         except KcgError as error:  # another device than the result is for, for one
             self.refused = str(error)
             raise

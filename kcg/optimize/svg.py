@@ -14,7 +14,7 @@ from datetime import datetime
 from html import escape
 
 from kcg.kernel.kinds import describe
-from kcg.optimize.console import format_seconds
+from kcg.optimize.console import format_count, format_seconds
 from kcg.optimize.ends import values_of, values_text
 from kcg.types import Finalist, RegionResult, Result, Schedule
 
@@ -40,14 +40,6 @@ def format_share(share: float) -> str:
 
 def format_schedule(schedule: Schedule) -> str:
     return describe(schedule)
-
-
-def format_count(number: float) -> str:
-    """`2.4 G`: three digits and a decimal prefix."""
-    for scale, prefix in ((1e15, " P"), (1e12, " T"), (1e9, " G"), (1e6, " M"), (1e3, " k")):
-        if abs(number) >= scale * 0.9995:
-            return f"{number / scale:.3g}{prefix}"
-    return f"{number:.3g}"
 
 
 def format_rate(amount: float, seconds: float) -> str:
@@ -397,7 +389,8 @@ class Row:
         """What there is to describe: baseline and chosen, or the one that is both."""
         if not self.changed:
             return (("Baseline, kept", self.region.baseline),)
-        best = () if self.region.opts is None else (("Best Opts", self.region.opts),)
+        title = "Best of its parts" if self.region.region.args else "Best Opts"
+        best = () if self.region.opts is None else ((title, self.region.opts),)
         return (("Baseline", self.region.baseline), *best, ("Chosen", self.region.chosen))
 
 

@@ -37,8 +37,8 @@ class Remade:
 
 
 def tile_rows(result: Result) -> list[RegionResult]:
-    """The regions that a tile program is best for, verified."""
-    return [r for r in result.regions if has_tiles(r.chosen.schedule) and r.chosen.verification.passed]
+    """The regions that a tile program is best for, verified, and so the kernels within them."""
+    return [r for r in result.deployed if has_tiles(r.chosen.schedule) and r.chosen.verification.passed]
 
 
 def remade(result: Result, *, to_run: bool = True) -> Remade:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from tinygrad import Tensor
 
+    from kcg.optimize.deploy import InPlace
     from kcg.workloads.family import Step
     from kcg.workloads.registry import WorkloadSpec
 
@@ -379,25 +380,27 @@ def run_own(step: Step) -> None:
 
 @dataclass(frozen=True)
 class _Chosen:
-    """A step as it was captured with the schedules of a result: which kernels have another one there, and which of
-    these occurred."""
+    """A step as it was captured with the schedules of a result: which kernels have another one there, and what was put
+    in place of which calls."""
 
     program: _Program
     changed: frozenset[str]
-    served: frozenset[str]
+    place: InPlace
 
     @staticmethod
     def captured(step: Step, result: Result, kernels: Sequence[Path]) -> _Chosen:
         from kcg.optimize.deploy import changed_by, scheduling
 
-        with scheduling(result, changed_only=True, kernels=kernels) as served:  # the others are compiled once, for all
+        with scheduling(result, changed_only=True, kernels=kernels) as place:  # the others are compiled once, for all
             program = _Program(step, result.target)
-        return _Chosen(program, frozenset(changed_by(result, handwritten=bool(kernels))), frozenset(served))
+        return _Chosen(program, frozenset(changed_by(result, handwritten=bool(kernels))), place)
 
     def served_all(self, check: ModelCheck) -> ModelCheck:
         """The check, which is no pass where a changed kernel did not occur."""
-        check = replace(check, kernels=len(self.served), clocks_after=self.program.clocks)
-        if check.passed and (missing := len(self.changed - self.served)):
+        place = self.place
+        check = replace(check, kernels=len(place.served), clocks_after=self.program.clocks)
+        check = replace(check, replaced=place.sets_replaced, left=place.sets_left)
+        if check.passed and (missing := len(self.changed - place.served)):
             reason = f"no verdict: {missing} of {len(self.changed)} changed kernels do not occur when the model runs"
             return replace(check, passed=None, reason=reason)
         return check

@@ -300,6 +300,7 @@ class _Runs:
             "result": str(path),
             "kernels": [str(file) for file in settings.kernels],
             "changed": sorted(changed),
+            "observed": sorted({k.id for r in result.regions if r.region.id in changed for k in r.region.kernels}),
         }
 
     def run(self, *, chosen: bool = False, shake: bool = False) -> Ran:
@@ -343,7 +344,7 @@ def _compared(runs: _Runs, result: Result, changed: int) -> ModelCheck:
     if chosen.ended != own.ended:
         return _whose_fault(runs, own, chosen.words or "it ends well")
     check = _of_what_is_left(runs, result, own, chosen)
-    check = replace(check, kernels=chosen.kernels)
+    check = replace(check, kernels=chosen.kernels, replaced=chosen.replaced, left=chosen.left)
     if check.passed and chosen.kernels < changed:
         missing = changed - chosen.kernels
         reason = f"no verdict: {missing} of {changed} changed kernels do not occur when the script runs again"

@@ -17,6 +17,7 @@ from kcg.optimize.ends import mean, observed
 from kcg.search.problem import Observation, best
 from kcg.types import (
     Measurement,
+    Planning,
     RegionResult,
     Schedule,
     ScheduleKind,
@@ -313,3 +314,4 @@ class RegionResults:
 
     rows: tuple[RegionResult, ...]
     undecided: int = 0  # kernels with a candidate that the budget left no time to judge
+    planning: Planning | None = None  # by which of the plans, where regions of several kernels were searched

@@ -8,7 +8,24 @@ from tinygrad import Tensor, dtypes
 
 from kcg.compat.observing import ALIVE, _Memory, _piece, _shake, _written
 from kcg.compat.tiny import Buffer, Device, DType
+from tests.commands import python
 from tests.kernels import kernels_of
+
+REPLACED = """
+from tinygrad import Tensor, TinyJit
+from kcg.compat.observing import Observer
+from kcg.kernel.installing import install
+from tests.compat.test_replacing import ROWS, WIDTH, X86, chain, empty, fused, program_of, region_of, values
+region = region_of(chain(empty(ROWS, WIDTH)))
+program = program_of(region, {1: empty(ROWS, WIDTH)}, lambda x: {3: fused(x)})
+place = install({region: program}, X86)
+observer = Observer(lambda ast: False, place.__enter__, seed=1, shake=False)
+stays = observer.watch()
+step = TinyJit(lambda x: chain(x).realize())
+for seed in range(4):
+    out, other = step(values(seed)), (values(seed) * 3).realize()
+print([(piece.place, piece.values.shape) for piece in observer.pieces(1 << 20)[0]])
+"""
 
 
 def buffer_of(values: np.ndarray, dtype: DType) -> Buffer:
@@ -55,3 +72,9 @@ def test_whole_numbers_are_not_moved() -> None:
     assert _shake(buffer, seed=1) == 0
     piece = _piece(ALIVE, buffer, (2, 4))
     assert piece.eps == 0 and piece.values.tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+def test_what_comes_out_of_a_program_in_the_place_of_calls_is_observed() -> None:
+    """Such a program is compiled from no AST that could be asked for."""
+    done = python("-c", REPLACED, DEV="CPU:X86")
+    assert done.stdout.splitlines()[-1] == "[('returned', (6, 16))]", done.stderr

@@ -227,7 +227,7 @@ def test_regions_of_several_kernels_are_left_out_and_reported(
     write_result(replace(result, regions=(fused, second, *rest)), tmp_path / "RESULT.json")
     applied = apply(tmp_path / "RESULT.json", widths=(2,), cache_db=cache, facts=facts)
     assert applied.kernels == len(result.regions) - 1
-    assert any(note.startswith("1 regions of several kernels") for note in applied.notes)
+    assert any(note.startswith("1 region of several kernels") for note in applied.notes)
 
 
 def test_the_summary_says_how_to_use_and_how_to_undo(stored: Path, cache: Path, facts: Facts) -> None:

@@ -15,6 +15,7 @@ from kcg.kernel.parts import parts_of
 from kcg.kernel.regions import Form
 from kcg.kernel.tile.cost import predicted_seconds
 from kcg.kernel.tile.ir import read_kernel
+from kcg.kernel.tile.parameters import TileParameters
 from kcg.kernel.tile.prior import default_parameters
 from kcg.optimize import region_search
 from kcg.optimize.console import progress
@@ -24,6 +25,7 @@ from kcg.optimize.region_plans import (
     Proposals,
     WorkloadPlan,
     among,
+    as_deployed,
     best_parts,
     expected_saving_s,
     fastest_step,
@@ -33,11 +35,11 @@ from kcg.optimize.region_plans import (
     propose,
     rows_of,
 )
-from kcg.optimize.result import read_result
+from kcg.optimize.result import from_dict, read_result, to_dict
 from kcg.optimize.run import optimize
 from kcg.optimize.settings import Settings
 from kcg.optimize.work import RegionResults
-from kcg.types import ModelCheck, Region, RegionResult, Result, Schedule, ScheduleKind, Workload
+from kcg.types import ModelCheck, Planning, Region, RegionResult, Result, Schedule, ScheduleKind, TriedPlan, Workload
 from kcg.workloads.registry import spec_of
 from tests.known_targets import KNOWN_TARGETS
 from tests.optimize_run import begun
@@ -111,6 +113,31 @@ def test_the_calls_by_a_plan_are_all_calls_of_the_model(
         regions[candidate.region.id] = row(candidate.region, parts_s - expected[key_of(candidate)])
     rows = rows_of(flux, [row(c.region, alone_s[c.region.id], calls=c.calls) for c in flux.calls], regions, plans[0])
     assert sum(one.after_s for one in rows) == pytest.approx(plans[0].seconds)
+
+
+def test_a_plan_costs_what_its_regions_cost_wherever_a_program_finds_them(
+    flux: Workload, proposals: Proposals, alone_s: dict[str, float], expected: dict[Key, float]
+) -> None:
+    """Also where it wants a region in one of its places only: a program does not know which."""
+    ((blocks, candidates),) = proposals.sequences
+    key = next(key for key, c in proposals.candidates.items() if c.form == Form.CHAINED and len(c.places) > 2)
+    one = next(c for c in candidates if key_of(c) == key)
+    narrow = replace(proposals, sequences=((blocks, (replace(one, places=one.places[:1]),)),))
+    wanted, alone = plans_of(narrow, alone_s, {key: expected[key]})
+    everywhere = planned(flux, [one.region]).calls[-1].calls
+    assert [times for _, times in wanted.programs] == [1.0] and everywhere > 1
+    made, last = as_deployed([wanted, wanted, alone], narrow, alone_s, {key: expected[key]})
+    assert [times for _, times in made.programs] == [everywhere] and not last.programs, "each once"
+    assert made.saved_s == pytest.approx(everywhere * expected[key])
+    assert made.saved_bytes == everywhere * one.saved_bytes
+    assert made.seconds == pytest.approx(last.seconds - made.saved_s)
+
+
+def test_plans_that_a_program_gets_as_they_are_cost_the_same(
+    plans: list[WorkloadPlan], proposals: Proposals, alone_s: dict[str, float], expected: dict[Key, float]
+) -> None:
+    first, *_ = as_deployed(plans, proposals, alone_s, expected)
+    assert first.seconds == pytest.approx(plans[0].seconds) and first.regions == plans[0].regions
 
 
 def test_every_call_alone_is_the_sum_of_its_kernels(
@@ -202,6 +229,30 @@ def test_the_whole_step_decides(steps: list[tuple[bool | None, float | None]], c
     assert fastest_step(results, check) == (results[chosen], checks[chosen])
 
 
+def test_each_plan_and_why_one_was_chosen_is_kept() -> None:
+    sample = sample_result()
+
+    def result(*regions: str) -> Result:
+        plan = TriedPlan(regions, 1.0 + len(regions), None, None, "not yet", chosen=True)
+        return replace(sample, planning=Planning((), (plan,), "not yet", (), ()), seed=len(regions))
+
+    results = [result("a", "b"), result("a"), result()]
+    checks = [
+        ModelCheck(False, "it differs", after_s=1.0),
+        ModelCheck(True, after_s=2.0),
+        ModelCheck(True, after_s=3.0),
+    ]
+    checks = [replace(check, before_s=4.0) for check in checks]
+    chosen, seen = fastest_step(results, lambda asked: [checks[2 - result.seed] for result in asked])
+    assert chosen.planning is not None and seen == checks[1]
+    assert chosen.planning.why == "its whole step is the fastest of 2 that are right"
+    assert [(p.regions, p.step_s, p.passed, p.note, p.chosen) for p in chosen.planning.plans] == [
+        (("a", "b"), 1.0, False, "it differs", False),
+        (("a",), 2.0, True, "", True),
+        ((), 3.0, True, "", False),
+    ]
+
+
 # ---- in a run
 
 
@@ -224,17 +275,52 @@ def test_regions_are_searched_after_kernels_judged_and_planned(tmp_path: Path) -
         (alone,) = region_search.variants(results, proposed, run.captured.workload)
         assert [one.region.id for one in alone.rows] == [work.call.region.id for work in run.works]
         alone_s = {r.region.id: r.chosen.cold_s for r in results.rows if not r.region.args}
-        faster = []
+        faster, body = [], TileParameters("rows", ((0,),), (16,), reduce_tile=128).to_json()
         for r in results.rows:
             if r.region.args:  # as parts it takes what its kernels take alone, whatever the clock said of both
                 parts = replace(r.baseline, cold_s=sum(alone_s[kernel.id] for kernel in r.region.kernels))
-                made = replace(parts, cold_s=1e-9, schedule=Schedule("tile", "{}"))
+                made = replace(parts, cold_s=1e-9, schedule=Schedule("tile", body))
                 r = replace(r, outcome="improved", baseline=parts, opts=None, chosen=made)
             faster.append(r)
         first, *_, last = region_search.variants(RegionResults(tuple(faster)), proposed, run.captured.workload)
         assert any(len(one.region.kernels) >= 3 for one in first.rows), "the norm and more, as a program of 1 ns"
         assert sum(one.calls * len(one.region.kernels) for one in first.rows) == sum(one.calls for one in last.rows)
-        assert len(run.result(kernels, first).regions) == len(first.rows)
+        result = run.result(kernels, first)
+        assert len(result.regions) == len(first.rows)
+        planning = result.planning
+        assert planning is not None and from_dict(to_dict(result)) == result
+        several = [one for one in first.rows if one.region.args]
+        assert {one.region for one in planning.regions} == {one.region.id for one in several}
+        for one in planning.regions:
+            (of,) = [row for row in several if row.region.id == one.region]
+            assert one.calls == of.calls and len(one.kernels) == len(of.region.kernels) and one.form in set(Form)
+            assert one.saved_s == pytest.approx(of.baseline.cold_s - 1e-9) and one.saved_bytes > 0
+        shown = {row.region.id for row in result.regions}
+        alone_rows = {row.region.id: row for row in last.rows}
+        assert {row.region.id for row in planning.inside} == alone_rows.keys() - shown != set()
+        assert all(row.chosen == alone_rows[row.region.id].chosen for row in planning.inside)
+        assert last.planning is not None and not last.planning.regions and not last.planning.inside
+        counts = sum(count for _, count in planning.passed_over)
+        assert counts == len(region_search.propose(run.captured.workload).regions) - len(several)
+
+
+def test_a_run_writes_its_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here no region has a program of its own: every kernel stays alone, and it is said why."""
+    monkeypatch.setattr(region_search, "has_tile_programs", lambda proposals, service: lambda region: True)
+    settings = Settings(
+        str(SCRIPT),
+        device=os.environ["DEV"],
+        measurements=12,
+        folder=tmp_path / "out",
+        regions=True,
+        script_check=False,
+    )
+    with progress(quiet=True) as shown:
+        finished = optimize(settings, shown)
+    planning = read_result(finished.result_path).planning
+    assert planning is not None and not planning.regions and planning.passed_over
+    assert [(plan.regions, plan.chosen) for plan in planning.plans] == [((), True)]
+    assert "every kernel stays alone" in finished.report_path.read_text(encoding="utf-8")
 
 
 def test_a_run_says_that_there_is_no_program_for_a_region(tmp_path: Path) -> None:

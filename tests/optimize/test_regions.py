@@ -160,10 +160,10 @@ def test_it_is_handed_over_to_an_unchanged_program(improved: Path, norm: Region)
         return (hidden.layernorm().contiguous() * 1.5).contiguous().realize()
 
     wanted = ((x * 2 + 1).contiguous().layernorm().contiguous() * 1.5).numpy()
-    with scheduling(result) as served:
+    with scheduling(result) as place:
         for _ in range(4):
             assert np.allclose(step((x + 0).contiguous().realize()).numpy(), wanted, rtol=1e-5, atol=1e-5)
-        assert served == {norm.id}
+        assert place.served == {norm.id}
     with kcg.tuned(improved):
         eager = (x * 2 + 1).contiguous().layernorm().contiguous().numpy()
     assert np.allclose(eager * 1.5, wanted, rtol=1e-5, atol=1e-5)

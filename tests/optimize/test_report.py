@@ -20,13 +20,13 @@ from rich.console import Console
 from kcg.errors import UsageError
 from kcg.kernel.kinds import describe
 from kcg.kernel.tile.parameters import TileParameters
-from kcg.optimize.console import format_seconds, format_speedup, print_result, progress
+from kcg.optimize.console import format_seconds, format_speedup, print_result, progress, put_in
 from kcg.optimize.report import _FAILURES, _OUTCOMES, render_report, write_report
 from kcg.optimize.result import OUTCOMES
 from kcg.optimize.svg import COLORS
-from kcg.types import Kernel, RegionResult, Result, Schedule, Status, Target
+from kcg.types import Kernel, ModelCheck, RegionInPlan, RegionResult, Result, Schedule, Status, Target
 from tests.html_page import Page
-from tests.sample_result import sample_result
+from tests.sample_result import sample_plan, sample_result
 
 
 @pytest.fixture(scope="module")
@@ -126,6 +126,62 @@ def test_page_says_everything(page: Page) -> None:
         "capturing the workload 4.00 s, opening the device 2.00 s",
     ):
         assert word in text, word
+
+
+def test_page_and_console_show_the_plan() -> None:
+    result = sample_plan()
+    console = Console(file=io.StringIO(), width=80, color_system=None)
+    print_result(result, console)
+    printed = console.file.getvalue()  # type: ignore[attr-defined]
+    assert max(map(len, printed.splitlines())) <= 80
+    page = " ".join(" ".join(Page(render_report(result)).text).split())
+    for text in (page, " ".join(printed.split())):
+        assert (
+            "2 regions of several kernels became one program each, run 133 times: saves 7.76 ms and 353 GB in all"
+            in text
+        )
+        assert "its whole step is the fastest of 3 that are right" in text
+        for words in ("row group", "57", "104 µs", "6.12 GB", "everywhere", "76", "24.1 µs", "56.7 MB", "74 of 76; 2"):
+            assert words in text, words
+        for words in ("every kernel alone", "37.1 ms", "41.9 ms", "chosen; right", "wrong:"):
+            assert words in text, words
+        assert "14 candidate regions are not in it: no program is faster than the best schedules of the parts" in text
+    for name in (
+        "r_2_32_3072_4 + r_2_32_3072_4n1 + E_512_64_3_8_4",
+        "another call uses a value that it does not store",
+    ):
+        assert name in page
+    assert "Best of its parts" in page and "Best Opts" not in page
+    assert "11 kernels and 2 regions of several" in printed
+
+
+@pytest.mark.parametrize(
+    ("check", "words"),
+    [
+        (None, "not seen; 2 left: a reason"),
+        (ModelCheck(None, "not run: no time"), "not seen; 2 left: a reason"),
+        (ModelCheck(True, after_s=0.1, replaced=(("id", 3),)), "everywhere"),
+        (ModelCheck(True, after_s=0.1, replaced=(("id", 2),), left=(("id", "another", 1),)), "2 of 3; 1 left: another"),
+        (ModelCheck(None, after_s=0.1), "0 of 3"),
+        (ModelCheck(True, runs=2, replaced=(("id", 1),)), "everywhere"),
+        (ModelCheck(True, runs=2, replaced=(("id", 1),), left=(("id", "another", 4),)), "1 times; 4 left: another"),
+        (ModelCheck(None, runs=2, replaced=(("other", 1),)), "nowhere"),
+    ],
+)
+def test_where_a_region_was_put_in_is_said(check: ModelCheck | None, words: str) -> None:
+    one = RegionInPlan("id", ("a", "b"), "row group", 3, 1e-6, 1e3, (("a reason", 2),))
+    assert put_in(one, check) == words
+
+
+def test_page_and_console_say_that_every_kernel_stays_alone() -> None:
+    planning = sample_plan().planning
+    assert planning is not None
+    plans = tuple(replace(plan, chosen=not plan.regions) for plan in planning.plans)
+    result = replace(sample_result(), planning=replace(planning, regions=(), plans=plans, inside=(), why="so it is"))
+    console = Console(file=io.StringIO(), width=80, color_system=None)
+    print_result(result, console)
+    for text in (console.file.getvalue(), render_report(result)):  # type: ignore[attr-defined]
+        assert "lan: every kernel stays alone: so it is" in text and "ecame one program" not in text
 
 
 def test_page_and_console_report_the_result_on_the_whole_model(page: Page) -> None:

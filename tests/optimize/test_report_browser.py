@@ -12,7 +12,7 @@ import pytest
 from kcg.kernel.kinds import describe
 from kcg.optimize.report import write_report
 from tests.browser import CHROMIUM, Browser
-from tests.sample_result import sample_result
+from tests.sample_result import sample_plan, sample_result
 
 pytestmark = [pytest.mark.browser, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on the path")]
 
@@ -32,6 +32,11 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = write_report(sample_result(), tmp_path_factory.mktemp("report"))
     assert path.stat().st_size < 3_000_000
     return path.as_uri()
+
+
+@pytest.fixture(scope="module")
+def page_of_a_plan(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_report(sample_plan(), tmp_path_factory.mktemp("plan")).as_uri()
 
 
 @pytest.fixture(autouse=True)
@@ -58,6 +63,15 @@ def overflow(browser: Browser) -> list[str]:
         " && !e.closest('.table, pre')).map(e => e.outerHTML.slice(0, 120))"
     )
     return found
+
+
+@pytest.mark.parametrize("width", [320, 390, 760, 1200])
+def test_a_plan_stays_within_the_page(browser: Browser, page_of_a_plan: str, width: int) -> None:
+    ready(browser, page_of_a_plan, width=width)
+    assert browser.js("document.querySelector('nav a[href=\"#plan\"]') !== null")
+    assert browser.js("document.documentElement.scrollWidth") == width and overflow(browser) == []
+    inner = "[...document.querySelectorAll('#plan .table')].map(t => t.scrollWidth - t.clientWidth)"
+    assert max(browser.js(inner)) <= 0, "nothing of it has to be scrolled"
 
 
 @pytest.mark.parametrize("dark", [False, True])

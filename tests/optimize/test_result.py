@@ -18,7 +18,7 @@ from kcg.errors import ExitCode, ResultError, UsageError
 from kcg.kernel.source.body import SourceBody, source_schedule
 from kcg.optimize.result import ADDED, OUTCOMES, SCHEMA, from_dict, read_result, to_dict, write_result
 from kcg.types import Kernel, ModelCheck, Region, RegionResult, Result, Schedule, ScheduleKind, Verification
-from tests.sample_result import sample_result
+from tests.sample_result import sample_plan, sample_result
 
 UNPRIVILEGED = 65534  # nobody
 
@@ -237,7 +237,9 @@ def test_what_older_files_call_quarantined_or_kept_is_read_as_unjudged_or_not_se
     old = replace(wrong, baseline=base, chosen=base, note=verification.reason)
     idle = replace(sample.regions[0], outcome="kept", note="not searched: too little to save")
     older = replace(sample, regions=(old, wrong, idle), expectations=())
-    document = without({**to_dict(older), "schema": 7}, {name for version in (8, 9, 10) for _, name in ADDED[version]})
+    document = without(
+        {**to_dict(older), "schema": 7}, {name for version in (8, 9, 10, 11) for _, name in ADDED[version]}
+    )
     unjudged, quarantined, idle = from_dict(document).regions
     assert (unjudged.outcome, unjudged.note) == ("unjudged", why)
     assert unjudged.chosen.verification == unjudged.baseline.verification
@@ -274,7 +276,9 @@ def test_files_of_the_first_version_are_read() -> None:
 
 def test_regions_of_the_eighth_version_had_wiring_of_one_kernel() -> None:
     sample = sample_result()
-    document = without({**to_dict(sample), "schema": 8}, {name for version in (9, 10) for _, name in ADDED[version]})
+    document = without(
+        {**to_dict(sample), "schema": 8}, {name for version in (9, 10, 11) for _, name in ADDED[version]}
+    )
     assert document["regions"][0]["region"].keys() == {"kernels", "wiring"}
     assert from_dict(document) == sample
     with pytest.raises(ResultError, match="wiring: an empty list is expected"):
@@ -353,6 +357,53 @@ def test_missing_and_unknown_fields_are_refused() -> None:
 def test_values_that_cannot_be_are_refused(path: tuple[str | int, ...], value: Any, message: str) -> None:
     with pytest.raises(ResultError, match=message):
         from_dict(changed(to_dict(sample_result()), path, value))
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        (("regions", 0, "region"), "00", r"regions\[0\].region: it names no region of several"),
+        (("regions", 0, "kernels"), ["a"], r"regions\[0\]: it contradicts the regions"),
+        (("regions", 0, "calls"), 3, r"regions\[0\]: it contradicts the regions"),
+        (("regions", 0, "saved_bytes"), -1.0, "a size or a count is negative"),
+        (("regions", 1, "left", 0, 1), -1, "a size or a count is negative"),
+        (("regions",), [], "plans: the chosen one is not that of the regions"),
+        (("plans", 0, "chosen"), False, "plans: the chosen one is not that of the regions"),
+        (("plans", 1, "chosen"), True, "plans: the chosen one is not that of the regions"),
+        (("plans", 1, "step_s"), -1.0, "plans: a time is negative"),
+        (("passed_over", 0, 1), -1, "passed_over: a count is negative"),
+        (("inside", 0, "calls"), 1, r"inside\[0\]: it is no kernel, or one that runs by itself"),
+        (("inside", 0, "chosen", "cold_s"), -1e-6, r"inside\[0\].chosen: a time is negative"),
+        (("inside", 0, "chosen", "schedule", "body"), "[", r"inside\[0\].chosen.schedule: .*JSON"),
+    ],
+)
+def test_a_plan_that_cannot_be_is_refused(path: tuple[str | int, ...], value: Any, message: str) -> None:
+    with pytest.raises(ResultError, match=rf"planning.*{message}"):
+        from_dict(changed(to_dict(sample_plan()), ("planning", *path), value))
+
+
+def test_a_plan_survives_and_counts_each_kernel_once(tmp_path: Path) -> None:
+    result, alone = sample_plan(), sample_result()
+    write_result(result, tmp_path / "r.json")
+    assert read_result(tmp_path / "r.json") == result and result.planning is not None
+    ran = sum(row.calls * len(row.region.kernels) for row in result.regions)
+    assert ran == sum(row.calls for row in alone.regions)
+    assert result.total_before_s == pytest.approx(alone.total_before_s), "tinygrad's own schedules of all kernels"
+    saved_s = sum(one.calls * one.saved_s for one in result.planning.regions)
+    assert result.total_after_s == pytest.approx(alone.total_after_s - saved_s)
+    assert not sum(row.before_s for row in result.planning.inside)
+    document = to_dict(result)
+    assert {row.region.id for row in result.planning.inside} <= document["asts"].keys()
+    negative = changed(document, ("model_check", "left", 0, 2), -1)
+    with pytest.raises(ResultError, match="model_check: a count is negative"):
+        from_dict(negative)
+
+
+def test_files_of_the_tenth_version_have_no_plan() -> None:
+    document = without({**to_dict(sample_result()), "schema": 10}, {name for _, name in ADDED[11]})
+    assert from_dict(document) == sample_result()
+    with pytest.raises(ResultError, match="'planning' is unknown"):
+        from_dict({**to_dict(sample_plan()), "schema": 10})
 
 
 def test_a_sum_that_another_python_rounded_is_accepted() -> None:
