@@ -172,6 +172,7 @@ class Frame:
     flat: list[tuple[tuple[UOp, ...], Block]] = field(default_factory=list)  # ranges of one axis, and its elements
     windows: dict[UOp, Window] = field(default_factory=dict)  # load -> how it is widened
     reduce: Callable[[UOp, Frame], None] | None = None  # writes the loop that binds a reduction in this frame
+    pointers: dict[int, str] = field(default_factory=dict)  # slot -> variable of the buffer that is chosen in its place
 
     @property
     def writer(self) -> Writer:
@@ -198,6 +199,13 @@ class Frame:
                 return frame.bound[node]
             frame = frame.outer
         return None
+
+    def buffer(self, slot: int) -> str:
+        """The variable of a buffer's first element."""
+        frame: Frame | None = self
+        while frame is not None and slot not in frame.pointers:
+            frame = frame.outer
+        return f"p{slot}" if frame is None else frame.pointers[slot]
 
     def home(self, node: UOp) -> Frame:
         """The outermost frame that knows all ranges of a value."""
@@ -537,10 +545,10 @@ class Frame:
         steps = affine(access.address) if self.writer.split_pointers else None
         if steps is None:
             place = self.address(access.address)
-            return f"p{access.buffer.slot} + {self._hinted(access, place)}", place.axes
+            return f"{self.buffer(access.buffer.slot)} + {self._hinted(access, place)}", place.axes
         wide = "int32" if all(_fits(n) for n in access.address.toposort() if n.dtype is dtypes.weakint) else "int64"
         parts = self.parts(steps, wide) or [(self, _literal(0, wide))]
-        pointer = f"p{access.buffer.slot}"
+        pointer = self.buffer(access.buffer.slot)
         for frame, block in parts[:-1]:
             pointer = frame.lines.name(f"{pointer} + {_term(block)}", "q")
         axes = frozenset[int]().union(*(block.axes for _, block in parts))

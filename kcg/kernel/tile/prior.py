@@ -77,7 +77,7 @@ def shared_taken(kernel: TileKernel, parameters: TileParameters) -> int:
     ring = parameters.num_stages * (rows + columns) * parameters.reduce_tile
     ring *= int(kernel.contraction.sides[0].dtype.itemsize)
     if parameters.loads != TMA:
-        if not parameters.persistent or kernel.branches:
+        if not parameters.persistent or kernel.is_branching:
             return ring
         # the next tile's loads begin while this one is on its way out, through at most 128 bytes a thread
         leaving = rows * stored_width(columns, parameters.epilogue_parts) * int(kernel.store.buffer.dtype.itemsize)
@@ -85,7 +85,7 @@ def shared_taken(kernel: TileKernel, parameters: TileParameters) -> int:
     # what is read beside the result for each element is read side by side, so that the float32 sums move there first
     stored = int(kernel.store.buffer.dtype.itemsize)
     itemsize = 4 if reads_beside(kernel, parameters) else stored
-    if kernel.branches:  # the loop is not flattened
+    if kernel.is_branching:  # the loop is not flattened
         itemsize = stored
     elif kernel.held:  # the float32 sums for what is made of them, and what is on its way out
         itemsize = 4 + stored
