@@ -82,8 +82,10 @@ def _tables(
     rows, columns = set(held.rows), set(held.columns)
     found: dict[tuple[int, frozenset[tuple[UOp, int]]], dict[int, UOp]] = {}
     results = {load.src[0] for load, _ in held.loads}
-    for node in UOp.sink(*values).toposort():
-        if node.op is not Ops.INDEX or node.src[0] in results or len(node.src) != 2:
+    nodes = UOp.sink(*values).toposort()
+    reduced = {node for reduction in nodes if reduction.op is Ops.REDUCE for node in reduction.src[0].toposort()}
+    for node in nodes:
+        if node.op is not Ops.INDEX or node.src[0] in results or node in reduced or len(node.src) != 2:
             continue
         access = access_of(node, buffers)
         ranges = set(node.ranges)

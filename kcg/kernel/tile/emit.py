@@ -172,6 +172,7 @@ class Frame:
     flat: list[tuple[tuple[UOp, ...], Block]] = field(default_factory=list)  # ranges of one axis, and its elements
     windows: dict[UOp, Window] = field(default_factory=dict)  # load -> how it is widened
     reduce: Callable[[UOp, Frame], None] | None = None  # writes the loop that binds a reduction in this frame
+    late: dict[UOp, Callable[[], None]] = field(default_factory=dict)  # load -> binds it, where it is used first
     pointers: dict[int, str] = field(default_factory=dict)  # slot -> variable of the buffer that is chosen in its place
 
     @property
@@ -248,7 +249,7 @@ class Frame:
         """A value in exactly this type, as a store or a tensor core takes it."""
         if node.op is Ops.INDEX or (node.op is Ops.CAST and node.src[0].op is Ops.INDEX):
             load = node if node.op is Ops.INDEX else node.src[0]
-            if self.home(load).find(load) is None and TYPES.get(load.dtype) == type_ and not self.writer.interpreted:
+            if self.home(load).find(load) is None and load not in self.home(load).late and TYPES.get(load.dtype) == type_ and not self.writer.interpreted:
                 return self.home(load)._load(load)
         if node.op is Ops.CAST and type_ in FP8 and TYPES[node.dtype] == type_:
             node = node.src[0]  # rounded once
@@ -292,6 +293,9 @@ class Frame:
                 if is_invalid(node):
                     return _literal(0, "int32")
                 return _literal(node.arg, compute_type(node))
+            case Ops.INDEX if node in self.late:
+                self.late[node]()
+                return self.bound[node]
             case Ops.INDEX:
                 return self.cast(self._load(node), compute_type(node))
             case Ops.REDUCE:

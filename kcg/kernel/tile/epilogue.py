@@ -7,7 +7,9 @@ written is `branches.py`'s to say.
 
 from __future__ import annotations
 
-from kcg.compat.tiny import UOp
+from collections.abc import Iterable
+
+from kcg.compat.tiny import Ops, UOp
 from kcg.kernel.tile.contraction import Stored as Finished
 from kcg.kernel.tile.descriptors import Described
 from kcg.kernel.tile.emit import TYPES, Block, Frame, Lines, compute_type
@@ -74,41 +76,50 @@ def _chosen(frame: Frame, branch: Branch, start: str) -> str:
         start = lines.name(f"{start} - {held.first}", "start")
     if branch.member is None:
         return start
-    member = lines.name(f"{start} // {held.count}", "member")
-    frame.bound[branch.member] = Block(member, "int32")
+    ends = [place * held.count for place in range(1, branch.count)]
+    conditions = [lines.name(frame.scalar_condition(f"{start} < {end}"), "is") for end in ends]
+    for place, condition in enumerate(conditions, 1):
+        frame.bound[branch.member < place] = Block(condition, "int1")
+
+    def chosen(*texts: str) -> str:
+        """One text for each store. By a quotient and a remainder Triton 3.6 no longer sees that a column is aligned."""
+        *others, found = texts
+        for condition, text in zip(reversed(conditions), reversed(others), strict=True):
+            found = f"tl.where({condition}, {text}, {found})"
+        return found
+
     for slots in branch.buffers:
-        pointer = f"p{slots[-1]}"
-        for place, slot in reversed(list(enumerate(slots[:-1]))):
-            condition = frame.scalar_condition(f"{member} < {place + 1}")
-            pointer = lines.name(f"tl.where({condition}, p{slot}, {pointer})", "p")
-        frame.pointers[slots[0]] = pointer
-    return lines.name(f"{start} % {held.count}", "start")
+        frame.pointers[slots[0]] = lines.name(chosen(*(f"p{slot}" for slot in slots)), "p")
+    return lines.name(chosen(start, *(f"{start} - {end}" for end in ends)), "start")
 
 
 def _of_halves(frame: Frame, branch: Branch, pairs: Pairs, starts: tuple[str, str]) -> Block:
     """A block whose even and whose odd columns are computed apart and joined at the end."""
     held, (height, width), lines = branch.held, frame.sizes, frame.lines
     half = Frame(lines, (height, width // 2), outer=frame.outer, pointers=frame.pointers)
+    half.bound |= {node: block for node, block in frame.bound.items() if node.op is Ops.CMPLT}
     bind_axis(half, Axis(held.rows, height), 0, starts[0])
     bind_axis(half, Axis(held.columns[:-1], width // 2), 1, lines.name(f"{starts[1]} // 2", "start"))
-    if branch.member is not None:
-        half.bound[branch.member] = frame.bound[branch.member]
     half.reduce = lambda node, inside: _reduce(node, inside, frame, dict(held.parts))
 
-    def split(text: str) -> tuple[str, str]:
-        one, other = frame.writer.fresh("even"), frame.writer.fresh("odd")
-        lines.add(f"{one}, {other} = {text}.reshape({height}, {width // 2}, 2).split()")
-        return one, other
+    def bind(nodes: Iterable[tuple[UOp, int]], text: str) -> None:
+        """Binds each of some loads to one of the halves of a block."""
+        both = frame.writer.fresh("even"), frame.writer.fresh("odd")
+        lines.add(f"{', '.join(both)} = {text}.reshape({height}, {width // 2}, 2).split()")
+        half.bound |= {node: Block(both[place], compute_type(node), BOTH) for node, place in nodes}
 
-    result = split(frame.bound[held.loads[0][0]].text)
-    for node, place in pairs.result:
-        half.bound[node] = Block(result[place], compute_type(node), BOTH)
+    def split_late(whole: UOp, both: tuple[UOp, UOp]) -> None:
+        """Has a load written and split where the first of its halves is used."""
+        half.late |= dict.fromkeys(both, lambda: bind(zip(both, (0, 1), strict=True), frame.value(whole).text))
+
+    for node in UOp.sink(*pairs.values).toposort():  # while nothing else is held
+        if node.op is Ops.REDUCE:
+            half.value(node)
+    bind(pairs.result, frame.bound[held.loads[0][0]].text)
     for whole, both in pairs.tables:
-        for node, text in zip(both, split(frame.value(whole).text), strict=True):
-            half.bound[node] = Block(text, compute_type(node), BOTH)
+        split_late(whole, both)
     type_ = TYPES[branch.stored.store.buffer.dtype]
-    values = [half.narrow(value, type_) for value in pairs.values]
-    texts = [_whole(half, value) for value in values]
+    texts = [_whole(half, half.narrow(value, type_)) for value in pairs.values]
     joined = lines.name(f"tl.join({', '.join(texts)}).reshape({height}, {width})", "joined")
     return Block(joined, type_, BOTH)
 

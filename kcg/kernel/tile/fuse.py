@@ -338,8 +338,11 @@ def _held(stored: Stored, product: Stored, width: int, buffers: dict[UOp, Buffer
         if move is None:
             raise TileRefusal("use of a contraction's result", "it is moved in another way than within pairs")
         loads.append((node, move))
-    if any(axis not in parts for node in stored.value.toposort() if node.op is Ops.REDUCE for axis in node.src[1:]):
-        raise TileRefusal("reduction beside the contraction")
+    for node in stored.value.toposort():
+        if node.op is Ops.REDUCE and any(axis not in parts for axis in node.src[1:]):
+            raise TileRefusal("reduction beside the contraction")
+        if node.op is Ops.REDUCE and any(step < parts[node.src[1]] and a in node.ranges for a, step in columns):
+            raise TileRefusal("reduction of a contraction's result", "it is not the same for all of its columns")
     return Held(tuple(a for a, _ in rows), tuple(a for a, _ in columns), first, tuple(loads), tuple(parts.items()))
 
 
