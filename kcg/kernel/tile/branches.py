@@ -19,15 +19,13 @@ from dataclasses import replace
 
 from kcg.compat.tiny import AxisType, Ops, UOp, dtypes
 from kcg.kernel.tile.indices import moved
-from kcg.kernel.tile.ir import EVEN, ODD, SAME, Branch, BufferSlot, Held, Pairs, Stored, access_of, buffer_of, extent
+from kcg.kernel.tile.ir import EVEN, ODD, SAME, Branch, BufferSlot, Held, Pairs, Stored, access_of, extent
 
 _MEMBER = 1 << 21  # the first number of ranges that number stores
 Member = tuple[Stored, Held]
 
 
-def branches_of(
-    also: Sequence[Stored], held: Sequence[Held], buffers: dict[UOp, BufferSlot]
-) -> tuple[Branch, ...]:
+def branches_of(also: Sequence[Stored], held: Sequence[Held], buffers: dict[UOp, BufferSlot]) -> tuple[Branch, ...]:
     """How all that is stored beside a contraction's result is written."""
     members = list(zip(also, held, strict=True))
     groups: list[list[Member]] = []
@@ -182,7 +180,9 @@ class _Alike:
         """Whether loads or stores are at the same place of buffers that correspond."""
         accesses = [access_of(node, self.buffers) for node in nodes]
         first, slots = accesses[0], tuple(access.buffer.slot for access in accesses)
-        if any(one.address is not first.address and (one.steps is None or one.steps != first.steps) for one in accesses):
+        if any(
+            one.address is not first.address and (one.steps is None or one.steps != first.steps) for one in accesses
+        ):
             return False
         if any(one.gates != first.gates for one in accesses):
             return False

@@ -249,7 +249,12 @@ class Frame:
         """A value in exactly this type, as a store or a tensor core takes it."""
         if node.op is Ops.INDEX or (node.op is Ops.CAST and node.src[0].op is Ops.INDEX):
             load = node if node.op is Ops.INDEX else node.src[0]
-            if self.home(load).find(load) is None and load not in self.home(load).late and TYPES.get(load.dtype) == type_ and not self.writer.interpreted:
+            if (
+                self.home(load).find(load) is None
+                and load not in self.home(load).late
+                and TYPES.get(load.dtype) == type_
+                and not self.writer.interpreted
+            ):
                 return self.home(load)._load(load)
         if node.op is Ops.CAST and type_ in FP8 and TYPES[node.dtype] == type_:
             node = node.src[0]  # rounded once

@@ -270,8 +270,7 @@ def _with_product(product: TileKernel, wanted: list[Stored], buffers: dict[UOp, 
     held = tuple(_held(stored, first, width, buffers) for stored in also)
     branches = branches_of(also, held, buffers)
     nodes = UOp.sink(first.value, *first.store.node.src[1:], *(n for b in branches for n in b.loads)).toposort()
-    halves = {half for b in branches if b.pairs is not None for _, both in b.pairs.tables for half in both}
-    loads = [access_of(n, buffers) for n in nodes if n.op is Ops.INDEX and n not in halves]
+    loads = [access_of(n, buffers) for n in nodes if n.op is Ops.INDEX]
     return replace(
         product,
         also=tuple(also),

@@ -188,12 +188,12 @@ class Branch:
 
     @property
     def loads(self) -> tuple[UOp, ...]:
-        """All INDEX nodes that are read or bound while it is computed."""
-        values, tables = (self.stored.value,), tuple[UOp, ...]()
+        """The loads that are written, and those of the contraction's result."""
+        values, halves = [self.stored.value], set[UOp]()
         if self.pairs is not None:
-            values, tables = self.pairs.values, tuple(whole for whole, _ in self.pairs.tables)
-        nodes = UOp.sink(*values, *tables, *self.stored.store.node.src[1:], *self.stored.gates).toposort()
-        halves = {half for _, both in self.pairs.tables for half in both} if self.pairs is not None else set()
+            values = [*self.pairs.values, *(whole for whole, _ in self.pairs.tables)]
+            halves = {half for _, both in self.pairs.tables for half in both}
+        nodes = UOp.sink(*values, *self.stored.store.node.src[1:], *self.stored.gates).toposort()
         return tuple(node for node in nodes if node.op is Ops.INDEX and node not in halves)
 
 
