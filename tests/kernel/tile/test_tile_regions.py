@@ -59,21 +59,23 @@ def cross_entropy(dtype: str) -> Tensor:
     return logits.float().sparse_categorical_crossentropy(labels, reduction="none")
 
 
-def projection(dtype: str, *, heads: int = 4, size: int = 16, rows: int = 40, terms: int = 64) -> tuple[Tensor, ...]:
-    """Query, key and value: norms of heads and rotations of the first two, heads first; the value as it is."""
+def projection(
+    dtype: str, *, heads: int = 4, size: int = 16, rows: int = 40, terms: int = 64, turned: int = 2
+) -> tuple[Tensor, ...]:
+    """Query, key and value: norms of heads and rotations of the first two, or of all, heads first; else as they are."""
     x, w = empty(rows, terms, dtype=dtype), empty(3 * heads * size, terms, dtype=dtype)
     bias = empty(3 * heads * size, dtype=dtype)
     made = (x @ w.transpose() + bias).cast(dtype).contiguous().reshape(rows, 3, heads, size)
     cos, sin = empty(rows, 1, size // 2), empty(rows, 1, size // 2)
     outputs = []
-    for place in range(2):
+    for place in range(turned):
         part = made[:, place].float()
         part = part * (part.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * empty(size, dtype=dtype)
         pairs = part.reshape(rows, heads, size // 2, 2)
         one, other = pairs[..., 0], pairs[..., 1]
-        turned = Tensor.stack(one * cos - other * sin, one * sin + other * cos, dim=-1)
-        outputs.append(turned.reshape(rows, heads, size).permute(1, 0, 2).cast(dtype).contiguous())
-    return (*outputs, made[:, 2].permute(1, 0, 2).contiguous())
+        both = Tensor.stack(one * cos - other * sin, one * sin + other * cos, dim=-1)
+        outputs.append(both.reshape(rows, heads, size).permute(1, 0, 2).cast(dtype).contiguous())
+    return (*outputs, *(made[:, place].permute(1, 0, 2).contiguous() for place in range(turned, 3)))
 
 
 def flux_projection(
@@ -180,6 +182,15 @@ def test_query_and_key_are_one_branch_that_works_on_halves(tmp_path: Path) -> No
                 cases[f"{name} {chain.__name__} {columns} in {parts}"] = Case(region, program)
     wrong = dict(zip(cases, compare(list(cases.values()), tmp_path), strict=True))
     assert not {name: text for name, text in wrong.items() if text}
+
+
+@interpreted
+def test_three_stores_may_be_one_branch(tmp_path: Path) -> None:
+    region = region_of(*projection("float32", heads=2, turned=3))
+    kernel = read_region(region)
+    assert [branch.count for branch in kernel.branches] == [3] and not kernel.is_branching
+    p = TileParameters(CONTRACTION, ((0,), (1,)), (16, 32), 16)
+    assert compare([Case(region, generate(region, TARGET, p, interpreted=True))], tmp_path) == [""]
 
 
 @interpreted
